@@ -8,10 +8,15 @@ from typing import Any, Literal
 
 from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture
 from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.images import ImageProcessorConfig
+from jaxserve.model_config.vision import VisionConfig
 
 StackedExperts = Literal["interleaved", "halves"]
 """interleaved: a gate's output, then an up's, and inputs by outputs (gpt-oss). halves: all outputs of the gate, then those
 of up, and outputs by inputs (Qwen3.5)."""
+ReadVision = Callable[[Mapping[str, Any], ImageProcessorConfig, DecoderConfig], VisionConfig]
+"""Read the tower from the text model's config, which holds the whole one (`renamed.MULTIMODAL`), the preprocessing, and the
+decoder. Raises CheckpointError for a value that is not computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +29,8 @@ class Family:
     """Read `config.json`; raises CheckpointError for a value that is not computed."""
     text_part_of: tuple[str, ...] = ()
     """Multimodal architectures whose `text_config` describes the family's first architecture."""
+    read_vision: ReadVision | None = None
+    """Read the tower of a multimodal config; None: images are not served."""
     text_model_type: str | None = None
     """The `model_type` that a `text_config` must have; None: any."""
     renames: Mapping[str, str] = field(default_factory=dict)

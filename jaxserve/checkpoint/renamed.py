@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
+from jaxserve.checkpoint.vision_names import VISION, split_vision_qkv, vision_name
 
 _DECODER_PREFIX: Final = "model."
 _ENCODER_PREFIXES: Final = ("bert", "roberta")
@@ -17,9 +18,11 @@ _PREFIXES: Final = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
+    "model.text_model.": "model.",
 }
-"""Prefixes of the text model's tensors, of which transformers has used two orders, and our prefixes."""
-_VISION: Final = ("vision_tower.", "multi_modal_projector.", "visual.")
+"""Prefixes of the text model's tensors, of which transformers has used several orders, and our prefixes."""
+MULTIMODAL: Final = "multimodal_config"
+"""Key under which a text model's config keeps that of the multimodal model that it is a part of."""
 _MTP: Final = "mtp."
 
 
@@ -37,6 +40,8 @@ def with_our_names(checkpoint: Checkpoint, renames: Mapping[str, str]) -> Checkp
     runs = {old: new for old, new in renames.items() if "." in old}
 
     def ours(name: str) -> str:
+        if name.startswith(VISION):
+            return name
         for old, new in runs.items():
             name = name.replace(f".{old}", f".{new}")
         return ".".join(renames.get(part, part) for part in name.split("."))
@@ -90,7 +95,8 @@ def text_config(config: dict[str, Any], families: Collection[Family]) -> dict[st
     if family is None:
         return config
     shared = {key: config[key] for key in _SHARED_KEYS if key in config}
-    return {**shared, **text, "architectures": [family.architectures[0]]}
+    whole = {key: value for key, value in config.items() if key != "text_config"}
+    return {**shared, **text, "architectures": [family.architectures[0]], MULTIMODAL: whole}
 
 
 def _is_text_part(family: Family, name: str | None, text: Mapping[str, Any]) -> bool:
@@ -98,10 +104,11 @@ def _is_text_part(family: Family, name: str | None, text: Mapping[str, Any]) -> 
 
 
 def with_text_names(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the text model of a multimodal checkpoint under its own names; any other checkpoint unchanged."""
-    if not any(name.startswith((*_PREFIXES, *_VISION)) for name in checkpoint.tensors):
+    """Return a multimodal checkpoint with the text model under its own names, and the tower's tensors after `vision.`; any
+    other checkpoint unchanged."""
+    if not any(name.startswith(tuple(_PREFIXES)) or vision_name(name) for name in checkpoint.tensors):
         return checkpoint
-    return renamed(checkpoint, text_name)
+    return split_vision_qkv(renamed(checkpoint, lambda name: vision_name(name) or text_name(name)))
 
 
 def text_name(name: str) -> str | None:
@@ -109,4 +116,4 @@ def text_name(name: str) -> str | None:
     for prefix, text_prefix in _PREFIXES.items():
         if name.startswith(prefix):
             return text_prefix + name.removeprefix(prefix)
-    return None if name.removeprefix("model.").startswith(_VISION) else name
+    return None if vision_name(name) else name

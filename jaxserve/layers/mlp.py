@@ -12,7 +12,8 @@ from jaxtyping import Array, Float
 from jaxserve.layers.fused import FusedLinear
 from jaxserve.layers.linear import Linear, Tokens
 from jaxserve.layers.policy import DtypePolicy
-from jaxserve.model_config.decoder import Activation, DecoderConfig
+from jaxserve.model_config.activation import Activation
+from jaxserve.model_config.decoder import DecoderConfig
 
 
 def _gelu(x: Array) -> Array:

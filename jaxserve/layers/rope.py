@@ -12,16 +12,35 @@ from jaxtyping import Array, Float, Int
 from jaxserve.model_config.decoder import DecoderConfig, RopeScaling
 
 
-def rotation(config: DecoderConfig, positions: Int[Array, "T"]) -> Rotation:
-    """Return cosines and sines in float32: bfloat16 would round position 257 to 256."""
-    return _rotation(*inverse_frequencies(config), positions, config.head_dim)
+def rotation(config: DecoderConfig, positions: Int[Array, "*3 T"]) -> Rotation:
+    """Return cosines and sines in float32: bfloat16 would round position 257 to 256.
+
+    positions: (T,), or (3, T) for a model with sections: the position of each token in time, rows and columns.
+    """
+    frequencies, factor = inverse_frequencies(config)
+    if positions.ndim == 1:
+        return _rotation(frequencies, factor, positions[:, None], config.head_dim)
+    assert config.vision is not None and config.vision.mrope_sections is not None, "a model with three positions"
+    axes = _section_axes(config.vision.mrope_sections, len(frequencies))
+    return _rotation(frequencies, factor, positions[axes].T, config.head_dim)
+
+
+def _section_axes(sections: tuple[int, int, int], num_frequencies: int) -> np.ndarray:
+    """Return which position turns each frequency, interleaved as in Qwen3-VL: time, row, column, time, and so on.
+
+    Rows and columns stop after their sections' numbers of frequencies; time has all others.
+    """
+    axes = np.zeros(num_frequencies, np.int32)
+    for axis in (1, 2):
+        axes[axis : 3 * sections[axis] : 3] = axis
+    return axes
 
 
 def sliding_rotation(config: DecoderConfig, positions: Int[Array, "T"]) -> Rotation | None:
     """Return the rotation of sliding-window layers; None if it is that of the others."""
     if config.sliding_rope_theta is None:
         return None
-    return _rotation(_base(config.sliding_rope_theta, _rotary_dim(config)), 1.0, positions, config.head_dim)
+    return _rotation(_base(config.sliding_rope_theta, _rotary_dim(config)), 1.0, positions[:, None], config.head_dim)
 
 
 def query_scales(config: DecoderConfig, positions: Int[Array, "T"]) -> Float[Array, "T"] | None:
@@ -50,8 +69,8 @@ def _rotary_dim(config: DecoderConfig) -> int:
     return config.head_dim if config.rotary_dim is None else config.rotary_dim
 
 
-def _rotation(frequencies: np.ndarray, factor: float, positions: Int[Array, "T"], head_dim: int) -> Rotation:
-    angles = positions[:, None].astype(jnp.float32) * jnp.asarray(frequencies)  # (T, R/2)
+def _rotation(frequencies: np.ndarray, factor: float, positions: Int[Array, "T _"], head_dim: int) -> Rotation:
+    angles = positions.astype(jnp.float32) * jnp.asarray(frequencies)  # (T, R/2)
     still = ((0, 0), (0, head_dim // 2 - len(frequencies)))
     cos, sin = jnp.cos(angles) * factor, jnp.sin(angles) * factor
     return Rotation(jnp.pad(cos, still, constant_values=1), jnp.pad(sin, still))  # (T, H/2)

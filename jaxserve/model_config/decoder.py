@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from jaxserve.model_config.activation import Activation
 from jaxserve.model_config.cache import CacheGroup, CacheLayout, LayerCache, cache_layout
 from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.model_config.latent import LatentConfig
 from jaxserve.model_config.recurrent import RecurrentConfig
+from jaxserve.model_config.vision import VisionConfig
 
-Activation = Literal["silu", "gelu", "gelu_tanh"]
 NormPlacement = Literal["pre", "post", "sandwich", "parallel"]
 """Each block normalises its input (pre: Llama), its output (post: OLMo 2) or both (sandwich: Gemma).
 
@@ -168,6 +169,8 @@ class DecoderConfig:
     """Quantisation of the checkpoint; None: it is not quantised."""
     kv_copies: int = 1
     """Copies of each of the checkpoint's KV heads among the `num_kv_heads`: see `for_devices`."""
+    vision: VisionConfig | None = None
+    """Tower whose embeddings stand for images among the tokens; None: the model is served for texts."""
     splits_windows: bool = False
     """True: sliding-window layers have cache groups of their own, which keep only the window's pages, if other layers keep
     all. False: their cache is like that of the other layers, and only attention knows the window."""

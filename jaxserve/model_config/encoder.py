@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from jaxserve.model_config.decoder import Activation
+from jaxserve.model_config.activation import Activation
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import reduce
 from operator import add
-from typing import Final
+from typing import Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ from jaxserve.layers.norm import make_norm
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.cache import LayerPlaces
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, NormPlacement
+from jaxserve.models.vision import VisionTower
 
 _NORMS: Final[Mapping[NormPlacement, tuple[str | None, str | None, str | None, str | None]]] = {
     "pre": ("input_layernorm", None, "post_attention_layernorm", None),
@@ -40,6 +41,28 @@ _NORMS: Final[Mapping[NormPlacement, tuple[str | None, str | None, str | None, s
     "parallel": ("input_layernorm", None, None, None),
 }
 """Checkpoint names of the norms before and after attention, then before and after the feed-forward block."""
+
+
+class ImageTokens(NamedTuple):
+    """Embeddings that replace those of image tokens. N rows of W numbers: see `VisionConfig.row_width`."""
+
+    embeddings: Float[Array, "N W"]
+    """An embedding of D numbers, then the deepstack features of D numbers each. They are not scaled by the decoder."""
+    rows: Int[Array, "T"]
+    """Row of each token's embedding; negative: the token's own."""
+
+    def replace(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
+        """Return x with the embeddings of images in it."""
+        found = self.embeddings[jnp.maximum(self.rows, 0), : x.shape[1]]
+        return jnp.where((self.rows >= 0)[:, None], found.astype(x.dtype), x)
+
+    def add_deepstack(self, x: Float[Array, "T D"], layer: int) -> Float[Array, "T D"]:
+        """Return the output of decoder layer number `layer`, with the features that belong to it added."""
+        start = (1 + layer) * x.shape[1]
+        if start >= self.embeddings.shape[1]:
+            return x
+        found = self.embeddings[jnp.maximum(self.rows, 0), start : start + x.shape[1]]
+        return x + jnp.where((self.rows >= 0)[:, None], found.astype(x.dtype), 0)
 
 
 class DecoderLayer(nnx.Module):
@@ -117,16 +140,26 @@ class Decoder(nnx.Module):
         self.config = config
         self.model = DecoderStack(config, policy)
         self.lm_head = None if config.tied_embeddings else _output_head(config, policy)
+        self.vision = None if config.vision is None else VisionTower(config.vision, policy)
 
-    def hidden(self, token_ids: Int[Array, "T"], cache: Cache, step: StepContext) -> tuple[Float[Array, "T D"], Cache]:
-        """Return the final-norm output of every token, and the cache with what the layers store of them."""
+    def hidden(
+        self, token_ids: Int[Array, "T"], cache: Cache, step: StepContext, images: ImageTokens | None = None
+    ) -> tuple[Float[Array, "T D"], Cache]:
+        """Return the final-norm output of every token, and the cache with what the layers store of them.
+
+        images: None if no token of the step may stand for an image.
+        """
         if self.config.recurrent is not None:
             step = with_segments(step, len(token_ids))
         with jax.named_scope("embed"):
             x = scaled(self.model.embed_tokens(token_ids), self.config.embedding_scale)  # (T, D)
+            if images is not None:
+                x = images.replace(x)
         for index, (layer, places) in enumerate(zip(self.model.layers, self.config.cache.places, strict=True)):
             with jax.named_scope(f"layer_{index}"):
                 x, cache = layer(x, cache, places, step)
+                if images is not None:
+                    x = images.add_deepstack(x, index)
         return self.model.norm(x), cache
 
     def logits(self, hidden: Float[Array, "B D"], num_rows: Int[Array, ""]) -> Float[Array, "B V"]:

@@ -13,9 +13,10 @@ from typing import Any, Final, TypeVar
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.files import read_object
+from jaxserve.checkpoint.image_processor import read_image_processor
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.checkpoint.protocol import Checkpoint
-from jaxserve.checkpoint.renamed import architecture, text_config, with_decoder_names
+from jaxserve.checkpoint.renamed import MULTIMODAL, architecture, text_config, with_decoder_names
 from jaxserve.errors import CheckpointError
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
@@ -103,6 +104,22 @@ def decoder_of(checkpoint: Checkpoint) -> DecoderConfig:
     if form is None:
         return config
     return replace(config, stored=form.quantization(with_decoder_names(checkpoint).tensors))
+
+
+def with_vision(config: DecoderConfig, path: Path, hf: Mapping[str, Any]) -> DecoderConfig:
+    """Return `config` with the tower of the checkpoint at `path`, whose config is `hf`; unchanged if no tower is served.
+
+    Raises CheckpointError naming file or key for a tower or a preprocessing that is not supported.
+    """
+    read = _find_family(hf).read_vision
+    processor = None if read is None or MULTIMODAL not in hf else read_image_processor(path)
+    if read is None or processor is None:
+        return config
+    try:
+        vision = read(hf, processor, config)
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    return replace(config, vision=vision)
 
 
 def model_of(checkpoint: Checkpoint) -> DecoderConfig | EncoderConfig:

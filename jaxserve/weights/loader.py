@@ -13,7 +13,9 @@ from jax.sharding import NamedSharding
 
 from jaxserve.checkpoint.converted import converted_of
 from jaxserve.checkpoint.protocol import Checkpoint
+from jaxserve.checkpoint.vision_names import VISION
 from jaxserve.errors import CheckpointError
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import EncoderSkeleton, LeafSpec, ModelSkeleton
 from jaxserve.sharding.mesh import Sharding
 from jaxserve.weights.converted import is_adapter, restore_arrays
@@ -157,13 +159,18 @@ def check_tensors(
             raise CheckpointError(
                 f"{info.file}: tensor {name!r}: shape {shape} expected by the model config, found {info.shape}"
             )
-    _reject_unexpected(checkpoint, parts.keys() | skeleton.config.spare_tensors)
+    config = skeleton.config
+    has_tower = isinstance(config, DecoderConfig) and config.vision is not None
+    _reject_unexpected(checkpoint, parts.keys() | config.spare_tensors, has_tower=has_tower)
 
 
-def _reject_unexpected(checkpoint: Checkpoint, known: Set[str]) -> None:
-    """Raise CheckpointError for an unused tensor: config and weights disagree, and outputs would be wrong."""
+def _reject_unexpected(checkpoint: Checkpoint, known: Set[str], *, has_tower: bool) -> None:
+    """Raise CheckpointError for an unused tensor: config and weights disagree, and outputs would be wrong.
+
+    has_tower: False if the model is served for texts, and the tower's tensors are left out.
+    """
     for name, info in checkpoint.tensors.items():
-        if name in known or name.endswith(_DERIVED_SUFFIXES):
+        if name in known or name.endswith(_DERIVED_SUFFIXES) or (name.startswith(VISION) and not has_tower):
             continue
         if name.endswith(".bias") and not np.any(np.asarray(checkpoint.read(name))):
             continue  # exporters of GPTQ write zeros where the model has none

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from jaxserve.checkpoint.protocol import Checkpoint
+from jaxserve.checkpoint.vision_names import VISION
 from jaxserve.layers.rope import row_order
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
@@ -79,7 +80,7 @@ class TensorReader:
     def _read_stored(self, name: str, rows: range, columns: range | None) -> Tensor:
         tensor, info = self._checkpoint.read(name), self._checkpoint.tensors[name]
         order = self._order if _is_rotated(name) else None
-        if _module(name).endswith("q_proj"):
+        if order is not None and _module(name).endswith("q_proj"):
             order = self._query_order
         step = 1 if order is None else len(order)
         if rows.start % step or rows.stop % step:
@@ -101,14 +102,14 @@ class TensorReader:
 
 def kv_copies(name: str, config: DecoderConfig | EncoderConfig) -> int:
     """Return the copies of each of a tensor's heads that the model has."""
-    if not isinstance(config, DecoderConfig):
+    if not isinstance(config, DecoderConfig) or name.startswith(VISION):
         return 1
     copied = (*_OF_KV_HEADS, "k_norm") if config.qk_norm == "whole" else _OF_KV_HEADS
     return config.kv_copies if _module(name).endswith(copied) else 1
 
 
 def _is_rotated(name: str) -> bool:
-    return _module(name).endswith(_ROTATED)
+    return _module(name).endswith(_ROTATED) and not name.startswith(VISION)
 
 
 def _module(name: str) -> str:

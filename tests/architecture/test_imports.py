@@ -88,7 +88,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "http": {"apis", "frontend", "ipc", "sampling.params"},
     "apis": {"frontend", "tokenizer", "ipc", "sampling.params"},
-    "frontend": {"tokenizer", "ipc", "sampling.params", "structured.protocol", "routing"},
+    "frontend": {
+        "tokenizer",
+        "ipc",
+        "sampling.params",
+        "structured.protocol",
+        "routing",
+        "model_config.images",  # sizes and markup of images
+    },
     "tokenizer": {"checkpoint"},
     "ipc": {"sampling.params"},
     "engine": {"scheduler", "kv", "executor", "ipc", "sampling.params", "structured"},

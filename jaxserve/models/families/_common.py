@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from jaxserve.model_config.decoder import Activation, DecoderConfig, LayerConfig
+from jaxserve.model_config.activation import Activation
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._rope import MAX_POSITION, read_rope
 

@@ -1,8 +1,9 @@
-"""Llama 2, 3 and 3.x, SmolLM2 and everything else published as LlamaForCausalLM."""
+"""Llama 2, 3 and 3.x, SmolLM2 and everything else published as LlamaForCausalLM; SmolVLM and Idefics3."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
@@ -10,6 +11,7 @@ from jaxserve.checkpoint.gguf.architecture import WINDOW, GGUFArchitecture, GGUF
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers
 from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._vision import siglip
 
 DEFAULTS = dict(COMMON_DEFAULTS, head_dim=None, attention_bias=False, mlp_bias=False)
 
@@ -30,5 +32,8 @@ def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
 FAMILY = Family(
     ("LlamaForCausalLM",),
     decoder_config,
+    text_part_of=("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration"),
+    read_vision=partial(siglip, connector="linear"),
+    text_model_type="llama",
     gguf=GGUFArchitecture("llama", is_rope_permuted=True, has_bias_flags=True, config=_gguf_config),
 )

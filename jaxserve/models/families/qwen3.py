@@ -1,4 +1,4 @@
-"""Qwen3, the dense models."""
+"""Qwen3 and Qwen3-VL, the dense models."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, qwen_layers
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._rope import without_sections
+from jaxserve.models.families._vision import qwen_vision
 
 DEFAULTS = dict(
     COMMON_DEFAULTS,
@@ -34,5 +35,6 @@ FAMILY = Family(
     ("Qwen3ForCausalLM",),
     decoder_config,
     text_part_of=("Qwen3VLForConditionalGeneration",),
+    read_vision=qwen_vision,
     gguf=GGUFArchitecture("qwen3", has_bias_flags=True),
 )

@@ -1,0 +1,208 @@
+"""Reads how a checkpoint's images are preprocessed: `preprocessor_config.json`, or its table in `processor_config.json`,
+with the sizes of the vision part of `config.json` and the texts of control tokens in `tokenizer_config.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from jaxserve.checkpoint.files import read_object
+from jaxserve.errors import CheckpointError, shown
+from jaxserve.model_config.images import (
+    AreaSizes,
+    FixedSize,
+    ImageMarkup,
+    ImageProcessorConfig,
+    Resampling,
+    Sizes,
+    TileSizes,
+)
+from jaxserve.model_config.vision import Normalization
+
+_RESAMPLING: Final[tuple[Resampling, ...]] = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
+"""Filters in the order of Pillow's numbers."""
+_MAX_SIDE: Final = 1 << 14
+_MAX_AREA: Final = 1 << 28
+_OWN, _JOINT = "preprocessor_config.json", "processor_config.json"
+FILES: Final = (_OWN, _JOINT)
+"""Files of a checkpoint that describe preprocessing."""
+
+
+def read_image_processor(directory: Path) -> ImageProcessorConfig | None:
+    """Read the preprocessing of the checkpoint in `directory`; None if it describes none.
+
+    Raises CheckpointError naming file and key for a value that is not supported.
+    """
+    own, joint = directory / _OWN, directory / _JOINT
+    table: Any = read_object(own) if own.is_file() else None
+    path = own
+    if table is None and joint.is_file():
+        table, path = read_object(joint).get("image_processor"), joint
+    config = directory / "config.json"
+    if not isinstance(table, dict) or not config.is_file():
+        return None
+    tokens = directory / "tokenizer_config.json"
+    table = {key: value for key, value in table.items() if value is not None}
+    return _read(_Table(path, table), read_object(config), read_object(tokens) if tokens.is_file() else {})
+
+
+class _Table:
+    """Values of one file, checked where they are used."""
+
+    def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
+        self.path = path
+        self._values = values
+
+    def get(self, key: str, default: Any) -> Any:
+        return self._values.get(key, default)
+
+    def integer(self, key: str, default: int | None, high: int) -> int:
+        value = self.get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= high:
+            raise self.error(key, f"an integer from 1 to {high}")
+        return value
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        value = self.get(key, default)
+        if not isinstance(value, bool):
+            raise self.error(key, "true or false")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        (value,) = self.numbers(key, [default], 1)
+        return value
+
+    def numbers(self, key: str, default: list[float], count: int) -> tuple[float, ...]:
+        values = self.get(key, default)
+        values = values if isinstance(values, list) else [values]
+        if len(values) != count or not all(type(value) in (int, float) and abs(value) < 1e6 for value in values):
+            raise self.error(key, f"{count} numbers")
+        return tuple(map(float, values))
+
+    def table(self, key: str, default: dict[str, int]) -> _Table:
+        value = self.get(key, default)
+        if not isinstance(value, dict):
+            raise self.error(key, "an object")
+        return _Table(self.path, value)
+
+    def error(self, key: str, expected: str) -> CheckpointError:
+        found = shown(str(self._values.get(key))) if key in self._values else "nothing"
+        return CheckpointError(f"{self.path}: {key}: expected {expected}, found {found}")
+
+
+class _Geometry(NamedTuple):
+    """Sizes of images, patches and blocks, and the texts that stand for an image."""
+
+    sizes: Sizes
+    patch_size: int
+    merge: int
+    markup: ImageMarkup
+
+
+def _tiles(table: _Table, config: _Table, tokens: Mapping[str, Any]) -> _Geometry:
+    """Idefics3 and SmolVLM: square tiles in rows, then the whole image as one more tile."""
+    tile = table.table("max_image_size", {"longest_edge": 364}).integer("longest_edge", 364, _MAX_SIDE)
+    longest = table.table("size", {"longest_edge": 4 * 364}).integer("longest_edge", 4 * 364, _MAX_SIDE)
+    sizes = TileSizes(longest, tile, table.flag("do_image_splitting", default=True))
+    image = _token(tokens, "image_token", "<image>")
+    around = _token(tokens, "fake_image_token", "<fake_token_around_image>")
+    markup = ImageMarkup(
+        placeholder=image,
+        token=image,
+        begin=around,
+        end=around,
+        whole=_token(tokens, "global_image_token", "<global-img>"),
+        tile="<row_{row}_col_{column}>",
+    )
+    patch = config.table("vision_config", {}).integer("patch_size", 32, _MAX_SIDE)
+    return _Geometry(sizes, patch, config.integer("scale_factor", 2, 64), markup)
+
+
+def _areas(table: _Table, config: _Table, tokens: Mapping[str, Any]) -> _Geometry:
+    """Qwen2-VL and its successors: the area stays within bounds, and templates mark begin and end themselves."""
+    size = table.table("size", {})
+    low = table.get("min_pixels", size.get("shortest_edge", 56 * 56))
+    high = table.get("max_pixels", size.get("longest_edge", 28 * 28 * 1280))
+    bounds = _Table(table.path, {"min_pixels": low, "max_pixels": high})
+    sizes = AreaSizes(bounds.integer("min_pixels", None, _MAX_AREA), bounds.integer("max_pixels", None, _MAX_AREA))
+    image = _token(tokens, "image_token", "<|image_pad|>")
+    patch, merge = table.integer("patch_size", 14, _MAX_SIDE), table.integer("merge_size", 2, 64)
+    return _Geometry(sizes, patch, merge, ImageMarkup(image, image))
+
+
+def _fixed(table: _Table, config: _Table, tokens: Mapping[str, Any]) -> _Geometry:
+    """Gemma 3: every image has one size, and blank lines around it."""
+    if table.flag("do_pan_and_scan", default=False):
+        raise table.error("do_pan_and_scan", "false")
+    size = table.table("size", {"height": 224, "width": 224})
+    sizes = FixedSize(size.integer("height", None, _MAX_SIDE), size.integer("width", None, _MAX_SIDE))
+    begin, end = _token(tokens, "boi_token", "<start_of_image>"), _token(tokens, "eoi_token", "<end_of_image>")
+    token = _token(tokens, "image_token", "<image_soft_token>")
+    markup = ImageMarkup(placeholder=begin, token=token, begin=f"\n\n{begin}", end=f"{end}\n\n")
+    patch = config.table("vision_config", {}).integer("patch_size", 16, _MAX_SIDE)
+    per_side = sizes.height // patch
+    blocks = round(config.integer("mm_tokens_per_image", 256, 1 << 16) ** 0.5)
+    if sizes.height != sizes.width or per_side % blocks:
+        raise table.error("size", f"a square whose patches of {patch} pixels divide into {blocks} blocks a side")
+    return _Geometry(sizes, patch, per_side // blocks, markup)
+
+
+class _Reader(NamedTuple):
+    """Function that reads what differs between processors, and defaults of what they share."""
+
+    geometry: Callable[[_Table, _Table, Mapping[str, Any]], _Geometry]
+    resampling: Resampling
+    means: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    deviations: tuple[float, float, float] = (0.5, 0.5, 0.5)
+
+
+_QWEN: Final = _Reader(_areas, "bicubic", (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+_READERS: Final[Mapping[str, _Reader]] = {
+    "Idefics3ImageProcessor": _Reader(_tiles, "lanczos"),
+    "SmolVLMImageProcessor": _Reader(_tiles, "lanczos"),
+    "Qwen2VLImageProcessor": _QWEN,
+    "Qwen3VLImageProcessor": _QWEN,
+    "Gemma3ImageProcessor": _Reader(_fixed, "bilinear"),
+}
+"""By `image_processor_type`, which transformers may extend by the kind of its implementation."""
+
+
+def _read(table: _Table, config: Mapping[str, Any], tokens: Mapping[str, Any]) -> ImageProcessorConfig:
+    name = str(table.get("image_processor_type", ""))
+    reader = _READERS.get(name.removesuffix("Fast").removesuffix("Pil"))
+    if reader is None:
+        raise table.error("image_processor_type", f"one of {', '.join(_READERS)}")
+    if not table.flag("do_resize", default=True):
+        raise table.error("do_resize", "true")
+    model = _Table(table.path.parent / "config.json", config)
+    token = "image_token_id" if config.get("image_token_id") is not None else "image_token_index"
+    return ImageProcessorConfig(
+        *reader.geometry(table, model, tokens),
+        resampling=_resampling(table, reader.resampling),
+        normalization=_normalization(table, reader),
+        image_token_id=model.integer(token, None, 1 << 22),
+    )
+
+
+def _resampling(table: _Table, default: Resampling) -> Resampling:
+    number = table.get("resample", _RESAMPLING.index(default))
+    if type(number) is not int or not 0 <= number < len(_RESAMPLING):
+        raise table.error("resample", f"a number from 0 to {len(_RESAMPLING) - 1}")
+    return _RESAMPLING[number]
+
+
+def _normalization(table: _Table, reader: _Reader) -> Normalization:
+    scale = table.number("rescale_factor", 1 / 255) if table.flag("do_rescale", default=True) else 1.0
+    if not table.flag("do_normalize", default=True):
+        return Normalization(scale, (0.0,) * 3, (1.0,) * 3)
+    means = table.numbers("image_mean", list(reader.means), 3)
+    return Normalization(scale, means, table.numbers("image_std", list(reader.deviations), 3))
+
+
+def _token(tokens: Mapping[str, Any], key: str, default: str) -> str:
+    """Return the text of a control token, which may be an object with the text in `content`."""
+    extra = tokens.get("extra_special_tokens")
+    found = tokens.get(key, extra.get(key) if isinstance(extra, dict) else None)
+    found = found.get("content") if isinstance(found, dict) else found
+    return found if isinstance(found, str) and found else default

@@ -1,0 +1,79 @@
+"""Names of the tensors of vision towers, which every family's checkpoints have in a layout of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
+from jaxserve.quant.tensor import Tensor, TensorInfo
+
+VISION: Final = "vision."
+"""Prefix of a tower's tensors."""
+_PREFIXES: Final[Mapping[str, str]] = {
+    "visual.merger.": "connector.",
+    "visual.deepstack_merger_list.": "deepstack.",
+    "visual.patch_embed.proj.": "patch_embedding.",
+    "visual.pos_embed.": "position_embedding.",
+    "visual.blocks.": "layers.",
+    "visual.": "",
+    "vision_model.encoder.": "",
+    "vision_model.embeddings.": "",
+    "vision_model.": "",
+    "vision_tower.vision_model.encoder.": "",
+    "vision_tower.vision_model.embeddings.": "",
+    "vision_tower.vision_model.": "",
+    "vision_tower.": "",
+    "connector.modality_projection.": "connector.",
+    "multi_modal_projector.": "connector.",
+}
+"""Our prefix after VISION by that of a checkpoint, the longer before the shorter."""
+_PARTS: Final[Mapping[str, str]] = {
+    ".norm1.": ".layer_norm1.",
+    ".norm2.": ".layer_norm2.",
+    ".attn.proj.": ".self_attn.out_proj.",
+    ".mlp.linear_fc1.": ".mlp.fc1.",
+    ".mlp.linear_fc2.": ".mlp.fc2.",
+}
+"""Our names of parts of a layer."""
+_FUSED: Final = ".attn.qkv."
+_QKV: Final = ("q_proj", "k_proj", "v_proj")
+
+
+def vision_name(name: str) -> str | None:
+    """Return our name of a tower's or connector's tensor; None if the tensor belongs to neither."""
+    bare = name.removeprefix("model.")
+    for prefix, own in _PREFIXES.items():
+        if bare.startswith(prefix):
+            made = VISION + own + bare.removeprefix(prefix)
+            for old, new in _PARTS.items():
+                made = made.replace(old, new)
+            return made
+    return None
+
+
+def split_vision_qkv(checkpoint: Checkpoint) -> Checkpoint:
+    """Replace the matrix of queries, keys and values of each layer of a tower by its three parts."""
+    tensors: dict[str, TensorInfo] = {}
+    readers: dict[str, Callable[[Checkpoint], Tensor]] = {}
+    for name, info in checkpoint.tensors.items():
+        if not (name.startswith(VISION) and _FUSED in name) or info.shape[0] % len(_QKV):
+            tensors[name] = info
+            continue
+        rows = info.shape[0] // len(_QKV)
+        for index, part in enumerate(_QKV):
+            own = name.replace(_FUSED, f".self_attn.{part}.")
+            size = info.num_stored_bytes // len(_QKV)
+            tensors[own] = replace(info, name=own, shape=(rows, *info.shape[1:]), num_stored_bytes=size)
+            readers[own] = partial(_read_rows, name, slice(index * rows, (index + 1) * rows))
+    return CheckpointView(checkpoint, tensors, readers) if readers else checkpoint
+
+
+def _read_rows(stored: str, rows: slice, inner: Checkpoint) -> np.ndarray:
+    whole = inner.read(stored)
+    assert isinstance(whole, np.ndarray), "towers are not quantised"
+    return whole[rows]

@@ -1,0 +1,57 @@
+"""Places of images in the tokens of a prompt, and the three positions of each token where a model has them (M-RoPE)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSpan:
+    """Tokens of a prompt that stand for an encoder item."""
+
+    start: int
+    length: int
+
+
+def image_spans(token_ids: np.ndarray, image_token_id: int, counts: Sequence[int]) -> list[ImageSpan]:
+    """Return the span of each item, whose numbers of tokens are `counts`, in their order.
+
+    Raises ValueError if the prompt does not have exactly these image tokens, each item's side by side.
+    """
+    places = np.flatnonzero(np.asarray(token_ids) == image_token_id)
+    if len(places) != sum(counts):
+        raise ValueError(f"the prompt has {len(places)} image tokens, the images make {sum(counts)}")
+    spans, first = [], 0
+    for count in counts:
+        own = places[first : first + count]
+        if own[-1] - own[0] != count - 1:
+            raise ValueError(f"the {count} tokens of an image are not side by side")
+        spans.append(ImageSpan(int(own[0]), count))
+        first += count
+    return spans
+
+
+def mrope_positions(
+    num_tokens: int, spans: Sequence[ImageSpan], grids: Sequence[tuple[int, int]], merge: int
+) -> tuple[np.ndarray, int]:
+    """Return int32 (3, T), the position of each token in time, rows and columns, and what generated tokens add to theirs.
+
+    A text's tokens advance all three by one. An image's tokens stay at one time; their rows and columns count from there,
+    and the text goes on after the longer side (Qwen2-VL, arXiv 2409.12191). Token number t >= T, counted from the start of
+    the prompt, has the position t + delta three times.
+    grids: patches in a column and in a row of each item; merge: patches of the side of the block that makes one token.
+    """
+    positions = np.zeros((3, num_tokens), np.int32)
+    next_token, next_position = 0, 0
+    for span, (height, width) in zip(spans, grids, strict=True):
+        text = span.start - next_token
+        positions[:, next_token : span.start] = next_position + np.arange(text)
+        next_position += text
+        rows, columns = np.indices((height // merge, width // merge)).reshape(2, -1)
+        positions[:, span.start : span.start + span.length] = next_position + np.stack([0 * rows, rows, columns])
+        next_token, next_position = span.start + span.length, next_position + max(height, width) // merge
+    positions[:, next_token:] = next_position + np.arange(num_tokens - next_token)
+    return positions, int(next_position - next_token)

@@ -1,0 +1,192 @@
+"""Resizes and cuts a decoded image as its checkpoint says, and writes the text that stands for it in a prompt.
+
+Sizes and pixels equal those of transformers' default image processors (torchvision's kernels for 8-bit images) to 1 / 255
+per pixel. Patches stay 8-bit: the tower normalises them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from PIL import Image
+
+from jaxserve.errors import InvalidRequestError
+from jaxserve.model_config.images import AreaSizes, FixedSize, ImageMarkup, ImageProcessorConfig, Resampling, TileSizes
+
+_FILTERS: Final[dict[Resampling, Image.Resampling]] = {
+    "nearest": Image.Resampling.NEAREST,
+    "lanczos": Image.Resampling.LANCZOS,
+    "bilinear": Image.Resampling.BILINEAR,
+    "bicubic": Image.Resampling.BICUBIC,
+    "box": Image.Resampling.BOX,
+    "hamming": Image.Resampling.HAMMING,
+}
+_MAX_TILED_SIDE: Final = 4096
+"""Longest side of an image that is cut into tiles, whatever its checkpoint says (transformers' constant)."""
+_MAX_RATIO: Final = 200
+"""Largest ratio of the sides of an image whose area is bounded (transformers' constant)."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderItem:
+    """One grid of patches that a tower encodes by itself: an image, or a tile of one."""
+
+    patches: np.ndarray
+    """uint8 (P, F): block by block, those of a block row by row; of a patch channels, then rows, then columns."""
+    positions: np.ndarray
+    """int32 (P, 2): row and column of each patch."""
+    grid: tuple[int, int]
+    """Patches in a column and in a row."""
+    num_tokens: int
+    """Embeddings that the tower makes of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedImage:
+    """An image as a prompt and a tower get it."""
+
+    items: tuple[EncoderItem, ...]
+    """In the order of their tokens in the prompt."""
+    text: str
+    """Text that replaces `ImageMarkup.placeholder` in the rendered prompt. Encoded with its control tokens, it has
+    `num_tokens` image tokens."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Embeddings of all items."""
+        return sum(item.num_tokens for item in self.items)
+
+
+def process_image(image: Image.Image, config: ImageProcessorConfig) -> ProcessedImage:
+    """Cut an RGB image into the items that the tower encodes.
+
+    Raises InvalidRequestError for an image of an impossible shape.
+    """
+    rows, tiles = _resized(image, config)
+    items = tuple(_item(np.asarray(tile), config) for tile in tiles)
+    return ProcessedImage(items, _text(rows, [item.num_tokens for item in items], config.markup))
+
+
+def count_tokens(width: int, height: int, config: ImageProcessorConfig) -> list[int]:
+    """Return the number of tokens of each item of an image of `width` x `height` pixels, without its pixels."""
+    block = config.patch_size * config.merge
+    match config.sizes:
+        case TileSizes(tile=side) as sizes:
+            grid_height, grid_width = _tiled_size(height, width, sizes)
+            count = (grid_height // side) * (grid_width // side)
+            own = (side // block) ** 2
+            return [own] * (count + 1 if count > 1 else 1)
+        case AreaSizes() as sizes:
+            new_height, new_width = _bounded_size(height, width, block, sizes)
+            return [(new_height // block) * (new_width // block)]
+        case FixedSize() as sizes:
+            return [(sizes.height // block) * (sizes.width // block)]
+
+
+def _resized(image: Image.Image, config: ImageProcessorConfig) -> tuple[tuple[int, int], list[Image.Image]]:
+    """Return rows and columns of the tiles that the whole image is cut into, (0, 0) if it is not, and all tiles."""
+    match config.sizes:
+        case TileSizes() as sizes:
+            return _tiles(image, sizes, config.resampling)
+        case AreaSizes() as sizes:
+            factor = config.patch_size * config.merge
+            size = _bounded_size(image.height, image.width, factor, sizes)
+        case FixedSize() as sizes:
+            size = sizes.height, sizes.width
+    return (0, 0), [_resize(image, *size, config.resampling)]
+
+
+def _resize(image: Image.Image, height: int, width: int, resampling: Resampling) -> Image.Image:
+    return image if image.size == (width, height) else image.resize((width, height), _FILTERS[resampling])
+
+
+def _bounded_size(height: int, width: int, factor: int, sizes: AreaSizes) -> tuple[int, int]:
+    """Return multiples of `factor` near the image's sides, with an area within the bounds."""
+    if max(height, width) > _MAX_RATIO * min(height, width):
+        raise InvalidRequestError(
+            f"The image has {width} x {height} pixels; this model takes sides of a ratio up to {_MAX_RATIO}."
+        )
+    new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
+    if new_height * new_width > sizes.max_pixels:
+        ratio = math.sqrt(height * width / sizes.max_pixels)
+        return tuple(max(factor, math.floor(side / ratio / factor) * factor) for side in (height, width))  # type: ignore[return-value]
+    if new_height * new_width < sizes.min_pixels:
+        ratio = math.sqrt(sizes.min_pixels / (height * width))
+        return tuple(math.ceil(side * ratio / factor) * factor for side in (height, width))  # type: ignore[return-value]
+    return new_height, new_width
+
+
+def _tiles(image: Image.Image, sizes: TileSizes, resampling: Resampling) -> tuple[tuple[int, int], list[Image.Image]]:
+    side = sizes.tile
+    scaled = _resize(image, *_scaled_size(image.height, image.width, sizes.longest_edge), resampling)
+    height, width = _tiled_size(image.height, image.width, sizes)
+    whole = _resize(scaled, height, width, resampling)
+    rows, columns = height // side, width // side
+    if rows * columns == 1:
+        return (0, 0), [whole]
+    boxes = [(left * side, top * side) for top in range(rows) for left in range(columns)]
+    tiles = [whole.crop((x, y, x + side, y + side)) for x, y in boxes]
+    return (rows, columns), [*tiles, _resize(whole, side, side, resampling)]
+
+
+def _tiled_size(height: int, width: int, sizes: TileSizes) -> tuple[int, int]:
+    """Return the size in whole tiles to which an image is stretched before it is cut."""
+    side = sizes.tile
+    if not sizes.is_split:
+        return side, side
+    height, width = _scaled_size(height, width, sizes.longest_edge)
+    ratio = width / height
+    if width >= height:
+        width = math.ceil(width / side) * side
+        return math.ceil(int(width / ratio) / side) * side, width
+    height = math.ceil(height / side) * side
+    return height, math.ceil(int(height * ratio) / side) * side
+
+
+def _scaled_size(height: int, width: int, longest: int) -> tuple[int, int]:
+    """Return the size whose longer side is `longest`, or the largest allowed one; the other side becomes even."""
+    ratio = width / height
+    if width >= height:
+        height = int(longest / ratio)
+        height, width = max(height + height % 2, 1), longest
+    else:
+        width = int(longest * ratio)
+        height, width = longest, max(width + width % 2, 1)
+    ratio, most = width / height, _MAX_TILED_SIDE
+    if width >= height and width > most:
+        height, width = int(most / ratio), most
+    elif height > width and height > most:
+        height, width = most, int(most * ratio)
+    return max(height, 1), max(width, 1)
+
+
+def _item(pixels: np.ndarray, config: ImageProcessorConfig) -> EncoderItem:
+    """Cut (height, width, 3) pixels into patches; rows and columns beyond the last whole patch are left out."""
+    patch, merge = config.patch_size, config.merge
+    height, width = pixels.shape[0] // patch, pixels.shape[1] // patch
+    blocks = height // merge, merge, width // merge, merge
+    cut = pixels[: height * patch, : width * patch].reshape(blocks[0], merge, patch, blocks[2], merge, patch, -1)
+    patches = cut.transpose(0, 3, 1, 4, 6, 2, 5).reshape(height * width, -1)
+    rows, columns = np.indices((height, width), np.int32).reshape(2, *blocks).transpose(0, 1, 3, 2, 4).reshape(2, -1)
+    positions = np.stack([rows, columns], axis=1)
+    return EncoderItem(np.ascontiguousarray(patches), positions, (height, width), height * width // merge**2)
+
+
+def _text(grid: tuple[int, int], counts: list[int], markup: ImageMarkup) -> str:
+    """Return the text of an image whose items have `counts` tokens: tiles row by row, then the whole image."""
+    return "".join(_parts(grid, iter(counts), markup))
+
+
+def _parts(grid: tuple[int, int], counts: Iterator[int], markup: ImageMarkup) -> Iterator[str]:
+    rows, columns = grid
+    for row in range(1, rows + 1):
+        for column in range(1, columns + 1):
+            yield markup.begin + markup.tile.format(row=row, column=column) + markup.token * next(counts)
+        yield "\n"
+    if rows:
+        yield "\n"
+    yield markup.begin + markup.whole + markup.token * next(counts) + markup.end

@@ -1,0 +1,75 @@
+"""Preprocessing of images as data: sizes, tiles, normalisation, and the text that stands for an image in a prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxserve.model_config.vision import Normalization
+
+Resampling = Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]
+
+
+@dataclass(frozen=True, slots=True)
+class TileSizes:
+    """An image is enlarged or reduced, cut into square tiles, and followed by the whole image as one more tile (Idefics3)."""
+
+    longest_edge: int
+    """Pixels of the longer side before it is rounded up to whole tiles."""
+    tile: int
+    """Pixels of a tile's side."""
+    is_split: bool
+    """False: the whole image becomes one tile."""
+
+
+@dataclass(frozen=True, slots=True)
+class AreaSizes:
+    """Both sides are rounded to whole blocks, and the area is kept between two bounds (Qwen2-VL)."""
+
+    min_pixels: int
+    max_pixels: int
+
+
+@dataclass(frozen=True, slots=True)
+class FixedSize:
+    """Every image is stretched to one size (SigLIP)."""
+
+    height: int
+    width: int
+
+
+Sizes = TileSizes | AreaSizes | FixedSize
+
+
+@dataclass(frozen=True, slots=True)
+class ImageMarkup:
+    """Texts of a prompt that stand for images. They are control tokens of the tokenizer, but for line breaks."""
+
+    placeholder: str
+    """Text that chat templates write for an image, and that `ImagePrompt.text` replaces."""
+    token: str
+    """Text of the token that stands for one embedding."""
+    begin: str = ""
+    """Text before the tokens of an image or tile."""
+    end: str = ""
+    """Text after the tokens of an image, or of the last tile."""
+    whole: str = ""
+    """Mark of the tile with the whole image, after `begin`."""
+    tile: str = ""
+    """Mark of any other tile, with {row} and {column} from 1 on, after `begin`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageProcessorConfig:
+    """Preprocessing of images as `preprocessor_config.json` and the vision part of `config.json` say."""
+
+    sizes: Sizes
+    patch_size: int
+    """Pixels of a patch's side."""
+    merge: int
+    """Patches of the side of a block, which becomes one token."""
+    markup: ImageMarkup
+    resampling: Resampling
+    normalization: Normalization
+    image_token_id: int
+    """Token that stands for one embedding in a prompt."""
