@@ -19,6 +19,7 @@ from jaxserve.config_devices import HostsConfig as HostsConfig
 from jaxserve.config_devices import ParallelConfig as ParallelConfig
 from jaxserve.config_devices import Placement as Placement
 from jaxserve.config_devices import Routing as Routing
+from jaxserve.config_memory import MemoryConfig as MemoryConfig
 from jaxserve.config_option import option
 from jaxserve.config_tls import TlsConfig as TlsConfig
 from jaxserve.errors import ConfigError
@@ -373,6 +374,7 @@ class Config:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     responses: ResponsesConfig = field(default_factory=ResponsesConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
 
     def __post_init__(self) -> None:

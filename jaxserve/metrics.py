@@ -66,6 +66,9 @@ METRICS: Final[dict[str, MetricSpec]] = ENGINE_METRICS | {
     "key_generation_tokens": MetricSpec("counter", "Generated tokens by API key, of requests that have ended.", ("key",)),
     "key_rejections": MetricSpec("counter", "Requests refused by a limit of their API key: concurrent, requests or tokens.", ("key", "reason")),
     "event_loop_lag_seconds": MetricSpec("histogram", "Delay of a timer of an API process: time in which its event loop served no other request.", (), LOOP_LAG_S),
+    "event_loop_longest_turn_seconds": MetricSpec("gauge", "Longest time within the last minute in which an API process ran callbacks and looked at no socket."),
+    "event_loop_long_turns": MetricSpec("counter", "Turns of an API process's event loop that took more than 20 ms: everything else waited."),
+    "reply_bytes": MetricSpec("gauge", "Bytes reserved for the log-probabilities of replies under way (--max-reply-memory)."),
     "http_request_duration_seconds": MetricSpec("histogram", "Time from the headers of an HTTP request to the end of its reply.", (), LATENCY_S),
     "http_connections": MetricSpec("gauge", "Open HTTP connections."),
     "body_bytes": MetricSpec("gauge", "Bytes of request bodies that are being read or prepared (--max-body-memory)."),
@@ -83,6 +86,7 @@ _LARGEST: Final = (
     *(PREFIX + name for name in _MODEL_GAUGES),
     PREFIX + "request_capacity",
     PREFIX + "build_info",
+    PREFIX + "event_loop_longest_turn_seconds",
     "process_max_fds",
 )
 """Gauges that are equal in all API processes, or missing in some."""

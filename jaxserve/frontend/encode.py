@@ -63,6 +63,8 @@ async def encode_request(tokens: Tokenization, request: GenerationRequest, model
                 special = request.prompt.add_special_tokens
                 prompts.append(await encode_text(tokens, text, limit, add_special_tokens=special))
             else:
+                if len(text) >= limit:  # before the ids are looked at: there may be millions
+                    raise _too_long(limit, str(len(text)), name)
                 check_token_ids(name, text, model_info.vocab_size)
                 prompts.append(text)
     return EncodedRequest(

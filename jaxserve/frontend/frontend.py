@@ -12,6 +12,7 @@ from jaxserve.frontend.adapters import AdapterNames
 from jaxserve.frontend.checks import shorten
 from jaxserve.frontend.engine_client.client import EngineClient
 from jaxserve.frontend.grammar_checker import GrammarChecker
+from jaxserve.frontend.reply_budget import ReplyBudget
 from jaxserve.frontend.request import GenerationRequest
 from jaxserve.frontend.sampling import SeedStream
 from jaxserve.frontend.tokenization import Tokenization
@@ -33,6 +34,8 @@ class Frontend:
     seeds: SeedStream
     grammars: GrammarChecker
     limits: LimitsConfig
+    replies: ReplyBudget = field(default_factory=ReplyBudget)
+    """Memory of replies; unlimited by default."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Start of this process, in Unix time."""
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
@@ -19,6 +19,9 @@ from jaxserve.frontend.frontend import Frontend
 from jaxserve.ipc.messages import AddRequest, ModelInfo, RequestOutput
 from jaxserve.tenants import TENANT
 from jaxserve.types import RequestId
+
+_LARGE: Final = 2048
+"""Tokens, or log-probabilities, of a large reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +97,17 @@ class RequestHandle:
         return [choice.request for choice in self.choices]
 
     @property
-    def is_prompt_scored(self) -> bool:
-        """True if the log-probabilities of whole prompts come back."""
-        return any(request.sampling.num_prompt_logprobs is not None for request in self.requests)
+    def is_large(self) -> bool:
+        """True if the whole reply takes long to format and encode."""
+        num_scores = sum(
+            choice.num_tokens * (1 + (choice.request.sampling.num_top_logprobs or 0)) for choice in self.choices
+        )
+        is_prompt_scored = any(request.sampling.num_prompt_logprobs is not None for request in self.requests)
+        return is_prompt_scored or num_scores > _LARGE
 
     def __enter__(self) -> RequestHandle:
         with ExitStack() as stack:
+            stack.enter_context(self._frontend.replies.reserved(self.requests))
             stack.callback(self._record_end)
             self._outputs = stack.enter_context(self._frontend.client.submit(self.requests))
             for choice in self.choices:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+from collections.abc import AsyncIterator
 from typing import Any
 
 from aiohttp import web
@@ -65,6 +67,17 @@ class Connection(RequestHandler):
     def write_timeout_s(self) -> float:
         """A client that takes nothing for this long counts as gone."""
         return self._config.write_timeout
+
+    @contextlib.asynccontextmanager
+    async def patience(self) -> AsyncIterator[None]:
+        """Raise ConnectionResetError if the block, which writes, takes longer than `--write-timeout`."""
+        try:
+            async with asyncio.timeout(self.write_timeout_s):
+                yield
+        except TimeoutError:
+            if self.transport is not None:
+                self.transport.abort()  # closing would wait for the client, for ever
+            raise ConnectionResetError(f"the client took nothing for {self.write_timeout_s:g} s") from None
 
     async def wait_writable(self) -> None:
         """Wait until the client has taken most of what was written to the transport."""

@@ -12,10 +12,13 @@ import msgspec
 from aiohttp import web
 
 from jaxserve.apis.routes import Call, Computed, Encoded, Generated, Reply, Route
+from jaxserve.apis.schema.encode import encode_in_parts, encode_reply
 from jaxserve.errors import RequestError
+from jaxserve.frontend.choices.choice_stream import OutputDelta
 from jaxserve.frontend.errors import hide_internal_error
 from jaxserve.frontend.handle import RequestHandle
 from jaxserve.http.inputs import read_body, read_query, request_id_of, take_notes
+from jaxserve.http.large_body import json_response
 from jaxserve.http.listener import Handler
 from jaxserve.http.sse import KEEP_ALIVE, EventStream, frame
 from jaxserve.http.state import STATE, ServerState
@@ -36,6 +39,7 @@ header was sent."""
 ADMISSION: Final = web.RequestKey("admission", ExitStack)
 """Counts the request among those of its key until it is closed; a background response takes it along."""
 _FAILED_STATUS = web.RequestKey("failed_status", int)
+JSON: Final = "application/json"
 
 
 def failed_status_of(http: web.Request) -> int | None:
@@ -86,14 +90,16 @@ def handler_of(route: Route) -> Handler:
 async def send(http: web.Request, route: Route, reply: Reply) -> web.StreamResponse:
     """Send the reply. A client that leaves ends its request within one engine step."""
     if isinstance(reply, msgspec.Struct):
-        return web.Response(body=msgspec.json.encode(reply), content_type="application/json")
+        return await json_response(http, await encode_reply(reply))
     if isinstance(reply, Encoded):
+        if reply.media_type == JSON and reply.status == 200:
+            return await json_response(http, reply.body, reply.headers)
         headers = {"Content-Type": reply.media_type, **reply.headers}
         return web.Response(body=reply.body, status=reply.status, headers=headers)
     if isinstance(reply, Computed):
         return await _send_computed(http, route, reply)
     try:
-        return await (_stream(http, route, reply) if reply.is_streamed else _collect(reply))
+        return await (_stream(http, route, reply) if reply.is_streamed else _collect(http, reply))
     except (asyncio.CancelledError, ConnectionResetError):
         http.app[STATE].frontend.metrics.inc("client_disconnects")
         raise
@@ -102,24 +108,24 @@ async def send(http: web.Request, route: Route, reply: Reply) -> web.StreamRespo
 async def _send_computed(http: web.Request, route: Route, reply: Computed) -> web.StreamResponse:
     formatter = reply.formatter
     if not reply.is_streamed:
-        body = msgspec.json.encode(formatter.reply([[delta] for delta in reply.deltas], reply.counts))
-        return web.Response(body=body, content_type="application/json")
+        whole = formatter.reply([[delta] for delta in reply.deltas], reply.counts)
+        return await json_response(http, await encode_reply(whole))
     events = EventStream(http)
     chunks = [chunk for delta in reply.deltas for chunk in formatter.chunks(delta, None)]
     await events.close([*map(frame, [*formatter.opening(), *chunks, *formatter.closing(reply.counts)]), end_of(route)])
     return events.response
 
 
-async def _collect(reply: Generated) -> web.Response:
+async def _collect(http: web.Request, reply: Generated) -> web.StreamResponse:
     handle = reply.handle
     choices = await handle.collect()
 
     def encode() -> bytes:
-        return msgspec.json.encode(reply.formatter.reply(choices, handle.counts()))
+        return encode_in_parts(reply.formatter.reply(choices, handle.counts()))
 
-    # The log-probabilities of a long prompt take seconds to encode, in which the event loop must serve other requests.
-    body = await asyncio.to_thread(encode) if handle.is_prompt_scored else encode()
-    return web.Response(body=body, content_type="application/json", headers=_version_header(handle))
+    # Many log-probabilities take seconds to encode, in which the event loop must serve other requests.
+    body = await asyncio.to_thread(encode) if handle.is_large else encode()
+    return await json_response(http, body, _version_header(handle))
 
 
 def _version_header(handle: RequestHandle) -> dict[str, str]:
@@ -133,10 +139,18 @@ async def _stream(http: web.Request, route: Route, reply: Generated) -> web.Stre
     ping = KEEP_ALIVE if route.style.ping is None else frame(route.style.ping)
     frames = [frame(chunk) for chunk in formatter.opening()]
 
+    held: list[OutputDelta] = []
+
+    def framed(deltas: list[OutputDelta]) -> list[bytes]:
+        counts = handle.counts() if reply.has_continuous_usage else None
+        return [frame(chunk) for delta in deltas for chunk in formatter.chunks(delta, counts)]
+
     def show(outputs: list[RequestOutput]) -> bool:
         deltas = handle.deltas(outputs)
-        counts = handle.counts() if reply.has_continuous_usage else None
-        frames.extend([frame(chunk) for delta in deltas for chunk in formatter.chunks(delta, counts)])
+        if any(len(delta.prompt) > 1 for delta in deltas):
+            held.extend(deltas)
+            return False
+        frames.extend(framed(deltas))
         if events.has_space and frames and not handle.is_finished:
             events.push(frames)
             frames.clear()
@@ -146,6 +160,9 @@ async def _stream(http: web.Request, route: Route, reply: Generated) -> web.Stre
         while not handle.is_finished:
             if not await handle.consume(show, http.app[STATE].keep_alive_s):
                 frames.append(ping)
+            if held:  # the scores of a prompt, which take long to format
+                frames += await asyncio.to_thread(framed, held)
+                held.clear()
             events.add_headers(_version_header(handle))
             if not handle.is_finished:  # else the last text leaves with the end
                 await events.send(frames)

@@ -42,6 +42,8 @@ def request_id_of(request: web.Request) -> str:
 
 
 _MAX_HEADER_CHARS = 1024
+_MAX_BYTES_AT_ONCE = 128 << 10
+"""Larger bodies are decoded in a thread."""
 _IGNORED = web.RequestKey("ignored_fields", list)
 _TOOL_FORMAT = web.RequestKey("tool_format", str)
 
@@ -66,7 +68,10 @@ async def read_body(http: web.Request, struct: type[T]) -> tuple[T, list[str]]:
             body = await http.read()
     except TimeoutError:
         raise InvalidRequestError(f"The body did not arrive within {timeout_s:g} s (--body-timeout).") from None
-    request, unknown = decode_request(struct, body)
+    if len(body) > _MAX_BYTES_AT_ONCE:
+        request, unknown = await asyncio.to_thread(decode_request, struct, body)
+    else:
+        request, unknown = decode_request(struct, body)
     if unknown and state.is_strict:
         name = unknown[0][:MAX_ECHOED_CHARS]
         raise InvalidRequestError(

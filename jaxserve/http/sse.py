@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 import msgspec
 from aiohttp import web
@@ -76,7 +74,7 @@ class EventStream:
         if not self._response.prepared:
             await self._response.prepare(self._request)
             self._is_chunked = self._response.headers.get("Transfer-Encoding") == "chunked"  # HTTP/1.0 has none
-        async with self._patience():
+        async with self._connection.patience():
             await self._response.write(b"".join(frames))
             await self._connection.wait_writable()
 
@@ -84,16 +82,5 @@ class EventStream:
         """Write `frames` and the end of the body."""
         if not self._response.prepared:
             await self._response.prepare(self._request)
-        async with self._patience():
+        async with self._connection.patience():
             await self._response.write_eof(b"".join(frames))
-
-    @contextlib.asynccontextmanager
-    async def _patience(self) -> AsyncIterator[None]:
-        timeout_s = self._connection.write_timeout_s
-        try:
-            async with asyncio.timeout(timeout_s):
-                yield
-        except TimeoutError:
-            if self._connection.transport is not None:
-                self._connection.transport.abort()  # closing would wait for the client, for ever
-            raise ConnectionResetError(f"the client took nothing for {timeout_s:g} s") from None

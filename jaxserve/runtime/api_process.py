@@ -24,12 +24,14 @@ from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.grammar_checker import GrammarChecker
 from jaxserve.frontend.parsers.output_format import choose_output_format
 from jaxserve.frontend.peers import PeerProcesses
+from jaxserve.frontend.reply_budget import ReplyBudget
 from jaxserve.frontend.sampling import SeedStream
 from jaxserve.frontend.tokenization import Tokenization, tokenization
 from jaxserve.http.access import CorsPolicy, KeyRing
 from jaxserve.http.api_keys import has_several_names, key_records, make_tenants
 from jaxserve.http.app import make_app
 from jaxserve.http.body_budget import BodyBudget
+from jaxserve.http.event_loop import MeasuredLoop
 from jaxserve.http.listener import HttpServer, listening
 from jaxserve.http.operations.startup import StartupLog, total_seconds
 from jaxserve.http.sockets.operator_socket import OperatorSocket, operator_socket
@@ -289,6 +291,7 @@ def make_frontend(
         seeds=SeedStream(config.model.seed, peers.index, peers.count),
         grammars=GrammarChecker(config.structured),
         limits=config.limits,
+        replies=ReplyBudget(peers.share_of(config.memory.max_reply_memory)),
     )
 
 
@@ -340,10 +343,16 @@ def is_loopback(host: str) -> bool:
 async def _watch_loop(frontend: Frontend, http: HttpServer, bodies: BodyBudget) -> None:
     """Measure how late the event loop runs a timer, and the gauges of this process."""
     loop, metrics, client = asyncio.get_running_loop(), frontend.metrics, frontend.client
+    num_long = 0
     while True:
         due_s = loop.time() + WATCH_S
         await asyncio.sleep(WATCH_S)
         metrics.observe("event_loop_lag_seconds", max(0.0, loop.time() - due_s))
+        if isinstance(loop, MeasuredLoop):
+            metrics.set("event_loop_longest_turn_seconds", loop.turns.end_period())
+            metrics.inc("event_loop_long_turns", loop.turns.num_long - num_long)
+            num_long = loop.turns.num_long
+        metrics.set("reply_bytes", frontend.replies.num_bytes)
         metrics.set("http_connections", http.num_connections)
         metrics.set("body_bytes", bodies.num_bytes)
         metrics.set("queued_prompt_tokens", client.engines.num_waiting_tokens)

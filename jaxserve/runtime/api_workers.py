@@ -28,6 +28,7 @@ import msgspec
 
 from jaxserve.config import Config
 from jaxserve.errors import StartupError
+from jaxserve.http.event_loop import run_measured
 from jaxserve.ipc.address import replica_address
 from jaxserve.log import configure_logging
 from jaxserve.runtime.api_process import ABORT_FLUSH_S, DEATH_GRACE_S, ApiProcess, install, serving_api, tokenizer_of
@@ -370,8 +371,7 @@ async def _live() -> None:
 
 
 def _report(line: bytes) -> None:
-    sys.stdout.buffer.write(line)
-    sys.stdout.flush()
+    os.write(sys.stdout.fileno(), line)
 
 
 @contextlib.asynccontextmanager
@@ -390,7 +390,7 @@ def main() -> int:
     with contextlib.ExitStack() as sockets:
         listeners = [sockets.enter_context(socket.socket(fileno=int(word))) for word in sys.argv[1:]]
         try:
-            return asyncio.run(serve(listeners))
+            return run_measured(serve(listeners))
         except StartupError as error:
             _log.error("%s", error)
             return error.exit_code

@@ -31,6 +31,7 @@ from typing import Any, Final, Literal, TypeVar
 from jaxserve.checkpoint.source import resolve
 from jaxserve.config import Config
 from jaxserve.http.api_keys import api_keys
+from jaxserve.http.event_loop import run_measured
 from jaxserve.http.listener import bind_sockets
 from jaxserve.http.operations.startup import startup_table
 from jaxserve.ipc.address import folder_of, own_address
@@ -111,7 +112,7 @@ def run_serve(
         for line in describe(config).splitlines():
             _log.debug("%s", line)
         server = _Server(config, listeners, executor, fake or FakeOptions(), engine, upgrade or Upgrade(), found)
-        return asyncio.run(server.run())
+        return run_measured(server.run())
 
 
 def allow_connections(max_connections: int) -> None:

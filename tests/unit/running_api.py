@@ -23,6 +23,7 @@ from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.grammar_checker import GrammarChecker
 from jaxserve.frontend.parsers.output_format import OutputFormat
 from jaxserve.frontend.peers import PeerProcesses
+from jaxserve.frontend.reply_budget import ReplyBudget
 from jaxserve.frontend.sampling import SeedStream
 from jaxserve.frontend.tokenization import tokenization
 from jaxserve.http.access import CorsPolicy, KeyRing
@@ -150,6 +151,7 @@ class Api:
     responses: ResponseService
     port: int
     bodies: BodyBudget
+    replies: ReplyBudget
 
     async def post(self, path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
         """Status and JSON of a POST."""
@@ -185,6 +187,7 @@ async def running_api(
     allows_commands: bool = True,
     is_local: bool = False,
     max_body_memory: int | None = None,
+    max_reply_memory: int | None = None,
     tracing: Tracing | None = None,
 ) -> AsyncIterator[Api]:
     engine = ScriptedEngine()
@@ -214,6 +217,7 @@ async def running_api(
             seeds=SeedStream(0),
             grammars=GrammarChecker(StructuredConfig()),
             limits=LimitsConfig(),
+            replies=ReplyBudget(max_reply_memory),
         )
         state = ServerState(
             frontend=frontend,
@@ -260,6 +264,7 @@ async def running_api(
                         state.responses,
                         port,
                         state.bodies,
+                        frontend.replies,
                     )
 
 

@@ -13,6 +13,7 @@ from msgspec import Meta
 
 from jaxserve.apis.routes import Call, Encoded, Route
 from jaxserve.apis.schema.common import MAX_REQUEST_ID_CHARS
+from jaxserve.apis.schema.encode import encode_in_parts
 from jaxserve.apis.schema.inputs import texts_or_ids
 from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
@@ -140,7 +141,7 @@ async def embeddings(call: Call, body: EmbeddingRequest) -> Encoded:
         matrix = finished(vectors, normalizes=normalizes, dimensions=body.dimensions)
         data = [Embedding(index=i, embedding=_numbers(row, body.encoding_format)) for i, row in enumerate(matrix)]
         usage = EmbeddingUsage(num_tokens, num_tokens)
-        return msgspec.json.encode(EmbeddingReply(data=data, model=frontend.model_name, usage=usage))
+        return encode_in_parts(EmbeddingReply(data=data, model=frontend.model_name, usage=usage))
 
     # Encoding thousands of vectors takes a second, in which the event loop must serve other requests.
     return Encoded(body=await asyncio.to_thread(encode))

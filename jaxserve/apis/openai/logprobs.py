@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
@@ -50,7 +50,7 @@ def completion_logprobs(
 
 
 def prompt_logprobs(
-    tokenizer: Tokenizer, tokens: Sequence[ScoredToken], num_top: int | None
+    tokenizer: Tokenizer, tokens: Iterable[ScoredToken], num_top: int | None
 ) -> list[dict[str, PromptLogprob] | None] | msgspec.UnsetType:
     """Return the `prompt_logprobs` of a reply: by token id, the prompt's own token first.
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from jaxserve.frontend.choices.content_tokens import ContentToken, ContentTokens, ScoredToken, SentTokens, prompt_tokens
+from jaxserve.frontend.choices.content_tokens import ContentToken, ContentTokens, PromptTokens, ScoredToken, SentTokens
 from jaxserve.frontend.choices.spans import REQUEST_SPAN, ChoiceFacts
 from jaxserve.frontend.errors import request_error
 from jaxserve.frontend.parsers.events import Event, merged
@@ -109,7 +109,7 @@ class OutputDelta:
     """Tokens of `text` that are content; the token that ended the text is not."""
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    prompt: list[ScoredToken] = field(default_factory=list)
+    prompt: PromptTokens = field(default_factory=PromptTokens)
     """Tokens of the prompt, in the first delta of a choice, if their log-probabilities were requested."""
     token_ids: Sequence[int] = ()
     """Ids of the tokens whose text was sent, if they were requested; `tokens` are then the same ones."""
@@ -272,7 +272,7 @@ class ChoiceStream:
         """Add the prompt's tokens to the first delta, if they were requested."""
         if not self._has_sent_prompt:
             self._has_sent_prompt = True
-            delta.prompt = prompt_tokens(self.request.prompt_token_ids, self._prompt_scores)
+            delta.prompt = PromptTokens(self.request.prompt_token_ids, self._prompt_scores)
 
     def _take_tokens(self, output: RequestOutput) -> str:
         """Return the text of the output's tokens; a token that ended the request has none unless `include_stop`."""

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from jaxserve.frontend.parsers.events import Event
 from jaxserve.ipc.messages import TokenLogprobs
@@ -34,9 +35,20 @@ class ScoredToken:
         return [(token_id, _clamp(logprob)) for token_id, logprob in pairs][:num_top]
 
 
-def prompt_tokens(token_ids: Sequence[int], scores: Sequence[TokenLogprobs]) -> list[ScoredToken]:
-    """Return a prompt's tokens; `scores` begin with the second one."""
-    return [ScoredToken(*pair) for pair in zip(token_ids, [None, *scores], strict=True)]
+class PromptTokens:
+    """A prompt's tokens, made as they are read: a long prompt has more than an event loop should make at once."""
+
+    def __init__(self, token_ids: Sequence[int] = (), scores: Sequence[TokenLogprobs] = ()) -> None:
+        """scores: begin with the second token."""
+        assert len(token_ids) == (len(scores) + 1 if token_ids else 0), "every token but the first has scores"
+        self._token_ids = token_ids
+        self._scores = scores
+
+    def __len__(self) -> int:
+        return len(self._token_ids)
+
+    def __iter__(self) -> Iterator[ScoredToken]:
+        return map(ScoredToken, self._token_ids, chain([None], self._scores))
 
 
 def _clamp(logprob: float) -> float:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from typing import Final
 
-from jaxserve.errors import RequestError
+from jaxserve.errors import RateLimitError, RequestError
 from jaxserve.frontend.errors import request_error
 from jaxserve.ipc.messages import Command, CommandDone, CommandName, CommandOptions, EngineState
+
+MAX_COMMANDS: Final = 64
+"""Commands that the engine has not answered, beyond which none is sent."""
 
 
 class Commands:
@@ -18,7 +22,12 @@ class Commands:
         self._ends: dict[int, asyncio.Future[EngineState]] = {}
 
     def new(self, name: CommandName, options: CommandOptions) -> tuple[Command, asyncio.Future[EngineState]]:
-        """Return a command to send, and its end, which raises RequestError if the engine rejects it."""
+        """Return a command to send, and its end, which raises RequestError if the engine rejects it.
+
+        Raises RateLimitError if too many are not answered, those of callers that have left among them.
+        """
+        if len(self._ends) >= MAX_COMMANDS:
+            raise RateLimitError(f"The engine has not answered {MAX_COMMANDS} commands. Please retry later.")
         command = Command(next(self._ids), name, options)
         self._ends[command.command_id] = asyncio.get_running_loop().create_future()
         return command, self._ends[command.command_id]

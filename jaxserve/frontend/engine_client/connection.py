@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, Protocol
 
 from jaxserve.errors import RateLimitError, StartupError, UnavailableError
@@ -50,6 +50,10 @@ MAX_UNANSWERED: Final = 1024
 """Aborted requests that the engine has not answered, beyond which no request is submitted."""
 
 
+MAX_TOKENS_AT_ONCE: Final = 256
+"""Tokens, or log-probabilities, of a message that are handled in one turn of the event loop."""
+
+
 class Socket(Protocol):
     """A message pipe to the engine; `ipc.transport.ClientSocket` in production. Its maker closes it."""
 
@@ -71,6 +75,22 @@ class RequestLedger(Protocol):
 def failed_output(request_id: RequestId, message: str) -> RequestOutput:
     """Return the terminal output of a request that the engine does not answer: an UnavailableError."""
     return RequestOutput(request_id, [], finish_reason="error", error=ErrorInfo("UnavailableError", message))
+
+
+def _parts(message: FromEngine) -> Iterator[FromEngine]:
+    """Yield a message in parts that take an event loop a few milliseconds each. The last part has the statistics."""
+    if not isinstance(message, StepOutputs) or len(message.outputs) <= 1:
+        yield message
+        return
+    first, weight = 0, 0
+    for number, output in enumerate(message.outputs):
+        weight += len(output.token_ids)
+        if output.logprobs:
+            weight += sum(len(scores.top_token_ids) for scores in output.logprobs)
+        if weight >= MAX_TOKENS_AT_ONCE and number + 1 < len(message.outputs):
+            yield StepOutputs(message.outputs[first : number + 1])
+            first, weight = number + 1, 0
+    yield StepOutputs(message.outputs[first:], message.stats) if first else message
 
 
 class EngineConnection:
@@ -136,7 +156,12 @@ class EngineConnection:
 
         async def receive() -> None:
             while True:
-                self._dispatch(await self._socket.receive())
+                message = await self._socket.receive()
+                for number, part in enumerate(_parts(message)):
+                    if number:
+                        await asyncio.sleep(0)  # other work of the event loop comes between two parts
+                    if not (number and self._over.is_set()):
+                        self._dispatch(part)
 
         try:
             async with asyncio.TaskGroup() as tasks:

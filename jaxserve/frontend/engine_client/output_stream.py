@@ -3,19 +3,30 @@
 A step of the engine has outputs for every stream. Waking one task per stream to write one token costs more than the
 token. The connection therefore calls the consumer directly, and the consumer's task sleeps until it has something to
 wait for: the end, space in a buffer, or a keep-alive.
+
+Outputs that no consumer takes, since the client reads slowly, are joined, and no call of a consumer gets more than a few: what
+one turn of the event loop does for a stream is bounded however much has gathered.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Final, Protocol
+
+import msgspec
 
 from jaxserve.ipc.messages import AddRequest, RequestOutput
 from jaxserve.types import RequestId
 
 Consumer = Callable[[list[RequestOutput]], bool]
 """Takes outputs, oldest first; returns True if it can take more at once."""
+
+
+MAX_OUTPUTS: Final = 16
+"""Outputs that a consumer gets at once."""
+MAX_JOINED_TOKENS: Final = 16
+"""Tokens of outputs that are joined to one."""
 
 
 class Submitter(Protocol):
@@ -35,6 +46,8 @@ class OutputStream:
         self._open = {request.request_id for request in requests}
         self._outputs: list[RequestOutput] = []
         self._consumer: PushConsumer | None = None
+        self._newest: dict[RequestId, int] = {}
+        """Place of each request's newest output among `_outputs`, while they gather."""
 
     def __enter__(self) -> OutputStream:
         self._submitter.attach(self, self._requests)
@@ -63,7 +76,10 @@ class OutputStream:
 
     def put(self, output: RequestOutput) -> None:
         """Add one output; the connection calls `push` after the last one of a message."""
-        self._outputs.append(output)
+        if self._consumer is None or not self._consumer.is_open:
+            self._gather(output)
+        else:
+            self._outputs.append(output)
         if output.finish_reason is not None:
             self._open.discard(output.request_id)
 
@@ -71,16 +87,43 @@ class OutputStream:
         """Push all outputs to the consumer, if there is one that can take them; else keep them."""
         consumer = self._consumer
         if consumer is not None and consumer.is_open and self._outputs:
-            outputs, self._outputs = self._outputs, []
+            if len(self._outputs) <= MAX_OUTPUTS:
+                outputs, self._outputs = self._outputs, []
+            else:
+                outputs, self._outputs = self._outputs[:MAX_OUTPUTS], self._outputs[MAX_OUTPUTS:]
+            self._newest.clear()
             consumer.push(outputs)
             if self.is_finished:
                 consumer.stop()
+            elif self._outputs:  # after what else is ready
+                asyncio.get_running_loop().call_soon(self.push)
+
+    def _gather(self, output: RequestOutput) -> None:
+        """Keep an output that no consumer takes now, joined with the newest one of its request if both are small."""
+        place = self._newest.get(output.request_id)
+        joined = None if place is None else _joined(self._outputs[place], output)
+        if place is None or joined is None:
+            self._newest[output.request_id] = len(self._outputs)
+            self._outputs.append(output)
+        else:
+            self._outputs[place] = joined
 
     def stop(self, *request_ids: RequestId) -> None:
         """Abort requests whose further outputs are not needed."""
         running = [request_id for request_id in request_ids if request_id in self._open]
         self._open.difference_update(running)
         self._submitter.detach(running)
+
+
+def _joined(first: RequestOutput, then: RequestOutput) -> RequestOutput | None:
+    """Return two outputs of one request as one; None if they must stay apart, or have too many tokens."""
+    is_plain = first.prompt_logprobs is None and then.prompt_logprobs is None and then.error is None
+    is_alike = (first.logprobs is None) == (then.logprobs is None) and first.weight_version == then.weight_version
+    has_tokens = bool(first.token_ids and then.token_ids) and first.finish_reason is None
+    if not (is_plain and is_alike and has_tokens) or len(first.token_ids) + len(then.token_ids) > MAX_JOINED_TOKENS:
+        return None
+    scores = None if then.logprobs is None else [*(first.logprobs or ()), *then.logprobs]
+    return msgspec.structs.replace(then, token_ids=[*first.token_ids, *then.token_ids], logprobs=scores)
 
 
 class PushConsumer:

@@ -7,7 +7,7 @@ from functools import partial
 from jaxserve.apis.routes import Call, Route
 from jaxserve.http.operations.schema import CommandResult
 
-_Command = partial(Route, "POST", tag="Operation", reply=CommandResult, errors=(400, 403, 503))
+_Command = partial(Route, "POST", tag="Operation", reply=CommandResult, errors=(400, 403, 429, 503))
 
 
 @partial(_Command, "/reset_prefix_cache")

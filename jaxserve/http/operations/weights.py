@@ -67,7 +67,7 @@ class UnloadAdapterRequest(msgspec.Struct):
     lora_name: Annotated[str, Bound("characters", 1), Meta(description="The name of the adapter.")]
 
 
-_Command = partial(Route, "POST", tag="Operation", reply=ControlResult, errors=(400, 403, 503))
+_Command = partial(Route, "POST", tag="Operation", reply=ControlResult, errors=(400, 403, 429, 503))
 
 
 @partial(_Command, "/v1/load_lora_adapter")
@@ -80,7 +80,7 @@ async def load_lora_adapter(call: HttpCall, body: LoadAdapterRequest) -> Control
     return await _run(call, "load_adapter", CommandOptions(adapter=body.lora_name, source=body.lora_path))
 
 
-@partial(_Command, "/v1/unload_lora_adapter", errors=(400, 403, 404, 503))
+@partial(_Command, "/v1/unload_lora_adapter", errors=(400, 403, 404, 429, 503))
 async def unload_lora_adapter(call: HttpCall, body: UnloadAdapterRequest) -> ControlResult:
     """Unload a LoRA adapter. Its requests under way finish; further ones get 404."""
     return await _run(call, "unload_adapter", CommandOptions(adapter=body.lora_name))

@@ -13,6 +13,7 @@ from jaxserve.config import ConnectionConfig
 from jaxserve.errors import InvalidRequestError, RateLimitError, StartupError, UnavailableError
 from jaxserve.frontend.engine_client import watch as watch_module
 from jaxserve.frontend.engine_client.client import EngineClient
+from jaxserve.frontend.engine_client.commands import MAX_COMMANDS
 from jaxserve.frontend.engine_client.output_stream import OutputStream
 from jaxserve.frontend.engine_client.watch import STALL_LOOKS, EngineWatch
 from jaxserve.http.listener import NUM_SURPLUS
@@ -111,6 +112,16 @@ async def test_dead_engine_ends_a_command(api: Api) -> None:
     with pytest.raises(UnavailableError):
         await waiting
     with pytest.raises(UnavailableError):
+        await api.client.command("reset_prefix_cache")
+
+
+async def test_commands_that_a_frozen_engine_leaves_unanswered_are_bounded(api: Api) -> None:
+    callers = [asyncio.create_task(api.client.command("reset_prefix_cache")) for _ in range(MAX_COMMANDS)]
+    await api.engine.is_heard()
+    for caller in callers:
+        caller.cancel()  # what they sent still lies in the socket
+    await asyncio.wait(callers)
+    with pytest.raises(RateLimitError, match="64 commands"):
         await api.client.command("reset_prefix_cache")
 
 
