@@ -44,8 +44,9 @@ CHAT_TEMPLATE = (
 
 def random_weights(model: transformers.PreTrainedModel, seed: int) -> None:
     """Weights under which heads attend unevenly, layers outweigh the embedding and logits spread by about 2."""
+    config = model.config.get_text_config()
     generator = torch.Generator().manual_seed(seed)
-    is_offset = model.config.model_type.startswith(("qwen3_next", "qwen3_5"))
+    is_offset = config.model_type.startswith(("qwen3_next", "qwen3_5"))
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
         if name.endswith(("A_log", ".D")):
@@ -53,12 +54,12 @@ def random_weights(model: transformers.PreTrainedModel, seed: int) -> None:
         elif is_offset and "norm" in name and "linear_attn" not in name:
             value = 0.2 * noise
         elif "norm" in name and not name.endswith("bias"):
-            value = (_gemma_norm(name) if model.config.model_type.startswith("gemma") else 1) + 0.2 * noise
+            value = (_gemma_norm(name) if config.model_type.startswith("gemma") else 1) + 0.2 * noise
         elif name.endswith("bias"):
             value = 0.3 * noise
         elif "embed_tokens" in name or "lm_head" in name:
-            is_gemma = model.config.model_type.startswith("gemma")
-            value = noise * (LOGIT_STD * 0.6 if is_gemma else LOGIT_STD) / model.config.hidden_size**0.5
+            is_gemma = config.model_type.startswith("gemma")
+            value = noise * (LOGIT_STD * 0.6 if is_gemma else LOGIT_STD) / config.hidden_size**0.5
         elif "q_proj" in name or "k_proj" in name or "qkv_proj" in name:
             value = noise * 1.2 / weight.shape[-1] ** 0.5
         else:

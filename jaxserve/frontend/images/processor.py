@@ -1,7 +1,7 @@
 """Resizes and cuts a decoded image as its checkpoint says, and writes the text that stands for it in a prompt.
 
-Sizes and pixels equal those of transformers' default image processors (torchvision's kernels for 8-bit images) to 1 / 255
-per pixel. Patches stay 8-bit: the tower normalises them.
+Sizes and pixels equal those of transformers' image processors with `backend="pil"`. Its default ones resize with torchvision,
+which differs by 1 / 255 in a few pixels of a hundred. Patches stay 8-bit: the tower normalises them.
 """
 
 from __future__ import annotations

@@ -1,0 +1,122 @@
+"""Models that read images against transformers, on tiny checkpoints in float32: pixels, features, logits and tokens."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+import pytest
+
+from jaxserve.checkpoint.image_processor import read_image_processor
+from jaxserve.frontend.images.positions import image_spans, mrope_positions
+from jaxserve.frontend.images.processor import ProcessedImage, count_tokens
+from tests.models.goldens import DATA
+from tests.models.vision_model import PROMPTS, SIZES, VisionGolden, VisionModel, process
+
+NAMES = sorted(path.parent.name for path in (DATA / "vision").glob("*/golden.npz"))
+WITH_SECTIONS = [name for name in NAMES if name.startswith("qwen")]
+NUM_PATCHES = 400
+"""Patches of one encoder call: those of all pictures and padding."""
+
+
+@cache
+def golden_of(name: str) -> VisionGolden:
+    return VisionGolden(name)
+
+
+@cache
+def model_of(name: str) -> VisionModel:
+    return VisionModel(golden_of(name).path)
+
+
+@cache
+def images_of(name: str) -> tuple[ProcessedImage, ...]:
+    return tuple(process(golden_of(name).path, index) for index in range(len(SIZES)))
+
+
+@cache
+def rows_of(name: str) -> tuple[np.ndarray, ...]:
+    """Encode the items of all pictures in one call; return the rows of each picture."""
+    images = images_of(name)
+    rows = iter(model_of(name).encode([item for image in images for item in image.items], NUM_PATCHES))
+    return tuple(np.concatenate([next(rows) for _ in image.items]) for image in images)
+
+
+@pytest.mark.parametrize("index", range(len(SIZES)))
+@pytest.mark.parametrize("name", NAMES)
+def test_pixels_and_numbers_of_tokens_equal_those_of_transformers_with_pillow(name: str, index: int) -> None:
+    arrays, image = golden_of(name).arrays, images_of(name)[index]
+    pixels = np.concatenate([item.patches for item in image.items])
+    assert np.array_equal(pixels, arrays[f"pixels_{index}"])
+    assert image.num_tokens == len(arrays[f"features_{index}"])
+    config = read_image_processor(golden_of(name).path)
+    assert config is not None
+    assert count_tokens(*SIZES[index], config) == [item.num_tokens for item in image.items]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_default_image_processor_differs_by_one_shade_where_pixels_are_resized_once(name: str) -> None:
+    """torchvision rounds weights to 16 bits, Pillow to 32: tiles, which are resized up to three times, add it up."""
+    changes = np.concatenate([golden_of(name).arrays[f"default_{index}"].ravel() for index in range(len(SIZES))])
+    far = np.abs(changes) > 1
+    assert np.abs(changes).max() <= 4
+    assert far.mean() < (5e-4 if name.startswith(("smolvlm", "idefics3")) else 1e-9)
+
+
+@pytest.mark.parametrize("count", PROMPTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_prompts_have_the_tokens_of_transformers(name: str, count: int) -> None:
+    assert prompt_of(name, count).tolist() == golden_of(name).arrays[f"ids_{count}"].tolist()
+
+
+def prompt_of(name: str, count: int) -> np.ndarray:
+    """Return the tokens of a golden's prompt as our tokenizer and processor make them."""
+    config = read_image_processor(golden_of(name).path)
+    assert config is not None
+    text, chosen = PROMPTS[count]
+    before, after = ("<|vision_start|>", "<|vision_end|>") if name in WITH_SECTIONS else ("", "")
+    places = [f"{before}{images_of(name)[index].text}{after}" for index in chosen]
+    return model_of(name).tokens(text.format(*places))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_features_of_pictures_in_one_call_equal_transformers(name: str) -> None:
+    for index, rows in enumerate(rows_of(name)):
+        np.testing.assert_allclose(rows, golden_of(name).arrays[f"features_{index}"], atol=1e-4, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_features_of_a_picture_do_not_depend_on_those_beside_it(name: str) -> None:
+    for image, together in zip(images_of(name), rows_of(name), strict=True):
+        alone = np.concatenate(model_of(name).encode(list(image.items), NUM_PATCHES))
+        np.testing.assert_allclose(alone, together, atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.versions
+@pytest.mark.parametrize("count", PROMPTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_and_greedy_tokens_after_images_equal_transformers(name: str, count: int) -> None:
+    arrays, chosen = golden_of(name).arrays, PROMPTS[count][1]
+    items = [item for index in chosen for item in images_of(name)[index].items]
+    rows = [rows_of(name)[index] for index in chosen]
+    outputs = arrays[f"outputs_{count}"]
+    logits, found = model_of(name).run(arrays[f"ids_{count}"], items, rows, len(outputs))
+    np.testing.assert_allclose(logits, arrays[f"logits_{count}"], atol=1e-3, rtol=0)
+    assert found.tolist() == outputs.tolist()
+
+
+@pytest.mark.parametrize("count", PROMPTS)
+@pytest.mark.parametrize("name", WITH_SECTIONS)
+def test_three_positions_of_each_token_equal_those_of_transformers(name: str, count: int) -> None:
+    arrays = golden_of(name).arrays
+    config = read_image_processor(golden_of(name).path)
+    assert config is not None
+    tokens = arrays[f"ids_{count}"]
+    items = [item for index in PROMPTS[count][1] for item in images_of(name)[index].items]
+    spans = image_spans(tokens, config.image_token_id, [item.num_tokens for item in items])
+    positions, delta = mrope_positions(len(tokens), spans, [item.grid for item in items], config.merge)
+    assert positions.tolist() == arrays[f"positions_{count}"].tolist()
+    assert [delta] == arrays[f"delta_{count}"].tolist()

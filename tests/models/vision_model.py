@@ -1,0 +1,145 @@
+"""A checkpoint that reads images, without an engine: processed images, the tower's rows, and a decoder with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from jaxserve.checkpoint.image_processor import read_image_processor
+from jaxserve.frontend.images.positions import image_spans, mrope_positions
+from jaxserve.frontend.images.processor import EncoderItem, ProcessedImage, process_image
+from jaxserve.layers.attention import StepContext
+from jaxserve.layers.cache import Cache, pages_shape
+from jaxserve.layers.policy import plain
+from jaxserve.layers.rope import rotation
+from jaxserve.models.decoder import ImageTokens
+from jaxserve.models.registry import decoder_of, open_model, with_vision
+from jaxserve.models.skeleton import make_skeleton
+from jaxserve.sharding.mesh import make_sharding
+from jaxserve.sharding.rules import MeshShape
+from jaxserve.tokenizer.tokenizer import load_tokenizer
+from jaxserve.weights.loader import load_params
+from tests.models.goldens import DATA
+from tests.models.one_row import PAGE_SIZE, new_cache, step_context
+from tests.models.pictures import picture
+
+SIZES = ((80, 50), (30, 45), (20, 22))
+"""Widths and heights of the goldens' pictures."""
+PROMPTS = {1: ("Look: {}\nhello", (0,)), 3: ("{} and {}, then{}?\n\nHow are you", (2, 0, 1))}
+"""Number of pictures: the text with a place for each, and the pictures."""
+NUM_LOGITS = 8
+
+
+@dataclass(frozen=True)
+class VisionGolden:
+    """A tiny checkpoint of tests/models/data/vision, and transformers' arrays: see tests/tools/make_vision_goldens.py."""
+
+    name: str
+
+    @property
+    def path(self) -> Path:
+        return DATA / "vision" / self.name
+
+    @cached_property
+    def arrays(self) -> dict[str, np.ndarray]:
+        with np.load(self.path / "golden.npz", allow_pickle=False) as arrays:
+            return dict(arrays)
+
+
+def process(path: Path, index: int) -> ProcessedImage:
+    """Process a golden's picture."""
+    config = read_image_processor(path)
+    assert config is not None, "a checkpoint that reads images"
+    return process_image(picture(*SIZES[index], index), config)
+
+
+class VisionModel:
+    """One prompt with images, which grows."""
+
+    def __init__(self, path: Path) -> None:
+        checkpoint = open_model(path)
+        decoder = with_vision(decoder_of(checkpoint), path, checkpoint.config)
+        assert decoder.vision is not None, "a checkpoint that reads images"
+        self.config, self.vision = decoder, decoder.vision
+        policy = plain(jnp.dtype("float32"))
+        skeleton, sharding = make_skeleton(decoder, policy), make_sharding(decoder, MeshShape())
+        self._mesh = sharding.mesh.abstract_mesh
+        self._params = load_params(checkpoint, skeleton, sharding, lambda *_: None)
+        self._tokenizer = load_tokenizer(path)
+        self._new_cache = lambda pages: new_cache(decoder, pages, "float32", policy.activations, sharding)
+
+        def encode(params: tuple[Array, ...], patches: Array, positions: Array, image_ids: Array) -> Array:
+            vision = skeleton.build(params).vision
+            assert vision is not None, "a model with a tower"
+            return vision.encode(patches, positions, image_ids)
+
+        def compute(
+            params: tuple[Array, ...], cache: Cache, tokens: Array, first: Array, rope: Array, images: ImageTokens
+        ) -> tuple[Array, Cache]:
+            step: StepContext = step_context(decoder, pages_of(cache), first, len(tokens))
+            if self.vision.mrope_sections is not None:
+                step = step._replace(rotation=rotation(decoder, rope))
+            model = skeleton.build(params)
+            hidden, cache = model.hidden(tokens, cache, step, images)
+            last = hidden[-NUM_LOGITS:]
+            return model.logits(last, jnp.int32(len(last))), cache
+
+        self._encode, self._compute = jax.jit(encode), jax.jit(compute)
+
+    def encode(self, items: list[EncoderItem], num_patches: int) -> list[np.ndarray]:
+        """Return the rows of each item, all encoded in one call of `num_patches` patches."""
+        counts = [len(item.patches) for item in items]
+        patches = np.full((num_patches, self.vision.patch_values), 7, np.uint8)
+        positions, image_ids = np.zeros((num_patches, 2), np.int32), np.full(num_patches, -1, np.int32)
+        patches[: sum(counts)] = np.concatenate([item.patches for item in items])
+        positions[: sum(counts)] = np.concatenate([item.positions for item in items])
+        image_ids[: sum(counts)] = np.repeat(np.arange(len(items)), counts)
+        with jax.sharding.use_abstract_mesh(self._mesh):
+            rows = np.asarray(self._encode(self._params, patches, positions, image_ids))
+        ends = np.cumsum([item.num_tokens for item in items])
+        return np.split(rows[: ends[-1]], ends[:-1])
+
+    def tokens(self, text: str) -> np.ndarray:
+        """Encode a prompt in which images have been replaced by their text."""
+        return np.asarray(self._tokenizer.encode(text), np.int32)
+
+    def run(
+        self, token_ids: np.ndarray, items: list[EncoderItem], rows: list[np.ndarray], num_outputs: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the logits (8, V) of the prompt's last tokens, and the greedy tokens after it."""
+        spans = image_spans(token_ids, self.vision.image_token_id, [item.num_tokens for item in items])
+        embeddings = np.concatenate(rows) if rows else np.zeros((1, self.vision.row_width), np.float32)
+        which = np.full(len(token_ids), -1, np.int32)
+        which[token_ids == self.vision.image_token_id] = np.arange(sum(span.length for span in spans))
+        rope, delta = mrope_positions(len(token_ids), spans, [item.grid for item in items], self.vision.merge)
+        length = len(token_ids)
+        cache = self._new_cache(-(-(length + num_outputs) // PAGE_SIZE))
+        logits, cache = self._step(cache, token_ids, 0, rope, ImageTokens(embeddings, which))
+        outputs = [int(logits[-1].argmax())]
+        nothing = ImageTokens(embeddings, np.array([-1], np.int32))
+        while len(outputs) < num_outputs:
+            position = length + len(outputs) - 1
+            more, cache = self._step(
+                cache, np.array(outputs[-1:]), position, np.full((3, 1), position + delta), nothing
+            )
+            outputs.append(int(more[-1].argmax()))
+        return logits, np.array(outputs)
+
+    def _step(
+        self, cache: Cache, tokens: np.ndarray, first: int, rope: np.ndarray, images: ImageTokens
+    ) -> tuple[np.ndarray, Cache]:
+        arguments = jnp.asarray(tokens, jnp.int32), jnp.int32(first), jnp.asarray(rope, jnp.int32), images
+        with jax.sharding.use_abstract_mesh(self._mesh):
+            logits, cache = self._compute(self._params, cache, *arguments)
+        return np.asarray(logits), cache
+
+
+def pages_of(cache: Cache) -> int:
+    """Return the pages of a cache for one text."""
+    return pages_shape(cache)[1] - 1

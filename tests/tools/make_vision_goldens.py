@@ -1,0 +1,242 @@
+"""Write the tiny checkpoints of tests/models/data/vision and what transformers computes with them.
+
+Run from the repository root where torch, torchvision and transformers are installed:
+python tests/tools/make_vision_goldens.py [NAME ...]
+A folder holds what a published model holds and golden.npz, computed in float32 with eager attention from exactly those
+files. Picture number i of `SIZES` is tests.models.pictures.picture(width, height, i):
+    pixels_i (P, F) uint8, patches in the order of `EncoderItem`, of all items, by the image processor that uses Pillow;
+    default_i (P, F) int16, added to them by the default one, which uses torchvision; features_i (N, W) float32;
+    ids_1, ids_3 (T) int32, the processor's tokens of the prompts PROMPTS with 1 and 3 pictures; logits_1, logits_3
+    (8, V) float32 of the last 8 positions; outputs_1, outputs_3 (24) int32, greedy and not stopping at end tokens;
+    positions_3 (3, T) and delta_3 of models with M-RoPE.
+Seeds are tried until no two best logits come close and the pictures matter.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+import torch
+import transformers
+from make_goldens import CORPUS, random_weights
+from vision_checkpoints import BOS, EOS, SIZES, VISION_CHECKPOINTS, VOCAB_SIZE, VisionCheckpoint
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from tests.models.pictures import picture
+
+DATA = Path(__file__).parents[1] / "models" / "data" / "vision"
+NUM_TOKENS, NUM_LOGITS, MIN_GAP, MIN_MOVED = 24, 8, 5e-3, 0.1
+PROMPTS = {1: ("Look: {}\nhello", (0,)), 3: ("{} and {}, then{}?\n\nHow are you", (2, 0, 1))}
+"""Number of pictures: the text with a place for each, and the pictures."""
+
+
+def save_tokenizer(folder: Path, tiny: VisionCheckpoint) -> None:
+    """Write a byte-level BPE with the control tokens of the checkpoint's images."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        min_frequency=1,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>", *tiny.markers],
+        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([CORPUS + "\n\n\n a\n\nb"], trainer)
+    assert tokenizer.get_vocab_size() == VOCAB_SIZE
+    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+    config: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<|endoftext|>",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "add_bos_token": False,
+        "clean_up_tokenization_spaces": False,
+        "extra_special_tokens": tiny.named_tokens,
+        "chat_template": chat_template(tiny.placeholder),
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
+
+
+def chat_template(placeholder: str) -> str:
+    """Return a template that writes `placeholder` for each image of a message."""
+    return (
+        "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+        "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+        "{% if part['type'] == 'image' %}{{ '" + placeholder + "' }}{% elif part['type'] == 'text' %}"
+        "{{ part['text'] }}{% endif %}{% endfor %}{% endif %}{{ '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+
+
+def random_tower(model: Any, seed: int) -> None:
+    """Give towers and connectors weights under which patches attend unevenly."""
+    generator = torch.Generator().manual_seed(1000 + seed)
+    for name, weight in model.named_parameters():
+        if "language_model" in name or "text_model" in name or "lm_head" in name:
+            continue
+        noise = torch.randn(weight.shape, generator=generator)
+        fan_in = weight.shape[0] if name.endswith("projection_weight") else weight.numel() // weight.shape[0]
+        if "norm" in name and name.endswith("weight"):
+            value = (0 if "soft_emb_norm" in name else 1) + 0.2 * noise
+        elif name.endswith("bias"):
+            value = 0.2 * noise
+        elif "pos_embed" in name or "position_embedding" in name:
+            value = 0.5 * noise
+        else:
+            value = 1.3 * noise / fan_in**0.5
+        weight.data.copy_(value)
+
+
+def load(folder: Path) -> Any:
+    """Return the folder's model in float32."""
+    hf = json.loads((folder / "config.json").read_text())
+    kinds = {"attn_implementation": "eager", "experts_implementation": "eager"}
+    return getattr(transformers, hf["architectures"][0]).from_pretrained(folder, dtype=torch.float32, **kinds).eval()
+
+
+def make_processor(folder: Path, tiny: VisionCheckpoint, backend: str | None = "pil") -> Any:
+    """Return transformers' own processor. backend: of its image processor; None: the one that is chosen by default."""
+    images = transformers.AutoImageProcessor.from_pretrained(folder, backend=backend)
+    tokens = transformers.AutoTokenizer.from_pretrained(folder)
+    keys = dict(tiny.processor_keys)
+    if "video_processor" in keys:
+        keys["video_processor"] = getattr(transformers, keys["video_processor"])()
+    return getattr(transformers, tiny.processor_class)(images, tokens, **keys)
+
+
+def inputs(processor: Any, text: str, tiny: VisionCheckpoint, pictures: list[Any]) -> dict[str, Any]:
+    """Return the model's inputs of a prompt."""
+    places = [tiny.placeholder] * len(pictures)
+    return dict(processor(text=[text.format(*places)], images=[pictures], return_tensors="pt"))
+
+
+def patches(given: dict[str, Any], config: dict[str, Any], processor: dict[str, Any]) -> np.ndarray:
+    """Return the pixels of a prompt's pictures as 8-bit patches, block by block."""
+    values, means = given["pixel_values"].double(), torch.tensor(processor["image_mean"], dtype=torch.float64)
+    deviations = torch.tensor(processor["image_std"], dtype=torch.float64)
+    if "image_grid_thw" in given:
+        frames = values.reshape(len(values), 3, 2, -1)
+        assert torch.equal(frames[:, :, 0], frames[:, :, 1])
+        values = frames[:, :, 0]
+    else:
+        size, merge = config["vision_config"]["patch_size"], block_side(config)
+        cut = torch.nn.functional.unfold(values.flatten(0, -4), size, stride=size)  # (tiles, F, P)
+        side = round(cut.shape[-1] ** 0.5)
+        order = [
+            (top + row) * side + left + column
+            for top in range(0, side, merge)
+            for left in range(0, side, merge)
+            for row in range(merge)
+            for column in range(merge)
+        ]
+        values = cut[:, :, order].transpose(1, 2).reshape(-1, 3, size * size)
+    pixels = (values * deviations[:, None] + means[:, None]) * 255
+    assert (pixels - pixels.round()).abs().max() < 1e-3
+    return pixels.round().to(torch.uint8).flatten(1).numpy()
+
+
+def block_side(config: dict[str, Any]) -> int:
+    """Return the patches of a block's side."""
+    if "scale_factor" in config:
+        return int(config["scale_factor"])
+    vision = config["vision_config"]
+    return int(vision["image_size"] // vision["patch_size"] / config["mm_tokens_per_image"] ** 0.5)
+
+
+def features(model: Any, given: dict[str, Any]) -> np.ndarray:
+    """Return embeddings of the prompt's pictures with their deepstack features beside them."""
+    names = ("pixel_values", "pixel_attention_mask", "image_grid_thw")
+    made = model.model.get_image_features(**{name: given[name] for name in names if name in given})
+    main = made.pooler_output
+    main = torch.cat(list(main)) if isinstance(main, list | tuple) else main.flatten(0, -2)
+    deep = [torch.cat(list(level)) for level in getattr(made, "deepstack_features", None) or []]
+    return torch.cat([main, *deep], dim=-1).numpy()
+
+
+@torch.no_grad()
+def golden(folder: Path, tiny: VisionCheckpoint) -> tuple[dict[str, np.ndarray], float, float]:
+    """Return the arrays of golden.npz, the least distance of two best logits, and how much other pictures change them."""
+    model, processor, default = load(folder), make_processor(folder, tiny), make_processor(folder, tiny, None)
+    assert "Torchvision" in str(type(default.image_processor).__mro__), "the default that the documentation names"
+    pictures = [picture(*size, seed) for seed, size in enumerate(SIZES)]
+    arrays, gap, moved = {}, np.inf, np.inf
+    for index, each in enumerate(pictures):
+        given = inputs(processor, "{}", tiny, [each])
+        arrays[f"pixels_{index}"] = patches(given, tiny.config, tiny.processor)
+        arrays[f"features_{index}"] = features(model, given)
+        found = patches(inputs(default, "{}", tiny, [each]), tiny.config, tiny.processor)
+        arrays[f"default_{index}"] = found.astype(np.int16) - arrays[f"pixels_{index}"]
+    for count, (text, chosen) in PROMPTS.items():
+        given = inputs(processor, text, tiny, [pictures[index] for index in chosen])
+        ids = given["input_ids"]
+        logits = model(**given).logits[0, -NUM_LOGITS:]
+        out = model.generate(
+            **given,
+            do_sample=False,
+            max_new_tokens=NUM_TOKENS,
+            eos_token_id=None,
+            pad_token_id=None,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        best = torch.topk(torch.cat(out.logits), 2).values
+        gap = min(gap, float((best[:, 0] - best[:, 1]).min()))
+        others = {**given, "pixel_values": given["pixel_values"].flip(-1)}
+        moved = min(moved, float((model(**others).logits[0, -NUM_LOGITS:] - logits).abs().max()))
+        arrays[f"ids_{count}"] = ids[0].numpy().astype(np.int32)
+        arrays[f"logits_{count}"] = logits.numpy()
+        arrays[f"outputs_{count}"] = out.sequences[0, ids.shape[1] :].numpy().astype(np.int32)
+        if "image_grid_thw" in given:
+            found, delta = model.model.get_rope_index(ids, given["mm_token_type_ids"], given["image_grid_thw"])
+            arrays |= {f"positions_{count}": found[:, 0].numpy().astype(np.int32), f"delta_{count}": delta[0].numpy()}
+    return arrays, gap, moved
+
+
+def make(name: str, tiny: VisionCheckpoint) -> None:
+    """Write one folder."""
+    folder = DATA / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    hf = {**tiny.config, "dtype": "bfloat16"}
+    (folder / "config.json").write_text(json.dumps(hf, indent=1) + "\n")
+    (folder / "preprocessor_config.json").write_text(json.dumps(tiny.processor, indent=1) + "\n")
+    generation = {"bos_token_id": BOS, "eos_token_id": EOS}
+    (folder / "generation_config.json").write_text(json.dumps(generation, indent=1) + "\n")
+    save_tokenizer(folder, tiny)
+    config = transformers.AutoConfig.from_pretrained(folder)
+    for seed in range(60):
+        model = getattr(transformers, hf["architectures"][0])._from_config(config, dtype=torch.float32)
+        random_weights(model, seed)
+        random_tower(model, seed)
+        scratch = folder / "saved"
+        model.to(torch.bfloat16).save_pretrained(scratch)
+        shutil.move(scratch / "model.safetensors", folder / "model.safetensors")
+        shutil.rmtree(scratch)
+        arrays, gap, moved = golden(folder, tiny)
+        distinct = min(len(set(arrays[f"outputs_{count}"].tolist())) for count in PROMPTS)
+        print(f"{name}: seed {seed}, gap {gap:.4f}, pictures move logits by {moved:.2f}, {distinct} distinct tokens")
+        if gap >= MIN_GAP and moved >= MIN_MOVED and distinct >= 6:
+            break
+    else:
+        raise SystemExit(f"{name}: no seed will do")
+    np.savez_compressed(folder / "golden.npz", **arrays)
+    print({key: array.shape for key, array in arrays.items()}, sum(file.stat().st_size for file in folder.iterdir()))
+
+
+def main() -> None:
+    """Write the folders named on the command line, or all."""
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    for name in sys.argv[1:] or VISION_CHECKPOINTS:
+        make(name, VISION_CHECKPOINTS[name])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""The tiny checkpoints of tests/models/data/vision: configs of a tower, a decoder, a preprocessing and a tokenizer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+VOCAB_SIZE = 352
+BOS, EOS = 0, 2
+SIZES = ((80, 50), (30, 45), (20, 22))
+"""Widths and heights of the pictures of a golden."""
+
+
+@dataclass(frozen=True, slots=True)
+class VisionCheckpoint:
+    """One checkpoint: its config, its preprocessing, and the control tokens of its images."""
+
+    config: dict[str, Any]
+    processor: dict[str, Any]
+    processor_class: str
+    placeholder: str
+    """Text of an image in the prompts of the golden."""
+    markers: tuple[str, ...]
+    named_tokens: dict[str, str]
+    """Control tokens under their names in `tokenizer_config.json`."""
+    processor_keys: dict[str, Any]
+    """Further arguments of the processor's class."""
+
+
+_TEXT: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": False,
+    "bos_token_id": BOS,
+    "eos_token_id": EOS,
+    "pad_token_id": 0,
+}
+_SIGLIP: dict[str, Any] = {
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 32,
+    "patch_size": 8,
+}
+_FIRST_MARKER = 3
+"""Id of the first control token of images, after three others."""
+
+
+def _multimodal(architecture: str, model_type: str, text: dict[str, Any], vision: dict[str, Any], **keys: Any) -> Any:
+    return {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "text_config": {**_TEXT, **text},
+        "vision_config": vision,
+        "tie_word_embeddings": False,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        **keys,
+    }
+
+
+def _tiled(architecture: str, model_type: str, processor: str, *, is_split: bool, **text: Any) -> VisionCheckpoint:
+    tiles = tuple(f"<row_{row}_col_{column}>" for row in range(1, 4) for column in range(1, 4))
+    return VisionCheckpoint(
+        _multimodal(
+            architecture,
+            model_type,
+            {"model_type": "llama", "rms_norm_eps": 1e-5, "rope_theta": 1e4, **text},
+            {**_SIGLIP, "model_type": f"{model_type}_vision"},
+            image_token_id=_FIRST_MARKER,
+            scale_factor=2,
+        ),
+        {
+            "image_processor_type": processor,
+            "do_convert_rgb": True,
+            "do_image_splitting": is_split,
+            "do_normalize": True,
+            "do_pad": True,
+            "do_rescale": True,
+            "do_resize": True,
+            "image_mean": [0.5, 0.5, 0.5],
+            "image_std": [0.5, 0.5, 0.5],
+            "max_image_size": {"longest_edge": 32},
+            "resample": 1,
+            "rescale_factor": 1 / 255,
+            "size": {"longest_edge": 70},
+        },
+        "Idefics3Processor",
+        "<image>",
+        ("<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>", *tiles),
+        {},
+        {"image_seq_len": 4},
+    )
+
+
+_QWEN_VISION: dict[str, Any] = {
+    "depth": 3,
+    "hidden_size": 24,
+    "intermediate_size": 40,
+    "num_heads": 2,
+    "patch_size": 8,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+    "out_hidden_size": 48,
+    "num_position_embeddings": 36,
+}
+
+
+def _qwen(architecture: str, model_type: str, text: dict[str, Any], vision: dict[str, Any]) -> VisionCheckpoint:
+    return VisionCheckpoint(
+        _multimodal(
+            architecture,
+            model_type,
+            {"model_type": f"{model_type}_text", "rms_norm_eps": 1e-6, **text},
+            {**_QWEN_VISION, "model_type": f"{model_type}_vision", **vision},
+            image_token_id=_FIRST_MARKER,
+            video_token_id=_FIRST_MARKER + 1,
+            vision_start_token_id=_FIRST_MARKER + 2,
+            vision_end_token_id=_FIRST_MARKER + 3,
+        ),
+        {
+            "image_processor_type": "Qwen2VLImageProcessorFast",
+            "image_mean": [0.5, 0.4, 0.5],
+            "image_std": [0.5, 0.5, 0.25],
+            "merge_size": 2,
+            "patch_size": 8,
+            "temporal_patch_size": 2,
+            "size": {"shortest_edge": 1024, "longest_edge": 3072},
+        },
+        "Qwen3VLProcessor",
+        "<|vision_start|><|image_pad|><|vision_end|>",
+        ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"),
+        {},
+        {"video_processor": "Qwen3VLVideoProcessor"},
+    )
+
+
+_SECTIONS = {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [6, 5, 5], "rope_theta": 1e4}
+
+VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
+    "smolvlm_tiny": _tiled("SmolVLMForConditionalGeneration", "smolvlm", "SmolVLMImageProcessor", is_split=True),
+    "idefics3_tiny": _tiled(
+        "Idefics3ForConditionalGeneration",
+        "idefics3",
+        "Idefics3ImageProcessorFast",
+        is_split=False,
+        num_key_value_heads=4,
+    ),
+    "qwen3_vl_tiny": _qwen(
+        "Qwen3VLForConditionalGeneration",
+        "qwen3_vl",
+        {"head_dim": 32, "rope_parameters": _SECTIONS},
+        {"deepstack_visual_indexes": [2, 0]},
+    ),
+}
