@@ -105,7 +105,12 @@ def test_file_keys_may_stand_flat_or_under_their_section_and_with_dashes(tmp_pat
     assert load_config(file=flat) == load_config(file=nested)
 
 
-ADDRESSES = {"coordinator": "10.0.0.1:7600", "kv_listen": "10.0.0.1:7700", "kv_peers": "10.0.0.1:7700"}
+ADDRESSES = {
+    "coordinator": "10.0.0.1:7600",
+    "placement_group": "ab12",
+    "kv_listen": "10.0.0.1:7700",
+    "kv_peers": "10.0.0.1:7700",
+}
 NEEDED_BESIDE: dict[str, dict[str, object]] = {
     "expert_parallel_size": {"tensor_parallel_size": 300},
     "num_hosts": {"tensor_parallel_size": 300, "host_rank": 1, "coordinator": "10.0.0.1:7600"},
@@ -114,6 +119,7 @@ NEEDED_BESIDE: dict[str, dict[str, object]] = {
     "ssl_keyfile": {"ssl_certfile": "chain.pem"},
     "ssl_ca_certs": {"ssl_certfile": "chain.pem"},
     "placement": {"tensor_parallel_size": 2, "num_hosts": 2},
+    "placement_group": {"tensor_parallel_size": 2, "num_hosts": 2, "placement": "ray"},
 }
 """Settings without which another one's sample is an error."""
 
