@@ -47,7 +47,7 @@ class EngineReplica:
         """settings: arguments of the application. command: starts the server; None: `jaxserve serve` with the settings."""
         self._settings = read_arguments(settings)
         own = self._settings.ray
-        command = command or serve_command({**self._settings.server, **_placement()})
+        command = command or serve_command({**self._settings.server, **_placement(self._settings)})
         cluster = ray.get_runtime_context().gcs_address
         self._server = await ServerProcess.start(command, cluster, own.start_timeout_s)
         self._replica_id = serve.get_replica_context().replica_id.unique_id
@@ -183,10 +183,11 @@ def build(arguments: Mapping[str, Any], command: Sequence[str] | None = None) ->
     return ingress.bind(given, engines.bind(given, None if command is None else list(command)))
 
 
-def _placement() -> dict[str, str]:
+def _placement(settings: AppSettings) -> dict[str, str]:
     """Return the settings that tell the server of this actor where its other hosts are; nothing without such hosts."""
-    group = get_current_placement_group()
-    return {} if group is None else {"placement_group": group.id.hex()}
+    if settings.config.hosts.num_hosts == 1:
+        return {}
+    return {"placement_group": get_current_placement_group().id.hex()}
 
 
 def _scale(settings: AppSettings) -> dict[str, Any]:

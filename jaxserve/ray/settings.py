@@ -96,7 +96,7 @@ def read_arguments(arguments: Mapping[str, Any]) -> AppSettings:
     ray = RaySettings(**values)
     _check(ray)
     server |= _FIXED
-    if int(str(server.get("num_hosts", 1))) > 1:
+    if str(server.get("num_hosts", 1)) != "1":
         server["placement"] = "ray"
     return AppSettings(ray, server, load_config(flags=server))
 

@@ -34,6 +34,7 @@ def test_text_and_typed_values_mean_the_same() -> None:
         ({"port": 80}, "port: replicas on Ray Serve do not have this setting"),
         ({"max_num_seqs": 0}, "--max-num-seqs 0"),
         ({"num_hosts": 2, "tensor_parallel_size": 2, "host_rank": 0}, "host_rank: replicas on Ray Serve do not have"),
+        ({"num_hosts": "two"}, "'two': expected an integer"),
         ({"num_hosts": 2}, "--num-hosts 2: hosts have equally many devices"),
     ],
 )
