@@ -30,6 +30,9 @@ _PREFIXES: Final[Mapping[str, str]] = {
     "vision_tower.": "",
     "connector.modality_projection.": "connector.",
     "multi_modal_projector.": "connector.",
+    "embed_vision.": "connector.",
+    "audio_tower.": "audio.",
+    "embed_audio.": "audio_connector.",
 }
 """Our prefix after VISION by that of a checkpoint, the longer before the shorter."""
 _PARTS: Final[Mapping[str, str]] = {

@@ -292,7 +292,10 @@ def adaptable_modules(decoder: DecoderConfig) -> set[str]:
     """Return the names of all modules that an adapter may change: not experts."""
     modules = set()
     for index, layer in enumerate(decoder.layers):
-        modules |= {f"model.layers.{index}.self_attn.{name}" for name in ("q_proj", "k_proj", "v_proj", "o_proj")}
+        names = {"q_proj", "o_proj"}
+        if layer.kv_source is None:
+            names |= {"k_proj", "v_proj"} if layer.has_value_projection else {"k_proj"}
+        modules |= {f"model.layers.{index}.self_attn.{name}" for name in names}
         if layer.experts is None:
             modules |= {f"model.layers.{index}.mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")}
     return modules

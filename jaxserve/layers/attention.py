@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxserve_kernels.backend import NATIVE
 from jaxserve_kernels.paged_attention import Paging, Scoring, ShardAxes, write_and_attend
 from jaxserve_kernels.rope import Rotation, rotate
 from jaxserve_kernels.segments import Segments
@@ -16,7 +17,7 @@ from jaxtyping import Array, Bool, Float
 from jaxserve.layers.cache import Cache, GroupStep, KVPool, StateSlots, with_group
 from jaxserve.layers.fused import FusedLinear
 from jaxserve.layers.linear import Linear, Tokens
-from jaxserve.layers.norm import RMSNorm
+from jaxserve.layers.norm import RMSNorm, normalized
 from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.cache import CachePlace, LayerPlaces
@@ -72,19 +73,26 @@ class StepContext(NamedTuple):
 
 
 class Attention(nnx.Module):
-    """Projections, optional per-head norms, rotation with KV write and attention, output projection."""
+    """Projections, optional per-head norms, rotation with KV write and attention, output projection.
+
+    A layer that reads another layer's keys and values has queries only, and writes nothing.
+    """
 
     def __init__(self, config: DecoderConfig, layer: LayerConfig, policy: DtypePolicy) -> None:
-        d, h = config.hidden_size, config.head_dim
-        n, k = config.num_heads, config.num_kv_heads
+        d, n = config.hidden_size, config.num_heads
+        k, h = config.kv_shape(layer)
         self.has_output_gate = config.has_output_gate
-        parts = {"q_proj": n * h * (2 if self.has_output_gate else 1), "k_proj": k * h, "v_proj": k * h}
+        parts = {"q_proj": n * h * (2 if self.has_output_gate else 1)}
+        if layer.kv_source is None:
+            parts |= {"k_proj": k * h, "v_proj": k * h} if layer.has_value_projection else {"k_proj": k * h}
         make = partial(Linear, in_dim=d, axes=("kv_heads", "embed"), policy=policy, bias=config.qkv_bias)
         self.qkv_proj = FusedLinear(parts, make, policy, num_units=k)
         self.o_proj = Linear(d, n * h, ("embed", "heads"), policy, bias=config.attention_out_bias)
         self.has_whole_norm = config.qk_norm == "whole"
         self.is_rotated_norm = config.qk_norm == "rotated_heads"
-        self.q_norm, self.k_norm = (_head_norm(config, count, policy) for count in (n, k))
+        self.q_norm = _head_norm(config, n, h, policy)
+        self.k_norm = _head_norm(config, k, h, policy) if layer.kv_source is None else None
+        self.value_eps = config.norm_eps if config.has_value_norm else None
         self.sinks = parameter((n,), ("heads",), jnp.dtype(jnp.float32)) if config.has_sinks else None
         self.layer = layer
         self.scoring = Scoring(
@@ -94,7 +102,7 @@ class Attention(nnx.Module):
         )
         self.out_scale = config.attention_out_scale
         self.shape = (n, k, h)
-        self.backend = policy.backend
+        self.backend, self.is_alike = policy.backend, policy.backend in NATIVE
         self.shards = ShardAxes(policy.rules.mesh_axes("kv_heads"), policy.rules.mesh_axes("pages"))
 
     def __call__(
@@ -105,16 +113,15 @@ class Attention(nnx.Module):
         pool = cache[place.group]
         assert isinstance(pool, KVPool), "a full or sliding group"
         n, k, h = self.shape
-        query, key, value = self.qkv_proj(x, step.tokens)
+        query, *stored = self.qkv_proj(x, step.tokens)
         gate = None
         if self.has_output_gate:
             query, gate = jnp.split(query.reshape(-1, n, 2 * h), 2, -1)
-        if not self.has_whole_norm:
-            query, key = query.reshape(-1, n, h), key.reshape(-1, k, h)
-        if self.q_norm is not None and self.k_norm is not None and not self.is_rotated_norm:
-            query, key = self.q_norm(query), self.k_norm(key)
-        query, key, value = query.reshape(-1, n, h), key.reshape(-1, k, h), value.reshape(-1, k, h)
-        query, key, rotation = self._positioned(query, key, step)
+        query, stored, rotation = self._positioned(query, stored, step)
+        # Without keys and values of its own only their shape counts: the pages hold what another layer wrote.
+        key, value = stored or [jnp.zeros((len(x), k, h), x.dtype)] * 2
+        if self.value_eps is not None:
+            value = normalized(value, self.value_eps, is_alike=self.is_alike).astype(value.dtype)
         with jax.named_scope("paged_attention"):
             attended, *pages = write_and_attend(
                 query,
@@ -128,6 +135,7 @@ class Attention(nnx.Module):
                 sinks=None if self.sinks is None else self.sinks[...],
                 backend=self.backend,
                 shards=self.shards,
+                is_written=self.layer.kv_source is not None,
             )  # (T, N, H)
         if gate is not None:
             attended = attended * jax.nn.sigmoid(gate)
@@ -135,21 +143,33 @@ class Attention(nnx.Module):
         return out if self.out_scale == 1 else out * self.out_scale, with_group(cache, place, KVPool(*pages))
 
     def _positioned(
-        self, query: Float[Array, "T N H"], key: Float[Array, "T K H"], step: StepContext
-    ) -> tuple[Float[Array, "T N H"], Float[Array, "T K H"], Rotation | None]:
-        """Apply what depends on positions and comes before the kernel; return the rotation that the kernel applies."""
-        rotation = step.rotation_of(self.layer)
+        self, query: Array, stored: list[Array], step: StepContext
+    ) -> tuple[Array, list[Array], Rotation | None]:
+        """Return queries, and keys and values if the layer has its own, by heads, and the rotation that the kernel applies.
+
+        Norms and factors by position are applied, and the rotation if it comes before the norms. stored: projected keys,
+        and values if they have a projection.
+        """
+        n, k, h = self.shape
+        heads, counts = [query, *stored[:1]], (n, k)
+        norms = [norm for norm in (self.q_norm, self.k_norm) if norm is not None]
+        if not self.has_whole_norm:
+            heads = [x.reshape(-1, count, h) for x, count in zip(heads, counts, strict=False)]
+        if norms and not self.is_rotated_norm:
+            heads = [norm(x) for x, norm in zip(heads, norms, strict=True)]
+        heads = [x.reshape(-1, count, h) for x, count in zip(heads, counts, strict=False)]
+        values = [x.reshape(-1, k, h) for x in stored[-1:]]
         if step.query_scales is not None:
-            query = query * step.query_scales[:, None, None].astype(query.dtype)
-        if not self.is_rotated_norm or self.q_norm is None or self.k_norm is None:
-            return query, key, rotation
-        if rotation is not None:
-            query, key = rotate(query, rotation), rotate(key, rotation)
-        return self.q_norm(query), self.k_norm(key), None
+            heads[0] = heads[0] * step.query_scales[:, None, None].astype(heads[0].dtype)
+        rotation = step.rotation_of(self.layer)
+        if norms and self.is_rotated_norm:
+            rotated = heads if rotation is None else [rotate(x, rotation) for x in heads]
+            heads, rotation = [norm(x) for x, norm in zip(rotated, norms, strict=True)], None
+        return heads[0], [*heads[1:], *values], rotation
 
 
-def _head_norm(config: DecoderConfig, num_heads: int, policy: DtypePolicy) -> RMSNorm | None:
+def _head_norm(config: DecoderConfig, num_heads: int, head_dim: int, policy: DtypePolicy) -> RMSNorm | None:
     if config.qk_norm == "none":
         return None
-    width = config.head_dim * (num_heads if config.qk_norm == "whole" else 1)
+    width = head_dim * (num_heads if config.qk_norm == "whole" else 1)
     return RMSNorm(width, config.norm_eps, policy, config.norm_weights)

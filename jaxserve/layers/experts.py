@@ -17,6 +17,7 @@ from jaxserve.layers.expert_parallel import by_all_reduce, by_all_to_all, uses_a
 from jaxserve.layers.fused import FusedLinear
 from jaxserve.layers.linear import Linear, Matrix, Tokens
 from jaxserve.layers.mlp import ACTIVATIONS, MLP
+from jaxserve.layers.norm import make_norm
 from jaxserve.layers.param import array_axes, parameter
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.layers.routing import Router, Routing, weighted_sum
@@ -89,10 +90,12 @@ class Experts(nnx.Module):
         )
         self.rules, self.exchange = policy.rules, policy.exchange
 
-    def __call__(self, x: Float[Array, "T D"], tokens: Tokens) -> Float[Array, "T D"]:
-        """Return the block's output, zeros for padding tokens."""
+    def __call__(
+        self, x: Float[Array, "T D"], tokens: Tokens, routed: Float[Array, "T D"] | None = None
+    ) -> Float[Array, "T D"]:
+        """Return the block's output, zeros for padding tokens. routed: the router's input; None: x."""
         with jax.named_scope("route"):
-            routing = self.gate.route(x, tokens)
+            routing = self.gate.route(x if routed is None else routed, tokens)
         made = self._sharded(x, routing)
         if self.shared_experts is not None:
             with jax.named_scope("shared_experts"):
@@ -133,3 +136,18 @@ class Experts(nnx.Module):
         made = (all_reduce(made, x.dtype, widths) if widths else made).astype(x.dtype)
         gathered: Array = jax.lax.all_gather(made, groups, tiled=True)
         return gathered.astype(jnp.float32)
+
+
+class DenseAndExperts(nnx.Module):
+    """Compute norm(mlp(norm(x))) + norm(experts(norm(x))) with four norms; the router reads x itself."""
+
+    def __init__(self, config: DecoderConfig, experts: ExpertsConfig, policy: DtypePolicy) -> None:
+        self.dense = MLP(config, policy)
+        self.sparse = Experts(config, experts, policy)
+        self.pre_dense, self.post_dense, self.pre_sparse, self.post_sparse = (
+            make_norm(config, policy) for _ in range(4)
+        )
+
+    def __call__(self, x: Float[Array, "T D"], tokens: Tokens) -> Float[Array, "T D"]:
+        dense = self.post_dense(self.dense(self.pre_dense(x), tokens))
+        return dense + self.post_sparse(self.sparse(self.pre_sparse(x), tokens, routed=x))

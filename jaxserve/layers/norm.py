@@ -29,12 +29,17 @@ class RMSNorm(nnx.Module):
         self.is_alike = policy.backend in NATIVE
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
-        wide, weight = x.astype(jnp.float32), self.weight[...]
-        scaled = wide * jax.lax.rsqrt(_means(wide * wide, is_alike=self.is_alike) + self.eps)
+        scaled, weight = normalized(x, self.eps, is_alike=self.is_alike), self.weight[...]
         if self.weights == "plain":
             return weight * scaled.astype(x.dtype)
         weight = weight.astype(jnp.float32)
         return (scaled * (weight + 1 if self.weights == "offset" else weight)).astype(x.dtype)
+
+
+def normalized(x: Float[Array, "*rows D"], eps: float, *, is_alike: bool) -> Float[Array, "*rows D"]:
+    """Return x over the root mean square of its last axis, in float32. is_alike: see `_means`."""
+    wide = x.astype(jnp.float32)
+    return wide * jax.lax.rsqrt(_means(wide * wide, is_alike=is_alike) + eps)
 
 
 class LayerNorm(nnx.Module):

@@ -19,10 +19,10 @@ def rotation(config: DecoderConfig, positions: Int[Array, "*3 T"]) -> Rotation:
     """
     frequencies, factor = inverse_frequencies(config)
     if positions.ndim == 1:
-        return _rotation(frequencies, factor, positions[:, None], config.head_dim)
+        return _rotation(frequencies, factor, positions[:, None], config.full_head_dim)
     assert config.vision is not None and config.vision.mrope_sections is not None, "a model with three positions"
     axes = _section_axes(config.vision.mrope_sections, len(frequencies))
-    return _rotation(frequencies, factor, positions[axes].T, config.head_dim)
+    return _rotation(frequencies, factor, positions[axes].T, config.full_head_dim)
 
 
 def _section_axes(sections: tuple[int, int, int], num_frequencies: int) -> np.ndarray:
@@ -40,7 +40,8 @@ def sliding_rotation(config: DecoderConfig, positions: Int[Array, "T"]) -> Rotat
     """Return the rotation of sliding-window layers; None if it is that of the others."""
     if config.sliding_rope_theta is None:
         return None
-    return _rotation(_base(config.sliding_rope_theta, _rotary_dim(config)), 1.0, positions[:, None], config.head_dim)
+    rotary_dim = config.head_dim if config.rotary_dim is None else config.rotary_dim
+    return _rotation(_base(config.sliding_rope_theta, rotary_dim), 1.0, positions[:, None], config.head_dim)
 
 
 def query_scales(config: DecoderConfig, positions: Int[Array, "T"]) -> Float[Array, "T"] | None:
@@ -57,7 +58,7 @@ def row_order(config: DecoderConfig) -> np.ndarray | None:
     Kernels rotate dimension i with i + H / 2 in every model. Pairs that rotate come first, the other dimensions after
     them. Scores do not change, because queries and keys are reordered alike.
     """
-    head_dim, rotary_dim = config.head_dim, _rotary_dim(config)
+    head_dim, rotary_dim = config.full_head_dim, _rotary_dim(config)
     if config.latent is not None or (config.rotary_pairs == "halves" and rotary_dim == head_dim):
         return None  # latent attention reorders queries and keys while it computes them
     turning = np.arange(rotary_dim)
@@ -66,7 +67,7 @@ def row_order(config: DecoderConfig) -> np.ndarray | None:
 
 
 def _rotary_dim(config: DecoderConfig) -> int:
-    return config.head_dim if config.rotary_dim is None else config.rotary_dim
+    return config.full_head_dim if config.rotary_dim is None else config.rotary_dim
 
 
 def _rotation(frequencies: np.ndarray, factor: float, positions: Int[Array, "T _"], head_dim: int) -> Rotation:
@@ -84,6 +85,8 @@ def inverse_frequencies(config: DecoderConfig) -> tuple[np.ndarray, float]:
         return base, 1.0
     if scaling.kind == "linear":
         return base / np.float32(scaling.factor), 1.0
+    if scaling.kind == "proportional":
+        return base[: scaling.num_pairs] / np.float32(scaling.factor), 1.0
     if scaling.kind == "llama3":
         return _llama3(base, scaling), 1.0
     if scaling.kind == "longrope":

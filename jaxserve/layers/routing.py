@@ -6,9 +6,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxserve_kernels.backend import NATIVE
 from jaxtyping import Array, Float, Int
 
 from jaxserve.layers.linear import Linear, Tokens
+from jaxserve.layers.norm import normalized
 from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.experts import ExpertsConfig
@@ -37,15 +39,26 @@ class Router(Linear):
         self.e_score_correction_bias = (
             parameter((config.num_experts,), (None,), jnp.dtype(jnp.float32)) if has_correction else None
         )
+        has_scales = config.router_norm_eps is not None
+        self.scale = parameter((dim,), (None,), policy.vectors) if has_scales else None
+        self.per_expert_scale = parameter((config.num_experts,), (None,), policy.vectors) if has_scales else None
+        self.is_alike = policy.backend in NATIVE
         self.config = config
 
     def route(self, x: Float[Array, "T D"], tokens: Tokens) -> Routing:
         """Choose the experts of every token."""
+        if self.scale is not None and self.config.router_norm_eps is not None:
+            normed = normalized(x, self.config.router_norm_eps, is_alike=self.is_alike).astype(x.dtype)
+            x = normed * self.scale[...] * x.shape[-1] ** -0.5
         logits = self.multiply(x, tokens.num_real)
         if self.bias is not None:
             logits = logits + self.bias[...]
         correction = None if self.e_score_correction_bias is None else self.e_score_correction_bias[...]
-        return route(logits, tokens.num_real, self.config, correction)
+        routing = route(logits, tokens.num_real, self.config, correction)
+        if self.per_expert_scale is None:
+            return routing
+        factors = self.per_expert_scale[...].astype(jnp.float32)[routing.experts]  # of a padding token: any
+        return routing._replace(weights=routing.weights * factors)
 
 
 def route(

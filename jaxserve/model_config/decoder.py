@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -34,9 +36,11 @@ class RopeScaling:
     yarn:    arXiv 2309.00071 (NTK-by-parts, with the attention factor)
     dynamic: NTK-aware base; equals no scaling up to the declared length, and longer contexts are not served
     longrope: arXiv 2402.13753 (one divisor per frequency, with the attention factor)
+    proportional: the first pairs of dimensions rotate with the frequencies that they have where all rotate, the others
+        do not (Gemma 4)
     """
 
-    kind: Literal["linear", "llama3", "yarn", "dynamic", "longrope"]
+    kind: Literal["linear", "llama3", "yarn", "dynamic", "longrope", "proportional"]
     factor: float
     original_max_position: int | None = None
     low_freq_factor: float | None = None
@@ -50,6 +54,8 @@ class RopeScaling:
     """Divisors for contexts up to the original length: see `DecoderConfig.with_context`."""
     long_divisors: tuple[float, ...] | None = None
     """Divisors for longer contexts."""
+    num_pairs: int | None = None
+    """Pairs of dimensions that rotate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +77,12 @@ class LayerConfig:
     """False: no positional encoding in this layer (SmolLM3's NoPE layers)."""
     experts: ExpertsConfig | None = None
     """None: a dense feed-forward block. All layers with experts have the same number and width."""
+    intermediate_size: int | None = None
+    """Width of this layer's dense feed-forward block; None: the model's."""
     num_kv_heads: int | None = None
     """KV heads of this layer; None: the model's."""
+    kv_copies: int = 1
+    """Copies of each of the checkpoint's KV heads among this layer's `num_kv_heads`, if it has its own number."""
     head_dim: int | None = None
     """Head dim of this layer; None: the model's."""
     has_kv: bool = True
@@ -81,6 +91,8 @@ class LayerConfig:
     """Width of the one vector per token that the layer caches instead of keys and values (MLA); None: it has none."""
     kv_source: int | None = None
     """Earlier layer whose cached keys and values this layer reads; None: its own."""
+    has_value_projection: bool = True
+    """False: the values are the projected keys, before norm and rotation."""
     recurrent: RecurrentConfig | None = None
     """A mixer with a state of fixed size; None: there is none."""
 
@@ -128,6 +140,8 @@ class DecoderConfig:
     qk_norm: Literal["none", "heads", "whole", "rotated_heads"] = "none"
     """RMSNorm of queries and keys: over the H of each head (Qwen3), or over all heads together (OLMo 2), before rope;
     or over the H of each head after rope (Hunyuan)."""
+    has_value_norm: bool = False
+    """True if the H values of each head are divided by their root mean square, without weights."""
     norm_placement: NormPlacement = "pre"
     norm_kind: NormKind = "rms"
     """Kind of all norms outside of attention."""
@@ -150,6 +164,10 @@ class DecoderConfig:
     has_sinks: bool = False
     """True if every head has an attention sink: a logit in the softmax without a value."""
     embedding_scale: float = 1.0
+    per_layer_dim: int | None = None  # P
+    """Width of the embedding of each token that every layer gets beside the residual stream (Gemma 4); None: no layer has one."""
+    has_layer_scales: bool = False
+    """True if each layer has a number in the checkpoint that its output is multiplied with (Gemma 4)."""
     residual_scale: float = 1.0
     """Factor on each block's output."""
     logit_scale: float = 1.0
@@ -190,20 +208,35 @@ class DecoderConfig:
         if layer.latent_dim is not None:
             return LayerCache(CacheGroup("latent", head_dim=layer.latent_dim), state, layer.kv_source)
         window = layer.sliding_window if splits_windows else None
-        heads, dim = layer.num_kv_heads or self.num_kv_heads, layer.head_dim or self.head_dim
+        heads, dim = self.kv_shape(layer)
         kind: Literal["full", "sliding"] = "full" if window is None else "sliding"
         return LayerCache(CacheGroup(kind, (), heads, dim, window), state, layer.kv_source)
 
+    def kv_shape(self, layer: LayerConfig) -> tuple[int, int]:
+        """Return the KV heads of a layer with attention, and their dim."""
+        return layer.num_kv_heads or self.num_kv_heads, layer.head_dim or self.head_dim
+
+    @property
+    def full_head_dim(self) -> int:
+        """Head dim of layers with full attention; that of the others if there are none."""
+        dims = (self.kv_shape(layer)[1] for layer in self.layers if layer.has_kv and layer.sliding_window is None)
+        return next(dims, self.head_dim)
+
+    @property
+    def common_kv_heads(self) -> int:
+        """Greatest common divisor of the layers' KV heads: as many devices can split all of them."""
+        return math.gcd(self.num_kv_heads, *(layer.num_kv_heads or 0 for layer in self.layers))
+
     @property
     def kv_width(self) -> int:
-        """Numbers that one layer caches of a token."""
-        return 2 * self.num_kv_heads * self.head_dim if self.latent is None else self.latent.width
+        """Numbers of a token that a layer with attention reads from the cache, on average over such layers."""
+        return self.latent.width if self.latent is not None else 2 * _mean(self, lambda heads, dim: heads * dim)
 
     @property
     def pair_width(self) -> int:
-        """Multiplications of one layer for a query token and a token that it attends to."""
-        width = 2 * self.head_dim if self.latent is None else 2 * self.latent.width
-        return self.num_heads * width
+        """Multiplications of one layer for a query token and a token that it attends to, on average over such layers."""
+        width = _mean(self, lambda _, dim: dim) if self.latent is None else self.latent.width
+        return 2 * self.num_heads * width
 
     @property
     def num_layers(self) -> int:
@@ -226,8 +259,14 @@ class DecoderConfig:
 
     @property
     def spare_tensors(self) -> frozenset[str]:
-        """Tensors a checkpoint may hold that are not loaded."""
-        return frozenset({"lm_head.weight"}) if self.tied_embeddings else frozenset()
+        """Tensors a checkpoint may hold that are not loaded: a tied head, and keys and values of layers that read others'."""
+        unused = {
+            f"model.layers.{index}.self_attn.{name}.weight"
+            for index, layer in enumerate(self.layers)
+            if layer.kv_source is not None
+            for name in ("k_proj", "v_proj", "k_norm")
+        }
+        return frozenset(unused | ({"lm_head.weight"} if self.tied_embeddings else set()))
 
     def with_context(self, max_model_len: int | None) -> DecoderConfig:
         """Return the config for a server whose longest text has `max_model_len` tokens; None: as declared.
@@ -247,10 +286,30 @@ class DecoderConfig:
         If they are a multiple of the KV heads, and divide the query heads, every device gets one KV head: as many devices
         as share a KV head hold a copy of its weights and of its cache, and each attends with its own query heads.
         """
-        stored = self.num_stored_kv_heads
-        is_copied = num_devices % stored == 0 and self.num_heads % num_devices == 0
-        copies = num_devices // stored if is_copied else 1
-        return self if copies == self.kv_copies else replace(self, num_kv_heads=stored * copies, kv_copies=copies)
+        copies = _copies(self.num_stored_kv_heads, self.num_heads, num_devices)
+        layers = tuple(_layer_for_devices(layer, self.num_heads, num_devices) for layer in self.layers)
+        if copies == self.kv_copies and layers == self.layers:
+            return self
+        return replace(self, num_kv_heads=self.num_stored_kv_heads * copies, kv_copies=copies, layers=layers)
+
+
+def _layer_for_devices(layer: LayerConfig, num_heads: int, num_devices: int) -> LayerConfig:
+    if layer.num_kv_heads is None:
+        return layer
+    stored = layer.num_kv_heads // layer.kv_copies
+    copies = _copies(stored, num_heads, num_devices)
+    return replace(layer, num_kv_heads=stored * copies, kv_copies=copies)
+
+
+def _copies(stored: int, num_heads: int, num_devices: int) -> int:
+    is_copied = num_devices % stored == 0 and num_heads % num_devices == 0
+    return num_devices // stored if is_copied else 1
+
+
+def _mean(config: DecoderConfig, width: Callable[[int, int], int]) -> int:
+    """Return the mean of a number that follows from KV heads and their dim, over the layers with attention."""
+    widths = [width(*config.kv_shape(layer)) for layer in config.layers if layer.has_kv]
+    return sum(widths) // len(widths)
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,12 @@ class ExpertsConfig:
     """Width of the shared expert, which every token uses with weight 1; None: there is none."""
     has_shared_gate: bool = False
     """True if the shared expert's output is multiplied by sigmoid of a score (Qwen2-MoE)."""
+    has_dense: bool = False
+    """True if the layer has a dense feed-forward block as well. Each reads a norm of its own of the layer's input, and their
+    outputs, each normalised, are added (Gemma 4)."""
+    router_norm_eps: float | None = None
+    """Epsilon of a router that normalises its input and scales its dimensions, and multiplies each expert's weight with a
+    number of its own (Gemma 4); None: it does not."""
     has_biases: bool = False
     """True if the router and every matmul of an expert have a bias."""
     clamp: ClampedGate | None = None

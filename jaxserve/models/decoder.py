@@ -18,15 +18,17 @@ from jaxtyping import Array, Float, Int
 
 from jaxserve.layers.attention import Attention, StepContext
 from jaxserve.layers.cache import Cache
-from jaxserve.layers.experts import Experts
+from jaxserve.layers.experts import DenseAndExperts, Experts
 from jaxserve.layers.latent_attention import LatentAttention
 from jaxserve.layers.linear import Embedding
 from jaxserve.layers.mixers import MIXERS, mix, with_segments
 from jaxserve.layers.mlp import MLP
 from jaxserve.layers.norm import make_norm
+from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.cache import LayerPlaces
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, NormPlacement
+from jaxserve.models.per_layer import PerLayerBlock, PerLayerInputs
 from jaxserve.models.vision import VisionTower
 
 _NORMS: Final[Mapping[NormPlacement, tuple[str | None, str | None, str | None, str | None]]] = {
@@ -73,6 +75,8 @@ class DecoderLayer(nnx.Module):
 
     def __init__(self, config: DecoderConfig, layer: LayerConfig, policy: DtypePolicy) -> None:
         self.norms = _NORMS[config.norm_placement]
+        if layer.experts is not None and layer.experts.has_dense:
+            self.norms = (*self.norms[:2], None, self.norms[3])  # each of the two blocks normalises its own input
         for name in filter(None, self.norms):
             setattr(self, name, make_norm(config, policy))
         attention = Attention if config.latent is None else LatentAttention
@@ -82,13 +86,21 @@ class DecoderLayer(nnx.Module):
         if layer.recurrent is not None:
             self.mixer, make = MIXERS[type(layer.recurrent)]
             setattr(self, self.mixer, make(config, layer.recurrent, policy))
-        self.mlp = MLP(config, policy) if layer.experts is None else Experts(config, layer.experts, policy)
+        self.mlp = _feed_forward(config, layer, policy)
+        self.per_layer = None if config.per_layer_dim is None else PerLayerBlock(config, config.per_layer_dim, policy)
+        self.layer_scalar = parameter((1,), (None,), policy.vectors) if config.has_layer_scales else None
         self.residual_scale = config.residual_scale
         self.is_parallel = config.norm_placement == "parallel"
 
     def __call__(
-        self, x: Float[Array, "T D"], cache: Cache, places: LayerPlaces, step: StepContext
+        self,
+        x: Float[Array, "T D"],
+        cache: Cache,
+        places: LayerPlaces,
+        step: StepContext,
+        own: Float[Array, "T P"] | None = None,
     ) -> tuple[Float[Array, "T D"], Cache]:
+        """Return the layer's output and the cache. own: the layer's share of the inputs of `PerLayerInputs`."""
         pre_attention, post_attention, pre_mlp, post_mlp = map(self._norm, self.norms)
         with jax.named_scope("attention"):
             normed = pre_attention(x)
@@ -96,7 +108,10 @@ class DecoderLayer(nnx.Module):
         x = x + scaled(post_attention(mixed), self.residual_scale)
         with jax.named_scope("mlp"):
             made = self.mlp(normed if self.is_parallel else pre_mlp(x), step.tokens)
-        return x + scaled(post_mlp(made), self.residual_scale), cache
+        x = x + scaled(post_mlp(made), self.residual_scale)
+        if self.per_layer is not None and own is not None:
+            x = x + self.per_layer(x, own, step.tokens)
+        return x if self.layer_scalar is None else x * self.layer_scalar[...], cache
 
     def _mixed(
         self, x: Float[Array, "T D"], cache: Cache, places: LayerPlaces, step: StepContext
@@ -115,6 +130,12 @@ class DecoderLayer(nnx.Module):
         return (lambda x: x) if name is None else getattr(self, name)
 
 
+def _feed_forward(config: DecoderConfig, layer: LayerConfig, policy: DtypePolicy) -> MLP | Experts | DenseAndExperts:
+    if layer.experts is None:
+        return MLP(config, policy, width=layer.intermediate_size)
+    return (DenseAndExperts if layer.experts.has_dense else Experts)(config, layer.experts, policy)
+
+
 def scaled(x: Array, factor: float) -> Array:
     """Return x * factor in the dtype of x."""
     return x if factor == 1 else x * factor
@@ -125,6 +146,8 @@ class DecoderStack(nnx.Module):
 
     def __init__(self, config: DecoderConfig, policy: DtypePolicy) -> None:
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, policy)
+        dim = config.per_layer_dim
+        self.per_layer = None if dim is None else PerLayerInputs(config, dim, policy)
         self.layers = nnx.List([DecoderLayer(config, layer, policy) for layer in config.layers])
         self.norm = make_norm(config, policy)
 
@@ -155,9 +178,11 @@ class Decoder(nnx.Module):
             x = scaled(self.model.embed_tokens(token_ids), self.config.embedding_scale)  # (T, D)
             if images is not None:
                 x = images.replace(x)
+            make = self.model.per_layer
+            own = None if make is None else make(token_ids, x, step.tokens)  # (T, L, P)
         for index, (layer, places) in enumerate(zip(self.model.layers, self.config.cache.places, strict=True)):
             with jax.named_scope(f"layer_{index}"):
-                x, cache = layer(x, cache, places, step)
+                x, cache = layer(x, cache, places, step, None if own is None else own[:, index])
                 if images is not None:
                     x = images.add_deepstack(x, index)
         return self.model.norm(x), cache

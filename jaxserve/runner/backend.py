@@ -88,8 +88,14 @@ def _why_not_pallas(
         found = ".".join(map(str, chip.capability or ())) or "unknown"
         return f"compute capability {found}: only 9.0 (Hopper)"
     page_size = page_tokens(chip.platform, config.cache.block_size)
-    pool_shape = (decoder.num_layers, 1, decoder.num_kv_heads, page_size, decoder.head_dim)
-    return unsupported(_PALLAS[chip.platform], decoder.num_heads, pool_shape, dtype, kv_dtype)
+    if chip.platform == "tpu" and any(layer.kv_source is not None for layer in decoder.layers):
+        return "no kernel for layers that read other layers' keys and values yet"
+    for group in decoder.cache.paged:
+        pool_shape = (group.num_layers, 1, group.num_kv_heads, page_size, group.head_dim)
+        reason = unsupported(_PALLAS[chip.platform], decoder.num_heads, pool_shape, dtype, kv_dtype)
+        if reason is not None:
+            return reason
+    return None
 
 
 def _refuse_cpu_kernels(config: Config, chip: Chip) -> None:

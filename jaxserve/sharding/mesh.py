@@ -17,7 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxserve.errors import ConfigError
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
-from jaxserve.sharding.rules import Axes, AxisRules, MeshShape, axis_rules
+from jaxserve.sharding.rules import Axes, AxisRules, MeshShape, axis_rules, common_kv_heads
 
 _LOG = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ def _split_counts(config: DecoderConfig | EncoderConfig, shape: MeshShape) -> li
     counts = [
         ("vocab", config.vocab_size, shape.num_devices),
         ("ffn", config.intermediate_size, shape.num_devices),
-        ("kv_heads", config.num_kv_heads, shape.tensor),
+        ("kv_heads", common_kv_heads(config), shape.tensor),
     ]
     if isinstance(config, DecoderConfig) and config.experts is not None:
         counts.append(("expert_ffn", config.experts.intermediate_size, shape.num_devices // shape.expert))

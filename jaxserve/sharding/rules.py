@@ -84,6 +84,11 @@ def cache_shards(config: DecoderConfig, rules: AxisRules) -> int:
     return rules.count("pages") * (rules.count("kv_heads") if config.latent is None else 1)
 
 
+def common_kv_heads(config: DecoderConfig | EncoderConfig) -> int:
+    """Return the greatest number of devices that can split the KV heads of all layers."""
+    return config.common_kv_heads if isinstance(config, DecoderConfig) else config.num_kv_heads
+
+
 def axis_rules(config: DecoderConfig | EncoderConfig, shape: MeshShape) -> AxisRules:
     """Split every logical axis that divides evenly over the devices; the others are replicated."""
     sizes = shape.sizes
@@ -97,7 +102,7 @@ def axis_rules(config: DecoderConfig | EncoderConfig, shape: MeshShape) -> AxisR
     table = {
         "vocab": split(config.vocab_size, every, heads),
         "ffn": split(config.intermediate_size, every, heads),
-        "kv_heads": split(config.num_kv_heads, heads),
+        "kv_heads": split(common_kv_heads(config), heads),
         "pages": tuple(axis for axis in every if axis == DATA),
     }
     table["heads"] = table["kv_heads"]  # attention needs no exchange

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Final
 
@@ -20,6 +21,7 @@ Ranges = tuple[range, ...]
 """A part of an array: a range of each dimension."""
 _ROTATED: Final = ("q_proj", "k_proj", "q_norm", "k_norm")
 _OF_KV_HEADS: Final = ("k_proj", "v_proj")
+_LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
 _ADDED: Final = ".lora_B"
 """Adapters of queries and keys: their up matrices have rows in the same order."""
 
@@ -70,7 +72,7 @@ class TensorReader:
         if copies == 1:
             return self._read_stored(name, rows, columns)
         assert isinstance(self._config, DecoderConfig), "only decoders have copies"
-        size = self._checkpoint.tensors[name].shape[0] // self._config.num_stored_kv_heads
+        size = self._checkpoint.tensors[name].shape[0] // _kv_heads(name, self._config)[0]
         if rows.start % size or rows.stop % size:
             raise ValueError(f"{name}: rows {rows.start} to {rows.stop} are not whole heads of {size}")
         heads = np.arange(rows.start // size, rows.stop // size) // copies
@@ -105,7 +107,16 @@ def kv_copies(name: str, config: DecoderConfig | EncoderConfig) -> int:
     if not isinstance(config, DecoderConfig) or name.startswith(VISION):
         return 1
     copied = (*_OF_KV_HEADS, "k_norm") if config.qk_norm == "whole" else _OF_KV_HEADS
-    return config.kv_copies if _module(name).endswith(copied) else 1
+    return _kv_heads(name, config)[1] if _module(name).endswith(copied) else 1
+
+
+def _kv_heads(name: str, config: DecoderConfig) -> tuple[int, int]:
+    """Return the KV heads that the checkpoint has in a tensor's layer, and the copies of each."""
+    found = _LAYER.match(name)
+    layer = None if found is None else config.layers[int(found[1])]
+    if layer is None or layer.num_kv_heads is None:
+        return config.num_stored_kv_heads, config.kv_copies
+    return layer.num_kv_heads // layer.kv_copies, layer.kv_copies
 
 
 def _is_rotated(name: str) -> bool:

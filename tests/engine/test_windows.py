@@ -9,22 +9,28 @@ import numpy as np
 import pytest
 
 from tests.engine.model_engine import ModelEngine, request
-from tests.models.goldens import golden_checkpoint
+from tests.models.goldens import GoldenCheckpoint, golden_checkpoint
 
 pytestmark = [pytest.mark.slow]
-NAME = "gemma2_tiny"
-"""Two layers of four have a window of 8 tokens."""
+CASES = (
+    ("gemma2_tiny", "xla"),
+    ("gemma2_tiny", "native"),
+    ("gemma4_tiny", "native"),  # layers that read other layers' pages, two head dims, embeddings of each layer
+    ("gemma4_moe_odd_tiny", "xla"),  # head dims 40 and 72, keys that are values, experts beside the dense block
+)
+"""Models of which about half of the layers have a window of 8 tokens."""
 
 
-@pytest.fixture(scope="module", params=["xla", "native"])
-def engine(request: Any) -> Iterator[ModelEngine]:
-    made = ModelEngine(golden_checkpoint(NAME).path, cpu_kernels=request.param)
-    yield made
+@pytest.fixture(scope="module", params=CASES, ids="-".join)
+def case(request: Any) -> Iterator[tuple[GoldenCheckpoint, ModelEngine]]:
+    name, kernels = request.param
+    made = ModelEngine(golden_checkpoint(name).path, cpu_kernels=kernels)
+    yield golden_checkpoint(name), made
     made.executor.close()
 
 
-def test_tokens_equal_transformers_while_pages_are_freed(engine: ModelEngine) -> None:
-    golden = golden_checkpoint(NAME)
+def test_tokens_equal_transformers_while_pages_are_freed(case: tuple[GoldenCheckpoint, ModelEngine]) -> None:
+    golden, engine = case
     engine.restart()
     (pages,) = engine.kv.groups.windows
     found = engine.run([request("a", golden.prompt_ids, max_tokens=64)])["a"]
@@ -33,8 +39,8 @@ def test_tokens_equal_transformers_while_pages_are_freed(engine: ModelEngine) ->
     assert engine.executor.model_info.windows[0][0] == 8
 
 
-def test_chunks_neighbours_hits_and_preemption_change_no_token(engine: ModelEngine) -> None:
-    golden, rng = golden_checkpoint(NAME), np.random.default_rng(0)
+def test_chunks_neighbours_hits_and_preemption_change_no_token(case: tuple[GoldenCheckpoint, ModelEngine]) -> None:
+    (golden, engine), rng = case, np.random.default_rng(0)
     prompts = [np.concatenate([golden.prompt_ids, rng.integers(3, 200, 1 + 9 * i)]) for i in range(5)]
     messages = [request(str(i), each, max_tokens=30) for i, each in enumerate(prompts)]
     alone = []

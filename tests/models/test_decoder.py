@@ -21,6 +21,8 @@ from tests.models.goldens import GoldenCheckpoint, golden_checkpoint, golden_che
 from tests.models.one_row import PAGE_SIZE, new_cache, step_context
 
 MAX_MODEL_LEN = 128
+GEMMA4 = ("gemma4_tiny", "gemma4_moe_odd_tiny")
+"""Shared keys and values with embeddings of each layer; experts beside the dense block, and heads that differ by layer."""
 
 
 def prompt_logits(
@@ -29,6 +31,7 @@ def prompt_logits(
     """Logits of the last 8 prompt positions, the prompt computed in one mixed pass."""
     checkpoint = open_model(golden.path)
     config = decoder_config(checkpoint.config, checkpoint.generation_config).with_context(MAX_MODEL_LEN)
+    config = config.for_devices(num_devices)
     policy = replace(plain(jnp.dtype(dtype)), fused_for=fused_for, mesh=MeshShape(num_devices))
     skeleton = make_skeleton(config, policy)
     sharding = make_sharding(config, MeshShape(num_devices))
@@ -48,16 +51,16 @@ def prompt_logits(
         return np.asarray(run(params, tokens))
 
 
-@pytest.mark.parametrize("name", ["llama3_tiny", "gemma3_tiny", "gpt_oss_tiny", "qwen3_next_tiny"])
+@pytest.mark.parametrize("name", ["llama3_tiny", "gemma3_tiny", "gpt_oss_tiny", "qwen3_next_tiny", *GEMMA4])
 def test_float32_logits_equal_transformers(name: str) -> None:
-    """A plain decoder, one with most features, one of experts, and a hybrid; test_weight_formats.py has the others."""
+    """A plain decoder, one with most features, one of experts, a hybrid, and layers that differ most; test_weight_formats.py has the others."""
     golden = golden_checkpoint(name)
     np.testing.assert_allclose(prompt_logits(golden, "float32"), golden.logits, atol=1e-4, rtol=0)
 
 
 @pytest.mark.slow
 @pytest.mark.versions
-@pytest.mark.parametrize("name", ["qwen2_tiny", "gpt_oss_tiny", "qwen3_next_tiny", "falcon_h1_tiny"])
+@pytest.mark.parametrize("name", ["qwen2_tiny", "gpt_oss_tiny", "qwen3_next_tiny", "falcon_h1_tiny", *GEMMA4])
 def test_fused_matmuls_with_biases_or_experts_on_two_devices_equal_transformers(name: str) -> None:
     golden = golden_checkpoint(name)
     found = prompt_logits(golden, "float32", num_devices=2, fused_for=2)

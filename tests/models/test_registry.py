@@ -52,6 +52,7 @@ def test_every_family_file_is_found() -> None:
         "FalconH1ForCausalLM",
         "Gemma2ForCausalLM",
         "Gemma3ForCausalLM",
+        "Gemma4ForCausalLM",
         "Glm4ForCausalLM",
         "Glm4MoeForCausalLM",
         "Glm4MoeLiteForCausalLM",

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from jaxserve.checkpoint.protocol import Checkpoint
+from jaxserve.checkpoint.safetensors_file import open_safetensors
 from jaxserve.errors import CheckpointError
 from jaxserve.layers.policy import plain as plain_policy
 from jaxserve.models.registry import decoder_of, open_model, read_decoder
@@ -19,7 +20,13 @@ from jaxserve.weights.loader import check_tensors
 from tests.models.goldens import golden_checkpoint
 from tests.unit.checkpoint.checkpoint_files import write_safetensors
 
-SEEING = {"vision_tower.patch.weight": (4, 4), "multi_modal_projector.norm.weight": (4,), "visual.norm.weight": (4,)}
+SEEING = {
+    "vision_tower.patch.weight": (4, 4),
+    "multi_modal_projector.norm.weight": (4,),
+    "visual.norm.weight": (4,),
+    "audio_tower.norm.weight": (4,),
+    "embed_vision.norm.weight": (4,),
+}
 PREDICTING = "mtp.fc.weight"
 """A tensor of multi-token prediction."""
 SPELLINGS = {
@@ -34,9 +41,10 @@ def seeing_checkpoint(folder: Path, source: str, architecture: str, spelling: st
     prefix, seeing = SPELLINGS[spelling]
     tensors = {seeing + name: np.zeros(shape, np.float32) for name, shape in SEEING.items()}
     tensors[PREDICTING] = np.zeros((4, 4), np.float32)
-    for name in plain.tensors:
-        bare = name if spelling == "old" else name.removeprefix("model.")
-        tensors[name if spelling == "new" and name.startswith("lm_head") else prefix + bare] = plain.read(name)
+    for file in map(open_safetensors, golden_checkpoint(source).path.glob("*.safetensors")):
+        for name in file.tensors:
+            bare = name if spelling == "old" else name.removeprefix("model.")
+            tensors[name if spelling == "new" and name.startswith("lm_head") else prefix + bare] = file.read(name)
     write_safetensors(folder / "model.safetensors", tensors)
     text = {key: value for key, value in plain.config.items() if key not in ("architectures", "eos_token_id")}
     whole = {"architectures": [architecture], "eos_token_id": 2, "vision_config": {"hidden_size": 4}}
@@ -50,6 +58,8 @@ def seeing_checkpoint(folder: Path, source: str, architecture: str, spelling: st
     ("source", "architecture"),
     [
         ("gemma3_tiny", "Gemma3ForConditionalGeneration"),
+        ("gemma4_tiny", "Gemma4ForConditionalGeneration"),
+        ("gemma4_moe_odd_tiny", "Gemma4ForConditionalGeneration"),
         ("mistral_sliding_tiny", "Mistral3ForConditionalGeneration"),
         ("ministral3_tiny", "Mistral3ForConditionalGeneration"),
         ("qwen3_tiny", "Qwen3VLForConditionalGeneration"),

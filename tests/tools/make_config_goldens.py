@@ -10,6 +10,7 @@ rotates; `defaults`, by architecture: what absent keys mean.
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -170,9 +171,16 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
         "layer_types": ["linear_attention", "full_attention"] * 3,
     },
     "falcon_h1": {"architectures": ["FalconH1ForCausalLM"]},
+    "gemma4": {"architectures": ["Gemma4ForCausalLM"], "vocab_size_per_layer_input": 256},
+    "gemma4_last_layer": {
+        "architectures": ["Gemma4ForCausalLM"],
+        "vocab_size_per_layer_input": 256,
+        "sliding_window": 16,
+        "layer_types": ["full_attention", "sliding_attention"] * 3,
+    },
 }
 
-WITH_TEXT_CONFIG = ("Gemma3ForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
+WITH_TEXT_CONFIG = ("Gemma3ForCausalLM", "Gemma4ForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
 ROTATES_WINDOWS = ("Cohere2ForCausalLM", "Exaone4ForCausalLM")
 """Their attention rotates in sliding-window layers only; no key says so."""
 DEFAULTED_KEYS = ("num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias")
@@ -194,7 +202,9 @@ DEFAULTED_KEYS += ("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_
 DEFAULTED_KEYS += ("mamba_conv_bias", "mamba_proj_bias", "mamba_d_ssm", "mamba_norm_before_gate", "mamba_rms_norm")
 DEFAULTED_KEYS += ("projectors_bias", "lm_head_multiplier", "key_multiplier", "attention_in_multiplier")
 DEFAULTED_KEYS += ("attention_out_multiplier", "ssm_in_multiplier", "ssm_out_multiplier", "mlp_multipliers")
-DEFAULTED_KEYS += ("ssm_multipliers", "num_dense_layers", "use_expert_bias")
+DEFAULTED_KEYS += ("ssm_multipliers", "num_dense_layers", "use_expert_bias", "vocab_size_per_layer_input")
+DEFAULTED_KEYS += ("hidden_size_per_layer_input", "attention_k_eq_v", "num_kv_shared_layers", "enable_moe_block")
+DEFAULTED_KEYS += ("use_double_wide_mlp", "top_k_experts")
 
 
 def rope_case(keys: dict[str, Any]) -> dict[str, Any]:
@@ -213,7 +223,9 @@ def layer_case(keys: dict[str, Any]) -> dict[str, Any]:
     """One layers case: the window of each layer (null: none) and whether it rotates."""
     hf = {**SIZES, "num_hidden_layers": 6, "num_key_value_heads": 4, "max_position_embeddings": 8192, **keys}
     config = _config_class(hf["architectures"][0])(
-        **{key: value for key, value in hf.items() if key != "architectures"}
+        **{
+            key: value for key, value in copy.deepcopy(hf).items() if key != "architectures"
+        }  # a config changes its lists
     )
     types = getattr(config, "layer_types", None)
     if types is None:

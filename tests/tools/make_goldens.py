@@ -30,6 +30,7 @@ DATA = Path(__file__).parents[1] / "models" / "data"
 NUM_PROMPT, NUM_LOGITS, NUM_TOKENS = 40, 8, 64
 MIN_DISTINCT, MIN_GAP, MIN_CONTROL, MAX_NOISE = 24, 2e-3, 0.05, 8e-6
 LOGIT_STD = 2.0
+_LAYER_SCALE = ".layer_scalar"
 
 CORPUS = (
     "The quick brown fox jumps over the lazy dog. A server answers many requests at once; each request is a list of "
@@ -49,7 +50,9 @@ def random_weights(model: transformers.PreTrainedModel, seed: int) -> None:
     is_offset = config.model_type.startswith(("qwen3_next", "qwen3_5"))
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
-        if name.endswith(("A_log", ".D")):
+        if config.model_type == "gemma4_text" and (scale := _gemma4_scale(name, config.hidden_size)) is not None:
+            value = scale * (1 + 0.2 * noise)
+        elif name.endswith(("A_log", ".D")):
             value = (1 if name.endswith(".D") else -1) + 0.5 * noise
         elif is_offset and "norm" in name and "linear_attn" not in name:
             value = 0.2 * noise
@@ -65,16 +68,27 @@ def random_weights(model: transformers.PreTrainedModel, seed: int) -> None:
         else:
             value = noise * 1.5 / weight.shape[-1] ** 0.5
         weight.data.copy_(value)
-    for bias in corrections(model).values():
-        bias.copy_(0.2 * torch.randn(bias.shape, generator=generator))
+    for name, buffer in stored_buffers(model).items():
+        noise = 0.2 * torch.randn(buffer.shape, generator=generator)
+        buffer.copy_(1 + noise if name.endswith(_LAYER_SCALE) else noise)
 
 
-def corrections(model: transformers.PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return the routers' correction biases, which transformers keeps in float32, mostly as buffers."""
+def _gemma4_scale(name: str, dim: int) -> float | None:
+    """Return the mean of a parameter that scales: norms are stored whole, and scores are sums over a head; else None."""
+    if name.endswith(("q_norm.weight", "k_norm.weight")):
+        return 0.6
+    if name.endswith(("norm.weight", "norm_1.weight", "norm_2.weight", "per_expert_scale")):
+        return 2.0 if "post_" in name else 1.0
+    return 3 * dim**0.5 if name.endswith("router.scale") else None  # few ties that bfloat16 would decide otherwise
+
+
+def stored_buffers(model: transformers.PreTrainedModel) -> dict[str, torch.Tensor]:
+    """Return the routers' correction biases, which transformers keeps in float32, mostly as buffers, and Gemma 4's factors on
+    the outputs of layers."""
     return {
-        name: bias
-        for name, bias in model.state_dict().items()
-        if name.endswith(("e_score_correction_bias", ".expert_bias"))
+        name: buffer
+        for name, buffer in model.state_dict().items()
+        if name.endswith(("e_score_correction_bias", ".expert_bias", _LAYER_SCALE))
     }
 
 
@@ -96,7 +110,7 @@ def save_weights(model: transformers.PreTrainedModel, tiny: TinyCheckpoint, fold
         for whole, weight in model.named_parameters()
         for name, part in published(whole, weight, model.config.model_type).items()
         if not whole.endswith("e_score_correction_bias")
-    } | {published_correction(name): bias for name, bias in corrections(model).items()}
+    } | {published_correction(name): buffer for name, buffer in stored_buffers(model).items()}
     if tiny.num_shards == 1:
         save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
         return
@@ -122,7 +136,7 @@ def published(name: str, weight: torch.Tensor, model_type: str) -> dict[str, tor
     if model_type == "granitemoehybrid" and above.endswith(".experts"):
         stored = {"gate_up_proj": "input_linear", "down_proj": "output_linear"}[own]
         return {f"{above.removesuffix('.experts')}.{stored}.weight": weight}
-    if not above.endswith(".experts") or model_type in ("gpt_oss", "qwen3_5_moe_text"):
+    if not above.endswith(".experts") or model_type in ("gpt_oss", "qwen3_5_moe_text", "gemma4_text"):
         return {name.replace("block_sparse_moe.router.", "block_sparse_moe.router.layer."): weight}
     parts = dict(zip(names[:2], weight.chunk(2, dim=1), strict=True)) if own == "gate_up_proj" else {names[2]: weight}
     return {

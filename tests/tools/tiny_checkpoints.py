@@ -63,6 +63,27 @@ def _gemma(architecture: str, model_type: str, **keys: Any) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key in keys or key not in ("hidden_act", "rope_theta")}
 
 
+def _gemma4(**keys: Any) -> dict[str, Any]:
+    theta = {"sliding_attention": 10000.0, "full_attention": 100000.0}
+    rope: dict[str, Any] = {kind: {"rope_type": "default", "rope_theta": base} for kind, base in theta.items()}
+    rope["full_attention"] |= {"rope_type": "proportional", "partial_rotary_factor": 0.25}
+    kinds = ["sliding_attention", "full_attention"]
+    config = _config(
+        "Gemma4ForCausalLM",
+        "gemma4_text",
+        **{
+            **SMALL,
+            "hidden_size": 40,
+            "sliding_window": 8,
+            "rope_parameters": rope,
+            "hidden_activation": "gelu_pytorch_tanh",
+            **keys,
+        },
+    )
+    config |= {"layer_types": kinds * (config["num_hidden_layers"] // 2), "tie_word_embeddings": True}
+    return {key: value for key, value in config.items() if key not in ("hidden_act", "rope_theta")}
+
+
 def _cohere(architecture: str, model_type: str, **keys: Any) -> dict[str, Any]:
     config = _config(architecture, model_type, **{**SMALL, "layer_norm_eps": 1e-5, "logit_scale": 0.7, **keys})
     return {key: value for key, value in config.items() if key != "rms_norm_eps"} | {"tie_word_embeddings": True}
@@ -286,6 +307,36 @@ TINY_CHECKPOINTS: dict[str, TinyCheckpoint] = {
             "logit_cap": {"final_logit_softcapping": None},
             "scale": {"query_pre_attn_scalar": 16},
         },
+    ),
+    "gemma4_tiny": TinyCheckpoint(
+        _gemma4(
+            num_hidden_layers=6,
+            num_kv_shared_layers=2,
+            use_double_wide_mlp=True,
+            head_dim=32,
+            global_head_dim=48,
+            vocab_size_per_layer_input=VOCAB_SIZE,
+            hidden_size_per_layer_input=12,
+            final_logit_softcapping=8.0,
+        ),
+        controls={"window": {"sliding_window": 9}, "cap": {"final_logit_softcapping": None}},
+    ),
+    "gemma4_moe_odd_tiny": TinyCheckpoint(
+        _gemma4(
+            num_hidden_layers=4,
+            num_attention_heads=6,
+            num_key_value_heads=2,
+            num_global_key_value_heads=1,
+            attention_k_eq_v=True,
+            head_dim=40,
+            global_head_dim=72,
+            hidden_size_per_layer_input=0,
+            enable_moe_block=True,
+            num_experts=4,
+            top_k_experts=2,
+            moe_intermediate_size=16,
+        ),
+        controls={"window": {"sliding_window": 9}, "experts": {"top_k_experts": 1}},
     ),
     "gemma3_tiny": TinyCheckpoint(
         _gemma(

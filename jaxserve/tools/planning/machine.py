@@ -86,7 +86,7 @@ def with_sizes(config: Config, decoder: DecoderConfig, machine: Machine) -> Conf
 def _candidates(parallel: ParallelConfig, decoder: DecoderConfig, count: int) -> Iterator[ParallelConfig]:
     """Yield sizes that split all heads evenly, the most devices per layer first."""
     for tensor in sorted((n for n in range(1, count + 1) if count % n == 0), reverse=True):
-        num_kv_heads = decoder.for_devices(tensor).num_kv_heads
+        num_kv_heads = decoder.for_devices(tensor).common_kv_heads
         if num_kv_heads % tensor:
             continue
         data, groups = count // tensor, 1

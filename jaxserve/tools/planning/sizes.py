@@ -18,6 +18,7 @@ from jaxserve.quant.names import NO_QUANTIZATION
 from jaxserve.sharding.rules import AxisRules, MeshShape, cache_shards
 
 _EMBEDDING = "model.embed_tokens.weight"
+_LAYER_EMBEDDING = "model.per_layer.embed_tokens.weight"
 _HEAD = "lm_head.weight"
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
@@ -92,7 +93,9 @@ def make_sizes(skeleton: ModelSkeleton, decoder: DecoderConfig | None = None) ->
         return array.num_bytes // math.prod(rules.count(axis) for axis in array.axes)
 
     head = _EMBEDDING if skeleton.config.tied_embeddings else _HEAD
-    matrices = [leaf for leaf in leaves if len(leaf.shape) > 1 and leaf.name not in (_EMBEDDING, _HEAD)]
+    matrices = [
+        leaf for leaf in leaves if len(leaf.shape) > 1 and leaf.name not in (_EMBEDDING, _LAYER_EMBEDDING, _HEAD)
+    ]
     of_experts = [leaf for leaf in leaves if leaf.num_experts is not None]
     heads = [leaf for leaf in skeleton.leaves if leaf.name == head]
     return Sizes(
@@ -124,9 +127,14 @@ def _repeated(skeleton: ModelSkeleton, decoder: DecoderConfig) -> Iterator[LeafS
 
 def _num_copied(config: DecoderConfig) -> int:
     """Return the parameters of copies of KV heads, which the checkpoint does not have."""
-    rows = 2 * (config.num_kv_heads - config.num_stored_kv_heads) * config.head_dim
     per_row = config.hidden_size + config.qkv_bias + (0.5 if config.qk_norm == "whole" else 0)
-    return int(config.num_layers * rows * per_row)
+    rows = 0
+    for layer in (layer for layer in config.layers if layer.has_kv and layer.latent_dim is None):
+        heads, dim = config.kv_shape(layer)
+        copies = config.kv_copies if layer.num_kv_heads is None else layer.kv_copies
+        parts = 0 if layer.kv_source is not None else 1 + layer.has_value_projection
+        rows += parts * (heads - heads // copies) * dim
+    return int(rows * per_row)
 
 
 def _weights_per_token(matrix: LeafSpec, config: DecoderConfig) -> int:
@@ -144,7 +152,8 @@ def estimate_workspace(sizes: Sizes, num_tokens: int, num_rows: int) -> int:
     much if it copies the KV pool.
     """
     decoder, count = sizes.decoder, sizes.rules.count
-    blocks = [3 * decoder.intermediate_size // count("ffn")]
+    widths = (layer.intermediate_size or decoder.intermediate_size for layer in decoder.layers)
+    blocks = [3 * max(widths) // count("ffn")]
     if decoder.experts is not None:
         own = decoder.hidden_size + 3 * decoder.experts.intermediate_size // count("expert_ffn")
         shared = 3 * (decoder.experts.shared_intermediate_size or 0) // count("shared_ffn")

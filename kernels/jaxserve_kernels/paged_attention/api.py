@@ -74,15 +74,20 @@ def write_and_attend(
     scales: KVScales | None = None,
     backend: Backend = "reference",
     shards: ShardAxes = ShardAxes(),  # noqa: B008  (immutable)
+    is_written: bool = False,
 ) -> tuple[Float[Array, "T N H"], Num[Array, "L P K2 S H2"], Num[Array, "L P K2 S H2"]]:
     """Rotate, put the tokens' keys and values into their pages, then attend; returns the pools as well.
 
     One op, because a backend may keep pages in an order of its own: all of a pool's reads and writes have
     to go through the same backend. Under donation the pools are the same buffers. Without `rotation` queries and
     keys are taken as they are. `scales` go with a pool of 8-bit numbers. A pool may have fewer and wider
-    heads than the operands (see `pool_heads`). shards: what the devices of the mesh in context split.
+    heads than the operands (see `pool_heads`). shards: what the devices of the mesh in context split. is_written: another
+    layer wrote the tokens' keys and values; `k` and `v` then count for their shapes only. Not on `mosaic_tpu`, whose
+    kernel attends to a token's key before it is in its page.
     """
     if backend in NATIVE and cpu.supports(q.shape[1], k_pages.shape, k_pages.dtype, scoring):
+        if is_written:  # the kernel always writes: into the null page, as for padding
+            paging = paging._replace(pages=jnp.zeros_like(paging.pages))
         where = (paging.block_tables, paging.kv_lengths, paging.query_starts, paging.pages, paging.slots)
         options: dict[str, Any] = {"rotation": rotation, "scoring": scoring, "sinks": sinks}
         return cpu.write_and_attend(q, k, v, k_pages, v_pages, layer, *where, **options)
@@ -92,7 +97,7 @@ def write_and_attend(
     if scales is not None:  # a score is linear in its key, and the result in the values
         q = (q * jnp.repeat(scales.k, group)[:, None]).astype(q.dtype)
     q, k, v = to_pool_heads(q, *stored(k, v, k_pages.dtype, scales), k_pages.shape)
-    attend = _kernel(backend, scoring, shards)
+    attend = _kernel(backend, scoring, shards, is_written=is_written)
     out, k_pages, v_pages = attend(q, k, v, k_pages, v_pages, layer, paging, sinks)
     out = from_pool_heads(out, num_kv_heads, dim, k_pages.shape)
     if scales is not None:
@@ -100,13 +105,15 @@ def write_and_attend(
     return out, k_pages, v_pages
 
 
-def _kernel(backend: Backend, scoring: Scoring, shards: ShardAxes) -> AttentionKernel:
+def _kernel(backend: Backend, scoring: Scoring, shards: ShardAxes, *, is_written: bool) -> AttentionKernel:
     """Writes and attends. XLA splits its own operations over the devices of a mesh by heads, but no kernel, nor pages."""
     if backend == "mosaic_tpu":
+        if is_written:
+            raise ValueError("mosaic_tpu: no kernel that attends without writing")
         from jaxserve_kernels.paged_attention.tpu import fused
 
         return over_mesh(functools.partial(fused.write_then_attend, scoring=scoring, chip=fused.this_chip()), shards)
-    kernel = functools.partial(_write_then_attend, scoring=scoring, backend=backend)
+    kernel = functools.partial(_write_then_attend, scoring=scoring, backend=backend, is_written=is_written)
     if backend != "mosaic_gpu" and not shards.pages:
         return kernel
     return over_mesh(kernel, shards, _tiling(backend))
@@ -124,8 +131,10 @@ def _write_then_attend(
     *,
     scoring: Scoring,
     backend: Backend,
+    is_written: bool,
 ) -> Results:
-    k_pages, v_pages = scatter(k_pages, v_pages, layer, k, v, paging.pages, paging.slots)
+    if not is_written:
+        k_pages, v_pages = scatter(k_pages, v_pages, layer, k, v, paging.pages, paging.slots)
     pool = (k_pages, v_pages, layer, paging.block_tables, paging.kv_lengths)
     options: dict[str, Any] = {"scoring": scoring, "sinks": sinks, "backend": backend}
     if paging.ragged is None:

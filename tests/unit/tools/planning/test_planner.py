@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from jaxserve.config import CacheConfig, CompileConfig, Config, ModelConfig, ParallelConfig
+from jaxserve.models.registry import open_model
 from jaxserve.tools.planning.collectives import Collective
 from jaxserve.tools.planning.compiler import Answers, CompileJob, ProgramMemory
 from jaxserve.tools.planning.devices import ACCELERATORS, Device, Rates, find_device
@@ -18,6 +19,7 @@ from jaxserve.tools.planning.fit import model_sizes
 from jaxserve.tools.planning.plan import FORMAT_VERSION, Exchanges, Plan, to_json
 from jaxserve.tools.planning.planner import Planner, read_model
 from jaxserve.tools.planning.roofline import decode_bound
+from tests.models.goldens import golden_checkpoint
 from tests.unit.tools.planning.configs import LLAMA_8B, LLAMA_70B, QWEN3_30B_A3B, SMOLLM2, write_config
 
 A100 = ACCELERATORS["a100"]
@@ -60,6 +62,16 @@ def test_llama_8b_on_one_h200_by_hand(tmp_path: Path) -> None:
     assert plan.memory is not None
     assert plan.memory.workspace_is == "estimated"
     assert plan.memory.free_bytes == 143_827_717_324 - 16_060_522_496 - 104 * GIB - plan.memory.workspace_bytes
+
+
+@pytest.mark.parametrize("name", ["gemma4_tiny", "gemma4_moe_odd_tiny", "deepseek_v3_tiny", "qwen3_next_tiny"])
+@pytest.mark.parametrize("num_devices", [1, 2])
+def test_parameters_of_layers_that_differ_are_those_of_the_checkpoint(name: str, num_devices: int) -> None:
+    path = golden_checkpoint(name).path
+    tensors = open_model(path).tensors.values()
+    config = config_for(path, parallel=ParallelConfig(tensor_parallel_size=num_devices))
+    found = model_sizes(config, read_model(path).decoder, H200).num_parameters
+    assert found == sum(prod(tensor.shape) for tensor in tensors)
 
 
 def test_experts_take_memory_all_and_time_as_tokens_take_them(tmp_path: Path) -> None:

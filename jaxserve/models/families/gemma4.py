@@ -1,0 +1,220 @@
+"""Gemma 4, dense and with experts: the text models, and the text part of its multimodal models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from jaxserve.checkpoint.family import Family
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, RopeScaling
+from jaxserve.model_config.experts import ExpertsConfig
+from jaxserve.models.families._common import (
+    MAX_HEAD_DIM,
+    MAX_HEADS,
+    MAX_WIDTH,
+    build,
+    layer_types,
+    num_layers,
+    read_window,
+    sliding_layers,
+)
+from jaxserve.models.families._experts import COUNT_KEYS, MAX_EXPERTS
+from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._rope import MAX_FACTOR, by_layer_type
+
+DEFAULTS: Final[Mapping[str, Any]] = {
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000.0,
+    "attention_bias": False,
+    "sliding_window": 512,
+    "tie_word_embeddings": True,
+    "final_logit_softcapping": None,
+    "vocab_size_per_layer_input": 262_144,
+    "hidden_size_per_layer_input": 256,
+    "attention_k_eq_v": False,
+    "num_kv_shared_layers": 0,
+    "enable_moe_block": False,
+    "use_double_wide_mlp": False,
+    "num_experts": None,
+    "top_k_experts": None,
+    "moe_intermediate_size": None,
+}
+"""transformers' defaults."""
+_SIZES: Final[Mapping[str, Any]] = {
+    "vocab_size": 262_144,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 8,
+    "max_position_embeddings": 131_072,
+    "global_head_dim": 512,
+    "rope_parameters": {
+        "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
+    },
+}
+"""Defaults of further keys."""
+_PATTERN: Final = 6
+"""By default the last of so many layers has full attention."""
+_COMPUTED: Final = ("final_logit_softcapping", *COUNT_KEYS)
+_RENAMES: Final = {
+    "embed_tokens_per_layer": "per_layer.embed_tokens",
+    "per_layer_model_projection": "per_layer.projection",
+    "per_layer_projection_norm": "per_layer.norm",
+    "per_layer_input_gate": "per_layer.gate",
+    "per_layer_projection": "per_layer.projection",
+    "post_per_layer_input_norm": "per_layer.norm",
+}
+_EXPERT_RENAMES: Final = {
+    "mlp.gate_proj": "mlp.dense.gate_proj",
+    "mlp.up_proj": "mlp.dense.up_proj",
+    "mlp.down_proj": "mlp.dense.down_proj",
+    "router.proj": "mlp.sparse.gate",
+    "router.scale": "mlp.sparse.gate.scale",
+    "router.per_expert_scale": "mlp.sparse.gate.per_expert_scale",
+    "experts": "mlp.sparse.experts",
+    "pre_feedforward_layernorm": "mlp.pre_dense",
+    "post_feedforward_layernorm_1": "mlp.post_dense",
+    "pre_feedforward_layernorm_2": "mlp.pre_sparse",
+    "post_feedforward_layernorm_2": "mlp.post_sparse",
+}
+
+
+def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
+    """Gemma 3 with wider heads in full-attention layers, and perhaps keys that are values, layers that read others' keys and
+    values, embeddings for each layer, and experts beside the dense block."""
+    keys = Keys({**DEFAULTS, **_SIZES, **hf})
+    keys.require("use_bidirectional_attention", None, "vision")
+    keys, sliding_theta = by_layer_type(keys, 10_000.0)
+    layers = _layers(keys)
+    keys, scaling = _without_proportional(keys, _full_head_dim(layers, keys))
+    config = build(keys, layers=layers, computed=_COMPUTED, activation_key="hidden_activation")
+    cap, dim = "final_logit_softcapping", keys.integer("hidden_size_per_layer_input", MAX_WIDTH, low=0)
+    if dim and keys.get("vocab_size_per_layer_input") != config.vocab_size:
+        raise keys.error("vocab_size_per_layer_input", f"vocab_size ({config.vocab_size})")
+    return replace(
+        config,
+        rope_scaling=config.rope_scaling if scaling is None else scaling,
+        qk_norm="heads",
+        has_value_norm=True,
+        norm_placement="sandwich",
+        norm_weights="wide",
+        sliding_rope_theta=sliding_theta,
+        embedding_scale=config.hidden_size**0.5,
+        attention_scale=1.0,
+        logit_softcap=None if keys.get(cap) is None else keys.number(cap),
+        per_layer_dim=dim or None,
+        has_layer_scales=True,
+    )
+
+
+def _layers(keys: Keys) -> tuple[LayerConfig, ...]:
+    count, window = num_layers(keys), read_window(keys)
+    default = tuple(bool((index + 1) % _PATTERN) for index in range(count))
+    is_sliding = (*layer_types(keys, window, default)[:-1], False)  # as transformers forces it
+    layers = sliding_layers(Keys({**keys.table, "layer_types": None}, keys.prefix), window, is_sliding)
+    layers = tuple(
+        replace(layer, **_heads(keys, index, is_sliding=layer.sliding_window is not None))
+        for index, layer in enumerate(layers)
+    )
+    layers = _sharing(keys, layers)
+    if not keys.flag("enable_moe_block"):
+        return layers
+    experts = _experts(keys)
+    return tuple(replace(layer, experts=experts) for layer in layers)
+
+
+def _heads(keys: Keys, index: int, *, is_sliding: bool) -> dict[str, Any]:
+    """Return the fields of a layer's heads: of layers with full attention, or those that `per_layer_config` lists."""
+    has_shared_projection = keys.flag("attention_k_eq_v") and not is_sliding
+    table, num_heads = keys.get("per_layer_config"), keys.integer("num_attention_heads", MAX_HEADS)
+    if table is None:
+        own, dim_key, heads_key = keys, "global_head_dim", "num_global_key_value_heads"
+        if is_sliding:
+            return {}
+        has_own_number = has_shared_projection
+    else:
+        if not isinstance(table, dict) or not all(isinstance(each, dict) for each in table.values()):
+            raise keys.error("per_layer_config", "tables by layer")
+        own = Keys(table.get(str(index)) or {}, f"per_layer_config.{index}.")
+        dim_key, heads_key, has_own_number = "head_dim", "num_key_value_heads", True
+        unknown = sorted(set(own.table) - {dim_key, heads_key})
+        if unknown:
+            raise own.error(unknown[0], f"{dim_key} and {heads_key} only")
+    fields: dict[str, Any] = {"has_value_projection": not has_shared_projection}
+    if own.get(dim_key) is not None:
+        fields["head_dim"] = own.integer(dim_key, MAX_HEAD_DIM, low=2)
+        if fields["head_dim"] % 2:
+            raise own.error(dim_key, "an even number")
+        if is_sliding and fields["head_dim"] != keys.get("head_dim"):
+            raise own.error(dim_key, f"head_dim ({keys.get('head_dim')}) in layers with a window")
+    if has_own_number and own.get(heads_key) is not None:
+        fields["num_kv_heads"] = own.integer(heads_key, num_heads)
+        if num_heads % fields["num_kv_heads"]:
+            raise own.error(heads_key, f"a divisor of num_attention_heads ({num_heads})")
+    return fields
+
+
+def _sharing(keys: Keys, layers: tuple[LayerConfig, ...]) -> tuple[LayerConfig, ...]:
+    """Let the last layers read the keys and values of the last layer of their kind before them."""
+    key = "num_kv_shared_layers"
+    first = len(layers) - keys.integer(key, len(layers) - 1, low=0)
+    width = keys.integer("intermediate_size", MAX_WIDTH) * 2 if keys.flag("use_double_wide_mlp") else None
+    sources = {layer.sliding_window: index for index, layer in enumerate(layers[:first])}
+    if any(layer.sliding_window not in sources for layer in layers[first:]):
+        raise keys.error(key, "a number that leaves a layer of each kind with keys and values of its own")
+    return layers[:first] + tuple(
+        replace(layer, kv_source=sources[layer.sliding_window], intermediate_size=width) for layer in layers[first:]
+    )
+
+
+def _experts(keys: Keys) -> ExpertsConfig:
+    count = keys.integer("num_experts", MAX_EXPERTS)
+    return ExpertsConfig(
+        num_experts=count,
+        num_per_token=keys.integer("top_k_experts", count),
+        intermediate_size=keys.integer("moe_intermediate_size", MAX_WIDTH),
+        is_normalized=True,
+        has_dense=True,
+        router_norm_eps=keys.number("rms_norm_eps"),
+    )
+
+
+def _full_head_dim(layers: tuple[LayerConfig, ...], keys: Keys) -> int:
+    """Return the head dim of layers with full attention, which must be one. Raises CheckpointError."""
+    dims = {layer.head_dim for layer in layers if layer.sliding_window is None}
+    if len(dims) != 1:
+        raise keys.error("per_layer_config", "one head_dim for all layers with full attention")
+    return dims.pop() or keys.integer("head_dim", MAX_HEAD_DIM, low=2)
+
+
+def _without_proportional(keys: Keys, head_dim: int) -> tuple[Keys, RopeScaling | None]:
+    """Return keys whose rope has no kind of its own, and the scaling of a proportional one."""
+    table = keys.get("rope_parameters") or {}
+    if not isinstance(table, dict) or table.get("rope_type") != "proportional":
+        return keys, None
+    own = Keys({"factor": 1.0, "partial_rotary_factor": 1.0, **table}, "rope_parameters.full_attention.")
+    num_pairs = int(own.number("partial_rotary_factor", high=1.0) * head_dim // 2)
+    if not num_pairs:
+        raise own.error("partial_rotary_factor", f"at least one pair of a head of {head_dim}")
+    scaling = RopeScaling("proportional", own.number("factor", low=1.0, high=MAX_FACTOR), num_pairs=num_pairs)
+    rest = {key: value for key, value in table.items() if key not in ("factor", "partial_rotary_factor")}
+    return Keys({**keys.table, "rope_parameters": {**rest, "rope_type": "default"}}, keys.prefix), scaling
+
+
+def _renames(hf: Mapping[str, Any]) -> Mapping[str, str]:
+    return _EXPERT_RENAMES if hf.get("enable_moe_block") is True else {}
+
+
+FAMILY = Family(
+    ("Gemma4ForCausalLM",),
+    decoder_config,
+    text_part_of=("Gemma4ForConditionalGeneration",),
+    renames=_RENAMES,
+    config_renames=_renames,
+    stacked_experts="halves",
+)
