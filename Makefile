@@ -272,7 +272,7 @@ bench-peers: $(STAMPS)/$(DEVICE) $(STAMPS)/package $(STAMPS)/native $(STAMPS)/mo
 
 # For a machine with a GPU, jax, torch and transformers and no network: the packages it lacks.
 GPU_WHEELS := .gpu-wheels
-GPU_PACKAGES := gguf|llguidance|msgspec|pyzmq|shtab
+GPU_PACKAGES := gguf|llguidance|msgspec|pillow|pyzmq|shtab
 GPU_PLATFORMS := manylinux_2_31_x86_64 manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_26_x86_64 manylinux_2_17_x86_64 manylinux2014_x86_64
 
 gpu-wheels: ## download what `make gpu-check` needs beside jax, flax, transformers and aiohttp: Python 3.12, x86-64

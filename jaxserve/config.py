@@ -1,4 +1,4 @@
-"""Every setting of the server, declared once: here, or in the modules of devices and caches, whose names are exported here.
+"""Every setting of the server, declared once: here, or in the modules of devices, caches and images, whose names are exported here.
 
 The CLI flag (`--max-num-seqs`), the key of a YAML file (`max_num_seqs`), the environment variable
 (`JAXSERVE_MAX_NUM_SEQS`) and the reference page derive from a field and its help text. Configs are frozen: made once,
@@ -19,6 +19,7 @@ from jaxserve.config_devices import HostsConfig as HostsConfig
 from jaxserve.config_devices import ParallelConfig as ParallelConfig
 from jaxserve.config_devices import Placement as Placement
 from jaxserve.config_devices import Routing as Routing
+from jaxserve.config_images import ImagesConfig as ImagesConfig
 from jaxserve.config_memory import MemoryConfig as MemoryConfig
 from jaxserve.config_option import option
 from jaxserve.config_tls import TlsConfig as TlsConfig
@@ -370,6 +371,7 @@ class Config:
     hosts: HostsConfig = field(default_factory=HostsConfig)
     compile: CompileConfig = field(default_factory=CompileConfig)
     structured: StructuredConfig = field(default_factory=StructuredConfig)
+    images: ImagesConfig = field(default_factory=ImagesConfig)
     connection: ConnectionConfig = field(default_factory=ConnectionConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     responses: ResponsesConfig = field(default_factory=ResponsesConfig)

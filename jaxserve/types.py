@@ -14,7 +14,7 @@ BlockHash = NewType("BlockHash", bytes)
 """sha256 over (parent hash, tokens of the block, salt): names a block's content and its whole past."""
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-ProgramKind = Literal["decode", "mixed", "embed"]
+ProgramKind = Literal["decode", "mixed", "embed", "encode"]
 Pooling = Literal["last", "mean", "cls"]
 """Pooling of token vectors into the vector of a text: the last one, the mean, or the first one."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.simulator.device import VirtualClock, VirtualDevice
@@ -44,9 +45,11 @@ class SharingKV(KVManager):
         self.chain: HashChain | None = None
         """The hashes of the request that is added next; None to compute them."""
 
-    def new_table(self, cache_salt: str | None, adapter: int = 0) -> BlockTable:
+    def new_table(
+        self, cache_salt: str | None, adapter: int = 0, images: Sequence[tuple[int, int, bytes]] = ()
+    ) -> BlockTable:
         if self.chain is None:
-            return super().new_table(cache_salt, adapter)
+            return super().new_table(cache_salt, adapter, images)
         return BlockTable(self._max_blocks, self.chain)
 
 

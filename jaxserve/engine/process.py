@@ -235,6 +235,7 @@ def build_core(spec: EngineSpec, executor: Executor[Any, Any]) -> EngineCore:
             partial(load_ll_tokenizer, Path(spec.model_path)), model_info.vocab_size, config.structured
         ),
         tiers=tiers,
+        images=model_info.images,
     )
     adapters = AdapterPlaces(config.model.adapters, config.model.num_adapter_places)
     return EngineCore(

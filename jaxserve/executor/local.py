@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -33,18 +34,20 @@ from jaxserve.executor.hosts.agreement import (
     on_one_host,
 )
 from jaxserve.executor.hosts.memory import device_memory
+from jaxserve.executor.image_models import with_served_images
 from jaxserve.executor.measured import Measured
 from jaxserve.executor.preparation import Preparation, adapters_config, open_adapters, prepare, resolve_task
 from jaxserve.executor.protocol import Progress
 from jaxserve.executor.self_test.check import with_tested_kernels
 from jaxserve.executor.served_weights import ServedWeights, served_tensors
-from jaxserve.ipc.messages import ModelInfo
+from jaxserve.ipc.messages import ImageInfo, ModelInfo
 from jaxserve.ipc.report import PhaseClock, PhaseSpan, ProgramReport, StartupReport
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.registry import model_of, open_model
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
+from jaxserve.runner.images.encoder import ImageShape
 from jaxserve.runner.inputs import PlanT, Program, ResultT
 from jaxserve.runner.memory import check_host_memory, check_offload_memory
 from jaxserve.runner.pages import DevicePages, page_layout
@@ -96,6 +99,8 @@ class LocalExecutor(Generic[PlanT, ResultT]):
             checkpoint = open_model(model_path)
             model = model_of(checkpoint)
             if isinstance(model, DecoderConfig):
+                if resolve_task(config.model, model) == "generate":
+                    model = with_served_images(config.images, model, model_path, checkpoint)
                 tested = with_tested_kernels(on_one_host(config), model, clock, progress)
                 config = agree_kernels(hosts, replace(config, compile=tested.compile))
             with clock.phase("hosts") if config.hosts.num_hosts > 1 else contextlib.nullcontext():
@@ -248,6 +253,18 @@ def _model_info(
         sampling_defaults=defaults,
         windows=limits.cache.windows,
         num_state_slots=limits.cache.num_state_slots,
+        images=None if prepared.images is None else _image_info(prepared.images),
+    )
+
+
+def _image_info(shape: ImageShape) -> ImageInfo:
+    return ImageInfo(
+        max_patches=shape.max_patches,
+        max_tokens=shape.max_patches // shape.block,
+        cache_rows=shape.num_rows,
+        merge=math.isqrt(shape.block),
+        patch_bytes=shape.patch_bytes,
+        has_rope_positions=shape.has_rope_positions,
     )
 
 

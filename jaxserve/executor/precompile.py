@@ -7,6 +7,7 @@ from pathlib import Path
 
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError, StartupError
+from jaxserve.executor.image_models import with_served_images
 from jaxserve.executor.preparation import adapters_config, open_adapters, prepare
 from jaxserve.executor.self_test.check import with_tested_kernels
 from jaxserve.ipc.report import PhaseClock
@@ -41,7 +42,8 @@ def precompile(
     cache = ProgramCache(directory)
     if cache.directory is None:
         raise ConfigError(f"--output {directory}: not a directory that can be trusted (see the warning above)")
-    decoder, _ = read_decoder(model_path)
+    decoder, checkpoint = read_decoder(model_path)
+    decoder = with_served_images(config.images, decoder, model_path, checkpoint)
     there = replace(config, compile=replace(config.compile, compile_cache=str(directory)))
     config = with_tested_kernels(there, decoder, PhaseClock(), lambda *_: None)
     prepared = prepare(config, decoder, adapters_config(open_adapters(config, decoder), config.model, decoder))

@@ -37,7 +37,8 @@ from jaxserve.runner.cache_sizes import CacheSizes
 from jaxserve.runner.determinism import check_deterministic
 from jaxserve.runner.embedding import embedding_task, pool_pages
 from jaxserve.runner.host.cores import limit_threads, num_cores
-from jaxserve.runner.inputs import Program, StepTask
+from jaxserve.runner.images.encoder import ImageShape, check_images, image_shape
+from jaxserve.runner.inputs import Program, StepTask, with_images
 from jaxserve.runner.limits import (
     Limits,
     check_cache,
@@ -80,39 +81,49 @@ class Preparation:
     """None: the engine generates."""
     has_tiers: bool = False
     """True if pages are copied between the pool and the host."""
+    images: ImageShape | None = None
+    """None: the model reads text only."""
 
     @property
     def programs(self) -> tuple[Program, ...]:
         """Every program that this engine needs, largest first."""
-        return self.task.programs(self.limits.buckets, *self.limits.program_sizes)
+        own = self.task.programs(self.limits.buckets, *self.limits.program_sizes)
+        return own if self.images is None else with_images(own, self.images)
 
     @property
     def summary(self) -> str:
         """The values that the settings left open, by setting."""
         pooling = "" if self.embedding is None else f"task=embed pooling={self.embedding.pooling} "
-        return pooling + self.limits.summary
+        images = ""
+        if self.images is not None:
+            images = f" max_image_patches={self.images.max_patches} image_embeddings={self.images.num_rows}"
+        return pooling + self.limits.summary + images
 
     def key_parts(self) -> dict[str, str]:
         """Return everything that the cache keys of the programs depend on, by name."""
         limits, policy = self.limits, self.skeleton.policy
         adapters = self.skeleton.adapters
         model = hashlib.sha256(repr((self.skeleton.config, self.skeleton.leaves)).encode()).hexdigest()[:16]
-        return host_key_parts() | {
-            "task": self.task.name,
-            "model config": model,
-            "dtype policy": str(policy),
-            "adapters": "none" if adapters is None else f"{adapters.count} of rank {adapters.rank}",
-            "devices": " ".join(f"{axis}={size}" for axis, size in self.sharding.rules.sizes),
-            "KV dtype": str(limits.kv_dtype),
-            "KV page tokens": str(limits.spec.block_size),
-            "KV pages": " ".join(map(str, limits.cache.num_blocks)),
-            "state slots": str(limits.cache.num_state_slots),
-            "pages per request": str(limits.max_pages),
-            "decode buckets": " ".join(map(str, limits.buckets.decode)),
-            "mixed buckets": " ".join(map(str, limits.buckets.mixed)),
-            "requests at a time": str(limits.buckets.max_num_seqs),
-            "burst": str(limits.buckets.max_decode_steps),
-        }
+        return (
+            host_key_parts()
+            | {
+                "task": self.task.name,
+                "model config": model,
+                "dtype policy": str(policy),
+                "adapters": "none" if adapters is None else f"{adapters.count} of rank {adapters.rank}",
+                "devices": " ".join(f"{axis}={size}" for axis, size in self.sharding.rules.sizes),
+                "KV dtype": str(limits.kv_dtype),
+                "KV page tokens": str(limits.spec.block_size),
+                "KV pages": " ".join(map(str, limits.cache.num_blocks)),
+                "state slots": str(limits.cache.num_state_slots),
+                "pages per request": str(limits.max_pages),
+                "decode buckets": " ".join(map(str, limits.buckets.decode)),
+                "mixed buckets": " ".join(map(str, limits.buckets.mixed)),
+                "requests at a time": str(limits.buckets.max_num_seqs),
+                "burst": str(limits.buckets.max_decode_steps),
+            }
+            | ({} if self.images is None else {"images": str(self.images)})
+        )
 
     @property
     def state_shapes(self) -> StateShapes:
@@ -123,6 +134,8 @@ class Preparation:
             self.limits.max_pages if self.task.keeps_tables else 0,
             self.skeleton.policy.backend,
             page_batches(self.limits.spec) if self.has_tiers else (),
+            self.images,
+            self.skeleton.policy.activations,
         )
 
     def make_programs(self, cache: ProgramCache, progress: Progress) -> dict[Program, MadeProgram]:
@@ -176,18 +189,23 @@ def prepare(
     model = model.with_context(config.model.max_model_len).for_devices(shape.tensor)
     model = with_cache_groups(config, model)
     check_cache(config, model)
+    check_images(config, model)
     policy = make_policy(config, model, chip_of(device))
     check_deterministic(config, model, policy, adapters)
     skeleton = make_skeleton(model, policy, adapters)
     sharding = make_sharding(model, shape, host_devices(shape.num_devices, config.hosts.num_hosts))
     kv_shards = cache_shards(model, sharding.rules)
     num_slots = resolve_limits(device.platform, config.scheduler).max_num_seqs
+    images, itemsize = None, policy.activations.itemsize
+    if model.vision is not None:
+        images = image_shape(model.vision, config.images, device.platform, itemsize)
     held_bytes = _weight_bytes(skeleton, sharding) + slots_bytes(num_slots, model.vocab_size)
+    held_bytes += 0 if images is None else images.num_bytes(itemsize)
     held_bytes *= shape.num_devices // config.hosts.num_hosts if device.platform == "cpu" else 1
     kv_bytes = agree_smallest(hosts, "KV cache bytes", kv_cache_bytes(config.cache, device, kv_shards, held_bytes))
     limits = make_limits(config, model, policy, device.platform, kv_bytes)
     task = generation_task(device.platform)
-    return Preparation(device, skeleton, sharding, limits, task, has_tiers=config.tiers.has_stores)
+    return Preparation(device, skeleton, sharding, limits, task, has_tiers=config.tiers.has_stores, images=images)
 
 
 def _prepare_embedding(

@@ -13,6 +13,7 @@ import msgspec
 
 from jaxserve.errors import ContextLengthError, UnsupportedParameterError, invalid, unsupported
 from jaxserve.frontend.checks import check_token_ids, refuse, shorten
+from jaxserve.frontend.images.loader import NO_IMAGES, LoadedImages
 from jaxserve.frontend.messages import ChatMessage, FunctionDefinition, MessageToolCall
 from jaxserve.frontend.parsers.explained_tools import with_explained_tools
 from jaxserve.frontend.parsers.output_format import ParserSpec
@@ -50,12 +51,14 @@ class EncodedRequest:
     notes: RequestNotes
 
 
-async def encode_request(tokens: Tokenization, request: GenerationRequest, model_info: ModelInfo) -> EncodedRequest:
+async def encode_request(
+    tokens: Tokenization, request: GenerationRequest, model_info: ModelInfo, images: LoadedImages = NO_IMAGES
+) -> EncodedRequest:
     """Encode all texts of a request. Raises InvalidRequestError, and ContextLengthError for what does not fit."""
     limit, name = model_info.max_model_len, request.prompt_name
     spec, notes, prompts = ParserSpec(), RequestNotes(), []
     if isinstance(request.prompt, Conversation):
-        prompts.append(await encode_conversation(tokens, request.prompt, limit))
+        prompts.append(await encode_conversation(tokens, request.prompt, limit, images))
         spec, notes = _parser_spec(tokens, request.prompt, prompts[0]), _notes(tokens, request.prompt)
     else:
         for text in request.prompt.prompts:
@@ -78,7 +81,10 @@ async def encode_request(tokens: Tokenization, request: GenerationRequest, model
 
 
 async def encode_conversation(
-    tokens: Tokenization, conversation: Conversation, max_tokens: int | None = None
+    tokens: Tokenization,
+    conversation: Conversation,
+    max_tokens: int | None = None,
+    images: LoadedImages = NO_IMAGES,
 ) -> list[int]:
     """Return the token ids of a conversation; the template brings the special tokens.
 
@@ -101,6 +107,8 @@ async def encode_conversation(
             tools=[] if is_explained else tools,
             template_variables=variables,
             continue_final_message=conversation.continue_final_message,
+            placeholder=images.placeholder,
+            images=images.texts,
         )
 
     has_prefix = not conversation.continue_final_message and conversation.add_generation_prompt is not False
@@ -127,7 +135,9 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     for message in messages:
         fields: dict[str, Any] = {"role": message.role, "content": message.content if message.content else ""}
         if isinstance(message.content, list):
-            fields["content"] = [{"type": "text", "text": part.text} for part in message.content]
+            fields["content"] = [
+                {"type": "image"} if part.is_image else {"type": "text", "text": part.text} for part in message.content
+            ]
         if message.tool_calls:
             fields["tool_calls"] = [_template_call(call) for call in message.tool_calls]
             called |= {call.id: call.function.name for call in message.tool_calls if call.id is not None}

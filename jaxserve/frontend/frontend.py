@@ -6,12 +6,13 @@ import time
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
-from jaxserve.config import LimitsConfig
+from jaxserve.config import ImagesConfig, LimitsConfig
 from jaxserve.errors import InvalidRequestError, ModelNotFoundError
 from jaxserve.frontend.adapters import AdapterNames
 from jaxserve.frontend.checks import shorten
 from jaxserve.frontend.engine_client.client import EngineClient
 from jaxserve.frontend.grammar_checker import GrammarChecker
+from jaxserve.frontend.images.loader import ImageLoader
 from jaxserve.frontend.reply_budget import ReplyBudget
 from jaxserve.frontend.request import GenerationRequest
 from jaxserve.frontend.sampling import SeedStream
@@ -34,6 +35,7 @@ class Frontend:
     seeds: SeedStream
     grammars: GrammarChecker
     limits: LimitsConfig
+    images: ImageLoader = field(default_factory=lambda: ImageLoader(ImagesConfig()))
     replies: ReplyBudget = field(default_factory=ReplyBudget)
     """Memory of replies; unlimited by default."""
     created: int = field(default_factory=lambda: int(time.time()))

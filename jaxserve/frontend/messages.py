@@ -14,13 +14,47 @@ from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError, invalid, unsupported
 from jaxserve.frontend.checks import MAX_ECHOED_CHARS, check_bound, missing, refuse, shorten
+from jaxserve.frontend.images.source import ImageDetail, ImageSource
 
 _TEXT_PARTS: Final = ("text", "input_text", "output_text")
+_IMAGE_PARTS: Final = ("image_url", "input_image")
+USER_PARTS: Final = (*_TEXT_PARTS, *_IMAGE_PARTS)
+"""Types of the parts of a user's message."""
+
+
+class ImageUrl(msgspec.Struct, kw_only=True):
+    url: Annotated[
+        str,
+        Meta(description="A `data:` URL with base64; or an http(s) URL, if `--allowed-media-domains` has its host."),
+    ]
+    detail: Annotated[
+        ImageDetail | None,
+        Meta(description="`low`: the image is reduced to 512 x 512 pixels first; all else: the model's own sizes."),
+    ] = None
 
 
 class ContentPart(msgspec.Struct, kw_only=True):
     type: str
     text: str | None = None
+    image_url: Annotated[
+        ImageUrl | str | None, Meta(description="The image of a part `image_url` (an object) or `input_image` (a URL).")
+    ] = None
+    detail: Annotated[ImageDetail | None, Meta(description="As in `image_url`; of a part `input_image`.")] = None
+    file_id: Annotated[str | None, Meta(description="Rejected: this server stores no files.")] = None
+
+    @property
+    def is_image(self) -> bool:
+        return self.type in _IMAGE_PARTS
+
+    def image(self, place: str) -> ImageSource:
+        """Return the image. Raises InvalidRequestError naming a field of the part at `place`."""
+        if self.file_id is not None:
+            raise refuse(f"{place}.file_id")
+        if self.image_url is None:
+            raise missing(f"{place}.image_url")
+        if isinstance(self.image_url, str):
+            return ImageSource(self.image_url, f"{place}.image_url", self.detail)
+        return ImageSource(self.image_url.url, f"{place}.image_url.url", self.image_url.detail or self.detail)
 
 
 class CalledFunction(msgspec.Struct, kw_only=True):
@@ -62,7 +96,8 @@ def check_messages(messages: Sequence[ChatMessage], *, is_last_continued: bool =
         if message.content is None and message.role != "assistant":
             raise invalid(f"messages[{i}].content", f"a {message.role} message needs a string or text parts")
         if isinstance(message.content, list):
-            check_parts(f"messages[{i}].content", message.content)
+            types = USER_PARTS if message.role == "user" else _TEXT_PARTS
+            check_parts(f"messages[{i}].content", message.content, *types)
     last = messages[-1]
     if is_last_continued and (last.role != "assistant" or not last.content or last.tool_calls):
         raise invalid(
@@ -75,8 +110,19 @@ def check_parts(place: str, parts: list[ContentPart], *types: str) -> None:
     for i, part in enumerate(parts):
         if part.type not in (types or _TEXT_PARTS):
             raise refuse(f"{place}[{i}].type={part.type[:MAX_ECHOED_CHARS]}")
-        if part.text is None:
+        if part.text is None and not part.is_image:
             raise missing(f"{place}[{i}].text")
+
+
+def read_images(messages: Sequence[ChatMessage]) -> list[ImageSource]:
+    """Return the images of chat messages, in their order. Raises InvalidRequestError naming the place of one without a URL."""
+    return [
+        part.image(f"messages[{i}].content[{j}]")
+        for i, message in enumerate(messages)
+        if isinstance(message.content, list)
+        for j, part in enumerate(message.content)
+        if part.is_image
+    ]
 
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")

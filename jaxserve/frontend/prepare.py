@@ -9,7 +9,9 @@ from jaxserve.frontend.encode import encode_request
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.grammar import grammar_of
 from jaxserve.frontend.handle import RequestHandle
-from jaxserve.frontend.request import GenerationRequest
+from jaxserve.frontend.images.loader import NO_IMAGES
+from jaxserve.frontend.images.prompt import prompt_images
+from jaxserve.frontend.request import Conversation, GenerationRequest
 from jaxserve.frontend.sampling import child_seed, sampling_params
 from jaxserve.ipc.messages import AddRequest
 from jaxserve.tenants import HTTP_REQUEST_ID, TENANT
@@ -19,7 +21,11 @@ from jaxserve.types import RequestId
 async def prepare(frontend: Frontend, request: GenerationRequest) -> RequestHandle:
     """Return the engine requests of every prompt and choice; entering the handle submits them. Raises RequestError."""
     model_info, tokens, checker = frontend.require_generation(), frontend.tokenization, frontend.grammars
-    encoded = await encode_request(tokens, request, model_info)
+    images = NO_IMAGES
+    if isinstance(request.prompt, Conversation):
+        images = await frontend.images.load(request.prompt.images, model_info.images)
+    encoded = await encode_request(tokens, request, model_info, images)
+    placed, rope_positions = prompt_images(encoded.prompts[0], images, model_info.images, request.prompt_name)
     named = grammar_of(request, encoded.spec, tokens.tokenizer, checker.config.max_grammar_depth)
     grammar = None if named is None else await checker.check(named.grammar, named.param)
     adapter = frontend.adapter_of(request.model)
@@ -62,7 +68,9 @@ async def prepare(frontend: Frontend, request: GenerationRequest) -> RequestHand
                 adapter=adapter,
                 prediction_token_ids=encoded.prediction,
                 key_name="" if tenant is None else tenant.record.name,
+                images=placed,
+                rope_positions=rope_positions,
             )
             choices.append(ChoiceStream(len(choices), add, options, frontend.metrics))
     frontend.metrics.observe("request_params_n", request.n)
-    return RequestHandle(choices, request.n, model_info, frontend, notes=encoded.notes)
+    return RequestHandle(choices, request.n, model_info, frontend, notes=encoded.notes, images=images)

@@ -13,6 +13,7 @@ from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError, invalid, unsupported
 from jaxserve.frontend.checks import check_bound
 from jaxserve.frontend.constraints import Constraint
+from jaxserve.frontend.images.source import ImageSource
 from jaxserve.frontend.messages import ChatMessage, FunctionDefinition, ToolChoice, check_functions, check_messages
 from jaxserve.frontend.sampling import SamplerFields
 
@@ -61,6 +62,8 @@ class Conversation:
     continue_final_message: bool = False
     """True: the reply continues the last message, which is the assistant's."""
     names: FieldNames = field(default_factory=FieldNames)
+    images: Sequence[ImageSource] = ()
+    """The images of the messages' image parts, in their order."""
 
     @property
     def offered(self) -> list[tuple[int, FunctionDefinition]]:

@@ -87,6 +87,29 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     """Reasoning that may precede the text of the grammar; None: none."""
 
 
+class PromptImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An input of the image encoder, and the tokens of the prompt that its embeddings stand for."""
+
+    start: int
+    """First token."""
+    num_tokens: int
+    digest: bytes
+    """sha256 of the contents: images with equal digests have equal embeddings."""
+    patches: bytes
+    """uint8 `[P, F]`."""
+    positions: bytes
+    """int32 `[P, 2]`, little-endian: row and column of each patch."""
+
+
+class RopePositions(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Rotary positions of a prompt with images in a model that has three for each token (M-RoPE)."""
+
+    prompt: bytes
+    """int32 `[3, T]`, little-endian."""
+    delta: int
+    """Added to the place of each generated token."""
+
+
 class AddRequest(Message, frozen=True):
     """One sequence to generate, or one text to embed."""
 
@@ -104,6 +127,10 @@ class AddRequest(Message, frozen=True):
     """The client's prediction of the reply; drafts are taken from it."""
     key_name: str = ""
     """Name of the API key, between which the policy `fair` shares the engine; empty: the key has none, or there is none."""
+    images: list[PromptImage] = []
+    """In the order of their tokens, which do not overlap."""
+    rope_positions: RopePositions | None = None
+    """None: each token's position is its place in the text."""
 
 
 class Abort(Message, frozen=True):
@@ -184,6 +211,23 @@ class EmbeddingInfo(msgspec.Struct, frozen=True, array_like=True):
     """True for a cross-encoder: each text is a pair, and its vector is the pair's score."""
 
 
+class ImageInfo(msgspec.Struct, frozen=True, array_like=True):
+    """Properties of a model that reads images."""
+
+    max_patches: int
+    """Patches of one encoder input."""
+    max_tokens: int
+    """Tokens of one encoder input."""
+    cache_rows: int
+    """Embeddings that the device keeps."""
+    merge: int
+    """Patches of the side of a block that becomes one token."""
+    patch_bytes: int
+    """Bytes of a patch."""
+    has_rope_positions: bool = False
+    """True if each token has three rotary positions."""
+
+
 class ModelInfo(msgspec.Struct, frozen=True, array_like=True):
     """Properties of the loaded model that the API process needs."""
 
@@ -207,6 +251,8 @@ class ModelInfo(msgspec.Struct, frozen=True, array_like=True):
     """Tokens and pages of each sliding window whose layers keep only the window's pages."""
     num_state_slots: int = 0
     """Slots of recurrent states; 0 for a model without recurrent layers."""
+    images: ImageInfo | None = None
+    """None: the model reads text only, or is served for text only."""
 
 
 class Ready(Message, frozen=True):

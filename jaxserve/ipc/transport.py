@@ -20,8 +20,11 @@ from jaxserve.ipc.address import private_path
 from jaxserve.ipc.messages import AddRequest, FromEngine, Heartbeat, RequestOutput, StepOutputs, ToEngine
 from jaxserve.types import RequestId
 
-MAX_FRAME_BYTES: Final = 64 << 20
-"""A prompt of a million tokens takes 5 MB, a step of 4,096 rows with 20 log-probabilities each 2 MB."""
+MAX_FRAME_BYTES: Final = 256 << 20
+"""A prompt of a million tokens takes 5 MB, a step of 4,096 rows with 20 log-probabilities each 2 MB, an image of a million
+pixels 3 MB."""
+MAX_IMAGE_BYTES: Final = MAX_FRAME_BYTES - (64 << 20)
+"""Bytes of the images of one request."""
 
 _TO_ENGINE: Final[msgspec.msgpack.Decoder[ToEngine]] = msgspec.msgpack.Decoder(ToEngine)
 _FROM_ENGINE: Final[msgspec.msgpack.Decoder[FromEngine]] = msgspec.msgpack.Decoder(FromEngine)

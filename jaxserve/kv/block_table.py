@@ -15,17 +15,22 @@ class HashChain:
     """The hashes of one request's full pages, under which the prefix cache finds them; computed when first asked for.
 
     The hash of a page is sha256 over the hash of the page before it and its own tokens; before the first page stands a
-    hash of the request's salt and adapter. So a hash identifies the whole prefix, requests with different salts or
+    hash of the request's salt and adapter. A page with tokens of images has their digests and starts in its hash, since tokens
+    of all images are alike. So a hash identifies the whole prefix, requests with different salts or
     adapters share nothing, and a collision cannot be crafted.
 
     A cold prompt costs one hash at look-up, not one per page. The tokens of a request never change,
     therefore the chain stays valid through preemption and growth.
     """
 
-    __slots__ = ("_block_size", "_hashes", "_root")
+    __slots__ = ("_block_size", "_hashes", "_images", "_root")
 
-    def __init__(self, block_size: int, salt: str | None, adapter: int = 0) -> None:
+    def __init__(
+        self, block_size: int, salt: str | None, adapter: int = 0, images: Sequence[tuple[int, int, bytes]] = ()
+    ) -> None:
+        """images: first token, end and digest of each image of the prompt."""
         self._block_size = block_size
+        self._images = images
         self._root = sha256(b"unsalted" if salt is None else b"salt:" + salt.encode("utf-8", "surrogatepass")).digest()
         if adapter:
             self._root = sha256(b"adapter:%d:" % adapter + self._root).digest()
@@ -43,7 +48,13 @@ class HashChain:
             if len(content) < self._block_size:
                 raise ValueError(f"page {len(self._hashes)} is not full: it has {len(content)} tokens")
             parent = self._hashes[-1] if self._hashes else self._root
-            self._hashes.append(BlockHash(sha256(parent + content.tobytes()).digest()))
+            end = start + self._block_size
+            images = b"".join(
+                digest + first.to_bytes(8, "little")
+                for first, last, digest in self._images
+                if first < end and start < last
+            )
+            self._hashes.append(BlockHash(sha256(parent + content.tobytes() + images).digest()))
         return self._hashes[index]
 
 

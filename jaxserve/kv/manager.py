@@ -71,9 +71,12 @@ class KVManager:
     def num_blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def new_table(self, cache_salt: str | None, adapter: int = 0) -> BlockTable:
-        """Return an empty table for a new request of this adapter."""
-        return BlockTable(self._max_blocks, HashChain(self.block_size, cache_salt, adapter), len(self.groups.windows))
+    def new_table(
+        self, cache_salt: str | None, adapter: int = 0, images: Sequence[tuple[int, int, bytes]] = ()
+    ) -> BlockTable:
+        """Return an empty table for a new request of this adapter; images: as in `HashChain`."""
+        chain = HashChain(self.block_size, cache_salt, adapter, images)
+        return BlockTable(self._max_blocks, chain, len(self.groups.windows))
 
     def find_prefix(self, table: BlockTable, tokens: np.ndarray, rank: int = 0) -> list[BlockId]:
         """Return the cached pages of a rank that a request with `tokens` can share. Changes nothing."""

@@ -19,7 +19,7 @@ from jaxserve.frontend.constraints import StructuredOutputs, structured_constrai
 from jaxserve.frontend.errors import first_leaf
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.handle import RequestHandle
-from jaxserve.frontend.messages import ChatMessage, ToolChoice, ToolDefinition, read_tools
+from jaxserve.frontend.messages import ChatMessage, ToolChoice, ToolDefinition, read_images, read_tools
 from jaxserve.frontend.prepare import prepare
 from jaxserve.frontend.request import Conversation, GenerationRequest, Texts
 from jaxserve.frontend.sampling import SamplerFields
@@ -95,6 +95,7 @@ async def chat_work(
         tool_choice=ToolChoice.read(options.tool_choice),
         template_variables=options.chat_template_kwargs or {},
         continue_final_message=options.continue_final_message,
+        images=read_images(options.messages),
     )
     work = await _work(frontend, _request(frontend, conversation, params, adapter), None)
     token_ids = work.handle.requests[0].prompt_token_ids
@@ -234,6 +235,7 @@ def _check_fits(model_info: ModelInfo, request: AddRequest) -> None:
         num_usable_tokens=(model_info.num_kv_blocks - 1) * model_info.block_size,  # block 0 is the null block
         max_requests=1,
         has_grammars=True,
+        images=model_info.images,
     )
     error = admission.rejection(request, 0)
     if error is not None:

@@ -338,7 +338,11 @@ async def engine_session(
     """Yield the frontend of an engine that is ready: a server without a port."""
     with own_address(config.server.uds_dir) as address, tokenization() as tokens:
         frontend = make_frontend(config, PeerProcesses(0, 1, folder_of(address)), tokens, on_progress)
-        async with contextlib.aclosing(frontend.grammars), _engine(config, address, executor, fake, frontend):
+        async with (
+            contextlib.aclosing(frontend.grammars),
+            contextlib.aclosing(frontend.images),
+            _engine(config, address, executor, fake, frontend),
+        ):
             yield frontend
 
 

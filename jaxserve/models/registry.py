@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.files import read_object
-from jaxserve.checkpoint.image_processor import read_image_processor
+from jaxserve.checkpoint.image_processor import FILES, read_image_processor
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.renamed import MULTIMODAL, architecture, text_config, with_decoder_names
@@ -107,19 +107,23 @@ def decoder_of(checkpoint: Checkpoint) -> DecoderConfig:
 
 
 def with_vision(config: DecoderConfig, path: Path, hf: Mapping[str, Any]) -> DecoderConfig:
-    """Return `config` with the tower of the checkpoint at `path`, whose config is `hf`; unchanged if no tower is served.
+    """Return `config` with the tower of the checkpoint at `path`, whose text model's config is `hf`; unchanged if the model
+    has none.
 
-    Raises CheckpointError naming file or key for a tower or a preprocessing that is not supported.
+    Raises CheckpointError for a tower or a preprocessing that is not supported.
     """
-    read = _find_family(hf).read_vision
-    processor = None if read is None or MULTIMODAL not in hf else read_image_processor(path)
-    if read is None or processor is None:
+    if "vision_config" not in hf.get(MULTIMODAL, {}):
         return config
+    family = _find_family(hf)
+    if family.read_vision is None:
+        raise CheckpointError(f"{path}: images of {family.architectures[0]} models are not supported")
+    processor = read_image_processor(path)
+    if processor is None:
+        raise CheckpointError(f"{path}: neither {' nor '.join(FILES)} says how images are prepared")
     try:
-        vision = read(hf, processor, config)
+        return replace(config, vision=family.read_vision(hf, processor, config))
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    return replace(config, vision=vision)
 
 
 def model_of(checkpoint: Checkpoint) -> DecoderConfig | EncoderConfig:
@@ -134,7 +138,7 @@ def model_of(checkpoint: Checkpoint) -> DecoderConfig | EncoderConfig:
 
 
 def read_decoder(path: Path) -> tuple[DecoderConfig, Checkpoint | None]:
-    """Return the decoder config at `path` and its checkpoint, reading headers only.
+    """Return the decoder config at `path`, without a tower, and its checkpoint, reading headers only.
 
     The checkpoint is None for a directory with only config.json. Raises CheckpointError in one line.
     """
@@ -142,9 +146,12 @@ def read_decoder(path: Path) -> tuple[DecoderConfig, Checkpoint | None]:
     if not config.is_file() or any(path.glob("*.safetensors")):
         checkpoint = open_model(path)
         return decoder_of(checkpoint), checkpoint
-    return _named(
-        path, text_config(read_object(config), families()), read_object(generation) if generation.is_file() else {}
-    ), None
+    return _named(path, text_model(path, None), read_object(generation) if generation.is_file() else {}), None
+
+
+def text_model(path: Path, checkpoint: Checkpoint | None) -> Mapping[str, Any]:
+    """Return the text model's config of a checkpoint, or of a directory with only config.json."""
+    return text_config(read_object(path / "config.json"), families()) if checkpoint is None else checkpoint.config
 
 
 def _named(path: Path, hf: Mapping[str, Any], generation: Mapping[str, Any]) -> DecoderConfig:

@@ -34,7 +34,8 @@ def step_context(skeleton: ModelSkeleton, field: dict[str, Any], cache: Cache, p
             num_tokens=program.num_tokens,
             backend=skeleton.policy.backend,
         )
-    turns = rotation(skeleton.config, positions), sliding_rotation(skeleton.config, positions)
+    turned = field["rope_positions"].reshape(3, -1) if "rope_positions" in field else positions
+    turns = rotation(skeleton.config, turned), sliding_rotation(skeleton.config, positions)
     scales = query_scales(skeleton.config, positions)
     places = positions % page_size
     rows = field["kv_lengths"], field["query_starts"]

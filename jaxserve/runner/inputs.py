@@ -7,8 +7,8 @@ cannot disagree. One packed array costs about 10 us to pass, eight small ones 50
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import jax
@@ -16,10 +16,21 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxserve.runner.images.encoder import ENCODE_FIELDS, ImageShape, dummy_item, pack_items
 from jaxserve.runner.page_tables import by_group, table_rows
 from jaxserve.runner.state import DeviceState, StateArrays
 from jaxserve.sampling.params import COLUMNS, PADDING_ROW, EngineSamplingParams, device_row
-from jaxserve.scheduler.plan import MAX_STOP_TOKENS, NO_SLOT, Buckets, Plan, PromptScores, StepPlan, StepResult
+from jaxserve.scheduler.plan import (
+    MAX_STOP_TOKENS,
+    NO_IMAGE_ROW,
+    NO_SLOT,
+    Buckets,
+    EncodeItem,
+    Plan,
+    PromptScores,
+    StepPlan,
+    StepResult,
+)
 from jaxserve.types import MAX_TOP_LOGPROBS, ProgramKind, RequestId
 
 A = TypeVar("A", np.ndarray, jax.Array)
@@ -38,10 +49,36 @@ class Program:
     max_steps: int = 1  # K
     num_tables: int = 1  # G
     num_state_slots: int = 0  # Y, with the zero slot; 0 for a model without recurrent layers
+    images: ImageShape | None = None
+    """None for a model that reads text only."""
 
     @property
     def name(self) -> str:
         return f"{self.kind}/{self.num_tokens}"
+
+
+def with_images(programs: tuple[Program, ...], shape: ImageShape) -> tuple[Program, ...]:
+    """Return the programs of a model that reads images, and those of its encoder: P patches, P / block rows."""
+    own = tuple(replace(program, images=shape) for program in programs)
+    ride = own[0]
+    encoders = [replace(ride, kind="encode", num_tokens=size, num_rows=size // shape.block) for size in shape.buckets]
+    return (*reversed(encoders), *own)
+
+
+def encode_call(items: Sequence[EncodeItem], wanted: Iterable[Program]) -> tuple[Program, np.ndarray]:
+    """Return the smallest encoder program that holds `items`, and its packed input."""
+    count = sum(len(item.patches) for item in items)
+    program = min((each for each in wanted if each.num_tokens >= count), key=lambda each: each.num_tokens)
+    assert program.images is not None, "an encoder program"
+    packed = np.zeros(packed_size(program, ENCODE_FIELDS), np.int32)
+    pack_items(items, program.num_tokens, program.images, split(packed, program, ENCODE_FIELDS))
+    return program, packed
+
+
+def dummy_images(program: Program) -> tuple[EncodeItem, ...]:
+    """Return images of no request that fill an encoder program."""
+    assert program.images is not None, "an encoder program"
+    return (dummy_item(program.num_tokens, program.images),)
 
 
 def programs(buckets: Buckets, max_pages: int, num_tables: int = 1, num_state_slots: int = 0) -> tuple[Program, ...]:
@@ -76,6 +113,8 @@ INPUT_FIELDS: Final = {
     "sampling": "B C",
     "state_reads": "Y",  # of each row, see `layers.cache.StateSlots`; none without recurrent layers
     "state_writes": "Y",
+    "image_rows": "Z",  # of each token; NO_IMAGE_ROW: text; in mixed programs of models that read images
+    "rope_positions": "3R",  # in time, rows and columns, if they are not the positions
     "block_tables": "B GM",
 }
 RESIDENT_FIELDS: Final = {name: shape for name, shape in INPUT_FIELDS.items() if name != "block_tables"} | {
@@ -102,10 +141,14 @@ def field_shapes(program: Program, fields: Mapping[str, str]) -> dict[str, tuple
         "B+1": program.num_rows + 1,
         "GM": program.num_tables * program.max_pages,
         "Y": program.num_rows if program.num_state_slots else 0,
+        "Z": program.num_tokens if program.images is not None and program.kind == "mixed" else 0,
+        "3R": 3 * program.num_tokens if program.images is not None and program.images.has_rope_positions else 0,
         "C": len(COLUMNS),
         "E": MAX_STOP_TOKENS,
         "K": program.max_steps,
         "W": MAX_TOP_LOGPROBS,
+        "2": 2,
+        "TF": 0 if program.images is None else -(-program.num_tokens * program.images.patch_bytes // 4),
     }
     return {name: tuple(letters[letter] for letter in shape.split()) for name, shape in fields.items()}
 
@@ -164,6 +207,13 @@ def pack(plan: StepPlan, program: Program, fields: Mapping[str, str] = INPUT_FIE
         field["table_rows"][:num_rows] = table_rows(plan)
         field["table_rows"][num_rows:] = program.num_slots
         field["table_places"][:] = program.num_slots * program.num_tables * program.max_pages
+    if "image_rows" in field:
+        field["image_rows"][:] = NO_IMAGE_ROW
+        if plan.image_rows is not None:
+            field["image_rows"][:num_tokens] = plan.image_rows
+    if "rope_positions" in field:
+        places = field["rope_positions"].reshape(3, -1)
+        places[:, :num_tokens] = field["positions"][:num_tokens] if plan.rope_positions is None else plan.rope_positions
     if program.num_state_slots:
         field["state_writes"][:] = program.num_state_slots
         if plan.state_slots is not None:
@@ -281,3 +331,5 @@ class StepTask(Generic[PlanT, ResultT]):
     """Called before the step is dispatched; may fill in fields of its packed plan."""
     keeps_tables: bool = False
     """True if page tables are part of the state."""
+    images: Callable[[PlanT], Sequence[EncodeItem]] = lambda plan: ()
+    """Images to encode before the step."""

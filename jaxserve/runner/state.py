@@ -12,9 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxserve_kernels import native
 from jaxserve_kernels.backend import NATIVE, Backend
-from jaxtyping import Array, Int
+from jaxtyping import Array, Float, Int
 
 from jaxserve.layers.cache import Cache, CacheShapes, KVPool, assemble
+from jaxserve.runner.images.encoder import ImageShape
 from jaxserve.runner.page_tables import SentTables
 from jaxserve.runner.slots import MASKS_AT_ONCE, mask_rows, slot_row
 from jaxserve.sampling.params import SlotInit
@@ -30,6 +31,8 @@ class StateArrays(NamedTuple):
     """None where a step samples nothing."""
     tables: Int[Array, "X1 M"] | None = None
     """Page tables by slot; None where they come with every plan."""
+    images: Float[Array, "Z1 W"] | None = None
+    """Embeddings of images, which prompts' tokens name by row; None for a model that reads text only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,8 @@ class StateShapes:
     """Native backends have the system provide the cache's memory from `DeviceState.provide_memory` on."""
     page_batches: tuple[int, ...] = ()
     """Numbers of pages that one program copies between pool and host; none without tiers, which take one group only."""
+    images: ImageShape | None = None
+    image_dtype: jnp.dtype = jnp.dtype("float32")
 
     @property
     def num_tables(self) -> int:
@@ -72,7 +77,9 @@ def batch_sharding(pool: jax.sharding.Sharding) -> jax.sharding.NamedSharding:
     return jax.sharding.NamedSharding(pool.mesh, jax.sharding.PartitionSpec(None, None, heads))
 
 
-StateKind = Literal["cache", "slots", "init_slot", "masks", "tables", "table_row", "read_pages", "write_pages"]
+StateKind = Literal[
+    "cache", "slots", "init_slot", "masks", "tables", "table_row", "read_pages", "write_pages", "images"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +102,7 @@ def state_programs(shapes: StateShapes) -> tuple[StateProgram, ...]:
     kinds += ["cache"] if shapes.cache is not None else []
     kinds += ["slots", "init_slot", "masks"] if shapes.num_slots else []
     kinds += ["tables", "table_row"] if shapes.max_pages else []
+    kinds += ["images"] if shapes.images is not None else []
     copies: list[StateKind] = ["read_pages", "write_pages"]
     return (
         *(StateProgram(kind, shapes) for kind in kinds),
@@ -127,6 +135,7 @@ class DeviceState:
             cache,
             self._call["slots"]() if "slots" in self._call else None,
             self._call["tables"]() if "tables" in self._call else None,
+            self._call["images"]() if "images" in self._call else None,
         )
 
     def provide_memory(self) -> None:

@@ -22,8 +22,10 @@ from jaxserve_kernels.backend import NATIVE
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxserve.layers.cache import ArrayShape, Cache, CacheShapes, KVPool
+from jaxserve.models.decoder import ImageTokens
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
 from jaxserve.runner.context import step_context
+from jaxserve.runner.images.encoder import ENCODE_FIELDS, unpack_patches
 from jaxserve.runner.inputs import (
     INPUT_FIELDS,
     OUTPUT_FIELDS,
@@ -67,6 +69,8 @@ def lower(
     cache: None for an encoder. task: None for GENERATION.
     """
     task = task or GENERATION
+    if program.kind == "encode":
+        task = replace(task, name="encode images", step=encode_images, fields=ENCODE_FIELDS)
 
     def step(
         params: tuple[Array, ...], state: StateArrays, packed: Int[Array, "I"]
@@ -93,7 +97,11 @@ def _abstract_state(
     if program.num_slots:
         shape = slots_shape(program.num_slots, skeleton.config.vocab_size)
         slots = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding.replicated)
-    return StateArrays(abstract_cache(cache, sharding), slots)  # type: ignore[arg-type]
+    images = None
+    if program.images is not None:
+        shape = program.images.num_rows + 1, program.images.width
+        images = jax.ShapeDtypeStruct(shape, skeleton.policy.activations, sharding=sharding.replicated)
+    return StateArrays(abstract_cache(cache, sharding), slots, images=images)  # type: ignore[arg-type]
 
 
 def abstract_cache(cache: CacheShapes | None, sharding: Sharding) -> Cache | None:
@@ -135,6 +143,10 @@ def lower_state(sharding: Sharding, program: StateProgram) -> jax.stages.Lowered
             tables = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=place)
             entries = jax.ShapeDtypeStruct(shape[1:], jnp.int32, sharding=place)
             return jax.jit(write_row, donate_argnames="tables", out_shardings=place).lower(tables, slot, entries)
+        case "images":
+            assert shapes.images is not None, "a model that reads images"
+            shape = shapes.images.num_rows + 1, shapes.images.width
+            return jax.jit(lambda: jnp.zeros(shape, shapes.image_dtype), out_shardings=place).lower()
         case "read_pages" | "write_pages":
             return _lower_copy(sharding, program)
 
@@ -172,19 +184,19 @@ def run_step(
 ) -> tuple[StateArrays, tuple[Int[Array, "O"], ...]]:
     """Write KV, attend, sample. DONATES the state; returns it and the packed result, in a mixed program followed by the
     scores of prompt tokens."""
-    cache, slots, tables = state
+    cache, slots, tables, images = state
     field = split(packed, program, INPUT_FIELDS if tables is None else RESIDENT_FIELDS)
     assert cache is not None and slots is not None, "a decoder that samples"
     if tables is not None:
         tables = set_entries(tables, field["table_places"], field["table_pages"])
         field["block_tables"] = tables[field["table_rows"]]
     if program.max_steps == 1:
-        cache, slots, sampled, _, hidden = _one_step(skeleton, params, cache, slots, field, program)
+        cache, slots, sampled, _, hidden = _one_step(skeleton, params, state, field, program)
         outcome = Outcome(jnp.int32(1), sampled.token_ids[None], sampled.logprobs[None], *sampled[2:])
         outputs: tuple[Array, ...] = (pack_arrays(outcome, OUTPUT_FIELDS),)
         if program.kind == "mixed":
             outputs += (pack_arrays(score_prompts(skeleton, params, hidden, field, program), SCORE_FIELDS),)
-        return StateArrays(cache, slots, tables), outputs
+        return StateArrays(cache, slots, tables, images), outputs
 
     def is_going_on(carry: tuple[Cache, Array, Outcome, Bool[Array, ""]]) -> Bool[Array, ""]:
         _, _, outcome, has_end = carry
@@ -195,7 +207,8 @@ def run_step(
     ) -> tuple[Cache, Array, Outcome, Bool[Array, ""]]:
         cache, slots, outcome, _ = carry
         step = outcome.num_steps
-        cache, slots, sampled, has_end, _ = _one_step(skeleton, params, cache, slots, _later(field, step), program)
+        later = StateArrays(cache, slots, images=images)
+        cache, slots, sampled, has_end, _ = _one_step(skeleton, params, later, _later(field, step), program)
         outcome = Outcome(
             step + 1,
             outcome.token_ids.at[step].set(sampled.token_ids),
@@ -206,7 +219,7 @@ def run_step(
 
     start = (cache, slots, _no_outcome(program), jnp.bool_(False))
     cache, slots, outcome, _ = jax.lax.while_loop(is_going_on, go_on, start)
-    return StateArrays(cache, slots, tables), (pack_arrays(outcome, OUTPUT_FIELDS),)
+    return StateArrays(cache, slots, tables, images), (pack_arrays(outcome, OUTPUT_FIELDS),)
 
 
 def forward(
@@ -217,6 +230,20 @@ def forward(
     assert cache is not None, "a decoder"
     hidden, cache = skeleton.build(params).hidden(field["tokens"], cache, step_context(skeleton, field, cache, program))
     return StateArrays(cache, state.slots), (hidden,)
+
+
+def encode_images(
+    skeleton: ModelSkeleton, params: tuple[Array, ...], state: StateArrays, packed: Int[Array, "I"], program: Program
+) -> tuple[StateArrays, tuple[()]]:
+    """Write the embeddings of images to their rows. DONATES the state; returns it."""
+    field, shape = split(packed, program, ENCODE_FIELDS), program.images
+    tower = skeleton.build(params).vision
+    assert tower is not None and shape is not None and state.images is not None, "a model that reads images"
+    patches = unpack_patches(field["patches"], program.num_tokens, shape)
+    with jax.named_scope("encode"):
+        rows = tower.encode(patches, field["patch_places"], field["image_ids"])
+    images = state.images.at[field["embedding_rows"]].set(rows.astype(state.images.dtype))
+    return state._replace(images=images), ()
 
 
 def _no_outcome(program: Program) -> Outcome:
@@ -244,25 +271,28 @@ def _later(field: dict[str, Any], step: Int[Array, ""]) -> dict[str, Any]:
             "positions": field["positions"] + step,
             "kv_lengths": jnp.where(lengths > 0, lengths + step, 0),  # padding rows have none
         }
+        | ({"rope_positions": field["rope_positions"] + step} if "rope_positions" in field else {})
     )
 
 
 def _one_step(
     skeleton: ModelSkeleton,
     params: tuple[Array, ...],
-    cache: Cache,
-    slots: Int[Array, "X1 S"],
+    state: StateArrays,
     field: dict[str, Any],
     program: Program,
 ) -> tuple[Cache, Int[Array, "X1 S"], Sampled, Bool[Array, ""], Float[Array, "T D"]]:
     """Forward and sample; then come whether any row's request ends with its new token, and what the head was given."""
     model, vocab_size = skeleton.build(params), skeleton.config.vocab_size
+    cache, slots = state.cache, state.slots
+    assert cache is not None and slots is not None, "a decoder that samples"
     tokens, rows = take_up(slots, field, vocab_size)
     field = field | {"is_real": field["is_real"] * ~rows.is_over[field["rows"]], "kv_lengths": rows.kv_lengths}
     if program.num_state_slots:
         writes = jnp.where(rows.is_over, program.num_state_slots, field["state_writes"])
         field |= {"state_writes": writes}
-    hidden, cache = model.hidden(tokens, cache, step_context(skeleton, field, cache, program))
+    images = ImageTokens(state.images, field["image_rows"]) if "image_rows" in field else None  # type: ignore[arg-type]
+    hidden, cache = model.hidden(tokens, cache, step_context(skeleton, field, cache, program), images)
     last = jnp.maximum(field["query_starts"][1:] - 1, 0)  # (B,) each row's newest token
     newest = hidden if program.kind == "decode" else hidden[last]
     num_rows = (field["query_starts"][1:] > field["query_starts"][:-1]).sum(dtype=jnp.int32)
@@ -340,6 +370,7 @@ GENERATION: Final = StepTask(
     dummy_plan=dummy_plan,
     num_outputs=lambda plan: 1 if plan.targets is None else 2,
     update_state=lambda state, plan, program, packed: state.init_slots(plan.slot_inits, plan.masks),
+    images=lambda plan: plan.encode_items,
 )
 """Decode and mixed steps that sample."""
 

@@ -6,14 +6,14 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeVar
 
 import jax
 
 from jaxserve.layers.cache import CacheShapes
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
-from jaxserve.runner.inputs import Program, StepTask
+from jaxserve.runner.inputs import Program, StepTask, dummy_images
 from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.runner.program_key import host_key_parts, process_key_parts, program_key
 from jaxserve.runner.runner import Runner
@@ -145,8 +145,16 @@ def warm_up(
     progress(0, len(wanted), "")
     for done, program in enumerate(wanted, start=1):
         for _ in range(_WARM_UPS.get(platform, 1)):
-            runner.submit(task.dummy_plan(program)).result()
+            runner.submit(_dummy_plan(task, program, wanted)).result()
         progress(done, len(wanted), program.name)
+
+
+def _dummy_plan(task: StepTask[Any, Any], program: Program, wanted: Sequence[Program]) -> Any:
+    """Return a plan that runs `program`; images are encoded before a step."""
+    if program.kind != "encode":
+        return task.dummy_plan(program)
+    step = next(each for each in reversed(wanted) if each.kind != "encode")
+    return replace(task.dummy_plan(step), encode_items=dummy_images(program))
 
 
 _WARM_UPS: Final = {"gpu": 2}

@@ -22,6 +22,7 @@ from jaxserve.frontend.engine_client.client import EngineClient
 from jaxserve.frontend.engine_client.connection import EngineConnection
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.grammar_checker import GrammarChecker
+from jaxserve.frontend.images.loader import ImageLoader
 from jaxserve.frontend.parsers.output_format import choose_output_format
 from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.frontend.reply_budget import ReplyBudget
@@ -207,6 +208,7 @@ async def serving_api(
         async with (
             _closing(state.tracing),
             contextlib.aclosing(frontend.grammars),
+            contextlib.aclosing(frontend.images),
             contextlib.aclosing(state.responses),
             peers.answering(frontend.metrics, state.responses.answers),
             http as http_server,
@@ -291,6 +293,7 @@ def make_frontend(
         seeds=SeedStream(config.model.seed, peers.index, peers.count),
         grammars=GrammarChecker(config.structured),
         limits=config.limits,
+        images=ImageLoader(config.images),
         replies=ReplyBudget(peers.share_of(config.memory.max_reply_memory)),
     )
 
@@ -308,6 +311,7 @@ def install(frontend: Frontend, config: Config, tokenizer: Tokenizer, path: Path
     _log.info("%s%s", output_format, generic if output_format.explains_tools else "")
     frontend.tokenization.install(tokenizer, output_format)
     frontend.grammars.install(str(path))
+    frontend.images.install(path)
 
 
 def model_names(config: Config) -> tuple[str, ...]:

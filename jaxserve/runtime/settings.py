@@ -203,7 +203,7 @@ SETTINGS = declared_settings()
 """All settings in the order of declaration. Names are unique over all sections, so a flat key needs no section."""
 BY_NAME: Mapping[str, Setting] = types.MappingProxyType({setting.name: setting for setting in SETTINGS})
 SECTIONS = tuple(dict.fromkeys(setting.section for setting in SETTINGS))
-ENGINE_SECTIONS = ("model", "cache", "scheduler", "parallel", "compile")
+ENGINE_SECTIONS = ("model", "cache", "scheduler", "parallel", "compile", "images")
 """Sections that an engine needs; the others are about HTTP."""
 
 

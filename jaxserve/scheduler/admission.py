@@ -15,7 +15,7 @@ from jaxserve.errors import (
     RequestError,
     UnsupportedParameterError,
 )
-from jaxserve.ipc.messages import AddRequest, ErrorInfo
+from jaxserve.ipc.messages import AddRequest, ErrorInfo, ImageInfo
 from jaxserve.sampling.params import token_ids_of
 
 
@@ -36,6 +36,8 @@ class Admission:
     """Running and waiting requests together."""
     has_grammars: bool = False
     has_priorities: bool = True
+    images: ImageInfo | None = None
+    """None: the model reads text only."""
 
     def max_output_tokens(self, message: AddRequest) -> int:
         """Return `max_tokens`, cut to what the context leaves."""
@@ -66,6 +68,10 @@ class Admission:
                 )
         if message.grammar is not None and not self.has_grammars:
             return UnsupportedParameterError("This engine follows no grammars.")
+        if message.images or message.rope_positions is not None:
+            error = self._invalid_images(message)
+            if error is not None:
+                return error
         if message.priority and not self.has_priorities:
             return no_priorities(message.priority)
         if num_tokens + 1 > self.max_model_len:
@@ -82,6 +88,25 @@ class Admission:
                 f"{num_kv_tokens} tokens, this server holds {self.num_usable_tokens}. Please shorten the prompt or "
                 "lower max_tokens."
             )
+        return None
+
+    def _invalid_images(self, message: AddRequest) -> RequestError | None:
+        """Return why images cannot be read, or None. What the API process sends is right, unless it has a fault."""
+        info = self.images
+        if info is None:
+            return UnsupportedParameterError("This engine reads no images.", param="prompt")
+        end, block = 0, info.merge**2
+        for image in message.images:
+            num_patches = image.num_tokens * block
+            is_placed = end <= image.start and 0 < image.num_tokens <= info.max_tokens
+            is_sized = num_patches <= info.max_patches and len(image.positions) == 8 * num_patches
+            if not (is_placed and is_sized and len(image.patches) == num_patches * info.patch_bytes):
+                return InvalidRequestError(f"the image at token {image.start} does not fit its place", param="prompt")
+            end = image.start + image.num_tokens
+        rope = message.rope_positions
+        num_tokens = len(message.prompt_token_ids)
+        if end > num_tokens or (rope is not None and len(rope.prompt) != 12 * num_tokens):
+            return InvalidRequestError("images and positions do not fit the prompt", param="prompt")
         return None
 
 

@@ -43,6 +43,8 @@ class MultiStepPolicy:
         num_steps = self._num_fitting(self._buckets.pick("decode", len(rows)), num_in_flight)
         for request in rows:
             length = request.num_tokens + request.num_unread_tokens
+            if request.images is not None and request.num_computed_tokens < request.num_prompt_tokens:
+                return 1
             if request.num_computed_tokens + 1 < length or request.sampling.num_top_logprobs or request.num_unscored:
                 return 1
             num_steps = min(num_steps, request.length_limit - length)

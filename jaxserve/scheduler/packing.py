@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 import numpy as np
 
 from jaxserve.kv.states import RecurrentStates
-from jaxserve.scheduler.plan import UNREAD_TOKEN, Buckets, Mask, StepPlan
+from jaxserve.scheduler.images import RequestImages
+from jaxserve.scheduler.plan import NO_IMAGE_ROW, UNREAD_TOKEN, Buckets, EncodeItem, Mask, StepPlan
 from jaxserve.scheduler.request import Request
 from jaxserve.types import NO_LOGPROBS, ProgramKind
+
+_TEXT: Final = RequestImages((), None, 0)
+"""The images of a request without any."""
 
 
 def pack(
@@ -17,11 +24,13 @@ def pack(
     num_steps: int,
     started: list[Request],
     states: RecurrentStates | None = None,
+    encode_items: Sequence[EncodeItem] = (),
 ) -> tuple[StepPlan, list[Request]]:
     """Return the plan in which request i computes its next `counts[i]` tokens, and the requests in row order.
 
     Requests with a count of 0 have no row. The arrays are copies: later changes of the requests do not reach the plan.
     started: the requests that have just got their slots. states: slots of recurrent states; None for a model without.
+    encode_items: images to encode before the step.
     """
     rows = [i for i, count in enumerate(counts) if count == 1]
     num_single = len(rows)
@@ -54,7 +63,9 @@ def pack(
     targets = None
     if num_prompt_logprobs > NO_LOGPROBS:
         targets = np.concatenate([each.targets(count) for each, count in zip(ordered, num_scheduled, strict=True)])
-    kind: ProgramKind = "decode" if num_single == num_rows and targets is None else "mixed"
+    image_rows, rope_positions = _images(ordered, num_computed, num_scheduled)
+    is_decode = num_single == num_rows and targets is None and image_rows is None
+    kind: ProgramKind = "decode" if is_decode else "mixed"
     plan = StepPlan(
         kind=kind,
         bucket=buckets.pick(kind, num_rows if kind == "decode" else len(token_ids)),
@@ -78,8 +89,25 @@ def pack(
         state_slots=None
         if states is None
         else _state_slots(states, ordered, num_computed + num_scheduled, num_known, num_steps),
+        encode_items=tuple(encode_items),
+        image_rows=image_rows,
+        rope_positions=rope_positions,
     )
     return plan, ordered
+
+
+def _images(
+    ordered: list[Request], firsts: np.ndarray, counts: np.ndarray
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Return the rows and the rotary positions of the step's tokens; None where no token has other ones than text."""
+    if all(request.images is None for request in ordered):
+        return None, None
+    spans = list(zip([request.images or _TEXT for request in ordered], firsts.tolist(), counts.tolist(), strict=True))
+    rows = np.concatenate([images.rows(first, count) for images, first, count in spans])
+    rope = None
+    if any(images.rope_positions is not None for images, _, _ in spans):
+        rope = np.concatenate([images.rope(first, count) for images, first, count in spans], axis=1)
+    return (rows if (rows != NO_IMAGE_ROW).any() else None), rope
 
 
 def cut_chunk(states: RecurrentStates, request: Request, count: int) -> int:

@@ -19,6 +19,8 @@ UNREAD_TOKEN: Final = -1
 NO_TARGET: Final = -1
 NO_SLOT: Final = -1
 """The slot of a row whose sampled token the device does not keep."""
+NO_IMAGE_ROW: Final = -1
+"""The row of a token that is text."""
 MAX_STOP_TOKENS: Final = 8
 """Stop token ids that the device checks. The host checks all of them; the device's check only saves work."""
 
@@ -95,6 +97,15 @@ class Mask:
     words: np.ndarray  # int32 [W], bits as in `sampling.bits`
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodeItem:
+    """An image, or a tile of one, to encode before a step."""
+
+    patches: np.ndarray  # uint8 [P, F]
+    positions: np.ndarray  # int32 [P, 2], row and column of each patch
+    rows: np.ndarray  # int32 [N], the device's rows that its embeddings go to
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step. Rows are in the order of `request_ids`: decode rows first, then prefill chunks.
@@ -141,6 +152,13 @@ class StepPlan:
     state_slots: np.ndarray | None = None
     """int32 [B, 2], the slot of the recurrent state that each row reads, 0 at the start of a text, and the one that it
     writes. None for a model without recurrent layers."""
+    encode_items: tuple[EncodeItem, ...] = ()
+    """Images to encode before the step, in one call."""
+    image_rows: np.ndarray | None = None
+    """int32 [sum(num_scheduled_tokens)], the device's row with the embedding of each image token; NO_IMAGE_ROW for text. None
+    without image tokens, which only mixed steps have."""
+    rope_positions: np.ndarray | None = None
+    """int32 [3, sum(num_scheduled_tokens)], in a model that has three rotary positions. None: the place of each token."""
 
     @property
     def num_tokens(self) -> int:

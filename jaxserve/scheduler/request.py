@@ -11,6 +11,7 @@ from jaxserve.ipc.messages import AddRequest, ErrorInfo, RequestOutput, TokenLog
 from jaxserve.kv.block_table import BlockTable
 from jaxserve.sampling.params import SlotInit, device_row, needs_state
 from jaxserve.scheduler.fair_keys import Rank
+from jaxserve.scheduler.images import RequestImages
 from jaxserve.scheduler.plan import MAX_STOP_TOKENS, NO_TARGET, UNREAD_TOKEN, StepPlan, StepResult
 from jaxserve.scheduler.prompt_lookup import DraftState
 from jaxserve.types import FinishReason, place_of
@@ -73,6 +74,7 @@ class Request:
         "draft",
         "finish_reason",
         "grammar",
+        "images",
         "is_plain",
         "key_name",
         "length_limit",
@@ -107,6 +109,7 @@ class Request:
         eos_token_ids: frozenset[int],
         grammar: GrammarState | None,
         draft: DraftState,
+        images: RequestImages | None = None,
     ) -> None:
         self.request_id = message.request_id
         self.adapter = place_of(message.adapter)
@@ -117,6 +120,8 @@ class Request:
         """The state of the grammar that constrains the reply; the scheduler's policy advances it."""
         self.draft = draft
         """The state of speculation; the scheduler's policy changes it."""
+        self.images = images
+        """The images of the prompt; the scheduler's policy changes which rows are held."""
         self.sampling_row = device_row(message.sampling, is_masked=grammar is not None)
         self.needs_state = needs_state(message.sampling)
         self.stop_row = _stop_row(message, eos_token_ids)

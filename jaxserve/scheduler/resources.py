@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jaxserve.kv.manager import KVManager
+from jaxserve.scheduler.images import ImagePolicy
 from jaxserve.scheduler.request import Request
 
 
@@ -13,8 +14,9 @@ class Resources:
     before it reads it. Pages are free when no submitted step can write to them any more.
     """
 
-    def __init__(self, kv: KVManager, num_slots: int) -> None:
+    def __init__(self, kv: KVManager, num_slots: int, images: ImagePolicy | None = None) -> None:
         self._kv = kv
+        self._images = images
         self._free_slots = list(range(num_slots - 1, -1, -1))
 
     def start(self, request: Request, num_running: int, now_s: float) -> bool:
@@ -45,6 +47,8 @@ class Resources:
     def _release_slot(self, request: Request) -> None:
         if request.slot is not None:
             self._free_slots.append(request.slot)
+        if self._images is not None:
+            self._images.release(request.images)
 
     def release_pages(self, request: Request) -> None:
         """Free the pages of a finished request, unless a step in flight writes to them."""

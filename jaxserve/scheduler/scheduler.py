@@ -43,7 +43,7 @@ from bisect import insort
 from collections.abc import Callable
 
 from jaxserve.config import SchedulerConfig
-from jaxserve.ipc.messages import AddRequest, ErrorInfo, RequestOutput, TokenLogprobs
+from jaxserve.ipc.messages import AddRequest, ErrorInfo, ImageInfo, RequestOutput, TokenLogprobs
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.kv.manager import KVManager
 from jaxserve.kv.tiers.tiers import KVTiers
@@ -53,11 +53,12 @@ from jaxserve.scheduler.budget import PrefillBudget, ShortestFirst
 from jaxserve.scheduler.constrained import ConstrainedDecoding, Grammars
 from jaxserve.scheduler.drafting import Drafter, by_request, confirmed, with_drafts
 from jaxserve.scheduler.fair_keys import FairKeys, Rank
+from jaxserve.scheduler.images import ImagePolicy, images_of
 from jaxserve.scheduler.isolation import Isolation
 from jaxserve.scheduler.limits import StepLimits
 from jaxserve.scheduler.multi_step import MultiStepPolicy
 from jaxserve.scheduler.packing import cut_chunk, pack
-from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
+from jaxserve.scheduler.plan import Buckets, EncodeItem, StepPlan, StepResult
 from jaxserve.scheduler.prefetch import Prefetch
 from jaxserve.scheduler.request import Request, logprobs_of, output_of, prompt_logprobs_of
 from jaxserve.scheduler.resources import Resources
@@ -78,10 +79,12 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         clock: Callable[[], float] = time.monotonic,
         grammars: Grammars | None = None,
         tiers: KVTiers | None = None,
+        images: ImageInfo | None = None,
     ) -> None:
         """Limits are those of the buckets, or the config's if it has smaller ones.
 
         grammars: None rejects requests that have a grammar. tiers: stores from which evicted pages come back.
+        images: those that the model reads; None rejects requests that have some.
         """
         self._kv = kv
         self._buckets = buckets
@@ -96,11 +99,13 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
             max_requests=self._limits.max_rows + config.max_queued_requests,
             has_grammars=grammars is not None,
             has_priorities=config.has_priorities,
+            images=images,
         )
         is_fair = config.scheduling_policy == "fair"
         super().__init__(admission, clock, FairKeys() if is_fair else None)
         self._max_output_tokens = admission.max_output_tokens
-        self._resources = Resources(kv, buckets.max_num_seqs)
+        self._images = None if images is None else ImagePolicy(images)
+        self._resources = Resources(kv, buckets.max_num_seqs, self._images)
         self._constrained = ConstrainedDecoding(grammars)
         self._shortest_first = ShortestFirst(kv) if is_fair else None
         self._budget = PrefillBudget(
@@ -158,6 +163,10 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         if may_start and len(self.running) < self._limits.max_rows:
             self._prefetch.begin(self.waiting, self._shortest_first, len(self.running))
         counts, started = self._budget.share(self.running, self.waiting, missing, may_start=may_start)
+        items: list[EncodeItem] = []
+        if self._images is not None:
+            firsts = [request.num_computed_tokens for request in self.running]
+            counts, items = self._images.cut([request.images for request in self.running], firsts, counts)
         if (states := self._kv.groups.states) is not None:
             counts = [cut_chunk(states, request, count) for request, count in zip(self.running, counts, strict=True)]
         for request in started:
@@ -169,7 +178,7 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         num_steps = 1
         if not (drafts or self.waiting or self._constrained):
             num_steps = self._multi_step.num_steps(self.running, counts, len(self.in_flight))
-        plan, requests = pack(self.running, counts, self._buckets, num_steps, started, self._kv.groups.states)
+        plan, requests = pack(self.running, counts, self._buckets, num_steps, started, self._kv.groups.states, items)
         if drafts:
             plan, requests = with_drafts(plan, requests, drafts, self._buckets)
         for request, count, is_sampling in zip(
@@ -215,6 +224,8 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
                 self._shortest_first.remove(request)
         self._kv.reset_prefix_cache()
         self._prefetch.lose_device()
+        if self._images is not None:
+            self._images.forget()
         return may_shrink and self._limits.shrink(self._buckets, plan)
 
     def take_stats(self) -> EngineStats:
@@ -222,20 +233,24 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         stats.kv_cache_usage_perc = self._kv.usage
         stats.kv_cache_evictions = self._kv.pool.num_evictions
         self._prefetch.add_stats(stats)
+        if self._images is not None:
+            self._images.add_stats(stats)
         return stats
 
     def _queue(self, message: AddRequest, rank: Rank) -> Request:
         if not self.requests:
             self._limits.restore()
+        images = images_of(message)
         request = Request(
             message,
-            self._kv.new_table(message.cache_salt, message.adapter),
+            self._kv.new_table(message.cache_salt, message.adapter, () if images is None else images.spans),
             self._max_output_tokens(message),
             rank,
             self._clock(),
             self._eos_token_ids,
             self._constrained.new_grammar(message),
             self._drafter.new_state(message),
+            images,
         )
         if request.grammar is None:
             self._enqueue(request)

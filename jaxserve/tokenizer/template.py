@@ -290,9 +290,10 @@ class ChatTemplate:
             if self.content_format == "parts" and not self._accepts_string:
                 plain["content"] = [{"type": "text", "text": content}]
         elif content is not None:
-            texts = _part_texts(content)
-            is_parts = self.content_format == "parts"
-            plain["content"] = [{"type": "text", "text": text} for text in texts] if is_parts else "\n".join(texts)
+            if self.content_format == "parts":
+                plain["content"] = [part if _is_image(part) else _text_part(part) for part in _parts(content)]
+            else:
+                plain["content"] = "\n".join(_part_text(part) for part in _parts(content))
         return plain
 
 
@@ -303,19 +304,28 @@ def _call(call: Mapping[str, Any]) -> dict[str, Any]:
     return {**call, "function": {**function, "arguments": _JsonObject(function["arguments"])}}
 
 
-def _part_texts(content: Any) -> list[str]:
+def _parts(content: Any) -> Sequence[Any]:
     if not isinstance(content, Sequence):
         raise InvalidRequestError(
             f"messages: content must be a string or a list of parts, found {type(content).__name__}", param="messages"
         )
-    texts = []
-    for part in content:
-        text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else part
-        if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-            raise InvalidRequestError(
-                f"messages: this model takes text only, found a content part of type {str(kind)[:64]!r}",
-                param="messages",
-            )
-        texts.append(text)
-    return texts
+    return content
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "image"
+
+
+def _text_part(part: Any) -> dict[str, Any]:
+    return {"type": "text", "text": _part_text(part)}
+
+
+def _part_text(part: Any) -> str:
+    text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else part
+    if not isinstance(text, str):
+        kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        raise InvalidRequestError(
+            f"messages: this model's chat template takes text only, found a content part of type {str(kind)[:64]!r}",
+            param="messages",
+        )
+    return text

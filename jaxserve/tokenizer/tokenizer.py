@@ -178,10 +178,13 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_variables: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
+        placeholder: str = "",
+        images: Sequence[str] = (),
     ) -> list[int]:
         """Return the ids of a chat. No BOS is added: the template writes it. See the module on control tokens.
 
         `continue_final_message` ends them with the text of the last message and drops what the template adds after it.
+        images: the text of each image part; it replaces the `placeholder`, a control token, that the template writes.
         """
         # A mark inside each control token of the request passes through the template and breaks it in two; the
         # text between marks is encoded piece by piece, so no control token can arise from a request.
@@ -202,6 +205,8 @@ class Tokenizer:
                 raise InvalidRequestError(
                     "continue_final_message: the chat template does not show the last message", param="messages"
                 )
+        if images:
+            prompt = _with_images(prompt, placeholder, images)
         pieces = self.encode_batch(prompt.split(mark), add_special_tokens=False)
         return [token_id for piece in pieces for token_id in piece]
 
@@ -213,6 +218,17 @@ def _check_unicode(text: str) -> None:
         raise InvalidRequestError(
             f"The text is not valid Unicode: a lone surrogate at character {error.start}"
         ) from error
+
+
+def _with_images(prompt: str, placeholder: str, images: Sequence[str]) -> str:
+    """Return the prompt with the texts of images in their places; no message can hold a placeholder."""
+    first, *rest = prompt.split(placeholder)
+    if len(rest) != len(images):
+        raise InvalidRequestError(
+            f"The chat template shows {len(rest)} of {len(images)} images: the model takes them in other messages.",
+            param="messages",
+        )
+    return first + "".join(text + after for text, after in zip(images, rest, strict=True))
 
 
 def _new_mark() -> str:

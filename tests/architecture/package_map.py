@@ -14,6 +14,7 @@ SHARED = frozenset(
         "bounds",
         "config",
         "config_cache",
+        "config_images",
         "config_devices",
         "config_option",
         "config_tls",

@@ -17,6 +17,7 @@ SHARED = {
     "jaxserve.config",
     "jaxserve.config_cache",
     "jaxserve.config_devices",
+    "jaxserve.config_images",
     "jaxserve.config_memory",
     "jaxserve.config_option",
     "jaxserve.config_tls",
@@ -96,6 +97,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "structured.protocol",
         "routing",
         "model_config.images",  # sizes and markup of images
+        "checkpoint.image_processor",
     },
     "tokenizer": {"checkpoint"},
     "ipc": {"sampling.params"},
@@ -151,6 +153,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": set(),
     "config_cache": set(),
     "config_devices": set(),
+    "config_images": set(),
     "config_memory": set(),
     "config_option": set(),
     "config_tls": set(),

@@ -13,6 +13,7 @@ from jaxserve.config import (
     CompileConfig,
     Config,
     CpuKernels,
+    ImagesConfig,
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
@@ -81,6 +82,7 @@ class ModelEngine:
         quantization: str = "none",
         lora_modules: str | None = None,
         tiers: TierConfig | None = None,
+        images: ImagesConfig | None = None,
     ) -> None:
         model = ModelConfig(
             model=str(path),
@@ -93,6 +95,7 @@ class ModelEngine:
             model=model,
             cache=CacheConfig(kv_cache_memory=kv_cache_memory),
             tiers=tiers or TierConfig(),
+            images=images or ImagesConfig(),
             scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
             parallel=ParallelConfig(
                 tensor_parallel_size=tensor_parallel_size,
@@ -148,6 +151,7 @@ class ModelEngine:
             model_info.vocab_size,
             grammars=grammars,
             tiers=self.tiers,
+            images=model_info.images,
         )
         self.core = EngineCore(self.scheduler, self.executor, depth=int(overlap), tiers=self.tiers)
         self.num_preemptions = self.num_steps = self.num_calls = self.num_accepted_tokens = 0

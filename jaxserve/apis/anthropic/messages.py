@@ -69,10 +69,11 @@ async def count_tokens(call: Call, body: CountTokensRequest) -> TokenCount:
     frontend = call.frontend
     check_anthropic(body)
     frontend.require_model(body.model)
-    frontend.client.require_ready()
+    model_info = frontend.client.require_ready()
     conversation = to_conversation(body)
     conversation.check(frontend.limits)
-    return TokenCount(len(await encode_conversation(frontend.tokenization, conversation)))
+    images = await frontend.images.load(conversation.images, model_info.images)
+    return TokenCount(len(await encode_conversation(frontend.tokenization, conversation, images=images)))
 
 
 class MessageFormatter:

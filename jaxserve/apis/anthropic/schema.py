@@ -20,6 +20,33 @@ class TextInput(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
     text: str
 
 
+class Base64Source(msgspec.Struct, kw_only=True, tag_field="type", tag="base64"):
+    """The content of an image file."""
+
+    media_type: Annotated[str, Meta(description="`image/png`, `image/jpeg`, ...; the file itself decides.")]
+    data: Annotated[str, Meta(description="Base64.")]
+
+
+class UrlSource(msgspec.Struct, kw_only=True, tag_field="type", tag="url"):
+    """An image at an address."""
+
+    url: Annotated[
+        str, Meta(description="http(s), if `--allowed-media-domains` has the host; or a `data:` URL with base64.")
+    ]
+
+
+class FileSource(msgspec.Struct, kw_only=True, tag_field="type", tag="file"):
+    """Rejected: this server stores no files."""
+
+    file_id: str
+
+
+class ImageInput(msgspec.Struct, kw_only=True, tag_field="type", tag="image"):
+    """An image, for models that read images."""
+
+    source: Base64Source | UrlSource | FileSource
+
+
 class ThinkingInput(msgspec.Struct, kw_only=True, tag_field="type", tag="thinking"):
     """Reasoning of an earlier reply; the chat template decides what of it is shown."""
 
@@ -43,7 +70,7 @@ class ToolResultInput(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_
     is_error: Annotated[bool | None, Meta(description="True: the prompt shows `Error: ` before the result.")] = None
 
 
-InputBlock = TextInput | ThinkingInput | ToolUseInput | ToolResultInput
+InputBlock = TextInput | ImageInput | ThinkingInput | ToolUseInput | ToolResultInput
 
 
 class MessageInput(msgspec.Struct, kw_only=True):
@@ -170,6 +197,7 @@ PromptRequest = CountTokensRequest | MessagesRequest
 
 _ROLES_OF: Final[Mapping[type[msgspec.Struct], tuple[str, ...]]] = {
     TextInput: ("user", "assistant", "system"),
+    ImageInput: ("user",),
     ThinkingInput: ("assistant",),
     ToolUseInput: ("assistant",),
     ToolResultInput: ("user",),

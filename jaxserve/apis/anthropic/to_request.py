@@ -7,6 +7,9 @@ from itertools import groupby
 from typing import Any, Final
 
 from jaxserve.apis.anthropic.schema import (
+    Base64Source,
+    FileSource,
+    ImageInput,
     InputBlock,
     MessagesRequest,
     PromptRequest,
@@ -20,7 +23,8 @@ from jaxserve.apis.schema.common import shared_fields
 from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import invalid
-from jaxserve.frontend.checks import check_bound
+from jaxserve.frontend.checks import check_bound, refuse
+from jaxserve.frontend.images.source import ImageSource
 from jaxserve.frontend.messages import (
     CalledFunction,
     ChatMessage,
@@ -39,6 +43,7 @@ NAMES: Final = FieldNames(
     thinking_budget="thinking.budget_tokens",
 )
 _FORMAT: Final = "output_config.format"
+_MAX_TYPE_CHARS: Final = 64
 _MODES: Final = {"auto": "auto", "any": "required", "tool": "function", "none": "none"}
 
 
@@ -80,6 +85,7 @@ def to_conversation(body: PromptRequest) -> Conversation:
         thinking_budget=thinking.budget_tokens if thinking is not None else None,
         template_variables=body.chat_template_kwargs or {},
         names=NAMES,
+        images=image_sources(body),
     )
 
 
@@ -104,14 +110,34 @@ def chat_messages(request: PromptRequest) -> list[ChatMessage]:
     return messages
 
 
+def image_sources(request: PromptRequest) -> list[ImageSource]:
+    """Return the images of the turns, in their order. Raises InvalidRequestError."""
+    sources = []
+    for i, message in enumerate(request.messages):
+        for j, block in enumerate(message.content if isinstance(message.content, list) else ()):
+            if isinstance(block, ImageInput):
+                place, source = f"messages[{i}].content[{j}].source", block.source
+                if isinstance(source, FileSource):
+                    raise refuse(f"{place}.type=file")
+                if isinstance(source, Base64Source):
+                    kind = source.media_type.partition(";")[0][:_MAX_TYPE_CHARS].replace(",", "")
+                    sources.append(ImageSource(f"data:{kind};base64,{source.data}", f"{place}.data"))
+                else:
+                    sources.append(ImageSource(source.url, f"{place}.url"))
+    return sources
+
+
 def _texts(content: str | list[TextInput] | None) -> list[TextInput]:
     return [TextInput(text=content)] if isinstance(content, str) else content or []
 
 
-def _content(texts: Sequence[TextInput]) -> str | list[ContentPart]:
-    if len(texts) < 2:
-        return "".join(text.text for text in texts)
-    return [ContentPart(type="text", text=text.text) for text in texts]
+def _content(blocks: Sequence[TextInput | ImageInput]) -> str | list[ContentPart]:
+    """Return a single text as a string, since not every template reads lists."""
+    parts = [
+        ContentPart(type="text", text=block.text) if isinstance(block, TextInput) else ContentPart(type="image_url")
+        for block in blocks
+    ]
+    return parts[0].text or "" if len(parts) == 1 and not parts[0].is_image else parts or ""
 
 
 def _assistant(blocks: Iterable[InputBlock]) -> ChatMessage:
@@ -132,11 +158,11 @@ def _user_messages(role: Any, blocks: Sequence[InputBlock]) -> Iterator[ChatMess
     """Yield the messages of a user or of the system, in the order of their blocks."""
     if not blocks:
         yield ChatMessage(role=role, content="")
-    for _, run in groupby(blocks, key=type):
+    for _, run in groupby(blocks, key=lambda block: isinstance(block, ToolResultInput)):
         alike = list(run)
-        texts = [block for block in alike if isinstance(block, TextInput)]
-        if texts:
-            yield ChatMessage(role=role, content=_content(texts))
+        shown = [block for block in alike if isinstance(block, TextInput | ImageInput)]
+        if shown:
+            yield ChatMessage(role=role, content=_content(shown))
         for block in alike:
             if isinstance(block, ToolResultInput):
                 error = [TextInput(text="Error:")] if block.is_error else []

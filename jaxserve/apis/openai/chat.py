@@ -31,7 +31,7 @@ from jaxserve.config import LimitsConfig
 from jaxserve.frontend.choices.choice_stream import OutputDelta, ParsedReply, parsed_reply
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.handle import RequestHandle, TokenCounts
-from jaxserve.frontend.messages import ToolChoice, read_tools
+from jaxserve.frontend.messages import ToolChoice, read_images, read_tools
 from jaxserve.frontend.parsers.events import Event
 from jaxserve.frontend.prepare import prepare
 from jaxserve.frontend.request import Conversation, GenerationRequest
@@ -76,6 +76,7 @@ def to_request(body: ChatRequest, limits: LimitsConfig) -> GenerationRequest:
             template_variables=body.chat_template_kwargs or {},
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=bool(body.continue_final_message),
+            images=read_images(body.messages),
         ),
         n=body.num_choices,
         max_tokens=body.output_limit,

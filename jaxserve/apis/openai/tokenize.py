@@ -13,7 +13,7 @@ from jaxserve.bounds import Bound
 from jaxserve.errors import InvalidRequestError
 from jaxserve.frontend.checks import check_token_ids
 from jaxserve.frontend.encode import encode_conversation, encode_text
-from jaxserve.frontend.messages import ChatMessage, ToolChoice, ToolDefinition, read_tools
+from jaxserve.frontend.messages import ChatMessage, ToolChoice, ToolDefinition, read_images, read_tools
 from jaxserve.frontend.request import MESSAGES, Conversation, ReasoningEffort
 
 
@@ -88,7 +88,8 @@ async def tokenize(call: Call, body: TokenizeRequest) -> TokenizeReply:
     frontend.require_model(body.model)
     max_model_len = frontend.client.require_ready().max_model_len
     if conversation is not None:
-        token_ids = await encode_conversation(frontend.tokenization, conversation)
+        images = await frontend.images.load(conversation.images, frontend.client.require_ready().images)
+        token_ids = await encode_conversation(frontend.tokenization, conversation, images=images)
     else:
         token_ids = await encode_text(
             frontend.tokenization, body.prompt or "", add_special_tokens=body.add_special_tokens is not False
@@ -107,6 +108,7 @@ def _conversation(body: TokenizeRequest, messages: list[ChatMessage]) -> Convers
         template_variables=body.chat_template_kwargs or {},
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=bool(body.continue_final_message),
+        images=read_images(messages),
     )
 
 

@@ -42,7 +42,7 @@ async def create_response(call: Call, body: ResponsesRequest) -> Generated | Res
     frontend.require_generation(body.model)
     given = read_input(body.input)
     before = await items_before(call.responses, body.previous_response_id)
-    request = to_request(body, [*before, *given], frontend.limits)
+    request = to_request(body, [*before, *given], frontend.limits, len(before))
     call.cleanup.enter_context(frontend.admitted(request))
     handle = await prepare(frontend, request)
     formatter = _formatter(call, body, handle, given)

@@ -11,6 +11,7 @@ from msgspec import Meta
 from jaxserve.apis.responses.items import (
     FunctionCallItem,
     FunctionCallOutputItem,
+    InputImage,
     InputText,
     Item,
     MessageItem,
@@ -21,7 +22,7 @@ from jaxserve.apis.responses.items import (
 )
 from jaxserve.errors import invalid
 from jaxserve.frontend.checks import missing, refuse, shorten
-from jaxserve.frontend.messages import ContentPart, check_parts
+from jaxserve.frontend.messages import USER_PARTS, ContentPart, check_parts
 
 _ROLES: Final = ("user", "system", "developer", "assistant")
 
@@ -90,11 +91,20 @@ def _message(place: str, item: InputItem) -> MessageItem:
         raise invalid(f"{place}.role", f"must be one of {', '.join(_ROLES)}, got {shorten(role)}")
     if item.content is None:
         raise missing(f"{place}.content")
-    texts = _texts(f"{place}.content", item.content)
-    content: list[InputText | OutputText] = (
-        [OutputText(text=text) for text in texts] if role == "assistant" else [InputText(text) for text in texts]
-    )
+    content: list[InputText | InputImage | OutputText] = []
+    if role == "user" and isinstance(item.content, list):
+        check_parts(f"{place}.content", item.content, *USER_PARTS)
+        for j, part in enumerate(item.content):
+            content.append(_image(f"{place}.content[{j}]", part) if part.is_image else InputText(part.text or ""))
+    else:
+        texts = _texts(f"{place}.content", item.content)
+        content += [OutputText(text=text) if role == "assistant" else InputText(text) for text in texts]
     return MessageItem(id=item.id or new_id("msg"), role=role, content=content)  # type: ignore[arg-type]
+
+
+def _image(place: str, part: ContentPart) -> InputImage:
+    image = part.image(place)
+    return InputImage(image_url=image.url, detail=image.detail or "auto")
 
 
 def _reasoning(place: str, item: InputItem) -> ReasoningItem:

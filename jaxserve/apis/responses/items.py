@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from jaxserve.apis.openai.chat_schema import ContentLogprob
+from jaxserve.frontend.images.source import ImageDetail
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
@@ -16,6 +17,16 @@ class InputText(msgspec.Struct, tag_field="type", tag="input_text"):
     """Text that the client wrote."""
 
     text: str
+
+
+class InputImage(msgspec.Struct, kw_only=True, tag_field="type", tag="input_image"):
+    """An image, for models that read images."""
+
+    image_url: Annotated[
+        str,
+        Meta(description="A `data:` URL with base64; or an http(s) URL, if `--allowed-media-domains` has its host."),
+    ]
+    detail: ImageDetail = "auto"
 
 
 class OutputText(msgspec.Struct, kw_only=True, tag_field="type", tag="output_text"):
@@ -46,7 +57,7 @@ class MessageItem(msgspec.Struct, kw_only=True, tag_field="type", tag="message")
     id: str
     status: ItemStatus = "completed"
     role: Literal["user", "system", "developer", "assistant"]
-    content: list[InputText | OutputText]
+    content: list[InputText | InputImage | OutputText]
 
 
 class ReasoningItem(msgspec.Struct, kw_only=True, tag_field="type", tag="reasoning"):

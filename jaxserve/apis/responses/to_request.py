@@ -11,6 +11,7 @@ from jaxserve.apis.openai.response_format import format_constraint
 from jaxserve.apis.responses.items import (
     FunctionCallItem,
     FunctionCallOutputItem,
+    InputImage,
     InputText,
     Item,
     MessageItem,
@@ -22,6 +23,7 @@ from jaxserve.apis.schema.common import shared_fields
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import invalid
 from jaxserve.frontend.checks import shorten
+from jaxserve.frontend.images.source import ImageSource
 from jaxserve.frontend.messages import (
     CalledFunction,
     ChatMessage,
@@ -36,8 +38,13 @@ NAMES: Final = FieldNames(prompt="input", function="tools[{}]", reasoning_effort
 _FORMAT: Final = "text.format"
 
 
-def to_request(body: ResponsesRequest, items: Sequence[Item], limits: LimitsConfig) -> GenerationRequest:
-    """Translate a request that `check_responses` has passed, to continue `items`. Raises InvalidRequestError."""
+def to_request(
+    body: ResponsesRequest, items: Sequence[Item], limits: LimitsConfig, num_earlier: int = 0
+) -> GenerationRequest:
+    """Translate a request that `check_responses` has passed, to continue `items`. Raises InvalidRequestError.
+
+    num_earlier: items at the start that are those of earlier responses.
+    """
     choice, allowed = _tool_choice(body.tool_choice)
     messages = chat_messages(items)
     if body.instructions is not None:
@@ -62,6 +69,7 @@ def to_request(body: ResponsesRequest, items: Sequence[Item], limits: LimitsConf
             reasoning_effort=body.reasoning.effort if body.reasoning is not None else None,
             template_variables=body.chat_template_kwargs or {},
             names=NAMES,
+            images=image_sources(items, num_earlier),
         ),
         max_tokens=body.max_output_tokens,
         num_top_logprobs=body.top_logprobs or 0 if body.wants_logprobs else None,
@@ -93,7 +101,7 @@ def chat_messages(items: Sequence[Item]) -> list[ChatMessage]:
 
 def _add(turn: ChatMessage, item: MessageItem | ReasoningItem | FunctionCallItem) -> None:
     if isinstance(item, MessageItem):
-        turn.content = "".join(part.text for part in item.content)
+        turn.content = "".join(part.text for part in item.content if not isinstance(part, InputImage))
     elif isinstance(item, ReasoningItem):
         text = "\n".join(part.text for part in item.content or item.summary)
         turn.reasoning = turn.reasoning_content = "\n".join(filter(None, (turn.reasoning, text))) or None
@@ -102,13 +110,31 @@ def _add(turn: ChatMessage, item: MessageItem | ReasoningItem | FunctionCallItem
         turn.tool_calls = [*(turn.tool_calls or ()), call]
 
 
-def _content(content: str | Sequence[InputText | OutputText]) -> str | list[ContentPart]:
+def image_sources(items: Sequence[Item], num_earlier: int) -> list[ImageSource]:
+    """Return the images of messages, in their order."""
+    return [
+        ImageSource(
+            part.image_url,
+            f"input[{i - num_earlier}].content[{j}].image_url" if i >= num_earlier else "previous_response_id",
+            part.detail,
+        )
+        for i, item in enumerate(items)
+        if isinstance(item, MessageItem)
+        for j, part in enumerate(item.content)
+        if isinstance(part, InputImage)
+    ]
+
+
+def _content(content: str | Sequence[InputText | InputImage | OutputText]) -> str | list[ContentPart]:
     """Return a single part as a string, since not every template reads lists."""
     if isinstance(content, str):
         return content
-    if len(content) == 1:
+    if len(content) == 1 and not isinstance(content[0], InputImage):
         return content[0].text
-    return [ContentPart(type="text", text=part.text) for part in content]
+    return [
+        ContentPart(type="input_image") if isinstance(part, InputImage) else ContentPart(type="text", text=part.text)
+        for part in content
+    ]
 
 
 def _tool_choice(choice: str | dict[str, Any] | None) -> tuple[ToolChoice, frozenset[str] | None]:

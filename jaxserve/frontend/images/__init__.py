@@ -1,1 +1,1 @@
-"""From decoded images to the patches that an engine encodes, and to their places in a prompt. numpy and Pillow only."""
+"""Images of prompts: their sources, fetching, decoding in a separate process, and the model's image processor."""

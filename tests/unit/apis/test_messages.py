@@ -325,7 +325,7 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "https://x"}}
     [
         ({"max_tokens": -1}, "max_tokens"),
         ({"messages": []}, "messages"),
-        (turns(IMAGE), "messages[0].content[0].type"),
+        (turns(IMAGE), "messages[0].content[0].source"),
         (turns({"type": "document"}), "messages[0].content[0].type"),
         (turns({"type": "tool_use", "id": "a", "name": "now", "input": {}}), "messages[0].content[0]"),
         (turns({"type": "tool_result", "tool_use_id": "a"}, "assistant"), "messages[0].content[0]"),

@@ -101,7 +101,7 @@ def image(kind: str) -> dict[str, Any]:
             },
             "tool_choice.tools",
         ),
-        (image("input_image"), "input[0].content[0].type=input_image"),
+        (image("input_image"), "input[0].content[0].image_url"),
         (image("input_file"), "input[0].content[0].type=input_file"),
         ({"input": []}, "input"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type=item_reference"),

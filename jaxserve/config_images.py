@@ -1,0 +1,88 @@
+"""Settings of image input."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Final
+
+from jaxserve.config_option import option
+from jaxserve.errors import ConfigError
+
+DEFAULT_MAX_IMAGES: Final = 16
+"""Most images of a prompt unless the settings say otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImagesConfig:
+    """Image input of models that read images. Everything that a client controls has a limit."""
+
+    limit_mm_per_prompt: str | None = option(
+        None,
+        help='most images of one prompt, as `image=N` or `{"image": N}`; image=0: serve text only, without the model\'s image '
+        "encoder (default: image=16 if the model's images are served, else 0)",
+    )
+    allowed_media_domains: str | None = option(
+        None,
+        help="hosts that images may be fetched from over HTTP and HTTPS, comma separated; host:port for a port other than "
+        "the scheme's; a host that resolves to a private address is refused unless it is listed as that address (default: "
+        "none, only `data:` URLs)",
+    )
+    max_image_size: int = option(20 << 20, ge=1024, unit="bytes", help="largest image file; larger ones get 400")
+    max_image_pixels: int = option(
+        32 << 20, ge=1, le=1 << 28, help="most pixels of one image, before it is resized; more get 400"
+    )
+    max_image_patches: int | None = option(
+        None,
+        ge=1,
+        le=1 << 18,
+        help="most patches of one image, and of one encoder call before a step; larger images are reduced (default: those of "
+        "one tile, 4 tiles on accelerators; for models that take any size 4096 on CPUs and 16384 on accelerators)",
+    )
+    image_cache_memory: int | None = option(
+        None,
+        ge=1,
+        unit="bytes",
+        help="memory on each device for embeddings of images (default: 64MiB on CPUs, 256MiB on accelerators)",
+    )
+    image_fetch_timeout: float = option(10.0, ge=0.1, help="seconds in which an image must be fetched")
+    image_decode_timeout: float = option(
+        10.0,
+        ge=0.1,
+        le=120,
+        help="processor seconds that decoding and resizing one image may take, in a separate process",
+    )
+    image_decode_memory: int = option(
+        2 << 30, ge=64 << 20, unit="bytes", help="address space that decoding and resizing one image may use"
+    )
+    max_image_memory: int = option(
+        1 << 30,
+        ge=1 << 20,
+        unit="bytes",
+        help="bytes of the prepared images of all requests that an API process serves; beyond, requests get 429",
+    )
+
+    @property
+    def max_images(self) -> int:
+        """The number of images that one prompt may have. Raises ConfigError."""
+        if self.limit_mm_per_prompt is None:
+            return DEFAULT_MAX_IMAGES
+        text = self.limit_mm_per_prompt.strip()
+        try:
+            if text.startswith("{"):
+                limits = json.loads(text)
+            else:
+                limits = dict(part.strip().split("=") for part in text.split(",") if part.strip())
+            count = int(limits.pop("image", DEFAULT_MAX_IMAGES))
+        except (ValueError, TypeError, AttributeError):
+            count, limits = -1, {}
+        if count < 0 or limits:
+            raise ConfigError(f'--limit-mm-per-prompt {text!r}: expected image=N or {{"image": N}}, with N at least 0')
+        return count
+
+    @property
+    def domains(self) -> frozenset[str]:
+        """Hosts, and hosts with ports, that images may be fetched from."""
+        return frozenset(
+            domain for part in (self.allowed_media_domains or "").split(",") if (domain := part.strip().lower())
+        )

@@ -1,0 +1,50 @@
+"""Decides if a model's images are served: unless the user asks for them, a model whose images cannot be is served for texts."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from jaxserve.checkpoint.protocol import Checkpoint
+from jaxserve.checkpoint.vision_names import VISION
+from jaxserve.config import ImagesConfig
+from jaxserve.errors import CheckpointError
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.models.registry import text_model, with_vision
+
+_LOG = logging.getLogger(__name__)
+
+
+def with_served_images(
+    settings: ImagesConfig, decoder: DecoderConfig, path: Path, checkpoint: Checkpoint | None
+) -> DecoderConfig:
+    """Return `decoder` with its tower if images are to be served.
+
+    checkpoint: None for a directory with only config.json. A tower that cannot be served is left out with a warning; raises
+    CheckpointError instead if --limit-mm-per-prompt asks for images.
+    """
+    if not settings.max_images:
+        return decoder
+    try:
+        found = with_vision(decoder, path, text_model(path, checkpoint))
+        if found.vision is None and settings.limit_mm_per_prompt is not None:
+            raise CheckpointError(f"{path}: the model reads no images")
+        if found.vision is not None and checkpoint is not None:
+            _check_tensors(checkpoint)
+    except CheckpointError as error:
+        if settings.limit_mm_per_prompt is not None:
+            limit = f"--limit-mm-per-prompt {settings.limit_mm_per_prompt}"
+            raise CheckpointError(f"{limit}: {error}; use image=0 to serve text only") from error
+        _LOG.warning("images are not served, texts are: %s", error)
+        return decoder
+    return found
+
+
+def _check_tensors(checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError unless the checkpoint has a tower in a float type."""
+    towers = [info for name, info in checkpoint.tensors.items() if name.startswith(VISION)]
+    if not towers:
+        raise CheckpointError(f"{checkpoint.path}: it has no tensors of the image encoder")
+    for info in towers:
+        if info.is_quantized or info.stored_dtype not in ("F32", "BF16", "F16"):
+            raise CheckpointError(f"{info.file}: tensor {info.name!r} of the image encoder is quantised")

@@ -1,0 +1,65 @@
+"""From a decoded image to what crosses to the engine: the model's image processor, limits and digests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from jaxserve.checkpoint.image_processor import read_image_processor
+from jaxserve.errors import CheckpointError, RequestError
+from jaxserve.frontend.images.decode import ImageError
+from jaxserve.frontend.images.processor import EncoderItem, process_image
+from jaxserve.frontend.images.protocol import PreparedImage, PreparedItem
+from jaxserve.model_config.images import AreaSizes, ImageProcessorConfig
+
+
+def load_preparer(path: Path, max_patches: int) -> Callable[[Image.Image], PreparedImage]:
+    """Return the function that prepares images for the checkpoint at `path`.
+
+    max_patches: patches of one item that the engine can encode; images of a model that takes any size are reduced to it.
+    Raises CheckpointError.
+    """
+    config = read_image_processor(path)
+    if config is None:
+        raise CheckpointError(f"{path}: no preprocessor_config.json, which says how images are prepared")
+    bounded = with_bounded_area(config, max_patches)
+
+    def prepare(image: Image.Image) -> PreparedImage:
+        try:
+            processed = process_image(image, bounded)
+        except RequestError as error:
+            raise ImageError(error.message.rstrip(".")) from None
+        for item in processed.items:
+            if len(item.patches) > max_patches:
+                raise ImageError(
+                    f"it has {len(item.patches)} patches, at most {max_patches} can be encoded (--max-image-patches)"
+                )
+        return PreparedImage(list(map(prepared_item, processed.items)), processed.text)
+
+    return prepare
+
+
+def with_bounded_area(config: ImageProcessorConfig, max_patches: int) -> ImageProcessorConfig:
+    """Return the preprocessing with no image larger than `max_patches`, for a model that takes images of any size."""
+    if not isinstance(config.sizes, AreaSizes):
+        return config
+    most = max_patches * config.patch_size**2
+    sizes = AreaSizes(min(config.sizes.min_pixels, most), min(config.sizes.max_pixels, most))
+    return replace(config, sizes=sizes)
+
+
+def prepared_item(item: EncoderItem) -> PreparedItem:
+    """Return an item with its digest, as it crosses between processes."""
+    patches = np.ascontiguousarray(item.patches, np.uint8)
+    positions = np.ascontiguousarray(item.positions, "<i4")
+    digest = sha256(f"{patches.shape} {item.grid} {item.num_tokens}:".encode())
+    digest.update(positions.tobytes())
+    digest.update(patches.tobytes())
+    return PreparedItem(
+        item.num_tokens, item.grid, len(patches), patches.tobytes(), positions.tobytes(), digest.digest()
+    )

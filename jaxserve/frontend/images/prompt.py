@@ -1,0 +1,36 @@
+"""The places of a request's images in its prompt, as they cross to the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from jaxserve.errors import invalid
+from jaxserve.frontend.images.loader import LoadedImages
+from jaxserve.frontend.images.positions import image_spans, mrope_positions
+from jaxserve.ipc.messages import ImageInfo, PromptImage, RopePositions
+
+
+def prompt_images(
+    token_ids: Sequence[int], images: LoadedImages, info: ImageInfo | None, param: str
+) -> tuple[list[PromptImage], RopePositions | None]:
+    """Return the images of a prompt with their places, and rotary positions if the model has three for each token.
+
+    Raises InvalidRequestError naming `param` if the prompt does not show every image.
+    """
+    if not images.images or info is None:
+        return [], None
+    items, prompt = images.items, np.array(token_ids, np.int32)
+    try:
+        spans = image_spans(prompt, images.image_token_id, [item.num_tokens for item in items])
+    except ValueError as error:
+        raise invalid(param, f"the chat template does not show its images as the model reads them: {error}") from None
+    placed = [
+        PromptImage(span.start, span.length, item.digest, item.patches, item.positions)
+        for span, item in zip(spans, items, strict=True)
+    ]
+    if not info.has_rope_positions:
+        return placed, None
+    positions, delta = mrope_positions(len(prompt), spans, [item.grid for item in items], info.merge)
+    return placed, RopePositions(np.ascontiguousarray(positions, "<i4").tobytes(), delta)

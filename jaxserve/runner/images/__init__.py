@@ -1,0 +1,1 @@
+"""Images on the devices: the encoder as a program, and its embeddings."""

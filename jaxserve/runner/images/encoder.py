@@ -1,0 +1,147 @@
+"""The image encoder as a program: sizes, packed inputs and the traced function.
+
+A call encodes images that lie side by side on one axis of patches, and writes their embeddings to rows of an array that stays
+on the device; mixed steps gather them from there. The packed input is one int32 vector, like that of a step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Int, UInt8
+
+from jaxserve.config import Config, ImagesConfig
+from jaxserve.errors import ConfigError
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.vision import VisionConfig
+from jaxserve.scheduler.plan import EncodeItem
+
+MAX_PATCHES: Final = {"cpu": 4096}
+"""Patches of one image and of one encoder call, by platform, for towers that take images of any size."""
+MAX_ACCELERATOR_PATCHES: Final = 16_384
+CACHE_BYTES: Final = {"cpu": 64 << 20}
+ACCELERATOR_CACHE_BYTES: Final = 256 << 20
+_TILES_AT_ONCE: Final = 4
+"""Tiles of one encoder call on accelerators. On CPUs, where arithmetic bounds a call, it is one: text waits less."""
+_MIN_PATCHES: Final = 256
+_GROWTH: Final = 4
+"""Ratio of neighbouring buckets of patches."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageShape:
+    """Sizes of the encoder's programs and of the embeddings on the device."""
+
+    buckets: tuple[int, ...]  # P of each program
+    block: int  # patches of an embedding
+    patch_bytes: int  # F
+    num_rows: int  # Z; one more row takes what padding writes
+    width: int  # W
+    has_rope_positions: bool
+    """True if tokens have three rotary positions."""
+
+    @property
+    def max_patches(self) -> int:
+        return self.buckets[-1]
+
+    def num_bytes(self, itemsize: int) -> int:
+        """Return the bytes of the embeddings on each device."""
+        return (self.num_rows + 1) * self.width * itemsize
+
+
+def image_shape(vision: VisionConfig, config: ImagesConfig, platform: str, itemsize: int) -> ImageShape:
+    """Return the sizes that settings, or the platform's defaults, give the encoder; itemsize: bytes of an activation.
+
+    Raises ConfigError.
+    """
+    buckets = _buckets(vision, config.max_image_patches, platform)
+    wanted = config.image_cache_memory
+    if wanted is None:
+        wanted = CACHE_BYTES.get(platform, ACCELERATOR_CACHE_BYTES)
+    smallest, row_bytes = buckets[-1] // vision.block, vision.row_width * itemsize
+    if config.image_cache_memory is not None and wanted < smallest * row_bytes:
+        raise ConfigError(
+            f"--image-cache-memory {wanted}: the embeddings of one encoder call take {smallest * row_bytes} bytes"
+        )
+    return ImageShape(
+        buckets=buckets,
+        block=vision.block,
+        patch_bytes=vision.patch_values,
+        num_rows=max(smallest, wanted // row_bytes),
+        width=vision.row_width,
+        has_rope_positions=vision.mrope_sections is not None,
+    )
+
+
+def _buckets(vision: VisionConfig, most: int | None, platform: str) -> tuple[int, ...]:
+    own = vision.image_patches
+    if own is not None:
+        if most is not None and most < own:
+            raise ConfigError(f"--max-image-patches {most}: every image of this model has {own} patches")
+        count = _TILES_AT_ONCE if most is None and platform != "cpu" else (most or own) // own
+        return (own,) if count == 1 else (own, own * count)
+    most = (most or MAX_PATCHES.get(platform, MAX_ACCELERATOR_PATCHES)) // vision.block * vision.block
+    sizes, size = [], _MIN_PATCHES * vision.block
+    while size < most:
+        sizes.append(size)
+        size *= _GROWTH
+    return (*sizes, most)
+
+
+def check_images(config: Config, decoder: DecoderConfig) -> None:
+    """Raise ConfigError for a setting that does not work with image input."""
+    if decoder.vision is None:
+        return
+    if decoder.vision.is_bidirectional:
+        raise ConfigError("--limit-mm-per-prompt: images that attend in both directions are not supported; use image=0")
+    hosts, ranks = config.hosts.num_hosts, config.parallel.data_parallel_size
+    drafts, stores = config.scheduler.num_speculative_tokens, ", ".join(config.tiers.settings)
+    for flag, is_set in (
+        (f"--num-hosts {hosts}", hosts > 1),
+        (f"--data-parallel-size {ranks}", ranks > 1),
+        (f"--num-speculative-tokens {drafts}", drafts > 0),
+        ("--deterministic", config.compile.deterministic),
+        (stores, config.tiers.has_stores),
+    ):
+        if is_set:
+            raise ConfigError(f"{flag}: not with image input; use --limit-mm-per-prompt image=0 to serve text only")
+
+
+ENCODE_FIELDS: Final = {
+    "image_ids": "T",  # of each patch; -1: padding, which comes last
+    "patch_places": "T 2",
+    "embedding_rows": "B",  # of each block of patches; padding points after the last one
+    "patches": "TF",  # uint8, four in a word
+}
+
+
+def pack_items(items: Sequence[EncodeItem], num_patches: int, shape: ImageShape, field: dict[str, np.ndarray]) -> None:
+    """Fill in the fields of a packed encoder call of `num_patches` patches."""
+    field["image_ids"][:] = -1
+    field["embedding_rows"][:] = shape.num_rows
+    patches = field["patches"].view(np.uint8)[: num_patches * shape.patch_bytes].reshape(num_patches, -1)
+    first = 0
+    for index, item in enumerate(items):
+        end = first + len(item.patches)
+        field["image_ids"][first:end] = index
+        field["patch_places"][first:end] = item.positions
+        field["embedding_rows"][first // shape.block : end // shape.block] = item.rows
+        patches[first:end] = item.patches
+        first = end
+
+
+def unpack_patches(words: Int[Array, "M"], num_patches: int, shape: ImageShape) -> UInt8[Array, "P F"]:
+    """Return the patches of a packed call. Traced."""
+    values = jax.lax.bitcast_convert_type(words, jnp.uint8).reshape(-1)
+    return values[: num_patches * shape.patch_bytes].reshape(num_patches, shape.patch_bytes)
+
+
+def dummy_item(num_patches: int, shape: ImageShape) -> EncodeItem:
+    """Return an image of no request, for the first run of a program; its embeddings go to the row of padding."""
+    rows = np.full(num_patches // shape.block, shape.num_rows, np.int32)
+    return EncodeItem(np.zeros((num_patches, shape.patch_bytes), np.uint8), np.zeros((num_patches, 2), np.int32), rows)

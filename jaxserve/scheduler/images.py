@@ -1,0 +1,208 @@
+"""Images in prompts: which embeddings the device keeps, and which images a step encodes.
+
+    prompt tokens     text  image tokens  text  image tokens ...
+    device            rows of embeddings, `ImageInfo.cache_rows` of them, which a step gathers by index
+
+The rows of an image lie anywhere among them. They are found by the digest of the image, so that an image is encoded once as
+long as its rows are kept; the image that was used the longest time ago goes first. A request holds the rows of an image from
+the step that encodes or finds it until its last token is in a step that was planned: later steps run after that one, and may
+overwrite the rows.
+
+A chunk of a prompt ends before an image whose rows are not there and cannot be made in this step. At most `max_patches`
+patches are encoded before a step, in one call, so that other requests wait for one encoder call at most; the first image of a
+step always fits. A request never waits for rows that it holds itself, and those who hold rows move with every step: the
+rows of the largest image are enough for all to end.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jaxserve.ipc.messages import AddRequest, ImageInfo
+from jaxserve.ipc.stats import EngineStats
+from jaxserve.scheduler.plan import NO_IMAGE_ROW, EncodeItem
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedImage:
+    """One input of the encoder and the tokens that its embeddings stand for."""
+
+    start: int
+    end: int
+    digest: bytes
+    patches: np.ndarray  # uint8 [P, F]
+    positions: np.ndarray  # int32 [P, 2]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestImages:
+    """The images of one request."""
+
+    images: tuple[PlacedImage, ...]
+    rope_positions: np.ndarray | None  # int32 [3, T] of the prompt; None: the place of each token
+    rope_delta: int
+    held: dict[int, np.ndarray] = field(default_factory=dict)
+    """Rows of the images that are held, by their index."""
+
+    @property
+    def spans(self) -> list[tuple[int, int, bytes]]:
+        """First token, end and digest of each image, for the names of pages."""
+        return [(image.start, image.end, image.digest) for image in self.images]
+
+    def overlapping(self, first: int, end: int) -> list[int]:
+        """Return the indices of the images that have tokens among `first` ... `end - 1`."""
+        return [i for i, image in enumerate(self.images) if image.start < end and first < image.end]
+
+    def rows(self, first: int, count: int) -> np.ndarray:
+        """Return the row of each of `count` tokens, whose images are held; NO_IMAGE_ROW for text."""
+        rows = np.full(count, NO_IMAGE_ROW, np.int32)
+        for i in self.overlapping(first, first + count):
+            image = self.images[i]
+            low, high = max(image.start, first), min(image.end, first + count)
+            rows[low - first : high - first] = self.held[i][low - image.start : high - image.start]
+        return rows
+
+    def rope(self, first: int, count: int) -> np.ndarray:
+        """Return the rotary positions of `count` tokens, int32 `[3, count]`."""
+        places = np.arange(first, first + count, dtype=np.int32)
+        if self.rope_positions is None:
+            return np.tile(places, (3, 1))
+        known = self.rope_positions[:, first : first + count]
+        return np.concatenate([known, np.tile(places[known.shape[1] :] + self.rope_delta, (3, 1))], axis=1)
+
+
+def images_of(message: AddRequest) -> RequestImages | None:
+    """Return the images of a request that admission has passed; None without any."""
+    if not message.images:
+        return None
+    placed = []
+    for image in message.images:
+        positions = np.frombuffer(image.positions, "<i4").reshape(-1, 2)
+        patches = np.frombuffer(image.patches, np.uint8).reshape(len(positions), -1)
+        placed.append(PlacedImage(image.start, image.start + image.num_tokens, image.digest, patches, positions))
+    rope = message.rope_positions
+    turned = None if rope is None else np.frombuffer(rope.prompt, "<i4").reshape(3, -1)
+    return RequestImages(tuple(placed), turned, 0 if rope is None else rope.delta)
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    """The rows of one image."""
+
+    rows: np.ndarray
+    num_holders: int
+
+
+class EmbeddingRows:
+    """The rows of embeddings on the device: who holds them, and which images they belong to."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._free = list(range(num_rows - 1, -1, -1))
+        self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
+        """By digest, the one that was used the longest time ago first."""
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def hold(self, digest: bytes) -> np.ndarray | None:
+        """Return the rows of an image, held once more; None if it has none."""
+        entry = self._entries.get(digest)
+        if entry is None:
+            return None
+        self._entries.move_to_end(digest)
+        entry.num_holders += 1
+        return entry.rows
+
+    def take(self, digest: bytes, count: int) -> np.ndarray | None:
+        """Return rows for an image that has none, held once; None, and nothing changes, if others hold too many."""
+        idle = [each for each, entry in self._entries.items() if not entry.num_holders]
+        if len(self._free) + sum(len(self._entries[each].rows) for each in idle) < count:
+            return None
+        for each in idle:
+            if len(self._free) >= count:
+                break
+            self._free += self._entries.pop(each).rows.tolist()
+        rows = np.array(self._free[len(self._free) - count :], np.int32)
+        del self._free[len(self._free) - count :]
+        self._entries[digest] = _Entry(rows, 1)
+        return rows
+
+    def release(self, digest: bytes) -> None:
+        """Hold the rows of an image once less."""
+        entry = self._entries.get(digest)
+        if entry is not None:  # else the device has lost it
+            entry.num_holders -= 1
+
+    def forget(self) -> None:
+        """Forget every image, held or not: the device has lost the rows."""
+        for entry in self._entries.values():
+            self._free += entry.rows.tolist()
+        self._entries.clear()
+
+
+class ImagePolicy:
+    """Decides which images are encoded before a step."""
+
+    def __init__(self, info: ImageInfo) -> None:
+        self.info = info
+        self._rows = EmbeddingRows(info.cache_rows)
+        self._num_queries = self._num_hits = 0
+        """Images that steps needed and their requests did not hold, and those of them that had rows, since `add_stats`."""
+
+    def cut(
+        self, requests: Sequence[RequestImages | None], firsts: Sequence[int], counts: list[int]
+    ) -> tuple[list[int], list[EncodeItem]]:
+        """Return how many of `counts` tokens each request computes from token `firsts` on, and the images to encode."""
+        items: list[EncodeItem] = []
+        for i, (images, first) in enumerate(zip(requests, firsts, strict=True)):
+            if images is None:
+                continue
+            self._release(images, [held for held in images.held if images.images[held].end <= first])
+            if counts[i]:
+                counts[i] = self._hold(images, first, first + counts[i], items) - first
+        return counts, items
+
+    def release(self, images: RequestImages | None) -> None:
+        """Hold no rows for a request any more."""
+        if images is not None:
+            self._release(images, list(images.held))
+
+    def forget(self) -> None:
+        """Forget every image: the device has lost the rows. No request holds any."""
+        self._rows.forget()
+
+    def add_stats(self, stats: EngineStats) -> None:
+        """Add the numbers since the last call."""
+        stats.image_cache_queries, stats.image_cache_hits = self._num_queries, self._num_hits
+        self._num_queries = self._num_hits = 0
+
+    def _hold(self, images: RequestImages, first: int, end: int, items: list[EncodeItem]) -> int:
+        """Hold the images of tokens `first` ... `end - 1`; returns the end of those that can be computed."""
+        for i in images.overlapping(first, end):
+            if i in images.held:
+                continue
+            image = images.images[i]
+            rows = self._rows.hold(image.digest)
+            if rows is None:
+                num_patches = len(image.patches) + sum(len(item.patches) for item in items)
+                if num_patches > self.info.max_patches:
+                    return max(first, image.start)
+                rows = self._rows.take(image.digest, image.end - image.start)
+                if rows is None:
+                    return max(first, image.start)
+                items.append(EncodeItem(image.patches, image.positions, rows))
+            else:
+                self._num_hits += 1
+            self._num_queries += 1
+            images.held[i] = rows
+        return end
+
+    def _release(self, images: RequestImages, indices: Sequence[int]) -> None:
+        for i in indices:
+            del images.held[i]
+            self._rows.release(images.images[i].digest)

@@ -1,0 +1,88 @@
+"""Pictures through the official client and a real server of a tiny random model: the tokens of the engine's own test."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from tests.e2e.http_server import Server
+from tests.e2e.real_server import serving
+from tests.models.goldens import DATA
+from tests.models.pictures import picture
+from tests.unit.frontend.images.test_decode import file_of
+
+pytestmark = [pytest.mark.slow]
+
+MODEL = DATA / "vision" / "smolvlm_tiny"
+FLAGS = ("--max-num-seqs", "4", "--max-num-batched-tokens", "16", "--served-model-name", "tiny")
+
+
+@pytest.fixture(scope="module")
+def server(programs: Path) -> Iterator[Server]:
+    with serving(str(MODEL), *FLAGS, programs=programs) as running:
+        yield running
+        assert "Traceback" not in running.output, running.output
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def data_url(seed: int) -> str:
+    return "data:image/png;base64," + base64.b64encode(file_of(picture(30, 45, seed))).decode()
+
+
+def chat(*urls: str) -> Any:
+    parts: list[Any] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return [{"role": "user", "content": [*parts, {"type": "text", "text": "What is it?"}]}]
+
+
+OPTIONS: Any = {"model": "tiny", "temperature": 0, "max_tokens": 12, "extra_body": {"ignore_eos": True}}
+
+
+def test_all_apis_and_streams_read_the_same_picture(server: Server, client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(messages=chat(data_url(0)), **OPTIONS)
+    text = whole.choices[0].message.content
+    stream = client.chat.completions.create(messages=chat(data_url(0)), stream=True, **OPTIONS)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices) == text
+    items: Any = [
+        {
+            "role": "user",
+            "content": [
+                {"type": "input_image", "image_url": data_url(0), "detail": "auto"},
+                {"type": "input_text", "text": "What is it?"},
+            ],
+        }
+    ]
+    response = client.responses.create(
+        model="tiny", input=items, temperature=0, max_output_tokens=12, extra_body={"ignore_eos": True}
+    )
+    assert response.output_text == text
+    block = {"type": "base64", "media_type": "image/png", "data": data_url(0).partition(",")[2]}
+    content = [{"type": "image", "source": block}, {"type": "text", "text": "What is it?"}]
+    body = {"max_tokens": 12, "temperature": 0, "ignore_eos": True, "messages": [{"role": "user", "content": content}]}
+    status, _, raw = server.request("POST", "/v1/messages", body)
+    assert status == 200, raw
+    assert json.loads(raw)["content"][0]["text"] == text
+    status, _, raw = server.request("POST", "/v1/messages/count_tokens", {"messages": body["messages"]})
+    assert json.loads(raw)["input_tokens"] == whole.usage.prompt_tokens  # type: ignore[union-attr]
+
+
+def test_pictures_differ_and_hostile_ones_get_400(server: Server, client: openai.OpenAI) -> None:
+    one, other = (client.chat.completions.create(messages=chat(data_url(seed)), **OPTIONS) for seed in (1, 2))
+    assert one.choices[0].message.content != other.choices[0].message.content
+    for url in ("data:image/png;base64,aGVsbG8=", "http://169.254.169.254/latest", "file:///etc/passwd"):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(messages=chat(data_url(1), url), **OPTIONS)
+        assert caught.value.param == "messages[0].content[1].image_url.url"
+    _, _, raw = server.request("GET", "/metrics")
+    (line,) = [row for row in raw.decode().splitlines() if "compilations_total{" in row and 'phase="serving"' in row]
+    assert line.endswith(" 0.0")

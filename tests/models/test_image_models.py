@@ -1,0 +1,100 @@
+"""Models start without any setting, for texts if their images cannot be served; images that were asked for are an error."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxserve.config import (
+    CompileConfig,
+    Config,
+    ImagesConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    TierConfig,
+)
+from jaxserve.config_devices import HostsConfig
+from jaxserve.errors import CheckpointError, ConfigError
+from jaxserve.executor.image_models import with_served_images
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.models.registry import read_decoder
+from jaxserve.runner.images.encoder import check_images
+from tests.models.goldens import DATA
+
+MODEL = DATA / "vision" / "qwen3_vl_tiny"
+
+
+def served(path: Path, limit: str | None = None) -> DecoderConfig:
+    decoder, checkpoint = read_decoder(path)
+    return with_served_images(ImagesConfig(limit_mm_per_prompt=limit), decoder, path, checkpoint)
+
+
+def changed(folder: Path, file: str, **values: Any) -> Path:
+    """Return a copy of the model with other values in one of its files."""
+    shutil.copytree(MODEL, folder, dirs_exist_ok=True)
+    (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | values))
+    return folder
+
+
+def test_images_are_served_unless_the_limit_is_0() -> None:
+    assert served(MODEL).vision is not None and served(MODEL, "image=3").vision is not None
+    assert served(MODEL, "image=0").vision is None
+
+
+@pytest.mark.parametrize(
+    ("file", "values"),
+    [
+        ("preprocessor_config.json", {"image_processor_type": "OtherImageProcessor"}),
+        ("preprocessor_config.json", {"patch_size": 7}),
+        ("config.json", {"vision_config": {"hidden_size": 24, "hidden_act": "unknown", "out_hidden_size": 48}}),
+    ],
+)
+def test_what_cannot_be_served_is_left_out_with_a_warning_unless_it_was_asked_for(
+    file: str, values: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = changed(tmp_path, file, **values)
+    with caplog.at_level(logging.WARNING):
+        assert served(path).vision is None
+    assert "images are not served, texts are" in caplog.text
+    with pytest.raises(CheckpointError, match=r"--limit-mm-per-prompt image=2: .*; use image=0"):
+        served(path, "image=2")
+    assert served(path, "image=0").vision is None
+
+
+def test_a_model_without_a_tower_needs_no_warning_and_refuses_a_limit(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert served(DATA / "qwen3_tiny").vision is None
+    assert not caplog.text
+    with pytest.raises(CheckpointError, match="the model reads no images"):
+        served(DATA / "qwen3_tiny", "image=1")
+
+
+@pytest.mark.parametrize(
+    ("flag", "settings"),
+    [
+        (
+            "--num-hosts 2",
+            {
+                "hosts": HostsConfig(num_hosts=2, host_rank=0, coordinator="127.0.0.1:1"),
+                "parallel": ParallelConfig(tensor_parallel_size=2),
+            },
+        ),
+        ("--data-parallel-size 2", {"parallel": ParallelConfig(data_parallel_size=2)}),
+        ("--num-speculative-tokens 3", {"scheduler": SchedulerConfig(num_speculative_tokens=3)}),
+        ("--deterministic", {"compile": CompileConfig(deterministic=True)}),
+        ("--kv-offload-memory", {"tiers": TierConfig(kv_offload_memory=1 << 20)}),
+    ],
+)
+def test_settings_that_do_not_work_with_images_name_the_way_out(flag: str, settings: dict[str, Any]) -> None:
+    plain = Config(model=ModelConfig(model=str(MODEL)))
+    with pytest.raises(ConfigError, match=f"^{flag}.*use --limit-mm-per-prompt image=0"):
+        check_images(replace(plain, **settings), served(MODEL))
+    check_images(replace(plain, **settings), served(MODEL, "image=0"))
+    check_images(plain, served(MODEL))

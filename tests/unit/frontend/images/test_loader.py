@@ -1,0 +1,146 @@
+"""Images of requests are decoded in a separate process, under limits."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import gc
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxserve.checkpoint.image_processor import read_image_processor
+from jaxserve.config import ImagesConfig
+from jaxserve.errors import InvalidRequestError, RateLimitError, UnavailableError, UnsupportedParameterError
+from jaxserve.frontend.images.loader import NO_IMAGES, ImageLoader
+from jaxserve.frontend.images.processor import process_image
+from jaxserve.frontend.images.source import ImageSource
+from jaxserve.ipc.messages import ImageInfo
+from tests.models.goldens import DATA
+from tests.models.pictures import picture
+from tests.unit.frontend.images.test_decode import JPEG, file_of, png
+
+MODEL = DATA / "vision" / "smolvlm_tiny"
+INFO = ImageInfo(max_patches=16, max_tokens=4, cache_rows=64, merge=2, patch_bytes=192)
+
+pytestmark = [pytest.mark.slow]
+
+
+def source(data: bytes, index: int = 0, detail: Any = None) -> ImageSource:
+    return ImageSource("data:image/png;base64," + base64.b64encode(data).decode(), f"images[{index}]", detail)
+
+
+@asynccontextmanager
+async def loader(path: Path = MODEL, **settings: Any) -> AsyncIterator[ImageLoader]:
+    made = ImageLoader(ImagesConfig(**settings))
+    made.install(path)
+    try:
+        yield made
+    finally:
+        await made.aclose()
+
+
+async def test_images_cross_as_the_model_takes_them() -> None:
+    image = picture(80, 50, 0)
+    config = read_image_processor(MODEL)
+    assert config is not None
+    expected = process_image(image, config)
+    changed = image.copy()
+    changed.putpixel((3, 3), (0, 0, 0))
+    async with loader() as images:
+        loaded = await images.load([source(file_of(image), 0), source(file_of(changed), 1)], INFO)
+        first, second = loaded.images
+        assert first.text == expected.text and loaded.placeholder == "<image>"
+        assert len(first.items) == len(expected.items) > 1
+        for item, own in zip(first.items, expected.items, strict=True):
+            assert (item.num_tokens, item.grid, item.num_patches) == (own.num_tokens, own.grid, len(own.patches))
+            assert item.patches == own.patches.tobytes()
+            assert np.array_equal(np.frombuffer(item.positions, "<i4").reshape(-1, 2), own.positions)
+        again = await images.load([source(file_of(image, "BMP"))], INFO)
+        assert [item.digest for item in again.images[0].items] == [item.digest for item in first.items]
+        assert first.items[0].digest != second.items[0].digest  # one changed pixel
+
+
+async def test_errors_name_the_image_and_the_others_go_on() -> None:
+    hostile = {
+        "damaged or truncated": JPEG[: len(JPEG) // 2],
+        "pixels": png(60_000, 60_000),
+        "no image of a supported format": b"hello",
+    }
+    async with loader() as images:
+        good = source(file_of(picture(30, 45, 1)))
+        for reason, data in hostile.items():
+            wrong = images.load([good, source(data, 1)], INFO)
+            outcome, loaded = await asyncio.gather(wrong, images.load([good], INFO), return_exceptions=True)
+            assert (
+                isinstance(outcome, InvalidRequestError) and outcome.param == "images[1]" and reason in outcome.message
+            )
+            assert loaded.images  # type: ignore[union-attr]
+
+
+async def test_a_decoder_that_takes_too_long_or_too_much_is_ended() -> None:
+    large = file_of(picture(4000, 4000, 0), "BMP")
+    limit = {"max_image_size": 1 << 27}
+    async with loader(image_decode_timeout=0.1, **limit) as images:
+        with pytest.raises(InvalidRequestError, match="image-decode-timeout"):
+            await images.load([source(large)], INFO)
+    async with loader(image_decode_memory=64 << 20, **limit) as images:
+        with pytest.raises(InvalidRequestError, match="image-decode-memory"):
+            await images.load([source(large)], INFO)
+        assert (await images.load([source(JPEG)], INFO)).images
+
+
+async def test_the_process_is_started_again_when_it_dies() -> None:
+    async with loader() as images:
+        await images.load([source(JPEG)], INFO)
+        assert images._process is not None
+        os.kill(images._process.pid, signal.SIGSTOP)
+        waiting = asyncio.create_task(images.load([source(JPEG)], INFO))
+        await asyncio.sleep(0)
+        os.kill(images._process.pid, signal.SIGKILL)
+        with pytest.raises(UnavailableError):
+            await waiting
+        assert (await images.load([source(JPEG)], INFO)).images
+
+
+async def test_memory_counts_until_the_images_are_gone() -> None:
+    async with loader() as images:
+        loaded = await images.load([source(JPEG)], INFO)
+        num_bytes = images.num_bytes
+        assert num_bytes == sum(image.num_bytes for image in loaded.images) > 0
+        images.config = ImagesConfig(max_image_memory=1 << 20)
+        images.num_bytes += 1 << 20
+        with pytest.raises(RateLimitError, match="max-image-memory"):
+            await images.load([source(JPEG)], INFO)
+        images.num_bytes -= 1 << 20
+        del loaded
+        gc.collect()
+        assert images.num_bytes == 0
+
+
+async def test_too_many_images_and_models_without_images_are_refused() -> None:
+    async with loader(limit_mm_per_prompt="image=1") as images:
+        with pytest.raises(InvalidRequestError, match="at most 1 images") as caught:
+            await images.load([source(JPEG), source(JPEG, 1)], INFO)
+        assert caught.value.param == "images[1]"
+        with pytest.raises(UnsupportedParameterError, match="reads text only") as caught:
+            await images.load([source(JPEG)], None)
+        assert await images.load([], None) is NO_IMAGES
+        assert images._process is None  # nothing was decoded
+    async with loader(limit_mm_per_prompt="image=0") as images:
+        with pytest.raises(UnsupportedParameterError, match="limit-mm-per-prompt image=0"):
+            await images.load([source(JPEG)], None)
+
+
+async def test_images_of_any_size_are_reduced_to_what_the_engine_encodes() -> None:
+    async with loader(DATA / "vision" / "qwen3_vl_tiny") as images:
+        loaded = await images.load([source(file_of(picture(1300, 700, 0)))], INFO)
+    (item,) = loaded.items
+    assert 4 <= item.num_patches <= INFO.max_patches
+    assert item.grid[0] < item.grid[1]

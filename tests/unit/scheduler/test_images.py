@@ -1,0 +1,54 @@
+"""Rows of embeddings: found by content, held while needed, given up by age; and chunks that end before an image."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxserve.ipc.messages import ImageInfo
+from jaxserve.scheduler.images import EmbeddingRows, ImagePolicy, PlacedImage, RequestImages
+from jaxserve.scheduler.plan import NO_IMAGE_ROW
+
+INFO = ImageInfo(max_patches=8, max_tokens=8, cache_rows=8, merge=1, patch_bytes=4)
+
+
+def image(name: bytes, start: int, count: int) -> PlacedImage:
+    return PlacedImage(start, start + count, name, np.zeros((count, 4), np.uint8), np.zeros((count, 2), np.int32))
+
+
+def images(*placed: PlacedImage) -> RequestImages:
+    return RequestImages(placed, None, 0)
+
+
+def test_held_rows_stay_and_the_oldest_idle_image_goes_first() -> None:
+    rows = EmbeddingRows(6)
+    first, second = rows.take(b"a", 3), rows.take(b"b", 3)
+    assert first is not None and second is not None and set(first) | set(second) == set(range(6))
+    assert rows.take(b"c", 1) is None  # both are held
+    rows.release(b"a")
+    rows.release(b"b")
+    assert rows.hold(b"a") is first  # used last, and held again
+    taken = rows.take(b"c", 2)
+    assert taken is not None and set(taken) < set(second)
+    assert rows.hold(b"b") is None and rows.num_free == 1
+    rows.forget()
+    assert rows.num_free == 6 and rows.hold(b"a") is None
+
+
+def test_a_chunk_ends_before_an_image_that_this_step_cannot_encode() -> None:
+    policy, own = ImagePolicy(INFO), images(image(b"a", 2, 5), image(b"b", 9, 5))
+    counts, items = policy.cut([None, own], [0, 0], [3, 20])
+    assert counts == [3, 9] and [len(item.patches) for item in items] == [5]  # 10 patches are more than 8
+    assert (own.rows(0, 9) == NO_IMAGE_ROW).tolist() == [True] * 2 + [False] * 5 + [True] * 2
+    counts, items = policy.cut([None, own], [3, 9], [1, 20])
+    assert counts == [1, 20] and len(items) == 1 and list(own.held) == [1]
+
+
+def test_an_image_is_encoded_once_for_all_requests_and_waits_for_rows() -> None:
+    policy, one, same, other = ImagePolicy(INFO), *(images(image(name, 0, 5)) for name in (b"a", b"a", b"c"))
+    counts, items = policy.cut([one, same, other], [0, 0, 0], [4, 5, 5])
+    assert counts == [4, 5, 0] and len(items) == 1
+    assert one.rows(0, 4).tolist() == same.rows(0, 4).tolist()
+    policy.release(one)
+    policy.release(same)
+    counts, items = policy.cut([other], [0], [5])
+    assert counts == [5] and len(items) == 1
