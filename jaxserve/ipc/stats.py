@@ -42,6 +42,7 @@ class EngineStats(msgspec.Struct, array_like=True):
     kv_cache_usage_perc: Annotated[float, MetricSpec("gauge", "Share of KV pages in use; 1 means all.")] = 0.0
     prefix_cache_queries: Annotated[int, MetricSpec("counter", "Prompt tokens looked up in the prefix cache.")] = 0
     prefix_cache_hits: Annotated[int, MetricSpec("counter", "Prompt tokens found in the prefix cache.")] = 0
+    image_cache_usage_perc: Annotated[float, MetricSpec("gauge", "Share of image embeddings on the device that running requests hold; 1 means all.")] = 0.0
     image_cache_queries: Annotated[int, MetricSpec("counter", "Images, or tiles of them, looked up among the embeddings on the device.")] = 0
     image_cache_hits: Annotated[int, MetricSpec("counter", "Images, or tiles of them, whose embeddings were there.")] = 0
     num_preemptions: Annotated[int, MetricSpec("counter", "Requests put back to waiting for lack of KV pages.")] = 0

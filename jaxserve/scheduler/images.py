@@ -101,6 +101,7 @@ class EmbeddingRows:
     """The rows of embeddings on the device: who holds them, and which images they belong to."""
 
     def __init__(self, num_rows: int) -> None:
+        self.num_rows = num_rows
         self._free = list(range(num_rows - 1, -1, -1))
         self._entries: OrderedDict[bytes, _Entry] = OrderedDict()
         """By digest, the one that was used the longest time ago first."""
@@ -108,6 +109,11 @@ class EmbeddingRows:
     @property
     def num_free(self) -> int:
         return len(self._free)
+
+    @property
+    def num_held(self) -> int:
+        """Rows of images that requests hold."""
+        return sum(len(entry.rows) for entry in self._entries.values() if entry.num_holders)
 
     def hold(self, digest: bytes) -> np.ndarray | None:
         """Return the rows of an image, held once more; None if it has none."""
@@ -177,7 +183,8 @@ class ImagePolicy:
         self._rows.forget()
 
     def add_stats(self, stats: EngineStats) -> None:
-        """Add the numbers since the last call."""
+        """Add the numbers since the last call, and the share of rows that are held."""
+        stats.image_cache_usage_perc = self._rows.num_held / self._rows.num_rows
         stats.image_cache_queries, stats.image_cache_hits = self._num_queries, self._num_hits
         self._num_queries = self._num_hits = 0
 

@@ -1,0 +1,56 @@
+"""An engine of a tiny model that reads images, and the prompts of its golden as the API process sends them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from jaxserve.checkpoint.image_processor import read_image_processor
+from jaxserve.frontend.images.loader import LoadedImages
+from jaxserve.frontend.images.prepared import prepared_item
+from jaxserve.frontend.images.processor import process_image
+from jaxserve.frontend.images.prompt import prompt_images
+from jaxserve.frontend.images.protocol import PreparedImage
+from jaxserve.ipc.messages import AddRequest
+from tests.engine.model_engine import ModelEngine, request
+from tests.models.goldens import DATA
+from tests.models.pictures import picture
+
+SIZES = ((80, 50), (30, 45), (20, 22))
+ORDER = {1: (0,), 3: (2, 0, 1)}
+"""Pictures of the goldens' prompts, by their number."""
+
+
+@dataclass
+class Reader:
+    """An engine and the prompts of its golden."""
+
+    engine: ModelEngine
+    name: str
+
+    @property
+    def golden(self) -> dict[str, np.ndarray]:
+        with np.load(DATA / "vision" / self.name / "golden.npz") as arrays:
+            return dict(arrays)
+
+    def request(self, name: str, count: int, *, changed: bool = False, **sampling: Any) -> AddRequest:
+        """Return the golden's prompt with `count` pictures, as the API process sends it."""
+        config, info = read_image_processor(DATA / "vision" / self.name), self.engine.executor.model_info.images
+        assert config is not None and info is not None
+        prepared = []
+        for index in ORDER[count]:
+            image = picture(*SIZES[index], index)
+            if changed:
+                image.putpixel((5, 5), (1, 2, 3))
+            processed = process_image(image, config)
+            prepared.append(PreparedImage(list(map(prepared_item, processed.items)), processed.text))
+        loaded = LoadedImages(tuple(prepared), config.markup.placeholder, config.image_token_id)
+        prompt = self.golden[f"ids_{count}"].tolist()
+        images, rope = prompt_images(prompt, loaded, info, "messages")
+        return msgspec.structs.replace(request(name, prompt, **sampling), images=images, rope_positions=rope)
+
+    def expected(self, count: int) -> list[int]:
+        return self.golden[f"outputs_{count}"].tolist()  # type: ignore[no-any-return]

@@ -1,0 +1,207 @@
+"""Images and the steps that compute them: chunks that end inside an image, aborted requests, encoder calls that fail, adapters and
+two devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jaxserve.executor import preparation
+from jaxserve.ipc.messages import Abort, RequestOutput
+from jaxserve.runner.warmup import make_programs
+from jaxserve.scheduler.plan import NO_IMAGE_ROW, StepPlan
+from tests.engine.image_reader import ORDER, Reader
+from tests.engine.model_engine import ModelEngine, request
+from tests.models.goldens import DATA
+
+NAME = "qwen3_vl_tiny"
+TEXT = request("text", list(range(20, 60)))
+
+pytestmark = [pytest.mark.slow]
+
+
+class Saboteur:
+    """Runs executables, but for encoder calls whose input holds the bytes `poison`."""
+
+    def __init__(self) -> None:
+        self.poison: bytes | None = None
+        self.num_failures = 0
+
+    def make_programs(self, *arguments: Any, **options: Any) -> dict[Any, Any]:
+        made = make_programs(*arguments, **options)
+        return {
+            program: dataclasses.replace(result, compiled=self._wrapped(result.compiled))  # type: ignore[arg-type]
+            if program.kind == "encode"
+            else result
+            for program, result in made.items()
+        }
+
+    def _wrapped(self, compiled: jax.stages.Compiled) -> Callable[..., Any]:
+        def call(params: Any, state: Any, packed: np.ndarray) -> Any:
+            if self.poison is not None and self.poison in packed.tobytes():
+                self.num_failures += 1
+                raise RuntimeError("lost on the way")
+            return compiled(params, state, packed)
+
+        return call
+
+
+@dataclasses.dataclass
+class Bench:
+    """A reader whose encoder calls may fail, and the tokens of a text."""
+
+    reader: Reader
+    saboteur: Saboteur
+    text: list[int]
+
+
+@pytest.fixture(scope="module")
+def bench() -> Iterator[Bench]:
+    saboteur = Saboteur()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preparation, "make_programs", saboteur.make_programs)
+        engine = ModelEngine(DATA / "vision" / NAME, max_model_len=256)
+    yield Bench(Reader(engine, NAME), saboteur, engine.run([TEXT])["text"].token_ids)
+    engine.close()
+
+
+def plans_of(engine: ModelEngine) -> list[StepPlan]:
+    """Return a list that collects the engine's plans from now on."""
+    found: list[StepPlan] = []
+    schedule = engine.scheduler.schedule
+
+    def watched() -> StepPlan | None:
+        plan = schedule()
+        found.extend([] if plan is None else [plan])
+        return plan
+
+    engine.scheduler.schedule = watched  # type: ignore[method-assign]
+    return found
+
+
+def finish(engine: ModelEngine) -> list[RequestOutput]:
+    """Run until no request is left; returns all outputs."""
+    outputs: list[RequestOutput] = []
+    while engine.core.has_work:
+        step = engine.core.step()
+        outputs += [] if step is None else step.outputs
+    return outputs
+
+
+def joined(outputs: list[RequestOutput]) -> dict[str, list[int]]:
+    """Return the tokens by request, each of which has exactly one terminal output: its last one."""
+    tokens: dict[str, list[int]] = {}
+    ends: Counter[str] = Counter()
+    for output in outputs:
+        assert not ends[output.request_id], "an output after the terminal one"
+        tokens.setdefault(output.request_id, []).extend(output.token_ids)
+        ends[output.request_id] += output.finish_reason is not None
+    assert ends == dict.fromkeys(tokens, 1)
+    return tokens
+
+
+def test_chunks_that_end_inside_an_image_change_no_token(bench: Bench) -> None:
+    engine, reader = bench.reader.engine, bench.reader
+    engine.restart(max_num_batched_tokens=3)
+    plans = plans_of(engine)
+    assert engine.run([reader.request("a", 3)])["a"].token_ids == reader.expected(3)
+    ends_inside = [
+        before.image_rows is not None
+        and after.image_rows is not None
+        and before.image_rows[-1] != NO_IMAGE_ROW
+        and after.image_rows[0] != NO_IMAGE_ROW
+        and not after.encode_items
+        for before, after in itertools.pairwise(plans)
+    ]
+    assert any(ends_inside)
+    assert sum(len(plan.encode_items) for plan in plans) == 3
+
+
+@pytest.mark.parametrize("num_steps", range(7))
+def test_an_aborted_request_leaves_no_rows_and_changes_no_other(bench: Bench, num_steps: int) -> None:
+    engine, reader = bench.reader.engine, bench.reader
+    engine.restart(max_num_batched_tokens=9)
+    outputs: list[RequestOutput] = []
+    for message in (reader.request("a", 3), TEXT, reader.request("same", 3)):
+        outputs += engine.core.handle(message)
+    for _ in range(num_steps):
+        step = engine.core.step()
+        outputs += [] if step is None else step.outputs
+    outputs += engine.core.handle(Abort([reader.request("a", 3).request_id]))
+    outputs += finish(engine)
+    tokens = joined(outputs)
+    assert (tokens["text"], tokens["same"]) == (bench.text, reader.expected(3))
+    assert [output.finish_reason for output in outputs if output.request_id == "a"][-1] == "abort"
+    assert engine.scheduler.take_stats().image_cache_usage_perc == 0
+    assert engine.run([reader.request("again", 1)])["again"].token_ids == reader.expected(1)
+
+
+def test_an_encoder_call_that_fails_ends_its_own_requests_only(bench: Bench) -> None:
+    engine, reader, saboteur = bench.reader.engine, bench.reader, bench.saboteur
+    engine.restart()
+    bad = reader.request("bad", 1, changed=True)
+    saboteur.poison = bad.images[0].patches[:192]
+    outputs: list[RequestOutput] = []
+    for message in (reader.request("one", 1), TEXT, bad, reader.request("three", 3)):
+        outputs += engine.core.handle(message)
+    outputs += finish(engine)
+    saboteur.poison = None
+    tokens = joined(outputs)
+    assert tokens == {"one": reader.expected(1), "text": bench.text, "three": reader.expected(3), "bad": []}
+    (failed,) = [output for output in outputs if output.error is not None]
+    assert (failed.request_id, failed.finish_reason) == ("bad", "error") and saboteur.num_failures >= 2
+    assert engine.scheduler.take_stats().image_cache_usage_perc == 0
+    assert engine.run([bad])["bad"].finish_reason == "length"  # it was the call that failed, not the image
+
+
+RANK, ALPHA = 4, 8
+
+
+def write_adapter(folder: Path, merged: Path) -> None:
+    """Write a random adapter of the text model's matrices, and the checkpoint whose weights have it added."""
+    weights = load_file(DATA / "vision" / NAME / "model.safetensors")
+    added, random = {}, np.random.RandomState(0)
+    for name in [each for each in weights if each.endswith(("q_proj.weight", "o_proj.weight", "up_proj.weight"))]:
+        weight = weights[name]
+        down, up = (
+            random.normal(0, 0.3, shape).astype(np.float32) for shape in ((RANK, weight.shape[1]), (len(weight), RANK))
+        )
+        prefix = f"base_model.model.{name.removesuffix('.weight')}"
+        added |= {f"{prefix}.lora_A.weight": down, f"{prefix}.lora_B.weight": up}
+        weights[name] = weight.astype(np.float32) + ALPHA / RANK * up @ down
+    folder.mkdir()
+    save_file(added, folder / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": RANK, "lora_alpha": ALPHA, "target_modules": ["q_proj", "o_proj", "up_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    shutil.copytree(DATA / "vision" / NAME, merged)
+    save_file(weights, merged / "model.safetensors")
+
+
+def test_adapters_on_two_devices_read_images_as_merged_weights_do(tmp_path: Path) -> None:
+    adapter, merged = tmp_path / "adapter", tmp_path / "merged"
+    write_adapter(adapter, merged)
+    plain = Reader(ModelEngine(merged, max_model_len=256), NAME)
+    expected = {count: plain.engine.run([plain.request("a", count)])["a"].token_ids for count in ORDER}
+    plain.engine.close()
+    assert all(expected[count] != plain.expected(count) for count in ORDER)
+    reader = Reader(
+        ModelEngine(DATA / "vision" / NAME, max_model_len=256, tensor_parallel_size=2, lora_modules=f"x={adapter}"),
+        NAME,
+    )
+    messages = [reader.request(f"{count}-{number}", count, adapter=number) for count in ORDER for number in (0, 1)]
+    found = reader.engine.run(messages)
+    reader.engine.close()
+    for count in ORDER:
+        assert found[f"{count}-0"].token_ids == reader.expected(count)
+        assert found[f"{count}-1"].token_ids == expected[count]
