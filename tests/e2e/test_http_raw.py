@@ -25,7 +25,12 @@ def server() -> Iterator[Server]:
 def open_post(server: Server, body: dict[str, Any], path: str = "/v1/completions") -> socket.socket:
     """A connection with one request on it."""
     data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n"
+    )
+    if server.api_key is not None:
+        head += f"Authorization: Bearer {server.api_key}\r\n"
+    head += "\r\n"
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
     connection.sendall(head.encode() + data)
     return connection

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[3]
 TOOLS = Path(sys.executable).parent
+COMPOSE = ROOT / "docker" / "compose.yaml"
 DOCKERFILE = (ROOT / "docker" / "Dockerfile").read_text(encoding="utf-8")
 
 
@@ -43,6 +47,49 @@ def test_yaml_files_pass_yamllint() -> None:
     assert done.returncode == 0, done.stdout
 
 
+def test_new_digests_are_those_of_the_bytes_that_the_registry_has(tmp_path: Path) -> None:
+    skopeo = tmp_path / "skopeo"
+    skopeo.write_text('#!/bin/sh\n[ "$1 $2" = "inspect --raw" ] && printf "manifest of %s" "$3"\n')
+    skopeo.chmod(0o755)
+    file = tmp_path / "Dockerfile"
+    shutil.copy(ROOT / "docker" / "Dockerfile", file)
+    command = [str(ROOT / "docker" / "base_digests.sh"), str(file)]
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    first, second = (
+        subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout for _ in range(2)
+    )
+    assert first.count(" is now sha256:") == 2
+    assert second.count("is up to date") == 2
+    image = re.findall(r"^ARG BASE_IMAGE=(\S+)@", DOCKERFILE, flags=re.MULTILINE)[0]
+    digest = hashlib.sha256(f"manifest of docker://docker.io/library/{image}".encode()).hexdigest()
+    assert f"ARG BASE_IMAGE={image}@sha256:{digest}\n" in file.read_text("utf-8")
+
+
+def test_monitoring_scrapes_the_server_of_either_profile_and_mounts_files_that_exist() -> None:
+    document = yaml.safe_load(COMPOSE.read_text("utf-8"))
+    services = document["services"]
+    (job,) = yaml.safe_load((ROOT / "docker/monitoring/prometheus.yml").read_text("utf-8"))["scrape_configs"]
+    ((host, port),) = [target.split(":") for target in job["static_configs"][0]["targets"]]
+    for name in ("cpu", "gpu"):
+        assert host in services[name]["networks"]["default"]["aliases"]
+        assert services[name]["ports"] == [f"${{PORT:-8000}}:{port}"]
+    (key,) = services["prometheus"]["configs"]
+    assert job["authorization"]["credentials_file"] == key["target"]
+    mounted = [
+        volume.split(":")[0]
+        for name in ("prometheus", "alertmanager", "grafana")
+        for volume in services[name]["volumes"]
+    ]
+    files = [source for source in mounted if source.startswith(".")]
+    assert len(files) == 6
+    assert all((COMPOSE.parent / source).is_file() for source in files)
+    assert all(
+        port.startswith("127.0.0.1:")
+        for name in ("prometheus", "alertmanager", "grafana")
+        for port in services[name]["ports"]
+    )
+
+
 @pytest.mark.parametrize("profile", ["cpu", "gpu"])
 def test_compose_profile_is_valid_and_stops_gently(profile: str) -> None:
     done = run_tool("docker-compose", "-f", "docker/compose.yaml", "--profile", profile, "config", PORT="8123")
@@ -64,7 +111,10 @@ def test_a_typing_error_in_the_compose_file_would_be_seen(tmp_path: Path) -> Non
 @pytest.mark.parametrize("target", ["cpu", "cuda", "tpu"])
 def test_every_target_installs_its_hashed_lock_and_runs_unprivileged(target: str) -> None:
     assert (ROOT / "requirements" / f"{target}.lock").exists()
-    assert f"--require-hashes --no-deps --requirement requirements/{target}.lock" in stages()[f"build-{target}"]
+    assert (
+        f"--require-hashes --no-deps --no-compile --requirement requirements/{target}.lock"
+        in stages()[f"build-{target}"]
+    )
     assert stages()[target].rstrip().endswith("USER 10001:0")
 
 
@@ -73,8 +123,15 @@ def test_the_cpu_image_has_kernels_for_many_processors_and_no_compiler() -> None
     assert "FROM ${COMPILER_IMAGE} AS native\n" in DOCKERFILE
     assert "python -m jaxserve_kernels.native.build --portable" in stages()["native"]
     assert "FROM runtime AS cpu\nCOPY --from=native /opt/venv /opt/venv\n" in DOCKERFILE
-    base, compiler = re.findall(r"^ARG \w+_IMAGE=python:(\S+)$", DOCKERFILE, flags=re.MULTILINE)
+    base, compiler = re.findall(r"^ARG \w+_IMAGE=python:([^@]+)@sha256:[0-9a-f]{64}$", DOCKERFILE, flags=re.MULTILINE)
     assert base.replace("slim-", "") == compiler, "the same Python and C library"
+
+
+def test_every_image_that_is_not_built_here_has_a_digest() -> None:
+    images = [service["image"] for service in yaml.safe_load(COMPOSE.read_text("utf-8"))["services"].values()]
+    foreign = [image for image in images if not image.startswith("jaxserve:")]
+    assert len(foreign) == 3
+    assert all(re.fullmatch(r"[\w./-]+:v?[\d.]+@sha256:[0-9a-f]{64}", image) for image in foreign)
 
 
 def test_the_image_that_runs_has_a_health_check_and_cache_volumes() -> None:
