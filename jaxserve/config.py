@@ -25,7 +25,7 @@ from jaxserve.config_option import option
 from jaxserve.config_tls import TlsConfig as TlsConfig
 from jaxserve.errors import ConfigError
 from jaxserve.host_settings import check_hosts
-from jaxserve.types import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS
+from jaxserve.types import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS, LogprobsMode
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 CpuKernels = Literal["auto", "native", "matrix", "vector", "xla"]
@@ -83,6 +83,7 @@ class ModelConfig:
         help="source of the default temperature, top_k, top_p, min_p and repetition_penalty; auto: the checkpoint's "
         "generation_config.json; none: temperature 1, nothing else; or the path of such a file or its folder",
     )
+    logprobs_mode: LogprobsMode = option("raw_logprobs", help="log-probabilities before or after sampling options")
     task: Task = option("auto", help="generate: text; embed: vectors of texts; auto: embed for encoders, else generate")
     pooling: PoolingChoice = option(
         "auto",

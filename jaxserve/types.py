@@ -15,6 +15,8 @@ BlockHash = NewType("BlockHash", bytes)
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 ProgramKind = Literal["decode", "mixed", "embed", "encode"]
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
+"""Log-probabilities of the model itself, or of the distribution that tokens are drawn from."""
 Pooling = Literal["last", "mean", "cls"]
 """Pooling of token vectors into the vector of a text: the last one, the mean, or the first one."""
 

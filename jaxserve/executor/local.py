@@ -132,7 +132,11 @@ class LocalExecutor(Generic[PlanT, ResultT]):
             layout = page_layout(content_digest(checkpoint, identity), spec, prepared.limits.kv_dtype)
             pages = DevicePages(layout, spec, state)
             pages.run_once()
-        model_info = _model_info(prepared, identity, clock.spans, reports, defaults)
+        model_info = msgspec.structs.replace(
+            _model_info(prepared, identity, clock.spans, reports),
+            sampling_defaults=defaults,
+            logprobs_mode=config.model.logprobs_mode,
+        )
         eos_token_ids = frozenset(model.eos_token_ids if isinstance(model, DecoderConfig) else ())
         weights = ServedWeights(config, prepared, base, adapters, runner, state)
         return cls(runner, model_info, prepared.limits.buckets, eos_token_ids, counter, pages, weights)
@@ -235,7 +239,6 @@ def _model_info(
     identity: str,
     spans: Iterable[PhaseSpan],
     programs: list[ProgramReport],
-    defaults: dict[str, int | float],
 ) -> ModelInfo:
     limits = prepared.limits
     return ModelInfo(
@@ -250,7 +253,6 @@ def _model_info(
         fingerprint=identity,
         startup=StartupReport(sorted(spans, key=lambda span: span.start_s), programs),
         embedding=prepared.embedding,
-        sampling_defaults=defaults,
         windows=limits.cache.windows,
         num_state_slots=limits.cache.num_state_slots,
         images=None if prepared.images is None else _image_info(prepared.images),

@@ -204,13 +204,17 @@ def prepare(
     held_bytes *= shape.num_devices // config.hosts.num_hosts if device.platform == "cpu" else 1
     kv_bytes = agree_smallest(hosts, "KV cache bytes", kv_cache_bytes(config.cache, device, kv_shards, held_bytes))
     limits = make_limits(config, model, policy, device.platform, kv_bytes)
-    task = generation_task(device.platform)
+    task = generation_task(device.platform, config.model.logprobs_mode)
     return Preparation(device, skeleton, sharding, limits, task, has_tiers=config.tiers.has_stores, images=images)
 
 
 def _prepare_embedding(
     config: Config, model: DecoderConfig | EncoderConfig, modules: SentenceModules | None, device: jax.Device
 ) -> Preparation:
+    if config.model.logprobs_mode != "raw_logprobs":
+        raise ConfigError(
+            f"--logprobs-mode {config.model.logprobs_mode}: a model that embeds returns no log-probabilities"
+        )
     if config.tiers.has_stores:
         raise ConfigError(f"{', '.join(config.tiers.settings)}: an engine that embeds keeps no KV pages")
     chip, num_ranks = chip_of(device), config.parallel.data_parallel_size

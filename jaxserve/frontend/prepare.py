@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 
+from jaxserve.errors import invalid
 from jaxserve.frontend.choices.choice_stream import ChoiceStream, OutputOptions
 from jaxserve.frontend.encode import encode_request
 from jaxserve.frontend.frontend import Frontend
@@ -21,6 +22,12 @@ from jaxserve.types import RequestId
 async def prepare(frontend: Frontend, request: GenerationRequest) -> RequestHandle:
     """Return the engine requests of every prompt and choice; entering the handle submits them. Raises RequestError."""
     model_info, tokens, checker = frontend.require_generation(), frontend.tokenization, frontend.grammars
+    if request.logprobs_mode not in (None, model_info.logprobs_mode):
+        raise invalid(
+            "logprobs_mode",
+            f"must be {model_info.logprobs_mode}, which this server was started with (--logprobs-mode), "
+            f"got {request.logprobs_mode}",
+        )
     images = NO_IMAGES
     if isinstance(request.prompt, Conversation):
         images = await frontend.images.load(request.prompt.images, model_info.images)

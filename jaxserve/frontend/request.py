@@ -16,6 +16,7 @@ from jaxserve.frontend.constraints import Constraint
 from jaxserve.frontend.images.source import ImageSource
 from jaxserve.frontend.messages import ChatMessage, FunctionDefinition, ToolChoice, check_functions, check_messages
 from jaxserve.frontend.sampling import SamplerFields
+from jaxserve.types import LogprobsMode
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
 
@@ -120,6 +121,8 @@ class GenerationRequest:
     """None: no log-probabilities; 0: those of the chosen tokens; n: and of the n most likely ones."""
     num_prompt_logprobs: int | None = None
     """The number of most likely tokens to report for each token of the prompt. None: no log-probabilities of it."""
+    logprobs_mode: LogprobsMode | None = None
+    """The mode that log-probabilities must have. None: the engine's."""
     stop: Sequence[str] = ()
     include_stop: bool = False
     """True: the reply has the text or token that ended it."""

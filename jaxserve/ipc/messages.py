@@ -17,7 +17,7 @@ import msgspec
 from jaxserve.ipc.report import StartupReport
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.sampling.params import EngineSamplingParams
-from jaxserve.types import FinishReason, Pooling, RequestId
+from jaxserve.types import FinishReason, LogprobsMode, Pooling, RequestId
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
@@ -253,6 +253,8 @@ class ModelInfo(msgspec.Struct, frozen=True, array_like=True):
     """Slots of recurrent states; 0 for a model without recurrent layers."""
     images: ImageInfo | None = None
     """None: the model reads text only, or is served for text only."""
+    logprobs_mode: LogprobsMode = "raw_logprobs"
+    """Mode of the log-probabilities of generated tokens."""
 
 
 class Ready(Message, frozen=True):

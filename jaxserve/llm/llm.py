@@ -146,8 +146,8 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
     ) -> list[list[float]]:
         """Return the log-probability of each token of `completions`, given its prompt and the tokens before it.
 
-        Both are token ids. The values are those that `logprobs` of `generate` reports for the same tokens and weights:
-        before temperature, cuts and penalties. With the setting `deterministic` they are equal bit for bit. A prompt and
+        Both are token ids. The values are raw, in every `logprobs_mode`: before temperature, cuts and penalties. `generate`
+        reports the same ones for the same tokens and weights if the mode is raw_logprobs. With the setting `deterministic` they are equal bit for bit. A prompt and
         its completion may be one token shorter than `max_model_len` together. Raises what `generate` raises.
         """
         if len(prompts) != len(completions) or not all(len(prompt) for prompt in prompts):

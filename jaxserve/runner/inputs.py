@@ -237,6 +237,18 @@ class Outcome(NamedTuple):
     top_logprobs: Float[Array, "B W"]
 
 
+def no_outcome(program: Program) -> Outcome:
+    """Return the results of a call before its first step. Traced."""
+    steps, rows = (program.max_steps, program.num_rows), (program.num_rows, MAX_TOP_LOGPROBS)
+    return Outcome(
+        jnp.int32(0),
+        jnp.zeros(steps, jnp.int32),
+        jnp.zeros(steps, jnp.float32),
+        jnp.zeros(rows, jnp.int32),
+        jnp.zeros(rows, jnp.float32),
+    )
+
+
 def pack_arrays(arrays: NamedTuple, fields: Mapping[str, str]) -> jax.Array:
     """Return the arrays of these names as one vector, floats by their bits. Traced."""
     parts = []

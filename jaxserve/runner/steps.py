@@ -35,6 +35,7 @@ from jaxserve.runner.inputs import (
     Program,
     StepTask,
     dummy_plan,
+    no_outcome,
     pack,
     pack_arrays,
     packed_size,
@@ -51,7 +52,7 @@ from jaxserve.sampling.sampler import Sampled, Scored, sample, score
 from jaxserve.scheduler.plan import UNREAD_TOKEN, StepPlan, StepResult
 from jaxserve.sharding.mesh import Sharding
 from jaxserve.sharding.shard_map import batch_sharded
-from jaxserve.types import MAX_TOP_LOGPROBS, NO_LOGPROBS
+from jaxserve.types import MAX_TOP_LOGPROBS, NO_LOGPROBS, LogprobsMode
 
 MAX_SCORE_BLOCKS = 8
 """In which the targets of a step are scored; of as many tokens as it has rows, if that is more. GPUs compile each."""
@@ -180,18 +181,24 @@ def abstract_params(skeleton: ModelSkeleton | EncoderSkeleton, sharding: Shardin
 
 
 def run_step(
-    skeleton: ModelSkeleton, params: tuple[Array, ...], state: StateArrays, packed: Int[Array, "I"], program: Program
+    skeleton: ModelSkeleton,
+    params: tuple[Array, ...],
+    state: StateArrays,
+    packed: Int[Array, "I"],
+    program: Program,
+    logprobs_mode: LogprobsMode = "raw_logprobs",
 ) -> tuple[StateArrays, tuple[Int[Array, "O"], ...]]:
     """Write KV, attend, sample. DONATES the state; returns it and the packed result, in a mixed program followed by the
-    scores of prompt tokens."""
+    scores of prompt tokens, which are raw in every mode."""
     cache, slots, tables, images = state
     field = split(packed, program, INPUT_FIELDS if tables is None else RESIDENT_FIELDS)
     assert cache is not None and slots is not None, "a decoder that samples"
     if tables is not None:
         tables = set_entries(tables, field["table_places"], field["table_pages"])
         field["block_tables"] = tables[field["table_rows"]]
+    one_step = partial(_one_step, skeleton, params, logprobs_mode=logprobs_mode)
     if program.max_steps == 1:
-        cache, slots, sampled, _, hidden = _one_step(skeleton, params, state, field, program)
+        cache, slots, sampled, _, hidden = one_step(state, field, program)
         outcome = Outcome(jnp.int32(1), sampled.token_ids[None], sampled.logprobs[None], *sampled[2:])
         outputs: tuple[Array, ...] = (pack_arrays(outcome, OUTPUT_FIELDS),)
         if program.kind == "mixed":
@@ -208,7 +215,7 @@ def run_step(
         cache, slots, outcome, _ = carry
         step = outcome.num_steps
         later = StateArrays(cache, slots, images=images)
-        cache, slots, sampled, has_end, _ = _one_step(skeleton, params, later, _later(field, step), program)
+        cache, slots, sampled, has_end, _ = one_step(later, _later(field, step), program)
         outcome = Outcome(
             step + 1,
             outcome.token_ids.at[step].set(sampled.token_ids),
@@ -217,7 +224,7 @@ def run_step(
         )
         return cache, slots, outcome, has_end
 
-    start = (cache, slots, _no_outcome(program), jnp.bool_(False))
+    start = (cache, slots, no_outcome(program), jnp.bool_(False))
     cache, slots, outcome, _ = jax.lax.while_loop(is_going_on, go_on, start)
     return StateArrays(cache, slots, tables, images), (pack_arrays(outcome, OUTPUT_FIELDS),)
 
@@ -246,17 +253,6 @@ def encode_images(
     return state._replace(images=images), ()
 
 
-def _no_outcome(program: Program) -> Outcome:
-    steps, rows = (program.max_steps, program.num_rows), (program.num_rows, MAX_TOP_LOGPROBS)
-    return Outcome(
-        jnp.int32(0),
-        jnp.zeros(steps, jnp.int32),
-        jnp.zeros(steps, jnp.float32),
-        jnp.zeros(rows, jnp.int32),
-        jnp.zeros(rows, jnp.float32),
-    )
-
-
 def _later(field: dict[str, Any], step: Int[Array, ""]) -> dict[str, Any]:
     """Return the inputs of decode step number `step` of a call."""
     lengths = field["kv_lengths"]
@@ -281,6 +277,7 @@ def _one_step(
     state: StateArrays,
     field: dict[str, Any],
     program: Program,
+    logprobs_mode: LogprobsMode,
 ) -> tuple[Cache, Int[Array, "X1 S"], Sampled, Bool[Array, ""], Float[Array, "T D"]]:
     """Forward and sample; then come whether any row's request ends with its new token, and what the head was given."""
     model, vocab_size = skeleton.build(params), skeleton.config.vocab_size
@@ -299,8 +296,8 @@ def _one_step(
     with jax.named_scope("sample"):
 
         def choose(logits: Array, columns: Array, which: Array, num_known: Array, *rest: Array) -> Sampled:
-            slots, num_top_logprobs = rest
-            return sample(logits, columns, SamplerState(slots, which, vocab_size), num_known, num_top_logprobs)
+            slots, num_top = rest
+            return sample(logits, columns, SamplerState(slots, which, vocab_size), num_known, num_top, logprobs_mode)
 
         logits, by_row = model.logits(newest, num_rows), (field["sampling"], field["slots"], rows.kv_lengths)
         sampled = batch_sharded(choose, logits, by_row, (slots, field["num_top_logprobs"]), skeleton.policy.rules)
@@ -392,9 +389,12 @@ RESIDENT_GENERATION: Final = replace(
 """GENERATION with page tables in the state."""
 
 
-def generation_task(platform: str) -> StepTask[StepPlan, StepResult]:
+def generation_task(platform: str, logprobs_mode: LogprobsMode = "raw_logprobs") -> StepTask[StepPlan, StepResult]:
     """Return the task of an engine that generates on this platform.
 
     GPUs keep page tables. A CPU shares its memory with the host; a TPU's tables of large pages are an eighth as long.
     """
-    return RESIDENT_GENERATION if platform == "gpu" else GENERATION
+    task = RESIDENT_GENERATION if platform == "gpu" else GENERATION
+    if logprobs_mode == "raw_logprobs":
+        return task
+    return replace(task, name=f"{task.name}, {logprobs_mode}", step=partial(run_step, logprobs_mode=logprobs_mode))

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxserve.sampling import biases, cuts, draw, logprobs, masks, penalties, scaling
@@ -23,7 +24,7 @@ from jaxserve.sampling.draw import categorical, most_likely
 from jaxserve.sampling.params import COLUMNS, DEFAULTS, STAGES, Stage, column_dtype, column_value
 from jaxserve.sampling.topk import top_k
 from jaxserve.sampling.transform import StateField, Transform
-from jaxserve.types import MAX_TOP_LOGPROBS, NO_LOGPROBS
+from jaxserve.types import MAX_TOP_LOGPROBS, NO_LOGPROBS, LogprobsMode
 
 _MODULES: Final[Mapping[Stage, ModuleType]] = {
     "biases": biases,
@@ -36,6 +37,8 @@ _MODULES: Final[Mapping[Stage, ModuleType]] = {
 }
 _ADJUSTING: Final[tuple[Stage, ...]] = ("biases", "penalties", "masks")
 """Stages that run only in steps in which a row asks for one of their options."""
+_NEVER: Final = float(np.finfo(np.float32).min)
+"""The logit of a token that cannot be drawn, in processed log-probabilities. Finite, so that it sorts before padding."""
 _NEUTRAL: Final = {name: column_value(DEFAULTS[name]) for name in COLUMNS}
 BY_STAGE: Final[Mapping[Stage, tuple[str, ...]]] = {
     stage: tuple(name for name, option in COLUMNS.items() if option.stage == stage) for stage in STAGES
@@ -70,7 +73,7 @@ STATE_FIELDS: Final = tuple(
 
 
 class Sampled(NamedTuple):
-    """One sampled token per row and its raw log-probabilities: before biases, penalties, masks, temperature and cuts."""
+    """One sampled token per row and its log-probabilities, of the mode that `sample` was called with."""
 
     token_ids: Int[Array, "B"]
     logprobs: Float[Array, "B"]
@@ -148,24 +151,37 @@ def sample(
     state: RowState,
     num_known: Int[Array, "B"],
     num_top_logprobs: Int[Array, ""],
+    mode: LogprobsMode = "raw_logprobs",
 ) -> Sampled:
     """Choose each row's next token; log-probabilities are filled as far as any are wanted.
 
     num_known: tokens that each row's request has, which is the position of the new one.
     num_top_logprobs: NO_LOGPROBS leaves out the chosen tokens' as well, a pass over all logits on a CPU.
+    mode: raw_logprobs are those of the logits as they are; processed_logprobs those of the distribution that the token
+    is drawn from, after every stage up to the cuts. A greedy row is not drawn: its distribution is the one after biases,
+    penalties and masks.
     """
     rows = RowOptions(columns, state, num_known)
     is_greedy = rows.values["temperature"] == 0
     adjusts = rows.active([name for stage in _ADJUSTING for name in BY_STAGE[stage]]).any()
 
-    def choose() -> Array:
+    def choose() -> tuple[Array, ...]:
         # Scaling comes inside, since it makes an array of its own anyway: the logits are still needed as they are.
         scaled = jax.lax.cond(
             adjusts, lambda: _changed("scaling", rows, adjust(logits, rows)), lambda: _changed("scaling", rows, logits)
         )
-        return jnp.where(is_greedy, most_likely(scaled), _draw(scaled, rows, num_known, ~is_greedy))
+        likely, lowest = most_likely(scaled), _lowest_kept(scaled, rows, ~is_greedy)
+        token_ids = jnp.where(is_greedy, likely, _draw(scaled, lowest, rows, num_known))
+        if mode == "raw_logprobs":
+            return (token_ids,)
+        kept = (scaled >= lowest[:, None]) | is_greedy[:, None]
+        return token_ids, jnp.where(kept, jnp.maximum(scaled, _NEVER), _NEVER)
 
-    token_ids = jax.lax.cond(is_greedy.all() & ~adjusts, lambda: most_likely(logits), choose)
+    def choose_greedily() -> tuple[Array, ...]:
+        return (most_likely(logits), logits) if mode == "processed_logprobs" else (most_likely(logits),)
+
+    token_ids, *processed = jax.lax.cond(is_greedy.all() & ~adjusts, choose_greedily, choose)
+    logits = processed[0] if processed else logits
     normalizer = jax.lax.cond(
         num_top_logprobs > NO_LOGPROBS,
         # XLA turns a branch of nothing but reductions into a select of both, unless something stops it.
@@ -226,10 +242,8 @@ def _top(
     )
 
 
-def _draw(
-    scaled: Float[Array, "B V"], rows: RowOptions, positions: Int[Array, "B"], draws: Bool[Array, "B"]
-) -> Int[Array, "B"]:
-    """Sample from softmax(scaled), restricted by the cuts. draws: rows whose result is used."""
+def _lowest_kept(scaled: Float[Array, "B V"], rows: RowOptions, draws: Bool[Array, "B"]) -> Float[Array, "B"]:
+    """Return the smallest logit that the cuts keep in each row. draws: rows whose result is used."""
 
     def threshold() -> Array:
         found = candidates(scaled)
@@ -238,7 +252,13 @@ def _draw(
         return found.kept
 
     is_cut = (rows.active(BY_STAGE["cuts"]) & draws).any()
-    lowest = jax.lax.cond(is_cut, threshold, lambda: jnp.full(scaled.shape[0], -jnp.inf))
+    return jax.lax.cond(is_cut, threshold, lambda: jnp.full(scaled.shape[0], -jnp.inf))  # type: ignore[no-any-return]
+
+
+def _draw(
+    scaled: Float[Array, "B V"], lowest: Float[Array, "B"], rows: RowOptions, positions: Int[Array, "B"]
+) -> Int[Array, "B"]:
+    """Sample from softmax(scaled), restricted to logits of `lowest` or more."""
     weights = jnp.where(scaled >= lowest[:, None], jnp.exp(scaled - scaled.max(-1, keepdims=True)), 0.0)
     (uniforms,) = (rows.apply(name, positions) for name in BY_STAGE["draw"])
     return categorical(weights, uniforms)

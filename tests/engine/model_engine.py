@@ -27,7 +27,7 @@ from jaxserve.kv.manager import KVManager
 from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.scheduler.constrained import Grammars
 from jaxserve.scheduler.scheduler import Scheduler
-from jaxserve.types import RequestId
+from jaxserve.types import LogprobsMode, RequestId
 from tests.programs import shared_programs
 from tests.smollm2 import LIMITS
 from tests.unit.checkpoint.checkpoint_files import smollm2_file
@@ -83,6 +83,7 @@ class ModelEngine:
         lora_modules: str | None = None,
         tiers: TierConfig | None = None,
         images: ImagesConfig | None = None,
+        logprobs_mode: LogprobsMode = "raw_logprobs",
     ) -> None:
         model = ModelConfig(
             model=str(path),
@@ -90,6 +91,7 @@ class ModelEngine:
             dtype=dtype,  # type: ignore[arg-type]
             quantization=quantization,
             lora_modules=lora_modules,
+            logprobs_mode=logprobs_mode,
         )
         self.config = Config(
             model=model,

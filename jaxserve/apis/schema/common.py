@@ -26,6 +26,7 @@ from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.handle import RequestTiming
 from jaxserve.frontend.sampling import SamplerFields
 from jaxserve.ipc.messages import ModelInfo
+from jaxserve.types import LogprobsMode
 
 MAX_SALT_CHARS: Final = 256
 MAX_REQUEST_ID_CHARS: Final = 128
@@ -100,6 +101,13 @@ class GenerationFields(SamplerFields, kw_only=True):
     regex: Annotated[str | None, Meta(description="SGLang's name of `structured_outputs.regex`.")] = None
     ebnf: Annotated[str | None, Meta(description="SGLang's name of `structured_outputs.grammar`.")] = None
     grammar: Annotated[str | None, Meta(description="llama.cpp's name of `structured_outputs.grammar`.")] = None
+    logprobs_mode: Annotated[
+        LogprobsMode | None,
+        Meta(
+            description="`raw_logprobs` or `processed_logprobs`: the mode that log-probabilities must have. It is the server's "
+            "setting; a request for another mode is refused."
+        ),
+    ] = None
     return_metrics: Annotated[
         bool | None,
         Meta(description="True: the reply, or the last chunk of a stream, has the request's timings in `metrics`."),
@@ -205,6 +213,7 @@ def shared_fields(request: GenerationFields) -> dict[str, Any]:
         "skip_special_tokens": request.skip_special_tokens is not False,
         "priority": request.priority or 0,
         "cache_salt": request.cache_salt,
+        "logprobs_mode": request.logprobs_mode,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import numpy as np
 from jaxserve.runner.slots import SamplerState, fields, slot_row
 from jaxserve.sampling import sampler
 from jaxserve.sampling.params import EngineSamplingParams, SlotInit, device_row, needs_state
+from jaxserve.types import LogprobsMode
 
 FORMER = EngineSamplingParams(
     presence_penalty=2.0, min_tokens=10**6, logit_bias={0: 100.0}, allowed_token_ids=(0,), bad_words=((0,),)
@@ -41,9 +43,9 @@ class Row:
         return len(self.prompt) + len(self.output)
 
 
-@jax.jit
-def _choose(logits, columns, slots, which, positions, top):  # type: ignore[no-untyped-def]
-    return sampler.sample(logits, columns, SamplerState(slots, which, logits.shape[1]), positions, top)
+@partial(jax.jit, static_argnames="mode")
+def _choose(logits, columns, slots, which, positions, top, mode):  # type: ignore[no-untyped-def]
+    return sampler.sample(logits, columns, SamplerState(slots, which, logits.shape[1]), positions, top, mode)
 
 
 @jax.jit
@@ -66,7 +68,12 @@ def _arguments(rows: Sequence[Row]) -> tuple[jax.Array, jax.Array, jax.Array, ja
 
 
 def choose(
-    rows: Sequence[Row], positions: np.ndarray | None = None, top: int = 0, *, fill: bool = True
+    rows: Sequence[Row],
+    positions: np.ndarray | None = None,
+    top: int = 0,
+    *,
+    fill: bool = True,
+    mode: LogprobsMode = "raw_logprobs",
 ) -> sampler.Sampled:
     """Return one token for each row; positions: those the draws depend on, by default the next of each row.
 
@@ -76,7 +83,7 @@ def choose(
     missing = max(0, NUM_ROWS - len(rows)) if fill else 0
     padding = Row(np.zeros_like(rows[0].logits), EngineSamplingParams(temperature=0.0))
     every = jnp.asarray(np.pad(known, (0, missing)), jnp.int32)
-    found = _choose(*_arguments([*rows, *[padding] * missing]), every, jnp.int32(top))
+    found = _choose(*_arguments([*rows, *[padding] * missing]), every, jnp.int32(top), mode)
     return sampler.Sampled(*(values[: len(rows)] for values in found))
 
 

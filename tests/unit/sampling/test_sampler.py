@@ -26,7 +26,7 @@ def _run(
     return choose([Row(*row) for row in zip(logits, params, strict=True)], positions, top, **how)
 
 
-def _kept(logits: np.ndarray, params: EngineSamplingParams) -> np.ndarray:
+def kept(logits: np.ndarray, params: EngineSamplingParams) -> np.ndarray:
     """The specification: sort, cut by top_k, renormalise, cut by top_p, then min_p."""
     scaled = logits.astype(np.float64) / params.temperature
     keep = np.ones(len(logits), bool)
@@ -81,7 +81,7 @@ def _threshold(logits: np.ndarray, params: EngineSamplingParams) -> np.ndarray:
 )
 def test_restrictions_keep_exactly_the_specified_tokens(params: EngineSamplingParams, spread: float) -> None:
     logits = _logits(1, spread=spread)[0]
-    np.testing.assert_array_equal(_threshold(logits, params), _kept(logits, params))
+    np.testing.assert_array_equal(_threshold(logits, params), kept(logits, params))
 
 
 @pytest.mark.parametrize("bits", [1, 2])
@@ -110,7 +110,7 @@ def test_draws_follow_the_restricted_distribution(params: EngineSamplingParams) 
     vocab, draws = 300, 20_000
     logits = _logits(1, spread=2.0, vocab=vocab)[0]
     scaled = logits.astype(np.float64) / params.temperature
-    expected = np.where(_kept(logits, params), np.exp(scaled - scaled.max()), 0)
+    expected = np.where(kept(logits, params), np.exp(scaled - scaled.max()), 0)
     expected /= expected.sum()
     counts = np.zeros(vocab)
     rows = 1000
