@@ -60,6 +60,8 @@ class LatentAttention(nnx.Module):
         query = self._queries(x, step.tokens)
         plain, turning = jnp.split(query, [self.latent.plain_dim], -1)
         query = jnp.concatenate([self.kv_b_proj.absorb(plain), self._rotated(turning, rotation)], -1)  # (T, N, W)
+        if step.query_scales is not None:
+            query = query * step.query_scales[:, None, None].astype(query.dtype)
         with jax.named_scope("latent_attention"):
             attended, latents = write_and_attend_latents(
                 query,

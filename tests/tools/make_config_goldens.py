@@ -170,6 +170,9 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
         "architectures": ["GraniteMoeHybridForCausalLM"],
         "layer_types": ["linear_attention", "full_attention"] * 3,
     },
+    "granitemoe": {"architectures": ["GraniteMoeForCausalLM"]},
+    "granitemoeshared": {"architectures": ["GraniteMoeSharedForCausalLM"]},
+    "mistral4": {"architectures": ["Mistral4ForCausalLM"]},
     "falcon_h1": {"architectures": ["FalconH1ForCausalLM"]},
     "gemma4": {"architectures": ["Gemma4ForCausalLM"], "vocab_size_per_layer_input": 256},
     "gemma4_last_layer": {

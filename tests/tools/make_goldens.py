@@ -31,6 +31,8 @@ NUM_PROMPT, NUM_LOGITS, NUM_TOKENS = 40, 8, 64
 MIN_DISTINCT, MIN_GAP, MIN_CONTROL, MAX_NOISE = 24, 2e-3, 0.05, 8e-6
 LOGIT_STD = 2.0
 _LAYER_SCALE = ".layer_scalar"
+_STACKED_EXPERTS = ("gpt_oss", "qwen3_5_moe_text", "gemma4_text", "mistral4")
+"""Types of models whose checkpoints have the experts of a layer in one tensor."""
 
 CORPUS = (
     "The quick brown fox jumps over the lazy dog. A server answers many requests at once; each request is a list of "
@@ -133,10 +135,10 @@ def published(name: str, weight: torch.Tensor, model_type: str) -> dict[str, tor
     if is_mixtral:
         name = name.replace(".mlp.", ".block_sparse_moe.").replace(".router.", ".gate.")
     above, _, own = name.rpartition(".")
-    if model_type == "granitemoehybrid" and above.endswith(".experts"):
+    if model_type.startswith("granitemoe") and above.endswith(".experts"):
         stored = {"gate_up_proj": "input_linear", "down_proj": "output_linear"}[own]
         return {f"{above.removesuffix('.experts')}.{stored}.weight": weight}
-    if not above.endswith(".experts") or model_type in ("gpt_oss", "qwen3_5_moe_text", "gemma4_text"):
+    if not above.endswith(".experts") or model_type in _STACKED_EXPERTS:
         return {name.replace("block_sparse_moe.router.", "block_sparse_moe.router.layer."): weight}
     parts = dict(zip(names[:2], weight.chunk(2, dim=1), strict=True)) if own == "gate_up_proj" else {names[2]: weight}
     return {
@@ -225,7 +227,7 @@ def make(name: str, tiny: TinyCheckpoint) -> None:
         return float(np.abs(last_logits(other, prompt_ids).numpy() - arrays["logits"]).max())
 
     for seed in range(100):
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model = getattr(transformers, hf["architectures"][0])._from_config(config, dtype=torch.float32)
         random_weights(model, seed)
         save_weights(model, tiny, folder)
         arrays = golden(load(folder), prompt_ids)

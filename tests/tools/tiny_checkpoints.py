@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hybrid_checkpoints import HYBRID_CONFIGS
+from mixture_checkpoints import MIXTURE_CONFIGS
 
 VOCAB_SIZE = 320
 BOS, EOS, PAD = 0, 2, 0
@@ -753,5 +754,6 @@ TINY_CHECKPOINTS: dict[str, TinyCheckpoint] = {
     ),
 }
 TINY_CHECKPOINTS |= {
-    name: TinyCheckpoint(config, dtype, controls=controls) for name, (config, dtype, controls) in HYBRID_CONFIGS.items()
+    name: TinyCheckpoint(config, dtype, controls=controls)
+    for name, (config, dtype, controls) in {**HYBRID_CONFIGS, **MIXTURE_CONFIGS}.items()
 }

@@ -21,13 +21,14 @@ DEFAULTS = dict(
     attention_multiplier=1.0,
     logits_scaling=1.0,
 )
-_COMPUTED = ("mlp_bias", "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+FACTORS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
+"""Keys that `with_factors` reads."""
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Llama with factors on embeddings, block outputs and scores, and a divisor of logits."""
     keys = Keys({**DEFAULTS, **hf})
-    return with_factors(keys, build(keys, layers=full_layers(keys), computed=_COMPUTED))
+    return with_factors(keys, build(keys, layers=full_layers(keys), computed=("mlp_bias", *FACTORS)))
 
 
 def with_factors(keys: Keys, config: DecoderConfig) -> DecoderConfig:

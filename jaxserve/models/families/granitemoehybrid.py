@@ -13,7 +13,7 @@ from jaxserve.models.families._experts import COUNT_KEYS, all_with_experts, read
 from jaxserve.models.families._hybrid import hybrid_layers, layer_names, mamba_width, read_mamba
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families.granite import DEFAULTS as GRANITE_DEFAULTS
-from jaxserve.models.families.granite import with_factors
+from jaxserve.models.families.granite import FACTORS, with_factors
 
 DEFAULTS = dict(
     {key: value for key, value in GRANITE_DEFAULTS.items() if key != "mlp_bias"},
@@ -29,14 +29,14 @@ DEFAULTS = dict(
     mamba_conv_bias=True,
     mamba_proj_bias=False,
 )
-_COMPUTED = (*COUNT_KEYS, "embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
-_RENAMES = {
+RENAMES = {
     "block_sparse_moe.input_linear.weight": "mlp.experts.gate_up_proj",
     "block_sparse_moe.output_linear.weight": "mlp.experts.down_proj",
     "block_sparse_moe.router.layer": "mlp.gate",
     "input_linear": "gate_up_proj",
     "output_linear": "down_proj",
 }
+"""Names of experts and of feed-forward blocks in all Granite models with experts."""
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
@@ -51,7 +51,7 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
         layers = all_with_experts(layers, replace(experts, shared_intermediate_size=width))
     else:
         keys = Keys({**keys.table, "intermediate_size": width})
-    return with_factors(keys, build(keys, layers=layers, computed=_COMPUTED))
+    return with_factors(keys, build(keys, layers=layers, computed=(*COUNT_KEYS, *FACTORS)))
 
 
 def _layers(keys: Keys) -> tuple[LayerConfig, ...]:
@@ -68,7 +68,7 @@ def _has_experts(hf: Mapping[str, Any]) -> bool:
 
 def _renames(hf: Mapping[str, Any]) -> dict[str, str]:
     shared = "mlp.shared_experts" if _has_experts({**DEFAULTS, **hf}) else "mlp"
-    return {**_RENAMES, "shared_mlp": shared}
+    return {**RENAMES, "shared_mlp": shared}
 
 
 FAMILY = Family(("GraniteMoeHybridForCausalLM",), decoder_config, config_renames=_renames, stacked_experts="halves")

@@ -1,0 +1,81 @@
+"""Mistral Small 4."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, Final
+
+from jaxserve.checkpoint.family import Family
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.experts import ExpertsConfig
+from jaxserve.models.families import _latent
+from jaxserve.models.families._common import MAX_HEAD_DIM, full_layers
+from jaxserve.models.families._experts import dense_first, read_groups
+from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._latent import latent_decoder, read_deepseek_experts
+from jaxserve.models.families._rope import query_scaling
+
+DEFAULTS = dict(
+    _latent.DEFAULTS,
+    num_key_value_heads=32,
+    kv_lora_rank=256,
+    q_lora_rank=1024,
+    qk_nope_head_dim=64,
+    moe_intermediate_size=2048,
+    n_routed_experts=128,
+    n_shared_experts=1,
+    num_experts_per_tok=4,
+    norm_topk_prob=True,
+    routed_scaling_factor=1.0,
+    n_group=1,
+    topk_group=1,
+    first_k_dense_replace=0,
+)
+_ROPE: Final = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 128.0,
+    "original_max_position_embeddings": 8192,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+
+
+def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
+    """DeepSeek's latent attention with queries that grow with their position, and softmax-routed experts in groups."""
+    keys = Keys({**DEFAULTS, "rope_interleave": True, "max_position_embeddings": 1_048_576, **hf})
+    keys = _with_whole_rope(keys)
+    experts = read_deepseek_experts(keys, _with_router, is_normalized=keys.flag("norm_topk_prob"))
+    config = latent_decoder(keys, dense_first(keys, full_layers(keys), experts))
+    return replace(config, query_scaling=query_scaling(keys))
+
+
+def _with_router(keys: Keys, experts: ExpertsConfig) -> ExpertsConfig:
+    return replace(read_groups(keys, experts), weight_scale=keys.number("routed_scaling_factor"))
+
+
+def _with_whole_rope(keys: Keys) -> Keys:
+    """Return keys whose rope table is that of the rotated part of a head, which `partial_rotary_factor` must name."""
+    keys.require("rope_scaling", None)
+    table = keys.get("rope_parameters") or _ROPE
+    if not isinstance(table, dict):
+        raise keys.error("rope_parameters", "a table")
+    rotated, plain = (keys.integer(f"qk_{part}_head_dim", MAX_HEAD_DIM) for part in ("rope", "nope"))
+    share, own = table.get("partial_rotary_factor"), Keys(table, "rope_parameters.")
+    if share is not None and not math.isclose(own.number("partial_rotary_factor"), rotated / (rotated + plain)):
+        raise own.error("partial_rotary_factor", f"qk_rope_head_dim over the head ({rotated / (rotated + plain):g})")
+    rest = {key: value for key, value in table.items() if key != "partial_rotary_factor"}
+    return Keys({**keys.table, "rope_parameters": rest}, keys.prefix)
+
+
+FAMILY = Family(
+    ("Mistral4ForCausalLM",),
+    decoder_config,
+    text_part_of=("Mistral3ForConditionalGeneration",),
+    text_model_type="mistral4",
+    stacked_experts="halves",
+)
