@@ -52,13 +52,14 @@ class ExpertLinear(Matrix):
 
 
 class ExpertMLPs(nnx.Module):
-    """Compute down(activation(gate(x)) * up(x)) for each expert, or with a `ClampedGate`."""
+    """Compute down(activation(gate(x)) * up(x)) for each expert, without a gate, or with a `ClampedGate`."""
 
     def __init__(self, config: DecoderConfig, experts: ExpertsConfig, policy: DtypePolicy) -> None:
-        d, f = config.hidden_size, experts.intermediate_size
+        d, f = experts.latent_size or config.hidden_size, experts.intermediate_size
+        parts = {"gate_proj": f, "up_proj": f} if config.mlp_has_gate else {"up_proj": f}
         own = partial(ExpertLinear, policy=policy, num_experts=experts.num_experts, bias=experts.has_biases)
         make = partial(own, in_dim=d, axes=(WIDTH, "embed"))
-        self.gate_up_proj = FusedLinear({"gate_proj": f, "up_proj": f}, make, policy, num_units=f)
+        self.gate_up_proj = FusedLinear(parts, make, policy, num_units=f)
         self.down_proj = own(d, f, ("embed", WIDTH))
         self.activation, self.clamp = config.activation, experts.clamp
 
@@ -66,10 +67,13 @@ class ExpertMLPs(nnx.Module):
         self, x: Float[Array, "R D"], group_sizes: Int[Array, "E"], *, num_shards: int = 1
     ) -> Float[Array, "R D"]:
         """Return the outputs of rows sorted by expert, in float32. num_shards: devices whose partial sums are added up."""
-        gate, up = (part.astype(x.dtype) for part in self.gate_up_proj(x, group_sizes))
-        return self.down_proj(self._gated(gate, up), group_sizes, num_shards=num_shards)
+        parts = [part.astype(x.dtype) for part in self.gate_up_proj(x, group_sizes)]
+        return self.down_proj(self._activated(*parts), group_sizes, num_shards=num_shards)
 
-    def _gated(self, gate: Float[Array, "R F"], up: Float[Array, "R F"]) -> Float[Array, "R F"]:
+    def _activated(self, gate: Float[Array, "R F"], up: Float[Array, "R F"] | None = None) -> Float[Array, "R F"]:
+        """Return the activation of the gate times up; without a gate, that of the only projection."""
+        if up is None:
+            return ACTIVATIONS[self.activation](gate)
         if self.clamp is None:
             return ACTIVATIONS[self.activation](gate) * up
         limit = self.clamp.limit
@@ -88,6 +92,9 @@ class Experts(nnx.Module):
         self.shared_expert_gate = (
             Linear(1, config.hidden_size, (None, "embed"), policy.unquantized) if experts.has_shared_gate else None
         )
+        d, inner = config.hidden_size, experts.latent_size
+        self.fc1_latent_proj = None if inner is None else Linear(inner, d, (None, "embed"), policy)
+        self.fc2_latent_proj = None if inner is None else Linear(d, inner, ("embed", None), policy)
         self.rules, self.exchange = policy.rules, policy.exchange
 
     def __call__(
@@ -96,7 +103,9 @@ class Experts(nnx.Module):
         """Return the block's output, zeros for padding tokens. routed: the router's input; None: x."""
         with jax.named_scope("route"):
             routing = self.gate.route(x if routed is None else routed, tokens)
-        made = self._sharded(x, routing)
+        made = self._sharded(x if self.fc1_latent_proj is None else self.fc1_latent_proj(x, tokens), routing)
+        if self.fc2_latent_proj is not None:
+            made = self.fc2_latent_proj(made.astype(x.dtype), tokens).astype(jnp.float32)
         if self.shared_experts is not None:
             with jax.named_scope("shared_experts"):
                 made = made + self._shared(self.shared_experts, x, tokens)

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from typing import Literal
 
-Activation = Literal["silu", "gelu", "gelu_tanh"]
-"""gelu_tanh: the approximation of GELU with a hyperbolic tangent."""
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
+"""gelu_tanh: the approximation of GELU with a hyperbolic tangent. relu2: the square of ReLU (Nemotron-H)."""

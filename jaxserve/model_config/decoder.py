@@ -87,6 +87,8 @@ class LayerConfig:
     """Head dim of this layer; None: the model's."""
     has_kv: bool = True
     """False: the layer has no attention, and no KV pages."""
+    has_mlp: bool = True
+    """False: the layer has no feed-forward block, and only a norm before its mixer (Nemotron-H)."""
     latent_dim: int | None = None
     """Width of the one vector per token that the layer caches instead of keys and values (MLA); None: it has none."""
     kv_source: int | None = None
@@ -175,6 +177,8 @@ class DecoderConfig:
     """Soft cap on logits after `logit_scale`, as `attention_softcap`."""
     lm_head_bias: bool = False
     """True if the output head has a bias (Phi-3.5-MoE)."""
+    mlp_has_gate: bool = True
+    """False: feed-forward blocks and experts compute down(activation(up(x)))."""
     mlp_gate_scale: float = 1.0
     """Factor on the gate of feed-forward blocks, before its activation."""
     mlp_out_scale: float = 1.0

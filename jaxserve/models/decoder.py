@@ -70,13 +70,18 @@ class ImageTokens(NamedTuple):
 class DecoderLayer(nnx.Module):
     """Compute x + mixer(x), then x + mlp(x) or x + experts(x), with norms before the blocks, after them, or both.
 
-    The mixer is attention, a recurrent mixer, or both side by side. With parallel blocks, compute x + mixer(y) + mlp(y) of the normalised y instead.
+    The mixer is attention, a recurrent mixer, or both side by side. A layer may have only one of the two blocks. With parallel blocks, compute x + mixer(y) + mlp(y) of the normalised y instead.
     """
 
     def __init__(self, config: DecoderConfig, layer: LayerConfig, policy: DtypePolicy) -> None:
         self.norms = _NORMS[config.norm_placement]
         if layer.experts is not None and layer.experts.has_dense:
             self.norms = (*self.norms[:2], None, self.norms[3])  # each of the two blocks normalises its own input
+        self.has_mixer = layer.has_kv or layer.recurrent is not None
+        if not self.has_mixer:
+            self.norms = (None, None, *self.norms[2:])
+        if not layer.has_mlp:
+            self.norms = (*self.norms[:2], None, None)
         for name in filter(None, self.norms):
             setattr(self, name, make_norm(config, policy))
         attention = Attention if config.latent is None else LatentAttention
@@ -86,7 +91,7 @@ class DecoderLayer(nnx.Module):
         if layer.recurrent is not None:
             self.mixer, make = MIXERS[type(layer.recurrent)]
             setattr(self, self.mixer, make(config, layer.recurrent, policy))
-        self.mlp = _feed_forward(config, layer, policy)
+        self.mlp = _feed_forward(config, layer, policy) if layer.has_mlp else None
         self.per_layer = None if config.per_layer_dim is None else PerLayerBlock(config, config.per_layer_dim, policy)
         self.layer_scalar = parameter((1,), (None,), policy.vectors) if config.has_layer_scales else None
         self.residual_scale = config.residual_scale
@@ -102,13 +107,16 @@ class DecoderLayer(nnx.Module):
     ) -> tuple[Float[Array, "T D"], Cache]:
         """Return the layer's output and the cache. own: the layer's share of the inputs of `PerLayerInputs`."""
         pre_attention, post_attention, pre_mlp, post_mlp = map(self._norm, self.norms)
-        with jax.named_scope("attention"):
-            normed = pre_attention(x)
-            mixed, cache = self._mixed(normed, cache, places, step)
-        x = x + scaled(post_attention(mixed), self.residual_scale)
-        with jax.named_scope("mlp"):
-            made = self.mlp(normed if self.is_parallel else pre_mlp(x), step.tokens)
-        x = x + scaled(post_mlp(made), self.residual_scale)
+        normed = x
+        if self.has_mixer:
+            with jax.named_scope("attention"):
+                normed = pre_attention(x)
+                mixed, cache = self._mixed(normed, cache, places, step)
+            x = x + scaled(post_attention(mixed), self.residual_scale)
+        if self.mlp is not None:
+            with jax.named_scope("mlp"):
+                made = self.mlp(normed if self.is_parallel else pre_mlp(x), step.tokens)
+            x = x + scaled(post_mlp(made), self.residual_scale)
         if self.per_layer is not None and own is not None:
             x = x + self.per_layer(x, own, step.tokens)
         return x if self.layer_scalar is None else x * self.layer_scalar[...], cache

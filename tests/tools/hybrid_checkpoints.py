@@ -88,6 +88,28 @@ _FALCON: dict[str, Any] = {
     "rope_theta": 1e5,
 }
 
+_NEMOTRON: dict[str, Any] = {
+    "hidden_size": 48,
+    "head_dim": 32,
+    "layer_norm_epsilon": 1e-5,
+    "intermediate_size": 56,
+    "mlp_hidden_act": "relu2",
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 16,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "conv_kernel": 4,
+    "chunk_size": 16,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "moe_shared_expert_intermediate_size": 40,
+    "n_group": 3,
+    "topk_group": 2,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.5,
+}
+
 HYBRID_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]] = {
     "qwen3_next_tiny": (
         _qwen("Qwen3NextForCausalLM", "qwen3_next", intermediate_size=48, mlp_only_layers=[1], **_EXPERTS)
@@ -208,6 +230,21 @@ HYBRID_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]]
         ),
         "bfloat16",
         {"rope": {"position_embedding_type": None}},
+    ),
+    "nemotron_h_tiny": (
+        _config("NemotronHForCausalLM", "nemotron_h", **_NEMOTRON)
+        | {"num_hidden_layers": 5, "hybrid_override_pattern": "ME*-M"},
+        "bfloat16",
+        {"groups": {"n_group": 1, "topk_group": 1}, "normalised": {"norm_topk_prob": False}},
+    ),
+    "nemotron_h_odd_tiny": (
+        _config("NemotronHForCausalLM", "nemotron_h", **_NEMOTRON)
+        | {"hidden_size": 40, "head_dim": 40, "num_attention_heads": 3, "num_key_value_heads": 1, "n_group": 1}
+        | {"topk_group": 1, "n_routed_experts": 5, "moe_latent_size": 20, "mamba_num_heads": 6, "n_groups": 3}
+        | {"ssm_state_size": 20, "conv_kernel": 3, "use_conv_bias": False, "use_bias": True, "num_hidden_layers": 4}
+        | {"layers_block_type": ["full_attention", "linear_attention", "moe", "mlp"]},
+        "bfloat16",
+        {"choices": {"num_experts_per_tok": 3}, "eps": {"layer_norm_epsilon": 0.1}},
     ),
     "falcon_h1_tiny": (
         _config("FalconH1ForCausalLM", "falcon_h1", **{**_MAMBA, **_FALCON}),

@@ -170,6 +170,10 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
         "architectures": ["GraniteMoeHybridForCausalLM"],
         "layer_types": ["linear_attention", "full_attention"] * 3,
     },
+    "nemotron_h": {
+        "architectures": ["NemotronHForCausalLM"],
+        "layers_block_type": ["linear_attention", "full_attention", "moe"] * 2,
+    },
     "granitemoe": {"architectures": ["GraniteMoeForCausalLM"]},
     "granitemoeshared": {"architectures": ["GraniteMoeSharedForCausalLM"]},
     "mistral4": {"architectures": ["Mistral4ForCausalLM"]},
@@ -186,6 +190,7 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
 WITH_TEXT_CONFIG = ("Gemma3ForCausalLM", "Gemma4ForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
 ROTATES_WINDOWS = ("Cohere2ForCausalLM", "Exaone4ForCausalLM")
 """Their attention rotates in sliding-window layers only; no key says so."""
+NEVER_ROTATES = ("NemotronHForCausalLM",)
 DEFAULTED_KEYS = ("num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias")
 DEFAULTED_KEYS += ("sliding_window", "use_sliding_window", "max_window_layers", "no_rope_layer_interval")
 DEFAULTED_KEYS += ("tie_word_embeddings", "hidden_activation", "query_pre_attn_scalar", "attn_logit_softcapping")
@@ -207,7 +212,9 @@ DEFAULTED_KEYS += ("projectors_bias", "lm_head_multiplier", "key_multiplier", "a
 DEFAULTED_KEYS += ("attention_out_multiplier", "ssm_in_multiplier", "ssm_out_multiplier", "mlp_multipliers")
 DEFAULTED_KEYS += ("ssm_multipliers", "num_dense_layers", "use_expert_bias", "vocab_size_per_layer_input")
 DEFAULTED_KEYS += ("hidden_size_per_layer_input", "attention_k_eq_v", "num_kv_shared_layers", "enable_moe_block")
-DEFAULTED_KEYS += ("use_double_wide_mlp", "top_k_experts")
+DEFAULTED_KEYS += ("use_double_wide_mlp", "top_k_experts", "ssm_state_size", "mamba_num_heads", "mamba_head_dim")
+DEFAULTED_KEYS += ("n_groups", "conv_kernel", "use_conv_bias", "mamba_hidden_act", "mlp_hidden_act")
+DEFAULTED_KEYS += ("layer_norm_epsilon", "moe_shared_expert_intermediate_size", "moe_latent_size")
 
 
 def rope_case(keys: dict[str, Any]) -> dict[str, Any]:
@@ -239,6 +246,8 @@ def layer_case(keys: dict[str, Any]) -> dict[str, Any]:
     marks = getattr(config, "no_rope_layers", None) or [1] * config.num_hidden_layers
     if "position_embedding_type" in vars(config):
         marks = [config.position_embedding_type == "rope"] * config.num_hidden_layers
+    if hf["architectures"][0] in NEVER_ROTATES:
+        marks = [0] * config.num_hidden_layers
     if hf["architectures"][0] in ROTATES_WINDOWS:
         marks = [window is not None for window in windows]
     return {"config": hf, "windows": windows, "use_rope": [bool(m) for m in marks[: config.num_hidden_layers]]}

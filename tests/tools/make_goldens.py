@@ -141,6 +141,8 @@ def published(name: str, weight: torch.Tensor, model_type: str) -> dict[str, tor
     if not above.endswith(".experts") or model_type in _STACKED_EXPERTS:
         return {name.replace("block_sparse_moe.router.", "block_sparse_moe.router.layer."): weight}
     parts = dict(zip(names[:2], weight.chunk(2, dim=1), strict=True)) if own == "gate_up_proj" else {names[2]: weight}
+    if own == "up_proj":  # experts without a gate
+        parts = {own: weight}
     return {
         f"{above}.{expert}.{part}.weight": matrix
         for part, all_of in parts.items()

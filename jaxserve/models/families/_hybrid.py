@@ -14,10 +14,10 @@ from jaxserve.models.families._experts import COUNT_KEYS
 from jaxserve.models.families._keys import Keys
 
 MAX_TAPS: Final = 64
-_MAX_GROUPS: Final = 1024
-_MAX_STATE: Final = 4096
+MAX_GROUPS: Final = 1024
+MAX_STATE: Final = 4096
 
-_OLD_NAMES: Final = {"mamba": "linear_attention", "attention": "full_attention"}
+OLD_NAMES: Final = {"mamba": "linear_attention", "attention": "full_attention"}
 """Names of kinds of layers since transformers 5, by those before."""
 
 QWEN_DEFAULTS: Final[Mapping[str, Any]] = dict(
@@ -58,7 +58,7 @@ def layer_names(keys: Keys, default: list[str]) -> list[str]:
         return default
     if not isinstance(names, list) or len(names) != len(default):
         raise keys.error("layer_types", f"a list with one entry for each of the {len(default)} layers")
-    return [_OLD_NAMES.get(str(name), str(name)) for name in names]
+    return [OLD_NAMES.get(str(name), str(name)) for name in names]
 
 
 def qwen_layers(keys: Keys, *, is_fused: bool) -> tuple[LayerConfig, ...]:
@@ -97,20 +97,20 @@ def read_mamba(keys: Keys, width: int, *, norm: Literal["gate_first", "norm_firs
     head_dim = width // num_heads if given == "auto" else keys.integer("mamba_d_head", MAX_HEAD_DIM)
     if num_heads * head_dim != width:
         raise keys.error("mamba_d_head", f"the width {width} of the heads over mamba_n_heads ({num_heads})")
-    num_groups = keys.integer("mamba_n_groups", _MAX_GROUPS)
+    num_groups = keys.integer("mamba_n_groups", MAX_GROUPS)
     if num_heads % num_groups:
         raise keys.error("mamba_n_groups", f"a divisor of mamba_n_heads ({num_heads})")
     return Mamba2Config(
         num_heads=num_heads,
         head_dim=head_dim,
         num_groups=num_groups,
-        state_dim=keys.integer("mamba_d_state", _MAX_STATE),
+        state_dim=keys.integer("mamba_d_state", MAX_STATE),
         num_taps=keys.integer("mamba_d_conv", MAX_TAPS, low=2),
         has_bias=keys.flag("mamba_proj_bias"),
         has_conv_bias=keys.flag("mamba_conv_bias"),
         norm=norm,
-        min_step=_bounds(keys)[0],
-        max_step=_bounds(keys)[1],
+        min_step=step_bounds(keys)[0],
+        max_step=step_bounds(keys)[1],
     )
 
 
@@ -119,7 +119,7 @@ def mamba_width(keys: Keys) -> int:
     return keys.integer("mamba_expand", 64) * keys.integer("hidden_size", MAX_WIDTH)
 
 
-def _bounds(keys: Keys) -> tuple[float, float | None]:
+def step_bounds(keys: Keys) -> tuple[float, float | None]:
     """Read `time_step_limit`; JSON may have no infinity, or one as text."""
     found = keys.get("time_step_limit")
     if found is None:

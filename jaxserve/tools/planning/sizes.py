@@ -70,12 +70,12 @@ class Sizes:
 
     def attended_tokens(self, context: int) -> int:
         """Return the keys that one query at the end of `context` tokens attends to, summed over the layers."""
-        return sum(min(context, layer.sliding_window or context) for layer in self.decoder.layers)
+        return sum(min(context, layer.sliding_window or context) for layer in self.decoder.layers if layer.has_kv)
 
     def attended_pairs(self, num_tokens: int) -> float:
         """Return the query-key pairs of a causal prompt, summed over the layers."""
         pairs = 0.0
-        for layer in self.decoder.layers:
+        for layer in (layer for layer in self.decoder.layers if layer.has_kv):
             window = min(num_tokens, layer.sliding_window or num_tokens)
             pairs += window * (num_tokens - window / 2)
         return pairs

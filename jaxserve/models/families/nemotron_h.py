@@ -1,0 +1,152 @@
+"""Nemotron-H (arXiv 2504.03624) and Nemotron 3: layers of one block each, a Mamba-2 mixer, attention or feed-forward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from jaxserve.checkpoint.family import Family
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
+from jaxserve.model_config.experts import ExpertsConfig
+from jaxserve.model_config.recurrent import Mamba2Config
+from jaxserve.models.families._common import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, build
+from jaxserve.models.families._experts import COUNT_KEYS, read_experts, with_sigmoid_router
+from jaxserve.models.families._hybrid import MAX_GROUPS, MAX_STATE, MAX_TAPS, OLD_NAMES, step_bounds
+from jaxserve.models.families._keys import Keys
+
+DEFAULTS: Final[Mapping[str, Any]] = {
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "mlp_hidden_act": "relu2",
+    "mamba_hidden_act": "silu",
+    "layer_norm_epsilon": 1e-5,
+    "rope_theta": 10_000.0,
+    "tie_word_embeddings": False,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "sliding_window": None,
+    "mamba_proj_bias": False,
+    "use_bias": False,
+    "use_conv_bias": True,
+    "mamba_num_heads": 128,
+    "mamba_head_dim": 64,
+    "ssm_state_size": 128,
+    "n_groups": 8,
+    "conv_kernel": 4,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 7688,
+    "moe_shared_expert_intermediate_size": 7688,
+    "moe_latent_size": None,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.0,
+    "n_group": 1,
+    "topk_group": 1,
+}
+_SIZES: Final[Mapping[str, Any]] = {"max_position_embeddings": 4096, "intermediate_size": 21504}
+"""Defaults of further keys."""
+_LAYERS: Final = ("layers_block_type", "layer_types", "hybrid_override_pattern")
+"""Keys for the kinds of layers, the newest first; the last is a text with a letter for each layer."""
+_LETTERS: Final = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+_BLOCKS: Final = {"linear_attention": "mamba", "full_attention": "self_attn", "mlp": "mlp", "moe": "mlp"}
+"""Our name of the only block of a layer, by the layer's kind."""
+_NORMS: Final = {"mamba": "input_layernorm", "self_attn": "input_layernorm", "mlp": "post_attention_layernorm"}
+_COMPUTED: Final = (*COUNT_KEYS, "n_shared_experts")
+
+
+def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
+    """Layers of one block, no positions, and feed-forward blocks and experts without gates.
+
+    Steps are bounded by `time_step_limit`, in prompts and in generation; transformers bounds those of prompts by
+    `time_step_min` instead.
+    """
+    keys = Keys({**DEFAULTS, **_SIZES, **hf})
+    keys.require("attention_bias", False)
+    keys.require("mamba_hidden_act", "silu")
+    keys.require("sliding_window", None)
+    names = _names(keys)
+    if "full_attention" not in names:
+        raise keys.error(_given(keys), "at least one layer of full_attention: a model without KV pages is not served")
+    plain = LayerConfig(use_rope=False)
+    kinds = {
+        "linear_attention": replace(plain, has_kv=False, has_mlp=False, recurrent=_mamba(keys)),
+        "full_attention": replace(plain, has_mlp=False),
+        "mlp": replace(plain, has_kv=False),
+        "moe": replace(plain, has_kv=False, experts=_experts(keys) if "moe" in names else None),
+    }
+    config = build(
+        keys,
+        layers=tuple(kinds[name] for name in names),
+        qkv_bias=False,
+        computed=_COMPUTED,
+        activation_key="mlp_hidden_act",
+        eps_key="layer_norm_epsilon",
+    )
+    return replace(config, norm_weights="wide", mlp_has_gate=False)
+
+
+def _given(keys: Keys) -> str:
+    return next((key for key in _LAYERS if keys.get(key) is not None), _LAYERS[0])
+
+
+def _names(keys: Keys) -> list[str]:
+    """Return the kind of each layer."""
+    key = _given(keys)
+    found = keys.get(key)
+    if found is None:
+        return ["linear_attention", "moe", "full_attention", "mlp"]
+    is_text = key == _LAYERS[-1]
+    names = [_LETTERS.get(letter, "") for letter in str(found)] if is_text else found
+    if not isinstance(names, list) or not 0 < len(names) <= MAX_LAYERS:
+        raise keys.error(key, f"a list of at most {MAX_LAYERS} layers")
+    names = [OLD_NAMES.get(str(name), str(name)) for name in names]
+    if any(name not in _BLOCKS for name in names):
+        raise keys.error(key, "letters of " + " ".join(_LETTERS) if is_text else " and ".join(_BLOCKS) + " only")
+    return names
+
+
+def _mamba(keys: Keys) -> Mamba2Config:
+    num_heads = keys.integer("mamba_num_heads", MAX_HEADS)
+    num_groups = keys.integer("n_groups", MAX_GROUPS)
+    if num_heads % num_groups:
+        raise keys.error("n_groups", f"a divisor of mamba_num_heads ({num_heads})")
+    low, high = step_bounds(keys)
+    return Mamba2Config(
+        num_heads=num_heads,
+        head_dim=keys.integer("mamba_head_dim", MAX_HEAD_DIM),
+        num_groups=num_groups,
+        state_dim=keys.integer("ssm_state_size", MAX_STATE),
+        num_taps=keys.integer("conv_kernel", MAX_TAPS, low=2),
+        has_bias=keys.flag("use_bias"),
+        has_conv_bias=keys.flag("use_conv_bias"),
+        norm="gate_first",
+        min_step=low,
+        max_step=high,
+    )
+
+
+def _experts(keys: Keys) -> ExpertsConfig:
+    keys.require("n_shared_experts", 1)
+    is_normalized = keys.flag("norm_topk_prob")
+    experts = read_experts(keys, "n_routed_experts", "moe_intermediate_size", is_normalized=is_normalized)
+    inner = "moe_latent_size"
+    return replace(
+        with_sigmoid_router(keys, experts),
+        shared_intermediate_size=keys.integer("moe_shared_expert_intermediate_size", MAX_WIDTH),
+        latent_size=None if keys.get(inner) is None else keys.integer(inner, MAX_WIDTH),
+    )
+
+
+def _renames(hf: Mapping[str, Any]) -> Mapping[str, str]:
+    """Name a layer's only block, and the norm before it, as in other decoders."""
+    renames = {"backbone": "model", "embeddings": "embed_tokens", "norm_f": "norm"}
+    for index, name in enumerate(_names(Keys(hf))):
+        block = _BLOCKS[name]
+        renames[f"layers.{index}.mixer"] = f"layers.{index}.{block}"
+        renames[f"layers.{index}.norm"] = f"layers.{index}.{_NORMS[block]}"
+    return renames
+
+
+FAMILY = Family(("NemotronHForCausalLM",), decoder_config, config_renames=_renames)
