@@ -135,21 +135,6 @@ void outputs(const Product<P>& product, int64_t begin, int64_t end) {
   }
 }
 
-// Shares n outputs among threads: a long run for each, whose weights stream in without a break, then short ones for
-// whoever is ahead of the others.
-struct Split {
-  int64_t n, threads, run, rest;
-
-  Split(int64_t n, int64_t threads) : n(n), threads(threads) {
-    run = n * 3 / 4 / threads / kTaskOutputs * kTaskOutputs;
-    rest = (n / (16 * threads) / kTaskOutputs + 1) * kTaskOutputs;
-  }
-  int64_t begin(int64_t task) const {
-    return std::min(n, std::min(task, threads) * run + std::max<int64_t>(task - threads, 0) * rest);
-  }
-  int64_t count() const { return threads + (n - threads * run + rest - 1) / rest; }
-};
-
 // Rows that are multiplied with one matrix.
 struct Group {
   int64_t expert, start, rows;
@@ -178,7 +163,7 @@ void multiply_tiled(ffi::ThreadPool& pool, const Product<P>& product, const std:
   }
   if (pieces.empty()) return;
   const int64_t count = pieces.size(), threads = std::max<int64_t>(1, pool.num_threads());
-  const Split split(product.n, std::max<int64_t>(1, threads / count));
+  const Split split(product.n, std::max<int64_t>(1, threads / count), kTaskOutputs);
   const int64_t tasks = split.count(), first = pieces_before.fetch_add(count);
   parallel_for(pool, count * tasks, [=, pieces = pieces.data()](int64_t task) {
     const int64_t piece = task / tasks, begin = split.begin(task % tasks), end = split.begin(task % tasks + 1);
@@ -192,7 +177,7 @@ void multiply(ffi::ThreadPool& pool, const Product<P>& product) {
 #if defined(JAXSERVE_TILES)
   if (product.is_tiled) return multiply_tiled(pool, product, {{0, 0, product.m}});
 #endif
-  const Split split(product.n, std::max<int64_t>(1, pool.num_threads()));
+  const Split split(product.n, std::max<int64_t>(1, pool.num_threads()), kTaskOutputs);
   parallel_for(pool, split.count(), [=](int64_t task) { outputs(product, split.begin(task), split.begin(task + 1)); });
 }
 

@@ -1,6 +1,7 @@
 // Shares independent tasks between the caller and XLA's own thread pool.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -42,5 +43,20 @@ void parallel_for(xla::ffi::ThreadPool& pool, int64_t num_tasks, Task task) {
     }
   }
 }
+
+// Shares n outputs among threads in multiples of `unit`: a long run for each, whose weights stream in without a break,
+// then short ones for threads that are ahead of the others.
+struct Split {
+  int64_t n, threads, run, rest;
+
+  Split(int64_t n, int64_t threads, int64_t unit) : n(n), threads(threads) {
+    run = n * 3 / 4 / threads / unit * unit;
+    rest = (n / (16 * threads) / unit + 1) * unit;
+  }
+  int64_t begin(int64_t task) const {
+    return std::min(n, std::min(task, threads) * run + std::max<int64_t>(task - threads, 0) * rest);
+  }
+  int64_t count() const { return threads + (n - threads * run + rest - 1) / rest; }
+};
 
 }  // namespace jaxserve

@@ -1,0 +1,34 @@
+"""block_matmul by the native kernels: blocks are read once and dequantised in registers."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, UInt8
+
+from jaxserve_kernels import native
+from jaxserve_kernels.block_kinds import TILE, BlockKind
+
+_TARGET = "jaxserve_block_matmul"
+
+
+def is_built() -> bool:
+    """Return True if the library of this host has the kernel."""
+    return native.has(_TARGET)
+
+
+def block_matmul(
+    x: Float[Array, "T I"],
+    tiles: UInt8[Array, "R B Y"],
+    num_rows: Int[Array, ""] | None,
+    *,
+    kind: BlockKind,
+    dynamic: bool,
+) -> Float[Array, "T O"]:
+    """See `api.block_matmul`; activations are taken in float32, and padding rows come out as zeros at no cost."""
+    out = jax.ShapeDtypeStruct((x.shape[0], TILE * tiles.shape[0]), jnp.float32)
+    count = jnp.int32(x.shape[0]) if num_rows is None else num_rows.astype(jnp.int32)
+    call = jax.ffi.ffi_call(_TARGET, out)
+    product: jax.Array = call(x.astype(jnp.float32), tiles, count, kind=np.int64(kind.index), dynamic=dynamic)
+    return product

@@ -1,0 +1,238 @@
+// y[M, N] = x[M, K] * w[N, K]^T, with w in the blocks of a GGUF file, 16 outputs beside each other. Rows behind the first
+// `count` are padding: they become zeros and cost nothing.
+//
+// Lanes are outputs, so nothing is summed across lanes. Some rows of x pass by each group of 32 inputs while its codes
+// are in registers: as floats, dequantised once for all of these rows, or as bytes that meet rows rounded to int8, 32
+// inputs by a scale. Every sum has one order: over the inputs of a group, then over the groups. So a row has the same
+// bits among any number of rows, and on every generation of processors.
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "block_kinds.h"
+#include "parallel.h"
+
+namespace jaxserve {
+namespace blocks {
+namespace {
+
+namespace ffi = xla::ffi;
+
+constexpr int kTileRows = kLanes == 16 ? 12 : 4;  // whose sums are in registers
+constexpr int64_t kFetchBytes = 4 << 10;          // ahead of their use, codes are fetched
+constexpr int64_t kRoundRows = 16;                // rows one task rounds
+
+// 32 inputs of a row, rounded.
+struct Rounded {
+  float scale;
+  float sum;              // of the inputs, as they were rounded
+  int32_t starts[2];      // of the dot products of each part: what codes are too large by
+};
+
+struct Call {
+  const float* x;
+  const int8_t* bytes;     // x in int8, or null
+  const Rounded* rounded;  // [M, K / 32]
+  const uint8_t* w;
+  float* y;
+  int64_t m, k, n;
+};
+
+inline __attribute__((always_inline)) void fetch(const uint8_t* codes, int bytes) {
+  for (int at = 0; at < bytes; at += 64) __builtin_prefetch(codes + kFetchBytes + at, 0, 3);
+}
+
+template <typename Kind, int Rows>
+inline __attribute__((always_inline)) void float_group(const float* x, int64_t k, const uint8_t* codes,
+                                                       const Scales<Kind::kParts>& scales, Floats (&sums)[Rows]) {
+#pragma GCC unroll 8
+  for (int step = 0; step < kSteps; ++step) {
+    const Floats d = scales.d[step * Kind::kParts / kSteps];
+    const Floats added = Kind::kHasMinimum ? scales.added : d * float(-Kind::kZero);
+    const Words four = codes_of<Kind::kBits>(codes, step);
+#pragma GCC unroll 4
+    for (int byte = 0; byte < 4; ++byte) {
+      const Floats weights = multiply_add(added, d, code_of(four, byte));
+      for (int r = 0; r < Rows; ++r) sums[r] = multiply_add(sums[r], broadcast(x[r * k + 4 * step + byte]), weights);
+    }
+  }
+}
+
+template <typename Kind, int Rows>
+void float_tile(const Call& call, int64_t row, int64_t tile, int half) {
+  const int64_t blocks = call.k / Kind::kInputs;
+  const uint8_t* block = call.w + tile * blocks * Kind::kBytes;
+  const float* x = call.x + row * call.k;
+  Floats totals[Rows] = {};
+  for (int64_t b = 0; b < blocks; ++b, block += Kind::kBytes) {
+    for (int group = 0; group < Kind::kInputs / kGroup; ++group, x += kGroup) {
+      const uint8_t* codes = block + group * Kind::kCodeBytes;
+      fetch(codes, Kind::kCodeBytes);
+      Floats sums[Rows] = {};
+      float_group<Kind, Rows>(x, call.k, codes + half * 4 * kLanes, Kind::scales(block, group, half), sums);
+      for (int r = 0; r < Rows; ++r) totals[r] += sums[r];
+    }
+  }
+  for (int r = 0; r < Rows; ++r) store(call.y + (row + r) * call.n + tile * kTileOutputs + half * kLanes, totals[r]);
+}
+
+template <typename Kind, int Rows>
+void byte_tile(const Call& call, int64_t row, int64_t tile, int half) {
+  const int64_t blocks = call.k / Kind::kInputs, groups = call.k / kGroup;
+  const uint8_t* block = call.w + tile * blocks * Kind::kBytes;
+  const int8_t* x = call.bytes + row * call.k;
+  const Rounded* rounded = call.rounded + row * groups;
+  Floats totals[Rows] = {};
+  for (int64_t b = 0; b < blocks; ++b, block += Kind::kBytes) {
+    for (int group = 0; group < Kind::kInputs / kGroup; ++group, x += kGroup, ++rounded) {
+      const uint8_t* codes = block + group * Kind::kCodeBytes + half * 4 * kLanes;
+      fetch(codes, Kind::kCodeBytes);
+      const Scales<Kind::kParts> scales = Kind::scales(block, group, half);
+      for (int part = 0; part < Kind::kParts; ++part) {
+        Ints sums[Rows] = {};
+        if constexpr (!Kind::kHasMinimum) {
+          for (int r = 0; r < Rows; ++r) sums[r] = rounded[r * groups].starts[part] - Ints{};
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < kSteps / Kind::kParts; ++i) {
+          const int step = part * kSteps / Kind::kParts + i;
+          const Words four = codes_of<Kind::kBits>(codes, step);
+          for (int r = 0; r < Rows; ++r) {
+            sums[r] = add_products<Kind::kBits>(sums[r], four, broadcast_four(x + r * call.k + 4 * step));
+          }
+        }
+        for (int r = 0; r < Rows; ++r) {
+          const Floats d = scales.d[part] * broadcast(rounded[r * groups].scale);
+          totals[r] = multiply_add(totals[r], d, __builtin_convertvector(sums[r], Floats));
+        }
+      }
+      if constexpr (Kind::kHasMinimum) {
+        for (int r = 0; r < Rows; ++r) {
+          totals[r] = multiply_add(totals[r], scales.added, broadcast(rounded[r * groups].sum));
+        }
+      }
+    }
+  }
+  for (int r = 0; r < Rows; ++r) store(call.y + (row + r) * call.n + tile * kTileOutputs + half * kLanes, totals[r]);
+}
+
+template <typename Kind, bool IsRounded, int Rows>
+void rows_of_tile(const Call& call, int64_t row, int64_t tile) {
+  for (int half = 0; half < kHalves; ++half) {
+    if constexpr (IsRounded) {
+      byte_tile<Kind, Rows>(call, row, tile, half);
+    } else {
+      float_tile<Kind, Rows>(call, row, tile, half);
+    }
+  }
+}
+
+// The last rows: between 1 and kTileRows - 1.
+template <typename Kind, bool IsRounded, int Rows>
+void last_rows(const Call& call, int64_t row, int64_t tile) {
+  if constexpr (Rows > 0) {
+    if (call.m - row == Rows) {
+      rows_of_tile<Kind, IsRounded, Rows>(call, row, tile);
+    } else {
+      last_rows<Kind, IsRounded, Rows - 1>(call, row, tile);
+    }
+  }
+}
+
+template <typename Kind, bool IsRounded>
+void tiles_between(const Call& call, int64_t begin, int64_t end) {
+  for (int64_t tile = begin; tile < end; ++tile) {
+    int64_t row = 0;
+    for (; row + kTileRows <= call.m; row += kTileRows) rows_of_tile<Kind, IsRounded, kTileRows>(call, row, tile);
+    last_rows<Kind, IsRounded, kTileRows - 1>(call, row, tile);
+  }
+}
+
+// Rounds 32 inputs to int8 by the largest of them, to even.
+Rounded round_group(const float* x, int8_t* to, int zero, int parts) {
+  float largest = 1e-30f;
+  for (int i = 0; i < kGroup; ++i) largest = std::max(largest, std::fabs(x[i]));
+  Rounded found = {largest / 127, 0, {0, 0}};
+  int32_t sums[2] = {0, 0};
+  for (int i = 0; i < kGroup; ++i) {
+    const float nearest = std::nearbyint(x[i] / found.scale);
+    to[i] = static_cast<int8_t>(nearest);
+    sums[i * 2 / kGroup] += to[i];
+  }
+  found.sum = found.scale * static_cast<float>(sums[0] + sums[1]);
+  for (int part = 0; part < 2; ++part) found.starts[part] = -zero * (parts == 2 ? sums[part] : sums[0] + sums[1]);
+  return found;
+}
+
+template <typename Kind>
+void multiply_rounded(ffi::ThreadPool& pool, Call call, const Split& split) {
+  const int64_t groups = call.k / kGroup;
+  std::vector<int8_t> bytes(call.m * call.k);
+  std::vector<Rounded> rounded(call.m * groups);
+  parallel_for(pool, (call.m + kRoundRows - 1) / kRoundRows, [=, to = bytes.data(), info = rounded.data()](int64_t i) {
+    const int64_t end = std::min((i + 1) * kRoundRows, call.m) * groups;
+    for (int64_t group = i * kRoundRows * groups; group < end; ++group) {
+      info[group] = round_group(call.x + group * kGroup, to + group * kGroup, Kind::kZero, Kind::kParts);
+    }
+  });
+  call.bytes = bytes.data();
+  call.rounded = rounded.data();
+  parallel_for(pool, split.count(), [=](int64_t task) {
+    tiles_between<Kind, true>(call, split.begin(task), split.begin(task + 1));
+  });
+}
+
+template <typename Kind>
+ffi::Error multiply(ffi::ThreadPool& pool, const Call& call, ffi::Span<const int64_t> shape, bool is_rounded) {
+  if (shape[2] != Kind::kBytes || shape[1] * Kind::kInputs != call.k) {
+    return ffi::Error::InvalidArgument("block matmul: shapes that do not go together");
+  }
+  if (call.m == 0) return ffi::Error::Success();
+  const Split split(shape[0], std::max<int64_t>(1, pool.num_threads()), 1);
+  if (is_rounded) {
+    multiply_rounded<Kind>(pool, call, split);
+  } else {
+    parallel_for(pool, split.count(), [=](int64_t task) {
+      tiles_between<Kind, false>(call, split.begin(task), split.begin(task + 1));
+    });
+  }
+  return ffi::Error::Success();
+}
+
+ffi::Error block_matmul_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::BufferR3<ffi::U8> w,
+                                ffi::BufferR0<ffi::S32> count, ffi::ResultBufferR2<ffi::F32> y, int64_t kind,
+                                bool is_rounded) {
+  const int64_t all = x.dimensions()[0], k = x.dimensions()[1], n = y->dimensions()[1];
+  if (n != w.dimensions()[0] * kTileOutputs) {
+    return ffi::Error::InvalidArgument("block matmul: outputs that are not those of the tiles");
+  }
+  const int64_t m = std::clamp<int64_t>(*count.typed_data(), 0, all);
+  std::fill_n(y->typed_data() + m * n, (all - m) * n, 0.0f);
+  const Call call{x.typed_data(), nullptr, nullptr, w.typed_data(), y->typed_data(), m, k, n};
+  const auto shape = w.dimensions();
+  switch (kind) {  // BlockKind.index
+    case 0: return multiply<OneLevel<4, 8>>(pool, call, shape, is_rounded);
+    case 1: return multiply<OneLevel<4, 0>>(pool, call, shape, is_rounded);
+    case 2: return multiply<OneLevel<5, 16>>(pool, call, shape, is_rounded);
+    case 3: return multiply<OneLevel<5, 0>>(pool, call, shape, is_rounded);
+    case 4: return multiply<OneLevel<8, 128>>(pool, call, shape, is_rounded);
+    case 5: return multiply<TwoLevels<4>>(pool, call, shape, is_rounded);
+    case 6: return multiply<TwoLevels<5>>(pool, call, shape, is_rounded);
+    case 7: return multiply<Q6K>(pool, call, shape, is_rounded);
+    default: return ffi::Error::InvalidArgument("block matmul: no such block type");
+  }
+}
+
+}  // namespace
+}  // namespace blocks
+}  // namespace jaxserve
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_block_matmul, jaxserve::blocks::block_matmul_handler,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<xla::ffi::BufferR2<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::BufferR3<xla::ffi::U8>>()
+                                  .Arg<xla::ffi::BufferR0<xla::ffi::S32>>()
+                                  .Ret<xla::ffi::BufferR2<xla::ffi::F32>>()
+                                  .Attr<int64_t>("kind")
+                                  .Attr<bool>("dynamic"));

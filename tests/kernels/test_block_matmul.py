@@ -1,0 +1,54 @@
+"""Weights in the blocks of GGUF files: dequantised bit by bit as the gguf package does, and rows that ignore their neighbours."""
+
+from __future__ import annotations
+
+import gguf
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxserve_kernels import native
+from jaxserve_kernels.block_kinds import BLOCK_KINDS, TILE, BlockKind, pack_tiles
+from jaxserve_kernels.block_matmul import block_matmul, dequantize_tiles
+from jaxserve_kernels.block_matmul.cases import random_blocks
+
+KINDS = pytest.mark.parametrize("kind", BLOCK_KINDS.values(), ids=lambda kind: kind.name)
+NUM_ROWS, NUM_BLOCKS = 48, 2
+
+
+def _stored(kind: BlockKind) -> np.ndarray:
+    return random_blocks(kind, np.random.default_rng(kind.index), NUM_ROWS, NUM_BLOCKS)
+
+
+@KINDS
+def test_tiles_dequantise_to_the_bits_of_the_gguf_package(kind: BlockKind) -> None:
+    stored = _stored(kind)
+    expected = gguf.quants.dequantize(stored, gguf.GGMLQuantizationType[kind.name])
+    np.testing.assert_array_equal(dequantize_tiles(kind, jnp.asarray(pack_tiles(kind, stored))), expected)
+
+
+@KINDS
+def test_tiles_take_the_bytes_of_the_file(kind: BlockKind) -> None:
+    tiles = pack_tiles(kind, _stored(kind))
+    assert tiles.shape == (NUM_ROWS // TILE, NUM_BLOCKS, kind.tile_bytes)
+    assert kind.tile_bytes <= 1.03 * TILE * kind.stored_bytes  # 6-bit factors of two levels take a byte each
+
+
+@KINDS
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_row_has_the_same_bits_alone_and_among_others(kind: BlockKind, dynamic: bool) -> None:
+    if not native.has("jaxserve_block_matmul"):
+        pytest.skip("the native kernels are not built")
+    tiles = jnp.asarray(pack_tiles(kind, _stored(kind)))
+    x = np.random.default_rng(1).normal(size=(29, NUM_BLOCKS * kind.num_inputs)).astype(np.float32)
+
+    def compute(rows: slice, count: int) -> np.ndarray:
+        return np.asarray(
+            block_matmul(jnp.asarray(x[rows]), tiles, jnp.int32(count), kind=kind, dynamic=dynamic, backend="native")
+        )
+
+    together = compute(slice(None), 29)
+    for start, count in ((0, 1), (5, 2), (7, 13)):
+        np.testing.assert_array_equal(compute(slice(start, start + count), count), together[start : start + count])
+    padded = compute(slice(None), 4)
+    np.testing.assert_array_equal(padded[:4], together[:4])
+    assert not padded[4:].any()
