@@ -22,6 +22,7 @@ import numpy as np
 from jaxserve.checkpoint.gguf.file import open_gguf
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.models.registry import open_model
+from jaxserve.quant.tensor import as_floats
 from jaxserve.tokenizer.gguf_vocab import read_gguf_tokenizer
 from jaxserve.tokenizer.source import TokenizerSource
 from jaxserve.tokenizer.tokenizer import load_tokenizer
@@ -94,7 +95,7 @@ def write_safetensors(path: Path, checkpoint: Checkpoint) -> None:
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for name in checkpoint.tensors:
-            file.write(checkpoint.read(name).astype("<f4").tobytes())
+            file.write(as_floats(checkpoint.read(name)).astype("<f4").tobytes())
 
 
 def compare_tensors(copy: Checkpoint, original: Checkpoint) -> None:
@@ -103,7 +104,7 @@ def compare_tensors(copy: Checkpoint, original: Checkpoint) -> None:
         differing = sorted(set(copy.tensors) ^ set(original.tensors))
         raise WeightsError(f"{copy.path} and {original.path} differ in {differing[0]} and {len(differing) - 1} more")
     for name in original.tensors:
-        ours, theirs = (each.read(name).astype(np.float32) for each in (copy, original))
+        ours, theirs = (as_floats(each.read(name)).astype(np.float32) for each in (copy, original))
         if not np.array_equal(ours, theirs):
             difference = "shape" if ours.shape != theirs.shape else f"up to {np.abs(ours - theirs).max():.3g}"
             raise WeightsError(f"{name}: {copy.path} and {original.path} differ in {difference}")

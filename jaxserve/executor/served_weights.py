@@ -168,8 +168,11 @@ def _check_same(config: Config, prepared: Preparation, checkpoint: Checkpoint, b
     if isinstance(served, DecoderConfig) and isinstance(found, DecoderConfig):
         quant = make_policy(config, found, chip_of(prepared.device)).quant
         found = replace(found, **{name: getattr(served, name) for name in _FREE})
-        if quant != prepared.skeleton.policy.quant:
-            _differ(checkpoint, "quantization", prepared.skeleton.policy.quant.name, quant.name)
+        used = prepared.skeleton.policy.quant
+        for module, kind in sorted(set(quant.stored_kinds) - set(used.stored_kinds)):
+            _differ(checkpoint, f"{module}.weight", dict(used.stored_kinds).get(module, "not in blocks"), kind)
+        if quant != used:
+            _differ(checkpoint, "quantization", used.name, quant.name)
     if type(served) is not type(found):
         _differ(checkpoint, "architecture", type(served).__name__, type(found).__name__)
     for field in fields(served):

@@ -5,6 +5,7 @@ Output-major is also the faster layout for XLA:CPU's matmuls of few rows, and th
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -39,6 +40,11 @@ class Matrix(nnx.Module):
         self.spec = policy.matrix(out_dim, in_dim, axes, num_experts)
         self.policy = policy
         self.weight = matrix_parameter(policy.quant.format.declare(self.spec))
+
+    def keep_blocks(self, kind: str | None) -> None:
+        """Declare the weight in the blocks that the checkpoint has, by ggml's name; None: it has none of one type."""
+        self.spec = replace(self.spec, stored_kind=kind)
+        self.weight = matrix_parameter(self.policy.quant.format.declare(self.spec))
 
     def keep_plain(self) -> None:
         """Declare the weight without quantisation."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import jax.numpy as jnp
-from jaxserve_kernels.backend import Backend
+from jaxserve_kernels.backend import NATIVE, Backend
 
 from jaxserve.quant.array import Axes, MatrixSpec
 from jaxserve.quant.policy import QuantPolicy
@@ -46,6 +46,11 @@ class DtypePolicy:
         return self.quant.format.values_dtype(self.weights, self.quant.platform)
 
     @property
+    def is_native(self) -> bool:
+        """True if native CPU kernels compute all matmuls."""
+        return self.backend in NATIVE and self.quant.format.has_native_matmul(self.weights)
+
+    @property
     def for_tables(self) -> DtypePolicy:
         """The policy of embedding tables and output heads."""
         return replace(self, quant=replace(self.quant, name=self.quant.format.for_tables.name))
@@ -65,6 +70,7 @@ class DtypePolicy:
             self.activations,
             num_experts,
             num_input_shards=self.rules.count(axes[1]),
+            num_output_shards=self.rules.count(axes[0]),
             group_size=self.quant.group_size,
             has_offsets=self.quant.has_offsets,
             platform=self.quant.platform,

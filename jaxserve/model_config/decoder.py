@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from jaxserve.model_config.activation import Activation
@@ -113,6 +113,9 @@ class CheckpointQuantization:
     """True if every group has an offset as well as a scale."""
     note: str | None = None
     """Advice for a user who serves the checkpoint as it is."""
+    stored_kinds: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    """Modules whose matrices a GGUF file stores in blocks, and ggml's names of their types. Programs of formats that do not
+    keep blocks do not depend on them."""
 
 
 @dataclass(frozen=True, slots=True)

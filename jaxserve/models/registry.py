@@ -18,13 +18,15 @@ from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.renamed import MULTIMODAL, architecture, text_config, with_decoder_names
 from jaxserve.errors import CheckpointError
-from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.decoder import CheckpointQuantization, DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models import encoders as encoders_package
 from jaxserve.models import families as families_package
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.nearest import differences, nearest_family
+from jaxserve.quant.names import NO_QUANTIZATION
 from jaxserve.quant.registry import read_form
+from jaxserve.quant.stored_blocks import stored_kinds
 
 _SPARSE: Final = ("DeepseekV3ForCausalLM", "sparse attention, its indexer and a cache of the indexer's keys")
 _CHUNKED: Final = ("Qwen3MoeForCausalLM", "chunked attention, and experts whose inputs are scaled")
@@ -102,7 +104,8 @@ def decoder_of(checkpoint: Checkpoint) -> DecoderConfig:
     config = _named(checkpoint.path, checkpoint.config, checkpoint.generation_config)
     form = read_form(checkpoint.config)
     if form is None:
-        return config
+        kinds = stored_kinds(checkpoint.tensors)
+        return replace(config, stored=CheckpointQuantization(NO_QUANTIZATION, stored_kinds=kinds)) if kinds else config
     return replace(config, stored=form.quantization(with_decoder_names(checkpoint).tensors))
 
 

@@ -26,7 +26,7 @@ from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.decoder import Decoder
 from jaxserve.models.encoder import Encoder
 from jaxserve.quant.array import ArraySpec, QuantArray
-from jaxserve.quant.tensor import Tensor
+from jaxserve.quant.tensor import Tensor, as_floats
 from jaxserve.sharding.rules import axis_rules
 
 
@@ -113,8 +113,7 @@ class LeafSpec:
     def _converted(self, tensor: Tensor) -> tuple[np.ndarray, ...]:
         if isinstance(self.declared, QuantArray):
             return self.declared.format.convert(tensor, self.declared).arrays
-        values = tensor if isinstance(tensor, np.ndarray) else tensor.dequantize()
-        return (values.astype(self.declared.dtype, copy=False),)
+        return (as_floats(tensor).astype(self.declared.dtype, copy=False),)
 
     def _joined(self, parts: Iterable[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
         if self.layout is not None:
@@ -173,7 +172,7 @@ def make_encoder_skeleton(config: EncoderConfig, policy: DtypePolicy) -> Encoder
 def _declare(
     make: Callable[[], nnx.Module], policy: DtypePolicy, adapters: AdaptersConfig | None = None
 ) -> tuple[tuple[LeafSpec, ...], Any, Any]:
-    plain = frozenset(policy.quant.plain_matrices)
+    plain, kinds = frozenset(policy.quant.plain_matrices), dict(policy.quant.stored_kinds)
 
     def declare() -> nnx.Module:
         model = make()
@@ -181,8 +180,11 @@ def _declare(
         for path, module in modules.items():
             if not isinstance(module, Matrix):
                 continue
-            if not plain.isdisjoint(_stored_modules(path, modules)):
+            stored = _stored_modules(path, modules)
+            if not plain.isdisjoint(stored):
                 module.keep_plain()
+            if not kinds.keys().isdisjoint(stored):
+                module.keep_blocks(_only_kind(kinds.get(name) for name in stored))
             if adapters is not None and isinstance(module, Linear):
                 _adapt(path, modules, adapters)
         return model
@@ -195,6 +197,12 @@ def _declare(
     if [array.shape for array in arrays] != [array.shape for leaf in leaves for array in leaf.arrays]:
         raise RuntimeError("flax orders flat state and tree leaves differently: names would go to wrong arrays")
     return leaves, graph, treedef
+
+
+def _only_kind(kinds: Iterable[str | None]) -> str | None:
+    """Return the block type that all parts of a matrix have; None if they differ."""
+    found = set(kinds)
+    return found.pop() if len(found) == 1 else None
 
 
 _UNNAMED: Final = "adapters"

@@ -87,6 +87,10 @@ class MatrixSpec:
     """Experts that each have such a matrix: the first dimension of every array. None: one matrix."""
     num_input_shards: int = 1
     """Devices that split the inputs."""
+    num_output_shards: int = 1
+    """Devices that split the outputs."""
+    stored_kind: str | None = None
+    """Block type of the matrix in a GGUF file, by ggml's name, for formats that keep blocks; None: it has none."""
     group_size: int | None = None
     """Inputs that share a scale in the checkpoint; a format may cut groups into smaller ones. None: the format's own."""
     has_offsets: bool = False

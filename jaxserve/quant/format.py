@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from jaxserve.quant.array import ArraySpec, MatrixSpec, QuantArray
-from jaxserve.quant.tensor import Tensor
+from jaxserve.quant.tensor import Tensor, as_floats
 
 if TYPE_CHECKING:
     from jaxserve_kernels.backend import Backend
@@ -34,6 +34,8 @@ class Format(ABC):
     is_by_row: ClassVar[bool] = False
     """True if outputs are stored one by one, in their order: a part of the outputs is then made from that part of the
     tensor."""
+    keeps_blocks: ClassVar[bool] = False
+    """True if matrices keep the blocks of a GGUF file: only such files can be served so."""
     arithmetic: ClassVar[str | None] = None
     """Dtype that a matmul multiplies in, as `planning.devices.Rates` names it. None: that of activations."""
 
@@ -48,6 +50,12 @@ class Format(ABC):
     @abstractmethod
     def values_dtype(self, weights: np.dtype, platform: str) -> np.dtype:
         """Return the dtype of the stored values. weights: dtype of weights that are not quantised."""
+
+    def has_native_matmul(self, weights: np.dtype) -> bool:
+        """Return True if the native CPU kernels multiply with all matrices. weights: dtype of those that are not quantised."""
+        from jaxserve_kernels.matmul import multiplies
+
+        return multiplies(self.values_dtype(weights, "cpu"), dynamic=self.quantizes_activations)
 
     @abstractmethod
     def declare(self, spec: MatrixSpec) -> QuantArray[ArraySpec]:
@@ -70,7 +78,7 @@ class Format(ABC):
         kept = self.keep(tensor, declared) if isinstance(tensor, QuantArray) else None
         if kept is not None:
             return kept
-        return self.quantize(tensor if isinstance(tensor, np.ndarray) else tensor.dequantize(), declared)
+        return self.quantize(as_floats(tensor), declared)
 
     def to_device(self, host: Host) -> Host:
         """Return the arrays in the layout of `declare`."""

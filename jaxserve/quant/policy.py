@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from jaxserve.quant.format import Format
 from jaxserve.quant.names import NO_QUANTIZATION
 from jaxserve.quant.registry import find_format
+from jaxserve.quant.stored_blocks import StoredKinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,8 @@ class QuantPolicy:
     """True if groups have an offset as well as a scale."""
     plain_matrices: tuple[str, ...] = ()
     """Modules that are not quantised, by their names in checkpoints, nor is what they are fused with."""
+    stored_kinds: StoredKinds = ()
+    """Block types of matrices in a GGUF file, by their modules' names in checkpoints, for formats that keep blocks."""
     platform: str = "gpu"
     """The device's platform: a format may store another dtype on some."""
 

@@ -37,3 +37,8 @@ class QuantizedTensor(Protocol):
 
 Tensor = np.ndarray | QuantizedTensor
 """A tensor of a checkpoint."""
+
+
+def as_floats(tensor: Tensor) -> np.ndarray:
+    """Return a tensor in a float dtype: dequantised if it is quantised."""
+    return tensor if isinstance(tensor, np.ndarray) else tensor.dequantize()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 from jaxserve_kernels.backend import NATIVE
-from jaxserve_kernels.matmul import multiplies
 
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
@@ -29,8 +28,8 @@ def _obstacle(model: DecoderConfig | EncoderConfig, policy: DtypePolicy, adapter
     """Return the reason why replies may differ with what else runs; None if they do not."""
     if policy.backend not in NATIVE:
         return "only with the native kernels of one CPU device: the matmuls of XLA round a row by the number of rows"
-    name, quantizes = policy.quant.name, policy.quant.format.quantizes_activations
-    if name not in _FORMATS or not multiplies(policy.matrices, dynamic=quantizes):
+    name = policy.quant.name
+    if name not in _FORMATS or not policy.is_native:
         return f"not with {policy.matrices} weights of --quantization {name}; use none with float32, or int8"
     if not isinstance(model, DecoderConfig):
         return "only for models that generate"

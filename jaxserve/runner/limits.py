@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
-from jaxserve_kernels.backend import NATIVE, Backend
-from jaxserve_kernels.matmul import multiplies
+from jaxserve_kernels.backend import Backend
 from jaxserve_kernels.paged_attention import pool_heads
 
 from jaxserve.config import Config, ParallelConfig
@@ -24,6 +23,7 @@ from jaxserve.model_config.decoder import CheckpointQuantization, DecoderConfig
 from jaxserve.quant.names import NO_QUANTIZATION
 from jaxserve.quant.policy import QuantPolicy
 from jaxserve.quant.registry import find_format
+from jaxserve.quant.stored_blocks import StoredKinds, without_kernel
 from jaxserve.runner.backend import Chip, choose_backend, choose_encoder_backend
 from jaxserve.runner.buckets import make_buckets, page_tokens, pool_context, resolve_limits, table_pages
 from jaxserve.runner.cache_sizes import CacheSizes, divide_cache, slot_bytes
@@ -103,7 +103,9 @@ def make_policy(config: Config, decoder: DecoderConfig, chip: Chip) -> DtypePoli
 
 def make_encoder_policy(config: Config, chip: Chip) -> DtypePolicy:
     """Return the policy of an encoder, which is never stored quantised. Raises ConfigError."""
-    quant = QuantPolicy(_format_name(config, None), platform=chip.platform)
+    name = _format_name(config, None)
+    _kept_kinds(name, None)
+    quant = QuantPolicy(name, platform=chip.platform)
     return _policy(config, chip, choose_encoder_backend(config, chip), quant)
 
 
@@ -129,10 +131,22 @@ def _activations(config: Config, chip: Chip) -> jnp.dtype:
 
 def _quant_policy(config: Config, decoder: DecoderConfig, chip: Chip) -> QuantPolicy:
     name, stored = _format_name(config, decoder.stored), decoder.stored
+    kinds = _kept_kinds(name, stored)
     if stored is None or stored.format != name:
-        return QuantPolicy(name, platform=chip.platform)
+        return QuantPolicy(name, stored_kinds=kinds, platform=chip.platform)
     plain_matrices = stored.plain_matrices if config.model.quantization == "auto" else ()
-    return QuantPolicy(name, stored.group_size, stored.has_offsets, plain_matrices, chip.platform)
+    return QuantPolicy(name, stored.group_size, stored.has_offsets, plain_matrices, platform=chip.platform)
+
+
+def _kept_kinds(name: str, stored: CheckpointQuantization | None) -> StoredKinds:
+    """Return the block types of matrices that the format keeps. Raises ConfigError if it keeps blocks and there are none."""
+    if not find_format(name).keeps_blocks:
+        return ()
+    if stored is None or not stored.stored_kinds:
+        raise ConfigError(
+            f"--quantization {name}: keeps the quantised blocks of a GGUF file, and this model has none; use int8"
+        )
+    return stored.stored_kinds
 
 
 def _format_name(config: Config, stored: CheckpointQuantization | None) -> str:
@@ -147,7 +161,10 @@ def quantization_notes(config: Config, decoder: DecoderConfig, chip: Chip) -> li
     stored, notes = decoder.stored, list[str]()
     if config.model.quantization == "auto" and stored is not None and stored.note is not None:
         notes.append(stored.note)
-    notes.extend(find_format(_format_name(config, stored)).notes(chip.platform, chip.capability))
+    found = find_format(_format_name(config, stored))
+    notes.extend(found.notes(chip.platform, chip.capability))
+    if found.keeps_blocks and stored is not None and (note := without_kernel(stored.stored_kinds)) is not None:
+        notes.append(note)
     return notes
 
 
@@ -272,9 +289,7 @@ def make_limits(config: Config, decoder: DecoderConfig, policy: DtypePolicy, pla
     # One row makes XLA:CPU convert a weight that is not float32 first, all of it; two do not. On GPUs a layer takes a
     # fifth more kernels with one row (docs/benchmarks/h200-static.md).
     is_float32 = policy.matrices == jnp.float32
-    dynamic = policy.quant.format.quantizes_activations
-    is_native = policy.backend in NATIVE and multiplies(policy.matrices, dynamic=dynamic)
-    slow_single_row = platform == "gpu" or (platform == "cpu" and not is_native and not is_float32)
+    slow_single_row = platform == "gpu" or (platform == "cpu" and not policy.is_native and not is_float32)
     return Limits(
         cache=cache,
         shapes=cache_shapes(
@@ -288,7 +303,7 @@ def make_limits(config: Config, decoder: DecoderConfig, policy: DtypePolicy, pla
             step.max_num_seqs,
             step.max_num_batched_tokens,
             min_decode=2 if slow_single_row else 1,
-            growth=4 if is_native else 2,
+            growth=4 if policy.is_native else 2,
         ),
         num_ranks=num_ranks,
     )

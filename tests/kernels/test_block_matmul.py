@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jaxserve_kernels import native
 from jaxserve_kernels.block_kinds import BLOCK_KINDS, TILE, BlockKind, pack_tiles
-from jaxserve_kernels.block_matmul import block_matmul, dequantize_tiles
+from jaxserve_kernels.block_matmul import block_matmul, dequantize_rows, dequantize_tiles
 from jaxserve_kernels.block_matmul.cases import random_blocks
 
 KINDS = pytest.mark.parametrize("kind", BLOCK_KINDS.values(), ids=lambda kind: kind.name)
@@ -24,6 +24,15 @@ def test_tiles_dequantise_to_the_bits_of_the_gguf_package(kind: BlockKind) -> No
     stored = _stored(kind)
     expected = gguf.quants.dequantize(stored, gguf.GGMLQuantizationType[kind.name])
     np.testing.assert_array_equal(dequantize_tiles(kind, jnp.asarray(pack_tiles(kind, stored))), expected)
+
+
+@KINDS
+def test_looked_up_rows_are_those_of_the_whole_matrix(kind: BlockKind) -> None:
+    tiles = jnp.asarray(pack_tiles(kind, _stored(kind)))
+    rows = np.array([17, 0, 47, 17])
+    np.testing.assert_array_equal(
+        dequantize_rows(kind, tiles, jnp.asarray(rows)), np.asarray(dequantize_tiles(kind, tiles))[rows]
+    )
 
 
 @KINDS

@@ -57,6 +57,19 @@ def test_prompts_are_tokenised_as_by_the_reference(tokenizer: Tokenizer) -> None
         assert tuple(ids) == golden.prompt_ids, golden.name
 
 
+def test_blocks_of_the_file_give_the_tokens_of_its_dequantised_weights() -> None:
+    """llama.cpp's Q4_1 blocks, dequantised in the matmuls."""
+    kept = ModelEngine(
+        smollm2_file(), quantization="gguf-weight-only", cpu_kernels="auto", max_num_seqs=1, max_num_batched_tokens=16
+    )
+    loaded_bytes = max(total for phase, _, total, _ in kept.progress if phase == "load")
+    assert loaded_bytes < smollm2_file().stat().st_size  # a sixth of float32
+    goldens = [golden for golden in smollm2_goldens() if len(golden.prompt_ids) < 48][:3]
+    results = kept.run([request(golden.name, golden.prompt_ids, max_tokens=64) for golden in goldens])
+    kept.close()
+    assert [golden.name for golden in goldens if not agrees(golden, results[golden.name].token_ids)] == []
+
+
 def test_fp8_weights_keep_the_likelihood_of_texts(engine: ModelEngine) -> None:
     """Compare likelihoods: sampled tokens depend on the last bits of a processor's sums, likelihoods do not."""
     texts = {golden.name: [*golden.prompt_ids, *golden.output_ids] for golden in smollm2_goldens()[:4]}

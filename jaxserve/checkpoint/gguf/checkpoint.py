@@ -14,7 +14,7 @@ from jaxserve.checkpoint.gguf.architecture import NO_WEIGHTS
 from jaxserve.checkpoint.gguf.config import find_family, generation_config, hf_config
 from jaxserve.checkpoint.gguf.file import GGUFFile, open_gguf
 from jaxserve.errors import CheckpointError, shown
-from jaxserve.quant.tensor import TensorInfo
+from jaxserve.quant.tensor import Tensor, TensorInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +37,21 @@ class GGUFCheckpoint:
         """The GGUF file."""
         return self.file.path
 
-    def read(self, name: str) -> np.ndarray:
-        """Return a tensor in Hugging Face's row order: a view of the file if nothing has to change."""
+    def read(self, name: str) -> Tensor:
+        """Return a tensor in Hugging Face's row order: a view of the file if nothing has to change.
+
+        Matrices of quantised types are returned in their blocks.
+        """
         stored_name = self.stored_names.get(name)
         if stored_name is None:
             raise CheckpointError(f"{self.path}: tensor {shown(name)}: expected in the checkpoint, found none")
+        num_heads = self.permuted_heads.get(name)
+        if self.tensors[name].is_quantized:
+            blocks = self.file.read_blocks(stored_name)
+            return blocks if num_heads is None else blocks[split_halves(np.arange(len(blocks.blocks)), num_heads)]
         array = self.file.read(stored_name)
         if self.norm_offset and name.endswith("norm.weight"):
             return array.astype(np.float32) - np.float32(self.norm_offset)
-        num_heads = self.permuted_heads.get(name)
         return array if num_heads is None else split_halves(array, num_heads)
 
 
@@ -106,4 +112,5 @@ def _permuted_heads(file: GGUFFile, stored_names: Mapping[str, str], config: dic
 
 def _info(file: GGUFFile, name: str, stored_name: str) -> TensorInfo:
     tensor = file.tensors[stored_name]
-    return TensorInfo(name, tensor.shape, tensor.kind.name, tensor.num_bytes, file.path)
+    is_quantized = tensor.kind.block_elements > 1 and len(tensor.shape) > 1
+    return TensorInfo(name, tensor.shape, tensor.kind.name, tensor.num_bytes, file.path, is_quantized)

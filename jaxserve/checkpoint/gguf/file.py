@@ -18,15 +18,13 @@ import numpy as np
 from jaxserve.checkpoint.files import map_array
 from jaxserve.checkpoint.gguf.header import GGUFTensor, read_header
 from jaxserve.errors import CheckpointError, shown
+from jaxserve.quant.stored_blocks import StoredBlocks
 
 _STORED_DTYPES: dict[str, np.dtype] = {
     "F32": np.dtype("<f4"),
     "F16": np.dtype("<f2"),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
-
-_CHUNK_ELEMENTS = 1 << 18
-"""Elements dequantised at a time: temporaries stay in cache, and the peak is the result plus a few MB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,32 +43,22 @@ class GGUFFile:
         if tensor is None:
             raise CheckpointError(f"{self.path}: tensor {shown(name)}: expected to be in the file, found none")
         dtype = _STORED_DTYPES.get(tensor.kind.name)
-        shape = (tensor.num_bytes,) if dtype is None else tensor.shape
-        stored = map_array(
-            self.path, dtype or np.dtype(np.uint8), shape, offset=tensor.offset, expected_file_size=self.num_file_bytes
-        )
-        return _dequantise(stored, tensor) if dtype is None else stored
+        if dtype is None:
+            return self.read_blocks(name).dequantize().reshape(tensor.shape)
+        return self._map(tensor, dtype, tensor.shape)
+
+    def read_blocks(self, name: str) -> StoredBlocks:
+        """Return a tensor of a quantised type as it is stored: a read-only view, with all dimensions but the last as one."""
+        tensor = self.tensors[name]
+        kind, num_rows = tensor.kind, math.prod(tensor.shape[:-1])
+        stored = self._map(tensor, np.dtype(np.uint8), (num_rows, tensor.num_bytes // num_rows))
+        return StoredBlocks(kind.name, stored, kind.block_elements, kind.block_bytes)
+
+    def _map(self, tensor: GGUFTensor, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
+        return map_array(self.path, dtype, shape, offset=tensor.offset, expected_file_size=self.num_file_bytes)
 
 
 def open_gguf(path: Path) -> GGUFFile:
     """Open and validate a GGUF file; raise CheckpointError naming file, key or tensor, expected and found value."""
     header = read_header(path)
     return GGUFFile(path, header.metadata, header.tensors, header.num_file_bytes)
-
-
-def _dequantise(stored: np.ndarray, tensor: GGUFTensor) -> np.ndarray:
-    import gguf  # Takes 0.1 s, which a process that only reads metadata need not spend.
-
-    kind = tensor.kind
-    quantisation = gguf.GGMLQuantizationType(kind.code)
-    num_elements = math.prod(tensor.shape)
-    result = np.empty(num_elements, np.float32)
-    num_chunk_blocks = _CHUNK_ELEMENTS // kind.block_elements
-    num_blocks = num_elements // kind.block_elements
-    with np.errstate(all="ignore"):  # a NaN scale in the weights is no warning
-        for start in range(0, num_blocks, num_chunk_blocks):
-            stop = min(start + num_chunk_blocks, num_blocks)
-            result[start * kind.block_elements : stop * kind.block_elements] = gguf.quants.dequantize(
-                stored[start * kind.block_bytes : stop * kind.block_bytes], quantisation
-            )
-    return result.reshape(tensor.shape)

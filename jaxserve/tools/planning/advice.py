@@ -47,7 +47,7 @@ def find_advice(config: Config, decoder: DecoderConfig, device: Device) -> tuple
     """Return the smallest change of each kind that fits; if none does, pairs of a change and more devices."""
     kinds = [
         _dtypes(config, device),
-        _quantizations(config, device),
+        _quantizations(config, decoder, device),
         _contexts(config, decoder, device),
         _cache_sizes(config, decoder, device),
         _fractions(config, device),
@@ -63,7 +63,10 @@ def find_advice(config: Config, decoder: DecoderConfig, device: Device) -> tuple
             for first in firsts
             for second in _device_counts(first.config, first.device)
         )
-        for firsts in ((*_dtypes(config, device), *_quantizations(config, device)), _other_devices(config, device))
+        for firsts in (
+            (*_dtypes(config, device), *_quantizations(config, decoder, device)),
+            _other_devices(config, device),
+        )
     ]
     return tuple(advice for pair in pairs if (advice := _first_that_fits(pair, decoder)) is not None)
 
@@ -91,18 +94,22 @@ def _dtypes(config: Config, device: Device) -> Iterator[Attempt]:
             yield smaller
 
 
-def _quantizations(config: Config, device: Device) -> Iterator[Attempt]:
+def _quantizations(config: Config, decoder: DecoderConfig, device: Device) -> Iterator[Attempt]:
     if config.model.quantization not in ("auto", NO_QUANTIZATION):
         return
+    has_blocks = decoder.stored is not None and bool(decoder.stored.stored_kinds)
     for name in sorted(set(format_names()) - {NO_QUANTIZATION}, key=_advice_order):
+        if find_format(name).keeps_blocks and not has_blocks:
+            continue
         yield attempt(config, device, "quantization", name)
 
 
-def _advice_order(name: str) -> tuple[int, bool, str]:
-    """Most bits first; of formats with as many, integers first: every device computes them."""
+def _advice_order(name: str) -> tuple[bool, int, bool, str]:
+    """Blocks first, which keep the file's values, then most bits; of formats with as many, integers first: every device
+    computes them."""
     found = find_format(name)
     is_integer = np.issubdtype(found.values_dtype(np.dtype(np.float32), "cpu"), np.integer)
-    return (-found.bits, not is_integer, name)
+    return (not found.keeps_blocks, -found.bits, not is_integer, name)
 
 
 def _contexts(config: Config, decoder: DecoderConfig, device: Device) -> Iterator[Attempt]:

@@ -48,7 +48,7 @@ def model_sizes(config: Config, decoder: DecoderConfig, device: Device) -> Sizes
     decoder = decoder.for_devices(config.parallel.tensor_parallel_size)
     policy = planned_policy(config, decoder, device)
     # The table of per-layer embeddings has a width for each layer.
-    needs_all = policy.quant.plain_matrices or decoder.per_layer_dim is not None
+    needs_all = policy.quant.plain_matrices or policy.quant.stored_kinds or decoder.per_layer_dim is not None
     layers = decoder.layers if needs_all else tuple(dict.fromkeys(decoder.layers))
     return make_sizes(_skeleton(replace(decoder, layers=layers), policy), decoder)
 

@@ -7,9 +7,9 @@ from jaxtyping import Array, Float, Int, UInt8
 from jaxserve_kernels.backend import NATIVE, Backend
 from jaxserve_kernels.block_kinds import BlockKind
 from jaxserve_kernels.block_matmul import cpu, reference
-from jaxserve_kernels.block_matmul.reference import dequantize_tiles
+from jaxserve_kernels.block_matmul.reference import dequantize_rows, dequantize_tiles
 
-__all__ = ["block_matmul", "dequantize_tiles"]
+__all__ = ["block_matmul", "dequantize_rows", "dequantize_tiles"]
 
 
 def block_matmul(

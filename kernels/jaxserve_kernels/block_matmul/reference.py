@@ -6,9 +6,11 @@ the activations' dtype.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, UInt8
+from jaxtyping import Array, Float, Int, UInt8
 
 from jaxserve_kernels.block_kinds import GROUP, TILE, BlockKind
 
@@ -35,43 +37,74 @@ def round_inputs(x: Float[Array, "T I"]) -> Float[Array, "T I"]:
 def dequantize_tiles(kind: BlockKind, tiles: UInt8[Array, "*E R B Y"]) -> Float[Array, "*E O I"]:
     """Return the weights in float32, every one as ggml dequantises it."""
     *experts, num_tiles, num_blocks, _ = tiles.shape
-    shape = (*experts, num_tiles, num_blocks)
-    d, m = _scales(kind, tiles, shape)  # (*E, R, B, scales of a block, 16)
-    codes = _codes(kind, tiles, shape).astype(jnp.float32)  # (*E, R, B, 8 steps of each group, 16, 4)
-    by_scale = codes.reshape(*shape, d.shape[-2], -1, TILE, 4)
-    d, m = d[..., None, :, None], m[..., None, :, None]
-    weights = d * by_scale - m if kind.has_minimum else d * (by_scale - kind.zero)
-    weights = jnp.moveaxis(weights.reshape(*shape, -1, TILE, 4), -2, -4)  # (*E, R, 16, B, steps, 4)
+    weights = _weights(kind, _take_apart(kind, tiles))  # (*E, R, 16, B, I / B)
     return weights.reshape(*experts, num_tiles * TILE, num_blocks * kind.num_inputs)
 
 
-def _codes(kind: BlockKind, tiles: UInt8[Array, "*E R B Y"], shape: tuple[int, ...]) -> UInt8[Array, "*E R B S 16 4"]:
+def dequantize_rows(kind: BlockKind, tiles: UInt8[Array, "R B Y"], rows: Int[Array, "T"]) -> Float[Array, "T I"]:
+    """Return some outputs' weights in float32: rows of an embedding table. Only the tiles that hold them are read."""
+
+    def take_output(array: Array, output: Int[Array, ""]) -> Array:
+        return jax.lax.dynamic_slice_in_dim(array, output, 1, axis=-2)
+
+    parts = _take_apart(kind, tiles[rows // TILE])
+    own = _Parts(*(jax.vmap(take_output)(part, rows % TILE) for part in parts))
+    return _weights(kind, own).reshape(len(rows), -1)
+
+
+class _Parts(NamedTuple):
+    """Tiles, taken apart. N: outputs of a tile; Z: bytes of a number."""
+
+    codes: UInt8[Array, "*R B G V N 4"]  # groups, vectors
+    factors: UInt8[Array, "*R B F N 1"]  # of d and m
+    floats: UInt8[Array, "*R B M N 2"]  # d and m
+
+
+def _take_apart(kind: BlockKind, tiles: UInt8[Array, "*R B Y"]) -> _Parts:
+    shape, codes_end = tiles.shape[:-1], kind.num_groups * kind.code_bytes
+    floats_start = kind.tile_bytes - 2 * TILE * (1 + kind.has_minimum)
+    return _Parts(
+        tiles[..., :codes_end].reshape(*shape, kind.num_groups, -1, TILE, 4),
+        tiles[..., codes_end:floats_start].reshape(*shape, -1, TILE, 1),
+        tiles[..., floats_start:].reshape(*shape, -1, TILE, 2),
+    )
+
+
+def _weights(kind: BlockKind, parts: _Parts) -> Float[Array, "*R N B I"]:
+    """Return the weights of each block."""
+    d, m = _scales(kind, parts)  # (*R, B, scales of a block, N)
+    codes = _codes(kind, parts).astype(jnp.float32)  # (*R, B, 8 steps of each group, N, 4)
+    *shape, num_steps, num_outputs, _ = codes.shape
+    by_scale = codes.reshape(*shape, d.shape[-2], -1, num_outputs, 4)
+    d, m = d[..., None, :, None], m[..., None, :, None]
+    weights = d * by_scale - m if kind.has_minimum else d * (by_scale - kind.zero)
+    weights = jnp.moveaxis(weights.reshape(*shape, num_steps, num_outputs, 4), -2, -4)  # (*R, N, B, steps, 4)
+    return weights.reshape(*weights.shape[:-2], -1)
+
+
+def _codes(kind: BlockKind, parts: _Parts) -> UInt8[Array, "*R B S N 4"]:
     """Return the unsigned codes; S: steps of 4 inputs."""
-    own = tiles[..., : kind.num_groups * kind.code_bytes].reshape(*shape, kind.num_groups, -1, 1, TILE, 4)
+    own = parts.codes[..., None, :, :]
+    shape, tile = own.shape[:-5], own.shape[-2:]
     if kind.bits == 8:
-        return own.reshape(*shape, -1, TILE, 4)
+        return own.reshape(*shape, -1, *tile)
     nibbles, upper = own[..., :4, :, :, :], own[..., 4:, :, :, :]
-    low = jnp.concatenate([nibbles & 15, nibbles >> 4], axis=-3).reshape(*shape, -1, TILE, 4)
+    low = jnp.concatenate([nibbles & 15, nibbles >> 4], axis=-3).reshape(*shape, -1, *tile)
     width = kind.bits - 4
     if width == 0:
         return low
     shifts = jnp.arange(0, 8, width, dtype=jnp.uint8)[:, None, None]
-    high = (upper >> shifts & (1 << width) - 1).reshape(*shape, -1, TILE, 4)
+    high = (upper >> shifts & (1 << width) - 1).reshape(*shape, -1, *tile)
     return low | high << 4
 
 
-def _scales(
-    kind: BlockKind, tiles: UInt8[Array, "*E R B Y"], shape: tuple[int, ...]
-) -> tuple[Float[Array, "*E R B S 16"], Float[Array, "*E R B M 16"]]:
+def _scales(kind: BlockKind, parts: _Parts) -> tuple[Float[Array, "*R B S N"], Float[Array, "*R B M N"]]:
     """Return d and m in float32; m is zeros for types without it."""
-    first = kind.num_groups * kind.code_bytes
-    num_floats = TILE * (1 + kind.has_minimum)
-    pairs = tiles[..., kind.tile_bytes - 2 * num_floats :].reshape(*shape, num_floats, 2)
-    floats = jax.lax.bitcast_convert_type(pairs, jnp.float16).astype(jnp.float32).reshape(*shape, -1, TILE)
+    floats = jax.lax.bitcast_convert_type(parts.floats, jnp.float16).astype(jnp.float32)
     d, m = floats[..., :1, :], floats[..., 1:, :] if kind.has_minimum else jnp.zeros_like(floats)
     if kind.num_inputs == GROUP:
         return d, -m if kind.has_minimum else m  # one level: the minimum is added
-    factors = tiles[..., first : kind.tile_bytes - 2 * num_floats].reshape(*shape, -1, TILE)
+    factors = parts.factors[..., 0]
     if not kind.has_minimum:
         return d * jax.lax.bitcast_convert_type(factors, jnp.int8).astype(jnp.float32), m
     wide = factors.astype(jnp.float32)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -13,21 +15,30 @@ from jaxserve.quant.policy import QuantPolicy
 from jaxserve.quant.registry import find_format, read_form
 
 FLOAT32 = np.dtype(np.float32)
-SPEC = MatrixSpec(48, 128, ("ffn", "embed"), FLOAT32, FLOAT32)
+SPEC = MatrixSpec(48, 128, ("ffn", "embed"), FLOAT32, FLOAT32, stored_kind="Q8_0")
 WEIGHTS = np.random.default_rng(0).standard_normal((48, 128), np.float32)
 
 
 def test_formats_are_those_of_the_folder_none_first() -> None:
-    assert format_names() == ("none", "fp8", "fp8-weight-only", "int4-weight-only", "int8", "int8-weight-only")
+    expected = [
+        "none",
+        "fp8",
+        "fp8-weight-only",
+        "gguf",
+        "gguf-weight-only",
+        "int4-weight-only",
+        "int8",
+        "int8-weight-only",
+    ]
+    assert list(format_names()) == expected
     assert find_format("int8") is QuantPolicy("int8").format
 
 
 @pytest.mark.parametrize("name", format_names())
 @pytest.mark.parametrize("has_offsets", [False, True])
 def test_a_quantised_matrix_has_the_declared_arrays_and_is_close(name: str, has_offsets: bool) -> None:
-    chosen = find_format(name)
-    spec = MatrixSpec(48, 128, ("ffn", "embed"), FLOAT32, FLOAT32, has_offsets=has_offsets)
-    declared = chosen.declare(spec)
+    declared = find_format(name).declare(replace(SPEC, has_offsets=has_offsets))
+    chosen = declared.format
     made = chosen.convert(WEIGHTS, declared)
     on_device, random = chosen.to_device(made), chosen.random(WEIGHTS.ravel(), declared, 1.0)
     for arrays in (on_device.arrays, random.arrays):
@@ -38,7 +49,8 @@ def test_a_quantised_matrix_has_the_declared_arrays_and_is_close(name: str, has_
 
 @pytest.mark.parametrize("name", format_names())
 def test_a_matrix_stored_in_a_format_is_kept_by_it(name: str) -> None:
-    chosen, declared = find_format(name), find_format(name).declare(SPEC)
+    declared = find_format(name).declare(SPEC)
+    chosen = declared.format
     stored = chosen.convert(WEIGHTS, declared)
     kept = chosen.convert(stored, declared)
     for found, expected in zip(kept.arrays, stored.arrays, strict=True):

@@ -1,0 +1,70 @@
+"""Matrices in the blocks of GGUF files: which are kept, their layout on a device, and what cannot become blocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import gguf
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxserve_kernels.block_kinds import BLOCK_KINDS, BlockKind
+from jaxserve_kernels.block_matmul import dequantize_tiles
+from jaxserve_kernels.block_matmul.cases import random_blocks
+
+from jaxserve.errors import CheckpointError
+from jaxserve.quant.array import MatrixSpec
+from jaxserve.quant.registry import find_format
+from jaxserve.quant.stored_blocks import StoredBlocks
+
+FLOAT32 = np.dtype(np.float32)
+SPEC = MatrixSpec(48, 512, ("ffn", "embed"), FLOAT32, FLOAT32)
+KINDS = pytest.mark.parametrize("kind", BLOCK_KINDS.values(), ids=lambda kind: kind.name)
+
+
+@KINDS
+def test_blocks_of_a_file_are_kept_as_they_are(kind: BlockKind) -> None:
+    declared = find_format("gguf").declare(replace(SPEC, stored_kind=kind.name))
+    rows = random_blocks(kind, np.random.default_rng(0), 48, 512 // kind.num_inputs)
+    stored = StoredBlocks(kind.name, rows, kind.num_inputs, kind.stored_bytes)
+    host = declared.format.convert(stored, declared)
+    device = declared.format.to_device(host)
+    assert (device.values.shape, device.values.dtype) == (declared.values.shape, declared.values.dtype)
+    expected = gguf.quants.dequantize(rows, gguf.GGMLQuantizationType[kind.name])
+    np.testing.assert_array_equal(stored.dequantize(), expected)
+    np.testing.assert_array_equal(host.dequantize(), expected)
+    np.testing.assert_array_equal(dequantize_tiles(kind, jnp.asarray(device.values)), expected)
+
+
+@KINDS
+def test_random_blocks_have_the_deviation_asked_for(kind: BlockKind) -> None:
+    declared = find_format("gguf").declare(replace(SPEC, stored_kind=kind.name))
+    noise = np.random.default_rng(0).standard_normal(100_003, np.float32)
+    made = declared.format.random(noise, declared, 0.25)
+    weights = np.asarray(dequantize_tiles(kind, jnp.asarray(made.values)))
+    assert abs(weights.std() - 0.25) < 0.02
+    assert abs(weights.mean()) < 0.04  # the middle of 16 codes is half a code from one of them
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"stored_kind": None},
+        {"stored_kind": "Q2_K"},
+        {"num_experts": 4},
+        {"out_dim": 40},
+        {"num_output_shards": 2},
+        {"num_input_shards": 32},
+    ],
+    ids=str,
+)
+def test_a_matrix_that_no_kernel_takes_in_blocks_is_plain(changes: dict[str, object]) -> None:
+    spec = replace(SPEC, **{"stored_kind": "Q4_1", **changes})  # type: ignore[arg-type]
+    assert find_format("gguf").declare(spec).format is find_format("none")
+    assert repr(find_format("gguf").declare(replace(SPEC, stored_kind="Q4_1")).format) == "gguf Q4_1"
+
+
+def test_floats_do_not_become_blocks_of_two_levels() -> None:
+    declared = find_format("gguf").declare(replace(SPEC, stored_kind="Q4_K"))
+    with pytest.raises(CheckpointError, match=r"not in blocks cannot replace Q4_K blocks; give a GGUF file"):
+        declared.format.convert(np.zeros((48, 512), np.float32), declared)
