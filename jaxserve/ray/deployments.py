@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import logging
@@ -31,6 +32,7 @@ from jaxserve.ray.route_key import NO_PROMPT, RouteKeys
 from jaxserve.ray.server_process import ServerProcess, serve_command
 from jaxserve.ray.settings import AppSettings, RaySettings, read_arguments
 from jaxserve.ray.wire import HOP_HEADERS, ReplyHead, ReplyPart, WireRequest
+from jaxserve.runtime.ray_hosts import reserve_hosts
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +49,7 @@ class EngineReplica:
         """settings: arguments of the application. command: starts the server; None: `jaxserve serve` with the settings."""
         self._settings = read_arguments(settings)
         own = self._settings.ray
-        command = command or serve_command({**self._settings.server, **_placement(self._settings)})
+        command = command or serve_command({**self._settings.server, **await _placement(self._settings)})
         cluster = ray.get_runtime_context().gcs_address
         self._server = await ServerProcess.start(command, cluster, own.start_timeout_s)
         self._replica_id = serve.get_replica_context().replica_id.unique_id
@@ -164,7 +166,7 @@ def build(arguments: Mapping[str, Any], command: Sequence[str] | None = None) ->
         health_check_period_s=5,
         health_check_timeout_s=15,
         graceful_shutdown_timeout_s=own.drain_timeout_s,
-        ray_actor_options={"num_cpus": own.num_cpus, "num_gpus": own.num_gpus, "resources": dict(own.resources)},
+        ray_actor_options=settings.actor_options,
         **settings.host_reservation,
         request_router_config=RequestRouterConfig(
             request_router_class=PageRequestRouter,
@@ -183,10 +185,12 @@ def build(arguments: Mapping[str, Any], command: Sequence[str] | None = None) ->
     return ingress.bind(given, engines.bind(given, None if command is None else list(command)))
 
 
-def _placement(settings: AppSettings) -> dict[str, str]:
+async def _placement(settings: AppSettings) -> dict[str, str]:
     """Return the settings that tell the server of this actor where its other hosts are; nothing without such hosts."""
     if settings.config.hosts.num_hosts == 1:
         return {}
+    if settings.ray.tpu_slice:
+        return {"placement_group": await asyncio.to_thread(reserve_hosts, settings.config)}
     return {"placement_group": get_current_placement_group().id.hex()}
 
 

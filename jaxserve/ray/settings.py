@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Final
@@ -51,6 +52,10 @@ class RaySettings:
         default_factory=dict,
         metadata={"help": "further Ray resources of a replica, on each of its hosts, e.g. {TPU: 4}"},
     )
+    tpu_slice: str = field(
+        default="",
+        metadata={"help": "type of the TPU slice that each replica gets whole, e.g. v5e-16 (with `num_hosts`)"},
+    )
     routing_stats_period_s: float = field(
         default=1.0, metadata={"help": "seconds between a replica's reports of its load and cached pages"}
     )
@@ -71,9 +76,21 @@ class AppSettings:
     """The config that these settings make."""
 
     @property
+    def actor_options(self) -> dict[str, Any]:
+        """Options of a replica's actor. On a TPU slice it holds the resource that only the slice's first host has."""
+        own = self.ray
+        resources = dict(own.resources)
+        if own.tpu_slice:
+            resources[f"TPU-{own.tpu_slice.replace('v5e-', 'v5litepod-')}-head"] = 1.0
+        return {"num_cpus": own.num_cpus, "num_gpus": own.num_gpus, "resources": resources}
+
+    @property
     def host_reservation(self) -> dict[str, Any]:
-        """Options of a deployment whose replicas span hosts: one bundle each, on different nodes, the replica on the first."""
-        if self.config.hosts.num_hosts == 1:
+        """Options of a deployment whose replicas span hosts: one bundle each, on different nodes, the replica on the first.
+
+        A replica on a TPU slice has none: it reserves the hosts of that slice on whose first host Ray has placed it.
+        """
+        if self.config.hosts.num_hosts == 1 or self.ray.tpu_slice:
             return {}
         bundle = {"CPU": self.ray.num_cpus, "GPU": self.ray.num_gpus, **self.ray.resources}
         each = {name: count for name, count in bundle.items() if count}
@@ -98,7 +115,9 @@ def read_arguments(arguments: Mapping[str, Any]) -> AppSettings:
     server |= _FIXED
     if str(server.get("num_hosts", 1)) != "1":
         server["placement"] = "ray"
-    return AppSettings(ray, server, load_config(flags=server))
+    settings = AppSettings(ray, server, load_config(flags=server))
+    _check_slice(settings)
+    return settings
 
 
 def _parsed(name: str, item: Any, value: Any) -> Any:
@@ -126,3 +145,18 @@ def _check(ray: RaySettings) -> None:
         raise ConfigError(f"max_replicas {ray.max_replicas}: expected at least min_replicas, {least}")
     if ray.routing_stats_period_s <= 0:
         raise ConfigError(f"routing_stats_period_s {ray.routing_stats_period_s:g}: expected more than 0")
+
+
+def _check_slice(settings: AppSettings) -> None:
+    own, num_hosts = settings.ray, settings.config.hosts.num_hosts
+    if not own.tpu_slice:
+        return
+    if not re.fullmatch(r"v\d\w*-\d+", own.tpu_slice):
+        raise ConfigError(f"tpu_slice {own.tpu_slice!r}: expected a type and its number, such as v5e-16 or v6e-16")
+    if num_hosts == 1:
+        raise ConfigError(
+            f"tpu_slice {own.tpu_slice}: needs num_hosts of 2 or more; for chips of one host set resources"
+        )
+    if own.num_gpus or "TPU" in own.resources:
+        name = "num_gpus" if own.num_gpus else "resources.TPU"
+        raise ConfigError(f"{name}: tpu_slice reserves all chips of the slice, and nothing else has devices")

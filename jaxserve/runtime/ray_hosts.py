@@ -109,6 +109,15 @@ def _new_group(config: Config) -> tuple[Any, Reservation, Mapping[str, Any]]:
     return _reserve(wanted, config.hosts.host_join_timeout), wanted, node
 
 
+def reserve_hosts(config: Config) -> str:
+    """Return the id of a placement group for `--placement-group` whose first bundle is on the node of this actor.
+
+    It ends with the actor. Raises ConfigError and StartupError.
+    """
+    group, _, _ = _new_group(config)
+    return str(group.id.hex())
+
+
 def _given_group(config: Config) -> tuple[Any, Reservation, Mapping[str, Any]]:
     """Return the placement group of `--placement-group`, its resources, and the node of its first bundle.
 

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -102,8 +102,8 @@ class App:
 
 
 @contextlib.contextmanager
-def cluster(num_nodes: int, cpus_per_node: int) -> Iterator[Cluster]:
-    """Start a cluster and stop it at the end, with every process on its hosts."""
+def cluster(num_nodes: int, cpus_per_node: int, own_words: Sequence[Sequence[str]] = ()) -> Iterator[Cluster]:
+    """Start a cluster and stop it at the end, with every process on its hosts. own_words: arguments of each node."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jsr-", ignore_cleanup_errors=True)))
         made = stack.enter_context(hosts(num_nodes))
@@ -115,6 +115,7 @@ def cluster(num_nodes: int, cpus_per_node: int) -> Iterator[Cluster]:
             words = [RAY, "start", *role, f"--node-ip-address={host.address}", f"--num-cpus={cpus_per_node}"]
             words += [f"--{name}={port}" for name, port in AGENT_PORTS.items()]
             words += [f"--object-store-memory={OBJECT_STORE_BYTES}", "--disable-usage-stats", "--block"]
+            words += own_words[index] if own_words else []
             log = folder / f"node-{index}.log"
             with log.open("wb") as output:
                 node = subprocess.Popen(

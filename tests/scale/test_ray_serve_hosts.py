@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,22 @@ SERVER = b"jaxserve.ray.server_process"
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[Cluster]:
     with cluster(2, cpus_per_node=2) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def slices() -> Iterator[Cluster]:
+    """Four nodes that describe themselves as the hosts of two TPU slices; they have no TPUs."""
+    slices = "ray.io/tpu-slice-name"
+    names, firsts = ["a", "b", "b", "a"], [True, True, False, False]
+    nodes = [
+        [
+            f"--labels={slices}={name}",
+            f"--resources={json.dumps({'TPU': 1} | ({'TPU-v5litepod-8-head': 1} if first else {}))}",
+        ]
+        for name, first in zip(names, firsts, strict=True)
+    ]
+    with cluster(4, cpus_per_node=2, own_words=nodes) as running:
         yield running
 
 
@@ -76,12 +93,36 @@ def test_a_replica_over_two_nodes_is_placed_served_and_replaced_as_one_unit(node
     until(lambda: not workers(nodes) and not servers(nodes), "processes outlived the application", 120)
 
 
+def test_each_replica_has_a_whole_tpu_slice(slices: Cluster) -> None:
+    expected = golden_tokens(model(), NUM_TOKENS)
+    with slices.deployed(None, **settings() | {"replicas": 2, "tpu_slice": "v5e-8"}) as app:
+        assert answer(app) == (200, expected)
+        until(lambda: len(workers(slices)) == 2, "the second replica did not start", 400)
+        first_hosts = [bool(running(host, SERVER)) for host in slices.hosts]
+        other_hosts = [bool(running(host, WORKER)) for host in slices.hosts]
+        assert first_hosts == [True, True, False, False], "the nodes with the resource of a slice's first host"
+        assert other_hosts == [False, False, True, True]
+        assert [peers_of(host, slices) for host in slices.hosts[2:]] == [slices.hosts[1:2], slices.hosts[:1]]
+
+
 def servers(nodes: Cluster) -> list[int]:
     return [pid for host in nodes.hosts for pid in running(host, SERVER)]
 
 
 def workers(nodes: Cluster) -> list[int]:
     return [pid for host in nodes.hosts for pid in running(host, WORKER)]
+
+
+def peers_of(host: Host, nodes: Cluster) -> list[Host]:
+    """Return the other hosts that the worker on `host` has connections with."""
+    (worker,) = running(host, WORKER)
+    listing = subprocess.run(host.command("ss", "-tnpH"), capture_output=True, text=True, check=True).stdout
+    peers = {
+        line.split()[4].rpartition(":")[0].rpartition(":")[2].strip("]")
+        for line in listing.splitlines()
+        if f"pid={worker}," in line
+    }
+    return [each for each in nodes.hosts if each.address in peers - {host.address}]
 
 
 def parent_of(pid: int) -> int:

@@ -12,6 +12,8 @@ from jaxserve.errors import ConfigError
 from jaxserve.ray.settings import read_arguments
 from tests.e2e.http_server import ROOT, TOKENIZER
 
+SLICE: dict[str, Any] = {"num_hosts": 4, "tensor_parallel_size": 16, "tpu_slice": "v5e-16"}
+
 
 def test_text_and_typed_values_mean_the_same() -> None:
     text = {"model": str(TOKENIZER), "replicas": "4", "num_cpus": "0.5", "max_num_seqs": "8", "max_replicas": "6"}
@@ -36,6 +38,10 @@ def test_text_and_typed_values_mean_the_same() -> None:
         ({"num_hosts": 2, "tensor_parallel_size": 2, "host_rank": 0}, "host_rank: replicas on Ray Serve do not have"),
         ({"num_hosts": "two"}, "'two': expected an integer"),
         ({"num_hosts": 2}, "--num-hosts 2: hosts have equally many devices"),
+        ({"tpu_slice": "v5e-16"}, "tpu_slice v5e-16: needs num_hosts of 2 or more"),
+        ({"tpu_slice": "16 chips"}, "tpu_slice '16 chips': expected a type and its number, such as v5e-16"),
+        (SLICE | {"resources": {"TPU": 4}}, "resources.TPU: tpu_slice reserves all chips of the slice"),
+        (SLICE | {"num_gpus": 1}, "num_gpus: tpu_slice reserves all chips of the slice"),
     ],
 )
 def test_wrong_argument_is_one_line(arguments: dict[str, Any], message: str) -> None:
@@ -64,3 +70,9 @@ def test_a_replica_over_hosts_reserves_equal_bundles_on_different_nodes() -> Non
 def test_a_replica_on_one_host_reserves_no_group() -> None:
     found = read_arguments({"model": str(TOKENIZER)})
     assert found.host_reservation == {} and "placement" not in found.server
+
+
+def test_a_replica_on_a_tpu_slice_is_placed_on_its_first_host_and_reserves_the_others() -> None:
+    found = read_arguments({"model": str(TOKENIZER), **SLICE, "resources": {"rack": 0.5}})
+    assert found.actor_options["resources"] == {"rack": 0.5, "TPU-v5litepod-16-head": 1.0}
+    assert found.host_reservation == {} and found.server["placement"] == "ray"
