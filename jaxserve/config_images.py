@@ -36,8 +36,15 @@ class ImagesConfig:
         None,
         ge=1,
         le=1 << 18,
-        help="most patches of one image, and of one encoder call before a step; larger images are reduced (default: those of "
+        help="most patches of one image, and of one encoder call; larger images are reduced (default: those of "
         "one tile, 4 tiles on accelerators; for models that take any size 4096 on CPUs and 16384 on accelerators)",
+    )
+    max_encode_patches: int | None = option(
+        None,
+        ge=1,
+        le=1 << 18,
+        help="most patches that are encoded before a step while replies are generated; an image with more is encoded alone "
+        "(default: 1024 on CPUs, 4096 on accelerators; at most those of one encoder call)",
     )
     image_cache_memory: int | None = option(
         None,

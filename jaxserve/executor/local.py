@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -34,20 +33,20 @@ from jaxserve.executor.hosts.agreement import (
     on_one_host,
 )
 from jaxserve.executor.hosts.memory import device_memory
-from jaxserve.executor.image_models import with_served_images
+from jaxserve.executor.images import image_info
 from jaxserve.executor.measured import Measured
 from jaxserve.executor.preparation import Preparation, adapters_config, open_adapters, prepare, resolve_task
 from jaxserve.executor.protocol import Progress
 from jaxserve.executor.self_test.check import with_tested_kernels
 from jaxserve.executor.served_weights import ServedWeights, served_tensors
-from jaxserve.ipc.messages import ImageInfo, ModelInfo
+from jaxserve.ipc.messages import ModelInfo
 from jaxserve.ipc.report import PhaseClock, PhaseSpan, ProgramReport, StartupReport
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.registry import model_of, open_model
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
-from jaxserve.runner.images.encoder import ImageShape
+from jaxserve.runner.images.served import with_served_images
 from jaxserve.runner.inputs import PlanT, Program, ResultT
 from jaxserve.runner.memory import check_host_memory, check_offload_memory
 from jaxserve.runner.pages import DevicePages, page_layout
@@ -136,6 +135,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
             _model_info(prepared, identity, clock.spans, reports),
             sampling_defaults=defaults,
             logprobs_mode=config.model.logprobs_mode,
+            images=image_info(prepared, config.images),
         )
         eos_token_ids = frozenset(model.eos_token_ids if isinstance(model, DecoderConfig) else ())
         weights = ServedWeights(config, prepared, base, adapters, runner, state)
@@ -255,18 +255,6 @@ def _model_info(
         embedding=prepared.embedding,
         windows=limits.cache.windows,
         num_state_slots=limits.cache.num_state_slots,
-        images=None if prepared.images is None else _image_info(prepared.images),
-    )
-
-
-def _image_info(shape: ImageShape) -> ImageInfo:
-    return ImageInfo(
-        max_patches=shape.max_patches,
-        max_tokens=shape.max_patches // shape.block,
-        cache_rows=shape.num_rows,
-        merge=math.isqrt(shape.block),
-        patch_bytes=shape.patch_bytes,
-        has_rope_positions=shape.has_rope_positions,
     )
 
 

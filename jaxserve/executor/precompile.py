@@ -7,11 +7,11 @@ from pathlib import Path
 
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError, StartupError
-from jaxserve.executor.image_models import with_served_images
 from jaxserve.executor.preparation import adapters_config, open_adapters, prepare
 from jaxserve.executor.self_test.check import with_tested_kernels
 from jaxserve.ipc.report import PhaseClock
 from jaxserve.models.registry import read_decoder
+from jaxserve.runner.images.served import with_served_images
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.program_cache import FORMAT, SUFFIX, Manifest, ManifestEntry, ProgramCache, write_manifest
 from jaxserve.runner.state import StateProgram

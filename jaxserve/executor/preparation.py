@@ -37,7 +37,7 @@ from jaxserve.runner.cache_sizes import CacheSizes
 from jaxserve.runner.determinism import check_deterministic
 from jaxserve.runner.embedding import embedding_task, pool_pages
 from jaxserve.runner.host.cores import limit_threads, num_cores
-from jaxserve.runner.images.encoder import ImageShape, check_images, image_shape
+from jaxserve.runner.images.encoder import ImageShape, check_images, encoder_bytes, image_shape
 from jaxserve.runner.inputs import Program, StepTask, with_images
 from jaxserve.runner.limits import (
     Limits,
@@ -200,7 +200,8 @@ def prepare(
     if model.vision is not None:
         images = image_shape(model.vision, config.images, device.platform, itemsize)
     held_bytes = _weight_bytes(skeleton, sharding) + slots_bytes(num_slots, model.vocab_size)
-    held_bytes += 0 if images is None else images.num_bytes(itemsize)
+    if images is not None and model.vision is not None:
+        held_bytes += images.num_bytes(itemsize) + encoder_bytes(model.vision, images.max_patches, itemsize)
     held_bytes *= shape.num_devices // config.hosts.num_hosts if device.platform == "cpu" else 1
     kv_bytes = agree_smallest(hosts, "KV cache bytes", kv_cache_bytes(config.cache, device, kv_shards, held_bytes))
     limits = make_limits(config, model, policy, device.platform, kv_bytes)

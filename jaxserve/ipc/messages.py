@@ -226,6 +226,8 @@ class ImageInfo(msgspec.Struct, frozen=True, array_like=True):
     """Bytes of a patch."""
     has_rope_positions: bool = False
     """True if each token has three rotary positions."""
+    step_patches: int | None = None
+    """Patches that are encoded before a step while replies are generated; None: `max_patches`."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, array_like=True):

@@ -127,6 +127,7 @@ class BaseScheduler(ABC, Generic[R, P, T]):
         may_shrink: True if a smaller step might not fail.
         """
         rows = dict.fromkeys(self._land(plan))
+        rows |= dict.fromkeys(self.requests[each] for each in plan.encoded_ids if each in self.requests)
         while self.in_flight:
             self._land(self.in_flight[0][0])
         is_smaller = self._lose(plan, may_shrink)

@@ -8,10 +8,15 @@ long as its rows are kept; the image that was used the longest time ago goes fir
 the step that encodes or finds it until its last token is in a step that was planned: later steps run after that one, and may
 overwrite the rows.
 
-A chunk of a prompt ends before an image whose rows are not there and cannot be made in this step. At most `max_patches`
-patches are encoded before a step, in one call, so that other requests wait for one encoder call at most; the first image of a
-step always fits. A request never waits for rows that it holds itself, and those who hold rows move with every step: the
-rows of the largest image are enough for all to end.
+A chunk of a prompt ends before an image whose rows are not there and cannot be made in this step. Images are encoded in one
+call before a step:
+
+    no reply is generated    up to `max_patches` patches, and the step computes prompts as well
+    replies are generated    up to `step_patches` patches, or one larger image; the step computes replies only, and the next
+                             one computes prompts without encoding, unless all prompts wait for images
+
+So a reply waits for one encoder call or for one chunk of prompts, never for both. A request never waits for rows that it holds
+itself, and those who hold rows move at least with every second step: the rows of the largest image are enough for all to end.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ import numpy as np
 from jaxserve.ipc.messages import AddRequest, ImageInfo
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.scheduler.plan import NO_IMAGE_ROW, EncodeItem
+from jaxserve.types import RequestId
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,6 +48,7 @@ class PlacedImage:
 class RequestImages:
     """The images of one request."""
 
+    request_id: RequestId
     images: tuple[PlacedImage, ...]
     rope_positions: np.ndarray | None  # int32 [3, T] of the prompt; None: the place of each token
     rope_delta: int
@@ -86,7 +93,7 @@ def images_of(message: AddRequest) -> RequestImages | None:
         placed.append(PlacedImage(image.start, image.start + image.num_tokens, image.digest, patches, positions))
     rope = message.rope_positions
     turned = None if rope is None else np.frombuffer(rope.prompt, "<i4").reshape(3, -1)
-    return RequestImages(tuple(placed), turned, 0 if rope is None else rope.delta)
+    return RequestImages(message.request_id, tuple(placed), turned, 0 if rope is None else rope.delta)
 
 
 @dataclass(slots=True, eq=False)
@@ -156,22 +163,51 @@ class ImagePolicy:
 
     def __init__(self, info: ImageInfo) -> None:
         self.info = info
+        self._step_patches = info.max_patches if info.step_patches is None else info.step_patches
         self._rows = EmbeddingRows(info.cache_rows)
+        self._has_encoded = False
+        """True if the last step encoded images and computed replies only."""
         self._num_queries = self._num_hits = 0
         """Images that steps needed and their requests did not hold, and those of them that had rows, since `add_stats`."""
 
     def cut(
-        self, requests: Sequence[RequestImages | None], firsts: Sequence[int], counts: list[int]
+        self,
+        requests: Sequence[RequestImages | None],
+        firsts: Sequence[int],
+        counts: Sequence[int],
+        are_replies: Sequence[bool],
     ) -> tuple[list[int], list[EncodeItem]]:
-        """Return how many of `counts` tokens each request computes from token `firsts` on, and the images to encode."""
+        """Return how many of `counts` tokens each request computes from token `firsts` on, and the images to encode.
+
+        are_replies: True for requests whose prompt is computed.
+        """
+        for images, first in zip(requests, firsts, strict=True):
+            if images is not None:
+                self._release(images, [held for held in images.held if images.images[held].end <= first])
+        has_replies = any(count and is_reply for count, is_reply in zip(counts, are_replies, strict=True))
+        if has_replies and self._has_encoded:
+            found, items = self._cut(requests, firsts, counts, 0)
+            if any(count and not is_reply for count, is_reply in zip(found, are_replies, strict=True)):
+                self._has_encoded = False
+                return found, items
+        found, items = self._cut(requests, firsts, counts, self._step_patches if has_replies else self.info.max_patches)
+        self._has_encoded = has_replies and bool(items)
+        if self._has_encoded:
+            found = [count if is_reply else 0 for count, is_reply in zip(found, are_replies, strict=True)]
+        return found, items
+
+    def _cut(
+        self, requests: Sequence[RequestImages | None], firsts: Sequence[int], counts: Sequence[int], max_patches: int
+    ) -> tuple[list[int], list[EncodeItem]]:
+        """Return counts and images as `cut`. max_patches: patches of all images, unless there is only one; 0: encode none."""
         items: list[EncodeItem] = []
-        for i, (images, first) in enumerate(zip(requests, firsts, strict=True)):
-            if images is None:
-                continue
-            self._release(images, [held for held in images.held if images.images[held].end <= first])
-            if counts[i]:
-                counts[i] = self._hold(images, first, first + counts[i], items) - first
-        return counts, items
+        found = [
+            count
+            if images is None or not count
+            else self._hold(images, first, first + count, items, max_patches) - first
+            for images, first, count in zip(requests, firsts, counts, strict=True)
+        ]
+        return found, items
 
     def release(self, images: RequestImages | None) -> None:
         """Hold no rows for a request any more."""
@@ -181,6 +217,7 @@ class ImagePolicy:
     def forget(self) -> None:
         """Forget every image: the device has lost the rows. No request holds any."""
         self._rows.forget()
+        self._has_encoded = False
 
     def add_stats(self, stats: EngineStats) -> None:
         """Add the numbers since the last call, and the share of rows that are held."""
@@ -188,7 +225,7 @@ class ImagePolicy:
         stats.image_cache_queries, stats.image_cache_hits = self._num_queries, self._num_hits
         self._num_queries = self._num_hits = 0
 
-    def _hold(self, images: RequestImages, first: int, end: int, items: list[EncodeItem]) -> int:
+    def _hold(self, images: RequestImages, first: int, end: int, items: list[EncodeItem], max_patches: int) -> int:
         """Hold the images of tokens `first` ... `end - 1`; returns the end of those that can be computed."""
         for i in images.overlapping(first, end):
             if i in images.held:
@@ -197,12 +234,12 @@ class ImagePolicy:
             rows = self._rows.hold(image.digest)
             if rows is None:
                 num_patches = len(image.patches) + sum(len(item.patches) for item in items)
-                if num_patches > self.info.max_patches:
+                if num_patches > max_patches and (items or not max_patches):
                     return max(first, image.start)
                 rows = self._rows.take(image.digest, image.end - image.start)
                 if rows is None:
                     return max(first, image.start)
-                items.append(EncodeItem(image.patches, image.positions, rows))
+                items.append(EncodeItem(image.patches, image.positions, rows, images.request_id))
             else:
                 self._num_hits += 1
             self._num_queries += 1

@@ -11,9 +11,9 @@ from jaxserve.kv.states import RecurrentStates
 from jaxserve.scheduler.images import RequestImages
 from jaxserve.scheduler.plan import NO_IMAGE_ROW, UNREAD_TOKEN, Buckets, EncodeItem, Mask, StepPlan
 from jaxserve.scheduler.request import Request
-from jaxserve.types import NO_LOGPROBS, ProgramKind
+from jaxserve.types import NO_LOGPROBS, ProgramKind, RequestId
 
-_TEXT: Final = RequestImages((), None, 0)
+_TEXT: Final = RequestImages(RequestId(""), (), None, 0)
 """The images of a request without any."""
 
 

@@ -6,6 +6,7 @@ D numbers of a vector.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, Protocol
 
@@ -49,6 +50,11 @@ class Plan(Protocol):
 
     @property
     def num_padding_tokens(self) -> int: ...
+
+    @property
+    def encoded_ids(self) -> Sequence[RequestId]:
+        """Requests whose images are encoded before the step; they need not have tokens in it."""
+        ...
 
 
 class Result(Protocol):
@@ -104,6 +110,8 @@ class EncodeItem:
     patches: np.ndarray  # uint8 [P, F]
     positions: np.ndarray  # int32 [P, 2], row and column of each patch
     rows: np.ndarray  # int32 [N], the device's rows that its embeddings go to
+    request_id: RequestId | None = None
+    """The first request that needs it, which need not have tokens in the step; None for a dummy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +176,10 @@ class StepPlan:
     def num_padding_tokens(self) -> int:
         return self.bucket - self.num_tokens
 
+    @property
+    def encoded_ids(self) -> Sequence[RequestId]:
+        return [item.request_id for item in self.encode_items if item.request_id is not None]
+
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
@@ -205,6 +217,7 @@ class EmbedPlan:
 
     kind: ClassVar[ProgramKind] = "embed"
     num_steps: ClassVar[int] = 1
+    encoded_ids: ClassVar[Sequence[RequestId]] = ()
     bucket: int
     request_ids: tuple[RequestId, ...]
     num_text_tokens: np.ndarray  # int32 [B]

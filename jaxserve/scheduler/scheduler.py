@@ -166,7 +166,9 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         items: list[EncodeItem] = []
         if self._images is not None:
             firsts = [request.num_computed_tokens for request in self.running]
-            counts, items = self._images.cut([request.images for request in self.running], firsts, counts)
+            are_replies = [request.num_computed_tokens >= request.num_prompt_tokens for request in self.running]
+            images = [request.images for request in self.running]
+            counts, items = self._images.cut(images, firsts, counts, are_replies)
         if (states := self._kv.groups.states) is not None:
             counts = [cut_chunk(states, request, count) for request, count in zip(self.running, counts, strict=True)]
         for request in started:

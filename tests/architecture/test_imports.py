@@ -138,6 +138,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "kv.spec",
         "kv.tiers.page",
         "scheduler.plan",
+        "checkpoint",  # tensors of image encoders
         KERNELS,
     },
     "models": {"model_config", "layers", "quant", "sharding", "checkpoint", KERNELS},

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from jaxserve.config import ImagesConfig
 from jaxserve.executor import preparation
 from jaxserve.ipc.messages import Abort, RequestOutput
 from jaxserve.runner.warmup import make_programs
@@ -26,6 +27,8 @@ from tests.engine.model_engine import ModelEngine, request
 from tests.models.goldens import DATA
 
 NAME = "qwen3_vl_tiny"
+STEP_PATCHES = 30
+"""Patches that are encoded before a step beside a reply; a golden's pictures have 24 and 32."""
 TEXT = request("text", list(range(20, 60)))
 
 pytestmark = [pytest.mark.slow]
@@ -71,7 +74,8 @@ def bench() -> Iterator[Bench]:
     saboteur = Saboteur()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preparation, "make_programs", saboteur.make_programs)
-        engine = ModelEngine(DATA / "vision" / NAME, max_model_len=256)
+        images = ImagesConfig(max_encode_patches=STEP_PATCHES)
+        engine = ModelEngine(DATA / "vision" / NAME, max_model_len=256, images=images)
     yield Bench(Reader(engine, NAME), saboteur, engine.run([TEXT])["text"].token_ids)
     engine.close()
 
@@ -126,6 +130,32 @@ def test_chunks_that_end_inside_an_image_change_no_token(bench: Bench) -> None:
     ]
     assert any(ends_inside)
     assert sum(len(plan.encode_items) for plan in plans) == 3
+
+
+def test_a_reply_gets_a_token_from_every_step_and_waits_for_few_patches(bench: Bench) -> None:
+    engine, reader = bench.reader.engine, bench.reader
+    engine.restart(overlap=False)
+    reply = request("reply", [30, 31], max_tokens=60)
+    outputs = [*engine.core.handle(reply)]
+    while not outputs:
+        step = engine.core.step()
+        outputs += [] if step is None else step.outputs
+    plans = plans_of(engine)
+    messages = [reader.request("one", 1), reader.request("three", 3, changed=True), reader.request("other", 3)]
+    for message in messages:
+        outputs += engine.core.handle(message)
+    outputs += finish(engine)
+    is_beside = [reply.request_id in plan.request_ids for plan in plans]
+    assert all(is_beside[: sum(is_beside)])
+    beside = plans[: sum(is_beside)]
+    assert sum(bool(plan.encode_items) for plan in beside) == 6
+    for plan in beside:
+        num_patches = [len(item.patches) for item in plan.encode_items]
+        assert len(num_patches) <= 1 or sum(num_patches) <= STEP_PATCHES
+        assert not num_patches or plan.kind == "decode"
+    assert sum(len(plan.encode_items) for plan in plans) == 6  # six different pictures
+    tokens = joined(outputs)
+    assert (tokens["one"], tokens["other"]) == (reader.expected(1), reader.expected(3))
 
 
 @pytest.mark.parametrize("num_steps", range(7))

@@ -22,10 +22,10 @@ from jaxserve.config import (
 )
 from jaxserve.config_devices import HostsConfig
 from jaxserve.errors import CheckpointError, ConfigError
-from jaxserve.executor.image_models import with_served_images
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.registry import read_decoder
 from jaxserve.runner.images.encoder import check_images
+from jaxserve.runner.images.served import with_served_images
 from tests.models.goldens import DATA
 
 MODEL = DATA / "vision" / "qwen3_vl_tiny"

@@ -95,7 +95,7 @@ class ImageLoader:
         """Return the images of a request, in their order; info: that of the engine.
 
         Raises InvalidRequestError naming the field of an image that is rejected, and RateLimitError if the images of all
-        requests take too much memory.
+        requests take too much memory: no image is decoded while they are over the limit.
         """
         if not sources:
             return NO_IMAGES
@@ -106,23 +106,27 @@ class ImageLoader:
         if len(sources) > self._max_images:
             place, most = sources[self._max_images].place, self._max_images
             raise invalid(place, f"a prompt may have at most {most} images (--limit-mm-per-prompt), got {len(sources)}")
-        if self.num_bytes > self.config.max_image_memory:
-            raise self._busy()
-        images = []
-        for source in sources:  # one after the other: other requests get their turns
-            reply = await self._decoded(source, info.max_patches)
-            if reply.image is None:
-                raise invalid(source.place, reply.error or "the image cannot be read")
-            images.append(reply.image)
-        num_bytes = sum(image.num_bytes for image in images)
-        if self.num_bytes and self.num_bytes + num_bytes > self.config.max_image_memory:
-            raise self._busy()
-        if num_bytes > MAX_IMAGE_BYTES:
-            raise invalid(
-                sources[0].place, f"the images of one prompt may take {MAX_IMAGE_BYTES} bytes, got {num_bytes}"
-            )
-        loaded = LoadedImages(tuple(images), processor.markup.placeholder, processor.image_token_id)
-        self.num_bytes += num_bytes
+        most = min(MAX_IMAGE_BYTES, self.config.max_image_memory)
+        images, num_bytes = [], 0
+        try:
+            for source in sources:  # one after the other: other requests get their turns
+                if self.num_bytes > self.config.max_image_memory:
+                    raise self._busy()
+                reply = await self._decoded(source, info.max_patches)
+                if reply.image is None:
+                    raise invalid(source.place, reply.error or "the image cannot be read")
+                images.append(reply.image)
+                num_bytes += reply.image.num_bytes
+                self.num_bytes += reply.image.num_bytes
+                if num_bytes > most:
+                    raise invalid(
+                        source.place,
+                        f"the prepared images of one prompt may take {most} bytes (--max-image-memory), got {num_bytes}",
+                    )
+            loaded = LoadedImages(tuple(images), processor.markup.placeholder, processor.image_token_id)
+        except BaseException:
+            self._release(num_bytes)
+            raise
         weakref.finalize(loaded, self._release, num_bytes)
         return loaded
 

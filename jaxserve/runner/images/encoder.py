@@ -17,6 +17,7 @@ from jaxtyping import Array, Int, UInt8
 
 from jaxserve.config import Config, ImagesConfig
 from jaxserve.errors import ConfigError
+from jaxserve.layers.segment_attention import QUERY_BLOCK
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.vision import VisionConfig
 from jaxserve.scheduler.plan import EncodeItem
@@ -76,6 +77,19 @@ def image_shape(vision: VisionConfig, config: ImagesConfig, platform: str, items
         width=vision.row_width,
         has_rope_positions=vision.mrope_sections is not None,
     )
+
+
+def encoder_bytes(vision: VisionConfig, num_patches: int, itemsize: int) -> int:
+    """Estimate the bytes of activations of one encoder call of `num_patches` patches on one device.
+
+    Counted are the widest point of a layer, pixels in float32, the scores of a block of queries in float32 twice, and the rows.
+    """
+    width = 2 * vision.hidden_size + max(4 * vision.hidden_size, 2 * vision.intermediate_size)
+    pixels = 4 * vision.patch_values
+    longest = vision.image_patches or num_patches
+    scores = 2 * 4 * vision.num_heads * QUERY_BLOCK * min(num_patches, QUERY_BLOCK + 2 * longest)
+    rows = num_patches // vision.block * (vision.row_width + vision.block * vision.hidden_size) * itemsize
+    return num_patches * (width * itemsize + pixels) + scores + rows
 
 
 def _buckets(vision: VisionConfig, most: int | None, platform: str) -> tuple[int, ...]:

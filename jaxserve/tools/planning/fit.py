@@ -13,6 +13,7 @@ from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.buckets import resolve_limits
 from jaxserve.runner.cache_sizes import CacheSizes
+from jaxserve.runner.images.encoder import ImageShape, check_images, encoder_bytes, image_shape
 from jaxserve.runner.inputs import programs
 from jaxserve.runner.limits import Limits, check_cache, make_limits, make_policy, with_cache_groups
 from jaxserve.runner.memory import DeviceMemory, kv_bytes_left
@@ -31,6 +32,10 @@ class Fit:
     kv_bytes: int
     workspace_bytes: int
     """Estimated, with the slots of running requests."""
+    images: ImageShape | None = None
+    """None: the model is served for texts."""
+    image_bytes: int = 0
+    """Embeddings of images."""
 
 
 def planned_policy(config: Config, decoder: DecoderConfig, device: Device) -> DtypePolicy:
@@ -57,6 +62,7 @@ def make_fit(config: Config, decoder: DecoderConfig, device: Device) -> Fit:
     """Divide the memory as the engine would. Raises DoesNotFitError with one line."""
     decoder = with_cache_groups(config, decoder.for_devices(config.parallel.tensor_parallel_size))
     check_cache(config, decoder)
+    check_images(config, decoder)
     sizes = model_sizes(config, decoder, device)
     weights = held_bytes(device, sizes, sizes.weights_bytes)
     if weights >= device.limit_bytes:
@@ -64,11 +70,16 @@ def make_fit(config: Config, decoder: DecoderConfig, device: Device) -> Fit:
             f"the weights alone ({gib(weights)} in {sizes.stored_as}) are more than the {gib(device.limit_bytes)} "
             f"that {device.title} gives"
         )
+    images = planned_images(config, decoder, device)
+    embeddings = encoder = 0
+    if images is not None and decoder.vision is not None:
+        embeddings = images.num_bytes(sizes.activation_itemsize)
+        encoder = encoder_bytes(decoder.vision, images.max_patches, sizes.activation_itemsize)
     kv_total = config.cache.kv_cache_memory
     if kv_total is None:
         num_slots = resolve_limits(device.platform, config.scheduler).max_num_seqs
-        slots = held_bytes(device, sizes, slots_bytes(num_slots, decoder.vocab_size))
-        memory = DeviceMemory(limit=device.limit_bytes, in_use=weights + slots)
+        others = slots_bytes(num_slots, decoder.vocab_size) + embeddings + encoder
+        memory = DeviceMemory(limit=device.limit_bytes, in_use=weights + held_bytes(device, sizes, others))
         kv_total = kv_bytes_left(config.cache, device.platform, memory, sizes.kv_shards)
     limits = make_limits(config, decoder, planned_policy(config, decoder, device), device.platform, kv_total)
     fit = Fit(
@@ -76,15 +87,26 @@ def make_fit(config: Config, decoder: DecoderConfig, device: Device) -> Fit:
         limit_bytes=device.limit_bytes,
         weights_bytes=weights,
         kv_bytes=cache_bytes(device, sizes, limits.cache),
-        workspace_bytes=held_bytes(device, sizes, _workspace(sizes, limits)),
+        workspace_bytes=held_bytes(device, sizes, _workspace(sizes, limits, encoder)),
+        images=images,
+        image_bytes=held_bytes(device, sizes, embeddings),
     )
-    needed = fit.weights_bytes + fit.kv_bytes + fit.workspace_bytes
+    needed = fit.weights_bytes + fit.kv_bytes + fit.workspace_bytes + fit.image_bytes
     if needed > fit.limit_bytes:
+        rows = f"embeddings of images ({gib(fit.image_bytes)}), " if fit.image_bytes else ""
         raise DoesNotFitError(
-            f"weights ({gib(fit.weights_bytes)}), KV cache ({gib(fit.kv_bytes)}) and workspace "
+            f"weights ({gib(fit.weights_bytes)}), KV cache ({gib(fit.kv_bytes)}), {rows}and workspace "
             f"({gib(fit.workspace_bytes)}, estimated) are more than the {gib(fit.limit_bytes)} that {device.title} gives"
         )
     return fit
+
+
+def planned_images(config: Config, decoder: DecoderConfig, device: Device) -> ImageShape | None:
+    """Return the sizes of the image encoder's programs and embeddings; None if the model is served for texts."""
+    if decoder.vision is None:
+        return None
+    itemsize = planned_policy(config, decoder, device).activations.itemsize
+    return image_shape(decoder.vision, config.images, device.platform, itemsize)
 
 
 def held_bytes(device: Device, sizes: Sizes, bytes_per_device: int) -> int:
@@ -106,11 +128,14 @@ def gib(num_bytes: float) -> str:
     return f"{num_bytes / (1 << 30):,.2f} GiB"
 
 
-def _workspace(sizes: Sizes, limits: Limits) -> int:
+def _workspace(sizes: Sizes, limits: Limits, encoder: int) -> int:
     slots = slots_bytes(limits.buckets.max_num_seqs, sizes.decoder.vocab_size)
     return slots + max(
-        estimate_workspace(sizes, program.num_tokens, program.num_rows)
-        for program in programs(limits.buckets, *limits.program_sizes)
+        encoder,
+        *(
+            estimate_workspace(sizes, program.num_tokens, program.num_rows)
+            for program in programs(limits.buckets, *limits.program_sizes)
+        ),
     )
 
 

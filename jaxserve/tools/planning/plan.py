@@ -71,10 +71,12 @@ class MemoryPart:
     weights_bytes: int
     kv_bytes: int
     workspace_bytes: int
-    """Memory beyond weights and KV: temporaries, code, inputs, slots of running requests, padding of the layout."""
+    """Memory beyond weights, KV and embeddings of images: temporaries, code, inputs, slots of running requests, padding of the layout."""
     workspace_is: Literal["compiled", "estimated"]
     free_bytes: int
     """Bytes left; negative if the engine does not fit."""
+    image_bytes: int = 0
+    """Embeddings of images; 0 for a model that is served for texts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,12 @@ from pathlib import Path
 
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.source import resolve
-from jaxserve.config import Config, ServerConfig
+from jaxserve.config import Config, ImagesConfig, ServerConfig
 from jaxserve.errors import DoesNotFitError
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.registry import read_decoder
-from jaxserve.runner.inputs import Program, programs
+from jaxserve.runner.images.served import with_served_images
+from jaxserve.runner.inputs import Program, programs, with_images
 from jaxserve.runner.limits import Limits, context_notes, kv_spec, quantization_notes, with_cache_groups
 from jaxserve.runtime.environment import child_environment
 from jaxserve.runtime.startup_display import StartupDisplay
@@ -61,12 +62,13 @@ class PlannedModel:
     """Types of the tensors, the one with most bytes first."""
 
 
-def read_model(path: Path) -> PlannedModel:
+def read_model(path: Path, images: ImagesConfig | None = None) -> PlannedModel:
     """Read a GGUF file, or a directory with config.json, with or without weights; of weights only the headers.
 
-    Raises CheckpointError with one line.
+    images: settings of image input; None for the defaults. Raises CheckpointError with one line.
     """
     decoder, checkpoint = read_decoder(path)
+    decoder = with_served_images(images or ImagesConfig(), decoder, path, checkpoint)
     if checkpoint is None:
         return PlannedModel(path, decoder, None, ())
     by_dtype = bytes_by_dtype(checkpoint)
@@ -92,7 +94,7 @@ def make_plan(config: Config, machine: Machine, *, compiles: bool, all_programs:
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        model = read_model(resolve(config.model.model, config.model.revision, weights=False))
+        model = read_model(resolve(config.model.model, config.model.revision, weights=False), config.images)
         device = machine.device
         config = with_sizes(config, model.decoder.with_context(config.model.max_model_len), machine)
         rates = measure_cpu_rates() if device.platform == "cpu" else device.rates
@@ -242,7 +244,7 @@ class Planner:
                 device=self._device,
                 decoder=self._decoder(config),
                 shapes=limits.shapes or (),
-                programs=self._programs(limits),
+                programs=self._programs(fit),
             )
         )
         done = tuple(answer for answer in answers.values() if isinstance(answer, ProgramMemory))
@@ -293,9 +295,10 @@ class Planner:
                 too_many = middle
         return (advice_for(changed(best.limits.num_blocks).change, best),)
 
-    def _programs(self, limits: Limits) -> tuple[Program, ...]:
+    def _programs(self, fit: Fit) -> tuple[Program, ...]:
         """Return all programs, or the largest of each kind, which bound the memory."""
-        every = programs(limits.buckets, *limits.program_sizes)
+        every = programs(fit.limits.buckets, *fit.limits.program_sizes)
+        every = every if fit.images is None else with_images(every, fit.images)
         if self._all_programs:
             return every
         kinds = dict.fromkeys(program.kind for program in every)
@@ -343,7 +346,7 @@ def _concurrency(limits: Limits, length: int) -> Concurrency:
 
 
 def _memory(fit: Fit, outcome: _Outcome | None) -> MemoryPart:
-    held = fit.weights_bytes + fit.kv_bytes
+    held = fit.weights_bytes + fit.kv_bytes + fit.image_bytes
     is_compiled = outcome is not None and outcome.peak_bytes > 0
     workspace = outcome.peak_bytes - held if outcome is not None and is_compiled else fit.workspace_bytes
     return MemoryPart(
@@ -353,4 +356,5 @@ def _memory(fit: Fit, outcome: _Outcome | None) -> MemoryPart:
         workspace_bytes=workspace,
         workspace_is="compiled" if is_compiled else "estimated",
         free_bytes=fit.limit_bytes - held - workspace,
+        image_bytes=fit.image_bytes,
     )

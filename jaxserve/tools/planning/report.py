@@ -71,6 +71,8 @@ def _print_memory(plan: Plan, console: Console) -> None:
         if cache.num_state_slots:
             pages += f"; {cache.num_state_slots:,} states of {gib(cache.state_slot_bytes)}"
         table.add_row("KV cache", gib(memory.kv_bytes), f"{cache.dtype}, {gib(cache.bytes_per_token)} a token: {pages}")
+        if memory.image_bytes:
+            table.add_row("images", gib(memory.image_bytes), "embeddings that are kept (--image-cache-memory)")
         table.add_row("workspace", gib(memory.workspace_bytes), _workspace_text(plan, memory))
         if plan.fits:
             table.add_row("free", gib(memory.free_bytes), "")

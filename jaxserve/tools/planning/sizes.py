@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
+from jaxserve.checkpoint.vision_names import VISION
 from jaxserve.layers.policy import Exchange
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import LeafSpec, ModelSkeleton
@@ -94,7 +95,11 @@ def make_sizes(skeleton: ModelSkeleton, decoder: DecoderConfig | None = None) ->
 
     head = _EMBEDDING if skeleton.config.tied_embeddings else _HEAD
     matrices = [
-        leaf for leaf in leaves if len(leaf.shape) > 1 and leaf.name not in (_EMBEDDING, _LAYER_EMBEDDING, _HEAD)
+        leaf
+        for leaf in leaves
+        if len(leaf.shape) > 1
+        and leaf.name not in (_EMBEDDING, _LAYER_EMBEDDING, _HEAD)
+        and not leaf.name.startswith(VISION)  # a step does not read them
     ]
     of_experts = [leaf for leaf in leaves if leaf.num_experts is not None]
     heads = [leaf for leaf in skeleton.leaves if leaf.name == head]

@@ -89,7 +89,8 @@ def test_hub_id_fetches_safetensors_and_text_only(hub: FakeHub) -> None:
 
 def test_without_weights_only_the_config_of_a_hub_id_is_fetched(hub: FakeHub) -> None:
     assert resolve("owner/name", weights=False) == hub.snapshot
-    assert hub.calls[0]["allow_patterns"] == ["config.json", "generation_config.json"]
+    described = ["config.json", "generation_config.json", "tokenizer_config.json"]
+    assert hub.calls[0]["allow_patterns"] == [*described, "preprocessor_config.json", "processor_config.json"]
 
 
 def test_an_adapter_is_two_downloaded_files_or_a_local_folder(hub: FakeHub) -> None:

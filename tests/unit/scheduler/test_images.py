@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 
 from jaxserve.ipc.messages import ImageInfo
 from jaxserve.scheduler.images import EmbeddingRows, ImagePolicy, PlacedImage, RequestImages
 from jaxserve.scheduler.plan import NO_IMAGE_ROW
+from jaxserve.types import RequestId
 
 INFO = ImageInfo(max_patches=8, max_tokens=8, cache_rows=8, merge=1, patch_bytes=4)
 
@@ -16,7 +18,7 @@ def image(name: bytes, start: int, count: int) -> PlacedImage:
 
 
 def images(*placed: PlacedImage) -> RequestImages:
-    return RequestImages(placed, None, 0)
+    return RequestImages(RequestId("a"), placed, None, 0)
 
 
 def test_held_rows_stay_and_the_oldest_idle_image_goes_first() -> None:
@@ -36,19 +38,47 @@ def test_held_rows_stay_and_the_oldest_idle_image_goes_first() -> None:
 
 def test_a_chunk_ends_before_an_image_that_this_step_cannot_encode() -> None:
     policy, own = ImagePolicy(INFO), images(image(b"a", 2, 5), image(b"b", 9, 5))
-    counts, items = policy.cut([None, own], [0, 0], [3, 20])
+    counts, items = policy.cut([None, own], [0, 0], [3, 20], [False] * 2)
     assert counts == [3, 9] and [len(item.patches) for item in items] == [5]  # 10 patches are more than 8
     assert (own.rows(0, 9) == NO_IMAGE_ROW).tolist() == [True] * 2 + [False] * 5 + [True] * 2
-    counts, items = policy.cut([None, own], [3, 9], [1, 20])
+    counts, items = policy.cut([None, own], [3, 9], [1, 20], [False] * 2)
     assert counts == [1, 20] and len(items) == 1 and list(own.held) == [1]
 
 
 def test_an_image_is_encoded_once_for_all_requests_and_waits_for_rows() -> None:
     policy, one, same, other = ImagePolicy(INFO), *(images(image(name, 0, 5)) for name in (b"a", b"a", b"c"))
-    counts, items = policy.cut([one, same, other], [0, 0, 0], [4, 5, 5])
+    counts, items = policy.cut([one, same, other], [0, 0, 0], [4, 5, 5], [False] * 3)
     assert counts == [4, 5, 0] and len(items) == 1
     assert one.rows(0, 4).tolist() == same.rows(0, 4).tolist()
     policy.release(one)
     policy.release(same)
-    counts, items = policy.cut([other], [0], [5])
+    counts, items = policy.cut([other], [0], [5], [False])
     assert counts == [5] and len(items) == 1
+
+
+def test_a_reply_waits_for_an_encoder_call_or_a_chunk_and_never_for_both() -> None:
+    policy = ImagePolicy(msgspec.structs.replace(INFO, step_patches=4, cache_rows=32))
+    prompts = [images(*(image(bytes([i, j]), 3 * j, 2) for j in range(3))) for i in range(2)]
+    firsts, calls, num_steps = [0, 0], [], 0
+    while min(firsts) < 9:
+        wanted = [min(9 - first, 5) for first in firsts]
+        counts, items = policy.cut([None, *prompts], [20 + num_steps, *firsts], [1, *wanted], [True, False, False])
+        assert counts[0] == 1 and sum(len(item.patches) for item in items) <= 4
+        assert not (items and any(counts[1:])) and (items or any(counts[1:]))
+        calls.append(len(items))
+        firsts = [first + count for first, count in zip(firsts, counts[1:], strict=True)]
+        num_steps += 1
+    assert sum(calls) == 6 and 0 in calls
+    alone, items = policy.cut([images(image(b"large", 0, 7))], [0], [7], [False])
+    assert alone == [7] and len(items) == 1
+
+
+def test_an_image_over_the_budget_is_encoded_alone() -> None:
+    policy = ImagePolicy(msgspec.structs.replace(INFO, step_patches=4, cache_rows=32))
+    prompt = images(image(b"a", 0, 7), image(b"b", 7, 2))
+    counts, items = policy.cut([None, prompt], [9, 0], [1, 9], [True, False])
+    assert counts == [1, 0] and [len(item.patches) for item in items] == [7]
+    counts, items = policy.cut([None, prompt], [10, 0], [1, 9], [True, False])
+    assert counts == [1, 7] and not items
+    counts, items = policy.cut([None, prompt], [11, 7], [1, 2], [True, False])
+    assert counts == [1, 0] and [len(item.patches) for item in items] == [2]

@@ -109,7 +109,7 @@ async def test_the_process_is_started_again_when_it_dies() -> None:
         assert (await images.load([source(JPEG)], INFO)).images
 
 
-async def test_memory_counts_until_the_images_are_gone() -> None:
+async def test_memory_counts_until_the_images_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     async with loader() as images:
         loaded = await images.load([source(JPEG)], INFO)
         num_bytes = images.num_bytes
@@ -119,6 +119,15 @@ async def test_memory_counts_until_the_images_are_gone() -> None:
         with pytest.raises(RateLimitError, match="max-image-memory"):
             await images.load([source(JPEG)], INFO)
         images.num_bytes -= 1 << 20
+        many = [source(file_of(picture(80, 50, seed)), seed) for seed in range(9)]
+        before = images.num_bytes
+        with pytest.raises(InvalidRequestError, match="no image of a supported format"):
+            await images.load([source(JPEG), source(b"hello", 1)], INFO)
+        assert images.num_bytes == before  # what was decoded is given back
+        monkeypatch.setattr("jaxserve.frontend.images.loader.MAX_IMAGE_BYTES", 3 * num_bytes)
+        with pytest.raises(InvalidRequestError, match="of one prompt may take") as caught:
+            await images.load(many, INFO)
+        assert caught.value.param != many[0].place and images.num_bytes == before
         del loaded
         gc.collect()
         assert images.num_bytes == 0

@@ -10,8 +10,18 @@ from typing import Any
 
 import pytest
 
-from jaxserve.config import CacheConfig, CompileConfig, Config, ModelConfig, ParallelConfig
+from jaxserve.config import (
+    CacheConfig,
+    CompileConfig,
+    Config,
+    ImagesConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+)
+from jaxserve.errors import ConfigError
 from jaxserve.models.registry import open_model
+from jaxserve.runner.slots import slots_bytes
 from jaxserve.tools.planning.collectives import Collective
 from jaxserve.tools.planning.compiler import Answers, CompileJob, ProgramMemory
 from jaxserve.tools.planning.devices import ACCELERATORS, Device, Rates, find_device
@@ -19,7 +29,7 @@ from jaxserve.tools.planning.fit import model_sizes
 from jaxserve.tools.planning.plan import FORMAT_VERSION, Exchanges, Plan, to_json
 from jaxserve.tools.planning.planner import Planner, read_model
 from jaxserve.tools.planning.roofline import decode_bound
-from tests.models.goldens import golden_checkpoint
+from tests.models.goldens import DATA
 from tests.unit.tools.planning.configs import LLAMA_8B, LLAMA_70B, QWEN3_30B_A3B, SMOLLM2, write_config
 
 A100 = ACCELERATORS["a100"]
@@ -64,10 +74,38 @@ def test_llama_8b_on_one_h200_by_hand(tmp_path: Path) -> None:
     assert plan.memory.free_bytes == 143_827_717_324 - 16_060_522_496 - 104 * GIB - plan.memory.workspace_bytes
 
 
-@pytest.mark.parametrize("name", ["gemma4_tiny", "gemma4_moe_odd_tiny", "deepseek_v3_tiny", "qwen3_next_tiny"])
+def test_images_take_the_encoders_weights_its_activations_and_embeddings_that_are_kept() -> None:
+    path = DATA / "vision" / "qwen3_vl_tiny"
+    plans = {}
+    for limit in ("image=4", "image=0"):
+        config = config_for(path, images=ImagesConfig(limit_mm_per_prompt=limit, image_cache_memory=2 << 20))
+        plans[limit] = Planner(read_model(path, config.images), H200, H200.rates).plan(config, None)
+    images, texts = plans["image=4"], plans["image=0"]
+    tensors = open_model(path).tensors
+    tower = sum(prod(info.shape) for name, info in tensors.items() if name.startswith("vision."))
+    assert images.model.num_parameters - texts.model.num_parameters == tower > 0
+    assert images.weights_bytes - texts.weights_bytes == 2 * tower
+    assert images.memory is not None and texts.memory is not None
+    width = 48 * (1 + 2)  # an embedding, and features of two deepstack layers
+    assert images.memory.image_bytes == ((2 << 20) // (width * 2) + 1) * width * 2
+    assert texts.memory.image_bytes == 0
+    # 16,384 patches: 2 inputs and 4 x 24 of a layer in bfloat16, 192 pixels, 24 x 4 + 144 of the connector for 4 patches
+    activations = 16_384 * ((2 * 24 + 4 * 24) * 2 + 192 * 4) + 2 * 4 * 2 * 128 * 16_384 + 4096 * (96 + 144) * 2
+    assert images.memory.workspace_bytes == activations + slots_bytes(256, 352)
+    assert [(row.step_s, row.limited_by) for row in images.decode] == [
+        (row.step_s, row.limited_by) for row in texts.decode
+    ]
+    drafts = config_for(path, scheduler=SchedulerConfig(num_speculative_tokens=2))
+    with pytest.raises(ConfigError, match="image=0"):
+        Planner(read_model(path), H200, H200.rates).plan(drafts, None)
+
+
+@pytest.mark.parametrize(
+    "name", ["gemma4_tiny", "gemma4_moe_odd_tiny", "deepseek_v3_tiny", "qwen3_next_tiny", "vision/smolvlm_tiny"]
+)
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_parameters_of_layers_that_differ_are_those_of_the_checkpoint(name: str, num_devices: int) -> None:
-    path = golden_checkpoint(name).path
+    path = DATA / name
     tensors = open_model(path).tensors.values()
     config = config_for(path, parallel=ParallelConfig(tensor_parallel_size=num_devices))
     found = model_sizes(config, read_model(path).decoder, H200).num_parameters

@@ -1,0 +1,33 @@
+"""Describes image input to the scheduler and the API process: `ImageInfo` of a prepared engine."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from jaxserve.config import ImagesConfig
+from jaxserve.executor.preparation import Preparation
+from jaxserve.ipc.messages import ImageInfo
+
+STEP_PATCHES: Final = {"cpu": 1024}
+"""Patches that are encoded before a step while replies are generated, by platform."""
+ACCELERATOR_STEP_PATCHES: Final = 4096
+
+
+def image_info(prepared: Preparation, settings: ImagesConfig) -> ImageInfo | None:
+    """Return the sizes of image input; None for a model that is served for texts."""
+    shape = prepared.images
+    if shape is None:
+        return None
+    wanted = settings.max_encode_patches
+    if wanted is None:
+        wanted = STEP_PATCHES.get(prepared.device.platform, ACCELERATOR_STEP_PATCHES)
+    return ImageInfo(
+        max_patches=shape.max_patches,
+        max_tokens=shape.max_patches // shape.block,
+        cache_rows=shape.num_rows,
+        merge=math.isqrt(shape.block),
+        patch_bytes=shape.patch_bytes,
+        has_rope_positions=shape.has_rope_positions,
+        step_patches=min(wanted, shape.max_patches),
+    )
