@@ -22,6 +22,7 @@ from jaxserve.config_devices import Routing as Routing
 from jaxserve.config_images import ImagesConfig as ImagesConfig
 from jaxserve.config_memory import MemoryConfig as MemoryConfig
 from jaxserve.config_option import option
+from jaxserve.config_recorder import RecorderConfig as RecorderConfig
 from jaxserve.config_tls import TlsConfig as TlsConfig
 from jaxserve.errors import ConfigError
 from jaxserve.host_settings import check_hosts
@@ -283,9 +284,7 @@ class ServerConfig:
     )
     log_level: LogLevel = option("info", help="lowest level to log")
     log_format: LogFormat = option("text", help="format of the log; json: one object per line")
-    profile_dir: str | None = option(
-        None, help="directory for the profiles of /start_profile and /stop_profile (default: none)"
-    )
+    profile_dir: str | None = option(None, help="directory for the profiles of /start_profile (default: none)")
     allow_weight_updates: bool = option(
         False,
         help="run the commands /update_weights, /sleep, /pause, /v1/load_lora_adapter and their opposites for any client "
@@ -380,6 +379,7 @@ class Config:
     server: ServerConfig = field(default_factory=ServerConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     tls: TlsConfig = field(default_factory=TlsConfig)
+    recorder: RecorderConfig = field(default_factory=RecorderConfig)
 
     def __post_init__(self) -> None:
         tokens, seqs = self.scheduler.max_num_batched_tokens, self.scheduler.max_num_seqs

@@ -144,6 +144,7 @@ COMMANDS = (
         "check this machine for a server: devices, versions, memory, limits, caches, port",
         "[MODEL] [OPTIONS]",
     ),
+    Command("replay", "run the scheduler again over a flight record, and find the first step that differs", "FILE"),
     Command("check", "check a config file: each mistake with its line and a suggestion", "FILE"),
     Command("config", "print the settings that would be in force", "[MODEL] [OPTIONS]"),
     Command("health", "exit 0 if a server serves requests, or with --live if it runs; for container health checks"),

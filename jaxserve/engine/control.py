@@ -21,6 +21,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor as Threads
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -36,6 +37,7 @@ from jaxserve.errors import (
     invalid,
 )
 from jaxserve.executor.protocol import WeightStore
+from jaxserve.flight.flight_recorder import FlightRecorder
 from jaxserve.ipc.messages import (
     AddRequest,
     Command,
@@ -59,7 +61,14 @@ _UNLOADED: Final = error_info(ModelNotFoundError("The adapter of this request wa
 _ABORTED: Final = error_info(UnavailableError("The operator ended all requests. Please retry later."))
 _FAILED: Final = InternalError("The command failed; the engine's log has the reason.")
 _QUIESCING: Final = frozenset({"pause", "sleep", "update_weights"})
-_NAMES: Final = _QUIESCING | {"resume", "wake_up", "engine_state", "load_adapter", "unload_adapter"}
+_NAMES: Final = _QUIESCING | {
+    "resume",
+    "wake_up",
+    "engine_state",
+    "load_adapter",
+    "unload_adapter",
+    "dump_flight_record",
+}
 
 
 @dataclass(slots=True)
@@ -84,13 +93,16 @@ class EngineControl:
         *,
         adapters: AdapterPlaces | None = None,
         has_tiers: bool = False,
+        flight: FlightRecorder | None = None,
     ) -> None:
         """weights: None if those of this executor cannot change. threads: read new weights; None: one thread of its own.
 
-        adapters: None rejects none, and loads none. has_tiers: KV tiers hold pages of the weights of the start.
+        adapters: None rejects none, and loads none. has_tiers: KV tiers hold pages of the weights of the start. flight: None
+        refuses to write flight records.
         """
         self.adapters = adapters
         self._has_tiers = has_tiers
+        self._flight = flight
         self._scheduler = scheduler
         self._weights = weights
         self._threads = threads or ThreadPoolExecutor(1, thread_name_prefix="weights")
@@ -174,6 +186,8 @@ class EngineControl:
                 return _ready(lambda: self._places().remove(options.adapter))
             case "update_weights":
                 return self._threads.submit(self._load, options)
+            case "dump_flight_record":
+                return self._threads.submit(lambda: partial(self._set, flight_record=_write_record(self._flight)))
             case "wake_up" if state.is_sleeping:
                 return self._threads.submit(lambda: self._waking(self._store().restore()))
             case "sleep" if not state.is_sleeping:
@@ -238,7 +252,7 @@ class EngineControl:
             raise InvalidRequestError("The weights of this engine cannot change: it has several hosts, or KV tiers.")
         return self._weights
 
-    def _set(self, **values: int | bool) -> None:
+    def _set(self, **values: int | bool | str) -> None:
         self.state = msgspec.structs.replace(self.state, **values)
 
 
@@ -246,3 +260,15 @@ def _ready(apply: Callable[[], None]) -> Future[Callable[[], None]]:
     done: Future[Callable[[], None]] = Future()
     done.set_result(apply)
     return done
+
+
+def _write_record(flight: FlightRecorder | None) -> str:
+    """Return the path of a new flight record. Raises InvalidRequestError."""
+    if flight is None:
+        raise InvalidRequestError(
+            "This engine has no flight recorder: --flight-recorder-steps is 0, it has KV tiers, reads images, or embeds."
+        )
+    try:
+        return str(flight.write("command"))
+    except OSError as error:
+        raise InvalidRequestError(f"The flight record cannot be written: {error.strerror}.") from error

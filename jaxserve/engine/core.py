@@ -30,6 +30,7 @@ from jaxserve.errors import InternalError, RequestError, UnavailableError
 from jaxserve.executor.measured import Measured, resident_bytes
 from jaxserve.executor.profiler import Profiler
 from jaxserve.executor.protocol import BrokenExecutorError, Executor, Pending
+from jaxserve.flight.flight_recorder import FlightRecorder
 from jaxserve.ipc.messages import (
     ENGINE_STOPPED,
     Abort,
@@ -112,12 +113,16 @@ class EngineCore:
         clock: Callable[[], float] = time.perf_counter,
         tiers: KVTiers | None = None,
         adapters: AdapterPlaces | None = None,
+        flight: FlightRecorder | None = None,
     ) -> None:
-        """adapters: those that requests may use and that commands may change; None: all that requests name."""
+        """flight: records what the scheduler decides; None: it is not recorded. adapters: those that requests may use and that commands may change; None: all that requests name."""
         self._memory, self._cpu_seconds = Measured(resident_bytes), Measured(time.process_time)
         self.tiers = tiers
         """The scheduler's."""
-        self.control = EngineControl(scheduler, executor.weights, adapters=adapters, has_tiers=tiers is not None)
+        self.flight = flight
+        self.control = EngineControl(
+            scheduler, executor.weights, adapters=adapters, has_tiers=tiers is not None, flight=flight
+        )
         """Pauses, sleep and updates of the weights."""
         self._scheduler = scheduler
         self._executor = executor

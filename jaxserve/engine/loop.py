@@ -69,6 +69,8 @@ class EngineLoop:
             except Exception:  # a bug: the state is unknown, but clients must not wait
                 _log.exception("the engine loop failed")
                 is_broken = True
+        if is_broken and self._core.flight is not None:
+            self._core.flight.try_to_write("crash")
         self._publish(self._core.stop(BROKEN_ERROR if is_broken else STOP_ERROR))
         return 1 if is_broken else 0
 

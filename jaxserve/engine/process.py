@@ -5,6 +5,7 @@ and rejects requests.
 
 stdin     one line, an EngineSpec; when it ends, the parent is gone, and the engine exits
 SIGTERM   stop: every request gets its terminal message, exit 0
+SIGUSR1   write the flight record
 SIGINT    ignored: a Ctrl-C goes to the whole process group, and the parent decides
 exit      0 stopped, 1 broken or orphaned, 2 could not start (one line, sent to the clients)
 """
@@ -15,7 +16,6 @@ import contextlib
 import importlib
 import logging
 import os
-import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -31,10 +31,15 @@ from jaxserve.config import Config
 from jaxserve.engine.adapters import AdapterPlaces
 from jaxserve.engine.core import EngineCore, rejected
 from jaxserve.engine.loop import EngineLoop
+from jaxserve.engine.signals import Signals
 from jaxserve.errors import ConfigError, StartupError, UnavailableError
 from jaxserve.executor.fake import FakeExecutor
 from jaxserve.executor.profiler import Profiler
 from jaxserve.executor.protocol import Executor, Progress
+from jaxserve.flight.flight_recorder import FlightRecorder
+from jaxserve.flight.record import shape_of
+from jaxserve.flight.recorded_scheduler import RecordedScheduler
+from jaxserve.flight.recorder import Recorder
 from jaxserve.ipc.address import discard_address, remove_socket
 from jaxserve.ipc.engine_spec import MAX_SPEC_BYTES, EngineSpec, parse_spec
 from jaxserve.ipc.messages import AddRequest, Hello, ModelInfo, StartupFailed, StartupProgress, StepOutputs
@@ -43,9 +48,7 @@ from jaxserve.ipc.transport import EngineSocket, ProtocolError
 from jaxserve.kv.groups import SideGroups
 from jaxserve.kv.manager import KVManager
 from jaxserve.kv.page_changes import PageChanges
-from jaxserve.kv.states import RecurrentStates
 from jaxserve.kv.tiers.tiers import KVTiers
-from jaxserve.kv.windows import WindowPages
 from jaxserve.log import configure_logging
 from jaxserve.parent import die_with_parent
 from jaxserve.scheduler.admission import error_info
@@ -144,7 +147,7 @@ _LINGER_S: Final = 1.0
 def main() -> int:
     """Run one engine; returns the exit code."""
     die_with_parent()
-    stop_descriptor, should_stop = stop_on_sigterm()
+    signals = Signals()
     if PRELOAD_FLAG in sys.argv:
         with contextlib.suppress(ImportError):  # raised again where it can be reported
             importlib.import_module("jaxserve.executor.local")
@@ -159,9 +162,9 @@ def main() -> int:
         print(f"engine: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     watch_stdin(spec.address)
-    socket.wake_on(stop_descriptor)
+    socket.wake_on(signals.stop_descriptor)
     try:
-        return serve(spec, socket, should_stop)
+        return serve(spec, socket, signals)
     except StartupError as error:
         if not socket.has_clients:  # else a client reports it to the user
             _log.error("%s", error)
@@ -171,9 +174,9 @@ def main() -> int:
         remove_socket(spec.address)
 
 
-def serve(spec: EngineSpec, socket: EngineSocket, should_stop: Callable[[], bool]) -> int:
+def serve(spec: EngineSpec, socket: EngineSocket, signals: Signals) -> int:
     clock = PhaseClock()
-    executor = start_executor(lambda progress: build_executor(spec, progress, clock), socket, should_stop)
+    executor = start_executor(lambda progress: build_executor(spec, progress, clock), socket, signals.should_stop)
     if executor is None:
         return 0
     made = executor.model_info.startup
@@ -183,7 +186,9 @@ def serve(spec: EngineSpec, socket: EngineSocket, should_stop: Callable[[], bool
         core = build_core(spec, executor)
     except StartupError as error:
         raise _failure(error, socket) from error
-    code = EngineLoop(core, socket, model_info).run(should_stop)
+    if core.flight is not None:
+        signals.on_record = partial(core.flight.try_to_write, "signal")
+    code = EngineLoop(core, socket, model_info).run(signals.should_stop)
     if code == 0:  # else the engine is started again, and other hosts must not take this for the end
         executor.close()
     return code
@@ -224,33 +229,43 @@ def build_core(spec: EngineSpec, executor: Executor[Any, Any]) -> EngineCore:
         groups=side_groups(model_info, executor.buckets, enable_prefix_caching=config.cache.enable_prefix_caching),
     )
     tiers = open_tiers(config, kv, executor, changes)
-    scheduler = Scheduler(
+    parts = (
         config.scheduler,
         kv,
         executor.buckets,
         model_info.max_model_len,
         executor.eos_token_ids,
         model_info.vocab_size,
-        grammars=GrammarMasks(
-            partial(load_ll_tokenizer, Path(spec.model_path)), model_info.vocab_size, config.structured
-        ),
-        tiers=tiers,
-        images=model_info.images,
     )
-    adapters = AdapterPlaces(config.model.adapters, config.model.num_adapter_places)
+    grammars = GrammarMasks(partial(load_ll_tokenizer, Path(spec.model_path)), model_info.vocab_size, config.structured)
+    flight = None
+    if config.recorder.flight_recorder_steps and tiers is None and model_info.images is None:
+        recorder = Recorder(config.recorder.flight_recorder_steps, kv.block_size, 1 + len(model_info.windows))
+        scheduler: Scheduler = RecordedScheduler(recorder, *parts, grammars=grammars)
+        shape = shape_of(config, model_info, executor.buckets, executor.eos_token_ids)
+        flight = FlightRecorder(recorder, shape, config.model.model, config.recorder.flight_recorder_dir)
+    else:
+        scheduler = Scheduler(*parts, grammars=grammars, tiers=tiers, images=model_info.images)
     return EngineCore(
-        scheduler, executor, depth=depth, profiler=profiler, page_changes=changes, tiers=tiers, adapters=adapters
+        scheduler,
+        executor,
+        depth=depth,
+        profiler=profiler,
+        page_changes=changes,
+        tiers=tiers,
+        adapters=AdapterPlaces(config.model.adapters, config.model.num_adapter_places),
+        flight=flight,
     )
 
 
 def side_groups(model_info: ModelInfo, buckets: Buckets, *, enable_prefix_caching: bool) -> SideGroups:
     """Return the windows and the recurrent states of a model."""
-    block_size, max_chunk = model_info.block_size, max(buckets.mixed)
-    states = None
-    if model_info.num_state_slots:
-        states = RecurrentStates(model_info.num_state_slots, block_size, keeps_snapshots=enable_prefix_caching)
-    return SideGroups(
-        [WindowPages(count, block_size, window, max_chunk) for window, count in model_info.windows], states
+    return SideGroups.of_sizes(
+        model_info.windows,
+        model_info.num_state_slots,
+        model_info.block_size,
+        max(buckets.mixed),
+        keeps_snapshots=enable_prefix_caching,
     )
 
 
@@ -279,17 +294,6 @@ def watch_stdin(address: str | None) -> None:
         os._exit(1)
 
     threading.Thread(target=wait_for_end, name="parent-watch", daemon=True).start()
-
-
-def stop_on_sigterm() -> tuple[int, Callable[[], bool]]:
-    """Return a descriptor that becomes readable on SIGTERM, and a function that is true after it."""
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    stop = threading.Event()
-    signal.signal(signal.SIGTERM, lambda number, frame: stop.set())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    return reader, stop.is_set
 
 
 def exit_now(code: int) -> NoReturn:

@@ -143,6 +143,7 @@ CommandName = Literal[
     "reset_prefix_cache",
     "start_profile",
     "stop_profile",
+    "dump_flight_record",
     "pause",
     "resume",
     "sleep",
@@ -179,6 +180,8 @@ class EngineState(msgspec.Struct, frozen=True, array_like=True):
     """Number of updates of the weights since the engine's start."""
     is_paused: bool = False
     is_sleeping: bool = False
+    flight_record: str = ""
+    """Path of the last record that a command has written."""
 
 
 class Command(Message, frozen=True):

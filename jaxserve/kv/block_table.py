@@ -26,15 +26,26 @@ class HashChain:
     __slots__ = ("_block_size", "_hashes", "_images", "_root")
 
     def __init__(
-        self, block_size: int, salt: str | None, adapter: int = 0, images: Sequence[tuple[int, int, bytes]] = ()
+        self,
+        block_size: int,
+        salt: str | None,
+        adapter: int = 0,
+        images: Sequence[tuple[int, int, bytes]] = (),
+        known: Sequence[BlockHash] = (),
     ) -> None:
-        """images: first token, end and digest of each image of the prompt."""
+        """images: first token, end and digest of each image of the prompt. known: the hashes of the first pages, which are not
+        computed then."""
         self._block_size = block_size
         self._images = images
         self._root = sha256(b"unsalted" if salt is None else b"salt:" + salt.encode("utf-8", "surrogatepass")).digest()
         if adapter:
             self._root = sha256(b"adapter:%d:" % adapter + self._root).digest()
-        self._hashes: list[BlockHash] = []
+        self._hashes = list(known)
+
+    @property
+    def known(self) -> list[BlockHash]:
+        """Return the hashes that have been asked for, of the first pages. Any thread may ask."""
+        return list(self._hashes)
 
     def num_full(self, tokens: np.ndarray) -> int:
         """Return the number of pages that `tokens` fill."""

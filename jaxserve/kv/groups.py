@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jaxserve.kv.block_table import BlockTable
-from jaxserve.kv.states import RecurrentStates
+from jaxserve.kv.states import UNIT_TOKENS, RecurrentStates
 from jaxserve.kv.windows import WindowPages
 from jaxserve.types import BlockHash
 
@@ -21,6 +21,26 @@ class SideGroups:
     def __init__(self, windows: Sequence[WindowPages] = (), states: RecurrentStates | None = None) -> None:
         self.windows = tuple(windows)
         self.states = states
+
+    @classmethod
+    def of_sizes(
+        cls,
+        windows: Sequence[tuple[int, int]],
+        num_state_slots: int,
+        block_size: int,
+        max_chunk: int,
+        *,
+        keeps_snapshots: bool,
+        unit_tokens: int = UNIT_TOKENS,
+    ) -> SideGroups:
+        """Return groups for windows (tokens, pages) and slots of recurrent states, 0 for none. max_chunk: prompt tokens of a
+        step."""
+        states = None
+        if num_state_slots:
+            states = RecurrentStates(
+                num_state_slots, block_size, keeps_snapshots=keeps_snapshots, unit_tokens=unit_tokens
+            )
+        return cls([WindowPages(count, block_size, window, max_chunk) for window, count in windows], states)
 
     @property
     def is_empty(self) -> bool:

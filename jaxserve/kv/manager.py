@@ -17,6 +17,7 @@ logits), so when every page of a prompt is cached, the last one is computed agai
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -40,8 +41,10 @@ class KVManager:
         changes: PageChanges | None = None,
         num_ranks: int = 1,
         groups: SideGroups | None = None,
+        chains: Callable[[str | None, int, Sequence[tuple[int, int, bytes]]], HashChain] | None = None,
     ) -> None:
-        """changes: records the pages that the prefix cache gains and loses; None: they are not recorded.
+        """changes: records the pages that the prefix cache gains and loses; None: they are not recorded. chains: makes the
+        page hashes of a request from its salt, adapter and images; None: from its tokens.
 
         num_ranks: data ranks that have an equal share of the pages each. groups: windows and recurrent states; a prefix is
         shared only as far as the window's pages are cached, and up to a snapshot of the state.
@@ -52,6 +55,7 @@ class KVManager:
         self._enable_prefix_caching = enable_prefix_caching
         self.groups = SideGroups() if groups is None else groups
         """Windows and recurrent states."""
+        self._chains = chains or partial(HashChain, block_size)
         self.on_publish: Callable[[BlockHash], None] | None = None
         """Called with the hash of each page that becomes full and cached."""
         self._pending: dict[BlockHash, int] = {}
@@ -75,8 +79,7 @@ class KVManager:
         self, cache_salt: str | None, adapter: int = 0, images: Sequence[tuple[int, int, bytes]] = ()
     ) -> BlockTable:
         """Return an empty table for a new request of this adapter; images: as in `HashChain`."""
-        chain = HashChain(self.block_size, cache_salt, adapter, images)
-        return BlockTable(self._max_blocks, chain, len(self.groups.windows))
+        return BlockTable(self._max_blocks, self._chains(cache_salt, adapter, images), len(self.groups.windows))
 
     def find_prefix(self, table: BlockTable, tokens: np.ndarray, rank: int = 0) -> list[BlockId]:
         """Return the cached pages of a rank that a request with `tokens` can share. Changes nothing."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import signal
 from collections.abc import AsyncIterator, Collection, Mapping
 from pathlib import Path
 from typing import Final
@@ -25,6 +26,8 @@ from jaxserve.tokenizer.tokenizer import Tokenizer
 
 LAST_MESSAGES_S: Final = 0.2
 """Time in which messages of a dead engine may still arrive."""
+RECORD_S: Final = 2.0
+"""Time in which an engine that has stalled may write its flight record before it is killed."""
 ENGINE_STOP_TIMEOUT_S: Final = 5.0
 
 
@@ -83,6 +86,10 @@ class EngineProcess:
             self.kill()
             return await self.wait()
 
+    def ask_for_record(self) -> None:
+        """Let the engine write its flight record, although it answers no messages."""
+        self._process.send_signal(signal.SIGUSR1)
+
     def kill(self) -> None:
         self._process.kill()
 
@@ -128,6 +135,10 @@ async def _end_if_stuck(connection: EngineConnection) -> None:
 async def wait_dead(connection: EngineConnection, engine: EngineProcess) -> str:
     """Wait until the engine has ended and its last messages are read; returns how it ended. Kills one that stalls."""
     await first_of(connection.wait_over(), engine.wait(), connection.wait_stalled())
+    if engine.returncode is None:
+        engine.ask_for_record()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(engine.wait(), RECORD_S)
     await asyncio.sleep(LAST_MESSAGES_S)
     reason = connection.reason or exit_text(engine.returncode)
     engine.kill()

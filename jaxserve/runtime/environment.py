@@ -50,8 +50,9 @@ def load_config(
     values |= environment_values(environ or {})
     values |= {name: parse_value(BY_NAME[name], raw, BY_NAME[name].flag) for name, raw in (flags or {}).items()}
     caches = (environ or {}).get(CACHES_VARIABLE, "")
-    if values.get("compile_cache") is None and os.path.isabs(caches):  # XDG: others are to be ignored
-        values["compile_cache"] = os.path.join(caches, "jaxserve", "programs")
+    for name, folder in (("compile_cache", "programs"), ("flight_recorder_dir", "flight")):
+        if values.get(name) is None and os.path.isabs(caches):  # XDG: others are to be ignored
+            values[name] = os.path.join(caches, "jaxserve", folder)
     values |= leader_worker_set(environ or {}, values)
     if values.get("model") is None:
         values["model"] = str(default_model())

@@ -32,6 +32,8 @@ class Grammars(Protocol):
 class GrammarEvents:
     """Changes of grammars since the last `poll`."""
 
+    ready: list[RequestId] = field(default_factory=list)
+    """Requests whose next mask is known to be ready from now on."""
     prepared: list[Request] = field(default_factory=list)
     """New requests whose first mask is ready."""
     jumped: list[tuple[Request, list[int]]] = field(default_factory=list)
@@ -55,6 +57,8 @@ class ConstrainedDecoding:
         """Requests that cannot wait for a step yet: their first mask is not ready."""
         self._late: set[Request] = set()
         """Started requests whose next mask is not known to be ready."""
+        self.last_events: GrammarEvents | None = None
+        """Returned by the last `poll`."""
 
     def __bool__(self) -> bool:
         return bool(self._active)
@@ -112,11 +116,12 @@ class ConstrainedDecoding:
         rows = [request for request in running if request.grammar is not None]
         is_idle = is_idle and len(rows) == len(running)
         _await_ready(self._active.values() if is_idle else rows, _IDLE_WAIT_S if is_idle else _MASK_WAIT_S)
-        events = GrammarEvents()
+        events = self.last_events = GrammarEvents()
         for request in self._active.values():
             grammar = request.grammar
             if grammar is None or not grammar.is_ready:
                 continue
+            events.ready.append(request.request_id)
             self._late.discard(request)
             if grammar.error is not None:
                 text = f"The grammar of this request cannot be followed: {grammar.error}"

@@ -20,6 +20,7 @@ SHARED = {
     "jaxserve.config_images",
     "jaxserve.config_memory",
     "jaxserve.config_option",
+    "jaxserve.config_recorder",
     "jaxserve.config_tls",
     "jaxserve.errors",
     "jaxserve.host_settings",
@@ -36,6 +37,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": {
         "tools",
         "runtime",
+        "flight.record",
+        "flight.replay",
         "http.app",  # the reference page of the API
         "http.openapi",
         "http.schema_words",
@@ -101,7 +104,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "tokenizer": {"checkpoint"},
     "ipc": {"sampling.params"},
-    "engine": {"scheduler", "kv", "executor", "ipc", "sampling.params", "structured"},
+    "engine": {"flight", "scheduler", "kv", "executor", "ipc", "sampling.params", "structured"},
+    "flight": {"scheduler", "kv", "ipc.messages", "sampling.params"},
     "structured": {"tokenizer", "ipc.messages", "sampling.bits"},
     "scheduler": {"kv", "sampling.params", "ipc.messages", "ipc.stats"},
     "kv": set(),
@@ -157,6 +161,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config_images": set(),
     "config_memory": set(),
     "config_option": set(),
+    "config_recorder": set(),
     "config_tls": set(),
     "errors": set(),
     "host_settings": set(),
@@ -186,6 +191,7 @@ NO_JAX = [
     "jaxserve.frontend",
     "jaxserve.tokenizer",
     "jaxserve.ipc",
+    "jaxserve.flight",
     "jaxserve.scheduler",
     "jaxserve.kv",
     "jaxserve.routing",
@@ -312,7 +318,14 @@ def test_environment_is_read_only_by_the_options() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["jaxserve.http.app", "jaxserve.runtime.server", "jaxserve.cli.bench", "jaxserve.cli.plan", "jaxserve.llm.llm"],
+    [
+        "jaxserve.http.app",
+        "jaxserve.runtime.server",
+        "jaxserve.cli.bench",
+        "jaxserve.cli.plan",
+        "jaxserve.cli.replay",
+        "jaxserve.llm.llm",
+    ],
 )
 def test_api_process_leaves_jax_and_transformers_unimported(module: str) -> None:
     heavy = "{'jax', 'jaxlib', 'flax', 'transformers', 'torch'}"

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 
 from jaxserve.checkpoint.safetensors_file import write_safetensors
+from jaxserve.flight.record import read_record
+from jaxserve.flight.replay import replay
 from tests.e2e.http_server import TOKENIZER, Server, running
 
 FAKE = {"vocab_size": 384, "eos_token_ids": []}
@@ -30,6 +32,16 @@ def test_prefixes_are_forgotten() -> None:
             assert post(server, "/reset_prefix_cache") == (200, {"status": "done"})
         assert cached[0] == cached[2] == 0
         assert cached[1] == cached[3] > 0
+
+
+def test_flight_records_are_written_while_requests_are_served(tmp_path: Path) -> None:
+    with running(FAKE, recorder={"flight_recorder_dir": str(tmp_path)}) as server:
+        assert post(server, "/v1/completions", PROMPT)[0] == 200
+        status, reply = post(server, "/dump_flight_record")
+        assert (status, reply["status"]) == (200, "done")
+        record = read_record(Path(reply["files"][0]))
+        assert record.num_steps == PROMPT["max_tokens"]
+        assert replay(record) is None
 
 
 def test_a_profile_is_written_while_requests_are_served(tmp_path: Path) -> None:

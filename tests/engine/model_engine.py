@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from jaxserve.config import (
@@ -22,6 +23,9 @@ from jaxserve.config import (
 from jaxserve.engine.core import EngineCore
 from jaxserve.engine.process import open_tiers, side_groups
 from jaxserve.executor.local import LocalExecutor
+from jaxserve.flight.record import shape_of
+from jaxserve.flight.recorded_scheduler import RecordedScheduler
+from jaxserve.flight.recorder import Recorder
 from jaxserve.ipc.messages import AddRequest, RequestOutput, TokenLogprobs
 from jaxserve.kv.manager import KVManager
 from jaxserve.sampling.params import EngineSamplingParams
@@ -120,8 +124,10 @@ class ModelEngine:
         max_burst_ms: float = 50.0,
         num_speculative_tokens: int = 0,
         grammars: Grammars | None = None,
+        recorded_steps: int | None = None,
     ) -> None:
-        """Make a new scheduler. `num_blocks`: use only so many pages of the pool."""
+        """Make a new scheduler. `num_blocks`: use only so many pages of the pool. `recorded_steps`: plans of a segment of
+        the flight recorder."""
         model_info = self.executor.model_info
         self.kv = KVManager(
             num_blocks or model_info.num_kv_blocks,
@@ -144,17 +150,16 @@ class ModelEngine:
                 max_num_batched_tokens=max_num_batched_tokens,
             )
         self.tiers = open_tiers(self.config, self.kv, self.executor)
-        self.scheduler = Scheduler(
-            scheduler,
-            self.kv,
-            self.executor.buckets,
-            model_info.max_model_len,
-            self.executor.eos_token_ids,
-            model_info.vocab_size,
-            grammars=grammars,
-            tiers=self.tiers,
-            images=model_info.images,
-        )
+        buckets, eos_token_ids = self.executor.buckets, self.executor.eos_token_ids
+        parts = scheduler, self.kv, buckets, model_info.max_model_len, eos_token_ids, model_info.vocab_size
+        if recorded_steps is None:
+            self.scheduler = Scheduler(*parts, grammars=grammars, tiers=self.tiers, images=model_info.images)
+        else:
+            self.recorder = Recorder(recorded_steps, model_info.block_size, 1 + len(model_info.windows))
+            self.scheduler = RecordedScheduler(self.recorder, *parts, grammars=grammars)
+            config = dataclasses.replace(self.config, scheduler=scheduler)
+            served = msgspec.structs.replace(model_info, num_kv_blocks=num_blocks or model_info.num_kv_blocks)
+            self.shape = shape_of(config, served, buckets, eos_token_ids)
         self.core = EngineCore(self.scheduler, self.executor, depth=int(overlap), tiers=self.tiers)
         self.num_preemptions = self.num_steps = self.num_calls = self.num_accepted_tokens = 0
 

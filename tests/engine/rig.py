@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from jaxserve.config import SchedulerConfig, SchedulingPolicy, TierConfig
@@ -13,6 +14,10 @@ from jaxserve.engine.core import EngineCore
 from jaxserve.executor.fake import FakeExecutor, FakePending, powers_of_two
 from jaxserve.executor.fake_caches import POISON
 from jaxserve.executor.fake_models import FakeTokens, next_token
+from jaxserve.flight.dump import make_record
+from jaxserve.flight.record import EngineShape, FlightRecord
+from jaxserve.flight.recorded_scheduler import RecordedScheduler
+from jaxserve.flight.recorder import Recorder
 from jaxserve.ipc.engine_spec import Script
 from jaxserve.ipc.messages import AddRequest, RequestOutput
 from jaxserve.kv.groups import SideGroups
@@ -95,8 +100,10 @@ class Rig:
         tiers: TierConfig | None = None,
         windows: tuple[tuple[int, int], ...] = (),
         num_state_slots: int = 0,
+        recorded_steps: int | None = None,
     ) -> None:
-        """`depth`: steps that `step` leaves in flight. `max_decode_steps`: above 1, all steps that can be are multi-step."""
+        """`depth`: steps that `step` leaves in flight. `max_decode_steps`: above 1, all steps that can be are multi-step.
+        `recorded_steps`: plans of a segment of the flight recorder."""
         self.depth = depth
         self.max_model_len = max_model_len
         self.num_state_slots = num_state_slots
@@ -142,16 +149,28 @@ class Rig:
         self.tiers = None if tiers is None else KVTiers(tiers, self.kv.pool, self.model.pages, block_size, changes)
         if self.tiers is not None:
             self.kv.on_publish = self.tiers.saver.publish
-        self.scheduler = Scheduler(
-            config,
-            self.kv,
-            self.buckets,
-            max_model_len,
-            frozenset({EOS}),
-            VOCAB_SIZE,
-            lambda: self.now,
-            grammars,
-            tiers=self.tiers,
+        self.recorder = None if recorded_steps is None else Recorder(recorded_steps, block_size, 1 + len(windows))
+        parts = (config, self.kv, self.buckets, max_model_len, frozenset({EOS}), VOCAB_SIZE, lambda: self.now, grammars)
+        self.scheduler = (
+            Scheduler(*parts, tiers=self.tiers) if self.recorder is None else RecordedScheduler(self.recorder, *parts)
+        )
+        self.shape = EngineShape(
+            config=config,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            max_model_len=max_model_len,
+            enable_prefix_caching=enable_prefix_caching,
+            num_ranks=num_ranks,
+            windows=list(windows),
+            num_state_slots=num_state_slots,
+            state_unit=8,
+            decode_buckets=list(self.buckets.decode),
+            mixed_buckets=list(self.buckets.mixed),
+            max_num_seqs=rows,
+            max_decode_steps=self.buckets.max_decode_steps,
+            eos_token_ids=[EOS],
+            vocab_size=VOCAB_SIZE,
+            has_grammars=grammars is not None,
         )
         self.core = EngineCore(self.scheduler, self.executor, depth=depth, page_changes=changes, tiers=self.tiers)
         self.plans: list[StepPlan] = []
@@ -161,6 +180,12 @@ class Rig:
         """Log-probabilities of prompt tokens."""
         self.ends: dict[str, RequestOutput] = {}
         """Terminal messages. A second one fails the test."""
+
+    def record(self) -> FlightRecord:
+        """Return the flight record, as it would be read from a file."""
+        assert self.recorder is not None
+        record = make_record(self.recorder, self.shape, model="fake", reason="test")
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(record), type=FlightRecord)
 
     def send(self, *messages: AddRequest) -> None:
         """Send requests that must be accepted."""

@@ -25,7 +25,8 @@ class Counting:
 
     error: str | None = None
 
-    def __init__(self, first: int, num_jump_forward: int = 0) -> None:
+    def __init__(self, first: int, num_jump_forward: int = 0, vocab_size: int = VOCAB_SIZE) -> None:
+        self._vocab_size = vocab_size
         self._next = first
         self._last = first + LENGTH
         self._num_jump_forward = num_jump_forward
@@ -34,7 +35,7 @@ class Counting:
 
     @property
     def mask(self) -> np.ndarray:
-        return pack_bits([self._next], VOCAB_SIZE)
+        return pack_bits([self._next], self._vocab_size)
 
     @property
     def is_ready(self) -> bool:
@@ -61,12 +62,14 @@ class Counting:
 
 
 class CountingGrammars:
-    def __init__(self, num_jump_forward: int = 0) -> None:
+    def __init__(self, num_jump_forward: int = 0, vocab_size: int = VOCAB_SIZE) -> None:
         self._num_jump_forward = num_jump_forward
+        self._vocab_size = vocab_size
         self.made: list[Counting] = []
 
     def follow(self, grammar: Grammar, allowed_token_ids: Collection[int], *, jump_forward: bool = False) -> Counting:
-        self.made.append(Counting(int(grammar.text), self._num_jump_forward if jump_forward else 0))
+        num_jump_forward = self._num_jump_forward if jump_forward else 0
+        self.made.append(Counting(int(grammar.text), num_jump_forward, self._vocab_size))
         return self.made[-1]
 
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from jaxserve.config import CacheConfig, Config, ModelConfig, SchedulerConfig, ServerConfig
+from jaxserve.config import CacheConfig, Config, ModelConfig, RecorderConfig, SchedulerConfig, ServerConfig
 from jaxserve.engine.core import STOP_ERROR
 from jaxserve.errors import ConfigError
 from jaxserve.executor.fake_models import next_token
+from jaxserve.flight.record import SUFFIX, FlightRecord, read_record
+from jaxserve.flight.replay import replay
 from jaxserve.ipc.address import new_address, private_path
 from jaxserve.ipc.engine_spec import EngineSpec, FakeOptions, parse_spec
 from jaxserve.ipc.messages import (
@@ -240,3 +245,64 @@ async def test_spec_survives_the_trip(client: Client) -> None:
 def test_broken_spec_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="no valid specification"):
         parse_spec(b"not json")
+
+
+def _await_file(folder: Path) -> None:
+    """Wait until a record is written."""
+    while not any(folder.glob(f"*{SUFFIX}")):
+        time.sleep(0.01)
+
+
+class RecordedClient(Client):
+    """An engine that writes its flight records into a folder."""
+
+    def __init__(self, directory: Path, fake: FakeOptions) -> None:
+        super().__init__(directory, fake)
+        self.records = directory / "flight"
+        self.records.mkdir(mode=0o700)
+        recorder = RecorderConfig(flight_recorder_dir=str(self.records))
+        config = dataclasses.replace(self.spec.config, recorder=recorder)
+        self.spec = msgspec.structs.replace(self.spec, config=config)
+
+    async def next_record(self) -> FlightRecord:
+        """Wait until the first record is there, and read it."""
+        await asyncio.wait_for(asyncio.to_thread(_await_file, self.records), 60)
+        return read_record(next(self.records.glob(f"*{SUFFIX}")))
+
+
+@asynccontextmanager
+async def recorded_client(directory: Path, fake: FakeOptions) -> AsyncIterator[RecordedClient]:
+    client = RecordedClient(directory, fake)
+    try:
+        yield client
+    finally:
+        client.connection.close()
+        client.process.kill()
+        await client.process.wait()
+
+
+async def test_an_engine_that_breaks_leaves_its_flight_record(tmp_path: Path) -> None:
+    fake = msgspec.structs.replace(FAKE, fail_at_steps=tuple(range(3, 100)))
+    async with recorded_client(tmp_path, fake) as client:
+        await client.start()
+        for number in range(3):
+            await client.connection.send(add(f"r{number}", prompt(5, number), max_tokens=50))
+        assert await client.process.wait() == 1
+        record = await client.next_record()
+    assert (record.reason, record.model, record.first_step) == ("crash", "fake", 1)
+    assert [call.kind for call in record.calls].count("fail") >= 2
+    assert replay(record) is None
+
+
+async def test_an_engine_that_hangs_in_its_device_writes_its_flight_record_by_signal(tmp_path: Path) -> None:
+    async with recorded_client(tmp_path, msgspec.structs.replace(FAKE, device_seconds=3600.0)) as client:
+        await client.start()
+        await client.connection.send(add("r", prompt(40), max_tokens=50))
+        record = None
+        while record is None or not record.num_steps:  # the engine may not have got the request yet
+            for path in client.records.iterdir():
+                path.unlink()
+            client.process.ask_for_record()
+            record = await client.next_record()
+    assert record.reason == "signal"
+    assert replay(record) is None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from jaxserve.apis.routes import Call, Route
-from jaxserve.http.operations.schema import CommandResult
+from jaxserve.http.operations.schema import CommandResult, FlightRecords
+from jaxserve.ipc.messages import CommandOptions
 
 _Command = partial(Route, "POST", tag="Operation", reply=CommandResult, errors=(400, 403, 429, 503))
 
@@ -29,3 +30,12 @@ async def stop_profile(call: Call) -> CommandResult:
     """End the profile, and write it. Meanwhile the engine does nothing else."""
     await call.frontend.client.command("stop_profile")
     return CommandResult()
+
+
+@partial(_Command, "/dump_flight_record", reply=FlightRecords)
+async def dump_flight_record(call: Call) -> FlightRecords:
+    """Write the scheduler's last decisions to files for `jaxserve replay` (--flight-recorder-dir). Steps go on."""
+    client = call.frontend.client
+    client.require_ready()
+    states = await client.engines.command("dump_flight_record", CommandOptions())
+    return FlightRecords([state.flight_record for state in states])

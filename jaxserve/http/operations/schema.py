@@ -28,6 +28,10 @@ class Draining(msgspec.Struct, tag_field="status", tag="draining"):
     """Requests under way are answered, new ones are refused."""
 
 
+class FlightRecords(msgspec.Struct, tag_field="status", tag="done"):
+    files: Annotated[list[str], Meta(description="A file of each engine, on its host.")]
+
+
 class Loading(msgspec.Struct, tag_field="status", tag="loading"):
     phase: Annotated[str, Meta(description="The longest of the running phases.")]
     done: Annotated[int, Meta(description="Units of the phase that are done, out of `total`.")]

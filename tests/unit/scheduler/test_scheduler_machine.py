@@ -2,7 +2,7 @@
 
 The pool is so small that preemption, eviction and refused starts happen all the time; prompts come from
 so few tokens that prefix hits happen too. Up to three steps are in flight, some of them multi-step or with drafts. Every
-finished request is compared with the direct evaluation of the fake model.
+finished request is compared with the direct evaluation of the fake model, and the flight record is replayed.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from jaxserve.config import SchedulingPolicy
+from jaxserve.flight.replay import replay
 from jaxserve.ipc.engine_spec import Script
 from jaxserve.ipc.messages import AddRequest, ErrorInfo
 from jaxserve.scheduler.request import Request
@@ -59,6 +60,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         script=st.sampled_from([None, SCRIPT]),
         num_speculative_tokens=st.sampled_from([0, 3]),
         scheduling_policy=st.sampled_from(["fair", "fair", "priority", "fcfs"]),
+        recorded_steps=st.sampled_from([1, 3, 1000]),
     )
     def build(
         self,
@@ -72,6 +74,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         script: Script | None,
         num_speculative_tokens: int,
         scheduling_policy: SchedulingPolicy,
+        recorded_steps: int,
     ) -> None:
         self.script = script
         self.rig = Rig(
@@ -87,6 +90,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             script=script,
             num_speculative_tokens=num_speculative_tokens,
             scheduling_policy=scheduling_policy,
+            recorded_steps=recorded_steps,
         )
         self.messages: dict[RequestId, AddRequest] = {}
         self.num_added = 0
@@ -211,7 +215,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         """All remaining requests finish, and all pages are free again."""
         if not hasattr(self, "rig"):
             return
+        assert replay(self.rig.record()) is None, "requests under way"
         self.rig.finish(max_steps=3000)
+        assert replay(self.rig.record()) is None
         for request_id, message in self.messages.items():
             assert self.rig.tokens[request_id] == expected(message, MAX_MODEL_LEN, self.script)
             assert self.rig.scores[request_id] == expected_scores(message)

@@ -1,0 +1,24 @@
+"""Settings of the flight recorder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxserve.config_option import option
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecorderConfig:
+    """The flight recorder: the scheduler's last decisions, for `jaxserve replay`."""
+
+    flight_recorder_steps: int = option(
+        4096,
+        ge=0,
+        le=1 << 20,
+        help="steps whose scheduling decisions are kept in memory (32MiB at most), without texts and tokens; 0: none",
+    )
+    flight_recorder_dir: str | None = option(
+        None,
+        help="directory for the records of engines that crash, and of /dump_flight_record; the last 8 stay (default: "
+        "jaxserve/flight in $XDG_CACHE_HOME or ~/.cache)",
+    )

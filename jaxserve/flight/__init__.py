@@ -1,0 +1,1 @@
+"""The flight recorder: the scheduler's last decisions, and their replay."""

@@ -1,0 +1,47 @@
+"""The flight recorder of an engine process: writes what it keeps on command, by signal, and when the engine crashes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+from jaxserve.flight.dump import make_record
+from jaxserve.flight.record import EngineShape, write_record
+from jaxserve.flight.recorder import Recorder
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_DIRECTORY: Final = "~/.cache/jaxserve/flight"
+
+
+class FlightRecorder:
+    """Writes what a recorder keeps into a directory. Any thread may call all methods."""
+
+    def __init__(self, recorder: Recorder, shape: EngineShape, model: str, directory: str | None) -> None:
+        self._recorder = recorder
+        self._shape = shape
+        self._model = model
+        self._directory = Path(directory or DEFAULT_DIRECTORY).expanduser()
+        self._lock = threading.Lock()
+        self._num_written = 0
+
+    def write(self, reason: str) -> Path:
+        """Write a record and return its path. Raises OSError."""
+        with self._lock:
+            record = make_record(self._recorder, self._shape, model=self._model, reason=reason)
+            stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+            self._num_written += 1
+            path = write_record(record, self._directory, f"{stamp}-{os.getpid()}-{self._num_written}")
+        _log.info("wrote the flight record of %d steps to %s (%s)", record.num_steps, path, reason)
+        return path
+
+    def try_to_write(self, reason: str) -> None:
+        """Write a record; a failure is logged."""
+        try:
+            self.write(reason)
+        except Exception:  # a crash has a reason of its own, which this one must not hide
+            _log.exception("the flight record could not be written")

@@ -1,0 +1,87 @@
+"""A scheduler whose calls are recorded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from jaxserve.config import SchedulerConfig
+from jaxserve.flight.recorder import Arrival, KeptResult, Recorder, Scheduled
+from jaxserve.ipc.messages import AddRequest, ErrorInfo, RequestOutput
+from jaxserve.kv.manager import KVManager
+from jaxserve.scheduler.constrained import Grammars
+from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
+from jaxserve.scheduler.scheduler import Scheduler
+from jaxserve.types import RequestId
+
+
+class RecordedScheduler(Scheduler):
+    """A Scheduler without tiers and images, and the recorder that keeps what it decides."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        config: SchedulerConfig,
+        kv: KVManager,
+        buckets: Buckets,
+        max_model_len: int,
+        eos_token_ids: frozenset[int],
+        vocab_size: int,
+        clock: Callable[[], float] = time.monotonic,
+        grammars: Grammars | None = None,
+    ) -> None:
+        super().__init__(config, kv, buckets, max_model_len, eos_token_ids, vocab_size, recorder.clock(clock), grammars)
+        self._recorder = recorder
+        recorder.begin_step(self)
+
+    def add(self, message: AddRequest) -> ErrorInfo | None:
+        add = super().add
+        error = self._recorder.call("add", Arrival.of(message), lambda: add(message))
+        if error is not None:
+            self._recorder.drop_last()
+            return error
+        table = self.requests[message.request_id].table
+        num_tokens = len(message.prompt_token_ids) + message.sampling.max_tokens
+        self._recorder.note_arrival(table.chain, min(self._kv.num_blocks_for(num_tokens), len(table.row)))
+        return None
+
+    def abort(self, request_ids: Iterable[RequestId]) -> list[RequestOutput]:
+        abort, ids = super().abort, list(request_ids)
+        return self._recorder.call("abort", ids, lambda: abort(ids))
+
+    def abort_all(self, error: ErrorInfo) -> list[RequestOutput]:
+        abort_all = super().abort_all
+        return self._recorder.call("abort_all", None, lambda: abort_all(error))
+
+    def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> None:
+        reset = super().reset_prefix_cache
+        self._recorder.call(
+            "reset_prefix_cache", reset_running_requests, lambda: reset(reset_running_requests=reset_running_requests)
+        )
+
+    def poll_grammars(self) -> list[RequestOutput]:
+        if not self._constrained:
+            return []
+        self._constrained.last_events = None
+        outputs = self._recorder.call("poll_grammars", None, super().poll_grammars)
+        self._recorder.note_grammars(self._constrained.last_events)
+        return outputs
+
+    def schedule(self) -> StepPlan | None:
+        self._recorder.begin_step(self)
+        plan = self._recorder.call("schedule", Scheduled(self.starts_requests), super().schedule)
+        if plan is not None:
+            self._recorder.note_plan(plan)
+        elif not self.requests and not self.in_flight:
+            self._recorder.drop_last()  # an idle engine
+        return plan
+
+    def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
+        update, kept = super().update, KeptResult.of(result)
+        outputs = self._recorder.call("update", kept, lambda: update(plan, result))
+        self._recorder.note_result(kept)
+        return outputs
+
+    def fail(self, plan: StepPlan, error: ErrorInfo, *, may_shrink: bool = False) -> list[RequestOutput]:
+        fail = super().fail
+        return self._recorder.call("fail", may_shrink, lambda: fail(plan, error, may_shrink=may_shrink))

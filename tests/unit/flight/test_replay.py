@@ -1,0 +1,266 @@
+"""Flight records: the real scheduler decides the same again, and every difference is found."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from jaxserve.flight.errors import RecordError
+from jaxserve.flight.record import KEPT_FILES, SUFFIX, FlightRecord, read_record, write_record
+from jaxserve.flight.replay import Difference, replay
+from jaxserve.ipc.engine_spec import Script
+from jaxserve.ipc.messages import ErrorInfo
+from tests.engine.rig import Rig, add, prompt
+from tests.engine.test_grammar_rows import CountingGrammars, counting
+
+REPEATING = Script(cue=11, token_ids=(5, 6, 7, 5, 6, 7, 5, 6, 8, 9, 5, 6, 8, 9, 5, 6, 7, 2, 5, 6, 8, 9, 9, 9))
+LOADS: dict[str, dict[str, Any]] = {
+    "overlap": {"depth": 1},
+    "drafts": {"depth": 1, "num_speculative_tokens": 3, "script": REPEATING},
+    "multi-step": {"depth": 1, "max_decode_steps": 8},
+    "window": {"depth": 1, "windows": ((8, 40),)},
+    "states": {"depth": 1, "num_state_slots": 12},
+    "ranks": {"depth": 1, "num_ranks": 2, "num_blocks": 66},
+    "fcfs": {"depth": 1, "scheduling_policy": "fcfs"},
+    "grammars": {"depth": 1, "grammars": CountingGrammars(num_jump_forward=2)},
+}
+
+
+def under_load(*, num_turns: int = 250, seed: int = 0, recorded_steps: int = 40, **options: Any) -> Rig:
+    """Return a rig that was under mixed load, with requests under way: prefix hits, preemptions, aborts and a failed step."""
+    chance = random.Random(seed)
+    rig = Rig(**{"num_blocks": 40, "recorded_steps": recorded_steps, **options})
+    for turn in range(num_turns):
+        if len(rig.scheduler.requests) < 12 and chance.random() < 0.4:
+            text = [11] * chance.choice([0, 8, 16, 24]) + [
+                chance.randrange(3, 100) for _ in range(chance.randint(1, 20))
+            ]
+            message = add(
+                f"r{turn}",
+                text,
+                max_tokens=chance.randint(1, 40),
+                ignore_eos=chance.random() < 0.5,
+                stop_token_ids=(7,) if chance.random() < 0.3 else (),
+                presence_penalty=chance.choice([0.0, 0.0, 1.0]),
+                num_prompt_logprobs=chance.choice([None, None, None, 1]),
+                num_top_logprobs=chance.choice([None, None, 2]),
+            )
+            is_constrained = options.get("grammars") is not None and chance.random() < 0.5
+            rig.send(counting(f"r{turn}", chance.randint(3, 60)) if is_constrained else message)
+        if rig.scheduler.requests and chance.random() < 0.05:
+            rig.collect(rig.scheduler.abort([chance.choice(list(rig.scheduler.requests))]))
+        if turn == num_turns - 20 and rig.pending:
+            rig.collect(rig.scheduler.fail(rig.pending[0][0], ErrorInfo("InternalError", "broken")))
+            rig.pending.clear()
+            rig.executor.lose_state()
+        rig.step()
+    return rig
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_the_scheduler_decides_the_same_again(load: str) -> None:
+    rig = under_load(**LOADS[load])
+    record = rig.record()
+    assert record.first_step > 1, "the record begins in the middle"
+    assert record.num_steps >= 40
+    assert {call.kind for call in record.calls} >= {"add", "schedule", "update", "fail"}
+    assert rig.scheduler.take_stats().num_preemptions > 0
+    if load == "drafts":
+        assert any(slot < 0 for plan in plans(record) for slot in plan["slots"])
+    if load == "grammars":
+        assert any(call.value["jumped"] for call in record.calls if call.kind == "poll_grammars")
+    assert replay(record) is None
+
+
+def test_a_record_from_the_start_is_replayed_without_a_captured_state() -> None:
+    record = under_load(depth=1, recorded_steps=10_000, num_turns=60).record()
+    assert record.first_step == 1
+    assert replay(record) is None
+
+
+def plans(record: FlightRecord) -> list[dict[str, Any]]:
+    return [call.value["plan"] for call in record.calls if call.kind == "schedule" and call.value["plan"] is not None]
+
+
+def first(record: FlightRecord, kind: str, number: int = 0) -> dict[str, Any]:
+    return [call.value for call in record.calls if call.kind == kind][number]
+
+
+def _slot(record: FlightRecord) -> None:
+    plans(record)[9]["slots"][0] += 1
+
+
+def _page(record: FlightRecord) -> None:
+    plans(record)[9]["pages"][-1] += 1
+
+
+def _row(record: FlightRecord) -> None:
+    plans(record)[9]["request_ids"].pop()
+
+
+def _no_plan(record: FlightRecord) -> None:
+    calls = [call for call in record.calls if call.kind == "schedule" and call.value["plan"] is not None]
+    calls[9].value["plan"] = None
+
+
+def _prompt(record: FlightRecord) -> None:
+    first(record, "add", 1)["num_prompt_tokens"] += 5
+
+
+def _end(record: FlightRecord) -> None:
+    first(record, "add", 1)["sampling"]["max_tokens"] = 1
+
+
+def _abort(record: FlightRecord) -> None:
+    first(record, "abort")["argument"].clear()
+
+
+@pytest.mark.parametrize("change", [_slot, _page, _row, _no_plan, _prompt, _end, _abort])
+def test_a_changed_record_is_found(change: Callable[[FlightRecord], None]) -> None:
+    record = under_load(depth=1).record()
+    change(record)
+    difference = replay(record)
+    assert isinstance(difference, Difference)
+    if change in (_slot, _page, _row, _no_plan):
+        assert difference.step == record.first_step + 9
+
+
+def test_the_field_that_differs_is_named() -> None:
+    record = under_load(depth=1).record()
+    plan = plans(record)[3]
+    plan["bucket"] *= 2
+    text = f"step {record.first_step + 3}: bucket: recorded {plan['bucket']}, replayed {plan['bucket'] // 2}"
+    assert str(replay(record)) == text
+
+
+def test_an_exception_of_the_scheduler_is_raised_again() -> None:
+    rig = Rig(recorded_steps=1)
+    rig.send(add("a", prompt(20), max_tokens=30))
+    for _ in range(5):
+        rig.step()
+    rig.kv.pool._references[rig.scheduler.running[0].table.blocks[0]] = 0  # a bug
+    rig.step()
+    rig.step()
+    with pytest.raises(RuntimeError, match="released more often"):
+        rig.scheduler.abort(["a"])
+    record = rig.record()
+    assert record.calls[-1].error is not None
+    assert replay(record) is None
+    record.calls[-1] = msgspec.structs.replace(record.calls[-1], error=None)
+    assert "error of abort: recorded None, replayed RuntimeError" in str(replay(record))
+
+
+def test_no_token_and_no_page_hash_is_in_a_file() -> None:
+    secret = [89, 83, 79, 73, 71, 67, 61, 59]
+    rig = Rig(depth=1, recorded_steps=3, num_blocks=40, script=Script(cue=secret[-1], token_ids=(97,) * 30))
+    for name in "abc":
+        rig.run(add(name, secret * 2, max_tokens=6, num_prompt_logprobs=1))
+        rig.send(add(name * 2, secret * 2, max_tokens=30))
+        rig.step()
+    assert rig.recorder is not None
+    hashes = [page for segment in rig.recorder.segments for chain in segment.start.chains for page in chain.known]
+    assert hashes
+    data = msgspec.msgpack.encode(rig.record())
+    assert not [page for page in hashes if page in data]
+    plain = msgspec.msgpack.decode(data, type=dict)
+    assert replay(rig.record()) is None
+    numbers = runs_of_numbers(plain)
+    assert not [run for run in numbers if any(run[i : i + 2] == secret[:2] for i in range(len(run)))]
+    assert not [run for run in numbers if 97 in run and run.count(97) > 2]
+
+
+def runs_of_numbers(value: Any) -> list[list[int]]:
+    """Return every list of numbers in decoded data."""
+    if isinstance(value, dict):
+        return [run for part in value.values() for run in runs_of_numbers(part)]
+    if not isinstance(value, list):
+        return []
+    own = [part for part in value if isinstance(part, int)]
+    return [own, *(run for part in value for run in runs_of_numbers(part))]
+
+
+def test_memory_is_bounded() -> None:
+    rig = Rig(depth=1, recorded_steps=10)
+    for number in range(60):
+        rig.run(add(f"r{number}", prompt(20, number), max_tokens=12))
+    assert rig.recorder is not None
+    segments = rig.recorder.segments
+    assert len(segments) == 2
+    assert all(segment.num_steps <= 11 for segment in segments)
+    assert segments[-1].first_step > 500
+    rig.recorder._max_bytes = 20_000
+    for number in range(20):
+        rig.run(add(f"s{number}", prompt(20, number), max_tokens=12))
+    assert all(segment.num_bytes < 30_000 for segment in rig.recorder.segments)
+    assert replay(rig.record()) is None
+
+
+def test_an_idle_engine_adds_nothing() -> None:
+    rig = Rig(recorded_steps=10)
+    rig.run(add("a", prompt(5)))
+    assert rig.recorder is not None
+    before = len(rig.recorder.segments[-1].events)
+    for _ in range(50):
+        rig.step()
+    assert rig.scheduler.add(add("b", [])) is not None, "a request that is rejected"
+    assert len(rig.recorder.segments[-1].events) == before
+
+
+def test_files_are_private_whole_and_few(tmp_path: Path) -> None:
+    record = under_load(num_turns=10).record()
+    folder = tmp_path / "flight"
+    for number in range(KEPT_FILES + 3):
+        path = write_record(record, folder, f"{number:03}")
+    assert read_record(path) == record
+    assert (folder.stat().st_mode & 0o777, path.stat().st_mode & 0o777) == (0o700, 0o600)
+    assert [each.name for each in sorted(folder.iterdir())] == [f"{n:03}{SUFFIX}" for n in range(3, KEPT_FILES + 3)]
+
+
+def test_files_that_are_no_records_are_refused_in_one_line(tmp_path: Path) -> None:
+    path = write_record(under_load(num_turns=10).record(), tmp_path, "a")
+    whole = path.read_bytes()
+    for data in (b"", b"text", whole[: len(whole) // 2]):
+        path.write_bytes(data)
+        with pytest.raises(RecordError, match="cannot be replayed"):
+            read_record(path)
+    with pytest.raises(RecordError, match="does not exist"):
+        read_record(tmp_path / "none")
+
+
+def test_a_record_with_objects_of_other_classes_is_refused() -> None:
+    record = under_load(num_turns=30, recorded_steps=5).record()
+    for name in (
+        "subprocess:Popen",
+        "jaxserve.kv.block_pool:annotations",
+        "jaxserve.scheduler.plan:np",
+        "jaxserve.kv:x",
+    ):
+        state = [
+            msgspec.structs.replace(node, names=[name, *node.names[1:]]) if node.kind == "object" else node
+            for node in record.state
+        ]
+        with pytest.raises(RecordError, match="unknown class"):
+            replay(msgspec.structs.replace(record, state=state))
+
+
+def test_the_command_answers_0_if_all_steps_are_equal_and_imports_no_jax(tmp_path: Path) -> None:
+    record = under_load(depth=1).record()
+    path = write_record(record, tmp_path, "a")
+    script = "import sys; from jaxserve.cli.main import main; code = main(sys.argv[1:]); "
+    script += "assert not {'jax', 'jaxlib'} & set(sys.modules); sys.exit(code)"
+    words = [sys.executable, "-c", script, "replay", str(path), "--show", "3"]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "first step that differs: 0, all are equal"
+    plans(record)[5]["slots"][0] += 1
+    write_record(record, tmp_path, "a")
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"first difference: step {record.first_step + 5}: slots" in done.stdout
