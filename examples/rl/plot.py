@@ -1,0 +1,33 @@
+"""Draw the log of `reinforce.py`: reward and divergence per step.
+
+python examples/rl/plot.py run.jsonl run.png
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+
+
+def main() -> None:
+    log, picture = sys.argv[1:]
+    records = [json.loads(line) for line in Path(log).read_text("utf-8").splitlines()]
+    steps = [record["step"] for record in records]
+    figure, (above, below) = plt.subplots(2, 1, sharex=True, figsize=(7, 5), layout="constrained")
+    above.plot(steps, [record["reward"] for record in records], color="tab:blue")
+    above.set_ylabel('reward: share of "e"')
+    above.set_ylim(bottom=0)
+    for name, style in (("max", "-"), ("mean", "--")):
+        below.plot(steps, [record[f"divergence_{name}"] for record in records], style, color="tab:red", label=name)
+    below.set_yscale("log")
+    below.set_ylabel("|trainer - server|, nats per token")
+    below.set_xlabel("step")
+    below.legend()
+    figure.savefig(picture, dpi=110)
+
+
+if __name__ == "__main__":
+    main()
