@@ -57,7 +57,7 @@ beside_types = @{ $(MYPY); } >$(STAMPS)/types.log 2>&1 & types=$$!; trap 'kill $
 QUICKLY = JAX_DISABLE_MOST_OPTIMIZATIONS=1
 
 .PHONY: help install serve check test lint format types fast-tests all-tests versions-tests second-python environments \
-	dependencies kernels-check newest-kernels aot-tests clients-check clients-tests scale-check scale-tests announce docs lock release docker-check base-digests bench-peers \
+	dependencies kernels-check newest-kernels aot-tests clients-check clients-tests scale-check scale-tests announce docs lock release docker-check container-check base-digests bench-peers \
 	gpu-wheels gpu-check clean
 
 help: ## list the targets
@@ -263,6 +263,10 @@ release: $(STAMPS)/$(DEVICE) ## build the release of the last commit into dist/ 
 
 docker-check: install ## hadolint, compose and YAML checks of docker/ and configs/ (no engine needed)
 	$(PYTEST) tests/unit/docker
+
+# On a machine that reaches the registry of the base images: ARGS=--pinned. Else they are made of Debian's packages.
+container-check: ## build the cpu image without Docker, run it read-only and unprivileged, twice (root, buildah, mmdebstrap)
+	$(PYTHON) docker/check.py $(ARGS)
 
 base-digests: ## pin the images of docker/ to the digests that their registry has today (needs skopeo)
 	docker/base_digests.sh docker/Dockerfile docker/compose.yaml

@@ -1,4 +1,4 @@
-"""Schemas of the custom resources in docker/kubernetes: what jaxserve uses of them, and no other field.
+"""Schemas of the custom resources in docker/kubernetes and docker/helm: what jaxserve uses of them, and no other field.
 
 Each is the part of its project's CustomResourceDefinition (2026-08) that the manifests rely on, with its limits. Pod
 templates and everything else is validated by the schemas of Kubernetes itself (`kubernetes_validate`).
@@ -128,10 +128,59 @@ _RAY_SERVICE: Final = _object(
     ),
 )
 
+_SERVICE_MONITOR: Final = _object(
+    ("selector", "endpoints"),
+    selector=_object(("matchLabels",), matchLabels={"type": "object", "additionalProperties": _LABEL}),
+    endpoints=_list(
+        _object(
+            ("port",),
+            port=_NAME,
+            interval={"type": "string", "pattern": r"^(([0-9]+)(ms|s|m|h))+$"},
+            authorization=_object(
+                (),
+                type={"type": "string"},
+                credentials=_object(("key",), name=_NAME, key=_NAME, optional={"type": "boolean"}),
+            ),
+            relabelings=_list(_object((), targetLabel=_NAME, replacement={"type": "string"})),
+        ),
+        minItems=1,
+    ),
+)
+_TEXTS: Final = {"type": "object", "additionalProperties": {"type": "string"}}
+_DURATION: Final = {"type": "string", "pattern": r"^(([0-9]+)(ms|s|m|h|d))+$"}
+_PROMETHEUS_RULE: Final = _object(
+    ("groups",),
+    groups=_list(
+        _object(
+            ("name", "rules"),
+            name=_NAME,
+            rules=_list(
+                {
+                    "oneOf": [
+                        _object(
+                            ("alert", "expr"),
+                            alert=_NAME,
+                            expr={"type": "string", "minLength": 1},
+                            **{"for": _DURATION},
+                            labels=_TEXTS,
+                            annotations=_TEXTS,
+                        ),
+                        _object(("record", "expr"), record=_NAME, expr={"type": "string", "minLength": 1}),
+                    ]
+                },
+                minItems=1,
+            ),
+        ),
+        minItems=1,
+    ),
+)
+
 SCHEMAS: Final[Mapping[tuple[str, str], Schema]] = {
     ("inference.networking.k8s.io/v1", "InferencePool"): _resource(_INFERENCE_POOL),
     ("gateway.networking.k8s.io/v1", "HTTPRoute"): _resource(_HTTP_ROUTE),
     ("leaderworkerset.x-k8s.io/v1", "LeaderWorkerSet"): _resource(_LEADER_WORKER_SET),
     ("ray.io/v1", "RayService"): _resource(_RAY_SERVICE),
+    ("monitoring.coreos.com/v1", "ServiceMonitor"): _resource(_SERVICE_MONITOR),
+    ("monitoring.coreos.com/v1", "PrometheusRule"): _resource(_PROMETHEUS_RULE),
 }
 """By apiVersion and kind."""

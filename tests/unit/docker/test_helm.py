@@ -1,0 +1,152 @@
+"""The Helm chart makes the documents of docker/kubernetes, and valid further ones; its rendered fixtures are those of the chart."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from jaxserve import __version__
+from jaxserve.runtime.settings import BY_NAME
+from tests.tools.render_chart import CASES, CHART, EVERYTHING, FIXTURES, can_render, digest, render
+from tests.unit.docker.alert_rules import RULES
+from tests.unit.docker.manifests import FOLDER, documents
+from tests.unit.docker.test_dashboard import SERIES
+from tests.unit.docker.test_kubernetes import validate
+
+Document = dict[str, Any]
+SCHEMA: Document = json.loads((CHART / "values.schema.json").read_text("utf-8"))
+
+
+def fixture(case: str) -> dict[tuple[str, str], Document]:
+    """Return the rendered documents by kind and name."""
+    found = json.loads((FIXTURES / f"{case}.json").read_text("utf-8"))["documents"]
+    return {(document["kind"], document["metadata"]["name"]): document for document in found}
+
+
+def values(name: str) -> Document:
+    """Return one of the chart's files of values."""
+    found: Document = yaml.safe_load((CHART / name).read_text("utf-8"))
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_fixtures_are_of_the_chart_as_it_is(case: str) -> None:
+    rendered = json.loads((FIXTURES / f"{case}.json").read_text("utf-8"))
+    assert rendered["chart"] == digest(), "run `python -m tests.tools.render_chart`"
+
+
+@pytest.mark.skipif(
+    not can_render(), reason="no helm, and no package helm-python-sdk: fixtures are compared by their hash"
+)
+@pytest.mark.parametrize("case", CASES)
+def test_helm_renders_the_fixtures(case: str) -> None:
+    assert render(*CASES[case]) == list(fixture(case).values())
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_document_is_valid(case: str) -> None:
+    for document in fixture(case).values():
+        validate(document)
+
+
+@pytest.mark.parametrize("case", ["cpu", "gpu", "tpu"])
+def test_the_chart_makes_the_manifests_of_the_same_name(case: str) -> None:
+    """Only labels of documents and the order of variables differ."""
+    rendered = fixture(case)
+    for document in documents(FOLDER / f"{case}.yaml"):
+        made = rendered[document["kind"], document["metadata"]["name"]]
+        assert comparable(made) == comparable(document)
+    further = {kind for kind, _ in rendered} - {document["kind"] for document in documents(FOLDER / f"{case}.yaml")}
+    assert further == {"PodDisruptionBudget", "NetworkPolicy"}
+
+
+def comparable(document: Document) -> Document:
+    """Return a document without the metadata of a release, with variables by name."""
+    found = copy.deepcopy(document)
+    found["metadata"] = {"name": document["metadata"]["name"]}
+    for container in found["spec"].get("template", {}).get("spec", {}).get("containers", []):
+        container["env"] = sorted(container["env"], key=lambda entry: str(entry["name"]))
+    return found
+
+
+@pytest.mark.parametrize("file", ["cpu", "gpu", "tpu"])
+def test_values_fit_their_schema_and_settings_exist(file: str) -> None:
+    given, default = values(f"values-{file}.yaml"), values("values.yaml")
+    merged = {key: default[key] | given[key] if key in given and key in default and isinstance(default[key], dict) else given.get(key, default[key]) for key in default}  # fmt: skip
+    jsonschema.validate(merged, SCHEMA)
+    assert set(given) <= set(default)
+    assert set(given["settings"]) <= set(BY_NAME)
+    assert set(EVERYTHING["settings"]) <= set(BY_NAME)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(merged | {"replica": 2}, SCHEMA)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(default, SCHEMA)  # no model
+
+
+def test_settings_become_variables_that_the_server_reads() -> None:
+    (container,) = fixture("everything")["Deployment", "jaxserve"]["spec"]["template"]["spec"]["containers"]
+    given = {entry["name"]: entry.get("value") for entry in container["env"]}
+    assert given["JAXSERVE_MAX_QUEUED_TOKENS"] == "4194304"
+    assert given["JAXSERVE_MEMORY_FRACTION"] == "0.85"
+    assert given["JAXSERVE_PUBLIC_METRICS"] == "true"
+
+
+def test_the_autoscaler_reads_a_ratio_that_a_rule_records() -> None:
+    rendered = fixture("everything")
+    scaler = rendered["HorizontalPodAutoscaler", "jaxserve"]["spec"]
+    (metric,) = scaler["metrics"]
+    groups = rendered["PrometheusRule", "jaxserve"]["spec"]["groups"]
+    alerts = [rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule]
+    (recorded,) = [rule for group in groups for rule in group["rules"] if "record" in rule]
+    assert alerts == list(RULES)
+    assert metric["pods"]["metric"]["name"] == recorded["record"]
+    for name in ("num_requests_running", "num_requests_waiting", "request_capacity"):
+        assert f"jaxserve:{name}" in SERIES
+        assert f"jaxserve:{name}" in recorded["expr"]
+    assert scaler["scaleTargetRef"]["name"] == "jaxserve"
+    assert "replicas" not in rendered["Deployment", "jaxserve"]["spec"], (
+        "Helm would set back what the autoscaler has set"
+    )
+
+
+def test_everything_selects_the_pods_of_the_release() -> None:
+    rendered = fixture("everything")
+    labels = rendered["Deployment", "jaxserve"]["spec"]["template"]["metadata"]["labels"]
+    service = rendered["Service", "jaxserve"]
+    selectors = [
+        rendered["PodDisruptionBudget", "jaxserve"]["spec"]["selector"]["matchLabels"],
+        rendered["NetworkPolicy", "jaxserve"]["spec"]["podSelector"]["matchLabels"],
+        service["spec"]["selector"],
+    ]
+    assert all(selector and selector.items() <= labels.items() for selector in selectors)
+    monitor = rendered["ServiceMonitor", "jaxserve"]
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert monitor["spec"]["endpoints"][0]["port"] in [port["name"] for port in service["spec"]["ports"]]
+    (relabeling,) = monitor["spec"]["endpoints"][0]["relabelings"]
+    assert relabeling == {"targetLabel": "job", "replacement": "jaxserve"}, "the job of the alerts"
+
+
+def test_the_network_policy_lets_in_who_is_named_and_prometheus() -> None:
+    policy = fixture("everything")["NetworkPolicy", "jaxserve"]["spec"]
+    ((rule,), egress) = policy["ingress"], policy["egress"]
+    assert rule["from"][0] == EVERYTHING["networkPolicy"]["from"][0]
+    assert rule["from"][1] == {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    assert [port["port"] for entry in egress for port in entry["ports"]] == [53, 53]
+    policy = fixture("gpu")["NetworkPolicy", "jaxserve"]["spec"]
+    assert policy["ingress"][0]["from"] == [{"podSelector": {}}]
+    assert [port["port"] for entry in policy["egress"] for port in entry["ports"]] == [53, 53, 443]
+
+
+def test_the_chart_has_the_version_of_the_package() -> None:
+    chart = values("Chart.yaml")
+    assert chart["version"] == chart["appVersion"] == __version__
+
+
+def test_alerts_are_one_file() -> None:
+    assert Path(CHART / "files" / "alerts.yml").resolve() == Path(CHART.parents[1] / "monitoring" / "alerts.yml")
