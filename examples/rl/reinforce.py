@@ -91,7 +91,9 @@ def train(llm: LLM, policy: Policy, *, steps: int, num_replies: int, num_new: in
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="REINFORCE with jaxserve.LLM")
-    parser.add_argument("--model", type=Path, help="a GGUF file or a Hugging Face directory (default: the default model)")
+    parser.add_argument(
+        "--model", type=Path, help="a GGUF file or a Hugging Face directory (default: the default model)"
+    )
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--replies", type=int, default=8, help="replies to each prompt")
     parser.add_argument("--max-tokens", type=int, default=24)

@@ -17,7 +17,7 @@ from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.inputs import Program
-from jaxserve.runner.steps import lower
+from jaxserve.runner.steps import GENERATION, forward, lower
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
 from tests.aot.devices import H200, V5E, Target
@@ -38,7 +38,9 @@ MODEL = DecoderConfig(
     rope_theta=10000.0,
 )
 POOL = (1, 4096, 8, 16, 128)
-DECODE = Program("decode", 8, 8, 64, num_slots=8)
+DECODE = Program("decode", 8, 8, 64, num_slots=0)
+FORWARD = replace(GENERATION, step=forward)
+"""Without the sampler, which test_step_programs.py compiles and which takes most of the time."""
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,8 @@ def test_a_decode_step_of_experts_is_one_graph_and_exchanges_two_sums(
     sharding = make_sharding(MODEL, MeshShape(num_devices), target.devices(num_devices))
     dumps = {"xla_dump_to": str(tmp_path), "xla_dump_hlo_as_text": True, "xla_gpu_autotune_level": 0}
     options: dict[str, Any] | None = dumps if is_gpu else None
-    step = lower(make_skeleton(MODEL, policy), sharding, DECODE, pool_shapes(POOL, "bfloat16")).compile(options)
+    lowered = lower(make_skeleton(MODEL, policy), sharding, DECODE, pool_shapes(POOL, "bfloat16"), FORWARD)
+    step = lowered.compile(options)
     memory, text = step.memory_analysis(), step.as_text()
     assert memory is not None
     assert text is not None
