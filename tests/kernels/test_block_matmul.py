@@ -12,7 +12,7 @@ from jaxserve_kernels.block_matmul import block_matmul, dequantize_rows, dequant
 from jaxserve_kernels.block_matmul.cases import random_blocks
 
 KINDS = pytest.mark.parametrize("kind", BLOCK_KINDS.values(), ids=lambda kind: kind.name)
-NUM_ROWS, NUM_BLOCKS = 48, 2
+NUM_ROWS, NUM_BLOCKS = 48, 3  # more inputs than the kernel dequantises at a time, for blocks of 256
 
 
 def _stored(kind: BlockKind) -> np.ndarray:

@@ -19,6 +19,7 @@ namespace {
 namespace ffi = xla::ffi;
 
 constexpr int kTileRows = kLanes == 16 ? 12 : 4;  // whose sums are in registers
+constexpr int64_t kPartInputs = 512;              // of a tile that are dequantised at a time: 32 KiB
 constexpr int64_t kFetchBytes = 4 << 10;          // ahead of their use, codes are fetched
 constexpr int64_t kRoundRows = 16;                // rows one task rounds
 
@@ -74,6 +75,81 @@ void float_tile(const Call& call, int64_t row, int64_t tile, int half) {
     }
   }
   for (int r = 0; r < Rows; ++r) store(call.y + (row + r) * call.n + tile * kTileOutputs + half * kLanes, totals[r]);
+}
+
+// The weights of some blocks of a tile, one vector for each input, as `float_group` multiplies with them.
+template <typename Kind>
+void dequantise(const uint8_t* block, int64_t blocks, int half, Floats* to) {
+  for (int64_t b = 0; b < blocks; ++b, block += Kind::kBytes) {
+    for (int group = 0; group < Kind::kInputs / kGroup; ++group, to += kGroup) {
+      const uint8_t* codes = block + group * Kind::kCodeBytes;
+      fetch(codes, Kind::kCodeBytes);
+      const Scales<Kind::kParts> scales = Kind::scales(block, group, half);
+#pragma GCC unroll 8
+      for (int step = 0; step < kSteps; ++step) {
+        const Floats d = scales.d[step * Kind::kParts / kSteps];
+        const Floats added = Kind::kHasMinimum ? scales.added : d * float(-Kind::kZero);
+        const Words four = codes_of<Kind::kBits>(codes + half * 4 * kLanes, step);
+#pragma GCC unroll 4
+        for (int byte = 0; byte < 4; ++byte) to[4 * step + byte] = multiply_add(added, d, code_of(four, byte));
+      }
+    }
+  }
+}
+
+// Adds the products with `inputs` dequantised weights to the results, which are zeros at the first of a row's inputs.
+template <int Rows>
+void dequantised_tile(const float* x, int64_t k, const Floats* weights, int64_t inputs, float* y, int64_t n,
+                      bool is_first) {
+  Floats totals[Rows] = {};
+  if (!is_first) {
+    for (int r = 0; r < Rows; ++r) totals[r] = load(y + r * n);
+  }
+  for (int64_t start = 0; start < inputs; start += kGroup, x += kGroup, weights += kGroup) {
+    Floats sums[Rows] = {};
+#pragma GCC unroll 4
+    for (int i = 0; i < kGroup; ++i) {
+      const Floats each = weights[i];
+      for (int r = 0; r < Rows; ++r) sums[r] = multiply_add(sums[r], broadcast(x[r * k + i]), each);
+    }
+    for (int r = 0; r < Rows; ++r) totals[r] += sums[r];
+  }
+  for (int r = 0; r < Rows; ++r) store(y + r * n, totals[r]);
+}
+
+template <int Rows>
+void last_dequantised(int64_t rows, const float* x, int64_t k, const Floats* weights, int64_t inputs, float* y,
+                      int64_t n, bool is_first) {
+  if constexpr (Rows > 0) {
+    if (rows == Rows) {
+      dequantised_tile<Rows>(x, k, weights, inputs, y, n, is_first);
+    } else {
+      last_dequantised<Rows - 1>(rows, x, k, weights, inputs, y, n, is_first);
+    }
+  }
+}
+
+// Many rows: parts of a tile are dequantised once, and meet all rows. Every sum has the order that `float_tile` has.
+template <typename Kind>
+void many_rows(const Call& call, int64_t tile) {
+  constexpr int64_t kPartBlocks = std::max<int64_t>(1, kPartInputs / Kind::kInputs);
+  alignas(64) Floats weights[kPartBlocks * Kind::kInputs];
+  const int64_t blocks = call.k / Kind::kInputs;
+  const uint8_t* first = call.w + tile * blocks * Kind::kBytes;
+  for (int half = 0; half < kHalves; ++half) {
+    for (int64_t b = 0; b < blocks; b += kPartBlocks) {
+      const int64_t count = std::min(kPartBlocks, blocks - b), inputs = count * Kind::kInputs;
+      dequantise<Kind>(first + b * Kind::kBytes, count, half, weights);
+      const float* x = call.x + b * Kind::kInputs;
+      float* y = call.y + tile * kTileOutputs + half * kLanes;
+      int64_t row = 0;
+      for (; row + kTileRows <= call.m; row += kTileRows) {
+        dequantised_tile<kTileRows>(x + row * call.k, call.k, weights, inputs, y + row * call.n, call.n, b == 0);
+      }
+      last_dequantised<kTileRows - 1>(call.m - row, x + row * call.k, call.k, weights, inputs, y + row * call.n,
+                                      call.n, b == 0);
+    }
+  }
 }
 
 template <typename Kind, int Rows>
@@ -142,6 +218,12 @@ void last_rows(const Call& call, int64_t row, int64_t tile) {
 template <typename Kind, bool IsRounded>
 void tiles_between(const Call& call, int64_t begin, int64_t end) {
   for (int64_t tile = begin; tile < end; ++tile) {
+    if constexpr (!IsRounded) {
+      if (call.m > kTileRows) {
+        many_rows<Kind>(call, tile);
+        continue;
+      }
+    }
     int64_t row = 0;
     for (; row + kTileRows <= call.m; row += kTileRows) rows_of_tile<Kind, IsRounded, kTileRows>(call, row, tile);
     last_rows<Kind, IsRounded, kTileRows - 1>(call, row, tile);
