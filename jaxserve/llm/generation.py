@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -87,7 +89,7 @@ async def chat_work(
     **template: Any,
 ) -> Work:
     """Return the work of a conversation; `template`: further arguments of `LLM.chat`, such as `tools`."""
-    options = _converted(_ChatOptions, {"messages": messages, **template})
+    options = _converted(_ChatOptions, {"messages": await with_image_urls(messages), **template})
     check_bounds(options, frontend.limits)
     conversation = Conversation(
         messages=options.messages,
@@ -101,6 +103,35 @@ async def chat_work(
     token_ids = work.handle.requests[0].prompt_token_ids
     prompt = await frontend.tokenization.decode(token_ids, skip_special_tokens=False)
     return Work(prompt, work.handle, work.num_top_logprobs, work.num_prompt_logprobs)
+
+
+async def with_image_urls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with Pillow's images (parts of type `image_pil`) as `data:` URLs. Raises InvalidRequestError."""
+
+    def converted(message: Any, place: str) -> Any:
+        if not isinstance(message, dict) or not isinstance(message.get("content"), list):
+            return message
+        parts = [_with_url(part, f"{place}.content[{i}]") for i, part in enumerate(message["content"])]
+        return message | {"content": parts}
+
+    return await asyncio.to_thread(lambda: [converted(each, f"messages[{i}]") for i, each in enumerate(messages)])
+
+
+def _with_url(part: Any, place: str) -> Any:
+    if not isinstance(part, dict) or part.get("type") != "image_pil":
+        return part
+    image: Any = part.get("image_pil")
+    buffer = io.BytesIO()
+    if not hasattr(image, "save"):
+        raise invalid(f"{place}.image_pil", "must be an image of Pillow")
+    try:
+        image.save(buffer, "PNG")
+    except OSError as error:  # a mode that PNG does not have
+        raise invalid(f"{place}.image_pil", f"must be of a mode that PNG has: {error}") from None
+    return {
+        "type": "image_url",
+        "image_url": {"url": f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"},
+    }
 
 
 def _request(

@@ -127,7 +127,8 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
     ) -> list[RequestOutput]:
         """Answer one conversation or many in the model's chat format; otherwise like `generate`.
 
-        tools, tool_choice: as in OpenAI's API. Tool calls and reasoning are parsed as by the server: the result has them
+        messages: as in OpenAI's API; images also as parts {"type": "image_pil", "image_pil": an image of Pillow}. tools,
+        tool_choice: as there, too. Tool calls and reasoning are parsed as by the server: the result has them
         as `tool_calls` and `reasoning`, and the content as `text`.
         """
         listed = [messages] if messages and isinstance(messages[0], dict) else messages

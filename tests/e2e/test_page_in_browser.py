@@ -61,3 +61,27 @@ async def test_a_newcomer_chats_and_watches_the_engine() -> None:
             await check_access(page)
             assert len(await page.screenshot()) > 10_000
             assert len(page.complaints) == 1, page.complaints
+
+
+_DROP = """(() => { const data = new DataTransfer();
+    data.items.add(new File([new Uint8Array([1, 2, 3])], 'cat.png', { type: 'image/png' }));
+    document.getElementById('messages').dispatchEvent(new DragEvent('drop', { dataTransfer: data, bubbles: true }));
+})()"""
+
+
+async def test_a_dropped_picture_is_shown_and_sent_and_not_kept() -> None:
+    with running() as server:
+        async with tab() as page:
+            await page.open(f"{server.url}/")
+            await page.until("document.getElementById('status').textContent === 'ready'")
+            await page.run(_DROP)
+            await page.until("document.querySelectorAll('#pictures img').length === 1")
+            await check_access(page)
+            await page.run("document.getElementById('prompt').value = 'What is it?'")
+            await page.run("document.getElementById('send').click()")
+            await page.until("document.getElementById('notice').textContent.includes('image_url')")
+            notice = await page.run("document.getElementById('notice').textContent")
+            assert "messages[0].content[0].image_url.url' is an image" in notice, "the fake engine reads text only"
+            assert await page.run("document.querySelectorAll('.message.user img').length") == 1
+            assert await page.run("document.querySelectorAll('#pictures img').length") == 0
+            assert "data:" not in await page.run("localStorage.getItem('jaxserve-chats')")

@@ -20,6 +20,28 @@ def programs() -> Path:
     return shared_programs()
 
 
+SPLIT_OVER_TWO_HOSTS = {
+    "deepseek_v3_tiny": ("--tensor-parallel-size", "4"),  # latent pages
+    "gemma2_tiny": ("--tensor-parallel-size", "4", "--data-parallel-size", "2"),  # sliding windows, capped scores
+    "glm4_moe_tiny": ("--tensor-parallel-size", "8", "--expert-parallel-size", "2"),  # dense layers before mixtures
+    "gpt_oss_tiny": ("--tensor-parallel-size", "8", "--expert-parallel-size", "4"),  # biases of experts, sinks
+    "olmo2_tiny": ("--tensor-parallel-size", "8"),  # norms over all heads
+    "phi3_tiny": ("--tensor-parallel-size", "8"),  # fused projections in its checkpoint
+    "qwen2_moe_tiny": ("--tensor-parallel-size", "8", "--expert-parallel-size", "2"),  # a shared expert
+    "qwen2_tiny": ("--tensor-parallel-size", "2", "--data-parallel-size", "4"),  # biases
+}
+"""One of each way in which layers are split; flags of four or eight devices on two hosts."""
+
+
+@pytest.mark.parametrize("model", SPLIT_OVER_TWO_HOSTS)
+def test_each_way_to_split_layers_gives_the_same_tokens_on_two_hosts(model: str, programs: Path) -> None:
+    golden, flags = golden_checkpoint(model), SPLIT_OVER_TWO_HOSTS[model]
+    num_tokens = min(NUM_TOKENS, len(golden.output_ids))
+    with running_hosts(golden, 2, 8, *flags, programs=programs) as replica:
+        assert greedy_tokens(replica.server, golden, num_tokens) == golden_tokens(golden, num_tokens)
+        assert replica.stop() == [0, 0]
+
+
 @pytest.mark.parametrize("model", ["llama3_tiny", "qwen3_moe_tiny"])
 @pytest.mark.parametrize(("num_hosts", "num_devices"), [(2, 8), (4, 4)])
 def test_tokens_equal_those_of_one_process(model: str, num_hosts: int, num_devices: int, programs: Path) -> None:

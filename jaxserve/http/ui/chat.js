@@ -34,6 +34,7 @@ const EXAMPLE_TOOLS = JSON.stringify([{
 }], null, 2);
 
 let chats = read(STORE, []);
+let pictures = [];  // of the next message, as data: URLs
 let current = null;
 let running = null;
 let onKeyNeeded = () => {};
@@ -48,7 +49,7 @@ function read(name, otherwise) {
 
 function write(name, value) {
   try {
-    localStorage.setItem(name, JSON.stringify(value));
+    localStorage.setItem(name, JSON.stringify(value, (key, part) => (key === "images" ? undefined : part)));
   } catch {
     notify("This browser has no space left for the history.");
   }
@@ -120,7 +121,8 @@ function messageNode(message, index) {
 
 function fill(body, message) {
   if (message.role !== "assistant") {
-    body.textContent = message.content;
+    const shown = message.images?.length ? [el("div", {}, ...message.images.map(thumbnail))] : [];
+    body.replaceChildren(...shown, message.content);
     return;
   }
   const nodes = [];
@@ -135,6 +137,55 @@ function fill(body, message) {
   body.replaceChildren(...nodes);
 }
 
+function thumbnail(url, index) {
+  return el("img", { src: url, alt: `Picture ${index + 1}`, className: "picture" });
+}
+
+function showPictures() {
+  const drop = (url) => { pictures = pictures.filter((one) => one !== url); showPictures(); };
+  $("pictures").replaceChildren(...pictures.map((url, i) => el("span", {}, thumbnail(url, i),
+    el("button", { type: "button", "aria-label": `Remove picture ${i + 1}`, onclick: () => drop(url) }, "×"))));
+}
+
+async function addPictures(files) {
+  const images = [...files].filter((file) => file.type.startsWith("image/"));
+  const urls = images.map((file) => new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result);
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(file);
+  }));
+  try {
+    pictures.push(...await Promise.all(urls));
+  } catch {
+    notify("The picture cannot be read.");
+  }
+  showPictures();
+  $("prompt").focus();
+}
+
+function acceptPictures() {
+  const isFile = (event) => event.dataTransfer?.types.includes("Files");
+  $("chat").addEventListener("dragover", (event) => { if (isFile(event)) event.preventDefault(); });
+  $("chat").addEventListener("drop", (event) => {
+    if (!isFile(event)) return;
+    event.preventDefault();
+    addPictures(event.dataTransfer.files);
+  });
+  $("prompt").addEventListener("paste", (event) => addPictures(event.clipboardData.files));
+  $("add-picture").addEventListener("click", () => $("picture-file").click());
+  $("picture-file").addEventListener("change", () => {
+    addPictures($("picture-file").files);
+    $("picture-file").value = "";
+  });
+}
+
+// The content of a message as the API takes it: its pictures come first.
+function contentOf({ content, images }) {
+  if (!images?.length) return content;
+  return [...images.map((url) => ({ type: "image_url", image_url: { url } })), { type: "text", text: content }];
+}
+
 function tail(message) {
   const copy = el("button", { type: "button", onclick: () => navigator.clipboard?.writeText(message.content ?? "") }, "Copy");
   return el("div", { className: "tail" }, copy, el("span", {}, message.note ?? ""));
@@ -143,6 +194,8 @@ function tail(message) {
 function edit(index) {
   stop();
   $("prompt").value = current.messages[index].content;
+  pictures = current.messages[index].images ?? [];
+  showPictures();
   current.messages.length = index;
   save();
   showMessages();
@@ -174,8 +227,8 @@ function parsed(text, what) {
 }
 
 function request() {
-  const sent = current.messages.map(({ role, content, tool_calls, tool_call_id, reasoning }) =>
-    ({ role, content, ...(tool_calls && { tool_calls }), ...(tool_call_id && { tool_call_id }), ...(reasoning && { reasoning }) }));
+  const sent = current.messages.map(({ role, tool_calls, tool_call_id, reasoning, ...message }) =>
+    ({ role, content: contentOf(message), ...(tool_calls && { tool_calls }), ...(tool_call_id && { tool_call_id }), ...(reasoning && { reasoning }) }));
   const system = $("system").value.trim();
   const body = { model: $("model").value || undefined, messages: system ? [{ role: "system", content: system }, ...sent] : sent };
   for (const [name] of FIELDS) {
@@ -291,7 +344,9 @@ function ask(event) {
   const text = $("prompt").value.trim();
   if (!text || running) return;
   $("prompt").value = "";
-  current.messages.push({ role: "user", content: text });
+  current.messages.push({ role: "user", content: text, ...(pictures.length && { images: pictures }) });
+  pictures = [];
+  showPictures();
   save();
   reply();
 }
@@ -333,6 +388,7 @@ export function startChat(keyNeeded) {
     for (const id of settingIds()) $(id).value = { "tool-choice": "auto" }[id] ?? "";
     showFormat();
   });
+  acceptPictures();
   $("ask").addEventListener("submit", ask);
   $("prompt").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) ask(event);

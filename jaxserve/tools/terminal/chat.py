@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
+import mimetypes
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from jaxserve.tools.client import Remote, RemoteError
 from jaxserve.tools.terminal.reply import Reply, Screen, receive
 
 PROMPT, MORE_PROMPT = "> ", ". "
 
-Message = dict[str, str]
-"""`{"role": "user", "content": "..."}`."""
+Content = str | list[dict[str, Any]]
+"""A text, or parts: images and a text."""
+Message = dict[str, Any]
+"""`{"role": "user", "content": Content}`."""
 
 
 @dataclass(slots=True)
@@ -23,24 +28,32 @@ class Conversation:
 
     system: str | None = None
     turns: list[Message] = field(default_factory=list)
+    images: list[str] = field(default_factory=list)
+    """Images of the next question, as `data:` URLs."""
 
     @property
     def messages(self) -> list[Message]:
         """Messages of the next request."""
         return [*([{"role": "system", "content": self.system}] if self.system else []), *self.turns]
 
-    def ask(self, text: str) -> None:
-        self.turns.append({"role": "user", "content": text})
+    def ask(self, content: Content) -> None:
+        """Add a question; images that wait for one become parts of it."""
+        if self.images and isinstance(content, str):
+            shown = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
+            content = [*shown, {"type": "text", "text": content}]
+            self.images = []
+        self.turns.append({"role": "user", "content": content})
 
     def answer(self, text: str) -> None:
         self.turns.append({"role": "assistant", "content": text})
 
-    def take_back(self) -> str | None:
+    def take_back(self) -> Content | None:
         """Remove the last question with its answer, if any; returns the question."""
         while self.turns:
             message = self.turns.pop()
             if message["role"] == "user":
-                return message["content"]
+                question: Content = message["content"]
+                return question
         return None
 
     def save(self, path: Path, model: str) -> None:
@@ -97,19 +110,22 @@ class Chat:
         elif (said := command[-1](self, words.strip())) is not None:
             self.screen.remark(said)
 
-    def ask(self, text: str) -> Reply:
+    def ask(self, content: Content) -> Reply:
         """Ask, show the reply and keep both in the conversation, also a stopped reply. Raises RemoteError."""
-        self.conversation.ask(text)
+        images = self.conversation.images
+        self.conversation.ask(content)
         fields = {"model": self.model, "messages": self.conversation.messages}
         try:
             reply = receive(self.runner, self.remote.stream("/v1/chat/completions", fields), self.screen)
         except RemoteError:
             self.conversation.take_back()
+            self.conversation.images = images
             raise
         if reply.text:
             self.conversation.answer(reply.text)
         else:
             self.conversation.take_back()
+            self.conversation.images = images
         if self.is_verbose:
             self.screen.remark(f"[{reply.summary()}]")
         elif reply.is_stopped:
@@ -133,13 +149,29 @@ class Chat:
         self._saved.add(path)
         return f"{len(self.conversation.messages)} messages saved to {path}"
 
+    def add_image(self, words: str) -> str:
+        path, images = Path(words).expanduser(), self.conversation.images
+        if not words:
+            images.clear()
+            return "no image goes with the next message"
+        kind, _ = mimetypes.guess_type(path.name)
+        if kind is None or not kind.startswith("image/"):
+            return f"{path}: its name does not end as that of an image, such as .png or .jpg"
+        try:
+            content = path.read_bytes()
+        except OSError as error:
+            return f"{path}: {error.strerror}"
+        images.append(f"data:{kind};base64,{base64.b64encode(content).decode()}")
+        return f"{path.name} goes with the next message" + (f", as image {len(images)}" if len(images) > 1 else "")
+
     def reset(self, words: str) -> str:
         self.conversation.turns.clear()
+        self.conversation.images.clear()
         return "the conversation begins anew"
 
     def undo(self, words: str) -> str:
         question = self.conversation.take_back()
-        return "there is nothing to undo" if question is None else f"forgotten: {question}"
+        return "there is nothing to undo" if question is None else f"forgotten: {text_of(question)}"
 
     def regenerate(self, words: str) -> str | None:
         before = [*self.conversation.turns]
@@ -164,6 +196,7 @@ class Chat:
 COMMANDS: Mapping[str, tuple[str, str, Callable[[Chat, str], str | None]]] = {
     "help": ("", "this list", Chat.help),
     "system": ("TEXT", "set the system prompt, or without TEXT remove it", Chat.set_system),
+    "image": ("FILE", "send an image with the next message, or without FILE none", Chat.add_image),
     "regenerate": ("", "ask the last question again", Chat.regenerate),
     "undo": ("", "forget the last question and its reply", Chat.undo),
     "reset": ("", "forget all but the system prompt", Chat.reset),
@@ -171,6 +204,13 @@ COMMANDS: Mapping[str, tuple[str, str, Callable[[Chat, str], str | None]]] = {
     "exit": ("", "end the chat, as Ctrl-D does", Chat.leave),
 }
 """Words, summary and function of each command; the function gets the words and returns a line to show."""
+
+
+def text_of(content: Content) -> str:
+    """Return the text of a question, with `[image]` for each image."""
+    if isinstance(content, str):
+        return content
+    return " ".join(part.get("text", "[image]") for part in content)
 
 
 def read_message(read_line: Callable[[str], str]) -> str:

@@ -136,6 +136,26 @@ def test_saved_conversations_can_be_sent_again_and_overwrite_no_strangers(scene:
     assert "No such file" in scene.play(f"/save {tmp_path}/nowhere/chat.json")
 
 
+def test_an_image_goes_with_the_next_message_and_stays_after_a_failure(scene: Scene, tmp_path: Path) -> None:
+    (tmp_path / "cat.png").write_bytes(b"cat")
+    parts = [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,Y2F0"}},
+        {"type": "text", "text": "What is it?"},
+    ]
+    asked = {"role": "user", "content": parts}
+    scene.remote.failures[1] = RemoteError("400 too large")
+    shown = scene.play(
+        f"/image {tmp_path}/cat.png", "What is it?", "What is it?", "Sure?", "/undo", "/regenerate", "/undo"
+    )
+    assert "cat.png goes with the next message" in shown and "forgotten: [image] What is it?" in shown
+    assert scene.remote.sent == [[asked], [asked], [asked, assistant("reply 2"), user("Sure?")], [asked]]
+    shown = scene.play(
+        f"/image {tmp_path}/dog.png", "/image notes.txt", f"/image {tmp_path}/cat.png", "/image", "text only"
+    )
+    assert "dog.png: No such file" in shown and "notes.txt: its name does not end as that of an image" in shown
+    assert scene.remote.sent[-1] == [user("text only")]
+
+
 def test_commands_are_listed_and_typos_are_not_sent(scene: Scene) -> None:
     shown = scene.play("/help", "/rest", "//etc is a folder")
     assert all(f"/{name}" in shown for name in COMMANDS)

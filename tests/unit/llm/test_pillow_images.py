@@ -1,0 +1,33 @@
+"""Pillow's images in messages of `LLM.chat`."""
+
+from __future__ import annotations
+
+import base64
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxserve.errors import InvalidRequestError
+from jaxserve.llm.generation import with_image_urls
+
+
+async def test_an_image_becomes_a_url_with_the_same_pixels_and_the_rest_stays() -> None:
+    pixels = np.arange(60, dtype=np.uint8).reshape(4, 5, 3)
+    text = {"type": "text", "text": "What is it?"}
+    asked = {"role": "user", "content": [{"type": "image_pil", "image_pil": Image.fromarray(pixels)}, text]}
+    messages: list[dict[str, Any]] = [{"role": "system", "content": "Be brief."}, asked]
+    system, question = await with_image_urls(messages)
+    assert system is messages[0] and question["content"][1] is text
+    url = question["content"][0]["image_url"]["url"]
+    decoded = Image.open(io.BytesIO(base64.b64decode(url.removeprefix("data:image/png;base64,"))))
+    np.testing.assert_array_equal(np.asarray(decoded), pixels)
+
+
+@pytest.mark.parametrize("image", [None, "cat.png", Image.new("CMYK", (2, 2))], ids=str)
+async def test_anything_else_is_rejected_by_the_name_of_its_field(image: Any) -> None:
+    part = {"type": "image_pil", "image_pil": image}
+    with pytest.raises(InvalidRequestError, match=r"messages\[0\]\.content\[0\]\.image_pil"):
+        await with_image_urls([{"role": "user", "content": [part]}])
