@@ -12,10 +12,10 @@ class RecorderConfig:
     """The flight recorder: the scheduler's last decisions, for `jaxserve replay`."""
 
     flight_recorder_steps: int = option(
-        4096,
+        512,
         ge=0,
         le=1 << 20,
-        help="steps whose scheduling decisions are kept in memory (32MiB at most), without texts and tokens; 0: none",
+        help="steps whose scheduling decisions are kept in memory at least, without texts and tokens; 0: none",
     )
     flight_recorder_dir: str | None = option(
         None,
