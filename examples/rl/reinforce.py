@@ -1,6 +1,6 @@
 """REINFORCE with jaxserve: the server samples, a trainer in this process learns, and its weights go back after each step.
 
-The task is a toy whose reward nobody can dispute: the share of the letter "e" among the characters of a continuation.
+The reward is simple and exact: the share of the letter "e" among the characters of a continuation.
 Each step writes a line of JSON: the mean reward, the version of the weights that sampled, and the divergence, which is
 the difference between the log-probabilities that the trainer computes for the sampled tokens and those of the server.
 
