@@ -29,7 +29,7 @@ OTHER_TOKEN: Final = -3
 def make_record(recorder: Recorder, shape: EngineShape, *, model: str, reason: str) -> FlightRecord:
     """Return all that `recorder` keeps. Any thread may call it while the scheduler works."""
     segments = recorder.segments
-    events = [event for segment in segments for event in list(segment.events)]
+    events = [event for segment in segments for event in list(segment.events)[: segment.num_kept]]
     start = segments[0].start
     root = start.load()
     rename = _renamer()

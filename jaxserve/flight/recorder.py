@@ -26,6 +26,8 @@ from jaxserve.types import NULL_BLOCK, RequestId
 T = TypeVar("T")
 
 MAX_SEGMENT_BYTES: Final = 16 << 20
+MAX_OVERRUN: Final = 4
+"""A segment that cannot end, as steps with drafts are always in flight, keeps no more events beyond so many times its limits."""
 _EVENT_BYTES: Final = 1000
 _HASH_BYTES: Final = 80
 """Bytes of an event without its arrays, and of the hash of one page."""
@@ -141,6 +143,8 @@ class Segment:
     events: list[Event] = field(default_factory=list)
     num_steps: int = 0
     num_bytes: int = 0
+    num_kept: int | None = None
+    """Events to replay, if later ones were not kept; None: all."""
 
 
 class Recorder:
@@ -177,8 +181,14 @@ class Recorder:
         is_due = last is None or last.num_steps >= self._num_steps or last.num_bytes >= self._max_bytes
         if is_due and not any((plan.slots == NO_SLOT).any() for plan, _ in scheduler.in_flight):
             first_step = 1 if last is None else last.first_step + last.num_steps
-            self.segments = (*self.segments[-1:], Segment(capture(scheduler), first_step))
+            whole = [segment for segment in self.segments[-1:] if segment.num_kept is None]
+            self.segments = (*whole, Segment(capture(scheduler), first_step))
             self._last_ids = ()
+        elif last is not None and (
+            last.num_steps >= MAX_OVERRUN * self._num_steps or last.num_bytes >= MAX_OVERRUN * self._max_bytes
+        ):
+            last.num_kept = last.num_kept or len(last.events)
+            del last.events[last.num_kept :]
 
     def call(self, kind: str, value: object, function: Callable[[], T]) -> T:
         """Call a method of the scheduler and record the call."""

@@ -7,16 +7,20 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from jaxserve.flight.errors import RecordError
 from jaxserve.flight.record import KEPT_FILES, SUFFIX, FlightRecord, read_record, write_record
+from jaxserve.flight.recorder import MAX_OVERRUN
 from jaxserve.flight.replay import Difference, replay
 from jaxserve.ipc.engine_spec import Script
 from jaxserve.ipc.messages import ErrorInfo
+from jaxserve.scheduler.plan import NO_SLOT
 from tests.engine.rig import Rig, add, prompt
 from tests.engine.test_grammar_rows import CountingGrammars, counting
 
@@ -199,6 +203,26 @@ def test_memory_is_bounded() -> None:
     for number in range(20):
         rig.run(add(f"s{number}", prompt(20, number), max_tokens=12))
     assert all(segment.num_bytes < 30_000 for segment in rig.recorder.segments)
+    assert replay(rig.record()) is None
+
+
+def test_memory_is_bounded_while_drafts_are_always_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig(depth=1, recorded_steps=10)
+    recorder = rig.recorder
+    assert recorder is not None
+    with_drafts: Any = SimpleNamespace(in_flight=[(SimpleNamespace(slots=np.array([NO_SLOT])), None)])
+    begin_step = recorder.begin_step
+    monkeypatch.setattr(recorder, "begin_step", lambda scheduler: begin_step(with_drafts))
+    for number in range(20):
+        rig.run(add(f"r{number}", prompt(20, number), max_tokens=12))
+    (overrun,) = recorder.segments
+    assert overrun.num_steps > 10 * MAX_OVERRUN and overrun.num_kept is not None
+    assert len(overrun.events) < overrun.num_kept + 10
+    assert replay(rig.record()) is None, "the steps that were kept"
+    monkeypatch.undo()
+    rig.run(add("last", prompt(20), max_tokens=4))
+    (segment,) = recorder.segments
+    assert segment.first_step == overrun.num_steps + 1
     assert replay(rig.record()) is None
 
 
