@@ -26,7 +26,7 @@ async def test_an_image_becomes_a_url_with_the_same_pixels_and_the_rest_stays() 
     np.testing.assert_array_equal(np.asarray(decoded), pixels)
 
 
-@pytest.mark.parametrize("image", [None, "cat.png", Image.new("CMYK", (2, 2))], ids=str)
+@pytest.mark.parametrize("image", [None, "cat.png", Image.new("CMYK", (2, 2))], ids=["nothing", "a name", "CMYK"])
 async def test_anything_else_is_rejected_by_the_name_of_its_field(image: Any) -> None:
     part = {"type": "image_pil", "image_pil": image}
     with pytest.raises(InvalidRequestError, match=r"messages\[0\]\.content\[0\]\.image_pil"):
