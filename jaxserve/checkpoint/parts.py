@@ -82,7 +82,8 @@ def with_each_expert(checkpoint: Checkpoint, layout: StackedExperts) -> Checkpoi
     readers: dict[str, Callable[[Checkpoint], Tensor]] = {}
     for name, info in checkpoint.tensors.items():
         if any(part in name for part in _STACKED):
-            _add_experts(name, info, layout, tensors, readers)
+            is_by_outputs = _is_by_outputs(name, info, layout, checkpoint.config.get("hidden_size"))
+            _add_experts(name, info, layout, tensors, readers, is_by_outputs=is_by_outputs)
         else:
             tensors[name] = info
     return CheckpointView(checkpoint, tensors, readers)
@@ -94,10 +95,11 @@ def _add_experts(
     layout: StackedExperts,
     tensors: dict[str, TensorInfo],
     readers: dict[str, Callable[[Checkpoint], Tensor]],
+    *,
+    is_by_outputs: bool,
 ) -> None:
     above, _, last = name.rpartition(".")
     is_bias = last.endswith(_BIAS)
-    is_by_outputs = is_bias or info.is_quantized or layout == "halves"
     count, *own_shape = info.shape if is_by_outputs else (info.shape[0], *info.shape[:0:-1])
     for part, outputs in _expert_parts(last.removesuffix(_BIAS), own_shape[0], layout):
         rows = len(range(own_shape[0])[outputs])
@@ -106,6 +108,15 @@ def _add_experts(
             own = f"{above}.{expert}.{part}.{'bias' if is_bias else 'weight'}"
             tensors[own] = replace(info, name=own, shape=(rows, *own_shape[1:]), num_stored_bytes=size)
             readers[own] = partial(_read_expert, name, expert, outputs, is_by_outputs)
+
+
+def _is_by_outputs(name: str, info: TensorInfo, layout: StackedExperts, hidden_size: int | None) -> bool:
+    """Return True if the axis of outputs comes before that of inputs, or if the tensor holds biases."""
+    if name.endswith(_BIAS) or info.is_quantized or layout == "halves":
+        return True
+    # transformers saves outputs by inputs, and reads both: it compares shapes, so a square matrix is outputs by inputs.
+    axis = -1 if name.endswith(_GATE_UP) else -2
+    return layout == "halves_of_either_order" and len(info.shape) == 3 and info.shape[axis] == hidden_size
 
 
 def _expert_parts(name: str, num_outputs: int, layout: StackedExperts) -> tuple[tuple[str, slice], ...]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import WINDOW, GGUFKeys
 from jaxserve.checkpoint.gguf.file import GGUFFile
+from jaxserve.checkpoint.renamed import text_config
 from jaxserve.config import Config, HostsConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from jaxserve.config_cache import TierConfig
 from jaxserve.errors import ConfigError
@@ -50,11 +51,12 @@ GGUF: the `general.architecture` of the files. Caches, and prefixes that later r
 states are reused at their snapshots. TP, EP, DP: `--tensor-parallel-size`, `--expert-parallel-size`, `--data-parallel-size`
 ([parallelism](parallelism.md)). Hosts: `--num-hosts`. LoRA: the modules that `--lora-modules` may change
 ([adapters](adapters.md)). Drafts: `--num-speculative-tokens` ([speculation](speculation.md)). Tiers: `--kv-offload-memory` and
-the like ([KV tiers](kv-tiers.md)). Embed: `--task embed` ([embeddings](embeddings.md)).
+the like ([KV tiers](kv-tiers.md)). Embed: `--task embed` ([embeddings](embeddings.md)). Images: those of the multimodal
+models that the row names ([images](images.md)).
 """
 HEAD = (
     *("architectures", "GGUF", "caches", "prefix cache"),
-    *("TP", "EP", "DP", "hosts", "LoRA", "drafts", "tiers", "embed"),
+    *("TP", "EP", "DP", "hosts", "LoRA", "drafts", "tiers", "embed", "images"),
 )
 WINDOWED = ("llama", "olmo2")
 """GGUF architectures whose files have another architecture if they have a window."""
@@ -74,11 +76,13 @@ def _rows(family: Family) -> list[tuple[str, ...]]:
     names = ", ".join(f"`{name}`" for name in family.architectures)
     if family.text_part_of:
         names += "; text part of " + ", ".join(f"`{name}`" for name in family.text_part_of)
-    configs = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(DATA.glob("*/config.json"))]
+    paths = [*sorted(DATA.glob("*/config.json")), *sorted(DATA.glob("vision/*/config.json"))]
+    configs = [text_config(json.loads(path.read_text(encoding="utf-8")), families()) for path in paths]
     cells = {_cells(decoder_config(hf)) for hf in configs if hf["architectures"][0] in family.architectures}
     if not cells:
         raise ValueError(f"{family.architectures[0]} has no tiny checkpoint")
-    return [(names, _gguf(family), *each) for each in sorted(cells)]
+    images = "no" if family.read_vision is None else "yes"
+    return [(names, _gguf(family), *each, images) for each in sorted(cells)]
 
 
 def _gguf(family: Family) -> str:

@@ -17,7 +17,7 @@ from jaxserve.layers.policy import plain as plain_policy
 from jaxserve.models.registry import decoder_of, open_model, read_decoder
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.weights.loader import check_tensors
-from tests.models.goldens import golden_checkpoint
+from tests.models.goldens import DATA, golden_checkpoint
 from tests.unit.checkpoint.checkpoint_files import write_safetensors
 
 SEEING = {
@@ -134,3 +134,18 @@ def test_fused_matrices_of_another_size_are_named(tmp_path: Path) -> None:
     (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "num_attention_heads": 8}))
     found = open_model(tmp_path / "model")
     assert "model.layers.0.self_attn.qkv_proj.weight" in found.tensors
+
+
+def test_stacked_experts_may_be_inputs_by_outputs_as_published_or_as_transformers_saves_them(tmp_path: Path) -> None:
+    source = DATA / "vision" / "qwen3_vl_moe_odd_tiny"
+    (file,) = map(open_safetensors, source.glob("*.safetensors"))
+    stored = {name: file.read(name) for name in file.tensors}
+    turned = {name: each.swapaxes(1, 2) if ".experts." in name else each for name, each in stored.items()}
+    assert sum(each.shape != stored[name].shape for name, each in turned.items()) == 4
+    write_safetensors(
+        tmp_path / "model.safetensors", {name: np.ascontiguousarray(each) for name, each in turned.items()}
+    )
+    shutil.copy(source / "config.json", tmp_path)
+    found, expected = open_model(tmp_path), open_model(source)
+    assert found.tensors.keys() == expected.tensors.keys()
+    assert all(np.array_equal(found.read(name), expected.read(name)) for name in expected.tensors)

@@ -143,6 +143,15 @@ def _qwen(architecture: str, model_type: str, text: dict[str, Any], vision: dict
 
 _SECTIONS = {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [6, 5, 5], "rope_theta": 1e4}
 
+_ODD_TOWER: dict[str, Any] = {
+    "depth": 2,
+    "hidden_size": 36,
+    "intermediate_size": 44,
+    "num_heads": 3,
+    "num_position_embeddings": 25,
+    "out_hidden_size": 40,
+}
+
 VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
     "smolvlm_tiny": _tiled("SmolVLMForConditionalGeneration", "smolvlm", "SmolVLMImageProcessor", is_split=True),
     "idefics3_tiny": _tiled(
@@ -157,5 +166,22 @@ VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
         "qwen3_vl",
         {"head_dim": 32, "rope_parameters": _SECTIONS},
         {"deepstack_visual_indexes": [2, 0]},
+    ),
+    "qwen3_vl_moe_odd_tiny": _qwen(
+        "Qwen3VLMoeForConditionalGeneration",
+        "qwen3_vl_moe",
+        {
+            "hidden_size": 40,
+            "intermediate_size": 56,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+            "head_dim": 24,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "mlp_only_layers": [1],
+            "rope_parameters": {**_SECTIONS, "mrope_section": [4, 4, 4]},
+        },
+        {**_ODD_TOWER, "deepstack_visual_indexes": [1, 0]},
     ),
 }
