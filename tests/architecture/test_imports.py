@@ -99,6 +99,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "tokenizer",
         "ipc",
         "sampling.params",
+        "forkserver",
         "structured.protocol",
         "routing",
         "model_config.images",  # sizes and markup of images
@@ -108,7 +109,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ipc": {"sampling.params"},
     "engine": {"flight", "scheduler", "kv", "executor", "ipc", "sampling.params", "structured"},
     "flight": {"scheduler", "kv", "ipc.messages", "sampling.params"},
-    "structured": {"tokenizer", "ipc.messages", "sampling.bits"},
+    "structured": {"forkserver", "tokenizer", "ipc.messages", "sampling.bits"},
+    "forkserver": set(),
     "scheduler": {"kv", "sampling.params", "ipc.messages", "ipc.stats"},
     "kv": set(),
     "routing": {"kv.block_table"},  # HashChain
@@ -193,6 +195,7 @@ NO_JAX = [
     "jaxserve.http",
     "jaxserve.apis",
     "jaxserve.frontend",
+    "jaxserve.forkserver",
     "jaxserve.tokenizer",
     "jaxserve.ipc",
     "jaxserve.flight",

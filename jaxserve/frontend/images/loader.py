@@ -1,15 +1,11 @@
 """Loads the images of requests: fetches or unpacks them, has them decoded in a separate process, and counts their memory.
 
-The first image starts the process. If it dies, the next image starts another.
+The first image starts the process, a fork server.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
-import logging
-import sys
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,23 +17,13 @@ import msgspec
 from jaxserve.checkpoint.image_processor import read_image_processor
 from jaxserve.config import ImagesConfig
 from jaxserve.errors import RateLimitError, UnavailableError, invalid, unsupported
+from jaxserve.forkserver.client import ForkServerClient
 from jaxserve.frontend.images.fetch import fetch
-from jaxserve.frontend.images.protocol import (
-    LENGTH_BYTES,
-    MODULE,
-    DecodeJob,
-    DecodeReply,
-    DecodeSpec,
-    PreparedImage,
-    PreparedItem,
-    framed,
-)
+from jaxserve.frontend.images.protocol import MODULE, DecodeJob, DecodeReply, DecodeSpec, PreparedImage, PreparedItem
 from jaxserve.frontend.images.source import ImageSource, is_data, read_data
 from jaxserve.ipc.messages import ImageInfo
 from jaxserve.ipc.transport import MAX_IMAGE_BYTES
 from jaxserve.model_config.images import ImageProcessorConfig
-
-_log = logging.getLogger(__name__)
 
 _MAX_JOBS: Final = 4
 """Largest number of images that are decoded at the same time."""
@@ -79,13 +65,10 @@ class ImageLoader:
         """Bytes of the prepared images of all requests."""
         self._model_path: Path | None = None
         self._processor: ImageProcessorConfig | None = None
-        self._process: asyncio.subprocess.Process | None = None
-        self._reading: asyncio.Task[None] | None = None
-        self._starting = asyncio.Lock()
-        self._jobs = asyncio.Semaphore(_MAX_JOBS)
+        self._decoder = ForkServerClient(
+            MODULE, "decodes images", max_jobs=_MAX_JOBS, timeout_s=config.image_decode_timeout
+        )
         self._fetches = asyncio.Semaphore(_MAX_FETCHES)
-        self._numbers = itertools.count()
-        self._waiting: dict[int, asyncio.Future[DecodeReply]] = {}
 
     def install(self, model_path: Path) -> None:
         """Set the model; called once, when its path is known. The engine decides if its images are served."""
@@ -132,13 +115,7 @@ class ImageLoader:
 
     async def aclose(self) -> None:
         """End the process."""
-        if self._reading is not None:  # first, so that the end of the process is not logged as an error
-            self._reading.cancel()
-            await asyncio.wait({self._reading})
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
+        await self._decoder.aclose()
 
     def _read_processor(self) -> ImageProcessorConfig:
         """Return the preprocessing of the model, which the engine has read, too."""
@@ -154,8 +131,12 @@ class ImageLoader:
         else:
             async with self._fetches:
                 data = await fetch(source, self.config)
-        async with self._jobs:
-            return await self._ask(DecodeJob(next(self._numbers), data, source.detail == "low"), max_patches)
+        job = msgspec.msgpack.encode(DecodeJob(data, source.detail == "low"))
+        reply = await self._decoder.ask(job, lambda: self._spec(max_patches))
+        return msgspec.msgpack.decode(reply, type=DecodeReply)
+
+    def _spec(self, max_patches: int) -> bytes:
+        return msgspec.msgpack.encode(DecodeSpec(str(self._model_path), self.config, max_patches))
 
     def _release(self, num_bytes: int) -> None:
         self.num_bytes -= num_bytes
@@ -165,54 +146,3 @@ class ImageLoader:
             f"The server is busy: the images of running requests take {self.num_bytes} bytes, at most "
             f"{self.config.max_image_memory} may be taken (--max-image-memory). Please retry later."
         )
-
-    async def _ask(self, job: DecodeJob, max_patches: int) -> DecodeReply:
-        verdict: asyncio.Future[DecodeReply] = asyncio.get_running_loop().create_future()
-        try:
-            process = await self._running_process(max_patches)
-            self._waiting[job.number] = verdict
-            assert process.stdin is not None
-            process.stdin.write(framed(job))
-            await process.stdin.drain()
-            return await verdict
-        except (BrokenPipeError, ConnectionResetError):
-            raise _gone() from None
-        finally:
-            self._waiting.pop(job.number, None)
-
-    async def _running_process(self, max_patches: int) -> asyncio.subprocess.Process:
-        async with self._starting:
-            if self._process is None or self._process.returncode is not None:
-                if self._model_path is None:
-                    raise UnavailableError("The model is loading.")
-                pipe = asyncio.subprocess.PIPE
-                self._process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", MODULE, stdin=pipe, stdout=pipe, start_new_session=True
-                )
-                assert self._process.stdin is not None
-                self._process.stdin.write(framed(DecodeSpec(str(self._model_path), self.config, max_patches)))
-                self._waiting = {}
-                self._reading = asyncio.create_task(self._read(self._process, self._waiting))
-            return self._process
-
-    async def _read(self, process: asyncio.subprocess.Process, waiting: dict[int, asyncio.Future[DecodeReply]]) -> None:
-        """Deliver results until the process ends, then fail the jobs that are still `waiting`."""
-        assert process.stdout is not None
-        try:
-            with contextlib.suppress(asyncio.IncompleteReadError):
-                while True:
-                    length = int.from_bytes(await process.stdout.readexactly(LENGTH_BYTES), "little")
-                    frame = await process.stdout.readexactly(length)
-                    reply = msgspec.msgpack.decode(frame, type=DecodeReply)
-                    verdict = waiting.pop(reply.number, None)
-                    if verdict is not None and not verdict.done():
-                        verdict.set_result(reply)
-            _log.error("the process that decodes images ended with %s", await process.wait())
-        finally:
-            for verdict in waiting.values():
-                if not verdict.done():
-                    verdict.set_exception(_gone())
-
-
-def _gone() -> UnavailableError:
-    return UnavailableError("The process that decodes images ended. Please retry.")

@@ -1,4 +1,4 @@
-"""The messages of the process that decodes images. A frame is its length, 8 bytes little-endian, and MessagePack."""
+"""The messages of the process that decodes images, as MessagePack."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import msgspec
 from jaxserve.config import ImagesConfig
 
 MODULE: Final = "jaxserve.frontend.images.decode_process"
-LENGTH_BYTES: Final = 8
 
 
 class DecodeSpec(msgspec.Struct, frozen=True, array_like=True):
-    """The first frame: everything the process needs to start."""
+    """Everything the process needs to start."""
 
     model_path: str
     config: ImagesConfig
@@ -24,7 +23,6 @@ class DecodeSpec(msgspec.Struct, frozen=True, array_like=True):
 class DecodeJob(msgspec.Struct, frozen=True, array_like=True):
     """An image file to decode and to prepare for the model."""
 
-    number: int
     data: bytes
     low_detail: bool = False
 
@@ -59,35 +57,8 @@ class PreparedImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class DecodeReply(msgspec.Struct, frozen=True, array_like=True):
-    """The result of a job. Replies come in the order in which jobs end."""
+    """The result of a job."""
 
-    number: int
     error: str | None
     """The reason why the image is rejected, as the rest of a sentence about its field."""
     image: PreparedImage | None = None
-
-
-def framed(message: msgspec.Struct) -> bytes:
-    """Return the frame of a message."""
-    data = msgspec.msgpack.encode(message)
-    return len(data).to_bytes(LENGTH_BYTES, "little") + data
-
-
-class Frames:
-    """Cuts a stream of bytes into the contents of frames."""
-
-    def __init__(self) -> None:
-        self._pending = bytearray()
-
-    def push(self, data: bytes) -> list[bytes]:
-        """Return the contents of the frames that `data` completes."""
-        self._pending += data
-        found, start = [], 0
-        while len(self._pending) >= start + LENGTH_BYTES:
-            end = start + LENGTH_BYTES + int.from_bytes(self._pending[start : start + LENGTH_BYTES], "little")
-            if len(self._pending) < end:
-                break
-            found.append(bytes(self._pending[start + LENGTH_BYTES : end]))
-            start = end
-        del self._pending[:start]
-        return found

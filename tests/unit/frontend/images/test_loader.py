@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import gc
-import os
-import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,7 +15,7 @@ import pytest
 
 from jaxserve.checkpoint.image_processor import read_image_processor
 from jaxserve.config import ImagesConfig
-from jaxserve.errors import InvalidRequestError, RateLimitError, UnavailableError, UnsupportedParameterError
+from jaxserve.errors import InvalidRequestError, RateLimitError, UnsupportedParameterError
 from jaxserve.frontend.images.loader import NO_IMAGES, ImageLoader
 from jaxserve.frontend.images.processor import process_image
 from jaxserve.frontend.images.source import ImageSource
@@ -96,19 +94,6 @@ async def test_a_decoder_that_takes_too_long_or_too_much_is_ended() -> None:
         assert (await images.load([source(JPEG)], INFO)).images
 
 
-async def test_the_process_is_started_again_when_it_dies() -> None:
-    async with loader() as images:
-        await images.load([source(JPEG)], INFO)
-        assert images._process is not None
-        os.kill(images._process.pid, signal.SIGSTOP)
-        waiting = asyncio.create_task(images.load([source(JPEG)], INFO))
-        await asyncio.sleep(0)
-        os.kill(images._process.pid, signal.SIGKILL)
-        with pytest.raises(UnavailableError):
-            await waiting
-        assert (await images.load([source(JPEG)], INFO)).images
-
-
 async def test_memory_counts_until_the_images_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     async with loader() as images:
         loaded = await images.load([source(JPEG)], INFO)
@@ -141,7 +126,7 @@ async def test_too_many_images_and_models_without_images_are_refused() -> None:
         with pytest.raises(UnsupportedParameterError, match="reads text only") as caught:
             await images.load([source(JPEG)], None)
         assert await images.load([], None) is NO_IMAGES
-        assert images._process is None  # nothing was decoded
+        assert images._decoder.process is None  # nothing was decoded
     async with loader(limit_mm_per_prompt="image=0") as images:
         with pytest.raises(UnsupportedParameterError, match="limit-mm-per-prompt image=0"):
             await images.load([source(JPEG)], None)
