@@ -18,8 +18,10 @@ from jaxserve.frontend.images.source import ImageDetail, ImageSource
 
 _TEXT_PARTS: Final = ("text", "input_text", "output_text")
 _IMAGE_PARTS: Final = ("image_url", "input_image")
-USER_PARTS: Final = (*_TEXT_PARTS, *_IMAGE_PARTS)
-"""Types of the parts of a user's message."""
+IMAGE_ROLES: Final = ("user", "tool")
+"""Roles whose messages may hold images."""
+IMAGE_ROLE_PARTS: Final = (*_TEXT_PARTS, *_IMAGE_PARTS)
+"""Types of the parts of their messages."""
 
 
 class ImageUrl(msgspec.Struct, kw_only=True):
@@ -96,7 +98,7 @@ def check_messages(messages: Sequence[ChatMessage], *, is_last_continued: bool =
         if message.content is None and message.role != "assistant":
             raise invalid(f"messages[{i}].content", f"a {message.role} message needs a string or text parts")
         if isinstance(message.content, list):
-            types = USER_PARTS if message.role == "user" else _TEXT_PARTS
+            types = IMAGE_ROLE_PARTS if message.role in IMAGE_ROLES else _TEXT_PARTS
             check_parts(f"messages[{i}].content", message.content, *types)
     last = messages[-1]
     if is_last_continued and (last.role != "assistant" or not last.content or last.tool_calls):

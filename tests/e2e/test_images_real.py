@@ -76,6 +76,41 @@ def test_all_apis_and_streams_read_the_same_picture(server: Server, client: open
     assert json.loads(raw)["input_tokens"] == whole.usage.prompt_tokens  # type: ignore[union-attr]
 
 
+def test_all_apis_read_pictures_in_results_of_calls(server: Server, client: openai.OpenAI) -> None:
+    parts = [{"type": "text", "text": "seen"}, {"type": "image_url", "image_url": {"url": data_url(0)}}]
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    turns: Any = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c", "content": parts},
+    ]
+    whole = client.chat.completions.create(messages=turns, **OPTIONS)
+    text = whole.choices[0].message.content
+    turns[2] = turns[2] | {"content": [parts[0], {"type": "image_url", "image_url": {"url": data_url(1)}}]}
+    assert client.chat.completions.create(messages=turns, **OPTIONS).choices[0].message.content != text
+    output = [{"type": "input_text", "text": "seen"}, {"type": "input_image", "image_url": data_url(0)}]
+    items: Any = [
+        {"role": "user", "content": "Look."},
+        {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c", "output": output},
+    ]
+    response = client.responses.create(
+        model="tiny", input=items, temperature=0, max_output_tokens=12, extra_body={"ignore_eos": True}
+    )
+    assert response.output_text == text
+    block = {"type": "base64", "media_type": "image/png", "data": data_url(0).partition(",")[2]}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": [parts[0], {"type": "image", "source": block}]}
+    messages = [
+        {"role": "user", "content": "Look."},
+        {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "look", "input": {}}]},
+        {"role": "user", "content": [result]},
+    ]
+    body = {"max_tokens": 12, "temperature": 0, "ignore_eos": True, "messages": messages}
+    status, _, raw = server.request("POST", "/v1/messages", body)
+    assert status == 200, raw
+    assert json.loads(raw)["content"][0]["text"] == text
+
+
 def test_pictures_differ_and_hostile_ones_get_400(server: Server, client: openai.OpenAI) -> None:
     one, other = (client.chat.completions.create(messages=chat(data_url(seed)), **OPTIONS) for seed in (1, 2))
     assert one.choices[0].message.content != other.choices[0].message.content

@@ -66,7 +66,7 @@ class ToolResultInput(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_
     """The result of a call."""
 
     tool_use_id: str
-    content: str | list[TextInput] | None = None
+    content: str | list[TextInput | ImageInput] | None = None
     is_error: Annotated[bool | None, Meta(description="True: the prompt shows `Error: ` before the result.")] = None
 
 

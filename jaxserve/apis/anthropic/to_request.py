@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from typing import Any, Final
+from typing import Any, Final, TypeGuard, TypeVar
 
 from jaxserve.apis.anthropic.schema import (
-    Base64Source,
     FileSource,
     ImageInput,
     InputBlock,
@@ -17,6 +16,7 @@ from jaxserve.apis.anthropic.schema import (
     ThinkingInput,
     ToolResultInput,
     ToolUseInput,
+    UrlSource,
 )
 from jaxserve.apis.openai.response_format import format_constraint
 from jaxserve.apis.schema.common import shared_fields
@@ -44,6 +44,7 @@ NAMES: Final = FieldNames(
 )
 _FORMAT: Final = "output_config.format"
 _MAX_TYPE_CHARS: Final = 64
+Block = TypeVar("Block", TextInput, TextInput | ImageInput)
 _MODES: Final = {"auto": "auto", "any": "required", "tool": "function", "none": "none"}
 
 
@@ -115,19 +116,31 @@ def image_sources(request: PromptRequest) -> list[ImageSource]:
     sources = []
     for i, message in enumerate(request.messages):
         for j, block in enumerate(message.content if isinstance(message.content, list) else ()):
+            place = f"messages[{i}].content[{j}]"
             if isinstance(block, ImageInput):
-                place, source = f"messages[{i}].content[{j}].source", block.source
-                if isinstance(source, FileSource):
-                    raise refuse(f"{place}.type=file")
-                if isinstance(source, Base64Source):
-                    kind = source.media_type.partition(";")[0][:_MAX_TYPE_CHARS].replace(",", "")
-                    sources.append(ImageSource(f"data:{kind};base64,{source.data}", f"{place}.data"))
-                else:
-                    sources.append(ImageSource(source.url, f"{place}.url"))
+                sources.append(_image_source(block, place))
+            elif isinstance(block, ToolResultInput) and isinstance(block.content, list):
+                shown = enumerate(block.content)
+                sources += [_image_source(part, f"{place}.content[{k}]") for k, part in shown if _is_image(part)]
     return sources
 
 
-def _texts(content: str | list[TextInput] | None) -> list[TextInput]:
+def _is_image(block: TextInput | ImageInput) -> TypeGuard[ImageInput]:
+    return isinstance(block, ImageInput)
+
+
+def _image_source(block: ImageInput, place: str) -> ImageSource:
+    """Return the image of a block at `place`. Raises InvalidRequestError for a stored file."""
+    place, source = f"{place}.source", block.source
+    if isinstance(source, FileSource):
+        raise refuse(f"{place}.type=file")
+    if isinstance(source, UrlSource):
+        return ImageSource(source.url, f"{place}.url")
+    kind = source.media_type.partition(";")[0][:_MAX_TYPE_CHARS].replace(",", "")
+    return ImageSource(f"data:{kind};base64,{source.data}", f"{place}.data")
+
+
+def _texts(content: str | Sequence[Block] | None) -> Sequence[Block | TextInput]:
     return [TextInput(text=content)] if isinstance(content, str) else content or []
 
 

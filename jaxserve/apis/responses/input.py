@@ -22,7 +22,7 @@ from jaxserve.apis.responses.items import (
 )
 from jaxserve.errors import invalid
 from jaxserve.frontend.checks import missing, refuse, shorten
-from jaxserve.frontend.messages import USER_PARTS, ContentPart, check_parts
+from jaxserve.frontend.messages import IMAGE_ROLE_PARTS, ContentPart, check_parts
 
 _ROLES: Final = ("user", "system", "developer", "assistant")
 
@@ -80,7 +80,7 @@ def _item(place: str, item: InputItem) -> Item:
             return FunctionCallOutputItem(
                 id=item.id or new_id("fco"),
                 call_id=_required(f"{place}.call_id", item.call_id),
-                output=output if isinstance(output, str) else list(map(InputText, _texts(f"{place}.output", output))),
+                output=output if isinstance(output, str) else _shown(f"{place}.output", output),
             )
     raise refuse(f"{place}.type={shorten(item.type)[1:-1]}")
 
@@ -93,13 +93,19 @@ def _message(place: str, item: InputItem) -> MessageItem:
         raise missing(f"{place}.content")
     content: list[InputText | InputImage | OutputText] = []
     if role == "user" and isinstance(item.content, list):
-        check_parts(f"{place}.content", item.content, *USER_PARTS)
-        for j, part in enumerate(item.content):
-            content.append(_image(f"{place}.content[{j}]", part) if part.is_image else InputText(part.text or ""))
+        content += _shown(f"{place}.content", item.content)
     else:
         texts = _texts(f"{place}.content", item.content)
         content += [OutputText(text=text) if role == "assistant" else InputText(text) for text in texts]
     return MessageItem(id=item.id or new_id("msg"), role=role, content=content)  # type: ignore[arg-type]
+
+
+def _shown(place: str, parts: list[ContentPart]) -> list[InputText | InputImage]:
+    """Return parts of which some may be images."""
+    check_parts(place, parts, *IMAGE_ROLE_PARTS)
+    return [
+        _image(f"{place}[{j}]", part) if part.is_image else InputText(part.text or "") for j, part in enumerate(parts)
+    ]
 
 
 def _image(place: str, part: ContentPart) -> InputImage:

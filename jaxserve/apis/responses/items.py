@@ -85,7 +85,7 @@ class FunctionCallOutputItem(msgspec.Struct, kw_only=True, tag_field="type", tag
 
     id: str
     call_id: str
-    output: str | list[InputText]
+    output: str | list[InputText | InputImage]
     status: ItemStatus = "completed"
 
 

@@ -111,18 +111,24 @@ def _add(turn: ChatMessage, item: MessageItem | ReasoningItem | FunctionCallItem
 
 
 def image_sources(items: Sequence[Item], num_earlier: int) -> list[ImageSource]:
-    """Return the images of messages, in their order."""
-    return [
-        ImageSource(
-            part.image_url,
-            f"input[{i - num_earlier}].content[{j}].image_url" if i >= num_earlier else "previous_response_id",
-            part.detail,
-        )
-        for i, item in enumerate(items)
-        if isinstance(item, MessageItem)
-        for j, part in enumerate(item.content)
-        if isinstance(part, InputImage)
-    ]
+    """Return the images of messages and of results of calls, in their order."""
+    sources = []
+    for i, item in enumerate(items):
+        name: str
+        parts: Sequence[InputText | InputImage | OutputText]
+        match item:
+            case MessageItem():
+                name, parts = "content", item.content
+            case FunctionCallOutputItem() if not isinstance(item.output, str):
+                name, parts = "output", item.output
+            case _:
+                continue
+        for j, part in enumerate(parts):
+            if isinstance(part, InputImage):
+                own = f"input[{i - num_earlier}].{name}[{j}].image_url"
+                place = own if i >= num_earlier else "previous_response_id"
+                sources.append(ImageSource(part.image_url, place, part.detail))
+    return sources
 
 
 def _content(content: str | Sequence[InputText | InputImage | OutputText]) -> str | list[ContentPart]:

@@ -132,7 +132,10 @@ class ImageLoader:
             async with self._fetches:
                 data = await fetch(source, self.config)
         job = msgspec.msgpack.encode(DecodeJob(data, source.detail == "low"))
-        reply = await self._decoder.ask(job, lambda: self._spec(max_patches))
+        try:
+            reply = await self._decoder.ask(job, lambda: self._spec(max_patches))
+        except UnavailableError as error:
+            raise UnavailableError(f"'{source.place}' was not read. {error.message}", param=source.place) from None
         return msgspec.msgpack.decode(reply, type=DecodeReply)
 
     def _spec(self, max_patches: int) -> bytes:

@@ -17,6 +17,9 @@ To call a function, write its name and its arguments as JSON between these tags,
 </tool_call>
 The results come in the next message. Answer in plain text if no function helps."""
 
+Content = str | Sequence[Mapping[str, Any]]
+"""A text, or parts: texts and images."""
+
 
 def with_explained_tools(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, takes_system: bool
@@ -30,11 +33,11 @@ def with_explained_tools(
     after_result = False
     for message in messages:
         if message["role"] == "tool":
-            text = _result(message)
+            result = _result(message)
             if after_result:
-                shown[-1]["content"] += "\n" + text
+                shown[-1]["content"] = _joined(shown[-1]["content"], "\n", result)
             else:
-                shown.append({"role": "user", "content": text})
+                shown.append({"role": "user", "content": result})
         else:
             shown.append(_with_calls(message))
         after_result = message["role"] == "tool"
@@ -53,9 +56,9 @@ def _explained(
     )
     if place is None:
         return [{"role": role, "content": explanation}, *messages]
-    own = _text(messages[place]["content"])
+    own = messages[place]["content"]
     parts = (own, explanation) if takes_system else (explanation, own)
-    messages[place] |= {"content": "\n\n".join(filter(None, parts))}
+    messages[place] |= {"content": _joined(parts[0], "\n\n", parts[1]) if own else explanation}
     return messages
 
 
@@ -70,13 +73,41 @@ def _with_calls(message: Mapping[str, Any]) -> dict[str, Any]:
     return plain | {"content": "\n".join(filter(None, (_text(message["content"]), *texts)))}
 
 
-def _result(message: Mapping[str, Any]) -> str:
+def _result(message: Mapping[str, Any]) -> Content:
     name = message.get("name")
     heading = "<tool_response>" if name is None else f"<tool_response>\n{name}:"
-    return f"{heading}\n{_text(message['content'])}\n</tool_response>"
+    return _joined(heading, "\n", message["content"], "\n", "</tool_response>")
 
 
-def _text(content: str | Sequence[Mapping[str, Any]]) -> str:
+def _joined(*contents: Content) -> Content:
+    """Return contents one after the other: a text, or parts if one of them has an image."""
+    parts: list[dict[str, Any]] = []
+    for part in (part for content in contents for part in _parts(content)):
+        if parts and _is_text(part) and _is_text(parts[-1]):
+            parts[-1] |= {"text": parts[-1]["text"] + part["text"]}
+        else:
+            parts.append(dict(part))
+    return parts[0]["text"] if len(parts) == 1 and _is_text(parts[0]) else parts
+
+
+def _parts(content: Content) -> Sequence[Mapping[str, Any]]:
+    """Return the parts of a content; the texts of neighbours are lines."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    parts: list[Mapping[str, Any]] = []
+    for part in content:
+        if parts and _is_text(part) and _is_text(parts[-1]):
+            parts.append({"type": "text", "text": "\n"})
+        parts.append(part)
+    return parts
+
+
+def _is_text(part: Mapping[str, Any]) -> bool:
+    return bool(part["type"] == "text")
+
+
+def _text(content: Content) -> str:
+    """Return the text of an assistant's message, which has no images."""
     return content if isinstance(content, str) else "\n".join(part["text"] or "" for part in content)
 
 

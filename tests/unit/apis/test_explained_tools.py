@@ -84,6 +84,21 @@ def test_neighbouring_results_are_one_message() -> None:
     assert messages[2]["content"].count("<tool_response>") == 2
 
 
+def test_images_of_results_and_of_users_keep_their_places() -> None:
+    image, hot = {"type": "image"}, {"type": "text", "text": "hot"}
+    seen = RESULT | {"content": [image, hot, hot], "name": "look"}
+    user = {"role": "user", "content": [image, {"type": "text", "text": "This?"}]}
+    messages = with_explained_tools([user, CALLED, RESULT, seen, user], TOOLS, takes_system=False)
+    assert [part["type"] for part in messages[0]["content"]] == ["text", "image", "text"]
+    assert messages[0]["content"][0]["text"].startswith("You can call functions")
+    assert messages[2]["content"] == [
+        {"type": "text", "text": "<tool_response>\nsunny\n</tool_response>\n<tool_response>\nlook:\n"},
+        image,
+        {"type": "text", "text": "hot\nhot\n</tool_response>"},
+    ]
+    assert messages[3] == user
+
+
 async def test_only_the_flag_turns_tools_off(tokenizer: Tokenizer) -> None:
     async with running_api(tokenizer, output_format=choose_output_format([], "none", "none")) as api:
         status, reply = await api.post(CHAT, {"messages": [USER], "tools": TOOLS})

@@ -329,7 +329,7 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "https://x"}}
         (turns({"type": "document"}), "messages[0].content[0].type"),
         (turns({"type": "tool_use", "id": "a", "name": "now", "input": {}}), "messages[0].content[0]"),
         (turns({"type": "tool_result", "tool_use_id": "a"}, "assistant"), "messages[0].content[0]"),
-        (turns({"type": "tool_result", "tool_use_id": "a", "content": [IMAGE]}), "content[0].content[0].type"),
+        (turns({"type": "tool_result", "tool_use_id": "a", "content": [IMAGE]}), "content[0].content[0].source.url"),
         (turns({"type": "tool_use", "id": "a", "name": "now", "input": {}}, "assistant"), "messages"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type=web_search_20250305"),
         ({"tools": [{"name": "now"}]}, "tools[0].input_schema"),

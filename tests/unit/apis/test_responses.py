@@ -109,6 +109,18 @@ def image(kind: str) -> dict[str, Any]:
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"type": "function_call", "name": "x", "arguments": ""}]}, "input[0].call_id"),
         ({"input": [{"type": "function_call_output", "call_id": "x"}]}, "input[0].output"),
+        (
+            {
+                "input": [
+                    {
+                        "type": "function_call_output",
+                        "call_id": "x",
+                        "output": [image("input_image")["input"][0]["content"][0]],
+                    }
+                ]
+            },
+            "input[0].output[0].image_url",
+        ),
         ({"input": [{"type": "reasoning", "summary": [], "encrypted_content": "x"}]}, "input[0].encrypted_content"),
         ({"previous_response_id": "resp_x"}, "previous_response_id"),
     ],

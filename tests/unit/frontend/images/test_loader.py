@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import gc
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -15,7 +17,7 @@ import pytest
 
 from jaxserve.checkpoint.image_processor import read_image_processor
 from jaxserve.config import ImagesConfig
-from jaxserve.errors import InvalidRequestError, RateLimitError, UnsupportedParameterError
+from jaxserve.errors import InvalidRequestError, RateLimitError, UnavailableError, UnsupportedParameterError
 from jaxserve.frontend.images.loader import NO_IMAGES, ImageLoader
 from jaxserve.frontend.images.processor import process_image
 from jaxserve.frontend.images.source import ImageSource
@@ -92,6 +94,20 @@ async def test_a_decoder_that_takes_too_long_or_too_much_is_ended() -> None:
         with pytest.raises(InvalidRequestError, match="image-decode-memory"):
             await images.load([source(large)], INFO)
         assert (await images.load([source(JPEG)], INFO)).images
+
+
+async def test_the_image_whose_decoder_dies_is_named() -> None:
+    async with loader() as images:
+        await images.load([source(JPEG)], INFO)
+        process = images._decoder.process
+        assert process is not None
+        os.kill(process.pid, signal.SIGSTOP)
+        waiting = asyncio.create_task(images.load([source(JPEG, 7)], INFO))
+        await asyncio.sleep(0)
+        os.kill(process.pid, signal.SIGKILL)
+        with pytest.raises(UnavailableError, match=r"images\[7\]") as caught:
+            await waiting
+        assert caught.value.param == "images[7]"
 
 
 async def test_memory_counts_until_the_images_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
