@@ -11,7 +11,7 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxserve_kernels.paged_attention import Scoring, write_and_attend_latents
+from jaxserve_kernels.paged_attention import Scoring, ShardAxes, write_and_attend_latents
 from jaxserve_kernels.rope import Rotation, rotate
 from jaxtyping import Array, Float
 
@@ -49,6 +49,7 @@ class LatentAttention(nnx.Module):
         self.has_adjacent_pairs = config.rotary_pairs == "adjacent"
         scale = latent.query_dim**-0.5 if config.attention_scale is None else config.attention_scale
         self.scoring = Scoring(scale=scale, softcap=None, sliding_window=None)
+        self.shards = ShardAxes(policy.rules.mesh_axes("kv_heads"), policy.rules.mesh_axes("pages"))
 
     def __call__(
         self, x: Float[Array, "T D"], cache: Cache, places: LayerPlaces, step: StepContext
@@ -70,7 +71,8 @@ class LatentAttention(nnx.Module):
                 jnp.int32(place.index),
                 step.paging(place),
                 scoring=self.scoring,
-            )  # (T, N, W)
+                shards=self.shards,
+            )  # (T, N, W), or (R, T, N, W) with pages on R data ranks
         values = self.kv_b_proj.values(attended[..., : self.latent.rank])
         return self.o_proj(values, step.tokens), with_group(cache, place, LatentPool(latents))
 
@@ -106,9 +108,14 @@ class LatentMatrix(Matrix):
         """Return what the queries are to latent vectors instead of keys. C: the rank."""
         return self._product("tnd,ndc->tnc", queries, self._parts()[0])
 
-    def values(self, attended: Float[Array, "T N C"]) -> Float[Array, "T _"]:
-        """Return the values of all heads from weighted sums of latent vectors."""
-        made = self._product("tnc,nvc->tnv", attended, self._parts()[1])
+    def values(self, attended: Float[Array, "*R T N C"]) -> Float[Array, "T _"]:
+        """Return the values of all heads from weighted sums of latent vectors, the sum over R ranks if there are ranks."""
+        if attended.ndim == 4:
+            made = self._product("rtnc,nvc->rtnv", attended, self._parts()[1])
+            # `sum` would exchange float32; one term at most is not zero.
+            made = jax.lax.reduce(made, jnp.zeros((), made.dtype), jax.lax.add, (0,))
+        else:
+            made = self._product("tnc,nvc->tnv", attended, self._parts()[1])
         return made.reshape(len(made), -1)
 
     def _parts(self) -> tuple[Array, Array]:

@@ -192,13 +192,13 @@ def kv_cache_dtype(config: Config, platform: str) -> jnp.dtype:
 def with_cache_groups(config: Config, decoder: DecoderConfig) -> DecoderConfig:
     """Return the decoder with the cache groups that the engine of `config` has.
 
-    Windows have pages of their own if they are shorter than the longest context, on one host, without data-parallel
-    attention and without tiers.
+    Windows have pages of their own if they are shorter than the longest context, without data-parallel attention and
+    without tiers.
     """
     windows = [layer.sliding_window for layer in decoder.layers if layer.sliding_window is not None]
     longest = min(config.model.max_model_len or decoder.max_position, decoder.max_position)
     is_split = bool(windows) and min(windows) < longest
-    is_split &= config.parallel.data_parallel_size == 1 and config.hosts.num_hosts == 1 and not config.tiers.has_stores
+    is_split &= config.parallel.data_parallel_size == 1 and not config.tiers.has_stores
     return decoder if is_split == decoder.splits_windows else replace(decoder, splits_windows=is_split)
 
 
@@ -213,10 +213,8 @@ def check_cache(config: Config, decoder: DecoderConfig) -> None:
         raise ConfigError(
             f"{', '.join(config.tiers.settings)}: not with {kinds}: its cache is kept on the devices only"
         )
-    if config.parallel.data_parallel_size > 1:
+    if config.parallel.data_parallel_size > 1 and len(cache.groups) > 1:
         raise ConfigError(f"--data-parallel-size {config.parallel.data_parallel_size}: not with {kinds}; use 1")
-    if config.hosts.num_hosts > 1:
-        raise ConfigError(f"--num-hosts {config.hosts.num_hosts}: not with {kinds}; use 1")
     if cache.states and config.model.num_adapter_places:
         raise ConfigError(f"--lora-modules, --max-loras: not with {kinds}")
     if cache.states and config.scheduler.num_speculative_tokens:

@@ -13,10 +13,11 @@ from math import prod
 import jax.numpy as jnp
 import pytest
 
-from jaxserve.layers.cache import pool_shapes
+from jaxserve.layers.cache import group_shapes, pool_shapes
 from jaxserve.layers.policy import Exchange, plain
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.experts import ExpertsConfig
+from jaxserve.model_config.latent import LatentConfig
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.steps import GENERATION, forward, lower
@@ -108,3 +109,33 @@ def _sums(collectives: Iterable[Collective]) -> Counter[tuple[str, int, int]]:
     for each in collectives:
         found[each.kind, each.num_devices, 0 if each.kind == "ragged-all-to-all" else each.array_bytes] += each.count
     return found
+
+
+LATENT = replace(
+    DENSE,
+    head_dim=64,  # the part that rotates
+    layers=(LayerConfig(latent_dim=576),),
+    latent=LatentConfig(rank=512, rope_dim=64, plain_dim=128, value_dim=128),
+)
+"""A layer of DeepSeek-V2-Lite: 16 heads over vectors of 576 numbers."""
+
+
+def test_data_ranks_divide_latent_vectors_and_exchange_values_of_heads() -> None:
+    """The sums of latent vectors, four times as wide as the values that are made of them, are not exchanged."""
+    if not H200.has_compiler:
+        pytest.skip(f"{H200.compiler} is not installed: nothing compiled for {H200.platform}")
+    shape = MeshShape(4, data=2)
+    skeleton = make_skeleton(LATENT, replace(plain(jnp.dtype("bfloat16")), fused_for=8, mesh=shape))
+    sharding = make_sharding(LATENT, shape, described_devices(H200.device, 8))
+    pool_shape = (1, 2 * NUM_PAGES, 1, 16, 576)
+    pool = group_shapes(LATENT.cache.groups[0], 2 * NUM_PAGES, 16, "bfloat16", "bfloat16")
+    lowered = lower(skeleton, sharding, DECODE, (pool,), replace(GENERATION, step=forward))
+    step = lowered.compile({"xla_gpu_autotune_level": 0})
+    text, memory = step.as_text(), step.memory_analysis()
+    assert text is not None
+    assert memory is not None
+    counted = step_collectives(make_sizes(skeleton), DECODE.num_tokens, num_rows=1)
+    assert _sums(compiled_collectives(text)) == _sums(counted)
+    own_shape = sharding.place((None, "pages")).shard_shape(pool_shape)
+    assert own_shape == (1, NUM_PAGES, 1, 16, 576)
+    assert memory.alias_size_in_bytes >= prod(own_shape) * 2

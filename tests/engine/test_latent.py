@@ -44,8 +44,19 @@ def test_a_prefix_hit_and_a_preempted_request_equal_a_cold_one(latent_engine: Mo
     assert results["c"].token_ids == GOLDEN.output_ids[:40].tolist()
 
 
+def test_data_ranks_divide_the_latent_vectors_and_generate_the_tokens_of_one_device() -> None:
+    shape = {"tensor_parallel_size": 2, "data_parallel_size": 2, "expert_parallel_size": 2}
+    engine = ModelEngine(GOLDEN.path, max_num_seqs=4, **shape)  # type: ignore[arg-type]
+    prompts = dict.fromkeys("abc", GOLDEN.prompt_ids)
+    others = [request("d", [9, 8, 7], temperature=1.0, seed=3), request("e", [5, 4], max_tokens=40)]
+    results = engine.run([*(request(name, prompt, max_tokens=32) for name, prompt in prompts.items()), *others])
+    for name in prompts:
+        assert results[name].token_ids == GOLDEN.output_ids[:32].tolist()
+    assert [engine.kv.pool.num_free_of(rank) for rank in range(2)] == [engine.kv.pool.num_usable_by_one] * 2
+    assert engine.executor.compilations()["serving"] == 0
+    engine.close()
+
+
 def test_settings_that_need_keys_and_values_are_rejected() -> None:
-    with pytest.raises(ConfigError, match="--data-parallel-size 2: not with a model with latent attention"):
-        ModelEngine(GOLDEN.path, data_parallel_size=2)
     with pytest.raises(ConfigError, match="not with a model with latent attention"):
         ModelEngine(GOLDEN.path, tiers=TierConfig(kv_offload_memory=1 << 20))

@@ -21,16 +21,25 @@ def programs() -> Path:
 
 
 SPLIT_OVER_TWO_HOSTS = {
+    "deepseek_v3_tiny": ("--tensor-parallel-size", "4", "--data-parallel-size", "2"),  # latent vectors on data ranks
+    "falcon_h1_tiny": ("--tensor-parallel-size", "8"),  # attention and recurrent states side by side
     "gemma2_tiny": ("--tensor-parallel-size", "4", "--data-parallel-size", "2"),  # sliding windows, capped scores
+    "gemma3_tiny": ("--tensor-parallel-size", "8"),  # pages of sliding windows of their own
+    "gemma4_tiny": ("--tensor-parallel-size", "8"),  # layers that read the pages of others, and other head dims
     "glm4_moe_tiny": ("--tensor-parallel-size", "8", "--expert-parallel-size", "2"),  # dense layers before mixtures
     "gpt_oss_tiny": ("--tensor-parallel-size", "8", "--expert-parallel-size", "4"),  # biases of experts, sinks
     "olmo2_tiny": ("--tensor-parallel-size", "8"),  # norms over all heads
     "phi3_tiny": ("--tensor-parallel-size", "8"),  # fused projections in its checkpoint
     "qwen2_moe_tiny": ("--tensor-parallel-size", "8", "--expert-parallel-size", "2"),  # a shared expert
     "qwen2_tiny": ("--tensor-parallel-size", "2", "--data-parallel-size", "4"),  # biases
+    "qwen3_next_tiny": (
+        "--tensor-parallel-size",
+        "8",
+        "--expert-parallel-size",
+        "2",
+    ),  # recurrent layers between others
 }
-"""One of each way in which layers are split; flags of eight devices, four on each host. Models with latent
-attention or recurrent states refuse several hosts."""
+"""One of each way in which layers are split, and of each kind of cache; flags of eight devices, four on each host."""
 
 
 @pytest.mark.parametrize("model", SPLIT_OVER_TWO_HOSTS)

@@ -110,7 +110,8 @@ def _all(sizes: Sizes, num_tokens: int, num_rows: int, groups: _Groups) -> Itera
         return Collective(name, kind, count, groups.count(axes), array_bytes, groups.hosts(axes))
 
     layers, pages, vocab = decoder.num_layers, rules.mesh_axes("pages"), rules.mesh_axes("vocab")
-    heads = num_tokens * decoder.num_heads // rules.count("heads") * decoder.head_dim * itemsize
+    width = decoder.head_dim if decoder.latent is None else decoder.latent.value_dim
+    heads = num_tokens * decoder.num_heads // rules.count("heads") * width * itemsize
     yield over(vocab, "embedding", "all-reduce", 1, residual)
     yield over(pages, "rows of data ranks", "all-reduce", layers, heads)
     yield over(rules.mesh_axes("heads"), "attention output", "all-reduce", layers, residual)

@@ -78,6 +78,38 @@ def over_mesh(kernel: AttentionKernel, shards: ShardAxes, tiling: Tiling | None 
     return shared
 
 
+LatentKernel = Callable[[Array, Array, Array, Array, Paging], tuple[Array, Array]]
+
+
+def latents_over_mesh(kernel: LatentKernel, shards: ShardAxes) -> LatentKernel:
+    """Return `kernel` for pages of latent vectors that are split over the devices of the mesh in context.
+
+    The function returns `[R, T, N, W]` for R ranks of `shards.pages`: every rank's own rows, and zeros for those of the
+    others. What is linear in them comes before the sum over R, which is the exchange: it then moves fewer numbers.
+    """
+
+    def on_rank(
+        q: Float[Array, "T N W"],
+        latents: Float[Array, "T 1 W"],
+        pages: Num[Array, "L P 1 S W"],
+        layer: Int[Array, ""],
+        paging: Paging,
+    ) -> tuple[Float[Array, "1 T N W"], Num[Array, "L P 1 S W"]]:
+        own, is_own = own_rows(paging, pages.shape[1], jax.lax.axis_index(shards.pages))
+        out, pages = kernel(q, latents, pages, layer, own)
+        return jnp.where(is_own[:, None, None], out, jnp.zeros_like(out))[None], pages
+
+    heads, ranks, whole = _entry(shards.heads), _entry(shards.pages), PartitionSpec()
+    pool = PartitionSpec(None, ranks)
+    split: LatentKernel = jax.shard_map(
+        on_rank,
+        in_specs=(PartitionSpec(None, heads), whole, pool, whole, whole),
+        out_specs=(PartitionSpec(ranks, None, heads), pool),
+        check_vma=False,  # kernels do not say how their results vary
+    )
+    return split
+
+
 def own_rows(
     paging: Paging, num_pages: int, rank: Int[Array, ""], tiling: Tiling | None = None
 ) -> tuple[Paging, Bool[Array, "T"]]:

@@ -97,28 +97,34 @@ def test_layers_that_share_and_layers_with_two_kinds_have_their_places() -> None
 
 
 LATENT = replace(GEMMA, layers=(LayerConfig(latent_dim=576),) * 2)
+TWO_SHAPES = replace(GEMMA, layers=(LayerConfig(), LayerConfig(head_dim=32)))
+RANKS = {"parallel": ParallelConfig(data_parallel_size=2)}
+HOSTS = {
+    "hosts": HostsConfig(num_hosts=2, host_rank=0, coordinator="a:1"),
+    "parallel": ParallelConfig(tensor_parallel_size=2),
+}
 
 
 @pytest.mark.parametrize(
-    ("setting", "message"),
+    ("decoder", "setting", "message"),
     [
-        ({"tiers": TierConfig(kv_offload_memory=1 << 20)}, "--kv-offload-memory: not with"),
-        ({"parallel": ParallelConfig(data_parallel_size=2)}, "--data-parallel-size 2: not with"),
-        (
-            {
-                "hosts": HostsConfig(num_hosts=2, host_rank=0, coordinator="a:1"),
-                "parallel": ParallelConfig(tensor_parallel_size=2),
-            },
-            "--num-hosts 2: not with",
-        ),
+        (LATENT, {"tiers": TierConfig(kv_offload_memory=1 << 20)}, "--kv-offload-memory: not with"),
+        (TWO_SHAPES, RANKS, "--data-parallel-size 2: not with"),
     ],
 )
-def test_settings_without_support_for_other_caches_are_refused(setting: dict[str, Any], message: str) -> None:
+def test_settings_without_support_for_other_caches_are_refused(
+    decoder: DecoderConfig, setting: dict[str, Any], message: str
+) -> None:
     config = replace(CONFIG, **setting)
     with pytest.raises(ConfigError, match=message):
-        check_cache(config, with_cache_groups(config, LATENT))
+        check_cache(config, with_cache_groups(config, decoder))
     check_cache(config, with_cache_groups(config, GEMMA))  # keeps all pages instead
 
 
 def test_settings_that_need_no_support_are_served() -> None:
     check_cache(replace(CONFIG, scheduler=SchedulerConfig(num_speculative_tokens=3), cache=CacheConfig()), LATENT)
+    check_cache(replace(CONFIG, **RANKS), LATENT)
+    for decoder in (LATENT, TWO_SHAPES, GEMMA):
+        check_cache(replace(CONFIG, **HOSTS), decoder)
+    assert with_cache_groups(replace(CONFIG, **HOSTS), GEMMA).splits_windows
+    assert not with_cache_groups(replace(CONFIG, **RANKS), GEMMA).splits_windows
