@@ -11,10 +11,10 @@ from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.images import ImageProcessorConfig
 from jaxserve.model_config.vision import VisionConfig
 
-StackedExperts = Literal["interleaved", "halves", "halves_of_either_order"]
+StackedExperts = Literal["interleaved", "halves", "halves_by_inputs", "halves_of_either_order"]
 """interleaved: a gate's output, then an up's, and inputs by outputs (gpt-oss). halves: all outputs of the gate, then those
-of up, and outputs by inputs (Qwen3.5). halves_of_either_order: as halves, but matrices whose shape says so are inputs by
-outputs (Qwen3-VL as published)."""
+of up, and outputs by inputs (Qwen3.5). halves_by_inputs: the same, inputs by outputs (Llama 4). halves_of_either_order: as
+halves, but matrices whose shape says so are inputs by outputs (Qwen3-VL as published)."""
 ReadVision = Callable[[Mapping[str, Any], ImageProcessorConfig, DecoderConfig], VisionConfig]
 """Read the tower from the text model's config, which holds the whole one (`renamed.MULTIMODAL`), the preprocessing, and the
 decoder. Raises CheckpointError for a value that is not computed."""

@@ -90,6 +90,9 @@ class Attention(nnx.Module):
         self.o_proj = Linear(d, n * h, ("embed", "heads"), policy, bias=config.attention_out_bias)
         self.has_whole_norm = config.qk_norm == "whole"
         self.is_rotated_norm = config.qk_norm == "rotated_heads"
+        self.unit_eps = config.norm_eps if config.qk_norm == "rotated_unit" and layer.use_rope else None
+        scaling = config.query_scaling
+        self.scales_queries = scaling is not None and not (scaling.only_without_rope and layer.use_rope)
         self.q_norm = _head_norm(config, n, h, policy)
         self.k_norm = _head_norm(config, k, h, policy) if layer.kv_source is None else None
         self.value_eps = config.norm_eps if config.has_value_norm else None
@@ -99,6 +102,7 @@ class Attention(nnx.Module):
             scale=h**-0.5 if config.attention_scale is None else config.attention_scale,
             softcap=config.attention_softcap,
             sliding_window=layer.sliding_window,
+            is_chunked=layer.is_chunked,
         )
         self.out_scale = config.attention_out_scale
         self.shape = (n, k, h)
@@ -159,17 +163,21 @@ class Attention(nnx.Module):
             heads = [norm(x) for x, norm in zip(heads, norms, strict=True)]
         heads = [x.reshape(-1, count, h) for x, count in zip(heads, counts, strict=False)]
         values = [x.reshape(-1, k, h) for x in stored[-1:]]
-        if step.query_scales is not None:
+        if step.query_scales is not None and self.scales_queries:
             heads[0] = heads[0] * step.query_scales[:, None, None].astype(heads[0].dtype)
         rotation = step.rotation_of(self.layer)
         if norms and self.is_rotated_norm:
             rotated = heads if rotation is None else [rotate(x, rotation) for x in heads]
             heads, rotation = [norm(x) for x, norm in zip(rotated, norms, strict=True)], None
+        elif self.unit_eps is not None and rotation is not None:
+            rotated = [rotate(x, rotation) for x in heads]
+            heads = [normalized(x, self.unit_eps, is_alike=self.is_alike).astype(x.dtype) for x in rotated]
+            rotation = None
         return heads[0], [*heads[1:], *values], rotation
 
 
 def _head_norm(config: DecoderConfig, num_heads: int, head_dim: int, policy: DtypePolicy) -> RMSNorm | None:
-    if config.qk_norm == "none":
+    if config.qk_norm in ("none", "rotated_unit"):
         return None
     width = head_dim * (num_heads if config.qk_norm == "whole" else 1)
     return RMSNorm(width, config.norm_eps, policy, config.norm_weights)

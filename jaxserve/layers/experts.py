@@ -20,7 +20,7 @@ from jaxserve.layers.mlp import ACTIVATIONS, MLP
 from jaxserve.layers.norm import make_norm
 from jaxserve.layers.param import array_axes, parameter
 from jaxserve.layers.policy import DtypePolicy
-from jaxserve.layers.routing import Router, Routing, weighted_sum
+from jaxserve.layers.routing import Router, Routing, scaled_rows, weighted_sum
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.sharding.rules import Axes
@@ -95,6 +95,7 @@ class Experts(nnx.Module):
         d, inner = config.hidden_size, experts.latent_size
         self.fc1_latent_proj = None if inner is None else Linear(inner, d, (None, "embed"), policy)
         self.fc2_latent_proj = None if inner is None else Linear(d, inner, ("embed", None), policy)
+        self.scales_inputs = experts.scales_inputs
         self.rules, self.exchange = policy.rules, policy.exchange
 
     def __call__(
@@ -136,6 +137,10 @@ class Experts(nnx.Module):
         if not has_mesh():
             groups = widths = ()
         compute = partial(mlps, num_shards=self.rules.count(WIDTH) if widths else 1)
+        if self.scales_inputs:
+            assert not groups, "experts whose inputs are scaled are not split by expert"
+            made = compute(scaled_rows(x, routing), routing.group_sizes)[routing.rows].sum(1)
+            return all_reduce(made, x.dtype, widths) if widths else made
         if not groups:
             made = weighted_sum(compute(x[routing.tokens], routing.group_sizes), routing.rows, routing.weights)
             return all_reduce(made, x.dtype, widths) if widths else made

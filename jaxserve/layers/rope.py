@@ -112,7 +112,8 @@ def _llama3(base: np.ndarray, scaling: RopeScaling) -> np.ndarray:
     assert low and high and original, "a family resolves every llama3 field"
     frequencies = base.astype(np.float64)
     wavelengths = 2 * np.pi / frequencies
-    smooth = np.clip((original / wavelengths - low) / (high - low), 0.0, 1.0)
+    turns = original / wavelengths
+    smooth = np.clip((turns - low) / (high - low), 0.0, 1.0) if high > low else (turns > low).astype(np.float64)
     return ((1 - smooth) * frequencies / scaling.factor + smooth * frequencies).astype(np.float32)
 
 

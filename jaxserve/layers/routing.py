@@ -89,6 +89,12 @@ def sort_rows(experts: Int[Array, "T k"]) -> tuple[Int[Array, "R"], Int[Array, "
     return order // num_choices, rows.reshape(-1, num_choices)
 
 
+def scaled_rows(x: Float[Array, "T D"], routing: Routing) -> Float[Array, "R D"]:
+    """Return each row's token, multiplied with the weight of the row's expert."""
+    factors = jnp.zeros(len(routing.tokens)).at[routing.rows].set(routing.weights, unique_indices=True)
+    return x[routing.tokens] * factors[:, None].astype(x.dtype)
+
+
 def weighted_sum(
     made: Float[Array, "R D"], rows: Int[Array, "T k"], weights: Float[Array, "T k"]
 ) -> Float[Array, "T D"]:
@@ -106,7 +112,10 @@ def _choose(
         weights = jnp.exp(best - jax.nn.logsumexp(best if config.is_normalized else logits, axis=-1, keepdims=True))
     else:
         scores = jax.nn.sigmoid(logits) if config.score == "sigmoid" else jax.nn.softmax(logits)
-        ranks = scores if correction is None else scores + correction
+        if correction is not None:
+            ranks = scores + correction
+        else:  # Large logits have the same sigmoid: without groups, whose scores are added, they are ranked as they are.
+            ranks = logits if config.score == "sigmoid" and config.num_groups == 1 else scores
         _, experts = jax.lax.top_k(_within_best_groups(ranks, config), config.num_per_token)
         weights = jnp.take_along_axis(scores, experts, axis=1)
         if config.is_normalized:

@@ -65,6 +65,8 @@ class QueryScaling:
     slope: float
     period: int
     offset: int = 0
+    only_without_rope: bool = False
+    """True: layers that rotate queries do not scale them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,8 @@ class LayerConfig:
     """Tokens a query attends to, itself included; None: all tokens before it."""
     use_rope: bool = True
     """False: no positional encoding in this layer (SmolLM3's NoPE layers)."""
+    is_chunked: bool = False
+    """True: a query attends to the tokens from the last multiple of `sliding_window` on (Llama 4)."""
     experts: ExpertsConfig | None = None
     """None: a dense feed-forward block. All layers with experts have the same number and width."""
     intermediate_size: int | None = None
@@ -142,9 +146,9 @@ class DecoderConfig:
     qkv_bias: bool = False
     attention_out_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: Literal["none", "heads", "whole", "rotated_heads"] = "none"
+    qk_norm: Literal["none", "heads", "whole", "rotated_heads", "rotated_unit"] = "none"
     """RMSNorm of queries and keys: over the H of each head (Qwen3), or over all heads together (OLMo 2), before rope;
-    or over the H of each head after rope (Hunyuan)."""
+    or over the H of each head after rope, with weights (Hunyuan), or without and only in layers with rope (Llama 4)."""
     has_value_norm: bool = False
     """True if the H values of each head are divided by their root mean square, without weights."""
     norm_placement: NormPlacement = "pre"
@@ -279,8 +283,11 @@ class DecoderConfig:
         """Return the config for a server whose longest text has `max_model_len` tokens; None: as declared.
 
         longrope rotates keys differently in texts longer than the original length, and cached keys keep their rotation:
-        a server uses one set of divisors, and texts beyond the original length are served only on request.
+        a server uses one set of divisors, and texts beyond the original length are served only on request. Texts that
+        are no longer than a chunk are attended to as a whole.
         """
+        if max_model_len is not None and any(layer.is_chunked for layer in self.layers):
+            return replace(self, layers=tuple(_unchunked(layer, max_model_len) for layer in self.layers))
         scaling = self.rope_scaling
         if scaling is None or scaling.kind != "longrope" or scaling.original_max_position is None:
             return self
@@ -298,6 +305,11 @@ class DecoderConfig:
         if copies == self.kv_copies and layers == self.layers:
             return self
         return replace(self, num_kv_heads=self.num_stored_kv_heads * copies, kv_copies=copies, layers=layers)
+
+
+def _unchunked(layer: LayerConfig, max_model_len: int) -> LayerConfig:
+    is_whole = layer.is_chunked and layer.sliding_window is not None and max_model_len <= layer.sliding_window
+    return replace(layer, sliding_window=None, is_chunked=False) if is_whole else layer
 
 
 def _layer_for_devices(layer: LayerConfig, num_heads: int, num_devices: int) -> LayerConfig:

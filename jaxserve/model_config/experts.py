@@ -49,6 +49,8 @@ class ExpertsConfig:
     router_norm_eps: float | None = None
     """Epsilon of a router that normalises its input and scales its dimensions, and multiplies each expert's weight with a
     number of its own (Gemma 4); None: it does not."""
+    scales_inputs: bool = False
+    """True: an expert's input is multiplied with its weight, and the outputs are added without (Llama 4)."""
     latent_size: int | None = None
     """Width of a projection of the input that the experts compute with, whose sum is projected back; None: D."""
     has_biases: bool = False

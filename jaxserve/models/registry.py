@@ -29,13 +29,10 @@ from jaxserve.quant.registry import read_form
 from jaxserve.quant.stored_blocks import stored_kinds
 
 _SPARSE: Final = ("DeepseekV3ForCausalLM", "sparse attention, its indexer and a cache of the indexer's keys")
-_CHUNKED: Final = ("Qwen3MoeForCausalLM", "chunked attention, and experts whose inputs are scaled")
 _MISSING: Final[Mapping[str, tuple[str, str]]] = {
     "DeepseekV32ForCausalLM": _SPARSE,
     "DeepseekV4ForCausalLM": _SPARSE,
     "GlmMoeDsaForCausalLM": _SPARSE,
-    "Llama4ForCausalLM": _CHUNKED,
-    "Llama4ForConditionalGeneration": _CHUNKED,
 }
 """Nearest family and missing features of well-known architectures that are not served."""
 

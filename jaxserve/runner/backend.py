@@ -90,6 +90,8 @@ def _why_not_pallas(
     page_size = page_tokens(chip.platform, config.cache.block_size)
     if chip.platform == "tpu" and any(layer.kv_source is not None for layer in decoder.layers):
         return "no kernel for layers that read other layers' keys and values yet"
+    if any(layer.is_chunked for layer in decoder.layers):
+        return "no kernel for attention in chunks yet, which contexts longer than a chunk need"
     for group in decoder.cache.paged:
         pool_shape = (group.num_layers, 1, group.num_kv_heads, page_size, group.head_dim)
         reason = unsupported(_PALLAS[chip.platform], decoder.num_heads, pool_shape, dtype, kv_dtype)

@@ -77,6 +77,8 @@ def check_shape(config: DecoderConfig | EncoderConfig, shape: MeshShape) -> None
     experts = config.experts if isinstance(config, DecoderConfig) else None
     if shape.expert > 1 and experts is None:
         raise ConfigError(f"--expert-parallel-size {shape.expert}: this model has no experts")
+    if shape.expert > 1 and experts is not None and experts.scales_inputs:
+        raise ConfigError(f"--expert-parallel-size {shape.expert}: not with experts whose inputs are scaled; use 1")
     if experts is not None and experts.num_experts % shape.expert:
         raise ConfigError(
             f"--expert-parallel-size {shape.expert} must divide the {experts.num_experts} experts of this model"

@@ -205,23 +205,26 @@ CASES = [
 
 
 WINDOWS = [
-    (None, True, False),
-    (20, False, True),
-    *(pytest.param(window, True, False, marks=pytest.mark.slow) for window in (1, 70)),
+    (None, False, True, False),
+    (20, False, False, True),
+    (20, True, True, False),
+    *(pytest.param(window, False, True, False, marks=pytest.mark.slow) for window in (1, 70)),
+    pytest.param(70, True, False, True, marks=pytest.mark.slow),
 ]
 
 
-@pytest.mark.parametrize(("window", "rotates", "has_sinks"), WINDOWS)
+@pytest.mark.parametrize(("window", "is_chunked", "rotates", "has_sinks"), WINDOWS)
 @pytest.mark.parametrize(("counts", "lengths"), CASES)
 def test_attention_equals_the_reference(
-    counts: list[int], lengths: list[int], window: int | None, rotates: bool, has_sinks: bool
+    counts: list[int], lengths: list[int], window: int | None, is_chunked: bool, rotates: bool, has_sinks: bool
 ) -> None:
     step = Step(counts, lengths, num_tokens=100, num_pages=6, num_rows=4)  # one shape for all: compiled once
     pool, native_pool = _pools(step.paging)
     angles = _normal(9, 100, H // 2)
     rotation = Rotation(jnp.cos(angles), jnp.sin(angles)) if rotates else None
     sinks = jnp.asarray(3 * _normal(10, N)) if has_sinks else None
-    options = {"rotation": rotation, "scoring": Scoring(SCALE, sliding_window=window), "sinks": sinks}
+    scoring = Scoring(SCALE, sliding_window=window, is_chunked=is_chunked)
+    options = {"rotation": rotation, "scoring": scoring, "sinks": sinks}
     expected, k, v = write_and_attend(*step.tokens(), *pool, jnp.int32(LAYER), step.paging, **options)
     out, own_k, own_v = write_and_attend(
         *step.tokens(), *native_pool, jnp.int32(LAYER), step.paging, **options, backend="native"

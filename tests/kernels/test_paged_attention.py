@@ -29,11 +29,19 @@ def _tables(rows: int, pages: int, seed: int = 1) -> np.ndarray:
 
 
 def _dense(
-    q: np.ndarray, pool: tuple[np.ndarray, np.ndarray], table: np.ndarray, position: int, window: int | None
+    q: np.ndarray,
+    pool: tuple[np.ndarray, np.ndarray],
+    table: np.ndarray,
+    position: int,
+    window: int | None,
+    *,
+    is_chunked: bool = False,
 ) -> np.ndarray:
     """One query [N, H] over the keys at positions <= position."""
     keys, values = (pages[LAYER][table].transpose(0, 2, 1, 3).reshape(-1, K, H) for pages in pool)
     first = 0 if window is None else max(0, position - window + 1)
+    if window is not None and is_chunked:
+        first = position - position % window
     keys, values = keys[first : position + 1], values[first : position + 1]
     scores = np.einsum("kgh,xkh->kgx", q.reshape(K, N // K, H) * SCALE, keys)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
@@ -56,8 +64,24 @@ def test_decode_equals_dense_softmax(window: int | None, pages_per_row: int) -> 
         np.testing.assert_allclose(out[row], expected, atol=1e-5, err_msg=f"row {row}, length {length}")
 
 
-@pytest.mark.parametrize("window", [None, 3, 11, 90])
-@pytest.mark.parametrize(
+@pytest.mark.parametrize("chunk", [1, 5, 16])
+def test_decode_in_chunks_equals_dense_softmax(chunk: int) -> None:
+    lengths = np.array(
+        [36, 1, 0, 17, 16, 5, 6], np.int32
+    )  # the last of a chunk and the first of the next, among others
+    pool, tables = _pool(), _tables(len(lengths), 8)
+    tables = np.concatenate([tables, tables[:, :1]], axis=1)
+    q = np.random.default_rng(2).normal(size=(len(lengths), N, H)).astype(np.float32)
+    scoring = Scoring(SCALE, sliding_window=chunk, is_chunked=True)
+    out = _decode(*map(jnp.asarray, (q, *pool, LAYER, tables, lengths)), scoring=scoring)
+    for row, length in enumerate(lengths):
+        expected = np.zeros((N, H))
+        if length:
+            expected = _dense(q[row], pool, tables[row], length - 1, chunk, is_chunked=True)
+        np.testing.assert_allclose(out[row], expected, atol=1e-5, err_msg=f"row {row}, length {length}")
+
+
+MIXED = pytest.mark.parametrize(
     ("counts", "lengths"),
     [
         ([1, 1, 5, 9], [12, 1, 5, 30]),
@@ -69,7 +93,21 @@ def test_decode_equals_dense_softmax(window: int | None, pages_per_row: int) -> 
         ([], []),
     ],
 )
+
+
+@pytest.mark.parametrize("window", [None, 3, 11, 90])
+@MIXED
 def test_mixed_equals_dense_softmax(counts: list[int], lengths: list[int], window: int | None) -> None:
+    _compare_mixed(counts, lengths, window)
+
+
+@pytest.mark.parametrize("chunk", [3, 70])
+@MIXED
+def test_mixed_in_chunks_equals_dense_softmax(counts: list[int], lengths: list[int], chunk: int) -> None:
+    _compare_mixed(counts, lengths, chunk, is_chunked=True)
+
+
+def _compare_mixed(counts: list[int], lengths: list[int], window: int | None, *, is_chunked: bool = False) -> None:
     rows, tokens, pages = 5, 140, 40  # more rows and tokens than any case has: the rest is padding
     pool = _pool()
     tables = np.random.default_rng(1).integers(1, P, (rows, pages)).astype(np.int32)  # shared pages are fine to read
@@ -80,14 +118,13 @@ def test_mixed_equals_dense_softmax(counts: list[int], lengths: list[int], windo
     num_decode = next((i for i, count in enumerate(counts) if count != 1), len(counts))
     q = np.random.default_rng(3).normal(size=(tokens, N, H)).astype(np.float32)
     ragged = ragged_layout(jnp.asarray(starts), jnp.int32(num_decode), num_tokens=tokens)
-    out = _mixed(
-        *map(jnp.asarray, (q, *pool, LAYER, tables, kv_lengths)), ragged, scoring=Scoring(SCALE, sliding_window=window)
-    )
+    scoring = Scoring(SCALE, sliding_window=window, is_chunked=is_chunked)
+    out = _mixed(*map(jnp.asarray, (q, *pool, LAYER, tables, kv_lengths)), ragged, scoring=scoring)
     assert np.isfinite(out).all()
     for row, (count, length) in enumerate(zip(counts, lengths, strict=True)):
         for i in range(count):
             token = starts[row] + i
-            expected = _dense(q[token], pool, tables[row], length - count + i, window)
+            expected = _dense(q[token], pool, tables[row], length - count + i, window, is_chunked=is_chunked)
             np.testing.assert_allclose(out[token], expected, atol=1e-5, err_msg=f"row {row}, query {i}")
 
 

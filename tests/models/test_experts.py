@@ -80,6 +80,21 @@ def test_sigmoid_router_chooses_by_corrected_scores_and_weighs_by_plain_ones(num
         assert _experts_of(routing, token) == chosen
 
 
+def test_large_logits_without_a_correction_are_ranked_although_their_sigmoids_are_equal() -> None:
+    """A correction is added to sigmoids, so that with one the same logits tie, and the smallest expert is the best."""
+    logits = jnp.asarray([[20.0, 30.0, 25.0, 40.0, 35.0, -1.0]])
+    config = ExpertsConfig(
+        num_experts=6, num_per_token=2, intermediate_size=32, is_normalized=False, score="sigmoid", weight_scale=0.5
+    )
+    routing = route(logits, jnp.int32(1), config)
+    assert _experts_of(routing, 0) == [3, 4]
+    np.testing.assert_allclose(routing.weights, [[0.5, 0.5]], rtol=1e-6)
+    corrected = replace(config, has_correction_bias=True)
+    assert _experts_of(route(logits, jnp.int32(1), corrected, jnp.zeros(6)), 0) == [0, 1]
+    lifted = jnp.asarray([0.0, 0.0, 0.0, 0.0, 0.0, 2.0])
+    assert _experts_of(route(logits, jnp.int32(1), corrected, lifted), 0) == [5, 0]
+
+
 def _experts_of(routing: Routing, token: int) -> list[int]:
     ends = np.cumsum(routing.group_sizes)
     return [int((np.asarray(row) >= ends).sum()) for row in routing.rows[token]]

@@ -60,6 +60,7 @@ def seeing_checkpoint(folder: Path, source: str, architecture: str, spelling: st
         ("gemma3_tiny", "Gemma3ForConditionalGeneration"),
         ("gemma4_tiny", "Gemma4ForConditionalGeneration"),
         ("gemma4_moe_odd_tiny", "Gemma4ForConditionalGeneration"),
+        ("llama4_tiny", "Llama4ForConditionalGeneration"),
         ("mistral_sliding_tiny", "Mistral3ForConditionalGeneration"),
         ("ministral3_tiny", "Mistral3ForConditionalGeneration"),
         ("qwen3_tiny", "Qwen3VLForConditionalGeneration"),

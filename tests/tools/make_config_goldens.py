@@ -174,6 +174,13 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
         "architectures": ["NemotronHForCausalLM"],
         "layers_block_type": ["linear_attention", "full_attention", "moe"] * 2,
     },
+    "llama4_default": {"architectures": ["Llama4ForCausalLM"]},
+    "llama4_chunks": {
+        "architectures": ["Llama4ForCausalLM"],
+        "attention_chunk_size": 16,
+        "no_rope_layers": [1, 0, 1, 1, 0, 1],
+        "moe_layers": [1, 3],
+    },
     "granitemoe": {"architectures": ["GraniteMoeForCausalLM"]},
     "granitemoeshared": {"architectures": ["GraniteMoeSharedForCausalLM"]},
     "mistral4": {"architectures": ["Mistral4ForCausalLM"]},
@@ -187,7 +194,13 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
     },
 }
 
-WITH_TEXT_CONFIG = ("Gemma3ForCausalLM", "Gemma4ForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
+WITH_TEXT_CONFIG = (
+    "Llama4ForCausalLM",
+    "Gemma3ForCausalLM",
+    "Gemma4ForCausalLM",
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5MoeForCausalLM",
+)
 ROTATES_WINDOWS = ("Cohere2ForCausalLM", "Exaone4ForCausalLM")
 """Their attention rotates in sliding-window layers only; no key says so."""
 NEVER_ROTATES = ("NemotronHForCausalLM",)
@@ -213,6 +226,8 @@ DEFAULTED_KEYS += ("attention_out_multiplier", "ssm_in_multiplier", "ssm_out_mul
 DEFAULTED_KEYS += ("ssm_multipliers", "num_dense_layers", "use_expert_bias", "vocab_size_per_layer_input")
 DEFAULTED_KEYS += ("hidden_size_per_layer_input", "attention_k_eq_v", "num_kv_shared_layers", "enable_moe_block")
 DEFAULTED_KEYS += ("use_double_wide_mlp", "top_k_experts", "ssm_state_size", "mamba_num_heads", "mamba_head_dim")
+DEFAULTED_KEYS += ("attention_chunk_size", "attn_temperature_tuning", "attn_scale", "floor_scale", "moe_layers")
+DEFAULTED_KEYS += ("interleave_moe_layer_step", "intermediate_size_mlp")
 DEFAULTED_KEYS += ("n_groups", "conv_kernel", "use_conv_bias", "mamba_hidden_act", "mlp_hidden_act")
 DEFAULTED_KEYS += ("layer_norm_epsilon", "moe_shared_expert_intermediate_size", "moe_latent_size")
 
@@ -242,7 +257,8 @@ def layer_case(keys: dict[str, Any]) -> dict[str, Any]:
         window = getattr(config, "sliding_window", None)
         windows = [window] * config.num_hidden_layers
     else:
-        windows = [config.sliding_window if name == "sliding_attention" else None for name in types]
+        sizes = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
+        windows = [getattr(config, sizes[name]) if name in sizes else None for name in types]
     marks = getattr(config, "no_rope_layers", None) or [1] * config.num_hidden_layers
     if "position_embedding_type" in vars(config):
         marks = [config.position_embedding_type == "rope"] * config.num_hidden_layers

@@ -31,7 +31,7 @@ NUM_PROMPT, NUM_LOGITS, NUM_TOKENS = 40, 8, 64
 MIN_DISTINCT, MIN_GAP, MIN_CONTROL, MAX_NOISE = 24, 2e-3, 0.05, 8e-6
 LOGIT_STD = 2.0
 _LAYER_SCALE = ".layer_scalar"
-_STACKED_EXPERTS = ("gpt_oss", "qwen3_5_moe_text", "gemma4_text", "mistral4")
+_STACKED_EXPERTS = ("gpt_oss", "qwen3_5_moe_text", "gemma4_text", "mistral4", "llama4_text")
 """Types of models whose checkpoints have the experts of a layer in one tensor."""
 
 CORPUS = (

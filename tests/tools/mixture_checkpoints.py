@@ -69,6 +69,19 @@ _ROPE: dict[str, Any] = {
     "llama_4_scaling_beta": 0.2,
 }
 
+_LLAMA4: dict[str, Any] = {
+    "head_dim": 16,
+    "intermediate_size": 24,
+    "intermediate_size_mlp": 56,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 1,
+    "rope_theta": 1e4,
+    "attn_scale": 0.3,
+    "floor_scale": 8,
+}
+_LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0}
+_LLAMA3 |= {"original_max_position_embeddings": 64}
+
 MIXTURE_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]] = {
     "granitemoe_tiny": (
         _config("GraniteMoeForCausalLM", "granitemoe", attention_bias=True, **_GRANITE),
@@ -81,6 +94,26 @@ MIXTURE_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]
         | {"tie_word_embeddings": True},
         "bfloat16",
         {**_GRANITE_CONTROLS, "theta": {"rope_theta": 1e2}},
+    ),
+    "llama4_tiny": (
+        _config("Llama4ForCausalLM", "llama4_text", **_LLAMA4)
+        | {"num_hidden_layers": 4, "no_rope_layer_interval": 4, "attention_chunk_size": 8},
+        "bfloat16",
+        {
+            "chunk": {"attention_chunk_size": 16},
+            "norm": {"use_qk_norm": False},
+            "tuning": {"attn_temperature_tuning": False},
+            "period": {"floor_scale": 9},
+        },
+    ),
+    "llama4_odd_tiny": (
+        _config("Llama4ForCausalLM", "llama4_text", **_LLAMA4)
+        | {"hidden_size": 40, "head_dim": 40, "num_attention_heads": 3, "num_key_value_heads": 1}
+        | {"num_hidden_layers": 3, "no_rope_layers": [1, 0, 1], "interleave_moe_layer_step": 2, "use_qk_norm": False}
+        | {"attention_chunk_size": 13, "num_local_experts": 5, "num_experts_per_tok": 2, "tie_word_embeddings": True}
+        | {"rope_parameters": {**_LLAMA3, "rope_theta": 1e4}},
+        "bfloat16",
+        {"chunk": {"attention_chunk_size": 12}, "choices": {"num_experts_per_tok": 1}},
     ),
     "mistral4_tiny": (
         _config("Mistral4ForCausalLM", "mistral4", **{**_LATENT, "n_group": 3, "topk_group": 2})

@@ -136,8 +136,8 @@ def _original(keys: Keys, table: Keys, declared: int, *, low: int = 1) -> int:
 def _llama3(table: Keys, original: int) -> RopeScaling:
     low = table.number("low_freq_factor")
     high = table.number("high_freq_factor")
-    if high <= low:
-        raise table.error("high_freq_factor", f"a number above low_freq_factor ({low:g})")
+    if high < low:
+        raise table.error("high_freq_factor", f"a number from low_freq_factor ({low:g}) on")
     return RopeScaling(
         "llama3", _factor(table), original_max_position=original, low_freq_factor=low, high_freq_factor=high
     )

@@ -34,20 +34,20 @@ DEFAULTS = dict(
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Llama without rope in every fourth layer; `use_sliding_window` gives those layers a window."""
     keys = Keys({**DEFAULTS, **hf})
-    rope = _rope_layers(keys)
+    rope = rope_layers(keys)
     window = optional_window(keys)
     is_sliding = layer_types(keys, window, tuple(window is not None and not use_rope for use_rope in rope))
     return build(
         keys,
         layers=tuple(
-            LayerConfig(window if is_windowed else None, use_rope)
+            LayerConfig(sliding_window=window if is_windowed else None, use_rope=use_rope)
             for is_windowed, use_rope in zip(is_sliding, rope, strict=True)
         ),
         computed=("mlp_bias",),
     )
 
 
-def _rope_layers(keys: Keys) -> tuple[bool, ...]:
+def rope_layers(keys: Keys) -> tuple[bool, ...]:
     """Read `no_rope_layers`, which despite its name holds 1 for a layer with rope and 0 for one without."""
     count = num_layers(keys)
     marks = keys.get("no_rope_layers")

@@ -65,5 +65,6 @@ def write_and_attend(
         jnp.zeros(0, jnp.float32) if sinks is None else sinks.astype(jnp.float32),
         scale=np.float32(scoring.scale),
         window=np.int32(_NO_WINDOW if scoring.sliding_window is None else scoring.sliding_window),
+        is_chunked=np.int32(scoring.is_chunked),
     )
     return out.astype(q.dtype), k_pages, v_pages

@@ -14,3 +14,5 @@ class Scoring:
     """c: a score s becomes c * tanh(s / c) (Gemma 2, arXiv 2408.00118)."""
     sliding_window: int | None = None
     """Keys that a query sees, its own included; None: all before it."""
+    is_chunked: bool = False
+    """True: a query sees the keys from the last multiple of `sliding_window` on (Llama 4). Not by Pallas kernels."""

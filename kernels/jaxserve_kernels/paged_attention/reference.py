@@ -110,7 +110,10 @@ def decode_attention(
     grouped = (q * scoring.scale).astype(dtype).reshape(rows, num_kv_heads, group, dim)
 
     window = scoring.sliding_window
-    lowest = jnp.zeros_like(kv_lengths) if window is None else jnp.maximum(kv_lengths - window, 0)
+    if window is not None and scoring.is_chunked:
+        lowest = (kv_lengths - 1) // window * window
+    else:
+        lowest = jnp.zeros_like(kv_lengths) if window is None else jnp.maximum(kv_lengths - window, 0)
     table = _pad_to_multiple(block_tables, block_pages)
 
     def body(block: Array, state: _Softmax) -> _Softmax:
@@ -179,7 +182,9 @@ def mixed_attention(
             pages = jax.lax.dynamic_slice_in_dim(pages_of_row, block * block_pages, block_pages, 0)[None]
             positions = block * block_keys + jnp.arange(block_keys)
             visible = positions <= query_positions[:, None]  # (tile, X)
-            if sliding_window is not None:
+            if sliding_window is not None and scoring.is_chunked:
+                visible &= positions >= query_positions[:, None] // sliding_window * sliding_window
+            elif sliding_window is not None:
                 visible &= positions > query_positions[:, None] - sliding_window
             k, v = (_gather(pool, layer, pages, dtype) for pool in (k_pages, v_pages))
             return _attend(state, queries, k, v, jnp.repeat(visible, group, axis=0)[None, None], scoring.softcap)

@@ -88,6 +88,14 @@ struct Block {
   const float* values[kBlockVectors];
 };
 
+// The keys that a query sees, its own included: the last `size`, or those from the last multiple of `size` on.
+struct Window {
+  int32_t size;
+  bool is_chunked;
+
+  int32_t keys(int32_t position) const { return is_chunked ? position % size + 1 : size; }
+};
+
 // Masks the keys behind `position`, counted from the block's first, and those before its window.
 inline void mask(Floats (&scores)[kBlockVectors], int32_t position, int32_t window) {
   Ints index;
@@ -108,7 +116,7 @@ inline void rescale(const Shape& shape, Segment& segment, int query, float maxim
 
 // Scores of Queries queries; turns them into weights and folds them into the running softmax.
 template <int Queries>
-void weigh(const Shape& shape, const Block& block, Segment& segment, int first, int32_t window,
+void weigh(const Shape& shape, const Block& block, Segment& segment, int first, Window window,
            float (&weights)[kTileQueries][kBlockKeys]) {
   Floats scores[Queries][kBlockVectors] = {};
   const float* queries = segment.queries + first * shape.head_dim;
@@ -122,8 +130,8 @@ void weigh(const Shape& shape, const Block& block, Segment& segment, int first, 
   }
   for (int q = 0; q < Queries; ++q) {
     const int32_t position = segment.position[first + q];
-    if (block.begin + kBlockKeys - 1 > position || block.begin <= position - window) {
-      mask(scores[q], position - block.begin, window);
+    if (block.begin + kBlockKeys - 1 > position || block.begin <= position - window.keys(position)) {
+      mask(scores[q], position - block.begin, window.keys(position));
     }
     Floats best = scores[q][0];
     for (int v = 1; v < kBlockVectors; ++v) best = best > scores[q][v] ? best : scores[q][v];
@@ -159,7 +167,7 @@ void add_values(const Shape& shape, const Block& block, Segment& segment, int fi
 }
 
 template <int Queries>
-void fold(const Shape& shape, const Block& block, Segment& segment, int first, int32_t window) {
+void fold(const Shape& shape, const Block& block, Segment& segment, int first, Window window) {
   float weights[kTileQueries][kBlockKeys];
   weigh<Queries>(shape, block, segment, first, window, weights);
   int64_t d = 0;
@@ -170,7 +178,7 @@ void fold(const Shape& shape, const Block& block, Segment& segment, int first, i
 }
 
 template <int Queries>
-void fold_rest(int count, const Shape& shape, const Block& block, Segment& segment, int first, int32_t window) {
+void fold_rest(int count, const Shape& shape, const Block& block, Segment& segment, int first, Window window) {
   if constexpr (Queries > 0) {
     if (count == Queries) {
       fold<Queries>(shape, block, segment, first, window);
@@ -198,7 +206,7 @@ struct Task {
 };
 
 void attend(const Shape& shape, const Pool& pool, const Rotation& rotation, const float* query, const int32_t* tables,
-            const Task& task, int64_t head, const float* sinks, float scale, int32_t window, float* out) {
+            const Task& task, int64_t head, const float* sinks, float scale, Window window, float* out) {
   const int64_t group = shape.group(), h = shape.head_dim;
   const int count = static_cast<int>((task.end - task.begin) * group);
   std::vector<float> floats(2 * count * h, 0.0f);
@@ -214,7 +222,7 @@ void attend(const Shape& shape, const Pool& pool, const Rotation& rotation, cons
     segment.total[q] = Floats{sinks == nullptr ? 0.0f : 1.0f};  // a sink is a key without a value
   }
   const int32_t end = segment.position[count - 1] + 1;
-  const int32_t lowest = std::max(0, task.first_position - window + 1);
+  const int32_t lowest = std::max(0, task.first_position - window.keys(task.first_position) + 1);
   const int32_t* table = tables + task.row * shape.table_width;
   for (int32_t begin = lowest / kBlockKeys * kBlockKeys; begin < end; begin += kBlockKeys) {
     const Block block = block_at(shape, pool, table, head, begin, end);
@@ -254,7 +262,7 @@ ffi::Error attention_handler(ffi::ThreadPool threads, Floats3 query, Floats3 key
                              ffi::BufferR2<ffi::F32> sines, ffi::BufferR1<ffi::F32> sinks,
                              ffi::ResultBufferR3<ffi::F32> out,
                              ffi::Result<PoolBuffer> keys, ffi::Result<PoolBuffer> values, float scale,
-                             int32_t window) {
+                             int32_t window, int32_t is_chunked) {
   const auto q = query.dimensions();
   const auto p = keys->dimensions();  // [L, P, K, S, H]
   const Shape shape{q[0], q[1], p[2], p[4], p[3], p[1], tables.dimensions()[1]};
@@ -280,7 +288,7 @@ ffi::Error attention_handler(ffi::ThreadPool threads, Floats3 query, Floats3 key
       cut(shape, lengths.dimensions()[0], starts.typed_data(), lengths.typed_data()));
   parallel_for(threads, tasks->size() * shape.num_kv_heads, [=](int64_t i) {
     const Task& task = (*tasks)[i / shape.num_kv_heads];
-    attend(shape, pool, rotation, from, table, task, i % shape.num_kv_heads, sink, scale, window, to);
+    attend(shape, pool, rotation, from, table, task, i % shape.num_kv_heads, sink, scale, Window{window, is_chunked != 0}, to);
   });
   return ffi::Error::Success();
 }
@@ -309,4 +317,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_attention, jaxserve::attention_handler,
                                   .Ret<jaxserve::PoolBuffer>()
                                   .Ret<jaxserve::PoolBuffer>()
                                   .Attr<float>("scale")
-                                  .Attr<int32_t>("window"));
+                                  .Attr<int32_t>("window")
+                                  .Attr<int32_t>("is_chunked"));
