@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture
+from jaxserve.checkpoint.maxtext.layout import MaxTextLayout
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.images import ImageProcessorConfig
 from jaxserve.model_config.vision import VisionConfig
@@ -43,3 +44,5 @@ class Family:
     """Layout of checkpoints that store all experts of a layer in one tensor; None: there are none."""
     gguf: GGUFArchitecture | None = None
     """None: GGUF files of the family are not read."""
+    maxtext: MaxTextLayout | None = None
+    """None: MaxText checkpoints of the family are not read."""

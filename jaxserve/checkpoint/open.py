@@ -9,6 +9,8 @@ from jaxserve.checkpoint.converted import is_converted, open_converted
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.checkpoint import open_gguf_checkpoint
 from jaxserve.checkpoint.huggingface import open_huggingface
+from jaxserve.checkpoint.maxtext.checkpoint import open_maxtext
+from jaxserve.checkpoint.maxtext.folder import is_orbax
 from jaxserve.checkpoint.parts import split_fused
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.errors import CheckpointError
@@ -17,9 +19,14 @@ _GGUF_MAGIC = b"GGUF"
 
 
 def open_checkpoint(path: Path, families: Collection[Family]) -> Checkpoint:
-    """Open a Hugging Face directory, a conversion or a GGUF file; raise CheckpointError in one line."""
+    """Open a Hugging Face directory, a conversion, a MaxText checkpoint or a GGUF file.
+
+    Raises CheckpointError in one line.
+    """
     if path.is_dir() and is_converted(path):
         return open_converted(path, families)
+    if path.is_dir() and is_orbax(path):
+        return open_maxtext(path, families)
     if path.is_dir():
         return open_huggingface(path, families)
     try:

@@ -14,7 +14,7 @@ from jaxserve.runtime.settings import ENGINE_SECTIONS
 from jaxserve.runtime.startup_display import StartupDisplay
 
 EPILOG = """\
-MODEL is a Hugging Face directory or a hub id. OUT gets its config and tokenizer, and an Orbax checkpoint of its
+MODEL is a Hugging Face directory, a MaxText checkpoint or a hub id. OUT gets its config and tokenizer, and an Orbax checkpoint of its
 parameters, quantised and laid out for the settings: --quantization, --dtype, --tensor-parallel-size and the kind of
 device. `jaxserve serve OUT` wants the same settings. OUT appears when it is complete.
 """

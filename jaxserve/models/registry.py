@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.files import read_object
 from jaxserve.checkpoint.image_processor import FILES, read_image_processor
+from jaxserve.checkpoint.maxtext.folder import is_orbax
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.renamed import MULTIMODAL, architecture, text_config, with_decoder_names
@@ -143,7 +144,7 @@ def read_decoder(path: Path) -> tuple[DecoderConfig, Checkpoint | None]:
     The checkpoint is None for a directory with only config.json. Raises CheckpointError in one line.
     """
     config, generation = path / "config.json", path / "generation_config.json"
-    if not config.is_file() or any(path.glob("*.safetensors")):
+    if not config.is_file() or any(path.glob("*.safetensors")) or is_orbax(path):
         checkpoint = open_model(path)
         return decoder_of(checkpoint), checkpoint
     return _named(path, text_model(path, None), read_object(generation) if generation.is_file() else {}), None

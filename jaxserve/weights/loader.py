@@ -12,6 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from jaxserve.checkpoint.converted import converted_of
+from jaxserve.checkpoint.maxtext.checkpoint import reading_order
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.vision_names import VISION
 from jaxserve.errors import CheckpointError
@@ -49,14 +50,15 @@ def load_params(
     if converted is not None:
         restored |= restore_arrays(converted, skeleton, sharding)
         on_read(converted.num_bytes)
-    params: list[jax.Array] = []
-    for leaf in skeleton.leaves:
-        params += restored.get(leaf.name) or _load_leaf(
-            leaf, reader, [sharding.place(spec.axes) for spec in leaf.arrays]
-        )
-        done += leaf.num_bytes
-        progress(done, total, leaf.name)
-    return tuple(params)
+    params = dict[str, list[jax.Array]]()
+    with reading_order(checkpoint) as position:
+        for leaf in sorted(skeleton.leaves, key=lambda leaf: position(next(iter(leaf.parts)))):
+            params[leaf.name] = restored.get(leaf.name) or _load_leaf(
+                leaf, reader, [sharding.place(spec.axes) for spec in leaf.arrays]
+            )
+            done += leaf.num_bytes
+            progress(done, total, leaf.name)
+    return tuple(array for leaf in skeleton.leaves for array in params[leaf.name])
 
 
 def load_adapters(checkpoint: Checkpoint, skeleton: ModelSkeleton, sharding: Sharding) -> dict[int, jax.Array]:

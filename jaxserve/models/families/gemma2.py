@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import SANDWICH_NORMS, WINDOW, GGUFArchitecture, GGUFKeys, layer_types
+from jaxserve.checkpoint.maxtext.layout import SANDWICH_NORM_NAMES, MaxTextLayout
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families import _gemma
 from jaxserve.models.families._gemma import gemma, gemma_gguf_config
@@ -35,4 +36,11 @@ FAMILY = Family(
     ("Gemma2ForCausalLM",),
     decoder_config,
     gguf=GGUFArchitecture("gemma2", norm_offset=1.0, tensor_names=SANDWICH_NORMS, config=_gguf_config),
+    maxtext=MaxTextLayout(
+        SANDWICH_NORM_NAMES,
+        norm_offset=1.0,
+        query_scale="query_pre_attn_scalar",
+        embedding_divisor="float32",
+        pair=("_local", "_global"),
+    ),
 )

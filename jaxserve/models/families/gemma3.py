@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import SANDWICH_NORMS, WINDOW, GGUFArchitecture, GGUFKeys, layer_types
+from jaxserve.checkpoint.maxtext.layout import SANDWICH_NORM_NAMES, MaxTextLayout
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families import _gemma
 from jaxserve.models.families._common import MAX_LAYERS
@@ -60,4 +61,5 @@ FAMILY = Family(
     decoder_config,
     text_part_of=("Gemma3ForConditionalGeneration",),
     gguf=GGUFArchitecture("gemma3", norm_offset=1.0, tensor_names=SANDWICH_NORMS, config=_gguf_config),
+    maxtext=MaxTextLayout(SANDWICH_NORM_NAMES, norm_offset=1.0, embedding_divisor="bfloat16", cycle=6),
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import WINDOW, GGUFArchitecture, GGUFKeys
+from jaxserve.checkpoint.maxtext.layout import MaxTextLayout
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers
 from jaxserve.models.families._keys import Keys
@@ -36,4 +37,5 @@ FAMILY = Family(
     read_vision=partial(siglip, connector="linear"),
     text_model_type="llama",
     gguf=GGUFArchitecture("llama", is_rope_permuted=True, has_bias_flags=True, config=_gguf_config),
+    maxtext=MaxTextLayout(query_scale="head_dim", has_tied_logits=False),
 )

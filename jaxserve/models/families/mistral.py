@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.maxtext.layout import MaxTextLayout
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, uniform_layers
 from jaxserve.models.families._keys import Keys
@@ -24,4 +25,5 @@ FAMILY = Family(
     decoder_config,
     text_part_of=("Mistral3ForConditionalGeneration",),
     text_model_type="mistral",
+    maxtext=MaxTextLayout(query_scale="head_dim", has_tied_logits=False),
 )

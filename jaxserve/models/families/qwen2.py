@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture
+from jaxserve.checkpoint.maxtext.layout import MaxTextLayout
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, qwen_layers
 from jaxserve.models.families._keys import Keys
@@ -28,4 +29,5 @@ FAMILY = Family(
     decoder_config,
     text_part_of=("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
     gguf=GGUFArchitecture("qwen2"),
+    maxtext=MaxTextLayout(),
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture
+from jaxserve.checkpoint.maxtext.layout import MaxTextLayout
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, qwen_layers
 from jaxserve.models.families._keys import Keys
@@ -37,4 +38,5 @@ FAMILY = Family(
     text_part_of=("Qwen3VLForConditionalGeneration",),
     read_vision=qwen_vision,
     gguf=GGUFArchitecture("qwen3", has_bias_flags=True),
+    maxtext=MaxTextLayout(),
 )

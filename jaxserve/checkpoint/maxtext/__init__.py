@@ -1,0 +1,1 @@
+"""Checkpoints of the trainer MaxText, in the Orbax format."""
