@@ -181,6 +181,7 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
         "no_rope_layers": [1, 0, 1, 1, 0, 1],
         "moe_layers": [1, 3],
     },
+    "qwen3_vl_moe": {"architectures": ["Qwen3VLMoeTextModel"]},
     "granitemoe": {"architectures": ["GraniteMoeForCausalLM"]},
     "granitemoeshared": {"architectures": ["GraniteMoeSharedForCausalLM"]},
     "mistral4": {"architectures": ["Mistral4ForCausalLM"]},
@@ -274,6 +275,9 @@ def defaults(architecture: str) -> dict[str, Any]:
     config_class = _config_class(architecture)
     found = {key: getattr(config_class, key) for key in DEFAULTED_KEYS if hasattr(config_class, key)}
     found = {key: value for key, value in found.items() if not isinstance(value, AttributeError)}  # a removed key
+    if architecture.endswith("TextModel"):  # Only a part of a model, whose own config says whether the head is tied.
+        whole = getattr(transformers, architecture.replace("TextModel", "Config"))
+        found["tie_word_embeddings"] = whole.tie_word_embeddings
     theta = config_class.default_theta
     if isinstance(theta, dict):
         return found | {"rope_theta": theta["global"], "rope_local_base_freq": theta["local"]}
@@ -281,7 +285,7 @@ def defaults(architecture: str) -> dict[str, Any]:
 
 
 def _config_class(architecture: str) -> type[transformers.PreTrainedConfig]:
-    name = architecture.replace("ForCausalLM", "Config")
+    name = architecture.replace("ForCausalLM", "Config").replace("TextModel", "TextConfig")
     if architecture in WITH_TEXT_CONFIG:
         name = architecture.replace("ForCausalLM", "TextConfig")
     found: type[transformers.PreTrainedConfig] = getattr(transformers, name)
