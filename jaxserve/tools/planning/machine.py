@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Final
 
 from jaxserve.config import Config, ParallelConfig
 from jaxserve.errors import ConfigError, DoesNotFitError
@@ -13,6 +14,8 @@ from jaxserve.tools.planning.devices import NAMES, Device, find_device
 from jaxserve.tools.planning.fit import make_fit
 
 _FORM = re.compile(rf"(?P<name>{'|'.join(NAMES)})(?:x(?P<per_host>\d+)|-(?P<slice>\d+))?")
+_CHIPS_OF_SLICE_HOST: Final = 4
+"""Chips of each host of a TPU slice over several hosts; hosts with eight are slices of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ def find_machine(name: str, num_hosts: int = 1, memory_bytes: int | None = None)
         count = int(match["slice"])
         if device.platform != "tpu":
             raise ConfigError(f"--device {name}: slices are of TPUs; for N devices a host give {device.name}xN")
-        hosts = max(1, -(-count // device.most_per_host))
+        hosts = 1 if count <= device.most_per_host else -(-count // _CHIPS_OF_SLICE_HOST)
         if num_hosts not in (1, hosts):
             raise ConfigError(f"--hosts {num_hosts}: a slice of {count} {device.title} has {hosts}")
         return Machine(device, count, hosts)

@@ -168,8 +168,10 @@ def test_devices_of_all_hosts_are_those_of_the_settings(pod: Pod) -> None:
         doc["spec"]["leaderWorkerTemplate"]["size"] for doc in documents(file) if doc["kind"] == "LeaderWorkerSet"
     ]
     given = {entry["name"]: entry.get("value") for entry in pod.container["env"]}
-    size = int(given.get(BY_NAME["tensor_parallel_size"].variable) or 1)
-    assert size == num_devices * (groups or [1])[0]
+    tensor, data = (
+        int(given.get(BY_NAME[name].variable) or 1) for name in ("tensor_parallel_size", "data_parallel_size")
+    )
+    assert tensor * data == num_devices * (groups or [1])[0]
     requests = pod.container["resources"]["requests"]
     assert (
         re.fullmatch(r"\d+Gi", requests["memory"])

@@ -30,7 +30,7 @@ def sizes_on(name: str, num_hosts: int, decoder: Any, quantization: str = "none"
         ("h200", 1, (None, 1)),
         ("h200x8", 1, (8, 1)),
         ("h200x8", 2, (16, 2)),
-        ("v5e-16", 1, (16, 2)),
+        ("v5e-16", 1, (16, 4)),
         ("v5p-8", 2, (8, 2)),
     ],
 )
@@ -48,7 +48,7 @@ def test_a_machine_is_named_by_its_devices_and_hosts(
         ("h200x9", 1, "a host has at most 8 NVIDIA H200"),
         ("h200-16", 1, "slices are of TPUs"),
         ("h200", 2, "--hosts 2: give the devices of a host, as --device h200xN"),
-        ("v5e-16", 4, "--hosts 4: a slice of 16 Cloud TPU v5e has 2"),
+        ("v5e-16", 2, "--hosts 2: a slice of 16 Cloud TPU v5e has 4"),
     ],
 )
 def test_a_machine_that_does_not_exist_is_refused_in_one_line(name: str, num_hosts: int, message: str) -> None:
