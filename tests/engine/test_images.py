@@ -15,7 +15,7 @@ from tests.models.goldens import DATA
 pytestmark = [pytest.mark.slow]
 
 
-@pytest.fixture(scope="module", params=["smolvlm_tiny", "qwen3_vl_tiny"])
+@pytest.fixture(scope="module", params=["smolvlm_tiny", "qwen3_vl_tiny", "qwen3_5_moe_vision_odd_tiny"])
 def reader(request: Any) -> Iterator[Reader]:
     engine = ModelEngine(DATA / "vision" / request.param, max_model_len=256)
     yield Reader(engine, request.param)
@@ -28,6 +28,7 @@ def test_tokens_equal_transformers(reader: Reader) -> None:
         assert reader.engine.run([reader.request("a", count)])["a"].token_ids == reader.expected(count)
 
 
+@pytest.mark.parametrize("reader", ["smolvlm_tiny", "qwen3_vl_tiny"], indirect=True)
 def test_texts_have_the_tokens_of_an_engine_without_the_encoder(reader: Reader) -> None:
     messages = [request("a", list(range(20, 60))), request("b", list(range(60, 40, -1)), seed=5, temperature=0.8)]
     reader.engine.restart()
@@ -64,6 +65,8 @@ def test_the_same_image_is_a_prefix_hit_and_one_changed_pixel_is_none(reader: Re
     assert cold.num_cached_tokens == 0 and hit.num_cached_tokens >= 16
     assert hit.token_ids == cold.token_ids == reader.expected(3)
     assert other.num_cached_tokens < hit.num_cached_tokens
+    reader.engine.restart()
+    assert reader.engine.run([reader.request("d", 3, changed=True)])["d"].token_ids == other.token_ids != hit.token_ids
 
 
 def test_preempted_requests_encode_again_and_give_the_same_tokens(reader: Reader) -> None:

@@ -104,7 +104,8 @@ def load(folder: Path) -> Any:
 def make_processor(folder: Path, tiny: VisionCheckpoint, backend: str | None = "pil") -> Any:
     """Return transformers' own processor. backend: of its image processor; None: the one that is chosen by default."""
     images = transformers.AutoImageProcessor.from_pretrained(folder, backend=backend)
-    tokens = transformers.AutoTokenizer.from_pretrained(folder)
+    # AutoTokenizer gives some model types a pre-tokenizer of their own, whatever tokenizer.json says.
+    tokens = transformers.PreTrainedTokenizerFast.from_pretrained(folder)
     keys = dict(tiny.processor_keys)
     if "video_processor" in keys:
         keys["video_processor"] = getattr(transformers, keys["video_processor"])()

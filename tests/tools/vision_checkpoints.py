@@ -152,6 +152,16 @@ _ODD_TOWER: dict[str, Any] = {
     "out_hidden_size": 40,
 }
 
+_HYBRID: dict[str, Any] = {
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+    "linear_conv_kernel_dim": 4,
+    "rope_parameters": {**_SECTIONS, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25},
+}
+
 VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
     "smolvlm_tiny": _tiled("SmolVLMForConditionalGeneration", "smolvlm", "SmolVLMImageProcessor", is_split=True),
     "idefics3_tiny": _tiled(
@@ -183,5 +193,33 @@ VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
             "rope_parameters": {**_SECTIONS, "mrope_section": [4, 4, 4]},
         },
         {**_ODD_TOWER, "deepstack_visual_indexes": [1, 0]},
+    ),
+    "qwen3_5_vision_tiny": _qwen(
+        "Qwen3_5ForConditionalGeneration",
+        "qwen3_5",
+        {**_HYBRID, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+        {},
+    ),
+    "qwen3_5_moe_vision_odd_tiny": _qwen(
+        "Qwen3_5MoeForConditionalGeneration",
+        "qwen3_5_moe",
+        {
+            **_HYBRID,
+            "hidden_size": 40,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+            "head_dim": 40,
+            "linear_num_key_heads": 1,
+            "linear_num_value_heads": 3,
+            "linear_value_head_dim": 20,
+            "linear_conv_kernel_dim": 3,
+            "layer_types": ["full_attention", "linear_attention", "full_attention"],
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 24,
+            "rope_parameters": {**_SECTIONS, "mrope_section": [4, 3, 3], "partial_rotary_factor": 0.5},
+        },
+        _ODD_TOWER,
     ),
 }

@@ -40,6 +40,8 @@ _QWEN: Final[Mapping[str, Any]] = {
     "num_position_embeddings": 2304,
 }
 """transformers' defaults of Qwen3-VL and Qwen3.5."""
+QWEN3_5_SECTIONS: Final = (11, 11, 10)
+"""Qwen3.5's default of `mrope_section`."""
 _QWEN_EPS: Final = 1e-6
 
 

@@ -1,14 +1,17 @@
-"""Qwen3.5 and Qwen3.6, the dense models: the text part of their vision-language checkpoints."""
+"""Qwen3.5 and Qwen3.6, the dense models: the text part of their checkpoints, and their tower."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._hybrid import QWEN_DEFAULTS, QWEN_SIZES, qwen_hybrid, qwen_layers
 from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._rope import without_sections
+from jaxserve.models.families._vision import QWEN3_5_SECTIONS, qwen_vision
 
 DEFAULTS = dict(
     QWEN_DEFAULTS,
@@ -27,9 +30,14 @@ _SIZES: Mapping[str, Any] = {
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Qwen3-Next without experts, with a projection for each part of a gated delta net. Texts have one position per
-    token, so rotation by sections (M-RoPE) is plain rotation."""
-    keys = Keys({**DEFAULTS, **_SIZES, **hf})
+    token, so rotation by sections (M-RoPE), which the tower's config holds, is plain rotation."""
+    keys = without_sections(Keys({**DEFAULTS, **_SIZES, **hf}))
     return qwen_hybrid(keys, qwen_layers(keys, is_fused=False))
 
 
-FAMILY = Family(("Qwen3_5ForCausalLM",), decoder_config, text_part_of=("Qwen3_5ForConditionalGeneration",))
+FAMILY = Family(
+    ("Qwen3_5ForCausalLM",),
+    decoder_config,
+    text_part_of=("Qwen3_5ForConditionalGeneration",),
+    read_vision=partial(qwen_vision, sections=QWEN3_5_SECTIONS),
+)

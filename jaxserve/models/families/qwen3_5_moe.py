@@ -1,9 +1,10 @@
-"""Qwen3.5 and Qwen3.6 with experts, as Qwen3.6-35B-A3B: the text part of their vision-language checkpoints."""
+"""Qwen3.5 and Qwen3.6 with experts, as Qwen3.6-35B-A3B: the text part of their checkpoints, and their tower."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
@@ -12,6 +13,8 @@ from jaxserve.models.families._common import MAX_WIDTH
 from jaxserve.models.families._experts import all_with_experts, read_experts
 from jaxserve.models.families._hybrid import QWEN_DEFAULTS, QWEN_SIZES, qwen_hybrid, qwen_layers
 from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._rope import without_sections
+from jaxserve.models.families._vision import QWEN3_5_SECTIONS, qwen_vision
 
 DEFAULTS = dict(
     QWEN_DEFAULTS,
@@ -33,7 +36,7 @@ _SIZES: Mapping[str, Any] = {
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Qwen3.5 with experts and a gated shared expert in every layer."""
-    keys = Keys({**DEFAULTS, **_SIZES, **hf})
+    keys = without_sections(Keys({**DEFAULTS, **_SIZES, **hf}))
     experts = read_experts(keys, "num_experts", "moe_intermediate_size", is_normalized=True)
     experts = replace(
         experts,
@@ -49,6 +52,7 @@ FAMILY = Family(
     ("Qwen3_5MoeForCausalLM",),
     decoder_config,
     text_part_of=("Qwen3_5MoeForConditionalGeneration",),
+    read_vision=partial(qwen_vision, sections=QWEN3_5_SECTIONS),
     renames={"shared_expert": "shared_experts"},
     stacked_experts="halves",
 )
