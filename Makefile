@@ -38,8 +38,9 @@ unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL = -m pip install --require-hashes --no-deps --no-compile
 # Compiled programs stay for the next run: their keys cover the sources, versions and settings they were made from.
 PYTEST = JAX_PLATFORMS=cpu JAXSERVE_TEST_PROGRAMS="$(abspath $(VENV))/programs" $(BIN)/python -m pytest
-# The tests of one file share their engines, so they stay in one worker. Tests that failed last time come first.
-IN_WORKERS = -n $(JOBS) --maxprocesses 8 --dist loadfile --no-loadscope-reorder --failed-first
+# tests/workers.py says which tests stay in one worker. Tests that failed last time come first. A third of the time these
+# tests wait for processes and their messages, so there is one worker more than processors.
+IN_WORKERS = -n $$(($(JOBS) + 1)) --maxprocesses 9 -p tests.workers --no-loadscope-reorder --failed-first
 # One make at a time works in an environment.
 make_in = flock $(1).lock $(MAKE) --no-print-directory VENV=$(1)
 # The name of what runs now, after the minutes and seconds since the first make began.
@@ -143,7 +144,7 @@ all-tests: install $(STAMPS)/test-models
 	$(call lane,tests and types)
 	$(QUICKLY) $(PYTEST) $(IN_WORKERS) -m "not optimized and not scale" $(TESTS)
 	$(call lane,tests with optimised programs)
-	$(PYTEST) -m "optimized and not scale" $(TESTS)
+	$(PYTEST) -n $(JOBS) --maxprocesses 8 -p tests.workers --no-loadscope-reorder -m "optimized and not scale" $(TESTS)
 
 versions-tests: install
 	$(QUICKLY) $(PYTEST) $(IN_WORKERS) -m "not optimized and not scale and (not slow or versions)" $(TESTS)
@@ -203,7 +204,7 @@ AOT_TESTS := tests/aot tests/ptx tests/kernels/test_conformance.py $(sort $(wild
 AOT_BACKEND := mosaic_gpu
 
 aot-tests: $(STAMPS)/dev $(if $(JAX_LOCK),,$(STAMPS)/aot)
-	$(PYTEST) -n $(JOBS) --maxprocesses 8 -p tests.aot.workers -k "not test_an_op or $(AOT_BACKEND)" \
+	$(PYTEST) -n $(JOBS) --maxprocesses 8 -p tests.workers -k "not test_an_op or $(AOT_BACKEND)" \
 		$(if $(JAX_LOCK),-m "not newest") $(AOT_TESTS)
 
 $(STAMPS)/aot: requirements/aot.lock | $(STAMPS)/dev

@@ -1,4 +1,4 @@
-"""Every architecture and quantisation format with both kinds of CPU kernels, against transformers."""
+"""Every architecture and quantisation format with the CPU kernels that users have, and with XLA's, against transformers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from scipy.special import log_softmax
 
 from jaxserve.config import CpuKernels
 from tests.models.goldens import GoldenCheckpoint, golden_checkpoint, golden_checkpoints
+from tests.models.layer_kinds import names_of_all_choices
 from tests.models.tiny_model import TinyModel
 
 pytestmark = pytest.mark.slow
@@ -30,7 +31,18 @@ def cpu_kernels(request: pytest.FixtureRequest) -> CpuKernels:
 
 
 @pytest.mark.parametrize("golden", golden_checkpoints(), ids=lambda golden: golden.name)
-def test_logits_and_greedy_tokens_equal_transformers(golden: GoldenCheckpoint, cpu_kernels: CpuKernels) -> None:
+def test_logits_and_greedy_tokens_equal_transformers(golden: GoldenCheckpoint) -> None:
+    """With native kernels where they can be built; test_decoder.py computes each checkpoint with XLA's in bfloat16."""
+    check(golden, "auto")
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("name", names_of_all_choices())
+def test_kernels_of_xla_give_the_logits_and_tokens_of_every_kind_of_layer(name: str) -> None:
+    check(golden_checkpoint(name), "xla")
+
+
+def check(golden: GoldenCheckpoint, cpu_kernels: CpuKernels) -> None:
     """The prompt comes in two steps, whose border is within a page and within a chunk of the recurrent kernels."""
     model = TinyModel(golden.path, cpu_kernels=cpu_kernels)
     model.logits(golden.prompt_ids[:CHUNK])

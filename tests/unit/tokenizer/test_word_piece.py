@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from transformers import BertTokenizer
 
 from jaxserve.errors import CheckpointError, InvalidRequestError
 from jaxserve.tokenizer.tokenizer import load_tokenizer
@@ -18,6 +17,8 @@ TEXTS = ["The quick brown fox.", "FOXES jump, dogs don't!", "naïve 你 fox", ""
 
 
 def test_ids_are_those_of_transformers() -> None:
+    from transformers import BertTokenizer  # here, since other workers need not import it
+
     theirs, ours = BertTokenizer.from_pretrained(BERT), load_tokenizer(BERT)
     for text in TEXTS:
         assert ours.encode(text) == theirs(text)["input_ids"], text

@@ -1,0 +1,29 @@
+"""Distribution of tests to the workers of pytest-xdist (pytest's `-p tests.workers`).
+
+The tests of a file share engines and servers, so they stay in one worker and in their order. In folders whose tests share
+no more than a program, each case of a file goes to any worker that is free: those that compile for accelerators have
+many seconds of compiling in common with the same parameters, those of models and kernels compile programs of their own.
+"""
+
+from __future__ import annotations
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+
+BY_CASE = ("tests/aot/", "tests/kernels/", "tests/models/", "tests/ptx/")
+
+
+class Distribution(LoadScopeScheduling):
+    """Groups of tests that stay together: by file, or in BY_CASE by file and parameters."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file, _, test = nodeid.partition("::")
+        if not file.startswith(BY_CASE):
+            return file
+        _, bracket, case = test.partition("[")
+        return f"{file}[{case}" if bracket else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Distribution:
+    return Distribution(config, log)
