@@ -8,7 +8,7 @@ process has a registry. One of them receives the engine's numbers as `EngineStat
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -80,6 +80,20 @@ METRICS: Final[dict[str, MetricSpec]] = ENGINE_METRICS | {
 }
 # fmt: on
 
+_PROCESS_METRICS: Final = frozenset(
+    {
+        "build_info",
+        "event_loop_lag_seconds",
+        "event_loop_longest_turn_seconds",
+        "event_loop_long_turns",
+        "http_request_duration_seconds",
+        "http_connections",
+        "body_bytes",
+        "reply_bytes",
+        "surplus_connections",
+    }
+)
+"""Metrics of an API process, whatever models it serves: they are labelled with the first one."""
 _MODEL_GAUGES: Final = ("cache_config_info", "lora_requests_info", "startup_phase_seconds", "startup_programs")
 """Gauges that have no value until an engine is ready."""
 _LARGEST: Final = (
@@ -143,11 +157,18 @@ class Metrics:
     """The registry and its metrics, addressed by the names of `METRICS`."""
 
     def __init__(
-        self, model_name: str, engine: str = "0", shared: Metrics | None = None, *, adapters: Sequence[str] = ()
+        self,
+        model_name: str,
+        engine: str = "0",
+        shared: Metrics | None = None,
+        *,
+        adapters: Sequence[str] = (),
+        names: Collection[str] = METRICS,
     ) -> None:
-        """engine: number of the replica. shared: metrics of another replica of the server, whose registry is used.
+        """engine: number of the replica. shared: other metrics of this server, whose registry is used.
 
-        adapters: names of the adapters that each engine loads.
+        adapters: names of the adapters that each engine loads. names: metrics that have a value from the start if they
+        have no labels of their own.
         """
         self._adapters = tuple(adapters)
         self.registry: CollectorRegistry = CollectorRegistry() if shared is None else shared.registry
@@ -160,21 +181,32 @@ class Metrics:
         if shared is None:
             ProcessCollector(registry=self.registry)
             self._families = {name: self._new_family(name, spec) for name, spec in METRICS.items()}
-        for name, spec in (METRICS if shared is None else ENGINE_METRICS).items():
-            if not spec.labels:
+        for name in names:
+            if not METRICS[name].labels:
                 self._child(name)
         for phase in ("warmup", "serving"):
             self._child("compilations", phase=phase)
         if shared is None:
             self.set("build_info", 1, version=__version__)
+        if "request_success" in names:
             for reason in ("stop", "length", "abort", "error"):
                 self._child("request_success", finished_reason=reason)
+
+    @property
+    def model_name(self) -> str:
+        return self._base["model_name"]
 
     def of_engine(self, replica: int) -> Metrics:
         """Return the metrics of a replica of this server: its samples have the replica's number as the label `engine`."""
         if replica and replica not in self._replicas:
-            self._replicas[replica] = Metrics(self._base["model_name"], str(replica), self, adapters=self._adapters)
+            self._replicas[replica] = Metrics(
+                self.model_name, str(replica), self, adapters=self._adapters, names=ENGINE_METRICS
+            )
         return self._replicas[replica] if replica else self
+
+    def of_model(self, name: str, adapters: Sequence[str] = ()) -> Metrics:
+        """Return the metrics of a further model of this server: its samples have its name as the label `model_name`."""
+        return Metrics(name, shared=self, adapters=adapters, names=METRICS.keys() - _PROCESS_METRICS)
 
     def inc(self, name: str, amount: float = 1, **labels: str) -> None:
         """Add to a counter."""

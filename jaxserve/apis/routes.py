@@ -20,7 +20,7 @@ from jaxserve.apis.schema.error import error_body
 from jaxserve.errors import RequestError
 from jaxserve.frontend.choices.choice_stream import OutputDelta
 from jaxserve.frontend.encode import RequestNotes
-from jaxserve.frontend.frontend import Frontend
+from jaxserve.frontend.frontend import Frontend, ServedModels
 from jaxserve.frontend.handle import RequestHandle, TokenCounts
 
 Tag = Literal["OpenAI", "Anthropic", "Scores", "Tokens", "Operation"]
@@ -31,6 +31,8 @@ class Call:
     """One HTTP request and what serves it, as an endpoint sees them."""
 
     frontend: Frontend
+    """The frontend of the model that the request names, or of the first one."""
+    models: ServedModels
     responses: ResponseService
     request_id: str
     ignored_fields: Sequence[str] = ()
@@ -142,6 +144,11 @@ class Route:
     """Replies that are no error objects, by status."""
     media_type: str = "application/json"
     """Media type of a 200 that is not streamed."""
+
+    @property
+    def is_command(self) -> bool:
+        """True for a command of the operator."""
+        return self.tag == "Operation" and self.method != "GET"
 
     @property
     def headline(self) -> str:

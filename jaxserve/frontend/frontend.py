@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
@@ -45,14 +46,15 @@ class Frontend:
     def model_name(self) -> str:
         return self.model_names[0]
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that requests may use: those of the model and of its adapters."""
+        return (*self.model_names, *self.adapters)
+
     def require_model(self, name: str | None) -> None:
         """Raise ModelNotFoundError for a model that is not served. None: the request names no model."""
-        names = (*self.model_names, *self.adapters)
-        if name is not None and name not in names:
-            raise ModelNotFoundError(
-                f"The model `{shorten(name)[1:-1]}` does not exist. Served here: {', '.join(names)}.",
-                param="model",
-            )
+        if name is not None and name not in self.names:
+            raise _not_found(name, self.names)
 
     def require_generation(self, name: str | None = None) -> ModelInfo:
         """Return the info of a model that generates and has this name. Raises RequestError."""
@@ -60,7 +62,7 @@ class Frontend:
         model_info = self.client.require_ready()
         if model_info.embedding is not None:
             raise InvalidRequestError(
-                "This server embeds texts (/v1/embeddings, /v1/score, /v1/rerank); its model does not generate.",
+                f"The model `{self.model_name}` embeds texts (/v1/embeddings, /v1/score, /v1/rerank) and does not generate.",
                 code="unsupported_task",
             )
         return model_info
@@ -70,7 +72,8 @@ class Frontend:
         model_info = self.client.require_ready()
         if model_info.embedding is None:
             raise InvalidRequestError(
-                "This server generates text; embeddings and scores need one that was started with `--task embed`.",
+                f"The model `{self.model_name}` generates text; embeddings and scores need one that was started with "
+                "`--task embed`.",
                 code="unsupported_task",
             )
         return model_info, model_info.embedding
@@ -80,7 +83,7 @@ class Frontend:
         model_info, model = self.require_embedding()
         if model.scores_pairs:
             raise InvalidRequestError(
-                "This server's model is a cross-encoder: it scores pairs (/v1/score, /v1/rerank) and makes no vectors.",
+                f"The model `{self.model_name}` is a cross-encoder: it scores pairs (/v1/score, /v1/rerank) and makes no vectors.",
                 code="unsupported_task",
             )
         return model_info, model
@@ -97,3 +100,58 @@ class Frontend:
     def shown_name(self, name: str | None) -> str:
         """Return the name that replies show for the model that a request names."""
         return name if name is not None and name in self.adapters else self.model_name
+
+
+class ServedModels:
+    """The models of one server, with an engine and a frontend each. Requests that name none get the first."""
+
+    def __init__(self, frontends: Sequence[Frontend]) -> None:
+        self._frontends = tuple(frontends)
+
+    def __iter__(self) -> Iterator[Frontend]:
+        return iter(self._frontends)
+
+    @property
+    def first(self) -> Frontend:
+        return self._frontends[0]
+
+    @property
+    def are_several(self) -> bool:
+        return len(self._frontends) > 1
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that requests may use."""
+        return tuple(name for frontend in self for name in frontend.names)
+
+    def named(self, name: str | None) -> Frontend:
+        """Return the frontend of the model, or of the model of the adapter, with this name.
+
+        Raises ModelNotFoundError if several are served and none has the name; a single frontend checks names itself.
+        """
+        if name is None or not self.are_several:
+            return self.first
+        for frontend in self:
+            if name in frontend.names:
+                return frontend
+        raise _not_found(name, self.names)
+
+    def commanded(self, name: str | None) -> Frontend:
+        """Return the frontend of the model that a command of the operator is for. Raises RequestError.
+
+        A command must name the model if several are served: a default would put the wrong one to sleep.
+        """
+        if name is None and self.are_several:
+            names = ", ".join(frontend.model_name for frontend in self)
+            raise InvalidRequestError(
+                f"Several models are served: say which one with ?model=NAME in the URL ({names}).", param="model"
+            )
+        frontend = self.named(name)
+        frontend.require_model(name)
+        return frontend
+
+
+def _not_found(name: str, names: Sequence[str]) -> ModelNotFoundError:
+    return ModelNotFoundError(
+        f"The model `{shorten(name)[1:-1]}` does not exist. Served here: {', '.join(names)}.", param="model"
+    )

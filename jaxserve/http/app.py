@@ -72,7 +72,7 @@ def make_app(state: ServerState) -> web.Application:
             public.add(resource)
         if route.tag == "Operation":
             operation.add(resource)
-        if route.tag == "Operation" and route.method != "GET":
+        if route.is_command:
             commands.add(resource)
         if route.style != ApiStyle():
             styles[resource] = route.style

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -68,8 +69,10 @@ def handler_of(route: Route) -> Handler:
                 arguments["body"], ignored = await read_body(http, inputs["body"])
             if "query" in inputs:
                 arguments["query"] = read_query(http, inputs["query"])
+            name = _model_named(route, arguments)
             call = HttpCall(
-                frontend=state.frontend,
+                frontend=state.models.commanded(name) if route.is_command else state.models.named(name),
+                models=state.models,
                 responses=state.responses,
                 request_id=request_id_of(http),
                 ignored_fields=ignored,
@@ -82,9 +85,23 @@ def handler_of(route: Route) -> Handler:
             reading.close()
             if isinstance(reply, Generated):
                 call.note(reply.handle.notes)
-            return await send(http, route, reply)
+            try:
+                return await send(http, route, reply)
+            except (asyncio.CancelledError, ConnectionResetError):
+                if isinstance(reply, Generated):
+                    call.frontend.metrics.inc("client_disconnects")
+                raise
 
     return handle
+
+
+def _model_named(route: Route, arguments: Mapping[str, Any]) -> str | None:
+    """Return the model that a request names, in its query or in its body.
+
+    The `model` in the body of a command is a source of weights.
+    """
+    inputs = (arguments.get("query"), None if route.is_command else arguments.get("body"))
+    return next((name for one in inputs if (name := getattr(one, "model", None)) is not None), None)
 
 
 async def send(http: web.Request, route: Route, reply: Reply) -> web.StreamResponse:
@@ -98,11 +115,7 @@ async def send(http: web.Request, route: Route, reply: Reply) -> web.StreamRespo
         return web.Response(body=reply.body, status=reply.status, headers=headers)
     if isinstance(reply, Computed):
         return await _send_computed(http, route, reply)
-    try:
-        return await (_stream(http, route, reply) if reply.is_streamed else _collect(http, reply))
-    except (asyncio.CancelledError, ConnectionResetError):
-        http.app[STATE].frontend.metrics.inc("client_disconnects")
-        raise
+    return await (_stream(http, route, reply) if reply.is_streamed else _collect(http, reply))
 
 
 async def _send_computed(http: web.Request, route: Route, reply: Computed) -> web.StreamResponse:

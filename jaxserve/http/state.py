@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from aiohttp import web
 
 from jaxserve.apis.responses.service import ResponseService
 from jaxserve.config import ConnectionConfig
-from jaxserve.frontend.frontend import Frontend
+from jaxserve.frontend.frontend import Frontend, ServedModels
 from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.http.access import CorsPolicy, KeyRing
 from jaxserve.http.body_budget import BodyBudget
@@ -19,9 +20,11 @@ from jaxserve.http.tracing import Tracing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerState:
-    """The frontend and the settings of the HTTP side."""
+    """The models and the settings of the HTTP side."""
 
-    frontend: Frontend
+    models: ServedModels
+    startups: Mapping[str, StartupLog]
+    """The start of each model, by its first name."""
     keys: KeyRing
     peers: PeerProcesses
     responses: ResponseService
@@ -45,8 +48,12 @@ class ServerState:
     rejections: RejectionLog = field(default_factory=RejectionLog)
     has_page: bool = False
     """True: the page at `/` is served."""
-    startup: StartupLog = field(default_factory=StartupLog)
     tracing: Tracing | None = None
+
+    @property
+    def frontend(self) -> Frontend:
+        """The frontend of the first model; its metrics are those of the process as well."""
+        return self.models.first
 
 
 STATE = web.AppKey("state", ServerState)

@@ -40,7 +40,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Tracing:
     """Makes spans, and sends them until it is closed."""
 
-    def __init__(self, processor: SpanProcessor, model_name: str) -> None:
+    def __init__(self, processor: SpanProcessor) -> None:
         from opentelemetry.sdk.resources import Resource
         from opentelemetry.sdk.trace import TracerProvider
 
@@ -51,7 +51,6 @@ class Tracing:
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(processor)
         self._tracer = self._provider.get_tracer("jaxserve", __version__)
-        self._model_name = model_name
 
     @contextlib.contextmanager
     def request(self, request: web.Request, route: str, request_id: str) -> Iterator[Span]:
@@ -70,9 +69,7 @@ class Tracing:
                 "jaxserve.request_id": request_id,
             },
         )
-        token = REQUEST_SPAN.set(
-            _RequestSpan(self._tracer, span, _OPERATIONS.get(route, "inference"), self._model_name)
-        )
+        token = REQUEST_SPAN.set(_RequestSpan(self._tracer, span, _OPERATIONS.get(route, "inference")))
         try:
             yield span
         finally:
@@ -87,11 +84,10 @@ class Tracing:
 class _RequestSpan:
     """The span of one HTTP request, under which its choices appear."""
 
-    def __init__(self, tracer: Tracer, span: Span, operation: str, model_name: str) -> None:
+    def __init__(self, tracer: Tracer, span: Span, operation: str) -> None:
         self._tracer = tracer
         self._span = span
         self._operation = operation
-        self._model_name = model_name
 
     def add_choice(self, facts: ChoiceFacts) -> None:
         from opentelemetry.trace import StatusCode, set_span_in_context
@@ -103,7 +99,7 @@ class _RequestSpan:
             return since_1970_ns + int(monotonic_s * 1e9)
 
         span = self._tracer.start_span(
-            f"{self._operation} {self._model_name}",
+            f"{self._operation} {facts.model_name}",
             parent,
             attributes=self._attributes(facts),
             start_time=nanoseconds(facts.submitted_s),
@@ -121,8 +117,8 @@ class _RequestSpan:
         found: dict[str, Any] = {
             "gen_ai.operation.name": self._operation,
             "gen_ai.provider.name": "jaxserve",
-            "gen_ai.request.model": self._model_name,
-            "gen_ai.response.model": self._model_name,
+            "gen_ai.request.model": facts.model_name,
+            "gen_ai.response.model": facts.model_name,
             "gen_ai.request.max_tokens": sampling.max_tokens,
             "gen_ai.request.temperature": sampling.temperature,
             "gen_ai.request.top_p": sampling.top_p,
@@ -138,7 +134,7 @@ class _RequestSpan:
         return found
 
 
-def open_tracing(endpoint: str | None, model_name: str) -> Tracing | None:
+def open_tracing(endpoint: str | None) -> Tracing | None:
     """Return what sends traces to `endpoint`, the URL of a collector that takes OTLP over HTTP; None without one.
 
     Raises ConfigError if the packages are missing or it is no URL.
@@ -152,7 +148,7 @@ def open_tracing(endpoint: str | None, model_name: str) -> Tracing | None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
         raise ConfigError("--otlp-traces-endpoint: needs `pip install 'jaxserve[otel]'`") from None
-    return Tracing(BatchSpanProcessor(OTLPSpanExporter(endpoint)), model_name)
+    return Tracing(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
 
 
 def tracing_middleware(

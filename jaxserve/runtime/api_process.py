@@ -20,7 +20,7 @@ from jaxserve.errors import ConfigError
 from jaxserve.frontend.adapters import AdapterNames
 from jaxserve.frontend.engine_client.client import EngineClient
 from jaxserve.frontend.engine_client.connection import EngineConnection
-from jaxserve.frontend.frontend import Frontend
+from jaxserve.frontend.frontend import Frontend, ServedModels
 from jaxserve.frontend.grammar_checker import GrammarChecker
 from jaxserve.frontend.images.loader import ImageLoader
 from jaxserve.frontend.parsers.output_format import choose_output_format
@@ -239,7 +239,8 @@ def _server_state(frontend: Frontend, config: Config, peers: PeerProcesses, star
     records = key_records(server)
     frontend.client.admission.has_several_keys = has_several_names(records)
     return ServerState(
-        frontend=frontend,
+        models=ServedModels([frontend]),
+        startups={frontend.model_name: startup},
         keys=KeyRing(tenants=make_tenants(records, config, frontend.metrics)),
         allows_commands=server.public_commands or (is_local(server) and not records),
         is_local=is_local(server),
@@ -255,8 +256,7 @@ def _server_state(frontend: Frontend, config: Config, peers: PeerProcesses, star
         cors=CorsPolicy(server.cors_allowed_origins),
         max_body_size=server.max_body_size,
         keep_alive_s=server.sse_keep_alive,
-        startup=startup,
-        tracing=open_tracing(server.otlp_traces_endpoint, frontend.model_name),
+        tracing=open_tracing(server.otlp_traces_endpoint),
     )
 
 

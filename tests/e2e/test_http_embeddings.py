@@ -165,7 +165,7 @@ def test_a_model_of_another_name_is_not_found(client: openai.OpenAI) -> None:
 def test_an_engine_that_embeds_does_not_generate(server: Server, path: str, body: dict[str, Any]) -> None:
     status, reply = post(server, body, path)
     assert status == 400
-    assert "This server embeds texts" in reply["error"]["message"]
+    assert "embeds texts" in reply["error"]["message"]
 
 
 def test_models_and_metrics_know_of_it(server: Server, client: openai.OpenAI) -> None:

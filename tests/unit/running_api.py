@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from jaxserve.config import ConnectionConfig, LimitsConfig, ResponsesConfig, Str
 from jaxserve.frontend.adapters import AdapterNames
 from jaxserve.frontend.engine_client.client import EngineClient
 from jaxserve.frontend.engine_client.connection import EngineConnection
-from jaxserve.frontend.frontend import Frontend
+from jaxserve.frontend.frontend import Frontend, ServedModels
 from jaxserve.frontend.grammar_checker import GrammarChecker
 from jaxserve.frontend.parsers.output_format import OutputFormat
 from jaxserve.frontend.peers import PeerProcesses
@@ -189,7 +190,9 @@ async def running_api(
     max_body_memory: int | None = None,
     max_reply_memory: int | None = None,
     tracing: Tracing | None = None,
+    others: Mapping[str, ScriptedEngine] = MappingProxyType({}),
 ) -> AsyncIterator[Api]:
+    """Run an application with the model `tiny`, and with those of `others`, whose engines report nothing by themselves."""
     engine = ScriptedEngine()
     startup = StartupLog()
 
@@ -219,8 +222,10 @@ async def running_api(
             limits=LimitsConfig(),
             replies=ReplyBudget(max_reply_memory),
         )
+        further = [further_model(frontend, name) for name in others]
         state = ServerState(
-            frontend=frontend,
+            models=ServedModels([frontend, *further]),
+            startups={"tiny": startup, **{name: StartupLog() for name in others}},
             keys=KeyRing(api_key.split(",") if api_key else (), [Tenant(record, metrics) for record in records]),
             allows_commands=allows_commands,
             is_local=is_local,
@@ -232,12 +237,13 @@ async def running_api(
             cors=CorsPolicy(cors_allowed_origins),
             max_body_size=MAX_BODY_SIZE,
             keep_alive_s=keep_alive_s,
-            startup=startup,
             tracing=tracing,
             responses=ResponseService(responses or ResponsesConfig(), ALONE),
         )
         async with contextlib.AsyncExitStack() as life:
             engine_connection = await life.enter_async_context(client.connected(engine))
+            for model, other in zip(further, others.values(), strict=True):
+                await life.enter_async_context(model.client.connected(other))
             if is_ready:
                 engine.say(Ready(msgspec.structs.replace(FACTS, max_model_len=max_model_len)))
                 await client.wait_started()
@@ -266,6 +272,13 @@ async def running_api(
                         state.bodies,
                         frontend.replies,
                     )
+
+
+def further_model(first: Frontend, name: str) -> Frontend:
+    """Return the frontend of another model of the server, with the same tokenizer."""
+    metrics = first.metrics.of_model(name)
+    client = EngineClient(metrics, max_queued_requests=MAX_QUEUED_REQUESTS, stall_timeout_s=60.0, peers=ALONE)
+    return replace(first, model_names=(name,), adapters=AdapterNames(), client=client, metrics=metrics)
 
 
 @pytest.fixture

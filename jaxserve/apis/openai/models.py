@@ -36,15 +36,15 @@ class ModelList(msgspec.Struct):
 @partial(Route, "GET", "/v1/models", tag="OpenAI", reply=ModelList)
 async def list_models(call: Call) -> ModelList:
     """List the names that requests may use."""
-    frontend = call.frontend
-    return ModelList([_card(frontend, name) for name in (*frontend.model_names, *frontend.adapters)])
+    return ModelList([_card(frontend, name) for frontend in call.models for name in frontend.names])
 
 
 @partial(Route, "GET", "/v1/models/{name:.+}", tag="OpenAI", reply=ModelCard)
 async def show_model(call: Call, name: str) -> ModelCard:
     """Show one of these names."""
-    call.frontend.require_model(name)
-    return _card(call.frontend, name)
+    frontend = call.models.named(name)
+    frontend.require_model(name)
+    return _card(frontend, name)
 
 
 def _card(frontend: Frontend, name: str) -> ModelCard:

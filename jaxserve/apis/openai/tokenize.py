@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from jaxserve.apis.routes import Call, Route
+from jaxserve.apis.schema.common import ModelQuery
 from jaxserve.bounds import Bound
 from jaxserve.errors import InvalidRequestError
 from jaxserve.frontend.checks import check_token_ids
@@ -122,8 +123,9 @@ async def detokenize(call: Call, body: DetokenizeRequest) -> DetokenizeReply:
 
 
 @partial(Route, "GET", "/tokenizer_info", tag="Tokens", reply=TokenizerInfo)
-async def tokenizer_info(call: Call) -> TokenizerInfo:
+async def tokenizer_info(call: Call, query: ModelQuery) -> TokenizerInfo:
     """Return special tokens, chat template and length limit."""
+    call.frontend.require_model(query.model)
     model_info, tokenizer = call.frontend.client.require_ready(), call.frontend.tokenization.tokenizer
     named = tokenizer.chat_templates.named_tokens
     return TokenizerInfo(

@@ -32,6 +32,17 @@ MAX_SALT_CHARS: Final = 256
 MAX_REQUEST_ID_CHARS: Final = 128
 
 
+class ModelQuery(msgspec.Struct):
+    """The query of a route without a body that is about one model."""
+
+    model: Annotated[
+        str | None,
+        Meta(
+            description="A name from /v1/models. Default: the first one; commands need it if several models are served."
+        ),
+    ] = None
+
+
 class StreamOptions(msgspec.Struct, kw_only=True):
     include_usage: Annotated[bool | None, Meta(description="True: a final chunk has the usage and no choices.")] = None
     continuous_usage_stats: Annotated[bool | None, Meta(description="True: every chunk has the usage so far.")] = None

@@ -55,6 +55,7 @@ class ChoiceTimes:
     def _trace(self, request: AddRequest, reason: str, num_tokens: int, num_cached: int) -> None:
         if self._span is not None:
             facts = ChoiceFacts(
+                model_name=self._metrics.model_name,
                 request=request,
                 submitted_s=self.submitted_s,
                 queue_s=self.queue_s,

@@ -13,6 +13,7 @@ from jaxserve.ipc.messages import AddRequest
 class ChoiceFacts:
     """One choice that has ended. Times are seconds of the monotonic clock."""
 
+    model_name: str
     request: AddRequest
     submitted_s: float
     queue_s: float | None

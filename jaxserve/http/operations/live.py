@@ -56,7 +56,7 @@ class RefusedRequest(msgspec.Struct):
 
 
 class LiveState(msgspec.Struct):
-    """Numbers of all API processes and engines together. Differences of two states show what happened between them."""
+    """Numbers of one model, of all API processes and engines together. Differences of two states show what happened between them."""
 
     uptime_seconds: float
     engine: Annotated[EngineInfo | None, Meta(description="Null until an engine is ready.")]
@@ -69,16 +69,18 @@ class LiveState(msgspec.Struct):
 
 def live_state(
     snapshots: Sequence[Iterable[FamilySnapshot]],
+    model_name: str,
     model_info: ModelInfo | None,
     refused: Iterable[Rejection],
     uptime_s: float,
 ) -> LiveState:
-    """Return the summary of the metrics of all API processes."""
+    """Return the summary of a model's metrics, over all API processes."""
     samples = [
         (name.removeprefix(PREFIX), labels, value)
         for snapshot in snapshots
         for family in snapshot
         for name, labels, value in family.samples
+        if labels.get("model_name") == model_name
     ]
 
     def total(metric: str) -> float:

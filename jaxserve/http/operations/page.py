@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 from typing import Final
 
 from jaxserve.apis.routes import Encoded, Route
+from jaxserve.apis.schema.common import ModelQuery
 from jaxserve.errors import UnknownUrlError
 from jaxserve.http.handler import HttpCall
 from jaxserve.http.operations.live import LiveState, live_state
@@ -40,12 +41,14 @@ async def page_file(call: HttpCall, name: str) -> Encoded:
 
 
 @partial(Route, "GET", "/ui/state", tag="Operation", reply=LiveState)
-async def page_state(call: HttpCall) -> LiveState:
-    """Summarise the state of the server for the page: numbers, never prompts or replies."""
+async def page_state(call: HttpCall, query: ModelQuery) -> LiveState:
+    """Summarise the state of the server for the page: numbers of one model, never prompts or replies."""
     _require_page(call, "ui/state")
-    snapshots = await call.state.peers.snapshots(call.frontend.metrics)
-    uptime_s = time.time() - call.frontend.created
-    return live_state(snapshots, call.frontend.client.model_info, call.state.rejections.last, uptime_s)
+    frontend = call.frontend
+    frontend.require_model(query.model)
+    snapshots = await call.state.peers.snapshots(frontend.metrics)
+    uptime_s = time.time() - frontend.created
+    return live_state(snapshots, frontend.model_name, frontend.client.model_info, call.state.rejections.last, uptime_s)
 
 
 def _file(call: HttpCall, name: str) -> Encoded:

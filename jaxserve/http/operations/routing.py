@@ -6,6 +6,7 @@ from base64 import b64encode
 from functools import partial
 
 from jaxserve.apis.routes import Call, Route
+from jaxserve.apis.schema.common import ModelQuery
 from jaxserve.http.operations.schema import RoutingState
 
 PAGE_KEY_BYTES = 8
@@ -13,8 +14,9 @@ PAGE_KEY_BYTES = 8
 
 
 @partial(Route, "GET", "/routing", tag="Operation", reply=RoutingState, errors=(503,))
-async def routing(call: Call) -> RoutingState:
+async def routing(call: Call, query: ModelQuery) -> RoutingState:
     """Report the load, and the cached pages if --publish-pages is set."""
+    call.frontend.require_model(query.model)
     client = call.frontend.client
     model_info = client.require_ready()
     pages = {page[:PAGE_KEY_BYTES] for held in client.engines.pages.values() for page in held.published}

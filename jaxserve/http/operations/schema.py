@@ -18,6 +18,9 @@ class Healthy(msgspec.Struct, tag_field="status", tag="ok"):
 
 class Unhealthy(msgspec.Struct, tag_field="status", tag="unhealthy"):
     reason: str
+    model: Annotated[str | msgspec.UnsetType, Meta(description="Name of the model, if several are served.")] = (
+        msgspec.UNSET
+    )
 
 
 class Ready(msgspec.Struct, tag_field="status", tag="ready"):
@@ -39,6 +42,9 @@ class Loading(msgspec.Struct, tag_field="status", tag="loading"):
     eta_seconds: Annotated[
         float | None, Meta(description="Estimate from the pace so far; null before the first unit is done.")
     ]
+    model: Annotated[str | msgspec.UnsetType, Meta(description="Name of the model, if several are served.")] = (
+        msgspec.UNSET
+    )
 
 
 class Restarting(Loading, tag_field="status", tag="restarting"):

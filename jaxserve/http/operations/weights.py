@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from jaxserve.apis.routes import Call, Route
+from jaxserve.apis.schema.common import ModelQuery
 from jaxserve.bounds import Bound
 from jaxserve.errors import InvalidRequestError, invalid
 from jaxserve.http.handler import HttpCall
@@ -24,13 +25,13 @@ _Mode = Annotated[
 ]
 
 
-class PauseQuery(msgspec.Struct):
+class PauseQuery(ModelQuery):
     """`mode` is `abort` by default."""
 
     mode: _Mode = None
 
 
-class SleepQuery(msgspec.Struct):
+class SleepQuery(ModelQuery):
     level: Annotated[
         int | None,
         Bound("value", 1, 2),
@@ -71,23 +72,25 @@ _Command = partial(Route, "POST", tag="Operation", reply=ControlResult, errors=(
 
 
 @partial(_Command, "/v1/load_lora_adapter")
-async def load_lora_adapter(call: HttpCall, body: LoadAdapterRequest) -> ControlResult:
+async def load_lora_adapter(call: HttpCall, body: LoadAdapterRequest, query: ModelQuery) -> ControlResult:
     """Load a LoRA adapter into a free place (--max-loras). Nothing is compiled, and requests go on meanwhile."""
-    if body.lora_name in call.frontend.model_names:
-        raise invalid("lora_name", f"{body.lora_name!r} is the name of the model itself")
+    for frontend in call.models:
+        if body.lora_name in (frontend.model_names if frontend is call.frontend else frontend.names):
+            itself = "the model itself" if frontend is call.frontend else "another model of this server"
+            raise invalid("lora_name", f"{body.lora_name!r} is the name of {itself}")
     if len(call.frontend.client.engines.models()) > 1:
         raise InvalidRequestError("Adapters cannot be loaded while several replicas serve (--replicas).")
     return await _run(call, "load_adapter", CommandOptions(adapter=body.lora_name, source=body.lora_path))
 
 
 @partial(_Command, "/v1/unload_lora_adapter", errors=(400, 403, 404, 429, 503))
-async def unload_lora_adapter(call: HttpCall, body: UnloadAdapterRequest) -> ControlResult:
+async def unload_lora_adapter(call: HttpCall, body: UnloadAdapterRequest, query: ModelQuery) -> ControlResult:
     """Unload a LoRA adapter. Its requests under way finish; further ones get 404."""
     return await _run(call, "unload_adapter", CommandOptions(adapter=body.lora_name))
 
 
 @partial(_Command, "/update_weights")
-async def update_weights(call: HttpCall, body: UpdateWeightsRequest) -> ControlResult:
+async def update_weights(call: HttpCall, body: UpdateWeightsRequest, query: ModelQuery) -> ControlResult:
     """Replace the weights by others of the same shapes, between two steps. Nothing is compiled."""
     if (body.model is None) == (body.tensors is None):
         raise invalid("model", "is needed, or `tensors` instead of it")
@@ -102,7 +105,7 @@ async def pause(call: HttpCall, query: PauseQuery) -> ControlResult:
 
 
 @partial(_Command, "/resume")
-async def resume(call: HttpCall) -> ControlResult:
+async def resume(call: HttpCall, query: ModelQuery) -> ControlResult:
     """End a pause."""
     return await _run(call, "resume", CommandOptions())
 
@@ -114,20 +117,22 @@ async def sleep(call: HttpCall, query: SleepQuery) -> ControlResult:
 
 
 @partial(_Command, "/wake_up")
-async def wake_up(call: HttpCall) -> ControlResult:
+async def wake_up(call: HttpCall, query: ModelQuery) -> ControlResult:
     """Bring the weights and an empty KV cache back, and continue."""
     return await _run(call, "wake_up", CommandOptions())
 
 
 @partial(Route, "GET", "/is_paused", tag="Operation", reply=Paused, errors=(503,))
-async def is_paused(call: Call) -> Paused:
+async def is_paused(call: Call, query: ModelQuery) -> Paused:
     """Report whether the engine is paused, or sleeps."""
+    call.frontend.require_model(query.model)
     return Paused((await call.frontend.client.command("engine_state")).is_paused)
 
 
 @partial(Route, "GET", "/is_sleeping", tag="Operation", reply=Sleeping, errors=(503,))
-async def is_sleeping(call: Call) -> Sleeping:
+async def is_sleeping(call: Call, query: ModelQuery) -> Sleeping:
     """Report whether the engine sleeps."""
+    call.frontend.require_model(query.model)
     return Sleeping((await call.frontend.client.command("engine_state")).is_sleeping)
 
 

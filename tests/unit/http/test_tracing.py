@@ -25,7 +25,7 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 @contextlib.asynccontextmanager
 async def traced(tokenizer: Tokenizer) -> AsyncIterator[tuple[Api, InMemorySpanExporter]]:
     spans = InMemorySpanExporter()
-    async with running_api(tokenizer, tracing=Tracing(SimpleSpanProcessor(spans), "tiny")) as api:
+    async with running_api(tokenizer, tracing=Tracing(SimpleSpanProcessor(spans))) as api:
         yield api, spans
 
 
@@ -92,6 +92,6 @@ async def test_a_client_that_leaves_ends_its_spans(tokenizer: Tokenizer) -> None
 
 
 def test_a_collector_is_a_url() -> None:
-    assert open_tracing(None, "tiny") is None
+    assert open_tracing(None) is None
     with pytest.raises(ConfigError, match=r"--otlp-traces-endpoint 'localhost:4318'"):
-        open_tracing("localhost:4318", "tiny")
+        open_tracing("localhost:4318")
