@@ -56,7 +56,10 @@ def processor_seconds() -> float:
 
 
 def main(path: str) -> None:
-    tests = [Cost(each["test"], each["processor"], each["wall"]) for each in map(json.loads, Path(path).open())]
+    tests = [
+        Cost(each["test"], each["processor"], each["wall"])
+        for each in map(json.loads, Path(path).read_text().splitlines())
+    ]
     files: dict[str, Cost] = {}
     for test in tests:
         name = test.name.split("::")[0]
