@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from statistics import NormalDist
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxserve_kernels.backend import NATIVE
 from jaxtyping import Array, Float
 
 from jaxserve.layers.fused import FusedLinear
 from jaxserve.layers.linear import Linear, Tokens
+from jaxserve.layers.norm import means
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.activation import Activation
 from jaxserve.model_config.decoder import DecoderConfig
@@ -40,11 +43,17 @@ ACTIVATIONS: Mapping[Activation, Callable[[Array], Array]] = {
 class MLP(nnx.Module):
     """Compute down(activation(gate(x)) * up(x)), or down(activation(up(x))) without a gate.
 
-    width: F, by default the config's; axis: its logical axis.
+    width: F, by default the config's; axis: its logical axis; sparsity: see `LayerConfig.activation_sparsity`.
     """
 
     def __init__(
-        self, config: DecoderConfig, policy: DtypePolicy, *, width: int | None = None, axis: str = "ffn"
+        self,
+        config: DecoderConfig,
+        policy: DtypePolicy,
+        *,
+        width: int | None = None,
+        axis: str = "ffn",
+        sparsity: float = 0.0,
     ) -> None:
         d, f, bias = config.hidden_size, width or config.intermediate_size, config.mlp_bias
         parts = {"gate_proj": f, "up_proj": f} if config.mlp_has_gate else {"up_proj": f}
@@ -53,12 +62,23 @@ class MLP(nnx.Module):
         self.down_proj = Linear(d, f, ("embed", axis), policy, bias=bias)
         self.activation = config.activation
         self.scales = config.mlp_gate_scale, config.mlp_out_scale
+        self.num_deviations = NormalDist().inv_cdf(sparsity) if sparsity else None
+        self.is_alike = policy.backend in NATIVE
 
     def __call__(self, x: Float[Array, "T D"], tokens: Tokens) -> Float[Array, "T D"]:
         gate_scale, out_scale = self.scales
         gate, *up = self.gate_up_proj(x, tokens)  # (T, F) each
         if gate_scale != 1:
             gate = gate * gate_scale
+        if self.num_deviations is not None:
+            gate = self._above(gate, self.num_deviations)
         activated = ACTIVATIONS[self.activation](gate)
         out = self.down_proj(activated * up[0] if up else activated, tokens)
         return out if out_scale == 1 else out * out_scale
+
+    def _above(self, gate: Float[Array, "T F"], num_deviations: float) -> Float[Array, "T F"]:
+        """Return by how much each number exceeds its token's mean and so many standard deviations; 0 if it does not."""
+        wide = gate.astype(jnp.float32)
+        centred = wide - means(wide, is_alike=self.is_alike)
+        deviation = jnp.sqrt(means(jnp.square(centred), is_alike=self.is_alike))
+        return jax.nn.relu(centred - num_deviations * deviation).astype(gate.dtype)

@@ -37,9 +37,9 @@ class RMSNorm(nnx.Module):
 
 
 def normalized(x: Float[Array, "*rows D"], eps: float, *, is_alike: bool) -> Float[Array, "*rows D"]:
-    """Return x over the root mean square of its last axis, in float32. is_alike: see `_means`."""
+    """Return x over the root mean square of its last axis, in float32. is_alike: see `means`."""
     wide = x.astype(jnp.float32)
-    return wide * jax.lax.rsqrt(_means(wide * wide, is_alike=is_alike) + eps)
+    return wide * jax.lax.rsqrt(means(wide * wide, is_alike=is_alike) + eps)
 
 
 class LayerNorm(nnx.Module):
@@ -55,8 +55,8 @@ class LayerNorm(nnx.Module):
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         wide = x.astype(jnp.float32)
-        centred = wide - _means(wide, is_alike=self.is_alike)
-        scaled = centred * jax.lax.rsqrt(_means(centred * centred, is_alike=self.is_alike) + self.eps)
+        centred = wide - means(wide, is_alike=self.is_alike)
+        scaled = centred * jax.lax.rsqrt(means(centred * centred, is_alike=self.is_alike) + self.eps)
         made = self.weight[...] * scaled.astype(x.dtype)
         return made if self.bias is None else made + self.bias[...]
 
@@ -69,7 +69,7 @@ def make_norm(config: DecoderConfig, policy: DtypePolicy) -> RMSNorm | LayerNorm
     return LayerNorm(dim, eps, policy, has_bias=kind == "layer_with_bias", is_alike=policy.backend in NATIVE)
 
 
-def _means(values: Float[Array, "*rows D"], *, is_alike: bool) -> Float[Array, "*rows 1"]:
+def means(values: Float[Array, "*rows D"], *, is_alike: bool) -> Float[Array, "*rows 1"]:
     """Return the means over the last axis. is_alike: they do not depend on the number of rows, as in native matmuls."""
     num_rows = values.shape[0]
     if is_alike and values.size < _ADDED_ALIKE:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from jaxserve.model_config.activation import Activation
+from jaxserve.model_config.altup import AltUpConfig
 from jaxserve.model_config.cache import CacheGroup, CacheLayout, LayerCache, cache_layout
 from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.model_config.latent import LatentConfig
@@ -83,6 +84,9 @@ class LayerConfig:
     """None: a dense feed-forward block. All layers with experts have the same number and width."""
     intermediate_size: int | None = None
     """Width of this layer's dense feed-forward block; None: the model's."""
+    activation_sparsity: float = 0.0
+    """Share of the gate's outputs that the feed-forward block sets to zero if they are normally distributed: those below a
+    multiple of their standard deviation above their mean; the others are lowered by it (Gemma 3n). 0: none."""
     num_kv_heads: int | None = None
     """KV heads of this layer; None: the model's."""
     kv_copies: int = 1
@@ -175,6 +179,12 @@ class DecoderConfig:
     embedding_scale: float = 1.0
     per_layer_dim: int | None = None  # P
     """Width of the embedding of each token that every layer gets beside the residual stream (Gemma 4); None: no layer has one."""
+    per_layer_vocab_size: int | None = None
+    """Tokens that have such embeddings, the first ones; others have that of token 0. None: all V."""
+    altup: AltUpConfig | None = None
+    """Residual streams of alternating updates, which need `per_layer_dim`; None: there is one residual stream."""
+    laurel_rank: int | None = None
+    """Rank of a learned augmented residual beside attention (Gemma 3n); None: there is none."""
     has_layer_scales: bool = False
     """True if each layer has a number in the checkpoint that its output is multiplied with (Gemma 4)."""
     residual_scale: float = 1.0
@@ -270,13 +280,16 @@ class DecoderConfig:
 
     @property
     def spare_tensors(self) -> frozenset[str]:
-        """Tensors a checkpoint may hold that are not loaded: a tied head, and keys and values of layers that read others'."""
+        """Tensors a checkpoint may hold that are not loaded: a tied head, keys and values of layers that read others', and
+        factors on the active stream that are not applied."""
         unused = {
             f"model.layers.{index}.self_attn.{name}.weight"
             for index, layer in enumerate(self.layers)
             if layer.kv_source is not None
             for name in ("k_proj", "v_proj", "k_norm")
         }
+        if self.altup is not None and not self.altup.scales_active:
+            unused |= {f"model.layers.{index}.altup.correct_output_scale" for index in range(self.num_layers)}
         return frozenset(unused | ({"lm_head.weight"} if self.tied_embeddings else set()))
 
     def with_context(self, max_model_len: int | None) -> DecoderConfig:

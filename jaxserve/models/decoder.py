@@ -28,6 +28,7 @@ from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.cache import LayerPlaces
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, NormPlacement
+from jaxserve.models.altup import AltUp, AltUpStreams, Laurel
 from jaxserve.models.per_layer import PerLayerBlock, PerLayerInputs
 from jaxserve.models.vision import VisionTower
 
@@ -92,6 +93,8 @@ class DecoderLayer(nnx.Module):
             self.mixer, make = MIXERS[type(layer.recurrent)]
             setattr(self, self.mixer, make(config, layer.recurrent, policy))
         self.mlp = _feed_forward(config, layer, policy) if layer.has_mlp else None
+        self.altup = None if config.altup is None else AltUp(config, config.altup, policy)
+        self.laurel = None if config.laurel_rank is None else Laurel(config, config.laurel_rank, policy)
         self.per_layer = None if config.per_layer_dim is None else PerLayerBlock(config, config.per_layer_dim, policy)
         self.layer_scalar = parameter((1,), (None,), policy.vectors) if config.has_layer_scales else None
         self.residual_scale = config.residual_scale
@@ -99,13 +102,31 @@ class DecoderLayer(nnx.Module):
 
     def __call__(
         self,
-        x: Float[Array, "T D"],
+        x: Float[Array, "*streams T D"],
         cache: Cache,
         places: LayerPlaces,
         step: StepContext,
         own: Float[Array, "T P"] | None = None,
+    ) -> tuple[Float[Array, "*streams T D"], Cache]:
+        """Return the layer's output and the cache. own: the layer's share of the inputs of `PerLayerInputs`.
+
+        x has the streams of `AltUpStreams` if the decoder has them.
+        """
+        if self.altup is None:
+            x, cache = self._blocks(x, cache, places, step)
+            if self.per_layer is not None and own is not None:
+                x = x + self.per_layer(x, own, step.tokens)
+            return x if self.layer_scalar is None else x * self.layer_scalar[...], cache
+        predictions = self.altup.predict(x, step.tokens)
+        found, cache = self._blocks(predictions[self.altup.active], cache, places, step)
+        x = self.altup.correct(predictions, found, step.tokens)
+        assert self.per_layer is not None and own is not None, "alternating updates come with per-layer embeddings"
+        return self.altup.add(x, self.per_layer(self.altup.active_output(x), own, step.tokens)), cache
+
+    def _blocks(
+        self, x: Float[Array, "T D"], cache: Cache, places: LayerPlaces, step: StepContext
     ) -> tuple[Float[Array, "T D"], Cache]:
-        """Return the layer's output and the cache. own: the layer's share of the inputs of `PerLayerInputs`."""
+        """Return the residual stream after both blocks."""
         pre_attention, post_attention, pre_mlp, post_mlp = map(self._norm, self.norms)
         normed = x
         if self.has_mixer:
@@ -113,13 +134,13 @@ class DecoderLayer(nnx.Module):
                 normed = pre_attention(x)
                 mixed, cache = self._mixed(normed, cache, places, step)
             x = x + scaled(post_attention(mixed), self.residual_scale)
+            if self.laurel is not None:
+                x = (x + self.laurel(normed, step.tokens)) * 2**-0.5
         if self.mlp is not None:
             with jax.named_scope("mlp"):
                 made = self.mlp(normed if self.is_parallel else pre_mlp(x), step.tokens)
             x = x + scaled(post_mlp(made), self.residual_scale)
-        if self.per_layer is not None and own is not None:
-            x = x + self.per_layer(x, own, step.tokens)
-        return x if self.layer_scalar is None else x * self.layer_scalar[...], cache
+        return x, cache
 
     def _mixed(
         self, x: Float[Array, "T D"], cache: Cache, places: LayerPlaces, step: StepContext
@@ -140,7 +161,7 @@ class DecoderLayer(nnx.Module):
 
 def _feed_forward(config: DecoderConfig, layer: LayerConfig, policy: DtypePolicy) -> MLP | Experts | DenseAndExperts:
     if layer.experts is None:
-        return MLP(config, policy, width=layer.intermediate_size)
+        return MLP(config, policy, width=layer.intermediate_size, sparsity=layer.activation_sparsity)
     return (DenseAndExperts if layer.experts.has_dense else Experts)(config, layer.experts, policy)
 
 
@@ -156,6 +177,7 @@ class DecoderStack(nnx.Module):
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, policy)
         dim = config.per_layer_dim
         self.per_layer = None if dim is None else PerLayerInputs(config, dim, policy)
+        self.altup = None if config.altup is None else AltUpStreams(config, config.altup, policy)
         self.layers = nnx.List([DecoderLayer(config, layer, policy) for layer in config.layers])
         self.norm = make_norm(config, policy)
 
@@ -188,12 +210,15 @@ class Decoder(nnx.Module):
                 x = images.replace(x)
             make = self.model.per_layer
             own = None if make is None else make(token_ids, x, step.tokens)  # (T, L, P)
+        streams = self.model.altup
+        if streams is not None:
+            x = streams.split(x, step.tokens)  # (A, T, D)
         for index, (layer, places) in enumerate(zip(self.model.layers, self.config.cache.places, strict=True)):
             with jax.named_scope(f"layer_{index}"):
                 x, cache = layer(x, cache, places, step, None if own is None else own[:, index])
                 if images is not None:
                     x = images.add_deepstack(x, index)
-        return self.model.norm(x), cache
+        return self.model.norm(x if streams is None else streams.join(x, step.tokens)), cache
 
     def logits(self, hidden: Float[Array, "B D"], num_rows: Int[Array, ""]) -> Float[Array, "B V"]:
         """Return logits in float32; rows from `num_rows` on are padding."""

@@ -7,6 +7,7 @@ makes of them.
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -22,7 +23,8 @@ class PerLayerInputs(nnx.Module):
 
     def __init__(self, config: DecoderConfig, dim: int, policy: DtypePolicy) -> None:
         width = config.num_layers * dim
-        self.embed_tokens = Embedding(config.vocab_size, width, policy)
+        self.vocab_size = config.per_layer_vocab_size
+        self.embed_tokens = Embedding(self.vocab_size or config.vocab_size, width, policy)
         self.projection = Linear(width, config.hidden_size, (None, "embed"), policy)
         self.norm = RMSNorm(dim, config.norm_eps, policy, config.norm_weights)
         self.shape = (config.num_layers, dim)
@@ -31,6 +33,8 @@ class PerLayerInputs(nnx.Module):
     def __call__(self, token_ids: Int[Array, "T"], x: Float[Array, "T D"], tokens: Tokens) -> Float[Array, "T L P"]:
         """Return the inputs of all layers; x: the embeddings of the tokens."""
         shape = (-1, *self.shape)
+        if self.vocab_size is not None:
+            token_ids = jnp.where(token_ids < self.vocab_size, token_ids, 0)
         projected = self.norm((self.projection(x, tokens) * self.scale).reshape(shape))
         own = (self.embed_tokens(token_ids) * self.shape[1] ** 0.5).reshape(shape)
         made: Array = (projected + own) * 2**-0.5

@@ -60,7 +60,9 @@ def test_float32_logits_equal_transformers(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.versions
-@pytest.mark.parametrize("name", ["qwen2_tiny", "gpt_oss_tiny", "qwen3_next_tiny", "falcon_h1_tiny", *GEMMA4])
+@pytest.mark.parametrize(
+    "name", ["qwen2_tiny", "gpt_oss_tiny", "qwen3_next_tiny", "falcon_h1_tiny", "gemma3n_odd_tiny", *GEMMA4]
+)
 def test_fused_matmuls_with_biases_or_experts_on_two_devices_equal_transformers(name: str) -> None:
     golden = golden_checkpoint(name)
     found = prompt_logits(golden, "float32", num_devices=2, fused_for=2)

@@ -27,6 +27,9 @@ LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 8, "long_factor": [
 YARN = {"rope_type": "yarn", "factor": 2.0}
 LLAMA3 = {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
+UNSHARED = {"num_kv_shared_layers": 0}
+BOTH = ["full_attention", "sliding_attention"]
+
 
 def of(architecture: str, keys: dict[str, Any]) -> dict[str, Any]:
     return {**LLAMA, "architectures": [f"{architecture}ForCausalLM"], **keys}
@@ -52,6 +55,7 @@ def test_every_family_file_is_found() -> None:
         "FalconH1ForCausalLM",
         "Gemma2ForCausalLM",
         "Gemma3ForCausalLM",
+        "Gemma3nForCausalLM",
         "Gemma4ForCausalLM",
         "Glm4ForCausalLM",
         "Glm4MoeForCausalLM",
@@ -210,6 +214,24 @@ def test_absurd_size_is_rejected_naming_key_and_limit(key: str, value: object) -
         ("Cohere", {"use_qk_norm": True}, "use_qk_norm is true; supported: false or null"),
         ("Cohere2", {"sliding_window": None}, "sliding_window is null; supported: an integer from 1"),
         ("Exaone4", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern is 'LLLG'"),
+        (
+            "Gemma3n",
+            {"intermediate_size": [96, 64]},
+            "intermediate_size is [96, 64]; supported: one width for all layers",
+        ),
+        ("Gemma3n", {"altup_active_idx": 4, **UNSHARED}, "altup_active_idx is 4; supported: an integer from 0 to 3"),
+        (
+            "Gemma3n",
+            {"activation_sparsity_pattern": [0.5, 1.0], **UNSHARED},
+            "supported: a list of 2 numbers from 0 to",
+        ),
+        ("Gemma3n", {"num_kv_shared_layers": 1, "layer_types": BOTH}, "num_kv_shared_layers is 1; supported: a number"),
+        (
+            "Llama4",
+            {"layer_types": ["full_attention"]},
+            "supported: full_attention or chunked_attention for each of the 2",
+        ),
+        ("Llama4", {"moe_layers": [2]}, "moe_layers is [2]; supported: a list of layers from 0 to 1"),
         ("DeepseekV3", {"index_topk": 2048}, "index_topk is 2048; supported: null"),
         ("DeepseekV3", {"scoring_func": "softmax"}, "scoring_func is 'softmax'; supported: 'sigmoid' or null"),
         (

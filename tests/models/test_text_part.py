@@ -58,6 +58,7 @@ def seeing_checkpoint(folder: Path, source: str, architecture: str, spelling: st
     ("source", "architecture"),
     [
         ("gemma3_tiny", "Gemma3ForConditionalGeneration"),
+        ("gemma3n_tiny", "Gemma3nForConditionalGeneration"),
         ("gemma4_tiny", "Gemma4ForConditionalGeneration"),
         ("gemma4_moe_odd_tiny", "Gemma4ForConditionalGeneration"),
         ("llama4_tiny", "Llama4ForConditionalGeneration"),

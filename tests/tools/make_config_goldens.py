@@ -174,6 +174,8 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
         "architectures": ["NemotronHForCausalLM"],
         "layers_block_type": ["linear_attention", "full_attention", "moe"] * 2,
     },
+    "gemma3n_default": {"architectures": ["Gemma3nForCausalLM"], "num_kv_shared_layers": 0},
+    "gemma3n_sharing": {"architectures": ["Gemma3nForCausalLM"], "num_hidden_layers": 12, "num_kv_shared_layers": 4},
     "llama4_default": {"architectures": ["Llama4ForCausalLM"]},
     "llama4_chunks": {
         "architectures": ["Llama4ForCausalLM"],
@@ -198,6 +200,7 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
 WITH_TEXT_CONFIG = (
     "Llama4ForCausalLM",
     "Gemma3ForCausalLM",
+    "Gemma3nForCausalLM",
     "Gemma4ForCausalLM",
     "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForCausalLM",
@@ -227,6 +230,8 @@ DEFAULTED_KEYS += ("attention_out_multiplier", "ssm_in_multiplier", "ssm_out_mul
 DEFAULTED_KEYS += ("ssm_multipliers", "num_dense_layers", "use_expert_bias", "vocab_size_per_layer_input")
 DEFAULTED_KEYS += ("hidden_size_per_layer_input", "attention_k_eq_v", "num_kv_shared_layers", "enable_moe_block")
 DEFAULTED_KEYS += ("use_double_wide_mlp", "top_k_experts", "ssm_state_size", "mamba_num_heads", "mamba_head_dim")
+DEFAULTED_KEYS += ("altup_active_idx", "altup_correct_scale", "altup_num_inputs", "laurel_rank")
+DEFAULTED_KEYS += ("activation_sparsity_pattern",)
 DEFAULTED_KEYS += ("attention_chunk_size", "attn_temperature_tuning", "attn_scale", "floor_scale", "moe_layers")
 DEFAULTED_KEYS += ("interleave_moe_layer_step", "intermediate_size_mlp")
 DEFAULTED_KEYS += ("n_groups", "conv_kernel", "use_conv_bias", "mamba_hidden_act", "mlp_hidden_act")

@@ -52,8 +52,11 @@ def random_weights(model: transformers.PreTrainedModel, seed: int) -> None:
     is_offset = config.model_type.startswith(("qwen3_next", "qwen3_5"))
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
-        if config.model_type == "gemma4_text" and (scale := _gemma4_scale(name, config.hidden_size)) is not None:
+        is_plain = config.model_type in ("gemma3n_text", "gemma4_text")
+        if is_plain and (scale := _gemma4_scale(name, config.hidden_size)) is not None:
             value = scale * (1 + 0.2 * noise)
+        elif (spread := _altup_spread(name, config.hidden_size)) is not None:
+            value = spread * noise
         elif name.endswith(("A_log", ".D")):
             value = (1 if name.endswith(".D") else -1) + 0.5 * noise
         elif is_offset and "norm" in name and "linear_attn" not in name:
@@ -81,7 +84,16 @@ def _gemma4_scale(name: str, dim: int) -> float | None:
         return 0.6
     if name.endswith(("norm.weight", "norm_1.weight", "norm_2.weight", "per_expert_scale")):
         return 2.0 if "post_" in name else 1.0
+    if name.endswith("correct_output_scale"):
+        return 1.0
     return 3 * dim**0.5 if name.endswith("router.scale") else None  # few ties that bfloat16 would decide otherwise
+
+
+def _altup_spread(name: str, dim: int) -> float | None:
+    """Return the spread of the weights of Gemma 3n's routers, whose inputs are divided by their number; else None."""
+    if name.endswith("modality_router.weight"):
+        return 0.5 * dim**0.5
+    return 0.1 if name.endswith(("prediction_coefs.weight", "correction_coefs.weight")) else None
 
 
 def stored_buffers(model: transformers.PreTrainedModel) -> dict[str, torch.Tensor]:

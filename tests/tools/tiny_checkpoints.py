@@ -85,6 +85,12 @@ def _gemma4(**keys: Any) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in ("hidden_act", "rope_theta")}
 
 
+def _gemma3n(**keys: Any) -> dict[str, Any]:
+    small = {**SMALL, "sliding_window": 8, "hidden_activation": "gelu_pytorch_tanh", "rope_theta": 1e5}
+    config = _config("Gemma3nForCausalLM", "gemma3n_text", **{**small, **keys}) | {"tie_word_embeddings": True}
+    return {key: value for key, value in config.items() if key != "hidden_act"}
+
+
 def _cohere(architecture: str, model_type: str, **keys: Any) -> dict[str, Any]:
     config = _config(architecture, model_type, **{**SMALL, "layer_norm_eps": 1e-5, "logit_scale": 0.7, **keys})
     return {key: value for key, value in config.items() if key != "rms_norm_eps"} | {"tie_word_embeddings": True}
@@ -307,6 +313,52 @@ TINY_CHECKPOINTS: dict[str, TinyCheckpoint] = {
             "attention_cap": {"attn_logit_softcapping": None},
             "logit_cap": {"final_logit_softcapping": None},
             "scale": {"query_pre_attn_scalar": 16},
+        },
+    ),
+    "gemma3n_tiny": TinyCheckpoint(
+        _gemma3n(
+            hidden_size=40,
+            num_hidden_layers=6,
+            layer_types=["sliding_attention", "full_attention"] * 3,
+            num_kv_shared_layers=2,
+            head_dim=32,
+            vocab_size_per_layer_input=300,
+            hidden_size_per_layer_input=12,
+            laurel_rank=8,
+            activation_sparsity_pattern=[0.9, 0.6, 0.5, 0.0, 0.0, 0.0],
+            final_logit_softcapping=8.0,
+        ),
+        controls={
+            "window": {"sliding_window": 9},
+            "sparsity": {"activation_sparsity_pattern": [0.9, 0.6, 0.4, 0.0, 0.0, 0.0]},
+            "scale": {"altup_correct_scale": False},
+            "cap": {"final_logit_softcapping": 30.0},
+        },
+    ),
+    "gemma3n_odd_tiny": TinyCheckpoint(
+        _gemma3n(
+            hidden_size=36,
+            intermediate_size=[44] * 5,
+            num_hidden_layers=5,
+            layer_types=["full_attention", "sliding_attention", *["full_attention"] * 2, "sliding_attention"],
+            num_attention_heads=3,
+            num_key_value_heads=1,
+            num_kv_shared_layers=2,
+            head_dim=40,
+            vocab_size_per_layer_input=VOCAB_SIZE,
+            hidden_size_per_layer_input=10,
+            laurel_rank=5,
+            activation_sparsity_pattern=[0.5, 0.0, 0.8, 0.0, 0.0],
+            altup_num_inputs=3,
+            altup_active_idx=1,
+            altup_correct_scale=False,
+            rope_local_base_freq=1e3,
+            rope_scaling={"rope_type": "linear", "factor": 4.0},
+        ),
+        controls={
+            "window": {"sliding_window": 9},
+            "active": {"altup_active_idx": 0},
+            "scaling": {"rope_scaling": None},
         },
     ),
     "gemma4_tiny": TinyCheckpoint(

@@ -1,4 +1,4 @@
-"""Features that Gemma 2 and Gemma 3 share."""
+"""Features that Gemma 2 and Gemma 3, or Gemma 3n and Gemma 4, share."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.families._common import alternating_layers, build
 from jaxserve.models.families._keys import Keys
 
@@ -55,3 +55,18 @@ def gemma_gguf_config(config: Mapping[str, Any], *, num_layers_of_27b: int) -> d
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": by_width if is_27b else config["head_dim"],
     }
+
+
+def sharing_layers(keys: Keys, layers: tuple[LayerConfig, ...], width: int | None = None) -> tuple[LayerConfig, ...]:
+    """Let the last `num_kv_shared_layers` layers read the keys and values of the last layer of their kind before them.
+
+    width: that of their feed-forward blocks; None: the model's.
+    """
+    key = "num_kv_shared_layers"
+    first = len(layers) - keys.integer(key, len(layers) - 1, low=0)
+    sources = {layer.sliding_window: index for index, layer in enumerate(layers[:first])}
+    if any(layer.sliding_window not in sources for layer in layers[first:]):
+        raise keys.error(key, "a number that leaves a layer of each kind with keys and values of its own")
+    return layers[:first] + tuple(
+        replace(layer, kv_source=sources[layer.sliding_window], intermediate_size=width) for layer in layers[first:]
+    )

@@ -20,6 +20,7 @@ from jaxserve.models.families._common import (
     sliding_layers,
 )
 from jaxserve.models.families._experts import COUNT_KEYS, MAX_EXPERTS
+from jaxserve.models.families._gemma import sharing_layers
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._rope import MAX_FACTOR, by_layer_type
 
@@ -121,7 +122,8 @@ def _layers(keys: Keys) -> tuple[LayerConfig, ...]:
         replace(layer, **_heads(keys, index, is_sliding=layer.sliding_window is not None))
         for index, layer in enumerate(layers)
     )
-    layers = _sharing(keys, layers)
+    is_wide = keys.flag("use_double_wide_mlp")
+    layers = sharing_layers(keys, layers, width=keys.integer("intermediate_size", MAX_WIDTH) * 2 if is_wide else None)
     if not keys.flag("enable_moe_block"):
         return layers
     experts = _experts(keys)
@@ -157,19 +159,6 @@ def _heads(keys: Keys, index: int, *, is_sliding: bool) -> dict[str, Any]:
         if num_heads % fields["num_kv_heads"]:
             raise own.error(heads_key, f"a divisor of num_attention_heads ({num_heads})")
     return fields
-
-
-def _sharing(keys: Keys, layers: tuple[LayerConfig, ...]) -> tuple[LayerConfig, ...]:
-    """Let the last layers read the keys and values of the last layer of their kind before them."""
-    key = "num_kv_shared_layers"
-    first = len(layers) - keys.integer(key, len(layers) - 1, low=0)
-    width = keys.integer("intermediate_size", MAX_WIDTH) * 2 if keys.flag("use_double_wide_mlp") else None
-    sources = {layer.sliding_window: index for index, layer in enumerate(layers[:first])}
-    if any(layer.sliding_window not in sources for layer in layers[first:]):
-        raise keys.error(key, "a number that leaves a layer of each kind with keys and values of its own")
-    return layers[:first] + tuple(
-        replace(layer, kv_source=sources[layer.sliding_window], intermediate_size=width) for layer in layers[first:]
-    )
 
 
 def _experts(keys: Keys) -> ExpertsConfig:

@@ -152,7 +152,7 @@ def _weights_per_token(matrix: LeafSpec, config: DecoderConfig) -> int:
 def estimate_workspace(sizes: Sizes, num_tokens: int, num_rows: int) -> int:
     """Estimate the bytes for activations and logits of one step on one device.
 
-    Counted are the widest point of a layer (residual, its norm, gate, up and gate * up; for experts these and the input
+    Counted are the widest point of a layer (residual, its norm, other residual streams, gate, up and gate * up; for experts these and the input
     of each that a token uses) and three float32 copies of the logits for sampling. A compiler may need several times as
     much if it copies the KV pool.
     """
@@ -163,5 +163,6 @@ def estimate_workspace(sizes: Sizes, num_tokens: int, num_rows: int) -> int:
         own = decoder.hidden_size + 3 * decoder.experts.intermediate_size // count("expert_ffn")
         shared = 3 * (decoder.experts.shared_intermediate_size or 0) // count("shared_ffn")
         blocks.append(decoder.experts.num_per_token * own + shared)
-    width = 2 * decoder.hidden_size + max(blocks)
+    num_streams = 0 if decoder.altup is None else decoder.altup.num_streams
+    width = (2 + num_streams) * decoder.hidden_size + max(blocks)
     return num_tokens * width * sizes.activation_itemsize + 3 * num_rows * decoder.vocab_size // count("vocab") * 4
