@@ -1,4 +1,4 @@
-"""Settings of image input."""
+"""Settings of inputs that are not text: images, and embeddings of prompts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULT_MAX_IMAGES: Final = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImagesConfig:
-    """Image input of models that read images. Everything that a client controls has a limit."""
+    """Image input of models that read images, and embeddings of prompts. Everything that a client controls has a limit."""
 
     limit_mm_per_prompt: str | None = option(
         None,
@@ -50,7 +50,7 @@ class ImagesConfig:
         None,
         ge=1,
         unit="bytes",
-        help="memory on each device for embeddings of images (default: 64MiB on CPUs, 256MiB on accelerators)",
+        help="memory on each device for embeddings of images and of prompts (default: 64MiB on CPUs, 256MiB on accelerators)",
     )
     image_fetch_timeout: float = option(10.0, ge=0.1, help="seconds in which an image must be fetched")
     image_decode_timeout: float = option(
@@ -66,7 +66,12 @@ class ImagesConfig:
         1 << 30,
         ge=1 << 20,
         unit="bytes",
-        help="bytes of the prepared images of all requests that an API process serves; beyond, requests get 429",
+        help="bytes of the prepared images and of the `prompt_embeds` of all requests that an API process serves; beyond, "
+        "requests get 429",
+    )
+    enable_prompt_embeds: bool = option(
+        False,
+        help="take embeddings in place of a prompt's tokens: `prompt_embeds` of /v1/completions and of LLM.generate",
     )
 
     @property

@@ -1,4 +1,4 @@
-"""Describes image input to the scheduler and the API process: `ImageInfo` of a prepared engine."""
+"""Describes image input and embeddings of prompts to the scheduler and the API process."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Final
 from jaxserve.config import ImagesConfig
 from jaxserve.executor.preparation import Preparation
 from jaxserve.ipc.messages import ImageInfo
+from jaxserve.ipc.prompt_embeds import PromptEmbedsInfo
 
 STEP_PATCHES: Final = {"cpu": 1024}
 """Patches that are encoded before a step while replies are generated, by platform."""
@@ -17,7 +18,7 @@ ACCELERATOR_STEP_PATCHES: Final = 4096
 def image_info(prepared: Preparation, settings: ImagesConfig) -> ImageInfo | None:
     """Return the sizes of image input; None for a model that is served for texts."""
     shape = prepared.images
-    if shape is None:
+    if shape is None or not shape.buckets:
         return None
     wanted = settings.max_encode_patches
     if wanted is None:
@@ -31,3 +32,15 @@ def image_info(prepared: Preparation, settings: ImagesConfig) -> ImageInfo | Non
         has_rope_positions=shape.has_rope_positions,
         step_patches=min(wanted, shape.max_patches),
     )
+
+
+def prompt_embeds_info(prepared: Preparation) -> PromptEmbedsInfo | None:
+    """Return the sizes of embeddings that clients may give in place of tokens; None if they may not.
+
+    A piece is a page, so that a changed embedding changes the names of its own page and of later ones only.
+    """
+    shape = prepared.images
+    if shape is None or not shape.num_given:
+        return None
+    piece = min(prepared.limits.spec.block_size, shape.num_rows)
+    return PromptEmbedsInfo(shape.given_width, piece, shape.num_rows)

@@ -33,7 +33,7 @@ from jaxserve.executor.hosts.agreement import (
     on_one_host,
 )
 from jaxserve.executor.hosts.memory import device_memory
-from jaxserve.executor.images import image_info
+from jaxserve.executor.images import image_info, prompt_embeds_info
 from jaxserve.executor.measured import Measured
 from jaxserve.executor.preparation import Preparation, adapters_config, open_adapters, prepare, resolve_task
 from jaxserve.executor.protocol import Progress
@@ -136,6 +136,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
             sampling_defaults=defaults,
             logprobs_mode=config.model.logprobs_mode,
             images=image_info(prepared, config.images),
+            prompt_embeds=prompt_embeds_info(prepared),
         )
         eos_token_ids = frozenset(model.eos_token_ids if isinstance(model, DecoderConfig) else ())
         weights = ServedWeights(config, prepared, base, adapters, runner, state)

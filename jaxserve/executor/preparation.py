@@ -37,7 +37,7 @@ from jaxserve.runner.cache_sizes import CacheSizes
 from jaxserve.runner.determinism import check_deterministic
 from jaxserve.runner.embedding import embedding_task, pool_pages
 from jaxserve.runner.host.cores import limit_threads, num_cores
-from jaxserve.runner.images.encoder import ImageShape, check_images, encoder_bytes, image_shape
+from jaxserve.runner.images.encoder import ImageShape, check_images, encoder_bytes, rows_shape
 from jaxserve.runner.inputs import Program, StepTask, with_images
 from jaxserve.runner.limits import (
     Limits,
@@ -82,7 +82,7 @@ class Preparation:
     has_tiers: bool = False
     """True if pages are copied between the pool and the host."""
     images: ImageShape | None = None
-    """None: the model reads text only."""
+    """None: the model reads tokens only."""
 
     @property
     def programs(self) -> tuple[Program, ...]:
@@ -96,7 +96,8 @@ class Preparation:
         pooling = "" if self.embedding is None else f"task=embed pooling={self.embedding.pooling} "
         images = ""
         if self.images is not None:
-            images = f" max_image_patches={self.images.max_patches} image_embeddings={self.images.num_rows}"
+            images = f" max_image_patches={self.images.max_patches}" if self.images.buckets else ""
+            images += f" {'image' if images else 'prompt'}_embeddings={self.images.num_rows}"
         return pooling + self.limits.summary + images
 
     def key_parts(self) -> dict[str, str]:
@@ -196,12 +197,12 @@ def prepare(
     sharding = make_sharding(model, shape, host_devices(shape.num_devices, config.hosts.num_hosts))
     kv_shards = cache_shards(model, sharding.rules)
     num_slots = resolve_limits(device.platform, config.scheduler).max_num_seqs
-    images, itemsize = None, policy.activations.itemsize
-    if model.vision is not None:
-        images = image_shape(model.vision, config.images, device.platform, itemsize)
+    itemsize = policy.activations.itemsize
+    images = rows_shape(model, config.images, device.platform, itemsize)
     held_bytes = _weight_bytes(skeleton, sharding) + slots_bytes(num_slots, model.vocab_size)
+    held_bytes += 0 if images is None else images.num_bytes(itemsize)
     if images is not None and model.vision is not None:
-        held_bytes += images.num_bytes(itemsize) + encoder_bytes(model.vision, images.max_patches, itemsize)
+        held_bytes += encoder_bytes(model.vision, images.max_patches, itemsize)
     held_bytes *= shape.num_devices // config.hosts.num_hosts if device.platform == "cpu" else 1
     kv_bytes = agree_smallest(hosts, "KV cache bytes", kv_cache_bytes(config.cache, device, kv_shards, held_bytes))
     limits = make_limits(config, model, policy, device.platform, kv_bytes)
@@ -212,6 +213,8 @@ def prepare(
 def _prepare_embedding(
     config: Config, model: DecoderConfig | EncoderConfig, modules: SentenceModules | None, device: jax.Device
 ) -> Preparation:
+    if config.images.enable_prompt_embeds:
+        raise ConfigError("--enable-prompt-embeds: not with a model that embeds texts")
     if config.model.logprobs_mode != "raw_logprobs":
         raise ConfigError(
             f"--logprobs-mode {config.model.logprobs_mode}: a model that embeds returns no log-probabilities"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
@@ -17,12 +18,16 @@ from jaxserve.frontend.images.loader import NO_IMAGES, LoadedImages
 from jaxserve.frontend.messages import ChatMessage, FunctionDefinition, MessageToolCall
 from jaxserve.frontend.parsers.explained_tools import with_explained_tools
 from jaxserve.frontend.parsers.output_format import ParserSpec
+from jaxserve.frontend.prompt_embeds.prompt import EmbedsSource, LoadedEmbeds
 from jaxserve.frontend.request import Conversation, GenerationRequest
 from jaxserve.frontend.tokenization import Tokenization
 from jaxserve.ipc.messages import ModelInfo
 
 THINKING_SWITCHES: Final = ("enable_thinking", "thinking")
 """Template variables that turn reasoning on and off."""
+NO_EMBEDS: Final[Mapping[int, LoadedEmbeds]] = MappingProxyType({})
+_NO_TOKEN: Final = 0
+"""Stands in a prompt for a token that was given as an embedding."""
 _NUM_END_TOKENS: Final = 64
 """Number of tokens at the end of a prompt in which reasoning may open or close."""
 
@@ -52,17 +57,23 @@ class EncodedRequest:
 
 
 async def encode_request(
-    tokens: Tokenization, request: GenerationRequest, model_info: ModelInfo, images: LoadedImages = NO_IMAGES
+    tokens: Tokenization,
+    request: GenerationRequest,
+    model_info: ModelInfo,
+    images: LoadedImages = NO_IMAGES,
+    embeds: Mapping[int, LoadedEmbeds] = NO_EMBEDS,
 ) -> EncodedRequest:
-    """Encode all texts of a request. Raises InvalidRequestError, and ContextLengthError for what does not fit."""
+    """Encode all texts of a request; embeds: embeddings by the index of their prompt. Raises InvalidRequestError, and ContextLengthError for what does not fit."""
     limit, name = model_info.max_model_len, request.prompt_name
     spec, notes, prompts = ParserSpec(), RequestNotes(), []
     if isinstance(request.prompt, Conversation):
         prompts.append(await encode_conversation(tokens, request.prompt, limit, images))
         spec, notes = _parser_spec(tokens, request.prompt, prompts[0]), _notes(tokens, request.prompt)
     else:
-        for text in request.prompt.prompts:
-            if isinstance(text, str):
+        for index, text in enumerate(request.prompt.prompts):
+            if isinstance(text, EmbedsSource):
+                prompts.append([_NO_TOKEN] * embeds[index].num_tokens)
+            elif isinstance(text, str):
                 special = request.prompt.add_special_tokens
                 prompts.append(await encode_text(tokens, text, limit, add_special_tokens=special))
             else:

@@ -16,7 +16,6 @@ from jaxserve.frontend.choices.choice_stream import ChoiceStream, OutputDelta
 from jaxserve.frontend.encode import RequestNotes
 from jaxserve.frontend.engine_client.output_stream import Consumer, OutputStream
 from jaxserve.frontend.frontend import Frontend
-from jaxserve.frontend.images.loader import NO_IMAGES, LoadedImages
 from jaxserve.ipc.messages import AddRequest, ModelInfo, RequestOutput
 from jaxserve.tenants import TENANT
 from jaxserve.types import RequestId
@@ -82,11 +81,11 @@ class RequestHandle:
         frontend: Frontend,
         *,
         notes: RequestNotes,
-        images: LoadedImages = NO_IMAGES,
+        inputs: Sequence[object] = (),
     ) -> None:
-        """images: those of the prompt; their memory counts as long as this handle."""
+        """inputs: images and embeddings of the prompts; their memory counts as long as this handle."""
         self.notes = notes
-        self._images = images
+        self._inputs = inputs
         self.choices = choices
         self.model_info = model_info
         self._num_choices_per_prompt = num_choices_per_prompt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from functools import partial
 
 from jaxserve.errors import invalid
 from jaxserve.frontend.choices.choice_stream import ChoiceStream, OutputOptions
@@ -12,9 +13,10 @@ from jaxserve.frontend.grammar import grammar_of
 from jaxserve.frontend.handle import RequestHandle
 from jaxserve.frontend.images.loader import NO_IMAGES
 from jaxserve.frontend.images.prompt import prompt_images
-from jaxserve.frontend.request import Conversation, GenerationRequest
+from jaxserve.frontend.prompt_embeds.prompt import EmbedsSource, LoadedEmbeds, load_embeds, require_embeds
+from jaxserve.frontend.request import Conversation, GenerationRequest, Texts
 from jaxserve.frontend.sampling import child_seed, sampling_params
-from jaxserve.ipc.messages import AddRequest
+from jaxserve.ipc.messages import AddRequest, ModelInfo
 from jaxserve.tenants import HTTP_REQUEST_ID, TENANT
 from jaxserve.types import RequestId
 
@@ -31,7 +33,8 @@ async def prepare(frontend: Frontend, request: GenerationRequest) -> RequestHand
     images = NO_IMAGES
     if isinstance(request.prompt, Conversation):
         images = await frontend.images.load(request.prompt.images, model_info.images)
-    encoded = await encode_request(tokens, request, model_info, images)
+    embeds = await _load_embeds(frontend, request, model_info)
+    encoded = await encode_request(tokens, request, model_info, images, embeds)
     placed, rope_positions = prompt_images(encoded.prompts[0], images, model_info.images, request.prompt_name)
     named = grammar_of(request, encoded.spec, tokens.tokenizer, checker.config.max_grammar_depth)
     grammar = None if named is None else await checker.check(named.grammar, named.param)
@@ -44,7 +47,7 @@ async def prepare(frontend: Frontend, request: GenerationRequest) -> RequestHand
         salt = tenant.salt(salt)
     request_id = f"{HTTP_REQUEST_ID.get()}:{uuid.uuid4().hex[:12]}"  # the client's id need not be unique
     choices: list[ChoiceStream] = []
-    for prompt, max_tokens in zip(encoded.prompts, encoded.max_tokens, strict=True):
+    for index, (prompt, max_tokens) in enumerate(zip(encoded.prompts, encoded.max_tokens, strict=True)):
         options = OutputOptions(
             stop=request.stop,
             include_stop=request.include_stop,
@@ -77,7 +80,22 @@ async def prepare(frontend: Frontend, request: GenerationRequest) -> RequestHand
                 key_name="" if tenant is None else tenant.record.name,
                 images=placed,
                 rope_positions=rope_positions,
+                prompt_embeds=embeds[index].parts if index in embeds else [],
             )
             choices.append(ChoiceStream(len(choices), add, options, frontend.metrics))
     frontend.metrics.observe("request_params_n", request.n)
-    return RequestHandle(choices, request.n, model_info, frontend, notes=encoded.notes, images=images)
+    inputs = (images, *embeds.values())
+    return RequestHandle(choices, request.n, model_info, frontend, notes=encoded.notes, inputs=inputs)
+
+
+async def _load_embeds(frontend: Frontend, request: GenerationRequest, info: ModelInfo) -> dict[int, LoadedEmbeds]:
+    """Return the embeddings of prompts by their index. Raises InvalidRequestError, and RateLimitError without memory."""
+    loaded: dict[int, LoadedEmbeds] = {}
+    for index, source in enumerate(request.prompt.prompts if isinstance(request.prompt, Texts) else ()):
+        if isinstance(source, EmbedsSource):
+            sizes = require_embeds(source, info)
+            frontend.images.require_memory()
+            load = partial(load_embeds, source, sizes, info.max_model_len)
+            loaded[index] = await frontend.tokenization.call(load)
+            frontend.images.hold(loaded[index], loaded[index].num_bytes)
+    return loaded

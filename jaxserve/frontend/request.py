@@ -15,6 +15,7 @@ from jaxserve.frontend.checks import check_bound
 from jaxserve.frontend.constraints import Constraint
 from jaxserve.frontend.images.source import ImageSource
 from jaxserve.frontend.messages import ChatMessage, FunctionDefinition, ToolChoice, check_functions, check_messages
+from jaxserve.frontend.prompt_embeds.prompt import EmbedsSource, refuse_scores
 from jaxserve.frontend.sampling import SamplerFields
 from jaxserve.types import LogprobsMode
 
@@ -95,9 +96,9 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Texts:
-    """Prompts given as texts or token ids."""
+    """Prompts given as texts, token ids or embeddings."""
 
-    prompts: Sequence[str | list[int]]
+    prompts: Sequence[str | list[int] | EmbedsSource]
     add_special_tokens: bool = True
     """False: texts do not get the tokenizer's begin token."""
 
@@ -158,6 +159,8 @@ class GenerationRequest:
             raise InvalidRequestError(
                 "When using `logprob_token_ids`, `logprobs` must be asked for.", param="logprob_token_ids"
             )
+        if isinstance(self.prompt, Texts) and self.num_prompt_logprobs is not None:
+            refuse_scores("prompt_logprobs", self.prompt.prompts)
         if isinstance(self.prompt, Conversation):
             self.prompt.check(limits)
             if self.constraint is not None and self.prompt.offered:

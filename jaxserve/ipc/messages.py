@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from jaxserve.ipc.prompt_embeds import PromptEmbeds, PromptEmbedsInfo
 from jaxserve.ipc.report import StartupReport
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.sampling.params import EngineSamplingParams
@@ -131,6 +132,8 @@ class AddRequest(Message, frozen=True):
     """In the order of their tokens, which do not overlap."""
     rope_positions: RopePositions | None = None
     """None: each token's position is its place in the text."""
+    prompt_embeds: list[PromptEmbeds] = []
+    """In the order of their tokens; empty, or all of the prompt, whose token ids have no meaning then."""
 
 
 class Abort(Message, frozen=True):
@@ -260,6 +263,8 @@ class ModelInfo(msgspec.Struct, frozen=True, array_like=True):
     """None: the model reads text only, or is served for text only."""
     logprobs_mode: LogprobsMode = "raw_logprobs"
     """Mode of the log-probabilities of generated tokens."""
+    prompt_embeds: PromptEmbedsInfo | None = None
+    """None: prompts are tokens."""
 
 
 class Ready(Message, frozen=True):

@@ -23,6 +23,7 @@ from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.handle import RequestHandle
 from jaxserve.frontend.messages import ChatMessage, ToolChoice, ToolDefinition, read_images, read_tools
 from jaxserve.frontend.prepare import prepare
+from jaxserve.frontend.prompt_embeds.prompt import EmbedsSource
 from jaxserve.frontend.request import Conversation, GenerationRequest, Texts
 from jaxserve.frontend.sampling import SamplerFields
 from jaxserve.ipc.messages import AddRequest, ModelInfo
@@ -71,9 +72,9 @@ class Work:
 
 
 async def text_work(
-    frontend: Frontend, prompt: str | list[int], params: SamplingParams, *, adapter: str | None = None
+    frontend: Frontend, prompt: str | list[int] | EmbedsSource, params: SamplingParams, *, adapter: str | None = None
 ) -> Work:
-    """Return the work of a plain prompt. Raises RequestError for options, prompts and lengths that are out of range."""
+    """Return the work of a prompt without a template. Raises RequestError for options, prompts and lengths that are out of range."""
     if not prompt:
         raise invalid("prompt", "must not be empty")
     request = _request(frontend, Texts(prompts=[prompt]), params, adapter)
@@ -204,7 +205,7 @@ async def _run(frontend: Frontend, work: Work, on_done: Callable[[], None]) -> R
     num_top = work.num_prompt_logprobs
     result = RequestOutput(
         prompt=work.prompt,
-        prompt_token_ids=first.request.prompt_token_ids,
+        prompt_token_ids=[] if first.request.prompt_embeds else first.request.prompt_token_ids,
         outputs=[
             _output(frontend, choice, deltas[choice.index], token_ids[choice.request.request_id], work.num_top_logprobs)
             for choice in handle.choices
@@ -267,6 +268,7 @@ def _check_fits(model_info: ModelInfo, request: AddRequest) -> None:
         max_requests=1,
         has_grammars=True,
         images=model_info.images,
+        prompt_embeds=model_info.prompt_embeds,
     )
     error = admission.rejection(request, 0)
     if error is not None:

@@ -8,7 +8,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from os import PathLike
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
@@ -22,6 +22,7 @@ from jaxserve.frontend.engine_client.client import EngineClient
 from jaxserve.frontend.engine_client.connection import EngineConnection
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.peers import PeerProcesses
+from jaxserve.frontend.prompt_embeds.prompt import EmbedsSource, read_array
 from jaxserve.frontend.tokenization import tokenization
 from jaxserve.ipc.address import folder_of, own_address
 from jaxserve.ipc.engine_spec import EngineSpec, FakeOptions
@@ -42,6 +43,7 @@ from jaxserve.runtime.tasks import in_thread, running
 
 Message = dict[str, Any]
 """A message of OpenAI's API: `{"role": "user", "content": "..."}`."""
+T = TypeVar("T")
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 """A text or token ids; also vLLM's `{"prompt": "..."}` and `{"prompt_token_ids": [...]}`."""
 
@@ -102,7 +104,10 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         adapter: str | None = None,
         progress_bar: bool = True,
     ) -> list[RequestOutput]:
-        """Continue one prompt or many (texts or token ids); returns results in the order of the prompts.
+        """Continue one prompt or many (texts, token ids or embeddings); returns results in the order of the prompts.
+
+        Embeddings are {"prompt_embeds": array}, an array of tokens x width numbers of numpy, JAX or torch, with the setting
+        `enable_prompt_embeds`.
 
         sampling_params: one for all prompts or one for each; default: `get_default_sampling_params()`. adapter: the name
         of an adapter of the setting `lora_modules`.
@@ -110,7 +115,7 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         All prompts are checked before any runs: an invalid prompt or option raises InvalidRequestError with a note that
         has the prompt's index. Raises UnavailableError or InternalError if the engine fails.
         """
-        listed = _listed_prompts(prompts)
+        listed = _listed_prompts(prompts, _listed_input)
         return self._run(partial(text_work, adapter=adapter), listed, sampling_params, progress_bar)
 
     def chat(
@@ -171,7 +176,7 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
 
         The options are those of /v1/embeddings. Order, checks and errors are those of `generate`.
         """
-        listed = _listed_prompts(prompts)
+        listed = _listed_prompts(prompts, _listed_prompt)
         with _progress(len(listed), progress_bar) as on_done:
             return self._engine.call(
                 lambda frontend: embed_all(frontend, listed, dimensions, normalize, truncate_prompt_tokens, on_done)
@@ -285,10 +290,18 @@ def llm_config(model: str | None, settings: Mapping[str, object]) -> Config:
     return load_config(flags=given if model is None else {"model": model, **given}, environ=caches_environment())
 
 
-def _listed_prompts(prompts: Prompt | Sequence[Prompt]) -> list[str | list[int]]:
+def _listed_prompts(prompts: Prompt | Sequence[Prompt], listed: Callable[[Any, str], T]) -> list[T]:
+    """Return each prompt as `listed` makes it from the prompt and its place."""
     if isinstance(prompts, str | Mapping) or (prompts and all(isinstance(token, int) for token in prompts)):
-        return [_listed_prompt(prompts, "prompts")]
-    return [_listed_prompt(prompt, f"prompts[{i}]") for i, prompt in enumerate(prompts)]
+        return [listed(prompts, "prompts")]
+    return [listed(prompt, f"prompts[{i}]") for i, prompt in enumerate(prompts)]
+
+
+def _listed_input(prompt: Any, name: str) -> str | list[int] | EmbedsSource:
+    """Return a prompt of `generate`, which may be embeddings."""
+    if isinstance(prompt, Mapping) and list(prompt) == ["prompt_embeds"]:
+        return read_array(prompt["prompt_embeds"], f"{name}.prompt_embeds")
+    return _listed_prompt(prompt, name)
 
 
 def _listed_prompt(prompt: Any, name: str) -> str | list[int]:

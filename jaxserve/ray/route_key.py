@@ -25,6 +25,7 @@ from jaxserve.config import Config, LimitsConfig
 from jaxserve.errors import JaxserveError
 from jaxserve.frontend.encode import encode_conversation, encode_text
 from jaxserve.frontend.parsers.output_format import choose_output_format
+from jaxserve.frontend.prompt_embeds.prompt import EmbedsSource
 from jaxserve.frontend.request import Conversation, GenerationRequest
 from jaxserve.frontend.tokenization import Tokenization
 from jaxserve.http.operations.routing import PAGE_KEY_BYTES
@@ -95,4 +96,4 @@ class RouteKeys:
         first = request.prompt.prompts[0]
         if isinstance(first, str):
             return await encode_text(self.tokens, first, add_special_tokens=request.prompt.add_special_tokens)
-        return first
+        return [] if isinstance(first, EmbedsSource) else first

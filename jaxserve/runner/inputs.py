@@ -7,7 +7,7 @@ cannot disagree. One packed array costs about 10 us to pass, eight small ones 50
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxserve.runner.images.encoder import ENCODE_FIELDS, ImageShape, dummy_item, pack_items
+from jaxserve.runner.images.encoder import ImageShape
 from jaxserve.runner.page_tables import by_group, table_rows
 from jaxserve.runner.state import DeviceState, StateArrays
 from jaxserve.sampling.params import COLUMNS, PADDING_ROW, EngineSamplingParams, device_row
@@ -25,6 +25,7 @@ from jaxserve.scheduler.plan import (
     NO_IMAGE_ROW,
     NO_SLOT,
     Buckets,
+    EmbedsItem,
     EncodeItem,
     Plan,
     PromptScores,
@@ -50,7 +51,7 @@ class Program:
     num_tables: int = 1  # G
     num_state_slots: int = 0  # Y, with the zero slot; 0 for a model without recurrent layers
     images: ImageShape | None = None
-    """None for a model that reads text only."""
+    """None for a model that reads tokens only."""
 
     @property
     def name(self) -> str:
@@ -58,27 +59,16 @@ class Program:
 
 
 def with_images(programs: tuple[Program, ...], shape: ImageShape) -> tuple[Program, ...]:
-    """Return the programs of a model that reads images, and those of its encoder: P patches, P / block rows."""
+    """Return the programs of a model that reads rows of embeddings, and those that fill the rows.
+
+    The encoder's have P patches and P / block rows; the one that writes embeddings of prompts has as many tokens as rows.
+    """
     own = tuple(replace(program, images=shape) for program in programs)
     ride = own[0]
-    encoders = [replace(ride, kind="encode", num_tokens=size, num_rows=size // shape.block) for size in shape.buckets]
-    return (*reversed(encoders), *own)
-
-
-def encode_call(items: Sequence[EncodeItem], wanted: Iterable[Program]) -> tuple[Program, np.ndarray]:
-    """Return the smallest encoder program that holds `items`, and its packed input."""
-    count = sum(len(item.patches) for item in items)
-    program = min((each for each in wanted if each.num_tokens >= count), key=lambda each: each.num_tokens)
-    assert program.images is not None, "an encoder program"
-    packed = np.zeros(packed_size(program, ENCODE_FIELDS), np.int32)
-    pack_items(items, program.num_tokens, program.images, split(packed, program, ENCODE_FIELDS))
-    return program, packed
-
-
-def dummy_images(program: Program) -> tuple[EncodeItem, ...]:
-    """Return images of no request that fill an encoder program."""
-    assert program.images is not None, "an encoder program"
-    return (dummy_item(program.num_tokens, program.images),)
+    fill = [replace(ride, kind="encode", num_tokens=size, num_rows=size // shape.block) for size in shape.buckets]
+    if shape.num_given:
+        fill.append(replace(ride, kind="prompt_embeds", num_tokens=shape.num_given, num_rows=shape.num_given))
+    return (*reversed(fill), *own)
 
 
 def programs(buckets: Buckets, max_pages: int, num_tables: int = 1, num_state_slots: int = 0) -> tuple[Program, ...]:
@@ -113,7 +103,7 @@ INPUT_FIELDS: Final = {
     "sampling": "B C",
     "state_reads": "Y",  # of each row, see `layers.cache.StateSlots`; none without recurrent layers
     "state_writes": "Y",
-    "image_rows": "Z",  # of each token; NO_IMAGE_ROW: text; in mixed programs of models that read images
+    "image_rows": "Z",  # of each token; NO_IMAGE_ROW: text; in mixed programs of models with rows of embeddings
     "rope_positions": "3R",  # in time, rows and columns, if they are not the positions
     "block_tables": "B GM",
 }
@@ -148,6 +138,7 @@ def field_shapes(program: Program, fields: Mapping[str, str]) -> dict[str, tuple
         "K": program.max_steps,
         "W": MAX_TOP_LOGPROBS,
         "2": 2,
+        "D": 0 if program.images is None else program.images.given_width,
         "TF": 0 if program.images is None else -(-program.num_tokens * program.images.patch_bytes // 4),
     }
     return {name: tuple(letters[letter] for letter in shape.split()) for name, shape in fields.items()}
@@ -343,5 +334,5 @@ class StepTask(Generic[PlanT, ResultT]):
     """Called before the step is dispatched; may fill in fields of its packed plan."""
     keeps_tables: bool = False
     """True if page tables are part of the state."""
-    images: Callable[[PlanT], Sequence[EncodeItem]] = lambda plan: ()
-    """Images to encode before the step."""
+    images: Callable[[PlanT], Sequence[EncodeItem | EmbedsItem]] = lambda plan: ()
+    """Images to encode and embeddings to write before the step."""

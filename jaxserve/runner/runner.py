@@ -16,9 +16,9 @@ from typing import Generic
 import jax
 import numpy as np
 
-from jaxserve.runner.inputs import PlanT, Program, ResultT, StepTask, encode_call
+from jaxserve.runner.images.programs import ROW_KINDS, RowItem, row_calls
+from jaxserve.runner.inputs import PlanT, Program, ResultT, StepTask
 from jaxserve.runner.state import DeviceState, StateArrays
-from jaxserve.scheduler.plan import EncodeItem
 
 Executable = Callable[[tuple[jax.Array, ...], StateArrays, np.ndarray], tuple[StateArrays, Sequence[jax.Array]]]
 """A compiled step: (parameters, state (DONATED), packed plan) to (state, outputs)."""
@@ -66,7 +66,7 @@ class Runner(Generic[PlanT, ResultT]):
         self._executables = {
             (program.kind, program.num_tokens): (program, compiled) for program, compiled in executables.items()
         }
-        self._encoders = [program for program in executables if program.kind == "encode"]
+        self._row_programs = [program for program in executables if program.kind in ROW_KINDS]
         self._state = state
         self._last_read = 0.0
         self._num_submitted = 0
@@ -87,7 +87,7 @@ class Runner(Generic[PlanT, ResultT]):
         started = time.monotonic()
         index, self._num_submitted = self._num_submitted, self._num_submitted + 1
         try:
-            self._encode(self._task.images(plan))
+            self._fill_rows(self._task.images(plan))
             self._task.update_state(self._state, plan, program, packed)
             self._state.arrays, outputs = executable(self.params, self._state.arrays, packed)
         except Exception:
@@ -95,13 +95,13 @@ class Runner(Generic[PlanT, ResultT]):
             raise
         return PendingStep(self, plan, program, outputs[: self._task.num_outputs(plan)], index, started)
 
-    def _encode(self, items: Sequence[EncodeItem]) -> None:
-        """Dispatch the encoder's call for images, whose embeddings the next step may read."""
+    def _fill_rows(self, items: Sequence[RowItem]) -> None:
+        """Dispatch the calls that fill rows of embeddings, which the next step may read."""
         if not items:
             return
-        program, packed = encode_call(items, self._encoders)
-        _, executable = self._executables[program.kind, program.num_tokens]
-        self._state.arrays, _ = executable(self.params, self._state.arrays, packed)
+        for program, packed in row_calls(items, self._row_programs):
+            _, executable = self._executables[program.kind, program.num_tokens]
+            self._state.arrays, _ = executable(self.params, self._state.arrays, packed)
 
     def read(self, step: PendingStep[PlanT, ResultT]) -> ResultT:
         """Return the result of `step`, which took from its dispatch, or from the end of the step before it, until now."""

@@ -32,7 +32,7 @@ class StateArrays(NamedTuple):
     tables: Int[Array, "X1 M"] | None = None
     """Page tables by slot; None where they come with every plan."""
     images: Float[Array, "Z1 W"] | None = None
-    """Embeddings of images, which prompts' tokens name by row; None for a model that reads text only."""
+    """Embeddings of images and of prompts, which tokens name by row; None for a model that reads tokens only."""
 
 
 @dataclass(frozen=True, slots=True)

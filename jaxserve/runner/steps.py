@@ -25,7 +25,7 @@ from jaxserve.layers.cache import ArrayShape, Cache, CacheShapes, KVPool
 from jaxserve.models.decoder import ImageTokens
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
 from jaxserve.runner.context import step_context
-from jaxserve.runner.images.encoder import ENCODE_FIELDS, unpack_patches
+from jaxserve.runner.images.programs import ROW_KINDS, row_task
 from jaxserve.runner.inputs import (
     INPUT_FIELDS,
     OUTPUT_FIELDS,
@@ -70,8 +70,8 @@ def lower(
     cache: None for an encoder. task: None for GENERATION.
     """
     task = task or GENERATION
-    if program.kind == "encode":
-        task = replace(task, name="encode images", step=encode_images, fields=ENCODE_FIELDS)
+    if program.kind in ROW_KINDS:
+        task = row_task(task, program.kind)
 
     def step(
         params: tuple[Array, ...], state: StateArrays, packed: Int[Array, "I"]
@@ -145,7 +145,7 @@ def lower_state(sharding: Sharding, program: StateProgram) -> jax.stages.Lowered
             entries = jax.ShapeDtypeStruct(shape[1:], jnp.int32, sharding=place)
             return jax.jit(write_row, donate_argnames="tables", out_shardings=place).lower(tables, slot, entries)
         case "images":
-            assert shapes.images is not None, "a model that reads images"
+            assert shapes.images is not None, "a model with rows of embeddings"
             shape = shapes.images.num_rows + 1, shapes.images.width
             return jax.jit(lambda: jnp.zeros(shape, shapes.image_dtype), out_shardings=place).lower()
         case "read_pages" | "write_pages":
@@ -237,20 +237,6 @@ def forward(
     assert cache is not None, "a decoder"
     hidden, cache = skeleton.build(params).hidden(field["tokens"], cache, step_context(skeleton, field, cache, program))
     return StateArrays(cache, state.slots), (hidden,)
-
-
-def encode_images(
-    skeleton: ModelSkeleton, params: tuple[Array, ...], state: StateArrays, packed: Int[Array, "I"], program: Program
-) -> tuple[StateArrays, tuple[()]]:
-    """Write the embeddings of images to their rows. DONATES the state; returns it."""
-    field, shape = split(packed, program, ENCODE_FIELDS), program.images
-    tower = skeleton.build(params).vision
-    assert tower is not None and shape is not None and state.images is not None, "a model that reads images"
-    patches = unpack_patches(field["patches"], program.num_tokens, shape)
-    with jax.named_scope("encode"):
-        rows = tower.encode(patches, field["patch_places"], field["image_ids"])
-    images = state.images.at[field["embedding_rows"]].set(rows.astype(state.images.dtype))
-    return state._replace(images=images), ()
 
 
 def _later(field: dict[str, Any], step: Int[Array, ""]) -> dict[str, Any]:

@@ -13,7 +13,8 @@ import jax
 
 from jaxserve.layers.cache import CacheShapes
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
-from jaxserve.runner.inputs import Program, StepTask, dummy_images
+from jaxserve.runner.images.programs import ROW_KINDS, dummy_items
+from jaxserve.runner.inputs import Program, StepTask
 from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.runner.program_key import host_key_parts, process_key_parts, program_key
 from jaxserve.runner.runner import Runner
@@ -150,11 +151,11 @@ def warm_up(
 
 
 def _dummy_plan(task: StepTask[Any, Any], program: Program, wanted: Sequence[Program]) -> Any:
-    """Return a plan that runs `program`; images are encoded before a step."""
-    if program.kind != "encode":
+    """Return a plan that runs `program`; rows of embeddings are filled before a step."""
+    if program.kind not in ROW_KINDS:
         return task.dummy_plan(program)
-    step = next(each for each in reversed(wanted) if each.kind != "encode")
-    return replace(task.dummy_plan(step), encode_items=dummy_images(program))
+    step = next(each for each in reversed(wanted) if each.kind not in ROW_KINDS)
+    return replace(task.dummy_plan(step), encode_items=dummy_items(program))
 
 
 _WARM_UPS: Final = {"gpu": 2}

@@ -178,6 +178,8 @@ class SlotInit:
     num_prompt_tokens: int
     stop_token_ids: frozenset[int]
     """Every token that `min_tokens` holds back, EOS among them."""
+    has_prompt_ids: bool = True
+    """False: the prompt is embeddings, and its ids have no meaning."""
 
 
 _HINTS: Final[Mapping[str, Any]] = get_type_hints(SamplerOptions, include_extras=True)

@@ -18,7 +18,8 @@ _GENERATED: Final = 2
 def _token_counts(init: SlotInit, vocab_size: int) -> np.ndarray:
     prompt, generated = np.split(init.token_ids, [init.num_prompt_tokens])
     counts = _GENERATED * np.bincount(generated, minlength=vocab_size)
-    counts[prompt] += 1  # once, however often it occurs there
+    if init.has_prompt_ids:
+        counts[prompt] += 1  # once, however often it occurs there
     return counts
 
 

@@ -16,6 +16,7 @@ from jaxserve.errors import (
     UnsupportedParameterError,
 )
 from jaxserve.ipc.messages import AddRequest, ErrorInfo, ImageInfo
+from jaxserve.ipc.prompt_embeds import PromptEmbedsInfo
 from jaxserve.sampling.params import token_ids_of
 
 
@@ -38,6 +39,8 @@ class Admission:
     has_priorities: bool = True
     images: ImageInfo | None = None
     """None: the model reads text only."""
+    prompt_embeds: PromptEmbedsInfo | None = None
+    """None: prompts are tokens."""
 
     def max_output_tokens(self, message: AddRequest) -> int:
         """Return `max_tokens`, cut to what the context leaves."""
@@ -72,6 +75,8 @@ class Admission:
             error = self._invalid_images(message)
             if error is not None:
                 return error
+        if message.prompt_embeds and (error := self._invalid_embeds(message)) is not None:
+            return error
         if message.priority and not self.has_priorities:
             return no_priorities(message.priority)
         if num_tokens + 1 > self.max_model_len:
@@ -107,6 +112,22 @@ class Admission:
         num_tokens = len(message.prompt_token_ids)
         if end > num_tokens or (rope is not None and len(rope.prompt) != 12 * num_tokens):
             return InvalidRequestError("images and positions do not fit the prompt", param="prompt")
+        return None
+
+    def _invalid_embeds(self, message: AddRequest) -> RequestError | None:
+        """Return why embeddings cannot be read, or None. What the API process sends is right, unless it has a fault."""
+        info, end = self.prompt_embeds, 0
+        if info is None:
+            return UnsupportedParameterError("This engine takes no embeddings.", param="prompt_embeds")
+        for part in message.prompt_embeds:
+            is_sized = 0 < part.num_tokens <= info.piece_tokens and len(part.values) == 4 * part.num_tokens * info.width
+            if part.start != end or not is_sized:
+                return InvalidRequestError(
+                    f"the embeddings at token {part.start} do not fit their place", param="prompt_embeds"
+                )
+            end += part.num_tokens
+        if end != len(message.prompt_token_ids) or message.images or message.sampling.num_prompt_logprobs is not None:
+            return InvalidRequestError("embeddings are not the whole prompt, or are scored", param="prompt_embeds")
         return None
 
 

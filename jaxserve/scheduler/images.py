@@ -1,4 +1,4 @@
-"""Images in prompts: which embeddings the device keeps, and which images a step encodes.
+"""Images and given embeddings in prompts: which embeddings the device keeps, and which images a step encodes.
 
     prompt tokens     text  image tokens  text  image tokens ...
     device            rows of embeddings, `ImageInfo.cache_rows` of them, which a step gathers by index
@@ -15,6 +15,9 @@ call before a step:
     replies are generated    up to `step_patches` patches, or one larger image; the step computes replies only, and the next
                              one computes prompts without encoding, unless all prompts wait for images
 
+Embeddings that a client gave in place of tokens have rows as well, a page's worth of tokens at a time. Writing them takes no
+arithmetic: they have no budget, and go to the device before the step that reads them.
+
 So a reply waits for one encoder call or for one chunk of prompts, never for both. A request never waits for rows that it holds
 itself, and those who hold rows move at least with every second step: the rows of the largest image are enough for all to end.
 """
@@ -28,8 +31,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxserve.ipc.messages import AddRequest, ImageInfo
+from jaxserve.ipc.prompt_embeds import PromptEmbedsInfo
 from jaxserve.ipc.stats import EngineStats
-from jaxserve.scheduler.plan import NO_IMAGE_ROW, EncodeItem
+from jaxserve.scheduler.plan import NO_IMAGE_ROW, EmbedsItem, EncodeItem
 from jaxserve.types import RequestId
 
 
@@ -43,17 +47,40 @@ class PlacedImage:
     patches: np.ndarray  # uint8 [P, F]
     positions: np.ndarray  # int32 [P, 2]
 
+    def item(self, rows: np.ndarray, request_id: RequestId) -> EncodeItem:
+        """Return the work that fills `rows`."""
+        return EncodeItem(self.patches, self.positions, rows, request_id)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedEmbeds:
+    """Embeddings that a client gave, and the tokens that they stand for."""
+
+    start: int
+    end: int
+    digest: bytes
+    values: np.ndarray  # float32 [end - start, D]
+
+    def item(self, rows: np.ndarray, request_id: RequestId) -> EmbedsItem:
+        """Return the work that fills `rows`."""
+        return EmbedsItem(self.values, rows, request_id)
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestImages:
-    """The images of one request."""
+    """The images, or the given embeddings, of one request."""
 
     request_id: RequestId
-    images: tuple[PlacedImage, ...]
+    images: tuple[PlacedImage | PlacedEmbeds, ...]
     rope_positions: np.ndarray | None  # int32 [3, T] of the prompt; None: the place of each token
     rope_delta: int
     held: dict[int, np.ndarray] = field(default_factory=dict)
     """Rows of the images that are held, by their index."""
+
+    @property
+    def is_given(self) -> bool:
+        """True if the client gave embeddings in place of tokens."""
+        return any(isinstance(image, PlacedEmbeds) for image in self.images)
 
     @property
     def spans(self) -> list[tuple[int, int, bytes]]:
@@ -83,7 +110,9 @@ class RequestImages:
 
 
 def images_of(message: AddRequest) -> RequestImages | None:
-    """Return the images of a request that admission has passed; None without any."""
+    """Return the images or the given embeddings of a request that admission has passed; None without any."""
+    if message.prompt_embeds:
+        return RequestImages(message.request_id, _placed_embeds(message), None, 0)
     if not message.images:
         return None
     placed = []
@@ -94,6 +123,18 @@ def images_of(message: AddRequest) -> RequestImages | None:
     rope = message.rope_positions
     turned = None if rope is None else np.frombuffer(rope.prompt, "<i4").reshape(3, -1)
     return RequestImages(message.request_id, tuple(placed), turned, 0 if rope is None else rope.delta)
+
+
+def _placed_embeds(message: AddRequest) -> tuple[PlacedEmbeds, ...]:
+    return tuple(
+        PlacedEmbeds(
+            part.start,
+            part.start + part.num_tokens,
+            part.digest,
+            np.frombuffer(part.values, "<f4").reshape(part.num_tokens, -1),
+        )
+        for part in message.prompt_embeds
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -161,10 +202,13 @@ class EmbeddingRows:
 class ImagePolicy:
     """Decides which images are encoded before a step."""
 
-    def __init__(self, info: ImageInfo) -> None:
-        self.info = info
-        self._step_patches = info.max_patches if info.step_patches is None else info.step_patches
-        self._rows = EmbeddingRows(info.cache_rows)
+    def __init__(self, info: ImageInfo | None, embeds: PromptEmbedsInfo | None = None) -> None:
+        """info: None if no images are read. embeds: None if no embeddings are taken. Not both are None."""
+        rows = info if info is not None else embeds
+        assert rows is not None, "there are images or embeddings"
+        self._max_patches = 0 if info is None else info.max_patches
+        self._step_patches = self._max_patches if info is None or info.step_patches is None else info.step_patches
+        self._rows = EmbeddingRows(rows.cache_rows)
         self._has_encoded = False
         """True if the last step encoded images and computed replies only."""
         self._num_queries = self._num_hits = 0
@@ -176,8 +220,8 @@ class ImagePolicy:
         firsts: Sequence[int],
         counts: Sequence[int],
         are_replies: Sequence[bool],
-    ) -> tuple[list[int], list[EncodeItem]]:
-        """Return how many of `counts` tokens each request computes from token `firsts` on, and the images to encode.
+    ) -> tuple[list[int], list[EncodeItem | EmbedsItem]]:
+        """Return how many of `counts` tokens each request computes from token `firsts` on, and the rows to fill before.
 
         are_replies: True for requests whose prompt is computed.
         """
@@ -190,17 +234,17 @@ class ImagePolicy:
             if any(count and not is_reply for count, is_reply in zip(found, are_replies, strict=True)):
                 self._has_encoded = False
                 return found, items
-        found, items = self._cut(requests, firsts, counts, self._step_patches if has_replies else self.info.max_patches)
-        self._has_encoded = has_replies and bool(items)
+        found, items = self._cut(requests, firsts, counts, self._step_patches if has_replies else self._max_patches)
+        self._has_encoded = has_replies and any(isinstance(item, EncodeItem) for item in items)
         if self._has_encoded:
             found = [count if is_reply else 0 for count, is_reply in zip(found, are_replies, strict=True)]
         return found, items
 
     def _cut(
         self, requests: Sequence[RequestImages | None], firsts: Sequence[int], counts: Sequence[int], max_patches: int
-    ) -> tuple[list[int], list[EncodeItem]]:
-        """Return counts and images as `cut`. max_patches: patches of all images, unless there is only one; 0: encode none."""
-        items: list[EncodeItem] = []
+    ) -> tuple[list[int], list[EncodeItem | EmbedsItem]]:
+        """Return counts and items as `cut`. max_patches: patches of all images, unless there is only one; 0: encode none."""
+        items: list[EncodeItem | EmbedsItem] = []
         found = [
             count
             if images is None or not count
@@ -225,24 +269,26 @@ class ImagePolicy:
         stats.image_cache_queries, stats.image_cache_hits = self._num_queries, self._num_hits
         self._num_queries = self._num_hits = 0
 
-    def _hold(self, images: RequestImages, first: int, end: int, items: list[EncodeItem], max_patches: int) -> int:
+    def _hold(
+        self, images: RequestImages, first: int, end: int, items: list[EncodeItem | EmbedsItem], max_patches: int
+    ) -> int:
         """Hold the images of tokens `first` ... `end - 1`; returns the end of those that can be computed."""
         for i in images.overlapping(first, end):
             if i in images.held:
                 continue
             image = images.images[i]
             rows = self._rows.hold(image.digest)
+            is_hit = rows is not None
             if rows is None:
-                num_patches = len(image.patches) + sum(len(item.patches) for item in items)
-                if num_patches > max_patches and (items or not max_patches):
+                if isinstance(image, PlacedImage) and not _may_encode(image, items, max_patches):
                     return max(first, image.start)
                 rows = self._rows.take(image.digest, image.end - image.start)
                 if rows is None:
                     return max(first, image.start)
-                items.append(EncodeItem(image.patches, image.positions, rows, images.request_id))
-            else:
-                self._num_hits += 1
-            self._num_queries += 1
+                items.append(image.item(rows, images.request_id))
+            if isinstance(image, PlacedImage):
+                self._num_hits += is_hit
+                self._num_queries += 1
             images.held[i] = rows
         return end
 
@@ -250,3 +296,9 @@ class ImagePolicy:
         for i in indices:
             del images.held[i]
             self._rows.release(images.images[i].digest)
+
+
+def _may_encode(image: PlacedImage, items: Sequence[EncodeItem | EmbedsItem], max_patches: int) -> bool:
+    """Return True if an image may join those that are encoded in one call of `max_patches`: the first one always may."""
+    encoded = [len(item.patches) for item in items if isinstance(item, EncodeItem)]
+    return len(image.patches) + sum(encoded) <= max_patches or bool(max_patches and not encoded)

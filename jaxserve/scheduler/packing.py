@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxserve.kv.states import RecurrentStates
 from jaxserve.scheduler.images import RequestImages
-from jaxserve.scheduler.plan import NO_IMAGE_ROW, UNREAD_TOKEN, Buckets, EncodeItem, Mask, StepPlan
+from jaxserve.scheduler.plan import NO_IMAGE_ROW, UNREAD_TOKEN, Buckets, EmbedsItem, EncodeItem, Mask, StepPlan
 from jaxserve.scheduler.request import Request
 from jaxserve.types import NO_LOGPROBS, ProgramKind, RequestId
 
@@ -24,13 +24,13 @@ def pack(
     num_steps: int,
     started: list[Request],
     states: RecurrentStates | None = None,
-    encode_items: Sequence[EncodeItem] = (),
+    encode_items: Sequence[EncodeItem | EmbedsItem] = (),
 ) -> tuple[StepPlan, list[Request]]:
     """Return the plan in which request i computes its next `counts[i]` tokens, and the requests in row order.
 
     Requests with a count of 0 have no row. The arrays are copies: later changes of the requests do not reach the plan.
     started: the requests that have just got their slots. states: slots of recurrent states; None for a model without.
-    encode_items: images to encode before the step.
+    encode_items: images to encode and embeddings to write before the step.
     """
     rows = [i for i, count in enumerate(counts) if count == 1]
     num_single = len(rows)

@@ -114,6 +114,16 @@ class EncodeItem:
     """The first request that needs it, which need not have tokens in the step; None for a dummy."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class EmbedsItem:
+    """Embeddings that a client gave in place of tokens, to write to the device before a step."""
+
+    values: np.ndarray  # float32 [N, D]
+    rows: np.ndarray  # int32 [N], the device's rows that they go to
+    request_id: RequestId | None = None
+    """The first request that needs them; None for a dummy."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepPlan:
     """One step. Rows are in the order of `request_ids`: decode rows first, then prefill chunks.
@@ -160,11 +170,11 @@ class StepPlan:
     state_slots: np.ndarray | None = None
     """int32 [B, 2], the slot of the recurrent state that each row reads, 0 at the start of a text, and the one that it
     writes. None for a model without recurrent layers."""
-    encode_items: tuple[EncodeItem, ...] = ()
-    """Images to encode before the step, in one call."""
+    encode_items: tuple[EncodeItem | EmbedsItem, ...] = ()
+    """Images to encode before the step, in one call, and embeddings to write."""
     image_rows: np.ndarray | None = None
-    """int32 [sum(num_scheduled_tokens)], the device's row with the embedding of each image token; NO_IMAGE_ROW for text. None
-    without image tokens, which only mixed steps have."""
+    """int32 [sum(num_scheduled_tokens)], the device's row with the embedding of each token that stands for one; NO_IMAGE_ROW
+    for text. None without such tokens, which only mixed steps have."""
     rope_positions: np.ndarray | None = None
     """int32 [3, sum(num_scheduled_tokens)], in a model that has three rotary positions. None: the place of each token."""
 

@@ -184,7 +184,10 @@ class Request:
         if self.slot is None or self.num_unread_tokens:
             raise RuntimeError(f"{self.request_id} cannot initialise its slot now")
         stop_token_ids = self.stop_token_ids | self._eos_token_ids  # also with ignore_eos, as in vLLM
-        return SlotInit(self.slot, self.sampling, self.tokens.copy(), self.num_prompt_tokens, stop_token_ids)
+        has_prompt_ids = self.images is None or not self.images.is_given
+        return SlotInit(
+            self.slot, self.sampling, self.tokens.copy(), self.num_prompt_tokens, stop_token_ids, has_prompt_ids
+        )
 
     def start(self, slot: int, num_cached_tokens: int, now_s: float) -> None:
         """Run from now on, in `slot`, with the first `num_cached_tokens` computed."""

@@ -44,6 +44,7 @@ from collections.abc import Callable
 
 from jaxserve.config import SchedulerConfig
 from jaxserve.ipc.messages import AddRequest, ErrorInfo, ImageInfo, RequestOutput, TokenLogprobs
+from jaxserve.ipc.prompt_embeds import PromptEmbedsInfo
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.kv.manager import KVManager
 from jaxserve.kv.tiers.tiers import KVTiers
@@ -58,7 +59,7 @@ from jaxserve.scheduler.isolation import Isolation
 from jaxserve.scheduler.limits import StepLimits
 from jaxserve.scheduler.multi_step import MultiStepPolicy
 from jaxserve.scheduler.packing import cut_chunk, pack
-from jaxserve.scheduler.plan import Buckets, EncodeItem, StepPlan, StepResult
+from jaxserve.scheduler.plan import Buckets, EmbedsItem, EncodeItem, StepPlan, StepResult
 from jaxserve.scheduler.prefetch import Prefetch
 from jaxserve.scheduler.request import Request, logprobs_of, output_of, prompt_logprobs_of
 from jaxserve.scheduler.resources import Resources
@@ -80,11 +81,12 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         grammars: Grammars | None = None,
         tiers: KVTiers | None = None,
         images: ImageInfo | None = None,
+        prompt_embeds: PromptEmbedsInfo | None = None,
     ) -> None:
         """Limits are those of the buckets, or the config's if it has smaller ones.
 
         grammars: None rejects requests that have a grammar. tiers: stores from which evicted pages come back.
-        images: those that the model reads; None rejects requests that have some.
+        images: those that the model reads; None rejects requests that have some. prompt_embeds: the same for embeddings.
         """
         self._kv = kv
         self._buckets = buckets
@@ -100,11 +102,12 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
             has_grammars=grammars is not None,
             has_priorities=config.has_priorities,
             images=images,
+            prompt_embeds=prompt_embeds,
         )
         is_fair = config.scheduling_policy == "fair"
         super().__init__(admission, clock, FairKeys() if is_fair else None)
         self._max_output_tokens = admission.max_output_tokens
-        self._images = None if images is None else ImagePolicy(images)
+        self._images = None if images is None and prompt_embeds is None else ImagePolicy(images, prompt_embeds)
         self._resources = Resources(kv, buckets.max_num_seqs, self._images)
         self._constrained = ConstrainedDecoding(grammars)
         self._shortest_first = ShortestFirst(kv) if is_fair else None
@@ -163,7 +166,7 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         if may_start and len(self.running) < self._limits.max_rows:
             self._prefetch.begin(self.waiting, self._shortest_first, len(self.running))
         counts, started = self._budget.share(self.running, self.waiting, missing, may_start=may_start)
-        items: list[EncodeItem] = []
+        items: list[EncodeItem | EmbedsItem] = []
         if self._images is not None:
             firsts = [request.num_computed_tokens for request in self.running]
             are_replies = [request.num_computed_tokens >= request.num_prompt_tokens for request in self.running]

@@ -111,7 +111,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "flight": {"scheduler", "kv", "ipc.messages", "sampling.params"},
     "structured": {"forkserver", "tokenizer", "ipc.messages", "sampling.bits"},
     "forkserver": set(),
-    "scheduler": {"kv", "sampling.params", "ipc.messages", "ipc.stats"},
+    "scheduler": {"kv", "sampling.params", "ipc.messages", "ipc.prompt_embeds", "ipc.stats"},
     "kv": set(),
     "routing": {"kv.block_table"},  # HashChain
     "executor": {
@@ -128,6 +128,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         KERNELS,  # the names of backends
         "ipc.engine_spec",  # FakeOptions
         "ipc.messages",
+        "ipc.prompt_embeds",
         "ipc.report",
         "ipc.stats",
         "scheduler.plan",

@@ -153,7 +153,13 @@ class ModelEngine:
         buckets, eos_token_ids = self.executor.buckets, self.executor.eos_token_ids
         parts = scheduler, self.kv, buckets, model_info.max_model_len, eos_token_ids, model_info.vocab_size
         if recorded_steps is None:
-            self.scheduler = Scheduler(*parts, grammars=grammars, tiers=self.tiers, images=model_info.images)
+            self.scheduler = Scheduler(
+                *parts,
+                grammars=grammars,
+                tiers=self.tiers,
+                images=model_info.images,
+                prompt_embeds=model_info.prompt_embeds,
+            )
         else:
             self.recorder = Recorder(recorded_steps, model_info.block_size, 1 + len(model_info.windows))
             self.scheduler = RecordedScheduler(self.recorder, *parts, grammars=grammars)

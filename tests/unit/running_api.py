@@ -22,6 +22,7 @@ from jaxserve.frontend.engine_client.client import EngineClient
 from jaxserve.frontend.engine_client.connection import EngineConnection
 from jaxserve.frontend.frontend import Frontend, ServedModels
 from jaxserve.frontend.grammar_checker import GrammarChecker
+from jaxserve.frontend.images.loader import ImageLoader
 from jaxserve.frontend.parsers.output_format import OutputFormat
 from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.frontend.reply_budget import ReplyBudget
@@ -48,6 +49,7 @@ from jaxserve.ipc.messages import (
     ToEngine,
     TokenLogprobs,
 )
+from jaxserve.ipc.prompt_embeds import PromptEmbedsInfo
 from jaxserve.metrics import Metrics
 from jaxserve.tenants import KeyRecord, Tenant
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -153,6 +155,7 @@ class Api:
     port: int
     bodies: BodyBudget
     replies: ReplyBudget
+    images: ImageLoader
 
     async def post(self, path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
         """Status and JSON of a POST."""
@@ -191,6 +194,8 @@ async def running_api(
     max_reply_memory: int | None = None,
     tracing: Tracing | None = None,
     others: Mapping[str, ScriptedEngine] = MappingProxyType({}),
+    max_body_size: int = MAX_BODY_SIZE,
+    prompt_embeds: PromptEmbedsInfo | None = None,
 ) -> AsyncIterator[Api]:
     """Run an application with the model `tiny`, and with those of `others`, whose engines report nothing by themselves."""
     engine = ScriptedEngine()
@@ -235,7 +240,7 @@ async def running_api(
             is_strict=is_strict,
             has_page=has_page,
             cors=CorsPolicy(cors_allowed_origins),
-            max_body_size=MAX_BODY_SIZE,
+            max_body_size=max_body_size,
             keep_alive_s=keep_alive_s,
             tracing=tracing,
             responses=ResponseService(responses or ResponsesConfig(), ALONE),
@@ -245,7 +250,8 @@ async def running_api(
             for model, other in zip(further, others.values(), strict=True):
                 await life.enter_async_context(model.client.connected(other))
             if is_ready:
-                engine.say(Ready(msgspec.structs.replace(FACTS, max_model_len=max_model_len)))
+                info = msgspec.structs.replace(FACTS, max_model_len=max_model_len, prompt_embeds=prompt_embeds)
+                engine.say(Ready(info))
                 await client.wait_started()
             with bind_sockets("127.0.0.1", 0, 1)[0] as listener:
                 port = listener.getsockname()[1]
@@ -271,6 +277,7 @@ async def running_api(
                         port,
                         state.bodies,
                         frontend.replies,
+                        frontend.images,
                     )
 
 

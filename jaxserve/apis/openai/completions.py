@@ -27,6 +27,7 @@ from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.handle import RequestHandle, RequestTiming, TokenCounts
 from jaxserve.frontend.prepare import prepare
 from jaxserve.frontend.request import GenerationRequest, Texts
+from jaxserve.ipc.messages import AddRequest
 from jaxserve.tokenizer.detokenizer import TextOffsets
 
 
@@ -51,7 +52,7 @@ async def completions(call: Call, body: CompletionRequest) -> Generated | Comput
         prompts = encoded.prompts
     else:
         handle = await prepare(frontend, request)
-        prompts = [choice.request.prompt_token_ids for choice in handle.choices[:: request.n]]
+        prompts = [_shown_ids(choice.request) for choice in handle.choices[:: request.n]]
     echoes = await _echoes(frontend, body, request, prompts) if body.echo else ()
     formatter = CompletionFormatter(body, frontend, handle, prompts, echoes)
     if handle is not None:
@@ -87,13 +88,18 @@ def to_request(body: CompletionRequest, limits: LimitsConfig) -> GenerationReque
     return request
 
 
+def _shown_ids(request: AddRequest) -> list[int]:
+    """Return the ids of a prompt; none for one that was given as embeddings."""
+    return [] if request.prompt_embeds else request.prompt_token_ids
+
+
 async def _echoes(
     frontend: Frontend, body: CompletionRequest, request: GenerationRequest, prompts: Sequence[list[int]]
 ) -> list[str]:
     """Return the text of each choice's prompt."""
     assert isinstance(request.prompt, Texts), "completions continue texts"
     texts = [
-        given
+        given  # embeddings are never echoed
         if isinstance(given, str)
         else await frontend.tokenization.decode(ids, skip_special_tokens=request.skip_special_tokens)
         for given, ids in zip(request.prompt.prompts, prompts, strict=True)

@@ -15,13 +15,25 @@ from jaxserve.config import LimitsConfig
 from jaxserve.errors import invalid
 from jaxserve.frontend.checks import check_bound, refuse
 from jaxserve.frontend.handle import RequestTiming
+from jaxserve.frontend.prompt_embeds.prompt import EmbedsSource, refuse_scores
 
 DEFAULT_MAX_TOKENS = 16
 """OpenAI's default for text completions."""
 
 
 class CompletionRequest(CommonFields, kw_only=True):
-    prompt: Annotated[str | list[Any], Meta(description="A text, token ids, or a list of either.")]
+    prompt: Annotated[
+        str | list[Any] | None,
+        Meta(description="A text, token ids, or a list of either. May be absent or empty beside `prompt_embeds`."),
+    ] = None
+    prompt_embeds: Annotated[
+        str | list[str] | None,
+        Meta(
+            description="Embeddings of a prompt in place of tokens, or of several: files in base64, "
+            "safetensors, .npy or torch.save's, of `[tokens, width]` float32, float16 or bfloat16. Their choices come before "
+            "those of `prompt`. Needs `--enable-prompt-embeds`."
+        ),
+    ] = None
     logprobs: Annotated[
         int | None,
         Bound("value", 0, "max_top_logprobs"),
@@ -51,16 +63,25 @@ class CompletionRequest(CommonFields, kw_only=True):
         return bool(self.echo) and self.max_tokens == 0
 
 
-def check_completion(request: CompletionRequest, limits: LimitsConfig) -> list[str | list[int]]:
+def check_completion(request: CompletionRequest, limits: LimitsConfig) -> list[str | list[int] | EmbedsSource]:
     """Return the prompts. Raises InvalidRequestError for what no model could be given; token ids are checked later."""
     check_common(request)
     if request.max_tokens == 0 and not request.echo:
         raise invalid("max_tokens", "must be at least 1 (0 only with `echo`), got 0")
     if request.best_of is not None and request.best_of != request.num_choices:
         raise refuse("best_of")
-    prompts = texts_or_ids("prompt", request.prompt)
-    check_bound(Bound("items", 1, "max_prompts"), "prompt", prompts, limits)
+    embeds = _embeds_sources(request.prompt_embeds)
+    if request.echo:
+        refuse_scores("echo", embeds)
+    prompts = [*embeds, *(texts_or_ids("prompt", request.prompt) if request.prompt or not embeds else ())]
+    check_bound(Bound("items", 1, "max_prompts"), "prompt_embeds" if embeds else "prompt", prompts, limits)
     return prompts
+
+
+def _embeds_sources(given: str | list[str] | None) -> list[EmbedsSource]:
+    if isinstance(given, str):
+        return [EmbedsSource(given, "prompt_embeds")] if given else []
+    return [EmbedsSource(content, f"prompt_embeds[{i}]") for i, content in enumerate(given or ())]
 
 
 class CompletionLogprobs(msgspec.Struct):

@@ -62,7 +62,7 @@ class ImageLoader:
         self.config = config
         self._max_images = config.max_images
         self.num_bytes = 0
-        """Bytes of the prepared images of all requests."""
+        """Bytes of the prepared images and of the embeddings of all requests."""
         self._model_path: Path | None = None
         self._processor: ImageProcessorConfig | None = None
         self._decoder = ForkServerClient(
@@ -93,8 +93,7 @@ class ImageLoader:
         images, num_bytes = [], 0
         try:
             for source in sources:  # one after the other: other requests get their turns
-                if self.num_bytes > self.config.max_image_memory:
-                    raise self._busy()
+                self.require_memory()
                 reply = await self._decoded(source, info.max_patches)
                 if reply.image is None:
                     raise invalid(source.place, reply.error or "the image cannot be read")
@@ -112,6 +111,19 @@ class ImageLoader:
             raise
         weakref.finalize(loaded, self._release, num_bytes)
         return loaded
+
+    def require_memory(self) -> None:
+        """Raise RateLimitError if the inputs of all requests take too much memory."""
+        if self.num_bytes > self.config.max_image_memory:
+            raise RateLimitError(
+                f"The server is busy: the images and embeddings of running requests take {self.num_bytes} bytes, at most "
+                f"{self.config.max_image_memory} may be taken (--max-image-memory). Please retry later."
+            )
+
+    def hold(self, owner: object, num_bytes: int) -> None:
+        """Count the memory of an input until `owner` is gone."""
+        self.num_bytes += num_bytes
+        weakref.finalize(owner, self._release, num_bytes)
 
     async def aclose(self) -> None:
         """End the process."""
@@ -143,9 +155,3 @@ class ImageLoader:
 
     def _release(self, num_bytes: int) -> None:
         self.num_bytes -= num_bytes
-
-    def _busy(self) -> RateLimitError:
-        return RateLimitError(
-            f"The server is busy: the images of running requests take {self.num_bytes} bytes, at most "
-            f"{self.config.max_image_memory} may be taken (--max-image-memory). Please retry later."
-        )

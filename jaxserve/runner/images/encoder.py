@@ -7,7 +7,7 @@ on the device; mixed steps gather them from there. The packed input is one int32
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import jax
@@ -27,6 +27,8 @@ MAX_PATCHES: Final = {"cpu": 4096}
 MAX_ACCELERATOR_PATCHES: Final = 16_384
 CACHE_BYTES: Final = {"cpu": 64 << 20}
 ACCELERATOR_CACHE_BYTES: Final = 256 << 20
+GIVEN_ROWS: Final = 256
+"""Embeddings of prompts that one call writes."""
 _TILES_AT_ONCE: Final = 4
 """Tiles of one encoder call on accelerators. On CPUs, where arithmetic bounds a call, it is one: text waits less."""
 _MIN_PATCHES: Final = 256
@@ -36,19 +38,22 @@ _GROWTH: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class ImageShape:
-    """Sizes of the encoder's programs and of the embeddings on the device."""
+    """Sizes of the embeddings on the device, and of the programs that make them from images or write given ones."""
 
-    buckets: tuple[int, ...]  # P of each program
+    buckets: tuple[int, ...]  # P of each program of the encoder; none for a model that reads no images
     block: int  # patches of an embedding
     patch_bytes: int  # F
     num_rows: int  # Z; one more row takes what padding writes
     width: int  # W
     has_rope_positions: bool
     """True if tokens have three rotary positions."""
+    num_given: int = 0
+    """Embeddings of prompts that one call writes; 0: prompts are tokens."""
+    given_width: int = 0  # D
 
     @property
     def max_patches(self) -> int:
-        return self.buckets[-1]
+        return max(self.buckets, default=0)
 
     def num_bytes(self, itemsize: int) -> int:
         """Return the bytes of the embeddings on each device."""
@@ -77,6 +82,27 @@ def image_shape(vision: VisionConfig, config: ImagesConfig, platform: str, items
         width=vision.row_width,
         has_rope_positions=vision.mrope_sections is not None,
     )
+
+
+def rows_shape(decoder: DecoderConfig, config: ImagesConfig, platform: str, itemsize: int) -> ImageShape | None:
+    """Return the sizes of the embeddings on the device; None if all prompts are tokens.
+
+    itemsize: bytes of an activation. Raises ConfigError.
+    """
+    shape = None if decoder.vision is None else image_shape(decoder.vision, config, platform, itemsize)
+    if not config.enable_prompt_embeds:
+        return shape
+    if shape is None:
+        memory, row_bytes = config.image_cache_memory, decoder.hidden_size * itemsize
+        if memory is not None and memory < GIVEN_ROWS * row_bytes:
+            raise ConfigError(
+                f"--image-cache-memory {memory}: {GIVEN_ROWS} embeddings of a prompt take {GIVEN_ROWS * row_bytes} bytes"
+            )
+        if memory is None:
+            memory = CACHE_BYTES.get(platform, ACCELERATOR_CACHE_BYTES)
+        num_rows = max(GIVEN_ROWS, memory // row_bytes)
+        shape = ImageShape((), 1, 0, num_rows, decoder.hidden_size, has_rope_positions=False)
+    return replace(shape, num_given=GIVEN_ROWS, given_width=decoder.hidden_size)
 
 
 def encoder_bytes(vision: VisionConfig, num_patches: int, itemsize: int) -> int:
@@ -108,10 +134,12 @@ def _buckets(vision: VisionConfig, most: int | None, platform: str) -> tuple[int
 
 
 def check_images(config: Config, decoder: DecoderConfig) -> None:
-    """Raise ConfigError for a setting that does not work with image input."""
-    if decoder.vision is None:
+    """Raise ConfigError for a setting that does not work with image input or with embeddings of prompts."""
+    if config.images.enable_prompt_embeds:
+        _check_prompt_embeds(decoder)
+    elif decoder.vision is None:
         return
-    if decoder.vision.is_bidirectional:
+    if decoder.vision is not None and decoder.vision.is_bidirectional:
         raise ConfigError("--limit-mm-per-prompt: images that attend in both directions are not supported; use image=0")
     hosts, ranks = config.hosts.num_hosts, config.parallel.data_parallel_size
     drafts, stores = config.scheduler.num_speculative_tokens, ", ".join(config.tiers.settings)
@@ -123,7 +151,19 @@ def check_images(config: Config, decoder: DecoderConfig) -> None:
         (stores, config.tiers.has_stores),
     ):
         if is_set:
-            raise ConfigError(f"{flag}: not with image input; use --limit-mm-per-prompt image=0 to serve text only")
+            what = "image input; use --limit-mm-per-prompt image=0 to serve text only"
+            raise ConfigError(f"{flag}: not with {what if decoder.vision is not None else '--enable-prompt-embeds'}")
+
+
+def _check_prompt_embeds(decoder: DecoderConfig) -> None:
+    """Raise ConfigError for a model whose embeddings are not all that its first layer reads."""
+    reason = None
+    if decoder.per_layer_dim is not None:
+        reason = "has further embeddings of each token in every layer"
+    elif decoder.embedding_scale != 1:
+        reason = f"multiplies its embeddings by {decoder.embedding_scale:g}"
+    if reason is not None:
+        raise ConfigError(f"--enable-prompt-embeds: this model {reason}: its prompts must be tokens")
 
 
 ENCODE_FIELDS: Final = {

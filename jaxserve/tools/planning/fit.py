@@ -13,7 +13,7 @@ from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.buckets import resolve_limits
 from jaxserve.runner.cache_sizes import CacheSizes
-from jaxserve.runner.images.encoder import ImageShape, check_images, encoder_bytes, image_shape
+from jaxserve.runner.images.encoder import ImageShape, check_images, encoder_bytes, rows_shape
 from jaxserve.runner.inputs import programs
 from jaxserve.runner.limits import Limits, check_cache, make_limits, make_policy, with_cache_groups
 from jaxserve.runner.memory import DeviceMemory, kv_bytes_left
@@ -72,8 +72,9 @@ def make_fit(config: Config, decoder: DecoderConfig, device: Device) -> Fit:
         )
     images = planned_images(config, decoder, device)
     embeddings = encoder = 0
-    if images is not None and decoder.vision is not None:
+    if images is not None:
         embeddings = images.num_bytes(sizes.activation_itemsize)
+    if images is not None and decoder.vision is not None:
         encoder = encoder_bytes(decoder.vision, images.max_patches, sizes.activation_itemsize)
     kv_total = config.cache.kv_cache_memory
     if kv_total is None:
@@ -93,7 +94,7 @@ def make_fit(config: Config, decoder: DecoderConfig, device: Device) -> Fit:
     )
     needed = fit.weights_bytes + fit.kv_bytes + fit.workspace_bytes + fit.image_bytes
     if needed > fit.limit_bytes:
-        rows = f"embeddings of images ({gib(fit.image_bytes)}), " if fit.image_bytes else ""
+        rows = f"embeddings of images or prompts ({gib(fit.image_bytes)}), " if fit.image_bytes else ""
         raise DoesNotFitError(
             f"weights ({gib(fit.weights_bytes)}), KV cache ({gib(fit.kv_bytes)}), {rows}and workspace "
             f"({gib(fit.workspace_bytes)}, estimated) are more than the {gib(fit.limit_bytes)} that {device.title} gives"
@@ -102,11 +103,9 @@ def make_fit(config: Config, decoder: DecoderConfig, device: Device) -> Fit:
 
 
 def planned_images(config: Config, decoder: DecoderConfig, device: Device) -> ImageShape | None:
-    """Return the sizes of the image encoder's programs and embeddings; None if the model is served for texts."""
-    if decoder.vision is None:
-        return None
+    """Return the sizes of the image encoder's programs and embeddings; None if the model reads tokens only."""
     itemsize = planned_policy(config, decoder, device).activations.itemsize
-    return image_shape(decoder.vision, config.images, device.platform, itemsize)
+    return rows_shape(decoder, config.images, device.platform, itemsize)
 
 
 def held_bytes(device: Device, sizes: Sizes, bytes_per_device: int) -> int:
