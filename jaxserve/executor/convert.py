@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
+import logging
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +26,7 @@ from jaxserve.models.skeleton import ModelSkeleton
 from jaxserve.weights.converted import layout_facts, save_arrays
 from jaxserve.weights.loader import load_params
 
+_LOG = logging.getLogger(__name__)
 _COPIED: Final = ("*.json", "tokenizer*", "vocab.txt", "merges.txt", "*.jinja")
 _NOT_COPIED: Final = ".safetensors.index.json"
 
@@ -37,17 +42,43 @@ def convert(config: Config, model_path: Path, output: Path, progress: Callable[[
     prepared = prepare(config, decoder_of(checkpoint))
     assert isinstance(prepared.skeleton, ModelSkeleton), "a decoder"
     params = load_params(checkpoint, prepared.skeleton, prepared.sharding, progress)
-    partial = output.with_name(f".{output.name}.partial-{os.getpid()}")
+    partial = output.with_name(f"{_prefix(output)}{os.getpid()}")
     try:
+        _remove_killed(output)
         partial.mkdir(parents=True)
-        num_bytes = _write(partial, model_path, checkpoint, prepared, params)
-        partial.rename(output)
+        with _locked(partial):
+            num_bytes = _write(partial, model_path, checkpoint, prepared, params)
+            partial.rename(output)
         _sync(output.parent)
     except OSError as error:
         raise ConfigError(f"{output}: cannot be written: {error.strerror or error}") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return num_bytes
+
+
+def _prefix(output: Path) -> str:
+    """Return the start of the names of folders for conversions to `output` that are not whole."""
+    return f".{output.name}.partial-"
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold a lock on a folder, which the system releases when this process ends. Raises BlockingIOError if another has it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_killed(output: Path) -> None:
+    """Remove what conversions to `output` have left that were killed: their folders are not locked any more."""
+    for folder in output.parent.glob(f"{glob.escape(_prefix(output))}*"):
+        with suppress(OSError), _locked(folder):
+            _LOG.info("%s: removed: its conversion did not end", folder)
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _check(config: Config, model_path: Path, output: Path) -> None:

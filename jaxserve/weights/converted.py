@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any, TypeVar
 
 import jax
+import numpy as np
 
 from jaxserve.checkpoint.converted import ARRAYS, ConvertedCheckpoint
-from jaxserve.errors import CheckpointError
+from jaxserve.checkpoint.zarr_arrays import ZarrArrays
+from jaxserve.errors import CheckpointError, shown
 from jaxserve.models.skeleton import EncoderSkeleton, LeafSpec, ModelSkeleton
+from jaxserve.quant.array import ArraySpec
 from jaxserve.sharding.mesh import Sharding
+from jaxserve.weights.parts import Ranges, parts_by_device, slices
 
+T = TypeVar("T")
 ADAPTER = ".lora_"
 """Part of the names of tensors that belong to adapters."""
 
@@ -37,42 +44,96 @@ def layout_facts(skeleton: ModelSkeleton | EncoderSkeleton) -> dict[str, str]:
 
 
 def save_arrays(folder: Path, skeleton: ModelSkeleton, params: Sequence[jax.Array]) -> None:
-    """Write the parameters, in the order of the skeleton's arrays, as an Orbax checkpoint in `folder`."""
-    from orbax.checkpoint import StandardCheckpointer  # here: seconds that no other command need spend
+    """Write the parameters, in the order of the skeleton's arrays, as an Orbax checkpoint in `folder`.
+
+    They are not compressed: weights hardly shrink, and decompressing takes several times as long as reading.
+    """
+    from orbax.checkpoint import PyTreeCheckpointer  # here: seconds that no other command need spend
 
     arrays = iter(params)
     tree = {leaf.name: [next(arrays) for _ in leaf.arrays] for leaf in skeleton.leaves}
-    with StandardCheckpointer() as checkpointer:
+    with PyTreeCheckpointer(use_compression=False) as checkpointer:
         checkpointer.save((folder / ARRAYS).resolve(), tree)
 
 
 def restore_arrays(
-    checkpoint: ConvertedCheckpoint, skeleton: ModelSkeleton | EncoderSkeleton, sharding: Sharding
-) -> Mapping[str, list[jax.Array]]:
-    """Return the arrays of each parameter that was converted, on the devices. Each device reads its shards.
+    checkpoint: ConvertedCheckpoint,
+    skeleton: ModelSkeleton | EncoderSkeleton,
+    sharding: Sharding,
+    on_read: Callable[[int], None],
+) -> Iterator[list[jax.Array]]:
+    """Yield the arrays of each parameter that was converted, in the skeleton's order, on the devices.
 
-    Raises CheckpointError in one line if the conversion is for other settings or cannot be read.
+    Each device reads its shards. At most one shard is read ahead of the one that is placed, so host memory holds two.
+    on_read: called with the bytes of each shard. Raises CheckpointError in one line if the conversion is for other
+    settings or cannot be read.
     """
-    from orbax.checkpoint import StandardCheckpointer
-
     wanted, found = layout_facts(skeleton), checkpoint.manifest.layout
     others = [f"{name} {found.get(name)}, needed: {fact}" for name, fact in wanted.items() if found.get(name) != fact]
     if others:
         raise CheckpointError(
             f"{checkpoint.path}: converted for other settings ({'; '.join(others)}); convert the model again with those of the server"
         )
-    tree = {
-        leaf.name: [
-            jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharding.place(spec.axes)) for spec in leaf.arrays
-        ]
-        for leaf in skeleton.leaves
-        if not is_adapter(leaf)
-    }
+    leaves = [leaf for leaf in skeleton.leaves if not is_adapter(leaf)]
+    reads = _one_ahead(_reads(ZarrArrays(checkpoint.path / ARRAYS, "zarr"), leaves, sharding))
+    for leaf in leaves:
+        yield [_place(spec, sharding, reads, on_read) for spec in leaf.arrays]
+
+
+def _reads(
+    stores: ZarrArrays, leaves: Iterable[LeafSpec], sharding: Sharding
+) -> Iterator[tuple[Ranges, Callable[[], np.ndarray]]]:
+    """Start to read each part that this process's devices hold, one array after the other; yield it, and a function that waits
+    for it."""
+    for leaf in leaves:
+        for index, spec in enumerate(leaf.arrays):
+            name = f"{leaf.name}.{index}"
+            store = stores.open(name)
+            found = (tuple(store.shape), np.dtype(store.dtype.numpy_dtype))
+            if found != (spec.shape, np.dtype(spec.dtype)):
+                raise CheckpointError(
+                    f"{stores.folder}: array {shown(name)}: expected {spec.shape} of {spec.dtype}, found {found[0]} of {found[1]}"
+                )
+            parts = parts_by_device(sharding.place(spec.axes), spec.shape)
+            for ranges in dict.fromkeys(parts.values()):
+                yield ranges, partial(_wait, stores, name, *stores.start(store[slices(ranges)]))
+
+
+def _wait(stores: ZarrArrays, name: str, array: np.ndarray, read: Any) -> np.ndarray:
+    """Return an array when it is filled."""
     try:
-        with StandardCheckpointer() as checkpointer:
-            restored: dict[str, list[jax.Array]] = checkpointer.restore((checkpoint.path / ARRAYS).resolve(), tree)
-    except Exception as error:  # Orbax and its storage raise errors of many kinds for damaged files
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise CheckpointError(f"{checkpoint.path / ARRAYS}: cannot be read: {reason[:200]}") from error
-    jax.block_until_ready(restored)
-    return restored
+        read.result()
+        return array
+    except Exception as error:
+        raise stores.unreadable(name, error) from error
+
+
+def _one_ahead(items: Iterator[T]) -> Iterator[T]:
+    """Yield items, each after the next one was taken from the iterator."""
+    waiting: list[T] = []
+    for item in items:
+        waiting.append(item)
+        if len(waiting) > 1:
+            yield waiting.pop(0)
+    yield from waiting
+
+
+def _place(
+    spec: ArraySpec,
+    sharding: Sharding,
+    reads: Iterator[tuple[Ranges, Callable[[], np.ndarray]]],
+    on_read: Callable[[int], None],
+) -> jax.Array:
+    """Place the parts of one array, which are next among `reads`."""
+    place = sharding.place(spec.axes)
+    held, placed = parts_by_device(place, spec.shape), dict[jax.Device, jax.Array]()
+    for _ in set(held.values()):
+        ranges, wait = next(reads)
+        part = wait()
+        on_read(part.nbytes)
+        for device in (device for device, own in held.items() if own == ranges):
+            # may_alias: the part is memory of its own, which only a device on this host may keep.
+            placed[device] = jax.device_put(part, device, may_alias=True)
+    arrays = [placed[device] for device in held]
+    array: jax.Array = jax.make_array_from_single_device_arrays(spec.shape, place, arrays)
+    return array.block_until_ready()

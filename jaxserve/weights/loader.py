@@ -20,7 +20,8 @@ from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import EncoderSkeleton, LeafSpec, ModelSkeleton
 from jaxserve.sharding.mesh import Sharding
 from jaxserve.weights.converted import is_adapter, restore_arrays
-from jaxserve.weights.reader import Ranges, TensorReader, kv_copies
+from jaxserve.weights.parts import Ranges, parts_by_device, slices
+from jaxserve.weights.reader import TensorReader, kv_copies
 
 Progress = Callable[[int, int, str], None]
 """Called with (bytes loaded, bytes in total, parameter name)."""
@@ -46,16 +47,15 @@ def load_params(
     check_tensors(checkpoint, skeleton)
     reader = TensorReader(checkpoint, skeleton.config, on_read)
     done, total = 0, sum(leaf.num_bytes for leaf in skeleton.leaves)
-    converted, restored = converted_of(checkpoint), dict[str, list[jax.Array]]()
-    if converted is not None:
-        restored |= restore_arrays(converted, skeleton, sharding)
-        on_read(converted.num_bytes)
+    converted = converted_of(checkpoint)
+    restored = iter(()) if converted is None else restore_arrays(converted, skeleton, sharding, on_read)
     params = dict[str, list[jax.Array]]()
     with reading_order(checkpoint) as position:
         for leaf in sorted(skeleton.leaves, key=lambda leaf: position(next(iter(leaf.parts)))):
-            params[leaf.name] = restored.get(leaf.name) or _load_leaf(
-                leaf, reader, [sharding.place(spec.axes) for spec in leaf.arrays]
-            )
+            if converted is not None and not is_adapter(leaf):
+                params[leaf.name] = next(restored)
+            else:
+                params[leaf.name] = _load_leaf(leaf, reader, [sharding.place(spec.axes) for spec in leaf.arrays])
             done += leaf.num_bytes
             progress(done, total, leaf.name)
     return tuple(array for leaf in skeleton.leaves for array in params[leaf.name])
@@ -112,7 +112,7 @@ def _load_some(
 
 def _load_leaf(leaf: LeafSpec, reader: TensorReader, places: Sequence[NamedSharding]) -> list[jax.Array]:
     """Place the arrays of a parameter: each device's part is assembled for it, or cut from the whole."""
-    held = [_parts_by_device(place, spec.shape) for place, spec in zip(places, leaf.arrays, strict=True)]
+    held = [parts_by_device(place, spec.shape) for place, spec in zip(places, leaf.arrays, strict=True)]
     shards: list[list[jax.Array]] = [[] for _ in leaf.arrays]
     made: dict[Ranges, tuple[np.ndarray, ...]] = {}
     whole: tuple[np.ndarray, ...] | None = None
@@ -120,7 +120,7 @@ def _load_leaf(leaf: LeafSpec, reader: TensorReader, places: Sequence[NamedShard
         arrays = made.get(ranges) or (reader.part(leaf, ranges) if leaf.is_by_row else None)
         if arrays is None:
             whole = whole or leaf.assemble(reader.read(name, range(rows)) for name, (rows, *_) in leaf.parts.items())
-            arrays = tuple(array[_slices(parts[device])] for array, parts in zip(whole, held, strict=True))
+            arrays = tuple(array[slices(parts[device])] for array, parts in zip(whole, held, strict=True))
         made[ranges] = arrays
         for placed, array in zip(shards, arrays, strict=True):
             # may_alias=False: a parameter must not live in the page cache of a file that may change.
@@ -129,19 +129,6 @@ def _load_leaf(leaf: LeafSpec, reader: TensorReader, places: Sequence[NamedShard
         jax.make_array_from_single_device_arrays(spec.shape, place, placed).block_until_ready()
         for spec, place, placed in zip(leaf.arrays, places, shards, strict=True)
     ]
-
-
-def _parts_by_device(place: NamedSharding, shape: tuple[int, ...]) -> dict[jax.Device, Ranges]:
-    """Return the part of an array that each device of this process holds."""
-    found = place.addressable_devices_indices_map(shape)
-    return {
-        device: tuple(range(*index.indices(size)) for index, size in zip(indices or (), shape, strict=True))
-        for device, indices in found.items()
-    }
-
-
-def _slices(ranges: Ranges) -> tuple[slice, ...]:
-    return tuple(slice(each.start, each.stop) for each in ranges)
 
 
 def check_tensors(

@@ -16,9 +16,8 @@ from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.skeleton import LeafSpec
 from jaxserve.quant.array import ArraySpec
 from jaxserve.quant.tensor import Tensor
+from jaxserve.weights.parts import Ranges
 
-Ranges = tuple[range, ...]
-"""A part of an array: a range of each dimension."""
 _ROTATED: Final = ("q_proj", "k_proj", "q_norm", "k_norm")
 _OF_KV_HEADS: Final = ("k_proj", "v_proj")
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")

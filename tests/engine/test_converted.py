@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
 from jaxserve.checkpoint.converted import MANIFEST_FILE
+from jaxserve.checkpoint.zarr_arrays import ZarrArrays
 from jaxserve.config import Config, ModelConfig, ParallelConfig
 from jaxserve.errors import CheckpointError, StartupError
-from jaxserve.executor.convert import convert
+from jaxserve.executor.convert import _locked, convert
 from jaxserve.executor.preparation import prepare
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.weights.loader import load_params
+from tests.architecture.sources import ROOT
+from tests.engine.killed_conversions import POINTS
 from tests.engine.model_engine import MODEL_NAME, ModelEngine, request
 from tests.models.goldens import DATA, golden_checkpoint
 
@@ -114,3 +122,59 @@ def test_other_settings_are_refused_by_name(plain: Path, tmp_path: Path) -> None
     ):
         with pytest.raises(StartupError, match=text):
             converted(config, output, model)
+
+
+def test_a_killed_conversion_leaves_no_model_or_a_whole_one(tmp_path: Path, plain: Path) -> None:
+    """SIGKILL at each step of the command; the next conversion to the same place removes what is left."""
+    command = [sys.executable, "-m", "tests.engine.killed_conversions", str(MODEL), str(tmp_path), *POINTS]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=ROOT)
+    assert done.stdout.splitlines() == [f"{point} {-signal.SIGKILL}" for point in POINTS], done.stderr
+    expected = params(config_of(), plain)
+    for point in POINTS:
+        output = tmp_path / point
+        left = list(tmp_path.glob(f".{point}.partial-*"))
+        assert output.exists() == (point == "renamed")
+        assert len(left) == (point != "renamed")
+        for folder in left if point not in ("renaming", "renamed") else []:
+            with pytest.raises(CheckpointError):
+                open_model(folder)
+        if point != "renamed":
+            converted(config_of(), output)
+        for mine, theirs in zip(params(config_of(), output), expected, strict=True):
+            assert np.asarray(mine).tobytes() == np.asarray(theirs).tobytes()
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted(POINTS)
+
+
+def test_a_conversion_leaves_the_folder_of_another_that_runs(tmp_path: Path) -> None:
+    running = tmp_path / ".out.partial-1"
+    running.mkdir()
+    with _locked(running):
+        converted(config_of(), tmp_path / "out")
+    assert running.is_dir()
+
+
+def test_a_restore_reads_at_most_one_shard_ahead(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes of shards that are read, or being read, and not placed yet."""
+    sizes: list[int] = []
+    waiting = peak = 0
+
+    def counted(self: ZarrArrays, store: Any) -> Any:
+        nonlocal waiting, peak
+        array, read = start(self, store)
+        sizes.append(array.nbytes)
+        waiting += array.nbytes
+        peak = max(peak, waiting)
+        return array, read
+
+    def placed(num_bytes: int) -> None:
+        nonlocal waiting
+        waiting -= num_bytes
+
+    start = ZarrArrays.start
+    monkeypatch.setattr(ZarrArrays, "start", counted)
+    checkpoint = open_model(plain)
+    prepared = prepare(config_of(), decoder_of(checkpoint))
+    load_params(checkpoint, prepared.skeleton, prepared.sharding, lambda *_: None, placed)
+    assert waiting == 0
+    assert len(sizes) > 10
+    assert peak <= max(a + b for a, b in itertools.pairwise(sizes)) < sum(sizes) / 3

@@ -17,12 +17,12 @@ from typing import Any, Final
 import numpy as np
 
 from jaxserve.checkpoint.files import read_object
+from jaxserve.checkpoint.zarr_arrays import OCDBT_FILE, ZarrArrays
 from jaxserve.errors import CheckpointError, shown
 
 METADATA: Final = "_METADATA"
 ITEMS: Final = "items"
 _PARAMS: Final = "params"
-_OCDBT: Final = "manifest.ocdbt"
 _DESCRIPTIONS: Final = ("zarr.json", ".zarray")
 _MAX_HELD: Final = 3
 """Arrays that are kept after a read: queries, keys and values of all layers are read for one parameter after another."""
@@ -72,8 +72,7 @@ class OrbaxArrays:
         assert items is not None, "an Orbax checkpoint"
         self.folder = items
         metadata = read_object(items / METADATA)
-        self._has_ocdbt = (items / _OCDBT).is_file()
-        self._driver = "zarr3" if metadata.get("use_zarr3") else "zarr"
+        self._stores = ZarrArrays(items, "zarr3" if metadata.get("use_zarr3") else "zarr")
         self.arrays: dict[str, StoredArray] = {name: self._open(path) for name, path in self._paths(metadata).items()}
         if not self.arrays:
             raise CheckpointError(f"{items / METADATA}: expected parameters of a model, found none")
@@ -81,8 +80,8 @@ class OrbaxArrays:
 
     def file_of(self, array: StoredArray) -> Path:
         """Return a file that changes with the content of an array."""
-        if self._has_ocdbt:
-            return self.folder / _OCDBT
+        if self._stores.has_ocdbt:
+            return self.folder / OCDBT_FILE
         files = sorted(path for path in (self.folder / array.path).rglob("*") if path.is_file())
         return next((path for path in files if path.name not in _DESCRIPTIONS), self.folder / METADATA)
 
@@ -106,7 +105,7 @@ class OrbaxArrays:
         try:
             return np.asarray(array.store[index].read().result())
         except Exception as error:  # tensorstore raises errors of many kinds for damaged files
-            raise self._unreadable(array.path, error) from error
+            raise self._stores.unreadable(array.path, error) from error
 
     def _paths(self, metadata: Mapping[str, Any]) -> dict[str, str]:
         """Return the path of each parameter by its name below the parameters; the optimizer's state is left out."""
@@ -131,17 +130,8 @@ class OrbaxArrays:
         return found
 
     def _open(self, path: str) -> StoredArray:
-        import tensorstore  # here: 0.4 s that other checkpoints need not spend
-
-        where: dict[str, Any] = {"driver": "file", "path": f"{self.folder / path}/"}
-        if self._has_ocdbt:
-            base = {"driver": "file", "path": f"{self.folder.resolve()}/"}
-            where = {"driver": "ocdbt", "base": base, "path": f"{path}/"}
-        try:
-            store = tensorstore.open({"driver": self._driver, "kvstore": where}, read=True, open=True).result()
-        except Exception as error:
-            raise self._unreadable(path, error) from error
-        chunk = store.chunk_layout.read_chunk.shape or ()
+        store = self._stores.open(path)
+        chunk: tuple[int | None, ...] = store.chunk_layout.read_chunk.shape or ()
         return StoredArray(
             path=path,
             shape=tuple(store.shape),
@@ -149,10 +139,6 @@ class OrbaxArrays:
             is_by_layer=len(chunk) > 1 and chunk[1] == 1,
             store=store,
         )
-
-    def _unreadable(self, path: str, error: Exception) -> CheckpointError:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        return CheckpointError(f"{self.folder}: array {shown(path)}: cannot be read: {reason[:200]}")
 
 
 def _name(keys: list[str]) -> str:
