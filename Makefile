@@ -142,7 +142,7 @@ fast-tests: install
 
 all-tests: install $(STAMPS)/test-models
 	$(call lane,tests and types)
-	$(QUICKLY) $(PYTEST) $(IN_WORKERS) -m "not optimized and not scale" $(TESTS)
+	$(QUICKLY) $(PYTEST) $(IN_WORKERS) -m "not optimized and not scale and not newest" $(TESTS)
 	$(call lane,tests with optimised programs)
 	$(PYTEST) -n $(JOBS) --maxprocesses 8 -p tests.workers --no-loadscope-reorder -m "optimized and not scale" $(TESTS)
 

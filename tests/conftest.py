@@ -13,9 +13,13 @@ import pytest
 from tests.programs import VARIABLE
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-if os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS") == "1" and version("jaxlib").startswith("0.10."):
-    # This jaxlib still has XLA's older emitters of fused loops, which compile twice as fast. Servers inherit the flag.
-    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=false")
+if os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS") == "1" and "XLA_FLAGS" not in os.environ:
+    # Servers inherit these. Workers keep all processors busy, so code of one program made in several threads only costs
+    # more: 15 % of a program's compile time. The older emitters of fused loops, which jaxlib 0.10 still has, compile twice as fast.
+    flags = ["--xla_cpu_parallel_codegen_split_count=1"]
+    if version("jaxlib").startswith("0.10."):
+        flags.append("--xla_cpu_use_fusion_emitters=false")
+    os.environ["XLA_FLAGS"] = " ".join(flags)
 jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 
