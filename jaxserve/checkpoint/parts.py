@@ -19,7 +19,7 @@ from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
 from jaxserve.quant.tensor import Tensor, TensorInfo
 
 _GATE_UP: Final = "gate_up_proj"
-_STACKED: Final = (".experts.gate_up_proj", ".experts.down_proj")
+_STACKED: Final = tuple(f".experts.{part}" for part in (_GATE_UP, "gate_proj", "up_proj", "down_proj"))
 _BIAS: Final = "_bias"
 
 

@@ -91,13 +91,18 @@ def _gguf(family: Family) -> str:
 
 
 def _read_as(family: Family) -> tuple[str, ...]:
-    """Return the architectures of a family's GGUF files, of which those with a window may have another (Mistral)."""
+    """Return the architectures of a family's GGUF files, of which those with a window or experts may have another
+    (Mistral, Mixtral)."""
     if family.gguf is None or family.gguf.name not in WINDOWED:
         return family.architectures
     name = family.gguf.name
-    windowed = GGUFFile(Path("model.gguf"), {f"{name}.{WINDOW}": 4096}, {}, 0)
     common = {"num_hidden_layers": 4, "rope_theta": 10_000.0}
-    return (*family.architectures, *family.gguf.config(GGUFKeys(windowed, name), common)["architectures"])
+    with_keys = [{f"{name}.{WINDOW}": 4096}]
+    if family.gguf.experts == "optional":
+        with_keys.append({f"{name}.expert_count": 8})
+    files = [GGUFKeys(GGUFFile(Path("model.gguf"), metadata, {}, 0), name) for metadata in with_keys]
+    others = [each for file in files for each in family.gguf.config(file, common)["architectures"]]
+    return (*family.architectures, *others)
 
 
 def _cells(decoder: DecoderConfig) -> tuple[str, ...]:

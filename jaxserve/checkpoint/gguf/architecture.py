@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, NoReturn
+from typing import Any, Final, Literal, NoReturn
 
 import numpy as np
 
@@ -43,6 +43,20 @@ POST_NORMS: Final[Mapping[str, str]] = {
 """`tensor_names` of a decoder with norms after its blocks."""
 SANDWICH_NORMS: Final[Mapping[str, str]] = {**POST_NORMS, "ffn_norm": "pre_feedforward_layernorm"}
 """`tensor_names` of a decoder with norms before and after its blocks."""
+
+_EXPERTS = {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_up_exps": "mlp.experts.up_proj",
+    "ffn_down_exps": "mlp.experts.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
+}
+"""Parts of a layer with experts, under the decoder's own names. A tensor holds the matrices of all experts."""
+STACKED: Final = ".experts."
+"""Part of the name of a tensor that holds the matrices of all experts."""
 
 _BLOCK_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,3})\.([a-z_]+)\.(weight|bias)")
 
@@ -114,6 +128,12 @@ def layer_types(keys: GGUFKeys, config: Mapping[str, Any], period: int) -> list[
     return ["sliding_attention" if is_windowed else "full_attention" for is_windowed in is_sliding]
 
 
+def dense_layers(keys: GGUFKeys, config: Mapping[str, Any]) -> list[int]:
+    """Return the layers without a router."""
+    names = keys.file.tensors
+    return [layer for layer in range(config["num_hidden_layers"]) if f"blk.{layer}.ffn_gate_inp.weight" not in names]
+
+
 @dataclass(frozen=True, slots=True)
 class GGUFArchitecture:
     """Storage of one family by llama.cpp."""
@@ -130,17 +150,27 @@ class GGUFArchitecture:
     """Offset that the file adds to norm weights."""
     tensor_names: Mapping[str, str] = field(default_factory=dict)
     """Hugging Face name by llama.cpp name, for parts of a layer that differ from Llama's."""
+    experts: Literal["none", "optional", "required"] = "none"
+    """Experts of the files; optional: those of other families have the name of this architecture, too (Mixtral)."""
     attention_factor_keys: tuple[str, ...] = ()
     """Keys that may hold yarn's `attention_factor`; in other families they must be 1 or absent."""
     config: Callable[[GGUFKeys, Mapping[str, Any]], dict[str, Any]] = no_window
     """Return the keys of `config.json` that the family adds to, or replaces in, those common to all files."""
 
-    def hf_name(self, gguf_name: str, num_layers: int) -> str | None:
-        """Return the Hugging Face name of a GGUF tensor; None if a decoder with that many layers has no such tensor."""
+    def hf_name(self, gguf_name: str, num_layers: int, *, has_experts: bool = False) -> str | None:
+        """Return the Hugging Face name of a GGUF tensor; None if a decoder with that many layers has no such tensor.
+
+        has_experts: True if the file has experts. That of the matrices of all experts has no suffix, as with families whose checkpoints stack them.
+        """
         if gguf_name in _TOP_LEVEL:
             return _TOP_LEVEL[gguf_name]
         match = _BLOCK_NAME.fullmatch(gguf_name)
         if match is None or int(match[1]) >= num_layers:
             return None
         part = self.tensor_names.get(match[2], _PER_LAYER.get(match[2]))
-        return None if part is None else f"model.layers.{match[1]}.{part}.{match[3]}"
+        if part is None and has_experts:
+            part = _EXPERTS.get(match[2])
+        if part is None or (STACKED in f".{part}" and match[3] == "bias"):
+            return None
+        name = f"model.layers.{match[1]}.{part}"
+        return name if STACKED in name else f"{name}.{match[3]}"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -15,6 +15,9 @@ from jaxserve.checkpoint.gguf.config import find_family, generation_config, hf_c
 from jaxserve.checkpoint.gguf.file import GGUFFile, open_gguf
 from jaxserve.errors import CheckpointError, shown
 from jaxserve.quant.tensor import Tensor, TensorInfo
+
+_SHARED_GATE: Final = ".shared_expert_gate.weight"
+"""A matrix of one row, which converters store as a vector."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +43,19 @@ class GGUFCheckpoint:
     def read(self, name: str) -> Tensor:
         """Return a tensor in Hugging Face's row order: a view of the file if nothing has to change.
 
-        Matrices of quantised types are returned in their blocks.
+        Matrices of quantised types are returned in their blocks; those of all experts are one tensor.
         """
         stored_name = self.stored_names.get(name)
         if stored_name is None:
             raise CheckpointError(f"{self.path}: tensor {shown(name)}: expected in the checkpoint, found none")
         num_heads = self.permuted_heads.get(name)
+        shape = self.tensors[name].shape
         if self.tensors[name].is_quantized:
             blocks = self.file.read_blocks(stored_name)
+            if len(shape) > 2:
+                return replace(blocks, blocks=blocks.blocks.reshape(*shape[:-1], -1))
             return blocks if num_heads is None else blocks[split_halves(np.arange(len(blocks.blocks)), num_heads)]
-        array = self.file.read(stored_name)
+        array = self.file.read(stored_name).reshape(shape)
         if self.norm_offset and name.endswith("norm.weight"):
             return array.astype(np.float32) - np.float32(self.norm_offset)
         return array if num_heads is None else split_halves(array, num_heads)
@@ -66,10 +72,10 @@ def open_gguf_checkpoint(path: Path, families: Collection[Family]) -> GGUFCheckp
     for stored_name in file.tensors:
         if stored_name in NO_WEIGHTS:
             continue
-        name = architecture.hf_name(stored_name, config["num_hidden_layers"])
+        name = architecture.hf_name(stored_name, config["num_hidden_layers"], has_experts="num_experts" in config)
         if name is None or name in stored_names:
             raise CheckpointError(
-                f"{path}: tensor {shown(stored_name)}: expected the tensors of a dense decoder with "
+                f"{path}: tensor {shown(stored_name)}: expected the tensors of a decoder with "
                 f"{config['num_hidden_layers']} layers, found one that has no place in it"
             )
         stored_names[name] = stored_name
@@ -113,4 +119,5 @@ def _permuted_heads(file: GGUFFile, stored_names: Mapping[str, str], config: dic
 def _info(file: GGUFFile, name: str, stored_name: str) -> TensorInfo:
     tensor = file.tensors[stored_name]
     is_quantized = tensor.kind.block_elements > 1 and len(tensor.shape) > 1
-    return TensorInfo(name, tensor.shape, tensor.kind.name, tensor.num_bytes, file.path, is_quantized)
+    shape = (1, *tensor.shape) if name.endswith(_SHARED_GATE) and len(tensor.shape) == 1 else tensor.shape
+    return TensorInfo(name, shape, tensor.kind.name, tensor.num_bytes, file.path, is_quantized)

@@ -68,8 +68,9 @@ def find_family(file: GGUFFile, families: Collection[Family]) -> Family:
 def hf_config(file: GGUFFile, hf_architecture: str, architecture: GGUFArchitecture) -> dict[str, Any]:
     """Return `config.json` as it would be for the file."""
     keys = GGUFKeys(file, architecture.name)
-    if keys.has("expert_count") and keys.get("expert_count") != 0:
-        keys.fail("expert_count", "a dense model (0 experts)", keys.get("expert_count"))
+    num_experts = keys.get("expert_count") or 0
+    if num_experts != 0 and architecture.experts == "none":
+        keys.fail("expert_count", "a dense model (0 experts)", num_experts)
     vocab_size, hidden_size = _embedding_shape(file, keys)
     num_heads = keys.integer("attention.head_count")
     head_dim = _head_dim(keys, hidden_size, num_heads)
@@ -93,6 +94,9 @@ def hf_config(file: GGUFFile, hf_architecture: str, architecture: GGUFArchitectu
         "rope_theta": keys.number("rope.freq_base", 10_000.0),
         "tie_word_embeddings": "output.weight" not in file.tensors,
     }
+    if num_experts != 0 or architecture.experts == "required":
+        config["num_experts"] = keys.integer("expert_count")
+        config["num_experts_per_tok"] = keys.integer("expert_used_count", maximum=config["num_experts"])
     if architecture.has_bias_flags:
         config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
         config["mlp_bias"] = "blk.0.ffn_down.bias" in file.tensors

@@ -24,10 +24,12 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
 
 
 def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Read a llama file with a window as Mistral; the window counts the query itself in both vocabularies."""
-    if not keys.get(WINDOW):
-        return {}
-    return {"architectures": ["MistralForCausalLM"], "sliding_window": keys.integer(WINDOW)}
+    """Read a llama file with experts as Mixtral, and one with a window as Mistral; the window counts the query itself in
+    both vocabularies."""
+    window = {"sliding_window": keys.integer(WINDOW)} if keys.get(WINDOW) else {}
+    if keys.get("expert_count"):
+        return {"architectures": ["MixtralForCausalLM"], **window}
+    return {"architectures": ["MistralForCausalLM"], **window} if window else {}
 
 
 FAMILY = Family(
@@ -36,6 +38,12 @@ FAMILY = Family(
     text_part_of=("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration"),
     read_vision=partial(siglip, connector="linear"),
     text_model_type="llama",
-    gguf=GGUFArchitecture("llama", is_rope_permuted=True, has_bias_flags=True, config=_gguf_config),
+    gguf=GGUFArchitecture(
+        "llama",
+        is_rope_permuted=True,
+        has_bias_flags=True,
+        experts="optional",
+        config=_gguf_config,
+    ),
     maxtext=MaxTextLayout(query_scale="head_dim", has_tied_logits=False),
 )

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers
 from jaxserve.models.families._experts import COUNT_KEYS, all_with_experts, read_experts
@@ -30,4 +31,8 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return replace(config, qk_norm="whole")
 
 
-FAMILY = Family(("OlmoeForCausalLM",), decoder_config)
+FAMILY = Family(
+    ("OlmoeForCausalLM",),
+    decoder_config,
+    gguf=GGUFArchitecture("olmoe", experts="required"),
+)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, dense_layers, no_window
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, MAX_WIDTH, build, full_layers
 from jaxserve.models.families._experts import COUNT_KEYS, read_experts, some_with_experts
@@ -46,4 +48,18 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     )
 
 
-FAMILY = Family(("Qwen2MoeForCausalLM",), decoder_config, renames={"shared_expert": "shared_experts"})
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the widths of experts and of the shared expert."""
+    return no_window(keys, config) | {
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": keys.integer("expert_shared_feed_forward_length"),
+        "mlp_only_layers": dense_layers(keys, config),
+    }
+
+
+FAMILY = Family(
+    ("Qwen2MoeForCausalLM",),
+    decoder_config,
+    renames={"shared_expert": "shared_experts"},
+    gguf=GGUFArchitecture("qwen2moe", experts="required", config=_gguf_config),
+)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, dense_layers, no_window
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, uniform_layers
 from jaxserve.models.families._experts import COUNT_KEYS, read_experts, some_with_experts
@@ -39,4 +41,17 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return replace(config, qk_norm="heads")
 
 
-FAMILY = Family(("Qwen3MoeForCausalLM",), decoder_config)
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the width of experts, and that weights sum to 1, which llama.cpp hard-codes and no key carries."""
+    return no_window(keys, config) | {
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "mlp_only_layers": dense_layers(keys, config),
+        "norm_topk_prob": True,
+    }
+
+
+FAMILY = Family(
+    ("Qwen3MoeForCausalLM",),
+    decoder_config,
+    gguf=GGUFArchitecture("qwen3moe", experts="required", config=_gguf_config),
+)

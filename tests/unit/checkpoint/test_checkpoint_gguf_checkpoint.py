@@ -225,7 +225,18 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
         "key 'split.count': expected a whole model in one file, found one of 3 parts; join them with "
         "llama-gguf-split --merge",
     ),
-    "experts": ("llama", {"expert_count": 8}, "key 'llama.expert_count': expected a dense model (0 experts), found 8"),
+    "experts": ("qwen3", {"expert_count": 8}, "key 'qwen3.expert_count': expected a dense model (0 experts), found 8"),
+    "choices": (
+        "llama",
+        {"expert_count": 8, "expert_used_count": 9},
+        "key 'llama.expert_used_count': expected a whole number from 1 to 8, found 9",
+    ),
+    "no experts": ("olmoe", {}, "key 'olmoe.expert_count': expected a whole number from 1 to 2147483647, found none"),
+    "expert width": (
+        "qwen3moe",
+        {"expert_count": 8, "expert_used_count": 2},
+        "key 'qwen3moe.expert_feed_forward_length': expected a whole number from 1 to 2147483647, found none",
+    ),
     "missing key": (
         "llama",
         {"block_count": None},
@@ -270,7 +281,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "fewer layers": (
         "llama",
         {"block_count": 1},
-        "tensor 'blk.1.attn_norm.weight': expected the tensors of a dense decoder with 1 layers, found one that has "
+        "tensor 'blk.1.attn_norm.weight': expected the tensors of a decoder with 1 layers, found one that has "
         "no place in it",
     ),
     "end token": (
@@ -307,7 +318,7 @@ def test_missing_embedding_is_named(tmp_path: Path) -> None:
 )
 def test_tensor_without_a_place_is_named(tmp_path: Path, name: str) -> None:
     message = rejection(write_decoder(tmp_path / "a.gguf", "llama", {name: np.ones(32, np.float32)}))
-    assert message.startswith(f"tensor {name!r}: expected the tensors of a dense decoder")
+    assert message.startswith(f"tensor {name!r}: expected the tensors of a decoder")
 
 
 def test_unknown_tensor_is_named(tmp_path: Path) -> None:

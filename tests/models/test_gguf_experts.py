@@ -1,0 +1,52 @@
+"""GGUF files with experts: the tokens of the safetensors they were made from, and experts in blocks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxserve.config import Config, ModelConfig
+from jaxserve.models.registry import decoder_of, open_model
+from jaxserve.runner.backend import Chip
+from jaxserve.runner.limits import quantization_notes
+from tests.models.goldens import golden_checkpoint
+from tests.models.tiny_model import TinyModel
+from tests.unit.checkpoint.checkpoint_files import stored
+from tests.unit.checkpoint.gguf_families import write_as_gguf
+
+pytestmark = pytest.mark.slow
+KEPT = "gguf-weight-only"
+
+
+def written(folder: Path, name: str, kind: str = "F32") -> Path:
+    source = golden_checkpoint(name).path
+    hf = json.loads((source / "config.json").read_text())
+    return write_as_gguf(folder / "a.gguf", open_model(source), hf, kind)
+
+
+@pytest.mark.parametrize("name", ["mixtral_tiny", "qwen2_moe_tiny"])
+def test_tokens_equal_those_of_the_safetensors(tmp_path: Path, name: str) -> None:
+    """A file named as Llama's with rows in llama.cpp's order; one with a gated shared expert and dense layers."""
+    golden, model = golden_checkpoint(name), TinyModel(written(tmp_path, name))
+    logits = model.logits(golden.prompt_ids)
+    np.testing.assert_allclose(logits, golden.logits, atol=1e-4, rtol=0)
+    assert model.greedy(logits[-1], 64) == golden.output_ids.tolist()
+
+
+def test_experts_in_blocks_are_served_dequantised(tmp_path: Path) -> None:
+    name = "qwen3_moe_tiny"
+    golden, path = golden_checkpoint(name), written(tmp_path, name, "Q8_0")
+    expected, found = open_model(golden.path), open_model(path)
+    own = "model.layers.2.mlp.experts.5.up_proj.weight"
+    rows = expected.read(own).astype(np.float32)
+    np.testing.assert_array_equal(found.read(own).blocks, stored("Q8_0", rows)[1])  # type: ignore[union-attr]
+    (note,) = quantization_notes(
+        Config(model=ModelConfig(model="any", quantization=KEPT)), decoder_of(found), Chip("cpu")
+    )
+    assert note == "36 matrices of experts are served dequantised: blocks are kept of other matrices"
+    kept = TinyModel(path, quantization=KEPT).logits(golden.prompt_ids)
+    np.testing.assert_array_equal(kept, TinyModel(path).logits(golden.prompt_ids))
+    assert 0 < np.abs(kept - golden.logits).mean() < 0.02 * golden.logits.std()

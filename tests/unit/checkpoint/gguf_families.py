@@ -1,0 +1,172 @@
+"""Tiny checkpoints of families in llama.cpp's format, as its converter writes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
+from tests.unit.checkpoint.checkpoint_files import as_llama_cpp_stores, stored, write_gguf
+
+ARCHITECTURES = {
+    "Gemma2ForCausalLM": ("gemma2", gguf.MODEL_ARCH.GEMMA2),
+    "Gemma3ForCausalLM": ("gemma3", gguf.MODEL_ARCH.GEMMA3),
+    "Phi3ForCausalLM": ("phi3", gguf.MODEL_ARCH.PHI3),
+    "Olmo2ForCausalLM": ("olmo2", gguf.MODEL_ARCH.OLMO2),
+    "Olmo3ForCausalLM": ("olmo2", gguf.MODEL_ARCH.OLMO2),
+    "GraniteForCausalLM": ("granite", gguf.MODEL_ARCH.GRANITE),
+    "Qwen3MoeForCausalLM": ("qwen3moe", gguf.MODEL_ARCH.QWEN3MOE),
+    "Qwen2MoeForCausalLM": ("qwen2moe", gguf.MODEL_ARCH.QWEN2MOE),
+    "MixtralForCausalLM": ("llama", gguf.MODEL_ARCH.LLAMA),
+    "OlmoeForCausalLM": ("olmoe", gguf.MODEL_ARCH.OLMOE),
+}
+EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
+
+
+def gemma_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
+    caps = {key: hf[key] for key in ("attn_logit_softcapping", "final_logit_softcapping") if key in hf}
+    sizes = {"attention.key_length": hf["head_dim"], "attention.value_length": hf["head_dim"]}
+    return caps | sizes | {"attention.sliding_window": hf["sliding_window"]}
+
+
+def gemma3_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
+    return gemma_keys(hf) | {
+        "attention.sliding_window_pattern": hf["sliding_window_pattern"],
+        "rope.scaling.type": "linear",
+        "rope.scaling.factor": hf["rope_scaling"]["factor"],
+    }
+
+
+def phi3_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
+    keys = {
+        "attention.sliding_window": hf.get("sliding_window") or 0,
+        "rope.dimension_count": int(head_dim(hf) * hf.get("partial_rotary_factor", 1.0)),
+        "rope.scaling.original_context_length": hf.get("original_max_position_embeddings", 4096),
+    }
+    if hf["rope_scaling"]:
+        original, longest = hf["original_max_position_embeddings"], hf["max_position_embeddings"]
+        keys["rope.scaling.attn_factor"] = float(np.sqrt(1 + np.log(longest / original) / np.log(original)))
+    return keys
+
+
+def olmo3_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "attention.sliding_window": hf["sliding_window"],
+        "attention.sliding_window_pattern": [True, True, True, False],
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": hf["rope_scaling"]["factor"],
+        "rope.scaling.original_context_length": hf["rope_scaling"]["original_max_position_embeddings"],
+        "rope.scaling.attn_factor": 0.1 * float(np.log(hf["rope_scaling"]["factor"])) + 1,
+    }
+
+
+def granite_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
+    names = {
+        "embedding_scale": "embedding_multiplier",
+        "residual_scale": "residual_multiplier",
+        "attention.scale": "attention_multiplier",
+        "logit_scale": "logits_scaling",
+    }
+    return {key: hf[name] for key, name in names.items()}
+
+
+def expert_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
+    keys = {"expert_count": hf.get("num_experts", hf.get("num_local_experts"))}
+    keys["expert_used_count"] = hf["num_experts_per_tok"]
+    for key, name in (
+        ("attention.key_length", "head_dim"),
+        ("attention.value_length", "head_dim"),
+        ("expert_feed_forward_length", "moe_intermediate_size"),
+        ("expert_shared_feed_forward_length", "shared_expert_intermediate_size"),
+    ):
+        if name in hf:
+            keys[key] = hf[name]
+    return keys
+
+
+OWN_KEYS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "Gemma2ForCausalLM": gemma_keys,
+    "Gemma3ForCausalLM": gemma3_keys,
+    "Phi3ForCausalLM": phi3_keys,
+    "Olmo2ForCausalLM": lambda hf: {},
+    "Olmo3ForCausalLM": olmo3_keys,
+    "GraniteForCausalLM": granite_keys,
+    "Qwen3MoeForCausalLM": expert_keys,
+    "Qwen2MoeForCausalLM": expert_keys,
+    "MixtralForCausalLM": expert_keys,
+    "OlmoeForCausalLM": expert_keys,
+}
+
+
+def head_dim(hf: Mapping[str, Any]) -> int:
+    found: int = hf.get("head_dim") or hf["hidden_size"] // hf["num_attention_heads"]
+    return found
+
+
+def as_stored(name: str, tensor: np.ndarray, hf: Mapping[str, Any]) -> np.ndarray:
+    """Return the tensor that llama.cpp's converter writes."""
+    model = hf["architectures"][0]
+    if model.startswith("Gemma") and name.endswith("norm.weight"):
+        return tensor + 1
+    if model.startswith(("Granite", "Mixtral")) and ("q_proj" in name or "k_proj" in name):
+        heads = hf["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
+        return as_llama_cpp_stores(tensor, heads)
+    return tensor[0] if name.endswith("shared_expert_gate.weight") else tensor
+
+
+def with_stacked_experts(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the tensors with the matrices of a layer's experts as one."""
+    stacks: dict[str, dict[int, np.ndarray]] = {}
+    found = {}
+    for name, tensor in tensors.items():
+        match = EXPERT.fullmatch(name)
+        if match is None:
+            found[name] = tensor
+        else:
+            stacks.setdefault(f"{match[1]}.{match[3]}", {})[int(match[2])] = tensor
+    return found | {name: np.stack([stack[index] for index in sorted(stack)]) for name, stack in stacks.items()}
+
+
+def write_as_gguf(path: Path, checkpoint: Checkpoint, hf: Mapping[str, Any], kind: str = "F32") -> Path:
+    """Write the checkpoint as llama.cpp's converter does. kind: type of the matrices of experts."""
+    name, architecture = ARCHITECTURES[hf["architectures"][0]]
+    keys = {
+        "block_count": hf["num_hidden_layers"],
+        "context_length": hf["max_position_embeddings"],
+        "embedding_length": hf["hidden_size"],
+        "feed_forward_length": hf["intermediate_size"],
+        "attention.head_count": hf["num_attention_heads"],
+        "attention.head_count_kv": hf["num_key_value_heads"],
+        "attention.layer_norm_rms_epsilon": hf["rms_norm_eps"],
+        "rope.freq_base": float(hf.get("rope_theta", 10_000.0)),
+        "rope.dimension_count": head_dim(hf),
+        **OWN_KEYS[hf["architectures"][0]](hf),
+    }
+    tokens = {f"tokenizer.ggml.{key}": hf[key] for key in ("bos_token_id", "eos_token_id")}
+    dense = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, hf["num_hidden_layers"])  # of layers without experts
+    names = gguf.get_tensor_name_map(architecture, hf["num_hidden_layers"])
+    tensors = {}
+    for tensor, values in with_stacked_experts(as_in_the_file(checkpoint)).items():
+        hf_name = tensor.replace("shared_experts.", "shared_expert.")
+        stored_name = names.get_name(hf_name, (".weight", ".bias")) or dense.get_name(hf_name, (".weight",))
+        assert stored_name is not None, tensor
+        is_stack = tensor.endswith("_proj.weight") and ".experts." in tensor
+        value = as_stored(tensor, values, hf)
+        tensors[stored_name] = stored(kind, value) if is_stack else ("F32", value)
+    for kind_of_text in ("short", "long"):
+        factors = (hf.get("rope_scaling") or {}).get(f"{kind_of_text}_factor")
+        if factors:
+            tensors[f"rope_factors_{kind_of_text}.weight"] = ("F32", np.array(factors, np.float32))
+    return write_gguf(path, name, {f"{name}.{key}": value for key, value in keys.items()} | tokens, tensors)
+
+
+def as_in_the_file(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+    """Return float32 tensors under the names of `checkpoint`; of a dense one, with matrices joined as they are stored."""
+    is_dense = not any(".experts." in name for name in checkpoint.tensors)
+    whole = checkpoint.inner if is_dense and isinstance(checkpoint, CheckpointView) else checkpoint
+    return {name: np.asarray(whole.read(name)).astype(np.float32) for name in whole.tensors}
