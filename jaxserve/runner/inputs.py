@@ -334,5 +334,5 @@ class StepTask(Generic[PlanT, ResultT]):
     """Called before the step is dispatched; may fill in fields of its packed plan."""
     keeps_tables: bool = False
     """True if page tables are part of the state."""
-    images: Callable[[PlanT], Sequence[EncodeItem | EmbedsItem]] = lambda plan: ()
+    row_items: Callable[[PlanT], Sequence[EncodeItem | EmbedsItem]] = lambda plan: ()
     """Images to encode and embeddings to write before the step."""

@@ -87,7 +87,7 @@ class Runner(Generic[PlanT, ResultT]):
         started = time.monotonic()
         index, self._num_submitted = self._num_submitted, self._num_submitted + 1
         try:
-            self._fill_rows(self._task.images(plan))
+            self._fill_rows(self._task.row_items(plan))
             self._task.update_state(self._state, plan, program, packed)
             self._state.arrays, outputs = executable(self.params, self._state.arrays, packed)
         except Exception:

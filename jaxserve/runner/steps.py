@@ -353,7 +353,7 @@ GENERATION: Final = StepTask(
     dummy_plan=dummy_plan,
     num_outputs=lambda plan: 1 if plan.targets is None else 2,
     update_state=lambda state, plan, program, packed: state.init_slots(plan.slot_inits, plan.masks),
-    images=lambda plan: plan.encode_items,
+    row_items=lambda plan: (*plan.encode_items, *plan.embeds_items),
 )
 """Decode and mixed steps that sample."""
 

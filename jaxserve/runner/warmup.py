@@ -155,7 +155,7 @@ def _dummy_plan(task: StepTask[Any, Any], program: Program, wanted: Sequence[Pro
     if program.kind not in ROW_KINDS:
         return task.dummy_plan(program)
     step = next(each for each in reversed(wanted) if each.kind not in ROW_KINDS)
-    return replace(task.dummy_plan(step), encode_items=dummy_items(program))
+    return replace(task.dummy_plan(step), **dummy_items(program))
 
 
 _WARM_UPS: Final = {"gpu": 2}

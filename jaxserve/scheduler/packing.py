@@ -24,13 +24,13 @@ def pack(
     num_steps: int,
     started: list[Request],
     states: RecurrentStates | None = None,
-    encode_items: Sequence[EncodeItem | EmbedsItem] = (),
+    row_items: Sequence[EncodeItem | EmbedsItem] = (),
 ) -> tuple[StepPlan, list[Request]]:
     """Return the plan in which request i computes its next `counts[i]` tokens, and the requests in row order.
 
     Requests with a count of 0 have no row. The arrays are copies: later changes of the requests do not reach the plan.
     started: the requests that have just got their slots. states: slots of recurrent states; None for a model without.
-    encode_items: images to encode and embeddings to write before the step.
+    row_items: images to encode and embeddings to write before the step.
     """
     rows = [i for i, count in enumerate(counts) if count == 1]
     num_single = len(rows)
@@ -89,7 +89,8 @@ def pack(
         state_slots=None
         if states is None
         else _state_slots(states, ordered, num_computed + num_scheduled, num_known, num_steps),
-        encode_items=tuple(encode_items),
+        encode_items=tuple(item for item in row_items if isinstance(item, EncodeItem)),
+        embeds_items=tuple(item for item in row_items if isinstance(item, EmbedsItem)),
         image_rows=image_rows,
         rope_positions=rope_positions,
     )

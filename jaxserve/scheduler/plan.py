@@ -170,8 +170,10 @@ class StepPlan:
     state_slots: np.ndarray | None = None
     """int32 [B, 2], the slot of the recurrent state that each row reads, 0 at the start of a text, and the one that it
     writes. None for a model without recurrent layers."""
-    encode_items: tuple[EncodeItem | EmbedsItem, ...] = ()
-    """Images to encode before the step, in one call, and embeddings to write."""
+    encode_items: tuple[EncodeItem, ...] = ()
+    """Images to encode before the step, in one call."""
+    embeds_items: tuple[EmbedsItem, ...] = ()
+    """Given embeddings to write before the step."""
     image_rows: np.ndarray | None = None
     """int32 [sum(num_scheduled_tokens)], the device's row with the embedding of each token that stands for one; NO_IMAGE_ROW
     for text. None without such tokens, which only mixed steps have."""
@@ -188,7 +190,8 @@ class StepPlan:
 
     @property
     def encoded_ids(self) -> Sequence[RequestId]:
-        return [item.request_id for item in self.encode_items if item.request_id is not None]
+        items: tuple[EncodeItem | EmbedsItem, ...] = (*self.encode_items, *self.embeds_items)
+        return [item.request_id for item in items if item.request_id is not None]
 
 
 @dataclass(frozen=True, slots=True)

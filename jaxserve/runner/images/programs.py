@@ -48,12 +48,12 @@ def _encode_call(items: Sequence[EncodeItem], wanted: Sequence[Program]) -> tupl
     return program, packed
 
 
-def dummy_items(program: Program) -> tuple[RowItem, ...]:
-    """Return items of no request that fill a program."""
+def dummy_items(program: Program) -> dict[str, tuple[RowItem, ...]]:
+    """Return items of no request that fill a program, by the field of their plan."""
     assert program.images is not None, "a program that fills rows"
     if program.kind == "prompt_embeds":
-        return (dummy_embeds(program.images),)
-    return (dummy_item(program.num_tokens, program.images),)
+        return {"embeds_items": (dummy_embeds(program.images),)}
+    return {"encode_items": (dummy_item(program.num_tokens, program.images),)}
 
 
 def encode_images(
