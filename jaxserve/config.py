@@ -156,10 +156,10 @@ class SchedulerConfig:
         help="most milliseconds of decode steps in one call (multi-step decode) while no request waits; 0: one step per call",
     )
     num_speculative_tokens: int = option(
-        0,
-        ge=0,
-        le=64,
-        help="most draft tokens per request and step, from repetitions in its text (prompt lookup); 0: none",
+        0, ge=0, le=64, help="most draft tokens per request and step, from its text or --speculative-model; 0: none"
+    )
+    speculative_model: str | None = option(
+        None, help="smaller model with the same tokenizer that drafts: directory, GGUF file or hub id (default: none)"
     )
 
     @property

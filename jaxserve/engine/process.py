@@ -201,14 +201,16 @@ def build_executor(spec: EngineSpec, progress: Progress, clock: PhaseClock | Non
         progress("load", 1, 1, "fake")
         clock.add("engine", process_start_s())
         return FakeExecutor.start(spec.config, spec.fake)
+    from jaxserve.engine.draft_tokenizer import with_draft_path
     from jaxserve.executor.local import LocalExecutor  # here, so that a fake engine needs no jax
 
     clock.add("engine", process_start_s())
-    if spec.config.hosts.num_hosts > 1:
+    config = with_draft_path(spec.config, Path(spec.model_path))
+    if config.hosts.num_hosts > 1:
         from jaxserve.executor.hosts.executor import MultiHostExecutor
 
-        return MultiHostExecutor.start(spec.config, Path(spec.model_path), progress, exit_now)
-    return LocalExecutor.start(spec.config, Path(spec.model_path), progress)
+        return MultiHostExecutor.start(config, Path(spec.model_path), progress, exit_now)
+    return LocalExecutor.start(config, Path(spec.model_path), progress)
 
 
 def build_core(spec: EngineSpec, executor: Executor[Any, Any]) -> EngineCore:

@@ -135,7 +135,8 @@ class FakeExecutor(Generic[PlanT, ResultT]):
 
     def add_stats(self, stats: EngineStats) -> None:
         """Count every program as compiled at the start."""
-        stats.compilations = {"warmup": len(self.buckets.decode) + len(self.buckets.mixed), "serving": 0}
+        tables = (self.buckets.decode, self.buckets.mixed, self.buckets.speculate)
+        stats.compilations = {"warmup": sum(map(len, tables)), "serving": 0}
 
     def profile(self, is_on: bool) -> None:
         """There are no other hosts."""
@@ -182,8 +183,9 @@ class FakeExecutor(Generic[PlanT, ResultT]):
 def _tokens(config: Config, options: FakeOptions) -> FakeTokens:
     limits = resolve_limits("cpu", config.scheduler)
     rows, tokens = limits.max_num_seqs, limits.max_num_batched_tokens
+    num_drafts = config.scheduler.num_speculative_tokens if config.scheduler.speculative_model else 0
     return FakeTokens(
-        Buckets(powers_of_two(rows), powers_of_two(tokens), rows, options.max_decode_steps),
+        Buckets(powers_of_two(rows), powers_of_two(tokens), rows, options.max_decode_steps, num_drafts),
         options.num_blocks,
         page_tokens("cpu", config.cache.block_size),
         options.vocab_size,

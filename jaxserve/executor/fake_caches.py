@@ -6,7 +6,7 @@ They hold what can be checked: tokens in pages, and in a slot the number of toke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
@@ -80,3 +80,23 @@ class FakeStates:
             if state.tolist() != [first, int(sums[first - 1]) if first else 0]:
                 raise PoisonError(f"{plan.request_ids[row]} reads state {state.tolist()} at position {first}")
             self._slots[write] = len(past), sums[-1]
+
+
+class FakeDrafts:
+    """Drafted tokens of each slot: the right ones, but for one of four."""
+
+    def __init__(self) -> None:
+        self.positions: dict[int, int] = {}
+        """Position of the newest token of each slot, after a speculative step."""
+        self.tokens: dict[int, list[int]] = {}
+
+    def draft(
+        self, slot: int, text: list[int], count: int, guess: Callable[[np.ndarray], int], vocab_size: int
+    ) -> None:
+        """Draft `count` tokens after `text`. guess: returns the token that follows."""
+        self.positions[slot] = len(text) - 1
+        drafted: list[int] = []
+        for _ in range(count):
+            past = np.array([*text, *drafted])
+            drafted.append((guess(past) + (len(past) % 4 == 0)) % vocab_size)
+        self.tokens[slot] = drafted

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, Protocol
 
 import numpy as np
 
 from jaxserve.executor.fake_caches import POISON as _POISON
-from jaxserve.executor.fake_caches import FakeStates, FakeWindow, PoisonError
+from jaxserve.executor.fake_caches import FakeDrafts, FakeStates, FakeWindow, PoisonError
 from jaxserve.executor.protocol import PlanT_contra, ResultT_co
 from jaxserve.ipc.engine_spec import Script
 from jaxserve.ipc.messages import EmbeddingInfo, ModelInfo
@@ -171,6 +172,7 @@ class FakeTokens:
         self._is_ended = np.zeros(buckets.max_num_seqs, np.bool_)
         self._counted: dict[int, list[int]] = {}
         """Tokens of the requests whose slot was initialised, by slot."""
+        self._drafts = FakeDrafts()
 
     def poison(self, blocks: Sequence[BlockId]) -> None:
         """Wipe pages: a request that still reads them is wrong."""
@@ -188,21 +190,58 @@ class FakeTokens:
     def compute(self, plan: StepPlan) -> StepResult:
         """Compute steps until one ends a request. Raises PoisonError."""
         self._counted |= {init.slot: init.token_ids.tolist() for init in plan.slot_inits}
+        if plan.draft_lengths is not None:
+            return self._result(plan, self._speculate(plan, plan.draft_lengths.tolist()), is_speculative=True)
         tokens = []
         for step in range(plan.num_steps):
             newest, has_end = self._one_step(plan, step)
             tokens.append(newest)
             if has_end:
                 break
+        return self._result(plan, np.array(tokens, np.int32))
+
+    def _result(self, plan: StepPlan, tokens: np.ndarray, *, is_speculative: bool = False) -> StepResult:
         ranks = np.arange(MAX_TOP_LOGPROBS, dtype=np.int32)
         return StepResult(
-            token_ids=np.array(tokens, np.int32),
+            token_ids=tokens,
             logprobs=np.full((len(tokens), len(plan.request_ids)), -1.0, np.float32),
             top_token_ids=(tokens[0][:, None] + ranks) % self._vocab_size,
             top_logprobs=np.broadcast_to(-1.0 - ranks, (len(tokens[0]), MAX_TOP_LOGPROBS)).astype(np.float32),
             device_seconds=0.0,
             prompt_scores=None if plan.targets is None else self._scores(plan.targets),
+            is_speculative=is_speculative,
         )
+
+    def _speculate(self, plan: StepPlan, lengths: Sequence[int]) -> np.ndarray:
+        """Compute a speculative step with drafts of these lengths; returns the accepted tokens `[1 + N, B]`."""
+        written: set[tuple[int, int]] = set()
+        live: dict[int, tuple[int, list[int]]] = {}
+        for row, slot in enumerate(plan.slots.tolist()):
+            newest = int(plan.token_ids[row])
+            if newest == UNREAD_TOKEN and self._is_ended[slot]:
+                continue
+            first, known = int(plan.num_computed_tokens[row]), self._last_tokens[slot]
+            if plan.is_position_unread is not None and plan.is_position_unread[row]:
+                first = self._drafts.positions[slot]
+            length = min(lengths[row], int(plan.length_limits[row]) - first - 2)
+            own = [
+                int(known) if newest == UNREAD_TOKEN else newest,
+                *self._drafts.tokens.get(slot, ())[: max(0, length)],
+            ]
+            live[row] = first, own
+            self._write(plan, row, first, np.array(own), written)
+        tokens = np.full((1 + self.buckets.num_drafts, len(lengths)), UNREAD_TOKEN, np.int32)
+        for row, (first, own) in live.items():
+            for ahead in range(len(own)):
+                past = self._read(plan, row, first + ahead, first + ahead + 1)
+                tokens[ahead, row] = self._sample(plan, row, past)
+                is_end = self._store(plan, row, past, int(tokens[ahead, row]))
+                if is_end or own[ahead + 1 : ahead + 2] != [tokens[ahead, row]]:
+                    break
+            text = [*past.tolist(), int(tokens[ahead, row])]
+            guess = partial(self._sample, plan, row)
+            self._drafts.draft(int(plan.slots[row]), text, self.buckets.num_drafts, guess, self._vocab_size)
+        return tokens
 
     def _scores(self, targets: np.ndarray) -> PromptScores:
         """Return log-probability -t and rank t for target t, and t and the tokens after it as the most likely ones."""
@@ -222,35 +261,44 @@ class FakeTokens:
         written: set[tuple[int, int]] = set()
         for row in live:
             own = plan.token_ids[starts[row] : starts[row] + plan.num_scheduled_tokens[row]]
-            self._write(plan, row, step, self._last_tokens[plan.slots[row]] if goes_on[row] else own, written)
+            first = int(plan.num_computed_tokens[row]) + step
+            self._write(plan, row, first, self._last_tokens[plan.slots[row]] if goes_on[row] else own, written)
         tokens = np.full(len(plan.request_ids), UNREAD_TOKEN, np.int32)
-        masks = {mask.slot: mask.words for mask in plan.masks}
         has_end = False
-        pasts = [self._read(plan, row, step) for row in live]
+        firsts = (plan.num_computed_tokens + step).tolist()
+        ends = (plan.num_computed_tokens + plan.num_scheduled_tokens + step).tolist()
+        pasts = [self._read(plan, row, firsts[row], ends[row]) for row in live]
         if self._states is not None:
             self._states.step(plan, live, step, pasts)
         for row, past in zip(live, pasts, strict=True):
-            seed = int(plan.sampling[row, _SEED]) if plan.sampling[row, _TEMPERATURE] else None  # 0.0 is all zero bits
-            scripted = self._script.next_token(past.tolist()) if self._script is not None else None
-            tokens[row] = next_token(past, self._vocab_size, seed) if scripted is None else scripted
-            if int(plan.slots[row]) in masks:
-                tokens[row] = _allowed_token(int(tokens[row]), masks[int(plan.slots[row])])
-            slot = int(plan.slots[row])
-            if plan.is_sampling[row] and slot != NO_SLOT:
-                if plan.sampling[row, _PENALTY] and self._counted.get(slot) != past.tolist():
-                    raise PoisonError(f"{plan.request_ids[row]} has {past.tolist()}, counted {self._counted.get(slot)}")
-                self._counted.get(slot, []).append(int(tokens[row]))
-                self._last_tokens[slot] = tokens[row]
-                is_end = tokens[row] in plan.stop_token_ids[row] or len(past) + 1 >= plan.length_limits[row]
-                self._is_ended[slot] = is_end
-                has_end = has_end or bool(is_end)
+            tokens[row] = self._sample(plan, row, past)
+            if plan.is_sampling[row] and plan.slots[row] != NO_SLOT:
+                has_end |= self._store(plan, row, past, int(tokens[row]))
         return tokens, has_end
+
+    def _sample(self, plan: StepPlan, row: int, past: np.ndarray) -> int:
+        seed = int(plan.sampling[row, _SEED]) if plan.sampling[row, _TEMPERATURE] else None  # 0.0 is all zero bits
+        scripted = self._script.next_token(past.tolist()) if self._script is not None else None
+        token = next_token(past, self._vocab_size, seed) if scripted is None else scripted
+        words = next((mask.words for mask in plan.masks if mask.slot == plan.slots[row]), None)
+        return token if words is None else _allowed_token(token, words)
+
+    def _store(self, plan: StepPlan, row: int, past: np.ndarray, token: int) -> bool:
+        """Keep a request's new token in its slot; returns True if it ends the request."""
+        slot = int(plan.slots[row])
+        if plan.sampling[row, _PENALTY] and self._counted.get(slot) != past.tolist():
+            raise PoisonError(f"{plan.request_ids[row]} has {past.tolist()}, counted {self._counted.get(slot)}")
+        self._counted.get(slot, []).append(token)
+        self._last_tokens[slot] = token
+        self._is_ended[slot] = token in plan.stop_token_ids[row] or len(past) + 1 >= plan.length_limits[row]
+        return bool(self._is_ended[slot])
 
     def check(self, plan: StepPlan) -> None:
         counts = plan.num_scheduled_tokens
         num_rows = len(plan.request_ids)
-        table = self.buckets.decode if plan.kind == "decode" else self.buckets.mixed
-        capacity = plan.bucket if plan.kind == "decode" else self.buckets.mixed_rows(plan.bucket)
+        by_kind = {"decode": self.buckets.decode, "speculate": self.buckets.speculate}
+        table, has_single_tokens = by_kind.get(plan.kind, self.buckets.mixed), plan.kind in by_kind
+        capacity = plan.bucket if has_single_tokens else self.buckets.mixed_rows(plan.bucket)
         if plan.bucket not in table:
             raise ValueError(f"there is no program {plan.kind}/{plan.bucket}")
         if not 0 < num_rows <= capacity or plan.num_tokens > plan.bucket or counts.sum() != plan.num_tokens:
@@ -259,13 +307,13 @@ class FakeTokens:
         slots = plan.slots[plan.slots != NO_SLOT].tolist()
         if len(set(slots)) < len(slots):
             raise ValueError(f"two rows share a slot: {plan.slots.tolist()}")
-        if plan.num_steps > (self.buckets.max_decode_steps if plan.kind == "decode" else 1):
+        most = {"decode": self.buckets.max_decode_steps, "speculate": 1 + self.buckets.num_drafts}
+        if plan.num_steps > most.get(plan.kind, 1):
             raise ValueError(f"no program does {plan.num_steps} {plan.kind} steps in one call")
-        if counts.min() < 1 or (counts[:num_single] != 1).any() or (plan.kind == "decode" and num_single < num_rows):
+        if counts.min() < 1 or (counts[:num_single] != 1).any() or (has_single_tokens and num_single < num_rows):
             raise ValueError(f"rows of {counts.tolist()} tokens are no {plan.kind} step")
 
-    def _write(self, plan: StepPlan, row: int, step: int, tokens: np.ndarray, written: set[tuple[int, int]]) -> None:
-        first = int(plan.num_computed_tokens[row]) + step
+    def _write(self, plan: StepPlan, row: int, first: int, tokens: np.ndarray, written: set[tuple[int, int]]) -> None:
         for offset, token in enumerate(np.atleast_1d(tokens)):
             slot = self._slot(plan, row, first + offset)
             if slot in written:
@@ -277,14 +325,14 @@ class FakeTokens:
         for window in self.windows:
             window.write(plan, row, first, np.atleast_1d(tokens))
 
-    def _read(self, plan: StepPlan, row: int, step: int) -> np.ndarray:
-        length = int(plan.num_computed_tokens[row] + plan.num_scheduled_tokens[row]) + step
+    def _read(self, plan: StepPlan, row: int, first: int, length: int) -> np.ndarray:
+        """Return the first `length` tokens of a row's request, of which those from `first` on attend to the ones before."""
         num_pages = -(-length // self._pool.shape[1])
         past: np.ndarray = self._pool[plan.block_tables[row, :num_pages]].reshape(-1)[:length]
         if (past == _POISON).any():
             raise PoisonError(f"{plan.request_ids[row]} reads slots that hold nothing: {past.tolist()}")
         for window in self.windows:
-            window.check(plan, row, int(plan.num_computed_tokens[row]) + step, past)
+            window.check(plan, row, first, past)
         return past
 
     def _slot(self, plan: StepPlan, row: int, position: int) -> tuple[int, int]:

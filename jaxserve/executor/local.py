@@ -22,7 +22,9 @@ from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.sentence import read_sentence_modules
 from jaxserve.config import Config
 from jaxserve.errors import CheckpointError
+from jaxserve.executor.adapters import adapters_config, open_adapters
 from jaxserve.executor.content_digest import content_digest
+from jaxserve.executor.draft_model import DraftCheckpoint, open_draft_model
 from jaxserve.executor.hosts.agreement import (
     ONE_HOST,
     Hosts,
@@ -35,7 +37,7 @@ from jaxserve.executor.hosts.agreement import (
 from jaxserve.executor.hosts.memory import device_memory
 from jaxserve.executor.images import image_info, prompt_embeds_info
 from jaxserve.executor.measured import Measured
-from jaxserve.executor.preparation import Preparation, adapters_config, open_adapters, prepare, resolve_task
+from jaxserve.executor.preparation import Preparation, prepare, resolve_task
 from jaxserve.executor.protocol import Progress
 from jaxserve.executor.self_test.check import with_tested_kernels
 from jaxserve.executor.served_weights import ServedWeights, served_tensors
@@ -104,11 +106,13 @@ class LocalExecutor(Generic[PlanT, ResultT]):
                 config = agree_kernels(hosts, replace(config, compile=tested.compile))
             with clock.phase("hosts") if config.hosts.num_hosts > 1 else contextlib.nullcontext():
                 hosts.connect()
-            adapters, prepared = _prepare(config, model, checkpoint, hosts)
+            draft = open_draft_model(config, model)
+            adapters, prepared = _prepare(config, model, checkpoint, hosts, draft.decoder)
             base, checkpoint = checkpoint, served_tensors(prepared, checkpoint, adapters)
             facts = {"checkpoint": checkpoint_hash(checkpoint)} | prepared.key_parts()
             agree_equal(hosts, "programs", facts)
             check_tensors(checkpoint, prepared.skeleton)
+            draft.check_tensors(prepared)
             defaults = {}
             if prepared.embedding is None:
                 defaults = sampling_defaults(config.model.generation_config, checkpoint)
@@ -118,7 +122,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         _LOG.info("limits: %s", prepared.summary)
         if defaults:
             _LOG.info("sampling, where requests say nothing: %s", defaults)
-        params, state, steps, reports = _load(prepared, checkpoint, config, clock, progress, hosts)
+        params, state, steps, reports = _load(prepared, checkpoint, draft, config, clock, progress, hosts)
         runner = Runner(prepared.task, params, state, executables(steps))
         with clock.phase("first_run"):
             platform = prepared.device.platform
@@ -139,7 +143,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
             prompt_embeds=prompt_embeds_info(prepared),
         )
         eos_token_ids = frozenset(model.eos_token_ids if isinstance(model, DecoderConfig) else ())
-        weights = ServedWeights(config, prepared, base, adapters, runner, state)
+        weights = ServedWeights(config, prepared, base, adapters, runner, state, draft)
         return cls(runner, model_info, prepared.limits.buckets, eos_token_ids, counter, pages, weights)
 
     def submit(self, plan: PlanT) -> PendingStep[PlanT, ResultT]:
@@ -166,7 +170,11 @@ class LocalExecutor(Generic[PlanT, ResultT]):
 
 
 def _prepare(
-    config: Config, model: DecoderConfig | EncoderConfig, checkpoint: Checkpoint, hosts: Hosts
+    config: Config,
+    model: DecoderConfig | EncoderConfig,
+    checkpoint: Checkpoint,
+    hosts: Hosts,
+    draft: DecoderConfig | None,
 ) -> tuple[tuple[Adapter, ...], Preparation]:
     """Open the adapters, and prepare the engine."""
     if resolve_task(config.model, model) == "embed":
@@ -174,12 +182,13 @@ def _prepare(
         return (), prepare(config, model, modules=read_sentence_modules(path) if path.is_dir() else None, hosts=hosts)
     assert isinstance(model, DecoderConfig), "an encoder embeds"
     adapters = open_adapters(config, model)
-    return adapters, prepare(config, model, adapters_config(adapters, config.model, model), hosts=hosts)
+    return adapters, prepare(config, model, adapters_config(adapters, config.model, model), hosts=hosts, draft=draft)
 
 
 def _load(
     prepared: Preparation,
     checkpoint: Checkpoint,
+    draft: DraftCheckpoint,
     config: Config,
     clock: PhaseClock,
     progress: Progress,
@@ -201,6 +210,7 @@ def _load(
             params = load_params(
                 checkpoint, prepared.skeleton, prepared.sharding, partial(progress, "load"), read.append
             )
+            params += draft.load(prepared)
         stored = sum(info.num_stored_bytes for info in checkpoint.tensors.values())
         _LOG.info("weights: this host read %d of %d stored bytes", sum(read), stored)
         return params

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError, StartupError
-from jaxserve.executor.preparation import adapters_config, open_adapters, prepare
+from jaxserve.executor.adapters import adapters_config, open_adapters
+from jaxserve.executor.draft_model import read_draft_config
+from jaxserve.executor.preparation import prepare
 from jaxserve.executor.self_test.check import with_tested_kernels
 from jaxserve.ipc.report import PhaseClock
 from jaxserve.models.registry import read_decoder
@@ -46,7 +48,8 @@ def precompile(
     decoder = with_served_images(config.images, decoder, model_path, checkpoint)
     there = replace(config, compile=replace(config.compile, compile_cache=str(directory)))
     config = with_tested_kernels(there, decoder, PhaseClock(), lambda *_: None)
-    prepared = prepare(config, decoder, adapters_config(open_adapters(config, decoder), config.model, decoder))
+    adapters = adapters_config(open_adapters(config, decoder), config.model, decoder)
+    prepared = prepare(config, decoder, adapters, draft=read_draft_config(config))
     steps, state_programs = prepared.make_programs(cache, progress), prepared.make_state_programs(cache)
     made: list[tuple[Program | StateProgram, MadeProgram]] = [*steps.items(), *state_programs.items()]
     entries = [_entry(program.name, result, cache, directory) for program, result in made]

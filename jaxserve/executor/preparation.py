@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import jax
 
-from jaxserve.checkpoint.peft import Adapter, open_adapter
 from jaxserve.checkpoint.sentence import SentenceModules
-from jaxserve.checkpoint.source import resolve_adapter
 from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import ConfigError
 from jaxserve.executor.hosts.agreement import ONE_HOST, Hosts, agree_smallest
@@ -57,6 +54,8 @@ from jaxserve.runner.pages import page_batches
 from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.runner.program_key import host_key_parts
 from jaxserve.runner.slots import slots_bytes
+from jaxserve.runner.speculation.model import make_draft_model
+from jaxserve.runner.speculation.step import speculative_task
 from jaxserve.runner.state import StateProgram, StateShapes
 from jaxserve.runner.steps import GENERATION, abstract_params, generation_task
 from jaxserve.runner.warmup import MadeProgram, Progress, make_programs, make_state_programs
@@ -137,6 +136,7 @@ class Preparation:
             page_batches(self.limits.spec) if self.has_tiers else (),
             self.images,
             self.skeleton.policy.activations,
+            self.limits.buckets.num_drafts,
         )
 
     def make_programs(self, cache: ProgramCache, progress: Progress) -> dict[Program, MadeProgram]:
@@ -176,10 +176,12 @@ def prepare(
     adapters: AdaptersConfig | None = None,
     modules: SentenceModules | None = None,
     hosts: Hosts = ONE_HOST,
+    draft: DecoderConfig | None = None,
 ) -> Preparation:
     """Size an engine for `model` and its `adapters`. Raises StartupError in one line, also when memory does not suffice.
 
-    modules: how the checkpoint says that texts become vectors. hosts: those that the devices are divided over.
+    modules: how the checkpoint says that texts become vectors. hosts: those that the devices are divided over. draft: its
+    draft model.
     """
     device = first_device(config.parallel.num_devices // config.hosts.num_hosts)
     if isinstance(model, EncoderConfig) or resolve_task(config.model, model) == "embed":
@@ -203,10 +205,13 @@ def prepare(
     held_bytes += 0 if images is None else images.num_bytes(itemsize)
     if images is not None and model.vision is not None:
         held_bytes += encoder_bytes(model.vision, images.max_patches, itemsize)
+    draft_model = None if draft is None else make_draft_model(config, model, draft, chip_of(device))
+    held_bytes += 0 if draft_model is None else _weight_bytes(draft_model.skeleton, sharding)
     held_bytes *= shape.num_devices // config.hosts.num_hosts if device.platform == "cpu" else 1
     kv_bytes = agree_smallest(hosts, "KV cache bytes", kv_cache_bytes(config.cache, device, kv_shards, held_bytes))
-    limits = make_limits(config, model, policy, device.platform, kv_bytes)
-    task = generation_task(device.platform, config.model.logprobs_mode)
+    limits = make_limits(config, model, policy, device.platform, kv_bytes, draft_model)
+    mode = config.model.logprobs_mode
+    task = speculative_task(generation_task(device.platform, mode), draft_model, mode)
     return Preparation(device, skeleton, sharding, limits, task, has_tiers=config.tiers.has_stores, images=images)
 
 
@@ -270,61 +275,6 @@ def first_device(num_devices: int) -> jax.Device:
         platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
         reason = str(error) or "JAX has no plugin for it"
         raise ConfigError(f"no device can be used with JAX_PLATFORMS={platforms or '(not set)'}: {reason}") from error
-
-
-RANK_STEP: Final = 16
-"""Ranks are padded to a multiple of this: the width of vector registers and of tensor cores."""
-
-
-def open_adapters(config: Config, decoder: DecoderConfig) -> tuple[Adapter, ...]:
-    """Open the adapters of `--lora-modules`, in their order: requests name them by number, from 1.
-
-    Raises StartupError in one line.
-    """
-    parts = fused_parts(decoder)
-    return tuple(open_adapter(name, resolve_adapter(source), parts) for name, source in config.model.adapters.items())
-
-
-def fused_parts(decoder: DecoderConfig) -> dict[str, dict[str, int]]:
-    """Return the modules that an adapter may have fused, with the rows of each part."""
-    kv_rows = decoder.num_kv_heads * decoder.head_dim
-    return {
-        "qkv_proj": {"q_proj": decoder.num_heads * decoder.head_dim, "k_proj": kv_rows, "v_proj": kv_rows},
-        "gate_up_proj": {"gate_proj": decoder.intermediate_size, "up_proj": decoder.intermediate_size},
-    }
-
-
-def adapters_config(
-    adapters: Sequence[Adapter], settings: ModelConfig | None = None, decoder: DecoderConfig | None = None
-) -> AdaptersConfig | None:
-    """Return the shapes of the adapters in the model; None without any. Raises ConfigError.
-
-    settings, decoder: those of a model in which --max-loras may reserve more places, for adapters of any module.
-    """
-    largest = max((adapter.rank for adapter in adapters), default=1)
-    modules = {module for adapter in adapters for module in adapter.additions}
-    count = len(adapters)
-    if settings is not None and settings.max_loras is not None and decoder is not None:
-        count, reserved = settings.num_adapter_places, settings.max_lora_rank
-        if reserved is not None and largest > reserved:
-            raise ConfigError(f"--max-lora-rank {reserved}: --lora-modules has an adapter of rank {largest}")
-        largest, modules = reserved or largest, modules | adaptable_modules(decoder)
-    if not count:
-        return None
-    return AdaptersConfig(count, -(-largest // RANK_STEP) * RANK_STEP, tuple(sorted(modules)))
-
-
-def adaptable_modules(decoder: DecoderConfig) -> set[str]:
-    """Return the names of all modules that an adapter may change: not experts."""
-    modules = set()
-    for index, layer in enumerate(decoder.layers):
-        names = {"q_proj", "o_proj"}
-        if layer.kv_source is None:
-            names |= {"k_proj", "v_proj"} if layer.has_value_projection else {"k_proj"}
-        modules |= {f"model.layers.{index}.self_attn.{name}" for name in names}
-        if layer.experts is None:
-            modules |= {f"model.layers.{index}.mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")}
-    return modules
 
 
 _NO_PAGES = KVSpec(num_layers=0, num_kv_heads=0, head_dim=0, dtype_bytes=0, block_size=1)

@@ -18,7 +18,9 @@ from jaxserve.checkpoint.renamed import with_decoder_names, with_encoder_names
 from jaxserve.checkpoint.source import resolve, resolve_adapter
 from jaxserve.config import Config
 from jaxserve.errors import CheckpointError, InvalidRequestError, invalid, shown
-from jaxserve.executor.preparation import Preparation, fused_parts
+from jaxserve.executor.adapters import fused_parts
+from jaxserve.executor.draft_model import DraftCheckpoint
+from jaxserve.executor.preparation import Preparation
 from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig
 from jaxserve.models.registry import families, model_of, open_model
 from jaxserve.models.skeleton import ModelSkeleton
@@ -55,8 +57,9 @@ class ServedWeights:
         adapters: Sequence[Adapter],
         runner: Runner[Any, Any],
         state: DeviceState,
+        draft: DraftCheckpoint = DraftCheckpoint(),  # noqa: B008  (immutable)
     ) -> None:
-        """checkpoint: the one that was loaded, without adapters."""
+        """checkpoint: the one that was loaded, without adapters. draft: the draft model, which stays as it is."""
         self._config = config
         self._prepared = prepared
         self._base = checkpoint
@@ -65,6 +68,7 @@ class ServedWeights:
         self._adapters: list[Adapter | None] = [*adapters, *[None] * (count - len(adapters))]
         self._runner = runner
         self._state = state
+        self._draft = draft
         self._copies: tuple[np.ndarray, ...] = ()
         self._are_stored = True
         """True if the weights can be read again from `_base`; False after tensors of a file were put among them."""
@@ -73,7 +77,7 @@ class ServedWeights:
         """Read the weights of `model` beside those that serve: until they are in use, both are on the devices."""
         checkpoint = open_model(resolve(model, progress=False))
         _check_same(self._config, self._prepared, checkpoint, self._base)
-        params = self._read(checkpoint)
+        params = self._read(checkpoint) + self._draft_params()
 
         def install() -> None:
             self._base, self._copies, self._are_stored = checkpoint, (), True
@@ -91,9 +95,11 @@ class ServedWeights:
         indices = range(len(prepared.skeleton.arrays))
         if not self._runner.params and not arrays.keys() >= set(indices):
             raise invalid("tensors", "must have all tensors of the model, and no adapters, while the engine sleeps")
+        drafting = self._draft_params()
 
         def install() -> None:
-            self._runner.params = tuple(arrays[i] if i in arrays else self._runner.params[i] for i in indices)
+            params = tuple(arrays[i] if i in arrays else self._runner.params[i] for i in indices)
+            self._runner.params = params + drafting
             self._copies, self._are_stored = (), False
 
         return install
@@ -127,7 +133,9 @@ class ServedWeights:
     def restore(self) -> Callable[[], None]:
         params = self._runner.params
         if not params and self._copies:
-            places = [self._prepared.sharding.place(spec.axes) for spec in self._prepared.skeleton.arrays]
+            draft_model = self._prepared.task.draft_model
+            specs = self._prepared.skeleton.arrays + (() if draft_model is None else draft_model.skeleton.arrays)
+            places = [self._prepared.sharding.place(spec.axes) for spec in specs]
             params = tuple(
                 jax.device_put(copy, place, may_alias=False) for copy, place in zip(self._copies, places, strict=True)
             )
@@ -135,7 +143,7 @@ class ServedWeights:
             raise InvalidRequestError(
                 "The weights came as tensors, and no copy was kept: they cannot be read again. Update the weights first."
             )
-        params = params or self._read(self._base)
+        params = params or self._read(self._base) + self._draft_params()
 
         def install() -> None:
             self._copies = ()
@@ -144,6 +152,11 @@ class ServedWeights:
             self._state.provide_memory()
 
         return install
+
+    def _draft_params(self) -> tuple[jax.Array, ...]:
+        """Return the parameters of the draft model, read again if they are not on the device; none without one."""
+        held = self._runner.params[len(self._prepared.skeleton.arrays) :]
+        return held or self._draft.load(self._prepared)
 
     def _read(self, checkpoint: Checkpoint) -> tuple[jax.Array, ...]:
         tensors = served_tensors(self._prepared, checkpoint, self._adapters)

@@ -55,6 +55,7 @@ class EngineShape(msgspec.Struct, frozen=True):
     eos_token_ids: list[int]
     vocab_size: int
     has_grammars: bool
+    num_drafts: int = 0
 
 
 def shape_of(config: Config, model_info: ModelInfo, buckets: Buckets, eos_token_ids: frozenset[int]) -> EngineShape:
@@ -76,6 +77,7 @@ def shape_of(config: Config, model_info: ModelInfo, buckets: Buckets, eos_token_
         eos_token_ids=sorted(eos_token_ids),
         vocab_size=model_info.vocab_size,
         has_grammars=True,
+        num_drafts=buckets.num_drafts,
     )
 
 

@@ -259,6 +259,8 @@ def facts_of(plan: StepPlan) -> dict[str, Any]:
         "num_prompt_logprobs": plan.num_prompt_logprobs,
         "adapters": plan.adapters,
         "state_slots": plan.state_slots,
+        "draft_lengths": plan.draft_lengths,
+        "is_position_unread": plan.is_position_unread,
         "slot_inits": tuple([each.slot for each in plan.slot_inits]),
         "masks": tuple([mask.slot for mask in plan.masks]),
     }

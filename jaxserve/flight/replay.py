@@ -141,8 +141,9 @@ class _ScriptedDrafts(DraftState):
 
     def __init__(self, script: _Script, request_id: RequestId, like: DraftState) -> None:
         super().__init__(0)
-        for name in ("_cap", "_min_match", "max_tokens", "num_accepted", "num_rejected"):
-            setattr(self, name, getattr(like, name))
+        for name in DraftState.__slots__:
+            if hasattr(like, name):  # of a record of an older version, what was not known stays as in a new request
+                setattr(self, name, getattr(like, name))
         self._script, self._request_id = script, request_id
 
     def draft(self, tokens: np.ndarray, count: int) -> np.ndarray:
@@ -300,7 +301,11 @@ def make_scheduler(
             shape.config,
             kv,
             Buckets(
-                tuple(shape.decode_buckets), tuple(shape.mixed_buckets), shape.max_num_seqs, shape.max_decode_steps
+                tuple(shape.decode_buckets),
+                tuple(shape.mixed_buckets),
+                shape.max_num_seqs,
+                shape.max_decode_steps,
+                shape.num_drafts,
             ),
             shape.max_model_len,
             frozenset(shape.eos_token_ids),
@@ -331,7 +336,8 @@ def _result(plan: StepPlan, value: Mapping[str, Any]) -> StepResult:
         of_tokens = np.zeros((size, MAX_TOP_LOGPROBS))
         scores = PromptScores(np.zeros(size), np.ones(size, np.int32), of_tokens.astype(np.int32), of_tokens)
     zeros = np.zeros(token_ids.shape)
-    return StepResult(token_ids, zeros, tops.astype(np.int32), tops, value["device_seconds"], scores)
+    is_speculative = plan.kind == "speculate"
+    return StepResult(token_ids, zeros, tops.astype(np.int32), tops, value["device_seconds"], scores, is_speculative)
 
 
 def _unequal(

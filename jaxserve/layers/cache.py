@@ -1,7 +1,7 @@
 """The cache of a model on the devices: one entry per cache group, in the order of `DecoderConfig.cache.groups`.
 
 Steps take the cache (DONATED) and return it in the same buffers. Letters: L layers of a group, P pages, K KV heads, S
-tokens of a page, H head dim, W width of a latent vector, Y state slots.
+tokens of a page, H head dim, W width of a latent vector, Y state slots, B rows of a step, or pages that are copied.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jaxserve_kernels.paged_attention import Paging
 from jaxtyping import Array, Float, Int
 
@@ -135,3 +136,37 @@ def pages_shape(cache: Cache) -> tuple[int, ...]:
 def with_group(cache: Cache, place: CachePlace, pool: GroupCache) -> Cache:
     """Return `cache` with another entry for the group of `place`."""
     return (*cache[: place.group], pool, *cache[place.group + 1 :])
+
+
+def read_pages(pool: KVPool, blocks: Int[Array, "B"]) -> tuple[Float[Array, "B L K S H"], Float[Array, "B L K S H"]]:
+    """Return copies of pages, made one after the other.
+
+    A gather along the page axis, which is not the first one, would make XLA transpose the whole pool.
+    """
+
+    def copy(place: int | Array, copies: tuple[Array, Array]) -> tuple[Array, Array]:
+        def one(half: Array, batch: Array) -> Array:
+            page = jax.lax.dynamic_slice_in_dim(half, blocks[place], 1, axis=1)
+            return jax.lax.dynamic_update_slice_in_dim(batch, jnp.moveaxis(page, 1, 0), place, axis=0)
+
+        return one(pool.k, copies[0]), one(pool.v, copies[1])
+
+    num_layers, _, *rest = pool.k.shape
+    empty = jnp.zeros((len(blocks), num_layers, *rest), pool.k.dtype)
+    k, v = jax.lax.fori_loop(0, len(blocks), copy, (empty, empty))
+    return k, v
+
+
+def write_pages(
+    pool: KVPool, blocks: Int[Array, "B"], k: Float[Array, "B L K S H"], v: Float[Array, "B L K S H"]
+) -> KVPool:
+    """Overwrite pages, one after the other as in `read_pages`. DONATES the pool."""
+
+    def copy(place: int | Array, pool: KVPool) -> KVPool:
+        def one(half: Array, batch: Array) -> Array:
+            page = jax.lax.dynamic_slice_in_dim(batch, place, 1, axis=0)
+            return jax.lax.dynamic_update_slice_in_dim(half, jnp.moveaxis(page, 0, 1), blocks[place], axis=1)
+
+        return KVPool(one(pool.k, k), one(pool.v, v))
+
+    return KVPool(*jax.lax.fori_loop(0, len(blocks), copy, pool))

@@ -55,7 +55,8 @@ def choose_backend(
         return "reference"
     reason = _why_not_pallas(config, decoder, chip, dtype, kv_dtype)
     if reason is None:
-        if chip.platform == "tpu" and config.scheduler.num_speculative_tokens:
+        has_rows_of_drafts = config.scheduler.num_speculative_tokens > 0 and config.scheduler.speculative_model is None
+        if chip.platform == "tpu" and has_rows_of_drafts:
             raise ConfigError(
                 "--num-speculative-tokens: not with the attention kernel of TPUs, where two rows must not write one "
                 "page; use --attention-backend reference"

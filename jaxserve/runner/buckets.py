@@ -52,12 +52,19 @@ def page_tokens(platform: str, setting: int | None) -> int:
 
 
 def make_buckets(
-    platform: str, max_num_seqs: int, max_num_batched_tokens: int, *, min_decode: int = 1, growth: int = 2
+    platform: str,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    *,
+    min_decode: int = 1,
+    growth: int = 2,
+    num_drafts: int = 0,
 ) -> Buckets:
     """Return the bucket table for these limits. The largest buckets are the limits themselves.
 
     min_decode: 2 if a one-row matmul is slower than a two-row one (bfloat16 on a CPU).
     growth: ratio of neighbouring buckets.
+    num_drafts: tokens that a draft model drafts for each row of a step; 0 without one.
     """
     mixed_floor = MIN_MIXED_TOKENS if platform == "cpu" else 8 * MIN_MIXED_TOKENS
     return Buckets(
@@ -65,6 +72,7 @@ def make_buckets(
         mixed=_ladder(min(mixed_floor, max_num_batched_tokens), max_num_batched_tokens, growth),
         max_num_seqs=max_num_seqs,
         max_decode_steps=1 if platform in ("gpu", "cuda", "rocm") else MAX_DECODE_STEPS,
+        num_drafts=num_drafts,
     )
 
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxserve.models.skeleton import ModelSkeleton
 from jaxserve.runner.images.encoder import ImageShape
 from jaxserve.runner.page_tables import by_group, table_rows
 from jaxserve.runner.state import DeviceState, StateArrays
@@ -32,15 +33,15 @@ from jaxserve.scheduler.plan import (
     StepPlan,
     StepResult,
 )
-from jaxserve.types import MAX_TOP_LOGPROBS, ProgramKind, RequestId
+from jaxserve.types import MAX_TOP_LOGPROBS, NULL_BLOCK, ProgramKind, RequestId
 
 A = TypeVar("A", np.ndarray, jax.Array)
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One compiled shape: T tokens, B rows, G tables of M pages a row, up to K steps a call, X slots of running requests, Y
-    slots of recurrent states."""
+    """One compiled shape: T tokens, B rows, G tables of M pages a row, up to K steps a call (tokens of a row in a speculative
+    step), X slots of running requests, Y slots of recurrent states."""
 
     kind: ProgramKind
     num_tokens: int  # T
@@ -80,7 +81,9 @@ def programs(buckets: Buckets, max_pages: int, num_tables: int = 1, num_state_sl
     mixed = [
         Program("mixed", size, buckets.mixed_rows(size), max_pages, num_slots, 1, *cache) for size in buckets.mixed
     ]
-    return tuple(sorted(decode + mixed, key=lambda program: -program.num_tokens))
+    width = 1 + buckets.num_drafts
+    speculate = [Program("speculate", size, size, max_pages, num_slots, width, *cache) for size in buckets.speculate]
+    return tuple(sorted(decode + mixed + speculate, key=lambda program: -program.num_tokens))
 
 
 INPUT_FIELDS: Final = {
@@ -105,6 +108,9 @@ INPUT_FIELDS: Final = {
     "state_writes": "Y",
     "image_rows": "Z",  # of each token; NO_IMAGE_ROW: text; in mixed programs of models with rows of embeddings
     "rope_positions": "3R",  # in time, rows and columns, if they are not the positions
+    "draft_lengths": "N",  # drafted tokens to verify; these fields are those of speculative programs
+    "is_position_unread": "N",  # the slot has the position
+    "num_pages": "N",  # of the row's first table
     "block_tables": "B GM",
 }
 RESIDENT_FIELDS: Final = {name: shape for name, shape in INPUT_FIELDS.items() if name != "block_tables"} | {
@@ -133,6 +139,7 @@ def field_shapes(program: Program, fields: Mapping[str, str]) -> dict[str, tuple
         "Y": program.num_rows if program.num_state_slots else 0,
         "Z": program.num_tokens if program.images is not None and program.kind == "mixed" else 0,
         "3R": 3 * program.num_tokens if program.images is not None and program.images.has_rope_positions else 0,
+        "N": program.num_rows if program.kind == "speculate" else 0,
         "C": len(COLUMNS),
         "E": MAX_STOP_TOKENS,
         "K": program.max_steps,
@@ -205,6 +212,11 @@ def pack(plan: StepPlan, program: Program, fields: Mapping[str, str] = INPUT_FIE
     if "rope_positions" in field:
         places = field["rope_positions"].reshape(3, -1)
         places[:, :num_tokens] = field["positions"][:num_tokens] if plan.rope_positions is None else plan.rope_positions
+    if plan.draft_lengths is not None:
+        field["draft_lengths"][:num_rows] = plan.draft_lengths
+        field["is_position_unread"][:num_rows] = plan.is_position_unread
+        first = by_group(plan.block_tables, program.num_tables)[:, 0]
+        field["num_pages"][:num_rows] = np.count_nonzero(first != NULL_BLOCK, 1)
     if program.num_state_slots:
         field["state_writes"][:] = program.num_state_slots
         if plan.state_slots is not None:
@@ -262,6 +274,7 @@ def unpack(plan: StepPlan, program: Program, outputs: Sequence[np.ndarray], devi
         top_logprobs=field["top_logprobs"][:num_rows].view(np.float32),
         device_seconds=device_seconds,
         prompt_scores=None if len(outputs) == 1 else _prompt_scores(outputs[1], program, plan.num_tokens),
+        is_speculative=program.kind == "speculate",
     )
 
 
@@ -287,6 +300,7 @@ def dummy_plan(program: Program) -> StepPlan:
     counts = np.ones(num_rows, np.int32)
     if program.kind == "mixed":
         counts[-1] = min(program.num_tokens - num_rows + 1, DUMMY_CHUNK)
+    is_speculative = program.kind == "speculate"
     return StepPlan(
         kind=program.kind,
         bucket=program.num_tokens,
@@ -301,7 +315,17 @@ def dummy_plan(program: Program) -> StepPlan:
         length_limits=np.full(num_rows, np.iinfo(np.int32).max, np.int32),
         stop_token_ids=np.full((num_rows, MAX_STOP_TOKENS), -1, np.int32),
         num_top_logprobs=0,
+        draft_lengths=np.full(num_rows, program.max_steps - 1, np.int32) if is_speculative else None,
+        is_position_unread=np.zeros(num_rows, np.bool_) if is_speculative else None,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModel:
+    """A model that drafts `num_drafts` tokens for every row of a speculative step."""
+
+    skeleton: ModelSkeleton
+    num_drafts: int
 
 
 PlanT = TypeVar("PlanT", bound=Plan)
@@ -336,3 +360,5 @@ class StepTask(Generic[PlanT, ResultT]):
     """True if page tables are part of the state."""
     row_items: Callable[[PlanT], Sequence[EncodeItem | EmbedsItem]] = lambda plan: ()
     """Images to encode and embeddings to write before the step."""
+    draft_model: DraftModel | None = None
+    """Its parameters follow the model's, and its cache groups the model's."""

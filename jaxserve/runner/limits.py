@@ -27,6 +27,7 @@ from jaxserve.quant.stored_blocks import StoredKinds, without_kernel
 from jaxserve.runner.backend import Chip, choose_backend, choose_encoder_backend
 from jaxserve.runner.buckets import make_buckets, page_tokens, pool_context, resolve_limits, table_pages
 from jaxserve.runner.cache_sizes import CacheSizes, divide_cache, slot_bytes
+from jaxserve.runner.inputs import DraftModel
 from jaxserve.runner.memory import fit_model_len, num_kv_blocks
 from jaxserve.scheduler.plan import Buckets
 from jaxserve.sharding.rules import MeshShape, axis_rules
@@ -276,11 +277,23 @@ def cache_shapes(
     )
 
 
-def make_limits(config: Config, decoder: DecoderConfig, policy: DtypePolicy, platform: str, kv_bytes: int) -> Limits:
-    """The sizes that `kv_bytes` for the cache (over all devices) allow; raises ConfigError where that is too little."""
+def make_limits(
+    config: Config,
+    decoder: DecoderConfig,
+    policy: DtypePolicy,
+    platform: str,
+    kv_bytes: int,
+    draft: DraftModel | None = None,
+) -> Limits:
+    """Return the sizes that `kv_bytes` for the cache (over all devices) allow; raises ConfigError if that is too little.
+
+    draft: the draft model, whose cache groups follow those of `decoder`.
+    """
     num_ranks = config.parallel.data_parallel_size
     step = resolve_limits(platform, config.scheduler)
-    cache = _cache_sizes(config, decoder, policy, platform, kv_bytes)
+    drafting = None if draft is None else draft.skeleton.config
+    cache = _cache_sizes(config, decoder, policy, platform, kv_bytes, drafting)
+    num_own = len(decoder.cache.paged)
     spec, states = cache.specs[0], decoder.cache.states
     num_blocks = cache.num_blocks[0] // num_ranks
     max_model_len = fit_model_len(config.model.max_model_len, decoder.max_position, num_blocks, spec)
@@ -288,11 +301,13 @@ def make_limits(config: Config, decoder: DecoderConfig, policy: DtypePolicy, pla
     # fifth more kernels with one row (docs/benchmarks/h200-static.md).
     is_float32 = policy.matrices == jnp.float32
     slow_single_row = platform == "gpu" or (platform == "cpu" and not policy.is_native and not is_float32)
+    counts = (*cache.num_blocks[:num_own], *(cache.num_state_slots for _ in states))
+    shapes = cache_shapes(config, decoder, policy, platform, counts)
+    if drafting is not None:
+        shapes += cache_shapes(config, drafting, policy, platform, cache.num_blocks[num_own:])
     return Limits(
         cache=cache,
-        shapes=cache_shapes(
-            config, decoder, policy, platform, (*cache.num_blocks, *(cache.num_state_slots for _ in states))
-        ),
+        shapes=shapes,
         kv_dtype=kv_cache_dtype(config, platform),
         max_model_len=max_model_len,
         max_pages=table_pages(platform, -(-max_model_len // spec.block_size)),
@@ -302,16 +317,24 @@ def make_limits(config: Config, decoder: DecoderConfig, policy: DtypePolicy, pla
             step.max_num_batched_tokens,
             min_decode=2 if slow_single_row else 1,
             growth=4 if policy.is_native else 2,
+            num_drafts=0 if draft is None else draft.num_drafts,
         ),
         num_ranks=num_ranks,
     )
 
 
 def _cache_sizes(
-    config: Config, decoder: DecoderConfig, policy: DtypePolicy, platform: str, kv_bytes: int
+    config: Config,
+    decoder: DecoderConfig,
+    policy: DtypePolicy,
+    platform: str,
+    kv_bytes: int,
+    draft: DecoderConfig | None = None,
 ) -> CacheSizes:
     """Return the pages of each group, and the state slots, that `kv_bytes` allow."""
     specs, num_ranks = kv_specs(config, decoder, platform), config.parallel.data_parallel_size
+    if draft is not None:
+        specs += kv_specs(config, draft, platform)
     longest = pool_context(platform, config.model.max_model_len or decoder.max_position)
     step, states = resolve_limits(platform, config.scheduler), decoder.cache.states
     if len(specs) == 1 and not states:

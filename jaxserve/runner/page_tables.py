@@ -46,7 +46,7 @@ class SentTables:
     def update(self, plan: StepPlan, most: int) -> TableChanges:
         """Return what the step needs and the device does not have, at most `most` single entries, and count it as sent."""
         slots = table_rows(plan)
-        last = plan.num_computed_tokens + plan.num_scheduled_tokens + plan.num_steps - 2
+        last = plan.num_computed_tokens + plan.num_scheduled_tokens + plan.num_steps - 2 + plan.num_ahead
         needed = np.minimum(last // self._page_size + 1, self._max_pages)[:, None, None]
         width = int(needed.max(initial=0))
         tables = self._by_group(plan.block_tables)[:, :, :width]

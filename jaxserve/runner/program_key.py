@@ -92,7 +92,7 @@ def _processor() -> str:
     return "; ".join(sorted(lines))
 
 
-STEPS: Final = ("runner/steps.py", "runner/embedding.py")
+STEPS: Final = ("runner/steps.py", "runner/embedding.py", "runner/speculation/step.py")
 """The step functions. They may reach no traced code but by their imports."""
 _SUFFIXES: Final = (".py", ".cc", ".h", ".json")
 _IMPORT: Final = re.compile(

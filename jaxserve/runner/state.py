@@ -33,6 +33,8 @@ class StateArrays(NamedTuple):
     """Page tables by slot; None where they come with every plan."""
     images: Float[Array, "Z1 W"] | None = None
     """Embeddings of images and of prompts, which tokens name by row; None for a model that reads tokens only."""
+    drafts: Int[Array, "X1 W"] | None = None
+    """Position of the newest token and the drafted ones after it, by slot; None without a draft model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class StateShapes:
     """Numbers of pages that one program copies between pool and host; none without tiers, which take one group only."""
     images: ImageShape | None = None
     image_dtype: jnp.dtype = jnp.dtype("float32")
+    num_drafts: int = 0
+    """Tokens that a draft model drafts for a slot; 0 without one."""
 
     @property
     def num_tables(self) -> int:
@@ -78,7 +82,7 @@ def batch_sharding(pool: jax.sharding.Sharding) -> jax.sharding.NamedSharding:
 
 
 StateKind = Literal[
-    "cache", "slots", "init_slot", "masks", "tables", "table_row", "read_pages", "write_pages", "images"
+    "cache", "slots", "init_slot", "masks", "tables", "table_row", "drafts", "read_pages", "write_pages", "images"
 ]
 
 
@@ -103,6 +107,7 @@ def state_programs(shapes: StateShapes) -> tuple[StateProgram, ...]:
     kinds += ["slots", "init_slot", "masks"] if shapes.num_slots else []
     kinds += ["tables", "table_row"] if shapes.max_pages else []
     kinds += ["images"] if shapes.images is not None else []
+    kinds += ["drafts"] if shapes.num_drafts else []
     copies: list[StateKind] = ["read_pages", "write_pages"]
     return (
         *(StateProgram(kind, shapes) for kind in kinds),
@@ -136,6 +141,7 @@ class DeviceState:
             self._call["slots"]() if "slots" in self._call else None,
             self._call["tables"]() if "tables" in self._call else None,
             self._call["images"]() if "images" in self._call else None,
+            self._call["drafts"]() if "drafts" in self._call else None,
         )
 
     def provide_memory(self) -> None:

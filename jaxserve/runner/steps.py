@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial, reduce
+from functools import partial
 from typing import Any, Final
 
 import jax
@@ -21,7 +21,7 @@ from jaxserve_kernels import native
 from jaxserve_kernels.backend import NATIVE
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxserve.layers.cache import ArrayShape, Cache, CacheShapes, KVPool
+from jaxserve.layers.cache import ArrayShape, Cache, CacheShapes, KVPool, read_pages, write_pages
 from jaxserve.models.decoder import ImageTokens
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
 from jaxserve.runner.context import step_context
@@ -43,19 +43,16 @@ from jaxserve.runner.inputs import (
     split,
     unpack,
 )
-from jaxserve.runner.page_copies import read_pages, write_pages
 from jaxserve.runner.page_tables import set_entries, write_row
+from jaxserve.runner.prompt_scores import score_prompts
 from jaxserve.runner.slots import MASKS_AT_ONCE, SamplerState, init_slot, put_masks, slots_shape, store_tokens, take_up
 from jaxserve.runner.state import DeviceState, StateArrays, StateProgram, batch_sharding, new_cache
 from jaxserve.sampling.bits import num_words
-from jaxserve.sampling.sampler import Sampled, Scored, sample, score
+from jaxserve.sampling.sampler import Sampled, sample
 from jaxserve.scheduler.plan import UNREAD_TOKEN, StepPlan, StepResult
 from jaxserve.sharding.mesh import Sharding
 from jaxserve.sharding.shard_map import batch_sharded
-from jaxserve.types import MAX_TOP_LOGPROBS, NO_LOGPROBS, LogprobsMode
-
-MAX_SCORE_BLOCKS = 8
-"""In which the targets of a step are scored; of as many tokens as it has rows, if that is more. GPUs compile each."""
+from jaxserve.types import LogprobsMode
 
 
 def lower(
@@ -83,12 +80,18 @@ def lower(
         shape = (program.num_slots + 1, program.num_tables * program.max_pages)
         tables = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding.replicated)
         state = state._replace(tables=tables)  # type: ignore[arg-type]
+    params = abstract_params(skeleton, sharding)
+    if (draft := task.draft_model) is not None:
+        params += abstract_params(draft.skeleton, sharding)
+        shape = program.num_slots + 1, 1 + draft.num_drafts
+        drafts = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding.replicated)
+        state = state._replace(drafts=drafts)  # type: ignore[arg-type]
     places = jax.tree.map(lambda array: array.sharding, state), sharding.replicated
     inputs = jax.ShapeDtypeStruct((packed_size(program, task.fields),), jnp.int32, sharding=sharding.replicated)
     # Kernels ask the mesh in context which chip they are compiled for, and how many devices share their heads.
     with jax.sharding.use_abstract_mesh(sharding.mesh.abstract_mesh):
         jitted = jax.jit(step, donate_argnames="state", out_shardings=places)
-        return jitted.lower(abstract_params(skeleton, sharding), state, inputs)
+        return jitted.lower(params, state, inputs)
 
 
 def _abstract_state(
@@ -148,6 +151,9 @@ def lower_state(sharding: Sharding, program: StateProgram) -> jax.stages.Lowered
             assert shapes.images is not None, "a model with rows of embeddings"
             shape = shapes.images.num_rows + 1, shapes.images.width
             return jax.jit(lambda: jnp.zeros(shape, shapes.image_dtype), out_shardings=place).lower()
+        case "drafts":
+            dims = (shapes.num_slots + 1, 1 + shapes.num_drafts)
+            return jax.jit(lambda: jnp.zeros(dims, jnp.int32), out_shardings=place).lower()
         case "read_pages" | "write_pages":
             return _lower_copy(sharding, program)
 
@@ -190,12 +196,9 @@ def run_step(
 ) -> tuple[StateArrays, tuple[Int[Array, "O"], ...]]:
     """Write KV, attend, sample. DONATES the state; returns it and the packed result, in a mixed program followed by the
     scores of prompt tokens, which are raw in every mode."""
-    cache, slots, tables, images = state
-    field = split(packed, program, INPUT_FIELDS if tables is None else RESIDENT_FIELDS)
+    cache, slots, _, images, _ = state
     assert cache is not None and slots is not None, "a decoder that samples"
-    if tables is not None:
-        tables = set_entries(tables, field["table_places"], field["table_pages"])
-        field["block_tables"] = tables[field["table_rows"]]
+    field, tables = read_plan(state, packed, program)
     one_step = partial(_one_step, skeleton, params, logprobs_mode=logprobs_mode)
     if program.max_steps == 1:
         cache, slots, sampled, _, hidden = one_step(state, field, program)
@@ -227,6 +230,18 @@ def run_step(
     start = (cache, slots, no_outcome(program), jnp.bool_(False))
     cache, slots, outcome, _ = jax.lax.while_loop(is_going_on, go_on, start)
     return StateArrays(cache, slots, tables, images), (pack_arrays(outcome, OUTPUT_FIELDS),)
+
+
+def read_plan(
+    state: StateArrays, packed: Int[Array, "I"], program: Program
+) -> tuple[dict[str, Array], Int[Array, "X1 M"] | None]:
+    """Return the fields of the packed plan by name, page tables among them, and the updated tables of the state."""
+    tables = state.tables
+    field = split(packed, program, INPUT_FIELDS if tables is None else RESIDENT_FIELDS)
+    if tables is not None:
+        tables = set_entries(tables, field["table_places"], field["table_pages"])
+        field["block_tables"] = tables[field["table_rows"]]
+    return field, tables
 
 
 def forward(
@@ -290,57 +305,6 @@ def _one_step(
     slots, has_end = store_tokens(slots, field, rows, sampled.token_ids, vocab_size)
     shown = jnp.where(rows.is_over, UNREAD_TOKEN, sampled.token_ids)
     return cache, slots, sampled._replace(token_ids=shown), has_end, hidden
-
-
-def score_prompts(
-    skeleton: ModelSkeleton,
-    params: tuple[Array, ...],
-    hidden: Float[Array, "T D"],
-    field: dict[str, Any],
-    program: Program,
-) -> Scored:
-    """Score each token's target, block by block: logits of all tokens would not fit.
-
-    Computes nothing if no request asks for scores. Without a loop on GPUs: a loop would keep the step out of a CUDA
-    graph, and the host waiting for its end, whether scores are computed or not.
-    """
-    num_tokens = program.num_tokens
-    size = max(program.num_rows, -(-num_tokens // MAX_SCORE_BLOCKS))
-    model = skeleton.build(params)
-
-    def go_on(block: Array | int, scored: Scored) -> Scored:
-        start = jnp.minimum(block * size, num_tokens - size)  # the last one may overlap the one before
-        # One after the other: straight-line code might begin with the logits of all.
-        start, scored = jax.lax.optimization_barrier((start, scored))
-        targets = jnp.maximum(jax.lax.dynamic_slice_in_dim(field["targets"], start, size), 0)
-        logits = model.logits(jax.lax.dynamic_slice_in_dim(hidden, start, size), jnp.int32(size))
-        wanted = (field["num_prompt_logprobs"],)
-        parts = batch_sharded(score, logits, (targets,), wanted, skeleton.policy.rules)
-        updated = (
-            jax.lax.dynamic_update_slice_in_dim(whole, part, start, 0)
-            for whole, part in zip(scored, parts, strict=True)
-        )
-        return Scored(*updated)
-
-    nothing = Scored(
-        jnp.zeros(num_tokens, jnp.float32),
-        jnp.zeros(num_tokens, jnp.int32),
-        jnp.zeros((num_tokens, MAX_TOP_LOGPROBS), jnp.int32),
-        jnp.zeros((num_tokens, MAX_TOP_LOGPROBS), jnp.float32),
-    )
-
-    def all_blocks() -> Scored:
-        return reduce(lambda scored, block: go_on(block, scored), range(-(-num_tokens // size)), nothing)
-
-    def real_blocks() -> Scored:
-        return jax.lax.fori_loop(0, -(-field["is_real"].sum(dtype=jnp.int32) // size), go_on, nothing)  # type: ignore[no-any-return]
-
-    with jax.named_scope("score"):
-        return jax.lax.cond(  # type: ignore[no-any-return]
-            field["num_prompt_logprobs"] > NO_LOGPROBS,
-            lambda: jax.lax.platform_dependent(cuda=all_blocks, default=real_blocks),
-            lambda: nothing,
-        )
 
 
 GENERATION: Final = StepTask(

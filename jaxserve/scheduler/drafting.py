@@ -24,6 +24,7 @@ from jaxserve.scheduler.limits import StepLimits
 from jaxserve.scheduler.plan import NO_SLOT, Buckets, StepPlan, StepResult
 from jaxserve.scheduler.prompt_lookup import DraftState
 from jaxserve.scheduler.request import Request
+from jaxserve.scheduler.speculation import count_draft
 
 Drafts = Mapping[Request, np.ndarray]
 """Drafted tokens, which may follow a request's newest token."""
@@ -32,9 +33,10 @@ Drafts = Mapping[Request, np.ndarray]
 class Drafter:
     """The policy of speculation: which requests get drafts, and how long they are. It owns `Request.draft`."""
 
-    def __init__(self, max_tokens: int, limits: StepLimits, kv: KVManager) -> None:
-        """max_tokens: of one draft, 0 for none at all; limits: of a step."""
+    def __init__(self, max_tokens: int, limits: StepLimits, kv: KVManager, *, has_model: bool = False) -> None:
+        """max_tokens: of one draft, 0 for none at all; limits: of a step. has_model: a draft model drafts instead."""
         self._max_tokens = max_tokens
+        self._has_model = has_model
         self._limits = limits
         self._kv = kv
 
@@ -70,13 +72,11 @@ class Drafter:
         return found
 
     def learn(self, request: Request, num_drafted: int, num_accepted: int, stats: EngineStats) -> None:
-        request.draft.learn(num_accepted, num_drafted - num_accepted)
-        stats.spec_decode_num_drafts += 1
-        stats.spec_decode_num_draft_tokens += num_drafted
-        stats.spec_decode_num_accepted_tokens += num_accepted
+        request.draft.learn(num_accepted)
+        count_draft(request, num_drafted, num_accepted, stats)
 
     def _is_on(self, running: Sequence[Request]) -> bool:
-        return self._max_tokens > 0 and 0 < 2 * len(running) <= self._limits.max_rows
+        return self._max_tokens > 0 and not self._has_model and 0 < 2 * len(running) <= self._limits.max_rows
 
 
 def with_drafts(

@@ -21,11 +21,12 @@ class StepLimits:
 
     def shrink(self, buckets: Buckets, plan: Plan) -> bool:
         """Allow only programs smaller than that of `plan`; False if there is none."""
-        sizes = buckets.decode if plan.kind == "decode" else buckets.mixed
+        has_single_tokens = plan.kind in ("decode", "speculate")
+        sizes = buckets.decode if has_single_tokens else buckets.mixed
         smaller = max((size for size in sizes if size < plan.bucket), default=0)
         if not smaller:
             return False
-        if plan.kind != "decode":
+        if not has_single_tokens:
             self.max_tokens = min(self.max_tokens, smaller)
         self.max_rows = min(self.max_rows, smaller)
         return True

@@ -1,7 +1,7 @@
 """The contract between scheduler and runner: the plans of steps, and their results.
 
-Letters: B rows, T tokens of the step, G page tables per request of M pages at most, C sampling columns, K decode steps of a call,
-D numbers of a vector.
+Letters: B rows, T tokens of the step, G page tables per request of M pages at most, C sampling columns, K decode steps of a
+call, N tokens that a draft model drafts, D numbers of a vector.
 """
 
 from __future__ import annotations
@@ -82,17 +82,27 @@ class Buckets:
     max_num_seqs: int
     max_decode_steps: int = 1
     """Decode steps that a decode program can do in one call."""
+    num_drafts: int = 0
+    """N: tokens that the draft model drafts for each row of a speculative step; 0 without a draft model."""
+
+    @property
+    def speculate(self) -> tuple[int, ...]:
+        """Return the rows of the speculative programs: up to half of all rows. With more, a device has no time to spare."""
+        if not self.num_drafts:
+            return ()
+        return tuple(size for size in self.decode if 2 * size <= self.max_num_seqs) or self.decode[:1]
 
     def mixed_rows(self, num_tokens: int) -> int:
         """Return the row capacity of `mixed[num_tokens]`."""
         return min(num_tokens, self.max_num_seqs)
 
     def pick(self, kind: ProgramKind, size: int) -> int:
-        """Return the smallest bucket of `kind` that holds `size` rows (decode) or tokens (mixed)."""
-        for bucket in self.decode if kind == "decode" else self.mixed:
+        """Return the smallest bucket of `kind` that holds `size` rows (decode, speculate) or tokens (mixed)."""
+        buckets = {"decode": self.decode, "speculate": self.speculate}.get(kind, self.mixed)
+        for bucket in buckets:
             if bucket >= size:
                 return bucket
-        raise ValueError(f"no {kind} bucket holds {size}: largest is {(self.decode, self.mixed)}")
+        raise ValueError(f"no {kind} bucket holds {size}: there are {buckets}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +147,11 @@ class StepPlan:
 
     A request that decodes may have further rows after its own: one for each drafted token, at its position, in no slot.
     Their samples are valid as long as the drafted tokens are right.
+
+    In a speculative step each row has one token here, its newest, and `draft_lengths[i]` drafted tokens, which the last
+    speculative step left in its slot. The device computes all of them, samples after each, and accepts the samples up to and
+    with the first that differs from the draft or ends the request. Then it drafts N tokens for the next speculative step.
+    A row whose position is unread is as far as its slot says; its positions in the plan are the largest possible ones.
     """
 
     kind: ProgramKind
@@ -167,6 +182,12 @@ class StepPlan:
     """int32 [B], the adapter of each row, 0 for none. None if no row has one."""
     masks: tuple[Mask, ...] = ()
     """Masks of the rows with a grammar; they replace the allowed tokens in the slots' state."""
+    draft_lengths: np.ndarray | None = None
+    """int32 [B], drafted tokens to verify. None if the step is not speculative."""
+    is_position_unread: np.ndarray | None = None
+    """bool [B], True for rows that a speculative step in flight has moved on. None if the step is not speculative."""
+    num_ahead: int = 0
+    """Tokens after those of all `num_steps` whose positions a speculative step may write, as far as a row has pages."""
     state_slots: np.ndarray | None = None
     """int32 [B, 2], the slot of the recurrent state that each row reads, 0 at the start of a text, and the one that it
     writes. None for a model without recurrent layers."""
@@ -208,7 +229,8 @@ class PromptScores:
 class StepResult:
     """The result of a step, rows as in the plan. Rows without `is_sampling` are undefined.
 
-    K is the number of steps that were done: between 1 and `plan.num_steps`.
+    K is the number of steps that were done: between 1 and `plan.num_steps`. In a speculative step it is 1 + N, and the
+    tokens of a row are those that were accepted, then UNREAD_TOKEN.
     """
 
     token_ids: np.ndarray  # int32 [K, B]
@@ -218,10 +240,11 @@ class StepResult:
     device_seconds: float
     prompt_scores: PromptScores | None = None
     """Set if the plan has targets."""
+    is_speculative: bool = False
 
     @property
     def num_steps(self) -> int:
-        return len(self.token_ids)
+        return 1 if self.is_speculative else len(self.token_ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from typing import Final
 
 import numpy as np
 
+from jaxserve.types import ProgramKind
+
 MIN_MATCH: Final = 2
 """Newest tokens that must have occurred together before, unless drafts were wrong."""
 MAX_MATCH: Final = 16
@@ -46,7 +48,16 @@ def continuation(tokens: np.ndarray, count: int, shortest: int = MIN_MATCH) -> n
 class DraftState:
     """One request's drafts: what they are taken from, how long the next one may be, and how good they were."""
 
-    __slots__ = ("_cap", "_min_match", "_predicted", "max_tokens", "num_accepted", "num_rejected")
+    __slots__ = (
+        "_cap",
+        "_min_match",
+        "_predicted",
+        "is_waiting",
+        "max_tokens",
+        "num_accepted",
+        "num_missing",
+        "num_rejected",
+    )
 
     def __init__(self, max_tokens: int, prompt: Sequence[int] = (), prediction: Sequence[int] = ()) -> None:
         """max_tokens: the longest draft, 0 for none; prediction: what may follow `prompt`."""
@@ -54,18 +65,38 @@ class DraftState:
         self._min_match = MIN_MATCH
         self._predicted = np.array([*prompt[-_PROMPT_END:], *prediction, -1], np.int32) if prediction else None
         self.num_accepted = self.num_rejected = 0
+        self.is_waiting = False
+        """True if the device has a draft of the draft model for the next tokens."""
+        self.num_missing = 0
+        """Computed tokens that the draft model has not seen."""
 
     def draft(self, tokens: np.ndarray, count: int) -> np.ndarray:
         """Return up to `count` tokens that may follow all known `tokens` of the request."""
         known = tokens if self._predicted is None else np.concatenate([self._predicted, tokens])
         return continuation(known, count, self._min_match)
 
-    def learn(self, num_accepted: int, num_rejected: int) -> None:
-        """Count a draft, and adapt the next one: at most twice as long as the accepted part plus one token.
+    def count(self, num_accepted: int, num_rejected: int) -> None:
+        """Count the tokens of a draft."""
+        self.num_accepted += num_accepted
+        self.num_rejected += num_rejected
+
+    def begin_step(self, kind: ProgramKind, num_steps: int) -> None:
+        """Count a step of an engine with a draft model.
+
+        Decode steps leave the draft model out; it has seen the newest token only if it has just drafted.
+        """
+        if kind == "decode":
+            self.num_missing += max(0, num_steps - self.is_waiting)
+        self.is_waiting = kind == "speculate"
+
+    def restart(self) -> None:
+        """Forget what the draft model has seen: all tokens are computed again."""
+        self.is_waiting, self.num_missing = False, 0
+
+    def learn(self, num_accepted: int) -> None:
+        """Adapt the next draft: at most twice as long as the accepted part plus one token.
 
         If no token was accepted, twice as many tokens must match: texts that only look alike soon get no drafts.
         """
-        self.num_accepted += num_accepted
-        self.num_rejected += num_rejected
         self.max_tokens = min(2 * num_accepted + 1, self._cap)
         self._min_match = MIN_MATCH if num_accepted else min(2 * self._min_match, MAX_MATCH)

@@ -201,6 +201,7 @@ class Request:
         self.slot = None
         self.num_computed_tokens = 0
         self.num_unread_tokens = 0  # not zero only if the device has lost them
+        self.draft.restart()
         self.num_preemptions += 1
 
     def begin_step(self, num_tokens: int, num_steps: int, *, is_sampling: bool) -> None:

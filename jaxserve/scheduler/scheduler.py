@@ -59,10 +59,11 @@ from jaxserve.scheduler.isolation import Isolation
 from jaxserve.scheduler.limits import StepLimits
 from jaxserve.scheduler.multi_step import MultiStepPolicy
 from jaxserve.scheduler.packing import cut_chunk, pack
-from jaxserve.scheduler.plan import Buckets, EmbedsItem, EncodeItem, StepPlan, StepResult
+from jaxserve.scheduler.plan import UNREAD_TOKEN, Buckets, EmbedsItem, EncodeItem, StepPlan, StepResult
 from jaxserve.scheduler.prefetch import Prefetch
 from jaxserve.scheduler.request import Request, logprobs_of, output_of, prompt_logprobs_of
 from jaxserve.scheduler.resources import Resources
+from jaxserve.scheduler.speculation import Speculation, is_speculating, speculative
 from jaxserve.types import FinishReason
 
 
@@ -114,7 +115,9 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         self._budget = PrefillBudget(
             self._limits, self._resources, self._constrained, clock, self._shortest_first, self._fair_keys
         )
-        self._drafter = Drafter(config.num_speculative_tokens, self._limits, kv)
+        has_model = buckets.num_drafts > 0
+        self._drafter = Drafter(config.num_speculative_tokens, self._limits, kv, has_model=has_model)
+        self._speculation = Speculation(buckets, kv, is_on=has_model and config.num_speculative_tokens > 0)
         self._multi_step = MultiStepPolicy(buckets, config.max_burst_ms / 1000, kv)
         self._prefetch = Prefetch(kv, tiers)
         self._isolation = Isolation(self._enqueue, lambda request: request.num_tokens)
@@ -158,6 +161,8 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         self._isolation.advance()
         for request in self._prefetch.poll(is_idle=not (self.running or self.waiting or self.in_flight)):
             self._enqueue(request)
+        if self.waiting and is_speculating(self.in_flight):  # they may start, and that step needs exact positions
+            return None
         missing = self._budget.missing(self.running)
         num_running = len(missing)
         if not self._secure_pages(missing):
@@ -180,16 +185,21 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         if not any(counts):
             return None
         drafts = self._drafter.draft(self.running, counts)
+        lengths = self._speculation.draft_lengths(self.running, counts)
         num_steps = 1
-        if not (drafts or self.waiting or self._constrained):
+        is_single = bool(drafts) or lengths is not None or self._speculation.is_measuring(self.running)
+        if not (is_single or self.waiting or self._constrained):
             num_steps = self._multi_step.num_steps(self.running, counts, len(self.in_flight))
         plan, requests = pack(self.running, counts, self._buckets, num_steps, started, self._kv.groups.states, items)
         if drafts:
             plan, requests = with_drafts(plan, requests, drafts, self._buckets)
+        if lengths is not None:
+            plan = speculative(plan, requests, lengths, self._buckets)
+        self._speculation.begin(plan, requests)
         for request, count, is_sampling in zip(
             requests, plan.num_scheduled_tokens.tolist(), plan.is_sampling.tolist(), strict=True
         ):
-            request.begin_step(count, num_steps, is_sampling=is_sampling)
+            request.begin_step(count, plan.num_steps, is_sampling=is_sampling)
         self.in_flight.append((plan, requests))
         return plan
 
@@ -198,6 +208,7 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         outputs = []
         self._multi_step.observe(plan, result)
         requests = self._land(plan)
+        self._speculation.learn(plan, requests, result, self.stats)
         is_sampling = plan.is_sampling.tolist()
         ends = (plan.num_computed_tokens + plan.num_scheduled_tokens).tolist()
         tokens_by_row = result.token_ids.T.tolist()
@@ -213,6 +224,8 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
                 if num_rows > 1:
                     tokens = confirmed(plan, result, row, num_rows)
                     self._drafter.learn(request, num_rows - 1, len(tokens) - 1, self.stats)
+                if result.is_speculative:
+                    tokens = tokens[:1] + [token for token in tokens[1:] if token != UNREAD_TOKEN]
                 request.land(plan.num_steps * num_rows, len(tokens))
                 outputs.append(self._accept(request, tokens, result, slice(row, row + num_rows), scores))
                 continue
@@ -265,8 +278,11 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
 
     def _waits_for_results(self) -> bool:
         """Return True if no step may be dispatched before the oldest one in flight is updated."""
-        is_multi_step = bool(self.in_flight) and self.in_flight[-1][0].num_steps > 1
-        return is_multi_step or self._drafter.waits_for(self.running) or self._constrained.waits_for(self.running)
+        if self._drafter.waits_for(self.running) or self._constrained.waits_for(self.running):
+            return True
+        if is_speculating(self.in_flight):
+            return bool(self.waiting) or not self._speculation.is_next(self.running)
+        return bool(self.in_flight) and self.in_flight[-1][0].num_steps > 1
 
     def _secure_pages(self, missing: list[int]) -> bool:
         """Give every running request the pages for the tokens that it misses; preempt the last ones that
@@ -277,7 +293,7 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         i = 0
         while i < len(missing):
             request = self.running[i]
-            num_computed = request.num_computed_tokens
+            num_computed = min(request.num_computed_tokens, request.length_limit - 1)  # less than after a whole draft
             if self._kv.extend(request.table, num_computed + missing[i], num_computed):
                 i += 1
                 continue

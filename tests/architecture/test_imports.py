@@ -107,7 +107,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "tokenizer": {"checkpoint"},
     "ipc": {"sampling.params"},
-    "engine": {"flight", "scheduler", "kv", "executor", "ipc", "sampling.params", "structured"},
+    "engine": {
+        "flight",
+        "scheduler",
+        "kv",
+        "executor",
+        "ipc",
+        "sampling.params",
+        "structured",
+        "checkpoint.source",  # the path of a draft model
+        "tokenizer",  # a draft model needs the same one
+    },
     "flight": {"scheduler", "kv", "ipc.messages", "sampling.params"},
     "structured": {"forkserver", "tokenizer", "ipc.messages", "sampling.bits"},
     "forkserver": set(),

@@ -88,6 +88,8 @@ class ModelEngine:
         tiers: TierConfig | None = None,
         images: ImagesConfig | None = None,
         logprobs_mode: LogprobsMode = "raw_logprobs",
+        draft_model: Path | None = None,
+        num_speculative_tokens: int = 0,
     ) -> None:
         model = ModelConfig(
             model=str(path),
@@ -102,7 +104,12 @@ class ModelEngine:
             cache=CacheConfig(kv_cache_memory=kv_cache_memory),
             tiers=tiers or TierConfig(),
             images=images or ImagesConfig(),
-            scheduler=SchedulerConfig(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens),
+            scheduler=SchedulerConfig(
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
+                speculative_model=None if draft_model is None else str(draft_model),
+                num_speculative_tokens=num_speculative_tokens,
+            ),
             parallel=ParallelConfig(
                 tensor_parallel_size=tensor_parallel_size,
                 data_parallel_size=data_parallel_size,
@@ -167,7 +174,8 @@ class ModelEngine:
             served = msgspec.structs.replace(model_info, num_kv_blocks=num_blocks or model_info.num_kv_blocks)
             self.shape = shape_of(config, served, buckets, eos_token_ids)
         self.core = EngineCore(self.scheduler, self.executor, depth=int(overlap), tiers=self.tiers)
-        self.num_preemptions = self.num_steps = self.num_calls = self.num_accepted_tokens = 0
+        self.num_preemptions = self.num_steps = self.num_calls = 0
+        self.num_draft_tokens = self.num_accepted_tokens = 0
 
     def run(self, requests: list[AddRequest]) -> dict[str, Generated]:
         """Run all requests together, to the end."""
@@ -183,6 +191,7 @@ class ModelEngine:
             self.num_preemptions += step.stats.num_preemptions
             self.num_steps += step.stats.num_steps
             self.num_calls += step.stats.program_calls
+            self.num_draft_tokens += step.stats.spec_decode_num_draft_tokens
             self.num_accepted_tokens += step.stats.spec_decode_num_accepted_tokens
             for output in step.outputs:
                 results[output.request_id].add(output)

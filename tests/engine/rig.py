@@ -91,6 +91,7 @@ class Rig:
         max_decode_steps: int = 1,
         max_burst_ms: float = 50.0,
         num_speculative_tokens: int = 0,
+        num_drafts: int = 0,
         scheduling_policy: SchedulingPolicy = "fair",
         device_seconds: float = 0.0,
         grammars: Grammars | None = None,
@@ -103,12 +104,15 @@ class Rig:
         recorded_steps: int | None = None,
     ) -> None:
         """`depth`: steps that `step` leaves in flight. `max_decode_steps`: above 1, all steps that can be are multi-step.
-        `recorded_steps`: plans of a segment of the flight recorder."""
+        `num_drafts`: tokens that a draft model drafts; 0: there is none. `recorded_steps`: plans of a segment of the flight
+        recorder."""
         self.depth = depth
         self.max_model_len = max_model_len
         self.num_state_slots = num_state_slots
         rows, tokens = max_num_seqs or 8, max_num_batched_tokens or 16
-        self.buckets = buckets or Buckets(powers_of_two(rows), powers_of_two(tokens), rows, max_decode_steps)
+        self.buckets = buckets or Buckets(
+            powers_of_two(rows), powers_of_two(tokens), rows, max_decode_steps, num_drafts
+        )
         changes = PageChanges() if publishes_pages else None
         self.kv = KVManager(
             num_blocks,
@@ -141,7 +145,7 @@ class Rig:
             max_num_batched_tokens=max_num_batched_tokens,
             max_queued_requests=max_queued_requests,
             max_burst_ms=max_burst_ms,
-            num_speculative_tokens=num_speculative_tokens,
+            num_speculative_tokens=num_speculative_tokens or num_drafts,
             scheduling_policy=scheduling_policy,
         )
         self.now = 0.0
@@ -171,6 +175,7 @@ class Rig:
             eos_token_ids=[EOS],
             vocab_size=VOCAB_SIZE,
             has_grammars=grammars is not None,
+            num_drafts=self.buckets.num_drafts,
         )
         self.core = EngineCore(self.scheduler, self.executor, depth=depth, page_changes=changes, tiers=self.tiers)
         self.plans: list[StepPlan] = []

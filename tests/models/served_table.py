@@ -18,7 +18,7 @@ from jaxserve.checkpoint.renamed import text_config
 from jaxserve.config import Config, HostsConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from jaxserve.config_cache import TierConfig
 from jaxserve.errors import ConfigError
-from jaxserve.executor.preparation import adaptable_modules
+from jaxserve.executor.adapters import adaptable_modules
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.registry import decoder_config, families
 from jaxserve.models.skeleton import make_skeleton

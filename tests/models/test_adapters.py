@@ -15,7 +15,7 @@ from jaxserve_kernels.paged_attention import Paging, ragged_layout
 from jaxserve.checkpoint.adapted import with_adapters
 from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import CheckpointError, ConfigError
-from jaxserve.executor.preparation import adapters_config, open_adapters
+from jaxserve.executor.adapters import adapters_config, open_adapters
 from jaxserve.layers.attention import StepContext
 from jaxserve.layers.cache import KVPool
 from jaxserve.layers.policy import DtypePolicy, plain

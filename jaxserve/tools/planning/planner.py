@@ -13,7 +13,7 @@ from pathlib import Path
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.source import resolve
 from jaxserve.config import Config, ImagesConfig, ServerConfig
-from jaxserve.errors import DoesNotFitError
+from jaxserve.errors import ConfigError, DoesNotFitError
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.registry import read_decoder
 from jaxserve.runner.images.served import with_served_images
@@ -90,6 +90,11 @@ def make_plan(config: Config, machine: Machine, *, compiles: bool, all_programs:
     compiles: False estimates the workspace. all_programs: True compiles every program, not only the largest of each
     kind. Raises CheckpointError or another StartupError with one line.
     """
+    if config.scheduler.speculative_model is not None:
+        raise ConfigError(
+            "--speculative-model: a plan does not count a draft model yet; plan without it, and leave memory for its weights "
+            "and its KV cache"
+        )
     logger = logging.getLogger("jaxserve")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -28,6 +28,7 @@ REPEATING = Script(cue=11, token_ids=(5, 6, 7, 5, 6, 7, 5, 6, 8, 9, 5, 6, 8, 9, 
 LOADS: dict[str, dict[str, Any]] = {
     "overlap": {"depth": 1},
     "drafts": {"depth": 1, "num_speculative_tokens": 3, "script": REPEATING},
+    "draft model": {"depth": 1, "num_drafts": 3, "num_speculative_tokens": 3, "max_num_seqs": 32},
     "multi-step": {"depth": 1, "max_decode_steps": 8},
     "window": {"depth": 1, "windows": ((8, 40),)},
     "states": {"depth": 1, "num_state_slots": 12},
@@ -78,8 +79,21 @@ def test_the_scheduler_decides_the_same_again(load: str) -> None:
     assert rig.scheduler.take_stats().num_preemptions > 0
     if load == "drafts":
         assert any(slot < 0 for plan in plans(record) for slot in plan["slots"])
+    if load == "draft model":
+        assert any(plan["kind"] == "speculate" and any(plan["draft_lengths"]) for plan in plans(record))
     if load == "grammars":
         assert any(call.value["jumped"] for call in record.calls if call.kind == "poll_grammars")
+    assert replay(record) is None
+
+
+def test_a_record_begins_while_drafts_of_a_model_wait_on_the_device() -> None:
+    rig = Rig(depth=1, num_drafts=3, recorded_steps=4)
+    rig.send(*(add(str(first), prompt(5, first), max_tokens=80) for first in (3, 4)))
+    for _ in range(16):
+        rig.step()
+    record = rig.record()
+    assert record.first_step > 1
+    assert plans(record)[0]["draft_lengths"] == [3, 3]
     assert replay(record) is None
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from jaxserve.kv.spec import KVSpec
-from jaxserve.layers.cache import KVPool, pool_shapes
-from jaxserve.runner.page_copies import read_pages, write_pages
+from jaxserve.layers.cache import KVPool, pool_shapes, read_pages, write_pages
 from jaxserve.runner.pages import page_batches, page_layout
 from jaxserve.runner.state import StateProgram, StateShapes, state_programs
 from jaxserve.runner.steps import lower_state

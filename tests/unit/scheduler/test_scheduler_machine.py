@@ -1,8 +1,9 @@
 """Random sequences of operations on a scheduler with a tiny pool, against its invariants.
 
 The pool is so small that preemption, eviction and refused starts happen all the time; prompts come from
-so few tokens that prefix hits happen too. Up to three steps are in flight, some of them multi-step or with drafts. Every
-finished request is compared with the direct evaluation of the fake model, and the flight record is replayed.
+so few tokens that prefix hits happen too. Up to three steps are in flight, some of them multi-step, with drafts, or
+speculative. Every finished request is compared with the direct evaluation of the fake model, and the flight record is
+replayed.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_decode_steps=st.sampled_from([1, 3, 8]),
         script=st.sampled_from([None, SCRIPT]),
         num_speculative_tokens=st.sampled_from([0, 3]),
+        num_drafts=st.sampled_from([0, 0, 1, 3]),
         scheduling_policy=st.sampled_from(["fair", "fair", "priority", "fcfs"]),
         recorded_steps=st.sampled_from([1, 3, 1000]),
     )
@@ -73,6 +75,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_decode_steps: int,
         script: Script | None,
         num_speculative_tokens: int,
+        num_drafts: int,
         scheduling_policy: SchedulingPolicy,
         recorded_steps: int,
     ) -> None:
@@ -89,6 +92,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_decode_steps=max_decode_steps,
             script=script,
             num_speculative_tokens=num_speculative_tokens,
+            num_drafts=num_drafts,
             scheduling_policy=scheduling_policy,
             recorded_steps=recorded_steps,
         )

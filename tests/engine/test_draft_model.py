@@ -1,0 +1,135 @@
+"""Draft models that are served, and those that are refused in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxserve.config import (
+    CacheConfig,
+    CompileConfig,
+    Config,
+    HostsConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+    TierConfig,
+)
+from jaxserve.engine.draft_tokenizer import with_draft_path
+from jaxserve.errors import ConfigError
+from jaxserve.executor.draft_model import open_draft_model, read_draft_config
+from jaxserve.executor.preparation import prepare
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
+from jaxserve.models.registry import read_decoder
+from jaxserve.runner.backend import Chip
+from jaxserve.runner.speculation.model import check_draft_model, make_draft_model
+from jaxserve.tools.planning.machine import Machine
+from jaxserve.tools.planning.planner import make_plan
+from tests.models.goldens import golden_checkpoint
+
+HOSTS = HostsConfig(num_hosts=2, host_rank=0, coordinator="a:1")
+TARGET, DRAFT, HYBRID = (golden_checkpoint(name).path for name in ("mistral_sliding_tiny", "smollm2_tiny", "lfm2_tiny"))
+
+
+def settings(draft: Path | str = DRAFT, num_tokens: int = 3, **sections: Any) -> Config:
+    model = ModelConfig(model=str(TARGET), max_model_len=256, dtype="float32")
+    scheduler = SchedulerConfig(speculative_model=str(draft), num_speculative_tokens=num_tokens)
+    return Config(model=model, scheduler=scheduler, **{"compile": CompileConfig(cpu_kernels="xla"), **sections})
+
+
+@pytest.mark.parametrize(
+    ("config", "target", "message"),
+    [
+        (settings(num_tokens=0), TARGET, "set --num-speculative-tokens"),
+        (settings(parallel=ParallelConfig(tensor_parallel_size=2)), TARGET, "not with --tensor-parallel-size 2"),
+        (settings(parallel=ParallelConfig(data_parallel_size=2)), TARGET, "not with --data-parallel-size 2"),
+        (settings(hosts=HOSTS, parallel=ParallelConfig(tensor_parallel_size=2)), TARGET, "not with --num-hosts 2"),
+        (settings(tiers=TierConfig(kv_offload_memory=1 << 20)), TARGET, "not with --kv-offload-memory"),
+        (settings(compile=CompileConfig(deterministic=True)), TARGET, "not with --deterministic"),
+        (settings(), HYBRID, "not with a model with recurrent states"),
+        (settings(HYBRID), TARGET, "a draft model with recurrent states"),
+    ],
+)
+def test_what_a_draft_model_does_not_work_with_is_refused_in_one_line(
+    config: Config, target: Path, message: str
+) -> None:
+    draft = read_draft_config(config)
+    assert draft is not None
+    with pytest.raises(ConfigError, match=message) as error:
+        check_draft_model(config, read_decoder(target)[0], draft)
+    assert "\n" not in str(error.value)
+    assert "--speculative-model" in str(error.value)
+
+
+def test_an_engine_that_embeds_and_a_plan_refuse_a_draft_model() -> None:
+    config = settings()
+    with pytest.raises(ConfigError, match="an engine that embeds drafts no tokens"):
+        open_draft_model(replace(config, model=replace(config.model, task="embed")), read_decoder(TARGET)[0])
+    with pytest.raises(ConfigError, match="does not count a draft model yet"):
+        make_plan(config, Machine(device=None), compiles=False, all_programs=False)  # type: ignore[arg-type]
+
+
+def test_a_model_that_reads_images_is_served_for_text_only() -> None:
+    decoder = read_decoder(TARGET)[0]
+    reads_images = replace(decoder, vision=object())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="not with a model that reads images; --limit-mm-per-prompt image=0"):
+        check_draft_model(settings(), reads_images, decoder)
+
+
+def test_the_draft_models_keys_take_pages_of_the_same_number_within_the_same_memory() -> None:
+    config = settings(cache=CacheConfig(kv_cache_memory=8 << 20))
+    draft = read_draft_config(config)
+    prepared = prepare(config, read_decoder(TARGET)[0], draft=draft)
+    alone = prepare(replace(config, scheduler=SchedulerConfig()), read_decoder(TARGET)[0])
+    sizes = prepared.limits.cache
+    assert len(sizes.specs) == len(alone.limits.cache.specs) + 1
+    assert sizes.num_blocks[-1] == sizes.num_blocks[0] < alone.limits.num_blocks
+    assert sizes.num_bytes <= 8 << 20
+    assert {program.name for program in prepared.programs} - {program.name for program in alone.programs} == {
+        f"speculate/{size}" for size in prepared.limits.buckets.decode if size <= 16
+    }
+    assert prepared.key_parts()["task"] != alone.key_parts()["task"]
+    other = prepare(settings(num_tokens=2, cache=config.cache), read_decoder(TARGET)[0], draft=draft)
+    assert other.key_parts()["task"] != prepared.key_parts()["task"]
+
+
+def test_layers_of_a_draft_model_keep_the_keys_of_the_whole_text() -> None:
+    windows = DecoderConfig(
+        vocab_size=320,
+        hidden_size=64,
+        intermediate_size=64,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        layers=(LayerConfig(sliding_window=8), LayerConfig()),
+        max_position=512,
+        norm_eps=1e-5,
+        rope_theta=10000.0,
+        splits_windows=True,
+    )
+    made = make_draft_model(settings(), read_decoder(TARGET)[0], windows, Chip("cpu", None))
+    assert [group.kind for group in made.skeleton.config.cache.groups] == ["full"]
+
+
+def change_token(directory: Path, token: str, other: str) -> None:
+    path = directory / "tokenizer.json"
+    content = json.loads(path.read_text(encoding="utf-8"))
+    vocabulary = content["model"]["vocab"]
+    vocabulary[token], vocabulary[other] = vocabulary[other], vocabulary[token]
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def test_a_draft_model_needs_the_same_tokenizer(tmp_path: Path) -> None:
+    assert with_draft_path(settings(), TARGET).scheduler.speculative_model == str(DRAFT)
+    plain = Config(model=ModelConfig(model=str(TARGET)))
+    assert with_draft_path(plain, TARGET) is plain
+    other = tmp_path / "other"
+    shutil.copytree(DRAFT, other)
+    change_token(other, "!", '"')
+    with pytest.raises(ConfigError, match=r"token 3 is another one than in .*; a draft model needs the same tokenizer"):
+        with_draft_path(settings(other), TARGET)

@@ -1,0 +1,139 @@
+"""A draft model changes no token: real (tiny) models, with a draft model that is the model itself, and with a random one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxserve.ipc.messages import Abort, AddRequest
+from jaxserve.scheduler.speculation import Payoff
+from tests.engine.model_engine import ModelEngine, request
+from tests.engine.test_overlap import shown
+from tests.models.goldens import GoldenCheckpoint, golden_checkpoint
+
+pytestmark = pytest.mark.slow  # real models; the fast tests show the same on the fake one
+NUM_DRAFTS = 3
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speculate whether it pays or not: that depends on the machine."""
+    monkeypatch.setattr(Payoff, "choose", lambda self, num_rows: "speculate")
+
+
+def made(name: str, draft: str, **options: Any) -> Iterator[tuple[GoldenCheckpoint, ModelEngine]]:
+    golden, path = golden_checkpoint(name), golden_checkpoint(draft).path
+    engine = ModelEngine(golden.path, draft_model=path, num_speculative_tokens=NUM_DRAFTS, **options)
+    yield golden, engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def itself() -> Iterator[tuple[GoldenCheckpoint, ModelEngine]]:
+    """The model drafts for itself: every draft is right."""
+    yield from made("mistral_sliding_tiny", "mistral_sliding_tiny")
+
+
+@pytest.fixture(scope="module")
+def windows() -> Iterator[tuple[GoldenCheckpoint, ModelEngine]]:
+    """A model with pages of a window and native kernels, and a draft model that knows nothing of it."""
+    yield from made("gemma2_tiny", "smollm2_tiny", cpu_kernels="native")
+
+
+def mix() -> list[AddRequest]:
+    """Greedy and seeded, ends by EOS, stop ids and length, chunked prompts, a shared prefix, what gets no drafts."""
+    rng = np.random.default_rng(7)
+    shared = rng.integers(3, 300, 40)
+    options: list[dict[str, object]] = [
+        {"max_tokens": 30},
+        {"temperature": 1.0, "seed": 11, "max_tokens": 33, "num_top_logprobs": 0},
+        {"temperature": 1.3, "seed": 12, "max_tokens": 40, "top_k": 30, "ignore_eos": False},
+        {"temperature": 0.8, "seed": 13, "max_tokens": 2},
+        {"max_tokens": 25, "presence_penalty": 1.0},
+        {"max_tokens": 12, "num_top_logprobs": 3},
+    ]
+    items = [request(str(i), rng.integers(3, 300, rng.integers(1, 60)), **each) for i, each in enumerate(options)]
+    return items + [request(f"shared {i}", [*shared, i + 3], max_tokens=20) for i in range(2)]
+
+
+@pytest.mark.parametrize("which", ["itself", "windows"])
+def test_tokens_and_log_probabilities_are_those_without_a_draft_model(
+    which: str, request: pytest.FixtureRequest
+) -> None:
+    """Alone, and together with preemption, chunks, prefix hits and steps in flight."""
+    golden, engine = request.getfixturevalue(which)
+    items, plain = mix(), {}
+    for item in items:
+        engine.restart(overlap=False, max_burst_ms=0.0)
+        plain |= engine.run([item])
+    for options in ({}, {"overlap": False, "max_num_batched_tokens": 7}, {"num_blocks": 20}):
+        engine.restart(num_speculative_tokens=NUM_DRAFTS, **options)  # type: ignore[arg-type]
+        found = {name: each for i in range(0, len(items), 2) for name, each in engine.run(items[i : i + 2]).items()}
+        assert shown(found) == shown(plain), options
+        assert engine.num_draft_tokens > 20
+        for name, result in plain.items():
+            for one, other in zip(result.logprobs, found[name].logprobs, strict=True):
+                assert one.top_token_ids == other.top_token_ids
+                assert [one.logprob, *one.top_logprobs] == pytest.approx([other.logprob, *other.top_logprobs], abs=1e-4)
+        together = engine.run(items)
+        assert shown(together) == shown(plain), options
+        assert together["shared 1"].num_cached_tokens >= 32
+        assert engine.kv.usage == 0.0
+    wanted = engine.run([_request(golden)])["golden"].token_ids
+    assert wanted == golden.output_ids.tolist()
+    assert engine.executor.compilations()["serving"] == 0
+
+
+def _request(golden: GoldenCheckpoint) -> AddRequest:
+    return request("golden", golden.prompt_ids, max_tokens=len(golden.output_ids))
+
+
+def test_a_model_that_drafts_for_itself_is_always_right(itself: tuple[GoldenCheckpoint, ModelEngine]) -> None:
+    """Greedy and sampled: both models choose the same token from the same seed, whatever was in its pages before."""
+    _, engine = itself
+    prompts = [list(range(3 + i, 40 + i)) for i in range(2)]
+    for overlap in (False, True):
+        engine.restart(num_speculative_tokens=NUM_DRAFTS, overlap=overlap)
+        for _ in range(2):  # the second time, the prompt is found in the prefix cache
+            items = [request("a", prompts[0], max_tokens=41), request("b", prompts[1], max_tokens=41, temperature=1.0)]
+            engine.run(items)
+        assert engine.num_accepted_tokens == engine.num_draft_tokens > 100
+    engine.restart(num_speculative_tokens=NUM_DRAFTS)
+    engine.run([request("a", prompts[0], max_tokens=42)])
+    # A prompt in three chunks, a step without a draft, then four tokens a step.
+    assert engine.num_steps == 3 + 1 + 10
+
+
+def test_an_abort_leaves_the_others_alone(itself: tuple[GoldenCheckpoint, ModelEngine]) -> None:
+    _, engine = itself
+    items = [request(str(i), np.arange(5 + i, 20 + i), max_tokens=30, temperature=1.0, seed=i) for i in range(2)]
+    engine.restart(overlap=False, max_burst_ms=0.0)
+    expected = shown(engine.run(items))
+    engine.restart(num_speculative_tokens=NUM_DRAFTS)
+    assert [engine.core.handle(item) for item in items] == [[], []]
+    tokens: dict[str, list[int]] = {item.request_id: [] for item in items}
+    while engine.core.has_work:
+        if len(tokens["1"]) >= 3:
+            engine.core.handle(Abort([items[1].request_id]))
+        step = engine.core.step()
+        for output in [] if step is None else step.outputs:
+            tokens[output.request_id] += output.token_ids
+    assert tokens["0"] == expected["0"][0]
+    assert tokens["1"] == expected["1"][0][: len(tokens["1"])]
+    assert engine.kv.usage == 0.0
+
+
+def test_sleep_and_new_weights_keep_the_draft_model(itself: tuple[GoldenCheckpoint, ModelEngine]) -> None:
+    golden, engine = itself
+    weights = engine.executor.weights
+    assert weights is not None
+    for keeps_copy in (True, False):
+        weights.discard(keeps_copy=keeps_copy)
+        weights.restore()()
+        weights.load(str(golden.path))()
+        engine.restart(num_speculative_tokens=NUM_DRAFTS)
+        assert engine.run([_request(golden)])["golden"].token_ids == golden.output_ids.tolist()
+        assert engine.num_accepted_tokens == engine.num_draft_tokens > 0
