@@ -204,7 +204,7 @@ AOT_TESTS := tests/aot tests/ptx tests/kernels/test_conformance.py $(sort $(wild
 AOT_BACKEND := mosaic_gpu
 
 aot-tests: $(STAMPS)/dev $(if $(JAX_LOCK),,$(STAMPS)/aot)
-	$(PYTEST) -n $(JOBS) --maxprocesses 8 -p tests.workers -k "not test_an_op or $(AOT_BACKEND)" \
+	$(PYTEST) -n $(JOBS) --maxprocesses 8 -p tests.workers --timeout 900 -k "not test_an_op or $(AOT_BACKEND)" \
 		$(if $(JAX_LOCK),-m "not newest") $(AOT_TESTS)
 
 $(STAMPS)/aot: requirements/aot.lock | $(STAMPS)/dev

@@ -2,7 +2,7 @@
 
 Two segments follow each other. Each begins with a capture of the scheduler's state and takes `num_steps` plans. So from the
 second segment on, there are at least `num_steps` plans at any time, and the state before the first of them. The arrays of
-plans and results are kept as they are, not copied, and written as plain data only when a file is. Their bytes are counted: a
+plans are kept as they are, not copied, and written as plain data only when a file is. Their bytes are counted: a
 segment that grows too large ends early, and then there are fewer plans.
 """
 
@@ -30,7 +30,7 @@ MAX_OVERRUN: Final = 4
 """A segment that cannot end, as steps with drafts are always in flight, keeps no more events beyond so many times its limits."""
 _EVENT_BYTES: Final = 1000
 _HASH_BYTES: Final = 80
-"""Bytes of an event without its arrays, and of the hash of one page."""
+"""Bytes of an event without its arrays, as tests/unit/flight/test_recorder_memory.py measures them, and of the hash of one page."""
 
 
 @dataclass(slots=True)
@@ -117,7 +117,8 @@ class KeptResult:
 
     @classmethod
     def of(cls, result: StepResult) -> KeptResult:
-        return cls(result.token_ids, result.device_seconds, result.prompt_scores is not None)
+        # A copy: the array is a view of all that the program returned, log-probabilities of every row among it.
+        return cls(result.token_ids.copy(), result.device_seconds, result.prompt_scores is not None)
 
 
 @dataclass(slots=True)
@@ -232,6 +233,7 @@ class Recorder:
     def drop_last(self) -> None:
         """Forget the last call, which has changed nothing."""
         self.segments[-1].events.pop()
+        self.segments[-1].num_bytes -= _EVENT_BYTES
 
     def _kept(self, plan: StepPlan) -> KeptPlan:
         known, self._last_ids = set(self._last_ids), plan.request_ids

@@ -178,6 +178,10 @@ def test_random_requests_get_the_tokens_of_an_engine_without_tiers(seed: int) ->
     for request_id, message in messages.items():
         assert rig.tokens[request_id] == expected(message)[: len(rig.tokens[request_id])]
         assert rig.ends[request_id].finish_reason in ("length", "abort")
+    for number, first in enumerate((5, 50, 5)):  # before, the threads of copies may have come too late for every page
+        last = add(f"last{number}", prompt(56, first=first), max_tokens=4)
+        assert rig.run(last)[last.request_id] == expected(last)
+        rig.tiers.saver.settle()
     stats = rig.scheduler.take_stats()
     assert stats.kv_tier_fetched_pages["host"]
     assert stats.kv_tier_evicted_pages["host"]
