@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,12 @@ import pytest
 
 from jaxserve.config import Config, ModelConfig
 from jaxserve.models.registry import decoder_of, open_model
+from jaxserve.quant.tensor import as_floats
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.limits import quantization_notes
 from tests.models.goldens import golden_checkpoint
 from tests.models.tiny_model import TinyModel
-from tests.unit.checkpoint.checkpoint_files import stored
+from tests.unit.checkpoint.checkpoint_files import stored, write_safetensors
 from tests.unit.checkpoint.gguf_families import write_as_gguf
 
 pytestmark = pytest.mark.slow
@@ -50,3 +52,23 @@ def test_experts_in_blocks_are_served_dequantised(tmp_path: Path) -> None:
     kept = TinyModel(path, quantization=KEPT).logits(golden.prompt_ids)
     np.testing.assert_array_equal(kept, TinyModel(path).logits(golden.prompt_ids))
     assert 0 < np.abs(kept - golden.logits).mean() < 0.02 * golden.logits.std()
+
+
+def test_gpt_oss_in_mxfp4_gives_the_tokens_of_its_safetensors(tmp_path: Path) -> None:
+    """The numbers of the file are written as safetensors in float32, with the limit of gates that llama.cpp hard-codes."""
+    name = "gpt_oss_tiny"
+    golden, path = golden_checkpoint(name), written(tmp_path, name, "MXFP4")
+    found, folder = open_model(path), tmp_path / "safetensors"
+    shutil.copytree(golden.path, folder)
+    hf = json.loads((folder / "config.json").read_text()) | {"swiglu_limit": 7.0}
+    (folder / "config.json").write_text(json.dumps(hf))
+    tensors = {}
+    for stored_name, values in ((each, as_floats(found.read(each))) for each in found.tensors):
+        tensors[stored_name.replace(".mlp.gate.", ".mlp.router.")] = values.astype(np.float32)
+    assert found.tensors["model.layers.1.mlp.experts.3.down_proj.weight"].stored_dtype == "MXFP4"
+    write_safetensors(folder / "model.safetensors", tensors)
+    model, expected = TinyModel(path), TinyModel(folder)
+    logits, others = model.logits(golden.prompt_ids), expected.logits(golden.prompt_ids)
+    np.testing.assert_allclose(logits, others, atol=1e-5, rtol=0)
+    assert model.greedy(logits[-1], 64) == expected.greedy(others[-1], 64)
+    assert np.abs(logits - golden.logits).max() > 0.01

@@ -55,6 +55,8 @@ _EXPERTS = {
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
 """Parts of a layer with experts, under the decoder's own names. A tensor holds the matrices of all experts."""
+SINKS: Final = "self_attn.sinks"
+"""Name of attention sinks, which have no suffix."""
 STACKED: Final = ".experts."
 """Part of the name of a tensor that holds the matrices of all experts."""
 
@@ -160,7 +162,7 @@ class GGUFArchitecture:
     def hf_name(self, gguf_name: str, num_layers: int, *, has_experts: bool = False) -> str | None:
         """Return the Hugging Face name of a GGUF tensor; None if a decoder with that many layers has no such tensor.
 
-        has_experts: True if the file has experts. That of the matrices of all experts has no suffix, as with families whose checkpoints stack them.
+        has_experts: True if the file has experts. Those of the matrices of all experts, and of sinks, have no suffix, as in checkpoints of gpt-oss.
         """
         if gguf_name in _TOP_LEVEL:
             return _TOP_LEVEL[gguf_name]
@@ -170,7 +172,9 @@ class GGUFArchitecture:
         part = self.tensor_names.get(match[2], _PER_LAYER.get(match[2]))
         if part is None and has_experts:
             part = _EXPERTS.get(match[2])
-        if part is None or (STACKED in f".{part}" and match[3] == "bias"):
+        if part is None:
             return None
-        name = f"model.layers.{match[1]}.{part}"
-        return name if STACKED in name else f"{name}.{match[3]}"
+        name, suffix = f"model.layers.{match[1]}.{part}", match[3]
+        if STACKED in name:
+            return name if suffix == "weight" else f"{name}_{suffix}"
+        return name if part == SINKS and suffix == "weight" else f"{name}.{suffix}"

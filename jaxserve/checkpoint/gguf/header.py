@@ -55,6 +55,7 @@ _TYPES = (
     GGMLType(12, "Q4_K", 256, 144),
     GGMLType(13, "Q5_K", 256, 176),
     GGMLType(14, "Q6_K", 256, 210),
+    GGMLType(39, "MXFP4", 32, 17),
 )
 
 GGML_TYPES: dict[int, GGMLType] = {kind.code: kind for kind in _TYPES}

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import SINKS, WINDOW, GGUFArchitecture, GGUFKeys, layer_types
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.experts import ClampedGate
 from jaxserve.models.families._common import COMMON_DEFAULTS, alternating_layers, build
@@ -50,4 +51,27 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return replace(config, norm_weights="wide", has_sinks=True)
 
 
-FAMILY = Family(("GptOssForCausalLM",), decoder_config, renames={"router": "gate"}, stacked_experts="interleaved")
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what differs from other files. Bounds of yarn's parts are not rounded, as in the published model; no key
+    carries that, nor the limit and slope of experts' gates."""
+    own = {
+        "intermediate_size": keys.integer("expert_feed_forward_length"),
+        "sliding_window": keys.integer(WINDOW),
+        "layer_types": layer_types(keys, config, 2),
+    }
+    scaling = config.get("rope_scaling")
+    return own | {"rope_scaling": {**scaling, "truncate": False} if scaling else {"rope_type": "default"}}
+
+
+FAMILY = Family(
+    ("GptOssForCausalLM",),
+    decoder_config,
+    renames={"router": "gate"},
+    stacked_experts="interleaved",
+    gguf=GGUFArchitecture(
+        "gpt-oss",
+        experts="required",
+        tensor_names={"post_attention_norm": "post_attention_layernorm", "attn_sinks": SINKS},
+        config=_gguf_config,
+    ),
+)

@@ -24,6 +24,7 @@ ARCHITECTURES = {
     "Qwen2MoeForCausalLM": ("qwen2moe", gguf.MODEL_ARCH.QWEN2MOE),
     "MixtralForCausalLM": ("llama", gguf.MODEL_ARCH.LLAMA),
     "OlmoeForCausalLM": ("olmoe", gguf.MODEL_ARCH.OLMOE),
+    "GptOssForCausalLM": ("gpt-oss", gguf.MODEL_ARCH.GPT_OSS),
 }
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
 
@@ -89,6 +90,16 @@ def expert_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
     return keys
 
 
+def gpt_oss_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
+    return expert_keys(hf) | {
+        "expert_feed_forward_length": hf["intermediate_size"],
+        "attention.sliding_window": hf["sliding_window"],
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": hf["rope_scaling"]["factor"],
+        "rope.scaling.original_context_length": hf["rope_scaling"]["original_max_position_embeddings"],
+    }
+
+
 OWN_KEYS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "Gemma2ForCausalLM": gemma_keys,
     "Gemma3ForCausalLM": gemma3_keys,
@@ -100,6 +111,7 @@ OWN_KEYS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "Qwen2MoeForCausalLM": expert_keys,
     "MixtralForCausalLM": expert_keys,
     "OlmoeForCausalLM": expert_keys,
+    "GptOssForCausalLM": gpt_oss_keys,
 }
 
 
@@ -155,6 +167,7 @@ def write_as_gguf(path: Path, checkpoint: Checkpoint, hf: Mapping[str, Any], kin
         hf_name = tensor.replace("shared_experts.", "shared_expert.")
         stored_name = names.get_name(hf_name, (".weight", ".bias")) or dense.get_name(hf_name, (".weight",))
         assert stored_name is not None, tensor
+        stored_name += ".weight" if tensor.endswith("sinks") else ""
         is_stack = tensor.endswith("_proj.weight") and ".experts." in tensor
         value = as_stored(tensor, values, hf)
         tensors[stored_name] = stored(kind, value) if is_stack else ("F32", value)

@@ -217,7 +217,11 @@ def rotate(heads: np.ndarray, angles: np.ndarray, is_paired: bool) -> np.ndarray
 
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "architecture": ("gemma3n", {}, "key 'general.architecture': expected one of gemma2, gemma3, granite, llama, "),
+    "architecture": (
+        "gemma3n",
+        {},
+        "key 'general.architecture': expected one of gemma2, gemma3, gpt-oss, granite, llama, ",
+    ),
     "adapter": ("llama", {"general__type": "adapter"}, "key 'general.type': expected 'model', found 'adapter'"),
     "split": (
         "llama",

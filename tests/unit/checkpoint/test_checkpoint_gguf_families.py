@@ -33,6 +33,7 @@ from tests.unit.checkpoint.gguf_families import write_as_gguf
         "qwen2_moe_tiny",
         "mixtral_tiny",
         "olmoe_tiny",
+        "gpt_oss_tiny",
     ],
 )
 def test_newer_families_are_read_as_their_safetensors(tmp_path: Path, name: str) -> None:
@@ -40,6 +41,8 @@ def test_newer_families_are_read_as_their_safetensors(tmp_path: Path, name: str)
     hf = json.loads((folder / "config.json").read_text())
     if "query_pre_attn_scalar" in hf:
         hf["query_pre_attn_scalar"] = hf["head_dim"]  # what no key carries, but of the 27B models
+    if "swiglu_limit" in hf:
+        hf["swiglu_limit"] = 7.0  # what no key carries
     checkpoint = open_model(folder)
     found = open_model(write_as_gguf(tmp_path / "a.gguf", checkpoint, hf))
     assert rounded(decoder_of(found)) == rounded(decoder_config(hf))

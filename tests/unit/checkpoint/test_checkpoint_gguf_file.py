@@ -35,7 +35,7 @@ def values() -> np.ndarray:
 
 
 def test_type_table_agrees_with_the_gguf_package() -> None:
-    assert {kind.name for kind in GGML_TYPES.values()} == {"F32", "F16", "BF16", *LEGACY_QUANTS, *K_QUANTS}
+    assert {kind.name for kind in GGML_TYPES.values()} == {"F32", "F16", "BF16", "MXFP4", *LEGACY_QUANTS, *K_QUANTS}
     for code, kind in GGML_TYPES.items():
         assert GGMLQuantizationType(code).name == kind.name
         assert GGML_QUANT_SIZES[GGMLQuantizationType(code)] == (kind.block_elements, kind.block_bytes)
