@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxserve.config import Config
-from jaxserve.runtime.environment import CONFIG_FILE_VARIABLE, load_config_here
+from jaxserve.errors import ConfigError
+from jaxserve.runtime.environment import CONFIG_FILE_VARIABLE, load_config_here, load_values_here
+from jaxserve.runtime.models.model_configs import configs_of_models
 from jaxserve.runtime.settings import BY_NAME, SECTIONS, SETTINGS, Setting, format_value, section_class
 
 _METAVARS = {"integer": "N", "number": "X", "bytes": "SIZE", "text": "TEXT"}
@@ -30,10 +32,34 @@ def add_flags(parser: argparse.ArgumentParser, sections: Sequence[str] = SECTION
                 _add_flag(group, setting)
 
 
+def add_model_flag(parser: argparse.ArgumentParser) -> None:
+    """Add `--model`, for the commands that serve."""
+    parser.add_argument(
+        "--model",
+        action="append",
+        dest="models",
+        metavar="NAME=MODEL",
+        help="serve several models, an engine each, instead of MODEL: give it once for each, with a name and a model as "
+        "above, or a YAML file with the model's own settings, which win over the common ones (NAME=FILE.yaml)",
+    )
+
+
+def configs_from_flags(arguments: argparse.Namespace) -> list[Config]:
+    """Return the config of each model that is to be served. Raises ConfigError."""
+    if arguments.models is None:
+        return [config_from_flags(arguments)]
+    if arguments.model is not None:
+        raise ConfigError(f"{arguments.model}: give MODEL or --model, not both")
+    return configs_of_models(arguments.models, load_values_here(_given_flags(arguments), arguments.config))
+
+
 def config_from_flags(arguments: argparse.Namespace) -> Config:
     """Return the config of parsed flags, this process's environment and the file they name. Raises ConfigError."""
-    flags = {name: value for name, value in vars(arguments).items() if name in BY_NAME and value is not None}
-    return load_config_here(flags, arguments.config)
+    return load_config_here(_given_flags(arguments), arguments.config)
+
+
+def _given_flags(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {name: value for name, value in vars(arguments).items() if name in BY_NAME and value is not None}
 
 
 def _add_flag(group: Any, setting: Setting) -> None:

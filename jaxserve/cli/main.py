@@ -30,6 +30,7 @@ examples:
   jaxserve serve                                       the default model, if it is installed
   jaxserve serve ./model.gguf --port 8123              a GGUF file
   jaxserve serve Qwen/Qwen3-0.6B --max-model-len 4096  a model of the Hugging Face hub
+  jaxserve serve --model a=./a.gguf --model b=./b      several models, an engine each
   jaxserve serve --config configs/laptop-cpu.yaml      settings from a file; flags override it
   jaxserve chat                                        talk to the running server; `jaxserve chat MODEL` starts one
   jaxserve plan Qwen/Qwen3-0.6B --device h200          memory and speed on a device, without loading it
@@ -123,7 +124,7 @@ def _complain(message: str, exit_code: int = 2) -> int:
 
 
 COMMANDS = (
-    Command("serve", "serve a model over HTTP", "[MODEL] [OPTIONS]"),
+    Command("serve", "serve a model, or several, over HTTP", "[MODEL | --model NAME=MODEL ...] [OPTIONS]"),
     Command("upgrade", "replace the running server on its port without losing a request", "[MODEL] [OPTIONS]"),
     Command("chat", "talk to a model in the terminal", "[MODEL] [OPTIONS] [-- SERVE OPTIONS]", takes_serve_words=True),
     Command(

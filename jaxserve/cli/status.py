@@ -9,6 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import quote
 
 from jaxserve.cli.health import check_health, opener_of
 from jaxserve.runtime.environment import base_url, environment_api_key
@@ -30,27 +31,49 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     key = arguments.api_key or environment_api_key()
     try:
-        state = _get(opener, f"{url}/ui/state", key, arguments.timeout)
-        models = _get(opener, f"{url}/v1/models", key, arguments.timeout)
+        cards = _get(opener, f"{url}/v1/models", key, arguments.timeout)["data"]
+        states = {
+            name: _get(opener, f"{url}/ui/state?model={quote(name)}", key, arguments.timeout)
+            for name in dict.fromkeys(str(card["root"]) for card in cards if card["parent"] is None)
+        }
     except urllib.error.HTTPError as error:
         hint = {401: "give the key with --api-key or JAXSERVE_API_KEY", 404: "the server runs with --no-ui"}
         print(f"{url}: answered {error.code}; {hint.get(error.code, 'try again')}", file=sys.stderr)
         error.close()
         return 1
     unhealthy = check_health(f"{url}/health", timeout_s=arguments.timeout, opener=opener)
-    print("\n".join(status_lines(url, state, [str(one["id"]) for one in models["data"]], unhealthy)))
+    print("\n".join(status_lines(url, states, [str(card["id"]) for card in cards], unhealthy)))
     return 0 if unhealthy is None else 1
 
 
-def status_lines(url: str, state: Mapping[str, Any], models: list[str], unhealthy: str | None) -> list[str]:
-    """Return the screen for the reply of `/ui/state`."""
+def status_lines(
+    url: str, states: Mapping[str, Mapping[str, Any]], names: list[str], unhealthy: str | None
+) -> list[str]:
+    """Return the screen. states: replies of `/ui/state`, by model. names: all names that requests may use."""
+    first = next(iter(states.values()))
+    hours, seconds = divmod(int(first["uptime_seconds"]), 3600)
+    lines = _table(
+        {
+            "server": f"{url}, up {hours}:{seconds // 60:02}:{seconds % 60:02}",
+            "state": "serving" if unhealthy is None else f"not serving (/health {unhealthy})",
+            "models": ", ".join(names),
+        }
+    )
+    for name, state in states.items():
+        lines += ([f"{name}:"] if len(states) > 1 else []) + _table(_engine_rows(state))
+    last = [f"  {one['status']} {one['route']} {one['param'] or ''}".rstrip() for one in first["refused"][:3]]
+    return lines + (["last refused requests:", *last] if last else [])
+
+
+def _table(rows: Mapping[str, str]) -> list[str]:
+    return [f"{name:<13} {text}" for name, text in rows.items()]
+
+
+def _engine_rows(state: Mapping[str, Any]) -> dict[str, str]:
+    """Return the rows about one engine."""
     numbers, engine = state["numbers"], state["engine"]
-    hours, seconds = divmod(int(state["uptime_seconds"]), 3600)
     queries = numbers["prefix_cache_queries"]
-    rows = {
-        "server": f"{url}, up {hours}:{seconds // 60:02}:{seconds % 60:02}",
-        "state": "serving" if unhealthy is None else f"not serving (/health {unhealthy})",
-        "models": ", ".join(models),
+    return {
         "requests": f"{numbers['running']:.0f} running, {numbers['waiting']:.0f} waiting"
         + (f", at most {engine['max_num_seqs']} at a time" if engine else ""),
         "tokens": f"{numbers['prompt_tokens']:,.0f} of prompts, {numbers['generation_tokens']:,.0f} generated",
@@ -66,8 +89,6 @@ def status_lines(url: str, state: Mapping[str, Any], models: list[str], unhealth
         "times": ", ".join(f"{label} {_mean(state['times'][name])}" for name, label in _TIMES.items()),
         "compiled": f"{state['compilations'].get('serving', 0):.0f} programs while serving (0 is right)",
     }
-    last = [f"  {one['status']} {one['route']} {one['param'] or ''}".rstrip() for one in state["refused"][:3]]
-    return [f"{name:<13} {text}" for name, text in rows.items()] + (["last refused requests:", *last] if last else [])
 
 
 _TIMES = {"time_to_first_token": "first token", "inter_token_latency": "between tokens", "device_step": "step"}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from jaxserve.cli.flags import add_flags, config_from_flags
+from jaxserve.cli.flags import add_flags, add_model_flag, configs_from_flags
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
 from jaxserve.runtime.environment import engine_environment
+from jaxserve.runtime.models.model_devices import divide_among_models
 from jaxserve.runtime.spawn import spawned
 
 EPILOG = """\
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--detach", action="store_true", help="return once the new server has the port, and leave it in the background"
     )
+    add_model_flag(parser)
     add_flags(parser)
 
 
@@ -42,20 +44,21 @@ def run(arguments: argparse.Namespace) -> int:
 
     Raises ConfigError for a server over several hosts.
     """
-    config = config_from_flags(arguments)
+    configs = configs_from_flags(arguments)
+    config = configs[0]
     if config.hosts.num_hosts > 1:
         raise ConfigError(
             f"--num-hosts {config.hosts.num_hosts}: `jaxserve upgrade` replaces a server by one on a single host (1); "
             "start the new hosts beside the old ones and move the balancer"
         )
     if not arguments.detach:
-        return _serve(config, after_drain=arguments.after_drain)
+        return _serve(configs, after_drain=arguments.after_drain)
     reader, writer = os.pipe()
     child = os.fork()  # nothing runs beside this thread yet
     if child == 0:
         os.close(reader)
         os.setsid()
-        return _serve(config, after_drain=arguments.after_drain, on_done=lambda: _report(writer))
+        return _serve(configs, after_drain=arguments.after_drain, on_done=lambda: _report(writer))
     os.close(writer)
     if os.read(reader, 1):
         return 0
@@ -69,8 +72,12 @@ def _report(writer: int) -> None:
     os.close(writer)
 
 
-def _serve(config: Config, *, after_drain: bool, on_done: Callable[[], None] = lambda: None) -> int:
-    with spawned(engine_environment()) as engine:
+def _serve(configs: Sequence[Config], *, after_drain: bool, on_done: Callable[[], None] = lambda: None) -> int:
+    environment = engine_environment()
+    first = divide_among_models(configs, environment)[0].devices[0]
+    with spawned({**environment, **first.variables}, first.cores) as engine:
         from jaxserve.runtime.server import Upgrade, run_serve  # while the engine process imports jax
 
-        return run_serve(config, engine=engine, upgrade=Upgrade(after_drain=after_drain, on_done=on_done))
+        return run_serve(
+            configs[0], configs[1:], engine=engine, upgrade=Upgrade(after_drain=after_drain, on_done=on_done)
+        )

@@ -73,7 +73,7 @@ class Frontend:
         if model_info.embedding is None:
             raise InvalidRequestError(
                 f"The model `{self.model_name}` generates text; embeddings and scores need one that was started with "
-                "`--task embed`.",
+                "`--task embed`. A server can serve both: `jaxserve serve --model NAME=MODEL --model NAME=FILE.yaml`.",
                 code="unsupported_task",
             )
         return model_info, model_info.embedding

@@ -19,7 +19,6 @@ from jaxserve.config import Config, ServerConfig
 from jaxserve.errors import ConfigError
 from jaxserve.frontend.adapters import AdapterNames
 from jaxserve.frontend.engine_client.client import EngineClient
-from jaxserve.frontend.engine_client.connection import EngineConnection
 from jaxserve.frontend.frontend import Frontend, ServedModels
 from jaxserve.frontend.grammar_checker import GrammarChecker
 from jaxserve.frontend.images.loader import ImageLoader
@@ -34,23 +33,25 @@ from jaxserve.http.app import make_app
 from jaxserve.http.body_budget import BodyBudget
 from jaxserve.http.event_loop import MeasuredLoop
 from jaxserve.http.listener import HttpServer, listening
-from jaxserve.http.operations.startup import StartupLog, total_seconds
+from jaxserve.http.operations.startup import StartupLog
 from jaxserve.http.sockets.operator_socket import OperatorSocket, operator_socket
 from jaxserve.http.sockets.tls import file_changes, tls_context
 from jaxserve.http.sockets.transfer import receiving
 from jaxserve.http.state import ServerState
 from jaxserve.http.tracing import Tracing, open_tracing
 from jaxserve.ipc.address import folder_of
-from jaxserve.ipc.messages import ModelInfo, StartupProgress
-from jaxserve.ipc.report import PhaseSpan
-from jaxserve.ipc.transport import ClientSocket
+from jaxserve.ipc.messages import StartupProgress
 from jaxserve.metrics import Metrics
 from jaxserve.routing.router import make_policy
+from jaxserve.runtime.models.model_runtime import ModelRuntime
 from jaxserve.runtime.tasks import first_of, in_thread, running
 from jaxserve.tenants import KeyRecord, Tenant
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 _log = logging.getLogger(__name__)
+
+ShowProgress = Callable[[StartupProgress, str], None]
+"""Shows the progress of the start of a model, whose label is the second argument."""
 
 ABORT_FLUSH_S: Final = 2.0
 """Time for writing the error events of aborted requests."""
@@ -67,8 +68,8 @@ class ApiProcess:
     """One running API process."""
 
     config: Config
-    frontend: Frontend
-    startup: StartupLog
+    """Settings of the server, and of the first model."""
+    models: tuple[ModelRuntime, ...]
     http: HttpServer
     keys: KeyRing
     operators: OperatorSocket | None
@@ -76,17 +77,19 @@ class ApiProcess:
     """Set to have certificate and authorities read again."""
 
     @property
-    def client(self) -> EngineClient:
-        return self.frontend.client
+    def first(self) -> ModelRuntime:
+        """The first model; the only one unless several are served."""
+        return self.models[0]
 
-    @contextlib.asynccontextmanager
-    async def connected(self, address: str, replica: int = 0) -> AsyncIterator[EngineConnection]:
-        """Connect to the engine that listens at `address`, for the block. After it the next engine's start-up is recorded anew."""
-        with contextlib.closing(ClientSocket(address)) as socket:
-            async with self.client.connected(socket, replica) as connection:
-                yield connection
-        if not self.client.engines.connections:
-            self.startup.begin_again()
+    @property
+    def num_sequences(self) -> int:
+        """Sequences of all models that run or wait."""
+        return sum(model.client.admission.num_sequences for model in self.models)
+
+    async def wait_idle(self) -> None:
+        """Wait until no request for any model runs or waits."""
+        while self.num_sequences:
+            await asyncio.gather(*(model.client.admission.wait_idle() for model in self.models))
 
     def reload(self) -> None:
         """Read the API keys, the certificate and its authorities again."""
@@ -119,22 +122,12 @@ class ApiProcess:
             return
         if records:
             self.keys.replace(self._tenants(records))
-            self.client.admission.has_several_keys = has_several_names(records)
+            for model in self.models:
+                model.client.admission.has_several_keys = has_several_names(records)
             _log.info("%d API keys are accepted from now on", len(records))
 
     def _tenants(self, records: Sequence[KeyRecord]) -> list[Tenant]:
-        return make_tenants(records, self.config, self.frontend.metrics)
-
-    def record_start(self, model_info: ModelInfo, replica: int = 0) -> list[PhaseSpan]:
-        """Set the start-up metrics of a replica; returns all phases of its start."""
-        spans = model_info.startup.phases if replica else self.startup.spans(model_info.startup)
-        metrics = self.frontend.metrics.of_engine(replica)
-        for span in spans:
-            metrics.set("startup_phase_seconds", span.seconds, phase=span.phase)
-        metrics.set("startup_phase_seconds", total_seconds(spans), phase="total")
-        for source, number in Counter(program.source for program in model_info.startup.programs).items():
-            metrics.set("startup_programs", number, source=source)
-        return spans
+        return make_tenants(records, self.config, self.first.frontend.metrics)
 
     def take_operator_socket(self) -> None:
         """Take the path of --admin-socket from the server that this one replaces."""
@@ -147,33 +140,40 @@ class ApiProcess:
 
     async def drain(self, stop_now: asyncio.Event, engine_gone: Coroutine[Any, Any, Any]) -> None:
         """Refuse new requests, let running ones finish within `--shutdown-timeout`, and end the rest with an error."""
-        client, timeout_s = self.client, self.config.server.shutdown_timeout
-        _log.info("stopping: %d running requests may take %g s more", client.admission.num_sequences, timeout_s)
-        client.start_draining()
-        await first_of(client.admission.wait_idle(), stop_now.wait(), engine_gone, asyncio.sleep(timeout_s))
+        timeout_s = self.config.server.shutdown_timeout
+        _log.info("stopping: %d running requests may take %g s more", self.num_sequences, timeout_s)
+        for model in self.models:
+            model.client.start_draining()
+        await first_of(self.wait_idle(), stop_now.wait(), engine_gone, asyncio.sleep(timeout_s))
         await self.abort_all()
 
     async def abort_all(self) -> None:
         """End the requests that still run with an error."""
-        if self.client.admission.num_sequences:
-            _log.warning("aborting %d requests", self.client.admission.num_sequences)
-            self.client.engines.abort_all("The server is shutting down.")
-            await first_of(self.client.admission.wait_idle(), asyncio.sleep(ABORT_FLUSH_S))
+        if self.num_sequences:
+            _log.warning("aborting %d requests", self.num_sequences)
+            for model in self.models:
+                model.client.engines.abort_all("The server is shutting down.")
+            await first_of(self.wait_idle(), asyncio.sleep(ABORT_FLUSH_S))
+
+    def give_up(self, reason: str) -> None:
+        """Expect no further engine of any model: running requests end with an error."""
+        for model in self.models:
+            model.client.fail(reason)
 
     async def fail(self, reason: str, stop: asyncio.Event) -> None:
         """End every request with an error, and let `/health` and `/live` answer 503 until `stop` or the grace period ends."""
-        self.client.fail(reason)
+        self.give_up(reason)
         _log.error("%s; exiting", reason)
         await first_of(stop.wait(), asyncio.sleep(DEATH_GRACE_S))
 
 
 @contextlib.asynccontextmanager
 async def serving_api(
-    config: Config,
+    configs: Sequence[Config],
     address: str,
     listeners: Sequence[socket.socket],
     index: int,
-    on_progress: Callable[[StartupProgress], None] = lambda progress: None,
+    on_progress: ShowProgress = lambda progress, label: None,
     *,
     is_successor: bool = False,
     is_replacement: bool = False,
@@ -185,40 +185,35 @@ async def serving_api(
     is_successor: accept nothing until `http.start_accepting`, and take idle connections of the process that serves now.
     is_replacement: accept nothing until then, either; the process that served before is dead.
     """
+    config = configs[0]
     peers = PeerProcesses(index, config.server.api_processes, folder_of(address))
     path = None if index else config.server.admin_socket
-    with tokenization() as tokens, operator_socket(path, is_successor=is_successor) as operators:
-        startup = StartupLog()
-
-        def note(progress: StartupProgress) -> None:
-            startup.note(progress)
-            on_progress(progress)
-
-        frontend = make_frontend(config, peers, tokens, note)
-        state = _server_state(frontend, config, peers, startup)
+    with contextlib.ExitStack() as pools, operator_socket(path, is_successor=is_successor) as operators:
+        models = _make_models(configs, peers, pools, on_progress)
+        state = _server_state(models, config, peers)
+        metrics = state.frontend.metrics
         http = listening(
             make_app(state),
             [*listeners, *([] if operators is None else [operators.listener])],
             config.connection,
             max_connections=peers.share_of(config.server.max_connections),
-            on_surplus=partial(frontend.metrics.inc, "surplus_connections"),
+            on_surplus=partial(metrics.inc, "surplus_connections"),
             is_accepting=not (is_successor or is_replacement),
             tls=tls_context(config.tls),
         )
         async with (
             _closing(state.tracing),
-            contextlib.aclosing(frontend.grammars),
-            contextlib.aclosing(frontend.images),
+            _closing_models(models),
             contextlib.aclosing(state.responses),
-            peers.answering(frontend.metrics, state.responses.answers),
+            peers.answering(metrics, state.responses.answers),
             http as http_server,
             contextlib.AsyncExitStack() as receivers,
-            running(_watch_loop(frontend, http_server, state.bodies)),
+            running(_watch_loop(models, http_server, state.bodies)),
         ):
             if is_successor:
                 receiver = receiver_path(folder_of(address), index)
                 await receivers.enter_async_context(receiving(receiver, http_server.adopt))
-            api = ApiProcess(config, frontend, startup, http_server, state.keys, operators)
+            api = ApiProcess(config, models, http_server, state.keys, operators)
             async with running(api.follow_certificate()):
                 yield api
 
@@ -233,15 +228,47 @@ async def _closing(tracing: Tracing | None) -> AsyncIterator[None]:
             await first_of(in_thread(tracing.close), asyncio.sleep(TRACES_FLUSH_S))
 
 
-def _server_state(frontend: Frontend, config: Config, peers: PeerProcesses, startup: StartupLog) -> ServerState:
+@contextlib.asynccontextmanager
+async def _closing_models(models: Sequence[ModelRuntime]) -> AsyncIterator[None]:
+    """End the processes that frontends have started, after the block."""
+    async with contextlib.AsyncExitStack() as stack:
+        for model in models:
+            await stack.enter_async_context(contextlib.aclosing(model.frontend.grammars))
+            await stack.enter_async_context(contextlib.aclosing(model.frontend.images))
+        yield
+
+
+def _make_models(
+    configs: Sequence[Config], peers: PeerProcesses, pools: contextlib.ExitStack, on_progress: ShowProgress
+) -> tuple[ModelRuntime, ...]:
+    """Return the models of `configs`. Raises ConfigError if two have a name in common. pools: ends their threads."""
+    models: list[ModelRuntime] = []
+    for config in configs:
+        startup, label = StartupLog(), f"{model_names(config)[0]}: " if len(configs) > 1 else ""
+
+        def note(progress: StartupProgress, startup: StartupLog = startup, label: str = label) -> None:
+            startup.note(progress)
+            on_progress(progress, label)
+
+        first = models[0].frontend if models else None
+        frontend = make_frontend(config, peers, pools.enter_context(tokenization()), note, first)
+        models.append(ModelRuntime(config, frontend, startup, label))
+    counts = Counter(name for model in models for name in model.frontend.names)
+    if twice := [name for name, count in counts.items() if count > 1]:
+        raise ConfigError(f"two models or adapters have the name {twice[0]!r} (--model, --lora-modules)")
+    return tuple(models)
+
+
+def _server_state(models: Sequence[ModelRuntime], config: Config, peers: PeerProcesses) -> ServerState:
     """Return the state of the HTTP side. Raises ConfigError for keys that cannot be read."""
     server = config.server
     records = key_records(server)
-    frontend.client.admission.has_several_keys = has_several_names(records)
+    for model in models:
+        model.client.admission.has_several_keys = has_several_names(records)
     return ServerState(
-        models=ServedModels([frontend]),
-        startups={frontend.model_name: startup},
-        keys=KeyRing(tenants=make_tenants(records, config, frontend.metrics)),
+        models=ServedModels([model.frontend for model in models]),
+        startups={model.frontend.model_name: model.startup for model in models},
+        keys=KeyRing(tenants=make_tenants(records, config, models[0].frontend.metrics)),
         allows_commands=server.public_commands or (is_local(server) and not records),
         is_local=is_local(server),
         logs_access=server.access_log,
@@ -266,13 +293,22 @@ def receiver_path(folder: Path, index: int) -> Path:
 
 
 def make_frontend(
-    config: Config, peers: PeerProcesses, tokens: Tokenization, on_progress: Callable[[StartupProgress], None]
+    config: Config,
+    peers: PeerProcesses,
+    tokens: Tokenization,
+    on_progress: Callable[[StartupProgress], None],
+    first: Frontend | None = None,
 ) -> Frontend:
-    """Return the frontend of the config. Its caller connects the client to an engine and closes the grammar checker."""
+    """Return the frontend of the config. Its caller connects the client to an engine and closes the grammar checker.
+
+    first: the frontend of the server's first model, whose registry of metrics and memory of replies this one shares.
+    """
     names, adapters = model_names(config), config.model.adapters
     if both := adapters.keys() & set(names):
         raise ConfigError(f"--lora-modules: {min(both)!r} is the name of the model itself")
-    metrics, loaded = Metrics(names[0], adapters=tuple(adapters)), AdapterNames(adapters)
+    loaded = AdapterNames(adapters)
+    new_metrics = Metrics if first is None else first.metrics.of_model
+    metrics = new_metrics(names[0], adapters=tuple(adapters))
     return Frontend(
         model_names=names,
         adapters=loaded,
@@ -294,7 +330,7 @@ def make_frontend(
         grammars=GrammarChecker(config.structured),
         limits=config.limits,
         images=ImageLoader(config.images),
-        replies=ReplyBudget(peers.share_of(config.memory.max_reply_memory)),
+        replies=first.replies if first else ReplyBudget(peers.share_of(config.memory.max_reply_memory)),
     )
 
 
@@ -344,9 +380,10 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-async def _watch_loop(frontend: Frontend, http: HttpServer, bodies: BodyBudget) -> None:
+async def _watch_loop(models: Sequence[ModelRuntime], http: HttpServer, bodies: BodyBudget) -> None:
     """Measure how late the event loop runs a timer, and the gauges of this process."""
-    loop, metrics, client = asyncio.get_running_loop(), frontend.metrics, frontend.client
+    loop, first = asyncio.get_running_loop(), models[0].frontend
+    metrics = first.metrics
     num_long = 0
     while True:
         due_s = loop.time() + WATCH_S
@@ -356,8 +393,10 @@ async def _watch_loop(frontend: Frontend, http: HttpServer, bodies: BodyBudget) 
             metrics.set("event_loop_longest_turn_seconds", loop.turns.end_period())
             metrics.inc("event_loop_long_turns", loop.turns.num_long - num_long)
             num_long = loop.turns.num_long
-        metrics.set("reply_bytes", frontend.replies.num_bytes)
+        metrics.set("reply_bytes", first.replies.num_bytes)
         metrics.set("http_connections", http.num_connections)
         metrics.set("body_bytes", bodies.num_bytes)
-        metrics.set("queued_prompt_tokens", client.engines.num_waiting_tokens)
-        metrics.set("request_capacity", client.admission.max_sequences if client.is_ready else 0)
+        for model in models:
+            client, own = model.client, model.frontend.metrics
+            own.set("queued_prompt_tokens", client.engines.num_waiting_tokens)
+            own.set("request_capacity", client.admission.max_sequences if client.is_ready else 0)

@@ -270,14 +270,14 @@ async def serve(listeners: Sequence[socket.socket]) -> int:
         with stop.caught():
             tokenizer = await in_thread(lambda: tokenizer_of(spec.config, Path(spec.model_path)))
             async with serving_api(
-                spec.config,
+                [spec.config],
                 spec.address,
                 listeners,
                 spec.index,
                 is_successor=spec.is_successor,
                 is_replacement=spec.is_replacement,
             ) as api:
-                install(api.frontend, spec.config, tokenizer, Path(spec.model_path))
+                install(api.first.frontend, spec.config, tokenizer, Path(spec.model_path))
                 return await _serve_until_end(api, spec.engines, orders, stop)
 
 
@@ -322,7 +322,7 @@ class _Worker:
                     nexts[order.replica].put_nowait(order.address)
                 else:  # beside the next orders: the engine may die while requests finish
                     await tasks.enter_async_context(running(self._change(order)))
-            self.api.client.fail(order.reason)  # before connections end: requests would wait for the next engine
+            self.api.first.client.fail(order.reason)  # before connections end: requests would wait for the next engine
             return order.reason
 
     async def _change(self, order: Accept | Suspend | Leave) -> None:
@@ -348,18 +348,18 @@ async def _follow_replica(
 ) -> None:
     """Connect to one engine of a replica after the other."""
     if following is None:
-        api.client.give_up(replica, "the engine stopped")
+        api.first.client.give_up(replica, "the engine stopped")
     while following is not None:
         current = following
-        async with api.connected(current, replica):
+        async with api.first.connected(current, replica):
             while (following := await nexts.get()) == current:
                 pass  # it was ordered as the process was started, too
             if following is None:
-                api.client.give_up(replica, "the engine stopped")
+                api.first.client.give_up(replica, "the engine stopped")
 
 
 async def _announce(api: ApiProcess) -> None:
-    await api.client.wait_started()
+    await api.first.client.wait_started()
     _report(READY_LINE)
 
 

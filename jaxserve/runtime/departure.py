@@ -40,7 +40,7 @@ class Departure:
         _log.info(
             "another process serves the port; %d connections and %d requests are left here, which may take %g s",
             self._api.http.num_connections,
-            self._api.client.admission.num_sequences,
+            self._api.num_sequences,
             self._api.config.server.upgrade_timeout,
         )
         await self._within_timeout(self._move_all(receiver))
@@ -50,7 +50,7 @@ class Departure:
         try:
             async with asyncio.timeout(self._api.config.server.upgrade_timeout):
                 await work
-                await self._api.client.admission.wait_idle()  # also of responses in the background
+                await self._api.wait_idle()  # also of responses in the background
         except TimeoutError:
             await self._api.abort_all()
 

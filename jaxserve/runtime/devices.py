@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -56,26 +56,43 @@ def divide_devices(
     """
     if parallel.replicas == 1:
         return [ALL_DEVICES]
-    size = parallel.num_devices
     platforms = environ.get("JAX_PLATFORMS", "").split(",")
     if platforms[0] != "cpu":
         found = list(names())
-        if gpus := _gpus(environ, found):
-            return [ReplicaDevices({"CUDA_VISIBLE_DEVICES": ",".join(own)}) for own in _shares(parallel, gpus, "GPUs")]
-        if chips := _numbers(r"(?:accel|vfio/)(\d+)", found):
-            if size not in _TPU_BOUNDS:
-                raise ConfigError(f"--tensor-parallel-size {size}: replicas of a TPU host have 1, 2, 4 or 8 chips each")
-            return [
-                ReplicaDevices(
-                    {
-                        "TPU_VISIBLE_CHIPS": ",".join(own),
-                        "TPU_CHIPS_PER_HOST_BOUNDS": _TPU_BOUNDS[size],
-                        "TPU_HOST_BOUNDS": "1,1,1",
-                    }
-                )
-                for own in _shares(parallel, chips, "TPU chips")
-            ]
+        if gpus := visible_gpus(environ, found):
+            return [select_gpus(own) for own in _shares(parallel, gpus, "GPUs")]
+        if chips := visible_chips(found):
+            _check_shape(parallel.num_devices)
+            return [select_chips(own) for own in _shares(parallel, chips, "TPU chips")]
     return _divide_cores(parallel.replicas, sorted(cores()))
+
+
+def select_gpus(gpus: Sequence[str], memory_share: float | None = None) -> ReplicaDevices:
+    """Return the variables with which a process sees these GPUs only.
+
+    memory_share: fraction of their memory that it takes at its start; None: as the environment says.
+    """
+    share = {} if memory_share is None else {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{memory_share:.4f}"}
+    return ReplicaDevices({"CUDA_VISIBLE_DEVICES": ",".join(gpus), **share})
+
+
+def select_chips(chips: Sequence[str]) -> ReplicaDevices:
+    """Return the variables with which a process sees these TPU chips only. Raises ConfigError for a number without a shape."""
+    _check_shape(len(chips))
+    return ReplicaDevices(
+        {
+            "TPU_VISIBLE_CHIPS": ",".join(chips),
+            "TPU_CHIPS_PER_HOST_BOUNDS": _TPU_BOUNDS[len(chips)],
+            "TPU_HOST_BOUNDS": "1,1,1",
+        }
+    )
+
+
+def _check_shape(num_chips: int) -> None:
+    if num_chips not in _TPU_BOUNDS:
+        raise ConfigError(
+            f"--tensor-parallel-size {num_chips}: engines that share a TPU host have 1, 2, 4 or 8 chips each"
+        )
 
 
 def _divide_cores(num_replicas: int, cores: list[int]) -> list[ReplicaDevices]:
@@ -96,13 +113,19 @@ def _shares(parallel: ParallelConfig, devices: list[str], noun: str) -> list[lis
     return [devices[start : start + size] for start in range(0, num_needed, size)]
 
 
-def _gpus(environ: Mapping[str, str], names: list[str]) -> list[str]:
+def visible_gpus(environ: Mapping[str, str], names: Iterable[str]) -> list[str]:
+    """Return the GPUs that engines with this environment see. names: of device files."""
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [name.strip() for name in visible.split(",") if name.strip() not in ("", "-1")]
     return _numbers(r"nvidia(\d+)", names)
 
 
-def _numbers(pattern: str, names: list[str]) -> list[str]:
+def visible_chips(names: Iterable[str]) -> list[str]:
+    """Return the TPU chips of this machine. names: of device files."""
+    return _numbers(r"(?:accel|vfio/)(\d+)", names)
+
+
+def _numbers(pattern: str, names: Iterable[str]) -> list[str]:
     matches = (re.fullmatch(pattern, name) for name in names)
     return sorted((match[1] for match in matches if match), key=int)

@@ -20,9 +20,9 @@ from jaxserve.errors import StartupError
 from jaxserve.frontend.engine_client.connection import EngineConnection
 from jaxserve.ipc.address import incarnation_address
 from jaxserve.ipc.engine_spec import EngineSpec
-from jaxserve.runtime.api_process import ApiProcess
 from jaxserve.runtime.devices import ALL_DEVICES, ReplicaDevices
 from jaxserve.runtime.engine_process import engine_process, wait_dead, wait_started
+from jaxserve.runtime.models.model_runtime import ModelRuntime
 from jaxserve.runtime.spawn import Spawned
 from jaxserve.runtime.tasks import running
 
@@ -55,11 +55,11 @@ class RestartBudget:
 
 
 class EngineSupervisor:
-    """Runs the engines of one server, one after the other."""
+    """Runs the engines of one model, or of one of its replicas, one after the other."""
 
     def __init__(
         self,
-        api: ApiProcess,
+        model: ModelRuntime,
         spec: EngineSpec,
         process: Spawned | None,
         on_next: Callable[[int, str | None], Awaitable[None]],
@@ -70,14 +70,14 @@ class EngineSupervisor:
 
         on_next: called with the replica and the address of its next engine, or None if it gets no further one.
         """
-        self._api = api
+        self._model = model
         self._spec = spec
         self._process = process
         self._on_next = on_next
         self._replica = replica
         self._devices = devices
         num_replicas = spec.config.parallel.replicas
-        self._name = f"replica {replica}: " if num_replicas > 1 else ""
+        self._name = model.label + (f"replica {replica}: " if num_replicas > 1 else "")
         self._budget = RestartBudget(spec.config.server.engine_restarts)
         self._may_restart = False
         self._suspended = asyncio.Event()
@@ -110,7 +110,7 @@ class EngineSupervisor:
         """Keep an engine running; returns why there is none any more. Raises StartupError if the first cannot start."""
         spec, process = self._spec, self._process
         for number in itertools.count(1):
-            async with self._api.connected(spec.address, self._replica) as connection:
+            async with self._model.connected(spec.address, self._replica) as connection:
                 reason = await self._run_engine(connection, spec, process)
                 if self._suspended.is_set():
                     self._stopped.set()
@@ -118,11 +118,11 @@ class EngineSupervisor:
                 elif not self._takes_restart():
                     await self._on_next(self._replica, None)
                     # inside the block: after it, requests would wait for the next engine
-                    self._api.client.give_up(self._replica, reason)
+                    self._model.client.give_up(self._replica, reason)
                     return reason
                 else:
                     _log.error("%s%s; starting it again (%s)", self._name, reason, self._budget)
-                    self._api.frontend.metrics.of_engine(self._replica).inc("engine_restarts")
+                    self._model.frontend.metrics.of_engine(self._replica).inc("engine_restarts")
                 address = incarnation_address(self._spec.address, number)
                 await self._on_next(self._replica, address)
             spec, process = msgspec.structs.replace(self._spec, address=address, phases=[]), None
@@ -134,7 +134,7 @@ class EngineSupervisor:
             async with engine_process(spec, process, self._devices) as engine:
                 model_info = await wait_started(connection, engine)
                 if self._lost_s is not None:
-                    self._api.record_start(model_info, self._replica)
+                    self._model.record_start(model_info, self._replica)
                     _log.info("%sthe engine is back after %.1f s", self._name, time.monotonic() - self._lost_s)
                 self._running.set()
                 async with running(wait_dead(connection, engine)) as dead, running(self._suspended.wait()) as suspended:
@@ -150,7 +150,7 @@ class EngineSupervisor:
             return str(error)
 
     def _takes_restart(self) -> bool:
-        if self._api.client.is_draining or not self._may_restart:
+        if self._model.client.is_draining or not self._may_restart:
             return False
         if not self._budget.take():
             _log.error("%sthe engine is not started again: %s", self._name, self._budget)

@@ -44,20 +44,32 @@ def load_config(
     *, flags: Mapping[str, object] | None = None, environ: Mapping[str, str] | None = None, file: Path | None = None
 ) -> Config:
     """Return the config of all sources. Without a model in any of them it is the default model, if that is installed."""
+    return config_from(load_values(flags or {}, environ or {}, file))
+
+
+def load_values(
+    flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None, *, needs_model: bool = True
+) -> dict[str, Value]:
+    """Return the values of the settings that any source gives. needs_model: add the default model if there is none."""
     values: dict[str, Value] = {}
     if file is not None:
-        values |= _values_of_file(file)
-    values |= environment_values(environ or {})
-    values |= {name: parse_value(BY_NAME[name], raw, BY_NAME[name].flag) for name, raw in (flags or {}).items()}
-    caches = (environ or {}).get(CACHES_VARIABLE, "")
+        values |= values_of_file(file)
+    values |= environment_values(environ)
+    values |= {name: parse_value(BY_NAME[name], raw, BY_NAME[name].flag) for name, raw in flags.items()}
+    caches = environ.get(CACHES_VARIABLE, "")
     for name, folder in (("compile_cache", "programs"), ("flight_recorder_dir", "flight")):
         if values.get(name) is None and os.path.isabs(caches):  # XDG: others are to be ignored
             values[name] = os.path.join(caches, "jaxserve", folder)
-    values |= leader_worker_set(environ or {}, values)
-    if values.get("model") is None:
+    values |= leader_worker_set(environ, values)
+    if needs_model and values.get("model") is None:
         values["model"] = str(default_model())
         if values.get("served_model_name") is None:
             values["served_model_name"] = DEFAULT_MODEL_NAME
+    return values
+
+
+def config_from(values: Mapping[str, Value]) -> Config:
+    """Return the config of these values, and of defaults. Raises ConfigError for values that do not go together."""
     sections = {
         section: section_class(section)(**{n: v for n, v in values.items() if BY_NAME[n].section == section})
         for section in SECTIONS
@@ -112,7 +124,8 @@ def environment_values(environ: Mapping[str, str]) -> dict[str, Value]:
     return values
 
 
-def _values_of_file(file: Path) -> dict[str, Value]:
+def values_of_file(file: Path) -> dict[str, Value]:
+    """Return the values of a YAML file. Raises ConfigError."""
     content = _read_yaml(file)
     values: dict[str, Value] = {}
     for key, raw in content.items():
@@ -163,6 +176,12 @@ def load_config_here(flags: Mapping[str, object], file: str | None) -> Config:
     """
     path = file or os.environ.get(CONFIG_FILE_VARIABLE)
     return load_config(flags=flags, environ=os.environ, file=Path(path) if path else None)
+
+
+def load_values_here(flags: Mapping[str, object], file: str | None) -> dict[str, Value]:
+    """Return the values that `load_config_here` would use, without a default model. Raises ConfigError."""
+    path = file or os.environ.get(CONFIG_FILE_VARIABLE)
+    return load_values(flags, os.environ, Path(path) if path else None, needs_model=False)
 
 
 def base_url(given: str | None) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from jaxserve.runtime.api_workers import ApiWorkers
 from jaxserve.runtime.departure import Departure
 from jaxserve.runtime.handover import HandOver
-from jaxserve.runtime.replicas import ReplicaSupervisors
+from jaxserve.runtime.models.model_supervisors import ModelSupervisors
 from jaxserve.runtime.tasks import running
 
 _log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ class Replacement:
     departure: Departure
     """The departure of this API process."""
     workers: ApiWorkers
-    supervisors: ReplicaSupervisors
+    supervisors: ModelSupervisors
     timeout_s: float
     """Time that the requests of an API process may take once another server has the port."""
 

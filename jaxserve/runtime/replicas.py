@@ -1,4 +1,4 @@
-"""Runs the engines of all replicas of one server.
+"""Runs the engines of all replicas of one model.
 
 The first replica starts alone, and the others once it is ready: they find its programs in the compile cache. The server
 answers as soon as the first one is ready. An engine that dies is restarted while the others serve; when it has died too
@@ -16,9 +16,9 @@ import msgspec
 
 from jaxserve.ipc.address import replica_address
 from jaxserve.ipc.engine_spec import EngineSpec
-from jaxserve.runtime.api_process import ApiProcess
 from jaxserve.runtime.devices import ReplicaDevices
 from jaxserve.runtime.engine_supervisor import EngineSupervisor
+from jaxserve.runtime.models.model_runtime import ModelRuntime
 from jaxserve.runtime.spawn import Spawned
 
 _log = logging.getLogger(__name__)
@@ -32,17 +32,17 @@ class ReplicaSupervisors:
 
     def __init__(
         self,
-        api: ApiProcess,
+        model: ModelRuntime,
         spec: EngineSpec,
         process: Spawned | None,
         on_next: NextEngine,
         devices: Sequence[ReplicaDevices],
     ) -> None:
         """spec, process: of the first engine of the first replica. devices: of each replica."""
-        self._api = api
+        self._model = model
         self._supervisors = [
             EngineSupervisor(
-                api,
+                model,
                 spec
                 if len(devices) == 1
                 else msgspec.structs.replace(
@@ -72,7 +72,7 @@ class ReplicaSupervisors:
 
     async def run(self) -> str:
         """Keep the engines running; returns why the last one is gone. Raises StartupError if one cannot start."""
-        started = asyncio.create_task(self._api.client.engines.first_started.wait())
+        started = asyncio.create_task(self._model.client.engines.first_started.wait())
         try:
             await asyncio.wait({self._start(self._supervisors[0]), started}, return_when=asyncio.FIRST_COMPLETED)
             for supervisor in self._supervisors[1:]:

@@ -25,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
@@ -34,7 +35,7 @@ from jaxserve.http.api_keys import api_keys
 from jaxserve.http.event_loop import run_measured
 from jaxserve.http.listener import bind_sockets
 from jaxserve.http.operations.startup import startup_table
-from jaxserve.ipc.address import folder_of, own_address
+from jaxserve.ipc.address import folder_of, own_address, replica_address
 from jaxserve.ipc.engine_spec import EngineSpec, FakeOptions
 from jaxserve.ipc.messages import ModelInfo, StartupProgress
 from jaxserve.ipc.report import process_start_s
@@ -50,10 +51,12 @@ from jaxserve.runtime.api_process import (
 )
 from jaxserve.runtime.api_workers import ApiWorkers, api_workers
 from jaxserve.runtime.departure import Departure
-from jaxserve.runtime.devices import divide_devices
 from jaxserve.runtime.engine_process import check_tokenizer
 from jaxserve.runtime.environment import child_environment
 from jaxserve.runtime.handover import Predecessor, predecessor, share_listeners
+from jaxserve.runtime.models.model_devices import divide_among_models
+from jaxserve.runtime.models.model_runtime import ModelRuntime
+from jaxserve.runtime.models.model_supervisors import ModelSupervisors
 from jaxserve.runtime.notify import notify
 from jaxserve.runtime.replacement import Replacement
 from jaxserve.runtime.replicas import ReplicaSupervisors
@@ -83,6 +86,7 @@ class Upgrade:
 
 def run_serve(
     config: Config,
+    others: Sequence[Config] = (),
     *,
     executor: Literal["local", "fake"] = "local",
     fake: FakeOptions | None = None,
@@ -91,6 +95,7 @@ def run_serve(
 ) -> int:
     """Serve until a signal or a failure; returns the exit code. Raises StartupError if the server cannot start.
 
+    config: settings of the server and of its first model. others: those of further models; the server's are not read.
     executor: "fake" runs an engine without a model, for tests. engine: a process to use instead of a new one. upgrade:
     replace the server that runs at this address instead of binding it.
     """
@@ -109,9 +114,12 @@ def run_serve(
             bound = bind_sockets(config.server.host, config.server.port, config.server.api_processes)
             listeners = [sockets.enter_context(listener) for listener in bound]
         _log.info("%s (`jaxserve config` and --log-level debug show all settings)", describe_changes(config))
-        for line in describe(config).splitlines():
-            _log.debug("%s", line)
-        server = _Server(config, listeners, executor, fake or FakeOptions(), engine, upgrade or Upgrade(), found)
+        for one in (config, *others):
+            for line in describe(one).splitlines():
+                _log.debug("%s", line)
+        server = _Server(
+            [config, *others], listeners, executor, fake or FakeOptions(), engine, upgrade or Upgrade(), found
+        )
         return run_measured(server.run())
 
 
@@ -139,7 +147,8 @@ def allow_connections(max_connections: int) -> None:
 class _Server:
     """One run of the first API process, which owns all others."""
 
-    config: Config
+    configs: Sequence[Config]
+    """The settings of each model; those of the first one hold for the server."""
     listeners: Sequence[socket.socket]
     executor: Literal["local", "fake"]
     fake: FakeOptions
@@ -149,12 +158,16 @@ class _Server:
     display: StartupDisplay = field(default_factory=StartupDisplay)
     workers: ApiWorkers | None = None
 
+    @property
+    def config(self) -> Config:
+        return self.configs[0]
+
     async def run(self) -> int:
         stop = StopSignals(self._pass_on_signal)
         own, is_successor = self._shares()[0], self.predecessor is not None
         with own_address(self.config.server.uds_dir) as address, stop.caught():
-            async with serving_api(self.config, address, own, 0, self.display.show, is_successor=is_successor) as api:
-                api.startup.own.add("server", process_start_s())
+            async with serving_api(self.configs, address, own, 0, self.display.show, is_successor=is_successor) as api:
+                api.first.startup.own.add("server", process_start_s())
                 if (
                     self.config.server.api_key_file or self.config.tls.ssl_certfile
                 ):  # else the end of the terminal ends the server
@@ -182,18 +195,20 @@ class _Server:
         """
         with contextlib.ExitStack() as display:
             display.enter_context(self.display)
-            model = self.config.model
-            path = await _phase(api, "model", lambda: resolve(model.model, model.revision))
+            paths = [await _phase(model, "model", partial(_resolve, model.config)) for model in api.models]
             if self.predecessor is not None and self.upgrade.after_drain:
                 await self.predecessor.suspend()
-            supervisors = self._supervisors(api, path, address)
+            supervisors = self._supervisors(api, paths, address)
             async with running(supervisors.run()) as engine_end:
-                tokenizer = await _phase(api, "tokenizer", lambda: tokenizer_of(self.config, path))
-                install(api.frontend, self.config, tokenizer, path)
+                tokenizers = []
+                for model, path in zip(api.models, paths, strict=True):
+                    tokenizer = await _phase(model, "tokenizer", partial(tokenizer_of, model.config, path))
+                    install(model.frontend, model.config, tokenizer, path)
+                    tokenizers.append(tokenizer)
                 shares, is_successor = self._shares()[1:], self.predecessor is not None
-                async with api_workers(self.config, path, address, shares, is_successor=is_successor) as workers:
+                async with api_workers(self.config, paths[0], address, shares, is_successor=is_successor) as workers:
                     self.workers = workers
-                    async with running(_all_ready(api, tokenizer, path, workers)) as ready:
+                    async with running(_all_ready(api, tokenizers, paths, workers)) as ready:
                         await asyncio.wait({ready, engine_end}, return_when=asyncio.FIRST_COMPLETED)
                         is_started = not engine_end.done()
                         if is_started:
@@ -203,10 +218,10 @@ class _Server:
                     replacement = Replacement(Departure(api), workers, supervisors, self.config.server.upgrade_timeout)
                     async with replacement.offered(self.listeners, folder_of(address)) as left:
                         if is_started:
-                            self._announce(tokenizer, ready.result())
+                            self._announce(tokenizers[0], ready.result()[0])
                         reason = await _first_end(engine_end, workers, left)
                     if reason is not None:
-                        api.client.fail(reason)  # at once: ending the other processes takes seconds
+                        api.give_up(reason)  # at once: ending the other processes takes seconds
                         await workers.fail(reason)
                     return reason
 
@@ -214,12 +229,15 @@ class _Server:
         """Return the listening sockets of each API process."""
         return share_listeners(self.listeners, self.config.server.api_processes)
 
-    async def _take_port(self, api: ApiProcess, model_info: ModelInfo, workers: ApiWorkers, address: str) -> None:
+    async def _take_port(
+        self, api: ApiProcess, model_infos: Sequence[ModelInfo], workers: ApiWorkers, address: str
+    ) -> None:
         """Accept connections in place of the server that runs, if this one replaces it, and report readiness."""
-        headline, *table = startup_table(api.record_start(model_info), model_info.startup)
-        _log.info("%s", headline)
-        for line in table:
-            _log.debug("%s", line)
+        for model, model_info in zip(api.models, model_infos, strict=True):
+            headline, *table = startup_table(model.record_start(model_info), model_info.startup)
+            _log.info("%s%s", model.label, headline)
+            for line in table:
+                _log.debug("%s", line)
         if self.predecessor is None:
             notify("READY=1")
             return
@@ -233,18 +251,22 @@ class _Server:
         _log.info("serving in place of process %d, which finishes its requests", self.predecessor.pid)
         self.upgrade.on_done()
 
-    def _supervisors(self, api: ApiProcess, path: Path, address: str) -> ReplicaSupervisors:
-        spec = EngineSpec(
-            config=self.config,
-            model_path=str(path),
-            address=address,
-            executor=self.executor,
-            fake=self.fake,
-            publishes_pages=self.config.cache.publish_pages,
-            phases=api.startup.own.take(),
-        )
-        devices = divide_devices(self.config.parallel, child_environment())
-        return ReplicaSupervisors(api, spec, self.spawned, self._switch_engine, devices)
+    def _supervisors(self, api: ApiProcess, paths: Sequence[Path], address: str) -> ModelSupervisors:
+        supervisors = []
+        shares = divide_among_models(self.configs, child_environment())
+        for number, (model, path, share) in enumerate(zip(api.models, paths, shares, strict=True)):
+            spec = EngineSpec(
+                config=share.config,
+                model_path=str(path),
+                address=replica_address(address, number),
+                executor=self.executor,
+                fake=self.fake,
+                publishes_pages=share.config.cache.publish_pages,
+                phases=model.startup.own.take(),
+            )
+            process = None if number else self.spawned
+            supervisors.append(ReplicaSupervisors(model, spec, process, self._switch_engine, share.devices))
+        return ModelSupervisors(api.models, supervisors)
 
     async def _switch_engine(self, replica: int, address: str | None) -> None:
         if self.workers is not None:
@@ -281,23 +303,31 @@ class _Server:
             os.write(sys.stdout.fileno(), f"{line}\n".encode())
 
 
-async def _phase(api: ApiProcess, name: str, work: Callable[[], T]) -> T:
+def _resolve(config: Config) -> Path:
+    return resolve(config.model.model, config.model.revision)
+
+
+async def _phase(model: ModelRuntime, name: str, work: Callable[[], T]) -> T:
     """Run a start-up phase of this process, shown and measured like the engine's phases."""
     started = time.monotonic()
-    api.client.engines.note_progress(StartupProgress(name, 0, 1))
+    model.client.engines.note_progress(StartupProgress(name, 0, 1))
     result = await in_thread(work)
-    api.client.engines.note_progress(StartupProgress(name, 1, 1))
-    api.startup.own.add(name, started)
+    model.client.engines.note_progress(StartupProgress(name, 1, 1))
+    model.startup.own.add(name, started)
     return result
 
 
-async def _all_ready(api: ApiProcess, tokenizer: Tokenizer, path: Path, workers: ApiWorkers) -> ModelInfo:
-    """Wait until engine and API processes accept requests. Raises StartupError."""
-    model_info = await api.client.wait_started()
-    check_tokenizer(tokenizer, model_info, path)
-    await api.client.engines.all_started.wait()
+async def _all_ready(
+    api: ApiProcess, tokenizers: Sequence[Tokenizer], paths: Sequence[Path], workers: ApiWorkers
+) -> list[ModelInfo]:
+    """Wait until engines and API processes accept requests. Raises StartupError."""
+    model_infos = []
+    for model, tokenizer, path in zip(api.models, tokenizers, paths, strict=True):
+        model_infos.append(await model.client.wait_started())
+        check_tokenizer(tokenizer, model_infos[-1], path)
+        await model.client.engines.all_started.wait()
     await workers.wait_ready()
-    return model_info
+    return model_infos
 
 
 async def _first_end(engine_end: asyncio.Task[str], workers: ApiWorkers, left: asyncio.Task[None]) -> str | None:

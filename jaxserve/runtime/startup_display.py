@@ -34,7 +34,7 @@ class StartupDisplay:
         has_bars = sys.stderr.isatty() and not writes_json()
         self._bars = Progress(*columns, console=Console(stderr=True)) if has_bars else None
         self._clock = clock
-        self._log = StartupLog(clock)
+        self._logs: dict[str, StartupLog] = {}
         self._tasks: dict[str, TaskID] = {}
         self._printed: dict[str, int] = {}
         self._is_closed = False
@@ -59,12 +59,17 @@ class StartupDisplay:
         """Show that the parameter `name` is loaded; `done` and `total` are bytes."""
         self.show(StartupProgress("load", done, total, name))
 
-    def show(self, progress: StartupProgress) -> None:
-        """Show one message. Messages of a restarted engine come after the block and are not shown."""
+    def show(self, progress: StartupProgress, label: str = "") -> None:
+        """Show one message. Messages of a restarted engine come after the block and are not shown.
+
+        label: begin of the line, which tells several models apart.
+        """
         if self._is_closed:
             return
-        name, done, total = progress.phase, progress.done, progress.total
-        label, left = label_of(name), _time_left(self._log.note(progress).seconds_left(self._clock()))
+        done, total = progress.done, progress.total
+        log = self._logs.setdefault(label, StartupLog(self._clock))
+        left = _time_left(log.note(progress).seconds_left(self._clock()))
+        name, label = label + progress.phase, label + label_of(progress.phase)
         if self._bars is not None:
             if name not in self._tasks:
                 self._tasks[name] = self._bars.add_task(label, left="")
@@ -75,7 +80,9 @@ class StartupDisplay:
         if not is_single_end and self._printed.get(name, -1) < part:
             self._printed[name] = part
             amount = (
-                f"{done // _MIB}/{total // _MIB} MiB" if name == _BYTES_PHASE and total > _MIB else f"{done}/{total}"
+                f"{done // _MIB}/{total // _MIB} MiB"
+                if progress.phase == _BYTES_PHASE and total > _MIB
+                else f"{done}/{total}"
             )
             report(logging.INFO, f"{label}: {amount}{', ' + left if left else ''}")
 

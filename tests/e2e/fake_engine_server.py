@@ -1,4 +1,4 @@
-"""Runs `jaxserve serve` with the fake executor: arguments are a config and fake options as JSON.
+"""Runs `jaxserve serve` with the fake executor: arguments are the config of each model and fake options as JSON.
 
 A third argument, an Upgrade as JSON, makes it `jaxserve upgrade`.
 """
@@ -20,12 +20,12 @@ class HowToReplace(msgspec.Struct):
 
 
 def main() -> int:
-    config = msgspec.json.decode(sys.argv[1], type=Config)
+    config, *others = msgspec.json.decode(sys.argv[1], type=list[Config])
     fake = msgspec.json.decode(sys.argv[2], type=FakeOptions)
     upgrade = msgspec.json.decode(sys.argv[3], type=HowToReplace) if len(sys.argv) > 3 else None
     try:
         return run_serve(
-            config, executor="fake", fake=fake, upgrade=upgrade and Upgrade(after_drain=upgrade.after_drain)
+            config, others, executor="fake", fake=fake, upgrade=upgrade and Upgrade(after_drain=upgrade.after_drain)
         )
     except StartupError as error:
         print(f"jaxserve: error: {error}", file=sys.stderr)

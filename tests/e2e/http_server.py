@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -133,37 +133,52 @@ def await_ready(server: Server, timeout_s: float = START_TIMEOUT_S) -> None:
     server.port = int(match[1])
 
 
-def fake_server_command(sections: dict[str, dict[str, Any]], fake: dict[str, Any] | None = None) -> list[str]:
-    """Return the command of a server with the fake engine; `sections` of the config replace their defaults."""
-    config = {"model": {"model": str(TOKENIZER), "served_model_name": "tiny"}} | sections
-    return [PYTHON, "-m", "tests.e2e.fake_engine_server", json.dumps(config), json.dumps(fake or {})]
+def fake_server_command(
+    sections: dict[str, dict[str, Any]], fake: dict[str, Any] | None = None, others: Sequence[str] = ()
+) -> list[str]:
+    """Return the command of a server with the fake engine; `sections` of the config replace their defaults.
+
+    others: names of further models.
+    """
+    configs = [{"model": {"model": str(TOKENIZER), "served_model_name": name}} | sections for name in ("tiny", *others)]
+    return [PYTHON, "-m", "tests.e2e.fake_engine_server", json.dumps(configs), json.dumps(fake or {})]
 
 
 @contextlib.contextmanager
-def started(fake: dict[str, Any] | None = None, **sections: dict[str, Any]) -> Iterator[Server]:
+def started(
+    fake: dict[str, Any] | None = None, others: Sequence[str] = (), **sections: dict[str, Any]
+) -> Iterator[Server]:
     """A server that may still be loading, on a free port unless one is given; killed at the end."""
     with tempfile.TemporaryDirectory(prefix="jaxserve-test-", ignore_cleanup_errors=True) as sockets:
         server_section = {"port": 0, "uds_dir": sockets} | sections.get("server", {})
-        with launched(fake_server_command(sections | {"server": server_section}, fake)) as server:
+        with launched(fake_server_command(sections | {"server": server_section}, fake, others)) as server:
             yield server
 
 
 @contextlib.contextmanager
 def replacing(
-    replaced: Server, sockets: Path, fake: dict[str, Any] | None = None, *, after_drain: bool = False, **sections: Any
+    replaced: Server,
+    sockets: Path,
+    fake: dict[str, Any] | None = None,
+    others: Sequence[str] = (),
+    *,
+    after_drain: bool = False,
+    **sections: Any,
 ) -> Iterator[Server]:
     """A server that is to replace `replaced`, and may still be loading. sockets: the `uds_dir` of both."""
     section = {"port": replaced.port, "uds_dir": str(sockets)} | sections.get("server", {})
-    command = fake_server_command(sections | {"server": section}, fake)
+    command = fake_server_command(sections | {"server": section}, fake, others)
     with launched([*command, json.dumps({"after_drain": after_drain})]) as successor:
         successor.port = replaced.port
         yield successor
 
 
 @contextlib.contextmanager
-def running(fake: dict[str, Any] | None = None, **sections: dict[str, Any]) -> Iterator[Server]:
+def running(
+    fake: dict[str, Any] | None = None, others: Sequence[str] = (), **sections: dict[str, Any]
+) -> Iterator[Server]:
     """A ready server."""
-    with started(fake, **sections) as server:
+    with started(fake, others, **sections) as server:
         await_ready(server)
         yield server
 

@@ -71,7 +71,7 @@ def test_every_line_is_an_object_where_logs_are_json() -> None:
 def test_output_that_nobody_reads_is_no_reason_to_stop(tmp_path: Path) -> None:
     port = free_port()
     config = {"model": {"model": str(TOKENIZER)}, "server": {"port": port, "uds_dir": str(tmp_path)}}
-    command = [PYTHON, "-m", "tests.e2e.fake_engine_server", json.dumps(config), "{}"]
+    command = [PYTHON, "-m", "tests.e2e.fake_engine_server", json.dumps([config]), "{}"]
     environment = os.environ | {"PYTHONPATH": SOURCES, "JAX_PLATFORMS": "cpu"}
     reader, writer = os.pipe()
     os.close(reader)

@@ -85,3 +85,27 @@ async def test_a_dropped_picture_is_shown_and_sent_and_not_kept() -> None:
             assert await page.run("document.querySelectorAll('.message.user img').length") == 1
             assert await page.run("document.querySelectorAll('#pictures img').length") == 0
             assert "data:" not in await page.run("localStorage.getItem('jaxserve-chats')")
+
+
+async def test_the_chosen_model_answers_and_is_the_one_in_the_picture() -> None:
+    with running(others=["other"]) as server:
+        async with tab() as page:
+            await page.open(f"{server.url}/")
+            await page.until("document.getElementById('status').textContent === 'ready'")
+            assert await page.run("[...document.getElementById('model').options].map(one => one.value)") == [
+                "tiny",
+                "other",
+            ]
+            await page.run("document.getElementById('model').value = 'other'")
+            await page.run("document.getElementById('max_completion_tokens').value = '8'")
+            await page.run("document.getElementById('prompt').value = 'Hello'")
+            await page.run("document.getElementById('send').click()")
+            await page.until(
+                "document.querySelector('.message.assistant .tail span')?.textContent.includes('8 tokens')"
+            )
+            assert server.metric('generation_tokens_total{engine="0",model_name="other"}') == 8
+            await page.run("document.getElementById('tab-engine').click()")
+            await page.until("document.querySelector('#programs tbody')?.textContent.includes('decode')")
+            await page.run("document.getElementById('model').value = 'tiny'")
+            await page.until("document.getElementById('programs').textContent.includes('no step yet')")
+            assert page.complaints == []

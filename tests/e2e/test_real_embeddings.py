@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import runpy
+import signal
 from pathlib import Path
 
 import numpy as np
 import openai
 import pytest
 
-from tests.e2e.http_server import ROOT
-from tests.e2e.real_server import serving
+from tests.e2e.http_server import ROOT, until
+from tests.e2e.real_server import BATCH_PROGRAMS, model, serving
+from tests.e2e.test_replicas import engines_of
 from tests.models.goldens import decoder_vectors, minilm_golden
 from tests.tools.embedding_texts import DECODER_PROMPTS, MINILM_TEXTS
 from tests.unit.checkpoint.checkpoint_files import minilm_directory, smollm2_file
@@ -39,6 +42,38 @@ def test_minilm_serves_vectors_and_rankings_and_compiles_nothing(programs: Path)
         assert [result["index"] for result in results[:2]] == [5, 6], "itself, then the other one about bread"
         assert server.metric('compilations_total{engine="0",model_name="minilm",phase="serving"') == 0
         assert server.metric('bucket_steps_total{bucket="256"') > 0
+        assert "Traceback" not in server.output
+
+
+@pytest.mark.slow
+@pytest.mark.optimized
+def test_vectors_are_served_beside_generation_and_their_engine_may_die(programs: Path, tmp_path: Path) -> None:
+    own = tmp_path / "vectors.yaml"
+    own.write_text(f"model: {minilm_directory()}\nmax_num_batched_tokens: 256\nmax_num_seqs: 32\n")
+    golden, text = minilm_golden().vectors["mean"], model()
+    names = ("--model", f"tiny={text.path}", "--model", f"vectors={own}")
+    with serving(*names, *BATCH_PROGRAMS, programs=programs) as server:
+        with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+            assert [one.id for one in client.models.list()] == ["tiny", "vectors"]
+            with pytest.raises(openai.NotFoundError, match="Served here: tiny, vectors"):
+                client.embeddings.create(model="other", input="a")
+            with pytest.raises(openai.BadRequestError, match="`vectors` embeds texts"):
+                client.completions.create(model="vectors", prompt="a")
+            stream = client.completions.create(model="tiny", prompt="a", max_tokens=200, temperature=0, stream=True)
+            parts = [next(stream).choices[0].text]
+            os.kill(engines_of(server)[1], signal.SIGKILL)
+            parts += [chunk.choices[0].text for chunk in stream]
+            whole = client.completions.create(model="tiny", prompt="a", max_tokens=200, temperature=0)
+            assert "".join(parts) == whole.choices[0].text, "its stream went on"
+            until(lambda: "vectors: the engine is back after" in server.output, "it never came back")
+            reply = client.embeddings.create(model="vectors", input=list(MINILM_TEXTS))
+            found = np.array([item.embedding for item in reply.data])
+            assert (found * golden).sum(axis=-1).min() >= 0.9999
+        restarts, compiled = "engine_restarts_total", "compilations_total"
+        assert server.metric(f'{restarts}{{engine="0",model_name="tiny"}}') == 0
+        assert server.metric(f'{restarts}{{engine="0",model_name="vectors"}}') == 1
+        for name in ("tiny", "vectors"):
+            assert server.metric(f'{compiled}{{engine="0",model_name="{name}",phase="serving"') == 0
         assert "Traceback" not in server.output
 
 

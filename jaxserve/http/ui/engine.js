@@ -1,4 +1,4 @@
-// The live picture: numbers of the whole server, twice a second, and what changed between two of them.
+// The live picture: numbers of the chosen model, twice a second, and what changed between two of them.
 
 import { getJson } from "./api.js";
 import { $, el, svg } from "./dom.js";
@@ -11,7 +11,19 @@ let isShown = false;
 let timer = 0;
 let last = null;
 let hasStartup = false;
+let shownModel = "";
 const points = [];
+
+const ofModel = (path) => (shownModel ? `${path}?model=${encodeURIComponent(shownModel)}` : path);
+
+// Begins the picture anew if another model is chosen.
+function followModel() {
+  if ($("model").value === shownModel) return;
+  shownModel = $("model").value;
+  last = null;
+  hasStartup = false;
+  points.length = 0;
+}
 
 const format = (value, digits = 0) => value.toLocaleString(undefined, { maximumFractionDigits: digits });
 const percent = (value) => `${format(100 * value, 1)} %`;
@@ -128,7 +140,7 @@ function drawTables(state) {
 }
 
 async function drawStartup() {
-  const start = await getJson("startup");
+  const start = await getJson(ofModel("startup"));
   if (start.status !== "started") return;
   hasStartup = true;
   const total = Math.max(...start.phases.map((phase) => phase.end_seconds), 0.001);
@@ -149,7 +161,10 @@ async function poll() {
   if (!isShown) return;
   let wait = PERIOD_MS;
   try {
-    const state = await getJson("ui/state");
+    followModel();
+    const asked = shownModel;
+    const state = await getJson(ofModel("ui/state"));
+    if (asked !== $("model").value) return void poll();
     if (last && state.uptime_seconds > last.uptime_seconds) {
       points.push(pointOf(state, last));
       if (points.length > MAX_POINTS) points.shift();

@@ -85,7 +85,7 @@ STATE: dict[str, Any] = {
 
 
 def test_status_is_one_screen() -> None:
-    lines = status_lines("http://h:1", STATE, ["m"], None)
+    lines = status_lines("http://h:1", {"m": STATE}, ["m"], None)
     assert lines[0].endswith("http://h:1, up 1:02:05")
     assert lines[-1] == "  400 POST /x n"
     assert len(lines) <= 24
@@ -98,9 +98,12 @@ def test_status_is_one_screen() -> None:
         "max_model_len": 9,
     }
     used = STATE | {"engine": engine, "numbers": NUMBERS | {"prefix_cache_queries": 4.0, "prefix_cache_hits": 1.0}}
-    text = "\n".join(status_lines("u", used, ["m"], "answered 503"))
+    text = "\n".join(status_lines("u", {"m": used}, ["m"], "answered 503"))
     assert "25.0% of prompt tokens found" in text
     assert "not serving (/health answered 503)" in text
+    several = status_lines("u", {"m": used, "n": STATE}, ["m", "alias", "n"], None)
+    assert [line for line in several if line.startswith(("m", "n:"))] == ["models        m, alias, n", "m:", "n:"]
+    assert sum(line.startswith("requests ") for line in several) == 2
 
 
 def test_status_without_a_server_says_how_to_start_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,14 +11,22 @@ import pytest
 from jaxserve.cli import compile as compile_ahead
 from jaxserve.cli import plan
 from jaxserve.cli.bench import add_arguments
-from jaxserve.cli.flags import add_flags
+from jaxserve.cli.flags import add_flags, add_model_flag
 from jaxserve.cli.main import COMMANDS, HELP, Parser
-from jaxserve.runtime.environment import load_config
+from jaxserve.runtime.environment import load_config, load_values
+from jaxserve.runtime.models.model_configs import configs_of_models
 
 ROOT = Path(__file__).parents[3]
 PAGES = {
     name: (ROOT / name).read_text(encoding="utf-8")
-    for name in ("README.md", "CONTRIBUTING.md", "Makefile", "docs/planning.md", "docs/startup.md")
+    for name in (
+        "README.md",
+        "CONTRIBUTING.md",
+        "Makefile",
+        "docs/planning.md",
+        "docs/startup.md",
+        "docs/embeddings.md",
+    )
 }
 PAGES["help"] = HELP
 SHOWN = sorted(
@@ -53,8 +61,12 @@ def test_shown_command_parses(line: str, monkeypatch: pytest.MonkeyPatch) -> Non
         compile_ahead.add_arguments(parser)
         assert parser.read(words[2:]).output
         return
+    add_model_flag(parser)
     add_flags(parser)
     flags = {name: value for name, value in vars(parser.read(words[2:])).items() if value is not None}
+    if models := flags.pop("models", None):
+        configs_of_models(models, load_values(flags, {}, None, needs_model=False))
+        return
     file = flags.pop("config", None)
     load_config(flags={"model": "default"} | flags, file=Path(file) if file else None)
 
