@@ -34,9 +34,9 @@ from jaxserve.llm.generation import Work, chat_work, replayed, run_all, text_wor
 from jaxserve.llm.results import EmbeddingRequestOutput, RequestOutput, ScoringRequestOutput
 from jaxserve.llm.sampling_params import SamplingParams
 from jaxserve.llm.weight_arrays import arrays_file
-from jaxserve.runtime.api_process import install, make_frontend, tokenizer_of
 from jaxserve.runtime.engine_process import EngineProcess, check_tokenizer, engine_process, wait_dead, wait_started
 from jaxserve.runtime.environment import caches_environment, load_config
+from jaxserve.runtime.models.model_runtime import install, make_frontend, tokenizer_of
 from jaxserve.runtime.settings import ENGINE_SECTIONS, SETTINGS, closest
 from jaxserve.runtime.startup_display import StartupDisplay
 from jaxserve.runtime.tasks import in_thread, running

@@ -30,7 +30,7 @@ from jaxserve.frontend.request import Conversation, GenerationRequest
 from jaxserve.frontend.tokenization import Tokenization
 from jaxserve.http.operations.routing import PAGE_KEY_BYTES
 from jaxserve.routing.request import RouteRequest, page_hashes
-from jaxserve.runtime.api_process import tokenizer_of
+from jaxserve.runtime.models.model_runtime import tokenizer_of
 from jaxserve.types import BlockHash
 
 _Translate = Callable[[Any, LimitsConfig], GenerationRequest]

@@ -5,8 +5,7 @@ Each is `python -m jaxserve.runtime.api_workers LISTENER ...`:
 arguments descriptors of its listening sockets
 stdin     one line, an ApiWorkerSpec; then one Order per line; end of file if the parent process died: the worker exits
 stdout    one line when it accepts requests, one when it is suspended, and one every second as a sign of life
-SIGTERM   drain and exit 0
-SIGINT    while draining: exit at once
+SIGTERM   drain and exit 0; a SIGINT meanwhile: exit at once
 exit      0 stopped, 1 ordered to stop or the parent died, 2 could not start
 """
 
@@ -31,10 +30,11 @@ from jaxserve.errors import StartupError
 from jaxserve.http.event_loop import run_measured
 from jaxserve.ipc.address import replica_address
 from jaxserve.log import configure_logging
-from jaxserve.runtime.api_process import ABORT_FLUSH_S, DEATH_GRACE_S, ApiProcess, install, serving_api, tokenizer_of
+from jaxserve.runtime.api_process import ABORT_FLUSH_S, DEATH_GRACE_S, ApiProcess, serving_api
 from jaxserve.runtime.api_worker import ALIVE_LINE, ALIVE_S, READY_LINE, SUSPENDED_LINE, ApiWorker
 from jaxserve.runtime.departure import Departure
 from jaxserve.runtime.engine_supervisor import RestartBudget
+from jaxserve.runtime.models.model_runtime import install, tokenizer_of
 from jaxserve.runtime.tasks import StopSignals, first_of, in_thread, running
 
 _log = logging.getLogger(__name__)

@@ -42,12 +42,9 @@ from jaxserve.ipc.report import process_start_s
 from jaxserve.log import configure_logging, line_of
 from jaxserve.runtime.api_process import (
     ApiProcess,
-    install,
     is_loopback,
-    model_names,
     receiver_path,
     serving_api,
-    tokenizer_of,
 )
 from jaxserve.runtime.api_workers import ApiWorkers, api_workers
 from jaxserve.runtime.departure import Departure
@@ -55,7 +52,7 @@ from jaxserve.runtime.engine_process import check_tokenizer
 from jaxserve.runtime.environment import child_environment
 from jaxserve.runtime.handover import Predecessor, predecessor, share_listeners
 from jaxserve.runtime.models.model_devices import divide_among_models
-from jaxserve.runtime.models.model_runtime import ModelRuntime
+from jaxserve.runtime.models.model_runtime import ModelRuntime, install, model_names, tokenizer_of
 from jaxserve.runtime.models.model_supervisors import ModelSupervisors
 from jaxserve.runtime.notify import notify
 from jaxserve.runtime.replacement import Replacement

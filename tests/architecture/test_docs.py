@@ -52,7 +52,8 @@ def test_snippets_ask_for_models_that_exist() -> None:
     for page in PAGES:
         text = page.read_text("utf-8")
         modules = ",".join(re.findall(r"--lora-modules (\S+)", text))
-        served = {DEFAULT_MODEL_NAME, *(module.partition("=")[0] for module in modules.split(","))}
+        named = [*modules.split(","), *re.findall(r"--model (\w+=)", text)]
+        served = {DEFAULT_MODEL_NAME, *(module.partition("=")[0] for module in named)}
         for block in re.findall(r"^```python\n(.*?)^```$", text, re.M | re.S):
             for name in re.findall(r'\bmodel="([^"]+)"', block):
                 assert name in served or "/" in name, f"{page}: {name}"

@@ -26,7 +26,7 @@ from jaxserve.frontend.grammar import constraint_grammar
 from jaxserve.ipc.engine_spec import EngineSpec
 from jaxserve.ipc.messages import AddRequest, Grammar, RequestOutput, StartupProgress
 from jaxserve.ipc.stats import EngineStats
-from jaxserve.runtime.api_process import tokenizer_of
+from jaxserve.runtime.models.model_runtime import tokenizer_of
 from jaxserve.runtime.startup_display import StartupDisplay
 from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.tools.bench.client import BenchmarkError, RequestRecord

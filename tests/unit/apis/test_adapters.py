@@ -10,7 +10,7 @@ import pytest
 
 from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import ConfigError
-from jaxserve.runtime.api_process import model_names
+from jaxserve.runtime.models.model_runtime import model_names
 from jaxserve.tokenizer.tokenizer import Tokenizer
 from tests.unit.apis.test_replies import ids, play, post_stream
 from tests.unit.running_api import Api, running_api

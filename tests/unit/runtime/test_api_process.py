@@ -12,7 +12,8 @@ import pytest
 from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import ConfigError
 from jaxserve.http.tracing import Tracing
-from jaxserve.runtime.api_process import TRACES_FLUSH_S, _closing, model_names
+from jaxserve.runtime.api_process import TRACES_FLUSH_S, _closing
+from jaxserve.runtime.models.model_runtime import model_names
 from tests.loop_clock import LoopClock
 
 
