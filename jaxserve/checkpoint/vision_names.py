@@ -27,6 +27,8 @@ _PREFIXES: Final[Mapping[str, str]] = {
     "vision_tower.vision_model.encoder.": "",
     "vision_tower.vision_model.embeddings.": "",
     "vision_tower.vision_model.": "",
+    "vision_tower.encoder.": "",
+    "vision_tower.embeddings.": "",
     "vision_tower.": "",
     "connector.modality_projection.": "connector.",
     "multi_modal_projector.": "connector.",

@@ -31,6 +31,7 @@ def image_info(prepared: Preparation, settings: ImagesConfig) -> ImageInfo | Non
         patch_bytes=shape.patch_bytes,
         has_rope_positions=shape.has_rope_positions,
         step_patches=min(wanted, shape.max_patches),
+        is_bidirectional=shape.is_bidirectional,
     )
 
 

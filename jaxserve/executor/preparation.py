@@ -34,7 +34,7 @@ from jaxserve.runner.cache_sizes import CacheSizes
 from jaxserve.runner.determinism import check_deterministic
 from jaxserve.runner.embedding import embedding_task, pool_pages
 from jaxserve.runner.host.cores import limit_threads, num_cores
-from jaxserve.runner.images.encoder import ImageShape, check_images, encoder_bytes, rows_shape
+from jaxserve.runner.images.encoder import ImageShape, encoder_bytes, image_settings, rows_shape
 from jaxserve.runner.inputs import Program, StepTask, with_images
 from jaxserve.runner.limits import (
     Limits,
@@ -192,7 +192,7 @@ def prepare(
     model = model.with_context(config.model.max_model_len).for_devices(shape.tensor)
     model = with_cache_groups(config, model)
     check_cache(config, model)
-    check_images(config, model)
+    config = image_settings(config, model, device.platform)
     policy = make_policy(config, model, chip_of(device))
     check_deterministic(config, model, policy, adapters)
     skeleton = make_skeleton(model, policy, adapters)

@@ -234,6 +234,8 @@ class ImageInfo(msgspec.Struct, frozen=True, array_like=True):
     """True if each token has three rotary positions."""
     step_patches: int | None = None
     """Patches that are encoded before a step while replies are generated; None: `max_patches`."""
+    is_bidirectional: bool = False
+    """True if the tokens of an image attend to each other in both directions."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, array_like=True):

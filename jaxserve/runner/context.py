@@ -32,14 +32,15 @@ def step_context(skeleton: ModelSkeleton, field: dict[str, Any], cache: Cache, p
             field["query_starts"],
             field["num_decode_rows"],
             num_tokens=program.num_tokens,
-            backend=skeleton.policy.backend,
+            backend="reference" if program.sees_whole_images else skeleton.policy.backend,
         )
     turned = field["rope_positions"].reshape(3, -1) if "rope_positions" in field else positions
     turns = rotation(skeleton.config, turned), sliding_rotation(skeleton.config, positions)
     scales = query_scales(skeleton.config, positions)
     places = positions % page_size
     rows = field["kv_lengths"], field["query_starts"]
-    paging = [Paging(own, *rows, written, places, ragged) for own, written in zip(tables, pages, strict=True)]
+    ends = field.get("key_ends")
+    paging = [Paging(own, *rows, written, places, ragged, ends) for own, written in zip(tables, pages, strict=True)]
     layout = skeleton.config.cache
     groups: list[GroupStep] = [paging[group.table] for group in layout.paged]
     groups += [StateSlots(field["state_reads"], field["state_writes"]) for _ in layout.states]

@@ -58,6 +58,11 @@ class Program:
     def name(self) -> str:
         return f"{self.kind}/{self.num_tokens}"
 
+    @property
+    def sees_whole_images(self) -> bool:
+        """True if tokens of an image may see later ones."""
+        return self.kind == "mixed" and self.images is not None and self.images.is_bidirectional
+
 
 def with_images(programs: tuple[Program, ...], shape: ImageShape) -> tuple[Program, ...]:
     """Return the programs of a model that reads rows of embeddings, and those that fill the rows.
@@ -111,6 +116,7 @@ INPUT_FIELDS: Final = {
     "draft_lengths": "N",  # drafted tokens to verify; these fields are those of speculative programs
     "is_position_unread": "N",  # the slot has the position
     "num_pages": "N",  # of the row's first table
+    "key_ends": "V",  # of each token, see `Paging.key_ends`; in mixed programs of models whose images attend both ways
     "block_tables": "B GM",
 }
 RESIDENT_FIELDS: Final = {name: shape for name, shape in INPUT_FIELDS.items() if name != "block_tables"} | {
@@ -138,6 +144,7 @@ def field_shapes(program: Program, fields: Mapping[str, str]) -> dict[str, tuple
         "GM": program.num_tables * program.max_pages,
         "Y": program.num_rows if program.num_state_slots else 0,
         "Z": program.num_tokens if program.images is not None and program.kind == "mixed" else 0,
+        "V": program.num_tokens if program.sees_whole_images else 0,
         "3R": 3 * program.num_tokens if program.images is not None and program.images.has_rope_positions else 0,
         "N": program.num_rows if program.kind == "speculate" else 0,
         "C": len(COLUMNS),
@@ -217,6 +224,9 @@ def pack(plan: StepPlan, program: Program, fields: Mapping[str, str] = INPUT_FIE
         field["is_position_unread"][:num_rows] = plan.is_position_unread
         first = by_group(plan.block_tables, program.num_tables)[:, 0]
         field["num_pages"][:num_rows] = np.count_nonzero(first != NULL_BLOCK, 1)
+    if "key_ends" in field:
+        ends = field["positions"][:num_tokens] + 1 if plan.key_ends is None else plan.key_ends
+        field["key_ends"][:num_tokens] = ends
     if program.num_state_slots:
         field["state_writes"][:] = program.num_state_slots
         if plan.state_slots is not None:

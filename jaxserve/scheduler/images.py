@@ -18,6 +18,10 @@ call before a step:
 Embeddings that a client gave in place of tokens have rows as well, a page's worth of tokens at a time. Writing them takes no
 arithmetic: they have no budget, and go to the device before the step that reads them.
 
+A decoder may let the tokens of an image attend to each other in both directions (`ImageInfo.is_bidirectional`). Then a chunk
+never ends inside an image: it ends before it, or a prompt that holds the image's rows gets tokens up to the image's end,
+if need be from prompts of lower rank.
+
 So a reply waits for one encoder call or for one chunk of prompts, never for both. A request never waits for rows that it holds
 itself, and those who hold rows move at least with every second step: the rows of the largest image are enough for all to end.
 """
@@ -74,6 +78,8 @@ class RequestImages:
     images: tuple[PlacedImage | PlacedEmbeds, ...]
     rope_positions: np.ndarray | None  # int32 [3, T] of the prompt; None: the place of each token
     rope_delta: int
+    is_bidirectional: bool = False
+    """True if each image's tokens see the whole image."""
     held: dict[int, np.ndarray] = field(default_factory=dict)
     """Rows of the images that are held, by their index."""
 
@@ -100,6 +106,20 @@ class RequestImages:
             rows[low - first : high - first] = self.held[i][low - image.start : high - image.start]
         return rows
 
+    def cut_by(self, end: int) -> PlacedImage | PlacedEmbeds | None:
+        """Return the image that a chunk with the end `end` would cut, though its tokens see it whole; None if there is none."""
+        if not self.is_bidirectional:
+            return None
+        return next((image for image in self.images if image.start < end < image.end), None)
+
+    def key_ends(self, first: int, count: int) -> np.ndarray:
+        """Return where the keys that each of `count` tokens sees end, int32: after it, or after its image."""
+        ends = np.arange(first + 1, first + count + 1, dtype=np.int32)
+        for i in self.overlapping(first, first + count) if self.is_bidirectional else ():
+            image = self.images[i]
+            ends[max(image.start - first, 0) : image.end - first] = image.end
+        return ends
+
     def rope(self, first: int, count: int) -> np.ndarray:
         """Return the rotary positions of `count` tokens, int32 `[3, count]`."""
         places = np.arange(first, first + count, dtype=np.int32)
@@ -109,7 +129,7 @@ class RequestImages:
         return np.concatenate([known, np.tile(places[known.shape[1] :] + self.rope_delta, (3, 1))], axis=1)
 
 
-def images_of(message: AddRequest) -> RequestImages | None:
+def images_of(message: AddRequest, *, is_bidirectional: bool = False) -> RequestImages | None:
     """Return the images or the given embeddings of a request that admission has passed; None without any."""
     if message.prompt_embeds:
         return RequestImages(message.request_id, _placed_embeds(message), None, 0)
@@ -122,7 +142,8 @@ def images_of(message: AddRequest) -> RequestImages | None:
         placed.append(PlacedImage(image.start, image.start + image.num_tokens, image.digest, patches, positions))
     rope = message.rope_positions
     turned = None if rope is None else np.frombuffer(rope.prompt, "<i4").reshape(3, -1)
-    return RequestImages(message.request_id, tuple(placed), turned, 0 if rope is None else rope.delta)
+    delta = 0 if rope is None else rope.delta
+    return RequestImages(message.request_id, tuple(placed), turned, delta, is_bidirectional)
 
 
 def _placed_embeds(message: AddRequest) -> tuple[PlacedEmbeds, ...]:
@@ -202,13 +223,18 @@ class EmbeddingRows:
 class ImagePolicy:
     """Decides which images are encoded before a step."""
 
-    def __init__(self, info: ImageInfo | None, embeds: PromptEmbedsInfo | None = None) -> None:
-        """info: None if no images are read. embeds: None if no embeddings are taken. Not both are None."""
+    def __init__(self, info: ImageInfo | None, embeds: PromptEmbedsInfo | None = None, max_tokens: int = 0) -> None:
+        """info: None if no images are read. embeds: None if no embeddings are taken. Not both are None.
+
+        max_tokens: those of a step, at least one image and a token of every other request; only if `is_bidirectional`.
+        """
         rows = info if info is not None else embeds
         assert rows is not None, "there are images or embeddings"
         self._max_patches = 0 if info is None else info.max_patches
         self._step_patches = self._max_patches if info is None or info.step_patches is None else info.step_patches
         self._rows = EmbeddingRows(rows.cache_rows)
+        self._has_whole_images = info is not None and info.is_bidirectional
+        self._max_tokens = max_tokens
         self._has_encoded = False
         """True if the last step encoded images and computed replies only."""
         self._num_queries = self._num_hits = 0
@@ -221,9 +247,10 @@ class ImagePolicy:
         counts: Sequence[int],
         are_replies: Sequence[bool],
     ) -> tuple[list[int], list[EncodeItem | EmbedsItem]]:
-        """Return how many of `counts` tokens each request computes from token `firsts` on, and the rows to fill before.
+        """Return how many tokens each request computes from token `firsts` on, and the rows to fill before.
 
-        are_replies: True for requests whose prompt is computed.
+        These are at most `counts`, unless an image's tokens stay together. are_replies: True for requests whose prompt is
+        computed.
         """
         for images, first in zip(requests, firsts, strict=True):
             if images is not None:
@@ -233,12 +260,42 @@ class ImagePolicy:
             found, items = self._cut(requests, firsts, counts, 0)
             if any(count and not is_reply for count, is_reply in zip(found, are_replies, strict=True)):
                 self._has_encoded = False
-                return found, items
+                return self._with_whole_images(requests, firsts, found, are_replies), items
         found, items = self._cut(requests, firsts, counts, self._step_patches if has_replies else self._max_patches)
         self._has_encoded = has_replies and any(isinstance(item, EncodeItem) for item in items)
         if self._has_encoded:
             found = [count if is_reply else 0 for count, is_reply in zip(found, are_replies, strict=True)]
-        return found, items
+        return self._with_whole_images(requests, firsts, found, are_replies), items
+
+    def _with_whole_images(
+        self,
+        requests: Sequence[RequestImages | None],
+        firsts: Sequence[int],
+        counts: list[int],
+        are_replies: Sequence[bool],
+    ) -> list[int]:
+        """Return counts under which no chunk ends inside an image whose tokens attend in both directions.
+
+        The first request in rank whose chunk begins with an image, or in it, always gets the tokens up to its end.
+        """
+        if not self._has_whole_images:
+            return counts
+        counts, wanted = list(counts), {}
+        for i, (images, first, count) in enumerate(zip(requests, firsts, counts, strict=True)):
+            counts[i] = _whole(images, first, count)
+            if images is not None and count and not counts[i]:
+                image = images.cut_by(first + count)
+                assert image is not None, "why the count is 0 now"
+                wanted[i] = image.end - first
+        prompts = [i for i, is_reply in enumerate(are_replies) if not is_reply]
+        for rank, (i, count) in enumerate(wanted.items()):
+            for other in reversed(prompts) if not rank else ():
+                excess = sum(counts) + count - self._max_tokens
+                if excess > 0 and other != i:
+                    counts[other] = _whole(requests[other], firsts[other], max(counts[other] - excess, 0))
+            if sum(counts) + count <= self._max_tokens:
+                counts[i] = count
+        return counts
 
     def _cut(
         self, requests: Sequence[RequestImages | None], firsts: Sequence[int], counts: Sequence[int], max_patches: int
@@ -302,3 +359,9 @@ def _may_encode(image: PlacedImage, items: Sequence[EncodeItem | EmbedsItem], ma
     """Return True if an image may join those that are encoded in one call of `max_patches`: the first one always may."""
     encoded = [len(item.patches) for item in items if isinstance(item, EncodeItem)]
     return len(image.patches) + sum(encoded) <= max_patches or bool(max_patches and not encoded)
+
+
+def _whole(images: RequestImages | None, first: int, count: int) -> int:
+    """Return how many of `count` tokens from `first` on a chunk may have that ends in no image."""
+    image = None if images is None or not count else images.cut_by(first + count)
+    return count if image is None else max(image.start - first, 0)

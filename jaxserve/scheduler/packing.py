@@ -63,7 +63,7 @@ def pack(
     targets = None
     if num_prompt_logprobs > NO_LOGPROBS:
         targets = np.concatenate([each.targets(count) for each, count in zip(ordered, num_scheduled, strict=True)])
-    image_rows, rope_positions = _images(ordered, num_computed, num_scheduled)
+    image_rows, rope_positions, key_ends = _images(ordered, num_computed, num_scheduled)
     is_decode = num_single == num_rows and targets is None and image_rows is None
     kind: ProgramKind = "decode" if is_decode else "mixed"
     plan = StepPlan(
@@ -93,22 +93,26 @@ def pack(
         embeds_items=tuple(item for item in row_items if isinstance(item, EmbedsItem)),
         image_rows=image_rows,
         rope_positions=rope_positions,
+        key_ends=key_ends,
     )
     return plan, ordered
 
 
 def _images(
     ordered: list[Request], firsts: np.ndarray, counts: np.ndarray
-) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """Return the rows and the rotary positions of the step's tokens; None where no token has other ones than text."""
+) -> tuple[np.ndarray | None, np.ndarray | None, np.ndarray | None]:
+    """Return rows, rotary positions and ends of keys of the step's tokens; None where no token has other ones than text."""
     if all(request.images is None for request in ordered):
-        return None, None
+        return None, None, None
     spans = list(zip([request.images or _TEXT for request in ordered], firsts.tolist(), counts.tolist(), strict=True))
     rows = np.concatenate([images.rows(first, count) for images, first, count in spans])
     rope = None
     if any(images.rope_positions is not None for images, _, _ in spans):
         rope = np.concatenate([images.rope(first, count) for images, first, count in spans], axis=1)
-    return (rows if (rows != NO_IMAGE_ROW).any() else None), rope
+    ends = None
+    if any(images.is_bidirectional for images, _, _ in spans):
+        ends = np.concatenate([images.key_ends(first, count) for images, first, count in spans])
+    return (rows if (rows != NO_IMAGE_ROW).any() else None), rope, ends
 
 
 def cut_chunk(states: RecurrentStates, request: Request, count: int) -> int:

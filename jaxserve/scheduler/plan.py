@@ -200,6 +200,9 @@ class StepPlan:
     for text. None without such tokens, which only mixed steps have."""
     rope_positions: np.ndarray | None = None
     """int32 [3, sum(num_scheduled_tokens)], in a model that has three rotary positions. None: the place of each token."""
+    key_ends: np.ndarray | None = None
+    """int32 [sum(num_scheduled_tokens)], where the keys that each token sees end, in a model whose images attend in both
+    directions. None: after each token."""
 
     @property
     def num_tokens(self) -> int:

@@ -108,7 +108,11 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         is_fair = config.scheduling_policy == "fair"
         super().__init__(admission, clock, FairKeys() if is_fair else None)
         self._max_output_tokens = admission.max_output_tokens
-        self._images = None if images is None and prompt_embeds is None else ImagePolicy(images, prompt_embeds)
+        self._has_whole_images = images is not None and images.is_bidirectional
+        if images is None and prompt_embeds is None:
+            self._images = None
+        else:
+            self._images = ImagePolicy(images, prompt_embeds, max_tokens)
         self._resources = Resources(kv, buckets.max_num_seqs, self._images)
         self._constrained = ConstrainedDecoding(grammars)
         self._shortest_first = ShortestFirst(kv) if is_fair else None
@@ -258,7 +262,7 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
     def _queue(self, message: AddRequest, rank: Rank) -> Request:
         if not self.requests:
             self._limits.restore()
-        images = images_of(message)
+        images = images_of(message, is_bidirectional=self._has_whole_images)
         request = Request(
             message,
             self._kv.new_table(message.cache_salt, message.adapter, () if images is None else images.spans),

@@ -237,6 +237,27 @@ def test_attention_equals_the_reference(
     np.testing.assert_array_equal(np.asarray(own_v)[:, 1:], np.asarray(v)[:, 1:])
 
 
+@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize(("counts", "lengths"), CASES)
+def test_tokens_of_an_image_see_it_whole(counts: list[int], lengths: list[int], window: int | None) -> None:
+    step = Step(counts, lengths, num_tokens=100, num_pages=6, num_rows=4)
+    positions = [np.arange(length - count, length) for count, length in zip(counts, lengths, strict=True)]
+    ends = [
+        np.minimum((own // 37 + 1) * 37, own[-1] + 1) for own in positions
+    ]  # images of 37 tokens, the last one short
+    padded = np.concatenate([*ends, np.zeros(100 - step.num_real, np.int32)]).astype(np.int32)
+    paging = step.paging._replace(key_ends=jnp.asarray(padded))
+    options = {"scoring": Scoring(SCALE, sliding_window=window)}
+    pool, native_pool = _pools(paging)
+    real = slice(step.num_real)
+    expected, *_ = write_and_attend(*step.tokens(), *pool, jnp.int32(LAYER), paging, **options)
+    out, *_ = write_and_attend(*step.tokens(), *native_pool, jnp.int32(LAYER), paging, **options, backend="native")
+    np.testing.assert_allclose(out[real], expected[real], atol=2e-5)
+    causal, *_ = write_and_attend(*step.tokens(), *pool, jnp.int32(LAYER), step.paging, **options)
+    has_later = padded[real] > np.concatenate(positions) + 1
+    assert (np.abs(causal[real] - expected[real]).max((1, 2)) > 1e-3).tolist() == has_later.tolist()
+
+
 def test_a_token_attends_alike_however_its_prompt_was_cut() -> None:
     whole = Step([90], [90], num_tokens=90, num_pages=6)
     q, k, v = whole.tokens()

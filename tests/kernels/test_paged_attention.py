@@ -36,13 +36,15 @@ def _dense(
     window: int | None,
     *,
     is_chunked: bool = False,
+    end: int | None = None,
 ) -> np.ndarray:
-    """One query [N, H] over the keys at positions <= position."""
+    """One query [N, H] over the keys at positions < end; None: those at positions <= position."""
+    end = position + 1 if end is None else end
     keys, values = (pages[LAYER][table].transpose(0, 2, 1, 3).reshape(-1, K, H) for pages in pool)
     first = 0 if window is None else max(0, position - window + 1)
     if window is not None and is_chunked:
         first = position - position % window
-    keys, values = keys[first : position + 1], values[first : position + 1]
+    keys, values = keys[first:end], values[first:end]
     scores = np.einsum("kgh,xkh->kgx", q.reshape(K, N // K, H) * SCALE, keys)
     weights = np.exp(scores - scores.max(-1, keepdims=True))
     weights /= weights.sum(-1, keepdims=True)
@@ -107,7 +109,21 @@ def test_mixed_in_chunks_equals_dense_softmax(counts: list[int], lengths: list[i
     _compare_mixed(counts, lengths, chunk, is_chunked=True)
 
 
-def _compare_mixed(counts: list[int], lengths: list[int], window: int | None, *, is_chunked: bool = False) -> None:
+@pytest.mark.parametrize("window", [None, 3, 90])
+@MIXED
+def test_tokens_of_an_image_see_it_whole(counts: list[int], lengths: list[int], window: int | None) -> None:
+    _compare_mixed(counts, lengths, window, image_size=70)
+
+
+def _compare_mixed(
+    counts: list[int],
+    lengths: list[int],
+    window: int | None,
+    *,
+    is_chunked: bool = False,
+    image_size: int | None = None,
+) -> None:
+    """image_size: every row's tokens are images of so many tokens, of which a step has the last ones; None: they are text."""
     rows, tokens, pages = 5, 140, 40  # more rows and tokens than any case has: the rest is padding
     pool = _pool()
     tables = np.random.default_rng(1).integers(1, P, (rows, pages)).astype(np.int32)  # shared pages are fine to read
@@ -119,13 +135,24 @@ def _compare_mixed(counts: list[int], lengths: list[int], window: int | None, *,
     q = np.random.default_rng(3).normal(size=(tokens, N, H)).astype(np.float32)
     ragged = ragged_layout(jnp.asarray(starts), jnp.int32(num_decode), num_tokens=tokens)
     scoring = Scoring(SCALE, sliding_window=window, is_chunked=is_chunked)
-    out = _mixed(*map(jnp.asarray, (q, *pool, LAYER, tables, kv_lengths)), ragged, scoring=scoring)
+    ends = np.zeros(tokens, np.int32)
+    for row, (count, length) in enumerate(zip(counts, lengths, strict=True)):
+        own = np.arange(length - count, length)
+        ends[starts[row] : starts[row + 1]] = own + 1 if image_size is None else _image_ends(own, length, image_size)
+    seen = None if image_size is None else jnp.asarray(ends)
+    out = _mixed(*map(jnp.asarray, (q, *pool, LAYER, tables, kv_lengths)), ragged, scoring=scoring, key_ends=seen)
     assert np.isfinite(out).all()
     for row, (count, length) in enumerate(zip(counts, lengths, strict=True)):
         for i in range(count):
             token = starts[row] + i
-            expected = _dense(q[token], pool, tables[row], length - count + i, window, is_chunked=is_chunked)
+            place = tables[row], length - count + i, window
+            expected = _dense(q[token], pool, *place, is_chunked=is_chunked, end=int(ends[token]))
             np.testing.assert_allclose(out[token], expected, atol=1e-5, err_msg=f"row {row}, query {i}")
+
+
+def _image_ends(positions: np.ndarray, length: int, size: int) -> np.ndarray:
+    """Return where the image of each position ends; the last one of a row is short."""
+    return np.minimum((positions // size + 1) * size, length)
 
 
 def test_kv_write_changes_the_named_slots_and_nothing_else() -> None:

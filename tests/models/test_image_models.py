@@ -24,7 +24,7 @@ from jaxserve.config_devices import HostsConfig
 from jaxserve.errors import CheckpointError, ConfigError
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.registry import read_decoder
-from jaxserve.runner.images.encoder import check_images
+from jaxserve.runner.images.encoder import check_images, image_settings
 from jaxserve.runner.images.served import with_served_images
 from tests.models.goldens import DATA
 
@@ -98,3 +98,17 @@ def test_settings_that_do_not_work_with_images_name_the_way_out(flag: str, setti
         check_images(replace(plain, **settings), served(MODEL))
     check_images(replace(plain, **settings), served(MODEL, "image=0"))
     check_images(plain, served(MODEL))
+
+
+def test_a_step_holds_an_image_that_is_seen_whole_and_a_token_of_every_other_request() -> None:
+    plain = Config(model=ModelConfig(model="model"))
+    decoder = served(DATA / "vision" / "gemma3_vision_tiny")
+    assert decoder.vision is not None
+    tokens = decoder.vision.image_patches // decoder.vision.block  # type: ignore[operator]
+    assert image_settings(plain, decoder, "cpu") is plain  # 9 tokens
+    large = replace(decoder, vision=replace(decoder.vision, image_patches=256 * decoder.vision.block))
+    assert image_settings(plain, large, "cpu").scheduler.max_num_batched_tokens == 256 + 31
+    small = replace(plain, scheduler=SchedulerConfig(max_num_batched_tokens=40, max_num_seqs=33))
+    with pytest.raises(ConfigError, match=r"--max-num-batched-tokens 40: .*; use 41, or --limit-mm-per-prompt image=0"):
+        image_settings(small, decoder, "cpu")
+    assert tokens == 9 and image_settings(small, served(MODEL), "cpu") is small

@@ -151,3 +151,18 @@ def test_stacked_experts_may_be_inputs_by_outputs_as_published_or_as_transformer
     found, expected = open_model(tmp_path), open_model(source)
     assert found.tensors.keys() == expected.tensors.keys()
     assert all(np.array_equal(found.read(name), expected.read(name)) for name in expected.tensors)
+
+
+def test_a_tower_may_have_the_names_of_published_checkpoints_or_those_that_transformers_saves_now(
+    tmp_path: Path,
+) -> None:
+    source = DATA / "vision" / "gemma3_vision_tiny"
+    (file,) = map(open_safetensors, source.glob("*.safetensors"))
+    tower = "vision_tower."
+    names = {name: name.replace(tower, f"{tower}vision_model.") for name in file.tensors}
+    assert any(old != new for old, new in names.items())
+    write_safetensors(tmp_path / "model.safetensors", {new: file.read(old) for old, new in names.items()})
+    shutil.copy(source / "config.json", tmp_path)
+    found, expected = open_model(tmp_path), open_model(source)
+    assert found.tensors.keys() == expected.tensors.keys()
+    assert all(np.array_equal(found.read(name), expected.read(name)) for name in expected.tensors)

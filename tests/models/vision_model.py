@@ -80,11 +80,19 @@ class VisionModel:
             return vision.encode(patches, positions, image_ids)
 
         def compute(
-            params: tuple[Array, ...], cache: Cache, tokens: Array, first: Array, rope: Array, images: ImageTokens
+            params: tuple[Array, ...],
+            cache: Cache,
+            tokens: Array,
+            first: Array,
+            rope: Array,
+            images: ImageTokens,
+            key_ends: Array,
         ) -> tuple[Array, Cache]:
             step: StepContext = step_context(decoder, pages_of(cache), first, len(tokens))
             if self.vision.mrope_sections is not None:
                 step = step._replace(rotation=rotation(decoder, rope))
+            if self.vision.is_bidirectional and len(tokens) > 1:
+                step = step._replace(groups=tuple(each._replace(key_ends=key_ends) for each in step.groups))
             model = skeleton.build(params)
             hidden, cache = model.hidden(tokens, cache, step, images)
             last = hidden[-NUM_LOGITS:]
@@ -120,21 +128,30 @@ class VisionModel:
         rope, delta = mrope_positions(len(token_ids), spans, [item.grid for item in items], self.vision.merge)
         length = len(token_ids)
         cache = self._new_cache(-(-(length + num_outputs) // PAGE_SIZE))
-        logits, cache = self._step(cache, token_ids, 0, rope, ImageTokens(embeddings, which))
+        ends = np.arange(1, length + 1)
+        for span in spans:
+            ends[span.start : span.start + span.length] = span.start + span.length
+        logits, cache = self._step(cache, token_ids, 0, rope, ImageTokens(embeddings, which), ends)
         outputs = [int(logits[-1].argmax())]
         nothing = ImageTokens(embeddings, np.array([-1], np.int32))
         while len(outputs) < num_outputs:
             position = length + len(outputs) - 1
             more, cache = self._step(
-                cache, np.array(outputs[-1:]), position, np.full((3, 1), position + delta), nothing
+                cache,
+                np.array(outputs[-1:]),
+                position,
+                np.full((3, 1), position + delta),
+                nothing,
+                np.array([position + 1]),
             )
             outputs.append(int(more[-1].argmax()))
         return logits, np.array(outputs)
 
     def _step(
-        self, cache: Cache, tokens: np.ndarray, first: int, rope: np.ndarray, images: ImageTokens
+        self, cache: Cache, tokens: np.ndarray, first: int, rope: np.ndarray, images: ImageTokens, key_ends: np.ndarray
     ) -> tuple[np.ndarray, Cache]:
-        arguments = jnp.asarray(tokens, jnp.int32), jnp.int32(first), jnp.asarray(rope, jnp.int32), images
+        ends = jnp.asarray(key_ends, jnp.int32)
+        arguments = jnp.asarray(tokens, jnp.int32), jnp.int32(first), jnp.asarray(rope, jnp.int32), images, ends
         with jax.sharding.use_abstract_mesh(self._mesh):
             logits, cache = self._compute(self._params, cache, *arguments)
         return np.asarray(logits), cache

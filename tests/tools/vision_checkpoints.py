@@ -162,6 +162,48 @@ _HYBRID: dict[str, Any] = {
     "rope_parameters": {**_SECTIONS, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.25},
 }
 
+
+def _gemma(text: dict[str, Any]) -> VisionCheckpoint:
+    return VisionCheckpoint(
+        {
+            **_multimodal(
+                "Gemma3ForConditionalGeneration",
+                "gemma3",
+                {"model_type": "gemma3_text", "rms_norm_eps": 1e-6, **text},
+                {**_SIGLIP, "model_type": "siglip_vision_model", "image_size": 48, "vision_use_head": False},
+                image_token_index=_FIRST_MARKER,
+                boi_token_index=_FIRST_MARKER + 1,
+                eoi_token_index=_FIRST_MARKER + 2,
+                mm_tokens_per_image=9,
+            ),
+            "tie_word_embeddings": True,
+        },
+        {
+            "image_processor_type": "Gemma3ImageProcessor",
+            "do_convert_rgb": None,
+            "do_normalize": True,
+            "do_pan_and_scan": None,
+            "do_rescale": True,
+            "do_resize": True,
+            "image_mean": [0.5, 0.5, 0.5],
+            "image_std": [0.5, 0.5, 0.5],
+            "image_seq_length": 9,
+            "resample": 2,
+            "rescale_factor": 1 / 255,
+            "size": {"height": 48, "width": 48},
+        },
+        "Gemma3Processor",
+        "<start_of_image>",
+        ("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
+        {
+            "boi_token": "<start_of_image>",
+            "eoi_token": "<end_of_image>",
+            "image_token": "<image_soft_token>",
+        },
+        {"image_seq_length": 9},
+    )
+
+
 VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
     "smolvlm_tiny": _tiled("SmolVLMForConditionalGeneration", "smolvlm", "SmolVLMImageProcessor", is_split=True),
     "idefics3_tiny": _tiled(
@@ -221,5 +263,14 @@ VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
             "rope_parameters": {**_SECTIONS, "mrope_section": [4, 3, 3], "partial_rotary_factor": 0.5},
         },
         _ODD_TOWER,
+    ),
+    "gemma3_vision_tiny": _gemma(
+        {
+            "head_dim": 16,
+            "query_pre_attn_scalar": 16,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "sliding_window": 6,
+            "tie_word_embeddings": True,
+        },
     ),
 }

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from jaxserve.checkpoint.renamed import MULTIMODAL
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.model_config.images import ImageProcessorConfig
+from jaxserve.model_config.images import FixedSize, ImageProcessorConfig, TileSizes
 from jaxserve.model_config.vision import Connector, VisionConfig
 from jaxserve.models.families._common import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, read_activation
 from jaxserve.models.families._keys import Keys
@@ -62,6 +62,8 @@ def siglip(
     side = keys.integer("image_size", _MAX_IMAGE) // patch_size
     if side % processor.merge:
         raise keys.error("image_size", f"pixels of whole blocks of {processor.merge} patches of {patch_size} pixels")
+    if side != (expected := _patches_per_side(processor)):
+        raise keys.error("image_size", f"{expected * patch_size}, as the preprocessing has it")
     eps = keys.number("layer_norm_eps")
     return VisionConfig(
         hidden_size=hidden_size,
@@ -148,6 +150,14 @@ def _same(keys: Keys, key: str, value: int, expected: int) -> int:
     if value != expected:
         raise keys.error(key, f"{expected}, as the preprocessing and the decoder have it")
     return value
+
+
+def _patches_per_side(processor: ImageProcessorConfig) -> int:
+    """Return the patches of a side of every image or tile, for towers whose images are all alike; 0 if they differ."""
+    match processor.sizes:
+        case TileSizes(tile=side) | FixedSize(height=side):
+            return side // processor.patch_size
+    return 0
 
 
 def _channels(keys: Keys, key: str) -> int:

@@ -1,9 +1,10 @@
-"""Gemma 3 (arXiv 2503.19786), and the text part of its multimodal models."""
+"""Gemma 3 (arXiv 2503.19786): texts, and the tower of its multimodal models."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
@@ -15,6 +16,7 @@ from jaxserve.models.families._common import MAX_LAYERS
 from jaxserve.models.families._gemma import gemma, gemma_gguf_config
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._rope import by_layer_type
+from jaxserve.models.families._vision import siglip
 
 DEFAULTS = dict(
     _gemma.DEFAULTS,
@@ -35,6 +37,8 @@ _SIZES: Mapping[str, Any] = {
     "sliding_window_pattern": 6,
 }
 """Defaults of further keys that published multimodal configs leave out."""
+_TOWER: Mapping[str, Any] = {"hidden_size": 768, "num_attention_heads": 12, "patch_size": 16}
+"""transformers' defaults of SigLIP, other than those of SmolVLM's tower."""
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
@@ -60,6 +64,7 @@ FAMILY = Family(
     ("Gemma3ForCausalLM",),
     decoder_config,
     text_part_of=("Gemma3ForConditionalGeneration",),
+    read_vision=partial(siglip, connector="average", defaults=_TOWER, is_bidirectional=True),
     gguf=GGUFArchitecture("gemma3", norm_offset=1.0, tensor_names=SANDWICH_NORMS, config=_gguf_config),
     maxtext=MaxTextLayout(SANDWICH_NORM_NAMES, norm_offset=1.0, embedding_divisor="bfloat16", cycle=6),
 )

@@ -20,6 +20,7 @@ from jaxserve.errors import ConfigError
 from jaxserve.layers.segment_attention import QUERY_BLOCK
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.vision import VisionConfig
+from jaxserve.runner.buckets import resolve_limits
 from jaxserve.scheduler.plan import EncodeItem
 
 MAX_PATCHES: Final = {"cpu": 4096}
@@ -50,6 +51,8 @@ class ImageShape:
     num_given: int = 0
     """Embeddings of prompts that one call writes; 0: prompts are tokens."""
     given_width: int = 0  # D
+    is_bidirectional: bool = False
+    """True if the tokens of an image attend to each other in both directions."""
 
     @property
     def max_patches(self) -> int:
@@ -81,6 +84,7 @@ def image_shape(vision: VisionConfig, config: ImagesConfig, platform: str, items
         num_rows=max(smallest, wanted // row_bytes),
         width=vision.row_width,
         has_rope_positions=vision.mrope_sections is not None,
+        is_bidirectional=vision.is_bidirectional,
     )
 
 
@@ -133,14 +137,34 @@ def _buckets(vision: VisionConfig, most: int | None, platform: str) -> tuple[int
     return (*sizes, most)
 
 
+def image_settings(config: Config, decoder: DecoderConfig, platform: str) -> Config:
+    """Return settings that work with the model's images: a step holds the tokens of an image that attend in both directions.
+
+    It also holds a token of every other request. Raises ConfigError for a setting that does not work with image input.
+    """
+    check_images(config, decoder)
+    vision, scheduler = decoder.vision, config.scheduler
+    if vision is None or not vision.is_bidirectional or vision.image_patches is None:
+        return config
+    limits, own = resolve_limits(platform, scheduler), vision.image_patches // vision.block
+    needed = own + limits.max_num_seqs - 1
+    if limits.max_num_batched_tokens >= needed:
+        return config
+    if scheduler.max_num_batched_tokens is not None:
+        raise ConfigError(
+            f"--max-num-batched-tokens {scheduler.max_num_batched_tokens}: an image of this model has {own} tokens, which one "
+            f"step computes beside a token for each other of --max-num-seqs {limits.max_num_seqs} requests; use {needed}, or "
+            "--limit-mm-per-prompt image=0 to serve text only"
+        )
+    return replace(config, scheduler=replace(scheduler, max_num_batched_tokens=needed))
+
+
 def check_images(config: Config, decoder: DecoderConfig) -> None:
     """Raise ConfigError for a setting that does not work with image input or with embeddings of prompts."""
     if config.images.enable_prompt_embeds:
         _check_prompt_embeds(decoder)
     elif decoder.vision is None:
         return
-    if decoder.vision is not None and decoder.vision.is_bidirectional:
-        raise ConfigError("--limit-mm-per-prompt: images that attend in both directions are not supported; use image=0")
     hosts, ranks = config.hosts.num_hosts, config.parallel.data_parallel_size
     drafts, stores = config.scheduler.num_speculative_tokens, ", ".join(config.tiers.settings)
     for flag, is_set in (

@@ -13,7 +13,7 @@ from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.buckets import resolve_limits
 from jaxserve.runner.cache_sizes import CacheSizes
-from jaxserve.runner.images.encoder import ImageShape, check_images, encoder_bytes, rows_shape
+from jaxserve.runner.images.encoder import ImageShape, encoder_bytes, image_settings, rows_shape
 from jaxserve.runner.inputs import programs
 from jaxserve.runner.limits import Limits, check_cache, make_limits, make_policy, with_cache_groups
 from jaxserve.runner.memory import DeviceMemory, kv_bytes_left
@@ -62,7 +62,7 @@ def make_fit(config: Config, decoder: DecoderConfig, device: Device) -> Fit:
     """Divide the memory as the engine would. Raises DoesNotFitError with one line."""
     decoder = with_cache_groups(config, decoder.for_devices(config.parallel.tensor_parallel_size))
     check_cache(config, decoder)
-    check_images(config, decoder)
+    config = image_settings(config, decoder, device.platform)
     sizes = model_sizes(config, decoder, device)
     weights = held_bytes(device, sizes, sizes.weights_bytes)
     if weights >= device.limit_bytes:

@@ -90,7 +90,10 @@ def write_and_attend(
             paging = paging._replace(pages=jnp.zeros_like(paging.pages))
         where = (paging.block_tables, paging.kv_lengths, paging.query_starts, paging.pages, paging.slots)
         options: dict[str, Any] = {"rotation": rotation, "scoring": scoring, "sinks": sinks}
+        options["key_ends"] = paging.key_ends
         return cpu.write_and_attend(q, k, v, k_pages, v_pages, layer, *where, **options)
+    if paging.key_ends is not None:
+        backend = "reference"  # no Pallas kernel has them; the pools of all of these are alike
     if rotation is not None:
         q, k = rotate(q, rotation), rotate(k, rotation)
     num_kv_heads, dim, group = k.shape[1], q.shape[2], q.shape[1] // k.shape[1]
@@ -141,7 +144,7 @@ def _write_then_attend(
     options: dict[str, Any] = {"scoring": scoring, "sinks": sinks, "backend": backend}
     if paging.ragged is None:
         return decode_attention(q, *pool, **options), k_pages, v_pages
-    return mixed_attention(q, *pool, paging.ragged, **options), k_pages, v_pages
+    return mixed_attention(q, *pool, paging.ragged, key_ends=paging.key_ends, **options), k_pages, v_pages
 
 
 def decode_attention(
@@ -177,14 +180,21 @@ def mixed_attention(
     *,
     scoring: Scoring,
     sinks: Float[Array, "N"] | None = None,
+    key_ends: Int[Array, "T"] | None = None,
     backend: Backend = "reference",
 ) -> Float[Array, "T N H"]:
-    """Attend with query segments of a flat token axis, each causal over its own row's keys.
+    """Attend with query segments of a flat token axis, each causal over its own row's keys unless `key_ends` says more.
 
     Row b's queries stand at `ragged.query_starts[b] : ragged.query_starts[b + 1]`, the last one at
     position `kv_lengths[b] - 1`. The first `ragged.num_decode_rows` rows have one query each. Tokens
     after the last segment (padding) come out finite and meaningless. `ragged` is cut for the same backend.
+    key_ends: see `Paging.key_ends`; for the backend "reference" only.
     """
+    if key_ends is not None:
+        segments = (block_tables, kv_lengths, ragged)
+        return reference.mixed_attention(
+            q, k_pages, v_pages, layer, *segments, scoring=scoring, sinks=sinks, key_ends=key_ends
+        )
     attend = _kernels(backend).mixed_attention
     out: Array = attend(q, k_pages, v_pages, layer, block_tables, kv_lengths, ragged, scoring=scoring, sinks=sinks)
     return out

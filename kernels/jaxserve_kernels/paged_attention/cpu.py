@@ -46,10 +46,12 @@ def write_and_attend(
     rotation: Rotation | None,
     scoring: Scoring,
     sinks: Float[Array, "N"] | None,
+    key_ends: Int[Array, "T"] | None = None,
 ) -> tuple[Float[Array, "T N H"], Num[Array, "L P K S H"], Num[Array, "L P K S H"]]:
     """See `api.write_and_attend`. A page of keys is kept as `[H, S]`: only this kernel reads such a pool."""
     results = tuple(jax.ShapeDtypeStruct(array.shape, jnp.float32) for array in (q, k_pages, v_pages))
-    call = jax.ffi.ffi_call("jaxserve_attention", results, input_output_aliases={3: 1, 4: 2})
+    target = "jaxserve_attention" if key_ends is None else "jaxserve_attention_ends"
+    call = jax.ffi.ffi_call(target, results, input_output_aliases={3: 1, 4: 2})
     wide = (array.astype(jnp.float32) for array in (q, k, v))
     if rotation is None:
         nothing = jnp.zeros((0, q.shape[2] // 2), jnp.float32)
@@ -63,6 +65,7 @@ def write_and_attend(
         *(index.astype(jnp.int32) for index in indices),
         *rotation,
         jnp.zeros(0, jnp.float32) if sinks is None else sinks.astype(jnp.float32),
+        *([] if key_ends is None else [key_ends.astype(jnp.int32)]),
         scale=np.float32(scoring.scale),
         window=np.int32(_NO_WINDOW if scoring.sliding_window is None else scoring.sliding_window),
         is_chunked=np.int32(scoring.is_chunked),

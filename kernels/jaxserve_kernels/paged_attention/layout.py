@@ -103,6 +103,9 @@ class Paging(NamedTuple):
     slots: Int[Array, "T"]
     ragged: Ragged | None
     """None: one token per row, token i belongs to row i."""
+    key_ends: Int[Array, "T"] | None = None
+    """End of the keys that each token sees: after the token, or later, but not after its row's last key. In steps with
+    `ragged`, whose rows of one token see their own key last. None: after the token (causal)."""
 
 
 def ragged_layout(

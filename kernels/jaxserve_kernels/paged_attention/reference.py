@@ -144,6 +144,7 @@ def mixed_attention(
     *,
     scoring: Scoring,
     sinks: Float[Array, "N"] | None = None,
+    key_ends: Int[Array, "T"] | None = None,
 ) -> Float[Array, "T N H"]:
     """See `api.mixed_attention`. Decode rows go through `decode_attention`, the others tile by tile."""
     num_tokens, num_heads, dim = q.shape
@@ -168,6 +169,7 @@ def mixed_attention(
     table = _pad_to_multiple(block_tables, block_pages)
     padded = jnp.pad((q * scoring.scale).astype(dtype), ((0, tile), (0, 0), (0, 0)))  # a tile may start at T - 1
     out = jnp.pad(decoded, ((0, num_tokens + tile - num_rows), (0, 0), (0, 0)))
+    ends = None if key_ends is None else jnp.pad(key_ends, (0, tile))
 
     def one_tile(index: Array, out: Array) -> Array:
         row, start = ragged.tile_rows[index], ragged.tile_starts[index]
@@ -176,12 +178,15 @@ def mixed_attention(
         queries = queries.reshape(1, num_kv_heads, tile * group, dim)
         offset = kv_lengths[row] - ragged.query_starts[row + 1]  # token index + offset = position
         query_positions = start + offset + jnp.arange(tile)
+        last_positions = query_positions  # of keys
+        if ends is not None:
+            last_positions = jax.lax.dynamic_slice_in_dim(ends, start, tile, 0) - 1
         pages_of_row = table[row]
 
         def body(block: Array, state: _Softmax) -> _Softmax:
             pages = jax.lax.dynamic_slice_in_dim(pages_of_row, block * block_pages, block_pages, 0)[None]
             positions = block * block_keys + jnp.arange(block_keys)
-            visible = positions <= query_positions[:, None]  # (tile, X)
+            visible = positions <= last_positions[:, None]  # (tile, X)
             if sliding_window is not None and scoring.is_chunked:
                 visible &= positions >= query_positions[:, None] // sliding_window * sliding_window
             elif sliding_window is not None:
@@ -190,7 +195,8 @@ def mixed_attention(
             return _attend(state, queries, k, v, jnp.repeat(visible, group, axis=0)[None, None], scoring.softcap)
 
         lowest = 0 if sliding_window is None else jnp.maximum(query_positions[0] - sliding_window + 1, 0)
-        end = jnp.minimum(query_positions[-1] + 1, kv_lengths[row])
+        last = last_positions[-1] if ends is None else last_positions.max()
+        end = jnp.minimum(last + 1, kv_lengths[row])
         state = jax.lax.fori_loop(
             lowest // block_keys,
             (end + block_keys - 1) // block_keys,

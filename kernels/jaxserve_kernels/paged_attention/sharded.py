@@ -134,6 +134,7 @@ def own_rows(
         pages=jnp.where(is_own, paging.pages - first, 0),
         slots=jnp.where(is_own, paging.slots, 0),
         ragged=ragged,
+        key_ends=paging.key_ends,
     )
     return own, is_own
 

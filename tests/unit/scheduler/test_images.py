@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 import numpy as np
 
@@ -82,3 +84,51 @@ def test_an_image_over_the_budget_is_encoded_alone() -> None:
     assert counts == [1, 7] and not items
     counts, items = policy.cut([None, prompt], [11, 7], [1, 2], [True, False])
     assert counts == [1, 0] and [len(item.patches) for item in items] == [2]
+
+
+WHOLE = msgspec.structs.replace(INFO, is_bidirectional=True, cache_rows=64, max_patches=64)
+
+
+def test_no_chunk_ends_inside_an_image_that_is_seen_whole() -> None:
+    policy, own = ImagePolicy(WHOLE, max_tokens=12), images(image(b"a", 2, 5), image(b"b", 9, 5))
+    own = dataclasses.replace(own, is_bidirectional=True)
+    counts, items = policy.cut([own], [0], [6], [False])
+    assert counts == [2] and len(items) == 1  # encoded, and computed with the next step
+    counts, _ = policy.cut([own], [2], [3], [False])
+    assert counts == [5]  # more than its share, as nothing else is computed
+    assert own.key_ends(1, 7).tolist() == [2, 7, 7, 7, 7, 7, 8]
+    counts, _ = policy.cut([own], [4], [6], [False])  # a prefix hit in the image
+    assert counts == [5] and own.key_ends(4, 5).tolist() == [7, 7, 7, 8, 9]
+    assert images(image(b"a", 2, 5)).key_ends(1, 7).tolist() == list(range(2, 9))
+
+
+def test_the_first_image_in_rank_gets_its_tokens_from_prompts_and_not_from_replies() -> None:
+    policy = ImagePolicy(WHOLE, max_tokens=12)
+    one, two = (dataclasses.replace(images(image(name, 1, 8)), is_bidirectional=True) for name in (b"a", b"b"))
+    requests, replies = [None, None, one, None, two], [True, False, False, False, False]
+    counts, items = policy.cut(requests, [30, 0, 1, 0, 1], [1, 4, 3, 2, 2], replies)
+    assert counts == [1, 0, 0, 0, 0] and len(items) == 2  # a reply, so the step encodes
+    counts, _ = policy.cut(requests, [31, 0, 1, 0, 1], [1, 4, 3, 2, 2], replies)
+    assert counts == [1, 3, 8, 0, 0] and sum(counts) == 12
+
+
+def test_prompts_with_images_that_are_seen_whole_all_end_in_steps_that_are_just_large_enough() -> None:
+    random = np.random.RandomState(0)
+    for _ in range(30):
+        prompts, ends = [], []
+        for number in range(4):
+            starts = np.cumsum(random.randint(6, 14, 3))
+            placed = [image(bytes([number, i]), int(start), random.randint(1, 7)) for i, start in enumerate(starts)]
+            prompts.append(dataclasses.replace(images(*placed), is_bidirectional=True))
+            ends.append(int(starts[-1]) + random.randint(6, 20))
+        policy, firsts = ImagePolicy(msgspec.structs.replace(WHOLE, cache_rows=8), max_tokens=6 + 3), [0] * 4
+        for _ in range(400):
+            left = [end - first for end, first in zip(ends, firsts, strict=True)]
+            if not any(left):
+                break
+            shares = iter(random.multinomial(9, [0.25] * 4).tolist())
+            counts, _ = policy.cut(prompts, firsts, [min(each, next(shares)) for each in left], [False] * 4)
+            firsts = [first + count for first, count in zip(firsts, counts, strict=True)]
+            assert sum(counts) <= 9
+            assert not any(own.cut_by(first) for own, first in zip(prompts, firsts, strict=True))
+        assert firsts == ends

@@ -75,6 +75,7 @@ void write(const Shape& shape, const Pool& pool, const Rotation& rotation, const
 struct Segment {
   const float* queries;  // [queries, H], rotated and scaled
   int32_t position[kSegmentQueries];
+  int32_t last[kSegmentQueries];  // key that a query sees: its own, or a later one
   float maximum[kSegmentQueries];
   Floats total[kSegmentQueries];  // by lane
   float* sums;           // [queries, H]
@@ -96,12 +97,12 @@ struct Window {
   int32_t keys(int32_t position) const { return is_chunked ? position % size + 1 : size; }
 };
 
-// Masks the keys behind `position`, counted from the block's first, and those before its window.
-inline void mask(Floats (&scores)[kBlockVectors], int32_t position, int32_t window) {
+// Masks the keys after `last` and those up to `hidden`, both counted from the block's first.
+inline void mask(Floats (&scores)[kBlockVectors], int32_t last, int32_t hidden) {
   Ints index;
   for (int i = 0; i < kLanes; ++i) index[i] = i;
   for (int v = 0; v < kBlockVectors; ++v, index += kLanes) {
-    scores[v] = (index <= position) & (index > position - window) ? scores[v] : broadcast(kMasked);
+    scores[v] = (index <= last) & (index > hidden) ? scores[v] : broadcast(kMasked);
   }
 }
 
@@ -129,9 +130,10 @@ void weigh(const Shape& shape, const Block& block, Segment& segment, int first, 
     }
   }
   for (int q = 0; q < Queries; ++q) {
-    const int32_t position = segment.position[first + q];
-    if (block.begin + kBlockKeys - 1 > position || block.begin <= position - window.keys(position)) {
-      mask(scores[q], position - block.begin, window.keys(position));
+    const int32_t position = segment.position[first + q], last = segment.last[first + q];
+    const int32_t hidden = position - window.keys(position);
+    if (block.begin + kBlockKeys - 1 > last || block.begin <= hidden) {
+      mask(scores[q], last - block.begin, hidden - block.begin);
     }
     Floats best = scores[q][0];
     for (int v = 1; v < kBlockVectors; ++v) best = best > scores[q][v] ? best : scores[q][v];
@@ -206,7 +208,8 @@ struct Task {
 };
 
 void attend(const Shape& shape, const Pool& pool, const Rotation& rotation, const float* query, const int32_t* tables,
-            const Task& task, int64_t head, const float* sinks, float scale, Window window, float* out) {
+            const Task& task, int64_t head, const float* sinks, const int32_t* ends, float scale, Window window,
+            float* out) {
   const int64_t group = shape.group(), h = shape.head_dim;
   const int count = static_cast<int>((task.end - task.begin) * group);
   std::vector<float> floats(2 * count * h, 0.0f);
@@ -218,10 +221,11 @@ void attend(const Shape& shape, const Pool& pool, const Rotation& rotation, cons
   for (int q = 0; q < count; ++q) {
     rotation.apply(h, task.begin + q / group, query + place(q), scale, queries + q * h);
     segment.position[q] = task.first_position + q / group;
+    segment.last[q] = ends == nullptr ? segment.position[q] : ends[task.begin + q / group] - 1;
     segment.maximum[q] = sinks == nullptr ? kNothing : sinks[head * group + q % group];
     segment.total[q] = Floats{sinks == nullptr ? 0.0f : 1.0f};  // a sink is a key without a value
   }
-  const int32_t end = segment.position[count - 1] + 1;
+  const int32_t end = *std::max_element(segment.last, segment.last + count) + 1;
   const int32_t lowest = std::max(0, task.first_position - window.keys(task.first_position) + 1);
   const int32_t* table = tables + task.row * shape.table_width;
   for (int32_t begin = lowest / kBlockKeys * kBlockKeys; begin < end; begin += kBlockKeys) {
@@ -256,13 +260,12 @@ using Floats3 = ffi::BufferR3<ffi::F32>;
 using Ints1 = ffi::BufferR1<ffi::S32>;
 using PoolBuffer = ffi::Buffer<ffi::F32, 5>;
 
-ffi::Error attention_handler(ffi::ThreadPool threads, Floats3 query, Floats3 key, Floats3 value, PoolBuffer,
-                             PoolBuffer, ffi::BufferR0<ffi::S32> layer, ffi::BufferR2<ffi::S32> tables, Ints1 lengths,
-                             Ints1 starts, Ints1 pages, Ints1 slots, ffi::BufferR2<ffi::F32> cosines,
-                             ffi::BufferR2<ffi::F32> sines, ffi::BufferR1<ffi::F32> sinks,
-                             ffi::ResultBufferR3<ffi::F32> out,
-                             ffi::Result<PoolBuffer> keys, ffi::Result<PoolBuffer> values, float scale,
-                             int32_t window, int32_t is_chunked) {
+// ends: of the keys that each token sees; nullptr: every token's own key is the last one that it sees.
+ffi::Error run_attention(ffi::ThreadPool threads, Floats3 query, Floats3 key, Floats3 value,
+                         ffi::BufferR0<ffi::S32> layer, ffi::BufferR2<ffi::S32> tables, Ints1 lengths, Ints1 starts,
+                         Ints1 pages, Ints1 slots, ffi::BufferR2<ffi::F32> cosines, ffi::BufferR2<ffi::F32> sines,
+                         ffi::BufferR1<ffi::F32> sinks, const int32_t* ends, ffi::ResultBufferR3<ffi::F32> out,
+                         ffi::Result<PoolBuffer> keys, ffi::Result<PoolBuffer> values, float scale, Window window) {
   const auto q = query.dimensions();
   const auto p = keys->dimensions();  // [L, P, K, S, H]
   const Shape shape{q[0], q[1], p[2], p[4], p[3], p[1], tables.dimensions()[1]};
@@ -288,9 +291,31 @@ ffi::Error attention_handler(ffi::ThreadPool threads, Floats3 query, Floats3 key
       cut(shape, lengths.dimensions()[0], starts.typed_data(), lengths.typed_data()));
   parallel_for(threads, tasks->size() * shape.num_kv_heads, [=](int64_t i) {
     const Task& task = (*tasks)[i / shape.num_kv_heads];
-    attend(shape, pool, rotation, from, table, task, i % shape.num_kv_heads, sink, scale, Window{window, is_chunked != 0}, to);
+    attend(shape, pool, rotation, from, table, task, i % shape.num_kv_heads, sink, ends, scale, window, to);
   });
   return ffi::Error::Success();
+}
+
+ffi::Error attention_handler(ffi::ThreadPool threads, Floats3 query, Floats3 key, Floats3 value, PoolBuffer,
+                             PoolBuffer, ffi::BufferR0<ffi::S32> layer, ffi::BufferR2<ffi::S32> tables, Ints1 lengths,
+                             Ints1 starts, Ints1 pages, Ints1 slots, ffi::BufferR2<ffi::F32> cosines,
+                             ffi::BufferR2<ffi::F32> sines, ffi::BufferR1<ffi::F32> sinks,
+                             ffi::ResultBufferR3<ffi::F32> out,
+                             ffi::Result<PoolBuffer> keys, ffi::Result<PoolBuffer> values, float scale,
+                             int32_t window, int32_t is_chunked) {
+  return run_attention(threads, query, key, value, layer, tables, lengths, starts, pages, slots, cosines, sines, sinks,
+                       nullptr, out, keys, values, scale, Window{window, is_chunked != 0});
+}
+
+// Attention of a step in which tokens may see keys after their own.
+ffi::Error ends_handler(ffi::ThreadPool threads, Floats3 query, Floats3 key, Floats3 value, PoolBuffer, PoolBuffer,
+                        ffi::BufferR0<ffi::S32> layer, ffi::BufferR2<ffi::S32> tables, Ints1 lengths, Ints1 starts,
+                        Ints1 pages, Ints1 slots, ffi::BufferR2<ffi::F32> cosines, ffi::BufferR2<ffi::F32> sines,
+                        ffi::BufferR1<ffi::F32> sinks, Ints1 ends, ffi::ResultBufferR3<ffi::F32> out,
+                        ffi::Result<PoolBuffer> keys, ffi::Result<PoolBuffer> values, float scale, int32_t window,
+                        int32_t is_chunked) {
+  return run_attention(threads, query, key, value, layer, tables, lengths, starts, pages, slots, cosines, sines, sinks,
+                       ends.typed_data(), out, keys, values, scale, Window{window, is_chunked != 0});
 }
 
 }  // namespace
@@ -313,6 +338,31 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_attention, jaxserve::attention_handler,
                                   .Arg<xla::ffi::BufferR2<xla::ffi::F32>>()
                                   .Arg<xla::ffi::BufferR2<xla::ffi::F32>>()
                                   .Arg<xla::ffi::BufferR1<xla::ffi::F32>>()
+                                  .Ret<jaxserve::Floats3>()
+                                  .Ret<jaxserve::PoolBuffer>()
+                                  .Ret<jaxserve::PoolBuffer>()
+                                  .Attr<float>("scale")
+                                  .Attr<int32_t>("window")
+                                  .Attr<int32_t>("is_chunked"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_attention_ends, jaxserve::ends_handler,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<jaxserve::Floats3>()
+                                  .Arg<jaxserve::Floats3>()
+                                  .Arg<jaxserve::Floats3>()
+                                  .Arg<jaxserve::PoolBuffer>()
+                                  .Arg<jaxserve::PoolBuffer>()
+                                  .Arg<xla::ffi::BufferR0<xla::ffi::S32>>()
+                                  .Arg<xla::ffi::BufferR2<xla::ffi::S32>>()
+                                  .Arg<jaxserve::Ints1>()
+                                  .Arg<jaxserve::Ints1>()
+                                  .Arg<jaxserve::Ints1>()
+                                  .Arg<jaxserve::Ints1>()
+                                  .Arg<xla::ffi::BufferR2<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::BufferR2<xla::ffi::F32>>()
+                                  .Arg<xla::ffi::BufferR1<xla::ffi::F32>>()
+                                  .Arg<jaxserve::Ints1>()
                                   .Ret<jaxserve::Floats3>()
                                   .Ret<jaxserve::PoolBuffer>()
                                   .Ret<jaxserve::PoolBuffer>()
