@@ -198,7 +198,7 @@ DAMAGED = {
     "tensor type": (
         raw_gguf(records=(tensor_record("w", kind=16),)),
         "tensor 'w': expected one of the types F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, "
-        "Q6_K, found type 16",
+        "Q6_K, MXFP4, found type 16",
     ),
     "ragged row": (
         raw_gguf(records=(tensor_record("w", (40,), kind=8),)),
