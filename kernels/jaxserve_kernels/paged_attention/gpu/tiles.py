@@ -6,6 +6,7 @@ Letters as in `api`; X keys of one tile.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,11 +145,17 @@ class PageReader:
         barrier: Any,
     ) -> None:
         """Start one copy per page into `target` `[X, H]`; each arrives at `barrier`."""
+        for place, source in self.copies_of(pool, pages, layer, head, tile):
+            plgpu.copy_gmem_to_smem(source, target.at[place], barrier)
+
+    def copies_of(
+        self, pool: Any, pages: tuple[jax.Array, ...], layer: jax.Array, head: jax.Array, tile: jax.Array
+    ) -> Iterator[tuple[Any, Any]]:
+        """Give the rows of a tile in shared memory and their source in the pool, page by page."""
         for i, page in enumerate(pages):
             slot = jax.lax.rem(tile * self.tile + i * self.run, self.page_size) if self.run < self.page_size else 0
             start = ((layer * self.num_pages + page) * self.num_kv_heads + head) * self.page_size + slot
-            source = pool.at[pl.ds(pl.multiple_of(start, self.run), self.run)]
-            plgpu.copy_gmem_to_smem(source, target.at[pl.ds(i * self.run, self.run)], barrier)
+            yield pl.ds(i * self.run, self.run), pool.at[pl.ds(pl.multiple_of(start, self.run), self.run)]
 
 
 def anew(index: Any, slot: Any, dim: int) -> Any:

@@ -1,0 +1,336 @@
+"""Attention over pages by `mma.sync` and `cp.async`, the instructions that every GPU has from compute capability 8.0 on.
+
+Flash-decoding (https://pytorch.org/blog/flash-decoding) with swapped operands: scores are `K Q^T` and results `V^T P^T`,
+so that keys, and then the numbers of a head, fill the 64 rows of a matmul, and queries are its columns, as few as 8. A block
+is one warpgroup with a ring of tiles of its own; several blocks of a multiprocessor hide each other's waits. A unit of work
+is a part of a tile of queries (see `splits`) and a KV head. XLA joins the parts.
+
+Letters: G tiles of queries, C columns of a tile, K KV heads, H head dim, M pages per row, U parts, X keys of a tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.experimental.mosaic.gpu as mgpu
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jax.experimental.mosaic.gpu import launch_context
+from jaxtyping import Array, Float, Int, Num
+
+from jaxserve_kernels.paged_attention.gpu import tiles
+from jaxserve_kernels.paged_attention.gpu.splits import Cutting, Parts
+from jaxserve_kernels.paged_attention.gpu.tiles import MASKED, PageReader
+from jaxserve_kernels.paged_attention.options import Scoring
+
+KEYS = 64
+"""Keys of a tile: the rows of a warpgroup's matmul."""
+_STATS = 128
+"""Maxima and sums of a part: one for each thread."""
+
+
+class QueryTiles(NamedTuple):
+    """Tiles of queries of one row each, which become the columns of matmuls."""
+
+    queries: Float[Array, "G K C H"]
+    rows: Int[Array, "G"]
+    positions: Int[Array, "G"]
+    """Position of the first query of each tile."""
+    ends: Int[Array, "G"]
+    """Keys that the last query of each tile may see; 0 for a tile that is not there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """Static facts of one launch."""
+
+    num_tiles: int
+    columns: int
+    """Queries of a tile times heads of a group, padded to a multiple of 8."""
+    heads_per_query: int
+    """Neighbouring columns that are heads of one query."""
+    num_kv_heads: int
+    dim: int
+    max_pages: int
+    reader: PageReader
+    scoring: Scoring
+    cutting: Cutting
+    programs: int
+    stages: int
+
+    @property
+    def num_programs(self) -> int:
+        return min(self.programs, self.cutting.num_parts * self.num_kv_heads)
+
+    @property
+    def commits(self) -> int:
+        """Groups of copies of one tile of keys, or of values."""
+        return self.reader.copies
+
+    def key_tiles(self, queries: QueryTiles) -> tuple[Int[Array, "G"], Int[Array, "G"]]:
+        """Return the first tile of keys that each tile of queries sees, and their number."""
+        first = tiles.lowest_key(self.scoring, queries.positions) // KEYS
+        first = jnp.broadcast_to(first, queries.ends.shape)
+        return first, jnp.where(queries.ends > 0, -(-queries.ends // KEYS) - first, 0)
+
+
+def attend(
+    kernel: Kernel,
+    queries: QueryTiles,
+    k_pages: Num[Array, "L P K S H"],
+    v_pages: Num[Array, "L P K S H"],
+    layer: Int[Array, ""],
+    block_tables: Int[Array, "B M"],
+) -> tuple[Parts, Float[Array, "U K H C"], Float[Array, "U K 2 C"]]:
+    """Return the parts and their results: weighted values, then maxima and sums. Parts that do not exist stay unwritten."""
+    parts = kernel.cutting.cut(*kernel.key_tiles(queries))
+    dtype, dim, columns = queries.queries.dtype, kernel.dim, kernel.columns
+    partial = (kernel.cutting.num_parts, kernel.num_kv_heads)
+    ring = _tiled((kernel.stages, KEYS, dim), k_pages.dtype, _swizzle(kernel.reader.run, dim))
+    launch = plgpu.kernel(
+        lambda *refs, **scratch: _body(kernel, _Refs(*refs), scratch),
+        out_type=(
+            jax.ShapeDtypeStruct((*partial, dim, columns), jnp.float32),
+            jax.ShapeDtypeStruct((*partial, _STATS), jnp.float32),
+        ),
+        grid=(kernel.num_programs,),
+        grid_names=("program",),
+        scratch_types={
+            "q_tile": _tiled((columns, dim), dtype, _swizzle(columns, dim)),
+            "k_ring": ring,
+            "v_ring": ring,
+            "weights": plgpu.SMEM((KEYS, columns), dtype)
+            if columns == 8
+            else _tiled((KEYS, columns), dtype, min(128, 2 * columns)),
+            "stats": plgpu.SMEM((2, _STATS // 2), jnp.float32),
+        },
+        compiler_params=plgpu.CompilerParams(
+            approx_math=True,
+            lowering_semantics=mgpu.LoweringSemantics.Lane,
+        ),
+    )
+    rows = (-1, dim)
+    where = (jnp.reshape(layer, (1,)), block_tables, queries.rows, queries.positions, queries.ends)
+    values, stats = launch(
+        queries.queries.reshape(rows),
+        k_pages.reshape(rows),
+        v_pages.reshape(rows),
+        *where,
+        parts.num_parts,
+        parts.rows,
+        parts.first_tiles,
+        parts.counts,
+    )
+    return parts, values, stats.reshape(*partial, 2, _STATS // 2)[..., :columns]
+
+
+class _Refs(NamedTuple):
+    """Operands and results in device memory."""
+
+    q: Any
+    k: Any
+    v: Any
+    layer: Any
+    tables: Any
+    rows: Any
+    positions: Any
+    ends: Any
+    num_parts: Any
+    part_tiles: Any
+    part_firsts: Any
+    part_counts: Any
+    out: Any
+    stats: Any
+
+
+class _Unit(NamedTuple):
+    """One piece of work: tiles of keys [first, first + count) of a tile of queries, for one KV head."""
+
+    part: Any
+    queries: Any
+    head: Any
+    row: Any
+    position: Any
+    end: Any
+    first: Any
+    count: Any
+
+
+def _swizzle(rows: int, dim: int) -> int:
+    """Return the widest swizzle with which a warpgroup copies `rows` x `dim` numbers of 16 bits: in at least four tiles."""
+    return min(128, 2 * dim // (1 if rows >= 32 else 2 if rows >= 16 else 4))
+
+
+def _transforms(swizzle: int) -> tuple[Any, ...]:
+    tiling = plgpu.TilingTransform((8, swizzle // 2))
+    return (tiling, plgpu.SwizzleTransform(swizzle)) if swizzle > 16 else (tiling,)
+
+
+def _tiled(shape: tuple[int, ...], dtype: Any, swizzle: int) -> Any:
+    return plgpu.SMEM(shape, dtype, transforms=_transforms(swizzle))
+
+
+def _copy(source: Any, target: Any, swizzle: int) -> None:
+    """Start a copy into shared memory, a group of its own, by all threads.
+
+    Pallas itself takes another instruction from compute capability 9.0 on, with a barrier.
+    """
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType(_transforms(swizzle))))  # type: ignore[untyped-decorator]
+    def start(context: Any, source: Any, target: Any) -> None:
+        context.async_copy(
+            src_ref=source,
+            dst_ref=target,
+            gmem_transform=mgpu.TileTransform((8, swizzle // 2)),
+            swizzle=swizzle,
+            arrive=False,
+            implementation=launch_context.AsyncCopyImplementation.CP_ASYNC,
+            oob_mode=launch_context.OOBFillMode.PROMISE_IN_BOUNDS,
+        )
+
+    start(source, target)
+
+
+def _commit_nothing(count: int) -> None:
+    """Add empty groups, so that the number of groups after a tile does not depend on the tiles that are left."""
+
+    @plgpu.inline_mgpu()  # type: ignore[untyped-decorator]
+    def commit(context: Any) -> None:
+        for _ in range(count):
+            mgpu.utils.nvvm.cp_async_commit_group()
+
+    commit()
+
+
+def _wait(pending: int) -> None:
+    """Wait until all but the last `pending` groups of copies are there, and all threads know it."""
+
+    @plgpu.inline_mgpu()  # type: ignore[untyped-decorator]
+    def wait(context: Any) -> None:
+        context.await_cp_async_copy(pending)
+
+    wait()
+
+
+def _body(kernel: Kernel, refs: _Refs, scratch: dict[str, Any]) -> None:
+    program = jax.lax.axis_index("program")
+    heads = jnp.int32(kernel.num_kv_heads)
+    num_units = refs.num_parts[0] * heads
+    rounds = jax.lax.div(num_units - program + (kernel.num_programs - 1), jnp.int32(kernel.num_programs))
+
+    def one(turn: Any, _: None) -> None:
+        index = turn * kernel.num_programs + program
+        part, head = jax.lax.div(index, heads), jax.lax.rem(index, heads)
+        queries = refs.part_tiles[part]
+        place = refs.rows[queries], refs.positions[queries], refs.ends[queries]
+        unit = _Unit(part, queries, head, *place, refs.part_firsts[part], refs.part_counts[part])
+        _store(kernel, refs, scratch, unit, *_attend(kernel, refs, scratch, unit))
+
+    jax.lax.fori_loop(0, rounds, one, None)
+
+
+def _fetch(kernel: Kernel, refs: _Refs, scratch: dict[str, Any], unit: _Unit, i: Any) -> None:
+    """Start the copies of tile number i of a unit; groups without a copy if it has no such tile."""
+    reader, layer = kernel.reader, refs.layer[0]
+    swizzle = _swizzle(reader.run, kernel.dim)
+
+    @pl.when(i < unit.count)
+    def _() -> None:
+        slot = jax.lax.rem(i, jnp.int32(kernel.stages))
+        last = jax.lax.div(unit.end - 1, jnp.int32(reader.page_size))
+        pages = reader.pages(refs.tables, unit.row, unit.first + i, last)
+        for ring, pool in (("k_ring", refs.k), ("v_ring", refs.v)):
+            for target, source in reader.copies_of(pool, pages, layer, unit.head, unit.first + i):
+                _copy(source, scratch[ring].at[slot, target], swizzle)
+
+    @pl.when(i >= unit.count)
+    def _() -> None:
+        _commit_nothing(2 * kernel.commits)
+
+
+def _attend(kernel: Kernel, refs: _Refs, scratch: dict[str, Any], unit: _Unit) -> tuple[Array, Array, Array]:
+    """Return the weighted values [H, C], maxima [C] and sums [C] of one unit's tiles."""
+    columns, dim, stages, commits = kernel.columns, kernel.dim, kernel.stages, kernel.commits
+    q_tile, dtype = scratch["q_tile"], scratch["q_tile"].dtype
+    lhs, rhs, acc = (
+        layout(kind)
+        for layout, kind in (
+            (plgpu.Layout.MMA_LHS, dtype),
+            (plgpu.Layout.MMA_RHS, dtype),
+            (plgpu.Layout.MMA_ACC, jnp.float32),
+        )
+    )
+    _wait(0)  # the last unit's tiles are read
+    start = (unit.queries * kernel.num_kv_heads + unit.head) * columns
+    _copy(refs.q.at[pl.ds(pl.multiple_of(start, columns), columns)], q_tile, _swizzle(columns, dim))
+    for i in range(stages - 1):
+        _fetch(kernel, refs, scratch, unit, jnp.int32(i))
+
+    def load_queries() -> Array:
+        return plgpu.load(q_tile.transpose((1, 0)), layout=rhs)
+
+    is_narrow = columns <= 16
+    if is_narrow:  # they stay in registers
+        _wait(2 * commits * (stages - 1))
+        narrow = load_queries()
+
+    def empty(rows: int, value: float) -> Array:
+        return plgpu.layout_cast(jnp.full((rows, columns), value, jnp.float32), acc)
+
+    def step(i: Any, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        values, maximum, total = carry
+        slot = jax.lax.rem(i, jnp.int32(stages))
+        _wait(2 * commits * (stages - 2) + commits)
+        _fetch(kernel, refs, scratch, unit, i + (stages - 1))
+        keys = plgpu.load(scratch["k_ring"].at[slot], layout=lhs)
+        products = plgpu.mma(empty(KEYS, 0.0), keys, narrow if is_narrow else load_queries())
+        scores = jnp.where(_visible(kernel, unit, i, acc), tiles.scores(kernel.scoring, products), MASKED)
+        new_maximum = jnp.maximum(maximum, scores.max(axis=0))
+        decay = jnp.exp2(maximum - new_maximum)
+        weights = jnp.exp2(scores - _down(new_maximum, KEYS))
+        total = total * decay + weights.sum(axis=0)
+        scratch["weights"][...] = weights.astype(dtype)
+        _wait(2 * commits * (stages - 1))
+        v_tile = plgpu.load(scratch["v_ring"].at[slot].transpose((1, 0)), layout=lhs)
+        weights = plgpu.load(scratch["weights"], layout=rhs, optimized=False)
+        values = plgpu.mma(values * _down(decay, dim), v_tile, weights)
+        return values, new_maximum, total
+
+    def vector(value: float) -> Array:
+        return plgpu.layout_cast(jnp.full((columns,), value, jnp.float32), acc.reduce(0))
+
+    return jax.lax.fori_loop(0, unit.count, step, (empty(dim, 0.0), vector(MASKED), vector(0.0)))
+
+
+def _visible(kernel: Kernel, unit: _Unit, i: Any, layout: Any) -> Array:
+    """Return which keys of a tile each column sees: [X, C]."""
+    shape, scoring = (KEYS, kernel.columns), kernel.scoring
+    keys = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=layout) + (unit.first + i) * KEYS
+    if kernel.columns < 2 * kernel.heads_per_query:  # one query
+        position: Any = unit.position
+    else:
+        column = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=layout)
+        position = jax.lax.div(column, jnp.int32(kernel.heads_per_query)) + unit.position
+    seen = (keys <= position) & (keys < unit.end)
+    if scoring.sliding_window is not None:
+        seen &= keys > position - scoring.sliding_window
+    return seen
+
+
+def _down(vector: Array, rows: int) -> Array:
+    """Return a number per column, as high as the product."""
+    return jax.lax.broadcast_in_dim(vector, (rows, vector.shape[0]), [1])
+
+
+def _store(
+    kernel: Kernel, refs: _Refs, scratch: dict[str, Any], unit: _Unit, values: Array, maximum: Array, total: Array
+) -> None:
+    refs.out[unit.part, unit.head] = values
+    stats = scratch["stats"]
+    columns = pl.ds(0, kernel.columns)
+    stats[0, columns], stats[1, columns] = maximum, total
+    ours = plgpu.load(stats, layout=plgpu.Layout.WG_STRIDED(stats.shape, vec_size=1))
+    refs.stats[unit.part, unit.head] = ours.reshape(-1)
