@@ -13,8 +13,8 @@ from collections.abc import Callable
 import ml_dtypes
 import numpy as np
 
+from tests.ptx.hazards import NotModelled
 from tests.ptx.machine import WARP, Lanes, Step, Warp
-from tests.ptx.memory import NotModelled
 from tests.ptx.operands import TYPES, Decoder, reader, writer
 from tests.ptx.parser import Instruction, Source, elements
 

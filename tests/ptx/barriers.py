@@ -9,7 +9,9 @@ Not modelled: barriers of clusters, `mbarrier.inval`, a wait that lags by two ph
 
 from __future__ import annotations
 
-from tests.ptx.memory import Hazard
+from collections.abc import Callable, Iterable
+
+from tests.ptx.hazards import Hazard
 
 
 class TransactionBarrier:
@@ -53,9 +55,10 @@ class TransactionBarrier:
 
 
 class ThreadBarrier:
-    """A named barrier (`bar.sync`)."""
+    """A named barrier (`bar.sync`). on_passed: called with the warps that meet, when all are there."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_passed: Callable[[Iterable[int]], None]) -> None:
+        self._on_passed = on_passed
         self._warps: set[int] = set()
         self._num_passed = 0
 
@@ -67,6 +70,7 @@ class ThreadBarrier:
         turn = self._num_passed
         if len(self._warps) == num_warps:
             self._num_passed += 1
+            self._on_passed(self._warps)
             self._warps = set()
         return turn
 

@@ -8,8 +8,8 @@ branches that all threads of a warp take together, named barriers, mbarriers, th
 from __future__ import annotations
 
 from tests.ptx.barriers import ThreadBarrier, TransactionBarrier
+from tests.ptx.hazards import NotModelled
 from tests.ptx.machine import WARP, Step, Warp
-from tests.ptx.memory import NotModelled
 from tests.ptx.operands import Decoder, active, address, reader, same, writer
 from tests.ptx.parser import Instruction, Source
 
@@ -41,12 +41,13 @@ def _return(instruction: Instruction, source: Source) -> Step:
 
 
 def _meet(instruction: Instruction, source: Source) -> Step:
-    number, *threads = instruction.operands
-    read_number = reader(source, number, "u32")
+    name, *threads = instruction.operands
+    read_number = reader(source, name, "u32")
     num_threads = int(threads[0]) if threads else None
 
     def step(warp: Warp) -> None:
-        barrier = warp.block.thread_barriers.setdefault(same(read_number(warp)), ThreadBarrier())
+        number = same(read_number(warp))
+        barrier = warp.block.thread_barriers.setdefault(number, ThreadBarrier(warp.block.shared.order))
         turn = barrier.arrive(warp.index, (num_threads or warp.block.launch.num_threads) // WARP)
         warp.pause(lambda: barrier.has_passed(turn))
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from tests.ptx.hazards import Hazard
 from tests.ptx.machine import Step, Task, Warp
-from tests.ptx.memory import Hazard
 from tests.ptx.operands import Decoder, Reader, active, address, reader
 from tests.ptx.parser import Instruction, Source, elements
 from tests.ptx.tensor_map import TensorMap

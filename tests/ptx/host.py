@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.ptx.hazards import NotModelled
 from tests.ptx.machine import Launch
-from tests.ptx.memory import Array, NotModelled
+from tests.ptx.memory import Array
 from tests.ptx.operands import PARAMETER_BASE
 from tests.ptx.tensor_map import TensorMap, in_bytes, packed
 

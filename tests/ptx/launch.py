@@ -23,9 +23,10 @@ import pytest
 
 from tests.aot.devices import H200
 from tests.ptx.decode import decode
+from tests.ptx.hazards import Hazard
 from tests.ptx.host import Host
 from tests.ptx.machine import Program, Schedule, run_grid
-from tests.ptx.memory import Array, Bytes, GlobalMemory, Hazard
+from tests.ptx.memory import Array, Bytes, GlobalMemory
 from tests.ptx.parser import Source, parse
 
 SCHEDULES = (Schedule(seed=0, copies=0.3, products=0.3), Schedule(seed=1, copies=0.01, products=0.0))

@@ -2,7 +2,7 @@
 
 A warp runs until it meets others (a barrier, the start or the wait of something asynchronous), then another one is
 chosen, some more often than others: they get far ahead. Copies and matmuls that are started are done at some later time:
-at random ones, at the latest when they are waited for. So a kernel sees orders that a device shows rarely, and each of
+at random ones, at the latest when they are waited for; those of `cp.async` exactly then. So a kernel sees orders that a device shows rarely, and each of
 them again by its seed.
 
 Modelled, from the PTX ISA ("Asynchronous Operations", "Control Flow Instructions"): the above; a deadlock; a block that
@@ -23,8 +23,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.ptx.barriers import ThreadBarrier, TransactionBarrier
-from tests.ptx.memory import GlobalMemory, Hazard, SharedMemory
+from tests.ptx.hazards import Hazard
+from tests.ptx.memory import GlobalMemory, SharedMemory
 from tests.ptx.parser import Instruction
+from tests.ptx.races import Races
 from tests.ptx.tensor_map import TensorMap
 
 WARP = 32
@@ -122,6 +124,9 @@ class Warp:
         self.threads = np.arange(WARP, dtype=np.uint32) + np.uint32(WARP * index)
         self.pace = _SLOWEST ** block.chance.random()
         self.copies = Groups()
+        """Bulk copies out of shared memory."""
+        self.small_copies = Groups()
+        """Copies of `cp.async`: done where they are waited for, and no sooner."""
         self.products = Groups()
         self._place = 0
         self._is_paused = False
@@ -147,7 +152,8 @@ class Warp:
         while not self._is_paused and self._place < len(steps):
             self._place += 1
             steps[self._place - 1](self)
-        if self.is_done and (self.copies.not_waited_for or self.products.not_waited_for):
+        groups = (self.copies, self.small_copies, self.products)
+        if self.is_done and any(each.not_waited_for for each in groups):
             raise Hazard(f"warp {self.index} ended and did not wait for its copies and products")
 
     def jump(self, place: int) -> None:
@@ -176,13 +182,18 @@ class Block:
         self.index = index
         self.schedule = schedule
         self.chance = chance
-        self.shared = SharedMemory(launch.shared_bytes)
+        self.shared = SharedMemory(launch.shared_bytes, self._races())
         self.barriers: dict[int, TransactionBarrier] = {}
         """By address."""
         self.thread_barriers: dict[int, ThreadBarrier] = {}
         self.pending: list[Task] = []
         """Copies, in any order."""
         self._warps = [Warp(self, i) for i in range(launch.num_threads // WARP)]
+
+    def _races(self) -> Races | None:
+        if any(each.opcode.startswith("mbarrier") for each in self.program.instructions):
+            return None
+        return Races(self.launch.shared_bytes, self.launch.num_threads // WARP)
 
     def barrier(self, address: int) -> TransactionBarrier:
         if address not in self.barriers:

@@ -8,19 +8,23 @@ Modelled, from the PTX ISA ("State Spaces", "Memory Consistency Model: Proxies",
 - bytes of shared memory that threads wrote may be touched by bulk copies and matmuls only after a fence of the
   writing thread (here: warp) between the generic and the async proxy;
 - bytes that a copy or a matmul will read later are not written before, and bytes that a copy will write are not used;
+- bytes that `cp.async` writes may be used only after the wait for it, and not by threads and copies before;
 - the memory of a barrier is not touched.
 
-Not modelled: caches, the order in which threads see each other's plain writes, banks of shared memory, and reads by
-threads of what a bulk copy overwrites (no fence is required there).
+The order in which threads see each other's plain writes is that of `races`, where it is modelled. Not modelled: caches,
+banks of shared memory, and reads by threads of what a bulk copy overwrites (no fence is required there).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+
+from tests.ptx.hazards import Hazard
+from tests.ptx.races import Races
 
 Bytes = npt.NDArray[np.uint8]
 Addresses = npt.NDArray[np.int64]
@@ -34,21 +38,14 @@ _UNWRITTEN = 0xFF
 _WIDEST_ACCESS, _BARRIER_BYTES = 16, 8
 
 
-class Hazard(Exception):
-    """Something that a kernel must not do."""
-
-
-class NotModelled(Exception):
-    """Something that the emulator does not know: never passed over."""
-
-
 def swizzled(addresses: Addresses, width: int) -> Addresses:
     """Return the addresses of 16-byte pieces in swizzled rows of 128, 64 or 32 bytes; unchanged for any other width."""
     rows = {128: 7, 64: 3, 32: 1}.get(width, 0)
     return addresses ^ (((addresses >> 7) & rows) << 4)
 
 
-def _check_alignment(addresses: Addresses, size: int) -> None:
+def check_alignment(addresses: Addresses, size: int) -> None:
+    """Raises Hazard unless all addresses are multiples of the size."""
     if (addresses % min(size, _WIDEST_ACCESS)).any():
         raise Hazard(f"an access of {size} bytes is not aligned: {addresses.tolist()}")
 
@@ -97,7 +94,7 @@ class GlobalMemory:
         array.write(places, data)
 
     def _find(self, addresses: Addresses, size: int) -> tuple[Array, Addresses]:
-        _check_alignment(addresses, size)
+        check_alignment(addresses, size)
         low, high = int(addresses.min()), int(addresses.max())
         for array in self.arrays:
             if array.base <= low and high + size <= array.base + len(array.data):
@@ -108,7 +105,8 @@ class GlobalMemory:
 class SharedMemory:
     """The shared memory of one block."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, races: Races | None = None) -> None:
+        self._races = races
         self._data = np.full(size, _UNWRITTEN, np.uint8)
         self._unfenced_by = np.zeros(size, np.uint8)
         """The warp that wrote each byte since its last fence, counted from 1, or 0."""
@@ -117,22 +115,48 @@ class SharedMemory:
         """Copies and products that are to read a byte, and whether a copy is to write it."""
         self._is_barrier = np.zeros(size, np.bool_)
 
-    def load(self, addresses: Addresses, size: int) -> Bytes:
-        """By threads: `size` bytes at each address."""
-        _check_alignment(addresses, size)
+    def load(self, warp: int, addresses: Addresses, size: int) -> Bytes:
+        """By the threads of a warp: `size` bytes at each address."""
+        check_alignment(addresses, size)
         places = self._places(addresses[:, None] + np.arange(size))
         if self._is_awaited[places].any():
             raise Hazard("threads read shared memory that a copy is to write")
+        if self._races is not None:
+            self._races.read(warp, places)
         return self._data[places]
 
     def store(self, warp: int, addresses: Addresses, data: Bytes) -> None:
         """By the threads of a warp: a row of `data` at each address."""
         size = data.shape[1]
-        _check_alignment(addresses, size)
+        check_alignment(addresses, size)
         places = self._places(addresses[:, None] + np.arange(size))
         self._check_unused(places, "threads write")
+        if self._races is not None:
+            self._races.write(warp, places)
         self._data[places] = data
         self._unfenced_by[places] = warp + 1
+
+    def expect(self, warp: int, addresses: Addresses) -> Callable[[Bytes], None]:
+        """Reserve bytes for a copy by threads (`cp.async`), which writes them when its warp waits for it."""
+        places = self._places(addresses)
+        self._check_unused(places, "a copy writes")
+        if self._races is not None:
+            self._races.begin(warp, places)
+        self._is_awaited[places] = True
+
+        def store(data: Bytes) -> None:
+            self._is_awaited[places] = False
+            self._data[places] = data
+            self._unfenced_by[places] = warp + 1
+            if self._races is not None:
+                self._races.finish(warp, places)
+
+        return store
+
+    def order(self, warps: Iterable[int]) -> None:
+        """Let warps pass a barrier together: what they did is seen by each other."""
+        if self._races is not None:
+            self._races.meet(warps)
 
     def give_to_barrier(self, address: int) -> None:
         """Reserve memory for a barrier: no other use is allowed from now on."""

@@ -13,8 +13,9 @@ from collections.abc import Callable
 import ml_dtypes
 import numpy as np
 
+from tests.ptx.hazards import Hazard, NotModelled
 from tests.ptx.machine import WARP, Lanes, Step, Warp
-from tests.ptx.memory import SHARED_BASE, Addresses, Hazard, NotModelled
+from tests.ptx.memory import SHARED_BASE, Addresses
 from tests.ptx.parser import PREDICATE, Instruction, Source
 
 Reader = Callable[[Warp], Lanes]

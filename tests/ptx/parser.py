@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from tests.ptx.memory import NotModelled
+from tests.ptx.hazards import NotModelled
 
 PREDICATE = "pred"
 

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
+from tests.ptx.hazards import Hazard, NotModelled
 from tests.ptx.machine import WARP, Lanes, Step, Task, Warp
-from tests.ptx.memory import Addresses, Hazard, NotModelled, swizzled
+from tests.ptx.memory import Addresses, swizzled
 from tests.ptx.operands import TYPES, Decoder, reader, register, same
 from tests.ptx.parser import Instruction, Source, elements
 

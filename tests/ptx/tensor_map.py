@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tests.ptx.memory import Addresses, Array, Bytes, Hazard, NotModelled, swizzled
+from tests.ptx.hazards import Hazard, NotModelled
+from tests.ptx.memory import Addresses, Array, Bytes, swizzled
 
 _MOST_DIMENSIONS, _LARGEST_BOX, _ALIGNMENT, _SHARED_ALIGNMENT, _LARGEST_STRIDE = 5, 256, 16, 128, 1 << 40
 _SWIZZLES = (32, 64, 128)

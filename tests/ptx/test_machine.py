@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.ptx.decode import decode
-from tests.ptx.machine import WARP, Launch, Schedule, run_grid
-from tests.ptx.memory import SHARED_BASE, Array, Bytes, GlobalMemory, Hazard, NotModelled, SharedMemory
+from tests.ptx.hazards import Hazard, NotModelled
+from tests.ptx.machine import WARP
+from tests.ptx.memory import SHARED_BASE, Array, Bytes, GlobalMemory, SharedMemory
 from tests.ptx.operands import PARAMETER_BASE
-from tests.ptx.parser import parse
+from tests.ptx.programs import SHARED_BYTES, run
 from tests.ptx.tensor_map import TensorMap
 
-SHARED_BYTES = 16384
-HEADER = """
-.version 9.0
-.target sm_90a
-.visible .entry kernel(
-	.param .u64 .ptr .align 256 operand,
-	.param .u64 .ptr .align 256 result,
-	.param .align 64 .b8 maps[256]
-)
-{
-	.reg .pred 	%p<8>;
-	.reg .b16 	%rs<8>;
-	.reg .b32 	%r<16>;
-	.reg .b64 	%rd<8>;
-	.shared .align 16 .b8 __dynamic_shmem__0;
-	ld.param::entry.b64 	%rd1, [operand];
-	ld.param::entry.b64 	%rd2, [result];
-	mov.b64 	%rd3, maps;
-	mov.u32 	%r1, %tid.x;
-	mul.wide.u32 	%rd4, %r1, 4;
-	add.s64 	%rd1, %rd1, %rd4;
-	add.s64 	%rd2, %rd2, %rd4;
-	setp.eq.b32 	%p1, %r1, 0;
-"""
-"""Each thread has the address of its own number of the operand and of the result; %p1 is set in the first one."""
 BARRIER = "@%p1 mbarrier.init.shared::cta.b64 [__dynamic_shmem__0], {};"
 ARRIVE = "mbarrier.arrive.release.cta.shared::cta.b64 _, [__dynamic_shmem__0], 1;"
 WAIT = """
@@ -53,30 +26,13 @@ WAIT = """
 STORE = "cp.async.bulk.global.shared::cta.bulk_group [%rd5], [__dynamic_shmem__0+1024], 128;"
 
 
-def _run(
-    body: str,
-    operand: np.ndarray,
-    result_size: int,
-    num_threads: int = WARP,
-    maps: Mapping[int, TensorMap] | None = None,
-    memory: GlobalMemory | None = None,
-) -> Bytes:
-    """The bytes of the result of one block that is given an operand; copies and products are done late."""
-    memory = memory or GlobalMemory([operand.view(np.uint8).copy()], [result_size])
-    parameters = {"operand": memory.arrays[0].base, "result": memory.arrays[-1].base}
-    launch = Launch(1, num_threads, SHARED_BYTES, parameters, maps or {})
-    source = parse(f"{HEADER}{body}\n\tret;\n}}\n")
-    run_grid(decode(source), launch, memory, Schedule(seed=0, copies=0.0, products=0.0))
-    return memory.arrays[-1].data
-
-
 def _run_any(body: str) -> Bytes:
-    return _run(body, np.arange(WARP, dtype=np.int32), 4 * WARP)
+    return run(body, np.arange(WARP, dtype=np.int32), 4 * WARP)
 
 
 def test_numbers_are_read_computed_with_and_written() -> None:
     body = "ld.global.b32 %r2, [%rd1]; mad.lo.s32 %r3, %r2, -3, %r1; st.global.b32 [%rd2], %r3;"
-    made = _run(body, np.arange(100, 100 + WARP, dtype=np.int32), 4 * WARP)
+    made = run(body, np.arange(100, 100 + WARP, dtype=np.int32), 4 * WARP)
     np.testing.assert_array_equal(made.view(np.int32), [-3 * (100 + i) + i for i in range(WARP)])
 
 
@@ -99,7 +55,7 @@ def test_numbers_are_read_computed_with_and_written() -> None:
 )
 def test_instructions_give_what_the_language_says(body: str, wanted: int) -> None:
     operand = np.full(WARP, 0x80, np.int32)
-    made = _run(f"{body} st.global.b32 [%rd2], %r2;", operand, 4 * WARP)
+    made = run(f"{body} st.global.b32 [%rd2], %r2;", operand, 4 * WARP)
     np.testing.assert_array_equal(made.view(np.int32), wanted)
 
 
@@ -181,7 +137,7 @@ def test_boxes_are_swizzled_and_zero_behind_the_border(swizzle: int) -> None:
     shared.reserve(box.shared_addresses(SHARED_BASE), "a copy")(box.read((16, 0)))
     wanted = np.zeros((8, columns), np.int16)
     wanted[:4] = data[16:, :columns]
-    found = shared.load(SHARED_BASE + 2 * np.arange(8 * columns), 2).view(np.int16).reshape(-1, 8)
+    found = shared.load(0, SHARED_BASE + 2 * np.arange(8 * columns), 2).view(np.int16).reshape(-1, 8)
     pieces = np.arange(len(found))
     mask = {128: 7, 64: 3, 32: 1, 16: 0}[swizzle]
     np.testing.assert_array_equal(found[pieces ^ (pieces // 8 & mask)], wanted.reshape(-1, 8))
@@ -240,7 +196,7 @@ def _multiply(body: str) -> tuple[np.ndarray, np.ndarray]:
     body = body.replace("WAIT", WAIT)
     for name, start in (("A", SHARED_BASE + 1024), ("B", SHARED_BASE + 9216)):
         body = body.replace(f"DESCRIPTOR_{name}", str(_descriptor(start)))
-    made = _run(body, a, 0, num_threads=128, maps=maps, memory=memory).view(np.float32).reshape(4, 8, 4, 2, 2)
+    made = run(body, a, 0, num_threads=128, maps=maps, memory=memory).view(np.float32).reshape(4, 8, 4, 2, 2)
     # Of a warp: row of eight, pair of columns, upper or lower eight rows, column of the pair.
     found = made.transpose(0, 3, 1, 2, 4).reshape(64, 8)
     return found, a[:, :16].astype(np.float32) @ b[:, :16].astype(np.float32).T

@@ -15,9 +15,9 @@ import pytest
 from jaxserve_kernels.grouped_matmul.cases import Case, operands
 from jaxserve_kernels.grouped_matmul.tuning import GroupedTuning
 
+from tests.ptx.hazards import Hazard
 from tests.ptx.launch import Launched, emulated
 from tests.ptx.machine import WARP, Program, Schedule, Step, Warp
-from tests.ptx.memory import Hazard
 from tests.ptx.parser import Instruction
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow]

@@ -1,6 +1,6 @@
 """Numbers that move: between registers and memory, and from thread to thread of a warp.
 
-Modelled, from the PTX ISA ("Data Movement and Conversion Instructions": `ld`, `st`, `stmatrix`, `shfl.sync`,
+Modelled, from the PTX ISA ("Data Movement and Conversion Instructions": `ld`, `st`, `stmatrix`, `ldmatrix`, `shfl.sync`,
 `elect.sync`): alignment, bounds, extension of narrow numbers. Not modelled: `ld` and `st` of generic addresses in shared
 memory (they are out of bounds here), caches and their hints.
 """
@@ -11,8 +11,8 @@ import re
 
 import numpy as np
 
+from tests.ptx.hazards import NotModelled
 from tests.ptx.machine import WARP, Lanes, Step, Warp
-from tests.ptx.memory import NotModelled
 from tests.ptx.operands import TYPES, Decoder, address, reader, same, writer
 from tests.ptx.parser import Instruction, Source, elements
 
@@ -29,8 +29,9 @@ def _load(instruction: Instruction, source: Source) -> Step:
     size, is_shared = dtype.itemsize * len(writers), ".shared" in instruction.opcode
 
     def step(warp: Warp) -> None:
-        memory = warp.block.shared if is_shared else warp.block.memory
-        numbers = memory.load(address_of(warp), size).view(dtype)
+        where = address_of(warp)
+        data = warp.block.shared.load(warp.index, where, size) if is_shared else warp.block.memory.load(where, size)
+        numbers = data.view(dtype)
         for i, write in enumerate(writers):
             write(warp, np.ascontiguousarray(numbers[:, i]))
 
@@ -62,6 +63,24 @@ def _store_matrices(instruction: Instruction, source: Source) -> Step:
     def step(warp: Warp) -> None:
         rows = np.concatenate([read(warp).view(np.uint8).reshape(8, _ROW_BYTES) for read in readers])
         warp.block.shared.store(warp.index, address_of(warp)[:num_rows], rows)
+
+    return step
+
+
+def _load_matrices(instruction: Instruction, source: Source) -> Step:
+    """Matrix m's row r lies where thread 8 m + r says; four threads get it, two numbers of 16 bits each.
+
+    Transposed, four threads get a column.
+    """
+    target, origin = instruction.operands
+    address_of, writers = address(source, origin), [writer(source, each) for each in elements(target)]
+    is_transposed = ".trans." in instruction.opcode
+
+    def step(warp: Warp) -> None:
+        rows = warp.block.shared.load(warp.index, address_of(warp)[: 8 * len(writers)], _ROW_BYTES)
+        for matrix, write in zip(rows.view(np.uint16).reshape(-1, 8, 8), writers, strict=True):
+            numbers = np.ascontiguousarray(matrix.T if is_transposed else matrix)
+            write(warp, numbers.reshape(WARP, 2).view(np.uint32).reshape(WARP))
 
     return step
 
@@ -107,6 +126,11 @@ TABLE: dict[str, Decoder] = {
     **{f"ld.{space}{v}.{each}": _load for space in ("shared", "global") for v in _VECTORS for each in _TYPES},
     **{f"st{space}{v}.{each}": _store for space in ("", ".shared", ".global") for v in _VECTORS for each in _TYPES},
     **{f"stmatrix.sync.aligned.m8n8.{count}.shared.b16": _store_matrices for count in ("x1", "x2", "x4")},
+    **{
+        f"ldmatrix.sync.aligned.m8n8.{n}{t}.shared.b16": _load_matrices
+        for n in ("x1", "x2", "x4")
+        for t in ("", ".trans")
+    },
     "ld.param::entry.b64": _load_parameter,
     "shfl.sync.bfly.b32": _shuffle,
     "shfl.sync.idx.b32": _shuffle,

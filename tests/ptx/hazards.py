@@ -1,0 +1,11 @@
+"""What running a kernel in the emulator may end with."""
+
+from __future__ import annotations
+
+
+class Hazard(Exception):
+    """Something that a kernel must not do."""
+
+
+class NotModelled(Exception):
+    """Something that the emulator does not know: never passed over."""
