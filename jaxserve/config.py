@@ -174,7 +174,7 @@ class CompileConfig:
 
     attention_backend: AttentionBackend = option(
         "auto",
-        help="paged-attention kernel; auto: pallas on Hopper GPUs, native kernels on CPUs if they are built, else "
+        help="paged-attention kernel; auto: pallas on GPUs from Ampere on, native kernels on CPUs if they are built, else "
         "reference (XLA)",
     )
     cpu_kernels: CpuKernels = option(

@@ -1,7 +1,8 @@
-"""Show the compiled decode step of Llama-3.1-8B for an H200, without a GPU: `python -m benchmarks.gpu.static`.
+"""Show the compiled decode step of Llama-3.1-8B for a GPU, without one: `python -m benchmarks.gpu.static --device a100`.
 
 Prints Markdown: the launches of one layer with the bytes that each reads and writes, all of them against the layer's
-weights, and whether the step is one CUDA graph. Facts of a compiler that had no device to tune products
+weights, all that is read with the keys and values of rows of 1k and 8k tokens against weights, keys and values alone, and
+whether the step is one CUDA graph. Facts of a compiler that had no device to tune products
 on: on one, products may be others. Needs a compiler of CUDA (`requirements/aot.lock`), and no GPU.
 """
 
@@ -14,7 +15,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import jax
@@ -24,14 +25,21 @@ from benchmarks.gpu.shapes import LLAMA_8B, decoder
 from jaxserve.layers.cache import pool_shapes
 from jaxserve.layers.policy import plain
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
+from jaxserve.runner.backend import pallas_backend
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.steps import generation_task, lower
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
 from jaxserve.tools.planning.devices import ACCELERATORS
+from jaxserve.tools.planning.fit import planned_chip
 from jaxserve.tools.planning.targets import described_devices
 
 PAGE_SIZE, NUM_PAGES, MAX_PAGES = 16, 8192, 512
+CONTEXTS = (1000, 8000)
+KEYS = 64
+"""Keys are read in tiles of as many, by every kernel of ours."""
+_KV_BYTES = 2 * 2 * LLAMA_8B["num_key_value_heads"] * LLAMA_8B["hidden_size"] // LLAMA_8B["num_attention_heads"]
+"""Bytes of a token's keys and values in one layer."""
 THUNKS = "*thunk_sequence_after_thunk_passes.txt"
 """Name of the file to read, among those that `xla_dump_to` writes."""
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "f8e4m3fn": 1, "bf16": 2, "f16": 2, "s16": 2, "s32": 4, "u32": 4, "f32": 4}
@@ -52,11 +60,14 @@ class Launch:
     written_bytes: int
 
 
-def launches(text: str, pool_bytes: int) -> list[Launch]:
-    """Return the launches of a compiled program. Arrays of all pages, `pool_bytes`, count as 0 bytes: few are read."""
+def launches(text: str, pool_bytes: int, computation: str | None = None) -> list[Launch]:
+    """Return the launches of a compiled program, or of one computation of it, such as a branch.
+
+    Arrays of all pages, `pool_bytes`, count as 0 bytes: few are read.
+    """
     sizes: dict[str, int] = {}
     found: list[Launch] = []
-    for name, shape, opcode, operands, scope in _instructions(text):
+    for name, shape, opcode, operands, scope in _instructions(text, computation):
         size = sum(size for size in _sizes(shape) if size != pool_bytes)
         sizes[name] = size
         if opcode in _FREE:
@@ -66,8 +77,13 @@ def launches(text: str, pool_bytes: int) -> list[Launch]:
     return found
 
 
-def _instructions(text: str) -> Iterator[tuple[str, str, str, str, str]]:
-    entry = text[text.index("\nENTRY ") :]
+def branches(text: str) -> list[list[str]]:
+    """Return the names of the branches of each condition of a compiled program that has more than two."""
+    return [re.findall(r"%([\w.-]+)", names) for names in re.findall(r"branch_computations=\{(.*?)\}", text)]
+
+
+def _instructions(text: str, computation: str | None) -> Iterator[tuple[str, str, str, str, str]]:
+    entry = text[text.index("\nENTRY " if computation is None else f"\n%{computation} (") + 1 :]
     for line in entry[: entry.index("\n}")].splitlines()[1:]:
         match = _INSTRUCTION.match(re.sub(r"/\*.*?\*/", "", line))
         if match:
@@ -89,26 +105,48 @@ class Step:
     """Kinds of work on the host, outside of CUDA graphs."""
     weight_bytes: int
     """Bytes of one layer's weights."""
+    text: str = field(repr=False)
+    """The compiled program."""
+
+    def layer(self, number: int) -> list[Launch]:
+        """Return the launches of one layer."""
+        return [launch for launch in self.launches if f"layer_{number}/" in launch.scope]
 
 
-def compile_step(batch: int, num_layers: int, *, kind: str = "decode", num_tokens: int | None = None) -> Step:
-    """A step of the model's first layers, for a batch of rows. Call in a process with JAX_PLATFORMS=cpu."""
-    config = decoder(LLAMA_8B)
+def compile_step(
+    batch: int,
+    num_layers: int,
+    *,
+    kind: str = "decode",
+    num_tokens: int | None = None,
+    device: str = "h200",
+    max_pages: int = MAX_PAGES,
+) -> Step:
+    """A step of the model's first layers, for a batch of rows. Call in a process with JAX_PLATFORMS=cpu.
+
+    A process must not compile for GPUs of several kinds: Mosaic GPU (jax 0.12) assembles all kernels for the first one.
+    """
+    config, target = decoder(LLAMA_8B), ACCELERATORS[device]
     config = replace(config, layers=config.layers[:num_layers])
-    skeleton = make_skeleton(config, replace(plain(jnp.dtype("bfloat16")), backend="mosaic_gpu", fused_for=1))
-    sharding = make_sharding(config, MeshShape(), described_devices(ACCELERATORS["h200"], 1))
-    program = Program(kind, num_tokens or batch, batch, MAX_PAGES, num_slots=batch)  # type: ignore[arg-type]
+    dtype = jnp.dtype("bfloat16" if planned_chip(target).capability >= (8, 0) else "float16")  # type: ignore[operator]
+    backend = pallas_backend(planned_chip(target)) or "bucketed"
+    skeleton = make_skeleton(config, replace(plain(dtype), backend=backend, fused_for=1))
+    devices = described_devices(target, 1)
+    sharding = make_sharding(config, MeshShape(), devices)
+    program = Program(kind, num_tokens or batch, batch, max_pages, num_slots=batch)  # type: ignore[arg-type]
     pool_shape = (num_layers, NUM_PAGES, config.num_kv_heads, PAGE_SIZE, config.head_dim)
     with tempfile.TemporaryDirectory() as dumps:
         options = {"xla_dump_to": dumps, "xla_dump_hlo_as_text": True}
-        compiled = lower(
-            skeleton, sharding, program, pool_shapes(pool_shape, "bfloat16"), task=generation_task("gpu")
-        ).compile(options)
+        with jax.default_device(devices[0]):  # Mosaic GPU asks it for the architecture
+            lowered = lower(
+                skeleton, sharding, program, pool_shapes(pool_shape, dtype.name), task=generation_task("gpu")
+            )
+        compiled = lowered.compile(options)
         (thunks,) = Path(dumps).glob(THUNKS)
         sequence = thunks.read_text(encoding="utf-8")
     text = compiled.as_text()
     assert text is not None, "the compiler of CUDA prints its programs"
-    return Step(launches(text, 2 * math.prod(pool_shape)), outside_graphs(sequence), _layer_weights(skeleton))
+    return Step(launches(text, 2 * math.prod(pool_shape)), outside_graphs(sequence), _layer_weights(skeleton), text)
 
 
 def outside_graphs(sequence: str) -> list[str]:
@@ -129,12 +167,16 @@ def main() -> int:
     )
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 32, 256])
     parser.add_argument("--layers", type=int, default=3)
+    gpus = [name for name, device in ACCELERATORS.items() if device.platform == "gpu"]
+    parser.add_argument("--device", choices=gpus, default="h200")
     arguments = parser.parse_args()
     if os.environ.get("JAX_PLATFORMS") != "cpu":
         parser.error("set JAX_PLATFORMS=cpu: nothing runs, and no device may be asked")
-    print(f"jax {jax.__version__}, Llama-3.1-8B in bfloat16, the first {arguments.layers} layers, H200 (described)\n")
+    print(
+        f"jax {jax.__version__}, Llama-3.1-8B in bfloat16, the first {arguments.layers} layers, {arguments.device} (described)\n"
+    )
     for batch in arguments.batches:
-        _print(batch, arguments.layers, compile_step(batch, arguments.layers))
+        _print(batch, arguments.layers, compile_step(batch, arguments.layers, device=arguments.device))
     return 0
 
 
@@ -142,14 +184,19 @@ def _print(batch: int, num_layers: int, step: Step) -> None:
     graph = "one CUDA graph" if not step.outside_graphs else f"outside of graphs: {', '.join(step.outside_graphs)}"
     print(f"## Batch {batch}: {graph}\n\n| launch of a layer | in | MB read | MB written |\n|---|---|---|---|")
     scope = f"layer_{num_layers // 2}/"
-    layer = [launch for launch in step.launches if scope in launch.scope]
+    layer = step.layer(num_layers // 2)
     for launch in layer:
         block, name = launch.scope.partition(scope)[2].partition("/")[0], launch.name.partition(".")[0]
         print(f"| {name} | {block} | {launch.read_bytes / 1e6:.2f} | {launch.written_bytes / 1e6:.2f} |")
     around = sum("layer_" not in launch.scope for launch in step.launches)
     print(f"\n{len(layer)} launches in this layer, {around} around the layers.")
     least, moved = step.weight_bytes, sum(launch.read_bytes + launch.written_bytes for launch in layer)
-    print(f"{moved / 1e6:.1f} MB moved in it, {moved / least:.3f} of its weights. Keys and values come on top.\n")
+    print(f"{moved / 1e6:.1f} MB moved in it, {moved / least:.3f} of its weights. Keys and values come on top:\n")
+    for context in CONTEXTS:
+        ideal = least + batch * context * _KV_BYTES
+        read = moved + batch * -(-context // KEYS) * KEYS * _KV_BYTES
+        print(f"- {context:,} tokens a row: {read / 1e6:.1f} MB, {read / ideal:.3f} of weights, keys and values alone")
+    print()
 
 
 if __name__ == "__main__":

@@ -18,8 +18,9 @@ from jaxserve.runner.buckets import page_tokens, resolve_limits
 
 _LOG = logging.getLogger(__name__)
 _BUILD = "python -m jaxserve_kernels.native.build"
-_PALLAS: dict[str, Backend] = {"gpu": "mosaic_gpu", "tpu": "mosaic_tpu"}
-_HOPPER = (9, 0)
+_HOPPER, _FIRST_MMA = (9, 0), (8, 0)
+_SHARED_KB = {(8, 0): 163, (8, 7): 163, (10, 0): 227, (10, 3): 227, (11, 0): 227}
+"""Shared memory of one block by compute capability, from the CUDA programming guide; 99 on others."""
 _VECTOR_SEQS = 4
 """Up to this many rows, AVX2 or AVX-512 multiply floats faster than AMX."""
 
@@ -53,19 +54,54 @@ def choose_backend(
     wanted = config.compile.attention_backend
     if wanted == "reference":
         return "reference"
-    reason = _why_not_pallas(config, decoder, chip, dtype, kv_dtype)
-    if reason is None:
+    pallas = pallas_backend(chip)
+    reason = why_not_pallas(config, decoder, chip, dtype, kv_dtype)
+    if reason is None and pallas is not None:
         has_rows_of_drafts = config.scheduler.num_speculative_tokens > 0 and config.scheduler.speculative_model is None
         if chip.platform == "tpu" and has_rows_of_drafts:
             raise ConfigError(
                 "--num-speculative-tokens: not with the attention kernel of TPUs, where two rows must not write one "
                 "page; use --attention-backend reference"
             )
-        return _PALLAS[chip.platform]
+        return pallas
     if wanted == "pallas":
         raise ConfigError(f"--attention-backend pallas: {reason}; use auto or reference")
     _LOG.info("attention is computed by XLA, not by a Pallas kernel: %s", reason)
-    return "reference"
+    return "bucketed" if chip.platform == "gpu" else "reference"
+
+
+def attention_notes(
+    config: Config, decoder: DecoderConfig, chip: Chip, dtype: jnp.dtype, kv_dtype: jnp.dtype
+) -> tuple[str, ...]:
+    """Return how a GPU would compute attention, one line for each thing that a user may want to know before buying one."""
+    if chip.platform != "gpu":
+        return ()
+    notes = []
+    if chip.capability is not None and chip.capability < _FIRST_MMA and dtype == jnp.bfloat16:
+        notes.append(f"compute capability {_dotted(chip)} has no bfloat16 arithmetic: use --dtype float16")
+    if decoder.latent is not None:
+        return tuple(notes)
+    backend = choose_backend(config, decoder, chip, dtype, kv_dtype)
+    if backend == "mosaic_gpu":
+        notes.append("attention: our kernels for Hopper; every step is one CUDA graph")
+    elif backend == "mosaic_gpu_mma":
+        notes.append(
+            "attention: our kernel on mma.sync, which reads each key and value of a decode step once; every step is one "
+            "CUDA graph"
+        )
+    elif backend == "bucketed":
+        reason = why_not_pallas(config, decoder, chip, dtype, kv_dtype)
+        notes.append(
+            f"attention by XLA ({reason}): decode steps read contexts up to the next power of two, about 1.7 times the "
+            "bytes of these keys and values, in one CUDA graph unless context and rows are many; prompts in loops"
+        )
+    else:
+        notes.append("attention by XLA, in loops whose length the host reads")
+    return tuple(notes)
+
+
+def _dotted(chip: Chip) -> str:
+    return ".".join(map(str, chip.capability or ())) or "unknown"
 
 
 def choose_encoder_backend(config: Config, chip: Chip) -> Backend:
@@ -78,16 +114,17 @@ def choose_encoder_backend(config: Config, chip: Chip) -> Backend:
     return "reference"
 
 
-def _why_not_pallas(
+def why_not_pallas(
     config: Config, decoder: DecoderConfig, chip: Chip, dtype: jnp.dtype, kv_dtype: jnp.dtype
 ) -> str | None:
+    """Return in a few words why no Pallas kernel serves this; None if one does."""
     if decoder.latent is not None:
         return "no kernel for latent attention (MLA) yet"
-    if chip.platform not in _PALLAS:
+    pallas = pallas_backend(chip)
+    if pallas is None and chip.platform == "gpu":
+        return f"compute capability {_dotted(chip)}: only from 8.0 (Ampere) on"
+    if pallas is None:
         return f"no kernel for {chip.platform} yet"
-    if chip.platform == "gpu" and chip.capability != _HOPPER:
-        found = ".".join(map(str, chip.capability or ())) or "unknown"
-        return f"compute capability {found}: only 9.0 (Hopper)"
     page_size = page_tokens(chip.platform, config.cache.block_size)
     if chip.platform == "tpu" and any(layer.kv_source is not None for layer in decoder.layers):
         return "no kernel for layers that read other layers' keys and values yet"
@@ -95,10 +132,23 @@ def _why_not_pallas(
         return "no kernel for attention in chunks yet, which contexts longer than a chunk need"
     for group in decoder.cache.paged:
         pool_shape = (group.num_layers, 1, group.num_kv_heads, page_size, group.head_dim)
-        reason = unsupported(_PALLAS[chip.platform], decoder.num_heads, pool_shape, dtype, kv_dtype)
+        reason = unsupported(pallas, decoder.num_heads, pool_shape, dtype, kv_dtype, _shared_bytes(chip))
         if reason is not None:
             return reason
     return None
+
+
+def pallas_backend(chip: Chip) -> Backend | None:
+    """Return the backend of the Pallas kernels that run on a chip."""
+    if chip.platform == "tpu":
+        return "mosaic_tpu"
+    if chip.platform != "gpu" or chip.capability is None or chip.capability < _FIRST_MMA:
+        return None
+    return "mosaic_gpu" if chip.capability == _HOPPER else "mosaic_gpu_mma"
+
+
+def _shared_bytes(chip: Chip) -> int | None:
+    return None if chip.capability is None else _SHARED_KB.get(chip.capability, 99) << 10
 
 
 def _refuse_cpu_kernels(config: Config, chip: Chip) -> None:

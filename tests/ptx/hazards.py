@@ -1,4 +1,4 @@
-"""What running a kernel in the emulator may end with."""
+"""Exceptions of the emulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pallas kernels, compiled for an H200 that is only described, and run by the emulator on numpy's arrays.
+"""Pallas kernels, compiled for a GPU that is only described, and run by the emulator on numpy's arrays.
 
 `emulated` replaces `plgpu.kernel`: a kernel that is made within it is compiled as usual, and the compiler leaves its PTX
 and its host function in a folder (Mosaic GPU's own `MOSAIC_GPU_DUMP_TO`). Only these files are read. Results of one
@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from tests.aot.devices import H200
+from tests.aot.devices import H200, Target
 from tests.ptx.decode import decode
 from tests.ptx.hazards import Hazard
 from tests.ptx.host import Host
@@ -55,12 +55,14 @@ class Compiled:
     source: Source
     program: Program
     log: str
+    most_shared_bytes: int
+    """Shared memory that a block of its device has."""
 
     @classmethod
-    def of(cls, ptx: str, log: str) -> Compiled:
+    def of(cls, ptx: str, log: str, most_shared_bytes: int) -> Compiled:
         """Raises NotModelled."""
         source = parse(ptx)
-        return cls(source, decode(source), log)
+        return cls(source, decode(source), log, most_shared_bytes)
 
     def run(
         self, operands: Sequence[np.ndarray], results: Sequence[jax.ShapeDtypeStruct], schedule: Schedule
@@ -70,7 +72,10 @@ class Compiled:
         memory = GlobalMemory([_stored(each) for each in operands], sizes)
         host = Host(memory.arrays)
         host.run(self.log)
-        run_grid(self.program, host.launch(self.source.parameters), memory, schedule)
+        launch = host.launch(self.source.parameters)
+        if launch.shared_bytes > self.most_shared_bytes:
+            raise Hazard(f"{launch.shared_bytes} bytes of shared memory: a block has {self.most_shared_bytes}")
+        run_grid(self.program, launch, memory, schedule)
         made = zip(memory.arrays[len(operands) :], results, strict=True)
         return [Result.of(array, each) for array, each in made]
 
@@ -92,18 +97,20 @@ def skip_without_compiler() -> None:
 
 
 @contextmanager
-def emulated(schedules: Sequence[Schedule] = SCHEDULES) -> Iterator[list[Launched]]:
+def emulated(schedules: Sequence[Schedule] = SCHEDULES, target: Target = H200) -> Iterator[list[Launched]]:
     """Within it, kernels run in the emulator, and what is around them eagerly; gives the launches so far."""
     skip_without_compiler()
     plgpu = importlib.import_module(_PALLAS)
     make_kernel = plgpu.kernel
     launches: list[Launched] = []
+    if target is not H200:
+        _assemble_for_hopper_first(make_kernel)
 
     def emulated_kernel(body: Callable[..., None], **options: Any) -> Callable[..., Any]:
         kinds, structure = jax.tree.flatten(options["out_type"])
 
         def launch(*operands: jax.Array) -> Any:
-            compiled = compile_kernel(make_kernel(body, **options), operands)
+            compiled = compile_kernel(make_kernel(body, **options), operands, target)
             arrays = [np.asarray(each) for each in operands]
             results = _same_results([compiled.run(arrays, kinds, schedule) for schedule in schedules])
             launches.append(Launched(compiled, arrays, kinds, results))
@@ -116,9 +123,22 @@ def emulated(schedules: Sequence[Schedule] = SCHEDULES) -> Iterator[list[Launche
         yield launches
 
 
-def compile_kernel(kernel: Callable[..., Any], operands: Sequence[jax.Array]) -> Compiled:
-    """The kernel for operands of these shapes and types."""
+def _assemble_for_hopper_first(make_kernel: Callable[..., Any]) -> None:
+    """Compile an empty kernel for Hopper.
+
+    Mosaic GPU (jax 0.11.2 and 0.12.0) has all kernels of a process assembled for the architecture of the first one, and
+    fails if a later one needs a newer architecture. Only their PTX is of interest here.
+    """
+    result = jax.ShapeDtypeStruct((128,), jnp.float32)
+    kernel = make_kernel(lambda result_ref: None, out_type=result, grid=(1,), grid_names=("program",))
     (device,) = H200.devices(1)
+    with jax.disable_jit(False), jax.default_device(device):
+        jax.jit(kernel, out_shardings=jax.sharding.SingleDeviceSharding(device)).lower().compile()
+
+
+def compile_kernel(kernel: Callable[..., Any], operands: Sequence[jax.Array], target: Target) -> Compiled:
+    """The kernel for operands of these shapes and types."""
+    (device,) = target.devices(1)
     sharding = jax.sharding.SingleDeviceSharding(device)
     shapes = [jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=sharding) for each in operands]
     with tempfile.TemporaryDirectory(prefix="jaxserve-ptx-") as folder:
@@ -127,7 +147,9 @@ def compile_kernel(kernel: Callable[..., Any], operands: Sequence[jax.Array]) ->
             jax.jit(lambda *arrays: kernel(*arrays)).lower(*shapes).compile()
         written = [*Path(folder).glob("*.ptx"), *Path(folder).glob("*mlir-passes.log")]
         assert len(written) == 2, "no PTX: the compiler does not write the same kernel twice in a process"
-        return Compiled.of(*(file.read_text(encoding="utf-8") for file in written))
+        assert target.device.cuda is not None
+        ptx, log = (file.read_text(encoding="utf-8") for file in written)
+        return Compiled.of(ptx, log, target.device.cuda.shared_bytes_per_block)
 
 
 def _same_results(runs: Sequence[list[Result]]) -> list[Result]:

@@ -132,7 +132,7 @@ class SharedMemory:
         places = self._places(addresses[:, None] + np.arange(size))
         self._check_unused(places, "threads write")
         if self._races is not None:
-            self._races.write(warp, places)
+            self._races.write(warp, places, places[self._data[places] != data])
         self._data[places] = data
         self._unfenced_by[places] = warp + 1
 

@@ -2,7 +2,7 @@
 
 Modelled, from the PTX ISA ("Memory Consistency Model", "bar, barrier", "cp.async"): a write must be ordered after every
 earlier access of its bytes by another warp, and a read after every earlier write; `bar.sync` orders what its warps did
-before it. A copy writes at some time between its start and the wait for it, and threads other than its own see the
+before it. A write of the very bytes that are there already is no race: several warps may store one result. A copy writes at some time between its start and the wait for it, and threads other than its own see the
 bytes after a barrier that follows the wait. Found from vector clocks (Fidge 1988; FastTrack, PLDI 2009), so a race is
 seen whatever order the warps took.
 
@@ -42,9 +42,9 @@ class Races:
         self._check_written(warp, places, "reads")
         self._read[warp, places] = self._clock[warp, warp]
 
-    def write(self, warp: int, places: Addresses) -> None:
-        """Note a write. Raises Hazard."""
-        self.begin(warp, places)
+    def write(self, warp: int, places: Addresses, changed: Addresses) -> None:
+        """Note a write; `changed` are the places whose bytes become others. Raises Hazard."""
+        self.begin(warp, changed)
         self._writer[places] = warp
         self._written[places] = self._clock[warp, warp]
         self._is_copied[places] = False

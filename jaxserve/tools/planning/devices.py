@@ -66,6 +66,7 @@ class CudaChip:
     l2_bytes: int
     shared_bytes_per_core: int
     shared_bytes_per_block: int
+    threads_per_core: int = 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +167,47 @@ _TABLE = (
             8.0e12, 2250e12, 80e12, 4500e12, 4500e12, "published spec: NVIDIA Blackwell architecture brief, HGX B200"
         ),
         CudaChip((10, 0), 148, 128, 1.965, 132644864, 233472, 232448),
+    ),
+    # Cards on PCIe: the bandwidth between devices is that of the slot. Float32 is accumulated at full precision.
+    _nvidia(
+        "t4",
+        "NVIDIA T4 16 GB",
+        15843721216,
+        16,
+        6,
+        Rates(
+            320e9, 65e12, 8.1e12, 130e12, 65e12, "published spec: NVIDIA T4 data sheet, float16 in place of bfloat16"
+        ),
+        CudaChip((7, 5), 40, 64, 1.59, 4 << 20, 65536, 65536, 1024),
+    ),
+    _nvidia(
+        "l40s",
+        "NVIDIA L40S 48 GB",
+        47697362944,
+        32,
+        12,
+        Rates(864e9, 362e12, 91.6e12, 733e12, 733e12, "published spec: NVIDIA L40S data sheet"),
+        CudaChip((8, 9), 142, 128, 2.52, 96 << 20, 102400, 101376, 1536),
+    ),
+    _nvidia(
+        "rtx4090",
+        "NVIDIA GeForce RTX 4090 24 GB",
+        25386352640,
+        32,
+        3,
+        Rates(1008e9, 165.2e12, 82.6e12, 660.6e12, 330.3e12, "published spec: NVIDIA Ada architecture white paper"),
+        CudaChip((8, 9), 128, 128, 2.52, 72 << 20, 102400, 101376, 1536),
+    ),
+    _nvidia(
+        "rtx5090",
+        "NVIDIA GeForce RTX 5090 32 GB",
+        33670758400,
+        64,
+        3,
+        Rates(
+            1792e9, 209.5e12, 104.8e12, 838e12, 419e12, "published spec: NVIDIA RTX Blackwell architecture white paper"
+        ),
+        CudaChip((12, 0), 170, 128, 2.407, 96 << 20, 102400, 101376, 1536),
     ),
     _tpu("v5e", "Cloud TPU v5e", 15.75, 8, 197, 819, 400, "v5e:2x2 v5e:2x4 v5e:4x4 v5e:4x8 v5e:8x8"),
     _tpu("v5p", "Cloud TPU v5p", 95.73, 4, 459, 2765, 1200, "v5p:2x2x1 v5p:2x2x2 v5p:2x2x4 v5p:2x4x4 v5p:4x4x4"),

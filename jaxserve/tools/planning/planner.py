@@ -16,16 +16,17 @@ from jaxserve.config import Config, ImagesConfig, ServerConfig
 from jaxserve.errors import ConfigError, DoesNotFitError
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.registry import read_decoder
+from jaxserve.runner.backend import attention_notes
 from jaxserve.runner.images.served import with_served_images
 from jaxserve.runner.inputs import Program, programs, with_images
-from jaxserve.runner.limits import Limits, context_notes, kv_spec, quantization_notes, with_cache_groups
+from jaxserve.runner.limits import Limits, context_notes, kv_cache_dtype, kv_spec, quantization_notes, with_cache_groups
 from jaxserve.runtime.environment import child_environment
 from jaxserve.runtime.startup_display import StartupDisplay
 from jaxserve.tools.planning.advice import Advice, Attempt, advice_for, attempt, find_advice
 from jaxserve.tools.planning.collectives import Links, step_collectives
 from jaxserve.tools.planning.compiler import Answers, CompileJob, ProgramMemory, compile_programs
 from jaxserve.tools.planning.devices import Device, Rates, measure_cpu_rates
-from jaxserve.tools.planning.fit import Fit, gib, held_bytes, make_fit, model_sizes, planned_chip
+from jaxserve.tools.planning.fit import Fit, gib, held_bytes, make_fit, model_sizes, planned_chip, planned_policy
 from jaxserve.tools.planning.machine import Machine, with_sizes
 from jaxserve.tools.planning.plan import (
     CachePart,
@@ -335,6 +336,9 @@ class Planner:
             )
         notes.extend(context_notes(config, self._model.decoder))
         notes.extend(quantization_notes(config, decoder, planned_chip(device)))
+        policy = planned_policy(config, decoder, device)
+        kv_dtype = kv_cache_dtype(config, device.platform)
+        notes.extend(attention_notes(config, decoder, planned_chip(device), policy.activations, kv_dtype))
         if device.platform == "gpu" and device.runtime_share == GPU_SHARE:
             notes.append(f"takes {GPU_SHARE:.0%} of the GPU's memory unless XLA_PYTHON_CLIENT_MEM_FRACTION is set")
         return tuple(notes)

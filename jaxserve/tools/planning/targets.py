@@ -85,6 +85,7 @@ def cuda_target_config(device: Device) -> str:
         "l2_cache_size": chip.l2_bytes,
         "shared_memory_per_core": chip.shared_bytes_per_core,
         "shared_memory_per_block_optin": chip.shared_bytes_per_block,
+        "threads_per_core_limit": chip.threads_per_core,
         **_SAME_FOR_ALL,
     }
     lines = "\n".join(f"  {name}: {value}" for name, value in fields.items())
@@ -98,11 +99,10 @@ def cuda_target_config(device: Device) -> str:
     )
 
 
-# The table of compute capabilities in the CUDA programming guide: alike from 8.0 to 10.0.
+# The table of compute capabilities in the CUDA programming guide: alike from 7.5 to 12.0.
 _SAME_FOR_ALL = {
     "threads_per_warp": 32,
     "threads_per_block_limit": 1024,
-    "threads_per_core_limit": 2048,
     "registers_per_block_limit": 65536,
     "registers_per_core_limit": 65536,
     "shared_memory_per_block": 49152,

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int, Num
 from jaxserve_kernels.backend import NATIVE, Backend
 from jaxserve_kernels.kv_write import KVScales, stored
 from jaxserve_kernels.kv_write.reference import kv_write as scatter
-from jaxserve_kernels.paged_attention import cpu, gpu, layout, reference, tpu
+from jaxserve_kernels.paged_attention import bucketed, cpu, gpu, layout, reference, tpu
 from jaxserve_kernels.paged_attention.layout import Paging, Ragged, from_pool_heads, pool_heads, to_pool_heads
 from jaxserve_kernels.paged_attention.options import Scoring
 from jaxserve_kernels.paged_attention.sharded import AttentionKernel, Results, ShardAxes, over_mesh
@@ -36,11 +36,23 @@ __all__ = [
     "write_and_attend",
 ]
 
+_ON_GPU = ("mosaic_gpu", "mosaic_gpu_mma")
+
 
 def unsupported(
-    backend: Backend, num_heads: int, pool_shape: tuple[int, ...], dtype: jnp.dtype, kv_dtype: jnp.dtype
+    backend: Backend,
+    num_heads: int,
+    pool_shape: tuple[int, ...],
+    dtype: jnp.dtype,
+    kv_dtype: jnp.dtype,
+    shared_bytes: int | None = None,
 ) -> str | None:
-    """Return in a few words why `backend` has no kernel for a pool `[L, P, K, S, H]` and these types; None if it has one."""
+    """Return in a few words why `backend` has no kernel for a pool `[L, P, K, S, H]` and these types; None if it has one.
+
+    shared_bytes: shared memory of one block, for `mosaic_gpu_mma`, which runs on devices that differ in it.
+    """
+    if backend == "mosaic_gpu_mma":
+        return gpu.unsupported_mma(num_heads, pool_shape, dtype, kv_dtype, shared_bytes)
     if backend == "mosaic_gpu":
         return gpu.unsupported(num_heads, pool_shape, dtype, kv_dtype)
     if backend == "mosaic_tpu":
@@ -119,7 +131,7 @@ def _kernel(backend: Backend, scoring: Scoring, shards: ShardAxes, *, is_written
 
         return over_mesh(functools.partial(fused.write_then_attend, scoring=scoring, chip=fused.this_chip()), shards)
     kernel = functools.partial(_write_then_attend, scoring=scoring, backend=backend, is_written=is_written)
-    if backend != "mosaic_gpu" and not shards.pages:
+    if backend not in _ON_GPU and not shards.pages:
         return kernel
     return over_mesh(kernel, shards, _tiling(backend))
 
@@ -201,6 +213,7 @@ def mixed_attention(
 
 
 def _tiling(backend: Backend) -> layout.Tiling | None:
+    """`mosaic_gpu_mma` cuts segments itself."""
     return _kernels(backend).TILING if backend == "mosaic_gpu" else None
 
 
@@ -210,4 +223,8 @@ def _kernels(backend: Backend) -> ModuleType:
         from jaxserve_kernels.paged_attention.gpu import attention
 
         return attention
-    return reference
+    if backend == "mosaic_gpu_mma":
+        from jaxserve_kernels.paged_attention.gpu import mma_attention
+
+        return mma_attention
+    return bucketed if backend == "bucketed" else reference

@@ -15,10 +15,11 @@ from jaxserve_kernels import native
 from jaxserve.config import CacheConfig, CompileConfig, Config, ModelConfig, ParallelConfig, SchedulerConfig
 from jaxserve.errors import ConfigError
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
-from jaxserve.runner.backend import Chip, choose_backend
+from jaxserve.runner.backend import Chip, attention_notes, choose_backend
 from jaxserve.runner.limits import kv_spec
 
 CPU, TPU, HOPPER, AMPERE = Chip("cpu"), Chip("tpu"), Chip("gpu", (9, 0)), Chip("gpu", (8, 0))
+TURING, ADA = Chip("gpu", (7, 5)), Chip("gpu", (8, 9))
 BFLOAT16 = jnp.dtype("bfloat16")
 HAS_MOSAIC = jax.__version_info__ >= (0, 11, 2)
 DECODER = DecoderConfig(
@@ -57,10 +58,21 @@ def test_a_hopper_takes_the_pallas_kernels() -> None:
     assert _choose(_config(devices=2), HOPPER) == "mosaic_gpu"
 
 
+@pytest.mark.skipif(not HAS_MOSAIC, reason="this jax has no Mosaic GPU kernels")
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (10, 0), (12, 0)], ids=str)
+def test_other_gpus_take_the_kernel_on_mma(capability: tuple[int, int]) -> None:
+    chip = Chip("gpu", capability)
+    assert _choose(_config(), chip) == "mosaic_gpu_mma"
+    assert _choose(_config(), chip, dtype=jnp.dtype("float16")) == "mosaic_gpu_mma"
+    wide = replace(DECODER, head_dim=256)
+    expected = "mosaic_gpu_mma" if capability in ((8, 0), (10, 0)) else "bucketed"
+    assert _choose(_config(), chip, wide) == expected, "its tiles do not fit 99 KB"
+
+
 @pytest.mark.skipif(HAS_MOSAIC, reason="this jax has Mosaic GPU kernels")
 def test_an_old_jax_falls_back_to_the_reference(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        assert _choose(_config(), HOPPER) == "reference"
+        assert _choose(_config(), HOPPER) == "bucketed"
     assert "is older than 0.11.2" in caplog.text
 
 
@@ -73,7 +85,10 @@ def test_a_tpu_takes_its_pallas_kernels_on_any_number_of_devices() -> None:
 REFUSALS = [
     (TPU, {}, DECODER, jnp.dtype("float16"), "queries of float16: only float32 and bfloat16"),
     (TPU, {"block_size": 8}, DECODER, BFLOAT16, "pages of 8 tokens: only multiples of 16"),
-    (AMPERE, {}, DECODER, BFLOAT16, "compute capability 8.0: only 9.0"),
+    (TURING, {}, DECODER, BFLOAT16, "compute capability 7.5: only from 8.0 (Ampere) on"),
+    (AMPERE, {}, replace(DECODER, head_dim=96), BFLOAT16, "head dimension 96: only 64, 128, 256"),
+    (ADA, {}, replace(DECODER, head_dim=256), BFLOAT16, "head dimension 256: tiles of 128 KB, a block has 99"),
+    (AMPERE, {}, replace(DECODER, num_heads=64, num_kv_heads=1), BFLOAT16, "64 query heads per KV head: at most 32"),
     (Chip("gpu"), {}, DECODER, BFLOAT16, "compute capability unknown"),
     (HOPPER, {}, replace(DECODER, head_dim=72), BFLOAT16, "head dimension 72: only 64, 80, 96, 128, 256"),
     (HOPPER, {"block_size": 8}, DECODER, BFLOAT16, "pages of 8 tokens: only powers of two from 16"),
@@ -91,10 +106,10 @@ def test_what_no_kernel_serves_falls_back_with_one_line_or_is_refused_when_force
     reason: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    if not HAS_MOSAIC and chip == HOPPER:
+    if not HAS_MOSAIC and chip in (HOPPER, AMPERE, ADA):
         pytest.skip("this jax has no Mosaic GPU kernels: that reason comes first")
     with caplog.at_level(logging.INFO):
-        assert _choose(_config(**settings), chip, decoder, dtype) == "reference"
+        assert _choose(_config(**settings), chip, decoder, dtype) == ("reference" if chip == TPU else "bucketed")
     assert len(caplog.records) == 1
     assert reason in caplog.text
     with pytest.raises(ConfigError, match="--attention-backend pallas: ") as refused:
@@ -176,3 +191,21 @@ def test_the_log_says_which_native_kernels_are_taken(
     with caplog.at_level(logging.INFO):
         assert choose_backend(_config(), DECODER, CPU, BFLOAT16, BFLOAT16) == backend
     assert line in caplog.text
+
+
+NOTES = [
+    (HOPPER, BFLOAT16, ["our kernels for Hopper"]),
+    (ADA, BFLOAT16, ["our kernel on mma.sync, which reads each key and value of a decode step once"]),
+    (TURING, BFLOAT16, ["no bfloat16 arithmetic: use --dtype float16", "XLA (compute capability 7.5: only from 8.0"]),
+    (TURING, jnp.dtype("float16"), ["XLA (compute capability 7.5: only from 8.0"]),
+    (TPU, BFLOAT16, []),
+]
+
+
+@pytest.mark.parametrize(("chip", "dtype", "wanted"), NOTES, ids=["hopper", "ada", "turing", "turing-float16", "tpu"])
+def test_plans_say_how_a_gpu_computes_attention(chip: Chip, dtype: jnp.dtype, wanted: list[str]) -> None:
+    if not HAS_MOSAIC and chip in (HOPPER, ADA):
+        pytest.skip("this jax has no Mosaic GPU kernels")
+    notes = attention_notes(_config(), DECODER, chip, dtype, dtype)
+    assert len(notes) == len(wanted)
+    assert all(text in note for text, note in zip(wanted, notes, strict=True))

@@ -1,9 +1,12 @@
-"""Paged attention for Hopper GPUs in Pallas Mosaic GPU: `decode` for single queries, `prefill` for segments.
+"""Paged attention for GPUs in Pallas Mosaic GPU.
 
-Only `attention` imports Pallas, and only programs for GPUs import that.
+For Hopper `decode` for single queries and `prefill` for segments, on `wgmma` and bulk copies; `mma` for both on every GPU
+from compute capability 8.0 on. Only `attention` and `mma_attention` import Pallas, and only programs for GPUs import these.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,21 +14,53 @@ import jax.numpy as jnp
 DIMS = (64, 80, 96, 128, 256)
 _FIRST_JAX = (0, 11, 2)
 _MOST_GROUPED = 64
+MMA_DIMS = (64, 128, 256)
+"""Head dimensions that fill whole matmuls of 64 rows."""
+_MOST_GROUPED_MMA = 32
+MMA_KEYS = 64
+"""Keys of a tile: the rows of a warpgroup's matmul."""
+_MMA_STAGES = 2
+"""Fewest tiles in flight."""
 
 
 def unsupported(num_heads: int, pool_shape: tuple[int, ...], dtype: jnp.dtype, kv_dtype: jnp.dtype) -> str | None:
     """Return in a few words why these shapes and types have no kernel; None if they have one."""
+    kv_dtypes = (dtype, jnp.float8_e4m3fn, jnp.int8)
+    return _unsupported(num_heads, pool_shape, dtype, kv_dtype, kv_dtypes, DIMS, _MOST_GROUPED)
+
+
+def unsupported_mma(
+    num_heads: int, pool_shape: tuple[int, ...], dtype: jnp.dtype, kv_dtype: jnp.dtype, shared_bytes: int | None
+) -> str | None:
+    """Return why the kernel on `mma.sync` does not serve these; None if it does. shared_bytes: most of one block."""
+    reason = _unsupported(num_heads, pool_shape, dtype, kv_dtype, (dtype,), MMA_DIMS, _MOST_GROUPED_MMA)
+    dim, itemsize = pool_shape[4], jnp.dtype(kv_dtype).itemsize
+    needed = 2 * _MMA_STAGES * MMA_KEYS * dim * itemsize  # keys and values
+    if reason is None and shared_bytes is not None and needed >= shared_bytes:
+        reason = f"head dimension {dim}: tiles of {needed >> 10} KB, a block has {shared_bytes >> 10}"
+    return reason
+
+
+def _unsupported(
+    num_heads: int,
+    pool_shape: tuple[int, ...],
+    dtype: jnp.dtype,
+    kv_dtype: jnp.dtype,
+    kv_dtypes: tuple[Any, ...],
+    dims: tuple[int, ...],
+    most_grouped: int,
+) -> str | None:
     _, _, num_kv_heads, page_size, dim = pool_shape
     if jax.__version_info__ < _FIRST_JAX:
         return f"jax {jax.__version__} is older than {'.'.join(map(str, _FIRST_JAX))}"
     if dtype not in (jnp.bfloat16, jnp.float16):
         return f"queries of {jnp.dtype(dtype).name}: only bfloat16 and float16"
-    if kv_dtype not in (dtype, jnp.float8_e4m3fn, jnp.int8):
+    if kv_dtype not in kv_dtypes:
         return f"a KV cache of {jnp.dtype(kv_dtype).name} with queries of {jnp.dtype(dtype).name}"
-    if dim not in DIMS:
-        return f"head dimension {dim}: only {', '.join(map(str, DIMS))}"
-    if num_heads // num_kv_heads > _MOST_GROUPED:
-        return f"{num_heads // num_kv_heads} query heads per KV head: at most {_MOST_GROUPED}"
+    if dim not in dims:
+        return f"head dimension {dim}: only {', '.join(map(str, dims))}"
+    if num_heads // num_kv_heads > most_grouped:
+        return f"{num_heads // num_kv_heads} query heads per KV head: at most {most_grouped}"
     if page_size < 16 or page_size & (page_size - 1):
         return f"pages of {page_size} tokens: only powers of two from 16"
     return None

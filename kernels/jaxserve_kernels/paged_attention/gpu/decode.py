@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
 from jaxserve_kernels.paged_attention.gpu import tiles
+from jaxserve_kernels.paged_attention.gpu.join import join
 from jaxserve_kernels.paged_attention.gpu.splits import Cutting, Parts, make_cutting
 from jaxserve_kernels.paged_attention.gpu.tiles import MASKED, PageReader
 from jaxserve_kernels.paged_attention.options import Scoring
@@ -129,8 +130,9 @@ def decode(
     )
     grouped = jnp.pad(q.reshape(num_rows, num_kv_heads, group, dim), ((0, 0), (0, 0), (0, -group % _SUBLANES), (0, 0)))
     parts = kernel.cutting.cut(*kernel.tiles_of(kv_lengths))
-    partial = _launch(kernel, grouped, k_pages, v_pages, layer, block_tables, kv_lengths, parts)
-    return _join(kernel, parts, *partial, sinks)
+    values, stats = _launch(kernel, grouped, k_pages, v_pages, layer, block_tables, kv_lengths, parts)
+    shape = (num_rows, num_kv_heads, group, dim)
+    return join(parts, kernel.cutting.most_parts, values.__getitem__, stats, sinks, shape)
 
 
 def num_workers(dim: int) -> int:
@@ -360,38 +362,3 @@ def _fetch(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any]) -> None:
             plgpu.barrier_wait(scratch["v_free"].at[slot])
 
         jax.lax.fori_loop(jnp.maximum(done[worker] - stages, 0), done[worker], drain, None)
-
-
-def _join(
-    kernel: _Kernel,
-    parts: Parts,
-    values: Float[Array, "U K G H"],
-    stats: Float[Array, "U K 2 G8"],
-    sinks: Float[Array, "N"] | None,
-) -> Float[Array, "B N H"]:
-    """Join the parts of each row: the sums of a softmax cut in pieces.
-
-    A straight line over the most parts that a row can have, which `splits` bounds; places of parts that a row does not
-    have read its last one again, and count nothing.
-    """
-    most, shape = kernel.cutting.most_parts, (kernel.num_rows, *values.shape[1:])  # (B, K, G, H)
-    places = [parts.first_parts + jnp.clip(parts.parts_of_row - 1, 0, i) for i in range(most)]
-    exists = [(i < parts.parts_of_row)[:, None, None, None] for i in range(most)]
-
-    def of_parts(which: int, fill: float) -> list[Array]:
-        """Return a number of each part, as wide as the result: XLA then makes one launch of all this."""
-        known = (jnp.broadcast_to(stats[place, :, which, : kernel.group, None], shape) for place in places)
-        return [jnp.where(is_there, each, fill) for is_there, each in zip(exists, known, strict=True)]
-
-    maxima, totals = of_parts(0, MASKED), of_parts(1, 0.0)
-    highest = functools.reduce(jnp.maximum, maxima)
-    factors = [jnp.exp2(maximum - highest) for maximum in maxima]
-    total = sum(total * factor for total, factor in zip(totals, factors, strict=True))
-    if sinks is not None:
-        total = total + jnp.exp2(sinks.reshape(kernel.num_kv_heads, kernel.group, 1) * tiles.LOG2E - highest)
-    joined = sum(
-        jnp.where(is_there, values[place] * factor, 0.0)
-        for place, is_there, factor in zip(places, exists, factors, strict=True)
-    )
-    joined = joined / jnp.maximum(total, tiles.LEAST)
-    return joined.reshape(-1, kernel.num_kv_heads * kernel.group, kernel.dim)

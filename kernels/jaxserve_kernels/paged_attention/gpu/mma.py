@@ -21,13 +21,12 @@ import jax.numpy as jnp
 from jax.experimental.mosaic.gpu import launch_context
 from jaxtyping import Array, Float, Int, Num
 
+from jaxserve_kernels.paged_attention.gpu import MMA_KEYS as KEYS
 from jaxserve_kernels.paged_attention.gpu import tiles
 from jaxserve_kernels.paged_attention.gpu.splits import Cutting, Parts
 from jaxserve_kernels.paged_attention.gpu.tiles import MASKED, PageReader
 from jaxserve_kernels.paged_attention.options import Scoring
 
-KEYS = 64
-"""Keys of a tile: the rows of a warpgroup's matmul."""
 _STATS = 128
 """Maxima and sums of a part: one for each thread."""
 
@@ -49,12 +48,11 @@ class Kernel:
 
     num_tiles: int
     columns: int
-    """Queries of a tile times heads of a group, padded to a multiple of 8."""
+    """Queries of a tile times heads of a group, padded to a power of two from 8."""
     heads_per_query: int
     """Neighbouring columns that are heads of one query."""
     num_kv_heads: int
     dim: int
-    max_pages: int
     reader: PageReader
     scoring: Scoring
     cutting: Cutting

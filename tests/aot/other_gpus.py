@@ -1,0 +1,89 @@
+"""Compiles attention for one GPU, in a process of its own: `python -m tests.aot.other_gpus NAME [--steps]`.
+
+Prints a line of JSON. It is a process because Mosaic GPU (jax 0.11.2 and 0.12.0) assembles all kernels of a process for
+the architecture of the first one.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxserve_kernels.paged_attention import Scoring, mixed_attention, ragged_layout
+
+from benchmarks.gpu.static import CONTEXTS, KEYS, compile_step
+from jaxserve.tools.planning.devices import ACCELERATORS
+from tests.aot.devices import Target
+from tests.aot.machine_code import machine_code
+
+BATCH, NUM_TOKENS, MAX_PAGES = 32, 509, 512
+_POOL_SHAPE = (8, 4096, 8, 16, 128)
+_KV_BYTES = 2 * 2 * 8 * 128
+"""Bytes of a token's keys and values in a layer of Llama-3.1-8B."""
+
+
+def _kernels(target: Target) -> dict[str, Any]:
+    """Return what the assembler says of both launches of a mixed step at the shapes of Llama-3.1-8B."""
+    (device,) = target.devices(1)
+    sharding = jax.sharding.SingleDeviceSharding(device)
+
+    def array(*shape: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    def mixed(q: jax.Array, k: jax.Array, v: jax.Array, *rows: jax.Array) -> jax.Array:
+        layer, tables, lengths, starts, num_decode = rows
+        ragged = ragged_layout(starts, num_decode, num_tokens=NUM_TOKENS)
+        options: dict[str, Any] = {"scoring": Scoring(0.1), "backend": "mosaic_gpu_mma"}
+        return mixed_attention(q, k, v, layer, tables, lengths, ragged, **options)
+
+    def compiled() -> jax.stages.Compiled:
+        pool = [array(*_POOL_SHAPE, dtype=jnp.bfloat16)] * 2
+        rows = array(), array(BATCH, MAX_PAGES), array(BATCH), array(BATCH + 1), array()
+        with jax.default_device(device):
+            return jax.jit(mixed).lower(array(NUM_TOKENS, 32, 128, dtype=jnp.bfloat16), *pool, *rows).compile()
+
+    with tempfile.TemporaryDirectory() as folder:
+        code = machine_code(target, compiled, Path(folder))
+    text = code.instructions
+    return {
+        "architectures": sorted(set(re.findall(r"\.target\s+sm_(\w+)", text))),
+        "kernels": code.num_kernels,
+        "spilled_bytes": code.spilled_bytes,
+        "registers": [int(count) for count in re.findall(r"Used (\d+) registers", text)],
+        "instructions": [name for name in ("HMMA.16816", "LDGSTS", "HGMMA", "UTMALDG") if name in text],
+    }
+
+
+def _step(name: str, kind: str) -> dict[str, Any]:
+    """Return what a step of one layer does outside of graphs, and the bytes that the layer reads."""
+    step = compile_step(BATCH, 1, kind=kind, num_tokens=BATCH if kind == "decode" else 256, device=name)
+    moved = sum(launch.read_bytes + launch.written_bytes for launch in step.layer(0))
+    shares = {}
+    for context in CONTEXTS:
+        read = moved + BATCH * -(-context // KEYS) * KEYS * _KV_BYTES
+        shares[context] = read / (step.weight_bytes + BATCH * context * _KV_BYTES)
+    return {
+        "outside_graphs": step.outside_graphs,
+        "loops": len(re.findall(r" while\(", step.text)),
+        "kernels": len(re.findall(r'custom_call_target="mosaic_gpu\w*"', step.text)),
+        "shares": shares,
+    }
+
+
+def main(name: str, *options: str) -> int:
+    """Print what was compiled for a device of the planner's table."""
+    found = _kernels(Target(ACCELERATORS[name]))
+    if "--steps" in options:
+        found |= {kind: _step(name, kind) for kind in ("decode", "mixed")}
+    print(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

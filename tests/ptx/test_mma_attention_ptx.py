@@ -1,0 +1,144 @@
+"""Attention on `mma.sync` by the PTX that the compiler makes for an A100: against dense softmax, without a race."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import replace
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jaxserve_kernels.paged_attention.cases import CASES, LAYER, Case, Operands, error, long_row, operands
+from jaxserve_kernels.paged_attention.layout import ragged_layout
+from jaxserve_kernels.paged_attention.tuning import decode_tuning
+
+from tests.aot.devices import A100, RTX4090, Target
+from tests.ptx.launch import Launched, emulated
+from tests.ptx.machine import Schedule
+from tests.ptx.memory import GlobalMemory
+from tests.ptx.mutants import Mutants
+
+pytestmark = [pytest.mark.aot, pytest.mark.slow]
+
+SCHEDULES = (Schedule(seed=0, copies=0.0, products=0.0),)
+"""One will do: races and missing waits are found in any order."""
+SIZES = replace(decode_tuning("mma", 64, 2), programs=3, min_split=64, long_split=128, waves=6)
+"""Few programs, so that each does several units, and short parts."""
+
+
+def _emulated(dim: int) -> AbstractContextManager[list[Launched]]:
+    """Within it, kernels run as on an A100, but for head dimensions up to 128 with the shared memory of an RTX 4090."""
+    chip, small = A100.device.cuda, RTX4090.device.cuda
+    assert chip is not None
+    assert small is not None
+    if dim <= 128:
+        chip = replace(chip, shared_bytes_per_block=small.shared_bytes_per_block)
+    return emulated(SCHEDULES, Target(replace(A100.device, cuda=chip)))
+
+
+def _by_kernel(case: Case, given: Operands) -> np.ndarray:
+    with _emulated(case.dim):
+        return np.asarray(_attend(case, given))
+
+
+def _attend(case: Case, given: Operands, **sizes: int) -> jax.Array:
+    from jaxserve_kernels.paged_attention.gpu import mma_attention
+
+    arrays = [jnp.asarray(each) for each in (given.q, given.k_pages, given.v_pages, np.int32(LAYER), given.tables)]
+    sinks = None if given.sinks is None else jnp.asarray(given.sinks)
+    lengths, starts = jnp.asarray(given.lengths), jnp.asarray(given.query_starts)
+    options = {
+        "scoring": case.scoring,
+        "sinks": sinks,
+        "tuning": replace(SIZES, stages=3 if case.dim == 64 else 2, **sizes),
+    }
+    if case.is_decode:
+        return mma_attention.decode_attention(*arrays, lengths, **options)
+    ragged = ragged_layout(starts, jnp.int32(case.num_decode_rows), num_tokens=len(given.q))
+    return mma_attention.mixed_attention(*arrays, lengths, ragged, **options)
+
+
+DECODE = [
+    *(CASES[i] for i in (1, 2)),
+    Case((1, 1, 1), (129, 1, 70), num_heads=4, num_kv_heads=4, dim=128, page_size=128),
+    Case((1, 1, 1), (33, 300, 0), num_heads=8, num_kv_heads=2, dim=128, dtype="float16", sliding_window=100),
+    *(pytest.param(CASES[i], marks=pytest.mark.newest) for i in (5, 6)),
+    pytest.param(
+        Case((1, 1), (61, 200), num_heads=12, num_kv_heads=1, dim=64, has_sinks=True, softcap=5.0),
+        marks=pytest.mark.newest,
+    ),
+]
+"""Groups of 1, 2, 3, 4, 8 and 12 heads, head dimensions 64, 128 and 256, both types, every option, rows in several parts."""
+MIXED = [
+    Case((1, 5, 21), (50, 100, 41), num_heads=4, num_kv_heads=1, dim=128, has_sinks=True, padding=3),
+    pytest.param(CASES[20], marks=pytest.mark.newest),
+    pytest.param(
+        Case((3, 40), (67, 110), num_heads=3, num_kv_heads=1, page_size=32, sliding_window=50), marks=pytest.mark.newest
+    ),
+    pytest.param(
+        Case((1, 9, 1), (3, 80, 30), num_heads=8, num_kv_heads=1, dim=256, dtype="float16", softcap=10.0),
+        marks=pytest.mark.newest,
+    ),
+]
+
+
+@pytest.mark.parametrize("case", DECODE, ids=str)
+def test_decode_equals_dense_softmax(case: Case) -> None:
+    given = operands(case)
+    assert error(case, given, _by_kernel(case, given)) <= 1
+
+
+@pytest.mark.parametrize("case", MIXED, ids=str)
+def test_mixed_steps_equal_dense_softmax(case: Case) -> None:
+    given = operands(case)
+    assert error(case, given, _by_kernel(case, given)) <= 1
+
+
+def test_no_page_of_a_long_row_is_missed() -> None:
+    """Seven marked pages of 32 share the attention: without any one of them the answer is another one."""
+    case, given = long_row(3, 2048)
+    assert error(case, given, _by_kernel(case, given)) <= 1
+
+
+def test_keys_and_values_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies take whole tiles of 64 keys, and the queries of each part."""
+    case = Case((1, 1), (1000, 128), num_heads=4, num_kv_heads=1, dim=128)
+    load, copied = GlobalMemory.load, []
+
+    def counted(memory: GlobalMemory, addresses: np.ndarray, size: int) -> np.ndarray:
+        copied.append(size * len(addresses) * (size == 16))
+        return load(memory, addresses, size)
+
+    monkeypatch.setattr(GlobalMemory, "load", counted)
+    given = operands(case)
+    with _emulated(case.dim):
+        found = np.asarray(_attend(case, given, min_split=512, long_split=512))
+    assert error(case, given, found) <= 1
+    ideal = 2 * 2 * case.dim * sum(case.lengths)
+    assert ideal <= sum(copied) <= 1.1 * ideal
+
+
+@pytest.fixture(scope="module")
+def mutants() -> Mutants:
+    """A launch with rings that go round and units of several tiles."""
+    case = Case((1, 1), (640, 200), num_heads=2, num_kv_heads=1, dim=128, page_size=32)
+    with _emulated(case.dim) as launches:
+        _attend(case, operands(case), min_split=320, long_split=320)
+    return Mutants(launches[-1], SCHEDULES)
+
+
+def test_a_missing_wait_for_a_tile_is_caught(mutants: Mutants) -> None:
+    """All but the one at a unit's begin, which only has to have a barrier: everything was waited for by then."""
+    waits = mutants.of("cp.async.wait_group")
+    assert [wait.operands[0] for wait in waits if not mutants.is_caught(wait.__eq__)] == ["0"]
+
+
+def test_missing_barriers_are_caught(mutants: Mutants) -> None:
+    """Each one between uses of the ring, of the weights and of what the warps reduce together; others follow another one."""
+    barriers = mutants.of("bar.sync")
+    assert sum(mutants.is_caught(barrier.__eq__) for barrier in barriers) >= len(barriers) // 3
+
+
+def test_missing_copies_of_a_loop_are_caught(mutants: Mutants) -> None:
+    for copy in mutants.of("cp.async.cg")[::4]:
+        assert mutants.is_caught(copy.__eq__), copy
