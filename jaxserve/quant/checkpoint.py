@@ -80,6 +80,16 @@ def only_scheme(found: Mapping[str, Any], read: Callable[[str, Mapping[str, Any]
     return schemes.pop()
 
 
+def has_weights(found: Mapping[str, Any], kind: str, num_bits: int) -> bool:
+    """Return True if a group of compressed-tensors has weights of this type, such as "float", and size."""
+    groups = found.get("config_groups")
+    tables = groups.values() if isinstance(groups, dict) else ()
+    weights = (table.get("weights") for table in tables if isinstance(table, dict))
+    return any(
+        isinstance(each, dict) and (each.get("type"), each.get("num_bits")) == (kind, num_bits) for each in weights
+    )
+
+
 def unsupported_weights(found: Mapping[str, Any], supported: str) -> CheckpointError:
     """Return the error for groups that no format reads."""
     name, group = next(iter(_groups(found).items()))

@@ -6,8 +6,11 @@ from typing import ClassVar
 
 import numpy as np
 
+from jaxserve.errors import CheckpointError, shown
 from jaxserve.quant.array import ArraySpec, MatrixSpec, QuantArray
+from jaxserve.quant.checkpoint import Read
 from jaxserve.quant.format import Format, Host
+from jaxserve.quant.tensor import TensorInfo
 
 
 class RowFormat(Format):
@@ -46,3 +49,23 @@ class RowFormat(Format):
         wide: np.ndarray = stored.values.astype(np.float32, order="C")
         wide *= stored.scales[:, None]
         return wide
+
+
+def pop_scale(tensors: dict[str, TensorInfo], matrix: TensorInfo, *suffixes: str) -> TensorInfo:
+    """Remove the scales of a stored matrix, and return them. Raises CheckpointError if there are none."""
+    for name in (matrix.name + suffix for suffix in suffixes):
+        if name in tensors:
+            return tensors.pop(name)
+    raise CheckpointError(f"{matrix.file}: tensor {shown(matrix.name)}: expected its weight_scale, found none")
+
+
+def has_rows(matrix: TensorInfo, scale: TensorInfo) -> bool:
+    """Return True if there is one scale, or one for each output."""
+    rows = matrix.shape[:1]
+    return scale.shape in ((), (1,), rows, (*rows, 1))
+
+
+def read_rows(form: RowFormat, matrix: TensorInfo, scale: TensorInfo, read: Read) -> Host:
+    """Return a stored matrix with a scale for each output."""
+    scales = read(scale.name).astype(np.float32).reshape(-1)
+    return QuantArray(form, read(matrix.name), np.broadcast_to(scales, matrix.shape[:1]))

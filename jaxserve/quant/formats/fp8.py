@@ -17,7 +17,6 @@ import numpy as np
 
 from jaxserve.errors import CheckpointError, shown
 from jaxserve.model_config.decoder import CheckpointQuantization
-from jaxserve.quant.array import QuantArray
 from jaxserve.quant.checkpoint import (
     COMPRESSED_TENSORS,
     INSTEAD,
@@ -25,11 +24,11 @@ from jaxserve.quant.checkpoint import (
     CheckpointForms,
     Read,
     ReadMatrix,
+    has_weights,
     only_scheme,
     unsupported,
 )
-from jaxserve.quant.format import Host
-from jaxserve.quant.formats._rows import RowFormat
+from jaxserve.quant.formats._rows import RowFormat, has_rows, pop_scale, read_rows
 from jaxserve.quant.tensor import TensorInfo
 
 _STORED_DTYPE: Final = "F8_E4M3"
@@ -84,14 +83,11 @@ def _take_matrices(block: tuple[int, int], tensors: dict[str, TensorInfo]) -> di
 
 
 def _take(tensors: dict[str, TensorInfo], matrix: TensorInfo, block: tuple[int, int]) -> ReadMatrix:
-    found = (tensors.pop(name) for end in _SCALE_SUFFIXES if (name := matrix.name + end) in tensors)
-    scale = next(found, None)
-    if scale is None:
-        raise CheckpointError(f"{matrix.file}: tensor {shown(matrix.name)}: expected its weight_scale, found none")
-    num_bytes, rows = matrix.num_stored_bytes + scale.num_stored_bytes, matrix.shape[:1]
-    if scale.shape in ((), (1,), rows, (*rows, 1)):
+    scale = pop_scale(tensors, matrix, *_SCALE_SUFFIXES)
+    num_bytes = matrix.num_stored_bytes + scale.num_stored_bytes
+    if has_rows(matrix, scale):
         tensors[matrix.name] = replace(matrix, num_stored_bytes=num_bytes, is_quantized=True)
-        return partial(_read_rows, matrix, scale)
+        return partial(read_rows, FORMAT, matrix, scale)
     if scale.shape != tuple(-(-size // of) for size, of in zip(matrix.shape, block, strict=False)):
         raise CheckpointError(
             f"{scale.file}: tensor {shown(scale.name)}: expected one scale, one for each output of {matrix.shape} "
@@ -99,11 +95,6 @@ def _take(tensors: dict[str, TensorInfo], matrix: TensorInfo, block: tuple[int, 
         )
     tensors[matrix.name] = replace(matrix, num_stored_bytes=num_bytes)
     return partial(_read_blocks, matrix, scale, block)
-
-
-def _read_rows(matrix: TensorInfo, scale: TensorInfo, read: Read) -> Host:
-    scales = read(scale.name).astype(np.float32).reshape(-1)
-    return QuantArray(FORMAT, read(matrix.name), np.broadcast_to(scales, matrix.shape[:1]))
 
 
 def _read_blocks(matrix: TensorInfo, scale: TensorInfo, block: tuple[int, int], read: Read) -> np.ndarray:
@@ -118,7 +109,7 @@ def _read_config(found: Mapping[str, Any]) -> CheckpointForm | None:
     match found.get("quant_method"):
         case "fp8":
             scheme = _read_fp8(found)
-        case method if method == COMPRESSED_TENSORS and _has_floats(found):
+        case method if method == COMPRESSED_TENSORS and has_weights(found, "float", 8):
             scheme = only_scheme(found, _read_group)
         case _:
             return None
@@ -132,14 +123,6 @@ def _read_fp8(found: Mapping[str, Any]) -> _Scheme:
         raise unsupported(".activation_scheme", scheme, "dynamic and static")
     block = found.get("weight_block_size")
     return _Scheme(True, block is not None, _DEFAULT_BLOCK if block is None else _block("weight_block_size", block))
-
-
-def _has_floats(found: Mapping[str, Any]) -> bool:
-    """Return True if a group of compressed-tensors has 8-bit floats."""
-    groups = found.get("config_groups")
-    tables = groups.values() if isinstance(groups, dict) else ()
-    weights = (table.get("weights") for table in tables if isinstance(table, dict))
-    return any(isinstance(each, dict) and each.get("type") == "float" and each.get("num_bits") == 8 for each in weights)
 
 
 def _read_group(where: str, group: Mapping[str, Any]) -> _Scheme:
