@@ -8,10 +8,14 @@ import itertools
 import logging
 import sys
 from collections.abc import Callable
-from typing import Final
+from typing import Final, TypeVar
+
+import msgspec
 
 from jaxserve.errors import UnavailableError
 from jaxserve.forkserver.frames import Frames, framed
+
+Reply = TypeVar("Reply")
 
 _log = logging.getLogger(__name__)
 
@@ -36,23 +40,23 @@ class ForkServerClient:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
 
-    async def ask(self, job: bytes, load: Callable[[], bytes]) -> bytes:
-        """Return the reply to a job. load: returns what the service is made from, if a process has to be started.
+    async def ask(self, job: object, spec: Callable[[], object], reply_type: type[Reply]) -> Reply:
+        """Return the reply to a job. spec: returns what the service is made from, if a process has to be started.
 
         Raises UnavailableError if the process ends or hangs meanwhile; the next job starts another.
         """
         async with self._turns:
             number = next(self._numbers)
             reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-            process = await self._running(load)
+            process = await self._running(spec)
             waiting = self._waiting
             waiting[number] = reply
             try:
                 async with asyncio.timeout(self.deadline_s):
                     assert process.stdin is not None
-                    process.stdin.write(framed(number, job))
+                    process.stdin.write(framed(number, msgspec.msgpack.encode(job)))
                     await process.stdin.drain()
-                    return await reply
+                    return msgspec.msgpack.decode(await reply, type=reply_type)
             except TimeoutError:
                 _log.error("the process that %s did not answer within %g s", self.does, self.deadline_s)
                 _kill(process)
@@ -71,15 +75,15 @@ class ForkServerClient:
             _kill(self.process)
             await self.process.wait()
 
-    async def _running(self, load: Callable[[], bytes]) -> asyncio.subprocess.Process:
+    async def _running(self, spec: Callable[[], object]) -> asyncio.subprocess.Process:
         async with self._starting:
             if self.process is None or self.process.returncode is not None:
-                spec, pipe = load(), asyncio.subprocess.PIPE
+                content, pipe = msgspec.msgpack.encode(spec()), asyncio.subprocess.PIPE
                 self.process = await asyncio.create_subprocess_exec(
                     sys.executable, "-m", self.module, stdin=pipe, stdout=pipe, start_new_session=True
                 )
                 assert self.process.stdin is not None
-                self.process.stdin.write(framed(0, spec))
+                self.process.stdin.write(framed(0, content))
                 self._waiting = {}
                 self._reading = asyncio.create_task(self._read(self.process, self._waiting))
             return self.process

@@ -17,20 +17,26 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Generic, TypeVar
+
+import msgspec
 
 from jaxserve.forkserver.frames import Frames, framed
+
+Spec = TypeVar("Spec")
+Job = TypeVar("Job")
 
 _MAX_READ_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True)
-class Service:
+class Service(Generic[Job]):
     """The function that runs in the children, and their limits."""
 
-    run: Callable[[bytes], bytes]
+    job_type: type[Job]
+    run: Callable[[Job], object]
     """Returns the reply to a job, in a child."""
-    reply_without: Callable[[bool], bytes]
+    reply_without: Callable[[bool], object]
     """Returns the reply for a child that ended without one; the argument is True if it took too much processor time."""
     timeout_s: float
     """Processor seconds of one child."""
@@ -40,8 +46,8 @@ class Service:
     """Added to the priority of the children (`nice`), since running requests come first."""
 
 
-def serve(load: Callable[[bytes], Service]) -> None:
-    """Answer jobs until stdin ends. The first frame is the argument of `load`."""
+def serve(load: Callable[[Spec], Service[Job]], spec_type: type[Spec]) -> None:
+    """Answer jobs until stdin ends. Contents of frames are MessagePack; that of the first one is the argument of `load`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C goes to the whole process group, and the parent decides
     descriptor = sys.stdin.fileno()
     frames, service = Frames(), None
@@ -60,13 +66,13 @@ def serve(load: Callable[[bytes], Service]) -> None:
                     return
                 for number, content in frames.push(data):
                     if service is None:
-                        service = load(content)
+                        service = load(msgspec.msgpack.decode(content, type=spec_type))
                     else:
                         reader, pid = _start_child(service, number, content)
                         selector.register(reader, selectors.EVENT_READ, (number, pid))
 
 
-def _start_child(service: Service, number: int, job: bytes) -> tuple[int, int]:
+def _start_child(service: Service[Job], number: int, job: bytes) -> tuple[int, int]:
     """Fork a child for this job; returns the descriptor of its reply, and its process id."""
     reader, writer = os.pipe()
     pid = os.fork()
@@ -80,21 +86,23 @@ def _start_child(service: Service, number: int, job: bytes) -> tuple[int, int]:
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-        frame = framed(number, service.run(job))
+        reply = service.run(msgspec.msgpack.decode(job, type=service.job_type))
+        frame = framed(number, msgspec.msgpack.encode(reply))
         with os.fdopen(writer, "wb") as pipe:
             pipe.write(frame)
     finally:
         os._exit(0)
 
 
-def _end_child(service: Service, reader: int, number: int, pid: int) -> bytes:
+def _end_child(service: Service[Job], reader: int, number: int, pid: int) -> bytes:
     """Return the frame of a child that is about to end, or one that says why there is none."""
     with os.fdopen(reader, "rb") as pipe:
         frame = pipe.read()
     _, status = os.waitpid(pid, 0)
     if Frames().push(frame):  # else it was ended before it wrote all
         return frame
-    return framed(number, service.reply_without(os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF))
+    reply = service.reply_without(os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGPROF)
+    return framed(number, msgspec.msgpack.encode(reply))
 
 
 def _address_space_bytes() -> int:

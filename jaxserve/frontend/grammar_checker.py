@@ -50,8 +50,7 @@ class GrammarChecker:
         if grammar in self._fine:
             self._fine.move_to_end(grammar)
             return self._fine[grammar]
-        verdict = await self._checks.ask(msgspec.msgpack.encode(grammar), self._spec)
-        reply = msgspec.msgpack.decode(verdict, type=CheckReply)
+        reply = await self._checks.ask(grammar, self._spec, CheckReply)
         if reply.error is not None:
             raise invalid(param, f"{reply.error.rstrip('.')}")
         checked = grammar if reply.lark is None else msgspec.structs.replace(grammar, kind="lark", text=reply.lark)
@@ -62,10 +61,10 @@ class GrammarChecker:
         """End the process."""
         await self._checks.aclose()
 
-    def _spec(self) -> bytes:
+    def _spec(self) -> CheckSpec:
         if self._model_path is None:
             raise UnavailableError("The model is loading.")
-        return msgspec.msgpack.encode(CheckSpec(self._model_path, self.config))
+        return CheckSpec(self._model_path, self.config)
 
     def _remember(self, grammar: Grammar, checked: Grammar) -> None:
         if grammar not in self._fine:  # another request may have asked meanwhile

@@ -78,14 +78,13 @@ def unchecked(is_timeout: bool, config: StructuredConfig) -> CheckReply:
     return CheckReply(f"its check failed: it needs more than {limit}, or is nested too deeply")
 
 
-def load(content: bytes) -> Service:
-    """Return the service of a CheckSpec. Raises CheckpointError."""
-    spec = msgspec.msgpack.decode(content, type=CheckSpec)
+def load(spec: CheckSpec) -> Service[Grammar]:
+    """Return the service. Raises CheckpointError."""
     config, tokenizer = spec.config, load_ll_tokenizer(Path(spec.model_path))
-    encode, decode = msgspec.msgpack.encode, msgspec.msgpack.Decoder(Grammar).decode
     return Service(
-        run=lambda job: encode(checked(decode(job), tokenizer, config)),
-        reply_without=lambda is_timeout: encode(unchecked(is_timeout, config)),
+        Grammar,
+        run=lambda grammar: checked(grammar, tokenizer, config),
+        reply_without=lambda is_timeout: unchecked(is_timeout, config),
         timeout_s=config.grammar_timeout,
         memory=config.grammar_memory,
         niceness=_NICENESS,
@@ -93,4 +92,4 @@ def load(content: bytes) -> Service:
 
 
 if __name__ == "__main__":
-    serve(load)
+    serve(load, CheckSpec)

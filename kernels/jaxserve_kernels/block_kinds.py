@@ -55,11 +55,6 @@ class BlockKind:
         return self.zero == 0
 
     @property
-    def scale_inputs(self) -> int:
-        """Inputs that share d and m."""
-        return 16 if self.name == "Q6_K" else GROUP
-
-    @property
     def num_groups(self) -> int:
         return self.num_inputs // GROUP
 

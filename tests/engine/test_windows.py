@@ -14,7 +14,6 @@ from tests.models.goldens import GoldenCheckpoint, golden_checkpoint
 pytestmark = [pytest.mark.slow]
 CASES = (
     ("gemma2_tiny", "xla"),
-    ("gemma2_tiny", "native"),
     ("gemma3n_tiny", "native"),  # residual streams, sparse activations, layers that read other layers' pages
     ("gemma4_tiny", "native"),  # layers that read other layers' pages, two head dims, embeddings of each layer
     ("gemma4_moe_odd_tiny", "xla"),  # head dims 40 and 72, keys that are values, experts beside the dense block

@@ -101,6 +101,7 @@ async def test_step_with_many_scored_choices_takes_several_turns(tokenizer: Toke
         assert turns.most < MAX_CALLS, f"{turns.most} calls in one of {turns.num_turns} turns"
 
 
+@pytest.mark.slow
 async def test_large_reply_is_formatted_beside_the_event_loop(tokenizer: Tokenizer) -> None:
     async with running_api(tokenizer) as api:
         await ready(api)

@@ -129,40 +129,45 @@ class OutputConfig(msgspec.Struct, kw_only=True):
     format: OutputFormat | None = None
 
 
+Messages = Annotated[
+    list[MessageInput],
+    Bound("items", 1, "max_messages"),
+    Meta(description="Messages of the conversation so far. A final assistant message is continued."),
+]
+SystemInput = Annotated[str | list[TextInput] | None, Meta(description="System message.")]
+Tools = Annotated[
+    list[ToolInput] | None, Bound("items", 0, "max_tools"), Meta(description="Functions that the model may call.")
+]
+ToolChoice = Annotated[
+    ToolChoiceInput | None,
+    Meta(description="Choice of tools; `any` and `tool` force a call with input that matches the tool's schema."),
+]
+Thinking = Annotated[
+    ThinkingConfig | None, Meta(description="Turns reasoning on or off. Default: the chat template decides.")
+]
+Output = Annotated[OutputConfig | None, Meta(description="Response format.")]
+TemplateKwargs = Annotated[
+    dict[str, Any] | None, Meta(description="Variables of the chat template; not part of Anthropic's API.")
+]
+
+
 class CountTokensRequest(msgspec.Struct, kw_only=True):
     """A conversation. `None` means: not given."""
 
-    messages: Annotated[
-        list[MessageInput],
-        Bound("items", 1, "max_messages"),
-        Meta(description="Messages of the conversation so far. A final assistant message is continued."),
-    ]
+    messages: Messages
     model: Annotated[str | None, Meta(description="A served model name.")] = None
-    system: Annotated[str | list[TextInput] | None, Meta(description="System message.")] = None
-    tools: Annotated[
-        list[ToolInput] | None, Bound("items", 0, "max_tools"), Meta(description="Functions that the model may call.")
-    ] = None
-    tool_choice: Annotated[
-        ToolChoiceInput | None,
-        Meta(description="Choice of tools; `any` and `tool` force a call with input that matches the tool's schema."),
-    ] = None
-    thinking: Annotated[
-        ThinkingConfig | None, Meta(description="Turns reasoning on or off. Default: the chat template decides.")
-    ] = None
-    output_config: Annotated[OutputConfig | None, Meta(description="Response format.")] = None
-    chat_template_kwargs: Annotated[
-        dict[str, Any] | None, Meta(description="Variables of the chat template; not part of Anthropic's API.")
-    ] = None
+    system: SystemInput = None
+    tools: Tools = None
+    tool_choice: ToolChoice = None
+    thinking: Thinking = None
+    output_config: Output = None
+    chat_template_kwargs: TemplateKwargs = None
 
 
 class MessagesRequest(GenerationFields, kw_only=True):
     """A conversation to go on with. Fields that are not Anthropic's are those of the other endpoints."""
 
-    messages: Annotated[
-        list[MessageInput],
-        Bound("items", 1, "max_messages"),
-        Meta(description="Messages of the conversation so far. A final assistant message is continued."),
-    ]
+    messages: Messages
     max_tokens: Annotated[
         int,
         Bound("value", 0),
@@ -170,21 +175,12 @@ class MessagesRequest(GenerationFields, kw_only=True):
             description="Maximum number of tokens to generate, less if the context ends before. 0: only compute the prompt, for the prefix cache."
         ),
     ]
-    system: Annotated[str | list[TextInput] | None, Meta(description="System message.")] = None
-    tools: Annotated[
-        list[ToolInput] | None, Bound("items", 0, "max_tools"), Meta(description="Functions that the model may call.")
-    ] = None
-    tool_choice: Annotated[
-        ToolChoiceInput | None,
-        Meta(description="Choice of tools; `any` and `tool` force a call with input that matches the tool's schema."),
-    ] = None
-    thinking: Annotated[
-        ThinkingConfig | None, Meta(description="Turns reasoning on or off. Default: the chat template decides.")
-    ] = None
-    output_config: Annotated[OutputConfig | None, Meta(description="Response format.")] = None
-    chat_template_kwargs: Annotated[
-        dict[str, Any] | None, Meta(description="Variables of the chat template; not part of Anthropic's API.")
-    ] = None
+    system: SystemInput = None
+    tools: Tools = None
+    tool_choice: ToolChoice = None
+    thinking: Thinking = None
+    output_config: Output = None
+    chat_template_kwargs: TemplateKwargs = None
     stop_sequences: Annotated[
         list[str] | None,
         Bound("items", 0, "max_stop_strings"),

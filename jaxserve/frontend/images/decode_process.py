@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import msgspec
 from PIL import Image
 
 from jaxserve.config import ImagesConfig
@@ -39,14 +38,13 @@ def without_image(is_timeout: bool, config: ImagesConfig) -> DecodeReply:
     return DecodeReply(f"decoding the image failed: it is damaged, or needs more than {limit}")
 
 
-def load(content: bytes) -> Service:
-    """Return the service of a DecodeSpec. Raises CheckpointError."""
-    spec = msgspec.msgpack.decode(content, type=DecodeSpec)
+def load(spec: DecodeSpec) -> Service[DecodeJob]:
+    """Return the service. Raises CheckpointError."""
     config, prepare = spec.config, load_preparer(Path(spec.model_path), spec.max_patches)
-    encode, decode = msgspec.msgpack.encode, msgspec.msgpack.Decoder(DecodeJob).decode
     return Service(
-        run=lambda job: encode(decoded(decode(job), prepare, config)),
-        reply_without=lambda is_timeout: encode(without_image(is_timeout, config)),
+        DecodeJob,
+        run=lambda job: decoded(job, prepare, config),
+        reply_without=lambda is_timeout: without_image(is_timeout, config),
         timeout_s=config.image_decode_timeout,
         memory=config.image_decode_memory,
         niceness=_NICENESS,
@@ -54,4 +52,4 @@ def load(content: bytes) -> Service:
 
 
 if __name__ == "__main__":
-    serve(load)
+    serve(load, DecodeSpec)

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from jaxserve.checkpoint.image_processor import read_image_processor
 from jaxserve.config import ImagesConfig
 from jaxserve.errors import RateLimitError, UnavailableError, invalid, unsupported
@@ -143,15 +141,11 @@ class ImageLoader:
         else:
             async with self._fetches:
                 data = await fetch(source, self.config)
-        job = msgspec.msgpack.encode(DecodeJob(data, source.detail == "low"))
+        spec, job = DecodeSpec(str(self._model_path), self.config, max_patches), DecodeJob(data, source.detail == "low")
         try:
-            reply = await self._decoder.ask(job, lambda: self._spec(max_patches))
+            return await self._decoder.ask(job, lambda: spec, DecodeReply)
         except UnavailableError as error:
             raise UnavailableError(f"'{source.place}' was not read. {error.message}", param=source.place) from None
-        return msgspec.msgpack.decode(reply, type=DecodeReply)
-
-    def _spec(self, max_patches: int) -> bytes:
-        return msgspec.msgpack.encode(DecodeSpec(str(self._model_path), self.config, max_patches))
 
     def _release(self, num_bytes: int) -> None:
         self.num_bytes -= num_bytes

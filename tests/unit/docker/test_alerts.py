@@ -60,6 +60,7 @@ def test_every_alert_has_series_that_fire_it_and_series_that_do_not() -> None:
     assert list(CASES) == list(RULES)
 
 
+@pytest.mark.slow
 def test_promtool_fires_each_alert_for_the_bad_server_only(tmp_path: Path) -> None:
     file = tmp_path / "test.yml"
     file.write_text(json.dumps(promtool_test()))
@@ -67,6 +68,7 @@ def test_promtool_fires_each_alert_for_the_bad_server_only(tmp_path: Path) -> No
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_promtool_would_see_an_alert_that_does_not_fire(tmp_path: Path) -> None:
     file = tmp_path / "test.yml"
     broken = promtool_test()

@@ -8,7 +8,7 @@ import signal
 from jaxserve.forkserver.serve import Service, serve
 
 
-def load(content: bytes) -> Service:
+def load(content: bytes) -> Service[bytes]:
     memory = 256 << 20
 
     def run(job: bytes) -> bytes:
@@ -25,8 +25,8 @@ def load(content: bytes) -> Service:
     def reply_without(is_timeout: bool) -> bytes:
         return b"timeout" if is_timeout else b"ended"
 
-    return Service(run, reply_without, timeout_s=0.05, memory=memory, niceness=1)
+    return Service(bytes, run, reply_without, timeout_s=0.05, memory=memory, niceness=1)
 
 
 if __name__ == "__main__":
-    serve(load)
+    serve(load, bytes)

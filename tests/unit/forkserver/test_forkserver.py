@@ -34,7 +34,7 @@ async def running(max_jobs: int = 4) -> AsyncIterator[ForkServerClient]:
 
 
 async def ask(client: ForkServerClient, job: bytes) -> bytes:
-    return await client.ask(job, lambda: b"first")
+    return await client.ask(job, lambda: b"first", bytes)
 
 
 async def held(client: ForkServerClient) -> asyncio.Task[bytes]:

@@ -31,6 +31,7 @@ CONFIG = DecoderConfig(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("platform", ["cuda", "default"])
 def test_every_part_is_scored_on_every_platform(platform: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jax.lax, "platform_dependent", lambda **branches: branches[platform]())

@@ -81,6 +81,7 @@ def test_the_kv_pool_is_updated_in_place(skeleton: ModelSkeleton, program: Progr
     assert not copies
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_float32_is_multiplied_as_float32_on_every_device(skeleton: ModelSkeleton, program: Program) -> None:
     """Left to itself, a TPU would round the factors to bfloat16, and a GPU to TF32."""

@@ -34,6 +34,7 @@ def test_traced_files_are_those_that_the_parsed_imports_reach() -> None:
     assert {sources[name].path for name in found} <= traced_files(ROOT)
 
 
+@pytest.mark.slow
 def test_removing_comments_leaves_the_program() -> None:
     """An edit could otherwise keep the key of a program that it changes."""
     traced = traced_files(ROOT)

@@ -94,6 +94,7 @@ def test_bad_words_see_generated_tokens_only() -> None:
     assert np.flatnonzero(adjusted([replace(row, output=(299, 8))])[0] <= FORBIDDEN).tolist() == [12]
 
 
+@pytest.mark.slow
 def test_every_bias_of_the_largest_table_counts() -> None:
     wide = np.zeros(MAX_LOGIT_BIAS + 5, np.float32)
     bias = {token: 1.0 + token for token in range(MAX_LOGIT_BIAS)}
@@ -101,6 +102,7 @@ def test_every_bias_of_the_largest_table_counts() -> None:
     assert found.tolist() == [*bias.values(), 0, 0, 0, 0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "tokens"),
     [

@@ -61,6 +61,7 @@ def test_deltas_join_to_the_decoded_text(tokenizer: Tokenizer, ids: list[int], s
     assert sum(delta.num_tokens for delta in deltas) == len(ids)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(kinds, token_ids, token_ids, st.booleans())
 def test_generated_text_continues_the_prompt(

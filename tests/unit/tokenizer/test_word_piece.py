@@ -16,6 +16,7 @@ BERT = DATA / "encoders" / "bert_tiny"
 TEXTS = ["The quick brown fox.", "FOXES jump, dogs don't!", "naïve 你 fox", "", "zebra " + "x" * 200]
 
 
+@pytest.mark.slow
 def test_ids_are_those_of_transformers() -> None:
     from transformers import BertTokenizer  # here, since other workers need not import it
 
