@@ -57,6 +57,8 @@ def test_a_setting_of_the_wrong_type_is_rejected(tmp_path: Path) -> None:
     ("one", "other"), [("the fox", "lazy dogs jump over many"), ("a b c d e f g h", "fox"), ("a b c d", "e f g h")]
 )
 def test_pairs_are_those_of_transformers_cut_from_the_longer_text(one: str, other: str, most: int | None) -> None:
+    from transformers import BertTokenizer
+
     theirs = BertTokenizer.from_pretrained(BERT)
     expected = theirs(one, other, truncation="longest_first" if most else False, max_length=most)
     ids, start = load_tokenizer(BERT).encode_pair(one, other, most)
