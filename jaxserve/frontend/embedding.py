@@ -17,7 +17,6 @@ from typing import Any, Final
 import numpy as np
 
 from jaxserve.errors import ContextLengthError, invalid
-from jaxserve.frontend.checks import check_token_ids
 from jaxserve.frontend.errors import first_leaf, request_error
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.ipc.messages import AddRequest, EmbeddingInfo, ModelInfo, RequestOutput
@@ -71,13 +70,11 @@ async def encode_inputs(
             texts, add_special_tokens=add_special_tokens, truncate=most, max_tokens=limit, param=param
         )
     )
-    found = []
+    given = [one[:most] for one in inputs if not isinstance(one, str)]
+    await frontend.tokenization.check_token_ids(param, given, model_info.vocab_size)
+    lists, found = iter(given), []
     for place, one in enumerate(inputs):
-        if isinstance(one, str):
-            ids = next(encoded)
-        else:
-            ids = one[:most]
-            check_token_ids(param, ids, model_info.vocab_size)
+        ids = next(encoded if isinstance(one, str) else lists)
         check_length(len(ids), limit, param, place)
         found.append(ids)
     return found

@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from jaxserve.errors import ContextLengthError, UnsupportedParameterError, invalid, unsupported
-from jaxserve.frontend.checks import check_token_ids, refuse, shorten
+from jaxserve.frontend.checks import refuse, shorten
 from jaxserve.frontend.images.loader import NO_IMAGES, LoadedImages
 from jaxserve.frontend.messages import ChatMessage, FunctionDefinition, MessageToolCall
 from jaxserve.frontend.parsers.explained_tools import with_explained_tools
@@ -79,7 +79,7 @@ async def encode_request(
             else:
                 if len(text) >= limit:  # before the ids are looked at: there may be millions
                     raise _too_long(limit, str(len(text)), name)
-                check_token_ids(name, text, model_info.vocab_size)
+                await tokens.check_token_ids(name, [text], model_info.vocab_size)
                 prompts.append(text)
     return EncodedRequest(
         prompts,

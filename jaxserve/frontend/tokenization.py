@@ -6,9 +6,10 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, Final, TypeVar
 
 from jaxserve.errors import ContextLengthError, UnavailableError
+from jaxserve.frontend.checks import check_token_ids
 from jaxserve.frontend.parsers.output_format import OutputFormat
 from jaxserve.sampling.params import OPTIONS
 from jaxserve.tokenizer.tokenizer import Tokenizer
@@ -16,6 +17,10 @@ from jaxserve.tokenizer.tokenizer import Tokenizer
 T = TypeVar("T")
 
 NUM_THREADS = 4
+_IDS_AT_ONCE: Final = 512
+"""Token ids that are checked on the event loop; a request has up to --max-prompts lists of them."""
+_IDS_OF_A_PART: Final = 8192
+"""Token ids that are checked without giving up the interpreter's lock: less than a millisecond."""
 
 
 class Tokenization:
@@ -54,6 +59,19 @@ class Tokenization:
         if self._tokenizer is None:
             raise UnavailableError("The model is loading.")
         return self._tokenizer
+
+    async def check_token_ids(self, param: str, lists: Sequence[list[Any]], vocab_size: int) -> None:
+        """Raise InvalidRequestError for anything but ids of this vocabulary. Many are checked in a thread, part by part."""
+
+        def check() -> None:
+            for ids in lists:
+                for start in range(0, len(ids), _IDS_OF_A_PART):
+                    check_token_ids(param, ids[start : start + _IDS_OF_A_PART], vocab_size)
+
+        if sum(map(len, lists)) <= _IDS_AT_ONCE:
+            check()
+        else:
+            await self.call(check)
 
     async def encode_start(self, text: str, max_tokens: int) -> list[int]:
         """Return the first `max_tokens` token ids of a plain text."""

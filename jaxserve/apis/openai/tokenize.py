@@ -12,7 +12,6 @@ from jaxserve.apis.routes import Call, Route
 from jaxserve.apis.schema.common import ModelQuery
 from jaxserve.bounds import Bound
 from jaxserve.errors import InvalidRequestError
-from jaxserve.frontend.checks import check_token_ids
 from jaxserve.frontend.encode import encode_conversation, encode_text
 from jaxserve.frontend.messages import ChatMessage, ToolChoice, ToolDefinition, read_images, read_tools
 from jaxserve.frontend.request import MESSAGES, Conversation, ReasoningEffort
@@ -118,7 +117,8 @@ async def detokenize(call: Call, body: DetokenizeRequest) -> DetokenizeReply:
     """Return the text of token ids."""
     frontend = call.frontend
     frontend.require_model(body.model)
-    check_token_ids("tokens", body.tokens, frontend.client.require_ready().vocab_size)
+    vocab_size = frontend.client.require_ready().vocab_size
+    await frontend.tokenization.check_token_ids("tokens", [body.tokens], vocab_size)
     return DetokenizeReply(await frontend.tokenization.decode(body.tokens, skip_special_tokens=False))
 
 

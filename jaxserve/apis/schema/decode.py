@@ -12,8 +12,9 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec.inspect import CollectionType, Metadata, StructType, Type, UnionType
+from msgspec.inspect import AnyType, CollectionType, IntType, ListType, Metadata, StructType, Type, UnionType
 
+from jaxserve.apis.schema.number_lists import decode_numbers
 from jaxserve.apis.schema.unsupported import NO_OPS, UNSUPPORTED, is_neutral
 from jaxserve.errors import InvalidRequestError
 from jaxserve.frontend.checks import invalid_field, refuse
@@ -32,7 +33,9 @@ def decode_request(struct: type[T], body: bytes) -> tuple[T, list[str]]:
     try:
         body.decode()
         fields = _FIELDS.decode(body)
-        request = _decoded(struct, body)
+        request = _decoded_in_parts(struct, fields) if len(body) > _LARGE_BYTES else None
+        if request is None:
+            request = _decoded(struct, body)
         return request, [*_unknown_fields(struct, fields), *unknown_inside(struct, fields)]
     except UnicodeDecodeError as error:
         raise InvalidRequestError(f"The body is not valid UTF-8 at byte {error.start}.", code="invalid_json") from None
@@ -54,6 +57,25 @@ def _decoded(struct: type[T], body: bytes) -> T:
         return msgspec.json.decode(msgspec.json.encode(_with_integers(msgspec.json.decode(body))), type=struct)
 
 
+def _decoded_in_parts(struct: type[T], fields: Mapping[str, msgspec.Raw]) -> T | None:
+    """Decode a body whose long lists of numbers are decoded in parts; None if it has none. Raises as the decoder does.
+
+    fields: of the body, by name.
+    """
+    lists: dict[str, list[Any]] = {}
+    for name, integers in _shape(struct).number_lists.items():
+        raw = bytes(fields.get(name, b""))
+        if len(raw) > _LARGE_BYTES and (numbers := decode_numbers(raw, integers=integers)) is not None:
+            lists[name] = numbers
+    if not lists:
+        return None
+    rest = {name: _SHORT_LIST if name in lists else raw for name, raw in fields.items()}
+    request = _decoded(struct, msgspec.json.encode(rest))
+    for name, numbers in lists.items():
+        setattr(request, name, numbers)
+    return request
+
+
 def _with_integers(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _with_integers(child) for name, child in value.items()}
@@ -63,6 +85,9 @@ def _with_integers(value: Any) -> Any:
     return int(value) if is_whole else value
 
 
+_LARGE_BYTES = 256 << 10
+"""Lists of numbers that are longer are decoded in parts."""
+_SHORT_LIST = msgspec.Raw(b"[0]")
 _MAX_EXACT = 2**53
 """Floats below hold every integer exactly."""
 
@@ -102,6 +127,8 @@ class _Shape:
     """Known names, also those of the hints that are ignored."""
     nesting: Mapping[str, Type]
     """Fields that may hold structs, by their names in JSON."""
+    number_lists: Mapping[str, bool]
+    """Fields that take lists of token ids. True: the decoder accepts integers only; False: it does not look at the items."""
 
 
 @cache
@@ -110,7 +137,20 @@ def _shape(struct: type[msgspec.Struct]) -> _Shape:
     assert isinstance(info, StructType), "a struct's type is one"
     names = {field.encode_name: field.type for field in info.fields}
     known = frozenset(names) | NO_OPS | ({info.tag_field} if info.tag_field is not None else set())
-    return _Shape(known, MappingProxyType({name: kind for name, kind in names.items() if _may_hold_struct(kind)}))
+    nesting = {name: kind for name, kind in names.items() if _may_hold_struct(kind)}
+    numbers = {name: items for name, kind in names.items() if (items := _number_items(kind)) is not None}
+    own = {name: items is IntType for name, items in numbers.items() if name in struct.__struct_fields__}
+    return _Shape(known, MappingProxyType(nesting), MappingProxyType(own))
+
+
+def _number_items(kind: Type) -> type[AnyType] | type[IntType] | None:
+    """Return the type of the items of a list of anything or of integers; None for fields that take no such list."""
+    if isinstance(kind, UnionType):
+        return next((found for member in kind.types if (found := _number_items(member)) is not None), None)
+    if isinstance(kind, Metadata):
+        return _number_items(kind.type)
+    items = kind.item_type if isinstance(kind, ListType) else None
+    return next((one for one in (AnyType, IntType) if isinstance(items, one)), None)
 
 
 def _may_hold_struct(kind: Type) -> bool:
