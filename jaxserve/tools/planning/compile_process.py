@@ -48,10 +48,13 @@ def main() -> int:
 def compile_program(job: CompileJob, program: Program) -> ProgramMemory | str:
     """Return the memory of one program, or the compiler's rejection."""
     shape = mesh_shape(job.config.parallel)
-    sharding = make_sharding(job.decoder, shape, described_devices(job.device, shape.num_devices))
+    devices = described_devices(job.device, shape.num_devices)
+    sharding = make_sharding(job.decoder, shape, devices)
     skeleton = make_skeleton(job.decoder, planned_policy(job.config, job.decoder, job.device))
     task = generation_task(job.device.platform)
-    lowered = lower(skeleton, sharding, program, job.shapes, task)
+    # Mosaic GPU asks the default device for the architecture that it compiles for.
+    with jax.default_device(devices[0] if job.device.platform == "gpu" else None):
+        lowered = lower(skeleton, sharding, program, job.shapes, task)
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:
