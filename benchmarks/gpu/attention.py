@@ -87,7 +87,7 @@ def run(context: Context) -> None:
         cells[f"prefill {rows} x {length} after {prefix}"] = partial(
             _Ops.prefill, length=length, num_rows=rows, prefix=prefix
         )
-    if backend != "reference":
+    if backend == "mosaic_gpu":
         for batch, length in sizes.narrow:
             cells[f"decode {batch} x {length}, fp8"] = partial(_Ops.narrow, batch=batch, length=length)
     for count in sizes.written:  # last: it gives the pool away
@@ -126,7 +126,7 @@ def wanted_programs(heads: Heads, sizes: Sizes, backend: Backend) -> dict[Any, W
         wanted["prefill", rows, length, prefix] = prefill_program(
             heads, prefill, length, num_pages, backend, num_rows=rows, prefix=prefix
         )
-    if backend != "reference":
+    if backend == "mosaic_gpu":
         narrow, num_pages = narrow_heads(heads), heads.pool(sizes.num_narrow_tokens)[1]
         longest = max(tokens for _, tokens in sizes.narrow)
         for batch, _ in sizes.narrow:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 from jaxserve_kernels.backend import Backend
+from jaxserve_kernels.paged_attention import unsupported
+from jaxserve_kernels.paged_attention.cases import Case
 
 from benchmarks.gpu.context import Context
 from jaxserve.config import CompileConfig, Config, Dtype, ModelConfig
 from jaxserve.errors import ConfigError
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.runner.backend import chip_of
+from jaxserve.runner.backend import chip_of, shared_bytes
 from jaxserve.runner.limits import make_policy
 
 
@@ -29,6 +34,16 @@ def op_backends(context: Context, decoder: DecoderConfig) -> tuple[Backend, ...]
     """Return the backends of attention: the reference, and the Pallas kernels if the server would use them."""
     backend = server_policy(context, decoder).backend
     return ("reference", backend) if backend.startswith("mosaic") else ("reference",)
+
+
+def has_kernel(backend: Backend, case: Any) -> bool:
+    """Return whether a backend computes a case itself on this device. Only the kernel on `mma.sync` leaves out some."""
+    if backend != "mosaic_gpu_mma" or not isinstance(case, Case):
+        return True
+    pool_shape = (1, 1, case.num_kv_heads, case.page_size, case.dim)
+    dtypes = jnp.dtype(case.dtype), jnp.dtype(case.kv_dtype or case.dtype)
+    most = shared_bytes(chip_of(jax.devices()[0]))
+    return unsupported(backend, case.num_heads, pool_shape, *dtypes, most) is None
 
 
 def why_no_kernels(decoder: DecoderConfig) -> str | None:

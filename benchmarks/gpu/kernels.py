@@ -13,7 +13,7 @@ from jaxserve_kernels.ops import ops
 from jaxserve_kernels.paged_attention.cases import Case
 
 from benchmarks.gpu.attention_checks import check_write_and_attend
-from benchmarks.gpu.backends import op_backends, why_no_kernels
+from benchmarks.gpu.backends import has_kernel, op_backends, why_no_kernels
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.crew import Check, run_all
 from benchmarks.gpu.device import first_device
@@ -69,10 +69,11 @@ def checks(context: Context) -> Mapping[str, Check]:
 def _backend_checks(backend: Backend, dtypes: Sequence[str], *, is_quick: bool) -> dict[str, Check]:
     """Return the checks of everything that a backend computes in its own way."""
     found: dict[str, Check] = {}
-    for case in END_TO_END[2:] if is_quick else END_TO_END:
+    for case in (case for case in (END_TO_END[2:] if is_quick else END_TO_END) if has_kernel(backend, case)):
         found[f"{backend}: write and attend, {case}"] = partial(check_write_and_attend, case, backend)
     for name, op in ops().items():
-        for case in [case for case in op.CASES if not (is_quick and case in op.SLOW)]:
+        cases = [case for case in op.CASES if has_kernel(backend, case)]
+        for case in [case for case in cases if not (is_quick and case in op.SLOW)]:
             found[f"{backend}: {name} {case}"] = partial(check_case, name, case, backend)
     for count, dtype in itertools.product((1, 7, 64), dtypes[:2]):
         found[f"{backend}: matmul int4 weights {count} {dtype}"] = partial(check_grouped, backend, dtype, count)

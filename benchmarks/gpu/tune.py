@@ -30,6 +30,7 @@ from benchmarks.gpu.random_weights import random_pool
 from benchmarks.gpu.records import one_line
 from benchmarks.gpu.shapes import LLAMA_8B, decoder
 from benchmarks.gpu.timing import time_calls
+from jaxserve.runner.backend import chip_of, pallas_backend
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
 
@@ -89,6 +90,9 @@ def run(context: Context) -> None:
     reason = why_no_kernels(decoder(LLAMA_8B))
     if reason is not None:
         context.recorder.note(f"there is nothing to tune: {reason}")
+        return
+    if pallas_backend(chip_of(jax.devices()[0])) == "mosaic_gpu_mma":
+        context.recorder.note("there is nothing to tune: only the kernels for Hopper are")
         return
     known = copy.deepcopy(tuning.load(DEVICE))
     sweep = _Sweep(context)

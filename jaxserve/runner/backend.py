@@ -132,7 +132,7 @@ def why_not_pallas(
         return "no kernel for attention in chunks yet, which contexts longer than a chunk need"
     for group in decoder.cache.paged:
         pool_shape = (group.num_layers, 1, group.num_kv_heads, page_size, group.head_dim)
-        reason = unsupported(pallas, decoder.num_heads, pool_shape, dtype, kv_dtype, _shared_bytes(chip))
+        reason = unsupported(pallas, decoder.num_heads, pool_shape, dtype, kv_dtype, shared_bytes(chip))
         if reason is not None:
             return reason
     return None
@@ -147,7 +147,8 @@ def pallas_backend(chip: Chip) -> Backend | None:
     return "mosaic_gpu" if chip.capability == _HOPPER else "mosaic_gpu_mma"
 
 
-def _shared_bytes(chip: Chip) -> int | None:
+def shared_bytes(chip: Chip) -> int | None:
+    """Return the shared memory that one block of a GPU may have."""
     return None if chip.capability is None else _SHARED_KB.get(chip.capability, 99) << 10
 
 

@@ -1,0 +1,27 @@
+"""The checks of a device leave out what its kernels refuse."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+from jaxserve_kernels.paged_attention.cases import Case
+
+from benchmarks.gpu import backends
+from jaxserve.runner.backend import Chip
+
+NARROW, WIDE, USUAL = Case((1,), (9,), kv_dtype="int8"), Case((1,), (9,), dim=256), Case((1,), (9,), dim=128)
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="this jax has no Mosaic GPU kernels")
+@pytest.mark.parametrize(("capability", "has_wide"), [((8, 0), True), ((8, 9), False)], ids=["a100", "rtx4090"])
+def test_cases_without_a_kernel_are_left_out(
+    capability: tuple[int, int], has_wide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends, "chip_of", lambda device: Chip("gpu", capability))
+    found = [backends.has_kernel("mosaic_gpu_mma", case) for case in (NARROW, WIDE, USUAL)]
+    assert found == [False, has_wide, True]
+
+
+def test_other_backends_and_ops_are_checked_in_full() -> None:
+    assert backends.has_kernel("mosaic_gpu", NARROW)
+    assert backends.has_kernel("mosaic_gpu_mma", object())
