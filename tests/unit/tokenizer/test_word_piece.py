@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,11 +17,15 @@ BERT = DATA / "encoders" / "bert_tiny"
 TEXTS = ["The quick brown fox.", "FOXES jump, dogs don't!", "naïve 你 fox", "", "zebra " + "x" * 200]
 
 
-@pytest.mark.slow
-def test_ids_are_those_of_transformers() -> None:
+def theirs_of_bert() -> Any:
     from transformers import BertTokenizer  # here, since other workers need not import it
 
-    theirs, ours = BertTokenizer.from_pretrained(BERT), load_tokenizer(BERT)
+    return BertTokenizer.from_pretrained(BERT)
+
+
+@pytest.mark.slow
+def test_ids_are_those_of_transformers() -> None:
+    theirs, ours = theirs_of_bert(), load_tokenizer(BERT)
     for text in TEXTS:
         assert ours.encode(text) == theirs(text)["input_ids"], text
         assert ours.encode(text, add_special_tokens=False) == theirs(text, add_special_tokens=False)["input_ids"], text
@@ -57,9 +62,7 @@ def test_a_setting_of_the_wrong_type_is_rejected(tmp_path: Path) -> None:
     ("one", "other"), [("the fox", "lazy dogs jump over many"), ("a b c d e f g h", "fox"), ("a b c d", "e f g h")]
 )
 def test_pairs_are_those_of_transformers_cut_from_the_longer_text(one: str, other: str, most: int | None) -> None:
-    from transformers import BertTokenizer
-
-    theirs = BertTokenizer.from_pretrained(BERT)
+    theirs = theirs_of_bert()
     expected = theirs(one, other, truncation="longest_first" if most else False, max_length=most)
     ids, start = load_tokenizer(BERT).encode_pair(one, other, most)
     assert len(ids) == len(expected["input_ids"])
