@@ -95,5 +95,12 @@ def test_gpu_check_takes_along_what_its_machine_lacks() -> None:
         "numpy",
         "orbax-checkpoint",
     }
-    there |= {"prometheus-client", "pyyaml", "rich", "tokenizers", "transformers"}
+    there |= {
+        "prometheus-client",
+        "pyyaml",
+        "rich",
+        "tensorstore",
+        "tokenizers",
+        "transformers",
+    }  # orbax brings tensorstore
     assert needed == there | set(carried[1].split("|"))
