@@ -22,6 +22,7 @@ MAX_RANK: Final = 512
 _ADAPTABLE: Final = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
 """Modules that adapters may change: neither the vocabulary's matrices nor routers."""
 _PREFIX: Final = "base_model.model."
+_EXPERTS: Final = "experts"
 _TENSOR: Final = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 _NEEDED: Final[Mapping[str, tuple[Any, ...]]] = {
     "peft_type": ("LORA",),
@@ -131,6 +132,8 @@ def _additions(
         _fail(file, up.name, f"two dimensions, the second {rank}", str(up.shape))
     scale = _alpha(file, config, module) / (math.sqrt(rank) if config.get("use_rslora") else rank)
     above, _, own = module.rpartition(".")
+    if _EXPERTS in module.split("."):
+        _fail(file, down.name, "to belong to a module that every token uses: adapters of experts are not served", own)
     parts = joined.get(own, {own: up.shape[0]})
     if not _ADAPTABLE.issuperset(parts):
         _fail(file, down.name, f"to belong to one of {', '.join(sorted(_ADAPTABLE.union(joined)))}", own)

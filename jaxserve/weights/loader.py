@@ -5,6 +5,7 @@ Peak host memory is the parameters on CPU devices plus one parameter, and one mo
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence, Set
 
 import jax
@@ -12,7 +13,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from jaxserve.checkpoint.converted import converted_of
-from jaxserve.checkpoint.maxtext.checkpoint import reading_order
+from jaxserve.checkpoint.maxtext.checkpoint import ReadingOrder
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.vision_names import VISION
 from jaxserve.errors import CheckpointError
@@ -50,14 +51,20 @@ def load_params(
     converted = converted_of(checkpoint)
     restored = iter(()) if converted is None else restore_arrays(converted, skeleton, sharding, on_read)
     params = dict[str, list[jax.Array]]()
-    with reading_order(checkpoint) as position:
-        for leaf in sorted(skeleton.leaves, key=lambda leaf: position(next(iter(leaf.parts)))):
+    order = ReadingOrder(checkpoint)
+
+    def position(leaf: LeafSpec) -> str:
+        return order.position(next(iter(leaf.parts)))
+
+    for _, together in itertools.groupby(sorted(skeleton.leaves, key=position), position):
+        for leaf in together:
             if converted is not None and not is_adapter(leaf):
                 params[leaf.name] = next(restored)
             else:
                 params[leaf.name] = _load_leaf(leaf, reader, [sharding.place(spec.axes) for spec in leaf.arrays])
             done += leaf.num_bytes
             progress(done, total, leaf.name)
+        order.release()
     return tuple(array for leaf in skeleton.leaves for array in params[leaf.name])
 
 

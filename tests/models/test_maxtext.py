@@ -123,6 +123,7 @@ def test_each_stacked_array_is_read_once_and_none_is_kept(llama_run: Path, monke
             owners.add(id(self))
             readers.append(self)
         assert len(self._held) < 3
+        assert not self._held or not array.path.endswith(("layers.mlp.wo.kernel", "layers.self_attention.out.kernel"))
         return fetch(self, array, index)
 
     monkeypatch.setattr(OrbaxArrays, "_fetch", counted)

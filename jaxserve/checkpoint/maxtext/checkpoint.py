@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -91,20 +90,23 @@ def open_maxtext(directory: Path, families: Collection[Family]) -> MaxTextCheckp
     )
 
 
-@contextmanager
-def reading_order(checkpoint: Checkpoint) -> Iterator[Callable[[str], str]]:
-    """Yield a sort key for the names of tensors: tensors of one stacked array of MaxText follow each other, so that it is read
-    once; other checkpoints keep their order. Arrays that were kept for this are released after the block."""
-    while isinstance(checkpoint, CheckpointView):
-        checkpoint = checkpoint.inner
-    if not isinstance(checkpoint, MaxTextCheckpoint):
-        yield lambda name: ""
-        return
-    sources = checkpoint.sources
-    try:
-        yield lambda name: sources[name].array.path if name in sources and sources[name].layer is not None else ""
-    finally:
-        checkpoint.arrays.release()
+class ReadingOrder:
+    """An order of tensors in which each stacked array of MaxText is read once; other checkpoints keep theirs."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        while isinstance(checkpoint, CheckpointView):
+            checkpoint = checkpoint.inner
+        self._checkpoint = checkpoint if isinstance(checkpoint, MaxTextCheckpoint) else None
+
+    def position(self, name: str) -> str:
+        """Return a sort key for a tensor: that of all tensors of one stacked array; empty if there is none."""
+        source = None if self._checkpoint is None else self._checkpoint.sources.get(name)
+        return "" if source is None or source.layer is None else source.array.path
+
+    def release(self) -> None:
+        """Forget the arrays that were kept, after the tensors of one position."""
+        if self._checkpoint is not None:
+            self._checkpoint.arrays.release()
 
 
 def _described(directory: Path) -> Path:

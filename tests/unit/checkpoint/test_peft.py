@@ -120,6 +120,8 @@ def test_other_methods_are_rejected(tmp_path: Path, changes: dict[str, Any], com
         (matrices("base_model.model.lm_head"), "to belong to one of .*, found lm_head"),
         (matrices("base_model.model.model.vision_tower.layers.0.q_proj"), "of the language model"),
         (matrices("base_model.model.model.layers.0.mlp.gate"), "to belong to one of .*, found gate"),
+        (matrices("base_model.model.model.layers.0.mlp.experts.1.gate_proj"), "adapters of experts are not served"),
+        (matrices("base_model.model.model.layers.0.mlp.experts"), "adapters of experts are not served"),
         (matrices(rank=513), "the first from 1 to 512"),
         (matrices() | {f"{Q_PROJ}.lora_B.weight": np.ones((64, 3), np.float32)}, "the second 2, found"),
     ],
