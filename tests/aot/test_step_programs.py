@@ -24,6 +24,7 @@ from jaxserve.layers.policy import DtypePolicy, plain
 from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig, LayerConfig, RopeScaling
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.buckets import page_tokens
+from jaxserve.runner.images.encoder import ImageShape
 from jaxserve.runner.inputs import Program, StepTask
 from jaxserve.runner.slots import slots_bytes
 from jaxserve.runner.steps import GENERATION, abstract_params, forward, generation_task, lower
@@ -120,11 +121,12 @@ class Case:
 
     @property
     def state_bytes(self) -> int:
-        """Slots, and the page tables that GPUs keep."""
+        """Slots, embeddings of images, and the page tables that GPUs keep."""
         if not self.is_sampled:
             return 0
         tables = (self.program.num_slots + 1) * self.program.max_pages if self.target.platform == "gpu" else 0
-        return self.slots_bytes + 4 * tables
+        images = 0 if self.program.images is None else self.program.images.num_bytes(2)
+        return self.slots_bytes + 4 * tables + images
 
     @property
     def slots_bytes(self) -> int:
@@ -144,7 +146,8 @@ class Case:
         burst = "" if self.program.max_steps == 1 else f"x{self.program.max_steps}"
         weights = "" if self.quantization == "none" else f"-{self.quantization}"
         adapters = "" if self.adapters is None else "-adapters"
-        program = f"{self.program.name}{burst}{'' if self.is_sampled else '-forward'}"
+        images = "-whole-images" if self.program.sees_whole_images else ""
+        program = f"{self.program.name}{burst}{images}{'' if self.is_sampled else '-forward'}"
         return f"{self.target.name}x{self.num_devices}-{name}-{program}-{self.backend}{weights}{adapters}"
 
 
@@ -155,6 +158,8 @@ LLAMA_DECODE = Program("decode", 32, 32, 512, num_slots=32)
 # A server with default settings: 256 requests of up to 131,072 tokens. Few rows are cut into most parts.
 DEFAULT_PAGES = LLAMA_8B.max_position // page_tokens("gpu", None)
 FEW_ROWS = Program("decode", 2, 2, DEFAULT_PAGES, num_slots=256)
+IMAGES = ImageShape((256,), 16, 192, 512, SMALL.hidden_size, has_rope_positions=False, is_bidirectional=True)
+WHOLE_IMAGES = replace(MIXED, images=IMAGES)
 ADAPTERS = AdaptersConfig(
     count=4,
     rank=16,
@@ -176,6 +181,8 @@ NEWEST_CASES = [
     Case(H200, 1, SMALL, 4096, DECODE, "mosaic_gpu", "fp8"),
     Case(V6E, 4, SMALL, 4096, MIXED, "mosaic_tpu", adapters=ADAPTERS),
     Case(V6E, 1, SMALL, 4096, BURST, "mosaic_tpu"),
+    Case(H200, 1, SMALL, 4096, WHOLE_IMAGES, "mosaic_gpu"),
+    Case(V6E, 4, SMALL, 4096, WHOLE_IMAGES, "mosaic_tpu"),
     Case(V5E, 1, SMALL, 4096, BURST, quantization="fp8"),
     Case(B200, 1, SMALL, 4096, FORWARD, quantization="fp8-weight-only", is_sampled=False),
     Case(A100, 1, SMALL, 4096, FORWARD, quantization="fp8", is_sampled=False),
@@ -250,6 +257,8 @@ def test_the_kernels_of_every_layer_are_inside(compiled: Compiled) -> None:
     in_mixed = {"reference": 0, "mosaic_gpu": 2, "mosaic_tpu": 3}
     in_decode = {"reference": 0, "mosaic_gpu": 1, "mosaic_tpu": 1}
     kernels = (in_decode if case.program.kind == "decode" else in_mixed)[case.backend]
+    if case.program.sees_whole_images:
+        kernels = 0  # XLA's attention
     if case.target.platform == "gpu" and case.quantization == "int4-weight-only":
         kernels += 4  # products: attention in and out, MLP in and out
     found = re.findall(r'custom_call_target="(?:tpu_custom_call|mosaic_gpu\w*)"', compiled.text)
@@ -270,7 +279,7 @@ def test_the_pool_is_neither_copied_nor_laid_out_anew(compiled: Compiled) -> Non
 def test_a_step_by_the_kernels_is_one_cuda_graph_and_a_decode_step_one_of_few_launches(compiled: Compiled) -> None:
     """The host starts work outside of graphs piece by piece, and waits for each condition."""
     case = compiled.case
-    if case.backend == "mosaic_gpu" and case.num_devices == 1:
+    if case.backend == "mosaic_gpu" and case.num_devices == 1 and not case.program.sees_whole_images:
         assert compiled.outside_graphs == []
         if case.program.kind == "mixed":
             return

@@ -89,6 +89,8 @@ def random_tower(model: Any, seed: int) -> None:
             value = 0.2 * noise
         elif "pos_embed" in name or "position_embedding" in name:
             value = 0.5 * noise
+        elif name.endswith("projection_weight"):  # beside embeddings of texts that are multiplied
+            value = 6 * noise / fan_in**0.5
         else:
             value = 1.3 * noise / fan_in**0.5
         weight.data.copy_(value)
