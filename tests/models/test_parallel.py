@@ -59,6 +59,7 @@ def test_eight_devices_generate_the_tokens_of_one(name: str) -> None:
         ("gpt_oss_tiny", MeshShape(4, expert=2), "all-to-all", 4),
         ("mixtral_tiny", MeshShape(4, expert=4, data=2), "all-to-all", 0),
         ("llama4_tiny", MeshShape(2, data=2), "auto", 4),  # scaled inputs of experts whose width is split
+        ("gemma3n_tiny", MeshShape(2, data=2), "auto", 4),  # a threshold over a width that is split
     ],
     ids=str,
 )
