@@ -14,7 +14,7 @@ import pytest
 from tests.clients.lane import API_KEY, library
 from tests.e2e.http_server import PYTHON, TOKENIZER, Server, await_ready, launched, running
 
-COLD_START_TIMEOUT_S = 180.0
+COLD_START_TIMEOUT_S = 280.0
 BYTES_AND_MORE = {"vocab_size": 389, "num_blocks": 2048}
 """Nearly every token of the fake has a text; a prime, so that different seeds give different tokens."""
 

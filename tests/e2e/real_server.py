@@ -16,7 +16,7 @@ from tests.smollm2 import FLAGS
 from tests.unit.checkpoint.checkpoint_files import smollm2_file
 
 MODEL = "llama3_tiny"
-COLD_START_TIMEOUT_S = 180.0
+COLD_START_TIMEOUT_S = 280.0
 FEW_PROGRAMS = ("--max-num-seqs", "1", "--max-num-batched-tokens", "16")
 """For servers that are started to see them start and end."""
 BATCH_PROGRAMS = ("--max-num-seqs", "16", "--max-num-batched-tokens", "32")

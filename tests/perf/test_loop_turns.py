@@ -12,6 +12,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import msgspec
+import pytest
 
 from jaxserve.ipc.messages import Ready, RequestOutput, StepOutputs, TokenLogprobs
 from jaxserve.tokenizer.tokenizer import Tokenizer
