@@ -254,6 +254,7 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         stats = super().take_stats()
         stats.kv_cache_usage_perc = self._kv.usage
         stats.kv_cache_evictions = self._kv.pool.num_evictions
+        stats.spec_decode_is_on = int(self._speculation.pays)
         self._prefetch.add_stats(stats)
         if self._images is not None:
             self._images.add_stats(stats)

@@ -50,6 +50,8 @@ class Payoff:
         self._num_trials = self._num_speculative = self._num_decodes = 0
         """Speculative steps of this trial; speculative steps since a decode step; decode steps since speculation ended."""
         self._retry_after = _RETRY_AFTER[0]
+        self.pays = True
+        """False if the next step would be a decode step because those are faster, by all that was observed."""
 
     def choose(self, num_rows: int) -> Choice:
         """Return what the next step of so many decoding rows should be."""
@@ -81,6 +83,8 @@ class Payoff:
         else:
             return
         self._seconds[key] = _averaged(self._seconds.get(key, seconds), seconds)
+        if len(plan.request_ids) <= max(self._buckets.speculate):
+            self.pays = self.choose(len(plan.request_ids)) != "decode"
 
 
 def _averaged(known: float, newest: float) -> float:
@@ -96,6 +100,11 @@ class Speculation:
         self._buckets = buckets
         self._kv = kv
         self._payoff = Payoff(buckets)
+
+    @property
+    def pays(self) -> bool:
+        """True unless the last steps have shown that speculation yields fewer tokens per second, or there is no draft model."""
+        return self._is_on and self._payoff.pays
 
     def is_next(self, running: Sequence[Request]) -> bool:
         """Return True if the next step is speculative, if no request starts with it."""

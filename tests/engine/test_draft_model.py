@@ -28,8 +28,6 @@ from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.registry import read_decoder
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.speculation.model import check_draft_model, make_draft_model
-from jaxserve.tools.planning.machine import Machine
-from jaxserve.tools.planning.planner import make_plan
 from tests.models.goldens import golden_checkpoint
 
 HOSTS = HostsConfig(num_hosts=2, host_rank=0, coordinator="a:1")
@@ -66,12 +64,10 @@ def test_what_a_draft_model_does_not_work_with_is_refused_in_one_line(
     assert "--speculative-model" in str(error.value)
 
 
-def test_an_engine_that_embeds_and_a_plan_refuse_a_draft_model() -> None:
+def test_an_engine_that_embeds_refuses_a_draft_model() -> None:
     config = settings()
     with pytest.raises(ConfigError, match="an engine that embeds drafts no tokens"):
         open_draft_model(replace(config, model=replace(config.model, task="embed")), read_decoder(TARGET)[0])
-    with pytest.raises(ConfigError, match="does not count a draft model yet"):
-        make_plan(config, Machine(device=None), compiles=False, all_programs=False)  # type: ignore[arg-type]
 
 
 def test_a_model_that_reads_images_is_served_for_text_only() -> None:

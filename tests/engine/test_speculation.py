@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from jaxserve.ipc.messages import Abort, AddRequest
 from jaxserve.scheduler.speculation import Payoff
 from tests.engine.model_engine import ModelEngine, request
+from tests.engine.model_engine import request as _asked
 from tests.engine.test_overlap import shown
 from tests.models.goldens import GoldenCheckpoint, golden_checkpoint
 
@@ -105,6 +107,49 @@ def test_a_model_that_drafts_for_itself_is_always_right(itself: tuple[GoldenChec
     engine.run([request("a", prompts[0], max_tokens=42)])
     # A prompt in three chunks, a step without a draft, then four tokens a step.
     assert engine.num_steps == 3 + 1 + 10
+
+
+@pytest.mark.parametrize("which", ["itself", "windows"])
+def test_sampled_replies_have_the_distribution_of_the_model(which: str, request: pytest.FixtureRequest) -> None:
+    """Chi-square of 400 replies of five tokens, of the 32 that two choices a token allow, against products of the model's
+    probabilities. The last three tokens have drafts: all right, or all wrong. Seeds are fixed."""
+    golden, engine = request.getfixturevalue(which)
+    prompt, num_samples, temperature = golden.prompt_ids.tolist()[:9], 400, 0.25
+    engine.restart(overlap=False, max_burst_ms=0.0)
+    expected: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(5):
+        probes = [_asked(str(i), [*prompt, *path], max_tokens=1, num_top_logprobs=2) for i, path in enumerate(expected)]
+        found = engine.run(probes)
+        longer = {}
+        for i, (path, share) in enumerate(expected.items()):
+            best = found[str(i)].logprobs[0]
+            weights = np.exp(np.array(best.top_logprobs) / temperature)
+            for token, weight in zip(best.top_token_ids, weights / weights.sum(), strict=True):
+                longer[*path, token] = share * float(weight)
+        expected = longer
+    engine.restart(num_speculative_tokens=NUM_DRAFTS)
+    options = {"temperature": temperature, "top_k": 2, "max_tokens": 5}
+    replies: Counter[tuple[int, ...]] = Counter()
+    for seed in range(num_samples):
+        reply = engine.run([_asked("a", prompt, seed=seed, **options)])["a"]
+        replies[tuple(reply.token_ids)] += 1
+    assert set(replies) <= set(expected)
+    assert engine.num_draft_tokens >= num_samples
+    assert engine.num_accepted_tokens == (engine.num_draft_tokens if which == "itself" else 0)
+
+    def chi_square(shares: Mapping[tuple[int, ...], float]) -> float:
+        """Return the statistic over the common replies, and over all rare ones together."""
+        common = [path for path in expected if num_samples * expected[path] >= 8]
+        seen = [replies[path] for path in common] + [num_samples - sum(replies[path] for path in common)]
+        wanted = [num_samples * shares[path] for path in common]
+        cells = zip(seen, [*wanted, num_samples - sum(wanted)], strict=True)
+        return sum((one - other) ** 2 / max(other, 1) for one, other in cells)
+
+    # With 31 degrees of freedom 0.1 % of the distribution are above 61.1; fewer cells have fewer.
+    assert chi_square(expected) < 61.1
+    assert chi_square(dict.fromkeys(expected, 1 / len(expected))) > 61.1, (
+        "the test tells the distribution from an even one"
+    )
 
 
 def test_an_abort_leaves_the_others_alone(itself: tuple[GoldenCheckpoint, ModelEngine]) -> None:

@@ -147,6 +147,8 @@ def _fractions(config: Config, device: Device) -> Iterator[Attempt]:
 
 
 def _device_counts(config: Config, device: Device) -> Iterator[Attempt]:
+    if config.scheduler.speculative_model is not None:
+        return
     start = config.parallel.tensor_parallel_size * 2
     for count in itertools.takewhile(lambda count: count <= device.most_per_host, (start << n for n in range(10))):
         yield attempt(config, device, "tensor_parallel_size", count)

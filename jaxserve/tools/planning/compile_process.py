@@ -21,11 +21,12 @@ from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.host.cores import num_cores
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.limits import mesh_shape
+from jaxserve.runner.speculation.step import speculative_task
 from jaxserve.runner.steps import generation_task, lower
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.tools.planning.collectives import compiled_collectives
 from jaxserve.tools.planning.compiler import CompileJob, ProgramMemory
-from jaxserve.tools.planning.fit import planned_policy
+from jaxserve.tools.planning.fit import planned_draft, planned_policy
 from jaxserve.tools.planning.targets import described_devices
 
 _MAX_REASON = 300
@@ -51,7 +52,8 @@ def compile_program(job: CompileJob, program: Program) -> ProgramMemory | str:
     devices = described_devices(job.device, shape.num_devices)
     sharding = make_sharding(job.decoder, shape, devices)
     skeleton = make_skeleton(job.decoder, planned_policy(job.config, job.decoder, job.device))
-    task = generation_task(job.device.platform)
+    draft = planned_draft(job.config, job.decoder, job.device)
+    task = speculative_task(generation_task(job.device.platform), draft, job.config.model.logprobs_mode)
     # Mosaic GPU asks the default device for the architecture that it compiles for.
     with jax.default_device(devices[0] if job.device.platform == "gpu" else None):
         lowered = lower(skeleton, sharding, program, job.shapes, task)

@@ -5,19 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from jaxserve.checkpoint.source import resolve
 from jaxserve.config import Config
 from jaxserve.errors import DoesNotFitError
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.models.registry import read_decoder
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.buckets import resolve_limits
 from jaxserve.runner.cache_sizes import CacheSizes
 from jaxserve.runner.images.encoder import ImageShape, encoder_bytes, image_settings, rows_shape
-from jaxserve.runner.inputs import programs
+from jaxserve.runner.inputs import DraftModel, Program, programs
 from jaxserve.runner.limits import Limits, check_cache, make_limits, make_policy, with_cache_groups
 from jaxserve.runner.memory import DeviceMemory, kv_bytes_left
 from jaxserve.runner.slots import slots_bytes
+from jaxserve.runner.speculation.model import make_draft_model
 from jaxserve.tools.planning.devices import Device
 from jaxserve.tools.planning.sizes import Sizes, estimate_workspace, make_sizes
 
@@ -36,6 +39,13 @@ class Fit:
     """None: the model is served for texts."""
     image_bytes: int = 0
     """Embeddings of images."""
+    draft_bytes: int = 0
+    """Weights of the draft model, whose KV is part of `kv_bytes`."""
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes that are in use between steps, apart from slots."""
+        return self.weights_bytes + self.draft_bytes + self.kv_bytes + self.image_bytes
 
 
 def planned_policy(config: Config, decoder: DecoderConfig, device: Device) -> DtypePolicy:
@@ -59,15 +69,18 @@ def model_sizes(config: Config, decoder: DecoderConfig, device: Device) -> Sizes
 
 
 def make_fit(config: Config, decoder: DecoderConfig, device: Device) -> Fit:
-    """Divide the memory as the engine would. Raises DoesNotFitError with one line."""
+    """Divide the memory as the engine would. Raises DoesNotFitError, or another StartupError, with one line."""
     decoder = with_cache_groups(config, decoder.for_devices(config.parallel.tensor_parallel_size))
     check_cache(config, decoder)
     config = image_settings(config, decoder, device.platform)
     sizes = model_sizes(config, decoder, device)
     weights = held_bytes(device, sizes, sizes.weights_bytes)
-    if weights >= device.limit_bytes:
+    draft = planned_draft(config, decoder, device)
+    drafting = 0 if draft is None else model_sizes(config, draft.skeleton.config, device).weights_bytes
+    if weights + drafting >= device.limit_bytes:
+        both = f" and those of the draft model ({gib(drafting)})" if drafting else ""
         raise DoesNotFitError(
-            f"the weights alone ({gib(weights)} in {sizes.stored_as}) are more than the {gib(device.limit_bytes)} "
+            f"the weights alone ({gib(weights)} in {sizes.stored_as}){both} are more than the {gib(device.limit_bytes)} "
             f"that {device.title} gives"
         )
     images = planned_images(config, decoder, device)
@@ -80,9 +93,9 @@ def make_fit(config: Config, decoder: DecoderConfig, device: Device) -> Fit:
     if kv_total is None:
         num_slots = resolve_limits(device.platform, config.scheduler).max_num_seqs
         others = slots_bytes(num_slots, decoder.vocab_size) + embeddings + encoder
-        memory = DeviceMemory(limit=device.limit_bytes, in_use=weights + held_bytes(device, sizes, others))
+        memory = DeviceMemory(limit=device.limit_bytes, in_use=weights + drafting + held_bytes(device, sizes, others))
         kv_total = kv_bytes_left(config.cache, device.platform, memory, sizes.kv_shards)
-    limits = make_limits(config, decoder, planned_policy(config, decoder, device), device.platform, kv_total)
+    limits = make_limits(config, decoder, planned_policy(config, decoder, device), device.platform, kv_total, draft)
     fit = Fit(
         limits=limits,
         limit_bytes=device.limit_bytes,
@@ -91,15 +104,26 @@ def make_fit(config: Config, decoder: DecoderConfig, device: Device) -> Fit:
         workspace_bytes=held_bytes(device, sizes, _workspace(sizes, limits, encoder)),
         images=images,
         image_bytes=held_bytes(device, sizes, embeddings),
+        draft_bytes=drafting,
     )
-    needed = fit.weights_bytes + fit.kv_bytes + fit.workspace_bytes + fit.image_bytes
-    if needed > fit.limit_bytes:
+    if fit.held_bytes + fit.workspace_bytes > fit.limit_bytes:
         rows = f"embeddings of images or prompts ({gib(fit.image_bytes)}), " if fit.image_bytes else ""
         raise DoesNotFitError(
-            f"weights ({gib(fit.weights_bytes)}), KV cache ({gib(fit.kv_bytes)}), {rows}and workspace "
+            f"weights ({gib(fit.weights_bytes + fit.draft_bytes)}), KV cache ({gib(fit.kv_bytes)}), {rows}and workspace "
             f"({gib(fit.workspace_bytes)}, estimated) are more than the {gib(fit.limit_bytes)} that {device.title} gives"
         )
     return fit
+
+
+def planned_draft(config: Config, decoder: DecoderConfig, device: Device) -> DraftModel | None:
+    """Return the draft model of an engine; None without one. Its tokenizer is not compared. Raises StartupError."""
+    name = config.scheduler.speculative_model
+    return None if name is None else make_draft_model(config, decoder, _read_draft(name), planned_chip(device))
+
+
+@lru_cache(maxsize=2)
+def _read_draft(name: str) -> DecoderConfig:
+    return read_decoder(resolve(name, weights=False))[0]
 
 
 def planned_images(config: Config, decoder: DecoderConfig, device: Device) -> ImageShape | None:
@@ -132,10 +156,17 @@ def _workspace(sizes: Sizes, limits: Limits, encoder: int) -> int:
     return slots + max(
         encoder,
         *(
-            estimate_workspace(sizes, program.num_tokens, program.num_rows)
+            estimate_workspace(sizes, *_step_tokens(program))
             for program in programs(limits.buckets, *limits.program_sizes)
         ),
     )
+
+
+def _step_tokens(program: Program) -> tuple[int, int]:
+    """Return the tokens of a step, and those after which it samples."""
+    if program.kind != "speculate":
+        return program.num_tokens, program.num_rows
+    return program.num_rows * program.max_steps, program.num_rows * program.max_steps
 
 
 @lru_cache(maxsize=8)

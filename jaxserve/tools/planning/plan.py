@@ -77,6 +77,8 @@ class MemoryPart:
     """Bytes left; negative if the engine does not fit."""
     image_bytes: int = 0
     """Embeddings of images; 0 for a model that is served for texts."""
+    draft_bytes: int = 0
+    """Weights of the draft model; 0 without one. `kv_bytes` are those of both models."""
 
 
 @dataclass(frozen=True, slots=True)

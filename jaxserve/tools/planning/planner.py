@@ -13,7 +13,7 @@ from pathlib import Path
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.source import resolve
 from jaxserve.config import Config, ImagesConfig, ServerConfig
-from jaxserve.errors import ConfigError, DoesNotFitError
+from jaxserve.errors import DoesNotFitError
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.registry import read_decoder
 from jaxserve.runner.backend import attention_notes
@@ -91,11 +91,6 @@ def make_plan(config: Config, machine: Machine, *, compiles: bool, all_programs:
     compiles: False estimates the workspace. all_programs: True compiles every program, not only the largest of each
     kind. Raises CheckpointError or another StartupError with one line.
     """
-    if config.scheduler.speculative_model is not None:
-        raise ConfigError(
-            "--speculative-model: a plan does not count a draft model yet; plan without it, and leave memory for its weights "
-            "and its KV cache"
-        )
     logger = logging.getLogger("jaxserve")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -334,6 +329,10 @@ class Planner:
                 f"each of the {decoder.num_stored_kv_heads} KV heads, and its part of the KV cache, is held by "
                 f"{decoder.kv_copies} devices; --data-parallel-size divides the cache instead"
             )
+        if config.scheduler.speculative_model is not None:
+            notes.append(
+                "the speeds are those of steps without drafts; the KV cache has the draft model's keys as well"
+            )
         notes.extend(context_notes(config, self._model.decoder))
         notes.extend(quantization_notes(config, decoder, planned_chip(device)))
         policy = planned_policy(config, decoder, device)
@@ -355,7 +354,7 @@ def _concurrency(limits: Limits, length: int) -> Concurrency:
 
 
 def _memory(fit: Fit, outcome: _Outcome | None) -> MemoryPart:
-    held = fit.weights_bytes + fit.kv_bytes + fit.image_bytes
+    held = fit.held_bytes
     is_compiled = outcome is not None and outcome.peak_bytes > 0
     workspace = outcome.peak_bytes - held if outcome is not None and is_compiled else fit.workspace_bytes
     return MemoryPart(
@@ -366,4 +365,5 @@ def _memory(fit: Fit, outcome: _Outcome | None) -> MemoryPart:
         workspace_is="compiled" if is_compiled else "estimated",
         free_bytes=fit.limit_bytes - held - workspace,
         image_bytes=fit.image_bytes,
+        draft_bytes=fit.draft_bytes,
     )

@@ -62,6 +62,8 @@ def _print_memory(plan: Plan, console: Console) -> None:
     memory, weights = plan.memory, plan.weights_bytes
     table.add_row("limit", gib(plan.device.limit_bytes), _limit_text(plan))
     table.add_row("weights", gib(weights if memory is None else memory.weights_bytes), _weights_text(plan))
+    if memory is not None and memory.draft_bytes:
+        table.add_row("draft model", gib(memory.draft_bytes), "weights (--speculative-model)")
     if memory is None or plan.cache is None:
         table.add_row("KV cache", "-", f"{gib(plan.kv_bytes_per_token)} a token")
     else:

@@ -163,11 +163,17 @@ def test_speculation_goes_on_while_it_yields_more_tokens_per_second() -> None:
     choices = device.run(300)
     assert choices[:NUM_TRIALS] == ["speculate"] * NUM_TRIALS
     assert Counter(choices) == {"speculate": 298, "measure": 2}
+    assert device.payoff.pays
 
 
 def test_speculation_that_does_not_pay_ends_and_is_tried_again_later_each_time() -> None:
     device = Device(decode_ms=10, speculative_ms=20, num_tokens=1)
-    choices = device.run(400)
+    choices, pays = [], []
+    for _ in range(400):
+        pays.append(device.payoff.pays)
+        choices += device.run(1)
+    assert [each or choice == "decode" for each, choice in zip(pays, choices, strict=True)] == [True] * 400
+    assert pays.count(False) == choices.count("decode")
     starts = [i for i in range(1, 400) if choices[i] == "speculate" != choices[i - 1]]
     assert choices.count("speculate") == NUM_TRIALS * (1 + len(starts))
     assert starts == [NUM_TRIALS + 64, 2 * NUM_TRIALS + 64 + 128]
@@ -184,3 +190,12 @@ def test_a_prompt_beside_makes_a_mixed_step() -> None:
     assert rig.tokens == {"a": expected(one), "b": expected(other)}
     assert kinds(rig)["mixed"] >= 3
     assert max(rig.tokens["a"]) < VOCAB_SIZE
+
+
+def test_a_gauge_says_whether_speculation_is_on() -> None:
+    rig = Rig(num_drafts=NUM_DRAFTS)
+    rig.run(add("a", prompt(5), max_tokens=20))
+    assert rig.scheduler.take_stats().spec_decode_is_on == 1
+    plain = Rig()
+    plain.run(add("a", prompt(5), max_tokens=20))
+    assert plain.scheduler.take_stats().spec_decode_is_on == 0

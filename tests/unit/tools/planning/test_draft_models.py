@@ -1,0 +1,85 @@
+"""Plans of engines with a draft model: its weights, its keys and its programs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxserve.config import Config, ModelConfig, ParallelConfig, SchedulerConfig
+from jaxserve.errors import ConfigError
+from jaxserve.tools.planning.compiler import Answers, CompileJob, ProgramMemory
+from jaxserve.tools.planning.devices import ACCELERATORS
+from jaxserve.tools.planning.machine import Machine, with_sizes
+from jaxserve.tools.planning.planner import Planner, read_model
+from tests.unit.tools.planning.configs import LLAMA_8B, SMOLLM2, write_config
+
+H200 = ACCELERATORS["h200"]
+SMOLLM2_PARAMETERS = 134_515_008
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    paths = []
+    for name, shapes in (("model", LLAMA_8B), ("draft", SMOLLM2)):
+        (tmp_path / name).mkdir()
+        paths.append(write_config(tmp_path / name, shapes))
+    scheduler = SchedulerConfig(speculative_model=str(paths[1]), num_speculative_tokens=3)
+    return Config(model=ModelConfig(model=str(paths[0])), scheduler=scheduler)
+
+
+def planner(config: Config, **options: Any) -> Planner:
+    return Planner(read_model(Path(config.model.model)), H200, H200.rates, **options)
+
+
+def test_weights_and_keys_of_the_draft_model_are_counted(config: Config) -> None:
+    plan = planner(config).plan(config, None)
+    alone = planner(config).plan(replace(config, scheduler=SchedulerConfig()), None)
+    assert plan.fits and plan.memory is not None and plan.cache is not None
+    assert alone.memory is not None and alone.cache is not None
+    assert plan.memory.draft_bytes == 2 * SMOLLM2_PARAMETERS
+    assert alone.memory.draft_bytes == 0
+    assert plan.memory.weights_bytes == alone.memory.weights_bytes
+    assert plan.cache.bytes_per_token == alone.cache.bytes_per_token + 2 * 30 * 3 * 64 * 2
+    assert plan.cache.num_tokens < alone.cache.num_tokens
+    parts = plan.memory
+    held = parts.weights_bytes + parts.draft_bytes + parts.kv_bytes + parts.workspace_bytes
+    assert parts.free_bytes == parts.limit_bytes - held
+    assert any("draft model" in note for note in plan.notes)
+
+
+def test_speculative_programs_are_compiled_with_the_draft_models_cache(config: Config) -> None:
+    jobs: list[CompileJob] = []
+
+    def compiled(job: CompileJob) -> Answers:
+        jobs.append(job)
+        return {program.name: ProgramMemory(program.name, 1, 2, 2, 3, 4, 8) for program in job.programs}
+
+    assert planner(config).plan(config, compiled).fits
+    assert [program.kind for program in jobs[0].programs].count("speculate") == 1
+    assert len(jobs[0].shapes) == 2
+
+
+def test_a_draft_model_that_does_not_fit_is_named(config: Config) -> None:
+    big = replace(
+        config,
+        model=replace(config.model, model=config.model.model),
+        scheduler=replace(config.scheduler, speculative_model=config.model.model),
+    )
+    device = ACCELERATORS["a100"]
+    small = replace(device, memory_bytes=24 << 30)
+    plan = Planner(read_model(Path(config.model.model)), small, device.rates).plan(big, None)
+    assert not plan.fits
+    assert plan.reason is not None and "those of the draft model" in plan.reason
+    assert not any("parallel-size" in advice.change for advice in plan.advice)
+
+
+def test_all_devices_of_a_machine_are_one_with_a_draft_model(config: Config) -> None:
+    decoder = read_model(Path(config.model.model)).decoder
+    machine = Machine(device=H200, num_devices=8)
+    assert with_sizes(config, decoder, machine).parallel == ParallelConfig()
+    several = replace(config, parallel=ParallelConfig(tensor_parallel_size=2))
+    with pytest.raises(ConfigError, match="a draft model runs on one device"):
+        planner(several).plan(several, None)
