@@ -121,10 +121,10 @@ serve: $(STAMPS)/$(DEVICE) $(STAMPS)/package $(STAMPS)/native $(if $(MODEL),,$(S
 
 # ---------------------------------------------------------------- checks
 
-check: lint ## format, lint, types, architecture and fast tests (3 minutes on two cores)
+check: lint ## format, lint, types, architecture and fast tests (about 2 minutes on two cores)
 	$(call beside_types,fast-tests)
 
-test: lint ## everything that runs without an accelerator, in this environment (about 18 minutes on two cores)
+test: lint ## everything that runs without an accelerator, in this environment (about 14 minutes on two cores)
 	$(call beside_types,all-tests)
 
 lint: install ## ruff: format and rules, nothing is changed
