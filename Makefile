@@ -59,7 +59,7 @@ QUICKLY = JAX_DISABLE_MOST_OPTIMIZATIONS=1
 
 .PHONY: help install serve check test lint format types fast-tests all-tests versions-tests second-python environments \
 	dependencies kernels-check newest-kernels aot-tests clients-check clients-tests scale-check scale-tests announce docs lock release docker-check container-check base-digests bench-peers \
-	gpu-wheels gpu-check clean
+	gpu-wheels gpu-check clean soak
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -277,6 +277,9 @@ base-digests: ## pin the images of docker/ to the digests that their registry ha
 # Peers live in ~/.cache/jaxserve-peers; the first run downloads about 5 GB and compiles for a quarter of an hour.
 bench-peers: $(STAMPS)/$(DEVICE) $(STAMPS)/package $(STAMPS)/native $(STAMPS)/model ## other servers beside jaxserve, same load and weights: make bench-peers ARGS='--rounds 3'
 	$(BIN)/python -m benchmarks.peers $(ARGS)
+
+soak: $(STAMPS)/$(DEVICE) $(STAMPS)/dev $(STAMPS)/package $(STAMPS)/native $(STAMPS)/model ## 30 minutes of mixed traffic while processes are killed: make soak ARGS='--minutes 5'
+	$(BIN)/python -m benchmarks.soak $(ARGS)
 
 # For a machine with a GPU, jax, torch and transformers and no network: the packages it lacks.
 GPU_WHEELS := .gpu-wheels

@@ -74,6 +74,13 @@ class Flood:
         """Kept requests without a reply."""
         return sum(not task.done() for task in self._kept)
 
+    async def wait_until(self, num_waiting: int) -> None:
+        """Wait until at most so many kept requests have no reply."""
+        while True:
+            if self.num_waiting <= num_waiting:
+                return
+            await asyncio.sleep(0.02)
+
     async def wait(self) -> None:
         """Wait until every kept request has its reply."""
         await asyncio.gather(*self._kept)
