@@ -86,11 +86,17 @@ class Buckets:
     """N: tokens that the draft model drafts for each row of a speculative step; 0 without a draft model."""
 
     @property
+    def max_speculative_rows(self) -> int:
+        """Return the most rows of a speculative step: half of all. With more, a device has no time to spare."""
+        return max(1, self.max_num_seqs // 2) if self.num_drafts else 0
+
+    @property
     def speculate(self) -> tuple[int, ...]:
-        """Return the rows of the speculative programs: up to half of all rows. With more, a device has no time to spare."""
+        """Return the rows of the speculative programs: the sizes of decode programs that up to half of all rows need."""
         if not self.num_drafts:
             return ()
-        return tuple(size for size in self.decode if 2 * size <= self.max_num_seqs) or self.decode[:1]
+        num_smaller = sum(size < self.max_speculative_rows for size in self.decode)
+        return self.decode[: num_smaller + 1]
 
     def mixed_rows(self, num_tokens: int) -> int:
         """Return the row capacity of `mixed[num_tokens]`."""

@@ -83,7 +83,7 @@ class Payoff:
         else:
             return
         self._seconds[key] = _averaged(self._seconds.get(key, seconds), seconds)
-        if len(plan.request_ids) <= max(self._buckets.speculate):
+        if len(plan.request_ids) <= self._buckets.max_speculative_rows:
             self.pays = self.choose(len(plan.request_ids)) != "decode"
 
 
@@ -144,7 +144,7 @@ class Speculation:
 
     def _choice(self, running: Sequence[Request]) -> Choice:
         """Return what the next step should be if no request starts with it."""
-        is_small = self._is_on and 0 < len(running) <= max(self._buckets.speculate)
+        is_small = self._is_on and 0 < len(running) <= self._buckets.max_speculative_rows
         if not is_small or not any(map(_may_draft, running)):
             return "decode"
         return self._payoff.choose(len(running)) if all(map(_is_decoding, running)) else "decode"

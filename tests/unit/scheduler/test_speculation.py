@@ -46,6 +46,19 @@ def test_drafts_save_steps_and_change_no_token(
     assert sum(end.num_accepted_tokens for end in ends) == stats.spec_decode_num_accepted_tokens
 
 
+@pytest.mark.parametrize(
+    ("decode", "max_num_seqs", "expected_sizes"),
+    [((1, 2, 4), 4, (1, 2)), ((1, 4), 4, (1, 4)), ((2, 4, 6), 6, (2, 4)), ((1,), 1, (1,)), ((2,), 2, (2,))],
+)
+def test_up_to_half_of_the_rows_have_a_speculative_program(
+    decode: tuple[int, ...], max_num_seqs: int, expected_sizes: tuple[int, ...]
+) -> None:
+    buckets = Buckets(decode, (8,), max_num_seqs, num_drafts=NUM_DRAFTS)
+    assert buckets.speculate == expected_sizes
+    assert buckets.max_speculative_rows == max(1, max_num_seqs // 2)
+    assert Buckets(decode, (8,), max_num_seqs).speculate == ()
+
+
 def test_speculative_steps_overlap() -> None:
     """The next one is submitted before the last one is read, with positions that only the device knows."""
     rig = Rig(num_drafts=NUM_DRAFTS, depth=1)
