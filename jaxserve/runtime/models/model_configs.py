@@ -1,17 +1,18 @@
-"""The settings of each model of a server, from `--model NAME=MODEL` and `--model NAME=FILE.yaml`.
+"""The settings of each model of a server, from `--model NAME=MODEL`, `--model NAME=FILE.yaml`, or `models:` of a file.
 
-Common settings are those of flags, environment and file; a model's own file wins over them, since it says more.
+Common settings are those of flags, environment and file; a model's own settings win over them, since they say more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
-from jaxserve.runtime.environment import config_from, values_of_file
+from jaxserve.runtime.environment import config_from
+from jaxserve.runtime.models.config_file import ModelEntry, name_mistake, values_of_file
 from jaxserve.runtime.settings import BY_NAME, Value
 
 _OWN_SECTIONS: Final = ("model", "cache", "tiers", "scheduler", "parallel", "compile", "structured", "images")
@@ -19,65 +20,90 @@ _OWN_SETTINGS: Final = ("tool_call_parser", "reasoning_parser")
 """Settings of other sections that a model may have for itself."""
 _ONE_MODELS: Final = ("revision", "lora_modules", "chat_template", "kv_offload_dir", "kv_listen", "kv_peers")
 """Settings that cannot hold for several models."""
+_ONE_EACH: Final = ("api_processes", "num_hosts", "replicas")
+"""Settings that can only be 1 with several models."""
 
 
-def configs_of_models(models: Sequence[str], common: Mapping[str, Value]) -> list[Config]:
+def entries_of_flags(words: Sequence[str]) -> list[ModelEntry]:
+    """Return the models of `--model`: `NAME=MODEL` or `NAME=FILE.yaml`; a single one needs no name. Raises ConfigError."""
+    return [_entry(word, needs_name=len(words) > 1) for word in words]
+
+
+def configs_of_models(entries: Sequence[ModelEntry], common: Mapping[str, Value]) -> list[Config]:
     """Return the config of each model, with the same settings of the server. Raises ConfigError.
 
-    models: `NAME=MODEL` or `NAME=FILE.yaml`; a single one needs no name. common: values that hold for all.
+    common: values that hold for all.
     """
-    named = [_split(entry, needs_name=len(models) > 1) for entry in models]
-    if len(named) > 1:
+    if any(entry.name is not None for entry in entries) and common.get("served_model_name") is not None:
+        raise ConfigError("--served-model-name: each model has the name before its `=`, or its key below `models`")
+    if len(entries) > 1:
         _check_common(common)
-        names = [name for name, _ in named]
+        names = [entry.name for entry in entries]
         if twice := [name for name in names if names.count(name) > 1]:
             raise ConfigError(f"--model: two models have the name {twice[0]!r}")
-    configs = [config_from({**common, **_own_values(name, source)}) for name, source in named]
+    configs = [_config(entry, common) for entry in entries]
     if len(configs) > 1:
-        for (name, _), config in zip(named, configs, strict=True):
+        for entry, config in zip(entries, configs, strict=True):
             if config.parallel.replicas > 1:
-                raise ConfigError(f"--replicas {config.parallel.replicas} ({name}): not with several models (--model)")
+                raise ConfigError(f"--replicas {config.parallel.replicas} ({entry.name}): not with several models")
     return configs
 
 
-def _split(entry: str, *, needs_name: bool) -> tuple[str | None, str]:
-    name, separator, source = (part.strip() for part in entry.partition("="))
-    if separator and name and source and "," not in name:
-        return name, source
+def own_setting_mistake(name: str) -> str | None:
+    """Return why one model cannot have the setting `name` for itself; None if it can."""
+    if name == "served_model_name":
+        return "the name is given by `--model NAME=...`, or is the key below `models`"
+    if BY_NAME[name].section not in _OWN_SECTIONS and name not in _OWN_SETTINGS:
+        return "a setting of the server, not of one of its models"
+    return None
+
+
+def common_setting_mistake(name: str, value: Value) -> str | None:
+    """Return why `name` cannot have the value for several models; None if it can."""
+    if name in _ONE_EACH and value not in (None, 1):
+        return "not with several models (--model)"
+    if name in _ONE_MODELS and value is not None:
+        return "belongs to one model: give it in the file of `--model NAME=FILE.yaml`, or below the model's name in `models`"
+    return None
+
+
+def _entry(word: str, *, needs_name: bool) -> ModelEntry:
+    name, separator, source = (part.strip() for part in word.partition("="))
+    if separator and source and name_mistake(name) is None:
+        return ModelEntry(name, source, f"--model {word}")
     if not separator and name and not needs_name:
-        return None, name
-    raise ConfigError(f"--model {entry!r}: expected NAME=MODEL or NAME=FILE.yaml")
+        return ModelEntry(None, name, f"--model {word}")
+    raise ConfigError(f"--model {word!r}: expected NAME=MODEL or NAME=FILE.yaml")
 
 
-def _own_values(name: str | None, source: str) -> dict[str, Value]:
-    """Return the values of one model: of its file, or its source alone."""
+def _config(entry: ModelEntry, common: Mapping[str, Value]) -> Config:
+    values = {**common, **_own_values(entry)}
+    try:
+        return config_from(values)
+    except ConfigError as error:
+        raise ConfigError(str(error) if entry.name is None else f"{entry.name}: {error}") from error
+
+
+def _own_values(entry: ModelEntry) -> dict[str, Value]:
+    """Return the values of one model: its own settings, or its source alone."""
+    source, place = entry.source, entry.origin
     own: dict[str, Value]
-    if Path(source).suffix in (".yaml", ".yml"):
-        own = values_of_file(Path(source))
-        _check_file(source, own)
+    if not isinstance(source, str):
+        own = dict(source)
+    elif Path(source).suffix in (".yaml", ".yml"):
+        own, place = values_of_file(Path(source)), source
     else:
         own = {"model": source}
-    return own if name is None else {**own, "served_model_name": name}
-
-
-def _check_file(file: str, own: Collection[str]) -> None:
-    if "model" not in own:
-        raise ConfigError(f"{file}: `model` is missing: a GGUF file, a Hugging Face directory or a hub id")
+    if own.get("model") is None:
+        raise ConfigError(f"{place}: `model` is missing: {BY_NAME['model'].help}")
     for name in own:
-        if name == "served_model_name":
-            raise ConfigError(f"{file}: `{name}`: the name is given by `--model NAME={file}`")
-        if BY_NAME[name].section not in _OWN_SECTIONS and name not in _OWN_SETTINGS:
-            raise ConfigError(f"{file}: `{name}` is a setting of the server, not of one of its models")
+        if problem := own_setting_mistake(name):
+            raise ConfigError(f"{place}: `{name}`: {problem}")
+    return own if entry.name is None else {**own, "served_model_name": entry.name}
 
 
 def _check_common(common: Mapping[str, Value]) -> None:
-    if common.get("served_model_name") is not None:
-        raise ConfigError("--served-model-name: several models have the names of `--model NAME=MODEL`")
-    for name in ("api_processes", "num_hosts"):
-        if common.get(name, 1) != 1:
-            raise ConfigError(f"{BY_NAME[name].flag} {common[name]}: not with several models (--model)")
-    for name in _ONE_MODELS:
-        if common.get(name) is not None:
-            raise ConfigError(
-                f"{BY_NAME[name].flag}: belongs to one model: give it in the file of `--model NAME=FILE.yaml`"
-            )
+    for name, value in common.items():
+        if problem := common_setting_mistake(name, value):
+            shown = f" {value}" if name in _ONE_EACH else ""
+            raise ConfigError(f"{BY_NAME[name].flag}{shown}: {problem}")

@@ -49,6 +49,23 @@ def test_the_line_of_a_start_has_only_what_was_changed() -> None:
         ("port: 1\nserver:\n  port: 2\n", ["3: port: given twice, first in line 1"]),
         ("- a\n", ["1: expected `key: value` lines"]),
         ("a: [\n", ["2: not YAML"]),
+        ("models:\n  chat: org/model\n  vectors:\n    model: {model: m, task: embed}\n    max_num_seqs: 3\n", []),
+        (
+            "model: m\nmodels:\n  chat: 3\n  vectors:\n    task: embd\n    port: 1\napi_processes: 2\n",
+            [
+                "1: model: not beside `models`, which names every model",
+                "3: models.chat 3: expected `NAME: MODEL`, `NAME: FILE.yaml`, or `NAME:` with",
+                "4: models.vectors.model: missing: GGUF file",
+                "5: models.vectors.task 'embd': expected one of auto, generate, embed",
+                "6: models.vectors.port: a setting of the server, not of one of its models",
+                "7: api_processes: not with several models",
+            ],
+        ),
+        ("models:\n  a: x\n  a: y\n", ["3: models.a: given twice, first in line 2"]),
+        ("models: x\n", ["1: models: expected lines of `NAME: MODEL`"]),
+        ("models: {a: x}\nmodels: {b: y}\n", ["2: models: given twice, first in line 1"]),
+        ("models:\n  'a,b': x\n", ["2: models: the name of a model, without `,`"]),
+        ("model: m\nmodel_s: {}\n", ["2: model_s: unknown key; did you mean `models`?"]),
         ("scheduler: 3\n", ["1: scheduler: a section's settings stand below it, indented"]),
     ],
 )
@@ -58,6 +75,41 @@ def test_check_names_line_key_and_suggestion(tmp_path: Path, text: str, mistakes
     found = file_mistakes(file)
     assert len(found) == len(mistakes), found
     assert all(one.startswith(f"{file}:{expected}") for one, expected in zip(found, mistakes, strict=True)), found
+
+
+def test_check_looks_into_the_files_of_models(tmp_path: Path) -> None:
+    file, own = tmp_path / "server.yaml", tmp_path / "own.yaml"
+    file.write_text(f"models:\n  chat: m\n  vectors: {own}\n")
+    assert file_mistakes(file) == [f"{file}:3: models.vectors: {own}: No such file or directory"]
+    own.write_text("task: embed\nport: 1\n")
+    assert [one.removeprefix(f"{file}:3: models.vectors: {own}:") for one in file_mistakes(file)] == [
+        "1: model: missing: GGUF file, Hugging Face directory, or hub id (`owner/name`)",
+        "2: port: a setting of the server, not of one of its models",
+    ]
+    own.write_text(file.read_text())
+    (only,) = file_mistakes(file)
+    assert only.endswith(f"{own}:1: models: a model's own file has the settings of one model")
+    own.write_text("model: m\n")
+    assert file_mistakes(file) == []
+
+
+def test_config_prints_what_each_of_several_models_has_for_itself(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text("port: 9000\nmodels:\n  chat: org/model\n  vectors: {model: m, task: embed, max_num_seqs: 3}\n")
+    assert main(["config", "--config", str(file), "--changed"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "server:",
+        "  port: 9000",
+        "models:",
+        "  chat:",
+        "    model: org/model",
+        "  vectors:",
+        "    model: m",
+        "    task: embed",
+        "    max_num_seqs: 3",
+    ]
 
 
 def test_the_shipped_config_files_are_fine(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,8 @@ from jaxserve.cli import plan
 from jaxserve.cli.bench import add_arguments
 from jaxserve.cli.flags import add_flags, add_model_flag
 from jaxserve.cli.main import COMMANDS, HELP, Parser
-from jaxserve.runtime.environment import load_config, load_values
-from jaxserve.runtime.models.model_configs import configs_of_models
+from jaxserve.runtime.environment import load_config, load_settings
+from jaxserve.runtime.models.model_configs import configs_of_models, entries_of_flags
 
 ROOT = Path(__file__).parents[3]
 PAGES = {
@@ -65,7 +65,7 @@ def test_shown_command_parses(line: str, monkeypatch: pytest.MonkeyPatch) -> Non
     add_flags(parser)
     flags = {name: value for name, value in vars(parser.read(words[2:])).items() if value is not None}
     if models := flags.pop("models", None):
-        configs_of_models(models, load_values(flags, {}, None, needs_model=False))
+        configs_of_models(entries_of_flags(models), load_settings(flags, {}, None).values)
         return
     file = flags.pop("config", None)
     load_config(flags={"model": "default"} | flags, file=Path(file) if file else None)

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from jaxserve.cli.flags import add_flags, add_model_flag, configs_from_flags
+from jaxserve.cli.flags import add_flags, add_model_flag, config_from_flags, configs_from_flags
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
-from jaxserve.runtime.environment import load_values
-from jaxserve.runtime.models.model_configs import configs_of_models
+from jaxserve.runtime.environment import load_settings
+from jaxserve.runtime.models.model_configs import configs_of_models, entries_of_flags
 
 EMBED = "model: /models/minilm\ntask: embed\nmax_num_seqs: 8\nreasoning_parser: none\n"
 
 
 def configs(*models: str, **flags: object) -> list[Config]:
-    return configs_of_models(models, load_values(flags, {}, None, needs_model=False))
+    return configs_of_models(entries_of_flags(models), load_settings(flags, {}, None).values)
 
 
 @pytest.fixture
@@ -54,11 +54,12 @@ def test_a_single_model_may_have_a_name_or_none() -> None:
         (("a=x", "b,c=y"), {}, "--model 'b,c=y': expected"),
         (("a=x", "a=y"), {}, "two models have the name 'a'"),
         (("a=x", "b=y"), {"api_processes": "2"}, "--api-processes 2: not with several models"),
-        (("a=x", "b=y"), {"replicas": "2"}, r"--replicas 2 \(a\): not with several models"),
+        (("a=x", "b=y"), {"replicas": "2"}, "--replicas 2: not with several models"),
         (("a=x", "b=y"), {"num_hosts": "2", "coordinator": "h:1", "host_rank": "0"}, "--num-hosts 2: not with several"),
         (("a=x", "b=y"), {"lora_modules": "sql=p"}, "--lora-modules: belongs to one model"),
         (("a=x", "b=y"), {"kv_offload_dir": "p"}, "--kv-offload-dir: belongs to one model"),
-        (("a=x", "b=y"), {"served_model_name": "c"}, "--served-model-name: several models have the names"),
+        (("a=x", "b=y"), {"served_model_name": "c"}, "--served-model-name: each model has the name before its `=`"),
+        (("a=x",), {"served_model_name": "c"}, "--served-model-name: each model has the name before its `=`"),
         (("a=x", "b=missing.yaml"), {}, "missing.yaml: No such file"),
     ],
 )
@@ -70,9 +71,10 @@ def test_what_cannot_be_is_one_line(models: tuple[str, ...], flags: dict[str, ob
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("model: x\nport: 1\n", "`port` is a setting of the server, not of one of its models"),
+        ("model: x\nport: 1\n", "`port`: a setting of the server, not of one of its models"),
         ("task: embed\n", "`model` is missing"),
         ("model: x\nserved_model_name: y\n", "the name is given by `--model NAME="),
+        ("models: {c: x}\n", "`models`: a model's own file has the settings of one model"),
         ("model: x\nmax_num_seq: 1\n", "unknown key `max_num_seq`; did you mean `max_num_seqs`?"),
     ],
 )
@@ -84,6 +86,20 @@ def test_mistakes_in_a_models_file_name_it(tmp_path: Path, text: str, message: s
     assert str(file) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model: x\nreplicas: 2\n", r"^--replicas 2 \(b\): not with several models"),
+        ("model: x\nexpert_parallel_size: 3\n", "^b: --expert-parallel-size 3"),
+    ],
+)
+def test_own_settings_that_cannot_be_combined_name_the_model(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        configs("a=x", f"b={file}")
+
+
 def test_model_and_positional_model_exclude_each_other() -> None:
     parser = argparse.ArgumentParser()
     add_model_flag(parser)
@@ -92,3 +108,78 @@ def test_model_and_positional_model_exclude_each_other() -> None:
         configs_from_flags(parser.parse_args(["x", "--model", "a=y"]))
     found = configs_from_flags(parser.parse_args(["--model", "a=y", "--model", "b=z"]))
     assert [config.model.model for config in found] == ["y", "z"]
+
+
+MAPPING = """
+max_num_seqs: 4
+dtype: float32
+models:
+  chat: org/model
+  vectors:
+    model: {model: /models/minilm, task: embed}
+    max_num_seqs: 8
+    reasoning_parser: none
+"""
+
+
+def given(file: Path, *words: str) -> list[Config]:
+    """Return the configs of `jaxserve serve WORDS --config FILE`."""
+    parser = argparse.ArgumentParser()
+    add_model_flag(parser)
+    add_flags(parser)
+    return configs_from_flags(parser.parse_args([*words, "--config", str(file)]))
+
+
+def test_models_of_a_config_file_equal_those_of_flags(tmp_path: Path, embed: Path) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text(MAPPING)
+    expected = configs("chat=org/model", f"vectors={embed}", max_num_seqs="4", dtype="float32")
+    assert given(file) == expected
+    file.write_text(f"max_num_seqs: 4\ndtype: float32\nmodels: {{chat: org/model, vectors: {embed}}}\n")
+    assert given(file) == expected
+    assert [config.scheduler.max_num_seqs for config in given(file, "--max-num-seqs", "5")] == [5, 8]
+
+
+def test_a_flag_or_variable_that_names_a_model_wins_over_the_files_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text(MAPPING)
+    assert [config.model.served_model_name for config in given(file, "--model", "a=x", "--model", "b=y")] == ["a", "b"]
+    assert [(config.model.model, config.model.dtype) for config in given(file, "other")] == [("other", "float32")]
+    monkeypatch.setenv("JAXSERVE_MODEL", "of/environment")
+    assert [config.model.model for config in given(file)] == ["of/environment"]
+
+
+def test_a_command_for_one_model_refuses_a_file_with_several(tmp_path: Path) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text(MAPPING)
+    parser = argparse.ArgumentParser()
+    add_flags(parser)
+    with pytest.raises(ConfigError, match=r"server\.yaml: models\.chat: this command takes one model: give MODEL"):
+        config_from_flags(parser.parse_args(["--config", str(file)]))
+    assert config_from_flags(parser.parse_args(["x", "--config", str(file)])).scheduler.max_num_seqs == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("models: [a]\n", "`models`: expected lines of `NAME: MODEL`"),
+        ("models:\n", "`models`: expected lines of `NAME: MODEL`"),
+        ("models: {a: 3}\n", "`models.a` 3: expected `NAME: MODEL`"),
+        ("models: {'a,b': x}\n", "expected instead of 'a,b'"),
+        ("models: {a: x, a: y}\n", "`a` is given twice"),
+        ("model: z\nmodels: {a: x}\n", "`model`: not beside `models`"),
+        ("served_model_name: z\nmodels: {a: x}\n", "`served_model_name`: the models have the names of `models`"),
+        ("models: {a: x, b: {task: embed}}\n", "models.b: `model` is missing"),
+        ("models: {a: {model: x, port: 1}}\n", "models.a: `port`: a setting of the server"),
+        ("models: {a: {model: x, task: embd}}\n", "models.a.task 'embd': expected one of auto, generate, embed"),
+        ("models: {a: {model: x, cache: {max_num_seq: 1}}}\n", "unknown key `models.a.cache.max_num_seq`"),
+        ("api_processes: 2\nmodels: {a: x, b: y}\n", "--api-processes 2: not with several models"),
+    ],
+)
+def test_mistakes_in_the_models_of_a_file_name_their_key(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        given(file)
