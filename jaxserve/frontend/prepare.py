@@ -13,6 +13,7 @@ from jaxserve.frontend.grammar import grammar_of
 from jaxserve.frontend.handle import RequestHandle
 from jaxserve.frontend.images.loader import NO_IMAGES
 from jaxserve.frontend.images.prompt import prompt_images
+from jaxserve.frontend.parsers.output_format import ParserSpec
 from jaxserve.frontend.prompt_embeds.prompt import EmbedsSource, LoadedEmbeds, load_embeds, require_embeds
 from jaxserve.frontend.request import Conversation, GenerationRequest, Texts
 from jaxserve.frontend.sampling import child_seed, sampling_params
@@ -24,12 +25,7 @@ from jaxserve.types import RequestId
 async def prepare(frontend: Frontend, request: GenerationRequest) -> RequestHandle:
     """Return the engine requests of every prompt and choice; entering the handle submits them. Raises RequestError."""
     model_info, tokens, checker = frontend.require_generation(), frontend.tokenization, frontend.grammars
-    if request.logprobs_mode not in (None, model_info.logprobs_mode):
-        raise invalid(
-            "logprobs_mode",
-            f"must be {model_info.logprobs_mode}, which this server was started with (--logprobs-mode), "
-            f"got {request.logprobs_mode}",
-        )
+    _check_logprobs_mode(request, model_info)
     images = NO_IMAGES
     if isinstance(request.prompt, Conversation):
         images = await frontend.images.load(request.prompt.images, model_info.images)
@@ -48,14 +44,7 @@ async def prepare(frontend: Frontend, request: GenerationRequest) -> RequestHand
     request_id = f"{HTTP_REQUEST_ID.get()}:{uuid.uuid4().hex[:12]}"  # the client's id need not be unique
     choices: list[ChoiceStream] = []
     for index, (prompt, max_tokens) in enumerate(zip(encoded.prompts, encoded.max_tokens, strict=True)):
-        options = OutputOptions(
-            stop=request.stop,
-            include_stop=request.include_stop,
-            skip_special_tokens=request.skip_special_tokens,
-            is_prompt_only=max_tokens == 0,
-            returns_token_ids=request.returns_token_ids,
-            spec=encoded.spec,
-        )
+        options = _output_options(request, max_tokens, encoded.spec)
         seed = frontend.seeds.draw() if request.sampling.seed is None else request.sampling.seed
         for child in range(request.n):
             sampling = sampling_params(
@@ -86,6 +75,28 @@ async def prepare(frontend: Frontend, request: GenerationRequest) -> RequestHand
     frontend.metrics.observe("request_params_n", request.n)
     inputs = (images, *embeds.values())
     return RequestHandle(choices, request.n, model_info, frontend, notes=encoded.notes, inputs=inputs)
+
+
+def _check_logprobs_mode(request: GenerationRequest, info: ModelInfo) -> None:
+    """Raise InvalidRequestError if the request wants other log-probabilities than this server computes."""
+    if request.logprobs_mode not in (None, info.logprobs_mode):
+        raise invalid(
+            "logprobs_mode",
+            f"must be {info.logprobs_mode}, which this server was started with (--logprobs-mode), "
+            f"got {request.logprobs_mode}",
+        )
+
+
+def _output_options(request: GenerationRequest, max_tokens: int, spec: ParserSpec) -> OutputOptions:
+    """Return how the tokens of a prompt's choices become text. max_tokens: 0 if the client wants the prompt alone."""
+    return OutputOptions(
+        stop=request.stop,
+        include_stop=request.include_stop,
+        skip_special_tokens=request.skip_special_tokens,
+        is_prompt_only=max_tokens == 0,
+        returns_token_ids=request.returns_token_ids,
+        spec=spec,
+    )
 
 
 async def _load_embeds(frontend: Frontend, request: GenerationRequest, info: ModelInfo) -> dict[int, LoadedEmbeds]:

@@ -42,24 +42,8 @@ def pack(
     is_sampling = num_computed + num_scheduled == num_known
 
     num_rows = len(ordered)
-    token_ids = np.full(int(num_scheduled.sum()), UNREAD_TOKEN, np.int32)
-    num_top_logprobs = num_prompt_logprobs = NO_LOGPROBS
-    masks: list[Mask] = []
-    start = 0
-    for row, request in enumerate(ordered):
-        count = counts[rows[row]]
-        if not request.num_unread_tokens:
-            token_ids[start : start + count] = request.next_tokens(count)
-        start += count
-        if request.is_plain:
-            continue
-        if request.grammar is not None and is_sampling[row] and request.slot is not None:
-            masks.append(Mask(request.slot, request.grammar.mask))
-        if is_sampling[row] and (wanted := request.sampling.num_top_logprobs) is not None:
-            num_top_logprobs = max(num_top_logprobs, wanted)
-        if request.num_unscored and request.is_scoring:
-            num_prompt_logprobs = max(num_prompt_logprobs, request.sampling.num_prompt_logprobs or 0)
-
+    token_ids = _token_ids(ordered, num_scheduled)
+    masks, num_top_logprobs, num_prompt_logprobs = _wanted(ordered, is_sampling)
     targets = None
     if num_prompt_logprobs > NO_LOGPROBS:
         targets = np.concatenate([each.targets(count) for each, count in zip(ordered, num_scheduled, strict=True)])
@@ -85,7 +69,7 @@ def pack(
         targets=targets,
         slot_inits=tuple(request.slot_init() for request in started if request.needs_state),
         adapters=_adapters(ordered),
-        masks=tuple(masks),
+        masks=masks,
         state_slots=None
         if states is None
         else _state_slots(states, ordered, num_computed + num_scheduled, num_known, num_steps),
@@ -96,6 +80,33 @@ def pack(
         key_ends=key_ends,
     )
     return plan, ordered
+
+
+def _token_ids(ordered: list[Request], counts: np.ndarray) -> np.ndarray:
+    """Return the step's tokens, row by row; UNREAD_TOKEN for those that are not read yet."""
+    token_ids = np.full(int(counts.sum()), UNREAD_TOKEN, np.int32)
+    start = 0
+    for request, count in zip(ordered, counts.tolist(), strict=True):
+        if not request.num_unread_tokens:
+            token_ids[start : start + count] = request.next_tokens(count)
+        start += count
+    return token_ids
+
+
+def _wanted(ordered: list[Request], is_sampling: np.ndarray) -> tuple[tuple[Mask, ...], int, int]:
+    """Return the masks of grammars, and the alternatives of a sampled and of a prompt's token that some row wants."""
+    masks: list[Mask] = []
+    num_top_logprobs = num_prompt_logprobs = NO_LOGPROBS
+    for request, samples in zip(ordered, is_sampling.tolist(), strict=True):
+        if request.is_plain:
+            continue
+        if request.grammar is not None and samples and request.slot is not None:
+            masks.append(Mask(request.slot, request.grammar.mask))
+        if samples and (wanted := request.sampling.num_top_logprobs) is not None:
+            num_top_logprobs = max(num_top_logprobs, wanted)
+        if request.num_unscored and request.is_scoring:
+            num_prompt_logprobs = max(num_prompt_logprobs, request.sampling.num_prompt_logprobs or 0)
+    return tuple(masks), num_top_logprobs, num_prompt_logprobs
 
 
 def _images(
