@@ -29,6 +29,9 @@ class StructuredConfig:
 class LimitsConfig:
     """Limits on one request; requests beyond get 400."""
 
+    max_body_values: int = option(
+        1 << 16, ge=1, help="JSON values of a body, not counting numbers in lists of token ids"
+    )
     max_choices: int = option(128, ge=1, help="choices per prompt (`n`)")
     max_prompts: int = option(256, ge=1, help="prompts of one request")
     max_total_choices: int = option(1024, ge=1, help="choices of one request: prompts times `n`")

@@ -11,7 +11,8 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Any, Literal, Protocol, get_type_hints
+from functools import partial
+from typing import Any, Literal, Protocol, TypeVar, get_type_hints
 
 import msgspec
 
@@ -23,6 +24,7 @@ from jaxserve.frontend.encode import RequestNotes
 from jaxserve.frontend.frontend import Frontend, ServedModels
 from jaxserve.frontend.handle import RequestHandle, TokenCounts
 
+T = TypeVar("T")
 Tag = Literal["OpenAI", "Anthropic", "Scores", "Tokens", "Operation"]
 
 
@@ -37,10 +39,18 @@ class Call:
     request_id: str
     ignored_fields: Sequence[str] = ()
     """Names of the body's unknown fields."""
+    is_large: bool = False
+    """True: looking at the whole body takes too long for the event loop."""
     note: Callable[[RequestNotes], None]
     """Keeps what the headers of the reply say of the request; called before the reply begins."""
     cleanup: ExitStack
     """Closed at the end of the reply."""
+
+    async def off_loop(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Return what `work` returns, which looks at the whole body: in a thread of the tokenizer's if that is large."""
+        if not self.is_large:
+            return work(*arguments)
+        return await self.frontend.tokenization.call(partial(work, *arguments))
 
 
 class Formatter(Protocol):

@@ -105,10 +105,10 @@ async def encode_conversation(
     tokenizer, param = tokens.tokenizer, conversation.names.prompt
     functions = [function for _, function in conversation.offered]
     variables = _template_variables(tokens, conversation, has_tools=bool(functions))
-    _check_chars(tokens, sum(map(_num_chars, conversation.messages)), max_tokens, param)
     is_explained = tokens.output_format.explains_tools
 
     def encode() -> list[int]:
+        _check_chars(tokens, sum(map(_num_chars, conversation.messages)), max_tokens, param)
         messages, tools = template_messages(conversation.messages), _template_tools(functions)
         if is_explained:
             messages = with_explained_tools(messages, tools, takes_system=tokenizer.chat_templates.take_system)

@@ -32,7 +32,8 @@ async def prepare(frontend: Frontend, request: GenerationRequest) -> RequestHand
     embeds = await _load_embeds(frontend, request, model_info)
     encoded = await encode_request(tokens, request, model_info, images, embeds)
     placed, rope_positions = prompt_images(encoded.prompts[0], images, model_info.images, request.prompt_name)
-    named = grammar_of(request, encoded.spec, tokens.tokenizer, checker.config.max_grammar_depth)
+    find = partial(grammar_of, request, encoded.spec, tokens.tokenizer, checker.config.max_grammar_depth)
+    named = await tokens.call(find) if _has_schemas(request) else find()
     grammar = None if named is None else await checker.check(named.grammar, named.param)
     adapter = frontend.adapter_of(request.model)
     if adapter:
@@ -97,6 +98,12 @@ def _output_options(request: GenerationRequest, max_tokens: int, spec: ParserSpe
         returns_token_ids=request.returns_token_ids,
         spec=spec,
     )
+
+
+def _has_schemas(request: GenerationRequest) -> bool:
+    """Return True if the grammar of the replies is made from schemas, which may have thousands of values."""
+    functions = request.prompt.functions if isinstance(request.prompt, Conversation) else ()
+    return request.constraint is not None or bool(functions)
 
 
 async def _load_embeds(frontend: Frontend, request: GenerationRequest, info: ModelInfo) -> dict[int, LoadedEmbeds]:

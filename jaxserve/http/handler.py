@@ -60,13 +60,15 @@ def handler_of(route: Route) -> Handler:
         state = http.app[STATE]
         arguments: dict[str, Any] = {name: http.match_info[name] for name in inputs if name not in ("body", "query")}
         ignored: list[str] = []
+        is_large = False
         with ExitStack() as cleanup, ExitStack() as reading:
             if (admission := http.get(ADMISSION)) is not None:
                 cleanup.enter_context(admission.pop_all())
             if "body" in inputs:
                 size = http.content_length if http.content_length is not None else state.max_body_size
                 reading.enter_context(state.bodies.reserved(min(size, state.max_body_size)))
-                arguments["body"], ignored = await read_body(http, inputs["body"])
+                body = await read_body(http, inputs["body"])
+                arguments["body"], ignored, is_large = body.request, body.unknown, body.is_large
             if "query" in inputs:
                 arguments["query"] = read_query(http, inputs["query"])
             name = _model_named(route, arguments)
@@ -76,6 +78,7 @@ def handler_of(route: Route) -> Handler:
                 responses=state.responses,
                 request_id=request_id_of(http),
                 ignored_fields=ignored,
+                is_large=is_large,
                 note=partial(take_notes, http),
                 cleanup=cleanup,
                 state=state,

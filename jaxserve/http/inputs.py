@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -42,17 +43,25 @@ def request_id_of(request: web.Request) -> str:
 
 
 _MAX_HEADER_CHARS = 1024
-_MAX_BYTES_AT_ONCE = 128 << 10
-"""Larger bodies are decoded in a thread."""
+_MAX_BYTES_AT_ONCE = 32 << 10
+"""Larger bodies are decoded, checked and translated in threads."""
 _IGNORED = web.RequestKey("ignored_fields", list)
 _TOOL_FORMAT = web.RequestKey("tool_format", str)
 
 
-async def read_body(http: web.Request, struct: type[T]) -> tuple[T, list[str]]:
-    """Return the decoded body, whose `request_id` becomes the request's, and the names of its unknown fields.
+@dataclass(frozen=True, slots=True)
+class Body(Generic[T]):
+    """A request's body, decoded and checked."""
 
-    Raises RequestError.
-    """
+    request: T
+    unknown: list[str]
+    """Names of the fields that `request` does not have."""
+    is_large: bool
+    """True: whatever looks at all of it takes too long for the event loop."""
+
+
+async def read_body(http: web.Request, struct: type[T]) -> Body[T]:
+    """Return the decoded body, whose `request_id` becomes the request's. Raises RequestError."""
     if http.content_type != "application/json":
         raise UnsupportedMediaTypeError(
             f"Invalid Content-Type {shorten(http.headers.get('Content-Type', ''))}: send application/json."
@@ -68,19 +77,22 @@ async def read_body(http: web.Request, struct: type[T]) -> tuple[T, list[str]]:
             body = await http.read()
     except TimeoutError:
         raise InvalidRequestError(f"The body did not arrive within {timeout_s:g} s (--body-timeout).") from None
-    if len(body) > _MAX_BYTES_AT_ONCE:
-        request, unknown = await asyncio.to_thread(decode_request, struct, body)
-    else:
-        request, unknown = decode_request(struct, body)
+    limits, is_large = state.frontend.limits, len(body) > _MAX_BYTES_AT_ONCE
+
+    def decode() -> tuple[T, list[str]]:
+        request, unknown = decode_request(struct, body, limits.max_body_values)
+        check_bounds(request, limits)
+        return request, unknown
+
+    request, unknown = await state.frontend.tokenization.call(decode) if is_large else decode()
     if unknown and state.is_strict:
         name = unknown[0][:MAX_ECHOED_CHARS]
         raise InvalidRequestError(
             f"Unknown parameter: '{name}' (--strict-parameters).", param=name, code="unknown_parameter"
         )
-    check_bounds(request, state.frontend.limits)
     http[_IGNORED] = unknown
     adopt_request_id(http, getattr(request, "request_id", None))
-    return request, unknown
+    return Body(request, unknown, is_large)
 
 
 def take_notes(http: web.Request, notes: RequestNotes) -> None:
@@ -94,7 +106,7 @@ def add_note_headers(http: web.Request, response: web.StreamResponse) -> None:
     """Name the fields of the body that had no effect, and a format of tool calls that is not the model's own."""
     if _TOOL_FORMAT in http:
         response.headers[TOOL_FORMAT_HEADER] = http[_TOOL_FORMAT]
-    names = [name for name in http.get(_IGNORED, []) if name.isascii() and name.isprintable()]
+    names = [name for name in http.get(_IGNORED, [])[:_MAX_HEADER_CHARS] if name.isascii() and name.isprintable()]
     if names:
         response.headers[IGNORED_HEADER] = ",".join(names)[:_MAX_HEADER_CHARS]
 

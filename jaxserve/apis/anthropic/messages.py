@@ -27,11 +27,13 @@ from jaxserve.apis.anthropic.reply import (
 from jaxserve.apis.anthropic.schema import CountTokensRequest, MessagesRequest, check_anthropic
 from jaxserve.apis.anthropic.to_request import to_conversation, to_request
 from jaxserve.apis.routes import ApiStyle, Call, Generated, Route
+from jaxserve.config import LimitsConfig
 from jaxserve.frontend.choices.choice_stream import OutputDelta, events_of
 from jaxserve.frontend.encode import encode_conversation
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.handle import RequestHandle, TokenCounts
 from jaxserve.frontend.prepare import prepare
+from jaxserve.frontend.request import Conversation, GenerationRequest
 
 _STYLE = ApiStyle(error_body=anthropic_error, request_id_header="request-id", ping=Ping())
 
@@ -47,8 +49,7 @@ _STYLE = ApiStyle(error_body=anthropic_error, request_id_header="request-id", pi
 )
 async def messages(call: Call, body: MessagesRequest) -> Generated:
     """Generate the next message of a conversation, in Anthropic's format."""
-    check_anthropic(body)
-    request = to_request(body, call.frontend.limits)
+    request = await call.off_loop(_checked_request, body, call.frontend.limits)
     call.cleanup.enter_context(call.frontend.admitted(request))
     handle = call.cleanup.enter_context(await prepare(call.frontend, request))
     return Generated(
@@ -67,13 +68,25 @@ async def messages(call: Call, body: MessagesRequest) -> Generated:
 async def count_tokens(call: Call, body: CountTokensRequest) -> TokenCount:
     """Count the tokens of a conversation's prompt."""
     frontend = call.frontend
-    check_anthropic(body)
+    conversation = await call.off_loop(_checked_conversation, body, frontend.limits)
     frontend.require_model(body.model)
     model_info = frontend.client.require_ready()
-    conversation = to_conversation(body)
-    conversation.check(frontend.limits)
     images = await frontend.images.load(conversation.images, model_info.images)
     return TokenCount(len(await encode_conversation(frontend.tokenization, conversation, images=images)))
+
+
+def _checked_request(body: MessagesRequest, limits: LimitsConfig) -> GenerationRequest:
+    """Return the request for the engine. Raises InvalidRequestError."""
+    check_anthropic(body)
+    return to_request(body, limits)
+
+
+def _checked_conversation(body: CountTokensRequest, limits: LimitsConfig) -> Conversation:
+    """Return the conversation whose tokens are counted. Raises InvalidRequestError."""
+    check_anthropic(body)
+    conversation = to_conversation(body)
+    conversation.check(limits)
+    return conversation
 
 
 class MessageFormatter:

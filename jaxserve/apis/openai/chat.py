@@ -48,7 +48,7 @@ from jaxserve.frontend.request import Conversation, GenerationRequest
 )
 async def chat_completions(call: Call, body: ChatRequest) -> Generated:
     """Generate the next message of a conversation."""
-    request = to_request(body, call.frontend.limits)
+    request = await call.off_loop(to_request, body, call.frontend.limits)
     call.cleanup.enter_context(call.frontend.admitted(request))
     handle = call.cleanup.enter_context(await prepare(call.frontend, request))
     return Generated(

@@ -43,7 +43,7 @@ from jaxserve.tokenizer.detokenizer import TextOffsets
 async def completions(call: Call, body: CompletionRequest) -> Generated | Computed:
     """Continue a text, several texts, or token ids."""
     frontend, is_streamed = call.frontend, bool(body.stream)
-    request = to_request(body, frontend.limits)
+    request = await call.off_loop(to_request, body, frontend.limits)
     call.cleanup.enter_context(frontend.admitted(request))
     handle = None
     prompts: Sequence[list[int]]

@@ -119,7 +119,7 @@ def check_fields(request: InputFields) -> None:
 async def embeddings(call: Call, body: EmbeddingRequest) -> Encoded:
     """Make a vector of each text."""
     frontend = call.frontend
-    inputs = check_embedding(body, frontend.limits)
+    inputs = await call.off_loop(check_embedding, body, frontend.limits)
     frontend.require_model(body.model)
     model_info, model = frontend.require_vectors()
     check_dimensions(body.dimensions, model)

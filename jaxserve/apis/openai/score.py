@@ -101,11 +101,13 @@ def check_score(request: ScoreRequest) -> tuple[list[str], list[str]]:
     return first, second
 
 
-def check_rerank(request: RerankRequest) -> None:
-    """Check what needs neither model nor tokenizer."""
+def check_rerank(request: RerankRequest) -> list[str]:
+    """Check what needs neither model nor tokenizer; returns the documents."""
     check_fields(request)
+    texts = request.texts
     _check_texts("query", [request.query])
-    _check_texts("documents", request.texts)
+    _check_texts("documents", texts)
+    return texts
 
 
 def _check_texts(name: str, texts: list[str]) -> None:
@@ -116,7 +118,7 @@ def _check_texts(name: str, texts: list[str]) -> None:
 @partial(Route, "POST", "/v1/score", tag="Scores", reply=ScoreReply)
 async def score(call: Call, body: ScoreRequest) -> ScoreReply:
     """Score how close texts are, pair by pair."""
-    first, second = check_score(body)
+    first, second = await call.off_loop(check_score, body)
     scores, usage = await _scores(call, body, first, second, ("text_1", "text_2"))
     return ScoreReply(
         id=f"score-{uuid.uuid4().hex}",
@@ -133,8 +135,7 @@ score_unversioned = replace(score, path="/score", name="score_unversioned", summ
 @partial(Route, "POST", "/v1/rerank", tag="Scores", reply=RerankReply)
 async def rerank(call: Call, body: RerankRequest) -> RerankReply:
     """Order documents by their closeness to a query."""
-    check_rerank(body)
-    texts = body.texts
+    texts = await call.off_loop(check_rerank, body)
     scores, usage = await _scores(call, body, [body.query], texts, ("query", "documents"))
     best = sorted(range(len(texts)), key=lambda i: -scores[i])[: body.top_n]
     shows_texts = body.return_documents is not False

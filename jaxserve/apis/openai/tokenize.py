@@ -11,6 +11,7 @@ from msgspec import Meta
 from jaxserve.apis.routes import Call, Route
 from jaxserve.apis.schema.common import ModelQuery
 from jaxserve.bounds import Bound
+from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError
 from jaxserve.frontend.encode import encode_conversation, encode_text
 from jaxserve.frontend.messages import ChatMessage, ToolChoice, ToolDefinition, read_images, read_tools
@@ -82,9 +83,8 @@ async def tokenize(call: Call, body: TokenizeRequest) -> TokenizeReply:
     frontend = call.frontend
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequestError("Exactly one of 'prompt' and 'messages' must be given.", param="prompt")
-    conversation = None if body.messages is None else _conversation(body, body.messages)
-    if conversation is not None:
-        conversation.check(frontend.limits)
+    messages = body.messages
+    conversation = None if messages is None else await call.off_loop(_conversation, body, messages, frontend.limits)
     frontend.require_model(body.model)
     max_model_len = frontend.client.require_ready().max_model_len
     if conversation is not None:
@@ -98,8 +98,9 @@ async def tokenize(call: Call, body: TokenizeRequest) -> TokenizeReply:
     return TokenizeReply(count=len(token_ids), max_model_len=max_model_len, tokens=token_ids, token_strs=strings)
 
 
-def _conversation(body: TokenizeRequest, messages: list[ChatMessage]) -> Conversation:
-    return Conversation(
+def _conversation(body: TokenizeRequest, messages: list[ChatMessage], limits: LimitsConfig) -> Conversation:
+    """Return the conversation, checked. Raises InvalidRequestError."""
+    conversation = Conversation(
         messages=messages,
         functions=read_tools(body.tools),
         tool_choice=ToolChoice.read(body.tool_choice),
@@ -110,6 +111,8 @@ def _conversation(body: TokenizeRequest, messages: list[ChatMessage]) -> Convers
         continue_final_message=bool(body.continue_final_message),
         images=read_images(messages),
     )
+    conversation.check(limits)
+    return conversation
 
 
 @partial(Route, "POST", "/detokenize", tag="Tokens", reply=DetokenizeReply)

@@ -37,12 +37,10 @@ class NoQuery(msgspec.Struct):
 async def create_response(call: Call, body: ResponsesRequest) -> Generated | ResponseObject:
     """Create a response, the reply to a conversation, with reasoning, text and calls as items."""
     frontend = call.frontend
-    check_moved(call.ignored_fields)
-    check_responses(body)
+    given = await call.off_loop(_read, call, body)
     frontend.require_generation(body.model)
-    given = read_input(body.input)
     before = await items_before(call.responses, body.previous_response_id)
-    request = to_request(body, [*before, *given], frontend.limits, len(before))
+    request = await call.off_loop(to_request, body, [*before, *given], frontend.limits, len(before))
     call.cleanup.enter_context(frontend.admitted(request))
     handle = await prepare(frontend, request)
     formatter = _formatter(call, body, handle, given)
@@ -86,6 +84,13 @@ async def delete_response(call: Call, response_id: str) -> DeletedResponse:
 async def list_input_items(call: Call, response_id: str, query: PageQuery) -> ItemList:
     """List the items that a response was given."""
     return page_of(_found(response_id, await call.responses.get(response_id)).input, query)
+
+
+def _read(call: Call, body: ResponsesRequest) -> list[Item]:
+    """Return the items of a request, checked. Raises InvalidRequestError."""
+    check_moved(call.ignored_fields)
+    check_responses(body)
+    return read_input(body.input)
 
 
 def _start(call: Call, handle: RequestHandle, formatter: ResponseFormatter) -> ResponseObject:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from jaxserve.apis.responses.items import Item
 from jaxserve.apis.responses.service import ResponseService
 from jaxserve.errors import InvalidRequestError, invalid
@@ -15,6 +17,7 @@ async def items_before(service: ResponseService, previous_response_id: str | Non
     turns: list[list[Item]] = []
     response_id = previous_response_id
     while response_id is not None:
+        await asyncio.sleep(0)  # other requests run between two responses of a long chain
         stored = await service.get(response_id)
         if stored is None:
             raise InvalidRequestError(

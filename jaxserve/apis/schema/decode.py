@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.inspect import AnyType, CollectionType, IntType, ListType, Metadata, StructType, Type, UnionType
 
+from jaxserve.apis.schema.body_values import count_values, may_exceed
 from jaxserve.apis.schema.number_lists import decode_numbers
 from jaxserve.apis.schema.unsupported import NO_OPS, UNSUPPORTED, is_neutral
 from jaxserve.errors import InvalidRequestError
@@ -24,18 +25,23 @@ T = TypeVar("T", bound=msgspec.Struct)
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def decode_request(struct: type[T], body: bytes) -> tuple[T, list[str]]:
+def decode_request(struct: type[T], body: bytes, max_values: int | None = None) -> tuple[T, list[str]]:
     """Decode and check `body`; return it with the paths of unknown fields, which are ignored.
 
-    Raises InvalidRequestError for malformed JSON, wrong types and missing fields, and
+    max_values: the number of values that it may have, besides those in lists of token ids. None: no limit.
+    Raises InvalidRequestError for malformed JSON, too many values, wrong types and missing fields, and
     UnsupportedParameterError for a known field that asks for something this server does not do.
     """
     try:
         body.decode()
+        num_surplus = 0 if max_values is None else _num_surplus(body, max_values)
         fields = _FIELDS.decode(body)
-        request = _decoded_in_parts(struct, fields) if len(body) > _LARGE_BYTES else None
-        if request is None:
-            request = _decoded(struct, body)
+        lists = _number_lists(struct, fields, 0 if num_surplus else _LARGE_BYTES)
+        if max_values is not None and num_surplus:
+            numbers = sum(count_values(bytes(fields[name]), max_values).all for name in lists)
+            if num_surplus > numbers:
+                raise _too_many_values(max_values)
+        request = _decoded_beside(struct, fields, lists) if lists else _decoded(struct, body)
         return request, [*_unknown_fields(struct, fields), *unknown_inside(struct, fields)]
     except UnicodeDecodeError as error:
         raise InvalidRequestError(f"The body is not valid UTF-8 at byte {error.start}.", code="invalid_json") from None
@@ -57,18 +63,37 @@ def _decoded(struct: type[T], body: bytes) -> T:
         return msgspec.json.decode(msgspec.json.encode(_with_integers(msgspec.json.decode(body))), type=struct)
 
 
-def _decoded_in_parts(struct: type[T], fields: Mapping[str, msgspec.Raw]) -> T | None:
-    """Decode a body whose long lists of numbers are decoded in parts; None if it has none. Raises as the decoder does.
+def _num_surplus(body: bytes, most: int) -> int:
+    """Return the number of values beyond `most`. Raises InvalidRequestError for as many lists, objects or keys."""
+    if not may_exceed(len(body), most):
+        return 0
+    counts = count_values(body, most)
+    if counts.exceed(most):
+        raise _too_many_values(most)
+    return max(0, counts.all - most)
 
-    fields: of the body, by name.
-    """
+
+def _too_many_values(most: int) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"The body has more than {most} values (--max-body-values), not counting the numbers in lists of token ids.",
+        code="too_many_values",
+    )
+
+
+def _number_lists(
+    struct: type[msgspec.Struct], fields: Mapping[str, msgspec.Raw], num_bytes: int
+) -> dict[str, list[Any]]:
+    """Return the lists of numbers of more than `num_bytes` among the fields of a body, decoded in parts."""
     lists: dict[str, list[Any]] = {}
     for name, integers in _shape(struct).number_lists.items():
         raw = bytes(fields.get(name, b""))
-        if len(raw) > _LARGE_BYTES and (numbers := decode_numbers(raw, integers=integers)) is not None:
+        if len(raw) > num_bytes and (numbers := decode_numbers(raw, integers=integers)) is not None:
             lists[name] = numbers
-    if not lists:
-        return None
+    return lists
+
+
+def _decoded_beside(struct: type[T], fields: Mapping[str, msgspec.Raw], lists: Mapping[str, list[Any]]) -> T:
+    """Decode the fields of a body besides `lists`, which it gets as they are. Raises as the decoder does."""
     rest = {name: _SHORT_LIST if name in lists else raw for name, raw in fields.items()}
     request = _decoded(struct, msgspec.json.encode(rest))
     for name, numbers in lists.items():
