@@ -151,10 +151,14 @@ class ApiProcess:
             model.client.fail(reason)
 
     async def fail(self, reason: str, stop: asyncio.Event) -> None:
-        """End every request with an error, and let `/health` and `/live` answer 503 until `stop` or the grace period ends."""
+        """End every request with an error, and let `/health` and `/live` answer 503 until `stop` or the grace period ends.
+
+        Returns after all errors were sent, or after `ABORT_FLUSH_S` more.
+        """
         self.give_up(reason)
         _log.error("%s; exiting", reason)
         await first_of(stop.wait(), asyncio.sleep(DEATH_GRACE_S))
+        await first_of(self.wait_idle(), asyncio.sleep(ABORT_FLUSH_S))
 
 
 @contextlib.asynccontextmanager

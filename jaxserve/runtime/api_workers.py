@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 ACCEPT_S: Final = 10.0
 """Longest time that a process which follows a dead one leaves connections in the queue while there is no engine."""
 STOP_GRACE_S: Final = 3.0
-"""Time that a process may take beyond its drain time before it is killed."""
+"""Time that a process may take beyond its drain time. Then it is killed unless it gives signs of life: it still sends errors."""
 
 
 class ApiWorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,17 +190,17 @@ class ApiWorkers:
 
     async def fail(self, reason: str) -> None:
         """Order all to end their requests with an error and to exit."""
-        self._stop_timeout_s = DEATH_GRACE_S + STOP_GRACE_S
+        self._stop_timeout_s = DEATH_GRACE_S + ABORT_FLUSH_S + STOP_GRACE_S
         await self._send(Stop(reason))
 
     async def wait_ended(self) -> None:
-        """Wait for the end of all, as long as that may take; kill those that are left."""
+        """Wait for the end of all, as long as that may take, and for those that are slow; kill the others."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._stop_timeout_s):
                 for worker in self._workers:
                     await worker.process.wait()
         for worker in self._workers:
-            await worker.kill()
+            await (worker.wait_lost(STOP_GRACE_S, STOP_GRACE_S) if self._stop_timeout_s else worker.kill())
 
     async def _supervise_one(self, number: int) -> str:
         while True:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.http_server import Server, children_of, running, until
-from tests.e2e.test_http_lifecycle import LONG, SLOW, is_alive, read_all, start_error
+from tests.e2e.test_http_lifecycle import ENDLESS, SLOW, UNENDING, is_alive, read_all, start_error
 from tests.e2e.test_http_raw import open_post, read_until
 from tests.processes import freeze, frozen, is_pending
 
@@ -28,8 +28,8 @@ def children(server: Server) -> list[int]:
 
 
 def open_streams(server: Server, count: int) -> list[socket.socket]:
-    """Streams that have begun: so many that the kernel gives both processes some."""
-    connections = [open_post(server, LONG) for _ in range(count)]
+    """Streams that have begun, at an engine that is UNENDING: so many that the kernel gives both processes some."""
+    connections = [open_post(server, ENDLESS) for _ in range(count)]
     for connection in connections:
         read_until(connection, b'"text"')
     return connections
@@ -64,7 +64,7 @@ def connections_of(pid: int, port: int) -> int:
 
 
 def test_processes_share_connections_and_seeds_never_meet() -> None:
-    with running({"vocab_size": 384, "eos_token_ids": []}, server=TWO) as server:
+    with running(UNENDING, server=TWO) as server:
         texts = []
         for _ in range(24):
             status, _, reply = server.request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 24})
@@ -115,7 +115,7 @@ def test_sigterm_drains_every_process() -> None:
 
 
 def test_second_signal_ends_every_process_at_once() -> None:
-    with running(SLOW, server=TWO) as server:
+    with running(UNENDING, server=TWO) as server:
         pids = children(server)
         streams = open_streams(server, 12)
         server.process.send_signal(signal.SIGTERM)
@@ -128,7 +128,7 @@ def test_second_signal_ends_every_process_at_once() -> None:
 
 
 def test_a_busy_process_learns_of_the_second_signal() -> None:
-    with running(SLOW, server=TWO) as server:
+    with running(UNENDING, server=TWO) as server:
         busy = children(server)[1]
         streams = open_streams(server, 12)
         with frozen(busy):
@@ -144,7 +144,7 @@ def test_a_busy_process_learns_of_the_second_signal() -> None:
 @pytest.mark.parametrize("victim", [0, 1])
 def test_death_of_one_process_ends_all_requests_and_the_server(victim: int) -> None:
     """Connections of a dead API process break, so its clients receive no error."""
-    with running(SLOW, server=TWO | {"engine_restarts": 0}) as server:
+    with running(UNENDING, server=TWO | {"engine_restarts": 0}) as server:
         pids = children(server)
         streams = open_streams(server, 12)
         num_lost = connections_of(pids[1], server.port) if victim == 1 else 0
@@ -156,7 +156,7 @@ def test_death_of_one_process_ends_all_requests_and_the_server(victim: int) -> N
 
 
 def test_a_process_that_dies_or_freezes_is_replaced_alone() -> None:
-    with running(SLOW, server=TWO | {"stall_timeout": 5, "engine_restarts": 2}) as server:
+    with running(UNENDING, server=TWO | {"stall_timeout": 5, "engine_restarts": 2}) as server:
         engine, further = children(server)
         streams = [open_post(server, {"prompt": "x", "max_tokens": 150, "stream": True}) for _ in range(12)]
         for stream in streams:

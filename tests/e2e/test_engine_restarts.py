@@ -13,7 +13,7 @@ import pytest
 from jaxserve.errors import UnavailableError
 from tests.e2e.http_server import Server, children_of, command_of, running, started, until
 from tests.e2e.test_api_processes import connections_of, open_streams
-from tests.e2e.test_http_lifecycle import LONG, SLOW, is_alive
+from tests.e2e.test_http_lifecycle import LONG, SLOW, UNENDING, is_alive
 from tests.e2e.test_http_raw import open_post, read_until
 from tests.processes import freeze
 
@@ -203,7 +203,7 @@ def test_response_in_the_background_fails_and_is_kept() -> None:
 
 def test_every_process_turns_to_the_next_engine_and_brings_no_work_along() -> None:
     """One of them hears of it late: what its clients asked for meanwhile is meant for an engine that is gone."""
-    with running(SLOW, server={"api_processes": 2}) as server:
+    with running(UNENDING, server={"api_processes": 2}) as server:
         further = further_process(server)
         streams = open_streams(server, 12)
         server.await_metric("num_requests_running", 12)

@@ -21,6 +21,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.versions]
 
 SLOW: dict[str, Any] = {"device_seconds": 0.01, "vocab_size": 384, "eos_token_ids": []}
 LONG = {"prompt": "x", "max_tokens": 1900, "stream": True}
+UNENDING: dict[str, Any] = SLOW | {"max_model_len": 1 << 20, "num_blocks": 1 << 16}
+ENDLESS = LONG | {"max_tokens": 1_000_000}
+"""Takes hours at an engine that is UNENDING: however slow the machine, it ends only when it is ended."""
 
 
 def is_alive(pid: int) -> bool:

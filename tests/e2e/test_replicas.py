@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e.http_server import Server, children_of, command_of, running, until
 from tests.e2e.test_api_processes import open_streams
-from tests.e2e.test_http_lifecycle import LONG, SLOW
+from tests.e2e.test_http_lifecycle import LONG, SLOW, UNENDING
 from tests.e2e.test_http_raw import open_post, read_until
 from tests.processes import freeze
 
@@ -135,7 +135,7 @@ def test_sigterm_drains_all_replicas() -> None:
 
 
 def test_disconnect_aborts_on_the_replica_that_computes() -> None:
-    with running(SLOW, parallel={"replicas": 2, "routing": "round-robin"}) as server:
+    with running(UNENDING, parallel={"replicas": 2, "routing": "round-robin"}) as server:
         first, second = open_streams(server, 2)
         server.await_metric('num_requests_running{engine="1"', 1)
         first.close()

@@ -1,19 +1,19 @@
-"""The names under which a server answers, and the end of its traces."""
+"""The names under which a server answers, its end without an engine, and the end of its traces."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import ConfigError
 from jaxserve.http.tracing import Tracing
-from jaxserve.runtime.api_process import TRACES_FLUSH_S, _closing
-from jaxserve.runtime.models.model_runtime import model_names
+from jaxserve.runtime.api_process import ABORT_FLUSH_S, DEATH_GRACE_S, TRACES_FLUSH_S, ApiProcess, _closing
+from jaxserve.runtime.models.model_runtime import ModelRuntime, model_names
 from tests.loop_clock import LoopClock
 
 
@@ -50,3 +50,37 @@ async def test_a_collector_that_hangs_does_not_hold_up_the_end_of_the_server() -
     await clock.advance(TRACES_FLUSH_S)
     await asyncio.wait_for(ending, 60)
     tracing.answer.set()
+
+
+class Failing:
+    """A model whose requests have failed, and whose errors are being sent."""
+
+    def __init__(self) -> None:
+        self.client = self.admission = self
+        self.num_sequences = 1
+        self.reason = ""
+        self.sent = asyncio.Event()
+
+    def fail(self, reason: str) -> None:
+        self.reason = reason
+
+    async def wait_idle(self) -> None:
+        await self.sent.wait()
+        self.num_sequences = 0
+
+
+@pytest.mark.parametrize("are_sent", [True, False])
+async def test_a_process_without_an_engine_ends_after_its_errors_were_sent(are_sent: bool) -> None:
+    model, clock = Failing(), LoopClock()
+    api = ApiProcess(
+        Config(model=ModelConfig(model="m")), (cast(ModelRuntime, model),), cast(Any, None), cast(Any, None), None
+    )
+    ending = asyncio.create_task(api.fail("the engine is gone", asyncio.Event()))
+    for seconds in (0, DEATH_GRACE_S, 0, 0):  # it waits, its time is over, and it goes on
+        await clock.advance(seconds)
+    assert model.reason == "the engine is gone" and not ending.done()
+    if are_sent:
+        model.sent.set()
+    else:
+        await clock.advance(ABORT_FLUSH_S)
+    await asyncio.wait_for(ending, 60)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from jaxserve.config import Config, ModelConfig
-from jaxserve.runtime import api_worker
+from jaxserve.runtime import api_worker, api_workers
 from jaxserve.runtime.api_worker import ApiWorker
 from jaxserve.runtime.api_workers import ApiWorkers, NextEngine
 
@@ -30,12 +31,7 @@ async def test_an_upgrade_does_not_wait_for_a_process_that_has_ended(monkeypatch
     async with worker_that_runs("exit 0") as dead:
         assert not await dead.wait_ready()
 
-        async def start(module: str, line: bytes, listeners: object) -> ApiWorker:
-            return dead
-
-        monkeypatch.setattr(ApiWorker, "start", start)
-        workers = ApiWorkers(Config(model=ModelConfig(model="tiny")), Path(), "ipc:///x", [[]])
-        await workers.start(is_successor=False)
+        workers = await workers_with(dead, monkeypatch)
         async with asyncio.timeout(10):
             await workers.suspend()
 
@@ -46,6 +42,56 @@ async def test_a_process_that_freezes_is_found_without_a_limit_on_its_start(monk
         async with asyncio.timeout(30):
             assert "gave no sign of life for 0.2 s" in await worker.wait_lost(0.1, 0)
         assert worker.has_ended
+
+
+@pytest.fixture
+def stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No time for the end of a process but its silence."""
+    for name in ("STOP_GRACE_S", "DEATH_GRACE_S", "ABORT_FLUSH_S"):
+        monkeypatch.setattr(api_workers, name, 0.01)
+
+
+async def workers_with(worker: ApiWorker, monkeypatch: pytest.MonkeyPatch) -> ApiWorkers:
+    async def start(module: str, line: bytes, listeners: object) -> ApiWorker:
+        return worker
+
+    monkeypatch.setattr(ApiWorker, "start", start)
+    workers = ApiWorkers(Config(model=ModelConfig(model="tiny")), Path(), "ipc:///x", [[]])
+    await workers.start(is_successor=False)
+    return workers
+
+
+@pytest.mark.usefixtures("stops_at_once")
+async def test_a_process_that_takes_long_to_send_its_errors_is_not_killed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It reads the order to stop, and sends signs of life until the test lets it end."""
+    done = tmp_path / "done"
+    monkeypatch.setattr(api_worker, "MIN_SILENCE_S", 60.0)
+    async with worker_that_runs(f"read order; while ! [ -e {done} ]; do echo alive; sleep 0.02; done; exit 7") as slow:
+        workers = await workers_with(slow, monkeypatch)
+        await workers.fail("the engine is gone")
+        ending = asyncio.create_task(workers.wait_ended())
+        async with asyncio.timeout(60):
+            while slow._num_lines < 20:  # noqa: ASYNC110  (lines of another process)
+                await asyncio.sleep(0.01)
+            assert not ending.done() and not slow.has_ended
+            done.touch()
+            await ending
+        assert slow.process.returncode == 7, "it ended by itself"
+
+
+@pytest.mark.usefixtures("stops_at_once")
+async def test_a_process_that_gives_no_sign_of_life_when_it_is_to_end_is_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(api_worker, "MIN_SILENCE_S", 0.2)
+    async with worker_that_runs("echo alive; exec sleep 600") as frozen:
+        workers = await workers_with(frozen, monkeypatch)
+        await workers.fail("the engine is gone")
+        async with asyncio.timeout(60):
+            await workers.wait_ended()
+        assert frozen.process.returncode == -signal.SIGKILL
 
 
 class Orders:
