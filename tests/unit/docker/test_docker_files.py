@@ -72,7 +72,9 @@ def test_monitoring_scrapes_the_server_of_either_profile_and_mounts_files_that_e
     ((host, port),) = [target.split(":") for target in job["static_configs"][0]["targets"]]
     for name in ("cpu", "gpu"):
         assert host in services[name]["networks"]["default"]["aliases"]
-        assert services[name]["ports"] == [f"${{PORT:-8000}}:{port}"]
+        assert services[name]["ports"] == [f"${{ADDRESS:-127.0.0.1}}:${{PORT:-8000}}:{port}"], (
+            "without a key for this host"
+        )
     (key,) = services["prometheus"]["configs"]
     assert job["authorization"]["credentials_file"] == key["target"]
     mounted = [
@@ -95,6 +97,7 @@ def test_compose_profile_is_valid_and_stops_gently(profile: str) -> None:
     done = run_tool("docker-compose", "-f", "docker/compose.yaml", "--profile", profile, "config", PORT="8123")
     assert done.returncode == 0, done.stderr
     assert 'published: "8123"' in done.stdout
+    assert "host_ip: 127.0.0.1" in done.stdout
     assert "stop_grace_period: 1m0s" in done.stdout
     assert "target: /cache/programs" in done.stdout
     other = {"cpu": "gpu", "gpu": "cpu"}[profile]
