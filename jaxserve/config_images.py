@@ -37,7 +37,8 @@ class ImagesConfig:
         ge=1,
         le=1 << 18,
         help="most patches of one image, and of one encoder call; larger images are reduced (default: those of "
-        "one tile, 4 tiles on accelerators; for models that take any size 4096 on CPUs and 16384 on accelerators)",
+        "one tile, or of Gemma 4's budget, and 4 of them on accelerators; for models that take any size 4096 on CPUs and 16384 on "
+        "accelerators)",
     )
     max_encode_patches: int | None = option(
         None,

@@ -11,6 +11,7 @@ from jaxserve.checkpoint.files import read_object
 from jaxserve.errors import CheckpointError, shown
 from jaxserve.model_config.images import (
     AreaSizes,
+    BudgetSizes,
     FixedSize,
     ImageMarkup,
     ImageProcessorConfig,
@@ -148,6 +149,16 @@ def _fixed(table: _Table, config: _Table, tokens: Mapping[str, Any]) -> _Geometr
     return _Geometry(sizes, patch, per_side // blocks, markup)
 
 
+def _budget(table: _Table, config: _Table, tokens: Mapping[str, Any]) -> _Geometry:
+    """Gemma 4: as many patches as fit a number of tokens, in the image's proportions."""
+    merge = table.integer("pooling_kernel_size", 3, 64)
+    sizes = BudgetSizes(table.integer("max_soft_tokens", 280, 1 << 14) * merge**2)
+    image = _token(tokens, "image_token", "<|image|>")
+    begin, end = _token(tokens, "boi_token", "<|image>"), _token(tokens, "eoi_token", "<image|>")
+    markup = ImageMarkup(placeholder=image, token=image, begin=begin, end=end)
+    return _Geometry(sizes, table.integer("patch_size", 16, _MAX_SIDE), merge, markup)
+
+
 class _Reader(NamedTuple):
     """Function that reads what differs between processors, and defaults of what they share."""
 
@@ -155,6 +166,7 @@ class _Reader(NamedTuple):
     resampling: Resampling
     means: tuple[float, float, float] = (0.5, 0.5, 0.5)
     deviations: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    is_normalized: bool = True
 
 
 _QWEN: Final = _Reader(_areas, "bicubic", (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
@@ -164,6 +176,7 @@ _READERS: Final[Mapping[str, _Reader]] = {
     "Qwen2VLImageProcessor": _QWEN,
     "Qwen3VLImageProcessor": _QWEN,
     "Gemma3ImageProcessor": _Reader(_fixed, "bilinear"),
+    "Gemma4ImageProcessor": _Reader(_budget, "bicubic", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), is_normalized=False),
 }
 """By `image_processor_type`, which transformers may extend by the kind of its implementation."""
 
@@ -194,7 +207,7 @@ def _resampling(table: _Table, default: Resampling) -> Resampling:
 
 def _normalization(table: _Table, reader: _Reader) -> Normalization:
     scale = table.number("rescale_factor", 1 / 255) if table.flag("do_rescale", default=True) else 1.0
-    if not table.flag("do_normalize", default=True):
+    if not table.flag("do_normalize", default=reader.is_normalized):
         return Normalization(scale, (0.0,) * 3, (1.0,) * 3)
     means = table.numbers("image_mean", list(reader.means), 3)
     return Normalization(scale, means, table.numbers("image_std", list(reader.deviations), 3))

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
-from jaxserve.checkpoint.vision_names import VISION, split_vision_qkv, vision_name
+from jaxserve.checkpoint.vision_names import VISION, is_audio, join_bounds, split_vision_qkv, vision_name
 
 _DECODER_PREFIX: Final = "model."
 _ENCODER_PREFIXES: Final = ("bert", "roberta")
@@ -104,16 +104,16 @@ def _is_text_part(family: Family, name: str | None, text: Mapping[str, Any]) -> 
 
 
 def with_text_names(checkpoint: Checkpoint) -> Checkpoint:
-    """Return a multimodal checkpoint with the text model under its own names, and the tower's tensors after `vision.`; any
-    other checkpoint unchanged."""
-    if not any(name.startswith(tuple(_PREFIXES)) or vision_name(name) for name in checkpoint.tensors):
+    """Return a multimodal checkpoint with the text model under its own names, the tower's tensors after `vision.`, and none of
+    an audio encoder; any other checkpoint unchanged."""
+    if not any(name.startswith(tuple(_PREFIXES)) or vision_name(name) or is_audio(name) for name in checkpoint.tensors):
         return checkpoint
-    return split_vision_qkv(renamed(checkpoint, lambda name: vision_name(name) or text_name(name)))
+    return join_bounds(split_vision_qkv(renamed(checkpoint, lambda name: vision_name(name) or text_name(name))))
 
 
 def text_name(name: str) -> str | None:
-    """Return the name of a tensor or module in the text model; None if it belongs to the vision part."""
+    """Return the name of a tensor or module in the text model; None if it belongs to the vision or audio part."""
     for prefix, text_prefix in _PREFIXES.items():
         if name.startswith(prefix):
             return text_prefix + name.removeprefix(prefix)
-    return None if vision_name(name) else name
+    return None if vision_name(name) or is_audio(name) else name

@@ -29,24 +29,32 @@ _PREFIXES: Final[Mapping[str, str]] = {
     "vision_tower.vision_model.": "",
     "vision_tower.encoder.": "",
     "vision_tower.embeddings.": "",
+    "vision_tower.patch_embedder.input_proj.": "patch_embedding.",
+    "vision_tower.patch_embedder.position_embedding_table": "position_embedding.weight",
+    "vision_tower.std_": "connector.std_",
     "vision_tower.": "",
     "connector.modality_projection.": "connector.",
     "multi_modal_projector.": "connector.",
     "embed_vision.": "connector.",
-    "audio_tower.": "audio.",
-    "embed_audio.": "audio_connector.",
 }
 """Our prefix after VISION by that of a checkpoint, the longer before the shorter."""
+_AUDIO: Final = ("audio_tower.", "embed_audio.")
 _PARTS: Final[Mapping[str, str]] = {
     ".norm1.": ".layer_norm1.",
     ".norm2.": ".layer_norm2.",
     ".attn.proj.": ".self_attn.out_proj.",
     ".mlp.linear_fc1.": ".mlp.fc1.",
     ".mlp.linear_fc2.": ".mlp.fc2.",
+    ".input_layernorm.": ".layer_norm1.",
+    ".pre_feedforward_layernorm.": ".layer_norm2.",
+    ".o_proj.": ".out_proj.",
+    "_proj.linear.": "_proj.",
 }
 """Our names of parts of a layer."""
 _FUSED: Final = ".attn.qkv."
 _QKV: Final = ("q_proj", "k_proj", "v_proj")
+_BOUNDS: Final = ("input_min", "input_max", "output_min", "output_max")
+"""Numbers that a clipped matmul has in published checkpoints."""
 
 
 def vision_name(name: str) -> str | None:
@@ -59,6 +67,27 @@ def vision_name(name: str) -> str | None:
                 made = made.replace(old, new)
             return made
     return None
+
+
+def is_audio(name: str) -> bool:
+    """Return True for a tensor of an audio encoder or its connector."""
+    return name.removeprefix("model.").startswith(_AUDIO)
+
+
+def join_bounds(checkpoint: Checkpoint) -> Checkpoint:
+    """Replace the four bounds of each clipped matmul of a tower by one vector, `bounds`."""
+    tensors = dict(checkpoint.tensors)
+    readers: dict[str, Callable[[Checkpoint], Tensor]] = {}
+    for name in checkpoint.tensors:
+        module, _, last = name.rpartition(".")
+        parts = [f"{module}.{part}" for part in _BOUNDS]
+        if last != _BOUNDS[0] or not name.startswith(VISION) or not all(part in checkpoint.tensors for part in parts):
+            continue
+        own, infos = f"{module}.bounds", [tensors.pop(part) for part in parts]
+        size = sum(info.num_stored_bytes for info in infos)
+        tensors[own] = replace(infos[0], name=own, shape=(len(parts),), num_stored_bytes=size)
+        readers[own] = partial(_read_bounds, parts)
+    return CheckpointView(checkpoint, tensors, readers) if readers else checkpoint
 
 
 def split_vision_qkv(checkpoint: Checkpoint) -> Checkpoint:
@@ -76,6 +105,10 @@ def split_vision_qkv(checkpoint: Checkpoint) -> Checkpoint:
             tensors[own] = replace(info, name=own, shape=(rows, *info.shape[1:]), num_stored_bytes=size)
             readers[own] = partial(_read_rows, name, slice(index * rows, (index + 1) * rows))
     return CheckpointView(checkpoint, tensors, readers) if readers else checkpoint
+
+
+def _read_bounds(stored: list[str], inner: Checkpoint) -> np.ndarray:
+    return np.concatenate([np.asarray(inner.read(name)).reshape(1) for name in stored])
 
 
 def _read_rows(stored: str, rows: slice, inner: Checkpoint) -> np.ndarray:

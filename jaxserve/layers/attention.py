@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxserve_kernels.backend import NATIVE
-from jaxserve_kernels.paged_attention import Paging, Scoring, ShardAxes, write_and_attend
+from jaxserve_kernels.paged_attention import Paging, Ragged, Scoring, ShardAxes, write_and_attend
 from jaxserve_kernels.rope import Rotation, rotate
 from jaxserve_kernels.segments import Segments
 from jaxtyping import Array, Bool, Float
@@ -38,6 +38,8 @@ class StepContext(NamedTuple):
     """Factor on each token's queries; None: there is none."""
     segments: Segments | None = None
     """Rows for recurrent layers; None: there are none."""
+    causal_ragged: Ragged | None = None
+    """Segments for causal layers of a step in which others see images as a whole; None: there are no such layers."""
 
     def rotation_of(self, layer: LayerConfig) -> Rotation | None:
         """Return the rotation of a layer's queries and keys; None without positional encoding."""
@@ -64,6 +66,14 @@ class StepContext(NamedTuple):
         paging = self.groups[place.group]
         assert isinstance(paging, Paging), "a group with pages"
         return paging
+
+    def causal_paging(self, place: CachePlace) -> Paging:
+        """Return the pages of the group of `place` for a layer in which every token sees those before it only."""
+        paging = self.paging(place)
+        if paging.key_ends is None:
+            return paging
+        assert self.causal_ragged is not None, "a step with causal layers"
+        return paging._replace(key_ends=None, ragged=self.causal_ragged)
 
     def slots(self, place: CachePlace) -> StateSlots:
         """Return the state slots of the group of `place`."""
@@ -104,6 +114,10 @@ class Attention(nnx.Module):
             sliding_window=layer.sliding_window,
             is_chunked=layer.is_chunked,
         )
+        vision = config.vision
+        self.is_causal = (
+            vision is not None and vision.bidirectional_layers == "sliding" and layer.sliding_window is None
+        )
         self.out_scale = config.attention_out_scale
         self.shape = (n, k, h)
         self.backend, self.is_alike = policy.backend, policy.backend in NATIVE
@@ -133,7 +147,7 @@ class Attention(nnx.Module):
                 value,
                 *pool,
                 jnp.int32(place.index),
-                step.paging(place),
+                step.causal_paging(place) if self.is_causal else step.paging(place),
                 rotation=rotation,
                 scoring=self.scoring,
                 sinks=None if self.sinks is None else self.sinks[...],

@@ -25,10 +25,15 @@ class Texts(NamedTuple):
 
 
 def attend(
-    query: Float[Array, "T N H"], key: Float[Array, "T N H"], value: Float[Array, "T N H"], texts: Texts
+    query: Float[Array, "T N H"],
+    key: Float[Array, "T N H"],
+    value: Float[Array, "T N H"],
+    texts: Texts,
+    scale: float | None = None,
 ) -> Float[Array, "T N H"]:
-    """Return softmax(q k / sqrt(H)) v within each text; scores and their sums are float32."""
+    """Return softmax(q k * scale) v within each text; scores and their sums are float32. scale: None: 1 / sqrt(H)."""
     num_tokens, _, head_dim = query.shape
+    factor = head_dim**-0.5 if scale is None else scale
     # Padding may be NaN, and NaN * 0 is NaN.
     value = jnp.where((jnp.arange(num_tokens) < texts.num_tokens)[:, None, None], value, 0)
     block = min(QUERY_BLOCK, num_tokens)
@@ -40,7 +45,7 @@ def attend(
         keys, values, others = (
             jax.lax.dynamic_slice_in_dim(array, first, window) for array in (key, value, texts.rows)
         )
-        scores = jnp.einsum("qnh,knh->nqk", queries, keys, preferred_element_type=jnp.float32) * head_dim**-0.5
+        scores = jnp.einsum("qnh,knh->nqk", queries, keys, preferred_element_type=jnp.float32) * factor
         shares = jax.nn.softmax(jnp.where(own[:, None] == others, scores, -jnp.inf))
         return jnp.einsum("nqk,knh->qnh", shares.astype(value.dtype), values)
 

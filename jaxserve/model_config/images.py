@@ -38,7 +38,14 @@ class FixedSize:
     width: int
 
 
-Sizes = TileSizes | AreaSizes | FixedSize
+@dataclass(frozen=True, slots=True)
+class BudgetSizes:
+    """Both sides are scaled by one factor until the image has `max_patches` patches, then rounded down to whole blocks (Gemma 4)."""
+
+    max_patches: int
+
+
+Sizes = TileSizes | AreaSizes | FixedSize | BudgetSizes
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,12 @@ class ImageTokens(NamedTuple):
         found = self.embeddings[jnp.maximum(self.rows, 0), : x.shape[1]]
         return jnp.where((self.rows >= 0)[:, None], found.astype(x.dtype), x)
 
+    def per_layer_ids(self, token_ids: Int[Array, "T"], config: DecoderConfig) -> Int[Array, "T"]:
+        """Return the tokens whose embeddings of each layer the tokens have: see `VisionConfig.per_layer_token_id`."""
+        if config.vision is None or config.vision.per_layer_token_id is None:
+            return token_ids
+        return jnp.where(self.rows < 0, token_ids, config.vision.per_layer_token_id)
+
     def add_deepstack(self, x: Float[Array, "T D"], layer: int) -> Float[Array, "T D"]:
         """Return the output of decoder layer number `layer`, with the features that belong to it added."""
         start = (1 + layer) * x.shape[1]
@@ -209,7 +215,8 @@ class Decoder(nnx.Module):
             if images is not None:
                 x = images.replace(x)
             make = self.model.per_layer
-            own = None if make is None else make(token_ids, x, step.tokens)  # (T, L, P)
+            own_ids = token_ids if images is None else images.per_layer_ids(token_ids, self.config)
+            own = None if make is None else make(own_ids, x, step.tokens)  # (T, L, P)
         streams = self.model.altup
         if streams is not None:
             x = streams.split(x, step.tokens)  # (A, T, D)

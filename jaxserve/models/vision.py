@@ -6,34 +6,46 @@ padding follows the last one. Attribute names are the names that `checkpoint/vis
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jaxserve_kernels.backend import NATIVE
 from jaxserve_kernels.rope import Rotation, rotate
 from jaxtyping import Array, Float, Int, UInt8
 
 from jaxserve.layers.fused import FusedLinear
 from jaxserve.layers.linear import Linear, Tokens
 from jaxserve.layers.mlp import ACTIVATIONS
-from jaxserve.layers.norm import LayerNorm, RMSNorm
+from jaxserve.layers.norm import LayerNorm, RMSNorm, normalized
 from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.layers.segment_attention import Texts, attend
 from jaxserve.model_config.vision import VisionConfig
+from jaxserve.models.vision_connectors import MLPConnector, make_connector
+from jaxserve.sharding.rules import Axes
+
+Rotations = tuple[Rotation, ...]
+"""The rotation of a whole head, or of each half of one; empty: queries and keys do not rotate."""
 
 
 class PatchEmbedding(nnx.Module):
-    """Compute weight @ patch + bias: a convolution whose stride is its size."""
+    """Compute weight @ patch, and perhaps add a bias: a convolution whose stride is its size. See `PatchKind`."""
 
     def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
         depth = () if config.num_frames is None else (config.num_frames,)
-        kernel = (config.num_channels, *depth, config.patch_size, config.patch_size)
+        kernel: tuple[int, ...] = (config.num_channels, *depth, config.patch_size, config.patch_size)
+        self.is_linear = config.patches == "linear"
+        if self.is_linear:
+            kernel = (config.patch_values,)
         axes = (None,) * (1 + len(kernel))
         self.weight = parameter((config.hidden_size, *kernel), axes, policy.weights)
-        self.bias = parameter((config.hidden_size,), (None,), policy.vectors)
+        self.bias = None if self.is_linear else parameter((config.hidden_size,), (None,), policy.vectors)
+        self.num_channels = config.num_channels
         self.normalization = config.normalization
         self.dtype = policy.activations
 
@@ -47,23 +59,29 @@ class PatchEmbedding(nnx.Module):
         kernel = self.weight[...]
         if kernel.ndim == 5:  # every frame of an image is the same
             kernel = kernel.astype(jnp.float32).sum(2).astype(kernel.dtype)
+        elif self.is_linear:  # channels last
+            kernel = kernel.reshape(len(kernel), -1, self.num_channels).swapaxes(1, 2)
         kernel = kernel.reshape(kernel.shape[0], -1).astype(self.dtype)
         made = jnp.einsum("pf,df->pd", values, kernel, preferred_element_type=jnp.float32)
-        return made.astype(self.dtype) + self.bias[...]
+        made = made.astype(self.dtype)
+        return made if self.bias is None else made + self.bias[...]
 
 
 class PositionTable(nnx.Module):
-    """Learned positions, one for each place of a square grid."""
+    """Learned positions, one for each place of a square grid, or for each column and each row."""
 
     def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
         self.side = config.positions_per_side
-        self.is_interpolated = config.positions == "interpolated"
-        self.weight = parameter((self.side**2, config.hidden_size), (None, None), policy.vectors)
+        self.kind = config.positions
+        shape = (2, self.side) if self.kind == "axes" else (self.side**2,)
+        self.weight = parameter((*shape, config.hidden_size), (None,) * (len(shape) + 1), policy.vectors)
 
     def __call__(self, positions: Int[Array, "P 2"], sizes: Int[Array, "P 2"], dtype: jnp.dtype) -> Float[Array, "P D"]:
         """Return the position of each patch. sizes: rows and columns of the grid of each patch's image."""
         table = self.weight[...]
-        if not self.is_interpolated:
+        if self.kind == "axes":
+            return (table[0, positions[:, 1]] + table[1, positions[:, 0]]).astype(dtype)
+        if self.kind == "table":
             return table[positions[:, 0] * self.side + positions[:, 1]].astype(dtype)
         # The grid's corners are the table's corners.
         exact = positions * (self.side - 1) / jnp.maximum(sizes - 1, 1)
@@ -76,22 +94,69 @@ class PositionTable(nnx.Module):
         return found.astype(dtype)
 
 
+class ClippedLinear(Linear):
+    """A matmul with inputs and outputs clipped to four stored bounds: those of inputs, then those of outputs."""
+
+    def __init__(self, out_dim: int, in_dim: int, axes: Axes, policy: DtypePolicy, *, bias: bool = False) -> None:
+        super().__init__(out_dim, in_dim, axes, policy, bias=bias)
+        self.bounds = parameter((4,), (None,), policy.vectors)
+
+    def __call__(self, x: Float[Array, "T I"], tokens: Tokens) -> Float[Array, "T O"]:
+        low, high, out_low, out_high = self.bounds[...].astype(x.dtype)
+        return jnp.clip(super().__call__(jnp.clip(x, low, high), tokens), out_low, out_high)
+
+
+def _linear(config: VisionConfig, out_dim: int, in_dim: int, policy: DtypePolicy) -> Linear:
+    make = ClippedLinear if config.has_clipped_matmuls else Linear
+    return make(out_dim, in_dim, (None, None), policy, bias=config.layers == "pre")
+
+
+def _fused(config: VisionConfig, counts: Mapping[str, int], policy: DtypePolicy, num_units: int) -> FusedLinear:
+    """Return matmuls of one input of D numbers; those that clip it each have bounds of their own, and are never fused."""
+    if config.has_clipped_matmuls:
+        policy = replace(policy, fused_for=0)
+    make = partial(_linear, config, in_dim=config.hidden_size, policy=policy)
+    return FusedLinear(counts, make, policy, num_units=num_units)
+
+
+def _norm(config: VisionConfig, policy: DtypePolicy) -> LayerNorm | RMSNorm:
+    if config.layers == "pre":
+        return LayerNorm(config.hidden_size, config.norm_eps, policy)
+    return RMSNorm(config.hidden_size, config.norm_eps, policy, "wide")
+
+
 class VisionAttention(nnx.Module):
     """Attention within each image."""
 
     def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
-        d = config.hidden_size
-        make = partial(Linear, in_dim=d, axes=(None, None), policy=policy, bias=True)
-        self.qkv_proj = FusedLinear({"q_proj": d, "k_proj": d, "v_proj": d}, make, policy, num_units=config.num_heads)
-        self.out_proj = Linear(d, d, (None, None), policy, bias=True)
-        self.shape = (-1, config.num_heads, config.head_dim)
+        heads, self.head_dim = config.num_heads, config.head_dim
+        width = heads * self.head_dim
+        self.qkv_proj = _fused(config, {"q_proj": width, "k_proj": width, "v_proj": width}, policy, heads)
+        self.out_proj = _linear(config, config.hidden_size, width, policy)
+        is_plain, eps = config.layers == "pre", config.norm_eps
+        self.q_norm = None if is_plain else RMSNorm(self.head_dim, eps, policy, "wide")
+        self.k_norm = None if is_plain else RMSNorm(self.head_dim, eps, policy, "wide")
+        self.value_eps = None if is_plain else eps
+        self.scale = None if is_plain else 1.0
+        self.is_alike = policy.backend in NATIVE
 
-    def __call__(self, x: Float[Array, "P D"], images: Texts, rotation: Rotation | None) -> Float[Array, "P D"]:
+    def __call__(self, x: Float[Array, "P D"], images: Texts, rotations: Rotations) -> Float[Array, "P D"]:
         tokens = Tokens(images.num_tokens)
-        query, key, value = (part.reshape(self.shape) for part in self.qkv_proj(x, tokens))
-        if rotation is not None:
-            query, key = rotate(query, rotation), rotate(key, rotation)
-        return self.out_proj(attend(query, key, value, images).reshape(x.shape), tokens)
+        parts = (part.reshape(len(x), -1, self.head_dim) for part in self.qkv_proj(x, tokens))
+        query, key, value = parts  # (P, N, H) each
+        if self.q_norm is not None and self.k_norm is not None and self.value_eps is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+            value = normalized(value, self.value_eps, is_alike=self.is_alike).astype(value.dtype)
+        query, key = _rotated(query, rotations), _rotated(key, rotations)
+        return self.out_proj(attend(query, key, value, images, self.scale).reshape(len(x), -1), tokens)
+
+
+def _rotated(x: Float[Array, "P N H"], rotations: Rotations) -> Float[Array, "P N H"]:
+    """Return heads whose equal parts are rotated, each by one of `rotations`."""
+    if not rotations:
+        return x
+    parts = jnp.split(x, len(rotations), -1)
+    return jnp.concatenate([rotate(part, each) for part, each in zip(parts, rotations, strict=True)], -1)
 
 
 class VisionMLP(nnx.Module):
@@ -99,74 +164,47 @@ class VisionMLP(nnx.Module):
 
     def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
         d, f = config.hidden_size, config.intermediate_size
-        self.fc1 = Linear(f, d, (None, None), policy, bias=True)
-        self.fc2 = Linear(d, f, (None, None), policy, bias=True)
+        self.fc1 = _linear(config, f, d, policy)
+        self.fc2 = _linear(config, d, f, policy)
         self.activation = config.activation
 
     def __call__(self, x: Float[Array, "P D"], tokens: Tokens) -> Float[Array, "P D"]:
         return self.fc2(ACTIVATIONS[self.activation](self.fc1(x, tokens)), tokens)
 
 
+class GatedVisionMLP(nnx.Module):
+    """Compute down(activation(gate(x)) * up(x))."""
+
+    def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
+        d, f = config.hidden_size, config.intermediate_size
+        self.gate_up_proj = _fused(config, {"gate_proj": f, "up_proj": f}, policy, f)
+        self.down_proj = _linear(config, d, f, policy)
+        self.activation = config.activation
+
+    def __call__(self, x: Float[Array, "P D"], tokens: Tokens) -> Float[Array, "P D"]:
+        gate, up = self.gate_up_proj(x, tokens)
+        return self.down_proj(ACTIVATIONS[self.activation](gate) * up, tokens)
+
+
 class VisionLayer(nnx.Module):
-    """Compute x + attention(norm(x)), then x + mlp(norm(x))."""
+    """Compute x + attention(norm(x)), then x + mlp(norm(x)); sandwich layers normalise what they add as well."""
 
     def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
-        self.layer_norm1 = LayerNorm(config.hidden_size, config.norm_eps, policy)
+        is_plain = config.layers == "pre"
+        self.layer_norm1 = _norm(config, policy)
         self.self_attn = VisionAttention(config, policy)
-        self.layer_norm2 = LayerNorm(config.hidden_size, config.norm_eps, policy)
-        self.mlp = VisionMLP(config, policy)
+        self.post_attention_layernorm = None if is_plain else _norm(config, policy)
+        self.layer_norm2 = _norm(config, policy)
+        self.mlp = VisionMLP(config, policy) if is_plain else GatedVisionMLP(config, policy)
+        self.post_feedforward_layernorm = None if is_plain else _norm(config, policy)
 
-    def __call__(self, x: Float[Array, "P D"], images: Texts, rotation: Rotation | None) -> Float[Array, "P D"]:
+    def __call__(self, x: Float[Array, "P D"], images: Texts, rotations: Rotations) -> Float[Array, "P D"]:
         with jax.named_scope("attention"):
-            x = x + self.self_attn(self.layer_norm1(x), images, rotation)
+            made = self.self_attn(self.layer_norm1(x), images, rotations)
+            x = x + (made if self.post_attention_layernorm is None else self.post_attention_layernorm(made))
         with jax.named_scope("mlp"):
-            return x + self.mlp(self.layer_norm2(x), Tokens(images.num_tokens))
-
-
-class LinearConnector(nnx.Module):
-    """One matrix over the vectors of a block side by side."""
-
-    def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
-        self.proj = Linear(config.output_size, config.block * config.hidden_size, (None, None), policy)
-        self.block = config.block
-
-    def __call__(self, x: Float[Array, "P D"], num_rows: Int[Array, ""]) -> Float[Array, "N O"]:
-        return self.proj(x.reshape(len(x) // self.block, -1), Tokens(num_rows))
-
-
-class MLPConnector(nnx.Module):
-    """Two layers over the normalised vectors of a block. is_joint: the vectors of a block are normalised together."""
-
-    def __init__(self, config: VisionConfig, policy: DtypePolicy, *, is_joint: bool = False) -> None:
-        d = config.block * config.hidden_size
-        self.norm = LayerNorm(d if is_joint else config.hidden_size, config.connector_eps, policy)
-        self.linear_fc1 = Linear(d, d, (None, None), policy, bias=True)
-        self.linear_fc2 = Linear(config.output_size, d, (None, None), policy, bias=True)
-        self.block, self.is_joint = config.block, is_joint
-
-    def __call__(self, x: Float[Array, "P D"], num_rows: Int[Array, ""]) -> Float[Array, "N O"]:
-        shape, tokens = (len(x) // self.block, -1), Tokens(num_rows)
-        x = self.norm(x.reshape(shape)) if self.is_joint else self.norm(x).reshape(shape)
-        return self.linear_fc2(ACTIVATIONS["gelu"](self.linear_fc1(x, tokens)), tokens)
-
-
-class AverageConnector(nnx.Module):
-    """One matrix over the normalised mean of a block. Stored as inputs by outputs."""
-
-    def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
-        self.mm_soft_emb_norm = RMSNorm(config.hidden_size, config.connector_eps, policy, "offset")
-        self.mm_input_projection_weight = parameter(
-            (config.hidden_size, config.output_size), (None, None), policy.weights
-        )
-        self.block = config.block
-
-    def __call__(self, x: Float[Array, "P D"], num_rows: Int[Array, ""]) -> Float[Array, "N O"]:
-        means = x.astype(jnp.float32).reshape(len(x) // self.block, self.block, -1).mean(1).astype(x.dtype)
-        weight, normed = self.mm_input_projection_weight[...].astype(x.dtype), self.mm_soft_emb_norm(means)
-        return jnp.einsum("nd,do->no", normed, weight, preferred_element_type=jnp.float32).astype(x.dtype)
-
-
-_CONNECTORS = {"linear": LinearConnector, "mlp": MLPConnector, "average": AverageConnector}
+            made = self.mlp(self.layer_norm2(x), Tokens(images.num_tokens))
+            return x + (made if self.post_feedforward_layernorm is None else self.post_feedforward_layernorm(made))
 
 
 class VisionTower(nnx.Module):
@@ -179,7 +217,7 @@ class VisionTower(nnx.Module):
         self.position_embedding = PositionTable(config, policy)
         self.layers = nnx.List([VisionLayer(config, policy) for _ in range(config.num_layers)])
         self.post_layernorm = LayerNorm(config.hidden_size, config.norm_eps, policy) if config.has_final_norm else None
-        self.connector = _CONNECTORS[config.connector](config, policy)
+        self.connector = make_connector(config, policy)
         self.deepstack = nnx.List([MLPConnector(config, policy, is_joint=True) for _ in config.deepstack_layers])
 
     def encode(
@@ -193,16 +231,16 @@ class VisionTower(nnx.Module):
         config, count = self.config, len(patches)
         num_real = (image_ids >= 0).sum(dtype=jnp.int32)
         # Padding is one more image: no number of patches is 0.
-        images = Texts(jnp.where(image_ids < 0, count, image_ids), num_real, min(config.image_patches or count, count))
+        images = Texts(jnp.where(image_ids < 0, count, image_ids), num_real, min(config.most_patches or count, count))
         sizes = 1 + jax.ops.segment_max(positions, images.rows, count + 1)[images.rows]  # (P, 2)
-        rotation = _rotation(config, positions)
+        rotations = _rotations(config, positions)
         with jax.named_scope("embed"):
             x = self.patch_embedding(patches)
             x = x + self.position_embedding(positions, sizes, x.dtype)
         num_rows, features = num_real // config.block, []
         for index, layer in enumerate(self.layers):
             with jax.named_scope(f"layer_{index}"):
-                x = layer(x, images, rotation)
+                x = layer(x, images, rotations)
             if index in config.deepstack_layers:
                 features.append(self.deepstack[config.deepstack_layers.index(index)](x, num_rows))
         with jax.named_scope("connector"):
@@ -210,11 +248,14 @@ class VisionTower(nnx.Module):
             return jnp.concatenate([self.connector(x, num_rows), *features], axis=1)
 
 
-def _rotation(config: VisionConfig, positions: Int[Array, "P 2"]) -> Rotation | None:
-    """Return the rotation by row, in the first half of the frequencies, and by column, in the second."""
+def _rotations(config: VisionConfig, positions: Int[Array, "P 2"]) -> Rotations:
+    """Return the rotations by row and column of the patches: see `RotaryLayout`."""
     if config.rope_theta is None:
-        return None
+        return ()
     half = config.head_dim // 2
     frequencies = (config.rope_theta ** -(np.arange(0, half, 2, dtype=np.float64) / half)).astype(np.float32)
-    angles = (positions[:, :, None].astype(jnp.float32) * frequencies).reshape(len(positions), -1)  # (P, H/2)
-    return Rotation(jnp.cos(angles), jnp.sin(angles))
+    angles = positions[:, :, None].astype(jnp.float32) * frequencies  # (P, 2, H/4)
+    if config.rotary_layout == "halves":
+        return tuple(Rotation(jnp.cos(angles[:, axis]), jnp.sin(angles[:, axis])) for axis in (1, 0))
+    angles = angles.reshape(len(positions), -1)
+    return (Rotation(jnp.cos(angles), jnp.sin(angles)),)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
-from jaxserve_kernels.paged_attention import Paging, ragged_layout
+from jaxserve_kernels.paged_attention import Paging, Ragged, ragged_layout
 from jaxtyping import Array, Bool, Int
 
 from jaxserve.layers.attention import StepContext
@@ -26,14 +27,7 @@ def step_context(skeleton: ModelSkeleton, field: dict[str, Any], cache: Cache, p
     tables = [field["block_tables"]] if count == 1 else jnp.split(field["block_tables"], count, axis=1)
     # Padding tokens write to slot 0 of the null page.
     pages = [each[field["rows"], positions // page_size] * field["is_real"] for each in tables]
-    ragged = None
-    if program.kind == "mixed":
-        ragged = ragged_layout(
-            field["query_starts"],
-            field["num_decode_rows"],
-            num_tokens=program.num_tokens,
-            backend="reference" if program.sees_whole_images else skeleton.policy.backend,
-        )
+    ragged, causal_ragged = _ragged(skeleton, field, program)
     turned = field["rope_positions"].reshape(3, -1) if "rope_positions" in field else positions
     turns = rotation(skeleton.config, turned), sliding_rotation(skeleton.config, positions)
     scales = query_scales(skeleton.config, positions)
@@ -45,7 +39,19 @@ def step_context(skeleton: ModelSkeleton, field: dict[str, Any], cache: Cache, p
     groups: list[GroupStep] = [paging[group.table] for group in layout.paged]
     groups += [StateSlots(field["state_reads"], field["state_writes"]) for _ in layout.states]
     adapters = _own_ranks(skeleton.adapters, field["adapters"][field["rows"]])
-    return StepContext(*turns, tuple(groups), adapters, scales)
+    return StepContext(*turns, tuple(groups), adapters, scales, causal_ragged=causal_ragged)
+
+
+def _ragged(skeleton: ModelSkeleton, field: dict[str, Any], program: Program) -> tuple[Ragged | None, Ragged | None]:
+    """Return how kernels take the rows, and how those of causal layers do if other layers see images as a whole."""
+    if program.kind != "mixed":
+        return None, None
+    backend, vision = skeleton.policy.backend, skeleton.config.vision
+    rows = partial(ragged_layout, field["query_starts"], field["num_decode_rows"], num_tokens=program.num_tokens)
+    if not program.sees_whole_images:
+        return rows(backend=backend), None
+    has_causal = vision is not None and vision.bidirectional_layers == "sliding"
+    return rows(backend="reference"), rows(backend=backend) if has_causal else None
 
 
 def _own_ranks(config: AdaptersConfig | None, adapters: Int[Array, "T"]) -> Bool[Array, "T A"] | None:

@@ -92,7 +92,8 @@ class VisionModel:
             if self.vision.mrope_sections is not None:
                 step = step._replace(rotation=rotation(decoder, rope))
             if self.vision.is_bidirectional and len(tokens) > 1:
-                step = step._replace(groups=tuple(each._replace(key_ends=key_ends) for each in step.groups))
+                groups = tuple(each._replace(key_ends=key_ends) for each in step.groups)
+                step = step._replace(groups=groups, causal_ragged=step.rows.ragged)
             model = skeleton.build(params)
             hidden, cache = model.hidden(tokens, cache, step, images)
             last = hidden[-NUM_LOGITS:]

@@ -204,6 +204,62 @@ def _gemma(text: dict[str, Any]) -> VisionCheckpoint:
     )
 
 
+def _gemma4(text: dict[str, Any], vision: dict[str, Any], **keys: Any) -> VisionCheckpoint:
+    tokens = {
+        "image_token": "<|image|>",
+        "boi_token": "<|image>",
+        "eoi_token": "<image|>",
+        "audio_token": "<|audio|>",
+        "boa_token": "<|audio>",
+        "eoa_token": "<audio|>",
+    }
+    return VisionCheckpoint(
+        {
+            **_multimodal(
+                "Gemma4ForConditionalGeneration",
+                "gemma4",
+                {"model_type": "gemma4_text", "rms_norm_eps": 1e-6, "tie_word_embeddings": True, **text},
+                {"model_type": "gemma4_vision", "num_hidden_layers": 2, "patch_size": 4, **vision},
+                image_token_id=_FIRST_MARKER,
+                boi_token_id=_FIRST_MARKER + 1,
+                eoi_token_id=_FIRST_MARKER + 2,
+                audio_token_id=_FIRST_MARKER + 3,
+                boa_token_id=_FIRST_MARKER + 4,
+                eoa_token_index=_FIRST_MARKER + 5,
+                video_token_id=_FIRST_MARKER + 6,
+                **keys,
+            ),
+            "tie_word_embeddings": True,
+        },
+        {
+            "image_processor_type": "Gemma4ImageProcessor",
+            "do_convert_rgb": True,
+            "do_normalize": False,
+            "do_rescale": True,
+            "do_resize": True,
+            "image_mean": [0.0, 0.0, 0.0],
+            "image_std": [1.0, 1.0, 1.0],
+            "max_soft_tokens": 70,
+            "patch_size": vision.get("patch_size", 4),
+            "pooling_kernel_size": vision["pooling_kernel_size"],
+            "resample": 3,
+            "rescale_factor": 1 / 255,
+        },
+        "Gemma4Processor",
+        "<|image|>",
+        (*tokens.values(), "<|video|>"),
+        tokens,
+        {"feature_extractor": "Gemma4AudioFeatureExtractor", "video_processor": "Gemma4VideoProcessor"},
+    )
+
+
+_GEMMA4_ROPE: dict[str, Any] = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    "full_attention": {"rope_type": "proportional", "rope_theta": 1e5, "partial_rotary_factor": 0.25},
+}
+_ALTERNATING = ["sliding_attention", "full_attention"] * 2
+
+
 VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
     "smolvlm_tiny": _tiled("SmolVLMForConditionalGeneration", "smolvlm", "SmolVLMImageProcessor", is_split=True),
     "idefics3_tiny": _tiled(
@@ -271,6 +327,74 @@ VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
             "sliding_window": 6,
             "tie_word_embeddings": True,
+        },
+    ),
+    "gemma4_vision_tiny": _gemma4(  # as the large models: images seen both ways, experts, standardised embeddings
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 16,
+            "global_head_dim": 24,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 16,
+            "layer_types": _ALTERNATING,
+            "sliding_window": 24,
+            "use_bidirectional_attention": "vision",
+            "rope_parameters": _GEMMA4_ROPE,
+        },
+        {
+            "hidden_size": 32,
+            "intermediate_size": 40,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "pooling_kernel_size": 2,
+            "position_embedding_size": 160,
+            "standardize": True,
+        },
+    ),
+    "gemma4_vision_odd_tiny": _gemma4(  # as the small models: embeddings for each layer, clipped matmuls, an audio encoder
+        {
+            "hidden_size": 40,
+            "intermediate_size": 56,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+            "head_dim": 24,
+            "global_head_dim": 40,
+            "hidden_size_per_layer_input": 12,
+            "vocab_size_per_layer_input": VOCAB_SIZE,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "final_logit_softcapping": 8.0,
+            "layer_types": [*_ALTERNATING, *_ALTERNATING[:2]],
+            "sliding_window": 8,
+            "pad_token_id": 9,
+            "rope_parameters": _GEMMA4_ROPE,
+        },
+        {
+            "hidden_size": 28,
+            "intermediate_size": 36,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "head_dim": 12,
+            "patch_size": 5,
+            "pooling_kernel_size": 3,
+            "position_embedding_size": 211,
+            "use_clipped_linears": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 50.0},
+        },
+        audio_config={
+            "model_type": "gemma4_audio",
+            "hidden_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "subsampling_conv_channels": [4, 4],
+            "output_proj_dims": 16,
         },
     ),
 }

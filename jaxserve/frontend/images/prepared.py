@@ -15,7 +15,7 @@ from jaxserve.errors import CheckpointError, RequestError
 from jaxserve.frontend.images.decode import ImageError
 from jaxserve.frontend.images.processor import EncoderItem, process_image
 from jaxserve.frontend.images.protocol import PreparedImage, PreparedItem
-from jaxserve.model_config.images import AreaSizes, ImageProcessorConfig
+from jaxserve.model_config.images import AreaSizes, BudgetSizes, ImageProcessorConfig
 
 
 def load_preparer(path: Path, max_patches: int) -> Callable[[Image.Image], PreparedImage]:
@@ -46,11 +46,13 @@ def load_preparer(path: Path, max_patches: int) -> Callable[[Image.Image], Prepa
 
 def with_bounded_area(config: ImageProcessorConfig, max_patches: int) -> ImageProcessorConfig:
     """Return the preprocessing with no image larger than `max_patches`, for a model that takes images of any size."""
-    if not isinstance(config.sizes, AreaSizes):
-        return config
-    most = max_patches * config.patch_size**2
-    sizes = AreaSizes(min(config.sizes.min_pixels, most), min(config.sizes.max_pixels, most))
-    return replace(config, sizes=sizes)
+    match config.sizes:
+        case AreaSizes(low, high):
+            most = max_patches * config.patch_size**2
+            return replace(config, sizes=AreaSizes(min(low, most), min(high, most)))
+        case BudgetSizes(budget):
+            return replace(config, sizes=BudgetSizes(min(budget, max_patches)))
+    return config
 
 
 def prepared_item(item: EncoderItem) -> PreparedItem:

@@ -15,7 +15,15 @@ import numpy as np
 from PIL import Image
 
 from jaxserve.errors import InvalidRequestError
-from jaxserve.model_config.images import AreaSizes, FixedSize, ImageMarkup, ImageProcessorConfig, Resampling, TileSizes
+from jaxserve.model_config.images import (
+    AreaSizes,
+    BudgetSizes,
+    FixedSize,
+    ImageMarkup,
+    ImageProcessorConfig,
+    Resampling,
+    TileSizes,
+)
 
 _FILTERS: Final[dict[Resampling, Image.Resampling]] = {
     "nearest": Image.Resampling.NEAREST,
@@ -85,6 +93,9 @@ def count_tokens(width: int, height: int, config: ImageProcessorConfig) -> list[
             return [(new_height // block) * (new_width // block)]
         case FixedSize() as sizes:
             return [(sizes.height // block) * (sizes.width // block)]
+        case BudgetSizes() as sizes:
+            new_height, new_width = _budget_size(height, width, config, sizes.max_patches)
+            return [(new_height // block) * (new_width // block)]
 
 
 def _resized(image: Image.Image, config: ImageProcessorConfig) -> tuple[tuple[int, int], list[Image.Image]]:
@@ -97,6 +108,8 @@ def _resized(image: Image.Image, config: ImageProcessorConfig) -> tuple[tuple[in
             size = _bounded_size(image.height, image.width, factor, sizes)
         case FixedSize() as sizes:
             size = sizes.height, sizes.width
+        case BudgetSizes() as sizes:
+            size = _budget_size(image.height, image.width, config, sizes.max_patches)
     return (0, 0), [_resize(image, *size, config.resampling)]
 
 
@@ -117,6 +130,21 @@ def _bounded_size(height: int, width: int, factor: int, sizes: AreaSizes) -> tup
     if new_height * new_width < sizes.min_pixels:
         ratio = math.sqrt(sizes.min_pixels / (height * width))
         return tuple(math.ceil(side * ratio / factor) * factor for side in (height, width))  # type: ignore[return-value]
+    return new_height, new_width
+
+
+def _budget_size(height: int, width: int, config: ImageProcessorConfig, max_patches: int) -> tuple[int, int]:
+    """Return multiples of a block's side in the image's proportions, as large as `max_patches` patches allow."""
+    patch, block = config.patch_size, config.patch_size * config.merge
+    factor = math.sqrt(max_patches * patch**2 / (height * width))
+    new_height, new_width = (math.floor(factor * side / block) * block for side in (height, width))
+    if not new_height and not new_width:
+        raise InvalidRequestError(f"The image has {width} x {height} pixels; {max_patches} patches cannot show it.")
+    longest = max_patches // config.merge**2 * block
+    if not new_height:
+        return block, min(width // height * block, longest)
+    if not new_width:
+        return min(height // width * block, longest), block
     return new_height, new_width
 
 

@@ -1,4 +1,4 @@
-"""Keys of vision towers: SigLIP as in SmolVLM and Gemma 3, and Qwen's."""
+"""Keys of vision towers: SigLIP as in SmolVLM and Gemma 3, Qwen's, and Gemma 4's."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from jaxserve.checkpoint.renamed import MULTIMODAL
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.model_config.images import FixedSize, ImageProcessorConfig, TileSizes
-from jaxserve.model_config.vision import Connector, VisionConfig
-from jaxserve.models.families._common import MAX_HEADS, MAX_LAYERS, MAX_WIDTH, read_activation
+from jaxserve.model_config.images import BudgetSizes, FixedSize, ImageProcessorConfig, TileSizes
+from jaxserve.model_config.vision import BidirectionalLayers, Connector, Normalization, VisionConfig
+from jaxserve.models.families._common import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, read_activation
 from jaxserve.models.families._keys import Keys
 
 _MAX_PATCH: Final = 256
@@ -40,6 +40,25 @@ _QWEN: Final[Mapping[str, Any]] = {
     "num_position_embeddings": 2304,
 }
 """transformers' defaults of Qwen3-VL and Qwen3.5."""
+_GEMMA4: Final[Mapping[str, Any]] = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+    "head_dim": 64,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "attention_bias": False,
+    "pooling_kernel_size": 3,
+    "patch_size": 16,
+    "position_embedding_size": 10_240,
+    "use_clipped_linears": False,
+    "standardize": False,
+}
+"""transformers' defaults of Gemma 4."""
+_GEMMA4_THETA: Final = 100.0
+_MAX_POSITIONS: Final = 1 << 20
 QWEN3_5_SECTIONS: Final = (11, 11, 10)
 """Qwen3.5's default of `mrope_section`."""
 _QWEN_EPS: Final = 1e-6
@@ -52,7 +71,7 @@ def siglip(
     *,
     connector: Connector,
     defaults: Mapping[str, Any] = {},
-    is_bidirectional: bool = False,
+    bidirectional_layers: BidirectionalLayers = "none",
 ) -> VisionConfig:
     """Read a SigLIP tower, whose images or tiles all have the size of its table of positions."""
     whole = hf[MULTIMODAL]
@@ -84,7 +103,7 @@ def siglip(
         num_channels=_channels(keys, "num_channels"),
         has_final_norm=True,
         image_patches=side**2,
-        is_bidirectional=is_bidirectional,
+        bidirectional_layers=bidirectional_layers,
     )
 
 
@@ -130,6 +149,60 @@ def qwen_vision(
     )
 
 
+def gemma4_vision(hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder: DecoderConfig) -> VisionConfig:
+    """Read the tower of Gemma 4, which encodes images of any proportions in as many patches as a budget allows."""
+    keys = _table(_GEMMA4, hf[MULTIMODAL])
+    keys.require("attention_bias", False, None)
+    num_heads, eps = keys.integer("num_attention_heads", MAX_HEADS), keys.number("rms_norm_eps")
+    keys.require("num_key_value_heads", num_heads)
+    head_dim = keys.integer("head_dim", MAX_HEAD_DIM, low=4)
+    if head_dim % 4:
+        raise keys.error("head_dim", "a multiple of 4")
+    assert isinstance(processor.sizes, BudgetSizes), "Gemma 4's preprocessing"
+    merge = _same(keys, "pooling_kernel_size", keys.integer("pooling_kernel_size", 64), processor.merge)
+    budget = processor.sizes.max_patches
+    positions = keys.integer("position_embedding_size", _MAX_POSITIONS)
+    if positions < budget // merge:  # a strip of one row of tokens
+        raise keys.error("position_embedding_size", f"at least {budget // merge}, for images of {budget} patches")
+    per_layer = None
+    if decoder.per_layer_dim is not None:
+        per_layer = Keys({"pad_token_id": 0, **hf}).integer("pad_token_id", decoder.vocab_size - 1, low=0)
+    return VisionConfig(
+        hidden_size=keys.integer("hidden_size", MAX_WIDTH),
+        intermediate_size=keys.integer("intermediate_size", MAX_WIDTH),
+        num_layers=keys.integer("num_hidden_layers", MAX_LAYERS),
+        num_heads=num_heads,
+        attention_head_dim=head_dim,
+        patch_size=_same(keys, "patch_size", keys.integer("patch_size", _MAX_PATCH), processor.patch_size),
+        patches="linear",
+        layers="sandwich",
+        norm_eps=eps,
+        activation=read_activation(keys, "hidden_activation"),
+        positions="axes",
+        positions_per_side=positions,
+        rope_theta=_theta(keys, _GEMMA4_THETA),
+        rotary_layout="halves",
+        connector="scaled_average",
+        connector_eps=eps,
+        is_standardized=keys.flag("standardize"),
+        has_clipped_matmuls=keys.flag("use_clipped_linears"),
+        merge=merge,
+        output_size=decoder.hidden_size,
+        normalization=_centred(processor.normalization),
+        image_token_id=processor.image_token_id,
+        patch_budget=budget,
+        bidirectional_layers="sliding" if hf.get("use_bidirectional_attention") == "vision" else "none",
+        per_layer_token_id=per_layer,
+    )
+
+
+def _centred(normalization: Normalization) -> Normalization:
+    """Return a normalisation followed by 2 * (value - 1 / 2)."""
+    pairs = list(zip(normalization.means, normalization.deviations, strict=True))
+    means = tuple(mean + deviation / 2 for mean, deviation in pairs)
+    return Normalization(normalization.scale, means, tuple(deviation / 2 for _, deviation in pairs))
+
+
 def _table(defaults: Mapping[str, Any], whole: Mapping[str, Any]) -> Keys:
     own = whole.get("vision_config")
     if not isinstance(own, dict):
@@ -165,9 +238,11 @@ def _channels(keys: Keys, key: str) -> int:
     return 3
 
 
-def _theta(keys: Keys) -> float:
+def _theta(keys: Keys, default: float = 10_000.0) -> float:
     table = keys.get("rope_parameters")
-    return Keys(table, f"{keys.prefix}rope_parameters.").number("rope_theta", low=1.0) if table else 10_000.0
+    own = Keys({"rope_theta": default, **(table if isinstance(table, dict) else {})}, f"{keys.prefix}rope_parameters.")
+    own.require("rope_type", "default", "axial")
+    return own.number("rope_theta", low=1.0)
 
 
 def _deepstack(keys: Keys, num_layers: int, num_decoder_layers: int) -> tuple[int, ...]:

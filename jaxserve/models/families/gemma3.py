@@ -64,7 +64,7 @@ FAMILY = Family(
     ("Gemma3ForCausalLM",),
     decoder_config,
     text_part_of=("Gemma3ForConditionalGeneration",),
-    read_vision=partial(siglip, connector="average", defaults=_TOWER, is_bidirectional=True),
+    read_vision=partial(siglip, connector="average", defaults=_TOWER, bidirectional_layers="all"),
     gguf=GGUFArchitecture("gemma3", norm_offset=1.0, tensor_names=SANDWICH_NORMS, config=_gguf_config),
     maxtext=MaxTextLayout(SANDWICH_NORM_NAMES, norm_offset=1.0, embedding_divisor="bfloat16", cycle=6),
 )

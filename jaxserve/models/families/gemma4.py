@@ -1,4 +1,4 @@
-"""Gemma 4, dense and with experts: the text models, and the text part of its multimodal models."""
+"""Gemma 4, dense and with experts: texts, and the tower of its multimodal models."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from jaxserve.models.families._experts import COUNT_KEYS, MAX_EXPERTS
 from jaxserve.models.families._gemma import sharing_layers
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._rope import MAX_FACTOR, by_layer_type
+from jaxserve.models.families._vision import gemma4_vision
 
 DEFAULTS: Final[Mapping[str, Any]] = {
     "num_key_value_heads": 4,
@@ -203,6 +204,7 @@ FAMILY = Family(
     ("Gemma4ForCausalLM",),
     decoder_config,
     text_part_of=("Gemma4ForConditionalGeneration",),
+    read_vision=gemma4_vision,
     renames=_RENAMES,
     config_renames=_renames,
     stacked_experts="halves",

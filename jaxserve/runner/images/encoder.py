@@ -114,27 +114,43 @@ def encoder_bytes(vision: VisionConfig, num_patches: int, itemsize: int) -> int:
 
     Counted are the widest point of a layer, pixels in float32, the scores of a block of queries in float32 twice, and the rows.
     """
-    width = 2 * vision.hidden_size + max(4 * vision.hidden_size, 2 * vision.intermediate_size)
+    feed_forward = (2 if vision.layers == "pre" else 3) * vision.intermediate_size
+    width = 2 * vision.hidden_size + max(4 * vision.num_heads * vision.head_dim, feed_forward)
     pixels = 4 * vision.patch_values
-    longest = vision.image_patches or num_patches
+    longest = vision.most_patches or num_patches
     scores = 2 * 4 * vision.num_heads * QUERY_BLOCK * min(num_patches, QUERY_BLOCK + 2 * longest)
     rows = num_patches // vision.block * (vision.row_width + vision.block * vision.hidden_size) * itemsize
     return num_patches * (width * itemsize + pixels) + scores + rows
 
 
 def _buckets(vision: VisionConfig, most: int | None, platform: str) -> tuple[int, ...]:
-    own = vision.image_patches
+    own, default = vision.image_patches, MAX_PATCHES.get(platform, MAX_ACCELERATOR_PATCHES)
     if own is not None:
         if most is not None and most < own:
             raise ConfigError(f"--max-image-patches {most}: every image of this model has {own} patches")
         count = _TILES_AT_ONCE if most is None and platform != "cpu" else (most or own) // own
         return (own,) if count == 1 else (own, own * count)
-    most = (most or MAX_PATCHES.get(platform, MAX_ACCELERATOR_PATCHES)) // vision.block * vision.block
+    if most is not None and most < vision.block:
+        raise ConfigError(f"--max-image-patches {most}: {vision.block} patches make one token of this model")
+    if vision.patch_budget is not None:
+        own = _largest(vision, most, platform)
+        most = (own if platform == "cpu" else min(_TILES_AT_ONCE * own, default)) if most is None else most
+        return (own,) if most < 2 * own else (own, most // own * own)
+    most = (most or default) // vision.block * vision.block
     sizes, size = [], _MIN_PATCHES * vision.block
     while size < most:
         sizes.append(size)
         size *= _GROWTH
     return (*sizes, most)
+
+
+def _largest(vision: VisionConfig, most: int | None, platform: str) -> int:
+    """Return the patches of the largest image of a tower whose images are as large as they may be, or alike."""
+    if vision.image_patches is not None:
+        return vision.image_patches
+    assert vision.patch_budget is not None, "a tower with a bound on patches"
+    bound = MAX_PATCHES.get(platform, MAX_ACCELERATOR_PATCHES) if most is None else most
+    return min(vision.patch_budget, bound) // vision.block * vision.block
 
 
 def image_settings(config: Config, decoder: DecoderConfig, platform: str) -> Config:
@@ -144,15 +160,16 @@ def image_settings(config: Config, decoder: DecoderConfig, platform: str) -> Con
     """
     check_images(config, decoder)
     vision, scheduler = decoder.vision, config.scheduler
-    if vision is None or not vision.is_bidirectional or vision.image_patches is None:
+    if vision is None or not vision.is_bidirectional or vision.most_patches is None:
         return config
-    limits, own = resolve_limits(platform, scheduler), vision.image_patches // vision.block
+    limits = resolve_limits(platform, scheduler)
+    own = _largest(vision, config.images.max_image_patches, platform) // vision.block
     needed = own + limits.max_num_seqs - 1
     if limits.max_num_batched_tokens >= needed:
         return config
     if scheduler.max_num_batched_tokens is not None:
         raise ConfigError(
-            f"--max-num-batched-tokens {scheduler.max_num_batched_tokens}: an image of this model has {own} tokens, which one "
+            f"--max-num-batched-tokens {scheduler.max_num_batched_tokens}: an image of this model has up to {own} tokens, which one "
             f"step computes beside a token for each other of --max-num-seqs {limits.max_num_seqs} requests; use {needed}, or "
             "--limit-mm-per-prompt image=0 to serve text only"
         )
