@@ -36,6 +36,8 @@ class Format(ABC):
     tensor."""
     keeps_blocks: ClassVar[bool] = False
     """True if matrices keep the blocks of a GGUF file: only such files can be served so."""
+    only_experts: ClassVar[bool] = False
+    """True if only the matrices of experts are quantised: other models cannot be served so."""
     arithmetic: ClassVar[str | None] = None
     """Dtype that a matmul multiplies in, as `planning.devices.Rates` names it. None: that of activations."""
 

@@ -106,6 +106,7 @@ def make_encoder_policy(config: Config, chip: Chip) -> DtypePolicy:
     """Return the policy of an encoder, which is never stored quantised. Raises ConfigError."""
     name = _format_name(config, None)
     _kept_kinds(name, None)
+    _check_experts(name, has_experts=False)
     quant = QuantPolicy(name, platform=chip.platform)
     return _policy(config, chip, choose_encoder_backend(config, chip), quant)
 
@@ -133,6 +134,7 @@ def _activations(config: Config, chip: Chip) -> jnp.dtype:
 def _quant_policy(config: Config, decoder: DecoderConfig, chip: Chip) -> QuantPolicy:
     name, stored = _format_name(config, decoder.stored), decoder.stored
     kinds = _kept_kinds(name, stored)
+    _check_experts(name, has_experts=decoder.experts is not None)
     if stored is None or stored.format != name:
         return QuantPolicy(name, stored_kinds=kinds, platform=chip.platform)
     plain_matrices = stored.plain_matrices if config.model.quantization == "auto" else ()
@@ -148,6 +150,12 @@ def _kept_kinds(name: str, stored: CheckpointQuantization | None) -> StoredKinds
             f"--quantization {name}: keeps the quantised blocks of a GGUF file, and this model has none; use int8"
         )
     return stored.stored_kinds
+
+
+def _check_experts(name: str, *, has_experts: bool) -> None:
+    """Raise ConfigError if the format quantises only the matrices of experts and there are none."""
+    if find_format(name).only_experts and not has_experts:
+        raise ConfigError(f"--quantization {name}: quantises experts, and this model has none; use int4-weight-only")
 
 
 def _format_name(config: Config, stored: CheckpointQuantization | None) -> str:

@@ -39,15 +39,18 @@ class Product:
     num_outputs: int
     num_inputs: int
     weights: str = "bfloat16"
-    """int4: with scales of groups of 128 inputs."""
+    """int4: with scales of groups of 128 inputs; mxfp4: with exponents of blocks of 32."""
     dynamic: bool = False
 
     @property
     def operands(self) -> list[tuple[tuple[int, ...], str]]:
         """Shapes and types."""
         weight = (self.num_experts, self.num_outputs, self.num_inputs)
-        arrays = [((self.num_rows, self.num_inputs), "bfloat16"), (weight, self.weights), (weight[:1], "int32")]
-        if self.weights == "int4":
+        dtype = "int4" if self.weights == "mxfp4" else self.weights
+        arrays = [((self.num_rows, self.num_inputs), "bfloat16"), (weight, dtype), (weight[:1], "int32")]
+        if self.weights == "mxfp4":
+            arrays.append(((self.num_experts, self.num_inputs // 32, self.num_outputs), "uint8"))
+        elif self.weights == "int4":
             arrays.append(((self.num_experts, self.num_inputs // 128, self.num_outputs), "bfloat16"))
         elif self.weights != "bfloat16":
             arrays.append((weight[:2], "float32"))
@@ -64,7 +67,7 @@ class Product:
         """By the kernel for small weights: whole tiles."""
         if self.weights == "bfloat16":
             return 0
-        sizes = grouped_tuning("h200", 4 if self.weights == "int4" else 8, self.num_rows // self.num_experts)
+        sizes = grouped_tuning("h200", 4 if self.weights in ("int4", "mxfp4") else 8, self.num_rows // self.num_experts)
         tiles = most_tiles(self.num_rows, self.num_experts, sizes.rows, alignment=8)
         return tiles * sizes.rows * self.num_outputs * 4
 
@@ -79,6 +82,9 @@ PRODUCTS = [
     Product(256, 128, 1536, 2048, "float8_e4m3fn", dynamic=True),
     Product(4096, 128, 1536, 2048, "int8"),
     Product(4096, 128, 2048, 768, "int4"),
+    Product(128, 32, 5760, 2880, "mxfp4"),  # gate and up of gpt-oss-20b: 32 tokens
+    Product(32, 32, 2880, 2880, "mxfp4"),  # down: 8 tokens, and the last block of outputs overlaps
+    Product(8192, 32, 2880, 2880, "mxfp4"),
 ]
 NEWEST_PRODUCTS = [
     Product(4096, 8, 28672, 4096),  # of Mixtral 8x7B: a prompt

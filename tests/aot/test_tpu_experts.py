@@ -35,11 +35,12 @@ class Product:
     num_inputs: int
     weights: str
     group: int = 0
+    scales: str = "bfloat16"
     dynamic: bool = False
 
     def __str__(self) -> str:
         shape = f"{self.num_rows}x{self.num_inputs}x{self.num_experts}x{self.num_outputs}"
-        return f"{shape}-{self.weights}{self.group or ''}{'-dynamic' if self.dynamic else ''}"
+        return f"{shape}-{self.weights}{self.group or ''}{'-mxfp4' if self.scales == 'uint8' else ''}{'-dynamic' if self.dynamic else ''}"
 
     @property
     def weight_shape(self) -> tuple[int, int, int]:
@@ -51,7 +52,7 @@ class Product:
         mesh = Mesh(np.array(target.devices(1)), ("model",))
         sharding, scales = NamedSharding(mesh, PartitionSpec()), []
         if self.group:
-            scales = [((self.num_experts, self.num_inputs // self.group, self.num_outputs), "bfloat16")]
+            scales = [((self.num_experts, self.num_inputs // self.group, self.num_outputs), self.scales)]
         elif self.weights != "bfloat16":
             scales = [((self.num_experts, self.num_outputs), "float32")]
         x, sizes = ((self.num_rows, self.num_inputs), "bfloat16"), ((self.num_experts,), "int32")
@@ -66,6 +67,8 @@ LARGE = Product(256, 128, 1536, 2048, "bfloat16")
 QWEN = Product(64, 128, 1536, 2048, "int8", dynamic=True)
 QUARTER = Product(4096, 128, 2048, 192, "int4", group=64)
 GPT_OSS = Product(8, 32, 2880, 2880, "float8_e4m3fn")
+MXFP4 = Product(128, 32, 5760, 2880, "int4", group=32, scales="uint8")
+MXFP4_QUARTER = Product(512, 32, 2880, 720, "int4", group=16, scales="uint8")
 MIXTRAL = Product(2048, 8, 4096, 14336, "int4", group=128)
 DYNAMIC = Product(512, 8, 7168, 4096, "float8_e4m3fn", dynamic=True)
 PRODUCTS = [
@@ -73,6 +76,8 @@ PRODUCTS = [
     *[(target, product) for target in (V5E, V7X) for product in (QWEN, QUARTER, GPT_OSS, MIXTRAL)],
     *[(V5P, product) for product in (QWEN, QUARTER)],
     *[(V6E, product) for product in (GPT_OSS, MIXTRAL)],
+    *[(target, MXFP4) for target in (V5E, V6E, V7X)],
+    *[(target, MXFP4_QUARTER) for target in (V5E, V5P)],
     *[(target, DYNAMIC) for target in (V5P, V7X)],
 ]
 

@@ -27,6 +27,7 @@ from tests.architecture.sources import ROOT
 from tests.engine.killed_conversions import POINTS
 from tests.engine.model_engine import MODEL_NAME, ModelEngine, request
 from tests.models.goldens import DATA, golden_checkpoint
+from tests.models.mxfp4_files import write_mxfp4
 
 pytestmark = [pytest.mark.slow]
 MODEL = DATA / MODEL_NAME
@@ -64,6 +65,17 @@ def test_restored_parameters_are_those_of_the_model_bit_by_bit(
     path = converted(config, tmp_path / "out")
     assert [entry.name for entry in tmp_path.iterdir()] == ["out"]
     for mine, theirs in zip(params(config, path), params(config, MODEL), strict=True):
+        assert (mine.dtype, mine.sharding) == (theirs.dtype, theirs.sharding)
+        assert np.asarray(mine).tobytes() == np.asarray(theirs).tobytes()
+
+
+def test_experts_in_mxfp4_are_restored_bit_by_bit(tmp_path: Path) -> None:
+    write_mxfp4(tmp_path / "model")
+    config = config_of("auto", tmp_path / "model", num_devices=2)
+    path = converted(config, tmp_path / "out", tmp_path / "model")
+    found = params(config, path)
+    assert any(array.dtype == np.uint8 and array.ndim == 3 for array in found)
+    for mine, theirs in zip(found, params(config, tmp_path / "model"), strict=True):
         assert (mine.dtype, mine.sharding) == (theirs.dtype, theirs.sharding)
         assert np.asarray(mine).tobytes() == np.asarray(theirs).tobytes()
 

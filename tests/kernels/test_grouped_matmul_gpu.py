@@ -30,6 +30,8 @@ SMALL_CASES = [
     (Case((5, 0, 40, 3), 128, 256, weights="float8_e4m3fn", padding=16), 16),
     (Case((2, 0, 1), 256, 256, weights="int4", padding=6), 16),
     (Case((0, 140), 128, 256, weights="int4", group=128), 128),
+    (Case((2, 0, 17), 128, 192, weights="mxfp4", group=32, padding=6), 16),
+    (Case((0, 3, 70), 192, 128, weights="mxfp4", group=32), 64),  # the last block of outputs overlaps
 ]
 """Three programs, so that inputs are in parts where one expert has rows."""
 
@@ -142,3 +144,22 @@ def test_sizes_follow_the_bits_of_the_weights_and_the_rows_of_an_expert(monkeypa
     assert _small_choice("int4", 8, 128, "float16") is None
     assert _small_choice("int8", 8, dtype="float32") is None
     assert _small_choice("int8", 8, num_inputs=2048 + 32) is None
+
+
+def test_blocks_of_outputs_in_mxfp4_may_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "_FIRST_JAX", (0, 0, 0))
+
+    def chosen(num_outputs: int, num_inputs: int, block: int = 32, dtype: str = "bfloat16") -> GroupedTuning | None:
+        shapes = ((128, num_inputs), dtype), ((32, num_outputs, num_inputs), "int4")
+        exponents = ((32, num_inputs // block, num_outputs), "uint8")
+        return gpu.small_choice(*(jax.ShapeDtypeStruct(each, jnp.dtype(name)) for each, name in (*shapes, exponents)))
+
+    for num_outputs, outputs in ((5760, 64), (2880, 64), (2048, 128)):
+        sizes = chosen(num_outputs, 2880)
+        assert sizes is not None
+        assert (sizes.outputs, sizes.inputs) == (outputs, 64)
+    assert chosen(2880 + 32, 2880) is None
+    assert chosen(64, 2880) is None
+    assert chosen(2880, 1440) is None, "half of the inputs of gpt-oss"
+    assert chosen(2880, 2880, block=16) is None
+    assert chosen(2880, 2880, dtype="float16") is None

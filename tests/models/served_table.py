@@ -40,8 +40,8 @@ checkpoint of the family; what they refuse, a server refuses at its start, in on
 set of answers: a window or recurrent layers are optional in some.
 
 All of them are read from safetensors. `--quantization` offers every one the formats
-{formats};
-[quantization](quantization.md) says which quantised checkpoints load. An architecture that is not listed is refused with the
+{formats}
+(`mxfp4-weight-only` if it has experts); [quantization](quantization.md) says which quantised checkpoints load. An architecture that is not listed is refused with the
 nearest one and the keys of its `config.json` that make the difference.
 
 """

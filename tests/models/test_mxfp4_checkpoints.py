@@ -1,80 +1,83 @@
-"""gpt-oss as published: experts in MXFP4, dequantised as the format defines."""
+"""gpt-oss as published: experts in MXFP4, served in their blocks, and dequantised as the format defines."""
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import CheckpointError
 from jaxserve.models.registry import decoder_of, open_model
+from jaxserve.quant.policy import QuantPolicy
 from jaxserve.runner.backend import Chip
-from jaxserve.runner.limits import make_policy, quantization_notes
+from jaxserve.runner.limits import make_policy
+from jaxserve.sharding.rules import MeshShape
 from tests.models.goldens import golden_checkpoint
 from tests.models.loading import load
-from tests.unit.checkpoint.checkpoint_files import write_safetensors
-
-SOURCE = golden_checkpoint("gpt_oss_tiny").path
-EXPERTS, WIDTH, FFN = 4, 64, 32
-FIRST = "model.layers.0.mlp.experts"
-
-
-def number(bits: int) -> float:
-    """Return an e2m1 number: a sign, two bits of exponent, one of mantissa."""
-    sign, exponent, mantissa = bits >> 3, bits >> 1 & 3, bits & 1
-    size = mantissa / 2 if exponent == 0 else (1 + mantissa / 2) * 2 ** (exponent - 1)
-    return -size if sign else size
-
-
-def meant(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Return (E, O, I), dequantised byte by byte."""
-    wide = np.zeros((*scales.shape, 32), np.float32)
-    for place in np.ndindex(blocks.shape):
-        *block, byte = place
-        factor = 2.0 ** (int(scales[tuple(block)]) - 127)
-        wide[(*block, 2 * byte)] = number(int(blocks[place]) & 15) * factor
-        wide[(*block, 2 * byte + 1)] = number(int(blocks[place]) >> 4) * factor
-    return wide.reshape(*scales.shape[:2], -1)
-
-
-def write_mxfp4(folder: Path, *, num_scales: int = WIDTH // 32) -> dict[str, np.ndarray]:
-    """Write the tiny checkpoint with random blocks for its experts; return the weights of the first layer's."""
-    folder.mkdir()
-    stored = open_model(SOURCE).inner  # type: ignore[attr-defined]
-    tensors = {name: np.asarray(stored.read(name)) for name in stored.tensors if not name.endswith("_proj")}
-    random = np.random.default_rng(3)
-    expected = {}
-    for layer in range(2):
-        for name, outputs, inputs in (("gate_up_proj", 2 * FFN, WIDTH), ("down_proj", WIDTH, FFN)):
-            blocks = random.integers(0, 256, (EXPERTS, outputs, inputs // 32, 16), dtype=np.uint8)
-            scales = random.integers(117, 128, (EXPERTS, outputs, inputs // 32), dtype=np.uint8)
-            whole = f"model.layers.{layer}.mlp.experts.{name}"
-            tensors |= {f"{whole}_blocks": blocks, f"{whole}_scales": scales[:, :, :num_scales]}
-            if layer == 0:
-                expected[name] = meant(blocks, scales)
-    write_safetensors(folder / "model.safetensors", tensors)
-    config = json.loads((SOURCE / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
-    (folder / "config.json").write_text(json.dumps(config))
-    return expected
+from tests.models.mesh_model import MeshModel
+from tests.models.mxfp4_files import EXPERTS, FIRST, WIDTH, write_mxfp4
+from tests.models.tiny_model import TinyModel
 
 
 def loaded(folder: Path, quantization: str) -> dict[str, np.ndarray]:
     decoder = decoder_of(open_model(folder))
     config = Config(model=ModelConfig(model=str(folder), quantization=quantization))
-    assert any("MXFP4" in note for note in quantization_notes(config, decoder, Chip("cpu"))) == (quantization == "auto")
     return load(folder, make_policy(config, decoder, Chip("cpu")))
 
 
-def test_experts_in_mxfp4_are_dequantised(tmp_path: Path) -> None:
+def test_experts_keep_the_stored_bits(tmp_path: Path) -> None:
+    """Two numbers are in a byte on CPUs, in the order of the file; blocks come before outputs."""
+    write_mxfp4(tmp_path / "a")
+    params, stored = loaded(tmp_path / "a", "auto"), load_file(tmp_path / "a" / "model.safetensors")
+    for name, rows in (("gate_proj", slice(0, None, 2)), ("up_proj", slice(1, None, 2)), ("down_proj", slice(None))):
+        source = name if name == "down_proj" else "gate_up_proj"
+        blocks, scales = (stored[f"{FIRST}.{source}_{end}"][:, rows] for end in ("blocks", "scales"))
+        weight, exponents = params[f"{FIRST}.{name}.weight"], params[f"{FIRST}.{name}.weight_scale"]
+        assert weight.dtype == exponents.dtype == np.uint8
+        np.testing.assert_array_equal(weight, blocks.reshape(*blocks.shape[:2], -1))
+        np.testing.assert_array_equal(exponents, scales.swapaxes(1, 2))
+    assert params["model.layers.0.self_attn.q_proj.weight"].dtype == np.float32, "the checkpoint quantises experts only"
+    assert "model.layers.0.self_attn.q_proj.weight_scale" not in params
+
+
+def test_experts_in_mxfp4_can_be_dequantised(tmp_path: Path) -> None:
     expected = write_mxfp4(tmp_path / "a")
-    params = loaded(tmp_path / "a", "auto")
+    params = loaded(tmp_path / "a", "none")
     np.testing.assert_array_equal(params[f"{FIRST}.gate_proj.weight"], expected["gate_up_proj"][:, 0::2])
     np.testing.assert_array_equal(params[f"{FIRST}.up_proj.weight"], expected["gate_up_proj"][:, 1::2])
     np.testing.assert_array_equal(params[f"{FIRST}.down_proj.weight"], expected["down_proj"])
+
+
+@pytest.mark.slow
+def test_logits_and_tokens_are_those_of_dequantised_experts(tmp_path: Path) -> None:
+    write_mxfp4(tmp_path / "a")
+    kept, dequantised = TinyModel(tmp_path / "a"), TinyModel(tmp_path / "a", quantization="none")
+    assert (kept.policy.quant.name, dequantised.policy.quant.name) == ("mxfp4-weight-only", "none")
+    prompt = golden_checkpoint("gpt_oss_tiny").prompt_ids
+    logits, expected = kept.logits(prompt), dequantised.logits(prompt)
+    np.testing.assert_allclose(logits, expected, atol=1e-5, rtol=0)
+    assert kept.greedy(logits[-1], 32) == dequantised.greedy(expected[-1], 32)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "exchange", "fused_for"),
+    [(MeshShape(4), "auto", 4), (MeshShape(4, expert=4), "all-to-all", 0)],
+    ids=str,
+)
+def test_devices_split_experts_in_mxfp4(tmp_path: Path, shape: MeshShape, exchange: str, fused_for: int) -> None:
+    """Four devices have 8 inputs of each block of the down projection: parts of a block with its scale."""
+    write_mxfp4(tmp_path / "a")
+    golden = replace(golden_checkpoint("gpt_oss_tiny"), path=tmp_path / "a")
+    expected = TinyModel(tmp_path / "a", quantization="none").logits(golden.prompt_ids)
+    quant = QuantPolicy("mxfp4-weight-only", platform="cpu")
+    model = MeshModel(golden, shape, exchange=exchange, fused_for=fused_for, quant=quant)
+    for row in model.logits(golden.prompt_ids):
+        np.testing.assert_allclose(row[-8:], expected, atol=1e-4, rtol=0)
 
 
 def test_experts_in_mxfp4_can_be_quantised_to_int4(tmp_path: Path) -> None:

@@ -99,7 +99,8 @@ def _quantizations(config: Config, decoder: DecoderConfig, device: Device) -> It
         return
     has_blocks = decoder.stored is not None and bool(decoder.stored.stored_kinds)
     for name in sorted(set(format_names()) - {NO_QUANTIZATION}, key=_advice_order):
-        if find_format(name).keeps_blocks and not has_blocks:
+        found = find_format(name)
+        if (found.keeps_blocks and not has_blocks) or (found.only_experts and decoder.experts is None):
             continue
         yield attempt(config, device, "quantization", name)
 

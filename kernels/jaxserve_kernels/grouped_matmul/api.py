@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Array, Float, Int
 
 from jaxserve_kernels.backend import NATIVE, Backend
 from jaxserve_kernels.grouped_matmul import cpu, gpu, reference, tpu
+from jaxserve_kernels.grouped_matmul.reference import Scales, Weight
 
 __all__ = ["grouped_matmul"]
 
 
 def grouped_matmul(
     x: Float[Array, "R I"],
-    weight: Num[Array, "E O I"],
+    weight: Weight,
     group_sizes: Int[Array, "E"],
-    scales: Float[Array, "E O"] | Float[Array, "E G O"] | None = None,
+    scales: Scales = None,
     *,
     dynamic: bool = False,
     backend: Backend = "reference",
@@ -22,8 +23,9 @@ def grouped_matmul(
     """x[r] @ weight[e].T, where e is the expert of row r, accumulated and returned in float32.
 
     Rows come sorted by expert: the first group_sizes[0] belong to expert 0, and so on; results of rows after their sum
-    have no meaning. Weights, scales and `dynamic` are those of `matmul`, for each expert. A row's result does not depend
-    on its neighbours, and only the weights of experts with rows are read.
+    have no meaning. Weights, scales and `dynamic` are those of `matmul`, for each expert; scales of uint8 are the exponents
+    of weights in MXFP4, see `mxfp4`. A row's result does not depend on its neighbours, and only the weights of experts with
+    rows are read.
     """
     if backend in NATIVE and cpu.supports(x, weight, scales, dynamic=dynamic):
         return cpu.grouped_matmul(x, weight, group_sizes, scales, dynamic=dynamic, backend=backend)
@@ -40,9 +42,9 @@ def grouped_matmul(
 
 def _on_gpu(
     x: Float[Array, "R I"],
-    weight: Num[Array, "E O I"],
+    weight: Weight,
     group_sizes: Int[Array, "E"],
-    scales: Float[Array, "E O"] | Float[Array, "E G O"] | None,
+    scales: Scales,
     *,
     dynamic: bool,
 ) -> Float[Array, "R O"] | None:
@@ -62,9 +64,9 @@ def _on_gpu(
 
 def _on_tpu(
     x: Float[Array, "R I"],
-    weight: Num[Array, "E O I"],
+    weight: Weight,
     group_sizes: Int[Array, "E"],
-    scales: Float[Array, "E O"] | Float[Array, "E G O"] | None,
+    scales: Scales,
     *,
     dynamic: bool,
 ) -> Float[Array, "R O"] | None:

@@ -26,7 +26,8 @@ are exact, and added in float32."""
 class Case:
     """One product of the rows of `group_sizes`, and as many of padding as `padding` says.
 
-    weights: their type; int4 has a scale for each output and group of `group` inputs, 8 bits one for each output.
+    weights: their type; int4 has a scale for each output and group of `group` inputs, 8 bits one for each output. mxfp4 has
+    blocks of `group` inputs, its numbers are int4 places; those of mxfp4_bytes are two in a byte.
     dtype: of the activations; that of float weights, too.
     """
 
@@ -48,7 +49,7 @@ class Operands(NamedTuple):
     """Arrays of one call; see `api`."""
 
     x: np.ndarray  # (R, I)
-    weight: np.ndarray  # (E, O, I)
+    weight: np.ndarray  # (E, O, I) or (E, O, I / 2)
     group_sizes: np.ndarray  # (E,)
     scales: np.ndarray | None  # (E, O) or (E, G, O)
 
@@ -64,6 +65,10 @@ def operands(case: Case, seed: int = 0) -> Operands:
         weight = random.standard_normal(shape).astype(_dtype(case.weights))
         weight[sizes == 0] = np.nan
         return Operands(x, weight, sizes, None)
+    if case.weights.startswith("mxfp4"):
+        weight, scales = _mxfp4(random, case)
+        scales[sizes == 0] = 255
+        return Operands(x, weight, sizes, scales)
     is_grouped = case.weights == "int4"
     by = (len(sizes), case.num_inputs // case.group, case.num_outputs) if is_grouped else shape[:2]
     scales = random.uniform(0.001, 0.01, by).astype(_dtype(case.dtype) if is_grouped else np.float32)
@@ -74,9 +79,10 @@ def operands(case: Case, seed: int = 0) -> Operands:
 def expected(case: Case, given: Operands) -> tuple[np.ndarray, np.ndarray]:
     """The answer for the rows that are no padding, and the sums of its products' sizes: (R, O)."""
     experts = np.repeat(np.arange(len(given.weight)), given.group_sizes)
-    weight = given.weight.astype(np.float64)
+    weight = _numbers(case, given.weight)
     if given.scales is not None:
-        scales = given.scales.astype(np.float64)
+        is_mxfp4 = given.scales.dtype == np.uint8
+        scales = np.ldexp(1.0, given.scales.astype(np.int32) - 127) if is_mxfp4 else given.scales.astype(np.float64)
         by_input = scales[:, None] if scales.ndim == 2 else scales.repeat(case.group, axis=1)
         weight = weight * by_input.swapaxes(1, 2)
     x = given.x[: len(experts)].astype(np.float64)
@@ -106,6 +112,28 @@ def _codes(random: np.random.Generator, shape: tuple[int, ...], dtype: str) -> n
     return np.where(np.isfinite(numbers.astype(np.float32)), numbers, numbers.dtype.type(1))
 
 
+def _mxfp4(random: np.random.Generator, case: Case) -> tuple[np.ndarray, np.ndarray]:
+    """Random numbers in MXFP4 and exponents of their blocks, some of them far apart."""
+    shape = (len(case.group_sizes), case.num_outputs)
+    exponents = random.integers(107, 132, (shape[0], case.num_inputs // case.group, shape[1])).astype(np.uint8)
+    if case.weights == "mxfp4_bytes":
+        return random.integers(0, 256, (*shape, case.num_inputs // 2)).astype(np.uint8), exponents
+    return random.integers(-7, 8, (*shape, case.num_inputs)).astype(ml_dtypes.int4), exponents
+
+
+def _numbers(case: Case, weight: np.ndarray) -> np.ndarray:
+    """Weights without their scales in float64."""
+    if case.weights == "mxfp4_bytes":
+        weight = np.stack([weight & 15, weight >> 4], axis=-1).reshape(*weight.shape[:-1], -1)
+    elif case.weights == "mxfp4":
+        places = weight.astype(np.int8)
+        weight = np.where(places < 0, 8 - places, places).astype(np.uint8)
+    else:
+        return weight.astype(np.float64)
+    numbers: np.ndarray = weight.view(ml_dtypes.float4_e2m1fn).astype(np.float64)
+    return numbers
+
+
 def _dtype(name: str) -> np.dtype:
     return np.dtype(getattr(ml_dtypes, name, name))
 
@@ -119,6 +147,8 @@ CASES = (
     Case((5, 0, 40, 3), 128, 256, weights="float8_e4m3fn", padding=16),
     Case((2, 7, 0, 1), 256, 256, weights="int4", padding=6),
     Case((0, 70), 256, 256, weights="int4", group=128),
+    Case((2, 7, 0, 1), 128, 192, weights="mxfp4", group=32, padding=6),
+    Case((0, 33, 4), 128, 256, weights="mxfp4_bytes", dtype="float32", group=32, padding=3),
 )
 """Experts without rows at the begin, between and at the end, with one row, with whole tiles, with rows of many tiles;
 all types of weights."""

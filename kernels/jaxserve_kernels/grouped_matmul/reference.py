@@ -13,9 +13,13 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Array, Float, Int, Num, UInt8
 
+from jaxserve_kernels import mxfp4
 from jaxserve_kernels.matmul import matmul
+
+Weight = Num[Array, "E O I"] | UInt8[Array, "E O P"]
+Scales = Float[Array, "E O"] | Float[Array, "E G O"] | UInt8[Array, "E G O"] | None
 
 _LEAST_TILE, _MOST_TILE = 8, 128
 """Rows."""
@@ -25,9 +29,9 @@ _TILE_COST_BYTES = 32 << 20
 
 def grouped_matmul(
     x: Float[Array, "R I"],
-    weight: Num[Array, "E O I"],
+    weight: Weight,
     group_sizes: Int[Array, "E"],
-    scales: Float[Array, "E O"] | Float[Array, "E G O"] | None,
+    scales: Scales,
     *,
     dynamic: bool,
 ) -> Float[Array, "R O"]:
@@ -50,9 +54,9 @@ def grouped_matmul(
 
 def by_tiles(
     x: Float[Array, "R I"],
-    weight: Num[Array, "E O I"],
+    weight: Weight,
     group_sizes: Int[Array, "E"],
-    scales: Float[Array, "E O"] | Float[Array, "E G O"] | None,
+    scales: Scales,
     *,
     dynamic: bool,
     has_fixed_count: bool = False,
@@ -72,7 +76,7 @@ def by_tiles(
         start = starts[expert] + (tile - ends[expert] + tiles[expert]) * size
         start = jnp.where(tile < ends[-1], start, num_rows)
         rows = jax.lax.dynamic_slice_in_dim(padded, start, size)
-        made = matmul(rows, _matrix(weight, expert), _of(scales, expert), dynamic=dynamic)
+        made = _multiply(rows, _matrix(weight, expert), _of(scales, expert), dynamic=dynamic)
         return jax.lax.dynamic_update_slice_in_dim(out, made, start, 0)
 
     count = most_tiles(num_rows, num_experts) if has_fixed_count else ends[-1]
@@ -83,9 +87,9 @@ def by_tiles(
 
 def by_rows(
     x: Float[Array, "R I"],
-    weight: Num[Array, "E O I"],
+    weight: Weight,
     group_sizes: Int[Array, "E"],
-    scales: Float[Array, "E O"] | Float[Array, "E G O"] | None,
+    scales: Scales,
     *,
     dynamic: bool,
 ) -> Float[Array, "R O"]:
@@ -94,7 +98,7 @@ def by_rows(
     experts = jnp.minimum((ends <= jnp.arange(len(x))[:, None]).sum(1), len(weight) - 1)  # (R,)
 
     def one(row: Float[Array, "I"], expert: Int[Array, ""]) -> Float[Array, "O"]:
-        return matmul(row[None], weight[expert], _of(scales, expert), dynamic=dynamic)[0]
+        return _multiply(row[None], weight[expert], _of(scales, expert), dynamic=dynamic)[0]
 
     return jax.vmap(one)(x, experts)
 
@@ -127,7 +131,14 @@ def _are_few(x: jax.Array, weight: jax.Array) -> bool:
     return len(x) * expert_bytes <= most_tiles(len(x), len(weight)) * (expert_bytes + _TILE_COST_BYTES)
 
 
-def _matrix(weight: Num[Array, "E O I"], expert: Int[Array, ""]) -> Num[Array, "O I"]:
+def _multiply(x: Float[Array, "T I"], weight: Array, scales: Array | None, *, dynamic: bool) -> Float[Array, "T O"]:
+    """Return the matmul with one expert's matrix."""
+    if scales is not None and scales.dtype == jnp.uint8:
+        return mxfp4.matmul(x, weight, scales)
+    return matmul(x, weight, scales, dynamic=dynamic)
+
+
+def _matrix(weight: Weight, expert: Int[Array, ""]) -> Num[Array, "O _"]:
     """weight[expert], taken as bits: XLA for CPUs would widen all experts first, where their type is none of its own."""
     if weight.dtype not in (jnp.bfloat16, jnp.float8_e4m3fn):
         return weight[expert]
@@ -136,5 +147,5 @@ def _matrix(weight: Num[Array, "E O I"], expert: Int[Array, ""]) -> Num[Array, "
     return jax.lax.bitcast_convert_type(bits[expert], weight.dtype)
 
 
-def _of(scales: Float[Array, "E *dims"] | None, expert: Int[Array, ""]) -> Float[Array, "*dims"] | None:
+def _of(scales: Num[Array, "E *dims"] | None, expert: Int[Array, ""]) -> Num[Array, "*dims"] | None:
     return None if scales is None else scales[expert]

@@ -24,9 +24,14 @@ SMALL = SmallTuning(rows=32, outputs=128, inputs=128)
 FAST = (
     Case((0, 9, 2, 0, 40), 192, 256, weights="int8", padding=5),
     Case((3, 0, 1), 128, 256, weights="int4", padding=3),
+    Case((3, 0, 1), 128, 256, weights="mxfp4", group=32, padding=3),
 )
 SLOW = (
     *(case for case in CASES if case.weights in ("int8", "float8_e4m3fn", "int4")),
+    Case((2, 0, 33), 128, 192, weights="mxfp4", group=32, padding=1),  # turned
+    Case(
+        (0, 5, 1), 192, 720, weights="mxfp4", group=16
+    ),  # a quarter of gpt-oss: in two pieces, the last lanes part full
     Case((1, 0, 0, 70, 1), 256, 192, weights="float8_e4m3fn"),  # turned
     Case((2, 0, 33), 128, 192, weights="int4", group=32, padding=1),  # turned, the last lanes half full
     Case((0, 5), 192, 1088, weights="int4"),  # all inputs at once, in three pieces
@@ -92,7 +97,11 @@ def test_a_step_of_padding_alone_has_a_result(monkeypatch: pytest.MonkeyPatch) -
 
 def _choice(weights: str, outputs_by_inputs: tuple[int, int], group: int = 0, **types: str) -> SmallTuning | None:
     num_outputs, num_inputs = outputs_by_inputs
-    scales = ((8, num_inputs // group, num_outputs), "bfloat16") if group else ((8, num_outputs), "float32")
+    scales = (
+        ((8, num_inputs // group, num_outputs), types.get("scales", "bfloat16"))
+        if group
+        else ((8, num_outputs), "float32")
+    )
     arrays = ((64, num_inputs), types.get("x", "bfloat16")), ((8, num_outputs, num_inputs), weights), scales
     return tpu.small_choice(*(jax.ShapeDtypeStruct(shape, jnp.dtype(name)) for shape, name in arrays))
 
@@ -117,3 +126,5 @@ def test_a_step_has_all_inputs_or_a_part_that_divides_them() -> None:
     assert _choice("int4", (4096, 4096), 256) is None
     assert _choice("int8", (4096, 4096), 128) is None, "4 bits in bytes"
     assert _choice("int8", (4096, 4096), x="float32") is None
+    assert _choice("int4", (2880, 720), 16) is None, "too few inputs of a scale"
+    assert _choice("int4", (2880, 720), 16, scales="uint8") is not None, "of an exponent"

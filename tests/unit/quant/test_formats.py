@@ -29,6 +29,7 @@ def test_formats_are_those_of_the_folder_none_first() -> None:
         "int4-weight-only",
         "int8",
         "int8-weight-only",
+        "mxfp4-weight-only",
     ]
     assert list(format_names()) == expected
     assert find_format("int8") is QuantPolicy("int8").format

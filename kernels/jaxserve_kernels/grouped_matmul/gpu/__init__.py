@@ -20,6 +20,10 @@ WORKERS = 2
 """Warpgroups of a program that compute."""
 _GROUPS = (64, 128)
 """Inputs that a scale of 4-bit weights may belong to."""
+BLOCK = 32
+"""Inputs that an exponent of MXFP4 belongs to."""
+BLOCKS_OF_STEP = 2
+"""Blocks of MXFP4 that are fetched at a time: bulk copies of fewer bytes are not swizzled."""
 _LEAST_OUTPUTS = 64
 """Outputs of a worker, if more would not divide them all."""
 
@@ -36,7 +40,8 @@ def choice(x: Operand, weight: Operand) -> GroupedTuning | None:
 
 
 def small_choice(x: Operand, weight: Operand, scales: Operand) -> GroupedTuning | None:
-    """Return the sizes for 8-bit weights with a scale per output, or 4-bit ones with one per output and group of inputs."""
+    """Return the sizes for 8-bit weights with a scale per output, or 4-bit ones with one per output and group of inputs, of
+    MXFP4 an exponent; None: the reference computes it."""
     (num_rows, num_inputs), (num_experts, num_outputs, _) = x.shape, weight.shape
     rows_per_expert = num_rows // num_experts
     if len(scales.shape) == 2:
@@ -44,10 +49,26 @@ def small_choice(x: Operand, weight: Operand, scales: Operand) -> GroupedTuning 
             return None
         return _fitting(grouped_tuning(_DEVICE, 8, rows_per_expert), num_inputs, num_outputs)
     group = num_inputs // scales.shape[1]
+    if scales.dtype == jnp.uint8:
+        if x.dtype != jnp.bfloat16 or weight.dtype != jnp.int4 or group != BLOCK:
+            return None
+        return _fitting_blocks(grouped_tuning(_DEVICE, 4, rows_per_expert), num_inputs, num_outputs)
     if not x.dtype == scales.dtype == jnp.bfloat16 or weight.dtype != jnp.int4 or group not in _GROUPS:
         return None
     sizes = grouped_tuning(_DEVICE, 4, rows_per_expert)
     return _fitting(replace(sizes, inputs=group), num_inputs, num_outputs)
+
+
+def _fitting_blocks(sizes: GroupedTuning, num_inputs: int, num_outputs: int) -> GroupedTuning | None:
+    """Return sizes for weights in MXFP4; blocks of outputs may overlap, so outputs are divided by those of one worker."""
+    inputs = BLOCK * BLOCKS_OF_STEP
+    outputs = sizes.outputs if num_outputs % (WORKERS * sizes.outputs) == 0 else _LEAST_OUTPUTS
+    is_divided = num_outputs % outputs == num_inputs % inputs == 0 and num_outputs >= WORKERS * outputs
+    return replace(sizes, inputs=inputs, outputs=outputs) if is_divided and _has_kernels() else None
+
+
+def _has_kernels() -> bool:
+    return jax.__version_info__ >= _FIRST_JAX
 
 
 def _fitting(sizes: GroupedTuning, num_inputs: int, num_outputs: int) -> GroupedTuning | None:
@@ -55,4 +76,4 @@ def _fitting(sizes: GroupedTuning, num_inputs: int, num_outputs: int) -> Grouped
     if num_outputs % (WORKERS * sizes.outputs):
         sizes = replace(sizes, outputs=_LEAST_OUTPUTS)
     is_divided = num_outputs % (WORKERS * sizes.outputs) == num_inputs % sizes.inputs == 0
-    return sizes if is_divided and jax.__version_info__ >= _FIRST_JAX else None
+    return sizes if is_divided and _has_kernels() else None

@@ -64,7 +64,16 @@ class Plan:
 
     @property
     def num_blocks(self) -> int:
-        return self.num_outputs // self.block
+        return pl.cdiv(self.num_outputs, self.block)
+
+    @property
+    def is_divided(self) -> bool:
+        """True if blocks divide the outputs; else the last block begins early, with outputs of the one before."""
+        return self.num_outputs % self.block == 0
+
+    def first_output(self, block: Any) -> Any:
+        """The first output of a block."""
+        return block * self.block if self.is_divided else jnp.minimum(block * self.block, self.num_outputs - self.block)
 
     @property
     def splits(self) -> int:
@@ -153,6 +162,6 @@ def make_plan(x: tuple[int, ...], weight: tuple[int, ...], tuning: GroupedTuning
     """For operands of these shapes; units are so small that every multiprocessor has one, if each row has an expert of
     its own."""
     (num_rows, num_inputs), (num_experts, num_outputs, _) = x, weight
-    units = min(num_rows, num_experts) * (num_outputs // (WORKERS * tuning.outputs))
+    units = min(num_rows, num_experts) * pl.cdiv(num_outputs, WORKERS * tuning.outputs)
     steps = pl.cdiv(num_inputs // tuning.inputs, max(1, tuning.programs // units))
     return Plan(num_inputs, num_outputs, steps, tuning)

@@ -6,7 +6,7 @@ has, and rows are its columns, so a tile can have as few as 16. Every tile write
 takes each row from where it lies, adds the parts of the inputs, and applies the scales.
 
 4-bit weights have a scale for each output and group of inputs; a group is a step, whose product is scaled before it is
-added. Letters: see `plan`; G groups of inputs.
+added. Weights in MXFP4 are scaled themselves, which is exact (see `blocks`). Letters: see `plan`; G groups of inputs.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import jax
 import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Array, Float, Int, Num, UInt8
 
-from jaxserve_kernels.grouped_matmul.gpu import WORKERS
+from jaxserve_kernels.grouped_matmul.gpu import WORKERS, blocks
 from jaxserve_kernels.grouped_matmul.gpu.plan import ALIGNMENT, Plan, Unit, make_plan
 from jaxserve_kernels.grouped_matmul.tiles import Tiles, most_tiles, places_of, tiles_of
 from jaxserve_kernels.grouped_matmul.tuning import GroupedTuning
@@ -47,6 +47,8 @@ class _Kernel:
     plan: Plan
     is_emulated: bool
     """True if the interpreter runs it."""
+    is_mxfp4: bool
+    """True if scales are exponents of MXFP4."""
 
 
 @functools.partial(jax.jit, static_argnames=("dynamic", "tuning", "is_emulated"))
@@ -54,14 +56,14 @@ def grouped_matmul(
     x: Float[Array, "R I"],
     weight: Num[Array, "E O I"],
     group_sizes: Int[Array, "E"],
-    scales: Float[Array, "E O"] | Float[Array, "E G O"],
+    scales: Float[Array, "E O"] | Float[Array, "E G O"] | UInt8[Array, "E G O"],
     *,
     dynamic: bool = False,
     tuning: GroupedTuning,
     is_emulated: bool = False,
 ) -> Float[Array, "R O"]:
     """See `api.grouped_matmul`; shapes: see `gpu.small_choice`."""
-    kernel = _Kernel(make_plan(x.shape, weight.shape, tuning), is_emulated)
+    kernel = _Kernel(make_plan(x.shape, weight.shape, tuning), is_emulated, scales.dtype == jnp.uint8)
     places = places_of(group_sizes, len(x), tuning.rows, ALIGNMENT)
     if scales.ndim == 3:
         return _launch(kernel, x, weight, group_sizes, scales)[:, places.rows].sum(0)
@@ -76,7 +78,7 @@ def _launch(
     x: Num[Array, "R I"],
     weight: Num[Array, "E O I"],
     group_sizes: Int[Array, "E"],
-    scales: Float[Array, "E G O"] | None,
+    scales: Float[Array, "E G O"] | UInt8[Array, "E G O"] | None,
 ) -> Num[Array, "X W O"]:
     """By parts of the inputs, the rows of all tiles, tile after tile: W = Q * rows."""
     plan, tuned, num_experts, num_rows = kernel.plan, kernel.plan.tuning, len(weight), len(x)
@@ -112,6 +114,9 @@ def _scratch(kernel: _Kernel, dtype: Any, weight_dtype: Any, scale_dtype: Any) -
         "ready": plgpu.Barrier(num_arrivals=2 if scale_dtype is None else 3, num_barriers=tuned.stages),
         "free": plgpu.Barrier(num_arrivals=WORKERS, num_barriers=tuned.stages),
     }
+    if kernel.is_mxfp4:
+        scratch |= blocks.scratch(plan, dtype, is_emulated=kernel.is_emulated)
+        return scratch
     if scale_dtype is not None:
         scratch["s_ring"] = plgpu.SMEM((tuned.stages, plan.block), scale_dtype)
     if kernel.is_emulated and dtype != weight_dtype:
@@ -123,7 +128,7 @@ def _body(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any]) -> None:
     kernel.plan.run(
         refs.tiles,
         lambda worker, unit, done: _work(kernel, refs, scratch, worker, unit, done),
-        lambda unit, done: _fetch(kernel.plan, refs, scratch, unit, done),
+        lambda unit, done: _fetch(kernel, refs, scratch, unit, done),
         scratch["free"],
     )
 
@@ -163,30 +168,52 @@ def _work(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any], worker: Any, un
         plgpu.barrier_arrive(scratch["free"].at[slot_of(step)])
         return total + product * jax.lax.broadcast_in_dim(scales, shape, (0,))
 
+    def add_blocks(step: Any, accumulator: Any) -> None:
+        plgpu.barrier_wait(scratch["ready"].at[slot_of(step)])
+        blocks.multiply(scratch, slot_of(step), outputs, accumulator, None if not kernel.is_emulated else worker)
+        plgpu.barrier_arrive(scratch["free"].at[slot_of(step)])
+
     def multiply(accumulator: Any) -> Array:
-        jax.lax.fori_loop(unit.first, unit.last, lambda step, _: add_step(step, accumulator), None)
+        add = add_blocks if kernel.is_mxfp4 else add_step
+        jax.lax.fori_loop(unit.first, unit.last, lambda step, _: add(step, accumulator), None)
         return accumulator[...]
 
-    if refs.scales is not None:
+    if refs.scales is not None and not kernel.is_mxfp4:
         zeros = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA)
         total = jax.lax.fori_loop(unit.first, unit.last, add_group, zeros)
     else:
         total = pl.run_scoped(multiply, plgpu.ACC(shape, refs.out.dtype))
-    rows = pl.ds(unit.tile * tuned.rows, tuned.rows)
-    columns = pl.ds(unit.block * kernel.plan.block + worker * tuned.outputs, tuned.outputs)
-    target = refs.out.at[unit.split, rows, columns].transpose((1, 0))
-    target[...] = plgpu.layout_cast(total, plgpu.Layout.WGMMA_TRANSPOSED)
+    _store(kernel.plan, refs, worker, unit, total)
 
 
-def _fetch(plan: Plan, refs: _Refs, scratch: dict[str, Any], unit: Unit, done: Any) -> None:
+def _store(plan: Plan, refs: _Refs, worker: Any, unit: Unit, total: Array) -> None:
+    """Write a worker's outputs, but for those that the block before has as well."""
+    tuned, first = plan.tuning, plan.first_output(unit.block) + worker * plan.tuning.outputs
+
+    def store() -> None:
+        rows, columns = pl.ds(unit.tile * tuned.rows, tuned.rows), pl.ds(first, tuned.outputs)
+        target = refs.out.at[unit.split, rows, columns].transpose((1, 0))
+        target[...] = plgpu.layout_cast(total, plgpu.Layout.WGMMA_TRANSPOSED)
+
+    if plan.is_divided:
+        store()
+    else:
+        pl.when(first >= unit.block * plan.block)(store)
+
+
+def _fetch(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any], unit: Unit, done: Any) -> None:
     """Fill the ring with the unit's rows, weights, and scales of groups."""
-    tuned, columns = plan.tuning, pl.ds(unit.block * plan.block, plan.block)
-    outputs = pl.ds(unit.expert * plan.num_outputs + unit.block * plan.block, plan.block)
+    plan = kernel.plan
+    tuned, columns = plan.tuning, pl.ds(plan.first_output(unit.block), plan.block)
+    outputs = pl.ds(unit.expert * plan.num_outputs + plan.first_output(unit.block), plan.block)
     groups = unit.expert * (plan.num_inputs // tuned.inputs)
 
     def copy(step: Any, slot: Any) -> None:
         ready, inputs = scratch["ready"].at[slot], pl.ds(step * tuned.inputs, tuned.inputs)
         plgpu.copy_gmem_to_smem(refs.weight.at[outputs, inputs], scratch["w_ring"].at[slot], ready)
+        if kernel.is_mxfp4:
+            blocks.fetch(plan, unit, step, (refs.x, refs.scales), (scratch, slot))
+            return
         if refs.scales is not None:
             plgpu.copy_gmem_to_smem(refs.scales.at[groups + step, columns], scratch["s_ring"].at[slot], ready)
         plan.copy_rows(unit, refs.x.at[:, inputs], scratch["x_ring"].at[slot], ready)

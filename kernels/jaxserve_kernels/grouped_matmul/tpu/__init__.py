@@ -20,6 +20,8 @@ LANES = 128
 _SUBLANES = 16
 _GROUPS = (32, 64, 128)
 """Inputs that a scale of 4-bit weights may belong to."""
+_BLOCKS = (16, 32)
+"""Inputs that an exponent of MXFP4 may belong to."""
 _GROUPS_OF_STEP = 8
 """Scales of a step fill the rows of a tile of memory, or they are all there are."""
 
@@ -43,14 +45,15 @@ def supports(x: jax.Array, weight: jax.Array) -> bool:
 
 
 def small_choice(x: Operand, weight: Operand, scales: Operand) -> SmallTuning | None:
-    """Return the sizes for 8-bit weights with a scale per output, or 4-bit ones with one per output and group of inputs;
-    None: the reference computes it. The sizes are not measured; see README."""
+    """Return the sizes for 8-bit weights with a scale per output, or 4-bit ones with one per output and group of inputs, of
+    MXFP4 an exponent; None: the reference computes it. The sizes are not measured; see README."""
     (num_rows, num_inputs), num_experts = x.shape, weight.shape[0]
     unit, bits = LANES, 8
     if len(scales.shape) == 3:
         group, bits = num_inputs // scales.shape[1], 4
         unit = group * _GROUPS_OF_STEP
-        is_known = weight.dtype == jnp.int4 and scales.dtype in (jnp.bfloat16, jnp.float32) and group in _GROUPS
+        is_scaled = scales.dtype in (jnp.bfloat16, jnp.float32) and group in _GROUPS
+        is_known = weight.dtype == jnp.int4 and (is_scaled or (scales.dtype == jnp.uint8 and group in _BLOCKS))
     else:
         is_known = weight.dtype in (jnp.int8, jnp.float8_e4m3fn) and scales.dtype == jnp.float32
     if x.dtype != jnp.bfloat16 or not is_known:

@@ -2,6 +2,8 @@
 VMEM. Activations of the weights' own type are multiplied as they are; on a chip without such a matmul the compiler
 decides how.
 
+4-bit weights are integers, or places of MXFP4's numbers if their scales are exponents: see `mxfp4`.
+
 Rows are cut at multiples of a tile's rows, whatever their experts. A tile is computed once for each expert that has
 rows in it, one after the other: all of its rows are multiplied, and the expert's own rows are written. So every copy is
 aligned, nothing has to be assembled after the kernel, and experts without rows take no part in it.
@@ -27,8 +29,9 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jaxtyping import Array, Float, Int, Num
+from jaxtyping import Array, Float, Int, Num, UInt8
 
+from jaxserve_kernels import mxfp4
 from jaxserve_kernels.grouped_matmul.tiles import Tiles, tiles_of
 from jaxserve_kernels.grouped_matmul.tpu import LANES, SmallTuning
 from jaxserve_kernels.matmul import quantize_rows
@@ -46,6 +49,8 @@ class _Plan:
 
     group: int
     """Inputs that a scale belongs to; 0: all."""
+    is_mxfp4: bool
+    """True if scales are exponents."""
     steps: int
     """Along the inputs."""
     is_turned: bool
@@ -57,7 +62,7 @@ def grouped_matmul(
     x: Float[Array, "R I"],
     weight: Num[Array, "E O I"],
     group_sizes: Int[Array, "E"],
-    scales: Float[Array, "E O"] | Float[Array, "E G O"],
+    scales: Float[Array, "E O"] | Float[Array, "E G O"] | UInt8[Array, "E G O"],
     *,
     dynamic: bool = False,
     tuning: SmallTuning,
@@ -73,13 +78,13 @@ def _launch(
     x: Num[Array, "R I"],
     weight: Num[Array, "E O I"],
     group_sizes: Int[Array, "E"],
-    scales: Float[Array, "E O"] | Float[Array, "E G O"],
+    scales: Float[Array, "E O"] | Float[Array, "E G O"] | UInt8[Array, "E G O"],
     tuning: SmallTuning,
 ) -> Float[Array, "R O"]:
     (num_rows, num_inputs), (num_experts, num_outputs, _) = x.shape, weight.shape
     rows, outputs = min(tuning.rows, pl.cdiv(num_rows, _ALIGNMENT) * _ALIGNMENT), min(tuning.outputs, num_outputs)
     group = num_inputs // scales.shape[1] if scales.ndim == 3 else 0
-    plan = _Plan(group, num_inputs // tuning.inputs, _is_turned(num_outputs, num_inputs))
+    plan = _Plan(group, scales.dtype == jnp.uint8, num_inputs // tuning.inputs, _is_turned(num_outputs, num_inputs))
     tiles = tiles_of(group_sizes, num_rows, rows, alignment=rows)
     padded = jnp.pad(x, ((0, -num_rows % rows), (0, 0)))
     if plan.is_turned:
@@ -143,7 +148,8 @@ def _kernel(
         sums[...] = jnp.zeros(sums.shape, sums.dtype)
 
     if plan.group:
-        wide_scales[...] = scales[...].astype(jnp.float32)  # packed rows cannot be taken from anywhere
+        # packed rows cannot be taken from anywhere
+        wide_scales[...] = mxfp4.scales_of(scales[...]) if plan.is_mxfp4 else scales[...].astype(jnp.float32)
         _add_groups(plan, x, weight, wide_scales, sums)
     else:
         sums[...] += _multiply(plan, x[...], weight[...], sums.dtype)
@@ -168,6 +174,9 @@ def _add_groups(plan: _Plan, x: Any, weight: Any, scales: Any, sums: Any) -> Non
             count = min(LANES, size - first)
             inputs = pl.ds(start + first, count)
             rows, own = x[:, inputs], weight[inputs, :] if plan.is_turned else weight[:, inputs]
+            own = own.astype(rows.dtype)
+            if plan.is_mxfp4:
+                own = mxfp4.numbers_at(own)
             lane = jax.lax.broadcasted_iota(jnp.int32, rows.shape, 1)
             for begin in range(0, count, group):
                 is_own = (lane >= begin) & (lane < begin + group)

@@ -60,6 +60,22 @@ QWEN3_30B_A3B: dict[str, Any] = {
     "rope_theta": 1000000.0,
     "tie_word_embeddings": False,
 }
+GPT_OSS_20B: dict[str, Any] = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "vocab_size": 201_088,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "num_hidden_layers": 24,
+    "max_position_embeddings": 131_072,
+    "tie_word_embeddings": False,
+    "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]},
+}
 SMOLLM2 = _LLAMA | {
     "vocab_size": 49152,
     "hidden_size": 576,

@@ -30,7 +30,7 @@ from jaxserve.tools.planning.plan import FORMAT_VERSION, Exchanges, Plan, to_jso
 from jaxserve.tools.planning.planner import Planner, read_model
 from jaxserve.tools.planning.roofline import decode_bound
 from tests.models.goldens import DATA
-from tests.unit.tools.planning.configs import LLAMA_8B, LLAMA_70B, QWEN3_30B_A3B, SMOLLM2, write_config
+from tests.unit.tools.planning.configs import GPT_OSS_20B, LLAMA_8B, LLAMA_70B, QWEN3_30B_A3B, SMOLLM2, write_config
 
 A100 = ACCELERATORS["a100"]
 H200 = ACCELERATORS["h200"]
@@ -239,6 +239,27 @@ def test_four_bits_quarter_the_layers_and_halve_the_tables(tmp_path: Path) -> No
         if "4-bit" in note
     )
     assert "int8-weight-only" in note
+
+
+def test_experts_of_gpt_oss_take_their_blocks_and_scales(tmp_path: Path) -> None:
+    experts = 24 * 32 * 3 * 2880 * 2880
+    for num_devices, block in ((1, 32), (2, 32), (4, 16), (8, 8)):
+        shared = ParallelConfig(tensor_parallel_size=num_devices)
+        plan = plan_of(tmp_path / str(num_devices), GPT_OSS_20B, H200, parallel=shared)
+        wide = plan_of(tmp_path / str(num_devices), GPT_OSS_20B, H200, parallel=shared, model={"quantization": "none"})
+        assert plan.model.num_parameters == wide.model.num_parameters == 20_914_757_184
+        assert (plan.weights_stored_as, plan.arithmetic) == ("mxfp4-weight-only", "bfloat16")
+        gate_up, down = experts * 2 // 3, experts // 3
+        kept = experts // 2 + gate_up // 32 + down // block  # inputs of down are split, those of gate and up are not
+        assert wide.weights_bytes - plan.weights_bytes == (2 * experts - kept) // num_devices
+    assert plan_of(tmp_path / "1", GPT_OSS_20B, H200).weights_bytes < 14e9
+
+
+def test_experts_in_mxfp4_need_a_model_with_experts(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"--quantization mxfp4-weight-only: quantises experts, and this model has none"
+    ):
+        plan_of(tmp_path, SMOLLM2, H200, model={"quantization": "mxfp4-weight-only"})
 
 
 @pytest.mark.parametrize("kind", ["fp8", "fp8-weight-only"])
