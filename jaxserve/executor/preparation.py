@@ -15,6 +15,7 @@ import jax
 from jaxserve.checkpoint.sentence import SentenceModules
 from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import ConfigError
+from jaxserve.executor.device import first_device
 from jaxserve.executor.hosts.agreement import ONE_HOST, Hosts, agree_smallest
 from jaxserve.ipc.messages import EmbeddingInfo
 from jaxserve.kv.spec import KVSpec
@@ -33,7 +34,7 @@ from jaxserve.runner.buckets import embed_buckets, resolve_embed_limits, resolve
 from jaxserve.runner.cache_sizes import CacheSizes
 from jaxserve.runner.determinism import check_deterministic
 from jaxserve.runner.embedding import embedding_task, pool_pages
-from jaxserve.runner.host.cores import limit_threads, num_cores
+from jaxserve.runner.host.cores import num_cores
 from jaxserve.runner.images.encoder import ImageShape, encoder_bytes, image_settings, rows_shape
 from jaxserve.runner.inputs import Program, StepTask, with_images
 from jaxserve.runner.limits import (
@@ -261,20 +262,6 @@ def _weight_bytes(skeleton: ModelSkeleton, sharding: Sharding) -> int:
         shape = leaf.sharding.shard_shape(leaf.shape) if leaf.sharding is not None else leaf.shape
         total += array_bytes(shape, leaf.dtype)
     return total
-
-
-def first_device(num_devices: int) -> jax.Device:
-    """Return the first device of this host. Without an accelerator, JAX is set to split its CPU into `num_devices` devices, and
-    to use no more threads than this process has cores for."""
-    limit_threads()
-    if num_devices > 1 and jax.config.jax_num_cpu_devices < num_devices:  # type: ignore[attr-defined]
-        jax.config.update("jax_num_cpu_devices", num_devices)
-    try:
-        return jax.local_devices()[0]
-    except (RuntimeError, AssertionError) as error:  # AssertionError, without a text, if the plugin is missing
-        platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
-        reason = str(error) or "JAX has no plugin for it"
-        raise ConfigError(f"no device can be used with JAX_PLATFORMS={platforms or '(not set)'}: {reason}") from error
 
 
 _NO_PAGES = KVSpec(num_layers=0, num_kv_heads=0, head_dim=0, dtype_bytes=0, block_size=1)

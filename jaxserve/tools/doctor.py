@@ -71,11 +71,14 @@ def _devices(config: Config) -> Finding:
     count, platform, kind = json.loads(result.stdout.splitlines()[-1])
     if platform != "cpu":
         return Finding("devices", "ok", f"{count} x {kind} ({platform})")
-    has_gpu = Path("/proc/driver/nvidia").exists()
-    fix = "pip install 'jaxserve[cuda]', or look for JAX_PLATFORMS=cpu in the environment" if has_gpu else ""
-    return Finding(
-        "devices", "wrong" if has_gpu else "ok", "only the CPU" + (", beside an NVIDIA GPU" if fix else ""), fix
-    )
+    wanted = child_environment().get("JAX_PLATFORMS", "").partition(",")[0]
+    if wanted not in ("", "cpu"):
+        fix = "give the container its devices (docker run --gpus all; --privileged for TPUs), or set JAX_PLATFORMS=cpu"
+        return Finding("devices", "wrong", f"only the CPU, and JAX_PLATFORMS asks for {wanted}", fix)
+    if Path("/proc/driver/nvidia").exists():
+        fix = "pip install 'jaxserve[cuda]', or look for JAX_PLATFORMS=cpu in the environment"
+        return Finding("devices", "wrong", "only the CPU, beside an NVIDIA GPU", fix)
+    return Finding("devices", "ok", "only the CPU")
 
 
 def _processors(config: Config) -> Finding:

@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from jaxserve.config import Config
-from jaxserve.executor.preparation import first_device
+from jaxserve.executor.device import first_device
 from jaxserve.executor.self_test.comparison import compare
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.parent import die_with_parent

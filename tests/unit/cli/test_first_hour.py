@@ -10,6 +10,7 @@ import pytest
 
 from jaxserve.cli.main import main
 from jaxserve.cli.status import status_lines
+from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import ConfigError
 from jaxserve.runtime.environment import load_config
 from jaxserve.runtime.settings import describe_changes
@@ -181,6 +182,17 @@ def test_doctor_has_a_fix_for_everything_that_is_wrong(tmp_path: Path) -> None:
     }
     assert all(finding.fix for finding in findings.values() if finding.verdict != "ok")
     assert "chmod go-w" in findings["compile cache"].fix
+
+
+@pytest.mark.slow
+def test_doctor_misses_the_accelerator_that_the_environment_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
+    finding = doctor._devices(Config(model=ModelConfig(model="m")))
+    assert finding.verdict == "wrong"
+    assert finding.fix
+    if finding.text.startswith("only the CPU"):  # JAX went on; a version that does not gives its own reason
+        assert "JAX_PLATFORMS asks for cuda" in finding.text
 
 
 def test_doctor_warns_of_a_port_that_is_open_to_all() -> None:

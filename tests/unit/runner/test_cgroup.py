@@ -117,7 +117,7 @@ host_cores.num_cores.__defaults__ = (Path(sys.argv[1]),)
 import os
 os.sched_getaffinity = lambda pid: set(range(16))
 import jax, jax.numpy as jnp
-from jaxserve.executor.preparation import first_device
+from jaxserve.executor.device import first_device
 from jaxserve.runner.program_key import host_key_parts
 first_device(1)
 (jnp.ones((256, 256)) @ jnp.ones((256, 256))).block_until_ready()
