@@ -24,6 +24,8 @@ FIXTURES: Final = ROOT / "tests" / "fixtures" / "helm"
 RELEASE: Final = "jaxserve"
 EVERYTHING: Final[dict[str, Any]] = {
     "settings": {"max_queued_tokens": 4194304, "memory_fraction": 0.85, "public_metrics": True},
+    "image": {"pullSecrets": ["registry"]},
+    "runtimeClassName": "nvidia",
     "caches": {"storageClassName": "shared"},
     "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
     "autoscaling": {"enabled": True},

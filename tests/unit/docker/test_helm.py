@@ -97,6 +97,14 @@ def test_settings_become_variables_that_the_server_reads() -> None:
     assert given["JAXSERVE_PUBLIC_METRICS"] == "true"
 
 
+def test_pods_get_the_runtime_and_the_credentials_of_the_registry() -> None:
+    pod = fixture("everything")["Deployment", "jaxserve"]["spec"]["template"]["spec"]
+    assert pod["runtimeClassName"] == EVERYTHING["runtimeClassName"]
+    assert [secret["name"] for secret in pod["imagePullSecrets"]] == EVERYTHING["image"]["pullSecrets"]
+    pod = fixture("gpu")["Deployment", "jaxserve"]["spec"]["template"]["spec"]
+    assert not {"runtimeClassName", "imagePullSecrets"} & set(pod)
+
+
 def test_the_autoscaler_reads_a_ratio_that_a_rule_records() -> None:
     rendered = fixture("everything")
     scaler = rendered["HorizontalPodAutoscaler", "jaxserve"]["spec"]

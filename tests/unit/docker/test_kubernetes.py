@@ -95,10 +95,26 @@ def test_a_pod_has_the_settings_the_folders_and_the_user_of_the_image(pod: Pod) 
     security = pod.spec["securityContext"]
     target = pod.container["image"].partition(":")[2]
     stage = image.partition(f"AS {target}\n")[2].partition("\nFROM ")[0]
-    assert f"USER {security['runAsUser']}:{security['fsGroup']}" in stage
+    user = 10001 if security["runAsUser"] == 0 else security["runAsUser"]
+    assert f"USER {user}:{security['fsGroup']}" in stage
     assert security["fsGroupChangePolicy"] == "OnRootMismatch"
     mounted = {mount["mountPath"] for mount in pod.container["volumeMounts"]} - {"/dev/shm"}
     assert mounted == {"/tmp", *json.loads(image.split("VOLUME ")[1].splitlines()[0])}
+
+
+@pytest.mark.parametrize("pod", OWN_PODS, ids=lambda pod: pod.place)
+def test_only_pods_with_tpus_are_root_to_lock_the_memory_of_chips(pod: Pod) -> None:
+    """VFIO counts memory that devices read against RLIMIT_MEMLOCK, which only CAP_SYS_RESOURCE may raise."""
+    capabilities = pod.container["securityContext"]["capabilities"]
+    assert capabilities["drop"] == ["ALL"]
+    if pod.limit("google.com/tpu"):
+        assert pod.spec["securityContext"]["runAsUser"] == 0
+        assert capabilities["add"] == ["SYS_RESOURCE"]
+        assert pod.container["command"] == ["sh", "-c", "ulimit -l 68719476736; exec jaxserve serve"]
+    else:
+        assert pod.spec["securityContext"]["runAsNonRoot"]
+        assert "add" not in capabilities
+        assert "command" not in pod.container
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
