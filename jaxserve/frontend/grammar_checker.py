@@ -40,7 +40,7 @@ class GrammarChecker:
         self._model_path = model_path
 
     async def check(self, grammar: Grammar, param: str) -> Grammar:
-        """Return the grammar as the engine reads it: llama.cpp's format becomes Lark's.
+        """Return the grammar as the engine reads it: llama.cpp's format becomes Lark's, and its matcher's memory is known.
 
         Raises InvalidRequestError naming `param` if the grammar is invalid or too large.
         """
@@ -53,7 +53,9 @@ class GrammarChecker:
         reply = await self._checks.ask(grammar, self._spec, CheckReply)
         if reply.error is not None:
             raise invalid(param, f"{reply.error.rstrip('.')}")
-        checked = grammar if reply.lark is None else msgspec.structs.replace(grammar, kind="lark", text=reply.lark)
+        checked = msgspec.structs.replace(grammar, matcher_bytes=reply.matcher_bytes)
+        if reply.lark is not None:
+            checked = msgspec.structs.replace(checked, kind="lark", text=reply.lark)
         self._remember(grammar, checked)
         return checked
 

@@ -86,6 +86,8 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
     or in llama.cpp's, which its check replaces by Lark's, or a CallGrammar as JSON."""
     thinking: Thinking | None = None
     """Reasoning that may precede the text of the grammar; None: none."""
+    matcher_bytes: int = 0
+    """Memory of its matcher at the start, as its check measured it."""
 
 
 class PromptImage(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -6,6 +6,7 @@ too costly.
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from typing import Final
 
@@ -21,6 +22,8 @@ from jaxserve.structured.protocol import CheckReply, CheckSpec
 
 _MAX_ERROR_CHARS: Final = 500
 _NICENESS: Final = 10
+_MEMORY_STEP: Final = 1 << 20
+"""Memory is rounded up to this: two checks of one grammar should give the same."""
 _MAX_CONVERTED_BYTES: Final = 1 << 19
 """Largest converted grammar, which crosses to the engine in place of the one that was sent."""
 
@@ -40,6 +43,12 @@ def converted(grammar: Grammar) -> tuple[Grammar, str | None]:
 
 def check_grammar(grammar: Grammar, tokenizer: LLTokenizer, config: StructuredConfig) -> str | None:
     """Return why the grammar cannot be followed, or None."""
+    return _check(grammar, tokenizer, config).error
+
+
+def _check(grammar: Grammar, tokenizer: LLTokenizer, config: StructuredConfig) -> CheckReply:
+    """Return why the grammar cannot be followed, or the memory of its matcher and its first mask."""
+    before = _resident_bytes()
     try:
         matcher = new_matcher(grammar, tokenizer, config)
         mask = matcher.compute_bitmask()
@@ -48,8 +57,9 @@ def check_grammar(grammar: Grammar, tokenizer: LLTokenizer, config: StructuredCo
         if not any(mask) and not matcher.is_stopped():
             raise GrammarError("it allows no text at all")
     except GrammarError as error:
-        return _reason(str(error))
-    return None
+        return CheckReply(_reason(str(error)))
+    num_steps = -(-max(0, _resident_bytes() - before) // _MEMORY_STEP)
+    return CheckReply(None, matcher_bytes=num_steps * _MEMORY_STEP)
 
 
 def _reason(text: str) -> str:
@@ -66,8 +76,14 @@ def checked(grammar: Grammar, tokenizer: LLTokenizer, config: StructuredConfig) 
     is_gbnf, error = grammar.kind == "gbnf", None
     if is_gbnf:
         grammar, error = converted(grammar)
-    error = error or check_grammar(grammar, tokenizer, config)
-    return CheckReply(error, grammar.text if is_gbnf and error is None else None)
+    reply = CheckReply(error) if error is not None else _check(grammar, tokenizer, config)
+    return msgspec.structs.replace(reply, lark=grammar.text) if is_gbnf and reply.error is None else reply
+
+
+def _resident_bytes() -> int:
+    """Return the memory of this process. Pages that it shares with its parent, and copies of them, do not change it."""
+    num_pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return num_pages * resource.getpagesize()
 
 
 def unchecked(is_timeout: bool, config: StructuredConfig) -> CheckReply:

@@ -33,6 +33,8 @@ _MAX_STEP_S: Final = 0.1
 """Processor time for one token; ordinary grammars need a thousandth of it."""
 _NUM_KEPT: Final = 32
 """Kept matchers at their start, for requests with the same grammar."""
+_MAX_KEPT_BYTES: Final = 64 << 20
+"""Largest total memory of kept matchers; one that is larger is kept alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class GrammarMasks:
         self._config = config
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grammar")
         self._starts: OrderedDict[Grammar, _Start] = OrderedDict()
+        self._num_kept_bytes = 0
         self._lock = Lock()
 
     def follow(
@@ -118,9 +121,12 @@ class GrammarMasks:
         with _watched(matcher):
             start = _Start(matcher, None if matcher.is_stopped() else self.mask_of(matcher))
         with self._lock:
+            if grammar not in self._starts:  # another thread may have made it meanwhile
+                self._num_kept_bytes += grammar.matcher_bytes
             self._starts[grammar] = start
-            while len(self._starts) > _NUM_KEPT:
-                self._starts.popitem(last=False)
+            while len(self._starts) > 1 and (len(self._starts) > _NUM_KEPT or self._num_kept_bytes > _MAX_KEPT_BYTES):
+                dropped, _ = self._starts.popitem(last=False)
+                self._num_kept_bytes -= dropped.matcher_bytes
         return start
 
 

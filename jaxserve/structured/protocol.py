@@ -23,3 +23,5 @@ class CheckReply(msgspec.Struct, frozen=True):
     """The reason why the grammar is rejected; None: it is valid."""
     lark: str | None = None
     """The grammar in Lark's form if it was sent in llama.cpp's."""
+    matcher_bytes: int = 0
+    """Memory of its matcher and first mask."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import weakref
 from pathlib import Path
 from typing import Any, ClassVar
@@ -244,6 +246,51 @@ def test_requests_that_wait_hold_no_matchers(
     np.testing.assert_array_equal(states[1].mask, pack_bits([one], tokenizer.max_token_id + 1))
     assert len(Counted.living) == 3
     masks.close()
+
+
+def test_kept_matchers_have_bounded_memory(
+    vocabulary: LLTokenizer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(masks_module, "new_matcher", lambda *words: Counted(new_matcher(*words)))
+    masks = GrammarMasks(lambda: vocabulary, tokenizer.max_token_id + 1, CONFIG)
+
+    def num_kept(name: str, *sizes: int) -> int:
+        for i, size in enumerate(sizes):
+            masks.follow(Grammar("regex", f"{name}{i}", matcher_bytes=size), []).wait(60)
+        return len(Counted.living)
+
+    most = masks_module._MAX_KEPT_BYTES
+    assert num_kept("a", most // 4, most // 4, most // 4, most // 4) == 4
+    assert num_kept("b", most // 2) == 3, "two had to make room"
+    assert num_kept("c", 2 * most) == 1
+    assert num_kept("c", 2 * most) == 1, "the same one"
+    assert num_kept("d", 5) == 1, "the large one made room"
+    masks.close()
+
+
+MEASURE = """
+import sys
+from jaxserve.config import StructuredConfig
+from jaxserve.ipc.messages import Grammar
+from jaxserve.structured.check_process import checked
+from jaxserve.structured.compiling import ll_tokenizer
+from jaxserve.tokenizer.tokenizer import load_tokenizer
+from tests.unit.structured.test_grammars import TOKENIZERS
+
+tokenizer = ll_tokenizer(load_tokenizer(TOKENIZERS / "byte_level"))
+for text in sys.argv[1:]:
+    print(checked(Grammar("lark", text), tokenizer, StructuredConfig()).matcher_bytes)
+"""
+
+
+def test_a_check_measures_the_memory_of_a_matcher() -> None:
+    """It does so in a process whose allocator holds nothing that is free."""
+    large = "start: " + " | ".join(json.dumps(f"word {i}") for i in range(4000))
+    command = [sys.executable, "-c", MEASURE, large, large[:60] + '"']
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    num_bytes, few = map(int, done.stdout.split())
+    assert 2 << 20 <= num_bytes < 256 << 20 and num_bytes % (1 << 20) == 0
+    assert few <= 1 << 20
 
 
 def test_a_token_that_does_not_fit_ends_the_request_and_not_the_engine(
