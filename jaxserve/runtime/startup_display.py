@@ -1,12 +1,14 @@
-"""Progress of the start on stderr: bars on a terminal, else a line for the begin, the middle and the end of a phase."""
+"""Progress of the start on stderr: bars on a terminal, else a line for the begin of a phase, and for the middle of a long one."""
 
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable
 from types import TracebackType
+from typing import Final
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -15,7 +17,8 @@ from jaxserve.http.operations.startup import StartupLog, label_of
 from jaxserve.ipc.messages import StartupProgress
 from jaxserve.log import report, writes_json
 
-_LINES_PER_PHASE = 2
+LONG_S: Final = 10.0
+"""A phase that takes longer to its middle has a line there."""
 _BYTES_PHASE = "load"
 _MIB = 1 << 20
 
@@ -36,7 +39,9 @@ class StartupDisplay:
         self._clock = clock
         self._logs: dict[str, StartupLog] = {}
         self._tasks: dict[str, TaskID] = {}
-        self._printed: dict[str, int] = {}
+        self._begun_s: dict[str, float] = {}
+        """The times at which phases began that have no line for their middle yet."""
+        self._shown: set[str] = set()
         self._is_closed = False
 
     def __enter__(self) -> StartupDisplay:
@@ -75,16 +80,25 @@ class StartupDisplay:
                 self._tasks[name] = self._bars.add_task(label, left="")
             self._bars.update(self._tasks[name], completed=done, total=total, left=left)
             return
-        part = _LINES_PER_PHASE * done // max(total, 1)
-        is_single_end = total == 1 and done == 1  # its begin has a line, in case it hangs
-        if not is_single_end and self._printed.get(name, -1) < part:
-            self._printed[name] = part
+        if self._has_line(name, progress):
             amount = (
                 f"{done // _MIB}/{total // _MIB} MiB"
                 if progress.phase == _BYTES_PHASE and total > _MIB
                 else f"{done}/{total}"
             )
             report(logging.INFO, f"{label}: {amount}{', ' + left if left else ''}")
+
+    def _has_line(self, name: str, progress: StartupProgress) -> bool:
+        """Return True for the begin of the phase `name`, in case it hangs, and once from its middle on if that took long."""
+        if name not in self._shown:
+            self._shown.add(name)
+            self._begun_s[name] = self._clock()
+            return progress.done < max(progress.total, 1)
+        is_late = progress.total <= 2 * progress.done < 2 * progress.total
+        if not is_late or self._clock() - self._begun_s.get(name, math.inf) < LONG_S:
+            return False
+        del self._begun_s[name]
+        return True
 
 
 def _time_left(seconds: float | None) -> str:
