@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from jaxserve.cli.completion import SHELLS
 from jaxserve.cli.main import COMMANDS, main
 from tests.models.goldens import golden_checkpoint
 
@@ -65,3 +67,29 @@ def test_bash_completes_commands_and_flags(tmp_path: Path, capsys: pytest.Captur
     assert completed("serve --max-num") == {"--max-num-seqs", "--max-num-batched-tokens"}
     assert completed("ver") == {"version"}
     assert {command.name for command in COMMANDS} <= completed('""')
+
+
+SYNTAX = {"bash": ["bash", "-n"], "zsh": ["zsh", "-n"], "tcsh": ["tcsh", "-n"]}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_script_of_each_shell_knows_every_command_and_its_flags(
+    shell: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["completion", shell]) == 0
+    script = capsys.readouterr().out
+    for command in COMMANDS:
+        assert re.search(rf"\b{command.name}\b", script), command.name
+    for flag in ("--max-num-seqs", "--api-key-file", "--show", "--device"):
+        assert flag.removeprefix("--") in script, flag
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_the_script_of_each_shell_is_valid(shell: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if shutil.which(shell) is None:
+        pytest.skip(f"no {shell}")
+    assert main(["completion", shell]) == 0
+    script = tmp_path / "jaxserve"
+    script.write_text(capsys.readouterr().out)
+    done = subprocess.run([*SYNTAX[shell], str(script)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
