@@ -126,7 +126,7 @@ class ModelConfig:
     def check_generates(self) -> None:
         """Raise ConfigError for settings that need the task `embed`."""
         if self.task == "embed":
-            raise ConfigError("--task embed: `plan` and `compile` support the task generate only")
+            raise ConfigError("--task embed: `compile` and `convert` support the task generate only")
         if self.pooling != "auto":
             raise ConfigError(f"--pooling {self.pooling}: needs --task embed")
 

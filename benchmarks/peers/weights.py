@@ -26,7 +26,7 @@ from jaxserve.quant.tensor import as_floats
 from jaxserve.tokenizer.gguf_vocab import read_gguf_tokenizer
 from jaxserve.tokenizer.source import TokenizerSource
 from jaxserve.tokenizer.tokenizer import load_tokenizer
-from jaxserve.tools.planning.planner import bytes_by_dtype
+from jaxserve.tools.planning.stored import bytes_by_dtype
 
 SAMPLE_TEXTS = (
     "The capital of France is Paris.",

@@ -130,7 +130,11 @@ COMMANDS = (
     Command(
         "complete", "let a model continue a text", "[TEXT [MODEL]] [OPTIONS] [-- SERVE OPTIONS]", takes_serve_words=True
     ),
-    Command("plan", "print what a model needs on a device and how fast it could be", "[MODEL] [OPTIONS]"),
+    Command(
+        "plan",
+        "print what a model, or several, need on a device and how fast it could be",
+        "[MODEL | --model NAME=MODEL ...] [OPTIONS]",
+    ),
     Command(
         "compile", "compile a model's programs ahead of time, into a cache to ship", "[MODEL] --output DIR [OPTIONS]"
     ),
@@ -143,11 +147,11 @@ COMMANDS = (
     Command(
         "doctor",
         "check this machine for a server: devices, versions, memory, limits, caches, port",
-        "[MODEL] [OPTIONS]",
+        "[MODEL | --model NAME=MODEL ...] [OPTIONS]",
     ),
     Command("replay", "run the scheduler again over a flight record, and find the first step that differs", "FILE"),
     Command("check", "check a config file: each mistake with its line and a suggestion", "FILE"),
-    Command("config", "print the settings that would be in force", "[MODEL] [OPTIONS]"),
+    Command("config", "print the settings that would be in force", "[MODEL | --model NAME=MODEL ...] [OPTIONS]"),
     Command("health", "exit 0 if a server serves requests, or with --live if it runs; for container health checks"),
     Command("completion", "print a script with which a shell completes commands and flags", "bash|zsh|tcsh"),
     Command("version", "print the versions of jaxserve, jax and Python"),

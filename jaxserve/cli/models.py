@@ -38,7 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
     for model in models:
         row = describe_model(model, machine)
         numbers = f"{_short(row.num_parameters):>10}  {_gib(row.stored_bytes):>8}  {_gib(row.weights_bytes):>8}"
-        print(f"{row.name:<{width}}  {numbers}  {row.problem or 'fits'}")
+        verdict = "fits, embeds texts" if row.task == "embed" else "fits"
+        print(f"{row.name:<{width}}  {numbers}  {row.problem or verdict}")
     return 0
 
 

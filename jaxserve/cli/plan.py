@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from jaxserve.cli.flags import add_flags, config_from_flags
+from jaxserve.cli.flags import add_flags, add_model_flag, configs_from_flags
+from jaxserve.config import Config
 from jaxserve.errors import ConfigError
 from jaxserve.runtime.settings import BY_NAME, ENGINE_SECTIONS, parse_value
 from jaxserve.tools.planning.devices import NAMES
+
+if TYPE_CHECKING:
+    from jaxserve.tools.planning.machine import Machine
 
 EXIT_FITS, EXIT_DOES_NOT_FIT = 0, 1
 EPILOG = """\
 exit codes: 0 fits, 1 does not fit (the last table lists changes that do), 2 error in the command or the model
 
-MODEL may be a directory with only config.json; of a hub id, only config files are fetched.
+MODEL may be a directory with only config.json; of a hub id, only config files are fetched. Of several models (--model, or
+`models:` in the file of --config) it prints whether they fit together, and each model's tables.
 """
 
 
@@ -37,31 +44,53 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--all-programs", action="store_true", help="compile every program, not only the largest of each kind"
     )
+    add_model_flag(parser)
     add_flags(parser, sections=ENGINE_SECTIONS)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the plan; returns 0 if the model fits, else 1."""
-    config = config_from_flags(arguments)
-    config.model.check_generates()
-    if config.model.adapters:
-        raise ConfigError("--lora-modules: `plan` does not support adapters")
+    """Print the plan; returns 0 if the model fits, or all models together, else 1."""
+    configs = configs_from_flags(arguments)
+    for config in configs:
+        if config.model.adapters:
+            raise ConfigError("--lora-modules: `plan` does not support adapters")
     memory = arguments.device_memory and parse_value(
         BY_NAME["kv_cache_memory"], arguments.device_memory, "--device-memory"
     )
     if arguments.hosts < 1:
         raise ConfigError(f"--hosts {arguments.hosts}: at least 1")
 
-    from jaxserve.tools.planning.machine import find_machine
-    from jaxserve.tools.planning.plan import to_json  # imports jax, which takes seconds, after the flags are checked
+    from jaxserve.tools.planning.machine import (
+        find_machine,
+    )  # imports jax, which takes seconds, after the flags are checked
+
+    machine = find_machine(arguments.device, arguments.hosts, memory if isinstance(memory, int) else None)
+    options = {"compiles": not arguments.no_compile, "all_programs": arguments.all_programs}
+    show = _show_model if len(configs) == 1 else _show_models
+    return EXIT_FITS if show(configs, machine, options, as_json=arguments.json) else EXIT_DOES_NOT_FIT
+
+
+def _show_model(configs: Sequence[Config], machine: Machine, options: Mapping[str, bool], *, as_json: bool) -> bool:
+    """Print the plan of the only model; returns True if it fits."""
+    from jaxserve.tools.planning.plan import to_json
     from jaxserve.tools.planning.planner import make_plan
     from jaxserve.tools.planning.report import print_plan
 
-    machine = find_machine(arguments.device, arguments.hosts, memory if isinstance(memory, int) else None)
-    plan = make_plan(config, machine, compiles=not arguments.no_compile, all_programs=arguments.all_programs)
-    if arguments.json:
-        sys.stdout.buffer.write(to_json(plan))
-        sys.stdout.flush()
-    else:
-        print_plan(plan)
-    return EXIT_FITS if plan.fits else EXIT_DOES_NOT_FIT
+    plan = make_plan(configs[0], machine, **options)
+    _write(to_json(plan)) if as_json else print_plan(plan)
+    return plan.fits
+
+
+def _show_models(configs: Sequence[Config], machine: Machine, options: Mapping[str, bool], *, as_json: bool) -> bool:
+    """Print the plan of several models; returns True if they fit together."""
+    from jaxserve.tools.planning.server_plan import make_server_plan, to_json
+    from jaxserve.tools.planning.server_report import print_server_plan
+
+    plan = make_server_plan(configs, machine, **options)
+    _write(to_json(plan)) if as_json else print_server_plan(plan)
+    return plan.fits
+
+
+def _write(json: bytes) -> None:
+    sys.stdout.buffer.write(json)
+    sys.stdout.flush()

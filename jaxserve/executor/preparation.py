@@ -29,7 +29,7 @@ from jaxserve.models.skeleton import (
     make_skeleton,
 )
 from jaxserve.quant.array import array_bytes
-from jaxserve.runner.backend import chip_of
+from jaxserve.runner.backend import Chip, chip_of
 from jaxserve.runner.buckets import embed_buckets, resolve_embed_limits, resolve_limits
 from jaxserve.runner.cache_sizes import CacheSizes
 from jaxserve.runner.determinism import check_deterministic
@@ -219,25 +219,7 @@ def prepare(
 def _prepare_embedding(
     config: Config, model: DecoderConfig | EncoderConfig, modules: SentenceModules | None, device: jax.Device
 ) -> Preparation:
-    if config.images.enable_prompt_embeds:
-        raise ConfigError("--enable-prompt-embeds: not with a model that embeds texts")
-    if config.model.logprobs_mode != "raw_logprobs":
-        raise ConfigError(
-            f"--logprobs-mode {config.model.logprobs_mode}: a model that embeds returns no log-probabilities"
-        )
-    if config.tiers.has_stores:
-        raise ConfigError(f"{', '.join(config.tiers.settings)}: an engine that embeds keeps no KV pages")
-    chip, num_ranks = chip_of(device), config.parallel.data_parallel_size
-    if num_ranks > 1:
-        raise ConfigError(f"--data-parallel-size {num_ranks}: a model that embeds keeps no KV cache to divide; use 1")
-    skeleton: ModelSkeleton | EncoderSkeleton
-    if isinstance(model, EncoderConfig):
-        skeleton = make_encoder_skeleton(model, make_encoder_policy(config, chip))
-    else:  # tied embeddings, so that no memory goes into an unused head
-        check_embeds(model)
-        model = model.with_context(config.model.max_model_len).for_devices(config.parallel.tensor_parallel_size)
-        model = replace(model, tied_embeddings=True)
-        skeleton = make_skeleton(model, make_policy(config, model, chip))
+    skeleton = make_embedding_skeleton(config, model, chip_of(device))
     limits = embed_limits(config, skeleton.config, device.platform, modules)
     check_deterministic(config, skeleton.config, skeleton.policy)
     model_info = embedding_info(config, skeleton.config, modules)
@@ -253,6 +235,28 @@ def _prepare_embedding(
         embedding_task(model_info.pooling, limits.spec.block_size, limits.max_model_len),
         model_info,
     )
+
+
+def make_embedding_skeleton(
+    config: Config, model: DecoderConfig | EncoderConfig, chip: Chip
+) -> ModelSkeleton | EncoderSkeleton:
+    """Declare the model of an engine that embeds. Raises ConfigError for settings that such an engine cannot have."""
+    if config.images.enable_prompt_embeds:
+        raise ConfigError("--enable-prompt-embeds: not with a model that embeds texts")
+    if config.model.logprobs_mode != "raw_logprobs":
+        raise ConfigError(
+            f"--logprobs-mode {config.model.logprobs_mode}: a model that embeds returns no log-probabilities"
+        )
+    if config.tiers.has_stores:
+        raise ConfigError(f"{', '.join(config.tiers.settings)}: an engine that embeds keeps no KV pages")
+    if (num_ranks := config.parallel.data_parallel_size) > 1:
+        raise ConfigError(f"--data-parallel-size {num_ranks}: a model that embeds keeps no KV cache to divide; use 1")
+    if isinstance(model, EncoderConfig):
+        return make_encoder_skeleton(model, make_encoder_policy(config, chip))
+    check_embeds(model)
+    model = model.with_context(config.model.max_model_len).for_devices(config.parallel.tensor_parallel_size)
+    model = replace(model, tied_embeddings=True)  # no memory goes into an unused head
+    return make_skeleton(model, make_policy(config, model, chip))
 
 
 def _weight_bytes(skeleton: ModelSkeleton, sharding: Sharding) -> int:

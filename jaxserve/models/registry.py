@@ -150,6 +150,21 @@ def read_decoder(path: Path) -> tuple[DecoderConfig, Checkpoint | None]:
     return _named(path, text_model(path, None), read_object(generation) if generation.is_file() else {}), None
 
 
+def read_model_config(path: Path) -> tuple[DecoderConfig | EncoderConfig, Checkpoint | None]:
+    """Return the config of a decoder or an encoder, as `read_decoder` does for a decoder. Raises CheckpointError in one line."""
+    config = path / "config.json"
+    read = encoder_architectures().get(architecture(read_object(config)) or "") if config.is_file() else None
+    if read is None:
+        return read_decoder(path)
+    if any(path.glob("*.safetensors")):
+        checkpoint = open_model(path)
+        return model_of(checkpoint), checkpoint
+    try:
+        return read(read_object(config)), None
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
 def text_model(path: Path, checkpoint: Checkpoint | None) -> Mapping[str, Any]:
     """Return the text model's config of a checkpoint, or of a directory with only config.json."""
     return text_config(read_object(path / "config.json"), families()) if checkpoint is None else checkpoint.config

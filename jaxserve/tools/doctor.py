@@ -1,19 +1,17 @@
-"""Checks of this machine for a server with a config: each has a verdict, and a fix where something is wrong."""
+"""Checks of this machine for a server of one model or several: each has a verdict, and a fix where something is wrong."""
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import shutil
 import socket
-import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 from jaxserve.config import Config
 from jaxserve.errors import StartupError
@@ -22,13 +20,15 @@ from jaxserve.runner.host.cores import num_cores
 from jaxserve.runner.host.memory import available_bytes
 from jaxserve.runner.program_cache import cache_directory
 from jaxserve.runtime.environment import child_environment
+from jaxserve.runtime.models.model_configs import model_name
+from jaxserve.tools.found_devices import FoundDevices, NoDeviceError, find_devices
+
+if TYPE_CHECKING:
+    from jaxserve.tools.planning.devices import Device
+    from jaxserve.tools.planning.plan import Plan
 
 Verdict = Literal["ok", "note", "wrong"]
 _PACKAGES: Final = ("jax", "jaxlib", "llguidance", "tokenizers", "aiohttp")
-_DEVICE_TIMEOUT_S: Final = 60.0
-_DEVICE_PROGRAM: Final = (
-    "import json, jax; found = jax.devices(); print(json.dumps([len(found), found[0].platform, found[0].device_kind]))"
-)
 _GIB: Final = 1 << 30
 _LITTLE_MEMORY: Final = 2 * _GIB
 _LITTLE_DISK: Final = 3 * _GIB
@@ -45,9 +45,16 @@ class Finding:
     fix: str = ""
 
 
-def examine(config: Config) -> list[Finding]:
-    """Return the findings, in the order in which a start meets their subjects."""
-    return [check(config) for check in _CHECKS]
+def examine(configs: Sequence[Config]) -> list[Finding]:
+    """Return the findings, in the order in which a start meets their subjects. configs: of each model of the server."""
+    config, devices = configs[0], _found_devices()
+    findings = [_versions(config), _devices(devices), _processors(config), _memory(config)]
+    if len(configs) == 1:
+        findings.append(_model(config))
+    else:
+        findings += [replace(_model(one), subject=f"model {model_name(one)}") for one in configs]
+        findings.append(_together(configs, devices))
+    return [*findings, _cache(config), _port(config), _descriptors(config)]
 
 
 def _versions(config: Config) -> Finding:
@@ -55,22 +62,21 @@ def _versions(config: Config) -> Finding:
     return Finding("versions", "ok", f"Python {sys.version.split()[0]}, {versions}")
 
 
-def _devices(config: Config) -> Finding:
-    """Ask jax in a process of its own: a driver that hangs must not hang this one."""
-    command = [sys.executable, "-c", _DEVICE_PROGRAM]
+def _found_devices() -> FoundDevices | NoDeviceError:
     try:
-        result = subprocess.run(
-            command, capture_output=True, text=True, timeout=_DEVICE_TIMEOUT_S, env=child_environment(), check=False
-        )
-    except subprocess.TimeoutExpired:
-        fix = "reset the device or restart the machine; JAX_PLATFORMS=cpu serves without it"
-        return Finding("devices", "wrong", f"jax found none within {_DEVICE_TIMEOUT_S:g} s: the driver hangs", fix)
-    if result.returncode != 0:
-        reason = (result.stderr.strip().splitlines() or ["no reason given"])[-1][:300]
-        return Finding("devices", "wrong", reason, "install the jax that fits the driver: pip install 'jaxserve[cuda]'")
-    count, platform, kind = json.loads(result.stdout.splitlines()[-1])
-    if platform != "cpu":
-        return Finding("devices", "ok", f"{count} x {kind} ({platform})")
+        return find_devices()
+    except NoDeviceError as error:
+        return error
+
+
+def _devices(found: FoundDevices | NoDeviceError) -> Finding:
+    if isinstance(found, NoDeviceError):
+        fix = "install the jax that fits the driver: pip install 'jaxserve[cuda]'"
+        if found.is_hanging:
+            fix = "reset the device or restart the machine; JAX_PLATFORMS=cpu serves without it"
+        return Finding("devices", "wrong", str(found), fix)
+    if found.platform != "cpu":
+        return Finding("devices", "ok", f"{found.count} x {found.kind} ({found.platform})")
     wanted = child_environment().get("JAX_PLATFORMS", "").partition(",")[0]
     if wanted not in ("", "cpu"):
         fix = "give the container its devices (docker run --gpus all; --privileged for TPUs), or set JAX_PLATFORMS=cpu"
@@ -163,13 +169,44 @@ def _model(config: Config) -> Finding:
     return Finding("model", "ok", f"{path.name}: {size / _GIB:.2f} GiB")
 
 
-_CHECKS: Final[Sequence[Callable[[Config], Finding]]] = (
-    _versions,
-    _devices,
-    _processors,
-    _memory,
-    _model,
-    _cache,
-    _port,
-    _descriptors,
-)
+def _together(configs: Sequence[Config], found: FoundDevices | NoDeviceError) -> Finding:
+    """Plan all models on the devices of this machine, as the server divides them."""
+    subject, look = "all models", "`jaxserve plan` with the same models and settings shows what would fit"
+    for config in configs:
+        if not Path(config.model.model).expanduser().exists():
+            text = f"not checked: {model_name(config)} is fetched from the hub at the start"
+            return Finding(subject, "note", text, "`jaxserve plan` with the same models reads their configs only")
+    if isinstance(found, NoDeviceError) or (found.platform != "cpu" and found.limit_bytes is None):
+        return Finding(subject, "note", "not checked: the memory of the devices is not known", look)
+    from jaxserve.tools.planning.machine import Machine  # imports jax, which takes seconds
+    from jaxserve.tools.planning.server_plan import make_server_plan
+
+    machine = Machine(_described(found), None if found.platform == "cpu" else found.count)
+    try:
+        plan = make_server_plan(configs, machine, compiles=False, has_speeds=False)
+    except StartupError as error:
+        return Finding(subject, "wrong", str(error), look)
+    if not plan.fits:
+        changes = [change for change in plan.advice if not change.startswith("--device")]
+        return Finding(subject, "wrong", f"do not fit together: {plan.reason}", "; or ".join([*changes, look]))
+    limit = max(one.device.limit_bytes for one in plan.models.values())
+    sizes = ", ".join(f"{name} {_held_bytes(one) / _GIB:.2f}" for name, one in plan.models.items())
+    where = f"of {limit / _GIB:.1f} GiB" if plan.sharing == "memory" else "GiB, each on devices of its own"
+    return Finding(subject, "ok", f"fit together: {sizes} {where}, estimated")
+
+
+def _held_bytes(plan: Plan) -> int:
+    """Return the bytes that an engine takes in one memory."""
+    memory = plan.memory
+    return 0 if memory is None else memory.limit_bytes - memory.free_bytes
+
+
+def _described(found: FoundDevices) -> Device:
+    """Return the device as plans describe devices, with the memory that it reports."""
+    from jaxserve.tools.planning.devices import CudaChip, Device, find_device
+
+    if found.platform == "cpu":
+        return find_device("cpu")
+    chip = None if found.capability is None else CudaChip(found.capability, 0, 0, 0.0, 0, 0, 0)
+    platform: Literal["gpu", "tpu"] = "gpu" if found.platform == "gpu" else "tpu"
+    return Device(found.kind, found.kind, platform, found.limit_bytes or 0, 1.0, found.count, 0.0, None, cuda=chip)

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from huggingface_hub import scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
@@ -13,8 +14,8 @@ from huggingface_hub.errors import CacheNotFound
 from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import StartupError
 from jaxserve.runtime.environment import default_model
-from jaxserve.tools.planning.machine import Machine, with_sizes
-from jaxserve.tools.planning.planner import Planner, read_model
+from jaxserve.tools.planning.machine import Machine
+from jaxserve.tools.planning.planner import plan_model, quiet_engine
 
 DEFAULT_NAME = "(default)"
 """Stands for the model that `jaxserve serve` takes when it is given none."""
@@ -41,6 +42,7 @@ class ModelRow:
     """Memory of the weights on one device."""
     problem: str | None = None
     """The reason why it cannot be served on this device with default settings; None if it can."""
+    task: Literal["generate", "embed"] = "generate"
 
 
 def local_models(folders: Sequence[Path]) -> Iterator[LocalModel]:
@@ -70,17 +72,18 @@ def models_in(folder: Path, name: str, *, separator: str) -> Iterator[LocalModel
 
 def describe_model(model: LocalModel, machine: Machine) -> ModelRow:
     """Read the headers of a model, and plan it for a machine with default settings; nothing is compiled."""
+    config = Config(model=ModelConfig(model=str(model.path)))
     try:
-        planned = read_model(model.path)
-        config = with_sizes(Config(model=ModelConfig(model=str(model.path))), planned.decoder, machine)
-        plan = Planner(planned, machine.device, None, num_hosts=machine.num_hosts).plan(config, None, [])
+        with quiet_engine():
+            plan = plan_model(config, machine, None, compiles=False)
     except StartupError as error:
         return ModelRow(model.name, problem=str(error))
     return ModelRow(
         model.name,
         plan.model.num_parameters,
-        planned.stored_bytes,
-        planned.stored_dtypes,
+        plan.model.stored_bytes,
+        plan.model.stored_dtypes,
         plan.weights_bytes,
         None if plan.fits else plan.reason,
+        plan.task,
     )

@@ -237,7 +237,7 @@ def test_the_task_follows_from_the_model() -> None:
 
 def test_nothing_is_compiled_ahead_for_an_engine_that_embeds(tmp_path: Path) -> None:
     config = Config(model=ModelConfig(model="any", task="embed"))
-    with pytest.raises(ConfigError, match="--task embed: `plan` and `compile` support the task generate only"):
+    with pytest.raises(ConfigError, match="--task embed: `compile` and `convert` support the task generate only"):
         precompile(config, DATA / "llama3_tiny", tmp_path, {}, lambda *_: None)
 
 

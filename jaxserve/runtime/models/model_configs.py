@@ -49,6 +49,11 @@ def configs_of_models(entries: Sequence[ModelEntry], common: Mapping[str, Value]
     return configs
 
 
+def model_name(config: Config) -> str:
+    """Return the name under which a model is shown: the first that requests use, or its path."""
+    return (config.model.served_model_name or config.model.model).split(",")[0]
+
+
 def own_setting_mistake(name: str) -> str | None:
     """Return why one model cannot have the setting `name` for itself; None if it can."""
     if name == "served_model_name":

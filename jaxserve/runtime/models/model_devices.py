@@ -41,6 +41,8 @@ class ModelShare:
     """Its settings, with the fraction of memory that remains for it."""
     devices: list[ReplicaDevices]
     """The devices of each replica."""
+    memory_share: float | None = None
+    """Fraction of each GPU's memory that its process takes at its start; None: the model has its devices for itself."""
 
 
 def divide_among_models(
@@ -55,17 +57,21 @@ def divide_among_models(
     """
     if len(configs) == 1:
         return [ModelShare(configs[0], divide_devices(configs[0].parallel, environ, names, cores))]
-    sizes = [config.parallel.num_devices for config in configs]
     if environ.get("JAX_PLATFORMS", "").split(",")[0] != "cpu":
         found = list(names())
         if gpus := visible_gpus(environ, found):
-            return _divide_gpus(configs, sizes, gpus)
+            return divide_gpus(configs, gpus)
         if chips := visible_chips(found):
-            return _divide_chips(configs, sizes, chips)
+            return divide_chips(configs, chips)
     return [ModelShare(config, [ALL_DEVICES]) for config in configs]
 
 
-def _divide_gpus(configs: Sequence[Config], sizes: list[int], gpus: list[str]) -> list[ModelShare]:
+def divide_gpus(configs: Sequence[Config], gpus: list[str]) -> list[ModelShare]:
+    """Return the share of each model: GPUs of its own if there are enough, else a part of the first ones' memory.
+
+    Raises ConfigError for too few GPUs, DoesNotFitError for fractions that are too much together.
+    """
+    sizes = [config.parallel.num_devices for config in configs]
     if sum(sizes) <= len(gpus):
         own = _consecutive(sizes, gpus)
         return [ModelShare(config, [select_gpus(mine)]) for config, mine in zip(configs, own, strict=True)]
@@ -73,13 +79,16 @@ def _divide_gpus(configs: Sequence[Config], sizes: list[int], gpus: list[str]) -
         if size > len(gpus):
             name = config.model.served_model_name
             raise ConfigError(f"{name}: --tensor-parallel-size {size}: this machine has {len(gpus)} GPUs")
+    shares = [fraction / _OF_OWN for fraction in _fractions(configs)]
     return [
-        ModelShare(_with_fraction(config, _OF_OWN), [select_gpus(gpus[:size], fraction / _OF_OWN)])
-        for config, size, fraction in zip(configs, sizes, _fractions(configs), strict=True)
+        ModelShare(_with_fraction(config, _OF_OWN), [select_gpus(gpus[:size], share)], share)
+        for config, size, share in zip(configs, sizes, shares, strict=True)
     ]
 
 
-def _divide_chips(configs: Sequence[Config], sizes: list[int], chips: list[str]) -> list[ModelShare]:
+def divide_chips(configs: Sequence[Config], chips: list[str]) -> list[ModelShare]:
+    """Return the share of each model: chips of its own. Raises ConfigError for too few."""
+    sizes = [config.parallel.num_devices for config in configs]
     if sum(sizes) > len(chips):
         raise ConfigError(
             f"{len(configs)} models need {sum(sizes)} TPU chips, this machine has {len(chips)}: "

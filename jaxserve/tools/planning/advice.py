@@ -46,13 +46,13 @@ class Attempt:
 def find_advice(config: Config, decoder: DecoderConfig, device: Device) -> tuple[Advice, ...]:
     """Return the smallest change of each kind that fits; if none does, pairs of a change and more devices."""
     kinds = [
-        _dtypes(config, device),
+        smaller_dtypes(config, device),
         _quantizations(config, decoder, device),
         _contexts(config, decoder, device),
         _cache_sizes(config, decoder, device),
         _fractions(config, device),
-        _device_counts(config, device),
-        _other_devices(config, device),
+        device_counts(config, device),
+        other_devices(config, device),
     ]
     found = [advice for kind in kinds if (advice := _first_that_fits(kind, decoder)) is not None]
     if found:
@@ -61,11 +61,11 @@ def find_advice(config: Config, decoder: DecoderConfig, device: Device) -> tuple
         (
             replace(second, change=f"{first.change} {second.change}")
             for first in firsts
-            for second in _device_counts(first.config, first.device)
+            for second in device_counts(first.config, first.device)
         )
         for firsts in (
-            (*_dtypes(config, device), *_quantizations(config, decoder, device)),
-            _other_devices(config, device),
+            (*smaller_dtypes(config, device), *_quantizations(config, decoder, device)),
+            other_devices(config, device),
         )
     ]
     return tuple(advice for pair in pairs if (advice := _first_that_fits(pair, decoder)) is not None)
@@ -84,7 +84,8 @@ def _first_that_fits(attempts: Iterator[Attempt], decoder: DecoderConfig) -> Adv
     return None
 
 
-def _dtypes(config: Config, device: Device) -> Iterator[Attempt]:
+def smaller_dtypes(config: Config, device: Device) -> Iterator[Attempt]:
+    """Yield the dtypes that take less memory."""
     current = weights_dtype(config, device.platform)
     for name in get_args(Dtype):
         if name == "auto":
@@ -147,7 +148,8 @@ def _fractions(config: Config, device: Device) -> Iterator[Attempt]:
         yield attempt(config, device, "memory_fraction", percent / 100)
 
 
-def _device_counts(config: Config, device: Device) -> Iterator[Attempt]:
+def device_counts(config: Config, device: Device) -> Iterator[Attempt]:
+    """Yield more devices for each layer."""
     if config.scheduler.speculative_model is not None:
         return
     start = config.parallel.tensor_parallel_size * 2
@@ -155,7 +157,8 @@ def _device_counts(config: Config, device: Device) -> Iterator[Attempt]:
         yield attempt(config, device, "tensor_parallel_size", count)
 
 
-def _other_devices(config: Config, device: Device) -> Iterator[Attempt]:
+def other_devices(config: Config, device: Device) -> Iterator[Attempt]:
+    """Yield the accelerators with more memory, the smallest first."""
     if device.platform == "cpu":
         return
     for other in sorted(ACCELERATORS.values(), key=lambda other: other.limit_bytes):

@@ -116,6 +116,8 @@ class Plan:
     """A whole plan. Parts that exist only for an engine that fits are None or empty."""
 
     format_version: int = FORMAT_VERSION
+    task: Literal["generate", "embed"] = "generate"
+    """embed: one vector per text; without a cache, concurrency and speeds."""
     model: ModelPart
     device: DevicePart
     weights_stored_as: str

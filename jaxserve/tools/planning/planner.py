@@ -5,12 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.source import resolve
 from jaxserve.config import Config, ImagesConfig, ServerConfig
 from jaxserve.errors import DoesNotFitError
@@ -26,6 +24,7 @@ from jaxserve.tools.planning.advice import Advice, Attempt, advice_for, attempt,
 from jaxserve.tools.planning.collectives import Links, step_collectives
 from jaxserve.tools.planning.compiler import Answers, CompileJob, ProgramMemory, compile_programs
 from jaxserve.tools.planning.devices import Device, Rates, measure_cpu_rates
+from jaxserve.tools.planning.embedding import is_embedding, plan_embedding, read_embedding_model
 from jaxserve.tools.planning.fit import Fit, gib, held_bytes, make_fit, model_sizes, planned_chip, planned_policy
 from jaxserve.tools.planning.machine import Machine, with_sizes
 from jaxserve.tools.planning.plan import (
@@ -40,6 +39,7 @@ from jaxserve.tools.planning.plan import (
 )
 from jaxserve.tools.planning.roofline import decode_bound, prefill_bound
 from jaxserve.tools.planning.sizes import Sizes
+from jaxserve.tools.planning.stored import bytes_by_dtype
 from jaxserve.tools.planning.targets import missing_compiler
 from jaxserve.types import GPU_SHARE
 
@@ -76,14 +76,6 @@ def read_model(path: Path, images: ImagesConfig | None = None) -> PlannedModel:
     return PlannedModel(path, decoder, sum(by_dtype.values()), tuple(by_dtype))
 
 
-def bytes_by_dtype(checkpoint: Checkpoint) -> dict[str, int]:
-    """Return the stored bytes of each type, the one with most bytes first."""
-    found: Counter[str] = Counter()
-    for info in checkpoint.tensors.values():
-        found[info.stored_dtype] += info.num_stored_bytes
-    return dict(found.most_common())
-
-
 def make_plan(config: Config, machine: Machine, *, compiles: bool, all_programs: bool) -> Plan:
     """Return the plan of a config, for all devices of `machine` if it says how many; the engine's warnings are notes of the
     plan and are not logged.
@@ -91,23 +83,53 @@ def make_plan(config: Config, machine: Machine, *, compiles: bool, all_programs:
     compiles: False estimates the workspace. all_programs: True compiles every program, not only the largest of each
     kind. Raises CheckpointError or another StartupError with one line.
     """
+    with quiet_engine():
+        return plan_model(config, machine, device_rates(machine.device), compiles=compiles, all_programs=all_programs)
+
+
+@contextlib.contextmanager
+def quiet_engine() -> Iterator[None]:
+    """Log no warnings of the engine's arithmetic for the block."""
     logger = logging.getLogger("jaxserve")
     level = logger.level
     logger.setLevel(logging.ERROR)
     try:
-        model = read_model(resolve(config.model.model, config.model.revision, weights=False), config.images)
-        device = machine.device
-        config = with_sizes(config, model.decoder.with_context(config.model.max_model_len), machine)
-        rates = measure_cpu_rates() if device.platform == "cpu" else device.rates
-        planner = Planner(model, device, rates, num_hosts=machine.num_hosts, all_programs=all_programs)
-        missing = missing_compiler(device, config.parallel.num_devices) if compiles else None
-        if not compiles or missing is not None:
-            note = f"nothing was compiled, the workspace is estimated: {missing}"
-            return planner.plan(config, None, [note] if compiles else [])
-        with StartupDisplay() as display:
-            return planner.plan(config, lambda job: compile_programs(job, child_environment(), display.show_compiled))
+        yield
     finally:
         logger.setLevel(level)
+
+
+def device_rates(device: Device) -> Rates | None:
+    """Return the published rates of a device; of this machine's CPU measured ones."""
+    return measure_cpu_rates() if device.platform == "cpu" else device.rates
+
+
+def plan_model(
+    config: Config,
+    machine: Machine,
+    rates: Rates | None,
+    *,
+    compiles: bool,
+    all_programs: bool = False,
+    notes: Sequence[str] = (),
+) -> Plan:
+    """Return the plan of one model, with the arguments of `make_plan`. rates: None leaves the roofline out."""
+    path = resolve(config.model.model, config.model.revision, weights=False)
+    device = machine.device
+    if is_embedding(config, path):
+        return plan_embedding(config, read_embedding_model(path), device, rates, notes)
+    config.model.check_generates()
+    model = read_model(path, config.images)
+    config = with_sizes(config, model.decoder.with_context(config.model.max_model_len), machine)
+    planner = Planner(model, device, rates, num_hosts=machine.num_hosts, all_programs=all_programs)
+    missing = missing_compiler(device, config.parallel.num_devices) if compiles else None
+    if not compiles or missing is not None:
+        note = f"nothing was compiled, the workspace is estimated: {missing}"
+        return planner.plan(config, None, [*notes, note] if compiles else notes)
+    with StartupDisplay() as display:
+        return planner.plan(
+            config, lambda job: compile_programs(job, child_environment(), display.show_compiled), notes
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,12 +19,18 @@ _PROGRAM_COLUMNS = ("arguments", "output", "aliased", "temporary", "code", "peak
 _SHORT_BOUNDS = {"weights": "weights", "arithmetic": "arithmetic", "kv": "KV", "exchange": "exchange"}
 
 
-def print_plan(plan: Plan) -> None:
-    """Print `plan`: the verdict first, the advice last."""
+def make_console() -> Console:
+    """Return the console that plans are printed on."""
     console = Console(highlight=False, soft_wrap=False)
     if not console.is_terminal:
         console.width = max(console.width, _LEAST_WIDTH)
-    _print_head(plan, console)
+    return console
+
+
+def print_plan(plan: Plan, console: Console | None = None, name: str | None = None) -> None:
+    """Print `plan`: the verdict first, the advice last. name: of the model; None for that of its path."""
+    console = console or make_console()
+    _print_head(plan, console, name)
     _print_memory(plan, console)
     _print_programs(plan, console)
     if plan.fits:
@@ -38,13 +44,14 @@ def print_plan(plan: Plan) -> None:
     _print_advice(plan, console)
 
 
-def _print_head(plan: Plan, console: Console) -> None:
+def _print_head(plan: Plan, console: Console, name: str | None) -> None:
     device = plan.device
     title = device.title if device.count == 1 else f"{device.count} x {device.title}"
     if device.num_hosts > 1:
         title += f" of {device.num_hosts} hosts"
     verdict = Text("fits", "bold green") if plan.fits else Text("does not fit", "bold red")
-    console.print(Text.assemble((Path(plan.model.path).name, "bold"), f" on {title}: ", verdict))
+    shown = Path(plan.model.path).name if name is None else f"{name} ({Path(plan.model.path).name})"
+    console.print(Text.assemble((shown, "bold"), f" on {title}: ", verdict))
     if plan.reason:
         console.print(plan.reason)
     if device.count > 1:
@@ -58,14 +65,17 @@ def _print_head(plan: Plan, console: Console) -> None:
 
 def _print_memory(plan: Plan, console: Console) -> None:
     each = " of each device" if plan.device.count > 1 and plan.device.name != "cpu" else ""
-    table = _table("", ">", "")
+    table = make_table("", ">", "")
     memory, weights = plan.memory, plan.weights_bytes
     table.add_row("limit", gib(plan.device.limit_bytes), _limit_text(plan))
     table.add_row("weights", gib(weights if memory is None else memory.weights_bytes), _weights_text(plan))
     if memory is not None and memory.draft_bytes:
         table.add_row("draft model", gib(memory.draft_bytes), "weights (--speculative-model)")
-    if memory is None or plan.cache is None:
+    if memory is None:
         table.add_row("KV cache", "-", f"{gib(plan.kv_bytes_per_token)} a token")
+    elif plan.cache is None:
+        if memory.kv_bytes:
+            table.add_row("KV pages", gib(memory.kv_bytes), "keys and values of the texts of one step")
     else:
         cache = plan.cache
         pages = f"{cache.num_blocks:,} pages of {cache.block_size}, {cache.num_tokens:,} tokens"
@@ -75,10 +85,11 @@ def _print_memory(plan: Plan, console: Console) -> None:
         table.add_row("KV cache", gib(memory.kv_bytes), f"{cache.dtype}, {gib(cache.bytes_per_token)} a token: {pages}")
         if memory.image_bytes:
             table.add_row("images", gib(memory.image_bytes), "embeddings that are kept (--image-cache-memory)")
+    if memory is not None:
         table.add_row("workspace", gib(memory.workspace_bytes), _workspace_text(plan, memory))
         if plan.fits:
             table.add_row("free", gib(memory.free_bytes), "")
-    _show(table, f"Memory{each}", console)
+    show_table(table, f"Memory{each}", console)
 
 
 def _limit_text(plan: Plan) -> str:
@@ -104,32 +115,39 @@ def _workspace_text(plan: Plan, memory: MemoryPart) -> str:
 def _print_programs(plan: Plan, console: Console) -> None:
     if not plan.programs:
         return
-    table = _table("program", *(f">{name}" for name in _PROGRAM_COLUMNS))
+    table = make_table("program", *(f">{name}" for name in _PROGRAM_COLUMNS))
     for program in plan.programs:
         name, *sizes = astuple(program)[: len(_PROGRAM_COLUMNS) + 1]
         table.add_row(name, *map(gib, sizes))
-    _show(table, "Programs, by the device's compiler", console)
+    show_table(table, "Programs, by the device's compiler", console)
 
 
 def _print_steps(plan: Plan, console: Console) -> None:
     step = plan.step
     if step is None:
         return
-    table = _table("", "")
+    if plan.task == "embed":
+        texts = f"{' '.join(map(str, step.mixed_tokens))} tokens, of up to {step.max_num_seqs:,} texts"
+        table = make_table("", "")
+        table.add_row("embed", texts)
+        table.add_row("a text", f"up to {step.max_model_len:,} tokens")
+        show_table(table, "Step shapes", console)
+        return
+    table = make_table("", "")
     table.add_row("decode", f"{' '.join(map(str, step.decode_rows))} rows")
     table.add_row("mixed", f"{' '.join(map(str, step.mixed_tokens))} tokens")
-    _show(table, "Step shapes", console)
-    table = _table(">length", ">requests", "limited by")
+    show_table(table, "Step shapes", console)
+    table = make_table(">length", ">requests", "limited by")
     for row in plan.concurrency:
         limit = "KV cache" if row.limited_by == "kv" else f"--max-num-seqs {step.max_num_seqs}"
         table.add_row(f"{row.length:,}", f"{row.num_requests:,}", limit)
-    _show(table, "Requests at once", console)
+    show_table(table, "Requests at once", console)
 
 
 def _print_exchanges(plan: Plan, console: Console) -> None:
     if not plan.exchanges:
         return
-    table = _table("step", "", "collective", ">number", ">devices", ">array", ">sent by a device")
+    table = make_table("step", "", "collective", ">number", ">devices", ">array", ">sent by a device")
     for step in plan.exchanges:
         name = step.step
         for each in step.collectives:
@@ -138,7 +156,7 @@ def _print_exchanges(plan: Plan, console: Console) -> None:
             name = ""
         total = sum(each.sent_bytes for each in step.collectives)
         table.add_row("", "", f"at least {_time(step.seconds)}", "", "", "", gib(total))
-    _show(table, "Collectives of a step", console)
+    show_table(table, "Collectives of a step", console)
 
 
 def _print_speed(plan: Plan, console: Console) -> None:
@@ -146,17 +164,17 @@ def _print_speed(plan: Plan, console: Console) -> None:
     if not plan.decode or rates is None:
         return
     lengths = list(dict.fromkeys(bound.context for bound in plan.decode))
-    table = _table(">requests", *(f">{length:,} tokens   " for length in lengths))
+    table = make_table(">requests", *(f">{length:,} tokens   " for length in lengths))
     for batch in dict.fromkeys(bound.num_requests for bound in plan.decode):
         row = [bound for bound in plan.decode if bound.num_requests == batch]
         if any(bound.fits for bound in row):
             table.add_row(str(batch), *map(_decode_cell, row))
-    _show(table, "Decode at best: tok/s, and what limits it, by length of the requests", console)
-    table = _table(">tokens", ">time", ">tok/s", "limited by")
+    show_table(table, "Decode at best: tok/s, and what limits it, by length of the requests", console)
+    table = make_table(">tokens", ">time", ">tok/s", "limited by")
     for prompt in plan.prefill:
         bound = _BOUNDS[prompt.limited_by]
         table.add_row(f"{prompt.num_tokens:,}", _time(prompt.seconds), _rate(prompt.tokens_per_s), bound)
-    _show(table, "Prefill at best, one prompt", console)
+    show_table(table, "Prefill at best, one prompt", console)
     flops = rates.of(plan.arithmetic)
     console.print(
         f"at {rates.bytes_per_s / 1e9:,.0f} GB/s and {flops / 1e12:,.4g} TFLOP/s {plan.arithmetic} "
@@ -175,18 +193,19 @@ def _print_advice(plan: Plan, console: Console) -> None:
     if not plan.advice:
         console.print("\nNo change that was tried makes it fit.")
         return
-    table = _table("change", ">context", ">KV cache, tokens")
+    table = make_table("change", ">context", ">KV cache, tokens")
     for advice in plan.advice:
         table.add_row(advice.change, f"{advice.max_model_len:,}", f"{advice.num_kv_tokens:,}")
-    _show(table, "What would fit", console)
+    show_table(table, "What would fit", console)
 
 
-def _show(table: Table, title: str, console: Console) -> None:
+def show_table(table: Table, title: str, console: Console) -> None:
+    """Print a table below its title."""
     console.print(f"\n{title}", style="bold")  # a table's own title is wrapped to the table's width
     console.print(table)
 
 
-def _table(*columns: str) -> Table:
+def make_table(*columns: str) -> Table:
     """Return a table with these headers; a leading `>` aligns a column to the right."""
     table = Table(
         box=None,

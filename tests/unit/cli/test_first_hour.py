@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,13 @@ import pytest
 
 from jaxserve.cli.main import main
 from jaxserve.cli.status import status_lines
-from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import ConfigError
 from jaxserve.runtime.environment import load_config
 from jaxserve.runtime.settings import describe_changes
 from jaxserve.tools import doctor
 from jaxserve.tools.config_check import file_mistakes
+from jaxserve.tools.found_devices import FoundDevices, NoDeviceError, find_devices
+from tests.unit.tools.planning.configs import SMOLLM2, write_config
 
 ROOT = Path(__file__).parents[3]
 
@@ -188,11 +190,87 @@ def test_doctor_has_a_fix_for_everything_that_is_wrong(tmp_path: Path) -> None:
 def test_doctor_misses_the_accelerator_that_the_environment_asks_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "cuda,cpu")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
-    finding = doctor._devices(Config(model=ModelConfig(model="m")))
+    finding = doctor._devices(doctor._found_devices())
     assert finding.verdict == "wrong"
     assert finding.fix
     if finding.text.startswith("only the CPU"):  # JAX went on; a version that does not gives its own reason
         assert "JAX_PLATFORMS asks for cuda" in finding.text
+
+
+def found(platform: str, count: int, gib: float | None, capability: tuple[int, int] | None = None) -> FoundDevices:
+    return FoundDevices(count, platform, f"some {platform}", None if gib is None else int(gib * (1 << 30)), capability)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("devices", "free_gib", "verdict", "text"),
+    [
+        (found("cpu", 1, None), 4.0, "ok", r"fit together: a \d\.\d\d, b \d\.\d\d of 4\.0 GiB, estimated"),
+        (found("cpu", 1, None), 1.0, "wrong", r"do not fit together: b would fit alone, but not in its share, .* MiB"),
+        (found("gpu", 1, 14.0, (7, 5)), 4.0, "ok", r"fit together: a 5\.\d\d, b 5\.\d\d of 7\.0 GiB, estimated"),
+        (found("gpu", 1, 0.4, (7, 5)), 4.0, "wrong", "a does not fit alone either; b does not fit alone either"),
+        (found("tpu", 4, 15.75), 4.0, "ok", "GiB, each on devices of its own"),
+        (found("tpu", 1, 15.75), 4.0, "wrong", "2 models need 2 TPU chips, this machine has 1: a chip belongs to one"),
+        (found("tpu", 1, None), 4.0, "note", "not checked: the memory of the devices is not known"),
+        (NoDeviceError("no driver", is_hanging=False), 4.0, "note", "not checked: the memory of the devices is not"),
+    ],
+)
+def test_doctor_looks_at_all_models_together(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    devices: FoundDevices | NoDeviceError,
+    free_gib: float,
+    verdict: str,
+    text: str,
+) -> None:
+    folder = write_config(tmp_path / "small", SMOLLM2)
+
+    def find() -> FoundDevices:
+        if isinstance(devices, NoDeviceError):
+            raise devices
+        return devices
+
+    monkeypatch.setattr(doctor, "find_devices", find)
+    monkeypatch.setattr("jaxserve.tools.planning.devices.available_bytes", lambda: int(free_gib * (1 << 30)))
+    models = ("--model", f"a={folder}", "--model", f"b={folder}", "--max-model-len", "1024", "--port", "0")
+    assert main(["doctor", *models]) == 1, "the folders have no weights"
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:3] for line in lines if " model " in line] == [
+        ["wrong", "model", "a"],
+        ["wrong", "model", "b"],
+    ]
+    (index,) = (number for number, line in enumerate(lines) if "  all models" in line)
+    assert lines[index].startswith(verdict)
+    assert re.search(text, lines[index])
+    assert (verdict == "ok") == (not lines[index + 1].strip().startswith("fix:"))
+
+
+@pytest.mark.slow
+def test_what_doctor_says_about_a_cache_lets_the_models_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_config(tmp_path / "small", SMOLLM2)
+    monkeypatch.setattr("jaxserve.tools.planning.devices.available_bytes", lambda: 1260 << 20)
+    flags = {"model": str(folder), "max_model_len": "1024"}
+    configs = [load_config(flags=flags | {"served_model_name": name}) for name in "ab"]
+    finding = doctor._together(configs, found("cpu", 1, None))
+    assert finding.verdict == "wrong"
+    advice = re.match(r"--kv-cache-memory (\S+) for all of them; or `jaxserve plan`", finding.fix)
+    assert advice is not None
+    configs = [load_config(flags=flags | {"served_model_name": name, "kv_cache_memory": advice[1]}) for name in "ab"]
+    assert doctor._together(configs, found("cpu", 1, None)).verdict == "ok"
+
+
+def test_doctor_leaves_models_of_the_hub_to_the_start() -> None:
+    configs = [load_config(flags={"model": "org/name", "served_model_name": name}) for name in "ab"]
+    finding = doctor._together(configs, found("cpu", 1, None))
+    assert (finding.verdict, finding.text) == ("note", "not checked: a is fetched from the hub at the start")
+
+
+@pytest.mark.slow
+def test_devices_are_asked_in_a_process_that_takes_no_memory() -> None:
+    devices = find_devices()
+    assert (devices.platform, devices.limit_bytes, devices.capability) == ("cpu", None, None)
+    assert devices.count >= 1
 
 
 def test_doctor_warns_of_a_port_that_is_open_to_all() -> None:
