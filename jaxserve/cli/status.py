@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{url}: answered {error.code}; {hint.get(error.code, 'try again')}", file=sys.stderr)
         error.close()
         return 1
-    unhealthy = check_health(f"{url}/health", timeout_s=arguments.timeout, opener=opener)
+    unhealthy = _health(opener, f"{url}/health", arguments.timeout)
     print("\n".join(status_lines(url, states, [str(card["id"]) for card in cards], unhealthy)))
     return 0 if unhealthy is None else 1
 
@@ -55,7 +55,7 @@ def status_lines(
     lines = _table(
         {
             "server": f"{url}, up {hours}:{seconds // 60:02}:{seconds % 60:02}",
-            "state": "serving" if unhealthy is None else f"not serving (/health {unhealthy})",
+            "state": "serving" if unhealthy is None else f"not serving: {unhealthy}",
             "models": ", ".join(names),
         }
     )
@@ -72,26 +72,64 @@ def _table(rows: Mapping[str, str]) -> list[str]:
 def _engine_rows(state: Mapping[str, Any]) -> dict[str, str]:
     """Return the rows about one engine."""
     numbers, engine = state["numbers"], state["engine"]
+    requests = f"{numbers['running']:.0f} running, {numbers['waiting']:.0f} waiting"
+    restarts = f"{numbers['engine_restarts']:.0f}"
+    if engine is None:
+        return {"requests": requests, "engine": "not ready", "restarts": restarts}
+    requests += f", at most {engine['max_num_seqs']} at a time"
+    devices = f"{engine['num_devices']} x {engine['platform']}"
+    compiled = f"{state['compilations'].get('serving', 0):.0f} programs while serving (0 is right)"
+    if engine["vector_size"] is not None:
+        return {
+            "requests": requests,
+            "tokens": f"{numbers['prompt_tokens']:,.0f} of texts",
+            "engine": f"{devices}, vectors of {engine['vector_size']:,}, texts of up to {engine['max_model_len']:,} tokens",
+            "restarts": restarts,
+            "times": f"step {_mean(state['times']['device_step'])}",
+            "compiled": compiled,
+        }
     queries = numbers["prefix_cache_queries"]
+    found = f"{numbers['prefix_cache_hits'] / queries:.1%} of prompt tokens found" if queries else "not used yet"
     return {
-        "requests": f"{numbers['running']:.0f} running, {numbers['waiting']:.0f} waiting"
-        + (f", at most {engine['max_num_seqs']} at a time" if engine else ""),
+        "requests": requests,
         "tokens": f"{numbers['prompt_tokens']:,.0f} of prompts, {numbers['generation_tokens']:,.0f} generated",
-        "KV pages": f"{numbers['kv_cache_usage']:.1%} in use" + (f" of {engine['num_kv_blocks']:,}" if engine else ""),
-        "prefix cache": f"{numbers['prefix_cache_hits'] / queries:.1%} of prompt tokens found"
-        if queries
-        else "not used yet",
+        "KV pages": f"{numbers['kv_cache_usage']:.1%} in use of {engine['num_kv_blocks']:,}",
+        "prefix cache": found,
         "preemptions": f"{numbers['preemptions']:.0f}",
-        "engine": f"{engine['num_devices']} x {engine['platform']}, KV {engine['kv_dtype']}, context {engine['max_model_len']:,}"
-        if engine
-        else "not ready",
-        "restarts": f"{numbers['engine_restarts']:.0f}",
+        "engine": f"{devices}, KV {engine['kv_dtype']}, context {engine['max_model_len']:,}",
+        "restarts": restarts,
         "times": ", ".join(f"{label} {_mean(state['times'][name])}" for name, label in _TIMES.items()),
-        "compiled": f"{state['compilations'].get('serving', 0):.0f} programs while serving (0 is right)",
+        "compiled": compiled,
     }
 
 
 _TIMES = {"time_to_first_token": "first token", "inter_token_latency": "between tokens", "device_step": "step"}
+
+
+def describe_health(body: Mapping[str, Any]) -> str:
+    """Return the reply of `/health` of a server that serves no requests, in a few words."""
+    model = f" {body['model']}" if "model" in body else ""
+    text = f"{body['status']}{model}"
+    if "phase" in body:
+        text += f": {body['phase']} {body['done']}/{body['total']}"
+        if body.get("eta_seconds") is not None:
+            text += f", about {body['eta_seconds']:.0f} s left"
+    return f"{text}: {body['reason']}" if "reason" in body else text
+
+
+def _health(opener: urllib.request.OpenerDirector, url: str, timeout_s: float) -> str | None:
+    """Return None if the server serves requests, else why not."""
+    try:
+        with opener.open(url, timeout=timeout_s):
+            return None
+    except urllib.error.HTTPError as error:
+        with error:
+            try:
+                return describe_health(json.load(error))
+            except (ValueError, KeyError, TypeError):
+                return f"/health answered {error.code}"
+    except OSError as error:
+        return f"/health gave no answer: {getattr(error, 'reason', error)}"
 
 
 def _mean(total: Mapping[str, float]) -> str:

@@ -37,6 +37,9 @@ class EngineInfo(msgspec.Struct):
     kv_dtype: str
     platform: str
     num_devices: int
+    vector_size: Annotated[
+        int | None, Meta(description="Numbers of the vector of a text; null for a model that generates.")
+    ] = None
 
 
 class TimeTotal(msgspec.Struct):
@@ -65,6 +68,13 @@ class LiveState(msgspec.Struct):
     compilations: Annotated[dict[str, float], Meta(description="Compiled programs by phase.")]
     times: Annotated[dict[str, TimeTotal], Meta(description="Times since the start, by name.")]
     refused: Annotated[list[RefusedRequest], Meta(description="The last refused requests of one API process.")]
+
+
+def engine_info(model_info: ModelInfo) -> EngineInfo:
+    """Return what the page shows of an engine."""
+    found = msgspec.convert(model_info, EngineInfo, from_attributes=True)
+    found.vector_size = None if model_info.embedding is None else model_info.embedding.size
+    return found
 
 
 def live_state(
@@ -96,7 +106,7 @@ def live_state(
 
     return LiveState(
         uptime_seconds=uptime_s,
-        engine=None if model_info is None else msgspec.convert(model_info, EngineInfo, from_attributes=True),
+        engine=None if model_info is None else engine_info(model_info),
         numbers={name: total(metric) for name, metric in _NUMBERS.items()},
         steps=by_label("bucket_steps_total", "kind", "bucket"),
         compilations=by_label("compilations_total", "phase"),

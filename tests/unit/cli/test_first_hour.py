@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jaxserve.cli.main import main
-from jaxserve.cli.status import status_lines
+from jaxserve.cli.status import describe_health, status_lines
 from jaxserve.errors import ConfigError
 from jaxserve.runtime.environment import load_config
 from jaxserve.runtime.settings import describe_changes
@@ -151,14 +151,46 @@ def test_status_is_one_screen() -> None:
         "platform": "cpu",
         "kv_dtype": "f",
         "max_model_len": 9,
+        "vector_size": None,
     }
     used = STATE | {"engine": engine, "numbers": NUMBERS | {"prefix_cache_queries": 4.0, "prefix_cache_hits": 1.0}}
-    text = "\n".join(status_lines("u", {"m": used}, ["m"], "answered 503"))
+    text = "\n".join(status_lines("u", {"m": used}, ["m"], "loading"))
     assert "25.0% of prompt tokens found" in text
-    assert "not serving (/health answered 503)" in text
+    assert "not serving: loading" in text
     several = status_lines("u", {"m": used, "n": STATE}, ["m", "alias", "n"], None)
     assert [line for line in several if line.startswith(("m", "n:"))] == ["models        m, alias, n", "m:", "n:"]
     assert sum(line.startswith("requests ") for line in several) == 2
+    assert several[several.index("n:") :][1:4] == [
+        "requests      0 running, 0 waiting",
+        "engine        not ready",
+        "restarts      0",
+    ]
+
+
+def test_status_of_a_model_that_embeds_shows_no_cache() -> None:
+    engine = {"max_num_seqs": 4, "num_devices": 1, "platform": "cpu", "max_model_len": 256, "vector_size": 384}
+    lines = status_lines(
+        "u", {"v": STATE | {"engine": engine, "numbers": NUMBERS | {"prompt_tokens": 7.0}}}, ["v"], None
+    )
+    assert "tokens        7 of texts" in lines
+    assert "engine        1 x cpu, vectors of 384, texts of up to 256 tokens" in lines
+    assert not [line for line in lines if line.startswith(("KV", "prefix", "preemptions"))]
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (
+            {"status": "loading", "phase": "compile", "done": 4, "total": 7, "eta_seconds": 110.5, "model": "tiny"},
+            "loading tiny: compile 4/7, about 110 s left",
+        ),
+        ({"status": "restarting", "phase": "load", "done": 0, "total": 9, "eta_seconds": None}, "restarting: load 0/9"),
+        ({"status": "unhealthy", "reason": "the engine died", "model": "b"}, "unhealthy b: the engine died"),
+        ({"status": "draining"}, "draining"),
+    ],
+)
+def test_status_says_why_a_server_serves_no_requests(body: dict[str, Any], text: str) -> None:
+    assert describe_health(body) == text
 
 
 def test_status_without_a_server_says_how_to_start_one(capsys: pytest.CaptureFixture[str]) -> None:
