@@ -121,6 +121,24 @@ async def test_many_texts_to_embed_are_refused_beside_the_event_loop(
     assert turns.most < MAX_CALLS and not on_loop, f"{turns.most} calls in one of {turns.num_turns} turns"
 
 
+TOKENS: list[tuple[str, dict[str, Any]]] = [
+    ("/tokenize", {"prompt": "x y " * 60_000, "return_token_strs": True}),
+    ("/detokenize", {"tokens": [TOKEN_OF_A] * 200_000}),
+    ("/v1/messages/count_tokens", {"messages": HI * 9000}),
+]
+
+
+@pytest.mark.parametrize("case", TOKENS, ids=map(shape_of, TOKENS))
+@pytest.mark.slow
+async def test_many_tokens_are_spelled_and_counted_beside_the_event_loop(
+    tokenizer: Tokenizer, case: tuple[str, dict[str, Any]], on_loop: list[int]
+) -> None:
+    async with running_api(tokenizer, max_body_size=MAX_BYTES, max_model_len=1 << 20) as api:
+        turns, reply = await answered(api, *case, status=200)
+    assert len(reply.get("token_strs") or reply.get("prompt") or [0] * reply["input_tokens"]) >= 9000
+    assert turns.most < MAX_CALLS and not on_loop, f"{turns.most} calls in one of {turns.num_turns} turns"
+
+
 @pytest.mark.parametrize("case", SERVED, ids=map(shape_of, SERVED))
 @pytest.mark.slow
 async def test_body_of_many_values_is_served_beside_the_event_loop(

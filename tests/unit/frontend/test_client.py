@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from jaxserve.frontend.engine_client.client import EngineClient
 from jaxserve.frontend.engine_client.commands import MAX_COMMANDS
 from jaxserve.frontend.engine_client.output_stream import OutputStream
 from jaxserve.frontend.engine_client.watch import STALL_LOOKS, EngineWatch
+from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.http.listener import NUM_SURPLUS
 from jaxserve.ipc.messages import (
     ENGINE_STOPPED,
@@ -314,6 +316,17 @@ async def test_admission_holds_room_until_the_request_is_over(api: Api) -> None:
             pass
     assert api.client.admission.num_sequences == 0
     await api.client.admission.wait_idle()
+
+
+async def test_one_of_several_processes_may_take_all_places() -> None:
+    """Connections are spread by a hash, so one process may get all of them; the engine refuses what is too much."""
+    engine, peers = ScriptedEngine(), PeerProcesses(0, 4, Path())
+    client = EngineClient(Metrics("tiny"), max_queued_requests=5, peers=peers, stall_timeout_s=60.0)
+    async with client.connected(engine):
+        engine.say(Ready(FACTS))
+        await client.wait_started()
+        with client.admission.places(FACTS.max_num_seqs + 5), pytest.raises(RateLimitError), client.admission.places(1):
+            pass
 
 
 async def test_prompts_wait_up_to_a_number_of_tokens(tokenizer: Tokenizer) -> None:
