@@ -12,7 +12,7 @@ import msgspec
 from aiohttp import web
 
 from jaxserve.apis.schema.common import MAX_REQUEST_ID_CHARS
-from jaxserve.apis.schema.decode import decode_request
+from jaxserve.apis.schema.decode import MAX_BYTES_ON_LOOP, decode_request
 from jaxserve.apis.schema.unsupported import IGNORED_HEADER, TOOL_FORMAT_HEADER
 from jaxserve.errors import InvalidRequestError, UnsupportedMediaTypeError
 from jaxserve.frontend.checks import MAX_ECHOED_CHARS, check_bounds, invalid_field, refuse, shorten
@@ -43,8 +43,6 @@ def request_id_of(request: web.Request) -> str:
 
 
 _MAX_HEADER_CHARS = 1024
-_MAX_BYTES_AT_ONCE = 32 << 10
-"""Larger bodies are decoded, checked and translated in threads."""
 _IGNORED = web.RequestKey("ignored_fields", list)
 _TOOL_FORMAT = web.RequestKey("tool_format", str)
 
@@ -77,7 +75,7 @@ async def read_body(http: web.Request, struct: type[T]) -> Body[T]:
             body = await http.read()
     except TimeoutError:
         raise InvalidRequestError(f"The body did not arrive within {timeout_s:g} s (--body-timeout).") from None
-    limits, is_large = state.frontend.limits, len(body) > _MAX_BYTES_AT_ONCE
+    limits, is_large = state.frontend.limits, len(body) > MAX_BYTES_ON_LOOP
 
     def decode() -> tuple[T, list[str]]:
         request, unknown = decode_request(struct, body, limits.max_body_values)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -20,7 +21,7 @@ from jaxserve.apis.anthropic.schema import MessagesRequest
 from jaxserve.apis.openai import chat, completions
 from jaxserve.apis.openai.chat_schema import ChatRequest
 from jaxserve.apis.openai.completions_schema import CompletionRequest
-from jaxserve.apis.schema.decode import decode_request
+from jaxserve.apis.schema.decode import MAX_BYTES_ON_LOOP, decode_request
 from jaxserve.config import Config, LimitsConfig
 from jaxserve.errors import JaxserveError
 from jaxserve.frontend.encode import encode_conversation, encode_text
@@ -72,14 +73,25 @@ class RouteKeys:
         """
         if path not in _PROMPT_ROUTES:
             return NO_PROMPT
-        struct, translate = _PROMPT_ROUTES[path]
+        is_large = len(body) > MAX_BYTES_ON_LOOP  # then in threads: the ingress has other requests
+        read = partial(self._read, path, body)
         try:
-            decoded, _ = decode_request(struct, body)
-            request = translate(decoded, self.config.limits)
+            request = await self.tokens.call(read) if is_large else read()
             token_ids = await self._prompt(request)
-            tokens = np.array(token_ids, np.int32)
+            describe = partial(self._described, request, token_ids, block_size)
+            return await self.tokens.call(describe) if is_large else describe()
         except (JaxserveError, OverflowError):
             return NO_PROMPT
+
+    def _read(self, path: str, body: bytes) -> GenerationRequest:
+        """Return the request in a body. Raises JaxserveError."""
+        struct, translate = _PROMPT_ROUTES[path]
+        decoded, _ = decode_request(struct, body, self.config.limits.max_body_values)
+        return translate(decoded, self.config.limits)
+
+    def _described(self, request: GenerationRequest, token_ids: list[int], block_size: int | None) -> RouteRequest:
+        """Return the properties of a request with this prompt. Raises OverflowError for ids that no vocabulary has."""
+        tokens = np.array(token_ids, np.int32)
         adapter = self.adapters.get(request.model or "", 0)
         pages = () if block_size is None else page_hashes(tokens, block_size, request.cache_salt, adapter)
         most = EXPECTED_OUTPUT_TOKENS if request.max_tokens is None else request.max_tokens

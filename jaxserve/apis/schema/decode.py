@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec.inspect import AnyType, CollectionType, IntType, ListType, Metadata, StructType, Type, UnionType
@@ -22,6 +22,8 @@ from jaxserve.frontend.checks import invalid_field, refuse
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+MAX_BYTES_ON_LOOP: Final = 32 << 10
+"""Larger bodies are decoded, checked and translated in threads."""
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
+import pytest
 
 from jaxserve.frontend.tokenization import Tokenization
 from jaxserve.http.operations.routing import PAGE_KEY_BYTES
+from jaxserve.ray import route_key
 from jaxserve.ray.route_key import RouteKeys
 from jaxserve.ray.settings import read_arguments
 from jaxserve.routing.request import page_hashes
@@ -39,3 +43,35 @@ async def test_pages_of_texts_tokens_and_conversations() -> None:
         ):
             key = await keys.of(path, json.dumps(body).encode(), 16)
             assert key.pages == ()
+
+
+async def test_large_bodies_are_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    on_loop: list[tuple[str, bool]] = []
+
+    def watch(name: str) -> None:
+        work = getattr(route_key, name)
+
+        def watched(*args: Any) -> Any:
+            on_loop.append((name, threading.current_thread() is threading.main_thread()))
+            return work(*args)
+
+        monkeypatch.setattr(route_key, name, watched)
+
+    watch("decode_request")
+    watch("page_hashes")
+    config = read_arguments({"model": str(TOKENIZER)}).config
+    with ThreadPoolExecutor(1) as threads:
+        keys = RouteKeys.load(config, TOKENIZER, Tokenization(threads))
+        small, large, refused = [
+            await keys.of("/v1/completions", json.dumps({"prompt": prompt}).encode(), 16)
+            for prompt in ([5] * 64, [5] * 20_000, ["x"] * 100_000)
+        ]
+    assert (len(small.pages), len(large.pages), refused) == (3, 1249, route_key.NO_PROMPT)
+    assert large.pages[:3] == small.pages
+    assert on_loop == [
+        ("decode_request", True),
+        ("page_hashes", True),
+        ("decode_request", False),
+        ("page_hashes", False),
+        ("decode_request", False),
+    ]
