@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from jaxserve.cli.main import COMMANDS, Parser
-from jaxserve.runtime.environment import load_config, load_values
-from jaxserve.runtime.models.model_configs import configs_of_models
+from jaxserve.runtime.environment import load_config, load_settings
+from jaxserve.runtime.models.model_configs import configs_of_models, entries_of_flags
 from jaxserve.runtime.settings import SETTINGS
 
 ROOT = Path(__file__).parents[3]
@@ -76,8 +76,7 @@ def test_documented_command_is_understood(
     if words[0] in SERVERS:
         flags = {name: value for name, value in given.items() if value is not None}
         if models := flags.pop("models", None):
-            configs_of_models(
-                models, load_values({n: flags[n] for n in flags.keys() & NAMES}, {}, None, needs_model=False)
-            )
+            common = load_settings({n: flags[n] for n in flags.keys() & NAMES}, {}, None)
+            configs_of_models(entries_of_flags(models), common.values)
         else:
             load_config(flags={"model": "default"} | {n: flags[n] for n in flags.keys() & NAMES})
