@@ -152,7 +152,7 @@ FP8_GROUP = {"num_bits": 8, "type": "float"}
         ({"quant_method": "fp8", "weight_block_size": 128}, ".weight_block_size is 128"),
         ({"quant_method": "compressed-tensors"}, ".config_groups is None; supported: a table of groups"),
         (_groups(num_bits=4, type="int"), ".config_groups.group_0.weights is {'num_bits': 4"),
-        (_groups(num_bits=6, type="int"), "supported: 8-bit floats, 4-bit integers with `format` pack-quantized, 8-bit integers with `format` int-quantized, a checkpoint in f32"),
+        (_groups(num_bits=6, type="int"), "supported: 8-bit floats, 4-bit integers with `format` pack-quantized, 8-bit integers with `format` int-quantized, 4-bit floats with `format` nvfp4-pack-quantized, a checkpoint in f32"),
         (_groups(num_bits=8), ".config_groups.group_0.weights is"),
         (_groups(**FP8_GROUP, symmetric=False), ".config_groups.group_0.weights is"),
         (_groups(**FP8_GROUP, strategy="group"), ".weights.strategy is 'group'; supported: tensor, channel and block"),
