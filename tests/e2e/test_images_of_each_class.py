@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from PIL import ImageOps
 
 from tests.e2e.http_server import Server
 from tests.e2e.real_server import serving
 from tests.e2e.test_images_real import OPTIONS, chat, data_url
 from tests.models.goldens import DATA
+from tests.models.pictures import picture
+from tests.unit.frontend.images.test_decode import file_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -28,6 +32,7 @@ NAMES = (
     "gemma4_vision_odd_tiny",
 )
 """SmolVLM is in test_images_real."""
+INVERTED = "data:image/png;base64," + base64.b64encode(file_of(ImageOps.invert(picture(30, 45, 0)))).decode()
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -39,18 +44,26 @@ def server(request: Any, programs: Path) -> Iterator[Server]:
         assert "Traceback" not in running.output, running.output
 
 
-def test_a_stream_equals_the_whole_reply_and_another_picture_gives_another(server: Server) -> None:
+def scores(choice: Any) -> list[float]:
+    """Return the log probabilities of a choice's tokens."""
+    return [each.logprob for each in choice.logprobs.content] if choice.logprobs is not None else []
+
+
+def test_a_stream_equals_the_whole_reply_and_another_picture_changes_it(server: Server) -> None:
+    options: Any = {**OPTIONS, "logprobs": True}
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        replies = []
-        for urls in ((data_url(0),), (data_url(1), data_url(0)), (data_url(2),)):
-            whole = client.chat.completions.create(messages=chat(*urls), **OPTIONS)
+        found = []
+        for urls in ((data_url(0),), (data_url(1), data_url(0)), (INVERTED,)):
+            whole = client.chat.completions.create(messages=chat(*urls), **options)
             stream = client.chat.completions.create(
-                messages=chat(*urls), stream=True, stream_options={"include_usage": True}, **OPTIONS
+                messages=chat(*urls), stream=True, stream_options={"include_usage": True}, **options
             )
             chunks = list(stream)
-            text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
-            assert text == whole.choices[0].message.content
-            assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == 12
+            choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
+            assert "".join(choice.delta.content or "" for choice in choices) == whole.choices[0].message.content
             assert chunks[-1].usage.prompt_tokens == whole.usage.prompt_tokens
-            replies.append(text)
-    assert len(set(replies)) == 3
+            assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens == 12
+            streamed = [score for choice in choices for score in scores(choice)]
+            assert streamed == pytest.approx(scores(whole.choices[0]), abs=1e-3)
+            found.append(streamed)
+    assert found[0] != pytest.approx(found[2], abs=1e-2)  # as many tokens, so only the picture differs

@@ -16,7 +16,7 @@ from jaxserve.models.registry import open_model
 from tests.e2e.real_server import model, serving_tiny
 from tests.unit.frontend.prompt_embeds.tensor_files import npy, safetensors
 
-pytestmark = [pytest.mark.slow]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 IDS = list(range(20, 60))
 LIMITS: dict[str, Any] = {

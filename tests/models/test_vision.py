@@ -112,6 +112,17 @@ def test_logits_and_greedy_tokens_after_images_equal_transformers(name: str, cou
     assert found.tolist() == outputs.tolist()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["idefics3_tiny", *(name for name in NAMES if name.startswith("gemma"))])
+def test_another_picture_with_as_many_tokens_gives_another_reply(name: str) -> None:
+    """A golden whose reply does not depend on its picture would prove nothing."""
+    arrays, rows = golden_of(name).arrays, rows_of(name)
+    assert rows[0].shape == rows[1].shape
+    outputs = arrays["outputs_1"]
+    _, found = model_of(name).run(arrays["ids_1"], list(images_of(name)[0].items), [rows[1]], len(outputs))
+    assert (found != outputs).sum() >= 6
+
+
 @pytest.mark.parametrize("count", PROMPTS)
 @pytest.mark.parametrize("name", WITH_SECTIONS)
 def test_three_positions_of_each_token_equal_those_of_transformers(name: str, count: int) -> None:

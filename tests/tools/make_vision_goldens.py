@@ -92,6 +92,10 @@ def random_tower(model: Any, seed: int) -> None:
             value = 0.5 * noise
         elif name.endswith("projection_weight"):  # beside embeddings of texts that are multiplied
             value = 6 * noise / fan_in**0.5
+        elif (
+            "vision_tower" in name and "patch_embedding" in name
+        ):  # Gemma 3 averages what patches have of their picture
+            value = 5 * noise / fan_in**0.5
         else:
             value = 1.3 * noise / fan_in**0.5
         weight.data.copy_(value)
