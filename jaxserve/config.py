@@ -91,6 +91,9 @@ class ModelConfig:
         "generation_config.json; none: temperature 1, nothing else; or the path of such a file or its folder",
     )
     logprobs_mode: LogprobsMode = option("raw_logprobs", help="log-probabilities before or after sampling options")
+    enable_return_routed_experts: bool = option(
+        False, help="let requests ask for the experts that their tokens chose (`return_routed_experts`)"
+    )
     task: Task = option("auto", help="generate: text; embed: vectors of texts; auto: embed for encoders, else generate")
     pooling: PoolingChoice = option(
         "auto",

@@ -15,6 +15,6 @@ class MemoryConfig:
         2 << 30,
         ge=1 << 20,
         unit="bytes",
-        help="bytes that the log-probabilities of all replies under way may take; a request that may need more alone gets "
+        help="bytes that log-probabilities and routed experts of all replies under way may take; a request that may need more alone gets "
         "413, others get 429",
     )

@@ -44,3 +44,8 @@ ADAPTER_PLACES: Final = 1 << 16
 def place_of(adapter: int) -> int:
     """Return the place of an adapter's matrices among those of all adapters, from 1; 0 for none."""
     return adapter % ADAPTER_PLACES
+
+
+def expert_dtype(num_experts: int) -> Literal["uint8", "uint16"]:
+    """Return the smallest type of the numbers of so many experts."""
+    return "uint8" if num_experts <= 256 else "uint16"

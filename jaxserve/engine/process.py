@@ -241,15 +241,17 @@ def build_core(spec: EngineSpec, executor: Executor[Any, Any]) -> EngineCore:
     )
     grammars = GrammarMasks(partial(load_ll_tokenizer, Path(spec.model_path)), model_info.vocab_size, config.structured)
     flight = None
-    has_rows = model_info.images is not None or model_info.prompt_embeds is not None
-    if config.recorder.flight_recorder_steps and tiers is None and not has_rows:
+    further = model_info.images, model_info.prompt_embeds, model_info.routed_experts
+    if config.recorder.flight_recorder_steps and tiers is None and not any(further):
         recorder = Recorder(config.recorder.flight_recorder_steps, kv.block_size, 1 + len(model_info.windows))
         scheduler: Scheduler = RecordedScheduler(recorder, *parts, grammars=grammars)
         shape = shape_of(config, model_info, executor.buckets, executor.eos_token_ids)
         flight = FlightRecorder(recorder, shape, config.model.model, config.recorder.flight_recorder_dir)
     else:
-        images, embeds = model_info.images, model_info.prompt_embeds
-        scheduler = Scheduler(*parts, grammars=grammars, tiers=tiers, images=images, prompt_embeds=embeds)
+        images, embeds, routed = further
+        scheduler = Scheduler(
+            *parts, grammars=grammars, tiers=tiers, images=images, prompt_embeds=embeds, routed_experts=routed
+        )
     return EngineCore(
         scheduler,
         executor,

@@ -192,6 +192,7 @@ def _tokens(config: Config, options: FakeOptions) -> FakeTokens:
         max_model_len=min(options.max_model_len, config.model.max_model_len or options.max_model_len),
         eos_token_ids=frozenset(options.eos_token_ids),
         script=options.script,
+        returns_experts=config.model.enable_return_routed_experts,
     )
 
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from jaxserve.executor.fake_caches import POISON as _POISON
 from jaxserve.executor.fake_caches import FakeDrafts, FakeStates, FakeWindow, PoisonError
+from jaxserve.executor.fake_experts import FAKE_EXPERTS, StepExperts
 from jaxserve.executor.protocol import PlanT_contra, ResultT_co
 from jaxserve.ipc.engine_spec import Script
 from jaxserve.ipc.messages import EmbeddingInfo, ModelInfo
@@ -146,8 +147,12 @@ class FakeTokens:
         script: Script | None = None,
         windows: Sequence[tuple[int, int]] = (),
         num_state_slots: int = 0,
+        returns_experts: bool = False,
     ) -> None:
-        """windows: tokens and pages of sliding-window groups. num_state_slots: 0 for a model without recurrent layers."""
+        """windows: tokens and pages of sliding-window groups. num_state_slots: 0 for a model without recurrent layers.
+
+        returns_experts: results have the experts of their tokens, see `fake_experts`.
+        """
         self.buckets = buckets
         self.eos_token_ids = eos_token_ids
         self.model_info = _model_info(
@@ -158,7 +163,10 @@ class FakeTokens:
             block_size=block_size,
             windows=tuple(windows),
             num_state_slots=num_state_slots,
+            routed_experts=FAKE_EXPERTS if returns_experts else None,
         )
+        self._experts: StepExperts | None = None
+        """The experts of the step that is computed."""
         self.windows = [
             FakeWindow(window, count, block_size, table, 1 + len(windows))
             for table, (window, count) in enumerate(windows, start=1)
@@ -190,6 +198,9 @@ class FakeTokens:
     def compute(self, plan: StepPlan) -> StepResult:
         """Compute steps until one ends a request. Raises PoisonError."""
         self._counted |= {init.slot: init.token_ids.tolist() for init in plan.slot_inits}
+        if self.model_info.routed_experts is not None:
+            num_steps = plan.num_steps if plan.draft_lengths is None else 1 + self.buckets.num_drafts
+            self._experts = StepExperts(plan, num_steps)
         if plan.draft_lengths is not None:
             return self._result(plan, self._speculate(plan, plan.draft_lengths.tolist()), is_speculative=True)
         tokens = []
@@ -210,6 +221,7 @@ class FakeTokens:
             device_seconds=0.0,
             prompt_scores=None if plan.targets is None else self._scores(plan.targets),
             is_speculative=is_speculative,
+            routed_experts=None if self._experts is None else self._experts.array[: len(tokens)],
         )
 
     def _speculate(self, plan: StepPlan, lengths: Sequence[int]) -> np.ndarray:
@@ -234,6 +246,8 @@ class FakeTokens:
         for row, (first, own) in live.items():
             for ahead in range(len(own)):
                 past = self._read(plan, row, first + ahead, first + ahead + 1)
+                if self._experts is not None:
+                    self._experts.note(ahead, row, past)
                 tokens[ahead, row] = self._sample(plan, row, past)
                 is_end = self._store(plan, row, past, int(tokens[ahead, row]))
                 if is_end or own[ahead + 1 : ahead + 2] != [tokens[ahead, row]]:
@@ -271,6 +285,8 @@ class FakeTokens:
         if self._states is not None:
             self._states.step(plan, live, step, pasts)
         for row, past in zip(live, pasts, strict=True):
+            if self._experts is not None:
+                self._experts.note(step, row, past, int(plan.num_scheduled_tokens[row]))
             tokens[row] = self._sample(plan, row, past)
             if plan.is_sampling[row] and plan.slots[row] != NO_SLOT:
                 has_end |= self._store(plan, row, past, int(tokens[row]))

@@ -39,6 +39,7 @@ from jaxserve.executor.images import image_info, prompt_embeds_info
 from jaxserve.executor.measured import Measured
 from jaxserve.executor.preparation import Preparation, prepare, resolve_task
 from jaxserve.executor.protocol import Progress
+from jaxserve.executor.routed_experts import routed_experts_info
 from jaxserve.executor.self_test.check import with_tested_kernels
 from jaxserve.executor.served_weights import ServedWeights, served_tensors
 from jaxserve.ipc.messages import ModelInfo
@@ -141,6 +142,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
             logprobs_mode=config.model.logprobs_mode,
             images=image_info(prepared, config.images),
             prompt_embeds=prompt_embeds_info(prepared),
+            routed_experts=routed_experts_info(config, model),
         )
         eos_token_ids = frozenset(model.eos_token_ids if isinstance(model, DecoderConfig) else ())
         weights = ServedWeights(config, prepared, base, adapters, runner, state, draft)

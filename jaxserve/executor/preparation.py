@@ -17,6 +17,7 @@ from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import ConfigError
 from jaxserve.executor.device import first_device
 from jaxserve.executor.hosts.agreement import ONE_HOST, Hosts, agree_smallest
+from jaxserve.executor.routed_experts import routed_experts_info
 from jaxserve.ipc.messages import EmbeddingInfo
 from jaxserve.kv.spec import KVSpec
 from jaxserve.layers.cache import group_shapes
@@ -187,6 +188,7 @@ def prepare(
     device = first_device(config.parallel.num_devices // config.hosts.num_hosts)
     if isinstance(model, EncoderConfig) or resolve_task(config.model, model) == "embed":
         return _prepare_embedding(config, model, modules, device)
+    routed_experts_info(config, model)  # refuses a model without experts
     for note in context_notes(config, model):
         _LOG.info(note)
     shape = mesh_shape(config.parallel)
@@ -211,8 +213,9 @@ def prepare(
     held_bytes *= shape.num_devices // config.hosts.num_hosts if device.platform == "cpu" else 1
     kv_bytes = agree_smallest(hosts, "KV cache bytes", kv_cache_bytes(config.cache, device, kv_shards, held_bytes))
     limits = make_limits(config, model, policy, device.platform, kv_bytes, draft_model)
-    mode = config.model.logprobs_mode
-    task = speculative_task(generation_task(device.platform, mode), draft_model, mode)
+    mode, returns_experts = config.model.logprobs_mode, config.model.enable_return_routed_experts
+    task = generation_task(device.platform, mode, returns_experts=returns_experts)
+    task = speculative_task(task, draft_model, mode, returns_experts=returns_experts)
     return Preparation(device, skeleton, sharding, limits, task, has_tiers=config.tiers.has_stores, images=images)
 
 
@@ -241,6 +244,7 @@ def make_embedding_skeleton(
     config: Config, model: DecoderConfig | EncoderConfig, chip: Chip
 ) -> ModelSkeleton | EncoderSkeleton:
     """Declare the model of an engine that embeds. Raises ConfigError for settings that such an engine cannot have."""
+    routed_experts_info(config, model)
     if config.images.enable_prompt_embeds:
         raise ConfigError("--enable-prompt-embeds: not with a model that embeds texts")
     if config.model.logprobs_mode != "raw_logprobs":

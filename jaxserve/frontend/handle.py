@@ -16,6 +16,7 @@ from jaxserve.frontend.choices.choice_stream import ChoiceStream, OutputDelta
 from jaxserve.frontend.encode import RequestNotes
 from jaxserve.frontend.engine_client.output_stream import Consumer, OutputStream
 from jaxserve.frontend.frontend import Frontend
+from jaxserve.frontend.reply_budget import num_routed_tokens
 from jaxserve.ipc.messages import AddRequest, ModelInfo, RequestOutput
 from jaxserve.tenants import TENANT
 from jaxserve.types import RequestId
@@ -106,11 +107,14 @@ class RequestHandle:
             choice.num_tokens * (1 + (choice.request.sampling.num_top_logprobs or 0)) for choice in self.choices
         )
         is_prompt_scored = any(request.sampling.num_prompt_logprobs is not None for request in self.requests)
-        return is_prompt_scored or num_scores > _LARGE
+        return is_prompt_scored or num_routed_tokens(self.requests) > _LARGE or num_scores > _LARGE
 
     def __enter__(self) -> RequestHandle:
         with ExitStack() as stack:
-            stack.enter_context(self._frontend.replies.reserved(self.requests))
+            routed = self.model_info.routed_experts
+            stack.enter_context(
+                self._frontend.replies.reserved(self.requests, 0 if routed is None else routed.token_bytes)
+            )
             stack.callback(self._record_end)
             self._outputs = stack.enter_context(self._frontend.client.submit(self.requests))
             for choice in self.choices:

@@ -7,7 +7,7 @@ from functools import partial
 
 from jaxserve.errors import invalid
 from jaxserve.frontend.choices.choice_stream import ChoiceStream, OutputOptions
-from jaxserve.frontend.encode import encode_request
+from jaxserve.frontend.encode import EncodedRequest, encode_request
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.grammar import grammar_of
 from jaxserve.frontend.handle import RequestHandle
@@ -16,8 +16,10 @@ from jaxserve.frontend.images.prompt import prompt_images
 from jaxserve.frontend.parsers.output_format import ParserSpec
 from jaxserve.frontend.prompt_embeds.prompt import EmbedsSource, LoadedEmbeds, load_embeds, require_embeds
 from jaxserve.frontend.request import Conversation, GenerationRequest, Texts
+from jaxserve.frontend.routed_experts import check_size, require_routed_experts
 from jaxserve.frontend.sampling import child_seed, sampling_params
 from jaxserve.ipc.messages import AddRequest, ModelInfo
+from jaxserve.ipc.routed_experts import RoutedExpertsInfo
 from jaxserve.tenants import HTTP_REQUEST_ID, TENANT
 from jaxserve.types import RequestId
 
@@ -31,6 +33,7 @@ async def prepare(frontend: Frontend, request: GenerationRequest) -> RequestHand
         images = await frontend.images.load(request.prompt.images, model_info.images)
     embeds = await _load_embeds(frontend, request, model_info)
     encoded = await encode_request(tokens, request, model_info, images, embeds)
+    routed = _routed_experts(request, model_info, encoded)
     placed, rope_positions = prompt_images(encoded.prompts[0], images, model_info.images, request.prompt_name)
     find = partial(grammar_of, request, encoded.spec, tokens.tokenizer, checker.config.max_grammar_depth)
     named = await tokens.call(find) if _has_schemas(request) else find()
@@ -45,7 +48,7 @@ async def prepare(frontend: Frontend, request: GenerationRequest) -> RequestHand
     request_id = f"{HTTP_REQUEST_ID.get()}:{uuid.uuid4().hex[:12]}"  # the client's id need not be unique
     choices: list[ChoiceStream] = []
     for index, (prompt, max_tokens) in enumerate(zip(encoded.prompts, encoded.max_tokens, strict=True)):
-        options = _output_options(request, max_tokens, encoded.spec)
+        options = _output_options(request, max_tokens, encoded.spec, routed)
         seed = frontend.seeds.draw() if request.sampling.seed is None else request.sampling.seed
         for child in range(request.n):
             sampling = sampling_params(
@@ -71,6 +74,7 @@ async def prepare(frontend: Frontend, request: GenerationRequest) -> RequestHand
                 images=placed,
                 rope_positions=rope_positions,
                 prompt_embeds=embeds[index].parts if index in embeds else [],
+                returns_routed_experts=routed is not None,
             )
             choices.append(ChoiceStream(len(choices), add, options, frontend.metrics))
     frontend.metrics.observe("request_params_n", request.n)
@@ -88,7 +92,19 @@ def _check_logprobs_mode(request: GenerationRequest, info: ModelInfo) -> None:
         )
 
 
-def _output_options(request: GenerationRequest, max_tokens: int, spec: ParserSpec) -> OutputOptions:
+def _routed_experts(request: GenerationRequest, info: ModelInfo, encoded: EncodedRequest) -> RoutedExpertsInfo | None:
+    """Return the sizes of a token's experts; None if the request does not want them. Raises InvalidRequestError."""
+    if not request.returns_routed_experts:
+        return None
+    routed = require_routed_experts(info)
+    for prompt, max_tokens in zip(encoded.prompts, encoded.max_tokens, strict=True):
+        check_size(routed, len(prompt), max_tokens)
+    return routed
+
+
+def _output_options(
+    request: GenerationRequest, max_tokens: int, spec: ParserSpec, routed: RoutedExpertsInfo | None
+) -> OutputOptions:
     """Return how the tokens of a prompt's choices become text. max_tokens: 0 if the client wants the prompt alone."""
     return OutputOptions(
         stop=request.stop,
@@ -96,6 +112,7 @@ def _output_options(request: GenerationRequest, max_tokens: int, spec: ParserSpe
         skip_special_tokens=request.skip_special_tokens,
         is_prompt_only=max_tokens == 0,
         returns_token_ids=request.returns_token_ids,
+        routed_experts=routed,
         spec=spec,
     )
 

@@ -130,6 +130,8 @@ class GenerationRequest:
     skip_special_tokens: bool = True
     returns_token_ids: bool = False
     """True: replies have the ids of their tokens."""
+    returns_routed_experts: bool = False
+    """True: replies have the experts that their tokens chose."""
     constraint: Constraint | None = None
     """The format that replies must have."""
     prediction: str = ""

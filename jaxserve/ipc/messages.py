@@ -16,6 +16,7 @@ import msgspec
 
 from jaxserve.ipc.prompt_embeds import PromptEmbeds, PromptEmbedsInfo
 from jaxserve.ipc.report import StartupReport
+from jaxserve.ipc.routed_experts import RoutedExpertsInfo
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.types import FinishReason, LogprobsMode, Pooling, RequestId
@@ -136,6 +137,8 @@ class AddRequest(Message, frozen=True):
     """None: each token's position is its place in the text."""
     prompt_embeds: list[PromptEmbeds] = []
     """In the order of their tokens; empty, or all of the prompt, whose token ids have no meaning then."""
+    returns_routed_experts: bool = False
+    """True: outputs have the experts that the request's tokens chose."""
 
 
 class Abort(Message, frozen=True):
@@ -269,6 +272,8 @@ class ModelInfo(msgspec.Struct, frozen=True, array_like=True):
     """Mode of the log-probabilities of generated tokens."""
     prompt_embeds: PromptEmbedsInfo | None = None
     """None: prompts are tokens."""
+    routed_experts: RoutedExpertsInfo | None = None
+    """None: the engine does not return the experts that tokens chose."""
 
 
 class Ready(Message, frozen=True):
@@ -332,6 +337,9 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     num_rejected_tokens: int = 0
     weight_version: int = 0
     """Version of the weights that computed `token_ids`."""
+    routed_experts: bytes | None = None
+    """Experts of the next tokens that were computed, prompt and reply, if the request wants them: `[tokens, L, k]` as
+    `RoutedExpertsInfo` says, little-endian."""
 
 
 class StepOutputs(Message, frozen=True):

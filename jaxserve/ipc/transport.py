@@ -82,6 +82,20 @@ def _request_id_of(frame: bytes) -> RequestId | None:
     return None
 
 
+def _frames(outputs: list[RequestOutput]) -> list[list[RequestOutput]]:
+    """Divide outputs so that the experts of each part take no more than half of a frame, or the part is one output."""
+    frames: list[list[RequestOutput]] = [[]]
+    num_bytes = 0
+    for output in outputs:
+        size = len(output.routed_experts or b"")
+        num_bytes += size
+        if num_bytes > MAX_FRAME_BYTES // 2 and frames[-1]:
+            frames.append([])
+            num_bytes = size
+        frames[-1].append(output)
+    return frames
+
+
 ClientId = NewType("ClientId", bytes)
 """The identity ZeroMQ gives a connection."""
 
@@ -180,8 +194,10 @@ class EngineSocket:
                 shares.setdefault(client, [])
         orphans = []
         for client, outputs in shares.items():
-            share = StepOutputs(outputs, step.stats if client == stats_client else None)
-            orphans += self.send(client, share)
+            first, *more = _frames(outputs)
+            orphans += self.send(client, StepOutputs(first, step.stats if client == stats_client else None))
+            for rest in more:
+                orphans += self.send(client, StepOutputs(rest))
         return orphans
 
     def close(self, linger_s: float = 0.0) -> None:

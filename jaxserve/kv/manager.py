@@ -51,7 +51,10 @@ class KVManager:
         """
         self.block_size = block_size
         self.pool = BlockPool(num_blocks, changes, num_ranks=num_ranks)
-        self._max_blocks = self.num_blocks_for(max_model_len)
+        self.num_blocks = num_blocks
+        """Pages of the pool, the null pages included."""
+        self.max_blocks = self.num_blocks_for(max_model_len)
+        """Pages of one page table."""
         self._enable_prefix_caching = enable_prefix_caching
         self.groups = SideGroups() if groups is None else groups
         """Windows and recurrent states."""
@@ -79,7 +82,7 @@ class KVManager:
         self, cache_salt: str | None, adapter: int = 0, images: Sequence[tuple[int, int, bytes]] = ()
     ) -> BlockTable:
         """Return an empty table for a new request of this adapter; images: as in `HashChain`."""
-        return BlockTable(self._max_blocks, self._chains(cache_salt, adapter, images), len(self.groups.windows))
+        return BlockTable(self.max_blocks, self._chains(cache_salt, adapter, images), len(self.groups.windows))
 
     def find_prefix(self, table: BlockTable, tokens: np.ndarray, rank: int = 0) -> list[BlockId]:
         """Return the cached pages of a rank that a request with `tokens` can share. Changes nothing."""

@@ -100,8 +100,11 @@ class Experts(nnx.Module):
 
     def __call__(
         self, x: Float[Array, "T D"], tokens: Tokens, routed: Float[Array, "T D"] | None = None
-    ) -> Float[Array, "T D"]:
-        """Return the block's output, zeros for padding tokens. routed: the router's input; None: x."""
+    ) -> tuple[Float[Array, "T D"], Int[Array, "T k"]]:
+        """Return the block's output, zeros for padding tokens, and each token's experts (`Routing.experts`).
+
+        routed: the router's input; None: x.
+        """
         with jax.named_scope("route"):
             routing = self.gate.route(x if routed is None else routed, tokens)
         made = self._sharded(x if self.fc1_latent_proj is None else self.fc1_latent_proj(x, tokens), routing)
@@ -110,7 +113,7 @@ class Experts(nnx.Module):
         if self.shared_experts is not None:
             with jax.named_scope("shared_experts"):
                 made = made + self._shared(self.shared_experts, x, tokens)
-        return jnp.where(jnp.arange(len(x))[:, None] < tokens.num_real, made.astype(x.dtype), 0)
+        return jnp.where(jnp.arange(len(x))[:, None] < tokens.num_real, made.astype(x.dtype), 0), routing.experts
 
     def _shared(self, mlp: MLP, x: Float[Array, "T D"], tokens: Tokens) -> Float[Array, "T D"]:
         made = mlp(x, tokens).astype(jnp.float32)
@@ -162,6 +165,8 @@ class DenseAndExperts(nnx.Module):
             make_norm(config, policy) for _ in range(4)
         )
 
-    def __call__(self, x: Float[Array, "T D"], tokens: Tokens) -> Float[Array, "T D"]:
+    def __call__(self, x: Float[Array, "T D"], tokens: Tokens) -> tuple[Float[Array, "T D"], Int[Array, "T k"]]:
+        """Return the output and each token's experts, as `Experts` does."""
         dense = self.post_dense(self.dense(self.pre_dense(x), tokens))
-        return dense + self.post_sparse(self.sparse(self.pre_sparse(x), tokens, routed=x))
+        made, experts = self.sparse(self.pre_sparse(x), tokens, routed=x)
+        return dense + self.post_sparse(made), experts

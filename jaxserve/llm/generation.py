@@ -48,6 +48,7 @@ class _Options(SamplerFields, kw_only=True):
     skip_special_tokens: bool = True
     logprobs: Annotated[int | None, Bound("value", 0, "max_top_logprobs")] = None
     prompt_logprobs: Annotated[int | None, Bound("value", 0, "max_top_logprobs")] = None
+    return_routed_experts: bool = False
     structured_outputs: StructuredOutputs | None = None
 
 
@@ -152,6 +153,7 @@ def _request(
         stop=[options.stop] if isinstance(options.stop, str) else options.stop or (),
         include_stop=options.include_stop_str_in_output,
         skip_special_tokens=options.skip_special_tokens,
+        returns_routed_experts=options.return_routed_experts,
         constraint=structured_constraint(options.structured_outputs),
     )
     request.check(frontend.limits)
@@ -236,6 +238,7 @@ def _output(
         cumulative_logprob=None if num_top is None else sum(token.logprob or 0.0 for token in scored),
         logprobs=None if num_top is None else [_entry(tokenizer, token, num_top) for token in scored],
         weight_versions=versions[: choice.num_tokens],
+        routed_experts=end.routed_experts,
         reasoning=reply.reasoning or None,
         tool_calls=tuple(ToolCall(new_call_id(), call.name, call.arguments) for call in reply.calls),
     )
@@ -269,6 +272,7 @@ def _check_fits(model_info: ModelInfo, request: AddRequest) -> None:
         has_grammars=True,
         images=model_info.images,
         prompt_embeds=model_info.prompt_embeds,
+        returns_routed_experts=model_info.routed_experts is not None,
     )
     error = admission.rejection(request, 0)
     if error is not None:

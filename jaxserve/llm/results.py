@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,9 @@ class CompletionOutput:
     """One entry per token: the token first, then the most likely ones."""
     weight_versions: list[int]
     """The version of the weights that computed each token: 0, plus 1 for each `LLM.update_weights` before it."""
+    routed_experts: np.ndarray | None = field(default=None, compare=False)
+    """Experts of the tokens of prompt and continuation, `[tokens, layers with experts, top_k]`, uint8 or uint16, the best
+    first; without those of the last token, which no step has computed. None unless `return_routed_experts` was set."""
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
 

@@ -30,6 +30,9 @@ class SamplingParams(SamplerOptions[str]):
     """None: no log-probabilities; 0: those of the chosen tokens; k: also those of the k most likely ones."""
     prompt_logprobs: int | None = None
     """The log-probabilities wanted for the prompt's tokens, counted as in `logprobs`."""
+    return_routed_experts: bool = False
+    """True to return the experts that the tokens of prompt and continuation chose; needs the setting
+    `enable_return_routed_experts`."""
     skip_special_tokens: bool = True
     """True to leave special tokens out of the text."""
     structured_outputs: Mapping[str, Any] | None = None

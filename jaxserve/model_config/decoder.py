@@ -274,6 +274,11 @@ class DecoderConfig:
         return next((layer.experts for layer in self.layers if layer.experts is not None), None)
 
     @property
+    def num_expert_layers(self) -> int:
+        """Layers with experts."""
+        return sum(layer.experts is not None for layer in self.layers)
+
+    @property
     def recurrent(self) -> RecurrentConfig | None:
         """The recurrent mixer of the layers that have one, all alike; None if there is none."""
         return next((layer.recurrent for layer in self.layers if layer.recurrent is not None), None)

@@ -113,26 +113,26 @@ class DecoderLayer(nnx.Module):
         places: LayerPlaces,
         step: StepContext,
         own: Float[Array, "T P"] | None = None,
-    ) -> tuple[Float[Array, "*streams T D"], Cache]:
-        """Return the layer's output and the cache. own: the layer's share of the inputs of `PerLayerInputs`.
+    ) -> tuple[Float[Array, "*streams T D"], Cache, Int[Array, "T k"] | None]:
+        """Return the layer's output, the cache, and each token's experts, None in a layer without.
 
-        x has the streams of `AltUpStreams` if the decoder has them.
+        x has the streams of `AltUpStreams` if the decoder has them. own: the layer's share of the inputs of `PerLayerInputs`.
         """
         if self.altup is None:
-            x, cache = self._blocks(x, cache, places, step)
+            x, cache, experts = self._blocks(x, cache, places, step)
             if self.per_layer is not None and own is not None:
                 x = x + self.per_layer(x, own, step.tokens)
-            return x if self.layer_scalar is None else x * self.layer_scalar[...], cache
+            return x if self.layer_scalar is None else x * self.layer_scalar[...], cache, experts
         predictions = self.altup.predict(x, step.tokens)
-        found, cache = self._blocks(predictions[self.altup.active], cache, places, step)
+        found, cache, experts = self._blocks(predictions[self.altup.active], cache, places, step)
         x = self.altup.correct(predictions, found, step.tokens)
         assert self.per_layer is not None and own is not None, "alternating updates come with per-layer embeddings"
-        return self.altup.add(x, self.per_layer(self.altup.active_output(x), own, step.tokens)), cache
+        return self.altup.add(x, self.per_layer(self.altup.active_output(x), own, step.tokens)), cache, experts
 
     def _blocks(
         self, x: Float[Array, "T D"], cache: Cache, places: LayerPlaces, step: StepContext
-    ) -> tuple[Float[Array, "T D"], Cache]:
-        """Return the residual stream after both blocks."""
+    ) -> tuple[Float[Array, "T D"], Cache, Int[Array, "T k"] | None]:
+        """Return the residual stream after both blocks, the cache and each token's experts."""
         pre_attention, post_attention, pre_mlp, post_mlp = map(self._norm, self.norms)
         normed = x
         if self.has_mixer:
@@ -142,11 +142,16 @@ class DecoderLayer(nnx.Module):
             x = x + scaled(post_attention(mixed), self.residual_scale)
             if self.laurel is not None:
                 x = (x + self.laurel(normed, step.tokens)) * 2**-0.5
+        experts = None
         if self.mlp is not None:
             with jax.named_scope("mlp"):
-                made = self.mlp(normed if self.is_parallel else pre_mlp(x), step.tokens)
+                inputs = normed if self.is_parallel else pre_mlp(x)
+                if isinstance(self.mlp, MLP):
+                    made = self.mlp(inputs, step.tokens)
+                else:
+                    made, experts = self.mlp(inputs, step.tokens)
             x = x + scaled(post_mlp(made), self.residual_scale)
-        return x, cache
+        return x, cache, experts
 
     def _mixed(
         self, x: Float[Array, "T D"], cache: Cache, places: LayerPlaces, step: StepContext
@@ -208,6 +213,13 @@ class Decoder(nnx.Module):
 
         images: None if no token of the step may stand for an image.
         """
+        hidden, cache, _ = self.hidden_and_experts(token_ids, cache, step, images)
+        return hidden, cache
+
+    def hidden_and_experts(
+        self, token_ids: Int[Array, "T"], cache: Cache, step: StepContext, images: ImageTokens | None = None
+    ) -> tuple[Float[Array, "T D"], Cache, list[Int[Array, "T k"]]]:
+        """Return what `hidden` returns, and the experts of every token in each layer that has some (`Routing.experts`)."""
         if self.config.recurrent is not None:
             step = with_segments(step, len(token_ids))
         with jax.named_scope("embed"):
@@ -217,15 +229,18 @@ class Decoder(nnx.Module):
             make = self.model.per_layer
             own_ids = token_ids if images is None else images.per_layer_ids(token_ids, self.config)
             own = None if make is None else make(own_ids, x, step.tokens)  # (T, L, P)
+        chosen = []
         streams = self.model.altup
         if streams is not None:
             x = streams.split(x, step.tokens)  # (A, T, D)
         for index, (layer, places) in enumerate(zip(self.model.layers, self.config.cache.places, strict=True)):
             with jax.named_scope(f"layer_{index}"):
-                x, cache = layer(x, cache, places, step, None if own is None else own[:, index])
+                x, cache, experts = layer(x, cache, places, step, None if own is None else own[:, index])
                 if images is not None:
                     x = images.add_deepstack(x, index)
-        return self.model.norm(x if streams is None else streams.join(x, step.tokens)), cache
+            if experts is not None:
+                chosen.append(experts)
+        return self.model.norm(x if streams is None else streams.join(x, step.tokens)), cache, chosen
 
     def logits(self, hidden: Float[Array, "B D"], num_rows: Int[Array, ""]) -> Float[Array, "B V"]:
         """Return logits in float32; rows from `num_rows` on are padding."""

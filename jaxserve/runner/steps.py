@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxserve_kernels import native
 from jaxserve_kernels.backend import NATIVE
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, UInt
 
 from jaxserve.layers.cache import ArrayShape, Cache, CacheShapes, KVPool, read_pages, write_pages
 from jaxserve.models.decoder import ImageTokens
@@ -43,8 +43,9 @@ from jaxserve.runner.inputs import (
     split,
     unpack,
 )
+from jaxserve.runner.outputs.prompt_scores import score_prompts
+from jaxserve.runner.outputs.routed_experts import no_experts, stacked, with_routed_experts
 from jaxserve.runner.page_tables import set_entries, write_row
-from jaxserve.runner.prompt_scores import score_prompts
 from jaxserve.runner.slots import MASKS_AT_ONCE, SamplerState, init_slot, put_masks, slots_shape, store_tokens, take_up
 from jaxserve.runner.state import DeviceState, StateArrays, StateProgram, batch_sharding, new_cache
 from jaxserve.sampling.bits import num_words
@@ -193,43 +194,56 @@ def run_step(
     packed: Int[Array, "I"],
     program: Program,
     logprobs_mode: LogprobsMode = "raw_logprobs",
-) -> tuple[StateArrays, tuple[Int[Array, "O"], ...]]:
-    """Write KV, attend, sample. DONATES the state; returns it and the packed result, in a mixed program followed by the
-    scores of prompt tokens, which are raw in every mode."""
+    *,
+    returns_experts: bool = False,
+) -> tuple[StateArrays, tuple[Array, ...]]:
+    """Write KV, attend, sample. DONATES the state; returns it and the packed result.
+
+    If `returns_experts`, the experts of every token follow, uint `[K, T, L, k]`; in a mixed program then the scores of prompt
+    tokens, which are raw in every mode.
+    """
     cache, slots, _, images, _ = state
     assert cache is not None and slots is not None, "a decoder that samples"
     field, tables = read_plan(state, packed, program)
-    one_step = partial(_one_step, skeleton, params, logprobs_mode=logprobs_mode)
+    one_step = partial(_one_step, skeleton, params, logprobs_mode=logprobs_mode, returns_experts=returns_experts)
     if program.max_steps == 1:
-        cache, slots, sampled, _, hidden = one_step(state, field, program)
+        cache, slots, sampled, _, hidden, experts = one_step(state, field, program)
         outcome = Outcome(jnp.int32(1), sampled.token_ids[None], sampled.logprobs[None], *sampled[2:])
         outputs: tuple[Array, ...] = (pack_arrays(outcome, OUTPUT_FIELDS),)
+        if experts is not None:
+            outputs += (experts[None],)
         if program.kind == "mixed":
             outputs += (pack_arrays(score_prompts(skeleton, params, hidden, field, program), SCORE_FIELDS),)
         return StateArrays(cache, slots, tables, images), outputs
 
-    def is_going_on(carry: tuple[Cache, Array, Outcome, Bool[Array, ""]]) -> Bool[Array, ""]:
-        _, _, outcome, has_end = carry
+    def is_going_on(carry: _Carry) -> Bool[Array, ""]:
+        _, _, outcome, _, has_end = carry
         return (outcome.num_steps < field["num_steps"]) & ~has_end
 
-    def go_on(
-        carry: tuple[Cache, Array, Outcome, Bool[Array, ""]],
-    ) -> tuple[Cache, Array, Outcome, Bool[Array, ""]]:
-        cache, slots, outcome, _ = carry
+    def go_on(carry: _Carry) -> _Carry:
+        cache, slots, outcome, routed, _ = carry
         step = outcome.num_steps
         later = StateArrays(cache, slots, images=images)
-        cache, slots, sampled, has_end, _ = one_step(later, _later(field, step), program)
+        cache, slots, sampled, has_end, _, experts = one_step(later, _later(field, step), program)
         outcome = Outcome(
             step + 1,
             outcome.token_ids.at[step].set(sampled.token_ids),
             outcome.logprobs.at[step].set(sampled.logprobs),
             *sampled[2:],
         )
-        return cache, slots, outcome, has_end
+        if routed is not None:
+            routed = routed.at[step].set(experts)
+        return cache, slots, outcome, routed, has_end
 
-    start = (cache, slots, no_outcome(program), jnp.bool_(False))
-    cache, slots, outcome, _ = jax.lax.while_loop(is_going_on, go_on, start)
-    return StateArrays(cache, slots, tables, images), (pack_arrays(outcome, OUTPUT_FIELDS),)
+    routed = no_experts(skeleton.config, program.max_steps, program.num_tokens) if returns_experts else None
+    start = (cache, slots, no_outcome(program), routed, jnp.bool_(False))
+    cache, slots, outcome, routed, _ = jax.lax.while_loop(is_going_on, go_on, start)
+    outputs = (pack_arrays(outcome, OUTPUT_FIELDS),)
+    return StateArrays(cache, slots, tables, images), outputs if routed is None else (*outputs, routed)
+
+
+_Carry = tuple[Cache, Array, Outcome, Array | None, Bool[Array, ""]]
+"""State of the loop over decode steps: the cache, the slots, the results, the experts, and whether a request has ended."""
 
 
 def read_plan(
@@ -279,8 +293,10 @@ def _one_step(
     field: dict[str, Any],
     program: Program,
     logprobs_mode: LogprobsMode,
-) -> tuple[Cache, Int[Array, "X1 S"], Sampled, Bool[Array, ""], Float[Array, "T D"]]:
-    """Forward and sample; then come whether any row's request ends with its new token, and what the head was given."""
+    returns_experts: bool,
+) -> tuple[Cache, Int[Array, "X1 S"], Sampled, Bool[Array, ""], Float[Array, "T D"], UInt[Array, "T L k"] | None]:
+    """Forward and sample; then come whether any row's request ends with its new token, what the head was given, and the
+    experts of every token, None unless `returns_experts`."""
     model, vocab_size = skeleton.build(params), skeleton.config.vocab_size
     cache, slots = state.cache, state.slots
     assert cache is not None and slots is not None, "a decoder that samples"
@@ -290,7 +306,8 @@ def _one_step(
         writes = jnp.where(rows.is_over, program.num_state_slots, field["state_writes"])
         field |= {"state_writes": writes}
     images = ImageTokens(state.images, field["image_rows"]) if "image_rows" in field else None  # type: ignore[arg-type]
-    hidden, cache = model.hidden(tokens, cache, step_context(skeleton, field, cache, program), images)
+    context = step_context(skeleton, field, cache, program)
+    hidden, cache, chosen = model.hidden_and_experts(tokens, cache, context, images)
     last = jnp.maximum(field["query_starts"][1:] - 1, 0)  # (B,) each row's newest token
     newest = hidden if program.kind == "decode" else hidden[last]
     num_rows = (field["query_starts"][1:] > field["query_starts"][:-1]).sum(dtype=jnp.int32)
@@ -304,7 +321,8 @@ def _one_step(
         sampled = batch_sharded(choose, logits, by_row, (slots, field["num_top_logprobs"]), skeleton.policy.rules)
     slots, has_end = store_tokens(slots, field, rows, sampled.token_ids, vocab_size)
     shown = jnp.where(rows.is_over, UNREAD_TOKEN, sampled.token_ids)
-    return cache, slots, sampled._replace(token_ids=shown), has_end, hidden
+    experts = stacked(skeleton.config, chosen) if returns_experts else None
+    return cache, slots, sampled._replace(token_ids=shown), has_end, hidden, experts
 
 
 GENERATION: Final = StepTask(
@@ -339,12 +357,18 @@ RESIDENT_GENERATION: Final = replace(
 """GENERATION with page tables in the state."""
 
 
-def generation_task(platform: str, logprobs_mode: LogprobsMode = "raw_logprobs") -> StepTask[StepPlan, StepResult]:
+def generation_task(
+    platform: str, logprobs_mode: LogprobsMode = "raw_logprobs", *, returns_experts: bool = False
+) -> StepTask[StepPlan, StepResult]:
     """Return the task of an engine that generates on this platform.
 
     GPUs keep page tables. A CPU shares its memory with the host; a TPU's tables of large pages are an eighth as long.
+    returns_experts: True if results have the experts that tokens chose.
     """
     task = RESIDENT_GENERATION if platform == "gpu" else GENERATION
-    if logprobs_mode == "raw_logprobs":
-        return task
-    return replace(task, name=f"{task.name}, {logprobs_mode}", step=partial(run_step, logprobs_mode=logprobs_mode))
+    if logprobs_mode != "raw_logprobs":
+        task = replace(task, name=f"{task.name}, {logprobs_mode}", step=partial(run_step, logprobs_mode=logprobs_mode))
+    if returns_experts:
+        step = partial(run_step, logprobs_mode=logprobs_mode, returns_experts=True)
+        task = replace(with_routed_experts(task), step=step)
+    return task

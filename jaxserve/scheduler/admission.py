@@ -41,6 +41,7 @@ class Admission:
     """None: the model reads text only."""
     prompt_embeds: PromptEmbedsInfo | None = None
     """None: prompts are tokens."""
+    returns_routed_experts: bool = False
 
     def max_output_tokens(self, message: AddRequest) -> int:
         """Return `max_tokens`, cut to what the context leaves."""
@@ -71,6 +72,8 @@ class Admission:
                 )
         if message.grammar is not None and not self.has_grammars:
             return UnsupportedParameterError("This engine follows no grammars.")
+        if message.returns_routed_experts and not self.returns_routed_experts:
+            return UnsupportedParameterError("This engine returns no experts.", param="return_routed_experts")
         if message.images or message.rope_positions is not None:
             error = self._invalid_images(message)
             if error is not None:

@@ -67,8 +67,10 @@ class ConstrainedDecoding:
         """Start the grammar of a new request; None if it has none."""
         if message.grammar is None or self._grammars is None:
             return None
-        # Sampler state and log-probabilities are made from sampled tokens only.
-        jump_forward = not needs_state(message.sampling) and message.sampling.num_top_logprobs is None
+        # Sampler state and log-probabilities are made from sampled tokens only; and a token at the end of a reply that was not
+        # sampled would leave the one before it without experts.
+        wants_more = message.sampling.num_top_logprobs is not None or message.returns_routed_experts
+        jump_forward = not needs_state(message.sampling) and not wants_more
         return self._grammars.follow(
             message.grammar, message.sampling.allowed_token_ids or (), jump_forward=jump_forward
         )

@@ -126,6 +126,21 @@ def _images(
     return (rows if (rows != NO_IMAGE_ROW).any() else None), rope, ends
 
 
+def token_places(plan: StepPlan, requests: Sequence[Request], num_steps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the page table of each token of a step that was read, `[T, M]`, and the tokens' positions, `[K, T]`.
+
+    requests: by row, without the step's new tokens. num_steps: K decode steps, or tokens of a speculative row. Positions of
+    drafts that were wrong and of rows that are over follow the last token of the request; they will be computed again.
+    """
+    firsts = plan.num_computed_tokens
+    if plan.draft_lengths is not None:  # the positions of the plan are the largest possible ones
+        firsts = np.array([request.num_tokens - 1 for request in requests])
+    counts = plan.num_scheduled_tokens
+    rows = np.arange(len(counts)).repeat(counts)
+    ahead = np.arange(len(rows)) - (counts.cumsum() - counts)[rows]
+    return plan.block_tables[rows], firsts[rows] + ahead + np.arange(num_steps)[:, None]
+
+
 def cut_chunk(states: RecurrentStates, request: Request, count: int) -> int:
     """Return how many of `count` tokens a request computes, so that its chunk ends where its state can be kept."""
     num_known = request.num_tokens + request.num_unread_tokens

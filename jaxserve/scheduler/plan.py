@@ -250,6 +250,9 @@ class StepResult:
     prompt_scores: PromptScores | None = None
     """Set if the plan has targets."""
     is_speculative: bool = False
+    routed_experts: np.ndarray | None = None
+    """uint8 or uint16 [K, T, L, k], the experts that each token of the plan chose in each of L layers with experts, the best
+    first. In a speculative step T is B, and K counts the tokens of a row. None unless the engine returns them."""
 
     @property
     def num_steps(self) -> int:

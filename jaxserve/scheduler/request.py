@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxserve.ipc.messages import AddRequest, ErrorInfo, RequestOutput, TokenLogprobs
 from jaxserve.kv.block_table import BlockTable
+from jaxserve.kv.routed_experts import PageExperts, RequestExperts
 from jaxserve.sampling.params import SlotInit, device_row, needs_state
 from jaxserve.scheduler.fair_keys import Rank
 from jaxserve.scheduler.images import RequestImages
@@ -90,6 +91,7 @@ class Request:
         "queue_seconds",
         "rank",
         "request_id",
+        "routed_experts",
         "sampling",
         "sampling_row",
         "slot",
@@ -141,6 +143,8 @@ class Request:
         self.num_unscored = 0 if message.sampling.num_prompt_logprobs is None else self.num_prompt_tokens - 1
         """Prompt tokens at its end whose log-probabilities were asked for and are not known. Such a request takes
         nothing from the prefix cache: tokens that are not computed have no log-probabilities."""
+        self.routed_experts = RequestExperts() if message.returns_routed_experts else None
+        """Progress of the experts that are sent; the scheduler's policy changes it. None if the request wants none."""
         self.arrival_s = arrival_s
         """Time of arrival on the scheduler's clock."""
         self.queue_seconds: float | None = None
@@ -269,8 +273,9 @@ def output_of(
     logprobs: list[TokenLogprobs] | None = None,
     prompt_logprobs: list[TokenLogprobs] | None = None,
     error: ErrorInfo | None = None,
+    routed_experts: bytes | None = None,
 ) -> RequestOutput:
-    """Return the new tokens of `request`, or log-probabilities of its prompt, or its end."""
+    """Return the new tokens of `request`, or log-probabilities or experts of its prompt, or its end."""
     return RequestOutput(
         request.request_id,
         token_ids,
@@ -284,6 +289,7 @@ def output_of(
         prompt_logprobs,
         num_accepted_tokens=request.draft.num_accepted,
         num_rejected_tokens=request.draft.num_rejected,
+        routed_experts=routed_experts,
     )
 
 
@@ -296,6 +302,13 @@ def logprobs_of(request: Request, result: StepResult, rows: slice, num_tokens: i
     # Alternatives come from single steps only, so they belong to the only token of their row.
     ids, values = result.top_token_ids[rows, :wanted].tolist(), result.top_logprobs[rows, :wanted].tolist()
     return [TokenLogprobs(*each) for each in zip(chosen, cycle(ids), cycle(values), strict=False)]
+
+
+def routed_experts_of(request: Request, pages: PageExperts | None, num_computed: int) -> bytes | None:
+    """Return the experts of the first `num_computed` tokens that were not sent; None if the request wants none."""
+    if pages is None or request.routed_experts is None:
+        return None
+    return pages.take(request.routed_experts, request.table, num_computed)
 
 
 def prompt_logprobs_of(request: Request, plan: StepPlan, result: StepResult, row: int) -> list[TokenLogprobs] | None:

@@ -45,8 +45,10 @@ from collections.abc import Callable
 from jaxserve.config import SchedulerConfig
 from jaxserve.ipc.messages import AddRequest, ErrorInfo, ImageInfo, RequestOutput, TokenLogprobs
 from jaxserve.ipc.prompt_embeds import PromptEmbedsInfo
+from jaxserve.ipc.routed_experts import RoutedExpertsInfo
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.kv.manager import KVManager
+from jaxserve.kv.routed_experts import PageExperts
 from jaxserve.kv.tiers.tiers import KVTiers
 from jaxserve.scheduler.admission import Admission
 from jaxserve.scheduler.base import BaseScheduler, by_rank
@@ -58,10 +60,10 @@ from jaxserve.scheduler.images import ImagePolicy, images_of
 from jaxserve.scheduler.isolation import Isolation
 from jaxserve.scheduler.limits import StepLimits
 from jaxserve.scheduler.multi_step import MultiStepPolicy
-from jaxserve.scheduler.packing import cut_chunk, pack
+from jaxserve.scheduler.packing import cut_chunk, pack, token_places
 from jaxserve.scheduler.plan import UNREAD_TOKEN, Buckets, EmbedsItem, EncodeItem, StepPlan, StepResult
 from jaxserve.scheduler.prefetch import Prefetch
-from jaxserve.scheduler.request import Request, logprobs_of, output_of, prompt_logprobs_of
+from jaxserve.scheduler.request import Request, logprobs_of, output_of, prompt_logprobs_of, routed_experts_of
 from jaxserve.scheduler.resources import Resources
 from jaxserve.scheduler.speculation import Speculation, is_speculating, speculative
 from jaxserve.types import FinishReason
@@ -83,11 +85,13 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         tiers: KVTiers | None = None,
         images: ImageInfo | None = None,
         prompt_embeds: PromptEmbedsInfo | None = None,
+        routed_experts: RoutedExpertsInfo | None = None,
     ) -> None:
         """Limits are those of the buckets, or the config's if it has smaller ones.
 
         grammars: None rejects requests that have a grammar. tiers: stores from which evicted pages come back.
         images: those that the model reads; None rejects requests that have some. prompt_embeds: the same for embeddings.
+        routed_experts: set if every result has the experts of its tokens; None rejects requests that want them.
         """
         self._kv = kv
         self._buckets = buckets
@@ -104,6 +108,7 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
             has_priorities=config.has_priorities,
             images=images,
             prompt_embeds=prompt_embeds,
+            returns_routed_experts=routed_experts is not None,
         )
         is_fair = config.scheduling_policy == "fair"
         super().__init__(admission, clock, FairKeys() if is_fair else None)
@@ -113,6 +118,9 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
             self._images = None
         else:
             self._images = ImagePolicy(images, prompt_embeds, max_tokens)
+        self._experts: PageExperts | None = None
+        if routed_experts is not None:
+            self._experts = PageExperts(kv, routed_experts.shape, routed_experts.dtype)
         self._resources = Resources(kv, buckets.max_num_seqs, self._images)
         self._constrained = ConstrainedDecoding(grammars)
         self._shortest_first = ShortestFirst(kv) if is_fair else None
@@ -213,6 +221,10 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         self._multi_step.observe(plan, result)
         requests = self._land(plan)
         self._speculation.learn(plan, requests, result, self.stats)
+        if self._experts is not None:
+            assert result.routed_experts is not None, "an engine that returns experts"
+            places = token_places(plan, requests, len(result.routed_experts))
+            self._experts.write(*places, result.routed_experts)
         is_sampling = plan.is_sampling.tolist()
         ends = (plan.num_computed_tokens + plan.num_scheduled_tokens).tolist()
         tokens_by_row = result.token_ids.T.tolist()
@@ -234,8 +246,9 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
                 outputs.append(self._accept(request, tokens, result, slice(row, row + num_rows), scores))
                 continue
             self._kv.publish(request.table, request.tokens, ends[row])
-            if scores is not None:
-                outputs.append(output_of(request, [], prompt_logprobs=scores))
+            routed = routed_experts_of(request, self._experts, ends[row])
+            if scores is not None or routed is not None:
+                outputs.append(output_of(request, [], prompt_logprobs=scores, routed_experts=routed))
         return outputs
 
     def _lose_device(self, plan: StepPlan, may_shrink: bool) -> bool:
@@ -344,11 +357,13 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         self.stats.generation_tokens += len(taken)
         if self._kv.may_publish(request.table, request.num_tokens - 1):  # the newest token has no KV yet
             self._kv.publish(request.table, request.tokens, request.num_tokens - 1)
+        routed = routed_experts_of(request, self._experts, request.num_tokens - 1)
         if request.finish_reason is not None:
             self._remove(request)
         elif request.grammar is not None:
             self._constrained.advance(request, taken[-1])
-        return output_of(request, taken, logprobs_of(request, result, rows, len(taken)), prompt_logprobs)
+        logprobs = logprobs_of(request, result, rows, len(taken))
+        return output_of(request, taken, logprobs, prompt_logprobs, routed_experts=routed)
 
     def _end(self, request: Request, reason: FinishReason, error: ErrorInfo | None = None) -> RequestOutput:
         request.finish(reason)

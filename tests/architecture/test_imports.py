@@ -122,7 +122,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "flight": {"scheduler", "kv", "ipc.messages", "sampling.params"},
     "structured": {"forkserver", "tokenizer", "ipc.messages", "sampling.bits"},
     "forkserver": set(),
-    "scheduler": {"kv", "sampling.params", "ipc.messages", "ipc.prompt_embeds", "ipc.stats"},
+    "scheduler": {"kv", "sampling.params", "ipc.messages", "ipc.prompt_embeds", "ipc.routed_experts", "ipc.stats"},
     "kv": set(),
     "routing": {"kv.block_table"},  # HashChain
     "executor": {
@@ -141,6 +141,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "ipc.messages",
         "ipc.prompt_embeds",
         "ipc.report",
+        "ipc.routed_experts",
         "ipc.stats",
         "scheduler.plan",
         "kv.spec",

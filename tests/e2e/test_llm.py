@@ -32,6 +32,7 @@ from jaxserve.errors import (
     StartupError,
     UnavailableError,
 )
+from jaxserve.executor.fake_experts import fake_experts
 from jaxserve.executor.fake_models import next_token
 from jaxserve.frontend.sampling import sampling_params
 from jaxserve.ipc.engine_spec import FakeOptions, Script
@@ -47,11 +48,16 @@ GREEDY = SamplingParams(temperature=0, max_tokens=5)
 USER = [{"role": "user", "content": "The weather?"}]
 
 
-def fake_llm(folder: Path, **options: Any) -> LLM:
+def fake_llm(folder: Path, *, returns_experts: bool = False, **options: Any) -> LLM:
     template = folder / "chat.jinja"
     template.write_text(TEMPLATE)
     config = Config(
-        model=ModelConfig(model=str(TOKENIZER), chat_template=str(template), lora_modules="sql=any/sql"),
+        model=ModelConfig(
+            model=str(TOKENIZER),
+            chat_template=str(template),
+            lora_modules="sql=any/sql",
+            enable_return_routed_experts=returns_experts,
+        ),
         server=ServerConfig(tool_call_parser="hermes", reasoning_parser="qwen3", log_level="error"),
     )
     config = dataclasses.replace(config, scheduler=llm_config("any", {"max_num_seqs": 4}).scheduler)
@@ -75,6 +81,21 @@ def test_an_adapter_is_chosen_by_its_name(llm: LLM) -> None:
     for ask in (lambda: llm.generate("Hi", GREEDY, adapter="poems"), lambda: llm.chat(USER, GREEDY, adapter="poems")):
         with pytest.raises(ModelNotFoundError, match=r"`poems` does not exist.*sql"):
             ask()
+
+
+def test_experts_of_all_tokens_come_with_a_result(tmp_path: Path, llm: LLM) -> None:
+    params = dataclasses.replace(GREEDY, n=2, temperature=1.0, seed=5, return_routed_experts=True)
+    prompt = list(range(3, 40))
+    with fake_llm(tmp_path, returns_experts=True) as returning:
+        [result] = returning.generate([prompt], params, progress_bar=False)
+        [plain] = returning.generate([prompt], GREEDY, progress_bar=False)
+    for output in result.outputs:
+        text = [*prompt, *output.token_ids[:-1]]
+        assert output.routed_experts is not None
+        assert np.array_equal(output.routed_experts, [fake_experts(text[: i + 1]) for i in range(len(text))])
+    assert plain.outputs[0].routed_experts is None
+    with pytest.raises(InvalidRequestError, match="--enable-return-routed-experts"):
+        llm.generate([prompt], params)
 
 
 def continued(prompt: list[int], length: int) -> list[int]:

@@ -49,6 +49,7 @@ class Generated:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: str | None = None
     num_cached_tokens: int = 0
+    routed_experts: bytes = b""
 
     def add(self, output: RequestOutput) -> None:
         assert self.finish_reason is None, "an output after the terminal message"
@@ -57,13 +58,17 @@ class Generated:
         self.prompt_logprobs += output.prompt_logprobs or []
         self.finish_reason = output.finish_reason
         self.num_cached_tokens = output.num_cached_tokens
+        self.routed_experts += output.routed_experts or b""
 
 
-def request(name: str, prompt: list[int] | np.ndarray, *, adapter: int = 0, **sampling: object) -> AddRequest:
+def request(
+    name: str, prompt: list[int] | np.ndarray, *, adapter: int = 0, returns_experts: bool = False, **sampling: object
+) -> AddRequest:
     """Return a request of 24 greedy tokens, unless options say otherwise."""
     options = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True, **sampling}
     params = EngineSamplingParams(**options)  # type: ignore[arg-type]
-    return AddRequest(RequestId(name), [int(token) for token in prompt], params, adapter=adapter)
+    tokens = [int(token) for token in prompt]
+    return AddRequest(RequestId(name), tokens, params, adapter=adapter, returns_routed_experts=returns_experts)
 
 
 class ModelEngine:
@@ -88,6 +93,7 @@ class ModelEngine:
         tiers: TierConfig | None = None,
         images: ImagesConfig | None = None,
         logprobs_mode: LogprobsMode = "raw_logprobs",
+        returns_experts: bool = False,
         draft_model: Path | None = None,
         num_speculative_tokens: int = 0,
     ) -> None:
@@ -98,6 +104,7 @@ class ModelEngine:
             quantization=quantization,
             lora_modules=lora_modules,
             logprobs_mode=logprobs_mode,
+            enable_return_routed_experts=returns_experts,
         )
         self.config = Config(
             model=model,
@@ -166,6 +173,7 @@ class ModelEngine:
                 tiers=self.tiers,
                 images=model_info.images,
                 prompt_embeds=model_info.prompt_embeds,
+                routed_experts=model_info.routed_experts,
             )
         else:
             self.recorder = Recorder(recorded_steps, model_info.block_size, 1 + len(model_info.windows))

@@ -13,6 +13,7 @@ from jaxserve.config import SchedulerConfig, SchedulingPolicy, TierConfig
 from jaxserve.engine.core import EngineCore
 from jaxserve.executor.fake import FakeExecutor, FakePending, powers_of_two
 from jaxserve.executor.fake_caches import POISON
+from jaxserve.executor.fake_experts import fake_experts
 from jaxserve.executor.fake_models import FakeTokens, next_token
 from jaxserve.flight.dump import make_record
 from jaxserve.flight.record import EngineShape, FlightRecord
@@ -37,11 +38,19 @@ EOS = 2
 
 
 def add(
-    request_id: str, prompt: Sequence[int], *, priority: int = 0, salt: str | None = None, **sampling: object
+    request_id: str,
+    prompt: Sequence[int],
+    *,
+    priority: int = 0,
+    salt: str | None = None,
+    returns_experts: bool = False,
+    **sampling: object,
 ) -> AddRequest:
     """Return a greedy request that runs to `max_tokens`, unless options say otherwise."""
     params = EngineSamplingParams(**{"temperature": 0.0, "ignore_eos": True, **sampling})  # type: ignore[arg-type]
-    return AddRequest(RequestId(request_id), list(prompt), params, priority, salt)
+    return AddRequest(
+        RequestId(request_id), list(prompt), params, priority, salt, returns_routed_experts=returns_experts
+    )
 
 
 def prompt(length: int, first: int = 3) -> list[int]:
@@ -69,6 +78,12 @@ def expected_scores(message: AddRequest) -> list[float]:
     """Return the fake model's log-probabilities of the prompt, if they are wanted."""
     is_asked = message.sampling.num_prompt_logprobs is not None
     return [-float(token) for token in message.prompt_token_ids[1:]] if is_asked else []
+
+
+def expected_experts(message: AddRequest, output: Sequence[int]) -> bytes:
+    """Return the fake model's experts of prompt and output but the last token, if they are wanted."""
+    text = [*message.prompt_token_ids, *output[:-1]] if message.returns_routed_experts else []
+    return b"".join(fake_experts(text[: i + 1]).tobytes() for i in range(len(text)))
 
 
 class Rig:
@@ -102,6 +117,7 @@ class Rig:
         windows: tuple[tuple[int, int], ...] = (),
         num_state_slots: int = 0,
         recorded_steps: int | None = None,
+        returns_experts: bool = False,
     ) -> None:
         """`depth`: steps that `step` leaves in flight. `max_decode_steps`: above 1, all steps that can be are multi-step.
         `num_drafts`: tokens that a draft model drafts; 0: there is none. `recorded_steps`: plans of a segment of the flight
@@ -138,6 +154,7 @@ class Rig:
             script=script,
             windows=windows,
             num_state_slots=num_state_slots,
+            returns_experts=returns_experts,
         )
         self.executor = FakeExecutor(self.model, fail_at_steps=fail_at_steps, device_seconds=device_seconds, gate=gate)
         config = SchedulerConfig(
@@ -156,7 +173,9 @@ class Rig:
         self.recorder = None if recorded_steps is None else Recorder(recorded_steps, block_size, 1 + len(windows))
         parts = (config, self.kv, self.buckets, max_model_len, frozenset({EOS}), VOCAB_SIZE, lambda: self.now, grammars)
         self.scheduler = (
-            Scheduler(*parts, tiers=self.tiers) if self.recorder is None else RecordedScheduler(self.recorder, *parts)
+            Scheduler(*parts, tiers=self.tiers, routed_experts=self.model.model_info.routed_experts)
+            if self.recorder is None
+            else RecordedScheduler(self.recorder, *parts)
         )
         self.shape = EngineShape(
             config=config,
@@ -183,6 +202,8 @@ class Rig:
         self.tokens: dict[str, list[int]] = {}
         self.scores: dict[str, list[float]] = {}
         """Log-probabilities of prompt tokens."""
+        self.experts: dict[str, bytes] = {}
+        """Experts of all tokens that were computed, of requests that want them."""
         self.ends: dict[str, RequestOutput] = {}
         """Terminal messages. A second one fails the test."""
 
@@ -246,6 +267,7 @@ class Rig:
             self.tokens.setdefault(output.request_id, []).extend(output.token_ids)
             scores = [entry.logprob for entry in output.prompt_logprobs or ()]
             self.scores.setdefault(output.request_id, []).extend(scores)
+            self.experts[output.request_id] = self.experts.get(output.request_id, b"") + (output.routed_experts or b"")
             if output.finish_reason is not None:
                 self.ends[output.request_id] = output
 

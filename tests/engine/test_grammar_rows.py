@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from jaxserve.executor.fake_experts import fake_experts
 from jaxserve.ipc.messages import AddRequest, Grammar
 from jaxserve.sampling.bits import pack_bits
 from tests.engine.rig import VOCAB_SIZE, Rig, add, expected, prompt
@@ -140,6 +141,18 @@ def test_every_token_is_sampled_for_requests_with_sampler_state_or_logprobs(opti
     run(rig)
     assert rig.tokens["a"] == list(range(5, 5 + LENGTH))
     assert len(rig.plans) == LENGTH
+
+
+def test_every_token_is_computed_for_requests_that_want_its_experts() -> None:
+    """Also if the reply ends where a jump would."""
+    rig = Rig(grammars=CountingGrammars(num_jump_forward=4), returns_experts=True)
+    message = counting("a", 5)
+    limits = dataclasses.replace(message.sampling, max_tokens=8)
+    rig.send(msgspec.structs.replace(message, sampling=limits, returns_routed_experts=True))
+    run(rig)
+    assert rig.tokens["a"] == list(range(5, 13))
+    text = np.array([*message.prompt_token_ids, *rig.tokens["a"][:-1]])
+    assert rig.experts["a"] == b"".join(fake_experts(text[: i + 1]).tobytes() for i in range(len(text)))
 
 
 def test_a_step_asks_no_grammar_of_a_request_that_only_waits() -> None:

@@ -62,6 +62,12 @@ def golden_checkpoint(name: str) -> GoldenCheckpoint:
         )
 
 
+def routing_goldens() -> dict[str, np.ndarray]:
+    """Return the experts of the tokens of prompt and output but the last by checkpoint: uint8 (T, L, k), ascending."""
+    with np.load(DATA / "routing.npz", allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
 @dataclass(frozen=True, slots=True)
 class AdapterGolden:
     """An adapter of a tiny checkpoint, and what PEFT makes of the two, in float32 and not merged."""

@@ -223,4 +223,4 @@ def _filled(policy: DtypePolicy, params: dict[str, np.ndarray]) -> Callable[[jax
         declared = module.weight.get_value()
         arrays = [jnp.asarray(params[f"{name}.weight{suffix}"]) for suffix in ("", "_scale")[: len(declared.arrays)]]
         module.weight = nnx.Param(declared.with_arrays(arrays), **module.weight.get_metadata())
-    return lambda x, num_tokens: block(x, Tokens(num_tokens))
+    return lambda x, num_tokens: block(x, Tokens(num_tokens))[0]

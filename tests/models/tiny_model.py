@@ -53,21 +53,28 @@ class TinyModel:
         self._cache = new_cache(decoder, NUM_PAGES, kv_dtype, self.policy.activations, sharding)
         self._length = 0
 
-        def compute(params: tuple[Array, ...], cache: Cache, tokens: Array, first: Array) -> tuple[Array, Cache]:
+        self.experts: list[np.ndarray] = []
+        """Experts `[L, T, k]` of the tokens of each call, in layers with experts."""
+
+        def compute(
+            params: tuple[Array, ...], cache: Cache, tokens: Array, first: Array
+        ) -> tuple[Array, list[Array], Cache]:
             step = step_context(decoder, NUM_PAGES, first, len(tokens))
             model = skeleton.build(params)
-            hidden, cache = model.hidden(tokens, cache, step)
+            hidden, cache, experts = model.hidden_and_experts(tokens, cache, step)
             last = hidden[-NUM_LOGITS:]
-            return model.logits(last, jnp.int32(len(last))), cache
+            return model.logits(last, jnp.int32(len(last))), experts, cache
 
         places = jax.tree.map(lambda array: array.sharding, self._cache)
-        self._compute = jax.jit(compute, out_shardings=(sharding.replicated, places))
+        self._compute = jax.jit(compute, out_shardings=(sharding.replicated, sharding.replicated, places))
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
         """Return the logits (8 or fewer, V) of the last of these tokens, which follow those of earlier calls."""
         arguments = jnp.asarray(tokens, jnp.int32), jnp.int32(self._length)
         with jax.sharding.use_abstract_mesh(self._mesh):
-            logits, self._cache = self._compute(self._params, self._cache, *arguments)
+            logits, experts, self._cache = self._compute(self._params, self._cache, *arguments)
+        if experts:
+            self.experts.append(np.stack(experts))
         self._length += len(tokens)
         return np.asarray(logits)
 

@@ -50,6 +50,7 @@ from jaxserve.ipc.messages import (
     TokenLogprobs,
 )
 from jaxserve.ipc.prompt_embeds import PromptEmbedsInfo
+from jaxserve.ipc.routed_experts import RoutedExpertsInfo
 from jaxserve.metrics import Metrics
 from jaxserve.tenants import KeyRecord, Tenant
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -196,6 +197,7 @@ async def running_api(
     others: Mapping[str, ScriptedEngine] = MappingProxyType({}),
     max_body_size: int = MAX_BODY_SIZE,
     prompt_embeds: PromptEmbedsInfo | None = None,
+    routed_experts: RoutedExpertsInfo | None = None,
 ) -> AsyncIterator[Api]:
     """Run an application with the model `tiny`, and with those of `others`, whose engines report nothing by themselves."""
     engine = ScriptedEngine()
@@ -250,7 +252,9 @@ async def running_api(
             for model, other in zip(further, others.values(), strict=True):
                 await life.enter_async_context(model.client.connected(other))
             if is_ready:
-                info = msgspec.structs.replace(FACTS, max_model_len=max_model_len, prompt_embeds=prompt_embeds)
+                info = msgspec.structs.replace(
+                    FACTS, max_model_len=max_model_len, prompt_embeds=prompt_embeds, routed_experts=routed_experts
+                )
                 engine.say(Ready(info))
                 await client.wait_started()
             with bind_sockets("127.0.0.1", 0, 1)[0] as listener:

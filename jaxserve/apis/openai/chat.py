@@ -83,6 +83,7 @@ def to_request(body: ChatRequest, limits: LimitsConfig) -> GenerationRequest:
         num_top_logprobs=body.top_logprobs or 0 if body.logprobs else None,
         num_prompt_logprobs=body.prompt_logprobs,
         returns_token_ids=bool(body.return_token_ids),
+        returns_routed_experts=bool(body.return_routed_experts),
         constraint=body.constraint(response_constraint(body.response_format)),
         prediction=body.prediction.text if body.prediction is not None else "",
         **shared,
@@ -135,6 +136,7 @@ class ChatFormatter:
         if is_end:
             choices[-1].finish_reason = self._finish_reason(delta, has_calls=message.has_calls)
             choices[-1].stop_reason = delta.stop_reason
+            choices[-1].routed_experts = self._body.reported_experts(delta)
         return [self._chunk([choice], counts) for choice in choices]
 
     def closing(self, counts: TokenCounts) -> list[msgspec.Struct]:
@@ -156,6 +158,7 @@ class ChatFormatter:
                     finish_reason=self._finish_reason(end, has_calls=bool(parsed.calls)),
                     stop_reason=end.stop_reason,
                     token_ids=self._body.reported_ids(deltas),
+                    routed_experts=self._body.reported_experts(end),
                 )
             )
         return ChatCompletion(

@@ -181,6 +181,12 @@ class ChatChoice(msgspec.Struct):
     token_ids: Annotated[list[int] | msgspec.UnsetType, Meta(description="Only with `return_token_ids`.")] = (
         msgspec.UNSET
     )
+    routed_experts: Annotated[
+        str | msgspec.UnsetType,
+        Meta(
+            description="Only with `return_routed_experts`. A file of numpy's format (.npy) in base64: numbers of experts, `[tokens, layers with experts, top_k]`, uint8 or uint16."
+        ),
+    ] = msgspec.UNSET
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
@@ -237,6 +243,12 @@ class ChatChunkChoice(msgspec.Struct):
     token_ids: Annotated[list[int] | msgspec.UnsetType, Meta(description="Only with `return_token_ids`.")] = (
         msgspec.UNSET
     )
+    routed_experts: Annotated[
+        str | msgspec.UnsetType,
+        Meta(
+            description="Only with `return_routed_experts`, in the last chunk of each choice. A file of numpy's format (.npy) in base64: numbers of experts, `[tokens, layers with experts, top_k]`, uint8 or uint16."
+        ),
+    ] = msgspec.UNSET
 
 
 class ChatChunk(msgspec.Struct, kw_only=True):

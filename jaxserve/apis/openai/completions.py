@@ -47,7 +47,7 @@ async def completions(call: Call, body: CompletionRequest) -> Generated | Comput
     call.cleanup.enter_context(frontend.admitted(request))
     handle = None
     prompts: Sequence[list[int]]
-    if body.is_echo_only and body.num_prompt_logprobs is None:
+    if body.is_echo_only and body.num_prompt_logprobs is None and not body.return_routed_experts:
         encoded = await encode_request(frontend.tokenization, request, frontend.require_generation())
         prompts = encoded.prompts
     else:
@@ -81,6 +81,7 @@ def to_request(body: CompletionRequest, limits: LimitsConfig) -> GenerationReque
         num_top_logprobs=body.logprobs,
         num_prompt_logprobs=body.num_prompt_logprobs,
         returns_token_ids=bool(body.return_token_ids),
+        returns_routed_experts=bool(body.return_routed_experts),
         constraint=body.constraint(response_constraint(body.response_format)),
         **shared_fields(body),
     )
@@ -154,6 +155,7 @@ class CompletionFormatter:
             delta.stop_reason,
             prompt_token_ids=self._prompt_token_ids(delta.index),
             token_ids=self._body.reported_ids([delta]),
+            routed_experts=self._body.reported_experts(delta),
         )
         return [self._completion([choice], self._no_usage if counts is None else usage_of(counts))]
 
@@ -174,6 +176,7 @@ class CompletionFormatter:
                     prompt_logprobs=prompt_logprobs(self._tokenizer, deltas[0].prompt, self._body.prompt_logprobs),
                     prompt_token_ids=self._prompt_token_ids(index),
                     token_ids=self._body.reported_ids(deltas),
+                    routed_experts=self._body.reported_experts(deltas[-1]),
                 )
                 for index, deltas in enumerate(choices)
             ],

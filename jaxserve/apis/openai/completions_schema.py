@@ -109,6 +109,12 @@ class CompletionChoice(msgspec.Struct):
     token_ids: Annotated[list[int] | msgspec.UnsetType, Meta(description="Only with `return_token_ids`.")] = (
         msgspec.UNSET
     )
+    routed_experts: Annotated[
+        str | msgspec.UnsetType,
+        Meta(
+            description="Only with `return_routed_experts`; in a stream in the last chunk of each choice. A file of numpy's format (.npy) in base64: numbers of experts, `[tokens, layers with experts, top_k]`, uint8 or uint16."
+        ),
+    ] = msgspec.UNSET
 
 
 class Completion(msgspec.Struct, kw_only=True):

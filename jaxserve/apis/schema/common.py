@@ -24,6 +24,7 @@ from jaxserve.frontend.constraints import (
 )
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.handle import RequestTiming
+from jaxserve.frontend.routed_experts import npy_base64
 from jaxserve.frontend.sampling import SamplerFields
 from jaxserve.ipc.messages import ModelInfo
 from jaxserve.types import LogprobsMode
@@ -182,6 +183,12 @@ class CommonFields(GenerationFields, kw_only=True):
             description="True: the reply has `prompt_token_ids`, and each choice the `token_ids` of its text, without those of a stop string that was cut off; `logprobs` has the same tokens."
         ),
     ] = None
+    return_routed_experts: Annotated[
+        bool | None,
+        Meta(
+            description="True: each choice has `routed_experts`, the experts that the tokens of its prompt and reply chose. Needs a model with experts and `--enable-return-routed-experts`."
+        ),
+    ] = None
     stream_options: Annotated[StreamOptions | None, Meta(description="Options of a stream; only with `stream`.")] = None
     response_format: Annotated[
         ResponseFormat | None, Meta(description="Constrains the reply to JSON or to a JSON schema.")
@@ -192,6 +199,10 @@ class CommonFields(GenerationFields, kw_only=True):
         if not self.return_token_ids:
             return msgspec.UNSET
         return [token_id for delta in deltas for token_id in delta.token_ids]
+
+    def reported_experts(self, last: OutputDelta) -> str | msgspec.UnsetType:
+        """Return the experts of a choice from its last delta, as replies have them, if the request asks for them."""
+        return msgspec.UNSET if last.routed_experts is None else npy_base64(last.routed_experts)
 
     @property
     def num_choices(self) -> int:

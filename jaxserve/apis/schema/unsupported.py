@@ -76,6 +76,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "rank_fields": _EMPTY,
     "reasoning_effort": (None, "none"),
     "repetition_detection": _NULL,
+    "return_routed_experts": _OFF,
     "return_token_ids": _OFF,
     "speed": (None, "standard"),
     "stop_regex": _EMPTY,

@@ -10,13 +10,17 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from jaxserve.frontend.choices.content_tokens import ContentToken, ContentTokens, PromptTokens, ScoredToken, SentTokens
 from jaxserve.frontend.choices.spans import REQUEST_SPAN, ChoiceFacts
 from jaxserve.frontend.errors import request_error
 from jaxserve.frontend.parsers.events import Event, merged
 from jaxserve.frontend.parsers.output_format import ParserSpec
 from jaxserve.frontend.parsers.parser import OutputParser
+from jaxserve.frontend.routed_experts import ExpertParts
 from jaxserve.ipc.messages import AddRequest, RequestOutput, TokenLogprobs
+from jaxserve.ipc.routed_experts import RoutedExpertsInfo
 from jaxserve.metrics import Metrics
 from jaxserve.tokenizer.detokenizer import Delta, IncrementalDetokenizer, TextOffsets
 from jaxserve.tokenizer.tokenizer import Tokenizer
@@ -114,6 +118,8 @@ class OutputDelta:
     """Tokens of the prompt, in the first delta of a choice, if their log-probabilities were requested."""
     token_ids: Sequence[int] = ()
     """Ids of the tokens whose text was sent, if they were requested; `tokens` are then the same ones."""
+    routed_experts: np.ndarray | None = None
+    """Experts `[tokens, layers, top_k]` of all tokens that were computed, in the last delta of a choice, if requested."""
 
     @property
     def content_events(self) -> list[Event]:
@@ -134,6 +140,8 @@ class OutputOptions:
     """True: the one token that the engine generates is dropped."""
     returns_token_ids: bool = False
     """True: deltas have the ids of their tokens."""
+    routed_experts: RoutedExpertsInfo | None = None
+    """Sizes of the experts that the last delta has; None: it has none."""
     spec: ParserSpec = field(default_factory=ParserSpec)
 
 
@@ -167,6 +175,7 @@ class ChoiceStream:
         self._content = ContentTokens()
         self._prompt_scores: list[TokenLogprobs] = []
         self._has_sent_prompt = request.sampling.num_prompt_logprobs is None
+        self._experts = ExpertParts(options.routed_experts)
 
     def open(self, tokenizer: Tokenizer) -> None:
         """Make the detokenizer and the parser; called once the request is submitted, so that the engine need not wait."""
@@ -205,11 +214,13 @@ class ChoiceStream:
                 self._finish(output, "error")
                 raise request_error(output.error)
             self._prompt_scores += output.prompt_logprobs or ()
+            self._experts.add(output.routed_experts)
             self.times.record_tokens(output)
             self._count_weights(output)
             if self._options.is_prompt_only and output.token_ids:
                 self._finish(output, "length")
                 delta = OutputDelta(self.index, "", finish_reason="length")
+                delta.routed_experts = self._experts.take(self.num_prompt_tokens, 0)
                 self._add_prompt(delta)
                 return delta
             texts.append(self._take_tokens(output))
@@ -249,6 +260,7 @@ class ChoiceStream:
             self._keep(self._parser.finish())
         delta = self._take_delta("".join(texts))
         delta.finish_reason, delta.stop_reason = reason, detail
+        delta.routed_experts = self._experts.take(self.num_prompt_tokens, self.num_tokens)
         return delta
 
     def _finish(self, output: RequestOutput, reason: str) -> None:

@@ -123,7 +123,10 @@ def _joined(first: RequestOutput, then: RequestOutput) -> RequestOutput | None:
     if not (is_plain and is_alike and has_tokens) or len(first.token_ids) + len(then.token_ids) > MAX_JOINED_TOKENS:
         return None
     scores = None if then.logprobs is None else [*(first.logprobs or ()), *then.logprobs]
-    return msgspec.structs.replace(then, token_ids=[*first.token_ids, *then.token_ids], logprobs=scores)
+    experts = (first.routed_experts or b"") + (then.routed_experts or b"") or None
+    return msgspec.structs.replace(
+        then, token_ids=[*first.token_ids, *then.token_ids], logprobs=scores, routed_experts=experts
+    )
 
 
 class PushConsumer:

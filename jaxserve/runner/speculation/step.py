@@ -30,6 +30,7 @@ from jaxserve.layers.cache import Cache, pages_shape
 from jaxserve.models.skeleton import ModelSkeleton
 from jaxserve.runner.context import step_context
 from jaxserve.runner.inputs import OUTPUT_FIELDS, DraftModel, Outcome, Program, StepTask, pack_arrays
+from jaxserve.runner.outputs.routed_experts import stacked
 from jaxserve.runner.slots import Rows, SamplerState, store_tokens, take_up
 from jaxserve.runner.state import StateArrays
 from jaxserve.runner.steps import read_plan, run_step
@@ -43,15 +44,20 @@ Fields = dict[str, Any]
 
 
 def speculative_task(
-    task: StepTask[StepPlan, StepResult], draft: DraftModel | None, logprobs_mode: LogprobsMode
+    task: StepTask[StepPlan, StepResult],
+    draft: DraftModel | None,
+    logprobs_mode: LogprobsMode,
+    *,
+    returns_experts: bool = False,
 ) -> StepTask[StepPlan, StepResult]:
-    """Return `task` for an engine with this draft model."""
+    """Return `task` for an engine with this draft model. returns_experts: as in `generation_task`."""
     if draft is None:
         return task
     skeleton = draft.skeleton
     model = hashlib.sha256(repr((skeleton.config, skeleton.leaves, skeleton.policy)).encode()).hexdigest()[:16]
     name = f"{task.name}, {draft.num_drafts} tokens drafted by model {model}"
-    return replace(task, name=name, step=partial(_step, draft=draft, logprobs_mode=logprobs_mode), draft_model=draft)
+    step = partial(_step, draft=draft, logprobs_mode=logprobs_mode, returns_experts=returns_experts)
+    return replace(task, name=name, step=step, draft_model=draft)
 
 
 def _step(
@@ -63,7 +69,8 @@ def _step(
     *,
     draft: DraftModel,
     logprobs_mode: LogprobsMode,
-) -> tuple[StateArrays, tuple[Int[Array, "O"], ...]]:
+    returns_experts: bool,
+) -> tuple[StateArrays, tuple[Array, ...]]:
     """Run a step of any kind. `params` are those of the model, then of the draft model; so are the cache groups of `state`
     (DONATED)."""
     num_arrays, num_groups = len(skeleton.arrays), len(skeleton.config.cache.groups)
@@ -72,13 +79,15 @@ def _step(
     drafter, cache = _Drafter(draft, params_of_draft, program), state.cache[num_groups:]
     params = params[:num_arrays]
     if program.kind == "speculate":
-        return _speculate(skeleton, params, own, packed, program, drafter, cache, logprobs_mode)
+        return _speculate(
+            skeleton, params, own, packed, program, drafter, cache, logprobs_mode, returns_experts=returns_experts
+        )
     if program.kind == "mixed":
         field, _ = read_plan(own, packed, program)
         tokens, rows = take_up(state.slots, field, skeleton.config.vocab_size)
         is_real = field["is_real"] * ~rows.is_over[field["rows"]]
         _, cache = drafter.hidden(tokens, cache, field | {"is_real": is_real, "kv_lengths": rows.kv_lengths}, program)
-    after, outputs = run_step(skeleton, params, own, packed, program, logprobs_mode)
+    after, outputs = run_step(skeleton, params, own, packed, program, logprobs_mode, returns_experts=returns_experts)
     assert after.cache is not None, "a decoder"
     return after._replace(cache=(*after.cache, *cache), drafts=state.drafts), outputs
 
@@ -92,8 +101,11 @@ def _speculate(
     drafter: _Drafter,
     draft_cache: Cache,
     logprobs_mode: LogprobsMode,
-) -> tuple[StateArrays, tuple[Int[Array, "O"], ...]]:
-    """Verify the drafts in the slots, and draft; returns the state (DONATED) and the packed result.
+    *,
+    returns_experts: bool,
+) -> tuple[StateArrays, tuple[Array, ...]]:
+    """Verify the drafts in the slots, and draft; returns the state (DONATED), the packed result, and the experts of each
+    row's tokens if `returns_experts`.
 
     `state` has the model's cache, the result the draft model's as well.
     """
@@ -105,7 +117,8 @@ def _speculate(
     capacity = field["num_pages"] * pages_shape(cache)[3]
     chunk = _make_chunk(field, drafts[field["slots"]], newest, rows, capacity, width)
     model, wide = skeleton.build(params), replace(program, kind="mixed", num_tokens=program.num_rows * width)
-    hidden, cache = model.hidden(chunk.field["tokens"], cache, step_context(skeleton, chunk.field, cache, wide))
+    context = step_context(skeleton, chunk.field, cache, wide)
+    hidden, cache, chosen = model.hidden_and_experts(chunk.field["tokens"], cache, context)
     with jax.named_scope("sample"):
         own = chunk.field["rows"]
         logits = model.logits(hidden, chunk.field["query_starts"][-1])
@@ -124,7 +137,10 @@ def _speculate(
         drafted, draft_cache = drafter.draft(skeleton, slots, draft_cache, field, accepted, chunk.is_live, capacity)
     drafts = drafts.at[field["slots"]].set(jnp.concatenate([accepted.position[:, None], drafted], 1))
     after = StateArrays((*cache, *draft_cache), slots, tables, drafts=drafts)
-    return after, (pack_arrays(outcome, OUTPUT_FIELDS),)
+    outputs: tuple[Array, ...] = (pack_arrays(outcome, OUTPUT_FIELDS),)
+    if returns_experts:
+        outputs += (stacked(skeleton.config, chosen)[chunk.places.T],)
+    return after, outputs
 
 
 class _Chunk(NamedTuple):

@@ -53,7 +53,9 @@ def compile_program(job: CompileJob, program: Program) -> ProgramMemory | str:
     sharding = make_sharding(job.decoder, shape, devices)
     skeleton = make_skeleton(job.decoder, planned_policy(job.config, job.decoder, job.device))
     draft = planned_draft(job.config, job.decoder, job.device)
-    task = speculative_task(generation_task(job.device.platform), draft, job.config.model.logprobs_mode)
+    mode, returns_experts = job.config.model.logprobs_mode, job.config.model.enable_return_routed_experts
+    task = generation_task(job.device.platform, mode, returns_experts=returns_experts)
+    task = speculative_task(task, draft, mode, returns_experts=returns_experts)
     # Mosaic GPU asks the default device for the architecture that it compiles for.
     with jax.default_device(devices[0] if job.device.platform == "gpu" else None):
         lowered = lower(skeleton, sharding, program, job.shapes, task)

@@ -64,6 +64,7 @@ ASKING = {
     "prompt_embeds": "AAAA",
     "reasoning_effort": "low",
     "repetition_detection": {"a": 1},
+    "return_routed_experts": True,
     "return_token_ids": True,
     "speed": "fast",
     "conversation": "conv_1",

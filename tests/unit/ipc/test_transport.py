@@ -17,6 +17,7 @@ import zmq
 
 from jaxserve.errors import ConfigError
 from jaxserve.ipc import address as address_module
+from jaxserve.ipc import transport
 from jaxserve.ipc.address import discard_address, folder_of, incarnation_address, new_address, own_address, private_path
 from jaxserve.ipc.messages import (
     Abort,
@@ -119,6 +120,23 @@ async def test_each_client_gets_the_outputs_of_its_requests(engine: EngineSocket
     assert [engine.owner(request_id) for request_id in ids] == [None, None]
     first.close()
     second.close()
+
+
+async def test_experts_that_fill_more_than_a_frame_are_sent_in_several(
+    engine: EngineSocket, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "MAX_FRAME_BYTES", 1000)
+    connection = ClientSocket(address)
+    await connection.send(Hello())
+    client, _ = expect(engine)[0]
+    outputs = [RequestOutput(RequestId(str(i)), [i], routed_experts=bytes([i]) * 300) for i in range(3)]
+    outputs.insert(1, RequestOutput(RequestId("plain"), [9]))
+    for output in outputs:
+        engine.claim(output.request_id, client)
+    assert engine.publish(StepOutputs(outputs, STATS)) == []
+    frames = [await connection.receive() for _ in range(3)]
+    assert frames == [StepOutputs(outputs[:2], STATS), StepOutputs(outputs[2:3]), StepOutputs(outputs[3:])]
+    connection.close()
 
 
 async def test_requests_of_a_lost_client_are_reported_once(engine: EngineSocket, address: str) -> None:

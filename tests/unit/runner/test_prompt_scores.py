@@ -11,7 +11,7 @@ from jaxserve.layers.policy import plain
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.inputs import Program
-from jaxserve.runner.prompt_scores import score_prompts
+from jaxserve.runner.outputs.prompt_scores import score_prompts
 from jaxserve.sampling.sampler import Scored, score
 
 NUM_TOKENS, NUM_ROWS, NUM_TOPS = 20, 8, 3

@@ -20,6 +20,7 @@ from tests.engine.rig import Rig, add, expected, prompt
         (add("r", [1], logit_bias={101: 1.0}), "InvalidRequestError", "logit_bias holds token ids outside"),
         (add("r", [1], allowed_token_ids=(3, -1)), "InvalidRequestError", "allowed_token_ids holds"),
         (add("r", [1], bad_words=((3,), (4, 101))), "InvalidRequestError", "bad_words holds"),
+        (add("r", [1], returns_experts=True), "UnsupportedParameterError", "This engine returns no experts"),
         (add("r", [1], stop_token_ids=(2**40,)), "InvalidRequestError", "stop_token_ids holds"),
         (
             add("r", prompt(128)),

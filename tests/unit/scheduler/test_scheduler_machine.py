@@ -2,8 +2,8 @@
 
 The pool is so small that preemption, eviction and refused starts happen all the time; prompts come from
 so few tokens that prefix hits happen too. Up to three steps are in flight, some of them multi-step, with drafts, or
-speculative. Every finished request is compared with the direct evaluation of the fake model, and the flight record is
-replayed.
+speculative. Every finished request is compared with the direct evaluation of the fake model, with the experts of its tokens in
+half of the engines; in the other half the flight record is replayed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jaxserve.ipc.engine_spec import Script
 from jaxserve.ipc.messages import AddRequest, ErrorInfo
 from jaxserve.scheduler.request import Request
 from jaxserve.types import BlockId, RequestId
-from tests.engine.rig import Rig, add, expected, expected_scores
+from tests.engine.rig import Rig, add, expected, expected_experts, expected_scores
 
 MAX_MODEL_LEN = 40
 SCRIPT = Script(cue=11, token_ids=(5, 6, 7, 5, 6, 7, 5, 6, 8, 9, 5, 6, 8, 9, 5, 6, 7, 2, 5, 6, 8, 9, 9, 9))
@@ -40,6 +40,7 @@ REQUESTS = st.fixed_dictionaries(
         "presence_penalty": st.sampled_from([0.0, 0.0, 1.0]),  # the fake executor counts its tokens
         "priority": st.sampled_from([0, 0, 0, -1, 1]),
         "salt": st.sampled_from([None, None, "a"]),
+        "returns_experts": st.booleans(),
     }
 )
 """A common prefix of half of the prompts."""
@@ -63,6 +64,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_drafts=st.sampled_from([0, 0, 1, 3]),
         scheduling_policy=st.sampled_from(["fair", "fair", "priority", "fcfs"]),
         recorded_steps=st.sampled_from([1, 3, 1000]),
+        returns_experts=st.booleans(),
     )
     def build(
         self,
@@ -78,6 +80,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_drafts: int,
         scheduling_policy: SchedulingPolicy,
         recorded_steps: int,
+        returns_experts: bool,
     ) -> None:
         self.script = script
         self.rig = Rig(
@@ -94,7 +97,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             num_speculative_tokens=num_speculative_tokens,
             num_drafts=num_drafts,
             scheduling_policy=scheduling_policy,
-            recorded_steps=recorded_steps,
+            recorded_steps=None if returns_experts else recorded_steps,
+            returns_experts=returns_experts,
         )
         self.messages: dict[RequestId, AddRequest] = {}
         self.num_added = 0
@@ -105,6 +109,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for options in requests:
             self.num_added += 1
             prompt = [11] * options.pop("shared") + options.pop("own")
+            options["returns_experts"] &= self.rig.model.model_info.routed_experts is not None
             message = add(f"r{self.num_added}", prompt, seed=self.num_added, **options)
             before = self.rig.kv.usage
             if self.rig.scheduler.add(message) is None:
@@ -153,9 +158,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         ended = set(self.rig.ends)
         self.rig.land()
         for request_id in set(self.rig.ends) - ended:
-            message = self.messages.pop(RequestId(request_id))
-            assert self.rig.tokens[request_id] == expected(message, MAX_MODEL_LEN, self.script)
-            assert self.rig.scores[request_id] == expected_scores(message)
+            self.check_reply(self.messages.pop(RequestId(request_id)))
 
     @precondition(lambda self: self.messages)
     @rule(num_steps=st.integers(2, 8))
@@ -184,6 +187,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert len(outputs) <= 1, "only one that failed alone ends"
             for output in outputs:
                 del self.messages[output.request_id]
+
+    def check_reply(self, message: AddRequest) -> None:
+        tokens = expected(message, MAX_MODEL_LEN, self.script)
+        assert self.rig.tokens[message.request_id] == tokens
+        assert self.rig.scores[message.request_id] == expected_scores(message)
+        assert self.rig.experts[message.request_id] == expected_experts(message, tokens)
 
     def check_prefix_of_expected(self, request_id: RequestId) -> None:
         """No output follows a terminal one."""
@@ -219,12 +228,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         """All remaining requests finish, and all pages are free again."""
         if not hasattr(self, "rig"):
             return
-        assert replay(self.rig.record()) is None, "requests under way"
+        is_recorded = self.rig.recorder is not None
+        assert not is_recorded or replay(self.rig.record()) is None, "requests under way"
         self.rig.finish(max_steps=3000)
-        assert replay(self.rig.record()) is None
-        for request_id, message in self.messages.items():
-            assert self.rig.tokens[request_id] == expected(message, MAX_MODEL_LEN, self.script)
-            assert self.rig.scores[request_id] == expected_scores(message)
+        assert not is_recorded or replay(self.rig.record()) is None
+        for message in self.messages.values():
+            self.check_reply(message)
         self.rig.scheduler.reset_prefix_cache()
         assert len(self.rig.kv.pool.blank_blocks()) == self.rig.kv.pool.num_usable
 

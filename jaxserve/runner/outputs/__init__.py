@@ -1,0 +1,1 @@
+"""Speculative decoding with a draft model: the programs."""
