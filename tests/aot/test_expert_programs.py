@@ -45,8 +45,15 @@ FORWARD = replace(GENERATION, step=forward)
 
 @pytest.mark.parametrize(
     ("target", "num_devices", "quantization"),
-    [(H200, 1, "none"), (H200, 1, "fp8"), (V5E, 4, "none"), (V5E, 4, "int4-weight-only")],
-    ids=["h200", "h200-fp8", "v5e-x4", "v5e-x4-int4"],
+    [
+        (H200, 1, "none"),
+        (H200, 1, "fp8"),
+        (H200, 1, "mxfp4-weight-only"),
+        (V5E, 4, "none"),
+        (V5E, 4, "int4-weight-only"),
+        (V5E, 4, "mxfp4-weight-only"),
+    ],
+    ids=["h200", "h200-fp8", "h200-mxfp4", "v5e-x4", "v5e-x4-int4", "v5e-x4-mxfp4"],
 )
 def test_a_decode_step_of_experts_is_one_graph_and_exchanges_two_sums(
     target: Target, num_devices: int, quantization: str, tmp_path: Path

@@ -141,7 +141,15 @@ def test_what_is_kept_aside_is_small(built: Built) -> None:
 
 @pytest.mark.parametrize(
     ("quantization", "num_devices"),
-    [("none", 1), ("none", 4), ("fp8", 1), ("int8-weight-only", 4), ("int4-weight-only", 4)],
+    [
+        ("none", 1),
+        ("none", 4),
+        ("fp8", 1),
+        ("int8-weight-only", 4),
+        ("int4-weight-only", 4),
+        ("mxfp4-weight-only", 1),
+        ("mxfp4-weight-only", 4),
+    ],
 )
 def test_a_step_takes_the_kernels_for_its_experts(quantization: str, num_devices: int) -> None:
     if not H200.has_compiler:
