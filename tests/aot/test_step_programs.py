@@ -22,6 +22,7 @@ from benchmarks.gpu.static import THUNKS, launches, outside_graphs
 from jaxserve.layers.cache import pool_shapes
 from jaxserve.layers.policy import DtypePolicy, plain
 from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig, LayerConfig, RopeScaling
+from jaxserve.model_config.vision import Normalization, VisionConfig
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.buckets import page_tokens
 from jaxserve.runner.images.encoder import ImageShape
@@ -71,6 +72,27 @@ LLAMA_8B = DecoderConfig(  # Llama 3.1 8B
     rope_theta=500000.0,
     rope_scaling=RopeScaling("llama3", 8.0, 8192, low_freq_factor=1.0, high_freq_factor=4.0),
 )
+TOWER = VisionConfig(
+    hidden_size=64,
+    intermediate_size=128,
+    num_layers=1,
+    num_heads=4,
+    patch_size=16,
+    norm_eps=1e-6,
+    activation="gelu_tanh",
+    positions="table",
+    positions_per_side=16,
+    connector="linear",
+    connector_eps=1e-6,
+    merge=4,
+    output_size=SMALL.hidden_size,
+    normalization=Normalization(1 / 255, (0.5,) * 3, (0.5,) * 3),
+    image_token_id=3,
+    image_patches=256,
+    bidirectional_layers="sliding",
+)
+SEEING = replace(SMALL, vision=TOWER)
+"""A model whose layer with a window sees images as a whole; the other one is causal (Gemma 4)."""
 ONE_LAYER = replace(LLAMA_8B, layers=LLAMA_8B.layers[:1])  # all the products there are
 
 
@@ -142,7 +164,7 @@ class Case:
         return prod(self.local_shape) * 2
 
     def __str__(self) -> str:
-        name = {SMALL: "small", ONE_LAYER: "llama-8b-one-layer"}[self.model]
+        name = {SMALL: "small", SEEING: "seeing", ONE_LAYER: "llama-8b-one-layer"}[self.model]
         burst = "" if self.program.max_steps == 1 else f"x{self.program.max_steps}"
         weights = "" if self.quantization == "none" else f"-{self.quantization}"
         adapters = "" if self.adapters is None else "-adapters"
@@ -183,6 +205,8 @@ NEWEST_CASES = [
     Case(V6E, 1, SMALL, 4096, BURST, "mosaic_tpu"),
     Case(H200, 1, SMALL, 4096, WHOLE_IMAGES, "mosaic_gpu"),
     Case(V6E, 4, SMALL, 4096, WHOLE_IMAGES, "mosaic_tpu"),
+    Case(H200, 1, SEEING, 4096, WHOLE_IMAGES, "mosaic_gpu"),
+    Case(V6E, 1, SEEING, 4096, WHOLE_IMAGES, "mosaic_tpu"),
     Case(V5E, 1, SMALL, 4096, BURST, quantization="fp8"),
     Case(B200, 1, SMALL, 4096, FORWARD, quantization="fp8-weight-only", is_sampled=False),
     Case(A100, 1, SMALL, 4096, FORWARD, quantization="fp8", is_sampled=False),
@@ -257,12 +281,13 @@ def test_the_kernels_of_every_layer_are_inside(compiled: Compiled) -> None:
     in_mixed = {"reference": 0, "mosaic_gpu": 2, "mosaic_tpu": 3}
     in_decode = {"reference": 0, "mosaic_gpu": 1, "mosaic_tpu": 1}
     kernels = (in_decode if case.program.kind == "decode" else in_mixed)[case.backend]
-    if case.program.sees_whole_images:
-        kernels = 0  # XLA's attention
+    num_layers = case.model.num_layers
+    if case.program.sees_whole_images:  # by XLA's attention
+        num_layers = 1 if case.model is SEEING else 0
     if case.target.platform == "gpu" and case.quantization == "int4-weight-only":
         kernels += 4  # products: attention in and out, MLP in and out
     found = re.findall(r'custom_call_target="(?:tpu_custom_call|mosaic_gpu\w*)"', compiled.text)
-    assert len(found) == kernels * case.model.num_layers
+    assert len(found) == kernels * num_layers
 
 
 def test_nothing_as_large_as_the_keys_of_a_layer_is_kept_aside(compiled: Compiled) -> None:
