@@ -36,6 +36,8 @@ TOKENS = tuple(mantissa * 10**exponent for exponent in range(6) for mantissa in 
 METRICS: Final[dict[str, MetricSpec]] = ENGINE_METRICS | {
     "cache_config_info": MetricSpec("gauge", "KV cache settings as labels.", ("block_size", "num_gpu_blocks", "cache_dtype")),
     "lora_requests_info": MetricSpec("gauge", "Time at which the engine became ready, in seconds since 1970; all adapters are in memory, so none waits.", ("max_lora", "running_lora_adapters", "waiting_lora_adapters")),
+    "model_token_flops": MetricSpec("gauge", "Operations for one token of the layers' weights, and of the output matrix (head) for each token that is sampled from, on all devices; without attention.", ("part",)),
+    "model_step_read_bytes": MetricSpec("gauge", "Bytes of weights that a step reads on one device; without the KV cache."),
     "adapter_requests": MetricSpec("counter", "Requests of each adapter of --lora-modules.", ("adapter",)),
     "prompt_tokens_cached": MetricSpec("counter", "Prompt tokens of requests whose KV came from the prefix cache."),
     "prompt_tokens_by_source": MetricSpec("counter", "Prompt tokens by where their KV came from.", ("source",)),
@@ -94,7 +96,14 @@ _PROCESS_METRICS: Final = frozenset(
     }
 )
 """Metrics of an API process, whatever models it serves: they are labelled with the first one."""
-_MODEL_GAUGES: Final = ("cache_config_info", "lora_requests_info", "startup_phase_seconds", "startup_programs")
+_MODEL_GAUGES: Final = (
+    "cache_config_info",
+    "lora_requests_info",
+    "model_token_flops",
+    "model_step_read_bytes",
+    "startup_phase_seconds",
+    "startup_programs",
+)
 """Gauges that have no value until an engine is ready."""
 _LARGEST: Final = (
     *(PREFIX + name for name in _MODEL_GAUGES),
@@ -242,6 +251,10 @@ class Metrics:
             num_gpu_blocks=str(model_info.num_kv_blocks),
             cache_dtype=model_info.kv_dtype,
         )
+        if (work := model_info.work) is not None:
+            self.set("model_token_flops", work.layer_flops, part="layers")
+            self.set("model_token_flops", work.head_flops, part="head")
+            self.set("model_step_read_bytes", work.read_bytes)
 
     def record_stats(self, stats: EngineStats) -> None:
         """Publish one report of the engine."""

@@ -43,12 +43,13 @@ from jaxserve.executor.routed_experts import routed_experts_info
 from jaxserve.executor.self_test.check import with_tested_kernels
 from jaxserve.executor.served_weights import ServedWeights, served_tensors
 from jaxserve.ipc.messages import ModelInfo
-from jaxserve.ipc.report import PhaseClock, PhaseSpan, ProgramReport, StartupReport
+from jaxserve.ipc.report import ModelWork, PhaseClock, PhaseSpan, ProgramReport, StartupReport
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.registry import model_of, open_model
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
+from jaxserve.models.step_work import step_work
 from jaxserve.runner.images.served import with_served_images
 from jaxserve.runner.inputs import PlanT, Program, ResultT
 from jaxserve.runner.memory import check_host_memory, check_offload_memory
@@ -268,7 +269,15 @@ def _model_info(
         embedding=prepared.embedding,
         windows=limits.cache.windows,
         num_state_slots=limits.cache.num_state_slots,
+        work=_work(prepared.skeleton),
     )
+
+
+def _work(skeleton: ModelSkeleton | EncoderSkeleton) -> ModelWork | None:
+    if not isinstance(skeleton, ModelSkeleton):
+        return None
+    work = step_work(skeleton)
+    return ModelWork(2 * work.num_layer_weights, 2 * work.num_head_weights, work.read_bytes)
 
 
 def fingerprint(checkpoint: Checkpoint, skeleton: ModelSkeleton | EncoderSkeleton, config: Config) -> str:

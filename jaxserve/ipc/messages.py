@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from jaxserve.ipc.prompt_embeds import PromptEmbeds, PromptEmbedsInfo
-from jaxserve.ipc.report import StartupReport
+from jaxserve.ipc.report import ModelWork, StartupReport
 from jaxserve.ipc.routed_experts import RoutedExpertsInfo
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.sampling.params import EngineSamplingParams
@@ -274,6 +274,8 @@ class ModelInfo(msgspec.Struct, frozen=True, array_like=True):
     """None: prompts are tokens."""
     routed_experts: RoutedExpertsInfo | None = None
     """None: the engine does not return the experts that tokens chose."""
+    work: ModelWork | None = None
+    """None: it is not known."""
 
 
 class Ready(Message, frozen=True):

@@ -1,4 +1,4 @@
-"""Reports of a start: its phases on the machine's monotonic clock, which all processes share, and its programs.
+"""Reports of a start: its phases on the machine's monotonic clock, which all processes share, its programs, and the model's work.
 
 Phases may overlap: a span says when a phase began and ended, not how much work it was.
 """
@@ -33,6 +33,17 @@ class ProgramReport(msgspec.Struct, frozen=True, array_like=True):
     name: str
     source: ProgramSource
     seconds: float
+
+
+class ModelWork(msgspec.Struct, frozen=True, array_like=True):
+    """Work of a model's weights, from which the use of a device is computed. Attention and the KV cache are not counted."""
+
+    layer_flops: int
+    """Operations of the layers' matrices for one token, on all devices together."""
+    head_flops: int
+    """Operations of the output matrix for one token."""
+    read_bytes: int
+    """Bytes of weights that a step reads on one device, those of all experts among them."""
 
 
 class StartupReport(msgspec.Struct, frozen=True, array_like=True):

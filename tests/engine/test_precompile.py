@@ -59,7 +59,8 @@ def test_a_server_starts_from_what_was_compiled_ahead_of_a_config_alone(
     assert not (tmp_path / "not used").exists()
 
     executor = LocalExecutor.start(config_for(model, cache), model, ignore)
-    report = executor.model_info.startup
+    report, work = executor.model_info.startup, executor.model_info.work
+    assert work is not None and work.read_bytes == 4 * (work.layer_flops + work.head_flops) // 2 > 0, "dense, float32"
     assert {program.source for program in report.programs} == {"cache"}
     assert executor.compilations() == {"warmup": 0, "serving": 0}
     assert {span.phase for span in report.phases} == {"open", "load", "compile", "kv_cache", "first_run"}

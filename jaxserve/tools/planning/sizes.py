@@ -10,17 +10,13 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
-from jaxserve.checkpoint.vision_names import VISION
 from jaxserve.layers.policy import Exchange
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import LeafSpec, ModelSkeleton
-from jaxserve.quant.array import ArraySpec
+from jaxserve.models.step_work import local_bytes, step_work
 from jaxserve.quant.names import NO_QUANTIZATION
 from jaxserve.sharding.rules import AxisRules, MeshShape, cache_shards
 
-_EMBEDDING = "model.embed_tokens.weight"
-_LAYER_EMBEDDING = "model.per_layer.embed_tokens.weight"
-_HEAD = "lm_head.weight"
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
@@ -89,20 +85,7 @@ def make_sizes(skeleton: ModelSkeleton, decoder: DecoderConfig | None = None) ->
     """
     policy, decoder = skeleton.policy, decoder or skeleton.config
     rules, leaves = policy.rules, tuple(_repeated(skeleton, decoder))
-
-    def local_bytes(array: ArraySpec) -> int:
-        return array.num_bytes // math.prod(rules.count(axis) for axis in array.axes)
-
-    head = _EMBEDDING if skeleton.config.tied_embeddings else _HEAD
-    matrices = [
-        leaf
-        for leaf in leaves
-        if len(leaf.shape) > 1
-        and leaf.name not in (_EMBEDDING, _LAYER_EMBEDDING, _HEAD)
-        and not leaf.name.startswith(VISION)  # a step does not read them
-    ]
-    of_experts = [leaf for leaf in leaves if leaf.num_experts is not None]
-    heads = [leaf for leaf in skeleton.leaves if leaf.name == head]
+    work = step_work(skeleton, leaves)
     return Sizes(
         decoder=decoder,
         stored_as=str(policy.weights) if policy.quant.name == NO_QUANTIZATION else policy.quant.name,
@@ -112,13 +95,11 @@ def make_sizes(skeleton: ModelSkeleton, decoder: DecoderConfig | None = None) ->
         rules=rules,
         exchange=policy.exchange,
         num_parameters=sum(math.prod(leaf.shape) for leaf in leaves) - _num_copied(decoder),
-        num_layer_weights=sum(_weights_per_token(leaf, skeleton.config) for leaf in matrices),
-        num_head_weights=sum(math.prod(leaf.shape) for leaf in heads),
-        weights_bytes=sum(local_bytes(array) for leaf in leaves for array in leaf.arrays),
-        read_bytes=sum(
-            local_bytes(array) for leaf in (*matrices, *heads) for array in leaf.arrays if len(array.shape) > 1
-        ),
-        expert_bytes=sum(local_bytes(array) for leaf in of_experts for array in leaf.arrays),
+        num_layer_weights=work.num_layer_weights,
+        num_head_weights=work.num_head_weights,
+        weights_bytes=sum(local_bytes(array, rules) for leaf in leaves for array in leaf.arrays),
+        read_bytes=work.read_bytes,
+        expert_bytes=work.expert_bytes,
     )
 
 
@@ -140,13 +121,6 @@ def _num_copied(config: DecoderConfig) -> int:
         parts = 0 if layer.kv_source is not None else 1 + layer.has_value_projection
         rows += parts * (heads - heads // copies) * dim
     return int(rows * per_row)
-
-
-def _weights_per_token(matrix: LeafSpec, config: DecoderConfig) -> int:
-    """Return the weights of a matrix that one token is multiplied with."""
-    if matrix.num_experts is None or config.experts is None:
-        return math.prod(matrix.shape)
-    return math.prod(matrix.own_shape) * config.experts.num_per_token
 
 
 def estimate_workspace(sizes: Sizes, num_tokens: int, num_rows: int) -> int:
