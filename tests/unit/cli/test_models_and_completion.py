@@ -12,6 +12,7 @@ import pytest
 from jaxserve.cli.completion import SHELLS
 from jaxserve.cli.main import COMMANDS, main
 from tests.models.goldens import golden_checkpoint
+from tests.unit.checkpoint.checkpoint_files import minilm_directory
 
 COMPLETE = """
 source {script}
@@ -46,6 +47,17 @@ def test_models_of_the_hub_cache_and_of_folders_are_listed_with_a_verdict(
     assert lines["owner/tiny"].endswith("fits")
     assert "nobody" in lines[str(unknown)].lower() and "fits" not in lines[str(unknown)]
     assert lines["(default)"].split()[1:3] == ["135", "M"]
+
+
+@pytest.mark.slow
+def test_an_encoder_is_listed_as_a_model_that_embeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    assert main(["models", str(minilm_directory())]) == 0
+    line = listed(capsys.readouterr().out)[str(minilm_directory())]
+    assert line.split()[1:3] == ["23", "M"]
+    assert line.endswith("fits, embeds texts")
 
 
 def test_a_folder_that_is_not_there_is_a_mistake(capsys: pytest.CaptureFixture[str]) -> None:
