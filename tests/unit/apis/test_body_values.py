@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from jaxserve.apis.openai.chat_schema import ChatRequest
@@ -19,12 +19,13 @@ from jaxserve.errors import InvalidRequestError
 
 MOST = 1000
 NO_LIMIT = 1 << 40
-TEXTS = st.text(alphabet='a",:[]{}\\tfn\né', max_size=12)
+TEXTS = st.text(alphabet='a",:[]{}\\tfn\né', max_size=6)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | TEXTS,
-    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(TEXTS, inner, max_size=5),
-    max_leaves=40,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=12,
 )
+AT_ANY_SPEED = settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 HI = [{"role": "user", "content": "Hi"}]
 
 
@@ -37,6 +38,7 @@ def numbers_of(value: Any) -> tuple[int, int, int, int]:
     return tuple(map(sum, zip(own, *children, strict=True)))  # type: ignore[return-value]
 
 
+@AT_ANY_SPEED
 @given(VALUES, st.integers(2, 9), st.booleans())
 def test_parts_count_what_the_decoded_value_has(value: Any, part_bytes: int, is_ascii: bool) -> None:
     text = json.dumps(value, ensure_ascii=is_ascii).encode()
@@ -49,6 +51,7 @@ def test_parts_count_what_the_decoded_value_has(value: Any, part_bytes: int, is_
     assert may_exceed(len(text), values - 1)  # no text that is too short to be counted has more
 
 
+@AT_ANY_SPEED
 @given(st.binary(max_size=60) | st.text(alphabet='\\"[,a', max_size=60).map(str.encode), st.integers(2, 5))
 def test_counting_ends_for_any_bytes(body: bytes, part_bytes: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
