@@ -89,3 +89,32 @@ def test_rules_with_shorter_times_are_valid_and_otherwise_the_same(tmp_path: Pat
     file = tmp_path / "alerts.yml"
     file.write_text(short)
     subprocess.run([needs_promtool(), "check", "rules", str(file)], capture_output=True, check=True)
+
+
+@pytest.mark.slow
+def test_the_use_of_a_device_is_what_the_handbook_computes(tmp_path: Path) -> None:
+    """10 tokens and 1 step a second, of 100 operations for a token and 50 bytes for a step."""
+    page = (ROOT / "docs/operating.md").read_text("utf-8")
+    flops, read = re.findall(r"^(rate\(jaxserve:iteration_tokens_total_\w+\[1m\]\).*)$", page, re.M)
+    of_engine = 'model_name="m",engine="0"'
+    series = {
+        f"jaxserve:iteration_tokens_total_sum{{{of_engine}}}": "0+150x20",
+        f"jaxserve:iteration_tokens_total_count{{{of_engine}}}": "0+15x20",
+        f'jaxserve:model_token_flops{{{of_engine},part="layers"}}': "100x20",
+        f'jaxserve:model_token_flops{{{of_engine},part="head"}}': "7x20",
+        f"jaxserve:model_step_read_bytes{{{of_engine}}}": "50x20",
+    }
+    expected = [(flops, 1000 / 989e12), (read, 50 / 3.35e12)]
+    rules, file = tmp_path / "rules.yml", tmp_path / "test.yml"
+    rules.write_text("groups: []\n")
+    test = {
+        "interval": "15s",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {"expr": expr, "eval_time": "4m", "exp_samples": [{"labels": f"{{{of_engine}}}", "value": value}]}
+            for expr, value in expected
+        ],
+    }
+    file.write_text(json.dumps({"rule_files": [str(rules)], "tests": [test]}))
+    done = subprocess.run([needs_promtool(), "test", "rules", str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
