@@ -32,7 +32,7 @@ def server_policy(
 
 def op_backends(context: Context, decoder: DecoderConfig) -> tuple[Backend, ...]:
     """Return the backends of attention: the reference, and the Pallas kernels if the server would use them."""
-    backend = server_policy(context, decoder).backend
+    backend = server_policy(context, decoder).attention_backend
     return ("reference", backend) if backend.startswith("mosaic") else ("reference",)
 
 

@@ -167,7 +167,7 @@ def _pass(
     """One request's tokens at `positions`, and every one's logits. Traced."""
     count = tokens.shape[0]
     starts = jnp.asarray([0, count])
-    ragged = ragged_layout(starts, jnp.int32(0), num_tokens=count, backend=skeleton.policy.backend)
+    ragged = ragged_layout(starts, jnp.int32(0), num_tokens=count, backend=skeleton.policy.attention_backend)
     model = skeleton.build(params)
     step = StepContext(
         rotation=rotation(skeleton.config, positions),
@@ -191,7 +191,9 @@ def _pass(
 def policy_of(context: Context, shape: DecoderConfig, dtype: Dtype) -> DtypePolicy:
     """One type for all, the kernels that the server would take for it, and its joined products."""
     server = server_policy(context, shape, dtype=dtype)
-    return replace(plain(jnp.dtype(dtype)), backend=server.backend, fused_for=server.fused_for)
+    return replace(
+        plain(jnp.dtype(dtype)), backend=server.backend, attention=server.attention, fused_for=server.fused_for
+    )
 
 
 def check_batches(context: Context, dtype: Dtype) -> None:

@@ -104,7 +104,7 @@ class Rig:
 
     def with_backend(self, backend: Backend) -> Rig:
         """Return the model with other kernels."""
-        policy = replace(self.skeleton.policy, backend=backend)
+        policy = replace(self.skeleton.policy, backend=backend, attention=None)
         return Rig(self.skeleton.config, policy, num_blocks=self.num_blocks, max_model_len=self.max_model_len)
 
     @property

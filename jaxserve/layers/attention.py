@@ -120,7 +120,7 @@ class Attention(nnx.Module):
         )
         self.out_scale = config.attention_out_scale
         self.shape = (n, k, h)
-        self.backend, self.is_alike = policy.backend, policy.backend in NATIVE
+        self.backend, self.is_alike = policy.attention_backend, policy.backend in NATIVE
         self.shards = ShardAxes(policy.rules.mesh_axes("kv_heads"), policy.rules.mesh_axes("pages"))
 
     def __call__(

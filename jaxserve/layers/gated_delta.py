@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -16,7 +18,10 @@ from jaxserve.layers.policy import DtypePolicy
 from jaxserve.layers.recurrent import DepthwiseConv, RecurrentState
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.recurrent import GatedDeltaConfig
+from jaxserve.sharding.shard_map import has_mesh, sharded
 
+_BY_HEAD = (None, "delta_heads")
+"""Axes of tokens, or rows, by head."""
 _EPS = 1e-6
 """Added to the squared length of queries and keys before they are divided by it."""
 
@@ -24,7 +29,8 @@ _EPS = 1e-6
 class GatedDeltaNet(nnx.Module):
     """Convolve queries, keys and values, attend by the gated delta rule, then norm, gate and project each value head.
 
-    Every device of a mesh computes all heads.
+    The devices of a mesh share the heads from linear attention to the output projection, and their states. Each computes the
+    queries, keys and values of all heads, which the convolution mixes in the checkpoint's order.
     """
 
     def __init__(self, config: DecoderConfig, delta: GatedDeltaConfig, policy: DtypePolicy) -> None:
@@ -35,15 +41,15 @@ class GatedDeltaNet(nnx.Module):
             self.in_proj_ba = Linear(2 * heads, d, (None, "embed"), plain)
         else:
             self.in_proj_qkv = Linear(delta.num_channels, d, (None, "embed"), policy)
-            self.in_proj_z = Linear(width, d, (None, "embed"), policy)
-            self.in_proj_b = Linear(heads, d, (None, "embed"), plain)
-            self.in_proj_a = Linear(heads, d, (None, "embed"), plain)
+            self.in_proj_z = Linear(width, d, ("delta_heads", "embed"), policy)
+            self.in_proj_b = Linear(heads, d, ("delta_heads", "embed"), plain)
+            self.in_proj_a = Linear(heads, d, ("delta_heads", "embed"), plain)
         self.conv1d = DepthwiseConv(delta.num_channels, delta.num_taps, policy, bias=False)
-        self.dt_bias = parameter((heads,), (None,), jnp.dtype(jnp.float32))
-        self.A_log = parameter((heads,), (None,), jnp.dtype(jnp.float32))
+        self.dt_bias = parameter((heads,), ("delta_heads",), jnp.dtype(jnp.float32))
+        self.A_log = parameter((heads,), ("delta_heads",), jnp.dtype(jnp.float32))
         self.norm = RMSNorm(delta.value_dim, config.norm_eps, policy)
-        self.out_proj = Linear(d, width, ("embed", None), policy)
-        self.delta = delta
+        self.out_proj = Linear(d, width, ("embed", "delta_heads"), policy)
+        self.delta, self.rules = delta, policy.rules
 
     def __call__(
         self, x: Float[Array, "T D"], state: RecurrentState, segments: Segments, tokens: Tokens
@@ -60,12 +66,24 @@ class GatedDeltaNet(nnx.Module):
         log_decay = -jnp.exp(self.A_log[...]) * jax.nn.softplus(a.astype(jnp.float32) + self.dt_bias[...])
         assert state.states is not None, "a gated delta net has a state"
         with jax.named_scope("linear_attention"):
-            made, states = linear_attention(
-                _unit(q) * delta.key_dim**-0.5, _unit(k), v, log_decay, jax.nn.sigmoid(b), state.states, segments
-            )  # (T, N, V)
+            whole = (_unit(q) * delta.key_dim**-0.5, _unit(k), v)
+            by_head = (log_decay, jax.nn.sigmoid(b), state.states)
+            operands = [(whole, ()), *((each, _BY_HEAD) for each in by_head), (segments, ())]
+            made, states = sharded(self._attend, operands, _BY_HEAD, self.rules)  # (T, N, V)
         normed = self.norm(made.astype(x.dtype)) * jax.nn.silu(z.reshape(made.shape).astype(jnp.float32))
         out = self.out_proj(normed.astype(x.dtype).reshape(count, -1), tokens)
         return out, RecurrentState(windows, states)
+
+    def _attend(self, whole: tuple[Array, ...], *rest: Any) -> tuple[Array, Array]:
+        """Attend with this device's heads of the queries, keys and values of all: XLA would exchange parts of them."""
+        axes = self.rules.mesh_axes("delta_heads") if has_mesh() else ()
+
+        def own(x: Float[Array, "T heads _"]) -> Float[Array, "T own _"]:
+            size = x.shape[1] // jax.lax.axis_size(axes)
+            return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(axes) * size, size, 1)
+
+        q, k, v = map(own, whole) if axes else whole
+        return linear_attention(q, k, v, *rest)
 
     def _separate(self, x: Float[Array, "T D"], tokens: Tokens) -> tuple[Array, Array, Array, Array]:
         return (

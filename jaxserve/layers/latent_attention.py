@@ -49,6 +49,7 @@ class LatentAttention(nnx.Module):
         self.has_adjacent_pairs = config.rotary_pairs == "adjacent"
         scale = latent.query_dim**-0.5 if config.attention_scale is None else config.attention_scale
         self.scoring = Scoring(scale=scale, softcap=None, sliding_window=None)
+        self.backend = policy.attention_backend
         self.shards = ShardAxes(policy.rules.mesh_axes("kv_heads"), policy.rules.mesh_axes("pages"))
 
     def __call__(
@@ -71,6 +72,7 @@ class LatentAttention(nnx.Module):
                 jnp.int32(place.index),
                 step.paging(place),
                 scoring=self.scoring,
+                backend=self.backend,
                 shards=self.shards,
             )  # (T, N, W), or (R, T, N, W) with pages on R data ranks
         values = self.kv_b_proj.values(attended[..., : self.latent.rank])

@@ -25,7 +25,9 @@ class DtypePolicy:
     """Dtype between layers; matmuls accumulate in float32."""
     quant: QuantPolicy = QuantPolicy()
     backend: Backend = "reference"
-    """Implementation of matmuls and attention."""
+    """Implementation of matmuls, and of attention if `attention` is None."""
+    attention: Backend | None = None
+    """Implementation of attention in a model whose layers `backend` has no attention kernel for."""
     fused_for: int = 0
     """Devices for which QKV and gate-up projections are laid out as one matrix each; 0: they are not fused."""
     mesh: MeshShape = MeshShape()
@@ -34,6 +36,11 @@ class DtypePolicy:
     """Collectives between tokens and experts on other devices: see `expert_parallel`."""
     rules: AxisRules = AxisRules()
     """Mesh axes that split each logical axis; `make_skeleton` finds them."""
+
+    @property
+    def attention_backend(self) -> Backend:
+        """Implementation of attention."""
+        return self.backend if self.attention is None else self.attention
 
     @property
     def vectors(self) -> jnp.dtype:

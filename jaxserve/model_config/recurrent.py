@@ -32,7 +32,8 @@ class GatedDeltaConfig(msgspec.Struct, frozen=True, tag="gated_delta"):
     @property
     def arrays(self) -> tuple[StateArray, ...]:
         """The convolution's window, and the state N, H, V."""
-        return _arrays(self, (self.num_value_heads, self.key_dim, self.value_dim))
+        state = (self.num_value_heads, self.key_dim, self.value_dim)
+        return _arrays(self, state, ("delta_heads", None, None))
 
 
 class Mamba2Config(msgspec.Struct, frozen=True, tag="mamba2"):
@@ -91,7 +92,9 @@ class ShortConvConfig(msgspec.Struct, frozen=True, tag="short_conv"):
 RecurrentConfig = GatedDeltaConfig | Mamba2Config | ShortConvConfig
 
 
-def _arrays(mixer: RecurrentConfig, state: tuple[int, int, int] | None = None) -> tuple[StateArray, ...]:
+def _arrays(
+    mixer: RecurrentConfig, state: tuple[int, int, int] | None = None, axes: tuple[str | None, ...] = ()
+) -> tuple[StateArray, ...]:
     """Return a request's arrays. A window holds activations as they were; sums over a whole text need float32."""
     window = StateArray("window", (mixer.num_taps - 1, mixer.num_channels), "activations")
-    return (window,) if state is None else (window, StateArray("state", state))
+    return (window,) if state is None else (window, StateArray("state", state, axes=axes))

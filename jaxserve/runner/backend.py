@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from jaxserve_kernels import native
-from jaxserve_kernels.backend import Backend
+from jaxserve_kernels.backend import XLA, Backend
 from jaxserve_kernels.paged_attention import unsupported
 
 from jaxserve.config import Config
@@ -44,7 +44,7 @@ def chip_of(device: jax.Device) -> Chip:
 def choose_backend(
     config: Config, decoder: DecoderConfig, chip: Chip, dtype: jnp.dtype, kv_dtype: jnp.dtype
 ) -> Backend:
-    """Return the backend that `--attention-backend` and `--cpu-kernels` ask for, or the fastest one. Raises ConfigError.
+    """Return the backend of attention that `--attention-backend` and `--cpu-kernels` ask for, or the fastest one. Raises ConfigError.
 
     Registers the native kernels if they are chosen.
     """
@@ -68,6 +68,17 @@ def choose_backend(
         raise ConfigError(f"--attention-backend pallas: {reason}; use auto or reference")
     _LOG.info("attention is computed by XLA, not by a Pallas kernel: %s", reason)
     return "bucketed" if chip.platform == "gpu" else "reference"
+
+
+def matmul_backend(config: Config, chip: Chip, attention: Backend) -> Backend:
+    """Return the backend of matmuls in an engine with this backend of attention.
+
+    The kernels for matmuls do not need those for attention: experts of models with latent attention have them as well.
+    """
+    pallas = pallas_backend(chip)
+    if attention not in XLA or config.compile.attention_backend == "reference" or pallas is None:
+        return attention
+    return attention if pallas == "mosaic_gpu_mma" else pallas
 
 
 def attention_notes(

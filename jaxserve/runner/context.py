@@ -46,7 +46,7 @@ def _ragged(skeleton: ModelSkeleton, field: dict[str, Any], program: Program) ->
     """Return how kernels take the rows, and how those of causal layers do if other layers see images as a whole."""
     if program.kind != "mixed":
         return None, None
-    backend, vision = skeleton.policy.backend, skeleton.config.vision
+    backend, vision = skeleton.policy.attention_backend, skeleton.config.vision
     rows = partial(ragged_layout, field["query_starts"], field["num_decode_rows"], num_tokens=program.num_tokens)
     if not program.sees_whole_images:
         return rows(backend=backend), None

@@ -149,7 +149,7 @@ def _context(skeleton: ModelSkeleton, field: dict[str, Any], cache: Cache, progr
     tables = jnp.minimum(firsts[:, None] + jnp.arange(program.max_pages), num_pages - 1)  # (B, M)
     pages = (firsts[jnp.minimum(rows, program.num_rows - 1)] + positions // page_size) * is_real
     ragged = ragged_layout(
-        starts, field["num_single_rows"], num_tokens=program.num_tokens, backend=skeleton.policy.backend
+        starts, field["num_single_rows"], num_tokens=program.num_tokens, backend=skeleton.policy.attention_backend
     )
     return StepContext(
         rotation=rotation(skeleton.config, positions),

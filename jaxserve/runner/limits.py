@@ -24,7 +24,7 @@ from jaxserve.quant.names import NO_QUANTIZATION
 from jaxserve.quant.policy import QuantPolicy
 from jaxserve.quant.registry import find_format
 from jaxserve.quant.stored_blocks import StoredKinds, without_kernel
-from jaxserve.runner.backend import Chip, choose_backend, choose_encoder_backend
+from jaxserve.runner.backend import Chip, choose_backend, choose_encoder_backend, matmul_backend
 from jaxserve.runner.buckets import make_buckets, page_tokens, pool_context, resolve_limits, table_pages
 from jaxserve.runner.cache_sizes import CacheSizes, divide_cache, slot_bytes
 from jaxserve.runner.inputs import DraftModel
@@ -96,10 +96,11 @@ def mesh_shape(config: ParallelConfig) -> MeshShape:
 
 def make_policy(config: Config, decoder: DecoderConfig, chip: Chip) -> DtypePolicy:
     """CPUs compute activations in float32 whatever the weights are stored in. Raises ConfigError."""
-    backend = choose_backend(config, decoder, chip, _activations(config, chip), kv_cache_dtype(config, chip.platform))
+    attention = choose_backend(config, decoder, chip, _activations(config, chip), kv_cache_dtype(config, chip.platform))
     for note in quantization_notes(config, decoder, chip):
         _LOG.info(note)
-    return _policy(config, chip, backend, _quant_policy(config, decoder, chip))
+    policy = _policy(config, chip, matmul_backend(config, chip, attention), _quant_policy(config, decoder, chip))
+    return policy if policy.backend == attention else replace(policy, attention=attention)
 
 
 def make_encoder_policy(config: Config, chip: Chip) -> DtypePolicy:

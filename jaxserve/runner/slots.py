@@ -140,7 +140,11 @@ class Rows(NamedTuple):
 
 
 def take_up(slots: Int[Array, "X1 S"], field: Mapping[str, Array], vocab_size: int) -> tuple[Int[Array, "T"], Rows]:
-    """Return the step's tokens, the unread ones filled in from the slots, and its rows."""
+    """Return the step's tokens, the unread ones filled in from the slots, and its rows.
+
+    Its results, and those of the sampler before `store_tokens`, pass a barrier: XLA would repeat a read of the slots where a
+    value is used after they are written, and copy the slots of all requests for it.
+    """
     with jax.named_scope("take_up"):
         tokens = field["tokens"]
         state = SamplerState(slots, field["slots"], vocab_size)
@@ -148,7 +152,9 @@ def take_up(slots: Int[Array, "X1 S"], field: Mapping[str, Array], vocab_size: i
         goes_on = tokens[jnp.minimum(field["query_starts"][:-1], tokens.shape[0] - 1)] < 0
         is_over = goes_on & (state[_IS_OVER] > 0)
         filled = jnp.where(tokens < 0, last_tokens[field["rows"]], tokens)
-        return filled, Rows(last_tokens, is_over, jnp.where(is_over, 0, field["kv_lengths"]))
+        rows = Rows(last_tokens, is_over, jnp.where(is_over, 0, field["kv_lengths"]))
+        found: tuple[Array, Rows] = jax.lax.optimization_barrier((filled, rows))
+        return found
 
 
 def store_tokens(

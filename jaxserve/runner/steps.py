@@ -319,6 +319,7 @@ def _one_step(
 
         logits, by_row = model.logits(newest, num_rows), (field["sampling"], field["slots"], rows.kv_lengths)
         sampled = batch_sharded(choose, logits, by_row, (slots, field["num_top_logprobs"]), skeleton.policy.rules)
+    slots, sampled = jax.lax.optimization_barrier((slots, sampled))  # see `take_up`
     slots, has_end = store_tokens(slots, field, rows, sampled.token_ids, vocab_size)
     shown = jnp.where(rows.is_over, UNREAD_TOKEN, sampled.token_ids)
     experts = stacked(skeleton.config, chosen) if returns_experts else None

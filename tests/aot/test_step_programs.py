@@ -27,7 +27,7 @@ from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.buckets import page_tokens
 from jaxserve.runner.images.encoder import ImageShape
 from jaxserve.runner.inputs import Program, StepTask
-from jaxserve.runner.slots import slots_bytes
+from jaxserve.runner.slots import slots_bytes, slots_shape
 from jaxserve.runner.steps import GENERATION, abstract_params, forward, generation_task, lower
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
@@ -299,6 +299,15 @@ def test_the_pool_is_neither_copied_nor_laid_out_anew(compiled: Compiled) -> Non
     moves = "copy|copy-start|copy-done|transpose|convert|pad|all-gather|all-gather-start|all-to-all"
     assert re.search(shape, compiled.text)
     assert re.findall(rf"= \(?\w+{shape}\S* (?:{moves})\(", compiled.text) == []
+
+
+def test_the_slots_of_all_requests_are_not_copied(compiled: Compiled) -> None:
+    case = compiled.case
+    if not case.is_sampled:
+        pytest.skip("a step without slots")
+    shape = re.escape(f"[{','.join(map(str, slots_shape(case.program.num_slots, case.model.vocab_size)))}]")
+    assert re.search(shape, compiled.text)
+    assert re.findall(rf"= s32{shape}\S* (?:copy|copy-start|transpose)\(", compiled.text) == []
 
 
 def test_a_step_by_the_kernels_is_one_cuda_graph_and_a_decode_step_one_of_few_launches(compiled: Compiled) -> None:

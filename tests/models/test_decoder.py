@@ -61,7 +61,16 @@ def test_float32_logits_equal_transformers(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.versions
 @pytest.mark.parametrize(
-    "name", ["qwen2_tiny", "gpt_oss_tiny", "qwen3_next_tiny", "falcon_h1_tiny", "gemma3n_odd_tiny", *GEMMA4]
+    "name",
+    [
+        "qwen2_tiny",
+        "gpt_oss_tiny",
+        "qwen3_next_tiny",
+        "qwen3_5_moe_tiny",
+        "falcon_h1_tiny",
+        "gemma3n_odd_tiny",
+        *GEMMA4,
+    ],
 )
 def test_fused_matmuls_with_biases_or_experts_on_two_devices_equal_transformers(name: str) -> None:
     golden = golden_checkpoint(name)

@@ -17,7 +17,7 @@ from jaxserve_kernels.backend import NATIVE, XLA
 
 from jaxserve.config import Config
 from jaxserve.layers.policy import DtypePolicy
-from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.skeleton import LeafSpec, ModelSkeleton, make_skeleton
 from jaxserve.quant.array import QuantArray
 from jaxserve.runner.backend import Chip
@@ -76,12 +76,20 @@ def compare(config: Config, decoder: DecoderConfig, chip: Chip, on_reference: Ca
     """
     config = _one_rank(config)
     decoder = decoder.with_context(config.model.max_model_len).for_devices(config.parallel.tensor_parallel_size)
-    layers = tuple(dict.fromkeys(decoder.layers))
-    model = replace(decoder, layers=layers, vocab_size=min(decoder.vocab_size, MAX_VOCAB))
+    model = replace(decoder, layers=_one_of_each_kind(decoder.layers), vocab_size=min(decoder.vocab_size, MAX_VOCAB))
     policy = make_policy(config, model, chip)
     if policy.backend in XLA | NATIVE:
         return None
     return difference(config, model, chip, policy, on_reference)
+
+
+def _one_of_each_kind(layers: tuple[LayerConfig, ...]) -> tuple[LayerConfig, ...]:
+    """Return the layers that differ. A layer that reads another layer's keys and values reads those of one of its kind."""
+    kinds = tuple(dict.fromkeys(layers))
+    return tuple(
+        kind if kind.kv_source is None else replace(kind, kv_source=kinds.index(layers[kind.kv_source]))
+        for kind in kinds
+    )
 
 
 def _one_rank(config: Config) -> Config:
@@ -96,7 +104,7 @@ def difference(
 ) -> Difference:
     """Return the difference between the backend of `policy` and the reference."""
     sharding = make_sharding(model, mesh_shape(config.parallel))
-    plain = make_skeleton(model, replace(policy, backend="reference"))
+    plain = make_skeleton(model, replace(policy, backend="reference", attention=None))
     params = random_params(plain, sharding)
     wanted = _vectors(config, plain, sharding, params, chip)
     on_reference()

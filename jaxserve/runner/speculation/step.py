@@ -124,6 +124,7 @@ def _speculate(
         logits = model.logits(hidden, chunk.field["query_starts"][-1])
         by_token = field["sampling"][own], field["slots"][own], chunk.field["positions"] + 1
         sampled = _sample(skeleton, logits, slots, by_token, field["num_top_logprobs"], logprobs_mode)
+    slots, sampled = jax.lax.optimization_barrier((slots, sampled))  # see `take_up`
     accepted = _accept(sampled.token_ids, chunk, field, newest)
     slots, _ = store_tokens(slots, field, rows._replace(kv_lengths=accepted.position), accepted.newest, vocab_size)
     is_shown = (jnp.arange(width) < accepted.counts[:, None]) & ~rows.is_over[:, None]  # (B, W)

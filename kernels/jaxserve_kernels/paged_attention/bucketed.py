@@ -73,14 +73,14 @@ def decode_attention(
     grouped = q.reshape(num_rows, num_kv_heads, -1, dim).astype(jnp.float32) * scoring.scale
     rows = _Rows(grouped, k_pages, v_pages, layer, block_tables, lowest, kv_lengths)
     needed = jnp.max(-(-kv_lengths // page_size) - lowest // page_size)
-    sizes = _buckets(most_pages, page_size)
+    sizes = buckets(most_pages, page_size)
     branches = [functools.partial(_attend, scoring, sinks, size, block_pages) for size in sizes]
     bucket = sum((needed > size).astype(jnp.int32) for size in sizes[:-1])
     out: Array = jax.lax.switch(jnp.asarray(bucket, jnp.int32), branches, rows)
     return out.reshape(q.shape).astype(q.dtype)
 
 
-def _buckets(most_pages: int, page_size: int) -> list[int]:
+def buckets(most_pages: int, page_size: int) -> list[int]:
     """Return the pages of each bucket: powers of two times the smallest, and the most that a row can need."""
     sizes = itertools.takewhile(
         lambda size: size < most_pages, (max(1, _SHORTEST // page_size) << i for i in itertools.count())

@@ -32,7 +32,8 @@ class _Softmax(NamedTuple):
     values: Float[Array, "B K Q H"]
 
 
-def _empty(batch: int, heads: int, queries: int, dim: int) -> _Softmax:
+def no_keys(batch: int, heads: int, queries: int, dim: int) -> _Softmax:
+    """Return the running softmax before any key."""
     shape = (batch, heads, queries)
     return _Softmax(
         jnp.full(shape, MASKED, jnp.float32), jnp.zeros(shape, jnp.float32), jnp.zeros((*shape, dim), jnp.float32)
@@ -43,21 +44,21 @@ def _pages_per_block(keys: int, page_size: int, max_pages: int) -> int:
     return min(max(1, keys // page_size), max_pages)
 
 
-def _gather(
+def gather(
     pages: Num[Array, "L P K S H"], layer: Int[Array, ""], table: Int[Array, "B C"], dtype: jnp.dtype
 ) -> Float[Array, "B K C*S H"]:
-    """The keys (or values) of C pages a row, head-major."""
+    """Return the keys (or values) of C pages a row, head-major."""
     rows, count = table.shape
     _, _, heads, slots, dim = pages.shape
     return pages[layer, table].transpose(0, 2, 1, 3, 4).reshape(rows, heads, count * slots, dim).astype(dtype)
 
 
-def _product_dtype(q: Array, pages: Array) -> jnp.dtype:
-    """8-bit pools are multiplied in the queries' type."""
+def product_dtype(q: Array, pages: Array) -> jnp.dtype:
+    """Return the type of matmuls: 8-bit pools are multiplied in the queries' type."""
     return q.dtype if pages.dtype.itemsize == 1 else pages.dtype
 
 
-def _attend(
+def attend(
     state: _Softmax,
     q: Float[Array, "B K Q H"],
     k: Float[Array, "B K X H"],
@@ -80,8 +81,8 @@ def _attend(
     return _Softmax(maximum, state.total * decay + weights.sum(-1), state.values * decay[..., None] + added)
 
 
-def _finish(state: _Softmax, sinks: Float[Array, "K Q"] | None) -> Float[Array, "B K Q H"]:
-    """sinks: a logit per query that takes its share and gives nothing (gpt-oss)."""
+def finish(state: _Softmax, sinks: Float[Array, "K Q"] | None) -> Float[Array, "B K Q H"]:
+    """Return the weighted values. sinks: a logit per query that takes its share and gives nothing (gpt-oss)."""
     total = state.total
     if sinks is not None:
         total = total + jnp.exp(sinks - state.maximum)
@@ -106,7 +107,7 @@ def decode_attention(
     wanted_keys = min(max(KEYS_PER_DECODE_BLOCK // rows, 64), 256)
     block_pages = _pages_per_block(wanted_keys, page_size, block_tables.shape[1])
     block_keys = block_pages * page_size
-    dtype = _product_dtype(q, k_pages)
+    dtype = product_dtype(q, k_pages)
     grouped = (q * scoring.scale).astype(dtype).reshape(rows, num_kv_heads, group, dim)
 
     window = scoring.sliding_window
@@ -120,17 +121,15 @@ def decode_attention(
         pages = jax.lax.dynamic_slice_in_dim(table, block * block_pages, block_pages, 1)
         positions = block * block_keys + jnp.arange(block_keys)
         visible = (positions < kv_lengths[:, None]) & (positions >= lowest[:, None])  # (B, X)
-        k, v = (_gather(pool, layer, pages, dtype) for pool in (k_pages, v_pages))
-        return _attend(state, grouped, k, v, visible[:, None, None, :], scoring.softcap)
+        k, v = (gather(pool, layer, pages, dtype) for pool in (k_pages, v_pages))
+        return attend(state, grouped, k, v, visible[:, None, None, :], scoring.softcap)
 
     # A padding row must not drag the window's start to zero for all.
     first = jnp.min(jnp.where(kv_lengths > 0, lowest, 2**31 - 1)) // block_keys
     last = (jnp.max(kv_lengths) + block_keys - 1) // block_keys
-    state = jax.lax.fori_loop(first, last, body, _empty(rows, num_kv_heads, group, dim))
+    state = jax.lax.fori_loop(first, last, body, no_keys(rows, num_kv_heads, group, dim))
     # A row without keys has no values either, whatever its sinks say.
-    return (
-        _finish(state, None if sinks is None else sinks.reshape(num_kv_heads, group)).reshape(q.shape).astype(q.dtype)
-    )
+    return finish(state, None if sinks is None else sinks.reshape(num_kv_heads, group)).reshape(q.shape).astype(q.dtype)
 
 
 def mixed_attention(
@@ -165,7 +164,7 @@ def mixed_attention(
         scoring=scoring,
         sinks=sinks,
     )
-    dtype, sliding_window = _product_dtype(q, k_pages), scoring.sliding_window
+    dtype, sliding_window = product_dtype(q, k_pages), scoring.sliding_window
     table = _pad_to_multiple(block_tables, block_pages)
     padded = jnp.pad((q * scoring.scale).astype(dtype), ((0, tile), (0, 0), (0, 0)))  # a tile may start at T - 1
     out = jnp.pad(decoded, ((0, num_tokens + tile - num_rows), (0, 0), (0, 0)))
@@ -191,8 +190,8 @@ def mixed_attention(
                 visible &= positions >= query_positions[:, None] // sliding_window * sliding_window
             elif sliding_window is not None:
                 visible &= positions > query_positions[:, None] - sliding_window
-            k, v = (_gather(pool, layer, pages, dtype) for pool in (k_pages, v_pages))
-            return _attend(state, queries, k, v, jnp.repeat(visible, group, axis=0)[None, None], scoring.softcap)
+            k, v = (gather(pool, layer, pages, dtype) for pool in (k_pages, v_pages))
+            return attend(state, queries, k, v, jnp.repeat(visible, group, axis=0)[None, None], scoring.softcap)
 
         lowest = 0 if sliding_window is None else jnp.maximum(query_positions[0] - sliding_window + 1, 0)
         last = last_positions[-1] if ends is None else last_positions.max()
@@ -201,10 +200,10 @@ def mixed_attention(
             lowest // block_keys,
             (end + block_keys - 1) // block_keys,
             body,
-            _empty(1, num_kv_heads, tile * group, dim),
+            no_keys(1, num_kv_heads, tile * group, dim),
         )
         sunk = None if sinks is None else jnp.tile(sinks.reshape(num_kv_heads, group), (1, tile))  # (K, tile * group)
-        result = _finish(state, sunk).reshape(num_kv_heads, tile, group, dim).transpose(1, 0, 2, 3)
+        result = finish(state, sunk).reshape(num_kv_heads, tile, group, dim).transpose(1, 0, 2, 3)
         result = result.reshape(tile, num_heads, dim).astype(out.dtype)
         return jax.lax.dynamic_update_slice_in_dim(out, result, start, 0)
 

@@ -15,8 +15,8 @@ from jaxserve_kernels import native
 from jaxserve.config import CacheConfig, CompileConfig, Config, ModelConfig, ParallelConfig, SchedulerConfig
 from jaxserve.errors import ConfigError
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
-from jaxserve.runner.backend import Chip, attention_notes, choose_backend
-from jaxserve.runner.limits import kv_spec
+from jaxserve.runner.backend import Chip, attention_notes, choose_backend, matmul_backend
+from jaxserve.runner.limits import kv_spec, make_policy
 
 CPU, TPU, HOPPER, AMPERE = Chip("cpu"), Chip("tpu"), Chip("gpu", (9, 0)), Chip("gpu", (8, 0))
 TURING, ADA = Chip("gpu", (7, 5)), Chip("gpu", (8, 9))
@@ -115,6 +115,29 @@ def test_what_no_kernel_serves_falls_back_with_one_line_or_is_refused_when_force
     with pytest.raises(ConfigError, match="--attention-backend pallas: ") as refused:
         _choose(_config(attention_backend="pallas", **settings), chip, decoder, dtype)
     assert reason in str(refused.value)
+
+
+WIDE = replace(DECODER, head_dim=512, num_heads=2, num_kv_heads=1)
+
+
+@pytest.mark.parametrize(
+    ("chip", "settings", "decoder", "matmuls", "attention"),
+    [
+        (HOPPER, {}, WIDE, "mosaic_gpu", "bucketed"),
+        (HOPPER, {"attention_backend": "reference"}, WIDE, "reference", "reference"),
+        (AMPERE, {}, WIDE, "bucketed", "bucketed"),
+        (TPU, {"block_size": 8}, DECODER, "mosaic_tpu", "reference"),
+        (TPU, {}, DECODER, "mosaic_tpu", "mosaic_tpu"),
+        (CPU, {"cpu_kernels": "xla"}, DECODER, "reference", "reference"),
+    ],
+)
+def test_matmuls_keep_their_kernels_where_attention_has_none(
+    chip: Chip, settings: dict[str, Any], decoder: DecoderConfig, matmuls: str, attention: str
+) -> None:
+    config = _config(**settings)
+    assert matmul_backend(config, chip, choose_backend(config, decoder, chip, BFLOAT16, BFLOAT16)) == matmuls
+    policy = make_policy(config, decoder, chip)
+    assert (policy.backend, policy.attention_backend) == (matmuls, attention)
 
 
 REFUSED = [

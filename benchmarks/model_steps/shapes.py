@@ -1,0 +1,94 @@
+"""Models with experts by shape, as `config.json` would give them, and which of their layers stand for all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.models.registry import decoder_config
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model and its layers that differ."""
+
+    title: str
+    config: dict[str, Any]
+    layers: tuple[int, ...]
+    """One layer of each kind."""
+    quantization: str = "none"
+
+    def decoder(self, num_devices: int) -> DecoderConfig:
+        """Return the decoder with the layers that differ, for devices that split its heads."""
+        whole = decoder_config(self.config)
+        layers = tuple(whole.layers[index] for index in self.layers)
+        return replace(whole, layers=layers).for_devices(num_devices)
+
+
+QWEN3_6_35B = Model(
+    "Qwen3.6-35B-A3B",
+    {
+        "architectures": ["Qwen3_5MoeForCausalLM"],
+        "model_type": "qwen3_5_moe_text",
+        "vocab_size": 248_320,
+        "hidden_size": 2048,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "max_position_embeddings": 262_144,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+    },
+    layers=(0, 3),
+)
+GEMMA_4_26B = Model(
+    "Gemma-4-26B-A4B",
+    {
+        "architectures": ["Gemma4ForCausalLM"],
+        "model_type": "gemma4_text",
+        "vocab_size": 262_144,
+        "hidden_size": 2816,
+        "intermediate_size": 2112,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "num_global_key_value_heads": 2,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "attention_k_eq_v": True,
+        "sliding_window": 1024,
+        "enable_moe_block": True,
+        "num_experts": 128,
+        "top_k_experts": 8,
+        "moe_intermediate_size": 704,
+        "hidden_size_per_layer_input": 0,
+        "max_position_embeddings": 262_144,
+        "final_logit_softcapping": 30.0,
+    },
+    layers=(0, 5),
+)
+DEEPSEEK_V3 = Model(
+    "DeepSeek-V3",
+    {
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": "deepseek_v3",
+        "vocab_size": 129_280,
+        "hidden_size": 7168,
+        "intermediate_size": 18432,
+        "num_hidden_layers": 61,
+        "num_attention_heads": 128,
+        "num_key_value_heads": 128,
+        "max_position_embeddings": 163_840,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+    },
+    layers=(3,),
+    quantization="fp8",
+)
+MODELS = {"qwen3.6-35b": QWEN3_6_35B, "gemma-4-26b": GEMMA_4_26B, "deepseek-v3": DEEPSEEK_V3}

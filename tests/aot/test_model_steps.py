@@ -1,0 +1,34 @@
+"""Decode steps of large models with experts, compiled for accelerators that are not there: bytes against the ideal.
+
+One layer of each kind at real widths. docs/benchmarks/model-steps.md has the table of all of them.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.model_steps.shapes import DEEPSEEK_V3, QWEN3_6_35B, Model
+from benchmarks.model_steps.steps import make_case
+from tests.aot.devices import H200, Target
+from tests.aot.test_embed_programs import require_compiler
+
+pytestmark = [pytest.mark.aot, pytest.mark.slow, pytest.mark.newest]
+
+
+@pytest.mark.parametrize(
+    ("model", "target", "num_devices", "most"),
+    [
+        pytest.param(DEEPSEEK_V3, H200, 8, 1.4, id="deepseek-v3-h200-x8"),
+        pytest.param(QWEN3_6_35B, H200, 8, 1.7, id="qwen3.6-35b-h200-x8"),
+    ],
+)
+def test_a_decode_step_moves_little_more_than_it_must(
+    model: Model, target: Target, num_devices: int, most: float
+) -> None:
+    require_compiler(target)
+    case = make_case(model, target.device, num_devices, "decode")
+    step = case.step(*case.compile())
+    assert 0.95 < step.ratio < most, "less than all would mean that something is not counted"
+    assert step.num_loops == 0
+    assert "While" not in step.outside_graphs
+    assert "CollectivePermute" not in step.outside_graphs
