@@ -266,7 +266,7 @@ docker-check: install ## hadolint, compose and YAML checks of docker/ and config
 	$(PYTEST) tests/unit/docker
 
 # On a machine that reaches the registry of the base images: ARGS=--pinned. Else they are made of Debian's packages.
-container-check: ## build the cpu image without Docker, run it read-only and unprivileged, twice (root, buildah, mmdebstrap)
+container-check: ## build an image without Docker, run it read-only and unprivileged, twice (root, buildah, mmdebstrap): make container-check ARGS='--target cuda'
 	$(PYTHON) docker/check.py $(ARGS)
 
 base-digests: ## pin the images of docker/ to the digests that their registry has today (needs skopeo)

