@@ -50,7 +50,7 @@ class SharingKV(KVManager):
     ) -> BlockTable:
         if self.chain is None:
             return super().new_table(cache_salt, adapter, images)
-        return BlockTable(self._max_blocks, self.chain)
+        return BlockTable(self.max_blocks, self.chain)
 
 
 class SkippingScheduler(Scheduler):
