@@ -18,6 +18,8 @@ NUM_FIRST = 500
 """After these, caches, pools and the page table are as large as they get."""
 MAX_GROWTH = 1.05
 MAX_GROWTH_BYTES = 4 << 20
+MAX_NEW_THREADS = 8
+"""Pools of a few threads start them when so many tasks first wait at once, which may be late."""
 IDLE_S = 4.0
 MAX_WAKE_UPS_PER_S = 20
 """All threads of a process together; it was 2 to 3."""
@@ -44,7 +46,7 @@ async def test_two_thousand_requests_leave_nothing(real_server: Server) -> None:
         assert after.resident_bytes < limit, (
             f"{name}: {before.resident_bytes >> 10} -> {after.resident_bytes >> 10} KiB"
         )
-        assert after.num_threads == before.num_threads, name
+        assert after.num_threads <= before.num_threads + MAX_NEW_THREADS, name
     # Connections that clients have closed may take a moment to be closed here.
     for name, before in early.items():
         until(
