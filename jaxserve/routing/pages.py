@@ -30,8 +30,8 @@ class HeldPages:
         return self._published
 
     def __len__(self) -> int:
-        """Return the number of pages that the replica has published and not evicted."""
-        return len(self._published)
+        """Return the number of published and of expected pages. One that is both counts twice."""
+        return len(self._published) + len(self._expected)
 
     def num_leading(self, pages: Sequence[BlockHash]) -> int:
         """Return how many of `pages` the replica holds, or is about to hold, before the first that it does not.

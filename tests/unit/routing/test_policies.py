@@ -152,6 +152,16 @@ def test_new_prefixes_go_to_the_emptiest_cache_among_idle_replicas() -> None:
     assert names(router, request("xyz")) == "ba"
 
 
+def test_new_prefixes_go_to_several_replicas_before_any_of_them_reports() -> None:
+    router = Router(PageAffinity(), [A, B], sends_snapshots=True)
+    chosen = []
+    for name in ("uvw", "xyz"):
+        route = router.route(request(name))
+        chosen.append(route.replica.replica_id)
+        route.end()
+    assert set(chosen) == {A, B}
+
+
 def test_a_restarted_engine_holds_nothing() -> None:
     router = Router(PageAffinity(), [A, B])
     router.replicas[B].pages.change(pages("xyz"), ())
