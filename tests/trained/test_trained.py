@@ -34,7 +34,7 @@ class Trained:
     weights: Weights
     losses: list[float]
     tokens: np.ndarray
-    """Those of the text, int32 (N)."""
+    """The training text, int32 (N)."""
     path: Path
 
     def logits(self, tokens: list[int]) -> np.ndarray:
