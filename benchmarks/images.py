@@ -15,6 +15,7 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -187,4 +188,4 @@ Measure = Callable[[int, int], Took]
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Final
 
 import numpy as np
 
-from jaxserve.checkpoint.peft import Adapter, Addition
+from jaxserve.checkpoint.peft import Adapter
+from jaxserve.checkpoint.peft_modules import Addition, Factor
 from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
 from jaxserve.errors import CheckpointError, shown
 from jaxserve.quant.tensor import TensorInfo
 
 DOWN: Final = ".lora_A.weight"
 UP: Final = ".lora_B.weight"
+_EXPERTS: Final = ".experts."
 
 
 def with_adapters(
@@ -22,7 +26,8 @@ def with_adapters(
 ) -> Checkpoint:
     """Add the matrices of `adapters`, each padded to `rank`; raise CheckpointError if their shapes differ.
 
-    None is a place without an adapter: its matrices are zeros. modules: those that get matrices in any case.
+    None is a place without an adapter: its matrices are zeros. modules: those that get matrices in any case, by the names of
+    `AdaptersConfig.modules`; those that the checkpoint does not have are left out.
     """
     tensors = dict(checkpoint.tensors)
     for adapter in filter(None, adapters):
@@ -33,7 +38,7 @@ def with_adapters(
                     raise CheckpointError(
                         f"adapter {shown(adapter.name)}: {module}: shape {info.shape}, where another has {known.shape}"
                     )
-    for module in modules:
+    for module in itertools.chain.from_iterable(_stored(module, checkpoint.tensors) for module in modules):
         for info in _empty_infos(checkpoint.tensors[f"{module}.weight"], module, rank * len(adapters)):
             tensors.setdefault(info.name, info)
     added = tensors.keys() - checkpoint.tensors.keys()
@@ -53,19 +58,27 @@ def _read_matrix(info: TensorInfo, adapters: Sequence[Adapter | None], rank: int
             continue
         ranks = slice(index * rank, index * rank + addition.rank)
         if info.name.endswith(DOWN):
-            matrix[ranks] = adapter.file.read(addition.down)
+            matrix[ranks] = addition.down.read(adapter.file)
         else:
-            matrix[:, ranks] = adapter.file.read(addition.up)[addition.rows].astype(np.float32) * addition.scale
+            matrix[:, ranks] = addition.up.read(adapter.file).astype(np.float32) * addition.scale
     return matrix
 
 
+def _stored(module: str, tensors: Mapping[str, TensorInfo]) -> Iterator[str]:
+    """Yield the checkpoint's names of a module of the decoder, which may hold the matrices of all experts."""
+    above, is_of_experts, own = module.rpartition(_EXPERTS)
+    names = (f"{above}{_EXPERTS}{expert}.{own}" for expert in itertools.count()) if is_of_experts else iter((module,))
+    return itertools.takewhile(lambda name: f"{name}.weight" in tensors, names)
+
+
 def _infos(adapter: Adapter, module: str, addition: Addition, num_ranks: int) -> tuple[TensorInfo, TensorInfo]:
-    down, up = adapter.file.tensors[addition.down], adapter.file.tensors[addition.up]
-    rows, path = addition.rows.stop - addition.rows.start, adapter.file.path
-    return (
-        TensorInfo(module + DOWN, (num_ranks, down.shape[1]), down.dtype, down.num_bytes, path),
-        TensorInfo(module + UP, (rows, num_ranks), up.dtype, up.num_bytes, path),
-    )
+    def info(name: str, shape: tuple[int, int], stored: Factor) -> TensorInfo:
+        tensor = adapter.file.tensors[stored.tensor]
+        size = tensor.num_bytes * math.prod(stored.shape) // math.prod(tensor.shape)
+        return TensorInfo(name, shape, tensor.dtype, size, adapter.file.path)
+
+    down, up = addition.down, addition.up
+    return info(module + DOWN, (num_ranks, down.shape[1]), down), info(module + UP, (up.shape[0], num_ranks), up)
 
 
 def _empty_infos(weight: TensorInfo, module: str, num_ranks: int) -> tuple[TensorInfo, TensorInfo]:

@@ -11,6 +11,15 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from jaxserve.checkpoint.files import read_object
+from jaxserve.checkpoint.peft_modules import (
+    Addition,
+    TargetExperts,
+    TargetModel,
+    each_expert,
+    factor,
+    is_exchanged,
+    widths,
+)
 from jaxserve.checkpoint.renamed import text_name
 from jaxserve.checkpoint.safetensors_file import SafetensorsFile, open_safetensors
 from jaxserve.errors import CheckpointError, shown
@@ -22,7 +31,10 @@ MAX_RANK: Final = 512
 _ADAPTABLE: Final = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
 """Modules that adapters may change: neither the vocabulary's matrices nor routers."""
 _PREFIX: Final = "base_model.model."
-_EXPERTS: Final = "experts"
+_STACKED: Final = re.compile(r"(?P<experts>.+\.experts)(\.(?P<parameter>gate_up_proj|down_proj))?")
+"""Our names of modules and parameters that hold the matrices of all experts."""
+_NESTED: Final = ".base_layer"
+"""Suffix of a module of which PEFT adapts several parameters, for all of them but the last."""
 _TENSOR: Final = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 _NEEDED: Final[Mapping[str, tuple[Any, ...]]] = {
     "peft_type": ("LORA",),
@@ -42,26 +54,13 @@ _OTHER_BASES: Final = ("pissa", "olora", "corda", "loftq")
 
 
 @dataclass(frozen=True, slots=True)
-class Addition:
-    """Update of one module: scale * up[rows] @ down is added to its weight."""
-
-    down: str
-    """Name of matrix A in the file, [rank, in]."""
-    up: str
-    """Name of matrix B, [out, rank]."""
-    rows: slice
-    rank: int
-    scale: float
-
-
-@dataclass(frozen=True, slots=True)
 class Adapter:
     """An opened adapter, of which only the header was read."""
 
     name: str
     file: SafetensorsFile
     additions: Mapping[str, Addition]
-    """Updates by module name in the model's checkpoint, such as `model.layers.0.self_attn.q_proj`."""
+    """Updates by module name in the model's checkpoint, such as `model.layers.0.self_attn.q_proj`; each expert has its own."""
 
     @property
     def rank(self) -> int:
@@ -69,15 +68,8 @@ class Adapter:
         return max(addition.rank for addition in self.additions.values())
 
 
-Parts = Mapping[str, Mapping[str, int]]
-"""Modules that some implementations fuse, with the rows of each part."""
-
-
-def open_adapter(name: str, path: Path, parts: Parts) -> Adapter:
-    """Open the adapter in a folder. parts: modules that the adapter may have fused, and their parts in the model.
-
-    Raises CheckpointError naming the key or the tensor that is not supported.
-    """
+def open_adapter(name: str, path: Path, target: TargetModel) -> Adapter:
+    """Open the adapter of `target` in a folder. Raises CheckpointError naming the key or the tensor that is not supported."""
     if not (path / CONFIG_FILE).is_file() or not (path / WEIGHTS_FILE).is_file():
         raise CheckpointError(f"adapter {shown(name)}: {path}: expected a folder with {CONFIG_FILE} and {WEIGHTS_FILE}")
     config = read_object(path / CONFIG_FILE)
@@ -85,7 +77,10 @@ def open_adapter(name: str, path: Path, parts: Parts) -> Adapter:
     file = open_safetensors(path / WEIGHTS_FILE)
     additions: dict[str, Addition] = {}
     for module, sides in _pairs(file).items():
-        additions |= _additions(file, config, module, sides, parts)
+        found = _additions(file, config, module, sides, target)
+        if both := additions.keys() & found.keys():
+            _fail(file, sides["A"], "one pair of matrices for each module", f"two for {min(both)}")
+        additions |= found
     if not additions:
         raise CheckpointError(f"{file.path}: expected tensors `...lora_A.weight` and `...lora_B.weight`, found none")
     return Adapter(name, file, additions)
@@ -121,29 +116,77 @@ def _pairs(file: SafetensorsFile) -> dict[str, dict[str, str]]:
 
 
 def _additions(
-    file: SafetensorsFile, config: Mapping[str, Any], module: str, sides: Mapping[str, str], joined: Parts
+    file: SafetensorsFile, config: Mapping[str, Any], module: str, sides: Mapping[str, str], target: TargetModel
 ) -> dict[str, Addition]:
     """Return the update of each of our modules that the adapter's module covers."""
+    ours = target.rename(module.removesuffix(_NESTED))
+    if stacked := _STACKED.fullmatch(ours):
+        return _of_experts(file, config, module, sides, target.experts, stacked)
     down, up = (file.tensors[sides[side]] for side in "AB")
-    rank = down.shape[0] if len(down.shape) == 2 else 0
-    if not 1 <= rank <= MAX_RANK:
-        _fail(file, down.name, f"two dimensions, the first from 1 to {MAX_RANK}", str(down.shape))
-    if len(up.shape) != 2 or up.shape[1] != rank:
-        _fail(file, up.name, f"two dimensions, the second {rank}", str(up.shape))
-    scale = _alpha(file, config, module) / (math.sqrt(rank) if config.get("use_rslora") else rank)
-    above, _, own = module.rpartition(".")
-    if _EXPERTS in module.split("."):
-        _fail(file, down.name, "to belong to a module that every token uses: adapters of experts are not served", own)
-    parts = joined.get(own, {own: up.shape[0]})
+    rank = _rank(file, sides, 1)
+    above, _, own = ours.rpartition(".")
+    parts = target.parts.get(own, {own: up.shape[0]})
     if not _ADAPTABLE.issuperset(parts):
-        _fail(file, down.name, f"to belong to one of {', '.join(sorted(_ADAPTABLE.union(joined)))}", own)
+        _fail(file, down.name, f"to belong to one of {', '.join(sorted(_ADAPTABLE.union(target.parts)))}", own)
     ends = list(itertools.accumulate(parts.values(), initial=0))
     if ends[-1] != up.shape[0]:
         _fail(file, up.name, f"{ends[-1]} rows", str(up.shape[0]))
+    scale = _scale(file, config, module, rank)
     return {
-        f"{above}.{part}": Addition(down.name, up.name, slice(start, end), rank, scale)
+        f"{above}.{part}": Addition(factor(file, down.name), factor(file, up.name, slice(start, end)), scale)
         for part, (start, end) in zip(parts, itertools.pairwise(ends), strict=True)
     }
+
+
+def _of_experts(
+    file: SafetensorsFile,
+    config: Mapping[str, Any],
+    module: str,
+    sides: Mapping[str, str],
+    experts: TargetExperts | None,
+    stacked: re.Match[str],
+) -> dict[str, Addition]:
+    """Return the updates of the experts' modules from an adapter of a parameter that holds the matrices of all experts."""
+    if experts is None:
+        _fail(file, sides["A"], "to belong to a module of the model, which has no experts", module)
+    rank = _rank(file, sides, experts.num_experts)
+    found = file.tensors[sides["A"]].shape[1], file.tensors[sides["B"]].shape[0]
+    known = widths(experts, stacked["parameter"])
+    if found not in known:
+        wanted = " or ".join(f"{inputs} and {outputs}" for inputs, outputs in known)
+        _fail(file, sides["A"], f"widths of the experts' matrices ({wanted})", f"{found[0]} and {found[1]}")
+    (parameter, exchanged), *others = known[found]
+    if others:
+        version = config.get("peft_version")
+        is_outputs = is_exchanged(version if isinstance(version, str) else None, experts.layout)
+        if is_outputs is None:
+            path = file.path.with_name(CONFIG_FILE)
+            raise CheckpointError(
+                f"{path}: key 'peft_version': expected, since matrices of experts are square, found none"
+            )
+        exchanged = is_outputs
+    own = module.removesuffix(_NESTED)
+    scale = _scale(file, config, f"{own}.weight" if stacked["parameter"] else f"{own}.{parameter}", rank)
+    return {
+        f"{stacked['experts']}.{expert}.{projection}": Addition(down, up, scale)
+        for expert, projection, down, up in each_expert(file, sides, experts, parameter, exchanged=exchanged)
+    }
+
+
+def _rank(file: SafetensorsFile, sides: Mapping[str, str], num_experts: int) -> int:
+    """Return the rank of two tensors that hold the matrices of so many experts."""
+    down, up = (file.tensors[sides[side]] for side in "AB")
+    rank, rest = divmod(down.shape[0] if len(down.shape) == 2 else 0, num_experts)
+    if rest or not 1 <= rank <= MAX_RANK:
+        times = "" if num_experts == 1 else f" times {num_experts} experts"
+        _fail(file, down.name, f"two dimensions, the first from 1 to {MAX_RANK}{times}", str(down.shape))
+    if len(up.shape) != 2 or up.shape[1] != down.shape[0]:
+        _fail(file, up.name, f"two dimensions, the second {down.shape[0]}", str(up.shape))
+    return rank
+
+
+def _scale(file: SafetensorsFile, config: Mapping[str, Any], module: str, rank: int) -> float:
+    return _alpha(file, config, module) / (math.sqrt(rank) if config.get("use_rslora") else rank)
 
 
 def _alpha(file: SafetensorsFile, config: Mapping[str, Any], module: str) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from operator import methodcaller
 from typing import Any, Final
 
@@ -35,18 +36,17 @@ def with_decoder_names(checkpoint: Checkpoint) -> Checkpoint:
 
 def with_our_names(checkpoint: Checkpoint, renames: Mapping[str, str]) -> Checkpoint:
     """Replace the components of tensor names that `renames` lists, several in a row before single ones."""
-    if not renames:
-        return checkpoint
-    runs = {old: new for old, new in renames.items() if "." in old}
+    return renamed(checkpoint, partial(our_name, renames)) if renames else checkpoint
 
-    def ours(name: str) -> str:
-        if name.startswith(VISION):
-            return name
-        for old, new in runs.items():
+
+def our_name(renames: Mapping[str, str], name: str) -> str:
+    """Return our name of a tensor or module of the text model; names of a tower stay."""
+    if name.startswith(VISION):
+        return name
+    for old, new in renames.items():
+        if "." in old:
             name = name.replace(f".{old}", f".{new}")
-        return ".".join(renames.get(part, part) for part in name.split("."))
-
-    return renamed(checkpoint, ours)
+    return ".".join(renames.get(part, part) for part in name.split("."))
 
 
 def without_mtp_layers(checkpoint: Checkpoint) -> Checkpoint:

@@ -2,35 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from jaxserve.checkpoint.peft import Adapter, open_adapter
+from jaxserve.checkpoint.peft_modules import TargetExperts, TargetModel, declared_module
+from jaxserve.checkpoint.renamed import our_name
 from jaxserve.checkpoint.source import resolve_adapter
 from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import ConfigError
-from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig
+from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig, LayerConfig
+from jaxserve.models.registry import family_of
 
 RANK_STEP: Final = 16
 """Ranks are padded to a multiple of this: the width of vector registers and of tensor cores."""
 
 
-def open_adapters(config: Config, decoder: DecoderConfig) -> tuple[Adapter, ...]:
+def open_adapters(config: Config, decoder: DecoderConfig, hf: Mapping[str, Any]) -> tuple[Adapter, ...]:
     """Open the adapters of `--lora-modules`, in their order: requests name them by number, from 1.
 
-    Raises StartupError in one line.
+    hf: the model's `config.json`. Raises StartupError in one line.
     """
-    parts = fused_parts(decoder)
-    return tuple(open_adapter(name, resolve_adapter(source), parts) for name, source in config.model.adapters.items())
+    if not config.model.adapters:
+        return ()
+    target = target_model(decoder, hf)
+    return tuple(open_adapter(name, resolve_adapter(source), target) for name, source in config.model.adapters.items())
 
 
-def fused_parts(decoder: DecoderConfig) -> dict[str, dict[str, int]]:
-    """Return the modules that an adapter may have fused, with the rows of each part."""
-    kv_rows = decoder.num_kv_heads * decoder.head_dim
-    return {
+def target_model(decoder: DecoderConfig, hf: Mapping[str, Any]) -> TargetModel:
+    """Return the names and shapes that adapters of the model have. hf: its `config.json`."""
+    family, experts = family_of(hf), decoder.experts
+    renames = {**family.renames, **family.config_renames(hf)}
+    kv_rows = decoder.num_stored_kv_heads * decoder.head_dim
+
+    def rename(module: str) -> str:
+        return our_name(renames, f"{module}.weight").removesuffix(".weight")
+
+    stacked = None
+    if experts is not None:
+        width = experts.latent_size or decoder.hidden_size
+        stacked = TargetExperts(experts.num_experts, width, experts.intermediate_size, family.stacked_experts)
+    parts = {
         "qkv_proj": {"q_proj": decoder.num_heads * decoder.head_dim, "k_proj": kv_rows, "v_proj": kv_rows},
         "gate_up_proj": {"gate_proj": decoder.intermediate_size, "up_proj": decoder.intermediate_size},
     }
+    return TargetModel(parts, rename, stacked)
 
 
 def adapters_config(
@@ -41,7 +57,7 @@ def adapters_config(
     settings, decoder: those of a model in which --max-loras may reserve more places, for adapters of any module.
     """
     largest = max((adapter.rank for adapter in adapters), default=1)
-    modules = {module for adapter in adapters for module in adapter.additions}
+    modules = {declared_module(module) for adapter in adapters for module in adapter.additions}
     count = len(adapters)
     if settings is not None and settings.max_loras is not None and decoder is not None:
         count, reserved = settings.num_adapter_places, settings.max_lora_rank
@@ -54,13 +70,25 @@ def adapters_config(
 
 
 def adaptable_modules(decoder: DecoderConfig) -> set[str]:
-    """Return the names of all modules that an adapter may change: not experts."""
+    """Return the names of all modules that an adapter may change; one stands for a projection of all experts of a layer."""
     modules = set()
     for index, layer in enumerate(decoder.layers):
         names = {"q_proj", "o_proj"}
         if layer.kv_source is None:
             names |= {"k_proj", "v_proj"} if layer.has_value_projection else {"k_proj"}
         modules |= {f"model.layers.{index}.self_attn.{name}" for name in names}
-        if layer.experts is None:
-            modules |= {f"model.layers.{index}.mlp.{name}" for name in ("gate_proj", "up_proj", "down_proj")}
+        projections = ("gate_proj", "up_proj", "down_proj") if decoder.mlp_has_gate else ("up_proj", "down_proj")
+        modules |= {f"model.layers.{index}.{block}.{name}" for block in _feed_forward(layer) for name in projections}
     return modules
+
+
+def _feed_forward(layer: LayerConfig) -> list[str]:
+    """Return the names of a layer's feed-forward blocks and experts in the decoder."""
+    experts = layer.experts
+    if experts is None:
+        return ["mlp"]
+    block = "mlp.sparse" if experts.has_dense else "mlp"
+    blocks = [f"{block}.experts"]
+    if experts.shared_intermediate_size is not None:
+        blocks.append(f"{block}.shared_experts")
+    return [*blocks, "mlp.dense"] if experts.has_dense else blocks

@@ -12,7 +12,7 @@ from jaxserve.executor.draft_model import read_draft_config
 from jaxserve.executor.preparation import prepare
 from jaxserve.executor.self_test.check import with_tested_kernels
 from jaxserve.ipc.report import PhaseClock
-from jaxserve.models.registry import read_decoder
+from jaxserve.models.registry import read_decoder, text_model
 from jaxserve.runner.images.served import with_served_images
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.program_cache import FORMAT, SUFFIX, Manifest, ManifestEntry, ProgramCache, write_manifest
@@ -48,7 +48,8 @@ def precompile(
     decoder = with_served_images(config.images, decoder, model_path, checkpoint)
     there = replace(config, compile=replace(config.compile, compile_cache=str(directory)))
     config = with_tested_kernels(there, decoder, PhaseClock(), lambda *_: None)
-    adapters = adapters_config(open_adapters(config, decoder), config.model, decoder)
+    hf = text_model(model_path, checkpoint)
+    adapters = adapters_config(open_adapters(config, decoder, hf), config.model, decoder)
     prepared = prepare(config, decoder, adapters, draft=read_draft_config(config))
     steps, state_programs = prepared.make_programs(cache, progress), prepared.make_state_programs(cache)
     made: list[tuple[Program | StateProgram, MadeProgram]] = [*steps.items(), *state_programs.items()]

@@ -13,12 +13,13 @@ import numpy as np
 from jaxserve.checkpoint.adapted import with_adapters
 from jaxserve.checkpoint.huggingface import open_tensors
 from jaxserve.checkpoint.peft import Adapter, open_adapter
+from jaxserve.checkpoint.peft_modules import declared_module
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.renamed import with_decoder_names, with_encoder_names
 from jaxserve.checkpoint.source import resolve, resolve_adapter
 from jaxserve.config import Config
 from jaxserve.errors import CheckpointError, InvalidRequestError, invalid, shown
-from jaxserve.executor.adapters import fused_parts
+from jaxserve.executor.adapters import target_model
 from jaxserve.executor.draft_model import DraftCheckpoint
 from jaxserve.executor.preparation import Preparation
 from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig
@@ -108,7 +109,8 @@ class ServedWeights:
         """Read the adapter for `place`, from 1. Matrices of all adapters are read, since they share arrays."""
         skeleton = self._prepared.skeleton
         assert isinstance(skeleton, ModelSkeleton) and skeleton.adapters is not None, "there is a place"
-        adapter = open_adapter(name, resolve_adapter(source), fused_parts(skeleton.config))
+        target = target_model(skeleton.config, self._base.config)
+        adapter = open_adapter(name, resolve_adapter(source), target)
         _check_reserved(adapter, skeleton.adapters)
         adapters = [*self._adapters]
         adapters[place - 1] = adapter
@@ -169,7 +171,7 @@ def _check_reserved(adapter: Adapter, shapes: AdaptersConfig) -> None:
         raise invalid(
             "lora_path", f"the adapter has rank {adapter.rank}, and {shapes.rank} are reserved (--max-lora-rank)"
         )
-    if others := adapter.additions.keys() - set(shapes.modules):
+    if others := set(map(declared_module, adapter.additions)) - set(shapes.modules):
         raise invalid(
             "lora_path", f"the adapter changes {shown(min(others))}, for which nothing is reserved (--max-loras)"
         )

@@ -18,12 +18,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxserve.layers.linear import ExpertRows
 from jaxserve.layers.policy import Exchange
 from jaxserve.layers.routing import Routing, sort_rows, weighted_sum
 from jaxserve.sharding.rules import MeshAxes
 
-ComputeRows = Callable[[Float[Array, "R D"], Int[Array, "E"]], Float[Array, "R D"]]
-"""From rows sorted by expert and the number of rows of each of this device's experts to the experts' outputs."""
+ComputeRows = Callable[[Float[Array, "R D"], ExpertRows], Float[Array, "R D"]]
+"""From rows sorted by expert, and which of them belong to each of this device's experts, to the experts' outputs."""
 
 
 def uses_all_to_all(exchange: Exchange, num_tokens: int, num_per_token: int, num_groups: int) -> bool:
@@ -44,7 +45,8 @@ def by_all_reduce(
     count = sizes.sum()
     start = ends[rank] - count
     own_first = (jnp.arange(num_rows) + start) % num_rows
-    made = compute(x[routing.tokens[own_first]], sizes)
+    tokens = routing.tokens[own_first]
+    made = compute(x[tokens], routing.sorted_rows(tokens, sizes))
     places = routing.rows - start  # (T, k)
     is_own = (places >= 0) & (places < count)
     own = jnp.where(is_own[:, :, None], made[jnp.where(is_own, places, 0)], 0)
@@ -79,10 +81,25 @@ def by_all_to_all(
     sent = own(x, share)[tokens]
     sizes, kept_sizes = counts[rank], counts[mine].reshape(-1)
     kept = send(sent, kept, (sent_at[rank], sizes, kept_at[rank], kept_sizes), axes)
-    made = compute(kept, by_device[rank]).astype(x.dtype)
+    made = compute(kept, _received(routing, by_device, rank, most)).astype(x.dtype)
     back = (kept_at[mine].reshape(-1), kept_sizes, sent_at[mine].reshape(-1), sizes)
     returned = send(made, jnp.zeros_like(sent), back, axes)
     return weighted_sum(returned, rows, own(routing.weights, share))
+
+
+def _received(routing: Routing, by_device: Int[Array, "n E2"], rank: Int[Array, ""], num_rows: int) -> ExpertRows:
+    """Return the sizes and the adapters of the rows that this device has received.
+
+    by_device: rows of each device's experts. An expert's rows come in the order of their senders, hence of their tokens,
+    as in `routing.tokens`; so tokens are known without being sent.
+    """
+    sizes = by_device[rank]
+    if routing.adapters is None:
+        return ExpertRows(sizes)
+    counts = by_device.sum(1)
+    first = jnp.cumsum(counts)[rank] - counts[rank]
+    places = jnp.minimum(first + jnp.arange(num_rows), len(routing.tokens) - 1)
+    return routing.sorted_rows(routing.tokens[places], sizes)
 
 
 Slices = tuple[Int[Array, "C"], Int[Array, "C"], Int[Array, "C"], Int[Array, "C"]]

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxserve.layers.expert_parallel import by_all_reduce, by_all_to_all, uses_all_to_all
 from jaxserve.layers.fused import FusedLinear
-from jaxserve.layers.linear import Linear, Matrix, Tokens
+from jaxserve.layers.linear import ExpertLowRank, ExpertRows, Linear, Matrix, Tokens
 from jaxserve.layers.mlp import ACTIVATIONS, MLP
 from jaxserve.layers.norm import make_norm
 from jaxserve.layers.param import array_axes, parameter
@@ -38,16 +38,27 @@ class ExpertLinear(Matrix):
     ) -> None:
         super().__init__(out_dim, in_dim, axes, policy, num_experts=num_experts)
         self.bias = parameter((num_experts, out_dim), ("experts", axes[0]), policy.vectors) if bias else None
+        self.adapters: ExpertLowRank | None = None
 
-    def __call__(
-        self, x: Float[Array, "R I"], group_sizes: Int[Array, "E"], *, num_shards: int = 1
-    ) -> Float[Array, "R O"]:
+    def adapt(self, num_ranks: int) -> None:
+        """Declare the adapters of these matmuls."""
+        self.adapters = nnx.data(self.low_rank(self.spec.out_dim, num_ranks))
+
+    def low_rank(self, out_dim: int, num_ranks: int) -> ExpertLowRank:
+        """Declare adapters of a part of each expert's outputs."""
+        spec = self.spec
+        assert spec.num_experts is not None, "a matrix of experts"
+        return ExpertLowRank(out_dim, spec.in_dim, spec.axes, self.policy, num_ranks, num_experts=spec.num_experts)
+
+    def __call__(self, x: Float[Array, "R I"], rows: ExpertRows, *, num_shards: int = 1) -> Float[Array, "R O"]:
         """Return x @ weight.T of each row's expert, in float32. num_shards: partial results that will be added up."""
-        weight = self.weight.get_value()
-        y: Array = weight.format.grouped_matmul(x, weight, group_sizes, self.policy.backend)
+        y = self.multiply_groups(x, rows.group_sizes)
+        if self.adapters is not None:
+            y = y + self.adapters(x, rows)
         if self.bias is None:
             return y
-        experts = jnp.repeat(jnp.arange(len(group_sizes)), group_sizes, total_repeat_length=len(x))
+        sizes = rows.group_sizes
+        experts = jnp.repeat(jnp.arange(len(sizes)), sizes, total_repeat_length=len(x))
         return y + self.bias[...].astype(jnp.float32)[experts] / num_shards
 
 
@@ -63,12 +74,10 @@ class ExpertMLPs(nnx.Module):
         self.down_proj = own(d, f, ("embed", WIDTH))
         self.activation, self.clamp = config.activation, experts.clamp
 
-    def __call__(
-        self, x: Float[Array, "R D"], group_sizes: Int[Array, "E"], *, num_shards: int = 1
-    ) -> Float[Array, "R D"]:
+    def __call__(self, x: Float[Array, "R D"], rows: ExpertRows, *, num_shards: int = 1) -> Float[Array, "R D"]:
         """Return the outputs of rows sorted by expert, in float32. num_shards: devices whose partial sums are added up."""
-        parts = [part.astype(x.dtype) for part in self.gate_up_proj(x, group_sizes)]
-        return self.down_proj(self._activated(*parts), group_sizes, num_shards=num_shards)
+        parts = [part.astype(x.dtype) for part in self.gate_up_proj(x, rows)]
+        return self.down_proj(self._activated(*parts), rows, num_shards=num_shards)
 
     def _activated(self, gate: Float[Array, "R F"], up: Float[Array, "R F"] | None = None) -> Float[Array, "R F"]:
         """Return the activation of the gate times up; without a gate, that of the only projection."""
@@ -140,12 +149,13 @@ class Experts(nnx.Module):
         if not has_mesh():
             groups = widths = ()
         compute = partial(mlps, num_shards=self.rules.count(WIDTH) if widths else 1)
+        every = routing.sorted_rows(routing.tokens, routing.group_sizes)
         if self.scales_inputs:
             assert not groups, "experts whose inputs are scaled are not split by expert"
-            made = compute(scaled_rows(x, routing), routing.group_sizes)[routing.rows].sum(1)
+            made = compute(scaled_rows(x, routing), every)[routing.rows].sum(1)
             return all_reduce(made, x.dtype, widths) if widths else made
         if not groups:
-            made = weighted_sum(compute(x[routing.tokens], routing.group_sizes), routing.rows, routing.weights)
+            made = weighted_sum(compute(x[routing.tokens], every), routing.rows, routing.weights)
             return all_reduce(made, x.dtype, widths) if widths else made
         if not uses_all_to_all(self.exchange, len(x), routing.experts.shape[1], self.rules.count("experts")):
             return all_reduce(by_all_reduce(compute, x, routing, groups), x.dtype, groups + widths)

@@ -10,17 +10,24 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from jaxserve.layers.linear import LowRank, Matrix, Tokens
+from jaxserve.layers.linear import ExpertLowRank, ExpertRows, LowRank, Tokens
 from jaxserve.layers.policy import DtypePolicy
 
-Matmul = Callable[[Array, Any], Array]
-"""A `Linear` or an `ExpertLinear`."""
+
+class Matmul(Protocol):
+    """A `Linear` or an `ExpertLinear`."""
+
+    def __call__(self, x: Array, rows: Any, /) -> Array:
+        """Return the matmul of all rows."""
+
+    def low_rank(self, out_dim: int, num_ranks: int) -> LowRank | ExpertLowRank:
+        """Declare adapters of a part of the outputs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +74,7 @@ class FusedLinear(nnx.Module):
         self.names = tuple(counts)
         self.layout = FusedLayout(tuple(counts.values()), math.gcd(num_units, policy.fused_for))
         self.is_fused = policy.fused_for > 0
-        self.adapters: nnx.Dict[LowRank] = nnx.Dict()
+        self.adapters: nnx.Dict[LowRank | ExpertLowRank] = nnx.Dict()
         """Adapters of parts of the fused matmul, by name."""
         if self.is_fused:
             self.fused = make(sum(counts.values()))
@@ -77,11 +84,9 @@ class FusedLinear(nnx.Module):
 
     def adapt(self, name: str, num_ranks: int) -> None:
         """Declare the adapters of a part of the fused matmul."""
-        assert isinstance(self.fused, Matrix), "experts have no adapters"
-        spec, out_dim = self.fused.spec, self.layout.counts[self.names.index(name)]
-        self.adapters[name] = LowRank(out_dim, spec.in_dim, spec.axes, self.fused.policy, num_ranks)
+        self.adapters[name] = self.fused.low_rank(self.layout.counts[self.names.index(name)], num_ranks)
 
-    def __call__(self, x: Float[Array, "T I"], rows: Tokens | Int[Array, "E"]) -> list[Float[Array, "T _"]]:
+    def __call__(self, x: Float[Array, "T I"], rows: Tokens | ExpertRows) -> list[Float[Array, "T _"]]:
         """Return the matmul with each matrix, in the order of their names. rows: the modules' second argument."""
         if not self.is_fused:
             return [getattr(self, name)(x, rows) for name in self.names]
@@ -90,7 +95,5 @@ class FusedLinear(nnx.Module):
             return parts
         return [self._adapted(name, part, x, rows) for name, part in zip(self.names, parts, strict=True)]
 
-    def _adapted(
-        self, name: str, part: Float[Array, "T _"], x: Float[Array, "T I"], tokens: Any
-    ) -> Float[Array, "T _"]:
-        return part + self.adapters[name](x, tokens).astype(part.dtype) if name in self.adapters else part
+    def _adapted(self, name: str, part: Float[Array, "T _"], x: Float[Array, "T I"], rows: Any) -> Float[Array, "T _"]:
+        return part + self.adapters[name](x, rows).astype(part.dtype) if name in self.adapters else part

@@ -28,6 +28,15 @@ class Tokens(NamedTuple):
     """True for the ranks of each token's adapter, among the ranks of all adapters; None: there are no adapters."""
 
 
+class ExpertRows(NamedTuple):
+    """Experts and adapters of rows that are sorted by expert."""
+
+    group_sizes: Int[Array, "E"]
+    """Rows of each expert; the rows after those of all experts are padding."""
+    adapters: Bool[Array, "R A"] | None = None
+    """True for the ranks of the adapter of each row's token, as in `Tokens`; None: there are no adapters."""
+
+
 class Matrix(nnx.Module):
     """An `[out, in]` weight as its format stores it.
 
@@ -68,6 +77,12 @@ class Matrix(nnx.Module):
         operands = zip(weight.arrays, self.weight.get_metadata()["axes"].arrays, strict=True)
         return sharded(compute, [(x, (None, in_axis)), (num_rows, ()), *operands], (None, out_axis), rules)
 
+    def multiply_groups(self, x: Float[Array, "R I"], group_sizes: Int[Array, "E"]) -> Float[Array, "R O"]:
+        """Return x @ weight.T of each row's expert, in float32, from this device's part of the weight."""
+        weight: QuantArray[Array] = self.weight.get_value()
+        y: Array = weight.format.grouped_matmul(x, weight, group_sizes, self.policy.backend)
+        return y
+
 
 class Embedding(Matrix):
     """A `[V, D]` table: looked up by token, or multiplied with to get logits. 4-bit formats store it in 8 bits."""
@@ -105,6 +120,31 @@ class LowRank(nnx.Module):
         return self.lora_B.multiply(jnp.where(tokens.adapters, ranks, 0).astype(x.dtype), tokens.num_real)
 
 
+class ExpertLowRank(nnx.Module):
+    """Adapters of the matmuls of all experts: as `LowRank`, with two matrices for each expert.
+
+    A step in which no row has an adapter gives both matmuls no rows, so kernels read none of their weights.
+    """
+
+    def __init__(
+        self, out_dim: int, in_dim: int, axes: Axes, policy: DtypePolicy, num_ranks: int, *, num_experts: int
+    ) -> None:
+        plain = policy.unquantized
+        self.lora_A = Matrix(num_ranks, in_dim, (None, axes[1]), plain, num_experts=num_experts)
+        self.lora_B = Matrix(out_dim, num_ranks, (axes[0], None), plain, num_experts=num_experts)
+
+    def __call__(self, x: Float[Array, "R I"], rows: ExpertRows) -> Float[Array, "R O"]:
+        """Return what is added to the matmul, in float32: zeros for rows without an adapter.
+
+        Where devices split the inputs, the results are parts of sums.
+        """
+        assert rows.adapters is not None, "a model with adapters needs every row's adapter"
+        group_sizes = jnp.where(rows.adapters.any(), rows.group_sizes, 0)
+        ranks = self.lora_A.multiply_groups(x, group_sizes)  # (R, A)
+        y = self.lora_B.multiply_groups(jnp.where(rows.adapters, ranks, 0).astype(x.dtype), group_sizes)
+        return jnp.where(rows.adapters.any(1, keepdims=True), y, 0)
+
+
 class Linear(Matrix):
     """`[out, in]` weight and an optional bias."""
 
@@ -115,8 +155,11 @@ class Linear(Matrix):
 
     def adapt(self, num_ranks: int) -> None:
         """Declare the adapters of this matmul."""
-        spec = self.spec
-        self.adapters = nnx.data(LowRank(spec.out_dim, spec.in_dim, spec.axes, self.policy, num_ranks))
+        self.adapters = nnx.data(self.low_rank(self.spec.out_dim, num_ranks))
+
+    def low_rank(self, out_dim: int, num_ranks: int) -> LowRank:
+        """Declare adapters of a part of the outputs."""
+        return LowRank(out_dim, self.spec.in_dim, self.spec.axes, self.policy, num_ranks)
 
     def __call__(self, x: Float[Array, "T I"], tokens: Tokens) -> Float[Array, "T O"]:
         y = self.multiply(x, tokens.num_real)

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jaxserve_kernels.backend import NATIVE
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from jaxserve.layers.linear import Linear, Tokens
+from jaxserve.layers.linear import ExpertRows, Linear, Tokens
 from jaxserve.layers.norm import normalized
 from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
@@ -28,6 +28,12 @@ class Routing(NamedTuple):
     weights: Float[Array, "T k"]
     experts: Int[Array, "T k"]
     """Each token's experts, the best first; for padding tokens E, which is none."""
+    adapters: Bool[Array, "T A"] | None = None
+    """See `Tokens.adapters`."""
+
+    def sorted_rows(self, tokens: Int[Array, "R2"], group_sizes: Int[Array, "E2"]) -> ExpertRows:
+        """Return the sizes and the adapters of rows of these tokens, which are sorted by expert."""
+        return ExpertRows(group_sizes, None if self.adapters is None else self.adapters[tokens])
 
 
 class Router(Linear):
@@ -54,7 +60,7 @@ class Router(Linear):
         if self.bias is not None:
             logits = logits + self.bias[...]
         correction = None if self.e_score_correction_bias is None else self.e_score_correction_bias[...]
-        routing = route(logits, tokens.num_real, self.config, correction)
+        routing = route(logits, tokens.num_real, self.config, correction)._replace(adapters=tokens.adapters)
         if self.per_expert_scale is None:
             return routing
         factors = self.per_expert_scale[...].astype(jnp.float32)[routing.experts]  # of a padding token: any

@@ -357,7 +357,8 @@ class AdaptersConfig:
     rank: int
     """Rank reserved for each adapter; smaller adapters are padded with zeros."""
     modules: tuple[str, ...]
-    """Checkpoint names of every module that at least one adapter changes."""
+    """Names in the decoder of every module that at least one adapter changes. One module holds a projection of all experts
+    of a layer: its name has no expert's number."""
 
     @property
     def num_ranks(self) -> int:

@@ -86,7 +86,7 @@ def decoder_config(hf: Mapping[str, Any], generation: Mapping[str, Any] | None =
 
     Raises CheckpointError naming the key for an architecture or a value that is not supported.
     """
-    family, form = _find_family(hf), read_form(hf)
+    family, form = family_of(hf), read_form(hf)
     config = family.decoder_config(dict(hf))
     bos = hf.get("bos_token_id")
     return replace(
@@ -115,7 +115,7 @@ def with_vision(config: DecoderConfig, path: Path, hf: Mapping[str, Any]) -> Dec
     """
     if "vision_config" not in hf.get(MULTIMODAL, {}):
         return config
-    family = _find_family(hf)
+    family = family_of(hf)
     if family.read_vision is None:
         raise CheckpointError(f"{path}: images of {family.architectures[0]} models are not supported")
     processor = read_image_processor(path)
@@ -177,7 +177,8 @@ def _named(path: Path, hf: Mapping[str, Any], generation: Mapping[str, Any]) -> 
         raise CheckpointError(f"{path}: {error}") from error
 
 
-def _find_family(hf: Mapping[str, Any]) -> Family:
+def family_of(hf: Mapping[str, Any]) -> Family:
+    """Return the family of decoders that serves this `config.json`. Raises CheckpointError for an unknown architecture."""
     name = architecture(hf)
     known = architectures()
     supported = ", ".join(sorted(known))

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from jaxserve.layers.experts import ExpertLinear
 from jaxserve.layers.fused import FusedLayout, FusedLinear
 from jaxserve.layers.linear import Linear, Matrix
 from jaxserve.layers.param import array_axes
@@ -185,7 +186,7 @@ def _declare(
                 module.keep_plain()
             if not kinds.keys().isdisjoint(stored):
                 module.keep_blocks(_only_kind(kinds.get(name) for name in stored))
-            if adapters is not None and isinstance(module, Linear):
+            if adapters is not None and isinstance(module, Linear | ExpertLinear):
                 _adapt(path, modules, adapters)
         return model
 
@@ -217,7 +218,7 @@ def _adapt(path: _Path, modules: _Modules, adapters: AdaptersConfig) -> None:
     for name in set(_own_names(path, modules)).intersection(adapters.modules):
         if fused is not None:
             fused.adapt(name.rpartition(".")[2], adapters.num_ranks)
-        elif isinstance(module, Linear):
+        elif isinstance(module, Linear | ExpertLinear):
             module.adapt(adapters.num_ranks)
 
 
@@ -252,8 +253,9 @@ def _stored_modules(path: _Path, modules: _Modules) -> tuple[str, ...]:
     module, names = modules[path], _own_names(path, modules)
     if not isinstance(module, Matrix) or module.spec.num_experts is None:
         return names
-    parts = [name.rpartition(".") for name in names]
-    return tuple(f"{above}.{expert}.{name}" for expert in range(module.spec.num_experts) for above, _, name in parts)
+    depth = 2 if _UNNAMED in path else 1  # components of a name after the expert's number
+    parts = [name.rsplit(".", depth) for name in names]
+    return tuple(_dotted((above, expert, *own)) for expert in range(module.spec.num_experts) for above, *own in parts)
 
 
 def _own_names(path: _Path, modules: _Modules) -> tuple[str, ...]:

@@ -90,6 +90,7 @@ class ModelEngine:
         cpu_kernels: CpuKernels = "xla",
         quantization: str = "none",
         lora_modules: str | None = None,
+        max_loras: int | None = None,
         tiers: TierConfig | None = None,
         images: ImagesConfig | None = None,
         logprobs_mode: LogprobsMode = "raw_logprobs",
@@ -103,6 +104,7 @@ class ModelEngine:
             dtype=dtype,  # type: ignore[arg-type]
             quantization=quantization,
             lora_modules=lora_modules,
+            max_loras=max_loras,
             logprobs_mode=logprobs_mode,
             enable_return_routed_experts=returns_experts,
         )

@@ -6,7 +6,7 @@ No engine and no sampler: what a mesh changes is the numbers of a step.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -15,6 +15,9 @@ import numpy as np
 from jaxserve_kernels.paged_attention import Paging, ragged_layout
 from jaxtyping import Array
 
+from jaxserve.checkpoint.adapted import with_adapters
+from jaxserve.checkpoint.peft import Adapter
+from jaxserve.executor.adapters import adapters_config
 from jaxserve.layers.attention import StepContext
 from jaxserve.layers.cache import Cache, KVPool
 from jaxserve.layers.policy import DtypePolicy, plain
@@ -31,15 +34,29 @@ MAX_MODEL_LEN = 128
 NUM_ROWS = 2
 
 
+@dataclass(frozen=True)
+class Adapted:
+    """Adapters of a MeshModel."""
+
+    adapters: tuple[Adapter, ...]
+    numbers: tuple[int, int]
+    """The adapter of each row, from 1; 0: none."""
+
+
 class MeshModel:
     """Both rows get the same tokens; the second row's pages lie on the last data rank."""
 
-    def __init__(self, golden: GoldenCheckpoint, shape: MeshShape, **policy: Any) -> None:
+    def __init__(
+        self, golden: GoldenCheckpoint, shape: MeshShape, adapted: Adapted = Adapted((), (0, 0)), **policy: Any
+    ) -> None:
         """policy: fields of `DtypePolicy` that differ from a plain one of float32."""
-        checkpoint = open_model(golden.path)
+        checkpoint, self._numbers = open_model(golden.path), np.array(adapted.numbers)
+        room = adapters_config(adapted.adapters)
+        if room is not None:
+            checkpoint = with_adapters(checkpoint, adapted.adapters, room.rank, room.modules)
         config = decoder_of(checkpoint).with_context(MAX_MODEL_LEN).for_devices(shape.tensor)
         wanted: DtypePolicy = replace(plain(jnp.dtype("float32")), mesh=shape, **policy)
-        self.skeleton, self.sharding = make_skeleton(config, wanted), make_sharding(config, shape)
+        self.skeleton, self.sharding = make_skeleton(config, wanted, room), make_sharding(config, shape)
         self._params = load_params(checkpoint, self.skeleton, self.sharding, lambda *_: None)
         row_pages = -(-(len(golden.prompt_ids) + 8) // PAGE_SIZE)
         rank_pages = 1 + NUM_ROWS * row_pages
@@ -54,10 +71,12 @@ class MeshModel:
             positions, starts = step["positions"], step["query_starts"]
             ragged = ragged_layout(starts, step["num_decode_rows"], num_tokens=self._num_tokens)
             paging = Paging(step["tables"], step["kv_lengths"], starts, step["pages"], positions % PAGE_SIZE, ragged)
+            places = None if room is None else 1 + jnp.arange(room.num_ranks) // room.rank
             context = StepContext(
                 rotation(config, positions),
                 sliding_rotation(config, positions),
                 (paging,),
+                None if places is None else step["adapters"][:, None] == places,
                 query_scales=query_scales(config, positions),
             )
             model = self.skeleton.build(params)
@@ -98,5 +117,6 @@ class MeshModel:
             "kv_lengths": jnp.full(NUM_ROWS, self._length + count, jnp.int32),
             "query_starts": jnp.arange(NUM_ROWS + 1, dtype=jnp.int32) * count,
             "num_decode_rows": jnp.int32(NUM_ROWS if count == 1 else 0),
+            "adapters": padded(self._numbers[rows]),
         }
         return jax.device_put(step, self.sharding.replicated)

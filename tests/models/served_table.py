@@ -14,6 +14,7 @@ from pathlib import Path
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import WINDOW, GGUFKeys
 from jaxserve.checkpoint.gguf.file import GGUFFile
+from jaxserve.checkpoint.peft_modules import declared_module
 from jaxserve.checkpoint.renamed import text_config
 from jaxserve.config import Config, HostsConfig, ModelConfig, ParallelConfig, SchedulerConfig
 from jaxserve.config_cache import TierConfig
@@ -151,8 +152,10 @@ def _adapted(decoder: DecoderConfig) -> str:
         return "no"
     skeleton = make_skeleton(decoder, make_policy(PLAIN, decoder, Chip("cpu", None)))
     present = {name.removesuffix(".weight") for leaf in skeleton.leaves for name in leaf.tensors}
-    blocks = {name.split(".")[3] for name in adaptable_modules(decoder) & present}
-    return ", ".join({"self_attn": "attention", "mlp": "feed-forward"}[block] for block in sorted(blocks, reverse=True))
+    adapted = adaptable_modules(decoder) & set(map(declared_module, present))
+    kinds = {"attention": ".self_attn.", "feed-forward": ".mlp.", "experts": ".experts."}
+    kind_of = {name: next(kind for kind in reversed(kinds) if kinds[kind] in name) for name in adapted}
+    return ", ".join(kind for kind in kinds if kind in kind_of.values())
 
 
 if __name__ == "__main__":

@@ -37,6 +37,9 @@ CASES = [
     ("llama3_tiny", "second"),
     ("phi3_tiny", "base"),
     ("phi3_tiny", "fused"),
+    ("qwen3_moe_tiny", "experts"),
+    ("qwen3_moe_tiny", "down"),
+    ("gpt_oss_tiny", "experts"),
 ]
 
 
@@ -50,7 +53,7 @@ def logits(
     checkpoint = open_model(DATA / model)
     decoder = decoder_of(checkpoint)
     settings = ModelConfig(model=model, lora_modules=modules, max_loras=max_loras)
-    adapters = open_adapters(Config(model=settings), decoder)
+    adapters = open_adapters(Config(model=settings), decoder, checkpoint.config)
     room = adapters_config(adapters, settings, decoder)
     assert room is not None
     assert (room.count, room.rank) == (max_loras or len(names), 16)
@@ -101,15 +104,14 @@ def test_adapters_are_sharded_with_the_model(fused_for: int) -> None:
     np.testing.assert_allclose(found, adapter_goldens("llama3_tiny")["second"].logits, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize(("quantization", "most"), [("int8-weight-only", 0.5), ("fp8-block-weight-only", 2.5)])
-def test_adapters_of_quantised_weights_are_not_quantised(quantization: str, most: float) -> None:
-    """A quantised model with an adapter is about as far from float32 as without."""
-    coarse = plain(jnp.dtype("float32"), quantization)
+def test_adapters_of_quantised_weights_are_not_quantised() -> None:
+    """An int8 model with an adapter is about as far from float32 as without."""
+    coarse = plain(jnp.dtype("float32"), "int8-weight-only")
     away = [
         np.abs(logits("llama3_tiny", name, coarse) - adapter_goldens("llama3_tiny")[name].logits).max()
         for name in ("base", "second")
     ]
-    assert 0 < away[0] < most
+    assert 0 < away[0] < 0.5
     assert away[1] < 3 * away[0]
 
 
@@ -141,7 +143,8 @@ def test_an_adapter_of_another_model_is_rejected(tmp_path: Path) -> None:
     write_safetensors(tmp_path / "adapter_model.safetensors", tensors)
     checkpoint = open_model(DATA / "llama3_tiny")
     decoder = decoder_of(checkpoint)
-    adapters = open_adapters(Config(model=ModelConfig(model="any", lora_modules=f"other={tmp_path}")), decoder)
+    settings = ModelConfig(model="any", lora_modules=f"other={tmp_path}")
+    adapters = open_adapters(Config(model=settings), decoder, checkpoint.config)
     room = adapters_config(adapters)
     assert room is not None
     skeleton = make_skeleton(decoder, PLAIN, room)

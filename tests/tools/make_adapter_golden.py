@@ -1,7 +1,7 @@
 """Write the LoRA adapters of tests/models/data/adapters and what transformers and peft compute with them.
 
 Run from the repository root where torch, transformers and peft are installed (peft writes sets in hash order):
-    PYTHONHASHSEED=0 python tests/tools/make_adapter_golden.py
+    PYTHONHASHSEED=0 python tests/tools/make_adapter_golden.py [CHECKPOINT ...]
 adapters/CHECKPOINT/ADAPTER holds what `save_pretrained` of peft writes for an adapter of the tiny checkpoint of that
 name, adapter_config.json and adapter_model.safetensors (float32), without its README.md.
 adapters/CHECKPOINT/golden.npz is computed in float32 with eager attention from exactly those files:
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,8 @@ class TinyAdapter:
 
 OTHER = "layers.1.mlp.down_proj"
 """The one module of `second` whose rank is 4 and whose alpha is 24."""
+EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+"""Parameters that hold the matrices of all experts of a layer."""
 
 ADAPTERS: dict[str, dict[str, TinyAdapter]] = {
     "llama3_tiny": {
@@ -68,6 +71,29 @@ ADAPTERS: dict[str, dict[str, TinyAdapter]] = {
             },
         ),
     },
+    "qwen3_moe_tiny": {
+        "experts": TinyAdapter(
+            {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "target_parameters": EXPERTS},
+            controls={"alpha": {"lora_alpha": 4}},
+        ),
+        "down": TinyAdapter(
+            {
+                "r": 2,
+                "lora_alpha": 8,
+                "use_rslora": True,
+                "target_modules": ["o_proj"],
+                "target_parameters": EXPERTS[1:],
+                "alpha_pattern": {"layers.2.mlp.experts.down_proj": 12},
+            },
+            controls={"rslora": {"use_rslora": False}, "alpha": {"alpha_pattern": {}}},
+        ),
+    },
+    "gpt_oss_tiny": {
+        "experts": TinyAdapter(
+            {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "target_parameters": EXPERTS},
+            controls={"alpha": {"lora_alpha": 4}},
+        ),
+    },
     "phi3_tiny": {
         "fused": TinyAdapter(
             {"r": 4, "lora_alpha": 8, "target_modules": ["qkv_proj", "o_proj", "gate_up_proj", "down_proj"]},
@@ -84,7 +110,7 @@ def random_matrices(model: PeftModel, seed: int) -> None:
         if not hasattr(module, "lora_A"):
             continue
         first, second = module.lora_A["default"].weight, module.lora_B["default"].weight
-        rank, width = first.shape
+        rank, width = module.r["default"], first.shape[1]
         first.data.copy_(torch.randn(first.shape, generator=generator) / width**0.5)
         spread = STRENGTH / (module.scaling["default"] * rank**0.5)
         second.data.copy_(torch.randn(second.shape, generator=generator) * spread)
@@ -160,11 +186,11 @@ def make(name: str, adapters: dict[str, TinyAdapter]) -> None:
 
 
 def main() -> None:
-    """Write all of them."""
+    """Write those that are named, or all of them."""
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
-    for name, adapters in ADAPTERS.items():
-        make(name, adapters)
+    for name in sys.argv[1:] or ADAPTERS:
+        make(name, ADAPTERS[name])
 
 
 if __name__ == "__main__":

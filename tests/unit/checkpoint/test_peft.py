@@ -12,6 +12,7 @@ import pytest
 
 from jaxserve.checkpoint.adapted import with_adapters
 from jaxserve.checkpoint.peft import Adapter, open_adapter
+from jaxserve.checkpoint.peft_modules import TargetModel, is_exchanged
 from jaxserve.errors import CheckpointError
 from jaxserve.models.registry import open_model
 from tests.models.goldens import DATA
@@ -37,7 +38,7 @@ def saved(
     folder.mkdir(exist_ok=True)
     (folder / "adapter_config.json").write_text(json.dumps(CONFIG | changes))
     write_safetensors(folder / "adapter_model.safetensors", matrices() if tensors is None else tensors)
-    return open_adapter("mine", folder, parts or {})
+    return open_adapter("mine", folder, TargetModel(parts or {}))
 
 
 def test_adapters_are_stacked_and_padded_with_zeros(tmp_path: Path) -> None:
@@ -82,10 +83,29 @@ def test_adapter_scales_equal_peft(tmp_path: Path, changes: dict[str, Any], scal
 def test_a_fused_module_of_an_adapter_is_split(tmp_path: Path) -> None:
     tensors = matrices("base_model.model.model.layers.0.self_attn.qkv_proj", rows=10)
     adapter = saved(tmp_path, tensors, {"qkv_proj": {"q_proj": 6, "k_proj": 2, "v_proj": 2}})
-    rows = {name.rpartition(".")[2]: addition.rows for name, addition in adapter.additions.items()}
+    rows = {name.rpartition(".")[2]: addition.up.rows for name, addition in adapter.additions.items()}
     assert rows == {"q_proj": slice(0, 6), "k_proj": slice(6, 8), "v_proj": slice(8, 10)}
     with pytest.raises(CheckpointError, match=r"lora_B.*expected 12 rows, found 10"):
         saved(tmp_path, tensors, {"qkv_proj": {"q_proj": 8, "k_proj": 2, "v_proj": 2}})
+
+
+@pytest.mark.parametrize(
+    ("version", "layout", "expected"),
+    [
+        (None, None, None),
+        ("0.18.1", None, True),
+        ("0.19.0", "halves", True),
+        ("0.19.1", None, False),
+        ("0.20.1.dev0@0123abc", None, False),
+        ("1.0.0", None, False),
+        (None, "interleaved", False),
+        ("0.18.1", "halves_by_inputs", False),
+        ("0.19.0", "interleaved", True),
+        ("0.19.1", "interleaved", False),
+    ],
+)
+def test_versions_of_peft_that_exchanged_inputs_and_outputs(version: Any, layout: Any, expected: bool | None) -> None:
+    assert is_exchanged(version, layout) is expected
 
 
 def test_text_models_inside_others_have_their_own_names(tmp_path: Path) -> None:
@@ -120,8 +140,11 @@ def test_other_methods_are_rejected(tmp_path: Path, changes: dict[str, Any], com
         (matrices("base_model.model.lm_head"), "to belong to one of .*, found lm_head"),
         (matrices("base_model.model.model.vision_tower.layers.0.q_proj"), "of the language model"),
         (matrices("base_model.model.model.layers.0.mlp.gate"), "to belong to one of .*, found gate"),
-        (matrices("base_model.model.model.layers.0.mlp.experts.1.gate_proj"), "adapters of experts are not served"),
-        (matrices("base_model.model.model.layers.0.mlp.experts"), "adapters of experts are not served"),
+        (
+            matrices("base_model.model.model.layers.0.mlp.experts"),
+            "the model, which has no experts, found model.layers.0",
+        ),
+        (matrices("base_model.model.model.layers.0.mlp.experts.base_layer"), "which has no experts"),
         (matrices(rank=513), "the first from 1 to 512"),
         (matrices() | {f"{Q_PROJ}.lora_B.weight": np.ones((64, 3), np.float32)}, "the second 2, found"),
     ],
@@ -135,7 +158,7 @@ def test_tensors_that_mean_something_else_are_rejected(
 
 def test_a_folder_without_an_adapter_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"adapter 'mine': .*expected a folder with adapter_config.json"):
-        open_adapter("mine", tmp_path, {})
+        open_adapter("mine", tmp_path, TargetModel())
 
 
 def test_adapters_of_other_shapes_are_rejected(tmp_path: Path) -> None:
