@@ -15,7 +15,6 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -188,4 +187,4 @@ Measure = Callable[[int, int], Took]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

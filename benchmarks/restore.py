@@ -66,7 +66,7 @@ def make_model(folder: Path, num_layers: int) -> None:
 
 
 def settings(model: Path, quantization: str) -> Config:
-    return Config(model=ModelConfig(model=str(model), dtype="bfloat16", quantization=quantization, max_model_len=1024))  # type: ignore[arg-type]
+    return Config(model=ModelConfig(model=str(model), dtype="bfloat16", quantization=quantization, max_model_len=1024))
 
 
 def load(model: Path, quantization: str) -> int:
@@ -86,7 +86,7 @@ def read_files(folder: Path, *, keeps: bool) -> int:
     pieces, count = [np.empty(_PIECE, np.uint8)], 0
     for path in (path for path in folder.rglob("*") if path.is_file()):
         with path.open("rb", buffering=0) as file:
-            while size := file.readinto(pieces[-1]):
+            while size := file.readinto(pieces[-1].data):
                 count += size
                 if keeps:
                     pieces.append(np.empty(_PIECE, np.uint8))

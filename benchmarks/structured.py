@@ -1,4 +1,4 @@
-"""Measure the cost of structured output: `python benchmarks/structured.py [MODEL]`.
+"""Measure the cost of structured output: `python -m benchmarks.structured [MODEL]`.
 
 Starts one `jaxserve serve`. First it compares the throughput of constrained and free streams, in turns;
 no stream ends early, so all generate the same number of tokens. Then it compares the longest pause between two chunks
@@ -18,8 +18,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final
 
 import aiohttp
-from api_process import serve_words, started
 
+from benchmarks.api_process import serve_words, started
 from jaxserve.tools.bench.serving import Level, Load, connected
 from jaxserve.tools.bench.workload import make_workload
 
@@ -95,7 +95,8 @@ def attack(url: str) -> Callable[[aiohttp.ClientSession], Coroutine[Any, Any, No
         while True:
             for fields in HOSTILE:
                 number += 1  # nothing is remembered from the last time
-                named = {"json": fields["json"] | {"title": str(number)}} if "json" in fields else fields
+                schema = fields.get("json")
+                named = {"json": schema | {"title": str(number)}} if isinstance(schema, dict) else fields
                 body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 8, "structured_outputs": named}
                 async with session.post(f"{url}/v1/chat/completions", json=body) as response:
                     await response.read()

@@ -19,10 +19,10 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A function, and shapes and types of its arguments."""
+    """A function, and its arguments as trees of shapes and types."""
 
     function: Callable[..., Any]
-    shapes: tuple[jax.ShapeDtypeStruct, ...]
+    shapes: tuple[Any, ...]
     donated: tuple[int, ...] = ()
 
     def compile(self) -> jax.stages.Compiled:

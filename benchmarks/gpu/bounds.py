@@ -26,7 +26,8 @@ def find_bounds(records: Sequence[Record], sheet: Device | None) -> Bounds | Non
             rates[name] = max(rates.get(name, 0.0), float(rate or 0.0))
     published = None if sheet is None else sheet.rates
     copy, matmul = rates.get("copy", 0.0) * 1e9, rates.get("matmul", 0.0) * 1e12
-    sources = [MEASURED if rate else published and published.source for rate in (copy, matmul)]
+    listed = None if published is None else published.source
+    sources = [MEASURED if rate else listed for rate in (copy, matmul)]
     copy = copy or (published.bytes_per_s if published else 0.0)
     matmul = matmul or (published.bfloat16_flops if published else 0.0)
     if sources[0] is None or sources[1] is None:

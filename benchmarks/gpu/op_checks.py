@@ -135,7 +135,7 @@ def check_skinny(case: Case, bench: Bench) -> None:
     """Our kernel, in all sizes that are tried when it is tuned."""
     given = operands(case, bench.seed)
     x, weight, scales = map(jnp.asarray, given)
-    for tuning in candidates(len(x), (weight.shape,)):
+    for tuning in candidates(len(x), ((weight.shape[0], weight.shape[1]),)):
         compiled = bench.compile(partial(skinny_product, tuning, is_dynamic=False), x, weight, scales)
         worst = error(case, given, compiled(x, weight, scales))
         name = f"matmul by our kernel, {case}, {tuning}"

@@ -88,7 +88,7 @@ class Recorder:
         for name in names:
             self._write(Record("expected", name))
 
-    def attempt(self, name: str, work: Callable[[], None]) -> bool:
+    def attempt(self, name: str, work: Callable[[], object]) -> bool:
         """Do `work` unless time is up or it is settled; return True if it was done. What it raises becomes a problem.
 
         Raises DeviceLostError if the device is unusable afterwards: another process goes on with the other attempts.

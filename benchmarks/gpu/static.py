@@ -136,7 +136,7 @@ def compile_step(
     program = Program(kind, num_tokens or batch, batch, max_pages, num_slots=batch)  # type: ignore[arg-type]
     pool_shape = (num_layers, NUM_PAGES, config.num_kv_heads, PAGE_SIZE, config.head_dim)
     with tempfile.TemporaryDirectory() as dumps:
-        options = {"xla_dump_to": dumps, "xla_dump_hlo_as_text": True}
+        options: dict[str, str | bool] = {"xla_dump_to": dumps, "xla_dump_hlo_as_text": True}
         with jax.default_device(devices[0]):  # Mosaic GPU asks it for the architecture
             lowered = lower(
                 skeleton, sharding, program, pool_shapes(pool_shape, dtype.name), task=generation_task("gpu")

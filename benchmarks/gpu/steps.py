@@ -24,7 +24,7 @@ from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.inputs import Program, dummy_plan, programs
 from jaxserve.runner.runner import PendingStep, Runner
 from jaxserve.sampling.params import EngineSamplingParams
-from jaxserve.scheduler.plan import Buckets
+from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
 from jaxserve.tools.planning.roofline import decode_bound, prefill_bound
 from jaxserve.tools.planning.sizes import make_sizes
 
@@ -272,12 +272,12 @@ def choices(text: str) -> dict[str, int]:
 class DecodeSteps:
     """Decode steps of the same rows, one token further each."""
 
-    def __init__(self, runner: Runner, rows: Rows, num_computed: int) -> None:
+    def __init__(self, runner: Runner[StepPlan, StepResult], rows: Rows, num_computed: int) -> None:
         self._runner = runner
         self._rows = rows
         self._num_computed = num_computed
 
-    def submit(self, *, has_slots: bool = True) -> PendingStep:
+    def submit(self, *, has_slots: bool = True) -> PendingStep[StepPlan, StepResult]:
         """Dispatch the next step."""
         plan = self._rows.step(self._num_computed, has_slots=has_slots)
         self._num_computed += 1

@@ -1,4 +1,4 @@
-"""Models with experts by shape, as `config.json` would give them, and which of their layers stand for all."""
+"""Models by shape, as `config.json` would give them, and which of their layers stand for all."""
 
 from __future__ import annotations
 
@@ -91,4 +91,31 @@ DEEPSEEK_V3 = Model(
     layers=(3,),
     quantization="fp8",
 )
-MODELS = {"qwen3.6-35b": QWEN3_6_35B, "gemma-4-26b": GEMMA_4_26B, "deepseek-v3": DEEPSEEK_V3}
+DEEPSEEK_V3_BLOCKS = replace(DEEPSEEK_V3, title="DeepSeek-V3, fp8 in blocks", quantization="fp8-block-weight-only")
+QWEN3_8B_BLOCKS = Model(
+    "Qwen3-8B, fp8 in blocks",
+    {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": 151_936,
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 40_960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0,
+        "tie_word_embeddings": False,
+    },
+    layers=(0,),
+    quantization="fp8-block-weight-only",
+)
+MODELS = {
+    "qwen3.6-35b": QWEN3_6_35B,
+    "gemma-4-26b": GEMMA_4_26B,
+    "deepseek-v3": DEEPSEEK_V3,
+    "deepseek-v3-blocks": DEEPSEEK_V3_BLOCKS,
+    "qwen3-8b-blocks": QWEN3_8B_BLOCKS,
+}

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -100,7 +101,7 @@ class Case:
         """
         is_gpu = self.device.platform == "gpu"
         with tempfile.TemporaryDirectory() as dumps:
-            options = {"xla_dump_to": dumps, "xla_dump_hlo_as_text": True, "xla_gpu_autotune_level": 0}
+            options: dict[str, Any] = {"xla_dump_to": dumps, "xla_dump_hlo_as_text": True, "xla_gpu_autotune_level": 0}
             first = self.sharding.mesh.devices.flat[0]
             with jax.default_device(first) if is_gpu else nullcontext():  # Mosaic GPU asks it for the architecture
                 task = replace(GENERATION, step=forward)

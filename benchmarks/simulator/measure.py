@@ -68,6 +68,7 @@ class WatchedExecutor:
         self.eos_token_ids = executor.eos_token_ids
         self.buckets = executor.buckets
         self.weights = executor.weights
+        self.pages = executor.pages
         self.samples: list[Sample] = []
 
     def submit(self, plan: StepPlan) -> _Watched:

@@ -11,7 +11,8 @@ from benchmarks.simulator.cell import Cell, CellSettings
 from benchmarks.simulator.real_run import fake_shape, run_real
 from benchmarks.simulator.records import Records
 from benchmarks.simulator.step_times import uniform_table
-from benchmarks.simulator.workloads import Session, Workload, sessions
+from benchmarks.simulator.trace import Session
+from benchmarks.simulator.workloads import Workload, sessions
 from jaxserve.config import SchedulerConfig
 from jaxserve.routing.router import PolicyName
 from jaxserve.tools.bench.workload import LogNormal

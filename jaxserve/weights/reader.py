@@ -61,7 +61,8 @@ class TensorReader:
         has_scales = not isinstance(leaf.declared, ArraySpec) and len(leaf.arrays) > 1
         read = None if has_scales else columns
         first, *others = found[0].assemble(self.read(name, rows, read) for name, rows in found[1])
-        if columns is not None and has_scales:  # a scale is for all of a row
+        if columns is not None and has_scales:
+            others = [_of_columns(each, first, columns) for each in others]
             first = np.ascontiguousarray(first[..., columns.start : columns.stop])
         return first, *others
 
@@ -99,6 +100,15 @@ class TensorReader:
             tensor = tensor[(np.arange(0, len(rows), step)[:, None] + order).ravel()]
         self._on_read(round(info.num_stored_bytes * fraction))
         return tensor
+
+
+def _of_columns(scales: np.ndarray, first: np.ndarray, columns: range) -> np.ndarray:
+    """Return the scales of some columns of a matrix: `[..., groups, out]`, of groups that these columns do not cut. Scales of
+    whole rows `[..., out]` are those of all columns. first: the matrix."""
+    if scales.ndim < first.ndim:
+        return scales
+    size = first.shape[-1] // scales.shape[-2]
+    return np.ascontiguousarray(scales[..., columns.start // size : columns.stop // size, :])
 
 
 def kv_copies(name: str, config: DecoderConfig | EncoderConfig) -> int:

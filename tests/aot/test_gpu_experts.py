@@ -39,19 +39,20 @@ class Product:
     num_outputs: int
     num_inputs: int
     weights: str = "bfloat16"
-    """int4: with scales of groups of 128 inputs; mxfp4: with exponents of blocks of 32."""
+    """int4, e4m3_groups: with scales of groups of 128 inputs; mxfp4: with exponents of blocks of 32."""
     dynamic: bool = False
 
     @property
     def operands(self) -> list[tuple[tuple[int, ...], str]]:
         """Shapes and types."""
         weight = (self.num_experts, self.num_outputs, self.num_inputs)
-        dtype = "int4" if self.weights == "mxfp4" else self.weights
+        dtype = {"mxfp4": "int4", "e4m3_groups": "float8_e4m3fn"}.get(self.weights, self.weights)
         arrays = [((self.num_rows, self.num_inputs), "bfloat16"), (weight, dtype), (weight[:1], "int32")]
         if self.weights == "mxfp4":
             arrays.append(((self.num_experts, self.num_inputs // 32, self.num_outputs), "uint8"))
-        elif self.weights == "int4":
-            arrays.append(((self.num_experts, self.num_inputs // 128, self.num_outputs), "bfloat16"))
+        elif self.weights in ("int4", "e4m3_groups"):
+            of_scales = "bfloat16" if self.weights == "int4" else "float32"
+            arrays.append(((self.num_experts, self.num_inputs // 128, self.num_outputs), of_scales))
         elif self.weights != "bfloat16":
             arrays.append((weight[:2], "float32"))
         return arrays
@@ -67,7 +68,8 @@ class Product:
         """By the kernel for small weights: whole tiles."""
         if self.weights == "bfloat16":
             return 0
-        sizes = grouped_tuning("h200", 4 if self.weights in ("int4", "mxfp4") else 8, self.num_rows // self.num_experts)
+        bits = 4 if self.weights in ("int4", "mxfp4", "e4m3_groups") else 8  # whose sizes they take
+        sizes = grouped_tuning("h200", bits, self.num_rows // self.num_experts)
         tiles = most_tiles(self.num_rows, self.num_experts, sizes.rows, alignment=8)
         return tiles * sizes.rows * self.num_outputs * 4
 
@@ -85,6 +87,8 @@ PRODUCTS = [
     Product(128, 32, 5760, 2880, "mxfp4"),  # gate and up of gpt-oss-20b: 32 tokens
     Product(32, 32, 2880, 2880, "mxfp4"),  # down: 8 tokens, and the last block of outputs overlaps
     Product(8192, 32, 2880, 2880, "mxfp4"),
+    Product(256, 128, 1536, 2048, "e4m3_groups"),
+    Product(4096, 32, 7168, 2048, "e4m3_groups"),  # down of DeepSeek-V3 on eight devices: a prompt
 ]
 NEWEST_PRODUCTS = [
     Product(4096, 8, 28672, 4096),  # of Mixtral 8x7B: a prompt
@@ -147,6 +151,8 @@ def test_what_is_kept_aside_is_small(built: Built) -> None:
         ("fp8", 1),
         ("int8-weight-only", 4),
         ("int4-weight-only", 4),
+        ("fp8-block-weight-only", 1),
+        ("fp8-block-weight-only", 4),
         ("mxfp4-weight-only", 1),
         ("mxfp4-weight-only", 4),
     ],
@@ -166,5 +172,5 @@ def test_a_step_takes_the_kernels_for_its_experts(quantization: str, num_devices
     )
     pool = (1, 256, model.num_kv_heads, page_tokens("gpu", None), model.head_dim)
     lowered = lower(make_skeleton(model, policy), sharding, DECODE, pool_shapes(pool, "bfloat16")).as_text()
-    others = 2 if quantization == "int4-weight-only" else 0  # attention's products
+    others = 2 if quantization in ("int4-weight-only", "fp8-block-weight-only") else 0  # attention's products
     assert lowered.count("@mosaic_gpu") == 3 + others, "attention, gate and up, down"

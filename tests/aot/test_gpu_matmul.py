@@ -62,7 +62,8 @@ class Product:
         sharding = jax.sharding.SingleDeviceSharding(self.device)
         of_scales = (self.num_outputs,) if group is None else (self.num_inputs // group, self.num_outputs)
         shapes = (self.num_tokens, self.num_inputs), (self.num_outputs, self.num_inputs), of_scales
-        dtypes = self.dtype, self.weights, jnp.dtype(jnp.float32) if group is None else self.dtype
+        is_narrow = group is not None and self.weights == I4
+        dtypes = self.dtype, self.weights, self.dtype if is_narrow else jnp.dtype(jnp.float32)
         x, weight, scales = (
             jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape, dtype in zip(shapes, dtypes, strict=True)
         )
@@ -79,6 +80,9 @@ KERNELS: dict[Product, SkinnyTuning | None] = {
     Product(8, 6144, 4096, I4): None,
     Product(64, 4096, 14336, I4): None,
     Product(128, 28672, 4096, I4): None,
+    Product(8, 6144, 4096, F8): None,
+    Product(64, 4096, 14336, F8): None,
+    Product(128, 28672, 4096, F8): None,
 }
 """With their sizes; None: those that the server takes for weights in groups of 128."""
 

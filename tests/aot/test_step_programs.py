@@ -159,6 +159,11 @@ class Case:
         return self.quantization in ("fp8", "int8")
 
     @property
+    def has_groups(self) -> bool:
+        """True if a kernel for Hopper multiplies groups of inputs."""
+        return self.quantization in ("int4-weight-only", "fp8-block-weight-only")
+
+    @property
     def array_bytes(self) -> int:
         """Keys, or values, of all layers on one device."""
         return prod(self.local_shape) * 2
@@ -212,6 +217,8 @@ NEWEST_CASES = [
     Case(A100, 1, SMALL, 4096, FORWARD, quantization="fp8", is_sampled=False),
     Case(H100, 4, SMALL, 4096, FORWARD, "mosaic_gpu", "int4-weight-only", is_sampled=False),
     Case(H200, 1, ONE_LAYER, 8192, LLAMA_FORWARD, "mosaic_gpu", "int4-weight-only", is_sampled=False),
+    Case(H200, 1, ONE_LAYER, 8192, LLAMA_FORWARD, "mosaic_gpu", "fp8-block-weight-only", is_sampled=False),
+    Case(V6E, 1, ONE_LAYER, 8192, LLAMA_FORWARD, "mosaic_tpu", "fp8-block-weight-only", is_sampled=False),
     Case(H200, 1, SMALL, 4096, FORWARD, "mosaic_gpu", adapters=ADAPTERS, is_sampled=False),
     Case(V5E, 4, ONE_LAYER, 8192, LLAMA_FORWARD, "mosaic_tpu", "int4-weight-only", is_sampled=False),
     Case(V7X, 4, ONE_LAYER, 8192, LLAMA_FORWARD, "mosaic_tpu", "fp8", is_sampled=False),
@@ -284,7 +291,7 @@ def test_the_kernels_of_every_layer_are_inside(compiled: Compiled) -> None:
     num_layers = case.model.num_layers
     if case.program.sees_whole_images:  # by XLA's attention
         num_layers = 1 if case.model is SEEING else 0
-    if case.target.platform == "gpu" and case.quantization == "int4-weight-only":
+    if case.target.platform == "gpu" and case.has_groups:
         kernels += 4  # products: attention in and out, MLP in and out
     found = re.findall(r'custom_call_target="(?:tpu_custom_call|mosaic_gpu\w*)"', compiled.text)
     assert len(found) == kernels * num_layers
@@ -318,7 +325,7 @@ def test_a_step_by_the_kernels_is_one_cuda_graph_and_a_decode_step_one_of_few_la
         if case.program.kind == "mixed":
             return
         in_layers = [launch for launch in launches(compiled.text, case.array_bytes) if "layer_" in launch.scope]
-        most = 20 if case.rounds_activations else 19 if case.quantization == "int4-weight-only" else 16
+        most = 20 if case.rounds_activations else 19 if case.has_groups else 16
         most += 3 * len(ADAPTERS.modules) // case.model.num_layers if case.adapters is not None else 0
         cutting = CUTTING_LAUNCHES_OF_LONG_ROWS if case.program.max_pages == DEFAULT_PAGES else CUTTING_LAUNCHES
         assert len(in_layers) <= most * case.model.num_layers + cutting * len(case.windows)

@@ -70,6 +70,8 @@ GPT_OSS = Product(8, 32, 2880, 2880, "float8_e4m3fn")
 MXFP4 = Product(128, 32, 5760, 2880, "int4", group=32, scales="uint8")
 MXFP4_QUARTER = Product(512, 32, 2880, 720, "int4", group=16, scales="uint8")
 MIXTRAL = Product(2048, 8, 4096, 14336, "int4", group=128)
+DEEPSEEK = Product(256, 32, 4096, 7168, "float8_e4m3fn", group=128, scales="float32")
+DEEPSEEK_DOWN = Product(256, 32, 7168, 2048, "float8_e4m3fn", group=128, scales="float32")
 DYNAMIC = Product(512, 8, 7168, 4096, "float8_e4m3fn", dynamic=True)
 PRODUCTS = [
     *[(target, LARGE) for target in (V5E, V6E)],
@@ -79,6 +81,7 @@ PRODUCTS = [
     *[(target, MXFP4) for target in (V5E, V6E, V7X)],
     *[(target, MXFP4_QUARTER) for target in (V5E, V5P)],
     *[(target, DYNAMIC) for target in (V5P, V7X)],
+    *[(target, product) for target in (V6E, V7X) for product in (DEEPSEEK, DEEPSEEK_DOWN)],
 ]
 
 

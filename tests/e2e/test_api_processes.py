@@ -23,8 +23,13 @@ TWO: dict[str, Any] = {"api_processes": 2}
 
 
 def children(server: Server) -> list[int]:
-    """The first engine first, then the further API processes."""
+    """The engine and the further API processes, in no order: one that was replaced comes last."""
     return children_of(server.process.pid)
+
+
+def further_process(server: Server) -> int:
+    """The second of two API processes; the first is the parent."""
+    return server.child_pid("jaxserve.runtime.api_workers")
 
 
 def open_streams(server: Server, count: int) -> list[socket.socket]:
@@ -74,10 +79,10 @@ def test_processes_share_connections_and_seeds_never_meet() -> None:
         # in both processes about half of them would.
         assert len(set(texts)) >= 19
         streams = open_streams(server, 24)
-        held = [connections_of(pid, server.port) for pid in (server.process.pid, children(server)[1])]
-        assert min(held) > 0 and sum(held) == 24
+        held = [connections_of(pid, server.port) for pid in (server.process.pid, further_process(server))]
         for stream in streams:
             stream.close()
+        assert min(held) > 0 and sum(held) == 24, server.output
         assert server.stop() == 0
 
 
@@ -129,7 +134,7 @@ def test_second_signal_ends_every_process_at_once() -> None:
 
 def test_a_busy_process_learns_of_the_second_signal() -> None:
     with running(UNENDING, server=TWO) as server:
-        busy = children(server)[1]
+        busy = further_process(server)
         streams = open_streams(server, 12)
         with frozen(busy):
             server.process.send_signal(signal.SIGTERM)
@@ -141,14 +146,15 @@ def test_a_busy_process_learns_of_the_second_signal() -> None:
         assert server.process.wait(30) == 0
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_death_of_one_process_ends_all_requests_and_the_server(victim: int) -> None:
+@pytest.mark.parametrize("victim", ["engine", "api_worker"])
+def test_death_of_one_process_ends_all_requests_and_the_server(victim: str) -> None:
     """Connections of a dead API process break, so its clients receive no error."""
     with running(UNENDING, server=TWO | {"engine_restarts": 0}) as server:
         pids = children(server)
         streams = open_streams(server, 12)
-        num_lost = connections_of(pids[1], server.port) if victim == 1 else 0
-        os.kill(pids[victim], signal.SIGKILL)
+        further = further_process(server)
+        num_lost = connections_of(further, server.port) if victim == "api_worker" else 0
+        os.kill(server.engine_pid() if victim == "engine" else further, signal.SIGKILL)
         replies = [rest_of(stream) for stream in streams]
         assert sum(b'"error"' not in reply for reply in replies) == num_lost
         assert server.process.wait(30) == 1
@@ -157,7 +163,7 @@ def test_death_of_one_process_ends_all_requests_and_the_server(victim: int) -> N
 
 def test_a_process_that_dies_or_freezes_is_replaced_alone() -> None:
     with running(UNENDING, server=TWO | {"stall_timeout": 5, "engine_restarts": 2}) as server:
-        engine, further = children(server)
+        engine, further = server.engine_pid(), further_process(server)
         streams = [open_post(server, {"prompt": "x", "max_tokens": 150, "stream": True}) for _ in range(12)]
         for stream in streams:
             read_until(stream, b'"text"')

@@ -30,6 +30,8 @@ SMALL_CASES = [
     (Case((5, 0, 40, 3), 128, 256, weights="float8_e4m3fn", padding=16), 16),
     (Case((2, 0, 1), 256, 256, weights="int4", padding=6), 16),
     (Case((0, 140), 128, 256, weights="int4", group=128), 128),
+    (Case((2, 0, 1), 256, 256, weights="e4m3_groups", group=128, padding=6), 16),
+    (Case((0, 140), 128, 256, weights="e4m3_groups"), 128),
     (Case((2, 0, 17), 128, 192, weights="mxfp4", group=32, padding=6), 16),
     (Case((0, 3, 70), 192, 128, weights="mxfp4", group=32), 64),  # the last block of outputs overlaps
 ]
@@ -70,7 +72,7 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
 
 
 def _multiply_small(case: Case, rows: int, *, dynamic: bool = False) -> np.ndarray:
-    step = case.group if case.weights == "int4" else 64
+    step = case.group if case.weights in ("int4", "e4m3_groups") else 64
     outputs = 128 if case.num_outputs % 256 == 0 else 64
     sizes = GroupedTuning(rows=rows, outputs=outputs, inputs=step, stages=2, programs=NUM_PROGRAMS)
     with gpu_interpreter() as has_raced:
@@ -127,14 +129,15 @@ def test_the_kernel_is_taken_for_shapes_that_it_computes(monkeypatch: pytest.Mon
 def _small_choice(
     weights: str, num_rows: int, group: int = 0, dtype: str = "bfloat16", num_inputs: int = 2048
 ) -> GroupedTuning | None:
-    scales = ((128, num_inputs // group, 1536), dtype) if group else ((128, 1536), "float32")
+    of_groups = dtype if weights == "int4" else "float32"
+    scales = ((128, num_inputs // group, 1536), of_groups) if group else ((128, 1536), "float32")
     arrays = ((num_rows, num_inputs), dtype), ((128, 1536, num_inputs), weights), scales
     return gpu.small_choice(*(jax.ShapeDtypeStruct(shape, jnp.dtype(name)) for shape, name in arrays))
 
 
 def test_sizes_follow_the_bits_of_the_weights_and_the_rows_of_an_expert(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "_FIRST_JAX", (0, 0, 0))
-    for weights, group in (("int8", 0), ("float8_e4m3fn", 0), ("int4", 128)):
+    for weights, group in (("int8", 0), ("float8_e4m3fn", 0), ("int4", 128), ("float8_e4m3fn", 128)):
         found = [_small_choice(weights, num_rows, group) for num_rows in (8, 1024, 128 * 64)]
         assert [sizes.rows for sizes in found if sizes is not None] == [16, 64, 128]
     fine = _small_choice("int4", 8, 64)
@@ -142,8 +145,22 @@ def test_sizes_follow_the_bits_of_the_weights_and_the_rows_of_an_expert(monkeypa
     assert fine.inputs == 64, "a step is a group"
     assert _small_choice("int4", 8, 32) is None
     assert _small_choice("int4", 8, 128, "float16") is None
+    assert _small_choice("float8_e4m3fn", 8, 32) is None
+    assert _small_choice("float8_e4m3fn", 8, 128, "float16") is None
+    assert _small_choice("int8", 8, 128) is None
     assert _small_choice("int8", 8, dtype="float32") is None
     assert _small_choice("int8", 8, num_inputs=2048 + 32) is None
+
+
+@pytest.mark.parametrize("group", [64, 128])
+@pytest.mark.parametrize("num_rows", [8, 1024, 128 * 64])
+def test_stages_of_fp8_in_blocks_fit_shared_memory(num_rows: int, group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "_FIRST_JAX", (0, 0, 0))
+    sizes = _small_choice("float8_e4m3fn", num_rows, group)
+    assert sizes is not None
+    assert (sizes.inputs, sizes.stages >= 3) == (group, True)
+    outputs = 2 * sizes.outputs
+    assert sizes.stages * (group * (2 * sizes.rows + outputs) + 4 * outputs) <= 200_000
 
 
 def test_blocks_of_outputs_in_mxfp4_may_overlap(monkeypatch: pytest.MonkeyPatch) -> None:

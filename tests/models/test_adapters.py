@@ -104,14 +104,15 @@ def test_adapters_are_sharded_with_the_model(fused_for: int) -> None:
     np.testing.assert_allclose(found, adapter_goldens("llama3_tiny")["second"].logits, atol=1e-4, rtol=0)
 
 
-def test_adapters_of_quantised_weights_are_not_quantised() -> None:
-    """An int8 model with an adapter is about as far from float32 as without."""
-    coarse = plain(jnp.dtype("float32"), "int8-weight-only")
+@pytest.mark.parametrize(("quantization", "most"), [("int8-weight-only", 0.5), ("fp8-block-weight-only", 2.5)])
+def test_adapters_of_quantised_weights_are_not_quantised(quantization: str, most: float) -> None:
+    """A quantised model with an adapter is about as far from float32 as without."""
+    coarse = plain(jnp.dtype("float32"), quantization)
     away = [
         np.abs(logits("llama3_tiny", name, coarse) - adapter_goldens("llama3_tiny")[name].logits).max()
         for name in ("base", "second")
     ]
-    assert 0 < away[0] < 0.5
+    assert 0 < away[0] < most
     assert away[1] < 3 * away[0]
 
 

@@ -67,12 +67,18 @@ def test_scales_of_outputs_and_tensors_keep_the_stored_values(tmp_path: Path, na
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_scales_of_blocks_are_dequantised(tmp_path: Path, name: str) -> None:
+def test_scales_of_blocks_keep_the_stored_values(tmp_path: Path, name: str) -> None:
+    """The last blocks of a matrix are smaller than the others, along its outputs and its inputs."""
     dequantised = write_fp8(tmp_path, SOURCE, LAYOUTS[name])
     chosen, params = loaded(tmp_path, "auto")
-    assert chosen == "none"
+    assert chosen == "fp8-block-weight-only"
     for tensor, expected in dequantised.items():
-        np.testing.assert_array_equal(params[tensor], expected, err_msg=tensor)
+        found = params[tensor]
+        if is_matrix(tensor, params):
+            assert found.dtype == E4M3
+            scales = params[f"{tensor}_scale"]
+            found = found.astype(np.float32) * scales.T.repeat(found.shape[1] // len(scales), axis=1)
+        np.testing.assert_array_equal(found, expected, err_msg=tensor)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -109,28 +115,27 @@ def test_a_model_computes_what_its_dequantised_weights_compute(tmp_path: Path, n
     assert difference < (0.75 if name == "channels" else 1e-4), "the activations of this one are rounded as well"
 
 
-def test_a_plan_from_the_config_alone_knows_the_sizes(tmp_path: Path) -> None:
-    write_fp8(tmp_path, SOURCE, LAYOUTS["channels"])
+@pytest.mark.parametrize(("name", "chosen"), [("channels", "fp8"), ("blocks", "fp8-block-weight-only")])
+def test_a_plan_from_the_config_alone_knows_the_sizes(tmp_path: Path, name: str, chosen: str) -> None:
+    write_fp8(tmp_path, SOURCE, LAYOUTS[name])
     config = Config(model=ModelConfig(model=str(tmp_path)))
     found = model_sizes(config, read_decoder(tmp_path)[0], ACCELERATORS["h200"])
     (tmp_path / "model.safetensors").unlink()
     alone = model_sizes(config, read_decoder(tmp_path)[0], ACCELERATORS["h200"])
-    assert (
-        (alone.stored_as, alone.weights_bytes) == (found.stored_as, found.weights_bytes) == ("fp8", found.weights_bytes)
-    )
+    assert (alone.stored_as, alone.weights_bytes) == (found.stored_as, found.weights_bytes)
+    assert found.stored_as == chosen
 
 
-def test_notes_advise_users_of_block_scales_and_old_devices(tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantization", ["auto", "fp8"])
+def test_notes_advise_users_of_devices_that_must_upcast(tmp_path: Path, quantization: str) -> None:
     write_fp8(tmp_path, SOURCE, LAYOUTS["blocks"])
     decoder = read_decoder(tmp_path)[0]
-    config = Config(model=ModelConfig(model=str(tmp_path)))
-    (note,) = quantization_notes(config, decoder, Chip("gpu", (9, 0)))
-    assert "--quantization fp8 keeps 8 bits" in note
-    asked = Config(model=ModelConfig(model=str(tmp_path), quantization="fp8"))
-    assert quantization_notes(asked, decoder, Chip("gpu", (9, 0))) == []
-    (note,) = quantization_notes(asked, decoder, Chip("gpu", (8, 0)))
-    assert "save memory here but no time" in note
-    assert quantization_notes(asked, decoder, Chip("tpu")) == []
+    config = Config(model=ModelConfig(model=str(tmp_path), quantization=quantization))
+    for chip in (Chip("gpu", (9, 0)), Chip("tpu")):
+        assert quantization_notes(config, decoder, chip) == []
+    for chip in (Chip("gpu", (8, 0)), Chip("cpu")):
+        (note,) = quantization_notes(config, decoder, chip)
+        assert "save memory here but no time" in note
 
 
 def _groups(**weights: Any) -> dict[str, Any]:

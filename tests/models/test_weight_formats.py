@@ -76,6 +76,7 @@ def test_devices_that_share_a_model_give_the_tokens_of_one(name: str, size: int)
         ({"quantization": "int8-weight-only"}, 0.25),
         ({"quantization": "fp8"}, 0.75),
         ({"quantization": "fp8-weight-only"}, 0.75),
+        ({"quantization": "fp8-block-weight-only"}, 0.75),
         ({"quantization": "int4-weight-only"}, 2.0),
         ({"dtype": "float16"}, 0.01),
         ({"dtype": "bfloat16"}, 0.05),

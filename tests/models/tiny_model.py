@@ -68,6 +68,10 @@ class TinyModel:
         places = jax.tree.map(lambda array: array.sharding, self._cache)
         self._compute = jax.jit(compute, out_shardings=(sharding.replicated, sharding.replicated, places))
 
+    def restart(self) -> None:
+        """Begin another text in the same pages and state."""
+        self._length = 0
+
     def logits(self, tokens: np.ndarray) -> np.ndarray:
         """Return the logits (8 or fewer, V) of the last of these tokens, which follow those of earlier calls."""
         arguments = jnp.asarray(tokens, jnp.int32), jnp.int32(self._length)

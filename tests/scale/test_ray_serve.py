@@ -104,12 +104,18 @@ def test_exact_prefixes_hit_at_least_twice_as_often_as_round_robin(nodes: Cluste
     assert by_pages >= 2 * by_turns
 
 
+def replica_of(head: bytes) -> bytes:
+    """Return the line of a reply's head that names the replica."""
+    (line,) = (line for line in head.split(b"\r\n") if line.lower().startswith(b"x-jaxserve-replica"))
+    return line
+
+
 def check_killed_replica(nodes: Cluster, app: App) -> None:
-    """Kill the actor of a replica: streams that had begun there end with one error, everything else is answered."""
+    """Kill the actor of a replica: streams that run there end with one error, everything else is answered."""
     text = complete(app, {"prompt": [5, 6], "max_tokens": 4, "temperature": 0})["choices"][0]["text"]
     streams = [stream_of(app, 1000) for _ in range(2 * NUM_REPLICAS)]
     heads = [read_until(stream, b'"text"') for stream in streams]
-    names = [line for head in heads for line in head.split(b"\r\n") if line.lower().startswith(b"x-jaxserve-replica")]
+    names = [replica_of(head) for head in heads]
     victim = servers(nodes)[0]
     status = Path(f"/proc/{victim}/status").read_text()
     (actor,) = {int(line.split()[1]) for line in status.splitlines() if line.startswith("PPid:")}
@@ -118,12 +124,12 @@ def check_killed_replica(nodes: Cluster, app: App) -> None:
         later = [pool.submit(complete, app, {"prompt": [5, 6], "max_tokens": 4, "temperature": 0}) for _ in range(16)]
         rests = [head + read_until(stream, b"data: [DONE]\n\n") for head, stream in zip(heads, streams, strict=True)]
         assert {reply.result()["choices"][0]["text"] for reply in later} == {text}
-    broken = [rest for rest in rests if b'data: {"error":' in rest]
-    assert all(rest.count(b'data: {"error":') == 1 and b'"finish_reason":"' not in rest for rest in broken)
-    assert all(rest.count(b'"finish_reason":"length"') == 1 for rest in rests if rest not in broken)
-    assert 1 <= len(broken) == max(names.count(name) for name in set(names) if names.count(name) == len(broken))
     for stream in streams:
         stream.close()
+    ends = [(rest.count(b'data: {"error":'), rest.count(b'"finish_reason":"length"')) for rest in rests]
+    assert set(ends) == {(1, 0), (0, 1)}
+    # One that had produced its last token before may have ended well.
+    assert len({name for name, end in zip(names, ends, strict=True) if end == (1, 0)}) == 1
     until(lambda: len(servers(nodes)) == NUM_REPLICAS, "the replica was not replaced", 180)
 
 

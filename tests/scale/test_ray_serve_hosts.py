@@ -34,13 +34,13 @@ NUM_TOKENS = 16
 SERVER = b"jaxserve.ray.server_process"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def nodes() -> Iterator[Cluster]:
     with cluster(2, cpus_per_node=2) as running:
         yield running
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def slices() -> Iterator[Cluster]:
     """Four nodes that describe themselves as the hosts of two TPU slices; they have no TPUs."""
     slices = "ray.io/tpu-slice-name"

@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxserve.errors import CheckpointError, shown
 from jaxserve.model_config.decoder import CheckpointQuantization
+from jaxserve.quant.array import QuantArray
 from jaxserve.quant.checkpoint import (
     COMPRESSED_TENSORS,
     INSTEAD,
@@ -28,6 +29,8 @@ from jaxserve.quant.checkpoint import (
     only_scheme,
     unsupported,
 )
+from jaxserve.quant.format import Host
+from jaxserve.quant.formats import fp8_block_weight_only as blocks
 from jaxserve.quant.formats._rows import RowFormat, has_rows, pop_scale, read_rows
 from jaxserve.quant.tensor import TensorInfo
 
@@ -38,10 +41,6 @@ _UNUSED: Final = frozenset({"input_scale", "activation_scale", "output_scale", "
 _DEFAULT_BLOCK: Final = (128, 128)
 _ADA: Final = (8, 9)
 """Compute capability of the first CUDA devices with arithmetic for 8-bit floats."""
-_NOTE: Final = (
-    "fp8 weights with a scale per block are dequantised as they are loaded; --quantization fp8 keeps 8 bits, "
-    "rounded again to one scale per output"
-)
 
 
 class Fp8(RowFormat):
@@ -74,6 +73,13 @@ class _Scheme(NamedTuple):
     block: tuple[int, int]
     """Outputs and inputs of a block."""
 
+    @property
+    def kept(self) -> CheckpointQuantization:
+        """The format that stores such matrices as they are."""
+        if self.has_blocks:
+            return CheckpointQuantization(blocks.FORMAT.name, group_size=self.block[1])
+        return CheckpointQuantization("fp8" if self.quantizes_activations else "fp8-weight-only")
+
 
 def _take_matrices(block: tuple[int, int], tensors: dict[str, TensorInfo]) -> dict[str, ReadMatrix]:
     for name in [name for name in tensors if name.rpartition(".")[2] in _UNUSED]:
@@ -85,24 +91,21 @@ def _take_matrices(block: tuple[int, int], tensors: dict[str, TensorInfo]) -> di
 def _take(tensors: dict[str, TensorInfo], matrix: TensorInfo, block: tuple[int, int]) -> ReadMatrix:
     scale = pop_scale(tensors, matrix, *_SCALE_SUFFIXES)
     num_bytes = matrix.num_stored_bytes + scale.num_stored_bytes
+    tensors[matrix.name] = replace(matrix, num_stored_bytes=num_bytes, is_quantized=True)
     if has_rows(matrix, scale):
-        tensors[matrix.name] = replace(matrix, num_stored_bytes=num_bytes, is_quantized=True)
         return partial(read_rows, FORMAT, matrix, scale)
     if scale.shape != tuple(-(-size // of) for size, of in zip(matrix.shape, block, strict=False)):
         raise CheckpointError(
             f"{scale.file}: tensor {shown(scale.name)}: expected one scale, one for each output of {matrix.shape} "
             f"or for each block of {block}, found shape {scale.shape}"
         )
-    tensors[matrix.name] = replace(matrix, num_stored_bytes=num_bytes)
     return partial(_read_blocks, matrix, scale, block)
 
 
-def _read_blocks(matrix: TensorInfo, scale: TensorInfo, block: tuple[int, int], read: Read) -> np.ndarray:
-    """Dequantise: no format has scales of blocks."""
-    (height, width), wide = block, read(matrix.name).astype(np.float32)
-    for index, scales in enumerate(read(scale.name).astype(np.float32)):
-        wide[index * height : (index + 1) * height] *= np.repeat(scales, width)[: wide.shape[1]]
-    return wide
+def _read_blocks(matrix: TensorInfo, scale: TensorInfo, block: tuple[int, int], read: Read) -> Host:
+    """Return a stored matrix with a scale for each block."""
+    scales = blocks.stored_scales(read(scale.name), block, matrix.shape)
+    return QuantArray(blocks.FORMAT, read(matrix.name), scales)
 
 
 def _read_config(found: Mapping[str, Any]) -> CheckpointForm | None:
@@ -113,8 +116,7 @@ def _read_config(found: Mapping[str, Any]) -> CheckpointForm | None:
             scheme = only_scheme(found, _read_group)
         case _:
             return None
-    kept = CheckpointQuantization("fp8" if scheme.quantizes_activations else "fp8-weight-only")
-    return CheckpointForm(partial(_take_matrices, scheme.block), None if scheme.has_blocks else kept, _NOTE)
+    return CheckpointForm(partial(_take_matrices, scheme.block), scheme.kept)
 
 
 def _read_fp8(found: Mapping[str, Any]) -> _Scheme:

@@ -21,13 +21,17 @@ TOLERANCES = {"float32": 1e-6, "bfloat16": 1e-5, "float16": 1e-5}
 """Largest error of a result, relative to the sum of its terms' sizes, by type of the activations: products of two numbers
 are exact, and added in float32."""
 
+_GROUPED = {"int4": "int4", "e4m3_groups": "float8_e4m3fn"}
+"""Weights in groups, and the type of their numbers."""
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """One product of the rows of `group_sizes`, and as many of padding as `padding` says.
 
-    weights: their type; int4 has a scale for each output and group of `group` inputs, 8 bits one for each output. mxfp4 has
-    blocks of `group` inputs, its numbers are int4 places; those of mxfp4_bytes are two in a byte.
+    weights: their type; int4 has a scale for each output and group of `group` inputs, 8 bits one for each output, e4m3_groups
+    is e4m3 with one for each group. mxfp4 has blocks of `group` inputs, its numbers are int4 places; those of mxfp4_bytes are two
+    in a byte.
     dtype: of the activations; that of float weights, too.
     """
 
@@ -69,11 +73,10 @@ def operands(case: Case, seed: int = 0) -> Operands:
         weight, scales = _mxfp4(random, case)
         scales[sizes == 0] = 255
         return Operands(x, weight, sizes, scales)
-    is_grouped = case.weights == "int4"
-    by = (len(sizes), case.num_inputs // case.group, case.num_outputs) if is_grouped else shape[:2]
-    scales = random.uniform(0.001, 0.01, by).astype(_dtype(case.dtype) if is_grouped else np.float32)
+    by = (len(sizes), case.num_inputs // case.group, case.num_outputs) if case.weights in _GROUPED else shape[:2]
+    scales = random.uniform(0.001, 0.01, by).astype(_dtype(case.dtype) if case.weights == "int4" else np.float32)
     scales[sizes == 0] = np.nan
-    return Operands(x, _codes(random, shape, case.weights), sizes, scales)
+    return Operands(x, _codes(random, shape, _GROUPED.get(case.weights, case.weights)), sizes, scales)
 
 
 def expected(case: Case, given: Operands) -> tuple[np.ndarray, np.ndarray]:
@@ -147,6 +150,7 @@ CASES = (
     Case((5, 0, 40, 3), 128, 256, weights="float8_e4m3fn", padding=16),
     Case((2, 7, 0, 1), 256, 256, weights="int4", padding=6),
     Case((0, 70), 256, 256, weights="int4", group=128),
+    Case((2, 7, 0, 1), 256, 256, weights="e4m3_groups", padding=6),
     Case((2, 7, 0, 1), 128, 192, weights="mxfp4", group=32, padding=6),
     Case((0, 33, 4), 128, 256, weights="mxfp4_bytes", dtype="float32", group=32, padding=3),
 )

@@ -22,8 +22,8 @@ def matmul(
     dynamic: bool = False,
     backend: Backend = "reference",
 ) -> Float[Array, "T O"]:
-    """x @ weight.T, accumulated and returned in float32; 8-bit weights (int8, e4m3) come with a scale per output, int4 with
-    one per output and group of inputs; groups are neighbours, all of one size.
+    """x @ weight.T, accumulated and returned in float32; 8-bit weights (int8, e4m3) come with a scale per output, int4 and e4m3
+    with one per output and group of inputs; groups are neighbours, all of one size. Scales of e4m3 are float32.
 
     num_rows: rows of x after these are padding, whose results have no meaning; a backend may skip them.
     dynamic: activations are quantised to the type of the 8-bit weights, each token by its own largest value; a matmul of
@@ -43,7 +43,7 @@ def matmul(
 
 
 def _grouped(
-    x: Float[Array, "T I"], weight: Int[Array, "O I"], scales: Float[Array, "G O"], backend: Backend
+    x: Float[Array, "T I"], weight: Num[Array, "O I"], scales: Float[Array, "G O"], backend: Backend
 ) -> Float[Array, "T O"]:
     sizes = gpu.grouped_choice(x, weight, scales) if backend == "mosaic_gpu" else None
     if sizes is None:

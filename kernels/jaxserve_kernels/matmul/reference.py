@@ -6,6 +6,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
+_CHUNK_WEIGHTS = 1 << 19
+"""Weights that a CPU upcasts at a time, 2 MB: they stay in a cache until they are multiplied."""
+_LEAST_CHUNK = 16
+"""Outputs."""
+
 
 def matmul(
     x: Float[Array, "T I"], weight: Num[Array, "O I"], scales: Float[Array, "O"] | None, *, dynamic: bool
@@ -31,28 +36,62 @@ def matmul(
 
 
 def grouped_matmul(
-    x: Float[Array, "T I"], weight: Int[Array, "O I"], scales: Float[Array, "G O"]
+    x: Float[Array, "T I"], weight: Num[Array, "O I"], scales: Float[Array, "G O"]
 ) -> Float[Array, "T O"]:
-    """See `api.matmul`.
+    """See `api.matmul`. e4m3 weights are upcast by CPUs some outputs at a time."""
+    if weight.dtype == jnp.float8_e4m3fn:
+        product: Array = jax.lax.platform_dependent(x, weight, scales, cpu=_by_outputs, default=_by_groups)
+        return product
+    return _by_groups(x, weight, scales)
 
-    Few tokens: a product for each group, scaled and added. The weights go into it as they are stored, and what is
+
+def _by_groups(x: Float[Array, "T I"], weight: Num[Array, "O I"], scales: Float[Array, "G O"]) -> Float[Array, "T O"]:
+    """Few tokens: a product for each group, scaled and added. The weights go into it as they are stored, and what is
     written is 2 x 4 T G O bytes with reading it back; widening, unless a compiler does it inside of the product, moves
     4 I O. More tokens: widened.
     """
     (num_tokens, num_inputs), (num_groups, num_outputs) = x.shape, scales.shape
     size = num_inputs // num_groups
-    by_group = weight.reshape(num_outputs, num_groups, size).astype(x.dtype)
     if 2 * num_tokens <= size:
         parts = jnp.einsum(
             "tgi,ogi->gto",
             x.reshape(num_tokens, num_groups, size),
-            by_group,
+            weight.reshape(num_outputs, num_groups, size).astype(x.dtype),
             precision=_precision(x.dtype),
             preferred_element_type=jnp.float32,
         )
         return (parts * scales[:, None, :]).sum(0)
-    wide = by_group * scales.T[:, :, None].astype(x.dtype)
-    return _product(x, wide.reshape(weight.shape))
+    return _product(x, _widened(weight, scales, x.dtype))
+
+
+def _by_outputs(
+    x: Float[Array, "T I"], weight: Float[Array, "O I"], scales: Float[Array, "G O"]
+) -> Float[Array, "T O"]:
+    """Upcast and multiply chunk after chunk of outputs: XLA for CPUs would write the whole matrix as float32 first.
+
+    Weights are taken as bits: it would take the upcast of all of them out of the loop. The last chunk may compute outputs of the
+    one before again.
+    """
+    x = x.astype(jnp.float32)
+    num_outputs, num_inputs = weight.shape
+    size = min(max(_LEAST_CHUNK, _CHUNK_WEIGHTS // num_inputs), num_outputs)
+    bits = jax.lax.bitcast_convert_type(jax.lax.optimization_barrier(weight), jnp.uint8)
+
+    def go_on(chunk: Int[Array, ""], out: Float[Array, "T O"]) -> Float[Array, "T O"]:
+        start = jnp.minimum(chunk * size, num_outputs - size)
+        own = jax.lax.bitcast_convert_type(jax.lax.dynamic_slice_in_dim(bits, start, size), weight.dtype)
+        wide = _widened(own, jax.lax.dynamic_slice_in_dim(scales, start, size, 1), x.dtype)
+        return jax.lax.dynamic_update_slice_in_dim(out, _product(x, wide), start, 1)
+
+    nothing = jnp.zeros((len(x), num_outputs), jnp.float32)
+    product: Array = jax.lax.fori_loop(0, -(-num_outputs // size), go_on, nothing)
+    return product
+
+
+def _widened(weight: Num[Array, "O I"], scales: Float[Array, "G O"], dtype: jnp.dtype) -> Float[Array, "O I"]:
+    """Return the weights times their scales, rounded once."""
+    by_group = weight.reshape(len(weight), len(scales), -1).astype(jnp.promote_types(dtype, scales.dtype))
+    return (by_group * scales.T[:, :, None]).astype(dtype).reshape(weight.shape)
 
 
 def offset_product(x: Float[Array, "T I"], offsets: Float[Array, "G O"]) -> Float[Array, "T O"]:

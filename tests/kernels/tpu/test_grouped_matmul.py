@@ -24,6 +24,7 @@ SMALL = SmallTuning(rows=32, outputs=128, inputs=128)
 FAST = (
     Case((0, 9, 2, 0, 40), 192, 256, weights="int8", padding=5),
     Case((3, 0, 1), 128, 256, weights="int4", padding=3),
+    Case((3, 0, 1), 128, 256, weights="e4m3_groups", group=128, padding=3),
     Case((3, 0, 1), 128, 256, weights="mxfp4", group=32, padding=3),
 )
 SLOW = (
@@ -35,6 +36,7 @@ SLOW = (
     Case((1, 0, 0, 70, 1), 256, 192, weights="float8_e4m3fn"),  # turned
     Case((2, 0, 33), 128, 192, weights="int4", group=32, padding=1),  # turned, the last lanes half full
     Case((0, 5), 192, 1088, weights="int4"),  # all inputs at once, in three pieces
+    Case((2, 0, 33), 128, 192, weights="e4m3_groups", group=64, padding=1),  # turned
     Case((0,) * 9 + (4, 1), 128, 128, weights="int8"),  # scales of experts in two tiles of memory
 )
 
@@ -116,15 +118,18 @@ def test_a_step_has_all_inputs_or_a_part_that_divides_them() -> None:
         ("int4", (4096, 14336), 128): 2048,
         ("int4", (2048, 192), 64): 192,
         ("int4", (2880, 2880), 32): 2880,
+        ("float8_e4m3fn", (4096, 7168), 128): 1024,
+        ("float8_e4m3fn", (7168, 2048), 128): 2048,
     }
     for (weights, shape, group), inputs in taken.items():
-        sizes = _choice(weights, shape, group)
+        sizes = _choice(weights, shape, group, scales="bfloat16" if weights == "int4" else "float32")
         assert sizes is not None, shape
         assert sizes.inputs == inputs
     assert _choice("int8", (4096, 14336 + 64)) is None, "no whole lanes divide it"
     assert _choice("int4", (4096, 7 * 1024 + 512), 128) is None, "nor rows of scales"
     assert _choice("int4", (4096, 4096), 256) is None
     assert _choice("int8", (4096, 4096), 128) is None, "4 bits in bytes"
+    assert _choice("float8_e4m3fn", (4096, 4096), 128) is None, "scales are float32"
     assert _choice("int8", (4096, 4096), x="float32") is None
     assert _choice("int4", (2880, 720), 16) is None, "too few inputs of a scale"
     assert _choice("int4", (2880, 720), 16, scales="uint8") is not None, "of an exponent"

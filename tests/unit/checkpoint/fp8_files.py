@@ -42,22 +42,25 @@ class Layout:
     suffix: str
     scale_shape: str
     """Part of a matrix that shares a scale: "tensor", "row" or "block"."""
-    block: tuple[int, int] = (48, 40)
-    """Outputs and inputs of a block; neither divides the matrices."""
+    block: tuple[int, int] = (40, 48)
+    """Outputs and inputs of a block; neither divides all matrices."""
     has_input_scale: bool = False
+
+
+def in_blocks(num_outputs: int, num_inputs: int) -> Layout:
+    """Return the layout of DeepSeek-V3 and Qwen3-FP8 with blocks of another size than theirs."""
+    block = [num_outputs, num_inputs]
+    config = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": block, "fmt": "e4m3"}
+    return Layout(config, "scale_inv", "block", (num_outputs, num_inputs))
 
 
 _TOKENS = {**_EIGHT_BITS, "strategy": "token", "dynamic": True}
 LAYOUTS = {
     "fp8": Layout({"quant_method": "fp8", "activation_scheme": "static"}, "scale", "tensor", has_input_scale=True),
-    "fp8 blocks": Layout(
-        {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [48, 40], "fmt": "e4m3"},
-        "scale_inv",
-        "block",
-    ),
+    "fp8 blocks": in_blocks(40, 48),
     "channels": Layout(_compressed("channel", _TOKENS), "scale", "row"),
     "weights alone": Layout(_compressed("tensor", None), "scale", "tensor"),
-    "blocks": Layout(_compressed("block", _TOKENS, block_structure=[48, 40]), "scale", "block"),
+    "blocks": Layout(_compressed("block", _TOKENS, block_structure=[40, 48]), "scale", "block"),
 }
 
 

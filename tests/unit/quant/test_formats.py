@@ -23,6 +23,7 @@ def test_formats_are_those_of_the_folder_none_first() -> None:
     expected = [
         "none",
         "fp8",
+        "fp8-block-weight-only",
         "fp8-weight-only",
         "gguf",
         "gguf-weight-only",

@@ -52,10 +52,11 @@ def test_each_byte_is_read_once_for_devices_that_share_it(model: str, fused_for:
         np.testing.assert_array_equal(one, other)
 
 
-def test_rows_are_quantised_alike_whether_one_device_holds_them_or_two() -> None:
-    """Each device reads whole rows where inputs are split, since a scale is for all of a row."""
-    skeleton, split, num_read, num_stored = loaded("llama3_tiny", policy("int8-weight-only", 0), NUM_DEVICES)
-    _, whole, _, _ = loaded("llama3_tiny", policy("int8-weight-only", 0), 1)
+@pytest.mark.parametrize("quantization", ["int8-weight-only", "fp8-block-weight-only"])
+def test_rows_are_quantised_alike_whether_one_device_holds_them_or_two(quantization: str) -> None:
+    """Each device reads whole rows where inputs are split, since a scale is for all of a row, or a group of its inputs."""
+    skeleton, split, num_read, num_stored = loaded("llama3_tiny", policy(quantization, 0), NUM_DEVICES)
+    _, whole, _, _ = loaded("llama3_tiny", policy(quantization, 0), 1)
     by_input = sum(
         4 * int(np.prod(leaf.shape))
         for leaf in skeleton.leaves

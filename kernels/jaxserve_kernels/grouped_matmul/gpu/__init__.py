@@ -19,7 +19,9 @@ _FIRST_JAX = (0, 11, 2)
 WORKERS = 2
 """Warpgroups of a program that compute."""
 _GROUPS = (64, 128)
-"""Inputs that a scale of 4-bit weights may belong to."""
+"""Inputs that a scale of weights in groups may belong to."""
+_RING_BYTES = 200_000
+"""Bytes that the stages may use of the 227 KiB of shared memory."""
 BLOCK = 32
 """Inputs that an exponent of MXFP4 belongs to."""
 BLOCKS_OF_STEP = 2
@@ -40,8 +42,8 @@ def choice(x: Operand, weight: Operand) -> GroupedTuning | None:
 
 
 def small_choice(x: Operand, weight: Operand, scales: Operand) -> GroupedTuning | None:
-    """Return the sizes for 8-bit weights with a scale per output, or 4-bit ones with one per output and group of inputs, of
-    MXFP4 an exponent; None: the reference computes it."""
+    """Return the sizes for 8-bit weights with a scale per output, or 4-bit and e4m3 ones with one per output and group of
+    inputs, of MXFP4 an exponent; None: the reference computes it."""
     (num_rows, num_inputs), (num_experts, num_outputs, _) = x.shape, weight.shape
     rows_per_expert = num_rows // num_experts
     if len(scales.shape) == 2:
@@ -53,10 +55,15 @@ def small_choice(x: Operand, weight: Operand, scales: Operand) -> GroupedTuning 
         if x.dtype != jnp.bfloat16 or weight.dtype != jnp.int4 or group != BLOCK:
             return None
         return _fitting_blocks(grouped_tuning(_DEVICE, 4, rows_per_expert), num_inputs, num_outputs)
-    if not x.dtype == scales.dtype == jnp.bfloat16 or weight.dtype != jnp.int4 or group not in _GROUPS:
+    types = ((jnp.int4, jnp.bfloat16), (jnp.float8_e4m3fn, jnp.float32))
+    if x.dtype != jnp.bfloat16 or (weight.dtype, scales.dtype) not in types or group not in _GROUPS:
         return None
-    sizes = grouped_tuning(_DEVICE, 4, rows_per_expert)
-    return _fitting(replace(sizes, inputs=group), num_inputs, num_outputs)
+    sizes = replace(grouped_tuning(_DEVICE, 4, rows_per_expert), inputs=group)  # two sums of a tile, as with 4 bits
+    if weight.dtype == jnp.float8_e4m3fn:
+        outputs = WORKERS * sizes.outputs
+        stage_bytes = group * (2 * sizes.rows + outputs) + 4 * outputs
+        sizes = replace(sizes, stages=min(sizes.stages, _RING_BYTES // stage_bytes))
+    return _fitting(sizes, num_inputs, num_outputs)
 
 
 def _fitting_blocks(sizes: GroupedTuning, num_inputs: int, num_outputs: int) -> GroupedTuning | None:

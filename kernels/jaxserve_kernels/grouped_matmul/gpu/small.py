@@ -5,8 +5,8 @@ The result is computed transposed, as in `matmul.gpu.skinny`: outputs fill the 6
 has, and rows are its columns, so a tile can have as few as 16. Every tile writes all of its rows, tile after tile; XLA
 takes each row from where it lies, adds the parts of the inputs, and applies the scales.
 
-4-bit weights have a scale for each output and group of inputs; a group is a step, whose product is scaled before it is
-added. Weights in MXFP4 are scaled themselves, which is exact (see `blocks`). Letters: see `plan`; G groups of inputs.
+4-bit weights, and e4m3 ones in blocks, have a scale for each output and group of inputs; a group is a step, whose product is
+scaled before it is added. Weights in MXFP4 are scaled themselves, which is exact (see `blocks`). Letters: see `plan`; G groups of inputs.
 """
 
 from __future__ import annotations

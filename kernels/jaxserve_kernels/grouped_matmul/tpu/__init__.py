@@ -19,7 +19,7 @@ Operand = jax.Array | jax.ShapeDtypeStruct
 LANES = 128
 _SUBLANES = 16
 _GROUPS = (32, 64, 128)
-"""Inputs that a scale of 4-bit weights may belong to."""
+"""Inputs that a scale of weights in groups may belong to."""
 _BLOCKS = (16, 32)
 """Inputs that an exponent of MXFP4 may belong to."""
 _GROUPS_OF_STEP = 8
@@ -45,15 +45,17 @@ def supports(x: jax.Array, weight: jax.Array) -> bool:
 
 
 def small_choice(x: Operand, weight: Operand, scales: Operand) -> SmallTuning | None:
-    """Return the sizes for 8-bit weights with a scale per output, or 4-bit ones with one per output and group of inputs, of
-    MXFP4 an exponent; None: the reference computes it. The sizes are not measured; see README."""
+    """Return the sizes for 8-bit weights with a scale per output, or 4-bit and e4m3 ones with one per output and group of
+    inputs, of MXFP4 an exponent; None: the reference computes it. The sizes are not measured; see README."""
     (num_rows, num_inputs), num_experts = x.shape, weight.shape[0]
     unit, bits = LANES, 8
     if len(scales.shape) == 3:
-        group, bits = num_inputs // scales.shape[1], 4
+        group, bits = num_inputs // scales.shape[1], 4 if weight.dtype == jnp.int4 else 8
         unit = group * _GROUPS_OF_STEP
-        is_scaled = scales.dtype in (jnp.bfloat16, jnp.float32) and group in _GROUPS
-        is_known = weight.dtype == jnp.int4 and (is_scaled or (scales.dtype == jnp.uint8 and group in _BLOCKS))
+        of_scales = (jnp.bfloat16, jnp.float32) if bits == 4 else (jnp.float32,)
+        is_scaled = scales.dtype in of_scales and group in _GROUPS
+        is_mxfp4 = bits == 4 and scales.dtype == jnp.uint8 and group in _BLOCKS
+        is_known = (weight.dtype in (jnp.int4, jnp.float8_e4m3fn) and is_scaled) or is_mxfp4
     else:
         is_known = weight.dtype in (jnp.int8, jnp.float8_e4m3fn) and scales.dtype == jnp.float32
     if x.dtype != jnp.bfloat16 or not is_known:

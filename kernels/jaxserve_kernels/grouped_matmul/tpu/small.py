@@ -2,7 +2,8 @@
 VMEM. Activations of the weights' own type are multiplied as they are; on a chip without such a matmul the compiler
 decides how.
 
-4-bit weights are integers, or places of MXFP4's numbers if their scales are exponents: see `mxfp4`.
+4-bit weights are integers, or places of MXFP4's numbers if their scales are exponents: see `mxfp4`. They have a scale for each
+output and group of inputs, as e4m3 weights in blocks have.
 
 Rows are cut at multiples of a tile's rows, whatever their experts. A tile is computed once for each expert that has
 rows in it, one after the other: all of its rows are multiplied, and the expert's own rows are written. So every copy is
@@ -115,7 +116,7 @@ def _launch(
             scratch_shapes=scratch,
         ),
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary")),
-        cost_estimate=_cost(num_rows, weight, num_outputs, bits=4 if group else 8),
+        cost_estimate=_cost(num_rows, weight, num_outputs, bits=4 if weight.dtype == jnp.int4 else 8),
         name="grouped_matmul",
     )(tiles, padded, weight, scales)
     return product[:num_rows]

@@ -20,7 +20,9 @@ _FIRST_JAX = (0, 11, 2)
 WORKERS = 2
 """Warpgroups of a program that compute."""
 _GROUPS = (64, 128)
-"""Inputs that a scale of 4-bit weights may belong to: a tile's."""
+"""Inputs that a scale of weights in groups may belong to: a tile's."""
+_GROUPED_TYPES = ((jnp.int4, jnp.bfloat16), (jnp.float8_e4m3fn, jnp.float32))
+"""Types of weights and scales in groups."""
 _MOST_GROUPED_TOKENS = 128
 """More would need two sums of more registers than there are."""
 _MOST_STAGES = 8
@@ -45,7 +47,7 @@ def choice(x: Operand, weight: Operand, *, dynamic: bool = False) -> SkinnyTunin
 
 
 def grouped_choice(x: Operand, weight: Operand, scales: Operand) -> SkinnyTuning | None:
-    """Return the sizes for a matmul with 4-bit weights in groups; None: XLA computes it.
+    """Return the sizes for a matmul with weights of 4 bits, or in e4m3, in groups; None: XLA computes it.
 
     The sizes are not measured. The kernel is taken because of what XLA writes to memory beside such weights, see README.
     """
@@ -57,15 +59,16 @@ def grouped_choice(x: Operand, weight: Operand, scales: Operand) -> SkinnyTuning
     rows = 128 if is_wide else 64
     is_supported = (
         jax.__version_info__ >= _FIRST_JAX
-        and x.dtype == scales.dtype == jnp.bfloat16
-        and weight.dtype == jnp.int4
+        and x.dtype == jnp.bfloat16
+        and (weight.dtype, scales.dtype) in _GROUPED_TYPES
         and padded <= _MOST_GROUPED_TOKENS
         and group in _GROUPS
         and num_outputs % (WORKERS * rows) == 0
     )
     if not is_supported:
         return None
-    stage_bytes = group * (2 * padded + WORKERS * rows // 2) + 2 * WORKERS * rows
+    bits, outputs = 4 if weight.dtype == jnp.int4 else 8, WORKERS * rows
+    stage_bytes = group * (2 * padded + outputs * bits // 8) + outputs * scales.dtype.itemsize
     return SkinnyTuning(rows, group, min(_MOST_STAGES, _RING_BYTES // stage_bytes), multiprocessors(_NUM_PROGRAMS))
 
 

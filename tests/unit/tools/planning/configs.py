@@ -60,6 +60,15 @@ QWEN3_30B_A3B: dict[str, Any] = {
     "rope_theta": 1000000.0,
     "tie_word_embeddings": False,
 }
+QWEN3_30B_A3B_FP8 = QWEN3_30B_A3B | {
+    "quantization_config": {
+        "quant_method": "fp8",
+        "activation_scheme": "dynamic",
+        "fmt": "e4m3",
+        "modules_to_not_convert": ["lm_head", "model.layers.0.mlp.gate"],
+        "weight_block_size": [128, 128],
+    },
+}
 GPT_OSS_20B: dict[str, Any] = {
     "architectures": ["GptOssForCausalLM"],
     "model_type": "gpt_oss",

@@ -30,7 +30,15 @@ from jaxserve.tools.planning.plan import FORMAT_VERSION, Exchanges, Plan, to_jso
 from jaxserve.tools.planning.planner import Planner, read_model
 from jaxserve.tools.planning.roofline import decode_bound
 from tests.models.goldens import DATA
-from tests.unit.tools.planning.configs import GPT_OSS_20B, LLAMA_8B, LLAMA_70B, QWEN3_30B_A3B, SMOLLM2, write_config
+from tests.unit.tools.planning.configs import (
+    GPT_OSS_20B,
+    LLAMA_8B,
+    LLAMA_70B,
+    QWEN3_30B_A3B,
+    QWEN3_30B_A3B_FP8,
+    SMOLLM2,
+    write_config,
+)
 
 A100 = ACCELERATORS["a100"]
 H200 = ACCELERATORS["h200"]
@@ -253,6 +261,20 @@ def test_experts_of_gpt_oss_take_their_blocks_and_scales(tmp_path: Path) -> None
         kept = experts // 2 + gate_up // 32 + down // block  # inputs of down are split, those of gate and up are not
         assert wide.weights_bytes - plan.weights_bytes == (2 * experts - kept) // num_devices
     assert plan_of(tmp_path / "1", GPT_OSS_20B, H200).weights_bytes < 14e9
+
+
+@pytest.mark.parametrize(("num_devices", "group"), [(1, 128), (2, 128), (4, 64)])
+def test_fp8_in_blocks_takes_a_byte_and_a_scale_of_each_group(tmp_path: Path, num_devices: int, group: int) -> None:
+    """Tables and routers stay bfloat16. Experts have 768 inputs of the down projection; a quarter of them is 1.5 blocks."""
+    shared = ParallelConfig(tensor_parallel_size=num_devices)
+    plan = plan_of(tmp_path, QWEN3_30B_A3B_FP8, H200, parallel=shared)
+    wide = plan_of(tmp_path, QWEN3_30B_A3B_FP8, H200, parallel=shared, model={"quantization": "none"})
+    assert plan.model.num_parameters == wide.model.num_parameters
+    assert (plan.weights_stored_as, plan.arithmetic) == ("fp8-block-weight-only", "bfloat16")
+    down = 48 * 128 * 2048 * 768
+    others = 48 * (128 * 2 * 2048 * 768 + 2 * 2048 * 4096 + 2 * 2048 * 512)
+    kept = (down + others) + down // group * 4 + others // 128 * 4
+    assert wide.weights_bytes - plan.weights_bytes == (2 * (down + others) - kept) // num_devices
 
 
 def test_experts_in_mxfp4_need_a_model_with_experts(tmp_path: Path) -> None:
