@@ -186,8 +186,10 @@ def _check_same(config: Config, prepared: Preparation, checkpoint: Checkpoint, b
         used = prepared.skeleton.policy.quant
         for module, kind in sorted(set(quant.stored_kinds) - set(used.stored_kinds)):
             _differ(checkpoint, f"{module}.weight", dict(used.stored_kinds).get(module, "not in blocks"), kind)
-        if quant != used:
-            _differ(checkpoint, "quantization", used.name, quant.name)
+        for each in fields(used):
+            old, new = getattr(used, each.name), getattr(quant, each.name)
+            if old != new:
+                _differ(checkpoint, "quantization" if each.name == "name" else f"quantization.{each.name}", old, new)
     if type(served) is not type(found):
         _differ(checkpoint, "architecture", type(served).__name__, type(found).__name__)
     for field in fields(served):

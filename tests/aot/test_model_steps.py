@@ -1,4 +1,4 @@
-"""Decode steps of large models with experts, compiled for accelerators that are not there: bytes against the ideal.
+"""Decode steps of large models, compiled for accelerators that are not there: bytes against the ideal.
 
 One layer of each kind at real widths. docs/benchmarks/model-steps.md has the table of all of them.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.model_steps.shapes import DEEPSEEK_V3, QWEN3_6_35B, Model
+from benchmarks.model_steps.shapes import DEEPSEEK_V3, DEEPSEEK_V3_BLOCKS, QWEN3_6_35B, QWEN3_8B_BLOCKS, Model
 from benchmarks.model_steps.steps import make_case
-from tests.aot.devices import H200, Target
+from tests.aot.devices import H200, V6E, Target
 from tests.aot.test_embed_programs import require_compiler
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow, pytest.mark.newest]
@@ -20,6 +20,9 @@ pytestmark = [pytest.mark.aot, pytest.mark.slow, pytest.mark.newest]
     [
         pytest.param(DEEPSEEK_V3, H200, 8, 1.4, id="deepseek-v3-h200-x8"),
         pytest.param(QWEN3_6_35B, H200, 8, 1.7, id="qwen3.6-35b-h200-x8"),
+        pytest.param(DEEPSEEK_V3_BLOCKS, H200, 8, 1.4, id="deepseek-v3-blocks-h200-x8"),
+        pytest.param(QWEN3_8B_BLOCKS, H200, 1, 1.3, id="qwen3-8b-blocks-h200"),
+        pytest.param(QWEN3_8B_BLOCKS, V6E, 1, 1.1, id="qwen3-8b-blocks-v6e"),
     ],
 )
 def test_a_decode_step_moves_little_more_than_it_must(
@@ -28,7 +31,8 @@ def test_a_decode_step_moves_little_more_than_it_must(
     require_compiler(target)
     case = make_case(model, target.device, num_devices, "decode")
     step = case.step(*case.compile())
-    assert 0.95 < step.ratio < most, "less than all would mean that something is not counted"
+    # Less than all would mean that something is not counted: on TPUs what is fetched in the scope of no layer.
+    assert (0.9 if target is V6E else 0.95) < step.ratio < most
     assert step.num_loops == 0
     assert "While" not in step.outside_graphs
     assert "CollectivePermute" not in step.outside_graphs

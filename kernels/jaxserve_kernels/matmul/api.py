@@ -6,7 +6,7 @@ import jax
 from jaxtyping import Array, Float, Int, Num
 
 from jaxserve_kernels.backend import NATIVE, Backend
-from jaxserve_kernels.matmul import cpu, gpu, reference
+from jaxserve_kernels.matmul import cpu, gpu, reference, tpu
 from jaxserve_kernels.matmul.cpu import multiplies
 from jaxserve_kernels.matmul.reference import offset_product, quantize_rows
 
@@ -45,6 +45,8 @@ def matmul(
 def _grouped(
     x: Float[Array, "T I"], weight: Num[Array, "O I"], scales: Float[Array, "G O"], backend: Backend
 ) -> Float[Array, "T O"]:
+    if backend == "mosaic_tpu" and tpu.supports(x, weight, scales):
+        return tpu.matmul(x, weight, scales)
     sizes = gpu.grouped_choice(x, weight, scales) if backend == "mosaic_gpu" else None
     if sizes is None:
         return reference.grouped_matmul(x, weight, scales)

@@ -14,7 +14,8 @@ import pytest
 from jaxserve_kernels.grouped_matmul import grouped_matmul, tpu
 from jaxserve_kernels.grouped_matmul.cases import CASES, Case, Operands, error, operands
 from jaxserve_kernels.grouped_matmul.tpu import SmallTuning
-from jaxserve_kernels.matmul import quantize_rows
+from jaxserve_kernels.matmul import matmul, quantize_rows
+from jaxserve_kernels.matmul import tpu as dense
 
 from tests.kernels.tpu_interpreter import QUICKLY, tpu_interpreter
 
@@ -89,6 +90,24 @@ def test_a_row_does_not_depend_on_its_neighbours(monkeypatch: pytest.MonkeyPatch
         moved = given._replace(x=rows, group_sizes=np.array(sizes, np.int32))
         found.append(multiply(case, moved, monkeypatch)[first : first + 5])
     np.testing.assert_array_equal(*found)
+
+
+@pytest.mark.slow
+def test_one_matrix_is_that_of_the_only_expert(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few tokens take the kernel; a mesh that XLA splits the matmul over does not."""
+    case = Case((5,), 192, 256, weights="e4m3_groups", group=128)
+    given = operands(case)
+    assert given.scales is not None
+    monkeypatch.setattr(tpu, "small_choice", lambda *_: SMALL)
+    arrays = [jnp.asarray(each) for each in (given.x, given.weight[0], given.scales[0])]
+    product = jax.jit(functools.partial(matmul, backend="mosaic_tpu"), compiler_options=QUICKLY)
+    assert "grouped_matmul" in str(jax.make_jaxpr(functools.partial(matmul, backend="mosaic_tpu"))(*arrays))
+    with tpu_interpreter(num_cores=1):
+        assert error(case, given, jax.block_until_ready(product(*arrays))) <= 1
+    many = [jnp.zeros((257, 256), jnp.bfloat16), *arrays[1:]]
+    assert not dense.supports(*many)
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((2,), ("tensor",))):
+        assert not dense.supports(*arrays)
 
 
 @pytest.mark.slow
