@@ -213,7 +213,7 @@ $(STAMPS)/aot: requirements/aot.lock | $(STAMPS)/dev
 	@touch $@
 
 # Client libraries need other versions: their environment has no jaxserve, and the server runs in its own.
-clients-check: install $(STAMPS)/test-models ## client libraries (openai, anthropic, LangChain, LiteLLM, lm-eval, Node) against live servers
+clients-check: install $(STAMPS)/test-models ## client libraries (openai, anthropic, LangChain, pydantic-ai, AI SDK, ...) and the snippets of docs/clients.md against live servers
 	@$(call make_in,$(CLIENTS_VENV)) SERVER_PYTHON="$(abspath $(BIN)/python)" clients-tests
 
 CLIENTS_PYTEST = -m pytest -c tests/clients/pytest.ini

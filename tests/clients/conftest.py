@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.lane import API_KEY, library
+from tests.clients.lane import AFTER_RESULTS, API_KEY, library
 from tests.e2e.http_server import PYTHON, TOKENIZER, Server, await_ready, launched, running
 
 COLD_START_TIMEOUT_S = 280.0
@@ -21,14 +21,17 @@ BYTES_AND_MORE = {"vocab_size": 389, "num_blocks": 2048}
 START, EOS = 1, 2
 REPLY = (
     "<think>\nThe user wants the weather.\n</think>\n\nOne moment.\n<tool_call>\n"
-    '{"name": "get_weather", "arguments": {"city": "Paris", "note": "caf\\u00e9 \\"x\\""}}\n</tool_call>\n'
+    '{"name": "get_weather", "arguments": {"city":"Paris","note":"café \\"x\\""}}\n</tool_call>\n'
     '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
 )
+"""Arguments are written as a grammar demands it of strict functions, without spaces."""
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}"
     "{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}{% endfor %}{{ '<|im_end|>' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}"
+    f"{{% if messages[-1].role == 'tool' %}}{{% raw %}}{REPLY}<|im_end|>{{% endraw %}}{{% endif %}}{{% endif %}}"
 )
+"""After results the prompt has the reply with the calls once more: the fake engine goes on after it."""
 
 
 @contextlib.contextmanager
@@ -72,10 +75,10 @@ def fake() -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def tools(fake: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A fake engine that emits reasoning, text and two tool calls, in the format of Qwen's models."""
+    """A fake engine that emits reasoning, text and two calls in the format of Qwen's models, and a text after results."""
     template = tmp_path_factory.mktemp("template") / "chat.jinja"
     template.write_text(TEMPLATE)
-    body = {"prompt": f"assistant\n{REPLY}", "add_special_tokens": False}
+    body = {"prompt": f"assistant\n{REPLY}<|im_end|>{AFTER_RESULTS}", "add_special_tokens": False}
     status, _, reply = fake.request("POST", "/tokenize", body)
     assert status == 200, reply
     script = {"cue": START, "token_ids": [*json.loads(reply)["tokens"], EOS]}

@@ -11,6 +11,9 @@ import pytest
 API_KEY = "sk-clients"
 """API key of the server with the default model."""
 
+AFTER_RESULTS = "It is sunny in Paris."
+"""Text of the fake model that has called its tools, after their results."""
+
 
 def require_lane() -> None:
     """Skip the importing module in any other environment."""

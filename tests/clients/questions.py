@@ -19,3 +19,12 @@ class City(pydantic.BaseModel):
     name: str
     continent: Literal["Africa", "America", "Asia", "Europe"]
     is_capital: bool
+
+
+class Capital(pydantic.BaseModel):
+    """A reply of which the default model is sure."""
+
+    city: Literal["Berlin", "Paris", "Rome"]
+
+
+PARIS = Capital(city="Paris")

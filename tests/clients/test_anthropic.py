@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.lane import API_KEY, library
+from tests.clients.lane import AFTER_RESULTS, API_KEY, library
 from tests.clients.questions import ANSWER, MODEL, QUESTION, City
 from tests.e2e.http_server import Server
 
@@ -118,7 +118,9 @@ def test_a_conversation_goes_on_with_results(caller: anthropic.Anthropic) -> Non
         if block.type == "tool_use"
     ]
     history = [*ASKING["messages"], first.to_param(), {"role": "user", "content": results}]
-    check_blocks(caller.messages.create(**ASKING | {"messages": history}, tools=TOOLS))
+    answer = caller.messages.create(**ASKING | {"messages": history}, tools=TOOLS)
+    assert [(block.type, block.text) for block in answer.content] == [("text", AFTER_RESULTS)]
+    assert answer.stop_reason == "end_turn"
 
 
 def test_one_call_at_most(caller: anthropic.Anthropic) -> None:

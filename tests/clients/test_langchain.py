@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
-from tests.clients.lane import API_KEY, library
+from tests.clients.lane import AFTER_RESULTS, API_KEY, library
 from tests.e2e.http_server import Server
 
 langchain_openai = library("langchain_openai")
@@ -80,7 +80,7 @@ def test_bound_tools_are_called_and_answered(caller: Any) -> None:
     whole = sum(chunks[1:], chunks[0])
     assert [(c["name"], c["args"]) for c in whole.tool_calls] == [(c["name"], c["args"]) for c in reply.tool_calls]
     results = [messages.ToolMessage("noon", tool_call_id=call["id"]) for call in reply.tool_calls]
-    assert caller.invoke([question, reply, *results]).content == "One moment."
+    assert caller.invoke([question, reply, *results]).content == AFTER_RESULTS
 
 
 @pytest.mark.parametrize("method", ["json_schema", "json_mode"])
@@ -113,7 +113,7 @@ def test_the_responses_api(smollm2: Server, tools: Server) -> None:
     reply = caller.invoke([question])
     assert [call["name"] for call in reply.tool_calls] == ["get_weather", "now"]
     results = [messages.ToolMessage("noon", tool_call_id=call["id"]) for call in reply.tool_calls]
-    assert caller.invoke([question, reply, *results]).text == "One moment."
+    assert caller.invoke([question, reply, *results]).text == AFTER_RESULTS
 
 
 def test_errors(model: Any) -> None:

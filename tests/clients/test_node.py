@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.clients.lane import API_KEY, require_lane
+from tests.clients import node_scripts
+from tests.clients.lane import require_lane
+from tests.clients.node_scripts import requires
 from tests.e2e.http_server import Server
 
 require_lane()
 
-FOLDER = Path(__file__).parent / "node"
-NODE = shutil.which("node")
-
-pytestmark = [
-    pytest.mark.skipif(NODE is None, reason="no node on this machine"),
-    pytest.mark.skipif(not (FOLDER / "node_modules" / "openai").is_dir(), reason="no npm has installed the SDK"),
-]
+pytestmark = requires("openai")
 
 
 def run(script: str, server: Server, model: str) -> Any:
     """Return the output of `chat.mjs SCRIPT`."""
-    environment = os.environ | {"SERVER_URL": server.url, "API_KEY": API_KEY, "MODEL": model}
-    command = [str(NODE), "chat.mjs", script]
-    done = subprocess.run(command, cwd=FOLDER, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return node_scripts.run("chat.mjs", script, server=server, model=model)
 
 
 def test_plain_and_streamed_chat(smollm2: Server) -> None:

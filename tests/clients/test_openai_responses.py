@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.lane import API_KEY, library
+from tests.clients.lane import AFTER_RESULTS, API_KEY, library
 from tests.clients.questions import ANSWER, MODEL, City
 from tests.e2e.http_server import Server
 
@@ -75,8 +75,8 @@ def test_calls_and_reasoning_are_items_and_are_answered(caller: openai.OpenAI) -
     assert [item.type for item in final.output] == [item.type for item in whole.output]
     results: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "ok"} for call in calls]
     conversation: Any = [{"role": "user", "content": "The weather?"}, *whole.output, *results]
-    assert caller.responses.create(**options, input=conversation).output_text == "One moment."
-    assert caller.responses.create(**options, input=results, previous_response_id=whole.id).output_text == "One moment."
+    assert caller.responses.create(**options, input=conversation).output_text == AFTER_RESULTS
+    assert caller.responses.create(**options, input=results, previous_response_id=whole.id).output_text == AFTER_RESULTS
 
 
 async def test_async_responses(smollm2: Server) -> None:

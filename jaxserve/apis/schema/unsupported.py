@@ -89,6 +89,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "truncate_prompt_tokens": _NULL,
     "use_beam_search": _OFF,
     "web_search_options": _NULL,
+    "whitespace_pattern": _NULL,  # outlines' name of `guided_whitespace_pattern`
 }
 """Field to the values that ask for nothing. A request struct that has the field goes first."""
 

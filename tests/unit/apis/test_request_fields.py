@@ -81,6 +81,7 @@ ASKING = {
     "truncate_prompt_tokens": 5,
     "use_beam_search": True,
     "web_search_options": {},
+    "whitespace_pattern": "x",
 }
 
 
