@@ -20,7 +20,7 @@ _ROUNDED = {"int8": 3e-3, "float8_e4m3fn": 4e-2}
 """A value on the border of two steps may be rounded to either, in e4m3 up to an eighth apart: of 768 activations in
 bfloat16, which have few bits themselves, up to some thirty are."""
 _WIDENED = 1e-2
-"""Tolerance for 4-bit weights, which the reference may scale and round before it multiplies."""
+"""Tolerance for weights in groups, which the reference may scale and round before it multiplies."""
 CASES = tuple(
     Case(sizes, 512, 768, weights, dtype, padding=3, group=group)
     for sizes in (_FEW, _MANY)
@@ -32,6 +32,7 @@ CASES = tuple(
         ("float8_e4m3fn", "bfloat16", 0),
         ("int4", "bfloat16", 128),
         ("int4", "bfloat16", 64),
+        ("e4m3_groups", "bfloat16", 128),
     )
 )
 """Decode steps and prompts, in every type that a kernel takes."""
@@ -46,7 +47,11 @@ def check_experts(case: Case, backend: Backend, bench: Bench, *, dynamic: bool =
         tolerance = _ROUNDED[case.weights]
     else:
         wanted, _ = expected(case, given)
-        tolerance = _WIDENED if case.weights == "int4" and backend == "reference" else PRODUCT_TOLERANCES[case.dtype]
+        tolerance = (
+            _WIDENED
+            if case.weights in ("int4", "e4m3_groups") and backend == "reference"
+            else PRODUCT_TOLERANCES[case.dtype]
+        )
     arguments = [jnp.asarray(each) for each in given if each is not None]
     compiled = bench.compile(partial(grouped_matmul, dynamic=dynamic, backend=backend), *arguments)
     found = np.asarray(compiled(*arguments), np.float64)[: len(wanted)]

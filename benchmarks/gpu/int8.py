@@ -12,7 +12,14 @@ from benchmarks.gpu.steps import StepBench
 
 COMPILE_SHARE = 0.7
 """Fraction of the remaining time for compiling."""
-KINDS: tuple[str, ...] = ("fp8", "int4-weight-only", "int8-weight-only", "fp8-weight-only", "int8")
+KINDS: tuple[str, ...] = (
+    "fp8",
+    "int4-weight-only",
+    "int8-weight-only",
+    "fp8-weight-only",
+    "int8",
+    "fp8-block-weight-only",
+)
 """The first are sure to be compiled in time."""
 QUICK_KINDS = ("int4-weight-only", "int8")
 

@@ -75,8 +75,9 @@ def _backend_checks(backend: Backend, dtypes: Sequence[str], *, is_quick: bool) 
         cases = [case for case in op.CASES if has_kernel(backend, case)]
         for case in [case for case in cases if not (is_quick and case in op.SLOW)]:
             found[f"{backend}: {name} {case}"] = partial(check_case, name, case, backend)
-    for count, dtype in itertools.product((1, 7, 64), dtypes[:2]):
-        found[f"{backend}: matmul int4 weights {count} {dtype}"] = partial(check_grouped, backend, dtype, count)
+    for weights, count, dtype in itertools.product(("int4", "float8_e4m3fn"), (1, 7, 64), dtypes[:2]):
+        name = f"{backend}: matmul {weights} weights in groups {count} {dtype}"
+        found[name] = partial(check_grouped, backend, weights, dtype, count)
     for experts in EXPERTS[2:5:2] if is_quick else EXPERTS:
         found[f"{backend}: {experts}"] = partial(check_experts, experts, backend)
         if experts.weights in ("int8", "float8_e4m3fn"):

@@ -116,18 +116,20 @@ def check_matmul(kind: str, dtype: str, count: int, bench: Bench) -> None:
     compare(bench, f"matmul, {kind}, {count} x {num_in} x {num_out}, {dtype}", found, expected, tolerance)
 
 
-def check_grouped(backend: Backend, dtype: str, count: int, bench: Bench) -> None:
-    """4-bit weights with a scale for each output and 128 inputs: by the kernel where `backend` has one."""
+def check_grouped(backend: Backend, weights: str, dtype: str, count: int, bench: Bench) -> None:
+    """Weights in int4 or e4m3 with a scale for each output and 128 inputs: by the kernel where `backend` has one."""
     random, (num_in, num_out) = bench.random, (1024, 768)
     x = random.standard_normal((count, num_in), np.float32).astype(_dtype(dtype))
-    numbers = random.integers(-8, 8, (num_out, num_in)).astype(np.int8)
-    scales = random.uniform(-0.1, 0.1, (num_in // 128, num_out)).astype(_dtype(dtype))
-    wide = numbers * scales.astype(np.float64).T.repeat(128, axis=1)
-    # As the server stores them: in bytes on CPUs.
-    weight = jnp.asarray(numbers if jax.default_backend() == "cpu" else numbers.astype(ml_dtypes.int4))
+    is_int4 = weights == "int4"
+    numbers = random.integers(-8, 8, (num_out, num_in)).astype(np.int8 if is_int4 else _dtype(weights))
+    scales = random.uniform(-0.1, 0.1, (num_in // 128, num_out)).astype(_dtype(dtype) if is_int4 else np.float32)
+    wide = numbers.astype(np.float64) * scales.astype(np.float64).T.repeat(128, axis=1)
+    # As the server stores them: int4 in bytes on CPUs.
+    is_packed = is_int4 and jax.default_backend() != "cpu"
+    weight = jnp.asarray(numbers.astype(ml_dtypes.int4) if is_packed else numbers)
     arguments = (jnp.asarray(x), weight, jnp.asarray(scales))
     found = np.asarray(bench.compile(partial(matmul, backend=backend), *arguments)(*arguments))
-    name = f"{backend}: matmul, int4 weights, {count} x {num_in} x {num_out}, {dtype}"
+    name = f"{backend}: matmul, {weights} weights in groups, {count} x {num_in} x {num_out}, {dtype}"
     compare(bench, name, found, x.astype(np.float64) @ wide.T, PRODUCT_TOLERANCES[dtype])
 
 

@@ -66,8 +66,8 @@ def device_leaves(skeleton: ModelSkeleton, sharding: Sharding, seed: int) -> tup
             return jnp.ones(shape, dtype)
         return jax.random.normal(key, shape, dtype) * jnp.asarray(shape[-1] ** -0.5, dtype)
 
-    def scales(spec: ArraySpec) -> jax.Array:
-        largest = 127 if len(spec.shape) == 1 else 8
+    def scales(spec: ArraySpec, values: ArraySpec) -> jax.Array:
+        largest = 127 if len(spec.shape) == 1 or values.dtype == jnp.float8_e4m3fn else 8
         return jnp.full(spec.shape, 1 / (largest * skeleton.config.hidden_size**0.5), spec.dtype)
 
     made = jax.jit(make, static_argnums=(1, 2, 3))
@@ -76,7 +76,7 @@ def device_leaves(skeleton: ModelSkeleton, sharding: Sharding, seed: int) -> tup
     def arrays(key: jax.Array, leaf: LeafSpec) -> Iterator[tuple[ArraySpec, jax.Array]]:
         values, *others = leaf.arrays
         yield values, made(key, values.shape, values.dtype, kind_of(leaf))
-        yield from ((spec, scales(spec)) for spec in others)
+        yield from ((spec, scales(spec, values)) for spec in others)
 
     return tuple(
         jax.device_put(array, sharding.place(spec.axes)).block_until_ready()
