@@ -51,9 +51,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the plan; returns 0 if the model fits, or all models together, else 1."""
     configs = configs_from_flags(arguments)
-    for config in configs:
-        if config.model.adapters:
-            raise ConfigError("--lora-modules: `plan` does not support adapters")
     memory = arguments.device_memory and parse_value(
         BY_NAME["kv_cache_memory"], arguments.device_memory, "--device-memory"
     )

@@ -30,6 +30,9 @@ from jaxserve.quant.array import ArraySpec, QuantArray
 from jaxserve.quant.tensor import Tensor, as_floats
 from jaxserve.sharding.rules import axis_rules
 
+_ADAPTER: Final = ".lora_"
+"""Part of the names of tensors that belong to adapters."""
+
 
 @dataclass(frozen=True, slots=True)
 class LeafSpec:
@@ -63,6 +66,11 @@ class LeafSpec:
         """The tensors and their shapes."""
         counts = (self.own_shape[:1] if self.layout is None else self.layout.counts) * (self.num_experts or 1)
         return {name: (count, *self.own_shape[1:]) for name, count in zip(self.tensors, counts, strict=True)}
+
+    @property
+    def is_adapter(self) -> bool:
+        """True for a parameter that holds adapters: those are not converted."""
+        return _ADAPTER in self.tensors[0]
 
     @property
     def num_bytes(self) -> int:

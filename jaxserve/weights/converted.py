@@ -20,19 +20,12 @@ from jaxserve.sharding.mesh import Sharding
 from jaxserve.weights.parts import Ranges, parts_by_device, slices
 
 T = TypeVar("T")
-ADAPTER = ".lora_"
-"""Part of the names of tensors that belong to adapters."""
-
-
-def is_adapter(leaf: LeafSpec) -> bool:
-    """Return True for a parameter that holds adapters: those are not converted."""
-    return ADAPTER in leaf.tensors[0]
 
 
 def layout_facts(skeleton: ModelSkeleton | EncoderSkeleton) -> dict[str, str]:
     """Return everything that the arrays of the parameters depend on beside the weights, by name."""
     policy, config = skeleton.policy, skeleton.config
-    leaves = [leaf for leaf in skeleton.leaves if not is_adapter(leaf)]
+    leaves = [leaf for leaf in skeleton.leaves if not leaf.is_adapter]
     order = [getattr(config, name, None) for name in ("head_dim", "rotary_dim", "rotary_pairs", "kv_copies")]
     return {
         "dtype": str(policy.weights),
@@ -74,7 +67,7 @@ def restore_arrays(
         raise CheckpointError(
             f"{checkpoint.path}: converted for other settings ({'; '.join(others)}); convert the model again with those of the server"
         )
-    leaves = [leaf for leaf in skeleton.leaves if not is_adapter(leaf)]
+    leaves = [leaf for leaf in skeleton.leaves if not leaf.is_adapter]
     reads = _one_ahead(_reads(ZarrArrays(checkpoint.path / ARRAYS, "zarr"), leaves, sharding))
     for leaf in leaves:
         yield [_place(spec, sharding, reads, on_read) for spec in leaf.arrays]

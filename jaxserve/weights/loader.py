@@ -20,7 +20,7 @@ from jaxserve.errors import CheckpointError
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import EncoderSkeleton, LeafSpec, ModelSkeleton
 from jaxserve.sharding.mesh import Sharding
-from jaxserve.weights.converted import is_adapter, restore_arrays
+from jaxserve.weights.converted import restore_arrays
 from jaxserve.weights.parts import Ranges, parts_by_device, slices
 from jaxserve.weights.reader import TensorReader, kv_copies
 
@@ -58,7 +58,7 @@ def load_params(
 
     for _, together in itertools.groupby(sorted(skeleton.leaves, key=position), position):
         for leaf in together:
-            if converted is not None and not is_adapter(leaf):
+            if converted is not None and not leaf.is_adapter:
                 params[leaf.name] = next(restored)
             else:
                 params[leaf.name] = _load_leaf(leaf, reader, [sharding.place(spec.axes) for spec in leaf.arrays])
@@ -74,7 +74,7 @@ def load_adapters(checkpoint: Checkpoint, skeleton: ModelSkeleton, sharding: Sha
     Raises CheckpointError for a missing or misshaped tensor before anything is read.
     """
     check_tensors(checkpoint, skeleton)
-    return _load_some(checkpoint, skeleton, sharding, is_adapter)
+    return _load_some(checkpoint, skeleton, sharding, lambda leaf: leaf.is_adapter)
 
 
 def load_changed(

@@ -86,6 +86,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "scheduler.plan",
         "tokenizer",
         "engine",  # `bench offline` runs an EngineCore
+        "executor.adapters",  # the places that adapters take
         "executor.preparation",  # the sizes of an engine that embeds
         "runtime",
         "frontend.constraints",

@@ -24,6 +24,7 @@ from jaxserve.runner.limits import mesh_shape
 from jaxserve.runner.speculation.step import speculative_task
 from jaxserve.runner.steps import generation_task, lower
 from jaxserve.sharding.mesh import make_sharding
+from jaxserve.tools.planning.adapters import planned_adapters
 from jaxserve.tools.planning.collectives import compiled_collectives
 from jaxserve.tools.planning.compiler import CompileJob, ProgramMemory
 from jaxserve.tools.planning.fit import planned_draft, planned_policy
@@ -51,7 +52,8 @@ def compile_program(job: CompileJob, program: Program) -> ProgramMemory | str:
     shape = mesh_shape(job.config.parallel)
     devices = described_devices(job.device, shape.num_devices)
     sharding = make_sharding(job.decoder, shape, devices)
-    skeleton = make_skeleton(job.decoder, planned_policy(job.config, job.decoder, job.device))
+    policy = planned_policy(job.config, job.decoder, job.device)
+    skeleton = make_skeleton(job.decoder, policy, planned_adapters(job.config, job.decoder))
     draft = planned_draft(job.config, job.decoder, job.device)
     mode, returns_experts = job.config.model.logprobs_mode, job.config.model.enable_return_routed_experts
     task = generation_task(job.device.platform, mode, returns_experts=returns_experts)

@@ -9,7 +9,7 @@ from jaxserve.checkpoint.source import resolve
 from jaxserve.config import Config
 from jaxserve.errors import DoesNotFitError
 from jaxserve.layers.policy import DtypePolicy
-from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig
 from jaxserve.models.registry import read_decoder
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.runner.backend import Chip
@@ -21,6 +21,7 @@ from jaxserve.runner.limits import Limits, check_cache, make_limits, make_policy
 from jaxserve.runner.memory import DeviceMemory, kv_bytes_left
 from jaxserve.runner.slots import slots_bytes
 from jaxserve.runner.speculation.model import make_draft_model
+from jaxserve.tools.planning.adapters import planned_adapters, without_adapters
 from jaxserve.tools.planning.devices import Device
 from jaxserve.tools.planning.sizes import Sizes, estimate_workspace, make_sizes
 
@@ -62,10 +63,11 @@ def model_sizes(config: Config, decoder: DecoderConfig, device: Device) -> Sizes
     """Return the model's sizes in the dtypes and on the devices of `config`."""
     decoder = decoder.for_devices(config.parallel.tensor_parallel_size)
     policy = planned_policy(config, decoder, device)
-    # The table of per-layer embeddings has a width for each layer.
+    # The table of per-layer embeddings has a width for each layer, and adapters name the layers that they change.
     needs_all = policy.quant.plain_matrices or policy.quant.stored_kinds or decoder.per_layer_dim is not None
-    layers = decoder.layers if needs_all else tuple(dict.fromkeys(decoder.layers))
-    return make_sizes(_skeleton(replace(decoder, layers=layers), policy), decoder)
+    layers = decoder.layers if needs_all or config.model.adapters else tuple(dict.fromkeys(decoder.layers))
+    shown = replace(decoder, layers=layers)
+    return make_sizes(_skeleton(shown, policy, planned_adapters(config, shown)), decoder)
 
 
 def make_fit(config: Config, decoder: DecoderConfig, device: Device) -> Fit:
@@ -76,7 +78,8 @@ def make_fit(config: Config, decoder: DecoderConfig, device: Device) -> Fit:
     sizes = model_sizes(config, decoder, device)
     weights = held_bytes(device, sizes, sizes.weights_bytes)
     draft = planned_draft(config, decoder, device)
-    drafting = 0 if draft is None else model_sizes(config, draft.skeleton.config, device).weights_bytes
+    plain = without_adapters(config)
+    drafting = 0 if draft is None else model_sizes(plain, draft.skeleton.config, device).weights_bytes
     if weights + drafting >= device.limit_bytes:
         both = f" and those of the draft model ({gib(drafting)})" if drafting else ""
         raise DoesNotFitError(
@@ -170,5 +173,5 @@ def _step_tokens(program: Program) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=8)
-def _skeleton(decoder: DecoderConfig, policy: DtypePolicy) -> ModelSkeleton:
-    return make_skeleton(decoder, policy)
+def _skeleton(decoder: DecoderConfig, policy: DtypePolicy, adapters: AdaptersConfig | None) -> ModelSkeleton:
+    return make_skeleton(decoder, policy, adapters)

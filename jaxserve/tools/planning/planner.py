@@ -20,6 +20,7 @@ from jaxserve.runner.inputs import Program, programs, with_images
 from jaxserve.runner.limits import Limits, context_notes, kv_cache_dtype, kv_spec, quantization_notes, with_cache_groups
 from jaxserve.runtime.environment import child_environment
 from jaxserve.runtime.startup_display import StartupDisplay
+from jaxserve.tools.planning.adapters import adapters_notes
 from jaxserve.tools.planning.advice import Advice, Attempt, advice_for, attempt, find_advice
 from jaxserve.tools.planning.collectives import Links, step_collectives
 from jaxserve.tools.planning.compiler import Answers, CompileJob, ProgramMemory, compile_programs
@@ -165,6 +166,8 @@ class Planner:
         """Return the plan for `config`. compile_job: None leaves the workspace estimated."""
         decoder, device = self._decoder(config), self._device
         sizes = model_sizes(config, decoder, device)
+        adapters = gib(held_bytes(device, sizes, sizes.adapters_bytes))
+        notes = (*notes, *adapters_notes(config, decoder, adapters))
         try:
             fit = make_fit(config, decoder, device)
         except DoesNotFitError as error:

@@ -34,11 +34,14 @@ class Sizes:
     rules: AxisRules
     exchange: Exchange
     num_parameters: int
+    """Without LoRA adapters."""
     num_layer_weights: int
     """Parameters of the layers' matrices that a token is multiplied with: two operations per token each."""
     num_head_weights: int
     weights_bytes: int
-    """Bytes on one device."""
+    """Bytes on one device, those of adapters among them."""
+    adapters_bytes: int
+    """Bytes of LoRA adapters on one device."""
     read_bytes: int
     """Part of them that a step reads on one device: all matrices, but only a few rows of an embedding, and no vectors."""
     expert_bytes: int
@@ -94,10 +97,11 @@ def make_sizes(skeleton: ModelSkeleton, decoder: DecoderConfig | None = None) ->
         shape=policy.mesh,
         rules=rules,
         exchange=policy.exchange,
-        num_parameters=sum(math.prod(leaf.shape) for leaf in leaves) - _num_copied(decoder),
+        num_parameters=sum(math.prod(leaf.shape) for leaf in leaves if not leaf.is_adapter) - _num_copied(decoder),
         num_layer_weights=work.num_layer_weights,
         num_head_weights=work.num_head_weights,
         weights_bytes=sum(local_bytes(array, rules) for leaf in leaves for array in leaf.arrays),
+        adapters_bytes=sum(local_bytes(array, rules) for leaf in leaves if leaf.is_adapter for array in leaf.arrays),
         read_bytes=work.read_bytes,
         expert_bytes=work.expert_bytes,
     )

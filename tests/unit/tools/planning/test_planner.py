@@ -120,6 +120,29 @@ def test_parameters_of_layers_that_differ_are_those_of_the_checkpoint(name: str,
     assert found == sum(prod(tensor.shape) for tensor in tensors)
 
 
+def test_places_of_adapters_take_memory_for_every_expert(tmp_path: Path) -> None:
+    path = write_config(tmp_path, QWEN3_30B_A3B)
+    config = config_for(path)
+    reserved = dataclasses.replace(config, model=dataclasses.replace(config.model, max_loras=2, max_lora_rank=24))
+    plans = [Planner(read_model(path), H200, H200.rates).plan(each, None) for each in (config, reserved)]
+    expert = 3 * (2048 + 768)
+    attention = (2048 + 4096) + 2 * (2048 + 512) + (4096 + 2048)
+    expected = 2 * 32 * 48 * (128 * expert + attention) * 2  # ranks are multiples of 16, numbers of two bytes
+    assert plans[1].weights_bytes - plans[0].weights_bytes == expected
+    assert plans[1].model.num_parameters == plans[0].model.num_parameters
+    assert f"{expected / GIB:.2f} GiB of the weights are those of 2 LoRA adapters of rank up to 32" in plans[1].notes
+
+
+def test_adapters_take_memory_for_the_modules_that_they_change() -> None:
+    path = DATA / "qwen3_moe_tiny"
+    config = config_for(path)
+    adapter = DATA / "adapters" / "qwen3_moe_tiny" / "experts"
+    adapted = dataclasses.replace(config, model=dataclasses.replace(config.model, lora_modules=f"mine={adapter}"))
+    plain, sizes = (model_sizes(each, read_model(path).decoder, H200) for each in (config, adapted))
+    of_queries, of_experts = 3 * (64 + 128), 2 * 6 * 3 * (64 + 32)  # layer 1 has no experts
+    assert sizes.adapters_bytes == sizes.weights_bytes - plain.weights_bytes == 16 * (of_queries + of_experts) * 2
+
+
 def test_experts_take_memory_all_and_time_as_tokens_take_them(tmp_path: Path) -> None:
     path = write_config(tmp_path, QWEN3_30B_A3B)
     sizes = model_sizes(config_for(path), read_model(path).decoder, H200)
