@@ -56,7 +56,7 @@ QWEN3_235B = DecoderConfig(  # Qwen3-235B-A22B
 )
 MODELS: Mapping[str, DecoderConfig] = MappingProxyType({"llama-70b": LLAMA_70B, "qwen3-235b": QWEN3_235B})
 MACHINES: Mapping[str, tuple[str, int]] = MappingProxyType(
-    {"8 x H200": ("h200x8", 1), "2 x 8 x H200": ("h200x8", 2), "v5e-16": ("v5e-16", 2), "v6e-16": ("v6e-16", 2)}
+    {"8 x H200": ("h200x8", 1), "2 x 8 x H200": ("h200x8", 2), "v5e-16": ("v5e-16", 4), "v6e-16": ("v6e-16", 4)}
 )
 DECODE_ROWS, MIXED_TOKENS, CONTEXT = 256, 2048, 32768
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from base64 import b64decode
-from collections import deque
 from math import ceil
 from typing import Any
 
@@ -26,8 +24,6 @@ class PageRequestRouter(RequestRouter):  # type: ignore[misc]  # ray has no type
         self._router = Router(make_policy(routing, max_imbalance_tokens=max_imbalance_tokens), sends_snapshots=True)
         self._routes: dict[str, Route] = {}
         self._versions: dict[str, int] = {}
-        self.choice_seconds: deque[float] = deque(maxlen=1024)
-        """Durations of the latest choices."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -36,14 +32,12 @@ class PageRequestRouter(RequestRouter):  # type: ignore[misc]  # ray has no type
         wire = None if pending_request is None else next(iter(pending_request.args), None)
         if not isinstance(wire, WireRequest):
             return [candidate_replicas]
-        started = time.perf_counter()
         by_id = {_id_of(replica.replica_id): replica for replica in candidate_replicas}
         self._update(by_id)
         ranked = [by_id[replica.replica_id] for replica in self._router.rank(wire.route, by_id.keys())]
         ranked.sort(key=lambda replica: _id_of(replica.replica_id) == wire.avoid)
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
-        self.choice_seconds.append(time.perf_counter() - started)
         return [[replica] for replica in ranked]
 
     def on_request_routed(self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any) -> None:

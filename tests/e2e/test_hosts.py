@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.hosts import WORKER, Replica, golden_tokens, greedy_body, greedy_tokens, running_hosts
-from tests.e2e.http_server import Server, children_of, command_of
+from tests.e2e.http_server import Server, children_of, command_of, until
 from tests.e2e.real_server import model
 from tests.e2e.test_http_raw import open_post, read_until
 
@@ -25,12 +25,14 @@ def host_metric(server: Server, name: str, host: int) -> float:
     return server.metric(f'{name}{{engine="0",host="{host}",model_name="tiny"}}')
 
 
-def test_two_hosts_give_the_tokens_of_one_and_survive_the_death_of_a_worker(programs: Path) -> None:
+def test_two_hosts_give_the_tokens_of_one_and_survive_the_death_of_a_worker(programs: Path, tmp_path: Path) -> None:
     expected = golden_tokens(model(), NUM_TOKENS)
-    with running_hosts(model(), 2, 2, programs=programs) as replica:
+    profiles = ("--profile-dir", str(tmp_path), "--public-commands")
+    with running_hosts(model(), 2, 2, *profiles, programs=programs) as replica:
         server = replica.server
         assert greedy_tokens(server, model(), NUM_TOKENS) == expected
         check_that_both_hosts_are_seen(server)
+        check_that_both_hosts_are_profiled(replica, tmp_path)
         check_that_each_host_read_its_half(replica)
         check_that_a_killed_worker_ends_each_request_once(replica)
         replica.await_back()
@@ -49,6 +51,14 @@ def check_that_both_hosts_are_seen(server: Server) -> None:
     assert host_metric(server, "host_steps_total", 1) > 0
     assert host_metric(server, "host_memory_bytes", 1) > 0
     assert server.metric("host_broadcast_bytes_total") > 0
+
+
+def check_that_both_hosts_are_profiled(replica: Replica, folder: Path) -> None:
+    assert replica.server.request("POST", "/start_profile")[0] == 200
+    greedy_tokens(replica.server, model(), 4)
+    assert replica.server.request("POST", "/stop_profile")[0] == 200
+    until(lambda: all("wrote a profile" in each.output for each in (replica.server, *replica.hosts)), "no profile")
+    assert len(list(folder.rglob("*.xplane.pb"))) == 2
 
 
 def check_that_each_host_read_its_half(replica: Replica) -> None:
@@ -70,3 +80,4 @@ def check_that_a_killed_worker_ends_each_request_once(replica: Replica) -> None:
         assert rest.count(b'data: {"error":') == 1
         stream.close()
     assert server.request("GET", "/live")[0] == 200, "the server lives, and starts the engine again"
+    assert server.request("GET", "/health")[0] == 503, "it does not serve meanwhile"

@@ -24,7 +24,7 @@ from tests.e2e.test_http_raw import open_post, read_until
 pytestmark = pytest.mark.slow
 
 QUICK: dict[str, Any] = {"device_seconds": 0.002, "vocab_size": 384, "eos_token_ids": []}
-NUM_SWAPS = 3
+NUM_SWAPS = 5
 NUM_TOKENS = 24
 
 

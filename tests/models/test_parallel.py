@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.sharding.rules import MeshShape
-from tests.models.goldens import GoldenCheckpoint, golden_checkpoint
+from tests.models.goldens import GoldenCheckpoint, golden_checkpoint, golden_checkpoints
 from tests.models.mesh_model import MeshModel
+from tests.models.tiny_model import TinyModel
 
 NUM_OUTPUTS = 4
 FAMILIES = (
@@ -21,7 +24,7 @@ FAMILIES = (
     "qwen2_moe_tiny",  # a shared expert
     "qwen2_tiny",  # biases
 )
-"""One of each way in which layers are split."""
+"""One of each way in which layers are split, for `make test`; `make scale-check` splits all."""
 
 
 def check(golden: GoldenCheckpoint, model: MeshModel) -> None:
@@ -32,20 +35,58 @@ def check(golden: GoldenCheckpoint, model: MeshModel) -> None:
     assert model.greedy(logits, NUM_OUTPUTS) == [golden.output_ids[:NUM_OUTPUTS].tolist()] * 2
 
 
+SHAPES = {
+    "gemma3n_tiny": MeshShape(2, data=2),  # its vocabulary of per-layer embeddings is no multiple of 8
+    "llama4_tiny": MeshShape(4, data=2),  # experts whose inputs are scaled are not distributed
+    "llama4_odd_tiny": MeshShape(1, data=8),
+}
+"""Shapes of checkpoints that do not take the largest one."""
+
+
 def largest_shape(golden: GoldenCheckpoint) -> MeshShape:
     """Return the shape of eight devices with most axes: heads over four (or less), two data ranks, experts over all."""
+    if golden.name in SHAPES:
+        return SHAPES[golden.name]
     decoder = decoder_of(open_model(golden.path))
     tensor = 4 if decoder.num_heads % 4 == 0 else 1
     if decoder.experts is None:
         return MeshShape(tensor, data=8 // tensor)
-    return MeshShape(tensor, expert=max(n for n in (2, 4, 8) if decoder.experts.num_experts % n == 0), data=2)
+    return MeshShape(tensor, expert=max(n for n in (1, 2, 4, 8) if decoder.experts.num_experts % n == 0), data=2)
+
+
+def has_one_pool(golden: GoldenCheckpoint) -> bool:
+    """Return True if all layers keep keys and values of the whole context, the cache that data ranks can share."""
+    groups = decoder_of(open_model(golden.path)).cache.groups
+    return [group.kind for group in groups] == ["full"]
+
+
+def cases(*, has_one: bool) -> list[Any]:
+    """Return the checkpoints with one pool, or the others; those that are not of FAMILIES are for `make scale-check`."""
+    return [
+        golden.name if golden.name in FAMILIES else pytest.param(golden.name, marks=pytest.mark.scale)
+        for golden in golden_checkpoints()
+        if has_one_pool(golden) == has_one
+    ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", cases(has_one=True))
 def test_eight_devices_generate_the_tokens_of_one(name: str) -> None:
     golden = golden_checkpoint(name)
     check(golden, MeshModel(golden, largest_shape(golden)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", cases(has_one=False))
+def test_devices_that_share_heads_and_states_generate_the_tokens_of_one(name: str) -> None:
+    """Caches of several kinds are not divided into data ranks: as many devices as divide the heads compute one model."""
+    golden = golden_checkpoint(name)
+    decoder = decoder_of(open_model(golden.path))
+    size = next(size for size in (8, 4, 2, 1) if decoder.num_heads % size == 0)
+    model = TinyModel(golden.path, dtype="float32", tensor_parallel_size=size)
+    logits = model.logits(golden.prompt_ids)
+    np.testing.assert_allclose(logits[-8:], golden.logits, atol=1e-4, rtol=0)
+    assert model.greedy(logits[-1], NUM_OUTPUTS) == golden.output_ids[:NUM_OUTPUTS].tolist()
 
 
 @pytest.mark.slow

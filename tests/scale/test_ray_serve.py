@@ -69,8 +69,8 @@ def prefix_hits(app: App) -> tuple[int, set[str]]:
     return num_cached, replicas
 
 
-def stream_of(app: App, max_tokens: int) -> socket.socket:
-    body = json.dumps({"prompt": [5, 6], "max_tokens": max_tokens, "stream": True, "temperature": 0}).encode()
+def open_stream(app: App, fields: dict[str, Any]) -> socket.socket:
+    body = json.dumps(fields | {"stream": True}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     connection = socket.create_connection((app.host, app.port), timeout=120)
     connection.sendall(head.encode() + body)
@@ -113,7 +113,8 @@ def replica_of(head: bytes) -> bytes:
 def check_killed_replica(nodes: Cluster, app: App) -> None:
     """Kill the actor of a replica: streams that run there end with one error, everything else is answered."""
     text = complete(app, {"prompt": [5, 6], "max_tokens": 4, "temperature": 0})["choices"][0]["text"]
-    streams = [stream_of(app, 1000) for _ in range(2 * NUM_REPLICAS)]
+    fields = {"prompt": [5, 6], "max_tokens": 1000, "temperature": 0}
+    streams = [open_stream(app, fields) for _ in range(2 * NUM_REPLICAS)]
     heads = [read_until(stream, b'"text"') for stream in streams]
     names = [replica_of(head) for head in heads]
     victim = servers(nodes)[0]
@@ -137,17 +138,23 @@ def check_killed_replica(nodes: Cluster, app: App) -> None:
 def traffic(app: App, num_clients: int, num_prompt_tokens: int = 2) -> Iterator[list[str]]:
     """Send requests from several clients without a pause; yields the replicas that answered. No request may fail.
 
-    Prompts are different, so that no replica has their pages.
+    Every other reply is streamed. Prompts are different, so that no replica has their pages.
     """
     is_over, answered, numbers = threading.Event(), list[str](), itertools.count(5)
 
     def send() -> None:
         while not is_over.is_set():
-            reply = complete(
-                app, {"prompt": [next(numbers) % 300] * num_prompt_tokens, "max_tokens": 40, "temperature": 0}
-            )
-            assert reply["usage"]["completion_tokens"] == 40
-            answered.append(reply["replica"])
+            number = next(numbers)
+            body = {"prompt": [number % 300] * num_prompt_tokens, "max_tokens": 40, "temperature": 0}
+            if number % 2:
+                reply = complete(app, body)
+                assert reply["usage"]["completion_tokens"] == 40
+                answered.append(reply["replica"])
+            else:
+                with open_stream(app, body) as stream:
+                    whole = read_until(stream, b"data: [DONE]\n\n")
+                assert whole.count(b'"finish_reason":"length"') == 1 and b'data: {"error":' not in whole
+                answered.append(replica_of(whole).partition(b":")[2].strip().decode())
 
     with ThreadPoolExecutor(num_clients) as pool:
         clients = [pool.submit(send) for _ in range(num_clients)]

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,11 @@ import pytest
 pytest.importorskip("ray", reason="needs `jaxserve[ray]`: make scale-check")
 
 from tests.e2e.hosts import JOIN_TIMEOUT_S, WORKER, golden_tokens, greedy_body
-from tests.e2e.http_server import command_of, until
+from tests.e2e.http_server import ROOT, command_of, until
 from tests.e2e.real_server import model
 from tests.programs import shared_programs
 from tests.scale.network import Host, can_make_hosts
-from tests.scale.ray_cluster import App, Cluster, cluster, processes_on
+from tests.scale.ray_cluster import GCS_PORT, HTTP_PORT, VARIABLES, App, Cluster, cluster, processes_on
 
 pytestmark = [
     pytest.mark.slow,
@@ -32,6 +33,12 @@ pytestmark = [
 
 NUM_TOKENS = 16
 SERVER = b"jaxserve.ray.server_process"
+POST = """
+import sys, urllib.request
+url, body = sys.argv[1:]
+request = urllib.request.Request(url, body.encode(), {"Content-Type": "application/json"})
+print(urllib.request.urlopen(request).read().decode())
+"""
 
 
 @pytest.fixture
@@ -103,6 +110,31 @@ def test_each_replica_has_a_whole_tpu_slice(slices: Cluster) -> None:
         assert first_hosts == [True, True, False, False], "the nodes with the resource of a slice's first host"
         assert other_hosts == [False, False, True, True]
         assert [peers_of(host, slices) for host in slices.hosts[2:]] == [slices.hosts[1:2], slices.hosts[:1]]
+
+
+def test_serve_run_starts_the_application_with_its_arguments(nodes: Cluster) -> None:
+    """Run the documented command. The reply is asked for on the head, since Ray Serve listens on its loopback."""
+    head, serve = nodes.hosts[0], str(Path(sys.executable).with_name("serve"))
+    one = {key: value for key, value in settings().items() if "host" not in key} | {"tensor_parallel_size": 1}
+    words = [serve, "run", "jaxserve.ray:app", *(f"{key}={value}" for key, value in one.items())]
+    environment = os.environ | VARIABLES | {"RAY_ADDRESS": f"{head.address}:{GCS_PORT}"}
+    log = nodes.folder / "serve-run.log"
+    with log.open("wb") as output:
+        driver = subprocess.Popen(head.command(*words), stdout=output, stderr=output, env=environment, cwd=ROOT)
+    body = json.dumps(greedy_body(model(), NUM_TOKENS))
+    url = f"http://127.0.0.1:{HTTP_PORT}/v1/completions"
+    ask = head.command(sys.executable, "-c", POST, url, body)
+    try:
+        until(lambda: subprocess.run(ask, capture_output=True, check=False).returncode == 0, "no answer", 400)
+        reply = json.loads(subprocess.run(ask, capture_output=True, check=True).stdout)
+        assert reply["choices"][0]["logprobs"]["tokens"] == golden_tokens(model(), NUM_TOKENS)
+    except BaseException as error:
+        error.add_note(log.read_text()[-6000:])
+        raise
+    finally:
+        driver.send_signal(signal.SIGINT)
+        driver.wait(120)
+    until(lambda: not servers(nodes), "processes outlived the application", 120)
 
 
 def servers(nodes: Cluster) -> list[int]:

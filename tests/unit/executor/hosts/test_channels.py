@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from jaxserve.config import HostsConfig
+from jaxserve.config import CompileConfig, Config, HostsConfig, ModelConfig
 from jaxserve.errors import ConfigError, StartupError
-from jaxserve.executor.hosts.agreement import agree_common, agree_equal, agree_smallest
+from jaxserve.executor.hosts.agreement import agree_common, agree_equal, agree_kernels, agree_smallest
 from jaxserve.executor.hosts.leader import Leader
 from jaxserve.executor.hosts.messages import Failed, HostStats, Left, Refused, Restart, Stop
 from jaxserve.executor.hosts.plans import HostCommand, encode_order
@@ -103,6 +103,20 @@ def test_hosts_agree_on_the_smallest_value_and_common_names(ends: Ends) -> None:
     assert on_both(leader, joined.worker, lambda hosts: agree_smallest(hosts, "KV", 10 - hosts.rank)) == (9, 9)
     named = on_both(leader, joined.worker, lambda hosts: agree_common(hosts, "programs", {"a", f"{hosts.rank}"}))
     assert named == ({"a"}, {"a"})
+
+
+@pytest.mark.parametrize("bad", [None, 0, 1])
+def test_kernels_that_fail_on_one_host_are_used_on_none(ends: Ends, bad: int | None) -> None:
+    leader, joined, _ = pair(ends)
+    configs = [
+        Config(
+            model=ModelConfig(model="m"),
+            compile=CompileConfig(attention_backend="reference" if rank == bad else "auto"),
+        )
+        for rank in range(2)
+    ]
+    found = on_both(leader, joined.worker, lambda hosts: agree_kernels(hosts, configs[hosts.rank]))
+    assert [config.compile.attention_backend for config in found] == ["auto" if bad is None else "reference"] * 2
 
 
 def test_both_hosts_refuse_different_facts_with_one_line(ends: Ends) -> None:
