@@ -1,0 +1,39 @@
+"""Places for adapters exist for every model that may have adapters."""
+
+from __future__ import annotations
+
+import pytest
+
+from jaxserve.checkpoint.adapted import with_adapters
+from jaxserve.checkpoint.peft_modules import declared_module
+from jaxserve.config import Config, ModelConfig
+from jaxserve.errors import ConfigError
+from jaxserve.executor.adapters import adapters_config
+from jaxserve.models.registry import decoder_of, open_model
+from jaxserve.models.skeleton import make_skeleton
+from jaxserve.runner.limits import check_cache, with_cache_groups
+from jaxserve.weights.loader import check_tensors
+from tests.models.goldens import golden_checkpoints
+from tests.models.test_adapters import PLAIN
+
+SETTINGS = ModelConfig(model="any", max_loras=1)
+
+
+@pytest.mark.parametrize("name", [golden.name for golden in golden_checkpoints()])
+def test_reserved_places_have_tensors_in_every_model(name: str) -> None:
+    path = next(golden.path for golden in golden_checkpoints() if golden.name == name)
+    checkpoint = open_model(path)
+    decoder = decoder_of(checkpoint)
+    if decoder.recurrent is not None:
+        with pytest.raises(ConfigError, match="--max-loras"):
+            check_cache(Config(model=SETTINGS), with_cache_groups(Config(model=SETTINGS), decoder))
+        return
+    room = adapters_config((), SETTINGS, decoder)
+    assert room is not None
+    tensors, skeleton = with_adapters(checkpoint, [None], room.rank, room.modules), make_skeleton(decoder, PLAIN, room)
+    check_tensors(tensors, skeleton)
+    changed = {
+        declared_module(name.split(".lora_")[0]) for leaf in skeleton.leaves for name in leaf.tensors if leaf.is_adapter
+    }
+    assert any(module.endswith("_proj") for module in changed)
+    assert any(".experts." in module for module in changed) == (decoder.experts is not None)
