@@ -25,6 +25,11 @@ class Constraint:
     format (GBNF)."""
     param: str
 
+    @property
+    def is_json(self) -> bool:
+        """True if replies are JSON."""
+        return self.kind in ("json", "json_object")
+
     def asks_for(self, other: Constraint) -> bool:
         """Return True if both ask for the same format."""
         return self.kind == other.kind and _decoded(self.value) == _decoded(other.value)

@@ -68,7 +68,7 @@ async def encode_request(
     spec, notes, prompts = ParserSpec(), RequestNotes(), []
     if isinstance(request.prompt, Conversation):
         prompts.append(await encode_conversation(tokens, request.prompt, limit, images))
-        spec, notes = _parser_spec(tokens, request.prompt, prompts[0]), _notes(tokens, request.prompt)
+        spec, notes = _parser_spec(tokens, request, request.prompt, prompts[0]), _notes(tokens, request.prompt)
     else:
         for index, text in enumerate(request.prompt.prompts):
             if isinstance(text, EmbedsSource):
@@ -165,7 +165,9 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     return rendered
 
 
-def _parser_spec(tokens: Tokenization, conversation: Conversation, prompt: list[int]) -> ParserSpec:
+def _parser_spec(
+    tokens: Tokenization, request: GenerationRequest, conversation: Conversation, prompt: list[int]
+) -> ParserSpec:
     output_format = tokens.output_format
     tools = {function.name: function.parameters or {} for _, function in conversation.offered}
     end = prompt[-_NUM_END_TOKENS:] if output_format.has_reasoning else []
@@ -176,6 +178,7 @@ def _parser_spec(tokens: Tokenization, conversation: Conversation, prompt: list[
         continued=_content_text(conversation.messages[-1]) if conversation.continue_final_message else None,
         shown_token_ids=tokens.shown_token_ids(with_tools=bool(tools)),
         max_calls=None if conversation.is_parallel else 1,
+        is_json=request.constraint is not None and not conversation.tool_choice.is_forced,
     )
 
 

@@ -48,7 +48,7 @@ def grammar_of(
     named = None if request.constraint is None else constraint_grammar(request.constraint, max_depth)
     if not isinstance(request.prompt, Conversation):
         return named
-    named = named or call_grammar(request.prompt, tokenizer, spec.output_format, max_depth)
+    named = call_grammar(request.prompt, tokenizer, spec.output_format, max_depth, named) or named
     return after_thinking(request.prompt, tokenizer, spec, named)
 
 
@@ -78,22 +78,36 @@ def constraint_grammar(constraint: Constraint, max_depth: int) -> NamedGrammar:
 
 
 def call_grammar(
-    conversation: Conversation, tokenizer: Tokenizer, output_format: OutputFormat, max_depth: int
+    conversation: Conversation,
+    tokenizer: Tokenizer,
+    output_format: OutputFormat,
+    max_depth: int,
+    answer: NamedGrammar | None = None,
 ) -> NamedGrammar | None:
-    """Return the grammar that `tool_choice` and `strict` functions require; None if they do not constrain the reply.
+    """Return the grammar that `tool_choice`, `strict` functions and `answer` require; None if none of them applies.
 
     A choice that forces a call constrains the arguments of every function to its schema; other choices constrain those
-    of strict functions. Raises UnsupportedParameterError if no grammar can express the model's calls.
+    of strict functions. answer: the grammar, a JSON schema, of a reply that calls no function.
+    Raises UnsupportedParameterError if no grammar can express the model's calls.
     """
     offered, choice, names = conversation.offered, conversation.tool_choice, conversation.names
     strict = [i for i, function in offered if function.strict]
-    if not choice.is_forced and not strict:
+    if choice.is_forced:
+        answer = None
+    if not offered or not (choice.is_forced or strict or answer):
         return None
     syntax = _syntax(tokenizer, output_format)
-    if syntax is None:
+    if syntax is None and (choice.is_forced or strict):
         raise unsupported(
             "tool_choice" if choice.is_forced else f"{names.function.format(strict[0])}.strict",
             "is not supported: nothing can hold calls to a form in the format in which this model writes them "
+            "(--tool-call-parser)",
+        )
+    if syntax is None or (answer is not None and not syntax.begin):
+        assert answer is not None, "the other reasons have their own error"
+        raise unsupported(
+            answer.param,
+            "is not supported together with tools by this model: no marker tells its calls from a reply in JSON "
             "(--tool-call-parser)",
         )
     tokens = tokenizer.control_tokens.split
@@ -114,8 +128,10 @@ def call_grammar(
         tokens(syntax.end),
         allows_text=not choice.is_forced,
         reasoning=output_format.reasoning.opener if output_format.reasoning is not None else "",
+        answer="" if answer is None else answer.grammar.text,
     )
-    return NamedGrammar(Grammar("calls", msgspec.json.encode(calls).decode()), "tools")
+    param = "tools" if answer is None else answer.param
+    return NamedGrammar(Grammar("calls", msgspec.json.encode(calls).decode()), param)
 
 
 def after_thinking(

@@ -165,8 +165,10 @@ class GenerationRequest:
             refuse_scores("prompt_logprobs", self.prompt.prompts)
         if isinstance(self.prompt, Conversation):
             self.prompt.check(limits)
-            if self.constraint is not None and self.prompt.offered:
-                raise unsupported(self.constraint.param, "is not supported together with tools")
+            if self.constraint is not None and self.prompt.offered and not self.constraint.is_json:
+                raise unsupported(
+                    self.constraint.param, "is not supported together with tools: only JSON, with or without a schema"
+                )
         elif self.num_sequences > limits.max_total_choices:
             raise invalid(
                 "n",

@@ -53,10 +53,11 @@ class CallGrammar(msgspec.Struct, frozen=True, array_like=True):
     end: Terminals
     """Follows the calls."""
     allows_text: bool = False
-    """True if the reply may be any text, with calls after each `begin`. If `begin` is empty, the reply is either text or
-    calls."""
+    """True if the reply may be any text, with calls after each `begin`; if that is empty, text or calls."""
     reasoning: str = ""
     """The start of the model's reasoning. Text must not begin with it, since `Thinking` covers it."""
+    answer: str = ""
+    """A JSON schema as JSON: a reply without calls has it. Empty: the text of a reply is free, if it is allowed at all."""
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):
@@ -83,8 +84,7 @@ class Grammar(msgspec.Struct, frozen=True, array_like=True):
 
     kind: Literal["json_schema", "regex", "lark", "gbnf", "calls"]
     text: str
-    """A JSON schema as JSON, a regular expression (Rust's syntax, for the whole reply), a grammar in Lark's form
-    or in llama.cpp's, which its check replaces by Lark's, or a CallGrammar as JSON."""
+    """JSON of a schema or a CallGrammar, Rust's regular expression of a whole reply, Lark, or GBNF until its check."""
     thinking: Thinking | None = None
     """Reasoning that may precede the text of the grammar; None: none."""
     matcher_bytes: int = 0

@@ -130,11 +130,16 @@ def _calls(calls: CallGrammar) -> list[dict[str, Any]]:
     for i, template in enumerate(calls.templates):
         (part,) = _parts(Grammar("json_schema", json.dumps(template.schema)))
         found.append(part | {"name": f"arguments{i}"})
+    if calls.answer:
+        (part,) = _parts(Grammar("json_schema", calls.answer))
+        found.append(part | {"name": "object"})
     return found
 
 
 def _around(calls: CallGrammar) -> list[str]:
     """Return the rules for the reply as a whole."""
+    if calls.answer:
+        return [f"start: {_terms(calls.begin)} calls | @object"]
     if not calls.allows_text:
         return [f"start: {_terms(calls.begin)} calls"]
     but_reasoning = rf" & ~/\s*{_pattern(calls.reasoning)}(?s:.*)/" if calls.reasoning else ""

@@ -102,6 +102,24 @@ async def test_tools_are_called_and_their_results_answered(opened: dict[str, Any
 
 
 @pytest.mark.parametrize("kind", KINDS)
+async def test_tools_and_objects_together(opened: dict[str, Any], kind: str) -> None:
+    num_calls = 0
+
+    def is_first(*_: object) -> bool:
+        return num_calls == 0
+
+    @agents.function_tool(is_enabled=is_first)
+    def find_capital(country: str) -> str:
+        """Find the capital of a country."""
+        nonlocal num_calls
+        num_calls += 1
+        return "Paris"
+
+    asked = agent(kind, opened, tools=[find_capital], output_type=Capital)
+    assert isinstance((await agents.Runner.run(asked, ASKED)).final_output, Capital)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 async def test_the_default_model_calls_a_function_that_it_must(opened: dict[str, Any], kind: str) -> None:
     asked = agent(
         kind,

@@ -48,6 +48,20 @@ async def test_objects_by_a_forced_call_and_by_a_schema(make: Any, smollm2: Serv
         assert await stream.get_output() == PARIS
 
 
+async def test_tools_and_a_schema_together(make: Any, smollm2: Server) -> None:
+    async def only_once(context: Any, tool: Any) -> Any:
+        return tool if context.run_step == 1 else None
+
+    def find_capital(country: str) -> str:
+        """Find the capital of a country."""
+        return "Paris"
+
+    form = pydantic_ai.NativeOutput(Capital)
+    tool = pydantic_ai.Tool(find_capital, prepare=only_once)
+    agent = pydantic_ai.Agent(make(smollm2), output_type=form, tools=[tool], model_settings=GREEDY, retries=0)
+    assert isinstance((await agent.run(ASKED)).output, Capital)
+
+
 async def test_tools_are_called_and_their_results_answered(make: Any, tools: Server) -> None:
     seen = []
 

@@ -210,13 +210,33 @@ def test_forced_tools_of_anthropics_clients_are_held_to_their_schemas(server: Se
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "response_format"),
+        ({"extra_body": {"structured_outputs": {"regex": "a"}}}, "structured_outputs.regex"),
     ],
 )
 def test_what_nothing_enforces_beside_tools_is_refused(client: openai.OpenAI, fields: Any, param: str) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="tiny", messages=MESSAGES, tools=NARROW, **fields)
     assert caught.value.param == param
+
+
+def test_a_reply_is_calls_or_an_answer_in_json(client: openai.OpenAI) -> None:
+    """The text of the fake model's script is neither, so it is not written."""
+    schema = {"type": "object", "properties": {"sky": {"enum": ["sunny", "cloudy"]}}, "required": ["sky"]}
+    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    options: Any = {"model": "tiny", "messages": MESSAGES, "tools": NARROW, "response_format": form, "max_tokens": 1000}
+    for seed in range(6):
+        choice = client.chat.completions.create(**options, seed=seed).choices[0]
+        with client.chat.completions.stream(**options, seed=seed) as stream:
+            streamed = stream.get_final_completion().choices[0].message
+        assert (streamed.content or None) == choice.message.content
+        if choice.message.content is None:
+            assert choice.finish_reason == "tool_calls"
+            assert {call.function.name for call in choice.message.tool_calls or ()} <= {
+                tool["function"]["name"] for tool in NARROW
+            }
+        else:
+            assert choice.finish_reason == "stop"
+            assert json.loads(choice.message.content)["sky"] in ("sunny", "cloudy")
 
 
 @pytest.mark.parametrize("tools", [[], TOOLS, NARROW])

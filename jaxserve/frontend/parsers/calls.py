@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxserve.frontend.parsers.bodies import Body, Place, Tools
-from jaxserve.frontend.parsers.scanner import SPACE, MalformedError, Reading, Scanner, show_but_trailing_space, stops
+from jaxserve.frontend.parsers.scanner import (
+    SPACE,
+    MalformedError,
+    Reading,
+    Scanner,
+    show,
+    show_but_trailing_space,
+    stops,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +55,20 @@ def read_reply(scanner: Scanner, sections: tuple[Section, ...], tools: Tools) ->
             break
         yield from _read_section(scanner, by_start[start], tools)
     scanner.emit("content")
+
+
+def read_calls_or_json(scanner: Scanner, sections: tuple[Section, ...], tools: Tools) -> Reading[None]:
+    """Read calls if the reply begins with their marker; otherwise all of it is content.
+
+    A reply in JSON may have markers in its strings, and look like a call without a marker.
+    """
+    starts = [start for section in sections for start in section.starts]
+    yield from scanner.run(SPACE)
+    if starts and (yield from scanner.starting(*starts)):
+        yield from read_reply(scanner, tuple(section for section in sections if section.opener), tools)
+    else:
+        yield from scanner.until(stops(), show(scanner, "content"))
+        scanner.emit("content")
 
 
 def _read_bare(scanner: Scanner, section: Section, tools: Tools) -> Reading[None]:

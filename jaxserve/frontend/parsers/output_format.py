@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 
 from jaxserve.errors import ConfigError, invalid
 from jaxserve.frontend.parsers.bodies import Tools
-from jaxserve.frontend.parsers.calls import read_reply
+from jaxserve.frontend.parsers.calls import read_calls_or_json, read_reply
 from jaxserve.frontend.parsers.channels import ChannelFormat
 from jaxserve.frontend.parsers.formats import CHANNEL_FORMATS, REASONING_FORMATS, TOOL_FORMATS
 from jaxserve.frontend.parsers.formats.generic import GENERIC_TOOLS
@@ -52,11 +52,13 @@ class OutputFormat:
         """True if replies can contain reasoning."""
         return self.reasoning is not None or self.channels is not None
 
-    def parser(self, tools: Tools, prompt_end: str, continued: str | None = None) -> OutputParser | None:
+    def parser(
+        self, tools: Tools, prompt_end: str, continued: str | None = None, *, is_json: bool = False
+    ) -> OutputParser | None:
         """Return a parser for one reply, or None if the reply's text is its content.
 
         tools: functions that may be called, empty for none. prompt_end: end of the prompt's text, control tokens
-        included. continued: the message that the reply continues, if it does.
+        included. continued: the message that the reply continues, if it does. is_json: a reply without calls is JSON.
         Raises InvalidRequestError if that message has begun a call.
         """
         if self.channels is not None:
@@ -66,7 +68,9 @@ class OutputFormat:
         elif self.reasoning is None and not tools:
             return None
         else:
-            parser = OutputParser(partial(self._read, tools=tools), self._prefill(prompt_end, continued))
+            parser = OutputParser(
+                partial(self._read, tools=tools, is_json=is_json), self._prefill(prompt_end, continued)
+            )
         if parser.has_begun_call:
             raise invalid("continue_final_message", "the last message ends in a tool call")
         return parser
@@ -93,11 +97,12 @@ class OutputFormat:
             return self.reasoning.opener + continued
         return continued
 
-    def _read(self, scanner: Scanner, tools: Tools) -> Reading[None]:
+    def _read(self, scanner: Scanner, tools: Tools, is_json: bool) -> Reading[None]:
         if self.reasoning is not None:
             yield from read_reasoning(scanner, self.reasoning)
         if self.tools is not None and tools:
-            yield from read_reply(scanner, self.tools.sections, tools)
+            read = read_calls_or_json if is_json else read_reply
+            yield from read(scanner, self.tools.sections, tools)
 
 
 def choose_output_format(
@@ -168,7 +173,9 @@ class ParserSpec:
     """Control tokens that the parser needs in the text."""
     max_calls: int | None = None
     """Number of calls that ends a reply. None: any number."""
+    is_json: bool = False
+    """True if a reply without calls is JSON."""
 
     def new_parser(self) -> OutputParser | None:
         """Return a parser for one choice, or None if its text is its content."""
-        return self.output_format.parser(self.tools, self.prompt_end, self.continued)
+        return self.output_format.parser(self.tools, self.prompt_end, self.continued, is_json=self.is_json)

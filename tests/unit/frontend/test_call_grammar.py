@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from jaxserve.errors import UnsupportedParameterError
-from jaxserve.frontend.grammar import call_grammar
+from jaxserve.frontend.grammar import NamedGrammar, call_grammar
 from jaxserve.frontend.messages import ChatMessage, FunctionDefinition, ToolChoice
 from jaxserve.frontend.parsers.formats import TOOL_FORMATS
 from jaxserve.frontend.parsers.output_format import OutputFormat
 from jaxserve.frontend.request import Conversation
-from jaxserve.ipc.messages import CallGrammar, CallTemplate
+from jaxserve.ipc.messages import CallGrammar, CallTemplate, Grammar
 from jaxserve.tokenizer.tokenizer import Tokenizer
 from tests.unit.apis.test_tools import tooled
 
@@ -21,7 +21,15 @@ __all__ = ["tooled"]
 CLOSED: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def asked(tokenizer: Tokenizer, name: str, choice: Any, *, strict: bool | None = None, **options: Any) -> Any:
+def asked(
+    tokenizer: Tokenizer,
+    name: str,
+    choice: Any,
+    *,
+    strict: bool | None = None,
+    answer: NamedGrammar | None = None,
+    **options: Any,
+) -> Any:
     """The calls that two tools, one of them strict or not, make with this choice; None without a grammar."""
     functions = [FunctionDefinition(name="f", strict=strict), FunctionDefinition(name="g")]
     conversation = Conversation(
@@ -30,10 +38,10 @@ def asked(tokenizer: Tokenizer, name: str, choice: Any, *, strict: bool | None =
         tool_choice=ToolChoice.read(choice),
         **options,
     )
-    named = call_grammar(conversation, tokenizer, OutputFormat(TOOL_FORMATS[name]), max_depth=9)
+    named = call_grammar(conversation, tokenizer, OutputFormat(TOOL_FORMATS[name]), 9, answer)
     if named is None:
         return None
-    assert (named.param, named.grammar.kind) == ("tools", "calls")
+    assert named.grammar.kind == "calls"
     return msgspec.json.decode(named.grammar.text, type=CallGrammar)
 
 
@@ -62,6 +70,17 @@ def test_choices_decide_what_is_held(tokenizer: Tokenizer) -> None:
     forced = asked(tokenizer, "hermes", {"type": "function", "function": {"name": "g"}}, strict=True)
     assert (forced.allows_text, len(forced.templates), forced.separator) == (False, 1, None)
     assert asked(tokenizer, "hermes", "required", is_parallel=False).separator is None
+
+
+def test_an_answer_in_json_needs_calls_that_a_marker_begins(tokenizer: Tokenizer) -> None:
+    answer = NamedGrammar(Grammar("json_schema", '{"type":"object"}'), "response_format")
+    assert asked(tokenizer, "hermes", "auto", answer=answer).answer == '{"type":"object"}'
+    assert asked(tokenizer, "hermes", "none", answer=answer) is None
+    assert asked(tokenizer, "hermes", "required", answer=answer).answer == ""
+    for name in ("llama3_json", "pythonic"):
+        with pytest.raises(UnsupportedParameterError) as caught:
+            asked(tokenizer, name, "auto", answer=answer)
+        assert caught.value.param == "response_format"
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,28 @@ def test_free_text_has_right_calls_in_it(
     assert not any(accepts(vocabulary, tokenizer, grammar, *reply) for reply in wrong)
 
 
+@pytest.mark.parametrize("begin", [("<c>",), (MARK,)])
+def test_a_reply_is_calls_or_the_answer_of_a_schema(
+    vocabulary: LLTokenizer, tokenizer: Tokenizer, begin: Terminals
+) -> None:
+    asked = msgspec.json.decode(calls(begin, begin, allows_text=True).text, type=CallGrammar)
+    asked = msgspec.structs.replace(
+        asked, answer='{"type":"object","properties":{"city":{"enum":["Paris"]}},"required":["city"]}'
+    )
+    grammar = Grammar("calls", msgspec.json.encode(asked).decode())
+    right: list[Any] = [['{"city":"Paris"}'], [*begin, F], [*begin, F, *begin, G]]
+    wrong: list[Any] = [
+        [],
+        ["text"],
+        [F],
+        ['{"city":"Rome"}'],
+        ['{"city":"Paris"}', *begin, F],
+        [*begin, F, '{"city":"Paris"}'],
+    ]
+    assert [accepts(vocabulary, tokenizer, grammar, *reply) for reply in right] == [True] * len(right)
+    assert not any(accepts(vocabulary, tokenizer, grammar, *reply) for reply in wrong)
+
+
 @pytest.mark.parametrize(
     ("schema", "text", "fits"),
     [
