@@ -40,6 +40,7 @@ CpuKernels = Literal["auto", "native", "matrix", "vector", "xla"]
 AttentionBackend = Literal["auto", "reference", "pallas"]
 Task = Literal["auto", "generate", "embed"]
 SchedulingPolicy = Literal["fair", "fcfs", "priority"]
+SpeculativeMethod = Literal["auto", "mtp"]
 PoolingChoice = Literal["auto", "last", "mean", "cls"]
 
 
@@ -159,11 +160,21 @@ class SchedulerConfig:
         help="most milliseconds of decode steps in one call (multi-step decode) while no request waits; 0: one step per call",
     )
     num_speculative_tokens: int = option(
-        0, ge=0, le=64, help="most draft tokens per request and step, from its text or --speculative-model; 0: none"
+        0, ge=0, le=64, help="most draft tokens per request and step, see --speculative-method; 0: none"
+    )
+    speculative_method: SpeculativeMethod = option(
+        "auto",
+        help="where draft tokens come from; auto: --speculative-model if it is given, else the request's text; mtp: the "
+        "multi-token-prediction layer of the model's checkpoint",
     )
     speculative_model: str | None = option(
         None, help="smaller model with the same tokenizer that drafts: directory, GGUF file or hub id (default: none)"
     )
+
+    @property
+    def has_drafter(self) -> bool:
+        """True if a draft model or a multi-token-prediction layer drafts on the device."""
+        return self.speculative_model is not None or self.speculative_method == "mtp"
 
     @property
     def has_priorities(self) -> bool:

@@ -46,3 +46,5 @@ class Family:
     """None: GGUF files of the family are not read."""
     maxtext: MaxTextLayout | None = None
     """None: MaxText checkpoints of the family are not read."""
+    has_mtp_layers: bool = False
+    """True if checkpoints may carry a multi-token-prediction layer that is served: see `checkpoint.mtp`."""

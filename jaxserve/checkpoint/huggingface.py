@@ -6,7 +6,7 @@ Nothing in it is executed: `auto_map` is ignored, and pickle weights are rejecte
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.files import read_object
+from jaxserve.checkpoint.mtp import as_first_layer, mtp_config, only_mtp_layer
 from jaxserve.checkpoint.parts import split_fused, with_each_expert, with_flat_corrections
 from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
 from jaxserve.checkpoint.renamed import architecture, text_config, with_our_names, with_text_names, without_mtp_layers
@@ -51,6 +52,31 @@ class HuggingFaceCheckpoint:
 
 def open_huggingface(directory: Path, families: Collection[Family]) -> Checkpoint:
     """Open a directory and validate every shard's header; `families` say how tensors are named."""
+    return _with_our_tensors(_open_stored(directory, families), families)
+
+
+def open_mtp_layer(directory: Path, families: Collection[Family]) -> Checkpoint:
+    """Open the first multi-token-prediction layer of a directory, as a decoder of one layer (`checkpoint.mtp`).
+
+    Raises CheckpointError in one line if there is none that is served.
+    """
+    whole = _open_stored(directory, families)
+    try:
+        layer = replace(whole, config=mtp_config(whole.config, families))
+    except CheckpointError as error:
+        raise CheckpointError(f"{directory}: {error}") from error
+    num_layers = whole.config.get("num_hidden_layers")
+    if type(num_layers) is not int:
+        raise CheckpointError(
+            f"{directory}: key 'num_hidden_layers': expected a number, found {shown(str(num_layers))}"
+        )
+    family = _find_family(layer.config, families)
+    stored = _with_quantized_matrices(only_mtp_layer(with_text_names(layer), num_layers))
+    return _with_single_matrices(_with_family_names(as_first_layer(stored, num_layers), family), family)
+
+
+def _open_stored(directory: Path, families: Collection[Family]) -> HuggingFaceCheckpoint:
+    """Open a directory with all tensors under the names that they have there."""
     index = directory / _INDEX_FILE
     if (directory / _SINGLE_FILE).is_file():
         shards = {directory / _SINGLE_FILE: open_safetensors(directory / _SINGLE_FILE)}
@@ -66,14 +92,13 @@ def open_huggingface(directory: Path, families: Collection[Family]) -> Checkpoin
     if not config_file.is_file():
         raise CheckpointError(f"{config_file}: expected the model's configuration, found no such file")
     generation_file = directory / "generation_config.json"
-    checkpoint = HuggingFaceCheckpoint(
+    return HuggingFaceCheckpoint(
         path=directory,
         config=text_config(read_object(config_file), families),
         generation_config=read_object(generation_file) if generation_file.is_file() else {},
         tensors=tensors,
         shards=shards,
     )
-    return _with_our_tensors(checkpoint, families)
 
 
 def open_tensors(file: Path, like: Checkpoint, families: Collection[Family]) -> Checkpoint:
@@ -87,11 +112,20 @@ def open_tensors(file: Path, like: Checkpoint, families: Collection[Family]) -> 
 
 def _with_our_tensors(checkpoint: HuggingFaceCheckpoint, families: Collection[Family]) -> Checkpoint:
     """Return the checkpoint with a tensor for each matrix, under the names that families of decoders share."""
-    named = without_mtp_layers(with_text_names(checkpoint))
     family = _find_family(checkpoint.config, families)
-    if family is not None:
-        named = with_our_names(named, {**family.renames, **family.config_renames(checkpoint.config)})
-    named = with_flat_corrections(_with_quantized_matrices(named))
+    named = _with_family_names(without_mtp_layers(with_text_names(checkpoint)), family)
+    return _with_single_matrices(_with_quantized_matrices(named), family)
+
+
+def _with_family_names(checkpoint: Checkpoint, family: Family | None) -> Checkpoint:
+    if family is None:
+        return checkpoint
+    return with_our_names(checkpoint, {**family.renames, **family.config_renames(checkpoint.config)})
+
+
+def _with_single_matrices(checkpoint: Checkpoint, family: Family | None) -> Checkpoint:
+    """Return the checkpoint with a tensor for each matrix of those that it stores together."""
+    named = with_flat_corrections(checkpoint)
     stacked = None if family is None else family.stacked_experts
     return split_fused(named if stacked is None else with_each_expert(named, stacked))
 

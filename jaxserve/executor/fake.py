@@ -183,7 +183,7 @@ class FakeExecutor(Generic[PlanT, ResultT]):
 def _tokens(config: Config, options: FakeOptions) -> FakeTokens:
     limits = resolve_limits("cpu", config.scheduler)
     rows, tokens = limits.max_num_seqs, limits.max_num_batched_tokens
-    num_drafts = config.scheduler.num_speculative_tokens if config.scheduler.speculative_model else 0
+    num_drafts = config.scheduler.num_speculative_tokens if config.scheduler.has_drafter else 0
     return FakeTokens(
         Buckets(powers_of_two(rows), powers_of_two(tokens), rows, options.max_decode_steps, num_drafts),
         options.num_blocks,

@@ -108,7 +108,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
                 config = agree_kernels(hosts, replace(config, compile=tested.compile))
             with clock.phase("hosts") if config.hosts.num_hosts > 1 else contextlib.nullcontext():
                 hosts.connect()
-            draft = open_draft_model(config, model)
+            draft = open_draft_model(config, model, model_path)
             adapters, prepared = _prepare(config, model, checkpoint, hosts, draft.decoder)
             base, checkpoint = checkpoint, served_tensors(prepared, checkpoint, adapters)
             facts = {"checkpoint": checkpoint_hash(checkpoint)} | prepared.key_parts()

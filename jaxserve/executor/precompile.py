@@ -50,7 +50,7 @@ def precompile(
     config = with_tested_kernels(there, decoder, PhaseClock(), lambda *_: None)
     hf = text_model(model_path, checkpoint)
     adapters = adapters_config(open_adapters(config, decoder, hf), config.model, decoder)
-    prepared = prepare(config, decoder, adapters, draft=read_draft_config(config))
+    prepared = prepare(config, decoder, adapters, draft=read_draft_config(config, model_path))
     steps, state_programs = prepared.make_programs(cache, progress), prepared.make_state_programs(cache)
     made: list[tuple[Program | StateProgram, MadeProgram]] = [*steps.items(), *state_programs.items()]
     entries = [_entry(program.name, result, cache, directory) for program, result in made]

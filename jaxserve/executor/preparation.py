@@ -24,6 +24,7 @@ from jaxserve.layers.cache import group_shapes
 from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.skeleton import (
+    DecoderSkeleton,
     EncoderSkeleton,
     ModelSkeleton,
     make_encoder_skeleton,
@@ -263,7 +264,7 @@ def make_embedding_skeleton(
     return make_skeleton(model, make_policy(config, model, chip))
 
 
-def _weight_bytes(skeleton: ModelSkeleton, sharding: Sharding) -> int:
+def _weight_bytes(skeleton: DecoderSkeleton, sharding: Sharding) -> int:
     """Return the bytes of the weights on each device."""
     total = 0
     for leaf in abstract_params(skeleton, sharding):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -20,7 +20,7 @@ from jaxserve.checkpoint.source import resolve, resolve_adapter
 from jaxserve.config import Config
 from jaxserve.errors import CheckpointError, InvalidRequestError, invalid, shown
 from jaxserve.executor.adapters import target_model
-from jaxserve.executor.draft_model import DraftCheckpoint
+from jaxserve.executor.draft_model import FREE, DraftCheckpoint
 from jaxserve.executor.preparation import Preparation
 from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig
 from jaxserve.models.registry import families, model_of, open_model
@@ -30,9 +30,6 @@ from jaxserve.runner.limits import make_policy
 from jaxserve.runner.runner import Runner
 from jaxserve.runner.state import DeviceState
 from jaxserve.weights.loader import load_adapters, load_changed, load_params
-
-_FREE: Final = frozenset({"eos_token_ids", "bos_token_id", "max_position", "stored"})
-"""Fields of a DecoderConfig in which new weights may differ. End tokens and the longest context stay those of the start."""
 
 
 def served_tensors(prepared: Preparation, checkpoint: Checkpoint, adapters: Sequence[Adapter | None]) -> Checkpoint:
@@ -60,7 +57,8 @@ class ServedWeights:
         state: DeviceState,
         draft: DraftCheckpoint = DraftCheckpoint(),  # noqa: B008  (immutable)
     ) -> None:
-        """checkpoint: the one that was loaded, without adapters. draft: the draft model, which stays as it is."""
+        """checkpoint: the one that was loaded, without adapters. draft: the draft model, which stays as it is, or
+        the MTP layer, which is read with the model; tensors of a file do not change it."""
         self._config = config
         self._prepared = prepared
         self._base = checkpoint
@@ -76,12 +74,15 @@ class ServedWeights:
 
     def load(self, model: str) -> Callable[[], None]:
         """Read the weights of `model` beside those that serve: until they are in use, both are on the devices."""
-        checkpoint = open_model(resolve(model, progress=False))
+        path = resolve(model, progress=False)
+        checkpoint = open_model(path)
         _check_same(self._config, self._prepared, checkpoint, self._base)
-        params = self._read(checkpoint) + self._draft_params()
+        draft = self._draft.of_model(path)
+        drafting = draft.load(self._prepared) if draft.is_mtp else self._draft_params()
+        params = self._read(checkpoint) + drafting
 
         def install() -> None:
-            self._base, self._copies, self._are_stored = checkpoint, (), True
+            self._base, self._copies, self._are_stored, self._draft = checkpoint, (), True, draft
             self._runner.params = params
 
         return install
@@ -182,7 +183,7 @@ def _check_same(config: Config, prepared: Preparation, checkpoint: Checkpoint, b
     served, found = model_of(base), model_of(checkpoint)
     if isinstance(served, DecoderConfig) and isinstance(found, DecoderConfig):
         quant = make_policy(config, found, chip_of(prepared.device)).quant
-        found = replace(found, **{name: getattr(served, name) for name in _FREE})
+        found = replace(found, **{name: getattr(served, name) for name in FREE})
         used = prepared.skeleton.policy.quant
         for module, kind in sorted(set(quant.stored_kinds) - set(used.stored_kinds)):
             _differ(checkpoint, f"{module}.weight", dict(used.stored_kinds).get(module, "not in blocks"), kind)

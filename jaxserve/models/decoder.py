@@ -223,7 +223,7 @@ class Decoder(nnx.Module):
         if self.config.recurrent is not None:
             step = with_segments(step, len(token_ids))
         with jax.named_scope("embed"):
-            x = scaled(self.model.embed_tokens(token_ids), self.config.embedding_scale)  # (T, D)
+            x = self.embed(token_ids)  # (T, D)
             if images is not None:
                 x = images.replace(x)
             make = self.model.per_layer
@@ -241,6 +241,10 @@ class Decoder(nnx.Module):
             if experts is not None:
                 chosen.append(experts)
         return self.model.norm(x if streams is None else streams.join(x, step.tokens)), cache, chosen
+
+    def embed(self, token_ids: Int[Array, "T"]) -> Float[Array, "T D"]:
+        """Return the embeddings of tokens as the first layer takes them."""
+        return scaled(self.model.embed_tokens(token_ids), self.config.embedding_scale)
 
     def logits(self, hidden: Float[Array, "B D"], num_rows: Int[Array, ""]) -> Float[Array, "B V"]:
         """Return logits in float32; rows from `num_rows` on are padding."""

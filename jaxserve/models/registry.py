@@ -11,10 +11,13 @@ from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any, Final, TypeVar
 
+from jaxserve.checkpoint.converted import is_converted
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.files import read_object
+from jaxserve.checkpoint.huggingface import open_mtp_layer
 from jaxserve.checkpoint.image_processor import FILES, read_image_processor
 from jaxserve.checkpoint.maxtext.folder import is_orbax
+from jaxserve.checkpoint.mtp import mtp_config
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.renamed import MULTIMODAL, architecture, text_config, with_decoder_names
@@ -148,6 +151,29 @@ def read_decoder(path: Path) -> tuple[DecoderConfig, Checkpoint | None]:
         checkpoint = open_model(path)
         return decoder_of(checkpoint), checkpoint
     return _named(path, text_model(path, None), read_object(generation) if generation.is_file() else {}), None
+
+
+def read_mtp_layer(path: Path) -> tuple[DecoderConfig, Checkpoint | None]:
+    """Return the first multi-token-prediction layer of the decoder at `path` as a decoder of one layer, and its checkpoint,
+    reading headers only.
+
+    The checkpoint is None for a directory with only config.json. Raises CheckpointError in one line, also for a model
+    without such a layer.
+    """
+    config = path / "config.json"
+    if not config.is_file() or is_converted(path) or is_orbax(path):
+        raise CheckpointError(
+            f"{path}: multi-token-prediction layers are read from Hugging Face directories only, not from GGUF files, conversions "
+            "or MaxText checkpoints"
+        )
+    if any(path.glob("*.safetensors")):
+        checkpoint = open_mtp_layer(path, families())
+        return decoder_of(checkpoint), checkpoint
+    try:
+        own = mtp_config(text_model(path, None), families())
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    return _named(path, own, {}), None
 
 
 def read_model_config(path: Path) -> tuple[DecoderConfig | EncoderConfig, Checkpoint | None]:

@@ -26,6 +26,7 @@ from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.decoder import Decoder
 from jaxserve.models.encoder import Encoder
+from jaxserve.models.predictor import MultiTokenPredictor
 from jaxserve.quant.array import ArraySpec, QuantArray
 from jaxserve.quant.tensor import Tensor, as_floats
 from jaxserve.sharding.rules import axis_rules
@@ -165,6 +166,14 @@ class EncoderSkeleton(Skeleton[EncoderConfig, Encoder]):
     """An encoder without its numbers."""
 
 
+class PredictorSkeleton(Skeleton[DecoderConfig, MultiTokenPredictor]):
+    """A multi-token-prediction layer without its numbers."""
+
+
+DecoderSkeleton = ModelSkeleton | PredictorSkeleton
+AnySkeleton = DecoderSkeleton | EncoderSkeleton
+
+
 def make_skeleton(config: DecoderConfig, policy: DtypePolicy, adapters: AdaptersConfig | None = None) -> ModelSkeleton:
     """Declare the decoder of `config` with its parameters as `policy` asks, and room for `adapters`."""
     policy = replace(policy, rules=axis_rules(config, policy.mesh))
@@ -176,6 +185,12 @@ def make_encoder_skeleton(config: EncoderConfig, policy: DtypePolicy) -> Encoder
     """Declare the encoder of `config` with its parameters as `policy` asks."""
     policy = replace(policy, rules=axis_rules(config, policy.mesh))
     return EncoderSkeleton(config, policy, *_declare(lambda: Encoder(config, policy), policy))
+
+
+def make_predictor_skeleton(config: DecoderConfig, policy: DtypePolicy) -> PredictorSkeleton:
+    """Declare the multi-token-prediction layer of `config`, a decoder of one layer, with its parameters as `policy` asks."""
+    policy = replace(policy, rules=axis_rules(config, policy.mesh))
+    return PredictorSkeleton(config, policy, *_declare(lambda: MultiTokenPredictor(config, policy), policy))
 
 
 def _declare(

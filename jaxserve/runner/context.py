@@ -13,11 +13,11 @@ from jaxserve.layers.attention import StepContext
 from jaxserve.layers.cache import Cache, GroupStep, StateSlots, pages_shape
 from jaxserve.layers.rope import query_scales, rotation, sliding_rotation
 from jaxserve.model_config.decoder import AdaptersConfig
-from jaxserve.models.skeleton import ModelSkeleton
+from jaxserve.models.skeleton import DecoderSkeleton
 from jaxserve.runner.inputs import Program
 
 
-def step_context(skeleton: ModelSkeleton, field: dict[str, Any], cache: Cache, program: Program) -> StepContext:
+def step_context(skeleton: DecoderSkeleton, field: dict[str, Any], cache: Cache, program: Program) -> StepContext:
     """Return what the layers get of a step: positions, pages and state slots by cache group, adapters. Traced.
 
     field: the fields of the packed plan by name.
@@ -42,7 +42,7 @@ def step_context(skeleton: ModelSkeleton, field: dict[str, Any], cache: Cache, p
     return StepContext(*turns, tuple(groups), adapters, scales, causal_ragged=causal_ragged)
 
 
-def _ragged(skeleton: ModelSkeleton, field: dict[str, Any], program: Program) -> tuple[Ragged | None, Ragged | None]:
+def _ragged(skeleton: DecoderSkeleton, field: dict[str, Any], program: Program) -> tuple[Ragged | None, Ragged | None]:
     """Return how kernels take the rows, and how those of causal layers do if other layers see images as a whole."""
     if program.kind != "mixed":
         return None, None

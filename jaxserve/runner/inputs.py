@@ -16,15 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from jaxserve.models.skeleton import ModelSkeleton
+from jaxserve.models.skeleton import DecoderSkeleton
 from jaxserve.runner.images.encoder import ImageShape
 from jaxserve.runner.page_tables import by_group, table_rows
 from jaxserve.runner.state import DeviceState, StateArrays
 from jaxserve.sampling.params import COLUMNS, PADDING_ROW, EngineSamplingParams, device_row
+from jaxserve.sampling.sampler import Sampled
 from jaxserve.scheduler.plan import (
     MAX_STOP_TOKENS,
     NO_IMAGE_ROW,
     NO_SLOT,
+    NO_TARGET,
     Buckets,
     EmbedsItem,
     EncodeItem,
@@ -191,8 +193,7 @@ def pack(plan: StepPlan, program: Program, fields: Mapping[str, str] = INPUT_FIE
     field["positions"][:num_tokens] = np.arange(num_tokens) - starts[rows] + computed[rows]
     field["rows"][:num_tokens] = rows
     field["is_real"][:num_tokens] = 1
-    if plan.targets is not None:
-        field["targets"][:num_tokens] = plan.targets
+    _fill_targets(field["targets"], plan, starts)
     field["query_starts"][: num_rows + 1] = starts
     field["query_starts"][num_rows + 1 :] = num_tokens
     field["kv_lengths"][:num_rows] = computed + counts
@@ -234,6 +235,15 @@ def pack(plan: StepPlan, program: Program, fields: Mapping[str, str] = INPUT_FIE
     return packed
 
 
+def _fill_targets(targets: np.ndarray, plan: StepPlan, starts: np.ndarray) -> None:
+    """Fill in the tokens to score, and those that follow rows that sample nothing, which a multi-token-prediction layer reads."""
+    if plan.targets is not None:
+        targets[: plan.num_tokens] = plan.targets
+    if plan.next_token_ids is not None:
+        is_known = plan.next_token_ids != NO_TARGET
+        targets[(starts[1:] - 1)[is_known]] = plan.next_token_ids[is_known]
+
+
 def leading_ones(counts: np.ndarray) -> int:
     """Return the number of rows of one token at the start."""
     more = np.flatnonzero(counts != 1)
@@ -248,6 +258,18 @@ class Outcome(NamedTuple):
     logprobs: Float[Array, "K B"]
     top_token_ids: Int[Array, "B W"]
     top_logprobs: Float[Array, "B W"]
+
+
+class Computed(NamedTuple):
+    """Intermediate results of a step."""
+
+    field: dict[str, Array]
+    """Fields of the plan, without the tokens of rows that are over."""
+    tokens: Int[Array, "T"]
+    """The step's tokens, the unread ones filled in."""
+    hidden: Float[Array, "T D"]
+    """The head's input of each token."""
+    sampled: Sampled
 
 
 def no_outcome(program: Program) -> Outcome:
@@ -332,9 +354,10 @@ def dummy_plan(program: Program) -> StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """A model that drafts `num_drafts` tokens for every row of a speculative step."""
+    """A model, or a multi-token-prediction layer of the model itself, that drafts `num_drafts` tokens for every row of a speculative
+    step."""
 
-    skeleton: ModelSkeleton
+    skeleton: DecoderSkeleton
     num_drafts: int
 
 

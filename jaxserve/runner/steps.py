@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 
 from jaxserve.layers.cache import ArrayShape, Cache, CacheShapes, KVPool, read_pages, write_pages
 from jaxserve.models.decoder import ImageTokens
-from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
+from jaxserve.models.skeleton import AnySkeleton, ModelSkeleton
 from jaxserve.runner.context import step_context
 from jaxserve.runner.images.programs import ROW_KINDS, row_task
 from jaxserve.runner.inputs import (
@@ -31,6 +31,7 @@ from jaxserve.runner.inputs import (
     OUTPUT_FIELDS,
     RESIDENT_FIELDS,
     SCORE_FIELDS,
+    Computed,
     Outcome,
     Program,
     StepTask,
@@ -57,7 +58,7 @@ from jaxserve.types import LogprobsMode
 
 
 def lower(
-    skeleton: ModelSkeleton | EncoderSkeleton,
+    skeleton: AnySkeleton,
     sharding: Sharding,
     program: Program,
     cache: CacheShapes | None,
@@ -96,7 +97,7 @@ def lower(
 
 
 def _abstract_state(
-    skeleton: ModelSkeleton | EncoderSkeleton, sharding: Sharding, program: Program, cache: CacheShapes | None
+    skeleton: AnySkeleton, sharding: Sharding, program: Program, cache: CacheShapes | None
 ) -> StateArrays:
     slots = None
     if program.num_slots:
@@ -180,7 +181,7 @@ def _zeros(*arrays: jax.ShapeDtypeStruct) -> Sequence[Array]:
     return [jnp.zeros(array.shape, array.dtype) for array in arrays]
 
 
-def abstract_params(skeleton: ModelSkeleton | EncoderSkeleton, sharding: Sharding) -> tuple[jax.ShapeDtypeStruct, ...]:
+def abstract_params(skeleton: AnySkeleton, sharding: Sharding) -> tuple[jax.ShapeDtypeStruct, ...]:
     """Return the parameters' shapes and shardings."""
     return tuple(
         jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=sharding.place(array.axes)) for array in skeleton.arrays
@@ -202,19 +203,13 @@ def run_step(
     If `returns_experts`, the experts of every token follow, uint `[K, T, L, k]`; in a mixed program then the scores of prompt
     tokens, which are raw in every mode.
     """
+    if program.max_steps == 1:
+        plan = packed, program
+        return run_single_step(skeleton, params, state, *plan, logprobs_mode, returns_experts=returns_experts)[:2]
     cache, slots, _, images, _ = state
     assert cache is not None and slots is not None, "a decoder that samples"
     field, tables = read_plan(state, packed, program)
     one_step = partial(_one_step, skeleton, params, logprobs_mode=logprobs_mode, returns_experts=returns_experts)
-    if program.max_steps == 1:
-        cache, slots, sampled, _, hidden, experts = one_step(state, field, program)
-        outcome = Outcome(jnp.int32(1), sampled.token_ids[None], sampled.logprobs[None], *sampled[2:])
-        outputs: tuple[Array, ...] = (pack_arrays(outcome, OUTPUT_FIELDS),)
-        if experts is not None:
-            outputs += (experts[None],)
-        if program.kind == "mixed":
-            outputs += (pack_arrays(score_prompts(skeleton, params, hidden, field, program), SCORE_FIELDS),)
-        return StateArrays(cache, slots, tables, images), outputs
 
     def is_going_on(carry: _Carry) -> Bool[Array, ""]:
         _, _, outcome, _, has_end = carry
@@ -224,7 +219,7 @@ def run_step(
         cache, slots, outcome, routed, _ = carry
         step = outcome.num_steps
         later = StateArrays(cache, slots, images=images)
-        cache, slots, sampled, has_end, _, experts = one_step(later, _later(field, step), program)
+        cache, slots, has_end, experts, (_, _, _, sampled) = one_step(later, _later(field, step), program)
         outcome = Outcome(
             step + 1,
             outcome.token_ids.at[step].set(sampled.token_ids),
@@ -240,6 +235,31 @@ def run_step(
     cache, slots, outcome, routed, _ = jax.lax.while_loop(is_going_on, go_on, start)
     outputs = (pack_arrays(outcome, OUTPUT_FIELDS),)
     return StateArrays(cache, slots, tables, images), outputs if routed is None else (*outputs, routed)
+
+
+def run_single_step(
+    skeleton: ModelSkeleton,
+    params: tuple[Array, ...],
+    state: StateArrays,
+    packed: Int[Array, "I"],
+    program: Program,
+    logprobs_mode: LogprobsMode,
+    *,
+    returns_experts: bool,
+) -> tuple[StateArrays, tuple[Array, ...], Computed]:
+    """Return what `run_step` returns for a program of one step, and what was computed on the way."""
+    field, tables = read_plan(state, packed, program)
+    cache, slots, _, experts, computed = _one_step(
+        skeleton, params, state, field, program, logprobs_mode, returns_experts
+    )
+    sampled = computed.sampled
+    outcome = Outcome(jnp.int32(1), sampled.token_ids[None], sampled.logprobs[None], *sampled[2:])
+    outputs: tuple[Array, ...] = (pack_arrays(outcome, OUTPUT_FIELDS),)
+    if experts is not None:
+        outputs += (experts[None],)
+    if program.kind == "mixed":
+        outputs += (pack_arrays(score_prompts(skeleton, params, computed.hidden, field, program), SCORE_FIELDS),)
+    return StateArrays(cache, slots, tables, state.images), outputs, computed
 
 
 _Carry = tuple[Cache, Array, Outcome, Array | None, Bool[Array, ""]]
@@ -294,9 +314,9 @@ def _one_step(
     program: Program,
     logprobs_mode: LogprobsMode,
     returns_experts: bool,
-) -> tuple[Cache, Int[Array, "X1 S"], Sampled, Bool[Array, ""], Float[Array, "T D"], UInt[Array, "T L k"] | None]:
-    """Forward and sample; then come whether any row's request ends with its new token, what the head was given, and the
-    experts of every token, None unless `returns_experts`."""
+) -> tuple[Cache, Int[Array, "X1 S"], Bool[Array, ""], UInt[Array, "T L k"] | None, Computed]:
+    """Forward and sample; returns the cache and the slots, True if any row's request ends with its new token, the experts of
+    every token, None unless `returns_experts`, and the intermediate results."""
     model, vocab_size = skeleton.build(params), skeleton.config.vocab_size
     cache, slots = state.cache, state.slots
     assert cache is not None and slots is not None, "a decoder that samples"
@@ -323,7 +343,7 @@ def _one_step(
     slots, has_end = store_tokens(slots, field, rows, sampled.token_ids, vocab_size)
     shown = jnp.where(rows.is_over, UNREAD_TOKEN, sampled.token_ids)
     experts = stacked(skeleton.config, chosen) if returns_experts else None
-    return cache, slots, sampled._replace(token_ids=shown), has_end, hidden, experts
+    return cache, slots, has_end, experts, Computed(field, tokens, hidden, sampled._replace(token_ids=shown))
 
 
 GENERATION: Final = StepTask(

@@ -9,7 +9,16 @@ import numpy as np
 
 from jaxserve.kv.states import RecurrentStates
 from jaxserve.scheduler.images import RequestImages
-from jaxserve.scheduler.plan import NO_IMAGE_ROW, UNREAD_TOKEN, Buckets, EmbedsItem, EncodeItem, Mask, StepPlan
+from jaxserve.scheduler.plan import (
+    NO_IMAGE_ROW,
+    NO_TARGET,
+    UNREAD_TOKEN,
+    Buckets,
+    EmbedsItem,
+    EncodeItem,
+    Mask,
+    StepPlan,
+)
 from jaxserve.scheduler.request import Request
 from jaxserve.types import NO_LOGPROBS, ProgramKind, RequestId
 
@@ -67,6 +76,7 @@ def pack(
         num_steps=num_steps,
         num_prompt_logprobs=num_prompt_logprobs,
         targets=targets,
+        next_token_ids=_next_token_ids(ordered, num_scheduled, is_sampling),
         slot_inits=tuple(request.slot_init() for request in started if request.needs_state),
         adapters=_adapters(ordered),
         masks=masks,
@@ -91,6 +101,17 @@ def _token_ids(ordered: list[Request], counts: np.ndarray) -> np.ndarray:
             token_ids[start : start + count] = request.next_tokens(count)
         start += count
     return token_ids
+
+
+def _next_token_ids(ordered: list[Request], counts: np.ndarray, is_sampling: np.ndarray) -> np.ndarray | None:
+    """Return the known token after those of each row that samples nothing; None if all rows sample."""
+    if is_sampling.all():
+        return None
+    found = np.full(len(ordered), NO_TARGET, np.int32)
+    for row in np.flatnonzero(~is_sampling):
+        request = ordered[row]
+        found[row] = request.tokens[request.num_computed_tokens + counts[row]]
+    return found
 
 
 def _wanted(ordered: list[Request], is_sampling: np.ndarray) -> tuple[tuple[Mask, ...], int, int]:

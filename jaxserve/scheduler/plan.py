@@ -184,6 +184,9 @@ class StepPlan:
     targets: np.ndarray | None = None
     """int32 [sum(num_scheduled_tokens)], the token that follows each one in its prompt; NO_TARGET unless its
     log-probability is wanted. None if none is wanted."""
+    next_token_ids: np.ndarray | None = None
+    """int32 [B], the known token that follows those of each row that samples nothing; NO_TARGET for rows that sample. None if
+    all of them do."""
     adapters: np.ndarray | None = None
     """int32 [B], the adapter of each row, 0 for none. None if no row has one."""
     masks: tuple[Mask, ...] = ()

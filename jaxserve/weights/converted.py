@@ -14,7 +14,7 @@ import numpy as np
 from jaxserve.checkpoint.converted import ARRAYS, ConvertedCheckpoint
 from jaxserve.checkpoint.zarr_arrays import ZarrArrays
 from jaxserve.errors import CheckpointError, shown
-from jaxserve.models.skeleton import EncoderSkeleton, LeafSpec, ModelSkeleton
+from jaxserve.models.skeleton import AnySkeleton, LeafSpec, ModelSkeleton
 from jaxserve.quant.array import ArraySpec
 from jaxserve.sharding.mesh import Sharding
 from jaxserve.weights.parts import Ranges, parts_by_device, slices
@@ -22,7 +22,7 @@ from jaxserve.weights.parts import Ranges, parts_by_device, slices
 T = TypeVar("T")
 
 
-def layout_facts(skeleton: ModelSkeleton | EncoderSkeleton) -> dict[str, str]:
+def layout_facts(skeleton: AnySkeleton) -> dict[str, str]:
     """Return everything that the arrays of the parameters depend on beside the weights, by name."""
     policy, config = skeleton.policy, skeleton.config
     leaves = [leaf for leaf in skeleton.leaves if not leaf.is_adapter]
@@ -51,7 +51,7 @@ def save_arrays(folder: Path, skeleton: ModelSkeleton, params: Sequence[jax.Arra
 
 def restore_arrays(
     checkpoint: ConvertedCheckpoint,
-    skeleton: ModelSkeleton | EncoderSkeleton,
+    skeleton: AnySkeleton,
     sharding: Sharding,
     on_read: Callable[[int], None],
 ) -> Iterator[list[jax.Array]]:

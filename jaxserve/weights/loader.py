@@ -18,7 +18,7 @@ from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.vision_names import VISION
 from jaxserve.errors import CheckpointError
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.skeleton import EncoderSkeleton, LeafSpec, ModelSkeleton
+from jaxserve.models.skeleton import AnySkeleton, LeafSpec, ModelSkeleton
 from jaxserve.sharding.mesh import Sharding
 from jaxserve.weights.converted import restore_arrays
 from jaxserve.weights.parts import Ranges, parts_by_device, slices
@@ -33,7 +33,7 @@ _DERIVED_SUFFIXES = ("rotary_emb.inv_freq",)
 
 def load_params(
     checkpoint: Checkpoint,
-    skeleton: ModelSkeleton | EncoderSkeleton,
+    skeleton: AnySkeleton,
     sharding: Sharding,
     progress: Progress,
     on_read: Callable[[int], None] = lambda num_bytes: None,
@@ -77,9 +77,7 @@ def load_adapters(checkpoint: Checkpoint, skeleton: ModelSkeleton, sharding: Sha
     return _load_some(checkpoint, skeleton, sharding, lambda leaf: leaf.is_adapter)
 
 
-def load_changed(
-    checkpoint: Checkpoint, skeleton: ModelSkeleton | EncoderSkeleton, sharding: Sharding
-) -> dict[int, jax.Array]:
+def load_changed(checkpoint: Checkpoint, skeleton: AnySkeleton, sharding: Sharding) -> dict[int, jax.Array]:
     """Return the arrays whose tensors are in `checkpoint`, on the devices, by their index among all of the skeleton's.
 
     Raises CheckpointError before anything is read for a tensor that is unexpected or misshaped, and for one that is
@@ -102,7 +100,7 @@ def load_changed(
 
 def _load_some(
     checkpoint: Checkpoint,
-    skeleton: ModelSkeleton | EncoderSkeleton,
+    skeleton: AnySkeleton,
     sharding: Sharding,
     is_wanted: Callable[[LeafSpec], bool],
 ) -> dict[int, jax.Array]:
@@ -138,9 +136,7 @@ def _load_leaf(leaf: LeafSpec, reader: TensorReader, places: Sequence[NamedShard
     ]
 
 
-def check_tensors(
-    checkpoint: Checkpoint, skeleton: ModelSkeleton | EncoderSkeleton, leaves: Iterable[LeafSpec] | None = None
-) -> None:
+def check_tensors(checkpoint: Checkpoint, skeleton: AnySkeleton, leaves: Iterable[LeafSpec] | None = None) -> None:
     """Raise CheckpointError unless the headers have the tensors that the model needs, and no others.
 
     leaves: the only ones that are needed; None: all.

@@ -27,10 +27,11 @@ from benchmarks.model_steps.traffic import Course, Launch, Partial, launches
 from jaxserve.layers.cache import GroupShapes, group_shapes
 from jaxserve.layers.policy import plain
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
+from jaxserve.models.skeleton import DecoderSkeleton, ModelSkeleton, make_predictor_skeleton, make_skeleton
 from jaxserve.runner.buckets import page_tokens
 from jaxserve.runner.inputs import DraftModel, Program
-from jaxserve.runner.speculation import step as speculation
+from jaxserve.runner.speculation import rows
+from jaxserve.runner.speculation.step import speculative_task
 from jaxserve.runner.steps import generation_task, lower
 from jaxserve.sampling.sampler import Sampled
 from jaxserve.sharding.mesh import make_sharding
@@ -65,7 +66,7 @@ class Compiled:
 
     text: str
     pools: tuple[GroupShapes, ...]
-    skeletons: tuple[ModelSkeleton, ModelSkeleton]
+    skeletons: tuple[ModelSkeleton, DecoderSkeleton]
     outside_graphs: list[str]
     temp_bytes: int
     aliased_bytes: int
@@ -73,6 +74,15 @@ class Compiled:
     @property
     def _arrays(self) -> list[Any]:
         return [array for group in self.pools for array in group.arrays]
+
+    def copied_pools(self) -> list[str]:
+        """Return the operations that copy a pool, all of which are in the program."""
+        copies: list[str] = []
+        for array in self._arrays:
+            shape = re.escape(f"[{','.join(map(str, array.shape))}]")
+            assert re.search(shape, self.text)
+            copies += re.findall(rf"= \(?\w+{shape}\S* (?:copy|copy-start|transpose|convert|pad)\(", self.text)
+        return copies
 
     def layer(self, *, of_draft_model: bool) -> list[Launch]:
         """Return the launches of the passes through one model's layer, those of a loop left out; pages count as nothing."""
@@ -89,18 +99,23 @@ class Compiled:
         return sum(each.moved_bytes for each in self.layer(of_draft_model=of_draft_model)) / (passes * weights)
 
 
-def compiled(target: Target, vocab_size: int | None) -> Compiled:
-    """Compile the step of a model of 8B and a draft model of 1B parameters as the server would, one layer of each."""
-    model, draft = one_layer(LLAMA_8B, vocab_size), one_layer(LLAMA_1B, vocab_size)
+def compiled(target: Target, vocab_size: int | None, *, has_mtp_layer: bool = False) -> Compiled:
+    """Compile the step of a model of 8B and a draft model of 1B parameters as the server would, one layer of each.
+
+    has_mtp_layer: a multi-token-prediction layer of the same widths drafts instead.
+    """
+    model = one_layer(LLAMA_8B, vocab_size)
+    draft = model if has_mtp_layer else one_layer(LLAMA_1B, vocab_size)
     is_gpu = target.platform == "gpu"
     backend: Any = "mosaic_gpu" if is_gpu else "mosaic_tpu"
     policy = replace(plain(jnp.dtype("bfloat16")), backend=backend, fused_for=1 if is_gpu else 0)
     page_size = page_tokens(target.platform, None)
     pools = tuple(_pool(each, page_size, target.platform) for each in (model, draft))
-    skeletons = make_skeleton(model, policy), make_skeleton(draft, policy)
-    task = speculation.speculative_task(
-        generation_task(target.platform), DraftModel(skeletons[1], NUM_DRAFTS), "raw_logprobs"
+    skeletons = (
+        make_skeleton(model, policy),
+        (make_predictor_skeleton if has_mtp_layer else make_skeleton)(draft, policy),
     )
+    task = speculative_task(generation_task(target.platform), DraftModel(skeletons[1], NUM_DRAFTS), "raw_logprobs")
     program = Program("speculate", NUM_ROWS, NUM_ROWS, 8192 // page_size, NUM_ROWS, 1 + NUM_DRAFTS)
     devices = target.devices(1)
     with tempfile.TemporaryDirectory() as dumps:
@@ -126,7 +141,7 @@ def test_a_speculative_step_is_one_cuda_graph_of_kernels_that_reads_its_weights_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     require_compiler(H200)
-    monkeypatch.setattr(speculation, "sample", choose_greedily)
+    monkeypatch.setattr(rows, "sample", choose_greedily)
     found = compiled(H200, SMALL_VOCAB)
     assert found.outside_graphs == []
     assert " while(" not in found.text
@@ -135,10 +150,19 @@ def test_a_speculative_step_is_one_cuda_graph_of_kernels_that_reads_its_weights_
     assert len(kernels) == 2 + 1 + (NUM_DRAFTS - 1)
     assert found.ratio(of_draft_model=False) < 1.4
     assert found.ratio(of_draft_model=True) < 1.6
-    for array in (array for group in found.pools for array in group.arrays):
-        shape = re.escape(f"[{','.join(map(str, array.shape))}]")
-        assert re.search(shape, found.text)
-        assert re.findall(rf"= \(?\w+{shape}\S* (?:copy|copy-start|transpose|convert|pad)\(", found.text) == []
+    assert found.copied_pools() == []
+
+
+def test_a_step_with_an_mtp_layer_is_one_cuda_graph_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_compiler(H200)
+    monkeypatch.setattr(rows, "sample", choose_greedily)
+    found = compiled(H200, SMALL_VOCAB, has_mtp_layer=True)
+    assert found.outside_graphs == []
+    assert " while(" not in found.text
+    kernels = re.findall(r'custom_call_target="mosaic_gpu\w*"', found.text)
+    # the verified chunk in the model and in the layer, by two kernels each; the layer's other passes
+    assert len(kernels) == 2 + 2 + (NUM_DRAFTS - 1)
+    assert found.copied_pools() == []
 
 
 def main() -> None:

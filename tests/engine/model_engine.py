@@ -18,6 +18,7 @@ from jaxserve.config import (
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
+    SpeculativeMethod,
     TierConfig,
 )
 from jaxserve.engine.core import EngineCore
@@ -97,6 +98,7 @@ class ModelEngine:
         returns_experts: bool = False,
         draft_model: Path | None = None,
         num_speculative_tokens: int = 0,
+        speculative_method: SpeculativeMethod = "auto",
     ) -> None:
         model = ModelConfig(
             model=str(path),
@@ -118,6 +120,7 @@ class ModelEngine:
                 max_num_batched_tokens=max_num_batched_tokens,
                 speculative_model=None if draft_model is None else str(draft_model),
                 num_speculative_tokens=num_speculative_tokens,
+                speculative_method=speculative_method,
             ),
             parallel=ParallelConfig(
                 tensor_parallel_size=tensor_parallel_size,

@@ -28,10 +28,11 @@ from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.registry import read_decoder
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.speculation.model import check_draft_model, make_draft_model
-from tests.models.goldens import golden_checkpoint
+from tests.models.goldens import golden_checkpoint, mtp_golden
 
 HOSTS = HostsConfig(num_hosts=2, host_rank=0, coordinator="a:1")
 TARGET, DRAFT, HYBRID = (golden_checkpoint(name).path for name in ("mistral_sliding_tiny", "smollm2_tiny", "lfm2_tiny"))
+MTP = mtp_golden("glm4_moe").path
 
 
 def settings(draft: Path | str = DRAFT, num_tokens: int = 3, **sections: Any) -> Config:
@@ -56,7 +57,7 @@ def settings(draft: Path | str = DRAFT, num_tokens: int = 3, **sections: Any) ->
 def test_what_a_draft_model_does_not_work_with_is_refused_in_one_line(
     config: Config, target: Path, message: str
 ) -> None:
-    draft = read_draft_config(config)
+    draft = read_draft_config(config, TARGET)
     assert draft is not None
     with pytest.raises(ConfigError, match=message) as error:
         check_draft_model(config, read_decoder(target)[0], draft)
@@ -67,7 +68,7 @@ def test_what_a_draft_model_does_not_work_with_is_refused_in_one_line(
 def test_an_engine_that_embeds_refuses_a_draft_model() -> None:
     config = settings()
     with pytest.raises(ConfigError, match="an engine that embeds drafts no tokens"):
-        open_draft_model(replace(config, model=replace(config.model, task="embed")), read_decoder(TARGET)[0])
+        open_draft_model(replace(config, model=replace(config.model, task="embed")), read_decoder(TARGET)[0], TARGET)
 
 
 def test_a_model_that_reads_images_is_served_for_text_only() -> None:
@@ -79,7 +80,7 @@ def test_a_model_that_reads_images_is_served_for_text_only() -> None:
 
 def test_the_draft_models_keys_take_pages_of_the_same_number_within_the_same_memory() -> None:
     config = settings(cache=CacheConfig(kv_cache_memory=8 << 20))
-    draft = read_draft_config(config)
+    draft = read_draft_config(config, TARGET)
     prepared = prepare(config, read_decoder(TARGET)[0], draft=draft)
     alone = prepare(replace(config, scheduler=SchedulerConfig()), read_decoder(TARGET)[0])
     sizes = prepared.limits.cache
@@ -110,6 +111,62 @@ def test_layers_of_a_draft_model_keep_the_keys_of_the_whole_text() -> None:
     )
     made = make_draft_model(settings(), read_decoder(TARGET)[0], windows, Chip("cpu", None))
     assert [group.kind for group in made.skeleton.config.cache.groups] == ["full"]
+
+
+def mtp_settings(num_tokens: int = 1, **sections: Any) -> Config:
+    scheduler = SchedulerConfig(speculative_method="mtp", num_speculative_tokens=num_tokens)
+    return replace(settings(**sections), scheduler=scheduler)
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (mtp_settings(0), "set --num-speculative-tokens, the tokens of a draft; 1 is"),
+        (
+            mtp_settings(parallel=ParallelConfig(tensor_parallel_size=2)),
+            "not with --tensor-parallel-size 2; the MTP layer runs",
+        ),
+        (
+            mtp_settings(tiers=TierConfig(kv_offload_memory=1 << 20)),
+            "not with --kv-offload-memory: keys of the MTP layer",
+        ),
+        (mtp_settings(compile=CompileConfig(deterministic=True)), "not with --deterministic"),
+    ],
+)
+def test_what_an_mtp_layer_does_not_work_with_is_refused_in_one_line(config: Config, message: str) -> None:
+    layer = read_draft_config(config, MTP)
+    assert layer is not None
+    with pytest.raises(ConfigError, match=f"--speculative-method mtp: {message}") as error:
+        check_draft_model(config, read_decoder(MTP)[0], layer)
+    assert "\n" not in str(error.value)
+
+
+def test_a_draft_model_and_an_mtp_layer_are_one_too_many() -> None:
+    config = settings()
+    both = replace(config, scheduler=replace(config.scheduler, speculative_method="mtp"))
+    with pytest.raises(ConfigError, match="--speculative-method mtp: not with --speculative-model"):
+        open_draft_model(both, read_decoder(MTP)[0], MTP)
+
+
+def test_an_engine_that_embeds_refuses_an_mtp_layer() -> None:
+    config = mtp_settings()
+    with pytest.raises(ConfigError, match="--speculative-method mtp: an engine that embeds drafts no tokens"):
+        open_draft_model(replace(config, model=replace(config.model, task="embed")), read_decoder(MTP)[0], MTP)
+
+
+def test_an_mtp_layer_has_a_cache_group_and_no_embedding_of_its_own() -> None:
+    config = mtp_settings(cache=CacheConfig(kv_cache_memory=8 << 20))
+    decoder = read_decoder(MTP)[0]
+    prepared = prepare(config, decoder, draft=read_draft_config(config, MTP))
+    alone = prepare(replace(config, scheduler=SchedulerConfig()), decoder)
+    assert len(prepared.limits.cache.specs) == len(alone.limits.cache.specs) + 1
+    assert prepared.limits.cache.specs[-1].num_layers == 1
+    assert prepared.limits.num_blocks < alone.limits.num_blocks
+    draft = prepared.task.draft_model
+    assert draft is not None
+    assert not {leaf.name for leaf in draft.skeleton.leaves} & {"model.embed_tokens.weight", "lm_head.weight"}
+    assert "drafted by MTP layer" in prepared.key_parts()["task"]
+    assert {program.kind for program in prepared.programs} == {"decode", "mixed", "speculate"}
 
 
 def change_token(directory: Path, token: str, other: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -60,6 +60,34 @@ def golden_checkpoint(name: str) -> GoldenCheckpoint:
         return GoldenCheckpoint(
             name, path, arrays["prompt_ids"], arrays["logits"], arrays["output_ids"], arrays["gaps"]
         )
+
+
+MTP_NAMES: Final = ("glm4_moe", "deepseek_v3", "glm4_moe_lite")
+"""Checkpoints with a multi-token-prediction layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class MTPGolden:
+    """A tiny checkpoint with a multi-token-prediction layer, and what transformers computes with the layer in float32."""
+
+    path: Path
+    prompt_ids: np.ndarray
+    """int32 (40)"""
+    output_ids: np.ndarray
+    """int32 (2): the model's greedy tokens after the prompt."""
+    logits: np.ndarray
+    """float32 (8, V): of the layer, for the last 7 tokens of the prompt and the first output."""
+    draft_ids: np.ndarray
+    """int32 (3): greedy tokens of the layer after the outputs."""
+    draft_logits: np.ndarray
+    """float32 (3, V)"""
+
+
+def mtp_golden(name: str) -> MTPGolden:
+    """One checkpoint of `MTP_NAMES`."""
+    path = DATA / "mtp" / name
+    with np.load(path / "golden.npz", allow_pickle=False) as arrays:
+        return MTPGolden(path, **arrays)
 
 
 def routing_goldens() -> dict[str, np.ndarray]:

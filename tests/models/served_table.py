@@ -51,7 +51,8 @@ FOOTER = """
 GGUF: the `general.architecture` of the files. Caches, and prefixes that later requests reuse: [caches](caches.md); recurrent
 states are reused at their snapshots. TP, EP, DP: `--tensor-parallel-size`, `--expert-parallel-size`, `--data-parallel-size`
 ([parallelism](parallelism.md)). Hosts: `--num-hosts`. LoRA: the modules that `--lora-modules` may change
-([adapters](adapters.md)). Drafts: `--num-speculative-tokens` ([speculation](speculation.md)). Tiers: `--kv-offload-memory` and
+([adapters](adapters.md)). Drafts: `--num-speculative-tokens`; MTP: `--speculative-method mtp` reads the layer of checkpoints
+that carry one ([speculation](speculation.md)). Tiers: `--kv-offload-memory` and
 the like ([KV tiers](kv-tiers.md)). Embed: `--task embed` ([embeddings](embeddings.md)). Images: those of the multimodal
 models that the row names ([images](images.md)).
 """
@@ -79,7 +80,11 @@ def _rows(family: Family) -> list[tuple[str, ...]]:
         names += "; text part of " + ", ".join(f"`{name}`" for name in family.text_part_of)
     paths = [*sorted(DATA.glob("*/config.json")), *sorted(DATA.glob("vision/*/config.json"))]
     configs = [text_config(json.loads(path.read_text(encoding="utf-8")), families()) for path in paths]
-    cells = {_cells(decoder_config(hf)) for hf in configs if hf["architectures"][0] in family.architectures}
+    cells = {
+        _cells(decoder_config(hf), has_mtp_layers=family.has_mtp_layers)
+        for hf in configs
+        if hf["architectures"][0] in family.architectures
+    }
     if not cells:
         raise ValueError(f"{family.architectures[0]} has no tiny checkpoint")
     images = "no" if family.read_vision is None else "yes"
@@ -106,7 +111,7 @@ def _read_as(family: Family) -> tuple[str, ...]:
     return (*family.architectures, *others)
 
 
-def _cells(decoder: DecoderConfig) -> tuple[str, ...]:
+def _cells(decoder: DecoderConfig, *, has_mtp_layers: bool) -> tuple[str, ...]:
     """Return the cells of one model after those of its family."""
     grouped = with_cache_groups(PLAIN, decoder)
     kinds = list(dict.fromkeys(group.kind for group in grouped.cache.groups))
@@ -121,7 +126,8 @@ def _cells(decoder: DecoderConfig) -> tuple[str, ...]:
         _starts(decoder, replace(PLAIN, parallel=ParallelConfig(data_parallel_size=2))),
         _starts(decoder, replace(PLAIN, parallel=TWO_DEVICES, hosts=hosts)),
         _adapted(decoder),
-        _starts(decoder, replace(PLAIN, scheduler=SchedulerConfig(num_speculative_tokens=4))),
+        _starts(decoder, replace(PLAIN, scheduler=SchedulerConfig(num_speculative_tokens=4)))
+        + (", MTP" if has_mtp_layers else ""),
         _starts(decoder, replace(PLAIN, tiers=TierConfig(kv_offload_memory=1 << 30))),
         _answer(lambda: check_embeds(decoder)),
     )

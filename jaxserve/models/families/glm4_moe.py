@@ -46,4 +46,4 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return replace(config, qk_norm="heads" if keys.flag("use_qk_norm") else "none")
 
 
-FAMILY = Family(("Glm4MoeForCausalLM",), decoder_config)
+FAMILY = Family(("Glm4MoeForCausalLM",), decoder_config, has_mtp_layers=True)

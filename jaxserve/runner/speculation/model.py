@@ -1,4 +1,4 @@
-"""The draft model of an engine, and the settings that it works with."""
+"""The draft model or multi-token-prediction (MTP) layer of an engine, and the settings that it works with."""
 
 from __future__ import annotations
 
@@ -7,27 +7,45 @@ from dataclasses import replace
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.skeleton import make_skeleton
+from jaxserve.models.skeleton import make_predictor_skeleton, make_skeleton
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.inputs import DraftModel
 from jaxserve.runner.limits import make_policy
 
 
+def draft_source(config: Config) -> str | None:
+    """Return the path or hub id of the checkpoint with the weights that draft; None without any. Raises ConfigError for settings
+    that contradict each other."""
+    scheduler = config.scheduler
+    if scheduler.speculative_method == "auto":
+        return scheduler.speculative_model
+    if scheduler.speculative_model is not None:
+        raise ConfigError(
+            f"--speculative-method {scheduler.speculative_method}: not with --speculative-model {scheduler.speculative_model}; "
+            "one of them drafts"
+        )
+    return str(config.model.model)
+
+
 def make_draft_model(config: Config, decoder: DecoderConfig, draft: DecoderConfig, chip: Chip) -> DraftModel:
-    """Declare the draft model `draft` for the model `decoder`. All of its layers keep the keys of the whole text.
+    """Declare the draft model, or the MTP layer as a decoder of one layer, `draft` for the model `decoder`. All of its layers keep
+    the keys of the whole text.
 
     Raises ConfigError.
     """
     check_draft_model(config, decoder, draft)
     draft = replace(draft.with_context(config.model.max_model_len), splits_windows=False, vision=None)
-    return DraftModel(make_skeleton(draft, make_policy(config, draft, chip)), config.scheduler.num_speculative_tokens)
+    make = make_predictor_skeleton if config.scheduler.speculative_method == "mtp" else make_skeleton
+    return DraftModel(make(draft, make_policy(config, draft, chip)), config.scheduler.num_speculative_tokens)
 
 
 def check_draft_model(config: Config, decoder: DecoderConfig, draft: DecoderConfig) -> None:
-    """Raise ConfigError for a draft model that is not served, or for a setting that does not work with one."""
-    name = f"--speculative-model {config.scheduler.speculative_model}"
+    """Raise ConfigError for a draft model or MTP layer that is not served, or for a setting that does not work with one."""
+    is_mtp = config.scheduler.speculative_method == "mtp"
+    name = "--speculative-method mtp" if is_mtp else f"--speculative-model {config.scheduler.speculative_model}"
+    drafter, start = ("the MTP layer", 1) if is_mtp else ("a draft model", 3)
     if not config.scheduler.num_speculative_tokens:
-        raise ConfigError(f"{name}: set --num-speculative-tokens, the tokens of a draft; 3 is a good start")
+        raise ConfigError(f"{name}: set --num-speculative-tokens, the tokens of a draft; {start} is a good start")
     others = {
         "--num-hosts": config.hosts.num_hosts,
         "--tensor-parallel-size": config.parallel.tensor_parallel_size,
@@ -36,11 +54,9 @@ def check_draft_model(config: Config, decoder: DecoderConfig, draft: DecoderConf
     }
     for flag, value in others.items():
         if value > 1:
-            raise ConfigError(f"{name}: not with {flag} {value}; a draft model runs on one device")
+            raise ConfigError(f"{name}: not with {flag} {value}; {drafter} runs on one device")
     if config.tiers.has_stores:
-        raise ConfigError(
-            f"{name}: not with {', '.join(config.tiers.settings)}: keys of the draft model are not stored"
-        )
+        raise ConfigError(f"{name}: not with {', '.join(config.tiers.settings)}: keys of {drafter} are not stored")
     if config.compile.deterministic:
         raise ConfigError(f"{name}: not with --deterministic, with which it was not tested")
     if decoder.vision is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
 
 from jaxserve.checkpoint.peft import Adapter
@@ -19,11 +18,6 @@ def planned_adapters(config: Config, decoder: DecoderConfig) -> AdaptersConfig |
     Raises StartupError in one line.
     """
     return adapters_config(_open_adapters(config.model), config.model, decoder)
-
-
-def without_adapters(config: Config) -> Config:
-    """Return the settings of a model without adapters, such as a draft model."""
-    return replace(config, model=replace(config.model, lora_modules=None, max_loras=None, max_lora_rank=None))
 
 
 def adapters_notes(config: Config, decoder: DecoderConfig, size: str) -> tuple[str, ...]:

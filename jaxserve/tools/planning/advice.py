@@ -150,7 +150,7 @@ def _fractions(config: Config, device: Device) -> Iterator[Attempt]:
 
 def device_counts(config: Config, device: Device) -> Iterator[Attempt]:
     """Yield more devices for each layer."""
-    if config.scheduler.speculative_model is not None:
+    if config.scheduler.has_drafter:
         return
     start = config.parallel.tensor_parallel_size * 2
     for count in itertools.takewhile(lambda count: count <= device.most_per_host, (start << n for n in range(10))):

@@ -10,7 +10,7 @@ from jaxserve.config import Config
 from jaxserve.errors import DoesNotFitError
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig
-from jaxserve.models.registry import read_decoder
+from jaxserve.models.registry import read_decoder, read_mtp_layer
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.buckets import resolve_limits
@@ -20,8 +20,8 @@ from jaxserve.runner.inputs import DraftModel, Program, programs
 from jaxserve.runner.limits import Limits, check_cache, make_limits, make_policy, with_cache_groups
 from jaxserve.runner.memory import DeviceMemory, kv_bytes_left
 from jaxserve.runner.slots import slots_bytes
-from jaxserve.runner.speculation.model import make_draft_model
-from jaxserve.tools.planning.adapters import planned_adapters, without_adapters
+from jaxserve.runner.speculation.model import draft_source, make_draft_model
+from jaxserve.tools.planning.adapters import planned_adapters
 from jaxserve.tools.planning.devices import Device
 from jaxserve.tools.planning.sizes import Sizes, estimate_workspace, make_sizes
 
@@ -41,7 +41,7 @@ class Fit:
     image_bytes: int = 0
     """Embeddings of images."""
     draft_bytes: int = 0
-    """Weights of the draft model, whose KV is part of `kv_bytes`."""
+    """Weights of the draft model or the MTP layer, whose KV is part of `kv_bytes`."""
 
     @property
     def held_bytes(self) -> int:
@@ -78,10 +78,10 @@ def make_fit(config: Config, decoder: DecoderConfig, device: Device) -> Fit:
     sizes = model_sizes(config, decoder, device)
     weights = held_bytes(device, sizes, sizes.weights_bytes)
     draft = planned_draft(config, decoder, device)
-    plain = without_adapters(config)
-    drafting = 0 if draft is None else model_sizes(plain, draft.skeleton.config, device).weights_bytes
+    drafting = 0 if draft is None else sum(leaf.num_bytes for leaf in draft.skeleton.leaves)
     if weights + drafting >= device.limit_bytes:
-        both = f" and those of the draft model ({gib(drafting)})" if drafting else ""
+        drafter = "draft model" if config.scheduler.speculative_method == "auto" else "MTP layer"
+        both = f" and those of the {drafter} ({gib(drafting)})" if drafting else ""
         raise DoesNotFitError(
             f"the weights alone ({gib(weights)} in {sizes.stored_as}){both} are more than the {gib(device.limit_bytes)} "
             f"that {device.title} gives"
@@ -119,14 +119,18 @@ def make_fit(config: Config, decoder: DecoderConfig, device: Device) -> Fit:
 
 
 def planned_draft(config: Config, decoder: DecoderConfig, device: Device) -> DraftModel | None:
-    """Return the draft model of an engine; None without one. Its tokenizer is not compared. Raises StartupError."""
-    name = config.scheduler.speculative_model
-    return None if name is None else make_draft_model(config, decoder, _read_draft(name), planned_chip(device))
+    """Return the draft model or the MTP layer of an engine; None without one. Tokenizers are not compared. Raises StartupError."""
+    name = draft_source(config)
+    if name is None:
+        return None
+    is_mtp = config.scheduler.speculative_method == "mtp"
+    draft = _read_draft(name, config.model.revision if is_mtp else None, is_mtp=is_mtp)
+    return make_draft_model(config, decoder, draft, planned_chip(device))
 
 
 @lru_cache(maxsize=2)
-def _read_draft(name: str) -> DecoderConfig:
-    return read_decoder(resolve(name, weights=False))[0]
+def _read_draft(name: str, revision: str | None, *, is_mtp: bool) -> DecoderConfig:
+    return (read_mtp_layer if is_mtp else read_decoder)(resolve(name, revision, weights=False))[0]
 
 
 def planned_images(config: Config, decoder: DecoderConfig, device: Device) -> ImageShape | None:

@@ -59,7 +59,7 @@ def find_machine(name: str, num_hosts: int = 1, memory_bytes: int | None = None)
 
 def with_sizes(config: Config, decoder: DecoderConfig, machine: Machine) -> Config:
     """Return the config for all devices of a machine, with the parallel sizes of the settings if there are any; for one device
-    with a draft model, which runs on one.
+    with a draft model or an MTP layer, which run on one.
 
     Otherwise, with those whose KV cache holds most tokens, more than all requests can have counting no more; of these, with
     most devices per layer. If no sizes fit, with most devices per layer. Raises ConfigError for settings that need more devices than there are.
@@ -69,7 +69,7 @@ def with_sizes(config: Config, decoder: DecoderConfig, machine: Machine) -> Conf
         return config
     if parallel.num_devices > count:
         raise ConfigError(f"the parallel sizes need {parallel.num_devices} devices, {machine.device.name} has {count}")
-    if parallel.num_devices > 1 or count == 1 or config.scheduler.speculative_model is not None:
+    if parallel.num_devices > 1 or count == 1 or config.scheduler.has_drafter:
         return config
     best, most_tokens = None, -1
     for sizes in _candidates(parallel, decoder, count):

@@ -78,7 +78,7 @@ class MemoryPart:
     image_bytes: int = 0
     """Embeddings of images; 0 for a model that is served for texts."""
     draft_bytes: int = 0
-    """Weights of the draft model; 0 without one. `kv_bytes` are those of both models."""
+    """Weights of the draft model or the MTP layer; 0 without one. `kv_bytes` are those of both."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -354,10 +354,9 @@ class Planner:
                 f"each of the {decoder.num_stored_kv_heads} KV heads, and its part of the KV cache, is held by "
                 f"{decoder.kv_copies} devices; --data-parallel-size divides the cache instead"
             )
-        if config.scheduler.speculative_model is not None:
-            notes.append(
-                "the speeds are those of steps without drafts; the KV cache has the draft model's keys as well"
-            )
+        if config.scheduler.has_drafter:
+            drafter = "draft model" if config.scheduler.speculative_method == "auto" else "MTP layer"
+            notes.append(f"the speeds are those of steps without drafts; the KV cache has the {drafter}'s keys as well")
         notes.extend(context_notes(config, self._model.decoder))
         notes.extend(quantization_notes(config, decoder, planned_chip(device)))
         policy = planned_policy(config, decoder, device)

@@ -9,7 +9,7 @@ import pytest
 
 from jaxserve.ipc.messages import ErrorInfo
 from jaxserve.sampling.params import device_row
-from jaxserve.scheduler.plan import Buckets
+from jaxserve.scheduler.plan import NO_TARGET, Buckets
 from jaxserve.scheduler.request import Request
 from jaxserve.types import NO_LOGPROBS, RequestId
 from tests.engine.rig import EOS, Rig, add, expected, prompt
@@ -91,6 +91,24 @@ def test_mixed_step_puts_decode_rows_first_then_chunks() -> None:
     assert rig.plans[-1].request_ids == ("one", "long", "short")
     assert rig.plans[-1].kind == "mixed"
     assert rig.plans[-1].is_sampling.tolist() == [True, True, True]
+
+
+def test_plan_names_the_token_after_a_chunk_that_ends_inside_a_prompt() -> None:
+    rig = Rig(max_num_batched_tokens=8)
+    rig.run(add("a", prompt(20), max_tokens=3))
+    found = [None if plan.next_token_ids is None else plan.next_token_ids.tolist() for plan in rig.plans]
+    assert found[:3] == [[prompt(20)[8]], [prompt(20)[16]], None]
+    assert set(map(str, found[3:])) == {"None"}
+
+
+def test_rows_that_sample_have_no_known_next_token() -> None:
+    rig = Rig(max_num_batched_tokens=8)
+    rig.run(add("a", prompt(3), max_tokens=9), add("b", prompt(20, 4), max_tokens=3))
+    mixed = [plan for plan in rig.plans if plan.next_token_ids is not None]
+    assert mixed
+    for plan in mixed:
+        assert plan.next_token_ids is not None
+        assert ((plan.next_token_ids == NO_TARGET) == plan.is_sampling).all()
 
 
 def test_plan_has_the_state_of_each_row() -> None:

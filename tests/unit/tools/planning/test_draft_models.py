@@ -1,4 +1,4 @@
-"""Plans of engines with a draft model: its weights, its keys and its programs."""
+"""Plans of engines with a draft model or an MTP layer: its weights, its keys and its programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxserve.tools.planning.compiler import Answers, CompileJob, ProgramMemory
 from jaxserve.tools.planning.devices import ACCELERATORS
 from jaxserve.tools.planning.machine import Machine, with_sizes
 from jaxserve.tools.planning.planner import Planner, read_model
-from tests.unit.tools.planning.configs import LLAMA_8B, SMOLLM2, write_config
+from tests.unit.tools.planning.configs import GLM_4_5_AIR, LLAMA_8B, SMOLLM2, write_config
 
 H200 = ACCELERATORS["h200"]
 SMOLLM2_PARAMETERS = 134_515_008
@@ -83,3 +83,24 @@ def test_all_devices_of_a_machine_are_one_with_a_draft_model(config: Config) -> 
     several = replace(config, parallel=ParallelConfig(tensor_parallel_size=2))
     with pytest.raises(ConfigError, match="a draft model runs on one device"):
         planner(several).plan(several, None)
+
+
+def test_an_mtp_layer_is_counted_without_embedding_and_head(tmp_path: Path) -> None:
+    path = write_config(tmp_path, GLM_4_5_AIR)
+    model = ModelConfig(model=str(path))
+    drafting = SchedulerConfig(speculative_method="mtp", num_speculative_tokens=1)
+    device = replace(H200, memory_bytes=300 << 30)
+    planned = Planner(read_model(path), device, device.rates)
+    plan, alone = (
+        planned.plan(Config(model=model, scheduler=scheduler), None) for scheduler in (drafting, SchedulerConfig())
+    )
+    assert plan.fits and plan.memory is not None and plan.cache is not None
+    assert alone.memory is not None and alone.cache is not None
+    dim, heads, experts, width = 4096, 96 * 128, 128 + 1, 1408
+    attention = dim * (heads + 2 * 8 * 128) + heads * dim + heads + 2 * 8 * 128
+    layer = attention + experts * 3 * dim * width + 128 * dim + 128 + 2 * dim
+    wanted = 2 * (layer + 2 * dim * dim + 3 * dim)  # the projection and three norms
+    assert abs(plan.memory.draft_bytes - wanted) < 2048  # correction biases are float32
+    assert plan.memory.weights_bytes == alone.memory.weights_bytes
+    assert plan.cache.bytes_per_token == alone.cache.bytes_per_token + 2 * 8 * 128 * 2
+    assert any("MTP layer" in note for note in plan.notes)

@@ -1,0 +1,42 @@
+"""The part of a speculative step that drafts: a draft model, or the multi-token-prediction layer of the model itself."""
+
+from __future__ import annotations
+
+from typing import Protocol, runtime_checkable
+
+from jaxtyping import Array, Int
+
+from jaxserve.layers.cache import Cache
+from jaxserve.models.skeleton import ModelSkeleton, PredictorSkeleton
+from jaxserve.runner.inputs import Computed, DraftModel, Program
+from jaxserve.runner.speculation.draft_model import ModelDrafter
+from jaxserve.runner.speculation.predictor import PredictorDrafter
+from jaxserve.runner.speculation.rows import Verified
+
+
+@runtime_checkable  # arguments are checked in tests
+class Drafter(Protocol):
+    """Drafts within one traced step. It has cache groups of its own, which follow the model's."""
+
+    def fill(self, computed: Computed, cache: Cache) -> Cache:
+        """Return the cache (DONATED) with what the drafter stores of the tokens of a mixed step."""
+        ...
+
+    def draft(self, verified: Verified, cache: Cache) -> tuple[Int[Array, "B N"], Cache]:
+        """Return N drafted tokens after each row's newest one, and the cache (DONATED)."""
+        ...
+
+
+def make_drafter(
+    draft: DraftModel, skeleton: ModelSkeleton, params: tuple[Array, ...], program: Program
+) -> tuple[Drafter, tuple[Array, ...]]:
+    """Return the drafter of `draft` for the model `skeleton`, and the model's parameters.
+
+    params: those of the model, then of the drafter.
+    """
+    num_arrays = len(skeleton.arrays)
+    params, own = params[:num_arrays], params[num_arrays:]
+    if isinstance(draft.skeleton, PredictorSkeleton):
+        model = skeleton.build(params)
+        return PredictorDrafter(draft.skeleton, draft.num_drafts, own, model, program), params
+    return ModelDrafter(draft.skeleton, draft.num_drafts, own, program), params

@@ -1,0 +1,139 @@
+"""A multi-token-prediction layer changes no token: real (tiny) models with the layer of their own checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+import pytest
+
+from jaxserve.ipc.messages import AddRequest
+from jaxserve.scheduler.speculation import Payoff
+from tests.engine.model_engine import ModelEngine, request
+from tests.engine.test_overlap import shown
+from tests.engine.test_speculation import mix
+from tests.models.certain_predictor import RING, Source, certain_predictor
+from tests.models.goldens import MTPGolden, mtp_golden
+
+pytestmark = pytest.mark.slow  # real models; the fast tests show the same on the fake one
+NUM_DRAFTS = 3
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speculate whether it pays or not: that depends on the machine."""
+    monkeypatch.setattr(Payoff, "choose", lambda self, num_rows: "speculate")
+
+
+@pytest.fixture(scope="module", params=["glm4_moe", "deepseek_v3"])
+def served(request: pytest.FixtureRequest) -> Iterator[tuple[MTPGolden, ModelEngine]]:
+    """Grouped-query attention with native kernels, and latent attention by XLA."""
+    golden = mtp_golden(request.param)
+    kernels = "native" if request.param == "glm4_moe" else "xla"
+    engine = ModelEngine(golden.path, num_speculative_tokens=NUM_DRAFTS, speculative_method="mtp", cpu_kernels=kernels)
+    yield golden, engine
+    engine.close()
+
+
+def test_tokens_and_log_probabilities_are_those_without_drafts(served: tuple[MTPGolden, ModelEngine]) -> None:
+    """Alone, and together with preemption, chunks, prefix hits and steps in flight; nothing is compiled while serving."""
+    _, engine = served
+    items, plain = mix(), {}
+    for item in items:
+        engine.restart(overlap=False, max_burst_ms=0.0)
+        plain |= engine.run([item])
+    for options in ({}, {"overlap": False, "max_num_batched_tokens": 7}, {"num_blocks": 20}):
+        engine.restart(num_speculative_tokens=NUM_DRAFTS, **options)  # type: ignore[arg-type]
+        found = {name: each for i in range(0, len(items), 2) for name, each in engine.run(items[i : i + 2]).items()}
+        assert shown(found) == shown(plain), options
+        assert engine.num_draft_tokens > 20
+        for name, result in plain.items():
+            for one, other in zip(result.logprobs, found[name].logprobs, strict=True):
+                assert [one.logprob, *one.top_logprobs] == pytest.approx([other.logprob, *other.top_logprobs], abs=1e-4)
+        together = engine.run(items)
+        assert shown(together) == shown(plain), options
+        assert together["shared 1"].num_cached_tokens >= 32
+        assert engine.kv.usage == 0.0
+    assert engine.executor.compilations()["serving"] == 0
+
+
+def asked(golden: MTPGolden, name: str = "golden") -> AddRequest:
+    return request(name, golden.prompt_ids, max_tokens=len(golden.output_ids))
+
+
+def drafted(engine: ModelEngine, golden: MTPGolden, others: list[AddRequest]) -> list[list[int]]:
+    """Return the drafts after the outputs of `golden` that are on the device when its request, beside others, has ended."""
+    state = engine.executor._runner._state
+    drafts = state.arrays.drafts
+    assert drafts is not None
+    empty = jax.device_put(np.zeros(drafts.shape, np.int32), drafts.sharding)
+    state.arrays = state.arrays._replace(drafts=empty)
+    found = engine.run([asked(golden), *others])
+    assert found["golden"].token_ids == golden.output_ids.tolist()
+    assert state.arrays.drafts is not None
+    rows = np.asarray(state.arrays.drafts)
+    position = len(golden.prompt_ids) + len(golden.output_ids) - 1
+    return [row[1:].tolist() for row in rows if row[0] == position]
+
+
+def test_drafts_are_the_tokens_that_transformers_predicts(served: tuple[MTPGolden, ModelEngine]) -> None:
+    """For a prompt in one chunk or several, found in the prefix cache, computed again after a preemption, and beside others: the
+    layer has seen every token before."""
+    golden, engine = served
+    other = [request("other", range(60, 63), max_tokens=4)]
+    for options in ({}, {"max_num_batched_tokens": 7}, {"overlap": False}):
+        engine.restart(num_speculative_tokens=NUM_DRAFTS, **options)  # type: ignore[arg-type]
+        for others in ([], [], other):  # the second and third time, the prompt is found in the prefix cache
+            assert golden.draft_ids.tolist() in drafted(engine, golden, others), (options, others)
+    engine.restart(num_blocks=7, num_speculative_tokens=NUM_DRAFTS)
+    grows = [request("grows", range(70, 90), max_tokens=40)]
+    assert golden.draft_ids.tolist() in drafted(engine, golden, grows)
+
+
+def test_a_preempted_request_gets_the_drafts_of_one_that_was_not(served: tuple[MTPGolden, ModelEngine]) -> None:
+    _, engine = served
+    items = [request(str(i), range(3 + 50 * i, 30 + 50 * i), max_tokens=40) for i in range(2)]
+    counts = []
+    for num_blocks in (None, 8):
+        engine.restart(num_blocks, num_speculative_tokens=NUM_DRAFTS, overlap=False)
+        found = engine.run(items)
+        counts.append((shown(found), engine.num_preemptions > 0))
+    (whole, was_preempted), (again, is_preempted) = counts
+    assert whole == again
+    assert (was_preempted, is_preempted) == (False, True)
+
+
+@pytest.mark.parametrize("source", ["token", "hidden"])
+def test_a_layer_that_must_be_right_has_every_draft_accepted(
+    source: Source, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """From the embedding of the newest token, and from the hidden state of the one before it, which tells if both are paired
+    rightly and if the layer's own output follows."""
+    path = certain_predictor(tmp_path_factory.mktemp("certain") / source, source)
+    engine = ModelEngine(path, num_speculative_tokens=NUM_DRAFTS, speculative_method="mtp")
+    prompts = [list(np.resize(np.roll(RING, -i), 37)) for i in range(2)]
+    for options in ({}, {"overlap": False}, {"max_num_batched_tokens": 7}):
+        engine.restart(num_speculative_tokens=NUM_DRAFTS, **options)  # type: ignore[arg-type]
+        for _ in range(2):  # the second time, the prompt is found in the prefix cache
+            found = engine.run([request(str(i), prompt, max_tokens=41) for i, prompt in enumerate(prompts)])
+            for i, result in enumerate(found.values()):
+                assert result.token_ids == list(np.resize(np.roll(RING, -i - 37), 41))
+        assert engine.num_accepted_tokens == engine.num_draft_tokens > 100
+    engine.restart(num_speculative_tokens=NUM_DRAFTS)
+    engine.run([request("a", prompts[0], max_tokens=42)])
+    # A prompt in three chunks, a step without a draft, then four tokens a step.
+    assert engine.num_steps == 3 + 1 + 10
+    engine.close()
+
+
+def test_sleep_and_new_weights_keep_the_layer(served: tuple[MTPGolden, ModelEngine]) -> None:
+    golden, engine = served
+    weights = engine.executor.weights
+    assert weights is not None
+    for keeps_copy in (True, False):
+        weights.discard(keeps_copy=keeps_copy)
+        weights.restore()()
+        weights.load(str(golden.path))()
+        engine.restart(num_speculative_tokens=NUM_DRAFTS)
+        assert golden.draft_ids.tolist() in drafted(engine, golden, [])

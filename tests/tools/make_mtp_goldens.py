@@ -1,0 +1,158 @@
+"""Write the tiny checkpoints of tests/models/data/mtp, which carry a multi-token-prediction layer, and what transformers' MtpModel
+computes with it.
+
+Run from the repository root where torch and transformers are installed: python tests/tools/make_mtp_goldens.py [NAME ...]
+golden.npz, in float32 from exactly the stored weights:
+    prompt_ids (T) int32, output_ids (2) int32: the model's greedy tokens after them,
+    logits (8, V) float32 of the MTP layer, for the last 7 tokens of the prompt and the first output,
+    draft_ids (3) int32: greedy tokens after the outputs, the first of these logits, each further one of the layer's own output,
+    draft_logits (3, V) float32 that they were chosen by.
+A seed is taken if no two best logits come close, float64 computes the same, and each control (the layer's inputs in the other
+order, and the hidden state before the final norm) moves the logits.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from make_goldens import MAX_NOISE, MIN_CONTROL, MIN_GAP, load, published, random_weights, save_weights
+from safetensors.torch import load_file, save_file
+from tiny_checkpoints import TINY_CHECKPOINTS, VOCAB_SIZE, TinyCheckpoint
+from transformers.modeling_layers import MtpModel
+
+DATA = Path(__file__).parents[1] / "models" / "data" / "mtp"
+NUM_PROMPT, NUM_LOGITS, NUM_DRAFTS = 40, 8, 3
+SMALL = {"hidden_size": 48, "intermediate_size": 56, "num_hidden_layers": 2, "num_nextn_predict_layers": 1}
+MODELS = {"glm4_moe": "glm4_moe_tiny", "deepseek_v3": "deepseek_v3_tiny", "glm4_moe_lite": "glm4_moe_lite_tiny"}
+
+
+def add_layer(folder: Path, model: transformers.PreTrainedModel, tiny: TinyCheckpoint, seed: int) -> None:
+    """Add a random MTP layer to the checkpoint in `folder`."""
+    predictor = MtpModel(model, 1)
+    random_weights(predictor, seed + 1000)
+    number, model_type = model.config.num_hidden_layers, model.config.model_type
+    state = load_file(folder / "model.safetensors")
+    own = {name: value for name, value in predictor.state_dict().items() if name.startswith("layers.0.")}
+    for whole, weight in own.items():
+        name = whole.removeprefix("layers.0.").removeprefix("mtp_block.").replace("post_norm.", "shared_head.norm.")
+        is_kept = name.endswith("e_score_correction_bias")
+        dtype = weight.dtype if is_kept else getattr(torch, tiny.dtype)
+        for part, value in published(f"model.layers.{number}.{name}", weight, model_type).items():
+            state[part] = value.detach().to(dtype).contiguous()
+    # Published checkpoints have copies of both.
+    state[f"model.layers.{number}.embed_tokens.weight"] = state["model.embed_tokens.weight"].clone()
+    state[f"model.layers.{number}.shared_head.head.weight"] = state["lm_head.weight"].clone()
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def load_layer(folder: Path, model: Any) -> MtpModel:
+    """Return the MTP layer of the checkpoint in transformers."""
+    number = model.config.num_hidden_layers
+    model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{number}.*"]
+    model.config.name_or_path = str(folder)
+    return MtpModel.from_pretrained(model).to(model.dtype).eval()
+
+
+@torch.no_grad()
+def golden(model: Any, predictor: Any, prompt_ids: list[int], *, control: str = "") -> dict[str, np.ndarray]:
+    """Return the arrays of golden.npz, without a cache. control: what a faulty layer would do."""
+    first_id = int(model(torch.tensor([prompt_ids])).logits[0, -1].argmax())
+    known = torch.tensor([[*prompt_ids, first_id]])
+    before: list[torch.Tensor] = []
+    hook = model.model.norm.register_forward_pre_hook(lambda _, inputs: before.append(inputs[0]))
+    output = model(known)
+    hook.remove()
+    hidden = before[0] if control == "pre_norm" else model.model.norm(before[0])
+    next_id = int(output.logits[0, -1].argmax())
+    tokens = torch.cat([known[:, 1:], torch.tensor([[next_id]])], 1)
+    layer = predictor.layers[0]
+    if control == "order":
+        layer.enorm, layer.hnorm = layer.hnorm, layer.enorm
+        predictor.config.mtp_hidden_states_first = True
+    all_logits, draft_ids = [], []
+    for _ in range(NUM_DRAFTS):
+        positions = torch.arange(tokens.shape[1])[None]
+        made = predictor.forward_layer(0, hidden, positions, None, input_ids=tokens)
+        all_logits.append(predictor._project_to_logits(made)[0])
+        token = int(all_logits[-1][-1].argmax())
+        draft_ids.append(token)
+        hidden = torch.cat([hidden, made[:, -1:]], 1)
+        tokens = torch.cat([tokens, torch.tensor([[token]])], 1)
+    if control == "order":
+        layer.enorm, layer.hnorm = layer.hnorm, layer.enorm
+        predictor.config.mtp_hidden_states_first = False
+    return {
+        "prompt_ids": np.asarray(prompt_ids, np.int32),
+        "output_ids": np.asarray([first_id, next_id], np.int32),
+        "logits": all_logits[0][-NUM_LOGITS:].numpy(),
+        "draft_ids": np.asarray(draft_ids, np.int32),
+        "draft_logits": torch.stack([each[-1] for each in all_logits]).numpy(),
+    }
+
+
+def gap(logits: np.ndarray) -> float:
+    best = np.sort(logits, axis=-1)
+    return float((best[..., -1] - best[..., -2]).min())
+
+
+def make(name: str, tiny: TinyCheckpoint) -> None:
+    """Write one folder."""
+    folder = DATA / name
+    folder.mkdir(parents=True, exist_ok=True)
+    hf = {**tiny.config, **SMALL, "dtype": tiny.dtype}
+    if "mlp_layer_types" in hf:
+        hf |= {"mlp_layer_types": ["dense", "sparse"]}
+    (folder / "config.json").write_text(json.dumps(hf, indent=1) + "\n")
+    rng = np.random.default_rng(len(name))
+    prompt_ids = rng.integers(3, VOCAB_SIZE, NUM_PROMPT).tolist()
+    kind = type(transformers.AutoConfig.for_model(hf["model_type"]))
+    if "mlp_layer_types" in hf:  # transformers reads no number of MTP layers for GLM-4.7-Flash
+        kind.num_mtp_layers, kind.mtp_mlp_layer_types = 1, ["sparse"]
+    for seed in range(100):
+        config = kind.from_dict(hf)
+        fresh = getattr(transformers, hf["architectures"][0])._from_config(config, dtype=torch.float32)
+        random_weights(fresh, seed)
+        save_weights(fresh, tiny, folder)
+        add_layer(folder, fresh, tiny, seed)
+        model = load(folder)
+        predictor = load_layer(folder, model)
+        arrays = golden(model, predictor, prompt_ids)
+        if gap(arrays["draft_logits"]) < MIN_GAP or len(set(arrays["draft_ids"].tolist())) < NUM_DRAFTS:
+            continue
+        moved = {
+            control: float(
+                np.abs(golden(model, predictor, prompt_ids, control=control)["logits"] - arrays["logits"]).max()
+            )
+            for control in ("order", "pre_norm")
+        }
+        wide = load(folder, torch.float64)
+        noise = np.abs(
+            golden(wide, load_layer(folder, wide), prompt_ids)["draft_logits"] - arrays["draft_logits"]
+        ).max()
+        if min(moved.values()) >= MIN_CONTROL and noise <= MAX_NOISE:
+            break
+    else:
+        raise SystemExit(f"{name}: no seed will do")
+    np.savez_compressed(folder / "golden.npz", **arrays)
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    print(
+        f"{name}: seed {seed}, drafts {arrays['draft_ids']}, float64 is {noise:.1e} away, controls {moved}, {size} bytes"
+    )
+
+
+def main() -> None:
+    """Write the folders named on the command line, or all."""
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    for name in sys.argv[1:] or MODELS:
+        make(name, TINY_CHECKPOINTS[MODELS[name]])
+
+
+if __name__ == "__main__":
+    main()
