@@ -17,7 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxserve.errors import ConfigError
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
-from jaxserve.sharding.rules import Axes, AxisRules, MeshShape, axis_rules, common_kv_heads
+from jaxserve.sharding.rules import Axes, AxisRules, MeshShape, axis_rules, common_kv_heads, common_vocab
 
 _LOG = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ def host_devices(num_devices: int, num_hosts: int) -> list[jax.Device]:
 def _split_counts(config: DecoderConfig | EncoderConfig, shape: MeshShape) -> list[tuple[str, int, int]]:
     """Return the name and size of every axis that is split if it divides, and the devices to split it over."""
     counts = [
-        ("vocab", config.vocab_size, shape.num_devices),
+        ("vocab", common_vocab(config), shape.num_devices),
         ("ffn", config.intermediate_size, shape.num_devices),
         ("kv_heads", common_kv_heads(config), shape.tensor),
     ]

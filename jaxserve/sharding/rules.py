@@ -90,6 +90,12 @@ def common_kv_heads(config: DecoderConfig | EncoderConfig) -> int:
     return config.common_kv_heads if isinstance(config, DecoderConfig) else config.num_kv_heads
 
 
+def common_vocab(config: DecoderConfig | EncoderConfig) -> int:
+    """Return the greatest number of devices that can split the rows of all tables of the vocabulary."""
+    own = config.per_layer_vocab_size if isinstance(config, DecoderConfig) else None
+    return math.gcd(config.vocab_size, own or 0)
+
+
 def axis_rules(config: DecoderConfig | EncoderConfig, shape: MeshShape) -> AxisRules:
     """Split every logical axis that divides evenly over the devices; the others are replicated."""
     sizes = shape.sizes
@@ -101,7 +107,7 @@ def axis_rules(config: DecoderConfig | EncoderConfig, shape: MeshShape) -> AxisR
         return next((axes for axes in candidates if count % math.prod(sizes[axis] for axis in axes) == 0), ())
 
     table = {
-        "vocab": split(config.vocab_size, every, heads),
+        "vocab": split(common_vocab(config), every, heads),
         "ffn": split(config.intermediate_size, every, heads),
         "kv_heads": split(common_kv_heads(config), heads),
         "pages": tuple(axis for axis in every if axis == DATA),

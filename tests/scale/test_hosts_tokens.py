@@ -1,13 +1,15 @@
-"""Tokens of several worker processes joined by gloo: those of transformers, for a dense model and one with experts."""
+"""Tokens of several worker processes joined by gloo: those of transformers, for every family."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 
+from jaxserve.models.registry import decoder_of, open_model
 from tests.e2e.hosts import golden_tokens, greedy_tokens, running_hosts
-from tests.models.goldens import golden_checkpoint
+from tests.models.goldens import GoldenCheckpoint, golden_checkpoint, golden_checkpoints
 from tests.programs import shared_programs
 
 pytestmark = [pytest.mark.slow, pytest.mark.scale]
@@ -39,12 +41,28 @@ SPLIT_OVER_TWO_HOSTS = {
         "2",
     ),  # recurrent layers between others
 }
-"""One of each way in which layers are split, and of each kind of cache; flags of eight devices, four on each host."""
+"""Flags of eight devices, four on each host, for one of each way in which layers are split, and of each kind of cache."""
 
 
-@pytest.mark.parametrize("model", SPLIT_OVER_TWO_HOSTS)
-def test_each_way_to_split_layers_gives_the_same_tokens_on_two_hosts(model: str, programs: Path) -> None:
-    golden, flags = golden_checkpoint(model), SPLIT_OVER_TWO_HOSTS[model]
+def flags_of(golden: GoldenCheckpoint) -> tuple[str, ...]:
+    """Return the flags of the most devices, at most eight, that compute a checkpoint: heads first, then data ranks.
+
+    Empty if the heads cannot be divided, nor the cache among data ranks.
+    """
+    decoder = decoder_of(open_model(golden.path))
+    tensor = math.gcd(decoder.num_heads, 8)
+    has_one_pool = len(decoder.cache.groups) == 1
+    data = 8 // tensor if has_one_pool and decoder.vocab_size % 8 == 0 else 1
+    sizes = ("--tensor-parallel-size", str(tensor), "--data-parallel-size", str(data), "--max-model-len", "128")
+    return sizes if tensor * data > 1 else ()
+
+
+@pytest.mark.parametrize("model", [golden.name for golden in golden_checkpoints()])
+def test_every_family_gives_the_same_tokens_on_two_hosts(model: str, programs: Path) -> None:
+    golden = golden_checkpoint(model)
+    flags = SPLIT_OVER_TWO_HOSTS.get(model) or flags_of(golden)
+    if not flags:
+        pytest.skip("its heads and cache cannot be divided")
     num_tokens = min(NUM_TOKENS, len(golden.output_ids))
     with running_hosts(golden, 2, 8, *flags, programs=programs) as replica:
         assert greedy_tokens(replica.server, golden, num_tokens) == golden_tokens(golden, num_tokens)

@@ -40,6 +40,13 @@ def test_one_device_splits_nothing() -> None:
     assert dict(MeshShape().sizes) == {"tensor": 1}
 
 
+def test_tables_of_two_vocabularies_are_split_over_devices_that_divide_both() -> None:
+    config = replace(DENSE, per_layer_dim=8, per_layer_vocab_size=300)
+    assert table(config, MeshShape(4))["vocab"] == ("tensor",)
+    assert table(config, MeshShape(4, data=2))["vocab"] == ("tensor",)
+    assert "vocab" not in table(config, MeshShape(8))
+
+
 def test_data_ranks_split_pages_and_feed_forward_but_no_heads() -> None:
     everything = ("data", "tensor")
     assert dict(MeshShape(2, data=4).sizes) == {"data": 4, "tensor": 2}
