@@ -18,6 +18,7 @@ from jaxserve_kernels.paged_attention import Scoring, bucketed
 
 from benchmarks.gpu.static import branches, launches
 from tests.aot.devices import A100, B200, L40S, RTX5090, T4, Target
+from tests.e2e.http_server import ROOT, SOURCES
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
 
@@ -37,9 +38,8 @@ def _compiled_for(target: Target, *options: str) -> dict[str, Any]:
     if not target.has_compiler:
         pytest.skip(f"{target.compiler} is not installed: nothing compiled for GPUs (make kernels-check)")
     command = [sys.executable, "-m", "tests.aot.other_gpus", target.name, *options]
-    done = subprocess.run(
-        command, env=os.environ | {"JAX_PLATFORMS": "cpu"}, capture_output=True, text=True, check=False
-    )
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": SOURCES}
+    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     if "Skipped: " in done.stderr:
         pytest.skip(done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stderr[-2000:]
