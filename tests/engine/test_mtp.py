@@ -12,7 +12,7 @@ from jaxserve.ipc.messages import AddRequest
 from jaxserve.scheduler.speculation import Payoff
 from tests.engine.model_engine import ModelEngine, request
 from tests.engine.test_overlap import shown
-from tests.engine.test_speculation import mix
+from tests.engine.test_speculation import check_drafts_change_nothing
 from tests.models.certain_predictor import RING, Source, certain_predictor
 from tests.models.goldens import MTPGolden, mtp_golden
 
@@ -37,24 +37,8 @@ def served(request: pytest.FixtureRequest) -> Iterator[tuple[MTPGolden, ModelEng
 
 
 def test_tokens_and_log_probabilities_are_those_without_drafts(served: tuple[MTPGolden, ModelEngine]) -> None:
-    """Alone, and together with preemption, chunks, prefix hits and steps in flight; nothing is compiled while serving."""
     _, engine = served
-    items, plain = mix(), {}
-    for item in items:
-        engine.restart(overlap=False, max_burst_ms=0.0)
-        plain |= engine.run([item])
-    for options in ({}, {"overlap": False, "max_num_batched_tokens": 7}, {"num_blocks": 20}):
-        engine.restart(num_speculative_tokens=NUM_DRAFTS, **options)  # type: ignore[arg-type]
-        found = {name: each for i in range(0, len(items), 2) for name, each in engine.run(items[i : i + 2]).items()}
-        assert shown(found) == shown(plain), options
-        assert engine.num_draft_tokens > 20
-        for name, result in plain.items():
-            for one, other in zip(result.logprobs, found[name].logprobs, strict=True):
-                assert [one.logprob, *one.top_logprobs] == pytest.approx([other.logprob, *other.top_logprobs], abs=1e-4)
-        together = engine.run(items)
-        assert shown(together) == shown(plain), options
-        assert together["shared 1"].num_cached_tokens >= 32
-        assert engine.kv.usage == 0.0
+    check_drafts_change_nothing(engine, NUM_DRAFTS)
     assert engine.executor.compilations()["serving"] == 0
 
 

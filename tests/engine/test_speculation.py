@@ -61,18 +61,15 @@ def mix() -> list[AddRequest]:
     return items + [request(f"shared {i}", [*shared, i + 3], max_tokens=20) for i in range(2)]
 
 
-@pytest.mark.parametrize("which", ["itself", "windows"])
-def test_tokens_and_log_probabilities_are_those_without_a_draft_model(
-    which: str, request: pytest.FixtureRequest
-) -> None:
-    """Alone, and together with preemption, chunks, prefix hits and steps in flight."""
-    golden, engine = request.getfixturevalue(which)
+def check_drafts_change_nothing(engine: ModelEngine, num_drafts: int) -> None:
+    """Compare tokens and log-probabilities with those of single steps: alone, and together with preemption, chunks, prefix
+    hits and steps in flight."""
     items, plain = mix(), {}
     for item in items:
         engine.restart(overlap=False, max_burst_ms=0.0)
         plain |= engine.run([item])
     for options in ({}, {"overlap": False, "max_num_batched_tokens": 7}, {"num_blocks": 20}):
-        engine.restart(num_speculative_tokens=NUM_DRAFTS, **options)  # type: ignore[arg-type]
+        engine.restart(num_speculative_tokens=num_drafts, **options)  # type: ignore[arg-type]
         found = {name: each for i in range(0, len(items), 2) for name, each in engine.run(items[i : i + 2]).items()}
         assert shown(found) == shown(plain), options
         assert engine.num_draft_tokens > 20
@@ -84,6 +81,14 @@ def test_tokens_and_log_probabilities_are_those_without_a_draft_model(
         assert shown(together) == shown(plain), options
         assert together["shared 1"].num_cached_tokens >= 32
         assert engine.kv.usage == 0.0
+
+
+@pytest.mark.parametrize("which", ["itself", "windows"])
+def test_tokens_and_log_probabilities_are_those_without_a_draft_model(
+    which: str, request: pytest.FixtureRequest
+) -> None:
+    golden, engine = request.getfixturevalue(which)
+    check_drafts_change_nothing(engine, NUM_DRAFTS)
     wanted = engine.run([_request(golden)])["golden"].token_ids
     assert wanted == golden.output_ids.tolist()
     assert engine.executor.compilations()["serving"] == 0
