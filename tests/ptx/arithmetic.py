@@ -216,6 +216,7 @@ def _conversions() -> dict[str, Decoder]:
         table[f"cvt.{name}"] = _each(_identity, to, origin)
     for wide, dtype in (("bf16x2", TYPES["bf16"]), ("f16x2", TYPES["f16"])):
         table[f"cvt.rn.{wide}.f32"] = _each(_pair(dtype), "b32", "f32", "f32")
+        table[f"cvt.rn.{wide[:-2]}.f32"] = _each(_identity, wide[:-2], "f32")
     table["cvt.rn.f16x2.e4m3x2"] = _each(_widened_pair, "b32", "b16")
     return table
 

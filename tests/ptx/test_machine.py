@@ -49,6 +49,7 @@ def test_numbers_are_read_computed_with_and_written() -> None:
         ("mov.b32 %r3, -7; mov.b32 %r2, 5; shf.l.wrap.b32 %r2, %r3, %r2, 33;", 11),
         ("mov.b32 %r3, -7; mul.hi.s32 %r2, %r3, 1431655766;", -3),
         ("mov.b32 %r3, 0f3FC00000; cvt.rn.bf16x2.f32 %r2, %r3, 0f00000000;", 0x3FC00000),
+        ("cvt.rn.f16.f32 %rs1, 0f3FC00000; mov.b32 %r2, {%rs1, %rs1};", 0x3E003E00),
         ("cvt.s8.s32 %rs1, 200; mov.b32 %r2, {%rs1, %rs1};", -56 * 65537 + 65536),
         ("shfl.sync.bfly.b32 %r3, %r1, 3, 31, -1; shfl.sync.idx.b32 %r2, %r3, 4, 31, -1;", 7),
     ],

@@ -45,7 +45,7 @@ def decode_attention(
     tuned = decode_tuning(_DEVICE, q.shape[-1], k_pages.dtype.itemsize)
     tuned = replace(tuned, programs=multiprocessors(tuned.programs))
     pool = (k_pages, v_pages, layer, block_tables, kv_lengths)
-    return decode.decode(q, *pool, scoring=scoring, sinks=sinks, tuning=tuned, is_emulated=is_emulated).astype(q.dtype)
+    return decode.decode(q, *pool, scoring=scoring, sinks=sinks, tuning=tuned, is_emulated=is_emulated)
 
 
 @functools.partial(jax.jit, static_argnames=_STATIC)

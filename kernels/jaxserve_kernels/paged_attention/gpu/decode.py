@@ -2,7 +2,8 @@
 
 Flash-decoding (https://pytorch.org/blog/flash-decoding) with a row's query group in the rows of one tensor-core
 product. The grid is persistent: each program has two workers (compute warpgroups, each with its own ring of key and
-value tiles) and one warpgroup that fetches for both. A unit of work is a part of a row (see `splits`) and a kv head. XLA joins the parts.
+value tiles) and one warpgroup that fetches for both. A unit of work is a part of a row (see `splits`) and a kv head; another
+kernel joins the parts (`join_kernel`).
 
 Letters: B rows, N query heads, K kv heads, G = N / K, H head dim, S slots per page, M pages per row, U parts.
 """
@@ -19,7 +20,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
-from jaxserve_kernels.paged_attention.gpu import tiles
+from jaxserve_kernels.paged_attention.gpu import join_kernel, tiles
 from jaxserve_kernels.paged_attention.gpu.join import join
 from jaxserve_kernels.paged_attention.gpu.splits import Cutting, Parts, make_cutting
 from jaxserve_kernels.paged_attention.gpu.tiles import MASKED, PageReader
@@ -109,7 +110,7 @@ def decode(
     tuning: DecodeTuning,
     is_emulated: bool = False,
 ) -> Float[Array, "B N H"]:
-    """Attention, in float32; zeros for rows of length 0."""
+    """Attend; zeros for rows of length 0."""
     num_rows, num_heads, dim = q.shape
     num_pages, num_kv_heads, page_size = k_pages.shape[1:4]
     group = num_heads // num_kv_heads
@@ -131,8 +132,10 @@ def decode(
     grouped = jnp.pad(q.reshape(num_rows, num_kv_heads, group, dim), ((0, 0), (0, 0), (0, -group % _SUBLANES), (0, 0)))
     parts = kernel.cutting.cut(*kernel.tiles_of(kv_lengths))
     values, stats = _launch(kernel, grouped, k_pages, v_pages, layer, block_tables, kv_lengths, parts)
+    if join_kernel.has_kernel(num_heads, dim):
+        return join_kernel.join(parts, values, stats, sinks, q.dtype, typical_parts=kernel.cutting.parallel)
     shape = (num_rows, num_kv_heads, group, dim)
-    return join(parts, kernel.cutting.most_parts, values.__getitem__, stats, sinks, shape)
+    return join(parts, kernel.cutting.most_parts, values.__getitem__, stats, sinks, shape).astype(q.dtype)
 
 
 def num_workers(dim: int) -> int:

@@ -73,8 +73,8 @@ def decode_attention(
     queries = QueryTiles(grouped, jnp.arange(num_rows, dtype=jnp.int32), kv_lengths - 1, kv_lengths)
     parts, values, stats = mma.attend(kernel, queries, k_pages, v_pages, layer, block_tables)
 
-    def of_parts(place: Int[Array, "B"]) -> Float[Array, "B K G H"]:
-        return values[place][..., :group].swapaxes(2, 3)
+    def of_parts(places: Int[Array, "B P"]) -> Float[Array, "B P K G H"]:
+        return values[places][..., :group].swapaxes(-2, -1)
 
     shape = (num_rows, num_kv_heads, group, dim)
     return join(parts, kernel.cutting.most_parts, of_parts, stats, sinks, shape).astype(q.dtype)

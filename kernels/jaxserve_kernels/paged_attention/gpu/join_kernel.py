@@ -1,0 +1,180 @@
+"""Joins the results of parts of a row in one launch, which reads the parts that exist and no others.
+
+XLA does the same in four launches, and reads as many parts of every row as the longest row may have (`join`).
+
+Letters: B rows, U parts, K KV heads, G query heads of a KV head, N = K * G, H head dim.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.experimental.mosaic.gpu as mgpu
+import jax.experimental.pallas as pl
+import jax.experimental.pallas.mosaic_gpu as plgpu
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxserve_kernels.paged_attention.gpu.splits import Parts
+from jaxserve_kernels.paged_attention.gpu.tiles import LEAST, LOG2E, MASKED
+
+_THREADS = 128
+_LEAST_AT_ONCE, _MOST_AT_ONCE = 4, 8
+"""Parts whose numbers are asked for before the first of them is used: a part is read in about a microsecond."""
+_MOST_HEADS = 4
+"""Heads of a program, unless more are needed to give each thread a number."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    """Static facts of one launch."""
+
+    num_heads: int
+    group: int
+    dim: int
+    together: int
+    """Heads whose numbers are a multiple of the threads."""
+    heads: int
+    """Heads of a program: a multiple of `together`."""
+    at_once: int
+    """Parts that are read together."""
+    has_sinks: bool
+
+    @property
+    def width(self) -> int:
+        return self.together * self.dim
+
+    @property
+    def layout(self) -> Any:
+        return plgpu.Layout.WG_STRIDED((self.width,), vec_size=1)
+
+
+class _Refs(NamedTuple):
+    """Operands and results in device memory."""
+
+    values: Any
+    stats: Any
+    first_parts: Any
+    parts_of_row: Any
+    sinks: Any
+    out: Any
+
+
+def has_kernel(num_heads: int, dim: int) -> bool:
+    """Return whether the heads of a row are whole programs."""
+    return num_heads % _together(dim) == 0
+
+
+def _together(dim: int) -> int:
+    return next(count for count in range(1, _THREADS + 1) if count * dim % _THREADS == 0)
+
+
+def join(
+    parts: Parts,
+    values: Float[Array, "U K G H"],
+    stats: Float[Array, "U K 2 G8"],
+    sinks: Float[Array, "N"] | None,
+    dtype: jnp.dtype,
+    *,
+    typical_parts: int,
+) -> Float[Array, "B N H"]:
+    """Return the results of rows; zeros for a row without parts.
+
+    stats: maxima and sums. typical_parts: of most rows; any row may have more.
+    """
+    num_parts, num_kv_heads, group, dim = values.shape
+    num_rows, num_heads = parts.first_parts.shape[0], num_kv_heads * group
+    together = _together(dim)
+    blocks = max(1, min(_MOST_HEADS, num_heads) // together)
+    heads = together * next(count for count in range(blocks, 0, -1) if num_heads % (together * count) == 0)
+    at_once = max(_LEAST_AT_ONCE, min(_MOST_AT_ONCE, typical_parts))
+    kernel = _Kernel(num_heads, group, dim, together, heads, at_once, sinks is not None)
+    launch = plgpu.kernel(
+        lambda *refs: _body(kernel, _Refs(*refs)),
+        out_type=jax.ShapeDtypeStruct((num_rows, num_heads * dim), dtype),
+        grid=(num_rows * (num_heads // heads),),
+        grid_names=("program",),
+        compiler_params=plgpu.CompilerParams(
+            approx_math=True,
+            lowering_semantics=mgpu.LoweringSemantics.Lane,
+        ),
+    )
+    given = jnp.zeros(num_heads, jnp.float32) if sinks is None else sinks.astype(jnp.float32)
+    flat = values.reshape(num_parts, num_heads * dim)
+    joined = launch(flat, stats, parts.first_parts, parts.parts_of_row, given)
+    return joined.reshape(num_rows, num_heads, dim)
+
+
+def _body(kernel: _Kernel, refs: _Refs) -> None:
+    program, blocks_of_row = jax.lax.axis_index("program"), jnp.int32(kernel.num_heads // kernel.heads)
+    row = jax.lax.div(program, blocks_of_row)
+    first_head = jax.lax.rem(program, blocks_of_row) * kernel.heads
+    first, count = refs.first_parts[row], refs.parts_of_row[row]
+    blocks = range(0, kernel.heads, kernel.together)
+
+    def several(turn: Any, carry: tuple[tuple[Array, Array, Array], ...]) -> tuple[tuple[Array, Array, Array], ...]:
+        places = [turn * kernel.at_once + i for i in range(kernel.at_once)]
+        found = []
+        for block, before in zip(blocks, carry, strict=True):
+            head = first_head + block
+            known = [_part(kernel, refs, first + jnp.minimum(place, count - 1), head) for place in places]
+            # A part that is not there is the last one again, and counts nothing.
+            shown = [
+                (values, jnp.where(place < count, maximum, MASKED), jnp.where(place < count, total, 0.0))
+                for place, (values, maximum, total) in zip(places, known, strict=True)
+            ]
+            found.append(_merged(before, shown))
+        return tuple(found)
+
+    start = tuple((_full(kernel, 0.0), _full(kernel, MASKED), _full(kernel, 0.0)) for _ in blocks)
+    turns = jax.lax.div(count + (kernel.at_once - 1), jnp.int32(kernel.at_once))
+    joined = jax.lax.fori_loop(0, turns, several, start)
+    for block, (values, maximum, total) in zip(blocks, joined, strict=True):
+        head = first_head + block
+        if kernel.has_sinks:
+            sink = _of_heads(kernel, [refs.sinks[head + i] for i in range(kernel.together)])
+            total = total + jnp.exp2(sink * LOG2E - maximum)
+        result = values / jnp.maximum(total, LEAST)
+        place = pl.ds(pl.multiple_of(head * kernel.dim, kernel.width), kernel.width)
+        refs.out[row, place] = result.astype(refs.out.dtype)
+
+
+def _part(kernel: _Kernel, refs: _Refs, part: Any, head: Any) -> tuple[Array, Array, Array]:
+    """Return the weighted values of one part for `together` heads, their maxima, and their sums."""
+    place = pl.ds(pl.multiple_of(head * kernel.dim, kernel.width), kernel.width)
+    values = plgpu.load(refs.values.at[part, place], layout=kernel.layout)
+    heads = [head + i for i in range(kernel.together)]
+    group = jnp.int32(kernel.group)
+    maxima, totals = (
+        [refs.stats[part, jax.lax.div(each, group), which, jax.lax.rem(each, group)] for each in heads]
+        for which in range(2)
+    )
+    return values, _of_heads(kernel, maxima), _of_heads(kernel, totals)
+
+
+def _merged(before: tuple[Array, Array, Array], parts: list[tuple[Array, Array, Array]]) -> tuple[Array, Array, Array]:
+    values, maximum, total = before
+    highest = maximum
+    for _, of_part, _ in parts:
+        highest = jnp.maximum(highest, of_part)
+    decay = jnp.exp2(maximum - highest)
+    values, total = values * decay, total * decay
+    for of_part, largest, weight in parts:
+        factor = jnp.exp2(largest - highest)
+        values, total = values + of_part * factor, total + weight * factor
+    return values, highest, total
+
+
+def _full(kernel: _Kernel, value: Any) -> Array:
+    return plgpu.layout_cast(jnp.full((kernel.width,), value, jnp.float32), kernel.layout)
+
+
+def _of_heads(kernel: _Kernel, numbers: list[Any]) -> Array:
+    """Return the number of each head, as wide as its values."""
+    found = _full(kernel, numbers[0])
+    place = plgpu.broadcasted_iota(jnp.int32, (kernel.width,), 0, layout=kernel.layout)
+    for i, number in enumerate(numbers[1:], 1):
+        found = jnp.where(place >= i * kernel.dim, _full(kernel, number), found)
+    return found
