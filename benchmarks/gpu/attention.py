@@ -121,10 +121,20 @@ def wanted_programs(heads: Heads, sizes: Sizes, backend: Backend) -> dict[Any, W
         repeats = heads.num_repeats(batch)
         wanted["decode", batch] = decode_program(heads, decode, batch, num_pages, longest, num_repeats=repeats)
     for length in sizes.prompts:
-        wanted["prefill", 1, length, 0] = prefill_program(heads, prefill, length, num_pages, backend)
+        repeats = heads.num_prefill_repeats(length)
+        wanted["prefill", 1, length, 0] = prefill_program(
+            heads, prefill, length, num_pages, backend, num_repeats=repeats
+        )
     for rows, length, prefix in sizes.suffixes:
         wanted["prefill", rows, length, prefix] = prefill_program(
-            heads, prefill, length, num_pages, backend, num_rows=rows, prefix=prefix
+            heads,
+            prefill,
+            length,
+            num_pages,
+            backend,
+            num_rows=rows,
+            prefix=prefix,
+            num_repeats=heads.num_prefill_repeats(rows * length),
         )
     if backend == "mosaic_gpu":
         narrow, num_pages = narrow_heads(heads), heads.pool(sizes.num_narrow_tokens)[1]
@@ -199,7 +209,8 @@ class _Ops:
         tables = scattered_tables(self._random, self._k.shape[1], num_rows, prefix + length, prefix + length)
         q = queries(self._random, heads, num_rows * length)
         program = self._programs["prefill", num_rows, length, prefix]
-        timing = self._time(lambda: program(q, self._k, self._v, tables[0]), num_repeats=1)
+        repeats = heads.num_prefill_repeats(num_rows * length)
+        timing = self._time(lambda: program(q, self._k, self._v, tables[0]), num_repeats=repeats)
         flops = num_rows * heads.prefill_flops(length, prefix)
         context.recorder.figure(
             "prefill attention, one layer",

@@ -23,6 +23,8 @@ NUM_TABLES = 4
 """Different page tables that repetitions take in turns."""
 MOST_REPEATS = 32
 TYPICAL_TOKENS = 4096
+REPEATED_TOKENS = 16384
+"""Tokens that a call of prefill attention has about."""
 REPEATED_BYTES = 8e9
 """Bytes that a call reads about, with rows of TYPICAL_TOKENS: the device's work has to cover the dispatch."""
 
@@ -56,6 +58,11 @@ class Heads:
         """Return the operations of two matmuls: over half a square, and over the keys of a prefix."""
         return 2 * self.num_heads * self.dim * length * (length + 1 + 2 * prefix)
 
+    @staticmethod
+    def num_prefill_repeats(num_tokens: int) -> int:
+        """Return the repetitions of prefill attention in one program."""
+        return max(1, min(MOST_REPEATS, REPEATED_TOKENS // num_tokens))
+
     def num_repeats(self, batch: int) -> int:
         """Return the repetitions of decode attention in one program."""
         return max(2, min(MOST_REPEATS, int(REPEATED_BYTES / self.decode_bytes(batch, TYPICAL_TOKENS))))
@@ -79,21 +86,31 @@ def decode_program(
 
 
 def prefill_program(
-    heads: Heads, attend: Attend, length: int, num_pages: int, backend: Backend, *, num_rows: int = 1, prefix: int = 0
+    heads: Heads,
+    attend: Attend,
+    length: int,
+    num_pages: int,
+    backend: Backend,
+    *,
+    num_rows: int = 1,
+    prefix: int = 0,
+    num_repeats: int = 1,
 ) -> Wanted:
     """Return a program for `num_rows` segments of `length` tokens, each after `prefix` cached ones, in one causal pass.
 
-    `attend` takes the layout of the step as well.
+    `attend` takes the layout of the step as well, which is made once for all repetitions, as for all layers of a model.
     """
 
-    def once(q: jax.Array, k: jax.Array, v: jax.Array, tables: jax.Array) -> jax.Array:
+    def repeat(q: jax.Array, k: jax.Array, v: jax.Array, tables: jax.Array) -> jax.Array:
         starts = jnp.arange(num_rows + 1, dtype=jnp.int32) * length
         lengths = jnp.full(num_rows, prefix + length, jnp.int32)
         ragged = ragged_layout(starts, jnp.int32(0), num_tokens=num_rows * length, backend=backend)
-        return attend(q, k, v, jnp.int32(0), tables, lengths, ragged)
+        for _ in range(num_repeats):
+            q = attend(q, k, v, jnp.int32(0), tables, lengths, ragged)
+        return q
 
     tables = _int32(num_rows, -(-(prefix + length) // BLOCK_SIZE))
-    return Wanted(once, (*_operands(heads, num_rows * length, num_pages), tables))
+    return Wanted(repeat, (*_operands(heads, num_rows * length, num_pages), tables))
 
 
 def public_decode(heads: Heads, backend: Backend) -> Attend:

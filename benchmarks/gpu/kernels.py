@@ -22,7 +22,7 @@ from benchmarks.gpu.expert_checks import check_experts
 from benchmarks.gpu.op_checks import check_case, check_grouped, check_matmul, check_rotate, check_skinny, check_write
 from benchmarks.gpu.shapes import LLAMA_8B, decoder
 
-MOST_PROCESSES = 8
+MOST_PROCESSES = 16
 DTYPES = ("bfloat16", "float32", "float16")
 POOLS = (*((dtype, dtype) for dtype in DTYPES), ("bfloat16", "float8_e4m3fn"), ("float16", "int8"))
 """Types of what is written, and of the pool."""
@@ -42,7 +42,7 @@ def run(context: Context) -> None:
     reason = why_no_kernels(decoder(LLAMA_8B))
     if reason is not None:
         context.recorder.note(f"the Pallas kernels are not checked here: {reason}")
-    num_processes = max(1, min(MOST_PROCESSES, len(os.sched_getaffinity(0)) // 2))
+    num_processes = max(1, min(MOST_PROCESSES, len(os.sched_getaffinity(0)) - 1))
     run_all(context, __name__, list(checks(context)), num_processes)
 
 

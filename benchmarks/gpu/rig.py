@@ -39,7 +39,7 @@ from jaxserve.tools.bench.offline import EngineTotals
 from jaxserve.types import RequestId
 
 BLOCK_SIZE = 16
-MAX_COMPILE_THREADS = 4
+MAX_COMPILE_THREADS = 8
 """Whole steps at a time: the first ones should be ready early, and the compiler has threads of its own."""
 
 
