@@ -19,6 +19,7 @@ from jaxserve.runner.inputs import Program
 from jaxserve.runner.steps import lower
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
+from tests.aot.addresses import kernels_given_parts
 from tests.aot.devices import H200, V6E, Target
 from tests.aot.test_step_programs import SMALL
 
@@ -50,6 +51,7 @@ def test_a_decoder_keeps_its_pages_in_place(target: Target, backend: Any) -> Non
     assert memory is not None
     assert memory.alias_size_in_bytes == 2 * 2 * prod(shape)
     assert memory.temp_size_in_bytes < 2 * prod(shape) // ONE_LAYER.num_layers
+    assert kernels_given_parts(step.as_text() or "") == []
 
 
 @pytest.mark.parametrize(("target", "backend"), TARGETS)

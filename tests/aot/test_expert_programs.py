@@ -20,6 +20,7 @@ from jaxserve.runner.inputs import Program
 from jaxserve.runner.steps import GENERATION, forward, lower
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
+from tests.aot.addresses import kernels_given_parts
 from tests.aot.devices import H200, V5E, Target
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow, pytest.mark.newest]
@@ -84,4 +85,5 @@ def test_a_decode_step_of_experts_is_one_graph_and_exchanges_two_sums(
     assert len(own_calls) == (3 if not is_gpu and quantization != "none" else 0)
     outside = [kind for file in tmp_path.glob(THUNKS) for kind in outside_graphs(file.read_text(encoding="utf-8"))]
     assert outside == []
+    assert kernels_given_parts(text) == []
     assert any(tmp_path.glob(THUNKS)) == is_gpu

@@ -13,6 +13,7 @@ import pytest
 from jaxserve_kernels.kv_write import kv_write
 from jaxserve_kernels.paged_attention import Scoring, decode_attention, mixed_attention, ragged_layout
 
+from tests.aot.addresses import kernels_given_parts
 from tests.aot.devices import H100, H200, Target
 from tests.aot.machine_code import MachineCode, machine_code
 
@@ -130,6 +131,32 @@ def test_products_are_those_of_the_tensor_cores_and_pages_come_by_bulk_copies(bu
 def test_what_is_kept_aside_is_small(built: Built) -> None:
     """Partial results, and queries padded for whole tiles."""
     assert built.code.temp_bytes < 48 << 20
+
+
+def test_page_tables_that_are_part_of_a_plan_are_copied() -> None:
+    """As in the kernel self-test of a server, with one layer: XLA would give the kernels the address of that part."""
+    (device,) = H100.devices(1) if H100.has_compiler else (None,)
+    if device is None:
+        pytest.skip(f"{H100.compiler} is not installed: nothing compiled for GPUs (make kernels-check)")
+    sharding = jax.sharding.SingleDeviceSharding(device)
+    rows, pages, num_tokens = 2, 64, 8
+
+    def array(*shape: int, dtype: jnp.dtype | type = jnp.int32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+    def mixed(q: jax.Array, k: jax.Array, v: jax.Array, packed: jax.Array) -> jax.Array:
+        starts, lengths, tables = packed[1 : rows + 2], packed[rows + 2 : 2 * rows + 2], packed[2 * rows + 2 :]
+        ragged = ragged_layout(starts, packed[0], num_tokens=num_tokens, backend="mosaic_gpu")
+        where = (jnp.int32(0), tables.reshape(rows, pages), lengths, ragged)
+        return mixed_attention(q, k, v, *where, scoring=Scoring(0.1), backend="mosaic_gpu")
+
+    pool = array(1, 128, 2, 16, 128, dtype=BF16)
+    operands = (array(num_tokens, 4, 128, dtype=BF16), pool, pool, array(2 * rows + 2 + rows * pages))
+    with jax.default_device(device):
+        text = jax.jit(mixed).lower(*operands).compile().as_text()
+    assert text is not None
+    assert text.count('custom_call_target="mosaic_gpu') == 3
+    assert kernels_given_parts(text) == []
 
 
 @pytest.mark.parametrize("kv_dtype", [BF16, F8, I8], ids=str)

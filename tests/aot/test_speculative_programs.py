@@ -38,6 +38,7 @@ from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
 from jaxserve.tools.planning.targets import TPU_ENVIRONMENT
 from jaxserve.types import MAX_TOP_LOGPROBS
+from tests.aot.addresses import kernels_given_parts
 from tests.aot.devices import H200, V6E, Target
 from tests.aot.test_embed_programs import require_compiler
 
@@ -144,6 +145,7 @@ def test_a_speculative_step_is_one_cuda_graph_of_kernels_that_reads_its_weights_
     monkeypatch.setattr(rows, "sample", choose_greedily)
     found = compiled(H200, SMALL_VOCAB)
     assert found.outside_graphs == []
+    assert kernels_given_parts(found.text) == []
     assert " while(" not in found.text
     kernels = re.findall(r'custom_call_target="mosaic_gpu\w*"', found.text)
     # the verified chunk: the kernel of prompts and the two for rows of one token; the draft model's two tokens; its other passes
@@ -158,6 +160,7 @@ def test_a_step_with_an_mtp_layer_is_one_cuda_graph_of_kernels(monkeypatch: pyte
     monkeypatch.setattr(rows, "sample", choose_greedily)
     found = compiled(H200, SMALL_VOCAB, has_mtp_layer=True)
     assert found.outside_graphs == []
+    assert kernels_given_parts(found.text) == []
     assert " while(" not in found.text
     kernels = re.findall(r'custom_call_target="mosaic_gpu\w*"', found.text)
     # the verified chunk in the model and in the layer, by three kernels each; the layer's other passes

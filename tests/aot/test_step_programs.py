@@ -31,6 +31,7 @@ from jaxserve.runner.slots import slots_bytes, slots_shape
 from jaxserve.runner.steps import GENERATION, abstract_params, forward, generation_task, lower
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
+from tests.aot.addresses import kernels_given_parts
 from tests.aot.devices import A100, B200, H100, H200, V5E, V5P, V6E, V7X, Target
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
@@ -297,6 +298,10 @@ def test_the_kernels_of_every_layer_are_inside(compiled: Compiled) -> None:
         kernels += 7  # of queries, keys and values, and of gate and up, each has its own
     found = re.findall(r'custom_call_target="(?:tpu_custom_call|mosaic_gpu\w*)"', compiled.text)
     assert len(found) == kernels * num_layers
+
+
+def test_kernels_are_given_whole_arrays(compiled: Compiled) -> None:
+    assert kernels_given_parts(compiled.text) == []
 
 
 def test_nothing_as_large_as_the_keys_of_a_layer_is_kept_aside(compiled: Compiled) -> None:

@@ -193,8 +193,17 @@ def _launch(
         compiler_params=plgpu.CompilerParams(approx_math=True),
     )
     rows = (-1, dim)
-    pool = (k_pages.reshape(rows), v_pages.reshape(rows), jnp.reshape(layer, (1,)), block_tables, kv_lengths)
-    return launch(q, *pool, parts.num_parts, parts.rows, parts.first_tiles, parts.counts)
+    where = tiles.whole(jnp.reshape(layer, (1,)), block_tables, kv_lengths)
+    return launch(
+        q,
+        k_pages.reshape(rows),
+        v_pages.reshape(rows),
+        *where,
+        parts.num_parts,
+        parts.rows,
+        parts.first_tiles,
+        parts.counts,
+    )
 
 
 class _Refs(NamedTuple):

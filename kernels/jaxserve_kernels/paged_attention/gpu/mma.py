@@ -111,7 +111,7 @@ def attend(
         ),
     )
     rows = (-1, dim)
-    where = (jnp.reshape(layer, (1,)), block_tables, queries.rows, queries.positions, queries.ends)
+    where = tiles.whole(jnp.reshape(layer, (1,)), block_tables, queries.rows, queries.positions, queries.ends)
     values, stats = launch(
         queries.queries.reshape(rows),
         k_pages.reshape(rows),

@@ -156,13 +156,8 @@ def prefill(
         padded,
         k_pages.reshape(-1, dim),
         v_pages.reshape(-1, dim),
-        layer.reshape(1),
-        block_tables,
-        kv_lengths,
-        ragged.query_starts,
-        ragged.tile_rows,
-        ragged.tile_starts,
-        ragged.num_tiles.reshape(1),
+        *tiles.whole(layer.reshape(1), block_tables, kv_lengths, ragged.query_starts),
+        *tiles.whole(ragged.tile_rows, ragged.tile_starts, ragged.num_tiles.reshape(1)),
         jnp.zeros(num_heads) if sinks is None else sinks.astype(jnp.float32),
     )
     return out.reshape(num_rows, num_heads, kernel.padded_dim)[:num_tokens, :, :dim]

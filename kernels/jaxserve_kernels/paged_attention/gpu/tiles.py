@@ -6,7 +6,7 @@ Letters as in `api`; X keys of one tile.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +53,15 @@ def tiled(shape: tuple[int, ...], dtype: Any) -> Any:
 
 
 _NARROWEST_SWIZZLE = 32
+
+
+def whole(*arrays: jax.Array) -> Sequence[jax.Array]:
+    """Return arrays that a kernel can be given: none is a part of another one.
+
+    XLA passes the address of a part instead of copying it, and Mosaic refuses addresses that are no multiples of 256 bytes.
+    """
+    found: Sequence[jax.Array] = jax.lax.optimization_barrier(arrays)
+    return found
 
 
 def row_vector(value: float, rows: int) -> jax.Array:
