@@ -21,7 +21,7 @@ class Part:
     attempt_s: float | None = None
     """Most seconds of one attempt, after which the part goes on without it in another process; None: all there are."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """More variables of its process."""
+    """More variables of its process; XLA_FLAGS are added to those of all parts."""
     own_module: str | None = None
     """Module to run; None: the one of the part's name in this package."""
 
@@ -30,12 +30,22 @@ class Part:
         return self.own_module or f"benchmarks.gpu.{self.name}"
 
 
+_NO_AUTOTUNING = {"XLA_FLAGS": "--xla_gpu_autotune_level=0"}
+"""Tiny models have hundreds of products to tune, in float32 for more than a minute, and nothing is timed."""
+_UPDATE_MODE = "--xla_gpu_command_buffer_update_mode"
+_UPDATES = "benchmarks.gpu.graph_updates"
 _GRAPH_LOG = {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "command_buffer_thunk=5,gpu_command_buffer=3"}
 
 PARTS = (
     Part("machine", 60, "versions, and the bounds of the device", attempt_s=40),
     Part("kernels", 65, "every op against numpy in float64", is_check=True),
-    Part("models", 50, "tiny models: against the CPU, and alone against in a batch", is_check=True),
+    Part(
+        "models",
+        50,
+        "tiny models: against the CPU, and alone against in a batch",
+        is_check=True,
+        environment=_NO_AUTOTUNING,
+    ),
     Part("attention", 55, "attention and KV writes alone", attempt_s=12),
     Part("products", 30, "products of few tokens", attempt_s=12),
     Part("engine", 110, "steps of a random Llama-3.1-8B, bfloat16"),
@@ -44,6 +54,29 @@ PARTS = (
     Part("graphs", 15, "CUDA graphs: records, updates and addresses", environment=_GRAPH_LOG),
     Part("references", 20, "attention by XLA and cuDNN alone", attempt_s=15),
     Part("peers", 20, "torch and transformers on the same device"),
+    Part(
+        "graph_updates",
+        45,
+        "steps of a small model: graphs are updated as needed",
+        is_default=False,
+        own_module=_UPDATES,
+    ),
+    Part(
+        "graph_updates_skip_temp",
+        45,
+        "the same, with temporary buffers at fixed addresses",
+        is_default=False,
+        own_module=_UPDATES,
+        environment={"XLA_FLAGS": f"{_UPDATE_MODE}=SKIP_TEMP"},
+    ),
+    Part(
+        "graph_updates_skip_profiled",
+        45,
+        "the same, with all buffers at fixed addresses that had one at first",
+        is_default=False,
+        own_module=_UPDATES,
+        environment={"XLA_FLAGS": f"{_UPDATE_MODE}=SKIP_PROFILED"},
+    ),
     Part("profile", 240, "where the time of a step goes", is_default=False),
     Part("tune", 240, "block sizes of our attention kernels", is_default=False),
     Part("tune_products", 240, "where our kernel for products is faster", is_default=False),

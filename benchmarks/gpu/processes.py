@@ -125,7 +125,7 @@ def _run_process(
         process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.gpu.part", json.dumps(given)],
             cwd=ROOT,
-            env={**orders.environment, **part.environment},
+            env=with_more(orders.environment, part.environment),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -193,6 +193,12 @@ def make_environment(platform: Platform, wheels: Path | None, folder: Path) -> d
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
     }
+
+
+def with_more(environment: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
+    """Return both; XLA_FLAGS are joined."""
+    flags = " ".join(each["XLA_FLAGS"] for each in (environment, more) if each.get("XLA_FLAGS"))
+    return {**environment, **more, **({"XLA_FLAGS": flags} if flags else {})}
 
 
 def unpack(wheels: Path, site: Path) -> Path:

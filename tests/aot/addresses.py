@@ -1,4 +1,4 @@
-"""What kernels of Mosaic GPU are given in compiled programs: addresses that they take."""
+"""Operands of the kernels of Mosaic GPU in compiled programs: whole arrays, since not every address will do."""
 
 from __future__ import annotations
 

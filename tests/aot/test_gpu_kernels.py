@@ -134,7 +134,7 @@ def test_what_is_kept_aside_is_small(built: Built) -> None:
 
 
 def test_page_tables_that_are_part_of_a_plan_are_copied() -> None:
-    """As in the kernel self-test of a server, with one layer: XLA would give the kernels the address of that part."""
+    """XLA would give the kernels the address of that part: the plan of a kernel self-test of one layer is such a case."""
     (device,) = H100.devices(1) if H100.has_compiler else (None,)
     if device is None:
         pytest.skip(f"{H100.compiler} is not installed: nothing compiled for GPUs (make kernels-check)")

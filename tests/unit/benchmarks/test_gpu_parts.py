@@ -19,7 +19,7 @@ from benchmarks.gpu.__main__ import BOUNDS_PART, main, run_all
 from benchmarks.gpu.bounds import find_bounds
 from benchmarks.gpu.context import Bounds
 from benchmarks.gpu.parts import PARTS, total_budget_s
-from benchmarks.gpu.processes import ROOT, Orders, Outcome, make_environment, run_part, unpack
+from benchmarks.gpu.processes import ROOT, Orders, Outcome, make_environment, run_part, unpack, with_more
 from benchmarks.gpu.records import Recorder, read_records
 from tests.unit.benchmarks.gpu_broken_parts import FAILURES
 from tests.unit.benchmarks.gpu_stub import ENDS_ONCE, FINE, HANGS, HANGS_ONCE, RAISES, WRONG
@@ -69,6 +69,13 @@ def test_all_parts_together_take_less_than_nine_minutes() -> None:
 def test_page_tells_every_part_and_its_time() -> None:
     page = (ROOT / "docs" / "benchmarks" / "gpu-check.md").read_text(encoding="utf-8")
     assert [part.name for part in PARTS if f"| `{part.name}` | {part.budget_s:.0f} |" not in page] == []
+
+
+def test_flags_of_a_part_are_added_to_those_of_all_parts() -> None:
+    models = next(part for part in PARTS if part.name == "models")
+    found = with_more({"XLA_FLAGS": "--first", "HOME": "/"}, models.environment)
+    assert found == {"XLA_FLAGS": "--first --xla_gpu_autotune_level=0", "HOME": "/"}
+    assert with_more({"HOME": "/"}, {}) == {"HOME": "/"}
 
 
 def test_part_is_given_its_time_and_the_bounds(tmp_path: Path) -> None:
@@ -173,7 +180,8 @@ def test_part_that_is_not_a_default_runs_only_when_it_is_asked_for(
     monkeypatch.setattr("benchmarks.gpu.__main__.run_all", note)
     main(["--out", str(tmp_path)])
     main(["--only", "tune", "--out", str(tmp_path)])
-    left_out = {"profile", "tune", "tune_products"}
+    updates = {"graph_updates", "graph_updates_skip_temp", "graph_updates_skip_profiled"}
+    left_out = {"profile", "tune", "tune_products"} | updates
     assert asked == [[part.name for part in PARTS if part.name not in left_out], ["machine", "tune"]]
 
 
