@@ -29,7 +29,7 @@ from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.runner.runner import PendingStep, Runner
 from jaxserve.runner.state import DeviceState, StateShapes
 from jaxserve.runner.steps import generation_task, lower
-from jaxserve.runner.warmup import executables, make_state_programs
+from jaxserve.runner.warmup import compiler_options, executables, make_state_programs
 from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
 from jaxserve.scheduler.scheduler import Scheduler
@@ -132,10 +132,12 @@ class Rig:
         Returns the programs that were compiled in time, and True if any still compiles.
         """
 
+        options = compiler_options(jax.devices()[0].platform, ProgramCache(None))
+
         def make(program: Program) -> Compiled:
             started_s = time.perf_counter()
             lowered = lower(self.skeleton, self.sharding, program, self.shapes, self.task)
-            executable = lowered.compile()
+            executable = lowered.compile(options)
             return Compiled(executable, time.perf_counter() - started_s)
 
         threads = ThreadPoolExecutor(min(MAX_COMPILE_THREADS, len(os.sched_getaffinity(0))))

@@ -122,12 +122,18 @@ def compile_all(
 
 
 def compiler_options(platform: str, cache: ProgramCache) -> dict[str, Any] | None:
-    """Return options that no program depends on: where the choices of the compiler's autotuner are kept.
+    """Return the compiler's options for a platform, None for its defaults.
 
-    A program that is compiled later, or for another context length, takes what was measured when the device was idle.
+    GPUs: nothing is computed twice to save memory. XLA counts the KV cache twice, as an argument and as a result, finds that
+    both do not fit the device, and repeats matmuls and writes, which saves none of it. Choices of the autotuner are kept,
+    so that a program that is compiled later, or for another context length, takes what was measured when the device was
+    idle.
     """
-    tuned = cache.tuned_directory if platform == "gpu" else None
-    return None if tuned is None else {"xla_gpu_per_fusion_autotune_cache_dir": str(tuned)}
+    if platform != "gpu":
+        return None
+    tuned = cache.tuned_directory
+    kept = {} if tuned is None else {"xla_gpu_per_fusion_autotune_cache_dir": str(tuned)}
+    return {"xla_disable_hlo_passes": "rematerialization", **kept}
 
 
 def executables(made: Mapping[P, MadeProgram]) -> dict[P, jax.stages.Compiled]:

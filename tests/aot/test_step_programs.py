@@ -27,8 +27,10 @@ from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.buckets import page_tokens
 from jaxserve.runner.images.encoder import ImageShape
 from jaxserve.runner.inputs import Program, StepTask
+from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.runner.slots import slots_bytes, slots_shape
 from jaxserve.runner.steps import GENERATION, abstract_params, forward, generation_task, lower
+from jaxserve.runner.warmup import compiler_options
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
 from tests.aot.addresses import kernels_given_parts
@@ -95,6 +97,7 @@ TOWER = VisionConfig(
 SEEING = replace(SMALL, vision=TOWER)
 """A model whose layer with a window sees images as a whole; the other one is causal (Gemma 4)."""
 ONE_LAYER = replace(LLAMA_8B, layers=LLAMA_8B.layers[:1])  # all the products there are
+TWO_LAYERS = replace(LLAMA_8B, layers=LLAMA_8B.layers[:2])
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,9 @@ class Case:
         return prod(self.local_shape) * 2
 
     def __str__(self) -> str:
-        name = {SMALL: "small", SEEING: "seeing", ONE_LAYER: "llama-8b-one-layer"}[self.model]
+        name = {SMALL: "small", SEEING: "seeing", ONE_LAYER: "llama-8b-one-layer", TWO_LAYERS: "llama-8b-two-layers"}[
+            self.model
+        ]
         burst = "" if self.program.max_steps == 1 else f"x{self.program.max_steps}"
         weights = "" if self.quantization == "none" else f"-{self.quantization}"
         adapters = "" if self.adapters is None else "-adapters"
@@ -197,11 +202,13 @@ ADAPTERS = AdaptersConfig(
         for name in ("self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.down_proj")
     ),
 )
+PAGES_OF_MOST_MEMORY = 750_000
+"""98 GB of keys and values of two layers: they and their copies, which a program does not make, have no room on an H200."""
 # Steps without the sampler have no slots.
 FORWARD, FORWARD_MIXED = replace(DECODE, num_slots=0), replace(MIXED, num_slots=0)
 LLAMA_FORWARD = replace(LLAMA_DECODE, num_slots=0)
 CASES = [  # one of each kernel; pairs of a device, a kind of step and a format of weights are below, each of them once
-    Case(H200, 1, ONE_LAYER, 8192, FEW_ROWS, "mosaic_gpu"),
+    Case(H200, 1, TWO_LAYERS, PAGES_OF_MOST_MEMORY, FEW_ROWS, "mosaic_gpu"),
     Case(H200, 4, SMALL, 4096, MIXED, "mosaic_gpu"),
     Case(V5P, 4, SMALL, 4096, DECODE, "mosaic_tpu"),
 ]
@@ -266,7 +273,8 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     dumps = tmp_path_factory.mktemp("dumps")
     options: dict[str, Any] | None = None
     if case.target.platform == "gpu":  # there is no device to find the fastest products on
-        options = {"xla_dump_to": str(dumps), "xla_dump_hlo_as_text": True, "xla_gpu_autotune_level": 0}
+        dumped = {"xla_dump_to": str(dumps), "xla_dump_hlo_as_text": True, "xla_gpu_autotune_level": 0}
+        options = (compiler_options("gpu", ProgramCache(None)) or {}) | dumped
     started_s = time.process_time()
     lowered = lower(skeleton, sharding, case.program, pool_shapes(case.pool_shape, "bfloat16"), task=case.task)
     step: jax.stages.Compiled = lowered.compile(options)
@@ -298,6 +306,12 @@ def test_the_kernels_of_every_layer_are_inside(compiled: Compiled) -> None:
         kernels += 7  # of queries, keys and values, and of gate and up, each has its own
     found = re.findall(r'custom_call_target="(?:tpu_custom_call|mosaic_gpu\w*)"', compiled.text)
     assert len(found) == kernels * num_layers
+
+
+def test_nothing_is_computed_twice_to_save_memory(compiled: Compiled) -> None:
+    """XLA calls what it repeats by the name of the first, with `remat`."""
+    if compiled.case.target.platform == "gpu":
+        assert set(re.findall(r"%(\S*remat\S*) = ", compiled.text)) == set()
 
 
 def test_kernels_are_given_whole_arrays(compiled: Compiled) -> None:

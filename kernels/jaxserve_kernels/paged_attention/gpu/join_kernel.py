@@ -21,7 +21,7 @@ from jaxserve_kernels.paged_attention.gpu.splits import Parts
 from jaxserve_kernels.paged_attention.gpu.tiles import LEAST, LOG2E, MASKED
 
 _THREADS = 128
-_LEAST_AT_ONCE, _MOST_AT_ONCE = 4, 8
+_MOST_AT_ONCE = 8
 """Parts whose numbers are asked for before the first of them is used: a part is read in about a microsecond."""
 _MOST_HEADS = 4
 """Heads of a program, unless more are needed to give each thread a number."""
@@ -89,7 +89,7 @@ def join(
     together = _together(dim)
     blocks = max(1, min(_MOST_HEADS, num_heads) // together)
     heads = together * next(count for count in range(blocks, 0, -1) if num_heads % (together * count) == 0)
-    at_once = max(_LEAST_AT_ONCE, min(_MOST_AT_ONCE, typical_parts))
+    at_once = min(_MOST_AT_ONCE, 2 * typical_parts)  # twice as many: a longer row has more
     kernel = _Kernel(num_heads, group, dim, together, heads, at_once, sinks is not None)
     launch = plgpu.kernel(
         lambda *refs: _body(kernel, _Refs(*refs)),
