@@ -59,6 +59,7 @@ class _Refs(NamedTuple):
     first_parts: Any
     parts_of_row: Any
     sinks: Any
+    """None without sinks."""
     out: Any
 
 
@@ -92,7 +93,7 @@ def join(
     at_once = min(_MOST_AT_ONCE, 2 * typical_parts)  # twice as many: a longer row has more
     kernel = _Kernel(num_heads, group, dim, together, heads, at_once, sinks is not None)
     launch = plgpu.kernel(
-        lambda *refs: _body(kernel, _Refs(*refs)),
+        lambda *refs: _body(kernel, _Refs(*refs[:4], refs[4] if kernel.has_sinks else None, refs[-1])),
         out_type=jax.ShapeDtypeStruct((num_rows, num_heads * dim), dtype),
         grid=(num_rows * (num_heads // heads),),
         grid_names=("program",),
@@ -101,9 +102,9 @@ def join(
             lowering_semantics=mgpu.LoweringSemantics.Lane,
         ),
     )
-    given = jnp.zeros(num_heads, jnp.float32) if sinks is None else sinks.astype(jnp.float32)
+    given = () if sinks is None else (sinks.astype(jnp.float32),)
     flat = values.reshape(num_parts, num_heads * dim)
-    joined = launch(flat, stats, parts.first_parts, parts.parts_of_row, given)
+    joined = launch(flat, stats, parts.first_parts, parts.parts_of_row, *given)
     return joined.reshape(num_rows, num_heads, dim)
 
 
