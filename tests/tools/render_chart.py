@@ -32,11 +32,35 @@ EVERYTHING: Final[dict[str, Any]] = {
     "monitoring": {"enabled": True, "labels": {"release": "prometheus"}},
     "networkPolicy": {"from": [{"namespaceSelector": {"matchLabels": {"team": "chat"}}}], "allowHub": False},
 }
+GATEWAY: Final[dict[str, Any]] = {
+    "settings": {"public_metrics": True},
+    "replicas": 3,
+    "gateway": {
+        "enabled": True,
+        "name": "public",
+        "picker": {"name": "chooser", "port": 9100},
+        "requestTimeout": "1h",
+    },
+    "autoscaling": {"enabled": True},
+    "monitoring": {"enabled": True},
+}
+RAY: Final[dict[str, Any]] = {
+    "settings": {"max_queued_tokens": 2097152, "routing": "round-robin", "enable_prefix_caching": True},
+    "image": {"pullSecrets": ["registry"]},
+    "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
+    "sharedMemory": "8Gi",
+}
 CASES: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     "cpu": ("cpu", {}),
     "gpu": ("gpu", {}),
     "tpu": ("tpu", {}),
+    "multi-host-gpu": ("multi-host-gpu", {}),
+    "multi-host-tpu": ("multi-host-tpu", {}),
+    "ray": ("ray", {}),
+    "ray-settings": ("ray", RAY),
     "everything": ("gpu", EVERYTHING),
+    "gateway": ("gpu", {"gateway": {"enabled": True}}),
+    "multi-host-gateway": ("multi-host-gpu", GATEWAY),
 }
 """The file of values and further values, by the fixture's name."""
 
@@ -76,7 +100,10 @@ def _by_command(file: Path, further: dict[str, Any]) -> list[str]:
         json.dump(further, more)
         more.flush()
         command = ["helm", "template", RELEASE, str(CHART), "--values", str(file), "--values", more.name]
-        return [subprocess.run(command, capture_output=True, text=True, check=True).stdout]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ValueError(done.stderr)
+    return [done.stdout]
 
 
 def _by_library(file: Path, further: dict[str, Any]) -> list[str]:

@@ -15,11 +15,13 @@ from jaxserve import __version__
 from jaxserve.runtime.settings import BY_NAME
 from tests.tools.render_chart import CASES, CHART, EVERYTHING, FIXTURES, can_render, digest, render
 from tests.unit.docker.alert_rules import RULES
-from tests.unit.docker.manifests import FOLDER, documents
+from tests.unit.docker.manifests import FOLDER, documents, templates
 from tests.unit.docker.test_dashboard import SERIES
 from tests.unit.docker.test_kubernetes import validate
 
 Document = dict[str, Any]
+FILES = ["cpu", "gpu", "tpu", "multi-host-gpu", "multi-host-tpu", "ray"]
+"""The chart's files of values, and of manifests, by what is in their names."""
 SCHEMA: Document = json.loads((CHART / "values.schema.json").read_text("utf-8"))
 
 
@@ -55,33 +57,57 @@ def test_every_document_is_valid(case: str) -> None:
         validate(document)
 
 
-@pytest.mark.parametrize("case", ["cpu", "gpu", "tpu"])
+@pytest.mark.parametrize("case", FILES)
 def test_the_chart_makes_the_manifests_of_the_same_name(case: str) -> None:
     """Only labels of documents and the order of variables differ."""
     rendered = fixture(case)
-    for document in documents(FOLDER / f"{case}.yaml"):
+    manifests = documents(FOLDER / f"{'rayservice' if case == 'ray' else case}.yaml")
+    for document in manifests:
         made = rendered[document["kind"], document["metadata"]["name"]]
         assert comparable(made) == comparable(document)
-    further = {kind for kind, _ in rendered} - {document["kind"] for document in documents(FOLDER / f"{case}.yaml")}
-    assert further == {"PodDisruptionBudget", "NetworkPolicy"}
+    further = {kind for kind, _ in rendered} - {document["kind"] for document in manifests}
+    assert further == (set() if case == "ray" else {"PodDisruptionBudget", "NetworkPolicy"})
+
+
+def test_the_chart_makes_the_manifest_of_a_gateway() -> None:
+    """Its pool selects the pods of the release only, since a namespace may have several releases."""
+    rendered, replicas = fixture("gateway"), fixture("gpu")
+    manifests = documents(FOLDER / "gateway.yaml")
+    for document in manifests:
+        made = comparable(rendered[document["kind"], document["metadata"]["name"]])
+        if document["kind"] == "InferencePool":
+            assert made["spec"]["selector"]["matchLabels"].pop("app") == "jaxserve"
+        assert made == comparable(document)
+    further = {key: made for key, made in rendered.items() if key[0] not in {doc["kind"] for doc in manifests}}
+    assert further == replicas
 
 
 def comparable(document: Document) -> Document:
-    """Return a document without the metadata of a release, with variables by name."""
+    """Return a document without the metadata of a release, with variables by name and texts of YAML as values."""
     found = copy.deepcopy(document)
-    found["metadata"] = {"name": document["metadata"]["name"]}
-    for container in found["spec"].get("template", {}).get("spec", {}).get("containers", []):
-        container["env"] = sorted(container["env"], key=lambda entry: str(entry["name"]))
+    annotations = {
+        name: value
+        for name, value in document["metadata"].get("annotations", {}).items()
+        if name != "helm.sh/resource-policy"
+    }
+    found["metadata"] = {"name": document["metadata"]["name"], "annotations": annotations}
+    for template in templates(found):
+        for container in template["spec"]["containers"]:
+            container["env"] = sorted(container.get("env", []), key=lambda entry: str(entry["name"]))
+    if document["kind"] == "RayService":
+        found["spec"]["serveConfigV2"] = yaml.safe_load(document["spec"]["serveConfigV2"])
+    if document["kind"] == "ConfigMap":
+        found["data"] = {name: yaml.safe_load(text) for name, text in document["data"].items()}
     return found
 
 
-@pytest.mark.parametrize("file", ["cpu", "gpu", "tpu"])
+@pytest.mark.parametrize("file", FILES)
 def test_values_fit_their_schema_and_settings_exist(file: str) -> None:
     given, default = values(f"values-{file}.yaml"), values("values.yaml")
     merged = {key: default[key] | given[key] if key in given and key in default and isinstance(default[key], dict) else given.get(key, default[key]) for key in default}  # fmt: skip
     jsonschema.validate(merged, SCHEMA)
     assert set(given) <= set(default)
-    assert set(given["settings"]) <= set(BY_NAME)
+    assert set(given.get("settings", {})) <= set(BY_NAME)
     assert set(EVERYTHING["settings"]) <= set(BY_NAME)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(merged | {"replica": 2}, SCHEMA)

@@ -149,6 +149,15 @@ def test_services_and_pools_select_pods_that_answer_http(file: Path) -> None:
         assert leaders_only or all(pod.serves_http for pod in chosen)
 
 
+def test_no_service_takes_the_name_under_which_hosts_find_their_leader() -> None:
+    """LeaderWorkerSet's controller makes a headless Service of the set's name, and none where that name is taken."""
+    names: dict[str, set[str]] = {"LeaderWorkerSet": set(), "Service": set()}
+    for document in (document for file in FILES for document in documents(file)):
+        names.setdefault(document["kind"], set()).add(document["metadata"]["name"])
+    assert names["LeaderWorkerSet"] and names["Service"]
+    assert not names["LeaderWorkerSet"] & names["Service"]
+
+
 def test_the_ray_service_starts_the_application_on_workers_that_have_its_devices() -> None:
     (file,) = (file for file in FILES if file.stem == "rayservice")
     (service,) = (doc for doc in documents(file) if doc["kind"] == "RayService")

@@ -10,3 +10,196 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- define "jaxserve.value" -}}
 {{- if and (kindIs "float64" .) (eq (floor .) .) }}{{ int64 . | quote }}{{ else }}{{ toString . | quote }}{{ end -}}
 {{- end }}
+
+{{- /* "true" for replicas over several hosts each, else nothing. */ -}}
+{{- define "jaxserve.severalHosts" -}}
+{{- if gt (int .Values.hosts) 1 }}true{{ end -}}
+{{- end }}
+
+{{- /* "true" for pods with TPUs, else nothing. */ -}}
+{{- define "jaxserve.tpu" -}}
+{{- if hasKey (.Values.resources.limits | default dict) "google.com/tpu" }}true{{ end -}}
+{{- end }}
+
+{{- /* The name of the LeaderWorkerSet. Its controller makes a headless Service of the same name. */ -}}
+{{- define "jaxserve.leaderWorkerSet" -}}
+{{ .Release.Name }}-hosts
+{{- end }}
+
+{{- define "jaxserve.pickerName" -}}
+{{ .Values.gateway.picker.name | default (printf "%s-picker" .Release.Name) }}
+{{- end }}
+
+{{- /* The image of a container. */ -}}
+{{- define "jaxserve.image" -}}
+image: {{ .Values.image.repository }}:{{ .Values.image.tag }}
+{{- if ne .Values.image.pullPolicy "IfNotPresent" }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+{{- end }}
+{{- end }}
+
+{{- /* What all pods have in common, those of Ray and its head too. */ -}}
+{{- define "jaxserve.pod" -}}
+automountServiceAccountToken: false
+# Else a Service of this name sets JAXSERVE_PORT, to something else than a port.
+enableServiceLinks: false
+securityContext:
+  {{- if include "jaxserve.tpu" . }}
+  # Root alone may raise the limit of locked memory, and open the chips' files under /dev.
+  runAsUser: 0
+  {{- else }}
+  runAsNonRoot: true
+  runAsUser: 10001
+  {{- end }}
+  # The group of the image's folders, for which the server trusts its compiled programs.
+  fsGroup: 0
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile:
+    type: RuntimeDefault
+{{- with .Values.image.pullSecrets }}
+imagePullSecrets:
+  {{- range . }}
+  - name: {{ . }}
+  {{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* Where pods with devices run, perhaps nothing. */ -}}
+{{- define "jaxserve.placement" -}}
+{{- with .Values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- end }}
+
+{{- define "jaxserve.hubToken" -}}
+- name: HF_TOKEN
+  valueFrom:
+    secretKeyRef:
+      name: {{ .Values.secretName }}
+      key: hf-token
+      optional: true
+{{- end }}
+
+{{- define "jaxserve.volumeMounts" -}}
+- name: tmp
+  mountPath: /tmp
+- name: models
+  mountPath: /cache/hf
+- name: programs
+  mountPath: /cache/programs
+{{- if .Values.sharedMemory }}
+- name: shm
+  mountPath: /dev/shm
+{{- end }}
+{{- end }}
+
+{{- define "jaxserve.volumes" -}}
+- name: tmp
+  emptyDir: {}
+- name: models
+  persistentVolumeClaim:
+    claimName: {{ .Release.Name }}-models
+- name: programs
+  persistentVolumeClaim:
+    claimName: {{ .Release.Name }}-programs
+{{- with .Values.sharedMemory }}
+- name: shm
+  emptyDir:
+    medium: Memory
+    sizeLimit: {{ . }}
+{{- end }}
+{{- end }}
+
+{{- /* The pod template of a Deployment, and of a LeaderWorkerSet's leaders and workers. A list of the root and whether the pod answers HTTP. */ -}}
+{{- define "jaxserve.podTemplate" -}}
+{{- $root := first . }}
+{{- $answersHttp := last . }}
+{{- $tpu := include "jaxserve.tpu" $root }}
+{{- with $root -}}
+metadata:
+  labels:
+    app: {{ .Release.Name }}
+    {{- if $answersHttp }}
+    inference.networking.k8s.io/engine-type: jaxserve
+    {{- end }}
+spec:
+  {{- with include "jaxserve.placement" . }}
+  {{- . | nindent 2 }}
+  {{- end }}
+  # Of a worker the leader's: its requests need all hosts until they have ended.
+  terminationGracePeriodSeconds: {{ .Values.terminationGracePeriodSeconds }}
+  {{- include "jaxserve.pod" . | nindent 2 }}
+  containers:
+    - name: jaxserve
+      {{- include "jaxserve.image" . | nindent 6 }}
+      {{- if $tpu }}
+      # libtpu locks memory that the chips read and write; containers may lock little unless they raise the limit.
+      command: [sh, -c, "ulimit -l 68719476736; exec jaxserve serve"]
+      {{- end }}
+      env:
+        - name: JAXSERVE_MODEL
+          value: {{ .Values.model | quote }}
+        {{- range $name, $value := .Values.settings }}
+        - name: JAXSERVE_{{ upper $name }}
+          value: {{ include "jaxserve.value" $value }}
+        {{- end }}
+        - name: JAXSERVE_API_KEY
+          valueFrom:
+            secretKeyRef:
+              name: {{ .Values.secretName }}
+              key: api-key
+              optional: true
+        {{- include "jaxserve.hubToken" . | nindent 8 }}
+      {{- if $answersHttp }}
+      ports:
+        - name: http
+          containerPort: 8000
+      # No pod is restarted while a model is fetched, loaded and compiled.
+      startupProbe:
+        httpGet:
+          path: /ready
+          port: http
+        periodSeconds: 5
+        failureThreshold: {{ div .Values.startup.timeout 5 }}
+      readinessProbe:
+        httpGet:
+          path: /ready
+          port: http
+        periodSeconds: 5
+      # 200 also while an engine is started again inside the pod.
+      livenessProbe:
+        httpGet:
+          path: /live
+          port: http
+        periodSeconds: 10
+        timeoutSeconds: 5
+      lifecycle:
+        preStop:
+          exec:
+            # Until no Service and no gateway sends here: from SIGTERM on new requests get 503.
+            command: [sleep, "5"]
+      {{- end }}
+      resources:
+        {{- toYaml .Values.resources | nindent 8 }}
+      securityContext:
+        allowPrivilegeEscalation: false
+        readOnlyRootFilesystem: true
+        capabilities:
+          drop: [ALL]
+          {{- if $tpu }}
+          add: [SYS_RESOURCE]
+          {{- end }}
+      volumeMounts:
+        {{- include "jaxserve.volumeMounts" . | nindent 8 }}
+  volumes:
+    {{- include "jaxserve.volumes" . | nindent 4 }}
+{{- end }}
+{{- end }}
