@@ -27,19 +27,18 @@ COMPILE_SHARE = 0.6
 """Most of the part's time for compiling, as a fraction; programs compiled by then are measured."""
 REFERENCE_SHARE = 0.6
 """Fraction of the remaining time for compiling steps of the reference."""
-MORE_PROGRAMS_S = {"bursts": 25.0, "reference": 25.0}
+MORE_PROGRAMS_S = {"more batches": 20.0, "bursts": 25.0, "reference": 25.0}
 """Seconds that must be left for work that compiles more programs."""
 
 
 def run(context: Context) -> None:
     first_device(context)
     recorder, is_quick = context.recorder, context.is_quick
-    batches = (1, 4) if is_quick else (1, 32, 256, 8, 64, 128)
+    few, more = ((1, 4), (2,)) if is_quick else ((1, 32, 256), (8, 64, 128))
     contexts = (64, 128) if is_quick else (1024, 4096)
-    cells = list(itertools.product(contexts, batches))
+    cells = list(itertools.product(contexts, few))
     shape = decoder(TINY if is_quick else LLAMA_8B)
     policy = server_policy(context, shape)
-    few = batches if is_quick else (1, 32, 256)
     work: dict[str, Callable[[StepBench], None]] = {}
     for tokens, rows in cells:
         work[f"decode {rows} x {tokens}"] = partial(StepBench.decode_step, count=rows, tokens=tokens)
@@ -53,6 +52,7 @@ def run(context: Context) -> None:
         )
     for rows, depth in itertools.product(few, (1, 0)):
         work[f"loop {rows}, depth {depth}"] = partial(run_loop, context, batch=rows, depth=depth)
+    work["more batches"] = partial(run_more_batches, context, batches=more, contexts=contexts)
     if policy.backend != "reference":
         work["reference"] = partial(run_reference, context, batches=few[1:2], tokens=contexts[0])
     work["bursts"] = partial(run_bursts, context, batches=few[:2], tokens=contexts[0])
@@ -62,9 +62,9 @@ def run(context: Context) -> None:
         shape,
         policy,
         label=policy.activations.name,
-        batches=batches,
+        batches=few,
         chunk=64 if is_quick else 2048,
-        cells=[(rows, tokens) for tokens, rows in cells],
+        cells=[(rows, tokens) for tokens, rows in itertools.product(contexts, (*few, *more))],
         compile_s=COMPILE_SHARE * recorder.left_s,
     )
     for name, measure in work.items():
@@ -98,6 +98,15 @@ def run_loop(context: Context, bench: StepBench, *, batch: int, depth: int) -> N
         p99_gap_ms=percentile(gaps_ms, 99) if gaps_ms else None,
         steps=num_steps,
     )
+
+
+def run_more_batches(
+    context: Context, bench: StepBench, *, batches: tuple[int, ...], contexts: tuple[int, ...]
+) -> None:
+    """Measure decode steps of other sizes, whose programs are compiled when everything else has its figures."""
+    with bench.by_others(batches, REFERENCE_SHARE * context.recorder.left_s):
+        for tokens, rows in itertools.product(contexts, batches):
+            bench.decode_step(rows, tokens)
 
 
 def run_reference(context: Context, bench: StepBench, *, batches: tuple[int, ...], tokens: int) -> None:

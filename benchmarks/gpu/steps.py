@@ -103,6 +103,23 @@ class StepBench:
         )
 
     @contextmanager
+    def by_others(self, batches: Collection[int], compile_s: float) -> Iterator[None]:
+        """Meanwhile decode steps have programs for so many rows and no others; same weights, a fresh pool."""
+        kept = self.made
+        most = max(program.num_slots for program in kept)
+        sizes = tuple(max(batch, 2) for batch in batches)
+        wanted = programs(Buckets(decode=sizes, mixed=(), max_num_seqs=most), self.rig.max_pages)
+        try:
+            self.made = self.compile(wanted, compile_s)
+            if not self.made:
+                raise TimeoutError("no program was compiled in time")
+            self._renew_runner()
+            yield
+        finally:
+            self.made = kept
+            self._renew_runner()
+
+    @contextmanager
     def by_reference(self, batches: Collection[int], compile_s: float) -> Iterator[None]:
         """Meanwhile decode steps of so many rows have their attention from XLA alone; same weights, a fresh pool."""
         kept = self.rig, self.made, self._label
