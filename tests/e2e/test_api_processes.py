@@ -79,10 +79,15 @@ def test_processes_share_connections_and_seeds_never_meet() -> None:
         # in both processes about half of them would.
         assert len(set(texts)) >= 19
         streams = open_streams(server, 24)
-        held = [connections_of(pid, server.port) for pid in (server.process.pid, further_process(server))]
+        pids = server.process.pid, further_process(server)
+
+        def held() -> list[int]:
+            return [connections_of(pid, server.port) for pid in pids]
+
+        until(lambda: sum(held()) == 24, "connections of earlier requests stay open")
+        assert min(held()) > 0, server.output
         for stream in streams:
             stream.close()
-        assert min(held) > 0 and sum(held) == 24, server.output
         assert server.stop() == 0
 
 
