@@ -7,7 +7,7 @@ import re
 import statistics
 import time
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
 import jax
@@ -102,33 +102,27 @@ class StepBench:
             random_weights_s=weights_s,
         )
 
-    @contextmanager
-    def by_others(self, batches: Collection[int], compile_s: float) -> Iterator[None]:
+    def by_others(self, batches: Collection[int], compile_s: float) -> AbstractContextManager[None]:
         """Meanwhile decode steps have programs for so many rows and no others; same weights, a fresh pool."""
-        kept = self.made
-        most = max(program.num_slots for program in kept)
+        most = max(program.num_slots for program in self.made)
         sizes = tuple(max(batch, 2) for batch in batches)
         wanted = programs(Buckets(decode=sizes, mixed=(), max_num_seqs=most), self.rig.max_pages)
-        try:
-            self.made = self.compile(wanted, compile_s)
-            if not self.made:
-                raise TimeoutError("no program was compiled in time")
-            self._renew_runner()
-            yield
-        finally:
-            self.made = kept
-            self._renew_runner()
+        return self._by_programs(wanted, self.rig, self._label, compile_s)
+
+    def by_reference(self, batches: Collection[int], compile_s: float) -> AbstractContextManager[None]:
+        """Meanwhile decode steps of so many rows have their attention from XLA alone; same weights, a fresh pool."""
+        wanted = [each for each in self.made if each.kind == "decode" and each.num_tokens in batches]
+        return self._by_programs(wanted, self.rig.with_backend("reference"), f"{self._label}, reference", compile_s)
 
     @contextmanager
-    def by_reference(self, batches: Collection[int], compile_s: float) -> Iterator[None]:
-        """Meanwhile decode steps of so many rows have their attention from XLA alone; same weights, a fresh pool."""
+    def _by_programs(self, wanted: Collection[Program], rig: Rig, label: str, compile_s: float) -> Iterator[None]:
+        """Meanwhile steps have these programs of `rig`. Raises TimeoutError if none was compiled in time."""
         kept = self.rig, self.made, self._label
-        wanted = [each for each in self.made if each.kind == "decode" and each.num_tokens in batches]
-        self.rig, self._label = self.rig.with_backend("reference"), f"{self._label}, reference"
+        self.rig, self._label = rig, label
         try:
             self.made = self.compile(wanted, compile_s)
             if not self.made:
-                raise TimeoutError("no step with attention by XLA was compiled in time")
+                raise TimeoutError(f"{label}: no program was compiled in time")
             self._renew_runner()
             yield
         finally:

@@ -112,8 +112,8 @@ def _compile(launch: Launch) -> jax.stages.Compiled:
         return jax.jit(decode if is_decode else mixed).lower(*arguments).compile()
 
 
-def test_a_mixed_step_has_both_kernels_and_the_one_that_joins(built: Built) -> None:
-    """An earlier launch with the same heads has compiled the last one."""
+def test_a_mixed_step_has_both_kernels(built: Built) -> None:
+    """The join is compiled once for the same heads, maybe by an earlier launch; `test_step_programs` counts it."""
     at_least = 1 if built.launch.step == "decode" else 2
     assert built.code.num_kernels in (at_least, at_least + 1)
 
