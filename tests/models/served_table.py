@@ -7,7 +7,7 @@ of each family.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,8 +60,12 @@ HEAD = (
     *("architectures", "GGUF", "caches", "prefix cache"),
     *("TP", "EP", "DP", "hosts", "LoRA", "drafts", "tiers", "embed", "images"),
 )
-WINDOWED = ("llama", "olmo2")
-"""GGUF architectures whose files have another architecture if they have a window."""
+VARIANTS: Mapping[str, tuple[str, ...]] = {
+    "llama": (WINDOW, "expert_count"),
+    "olmo2": (WINDOW,),
+    "granitemoe": ("expert_shared_feed_forward_length",),
+}
+"""Keys of GGUF files that have another architecture than the family's first if they have the key."""
 PLAIN = Config(model=ModelConfig(model="model"))
 TWO_DEVICES = ParallelConfig(tensor_parallel_size=2)
 
@@ -99,15 +103,12 @@ def _gguf(family: Family) -> str:
 def _read_as(family: Family) -> tuple[str, ...]:
     """Return the architectures of a family's GGUF files, of which those with a window or experts may have another
     (Mistral, Mixtral)."""
-    if family.gguf is None or family.gguf.name not in WINDOWED:
+    if family.gguf is None:
         return family.architectures
     name = family.gguf.name
-    common = {"num_hidden_layers": 4, "rope_theta": 10_000.0}
-    with_keys = [{f"{name}.{WINDOW}": 4096}]
-    if family.gguf.experts == "optional":
-        with_keys.append({f"{name}.expert_count": 8})
-    files = [GGUFKeys(GGUFFile(Path("model.gguf"), metadata, {}, 0), name) for metadata in with_keys]
-    others = [each for file in files for each in family.gguf.config(file, common)["architectures"]]
+    common = {"num_hidden_layers": 4, "rope_theta": 10_000.0, "head_dim": 8}
+    files = [GGUFFile(Path("model.gguf"), {f"{name}.{key}": 8}, {}, 0) for key in VARIANTS.get(name, ())]
+    others = [each for file in files for each in family.gguf.config(GGUFKeys(file, name), common)["architectures"]]
     return (*family.architectures, *others)
 
 

@@ -29,9 +29,9 @@ def written(folder: Path, name: str, kind: str = "F32") -> Path:
     return write_as_gguf(folder / "a.gguf", open_model(source), hf, kind)
 
 
-@pytest.mark.parametrize("name", ["mixtral_tiny", "qwen2_moe_tiny"])
+@pytest.mark.parametrize("name", ["mixtral_tiny", "qwen2_moe_tiny", "granitemoe_tiny", "granitemoeshared_odd_tiny"])
 def test_tokens_equal_those_of_the_safetensors(tmp_path: Path, name: str) -> None:
-    """A file named as Llama's with rows in llama.cpp's order; one with a gated shared expert and dense layers."""
+    """Files named as Llama's, with rows in llama.cpp's order, with factors, and with shared experts and dense layers."""
     golden, model = golden_checkpoint(name), TinyModel(written(tmp_path, name))
     logits = model.logits(golden.prompt_ids)
     np.testing.assert_allclose(logits, golden.logits, atol=1e-4, rtol=0)

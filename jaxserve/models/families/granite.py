@@ -42,7 +42,8 @@ def with_factors(keys: Keys, config: DecoderConfig) -> DecoderConfig:
     )
 
 
-def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+def gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the factors and the divisor; raise CheckpointError if the file leaves positions out or has a sliding window."""
     if keys.get("rope.scaling.finetuned") is False:
         keys.fail("rope.scaling.finetuned", "true or none: positions are not left out", False)
     return no_window(keys, config) | {
@@ -56,5 +57,5 @@ def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
 FAMILY = Family(
     ("GraniteForCausalLM",),
     decoder_config,
-    gguf=GGUFArchitecture("granite", is_rope_permuted=True, has_bias_flags=True, config=_gguf_config),
+    gguf=GGUFArchitecture("granite", is_rope_permuted=True, has_bias_flags=True, config=gguf_config),
 )

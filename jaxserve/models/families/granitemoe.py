@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import MAX_WIDTH, build, full_layers
 from jaxserve.models.families._experts import COUNT_KEYS, all_with_experts, read_experts
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families.granite import DEFAULTS as GRANITE_DEFAULTS
-from jaxserve.models.families.granite import FACTORS, with_factors
+from jaxserve.models.families.granite import FACTORS, gguf_config, with_factors
 from jaxserve.models.families.granitemoehybrid import RENAMES
 
 DEFAULTS = dict(
@@ -35,4 +37,23 @@ def granite_moe(keys: Keys, *, shared_width: str | None) -> DecoderConfig:
     return with_factors(keys, build(keys, layers=layers, computed=(*COUNT_KEYS, *FACTORS)))
 
 
-FAMILY = Family(("GraniteMoeForCausalLM",), decoder_config, renames=RENAMES, stacked_experts="halves")
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return Granite's factors; a file with a shared expert is read as GraniteMoeShared."""
+    found, width = gguf_config(keys, config), "expert_shared_feed_forward_length"
+    if keys.get(width) in (None, 0):
+        return found
+    return found | {
+        "architectures": ["GraniteMoeSharedForCausalLM"],
+        "shared_intermediate_size": keys.integer(width),
+    }
+
+
+FAMILY = Family(
+    ("GraniteMoeForCausalLM",),
+    decoder_config,
+    renames=RENAMES,
+    stacked_experts="halves",
+    gguf=GGUFArchitecture(
+        "granitemoe", is_rope_permuted=True, has_bias_flags=True, experts="required", config=_gguf_config
+    ),
+)

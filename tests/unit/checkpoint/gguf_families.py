@@ -20,6 +20,8 @@ ARCHITECTURES = {
     "Olmo2ForCausalLM": ("olmo2", gguf.MODEL_ARCH.OLMO2),
     "Olmo3ForCausalLM": ("olmo2", gguf.MODEL_ARCH.OLMO2),
     "GraniteForCausalLM": ("granite", gguf.MODEL_ARCH.GRANITE),
+    "GraniteMoeForCausalLM": ("granitemoe", gguf.MODEL_ARCH.GRANITE_MOE),
+    "GraniteMoeSharedForCausalLM": ("granitemoe", gguf.MODEL_ARCH.GRANITE_MOE),
     "Qwen3MoeForCausalLM": ("qwen3moe", gguf.MODEL_ARCH.QWEN3MOE),
     "Qwen2MoeForCausalLM": ("qwen2moe", gguf.MODEL_ARCH.QWEN2MOE),
     "MixtralForCausalLM": ("llama", gguf.MODEL_ARCH.LLAMA),
@@ -90,6 +92,12 @@ def expert_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
     return keys
 
 
+def granite_moe_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
+    keys = granite_keys(hf) | expert_keys(hf)
+    width = hf.get("shared_intermediate_size")
+    return keys if width is None else keys | {"expert_shared_feed_forward_length": width}
+
+
 def gpt_oss_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
     return expert_keys(hf) | {
         "expert_feed_forward_length": hf["intermediate_size"],
@@ -107,6 +115,8 @@ OWN_KEYS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "Olmo2ForCausalLM": lambda hf: {},
     "Olmo3ForCausalLM": olmo3_keys,
     "GraniteForCausalLM": granite_keys,
+    "GraniteMoeForCausalLM": granite_moe_keys,
+    "GraniteMoeSharedForCausalLM": granite_moe_keys,
     "Qwen3MoeForCausalLM": expert_keys,
     "Qwen2MoeForCausalLM": expert_keys,
     "MixtralForCausalLM": expert_keys,

@@ -29,6 +29,8 @@ from tests.unit.checkpoint.gguf_families import write_as_gguf
         "olmo2_tiny",
         "olmo3_tiny",
         "granite_tiny",
+        "granitemoe_tiny",
+        "granitemoeshared_odd_tiny",
         "qwen3_moe_tiny",
         "qwen2_moe_tiny",
         "mixtral_tiny",
@@ -83,6 +85,12 @@ def test_gemmas_of_27b_score_with_width_over_heads(tmp_path: Path) -> None:
         ),
         ("granite", {"rope__scaling__finetuned": False}, "key 'granite.rope.scaling.finetuned': expected true or none"),
         ("granite", {"attention__sliding_window": 8}, "key 'granite.attention.sliding_window': expected none"),
+        (
+            "granitemoe",
+            {"expert_count": 4, "expert_used_count": 2, "rope__scaling__finetuned": False},
+            "key 'granitemoe.rope.scaling.finetuned': expected true or none",
+        ),
+        ("granitemoe", {}, "key 'granitemoe.expert_count': expected a whole number"),
         ("phi3", {"rope__dimension_count": 3}, "key 'phi3.rope.dimension_count': expected the head size 8, found 3"),
     ],
 )
