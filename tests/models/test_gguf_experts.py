@@ -29,7 +29,9 @@ def written(folder: Path, name: str, kind: str = "F32") -> Path:
     return write_as_gguf(folder / "a.gguf", open_model(source), hf, kind)
 
 
-@pytest.mark.parametrize("name", ["mixtral_tiny", "qwen2_moe_tiny", "granitemoe_tiny", "granitemoeshared_odd_tiny"])
+@pytest.mark.parametrize(
+    "name", ["mixtral_tiny", "qwen2_moe_tiny", "granitemoe_tiny", "granitemoeshared_odd_tiny", "glm4_moe_tiny"]
+)
 def test_tokens_equal_those_of_the_safetensors(tmp_path: Path, name: str) -> None:
     """Files named as Llama's, with rows in llama.cpp's order, with factors, and with shared experts and dense layers."""
     golden, model = golden_checkpoint(name), TinyModel(written(tmp_path, name))

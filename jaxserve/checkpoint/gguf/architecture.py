@@ -46,6 +46,7 @@ SANDWICH_NORMS: Final[Mapping[str, str]] = {**POST_NORMS, "ffn_norm": "pre_feedf
 
 _EXPERTS = {
     "ffn_gate_inp": "mlp.gate",
+    "exp_probs_b": "mlp.gate.e_score_correction",
     "ffn_gate_exps": "mlp.experts.gate_proj",
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
@@ -75,10 +76,17 @@ class GGUFKeys:
     file: GGUFFile
     architecture: str
 
-    def integer(self, key: str, default: int | None = None, *, maximum: int = (1 << 31) - 1) -> int:
+    def integer(self, key: str, default: int | None = None, *, minimum: int = 1, maximum: int = (1 << 31) - 1) -> int:
         value = self._get(key, default)
-        if type(value) is not int or not 0 < value <= maximum:
-            self.fail(key, f"a whole number from 1 to {maximum}", value)
+        if type(value) is not int or not minimum <= value <= maximum:
+            self.fail(key, f"a whole number from {minimum} to {maximum}", value)
+        return value
+
+    def flag(self, key: str) -> bool:
+        """Return a truth value; False if the file has none."""
+        value = self._get(key, False)
+        if not isinstance(value, bool):
+            self.fail(key, "true or false", value)
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
@@ -175,6 +183,6 @@ class GGUFArchitecture:
         if part is None:
             return None
         name, suffix = f"model.layers.{match[1]}.{part}", match[3]
-        if STACKED in name:
+        if STACKED in name or part == _EXPERTS["exp_probs_b"]:
             return name if suffix == "weight" else f"{name}_{suffix}"
         return name if part == SINKS and suffix == "weight" else f"{name}.{suffix}"

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from jaxserve.checkpoint.family import Family
-from jaxserve.checkpoint.gguf.architecture import NO_WEIGHTS
+from jaxserve.checkpoint.gguf.architecture import NO_WEIGHTS, GGUFArchitecture
 from jaxserve.checkpoint.gguf.config import find_family, generation_config, hf_config
 from jaxserve.checkpoint.gguf.file import GGUFFile, open_gguf
 from jaxserve.errors import CheckpointError, shown
@@ -68,9 +68,10 @@ def open_gguf_checkpoint(path: Path, families: Collection[Family]) -> GGUFCheckp
     architecture = family.gguf
     assert architecture is not None, "find_family returns families with GGUF files"
     config = hf_config(file, family.architectures[0], architecture)
+    mtp_blocks = _mtp_blocks(file, architecture, config)
     stored_names: dict[str, str] = {}
     for stored_name in file.tensors:
-        if stored_name in NO_WEIGHTS:
+        if stored_name in NO_WEIGHTS or stored_name.startswith(mtp_blocks):
             continue
         name = architecture.hf_name(stored_name, config["num_hidden_layers"], has_experts="num_experts" in config)
         if name is None or name in stored_names:
@@ -88,6 +89,12 @@ def open_gguf_checkpoint(path: Path, families: Collection[Family]) -> GGUFCheckp
         permuted_heads=_permuted_heads(file, stored_names, config) if architecture.is_rope_permuted else {},
         norm_offset=architecture.norm_offset,
     )
+
+
+def _mtp_blocks(file: GGUFFile, architecture: GGUFArchitecture, config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the prefixes of the tensors of multi-token-prediction layers, which are not read."""
+    blocks = range(config["num_hidden_layers"], file.metadata[f"{architecture.name}.block_count"])
+    return tuple(f"blk.{block}." for block in blocks)
 
 
 def split_halves(array: np.ndarray, num_heads: int) -> np.ndarray:

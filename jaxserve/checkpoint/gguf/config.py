@@ -84,7 +84,7 @@ def hf_config(file: GGUFFile, hf_architecture: str, architecture: GGUFArchitectu
         "vocab_size": vocab_size,
         "hidden_size": hidden_size,
         "intermediate_size": keys.integer("feed_forward_length"),
-        "num_hidden_layers": keys.integer("block_count", maximum=_MAX_LAYERS),
+        "num_hidden_layers": _num_layers(keys),
         "num_attention_heads": num_heads,
         "num_key_value_heads": keys.integer("attention.head_count_kv", num_heads),
         "head_dim": head_dim,
@@ -106,6 +106,12 @@ def hf_config(file: GGUFFile, hf_architecture: str, architecture: GGUFArchitectu
     if scaling is not None:
         config["rope_scaling"] = scaling
     return config | architecture.config(keys, config) | special_tokens(file, vocab_size)
+
+
+def _num_layers(keys: GGUFKeys) -> int:
+    """Return the number of the decoder's layers. Files may have blocks of multi-token-prediction layers after them."""
+    num_blocks = keys.integer("block_count", maximum=_MAX_LAYERS)
+    return num_blocks - keys.integer("nextn_predict_layers", 0, minimum=0, maximum=num_blocks - 1)
 
 
 def special_tokens(file: GGUFFile, vocab_size: int) -> dict[str, Any]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no_window
+from jaxserve.checkpoint.gguf.routing import GATING, SIGMOID, router_config
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers
 from jaxserve.models.families._experts import COUNT_KEYS, MAX_SHARED, dense_first, read_experts, with_sigmoid_router
 from jaxserve.models.families._keys import Keys
+
+_SECTIONS: Final = "rope.dimension_sections"
 
 DEFAULTS = dict(
     COMMON_DEFAULTS,
@@ -46,4 +51,30 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return replace(config, qk_norm="heads" if keys.flag("use_qk_norm") else "none")
 
 
-FAMILY = Family(("Glm4MoeForCausalLM",), decoder_config, has_mtp_layers=True)
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the router's keys, and what tensors and sizes tell of attention. Positions of images are not read."""
+    if (keys.get(GATING) or SIGMOID) != SIGMOID:
+        keys.fail(GATING, f"{SIGMOID} (sigmoid) or none", keys.get(GATING))
+    if keys.get(_SECTIONS) not in (None, [0] * 4):
+        keys.fail(_SECTIONS, "none: one position per token", keys.get(_SECTIONS))
+    return {
+        **no_window(keys, config),
+        **router_config(keys, config),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in keys.file.tensors,
+        "partial_rotary_factor": config.get("partial_rotary_factor", 1.0),
+    }
+
+
+FAMILY = Family(
+    ("Glm4MoeForCausalLM",),
+    decoder_config,
+    has_mtp_layers=True,
+    gguf=GGUFArchitecture(
+        "glm4moe",
+        has_bias_flags=True,
+        has_partial_rotary=True,
+        tensor_names={"post_attention_norm": "post_attention_layernorm"},
+        experts="required",
+        config=_gguf_config,
+    ),
+)

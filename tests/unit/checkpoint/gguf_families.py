@@ -22,6 +22,7 @@ ARCHITECTURES = {
     "GraniteForCausalLM": ("granite", gguf.MODEL_ARCH.GRANITE),
     "GraniteMoeForCausalLM": ("granitemoe", gguf.MODEL_ARCH.GRANITE_MOE),
     "GraniteMoeSharedForCausalLM": ("granitemoe", gguf.MODEL_ARCH.GRANITE_MOE),
+    "Glm4MoeForCausalLM": ("glm4moe", gguf.MODEL_ARCH.GLM4_MOE),
     "Qwen3MoeForCausalLM": ("qwen3moe", gguf.MODEL_ARCH.QWEN3MOE),
     "Qwen2MoeForCausalLM": ("qwen2moe", gguf.MODEL_ARCH.QWEN2MOE),
     "MixtralForCausalLM": ("llama", gguf.MODEL_ARCH.LLAMA),
@@ -79,7 +80,8 @@ def granite_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def expert_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
-    keys = {"expert_count": hf.get("num_experts", hf.get("num_local_experts"))}
+    counts = ("num_experts", "num_local_experts", "n_routed_experts")
+    keys = {"expert_count": next(hf[name] for name in counts if name in hf)}
     keys["expert_used_count"] = hf["num_experts_per_tok"]
     for key, name in (
         ("attention.key_length", "head_dim"),
@@ -96,6 +98,33 @@ def granite_moe_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
     keys = granite_keys(hf) | expert_keys(hf)
     width = hf.get("shared_intermediate_size")
     return keys if width is None else keys | {"expert_shared_feed_forward_length": width}
+
+
+def router_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
+    return expert_keys(hf) | {
+        "leading_dense_block_count": hf["first_k_dense_replace"],
+        "expert_shared_count": hf["n_shared_experts"],
+        "expert_group_count": hf["n_group"],
+        "expert_group_used_count": hf["topk_group"],
+        "expert_weights_norm": hf["norm_topk_prob"],
+        "expert_weights_scale": hf["routed_scaling_factor"],
+    }
+
+
+def glm4_moe_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
+    return router_keys(hf) | {
+        "expert_gating_func": int(gguf.ExpertGatingFuncType.SIGMOID),
+        "rope.dimension_count": int(head_dim(hf) * hf["partial_rotary_factor"]),
+    }
+
+
+def mtp_blocks(hf: Mapping[str, Any], count: int) -> tuple[dict[str, Any], dict[str, tuple[str, np.ndarray]]]:
+    """Return metadata and tensors of multi-token-prediction layers: converters write them as blocks after the decoder's."""
+    first = hf["num_hidden_layers"]
+    names = ("attn_norm", "attn_q", "exp_probs_b", "nextn.eh_proj", "nextn.shared_head_norm")
+    blocks = [f"blk.{block}.{name}.weight" for block in range(first, first + count) for name in names]
+    keys = {"block_count": first + count, "nextn_predict_layers": count}
+    return keys, {name: ("F32", np.ones((4, 4), np.float32)) for name in blocks}
 
 
 def gpt_oss_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,6 +146,7 @@ OWN_KEYS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "GraniteForCausalLM": granite_keys,
     "GraniteMoeForCausalLM": granite_moe_keys,
     "GraniteMoeSharedForCausalLM": granite_moe_keys,
+    "Glm4MoeForCausalLM": glm4_moe_keys,
     "Qwen3MoeForCausalLM": expert_keys,
     "Qwen2MoeForCausalLM": expert_keys,
     "MixtralForCausalLM": expert_keys,
@@ -154,8 +184,11 @@ def with_stacked_experts(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndar
     return found | {name: np.stack([stack[index] for index in sorted(stack)]) for name, stack in stacks.items()}
 
 
-def write_as_gguf(path: Path, checkpoint: Checkpoint, hf: Mapping[str, Any], kind: str = "F32") -> Path:
-    """Write the checkpoint as llama.cpp's converter does. kind: type of the matrices of experts."""
+def write_as_gguf(
+    path: Path, checkpoint: Checkpoint, hf: Mapping[str, Any], kind: str = "F32", num_mtp_layers: int = 0
+) -> Path:
+    """Write the checkpoint as llama.cpp's converter does. kind: type of the matrices of experts. num_mtp_layers: blocks of
+    multi-token-prediction layers after those of the decoder."""
     name, architecture = ARCHITECTURES[hf["architectures"][0]]
     keys = {
         "block_count": hf["num_hidden_layers"],
@@ -174,7 +207,7 @@ def write_as_gguf(path: Path, checkpoint: Checkpoint, hf: Mapping[str, Any], kin
     names = gguf.get_tensor_name_map(architecture, hf["num_hidden_layers"])
     tensors = {}
     for tensor, values in with_stacked_experts(as_in_the_file(checkpoint)).items():
-        hf_name = tensor.replace("shared_experts.", "shared_expert.")
+        hf_name = tensor.replace("shared_experts.", "shared_expert.").replace("_correction_bias", "_correction.bias")
         stored_name = names.get_name(hf_name, (".weight", ".bias")) or dense.get_name(hf_name, (".weight",))
         assert stored_name is not None, tensor
         stored_name += ".weight" if tensor.endswith("sinks") else ""
@@ -185,6 +218,9 @@ def write_as_gguf(path: Path, checkpoint: Checkpoint, hf: Mapping[str, Any], kin
         factors = (hf.get("rope_scaling") or {}).get(f"{kind_of_text}_factor")
         if factors:
             tensors[f"rope_factors_{kind_of_text}.weight"] = ("F32", np.array(factors, np.float32))
+    if num_mtp_layers:
+        own_keys, own_tensors = mtp_blocks(hf, num_mtp_layers)
+        keys, tensors = keys | own_keys, tensors | own_tensors
     return write_gguf(path, name, {f"{name}.{key}": value for key, value in keys.items()} | tokens, tensors)
 
 

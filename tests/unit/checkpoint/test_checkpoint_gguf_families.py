@@ -31,6 +31,7 @@ from tests.unit.checkpoint.gguf_families import write_as_gguf
         "granite_tiny",
         "granitemoe_tiny",
         "granitemoeshared_odd_tiny",
+        "glm4_moe_tiny",
         "qwen3_moe_tiny",
         "qwen2_moe_tiny",
         "mixtral_tiny",
@@ -52,6 +53,26 @@ def test_newer_families_are_read_as_their_safetensors(tmp_path: Path, name: str)
     for tensor in checkpoint.tensors:
         expected = checkpoint.read(tensor).astype(np.float32)
         np.testing.assert_allclose(found.read(tensor).astype(np.float32), expected, atol=3e-7, rtol=0, err_msg=tensor)
+
+
+def test_multi_token_prediction_layers_of_a_file_are_left_out(tmp_path: Path) -> None:
+    folder = golden_checkpoint("glm4_moe_tiny").path
+    hf, checkpoint = json.loads((folder / "config.json").read_text()), open_model(folder)
+    found = open_model(write_as_gguf(tmp_path / "a.gguf", checkpoint, hf, num_mtp_layers=2))
+    assert decoder_of(found) == decoder_config(hf)
+    assert found.tensors.keys() == checkpoint.tensors.keys()
+
+
+def test_attention_of_glm_follows_from_the_tensors_of_the_file(tmp_path: Path) -> None:
+    """GLM-4.5 has norms of queries and keys, GLM-4.5-Air has none; a file whose whole heads rotate says so in its size."""
+    options = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 8, "expert_shared_count": 1}
+    plain = decoder_of(open_model(write_decoder(tmp_path / "a.gguf", "glm4moe", **options)))
+    norms = {f"blk.{layer}.attn_{part}_norm.weight": np.ones(8, np.float32) for layer in (0, 1) for part in "qk"}
+    biases = {f"blk.0.attn_{part}.bias": np.ones(16, np.float32) for part in "qkv"}
+    options["rope__dimension_count"] = 4
+    other = decoder_of(open_model(write_decoder(tmp_path / "b.gguf", "glm4moe", norms | biases, **options)))
+    assert (plain.qk_norm, plain.qkv_bias, plain.rotary_dim) == ("none", False, None)
+    assert (other.qk_norm, other.qkv_bias, other.rotary_dim) == ("heads", True, 4)
 
 
 def rounded(config: DecoderConfig) -> DecoderConfig:
@@ -91,6 +112,21 @@ def test_gemmas_of_27b_score_with_width_over_heads(tmp_path: Path) -> None:
             "key 'granitemoe.rope.scaling.finetuned': expected true or none",
         ),
         ("granitemoe", {}, "key 'granitemoe.expert_count': expected a whole number"),
+        (
+            "glm4moe",
+            {"expert_count": 4, "expert_used_count": 2, "expert_gating_func": 1},
+            "key 'glm4moe.expert_gating_func': expected 2 (sigmoid) or none, found 1",
+        ),
+        (
+            "glm4moe",
+            {"expert_count": 4, "expert_used_count": 2, "rope__dimension_sections": [4, 2, 2, 0]},
+            "key 'glm4moe.rope.dimension_sections': expected none",
+        ),
+        (
+            "glm4moe",
+            {"expert_count": 4, "expert_used_count": 2, "nextn_predict_layers": 2},
+            "key 'glm4moe.nextn_predict_layers': expected a whole number from 0 to 1, found 2",
+        ),
         ("phi3", {"rope__dimension_count": 3}, "key 'phi3.rope.dimension_count': expected the head size 8, found 3"),
     ],
 )
