@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import numpy as np
 
+from jaxserve.checkpoint.memory import aligned_empty
 from jaxserve.errors import CheckpointError, shown
 
 Driver = Literal["zarr", "zarr3"]
 OCDBT_FILE: Final = "manifest.ocdbt"
-_ALIGNMENT: Final = 64
 _CACHE_BYTES: Final = 8 << 20
 """Cache for the nodes of OCDBT's tree, which has the places of all arrays."""
 
@@ -42,22 +41,14 @@ class ZarrArrays:
             raise self.unreadable(path, error) from error
 
     def start(self, store: Any) -> tuple[np.ndarray, Any]:
-        """Start to read an array, or a part of it, into new memory; return that, and a future that ends when it is filled.
+        """Start to read an array, or a part of it, into new memory that a CPU device can keep.
 
-        The memory is aligned such that jax keeps it for a CPU without a copy.
+        Returns the memory, and a future that ends when it is filled.
         """
-        array = _aligned(tuple(store.shape), np.dtype(store.dtype.numpy_dtype))
+        array = aligned_empty(tuple(store.shape), np.dtype(store.dtype.numpy_dtype))
         return array, self._tensorstore.array(array, copy=False, context=self._context).write(store)
 
     def unreadable(self, path: str, error: Exception) -> CheckpointError:
         """Return the one-line error for an array that tensorstore cannot read: its errors are of many kinds."""
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         return CheckpointError(f"{self.folder}: array {shown(path)}: cannot be read: {reason[:200]}")
-
-
-def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Return new memory whose address is a multiple of `_ALIGNMENT`."""
-    num_bytes = math.prod(shape) * dtype.itemsize
-    memory = np.empty(num_bytes + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + num_bytes].view(dtype).reshape(shape)

@@ -139,9 +139,7 @@ class ServedWeights:
             draft_model = self._prepared.task.draft_model
             specs = self._prepared.skeleton.arrays + (() if draft_model is None else draft_model.skeleton.arrays)
             places = [self._prepared.sharding.place(spec.axes) for spec in specs]
-            params = tuple(
-                jax.device_put(copy, place, may_alias=False) for copy, place in zip(self._copies, places, strict=True)
-            )
+            params = tuple(jax.device_put(copy, place) for copy, place in zip(self._copies, places, strict=True))
         if not params and not self._are_stored:
             raise InvalidRequestError(
                 "The weights came as tensors, and no copy was kept: they cannot be read again. Update the weights first."

@@ -16,12 +16,12 @@ from aiohttp.web_protocol import RequestHandler
 from jaxserve.config import ConnectionConfig
 from jaxserve.errors import ConfigError
 from jaxserve.http.connection import Connection
+from jaxserve.http.sockets.acceptor import BACKLOG, Acceptor
 
 _log = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
-BACKLOG = 1024
 NUM_SURPLUS: Final = 64
 """Number of connections beyond the limit that get an error reply and carry probes; further ones are closed."""
 _SILENT_S: Final = 10.0
@@ -144,32 +144,21 @@ class HttpServer:
         self._limiter = limiter
         self._listeners = listeners
         self._tls = tls
-        self._accepting: list[asyncio.Server] = []
+        self._acceptor = Acceptor(self._open)
 
     @property
     def num_connections(self) -> int:
-        return len(self._server.connections)
+        """Number of connections that are open, or about to be."""
+        return len(self._server.connections) + self._acceptor.num_opening
 
-    async def start_accepting(self) -> None:
+    def start_accepting(self) -> None:
         """Accept connections, those that wait in the kernel's queues first."""
         self._limiter.closes_after_reply = False
-        loop = asyncio.get_running_loop()
-        for listener in self._listeners:
-            own = listener.dup()  # asyncio closes it when it stops to accept
-            tls = {} if self._tls is None or listener.family == socket.AF_UNIX else self._handshake(self._tls)
-            self._accepting.append(await loop.create_server(self._limiter, sock=own, backlog=BACKLOG, **tls))
+        self._acceptor.start(self._listeners)
 
-    async def replace_tls(self, tls: ssl.SSLContext) -> None:
+    def replace_tls(self, tls: ssl.SSLContext) -> None:
         """Use another certificate for the connections that come from now on."""
         self._tls = tls
-        accepting, self._accepting = self._accepting, []
-        if accepting:
-            await self.start_accepting()
-        for server in accepting:
-            server.close()
-
-    def _handshake(self, tls: ssl.SSLContext) -> dict[str, Any]:
-        return {"ssl": tls, "ssl_handshake_timeout": HANDSHAKE_TIMEOUT_S, "ssl_shutdown_timeout": CLOSE_TIMEOUT_S}
 
     def stop_accepting(self) -> None:
         """Leave new connections in the kernel's queues, and tell the clients of open ones to close them."""
@@ -177,9 +166,12 @@ class HttpServer:
         for connection in self._server.connections:
             assert isinstance(connection, Connection), "the limiter makes every connection"
             connection.closes_after_reply = True
-        for server in self._accepting:
-            server.close()
-        self._accepting.clear()
+        self._acceptor.stop()
+
+    async def close(self) -> None:
+        """Accept no further connection, and give up those that are not open yet."""
+        self.stop_accepting()
+        await self._acceptor.close()
 
     def close_listeners(self) -> None:
         """Give up the listening sockets. Their queues stay where another process has them."""
@@ -195,9 +187,25 @@ class HttpServer:
     async def adopt(self, connection: socket.socket) -> None:
         """Serve a connection that another process has accepted."""
         connection.setblocking(False)
-        _, protocol = await asyncio.get_running_loop().connect_accepted_socket(self._limiter, connection)
+        protocol = await self._connect(connection)
         if isinstance(protocol, Connection):
             self._limiter.has_spoken(protocol)  # it may have been idle for long: `--keep-alive-timeout` ends it
+
+    async def _open(self, connection: socket.socket) -> None:
+        """Serve a connection that was accepted here. Raises OSError if the TLS handshake fails."""
+        if self._tls is None or connection.family == socket.AF_UNIX:
+            await self._connect(connection)
+        else:
+            await self._connect(
+                connection,
+                ssl=self._tls,
+                ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S,
+                ssl_shutdown_timeout=CLOSE_TIMEOUT_S,
+            )
+
+    async def _connect(self, connection: socket.socket, **tls: Any) -> asyncio.Protocol:
+        loop = asyncio.get_running_loop()
+        return (await loop.connect_accepted_socket(self._limiter, connection, **tls))[1]
 
 
 @contextlib.asynccontextmanager
@@ -231,9 +239,9 @@ async def listening(
     limiter = _ConnectionLimiter(runner.server, config, max_connections, on_surplus)
     server = HttpServer(runner.server, limiter, listeners, tls)
     if is_accepting:
-        await server.start_accepting()
+        server.start_accepting()
     try:
         yield server
     finally:
-        server.stop_accepting()
+        await server.close()
         await runner.cleanup()

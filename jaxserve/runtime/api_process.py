@@ -100,7 +100,7 @@ class ApiProcess:
             _log.error("the certificate is not read again: %s", error)
             return
         if context is not None:
-            await self.http.replace_tls(context)
+            self.http.replace_tls(context)
             _log.info("new connections get the certificate that %s has now", self.config.tls.ssl_certfile)
 
     def _reload_keys(self) -> None:

@@ -29,7 +29,7 @@ class Departure:
 
     async def resume(self) -> None:
         """Serve again, what was left unread as well."""
-        await self._api.http.start_accepting()  # first: connections adopted before it would close after one reply
+        self._api.http.start_accepting()  # first: connections adopted before it would close after one reply
         held, self._held = self._held, []
         for connection in held:
             await self._api.http.adopt(connection)

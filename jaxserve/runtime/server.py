@@ -238,7 +238,7 @@ class _Server:
         if self.predecessor is None:
             notify("READY=1")
             return
-        await api.http.start_accepting()
+        api.http.start_accepting()
         api.take_operator_socket()
         await workers.accept()
         notify(f"MAINPID={os.getpid()}\nREADY=1")

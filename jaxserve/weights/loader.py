@@ -21,7 +21,7 @@ from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import AnySkeleton, LeafSpec, ModelSkeleton
 from jaxserve.sharding.mesh import Sharding
 from jaxserve.weights.converted import restore_arrays
-from jaxserve.weights.parts import Ranges, parts_by_device, slices
+from jaxserve.weights.parts import Ranges, copy_to, parts_by_device, slices
 from jaxserve.weights.reader import TensorReader, kv_copies
 
 Progress = Callable[[int, int, str], None]
@@ -128,8 +128,7 @@ def _load_leaf(leaf: LeafSpec, reader: TensorReader, places: Sequence[NamedShard
             arrays = tuple(array[slices(parts[device])] for array, parts in zip(whole, held, strict=True))
         made[ranges] = arrays
         for placed, array in zip(shards, arrays, strict=True):
-            # may_alias=False: a parameter must not live in the page cache of a file that may change.
-            placed.append(jax.device_put(array, device, may_alias=False))
+            placed.append(copy_to(array, device))
     return [
         jax.make_array_from_single_device_arrays(spec.shape, place, placed).block_until_ready()
         for spec, place, placed in zip(leaf.arrays, places, shards, strict=True)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding
+
+from jaxserve.checkpoint.memory import aligned_empty
 
 Ranges = tuple[range, ...]
 """A part of an array: a range of each dimension."""
@@ -21,3 +24,17 @@ def parts_by_device(place: NamedSharding, shape: tuple[int, ...]) -> dict[jax.De
 def slices(ranges: Ranges) -> tuple[slice, ...]:
     """Return the index that cuts a part out of the array."""
     return tuple(slice(each.start, each.stop) for each in ranges)
+
+
+def copy_to(array: np.ndarray, device: jax.Device) -> jax.Array:
+    """Return a copy of an array on a device.
+
+    `jax.device_put` makes none for a CPU where the memory happens to be aligned, whatever its `may_alias` says: the copy would be
+    the memory of a file that may change, or of a caller who goes on using it.
+    """
+    if device.platform == "cpu":
+        copied = aligned_empty(array.shape, array.dtype)
+        np.copyto(copied, array)
+        array = copied
+    placed: jax.Array = jax.device_put(array, device, may_alias=True)
+    return placed

@@ -92,13 +92,27 @@ async def test_new_connections_get_the_new_certificate_and_open_ones_go_on(
         old = await serial(address, trust)
         renewed = tls_context(write_pair(authority.issue_cert("127.0.0.1"), tmp_path))
         assert renewed is not None
-        await server.replace_tls(renewed)
+        server.replace_tls(renewed)
         assert await serial(address, trust) != old
         assert server.num_connections == 1
         async with client.get(f"https://{address}/", ssl=trust) as response:
             assert response.status == 200
         assert server.num_connections == 1, "the same connection"
         assert server.release_idle() == [], "its keys are in this process"
+
+
+async def test_a_connection_counts_while_it_shakes_hands(authority: trustme.CA, tmp_path: Path) -> None:
+    """A server that another one replaces stays until it has none."""
+    config = write_pair(authority.issue_cert("127.0.0.1"), tmp_path)
+    async with serving(config) as (server, address):
+        host, port = address.split(":")
+        with socket.create_connection((host, int(port))):
+            while not server.num_connections:  # noqa: ASYNC110  (nothing announces it)
+                await asyncio.sleep(0.001)
+            server.stop_accepting()
+            assert server.num_connections == 1
+        while server.num_connections:  # noqa: ASYNC110  (nothing announces it)
+            await asyncio.sleep(0.001)
 
 
 async def test_clients_need_a_certificate_of_the_authorities(authority: trustme.CA, tmp_path: Path) -> None:

@@ -74,6 +74,29 @@ def test_derived_buffers_and_a_tied_head_are_ignored(tmp_path: Path) -> None:
     _load(tmp_path, tensors, {**CONFIG, "tie_word_embeddings": True})
 
 
+def test_parameters_stay_when_their_file_is_overwritten(tmp_path: Path) -> None:
+    """Also where tensors begin at multiples of 64 bytes: for a CPU, jax keeps the memory of such an array."""
+    values = np.random.default_rng(0)
+    tensors = {name: values.normal(size=array.shape).astype(np.float32) for name, array in _tensors().items()}
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    file = write_safetensors(tmp_path / "model.safetensors", tensors)
+    stored = file.read_bytes()
+    num_header_bytes = int.from_bytes(stored[:8], "little")
+    header, data = stored[8 : 8 + num_header_bytes], stored[8 + num_header_bytes :]
+    header += b" " * (-(8 + num_header_bytes) % 64)
+    file.write_bytes(len(header).to_bytes(8, "little") + header + data)
+    checkpoint = open_model(tmp_path)
+    config = decoder_config(checkpoint.config)
+    skeleton = make_skeleton(config, plain(jnp.dtype("float32")))
+    params = load_params(checkpoint, skeleton, make_sharding(config, MeshShape()), lambda *_: None)
+    before = [np.array(param) for param in params]
+    with file.open("r+b") as opened:
+        opened.seek(8 + len(header))
+        opened.write(b"\xff" * len(data))
+    for param, expected in zip(params, before, strict=True):
+        np.testing.assert_array_equal(np.asarray(param), expected)
+
+
 _MEASURE = """
 import resource, sys
 from pathlib import Path
