@@ -60,12 +60,21 @@ HEAD = (
     *("architectures", "GGUF", "caches", "prefix cache"),
     *("TP", "EP", "DP", "hosts", "LoRA", "drafts", "tiers", "embed", "images"),
 )
-VARIANTS: Mapping[str, tuple[str, ...]] = {
-    "llama": (WINDOW, "expert_count"),
-    "olmo2": (WINDOW,),
-    "granitemoe": ("expert_shared_feed_forward_length",),
+SIGMOID_ROUTER = {
+    "expert_gating_func": 2,
+    "expert_feed_forward_length": 8,
+    "expert_shared_count": 1,
+    "attention.kv_lora_rank": 8,
+    "attention.key_length_mla": 16,
+    "attention.value_length_mla": 8,
 }
-"""Keys of GGUF files that have another architecture than the family's first if they have the key."""
+VARIANTS: Mapping[str, tuple[Mapping[str, int], ...]] = {
+    "llama": ({WINDOW: 4096}, {"expert_count": 8}),
+    "olmo2": ({WINDOW: 4096},),
+    "granitemoe": ({"expert_shared_feed_forward_length": 8},),
+    "deepseek2": (SIGMOID_ROUTER,),
+}
+"""Metadata of GGUF files that have another architecture than the family's first."""
 PLAIN = Config(model=ModelConfig(model="model"))
 TWO_DEVICES = ParallelConfig(tensor_parallel_size=2)
 
@@ -101,13 +110,13 @@ def _gguf(family: Family) -> str:
 
 
 def _read_as(family: Family) -> tuple[str, ...]:
-    """Return the architectures of a family's GGUF files, of which those with a window or experts may have another
-    (Mistral, Mixtral)."""
+    """Return the architectures of a family's GGUF files, which may have others than the family (Mistral, Mixtral)."""
     if family.gguf is None:
         return family.architectures
     name = family.gguf.name
-    common = {"num_hidden_layers": 4, "rope_theta": 10_000.0, "head_dim": 8}
-    files = [GGUFFile(Path("model.gguf"), {f"{name}.{key}": 8}, {}, 0) for key in VARIANTS.get(name, ())]
+    common = {"num_hidden_layers": 4, "num_attention_heads": 2, "num_experts": 8, "rope_theta": 10_000.0, "head_dim": 8}
+    prefixed = [{f"{name}.{key}": value for key, value in keys.items()} for keys in VARIANTS.get(name, ())]
+    files = [GGUFFile(Path("model.gguf"), metadata, {}, 0) for metadata in prefixed]
     others = [each for file in files for each in family.gguf.config(GGUFKeys(file, name), common)["architectures"]]
     return (*family.architectures, *others)
 

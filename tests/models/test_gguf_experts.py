@@ -16,7 +16,7 @@ from jaxserve.runner.backend import Chip
 from jaxserve.runner.limits import quantization_notes
 from tests.models.goldens import golden_checkpoint
 from tests.models.tiny_model import TinyModel
-from tests.unit.checkpoint.checkpoint_files import stored, write_safetensors
+from tests.unit.checkpoint.checkpoint_files import decoder_metadata, stored, write_gguf, write_safetensors
 from tests.unit.checkpoint.gguf_families import write_as_gguf
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,15 @@ def written(folder: Path, name: str, kind: str = "F32") -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", ["mixtral_tiny", "qwen2_moe_tiny", "granitemoe_tiny", "granitemoeshared_odd_tiny", "glm4_moe_tiny"]
+    "name",
+    [
+        "mixtral_tiny",
+        "qwen2_moe_tiny",
+        "granitemoe_tiny",
+        "granitemoeshared_odd_tiny",
+        "glm4_moe_tiny",
+        "deepseek_v3_tiny",
+    ],
 )
 def test_tokens_equal_those_of_the_safetensors(tmp_path: Path, name: str) -> None:
     """Files named as Llama's, with rows in llama.cpp's order, with factors, and with shared experts and dense layers."""
@@ -38,6 +46,20 @@ def test_tokens_equal_those_of_the_safetensors(tmp_path: Path, name: str) -> Non
     logits = model.logits(golden.prompt_ids)
     np.testing.assert_allclose(logits, golden.logits, atol=1e-4, rtol=0)
     assert model.greedy(logits[-1], 64) == golden.output_ids.tolist()
+
+
+def test_deepseek_v2_with_equal_factors_gives_the_tokens_of_its_safetensors(tmp_path: Path) -> None:
+    """No key of a file has `mscale`, which published models set to `mscale_all_dim`; the reference differs from it."""
+    golden, folder = golden_checkpoint("deepseek_v2_tiny"), tmp_path / "safetensors"
+    shutil.copytree(golden.path, folder)
+    hf = json.loads((folder / "config.json").read_text())
+    hf["rope_scaling"]["mscale"] = hf["rope_scaling"]["mscale_all_dim"]
+    (folder / "config.json").write_text(json.dumps(hf))
+    expected, model = TinyModel(folder), TinyModel(write_as_gguf(tmp_path / "a.gguf", open_model(folder), hf))
+    others, logits = expected.logits(golden.prompt_ids), model.logits(golden.prompt_ids)
+    np.testing.assert_allclose(logits, others, atol=1e-5, rtol=0)
+    assert model.greedy(logits[-1], 64) == expected.greedy(others[-1], 64)
+    assert np.abs(logits - golden.logits).max() > 0.001
 
 
 def test_experts_in_blocks_are_served_dequantised(tmp_path: Path) -> None:
@@ -79,3 +101,62 @@ def test_gpt_oss_in_mxfp4_gives_the_tokens_of_its_safetensors(tmp_path: Path) ->
     in_blocks = kept.logits(golden.prompt_ids)
     np.testing.assert_allclose(in_blocks, others, atol=1e-5, rtol=0)
     assert kept.greedy(in_blocks[-1], 64) == tokens
+
+
+def write_latent_blocks(path: Path) -> Path:
+    """Write a DeepSeek-V2 of random weights, one layer dense and one with experts, all of whose matrices are in Q8_0."""
+    random, width, rank, heads, experts = np.random.default_rng(7), 64, 32, 2, 4
+    shapes: dict[str, tuple[int, ...]] = {"token_embd": (96, width), "output": (96, width)}
+    for layer in range(2):
+        block = {
+            "attn_q": (heads * 64, width),
+            "attn_kv_a_mqa": (rank + 32, width),
+            "attn_k_b": (heads, rank, 32),
+            "attn_v_b": (heads, 32, rank),
+            "attn_output": (width, heads * 32),
+        }
+        stack, dense = (), ("ffn_gate", "ffn_up", "ffn_down")
+        if layer:
+            stack, dense = (experts,), ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps")
+            block |= {"ffn_gate_inp": (experts, width)}
+            block |= {f"ffn_{part}_shexp": (32, width) for part in ("gate", "up")} | {"ffn_down_shexp": (width, 32)}
+        gate, up, down = dense
+        block |= {gate: (*stack, 32, width), up: (*stack, 32, width), down: (*stack, width, 32)}
+        shapes |= {f"blk.{layer}.{name}": shape for name, shape in block.items()}
+    tensors = {}
+    for name, shape in shapes.items():
+        values = random.standard_normal(shape, dtype=np.float32) / 8
+        tensors[f"{name}.weight"] = ("F32", values) if "gate_inp" in name else stored("Q8_0", values)
+    norms = {f"blk.{layer}.{name}": width for layer in range(2) for name in ("attn_norm", "ffn_norm")}
+    norms |= {"output_norm": width, "blk.0.attn_kv_a_norm": rank, "blk.1.attn_kv_a_norm": rank}
+    ones = {f"{name}.weight": ("F32", np.ones(size, np.float32)) for name, size in norms.items()}
+    keys = {
+        "embedding_length": width,
+        "feed_forward_length": 32,
+        "leading_dense_block_count": 1,
+        "expert_count": experts,
+        "expert_used_count": 2,
+        "expert_feed_forward_length": 32,
+        "expert_shared_count": 1,
+        "attention.head_count": heads,
+        "attention.head_count_kv": 1,
+        "attention.kv_lora_rank": rank,
+        "attention.key_length_mla": 64,
+        "attention.value_length_mla": 32,
+        "rope.dimension_count": 32,
+    }
+    metadata = decoder_metadata("deepseek2") | {f"deepseek2.{key}": value for key, value in keys.items()}
+    return write_gguf(path, "deepseek2", metadata, tensors | ones)
+
+
+def test_latent_attention_keeps_its_blocks_but_those_of_keys_and_values(tmp_path: Path) -> None:
+    path, tokens = write_latent_blocks(tmp_path / "a.gguf"), np.arange(3, 40)
+    kinds = dict(decoder_of(open_model(path)).stored.stored_kinds)  # type: ignore[union-attr]
+    attention = "model.layers.0.self_attn"
+    assert {kinds[f"{attention}.{name}_proj"] for name in ("q", "o")} | {kinds[f"{attention}.kv_a_proj_with_mqa"]} == {
+        "Q8_0"
+    }
+    assert f"{attention}.kv_b_proj" not in kinds
+    expected = TinyModel(path).logits(tokens)
+    found = TinyModel(path, quantization=KEPT).logits(tokens)
+    np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max(), rtol=0)

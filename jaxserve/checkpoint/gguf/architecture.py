@@ -13,6 +13,7 @@ import numpy as np
 from jaxserve.checkpoint.gguf.file import GGUFFile
 from jaxserve.errors import CheckpointError, shown
 
+LOG_MULTIPLIER: Final = "rope.scaling.yarn_log_multiplier"
 WINDOW: Final = "attention.sliding_window"
 _PATTERN: Final = "attention.sliding_window_pattern"
 
@@ -156,6 +157,8 @@ class GGUFArchitecture:
     """True if the family reads `attention_bias` and `mlp_bias`; they are set if the file has such tensors."""
     has_partial_rotary: bool = False
     """True if fewer dimensions than a head has may rotate."""
+    has_latent_attention: bool = False
+    """True if queries and keys have the sizes of latent attention: see gguf/latent.py."""
     norm_offset: float = 0.0
     """Offset that the file adds to norm weights."""
     tensor_names: Mapping[str, str] = field(default_factory=dict)

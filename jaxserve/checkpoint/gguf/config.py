@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import (
+    LOG_MULTIPLIER,
     LONG_DIVISORS,
     ROPE_FACTORS,
     SHORT_DIVISORS,
@@ -28,7 +29,7 @@ _YARN_KEYS_WITHOUT_HF_MEANING = (
     "rope.scaling.attn_factor",
     "rope.scaling.yarn_attn_factor",
     "rope.scaling.yarn_ext_factor",
-    "rope.scaling.yarn_log_multiplier",
+    LOG_MULTIPLIER,
 )
 
 _MAX_LAYERS = 1024
@@ -73,7 +74,10 @@ def hf_config(file: GGUFFile, hf_architecture: str, architecture: GGUFArchitectu
         keys.fail("expert_count", "a dense model (0 experts)", num_experts)
     vocab_size, hidden_size = _embedding_shape(file, keys)
     num_heads = keys.integer("attention.head_count")
-    head_dim = _head_dim(keys, hidden_size, num_heads)
+    if architecture.has_latent_attention:
+        head_dim = keys.integer("rope.dimension_count")
+    else:
+        head_dim = _head_dim(keys, hidden_size, num_heads)
     rotary_dim = keys.integer("rope.dimension_count", head_dim)
     if rotary_dim != head_dim and not (
         architecture.has_partial_rotary and rotary_dim % 2 == 0 and rotary_dim < head_dim
@@ -180,7 +184,7 @@ def _rope_scaling(
     if kind == "linear":
         return {"rope_type": "linear", "factor": keys.number("rope.scaling.factor")}
     if kind == "yarn":
-        return _yarn_scaling(keys, architecture.attention_factor_keys)
+        return _yarn_scaling(keys, architecture)
     if kind != "none":
         keys.fail("rope.scaling.type", "none, linear or yarn", kind)
     return None
@@ -199,9 +203,11 @@ def _longrope_scaling(keys: GGUFKeys, kind: str) -> dict[str, Any]:
     }
 
 
-def _yarn_scaling(keys: GGUFKeys, factors: tuple[str, ...]) -> dict[str, Any]:
+def _yarn_scaling(keys: GGUFKeys, architecture: GGUFArchitecture) -> dict[str, Any]:
+    factors = architecture.attention_factor_keys
     stored = next((key for key in factors if keys.has(key)), None)
-    for key in set(_YARN_KEYS_WITHOUT_HF_MEANING).difference(factors):
+    meaning = (*factors, LOG_MULTIPLIER) if architecture.has_latent_attention else factors
+    for key in set(_YARN_KEYS_WITHOUT_HF_MEANING).difference(meaning):
         if keys.get(key) not in (None, 1.0):
             keys.fail(key, "1 or none", keys.get(key))
     scaling: dict[str, Any] = {

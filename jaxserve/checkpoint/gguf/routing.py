@@ -11,7 +11,9 @@ SOFTMAX: Final = 1
 SIGMOID: Final = 2
 GATING: Final = "expert_gating_func"
 """Key of the function from a router's logits to scores. Files without it or with 0 are older than the key."""
-GROUPS: Final = "expert_group_count"
+_GROUPS, _USED_GROUPS = "expert_group_count", "expert_group_used_count"
+_PUBLISHED_GROUPS: Final[Mapping[tuple[int, int], tuple[int, int]]] = {(60, 160): (8, 3), (61, 256): (8, 4)}
+"""Groups, and groups of a token, of DeepSeek-V2 and V3 by their numbers of layers and experts: older files lack the keys."""
 
 
 def router_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -19,7 +21,10 @@ def router_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
 
     config: the keys that all files have. Raises CheckpointError for a value out of range.
     """
-    num_groups = keys.integer(GROUPS, 1)
+    sizes = config["num_hidden_layers"], config["num_experts"]
+    published = (1, 1) if keys.has(_GROUPS) else _PUBLISHED_GROUPS.get(sizes, (1, 1))
+    num_groups = keys.integer(_GROUPS, published[0])
+    used_groups = keys.integer(_USED_GROUPS, num_groups if keys.has(_GROUPS) else published[1], maximum=num_groups)
     return {
         "first_k_dense_replace": keys.integer(
             "leading_dense_block_count", 0, minimum=0, maximum=config["num_hidden_layers"]
@@ -27,7 +32,7 @@ def router_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
         "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
         "n_shared_experts": keys.integer("expert_shared_count"),
         "n_group": num_groups,
-        "topk_group": keys.integer("expert_group_used_count", num_groups, maximum=num_groups),
+        "topk_group": used_groups,
         "norm_topk_prob": keys.flag("expert_weights_norm"),
         "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
     }

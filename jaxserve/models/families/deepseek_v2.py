@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no_window
+from jaxserve.checkpoint.gguf.latent import TENSOR_NAMES, latent_config
+from jaxserve.checkpoint.gguf.routing import GATING, SIGMOID, SOFTMAX, router_config
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.models.families import _latent
@@ -47,4 +51,37 @@ def _with_router(keys: Keys, experts: ExpertsConfig) -> ExpertsConfig:
     return replace(read_groups(keys, experts), group_score="best")
 
 
-FAMILY = Family(("DeepseekV2ForCausalLM",), decoder_config)
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of latent attention and of the router; a file with a sigmoid router is read as DeepSeek-V3."""
+    temperature = "attention.temperature_scale"
+    if keys.get(temperature):
+        keys.fail(temperature, "none: queries do not grow with their position", keys.get(temperature))
+    found = {**no_window(keys, config), **latent_config(keys, config), **router_config(keys, config)}
+    if _has_sigmoid(keys):
+        return found | {"architectures": ["DeepseekV3ForCausalLM"]}
+    if found["norm_topk_prob"]:
+        keys.fail("expert_weights_norm", "false beside softmax scores", True)
+    return found | {"topk_method": "greedy" if found["n_group"] == 1 else "group_limited_greedy"}
+
+
+def _has_sigmoid(keys: GGUFKeys) -> bool:
+    """Return True if the router's scores are sigmoids: files older than the key have the router's bias then."""
+    has_bias = any(".exp_probs_b." in name for name in keys.file.tensors)
+    gating = keys.get(GATING) or (SIGMOID if has_bias else SOFTMAX)
+    known = (SIGMOID,) if has_bias else (SOFTMAX, SIGMOID)
+    if gating not in known:
+        keys.fail(GATING, f"{' or '.join(map(str, known))}, or none", gating)
+    return gating == SIGMOID
+
+
+FAMILY = Family(
+    ("DeepseekV2ForCausalLM",),
+    decoder_config,
+    gguf=GGUFArchitecture(
+        "deepseek2",
+        has_latent_attention=True,
+        tensor_names=TENSOR_NAMES,
+        experts="required",
+        config=_gguf_config,
+    ),
+)

@@ -22,6 +22,9 @@ ARCHITECTURES = {
     "GraniteForCausalLM": ("granite", gguf.MODEL_ARCH.GRANITE),
     "GraniteMoeForCausalLM": ("granitemoe", gguf.MODEL_ARCH.GRANITE_MOE),
     "GraniteMoeSharedForCausalLM": ("granitemoe", gguf.MODEL_ARCH.GRANITE_MOE),
+    "DeepseekV2ForCausalLM": ("deepseek2", gguf.MODEL_ARCH.DEEPSEEK2),
+    "DeepseekV3ForCausalLM": ("deepseek2", gguf.MODEL_ARCH.DEEPSEEK2),
+    "Glm4MoeLiteForCausalLM": ("deepseek2", gguf.MODEL_ARCH.DEEPSEEK2),
     "Glm4MoeForCausalLM": ("glm4moe", gguf.MODEL_ARCH.GLM4_MOE),
     "Qwen3MoeForCausalLM": ("qwen3moe", gguf.MODEL_ARCH.QWEN3MOE),
     "Qwen2MoeForCausalLM": ("qwen2moe", gguf.MODEL_ARCH.QWEN2MOE),
@@ -118,6 +121,56 @@ def glm4_moe_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def deepseek_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
+    rank, rope_dim = hf["kv_lora_rank"], hf["qk_rope_head_dim"]
+    keys = router_keys(hf) | {
+        "attention.head_count_kv": 1,
+        "attention.kv_lora_rank": rank,
+        "attention.key_length": rank + rope_dim,
+        "attention.value_length": rank,
+        "attention.key_length_mla": hf["qk_nope_head_dim"] + rope_dim,
+        "attention.value_length_mla": hf["v_head_dim"],
+        "rope.dimension_count": rope_dim,
+    }
+    if hf["q_lora_rank"] is not None:
+        keys["attention.q_lora_rank"] = hf["q_lora_rank"]
+    if "scoring_func" in hf:
+        keys["expert_gating_func"] = int(gguf.ExpertGatingFuncType[hf["scoring_func"].upper()])
+    if not hf.get("rope_scaling"):
+        return keys
+    return keys | {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": hf["rope_scaling"]["factor"],
+        "rope.scaling.original_context_length": hf["rope_scaling"]["original_max_position_embeddings"],
+        "rope.scaling.yarn_log_multiplier": 0.1 * hf["rope_scaling"]["mscale_all_dim"],
+    }
+
+
+def as_before_absorption(hf: Mapping[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
+    """Return DeepSeek's keys as converters wrote them before llama.cpp absorbed matrices, and before keys of groups and gating."""
+    kept = {key: value for key, value in keys.items() if not key.endswith("_mla") and "_group_" not in key}
+    del kept["expert_gating_func"]
+    return kept | {
+        "attention.head_count_kv": hf["num_key_value_heads"],
+        "attention.key_length": hf["qk_nope_head_dim"] + hf["qk_rope_head_dim"],
+        "attention.value_length": hf["v_head_dim"],
+    }
+
+
+def with_absorbed_latents(tensors: Mapping[str, np.ndarray], hf: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return the tensors with `kv_b_proj` as the transposed matrices of the heads' keys and the matrices of their values."""
+    found = {}
+    for name, tensor in tensors.items():
+        if not name.endswith("kv_b_proj.weight"):
+            found[name] = tensor
+            continue
+        heads = np.split(tensor, hf["num_attention_heads"])
+        key_dim = hf["qk_nope_head_dim"]
+        found[name.replace("kv_b_proj", "k_b_proj")] = np.stack([head[:key_dim].T for head in heads])
+        found[name.replace("kv_b_proj", "v_b_proj")] = np.stack([head[key_dim:] for head in heads])
+    return found
+
+
 def mtp_blocks(hf: Mapping[str, Any], count: int) -> tuple[dict[str, Any], dict[str, tuple[str, np.ndarray]]]:
     """Return metadata and tensors of multi-token-prediction layers: converters write them as blocks after the decoder's."""
     first = hf["num_hidden_layers"]
@@ -146,6 +199,9 @@ OWN_KEYS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "GraniteForCausalLM": granite_keys,
     "GraniteMoeForCausalLM": granite_moe_keys,
     "GraniteMoeSharedForCausalLM": granite_moe_keys,
+    "DeepseekV2ForCausalLM": deepseek_keys,
+    "DeepseekV3ForCausalLM": deepseek_keys,
+    "Glm4MoeLiteForCausalLM": deepseek_keys,
     "Glm4MoeForCausalLM": glm4_moe_keys,
     "Qwen3MoeForCausalLM": expert_keys,
     "Qwen2MoeForCausalLM": expert_keys,
@@ -185,10 +241,19 @@ def with_stacked_experts(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndar
 
 
 def write_as_gguf(
-    path: Path, checkpoint: Checkpoint, hf: Mapping[str, Any], kind: str = "F32", num_mtp_layers: int = 0
+    path: Path,
+    checkpoint: Checkpoint,
+    hf: Mapping[str, Any],
+    kind: str = "F32",
+    num_mtp_layers: int = 0,
+    *,
+    is_absorbed: bool = True,
 ) -> Path:
-    """Write the checkpoint as llama.cpp's converter does. kind: type of the matrices of experts. num_mtp_layers: blocks of
-    multi-token-prediction layers after those of the decoder."""
+    """Write the checkpoint as llama.cpp's converter does.
+
+    kind: type of the matrices of experts. num_mtp_layers: blocks of multi-token-prediction layers after those of the
+    decoder. is_absorbed: False: as converters of early 2025 wrote DeepSeek's files.
+    """
     name, architecture = ARCHITECTURES[hf["architectures"][0]]
     keys = {
         "block_count": hf["num_hidden_layers"],
@@ -202,11 +267,14 @@ def write_as_gguf(
         "rope.dimension_count": head_dim(hf),
         **OWN_KEYS[hf["architectures"][0]](hf),
     }
+    if not is_absorbed:
+        keys = as_before_absorption(hf, keys)
     tokens = {f"tokenizer.ggml.{key}": hf[key] for key in ("bos_token_id", "eos_token_id")}
     dense = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, hf["num_hidden_layers"])  # of layers without experts
     names = gguf.get_tensor_name_map(architecture, hf["num_hidden_layers"])
     tensors = {}
-    for tensor, values in with_stacked_experts(as_in_the_file(checkpoint)).items():
+    values_by_name = with_stacked_experts(as_in_the_file(checkpoint))
+    for tensor, values in (with_absorbed_latents(values_by_name, hf) if is_absorbed else values_by_name).items():
         hf_name = tensor.replace("shared_experts.", "shared_expert.").replace("_correction_bias", "_correction.bias")
         stored_name = names.get_name(hf_name, (".weight", ".bias")) or dense.get_name(hf_name, (".weight",))
         assert stored_name is not None, tensor

@@ -14,8 +14,26 @@ from jaxserve.errors import CheckpointError
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.registry import decoder_config, decoder_of, open_model
 from tests.models.goldens import golden_checkpoint
-from tests.unit.checkpoint.checkpoint_files import HIDDEN, write_decoder
+from tests.unit.checkpoint.checkpoint_files import (
+    HIDDEN,
+    decoder_metadata,
+    decoder_weights,
+    stored,
+    write_decoder,
+    write_gguf,
+)
 from tests.unit.checkpoint.gguf_families import write_as_gguf
+
+DEEPSEEK: dict[str, Any] = {
+    "expert_count": 4,
+    "expert_used_count": 2,
+    "expert_feed_forward_length": 8,
+    "expert_shared_count": 1,
+    "attention__kv_lora_rank": 8,
+    "attention__key_length_mla": 12,
+    "attention__value_length_mla": 8,
+    "rope__dimension_count": 4,
+}
 
 
 @pytest.mark.parametrize(
@@ -31,6 +49,8 @@ from tests.unit.checkpoint.gguf_families import write_as_gguf
         "granite_tiny",
         "granitemoe_tiny",
         "granitemoeshared_odd_tiny",
+        "deepseek_v2_tiny",
+        "deepseek_v3_tiny",
         "glm4_moe_tiny",
         "qwen3_moe_tiny",
         "qwen2_moe_tiny",
@@ -46,6 +66,8 @@ def test_newer_families_are_read_as_their_safetensors(tmp_path: Path, name: str)
         hf["query_pre_attn_scalar"] = hf["head_dim"]  # what no key carries, but of the 27B models
     if "swiglu_limit" in hf:
         hf["swiglu_limit"] = 7.0  # what no key carries
+    if "mscale" in (hf.get("rope_scaling") or {}):
+        hf["rope_scaling"]["mscale"] = hf["rope_scaling"]["mscale_all_dim"]  # what no key carries
     checkpoint = open_model(folder)
     found = open_model(write_as_gguf(tmp_path / "a.gguf", checkpoint, hf))
     assert rounded(decoder_of(found)) == rounded(decoder_config(hf))
@@ -61,6 +83,62 @@ def test_multi_token_prediction_layers_of_a_file_are_left_out(tmp_path: Path) ->
     found = open_model(write_as_gguf(tmp_path / "a.gguf", checkpoint, hf, num_mtp_layers=2))
     assert decoder_of(found) == decoder_config(hf)
     assert found.tensors.keys() == checkpoint.tensors.keys()
+
+
+def test_deepseek_files_from_before_absorption_are_read_as_the_others(tmp_path: Path) -> None:
+    """Their matrices of keys and values are one, and a router's bias tells of sigmoid scores."""
+    folder = golden_checkpoint("deepseek_v3_tiny").path
+    hf, checkpoint = json.loads((folder / "config.json").read_text()), open_model(folder)
+    found = open_model(write_as_gguf(tmp_path / "a.gguf", checkpoint, hf, is_absorbed=False))
+    assert decoder_of(found) == decoder_config(hf | {"n_group": 1, "topk_group": 1})
+    name = "model.layers.1.self_attn.kv_b_proj.weight"
+    np.testing.assert_array_equal(found.read(name), checkpoint.read(name).astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("num_layers", "num_experts", "groups"), [(60, 160, (8, 3)), (61, 256, (8, 4)), (27, 64, (1, 1))]
+)
+def test_groups_of_published_deepseeks_need_no_key(
+    tmp_path: Path, num_layers: int, num_experts: int, groups: tuple[int, int]
+) -> None:
+    options = DEEPSEEK | {"block_count": num_layers, "expert_count": num_experts}
+    experts = decoder_of(open_model(write_decoder(tmp_path / "a.gguf", "deepseek2", **options))).experts
+    assert experts is not None
+    assert (experts.num_groups, experts.num_groups_per_token, experts.score) == (*groups, "softmax")
+
+
+def test_glm_4_7_flash_is_read_as_deepseek_v3(tmp_path: Path) -> None:
+    folder = golden_checkpoint("glm4_moe_lite_tiny").path
+    hf = json.loads((folder / "config.json").read_text()) | {"mlp_layer_types": ["dense", "sparse", "sparse"]}
+    found = open_model(write_as_gguf(tmp_path / "a.gguf", open_model(folder), hf))
+    assert decoder_of(found) == decoder_config(hf)
+    assert found.config["architectures"] == ["DeepseekV3ForCausalLM"]
+
+
+def test_latent_matrices_in_blocks_are_joined_as_floats(tmp_path: Path) -> None:
+    random = np.random.default_rng(3)
+    keys, values = (random.standard_normal((2, 32, 64), dtype=np.float32) for _ in range(2))
+    keys, values = keys.reshape(2, 64, 32), values.reshape(2, 32, 64)
+    options = DEEPSEEK | {
+        "attention__kv_lora_rank": 64,
+        "attention__key_length_mla": 36,
+        "attention__value_length_mla": 32,
+    }
+    metadata = decoder_metadata("deepseek2", **options)
+    embedding = {"token_embd.weight": ("F32", decoder_weights()["token_embd.weight"])}
+    parts = {"blk.1.attn_k_b.weight": stored("Q8_0", keys), "blk.1.attn_v_b.weight": stored("Q4_1", values)}
+    found = open_model(write_gguf(tmp_path / "a.gguf", "deepseek2", metadata, embedding | parts))
+    whole = found.read("model.layers.1.self_attn.kv_b_proj.weight")
+    assert isinstance(whole, np.ndarray)
+    assert whole.dtype == np.float32
+    by_kind = [("Q8_0", keys.swapaxes(1, 2), slice(32)), ("Q4_1", values, slice(32, None))]
+    for kind, expected, rows in by_kind:
+        dequantised = whole.reshape(2, 64, 64)[:, rows]
+        assert 0 < np.abs(dequantised - expected).max() < {"Q8_0": 0.02, "Q4_1": 0.3}[kind]
+    del parts["blk.1.attn_k_b.weight"]
+    path = write_gguf(tmp_path / "b.gguf", "deepseek2", metadata, embedding | parts)
+    with pytest.raises(CheckpointError, match=r"attn_k_b and attn_v_b of .*expected both"):
+        open_model(path)
 
 
 def test_attention_of_glm_follows_from_the_tensors_of_the_file(tmp_path: Path) -> None:
@@ -112,6 +190,18 @@ def test_gemmas_of_27b_score_with_width_over_heads(tmp_path: Path) -> None:
             "key 'granitemoe.rope.scaling.finetuned': expected true or none",
         ),
         ("granitemoe", {}, "key 'granitemoe.expert_count': expected a whole number"),
+        (
+            "deepseek2",
+            DEEPSEEK | {"attention__temperature_scale": 0.1},
+            "key 'deepseek2.attention.temperature_scale': expected none",
+        ),
+        (
+            "deepseek2",
+            DEEPSEEK | {"expert_gating_func": 4},
+            "key 'deepseek2.expert_gating_func': expected 1 or 2, or none",
+        ),
+        ("deepseek2", DEEPSEEK | {"expert_weights_norm": True}, "key 'deepseek2.expert_weights_norm': expected false"),
+        ("deepseek2", DEEPSEEK | {"attention__key_length_mla": 4}, "expected a whole number from 5 to"),
         (
             "glm4moe",
             {"expert_count": 4, "expert_used_count": 2, "expert_gating_func": 1},

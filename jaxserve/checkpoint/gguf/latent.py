@@ -1,0 +1,111 @@
+"""Latent attention (MLA) in GGUF files: sizes and scaling in the metadata, and the matrices that make keys and values.
+
+Files have one matrix `attn_kv_b` as Hugging Face does, or since llama.cpp absorbs the matrices, for each head the
+transposed matrix that makes keys, `attn_k_b` (N, C, P), and the one that makes values, `attn_v_b` (N, V, C). N: heads,
+C: rank, P: dimensions of a key that do not rotate, V: width of a value. Keys and values of absorbed attention have the
+widths C + rotating dimensions and C, so such files name those of a head by keys of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Final
+
+import numpy as np
+
+from jaxserve.checkpoint.gguf.architecture import LOG_MULTIPLIER, GGUFKeys
+from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
+from jaxserve.errors import CheckpointError
+from jaxserve.quant.tensor import TensorInfo, as_floats
+
+TENSOR_NAMES: Final[Mapping[str, str]] = {
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
+    "attn_k_b": "self_attn.k_b_proj",
+    "attn_v_b": "self_attn.v_b_proj",
+}
+"""Hugging Face's names by llama.cpp's. It has none for `k_b_proj` and `v_b_proj`."""
+_KEYS, _VALUES, _WHOLE = ".k_b_proj.weight", ".v_b_proj.weight", ".kv_b_proj.weight"
+
+
+def latent_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of `config.json` for latent attention, and `rope_scaling` with the factors on scores.
+
+    config: the keys that all files have. Raises CheckpointError for a value out of range.
+    """
+    rope_dim, own = config["head_dim"], "_mla" if keys.has("attention.key_length_mla") else ""
+    query_rank = "attention.q_lora_rank"
+    found = {
+        "num_key_value_heads": config["num_attention_heads"],
+        "kv_lora_rank": keys.integer("attention.kv_lora_rank"),
+        "q_lora_rank": keys.integer(query_rank) if keys.get(query_rank) else None,
+        "qk_rope_head_dim": rope_dim,
+        "qk_nope_head_dim": keys.integer(f"attention.key_length{own}", minimum=rope_dim + 1) - rope_dim,
+        "v_head_dim": keys.integer(f"attention.value_length{own}"),
+        "attention_bias": "blk.0.attn_kv_a_mqa.bias" in keys.file.tensors,
+    }
+    scaling = config.get("rope_scaling")
+    if scaling is None or not keys.get(LOG_MULTIPLIER):
+        return found
+    # A tenth of mscale_all_dim. No key has mscale, which is the same in every published model.
+    factor = float(f"{10 * keys.number(LOG_MULTIPLIER):.6g}")
+    return found | {"rope_scaling": {**scaling, "mscale": factor, "mscale_all_dim": factor}}
+
+
+def with_joined_latents(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with one matrix that makes keys and values of latents, in float32, in place of two.
+
+    Raises CheckpointError if one of the two is missing or their shapes do not fit.
+    """
+    tensors, readers = dict(checkpoint.tensors), {}
+    for name in [name for name in tensors if name.endswith((_KEYS, _VALUES))]:
+        module = name.removesuffix(_KEYS).removesuffix(_VALUES)
+        if module + _WHOLE in readers:
+            continue
+        tensors[module + _WHOLE] = _joined(checkpoint, module, tensors)
+        readers[module + _WHOLE] = partial(_read_joined, module)
+    return CheckpointView(checkpoint, tensors, readers) if readers else checkpoint
+
+
+def _joined(checkpoint: Checkpoint, module: str, tensors: dict[str, TensorInfo]) -> TensorInfo:
+    """Remove the two tensors and return the one that they make."""
+    keys, values = (tensors.pop(module + part, None) for part in (_KEYS, _VALUES))
+    shapes = [None if info is None else info.shape for info in (keys, values)]
+    if (
+        keys is None
+        or values is None
+        or len(keys.shape) != 3
+        or len(values.shape) != 3
+        or (keys.shape[0], keys.shape[1]) != (values.shape[0], values.shape[2])
+        or module + _WHOLE in tensors
+    ):
+        raise CheckpointError(
+            f"{checkpoint.path}: tensors attn_k_b and attn_v_b of '{module}': expected both, of (heads, rank, key) and "
+            f"(heads, value, rank), and no attn_kv_b, found shapes {shapes[0]} and {shapes[1]}"
+        )
+    num_heads, rank, key_dim = keys.shape
+    return replace(
+        keys,
+        name=module + _WHOLE,
+        shape=(num_heads * (key_dim + values.shape[1]), rank),
+        stored_dtype="F32",
+        num_stored_bytes=keys.num_stored_bytes + values.num_stored_bytes,
+        is_quantized=False,
+    )
+
+
+def _read_joined(module: str, inner: Checkpoint) -> np.ndarray:
+    """Return each head's matrix of keys, then of values."""
+    keys, values = inner.read(module + _KEYS), inner.read(module + _VALUES)
+    num_heads, rank, _ = inner.tensors[module + _KEYS].shape
+    heads = [
+        np.concatenate([as_floats(keys[head]).astype(np.float32).T, as_floats(values[head]).astype(np.float32)])
+        for head in range(num_heads)
+    ]
+    return np.stack(heads).reshape(-1, rank)
