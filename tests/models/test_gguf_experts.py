@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from jaxserve.runner.limits import quantization_notes
 from tests.models.goldens import golden_checkpoint
 from tests.models.tiny_model import TinyModel
 from tests.unit.checkpoint.checkpoint_files import decoder_metadata, stored, write_gguf, write_safetensors
-from tests.unit.checkpoint.gguf_families import write_as_gguf
+from tests.unit.checkpoint.gguf_families import llama4_in_a_file, write_as_gguf
 
 pytestmark = pytest.mark.slow
 KEPT = "gguf-weight-only"
@@ -48,12 +49,20 @@ def test_tokens_equal_those_of_the_safetensors(tmp_path: Path, name: str) -> Non
     assert model.greedy(logits[-1], 64) == golden.output_ids.tolist()
 
 
-def test_deepseek_v2_with_equal_factors_gives_the_tokens_of_its_safetensors(tmp_path: Path) -> None:
-    """No key of a file has `mscale`, which published models set to `mscale_all_dim`; the reference differs from it."""
-    golden, folder = golden_checkpoint("deepseek_v2_tiny"), tmp_path / "safetensors"
+def in_a_file(hf: dict[str, Any]) -> dict[str, Any]:
+    """Return the config with what a file can hold: no key has DeepSeek's `mscale`, which published models set to
+    `mscale_all_dim`, nor Llama 4's factors."""
+    if hf["architectures"] == ["Llama4ForCausalLM"]:
+        return llama4_in_a_file(hf)
+    scaling = hf["rope_scaling"]
+    return hf | {"rope_scaling": scaling | {"mscale": scaling["mscale_all_dim"]}}
+
+
+@pytest.mark.parametrize("name", ["deepseek_v2_tiny", "llama4_tiny", "llama4_odd_tiny"])
+def test_models_with_what_a_file_can_hold_give_the_tokens_of_their_safetensors(tmp_path: Path, name: str) -> None:
+    golden, folder = golden_checkpoint(name), tmp_path / "safetensors"
     shutil.copytree(golden.path, folder)
-    hf = json.loads((folder / "config.json").read_text())
-    hf["rope_scaling"]["mscale"] = hf["rope_scaling"]["mscale_all_dim"]
+    hf = in_a_file(json.loads((folder / "config.json").read_text()))
     (folder / "config.json").write_text(json.dumps(hf))
     expected, model = TinyModel(folder), TinyModel(write_as_gguf(tmp_path / "a.gguf", open_model(folder), hf))
     others, logits = expected.logits(golden.prompt_ids), model.logits(golden.prompt_ids)

@@ -15,7 +15,7 @@ from jaxserve.errors import CheckpointError, shown
 
 LOG_MULTIPLIER: Final = "rope.scaling.yarn_log_multiplier"
 WINDOW: Final = "attention.sliding_window"
-_PATTERN: Final = "attention.sliding_window_pattern"
+WINDOW_PATTERN: Final = "attention.sliding_window_pattern"
 
 _TOP_LEVEL = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -128,13 +128,13 @@ def no_window(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def layer_types(keys: GGUFKeys, config: Mapping[str, Any], period: int) -> list[str]:
     """Return `layer_types` as the file lists them; by default the last of every `period` layers has full attention."""
-    count, stored = config["num_hidden_layers"], keys.get(_PATTERN)
+    count, stored = config["num_hidden_layers"], keys.get(WINDOW_PATTERN)
     if isinstance(stored, list):
         if len(stored) != count or not all(isinstance(is_windowed, bool) for is_windowed in stored):
-            keys.fail(_PATTERN, f"true or false for each of the {count} layers", stored)
+            keys.fail(WINDOW_PATTERN, f"true or false for each of the {count} layers", stored)
         is_sliding = stored
     else:
-        period = keys.integer(_PATTERN, period)
+        period = keys.integer(WINDOW_PATTERN, period)
         is_sliding = [(layer + 1) % period != 0 for layer in range(count)]
     return ["sliding_attention" if is_windowed else "full_attention" for is_windowed in is_sliding]
 

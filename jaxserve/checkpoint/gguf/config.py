@@ -22,8 +22,10 @@ from jaxserve.checkpoint.gguf.file import GGUFFile
 from jaxserve.errors import CheckpointError, shown
 
 _EMBEDDING = "token_embd.weight"
-_LLAMA3_LOW, _LLAMA3_HIGH, _LLAMA3_ORIGINAL = 1.0, 4.0, 8192
-"""Parameters of every published Llama 3.x: the file keeps the resulting factors, not the formula."""
+_LLAMA3_LOW, _LLAMA3_ORIGINAL = 1.0, 8192
+_LLAMA3_HIGHS = (4.0, 1.0)
+"""Parameters of every published Llama 3.x and, with the other high one, Llama 4: the file keeps the resulting factors, not
+the formula."""
 
 _YARN_KEYS_WITHOUT_HF_MEANING = (
     "rope.scaling.attn_factor",
@@ -238,27 +240,30 @@ def _llama3_scaling(file: GGUFFile, head_dim: int, theta: float) -> dict[str, An
         )
     if (stored == 1.0).all():
         return None
-    smooth = _llama3_smoothness(head_dim, theta)
-    with np.errstate(all="ignore"):
-        factor = float(f"{(1.0 - smooth[-1]) / (1.0 / stored[-1] - smooth[-1]):.5g}")  # float32 noise rounded off
-        expected = 1.0 / ((1.0 - smooth) / factor + smooth)
-    if not 1.0 < factor < math.inf or not np.allclose(stored, expected, rtol=1e-4):
-        raise CheckpointError(
-            f"{file.path}: tensor '{ROPE_FACTORS}': expected the factors of Llama 3 (low 1, high 4, original 8192), "
-            f"found others, from {stored.min():g} to {stored.max():g}"
-        )
-    return {
-        "rope_type": "llama3",
-        "factor": factor,
-        "low_freq_factor": _LLAMA3_LOW,
-        "high_freq_factor": _LLAMA3_HIGH,
-        "original_max_position_embeddings": _LLAMA3_ORIGINAL,
-    }
+    for high in _LLAMA3_HIGHS:
+        smooth = _llama3_smoothness(head_dim, theta, high)
+        with np.errstate(all="ignore"):
+            factor = float(f"{(1.0 - smooth[-1]) / (1.0 / stored[-1] - smooth[-1]):.5g}")  # float32 noise rounded off
+            expected = 1.0 / ((1.0 - smooth) / factor + smooth)
+        if 1.0 < factor < math.inf and np.allclose(stored, expected, rtol=1e-4):
+            return {
+                "rope_type": "llama3",
+                "factor": factor,
+                "low_freq_factor": _LLAMA3_LOW,
+                "high_freq_factor": high,
+                "original_max_position_embeddings": _LLAMA3_ORIGINAL,
+            }
+    raise CheckpointError(
+        f"{file.path}: tensor '{ROPE_FACTORS}': expected the factors of Llama 3 or 4 (low 1, high 4 or 1, original 8192), "
+        f"found others, from {stored.min():g} to {stored.max():g}"
+    )
 
 
-def _llama3_smoothness(head_dim: int, theta: float) -> np.ndarray:
+def _llama3_smoothness(head_dim: int, theta: float, high: float) -> np.ndarray:
     """Return 1 for a frequency that is kept (fast), 0 for one divided by the whole factor (slow), between for others."""
     wavelengths = 2 * math.pi * theta ** (np.arange(0, head_dim, 2, dtype=np.float64) / head_dim)
     turns = _LLAMA3_ORIGINAL / wavelengths
-    smooth: np.ndarray = np.clip((turns - _LLAMA3_LOW) / (_LLAMA3_HIGH - _LLAMA3_LOW), 0.0, 1.0)
+    if high == _LLAMA3_LOW:
+        return (turns > high).astype(np.float64)
+    smooth: np.ndarray = np.clip((turns - _LLAMA3_LOW) / (high - _LLAMA3_LOW), 0.0, 1.0)
     return smooth

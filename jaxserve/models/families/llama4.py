@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import WINDOW, WINDOW_PATTERN, GGUFArchitecture, GGUFKeys, decimal
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, QueryScaling
 from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, MAX_LAYERS, MAX_WIDTH, build, num_layers
@@ -34,6 +36,15 @@ DEFAULTS = dict(
     intermediate_size_mlp=16_384,
 )
 _CHUNKED: Final = "chunked_attention"
+_GGUF_FIXED: Final[Mapping[str, float]] = {
+    WINDOW: 8192,
+    WINDOW_PATTERN: 4,
+    "attention.temperature_length": 8192,
+    "attention.temperature_scale": 0.1,
+}
+"""Values that llama.cpp uses for every file: the chunk, the period of layers without rope, and the growth of queries."""
+_WITHOUT_QK_NORM: Final = 128
+"""Number of experts of Maverick, which has no norms of queries and keys; no key of a GGUF file says so."""
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
@@ -97,10 +108,31 @@ def _query_scaling(keys: Keys) -> QueryScaling | None:
     return QueryScaling(keys.number("attn_scale"), period, offset=1, only_without_rope=True)
 
 
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return widths, the layers with experts, and what llama.cpp hard-codes and no key carries."""
+    for key, value in _GGUF_FIXED.items():
+        if keys.has(key) and decimal(keys.get(key)) != value:
+            keys.fail(key, f"{value:g} or none", keys.get(key))
+    if keys.number("rope.freq_base_swa", config["rope_theta"]) != config["rope_theta"]:
+        keys.fail("rope.freq_base_swa", "the base of all layers", keys.get("rope.freq_base_swa"))
+    return {
+        "intermediate_size": keys.integer("expert_feed_forward_length"),
+        "intermediate_size_mlp": config["intermediate_size"],
+        "interleave_moe_layer_step": keys.integer("interleave_moe_layer_step"),
+        "use_qk_norm": config["num_experts"] != _WITHOUT_QK_NORM,
+        "no_rope_layer_interval": 4,
+        "attention_chunk_size": 8192,
+        "attn_temperature_tuning": True,
+        "floor_scale": 8192,
+        "attn_scale": 0.1,
+    }
+
+
 FAMILY = Family(
     ("Llama4ForCausalLM",),
     decoder_config,
     text_part_of=("Llama4ForConditionalGeneration",),
     renames={"feed_forward": "mlp", "shared_expert": "shared_experts", "router": "gate"},
     stacked_experts="halves_by_inputs",
+    gguf=GGUFArchitecture("llama4", experts="required", config=_gguf_config),
 )

@@ -25,6 +25,7 @@ ARCHITECTURES = {
     "DeepseekV2ForCausalLM": ("deepseek2", gguf.MODEL_ARCH.DEEPSEEK2),
     "DeepseekV3ForCausalLM": ("deepseek2", gguf.MODEL_ARCH.DEEPSEEK2),
     "Glm4MoeLiteForCausalLM": ("deepseek2", gguf.MODEL_ARCH.DEEPSEEK2),
+    "Llama4ForCausalLM": ("llama4", gguf.MODEL_ARCH.LLAMA4),
     "Glm4MoeForCausalLM": ("glm4moe", gguf.MODEL_ARCH.GLM4_MOE),
     "Qwen3MoeForCausalLM": ("qwen3moe", gguf.MODEL_ARCH.QWEN3MOE),
     "Qwen2MoeForCausalLM": ("qwen2moe", gguf.MODEL_ARCH.QWEN2MOE),
@@ -146,6 +147,35 @@ def deepseek_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def llama4_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
+    return expert_keys(hf) | {
+        "feed_forward_length": hf["intermediate_size_mlp"],
+        "expert_feed_forward_length": hf["intermediate_size"],
+        "interleave_moe_layer_step": hf.get("interleave_moe_layer_step", 1),
+    }
+
+
+LLAMA4_FIXED = {"attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1, "use_qk_norm": True}
+"""Values that llama.cpp uses for every Llama 4 with fewer than 128 experts."""
+
+
+def llama4_in_a_file(hf: dict[str, Any]) -> dict[str, Any]:
+    """Return the config of a Llama 4 with what files of llama.cpp can hold: every fourth layer without rope, and these factors."""
+    changed = {key: value for key, value in hf.items() if key != "no_rope_layers"} | LLAMA4_FIXED
+    if "rope_parameters" in hf:
+        changed["rope_parameters"] = hf["rope_parameters"] | {"original_max_position_embeddings": 8192}
+    return changed
+
+
+def llama3_factors(hf: Mapping[str, Any]) -> np.ndarray:
+    """Return the divisors of frequencies of Llama 3's rope without a smooth part: slow ones have the factor."""
+    rope, size = hf["rope_parameters"], head_dim(hf)
+    assert rope["low_freq_factor"] == rope["high_freq_factor"]
+    longest = rope["original_max_position_embeddings"] / rope["low_freq_factor"]
+    wavelengths = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, size, 2) / size)
+    return np.where(wavelengths > longest, rope["factor"], 1.0).astype(np.float32)
+
+
 def as_before_absorption(hf: Mapping[str, Any], keys: dict[str, Any]) -> dict[str, Any]:
     """Return DeepSeek's keys as converters wrote them before llama.cpp absorbed matrices, and before keys of groups and gating."""
     kept = {key: value for key, value in keys.items() if not key.endswith("_mla") and "_group_" not in key}
@@ -202,6 +232,7 @@ OWN_KEYS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "DeepseekV2ForCausalLM": deepseek_keys,
     "DeepseekV3ForCausalLM": deepseek_keys,
     "Glm4MoeLiteForCausalLM": deepseek_keys,
+    "Llama4ForCausalLM": llama4_keys,
     "Glm4MoeForCausalLM": glm4_moe_keys,
     "Qwen3MoeForCausalLM": expert_keys,
     "Qwen2MoeForCausalLM": expert_keys,
@@ -286,6 +317,8 @@ def write_as_gguf(
         factors = (hf.get("rope_scaling") or {}).get(f"{kind_of_text}_factor")
         if factors:
             tensors[f"rope_factors_{kind_of_text}.weight"] = ("F32", np.array(factors, np.float32))
+    if (hf.get("rope_parameters") or {}).get("rope_type") == "llama3":
+        tensors["rope_freqs.weight"] = ("F32", llama3_factors(hf))
     if num_mtp_layers:
         own_keys, own_tensors = mtp_blocks(hf, num_mtp_layers)
         keys, tensors = keys | own_keys, tensors | own_tensors

@@ -22,7 +22,7 @@ from tests.unit.checkpoint.checkpoint_files import (
     write_decoder,
     write_gguf,
 )
-from tests.unit.checkpoint.gguf_families import write_as_gguf
+from tests.unit.checkpoint.gguf_families import llama4_in_a_file, write_as_gguf
 
 DEEPSEEK: dict[str, Any] = {
     "expert_count": 4,
@@ -33,6 +33,14 @@ DEEPSEEK: dict[str, Any] = {
     "attention__key_length_mla": 12,
     "attention__value_length_mla": 8,
     "rope__dimension_count": 4,
+}
+
+
+LLAMA4: dict[str, Any] = {
+    "expert_count": 4,
+    "expert_used_count": 1,
+    "expert_feed_forward_length": 8,
+    "interleave_moe_layer_step": 2,
 }
 
 
@@ -52,6 +60,8 @@ DEEPSEEK: dict[str, Any] = {
         "deepseek_v2_tiny",
         "deepseek_v3_tiny",
         "glm4_moe_tiny",
+        "llama4_tiny",
+        "llama4_odd_tiny",
         "qwen3_moe_tiny",
         "qwen2_moe_tiny",
         "mixtral_tiny",
@@ -66,6 +76,8 @@ def test_newer_families_are_read_as_their_safetensors(tmp_path: Path, name: str)
         hf["query_pre_attn_scalar"] = hf["head_dim"]  # what no key carries, but of the 27B models
     if "swiglu_limit" in hf:
         hf["swiglu_limit"] = 7.0  # what no key carries
+    if "Llama4ForCausalLM" in hf["architectures"]:
+        hf = llama4_in_a_file(hf)
     if "mscale" in (hf.get("rope_scaling") or {}):
         hf["rope_scaling"]["mscale"] = hf["rope_scaling"]["mscale_all_dim"]  # what no key carries
     checkpoint = open_model(folder)
@@ -141,6 +153,16 @@ def test_latent_matrices_in_blocks_are_joined_as_floats(tmp_path: Path) -> None:
         open_model(path)
 
 
+@pytest.mark.parametrize(("num_experts", "qk_norm"), [(16, "rotated_unit"), (128, "none")])
+def test_llama_4_with_128_experts_has_no_norms_of_queries_and_keys(
+    tmp_path: Path, num_experts: int, qk_norm: str
+) -> None:
+    options = LLAMA4 | {"expert_count": num_experts}
+    decoder = decoder_of(open_model(write_decoder(tmp_path / "a.gguf", "llama4", **options)))
+    assert decoder.qk_norm == qk_norm
+    assert [layer.experts is not None for layer in decoder.layers] == [False, True]
+
+
 def test_attention_of_glm_follows_from_the_tensors_of_the_file(tmp_path: Path) -> None:
     """GLM-4.5 has norms of queries and keys, GLM-4.5-Air has none; a file whose whole heads rotate says so in its size."""
     options = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 8, "expert_shared_count": 1}
@@ -190,6 +212,22 @@ def test_gemmas_of_27b_score_with_width_over_heads(tmp_path: Path) -> None:
             "key 'granitemoe.rope.scaling.finetuned': expected true or none",
         ),
         ("granitemoe", {}, "key 'granitemoe.expert_count': expected a whole number"),
+        ("llama4", {}, "key 'llama4.expert_count': expected a whole number"),
+        (
+            "llama4",
+            LLAMA4 | {"attention__sliding_window": 0},
+            "key 'llama4.attention.sliding_window': expected 8192 or none, found 0",
+        ),
+        (
+            "llama4",
+            LLAMA4 | {"rope__freq_base_swa": 5.0},
+            "key 'llama4.rope.freq_base_swa': expected the base of all layers",
+        ),
+        (
+            "llama4",
+            LLAMA4 | {"attention__temperature_scale": 0.2},
+            "key 'llama4.attention.temperature_scale': expected 0.1 or none",
+        ),
         (
             "deepseek2",
             DEEPSEEK | {"attention__temperature_scale": 0.1},

@@ -53,6 +53,27 @@ def test_llama3_rope_scaling_is_recognised_in_the_factors(tmp_path: Path, factor
     }
 
 
+def test_rope_scaling_of_llama_4_is_recognised_in_its_factors(tmp_path: Path) -> None:
+    """Its formula has no smooth part, in which Llama 3's has the third frequency here: low and high are both 1."""
+    wavelengths = [2 * math.pi * 500_000.0 ** (index / HEAD_DIM) for index in range(0, HEAD_DIM, 2)]
+    factors = np.array([16.0 if wavelength > 8192 else 1.0 for wavelength in wavelengths], np.float32)
+    changes: dict[str, Any] = {"rope__freq_base": 500_000.0, "rope__dimension_count": HEAD_DIM}
+    changes |= {
+        "expert_count": 4,
+        "expert_used_count": 1,
+        "expert_feed_forward_length": 8,
+        "interleave_moe_layer_step": 1,
+    }
+    config = config_of(write_decoder(tmp_path / "a.gguf", "llama4", {"rope_freqs.weight": factors}, **changes))
+    assert config["rope_scaling"] == {
+        "rope_type": "llama3",
+        "factor": 16.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 1.0,
+        "original_max_position_embeddings": 8192,
+    }
+
+
 def test_factors_of_one_are_no_scaling(tmp_path: Path) -> None:
     ones = np.ones(HEAD_DIM // 2, np.float32)
     assert "rope_scaling" not in config_of(write_decoder(tmp_path / "a.gguf", "llama", {"rope_freqs.weight": ones}))
