@@ -29,7 +29,8 @@ WEIGHTS_FILE: Final = "adapter_model.safetensors"
 MAX_RANK: Final = 512
 
 _ADAPTABLE: Final = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
-"""Modules that adapters may change: neither the vocabulary's matrices nor routers."""
+"""Modules that adapters may change in every model, besides `TargetModel.recurrent`: neither the vocabulary's matrices nor
+routers."""
 _PREFIX: Final = "base_model.model."
 _STACKED: Final = re.compile(r"(?P<experts>.+\.experts)(\.(?P<parameter>gate_up_proj|down_proj))?")
 """Our names of modules and parameters that hold the matrices of all experts."""
@@ -70,8 +71,15 @@ class Adapter:
 
 def open_adapter(name: str, path: Path, target: TargetModel) -> Adapter:
     """Open the adapter of `target` in a folder. Raises CheckpointError naming the key or the tensor that is not supported."""
+    try:
+        return _open(name, path, target)
+    except CheckpointError as error:
+        raise CheckpointError(f"adapter {shown(name)}: {error}") from error
+
+
+def _open(name: str, path: Path, target: TargetModel) -> Adapter:
     if not (path / CONFIG_FILE).is_file() or not (path / WEIGHTS_FILE).is_file():
-        raise CheckpointError(f"adapter {shown(name)}: {path}: expected a folder with {CONFIG_FILE} and {WEIGHTS_FILE}")
+        raise CheckpointError(f"{path}: expected a folder with {CONFIG_FILE} and {WEIGHTS_FILE}")
     config = read_object(path / CONFIG_FILE)
     _check_config(path / CONFIG_FILE, config)
     file = open_safetensors(path / WEIGHTS_FILE)
@@ -123,11 +131,13 @@ def _additions(
     if stacked := _STACKED.fullmatch(ours):
         return _of_experts(file, config, module, sides, target.experts, stacked)
     down, up = (file.tensors[sides[side]] for side in "AB")
-    rank = _rank(file, sides, 1)
     above, _, own = ours.rpartition(".")
-    parts = target.parts.get(own, {own: up.shape[0]})
-    if not _ADAPTABLE.issuperset(parts):
-        _fail(file, down.name, f"to belong to one of {', '.join(sorted(_ADAPTABLE.union(target.parts)))}", own)
+    parts = target.parts_of(ours) or {own: up.shape[0]}
+    adaptable = _ADAPTABLE | target.recurrent
+    if not adaptable.issuperset(parts):
+        fused = {name.rpartition(".")[2] for name in target.parts}
+        _fail(file, down.name, f"to belong to one of {', '.join(sorted(adaptable | fused))}", own)
+    rank = _rank(file, sides, 1)
     ends = list(itertools.accumulate(parts.values(), initial=0))
     if ends[-1] != up.shape[0]:
         _fail(file, up.name, f"{ends[-1]} rows", str(up.shape[0]))
@@ -155,22 +165,31 @@ def _of_experts(
     if found not in known:
         wanted = " or ".join(f"{inputs} and {outputs}" for inputs, outputs in known)
         _fail(file, sides["A"], f"widths of the experts' matrices ({wanted})", f"{found[0]} and {found[1]}")
-    (parameter, exchanged), *others = known[found]
-    if others:
-        version = config.get("peft_version")
-        is_outputs = is_exchanged(version if isinstance(version, str) else None, experts.layout)
-        if is_outputs is None:
-            path = file.path.with_name(CONFIG_FILE)
-            raise CheckpointError(
-                f"{path}: key 'peft_version': expected, since matrices of experts are square, found none"
-            )
-        exchanged = is_outputs
+    possible = known[found]
+    if len(possible) > 1:
+        is_outputs = _is_exchanged(file, config, experts)
+        possible = [each for each in possible if each[1] == is_outputs]
+    if len(possible) > 1:
+        names = " and ".join(name for name, _ in possible)
+        _fail(file, sides["A"], f"widths that tell {names} of the experts apart", f"{found[0]} and {found[1]}")
+    ((parameter, exchanged),) = possible
     own = module.removesuffix(_NESTED)
     scale = _scale(file, config, f"{own}.weight" if stacked["parameter"] else f"{own}.{parameter}", rank)
     return {
         f"{stacked['experts']}.{expert}.{projection}": Addition(down, up, scale)
         for expert, projection, down, up in each_expert(file, sides, experts, parameter, exchanged=exchanged)
     }
+
+
+def _is_exchanged(file: SafetensorsFile, config: Mapping[str, Any], experts: TargetExperts) -> bool:
+    """Return True if the version of PEFT gave `lora_A` the width of the outputs, where widths do not tell."""
+    version = config.get("peft_version")
+    found = is_exchanged(version if isinstance(version, str) else None, experts.layout)
+    if found is None:
+        reason = "matrices of experts are square" if experts.has_gate else "experts have no gate"
+        path = file.path.with_name(CONFIG_FILE)
+        raise CheckpointError(f"{path}: key 'peft_version': expected, since {reason}, found none")
+    return found
 
 
 def _rank(file: SafetensorsFile, sides: Mapping[str, str], num_experts: int) -> int:

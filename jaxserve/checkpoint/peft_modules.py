@@ -38,17 +38,20 @@ class TargetExperts:
     """Width of one expert."""
     layout: StackedExperts | None = None
     """See `Family.stacked_experts`."""
+    has_gate: bool = True
+    """False: experts have an `up_proj` and a `down_proj` only (Nemotron-H)."""
 
     @property
     def parameters(self) -> Mapping[str, tuple[int, int]]:
         """Outputs and inputs of the parameters that hold the matrices of all experts."""
         d, f = self.hidden_size, self.intermediate_size
-        return {"gate_up_proj": (2 * f, d), "down_proj": (d, f)}
+        first = {"gate_up_proj": (2 * f, d)} if self.has_gate else {"up_proj": (f, d)}
+        return {**first, "down_proj": (d, f)}
 
     def rows(self, parameter: str) -> Mapping[str, slice]:
         """Return the projections in a parameter and the outputs of each."""
-        if parameter == "down_proj":
-            return {"down_proj": slice(None)}
+        if parameter != "gate_up_proj":
+            return {parameter: slice(None)}
         if self.layout == "interleaved":
             return {"gate_proj": slice(0, None, 2), "up_proj": slice(1, None, 2)}
         f = self.intermediate_size
@@ -60,10 +63,17 @@ class TargetModel:
     """Names and shapes of the model that adapters were made for."""
 
     parts: Parts = field(default_factory=dict)
-    """Modules that the adapter may have fused, and their parts in the model."""
+    """Modules that the adapter may have fused, and their parts in the model; a name may have the block's before it."""
     rename: Callable[[str], str] = str
     """Return our name of a module of transformers."""
     experts: TargetExperts | None = None
+    recurrent: frozenset[str] = frozenset()
+    """Names of the matmuls of recurrent mixers."""
+
+    def parts_of(self, module: str) -> Mapping[str, int] | None:
+        """Return the rows of each part of one of our modules; None if the adapter has it as the model does."""
+        names = module.split(".")
+        return self.parts.get(".".join(names[-2:]), self.parts.get(names[-1]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +132,8 @@ def declared_module(module: str) -> str:
 def widths(experts: TargetExperts, parameter: str | None) -> Mapping[tuple[int, int], list[tuple[str, bool]]]:
     """Return parameters of experts by the widths of their `lora_A` and `lora_B`.
 
-    Each comes with True if `lora_A` has the outputs' width; a square parameter has both. parameter: the only one to return.
+    Each comes with True if `lora_A` has the outputs' width; a square parameter has both, and the two parameters of experts
+    without a gate have each other's widths. parameter: the only one to return.
     """
     found: dict[tuple[int, int], list[tuple[str, bool]]] = {}
     for name, (outputs, inputs) in experts.parameters.items():

@@ -41,12 +41,22 @@ def target_model(decoder: DecoderConfig, hf: Mapping[str, Any]) -> TargetModel:
     stacked = None
     if experts is not None:
         width = experts.latent_size or decoder.hidden_size
-        stacked = TargetExperts(experts.num_experts, width, experts.intermediate_size, family.stacked_experts)
+        has_gate = decoder.mlp_has_gate
+        stacked = TargetExperts(
+            experts.num_experts, width, experts.intermediate_size, family.stacked_experts, has_gate=has_gate
+        )
     parts = {
         "qkv_proj": {"q_proj": decoder.num_heads * decoder.head_dim, "k_proj": kv_rows, "v_proj": kv_rows},
-        "gate_up_proj": {"gate_proj": decoder.intermediate_size, "up_proj": decoder.intermediate_size},
+        "gate_up_proj": _gate_up(decoder.intermediate_size),
     }
-    return TargetModel(parts, rename, stacked)
+    if experts is not None and experts.shared_intermediate_size is not None:
+        parts["shared_experts.gate_up_proj"] = _gate_up(experts.shared_intermediate_size)
+    recurrent = frozenset() if decoder.recurrent is None else frozenset(decoder.recurrent.projections)
+    return TargetModel(parts, rename, stacked, recurrent)
+
+
+def _gate_up(width: int) -> dict[str, int]:
+    return {"gate_proj": width, "up_proj": width}
 
 
 def adapters_config(
@@ -73,17 +83,29 @@ def adaptable_modules(decoder: DecoderConfig) -> set[str]:
     """Return the names of all modules that an adapter may change; one stands for a projection of all experts of a layer."""
     modules = set()
     for index, layer in enumerate(decoder.layers):
-        names = {"q_proj", "o_proj"}
-        if layer.kv_source is None:
-            names |= {"k_proj", "v_proj"} if layer.has_value_projection else {"k_proj"}
-        modules |= {f"model.layers.{index}.self_attn.{name}" for name in names}
+        modules |= {f"model.layers.{index}.{name}" for name in _mixer_matmuls(layer)}
         projections = ("gate_proj", "up_proj", "down_proj") if decoder.mlp_has_gate else ("up_proj", "down_proj")
         modules |= {f"model.layers.{index}.{block}.{name}" for block in _feed_forward(layer) for name in projections}
     return modules
 
 
+def _mixer_matmuls(layer: LayerConfig) -> list[str]:
+    """Return the names of the matmuls of a layer's attention and of its recurrent mixer."""
+    found = []
+    if layer.has_kv:
+        names = ["q_proj", "o_proj"]
+        if layer.kv_source is None:
+            names += ["k_proj", "v_proj"] if layer.has_value_projection else ["k_proj"]
+        found += [f"self_attn.{name}" for name in names]
+    if layer.recurrent is not None:
+        found += [f"{layer.recurrent.module}.{name}" for name in layer.recurrent.projections]
+    return found
+
+
 def _feed_forward(layer: LayerConfig) -> list[str]:
     """Return the names of a layer's feed-forward blocks and experts in the decoder."""
+    if not layer.has_mlp:
+        return []
     experts = layer.experts
     if experts is None:
         return ["mlp"]

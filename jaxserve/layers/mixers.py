@@ -19,12 +19,12 @@ from jaxserve.layers.recurrent import RecurrentState
 from jaxserve.model_config.cache import LayerPlaces
 from jaxserve.model_config.recurrent import GatedDeltaConfig, Mamba2Config, ShortConvConfig
 
-MIXERS: Final[Mapping[type, tuple[str, Callable[..., nnx.Module]]]] = {
-    GatedDeltaConfig: ("linear_attn", GatedDeltaNet),
-    Mamba2Config: ("mamba", Mamba2),
-    ShortConvConfig: ("conv", GatedConv),
+MIXERS: Final[Mapping[type, Callable[..., nnx.Module]]] = {
+    GatedDeltaConfig: GatedDeltaNet,
+    Mamba2Config: Mamba2,
+    ShortConvConfig: GatedConv,
 }
-"""Name of a layer's mixer in checkpoints, and its module, by the type of its config."""
+"""The module of a mixer, by the type of its config."""
 
 
 def with_segments(step: StepContext, num_tokens: int) -> StepContext:

@@ -5,7 +5,7 @@ They are tagged structs: a layer has one of three kinds, and configs travel betw
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -15,6 +15,8 @@ from jaxserve.model_config.cache import StateArray
 class GatedDeltaConfig(msgspec.Struct, frozen=True, tag="gated_delta"):
     """A gated delta net (arXiv 2412.06464): a short convolution, then linear attention by the gated delta rule."""
 
+    module: ClassVar[str] = "linear_attn"
+    """Name of the mixer in a layer, as in checkpoints."""
     num_key_heads: int  # K
     num_value_heads: int  # N
     key_dim: int  # H
@@ -23,6 +25,12 @@ class GatedDeltaConfig(msgspec.Struct, frozen=True, tag="gated_delta"):
     """Tokens that a convolution sees, its own included."""
     is_fused: bool
     """True if the checkpoint has one matrix for queries, keys, values and gates, by key head (Qwen3-Next)."""
+
+    @property
+    def projections(self) -> tuple[str, ...]:
+        """Names of the mixer's matmuls, which adapters may change."""
+        inputs = ("qkvz", "ba") if self.is_fused else ("qkv", "z", "b", "a")
+        return (*(f"in_proj_{name}" for name in inputs), "out_proj")
 
     @property
     def num_channels(self) -> int:
@@ -39,6 +47,8 @@ class GatedDeltaConfig(msgspec.Struct, frozen=True, tag="gated_delta"):
 class Mamba2Config(msgspec.Struct, frozen=True, tag="mamba2"):
     """A Mamba-2 mixer (arXiv 2405.21060)."""
 
+    module: ClassVar[str] = "mamba"
+    """Name of the mixer in a layer, as in checkpoints."""
     num_heads: int  # N
     head_dim: int
     num_groups: int
@@ -60,6 +70,11 @@ class Mamba2Config(msgspec.Struct, frozen=True, tag="mamba2"):
     """Factor on the mixer's output."""
 
     @property
+    def projections(self) -> tuple[str, ...]:
+        """Names of the mixer's matmuls, which adapters may change."""
+        return "in_proj", "out_proj"
+
+    @property
     def width(self) -> int:
         """Width of the heads together."""
         return self.num_heads * self.head_dim
@@ -78,10 +93,17 @@ class Mamba2Config(msgspec.Struct, frozen=True, tag="mamba2"):
 class ShortConvConfig(msgspec.Struct, frozen=True, tag="short_conv"):
     """A gated short convolution (LFM2, arXiv 2511.23404), whose only state is its window."""
 
+    module: ClassVar[str] = "conv"
+    """Name of the mixer in a layer, as in checkpoints."""
     num_channels: int
     num_taps: int
     """Tokens that the convolution sees, its own included."""
     has_bias: bool
+
+    @property
+    def projections(self) -> tuple[str, ...]:
+        """Names of the mixer's matmuls, which adapters may change."""
+        return "in_proj", "o_proj"
 
     @property
     def arrays(self) -> tuple[StateArray, ...]:

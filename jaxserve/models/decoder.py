@@ -96,8 +96,8 @@ class DecoderLayer(nnx.Module):
         self.mixer: str | None = None
         """Attribute of the recurrent mixer, named as in checkpoints."""
         if layer.recurrent is not None:
-            self.mixer, make = MIXERS[type(layer.recurrent)]
-            setattr(self, self.mixer, make(config, layer.recurrent, policy))
+            self.mixer = layer.recurrent.module
+            setattr(self, self.mixer, MIXERS[type(layer.recurrent)](config, layer.recurrent, policy))
         self.mlp = _feed_forward(config, layer, policy) if layer.has_mlp else None
         self.altup = None if config.altup is None else AltUp(config, config.altup, policy)
         self.laurel = None if config.laurel_rank is None else Laurel(config, config.laurel_rank, policy)

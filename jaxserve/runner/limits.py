@@ -225,8 +225,6 @@ def check_cache(config: Config, decoder: DecoderConfig) -> None:
         )
     if config.parallel.data_parallel_size > 1 and len(cache.groups) > 1:
         raise ConfigError(f"--data-parallel-size {config.parallel.data_parallel_size}: not with {kinds}; use 1")
-    if cache.states and config.model.num_adapter_places:
-        raise ConfigError(f"--lora-modules, --max-loras: not with {kinds}")
     if cache.states and config.scheduler.num_speculative_tokens:
         raise ConfigError(
             f"--num-speculative-tokens {config.scheduler.num_speculative_tokens}: not with {kinds}, which cannot go back; use 0"

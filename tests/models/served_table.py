@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import WINDOW, GGUFKeys
@@ -21,6 +22,7 @@ from jaxserve.config_cache import TierConfig
 from jaxserve.errors import ConfigError
 from jaxserve.executor.adapters import adaptable_modules
 from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.recurrent import RecurrentConfig
 from jaxserve.models.registry import decoder_config, families
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.quant.names import format_names
@@ -51,7 +53,7 @@ FOOTER = """
 GGUF: the `general.architecture` of the files. Caches, and prefixes that later requests reuse: [caches](caches.md); recurrent
 states are reused at their snapshots. TP, EP, DP: `--tensor-parallel-size`, `--expert-parallel-size`, `--data-parallel-size`
 ([parallelism](parallelism.md)). Hosts: `--num-hosts`. LoRA: the modules that `--lora-modules` may change
-([adapters](adapters.md)). Drafts: `--num-speculative-tokens`; MTP: `--speculative-method mtp` reads the layer of checkpoints
+([adapters](adapters.md)); recurrent: the input and output projections of [recurrent layers](hybrids.md). Drafts: `--num-speculative-tokens`; MTP: `--speculative-method mtp` reads the layer of checkpoints
 that carry one ([speculation](speculation.md)). Tiers: `--kv-offload-memory` and
 the like ([KV tiers](kv-tiers.md)). Embed: `--task embed` ([embeddings](embeddings.md)). Images: those of the multimodal
 models that the row names ([images](images.md)).
@@ -169,9 +171,10 @@ def _adapted(decoder: DecoderConfig) -> str:
     skeleton = make_skeleton(decoder, make_policy(PLAIN, decoder, Chip("cpu", None)))
     present = {name.removesuffix(".weight") for leaf in skeleton.leaves for name in leaf.tensors}
     adapted = adaptable_modules(decoder) & set(map(declared_module, present))
-    kinds = {"attention": ".self_attn.", "feed-forward": ".mlp.", "experts": ".experts."}
-    kind_of = {name: next(kind for kind in reversed(kinds) if kinds[kind] in name) for name in adapted}
-    return ", ".join(kind for kind in kinds if kind in kind_of.values())
+    mixers = {f".{mixer.module}.": "recurrent" for mixer in get_args(RecurrentConfig)}
+    kinds = {".self_attn.": "attention", **mixers, ".mlp.": "feed-forward", ".experts.": "experts"}
+    found = {next(kind for part, kind in reversed(kinds.items()) if part in name) for name in adapted}
+    return ", ".join(kind for kind in dict.fromkeys(kinds.values()) if kind in found)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import pytest
 from jaxserve.checkpoint.adapted import with_adapters
 from jaxserve.checkpoint.peft_modules import declared_module
 from jaxserve.config import Config, ModelConfig
-from jaxserve.errors import ConfigError
 from jaxserve.executor.adapters import adapters_config
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
@@ -24,10 +23,7 @@ def test_reserved_places_have_tensors_in_every_model(name: str) -> None:
     path = next(golden.path for golden in golden_checkpoints() if golden.name == name)
     checkpoint = open_model(path)
     decoder = decoder_of(checkpoint)
-    if decoder.recurrent is not None:
-        with pytest.raises(ConfigError, match="--max-loras"):
-            check_cache(Config(model=SETTINGS), with_cache_groups(Config(model=SETTINGS), decoder))
-        return
+    check_cache(Config(model=SETTINGS), with_cache_groups(Config(model=SETTINGS), decoder))
     room = adapters_config((), SETTINGS, decoder)
     assert room is not None
     tensors, skeleton = with_adapters(checkpoint, [None], room.rank, room.modules), make_skeleton(decoder, PLAIN, room)
@@ -37,3 +33,6 @@ def test_reserved_places_have_tensors_in_every_model(name: str) -> None:
     }
     assert any(module.endswith("_proj") for module in changed)
     assert any(".experts." in module for module in changed) == (decoder.experts is not None)
+    if decoder.recurrent is not None:
+        found = {module.rpartition(".")[2] for module in changed if f".{decoder.recurrent.module}." in module}
+        assert found == set(decoder.recurrent.projections)

@@ -10,22 +10,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxserve_kernels.paged_attention import Paging, ragged_layout
 
 from jaxserve.checkpoint.adapted import with_adapters
 from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import CheckpointError, ConfigError
 from jaxserve.executor.adapters import adapters_config, open_adapters
-from jaxserve.layers.attention import StepContext
-from jaxserve.layers.cache import KVPool
 from jaxserve.layers.policy import DtypePolicy, plain
-from jaxserve.layers.rope import query_scales, rotation, sliding_rotation
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
 from jaxserve.weights.loader import load_params
 from tests.models.goldens import DATA, adapter_goldens
+from tests.models.one_row import PAGE_SIZE, new_cache, step_context
 from tests.unit.checkpoint.checkpoint_files import write_safetensors
 
 pytestmark = [pytest.mark.slow, pytest.mark.versions]
@@ -40,6 +37,14 @@ CASES = [
     ("qwen3_moe_tiny", "experts"),
     ("qwen3_moe_tiny", "down"),
     ("gpt_oss_tiny", "experts"),
+    ("falcon_h1_tiny", "all"),
+    ("granitemoehybrid_tiny", "all"),
+    ("lfm2_tiny", "all"),
+    ("lfm2_tiny", "states"),
+    ("nemotron_h_tiny", "all"),
+    ("qwen3_5_tiny", "all"),
+    ("qwen3_next_tiny", "all"),
+    ("qwen3_next_tiny", "states"),
 ]
 
 
@@ -63,31 +68,18 @@ def logits(
     params = load_params(tensors, skeleton, sharding, lambda *_: None)
     prompt = goldens[adapter].prompt_ids
     number = (["base", *names]).index(adapter)
-    positions, starts = jnp.arange(len(prompt)), jnp.array([0, len(prompt)])
-    pool = jnp.zeros((decoder.num_layers, 4, decoder.num_kv_heads, 16, decoder.head_dim))
-    paging = Paging(
-        block_tables=jnp.arange(1, 4)[None],
-        kv_lengths=starts[1:],
-        query_starts=starts,
-        pages=positions // 16 + 1,
-        slots=positions % 16,
-        ragged=ragged_layout(starts, jnp.int32(0), num_tokens=len(prompt)),
-    )
+    num_pages = -(-len(prompt) // PAGE_SIZE)
     own = jnp.broadcast_to(number == 1 + jnp.arange(room.num_ranks) // room.rank, (len(prompt), room.num_ranks))
-    step = StepContext(
-        rotation(decoder, positions),
-        sliding_rotation(decoder, positions),
-        (paging,),
-        own,
-        query_scales=query_scales(decoder, positions),
-    )
 
     def compute(params: tuple[jax.Array, ...]) -> jax.Array:
         built = skeleton.build(params)
-        hidden, _ = built.hidden(jnp.asarray(prompt), (KVPool(pool, pool),), step)
+        step = step_context(decoder, num_pages, jnp.int32(0), len(prompt))._replace(adapters=own)
+        cache = new_cache(decoder, num_pages, policy.activations, policy.activations)
+        hidden, _ = built.hidden(jnp.asarray(prompt), cache, step)
         return built.logits(hidden[-8:], jnp.int32(8))
 
-    return np.asarray(jax.jit(compute)(params))
+    with jax.sharding.use_abstract_mesh(sharding.mesh.abstract_mesh):
+        return np.asarray(jax.jit(compute)(params))
 
 
 @pytest.mark.parametrize(("model", "adapter"), CASES)
@@ -98,10 +90,13 @@ def test_adapter_logits_equal_peft(model: str, adapter: str, fused_for: int) -> 
 
 
 @pytest.mark.parametrize("fused_for", [0, 2])
+@pytest.mark.parametrize(
+    ("model", "adapter"), [("llama3_tiny", "second"), ("qwen3_5_tiny", "all"), ("qwen3_next_tiny", "states")]
+)
 @pytest.mark.skipif(jax.device_count() < 2, reason="needs two devices")
-def test_adapters_are_sharded_with_the_model(fused_for: int) -> None:
-    found = logits("llama3_tiny", "second", replace(PLAIN, fused_for=fused_for, mesh=MeshShape(2)), num_devices=2)
-    np.testing.assert_allclose(found, adapter_goldens("llama3_tiny")["second"].logits, atol=1e-4, rtol=0)
+def test_adapters_are_sharded_with_the_model(model: str, adapter: str, fused_for: int) -> None:
+    found = logits(model, adapter, replace(PLAIN, fused_for=fused_for, mesh=MeshShape(2)), num_devices=2)
+    np.testing.assert_allclose(found, adapter_goldens(model)[adapter].logits, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(("quantization", "most"), [("int8-weight-only", 0.5), ("fp8-block-weight-only", 2.5)])

@@ -1,15 +1,13 @@
-"""Models with recurrent layers: what their snapshots need, and the settings that are refused."""
+"""Models with recurrent layers: what their snapshots need, and the configs that are refused."""
 
 from __future__ import annotations
 
 import pytest
 from jaxserve_kernels.segments import CHUNK
 
-from jaxserve.config import Config, ModelConfig
-from jaxserve.errors import CheckpointError, ConfigError
+from jaxserve.errors import CheckpointError
 from jaxserve.kv.states import UNIT_TOKENS
 from jaxserve.models.registry import decoder_config
-from jaxserve.runner.limits import check_cache
 
 
 def test_snapshots_are_at_borders_of_chunks() -> None:
@@ -39,10 +37,3 @@ LFM2 = {
 def test_layers_that_are_not_computed_are_refused(keys: dict[str, object], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         decoder_config({**LFM2, **keys})
-
-
-@pytest.mark.parametrize("settings", [ModelConfig(model="m", lora_modules="a=b"), ModelConfig(model="m", max_loras=2)])
-def test_adapters_are_refused(settings: ModelConfig) -> None:
-    config = Config(model=settings)
-    with pytest.raises(ConfigError, match="--lora-modules, --max-loras: not with a model with recurrent states"):
-        check_cache(config, decoder_config({**LFM2, "layer_types": ["conv", "full_attention"]}))

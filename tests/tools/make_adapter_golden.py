@@ -48,6 +48,18 @@ OTHER = "layers.1.mlp.down_proj"
 """The one module of `second` whose rank is 4 and whose alpha is 24."""
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 """Parameters that hold the matrices of all experts of a layer."""
+GRANITE_EXPERTS = ["block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"]
+ATTENTION, GATED = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"]
+SHARED = [f"shared_expert.{name}" for name in GATED]
+
+
+def hybrid(*modules: str, experts: list[str] | None = None) -> TinyAdapter:
+    """Return an adapter of these modules and of the parameters of experts in a model with recurrent layers."""
+    config: dict[str, Any] = {"r": 4, "lora_alpha": 8, "target_modules": list(modules)}
+    if experts is not None:
+        config["target_parameters"] = experts
+    return TinyAdapter(config, controls={"alpha": {"lora_alpha": 4}})
+
 
 ADAPTERS: dict[str, dict[str, TinyAdapter]] = {
     "llama3_tiny": {
@@ -92,6 +104,37 @@ ADAPTERS: dict[str, dict[str, TinyAdapter]] = {
         "experts": TinyAdapter(
             {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj"], "target_parameters": EXPERTS},
             controls={"alpha": {"lora_alpha": 4}},
+        ),
+    },
+    "qwen3_next_tiny": {
+        "all": hybrid("in_proj_qkvz", "in_proj_ba", "out_proj", *ATTENTION, *SHARED, experts=EXPERTS),
+        "states": TinyAdapter(
+            {
+                "r": 2,
+                "lora_alpha": 8,
+                "use_rslora": True,
+                "target_modules": ["in_proj_qkvz", "out_proj"],
+                "alpha_pattern": {"layers.2.linear_attn.out_proj": 12},
+            },
+            controls={"rslora": {"use_rslora": False}, "alpha": {"alpha_pattern": {}}},
+        ),
+    },
+    "qwen3_5_tiny": {
+        "all": hybrid("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj", *ATTENTION, *GATED),
+    },
+    "granitemoehybrid_tiny": {
+        "all": hybrid("in_proj", "out_proj", *ATTENTION, "input_linear", "output_linear", experts=GRANITE_EXPERTS),
+    },
+    "nemotron_h_tiny": {
+        "all": hybrid("in_proj", *ATTENTION, *GATED[1:], experts=["experts.up_proj", "experts.down_proj"]),
+    },
+    "falcon_h1_tiny": {
+        "all": hybrid("in_proj", *ATTENTION, *GATED),
+    },
+    "lfm2_tiny": {
+        "all": hybrid("in_proj", "out_proj", *ATTENTION[:3], "w1", "w2", "w3"),
+        "states": TinyAdapter(
+            {"r": 2, "lora_alpha": 8, "target_modules": ["in_proj"]}, controls={"alpha": {"lora_alpha": 4}}
         ),
     },
     "phi3_tiny": {

@@ -32,6 +32,7 @@ DEFAULTS = dict(
 RENAMES = {
     "block_sparse_moe.input_linear.weight": "mlp.experts.gate_up_proj",
     "block_sparse_moe.output_linear.weight": "mlp.experts.down_proj",
+    "block_sparse_moe.experts": "mlp.experts",
     "block_sparse_moe.router.layer": "mlp.gate",
     "input_linear": "gate_up_proj",
     "output_linear": "down_proj",

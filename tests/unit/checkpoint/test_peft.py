@@ -12,7 +12,7 @@ import pytest
 
 from jaxserve.checkpoint.adapted import with_adapters
 from jaxserve.checkpoint.peft import Adapter, open_adapter
-from jaxserve.checkpoint.peft_modules import TargetModel, is_exchanged
+from jaxserve.checkpoint.peft_modules import TargetExperts, TargetModel, is_exchanged
 from jaxserve.errors import CheckpointError
 from jaxserve.models.registry import open_model
 from tests.models.goldens import DATA
@@ -33,12 +33,13 @@ def saved(
     folder: Path,
     tensors: dict[str, np.ndarray] | None = None,
     parts: dict[str, dict[str, int]] | None = None,
+    target: TargetModel | None = None,
     **changes: Any,
 ) -> Adapter:
     folder.mkdir(exist_ok=True)
     (folder / "adapter_config.json").write_text(json.dumps(CONFIG | changes))
     write_safetensors(folder / "adapter_model.safetensors", matrices() if tensors is None else tensors)
-    return open_adapter("mine", folder, TargetModel(parts or {}))
+    return open_adapter("mine", folder, target or TargetModel(parts or {}))
 
 
 def test_adapters_are_stacked_and_padded_with_zeros(tmp_path: Path) -> None:
@@ -87,6 +88,75 @@ def test_a_fused_module_of_an_adapter_is_split(tmp_path: Path) -> None:
     assert rows == {"q_proj": slice(0, 6), "k_proj": slice(6, 8), "v_proj": slice(8, 10)}
     with pytest.raises(CheckpointError, match=r"lora_B.*expected 12 rows, found 10"):
         saved(tmp_path, tensors, {"qkv_proj": {"q_proj": 8, "k_proj": 2, "v_proj": 2}})
+
+
+def test_a_fused_module_of_a_shared_expert_has_its_own_width(tmp_path: Path) -> None:
+    parts = {
+        "gate_up_proj": {"gate_proj": 6, "up_proj": 6},
+        "shared_experts.gate_up_proj": {"gate_proj": 3, "up_proj": 3},
+    }
+    block = "model.layers.0.mlp"
+    for above, rows in ((block, 12), (f"{block}.shared_experts", 6)):
+        adapter = saved(tmp_path, matrices(f"base_model.model.{above}.gate_up_proj", rows=rows), parts)
+        found = {name: addition.up.rows for name, addition in adapter.additions.items()}
+        assert found == {
+            f"{above}.gate_proj": slice(0, rows // 2),
+            f"{above}.up_proj": slice(rows // 2, rows),
+        }
+
+
+RECURRENT = TargetModel(recurrent=frozenset({"in_proj", "out_proj"}))
+
+
+def test_projections_of_recurrent_mixers_are_modules_of_models_that_have_them(tmp_path: Path) -> None:
+    tensors = matrices("base_model.model.model.layers.0.mamba.in_proj")
+    assert list(saved(tmp_path, tensors, target=RECURRENT).additions) == ["model.layers.0.mamba.in_proj"]
+    with pytest.raises(CheckpointError, match=r"adapter 'mine': .*layers\.0\.mamba\.in_proj.*, found in_proj"):
+        saved(tmp_path, tensors)
+
+
+def test_a_convolution_is_no_module_of_adapters(tmp_path: Path) -> None:
+    module = "base_model.model.model.layers.0.mamba.conv1d"
+    tensors = {
+        f"{module}.lora_A.weight": np.ones((2, 64, 4), np.float32),
+        f"{module}.lora_B.weight": np.ones((64, 2, 1), np.float32),
+    }
+    with pytest.raises(CheckpointError, match=r"adapter 'mine': .*layers\.0\.mamba\.conv1d.*, found conv1d"):
+        saved(tmp_path, tensors, target=RECURRENT)
+
+
+EXPERTS = "model.layers.0.mlp.experts"
+
+
+def ungated(width: int) -> TargetModel:
+    return TargetModel(experts=TargetExperts(3, 4, width, has_gate=False))
+
+
+@pytest.mark.parametrize("version", ["0.18.1", "0.19.1"])
+def test_the_version_tells_which_parameter_of_experts_without_a_gate_an_adapter_changes(
+    tmp_path: Path, version: str
+) -> None:
+    """Experts have 4 inputs and are 6 wide; `lora_A` had the width of the outputs before 0.19.1."""
+    wide, narrow = (6, 4) if version == "0.18.1" else (4, 6)
+    tensors = matrices(f"base_model.model.{EXPERTS}.base_layer", rank=6, rows=narrow, columns=wide)
+    tensors |= matrices(f"base_model.model.{EXPERTS}", rank=6, rows=wide, columns=narrow)
+    adapter = saved(tmp_path, tensors, target=ungated(6), peft_version=version)
+    shapes = {name: (addition.up.shape[0], addition.down.shape[1]) for name, addition in adapter.additions.items()}
+    assert shapes == {
+        f"{EXPERTS}.{expert}.{name}": shape
+        for expert in range(3)
+        for name, shape in (("up_proj", (6, 4)), ("down_proj", (4, 6)))
+    }
+    with pytest.raises(CheckpointError, match="key 'peft_version': expected, since experts have no gate, found none"):
+        saved(tmp_path, tensors, target=ungated(6))
+
+
+def test_square_experts_without_a_gate_cannot_be_told_apart(tmp_path: Path) -> None:
+    tensors = matrices(f"base_model.model.{EXPERTS}", rank=6, rows=4, columns=4)
+    with pytest.raises(
+        CheckpointError, match="widths that tell up_proj and down_proj of the experts apart, found 4 and 4"
+    ):
+        saved(tmp_path, tensors, target=ungated(4), peft_version="0.21.2")
 
 
 @pytest.mark.parametrize(
