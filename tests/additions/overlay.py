@@ -23,7 +23,9 @@ COPIED = (
     "pyproject.toml",
     "Makefile",
 )
-_UNNEEDED = shutil.ignore_patterns("__pycache__", ".venv*", "node_modules", "*.png")
+_UNNEEDED = shutil.ignore_patterns("*.pyc.*", ".venv*", "node_modules", "*.png")
+"""The first pattern is bytecode that another process writes at this moment. Finished bytecode is copied: Python compares it with
+the time and size of its source, so it compiles only what an addition has changed."""
 
 
 @dataclass

@@ -104,6 +104,16 @@ CASES = (Case((3, 4)), Case((1, 1)))
 SLOW: tuple[Case, ...] = ()
 BACKENDS: tuple[Backend, ...] = ("mosaic_gpu",)
 '''
+CALL_AND_CHECKS = """
+from argparse import Namespace
+from unittest.mock import patch
+import jax
+from benchmarks.gpu import kernels
+from jaxserve_kernels.clipped_relu import clipped_relu
+print(clipped_relu(jax.numpy.ones((1, 1)), 0.5))
+patch.object(kernels, "op_backends", lambda *_: ("reference",)).start()
+print(*kernels.checks(Namespace(is_quick=True)), sep="\\n")
+"""
 INIT = '''"""ReLU with an upper limit."""
 
 from jaxserve_kernels.clipped_relu.api import clipped_relu
@@ -118,10 +128,6 @@ def test_a_kernel_op_is_one_folder(overlay: Overlay) -> None:
         overlay.add(f"{FOLDER}/{name}.py", text)
     overlay.add(f"{FOLDER}/gpu/__init__.py", '"""Pallas kernels of clipped_relu."""\n')
     assert unnamed(overlay, "a kernel op") == set()
-    call = (
-        "import jax; from jaxserve_kernels.clipped_relu import clipped_relu as f; print(f(jax.numpy.ones((1, 1)), 0.5))"
-    )
-    assert overlay.run("-c", call).strip() == "[[0.5]]"
     tested = overlay.run(
         "-m",
         "pytest",
@@ -129,18 +135,18 @@ def test_a_kernel_op_is_one_folder(overlay: Overlay) -> None:
         "-p",
         "no:cacheprovider",
         "tests/kernels/test_conformance.py",
+        "tests/architecture/test_imports.py",
         "-rA",
         "-k",
-        "clipped_relu or has_cases",
+        "clipped_relu or has_cases or test_imports and (jit or kernels)",
     )
-    for name in ("reference-3x4", "reference-1x1"):
-        assert f"PASSED tests/kernels/test_conformance.py::test_an_op_computes_its_cases[clipped_relu-{name}]" in tested
-    overlay.run(
-        "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/architecture/test_imports.py", "-k", "jit or kernels"
-    )
-    list_checks = (
-        "from argparse import Namespace; from unittest.mock import patch; from benchmarks.gpu import kernels;"
-        "patch.object(kernels, 'op_backends', lambda *_: ('reference',)).start();"
-        "print(*kernels.checks(Namespace(is_quick=True)), sep='\\n')"
-    )
-    assert "reference: clipped_relu 3x4" in overlay.run("-c", list_checks).splitlines()
+    for name in (
+        "kernels/test_conformance.py::test_an_op_computes_its_cases[clipped_relu-reference-3x4]",
+        "kernels/test_conformance.py::test_an_op_computes_its_cases[clipped_relu-reference-1x1]",
+        "architecture/test_imports.py::test_jit_stands_only_in_runner_steps",
+        "architecture/test_imports.py::test_kernels_never_import_the_server",
+    ):
+        assert f"PASSED tests/{name}" in tested
+    printed = overlay.run("-c", CALL_AND_CHECKS).splitlines()
+    assert printed[0] == "[[0.5]]"
+    assert "reference: clipped_relu 3x4" in printed

@@ -10,7 +10,7 @@ import pytest
 from jaxserve.tokenizer.tokenizer import load_tokenizer
 from tests.additions.overlay import Overlay, unnamed
 from tests.e2e.http_server import Server, await_ready, launched
-from tests.e2e.real_server import BATCH_PROGRAMS, COLD_START_TIMEOUT_S
+from tests.e2e.real_server import COLD_START_TIMEOUT_S, FEW_PROGRAMS
 from tests.models.goldens import golden_checkpoint
 
 pytestmark = pytest.mark.slow
@@ -75,7 +75,7 @@ def test_an_option_of_either_kind_is_a_field_and_a_function(extended: Overlay) -
     path = golden_checkpoint("llama3_tiny").path
     tokenizer = load_tokenizer(path)
     command = [*extended.python, "-m", "jaxserve.cli.main", "serve", str(path), "--served-model-name", "new"]
-    command += [*BATCH_PROGRAMS, "--port", "0", "--compile-cache", "off", "--cpu-kernels", "xla"]
+    command += [*FEW_PROGRAMS, "--port", "0", "--compile-cache", "off", "--cpu-kernels", "xla"]
     with launched(command, extended.root, extended.python_path) as server:
         await_ready(server, COLD_START_TIMEOUT_S)
         greedy, drawn = tokens(server, temperature=0), [tokens(server, seed=seed) for seed in range(3)]
