@@ -41,6 +41,9 @@ PYTEST = JAX_PLATFORMS=cpu JAXSERVE_TEST_PROGRAMS="$(abspath $(VENV))/programs" 
 # tests/workers.py says which tests stay in one worker. Tests that failed last time come first. A third of the time these
 # tests wait for processes and their messages, so there is one worker more than processors.
 IN_WORKERS = -n $$(($(JOBS) + 1)) --maxprocesses 9 -p tests.workers --no-loadscope-reorder --failed-first
+# Each worker would collect all tests to run those of a few files: ten seconds of a processor.
+OPTIMIZED = -n $(JOBS) --maxprocesses 8 -p tests.workers --no-loadscope-reorder
+FILES_OF_OPTIMIZED = $$(grep -rl --include='test_*.py' optimized $(TESTS) | sort | grep . || echo $(TESTS))
 # One make at a time works in an environment.
 make_in = flock $(1).lock $(MAKE) --no-print-directory VENV=$(1)
 # The name of what runs now, after the minutes and seconds since the first make began.
@@ -144,11 +147,11 @@ all-tests: install $(STAMPS)/test-models
 	$(call lane,tests and types)
 	$(QUICKLY) $(PYTEST) $(IN_WORKERS) -m "not optimized and not scale and not newest" $(TESTS)
 	$(call lane,tests with optimised programs)
-	$(PYTEST) -n $(JOBS) --maxprocesses 8 -p tests.workers --no-loadscope-reorder -m "optimized and not scale" $(TESTS)
+	$(PYTEST) $(OPTIMIZED) -m "optimized and not scale" $(FILES_OF_OPTIMIZED)
 
 versions-tests: install
 	$(QUICKLY) $(PYTEST) $(IN_WORKERS) -m "not optimized and not scale and (not slow or versions)" $(TESTS)
-	$(PYTEST) -m "optimized and versions and not scale" $(TESTS)
+	$(PYTEST) $(OPTIMIZED) -m "optimized and versions and not scale" $(FILES_OF_OPTIMIZED)
 
 # jax 0.10 is the newest on Python 3.11, and jax 0.12 needs 3.12, so the program runs on both. This lane finds what another
 # jax may change (programs and their numbers, several devices, stored executables, native kernels) and another Python

@@ -25,7 +25,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 
 FIRST_FOLDERS = ("architecture", "unit", "perf")
 """Fast tests that fail likeliest. The others follow in the order of their names."""
-
+NEW_OBJECTS_PER_COLLECTION = 50_000
 
 gc.disable()
 """Until all tests are collected: what is imported and collected stays, and walking through it takes seconds."""
@@ -45,7 +45,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
+    """Look for cycles rarely: tracing makes millions of objects that reference counts free."""
     gc.freeze()
+    gc.set_threshold(NEW_OBJECTS_PER_COLLECTION)
     gc.enable()
 
 

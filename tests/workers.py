@@ -2,7 +2,8 @@
 
 The tests of a file share engines and servers, so they stay in one worker and in their order. In folders whose tests share
 no more than a program, each case of a file goes to any worker that is free: those that compile for accelerators have
-many seconds of compiling in common with the same parameters, those of models and kernels compile programs of their own.
+many seconds of compiling in common with the same parameters, those of models and kernels compile programs of their own, and
+each model of `tests/trained` is trained by one worker.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-BY_CASE = ("tests/aot/", "tests/kernels/", "tests/models/", "tests/ptx/")
+BY_CASE = ("tests/aot/", "tests/kernels/", "tests/models/", "tests/ptx/", "tests/trained/")
 
 
 class Distribution(LoadScopeScheduling):
