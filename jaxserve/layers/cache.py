@@ -37,7 +37,16 @@ class StatePool(NamedTuple):
     arrays: tuple[Array, ...]
 
 
-GroupCache = KVPool | LatentPool | StatePool
+class PendingStates(NamedTuple):
+    """The states of a group during a step that may go back: it reads them, and writes them once it is known how many of its
+    tokens stay (`mixers.settle`)."""
+
+    pool: StatePool
+    inputs: tuple[tuple[Array, ...], ...] = ()
+    """Inputs of the recurrence of each layer so far, arrays `[T, ...]` (`RecurrentMixer.project`)."""
+
+
+GroupCache = KVPool | LatentPool | StatePool | PendingStates
 Cache = tuple[GroupCache, ...]
 
 
@@ -125,6 +134,11 @@ def assemble(kind: CacheKind, arrays: Sequence[Any]) -> GroupCache:
             return LatentPool(*arrays)
         case _:
             return KVPool(*arrays)
+
+
+def with_pending_states(cache: Cache) -> Cache:
+    """Return the cache for a step whose last tokens may not stay."""
+    return tuple(PendingStates(group) if isinstance(group, StatePool) else group for group in cache)
 
 
 def pages_shape(cache: Cache) -> tuple[int, ...]:

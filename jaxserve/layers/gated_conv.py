@@ -23,10 +23,18 @@ class GatedConv(nnx.Module):
         self.conv = DepthwiseConv(d, conv.num_taps, policy, bias=conv.has_bias)
         self.o_proj = Linear(d, d, ("embed", None), policy, bias=conv.has_bias)
 
-    def __call__(
-        self, x: Float[Array, "T D"], state: RecurrentState, segments: Segments, tokens: Tokens
-    ) -> tuple[Float[Array, "T D"], RecurrentState]:
-        """Return the outputs, and the windows after each row's last token."""
+    def project(self, x: Float[Array, "T D"], tokens: Tokens) -> tuple[tuple[Float[Array, "T D"]], Float[Array, "T D"]]:
+        """Return the inputs of the convolution, and the gates of its sums."""
         b, c, inner = jnp.split(self.in_proj(x, tokens), 3, -1)
-        mixed, windows = self.conv(b * inner, state.windows, segments)
-        return self.o_proj(c * mixed.astype(x.dtype), tokens), RecurrentState(windows)
+        return (b * inner,), c
+
+    def recur(
+        self, inputs: tuple[Float[Array, "T D"]], state: RecurrentState, segments: Segments
+    ) -> tuple[Float[Array, "T D"], RecurrentState]:
+        """Return the convolution's sums, and the windows after each row's last token."""
+        mixed, windows = self.conv(*inputs, state.windows, segments)
+        return mixed.astype(inputs[0].dtype), RecurrentState(windows)
+
+    def finish(self, made: Float[Array, "T D"], rest: Float[Array, "T D"], tokens: Tokens) -> Float[Array, "T D"]:
+        """Return the outputs. rest: the gates."""
+        return self.o_proj(rest * made, tokens)

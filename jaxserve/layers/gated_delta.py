@@ -51,15 +51,20 @@ class GatedDeltaNet(nnx.Module):
         self.out_proj = Linear(d, width, ("embed", "delta_heads"), policy)
         self.delta, self.rules = delta, policy.rules
 
-    def __call__(
-        self, x: Float[Array, "T D"], state: RecurrentState, segments: Segments, tokens: Tokens
-    ) -> tuple[Float[Array, "T D"], RecurrentState]:
-        """Return the outputs, and the state after each row's last token."""
-        delta, count = self.delta, len(x)
-        qkv, z, b, a = self._fused(x, tokens) if delta.is_fused else self._separate(x, tokens)
+    def project(self, x: Float[Array, "T D"], tokens: Tokens) -> tuple[tuple[Array, Array, Array], Array]:
+        """Return queries, keys and values side by side before the convolution, both rates of each value head, and the gates."""
+        qkv, z, b, a = self._fused(x, tokens) if self.delta.is_fused else self._separate(x, tokens)
+        return (qkv, b, a), z
+
+    def recur(
+        self, inputs: tuple[Array, Array, Array], state: RecurrentState, segments: Segments
+    ) -> tuple[Float[Array, "T N V"], RecurrentState]:
+        """Return what attention reads, and the state after each row's last token."""
+        qkv, b, a = inputs
+        delta, count = self.delta, len(qkv)
         with jax.named_scope("short_conv"):
             mixed, windows = self.conv1d(qkv, state.windows, segments)
-        mixed = jax.nn.silu(mixed).astype(x.dtype)
+        mixed = jax.nn.silu(mixed).astype(qkv.dtype)
         width = delta.num_key_heads * delta.key_dim
         q, k = (part.reshape(count, -1, delta.key_dim) for part in (mixed[:, :width], mixed[:, width : 2 * width]))
         v = mixed[:, 2 * width :].reshape(count, -1, delta.value_dim)
@@ -70,9 +75,12 @@ class GatedDeltaNet(nnx.Module):
             by_head = (log_decay, jax.nn.sigmoid(b), state.states)
             operands = [(whole, ()), *((each, _BY_HEAD) for each in by_head), (segments, ())]
             made, states = sharded(self._attend, operands, _BY_HEAD, self.rules)  # (T, N, V)
-        normed = self.norm(made.astype(x.dtype)) * jax.nn.silu(z.reshape(made.shape).astype(jnp.float32))
-        out = self.out_proj(normed.astype(x.dtype).reshape(count, -1), tokens)
-        return out, RecurrentState(windows, states)
+        return made.astype(qkv.dtype), RecurrentState(windows, states)
+
+    def finish(self, made: Float[Array, "T N V"], rest: Float[Array, "T NV"], tokens: Tokens) -> Float[Array, "T D"]:
+        """Return the outputs. rest: the gates."""
+        normed = self.norm(made) * jax.nn.silu(rest.reshape(made.shape).astype(jnp.float32))
+        return self.out_proj(normed.astype(made.dtype).reshape(len(made), -1), tokens)
 
     def _attend(self, whole: tuple[Array, ...], *rest: Any) -> tuple[Array, Array]:
         """Attend with this device's heads of the queries, keys and values of all: XLA would exchange parts of them."""

@@ -36,20 +36,27 @@ class Mamba2(nnx.Module):
         self.out_proj = Linear(d, width, ("embed", None), policy, bias=mamba.has_bias)
         self.mamba = mamba
 
-    def __call__(
-        self, x: Float[Array, "T D"], state: RecurrentState, segments: Segments, tokens: Tokens
-    ) -> tuple[Float[Array, "T D"], RecurrentState]:
-        """Return the outputs, and the state after each row's last token."""
-        mamba, count = self.mamba, len(x)
+    def project(self, x: Float[Array, "T D"], tokens: Tokens) -> tuple[tuple[Array, Array], Array]:
+        """Return x, B and C side by side before the convolution, the steps dt, and the gates."""
+        mamba = self.mamba
         width, shared = mamba.width, mamba.num_groups * mamba.state_dim
         projected = self.in_proj(x, tokens)
         if any(scale != 1 for scale in mamba.scales):
             sizes = (width, width, shared, shared, mamba.num_heads)
             projected = projected * jnp.asarray(np.repeat(mamba.scales, sizes), projected.dtype)
         z, xbc, dt = jnp.split(projected, (width, width + mamba.num_channels), -1)
+        return (xbc, dt), z
+
+    def recur(
+        self, inputs: tuple[Array, Array], state: RecurrentState, segments: Segments
+    ) -> tuple[Float[Array, "T W"], RecurrentState]:
+        """Return what is read from the states, in float32, and the state after each row's last token."""
+        xbc, dt = inputs
+        mamba, count = self.mamba, len(xbc)
+        width, shared = mamba.width, mamba.num_groups * mamba.state_dim
         with jax.named_scope("short_conv"):
             mixed, windows = self.conv1d(xbc, state.windows, segments)
-        mixed = jax.nn.silu(mixed).astype(x.dtype).astype(jnp.float32)
+        mixed = jax.nn.silu(mixed).astype(xbc.dtype).astype(jnp.float32)
         inner, b, c = jnp.split(mixed, (width, width + shared), -1)
         inner = inner.reshape(count, mamba.num_heads, -1)  # (T, N, V)
         b, c = (part.reshape(count, mamba.num_groups, -1) for part in (b, c))
@@ -60,9 +67,12 @@ class Mamba2(nnx.Module):
             made, states = linear_attention(
                 c, b, inner * steps[..., None], -jnp.exp(self.A_log[...]) * steps, None, state.states, segments
             )
-        made = (made + self.D[...][:, None] * inner).reshape(count, -1)
-        out = self.out_proj(self._gated(made, z).astype(x.dtype), tokens)
-        return out if mamba.out_scale == 1 else out * mamba.out_scale, RecurrentState(windows, states)
+        return (made + self.D[...][:, None] * inner).reshape(count, -1), RecurrentState(windows, states)
+
+    def finish(self, made: Float[Array, "T W"], rest: Float[Array, "T W"], tokens: Tokens) -> Float[Array, "T D"]:
+        """Return the outputs. rest: the gates."""
+        out = self.out_proj(self._gated(made, rest).astype(rest.dtype), tokens)
+        return out if self.mamba.out_scale == 1 else out * self.mamba.out_scale
 
     def _gated(self, made: Float[Array, "T W"], z: Float[Array, "T W"]) -> Float[Array, "T W"]:
         gate = jax.nn.silu(z.astype(jnp.float32))

@@ -1,8 +1,8 @@
-"""State of recurrent layers, and the short convolution that all of them have."""
+"""Common parts of recurrent mixers: their interface in three parts, their state, and their short convolution."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax.numpy as jnp
 from flax import nnx
@@ -10,6 +10,7 @@ from jaxserve_kernels.segments import Segments
 from jaxserve_kernels.short_conv import short_conv
 from jaxtyping import Array, Float
 
+from jaxserve.layers.linear import Tokens
 from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
 
@@ -21,6 +22,25 @@ class RecurrentState(NamedTuple):
     """Last inputs of the convolution, the oldest first."""
     states: Float[Array, "B N H V"] | None = None
     """State of linear attention, in float32; None in layers without it."""
+
+
+@runtime_checkable  # arguments are checked in tests
+class RecurrentMixer(Protocol):
+    """A mixer in three parts, so that a step can compute states again from what they depend on (`mixers.PendingStates`)."""
+
+    def project(self, x: Float[Array, "T D"], tokens: Tokens) -> tuple[tuple[Array, ...], Any]:
+        """Return what the states depend on, arrays `[T, ...]`, and what else `finish` takes."""
+        ...
+
+    def recur(
+        self, inputs: tuple[Array, ...], state: RecurrentState, segments: Segments
+    ) -> tuple[Float[Array, "T ..."], RecurrentState]:
+        """Return what is read from the states for each token, and the state after each row's last token."""
+        ...
+
+    def finish(self, made: Float[Array, "T ..."], rest: Any, tokens: Tokens) -> Float[Array, "T D"]:
+        """Return the mixer's outputs."""
+        ...
 
 
 class DepthwiseConv(nnx.Module):

@@ -17,11 +17,11 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jaxserve.layers.attention import Attention, StepContext
-from jaxserve.layers.cache import Cache
+from jaxserve.layers.cache import Cache, PendingStates
 from jaxserve.layers.experts import DenseAndExperts, Experts
 from jaxserve.layers.latent_attention import LatentAttention
 from jaxserve.layers.linear import Embedding
-from jaxserve.layers.mixers import MIXERS, mix, with_segments
+from jaxserve.layers.mixers import MIXERS, first_tokens, mix, settle, with_segments
 from jaxserve.layers.mlp import MLP
 from jaxserve.layers.norm import make_norm
 from jaxserve.layers.param import parameter
@@ -241,6 +241,21 @@ class Decoder(nnx.Module):
             if experts is not None:
                 chosen.append(experts)
         return self.model.norm(x if streams is None else streams.join(x, step.tokens)), cache, chosen
+
+    def settle(self, cache: Cache, step: StepContext, counts: Int[Array, "B"], num_tokens: int) -> Cache:
+        """Return the cache after a step of which the first `counts` tokens of each row stay.
+
+        cache: from the step, with `PendingStates`, or without states; then it is what it was.
+        """
+        if not any(isinstance(group, PendingStates) for group in cache):
+            return cache
+        kept = first_tokens(step.rows, counts, num_tokens)
+        for layer, places in zip(self.model.layers, self.config.cache.places, strict=True):
+            if layer.mixer is not None:
+                assert places.state is not None, "a recurrent mixer has a state"
+                mixer, slots = getattr(layer, layer.mixer), step.slots(places.state)
+                cache = settle(mixer, cache, places.state, slots, kept)
+        return tuple(group.pool if isinstance(group, PendingStates) else group for group in cache)
 
     def embed(self, token_ids: Int[Array, "T"]) -> Float[Array, "T D"]:
         """Return the embeddings of tokens as the first layer takes them."""

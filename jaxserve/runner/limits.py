@@ -225,9 +225,10 @@ def check_cache(config: Config, decoder: DecoderConfig) -> None:
         )
     if config.parallel.data_parallel_size > 1 and len(cache.groups) > 1:
         raise ConfigError(f"--data-parallel-size {config.parallel.data_parallel_size}: not with {kinds}; use 1")
-    if cache.states and config.scheduler.num_speculative_tokens:
+    if cache.states and config.scheduler.num_speculative_tokens and not config.scheduler.has_drafter:
         raise ConfigError(
-            f"--num-speculative-tokens {config.scheduler.num_speculative_tokens}: not with {kinds}, which cannot go back; use 0"
+            f"--num-speculative-tokens {config.scheduler.num_speculative_tokens}: prompt lookup does not work with {kinds}; use "
+            "--speculative-method mtp, --speculative-model, or 0"
         )
 
 

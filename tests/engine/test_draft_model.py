@@ -27,6 +27,7 @@ from jaxserve.executor.preparation import prepare
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.registry import read_decoder
 from jaxserve.runner.backend import Chip
+from jaxserve.runner.limits import check_cache
 from jaxserve.runner.speculation.model import check_draft_model, make_draft_model
 from tests.models.goldens import golden_checkpoint, mtp_golden
 
@@ -41,6 +42,14 @@ def settings(draft: Path | str = DRAFT, num_tokens: int = 3, **sections: Any) ->
     return Config(model=model, scheduler=scheduler, **{"compile": CompileConfig(cpu_kernels="xla"), **sections})
 
 
+def test_prompt_lookup_is_refused_for_a_model_with_recurrent_states() -> None:
+    hybrid, _ = read_decoder(HYBRID)
+    lookup = replace(settings(), scheduler=SchedulerConfig(num_speculative_tokens=3))
+    with pytest.raises(ConfigError, match="prompt lookup does not work with a model with recurrent states; use --spec"):
+        check_cache(lookup, hybrid)
+    check_cache(settings(), hybrid)
+
+
 @pytest.mark.parametrize(
     ("config", "target", "message"),
     [
@@ -50,7 +59,6 @@ def settings(draft: Path | str = DRAFT, num_tokens: int = 3, **sections: Any) ->
         (settings(hosts=HOSTS, parallel=ParallelConfig(tensor_parallel_size=2)), TARGET, "not with --num-hosts 2"),
         (settings(tiers=TierConfig(kv_offload_memory=1 << 20)), TARGET, "not with --kv-offload-memory"),
         (settings(compile=CompileConfig(deterministic=True)), TARGET, "not with --deterministic"),
-        (settings(), HYBRID, "not with a model with recurrent states"),
         (settings(HYBRID), TARGET, "a draft model with recurrent states"),
     ],
 )

@@ -53,7 +53,7 @@ FOOTER = """
 GGUF: the `general.architecture` of the files. Caches, and prefixes that later requests reuse: [caches](caches.md); recurrent
 states are reused at their snapshots. TP, EP, DP: `--tensor-parallel-size`, `--expert-parallel-size`, `--data-parallel-size`
 ([parallelism](parallelism.md)). Hosts: `--num-hosts`. LoRA: the modules that `--lora-modules` may change
-([adapters](adapters.md)); recurrent: the input and output projections of [recurrent layers](hybrids.md). Drafts: `--num-speculative-tokens`; MTP: `--speculative-method mtp` reads the layer of checkpoints
+([adapters](adapters.md)); recurrent: the input and output projections of [recurrent layers](hybrids.md). Drafts: `--num-speculative-tokens`; model: with a draft model only; MTP: `--speculative-method mtp` reads the layer of checkpoints
 that carry one ([speculation](speculation.md)). Tiers: `--kv-offload-memory` and
 the like ([KV tiers](kv-tiers.md)). Embed: `--task embed` ([embeddings](embeddings.md)). Images: those of the multimodal
 models that the row names ([images](images.md)).
@@ -138,8 +138,7 @@ def _cells(decoder: DecoderConfig, *, has_mtp_layers: bool) -> tuple[str, ...]:
         _starts(decoder, replace(PLAIN, parallel=ParallelConfig(data_parallel_size=2))),
         _starts(decoder, replace(PLAIN, parallel=TWO_DEVICES, hosts=hosts)),
         _adapted(decoder),
-        _starts(decoder, replace(PLAIN, scheduler=SchedulerConfig(num_speculative_tokens=4)))
-        + (", MTP" if has_mtp_layers else ""),
+        _drafts(decoder) + (", MTP" if has_mtp_layers else ""),
         _starts(decoder, replace(PLAIN, tiers=TierConfig(kv_offload_memory=1 << 30))),
         _answer(lambda: check_embeds(decoder)),
     )
@@ -154,6 +153,13 @@ def _starts(decoder: DecoderConfig, config: Config) -> str:
         check_shape(decoder, shape)
 
     return _answer(check)
+
+
+def _drafts(decoder: DecoderConfig) -> str:
+    """Return where draft tokens may come from."""
+    settings = (SchedulerConfig(num_speculative_tokens=4, speculative_model=model) for model in (None, "draft"))
+    lookup, model = (_starts(decoder, replace(PLAIN, scheduler=each)) for each in settings)
+    return lookup if lookup == model else "model"
 
 
 def _answer(check: Callable[[], None]) -> str:

@@ -63,7 +63,5 @@ def check_draft_model(config: Config, decoder: DecoderConfig, draft: DecoderConf
         raise ConfigError(
             f"{name}: not with a model that reads images; --limit-mm-per-prompt image=0 serves it for text"
         )
-    if decoder.cache.states:
-        raise ConfigError(f"{name}: not with a model with recurrent states, which cannot go back")
     if draft.cache.states:
         raise ConfigError(f"{name}: a draft model with recurrent states is not served; choose one with attention only")

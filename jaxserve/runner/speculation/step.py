@@ -10,6 +10,9 @@ position, so where the models agree both choose the same token; the result never
 speculative decoding, arXiv 2408.07978). Text and distribution are those of single steps, and nothing is sampled again.
 Tokens are drafted by a `drafter.Drafter`.
 
+Recurrent states are read while the tokens are verified, and written when it is known how many of them are accepted: what
+they depend on is kept for each token, and the recurrences are computed once more over the accepted ones.
+
 Nothing that a draft consists of needs to be right: drafts that are stale, or made from keys that were never computed, are
 wrong guesses. Mixed steps compute the drafter's keys for all of their tokens, decode steps do not.
 
@@ -27,7 +30,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jaxserve.layers.cache import Cache, pages_shape
+from jaxserve.layers.cache import Cache, pages_shape, with_pending_states
 from jaxserve.models.skeleton import ModelSkeleton, PredictorSkeleton
 from jaxserve.runner.context import step_context
 from jaxserve.runner.inputs import OUTPUT_FIELDS, DraftModel, Outcome, Program, StepTask, pack_arrays
@@ -115,7 +118,8 @@ def _speculate(
     chunk = make_chunk(field, drafts[field["slots"]], newest, rows, capacity, width)
     model, wide = skeleton.build(params), replace(program, kind="mixed", num_tokens=program.num_rows * width)
     context = step_context(skeleton, chunk.field, cache, wide)
-    hidden, cache, chosen = model.hidden_and_experts(chunk.field["tokens"], cache, context)
+    tokens = chunk.field["tokens"]
+    hidden, cache, chosen = model.hidden_and_experts(tokens, with_pending_states(cache), context)
     with jax.named_scope("sample"):
         own = chunk.field["rows"]
         logits = model.logits(hidden, chunk.field["query_starts"][-1])
@@ -123,6 +127,8 @@ def _speculate(
         sampled = sample_rows(skeleton, logits, slots, by_token, field["num_top_logprobs"], logprobs_mode)
     slots, sampled = jax.lax.optimization_barrier((slots, sampled))  # see `take_up`
     accepted = accept(sampled.token_ids, chunk, field, newest)
+    with jax.named_scope("settle"):
+        cache = model.settle(cache, context, accepted.counts, len(tokens))
     slots, _ = store_tokens(slots, field, rows._replace(kv_lengths=accepted.position), accepted.newest, vocab_size)
     is_shown = (jnp.arange(width) < accepted.counts[:, None]) & ~rows.is_over[:, None]  # (B, W)
     outcome = Outcome(
