@@ -39,6 +39,8 @@ def written(folder: Path, name: str, kind: str = "F32") -> Path:
         "granitemoeshared_odd_tiny",
         "glm4_moe_tiny",
         "deepseek_v3_tiny",
+        "granitemoehybrid_tiny",
+        "granitemoehybrid_dense_tiny",
     ],
 )
 def test_tokens_equal_those_of_the_safetensors(tmp_path: Path, name: str) -> None:
@@ -169,3 +171,15 @@ def test_latent_attention_keeps_its_blocks_but_those_of_keys_and_values(tmp_path
     expected = TinyModel(path).logits(tokens)
     found = TinyModel(path, quantization=KEPT).logits(tokens)
     np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max(), rtol=0)
+
+
+def test_mixers_keep_the_blocks_of_their_projections(tmp_path: Path) -> None:
+    golden, folder = golden_checkpoint("granitemoehybrid_tiny"), golden_checkpoint("granitemoehybrid_tiny").path
+    hf = json.loads((folder / "config.json").read_text())
+    path = write_as_gguf(tmp_path / "a.gguf", open_model(folder), hf, matrices="Q8_0")
+    kinds = dict(decoder_of(open_model(path)).stored.stored_kinds)  # type: ignore[union-attr]
+    assert {f"model.layers.0.mamba.{part}_proj" for part in ("in", "out")} <= kinds.keys()
+    expected = TinyModel(path).logits(golden.prompt_ids)
+    found = TinyModel(path, quantization=KEPT).logits(golden.prompt_ids)
+    np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max(), rtol=0)
+    assert 0 < np.abs(found - golden.logits).mean() < 0.1 * golden.logits.std()

@@ -14,6 +14,7 @@ from jaxserve.checkpoint.gguf.file import GGUFFile
 from jaxserve.errors import CheckpointError, shown
 
 LOG_MULTIPLIER: Final = "rope.scaling.yarn_log_multiplier"
+KV_HEADS: Final = "attention.head_count_kv"
 WINDOW: Final = "attention.sliding_window"
 WINDOW_PATTERN: Final = "attention.sliding_window_pattern"
 
@@ -62,7 +63,10 @@ SINKS: Final = "self_attn.sinks"
 STACKED: Final = ".experts."
 """Part of the name of a tensor that holds the matrices of all experts."""
 
-_BLOCK_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,3})\.([a-z_]+)\.(weight|bias)")
+_BLOCK_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,3})\.([a-z0-9_]+)(?:\.(weight|bias))?")
+_JOINED_BY_UNDERSCORE: Final = (_EXPERTS["exp_probs_b"], "mamba.dt")
+"""Parts whose `bias` is joined with an underscore."""
+_WITHOUT_SUFFIX: Final = ("mamba.A_log", "mamba.D")
 
 ROPE_FACTORS = "rope_freqs.weight"
 SHORT_DIVISORS, LONG_DIVISORS = "rope_factors_short.weight", "rope_factors_long.weight"
@@ -157,6 +161,8 @@ class GGUFArchitecture:
     """True if the family reads `attention_bias` and `mlp_bias`; they are set if the file has such tensors."""
     has_partial_rotary: bool = False
     """True if fewer dimensions than a head has may rotate."""
+    has_mixers: bool = False
+    """True if `attention.head_count_kv` is a list in which recurrent layers have 0: see gguf/mamba2.py."""
     has_latent_attention: bool = False
     """True if queries and keys have the sizes of latent attention: see gguf/latent.py."""
     norm_offset: float = 0.0
@@ -186,6 +192,10 @@ class GGUFArchitecture:
         if part is None:
             return None
         name, suffix = f"model.layers.{match[1]}.{part}", match[3]
-        if STACKED in name or part == _EXPERTS["exp_probs_b"]:
+        if (suffix is None) != (part in _WITHOUT_SUFFIX):
+            return None
+        if suffix is None:
+            return name
+        if STACKED in name or part in _JOINED_BY_UNDERSCORE:
             return name if suffix == "weight" else f"{name}_{suffix}"
         return name if part == SINKS and suffix == "weight" else f"{name}.{suffix}"

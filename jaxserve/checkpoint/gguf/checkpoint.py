@@ -13,6 +13,7 @@ from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import NO_WEIGHTS, GGUFArchitecture
 from jaxserve.checkpoint.gguf.config import find_family, generation_config, hf_config
 from jaxserve.checkpoint.gguf.file import GGUFFile, open_gguf
+from jaxserve.checkpoint.gguf.mamba2 import LOG_DECAY, mixer_shape
 from jaxserve.errors import CheckpointError, shown
 from jaxserve.quant.tensor import Tensor, TensorInfo
 
@@ -56,9 +57,16 @@ class GGUFCheckpoint:
                 return replace(blocks, blocks=blocks.blocks.reshape(*shape[:-1], -1))
             return blocks if num_heads is None else blocks[split_halves(np.arange(len(blocks.blocks)), num_heads)]
         array = self.file.read(stored_name).reshape(shape)
+        if name.endswith(LOG_DECAY):
+            return self._log_decay(name, array)
         if self.norm_offset and name.endswith("norm.weight"):
             return array.astype(np.float32) - np.float32(self.norm_offset)
         return array if num_heads is None else split_halves(array, num_heads)
+
+    def _log_decay(self, name: str, decay: np.ndarray) -> np.ndarray:
+        if not (decay < 0).all():
+            raise CheckpointError(f"{self.path}: tensor {shown(name)}: expected negative numbers, found others")
+        return np.log(-decay.astype(np.float32))
 
 
 def open_gguf_checkpoint(path: Path, families: Collection[Family]) -> GGUFCheckpoint:
@@ -126,5 +134,8 @@ def _permuted_heads(file: GGUFFile, stored_names: Mapping[str, str], config: dic
 def _info(file: GGUFFile, name: str, stored_name: str) -> TensorInfo:
     tensor = file.tensors[stored_name]
     is_quantized = tensor.kind.block_elements > 1 and len(tensor.shape) > 1
+    own_shape = mixer_shape(name, tensor.shape)
+    if own_shape is not None:
+        return TensorInfo(name, own_shape, tensor.kind.name, tensor.num_bytes, file.path)
     shape = (1, *tensor.shape) if name.endswith(_SHARED_GATE) and len(tensor.shape) == 1 else tensor.shape
     return TensorInfo(name, shape, tensor.kind.name, tensor.num_bytes, file.path, is_quantized)

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import (
+    KV_HEADS,
     LOG_MULTIPLIER,
     LONG_DIVISORS,
     ROPE_FACTORS,
@@ -92,7 +93,7 @@ def hf_config(file: GGUFFile, hf_architecture: str, architecture: GGUFArchitectu
         "intermediate_size": keys.integer("feed_forward_length"),
         "num_hidden_layers": _num_layers(keys),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": keys.integer("attention.head_count_kv", num_heads),
+        "num_key_value_heads": _num_kv_heads(keys, architecture, num_heads),
         "head_dim": head_dim,
         "hidden_act": "silu",
         "max_position_embeddings": keys.integer("context_length"),
@@ -118,6 +119,18 @@ def _num_layers(keys: GGUFKeys) -> int:
     """Return the number of the decoder's layers. Files may have blocks of multi-token-prediction layers after them."""
     num_blocks = keys.integer("block_count", maximum=_MAX_LAYERS)
     return num_blocks - keys.integer("nextn_predict_layers", 0, minimum=0, maximum=num_blocks - 1)
+
+
+def _num_kv_heads(keys: GGUFKeys, architecture: GGUFArchitecture, num_heads: int) -> int:
+    """Return the number of KV heads, which all layers with attention share."""
+    counts = keys.get(KV_HEADS)
+    if not architecture.has_mixers or not isinstance(counts, list):
+        return keys.integer(KV_HEADS, num_heads)
+    num_layers = _num_layers(keys)
+    found = {count for count in counts if count != 0}
+    if len(counts) != num_layers or len(found) != 1 or type(count := found.pop()) is not int or count < 0:
+        keys.fail(KV_HEADS, f"0 or the same number for each of the {num_layers} layers", counts)
+    return count
 
 
 def special_tokens(file: GGUFFile, vocab_size: int) -> dict[str, Any]:

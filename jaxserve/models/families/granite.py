@@ -46,7 +46,12 @@ def gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the factors and the divisor; raise CheckpointError if the file leaves positions out or has a sliding window."""
     if keys.get("rope.scaling.finetuned") is False:
         keys.fail("rope.scaling.finetuned", "true or none: positions are not left out", False)
-    return no_window(keys, config) | {
+    return no_window(keys, config) | gguf_factors(keys, config)
+
+
+def gguf_factors(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of `config.json` that `with_factors` reads."""
+    return {
         "embedding_multiplier": keys.number("embedding_scale", 1.0),
         "residual_multiplier": keys.number("residual_scale", 1.0),
         "attention_multiplier": keys.number("attention.scale", config["head_dim"] ** -0.5),

@@ -7,13 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no_window
+from jaxserve.checkpoint.gguf.mamba2 import TENSOR_NAMES, mamba_config
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.families._common import MAX_LAYERS, MAX_WIDTH, build
 from jaxserve.models.families._experts import COUNT_KEYS, all_with_experts, read_experts
 from jaxserve.models.families._hybrid import hybrid_layers, layer_names, mamba_width, read_mamba
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families.granite import DEFAULTS as GRANITE_DEFAULTS
-from jaxserve.models.families.granite import FACTORS, with_factors
+from jaxserve.models.families.granite import FACTORS, gguf_factors, with_factors
 
 DEFAULTS = dict(
     {key: value for key, value in GRANITE_DEFAULTS.items() if key != "mlp_bias"},
@@ -72,4 +74,31 @@ def _renames(hf: Mapping[str, Any]) -> dict[str, str]:
     return {**RENAMES, "shared_mlp": shared}
 
 
-FAMILY = Family(("GraniteMoeHybridForCausalLM",), decoder_config, config_renames=_renames, stacked_experts="halves")
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return factors, mixers, and the width of the block that every token uses; `rope.scaling.finetuned` false is no rope."""
+    num_experts = config.get("num_experts", 0)
+    shared = "expert_shared_feed_forward_length" if num_experts else "feed_forward_length"
+    return {
+        **no_window(keys, config),
+        **gguf_factors(keys, config),
+        **mamba_config(keys, config),
+        "num_local_experts": num_experts,
+        "shared_intermediate_size": keys.integer(shared),
+        "position_embedding_type": "nope" if keys.get("rope.scaling.finetuned") is False else "rope",
+    }
+
+
+FAMILY = Family(
+    ("GraniteMoeHybridForCausalLM",),
+    decoder_config,
+    config_renames=_renames,
+    stacked_experts="halves",
+    gguf=GGUFArchitecture(
+        "granitehybrid",
+        is_rope_permuted=True,
+        has_mixers=True,
+        tensor_names=TENSOR_NAMES,
+        experts="optional",
+        config=_gguf_config,
+    ),
+)

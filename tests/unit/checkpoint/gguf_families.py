@@ -27,6 +27,7 @@ ARCHITECTURES = {
     "Glm4MoeLiteForCausalLM": ("deepseek2", gguf.MODEL_ARCH.DEEPSEEK2),
     "Llama4ForCausalLM": ("llama4", gguf.MODEL_ARCH.LLAMA4),
     "Glm4MoeForCausalLM": ("glm4moe", gguf.MODEL_ARCH.GLM4_MOE),
+    "GraniteMoeHybridForCausalLM": ("granitehybrid", gguf.MODEL_ARCH.GRANITE_HYBRID),
     "Qwen3MoeForCausalLM": ("qwen3moe", gguf.MODEL_ARCH.QWEN3MOE),
     "Qwen2MoeForCausalLM": ("qwen2moe", gguf.MODEL_ARCH.QWEN2MOE),
     "MixtralForCausalLM": ("llama", gguf.MODEL_ARCH.LLAMA),
@@ -102,6 +103,38 @@ def granite_moe_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
     keys = granite_keys(hf) | expert_keys(hf)
     width = hf.get("shared_intermediate_size")
     return keys if width is None else keys | {"expert_shared_feed_forward_length": width}
+
+
+def granite_hybrid_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
+    defaults = {
+        "embedding_multiplier": 1.0,
+        "residual_multiplier": 1.0,
+        "attention_multiplier": 1.0,
+        "logits_scaling": 1.0,
+    }
+    is_attention = [name in ("attention", "full_attention") for name in hf["layer_types"]]
+    width = hf["mamba_expand"] * hf["hidden_size"]
+    return granite_moe_keys(defaults | dict(hf)) | {
+        "feed_forward_length": hf["intermediate_size"] if hf["num_local_experts"] else hf["shared_intermediate_size"],
+        "attention.head_count_kv": [hf["num_key_value_heads"] * found for found in is_attention],
+        "ssm.conv_kernel": hf["mamba_d_conv"],
+        "ssm.state_size": hf["mamba_d_state"],
+        "ssm.group_count": hf["mamba_n_groups"],
+        "ssm.inner_size": width,
+        "ssm.time_step_rank": hf["mamba_n_heads"],
+        "rope.scaling.finetuned": hf["position_embedding_type"] == "rope",
+    }
+
+
+def mixer_as_stored(name: str, tensor: np.ndarray, hf: Mapping[str, Any]) -> np.ndarray:
+    """Return a tensor of a Mamba-2 mixer as the converter writes it."""
+    if name.endswith(".A_log"):
+        return -np.exp(tensor)[:, None]
+    if name.endswith(".D"):
+        return tensor[:, None]
+    if name.endswith("conv1d.weight"):
+        return tensor[:, 0]
+    return tensor.reshape(hf["mamba_n_groups"], -1) if name.endswith("norm.weight") else tensor
 
 
 def router_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
@@ -234,6 +267,7 @@ OWN_KEYS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "Glm4MoeLiteForCausalLM": deepseek_keys,
     "Llama4ForCausalLM": llama4_keys,
     "Glm4MoeForCausalLM": glm4_moe_keys,
+    "GraniteMoeHybridForCausalLM": granite_hybrid_keys,
     "Qwen3MoeForCausalLM": expert_keys,
     "Qwen2MoeForCausalLM": expert_keys,
     "MixtralForCausalLM": expert_keys,
@@ -250,6 +284,8 @@ def head_dim(hf: Mapping[str, Any]) -> int:
 def as_stored(name: str, tensor: np.ndarray, hf: Mapping[str, Any]) -> np.ndarray:
     """Return the tensor that llama.cpp's converter writes."""
     model = hf["architectures"][0]
+    if ".mamba." in name:
+        return mixer_as_stored(name, tensor, hf)
     if model.startswith("Gemma") and name.endswith("norm.weight"):
         return tensor + 1
     if model.startswith(("Granite", "Mixtral")) and ("q_proj" in name or "k_proj" in name):
@@ -279,10 +315,11 @@ def write_as_gguf(
     num_mtp_layers: int = 0,
     *,
     is_absorbed: bool = True,
+    matrices: str = "F32",
 ) -> Path:
     """Write the checkpoint as llama.cpp's converter does.
 
-    kind: type of the matrices of experts. num_mtp_layers: blocks of multi-token-prediction layers after those of the
+    kind: type of the matrices of experts. matrices: type of other projections whose rows are whole blocks of 32. num_mtp_layers: blocks of multi-token-prediction layers after those of the
     decoder. is_absorbed: False: as converters of early 2025 wrote DeepSeek's files.
     """
     name, architecture = ARCHITECTURES[hf["architectures"][0]]
@@ -307,12 +344,14 @@ def write_as_gguf(
     values_by_name = with_stacked_experts(as_in_the_file(checkpoint))
     for tensor, values in (with_absorbed_latents(values_by_name, hf) if is_absorbed else values_by_name).items():
         hf_name = tensor.replace("shared_experts.", "shared_expert.").replace("_correction_bias", "_correction.bias")
+        hf_name = hf_name.replace(".dt_bias", ".dt_proj.bias")
         stored_name = names.get_name(hf_name, (".weight", ".bias")) or dense.get_name(hf_name, (".weight",))
         assert stored_name is not None, tensor
         stored_name += ".weight" if tensor.endswith("sinks") else ""
         is_stack = tensor.endswith("_proj.weight") and ".experts." in tensor
         value = as_stored(tensor, values, hf)
-        tensors[stored_name] = stored(kind, value) if is_stack else ("F32", value)
+        is_matrix = tensor.endswith("_proj.weight") and value.shape[-1] % 32 == 0
+        tensors[stored_name] = stored(kind if is_stack else matrices if is_matrix else "F32", value)
     for kind_of_text in ("short", "long"):
         factors = (hf.get("rope_scaling") or {}).get(f"{kind_of_text}_factor")
         if factors:
@@ -326,7 +365,8 @@ def write_as_gguf(
 
 
 def as_in_the_file(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
-    """Return float32 tensors under the names of `checkpoint`; of a dense one, with matrices joined as they are stored."""
-    is_dense = not any(".experts." in name for name in checkpoint.tensors)
-    whole = checkpoint.inner if is_dense and isinstance(checkpoint, CheckpointView) else checkpoint
+    """Return float32 tensors under the names of `checkpoint`; of a dense one without mixers, with matrices joined as they are
+    stored."""
+    is_split = any(part in name for name in checkpoint.tensors for part in (".experts.", ".mamba."))
+    whole = checkpoint.inner if not is_split and isinstance(checkpoint, CheckpointView) else checkpoint
     return {name: np.asarray(whole.read(name)).astype(np.float32) for name in whole.tensors}

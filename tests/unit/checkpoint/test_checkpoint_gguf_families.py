@@ -36,6 +36,14 @@ DEEPSEEK: dict[str, Any] = {
 }
 
 
+MIXERS: dict[str, Any] = {
+    "attention__head_count_kv": [0, 2],
+    "ssm__time_step_rank": 4,
+    "ssm__inner_size": 2 * HIDDEN,
+    "ssm__group_count": 1,
+    "ssm__state_size": 8,
+    "ssm__conv_kernel": 4,
+}
 LLAMA4: dict[str, Any] = {
     "expert_count": 4,
     "expert_used_count": 1,
@@ -62,6 +70,8 @@ LLAMA4: dict[str, Any] = {
         "glm4_moe_tiny",
         "llama4_tiny",
         "llama4_odd_tiny",
+        "granitemoehybrid_tiny",
+        "granitemoehybrid_dense_tiny",
         "qwen3_moe_tiny",
         "qwen2_moe_tiny",
         "mixtral_tiny",
@@ -161,6 +171,28 @@ def test_llama_4_with_128_experts_has_no_norms_of_queries_and_keys(
     decoder = decoder_of(open_model(write_decoder(tmp_path / "a.gguf", "llama4", **options)))
     assert decoder.qk_norm == qk_norm
     assert [layer.experts is not None for layer in decoder.layers] == [False, True]
+
+
+def test_mixers_whose_numbers_do_not_fit_are_rejected(tmp_path: Path) -> None:
+    options = MIXERS | {"ssm__inner_size": 12}
+    with pytest.raises(CheckpointError, match=r"key 'granitehybrid\.ssm\.inner_size': expected a multiple of 4 heads"):
+        open_model(write_decoder(tmp_path / "a.gguf", "granitehybrid", **options))
+    for counts in ([0, 0], [2, 1], [2], [0, -1]):
+        options = MIXERS | {"attention__head_count_kv": counts}
+        path = write_decoder(tmp_path / "a.gguf", "granitehybrid", **options)
+        with pytest.raises(CheckpointError, match=r"attention\.head_count_kv': expected"):
+            open_model(path)
+    growing = {"blk.0.ssm_a": np.array([[-1.0], [-2.0], [0.5], [-1.0]], np.float32)}
+    found = open_model(write_decoder(tmp_path / "a.gguf", "granitehybrid", growing, **MIXERS))
+    with pytest.raises(CheckpointError, match=r"A_log'?: expected negative numbers"):
+        found.read("model.layers.0.mamba.A_log")
+
+
+@pytest.mark.parametrize("name", ["blk.0.attn_q", "blk.0.ssm_a.weight", "blk.0.ssm_dt"])
+def test_names_with_another_suffix_are_rejected(tmp_path: Path, name: str) -> None:
+    extra = {name: np.ones((4, HIDDEN), np.float32)}
+    with pytest.raises(CheckpointError, match="no place in it"):
+        open_model(write_decoder(tmp_path / "a.gguf", "granitehybrid", extra, **MIXERS))
 
 
 def test_attention_of_glm_follows_from_the_tensors_of_the_file(tmp_path: Path) -> None:
