@@ -16,6 +16,8 @@ StackedExperts = Literal["interleaved", "halves", "halves_by_inputs", "halves_of
 """interleaved: a gate's output, then an up's, and inputs by outputs (gpt-oss). halves: all outputs of the gate, then those
 of up, and outputs by inputs (Qwen3.5). halves_by_inputs: the same, inputs by outputs (Llama 4). halves_of_either_order: as
 halves, but matrices whose shape says so are inputs by outputs (Qwen3-VL as published)."""
+MTPNames = Literal["layer", "module"]
+"""Names of a multi-token-prediction layer in checkpoints: see `checkpoint.mtp`."""
 ReadVision = Callable[[Mapping[str, Any], ImageProcessorConfig, DecoderConfig], VisionConfig]
 """Read the tower from the text model's config, which holds the whole one (`renamed.MULTIMODAL`), the preprocessing, and the
 decoder. Raises CheckpointError for a value that is not computed."""
@@ -46,5 +48,5 @@ class Family:
     """None: GGUF files of the family are not read."""
     maxtext: MaxTextLayout | None = None
     """None: MaxText checkpoints of the family are not read."""
-    has_mtp_layers: bool = False
-    """True if checkpoints may carry a multi-token-prediction layer that is served: see `checkpoint.mtp`."""
+    mtp_names: MTPNames | None = None
+    """Names of the multi-token-prediction layer that checkpoints may carry and that is served; None: none is."""

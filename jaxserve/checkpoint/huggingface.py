@@ -71,8 +71,8 @@ def open_mtp_layer(directory: Path, families: Collection[Family]) -> Checkpoint:
             f"{directory}: key 'num_hidden_layers': expected a number, found {shown(str(num_layers))}"
         )
     family = _find_family(layer.config, families)
-    stored = _with_quantized_matrices(only_mtp_layer(with_text_names(layer), num_layers))
-    return _with_single_matrices(_with_family_names(as_first_layer(stored, num_layers), family), family)
+    stored = _with_quantized_matrices(only_mtp_layer(with_text_names(layer), num_layers, families))
+    return _with_single_matrices(_with_family_names(as_first_layer(stored, num_layers, families), family), family)
 
 
 def _open_stored(directory: Path, families: Collection[Family]) -> HuggingFaceCheckpoint:

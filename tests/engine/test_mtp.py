@@ -26,19 +26,20 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Payoff, "choose", lambda self, num_rows: "speculate")
 
 
-@pytest.fixture(scope="module", params=["glm4_moe", "deepseek_v3"])
+@pytest.fixture(scope="module", params=["glm4_moe", "deepseek_v3", "qwen3_next"])
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[MTPGolden, ModelEngine]]:
-    """Grouped-query attention with native kernels, and latent attention by XLA."""
+    """Grouped-query attention with native kernels, latent attention by XLA, and a gated delta net before attention."""
     golden = mtp_golden(request.param)
-    kernels = "native" if request.param == "glm4_moe" else "xla"
+    kernels = "xla" if request.param == "deepseek_v3" else "native"
     engine = ModelEngine(golden.path, num_speculative_tokens=NUM_DRAFTS, speculative_method="mtp", cpu_kernels=kernels)
     yield golden, engine
     engine.close()
 
 
 def test_tokens_and_log_probabilities_are_those_without_drafts(served: tuple[MTPGolden, ModelEngine]) -> None:
-    _, engine = served
-    check_drafts_change_nothing(engine, NUM_DRAFTS)
+    golden, engine = served
+    has_states = golden.path.name == "qwen3_next"  # prompts as short as these have no snapshots
+    check_drafts_change_nothing(engine, NUM_DRAFTS, num_cached=0 if has_states else 32)
     assert engine.executor.compilations()["serving"] == 0
 
 

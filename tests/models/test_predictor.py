@@ -49,7 +49,7 @@ class TinyPredictor:
         sharding = make_sharding(decoder, MeshShape())
         parts = zip((checkpoint, layer_checkpoint), skeletons, strict=True)
         params = [load_params(each, skeleton, sharding, lambda *_: None) for each, skeleton in parts]
-        caches = [new_cache(each, NUM_PAGES, jnp.float32, jnp.float32) for each in (decoder, layer)]
+        caches = [new_cache(each, NUM_PAGES, jnp.dtype("float32"), jnp.dtype("float32")) for each in (decoder, layer)]
         model, predictor = (s.build(p) for s, p in zip(skeletons, params, strict=True))
 
         def predict(following: Array, hidden: Array, cache: Cache, first: Array) -> tuple[Array, Array, Cache]:
@@ -103,11 +103,12 @@ def test_logits_are_those_of_transformers(name: str, cpu_kernels: CpuKernels) ->
 
 
 @pytest.mark.parametrize("name", MTP_NAMES)
-def test_the_layer_is_a_decoder_of_one_layer_with_experts_without_embedding_and_head(name: str) -> None:
+def test_the_layer_is_a_decoder_of_one_attention_layer_without_embedding_and_head(name: str) -> None:
     layer, checkpoint = read_mtp_layer(mtp_golden(name).path)
     assert checkpoint is not None
     assert layer.num_layers == 1
-    assert layer.experts is not None
+    assert layer.recurrent is None
+    assert (layer.experts is None) == (name == "qwen3_5")
     names = set(checkpoint.tensors)
     own = {f"model.{part}.weight" for part in ("enorm", "hnorm", "eh_proj", "norm")}
     assert own < names
@@ -159,9 +160,13 @@ def changed(tmp_path: Path, source: Path, **keys: Any) -> Path:
 def test_checkpoints_without_a_layer_that_is_served_are_refused_in_one_line(tmp_path: Path) -> None:
     cases = {
         golden_checkpoint("glm4_moe_tiny").path: "no multi-token-prediction layer in this checkpoint: .* is 0",
+        golden_checkpoint("qwen3_5_tiny").path: r"expected at mtp\.\* \(mtp_num_hidden_layers\); found none",
         golden_checkpoint(
-            "qwen3_5_tiny"
-        ).path: "layers of Qwen3_5ForCausalLM models are not served; those of DeepseekV3",
+            "minimax_m2_tiny"
+        ).path: "layers of MiniMaxM2ForCausalLM models are not served; those of Deep",
+        changed(
+            tmp_path / "own", mtp_golden("qwen3_5").path, mtp_use_dedicated_embeddings=True
+        ): "with embeddings of their own .* are not served",
         golden_checkpoint("smollm2_tiny").path: "layers of LlamaForCausalLM models are not served",
         DATA / "smollm2": "are read from Hugging Face directories only",
         changed(tmp_path, golden_checkpoint("glm4_moe_tiny").path, num_nextn_predict_layers=1): "found none",

@@ -28,8 +28,16 @@ from transformers.modeling_layers import MtpModel
 
 DATA = Path(__file__).parents[1] / "models" / "data" / "mtp"
 NUM_PROMPT, NUM_LOGITS, NUM_DRAFTS = 40, 8, 3
-SMALL = {"hidden_size": 48, "intermediate_size": 56, "num_hidden_layers": 2, "num_nextn_predict_layers": 1}
-MODELS = {"glm4_moe": "glm4_moe_tiny", "deepseek_v3": "deepseek_v3_tiny", "glm4_moe_lite": "glm4_moe_lite_tiny"}
+SMALL = {"hidden_size": 48, "intermediate_size": 56, "num_hidden_layers": 2}
+MODELS = {
+    "glm4_moe": "glm4_moe_tiny",
+    "deepseek_v3": "deepseek_v3_tiny",
+    "glm4_moe_lite": "glm4_moe_lite_tiny",
+    "qwen3_5": "qwen3_5_tiny",
+    "qwen3_next": "qwen3_next_tiny",
+}
+QWEN_NAMES = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "post_norm": "norm"}
+"""Names of the layer's own modules in checkpoints of Qwen3-Next and Qwen3.5, after `mtp.`."""
 
 
 def add_layer(folder: Path, model: transformers.PreTrainedModel, tiny: TinyCheckpoint, seed: int) -> None:
@@ -40,21 +48,32 @@ def add_layer(folder: Path, model: transformers.PreTrainedModel, tiny: TinyCheck
     state = load_file(folder / "model.safetensors")
     own = {name: value for name, value in predictor.state_dict().items() if name.startswith("layers.0.")}
     for whole, weight in own.items():
-        name = whole.removeprefix("layers.0.").removeprefix("mtp_block.").replace("post_norm.", "shared_head.norm.")
+        name = whole.removeprefix("layers.0.")
         is_kept = name.endswith("e_score_correction_bias")
         dtype = weight.dtype if is_kept else getattr(torch, tiny.dtype)
-        for part, value in published(f"model.layers.{number}.{name}", weight, model_type).items():
+        for part, value in published(stored_name(name, number, model_type), weight, model_type).items():
             state[part] = value.detach().to(dtype).contiguous()
-    # Published checkpoints have copies of both.
-    state[f"model.layers.{number}.embed_tokens.weight"] = state["model.embed_tokens.weight"].clone()
-    state[f"model.layers.{number}.shared_head.head.weight"] = state["lm_head.weight"].clone()
+    if not model_type.startswith("qwen"):  # others are published with copies of both
+        state[f"model.layers.{number}.embed_tokens.weight"] = state["model.embed_tokens.weight"].clone()
+        state[f"model.layers.{number}.shared_head.head.weight"] = state["lm_head.weight"].clone()
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def stored_name(name: str, number: int, model_type: str) -> str:
+    """Return the name that checkpoints have for a parameter of transformers' layer. number: of the model's layers."""
+    if not model_type.startswith("qwen"):
+        return f"model.layers.{number}." + name.removeprefix("mtp_block.").replace("post_norm.", "shared_head.norm.")
+    if name.startswith("mtp_block."):
+        return "mtp.layers.0." + name.removeprefix("mtp_block.")
+    module, _, rest = name.partition(".")
+    return f"mtp.{QWEN_NAMES[module]}.{rest}"
 
 
 def load_layer(folder: Path, model: Any) -> MtpModel:
     """Return the MTP layer of the checkpoint in transformers."""
     number = model.config.num_hidden_layers
-    model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{number}.*"]
+    if not model.config.model_type.startswith("qwen"):
+        model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{number}.*"]
     model.config.name_or_path = str(folder)
     return MtpModel.from_pretrained(model).to(model.dtype).eval()
 
@@ -106,14 +125,20 @@ def make(name: str, tiny: TinyCheckpoint) -> None:
     folder = DATA / name
     folder.mkdir(parents=True, exist_ok=True)
     hf = {**tiny.config, **SMALL, "dtype": tiny.dtype}
+    is_qwen = hf["model_type"].startswith("qwen")
+    hf["mtp_num_hidden_layers" if is_qwen else "num_nextn_predict_layers"] = 1
     if "mlp_layer_types" in hf:
         hf |= {"mlp_layer_types": ["dense", "sparse"]}
+    if "layer_types" in hf:
+        hf |= {"layer_types": ["linear_attention", "full_attention"]}
     (folder / "config.json").write_text(json.dumps(hf, indent=1) + "\n")
     rng = np.random.default_rng(len(name))
     prompt_ids = rng.integers(3, VOCAB_SIZE, NUM_PROMPT).tolist()
     kind = type(transformers.AutoConfig.for_model(hf["model_type"]))
     if "mlp_layer_types" in hf:  # transformers reads no number of MTP layers for GLM-4.7-Flash
         kind.num_mtp_layers, kind.mtp_mlp_layer_types = 1, ["sparse"]
+    if is_qwen:  # nor for Qwen, whose own modules it names as those of others
+        kind.num_mtp_layers, kind.mtp_layer_types = 1, ["full_attention"]
     for seed in range(100):
         config = kind.from_dict(hf)
         fresh = getattr(transformers, hf["architectures"][0])._from_config(config, dtype=torch.float32)

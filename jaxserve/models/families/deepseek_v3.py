@@ -36,4 +36,4 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return latent_decoder(keys, dense_first(keys, full_layers(keys), experts))
 
 
-FAMILY = Family(("DeepseekV3ForCausalLM",), decoder_config, has_mtp_layers=True)
+FAMILY = Family(("DeepseekV3ForCausalLM",), decoder_config, mtp_names="layer")

@@ -68,7 +68,7 @@ def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
 FAMILY = Family(
     ("Glm4MoeForCausalLM",),
     decoder_config,
-    has_mtp_layers=True,
+    mtp_names="layer",
     gguf=GGUFArchitecture(
         "glm4moe",
         has_bias_flags=True,

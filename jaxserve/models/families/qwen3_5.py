@@ -40,4 +40,5 @@ FAMILY = Family(
     decoder_config,
     text_part_of=("Qwen3_5ForConditionalGeneration",),
     read_vision=partial(qwen_vision, sections=QWEN3_5_SECTIONS),
+    mtp_names="module",
 )

@@ -55,4 +55,5 @@ FAMILY = Family(
     read_vision=partial(qwen_vision, sections=QWEN3_5_SECTIONS),
     renames={"shared_expert": "shared_experts"},
     stacked_experts="halves",
+    mtp_names="module",
 )

@@ -37,4 +37,6 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return qwen_hybrid(keys, some_with_experts(keys, qwen_layers(keys, is_fused=True), experts))
 
 
-FAMILY = Family(("Qwen3NextForCausalLM",), decoder_config, renames={"shared_expert": "shared_experts"})
+FAMILY = Family(
+    ("Qwen3NextForCausalLM",), decoder_config, renames={"shared_expert": "shared_experts"}, mtp_names="module"
+)
