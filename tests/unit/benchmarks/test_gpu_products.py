@@ -98,6 +98,7 @@ def test_a_file_is_written_for_what_was_measured(tmp_path: Path, monkeypatch: py
         return (x @ wide.T) * scales * (1 if sizes.rows == 64 else 2)
 
     monkeypatch.setattr(product_programs, "skinny_product", stand_in)
+    monkeypatch.setattr(product_programs, "MOST_REPEATS", 2)
     monkeypatch.setattr(tune_products, "why_no_kernels", lambda shape: None)
     monkeypatch.setattr(tune_products, "decoder", lambda shape: decoder(TINY))
     monkeypatch.setattr(tune_products, "TOKENS", (8,))
