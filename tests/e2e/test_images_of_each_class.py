@@ -14,14 +14,14 @@ from PIL import ImageOps
 from tests.e2e.http_server import Server
 from tests.e2e.real_server import serving
 from tests.e2e.test_images_real import OPTIONS, chat, data_url
+from tests.engine.image_reader import IN_ENGINES, limits
+from tests.engine.model_engine import KV_CACHE_MEMORY
 from tests.models.goldens import DATA
 from tests.models.pictures import picture
 from tests.unit.frontend.images.test_decode import file_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-STEP_TOKENS = {"gemma3_vision_tiny": 12, "gemma4_vision_tiny": 73}
-"""Tokens of a step that holds an image which is seen whole, and a token of three other requests."""
 NAMES = (
     "idefics3_tiny",
     "qwen3_vl_tiny",
@@ -37,9 +37,10 @@ INVERTED = "data:image/png;base64," + base64.b64encode(file_of(ImageOps.invert(p
 
 @pytest.fixture(scope="module", params=NAMES)
 def server(request: Any, programs: Path) -> Iterator[Server]:
-    flags = ("--max-num-seqs", "4", "--max-num-batched-tokens", str(STEP_TOKENS.get(request.param, 16)))
-    path = str(DATA / "vision" / request.param)
-    with serving(path, *flags, "--served-model-name", "tiny", programs=programs) as running:
+    sizes = limits(request.param) | ({} if request.param in IN_ENGINES else {"max_num_seqs": 1})  # fewer programs
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in sizes.items()]
+    flags += [f"--kv-cache-memory={KV_CACHE_MEMORY}", "--dtype=float32", "--served-model-name=tiny"]
+    with serving(str(DATA / "vision" / request.param), *flags, programs=programs) as running:
         yield running
         assert "Traceback" not in running.output, running.output
 

@@ -22,6 +22,24 @@ from tests.models.pictures import picture
 SIZES = ((80, 50), (30, 45), (20, 22))
 ORDER = {1: (0,), 3: (2, 0, 1)}
 """Pictures of the goldens' prompts, by their number."""
+IN_ENGINES = (
+    "smolvlm_tiny",
+    "qwen3_vl_tiny",
+    "qwen3_5_moe_vision_odd_tiny",
+    "gemma3_vision_tiny",
+    "gemma4_vision_tiny",
+    "gemma4_vision_odd_tiny",
+)
+"""Models that an engine runs without a server."""
+
+
+def limits(name: str) -> dict[str, int]:
+    """Return the limits of a tiny model that reads images. With equal limits a server has the programs of an engine.
+
+    An image of Gemma 4 has up to 70 tokens, and one step holds it beside a token of every other request.
+    """
+    sizes = (320, 73) if name.startswith("gemma4") else (256, 16)
+    return {**dict(zip(("max_model_len", "max_num_batched_tokens"), sizes, strict=True)), "max_num_seqs": 4}
 
 
 @dataclass

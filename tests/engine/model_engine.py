@@ -39,6 +39,8 @@ from tests.unit.checkpoint.checkpoint_files import smollm2_file
 
 MODEL_NAME = "mistral_sliding_tiny"
 """Grouped heads, and a window of 8 that every prompt outgrows."""
+KV_CACHE_MEMORY = 64 << 20
+"""Bytes."""
 
 
 @dataclass
@@ -87,7 +89,7 @@ class ModelEngine:
         expert_parallel_size: int = 1,
         dtype: str = "float32",
         num_blocks: int | None = None,
-        kv_cache_memory: int = 64 << 20,
+        kv_cache_memory: int = KV_CACHE_MEMORY,
         cpu_kernels: CpuKernels = "xla",
         quantization: str = "none",
         lora_modules: str | None = None,

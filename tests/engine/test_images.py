@@ -8,28 +8,16 @@ from typing import Any
 import pytest
 
 from jaxserve.config import ImagesConfig
-from tests.engine.image_reader import ORDER, Reader
+from tests.engine.image_reader import IN_ENGINES, ORDER, Reader, limits
 from tests.engine.model_engine import ModelEngine, request
 from tests.models.goldens import DATA
 
 pytestmark = [pytest.mark.slow]
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        "smolvlm_tiny",
-        "qwen3_vl_tiny",
-        "qwen3_5_moe_vision_odd_tiny",
-        "gemma3_vision_tiny",
-        "gemma4_vision_tiny",
-        "gemma4_vision_odd_tiny",
-    ],
-)
+@pytest.fixture(scope="module", params=IN_ENGINES)
 def reader(request: Any) -> Iterator[Reader]:
-    # An image of Gemma 4 has up to 70 tokens, and one step holds it beside a token of every other request.
-    sizes = {"max_model_len": 320, "max_num_batched_tokens": 73} if request.param.startswith("gemma4") else {}
-    engine = ModelEngine(DATA / "vision" / request.param, **{"max_model_len": 256, **sizes})
+    engine = ModelEngine(DATA / "vision" / request.param, **limits(request.param))
     yield Reader(engine, request.param)
     engine.executor.close()
 
