@@ -49,7 +49,8 @@ def with_adapters(
 def _read_matrix(info: TensorInfo, adapters: Sequence[Adapter | None], rank: int, inner: Checkpoint) -> np.ndarray:
     """Return matrix A or B of a module. Each adapter has `rank` rows of A and columns of B, in the order of adapters.
 
-    Unused rows and columns are zeros.
+    Unused rows and columns are zeros. Raises CheckpointError for a number that is not finite: its product with the zeros of
+    other requests would not be zero.
     """
     module, matrix = info.name.removesuffix(DOWN).removesuffix(UP), np.zeros(info.shape, np.float32)
     for index, adapter in enumerate(adapters):
@@ -58,9 +59,11 @@ def _read_matrix(info: TensorInfo, adapters: Sequence[Adapter | None], rank: int
             continue
         ranks = slice(index * rank, index * rank + addition.rank)
         if info.name.endswith(DOWN):
-            matrix[ranks] = addition.down.read(adapter.file)
+            own = matrix[ranks] = addition.down.read(adapter.file)
         else:
-            matrix[:, ranks] = addition.up.read(adapter.file).astype(np.float32) * addition.scale
+            own = matrix[:, ranks] = addition.up.read(adapter.file).astype(np.float32) * addition.scale
+        if not np.isfinite(own).all():
+            raise CheckpointError(f"adapter {shown(adapter.name)}: {module}: expected finite numbers, found others")
     return matrix
 
 

@@ -14,8 +14,11 @@ from jaxserve.errors import ConfigError
 from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig, LayerConfig
 from jaxserve.models.registry import family_of
 
-RANK_STEP: Final = 16
-"""Ranks are padded to a multiple of this: the width of vector registers and of tensor cores."""
+_LANES: Final = 16
+"""Width of vector registers and of tensor cores: the smallest rank that is reserved."""
+_TILE: Final = 32
+"""Ranks that a tile of AMX adds up together. Larger ranks fill whole tiles, or an adapter's sums would have another order in
+every second place (decision 0086)."""
 
 
 def open_adapters(config: Config, decoder: DecoderConfig, hf: Mapping[str, Any]) -> tuple[Adapter, ...]:
@@ -76,7 +79,12 @@ def adapters_config(
         largest, modules = reserved or largest, modules | adaptable_modules(decoder)
     if not count:
         return None
-    return AdaptersConfig(count, -(-largest // RANK_STEP) * RANK_STEP, tuple(sorted(modules)))
+    return AdaptersConfig(count, padded_rank(largest), tuple(sorted(modules)))
+
+
+def padded_rank(rank: int) -> int:
+    """Return the rank that is reserved for each adapter if the largest has `rank`."""
+    return _LANES if rank <= _LANES else -(-rank // _TILE) * _TILE
 
 
 def adaptable_modules(decoder: DecoderConfig) -> set[str]:

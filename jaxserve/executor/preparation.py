@@ -198,7 +198,7 @@ def prepare(
     check_cache(config, model)
     config = image_settings(config, model, device.platform)
     policy = make_policy(config, model, chip_of(device))
-    check_deterministic(config, model, policy, adapters)
+    check_deterministic(config, model, policy)
     skeleton = make_skeleton(model, policy, adapters)
     sharding = make_sharding(model, shape, host_devices(shape.num_devices, config.hosts.num_hosts))
     kv_shards = cache_shards(model, sharding.rules)

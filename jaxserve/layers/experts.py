@@ -20,7 +20,7 @@ from jaxserve.layers.mlp import ACTIVATIONS, MLP
 from jaxserve.layers.norm import make_norm
 from jaxserve.layers.param import array_axes, parameter
 from jaxserve.layers.policy import DtypePolicy
-from jaxserve.layers.routing import Router, Routing, scaled_rows, weighted_sum
+from jaxserve.layers.routing import Router, Routing, scaled_rows, sums, weighted_sum
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.sharding.rules import Axes
@@ -152,10 +152,13 @@ class Experts(nnx.Module):
         every = routing.sorted_rows(routing.tokens, routing.group_sizes)
         if self.scales_inputs:
             assert not groups, "experts whose inputs are scaled are not split by expert"
-            made = compute(scaled_rows(x, routing), every)[routing.rows].sum(1)
+            made = sums(compute(scaled_rows(x, routing), every)[routing.rows], 1, is_alike=self.gate.is_alike).squeeze(
+                1
+            )
             return all_reduce(made, x.dtype, widths) if widths else made
         if not groups:
-            made = weighted_sum(compute(x[routing.tokens], every), routing.rows, routing.weights)
+            rows = compute(x[routing.tokens], every)
+            made = weighted_sum(rows, routing.rows, routing.weights, is_alike=self.gate.is_alike)
             return all_reduce(made, x.dtype, widths) if widths else made
         if not uses_all_to_all(self.exchange, len(x), routing.experts.shape[1], self.rules.count("experts")):
             return all_reduce(by_all_reduce(compute, x, routing, groups), x.dtype, groups + widths)

@@ -60,7 +60,8 @@ class Router(Linear):
         if self.bias is not None:
             logits = logits + self.bias[...]
         correction = None if self.e_score_correction_bias is None else self.e_score_correction_bias[...]
-        routing = route(logits, tokens.num_real, self.config, correction)._replace(adapters=tokens.adapters)
+        routing = route(logits, tokens.num_real, self.config, correction, is_alike=self.is_alike)
+        routing = routing._replace(adapters=tokens.adapters)
         if self.per_expert_scale is None:
             return routing
         factors = self.per_expert_scale[...].astype(jnp.float32)[routing.experts]  # of a padding token: any
@@ -72,9 +73,11 @@ def route(
     num_tokens: Int[Array, ""],
     config: ExpertsConfig,
     correction: Float[Array, "E"] | None = None,
+    *,
+    is_alike: bool = False,
 ) -> Routing:
-    """Choose the experts of every token; rows of `logits` from `num_tokens` on are padding."""
-    experts, weights = _choose(logits, config, correction)
+    """Choose the experts of every token; rows of `logits` from `num_tokens` on are padding. is_alike: see `sums`."""
+    experts, weights = _choose(logits, config, correction, is_alike=is_alike)
     is_padding = jnp.arange(len(logits)) >= num_tokens
     experts = jnp.where(is_padding[:, None], config.num_experts, experts)
     tokens, rows = sort_rows(experts)
@@ -102,52 +105,88 @@ def scaled_rows(x: Float[Array, "T D"], routing: Routing) -> Float[Array, "R D"]
 
 
 def weighted_sum(
-    made: Float[Array, "R D"], rows: Int[Array, "T k"], weights: Float[Array, "T k"]
+    made: Float[Array, "R D"], rows: Int[Array, "T k"], weights: Float[Array, "T k"], *, is_alike: bool = False
 ) -> Float[Array, "T D"]:
-    """Return each token's weighted sum over its rows, the best expert first."""
-    return (made[rows] * weights[:, :, None]).sum(1)
+    """Return each token's weighted sum over its rows, the best expert first. is_alike: see `sums`."""
+    return sums(made[rows] * weights[:, :, None], 1, is_alike=is_alike).squeeze(1)
+
+
+def sums(values: Float[Array, "..."], axis: int, *, is_alike: bool) -> Float[Array, "..."]:
+    """Return the sums over an axis, which is kept with one element.
+
+    is_alike: they are added up pair by pair, so that a token's sum does not depend on the number of tokens; XLA:CPU divides a
+    reduction by the size of the array.
+    """
+    if not is_alike:
+        return values.sum(axis, keepdims=True)
+    while (count := values.shape[axis]) > 1:
+        half = count // 2
+        added = _part(values, axis, 0, half) + _part(values, axis, half, 2 * half)
+        values = jnp.concatenate([added, _part(values, axis, 2 * half, count)], axis) if count % 2 else added
+    return values
+
+
+def _part(values: Float[Array, "..."], axis: int, start: int, end: int) -> Float[Array, "..."]:
+    return jax.lax.slice_in_dim(values, start, end, axis=axis)
+
+
+def _softmax(logits: Float[Array, "T E"], *, is_alike: bool) -> Float[Array, "T E"]:
+    if not is_alike:
+        return jax.nn.softmax(logits)
+    return jnp.exp(logits - _log_sum(logits, is_alike=True))
+
+
+def _log_sum(logits: Float[Array, "T E"], *, is_alike: bool) -> Float[Array, "T 1"]:
+    """Return the logarithms of the sums of e^x."""
+    if not is_alike:
+        return jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    largest = logits.max(-1, keepdims=True)
+    return largest + jnp.log(sums(jnp.exp(logits - largest), -1, is_alike=True))
 
 
 def _choose(
-    logits: Float[Array, "T E"], config: ExpertsConfig, correction: Float[Array, "E"] | None
+    logits: Float[Array, "T E"], config: ExpertsConfig, correction: Float[Array, "E"] | None, *, is_alike: bool
 ) -> tuple[Int[Array, "T k"], Float[Array, "T k"]]:
     if config.score == "sparse_mixer":
-        return _sparse_mixer(logits, config.margin)
+        return _sparse_mixer(logits, config.margin, is_alike=is_alike)
     if config.score == "softmax" and correction is None and config.num_groups == 1:
         best, experts = jax.lax.top_k(logits, config.num_per_token)
-        weights = jnp.exp(best - jax.nn.logsumexp(best if config.is_normalized else logits, axis=-1, keepdims=True))
+        weights = jnp.exp(best - _log_sum(best if config.is_normalized else logits, is_alike=is_alike))
     else:
-        scores = jax.nn.sigmoid(logits) if config.score == "sigmoid" else jax.nn.softmax(logits)
+        scores = jax.nn.sigmoid(logits) if config.score == "sigmoid" else _softmax(logits, is_alike=is_alike)
         if correction is not None:
             ranks = scores + correction
         else:  # Large logits have the same sigmoid: without groups, whose scores are added, they are ranked as they are.
             ranks = logits if config.score == "sigmoid" and config.num_groups == 1 else scores
-        _, experts = jax.lax.top_k(_within_best_groups(ranks, config), config.num_per_token)
+        _, experts = jax.lax.top_k(_within_best_groups(ranks, config, is_alike=is_alike), config.num_per_token)
         weights = jnp.take_along_axis(scores, experts, axis=1)
         if config.is_normalized:
-            weights = weights / (weights.sum(-1, keepdims=True) + 1e-20)  # as DeepSeek-V3 guards it
+            weights = weights / (sums(weights, -1, is_alike=is_alike) + 1e-20)  # as DeepSeek-V3 guards it
     return experts, weights if config.weight_scale == 1 else weights * config.weight_scale
 
 
-def _sparse_mixer(logits: Float[Array, "T E"], margin: float) -> tuple[Int[Array, "T 2"], Float[Array, "T 2"]]:
+def _sparse_mixer(
+    logits: Float[Array, "T E"], margin: float, *, is_alike: bool
+) -> tuple[Int[Array, "T 2"], Float[Array, "T 2"]]:
     """Choose two experts by SparseMixer (arXiv 2409.12136): one, then another without the first."""
     rows, left = jnp.arange(len(logits)), logits
     experts, weights = [], []
     for _ in range(2):
         expert, best = left.argmax(-1), left.max(-1, keepdims=True)
         is_far = (best - logits) / jnp.maximum(jnp.abs(logits), best) > margin
-        weights.append(jax.nn.softmax(jnp.where(is_far, -jnp.inf, left))[rows, expert])
+        weights.append(_softmax(jnp.where(is_far, -jnp.inf, left), is_alike=is_alike)[rows, expert])
         experts.append(expert)
         left = left.at[rows, expert].set(-jnp.inf)
     return jnp.stack(experts, 1), jnp.stack(weights, 1)
 
 
-def _within_best_groups(ranks: Float[Array, "T E"], config: ExpertsConfig) -> Float[Array, "T E"]:
+def _within_best_groups(ranks: Float[Array, "T E"], config: ExpertsConfig, *, is_alike: bool) -> Float[Array, "T E"]:
     """Exclude experts outside each token's best groups, ranked by their best experts (arXiv 2412.19437, 2.1.2)."""
     if config.num_groups == 1:
         return ranks
     grouped = ranks.reshape(len(ranks), config.num_groups, -1)  # (T, groups, E / groups)
     best, _ = jax.lax.top_k(grouped, 2 if config.group_score == "best_two" else 1)
-    _, groups = jax.lax.top_k(best.sum(-1), config.num_groups_per_token)
+    scores = sums(best, -1, is_alike=is_alike).squeeze(-1)
+    _, groups = jax.lax.top_k(scores, config.num_groups_per_token)
     is_chosen = (groups[:, :, None] == jnp.arange(config.num_groups)).any(1)  # (T, groups)
     return jnp.where(is_chosen[:, :, None], grouped, -jnp.inf).reshape(ranks.shape)

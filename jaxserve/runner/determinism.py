@@ -9,22 +9,20 @@ from jaxserve_kernels.backend import NATIVE
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
 from jaxserve.layers.policy import DtypePolicy
-from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
 
 _FORMATS: Final = frozenset({"none", "int8"})
 """Formats whose matmuls were compared bit by bit among batches of all sizes."""
 
 
-def check_deterministic(
-    config: Config, model: DecoderConfig | EncoderConfig, policy: DtypePolicy, adapters: AdaptersConfig | None = None
-) -> None:
+def check_deterministic(config: Config, model: DecoderConfig | EncoderConfig, policy: DtypePolicy) -> None:
     """Raise ConfigError if `--deterministic` is set and this engine's steps may round a row by its neighbours."""
-    if config.compile.deterministic and (reason := _obstacle(model, policy, adapters)) is not None:
+    if config.compile.deterministic and (reason := _obstacle(model, policy)) is not None:
         raise ConfigError(f"--deterministic: {reason}")
 
 
-def _obstacle(model: DecoderConfig | EncoderConfig, policy: DtypePolicy, adapters: AdaptersConfig | None) -> str | None:
+def _obstacle(model: DecoderConfig | EncoderConfig, policy: DtypePolicy) -> str | None:
     """Return the reason why replies may differ with what else runs; None if they do not."""
     if policy.backend not in NATIVE:
         return "only with the native kernels of one CPU device: the matmuls of XLA round a row by the number of rows"
@@ -35,6 +33,4 @@ def _obstacle(model: DecoderConfig | EncoderConfig, policy: DtypePolicy, adapter
         return "only for models that generate"
     if any(layer.recurrent is not None or layer.latent_dim is not None for layer in model.layers):
         return "not with recurrent layers or latent attention, which were not tested"
-    if adapters is not None:
-        return "not with LoRA adapters, which were not tested"
     return None

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jaxserve_kernels import native
+from jaxserve_kernels.backend import Backend
+from jaxserve_kernels.matmul import matmul
 from jaxserve_kernels.native.build import BuildError, build
 
 from jaxserve.config import CompileConfig, Config, ModelConfig
 from jaxserve.errors import ConfigError
+from jaxserve.executor.adapters import padded_rank
 from jaxserve.ipc.messages import AddRequest
 from jaxserve.layers.policy import DtypePolicy, plain
-from jaxserve.model_config.decoder import AdaptersConfig
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.runner.determinism import check_deterministic
 from tests.engine.model_engine import MODEL_NAME, Generated, ModelEngine, request
-from tests.models.goldens import DATA
+from tests.models.expert_adapters import of_modules
+from tests.models.goldens import DATA, adapter_goldens
 
 _LENGTHS = (1, 5, 17, 33, 60, 80)
 
@@ -33,18 +43,42 @@ PROMPTS = prompts()
 
 NUM_TOKENS = 20
 NUM_MIXES = 32  # of each format
+RANKS = {"narrow": 4, "other": 24, "wide": 40, "last": 8}
+"""Ranks of adapters by their names."""
+
+Case = tuple[int, str]
+"""A prompt's index, and the name of an adapter; "": none."""
 
 
-def message(index: int, copy: int) -> AddRequest:
-    """Return a request for a few tokens; every second one is sampled with its own seed."""
-    options: dict[str, Any] = {"temperature": (0.0, 0.8)[index % 2], "seed": index, "num_top_logprobs": 2}
-    return request(f"{index}-{copy}", PROMPTS[index], max_tokens=NUM_TOKENS, **options)
+@dataclass(frozen=True)
+class Alone:
+    """Tokens and bits of a request that ran alone."""
+
+    token_ids: list[int]
+    bits: object
 
 
-def replay(index: int, copy: int, token_ids: list[int]) -> AddRequest:
-    """Return a request that scores the prompt and the tokens that it got."""
-    options = {"num_prompt_logprobs": 2, "max_tokens": 1}
-    return request(f"{index}-{copy}-replay", PROMPTS[index] + token_ids, **options)
+@dataclass(frozen=True)
+class Served:
+    """An engine and the adapters that it has, in their order."""
+
+    engine: ModelEngine
+    adapters: tuple[str, ...] = ()
+
+    def number(self, adapter: str) -> int:
+        return 1 + self.adapters.index(adapter) if adapter else 0
+
+    def message(self, name: str, case: Case) -> AddRequest:
+        """Return a request for a few tokens; every second one is sampled with its own seed."""
+        index, adapter = case
+        options: dict[str, Any] = {"temperature": (0.0, 0.8)[index % 2], "seed": index, "num_top_logprobs": 2}
+        return request(name, PROMPTS[index], adapter=self.number(adapter), max_tokens=NUM_TOKENS, **options)
+
+    def replay(self, name: str, case: Case, token_ids: list[int]) -> AddRequest:
+        """Return a request that scores the prompt and the tokens that it got."""
+        index, adapter = case
+        options = {"num_prompt_logprobs": 2, "max_tokens": 1}
+        return request(name, PROMPTS[index] + token_ids, adapter=self.number(adapter), **options)
 
 
 def bits(index: int, result: Generated, *, is_replay: bool = False) -> object:
@@ -54,65 +88,148 @@ def bits(index: int, result: Generated, *, is_replay: bool = False) -> object:
     return [(token.logprob, token.top_token_ids, token.top_logprobs) for token in scored]
 
 
-def start(quantization: str) -> ModelEngine:
-    sizes = {"max_num_seqs": 8, "max_num_batched_tokens": 64}
-    return ModelEngine(DATA / MODEL_NAME, cpu_kernels="native", quantization=quantization, **sizes)  # type: ignore[arg-type]
+def start(quantization: str, adapters: Mapping[str, Path] | None = None, model: str = MODEL_NAME) -> Served:
+    adapters = adapters or {}
+    modules = ",".join(f"{name}={path}" for name, path in adapters.items()) or None
+    sizes = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "lora_modules": modules}
+    engine = ModelEngine(DATA / model, cpu_kernels="native", quantization=quantization, **sizes)  # type: ignore[arg-type]
+    return Served(engine, tuple(adapters))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("quantization", ["none", "int8"])
-def test_replies_and_replays_have_the_same_bits_in_any_mix(quantization: str) -> None:
-    """Mixes differ in neighbours, chunks, prefix hits, preemptions and overlap; half of them run in another engine."""
+def run_alone(served: Served, adapter: str = "") -> dict[Case, Alone]:
+    """Return what each prompt gets with an adapter, one after the other."""
+    found = {}
+    for index in range(len(PROMPTS)):
+        served.engine.restart()
+        result = served.engine.run([served.message("alone", (index, adapter))])["alone"]
+        found[index, adapter] = Alone(result.token_ids, bits(index, result))
+    return found
+
+
+def check_mixes(starts: Sequence[Callable[[], Served]], alone: Mapping[Case, Alone], num_mixes: int) -> None:
+    """Run mixes in several engines, one after the other, and compare each request with what it got alone.
+
+    Mixes differ in neighbours, chunks, prefix hits, preemptions and overlap.
+    """
+    rng, num_cached, num_preemptions, num_replays = random.Random(1), 0, 0, 0
+    for begin in starts:
+        served = begin()
+        engine = served.engine
+        for number in range(num_mixes // len(starts)):
+            if number % 2 == 0:  # every second mix finds pages of the one before
+                engine.restart(
+                    rng.choice([None, 10, 12]),
+                    enable_prefix_caching=rng.random() < 0.7,
+                    max_num_batched_tokens=rng.choice([None, 9, 16, 33]),
+                    overlap=rng.random() < 0.5,
+                )
+            mix: dict[str, tuple[Case, AddRequest]] = {}
+            for copy in range(rng.randrange(2, 9)):
+                case = rng.choice(list(alone))
+                name = f"{copy}-replay" if rng.random() < 0.3 else f"{copy}"
+                is_replay = name.endswith("replay")
+                made = served.replay(name, case, alone[case].token_ids) if is_replay else served.message(name, case)
+                mix[name] = case, made
+            before = engine.num_preemptions
+            for name, result in engine.run([each for _, each in mix.values()]).items():
+                (index, adapter), is_replay = mix[name][0], name.endswith("replay")
+                assert is_replay or result.token_ids == alone[index, adapter].token_ids
+                assert bits(index, result, is_replay=is_replay) == alone[index, adapter].bits
+                num_cached += result.num_cached_tokens
+                num_replays += is_replay
+            num_preemptions += engine.num_preemptions - before
+        engine.close()
+    assert min(num_cached, num_preemptions, num_replays) > 0
+
+
+@pytest.fixture
+def kernels() -> None:
     try:
         build()
     except BuildError as error:
         pytest.skip(f"native kernels: {error}")
-    engine = start(quantization)
-    tokens, alone = [], []
-    for index in range(len(PROMPTS)):
-        engine.restart()
-        result = engine.run([message(index, 0)])[f"{index}-0"]
-        tokens.append(result.token_ids)
-        alone.append(bits(index, result))
-    rng, num_cached, num_preemptions, num_replays = random.Random(1), 0, 0, 0
-    for number in range(NUM_MIXES):
-        if number == NUM_MIXES // 2:
-            engine.close()
-            engine = start(quantization)
-        if number % 2 == 0:  # every second mix finds pages of the one before
-            engine.restart(
-                rng.choice([None, 10, 12]),
-                enable_prefix_caching=rng.random() < 0.7,
-                max_num_batched_tokens=rng.choice([None, 9, 16, 33]),
-                overlap=rng.random() < 0.5,
-            )
-        mix = []
-        for copy in range(rng.randrange(2, 9)):
-            index = rng.randrange(len(PROMPTS))
-            mix.append(replay(index, copy, tokens[index]) if rng.random() < 0.3 else message(index, copy))
-        before = engine.num_preemptions
-        for name, result in engine.run(mix).items():
-            index, is_replay = int(name.partition("-")[0]), name.endswith("replay")
-            assert is_replay or result.token_ids == tokens[index]
-            assert bits(index, result, is_replay=is_replay) == alone[index]
-            num_cached += result.num_cached_tokens
-            num_replays += is_replay
-        num_preemptions += engine.num_preemptions - before
-    engine.close()
-    assert min(num_cached, num_preemptions, num_replays) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_replies_and_replays_have_the_same_bits_in_any_mix(quantization: str) -> None:
+    """Half of the mixes run in another engine."""
+    served = start(quantization)
+    alone = run_alone(served)
+    served.engine.close()
+    check_mixes([partial(start, quantization)] * 2, alone, NUM_MIXES)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("quantization", ["none", "int8"])
+def test_adapters_of_others_and_their_places_change_no_bit(quantization: str, tmp_path: Path) -> None:
+    """Requests run alone in an engine without adapters, or with their own only; mixes run in an engine with three adapters, then
+    in one with four in another order. The ranks fill no whole tile of AMX."""
+    folders = {
+        name: of_modules(MODEL_NAME, rank, lambda module: module.endswith("_proj"), rank).save(tmp_path / name)
+        for name, rank in RANKS.items()
+    }
+    alone: dict[Case, Alone] = {}
+    for name in ("", "wide", "narrow"):
+        served = start(quantization, {name: folders[name]} if name else {})
+        alone |= run_alone(served, name)
+        served.engine.close()
+    assert len({str(each.token_ids) for each in alone.values()}) == len(alone)
+    three = {name: folders[name] for name in ("narrow", "other", "wide")}
+    mixes = [partial(start, quantization, three), partial(start, quantization, dict(reversed(folders.items())))]
+    check_mixes(mixes, alone, NUM_MIXES)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("rank", [1, 16, 17, 24, 40, 64, 80])
+@pytest.mark.parametrize("backend", ["native", "native_matrix"])
+def test_the_place_of_an_adapter_changes_no_bit_of_its_sums(backend: Backend, rank: int) -> None:
+    """Kernels add up an adapter's ranks in one order, wherever they are among those of other adapters, which are zeros."""
+    assert native.register() is not None
+    if backend == "native_matrix" and not native.has_amx():
+        pytest.skip("no AMX")
+    rng, width, num_places = np.random.default_rng(rank), padded_rank(rank), 5
+    x, matrix = (rng.standard_normal((count, rank), np.float32) for count in (7, 48))
+
+    def compute(place: int, num_places: int) -> np.ndarray:
+        ranks = np.zeros((7, num_places * width), np.float32)
+        matrices = rng.standard_normal((48, num_places * width), np.float32)
+        own = slice(place * width, place * width + rank)
+        ranks[:, own], matrices[:, own] = x, matrix
+        return np.asarray(jax.jit(lambda x, weight: matmul(x, weight, backend=backend))(ranks, matrices))
+
+    alone = compute(0, 1)
+    np.testing.assert_allclose(alone, x @ matrix.T, atol=1e-4, rtol=0)
+    for place in range(num_places):
+        np.testing.assert_array_equal(compute(place, num_places), alone)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("kernels")
+def test_adapters_of_experts_change_no_bit_of_other_requests() -> None:
+    model = "qwen3_moe_tiny"
+    goldens = adapter_goldens(model)
+    folders = {name: goldens[name].path for name in ("experts", "down")}
+    alone: dict[Case, Alone] = {}
+    for name in ("", *folders):
+        served = start("none", {name: folders[name]} if name else {}, model)
+        alone |= run_alone(served, name)
+        served.engine.close()
+    check_mixes([partial(start, "none", folders, model)], alone, NUM_MIXES)
 
 
 def test_what_may_round_a_row_by_its_neighbours_is_refused() -> None:
     model = decoder_of(open_model(DATA / MODEL_NAME))
     config = Config(model=ModelConfig(model="any"), compile=CompileConfig(deterministic=True))
-    native = DtypePolicy(jnp.dtype("float32"), jnp.dtype("float32"), backend="native")
-    check_deterministic(config, model, native)
+    exact = DtypePolicy(jnp.dtype("float32"), jnp.dtype("float32"), backend="native")
+    check_deterministic(config, model, exact)
     check_deterministic(Config(model=ModelConfig(model="any")), model, plain(jnp.dtype("float32")))
-    refused: list[tuple[DtypePolicy, AdaptersConfig | None, str]] = [
-        (plain(jnp.dtype("float32")), None, "only with the native kernels"),
-        (DtypePolicy(native.weights, native.activations, plain(native.weights, "fp8").quant, "native"), None, "fp8"),
-        (native, AdaptersConfig(1, 16, ()), "adapters"),
+    refused = [
+        (plain(jnp.dtype("float32")), "only with the native kernels"),
+        (DtypePolicy(exact.weights, exact.activations, plain(exact.weights, "fp8").quant, "native"), "fp8"),
     ]
-    for policy, adapters, text in refused:
+    for policy, text in refused:
         with pytest.raises(ConfigError, match=text):
-            check_deterministic(config, model, policy, adapters)
+            check_deterministic(config, model, policy)

@@ -85,15 +85,15 @@ def rewritten(
     return replace(golden, path=folder)
 
 
-def of_modules(name: str, seed: int, is_changed: Callable[[str], bool]) -> RandomAdapter:
+def of_modules(name: str, seed: int, is_changed: Callable[[str], bool], rank: int = RANK) -> RandomAdapter:
     """Return an adapter of some of a checkpoint's modules: two matrices for each."""
     random, tensors, deltas = np.random.default_rng(seed), dict[str, np.ndarray](), dict[str, np.ndarray]()
     for weight, array in stored_tensors(golden_checkpoint(name)).items():
         module = weight.removesuffix(".weight")
         if array.ndim == 2 and is_changed(module):
-            down, up = _pair(random, RANK, array.shape[1], array.shape[0])
+            down, up = _pair(random, rank, array.shape[1], array.shape[0])
             tensors |= {f"{module}.lora_A.weight": down, f"{module}.lora_B.weight": up}
-            deltas[weight] = SCALE * (up @ down)
+            deltas[weight] = ALPHA / rank * (up @ down)
     return RandomAdapter(tensors, deltas, {"target_modules": ["any"]})
 
 

@@ -16,7 +16,7 @@ from scipy.special import softmax
 from jaxserve.layers.experts import Experts
 from jaxserve.layers.linear import Tokens
 from jaxserve.layers.policy import DtypePolicy, plain
-from jaxserve.layers.routing import Routing, route
+from jaxserve.layers.routing import Routing, route, weighted_sum
 from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
@@ -48,6 +48,54 @@ def test_weights_are_normalised_over_chosen_experts_or_all(is_normalized: bool) 
     best = np.sort(softmax(SCORES, axis=1), axis=1)[:, :-3:-1]
     expected = best / best.sum(1, keepdims=True) if is_normalized else best
     np.testing.assert_allclose(routing.weights, expected, rtol=1e-6)
+
+
+MANY = ExpertsConfig(num_experts=128, num_per_token=8, intermediate_size=32, is_normalized=True)
+NUM_TOKENS = (1, 3, 8, 16, 24, 48, 256, 600)
+"""More and fewer elements than XLA:CPU adds up in one way."""
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        MANY,
+        replace(MANY, is_normalized=False),
+        replace(MANY, score="sigmoid"),
+        replace(MANY, has_correction_bias=True),
+        replace(MANY, score="sigmoid", has_correction_bias=True, num_groups=4, num_groups_per_token=2),
+        replace(MANY, num_per_token=2, score="sparse_mixer", margin=0.1),
+    ],
+    ids=["softmax", "of_all", "sigmoid", "corrected", "groups", "sparse_mixer"],
+)
+def test_weights_of_a_token_are_alike_among_any_number_of_tokens(config: ExpertsConfig) -> None:
+    random = np.random.default_rng(6)
+    logits = 2 * random.standard_normal((max(NUM_TOKENS), 128), np.float32)
+    correction = jnp.asarray(random.standard_normal(128, np.float32)) if config.has_correction_bias else None
+
+    def weights(count: int, *, is_alike: bool = True) -> np.ndarray:
+        compute = jax.jit(lambda x: route(x, jnp.int32(count), config, correction, is_alike=is_alike).weights)
+        return np.asarray(compute(logits[:count]))
+
+    whole = weights(max(NUM_TOKENS))
+    np.testing.assert_allclose(whole, weights(max(NUM_TOKENS), is_alike=False), rtol=1e-5)
+    for count in NUM_TOKENS:
+        np.testing.assert_array_equal(weights(count), whole[:count])
+
+
+@pytest.mark.parametrize("num_choices", [1, 2, 3, 8])
+def test_weighted_sums_of_a_token_are_alike_among_any_number_of_tokens(num_choices: int) -> None:
+    random, most = np.random.default_rng(7), max(NUM_TOKENS)
+    made = random.standard_normal((most * num_choices, 48), np.float32)
+    rows, weights = random.permutation(len(made)).reshape(most, -1), random.random((most, num_choices), np.float32)
+
+    def compute(count: int) -> np.ndarray:
+        summed = jax.jit(lambda made, rows, weights: weighted_sum(made, rows, weights, is_alike=True))
+        return np.asarray(summed(made, rows[:count], weights[:count]))
+
+    whole = compute(most)
+    np.testing.assert_allclose(whole, (made[rows] * weights[:, :, None]).sum(1), rtol=1e-4, atol=1e-5)
+    for count in NUM_TOKENS:
+        np.testing.assert_array_equal(compute(count), whole[:count])
 
 
 @pytest.mark.parametrize("num_groups", [1, 3])

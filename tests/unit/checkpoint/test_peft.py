@@ -67,6 +67,16 @@ def test_a_place_without_an_adapter_has_matrices_of_zeros(tmp_path: Path) -> Non
     assert not model.read(f"{other}.lora_A.weight").any()
 
 
+@pytest.mark.parametrize(("side", "value"), [("A", math.nan), ("B", math.inf), ("B", 3e38)])
+def test_numbers_that_are_not_finite_are_rejected(tmp_path: Path, side: str, value: float) -> None:
+    """The third one is finite only until it is multiplied with the scale."""
+    tensors = matrices()
+    tensors[f"{Q_PROJ}.lora_{side}.weight"][1, 1] = value
+    model = with_adapters(open_model(DATA / "llama3_tiny"), (saved(tmp_path, tensors),), 4)
+    with np.errstate(over="ignore"), pytest.raises(CheckpointError, match=f"adapter 'mine': {MODULE}: expected finite"):
+        model.read(f"{MODULE}.lora_{side}.weight")
+
+
 @pytest.mark.parametrize(
     ("changes", "scale"),
     [
