@@ -152,11 +152,11 @@ def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray]) -> Path:
     names = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16", np.dtype(ml_dtypes.bfloat16): "BF16"}
     names |= {np.dtype(ml_dtypes.float8_e4m3fn): "F8_E4M3", np.dtype(np.int32): "I32", np.dtype(np.uint8): "U8"}
     names[np.dtype(np.int8)] = "I8"
-    header, data = {}, b""
+    header, end = {}, 0
     for name, value in tensors.items():
-        start, data = len(data), data + value.tobytes()
-        header[name] = {"dtype": names[value.dtype], "shape": list(value.shape), "data_offsets": [start, len(data)]}
-    path.write_bytes(raw_safetensors(header, data))
+        start, end = end, end + value.nbytes
+        header[name] = {"dtype": names[value.dtype], "shape": list(value.shape), "data_offsets": [start, end]}
+    path.write_bytes(raw_safetensors(header, b"".join(value.tobytes() for value in tensors.values())))
     return path
 
 
