@@ -11,6 +11,7 @@ from jaxserve_kernels.native.build import BuildError, build
 
 from jaxserve.engine.adapters import AdapterPlaces
 from jaxserve.ipc.messages import AddRequest
+from jaxserve.scheduler.speculation import Payoff
 from tests.engine.model_engine import ModelEngine, request
 from tests.engine.test_weight_updates import Operator
 from tests.models.goldens import DATA, adapter_goldens
@@ -77,6 +78,24 @@ def test_snapshots_are_those_of_one_adapter(served: tuple[str, ModelEngine]) -> 
         found += [engine.run([message])[message.request_id] for message in scored]
     assert [each.num_cached_tokens for each in found[:3] + found[-3:]] == [0] * 3 + [64] * 3
     assert [each.logprobs for each in found] == 3 * [each.logprobs for each in cold]
+
+
+@pytest.mark.parametrize("name", ["lfm2_tiny", "qwen3_next_tiny"])
+def test_drafts_change_no_token_of_an_adapter(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft model has no adapters, so its drafts are mostly wrong; states go back."""
+    monkeypatch.setattr(Payoff, "choose", lambda self, num_rows: "speculate")
+    modules = ",".join(f"{each}={source(name, each)}" for each in ("all", "states"))
+    draft_model = DATA / "smollm2_tiny"
+    engine = ModelEngine(DATA / name, lora_modules=modules, draft_model=draft_model, num_speculative_tokens=3)
+    results = {}
+    for together in (messages(name)[:2], messages(name)[1:]):  # more rows do not speculate
+        engine.restart(num_speculative_tokens=3)
+        results |= engine.run(together)
+        assert engine.num_draft_tokens > 0
+    engine.close()
+    assert {each: result.token_ids for each, result in results.items()} == {
+        each: golden.output_ids.tolist() for each, golden in adapter_goldens(name).items()
+    }
 
 
 def test_adapters_are_loaded_and_unloaded_while_states_are_kept() -> None:
