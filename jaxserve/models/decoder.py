@@ -21,7 +21,7 @@ from jaxserve.layers.cache import Cache, PendingStates
 from jaxserve.layers.experts import DenseAndExperts, Experts
 from jaxserve.layers.latent_attention import LatentAttention
 from jaxserve.layers.linear import Embedding
-from jaxserve.layers.mixers import MIXERS, first_tokens, mix, settle, with_segments
+from jaxserve.layers.mixers import MIXERS, mix, settle, with_segments
 from jaxserve.layers.mlp import MLP
 from jaxserve.layers.norm import make_norm
 from jaxserve.layers.param import parameter
@@ -242,19 +242,15 @@ class Decoder(nnx.Module):
                 chosen.append(experts)
         return self.model.norm(x if streams is None else streams.join(x, step.tokens)), cache, chosen
 
-    def settle(self, cache: Cache, step: StepContext, counts: Int[Array, "B"], num_tokens: int) -> Cache:
+    def settle(self, cache: Cache, step: StepContext, counts: Int[Array, "B"]) -> Cache:
         """Return the cache after a step of which the first `counts` tokens of each row stay.
 
         cache: from the step, with `PendingStates`, or without states; then it is what it was.
         """
-        if not any(isinstance(group, PendingStates) for group in cache):
-            return cache
-        kept = first_tokens(step.rows, counts, num_tokens)
         for layer, places in zip(self.model.layers, self.config.cache.places, strict=True):
             if layer.mixer is not None:
                 assert places.state is not None, "a recurrent mixer has a state"
-                mixer, slots = getattr(layer, layer.mixer), step.slots(places.state)
-                cache = settle(mixer, cache, places.state, slots, kept)
+                cache = settle(getattr(layer, layer.mixer), cache, places.state, step, counts)
         return tuple(group.pool if isinstance(group, PendingStates) else group for group in cache)
 
     def embed(self, token_ids: Int[Array, "T"]) -> Float[Array, "T D"]:

@@ -45,7 +45,18 @@ from tests.aot.test_embed_programs import require_compiler
 pytestmark = [pytest.mark.aot, pytest.mark.slow, pytest.mark.newest]
 
 NUM_ROWS, NUM_DRAFTS, NUM_PAGES = 32, 3, 1024
+NUM_STATE_SLOTS = 65
 SMALL_VOCAB = 4096
+QWEN3_5: dict[str, Any] = {
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "hidden_size": 2560,
+    "intermediate_size": 9216,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 32,
+}
+"""The widths of Qwen3.5-4B, in which three of four layers are gated delta nets."""
 
 
 def one_layer(config: dict[str, Any], vocab_size: int | None) -> DecoderConfig:
@@ -107,17 +118,24 @@ def compiled(target: Target, vocab_size: int | None, *, has_mtp_layer: bool = Fa
     """
     model = one_layer(LLAMA_8B, vocab_size)
     draft = model if has_mtp_layer else one_layer(LLAMA_1B, vocab_size)
+    return compiled_step(target, model, draft, has_mtp_layer=has_mtp_layer)
+
+
+def compiled_step(target: Target, model: DecoderConfig, draft: DecoderConfig, *, has_mtp_layer: bool) -> Compiled:
+    """Compile the step of a model with a draft model, or with `draft` as its multi-token-prediction layer."""
     is_gpu = target.platform == "gpu"
     backend: Any = "mosaic_gpu" if is_gpu else "mosaic_tpu"
     policy = replace(plain(jnp.dtype("bfloat16")), backend=backend, fused_for=1 if is_gpu else 0)
     page_size = page_tokens(target.platform, None)
-    pools = tuple(_pool(each, page_size, target.platform) for each in (model, draft))
+    pools = (*_pools(model, page_size, target.platform), *_pools(draft, page_size, target.platform))
     skeletons = (
         make_skeleton(model, policy),
         (make_predictor_skeleton if has_mtp_layer else make_skeleton)(draft, policy),
     )
     task = speculative_task(generation_task(target.platform), DraftModel(skeletons[1], NUM_DRAFTS), "raw_logprobs")
-    program = Program("speculate", NUM_ROWS, NUM_ROWS, 8192 // page_size, NUM_ROWS, 1 + NUM_DRAFTS)
+    num_slots = NUM_STATE_SLOTS if model.cache.states else 0
+    shape = (NUM_ROWS, NUM_ROWS, 8192 // page_size, NUM_ROWS, 1 + NUM_DRAFTS)
+    program = Program("speculate", *shape, num_state_slots=num_slots)
     devices = target.devices(1)
     with tempfile.TemporaryDirectory() as dumps:
         options = {"xla_dump_to": dumps, "xla_dump_hlo_as_text": True, "xla_gpu_autotune_level": 0}
@@ -132,10 +150,13 @@ def compiled(target: Target, vocab_size: int | None, *, has_mtp_layer: bool = Fa
     return Compiled(text, pools, skeletons, outside, memory.temp_size_in_bytes, memory.alias_size_in_bytes)
 
 
-def _pool(config: DecoderConfig, page_size: int, platform: str) -> GroupShapes:
-    (group,) = config.cache.groups
-    heads = pool_heads(group.num_kv_heads, group.head_dim, platform)
-    return group_shapes(group, NUM_PAGES, page_size, "bfloat16", "bfloat16", heads)
+def _pools(config: DecoderConfig, page_size: int, platform: str) -> list[GroupShapes]:
+    pools = []
+    for group in config.cache.groups:
+        heads = pool_heads(group.num_kv_heads, group.head_dim, platform) if group.has_pages else None
+        count = NUM_PAGES if group.has_pages else NUM_STATE_SLOTS
+        pools.append(group_shapes(group, count, page_size, "bfloat16", "bfloat16", heads))
+    return pools
 
 
 def test_a_speculative_step_is_one_cuda_graph_of_kernels_that_reads_its_weights_once(
@@ -165,6 +186,19 @@ def test_a_step_with_an_mtp_layer_is_one_cuda_graph_of_kernels(monkeypatch: pyte
     kernels = re.findall(r'custom_call_target="mosaic_gpu\w*"', found.text)
     # the verified chunk in the model and in the layer, by three kernels each; the layer's other passes
     assert len(kernels) == 3 + 3 + 2 * (NUM_DRAFTS - 1)
+    assert found.copied_pools() == []
+
+
+def test_a_step_of_a_model_with_recurrent_states_is_one_cuda_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gated delta net and attention, drafted for by the checkpoint's layer: states go back without a loop, in their own memory."""
+    require_compiler(H200)
+    monkeypatch.setattr(rows, "sample", choose_greedily)
+    whole = replace(decoder(QWEN3_5), vocab_size=SMALL_VOCAB)
+    model, layer = (replace(whole, layers=whole.layers[first:4]) for first in (2, 3))
+    found = compiled_step(H200, model, layer, has_mtp_layer=True)
+    assert found.outside_graphs == []
+    assert kernels_given_parts(found.text) == []
+    assert " while(" not in found.text
     assert found.copied_pools() == []
 
 

@@ -128,7 +128,7 @@ def _speculate(
     slots, sampled = jax.lax.optimization_barrier((slots, sampled))  # see `take_up`
     accepted = accept(sampled.token_ids, chunk, field, newest)
     with jax.named_scope("settle"):
-        cache = model.settle(cache, context, accepted.counts, len(tokens))
+        cache = model.settle(cache, context, accepted.counts)
     slots, _ = store_tokens(slots, field, rows._replace(kv_lengths=accepted.position), accepted.newest, vocab_size)
     is_shown = (jnp.arange(width) < accepted.counts[:, None]) & ~rows.is_over[:, None]  # (B, W)
     outcome = Outcome(
