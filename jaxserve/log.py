@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import re
 import sys
 from datetime import UTC, datetime
@@ -70,6 +71,18 @@ def line_of(message: str) -> str:
     if not writes_json():
         return message
     return _JsonFormatter().format(logging.LogRecord("jaxserve", logging.INFO, "", 0, message, None, None))
+
+
+def flush_or_drop() -> None:
+    """Write what standard output and standard error still hold, and drop it if that fails.
+
+    Without this, Python tries again when it ends, and replaces the exit status by 120.
+    """
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def report(level: int, message: str, *, plain: str | None = None) -> None:

@@ -49,7 +49,7 @@ from jaxserve.kv.groups import SideGroups
 from jaxserve.kv.manager import KVManager
 from jaxserve.kv.page_changes import PageChanges
 from jaxserve.kv.tiers.tiers import KVTiers
-from jaxserve.log import configure_logging
+from jaxserve.log import configure_logging, flush_or_drop
 from jaxserve.parent import die_with_parent
 from jaxserve.scheduler.admission import error_info
 from jaxserve.scheduler.embedding import EmbedScheduler
@@ -305,8 +305,7 @@ def watch_stdin(address: str | None) -> None:
 def exit_now(code: int) -> NoReturn:
     """Exit without waiting for threads that load, compile or hang in a device call."""
     logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_or_drop()
     os._exit(code)
 
 

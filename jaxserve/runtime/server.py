@@ -39,7 +39,7 @@ from jaxserve.ipc.address import folder_of, own_address, replica_address
 from jaxserve.ipc.engine_spec import EngineSpec, FakeOptions
 from jaxserve.ipc.messages import ModelInfo, StartupProgress
 from jaxserve.ipc.report import process_start_s
-from jaxserve.log import configure_logging, line_of
+from jaxserve.log import configure_logging, flush_or_drop, line_of
 from jaxserve.runtime.api_process import (
     ApiProcess,
     is_loopback,
@@ -103,6 +103,7 @@ def run_serve(
             "everybody who reaches %s may use this server: it has no API key (--api-key-file)", config.server.host
         )
     with contextlib.ExitStack() as sockets:
+        sockets.callback(flush_or_drop)
         found = None if upgrade is None else sockets.enter_context(predecessor(config.server))
         if found is not None:
             listeners = found.listeners

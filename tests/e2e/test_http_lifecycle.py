@@ -71,11 +71,15 @@ def test_every_line_is_an_object_where_logs_are_json() -> None:
     assert any(record["message"].startswith("jaxserve is ready at http") for record in records)
 
 
-def test_output_that_nobody_reads_is_no_reason_to_stop(tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_output_that_nobody_reads_is_no_reason_to_stop(tmp_path: Path, num_processes: int) -> None:
+    """Nor one for another exit status than 0: Python tries to write at its end what is left in a buffer."""
     port = free_port()
-    config = {"model": {"model": str(TOKENIZER)}, "server": {"port": port, "uds_dir": str(tmp_path)}}
+    server = {"port": port, "uds_dir": str(tmp_path), "api_processes": num_processes}
+    config = {"model": {"model": str(TOKENIZER)}, "server": server}
     command = [PYTHON, "-m", "tests.e2e.fake_engine_server", json.dumps([config]), "{}"]
     environment = os.environ | {"PYTHONPATH": SOURCES, "JAX_PLATFORMS": "cpu"}
+    environment.pop("PYTHONUNBUFFERED", None)
     reader, writer = os.pipe()
     os.close(reader)
     with subprocess.Popen(command, stdout=writer, stderr=writer, env=environment, cwd=ROOT) as process:
