@@ -14,7 +14,6 @@ from jaxserve.config import (
     CacheConfig,
     CompileConfig,
     Config,
-    HostsConfig,
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
@@ -31,7 +30,6 @@ from jaxserve.runner.limits import check_cache
 from jaxserve.runner.speculation.model import check_draft_model, make_draft_model
 from tests.models.goldens import golden_checkpoint, mtp_golden
 
-HOSTS = HostsConfig(num_hosts=2, host_rank=0, coordinator="a:1")
 TARGET, DRAFT, HYBRID = (golden_checkpoint(name).path for name in ("mistral_sliding_tiny", "smollm2_tiny", "lfm2_tiny"))
 MTP = mtp_golden("glm4_moe").path
 
@@ -54,9 +52,7 @@ def test_prompt_lookup_is_refused_for_a_model_with_recurrent_states() -> None:
     ("config", "target", "message"),
     [
         (settings(num_tokens=0), TARGET, "set --num-speculative-tokens"),
-        (settings(parallel=ParallelConfig(tensor_parallel_size=2)), TARGET, "not with --tensor-parallel-size 2"),
         (settings(parallel=ParallelConfig(data_parallel_size=2)), TARGET, "not with --data-parallel-size 2"),
-        (settings(hosts=HOSTS, parallel=ParallelConfig(tensor_parallel_size=2)), TARGET, "not with --num-hosts 2"),
         (settings(tiers=TierConfig(kv_offload_memory=1 << 20)), TARGET, "not with --kv-offload-memory"),
         (settings(compile=CompileConfig(deterministic=True)), TARGET, "not with --deterministic"),
         (settings(HYBRID), TARGET, "a draft model with recurrent states"),
@@ -131,8 +127,8 @@ def mtp_settings(num_tokens: int = 1, **sections: Any) -> Config:
     [
         (mtp_settings(0), "set --num-speculative-tokens, the tokens of a draft; 1 is"),
         (
-            mtp_settings(parallel=ParallelConfig(tensor_parallel_size=2)),
-            "not with --tensor-parallel-size 2; the MTP layer runs",
+            mtp_settings(parallel=ParallelConfig(data_parallel_size=2)),
+            "not with --data-parallel-size 2, with which the MTP layer was not tested",
         ),
         (
             mtp_settings(tiers=TierConfig(kv_offload_memory=1 << 20)),
@@ -147,6 +143,18 @@ def test_what_an_mtp_layer_does_not_work_with_is_refused_in_one_line(config: Con
     with pytest.raises(ConfigError, match=f"--speculative-method mtp: {message}") as error:
         check_draft_model(config, read_decoder(MTP)[0], layer)
     assert "\n" not in str(error.value)
+
+
+def test_a_draft_model_is_divided_over_devices_as_the_model_is() -> None:
+    """The model has 8 heads of queries and 4 of keys, the draft model 6 and 2."""
+    model, draft = (read_decoder(path)[0] for path in (TARGET, DRAFT))
+    chip = Chip("cpu", None)
+    for count in (1, 2):
+        config = settings(parallel=ParallelConfig(tensor_parallel_size=count))
+        assert make_draft_model(config, model.for_devices(count), draft, chip).num_drafts == 3
+    config = settings(parallel=ParallelConfig(tensor_parallel_size=4))
+    with pytest.raises(ConfigError, match="not with --tensor-parallel-size 4: heads, kv_heads cannot be divided"):
+        make_draft_model(config, model.for_devices(4), draft, chip)
 
 
 def test_a_draft_model_and_an_mtp_layer_are_one_too_many() -> None:

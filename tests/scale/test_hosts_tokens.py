@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from jaxserve.models.registry import decoder_of, open_model
 from tests.e2e.hosts import golden_tokens, greedy_tokens, running_hosts
-from tests.models.goldens import GoldenCheckpoint, golden_checkpoint, golden_checkpoints
+from tests.engine.model_engine import ModelEngine, request
+from tests.models.goldens import GoldenCheckpoint, golden_checkpoint, golden_checkpoints, mtp_golden
 from tests.programs import shared_programs
 
 pytestmark = [pytest.mark.slow, pytest.mark.scale]
@@ -77,3 +81,30 @@ def test_tokens_equal_those_of_one_process(model: str, num_hosts: int, num_devic
         assert greedy_tokens(replica.server, golden, NUM_TOKENS) == golden_tokens(golden, NUM_TOKENS)
         assert replica.stop() == [0] * num_hosts
         assert "Traceback" not in replica.server.output
+
+
+def test_a_draft_model_changes_no_token_on_two_hosts(programs: Path) -> None:
+    """The model drafts for itself."""
+    golden = golden_checkpoint("mistral_sliding_tiny")
+    flags = ("--speculative-model", str(golden.path), "--num-speculative-tokens", "3")
+    with running_hosts(golden, 2, 2, *flags, programs=programs) as replica:
+        assert greedy_tokens(replica.server, golden, NUM_TOKENS) == golden_tokens(golden, NUM_TOKENS)
+        assert replica.server.metric("spec_decode_num_draft_tokens_total") > 0
+        assert replica.stop() == [0, 0]
+
+
+def test_an_mtp_layer_changes_no_token_on_two_hosts(tmp_path: Path, programs: Path) -> None:
+    """The model has recurrent states, whose heads the hosts share."""
+    golden = golden_checkpoint("qwen3_next_tiny")
+    path = shutil.copytree(mtp_golden("qwen3_next").path, tmp_path / "model")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(golden.path / name, path)
+    engine = ModelEngine(path)
+    alone = engine.run([request("alone", golden.prompt_ids, max_tokens=NUM_TOKENS)])["alone"].token_ids
+    engine.close()
+    known = replace(golden, path=path, output_ids=np.asarray(alone, np.int32))
+    flags = ("--speculative-method", "mtp", "--num-speculative-tokens", "3")
+    with running_hosts(known, 2, 2, *flags, programs=programs) as replica:
+        assert greedy_tokens(replica.server, known, NUM_TOKENS) == golden_tokens(known, NUM_TOKENS)
+        assert replica.server.metric("spec_decode_num_draft_tokens_total") > 0
+        assert replica.stop() == [0, 0]

@@ -7,10 +7,11 @@ from dataclasses import replace
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.skeleton import make_predictor_skeleton, make_skeleton
+from jaxserve.models.skeleton import DecoderSkeleton, make_predictor_skeleton, make_skeleton
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.inputs import DraftModel
-from jaxserve.runner.limits import make_policy
+from jaxserve.runner.limits import make_policy, mesh_shape
+from jaxserve.sharding.rules import AxisRules, axis_rules
 
 
 def draft_source(config: Config) -> str | None:
@@ -35,26 +36,34 @@ def make_draft_model(config: Config, decoder: DecoderConfig, draft: DecoderConfi
     """
     check_draft_model(config, decoder, draft)
     draft = replace(draft.with_context(config.model.max_model_len), splits_windows=False, vision=None)
+    shape = mesh_shape(config.parallel)
+    draft = draft.for_devices(shape.tensor)
     make = make_predictor_skeleton if config.scheduler.speculative_method == "mtp" else make_skeleton
-    return DraftModel(make(draft, make_policy(config, draft, chip)), config.scheduler.num_speculative_tokens)
+    skeleton = make(draft, make_policy(config, draft, chip))
+    check_split(config, axis_rules(decoder.for_devices(shape.tensor), shape), skeleton)
+    return DraftModel(skeleton, config.scheduler.num_speculative_tokens)
+
+
+def check_split(config: Config, rules: AxisRules, draft: DecoderSkeleton) -> None:
+    """Raise ConfigError unless devices share the parameters and the cache of `draft` as they do those of the model, whose rules
+    place both."""
+    own = draft.policy.rules
+    axes = {"kv_heads"} | {axis for array in draft.arrays for axis in array.axes if axis is not None}
+    if others := sorted(axis for axis in axes if rules.mesh_axes(axis) != own.mesh_axes(axis)):
+        raise ConfigError(
+            f"{_name(config)}: not with --tensor-parallel-size {config.parallel.tensor_parallel_size}: {', '.join(others)} cannot be "
+            "divided over the devices as in the model"
+        )
 
 
 def check_draft_model(config: Config, decoder: DecoderConfig, draft: DecoderConfig) -> None:
     """Raise ConfigError for a draft model or MTP layer that is not served, or for a setting that does not work with one."""
-    is_mtp = config.scheduler.speculative_method == "mtp"
-    name = "--speculative-method mtp" if is_mtp else f"--speculative-model {config.scheduler.speculative_model}"
+    name, is_mtp = _name(config), config.scheduler.speculative_method == "mtp"
     drafter, start = ("the MTP layer", 1) if is_mtp else ("a draft model", 3)
     if not config.scheduler.num_speculative_tokens:
         raise ConfigError(f"{name}: set --num-speculative-tokens, the tokens of a draft; {start} is a good start")
-    others = {
-        "--num-hosts": config.hosts.num_hosts,
-        "--tensor-parallel-size": config.parallel.tensor_parallel_size,
-        "--data-parallel-size": config.parallel.data_parallel_size,
-        "--expert-parallel-size": config.parallel.expert_parallel_size,
-    }
-    for flag, value in others.items():
-        if value > 1:
-            raise ConfigError(f"{name}: not with {flag} {value}; {drafter} runs on one device")
+    if (num_ranks := config.parallel.data_parallel_size) > 1:
+        raise ConfigError(f"{name}: not with --data-parallel-size {num_ranks}, with which {drafter} was not tested")
     if config.tiers.has_stores:
         raise ConfigError(f"{name}: not with {', '.join(config.tiers.settings)}: keys of {drafter} are not stored")
     if config.compile.deterministic:
@@ -65,3 +74,10 @@ def check_draft_model(config: Config, decoder: DecoderConfig, draft: DecoderConf
         )
     if draft.cache.states:
         raise ConfigError(f"{name}: a draft model with recurrent states is not served; choose one with attention only")
+
+
+def _name(config: Config) -> str:
+    """Return the flag that chooses what drafts."""
+    if config.scheduler.speculative_method == "mtp":
+        return "--speculative-method mtp"
+    return f"--speculative-model {config.scheduler.speculative_model}"

@@ -11,7 +11,7 @@ from typing import get_args
 import numpy as np
 
 from jaxserve.config import Config, Dtype
-from jaxserve.errors import DoesNotFitError
+from jaxserve.errors import ConfigError, DoesNotFitError
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.quant.names import NO_QUANTIZATION, format_names
 from jaxserve.quant.registry import find_format
@@ -79,7 +79,7 @@ def advice_for(change: str, fit: Fit) -> Advice:
 
 def _first_that_fits(attempts: Iterator[Attempt], decoder: DecoderConfig) -> Advice | None:
     for tried in attempts:
-        with contextlib.suppress(DoesNotFitError):
+        with contextlib.suppress(DoesNotFitError, ConfigError):  # a draft model may not divide over so many devices
             return advice_for(tried.change, make_fit(tried.config, decoder, tried.device))
     return None
 
@@ -150,8 +150,6 @@ def _fractions(config: Config, device: Device) -> Iterator[Attempt]:
 
 def device_counts(config: Config, device: Device) -> Iterator[Attempt]:
     """Yield more devices for each layer."""
-    if config.scheduler.has_drafter:
-        return
     start = config.parallel.tensor_parallel_size * 2
     for count in itertools.takewhile(lambda count: count <= device.most_per_host, (start << n for n in range(10))):
         yield attempt(config, device, "tensor_parallel_size", count)

@@ -23,7 +23,7 @@ from jaxserve.runner.slots import slots_bytes
 from jaxserve.runner.speculation.model import draft_source, make_draft_model
 from jaxserve.tools.planning.adapters import planned_adapters
 from jaxserve.tools.planning.devices import Device
-from jaxserve.tools.planning.sizes import Sizes, estimate_workspace, make_sizes
+from jaxserve.tools.planning.sizes import Sizes, estimate_workspace, make_sizes, sharded_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def make_fit(config: Config, decoder: DecoderConfig, device: Device) -> Fit:
     sizes = model_sizes(config, decoder, device)
     weights = held_bytes(device, sizes, sizes.weights_bytes)
     draft = planned_draft(config, decoder, device)
-    drafting = 0 if draft is None else sum(leaf.num_bytes for leaf in draft.skeleton.leaves)
+    drafting = 0 if draft is None else held_bytes(device, sizes, sharded_bytes(draft.skeleton))
     if weights + drafting >= device.limit_bytes:
         drafter = "draft model" if config.scheduler.speculative_method == "auto" else "MTP layer"
         both = f" and those of the {drafter} ({gib(drafting)})" if drafting else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from jaxserve.config import Config, ParallelConfig
 from jaxserve.errors import ConfigError, DoesNotFitError
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.tools.planning.devices import NAMES, Device, find_device
-from jaxserve.tools.planning.fit import make_fit
+from jaxserve.tools.planning.fit import make_fit, planned_draft
 
 _FORM = re.compile(rf"(?P<name>{'|'.join(NAMES)})(?:x(?P<per_host>\d+)|-(?P<slice>\d+))?")
 _CHIPS_OF_SLICE_HOST: Final = 4
@@ -58,10 +59,9 @@ def find_machine(name: str, num_hosts: int = 1, memory_bytes: int | None = None)
 
 
 def with_sizes(config: Config, decoder: DecoderConfig, machine: Machine) -> Config:
-    """Return the config for all devices of a machine, with the parallel sizes of the settings if there are any; for one device
-    with a draft model or an MTP layer, which run on one.
+    """Return the config for all devices of a machine, with the parallel sizes of the settings if there are any.
 
-    Otherwise, with those whose KV cache holds most tokens, more than all requests can have counting no more; of these, with
+    With a draft model or an MTP layer, all devices share each layer, or one has the model if they cannot. Otherwise, with those whose KV cache holds most tokens, more than all requests can have counting no more; of these, with
     most devices per layer. If no sizes fit, with most devices per layer. Raises ConfigError for settings that need more devices than there are.
     """
     count, parallel = machine.num_devices, config.parallel
@@ -69,8 +69,10 @@ def with_sizes(config: Config, decoder: DecoderConfig, machine: Machine) -> Conf
         return config
     if parallel.num_devices > count:
         raise ConfigError(f"the parallel sizes need {parallel.num_devices} devices, {machine.device.name} has {count}")
-    if parallel.num_devices > 1 or count == 1 or config.scheduler.has_drafter:
+    if parallel.num_devices > 1 or count == 1:
         return config
+    if config.scheduler.has_drafter:
+        return _with_drafter(config, decoder, machine)
     best, most_tokens = None, -1
     for sizes in _candidates(parallel, decoder, count):
         candidate = replace(config, parallel=sizes)
@@ -85,6 +87,18 @@ def with_sizes(config: Config, decoder: DecoderConfig, machine: Machine) -> Conf
     if best is None:
         raise ConfigError(f"{decoder.num_heads} query heads divide over none of the divisors of {count} devices")
     return best
+
+
+def _with_drafter(config: Config, decoder: DecoderConfig, machine: Machine) -> Config:
+    """Return the config for all devices, which share each layer of the model and of its drafter, or for one."""
+    assert machine.num_devices is not None, "devices of a machine"
+    for sizes in _candidates(config.parallel, decoder, machine.num_devices):
+        if sizes.data_parallel_size == 1:
+            candidate = replace(config, parallel=sizes)
+            with contextlib.suppress(ConfigError):
+                planned_draft(candidate, decoder.for_devices(sizes.tensor_parallel_size), machine.device)
+                return candidate
+    return config
 
 
 def _candidates(parallel: ParallelConfig, decoder: DecoderConfig, count: int) -> Iterator[ParallelConfig]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import jax.numpy as jnp
 
 from jaxserve.layers.policy import Exchange
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.skeleton import LeafSpec, ModelSkeleton
+from jaxserve.models.skeleton import DecoderSkeleton, LeafSpec, ModelSkeleton
 from jaxserve.models.step_work import local_bytes, step_work
 from jaxserve.quant.names import NO_QUANTIZATION
 from jaxserve.sharding.rules import AxisRules, MeshShape, cache_shards
@@ -100,11 +100,17 @@ def make_sizes(skeleton: ModelSkeleton, decoder: DecoderConfig | None = None) ->
         num_parameters=sum(math.prod(leaf.shape) for leaf in leaves if not leaf.is_adapter) - _num_copied(decoder),
         num_layer_weights=work.num_layer_weights,
         num_head_weights=work.num_head_weights,
-        weights_bytes=sum(local_bytes(array, rules) for leaf in leaves for array in leaf.arrays),
+        weights_bytes=sharded_bytes(skeleton, leaves),
         adapters_bytes=sum(local_bytes(array, rules) for leaf in leaves if leaf.is_adapter for array in leaf.arrays),
         read_bytes=work.read_bytes,
         expert_bytes=work.expert_bytes,
     )
+
+
+def sharded_bytes(skeleton: DecoderSkeleton, leaves: Iterable[LeafSpec] | None = None) -> int:
+    """Return the bytes of the parameters on each device. leaves: those to count; None: all."""
+    counted = skeleton.leaves if leaves is None else leaves
+    return sum(local_bytes(array, skeleton.policy.rules) for leaf in counted for array in leaf.arrays)
 
 
 def _repeated(skeleton: ModelSkeleton, decoder: DecoderConfig) -> Iterator[LeafSpec]:

@@ -73,16 +73,22 @@ def test_a_draft_model_that_does_not_fit_is_named(config: Config) -> None:
     plan = Planner(read_model(Path(config.model.model)), small, device.rates).plan(big, None)
     assert not plan.fits
     assert plan.reason is not None and "those of the draft model" in plan.reason
-    assert not any("parallel-size" in advice.change for advice in plan.advice)
+    assert any("--tensor-parallel-size 2" in advice.change for advice in plan.advice)
 
 
-def test_all_devices_of_a_machine_are_one_with_a_draft_model(config: Config) -> None:
+def test_all_devices_of_a_machine_share_the_layers_of_both_models_if_they_can(config: Config) -> None:
     decoder = read_model(Path(config.model.model)).decoder
     machine = Machine(device=H200, num_devices=8)
-    assert with_sizes(config, decoder, machine).parallel == ParallelConfig()
+    assert with_sizes(config, decoder, machine).parallel == ParallelConfig(), "9 heads do not divide"
     several = replace(config, parallel=ParallelConfig(tensor_parallel_size=2))
-    with pytest.raises(ConfigError, match="a draft model runs on one device"):
+    with pytest.raises(ConfigError, match="not with --tensor-parallel-size 2: heads, kv_heads cannot be divided"):
         planner(several).plan(several, None)
+    itself = replace(config, scheduler=replace(config.scheduler, speculative_model=config.model.model))
+    shared = with_sizes(itself, decoder, machine)
+    assert shared.parallel == ParallelConfig(tensor_parallel_size=8)
+    plan = planner(shared).plan(shared, None)
+    assert plan.memory is not None
+    assert plan.memory.draft_bytes == plan.memory.weights_bytes < 3 << 30
 
 
 def test_an_mtp_layer_is_counted_without_embedding_and_head(tmp_path: Path) -> None:

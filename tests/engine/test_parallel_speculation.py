@@ -1,0 +1,59 @@
+"""Drafts change no token of a model that several devices share: they share the draft model or the MTP layer alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from jaxserve.scheduler.speculation import Payoff
+from tests.engine.model_engine import ModelEngine
+from tests.engine.test_mtp import drafted
+from tests.engine.test_speculation import check_drafts_change_nothing
+from tests.models.goldens import MTPGolden, golden_checkpoint, mtp_golden
+
+pytestmark = pytest.mark.slow  # real models
+NUM_DRAFTS = 3
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speculate whether it pays or not: that depends on the machine."""
+    monkeypatch.setattr(Payoff, "choose", lambda self, num_rows: "speculate")
+
+
+def made(**options: Any) -> ModelEngine:
+    return ModelEngine(num_speculative_tokens=NUM_DRAFTS, tensor_parallel_size=2, **options)
+
+
+@pytest.fixture(scope="module", params=[("qwen3_next", 1), ("deepseek_v3", 2)], ids=lambda param: param[0])
+def served(request: pytest.FixtureRequest) -> Iterator[tuple[MTPGolden, ModelEngine]]:
+    """States whose heads two devices share, and latent attention with experts of their own."""
+    name, num_groups = request.param
+    golden = mtp_golden(name)
+    engine = made(path=golden.path, speculative_method="mtp", expert_parallel_size=num_groups)
+    yield golden, engine
+    engine.close()
+
+
+def test_tokens_and_log_probabilities_are_those_without_an_mtp_layer(served: tuple[MTPGolden, ModelEngine]) -> None:
+    golden, engine = served
+    has_states = golden.path.name == "qwen3_next"  # prompts as short as these have no snapshots
+    check_drafts_change_nothing(engine, NUM_DRAFTS, num_cached=0 if has_states else 32)
+    assert engine.executor.compilations()["serving"] == 0
+
+
+def test_drafts_are_the_tokens_that_transformers_predicts(served: tuple[MTPGolden, ModelEngine]) -> None:
+    golden, engine = served
+    engine.restart(num_speculative_tokens=NUM_DRAFTS)
+    for _ in range(2):  # the second time, the prompt may be found in the prefix cache
+        assert golden.draft_ids.tolist() in drafted(engine, golden, [])
+
+
+def test_a_model_that_drafts_for_itself_is_always_right() -> None:
+    golden = golden_checkpoint("mistral_sliding_tiny")
+    engine = made(path=golden.path, draft_model=golden.path)
+    check_drafts_change_nothing(engine, NUM_DRAFTS)
+    assert engine.num_accepted_tokens > 0.5 * engine.num_draft_tokens
+    engine.close()
