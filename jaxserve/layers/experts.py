@@ -152,9 +152,8 @@ class Experts(nnx.Module):
         every = routing.sorted_rows(routing.tokens, routing.group_sizes)
         if self.scales_inputs:
             assert not groups, "experts whose inputs are scaled are not split by expert"
-            made = sums(compute(scaled_rows(x, routing), every)[routing.rows], 1, is_alike=self.gate.is_alike).squeeze(
-                1
-            )
+            rows = compute(scaled_rows(x, routing), every)[routing.rows]
+            made = sums(rows, 1, is_alike=self.gate.is_alike).squeeze(1)
             return all_reduce(made, x.dtype, widths) if widths else made
         if not groups:
             rows = compute(x[routing.tokens], every)

@@ -29,7 +29,7 @@ class Acceptor:
         self._open = open_connection
         self._accepting: list[socket.socket] = []
         self._opening: set[asyncio.Task[None]] = set()
-        self._retries: list[asyncio.TimerHandle] = []
+        self._retries: dict[socket.socket, asyncio.TimerHandle] = {}
 
     @property
     def num_opening(self) -> int:
@@ -45,7 +45,7 @@ class Acceptor:
 
     def stop(self) -> None:
         """Leave new connections in the queues of the sockets."""
-        for retry in self._retries:
+        for retry in self._retries.values():
             retry.cancel()
         for listener in self._accepting:
             asyncio.get_running_loop().remove_reader(listener)
@@ -72,8 +72,7 @@ class Acceptor:
                 _log.error("no connection can be accepted for %g s: %s", RETRY_S, error.strerror or error)
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(listener)  # it stays readable
-                self._retries = [retry for retry in self._retries if retry.when() > loop.time()]
-                self._retries.append(loop.call_later(RETRY_S, self._watch, listener))
+                self._retries[listener] = loop.call_later(RETRY_S, self._watch, listener)
                 return
             connection.setblocking(False)
             task = asyncio.create_task(self._open_one(connection))

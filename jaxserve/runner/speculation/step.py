@@ -118,8 +118,7 @@ def _speculate(
     chunk = make_chunk(field, drafts[field["slots"]], newest, rows, capacity, width)
     model, wide = skeleton.build(params), replace(program, kind="mixed", num_tokens=program.num_rows * width)
     context = step_context(skeleton, chunk.field, cache, wide)
-    tokens = chunk.field["tokens"]
-    hidden, cache, chosen = model.hidden_and_experts(tokens, with_pending_states(cache), context)
+    hidden, cache, chosen = model.hidden_and_experts(chunk.field["tokens"], with_pending_states(cache), context)
     with jax.named_scope("sample"):
         own = chunk.field["rows"]
         logits = model.logits(hidden, chunk.field["query_starts"][-1])
