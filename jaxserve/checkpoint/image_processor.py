@@ -15,6 +15,7 @@ from jaxserve.model_config.images import (
     FixedSize,
     ImageMarkup,
     ImageProcessorConfig,
+    PanAndScan,
     Resampling,
     Sizes,
     TileSizes,
@@ -25,6 +26,9 @@ _RESAMPLING: Final[tuple[Resampling, ...]] = ("nearest", "lanczos", "bilinear", 
 """Filters in the order of Pillow's numbers."""
 _MAX_SIDE: Final = 1 << 14
 _MAX_AREA: Final = 1 << 28
+_MAX_CROPS: Final = 64
+_CROPPED: Final = "Here is the original image {image} and here are some crops to help you see better {crops}"
+"""Text of an image with crops (transformers' text of Gemma 3)."""
 _OWN, _JOINT = "preprocessor_config.json", "processor_config.json"
 FILES: Final = (_OWN, _JOINT)
 """Files of a checkpoint that describe preprocessing."""
@@ -133,20 +137,30 @@ def _areas(table: _Table, config: _Table, tokens: Mapping[str, Any]) -> _Geometr
 
 
 def _fixed(table: _Table, config: _Table, tokens: Mapping[str, Any]) -> _Geometry:
-    """Gemma 3: every image has one size, and blank lines around it."""
-    if table.flag("do_pan_and_scan", default=False):
-        raise table.error("do_pan_and_scan", "false")
+    """Gemma 3: every image and crop has one size, and blank lines around it."""
     size = table.table("size", {"height": 224, "width": 224})
-    sizes = FixedSize(size.integer("height", None, _MAX_SIDE), size.integer("width", None, _MAX_SIDE))
+    height, width = (size.integer(side, None, _MAX_SIDE) for side in ("height", "width"))
+    sizes = FixedSize(height, width, _pan_and_scan(table))
     begin, end = _token(tokens, "boi_token", "<start_of_image>"), _token(tokens, "eoi_token", "<end_of_image>")
     token = _token(tokens, "image_token", "<image_soft_token>")
-    markup = ImageMarkup(placeholder=begin, token=token, begin=f"\n\n{begin}", end=f"{end}\n\n")
+    markup = ImageMarkup(placeholder=begin, token=token, begin=f"\n\n{begin}", end=f"{end}\n\n", cropped=_CROPPED)
     patch = config.table("vision_config", {}).integer("patch_size", 16, _MAX_SIDE)
     per_side = sizes.height // patch
     blocks = round(config.integer("mm_tokens_per_image", 256, 1 << 16) ** 0.5)
     if sizes.height != sizes.width or per_side % blocks:
         raise table.error("size", f"a square whose patches of {patch} pixels divide into {blocks} blocks a side")
     return _Geometry(sizes, patch, per_side // blocks, markup)
+
+
+def _pan_and_scan(table: _Table) -> PanAndScan | None:
+    """Read how images are cropped. Defaults are those of transformers' `Gemma3Processor`."""
+    if not table.flag("do_pan_and_scan", default=False):
+        return None
+    return PanAndScan(
+        min_crop_size=table.integer("pan_and_scan_min_crop_size", 256, _MAX_SIDE),
+        max_crops=table.integer("pan_and_scan_max_num_crops", 4, _MAX_CROPS),
+        min_ratio=table.number("pan_and_scan_min_ratio_to_activate", 1.2),
+    )
 
 
 def _budget(table: _Table, config: _Table, tokens: Mapping[str, Any]) -> _Geometry:

@@ -31,11 +31,24 @@ class AreaSizes:
 
 
 @dataclass(frozen=True, slots=True)
+class PanAndScan:
+    """A long image is followed by crops of it, side by side along its longer side (Gemma 3, arXiv 2503.19786)."""
+
+    min_crop_size: int
+    """Pixels of the shorter side of the smallest crop."""
+    max_crops: int
+    min_ratio: float
+    """Ratio of the longer to the shorter side from which an image is cropped."""
+
+
+@dataclass(frozen=True, slots=True)
 class FixedSize:
-    """Every image is stretched to one size (SigLIP)."""
+    """Every image, and every crop of one, is stretched to one size (SigLIP)."""
 
     height: int
     width: int
+    crops: PanAndScan | None = None
+    """None: images are not cropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +77,8 @@ class ImageMarkup:
     """Mark of the tile with the whole image, after `begin`."""
     tile: str = ""
     """Mark of any other tile, with {row} and {column} from 1 on, after `begin`."""
+    cropped: str = "{image}{crops}"
+    """Text of an image with crops, from the texts of the image and of its crops."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from PIL.Image import Image
 
 from jaxserve.checkpoint.image_processor import read_image_processor
 from jaxserve.frontend.images.loader import LoadedImages
@@ -15,6 +16,7 @@ from jaxserve.frontend.images.processor import process_image
 from jaxserve.frontend.images.prompt import prompt_images
 from jaxserve.frontend.images.protocol import PreparedImage
 from jaxserve.ipc.messages import AddRequest
+from jaxserve.model_config.images import ImageProcessorConfig
 from tests.engine.model_engine import ModelEngine, request
 from tests.models.goldens import DATA
 from tests.models.pictures import picture
@@ -54,21 +56,33 @@ class Reader:
         with np.load(DATA / "vision" / self.name / "golden.npz") as arrays:
             return dict(arrays)
 
+    @property
+    def processor(self) -> ImageProcessorConfig:
+        config = read_image_processor(DATA / "vision" / self.name)
+        assert config is not None
+        return config
+
     def request(self, name: str, count: int, *, changed: bool = False, **sampling: Any) -> AddRequest:
         """Return the golden's prompt with `count` pictures, as the API process sends it."""
-        config, info = read_image_processor(DATA / "vision" / self.name), self.engine.executor.model_info.images
-        assert config is not None and info is not None
-        prepared = []
-        for index in ORDER[count]:
-            image = picture(*SIZES[index], index)
-            if changed:
+        images = [picture(*SIZES[index], index) for index in ORDER[count]]
+        if changed:
+            for image in images:
                 image.putpixel((5, 5), (1, 2, 3))
-            processed = process_image(image, config)
+        return self.request_of(name, self.golden[f"ids_{count}"].tolist(), images, self.processor, **sampling)
+
+    def request_of(
+        self, name: str, prompt: list[int], images: list[Image], processor: ImageProcessorConfig, **sampling: Any
+    ) -> AddRequest:
+        """Return a request with a prompt of these token ids and images, as the API process sends it."""
+        info = self.engine.executor.model_info.images
+        assert info is not None
+        prepared = []
+        for image in images:
+            processed = process_image(image, processor)
             prepared.append(PreparedImage(list(map(prepared_item, processed.items)), processed.text))
-        loaded = LoadedImages(tuple(prepared), config.markup.placeholder, config.image_token_id)
-        prompt = self.golden[f"ids_{count}"].tolist()
-        images, rope = prompt_images(prompt, loaded, info, "messages")
-        return msgspec.structs.replace(request(name, prompt, **sampling), images=images, rope_positions=rope)
+        loaded = LoadedImages(tuple(prepared), processor.markup.placeholder, processor.image_token_id)
+        placed, rope = prompt_images(prompt, loaded, info, "messages")
+        return msgspec.structs.replace(request(name, prompt, **sampling), images=placed, rope_positions=rope)
 
     def expected(self, count: int) -> list[int]:
         return self.golden[f"outputs_{count}"].tolist()  # type: ignore[no-any-return]

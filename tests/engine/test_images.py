@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxserve.config import ImagesConfig
+from jaxserve.model_config.images import FixedSize, PanAndScan
 from tests.engine.image_reader import IN_ENGINES, ORDER, Reader, limits
 from tests.engine.model_engine import ModelEngine, request
+from tests.models.crops import CHOSEN, CROPPED_SIZES
 from tests.models.goldens import DATA
+from tests.models.pictures import picture
 
 pytestmark = [pytest.mark.slow]
 
@@ -42,6 +47,20 @@ def test_texts_have_the_tokens_of_an_engine_without_the_encoder(reader: Reader) 
     assert {name: each.token_ids for name, each in found.items()} == {
         name: each.token_ids for name, each in texts.items()
     }
+
+
+@pytest.mark.parametrize("reader", ["gemma3_vision_tiny"], indirect=True)
+def test_tokens_after_images_with_crops_equal_transformers(reader: Reader) -> None:
+    sizes, rule = reader.processor.sizes, PanAndScan(min_crop_size=16, max_crops=4, min_ratio=1.2)
+    assert isinstance(sizes, FixedSize)
+    processor = dataclasses.replace(reader.processor, sizes=dataclasses.replace(sizes, crops=rule))
+    with np.load(DATA / "vision" / reader.name / "crops.npz") as arrays:
+        prompt, expected = arrays["ids"].tolist(), arrays["outputs"].tolist()
+    images = [picture(*CROPPED_SIZES[index], index) for index in CHOSEN]
+    reader.engine.restart()
+    message = reader.request_of("a", prompt, images, processor)
+    assert len(message.images) == 3 + 1 + 3
+    assert reader.engine.run([message, reader.request("b", 1)])["a"].token_ids == expected
 
 
 def test_neighbours_and_chunks_change_no_token(reader: Reader) -> None:

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from jaxserve.checkpoint.image_processor import read_image_processor
+from jaxserve.errors import CheckpointError
 from jaxserve.frontend.images.positions import image_spans, mrope_positions
-from jaxserve.frontend.images.processor import ProcessedImage, count_tokens
+from jaxserve.frontend.images.processor import ProcessedImage, count_tokens, process_image
+from jaxserve.model_config.images import ImageProcessorConfig
+from jaxserve.tokenizer.tokenizer import load_tokenizer
+from tests.models.crops import CHOSEN, CROPPED_SIZES, PAN_AND_SCAN, TEXT
 from tests.models.goldens import DATA
+from tests.models.pictures import picture
 from tests.models.vision_model import PROMPTS, SIZES, VisionGolden, VisionModel, process
 
 NAMES = sorted(path.parent.name for path in (DATA / "vision").glob("*/golden.npz"))
@@ -135,3 +144,67 @@ def test_three_positions_of_each_token_equal_those_of_transformers(name: str, co
     positions, delta = mrope_positions(len(tokens), spans, [item.grid for item in items], config.merge)
     assert positions.tolist() == arrays[f"positions_{count}"].tolist()
     assert [delta] == arrays[f"delta_{count}"].tolist()
+
+
+CROPPED = "gemma3_vision_tiny"
+
+
+@cache
+def crops() -> dict[str, np.ndarray]:
+    """Return the arrays of crops.npz."""
+    with np.load(golden_of(CROPPED).path / "crops.npz", allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+def cropping(rule: dict[str, Any], folder: Path) -> ImageProcessorConfig:
+    """Return the preprocessing of the checkpoint with a rule for crops in its config, which `folder` takes."""
+    shutil.copytree(golden_of(CROPPED).path, folder, dirs_exist_ok=True)
+    file = folder / "preprocessor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | rule))
+    config = read_image_processor(folder)
+    assert config is not None
+    return config
+
+
+def cropped_images(folder: Path) -> list[ProcessedImage]:
+    """Return the pictures with crops by the rule of the golden."""
+    config = cropping(PAN_AND_SCAN, folder)
+    return [process_image(picture(*size, seed), config) for seed, size in enumerate(CROPPED_SIZES)]
+
+
+def test_crops_of_images_have_the_pixels_and_prompts_of_transformers(tmp_path: Path) -> None:
+    images, config = cropped_images(tmp_path), read_image_processor(tmp_path)
+    assert config is not None
+    for index, (image, size) in enumerate(zip(images, CROPPED_SIZES, strict=True)):
+        pixels = np.concatenate([item.patches for item in image.items])
+        assert np.array_equal(pixels, crops()[f"pixels_{index}"])
+        assert count_tokens(*size, config) == [item.num_tokens for item in image.items]
+    text = TEXT.format(*(images[index].text for index in CHOSEN))
+    assert load_tokenizer(tmp_path).encode(text) == crops()["ids"].tolist()
+
+
+@pytest.mark.parametrize(("rule", "key"), [(PAN_AND_SCAN, "tiny_num_crops"), ({"do_pan_and_scan": True}, "num_crops")])
+def test_pictures_of_any_size_have_as_many_crops_as_with_transformers(
+    rule: dict[str, Any], key: str, tmp_path: Path
+) -> None:
+    config = cropping(rule, tmp_path)
+    found = [len(count_tokens(*map(int, size), config)) - 1 for size in crops()["sizes"]]
+    assert found == crops()[key].tolist() and max(found) == 4
+
+
+@pytest.mark.parametrize("values", [{"pan_and_scan_min_crop_size": 0}, {"pan_and_scan_max_num_crops": "4"}])
+def test_a_rule_for_crops_that_makes_no_sense_is_refused_with_its_key(values: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=f"preprocessor_config.json: {next(iter(values))}: expected an integer"):
+        cropping(PAN_AND_SCAN | values, tmp_path)
+
+
+@pytest.mark.slow
+def test_features_logits_and_tokens_of_images_with_crops_equal_transformers(tmp_path: Path) -> None:
+    model, images = model_of(CROPPED), cropped_images(tmp_path)
+    rows = [np.concatenate(model.encode(list(image.items), num_patches(CROPPED))) for image in images]
+    for index, own in enumerate(rows):
+        np.testing.assert_allclose(own, crops()[f"features_{index}"], atol=1e-4, rtol=0)
+    items, outputs = [item for index in CHOSEN for item in images[index].items], crops()["outputs"]
+    logits, found = model.run(crops()["ids"], items, [rows[index] for index in CHOSEN], len(outputs))
+    np.testing.assert_allclose(logits, crops()["logits"], atol=1e-3, rtol=0)
+    assert found.tolist() == outputs.tolist()

@@ -21,6 +21,7 @@ from jaxserve.model_config.images import (
     FixedSize,
     ImageMarkup,
     ImageProcessorConfig,
+    PanAndScan,
     Resampling,
     TileSizes,
 )
@@ -74,9 +75,12 @@ def process_image(image: Image.Image, config: ImageProcessorConfig) -> Processed
 
     Raises InvalidRequestError for an image of an impossible shape.
     """
-    rows, tiles = _resized(image, config)
+    grid, tiles = _resized(image, config)
     items = tuple(_item(np.asarray(tile), config) for tile in tiles)
-    return ProcessedImage(items, _text(rows, [item.num_tokens for item in items], config.markup))
+    counts = [item.num_tokens for item in items]
+    is_cropped = isinstance(config.sizes, FixedSize) and len(items) > 1
+    text = _cropped_text(counts, config.markup) if is_cropped else _text(grid, counts, config.markup)
+    return ProcessedImage(items, text)
 
 
 def count_tokens(width: int, height: int, config: ImageProcessorConfig) -> list[int]:
@@ -92,14 +96,15 @@ def count_tokens(width: int, height: int, config: ImageProcessorConfig) -> list[
             new_height, new_width = _bounded_size(height, width, block, sizes)
             return [(new_height // block) * (new_width // block)]
         case FixedSize() as sizes:
-            return [(sizes.height // block) * (sizes.width // block)]
+            own = (sizes.height // block) * (sizes.width // block)
+            return [own] * (1 + len(_crops(width, height, sizes.crops)))
         case BudgetSizes() as sizes:
             new_height, new_width = _budget_size(height, width, config, sizes.max_patches)
             return [(new_height // block) * (new_width // block)]
 
 
 def _resized(image: Image.Image, config: ImageProcessorConfig) -> tuple[tuple[int, int], list[Image.Image]]:
-    """Return rows and columns of the tiles that the whole image is cut into, (0, 0) if it is not, and all tiles."""
+    """Return rows and columns of the tiles that the whole image is cut into, (0, 0) if it is not, and all tiles or crops."""
     match config.sizes:
         case TileSizes() as sizes:
             return _tiles(image, sizes, config.resampling)
@@ -107,7 +112,8 @@ def _resized(image: Image.Image, config: ImageProcessorConfig) -> tuple[tuple[in
             factor = config.patch_size * config.merge
             size = _bounded_size(image.height, image.width, factor, sizes)
         case FixedSize() as sizes:
-            size = sizes.height, sizes.width
+            parts = [image, *map(image.crop, _crops(image.width, image.height, sizes.crops))]
+            return (0, 0), [_resize(part, sizes.height, sizes.width, config.resampling) for part in parts]
         case BudgetSizes() as sizes:
             size = _budget_size(image.height, image.width, config, sizes.max_patches)
     return (0, 0), [_resize(image, *size, config.resampling)]
@@ -146,6 +152,23 @@ def _budget_size(height: int, width: int, config: ImageProcessorConfig, max_patc
     if not new_width:
         return min(height // width * block, longest), block
     return new_height, new_width
+
+
+def _crops(width: int, height: int, rule: PanAndScan | None) -> list[tuple[int, int, int, int]]:
+    """Return left, top, right and bottom of each crop of an image of `width` x `height` pixels; the last one may be shorter."""
+    if rule is None:
+        return []
+    longest, shortest = max(width, height), min(width, height)
+    if longest / shortest < rule.min_ratio:
+        return []
+    count = min(longest // rule.min_crop_size, math.floor(longest / shortest + 0.5))
+    length = math.ceil(longest / min(max(count, 2), rule.max_crops))
+    if min(length, shortest) < rule.min_crop_size:
+        return []
+    spans = [(start, min(start + length, longest)) for start in range(0, longest, length)]
+    if width >= height:
+        return [(start, 0, end, height) for start, end in spans]
+    return [(0, start, width, end) for start, end in spans]
 
 
 def _tiles(image: Image.Image, sizes: TileSizes, resampling: Resampling) -> tuple[tuple[int, int], list[Image.Image]]:
@@ -207,6 +230,12 @@ def _item(pixels: np.ndarray, config: ImageProcessorConfig) -> EncoderItem:
 def _text(grid: tuple[int, int], counts: list[int], markup: ImageMarkup) -> str:
     """Return the text of an image whose items have `counts` tokens: tiles row by row, then the whole image."""
     return "".join(_parts(grid, iter(counts), markup))
+
+
+def _cropped_text(counts: list[int], markup: ImageMarkup) -> str:
+    """Return the text of an image and its crops, whose items have `counts` tokens."""
+    image, *crops = (_text((0, 0), [count], markup) for count in counts)
+    return markup.cropped.format(image=image, crops=" ".join(crops))
 
 
 def _parts(grid: tuple[int, int], counts: Iterator[int], markup: ImageMarkup) -> Iterator[str]:
