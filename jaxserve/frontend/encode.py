@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from jaxserve.errors import ContextLengthError, UnsupportedParameterError, invalid, unsupported
+from jaxserve.errors import ContextLengthError, InvalidRequestError, UnsupportedParameterError, invalid, unsupported
 from jaxserve.frontend.checks import refuse, shorten
 from jaxserve.frontend.images.loader import NO_IMAGES, LoadedImages
 from jaxserve.frontend.messages import ChatMessage, FunctionDefinition, MessageToolCall
@@ -22,9 +22,12 @@ from jaxserve.frontend.prompt_embeds.prompt import EmbedsSource, LoadedEmbeds
 from jaxserve.frontend.request import Conversation, GenerationRequest
 from jaxserve.frontend.tokenization import Tokenization
 from jaxserve.ipc.messages import ModelInfo
+from jaxserve.tokenizer.tokenizer import TooManyTokensError
 
 THINKING_SWITCHES: Final = ("enable_thinking", "thinking")
 """Template variables that turn reasoning on and off."""
+MAX_LISTED_TOKENS: Final = 1 << 20
+"""Number of tokens of a text that is encoded for no context. Lists of ids are made and freed under the interpreter's lock."""
 NO_EMBEDS: Final[Mapping[int, LoadedEmbeds]] = MappingProxyType({})
 _NO_TOKEN: Final = 0
 """Stands in a prompt for a token that was given as an embedding."""
@@ -99,8 +102,8 @@ async def encode_conversation(
 ) -> list[int]:
     """Return the token ids of a conversation; the template brings the special tokens.
 
-    max_tokens: the context, in which something must be left for output. Raises ContextLengthError, and
-    UnsupportedParameterError for what the model's template does not read.
+    max_tokens: the context, in which something must be left for output. Raises ContextLengthError, InvalidRequestError for
+    more than MAX_LISTED_TOKENS without a context, and UnsupportedParameterError for what the model's template does not read.
     """
     tokenizer, param = tokens.tokenizer, conversation.names.prompt
     functions = [function for _, function in conversation.offered]
@@ -120,19 +123,25 @@ async def encode_conversation(
             continue_final_message=conversation.continue_final_message,
             placeholder=images.placeholder,
             images=images.texts,
+            max_tokens=_most(max_tokens),
         )
 
     has_prefix = not conversation.continue_final_message and conversation.add_generation_prompt is not False
-    return _checked(await tokens.call(encode), max_tokens, param)
+    try:
+        return await tokens.call(encode)
+    except TooManyTokensError as error:
+        raise _too_many(error, max_tokens, param) from None
 
 
 async def encode_text(
     tokens: Tokenization, text: str, max_tokens: int | None = None, *, add_special_tokens: bool
 ) -> list[int]:
-    """Return the token ids of a plain prompt. Raises ContextLengthError if nothing of `max_tokens` is left for output."""
+    """Return the token ids of a plain prompt. Raises as `encode_conversation` does."""
     _check_chars(tokens, len(text), max_tokens, "prompt")
-    token_ids = await tokens.call(lambda: tokens.tokenizer.encode(text, add_special_tokens))
-    return _checked(token_ids, max_tokens, "prompt")
+    try:
+        return await tokens.call(lambda: tokens.tokenizer.encode(text, add_special_tokens, _most(max_tokens)))
+    except TooManyTokensError as error:
+        raise _too_many(error, max_tokens, "prompt") from None
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
@@ -252,10 +261,16 @@ def _check_chars(tokens: Tokenization, num_chars: int, max_tokens: int | None, p
         raise _too_long(max_tokens, f"at least {at_least}", param)
 
 
-def _checked(token_ids: list[int], max_tokens: int | None, param: str) -> list[int]:
-    if max_tokens is not None and len(token_ids) >= max_tokens:
-        raise _too_long(max_tokens, str(len(token_ids)), param)
-    return token_ids
+def _most(max_tokens: int | None) -> int:
+    """Return the largest number of tokens of a prompt."""
+    return MAX_LISTED_TOKENS if max_tokens is None else max_tokens - 1
+
+
+def _too_many(error: TooManyTokensError, max_tokens: int | None, param: str) -> InvalidRequestError:
+    num_tokens = f"{'' if error.is_exact else 'more than '}{error.num_tokens}"
+    if max_tokens is None:
+        return invalid(param, f"at most {MAX_LISTED_TOKENS} tokens are listed, got {num_tokens}")
+    return _too_long(max_tokens, num_tokens, param)
 
 
 def _max_tokens(request: GenerationRequest, num_prompt: int, limit: int, param: str) -> int:

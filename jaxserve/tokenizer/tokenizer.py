@@ -2,6 +2,10 @@
 
 All methods are thread-safe: nothing changes after construction.
 
+A call of the library that encodes frees the interpreter's lock while it encodes, but holds it while it takes its texts, and
+while it makes and frees lists of ids. So no call gets more than a few hundred texts, and no list is made of a text that is
+too long: an event loop beside this thread goes on.
+
 Control tokens in a user's text: in a raw prompt they are control tokens. In a chat only the template makes
 control tokens; the text of one in a message is encoded as ordinary text. (A template that joins request strings into
 a control token, as in `'<|' + role + '|>'`, is not covered: requests are validated for known roles.) Added tokens that
@@ -10,17 +14,20 @@ are not special, such as `<think>`, are recognised everywhere.
 
 from __future__ import annotations
 
-import re
 import secrets
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+from tokenizers import Encoding
 
 from jaxserve.checkpoint.gguf.file import open_gguf
 from jaxserve.errors import CheckpointError, InvalidRequestError, invalid
 from jaxserve.tokenizer.chat_templates import ChatTemplates
+from jaxserve.tokenizer.control_tokens import ControlTokens
 from jaxserve.tokenizer.gguf_vocab import read_gguf_tokenizer
 from jaxserve.tokenizer.hf_vocab import read_hf_tokenizer
 from jaxserve.tokenizer.source import TokenizerSource
@@ -28,52 +35,21 @@ from jaxserve.tokenizer.template import ChatTemplate, Message
 from jaxserve.tokenizer.text_state import TextState
 from jaxserve.tokenizer.token_bytes import token_bytes
 
+_TEXTS_AT_ONCE: Final = 256
+"""Number of texts that one call of the library encodes."""
+_LARGE_BYTES: Final = 1 << 20
+"""Longer texts are first counted in windows: most of them are far too long, and few tokens of those are encoded."""
+_WINDOW_CHARS: Final = 256 << 10
 
-class ControlTokens:
-    """Control tokens of a vocabulary (special added tokens, such as `<|im_end|>`) and their texts."""
 
-    def __init__(self, texts: Mapping[int, str]) -> None:
-        """texts: by token id."""
-        self._texts = dict(texts)
-        self._ids = {text: token_id for token_id, text in texts.items()}
-        self.ids = frozenset(texts)
-        # A control token of one character cannot be broken in two.
-        breakable = sorted((text for text in texts.values() if len(text) > 1), key=len, reverse=True)
-        self._pattern = re.compile("|".join(map(re.escape, breakable))) if breakable else None
+class TooManyTokensError(Exception):
+    """A text has more tokens than its caller takes."""
 
-    def in_texts(self, texts: Sequence[str]) -> frozenset[int]:
-        """Return the ids of control tokens whose text occurs in any of `texts`."""
-        return frozenset(token_id for token_id, token in self._texts.items() if any(token in text for text in texts))
-
-    def include(self, texts: Iterable[str]) -> bool:
-        """Return True if every one of `texts` is a control token."""
-        return self._ids.keys() >= set(texts)
-
-    def split(self, text: str) -> tuple[str | int, ...]:
-        """Return the text with the ids of its control tokens in their places."""
-        if self._pattern is None:
-            return (text,) if text else ()
-        parts: list[str | int] = []
-        end = 0
-        for match in self._pattern.finditer(text):
-            parts += [text[end : match.start()], self._ids[match[0]]]
-            end = match.end()
-        return tuple(part for part in (*parts, text[end:]) if part != "")
-
-    def broken(self, value: Any, mark: str) -> Any:
-        """Return JSON data with `mark` after the first character of every control token in its strings."""
-        pattern = self._pattern
-        if pattern is None:
-            return value
-        if isinstance(value, str):
-            while pattern.search(value):
-                value = pattern.sub(lambda match: match[0][0] + mark + match[0][1:], value)
-            return value
-        if isinstance(value, Mapping):
-            return {self.broken(key, mark): self.broken(item, mark) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [self.broken(item, mark) for item in value]
-        return value
+    def __init__(self, num_tokens: int, *, is_exact: bool = True) -> None:
+        """is_exact: False if the text has at least `num_tokens`."""
+        super().__init__(f"{num_tokens} tokens")
+        self.num_tokens = num_tokens
+        self.is_exact = is_exact
 
 
 class Tokenizer:
@@ -104,23 +80,61 @@ class Tokenizer:
         """EOS of the tokenizer."""
         return self.eos_token_ids[0] if self.eos_token_ids else None
 
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of `text`. `add_special_tokens` adds those that the model expects around a prompt (BOS)."""
-        return self.encode_batch([text], add_special_tokens)[0]
+    def encode(self, text: str, add_special_tokens: bool = True, max_tokens: int | None = None) -> list[int]:
+        """Return the ids of `text`. `add_special_tokens` adds those that the model expects around a prompt (BOS).
+
+        Raises TooManyTokensError for more than `max_tokens`, and InvalidRequestError as `encode_batch` does.
+        """
+        return self._encode_joined([text], add_special_tokens, max_tokens)
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """Return the ids of each text. Raises InvalidRequestError for text that is not valid Unicode (a lone surrogate)."""
-        for text in texts:
-            _check_unicode(text)
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        return [list(encoding.ids) for encoding in encodings]
+        return [encoding.ids for encoding in self._encodings(texts, add_special_tokens)]
+
+    def _encode_joined(self, texts: Iterable[str], add_special_tokens: bool, max_tokens: int | None) -> list[int]:
+        """Return the ids of texts, one text after the other. Raises as `encode` does."""
+        ids: list[int] = []
+        num_tokens = 0
+        for encoding in self._encodings(texts, add_special_tokens, max_tokens):
+            num_tokens += len(encoding)
+            if max_tokens is None or num_tokens <= max_tokens:
+                ids += encoding.ids
+        if max_tokens is not None and num_tokens > max_tokens:
+            raise TooManyTokensError(num_tokens)
+        return ids
+
+    def _encodings(
+        self, texts: Iterable[str], add_special_tokens: bool, max_tokens: int | None = None
+    ) -> Iterator[Encoding]:
+        """Yield the encodings of texts. Raises as `encode` does, before it encodes a large text of far too many tokens."""
+        rest = iter(texts)
+        while batch := list(islice(rest, _TEXTS_AT_ONCE)):
+            for text in batch:
+                num_bytes = _num_bytes(text)
+                if max_tokens is not None and num_bytes > max(max_tokens, _LARGE_BYTES):
+                    self._check_windows(text, max_tokens)
+            yield from self._backend.encode_batch_fast(batch, add_special_tokens=add_special_tokens)
+
+    def _check_windows(self, text: str, max_tokens: int) -> None:
+        """Raise TooManyTokensError if the windows of a text have more than twice `max_tokens`.
+
+        A token at the border of two windows may be counted as two, so the text has more than `max_tokens` itself.
+        """
+        num_tokens = 0
+        for start in range(0, len(text), _WINDOW_CHARS):
+            [encoding] = self._backend.encode_batch_fast(
+                [text[start : start + _WINDOW_CHARS]], add_special_tokens=False
+            )
+            num_tokens += len(encoding)
+            if num_tokens > 2 * max_tokens:
+                raise TooManyTokensError(max_tokens, is_exact=False)
 
     def encode_cut(self, text: str, max_tokens: int, *, add_special_tokens: bool) -> list[int]:
         """Return the ids of `text`, truncated at its end to at most `max_tokens` including special tokens.
 
         Raises InvalidRequestError if special tokens leave no space.
         """
-        _check_unicode(text)
+        _num_bytes(text)
         room = max_tokens - (self._backend.num_special_tokens_to_add(False) if add_special_tokens else 0)
         if room < 1:
             raise invalid("truncate_prompt_tokens", f"{max_tokens} leaves no room beside the special tokens")
@@ -134,8 +148,8 @@ class Tokenizer:
 
         The longer one is truncated at its end to at most `max_tokens` in all. Raises InvalidRequestError.
         """
-        _check_unicode(one)
-        _check_unicode(other)
+        _num_bytes(one)
+        _num_bytes(other)
         first, second = self._backend.encode_batch([one, other], add_special_tokens=False)
         if max_tokens is not None:
             room = max_tokens - self._backend.num_special_tokens_to_add(True)
@@ -180,11 +194,13 @@ class Tokenizer:
         continue_final_message: bool = False,
         placeholder: str = "",
         images: Sequence[str] = (),
+        max_tokens: int | None = None,
     ) -> list[int]:
         """Return the ids of a chat. No BOS is added: the template writes it. See the module on control tokens.
 
         `continue_final_message` ends them with the text of the last message and drops what the template adds after it.
         images: the text of each image part; it replaces the `placeholder`, a control token, that the template writes.
+        Raises TooManyTokensError for more than `max_tokens`, and InvalidRequestError.
         """
         # A mark inside each control token of the request passes through the template and breaks it in two; the
         # text between marks is encoded piece by piece, so no control token can arise from a request.
@@ -207,13 +223,22 @@ class Tokenizer:
                 )
         if images:
             prompt = _with_images(prompt, placeholder, images)
-        pieces = self.encode_batch(prompt.split(mark), add_special_tokens=False)
-        return [token_id for piece in pieces for token_id in piece]
+        return self._encode_joined(_pieces(prompt, mark), False, max_tokens)
 
 
-def _check_unicode(text: str) -> None:
+def _pieces(text: str, mark: str) -> Iterator[str]:
+    """Yield the parts of a text between its marks: `text.split(mark)`, one after the other."""
+    start = 0
+    while (end := text.find(mark, start)) >= 0:
+        yield text[start:end]
+        start = end + len(mark)
+    yield text[start:]
+
+
+def _num_bytes(text: str) -> int:
+    """Return the size of a text in UTF-8. Raises InvalidRequestError for a lone surrogate."""
     try:
-        text.encode()
+        return len(text.encode())
     except UnicodeEncodeError as error:
         raise InvalidRequestError(
             f"The text is not valid Unicode: a lone surrogate at character {error.start}"

@@ -22,7 +22,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     """Either `prompt` or `messages`."""
 
     model: Annotated[str | None, Meta(description="A name from /v1/models. Default: the first one.")] = None
-    prompt: Annotated[str | None, Meta(description="Query text.")] = None
+    prompt: Annotated[str | None, Meta(description="Query text, of at most 1048576 tokens.")] = None
     messages: Annotated[
         list[ChatMessage] | None, MESSAGES, Meta(description="Conversation to render with the chat template.")
     ] = None

@@ -15,10 +15,11 @@ import msgspec
 from msgspec.inspect import AnyType, CollectionType, IntType, ListType, Metadata, StructType, Type, UnionType
 
 from jaxserve.apis.schema.body_values import count_values, may_exceed
+from jaxserve.apis.schema.long_texts import ShortenedBody, check_utf8, shorten_texts
 from jaxserve.apis.schema.number_lists import decode_numbers
 from jaxserve.apis.schema.unsupported import NO_OPS, UNSUPPORTED, is_neutral
 from jaxserve.errors import InvalidRequestError
-from jaxserve.frontend.checks import invalid_field, refuse
+from jaxserve.frontend.checks import MAX_ECHOED_CHARS, invalid_field, refuse
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -34,25 +35,32 @@ def decode_request(struct: type[T], body: bytes, max_values: int | None = None) 
     Raises InvalidRequestError for malformed JSON, too many values, wrong types and missing fields, and
     UnsupportedParameterError for a known field that asks for something this server does not do.
     """
+    short = ShortenedBody(body)
     try:
-        body.decode()
-        num_surplus = 0 if max_values is None else _num_surplus(body, max_values)
-        fields = _FIELDS.decode(body)
+        check_utf8(body)
+        short = shorten_texts(body)
+        num_surplus = 0 if max_values is None else _num_surplus(short.body, max_values)
+        fields = _FIELDS.decode(short.body)
         lists = _number_lists(struct, fields, 0 if num_surplus else _LARGE_BYTES)
         if max_values is not None and num_surplus:
             numbers = sum(count_values(bytes(fields[name]), max_values).all for name in lists)
             if num_surplus > numbers:
                 raise _too_many_values(max_values)
-        request = _decoded_beside(struct, fields, lists) if lists else _decoded(struct, body)
-        return request, [*_unknown_fields(struct, fields), *unknown_inside(struct, fields)]
+        request = _decoded_beside(struct, fields, lists) if lists else _decoded(struct, short.body)
+        short.restored(request)
+        for name, numbers_of_field in lists.items():
+            setattr(request, name, numbers_of_field)
+        unknown = [*_unknown_fields(struct, fields), *unknown_inside(struct, fields)]
+        return request, [short.worded(name, MAX_ECHOED_CHARS) for name in unknown]
     except UnicodeDecodeError as error:
         raise InvalidRequestError(f"The body is not valid UTF-8 at byte {error.start}.", code="invalid_json") from None
     except RecursionError:
         raise InvalidRequestError("The body is nested too deeply.", code="invalid_json") from None
     except msgspec.ValidationError as error:
-        raise invalid_field(str(error), struct=struct) from None
+        raise invalid_field(short.worded(str(error), MAX_ECHOED_CHARS + 1), struct=struct) from None
     except msgspec.DecodeError as error:
-        raise InvalidRequestError(f"The body is not valid JSON: {error}.", code="invalid_json") from None
+        message = short.worded(str(error), MAX_ECHOED_CHARS)
+        raise InvalidRequestError(f"The body is not valid JSON: {message}.", code="invalid_json") from None
 
 
 def _decoded(struct: type[T], body: bytes) -> T:
@@ -95,12 +103,9 @@ def _number_lists(
 
 
 def _decoded_beside(struct: type[T], fields: Mapping[str, msgspec.Raw], lists: Mapping[str, list[Any]]) -> T:
-    """Decode the fields of a body besides `lists`, which it gets as they are. Raises as the decoder does."""
+    """Decode a body with short lists in place of `lists`. Raises as the decoder does."""
     rest = {name: _SHORT_LIST if name in lists else raw for name, raw in fields.items()}
-    request = _decoded(struct, msgspec.json.encode(rest))
-    for name, numbers in lists.items():
-        setattr(request, name, numbers)
-    return request
+    return _decoded(struct, msgspec.json.encode(rest))
 
 
 def _with_integers(value: Any) -> Any:

@@ -15,6 +15,8 @@ _MAX_ITEMS: Final = 256
 """Items of a list that one call encodes."""
 _LARGE: Final = 4096
 """Weight from which on a reply is encoded in a thread: about two milliseconds of work."""
+_TEXT_CHARS: Final = 64 << 10
+"""Characters of a text that one call encodes: a quarter of a millisecond if all are escaped."""
 _CHARS_PER_ITEM: Final = 64
 """Characters of a text that weigh as much as one item."""
 
@@ -50,7 +52,10 @@ def encode_in_parts(value: Any) -> bytes:
 
 
 def _prepared(value: Any) -> Any:
-    """Return `value` with its long lists as JSON."""
+    """Return `value` with its long lists and texts as JSON."""
+    if isinstance(value, str) and len(value) > _TEXT_CHARS:
+        parts = (_encode(value[start : start + _TEXT_CHARS])[1:-1] for start in range(0, len(value), _TEXT_CHARS))
+        return msgspec.Raw(b'"%b"' % b"".join(parts))
     if isinstance(value, list | tuple):
         return _prepared_list(value)
     if isinstance(value, dict):

@@ -28,6 +28,7 @@ TOP = TopLogprob("é", -1.5, [195, 169])
             usage=EmbeddingUsage(1, 1),
         ),
         {"tops": [{"a": 1.0, "b": 2.0}, None] * 300, "text": "x" * 100_000},
+        ['é\n"😀' * 50_000, "x"],
     ],
 )
 def test_parts_give_the_same_bytes(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,6 +37,7 @@ def test_parts_give_the_same_bytes(value: Any, monkeypatch: pytest.MonkeyPatch) 
     def counted(part: Any) -> bytes:
         data = msgspec.json.encode(part)
         sizes.append(len(part) if isinstance(part, list) else 0)
+        assert not isinstance(part, str) or len(part) <= 64 << 10
         return data
 
     monkeypatch.setattr(encode, "_encode", counted)

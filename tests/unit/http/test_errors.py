@@ -9,6 +9,7 @@ from aiohttp import ClientPayloadError, web
 
 from jaxserve.apis.routes import Call, Reply, Route
 from jaxserve.errors import REQUEST_ERRORS
+from jaxserve.frontend import encode
 from jaxserve.frontend.errors import request_error
 from jaxserve.http.errors import error_response
 from jaxserve.http.sse import EventStream
@@ -118,6 +119,27 @@ async def test_token_id_outside_the_vocabulary_is_refused(api: Api) -> None:
         status, error = await refusal(api, "POST", "/v1/completions", json={"prompt": token_ids})
         assert (status, error["param"]) == (400, "prompt")
     assert api.client.admission.num_sequences == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {"prompt": "x" * 100}, "prompt"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x" * 100}]}, "messages"),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "x" * 100}]}, "messages"),
+    ],
+)
+async def test_tokens_of_a_text_for_no_context_are_bounded(
+    api: Api, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], param: str
+) -> None:
+    monkeypatch.setattr(encode, "MAX_LISTED_TOKENS", 20)
+    async with api.http.post(path, json=body) as response:
+        error = (await response.json())["error"]
+        assert response.status == 400
+    assert f"Invalid value for '{param}': at most 20 tokens are listed, got 1" in error["message"]
+    monkeypatch.setattr(encode, "MAX_LISTED_TOKENS", 300)
+    async with api.http.post(path, json=body) as response:
+        assert response.status == 200
 
 
 async def test_unready_server_refuses_with_retry_after(tokenizer: Tokenizer) -> None:
