@@ -80,7 +80,7 @@ class ModelConfig:
         "auto",
         choices_from="jaxserve.quant.names:format_names",
         help="int8, fp8 (e4m3): weights, with one scale per output, and activations, with one scale per token; "
-        "-weight-only: weights only; int4 has one scale per group of inputs, fp8-block one per block; mxfp4: experts in blocks of 32; gguf: the blocks of a GGUF file, and int8 "
+        "-weight-only: weights only; int4 has one scale per group of inputs, fp8-block one per block; mxfp4: experts in blocks of 32; nvfp4: blocks of 16; gguf: the blocks of a GGUF file, and int8 "
         "activations; auto: the checkpoint's format, but GGUF files dequantised",
     )
     max_model_len: int | None = option(None, ge=1, help="longest prompt + output in tokens (default: the model's)")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from jaxserve.errors import CheckpointError, shown
 
 MAX_HEADER_BYTES = 100_000_000
 """Largest header of either format: the biggest real ones (262k-token vocabularies) are near 15 MB."""
+MODEL_OPTIMIZER: Final = "hf_quant_config.json"
+"""File in which NVIDIA's Model Optimizer describes the quantisation; its later versions write it into config.json as well."""
+_QUANTIZATION: Final = "quantization_config"
 
 
 def file_size(path: Path) -> int:
@@ -57,6 +60,17 @@ def parse_object(text: bytes, what: str) -> dict[str, Any]:
 def read_object(path: Path) -> dict[str, Any]:
     """Read the JSON object in a file."""
     return parse_object(_read(path), str(path))
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """Read config.json, with `quantization_config` from the Model Optimizer's file beside it if it has none itself."""
+    config, beside = read_object(directory / "config.json"), directory / MODEL_OPTIMIZER
+    if config.get(_QUANTIZATION) is not None or not beside.is_file():
+        return config
+    found = read_object(beside).get("quantization")
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{beside}: key 'quantization': expected a table, found {type(found).__name__}")
+    return {**config, _QUANTIZATION: {"quant_method": "modelopt", **found}}
 
 
 def read_objects(path: Path) -> list[dict[str, Any]]:

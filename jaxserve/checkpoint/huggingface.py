@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 import numpy as np
 
 from jaxserve.checkpoint.family import Family
-from jaxserve.checkpoint.files import read_object
+from jaxserve.checkpoint.files import read_config, read_object
 from jaxserve.checkpoint.mtp import as_first_layer, mtp_config, only_mtp_layer
 from jaxserve.checkpoint.parts import split_fused, with_each_expert, with_flat_corrections
 from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
@@ -94,7 +94,7 @@ def _open_stored(directory: Path, families: Collection[Family]) -> HuggingFaceCh
     generation_file = directory / "generation_config.json"
     return HuggingFaceCheckpoint(
         path=directory,
-        config=text_config(read_object(config_file), families),
+        config=text_config(read_config(directory), families),
         generation_config=read_object(generation_file) if generation_file.is_file() else {},
         tensors=tensors,
         shards=shards,

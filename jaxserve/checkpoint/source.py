@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from jaxserve.checkpoint.files import MODEL_OPTIMIZER
 from jaxserve.checkpoint.image_processor import FILES as PROCESSOR_FILES
 from jaxserve.errors import CheckpointError, ConfigError, shown
 
@@ -18,7 +19,7 @@ _DIRECTORY_PATTERNS = ["model*.safetensors", "*.json", "tokenizer*", "vocab.txt"
 _IGNORED_PATTERNS = ["[!0-9]*/*", "[0-9][!_]*/*"]
 """Subdirectories except sentence-transformers' modules, such as `1_Pooling`: a `*` also matches slashes."""
 _ADAPTER_PATTERNS = ["adapter_config.json", "adapter_model.safetensors"]
-_CONFIG_PATTERNS = ["config.json", "generation_config.json", "tokenizer_config.json", *PROCESSOR_FILES]
+_CONFIG_PATTERNS = ["config.json", MODEL_OPTIMIZER, "generation_config.json", "tokenizer_config.json", *PROCESSOR_FILES]
 """Files that describe a safetensors model."""
 
 

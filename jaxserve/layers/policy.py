@@ -60,7 +60,8 @@ class DtypePolicy:
     @property
     def for_tables(self) -> DtypePolicy:
         """The policy of embedding tables and output heads."""
-        return replace(self, quant=replace(self.quant, name=self.quant.format.for_tables.name))
+        found = self.quant.format.for_tables(is_stored=self.quant.is_stored)
+        return replace(self, quant=replace(self.quant, name=found.name))
 
     @property
     def unquantized(self) -> DtypePolicy:

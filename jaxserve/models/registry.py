@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from jaxserve.checkpoint.converted import is_converted
 from jaxserve.checkpoint.family import Family
-from jaxserve.checkpoint.files import read_object
+from jaxserve.checkpoint.files import read_config, read_object
 from jaxserve.checkpoint.huggingface import open_mtp_layer
 from jaxserve.checkpoint.image_processor import FILES, read_image_processor
 from jaxserve.checkpoint.maxtext.folder import is_orbax
@@ -193,7 +193,7 @@ def read_model_config(path: Path) -> tuple[DecoderConfig | EncoderConfig, Checkp
 
 def text_model(path: Path, checkpoint: Checkpoint | None) -> Mapping[str, Any]:
     """Return the text model's config of a checkpoint, or of a directory with only config.json."""
-    return text_config(read_object(path / "config.json"), families()) if checkpoint is None else checkpoint.config
+    return text_config(read_config(path), families()) if checkpoint is None else checkpoint.config
 
 
 def _named(path: Path, hf: Mapping[str, Any], generation: Mapping[str, Any]) -> DecoderConfig:

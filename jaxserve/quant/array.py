@@ -32,16 +32,19 @@ class QuantArray(Generic[T]):
     """`[out, in]`, or as the format packs them."""
     scales: T | None = None
     offsets: T | None = None
+    matrix_scales: T | None = None
+    """Scales of the whole matrix, in formats that have them beside those of blocks."""
 
     @property
     def arrays(self) -> tuple[T, ...]:
-        """The arrays that there are: values, scales, offsets."""
-        return tuple(each for each in (self.values, self.scales, self.offsets) if each is not None)
+        """The arrays that there are: values, scales, offsets, scales of the matrix."""
+        own = (self.values, self.scales, self.offsets, self.matrix_scales)
+        return tuple(each for each in own if each is not None)
 
     def with_arrays(self, arrays: Iterable[R]) -> QuantArray[R]:
         """Return the same structure over other arrays, given in the order of `arrays`."""
         remaining: Iterator[Any] = iter(arrays)
-        own = (self.values, self.scales, self.offsets)
+        own = (self.values, self.scales, self.offsets, self.matrix_scales)
         return QuantArray(self.format, *(None if each is None else next(remaining) for each in own))
 
     def map(self, compute: Callable[[T], R]) -> QuantArray[R]:

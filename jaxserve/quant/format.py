@@ -44,9 +44,11 @@ class Format(ABC):
     def __repr__(self) -> str:
         return self.name
 
-    @property
-    def for_tables(self) -> Format:
-        """The format of embedding tables and output heads, whose rows are looked up one by one."""
+    def for_tables(self, *, is_stored: bool) -> Format:
+        """Return the format of embedding tables and output heads, whose rows are looked up one by one.
+
+        is_stored: the checkpoint stores its matrices in this format, perhaps tables, too.
+        """
         return self
 
     @abstractmethod

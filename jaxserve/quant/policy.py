@@ -24,6 +24,8 @@ class QuantPolicy:
     """Modules that are not quantised, by their names in checkpoints, nor is what they are fused with."""
     stored_kinds: StoredKinds = ()
     """Block types of matrices in a GGUF file, by their modules' names in checkpoints, for formats that keep blocks."""
+    is_stored: bool = False
+    """True if matrices are served as the checkpoint stores them."""
     platform: str = "gpu"
     """The device's platform: a format may store another dtype on some."""
 

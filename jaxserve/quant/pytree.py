@@ -6,4 +6,6 @@ import jax
 
 from jaxserve.quant.array import QuantArray
 
-jax.tree_util.register_dataclass(QuantArray, data_fields=["values", "scales", "offsets"], meta_fields=["format"])
+jax.tree_util.register_dataclass(
+    QuantArray, data_fields=["values", "scales", "offsets", "matrix_scales"], meta_fields=["format"]
+)

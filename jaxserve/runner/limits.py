@@ -138,8 +138,11 @@ def _quant_policy(config: Config, decoder: DecoderConfig, chip: Chip) -> QuantPo
     _check_experts(name, has_experts=decoder.experts is not None)
     if stored is None or stored.format != name:
         return QuantPolicy(name, stored_kinds=kinds, platform=chip.platform)
-    plain_matrices = stored.plain_matrices if config.model.quantization == "auto" else ()
-    return QuantPolicy(name, stored.group_size, stored.has_offsets, plain_matrices, platform=chip.platform)
+    is_stored = config.model.quantization == "auto"
+    plain_matrices = stored.plain_matrices if is_stored else ()
+    return QuantPolicy(
+        name, stored.group_size, stored.has_offsets, plain_matrices, is_stored=is_stored, platform=chip.platform
+    )
 
 
 def _kept_kinds(name: str, stored: CheckpointQuantization | None) -> StoredKinds:

@@ -28,6 +28,8 @@ from tests.engine.killed_conversions import POINTS
 from tests.engine.model_engine import MODEL_NAME, ModelEngine, request
 from tests.models.goldens import DATA, golden_checkpoint
 from tests.models.mxfp4_files import write_mxfp4
+from tests.models.nvfp4_files import quantization as in_nvfp4
+from tests.models.nvfp4_files import write_nvfp4
 from tests.unit.checkpoint.fp8_files import E4M3, in_blocks, write_fp8
 
 pytestmark = [pytest.mark.slow]
@@ -70,17 +72,19 @@ def test_restored_parameters_are_those_of_the_model_bit_by_bit(
         assert np.asarray(mine).tobytes() == np.asarray(theirs).tobytes()
 
 
-@pytest.mark.parametrize("quantization", ["mxfp4-weight-only", "fp8-block-weight-only"])
+@pytest.mark.parametrize("quantization", ["mxfp4-weight-only", "nvfp4-weight-only", "fp8-block-weight-only"])
 def test_matrices_in_blocks_are_restored_bit_by_bit(tmp_path: Path, quantization: str) -> None:
     if quantization == "mxfp4-weight-only":
         write_mxfp4(tmp_path / "model")
+    elif quantization == "nvfp4-weight-only":
+        write_nvfp4(tmp_path / "model", golden_checkpoint("qwen3_moe_tiny").path, in_nvfp4())
     else:
         (tmp_path / "model").mkdir()
         write_fp8(tmp_path / "model", golden_checkpoint("qwen3_moe_tiny").path, in_blocks(40, 32))
     config = config_of("auto", tmp_path / "model", num_devices=2)
     path = converted(config, tmp_path / "out", tmp_path / "model")
     found = params(config, path)
-    stored = np.uint8 if quantization == "mxfp4-weight-only" else E4M3
+    stored = E4M3 if quantization == "fp8-block-weight-only" else np.uint8
     assert any(array.dtype == stored and array.ndim == 3 for array in found)
     for mine, theirs in zip(found, params(config, tmp_path / "model"), strict=True):
         assert (mine.dtype, mine.sharding) == (theirs.dtype, theirs.sharding)

@@ -18,7 +18,7 @@ from jaxserve.weights.loader import load_params
 
 
 def array_specs(skeleton: ModelSkeleton | EncoderSkeleton) -> dict[str, ArraySpec]:
-    """Return the skeleton's arrays in its order: `NAME`, and of a quantised weight `NAME_scale` and `NAME_offset`."""
+    """Return the skeleton's arrays in its order: `NAME`, and of a quantised weight `NAME_scale`, `NAME_offset` and `NAME_matrix_scale`."""
     return dict(_named(skeleton))
 
 
@@ -36,5 +36,7 @@ def _named(skeleton: ModelSkeleton | EncoderSkeleton) -> Iterator[tuple[str, Arr
         if not isinstance(leaf.declared, QuantArray):
             yield leaf.name, leaf.declared
             continue
-        parts = {"": leaf.declared.values, "_scale": leaf.declared.scales, "_offset": leaf.declared.offsets}
+        stored = leaf.declared
+        parts = {"": stored.values, "_scale": stored.scales, "_offset": stored.offsets}
+        parts["_matrix_scale"] = stored.matrix_scales
         yield from ((leaf.name + suffix, part) for suffix, part in parts.items() if part is not None)

@@ -99,7 +99,9 @@ def test_adapters_are_sharded_with_the_model(model: str, adapter: str, fused_for
     np.testing.assert_allclose(found, adapter_goldens(model)[adapter].logits, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize(("quantization", "most"), [("int8-weight-only", 0.5), ("fp8-block-weight-only", 2.5)])
+@pytest.mark.parametrize(
+    ("quantization", "most"), [("int8-weight-only", 0.5), ("fp8-block-weight-only", 2.5), ("nvfp4-weight-only", 6)]
+)
 def test_adapters_of_quantised_weights_are_not_quantised(quantization: str, most: float) -> None:
     """A quantised model with an adapter is about as far from float32 as without."""
     coarse = plain(jnp.dtype("float32"), quantization)

@@ -148,7 +148,7 @@ FP8_GROUP = {"num_bits": 8, "type": "float"}
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        *(({"quant_method": name}, f".quant_method is '{name}'; supported: fp8, gptq, awq, mxfp4, compressed-tensors")
+        *(({"quant_method": name}, f".quant_method is '{name}'; supported: fp8, gptq, awq, mxfp4, modelopt, compressed-tensors")
           for name in ("bitsandbytes", "nvfp4", "fbgemm_fp8")),
         ("fp8", "quantization_config is 'fp8'; supported: a checkpoint in f32"),
         ({}, ".quant_method is None; supported: fp8"),
@@ -157,7 +157,7 @@ FP8_GROUP = {"num_bits": 8, "type": "float"}
         ({"quant_method": "fp8", "weight_block_size": 128}, ".weight_block_size is 128"),
         ({"quant_method": "compressed-tensors"}, ".config_groups is None; supported: a table of groups"),
         (_groups(num_bits=4, type="int"), ".config_groups.group_0.weights is {'num_bits': 4"),
-        (_groups(num_bits=6, type="int"), "supported: 8-bit floats, 4-bit integers with `format` pack-quantized, 8-bit integers with `format` int-quantized, 4-bit floats with `format` nvfp4-pack-quantized, a checkpoint in f32"),
+        (_groups(num_bits=6, type="int"), "supported: 8-bit floats, 4-bit integers with `format` pack-quantized, 4-bit floats with `format` nvfp4-pack-quantized, 8-bit integers with `format` int-quantized, a checkpoint in f32"),
         (_groups(num_bits=8), ".config_groups.group_0.weights is"),
         (_groups(**FP8_GROUP, symmetric=False), ".config_groups.group_0.weights is"),
         (_groups(**FP8_GROUP, strategy="group"), ".weights.strategy is 'group'; supported: tensor, channel and block"),

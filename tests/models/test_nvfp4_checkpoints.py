@@ -1,94 +1,134 @@
-"""Checkpoints stored in NVFP4 by compressed-tensors: dequantised as its documentation defines."""
+"""Checkpoints in NVFP4 of both exporters: kept in their blocks, and equal to what their documentation defines."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from jaxserve_kernels import nvfp4 as kernels
 
+from jaxserve.checkpoint.safetensors_file import open_safetensors
 from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import CheckpointError
-from jaxserve.models.registry import decoder_config, decoder_of, open_model
+from jaxserve.models.registry import decoder_config, decoder_of, open_model, read_decoder
+from jaxserve.quant.policy import QuantPolicy
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.limits import make_policy, quantization_notes
+from jaxserve.sharding.rules import MeshShape
+from jaxserve.tools.planning.devices import ACCELERATORS
+from jaxserve.tools.planning.fit import model_sizes
 from tests.models.goldens import golden_checkpoint
 from tests.models.loading import load
+from tests.models.mesh_model import MeshModel
+from tests.models.nvfp4_files import FLOATS, PLAIN, Exporter, pack, quantization, write_nvfp4
 from tests.models.tiny_model import TinyModel
 from tests.unit.checkpoint.checkpoint_files import write_safetensors
 
-SOURCE = golden_checkpoint("llama3_tiny").path
-PLAIN = ("lm_head.weight", "model.embed_tokens.weight")
-FLOATS = {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "symmetric": True}
+SOURCE, EXPERTS = golden_checkpoint("llama3_tiny").path, golden_checkpoint("qwen3_moe_tiny").path
 NAME = "model.layers.0.mlp.down_proj"
+MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"], "producer": {"name": "modelopt"}}
+CPU = Chip("cpu")
+CONFIGS: dict[Exporter, dict[str, Any]] = {"compressed-tensors": quantization(), "modelopt": MODELOPT}
 
 
-def quantization(weights: Any = FLOATS, activations: Any = None, **keys: Any) -> dict[str, Any]:
-    group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
-    form = {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized", "ignore": ["lm_head"]}
-    return {**form, "config_groups": {"group_0": group}, **keys}
+def write(folder: Path, config: dict[str, Any], changes: dict[str, Any] | None = None) -> dict[str, np.ndarray]:
+    return write_nvfp4(folder, SOURCE, config, changes)
 
 
-def number(bits: int) -> float:
-    """Return an e2m1 number: a sign, two bits of exponent, one of mantissa."""
-    sign, exponent, mantissa = bits >> 3, bits >> 1 & 3, bits & 1
-    size = mantissa / 2 if exponent == 0 else (1 + mantissa / 2) * 2 ** (exponent - 1)
-    return -size if sign else size
+def loaded(folder: Path, quantization: str = "auto", chip: Chip = CPU) -> dict[str, np.ndarray]:
+    config = Config(model=ModelConfig(model=str(folder), quantization=quantization))
+    return load(folder, make_policy(config, decoder_of(open_model(folder)), chip))
 
 
-def pack(values: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
-    """Return the stored tensors of a matrix, and what they mean: a scale divided by the global scale, times a number."""
-    global_scale = np.float32(448 * 6 / np.abs(values).max())
-    blocks = values.reshape(len(values), -1, 16)
-    scales = (np.abs(blocks).max(axis=2) / 6 * global_scale).astype(ml_dtypes.float8_e4m3fn)
-    numbers = np.array([number(bits) for bits in range(16)], np.float32)
-    steps = (scales.astype(np.float32) / global_scale)[:, :, None]
-    bits = np.abs(blocks[..., None] / np.where(steps == 0, 1, steps)[..., None] - numbers).argmin(-1)
-    flat = bits.reshape(len(values), -1).astype(np.uint8)
-    stored = {"packed": flat[:, 0::2] + 16 * flat[:, 1::2], "scale": scales, "global_scale": global_scale.reshape(1)}
-    return stored, (numbers[bits] * steps).reshape(values.shape)
+def restored(name: str, params: dict[str, np.ndarray]) -> np.ndarray:
+    """Return a matrix as a program dequantises it."""
+    scales = kernels.TwoLevelScales(*(jnp.asarray(params[f"{name}{end}"]) for end in ("_scale", "_matrix_scale")))
+    return np.asarray(kernels.dequantize(jnp.asarray(params[name]), scales, jnp.float32))
 
 
-def write_nvfp4(folder: Path, config: dict[str, Any], changes: dict[str, Any] | None = None) -> dict[str, np.ndarray]:
-    """Write the tiny checkpoint in NVFP4, with other tensors where `changes` has one, and without those that are None; return
-    its dequantised tensors."""
-    folder.mkdir(parents=True, exist_ok=True)
-    whole, tensors, dequantised = open_model(SOURCE), dict[str, Any](), dict[str, np.ndarray]()
-    for name, info in whole.tensors.items():
-        values = np.asarray(whole.read(name)).astype(np.float32)
-        if len(info.shape) < 2 or name in PLAIN:
-            tensors[name] = dequantised[name] = values
-            continue
-        stored, dequantised[name] = pack(values)
-        tensors |= {f"{name}_{part}": array for part, array in stored.items()}
-        tensors[name.replace(".weight", ".input_global_scale")] = np.full(1, 0.25, np.float32)
-    kept = {name: array for name, array in (tensors | (changes or {})).items() if array is not None}
-    write_safetensors(folder / "model.safetensors", kept)
-    hf = {key: value for key, value in whole.config.items() if key != "quantization_config"}
-    if config:
-        hf["quantization_config"] = config
-    (folder / "config.json").write_text(json.dumps(hf))
-    return dequantised
-
-
-@pytest.mark.parametrize("activations", [None, {**FLOATS, "dynamic": "local"}], ids=["w4a16", "w4a4"])
-def test_weights_are_numbers_times_scales_over_the_global_scale(tmp_path: Path, activations: Any) -> None:
-    expected = write_nvfp4(tmp_path, quantization(activations=activations))
-    decoder = decoder_of(open_model(tmp_path))
-    config = Config(model=ModelConfig(model=str(tmp_path)))
-    (note,) = quantization_notes(config, decoder, Chip("cpu"))
-    assert note.startswith("NVFP4 weights are dequantised as they are loaded")
-    params = load(tmp_path, make_policy(config, decoder, Chip("cpu")))
-    for name in (f"{NAME}.weight", "model.layers.1.self_attn.o_proj.weight", "model.embed_tokens.weight"):
+@pytest.mark.parametrize("exporter", CONFIGS)
+def test_numbers_and_scales_are_kept_as_they_are_stored(tmp_path: Path, exporter: Exporter) -> None:
+    """The weights of a program are those that the exporter defines, in every bit."""
+    expected = write_nvfp4(tmp_path, SOURCE, CONFIGS[exporter], exporter=exporter)
+    params, stored = loaded(tmp_path), open_safetensors(tmp_path / "model.safetensors")
+    packed, of_matrix, row = {
+        "compressed-tensors": ("weight_packed", "weight_global_scale", 1),
+        "modelopt": ("weight", "weight_scale_2", 0),
+    }[exporter]
+    np.testing.assert_array_equal(params[f"{NAME}.weight"], stored.read(f"{NAME}.{packed}"))
+    scales = stored.read(f"{NAME}.weight_scale").view(np.uint8)
+    np.testing.assert_array_equal(params[f"{NAME}.weight_scale"].view(np.uint8), scales.T)
+    assert (params[f"{NAME}.weight_matrix_scale"][row] == stored.read(f"{NAME}.{of_matrix}")).all()
+    assert (params[f"{NAME}.weight_matrix_scale"][1 - row] == 1).all()
+    for name in (f"{NAME}.weight", "model.layers.1.self_attn.o_proj.weight"):
+        np.testing.assert_array_equal(restored(name, params), expected[name])
+        np.testing.assert_array_equal(open_model(tmp_path).read(name).dequantize(), expected[name])  # type: ignore[union-attr]
+    for name in PLAIN[1:]:
         np.testing.assert_array_equal(params[name], expected[name])
 
 
+def test_a_matrix_takes_four_and_a_half_bits_a_weight(tmp_path: Path) -> None:
+    """Two numbers in a byte, a scale for 16, and eight bytes for an output."""
+    write(tmp_path, quantization())
+    params = loaded(tmp_path)
+    shape = (64, 96)
+    arrays = [params[f"{NAME}.weight{end}"] for end in ("", "_scale", "_matrix_scale")]
+    assert [(each.shape, each.dtype.itemsize) for each in arrays] == [((64, 48), 1), ((6, 64), 1), ((2, 64), 4)]
+    assert sum(each.nbytes for each in arrays) == shape[0] * shape[1] * 9 // 16 + 8 * shape[0]
+    config = Config(model=ModelConfig(model=str(tmp_path)))
+    planned = model_sizes(config, read_decoder(tmp_path)[0], ACCELERATORS["h200"])
+    (tmp_path / "model.safetensors").unlink()
+    alone = model_sizes(config, read_decoder(tmp_path)[0], ACCELERATORS["h200"])
+    assert (alone.stored_as, alone.weights_bytes) == ("nvfp4-weight-only", planned.weights_bytes)
+    (note,) = quantization_notes(config, read_decoder(tmp_path)[0], Chip("gpu", (9, 0)))
+    assert "NVFP4 save memory but no time" in note
+
+
+def test_matrices_can_be_dequantised_and_are_fused_without_rounding(tmp_path: Path) -> None:
+    expected = write(tmp_path, quantization(activations={**FLOATS, "dynamic": "local"}))
+    for name, found in loaded(tmp_path, "none").items():
+        np.testing.assert_array_equal(found, expected[name], err_msg=name)
+    params, name = loaded(tmp_path, chip=Chip("gpu", (9, 0))), "model.layers.1.mlp.gate_up_proj.weight"
+    halves = [expected[f"model.layers.1.mlp.{part}_proj.weight"] for part in ("gate", "up")]
+    np.testing.assert_array_equal(restored(name, params), np.concatenate(halves))
+
+
+def test_an_older_checkpoint_has_its_quantization_in_a_file_beside_the_config(tmp_path: Path) -> None:
+    expected = write_nvfp4(tmp_path, SOURCE, {}, exporter="modelopt")
+    table = {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8", "group_size": 16, "exclude_modules": ["lm_head"]}
+    beside = tmp_path / "hf_quant_config.json"
+    beside.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": table}))
+    np.testing.assert_array_equal(restored(f"{NAME}.weight", loaded(tmp_path)), expected[f"{NAME}.weight"])
+    (tmp_path / "model.safetensors").unlink()
+    alone = read_decoder(tmp_path)[0].stored
+    assert alone is not None and alone.format == "nvfp4-weight-only"
+    beside.write_text(json.dumps({"quantization": "NVFP4"}))
+    with pytest.raises(
+        CheckpointError, match=r"hf_quant_config\.json: key 'quantization': expected a table, found str"
+    ):
+        read_decoder(tmp_path)
+
+
+def test_a_table_in_nvfp4_is_kept_and_serves_as_the_head(tmp_path: Path) -> None:
+    table = np.asarray(open_model(SOURCE).read("model.embed_tokens.weight")).astype(np.float32)
+    stored, expected = pack("model.embed_tokens.weight", table, "compressed-tensors")
+    write(tmp_path / "a", quantization(), {"model.embed_tokens.weight": None, **stored})
+    prompt = golden_checkpoint("llama3_tiny").prompt_ids
+    model, wide = TinyModel(tmp_path / "a"), TinyModel(tmp_path / "a", quantization="none")
+    np.testing.assert_array_equal(restored("model.embed_tokens.weight", loaded(tmp_path / "a")), expected)
+    np.testing.assert_allclose(model.logits(prompt), wide.logits(prompt), atol=1e-5, rtol=0)
+
+
 @pytest.mark.slow
-def test_tokens_are_those_of_the_dequantised_checkpoint(tmp_path: Path) -> None:
-    dequantised = write_nvfp4(tmp_path / "stored", quantization())
+@pytest.mark.parametrize("exporter", CONFIGS)
+def test_logits_and_tokens_are_those_of_the_dequantised_checkpoint(tmp_path: Path, exporter: Exporter) -> None:
+    dequantised = write_nvfp4(tmp_path / "stored", SOURCE, CONFIGS[exporter], exporter=exporter)
     folder = tmp_path / "wide"
     folder.mkdir()
     write_safetensors(folder / "model.safetensors", dequantised)
@@ -96,9 +136,30 @@ def test_tokens_are_those_of_the_dequantised_checkpoint(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps({key: hf[key] for key in hf if key != "quantization_config"}))
     prompt = golden_checkpoint("llama3_tiny").prompt_ids
     stored, wide = TinyModel(tmp_path / "stored"), TinyModel(folder)
+    assert stored.policy.quant.name == "nvfp4-weight-only"
     logits, expected = stored.logits(prompt), wide.logits(prompt)
-    np.testing.assert_array_equal(logits, expected)
+    np.testing.assert_allclose(logits, expected, atol=1e-5, rtol=0)
     assert stored.greedy(logits[-1], 16) == wide.greedy(expected[-1], 16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("shape", "exchange", "fused_for"),
+    [(MeshShape(4), "auto", 4), (MeshShape(2, expert=2), "all-to-all", 0)],
+    ids=str,
+)
+def test_devices_split_dense_matrices_and_experts(
+    tmp_path: Path, shape: MeshShape, exchange: str, fused_for: int
+) -> None:
+    """Four devices have 8 inputs each of the down projection of an expert: halves of a block with its scale."""
+    write_nvfp4(tmp_path / "a", EXPERTS, MODELOPT, exporter="modelopt")
+    golden = replace(golden_checkpoint("qwen3_moe_tiny"), path=tmp_path / "a")
+    expected = TinyModel(tmp_path / "a", quantization="none").logits(golden.prompt_ids)
+    quant = replace(QuantPolicy("nvfp4-weight-only", platform="cpu"), plain_matrices=("lm_head", "model.embed_tokens"))
+    model = MeshModel(golden, shape, exchange=exchange, fused_for=fused_for, quant=quant)
+    assert sum(array.dtype == ml_dtypes.float8_e4m3fn for array in model.skeleton.arrays) > 6
+    for row in model.logits(golden.prompt_ids):
+        np.testing.assert_allclose(row[-8:], expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -115,13 +176,13 @@ def test_tokens_are_those_of_the_dequantised_checkpoint(tmp_path: Path) -> None:
     ids=["missing", "scale", "global scale", "packed"],
 )
 def test_tensors_of_another_shape_are_rejected(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
-    write_nvfp4(tmp_path, quantization(), changes)
+    write(tmp_path, quantization(), changes)
     with pytest.raises(CheckpointError, match=expected):
         open_model(tmp_path)
 
 
 def test_a_global_scale_of_zero_is_rejected(tmp_path: Path) -> None:
-    write_nvfp4(tmp_path, quantization(), {f"{NAME}.weight_global_scale": np.zeros(1, np.float32)})
+    write(tmp_path, quantization(), {f"{NAME}.weight_global_scale": np.zeros(1, np.float32)})
     with pytest.raises(CheckpointError, match="weight_global_scale': expected a positive number, found 0"):
         open_model(tmp_path).read(f"{NAME}.weight")
 
@@ -133,8 +194,13 @@ def test_a_global_scale_of_zero_is_rejected(tmp_path: Path) -> None:
         (quantization({**FLOATS, "symmetric": False}), ".config_groups.group_0.weights is"),
         (quantization(activations={"num_bits": 8, "type": "int"}), ".input_activations is"),
         (quantization(transform_config={"R1": 1}), ".transform_config is {'R1': 1}; supported: none"),
+        (
+            {**MODELOPT, "quant_algo": "NVFP4_AWQ"},
+            ".quant_algo is 'NVFP4_AWQ'; supported: NVFP4, W4A16_NVFP4, a checkpoint",
+        ),
+        ({**MODELOPT, "group_size": 32}, ".group_size is 32; supported: 16"),
     ],
-    ids=["group size", "zeros", "activations", "rotations"],
+    ids=["group size", "zeros", "activations", "rotations", "awq", "modelopt group size"],
 )
 def test_other_kinds_are_rejected(found: dict[str, Any], expected: str) -> None:
     hf = json.loads((SOURCE / "config.json").read_text()) | {"quantization_config": found}

@@ -41,8 +41,7 @@ class Int4WeightOnly(Format):
     bits = 4
     largest = 7
 
-    @property
-    def for_tables(self) -> Format:
+    def for_tables(self, *, is_stored: bool) -> Format:
         return int8_weight_only.FORMAT
 
     def values_dtype(self, weights: np.dtype, platform: str) -> np.dtype:

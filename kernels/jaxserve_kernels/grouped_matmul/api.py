@@ -6,7 +6,8 @@ from jaxtyping import Array, Float, Int
 
 from jaxserve_kernels.backend import NATIVE, Backend
 from jaxserve_kernels.grouped_matmul import cpu, gpu, reference, tpu
-from jaxserve_kernels.grouped_matmul.reference import Scales, Weight
+from jaxserve_kernels.grouped_matmul.reference import OneLevelScales, Scales, Weight
+from jaxserve_kernels.nvfp4 import TwoLevelScales
 
 __all__ = ["grouped_matmul"]
 
@@ -24,9 +25,11 @@ def grouped_matmul(
 
     Rows come sorted by expert: the first group_sizes[0] belong to expert 0, and so on; results of rows after their sum
     have no meaning. Weights, scales and `dynamic` are those of `matmul`, for each expert; scales of uint8 are the exponents
-    of weights in MXFP4, see `mxfp4`. A row's result does not depend on its neighbours, and only the weights of experts with
-    rows are read.
+    of weights in MXFP4, see `mxfp4`, and scales of two levels those of weights in NVFP4, see `nvfp4`. A row's result does
+    not depend on its neighbours, and only the weights of experts with rows are read.
     """
+    if isinstance(scales, TwoLevelScales):  # no kernel has them
+        return reference.grouped_matmul(x, weight, group_sizes, scales, dynamic=dynamic)
     if backend in NATIVE and cpu.supports(x, weight, scales, dynamic=dynamic):
         return cpu.grouped_matmul(x, weight, group_sizes, scales, dynamic=dynamic, backend=backend)
     if backend == "mosaic_gpu":
@@ -44,7 +47,7 @@ def _on_gpu(
     x: Float[Array, "R I"],
     weight: Weight,
     group_sizes: Int[Array, "E"],
-    scales: Scales,
+    scales: OneLevelScales,
     *,
     dynamic: bool,
 ) -> Float[Array, "R O"] | None:
@@ -66,7 +69,7 @@ def _on_tpu(
     x: Float[Array, "R I"],
     weight: Weight,
     group_sizes: Int[Array, "E"],
-    scales: Scales,
+    scales: OneLevelScales,
     *,
     dynamic: bool,
 ) -> Float[Array, "R O"] | None:

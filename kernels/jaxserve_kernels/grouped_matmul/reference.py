@@ -15,11 +15,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num, UInt8
 
-from jaxserve_kernels import mxfp4
+from jaxserve_kernels import mxfp4, nvfp4
 from jaxserve_kernels.matmul import matmul
 
 Weight = Num[Array, "E O I"] | UInt8[Array, "E O P"]
-Scales = Float[Array, "E O"] | Float[Array, "E G O"] | UInt8[Array, "E G O"] | None
+OneLevelScales = Float[Array, "E O"] | Float[Array, "E G O"] | UInt8[Array, "E G O"] | None
+Scales = OneLevelScales | nvfp4.TwoLevelScales
 
 _LEAST_TILE, _MOST_TILE = 8, 128
 """Rows."""
@@ -131,8 +132,12 @@ def _are_few(x: jax.Array, weight: jax.Array) -> bool:
     return len(x) * expert_bytes <= most_tiles(len(x), len(weight)) * (expert_bytes + _TILE_COST_BYTES)
 
 
-def _multiply(x: Float[Array, "T I"], weight: Array, scales: Array | None, *, dynamic: bool) -> Float[Array, "T O"]:
+def _multiply(
+    x: Float[Array, "T I"], weight: Array, scales: Array | nvfp4.TwoLevelScales | None, *, dynamic: bool
+) -> Float[Array, "T O"]:
     """Return the matmul with one expert's matrix."""
+    if isinstance(scales, nvfp4.TwoLevelScales):
+        return nvfp4.matmul(x, weight, scales)
     if scales is not None and scales.dtype == jnp.uint8:
         return mxfp4.matmul(x, weight, scales)
     return matmul(x, weight, scales, dynamic=dynamic)
@@ -147,5 +152,8 @@ def _matrix(weight: Weight, expert: Int[Array, ""]) -> Num[Array, "O _"]:
     return jax.lax.bitcast_convert_type(bits[expert], weight.dtype)
 
 
-def _of(scales: Num[Array, "E *dims"] | None, expert: Int[Array, ""]) -> Num[Array, "*dims"] | None:
+def _of(scales: Scales, expert: Int[Array, ""]) -> Array | nvfp4.TwoLevelScales | None:
+    """Return the scales of one expert's matrix."""
+    if isinstance(scales, nvfp4.TwoLevelScales):
+        return nvfp4.TwoLevelScales(*(each[expert] for each in scales))
     return None if scales is None else scales[expert]

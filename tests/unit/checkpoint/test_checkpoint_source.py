@@ -89,7 +89,7 @@ def test_hub_id_fetches_safetensors_and_text_only(hub: FakeHub) -> None:
 
 def test_without_weights_only_the_config_of_a_hub_id_is_fetched(hub: FakeHub) -> None:
     assert resolve("owner/name", weights=False) == hub.snapshot
-    described = ["config.json", "generation_config.json", "tokenizer_config.json"]
+    described = ["config.json", "hf_quant_config.json", "generation_config.json", "tokenizer_config.json"]
     assert hub.calls[0]["allow_patterns"] == [*described, "preprocessor_config.json", "processor_config.json"]
 
 

@@ -31,6 +31,7 @@ def test_formats_are_those_of_the_folder_none_first() -> None:
         "int8",
         "int8-weight-only",
         "mxfp4-weight-only",
+        "nvfp4-weight-only",
     ]
     assert list(format_names()) == expected
     assert find_format("int8") is QuantPolicy("int8").format
@@ -74,7 +75,10 @@ def test_bytes_of_an_array_count_bits_of_its_values(dtype: str, expected: int) -
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        ({"quant_method": "exl3"}, "supported: fp8, gptq, awq, mxfp4, compressed-tensors with 8-bit floats or 4-bit"),
+        (
+            {"quant_method": "exl3"},
+            "supported: fp8, gptq, awq, mxfp4, modelopt, compressed-tensors with 8-bit floats or 4-bit",
+        ),
         ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": 2}}}}, ".a.weights is"),
     ],
     ids=["method", "group"],

@@ -1,0 +1,83 @@
+"""NVFP4: 4-bit e2m1 numbers in blocks, each with an e4m3 scale, under float32 scales of the whole matrix.
+
+    values  uint8 `[..., I / 2]`, the bits of two numbers in a byte, the first in its low half (see `mxfp4` for the numbers)
+    blocks  float8_e4m3fn `[G, O]`, the scale of each block of I / G neighbouring inputs
+    matrix  float32 `[2, O]`, for each output a factor and a divisor: exporters store one of the two, and the other is 1
+
+    w[o, i] = number[o, i] * (blocks[i's block, o] * matrix[0, o] / matrix[1, o])
+
+All of it is computed in float32 in this order, so that a weight has the bits of the exporter's own definition. A factor or
+divisor belongs to outputs because matrices of several scales may be fused.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, UInt8
+
+from jaxserve_kernels.mxfp4 import numbers_at, places_of
+
+_CHUNK_WEIGHTS = 1 << 19
+"""Weights that a CPU upcasts at a time, 2 MB: they stay in a cache until they are multiplied."""
+_LEAST_CHUNK = 16
+"""Outputs."""
+
+
+class TwoLevelScales(NamedTuple):
+    """Scales of one matrix, or of one for each expert, whose arrays then have E as their first dimension."""
+
+    blocks: Float[Array, "*E G O"]
+    matrix: Float[Array, "*E 2 O"]
+
+
+def dequantize(values: UInt8[Array, "O P"], scales: TwoLevelScales, dtype: jnp.dtype | type) -> Float[Array, "O I"]:
+    """Return a matrix as floats: rounded once from float32."""
+    factors, divisors = scales.matrix
+    steps = scales.blocks.astype(jnp.float32) * factors  # (G, O)
+    # XLA would multiply by the rounded reciprocals of what it sees broadcast.
+    steps /= jax.lax.optimization_barrier(jnp.broadcast_to(divisors, steps.shape))
+    numbers = numbers_at(places_of(values)).reshape(len(values), len(steps), -1)
+    wide: Array = (numbers * steps.T[:, :, None]).reshape(len(values), -1)
+    return wide.astype(dtype)
+
+
+def matmul(x: Float[Array, "T I"], values: UInt8[Array, "O P"], scales: TwoLevelScales) -> Float[Array, "T O"]:
+    """Return x @ weight.T, accumulated and returned in float32: the weight is upcast first, to the dtype of x.
+
+    CPUs upcast some outputs at a time. Elsewhere XLA upcasts the whole matrix, but for one row, which is multiplied number by
+    number in one kernel that reads the weight as it is stored.
+    """
+    product: Array = jax.lax.platform_dependent(x, values, scales, cpu=_by_outputs, default=_whole)
+    return product
+
+
+def _whole(x: Float[Array, "T I"], values: UInt8[Array, "O P"], scales: TwoLevelScales) -> Float[Array, "T O"]:
+    if len(x) == 1:
+        return (dequantize(values, scales, jnp.float32) * x.astype(jnp.float32)).sum(-1)[None]
+    return _product(x, dequantize(values, scales, x.dtype))
+
+
+def _by_outputs(x: Float[Array, "T I"], values: UInt8[Array, "O P"], scales: TwoLevelScales) -> Float[Array, "T O"]:
+    """Upcast and multiply chunk after chunk of outputs. The last chunk may compute outputs of the one before again."""
+    num_outputs, num_inputs = len(values), x.shape[1]
+    size = min(max(_LEAST_CHUNK, _CHUNK_WEIGHTS // num_inputs), num_outputs)
+    values, scales = jax.lax.optimization_barrier((values, scales))  # upcast in the loop, never all of them before it
+
+    def go_on(chunk: Int[Array, ""], out: Float[Array, "T O"]) -> Float[Array, "T O"]:
+        start = jnp.minimum(chunk * size, num_outputs - size)
+        own = jax.lax.dynamic_slice_in_dim(values, start, size)
+        steps = TwoLevelScales(*(jax.lax.dynamic_slice_in_dim(each, start, size, 1) for each in scales))
+        return jax.lax.dynamic_update_slice_in_dim(out, _product(x, dequantize(own, steps, x.dtype)), start, 1)
+
+    nothing = jnp.zeros((len(x), num_outputs), jnp.float32)
+    product: Array = jax.lax.fori_loop(0, -(-num_outputs // size), go_on, nothing)
+    return product
+
+
+def _product(x: Float[Array, "T I"], weight: Float[Array, "O I"]) -> Float[Array, "T O"]:
+    precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
+    dimensions = (((1,), (1,)), ((), ()))
+    return jax.lax.dot_general(x, weight, dimensions, precision=precision, preferred_element_type=jnp.float32)
