@@ -72,8 +72,9 @@ class Frontend:
         model_info = self.client.require_ready()
         if model_info.embedding is None:
             raise InvalidRequestError(
-                f"The model `{self.model_name}` generates text; embeddings and scores need one that was started with "
-                "`--task embed`. A server can serve both: `jaxserve serve --model NAME=MODEL --model NAME=FILE.yaml`.",
+                f"The model `{self.model_name}` generates text. To serve it beside one that embeds, start "
+                f"`jaxserve serve --model {self.model_name}=MODEL --model vectors=sentence-transformers/all-MiniLM-L6-v2`; to make "
+                "vectors with it instead, `jaxserve serve MODEL --task embed`. MODEL is what this server was started with.",
                 code="unsupported_task",
             )
         return model_info, model_info.embedding

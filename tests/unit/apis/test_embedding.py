@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -13,6 +14,7 @@ from jaxserve.frontend.embedding import finished
 from jaxserve.ipc.messages import EmbeddingInfo, Ready
 from jaxserve.tokenizer.tokenizer import load_tokenizer
 from tests.models.goldens import DATA
+from tests.unit.cli.test_documented_commands import understand
 from tests.unit.running_api import FACTS, Api, running_api
 
 EMBEDDING = msgspec.structs.replace(FACTS, embedding=EmbeddingInfo(2, "mean", normalizes=True))
@@ -36,7 +38,10 @@ def test_vectors_are_cut_before_their_length_is_made_one() -> None:
 async def test_an_engine_that_generates_does_not_embed(api: Api, path: str, body: dict[str, str]) -> None:
     status, reply = await api.post(path, body)
     assert (status, reply["error"]["code"]) == (400, "unsupported_task")
-    assert "`--task embed`" in reply["error"]["message"]
+    commands = re.findall(r"`(jaxserve [^`]+)`", reply["error"]["message"])
+    for command in commands:
+        understand(command)
+    assert [command.split()[-1] for command in commands] == ["vectors=sentence-transformers/all-MiniLM-L6-v2", "embed"]
 
 
 async def test_a_client_that_leaves_ends_its_texts(api: Api) -> None:

@@ -64,6 +64,11 @@ def test_documented_command_is_understood(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "configs").symlink_to(ROOT / "configs")
     write_files(page)
+    understand(line)
+
+
+def understand(line: str) -> None:
+    """Fail for a command that the program does not understand."""
     words = words_of(line)
     command = {command.name: command for command in COMMANDS}[words[0]]
     if len(words) == 1:

@@ -1,0 +1,121 @@
+"""The handbook quotes lines that the program logs, and each of its commands has a test that runs it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+HANDBOOK = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
+RUNBOOK = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
+QUOTED = re.findall(r"`([^`]+)`", "\n".join(
+    row.split("|")[1] for row in HANDBOOK.partition("## Lines of the log\n")[2].splitlines() if row.startswith("| `")
+))  # fmt: skip
+IN_RUNBOOK = (
+    "the engine is not started again",
+    "ended by",
+    "the engine could not start",
+    "ended by signal",
+    "has been silent for more than",
+    "request ... failed",
+    "connections are open, more are refused",
+)
+RUN_BY = {
+    "jaxserve doctor": "tests/unit/cli/test_first_hour.py::test_doctor_has_a_fix_for_everything_that_is_wrong",
+    "jaxserve check": "tests/unit/cli/test_first_hour.py::test_check_names_line_key_and_suggestion",
+    "jaxserve config": "tests/unit/cli/test_first_hour.py::test_config_prints_what_would_be_in_force",
+    "jaxserve models": "tests/unit/cli/test_models_and_completion.py::test_models_of_the_hub_cache_and_of_folders_are_listed_with_a_verdict",
+    "jaxserve completion": "tests/unit/cli/test_models_and_completion.py::test_the_script_of_each_shell_is_valid",
+    "jaxserve status": "tests/unit/cli/test_first_hour.py::test_status_is_one_screen",
+    "jaxserve health": "tests/unit/cli/test_main.py::test_health_exits_by_the_answer",
+    "jaxserve plan": "tests/e2e/test_readme.py::test_plan_as_shown_fits",
+    "jaxserve bench serve": "tests/e2e/test_readme.py::test_benchmark_measures_the_server",
+    "jaxserve serve": "tests/e2e/test_readme.py::test_make_starts_the_server",
+    "jaxserve serve --otlp-traces-endpoint": "tests/e2e/test_tracing.py::test_every_request_of_two_processes_is_traced",
+    "jaxserve upgrade": "tests/e2e/test_upgrade.py::test_no_request_fails_while_the_server_is_replaced_again_and_again",
+    "jaxserve upgrade --detach": "tests/e2e/test_upgrade_real.py::test_the_default_model_is_replaced_twice_and_no_call_of_the_client_fails",
+    "jaxserve replay": "tests/unit/flight/test_replay.py::test_the_command_answers_0_if_all_steps_are_equal_and_imports_no_jax",
+    "jaxserve compile": "tests/unit/cli/test_compile.py::test_settings_that_were_chosen_are_kept_and_repeated",
+    "jaxserve convert": "tests/engine/test_converted.py",
+    "kill -HUP": "tests/e2e/test_tenants.py::test_keys_change_while_the_server_runs_and_commands_are_the_operators",
+    "make container-check": "tests/unit/docker/test_container_check.py",
+    "make base-digests": "tests/unit/docker/test_docker_files.py::test_new_digests_are_those_of_the_bytes_that_the_registry_has",
+}
+"""The longest beginning of a command counts."""
+NOT_RUN = {
+    "docker ": "no container engine: `make container-check` builds the image and runs it by buildah",
+    "kubectl ": "no cluster: manifests are validated",
+    "numactl ": "one node; the command after it is `jaxserve serve`",
+    "pip install": "the environment of the tests has the package",
+    "cp -a": "the system's",
+    "ulimit ": "the shell's",
+    "systemctl reload": "no systemd: the notifications and `upgrade --detach` are tested",
+}
+_LOGS = re.compile(r"\.(?:info|warning|error|critical)\(|silent|signal")
+_WORDS = re.compile(
+    r"^(?:jaxserve [a-z]|make [a-z-]+$|make [a-z-]+ |docker (?:run|build) |kubectl |numactl |pip install |cp -a|kill -|ulimit |systemctl )"
+)
+
+
+@cache
+def messages() -> list[str]:
+    """Return every text of the sources, with `\x00` in the places that are filled in."""
+    found = []
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "jaxserve").rglob("*.py")]
+    for source in sources:
+        if not _LOGS.search(source):
+            continue  # parsing all takes seconds
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(re.sub(r"%[-.0-9]*[sdgfr]", "\x00", node.value))
+            elif isinstance(node, ast.JoinedStr):
+                parts = (str(part.value) if isinstance(part, ast.Constant) else "\x00" for part in node.values)
+                found.append("".join(parts))
+    return found
+
+
+def is_logged(line: str) -> bool:
+    """Return True if a message of the program has these words, with something else for each `...`."""
+    pattern = re.compile(".+".join(re.escape(part.strip()) for part in line.split("...") if part.strip()), re.S)
+    return any(pattern.search(message) for message in messages())
+
+
+def commands() -> set[str]:
+    """Return the commands in blocks and lines of the handbook."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", HANDBOOK, re.M | re.S)
+    texts = [line.strip() for kind, block in blocks if kind in ("console", "sh", "") for line in block.splitlines()]
+    texts += re.findall(r"=\S*(jaxserve .*)", HANDBOOK) + re.findall(r"`([^`\n]+)`", HANDBOOK)
+    return {re.sub(r"^\S+/jaxserve ", "jaxserve ", text) for text in texts if _WORDS.match(text)}
+
+
+@pytest.mark.parametrize("line", [*QUOTED, *IN_RUNBOOK])
+def test_a_quoted_line_is_one_that_the_program_logs(line: str) -> None:
+    assert is_logged(line)
+
+
+def test_quoted_lines_are_found() -> None:
+    assert len(QUOTED) >= 20
+    assert not is_logged("no such line is ... logged")
+    text = " ".join(RUNBOOK.split())
+    assert all(
+        part.strip() in text for line in IN_RUNBOOK for part in line.replace("request ... ", "request ID ").split("...")
+    )
+
+
+@pytest.mark.parametrize("command", sorted(commands()))
+def test_a_command_of_the_handbook_is_run_by_a_test(command: str) -> None:
+    if any(command.startswith(begin) for begin in NOT_RUN):
+        return
+    place = max((begin for begin in RUN_BY if command.startswith(begin)), key=len, default=None)
+    assert place is not None, "name the test that runs it"
+    path, _, name = RUN_BY[place].partition("::")
+    assert f"def {name}(" in (ROOT / path).read_text(encoding="utf-8") if name else (ROOT / path).exists()
+
+
+def test_commands_are_found() -> None:
+    assert len(commands()) >= 30
+    assert all(any(command.startswith(begin) for command in commands()) for begin in [*RUN_BY, *NOT_RUN])
