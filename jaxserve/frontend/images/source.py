@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -12,6 +10,7 @@ from yarl import URL
 
 from jaxserve.errors import InvalidRequestError, invalid, unsupported
 from jaxserve.frontend.checks import shorten
+from jaxserve.frontend.images.base64_parts import decode_base64
 
 ImageDetail = Literal["auto", "low", "high", "original"]
 
@@ -48,8 +47,8 @@ def read_data(source: ImageSource, max_bytes: int) -> bytes:
     if (len(source.url) - end) * 3 // 4 > max_bytes + 3:
         raise too_large(source.place, max_bytes)
     try:
-        data = base64.b64decode(source.url[end + 1 :], validate=True)
-    except (binascii.Error, ValueError):
+        data = decode_base64(source.url[end + 1 :])
+    except ValueError:
         raise invalid(source.place, "its content is not base64") from None
     if len(data) > max_bytes:
         raise too_large(source.place, max_bytes)

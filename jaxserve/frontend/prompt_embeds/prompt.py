@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -12,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from jaxserve.errors import ContextLengthError, InvalidRequestError, invalid, unsupported
+from jaxserve.frontend.images.base64_parts import decode_base64
 from jaxserve.frontend.prompt_embeds.formats import TYPES, TensorError, read_tensor
 from jaxserve.ipc.messages import ModelInfo
 from jaxserve.ipc.prompt_embeds import PromptEmbeds, PromptEmbedsInfo
@@ -61,10 +60,10 @@ def load_embeds(source: EmbedsSource, info: PromptEmbedsInfo, max_model_len: int
         if len(content) // 4 * 3 > most + 3:  # before anything is decoded
             raise invalid(source.place, f"embeddings of this model's longest prompt take at most {most} bytes")
         try:
-            values = read_tensor(base64.b64decode(content, validate=True))
+            values = read_tensor(decode_base64(content))
         except TensorError as error:
             raise invalid(source.place, str(error)) from None
-        except (binascii.Error, ValueError):
+        except ValueError:
             raise invalid(source.place, "it is not base64") from None
     else:
         values = np.asarray(content, "<f4")

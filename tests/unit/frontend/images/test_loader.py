@@ -7,6 +7,7 @@ import base64
 import gc
 import os
 import signal
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 from jaxserve.checkpoint.image_processor import read_image_processor
 from jaxserve.config import ImagesConfig
 from jaxserve.errors import InvalidRequestError, RateLimitError, UnavailableError, UnsupportedParameterError
+from jaxserve.frontend.images import loader as loader_module
 from jaxserve.frontend.images.loader import NO_IMAGES, ImageLoader
 from jaxserve.frontend.images.processor import process_image
 from jaxserve.frontend.images.source import ImageSource
@@ -65,6 +67,20 @@ async def test_images_cross_as_the_model_takes_them() -> None:
         again = await images.load([source(file_of(image, "BMP"))], INFO)
         assert [item.digest for item in again.images[0].items] == [item.digest for item in first.items]
         assert first.items[0].digest != second.items[0].digest  # one changed pixel
+
+
+async def test_base64_of_a_url_is_decoded_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def watched(source: ImageSource, max_bytes: int) -> bytes:
+        threads.append(threading.current_thread())
+        raise InvalidRequestError(f"{source.place}: {max_bytes}")
+
+    monkeypatch.setattr(loader_module, "read_data", watched)
+    async with loader(max_image_size=7) as images:
+        with pytest.raises(InvalidRequestError, match=r"images\[0\]: 7"):
+            await images.load([source(b"x" * 100)], INFO)
+    assert len(threads) == 1 and threads[0] is not threading.main_thread()
 
 
 async def test_errors_name_the_image_and_the_others_go_on() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import binascii
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ from aiohttp import web
 
 from jaxserve.config import ImagesConfig
 from jaxserve.errors import ConfigError, InvalidRequestError, UnsupportedParameterError
+from jaxserve.frontend.images import base64_parts
 from jaxserve.frontend.images.fetch import PrivateAddressError, PublicResolver, fetch, is_public
 from jaxserve.frontend.images.source import ImageSource, read_data, read_url
 
@@ -22,6 +24,29 @@ PLACE = "messages[0].content[0].image_url.url"
 
 def source(url: str) -> ImageSource:
     return ImageSource(url, PLACE)
+
+
+def test_long_base64_is_decoded_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    decode = base64.b64decode
+
+    def counted(text: str, *, validate: bool) -> bytes:
+        sizes.append(len(text))
+        return decode(text, validate=validate)
+
+    content = bytes(range(256)) * 5000
+    text = base64.b64encode(content).decode()
+    monkeypatch.setattr(base64, "b64decode", counted)
+    assert base64_parts.decode_base64(text) == content
+    assert len(sizes) > 5
+    assert max(sizes) <= base64_parts.PART_CHARS
+    monkeypatch.setattr(base64_parts, "PART_CHARS", 8)
+    assert [base64_parts.decode_base64(text[:end]) for end in (0, 8, 16)] == [b"", content[:6], content[:12]]
+    assert base64_parts.decode_base64("AAAAAAAAAA==") == bytes(7)
+    for wrong in ("AAAAAAA=AAAA", "AAAA AAAAAAA", "AAAAAAAAA", "AAAAAAAAAA", "AAAAAAAA\n"):
+        for decoder in (lambda text: decode(text, validate=True), base64_parts.decode_base64):
+            with pytest.raises(binascii.Error):
+                decoder(wrong)
 
 
 def test_data_url_is_decoded() -> None:
