@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shlex
 import statistics
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -152,7 +153,8 @@ def _run_offline(arguments: argparse.Namespace) -> list[Figures]:
 
 def _run_startup(arguments: argparse.Namespace) -> list[Figures]:
     command = [sys.executable, "-m", "jaxserve.cli.internal.child", "serve", *arguments.serve_words]
-    figures = measure_startup(command, num_warm=arguments.num_warm, timeout_s=arguments.timeout)
+    changed = shlex.split(arguments.changed_flags or "")
+    figures = measure_startup(command, num_warm=arguments.num_warm, timeout_s=arguments.timeout, changed=changed)
     print_startup(figures)
     return [figures]
 
@@ -269,12 +271,13 @@ def print_engine(figures: Figures) -> None:
 
 
 def print_startup(figures: Figures) -> None:
-    """Print the cold start and the median of the warm ones."""
+    """Print the cold start and the medians of the others."""
     table = Table("start", "answers HTTP (s)", "ready (s)")
     table.add_row("cold", f"{figures['cold_listening_s']:.2f}", f"{figures['cold_ready_s']:.2f}")
-    if warm := figures["warm_ready_s"]:
-        listening = statistics.median(figures["warm_listening_s"])
-        table.add_row(f"warm, median of {len(warm)}", f"{listening:.2f}", f"{statistics.median(warm):.2f}")
+    for kind, name in (("warm", "warm"), ("changed", figures.get("changed"))):
+        if ready := figures.get(f"{kind}_ready_s"):
+            listening = statistics.median(figures[f"{kind}_listening_s"])
+            table.add_row(f"{name}, median of {len(ready)}", f"{listening:.2f}", f"{statistics.median(ready):.2f}")
     Console().print(table)
 
 

@@ -95,6 +95,11 @@ def add_startup(parser: argparse.ArgumentParser) -> None:
         "--num-warm", type=_count, default=3, metavar="N", help="warm starts after the cold one (default: 3)"
     )
     parser.add_argument(
+        "--changed-flags",
+        metavar="FLAGS",
+        help="flags of as many further starts with the same cache, e.g. '--max-model-len 4096'",
+    )
+    parser.add_argument(
         "--timeout", type=_positive_number, default=600.0, metavar="SECONDS", help="longest start (default: 600)"
     )
     parser.add_argument("--json", metavar="FILE", help="write the figures")

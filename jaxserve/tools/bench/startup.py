@@ -32,26 +32,44 @@ class StartTimes:
     """Time of the first 200 of `/ready`."""
 
 
-def measure_startup(command: Sequence[str], *, num_warm: int, timeout_s: float) -> dict[str, Any]:
+def measure_startup(
+    command: Sequence[str], *, num_warm: int, timeout_s: float, changed: Sequence[str] = ()
+) -> dict[str, Any]:
     """Start `command` once with an empty compile cache and `num_warm` times with the filled one.
 
-    command: `jaxserve serve ...` without `--port` and `--compile-cache`. Raises StartFailedError.
+    command: `jaxserve serve ...` without `--port` and `--compile-cache`. changed: flags of as many further starts, to see
+    whether they find their programs in that cache. Raises StartFailedError.
     """
     with tempfile.TemporaryDirectory(prefix="jaxserve-bench-") as folder:
         all_times = []
-        for _ in range(1 + num_warm):
+        for number in range(1 + num_warm * (2 if changed else 1)):
             port = free_port()
-            words = [*command, "--host", HOST, "--port", str(port), "--compile-cache", str(Path(folder) / "programs")]
+            flags = changed if number > num_warm else ()
+            words = [
+                *command,
+                *flags,
+                "--host",
+                HOST,
+                "--port",
+                str(port),
+                "--compile-cache",
+                str(Path(folder) / "programs"),
+            ]
             with started(words, port, Path(folder) / "server.log", timeout_s) as times:
                 all_times.append(times)
-    cold, *warm = all_times
-    return {
+    cold, warm, others = all_times[0], all_times[1 : 1 + num_warm], all_times[1 + num_warm :]
+    figures = {
         "command": " ".join(command),
         "cold_listening_s": cold.listening_s,
         "cold_ready_s": cold.ready_s,
         "warm_listening_s": [times.listening_s for times in warm],
         "warm_ready_s": [times.ready_s for times in warm],
     }
+    if changed:
+        figures["changed"] = " ".join(changed)
+        figures["changed_listening_s"] = [times.listening_s for times in others]
+        figures["changed_ready_s"] = [times.ready_s for times in others]
+    return figures
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxserve.cli.bench import print_startup
 from jaxserve.tools.bench.startup import StartFailedError, measure_startup
 
 SERVER = """
@@ -19,7 +20,7 @@ cache = Path(options["--compile-cache"])
 is_warm = cache.exists()
 cache.mkdir(exist_ok=True)
 with open(options["--log"], "a") as log:
-    print("warm" if is_warm else "cold", file=log)
+    print("changed" if "--max-model-len" in options else "warm" if is_warm else "cold", file=log)
 
 class Handler(BaseHTTPRequestHandler):
     left = 0 if is_warm else 3
@@ -45,6 +46,27 @@ def test_first_start_is_cold_and_the_others_find_the_cache(tmp_path: Path) -> No
     assert log.read_text().split() == ["cold", "warm", "warm"]
     assert len(figures["warm_ready_s"]) == 2
     assert 0 < figures["cold_listening_s"] < figures["cold_ready_s"]
+    assert "changed_ready_s" not in figures
+
+
+def test_further_starts_have_the_changed_flags_and_the_same_cache(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "server.py"
+    script.write_text(SERVER)
+    log = tmp_path / "starts"
+    command = [sys.executable, "-S", str(script), "--log", str(log)]
+    changed = ["--max-model-len", "64"]
+    figures = measure_startup(command, num_warm=1, timeout_s=60.0, changed=changed)
+    assert log.read_text().split() == ["cold", "warm", "changed"]
+    assert (figures["changed"], len(figures["changed_ready_s"])) == ("--max-model-len 64", 1)
+    print_startup(figures)
+    assert [
+        line.split("median")[0].strip(" │,") for line in capsys.readouterr().out.splitlines() if "median" in line
+    ] == [
+        "warm",
+        "--max-model-len 64",
+    ]
 
 
 def test_a_server_that_ends_is_reported_with_its_last_words() -> None:
