@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tests.e2e.chromium import BROWSER, Tab, tab
-from tests.e2e.http_server import running
+from tests.e2e.http_server import Server, running
+from tests.e2e.path_prefix import below
 
 pytestmark = [
     pytest.mark.slow,
@@ -34,10 +37,34 @@ async def check_access(page: Tab) -> None:
         assert await page.run(_CONTRAST) == []
 
 
+async def stop_a_reply(page: Tab, server: Server) -> None:
+    """Stop ends a reply at the server; what was written stays."""
+    await page.run("document.getElementById('max_completion_tokens').value = '400'")
+    await page.run("document.getElementById('prompt').value = 'Go on'")
+    await page.run("document.getElementById('send').click()")
+    await page.until("[...document.querySelectorAll('.message.assistant .body')].at(-1).textContent.length > 3")
+    await page.run("document.getElementById('stop').click()")
+    await page.until(
+        "[...document.querySelectorAll('.message.assistant .tail span')].at(-1)?.textContent === 'stopped'"
+    )
+    server.api_key = "secret"
+    await asyncio.to_thread(server.await_metric, "client_disconnects_total", 1)
+    await asyncio.to_thread(server.await_metric, "num_requests_running", 0)
+
+
+async def check_history(page: Tab, url: str) -> None:
+    """The conversation is there when the page is opened again."""
+    await page.open(url)
+    await page.until("document.getElementById('status').textContent === 'ready'")
+    await page.run("document.querySelector('#conversations li button').click()")
+    texts = "[...document.querySelectorAll('.message.user .body')].map(one => one.textContent)"
+    assert await page.run(texts) == ["Hello", "Go on"]
+
+
 async def test_a_newcomer_chats_and_watches_the_engine() -> None:
-    with running(server={"api_key": "secret"}) as server:
-        async with tab() as page:
-            await page.open(f"{server.url}/")
+    with running({"device_seconds": 0.01}, server={"api_key": "secret"}) as server:
+        async with tab() as page, below("/models/chat/", server.url) as url:
+            await page.open(url)
             await page.until("document.getElementById('key-dialog').open")
             await page.run("document.getElementById('key').value = 'secret'")
             await page.run("document.querySelector('#key-dialog button[value=ok]').click()")
@@ -55,6 +82,8 @@ async def test_a_newcomer_chats_and_watches_the_engine() -> None:
             assert await page.run("document.querySelector('.message.user .body').textContent") == "Hello"
             assert await page.run("document.querySelectorAll('#conversations li').length") == 1
             await check_access(page)
+            await stop_a_reply(page, server)
+            await check_history(page, url)
             await page.run("document.getElementById('tab-engine').click()")
             await page.until("document.querySelector('#batches svg') && document.querySelector('#startup svg')")
             await page.until("document.querySelector('#programs tbody').textContent.includes('decode')")
