@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 QUERY_BLOCK: Final = 128
+KEYS_AT_ONCE: Final = 4096
+"""Most keys of a block of `attend_alike` with several texts: its scores shall stay in a GPU's L2 cache."""
 
 
 class Texts(NamedTuple):
@@ -38,20 +40,64 @@ def attend(
     value = jnp.where((jnp.arange(num_tokens) < texts.num_tokens)[:, None, None], value, 0)
     block = min(QUERY_BLOCK, num_tokens)
     window = min(num_tokens, block + 2 * texts.longest)
+    arrays = [array.swapaxes(0, 1) for array in (query, key, value)]  # (N, T, H): CPUs multiply whole heads
 
-    def attend_from(start: Int[Array, ""]) -> Float[Array, "Q N H"]:
+    def attend_from(start: Int[Array, ""]) -> Float[Array, "N Q H"]:
         first = jnp.clip(start - texts.longest, 0, num_tokens - window)
-        queries, own = (jax.lax.dynamic_slice_in_dim(array, start, block) for array in (query, texts.rows))
-        keys, values, others = (
-            jax.lax.dynamic_slice_in_dim(array, first, window) for array in (key, value, texts.rows)
+        own, others = (jax.lax.dynamic_slice_in_dim(texts.rows, *each) for each in ((start, block), (first, window)))
+        places = (start, block), (first, window), (first, window)
+        queries, keys, values = (
+            jax.lax.dynamic_slice_in_dim(array, *place, axis=1) for array, place in zip(arrays, places, strict=True)
         )
-        scores = jnp.einsum("qnh,knh->nqk", queries, keys, preferred_element_type=jnp.float32) * factor
+        scores = jnp.einsum("nqh,nkh->nqk", queries, keys, preferred_element_type=jnp.float32) * factor
         shares = jax.nn.softmax(jnp.where(own[:, None] == others, scores, -jnp.inf))
-        return jnp.einsum("nqk,knh->qnh", shares.astype(value.dtype), values)
+        return jnp.einsum("nqk,nkh->nqh", shares.astype(values.dtype), values)
 
     num_blocks = -(-num_tokens // block)
     starts = jnp.minimum(jnp.arange(num_blocks) * block, num_tokens - block)  # the last one may overlap the one before
-    blocks = jax.lax.map(attend_from, starts)  # (blocks, Q, N, H)
+    blocks = jax.lax.map(attend_from, starts).swapaxes(1, 2)  # (blocks, Q, N, H)
     *_, num_heads, _ = blocks.shape
     most = blocks[:-1].reshape(-1, num_heads, head_dim)
     return jnp.concatenate([most, blocks[-1, len(most) - num_tokens :]])
+
+
+def attend_alike(
+    query: Float[Array, "T N H"],
+    key: Float[Array, "T N H"],
+    value: Float[Array, "T N H"],
+    length: int,
+    scale: float | None = None,
+) -> Float[Array, "T N H"]:
+    """Return softmax(q k * scale) v within texts that all have `length` tokens; T is a multiple of it.
+
+    Unlike `attend`, which reads the keys of neighbours and masks them, it reads those of the own text only. Padding is whole texts.
+    """
+    *_, num_heads, head_dim = query.shape
+    factor = head_dim**-0.5 if scale is None else scale
+    block, num_texts = alike_block(len(query), length)
+    shape = (-1, num_texts, length, num_heads, head_dim)
+    arrays = tuple(array.reshape(shape).swapaxes(2, 3) for array in (query, key, value))  # (_, I, N, L, H)
+
+    def attend_texts(arrays: tuple[Float[Array, "I N L H"], ...]) -> Float[Array, "I L N H"]:
+        queries, keys, values = arrays
+
+        def attend_from(start: Int[Array, ""]) -> Float[Array, "I N Q H"]:
+            own = jax.lax.dynamic_slice_in_dim(queries, start, block, axis=2)
+            scores = jnp.einsum("inqh,inkh->inqk", own, keys, preferred_element_type=jnp.float32) * factor
+            return jnp.einsum("inqk,inkh->inqh", jax.nn.softmax(scores).astype(values.dtype), values)
+
+        blocks = jax.lax.map(attend_from, jnp.arange(0, length, block))  # (blocks, I, N, Q, H)
+        return jnp.reshape(blocks.transpose(1, 0, 3, 2, 4), (num_texts, length, num_heads, head_dim))
+
+    return jnp.reshape(jax.lax.map(attend_texts, arrays), query.shape)
+
+
+def alike_block(num_tokens: int, length: int) -> tuple[int, int]:
+    """Return the queries of each text, and the number of texts, that `attend_alike` computes at a time."""
+    count = num_tokens // length
+    return _divisor(length, QUERY_BLOCK), _divisor(count, max(1, KEYS_AT_ONCE // length))
+
+
+def _divisor(number: int, most: int) -> int:
+    """Return the largest divisor of `number` up to `most`."""
+    return max(each for each in range(1, min(number, most) + 1) if number % each == 0)

@@ -24,7 +24,7 @@ from jaxserve.layers.mlp import ACTIVATIONS
 from jaxserve.layers.norm import LayerNorm, RMSNorm, normalized
 from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
-from jaxserve.layers.segment_attention import Texts, attend
+from jaxserve.layers.segment_attention import Texts, attend, attend_alike
 from jaxserve.model_config.vision import VisionConfig
 from jaxserve.models.vision_connectors import MLPConnector, make_connector
 from jaxserve.sharding.rules import Axes
@@ -138,6 +138,7 @@ class VisionAttention(nnx.Module):
         self.k_norm = None if is_plain else RMSNorm(self.head_dim, eps, policy, "wide")
         self.value_eps = None if is_plain else eps
         self.scale = None if is_plain else 1.0
+        self.length = config.image_patches
         self.is_alike = policy.backend in NATIVE
 
     def __call__(self, x: Float[Array, "P D"], images: Texts, rotations: Rotations) -> Float[Array, "P D"]:
@@ -148,7 +149,11 @@ class VisionAttention(nnx.Module):
             query, key = self.q_norm(query), self.k_norm(key)
             value = normalized(value, self.value_eps, is_alike=self.is_alike).astype(value.dtype)
         query, key = _rotated(query, rotations), _rotated(key, rotations)
-        return self.out_proj(attend(query, key, value, images, self.scale).reshape(len(x), -1), tokens)
+        if self.length is not None and len(x) % self.length == 0:
+            found = attend_alike(query, key, value, self.length, self.scale)
+        else:
+            found = attend(query, key, value, images, self.scale)
+        return self.out_proj(found.reshape(len(x), -1), tokens)
 
 
 def _rotated(x: Float[Array, "P N H"], rotations: Rotations) -> Float[Array, "P N H"]:

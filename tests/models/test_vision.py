@@ -24,8 +24,8 @@ from tests.models.vision_model import PROMPTS, SIZES, VisionGolden, VisionModel,
 
 NAMES = sorted(path.parent.name for path in (DATA / "vision").glob("*/golden.npz"))
 WITH_SECTIONS = [name for name in NAMES if name.startswith("qwen")]
-NUM_PATCHES = {"gemma4_vision_tiny": 720, "gemma4_vision_odd_tiny": 1620}
-"""Patches of one encoder call: those of all pictures and padding; 400 where not listed."""
+NUM_PATCHES = {"gemma3_vision_tiny": 216, "gemma4_vision_tiny": 720, "gemma4_vision_odd_tiny": 1620}
+"""Patches of one encoder call: those of all pictures and padding, whole images where they are alike; 400 where not listed."""
 
 
 def num_patches(name: str) -> int:

@@ -17,7 +17,7 @@ from jaxtyping import Array, Int, UInt8
 
 from jaxserve.config import Config, ImagesConfig
 from jaxserve.errors import ConfigError
-from jaxserve.layers.segment_attention import QUERY_BLOCK
+from jaxserve.layers.segment_attention import QUERY_BLOCK, alike_block
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.vision import VisionConfig
 from jaxserve.runner.buckets import resolve_limits
@@ -117,10 +117,18 @@ def encoder_bytes(vision: VisionConfig, num_patches: int, itemsize: int) -> int:
     feed_forward = (2 if vision.layers == "pre" else 3) * vision.intermediate_size
     width = 2 * vision.hidden_size + max(4 * vision.num_heads * vision.head_dim, feed_forward)
     pixels = 4 * vision.patch_values
-    longest = vision.most_patches or num_patches
-    scores = 2 * 4 * vision.num_heads * QUERY_BLOCK * min(num_patches, QUERY_BLOCK + 2 * longest)
+    scores = 2 * 4 * vision.num_heads * _scores_per_head(vision, num_patches)
     rows = num_patches // vision.block * (vision.row_width + vision.block * vision.hidden_size) * itemsize
     return num_patches * (width * itemsize + pixels) + scores + rows
+
+
+def _scores_per_head(vision: VisionConfig, num_patches: int) -> int:
+    """Return the scores that one head has at a time, of a block of queries."""
+    own, longest = vision.image_patches, vision.most_patches or num_patches
+    if own is None:
+        return QUERY_BLOCK * min(num_patches, QUERY_BLOCK + 2 * longest)
+    block, num_images = alike_block(num_patches, own)
+    return block * num_images * own
 
 
 def _buckets(vision: VisionConfig, most: int | None, platform: str) -> tuple[int, ...]:
