@@ -66,6 +66,15 @@ def minilm() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
+def reader() -> Iterator[Server]:
+    """A tiny random model that reads pictures, with the programs of tests/e2e/test_images_real.py."""
+    folder = Path(__file__).parents[1] / "models" / "data" / "vision" / "smolvlm_tiny"
+    flags = "--max-num-seqs 4 --max-num-batched-tokens 16 --served-model-name tiny --cpu-kernels xla".split()
+    with serving(str(folder), *flags) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def fake() -> Iterator[Server]:
     """A real server with a fake engine, which replies with any text at once."""
     with running(BYTES_AND_MORE) as server:

@@ -11,6 +11,7 @@ from typing import Any
 import openai
 import pytest
 
+from jaxserve import LLM, SamplingParams
 from tests.e2e.http_server import Server
 from tests.e2e.real_server import serving
 from tests.models.goldens import DATA
@@ -74,6 +75,19 @@ def test_all_apis_and_streams_read_the_same_picture(server: Server, client: open
     assert json.loads(raw)["content"][0]["text"] == text
     status, _, raw = server.request("POST", "/v1/messages/count_tokens", {"messages": body["messages"]})
     assert json.loads(raw)["input_tokens"] == whole.usage.prompt_tokens  # type: ignore[union-attr]
+
+
+def test_llm_reads_a_picture_of_pillow_as_the_server_reads_its_file(client: openai.OpenAI, programs: Path) -> None:
+    whole = client.chat.completions.create(messages=chat(data_url(0)), **OPTIONS)
+    parts: list[Any] = [
+        {"type": "image_pil", "image_pil": picture(30, 45, 0)},
+        {"type": "text", "text": "What is it?"},
+    ]
+    options: Any = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "compile_cache": str(programs)}
+    with LLM(str(MODEL), cpu_kernels="xla", **options) as llm:
+        params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+        [said] = llm.chat([{"role": "user", "content": parts}], params, progress_bar=False)
+    assert said.outputs[0].text == whole.choices[0].message.content
 
 
 def test_all_apis_read_pictures_in_results_of_calls(server: Server, client: openai.OpenAI) -> None:
