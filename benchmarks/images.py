@@ -1,24 +1,28 @@
-"""Images a second and time to the first token beside transformers, on one random checkpoint of the shapes of SmolVLM-256M.
+"""Images a second, time to the first token beside transformers, and pauses of streams, on random weights of the shapes of SmolVLM-256M.
 
     python benchmarks/images_oracle.py make DIR tests/models/data/vision/smolvlm_tiny      (in the environment of transformers)
-    python -m benchmarks.images DIR --oracle PYTHON --rounds 7
+    python -m benchmarks.images DIR --oracle PYTHON
 
-Both sides run alternately, transformers in a process of its own, and medians are compared. `tower` is the encoder alone; `first
-token` goes from the bytes of PNG files of 512 x 512 pixels to the first generated token, new pictures every time.
+One run measures everything in turns: each round has every measurement once, and both sides of it right after each other, in
+alternating order. transformers has a process of its own, and so has the server. `tower` is the encoder alone; `first token` goes from
+the bytes of PNG files of 512 x 512 pixels to the first generated token, new pictures every time, over HTTP on our side. Pauses
+are those of four streams of text: alone, beside prompts of text that fill a step, and beside pictures.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import base64
 import json
+import math
 import os
 import statistics
 import subprocess
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +30,19 @@ import jax
 import numpy as np
 from PIL import Image
 
-from jaxserve import LLM, SamplingParams
+from benchmarks.images_streams import LOADS, Pauses, watch_streams
+from benchmarks.server_process import ServerProcess
 from jaxserve.config import Config, ModelConfig, SchedulerConfig
 from jaxserve.executor.local import LocalExecutor
 from jaxserve.scheduler.plan import EncodeItem
 
 SIZE, PATCHES, TOKENS = 512, 1024, 64
+FLAGS = ("--dtype=float32", "--max-model-len=1024", "--max-num-seqs=8", "--served-model-name=model")
 
 
 @dataclass(frozen=True)
 class Took:
-    """Wall-clock seconds, and processor seconds of the side's process."""
+    """Wall-clock seconds, and processor seconds of the side's processes."""
 
     wall_s: float
     processor_s: float
@@ -80,110 +86,142 @@ class Tower:
         places = np.indices((32, 32)).reshape(2, -1).T
         self._places = np.ascontiguousarray(places, np.int32)
 
-    def measure(self, seed: int, count: int) -> Took:
-        """Return what random pixels of `count` images take; the same ones are encoded again."""
-        del seed
+    def measure(self, count: int) -> Took:
+        """Return what random pixels of `count` images take."""
         patches = [self._random.randint(0, 256, (PATCHES, 768), np.uint8) for _ in range(count)]
-        started = now()
+        started = time.perf_counter(), time.process_time()
         for index, each in enumerate(patches):
             rows = np.arange(index * TOKENS, (index + 1) * TOKENS, dtype=np.int32)
             self._runner._fill_rows([EncodeItem(each, self._places, rows)])
         jax.block_until_ready(self._runner._state.arrays.images)
-        return since(started)
+        return Took(time.perf_counter() - started[0], time.process_time() - started[1])
+
+
+@dataclass
+class Case:
+    """One measurement of both sides."""
+
+    what: str
+    count: int
+    """Images at a time."""
+    ours: Callable[[int], Took]
+    theirs: Callable[[int], Took]
+    rounds: int
+    pairs: list[tuple[Took, Took]] = field(default_factory=list)
+
+    def measure(self, number: int) -> None:
+        """Measure both sides; the first round does not count."""
+        if number % 2:
+            own, other = self.ours(number), self.theirs(number)
+        else:
+            other, own = self.theirs(number), self.ours(number)
+        if number:
+            self.pairs.append((own, other))
+
+    def row(self) -> str:
+        """Return medians, and the median of the rounds' ratios, as a row of Markdown."""
+        columns = []
+        for name in ("wall_s", "processor_s"):
+            seconds = [[getattr(took, name) for took in side] for side in zip(*self.pairs, strict=True)]
+            ratio = statistics.median(other / own for own, other in zip(*seconds, strict=True))
+            columns += [*(f"{statistics.median(side):.2f}" for side in seconds), f"{ratio:.2f}"]
+        speed = self.count / statistics.median(own.wall_s for own, _ in self.pairs)
+        return f"| {self.what} | {self.count} | {speed:.2f} | {' | '.join(columns)} |"
 
 
 class FirstToken:
-    """`LLM.chat`, with its engine process and its decoding process."""
+    """Requests of chat completions for one token after new pictures."""
 
-    def __init__(self, llm: LLM) -> None:
-        self._llm = llm
+    def __init__(self, server: ServerProcess, folder: Path) -> None:
+        self._server, self._folder, self._seed = server, folder, 0
+
+    def pictures(self, count: int) -> list[str]:
+        """Write new PNG files and return their names."""
+        files = []
+        for _ in range(count):
+            self._seed += 1
+            noise = np.random.RandomState(self._seed).randint(0, 256, (SIZE, SIZE, 3))
+            files.append(str(self._folder / f"{self._seed}.png"))
+            Image.fromarray(noise.astype(np.uint8)).save(files[-1])
+        return files
 
     def measure(self, files: list[str]) -> Took:
         """Return what it takes from files to one token."""
-        started = now()
-        urls = ["data:image/png;base64," + base64.b64encode(Path(file).read_bytes()).decode() for file in files]
-        parts: list[Any] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
-        message = {"role": "user", "content": [*parts, {"type": "text", "text": "What is this?"}]}
-        self._llm.chat([message], SamplingParams(max_tokens=1, temperature=0), progress_bar=False)
-        return since(started)
+        started = time.perf_counter(), self._server.processor_s()
+        self._server.post("/v1/chat/completions", chat_body([Path(file).read_bytes() for file in files]))
+        return Took(time.perf_counter() - started[0], self._server.processor_s() - started[1])
 
 
-def now() -> tuple[float, float]:
-    """Return the wall clock and this process's processor clock."""
-    return time.perf_counter(), time.process_time()
+def chat_body(files: list[bytes]) -> dict[str, Any]:
+    """Return a request for one token after pictures."""
+    urls = ["data:image/png;base64," + base64.b64encode(file).decode() for file in files]
+    parts: list[Any] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    message = {"role": "user", "content": [*parts, {"type": "text", "text": "What is this?"}]}
+    return {"model": "model", "messages": [message], "max_tokens": 1, "temperature": 0}
 
 
-def since(started: tuple[float, float]) -> Took:
-    """Return what passed since `now` returned `started`."""
-    return Took(*(end - start for start, end in zip(started, now(), strict=True)))
+def cases_of(options: argparse.Namespace, oracle: Oracle, first: FirstToken) -> list[Case]:
+    """Return what is compared; larger numbers of images have fewer rounds."""
+    found, tower = [], Tower(options.model)
 
+    def first_token(count: int) -> Case:
+        def theirs(_: int) -> Took:
+            return oracle.measure("first_token", first.pictures(count))
 
-def pictures(folder: Path, seed: int, count: int) -> list[str]:
-    """Write new PNG files and return their names."""
-    files = [str(folder / f"{seed}-{index}.png") for index in range(count)]
-    for index, file in enumerate(files):
-        noise = np.random.RandomState(1000 * seed + index).randint(0, 256, (SIZE, SIZE, 3))
-        Image.fromarray(noise.astype(np.uint8)).save(file)
-    return files
+        return Case("first token", count, lambda _: first.measure(first.pictures(count)), theirs, rounds_of(count))
 
+    def encoder(count: int) -> Case:
+        return Case(
+            "tower", count, lambda _: tower.measure(count), lambda _: oracle.measure("tower", count), rounds_of(count)
+        )
 
-def compare(what: str, count: int, rounds: int, ours: Measure, theirs: Measure) -> None:
-    """Measure both alternately after one round that does not count; print medians, and the median of the rounds' ratios."""
-    pairs = []
-    for index in range(rounds + 1):
-        if index % 2:
-            own, other = ours(index, count), theirs(index, count)
-        else:
-            other, own = theirs(index, count), ours(index, count)
-        pairs.append((own, other))
-    columns = []
-    for name in ("wall_s", "processor_s"):
-        seconds = [[getattr(took, name) for took in side] for side in zip(*pairs[1:], strict=True)]
-        ratio = statistics.median(other / own if own else 0 for own, other in zip(*seconds, strict=True))
-        columns += [*(f"{statistics.median(side):.2f}" for side in seconds), f"{ratio:.2f}"]
-    print(f"| {what} | {count} | {' | '.join(columns)} |", flush=True)
+    def rounds_of(count: int) -> int:
+        return int(max(min(3, options.rounds), math.ceil(options.rounds / count)))
+
+    for make in (encoder, first_token):
+        found += [make(count) for count in options.counts]
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--oracle", required=True, help="Python with torch and transformers")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=7, help="rounds with one image; with more there are fewer")
     parser.add_argument("--counts", type=int, nargs="+", default=[1, 8], help="images at a time")
-    parser.add_argument("--only", choices=("tower", "first_token"))
+    parser.add_argument("--stream-rounds", type=int, default=3)
+    parser.add_argument(
+        "--stream-seconds", type=float, default=10.0, help="of each load beside the streams, in a round"
+    )
     options = parser.parse_args()
     oracle = Oracle(options.oracle, options.model)
     print(json.dumps(oracle.versions | {"jax": jax.__version__, "cpus": len(os.sched_getaffinity(0))}), flush=True)
-    print("| what | images | wall s | transformers | ratio | processor s | transformers | ratio |", flush=True)
-    print("|---|---|---|---|---|---|---|---|", flush=True)
-    try:
-        if options.only != "first_token":
-            tower = Tower(options.model)
-            for count in options.counts:
-                compare("tower", count, options.rounds, tower.measure, lambda _, n: oracle.measure("tower", n))
-        if options.only != "tower":
-            compare_first_token(options.model, oracle, options.counts, options.rounds)
-    finally:
-        oracle.close()
+    with tempfile.TemporaryDirectory() as name, ServerProcess(options.model, *FLAGS) as server:
+        try:
+            measure(options, oracle, server, Path(name))
+        finally:
+            oracle.close()
 
 
-def compare_first_token(model: Path, oracle: Oracle, counts: list[int], rounds: int) -> None:
-    """Print the rows of the time to the first token. Our processor seconds are those of this process only: its work is elsewhere."""
-    with tempfile.TemporaryDirectory() as name, LLM(str(model), dtype="float32", max_model_len=1024) as llm:
-        folder, first = Path(name), FirstToken(llm)
-
-        def ours(seed: int, count: int) -> Took:
-            return first.measure(pictures(folder, 10 * count + seed, count))
-
-        def theirs(seed: int, count: int) -> Took:
-            return oracle.measure("first_token", pictures(folder, 10 * count + seed, count))
-
-        for count in counts:
-            compare("first token", count, rounds, ours, theirs)
-
-
-Measure = Callable[[int, int], Took]
-"""From the number of the round and of images."""
+def measure(options: argparse.Namespace, oracle: Oracle, server: ServerProcess, folder: Path) -> None:
+    """Measure in rounds and print the tables."""
+    first = FirstToken(server, folder)
+    cases = cases_of(options, oracle, first)
+    pauses = {load: Pauses() for load in LOADS}
+    for number in range(1 + max(options.stream_rounds, *(case.rounds for case in cases))):
+        for case in cases:
+            if number <= case.rounds:
+                case.measure(number)
+        if number < options.stream_rounds:
+            for load, found in pauses.items():
+                files = [Path(file).read_bytes() for file in first.pictures(32)]
+                bodies = [chat_body([file]) for file in files]
+                found.add(asyncio.run(watch_streams(server.url, load, bodies, options.stream_seconds)))
+    print("| what | images | ours, images/s | wall s | transformers | ratio | processor s | transformers | ratio |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    print("\n".join(case.row() for case in cases), flush=True)
+    print("\n| four streams | pauses | p50 ms | p99 ms | longest ms | other requests |\n|---|---|---|---|---|---|")
+    print("\n".join(f"| {load} | {found.row()} |" for load, found in pauses.items()), flush=True)
 
 
 if __name__ == "__main__":
