@@ -18,7 +18,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt8
 
+from jaxserve_kernels.backend import NATIVE, Backend
 from jaxserve_kernels.mxfp4 import numbers_at, places_of
+from jaxserve_kernels.native import float4
 
 _CHUNK_WEIGHTS = 1 << 19
 """Weights that a CPU upcasts at a time, 2 MB: they stay in a cache until they are multiplied."""
@@ -44,12 +46,22 @@ def dequantize(values: UInt8[Array, "O P"], scales: TwoLevelScales, dtype: jnp.d
     return wide.astype(dtype)
 
 
-def matmul(x: Float[Array, "T I"], values: UInt8[Array, "O P"], scales: TwoLevelScales) -> Float[Array, "T O"]:
+def matmul(
+    x: Float[Array, "T I"],
+    values: UInt8[Array, "O P"],
+    scales: TwoLevelScales,
+    num_rows: Int[Array, ""] | None = None,
+    *,
+    backend: Backend = "reference",
+) -> Float[Array, "T O"]:
     """Return x @ weight.T, accumulated and returned in float32: the weight is upcast first, to the dtype of x.
 
-    CPUs upcast some outputs at a time. Elsewhere XLA upcasts the whole matrix, but for one row, which is multiplied number by
+    num_rows: rows of x after these are padding, whose results have no meaning. CPUs upcast some outputs at a time. Elsewhere XLA upcasts the whole matrix, but for one row, which is multiplied number by
     number in one kernel that reads the weight as it is stored.
     """
+    if backend in NATIVE and float4.supports(x, values, scales.blocks):
+        count = jnp.int32(len(x)) if num_rows is None else num_rows
+        return float4.matmul(x, values[None], count[None], scales.blocks[None], scales.matrix[None])
     product: Array = jax.lax.platform_dependent(x, values, scales, cpu=_by_outputs, default=_whole)
     return product
 

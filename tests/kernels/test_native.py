@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import pytest
-from jaxserve_kernels import native
+from jaxserve_kernels import mxfp4, native, nvfp4
 from jaxserve_kernels.backend import Backend
 from jaxserve_kernels.grouped_matmul import cases, grouped_matmul
+from jaxserve_kernels.grouped_matmul.reference import Scales
 from jaxserve_kernels.matmul import matmul, multiplies, quantize_rows
 from jaxserve_kernels.native.build import BuildError, build
 from jaxserve_kernels.paged_attention import Paging, Scoring, ragged_layout, write_and_attend
 from jaxserve_kernels.rope import Rotation
+from jaxtyping import Array
 
 L, P, K, S, H, N = 2, 40, 2, 16, 32, 6
 LAYER = 1
@@ -183,6 +186,64 @@ class Step:
     def tokens(self) -> list[jax.Array]:
         num_tokens = len(self.paging.pages)
         return [jnp.asarray(_normal(seed, num_tokens, heads, H)) for seed, heads in ((3, N), (4, K), (5, K))]
+
+
+FLOAT4 = {"mxfp4": (32, 16, 8), "nvfp4": (16, 8)}
+"""Inputs of a block of each format: as published, and as devices that split them have it."""
+
+
+def _float4(kind: str, block: int, experts: int, outputs: int, inputs: int) -> tuple[Array, Scales, np.ndarray]:
+    """Return random weights in e2m1, their scales, and the float32 weights that they mean."""
+    random = np.random.default_rng(block)
+    values = jnp.asarray(random.integers(0, 256, (experts, outputs, inputs // 2), np.uint8))
+    shape = (experts, inputs // block, outputs)
+    if kind == "mxfp4":
+        exponents = jnp.asarray(random.integers(107, 132, shape, np.uint8))
+        one = jax.vmap(lambda values, scales: mxfp4.dequantize(values, scales, jnp.float32))
+        return values, exponents, np.asarray(one(values, exponents))
+    blocks = random.integers(0, 127, shape, np.uint8).view(ml_dtypes.float8_e4m3fn)
+    matrix = random.uniform(0.5, 900, (experts, 2, outputs)).astype(np.float32)
+    scales = nvfp4.TwoLevelScales(jnp.asarray(blocks), jnp.asarray(matrix))
+    wide = [
+        nvfp4.dequantize(*each, jnp.float32) for each in zip(values, map(nvfp4.TwoLevelScales, *scales), strict=True)
+    ]
+    return values, scales, np.stack(wide)
+
+
+# Outputs that fill no tile; experts with no row, one, a tile and its rest, and more than a block of rows.
+@pytest.mark.parametrize(("kind", "block"), [(kind, block) for kind, blocks in FLOAT4.items() for block in blocks])
+@pytest.mark.parametrize(("sizes", "outputs", "inputs"), [((0, 1, 3, 0, 13), 61, 64), ((2, 120), 300, 32)])
+def test_e2m1_weights_give_the_bits_of_dequantised_ones(
+    kind: str, block: int, sizes: tuple[int, ...], outputs: int, inputs: int
+) -> None:
+    values, scales, wide = _float4(kind, block, len(sizes), outputs, inputs)
+    x = _normal(1, sum(sizes) + 3, inputs)
+    x[sum(sizes) :] = np.nan
+    found, expected = (
+        np.asarray(grouped_matmul(jnp.asarray(x), weight, jnp.asarray(sizes), own, backend="native"))
+        for weight, own in ((values, scales), (jnp.asarray(wide), None))
+    )
+    np.testing.assert_array_equal(found, expected)
+    assert not found[sum(sizes) :].any(), "padding rows"
+
+
+def test_a_dense_matmul_in_nvfp4_is_that_of_one_expert() -> None:
+    values, scales, wide = _float4("nvfp4", 16, 1, 70, 96)
+    own = nvfp4.TwoLevelScales(*(each[0] for each in scales))
+    x = jnp.asarray(_normal(1, 9, 96))
+    found = nvfp4.matmul(x, values[0], own, jnp.int32(4), backend="native")
+    np.testing.assert_array_equal(found, matmul(x, jnp.asarray(wide[0]), None, jnp.int32(4), backend="native"))
+    assert (
+        "jaxserve_float4_matmul"
+        in jax.jit(lambda x: nvfp4.matmul(x, values[0], own, backend="native")).lower(x).as_text()
+    )
+
+
+def test_e2m1_weights_whose_inputs_fill_no_vector_are_left_to_the_reference() -> None:
+    values, scales, wide = _float4("mxfp4", 8, 2, 5, 24)
+    x, sizes = jnp.asarray(_normal(1, 4, 24)), jnp.asarray([1, 3])
+    found = grouped_matmul(x, values, sizes, scales, backend="native")
+    np.testing.assert_allclose(found, grouped_matmul(x, jnp.asarray(wide), sizes), rtol=1e-5, atol=1e-3)
 
 
 def _pools(paging: Paging) -> tuple[list[jax.Array], list[jax.Array]]:

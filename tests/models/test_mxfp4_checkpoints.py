@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from jaxserve_kernels.native import float4
 from safetensors.numpy import load_file
 
 from jaxserve.config import Config, ModelConfig
@@ -61,6 +62,17 @@ def test_logits_and_tokens_are_those_of_dequantised_experts(tmp_path: Path) -> N
     logits, expected = kept.logits(prompt), dequantised.logits(prompt)
     np.testing.assert_allclose(logits, expected, atol=1e-5, rtol=0)
     assert kept.greedy(logits[-1], 32) == dequantised.greedy(expected[-1], 32)
+
+
+@pytest.mark.skipif(not float4.is_built(), reason="needs the native kernels")
+def test_native_kernels_give_the_bits_of_dequantised_experts(tmp_path: Path) -> None:
+    write_mxfp4(tmp_path / "a")
+    kept, dequantised = (
+        TinyModel(tmp_path / "a", cpu_kernels="vector", quantization=name) for name in ("auto", "none")
+    )
+    assert kept.policy.is_native
+    prompt = golden_checkpoint("gpt_oss_tiny").prompt_ids
+    np.testing.assert_array_equal(kept.logits(prompt), dequantised.logits(prompt))
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from jaxserve_kernels import nvfp4 as kernels
+from jaxserve_kernels.native import float4
 
 from jaxserve.checkpoint.safetensors_file import open_safetensors
 from jaxserve.config import Config, ModelConfig
@@ -140,6 +141,16 @@ def test_logits_and_tokens_are_those_of_the_dequantised_checkpoint(tmp_path: Pat
     logits, expected = stored.logits(prompt), wide.logits(prompt)
     np.testing.assert_allclose(logits, expected, atol=1e-5, rtol=0)
     assert stored.greedy(logits[-1], 16) == wide.greedy(expected[-1], 16)
+
+
+@pytest.mark.parametrize("source", [SOURCE, EXPERTS], ids=["dense", "experts"])
+@pytest.mark.skipif(not float4.is_built(), reason="needs the native kernels")
+def test_native_kernels_give_the_bits_of_dequantised_weights(tmp_path: Path, source: Path) -> None:
+    write_nvfp4(tmp_path, source, quantization())
+    kept, dequantised = (TinyModel(tmp_path, cpu_kernels="vector", quantization=name) for name in ("auto", "none"))
+    assert kept.policy.is_native
+    prompt = golden_checkpoint("llama3_tiny").prompt_ids
+    np.testing.assert_array_equal(kept.logits(prompt), dequantised.logits(prompt))
 
 
 @pytest.mark.slow

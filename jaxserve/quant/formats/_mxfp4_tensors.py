@@ -35,6 +35,13 @@ _PLACES: Final = np.array([*range(8), *range(0, -8, -1)], np.int8).astype(ml_dty
 """The place of each four bits among the sizes, with the sign."""
 
 
+def has_native_kernel() -> bool:
+    """Return True if the native CPU kernels multiply with e2m1 weights on this host."""
+    from jaxserve_kernels.native import float4
+
+    return float4.is_built()
+
+
 def unpacked(values: np.ndarray) -> np.ndarray:
     """Return the four bits of each number as uint8 `[..., in]`, from bytes of two numbers or from signed places."""
     if values.dtype == ml_dtypes.int4:

@@ -41,7 +41,7 @@ class Mxfp4WeightOnly(Format):
         return np.dtype(np.uint8 if platform == "cpu" else ml_dtypes.int4)
 
     def has_native_matmul(self, weights: np.dtype) -> bool:
-        return False
+        return mxfp4.has_native_kernel() and none.FORMAT.has_native_matmul(weights)
 
     def declare(self, spec: MatrixSpec) -> QuantArray[ArraySpec]:
         size = math.gcd(mxfp4.BLOCK, spec.in_dim // spec.num_input_shards)
@@ -97,7 +97,7 @@ class Mxfp4WeightOnly(Format):
         return QuantArray(self, bits if is_packed else mxfp4.as_places(bits & 15), exponents)
 
     def notes(self, platform: str, capability: tuple[int, int] | None) -> tuple[str, ...]:
-        if platform != "cpu":
+        if platform != "cpu" or mxfp4.has_native_kernel():
             return ()
         return (
             "experts in MXFP4 save memory here but no time: every step upcasts them first; --quantization none does it once",

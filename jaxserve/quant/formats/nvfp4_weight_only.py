@@ -13,7 +13,7 @@ from jaxserve.quant.checkpoint import CheckpointForms
 from jaxserve.quant.format import Format, Host
 from jaxserve.quant.formats import _nvfp4_tensors as nvfp4
 from jaxserve.quant.formats import int8_weight_only, none
-from jaxserve.quant.formats._mxfp4_tensors import packed
+from jaxserve.quant.formats._mxfp4_tensors import has_native_kernel, packed
 
 if TYPE_CHECKING:
     from jaxserve_kernels.nvfp4 import TwoLevelScales
@@ -41,7 +41,7 @@ class Nvfp4WeightOnly(Format):
         return np.dtype(np.uint8)
 
     def has_native_matmul(self, weights: np.dtype) -> bool:
-        return False
+        return has_native_kernel() and none.FORMAT.has_native_matmul(weights)
 
     def declare(self, spec: MatrixSpec) -> QuantArray[ArraySpec]:
         size = math.gcd(nvfp4.BLOCK, spec.in_dim // spec.num_input_shards)
@@ -89,7 +89,7 @@ class Nvfp4WeightOnly(Format):
     def matmul(self, x: Any, weight: QuantArray[Any], num_rows: Any, backend: Any) -> Any:
         from jaxserve_kernels.nvfp4 import matmul
 
-        return matmul(x, weight.values, _both_levels(weight))
+        return matmul(x, weight.values, _both_levels(weight), num_rows, backend=backend)
 
     def grouped_matmul(self, x: Any, weight: QuantArray[Any], group_sizes: Any, backend: Any) -> Any:
         from jaxserve_kernels.grouped_matmul import grouped_matmul
@@ -103,9 +103,11 @@ class Nvfp4WeightOnly(Format):
         return dequantize(table.values[rows], own, dtype)
 
     def notes(self, platform: str, capability: tuple[int, int] | None) -> tuple[str, ...]:
+        if platform == "cpu" and has_native_kernel():
+            return ()
         return (
-            "weights in NVFP4 save memory but no time: no kernel multiplies with them yet, every step upcasts them first; "
-            "--quantization none does it once",
+            "weights in NVFP4 save memory but no time: no kernel of this device multiplies with them, every step upcasts them "
+            "first; --quantization none does it once",
         )
 
 

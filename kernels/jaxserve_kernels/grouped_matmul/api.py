@@ -28,7 +28,9 @@ def grouped_matmul(
     of weights in MXFP4, see `mxfp4`, and scales of two levels those of weights in NVFP4, see `nvfp4`. A row's result does
     not depend on its neighbours, and only the weights of experts with rows are read.
     """
-    if isinstance(scales, TwoLevelScales):  # no kernel has them
+    if backend in NATIVE and cpu.supports_float4(x, weight, scales):
+        return cpu.float4_matmul(x, weight, group_sizes, scales)
+    if isinstance(scales, TwoLevelScales):  # no other kernel has them
         return reference.grouped_matmul(x, weight, group_sizes, scales, dynamic=dynamic)
     if backend in NATIVE and cpu.supports(x, weight, scales, dynamic=dynamic):
         return cpu.grouped_matmul(x, weight, group_sizes, scales, dynamic=dynamic, backend=backend)

@@ -1,0 +1,200 @@
+// Matmuls on the vector unit, and where they are asked for on the matrix unit: y[M, N] = x[M, K] * w[N, K]^T.
+//
+// Both operands are read along K, so weights stay as checkpoints have them. A tile of kTileRows x kTileOutputs
+// sums is held in registers; its weights, converted as they are loaded, stay in the first cache while all rows
+// pass by. Those of the tiles to come are fetched meanwhile, line after line, into the second cache: the first holds
+// no more, and has fewer misses under way than the memory can serve.
+//
+// Where the processor has a matrix unit and it is asked for, it does all of this (tiled.h).
+//
+// Grouped, w is [E, N, K]: of rows sorted by expert, group by group, each is multiplied with its expert's matrix.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+#include "parallel.h"
+#include "products.h"
+#include "tiled.h"
+
+namespace jaxserve {
+
+namespace ffi = xla::ffi;
+
+constexpr int kTileRows = kLanes == 16 ? 6 : 3;
+constexpr int kTileOutputs = 4;
+constexpr int64_t kBlockRows = 96;         // rows that share a tile's weights: they fit the second cache
+constexpr int64_t kTaskOutputs = 32;       // outputs of a task: a multiple of this
+constexpr int64_t kFetchBytes = 24 << 10;  // further ahead than the memory's latency, well within the second cache
+
+template <typename P>
+FourFloats finish(const Product<P>&, int64_t, const Floats (&sums)[kTileOutputs]) {
+  return sums_of_four(sums[0], sums[1], sums[2], sums[3]);
+}
+
+template <typename P>
+float finish(const Product<P>&, int64_t, const Floats (&sums)[1]) {
+  return sum(sums[0]);
+}
+
+#if defined(__AVX512VNNI__)
+template <typename P>
+FourFloats finish(const Product<P>& product, int64_t row, const Ints (&sums)[kTileOutputs]) {
+  const Quantized own = product.quantized[row];
+  const FourInts exact = sums_of_four(sums[0], sums[1], sums[2], sums[3]) - P::kOffset * own.sum;
+  return __builtin_convertvector(exact, FourFloats) * own.scale;
+}
+
+template <typename P>
+float finish(const Product<P>& product, int64_t row, const Ints (&sums)[1]) {
+  const Ints four[kTileOutputs] = {sums[0], sums[0], sums[0], sums[0]};
+  return finish(product, row, four)[0];
+}
+#endif
+
+template <typename P>
+inline void store_sums(const Product<P>& product, int64_t row, int64_t out, FourFloats sums) {
+  if (product.scales) sums *= *reinterpret_cast<const UnalignedFour*>(product.scales + out);
+  *reinterpret_cast<UnalignedFour*>(product.y + row * product.n + out) = sums;
+}
+
+template <typename P>
+inline void store_sums(const Product<P>& product, int64_t row, int64_t out, float sum) {
+  product.y[row * product.n + out] = sum * (product.scales ? product.scales[out] : 1.0f);
+}
+
+// `Fetch`: rows of a later tile's weights, from row `fetch` on, to bring into the cache meanwhile.
+template <typename P, int Rows, int Outputs, int Fetch>
+inline __attribute__((always_inline)) void tile(const Product<P>& product, int64_t row, int64_t out, int fetch) {
+  const int64_t k = product.k;
+  const auto* x = product.x + row * k;
+  const auto* w = product.w + out * k;
+  const int64_t ahead = 1 + kFetchBytes / (kTileOutputs * k * sizeof(*w));  // tiles; weights are fetched so
+  const auto* next = w + (ahead * Outputs + fetch) * k;
+  constexpr int kLine = 64 / sizeof(typename P::Stored);
+  constexpr int kLines = (Fetch * P::kStep + kLine - 1) / kLine;
+  typename P::Sum sums[Rows][Outputs] = {};
+  for (int64_t i = 0; i < k; i += P::kStep) {
+    typename P::Sum inputs[Rows];
+    for (int r = 0; r < Rows; ++r) inputs[r] = in_register(P::inputs(x + r * k + i));
+    for (int line = 0; line < kLines; ++line) __builtin_prefetch(next + i * Fetch + line * kLine, 0, 2);
+    for (int o = 0; o < Outputs; ++o) {
+      const typename P::Sum weights = P::weights(w + o * k + i);
+      for (int r = 0; r < Rows; ++r) P::add(sums[r][o], inputs[r], weights);
+    }
+  }
+  for (int r = 0; r < Rows; ++r) store_sums(product, row + r, out, finish(product, row + r, sums[r]));
+}
+
+// What is left of a block's rows: between 1 and kTileRows - 1.
+template <typename P, int Rows, int Outputs, int Fetch>
+void last_rows(const Product<P>& product, int64_t count, int64_t row, int64_t out, int fetch) {
+  if constexpr (Rows > 0) {
+    if (count == Rows) {
+      tile<P, Rows, Outputs, Fetch>(product, row, out, fetch);
+    } else {
+      last_rows<P, Rows - 1, Outputs, Fetch>(product, count, row, out, fetch);
+    }
+  }
+}
+
+template <typename P, int Outputs, int Fetch>
+void all_rows(const Product<P>& product, int64_t row, int64_t end, int64_t out) {
+  int fetch = 0;
+  for (; row + kTileRows <= end; row += kTileRows, fetch += Fetch) {
+    if (fetch < Outputs) {
+      tile<P, kTileRows, Outputs, Fetch>(product, row, out, fetch);
+    } else {
+      tile<P, kTileRows, Outputs, 0>(product, row, out, 0);
+    }
+  }
+  last_rows<P, kTileRows - 1, Outputs, Fetch>(product, end - row, row, out, fetch);
+}
+
+template <typename P>
+void outputs(const Product<P>& product, int64_t begin, int64_t end) {
+  if (product.m == 1) {  // only the memory's speed counts: one plain stream of weights is what it serves best
+    for (int64_t out = begin; out < end; ++out) tile<P, 1, 1, 0>(product, 0, out, 0);
+    return;
+  }
+  for (int64_t row = 0; row < product.m; row += kBlockRows) {
+    const int64_t last = std::min(row + kBlockRows, product.m);
+    int64_t out = begin;
+    for (; out + kTileOutputs <= end; out += kTileOutputs) {
+      if (last - row <= kTileRows) {
+        all_rows<P, kTileOutputs, kTileOutputs>(product, row, last, out);
+      } else if (last - row <= 3 * kTileRows) {
+        all_rows<P, kTileOutputs, 2>(product, row, last, out);
+      } else {
+        all_rows<P, kTileOutputs, 1>(product, row, last, out);
+      }
+    }
+    for (; out < end; ++out) all_rows<P, 1, 1>(product, row, last, out);
+  }
+}
+
+// Rows that are multiplied with one matrix.
+struct Group {
+  int64_t expert, start, rows;
+
+  template <typename P>
+  Product<P> of(Product<P> all) const {
+    all.m = rows;
+    all.x += start * all.k;
+    all.w += expert * all.n * all.k;
+    all.y += start * all.n;
+    if (all.scales) all.scales += expert * all.n;
+    if (all.quantized) all.quantized += start;
+    return all;
+  }
+};
+
+#if defined(JAXSERVE_TILES)
+template <typename P>
+void multiply_tiled(ffi::ThreadPool& pool, const Product<P>& product, const std::vector<Group>& groups) {
+  static std::atomic<int64_t> pieces_before{0};
+  std::vector<Group> pieces;
+  for (const Group& group : groups) {
+    for (int64_t row = 0; row < group.rows; row += kPieceRows) {
+      pieces.push_back({group.expert, group.start + row, std::min(kPieceRows, group.rows - row)});
+    }
+  }
+  if (pieces.empty()) return;
+  const int64_t count = pieces.size(), threads = std::max<int64_t>(1, pool.num_threads());
+  const Split split(product.n, std::max<int64_t>(1, threads / count), kTaskOutputs);
+  const int64_t tasks = split.count(), first = pieces_before.fetch_add(count);
+  parallel_for(pool, count * tasks, [=, pieces = pieces.data()](int64_t task) {
+    const int64_t piece = task / tasks, begin = split.begin(task % tasks), end = split.begin(task % tasks + 1);
+    if (begin < end) tiled_outputs(pieces[piece].of(product), first + piece, begin, end);
+  });
+}
+#endif
+
+template <typename P>
+void multiply(ffi::ThreadPool& pool, const Product<P>& product) {
+#if defined(JAXSERVE_TILES)
+  if (product.is_tiled) return multiply_tiled(pool, product, {{0, 0, product.m}});
+#endif
+  const Split split(product.n, std::max<int64_t>(1, pool.num_threads()), kTaskOutputs);
+  parallel_for(pool, split.count(), [=](int64_t task) { outputs(product, split.begin(task), split.begin(task + 1)); });
+}
+
+// Outputs of a task such that there are several for each thread; those of one group follow each other.
+template <typename P>
+void multiply(ffi::ThreadPool& pool, const Product<P>& product, const std::vector<Group>& groups) {
+#if defined(JAXSERVE_TILES)
+  if (product.is_tiled) return multiply_tiled(pool, product, groups);
+#endif
+  const int64_t count = groups.size(), threads = std::max<int64_t>(1, pool.num_threads());
+  const int64_t per_group = std::max<int64_t>(1, 4 * threads / std::max<int64_t>(1, count));
+  const int64_t size = (product.n / per_group / kTaskOutputs + 1) * kTaskOutputs;
+  const int64_t tasks = (product.n + size - 1) / size;
+  parallel_for(pool, count * tasks, [=, groups = groups.data()](int64_t task) {
+    const Product<P> own = groups[task / tasks].of(product);
+    const int64_t begin = task % tasks * size;
+    outputs(own, begin, std::min(begin + size, own.n));
+  });
+}
+
+}  // namespace jaxserve
