@@ -124,3 +124,25 @@ def test_a_text_of_far_too_many_tokens_is_refused_by_its_first_windows(
     text = "x y " * 40
     ids = byte_level.encode(text)
     assert byte_level.encode(text, max_tokens=len(ids)) == ids
+
+
+@pytest.mark.parametrize("folder", ["byte_level", "sentencepiece"])
+def test_the_beginning_of_a_text_has_the_tokens_of_the_whole(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = load_tokenizer(FIXTURES / folder)
+    texts = ["Hello world " * 3000, " " * 9000 + "é😀" * 3000, "a" * 9000 + "\n\n b" * 3000, "x"]
+    ids = [loaded.encode(text, add_special_tokens=False) for text in texts]
+    special = [loaded.encode_cut(text, 300, add_special_tokens=True) for text in texts]
+    pairs = [loaded.encode_pair(texts[0], text, 300) for text in texts]
+    monkeypatch.setattr(tokenizer, "_MARGIN_CHARS", 16)
+    monkeypatch.setattr(tokenizer, "_MARGIN_TOKENS", 64)
+    for text, whole, with_special, pair in zip(texts, ids, special, pairs, strict=True):
+        for num_tokens in (1, 10, 300, 20_000):
+            assert loaded.encode_cut(text, num_tokens, add_special_tokens=False) == whole[:num_tokens]
+        assert loaded.encode_cut(text, 300, add_special_tokens=True) == with_special
+        assert loaded.encode_pair(texts[0], text, 300) == pair
+
+
+def test_of_a_text_that_is_cut_only_the_beginning_is_encoded(byte_level: Tokenizer, backend: Backend) -> None:
+    assert len(byte_level.encode_cut("x y " * 1_000_000, 100, add_special_tokens=False)) == 100
+    assert sum(len(text) for batch in backend.batches for text in batch) < 100_000
+    assert backend.num_listed < 100_000
