@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from jaxserve.config import StructuredConfig
 from jaxserve.errors import UnsupportedParameterError, invalid, unsupported
 from jaxserve.frontend.checks import shorten
 from jaxserve.frontend.constraints import Constraint
@@ -39,17 +40,42 @@ class NamedGrammar(msgspec.Struct, frozen=True):
 
 
 def grammar_of(
-    request: GenerationRequest, spec: ParserSpec, tokenizer: Tokenizer, max_depth: int
+    request: GenerationRequest, spec: ParserSpec, tokenizer: Tokenizer, config: StructuredConfig
 ) -> NamedGrammar | None:
-    """Return the grammar that constrains the replies; None if nothing does. Raises InvalidRequestError.
-
-    max_depth: nesting that a JSON schema may have.
-    """
-    named = None if request.constraint is None else constraint_grammar(request.constraint, max_depth)
+    """Return the grammar that constrains the replies; None if nothing does. Raises InvalidRequestError."""
+    max_depth = config.max_grammar_depth
+    named = None
+    if request.constraint is not None:
+        check_size(request.constraint, config.max_grammar_size)
+        named = constraint_grammar(request.constraint, max_depth)
     if not isinstance(request.prompt, Conversation):
         return named
     named = call_grammar(request.prompt, tokenizer, spec.output_format, max_depth, named) or named
     return after_thinking(request.prompt, tokenizer, spec, named)
+
+
+def check_size(constraint: Constraint, max_bytes: int) -> None:
+    """Raise InvalidRequestError for a constraint whose grammar has more bytes than are allowed, before anything reads it.
+
+    A schema may have white space and texts that its grammar has not: it is refused if it is 16 times as long.
+    """
+    num_chars, most = _num_chars(constraint.value), max_bytes * (16 if constraint.is_json else 1)
+    if num_chars > most:
+        raise invalid(constraint.param, f"at most {max_bytes} bytes (--max-grammar-size), got {num_chars}")
+
+
+def _num_chars(value: Any) -> int:
+    """Return the characters of all texts in JSON data."""
+    num_chars, stack = 0, [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            num_chars += len(item)
+        elif isinstance(item, dict):
+            stack += (*item.keys(), *item.values())
+        elif isinstance(item, list | tuple):
+            stack += item
+    return num_chars
 
 
 def constraint_grammar(constraint: Constraint, max_depth: int) -> NamedGrammar:

@@ -35,7 +35,7 @@ async def prepare(frontend: Frontend, request: GenerationRequest) -> RequestHand
     encoded = await encode_request(tokens, request, model_info, images, embeds)
     routed = _routed_experts(request, model_info, encoded)
     placed, rope_positions = prompt_images(encoded.prompts[0], images, model_info.images, request.prompt_name)
-    find = partial(grammar_of, request, encoded.spec, tokens.tokenizer, checker.config.max_grammar_depth)
+    find = partial(grammar_of, request, encoded.spec, tokens.tokenizer, checker.config)
     named = await tokens.call(find) if _has_schemas(request) else find()
     grammar = None if named is None else await checker.check(named.grammar, named.param)
     adapter = frontend.adapter_of(request.model)

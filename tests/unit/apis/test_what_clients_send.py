@@ -20,8 +20,9 @@ from jaxserve.apis.openai.completions_schema import CompletionRequest
 from jaxserve.apis.schema.decode import decode_request
 from jaxserve.config import LimitsConfig, StructuredConfig
 from jaxserve.errors import InvalidRequestError
+from jaxserve.frontend import grammar
 from jaxserve.frontend.constraints import Constraint
-from jaxserve.frontend.grammar import constraint_grammar
+from jaxserve.frontend.grammar import check_size, constraint_grammar
 from jaxserve.frontend.json_schema import intended_schema
 from jaxserve.frontend.parsers.output_format import OutputFormat
 from jaxserve.frontend.sampling import sampling_params
@@ -136,6 +137,35 @@ def test_a_schema_that_is_none_reaches_the_compiler_unchanged(schema: dict[str, 
 def test_a_schema_of_too_many_values_is_refused_before_it_is_read() -> None:
     with pytest.raises(InvalidRequestError, match=r"more than 131072 values"):
         constraint_grammar(Constraint("json", {"enum": [0] * 140_000}, "guided_json"), 64)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("grammar", "\n" * 65_537),
+        ("regex", "a" * 65_537),
+        ("choice", ["a" * 40_000, "b" * 40_000]),
+        ("json", " " * (1 << 20) + "{}"),
+        ("json", {"const": "a" * (1 << 21)}),
+        ("json", {"properties": {"a" * (1 << 21): {}}}),
+    ],
+)
+def test_a_constraint_of_too_many_bytes_is_refused_before_it_is_read(kind: Any, value: Any) -> None:
+    with pytest.raises(InvalidRequestError, match=r"at most 65536 bytes \(--max-grammar-size\), got") as raised:
+        check_size(Constraint(kind, value, "p"), StructuredConfig().max_grammar_size)
+    assert raised.value.param == "p"
+    fine = {"grammar": "\n" * 65_536, "choice": ["a" * 60_000], "json": {"const": "a" * 60_000}}.get(kind, "a")
+    check_size(Constraint(kind, fine, "p"), StructuredConfig().max_grammar_size)
+
+
+async def test_a_large_grammar_is_searched_by_nothing(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def search(constraint: Constraint, max_depth: int) -> None:
+        raise AssertionError("a search of 4 MB takes a quarter of a second")
+
+    monkeypatch.setattr(grammar, "constraint_grammar", search)
+    async with running_api(tokenizer, max_body_size=100_000) as api:
+        status, reply = await api.post(CHAT, {"messages": HI, "guided_grammar": "a" * 70_000})
+    assert (status, reply["error"]["param"]) == (400, "guided_grammar")
 
 
 # 2, 3, 6: reasoning switches, and Anthropic's replies
