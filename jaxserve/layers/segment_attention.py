@@ -15,6 +15,8 @@ from jaxtyping import Array, Float, Int
 QUERY_BLOCK: Final = 128
 KEYS_AT_ONCE: Final = 4096
 """Most keys of a block of `attend_alike` with several texts: its scores shall stay in a GPU's L2 cache."""
+SCORES_OF_CPUS: Final = 1 << 19
+"""Most scores of a block of `attend_by_head`."""
 
 
 class Texts(NamedTuple):
@@ -90,6 +92,39 @@ def attend_alike(
         return jnp.reshape(blocks.transpose(1, 0, 3, 2, 4), (num_texts, length, num_heads, head_dim))
 
     return jnp.reshape(jax.lax.map(attend_texts, arrays), query.shape)
+
+
+def attend_by_head(
+    query: Float[Array, "T N H"],
+    key: Float[Array, "T N H"],
+    value: Float[Array, "T N H"],
+    length: int,
+    scale: float | None = None,
+) -> Float[Array, "T N H"]:
+    """Return what `attend_alike` returns, one head of one text after the other, for CPUs.
+
+    Their matmuls are fastest with two axes, and 2 MB of scores stay in a core's cache. Shares are divided by their sum after the
+    matmul with the values.
+    """
+    *_, num_heads, head_dim = query.shape
+    factor = head_dim**-0.5 if scale is None else scale
+    block = _divisor(length, max(1, SCORES_OF_CPUS // length))
+    split = (-1, length, num_heads, head_dim)
+    heads = tuple(jnp.reshape(a.reshape(split).swapaxes(1, 2), (-1, length, head_dim)) for a in (query, key, value))
+
+    def attend_one(arrays: tuple[Float[Array, "L H"], ...]) -> Float[Array, "L H"]:
+        queries, keys, values = arrays
+
+        def attend_from(own: Float[Array, "Q H"]) -> Float[Array, "Q H"]:
+            scores = jnp.einsum("qh,kh->qk", own, keys, preferred_element_type=jnp.float32) * factor
+            shares = jnp.exp(scores - scores.max(-1, keepdims=True))
+            summed = jnp.dot(shares.astype(values.dtype), values, preferred_element_type=jnp.float32)
+            return (summed / shares.sum(-1, keepdims=True)).astype(values.dtype)
+
+        return jnp.reshape(jax.lax.map(attend_from, queries.reshape(-1, block, head_dim)), queries.shape)
+
+    found = jax.lax.map(attend_one, heads).reshape(-1, num_heads, length, head_dim)
+    return jnp.reshape(found.swapaxes(1, 2), query.shape)
 
 
 def alike_block(num_tokens: int, length: int) -> tuple[int, int]:
