@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
+from jaxserve_kernels.backend import NATIVE
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxserve.layers.param import matrix_parameter, parameter
@@ -106,7 +107,8 @@ class LowRank(nnx.Module):
     """Adapters of a matmul: up(down(x)), each token with its own adapter (LoRA, Hu et al., arXiv 2106.09685).
 
     Two matrices hold the ranks of all adapters side by side; ranks of other adapters are masked between the two. So
-    requests of any adapters, and of none, share a step of one shape.
+    requests of any adapters, and of none, share a step of one shape. A step in which no row has an adapter gives native
+    kernels no rows, so they read none of the weights.
     """
 
     def __init__(self, out_dim: int, in_dim: int, axes: Axes, policy: DtypePolicy, num_ranks: int) -> None:
@@ -116,8 +118,11 @@ class LowRank(nnx.Module):
     def __call__(self, x: Float[Array, "T I"], tokens: Tokens) -> Float[Array, "T O"]:
         """Return what is added to the matmul, in float32."""
         assert tokens.adapters is not None, "a model with adapters needs every token's adapter"
-        ranks = self.lora_A.multiply(x, tokens.num_real)  # (T, A)
-        return self.lora_B.multiply(jnp.where(tokens.adapters, ranks, 0).astype(x.dtype), tokens.num_real)
+        num_rows = tokens.num_real
+        if self.lora_A.policy.backend in NATIVE:
+            num_rows = jnp.where(tokens.adapters.any(), num_rows, 0)
+        ranks = self.lora_A.multiply(x, num_rows)  # (T, A)
+        return self.lora_B.multiply(jnp.where(tokens.adapters, ranks, 0).astype(x.dtype), num_rows)
 
 
 class ExpertLowRank(nnx.Module):

@@ -10,11 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
+from jaxserve_kernels import native
 
 from jaxserve.checkpoint.adapted import with_adapters
 from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import CheckpointError, ConfigError
 from jaxserve.executor.adapters import adapters_config, open_adapters
+from jaxserve.layers.linear import LowRank, Tokens
 from jaxserve.layers.policy import DtypePolicy, plain
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
@@ -111,6 +114,16 @@ def test_adapters_of_quantised_weights_are_not_quantised(quantization: str, most
     ]
     assert 0 < away[0] < most
     assert away[1] < 3 * away[0]
+
+
+@pytest.mark.skipif(native.register() is None, reason="needs the native kernels")
+def test_native_kernels_read_no_adapters_that_no_row_uses() -> None:
+    adapters = LowRank(6, 32, (None, None), replace(PLAIN, backend="native"), 16)
+    graph, state = nnx.split(adapters)
+    broken = nnx.merge(graph, jax.tree.map(lambda each: jnp.full_like(each, jnp.nan), state))
+    x, unused = jnp.ones((7, 32)), jnp.zeros((7, 16), bool)
+    assert not np.asarray(broken(x, Tokens(jnp.int32(5), unused))).any()
+    assert np.isnan(np.asarray(broken(x, Tokens(jnp.int32(5), unused.at[3].set(True))))[3]).all()
 
 
 def test_reserved_places_change_no_logits() -> None:
