@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
+from reprlib import Repr
 from types import MappingProxyType
 from typing import Any, Final, get_type_hints
 
@@ -17,6 +18,11 @@ from jaxserve.errors import InvalidRequestError, UnsupportedParameterError, inva
 
 MAX_ECHOED_CHARS: Final = 200
 """Number of characters of the client's own input that an error message repeats."""
+_BEGINNING: Final = Repr()
+"""Writes the beginnings of long lists and objects."""
+_BEGINNING.maxlist = _BEGINNING.maxtuple = _BEGINNING.maxdict = _BEGINNING.maxstring = _BEGINNING.maxother = (
+    _BEGINNING.maxlong
+) = MAX_ECHOED_CHARS + 1
 _PATH = re.compile(r"^(?P<reason>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
 _WORD = re.compile(r"^Invalid enum value '(?P<word>.*)'$", re.DOTALL)
 _INDEX = re.compile(r"\[\d+\]")
@@ -26,10 +32,8 @@ _STEP: Final = re.compile(r"[^.\[\]]+|\[[^\]]*\]")
 
 def shorten(value: object) -> str:
     """Return a client's value for an error text, cut after `MAX_ECHOED_CHARS` characters."""
-    if isinstance(value, str | list | tuple):
-        value = value[: MAX_ECHOED_CHARS + 1]  # `repr` of megabytes takes 20 ms
-    try:
-        text = repr(value)
+    try:  # `repr` of megabytes takes 20 ms
+        text = repr(value[: MAX_ECHOED_CHARS + 1]) if isinstance(value, str) else _BEGINNING.repr(value)
     except ValueError:
         return "a huge integer"
     return text if len(text) <= MAX_ECHOED_CHARS else text[:MAX_ECHOED_CHARS] + "..."
@@ -71,6 +75,31 @@ def check_bound(bound: Bound, name: str, value: Any, limits: LimitsConfig) -> No
     for size in bound.sizes(value):
         if size < bound.least or (most is not None and size > most):
             raise invalid(name, f"must be {bound.words(limits)}, got {shorten(size)}")
+
+
+def num_chars(value: Any) -> int:
+    """Return the characters of all texts in JSON data and structs."""
+    found, stack = 0, [value]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, str):
+            found += len(item)
+        elif isinstance(item, dict):
+            stack += (*item.keys(), *item.values())
+        elif isinstance(item, list | tuple):
+            stack += item
+        elif isinstance(item, msgspec.Struct):
+            stack += [getattr(item, name) for name in item.__struct_fields__]
+    return found
+
+
+def check_json_chars(bound: Bound, name: str, value: Any, limits: LimitsConfig) -> None:
+    """Raise InvalidRequestError if `value` has more characters as JSON. Texts that are too long alone are not encoded."""
+    most, size = bound.upper(limits), num_chars(value)
+    if most is None or size <= most:
+        size = len(msgspec.json.encode(value).decode())
+    if most is not None and size > most:
+        raise invalid(name, f"must be {bound.words(limits)}, got {size}")
 
 
 def check_count(name: str, count: int, limit: int, unit: str) -> None:

@@ -10,7 +10,7 @@ import msgspec
 
 from jaxserve.config import StructuredConfig
 from jaxserve.errors import UnsupportedParameterError, invalid, unsupported
-from jaxserve.frontend.checks import shorten
+from jaxserve.frontend.checks import num_chars, shorten
 from jaxserve.frontend.constraints import Constraint
 from jaxserve.frontend.json_schema import intended_schema
 from jaxserve.frontend.messages import FunctionDefinition
@@ -59,23 +59,9 @@ def check_size(constraint: Constraint, max_bytes: int) -> None:
 
     A schema may have white space and texts that its grammar has not: it is refused if it is 16 times as long.
     """
-    num_chars, most = _num_chars(constraint.value), max_bytes * (16 if constraint.is_json else 1)
-    if num_chars > most:
-        raise invalid(constraint.param, f"at most {max_bytes} bytes (--max-grammar-size), got {num_chars}")
-
-
-def _num_chars(value: Any) -> int:
-    """Return the characters of all texts in JSON data."""
-    num_chars, stack = 0, [value]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, str):
-            num_chars += len(item)
-        elif isinstance(item, dict):
-            stack += (*item.keys(), *item.values())
-        elif isinstance(item, list | tuple):
-            stack += item
-    return num_chars
+    size, most = num_chars(constraint.value), max_bytes * (16 if constraint.is_json else 1)
+    if size > most:
+        raise invalid(constraint.param, f"at most {max_bytes} bytes (--max-grammar-size), got {size}")
 
 
 def constraint_grammar(constraint: Constraint, max_depth: int) -> NamedGrammar:

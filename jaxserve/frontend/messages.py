@@ -13,7 +13,7 @@ from msgspec import Meta
 from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError, invalid, unsupported
-from jaxserve.frontend.checks import MAX_ECHOED_CHARS, check_bound, missing, refuse, shorten
+from jaxserve.frontend.checks import MAX_ECHOED_CHARS, check_json_chars, missing, refuse, shorten
 from jaxserve.frontend.images.source import ImageDetail, ImageSource
 
 _TEXT_PARTS: Final = ("text", "input_text", "output_text")
@@ -200,6 +200,5 @@ def check_functions(functions: Sequence[FunctionDefinition], place: str, limits:
         if function.name in names:
             raise invalid(f"{path}.name", f"{function.name} is defined twice")
         names.add(function.name)
-        definition = msgspec.json.encode(function).decode()
-        check_bound(Bound("characters", 0, "max_function_chars"), path, definition, limits)
+        check_json_chars(Bound("characters", 0, "max_function_chars"), path, function, limits)
     return names

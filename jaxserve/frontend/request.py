@@ -6,12 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-import msgspec
-
 from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError, invalid, unsupported
-from jaxserve.frontend.checks import check_bound
+from jaxserve.frontend.checks import check_bound, check_json_chars
 from jaxserve.frontend.constraints import Constraint
 from jaxserve.frontend.images.source import ImageSource
 from jaxserve.frontend.messages import ChatMessage, FunctionDefinition, ToolChoice, check_functions, check_messages
@@ -83,8 +81,8 @@ class Conversation:
         check_bound(MESSAGES, self.names.prompt, self.messages, limits)
         if self.thinking_budget is not None:
             check_bound(THINKING_BUDGET, self.names.thinking_budget, self.thinking_budget, limits)
-        variables = msgspec.json.encode(self.template_variables).decode()
-        check_bound(Bound("characters", 0, "max_template_kwargs_chars"), "chat_template_kwargs", variables, limits)
+        most = Bound("characters", 0, "max_template_kwargs_chars")
+        check_json_chars(most, "chat_template_kwargs", self.template_variables, limits)
         check_messages(self.messages, is_last_continued=self.continue_final_message)
         self.tool_choice.check(check_functions(self.functions, self.names.function, limits))
         if self.continue_final_message and self.add_generation_prompt:

@@ -18,10 +18,10 @@ from jaxserve.errors import RequestError
 from jaxserve.frontend.choices.choice_stream import OutputDelta
 from jaxserve.frontend.errors import hide_internal_error
 from jaxserve.frontend.handle import RequestHandle
-from jaxserve.http.inputs import read_body, read_query, request_id_of, take_notes
+from jaxserve.http.inputs import LARGE_BODY, read_body, read_query, request_id_of, take_notes
 from jaxserve.http.large_body import json_response
 from jaxserve.http.listener import Handler
-from jaxserve.http.sse import KEEP_ALIVE, EventStream, frame
+from jaxserve.http.sse import KEEP_ALIVE, EventStream, frame, frames_that_repeat
 from jaxserve.http.state import STATE, ServerState
 from jaxserve.ipc.messages import RequestOutput
 
@@ -140,7 +140,8 @@ async def _collect(http: web.Request, reply: Generated) -> web.StreamResponse:
         return encode_in_parts(reply.formatter.reply(choices, handle.counts()))
 
     # Many log-probabilities take seconds to encode, in which the event loop must serve other requests.
-    body = await asyncio.to_thread(encode) if handle.is_large else encode()
+    is_large = handle.is_large or http.get(LARGE_BODY, False)
+    body = await asyncio.to_thread(encode) if is_large else encode()
     return await json_response(http, body, _version_header(handle))
 
 
@@ -153,7 +154,8 @@ def _version_header(handle: RequestHandle) -> dict[str, str]:
 async def _stream(http: web.Request, route: Route, reply: Generated) -> web.StreamResponse:
     events, handle, formatter = EventStream(http), reply.handle, reply.formatter
     ping = KEEP_ALIVE if route.style.ping is None else frame(route.style.ping)
-    frames = [frame(chunk) for chunk in formatter.opening()]
+    is_large = http.get(LARGE_BODY, False)
+    frames = await frames_that_repeat(formatter.opening(), is_large=is_large)
 
     held: list[OutputDelta] = []
 
@@ -183,7 +185,8 @@ async def _stream(http: web.Request, route: Route, reply: Generated) -> web.Stre
             if not handle.is_finished:  # else the last text leaves with the end
                 await events.send(frames)
                 frames.clear()
-        await events.close([*frames, *map(frame, formatter.closing(handle.counts())), end_of(route)])
+        last_frames = await frames_that_repeat(formatter.closing(handle.counts()), is_large=is_large)
+        await events.close([*frames, *last_frames, end_of(route)])
     except (asyncio.CancelledError, ConnectionResetError):
         raise
     except Exception as error:

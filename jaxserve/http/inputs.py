@@ -6,7 +6,7 @@ import asyncio
 import re
 import uuid
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -43,6 +43,8 @@ def request_id_of(request: web.Request) -> str:
 
 
 _MAX_HEADER_CHARS = 1024
+LARGE_BODY: Final = web.RequestKey("large_body", bool)
+"""True: what repeats the body, as replies may, takes too long for the event loop."""
 _IGNORED = web.RequestKey("ignored_fields", list)
 _TOOL_FORMAT = web.RequestKey("tool_format", str)
 
@@ -89,6 +91,7 @@ async def read_body(http: web.Request, struct: type[T]) -> Body[T]:
             f"Unknown parameter: '{name}' (--strict-parameters).", param=name, code="unknown_parameter"
         )
     http[_IGNORED] = unknown
+    http[LARGE_BODY] = is_large
     adopt_request_id(http, getattr(request, "request_id", None))
     return Body(request, unknown, is_large)
 

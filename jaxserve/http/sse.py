@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 from aiohttp import web
 
+from jaxserve.apis.schema.encode import encode_in_parts
 from jaxserve.http.connection import connection_of
 
 KEEP_ALIVE = b": keep-alive\n\n"
@@ -21,12 +23,19 @@ _HEADERS = {
 _encode = msgspec.json.Encoder().encode
 
 
-def frame(chunk: msgspec.Struct) -> bytes:
+def frame(chunk: msgspec.Struct, encode: Callable[[msgspec.Struct], bytes] = _encode) -> bytes:
     """Return one event: JSON on one line. The tag of a tagged struct is the event's name."""
     name = type(chunk).__struct_config__.tag
     if name is None:
-        return b"data: %b\n\n" % _encode(chunk)
-    return b"event: %b\ndata: %b\n\n" % (str(name).encode(), _encode(chunk))
+        return b"data: %b\n\n" % encode(chunk)
+    return b"event: %b\ndata: %b\n\n" % (str(name).encode(), encode(chunk))
+
+
+async def frames_that_repeat(chunks: Sequence[msgspec.Struct], *, is_large: bool) -> list[bytes]:
+    """Return events that may repeat the request's body; those of a large one are encoded in a thread, in parts."""
+    if is_large:
+        return await asyncio.to_thread(lambda: [frame(chunk, encode_in_parts) for chunk in chunks])
+    return [frame(chunk) for chunk in chunks]
 
 
 class EventStream:

@@ -10,7 +10,6 @@ from aiohttp import ClientPayloadError, web
 from jaxserve.apis.routes import Call, Reply, Route
 from jaxserve.errors import REQUEST_ERRORS
 from jaxserve.frontend import encode
-from jaxserve.frontend.checks import shorten
 from jaxserve.frontend.errors import request_error
 from jaxserve.http.errors import error_response
 from jaxserve.http.sse import EventStream
@@ -107,18 +106,6 @@ async def test_a_word_that_is_none_of_a_fields_words_is_refused_with_these(
     assert (status, error["param"]) == (400, param)
     assert reason in error["message"]
     assert len(error["message"]) < 330
-
-
-def test_of_a_long_value_only_the_beginning_is_written() -> None:
-    class Text(str):
-        """A text that must not be written out."""
-
-        def __repr__(self) -> str:
-            raise AssertionError("the whole is written")
-
-    assert shorten(Text("a" * 1000)) == "'" + "a" * 199 + "..."
-    assert shorten([1] * 1_000_000).endswith("1, 1...")
-    assert (shorten("a"), shorten([1, 2]), shorten(3)) == ("'a'", "[1, 2]", "3")
 
 
 async def test_output_beyond_the_context_is_refused(api: Api) -> None:
