@@ -25,6 +25,8 @@ pytestmark = pytest.mark.slow
 
 QUICK: dict[str, Any] = {"device_seconds": 0.002, "vocab_size": 384, "eos_token_ids": []}
 NUM_SWAPS = 5
+PAUSE_S = 0.02
+"""Between two requests of a client, so that servers that start have a processor."""
 NUM_TOKENS = 24
 
 
@@ -59,6 +61,7 @@ class Load:
         async with aiohttp.ClientSession(connector=connector) as session:
             while not self._is_over.is_set():
                 await self._send(session, is_streamed)
+                await asyncio.sleep(PAUSE_S)
 
     async def _send(self, session: aiohttp.ClientSession, is_streamed: bool) -> None:
         body = {"model": "tiny", "prompt": "x", "max_tokens": NUM_TOKENS, "stream": is_streamed}
