@@ -60,7 +60,10 @@ beside_types = @{ $(MYPY); } >$(STAMPS)/types.log 2>&1 & types=$$!; trap 'kill $
 	$(MAKE) --no-print-directory $(1) && status=0 || status=$$?; \
 	wait $$types || { cat $(STAMPS)/types.log; echo "== types: FAILED"; exit 1; }; \
 	grep -h '^== ' $(STAMPS)/types.log || true; exit $$status
-# Checks of annotated shapes take a fifth of the time of tracing. The main lane has them, so the others leave them out.
+# Checks of annotated shapes take a fifth of the time of tracing. These tests have them: together they trace every layer, kernel
+# and stage of the sampler. Others leave them out.
+SHAPES_TESTS := tests/architecture tests/unit tests/perf tests/aot tests/ptx tests/kernels tests/models/test_weight_formats.py \
+	tests/models/test_vision.py tests/models/test_adapters.py tests/models/test_predictor.py
 WITHOUT_SHAPES = --jaxtyping-packages=
 # Programs of tiny models run for milliseconds and compile for seconds, so LLVM does not optimise them; XLA's passes, with
 # copies and fusions, are the same. Tests marked `optimized`, of real checkpoints and long traffic, have users' programs.
@@ -149,9 +152,17 @@ fast-tests: install
 	$(call lane,fast tests and types)
 	$(QUICKLY) $(PYTEST) $(IN_WORKERS) -m "not slow" $(TESTS)
 
+MAIN := not optimized and not scale and not newest
+
 all-tests: install $(STAMPS)/test-models
 	$(call lane,tests and types)
-	$(QUICKLY) $(PYTEST) $(IN_WORKERS) -m "not optimized and not scale and not newest" $(TESTS)
+ifeq ($(TESTS),tests)
+	$(QUICKLY) $(PYTEST) $(IN_WORKERS) -m "$(MAIN)" $(SHAPES_TESTS)
+	$(call lane,tests of engines, servers and models)
+	$(QUICKLY) $(PYTEST) $(WITHOUT_SHAPES) $(IN_WORKERS) -m "$(MAIN)" $(SHAPES_TESTS:%=--ignore=%) tests
+else
+	$(QUICKLY) $(PYTEST) $(IN_WORKERS) -m "$(MAIN)" $(TESTS)
+endif
 	$(call lane,tests with optimised programs)
 	$(PYTEST) $(WITHOUT_SHAPES) $(OPTIMIZED) -m "optimized and not scale" $(FILES_OF_OPTIMIZED)
 

@@ -13,6 +13,8 @@ from tests.models.goldens import golden_checkpoint
 @pytest.fixture(scope="session")
 def engine() -> Iterator[ModelEngine]:
     """Up to 16 requests and 64 tokens a step. Begin with `restart`."""
-    engine = ModelEngine(golden_checkpoint(MODEL_NAME).path, max_num_seqs=16, max_num_batched_tokens=64)
+    engine = ModelEngine(
+        golden_checkpoint(MODEL_NAME).path, max_num_seqs=16, max_num_batched_tokens=64, has_all_buckets=True
+    )
     yield engine
     engine.close()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import msgspec
 import numpy as np
@@ -29,8 +31,10 @@ from jaxserve.flight.recorded_scheduler import RecordedScheduler
 from jaxserve.flight.recorder import Recorder
 from jaxserve.ipc.messages import AddRequest, RequestOutput, TokenLogprobs
 from jaxserve.kv.manager import KVManager
+from jaxserve.runner.buckets import make_buckets
 from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.scheduler.constrained import Grammars
+from jaxserve.scheduler.plan import Buckets
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.types import LogprobsMode, RequestId
 from tests.programs import shared_programs
@@ -74,8 +78,18 @@ def request(
     return AddRequest(RequestId(name), tokens, params, adapter=adapter, returns_routed_experts=returns_experts)
 
 
+def _largest_buckets(platform: str, max_num_seqs: int, max_num_batched_tokens: int, **options: Any) -> Buckets:
+    """Return the table with one size of each kind."""
+    table = make_buckets(platform, max_num_seqs, max_num_batched_tokens, **options)
+    return dataclasses.replace(table, decode=table.decode[-1:], mixed=table.mixed[-1:])
+
+
 class ModelEngine:
-    """An EngineCore over a LocalExecutor; `restart` gives a fresh scheduler and cache over the same programs."""
+    """An EngineCore over a LocalExecutor; `restart` gives a fresh scheduler and cache over the same programs.
+
+    It compiles the largest bucket of each kind: half as many programs as a server does. has_all_buckets: those of a server,
+    for tests in which rows and their number must not affect each other.
+    """
 
     def __init__(
         self,
@@ -101,6 +115,7 @@ class ModelEngine:
         draft_model: Path | None = None,
         num_speculative_tokens: int = 0,
         speculative_method: SpeculativeMethod = "auto",
+        has_all_buckets: bool = False,
     ) -> None:
         model = ModelConfig(
             model=str(path),
@@ -132,7 +147,9 @@ class ModelEngine:
             compile=CompileConfig(compile_cache=str(shared_programs()), cpu_kernels=cpu_kernels),
         )
         self.progress: list[tuple[str, int, int, str]] = []
-        self.executor = LocalExecutor.start(self.config, path, lambda *step: self.progress.append(step))
+        table = make_buckets if has_all_buckets else _largest_buckets
+        with mock.patch("jaxserve.runner.limits.make_buckets", table):
+            self.executor = LocalExecutor.start(self.config, path, lambda *step: self.progress.append(step))
         self.restart(num_blocks)
 
     def restart(
@@ -218,4 +235,4 @@ class ModelEngine:
 
 def smollm2_engine() -> ModelEngine:
     """Return the default model, with the kernels that users have."""
-    return ModelEngine(smollm2_file(), quantization="auto", cpu_kernels="auto", **LIMITS)
+    return ModelEngine(smollm2_file(), quantization="auto", cpu_kernels="auto", has_all_buckets=True, **LIMITS)

@@ -92,7 +92,7 @@ def start(quantization: str, adapters: Mapping[str, Path] | None = None, model: 
     adapters = adapters or {}
     modules = ",".join(f"{name}={path}" for name, path in adapters.items()) or None
     sizes = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "lora_modules": modules}
-    engine = ModelEngine(DATA / model, cpu_kernels="native", quantization=quantization, **sizes)  # type: ignore[arg-type]
+    engine = ModelEngine(DATA / model, cpu_kernels="native", quantization=quantization, has_all_buckets=True, **sizes)  # type: ignore[arg-type]
     return Served(engine, tuple(adapters))
 
 

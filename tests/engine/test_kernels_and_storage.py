@@ -27,7 +27,13 @@ def built() -> Path:
 
 @pytest.fixture(scope="module")
 def native(built: Path) -> Iterator[ModelEngine]:
-    engine = ModelEngine(golden_checkpoint(MODEL).path, max_num_seqs=8, max_num_batched_tokens=64, cpu_kernels="native")
+    engine = ModelEngine(
+        golden_checkpoint(MODEL).path,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        cpu_kernels="native",
+        has_all_buckets=True,
+    )
     yield engine
     engine.close()
 

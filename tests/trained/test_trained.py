@@ -59,7 +59,7 @@ def trained(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 @pytest.fixture(scope="module")
 def engine(trained: Trained) -> Iterator[ModelEngine]:
-    made = ModelEngine(trained.path)
+    made = ModelEngine(trained.path, has_all_buckets=True)
     yield made
     made.close()
 
