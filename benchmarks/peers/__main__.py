@@ -77,7 +77,12 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="WORDS",
         help='more words for `jaxserve serve`: --jaxserve-args="--block-size 32"',
     )
-    parser.add_argument("--model", type=Path, metavar="GGUF", help="default: SmolLM2-135M-Instruct of its package")
+    parser.add_argument(
+        "--model",
+        type=Path,
+        metavar="PATH",
+        help="a GGUF file or a folder (default: SmolLM2-135M-Instruct of its package)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the prompts (default: 0)")
     parser.add_argument(
         "--envs",

@@ -1,10 +1,11 @@
-"""One model in every format that a peer reads, all from one GGUF file.
+"""One model in every format that a peer reads, all from one GGUF file or from a folder in Hugging Face's layout.
 
-    source    the GGUF file as it is; jaxserve serves it
+    source    the file or folder as it is; jaxserve serves it
     gguf      float32, float16 and so on: made by llama.cpp's own `llama-quantize`
     directory Hugging Face's layout in float32: made here, and compared with llama.cpp's float32 file
 
-Whatever precision the source has, all float32 copies hold the same dequantised numbers.
+Whatever precision the source has, all float32 copies hold the same dequantised numbers. A folder is its own `directory`, and
+has no GGUF file.
 """
 
 from __future__ import annotations
@@ -50,11 +51,13 @@ class Weights:
 
     @property
     def directory(self) -> Path:
-        """Hugging Face's layout, float32."""
-        return self.folder / "huggingface-f32"
+        """Hugging Face's layout: float32, or the source itself."""
+        return self.source if self.source.is_dir() else self.folder / "huggingface-f32"
 
     def gguf(self, format_name: str) -> Path:
-        """The GGUF file of a format; the source itself where it is of that format."""
+        """The GGUF file of a format; the source itself where it is of that format. Raises WeightsError if that is a folder."""
+        if self.source.is_dir():
+            raise WeightsError(f"{self.source} is no GGUF file")
         if format_name == source_format(self.source):
             return self.source
         return self.folder / f"{self.source.stem.partition('.')[0]}.{format_name}.gguf"

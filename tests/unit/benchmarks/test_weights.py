@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from benchmarks.peers.weights import Weights, WeightsError, compare_tensors, write_safetensors
+from benchmarks.peers.weights import Weights, WeightsError, compare_tensors, write_directory, write_safetensors
 from jaxserve.quant.tensor import TensorInfo
 
 
@@ -64,3 +64,11 @@ def test_formats_have_files_of_their_own(monkeypatch: pytest.MonkeyPatch) -> Non
     weights = Weights(Path("m/Model-1B.Q4_1.gguf"), Path("copies"))
     assert weights.gguf("q4_1") == weights.source
     assert weights.gguf("f16") == Path("copies/Model-1B.f16.gguf")
+
+
+def test_a_folder_is_read_as_it_is_and_has_no_gguf_file(tmp_path: Path) -> None:
+    weights = Weights(tmp_path, Path("copies"))
+    write_directory(weights)
+    assert weights.directory == tmp_path
+    with pytest.raises(WeightsError, match="is no GGUF file"):
+        weights.gguf("f32")
