@@ -41,6 +41,8 @@ class Frontend:
     """Memory of replies; unlimited by default."""
     created: int = field(default_factory=lambda: int(time.time()))
     """Start of this process, in Unix time."""
+    started_s: float = field(default_factory=time.monotonic)
+    """Start of this process on the monotonic clock."""
 
     @property
     def model_name(self) -> str:

@@ -30,6 +30,8 @@ _log = logging.getLogger(__name__)
 
 RESTART_WINDOW_S: Final = 600.0
 """Time in which restarts count: an engine that dies rarely is restarted, one that keeps dying is given up."""
+NOT_STARTED: Final = "the engine has not started"
+"""Reason that anyone may read at /health: the engine's own words name files, and are in the log."""
 
 
 class RestartBudget:
@@ -107,7 +109,10 @@ class EngineSupervisor:
         await self._running.wait()
 
     async def run(self) -> str:
-        """Keep an engine running; returns why there is none any more. Raises StartupError if the first cannot start."""
+        """Keep an engine running; returns why there is none any more, in words without names of files.
+
+        Raises StartupError if the first cannot start.
+        """
         spec, process = self._spec, self._process
         for number in itertools.count(1):
             async with self._model.connected(spec.address, self._replica) as connection:
@@ -147,7 +152,8 @@ class EngineSupervisor:
                 if self._name:
                     raise type(error)(f"{self._name}{error}") from error
                 raise
-            return str(error)
+            _log.error("%sthe engine has not started: %s", self._name, error)
+            return NOT_STARTED
 
     def _takes_restart(self) -> bool:
         if self._model.client.is_draining or not self._may_restart:

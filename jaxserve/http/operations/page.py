@@ -47,7 +47,7 @@ async def page_state(call: HttpCall, query: ModelQuery) -> LiveState:
     frontend = call.frontend
     frontend.require_model(query.model)
     snapshots = await call.state.peers.snapshots(frontend.metrics)
-    uptime_s = time.time() - frontend.created
+    uptime_s = time.monotonic() - frontend.started_s
     return live_state(snapshots, frontend.model_name, frontend.client.model_info, call.state.rejections.last, uptime_s)
 
 

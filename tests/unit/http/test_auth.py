@@ -1,4 +1,4 @@
-"""With an API key, every route but the public three is closed; without one, all are open."""
+"""With an API key, every route that is not public is closed; without one, all are open."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_routes_are_those_that_are_promised() -> None:
     }
 
 
-def test_only_three_routes_are_public() -> None:
+def test_probes_the_version_and_the_page_alone_are_public() -> None:
     assert {route.path for route in collect_routes() if route.is_public} == PUBLIC
 
 

@@ -168,6 +168,26 @@ async def test_full_queue_is_429_with_retry_after(api: Api) -> None:
     assert api.metrics.value("admission_rejections", reason="queue_full") == 1
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}),
+        ("/v1/responses", {"input": "x"}),
+    ],
+)
+async def test_full_queue_costs_no_tokenization(
+    api: Api, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+) -> None:
+    calls: list[str] = []
+    monkeypatch.setattr(Tokenizer, "encode", lambda *_, **__: calls.append("encode"))
+    monkeypatch.setattr(Tokenizer, "encode_chat", lambda *_, **__: calls.append("encode_chat"))
+    with api.client.admission.places(8):
+        assert (await api.post(path, body))[0] == 429
+    assert calls == []
+
+
 async def test_unexpected_exception_tells_nothing(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
     async def broken(call: Call) -> Reply:
         raise OSError(2, "No such file", "/secret/path")

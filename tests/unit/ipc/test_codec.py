@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
+from typing import Any
 
 import msgspec
 import pytest
@@ -32,7 +34,7 @@ from jaxserve.ipc.messages import (
 from jaxserve.ipc.report import PhaseSpan, ProgramReport, StartupReport
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.ipc.transport import ProtocolError, decode_from_engine, decode_to_engine, encode
-from jaxserve.sampling.params import EngineSamplingParams
+from jaxserve.sampling.params import DEFAULTS, EngineSamplingParams
 from jaxserve.types import RequestId
 
 ID = RequestId("chatcmpl-1")
@@ -117,6 +119,23 @@ def test_damaged_add_request_still_has_its_id() -> None:
     with pytest.raises(ProtocolError, match="temperature") as caught:
         decode_to_engine(frame)
     assert caught.value.request_id == "r1"
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", [name for name, value in DEFAULTS.items() if isinstance(value, float)])
+def test_a_float_that_is_no_number_does_not_reach_the_engine(name: str, number: float) -> None:
+    """JSON has none of these, MessagePack has: comparisons with NaN must not let it pass."""
+    options: dict[str, Any] = {name: number}
+    frame = encode(AddRequest(ID, [1], EngineSamplingParams(**options)))
+    with pytest.raises(ProtocolError, match=name):
+        decode_to_engine(frame)
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
+def test_a_bias_that_is_no_number_does_not_reach_the_engine(number: float) -> None:
+    frame = encode(AddRequest(ID, [1], EngineSamplingParams(logit_bias={1: number})))
+    with pytest.raises(ProtocolError, match="logit_bias"):
+        decode_to_engine(frame)
 
 
 def test_messages_longer_than_the_limit_are_rejected(monkeypatch: pytest.MonkeyPatch) -> None:

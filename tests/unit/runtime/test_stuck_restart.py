@@ -1,4 +1,4 @@
-"""An engine that hangs while it starts again is given up after --startup-timeout, and another one is started."""
+"""Engines that do not start again: one that hangs is replaced after --startup-timeout, and public pages name no file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxserve.frontend.engine_client.client import EngineClient
 from jaxserve.frontend.engine_client.connection import EngineConnection
 from jaxserve.frontend.engine_client.watch import STALL_LOOKS
 from jaxserve.ipc.engine_spec import EngineSpec
-from jaxserve.ipc.messages import Ready, StartupProgress
+from jaxserve.ipc.messages import Ready, StartupFailed, StartupProgress
 from jaxserve.metrics import Metrics, exposition
 from jaxserve.runtime import engine_supervisor
 from jaxserve.runtime.engine_supervisor import EngineSupervisor
@@ -111,3 +111,35 @@ async def test_an_engine_that_hangs_while_it_starts_again_is_replaced(
     assert b'engine_restarts_total{engine="0",model_name="tiny"} 2.0' in exposition(engines.metrics.snapshot())
     running.cancel()
     await asyncio.wait({running})
+
+
+async def test_the_reason_of_a_failed_restart_is_in_the_log_and_not_at_health(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Probes need no key, and a server of several models goes on: the engine's words name its files."""
+    engines, spec = (
+        Engines(),
+        EngineSpec(config=Config(model=ModelConfig(model="m")), model_path="", address="ipc:///x/e"),
+    )
+    monkeypatch.setattr(engine_supervisor, "engine_process", engines.engine_process)
+    followers: list[str | None] = []
+
+    async def on_next(replica: int, address: str | None) -> None:
+        followers.append(address)
+
+    supervisor = EngineSupervisor(cast(Any, engines), spec, None, on_next)
+    running = asyncio.create_task(supervisor.run())
+    async with asyncio.timeout(60):
+        for number in range(1 + spec.config.server.engine_restarts):
+            assert await engines.started.get() == number + 1
+            if number:
+                engines.scripts[number].say(StartupFailed("/srv/secret/model.safetensors: truncated"))
+            else:
+                engines.scripts[0].say(Ready(FACTS))
+                await supervisor._running.wait()
+                supervisor.allow_restarts()
+                engines.processes[0].kill()
+        reason = await running
+    assert followers[-1] is None, "it is given up"
+    assert engines.client.ailment() == reason == "the engine has not started"
+    assert caplog.text.count("the engine has not started: /srv/secret/model.safetensors: truncated") == 3
