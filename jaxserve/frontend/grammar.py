@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from jaxserve.config import StructuredConfig
-from jaxserve.errors import UnsupportedParameterError, invalid, unsupported
+from jaxserve.errors import InvalidRequestError, UnsupportedParameterError, invalid, unsupported
 from jaxserve.frontend.checks import num_chars, shorten
 from jaxserve.frontend.constraints import Constraint
 from jaxserve.frontend.json_schema import intended_schema
@@ -74,6 +74,8 @@ def constraint_grammar(constraint: Constraint, max_depth: int) -> NamedGrammar:
                     value = msgspec.json.decode(value, type=dict[str, Any])
                 except msgspec.DecodeError as error:
                     raise invalid(param, f"it is no JSON object: {error}") from None
+                except RecursionError:
+                    raise _too_deep(param, max_depth) from None
             _check_schema(value, param, max_depth)
             grammar = Grammar("json_schema", msgspec.json.encode(intended_schema(value, param)).decode())
         case "json_object":
@@ -192,7 +194,7 @@ def _check_schema(schema: dict[str, Any], param: str, max_depth: int) -> None:
         if num_values > _MAX_VALUES:
             raise invalid(param, f"it has more than {_MAX_VALUES} values")
         if depth > max_depth:
-            raise invalid(param, f"nested deeper than {max_depth} (--max-grammar-depth)")
+            raise _too_deep(param, max_depth)
         if isinstance(value, dict):
             for name in _COUNTS:
                 if isinstance(count := value.get(name), int) and count > _MAX_COUNT:
@@ -200,6 +202,10 @@ def _check_schema(schema: dict[str, Any], param: str, max_depth: int) -> None:
             places += [(child, depth + 1) for child in value.values()]
         elif isinstance(value, list):
             places += [(child, depth + 1) for child in value]
+
+
+def _too_deep(param: str, max_depth: int) -> InvalidRequestError:
+    return invalid(param, f"nested deeper than {max_depth} (--max-grammar-depth)")
 
 
 def _syntax(tokenizer: Tokenizer, output_format: OutputFormat) -> CallSyntax | None:

@@ -139,6 +139,20 @@ def test_a_schema_of_too_many_values_is_refused_before_it_is_read() -> None:
         constraint_grammar(Constraint("json", {"enum": [0] * 140_000}, "guided_json"), 64)
 
 
+@pytest.mark.parametrize("depth", [65, 20_000])
+def test_a_schema_that_is_nested_too_deeply_names_the_limit(depth: int) -> None:
+    """The text of a schema may be deeper than any decoder goes."""
+    text = '{"a":' * (depth - 1) + "{}" + "}" * (depth - 1)
+    with pytest.raises(InvalidRequestError, match=r"nested deeper than 64 \(--max-grammar-depth\)"):
+        constraint_grammar(Constraint("json", text, "guided_json"), 64)
+    schema: dict[str, Any] = {}
+    for _ in range(depth - 1):
+        schema = {"a": schema}
+    with pytest.raises(InvalidRequestError, match=r"nested deeper than 64 \(--max-grammar-depth\)"):
+        constraint_grammar(Constraint("json", schema, "guided_json"), 64)
+    constraint_grammar(Constraint("json", '{"a":' * 63 + "{}" + "}" * 63, "guided_json"), 64)
+
+
 @pytest.mark.parametrize(
     ("kind", "value"),
     [

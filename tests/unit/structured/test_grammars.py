@@ -209,6 +209,22 @@ def test_grammar_that_cannot_be_enforced_is_rejected(vocabulary: LLTokenizer, gr
     assert check_grammar(YES, vocabulary, CONFIG) is None
 
 
+def test_states_of_a_lexer_are_bounded(vocabulary: LLTokenizer, tokenizer: Tokenizer) -> None:
+    """The twelfth letter from the end decides: a state for each of its 4,096 pasts."""
+    grammar = Grammar("regex", "(a|b)*a(a|b){12}c")
+    letters = [Vocabulary(tokenizer)(letter)[0] for letter in (b"a", b"b")]
+    text = [letters[place.bit_count() % 2] for place in range(1000)]
+    few, enough = (
+        new_matcher(grammar, vocabulary, StructuredConfig(max_grammar_states=most)) for most in (100, 50_000)
+    )
+
+    def follows(matcher: LLMatcher) -> bool:
+        return all(matcher.compute_bitmask() and matcher.consume_token(token) for token in text)
+
+    assert follows(enough) and not follows(few)
+    assert "too many states" in few.get_error()
+
+
 def follow(
     vocabulary: LLTokenizer, vocab_size: int, allowed: list[int], grammar: Grammar = YES, *, jump_forward: bool = False
 ) -> tuple[GrammarMasks, GrammarState]:
