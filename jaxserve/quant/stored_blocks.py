@@ -45,8 +45,11 @@ class StoredBlocks:
         step = _CHUNK_ELEMENTS // self.block_inputs
         with np.errstate(all="ignore"):  # a NaN scale in the weights is no warning
             for start in range(0, len(stored), step):
-                chunk = stored[start : start + step]
-                by_block[start : start + step] = gguf.quants.dequantize(chunk, gguf.GGMLQuantizationType[self.kind])
+                chunk = stored[start : start + step].reshape(
+                    1, -1
+                )  # as one row: the package goes through 16 rows at a time
+                floats = gguf.quants.dequantize(chunk, gguf.GGMLQuantizationType[self.kind])
+                by_block[start : start + step] = floats.reshape(-1, self.block_inputs)
         return wide
 
 
