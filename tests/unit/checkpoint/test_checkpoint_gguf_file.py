@@ -6,6 +6,7 @@ import gc
 import struct
 import tracemalloc
 from pathlib import Path
+from unittest import mock
 
 import gguf
 import ml_dtypes
@@ -306,6 +307,15 @@ def test_dequantising_needs_little_more_than_the_result(tmp_path: Path) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 1.4 * result.nbytes  # 16 MiB and one chunk's temporaries
+
+
+def test_blocks_are_dequantised_many_at_a_time(tmp_path: Path) -> None:
+    """Eight chunks of 2^18 weights. A call for each few blocks took six seconds of the default model's start."""
+    blocks = np.zeros((2048, 1024 // 32 * 20), np.uint8)
+    file = open_gguf(write_gguf(tmp_path / "a.gguf", "llama", {}, {"w": ("Q4_1", blocks)}))
+    with mock.patch.object(gguf.quants.Q4_1, "dequantize_blocks", wraps=gguf.quants.Q4_1.dequantize_blocks) as calls:
+        assert not file.read("w").any()
+    assert calls.call_count == 8
 
 
 @pytest.mark.slow
