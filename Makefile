@@ -60,10 +60,11 @@ beside_types = @{ $(MYPY); } >$(STAMPS)/types.log 2>&1 & types=$$!; trap 'kill $
 	$(MAKE) --no-print-directory $(1) && status=0 || status=$$?; \
 	wait $$types || { cat $(STAMPS)/types.log; echo "== types: FAILED"; exit 1; }; \
 	grep -h '^== ' $(STAMPS)/types.log || true; exit $$status
-# Checks of annotated shapes take a fifth of the time of tracing. These tests have them: together they trace every layer, kernel
-# and stage of the sampler. Others leave them out.
+# Checks of annotated shapes take a fifth of the time of tracing. These tests have them: together they trace every layer, kernel,
+# stage of the sampler and kind of step. Others leave them out.
 SHAPES_TESTS := tests/architecture tests/unit tests/perf tests/aot tests/ptx tests/kernels tests/models/test_weight_formats.py \
-	tests/models/test_vision.py tests/models/test_adapters.py tests/models/test_predictor.py
+	tests/models/test_vision.py tests/models/test_adapters.py tests/models/test_predictor.py \
+	tests/engine/test_speculation.py tests/engine/test_prompt_logprobs.py
 WITHOUT_SHAPES = --jaxtyping-packages=
 # Programs of tiny models run for milliseconds and compile for seconds, so LLVM does not optimise them; XLA's passes, with
 # copies and fusions, are the same. Tests marked `optimized`, of real checkpoints and long traffic, have users' programs.
