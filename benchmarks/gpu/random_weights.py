@@ -48,7 +48,11 @@ def host_leaves(skeleton: ModelSkeleton, seed: int) -> tuple[np.ndarray, ...]:
                 return noise * np.float32(1.3 / shape[1] ** 0.5)
 
     return tuple(
-        array for leaf in skeleton.leaves for array in leaf.assemble(make(leaf, *part) for part in leaf.parts.items())
+        array
+        for leaf in skeleton.leaves
+        for array in leaf.assemble(
+            make(leaf, name, leaf.parts[name])[rows.start : rows.stop] for name, rows in leaf.sources
+        )
     )
 
 

@@ -6,17 +6,15 @@ CPUs compute them one by one, because splitting a result costs a copy there.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
-import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxserve.layers.linear import ExpertLowRank, ExpertRows, LowRank, Tokens
+from jaxserve.layers.param import FusedLayout
 from jaxserve.layers.policy import DtypePolicy
 
 
@@ -28,36 +26,6 @@ class Matmul(Protocol):
 
     def low_rank(self, out_dim: int, num_ranks: int) -> LowRank | ExpertLowRank:
         """Declare adapters of a part of the outputs."""
-
-
-@dataclass(frozen=True, slots=True)
-class FusedLayout:
-    """Row order of several matrices in one array."""
-
-    counts: tuple[int, ...]
-    """Rows of each matrix."""
-    groups: int = 1
-    """Groups of rows, each with an equal share of every matrix, in their order. As many devices can split the array, and
-    each then holds the same rows of each matrix as without fusion."""
-
-    def join(self, parts: Iterable[Sequence[np.ndarray]]) -> tuple[np.ndarray, ...]:
-        """Return the arrays of the fused matrix from those of each matrix; only one of the parts is held at a time."""
-        joined: tuple[np.ndarray, ...] = ()
-        for (start, end), part in zip(self._bounds(), parts, strict=True):
-            joined = joined or tuple(np.empty((sum(self.counts), *each.shape[1:]), each.dtype) for each in part)
-            for whole, own in zip(joined, part, strict=True):
-                grouped = whole.reshape(self.groups, -1, *whole.shape[1:])
-                grouped[:, start:end] = own.reshape(self.groups, -1, *own.shape[1:])
-        return joined
-
-    def split(self, y: Float[Array, "T O"]) -> list[Float[Array, "T _"]]:
-        """Split the result of the fused matmul into those of its matrices."""
-        grouped = y.reshape(y.shape[0], -1, sum(self.counts) // self.groups)  # a device may hold only one group
-        return [grouped[..., start:end].reshape(y.shape[0], -1) for start, end in self._bounds()]
-
-    def _bounds(self) -> Iterator[tuple[int, int]]:
-        """Return first row and end of each matrix within a group."""
-        return itertools.pairwise(itertools.accumulate((count // self.groups for count in self.counts), initial=0))
 
 
 class FusedLinear(nnx.Module):

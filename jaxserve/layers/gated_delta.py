@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Final
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxserve_kernels.linear_attention import linear_attention
 from jaxserve_kernels.segments import Segments
+from jaxserve_kernels.short_conv import short_conv
 from jaxtyping import Array, Float
 
 from jaxserve.layers.linear import Linear, Tokens
 from jaxserve.layers.norm import RMSNorm
-from jaxserve.layers.param import parameter
+from jaxserve.layers.param import FusedLayout, parameter
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.layers.recurrent import DepthwiseConv, RecurrentState
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.recurrent import GatedDeltaConfig
-from jaxserve.sharding.shard_map import has_mesh, sharded
+from jaxserve.sharding.shard_map import sharded
 
-_BY_HEAD = (None, "delta_heads")
-"""Axes of tokens, or rows, by head."""
+_HEADS: Final = "delta_heads"
+"""Key heads, each with the value heads that it serves, and their channels."""
+_BY_HEAD: Final = (None, _HEADS)
+"""Axes of tokens, or rows, by head or channel."""
+_BY_CHANNEL: Final = (None, None, _HEADS)
+"""Axes of the windows."""
 _EPS = 1e-6
 """Added to the squared length of queries and keys before they are divided by it."""
 
@@ -29,26 +34,29 @@ _EPS = 1e-6
 class GatedDeltaNet(nnx.Module):
     """Convolve queries, keys and values, attend by the gated delta rule, then norm, gate and project each value head.
 
-    The devices of a mesh share the heads from linear attention to the output projection, and their states. Each computes the
-    queries, keys and values of all heads, which the convolution mixes in the checkpoint's order.
+    The devices of a mesh share the heads from the input projections to the output projection, with the channels of the
+    convolution, the windows and the states. If n devices do, the rows of queries, keys and values are in n groups, each with the
+    queries, keys and values of one device; the checkpoint has those of all queries first.
     """
 
     def __init__(self, config: DecoderConfig, delta: GatedDeltaConfig, policy: DtypePolicy) -> None:
         d, heads, plain = config.hidden_size, delta.num_value_heads, policy.unquantized
-        width = heads * delta.value_dim
+        width, rows = heads * delta.value_dim, (_HEADS, "embed")
+        self.channels = FusedLayout(delta.part_channels, policy.rules.count(_HEADS))
+        layout = self.channels if self.channels.groups > 1 else None
         if delta.is_fused:
-            self.in_proj_qkvz = Linear(delta.num_channels + width, d, (None, "embed"), policy)
-            self.in_proj_ba = Linear(2 * heads, d, (None, "embed"), plain)
+            self.in_proj_qkvz = Linear(delta.num_channels + width, d, rows, policy)
+            self.in_proj_ba = Linear(2 * heads, d, rows, plain)
         else:
-            self.in_proj_qkv = Linear(delta.num_channels, d, (None, "embed"), policy)
-            self.in_proj_z = Linear(width, d, ("delta_heads", "embed"), policy)
-            self.in_proj_b = Linear(heads, d, ("delta_heads", "embed"), plain)
-            self.in_proj_a = Linear(heads, d, ("delta_heads", "embed"), plain)
-        self.conv1d = DepthwiseConv(delta.num_channels, delta.num_taps, policy, bias=False)
-        self.dt_bias = parameter((heads,), ("delta_heads",), jnp.dtype(jnp.float32))
-        self.A_log = parameter((heads,), ("delta_heads",), jnp.dtype(jnp.float32))
+            self.in_proj_qkv = Linear(delta.num_channels, d, rows, policy, layout=layout)
+            self.in_proj_z = Linear(width, d, rows, policy)
+            self.in_proj_b = Linear(heads, d, rows, plain)
+            self.in_proj_a = Linear(heads, d, rows, plain)
+        self.conv1d = DepthwiseConv(delta.num_channels, delta.num_taps, policy, bias=False, axis=_HEADS, layout=layout)
+        self.dt_bias = parameter((heads,), (_HEADS,), jnp.dtype(jnp.float32))
+        self.A_log = parameter((heads,), (_HEADS,), jnp.dtype(jnp.float32))
         self.norm = RMSNorm(delta.value_dim, config.norm_eps, policy)
-        self.out_proj = Linear(d, width, ("embed", "delta_heads"), policy)
+        self.out_proj = Linear(d, width, ("embed", _HEADS), policy)
         self.delta, self.rules = delta, policy.rules
 
     def project(self, x: Float[Array, "T D"], tokens: Tokens) -> tuple[tuple[Array, Array, Array], Array]:
@@ -61,20 +69,15 @@ class GatedDeltaNet(nnx.Module):
     ) -> tuple[Float[Array, "T N V"], RecurrentState]:
         """Return what attention reads, and the state after each row's last token."""
         qkv, b, a = inputs
-        delta, count = self.delta, len(qkv)
-        with jax.named_scope("short_conv"):
-            mixed, windows = self.conv1d(qkv, state.windows, segments)
-        mixed = jax.nn.silu(mixed).astype(qkv.dtype)
-        width = delta.num_key_heads * delta.key_dim
-        q, k = (part.reshape(count, -1, delta.key_dim) for part in (mixed[:, :width], mixed[:, width : 2 * width]))
-        v = mixed[:, 2 * width :].reshape(count, -1, delta.value_dim)
-        log_decay = -jnp.exp(self.A_log[...]) * jax.nn.softplus(a.astype(jnp.float32) + self.dt_bias[...])
         assert state.states is not None, "a gated delta net has a state"
-        with jax.named_scope("linear_attention"):
-            whole = (_unit(q) * delta.key_dim**-0.5, _unit(k), v)
-            by_head = (log_decay, jax.nn.sigmoid(b), state.states)
-            operands = [(whole, ()), *((each, _BY_HEAD) for each in by_head), (segments, ())]
-            made, states = sharded(self._attend, operands, _BY_HEAD, self.rules)  # (T, N, V)
+        operands = [
+            *((each, _BY_HEAD) for each in (qkv, b, a)),
+            *((each[...], (_HEADS,)) for each in (self.conv1d.weight, self.A_log, self.dt_bias)),
+            (state.windows, _BY_CHANNEL),
+            (state.states, _BY_HEAD),
+            (segments, ()),
+        ]
+        made, windows, states = sharded(self._attend, operands, [_BY_HEAD, _BY_CHANNEL, _BY_HEAD], self.rules)
         return made.astype(qkv.dtype), RecurrentState(windows, states)
 
     def finish(self, made: Float[Array, "T N V"], rest: Float[Array, "T NV"], tokens: Tokens) -> Float[Array, "T D"]:
@@ -82,16 +85,36 @@ class GatedDeltaNet(nnx.Module):
         normed = self.norm(made) * jax.nn.silu(rest.reshape(made.shape).astype(jnp.float32))
         return self.out_proj(normed.astype(made.dtype).reshape(len(made), -1), tokens)
 
-    def _attend(self, whole: tuple[Array, ...], *rest: Any) -> tuple[Array, Array]:
-        """Attend with this device's heads of the queries, keys and values of all: XLA would exchange parts of them."""
-        axes = self.rules.mesh_axes("delta_heads") if has_mesh() else ()
-
-        def own(x: Float[Array, "T heads _"]) -> Float[Array, "T own _"]:
-            size = x.shape[1] // jax.lax.axis_size(axes)
-            return jax.lax.dynamic_slice_in_dim(x, jax.lax.axis_index(axes) * size, size, 1)
-
-        q, k, v = map(own, whole) if axes else whole
-        return linear_attention(q, k, v, *rest)
+    def _attend(
+        self,
+        qkv: Float[Array, "T C"],
+        b: Float[Array, "T N"],
+        a: Float[Array, "T N"],
+        taps: Float[Array, "C 1 W"],
+        log_rates: Float[Array, "N"],
+        biases: Float[Array, "N"],
+        windows: Float[Array, "B W1 C"],
+        states: Float[Array, "B N H V"],
+        segments: Segments,
+    ) -> tuple[Array, Array, Array]:
+        """Convolve and attend with this device's heads. Returns what attention reads, the windows, and the states."""
+        delta, count = self.delta, len(qkv)
+        with jax.named_scope("short_conv"):
+            mixed, windows = short_conv(qkv, taps[:, 0], windows, segments)
+        q, k, v = self.channels.split(jax.nn.silu(mixed).astype(qkv.dtype))
+        q, k = (part.reshape(count, -1, delta.key_dim) for part in (q, k))
+        log_decay = -jnp.exp(log_rates) * jax.nn.softplus(a.astype(jnp.float32) + biases)
+        with jax.named_scope("linear_attention"):
+            made, states = linear_attention(
+                _unit(q) * delta.key_dim**-0.5,
+                _unit(k),
+                v.reshape(count, -1, delta.value_dim),
+                log_decay,
+                jax.nn.sigmoid(b),
+                states,
+                segments,
+            )
+        return made, windows, states
 
     def _separate(self, x: Float[Array, "T D"], tokens: Tokens) -> tuple[Array, Array, Array, Array]:
         return (
@@ -103,14 +126,21 @@ class GatedDeltaNet(nnx.Module):
 
     def _fused(self, x: Float[Array, "T D"], tokens: Tokens) -> tuple[Array, Array, Array, Array]:
         """Split the outputs of each key head: its query, its key, and the values and gates of its value heads."""
-        delta, count, heads = self.delta, len(x), self.delta.num_key_heads
-        width, group = delta.num_value_heads * delta.value_dim // heads, delta.num_value_heads // heads
-        whole = self.in_proj_qkvz(x, tokens).reshape(count, heads, -1)
+        delta = self.delta
+        group = delta.num_value_heads // delta.num_key_heads
+        width = group * delta.value_dim
         ends = (delta.key_dim, 2 * delta.key_dim, 2 * delta.key_dim + width)
-        q, k, v, z = (part.reshape(count, -1) for part in jnp.split(whole, ends, -1))
-        rates = self.in_proj_ba(x, tokens).reshape(count, heads, -1)
-        b, a = (part.reshape(count, -1) for part in jnp.split(rates, (group,), -1))
-        return jnp.concatenate([q, k, v], -1), z, b, a
+
+        def by_part(qkvz: Float[Array, "T _"], ba: Float[Array, "T _"]) -> tuple[Array, Array, Array, Array]:
+            count = len(qkvz)
+            whole = qkvz.reshape(count, -1, ends[-1] + width)  # this device's key heads
+            q, k, v, z = (part.reshape(count, -1) for part in jnp.split(whole, ends, -1))
+            rates = ba.reshape(count, -1, 2 * group)
+            b, a = (part.reshape(count, -1) for part in jnp.split(rates, (group,), -1))
+            return jnp.concatenate([q, k, v], -1), z, b, a
+
+        operands = [(self.in_proj_qkvz(x, tokens), _BY_HEAD), (self.in_proj_ba(x, tokens), _BY_HEAD)]
+        return sharded(by_part, operands, _BY_HEAD, self.rules)
 
 
 def _unit(x: Float[Array, "T K H"]) -> Float[Array, "T K H"]:

@@ -13,7 +13,7 @@ from flax import nnx
 from jaxserve_kernels.backend import NATIVE
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxserve.layers.param import matrix_parameter, parameter
+from jaxserve.layers.param import FusedLayout, matrix_parameter, parameter
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.quant.array import QuantArray
 from jaxserve.sharding.rules import Axes
@@ -41,14 +41,22 @@ class ExpertRows(NamedTuple):
 class Matrix(nnx.Module):
     """An `[out, in]` weight as its format stores it.
 
-    num_experts: experts that each have one; None: there is one.
+    num_experts: experts that each have one; None: there is one. layout: row order of the matrices that the checkpoint's tensor
+    has one after the other; None: that of the checkpoint.
     """
 
     def __init__(
-        self, out_dim: int, in_dim: int, axes: Axes, policy: DtypePolicy, *, num_experts: int | None = None
+        self,
+        out_dim: int,
+        in_dim: int,
+        axes: Axes,
+        policy: DtypePolicy,
+        *,
+        num_experts: int | None = None,
+        layout: FusedLayout | None = None,
     ) -> None:
         self.spec = policy.matrix(out_dim, in_dim, axes, num_experts)
-        self.policy = policy
+        self.policy, self.layout = policy, layout
         self.weight = matrix_parameter(policy.quant.format.declare(self.spec))
 
     def keep_blocks(self, kind: str | None) -> None:
@@ -111,9 +119,17 @@ class LowRank(nnx.Module):
     kernels no rows, so they read none of the weights.
     """
 
-    def __init__(self, out_dim: int, in_dim: int, axes: Axes, policy: DtypePolicy, num_ranks: int) -> None:
+    def __init__(
+        self,
+        out_dim: int,
+        in_dim: int,
+        axes: Axes,
+        policy: DtypePolicy,
+        num_ranks: int,
+        layout: FusedLayout | None = None,
+    ) -> None:
         self.lora_A = Matrix(num_ranks, in_dim, (None, axes[1]), policy.unquantized)
-        self.lora_B = Matrix(out_dim, num_ranks, (axes[0], None), policy.unquantized)
+        self.lora_B = Matrix(out_dim, num_ranks, (axes[0], None), policy.unquantized, layout=layout)
 
     def __call__(self, x: Float[Array, "T I"], tokens: Tokens) -> Float[Array, "T O"]:
         """Return what is added to the matmul, in float32."""
@@ -153,14 +169,25 @@ class ExpertLowRank(nnx.Module):
 class Linear(Matrix):
     """`[out, in]` weight and an optional bias."""
 
-    def __init__(self, out_dim: int, in_dim: int, axes: Axes, policy: DtypePolicy, *, bias: bool = False) -> None:
-        super().__init__(out_dim, in_dim, axes, policy)
+    def __init__(
+        self,
+        out_dim: int,
+        in_dim: int,
+        axes: Axes,
+        policy: DtypePolicy,
+        *,
+        bias: bool = False,
+        layout: FusedLayout | None = None,
+    ) -> None:
+        super().__init__(out_dim, in_dim, axes, policy, layout=layout)
         self.bias = parameter((out_dim,), axes[:1], policy.vectors) if bias else None
         self.adapters: LowRank | None = None
 
     def adapt(self, num_ranks: int) -> None:
         """Declare the adapters of this matmul."""
-        self.adapters = nnx.data(self.low_rank(self.spec.out_dim, num_ranks))
+        spec = self.spec
+        own = LowRank(spec.out_dim, spec.in_dim, spec.axes, self.policy, num_ranks, self.layout)
+        self.adapters = nnx.data(own)
 
     def low_rank(self, out_dim: int, num_ranks: int) -> LowRank:
         """Declare adapters of a part of the outputs."""

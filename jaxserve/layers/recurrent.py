@@ -11,7 +11,7 @@ from jaxserve_kernels.short_conv import short_conv
 from jaxtyping import Array, Float
 
 from jaxserve.layers.linear import Tokens
-from jaxserve.layers.param import parameter
+from jaxserve.layers.param import FusedLayout, parameter
 from jaxserve.layers.policy import DtypePolicy
 
 
@@ -46,9 +46,20 @@ class RecurrentMixer(Protocol):
 class DepthwiseConv(nnx.Module):
     """A causal convolution of each channel over the last tokens, with torch's `Conv1d` names."""
 
-    def __init__(self, num_channels: int, num_taps: int, policy: DtypePolicy, *, bias: bool) -> None:
-        self.weight = parameter((num_channels, 1, num_taps), (None, None, None), policy.vectors)
-        self.bias = parameter((num_channels,), (None,), policy.vectors) if bias else None
+    def __init__(
+        self,
+        num_channels: int,
+        num_taps: int,
+        policy: DtypePolicy,
+        *,
+        bias: bool,
+        axis: str | None = None,
+        layout: FusedLayout | None = None,
+    ) -> None:
+        """axis: logical axis of the channels. layout: their order, as for `linear.Matrix`."""
+        self.weight = parameter((num_channels, 1, num_taps), (axis, None, None), policy.vectors)
+        self.bias = parameter((num_channels,), (axis,), policy.vectors) if bias else None
+        self.layout = layout
 
     def __call__(
         self, x: Float[Array, "T C"], windows: Float[Array, "B W1 C"], segments: Segments

@@ -27,6 +27,12 @@ class GatedDeltaConfig(msgspec.Struct, frozen=True, tag="gated_delta"):
     """True if the checkpoint has one matrix for queries, keys, values and gates, by key head (Qwen3-Next)."""
 
     @property
+    def part_channels(self) -> tuple[int, int, int]:
+        """Channels of queries, keys and values."""
+        keys = self.num_key_heads * self.key_dim
+        return keys, keys, self.num_value_heads * self.value_dim
+
+    @property
     def projections(self) -> tuple[str, ...]:
         """Names of the mixer's matmuls, which adapters may change."""
         inputs = ("qkvz", "ba") if self.is_fused else ("qkv", "z", "b", "a")
@@ -35,13 +41,13 @@ class GatedDeltaConfig(msgspec.Struct, frozen=True, tag="gated_delta"):
     @property
     def num_channels(self) -> int:
         """Channels of the convolution: queries, keys and values."""
-        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
+        return sum(self.part_channels)
 
     @property
     def arrays(self) -> tuple[StateArray, ...]:
         """The convolution's window, and the state N, H, V."""
         state = (self.num_value_heads, self.key_dim, self.value_dim)
-        return _arrays(self, state, ("delta_heads", None, None))
+        return _arrays(self, state, "delta_heads")
 
 
 class Mamba2Config(msgspec.Struct, frozen=True, tag="mamba2"):
@@ -115,8 +121,12 @@ RecurrentConfig = GatedDeltaConfig | Mamba2Config | ShortConvConfig
 
 
 def _arrays(
-    mixer: RecurrentConfig, state: tuple[int, int, int] | None = None, axes: tuple[str | None, ...] = ()
+    mixer: RecurrentConfig, state: tuple[int, int, int] | None = None, axis: str | None = None
 ) -> tuple[StateArray, ...]:
-    """Return a request's arrays. A window holds activations as they were; sums over a whole text need float32."""
-    window = StateArray("window", (mixer.num_taps - 1, mixer.num_channels), "activations")
-    return (window,) if state is None else (window, StateArray("state", state, axes=axes))
+    """Return a request's arrays. A window holds activations as they were; sums over a whole text need float32.
+
+    axis: logical axis of the channels and of the state's heads; None: devices do not split them.
+    """
+    by_channel, by_head = ((), ()) if axis is None else ((None, axis), (axis, None, None))
+    window = StateArray("window", (mixer.num_taps - 1, mixer.num_channels), "activations", by_channel)
+    return (window,) if state is None else (window, StateArray("state", state, axes=by_head))

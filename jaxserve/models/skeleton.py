@@ -18,10 +18,11 @@ import numpy as np
 from flax import nnx
 
 from jaxserve.layers.experts import ExpertLinear
-from jaxserve.layers.fused import FusedLayout, FusedLinear
+from jaxserve.layers.fused import FusedLinear
 from jaxserve.layers.linear import Linear, Matrix
-from jaxserve.layers.param import array_axes
+from jaxserve.layers.param import FusedLayout, array_axes
 from jaxserve.layers.policy import DtypePolicy
+from jaxserve.layers.recurrent import DepthwiseConv
 from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.decoder import Decoder
@@ -48,7 +49,7 @@ class LeafSpec:
     tensors: tuple[str, ...]
     """Names of the checkpoint's tensors that the parameter is made of."""
     layout: FusedLayout | None = None
-    """Place of each tensor if they are several."""
+    """Place of each tensor if they are several, or of the matrices that one tensor has one after the other."""
     num_experts: int | None = None
     """Experts that all have such tensors: those of one follow those of another, as they do in the parameter."""
 
@@ -65,8 +66,20 @@ class LeafSpec:
     @property
     def parts(self) -> Mapping[str, tuple[int, ...]]:
         """The tensors and their shapes."""
-        counts = (self.own_shape[:1] if self.layout is None else self.layout.counts) * (self.num_experts or 1)
+        layout = None if self._is_reordered else self.layout
+        counts = (self.own_shape[:1] if layout is None else layout.counts) * (self.num_experts or 1)
         return {name: (count, *self.own_shape[1:]) for name, count in zip(self.tensors, counts, strict=True)}
+
+    @property
+    def sources(self) -> list[tuple[str, range]]:
+        """The rows of tensors that `assemble` takes, in their order."""
+        counts = self.own_shape[:1] if self.layout is None else self.layout.counts
+        return self._sources(self.tensors, tuple(map(range, counts)))
+
+    @property
+    def _is_reordered(self) -> bool:
+        """True if the layout's matrices are rows of one tensor."""
+        return self.layout is not None and len(self.tensors) < len(self.layout.counts)
 
     @property
     def is_adapter(self) -> bool:
@@ -102,10 +115,17 @@ class LeafSpec:
         num_parts = len(names) // (self.num_experts or 1)
         used = names[own.start * num_parts : own.stop * num_parts]
         leaf = replace(self, tensors=used, layout=layout, num_experts=None if experts is None else len(experts))
-        return leaf, list(zip(used, counts * len(own), strict=True))
+        return leaf, self._sources(used, counts)
+
+    def _sources(self, tensors: tuple[str, ...], rows: tuple[range, ...]) -> list[tuple[str, range]]:
+        """Return these tensors with the rows of each. rows: of each matrix of one expert."""
+        if not self._is_reordered or self.layout is None:
+            return list(zip(tensors, rows * (len(tensors) // len(rows)), strict=True))
+        (name,), firsts = tensors, itertools.accumulate(self.layout.counts[:-1], initial=0)
+        return [(name, range(first + own.start, first + own.stop)) for first, own in zip(firsts, rows, strict=True)]
 
     def assemble(self, tensors: Iterable[Tensor]) -> tuple[np.ndarray, ...]:
-        """Return the arrays of the parameter, quantised as declared, from its tensors in their order."""
+        """Return the arrays of the parameter, quantised as declared, from its `sources` in their order."""
         parts = map(self._converted, tensors)
         if self.num_experts is None:
             arrays = self._joined(parts)
@@ -247,12 +267,15 @@ def _adapt(path: _Path, modules: _Modules, adapters: AdaptersConfig) -> None:
 
 def _leaf(path: _Path, variable: Any, modules: _Modules) -> LeafSpec:
     module: Any = modules[path[:-1]]
-    fused = _fused_linear(path[:-1], modules)
-    layout = None if fused is None else fused.layout
+    fused, layout = _fused_linear(path[:-1], modules), None
+    if fused is not None:
+        layout = fused.layout
+    elif isinstance(module, Matrix | DepthwiseConv):
+        layout = module.layout
     declared = _declared(variable)
     (first, *_), parameter = _own_names(path[:-1], modules), path[-1]
     return LeafSpec(
-        name=f"{first}.{parameter}" if layout is None else _dotted((*path[:-2], parameter)),
+        name=f"{first}.{parameter}" if fused is None else _dotted((*path[:-2], parameter)),
         shape=declared.shape if isinstance(declared, ArraySpec) else module.spec.shape,
         declared=declared,
         tensors=tuple(f"{name}.{parameter}" for name in _stored_modules(path[:-1], modules)),

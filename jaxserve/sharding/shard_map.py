@@ -22,18 +22,20 @@ def has_mesh() -> bool:
     return not mesh.empty and mesh.size > 1
 
 
-def sharded(compute: Callable[..., R], operands: Sequence[tuple[Any, Axes]], axes: Axes, rules: AxisRules) -> R:
+def sharded(
+    compute: Callable[..., R], operands: Sequence[tuple[Any, Axes]], axes: Axes | list[Axes], rules: AxisRules
+) -> R:
     """Run compute(*operands) under `jax.shard_map` on the mesh in context; without one, run it directly.
 
-    operands: arrays or pytrees, each with its (leading) logical axes. axes: logical axes of the result.
+    operands: arrays or pytrees, each with its (leading) logical axes. axes: logical axes of the result; a list has those of each
+    array of a tuple.
     """
     values, operand_axes = zip(*operands, strict=True)
     if not has_mesh():
         return compute(*values)
     # Kernels do not declare how their results vary over the mesh: check_vma.
-    mapped = jax.shard_map(
-        compute, in_specs=tuple(map(rules.spec, operand_axes)), out_specs=rules.spec(axes), check_vma=False
-    )
+    specs = tuple(map(rules.spec, axes)) if isinstance(axes, list) else rules.spec(axes)
+    mapped = jax.shard_map(compute, in_specs=tuple(map(rules.spec, operand_axes)), out_specs=specs, check_vma=False)
     result: R = mapped(*values)
     return result
 

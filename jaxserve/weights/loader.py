@@ -124,7 +124,7 @@ def _load_leaf(leaf: LeafSpec, reader: TensorReader, places: Sequence[NamedShard
     for device, ranges in held[0].items():
         arrays = made.get(ranges) or (reader.part(leaf, ranges) if leaf.is_by_row else None)
         if arrays is None:
-            whole = whole or leaf.assemble(reader.read(name, range(rows)) for name, (rows, *_) in leaf.parts.items())
+            whole = whole or leaf.assemble(reader.read(name, rows) for name, rows in leaf.sources)
             arrays = tuple(array[slices(parts[device])] for array, parts in zip(whole, held, strict=True))
         made[ranges] = arrays
         for placed, array in zip(shards, arrays, strict=True):

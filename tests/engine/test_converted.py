@@ -72,6 +72,18 @@ def test_restored_parameters_are_those_of_the_model_bit_by_bit(
         assert np.asarray(mine).tobytes() == np.asarray(theirs).tobytes()
 
 
+def test_rows_in_the_order_of_devices_are_restored_bit_by_bit(tmp_path: Path) -> None:
+    """Two devices share the heads of gated delta nets. An engine on one device needs another conversion."""
+    model = DATA / "qwen3_5_tiny"
+    config = config_of("int8", model, num_devices=2)
+    path = converted(config, tmp_path / "out", model)
+    for mine, theirs in zip(params(config, path), params(config, model), strict=True):
+        assert (mine.dtype, mine.sharding) == (theirs.dtype, theirs.sharding)
+        assert np.asarray(mine).tobytes() == np.asarray(theirs).tobytes()
+    with pytest.raises(CheckpointError, match="converted for other settings"):
+        params(config_of("int8", model), path)
+
+
 @pytest.mark.parametrize("quantization", ["mxfp4-weight-only", "nvfp4-weight-only", "fp8-block-weight-only"])
 def test_matrices_in_blocks_are_restored_bit_by_bit(tmp_path: Path, quantization: str) -> None:
     if quantization == "mxfp4-weight-only":

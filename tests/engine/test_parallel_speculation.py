@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxserve.scheduler.speculation import Payoff
-from tests.engine.model_engine import ModelEngine
+from tests.engine.model_engine import ModelEngine, request
 from tests.engine.test_mtp import drafted
 from tests.engine.test_speculation import check_drafts_change_nothing
 from tests.models.goldens import MTPGolden, golden_checkpoint, mtp_golden
@@ -49,6 +50,18 @@ def test_drafts_are_the_tokens_that_transformers_predicts(served: tuple[MTPGolde
     engine.restart(num_speculative_tokens=NUM_DRAFTS)
     for _ in range(2):  # the second time, the prompt may be found in the prefix cache
         assert golden.draft_ids.tolist() in drafted(engine, golden, [])
+
+
+def test_a_request_that_begins_at_a_snapshot_gives_the_tokens_of_a_cold_one(
+    served: tuple[MTPGolden, ModelEngine],
+) -> None:
+    """Each device keeps and finds its heads of a snapshot."""
+    engine, prompt = served[1], np.random.default_rng(2).integers(3, 300, 90)
+    message = request("a", prompt, max_tokens=20)
+    engine.restart(max_burst_ms=0.0)
+    found = [engine.run([message])["a"] for _ in range(3)]  # the first two may leave snapshots
+    assert (found[0].num_cached_tokens, found[2].num_cached_tokens >= 64) == (0, True)
+    assert [each.token_ids for each in found] == 3 * [found[0].token_ids]
 
 
 def test_a_model_that_drafts_for_itself_is_always_right() -> None:
