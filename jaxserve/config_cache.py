@@ -7,7 +7,7 @@ from typing import Literal
 
 from jaxserve.config_option import option
 
-KVCacheDtype = Literal["auto", "fp8"]
+KVCacheDtype = Literal["auto", "fp8", "int8"]
 KVFetch = Literal["auto", "always"]
 
 
@@ -24,7 +24,8 @@ class CacheConfig:
     )
     kv_cache_dtype: KVCacheDtype = option(
         "auto",
-        help="auto: the model's dtype, float32 on CPUs; fp8: 8-bit floats (e4m3), half the memory, on accelerators",
+        help="auto: the model's dtype, float32 on CPUs; fp8: 8-bit floats (e4m3), half the memory, on accelerators, with the "
+        "checkpoint's scales if it has some; int8: 8-bit integers, for checkpoints that have scales for them",
     )
     enable_prefix_caching: bool = option(True, help="reuse KV pages of prompts with a common prefix")
     publish_pages: bool = option(

@@ -22,6 +22,7 @@ from jaxserve.checkpoint.renamed import architecture, text_config, with_our_name
 from jaxserve.checkpoint.safetensors_file import SafetensorsFile, open_safetensors
 from jaxserve.errors import CheckpointError, shown
 from jaxserve.quant.checkpoint import Read, ReadMatrix
+from jaxserve.quant.kv_scales import take_kv_scales
 from jaxserve.quant.registry import read_form
 from jaxserve.quant.tensor import Tensor, TensorInfo
 
@@ -137,18 +138,20 @@ def _find_family(config: Mapping[str, Any], families: Collection[Family]) -> Fam
 
 
 def _with_quantized_matrices(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint with each matrix and its scales as one tensor; unchanged if nothing is quantised.
+    """Return the checkpoint with each matrix and its scales as one tensor, and scales of the KV cache under one kind of name;
+    unchanged if nothing is quantised.
 
     Raises CheckpointError in one line if a scale is missing or has another shape, or no format reads the checkpoint.
     """
     form, tensors = read_form(checkpoint.config), dict(checkpoint.tensors)
+    kv_scales, kv_readers = take_kv_scales(checkpoint.config, tensors)
     matrices = {} if form is None else form.take_matrices(tensors)
     if any(info.stored_dtype == _NEEDS_SCALES and name not in matrices for name, info in tensors.items()):
         raise CheckpointError(
             f"{checkpoint.path}: {_NEEDS_SCALES} tensors, but no quantization_config that says what they are"
         )
-    readers = {name: partial(_read_matrix, read) for name, read in matrices.items()}
-    return CheckpointView(checkpoint, tensors, readers) if readers else checkpoint
+    readers = {name: partial(_read_matrix, read) for name, read in (matrices | kv_readers).items()}
+    return CheckpointView(checkpoint, tensors | kv_scales, readers) if readers else checkpoint
 
 
 def _read_matrix(read: ReadMatrix, inner: Checkpoint) -> Tensor:

@@ -23,7 +23,7 @@ from jaxserve.executor.content_digest import content_digest
 from jaxserve.executor.preparation import Preparation, prepare
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import ModelSkeleton
-from jaxserve.weights.converted import layout_facts, save_arrays
+from jaxserve.weights.converted import described_tensors, layout_facts, save_arrays
 from jaxserve.weights.loader import load_params
 
 _LOG = logging.getLogger(__name__)
@@ -107,15 +107,13 @@ def _write(
             shutil.copyfile(file, folder / file.name)
     save_arrays(folder, prepared.skeleton, params)
     files = sorted(file for file in folder.rglob("*") if file.is_file())
-    needed = {name for leaf in prepared.skeleton.leaves for name in leaf.parts}
     manifest = ConversionManifest(
         format=FORMAT,
         source_digest=content_digest(checkpoint, ""),
         layout=layout_facts(prepared.skeleton),
         tensors=[
             ConvertedTensor(info.name, info.shape, info.stored_dtype, info.is_quantized)
-            for info in checkpoint.tensors.values()
-            if info.name in needed
+            for info in described_tensors(checkpoint, prepared.skeleton)
         ],
         files={str(file.relative_to(folder)): file.stat().st_size for file in files},
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -9,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxserve_kernels.backend import NATIVE
+from jaxserve_kernels.kv_write import KVScales
 from jaxserve_kernels.paged_attention import Paging, Ragged, Scoring, ShardAxes, write_and_attend
 from jaxserve_kernels.rope import Rotation, rotate
 from jaxserve_kernels.segments import Segments
@@ -40,6 +43,8 @@ class StepContext(NamedTuple):
     """Rows for recurrent layers; None: there are none."""
     causal_ragged: Ragged | None = None
     """Segments for causal layers of a step in which others see images as a whole; None: there are no such layers."""
+    kv_scales: Mapping[CachePlace, KVScales] | None = None
+    """Scales of keys and values for layers that read those of others, by the place in the cache; None: no layer does."""
 
     def rotation_of(self, layer: LayerConfig) -> Rotation | None:
         """Return the rotation of a layer's queries and keys; None without positional encoding."""
@@ -107,6 +112,8 @@ class Attention(nnx.Module):
         self.k_norm = _head_norm(config, k, h, policy) if layer.kv_source is None else None
         self.value_eps = config.norm_eps if config.has_value_norm else None
         self.sinks = parameter((n,), ("heads",), jnp.dtype(jnp.float32)) if config.has_sinks else None
+        has_scales = policy.kv_scales is not None and layer.kv_source is None
+        self.k_scale, self.v_scale = (_kv_scale(k) if has_scales else None for _ in range(2))
         self.layer = layer
         self.scoring = Scoring(
             scale=h**-0.5 if config.attention_scale is None else config.attention_scale,
@@ -151,6 +158,7 @@ class Attention(nnx.Module):
                 rotation=rotation,
                 scoring=self.scoring,
                 sinks=None if self.sinks is None else self.sinks[...],
+                scales=self.kv_scales or _scales_of_other(place, step),
                 backend=self.backend,
                 shards=self.shards,
                 is_written=self.layer.kv_source is not None,
@@ -159,6 +167,13 @@ class Attention(nnx.Module):
             attended = attended * jax.nn.sigmoid(gate)
         out = self.o_proj(attended.reshape(-1, n * h), step.tokens)
         return out if self.out_scale == 1 else out * self.out_scale, with_group(cache, place, KVPool(*pages))
+
+    @property
+    def kv_scales(self) -> KVScales | None:
+        """Scales of the keys and values that the layer stores; None if it has none."""
+        if self.k_scale is None or self.v_scale is None:
+            return None
+        return KVScales(self.k_scale[...], self.v_scale[...])
 
     def _positioned(
         self, query: Array, stored: list[Array], step: StepContext
@@ -188,6 +203,15 @@ class Attention(nnx.Module):
             heads = [normalized(x, self.unit_eps, is_alike=self.is_alike).astype(x.dtype) for x in rotated]
             rotation = None
         return heads[0], [*heads[1:], *values], rotation
+
+
+def _scales_of_other(place: CachePlace, step: StepContext) -> KVScales | None:
+    """Return the scales of the layer whose keys and values are at `place`, if it has some."""
+    return None if step.kv_scales is None else step.kv_scales.get(replace(place, is_owner=True))
+
+
+def _kv_scale(num_heads: int) -> nnx.Param[jax.Array]:
+    return parameter((num_heads,), ("kv_heads",), jnp.dtype(jnp.float32))
 
 
 def _head_norm(config: DecoderConfig, num_heads: int, head_dim: int, policy: DtypePolicy) -> RMSNorm | None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jaxserve_kernels.paged_attention import Paging
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 from jaxserve.model_config.cache import CacheGroup, CacheKind, CachePlace
 
@@ -21,8 +21,8 @@ from jaxserve.model_config.cache import CacheGroup, CacheKind, CachePlace
 class KVPool(NamedTuple):
     """Keys and values of the layers of a full or sliding group."""
 
-    k: Float[Array, "L P K S H"]
-    v: Float[Array, "L P K S H"]
+    k: Num[Array, "L P K S H"]
+    v: Num[Array, "L P K S H"]
 
 
 class LatentPool(NamedTuple):
@@ -152,7 +152,7 @@ def with_group(cache: Cache, place: CachePlace, pool: GroupCache) -> Cache:
     return (*cache[: place.group], pool, *cache[place.group + 1 :])
 
 
-def read_pages(pool: KVPool, blocks: Int[Array, "B"]) -> tuple[Float[Array, "B L K S H"], Float[Array, "B L K S H"]]:
+def read_pages(pool: KVPool, blocks: Int[Array, "B"]) -> tuple[Num[Array, "B L K S H"], Num[Array, "B L K S H"]]:
     """Return copies of pages, made one after the other.
 
     A gather along the page axis, which is not the first one, would make XLA transpose the whole pool.
@@ -172,7 +172,7 @@ def read_pages(pool: KVPool, blocks: Int[Array, "B"]) -> tuple[Float[Array, "B L
 
 
 def write_pages(
-    pool: KVPool, blocks: Int[Array, "B"], k: Float[Array, "B L K S H"], v: Float[Array, "B L K S H"]
+    pool: KVPool, blocks: Int[Array, "B"], k: Num[Array, "B L K S H"], v: Num[Array, "B L K S H"]
 ) -> KVPool:
     """Overwrite pages, one after the other as in `read_pages`. DONATES the pool."""
 

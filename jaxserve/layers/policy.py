@@ -13,6 +13,8 @@ from jaxserve.quant.policy import QuantPolicy
 from jaxserve.sharding.rules import AxisRules, MeshShape
 
 Exchange = Literal["auto", "all-to-all", "all-reduce"]
+KVScaleKind = Literal["heads"]
+"""heads: one for the keys and one for the values of each KV head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class DtypePolicy:
     """Devices for which QKV and gate-up projections are laid out as one matrix each; 0: they are not fused."""
     mesh: MeshShape = MeshShape()
     """Devices that share the layers."""
+    kv_scales: KVScaleKind | None = None
+    """Scales of the numbers in an 8-bit KV cache; None: there are none, and numbers are keys and values themselves."""
     exchange: Exchange = "auto"
     """Collectives between tokens and experts on other devices: see `expert_parallel`."""
     rules: AxisRules = AxisRules()

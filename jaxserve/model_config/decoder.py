@@ -107,6 +107,10 @@ class LayerConfig:
     """A mixer with a state of fixed size; None: there is none."""
 
 
+KVScaleDtype = Literal["fp8", "int8"]
+"""Numbers that scales of a KV cache are for."""
+
+
 @dataclass(frozen=True, slots=True)
 class CheckpointQuantization:
     """Quantisation of a checkpoint as it is served unless --quantization says otherwise."""
@@ -121,6 +125,8 @@ class CheckpointQuantization:
     """True if every group has an offset as well as a scale."""
     note: str | None = None
     """Advice for a user who serves the checkpoint as it is."""
+    kv_scales: KVScaleDtype | None = None
+    """Numbers of the KV cache that the checkpoint has scales for; None: it has none that can be used."""
     stored_kinds: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     """Modules whose matrices a GGUF file stores in blocks, and ggml's names of their types. Programs of formats that do not
     keep blocks do not depend on them."""

@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxserve_kernels.kv_write import KVScales
 from jaxtyping import Array, Float, Int
 
 from jaxserve.layers.attention import Attention, StepContext
@@ -26,7 +27,7 @@ from jaxserve.layers.mlp import MLP
 from jaxserve.layers.norm import make_norm
 from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
-from jaxserve.model_config.cache import LayerPlaces
+from jaxserve.model_config.cache import CachePlace, LayerPlaces
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, NormPlacement
 from jaxserve.models.altup import AltUp, AltUpStreams, Laurel
 from jaxserve.models.per_layer import PerLayerBlock, PerLayerInputs
@@ -222,6 +223,8 @@ class Decoder(nnx.Module):
         """Return what `hidden` returns, and the experts of every token in each layer that has some (`Routing.experts`)."""
         if self.config.recurrent is not None:
             step = with_segments(step, len(token_ids))
+        if any(layer.kv_source is not None for layer in self.config.layers):
+            step = step._replace(kv_scales=self._kv_scales())
         with jax.named_scope("embed"):
             x = self.embed(token_ids)  # (T, D)
             if images is not None:
@@ -241,6 +244,15 @@ class Decoder(nnx.Module):
             if experts is not None:
                 chosen.append(experts)
         return self.model.norm(x if streams is None else streams.join(x, step.tokens)), cache, chosen
+
+    def _kv_scales(self) -> Mapping[CachePlace, KVScales]:
+        """Return the scales of layers that store keys and values, by their place in the cache."""
+        return {
+            places.paged: layer.self_attn.kv_scales
+            for layer, places in zip(self.model.layers, self.config.cache.places, strict=True)
+            if places.paged is not None and places.paged.is_owner
+            if isinstance(layer.self_attn, Attention) and layer.self_attn.kv_scales is not None
+        }
 
     def settle(self, cache: Cache, step: StepContext, counts: Int[Array, "B"]) -> Cache:
         """Return the cache after a step of which the first `counts` tokens of each row stay.

@@ -22,12 +22,13 @@ from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.renamed import MULTIMODAL, architecture, text_config, with_decoder_names
 from jaxserve.errors import CheckpointError
-from jaxserve.model_config.decoder import CheckpointQuantization, DecoderConfig
+from jaxserve.model_config.decoder import CheckpointQuantization, DecoderConfig, KVScaleDtype
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models import encoders as encoders_package
 from jaxserve.models import families as families_package
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.nearest import differences, nearest_family
+from jaxserve.quant.kv_scales import kv_scale_dtype
 from jaxserve.quant.names import NO_QUANTIZATION
 from jaxserve.quant.registry import read_form
 from jaxserve.quant.stored_blocks import stored_kinds
@@ -96,18 +97,26 @@ def decoder_config(hf: Mapping[str, Any], generation: Mapping[str, Any] | None =
         config,
         eos_token_ids=_eos_token_ids(config.vocab_size, generation or {}, hf),
         bos_token_id=None if bos is None else Keys(hf).integer("bos_token_id", config.vocab_size - 1, low=0),
-        stored=None if form is None else form.quantization(),
+        stored=_with_kv_scales(None if form is None else form.quantization(), kv_scale_dtype(hf)),
     )
+
+
+def _with_kv_scales(stored: CheckpointQuantization | None, dtype: KVScaleDtype | None) -> CheckpointQuantization | None:
+    """Return the quantisation of a checkpoint that has scales of the KV cache for numbers of this type; None: it has none."""
+    if dtype is None:
+        return stored
+    return replace(stored or CheckpointQuantization(NO_QUANTIZATION), kv_scales=dtype)
 
 
 def decoder_of(checkpoint: Checkpoint) -> DecoderConfig:
     """Read the decoder config of `checkpoint`; raise CheckpointError naming its path."""
     config = _named(checkpoint.path, checkpoint.config, checkpoint.generation_config)
-    form = read_form(checkpoint.config)
-    if form is None:
-        kinds = stored_kinds(checkpoint.tensors)
-        return replace(config, stored=CheckpointQuantization(NO_QUANTIZATION, stored_kinds=kinds)) if kinds else config
-    return replace(config, stored=form.quantization(with_decoder_names(checkpoint).tensors))
+    form, stored = read_form(checkpoint.config), None
+    if form is not None:
+        stored = form.quantization(with_decoder_names(checkpoint).tensors)
+    elif kinds := stored_kinds(checkpoint.tensors):
+        stored = CheckpointQuantization(NO_QUANTIZATION, stored_kinds=kinds)
+    return replace(config, stored=_with_kv_scales(stored, kv_scale_dtype(checkpoint.config, checkpoint.tensors)))
 
 
 def with_vision(config: DecoderConfig, path: Path, hf: Mapping[str, Any]) -> DecoderConfig:

@@ -29,6 +29,7 @@ from jaxserve.models.decoder import Decoder
 from jaxserve.models.encoder import Encoder
 from jaxserve.models.predictor import MultiTokenPredictor
 from jaxserve.quant.array import ArraySpec, QuantArray
+from jaxserve.quant.kv_scales import is_kv_scale
 from jaxserve.quant.tensor import Tensor, as_floats
 from jaxserve.sharding.rules import axis_rules
 
@@ -85,6 +86,11 @@ class LeafSpec:
     def is_adapter(self) -> bool:
         """True for a parameter that holds adapters: those are not converted."""
         return _ADAPTER in self.tensors[0]
+
+    @property
+    def is_kv_scale(self) -> bool:
+        """True for scales of the KV cache."""
+        return is_kv_scale(self.name)
 
     @property
     def num_bytes(self) -> int:

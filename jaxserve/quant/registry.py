@@ -17,6 +17,7 @@ from jaxserve.quant.checkpoint import (
     unsupported_weights,
 )
 from jaxserve.quant.format import Format
+from jaxserve.quant.kv_scales import has_only_kv_scales
 from jaxserve.quant.names import format_modules
 
 
@@ -39,6 +40,8 @@ def read_form(config: Mapping[str, Any]) -> CheckpointForm | None:
         return None
     if not isinstance(found, dict):
         raise unsupported("", found, INSTEAD)
+    if has_only_kv_scales(found):
+        return None
     known = _checkpoint_forms()
     for forms in known:
         form = forms.read(found)

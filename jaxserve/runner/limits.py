@@ -17,7 +17,7 @@ from jaxserve.config import Config, ParallelConfig
 from jaxserve.errors import ConfigError
 from jaxserve.kv.spec import KVSpec
 from jaxserve.layers.cache import CacheShapes, group_shapes
-from jaxserve.layers.policy import DtypePolicy
+from jaxserve.layers.policy import DtypePolicy, KVScaleKind
 from jaxserve.model_config.cache import CacheGroup
 from jaxserve.model_config.decoder import CheckpointQuantization, DecoderConfig
 from jaxserve.quant.names import NO_QUANTIZATION
@@ -100,7 +100,24 @@ def make_policy(config: Config, decoder: DecoderConfig, chip: Chip) -> DtypePoli
     for note in quantization_notes(config, decoder, chip):
         _LOG.info(note)
     policy = _policy(config, chip, matmul_backend(config, chip, attention), _quant_policy(config, decoder, chip))
+    policy = replace(policy, kv_scales=_kv_scale_kind(config, decoder))
     return policy if policy.backend == attention else replace(policy, attention=attention)
+
+
+def _kv_scale_kind(config: Config, decoder: DecoderConfig) -> KVScaleKind | None:
+    """Return the scales of the KV cache. Raises ConfigError if the cache needs scales that the checkpoint does not have."""
+    wanted = config.cache.kv_cache_dtype
+    if wanted == "int8" and decoder.latent is not None:
+        raise ConfigError("--kv-cache-dtype int8: not with latent attention (MLA), whose vectors have no scales")
+    if wanted == "auto" or decoder.latent is not None:
+        return None
+    stored = None if decoder.stored is None else decoder.stored.kv_scales
+    if wanted == "int8" and stored != wanted:
+        found = "none" if stored is None else f"some for {stored}"
+        raise ConfigError(
+            f"--kv-cache-dtype int8: needs a checkpoint with scales for it (`kv_cache_scheme` of type int), this one has {found}"
+        )
+    return "heads" if stored == wanted else None
 
 
 def make_encoder_policy(config: Config, chip: Chip) -> DtypePolicy:
@@ -176,6 +193,10 @@ def quantization_notes(config: Config, decoder: DecoderConfig, chip: Chip) -> li
         notes.append(stored.note)
     found = find_format(_format_name(config, stored))
     notes.extend(found.notes(chip.platform, chip.capability))
+    if stored is not None and stored.kv_scales is not None and config.cache.kv_cache_dtype == "auto":
+        notes.append(
+            f"the checkpoint has scales for a KV cache in {stored.kv_scales}: --kv-cache-dtype {stored.kv_scales} uses them"
+        )
     if found.keeps_blocks and stored is not None and (note := without_kernel(stored.stored_kinds)) is not None:
         notes.append(note)
     return notes
@@ -193,13 +214,25 @@ def context_notes(config: Config, decoder: DecoderConfig) -> list[str]:
 
 
 def kv_cache_dtype(config: Config, platform: str) -> jnp.dtype:
-    """XLA:CPU before jax 0.12 converts a whole pool that is not float32 to float32 and back for every write."""
-    is_fp8 = config.cache.kv_cache_dtype == "fp8"
+    """Return the dtype of keys and values in the cache. Raises ConfigError.
+
+    XLA:CPU before jax 0.12 converts a whole pool of other floats than float32 to float32 and back for every write.
+    """
+    wanted = config.cache.kv_cache_dtype
+    if wanted == "int8":
+        return jnp.dtype("int8")
     if platform == "cpu":
-        if is_fp8:
-            raise ConfigError("--kv-cache-dtype fp8: only on GPUs and TPUs")
+        if wanted == "fp8":
+            raise ConfigError("--kv-cache-dtype fp8: only on GPUs and TPUs; use int8")
         return jnp.dtype("float32")
-    return jnp.dtype("float8_e4m3fn") if is_fp8 else weights_dtype(config, platform)
+    return jnp.dtype("float8_e4m3fn") if wanted == "fp8" else weights_dtype(config, platform)
+
+
+def of_draft_model(config: Config) -> Config:
+    """Return the settings of a draft model's cache: there are no scales for int8, so it has the model's dtype then."""
+    if config.cache.kv_cache_dtype != "int8":
+        return config
+    return replace(config, cache=replace(config.cache, kv_cache_dtype="auto"))
 
 
 def with_cache_groups(config: Config, decoder: DecoderConfig) -> DecoderConfig:
@@ -315,7 +348,7 @@ def make_limits(
     counts = (*cache.num_blocks[:num_own], *(cache.num_state_slots for _ in states))
     shapes = cache_shapes(config, decoder, policy, platform, counts)
     if drafting is not None:
-        shapes += cache_shapes(config, drafting, policy, platform, cache.num_blocks[num_own:])
+        shapes += cache_shapes(of_draft_model(config), drafting, policy, platform, cache.num_blocks[num_own:])
     return Limits(
         cache=cache,
         shapes=shapes,
@@ -345,7 +378,7 @@ def _cache_sizes(
     """Return the pages of each group, and the state slots, that `kv_bytes` allow."""
     specs, num_ranks = kv_specs(config, decoder, platform), config.parallel.data_parallel_size
     if draft is not None:
-        specs += kv_specs(config, draft, platform)
+        specs += kv_specs(of_draft_model(config), draft, platform)
     longest = pool_context(platform, config.model.max_model_len or decoder.max_position)
     step, states = resolve_limits(platform, config.scheduler), decoder.cache.states
     if len(specs) == 1 and not states:

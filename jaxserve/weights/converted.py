@@ -12,10 +12,13 @@ import jax
 import numpy as np
 
 from jaxserve.checkpoint.converted import ARRAYS, ConvertedCheckpoint
+from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.zarr_arrays import ZarrArrays
 from jaxserve.errors import CheckpointError, shown
 from jaxserve.models.skeleton import AnySkeleton, LeafSpec, ModelSkeleton
 from jaxserve.quant.array import ArraySpec
+from jaxserve.quant.kv_scales import is_kv_scale
+from jaxserve.quant.tensor import TensorInfo
 from jaxserve.sharding.mesh import Sharding
 from jaxserve.weights.parts import Ranges, parts_by_device, slices
 
@@ -34,6 +37,13 @@ def layout_facts(skeleton: AnySkeleton) -> dict[str, str]:
         "devices": f"{policy.mesh}, fused for {policy.fused_for}",
         "parameters": hashlib.sha256(repr((leaves, policy.quant, order)).encode()).hexdigest()[:16],
     }
+
+
+def described_tensors(checkpoint: Checkpoint, skeleton: ModelSkeleton) -> list[TensorInfo]:
+    """Return the checkpoint's tensors that the parameters are made of, and scales of a KV cache in another dtype: a server with such
+    a cache must find that the conversion lacks them."""
+    needed = {name for leaf in skeleton.leaves for name in leaf.parts}
+    return [info for info in checkpoint.tensors.values() if info.name in needed or is_kv_scale(info.name)]
 
 
 def save_arrays(folder: Path, skeleton: ModelSkeleton, params: Sequence[jax.Array]) -> None:

@@ -19,6 +19,7 @@ from jaxserve.checkpoint.vision_names import VISION
 from jaxserve.errors import CheckpointError
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import AnySkeleton, LeafSpec, ModelSkeleton
+from jaxserve.quant.kv_scales import is_kv_scale
 from jaxserve.sharding.mesh import Sharding
 from jaxserve.weights.converted import restore_arrays
 from jaxserve.weights.parts import Ranges, copy_to, parts_by_device, slices
@@ -146,7 +147,7 @@ def check_tensors(checkpoint: Checkpoint, skeleton: AnySkeleton, leaves: Iterabl
         info, shape = checkpoint.tensors.get(name), (rows // kv_copies(name, skeleton.config), *rest)
         if info is None:
             raise CheckpointError(f"{checkpoint.path}: tensor {name!r} expected with shape {shape}, not found")
-        if info.shape != shape:
+        if info.shape != shape and not (is_kv_scale(name) and info.shape == (1,)):
             raise CheckpointError(
                 f"{info.file}: tensor {name!r}: shape {shape} expected by the model config, found {info.shape}"
             )
@@ -163,6 +164,8 @@ def _reject_unexpected(checkpoint: Checkpoint, known: Set[str], *, has_tower: bo
     for name, info in checkpoint.tensors.items():
         if name in known or name.endswith(_DERIVED_SUFFIXES) or (name.startswith(VISION) and not has_tower):
             continue
+        if is_kv_scale(name):
+            continue  # for a KV cache in another dtype
         if name.endswith(".bias") and not np.any(np.asarray(checkpoint.read(name))):
             continue  # exporters of GPTQ write zeros where the model has none
         raise CheckpointError(f"{info.file}: tensor {name!r} is not expected by the model config")

@@ -15,6 +15,7 @@ from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.skeleton import LeafSpec
 from jaxserve.quant.array import ArraySpec
+from jaxserve.quant.kv_scales import is_kv_scale
 from jaxserve.quant.tensor import Tensor
 from jaxserve.weights.parts import Ranges
 
@@ -69,6 +70,8 @@ class TensorReader:
     def read(self, name: str, rows: range, columns: range | None = None) -> Tensor:
         """Return some rows of a tensor, and some columns of them; None: all. Rows of KV heads count their copies."""
         copies = kv_copies(name, self._config)
+        if is_kv_scale(name) and self._checkpoint.tensors[name].shape == (1,):  # one for all heads
+            return np.broadcast_to(np.asarray(self._checkpoint.read(name)), (len(rows),))
         if copies == 1:
             return self._read_stored(name, rows, columns)
         assert isinstance(self._config, DecoderConfig), "only decoders have copies"
@@ -116,7 +119,7 @@ def kv_copies(name: str, config: DecoderConfig | EncoderConfig) -> int:
     if not isinstance(config, DecoderConfig) or name.startswith(VISION):
         return 1
     copied = (*_OF_KV_HEADS, "k_norm") if config.qk_norm == "whole" else _OF_KV_HEADS
-    return _kv_heads(name, config)[1] if _module(name).endswith(copied) else 1
+    return _kv_heads(name, config)[1] if _module(name).endswith(copied) or is_kv_scale(name) else 1
 
 
 def _kv_heads(name: str, config: DecoderConfig) -> tuple[int, int]:

@@ -112,6 +112,8 @@ class Case:
     backend: Backend = "reference"
     quantization: str = "none"
     adapters: AdaptersConfig | None = None
+    kv_dtype: str = "bfloat16"
+    """8-bit numbers have scales."""
     is_sampled: bool = True
     """False: the step up to the head's input. The sampler takes a compiler two to seven times as long as that."""
 
@@ -134,6 +136,7 @@ class Case:
             backend=self.backend,
             fused_for=fused_for,
             mesh=MeshShape(self.num_devices),
+            kv_scales=None if self.kv_dtype == "bfloat16" else "heads",
         )
 
     @property
@@ -170,7 +173,7 @@ class Case:
     @property
     def array_bytes(self) -> int:
         """Keys, or values, of all layers on one device."""
-        return prod(self.local_shape) * 2
+        return prod(self.local_shape) * jnp.dtype(self.kv_dtype).itemsize
 
     def __str__(self) -> str:
         name = {SMALL: "small", SEEING: "seeing", ONE_LAYER: "llama-8b-one-layer", TWO_LAYERS: "llama-8b-two-layers"}[
@@ -180,7 +183,8 @@ class Case:
         weights = "" if self.quantization == "none" else f"-{self.quantization}"
         adapters = "" if self.adapters is None else "-adapters"
         images = "-whole-images" if self.program.sees_whole_images else ""
-        program = f"{self.program.name}{burst}{images}{'' if self.is_sampled else '-forward'}"
+        kv = "" if self.kv_dtype == "bfloat16" else f"-kv-{self.kv_dtype}"
+        program = f"{self.program.name}{burst}{images}{'' if self.is_sampled else '-forward'}{kv}"
         return f"{self.target.name}x{self.num_devices}-{name}-{program}-{self.backend}{weights}{adapters}"
 
 
@@ -224,12 +228,12 @@ NEWEST_CASES = [
     Case(B200, 1, SMALL, 4096, FORWARD, quantization="fp8-weight-only", is_sampled=False),
     Case(A100, 1, SMALL, 4096, FORWARD, quantization="fp8", is_sampled=False),
     Case(H100, 4, SMALL, 4096, FORWARD, "mosaic_gpu", "int4-weight-only", is_sampled=False),
-    Case(H200, 1, ONE_LAYER, 8192, LLAMA_FORWARD, "mosaic_gpu", "int4-weight-only", is_sampled=False),
+    Case(H200, 1, ONE_LAYER, 8192, LLAMA_FORWARD, "mosaic_gpu", "int4-weight-only", kv_dtype="int8", is_sampled=False),
     Case(H200, 1, ONE_LAYER, 8192, LLAMA_FORWARD, "mosaic_gpu", "fp8-block-weight-only", is_sampled=False),
     Case(V6E, 1, ONE_LAYER, 8192, LLAMA_FORWARD, "mosaic_tpu", "fp8-block-weight-only", is_sampled=False),
     Case(H200, 1, SMALL, 4096, FORWARD, "mosaic_gpu", adapters=ADAPTERS, is_sampled=False),
-    Case(V5E, 4, ONE_LAYER, 8192, LLAMA_FORWARD, "mosaic_tpu", "int4-weight-only", is_sampled=False),
-    Case(V7X, 4, ONE_LAYER, 8192, LLAMA_FORWARD, "mosaic_tpu", "fp8", is_sampled=False),
+    Case(V5E, 4, ONE_LAYER, 8192, LLAMA_FORWARD, "mosaic_tpu", "int4-weight-only", kv_dtype="int8", is_sampled=False),
+    Case(V7X, 4, ONE_LAYER, 8192, LLAMA_FORWARD, "mosaic_tpu", "fp8", kv_dtype="float8_e4m3fn", is_sampled=False),
     Case(V7X, 1, SMALL, 4096, FORWARD_MIXED, "mosaic_tpu", is_sampled=False),
 ]
 """All of them with the sampler took a compiler twice as long."""
@@ -276,7 +280,7 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         dumped = {"xla_dump_to": str(dumps), "xla_dump_hlo_as_text": True, "xla_gpu_autotune_level": 0}
         options = (compiler_options("gpu", ProgramCache(None)) or {}) | dumped
     started_s = time.process_time()
-    lowered = lower(skeleton, sharding, case.program, pool_shapes(case.pool_shape, "bfloat16"), task=case.task)
+    lowered = lower(skeleton, sharding, case.program, pool_shapes(case.pool_shape, case.kv_dtype), task=case.task)
     step: jax.stages.Compiled = lowered.compile(options)
     cpu_s = time.process_time() - started_s
     memory, text = step.memory_analysis(), step.as_text()

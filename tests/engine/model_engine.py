@@ -17,6 +17,7 @@ from jaxserve.config import (
     Config,
     CpuKernels,
     ImagesConfig,
+    KVCacheDtype,
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
@@ -104,6 +105,7 @@ class ModelEngine:
         dtype: str = "float32",
         num_blocks: int | None = None,
         kv_cache_memory: int = KV_CACHE_MEMORY,
+        kv_cache_dtype: KVCacheDtype = "auto",
         cpu_kernels: CpuKernels = "xla",
         quantization: str = "none",
         lora_modules: str | None = None,
@@ -129,7 +131,7 @@ class ModelEngine:
         )
         self.config = Config(
             model=model,
-            cache=CacheConfig(kv_cache_memory=kv_cache_memory),
+            cache=CacheConfig(kv_cache_memory=kv_cache_memory, kv_cache_dtype=kv_cache_dtype),
             tiers=tiers or TierConfig(),
             images=images or ImagesConfig(),
             scheduler=SchedulerConfig(

@@ -10,7 +10,7 @@ from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import DecoderSkeleton, make_predictor_skeleton, make_skeleton
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.inputs import DraftModel
-from jaxserve.runner.limits import make_policy, mesh_shape
+from jaxserve.runner.limits import make_policy, mesh_shape, of_draft_model
 from jaxserve.sharding.rules import AxisRules, axis_rules
 
 
@@ -39,7 +39,7 @@ def make_draft_model(config: Config, decoder: DecoderConfig, draft: DecoderConfi
     shape = mesh_shape(config.parallel)
     draft = draft.for_devices(shape.tensor)
     make = make_predictor_skeleton if config.scheduler.speculative_method == "mtp" else make_skeleton
-    skeleton = make(draft, make_policy(config, draft, chip))
+    skeleton = make(draft, make_policy(of_draft_model(config), draft, chip))
     check_split(config, axis_rules(decoder.for_devices(shape.tensor), shape), skeleton)
     return DraftModel(skeleton, config.scheduler.num_speculative_tokens)
 

@@ -36,7 +36,8 @@ def stored(
 ) -> tuple[Num[Array, "T K H"], Num[Array, "T K H"]]:
     """Keys and values as a pool of this type holds them."""
     if scales is not None:
-        k, v = k / scales.k[:, None], v / scales.v[:, None]
+        of_keys, of_values = scales.by_number
+        k, v = k / of_keys, v / of_values
     return storable(k, dtype), storable(v, dtype)
 
 

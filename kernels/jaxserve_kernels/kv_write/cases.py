@@ -25,9 +25,12 @@ class Case:
     num_tokens: int
     dtype: str = "float32"
     pool_dtype: str = "float32"
+    has_scale_for_each_number: bool = False
+    """False: one for each head."""
 
     def __str__(self) -> str:
-        return f"{self.num_tokens}-{self.dtype}-into-{self.pool_dtype}"
+        each = "-scale-for-each-number" if self.has_scale_for_each_number else ""
+        return f"{self.num_tokens}-{self.dtype}-into-{self.pool_dtype}{each}"
 
 
 class Operands(NamedTuple):
@@ -39,7 +42,7 @@ class Operands(NamedTuple):
     v: np.ndarray
     pages: np.ndarray  # (T,)
     slots: np.ndarray  # (T,)
-    scales: KVScales | None  # (K,) each
+    scales: KVScales | None  # (K,) each, or (K, H)
 
 
 def operands(case: Case, seed: int = 0) -> Operands:
@@ -50,7 +53,8 @@ def operands(case: Case, seed: int = 0) -> Operands:
     new = random.standard_normal((2, case.num_tokens, NUM_HEADS, DIM))
     new[..., 3], new[..., 0, 5] = 5e3, np.nan  # beyond the range of 8-bit types, and no number
     places = random.permutation(np.arange(PAGE_SIZE, NUM_PAGES * PAGE_SIZE))[: case.num_tokens]  # none on the null page
-    scales = 2.0 ** random.integers(-3, 3, (2, NUM_HEADS)).astype(np.float32)
+    of_head = (DIM,) if case.has_scale_for_each_number else ()
+    scales = 2.0 ** random.integers(-3, 3, (2, NUM_HEADS, *of_head)).astype(np.float32)
     k, v = new.astype(_dtype(case.dtype))
     pages, slots = (each.astype(np.int32) for each in np.divmod(places, PAGE_SIZE))
     has_scales = case.dtype != case.pool_dtype
@@ -67,11 +71,11 @@ def run(
 
 def error(case: Case, given: Operands, out: Any) -> float:
     """Return 0 if the pools hold exactly what they should, else infinity. See `ops.OpCases`."""
-    scales = map(np.asarray, given.scales or np.ones((2, NUM_HEADS), np.float32))
+    scales = map(np.asarray, given.scales.by_number if given.scales else np.ones((2, NUM_HEADS, 1), np.float32))
     is_equal = True
     for before, new, scale, found in zip(given[:2], given[2:4], scales, out, strict=True):
         wanted = before.copy()
-        wanted[LAYER, given.pages, :, given.slots] = _stored(new.astype(np.float32) / scale[:, None], wanted.dtype)
+        wanted[LAYER, given.pages, :, given.slots] = _stored(new.astype(np.float32) / scale, wanted.dtype)
         is_equal &= np.array_equal(np.asarray(found).view(np.uint8), wanted.view(np.uint8))
     return 0.0 if is_equal else np.inf
 
@@ -92,6 +96,7 @@ CASES = (
     Case(1),
     Case(100, "bfloat16", "bfloat16"),
     Case(7, "float16", "int8"),
+    Case(7, "float32", "int8", has_scale_for_each_number=True),
     Case(100, "bfloat16", "float8_e4m3fn"),
 )
 SLOW: tuple[Case, ...] = ()

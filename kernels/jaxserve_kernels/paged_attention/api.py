@@ -97,7 +97,7 @@ def write_and_attend(
     layer wrote the tokens' keys and values; `k` and `v` then count for their shapes only. Not on `mosaic_tpu`, whose
     kernel attends to a token's key before it is in its page.
     """
-    if backend in NATIVE and cpu.supports(q.shape[1], k_pages.shape, k_pages.dtype, scoring):
+    if backend in NATIVE and scales is None and cpu.supports(q.shape[1], k_pages.shape, k_pages.dtype, scoring):
         if is_written:  # the kernel always writes: into the null page, as for padding
             paging = paging._replace(pages=jnp.zeros_like(paging.pages))
         where = (paging.block_tables, paging.kv_lengths, paging.query_starts, paging.pages, paging.slots)
@@ -110,13 +110,13 @@ def write_and_attend(
         q, k = rotate(q, rotation), rotate(k, rotation)
     num_kv_heads, dim, group = k.shape[1], q.shape[2], q.shape[1] // k.shape[1]
     if scales is not None:  # a score is linear in its key, and the result in the values
-        q = (q * jnp.repeat(scales.k, group)[:, None]).astype(q.dtype)
+        q = (q * jnp.repeat(scales.by_number.k, group, axis=0)).astype(q.dtype)
     q, k, v = to_pool_heads(q, *stored(k, v, k_pages.dtype, scales), k_pages.shape)
     attend = _kernel(backend, scoring, shards, is_written=is_written)
     out, k_pages, v_pages = attend(q, k, v, k_pages, v_pages, layer, paging, sinks)
     out = from_pool_heads(out, num_kv_heads, dim, k_pages.shape)
     if scales is not None:
-        out = (out * jnp.repeat(scales.v, group)[:, None]).astype(q.dtype)
+        out = (out * jnp.repeat(scales.by_number.v, group, axis=0)).astype(q.dtype)
     return out, k_pages, v_pages
 
 

@@ -1,0 +1,108 @@
+"""Scales of an 8-bit KV cache: the logits of keys and values that are rounded as the checkpoint says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jaxserve_kernels.paged_attention import write_and_attend
+from jaxserve_kernels.rope import rotate
+
+from jaxserve.errors import CheckpointError
+from jaxserve.layers import attention
+from jaxserve.models.registry import decoder_of, open_model
+from tests.models.kv_scale_files import cache_logits, random_scales, scheme, write_scales
+
+LLAMA, GEMMA = ("llama3_tiny", 3, 2), ("gemma3n_tiny", 4, 2)
+"""Models, their layers with keys and values of their own, and their KV heads. Two layers of Gemma 3n read those of others."""
+
+
+def rounded(x: Any, scales: Any, kv: str) -> Any:
+    """Return x as the numbers of a cache mean it, by the definition of the exporters."""
+    scaled = x / scales[:, None]
+    if kv == "int8":
+        return jnp.clip(jnp.rint(scaled), -128, 127) * scales[:, None]
+    return jnp.clip(scaled, -448, 448).astype(jnp.float8_e4m3fn).astype(jnp.float32) * scales[:, None]
+
+
+def as_stated(kv: str, scales: np.ndarray) -> Callable[..., Any]:
+    """Return attention that rounds keys and values, keeps them in float32 and scales nothing. scales: (L, 2, K)."""
+
+    def attend(q: Any, k: Any, v: Any, *rest: Any, rotation: Any, **options: Any) -> Any:
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        k, v = (rounded(x, each, kv) for x, each in zip((k, v), jnp.asarray(scales)[rest[2]], strict=True))
+        return write_and_attend(q, k, v, *rest, **(options | {"scales": None}))
+
+    return attend
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "kv", "names", "has_heads"),
+    [
+        (LLAMA, "int8", ("k_scale", "v_scale"), True),
+        (LLAMA, "fp8", ("k_proj.k_scale", "v_proj.v_scale"), False),
+        (GEMMA, "int8", ("k_proj.output_scale", "v_proj.output_scale"), True),
+    ],
+    ids=["int8-heads", "fp8-modelopt", "shared-keys"],
+)
+def test_logits_are_those_of_keys_and_values_rounded_as_stated(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    model: tuple[str, int, int],
+    kv: str,
+    names: tuple[str, str],
+    has_heads: bool,
+) -> None:
+    """Four devices compute the same; they hold two copies of each KV head and of its scales."""
+    name, num_layers, num_heads = model
+    scales = random_scales(num_layers, num_heads, 127 if kv == "int8" else 448)
+    if not has_heads:
+        scales = scales[..., :1].astype(ml_dtypes.bfloat16).astype(np.float32)
+    tensors = {
+        f"model.layers.{layer}.self_attn.{own}": each.reshape(-1, 1, 1)
+        if has_heads
+        else each.astype(ml_dtypes.bfloat16)
+        for layer, both in enumerate(scales)
+        for own, each in zip(names, both, strict=True)
+    }
+    path = write_scales(tmp_path / "model", name, scheme("int" if kv == "int8" else "float"), tensors)
+    stored = decoder_of(open_model(path)).stored
+    assert stored is not None and stored.kv_scales == kv
+    found = [cache_logits(path, kv, decodes=model is LLAMA)]
+    if model is LLAMA and has_heads:
+        found.append(cache_logits(path, kv, num_devices=4))
+    exact = cache_logits(path, None) if model is LLAMA else None
+    monkeypatch.setattr(
+        attention, "write_and_attend", as_stated(kv, np.broadcast_to(scales, (num_layers, 2, num_heads)))
+    )
+    wanted = cache_logits(path, None)
+    spread = wanted.std()
+    assert max(np.abs(each - wanted).mean() for each in found) < 1e-3 * spread, (
+        "a sum in another order may round a number otherwise"
+    )
+    assert exact is None or 0.01 * spread < np.abs(wanted - exact).mean() < 0.15 * spread
+
+
+def test_scales_that_are_no_positive_numbers_are_refused(tmp_path: Path) -> None:
+    tensors = {
+        f"model.layers.{layer}.self_attn.{half}_scale": np.full(1, -1.0, np.float32)
+        for layer in range(3)
+        for half in "kv"
+    }
+    path = write_scales(tmp_path / "model", "llama3_tiny", scheme(), tensors)
+    with pytest.raises(CheckpointError, match=r"k_scale': expected positive numbers, found others"):
+        cache_logits(path, "fp8")
+
+
+def test_a_layer_without_its_scale_is_refused(tmp_path: Path) -> None:
+    tensors = {f"model.layers.{layer}.self_attn.k_scale": np.ones(1, np.float32) for layer in range(3)}
+    path = write_scales(tmp_path / "model", "llama3_tiny", scheme(), tensors)
+    with pytest.raises(CheckpointError, match=r"tensor 'model.layers.0.self_attn.v_scale' expected with shape \(2,\)"):
+        cache_logits(path, "fp8")
