@@ -2,6 +2,7 @@
 
     python benchmarks/images_oracle.py make DIR tests/models/data/vision/smolvlm_tiny      (in the environment of transformers)
     python -m benchmarks.images DIR --oracle PYTHON
+    python -m benchmarks.images DIR                                                        (pauses of streams only)
 
 One run measures everything in turns: each round has every measurement once, and both sides of it right after each other, in
 alternating order. transformers has a process of its own, and so has the server. `tower` is the encoder alone; `first token` goes from
@@ -186,7 +187,7 @@ def cases_of(options: argparse.Namespace, oracle: Oracle, first: FirstToken) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--oracle", required=True, help="Python with torch and transformers")
+    parser.add_argument("--oracle", help="Python with torch and transformers (default: measure pauses only)")
     parser.add_argument("--rounds", type=int, default=7, help="rounds with one image; with more there are fewer")
     parser.add_argument("--counts", type=int, nargs="+", default=[1, 8], help="images at a time")
     parser.add_argument("--stream-rounds", type=int, default=3)
@@ -194,21 +195,23 @@ def main() -> None:
         "--stream-seconds", type=float, default=10.0, help="of each load beside the streams, in a round"
     )
     options = parser.parse_args()
-    oracle = Oracle(options.oracle, options.model)
-    print(json.dumps(oracle.versions | {"jax": jax.__version__, "cpus": len(os.sched_getaffinity(0))}), flush=True)
+    oracle = None if options.oracle is None else Oracle(options.oracle, options.model)
+    versions = {} if oracle is None else oracle.versions
+    print(json.dumps(versions | {"jax": jax.__version__, "cpus": len(os.sched_getaffinity(0))}), flush=True)
     with tempfile.TemporaryDirectory() as name, ServerProcess(options.model, *FLAGS) as server:
         try:
             measure(options, oracle, server, Path(name))
         finally:
-            oracle.close()
+            if oracle is not None:
+                oracle.close()
 
 
-def measure(options: argparse.Namespace, oracle: Oracle, server: ServerProcess, folder: Path) -> None:
+def measure(options: argparse.Namespace, oracle: Oracle | None, server: ServerProcess, folder: Path) -> None:
     """Measure in rounds and print the tables."""
     first = FirstToken(server, folder)
-    cases = cases_of(options, oracle, first)
+    cases = [] if oracle is None else cases_of(options, oracle, first)
     pauses = {load: Pauses() for load in LOADS}
-    for number in range(1 + max(options.stream_rounds, *(case.rounds for case in cases))):
+    for number in range(1 + max([options.stream_rounds, *(case.rounds for case in cases)])):
         for case in cases:
             if number <= case.rounds:
                 case.measure(number)
@@ -217,9 +220,10 @@ def measure(options: argparse.Namespace, oracle: Oracle, server: ServerProcess, 
                 files = [Path(file).read_bytes() for file in first.pictures(32)]
                 bodies = [chat_body([file]) for file in files]
                 found.add(asyncio.run(watch_streams(server.url, load, bodies, options.stream_seconds)))
-    print("| what | images | ours, images/s | wall s | transformers | ratio | processor s | transformers | ratio |")
-    print("|---|---|---|---|---|---|---|---|---|")
-    print("\n".join(case.row() for case in cases), flush=True)
+    if cases:
+        print("| what | images | ours, images/s | wall s | transformers | ratio | processor s | transformers | ratio |")
+        print("|---|---|---|---|---|---|---|---|---|")
+        print("\n".join(case.row() for case in cases), flush=True)
     print("\n| four streams | pauses | p50 ms | p99 ms | longest ms | other requests |\n|---|---|---|---|---|---|")
     print("\n".join(f"| {load} | {found.row()} |" for load, found in pauses.items()), flush=True)
 

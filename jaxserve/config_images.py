@@ -44,7 +44,7 @@ class ImagesConfig:
         None,
         ge=1,
         le=1 << 18,
-        help="most patches that are encoded before a step while replies are generated; an image with more is encoded alone "
+        help="most patches of one encoder call while replies are generated; an image with more is encoded alone "
         "(default: 1024 on CPUs, 4096 on accelerators; at most those of one encoder call)",
     )
     image_cache_memory: int | None = option(

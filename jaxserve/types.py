@@ -14,7 +14,18 @@ BlockHash = NewType("BlockHash", bytes)
 """sha256 over (parent hash, tokens of the block, salt): names a block's content and its whole past."""
 
 FinishReason = Literal["stop", "length", "abort", "error"]
-ProgramKind = Literal["decode", "mixed", "speculate", "embed", "encode", "prompt_embeds"]
+ProgramKind = Literal[
+    "decode",
+    "mixed",
+    "speculate",
+    "embed",
+    "encode",
+    "encode_start",
+    "encode_layer",
+    "encode_deepstack",
+    "encode_end",
+    "prompt_embeds",
+]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs"]
 """Log-probabilities of the model itself, or of the distribution that tokens are drawn from."""
 Pooling = Literal["last", "mean", "cls"]

@@ -7,7 +7,7 @@ from typing import Final
 
 from jaxserve.config import ImagesConfig
 from jaxserve.executor.preparation import Preparation
-from jaxserve.ipc.messages import ImageInfo
+from jaxserve.ipc.image_info import ImageInfo
 from jaxserve.ipc.prompt_embeds import PromptEmbedsInfo
 
 STEP_PATCHES: Final = {"cpu": 1024}
@@ -32,6 +32,8 @@ def image_info(prepared: Preparation, settings: ImagesConfig) -> ImageInfo | Non
         has_rope_positions=shape.has_rope_positions,
         step_patches=min(wanted, shape.max_patches),
         is_bidirectional=shape.is_bidirectional,
+        encoder_layers=1 if shape.parts is None else shape.parts.num_layers,
+        encoder_parts=tuple(shape.num_parts.items()),
     )
 
 

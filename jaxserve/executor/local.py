@@ -125,7 +125,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         if defaults:
             _LOG.info("sampling, where requests say nothing: %s", defaults)
         params, state, steps, reports = _load(prepared, checkpoint, draft, config, clock, progress, hosts)
-        runner = Runner(prepared.task, params, state, executables(steps))
+        runner = Runner(prepared.task, params, state, executables(steps), prepared.shared_params)
         with clock.phase("first_run"):
             platform = prepared.device.platform
             warm_up(runner, prepared.task, prepared.programs, platform, partial(progress, "first_run"))

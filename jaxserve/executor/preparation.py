@@ -30,15 +30,18 @@ from jaxserve.models.skeleton import (
     make_encoder_skeleton,
     make_skeleton,
 )
+from jaxserve.models.step_work import step_work
 from jaxserve.quant.array import array_bytes
 from jaxserve.runner.backend import Chip, chip_of
-from jaxserve.runner.buckets import embed_buckets, resolve_embed_limits, resolve_limits
+from jaxserve.runner.buckets import embed_buckets, largest_step_work, resolve_embed_limits, resolve_limits
 from jaxserve.runner.cache_sizes import CacheSizes
 from jaxserve.runner.determinism import check_deterministic
 from jaxserve.runner.embedding import embedding_task, pool_pages
 from jaxserve.runner.host.cores import num_cores
 from jaxserve.runner.images.encoder import ImageShape, encoder_bytes, image_settings, rows_shape
-from jaxserve.runner.inputs import Program, StepTask, with_images
+from jaxserve.runner.images.parts import SharedParams
+from jaxserve.runner.images.programs import with_images
+from jaxserve.runner.inputs import Program, StepTask
 from jaxserve.runner.limits import (
     Limits,
     check_cache,
@@ -91,6 +94,11 @@ class Preparation:
         """Every program that this engine needs, largest first."""
         own = self.task.programs(self.limits.buckets, *self.limits.program_sizes)
         return own if self.images is None else with_images(own, self.images)
+
+    @property
+    def shared_params(self) -> SharedParams | None:
+        """Parameters of the programs that layers of the image encoder share; None if there are none."""
+        return None if self.images is None or self.images.parts is None else SharedParams(self.skeleton)
 
     @property
     def summary(self) -> str:
@@ -204,7 +212,10 @@ def prepare(
     kv_shards = cache_shards(model, sharding.rules)
     num_slots = resolve_limits(device.platform, config.scheduler).max_num_seqs
     itemsize = policy.activations.itemsize
-    images = rows_shape(model, config.images, device.platform, itemsize)
+    work = largest_step_work(
+        device.platform, config.scheduler, step_work(skeleton).num_layer_weights, shape.num_devices
+    )
+    images = rows_shape(model, config.images, device.platform, itemsize, work)
     held_bytes = _weight_bytes(skeleton, sharding) + slots_bytes(num_slots, model.vocab_size)
     held_bytes += 0 if images is None else images.num_bytes(itemsize)
     if images is not None and model.vision is not None:

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from jaxserve.ipc.image_info import ImageInfo
 from jaxserve.ipc.prompt_embeds import PromptEmbeds, PromptEmbedsInfo
 from jaxserve.ipc.report import ModelWork, StartupReport
 from jaxserve.ipc.routed_experts import RoutedExpertsInfo
@@ -220,27 +221,6 @@ class EmbeddingInfo(msgspec.Struct, frozen=True, array_like=True):
     """True if its vectors should have length 1. The engine does not normalise them."""
     scores_pairs: bool = False
     """True for a cross-encoder: each text is a pair, and its vector is the pair's score."""
-
-
-class ImageInfo(msgspec.Struct, frozen=True, array_like=True):
-    """Properties of a model that reads images."""
-
-    max_patches: int
-    """Patches of one encoder input."""
-    max_tokens: int
-    """Tokens of one encoder input."""
-    cache_rows: int
-    """Embeddings that the device keeps."""
-    merge: int
-    """Patches of the side of a block that becomes one token."""
-    patch_bytes: int
-    """Bytes of a patch."""
-    has_rope_positions: bool = False
-    """True if each token has three rotary positions."""
-    step_patches: int | None = None
-    """Patches that are encoded before a step while replies are generated; None: `max_patches`."""
-    is_bidirectional: bool = False
-    """True if the tokens of an image attend to each other in both directions."""
 
 
 class ModelInfo(msgspec.Struct, frozen=True, array_like=True):

@@ -234,24 +234,54 @@ class VisionTower(nnx.Module):
         positions: row and column of each patch in its image. image_ids: a number from 0 to P - 1 for each image's patches,
         which lie side by side; -1 for padding, which comes last. Rows of padding have no meaning.
         """
-        config, count = self.config, len(patches)
-        num_real = (image_ids >= 0).sum(dtype=jnp.int32)
-        # Padding is one more image: no number of patches is 0.
-        images = Texts(jnp.where(image_ids < 0, count, image_ids), num_real, min(config.most_patches or count, count))
-        sizes = 1 + jax.ops.segment_max(positions, images.rows, count + 1)[images.rows]  # (P, 2)
-        rotations = _rotations(config, positions)
-        with jax.named_scope("embed"):
-            x = self.patch_embedding(patches)
-            x = x + self.position_embedding(positions, sizes, x.dtype)
-        num_rows, features = num_real // config.block, []
+        config, images = self.config, self.images(image_ids)
+        sizes, rotations = _grid_sizes(positions, images), _rotations(config, positions)
+        x = self._embed(patches, positions, sizes)
+        num_rows, features = images.num_tokens // config.block, []
         for index, layer in enumerate(self.layers):
             with jax.named_scope(f"layer_{index}"):
                 x = layer(x, images, rotations)
             if index in config.deepstack_layers:
                 features.append(self.deepstack[config.deepstack_layers.index(index)](x, num_rows))
+        return jnp.concatenate([self.connect(x, num_rows), *features], axis=1)
+
+    def images(self, image_ids: Int[Array, "P"]) -> Texts:
+        """Return the places of images on the axis of patches. image_ids: as in `encode`."""
+        count = len(image_ids)
+        num_real = (image_ids >= 0).sum(dtype=jnp.int32)
+        # Padding is one more image: no number of patches is 0.
+        return Texts(
+            jnp.where(image_ids < 0, count, image_ids), num_real, min(self.config.most_patches or count, count)
+        )
+
+    def embed(self, patches: UInt8[Array, "P F"], positions: Int[Array, "P 2"], images: Texts) -> Float[Array, "P D"]:
+        """Return the input of the first layer."""
+        return self._embed(patches, positions, _grid_sizes(positions, images))
+
+    def run_layer(
+        self, index: int, x: Float[Array, "P D"], positions: Int[Array, "P 2"], images: Texts
+    ) -> Float[Array, "P D"]:
+        """Return the output of one layer."""
+        return self.layers[index](x, images, _rotations(self.config, positions))
+
+    def connect(self, x: Float[Array, "P D"], num_rows: Int[Array, ""]) -> Float[Array, "N O"]:
+        """Return the embeddings of the blocks from the output of the last layer. num_rows: blocks without padding."""
         with jax.named_scope("connector"):
             x = x if self.post_layernorm is None else self.post_layernorm(x)
-            return jnp.concatenate([self.connector(x, num_rows), *features], axis=1)
+            return self.connector(x, num_rows)
+
+    def _embed(
+        self, patches: UInt8[Array, "P F"], positions: Int[Array, "P 2"], sizes: Int[Array, "P 2"]
+    ) -> Float[Array, "P D"]:
+        with jax.named_scope("embed"):
+            x = self.patch_embedding(patches)
+            return x + self.position_embedding(positions, sizes, x.dtype)
+
+
+def _grid_sizes(positions: Int[Array, "P 2"], images: Texts) -> Int[Array, "P 2"]:
+    """Return rows and columns of the grid of each patch's image."""
+    count = len(positions)
+    return 1 + jax.ops.segment_max(positions, images.rows, count + 1)[images.rows]
 
 
 def _rotations(config: VisionConfig, positions: Int[Array, "P 2"]) -> Rotations:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 import jax
@@ -64,19 +64,6 @@ class Program:
     def sees_whole_images(self) -> bool:
         """True if tokens of an image may see later ones."""
         return self.kind == "mixed" and self.images is not None and self.images.is_bidirectional
-
-
-def with_images(programs: tuple[Program, ...], shape: ImageShape) -> tuple[Program, ...]:
-    """Return the programs of a model that reads rows of embeddings, and those that fill the rows.
-
-    The encoder's have P patches and P / block rows; the one that writes embeddings of prompts has as many tokens as rows.
-    """
-    own = tuple(replace(program, images=shape) for program in programs)
-    ride = own[0]
-    fill = [replace(ride, kind="encode", num_tokens=size, num_rows=size // shape.block) for size in shape.buckets]
-    if shape.num_given:
-        fill.append(replace(ride, kind="prompt_embeds", num_tokens=shape.num_given, num_rows=shape.num_given))
-    return (*reversed(fill), *own)
 
 
 def programs(buckets: Buckets, max_pages: int, num_tables: int = 1, num_state_slots: int = 0) -> tuple[Program, ...]:

@@ -16,6 +16,7 @@ from typing import Generic
 import jax
 import numpy as np
 
+from jaxserve.runner.images.parts import SharedParams
 from jaxserve.runner.images.programs import ROW_KINDS, RowItem, row_calls
 from jaxserve.runner.inputs import PlanT, Program, ResultT, StepTask
 from jaxserve.runner.state import DeviceState, StateArrays
@@ -59,8 +60,11 @@ class Runner(Generic[PlanT, ResultT]):
         params: tuple[jax.Array, ...],
         state: DeviceState,
         executables: Mapping[Program, Executable],
+        shared: SharedParams | None = None,
     ) -> None:
+        """shared: parameters of programs that modules share; None: there are no such programs."""
         self._task = task
+        self._shared = shared
         self.params = params
         """The parameters of the steps to come; all steps in flight must be done before others take their place."""
         self._executables = {
@@ -99,9 +103,10 @@ class Runner(Generic[PlanT, ResultT]):
         """Dispatch the calls that fill rows of embeddings, which the next step may read."""
         if not items:
             return
-        for program, packed in row_calls(items, self._row_programs):
-            _, executable = self._executables[program.kind, program.num_tokens]
-            self._state.arrays, _ = executable(self.params, self._state.arrays, packed)
+        for call in row_calls(items, self._row_programs):
+            program, executable = self._executables[call.program.kind, call.program.num_tokens]
+            params = self.params if self._shared is None else self._shared.of(self.params, program.kind, call.index)
+            self._state.arrays, _ = executable(params, self._state.arrays, call.packed)
 
     def read(self, step: PendingStep[PlanT, ResultT]) -> ResultT:
         """Return the result of `step`, which took from its dispatch, or from the end of the step before it, until now."""

@@ -35,6 +35,8 @@ class StateArrays(NamedTuple):
     """Embeddings of images and of prompts, which tokens name by row; None for a model that reads tokens only."""
     drafts: Int[Array, "X1 W"] | None = None
     """Position of the newest token and the drafted ones after it, by slot; None without a draft model."""
+    activations: Float[Array, "P D"] | None = None
+    """Activations of the images that are being encoded, between two parts of an encoder call; None unless calls have parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,17 @@ def batch_sharding(pool: jax.sharding.Sharding) -> jax.sharding.NamedSharding:
 
 
 StateKind = Literal[
-    "cache", "slots", "init_slot", "masks", "tables", "table_row", "drafts", "read_pages", "write_pages", "images"
+    "cache",
+    "slots",
+    "init_slot",
+    "masks",
+    "tables",
+    "table_row",
+    "drafts",
+    "read_pages",
+    "write_pages",
+    "images",
+    "activations",
 ]
 
 
@@ -107,6 +119,7 @@ def state_programs(shapes: StateShapes) -> tuple[StateProgram, ...]:
     kinds += ["slots", "init_slot", "masks"] if shapes.num_slots else []
     kinds += ["tables", "table_row"] if shapes.max_pages else []
     kinds += ["images"] if shapes.images is not None else []
+    kinds += ["activations"] if shapes.images is not None and shapes.images.activations is not None else []
     kinds += ["drafts"] if shapes.num_drafts else []
     copies: list[StateKind] = ["read_pages", "write_pages"]
     return (
@@ -142,6 +155,7 @@ class DeviceState:
             self._call["tables"]() if "tables" in self._call else None,
             self._call["images"]() if "images" in self._call else None,
             self._call["drafts"]() if "drafts" in self._call else None,
+            self._call["activations"]() if "activations" in self._call else None,
         )
 
     def provide_memory(self) -> None:

@@ -103,11 +103,12 @@ def _abstract_state(
     if program.num_slots:
         shape = slots_shape(program.num_slots, skeleton.config.vocab_size)
         slots = jax.ShapeDtypeStruct(shape, jnp.int32, sharding=sharding.replicated)
-    images = None
+    images = activations = None
     if program.images is not None:
-        shape = program.images.num_rows + 1, program.images.width
-        images = jax.ShapeDtypeStruct(shape, skeleton.policy.activations, sharding=sharding.replicated)
-    return StateArrays(abstract_cache(cache, sharding), slots, images=images)  # type: ignore[arg-type]
+        make = partial(jax.ShapeDtypeStruct, dtype=skeleton.policy.activations, sharding=sharding.replicated)
+        images = make((program.images.num_rows + 1, program.images.width))
+        activations = None if program.images.activations is None else make(program.images.activations)
+    return StateArrays(abstract_cache(cache, sharding), slots, images=images, activations=activations)  # type: ignore[arg-type]
 
 
 def abstract_cache(cache: CacheShapes | None, sharding: Sharding) -> Cache | None:
@@ -153,6 +154,9 @@ def lower_state(sharding: Sharding, program: StateProgram) -> jax.stages.Lowered
             assert shapes.images is not None, "a model with rows of embeddings"
             shape = shapes.images.num_rows + 1, shapes.images.width
             return jax.jit(lambda: jnp.zeros(shape, shapes.image_dtype), out_shardings=place).lower()
+        case "activations":
+            kept = None if shapes.images is None else shapes.images.activations
+            return jax.jit(lambda: jnp.zeros(kept or (), shapes.image_dtype), out_shardings=place).lower()
         case "drafts":
             dims = (shapes.num_slots + 1, 1 + shapes.num_drafts)
             return jax.jit(lambda: jnp.zeros(dims, jnp.int32), out_shardings=place).lower()
@@ -206,7 +210,7 @@ def run_step(
     if program.max_steps == 1:
         plan = packed, program
         return run_single_step(skeleton, params, state, *plan, logprobs_mode, returns_experts=returns_experts)[:2]
-    cache, slots, _, images, _ = state
+    cache, slots, images = state.cache, state.slots, state.images
     assert cache is not None and slots is not None, "a decoder that samples"
     field, tables = read_plan(state, packed, program)
     one_step = partial(_one_step, skeleton, params, logprobs_mode=logprobs_mode, returns_experts=returns_experts)
@@ -234,7 +238,8 @@ def run_step(
     start = (cache, slots, no_outcome(program), routed, jnp.bool_(False))
     cache, slots, outcome, routed, _ = jax.lax.while_loop(is_going_on, go_on, start)
     outputs = (pack_arrays(outcome, OUTPUT_FIELDS),)
-    return StateArrays(cache, slots, tables, images), outputs if routed is None else (*outputs, routed)
+    after = StateArrays(cache, slots, tables, images, activations=state.activations)
+    return after, outputs if routed is None else (*outputs, routed)
 
 
 def run_single_step(
@@ -259,7 +264,7 @@ def run_single_step(
         outputs += (experts[None],)
     if program.kind == "mixed":
         outputs += (pack_arrays(score_prompts(skeleton, params, computed.hidden, field, program), SCORE_FIELDS),)
-    return StateArrays(cache, slots, tables, state.images), outputs, computed
+    return StateArrays(cache, slots, tables, state.images, activations=state.activations), outputs, computed
 
 
 _Carry = tuple[Cache, Array, Outcome, Array | None, Bool[Array, ""]]

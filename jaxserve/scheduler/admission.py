@@ -15,7 +15,8 @@ from jaxserve.errors import (
     RequestError,
     UnsupportedParameterError,
 )
-from jaxserve.ipc.messages import AddRequest, ErrorInfo, ImageInfo
+from jaxserve.ipc.image_info import ImageInfo
+from jaxserve.ipc.messages import AddRequest, ErrorInfo
 from jaxserve.ipc.prompt_embeds import PromptEmbedsInfo
 from jaxserve.sampling.params import token_ids_of
 

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from jaxserve.kv.states import RecurrentStates
-from jaxserve.scheduler.images import RequestImages
+from jaxserve.scheduler.images.request_images import RequestImages
 from jaxserve.scheduler.plan import (
     NO_IMAGE_ROW,
     NO_TARGET,

@@ -128,6 +128,9 @@ class EncodeItem:
     rows: np.ndarray  # int32 [N], the device's rows that its embeddings go to
     request_id: RequestId | None = None
     """The first request that needs it, which need not have tokens in the step; None for a dummy."""
+    layers: tuple[int, int] | None = None
+    """Layers of the encoder, the first one and the end, that this part of a call runs; the call's earlier parts, with the same
+    images, have run those before. None: all layers, in one part."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -201,7 +204,7 @@ class StepPlan:
     """int32 [B, 2], the slot of the recurrent state that each row reads, 0 at the start of a text, and the one that it
     writes. None for a model without recurrent layers."""
     encode_items: tuple[EncodeItem, ...] = ()
-    """Images to encode before the step, in one call."""
+    """Images to encode before the step, in one call or in one part of it."""
     embeds_items: tuple[EmbedsItem, ...] = ()
     """Given embeddings to write before the step."""
     image_rows: np.ndarray | None = None

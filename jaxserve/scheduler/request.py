@@ -12,7 +12,7 @@ from jaxserve.kv.block_table import BlockTable
 from jaxserve.kv.routed_experts import PageExperts, RequestExperts
 from jaxserve.sampling.params import SlotInit, device_row, needs_state
 from jaxserve.scheduler.fair_keys import Rank
-from jaxserve.scheduler.images import RequestImages
+from jaxserve.scheduler.images.request_images import RequestImages
 from jaxserve.scheduler.plan import MAX_STOP_TOKENS, NO_TARGET, UNREAD_TOKEN, StepPlan, StepResult
 from jaxserve.scheduler.prompt_lookup import DraftState
 from jaxserve.types import FinishReason, place_of

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxserve.kv.manager import KVManager
-from jaxserve.scheduler.images import ImagePolicy
+from jaxserve.scheduler.images.policy import ImagePolicy
 from jaxserve.scheduler.request import Request
 
 

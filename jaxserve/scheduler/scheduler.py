@@ -43,7 +43,8 @@ from bisect import insort
 from collections.abc import Callable
 
 from jaxserve.config import SchedulerConfig
-from jaxserve.ipc.messages import AddRequest, ErrorInfo, ImageInfo, RequestOutput, TokenLogprobs
+from jaxserve.ipc.image_info import ImageInfo
+from jaxserve.ipc.messages import AddRequest, ErrorInfo, RequestOutput, TokenLogprobs
 from jaxserve.ipc.prompt_embeds import PromptEmbedsInfo
 from jaxserve.ipc.routed_experts import RoutedExpertsInfo
 from jaxserve.ipc.stats import EngineStats
@@ -56,7 +57,8 @@ from jaxserve.scheduler.budget import PrefillBudget, ShortestFirst
 from jaxserve.scheduler.constrained import ConstrainedDecoding, Grammars
 from jaxserve.scheduler.drafting import Drafter, by_request, confirmed, with_drafts
 from jaxserve.scheduler.fair_keys import FairKeys, Rank
-from jaxserve.scheduler.images import ImagePolicy, images_of
+from jaxserve.scheduler.images.policy import ImagePolicy
+from jaxserve.scheduler.images.request_images import images_of
 from jaxserve.scheduler.isolation import Isolation
 from jaxserve.scheduler.limits import StepLimits
 from jaxserve.scheduler.multi_step import MultiStepPolicy
@@ -199,7 +201,7 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         drafts = self._drafter.draft(self.running, counts)
         lengths = self._speculation.draft_lengths(self.running, counts)
         num_steps = 1
-        is_single = bool(drafts) or lengths is not None or self._speculation.is_measuring(self.running)
+        is_single = bool(drafts or items) or lengths is not None or self._speculation.is_measuring(self.running)
         if not (is_single or self.waiting or self._constrained):
             num_steps = self._multi_step.num_steps(self.running, counts, len(self.in_flight))
         plan, requests = pack(self.running, counts, self._buckets, num_steps, started, self._kv.groups.states, items)

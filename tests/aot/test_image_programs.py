@@ -27,6 +27,7 @@ from jaxserve.runner.steps import lower
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
 from jaxserve.tools.planning.targets import TPU_ENVIRONMENT
+from jaxserve.types import ProgramKind
 from tests.aot.devices import H200, V6E, Target
 from tests.aot.test_embed_programs import require_compiler
 from tests.aot.test_step_programs import SMALL
@@ -65,15 +66,16 @@ class Compiled:
     shape: ImageShape
 
 
-def compiled(target: Target) -> Compiled:
+def compiled(target: Target, kind: ProgramKind = "encode") -> Compiled:
     """Compile the encoder's largest program on a GPU, of four tiles, and its smallest on a TPU, whose compiler takes a minute for
-    the largest."""
-    shape = rows_shape(MODEL, ImagesConfig(), target.platform, 2)
+    the largest. kind: `encode`, or a program of an encoder that runs in parts."""
+    shape = rows_shape(MODEL, ImagesConfig(), target.platform, 2, None if kind == "encode" else 1)
     assert shape is not None
+    assert (shape.parts is None) == (kind == "encode")
     size = shape.buckets[-1 if target.platform == "gpu" else 0]
     page_size = page_tokens(target.platform, None)
     pool = (1, 64, MODEL.num_kv_heads, page_size, MODEL.head_dim)
-    program = Program("encode", size, size // shape.block, 16, 4, images=shape)
+    program = Program(kind, size, size // shape.block, 16, 4, images=shape)
     sharding = make_sharding(MODEL, MeshShape(), target.devices(1))
     policy = replace(plain(jnp.dtype("bfloat16")), fused_for=1 if target.platform == "gpu" else 0)
     step = lower(make_skeleton(MODEL, policy), sharding, program, pool_shapes(pool, "bfloat16")).compile()
@@ -125,6 +127,17 @@ def test_the_encoder_writes_its_rows_in_place_and_fits_the_estimate(target: Targ
     assert not any(word in found.step.as_text() for word in ("all-reduce", "all-gather"))
     if target is H200:  # in float32 the scores alone take four times the ideal, written and read; of all pairs 16 times
         assert sum(gpu_bytes(found.step.as_text(), rows.num_bytes(2))) < 9 * ideal_bytes(num_patches)
+
+
+@pytest.mark.parametrize("kind", ["encode_layer", "encode_end"])
+@pytest.mark.parametrize("target", [pytest.param(H200, id="h200"), pytest.param(V6E, id="v6e")])
+def test_a_part_of_the_encoder_keeps_activations_and_rows_in_place(target: Target, kind: ProgramKind) -> None:
+    require_compiler(target)
+    found = compiled(target, kind)
+    memory = found.step.memory_analysis()
+    assert memory is not None
+    assert memory.alias_size_in_bytes >= found.shape.num_bytes(2)
+    assert memory.temp_size_in_bytes < encoder_bytes(TOWER, found.program.num_tokens, 2)
 
 
 def main() -> None:

@@ -123,7 +123,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "flight": {"scheduler", "kv", "ipc.messages", "sampling.params"},
     "structured": {"forkserver", "tokenizer", "ipc.messages", "sampling.bits"},
     "forkserver": set(),
-    "scheduler": {"kv", "sampling.params", "ipc.messages", "ipc.prompt_embeds", "ipc.routed_experts", "ipc.stats"},
+    "scheduler": {
+        "kv",
+        "sampling.params",
+        "ipc.image_info",
+        "ipc.messages",
+        "ipc.prompt_embeds",
+        "ipc.routed_experts",
+        "ipc.stats",
+    },
     "kv": set(),
     "routing": {"kv.block_table"},  # HashChain
     "executor": {
@@ -139,6 +147,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "quant.array",
         KERNELS,  # the names of backends
         "ipc.engine_spec",  # FakeOptions
+        "ipc.image_info",
         "ipc.messages",
         "ipc.prompt_embeds",
         "ipc.report",

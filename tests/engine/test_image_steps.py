@@ -19,7 +19,8 @@ from safetensors.numpy import load_file, save_file
 
 from jaxserve.config import ImagesConfig
 from jaxserve.executor import preparation
-from jaxserve.ipc.messages import Abort, RequestOutput
+from jaxserve.ipc.messages import Abort, AddRequest, RequestOutput
+from jaxserve.runner.inputs import Program
 from jaxserve.runner.warmup import make_programs
 from jaxserve.scheduler.plan import NO_IMAGE_ROW, StepPlan
 from tests.engine.image_reader import ORDER, Reader
@@ -29,35 +30,46 @@ from tests.models.goldens import DATA
 NAME = "qwen3_vl_tiny"
 STEP_PATCHES = 30
 """Patches that are encoded before a step beside a reply; a golden's pictures have 24 and 32."""
+PARTS = [(0, 1), (1, 2), (2, 3)]
+"""Layers of each part of a call: one layer for 1024 patches is more work than the largest step of this decoder."""
 TEXT = request("text", list(range(20, 60)))
 
 pytestmark = [pytest.mark.slow]
 
 
 class Saboteur:
-    """Runs executables, but for encoder calls whose input holds the bytes `poison`."""
+    """Runs executables, but for encoder calls whose input holds the bytes `poison`, and for one layer of a call."""
 
     def __init__(self) -> None:
         self.poison: bytes | None = None
+        self.num_good_layers: int | None = None
+        """Layers that run before one fails; None: none fails."""
         self.num_failures = 0
 
     def make_programs(self, *arguments: Any, **options: Any) -> dict[Any, Any]:
         made = make_programs(*arguments, **options)
         return {
-            program: dataclasses.replace(result, compiled=self._wrapped(result.compiled))  # type: ignore[arg-type]
-            if program.kind == "encode"
+            program: dataclasses.replace(result, compiled=self._wrapped(program, result.compiled))  # type: ignore[arg-type]
+            if program.kind.startswith("encode")
             else result
             for program, result in made.items()
         }
 
-    def _wrapped(self, compiled: jax.stages.Compiled) -> Callable[..., Any]:
+    def _wrapped(self, program: Program, compiled: jax.stages.Compiled) -> Callable[..., Any]:
         def call(params: Any, state: Any, packed: np.ndarray) -> Any:
             if self.poison is not None and self.poison in packed.tobytes():
-                self.num_failures += 1
-                raise RuntimeError("lost on the way")
+                self._fail()
+            if program.kind == "encode_layer" and self.num_good_layers is not None:
+                self.num_good_layers = self.num_good_layers - 1 if self.num_good_layers else None
+                if self.num_good_layers is None:
+                    self._fail()
             return compiled(params, state, packed)
 
         return call
+
+    def _fail(self) -> None:
+        self.num_failures += 1
+        raise RuntimeError("lost on the way")
 
 
 @dataclasses.dataclass
@@ -103,6 +115,15 @@ def finish(engine: ModelEngine) -> list[RequestOutput]:
     return outputs
 
 
+def begin_reply(engine: ModelEngine, message: AddRequest) -> list[RequestOutput]:
+    """Run until a request has its first token; returns all outputs."""
+    outputs = [*engine.core.handle(message)]
+    while not outputs:
+        step = engine.core.step()
+        outputs += [] if step is None else step.outputs
+    return outputs
+
+
 def joined(outputs: list[RequestOutput]) -> dict[str, list[int]]:
     """Return the tokens by request, each of which has exactly one terminal output: its last one."""
     tokens: dict[str, list[int]] = {}
@@ -136,10 +157,7 @@ def test_a_reply_gets_a_token_from_every_step_and_waits_for_few_patches(bench: B
     engine, reader = bench.reader.engine, bench.reader
     engine.restart(overlap=False)
     reply = request("reply", [30, 31], max_tokens=60)
-    outputs = [*engine.core.handle(reply)]
-    while not outputs:
-        step = engine.core.step()
-        outputs += [] if step is None else step.outputs
+    outputs = begin_reply(engine, reply)
     plans = plans_of(engine)
     messages = [reader.request("one", 1), reader.request("three", 3, changed=True), reader.request("other", 3)]
     for message in messages:
@@ -148,12 +166,13 @@ def test_a_reply_gets_a_token_from_every_step_and_waits_for_few_patches(bench: B
     is_beside = [reply.request_id in plan.request_ids for plan in plans]
     assert all(is_beside[: sum(is_beside)])
     beside = plans[: sum(is_beside)]
-    assert sum(bool(plan.encode_items) for plan in beside) == 6
+    calls = [plan.encode_items for plan in beside if plan.encode_items]
+    assert [{item.layers for item in items} for items in calls] == [{part} for part in PARTS] * 6
     for plan in beside:
         num_patches = [len(item.patches) for item in plan.encode_items]
         assert len(num_patches) <= 1 or sum(num_patches) <= STEP_PATCHES
-        assert not num_patches or plan.kind == "decode"
-    assert sum(len(plan.encode_items) for plan in plans) == 6  # six different pictures
+        assert not num_patches or (plan.kind == "decode" and plan.num_steps == 1)
+    assert sum(len(plan.encode_items) for plan in plans) == 6 * len(PARTS)  # six different pictures
     tokens = joined(outputs)
     assert (tokens["one"], tokens["other"]) == (reader.expected(1), reader.expected(3))
 
@@ -177,6 +196,31 @@ def test_an_aborted_request_leaves_no_rows_and_changes_no_other(bench: Bench, nu
     assert engine.run([reader.request("again", 1)])["again"].token_ids == reader.expected(1)
 
 
+@pytest.mark.parametrize("has_other", [False, True])
+@pytest.mark.parametrize("num_parts", range(1, len(PARTS) + 1))
+def test_a_request_that_is_aborted_between_two_parts_leaves_no_rows(
+    bench: Bench, num_parts: int, has_other: bool
+) -> None:
+    engine, reader = bench.reader.engine, bench.reader
+    engine.restart()
+    outputs, plans = begin_reply(engine, TEXT), plans_of(engine)
+    messages = [reader.request("a", 1), reader.request("same", 1)][: 1 + has_other]
+    for message in messages:
+        outputs += engine.core.handle(message)
+    while sum(bool(plan.encode_items) for plan in plans) < num_parts:
+        step = engine.core.step()
+        outputs += [] if step is None else step.outputs
+    outputs += engine.core.handle(Abort([messages[0].request_id]))
+    assert has_other or engine.scheduler.take_stats().image_cache_usage_perc == 0
+    tokens = joined(outputs + finish(engine))
+    assert tokens["text"] == bench.text
+    assert not has_other or tokens["same"] == reader.expected(1)
+    layers = [plan.encode_items[0].layers for plan in plans if plan.encode_items]
+    # The other request gets its first tokens after the abort, and finds what was encoded to the end.
+    assert layers == PARTS[:num_parts] + PARTS * (has_other and num_parts < len(PARTS))
+    assert engine.scheduler.take_stats().image_cache_usage_perc == 0
+
+
 def test_an_encoder_call_that_fails_ends_its_own_requests_only(bench: Bench) -> None:
     engine, reader, saboteur = bench.reader.engine, bench.reader, bench.saboteur
     engine.restart()
@@ -193,6 +237,20 @@ def test_an_encoder_call_that_fails_ends_its_own_requests_only(bench: Bench) -> 
     assert (failed.request_id, failed.finish_reason) == ("bad", "error") and saboteur.num_failures >= 2
     assert engine.scheduler.take_stats().image_cache_usage_perc == 0
     assert engine.run([bad])["bad"].finish_reason == "length"  # it was the call that failed, not the image
+
+
+@pytest.mark.parametrize("num_good_layers", [0, 1, 2])
+def test_a_part_that_fails_once_changes_no_token(bench: Bench, num_good_layers: int) -> None:
+    engine, reader, saboteur = bench.reader.engine, bench.reader, bench.saboteur
+    engine.restart()
+    failures, outputs = saboteur.num_failures, begin_reply(engine, TEXT)
+    saboteur.num_good_layers = num_good_layers
+    for message in (reader.request("one", 1), reader.request("same", 1)):
+        outputs += engine.core.handle(message)
+    tokens = joined(outputs + finish(engine))
+    assert saboteur.num_failures == failures + 1
+    assert tokens == {"text": bench.text, "one": reader.expected(1), "same": reader.expected(1)}
+    assert engine.scheduler.take_stats().image_cache_usage_perc == 0
 
 
 RANK, ALPHA = 4, 8

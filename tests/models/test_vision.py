@@ -100,6 +100,15 @@ def test_features_of_pictures_in_one_call_equal_transformers(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["gemma3_vision_tiny", "qwen3_vl_moe_odd_tiny", "smolvlm_tiny"])
+def test_features_of_a_tower_that_runs_layer_by_layer_equal_those_of_one_program(name: str) -> None:
+    """The other towers run by layer in tests/engine/test_images.py."""
+    items = [item for image in images_of(name) for item in image.items]
+    rows = np.concatenate(model_of(name).encode_by_layer(items, num_patches(name)))
+    np.testing.assert_allclose(rows, np.concatenate(rows_of(name)), atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_features_of_a_picture_do_not_depend_on_those_beside_it(name: str) -> None:
     for image, together in zip(images_of(name), rows_of(name), strict=True):

@@ -21,6 +21,8 @@ from jaxserve.layers.rope import rotation
 from jaxserve.models.decoder import ImageTokens
 from jaxserve.models.registry import decoder_of, open_model, with_vision
 from jaxserve.models.skeleton import make_skeleton
+from jaxserve.models.vision import VisionTower
+from jaxserve.runner.images.parts import SharedParams
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
 from jaxserve.tokenizer.tokenizer import load_tokenizer
@@ -99,20 +101,50 @@ class VisionModel:
             last = hidden[-NUM_LOGITS:]
             return model.logits(last, jnp.int32(len(last))), cache
 
-        self._encode, self._compute = jax.jit(encode), jax.jit(compute)
+        self._encode, self._compute, self._skeleton = jax.jit(encode), jax.jit(compute), skeleton
 
     def encode(self, items: list[EncoderItem], num_patches: int) -> list[np.ndarray]:
         """Return the rows of each item, all encoded in one call of `num_patches` patches."""
+        with jax.sharding.use_abstract_mesh(self._mesh):
+            rows = np.asarray(self._encode(self._params, *self._packed(items, num_patches)))
+        return _by_item(rows, items)
+
+    def encode_by_layer(self, items: list[EncoderItem], num_patches: int) -> list[np.ndarray]:
+        """Return what `encode` returns, computed by programs of one layer, which all layers share."""
+        patches, positions, image_ids = map(jnp.asarray, self._packed(items, num_patches))
+        shared, config = SharedParams(self._skeleton), self.vision
+
+        def tower(params: tuple[Array, ...]) -> VisionTower:
+            vision = self._skeleton.build(params).vision
+            assert vision is not None, "a model with a tower"
+            return vision
+
+        def num_rows(params: tuple[Array, ...]) -> Array:
+            return tower(params).images(image_ids).num_tokens // config.block
+
+        start = jax.jit(lambda params: tower(params).embed(patches, positions, tower(params).images(image_ids)))
+        layer = jax.jit(lambda params, x: tower(params).run_layer(0, x, positions, tower(params).images(image_ids)))
+        deepstack = jax.jit(lambda params, x: tower(params).deepstack[0](x, num_rows(params)))
+        connect = jax.jit(lambda params, x: tower(params).connect(x, num_rows(params)))
+        with jax.sharding.use_abstract_mesh(self._mesh):
+            x, features = start(self._params), []
+            for index in range(config.num_layers):
+                x = layer(shared.of(self._params, "encode_layer", index), x)
+                if index in config.deepstack_layers:
+                    place = config.deepstack_layers.index(index)
+                    features.append(deepstack(shared.of(self._params, "encode_deepstack", place), x))
+            rows = np.concatenate([connect(self._params, x), *features], axis=1)
+        return _by_item(rows, items)
+
+    def _packed(self, items: list[EncoderItem], num_patches: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the patches, positions and numbers of items side by side, and padding."""
         counts = [len(item.patches) for item in items]
         patches = np.full((num_patches, self.vision.patch_values), 7, np.uint8)
         positions, image_ids = np.zeros((num_patches, 2), np.int32), np.full(num_patches, -1, np.int32)
         patches[: sum(counts)] = np.concatenate([item.patches for item in items])
         positions[: sum(counts)] = np.concatenate([item.positions for item in items])
         image_ids[: sum(counts)] = np.repeat(np.arange(len(items)), counts)
-        with jax.sharding.use_abstract_mesh(self._mesh):
-            rows = np.asarray(self._encode(self._params, patches, positions, image_ids))
-        ends = np.cumsum([item.num_tokens for item in items])
-        return np.split(rows[: ends[-1]], ends[:-1])
+        return patches, positions, image_ids
 
     def tokens(self, text: str) -> np.ndarray:
         """Encode a prompt in which images have been replaced by their text."""
@@ -156,6 +188,11 @@ class VisionModel:
         with jax.sharding.use_abstract_mesh(self._mesh):
             logits, cache = self._compute(self._params, cache, *arguments)
         return np.asarray(logits), cache
+
+
+def _by_item(rows: np.ndarray, items: list[EncoderItem]) -> list[np.ndarray]:
+    ends = np.cumsum([item.num_tokens for item in items])
+    return np.split(rows[: ends[-1]], ends[:-1])
 
 
 def pages_of(cache: Cache) -> int:

@@ -19,7 +19,7 @@ from jaxserve.forkserver.client import ForkServerClient
 from jaxserve.frontend.images.fetch import fetch
 from jaxserve.frontend.images.protocol import MODULE, DecodeJob, DecodeReply, DecodeSpec, PreparedImage, PreparedItem
 from jaxserve.frontend.images.source import ImageSource, is_data, read_data
-from jaxserve.ipc.messages import ImageInfo
+from jaxserve.ipc.image_info import ImageInfo
 from jaxserve.ipc.transport import MAX_IMAGE_BYTES
 from jaxserve.model_config.images import ImageProcessorConfig
 

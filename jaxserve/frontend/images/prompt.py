@@ -9,7 +9,8 @@ import numpy as np
 from jaxserve.errors import invalid
 from jaxserve.frontend.images.loader import LoadedImages
 from jaxserve.frontend.images.positions import image_spans, mrope_positions
-from jaxserve.ipc.messages import ImageInfo, PromptImage, RopePositions
+from jaxserve.ipc.image_info import ImageInfo
+from jaxserve.ipc.messages import PromptImage, RopePositions
 
 
 def prompt_images(

@@ -6,6 +6,7 @@ on the device; mixed steps gather them from there. The packed input is one int32
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -21,6 +22,7 @@ from jaxserve.layers.segment_attention import QUERY_BLOCK, alike_block
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.vision import VisionConfig
 from jaxserve.runner.buckets import resolve_limits
+from jaxserve.runner.images.parts import EncoderParts, divide
 from jaxserve.scheduler.plan import EncodeItem
 
 MAX_PATCHES: Final = {"cpu": 4096}
@@ -53,14 +55,29 @@ class ImageShape:
     given_width: int = 0  # D
     is_bidirectional: bool = False
     """True if the tokens of an image attend to each other in both directions."""
+    parts: EncoderParts | None = None
+    """None: every encoder call is one program."""
 
     @property
     def max_patches(self) -> int:
         return max(self.buckets, default=0)
 
+    @property
+    def num_parts(self) -> dict[int, int]:
+        """Parts of an encoder call by its patches, the smallest call first."""
+        counts = (1,) * len(self.buckets) if self.parts is None else self.parts.counts
+        return dict(zip(self.buckets, counts, strict=True))
+
+    @property
+    def activations(self) -> tuple[int, int] | None:
+        """Shape of the activations that are kept between parts, `[P, D]`; None without parts."""
+        if self.parts is None:
+            return None
+        return max(size for size, count in self.num_parts.items() if count > 1), self.parts.hidden_size
+
     def num_bytes(self, itemsize: int) -> int:
-        """Return the bytes of the embeddings on each device."""
-        return (self.num_rows + 1) * self.width * itemsize
+        """Return the bytes on each device of the embeddings, and of the activations between parts."""
+        return ((self.num_rows + 1) * self.width + math.prod(self.activations or (0,))) * itemsize
 
 
 def image_shape(vision: VisionConfig, config: ImagesConfig, platform: str, itemsize: int) -> ImageShape:
@@ -88,12 +105,16 @@ def image_shape(vision: VisionConfig, config: ImagesConfig, platform: str, items
     )
 
 
-def rows_shape(decoder: DecoderConfig, config: ImagesConfig, platform: str, itemsize: int) -> ImageShape | None:
+def rows_shape(
+    decoder: DecoderConfig, config: ImagesConfig, platform: str, itemsize: int, step_work: int | None = None
+) -> ImageShape | None:
     """Return the sizes of the embeddings on the device; None if all prompts are tokens.
 
-    itemsize: bytes of an activation. Raises ConfigError.
+    itemsize: bytes of an activation. step_work: as in `parts.divide`; None: no encoder call is divided. Raises ConfigError.
     """
     shape = None if decoder.vision is None else image_shape(decoder.vision, config, platform, itemsize)
+    if shape is not None and decoder.vision is not None and step_work is not None:
+        shape = replace(shape, parts=divide(decoder.vision, shape.buckets, step_work))
     if not config.enable_prompt_embeds:
         return shape
     if shape is None:
@@ -215,26 +236,29 @@ def _check_prompt_embeds(decoder: DecoderConfig) -> None:
         raise ConfigError(f"--enable-prompt-embeds: this model {reason}: its prompts must be tokens")
 
 
-ENCODE_FIELDS: Final = {
+PLACE_FIELDS: Final = {
     "image_ids": "T",  # of each patch; -1: padding, which comes last
     "patch_places": "T 2",
     "embedding_rows": "B",  # of each block of patches; padding points after the last one
-    "patches": "TF",  # uint8, four in a word
 }
+ENCODE_FIELDS: Final = PLACE_FIELDS | {"patches": "TF"}  # uint8, four in a word
 
 
 def pack_items(items: Sequence[EncodeItem], num_patches: int, shape: ImageShape, field: dict[str, np.ndarray]) -> None:
-    """Fill in the fields of a packed encoder call of `num_patches` patches."""
+    """Fill in the fields of a packed encoder call of `num_patches` patches, its pixels if there is a field for them."""
     field["image_ids"][:] = -1
     field["embedding_rows"][:] = shape.num_rows
-    patches = field["patches"].view(np.uint8)[: num_patches * shape.patch_bytes].reshape(num_patches, -1)
+    patches = None
+    if "patches" in field:
+        patches = field["patches"].view(np.uint8)[: num_patches * shape.patch_bytes].reshape(num_patches, -1)
     first = 0
     for index, item in enumerate(items):
         end = first + len(item.patches)
         field["image_ids"][first:end] = index
         field["patch_places"][first:end] = item.positions
         field["embedding_rows"][first // shape.block : end // shape.block] = item.rows
-        patches[first:end] = item.patches
+        if patches is not None:
+            patches[first:end] = item.patches
         first = end
 
 
@@ -244,7 +268,8 @@ def unpack_patches(words: Int[Array, "M"], num_patches: int, shape: ImageShape) 
     return values[: num_patches * shape.patch_bytes].reshape(num_patches, shape.patch_bytes)
 
 
-def dummy_item(num_patches: int, shape: ImageShape) -> EncodeItem:
+def dummy_item(num_patches: int, shape: ImageShape, layers: tuple[int, int] | None = None) -> EncodeItem:
     """Return an image of no request, for the first run of a program; its embeddings go to the row of padding."""
     rows = np.full(num_patches // shape.block, shape.num_rows, np.int32)
-    return EncodeItem(np.zeros((num_patches, shape.patch_bytes), np.uint8), np.zeros((num_patches, 2), np.int32), rows)
+    patches, places = np.zeros((num_patches, shape.patch_bytes), np.uint8), np.zeros((num_patches, 2), np.int32)
+    return EncodeItem(patches, places, rows, layers=layers)

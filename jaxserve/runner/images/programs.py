@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import jax
@@ -12,7 +12,15 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxserve.models.skeleton import ModelSkeleton
-from jaxserve.runner.images.encoder import ENCODE_FIELDS, dummy_item, pack_items, unpack_patches
+from jaxserve.models.vision import VisionTower
+from jaxserve.runner.images.encoder import (
+    ENCODE_FIELDS,
+    PLACE_FIELDS,
+    ImageShape,
+    dummy_item,
+    pack_items,
+    unpack_patches,
+)
 from jaxserve.runner.images.given import EMBEDS_FIELDS, batches, dummy_embeds, pack_embeds
 from jaxserve.runner.inputs import Program, StepTask, packed_size, split
 from jaxserve.runner.state import StateArrays
@@ -20,13 +28,50 @@ from jaxserve.scheduler.plan import EmbedsItem, EncodeItem
 from jaxserve.types import ProgramKind
 
 RowItem = EncodeItem | EmbedsItem
+_DEEPSTACK_FIELDS: Final = PLACE_FIELDS | {"column": ""}  # of the rows of embeddings, in embeddings
 
 
-def row_calls(items: Sequence[RowItem], wanted: Sequence[Program]) -> Iterator[tuple[Program, np.ndarray]]:
-    """Yield the programs that fill the rows of `items`, and their packed inputs. wanted: the programs that there are."""
+def with_images(programs: tuple[Program, ...], shape: ImageShape) -> tuple[Program, ...]:
+    """Return the programs of a model that reads rows of embeddings, and those that fill the rows.
+
+    The encoder's have P patches and P / block rows; the one that writes embeddings of prompts has as many tokens as rows.
+    """
+    own = tuple(replace(program, images=shape) for program in programs)
+    ride = own[0]
+    fill = [
+        replace(ride, kind=kind, num_tokens=size, num_rows=size // shape.block)
+        for size, count in shape.num_parts.items()
+        for kind in _encoder_kinds(shape, count)
+    ]
+    if shape.num_given:
+        fill.append(replace(ride, kind="prompt_embeds", num_tokens=shape.num_given, num_rows=shape.num_given))
+    return (*reversed(fill), *own)
+
+
+def _encoder_kinds(shape: ImageShape, num_parts: int) -> list[ProgramKind]:
+    """Return the kinds of the programs of an encoder call, the slowest to compile last."""
+    if num_parts == 1:
+        return ["encode"]
+    has_deepstack = shape.parts is not None and shape.parts.deepstack_layers
+    deepstack: list[ProgramKind] = ["encode_deepstack"] if has_deepstack else []
+    return ["encode_end", *deepstack, "encode_start", "encode_layer"]
+
+
+@dataclass(frozen=True, slots=True)
+class RowCall:
+    """A call of a program that runs before a step."""
+
+    program: Program
+    packed: np.ndarray
+    index: int = 0
+    """Number of the module whose parameters it gets: see `SharedParams`."""
+
+
+def row_calls(items: Sequence[RowItem], wanted: Sequence[Program]) -> Iterator[RowCall]:
+    """Yield the calls that fill the rows of `items`, or do a part of it. wanted: the programs that there are."""
     images = [item for item in items if isinstance(item, EncodeItem)]
     if images:
-        yield _encode_call(images, [each for each in wanted if each.kind == "encode"])
+        yield from _encode_calls(images, wanted)
     writers = [each for each in wanted if each.kind == "prompt_embeds"]
     if not writers:
         return
@@ -35,25 +80,58 @@ def row_calls(items: Sequence[RowItem], wanted: Sequence[Program]) -> Iterator[t
     for values, rows in batches([item for item in items if isinstance(item, EmbedsItem)], program.num_tokens):
         packed = np.zeros(packed_size(program, EMBEDS_FIELDS), np.int32)
         pack_embeds(values, rows, shape, split(packed, program, EMBEDS_FIELDS))
-        yield program, packed
+        yield RowCall(program, packed)
 
 
-def _encode_call(items: Sequence[EncodeItem], wanted: Sequence[Program]) -> tuple[Program, np.ndarray]:
-    """Return the smallest encoder program that holds `items`, and its packed input."""
+def _encode_calls(items: Sequence[EncodeItem], wanted: Sequence[Program]) -> Iterator[RowCall]:
+    """Yield the calls for one part of `items`, of the smallest programs that hold them."""
     count = sum(len(item.patches) for item in items)
-    program = min((each for each in wanted if each.num_tokens >= count), key=lambda each: each.num_tokens)
+    encoders = [each for each in wanted if each.kind.startswith("encode") and each.num_tokens >= count]
+    size = min(each.num_tokens for each in encoders)
+    programs = {each.kind: each for each in encoders if each.num_tokens == size}
+    if "encode" in programs:
+        yield _encode_call(programs["encode"], items)
+        return
+    shape = programs["encode_start"].images
+    assert shape is not None and shape.parts is not None, "an encoder that runs in parts"
+    parts = shape.parts
+    first, end = items[0].layers or (0, parts.num_layers)
+    if first == 0:
+        yield _encode_call(programs["encode_start"], items)
+    same = _encode_call(programs["encode_end"], items)
+    for index in range(first, end):
+        yield replace(same, program=programs["encode_layer"], index=index)
+        if index in parts.deepstack_layers:
+            call = _encode_call(programs["encode_deepstack"], items)
+            column = 1 + sorted(parts.deepstack_layers).index(index)
+            split(call.packed, call.program, _DEEPSTACK_FIELDS)["column"][...] = column
+            yield replace(call, index=parts.deepstack_layers.index(index))
+    if end == parts.num_layers:
+        yield same
+
+
+def _encode_call(program: Program, items: Sequence[EncodeItem]) -> RowCall:
+    """Return the call of one of the encoder's programs for `items`."""
+    fields = _STEPS[program.kind].fields
     assert program.images is not None, "an encoder program"
-    packed = np.zeros(packed_size(program, ENCODE_FIELDS), np.int32)
-    pack_items(items, program.num_tokens, program.images, split(packed, program, ENCODE_FIELDS))
-    return program, packed
+    packed = np.zeros(packed_size(program, fields), np.int32)
+    pack_items(items, program.num_tokens, program.images, split(packed, program, fields))
+    return RowCall(program, packed)
 
 
 def dummy_items(program: Program) -> dict[str, tuple[RowItem, ...]]:
-    """Return items of no request that fill a program, by the field of their plan."""
-    assert program.images is not None, "a program that fills rows"
+    """Return items of no request that fill a program, by the field of their plan: it runs, or a part of a call with it."""
+    shape = program.images
+    assert shape is not None, "a program that fills rows"
     if program.kind == "prompt_embeds":
-        return {"embeds_items": (dummy_embeds(program.images),)}
-    return {"encode_items": (dummy_item(program.num_tokens, program.images),)}
+        return {"embeds_items": (dummy_embeds(shape),)}
+    layers = None
+    if shape.parts is not None and program.kind != "encode":
+        num_layers, deepstack = shape.parts.num_layers, shape.parts.deepstack_layers
+        starts = {"encode_layer": 0, "encode_deepstack": min(deepstack, default=0), "encode_end": num_layers}
+        start = starts.get(program.kind, 0)
+        layers = (start, start + (program.kind in ("encode_layer", "encode_deepstack")))
+    return {"encode_items": (dummy_item(program.num_tokens, shape, layers),)}
 
 
 def encode_images(
@@ -61,12 +139,83 @@ def encode_images(
 ) -> tuple[StateArrays, tuple[()]]:
     """Write the embeddings of images to their rows. DONATES the state; returns it."""
     field, shape = split(packed, program, ENCODE_FIELDS), program.images
-    tower = skeleton.build(params).vision
-    assert tower is not None and shape is not None, "a model that reads images"
+    tower = _tower(skeleton, params)
+    assert shape is not None, "a model that reads images"
     patches = unpack_patches(field["patches"], program.num_tokens, shape)
     with jax.named_scope("encode"):
         rows = tower.encode(patches, field["patch_places"], field["image_ids"])
     return _with_rows(state, field["embedding_rows"], rows), ()
+
+
+def start_encoder(
+    skeleton: ModelSkeleton, params: tuple[Array, ...], state: StateArrays, packed: Int[Array, "I"], program: Program
+) -> tuple[StateArrays, tuple[()]]:
+    """Compute the activations of images before the first layer. DONATES the state; returns it."""
+    field, shape, tower = split(packed, program, ENCODE_FIELDS), program.images, _tower(skeleton, params)
+    assert shape is not None, "a model that reads images"
+    patches = unpack_patches(field["patches"], program.num_tokens, shape)
+    with jax.named_scope("encode"):
+        x = tower.embed(patches, field["patch_places"], tower.images(field["image_ids"]))
+    return _with_activations(state, x), ()
+
+
+def run_encoder_layer(
+    skeleton: ModelSkeleton, params: tuple[Array, ...], state: StateArrays, packed: Int[Array, "I"], program: Program
+) -> tuple[StateArrays, tuple[()]]:
+    """Run one layer, whose parameters are in the place of the first one's. DONATES the state; returns it."""
+    field, tower = split(packed, program, PLACE_FIELDS), _tower(skeleton, params)
+    with jax.named_scope("encode"):
+        images = tower.images(field["image_ids"])
+        x = tower.run_layer(0, _activations(state, program), field["patch_places"], images)
+    return _with_activations(state, x), ()
+
+
+def write_deepstack_features(
+    skeleton: ModelSkeleton, params: tuple[Array, ...], state: StateArrays, packed: Int[Array, "I"], program: Program
+) -> tuple[StateArrays, tuple[()]]:
+    """Write features of a layer's output to their column of the rows. DONATES the state; returns it."""
+    field, tower = split(packed, program, _DEEPSTACK_FIELDS), _tower(skeleton, params)
+    with jax.named_scope("encode"):
+        num_rows = tower.images(field["image_ids"]).num_tokens // tower.config.block
+        made = tower.deepstack[0](_activations(state, program), num_rows)
+    return _with_columns(state, field["embedding_rows"], field["column"], made), ()
+
+
+def end_encoder(
+    skeleton: ModelSkeleton, params: tuple[Array, ...], state: StateArrays, packed: Int[Array, "I"], program: Program
+) -> tuple[StateArrays, tuple[()]]:
+    """Write the embeddings of images to their rows. DONATES the state; returns it."""
+    field, tower = split(packed, program, PLACE_FIELDS), _tower(skeleton, params)
+    with jax.named_scope("encode"):
+        num_rows = tower.images(field["image_ids"]).num_tokens // tower.config.block
+        made = tower.connect(_activations(state, program), num_rows)
+    return _with_columns(state, field["embedding_rows"], jnp.int32(0), made), ()
+
+
+def _tower(skeleton: ModelSkeleton, params: tuple[Array, ...]) -> VisionTower:
+    tower = skeleton.build(params).vision
+    assert tower is not None, "a model that reads images"
+    return tower
+
+
+def _activations(state: StateArrays, program: Program) -> Float[Array, "P D"]:
+    assert state.activations is not None, "an encoder that runs in parts"
+    return state.activations[: program.num_tokens]
+
+
+def _with_activations(state: StateArrays, x: Float[Array, "P D"]) -> StateArrays:
+    assert state.activations is not None, "an encoder that runs in parts"
+    return state._replace(activations=state.activations.at[: len(x)].set(x))
+
+
+def _with_columns(
+    state: StateArrays, places: Int[Array, "N"], column: Int[Array, ""], made: Float[Array, "N O"]
+) -> StateArrays:
+    """Write one embedding of each row, which has others for deepstack features."""
+    assert state.images is not None, "a model with rows of embeddings"
+    columns = state.images.reshape(len(state.images), -1, made.shape[1])
+    columns = columns.at[places, column].set(made.astype(columns.dtype))
+    return state._replace(images=columns.reshape(state.images.shape))
 
 
 def write_embeds(
@@ -85,9 +234,22 @@ def _with_rows(state: StateArrays, places: Int[Array, "N"], rows: Float[Array, "
     return state._replace(images=state.images.at[places].set(rows.astype(state.images.dtype)))
 
 
-_STEPS: Final[dict[ProgramKind, tuple[str, Callable[..., Any], dict[str, str]]]] = {
-    "encode": ("encode images", encode_images, ENCODE_FIELDS),
-    "prompt_embeds": ("write embeddings of prompts", write_embeds, EMBEDS_FIELDS),
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The traced function of the programs of one kind, and the layout of its input."""
+
+    name: str
+    function: Callable[..., Any]
+    fields: Mapping[str, str]
+
+
+_STEPS: Final[Mapping[ProgramKind, _Step]] = {
+    "encode": _Step("encode images", encode_images, ENCODE_FIELDS),
+    "encode_start": _Step("start the encoder", start_encoder, ENCODE_FIELDS),
+    "encode_layer": _Step("run a layer of the encoder", run_encoder_layer, PLACE_FIELDS),
+    "encode_deepstack": _Step("write deepstack features", write_deepstack_features, _DEEPSTACK_FIELDS),
+    "encode_end": _Step("end the encoder", end_encoder, PLACE_FIELDS),
+    "prompt_embeds": _Step("write embeddings of prompts", write_embeds, EMBEDS_FIELDS),
 }
 ROW_KINDS: Final = frozenset(_STEPS)
 """Kinds of the programs that run before a step and have no outputs."""
@@ -95,5 +257,5 @@ ROW_KINDS: Final = frozenset(_STEPS)
 
 def row_task(task: StepTask[Any, Any], kind: ProgramKind) -> StepTask[Any, Any]:
     """Return the task of programs of this kind, which is one of ROW_KINDS, beside the steps of `task`."""
-    name, step, fields = _STEPS[kind]
-    return replace(task, name=name, step=step, fields=fields)
+    step = _STEPS[kind]
+    return replace(task, name=step.name, step=step.function, fields=step.fields)

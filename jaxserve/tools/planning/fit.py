@@ -13,7 +13,7 @@ from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig
 from jaxserve.models.registry import read_decoder, read_mtp_layer
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.runner.backend import Chip
-from jaxserve.runner.buckets import resolve_limits
+from jaxserve.runner.buckets import largest_step_work, resolve_limits
 from jaxserve.runner.cache_sizes import CacheSizes
 from jaxserve.runner.images.encoder import ImageShape, encoder_bytes, image_settings, rows_shape
 from jaxserve.runner.inputs import DraftModel, Program, programs
@@ -86,7 +86,7 @@ def make_fit(config: Config, decoder: DecoderConfig, device: Device) -> Fit:
             f"the weights alone ({gib(weights)} in {sizes.stored_as}){both} are more than the {gib(device.limit_bytes)} "
             f"that {device.title} gives"
         )
-    images = planned_images(config, decoder, device)
+    images = planned_images(config, decoder, device, sizes)
     embeddings = encoder = 0
     if images is not None:
         embeddings = images.num_bytes(sizes.activation_itemsize)
@@ -133,10 +133,10 @@ def _read_draft(name: str, revision: str | None, *, is_mtp: bool) -> DecoderConf
     return (read_mtp_layer if is_mtp else read_decoder)(resolve(name, revision, weights=False))[0]
 
 
-def planned_images(config: Config, decoder: DecoderConfig, device: Device) -> ImageShape | None:
+def planned_images(config: Config, decoder: DecoderConfig, device: Device, sizes: Sizes) -> ImageShape | None:
     """Return the sizes of the image encoder's programs and embeddings; None if the model reads tokens only."""
-    itemsize = planned_policy(config, decoder, device).activations.itemsize
-    return rows_shape(decoder, config.images, device.platform, itemsize)
+    work = largest_step_work(device.platform, config.scheduler, sizes.num_layer_weights, sizes.num_devices)
+    return rows_shape(decoder, config.images, device.platform, sizes.activation_itemsize, work)
 
 
 def held_bytes(device: Device, sizes: Sizes, bytes_per_device: int) -> int:

@@ -15,8 +15,9 @@ from jaxserve.errors import DoesNotFitError
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.registry import read_decoder
 from jaxserve.runner.backend import attention_notes
+from jaxserve.runner.images.programs import with_images
 from jaxserve.runner.images.served import with_served_images
-from jaxserve.runner.inputs import Program, programs, with_images
+from jaxserve.runner.inputs import Program, programs
 from jaxserve.runner.limits import Limits, context_notes, kv_cache_dtype, kv_spec, quantization_notes, with_cache_groups
 from jaxserve.runtime.environment import child_environment
 from jaxserve.runtime.startup_display import StartupDisplay

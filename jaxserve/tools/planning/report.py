@@ -84,7 +84,11 @@ def _print_memory(plan: Plan, console: Console) -> None:
             pages += f"; {cache.num_state_slots:,} states of {gib(cache.state_slot_bytes)}"
         table.add_row("KV cache", gib(memory.kv_bytes), f"{cache.dtype}, {gib(cache.bytes_per_token)} a token: {pages}")
         if memory.image_bytes:
-            table.add_row("images", gib(memory.image_bytes), "embeddings that are kept (--image-cache-memory)")
+            table.add_row(
+                "images",
+                gib(memory.image_bytes),
+                "embeddings that are kept (--image-cache-memory), and activations between parts of a call",
+            )
     if memory is not None:
         table.add_row("workspace", gib(memory.workspace_bytes), _workspace_text(plan, memory))
         if plan.fits:

@@ -7,8 +7,10 @@ import dataclasses
 import msgspec
 import numpy as np
 
-from jaxserve.ipc.messages import ImageInfo
-from jaxserve.scheduler.images import EmbeddingRows, ImagePolicy, PlacedImage, RequestImages
+from jaxserve.ipc.image_info import ImageInfo
+from jaxserve.scheduler.images.embedding_rows import EmbeddingRows
+from jaxserve.scheduler.images.policy import ImagePolicy
+from jaxserve.scheduler.images.request_images import PlacedImage, RequestImages
 from jaxserve.scheduler.plan import NO_IMAGE_ROW
 from jaxserve.types import RequestId
 

@@ -23,7 +23,7 @@ from jaxserve.frontend.images import loader as loader_module
 from jaxserve.frontend.images.loader import NO_IMAGES, ImageLoader
 from jaxserve.frontend.images.processor import process_image
 from jaxserve.frontend.images.source import ImageSource
-from jaxserve.ipc.messages import ImageInfo
+from jaxserve.ipc.image_info import ImageInfo
 from tests.models.goldens import DATA
 from tests.models.pictures import picture
 from tests.unit.frontend.images.test_decode import JPEG, file_of, png

@@ -1,0 +1,30 @@
+"""Properties of image input, as the engine tells them."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class ImageInfo(msgspec.Struct, frozen=True, array_like=True):
+    """Properties of a model that reads images."""
+
+    max_patches: int
+    """Patches of one encoder input."""
+    max_tokens: int
+    """Tokens of one encoder input."""
+    cache_rows: int
+    """Embeddings that the device keeps."""
+    merge: int
+    """Patches of the side of a block that becomes one token."""
+    patch_bytes: int
+    """Bytes of a patch."""
+    has_rope_positions: bool = False
+    """True if each token has three rotary positions."""
+    step_patches: int | None = None
+    """Patches that are encoded before a step while replies are generated; None: `max_patches`."""
+    is_bidirectional: bool = False
+    """True if the tokens of an image attend to each other in both directions."""
+    encoder_layers: int = 1
+    """Layers of the encoder."""
+    encoder_parts: tuple[tuple[int, int], ...] = ()
+    """Patches of each of the encoder's programs, the smallest first, and the parts in which it runs beside replies; none: one."""

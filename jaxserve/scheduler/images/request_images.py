@@ -1,0 +1,128 @@
+"""The images, or the given embeddings, of one request: their tokens, rows of embeddings and positions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jaxserve.ipc.messages import AddRequest
+from jaxserve.scheduler.plan import NO_IMAGE_ROW, EmbedsItem, EncodeItem
+from jaxserve.types import RequestId
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedImage:
+    """One input of the encoder and the tokens that its embeddings stand for."""
+
+    start: int
+    end: int
+    digest: bytes
+    patches: np.ndarray  # uint8 [P, F]
+    positions: np.ndarray  # int32 [P, 2]
+
+    def item(self, rows: np.ndarray, request_id: RequestId) -> EncodeItem:
+        """Return the work that fills `rows`."""
+        return EncodeItem(self.patches, self.positions, rows, request_id)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacedEmbeds:
+    """Embeddings that a client gave, and the tokens that they stand for."""
+
+    start: int
+    end: int
+    digest: bytes
+    values: np.ndarray  # float32 [end - start, D]
+
+    def item(self, rows: np.ndarray, request_id: RequestId) -> EmbedsItem:
+        """Return the work that fills `rows`."""
+        return EmbedsItem(self.values, rows, request_id)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestImages:
+    """The images, or the given embeddings, of one request."""
+
+    request_id: RequestId
+    images: tuple[PlacedImage | PlacedEmbeds, ...]
+    rope_positions: np.ndarray | None  # int32 [3, T] of the prompt; None: the place of each token
+    rope_delta: int
+    is_bidirectional: bool = False
+    """True if each image's tokens see the whole image."""
+    held: dict[int, np.ndarray] = field(default_factory=dict)
+    """Rows of the images that are held, by their index."""
+
+    @property
+    def is_given(self) -> bool:
+        """True if the client gave embeddings in place of tokens."""
+        return any(isinstance(image, PlacedEmbeds) for image in self.images)
+
+    @property
+    def spans(self) -> list[tuple[int, int, bytes]]:
+        """First token, end and digest of each image, for the names of pages."""
+        return [(image.start, image.end, image.digest) for image in self.images]
+
+    def overlapping(self, first: int, end: int) -> list[int]:
+        """Return the indices of the images that have tokens among `first` ... `end - 1`."""
+        return [i for i, image in enumerate(self.images) if image.start < end and first < image.end]
+
+    def rows(self, first: int, count: int) -> np.ndarray:
+        """Return the row of each of `count` tokens, whose images are held; NO_IMAGE_ROW for text."""
+        rows = np.full(count, NO_IMAGE_ROW, np.int32)
+        for i in self.overlapping(first, first + count):
+            image = self.images[i]
+            low, high = max(image.start, first), min(image.end, first + count)
+            rows[low - first : high - first] = self.held[i][low - image.start : high - image.start]
+        return rows
+
+    def cut_by(self, end: int) -> PlacedImage | PlacedEmbeds | None:
+        """Return the image that a chunk with the end `end` would cut, though its tokens see it whole; None if there is none."""
+        if not self.is_bidirectional:
+            return None
+        return next((image for image in self.images if image.start < end < image.end), None)
+
+    def key_ends(self, first: int, count: int) -> np.ndarray:
+        """Return where the keys that each of `count` tokens sees end, int32: after it, or after its image."""
+        ends = np.arange(first + 1, first + count + 1, dtype=np.int32)
+        for i in self.overlapping(first, first + count) if self.is_bidirectional else ():
+            image = self.images[i]
+            ends[max(image.start - first, 0) : image.end - first] = image.end
+        return ends
+
+    def rope(self, first: int, count: int) -> np.ndarray:
+        """Return the rotary positions of `count` tokens, int32 `[3, count]`."""
+        places = np.arange(first, first + count, dtype=np.int32)
+        if self.rope_positions is None:
+            return np.tile(places, (3, 1))
+        known = self.rope_positions[:, first : first + count]
+        return np.concatenate([known, np.tile(places[known.shape[1] :] + self.rope_delta, (3, 1))], axis=1)
+
+
+def images_of(message: AddRequest, *, is_bidirectional: bool = False) -> RequestImages | None:
+    """Return the images or the given embeddings of a request that admission has passed; None without any."""
+    if message.prompt_embeds:
+        return RequestImages(message.request_id, _placed_embeds(message), None, 0)
+    if not message.images:
+        return None
+    placed = []
+    for image in message.images:
+        positions = np.frombuffer(image.positions, "<i4").reshape(-1, 2)
+        patches = np.frombuffer(image.patches, np.uint8).reshape(len(positions), -1)
+        placed.append(PlacedImage(image.start, image.start + image.num_tokens, image.digest, patches, positions))
+    rope = message.rope_positions
+    turned = None if rope is None else np.frombuffer(rope.prompt, "<i4").reshape(3, -1)
+    delta = 0 if rope is None else rope.delta
+    return RequestImages(message.request_id, tuple(placed), turned, delta, is_bidirectional)
+
+
+def _placed_embeds(message: AddRequest) -> tuple[PlacedEmbeds, ...]:
+    return tuple(
+        PlacedEmbeds(
+            part.start,
+            part.start + part.num_tokens,
+            part.digest,
+            np.frombuffer(part.values, "<f4").reshape(part.num_tokens, -1),
+        )
+        for part in message.prompt_embeds
+    )
