@@ -145,6 +145,8 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
             self.stats.num_preemptions += 1
         self._kv.reset_prefix_cache()
         self._prefetch.clear_tiers()
+        if reset_running_requests and self._images is not None:  # other weights, or none for a while
+            self._images.forget()
 
     def poll_grammars(self) -> list[RequestOutput]:
         """Apply what grammars have done; returns jump-forward tokens and ends. Call it before `schedule`.

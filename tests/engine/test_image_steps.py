@@ -253,6 +253,27 @@ def test_a_part_that_fails_once_changes_no_token(bench: Bench, num_good_layers: 
     assert engine.scheduler.take_stats().image_cache_usage_perc == 0
 
 
+@pytest.mark.parametrize("num_parts", [1, len(PARTS)])
+def test_images_are_encoded_again_after_sleep_and_after_an_update_of_the_weights(bench: Bench, num_parts: int) -> None:
+    engine, reader = bench.reader.engine, bench.reader
+    engine.restart(overlap=False)
+    weights = engine.executor.weights
+    assert weights is not None
+    outputs = begin_reply(engine, request("reply", [30, 31], max_tokens=60))
+    plans = plans_of(engine)
+    outputs += engine.core.handle(reader.request("one", 1))
+    while sum(bool(plan.encode_items) for plan in plans) < num_parts:
+        step = engine.core.step()
+        outputs += [] if step is None else step.outputs
+    engine.scheduler.reset_prefix_cache(reset_running_requests=True)
+    weights.discard(keeps_copy=True)
+    weights.restore()()
+    del plans[:]
+    tokens = joined(outputs + finish(engine))
+    assert tokens["one"] == reader.expected(1)
+    assert [items[0].layers for plan in plans if (items := plan.encode_items)] in (PARTS, [None])
+
+
 RANK, ALPHA = 4, 8
 
 
