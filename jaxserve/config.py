@@ -205,7 +205,7 @@ class CompileConfig:
     deterministic: bool = option(
         False,
         help="serve only if the same request gets the same bits whatever else runs: on one CPU device with native kernels, "
-        "--quantization none or int8",
+        "--quantization none, int8, mxfp4-weight-only or nvfp4-weight-only",
     )
     compile_cache: str | None = option(
         None,

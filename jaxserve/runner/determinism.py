@@ -12,7 +12,7 @@ from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
 
-_FORMATS: Final = frozenset({"none", "int8"})
+_FORMATS: Final = frozenset({"none", "int8", "mxfp4-weight-only", "nvfp4-weight-only"})
 """Formats whose matmuls were compared bit by bit among batches of all sizes."""
 
 
@@ -32,7 +32,8 @@ def _obstacle(model: DecoderConfig | EncoderConfig, policy: DtypePolicy) -> str 
         return "only with the native kernels of one CPU device: the matmuls of XLA round a row by the number of rows"
     name = policy.quant.name
     if name not in _FORMATS or not policy.is_native:
-        return f"not with {policy.matrices} weights of --quantization {name}; use none with float32, or int8"
+        known = "none with float32, int8, mxfp4-weight-only or nvfp4-weight-only"
+        return f"not with {policy.matrices} weights of --quantization {name}; use {known}"
     if not isinstance(model, DecoderConfig):
         return "only for models that generate"
     if any(layer.recurrent is not None or layer.latent_dim is not None for layer in model.layers):

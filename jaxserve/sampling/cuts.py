@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxserve.sampling.rows import count, entries
 from jaxserve.sampling.topk import top_k as largest
 
 NUM_CANDIDATES: Final = 64
@@ -36,13 +37,13 @@ def candidates(logits: Float[Array, "B V"]) -> Candidates:
 
 def top_k(rows: Candidates, value: Int[Array, "B"]) -> Float[Array, "B"]:
     """Return the k-th largest logit; k < 1 and k >= V keep all."""
-    count = rows.largest.shape[1]
+    found = rows.largest.shape[1]
     wants = (value > 0) & (value < rows.logits.shape[1])
-    kth = jnp.take_along_axis(rows.largest, jnp.clip(value - 1, 0, count - 1)[:, None], 1)[:, 0]
-    beyond = wants & (value > count)
+    kth = entries(rows.largest, jnp.clip(value - 1, 0, found - 1)[:, None])[:, 0]
+    beyond = wants & (value > found)
 
     def search() -> Array:
-        enough = _smallest_with(rows.logits, lambda kept: kept.sum(-1) >= value)
+        enough = _smallest_with(rows.logits, lambda kept: count(kept) >= value)
         return jnp.where(beyond, enough, kth)
 
     threshold = jax.lax.cond(beyond.any(), search, lambda: kth)
@@ -57,8 +58,8 @@ def top_p(rows: Candidates, value: Float[Array, "B"]) -> Float[Array, "B"]:
     target = value * weights.sum(-1)
     best = jnp.where(rows.largest >= rows.kept[:, None], jnp.exp(rows.largest - maximum), 0.0)
     before = jnp.cumsum(best, -1) - best  # mass of the tokens ahead of each candidate
-    last = jnp.maximum(((before < target[:, None]) & (best > 0)).sum(-1) - 1, 0)
-    threshold = jnp.take_along_axis(rows.largest, last[:, None], 1)[:, 0]
+    last = jnp.maximum(count((before < target[:, None]) & (best > 0)) - 1, 0)
+    threshold = entries(rows.largest, last[:, None])[:, 0]
     beyond = wants & (best.sum(-1) < target) & (rows.largest[:, -1] > rows.kept)
 
     def search() -> Array:

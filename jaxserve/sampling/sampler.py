@@ -8,7 +8,7 @@ options.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial, reduce
 from types import ModuleType
 from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
@@ -22,6 +22,7 @@ from jaxserve.sampling import biases, cuts, draw, logprobs, masks, penalties, sc
 from jaxserve.sampling.cuts import candidates
 from jaxserve.sampling.draw import categorical, most_likely
 from jaxserve.sampling.params import COLUMNS, DEFAULTS, STAGES, Stage, column_dtype, column_value
+from jaxserve.sampling.rows import count, entries
 from jaxserve.sampling.topk import top_k
 from jaxserve.sampling.transform import StateField, Transform
 from jaxserve.types import MAX_TOP_LOGPROBS, NO_LOGPROBS, LogprobsMode
@@ -40,6 +41,8 @@ _ADJUSTING: Final[tuple[Stage, ...]] = ("biases", "penalties", "masks")
 _NEVER: Final = float(np.finfo(np.float32).min)
 """The logit of a token that cannot be drawn, in processed log-probabilities. Finite, so that it sorts before padding."""
 _NEUTRAL: Final = {name: column_value(DEFAULTS[name]) for name in COLUMNS}
+_NEUTRAL_BITS: Final = np.array([np.array(_NEUTRAL[name], column_dtype(name)).view(np.int32) for name in COLUMNS])
+_PLACES: Final = {name: i for i, name in enumerate(COLUMNS)}
 BY_STAGE: Final[Mapping[Stage, tuple[str, ...]]] = {
     stage: tuple(name for name, option in COLUMNS.items() if option.stage == stage) for stage in STAGES
 }
@@ -99,50 +102,51 @@ class RowState(Protocol):
 
 
 class RowOptions:
-    """The options of a step's rows with their state."""
+    """The options of a step's rows with their state.
+
+    Everything is computed where it is asked for, from the columns as they are: a value that comes into a branch of a
+    `lax.cond` from outside is an array of its own, and a kernel of its own to compile and to start in every step.
+    """
 
     def __init__(self, columns: Int[Array, "B C"], state: RowState, num_known: Int[Array, "B"]) -> None:
         """num_known: tokens that each row's request has, prompt and output."""
-        self.values = unpack_options(columns)
-        self._state, self._num_known = state, num_known
-        self._active = {name: self._is_active(name) for name in COLUMNS}
+        self._columns, self._state, self._num_known = columns, state, num_known
+
+    def value(self, name: str) -> Array:
+        """Return an option of each row, `[B]`, a float restored from its bits."""
+        column = self._columns[:, _PLACES[name]]
+        return column if column_dtype(name) == "int32" else jax.lax.bitcast_convert_type(column, jnp.float32)
 
     def active(self, names: Sequence[str]) -> Bool[Array, "B"]:
         """Return the rows in which any of these options does something."""
-        return reduce(jnp.logical_or, (self._active[name] for name in names))
+        plain = [name for name in names if TRANSFORMS[name].is_active is None]
+        narrow = [self._is_active(name) for name in names if name not in plain]
+        return reduce(jnp.logical_or, narrow, are_set(self._columns, plain))
 
     def apply(self, name: str, *inputs: Any) -> Any:
         """Call an option's device half on all rows; options that are not active there have their default."""
-        value = self.values[name]
+        value = self.value(name)
         if TRANSFORMS[name].is_active is not None:
-            value = jnp.where(self._active[name], value, _NEUTRAL[name])
+            value = jnp.where(self._is_active(name), value, _NEUTRAL[name])
         return TRANSFORMS[name](*inputs, value, *self._state_of(name))
 
     def _is_active(self, name: str) -> Bool[Array, "B"]:
-        is_set, narrow = self.values[name] != _NEUTRAL[name], TRANSFORMS[name].is_active
+        is_set, narrow = are_set(self._columns, [name]), TRANSFORMS[name].is_active
         return is_set if narrow is None else is_set & narrow(self._num_known, *self._state_of(name))
 
     def _state_of(self, name: str) -> list[Array]:
         return [self._state[field.name] for field in TRANSFORMS[name].state]
 
 
-def unpack_options(columns: Int[Array, "B C"]) -> dict[str, Array]:
-    """Return the option columns by name, floats restored from their bits."""
-    return {
-        name: columns[:, i]
-        if column_dtype(name) == "int32"
-        else jax.lax.bitcast_convert_type(columns[:, i], jnp.float32)
-        for i, name in enumerate(COLUMNS)
-    }
+def are_set(columns: Int[Array, "B C"], names: Collection[str]) -> Bool[Array, "B"]:
+    """Return the rows in which any of these options has another value than its default."""
+    is_one = np.array([name in names for name in COLUMNS])
+    return ((columns != _NEUTRAL_BITS) & is_one).any(1)
 
 
 def uses_state(columns: Int[Array, "B C"], field: StateField) -> Bool[Array, "B"]:
     """Return True for rows with an option that reads this state."""
-    values = unpack_options(columns)
-    return reduce(
-        jnp.logical_or,
-        (values[name] != _NEUTRAL[name] for name, transform in TRANSFORMS.items() if field in transform.state),
-    )
+    return are_set(columns, [name for name, transform in TRANSFORMS.items() if field in transform.state])
 
 
 def sample(
@@ -162,10 +166,10 @@ def sample(
     penalties and masks.
     """
     rows = RowOptions(columns, state, num_known)
-    is_greedy = rows.values["temperature"] == 0
     adjusts = rows.active([name for stage in _ADJUSTING for name in BY_STAGE[stage]]).any()
 
     def choose() -> tuple[Array, ...]:
+        is_greedy = _is_greedy(rows)
         # Scaling comes inside, since it makes an array of its own anyway: the logits are still needed as they are.
         scaled = jax.lax.cond(
             adjusts, lambda: _changed("scaling", rows, adjust(logits, rows)), lambda: _changed("scaling", rows, logits)
@@ -180,7 +184,7 @@ def sample(
     def choose_greedily() -> tuple[Array, ...]:
         return (most_likely(logits), logits) if mode == "processed_logprobs" else (most_likely(logits),)
 
-    token_ids, *processed = jax.lax.cond(is_greedy.all() & ~adjusts, choose_greedily, choose)
+    token_ids, *processed = jax.lax.cond(_is_greedy(rows).all() & ~adjusts, choose_greedily, choose)
     logits = processed[0] if processed else logits
     normalizer = jax.lax.cond(
         num_top_logprobs > NO_LOGPROBS,
@@ -188,8 +192,12 @@ def sample(
         lambda: _normalizer(jax.lax.optimization_barrier(logits)),
         lambda: jnp.zeros_like(logits[:, 0]),
     )
-    chosen = jnp.take_along_axis(logits, token_ids[:, None], 1)[:, 0] - normalizer
+    chosen = entries(logits, token_ids[:, None])[:, 0] - normalizer
     return Sampled(token_ids, chosen, *_top(logits, normalizer, num_top_logprobs, rows))
+
+
+def _is_greedy(rows: RowOptions) -> Bool[Array, "B"]:
+    return rows.value("temperature") == 0
 
 
 def adjust(logits: Float[Array, "B V"], rows: RowOptions) -> Float[Array, "B V"]:
@@ -214,8 +222,8 @@ def _changed(stage: Stage, rows: RowOptions, inputs: Array) -> Array:
 def score(logits: Float[Array, "B V"], token_ids: Int[Array, "B"], num_top_logprobs: Int[Array, ""]) -> Scored:
     """Return the log-probabilities and ranks of given tokens; the most likely ones only if any are wanted."""
     normalizer = _normalizer(logits)
-    chosen = jnp.take_along_axis(logits, token_ids[:, None], 1)
-    ranks = (logits > chosen).sum(-1, dtype=jnp.int32) + 1
+    chosen = entries(logits, token_ids[:, None])
+    ranks = count(logits > chosen) + 1
     return Scored(chosen[:, 0] - normalizer, ranks, *_top(logits, normalizer, num_top_logprobs))
 
 
@@ -233,7 +241,7 @@ def _top(
         ids = jnp.pad(likely, ((0, 0), (0, MAX_TOP_LOGPROBS - likely.shape[1])))
         if rows is not None:
             ids = _changed("logprobs", rows, ids)
-        values = jnp.take_along_axis(logits, ids, 1) - normalizer[:, None]
+        values = entries(logits, ids) - normalizer[:, None]
         return ids, jnp.where(is_missing, -jnp.inf, values)
 
     shape = (logits.shape[0], MAX_TOP_LOGPROBS)

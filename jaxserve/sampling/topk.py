@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxserve.sampling.rows import entries
+
 CHUNK = 128
 
 
@@ -26,7 +28,7 @@ def top_k(x: Float[Array, "B V"], k: int) -> tuple[Float[Array, "B k"], Int[Arra
     count = min(k, chunks.shape[1])
     _, chosen = jax.lax.top_k(chunks.max(-1), count)
     chosen = jnp.sort(chosen, -1)
-    gathered = jnp.take_along_axis(chunks, chosen[..., None], 1).reshape(x.shape[0], -1)
+    gathered = entries(chunks, chosen[..., None]).reshape(x.shape[0], -1)
     values, within = jax.lax.top_k(gathered, k)
-    indices = jnp.take_along_axis(chosen, within // CHUNK, 1) * CHUNK + within % CHUNK
+    indices = entries(chosen, within // CHUNK) * CHUNK + within % CHUNK
     return values, indices.astype(jnp.int32)

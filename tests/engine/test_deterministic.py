@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from jaxserve.executor.adapters import padded_rank
 from jaxserve.ipc.messages import AddRequest
 from jaxserve.layers.policy import DtypePolicy, plain
 from jaxserve.models.registry import decoder_of, open_model
+from jaxserve.quant.policy import QuantPolicy
 from jaxserve.runner.determinism import check_deterministic
 from tests.engine.model_engine import MODEL_NAME, Generated, ModelEngine, request
 from tests.models.expert_adapters import of_modules
@@ -163,10 +164,10 @@ def test_replies_and_replays_have_the_same_bits_in_any_mix(quantization: str) ->
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("quantization", ["none", "int8"])
+@pytest.mark.parametrize("quantization", ["nvfp4-weight-only", "int8"])
 def test_adapters_of_others_and_their_places_change_no_bit(quantization: str, tmp_path: Path) -> None:
     """Requests run alone in an engine without adapters, or with their own only; mixes run in an engine with three adapters, then
-    in one with four in another order. The ranks fill no whole tile of AMX."""
+    in one with four in another order. The ranks fill no whole tile of AMX. Adapters are float32 over weights of any format."""
     folders = {
         name: of_modules(MODEL_NAME, rank, lambda module: module.endswith("_proj"), rank).save(tmp_path / name)
         for name, rank in RANKS.items()
@@ -220,11 +221,13 @@ def test_adapters_of_experts_change_no_bit_of_other_requests() -> None:
     check_mixes([partial(start, "none", folders, model)], alone, NUM_MIXES)
 
 
+@pytest.mark.usefixtures("kernels")
 def test_what_may_round_a_row_by_its_neighbours_is_refused() -> None:
     model = decoder_of(open_model(DATA / MODEL_NAME))
     config = Config(model=ModelConfig(model="any"), compile=CompileConfig(deterministic=True))
     exact = DtypePolicy(jnp.dtype("float32"), jnp.dtype("float32"), backend="native")
-    check_deterministic(config, model, exact)
+    for name in ("none", "mxfp4-weight-only", "nvfp4-weight-only"):
+        check_deterministic(config, model, replace(exact, quant=QuantPolicy(name)))
     check_deterministic(Config(model=ModelConfig(model="any")), model, plain(jnp.dtype("float32")))
     refused = [
         (plain(jnp.dtype("float32")), "only with the native kernels"),

@@ -227,6 +227,21 @@ def test_e2m1_weights_give_the_bits_of_dequantised_ones(
     assert not found[sum(sizes) :].any(), "padding rows"
 
 
+@pytest.mark.parametrize("kind", FLOAT4)
+def test_a_row_of_a_product_with_e2m1_weights_does_not_depend_on_the_others(kind: str) -> None:
+    """Nor on the rows of other experts."""
+    values, scales, _ = _float4(kind, 16, 2, 61, 96)
+    x, first = _normal(1, 150, 96), 20  # rows of the first expert
+
+    def compute(rows: list[int]) -> np.ndarray:
+        sizes = jnp.asarray([sum(row < first for row in rows), sum(row >= first for row in rows)])
+        return np.asarray(grouped_matmul(jnp.asarray(x[rows]), values, sizes, scales, backend="native"))
+
+    together = compute(list(range(150)))
+    for rows in ([0], [149], [5, 6, 40], list(range(17, 60)), list(range(100, 150))):
+        np.testing.assert_array_equal(compute(rows), together[rows])
+
+
 def test_a_dense_matmul_in_nvfp4_is_that_of_one_expert() -> None:
     values, scales, wide = _float4("nvfp4", 16, 1, 70, 96)
     own = nvfp4.TwoLevelScales(*(each[0] for each in scales))

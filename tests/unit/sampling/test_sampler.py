@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxserve.sampling import cuts, sampler, scaling
-from jaxserve.sampling.params import EngineSamplingParams, device_row
+from jaxserve.sampling.params import COLUMNS, EngineSamplingParams, device_row
 from jaxserve.sampling.topk import top_k
 from jaxserve.types import NO_LOGPROBS
 from tests.unit.sampling.rows import Row, choose
@@ -45,7 +45,9 @@ def kept(logits: np.ndarray, params: EngineSamplingParams) -> np.ndarray:
 
 @jax.jit
 def _is_kept(logits: jax.Array, columns: jax.Array) -> jax.Array:
-    options = sampler.unpack_options(columns)
+    options = {
+        name: sampler.RowOptions(columns, {}, jnp.zeros(len(columns), jnp.int32)).value(name) for name in COLUMNS
+    }
     scaled = scaling.temperature(logits, options["temperature"])
     found = cuts.candidates(scaled)
     for cut in (cuts.top_k, cuts.top_p, cuts.min_p):
