@@ -1,18 +1,22 @@
 """Loads a model skeleton's parameters from a checkpoint: read a tensor, quantise or cast it, place it, release it.
 
-Peak host memory is the parameters on CPU devices plus one parameter, and one more tensor if that is made of several.
+Several parameters are loaded at a time, those in work having no more numbers than the largest one. So peak host memory is the
+parameters on CPU devices plus one parameter, and one more tensor if that is made of several.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Sequence, Set
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from typing import Final
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from jaxserve.checkpoint.converted import converted_of
+from jaxserve.checkpoint.converted import ConvertedCheckpoint, converted_of
 from jaxserve.checkpoint.maxtext.checkpoint import ReadingOrder
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.vision_names import VISION
@@ -22,12 +26,15 @@ from jaxserve.models.skeleton import AnySkeleton, LeafSpec, ModelSkeleton
 from jaxserve.quant.kv_scales import is_kv_scale
 from jaxserve.sharding.mesh import Sharding
 from jaxserve.weights.converted import restore_arrays
+from jaxserve.weights.in_parallel import in_parallel
 from jaxserve.weights.parts import Ranges, copy_to, parts_by_device, slices
 from jaxserve.weights.reader import TensorReader, kv_copies
 
 Progress = Callable[[int, int, str], None]
 """Called with (bytes loaded, bytes in total, parameter name)."""
 
+MAX_THREADS: Final = 8
+"""Parameters in work at a time, at most; also at most one for each processor."""
 _DERIVED_SUFFIXES = ("rotary_emb.inv_freq",)
 """Buffers that some checkpoints store and every implementation computes."""
 
@@ -50,23 +57,51 @@ def load_params(
     reader = TensorReader(checkpoint, skeleton.config, on_read)
     done, total = 0, sum(leaf.num_bytes for leaf in skeleton.leaves)
     converted = converted_of(checkpoint)
-    restored = iter(()) if converted is None else restore_arrays(converted, skeleton, sharding, on_read)
     params = dict[str, list[jax.Array]]()
+    for leaf, arrays in itertools.chain(
+        () if converted is None else _restored(converted, skeleton, sharding, on_read),
+        _loaded(checkpoint, skeleton.leaves if converted is None else _adapters(skeleton), reader, sharding),
+    ):
+        params[leaf.name] = arrays
+        done += leaf.num_bytes
+        progress(done, total, leaf.name)
+    return tuple(array for leaf in skeleton.leaves for array in params[leaf.name])
+
+
+def _adapters(skeleton: AnySkeleton) -> list[LeafSpec]:
+    return [leaf for leaf in skeleton.leaves if leaf.is_adapter]
+
+
+def _restored(
+    converted: ConvertedCheckpoint, skeleton: AnySkeleton, sharding: Sharding, on_read: Callable[[int], None]
+) -> Iterator[tuple[LeafSpec, list[jax.Array]]]:
+    """Yield the arrays of every parameter that a conversion has: all but adapters."""
+    leaves = (leaf for leaf in skeleton.leaves if not leaf.is_adapter)
+    return zip(leaves, restore_arrays(converted, skeleton, sharding, on_read), strict=True)
+
+
+def _loaded(
+    checkpoint: Checkpoint, leaves: Sequence[LeafSpec], reader: TensorReader, sharding: Sharding
+) -> Iterator[tuple[LeafSpec, list[jax.Array]]]:
+    """Yield parameters with their arrays, in the order in which they are done."""
     order = ReadingOrder(checkpoint)
+    most = max((_num_elements(leaf) for leaf in leaves), default=0)
+    num_processors = min(len(os.sched_getaffinity(0)), MAX_THREADS)
 
     def position(leaf: LeafSpec) -> str:
         return order.position(next(iter(leaf.parts)))
 
-    for _, together in itertools.groupby(sorted(skeleton.leaves, key=position), position):
-        for leaf in together:
-            if converted is not None and not leaf.is_adapter:
-                params[leaf.name] = next(restored)
-            else:
-                params[leaf.name] = _load_leaf(leaf, reader, [sharding.place(spec.axes) for spec in leaf.arrays])
-            done += leaf.num_bytes
-            progress(done, total, leaf.name)
+    def load(leaf: LeafSpec) -> list[jax.Array]:
+        return _load_leaf(leaf, reader, [sharding.place(spec.axes) for spec in leaf.arrays])
+
+    for shared, together in itertools.groupby(sorted(leaves, key=position), position):
+        num_threads = 1 if shared else num_processors  # an array that is kept for others is read once
+        yield from in_parallel(load, together, _num_elements, most, num_threads)
         order.release()
-    return tuple(array for leaf in skeleton.leaves for array in params[leaf.name])
+
+
+def _num_elements(leaf: LeafSpec) -> int:
+    return math.prod(leaf.shape)
 
 
 def load_adapters(checkpoint: Checkpoint, skeleton: ModelSkeleton, sharding: Sharding) -> dict[int, jax.Array]:
@@ -75,7 +110,7 @@ def load_adapters(checkpoint: Checkpoint, skeleton: ModelSkeleton, sharding: Sha
     Raises CheckpointError for a missing or misshaped tensor before anything is read.
     """
     check_tensors(checkpoint, skeleton)
-    return _load_some(checkpoint, skeleton, sharding, lambda leaf: leaf.is_adapter)
+    return _load_some(checkpoint, skeleton, sharding, _adapters(skeleton))
 
 
 def load_changed(checkpoint: Checkpoint, skeleton: AnySkeleton, sharding: Sharding) -> dict[int, jax.Array]:
@@ -95,23 +130,18 @@ def load_changed(checkpoint: Checkpoint, skeleton: AnySkeleton, sharding: Shardi
     check_tensors(checkpoint, skeleton, changed)
     if not changed:
         raise CheckpointError(f"{checkpoint.path}: expected tensors of the model, found none")
-    names = {leaf.name for leaf in changed}
-    return _load_some(checkpoint, skeleton, sharding, lambda leaf: leaf.name in names)
+    return _load_some(checkpoint, skeleton, sharding, changed)
 
 
 def _load_some(
-    checkpoint: Checkpoint,
-    skeleton: AnySkeleton,
-    sharding: Sharding,
-    is_wanted: Callable[[LeafSpec], bool],
+    checkpoint: Checkpoint, skeleton: AnySkeleton, sharding: Sharding, leaves: Sequence[LeafSpec]
 ) -> dict[int, jax.Array]:
     """Return the arrays of some leaves by their index among all of the skeleton's."""
     reader = TensorReader(checkpoint, skeleton.config)
+    loaded = {leaf.name: arrays for leaf, arrays in _loaded(checkpoint, leaves, reader, sharding)}
     found, index = dict[int, jax.Array](), 0
     for leaf in skeleton.leaves:
-        if is_wanted(leaf):
-            arrays = _load_leaf(leaf, reader, [sharding.place(spec.axes) for spec in leaf.arrays])
-            found |= enumerate(arrays, index)
+        found |= enumerate(loaded.get(leaf.name, ()), index)
         index += len(leaf.arrays)
     return found
 
