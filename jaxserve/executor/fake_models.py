@@ -236,10 +236,9 @@ class FakeTokens:
             if plan.is_position_unread is not None and plan.is_position_unread[row]:
                 first = self._drafts.positions[slot]
             length = min(lengths[row], int(plan.length_limits[row]) - first - 2)
-            own = [
-                int(known) if newest == UNREAD_TOKEN else newest,
-                *self._drafts.tokens.get(slot, ())[: max(0, length)],
-            ]
+            waiting = self._drafts.tokens.get(slot, [])
+            drafted = waiting if plan.drafted_tokens is None else plan.drafted_tokens[row].tolist()
+            own = [int(known) if newest == UNREAD_TOKEN else newest, *drafted[: max(0, length)]]
             live[row] = first, own
             self._write(plan, row, first, np.array(own), written)
         tokens = np.full((1 + self.buckets.num_drafts, len(lengths)), UNREAD_TOKEN, np.int32)
@@ -252,6 +251,10 @@ class FakeTokens:
                 is_end = self._store(plan, row, past, int(tokens[ahead, row]))
                 if is_end or own[ahead + 1 : ahead + 2] != [tokens[ahead, row]]:
                     break
+            if plan.drafted_tokens is not None:
+                if self._states is not None:
+                    self._states.step(plan, [row], 0, [past])
+                continue
             text = [*past.tolist(), int(tokens[ahead, row])]
             guess = partial(self._sample, plan, row)
             self._drafts.draft(int(plan.slots[row]), text, self.buckets.num_drafts, guess, self._vocab_size)

@@ -53,6 +53,7 @@ from jaxserve.runner.limits import (
     make_limits,
     make_policy,
     mesh_shape,
+    num_planned_drafts,
     with_cache_groups,
 )
 from jaxserve.runner.memory import kv_cache_bytes
@@ -147,7 +148,7 @@ class Preparation:
             page_batches(self.limits.spec) if self.has_tiers else (),
             self.images,
             self.skeleton.policy.activations,
-            self.limits.buckets.num_drafts,
+            0 if self.task.draft_model is None else self.task.draft_model.num_drafts,
         )
 
     def make_programs(self, cache: ProgramCache, progress: Progress) -> dict[Program, MadeProgram]:
@@ -227,7 +228,8 @@ def prepare(
     limits = make_limits(config, model, policy, device.platform, kv_bytes, draft_model)
     mode, returns_experts = config.model.logprobs_mode, config.model.enable_return_routed_experts
     task = generation_task(device.platform, mode, returns_experts=returns_experts)
-    task = speculative_task(task, draft_model, mode, returns_experts=returns_experts)
+    num_planned = num_planned_drafts(config, model)
+    task = speculative_task(task, draft_model, mode, num_planned_drafts=num_planned, returns_experts=returns_experts)
     return Preparation(device, skeleton, sharding, limits, task, has_tiers=config.tiers.has_stores, images=images)
 
 

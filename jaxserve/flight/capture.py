@@ -28,7 +28,10 @@ _OMITTED: Final[dict[type, frozenset[str]]] = {
     DraftState: frozenset({"_predicted"}),
     Request: frozenset({"_buffer", "sampling_row", "stop_row"}),
     StepPlan: frozenset(
-        {"block_tables", "masks", "next_token_ids", "sampling", "slot_inits", "stop_token_ids", "token_ids"}
+        {
+            *("block_tables", "drafted_tokens", "masks", "next_token_ids", "sampling", "slot_inits", "stop_token_ids"),
+            "token_ids",
+        }
     ),
 }
 """Attributes that hold tokens, or more than a replay needs."""

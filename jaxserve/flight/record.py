@@ -56,6 +56,7 @@ class EngineShape(msgspec.Struct, frozen=True):
     vocab_size: int
     has_grammars: bool
     num_drafts: int = 0
+    plans_have_drafts: bool = False
 
 
 def shape_of(config: Config, model_info: ModelInfo, buckets: Buckets, eos_token_ids: frozenset[int]) -> EngineShape:
@@ -78,6 +79,7 @@ def shape_of(config: Config, model_info: ModelInfo, buckets: Buckets, eos_token_
         vocab_size=model_info.vocab_size,
         has_grammars=True,
         num_drafts=buckets.num_drafts,
+        plans_have_drafts=buckets.plans_have_drafts,
     )
 
 

@@ -87,6 +87,8 @@ class _Script:
             for key, slot, token in zip(plan["request_ids"], plan["slots"], plan["drafts"], strict=False):
                 if slot < 0:
                     self.drafts.setdefault(key, []).append(token)
+            for key, length in zip(plan["request_ids"], plan["draft_lengths"] or (), strict=False):
+                self.drafts[key] = [0] * length
 
     def clock(self) -> float:
         if self.times:
@@ -306,6 +308,7 @@ def make_scheduler(
                 shape.max_num_seqs,
                 shape.max_decode_steps,
                 shape.num_drafts,
+                shape.plans_have_drafts,
             ),
             shape.max_model_len,
             frozenset(shape.eos_token_ids),

@@ -60,7 +60,8 @@ def choose_backend(
     pallas = pallas_backend(chip)
     reason = why_not_pallas(config, decoder, chip, dtype, kv_dtype)
     if reason is None and pallas is not None:
-        has_rows_of_drafts = config.scheduler.num_speculative_tokens > 0 and not config.scheduler.has_drafter
+        is_lookup = config.scheduler.num_speculative_tokens > 0 and not config.scheduler.has_drafter
+        has_rows_of_drafts = is_lookup and not decoder.cache.states
         if chip.platform == "tpu" and has_rows_of_drafts:
             raise ConfigError(
                 "--num-speculative-tokens: not with the attention kernel of TPUs, where two rows must not write one "

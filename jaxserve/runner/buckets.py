@@ -67,12 +67,13 @@ def make_buckets(
     min_decode: int = 1,
     growth: int = 2,
     num_drafts: int = 0,
+    plans_have_drafts: bool = False,
 ) -> Buckets:
     """Return the bucket table for these limits. The largest buckets are the limits themselves.
 
     min_decode: 2 if a one-row matmul is slower than a two-row one (bfloat16 on a CPU).
     growth: ratio of neighbouring buckets.
-    num_drafts: tokens that a draft model drafts for each row of a step; 0 without one.
+    num_drafts, plans_have_drafts: as in `Buckets`.
     """
     mixed_floor = MIN_MIXED_TOKENS if platform == "cpu" else 8 * MIN_MIXED_TOKENS
     return Buckets(
@@ -81,6 +82,7 @@ def make_buckets(
         max_num_seqs=max_num_seqs,
         max_decode_steps=1 if platform in ("gpu", "cuda", "rocm") else MAX_DECODE_STEPS,
         num_drafts=num_drafts,
+        plans_have_drafts=plans_have_drafts,
     )
 
 

@@ -104,6 +104,7 @@ INPUT_FIELDS: Final = {
     "rope_positions": "3R",  # in time, rows and columns, if they are not the positions
     "draft_lengths": "N",  # drafted tokens to verify; these fields are those of speculative programs
     "is_position_unread": "N",  # the slot has the position
+    "drafted_tokens": "N K1",  # read if no draft model or MTP layer drafts
     "num_pages": "N",  # of the row's first table
     "key_ends": "V",  # of each token, see `Paging.key_ends`; in mixed programs of models whose images attend both ways
     "block_tables": "B GM",
@@ -139,6 +140,7 @@ def field_shapes(program: Program, fields: Mapping[str, str]) -> dict[str, tuple
         "C": len(COLUMNS),
         "E": MAX_STOP_TOKENS,
         "K": program.max_steps,
+        "K1": program.max_steps - 1,
         "W": MAX_TOP_LOGPROBS,
         "2": 2,
         "D": 0 if program.images is None else program.images.given_width,
@@ -210,6 +212,8 @@ def pack(plan: StepPlan, program: Program, fields: Mapping[str, str] = INPUT_FIE
     if plan.draft_lengths is not None:
         field["draft_lengths"][:num_rows] = plan.draft_lengths
         field["is_position_unread"][:num_rows] = plan.is_position_unread
+        if plan.drafted_tokens is not None:
+            field["drafted_tokens"][:num_rows] = plan.drafted_tokens
         first = by_group(plan.block_tables, program.num_tables)[:, 0]
         field["num_pages"][:num_rows] = np.count_nonzero(first != NULL_BLOCK, 1)
     if "key_ends" in field:

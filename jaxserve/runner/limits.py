@@ -261,11 +261,13 @@ def check_cache(config: Config, decoder: DecoderConfig) -> None:
         )
     if config.parallel.data_parallel_size > 1 and len(cache.groups) > 1:
         raise ConfigError(f"--data-parallel-size {config.parallel.data_parallel_size}: not with {kinds}; use 1")
-    if cache.states and config.scheduler.num_speculative_tokens and not config.scheduler.has_drafter:
-        raise ConfigError(
-            f"--num-speculative-tokens {config.scheduler.num_speculative_tokens}: prompt lookup does not work with {kinds}; use "
-            "--speculative-method mtp, --speculative-model, or 0"
-        )
+
+
+def num_planned_drafts(config: Config, decoder: DecoderConfig) -> int:
+    """Return the most drafted tokens of a row that plans bring for speculative programs: those of prompt lookup for a model with
+    recurrent states. 0 for other models, which verify them as rows of decode steps, and if the device drafts."""
+    is_lookup = bool(decoder.cache.states) and not config.scheduler.has_drafter
+    return config.scheduler.num_speculative_tokens if is_lookup else 0
 
 
 def check_embeds(decoder: DecoderConfig) -> None:
@@ -333,7 +335,7 @@ def make_limits(
 
     draft: the draft model, whose cache groups follow those of `decoder`.
     """
-    num_ranks = config.parallel.data_parallel_size
+    num_ranks, num_planned = config.parallel.data_parallel_size, num_planned_drafts(config, decoder)
     step = resolve_limits(platform, config.scheduler)
     drafting = None if draft is None else draft.skeleton.config
     cache = _cache_sizes(config, decoder, policy, platform, kv_bytes, drafting)
@@ -361,7 +363,8 @@ def make_limits(
             step.max_num_batched_tokens,
             min_decode=2 if slow_single_row else 1,
             growth=4 if policy.is_native else 2,
-            num_drafts=0 if draft is None else draft.num_drafts,
+            num_drafts=num_planned if draft is None else draft.num_drafts,
+            plans_have_drafts=num_planned > 0,
         ),
         num_ranks=num_ranks,
     )

@@ -6,6 +6,10 @@ seed and its position, so the text equals that of single steps, greedy or not.
 
 There are no programs for it: rows are rows. A device that waits for its weights has time for them while few requests
 run, and none for them while many do; so drafts are made while at most half of the rows are taken.
+
+Rows of one request cannot share a recurrent state. Engines of models with such states have the speculative programs of draft
+models instead (`Buckets.plans_have_drafts`): a row computes its newest token and its draft as one chunk, and the device writes the
+state after the tokens that it accepts. Such a step costs more than one more row, so it is measured whether it pays.
 """
 
 from __future__ import annotations
@@ -21,10 +25,10 @@ from jaxserve.ipc.stats import EngineStats
 from jaxserve.kv.manager import KVManager
 from jaxserve.sampling.params import needs_state
 from jaxserve.scheduler.limits import StepLimits
-from jaxserve.scheduler.plan import NO_SLOT, Buckets, StepPlan, StepResult
+from jaxserve.scheduler.plan import NO_SLOT, UNREAD_TOKEN, Buckets, StepPlan, StepResult
 from jaxserve.scheduler.prompt_lookup import DraftState
 from jaxserve.scheduler.request import Request
-from jaxserve.scheduler.speculation import count_draft
+from jaxserve.scheduler.speculation import Payoff, count_draft, is_decoding
 
 Drafts = Mapping[Request, np.ndarray]
 """Drafted tokens, which may follow a request's newest token."""
@@ -33,12 +37,20 @@ Drafts = Mapping[Request, np.ndarray]
 class Drafter:
     """The policy of speculation: which requests get drafts, and how long they are. It owns `Request.draft`."""
 
-    def __init__(self, max_tokens: int, limits: StepLimits, kv: KVManager, *, has_model: bool = False) -> None:
-        """max_tokens: of one draft, 0 for none at all; limits: of a step. has_model: a draft model drafts instead."""
+    def __init__(self, max_tokens: int, limits: StepLimits, kv: KVManager, buckets: Buckets) -> None:
+        """max_tokens: of one draft, 0 for none at all; limits: of a step."""
         self._max_tokens = max_tokens
-        self._has_model = has_model
+        self._has_model = buckets.num_drafts > 0 and not buckets.plans_have_drafts
         self._limits = limits
         self._kv = kv
+        self._longest_chunk = buckets.num_drafts
+        self._payoff = Payoff(buckets) if buckets.plans_have_drafts else None
+        """Measures steps that verify drafts as chunks; None: drafts are rows."""
+
+    @property
+    def pays(self) -> bool:
+        """True unless steps with drafts as chunks have been measured to be slower, or there are none."""
+        return self._payoff is not None and self._max_tokens > 0 and self._payoff.pays
 
     def new_state(self, message: AddRequest) -> DraftState:
         """Return the state of a new request. Requests with a grammar or with sampler state get no drafts."""
@@ -60,23 +72,69 @@ class Drafter:
         found: dict[Request, np.ndarray] = {}
         if not self._is_on(running) or max(counts) > 1:
             return found
-        num_free_rows = self._limits.max_rows - sum(counts)
+        has_chunks = self._payoff is not None
+        if has_chunks and not all(map(is_decoding, running)):
+            return found
+        num_free = self._longest_chunk if has_chunks else self._limits.max_rows - sum(counts)
         for request, count in zip(running, counts, strict=True):
-            longest = min(request.draft.max_tokens, num_free_rows, request.length_limit - request.num_tokens - 1)
+            longest = min(request.draft.max_tokens, num_free, request.length_limit - request.num_tokens - 1)
             if not count or longest < 1 or request.num_computed_tokens + 1 < request.num_tokens:
+                continue
+            if has_chunks and not _may_have_chunk(request):
                 continue
             draft = request.draft.draft(request.tokens, longest)
             if len(draft) and self._kv.extend(request.table, request.num_tokens + len(draft)):
                 found[request] = draft
-                num_free_rows -= len(draft)
+                num_free -= 0 if has_chunks else len(draft)
         return found
 
+    def observe(self, plan: StepPlan, result: StepResult) -> None:
+        """Learn from a step that has been read what its tokens cost."""
+        if self._payoff is not None:
+            self._payoff.observe(plan, result, int((result.token_ids != UNREAD_TOKEN).sum()))
+
     def learn(self, request: Request, num_drafted: int, num_accepted: int, stats: EngineStats) -> None:
+        """Learn from a draft that was verified."""
         request.draft.learn(num_accepted)
         count_draft(request, num_drafted, num_accepted, stats)
 
     def _is_on(self, running: Sequence[Request]) -> bool:
-        return self._max_tokens > 0 and not self._has_model and 0 < 2 * len(running) <= self._limits.max_rows
+        is_small = 0 < 2 * len(running) <= self._limits.max_rows
+        if self._max_tokens == 0 or self._has_model or not is_small:
+            return False
+        return self._payoff is None or self._payoff.choose(len(running)) == "speculate"
+
+
+def _may_have_chunk(request: Request) -> bool:
+    """Return True if a draft of the request may be verified as a chunk: without alternatives of tokens, and after its prompt, at
+    whose end a snapshot of the state may be taken."""
+    return not request.sampling.num_top_logprobs and request.num_tokens > request.num_prompt_tokens
+
+
+def with_chunks(plan: StepPlan, requests: Sequence[Request], drafts: Drafts, buckets: Buckets) -> StepPlan:
+    """Return a plan of one token per row as a speculative step, in which rows with a draft compute it as well."""
+    tokens = np.zeros((len(requests), buckets.num_drafts), np.int32)
+    lengths = np.zeros(len(requests), np.int32)
+    for row, request in enumerate(requests):
+        draft = drafts.get(request, ())
+        lengths[row] = len(draft)
+        tokens[row, : len(draft)] = draft
+    return replace(
+        plan,
+        kind="speculate",
+        bucket=buckets.pick("speculate", len(requests)),
+        num_steps=1 + buckets.num_drafts,
+        draft_lengths=lengths,
+        drafted_tokens=tokens,
+        is_position_unread=np.zeros(len(requests), np.bool_),
+    )
+
+
+def num_drafted(plan: StepPlan, row: int, num_rows: int) -> int:
+    """Return the tokens that a plan drafts for the request of these rows: further rows, or a chunk."""
+    if plan.drafted_tokens is None or plan.draft_lengths is None:
+        return num_rows - 1
+    return int(plan.draft_lengths[row])
 
 
 def with_drafts(

@@ -1,7 +1,7 @@
 """The contract between scheduler and runner: the plans of steps, and their results.
 
 Letters: B rows, T tokens of the step, G page tables per request of M pages at most, C sampling columns, K decode steps of a
-call, N tokens that a draft model drafts, D numbers of a vector.
+call, N tokens that are drafted for a row of a speculative step, D numbers of a vector.
 """
 
 from __future__ import annotations
@@ -83,7 +83,9 @@ class Buckets:
     max_decode_steps: int = 1
     """Decode steps that a decode program can do in one call."""
     num_drafts: int = 0
-    """N: tokens that the draft model drafts for each row of a speculative step; 0 without a draft model."""
+    """N: the most drafted tokens of each row of a speculative step; 0: there are no such steps."""
+    plans_have_drafts: bool = False
+    """True if plans bring the drafted tokens (prompt lookup); False: a draft model or MTP layer drafts them on the device."""
 
     @property
     def max_speculative_rows(self) -> int:
@@ -157,9 +159,10 @@ class StepPlan:
     A request that decodes may have further rows after its own: one for each drafted token, at its position, in no slot.
     Their samples are valid as long as the drafted tokens are right.
 
-    In a speculative step each row has one token here, its newest, and `draft_lengths[i]` drafted tokens, which the last
-    speculative step left in its slot. The device computes all of them, samples after each, and accepts the samples up to and
-    with the first that differs from the draft or ends the request. Then it drafts N tokens for the next speculative step.
+    In a speculative step each row has one token here, its newest, and `draft_lengths[i]` drafted tokens: those of
+    `drafted_tokens`, or those that the last speculative step left in its slot. The device computes all of them, samples after
+    each, and accepts the samples up to and with the first that differs from the draft or ends the request. If a draft model or
+    MTP layer drafts, it then drafts N tokens for the next speculative step.
     A row whose position is unread is as far as its slot says; its positions in the plan are the largest possible ones.
     """
 
@@ -196,6 +199,9 @@ class StepPlan:
     """Masks of the rows with a grammar; they replace the allowed tokens in the slots' state."""
     draft_lengths: np.ndarray | None = None
     """int32 [B], drafted tokens to verify. None if the step is not speculative."""
+    drafted_tokens: np.ndarray | None = None
+    """int32 [B, N], drafted tokens of a speculative step; those after a row's draft count for nothing. None if the device has them
+    in the rows' slots, and in other steps."""
     is_position_unread: np.ndarray | None = None
     """bool [B], True for rows that a speculative step in flight has moved on. None if the step is not speculative."""
     num_ahead: int = 0

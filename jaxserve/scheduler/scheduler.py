@@ -55,7 +55,7 @@ from jaxserve.scheduler.admission import Admission
 from jaxserve.scheduler.base import BaseScheduler, by_rank
 from jaxserve.scheduler.budget import PrefillBudget, ShortestFirst
 from jaxserve.scheduler.constrained import ConstrainedDecoding, Grammars
-from jaxserve.scheduler.drafting import Drafter, by_request, confirmed, with_drafts
+from jaxserve.scheduler.drafting import Drafter, by_request, confirmed, num_drafted, with_chunks, with_drafts
 from jaxserve.scheduler.fair_keys import FairKeys, Rank
 from jaxserve.scheduler.images.policy import ImagePolicy
 from jaxserve.scheduler.images.request_images import images_of
@@ -129,8 +129,8 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         self._budget = PrefillBudget(
             self._limits, self._resources, self._constrained, clock, self._shortest_first, self._fair_keys
         )
-        has_model = buckets.num_drafts > 0
-        self._drafter = Drafter(config.num_speculative_tokens, self._limits, kv, has_model=has_model)
+        has_model = buckets.num_drafts > 0 and not buckets.plans_have_drafts
+        self._drafter = Drafter(config.num_speculative_tokens, self._limits, kv, buckets)
         self._speculation = Speculation(buckets, kv, is_on=has_model and config.num_speculative_tokens > 0)
         self._multi_step = MultiStepPolicy(buckets, config.max_burst_ms / 1000, kv)
         self._prefetch = Prefetch(kv, tiers)
@@ -207,7 +207,9 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         if not (is_single or self.waiting or self._constrained):
             num_steps = self._multi_step.num_steps(self.running, counts, len(self.in_flight))
         plan, requests = pack(self.running, counts, self._buckets, num_steps, started, self._kv.groups.states, items)
-        if drafts:
+        if drafts and self._buckets.plans_have_drafts:
+            plan = with_chunks(plan, requests, drafts, self._buckets)
+        elif drafts:
             plan, requests = with_drafts(plan, requests, drafts, self._buckets)
         if lengths is not None:
             plan = speculative(plan, requests, lengths, self._buckets)
@@ -223,6 +225,7 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         """Take the result of the oldest step in flight: new tokens, full pages, finished requests."""
         outputs = []
         self._multi_step.observe(plan, result)
+        self._drafter.observe(plan, result)
         requests = self._land(plan)
         self._speculation.learn(plan, requests, result, self.stats)
         if self._experts is not None:
@@ -243,9 +246,10 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
                 tokens = tokens_by_row[row]
                 if num_rows > 1:
                     tokens = confirmed(plan, result, row, num_rows)
-                    self._drafter.learn(request, num_rows - 1, len(tokens) - 1, self.stats)
                 if result.is_speculative:
                     tokens = tokens[:1] + [token for token in tokens[1:] if token != UNREAD_TOKEN]
+                if num_guesses := num_drafted(plan, row, num_rows):
+                    self._drafter.learn(request, num_guesses, len(tokens) - 1, self.stats)
                 request.land(plan.num_steps * num_rows, len(tokens))
                 outputs.append(self._accept(request, tokens, result, slice(row, row + num_rows), scores))
                 continue
@@ -271,7 +275,7 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         stats = super().take_stats()
         stats.kv_cache_usage_perc = self._kv.usage
         stats.kv_cache_evictions = self._kv.pool.num_evictions
-        stats.spec_decode_is_on = int(self._speculation.pays)
+        stats.spec_decode_is_on = int(self._speculation.pays or self._drafter.pays)
         self._prefetch.add_stats(stats)
         if self._images is not None:
             self._images.add_stats(stats)

@@ -147,7 +147,7 @@ class Speculation:
         is_small = self._is_on and 0 < len(running) <= self._buckets.max_speculative_rows
         if not is_small or not any(map(_may_draft, running)):
             return "decode"
-        return self._payoff.choose(len(running)) if all(map(_is_decoding, running)) else "decode"
+        return self._payoff.choose(len(running)) if all(map(is_decoding, running)) else "decode"
 
     def _length(self, request: Request) -> int:
         """Return the drafted tokens to verify for a request."""
@@ -170,7 +170,7 @@ def _may_draft(request: Request) -> bool:
     return draft.max_tokens > 0 and draft.num_missing <= MAX_MISSING and not request.sampling.num_top_logprobs
 
 
-def _is_decoding(request: Request) -> bool:
+def is_decoding(request: Request) -> bool:
     """Return True if one token of the request is missing, and no log-probability of its prompt."""
     length = request.num_tokens + request.num_unread_tokens
     return request.num_computed_tokens + 1 == length and not request.num_unscored

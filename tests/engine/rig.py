@@ -107,6 +107,7 @@ class Rig:
         max_burst_ms: float = 50.0,
         num_speculative_tokens: int = 0,
         num_drafts: int = 0,
+        plans_have_drafts: bool = False,
         scheduling_policy: SchedulingPolicy = "fair",
         device_seconds: float = 0.0,
         grammars: Grammars | None = None,
@@ -120,14 +121,14 @@ class Rig:
         returns_experts: bool = False,
     ) -> None:
         """`depth`: steps that `step` leaves in flight. `max_decode_steps`: above 1, all steps that can be are multi-step.
-        `num_drafts`: tokens that a draft model drafts; 0: there is none. `recorded_steps`: plans of a segment of the flight
+        `num_drafts`: tokens that a draft model drafts, or that plans bring if `plans_have_drafts`; 0: there are none. `recorded_steps`: plans of a segment of the flight
         recorder."""
         self.depth = depth
         self.max_model_len = max_model_len
         self.num_state_slots = num_state_slots
         rows, tokens = max_num_seqs or 8, max_num_batched_tokens or 16
         self.buckets = buckets or Buckets(
-            powers_of_two(rows), powers_of_two(tokens), rows, max_decode_steps, num_drafts
+            powers_of_two(rows), powers_of_two(tokens), rows, max_decode_steps, num_drafts, plans_have_drafts
         )
         changes = PageChanges() if publishes_pages else None
         self.kv = KVManager(

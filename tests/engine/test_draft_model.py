@@ -26,7 +26,7 @@ from jaxserve.executor.preparation import prepare
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.registry import read_decoder
 from jaxserve.runner.backend import Chip
-from jaxserve.runner.limits import check_cache
+from jaxserve.runner.limits import check_cache, num_planned_drafts
 from jaxserve.runner.speculation.model import check_draft_model, make_draft_model
 from tests.models.goldens import golden_checkpoint, mtp_golden
 
@@ -40,12 +40,14 @@ def settings(draft: Path | str = DRAFT, num_tokens: int = 3, **sections: Any) ->
     return Config(model=model, scheduler=scheduler, **{"compile": CompileConfig(cpu_kernels="xla"), **sections})
 
 
-def test_prompt_lookup_is_refused_for_a_model_with_recurrent_states() -> None:
+def test_plans_bring_the_drafts_of_prompt_lookup_for_a_model_with_recurrent_states() -> None:
     hybrid, _ = read_decoder(HYBRID)
+    target, _ = read_decoder(TARGET)
     lookup = replace(settings(), scheduler=SchedulerConfig(num_speculative_tokens=3))
-    with pytest.raises(ConfigError, match="prompt lookup does not work with a model with recurrent states; use --spec"):
-        check_cache(lookup, hybrid)
-    check_cache(settings(), hybrid)
+    check_cache(lookup, hybrid)
+    assert num_planned_drafts(lookup, hybrid) == 3
+    assert num_planned_drafts(lookup, target) == 0, "rows of decode steps"
+    assert num_planned_drafts(settings(), hybrid) == 0, "a draft model drafts"
 
 
 @pytest.mark.parametrize(

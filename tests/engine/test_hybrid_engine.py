@@ -8,16 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxserve.scheduler.speculation import Payoff
 from tests.engine.model_engine import ModelEngine, request
+from tests.engine.test_speculation import check_drafts_change_nothing
 from tests.models.goldens import golden_checkpoint
 
 pytestmark = [pytest.mark.slow]
+NUM_DRAFTS = 3
+"""Drafted tokens of the tests that ask for drafts."""
 
 
 @pytest.fixture(scope="module", params=[("qwen3_5_odd_tiny", "xla"), ("falcon_h1_odd_tiny", "native")])
 def engine(request: Any) -> Iterator[tuple[str, ModelEngine]]:
     name, kernels = request.param
-    made = ModelEngine(golden_checkpoint(name).path, cpu_kernels=kernels)
+    made = ModelEngine(golden_checkpoint(name).path, cpu_kernels=kernels, num_speculative_tokens=NUM_DRAFTS)
     yield name, made
     made.executor.close()
 
@@ -67,3 +71,14 @@ def test_a_prefix_hit_equals_a_cold_request_bit_for_bit(engine: tuple[str, Model
     hit = made.run([scored])["a"]
     assert (cold.num_cached_tokens, hit.num_cached_tokens) == (0, 64)
     assert hit.logprobs == cold.logprobs
+
+
+def test_drafts_of_prompt_lookup_change_no_token(
+    engine: tuple[str, ModelEngine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drafts are a chunk, after which states go back to the last accepted token; most, some or none of a draft is right."""
+    monkeypatch.setattr(Payoff, "choose", lambda self, num_rows: "speculate")
+    made = engine[1]
+    check_drafts_change_nothing(made, NUM_DRAFTS, num_cached=0, predicts=True)
+    assert 0.3 < made.num_accepted_tokens / made.num_draft_tokens < 0.95
+    assert made.executor.compilations()["serving"] == 0

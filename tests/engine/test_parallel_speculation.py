@@ -1,4 +1,4 @@
-"""Drafts change no token of a model that several devices share: they share the draft model or the MTP layer alike."""
+"""Drafts change no token of a model that several devices share: they share the draft model or the MTP layer alike, and the states."""
 
 from __future__ import annotations
 
@@ -62,6 +62,14 @@ def test_a_request_that_begins_at_a_snapshot_gives_the_tokens_of_a_cold_one(
     found = [engine.run([message])["a"] for _ in range(3)]  # the first two may leave snapshots
     assert (found[0].num_cached_tokens, found[2].num_cached_tokens >= 64) == (0, True)
     assert [each.token_ids for each in found] == 3 * [found[0].token_ids]
+
+
+def test_drafts_of_prompt_lookup_change_no_token_of_a_model_with_states() -> None:
+    """Two devices share the heads of a gated delta net and their states, which go back together."""
+    engine = made(path=golden_checkpoint("qwen3_5_tiny").path)
+    check_drafts_change_nothing(engine, NUM_DRAFTS, num_cached=0, predicts=True)
+    assert 0.3 < engine.num_accepted_tokens / engine.num_draft_tokens < 0.95
+    engine.close()
 
 
 def test_a_model_that_drafts_for_itself_is_always_right() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from jaxserve.ipc.messages import Abort, AddRequest
 from jaxserve.scheduler.speculation import Payoff
@@ -61,15 +62,31 @@ def mix() -> list[AddRequest]:
     return items + [request(f"shared {i}", [*shared, i + 3], max_tokens=20) for i in range(2)]
 
 
-def check_drafts_change_nothing(engine: ModelEngine, num_drafts: int, *, num_cached: int = 32) -> None:
+MISTAKE = 5
+"""Every so many tokens of a prediction, one is wrong."""
+
+
+def predicting(item: AddRequest, tokens: list[int]) -> AddRequest:
+    """Return the request with a prediction that is mostly right, from which prompt lookup drafts."""
+    guess = [token ^ 1 if place % MISTAKE == 0 else token for place, token in enumerate(tokens, 1)]
+    return structs.replace(item, prediction_token_ids=guess)
+
+
+def check_drafts_change_nothing(
+    engine: ModelEngine, num_drafts: int, *, num_cached: int = 32, predicts: bool = False
+) -> None:
     """Compare tokens and log-probabilities with those of single steps: alone, and together with preemption, chunks, prefix
-    hits and steps in flight. num_cached: tokens of a shared prompt that must be reused."""
+    hits and steps in flight. num_cached: tokens of a shared prompt that must be reused. predicts: requests have predictions."""
     items, plain = mix(), {}
     for item in items:
         engine.restart(overlap=False, max_burst_ms=0.0)
         plain |= engine.run([item])
+    if predicts:
+        items = [predicting(item, plain[item.request_id].token_ids) for item in items]
     for options in ({}, {"overlap": False, "max_num_batched_tokens": 7}, {"num_blocks": 20}):
-        engine.restart(num_speculative_tokens=num_drafts, **options)  # type: ignore[arg-type]
+        # Several decode steps in one call may take the place of drafts from the text, as many as fit by the time that one takes.
+        burst_ms = 0.0 if predicts else 50.0
+        engine.restart(num_speculative_tokens=num_drafts, max_burst_ms=burst_ms, **options)  # type: ignore[arg-type]
         found = {name: each for i in range(0, len(items), 2) for name, each in engine.run(items[i : i + 2]).items()}
         assert shown(found) == shown(plain), options
         assert engine.num_draft_tokens > 20

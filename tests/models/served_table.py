@@ -53,7 +53,7 @@ FOOTER = """
 GGUF: the `general.architecture` of the files. Caches, and prefixes that later requests reuse: [caches](caches.md); recurrent
 states are reused at their snapshots. TP, EP, DP: `--tensor-parallel-size`, `--expert-parallel-size`, `--data-parallel-size`
 ([parallelism](parallelism.md)). Hosts: `--num-hosts`. LoRA: the modules that `--lora-modules` may change
-([adapters](adapters.md)); recurrent: the input and output projections of [recurrent layers](hybrids.md). Drafts: `--num-speculative-tokens`; model: with a draft model only; MTP: `--speculative-method mtp` reads the layer of checkpoints
+([adapters](adapters.md)); recurrent: the input and output projections of [recurrent layers](hybrids.md). Drafts: `--num-speculative-tokens`, from the request or a draft model; MTP: `--speculative-method mtp` reads the layer of checkpoints
 that carry one ([speculation](speculation.md)). Tiers: `--kv-offload-memory` and
 the like ([KV tiers](kv-tiers.md)). Embed: `--task embed` ([embeddings](embeddings.md)). Images: those of the multimodal
 models that the row names ([images](images.md)).
@@ -156,10 +156,10 @@ def _starts(decoder: DecoderConfig, config: Config) -> str:
 
 
 def _drafts(decoder: DecoderConfig) -> str:
-    """Return where draft tokens may come from."""
+    """Return "yes" if draft tokens may come from the request's text and from a draft model."""
     settings = (SchedulerConfig(num_speculative_tokens=4, speculative_model=model) for model in (None, "draft"))
-    lookup, model = (_starts(decoder, replace(PLAIN, scheduler=each)) for each in settings)
-    return lookup if lookup == model else "model"
+    answers = {_starts(decoder, replace(PLAIN, scheduler=each)) for each in settings}
+    return "yes" if answers == {"yes"} else "no"
 
 
 def _answer(check: Callable[[], None]) -> str:

@@ -1,4 +1,5 @@
-"""The steps of an engine with a draft model, or with a multi-token-prediction layer that drafts.
+"""The steps of an engine with a draft model, with a multi-token-prediction layer that drafts, or with recurrent states and drafts by
+prompt lookup.
 
 A speculative step is one program: the model computes each row's newest token and the tokens that were drafted for it, as
 one chunk that reads the row's keys once; it samples after each of them, and accepts the samples up to and with the first
@@ -8,7 +9,7 @@ the position that the row has reached.
 A sample depends on its logits, the request's seed and its position only. The draft model samples with the same seed and
 position, so where the models agree both choose the same token; the result never depends on the draft (drafter-invariant
 speculative decoding, arXiv 2408.07978). Text and distribution are those of single steps, and nothing is sampled again.
-Tokens are drafted by a `drafter.Drafter`.
+Tokens are drafted by a `drafter.Drafter`, or come with the plan (prompt lookup).
 
 Recurrent states are read while the tokens are verified, and written when it is known how many of them are accepted: what
 they depend on is kept for each token, and the recurrences are computed once more over the accepted ones.
@@ -49,17 +50,40 @@ def speculative_task(
     draft: DraftModel | None,
     logprobs_mode: LogprobsMode,
     *,
+    num_planned_drafts: int = 0,
     returns_experts: bool = False,
 ) -> StepTask[StepPlan, StepResult]:
-    """Return `task` for an engine with this draft model. returns_experts: as in `generation_task`."""
-    if draft is None:
+    """Return `task` for an engine with this draft model, or for one whose plans bring up to `num_planned_drafts` drafted tokens of
+    each row; `task` itself for any other. returns_experts: as in `generation_task`."""
+    options: Any = {"logprobs_mode": logprobs_mode, "returns_experts": returns_experts}
+    if draft is None and not num_planned_drafts:
         return task
+    if draft is None:
+        name = f"{task.name}, {num_planned_drafts} drafted tokens of the plan"
+        return replace(task, name=name, step=partial(_lookup_step, **options))
     skeleton = draft.skeleton
     model = hashlib.sha256(repr((skeleton.config, skeleton.leaves, skeleton.policy)).encode()).hexdigest()[:16]
     drafter = "MTP layer" if isinstance(skeleton, PredictorSkeleton) else "model"
     name = f"{task.name}, {draft.num_drafts} tokens drafted by {drafter} {model}"
-    step = partial(_step, draft=draft, logprobs_mode=logprobs_mode, returns_experts=returns_experts)
+    step = partial(_step, draft=draft, **options)
     return replace(task, name=name, step=step, draft_model=draft)
+
+
+def _lookup_step(
+    skeleton: ModelSkeleton,
+    params: tuple[Array, ...],
+    state: StateArrays,
+    packed: Int[Array, "I"],
+    program: Program,
+    *,
+    logprobs_mode: LogprobsMode,
+    returns_experts: bool,
+) -> tuple[StateArrays, tuple[Array, ...]]:
+    """Run a step of any kind, in which drafted tokens are those of the plan (DONATES the state)."""
+    options: Any = {"logprobs_mode": logprobs_mode, "returns_experts": returns_experts}
+    if program.kind == "speculate":
+        return _verify(skeleton, params, state, packed, program, **options)[:2]
+    return run_step(skeleton, params, state, packed, program, **options)
 
 
 def _step(
@@ -104,18 +128,43 @@ def _speculate(
     logprobs_mode: LogprobsMode,
     returns_experts: bool,
 ) -> tuple[StateArrays, tuple[Array, ...]]:
-    """Verify the drafts in the slots, and draft; returns the state (DONATED), the packed result, and the experts of each
-    row's tokens if `returns_experts`.
+    """Verify the drafts in the slots, and draft; returns the state (DONATED) and what `_verify` returns for the host.
 
     `state` has the model's cache, the result the draft model's as well.
     """
+    options: Any = {"logprobs_mode": logprobs_mode, "returns_experts": returns_experts}
+    after, outputs, verified = _verify(skeleton, params, state, packed, program, **options)
+    assert after.cache is not None and state.drafts is not None, "an engine with a draft model"
+    with jax.named_scope("draft_model"):
+        drafted, draft_cache = drafter.draft(verified, draft_cache)
+    waiting = jnp.concatenate([verified.accepted.position[:, None], drafted], 1)
+    drafts = state.drafts.at[verified.field["slots"]].set(waiting)
+    return after._replace(cache=(*after.cache, *draft_cache), drafts=drafts), outputs
+
+
+def _verify(
+    skeleton: ModelSkeleton,
+    params: tuple[Array, ...],
+    state: StateArrays,
+    packed: Int[Array, "I"],
+    program: Program,
+    *,
+    logprobs_mode: LogprobsMode,
+    returns_experts: bool,
+) -> tuple[StateArrays, tuple[Array, ...], Verified]:
+    """Verify the drafts in the slots, or those of the plan if the state has none; returns the state (DONATED), the packed result
+    with the experts of each row's tokens if `returns_experts`, and the results to draft from."""
     cache, slots, drafts = state.cache, state.slots, state.drafts
-    assert cache is not None and slots is not None and drafts is not None, "an engine with a draft model"
+    assert cache is not None and slots is not None, "a decoder"
     vocab_size, width = skeleton.config.vocab_size, program.max_steps
     field, tables = read_plan(state, packed, program)
     newest, rows = take_up(slots, field, vocab_size)
     capacity = field["num_pages"] * pages_shape(cache)[3]
-    chunk = make_chunk(field, drafts[field["slots"]], newest, rows, capacity, width)
+    if drafts is None:
+        waiting = jnp.concatenate([field["positions"][:, None], field["drafted_tokens"]], 1)
+    else:
+        waiting = drafts[field["slots"]]
+    chunk = make_chunk(field, waiting, newest, rows, capacity, width)
     model, wide = skeleton.build(params), replace(program, kind="mixed", num_tokens=program.num_rows * width)
     context = step_context(skeleton, chunk.field, cache, wide)
     hidden, cache, chosen = model.hidden_and_experts(chunk.field["tokens"], with_pending_states(cache), context)
@@ -136,12 +185,8 @@ def _speculate(
         sampled.logprobs[chunk.places].T,
         *(each[chunk.places[:, 0]] for each in sampled[2:]),  # rows that want alternatives have one token
     )
-    with jax.named_scope("draft_model"):
-        verified = Verified(skeleton, field, chunk, hidden, sampled.token_ids, accepted, slots, capacity)
-        drafted, draft_cache = drafter.draft(verified, draft_cache)
-    drafts = drafts.at[field["slots"]].set(jnp.concatenate([accepted.position[:, None], drafted], 1))
-    after = StateArrays((*cache, *draft_cache), slots, tables, drafts=drafts)
     outputs: tuple[Array, ...] = (pack_arrays(outcome, OUTPUT_FIELDS),)
     if returns_experts:
         outputs += (stacked(skeleton.config, chosen)[chunk.places.T],)
-    return after, outputs
+    verified = Verified(skeleton, field, chunk, hidden, sampled.token_ids, accepted, slots, capacity)
+    return StateArrays(cache, slots, tables), outputs, verified

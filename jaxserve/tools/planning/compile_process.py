@@ -20,7 +20,7 @@ import msgspec
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.host.cores import num_cores
 from jaxserve.runner.inputs import Program
-from jaxserve.runner.limits import mesh_shape
+from jaxserve.runner.limits import mesh_shape, num_planned_drafts
 from jaxserve.runner.speculation.step import speculative_task
 from jaxserve.runner.steps import generation_task, lower
 from jaxserve.sharding.mesh import make_sharding
@@ -57,7 +57,8 @@ def compile_program(job: CompileJob, program: Program) -> ProgramMemory | str:
     draft = planned_draft(job.config, job.decoder, job.device)
     mode, returns_experts = job.config.model.logprobs_mode, job.config.model.enable_return_routed_experts
     task = generation_task(job.device.platform, mode, returns_experts=returns_experts)
-    task = speculative_task(task, draft, mode, returns_experts=returns_experts)
+    num_planned = num_planned_drafts(job.config, job.decoder)
+    task = speculative_task(task, draft, mode, num_planned_drafts=num_planned, returns_experts=returns_experts)
     # Mosaic GPU asks the default device for the architecture that it compiles for.
     with jax.default_device(devices[0] if job.device.platform == "gpu" else None):
         lowered = lower(skeleton, sharding, program, job.shapes, task)

@@ -15,6 +15,7 @@ from jaxserve_kernels import native
 from jaxserve.config import CacheConfig, CompileConfig, Config, ModelConfig, ParallelConfig, SchedulerConfig
 from jaxserve.errors import ConfigError
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
+from jaxserve.model_config.recurrent import ShortConvConfig
 from jaxserve.runner.backend import Chip, attention_notes, choose_backend, matmul_backend
 from jaxserve.runner.limits import kv_spec, make_policy
 
@@ -154,6 +155,13 @@ REFUSED = [
 def test_kernels_that_cannot_run_are_refused(chip: Chip, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         _choose(_config(**settings), chip)
+
+
+def test_a_tpu_verifies_drafts_as_chunks_of_a_model_with_recurrent_states() -> None:
+    """No two rows write one page then."""
+    mixer = ShortConvConfig(num_channels=512, num_taps=3, has_bias=False)
+    hybrid = replace(DECODER, layers=(LayerConfig(recurrent=mixer, has_kv=False), LayerConfig()))
+    assert _choose(_config(num_speculative_tokens=4), TPU, hybrid) == "mosaic_tpu"
 
 
 @pytest.mark.parametrize(

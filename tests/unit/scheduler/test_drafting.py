@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,8 +11,9 @@ import pytest
 from msgspec import structs
 
 from jaxserve.ipc.engine_spec import Script
-from jaxserve.scheduler.plan import NO_SLOT, StepPlan
+from jaxserve.scheduler.plan import NO_SLOT, UNREAD_TOKEN, StepPlan
 from jaxserve.scheduler.prompt_lookup import continuation
+from jaxserve.scheduler.speculation import Payoff
 from tests.engine.rig import Rig, add, expected, prompt
 
 CUE = 11
@@ -44,16 +47,25 @@ def drafting(script: Script, num_speculative_tokens: int = 4, **options: Any) ->
     return Rig(script=script, num_speculative_tokens=num_speculative_tokens, **options)
 
 
+def chunked(script: Script, **options: Any) -> Rig:
+    """Return a rig of a model with recurrent states, whose drafts are verified as chunks."""
+    states = {"num_drafts": 4, "plans_have_drafts": True, "num_state_slots": 25}
+    return drafting(script, **{**states, **options})
+
+
 def num_guesses(plan: StepPlan) -> int:
-    return int((plan.slots == NO_SLOT).sum())
+    return int((plan.slots == NO_SLOT).sum()) + (0 if plan.draft_lengths is None else int(plan.draft_lengths.sum()))
 
 
 @pytest.mark.parametrize("depth", [0, 1])
 @pytest.mark.parametrize("max_decode_steps", [1, 8])
 @pytest.mark.parametrize("script", [PERIODIC, BROKEN])
-def test_drafts_save_steps_and_change_no_token(script: Script, max_decode_steps: int, depth: int) -> None:
+@pytest.mark.parametrize("made", [drafting, chunked])
+def test_drafts_save_steps_and_change_no_token(
+    made: Callable[..., Rig], script: Script, max_decode_steps: int, depth: int
+) -> None:
     messages = [add("a", [CUE], max_tokens=20), add("b", [*prompt(5), CUE], max_tokens=24, temperature=1.0, seed=3)]
-    rig = drafting(script, depth=depth, max_decode_steps=max_decode_steps)
+    rig = made(script, depth=depth, max_decode_steps=max_decode_steps)
     assert rig.run(*messages) == {message.request_id: expected(message, script=script) for message in messages}
     plain = Rig(script=script)
     plain.run(*messages)
@@ -80,24 +92,28 @@ def test_length_of_the_next_draft_follows_the_accepted_part() -> None:
 
 
 @pytest.mark.parametrize("end", ["length", "stop"])
-def test_no_token_follows_an_end_in_the_middle_of_a_draft(end: str) -> None:
+@pytest.mark.parametrize("made", [drafting, chunked])
+def test_no_token_follows_an_end_in_the_middle_of_a_draft(made: Callable[..., Rig], end: str) -> None:
     message = add("a", [CUE], max_tokens=9 if end == "length" else 30, stop_token_ids=() if end == "length" else (9,))
-    rig = drafting(BROKEN if end == "stop" else PERIODIC)
+    rig = made(BROKEN if end == "stop" else PERIODIC)
     rig.run(message)
     assert rig.tokens["a"] == expected(message, script=BROKEN if end == "stop" else PERIODIC)
     assert rig.ends["a"].finish_reason == end
     assert any(map(num_guesses, rig.plans))
 
 
-def test_abort_ends_a_draft_in_flight() -> None:
-    rig = drafting(PERIODIC, depth=1)
-    rig.send(add("a", [CUE], max_tokens=30), add("b", [3, CUE], max_tokens=30))
+@pytest.mark.parametrize("made", [drafting, chunked])
+def test_abort_ends_a_draft_in_flight(made: Callable[..., Rig]) -> None:
+    """The other request gets no drafts, so nothing else keeps its next step from being planned too early."""
+    other = add("b", [3, CUE], max_tokens=30, presence_penalty=1.0)
+    rig = made(PERIODIC, depth=1)
+    rig.send(add("a", [CUE], max_tokens=30), other)
     while not (rig.plans and num_guesses(rig.plans[-1])):
         rig.step()
     rig.collect(rig.scheduler.abort([rig.plans[-1].request_ids[0]]))
     rig.finish()
     assert rig.ends["a"].finish_reason == "abort"
-    assert rig.tokens["b"] == expected(add("b", [3, CUE], max_tokens=30), script=PERIODIC)
+    assert rig.tokens["b"] == expected(other, script=PERIODIC)
 
 
 @pytest.mark.parametrize("options", [{"presence_penalty": 1.0}, {"min_tokens": 3}, {"logit_bias": {5: 1.0}}])
@@ -118,10 +134,11 @@ def test_there_are_no_drafts_while_more_than_half_of_the_rows_are_taken() -> Non
     assert any(map(num_guesses, rig.plans))
 
 
-def test_a_draft_takes_no_page_from_others() -> None:
+@pytest.mark.parametrize("made", [drafting, chunked])
+def test_a_draft_takes_no_page_from_others(made: Callable[..., Rig]) -> None:
     """Two requests fill the pool to its last page: no request is preempted for a draft."""
     messages = [add(name, [first, CUE], max_tokens=30) for name, first in (("a", 20), ("b", 21))]
-    rig = drafting(PERIODIC, num_blocks=17, block_size=4)
+    rig = made(PERIODIC, num_blocks=17, block_size=4)
     rig.run(*messages)
     assert rig.scheduler.take_stats().num_preemptions == 0
     assert any(map(num_guesses, rig.plans))
@@ -139,6 +156,45 @@ def test_a_prediction_is_a_draft_from_the_first_token_on() -> None:
     assert 30 < end.num_accepted_tokens < 40
     assert 0 < end.num_rejected_tokens < 10
     assert Rig().run(structs.replace(message, prediction_token_ids=nearly)) == {"a": wanted}
+
+
+def test_a_chunk_has_no_alternatives_of_tokens_and_begins_after_the_prompt() -> None:
+    messages = [add("a", [CUE], max_tokens=20, num_top_logprobs=2), add("b", [3, CUE], max_tokens=20)]
+    rig = chunked(PERIODIC)
+    assert rig.run(*messages) == {message.request_id: expected(message, script=PERIODIC) for message in messages}
+    chunks = [plan for plan in rig.plans if plan.draft_lengths is not None]
+    lengths = {
+        name: [int(plan.draft_lengths[plan.request_ids.index(name)]) for plan in chunks if name in plan.request_ids]
+        for name in ("a", "b")
+    }
+    assert not any(lengths["a"]) and any(lengths["b"])
+    assert all(plan.slots.min() >= 0 for plan in rig.plans), "no rows of drafts"
+
+
+def test_chunks_are_left_out_while_they_do_not_pay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then steps overlap as without drafts."""
+    monkeypatch.setattr(Payoff, "choose", lambda self, num_rows: "decode")
+    message = add("a", [CUE], max_tokens=20)
+    rig = chunked(PERIODIC, depth=1)
+    assert rig.run(message) == {"a": expected(message, script=PERIODIC)}
+    assert not any(map(num_guesses, rig.plans))
+    assert sum(int(plan.token_ids[0] == UNREAD_TOKEN) for plan in rig.plans) > len(rig.plans) // 2
+
+
+def test_chunks_that_take_too_long_are_found_out() -> None:
+    """A step that takes as long as a decode step pays whatever it yields, and one that takes much longer does not."""
+    payoff, script = {}, Script(cue=CUE, token_ids=(5, 6, 7) * 40)
+    for slow in (1.0, 9.0):
+        rig = chunked(script)
+        rig.send(add("a", [CUE], max_tokens=90), add("b", [3, CUE], max_tokens=90))
+        while rig.scheduler.has_work:
+            plan = rig.scheduler.schedule()
+            assert plan is not None
+            seconds = slow if plan.kind == "speculate" else 1.0
+            result = rig.executor.submit(plan).result()
+            rig.collect(rig.scheduler.update(plan, replace(result, device_seconds=seconds)))
+        payoff[slow] = rig.scheduler.take_stats().spec_decode_is_on
+    assert payoff == {1.0: 1, 9.0: 0}
 
 
 def test_log_probabilities_belong_to_the_tokens_of_a_draft() -> None:
