@@ -1,4 +1,4 @@
-"""Measure what formats of weights cost in quality: `python -m benchmarks.quality TEXT --formats gguf int8`.
+"""Measure what formats of weights and of the KV cache cost in quality: `python -m benchmarks.quality TEXT --formats gguf int8`.
 
 Every format computes the same pieces of a text. Each position's distribution is compared with that of float32 weights
 (`--quantization none`): perplexity, Kullback-Leibler divergence, and how often the most likely token is the same.
@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +23,9 @@ from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.quant.names import NO_QUANTIZATION, format_names
 from jaxserve.runner.backend import chip_of
+from jaxserve.runner.kv_scales import make_measurement
 from jaxserve.runner.limits import kv_cache_dtype, make_policy
+from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.runtime.environment import default_model
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
@@ -32,17 +36,30 @@ from tests.models.one_row import PAGE_SIZE, new_cache, step_context
 LogProbs = Callable[[np.ndarray], np.ndarray]
 
 
-def scorer(path: Path, name: str, num_tokens: int) -> tuple[LogProbs, int]:
-    """Return a function from `num_tokens` tokens to the log-probabilities after each, and the bytes of the weights."""
+KV_DTYPES: Final = {"fp8": jnp.dtype("float8_e4m3fn"), "int8": jnp.dtype("int8")}
+
+
+def scorer(path: Path, name: str, num_tokens: int, kv: str | None = None) -> tuple[LogProbs, int]:
+    """Return a function from `num_tokens` tokens to the log-probabilities after each, and the bytes of the weights.
+
+    kv: numbers of the KV cache, with the scales that a server has for them; None: float32. A server refuses fp8 on CPUs for its
+    speed only.
+    """
     config = Config(model=ModelConfig(model=str(path), quantization=name))
     checkpoint, num_pages = open_model(path), -(-num_tokens // PAGE_SIZE)
     decoder = decoder_of(checkpoint).with_context(num_pages * PAGE_SIZE)
     policy = make_policy(config, decoder, chip_of(jax.devices()[0]))
+    if kv is not None:
+        has_stored = decoder.stored is not None and decoder.stored.kv_scales == kv
+        policy = replace(policy, kv_scales="heads" if has_stored else "numbers" if kv == "int8" else None)
     skeleton, sharding = make_skeleton(decoder, policy), make_sharding(decoder, MeshShape())
     params = load_params(checkpoint, skeleton, sharding, lambda *_: None)
+    if (measured := make_measurement(skeleton, sharding, 1, ProgramCache(None))) is not None:
+        params = measured(params)
+    kv_dtype = kv_cache_dtype(config, "cpu") if kv is None else KV_DTYPES[kv]
 
     def compute(params: tuple[Array, ...], tokens: Array) -> Array:
-        cache = new_cache(decoder, num_pages, kv_cache_dtype(config, "cpu"), policy.activations)
+        cache = new_cache(decoder, num_pages, kv_dtype, policy.activations)
         model = skeleton.build(params)
         hidden, _ = model.hidden(tokens, cache, step_context(decoder, num_pages, jnp.int32(0), num_tokens))
         return jax.nn.log_softmax(model.logits(hidden, jnp.int32(num_tokens)))
@@ -71,14 +88,19 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("text", type=Path, help="a text in UTF-8")
     parser.add_argument("--model", help="default: the default model")
-    parser.add_argument("--formats", nargs="+", choices=format_names()[1:], default=["gguf-weight-only", "gguf"])
+    parser.add_argument("--formats", nargs="*", choices=format_names()[1:], default=["gguf-weight-only", "gguf"])
+    parser.add_argument(
+        "--kv-cache-dtypes", nargs="+", choices=list(KV_DTYPES), default=[], help="with weights in float32"
+    )
     parser.add_argument("--num-tokens", type=int, default=512, help="tokens of a piece (default: %(default)s)")
     parser.add_argument("--num-pieces", type=int, default=10, help="default: %(default)s")
     arguments = parser.parse_args(words)
     path = default_model() if arguments.model is None else resolve(arguments.model)
     pieces = pieces_of(path, arguments.text, arguments.num_tokens, arguments.num_pieces)
-    names = (NO_QUANTIZATION, *arguments.formats)
-    scorers = {name: scorer(path, name, arguments.num_tokens) for name in names}
+    scorers = {name: scorer(path, name, arguments.num_tokens) for name in (NO_QUANTIZATION, *arguments.formats)}
+    for kv in arguments.kv_cache_dtypes:
+        scorers[f"{NO_QUANTIZATION}, KV cache in {kv}"] = scorer(path, NO_QUANTIZATION, arguments.num_tokens, kv)
+    names = tuple(scorers)
     sums = {name: np.zeros(3) for name in names}  # of negative log-likelihood, KL divergence, equal best tokens
     for piece in pieces:
         reference = scorers[NO_QUANTIZATION][0](piece)[:-1]

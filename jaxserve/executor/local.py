@@ -41,7 +41,7 @@ from jaxserve.executor.preparation import Preparation, prepare, resolve_task
 from jaxserve.executor.protocol import Progress
 from jaxserve.executor.routed_experts import routed_experts_info
 from jaxserve.executor.self_test.check import with_tested_kernels
-from jaxserve.executor.served_weights import ServedWeights, served_tensors
+from jaxserve.executor.served_weights import ServedWeights, WithMeasured, served_tensors
 from jaxserve.ipc.messages import ModelInfo
 from jaxserve.ipc.report import ModelWork, PhaseClock, PhaseSpan, ProgramReport, StartupReport
 from jaxserve.ipc.stats import EngineStats
@@ -52,6 +52,7 @@ from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
 from jaxserve.models.step_work import step_work
 from jaxserve.runner.images.served import with_served_images
 from jaxserve.runner.inputs import PlanT, Program, ResultT
+from jaxserve.runner.kv_scales import KVScaleMeasurement
 from jaxserve.runner.memory import check_host_memory, check_offload_memory
 from jaxserve.runner.pages import DevicePages, page_layout
 from jaxserve.runner.program_cache import ProgramCache, cache_directory, explain_misses
@@ -124,7 +125,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         _LOG.info("limits: %s", prepared.summary)
         if defaults:
             _LOG.info("sampling, where requests say nothing: %s", defaults)
-        params, state, steps, reports = _load(prepared, checkpoint, draft, config, clock, progress, hosts)
+        params, state, steps, reports, measured = _load(prepared, checkpoint, draft, config, clock, progress, hosts)
         runner = Runner(prepared.task, params, state, executables(steps), prepared.shared_params)
         with clock.phase("first_run"):
             platform = prepared.device.platform
@@ -146,7 +147,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
             routed_experts=routed_experts_info(config, model),
         )
         eos_token_ids = frozenset(model.eos_token_ids if isinstance(model, DecoderConfig) else ())
-        weights = ServedWeights(config, prepared, base, adapters, runner, state, draft)
+        weights = ServedWeights(config, prepared, base, adapters, runner, state, draft, measured)
         return cls(runner, model_info, prepared.limits.buckets, eos_token_ids, counter, pages, weights)
 
     def submit(self, plan: PlanT) -> PendingStep[PlanT, ResultT]:
@@ -196,7 +197,7 @@ def _load(
     clock: PhaseClock,
     progress: Progress,
     hosts: Hosts,
-) -> tuple[tuple[jax.Array, ...], DeviceState, dict[Program, MadeProgram], list[ProgramReport]]:
+) -> tuple[tuple[jax.Array, ...], DeviceState, dict[Program, MadeProgram], list[ProgramReport], WithMeasured]:
     """Load weights and programs at the same time: compiling needs only shapes.
 
     On a GPU whose matmuls were not measured yet, programs come first: copies of weights would disturb the measurements,
@@ -205,7 +206,9 @@ def _load(
     cache = ProgramCache(cache_directory(config.compile.compile_cache), in_all=partial(agree_common, hosts))
     is_tuning = prepared.device.platform == "gpu" and not cache.has_tuned
 
-    def load_weights(programs: Future[dict[Program, MadeProgram]]) -> tuple[jax.Array, ...]:
+    def load_weights(
+        programs: Future[dict[Program, MadeProgram]], measuring: Future[KVScaleMeasurement | None]
+    ) -> tuple[jax.Array, ...]:
         if is_tuning:
             programs.result()
         read: list[int] = []
@@ -213,7 +216,7 @@ def _load(
             params = load_params(
                 checkpoint, prepared.skeleton, prepared.sharding, partial(progress, "load"), read.append
             )
-            params += draft.load(prepared)
+            params = _with_measured(measuring)(params) + draft.load(prepared)
         stored = sum(info.num_stored_bytes for info in checkpoint.tensors.values())
         _LOG.info("weights: this host read %d of %d stored bytes", sum(read), stored)
         return params
@@ -230,11 +233,12 @@ def _load(
 
     # The compilers of accelerators may want the memory for a while; on a CPU, zeroing it takes time beside them.
     is_state_early = prepared.device.platform == "cpu"
-    background = ThreadPoolExecutor(4, thread_name_prefix="load")
+    background = ThreadPoolExecutor(5, thread_name_prefix="load")
     try:
         state_programs = background.submit(prepared.make_state_programs, cache)
         steps = background.submit(make_programs)
-        params = background.submit(load_weights, steps)
+        measuring = background.submit(prepared.make_kv_scales, cache)
+        params = background.submit(load_weights, steps, measuring)
         state = background.submit(make_state, state_programs, state_programs if is_state_early else steps)
         work: list[Future[Any]] = [state_programs, steps, params, state]
         for future in wait(work, return_when=FIRST_EXCEPTION).done:
@@ -245,7 +249,12 @@ def _load(
     reports = [ProgramReport(program.name, result.source, result.seconds) for program, result in made]
     if cache.directory is not None:
         explain_misses(cache.directory, prepared.key_parts(), sum(report.source == "compiled" for report in reports))
-    return params.result(), state.result(), steps.result(), reports
+    return params.result(), state.result(), steps.result(), reports, _with_measured(measuring)
+
+
+def _with_measured(measuring: Future[KVScaleMeasurement | None]) -> WithMeasured:
+    """Return the function that measures what the parameters leave open."""
+    return measuring.result() or (lambda params: params)
 
 
 def _model_info(

@@ -54,6 +54,8 @@ def precompile(
     steps, state_programs = prepared.make_programs(cache, progress), prepared.make_state_programs(cache)
     made: list[tuple[Program | StateProgram, MadeProgram]] = [*steps.items(), *state_programs.items()]
     entries = [_entry(program.name, result, cache, directory) for program, result in made]
+    if (measuring := prepared.make_kv_scales(cache)) is not None:
+        entries.append(_entry("kv_scales", measuring.made, cache, directory))
     manifest = Manifest(FORMAT, str(config.model.model), prepared.key_parts(), settings, entries)
     write_manifest(directory, manifest)
     return Precompiled(manifest, prepared.limits.cache.num_bytes)

@@ -42,6 +42,7 @@ from jaxserve.runner.images.encoder import ImageShape, encoder_bytes, image_sett
 from jaxserve.runner.images.parts import SharedParams
 from jaxserve.runner.images.programs import with_images
 from jaxserve.runner.inputs import Program, StepTask
+from jaxserve.runner.kv_scales import KVScaleMeasurement, make_measurement
 from jaxserve.runner.limits import (
     Limits,
     check_cache,
@@ -164,6 +165,12 @@ class Preparation:
             progress=progress,
         )
 
+    def make_kv_scales(self, cache: ProgramCache) -> KVScaleMeasurement | None:
+        """Load or compile the program that measures scales of the KV cache; None if none are measured."""
+        if not isinstance(self.skeleton, ModelSkeleton):
+            return None
+        return make_measurement(self.skeleton, self.sharding, self.limits.num_ranks, cache)
+
     def make_state_programs(self, cache: ProgramCache) -> dict[StateProgram, MadeProgram]:
         """Load or compile the state programs."""
         return make_state_programs(self.state_shapes, self.sharding, cache)
@@ -265,6 +272,8 @@ def make_embedding_skeleton(
         raise ConfigError(
             f"--logprobs-mode {config.model.logprobs_mode}: a model that embeds returns no log-probabilities"
         )
+    if config.cache.kv_cache_dtype == "int8":
+        raise ConfigError("--kv-cache-dtype int8: an engine that embeds keeps no KV cache")
     if config.tiers.has_stores:
         raise ConfigError(f"{', '.join(config.tiers.settings)}: an engine that embeds keeps no KV pages")
     if (num_ranks := config.parallel.data_parallel_size) > 1:

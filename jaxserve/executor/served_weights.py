@@ -44,6 +44,10 @@ def served_tensors(prepared: Preparation, checkpoint: Checkpoint, adapters: Sequ
     return with_adapters(checkpoint, places, shapes.rank, shapes.modules)
 
 
+WithMeasured = Callable[[tuple[jax.Array, ...]], tuple[jax.Array, ...]]
+"""Returns a model's parameters with scales of the KV cache that are measured with the others (`runner.kv_scales`)."""
+
+
 class ServedWeights:
     """Implements `protocol.WeightStore` for one model on this process's devices."""
 
@@ -56,6 +60,7 @@ class ServedWeights:
         runner: Runner[Any, Any],
         state: DeviceState,
         draft: DraftCheckpoint = DraftCheckpoint(),  # noqa: B008  (immutable)
+        with_measured: WithMeasured = lambda params: params,
     ) -> None:
         """checkpoint: the one that was loaded, without adapters. draft: the draft model, which stays as it is, or
         the MTP layer, which is read with the model; tensors of a file do not change it."""
@@ -68,6 +73,7 @@ class ServedWeights:
         self._runner = runner
         self._state = state
         self._draft = draft
+        self._with_measured = with_measured
         self._copies: tuple[np.ndarray, ...] = ()
         self._are_stored = True
         """True if the weights can be read again from `_base`; False after tensors of a file were put among them."""
@@ -101,7 +107,7 @@ class ServedWeights:
 
         def install() -> None:
             params = tuple(arrays[i] if i in arrays else self._runner.params[i] for i in indices)
-            self._runner.params = params + drafting
+            self._runner.params = self._with_measured(params) + drafting
             self._copies, self._are_stored = (), False
 
         return install
@@ -161,7 +167,9 @@ class ServedWeights:
 
     def _read(self, checkpoint: Checkpoint) -> tuple[jax.Array, ...]:
         tensors = served_tensors(self._prepared, checkpoint, self._adapters)
-        return load_params(tensors, self._prepared.skeleton, self._prepared.sharding, lambda done, total, name: None)
+        prepared = self._prepared
+        params = load_params(tensors, prepared.skeleton, prepared.sharding, lambda done, total, name: None)
+        return self._with_measured(params)
 
 
 def _check_reserved(adapter: Adapter, shapes: AdaptersConfig) -> None:

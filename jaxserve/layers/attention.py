@@ -113,7 +113,8 @@ class Attention(nnx.Module):
         self.value_eps = config.norm_eps if config.has_value_norm else None
         self.sinks = parameter((n,), ("heads",), jnp.dtype(jnp.float32)) if config.has_sinks else None
         has_scales = policy.kv_scales is not None and layer.kv_source is None
-        self.k_scale, self.v_scale = (_kv_scale(k) if has_scales else None for _ in range(2))
+        shape = (k,) if policy.kv_scales == "heads" else (k, h)
+        self.k_scale, self.v_scale = (_kv_scale(shape) if has_scales else None for _ in range(2))
         self.layer = layer
         self.scoring = Scoring(
             scale=h**-0.5 if config.attention_scale is None else config.attention_scale,
@@ -210,8 +211,8 @@ def _scales_of_other(place: CachePlace, step: StepContext) -> KVScales | None:
     return None if step.kv_scales is None else step.kv_scales.get(replace(place, is_owner=True))
 
 
-def _kv_scale(num_heads: int) -> nnx.Param[jax.Array]:
-    return parameter((num_heads,), ("kv_heads",), jnp.dtype(jnp.float32))
+def _kv_scale(shape: tuple[int, ...]) -> nnx.Param[jax.Array]:
+    return parameter(shape, ("kv_heads", None)[: len(shape)], jnp.dtype(jnp.float32))
 
 
 def _head_norm(config: DecoderConfig, num_heads: int, head_dim: int, policy: DtypePolicy) -> RMSNorm | None:

@@ -13,8 +13,10 @@ from jaxserve.quant.policy import QuantPolicy
 from jaxserve.sharding.rules import AxisRules, MeshShape
 
 Exchange = Literal["auto", "all-to-all", "all-reduce"]
-KVScaleKind = Literal["heads"]
-"""heads: one for the keys and one for the values of each KV head."""
+KVScaleKind = Literal["heads", "numbers"]
+"""Scales of a layer's keys, and of its values.
+
+heads: one for each KV head, from the checkpoint; numbers: one for each number of each head, measured as the weights are loaded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,13 +84,18 @@ class LeafSpec:
 
     @property
     def is_adapter(self) -> bool:
-        """True for a parameter that holds adapters: those are not converted."""
+        """True for a parameter that holds adapters."""
         return _ADAPTER in self.tensors[0]
 
     @property
-    def is_kv_scale(self) -> bool:
-        """True for scales of the KV cache."""
-        return is_kv_scale(self.name)
+    def is_measured(self) -> bool:
+        """True for scales of the KV cache that are measured with the loaded weights: no checkpoint has them."""
+        return is_kv_scale(self.name) and len(self.shape) == 2
+
+    @property
+    def is_converted(self) -> bool:
+        """True if conversions have the parameter."""
+        return not self.is_adapter and not self.is_measured
 
     @property
     def num_bytes(self) -> int:

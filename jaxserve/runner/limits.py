@@ -105,19 +105,15 @@ def make_policy(config: Config, decoder: DecoderConfig, chip: Chip) -> DtypePoli
 
 
 def _kv_scale_kind(config: Config, decoder: DecoderConfig) -> KVScaleKind | None:
-    """Return the scales of the KV cache. Raises ConfigError if the cache needs scales that the checkpoint does not have."""
+    """Return the scales of the KV cache. Raises ConfigError for a cache that needs some and cannot have them."""
     wanted = config.cache.kv_cache_dtype
     if wanted == "int8" and decoder.latent is not None:
         raise ConfigError("--kv-cache-dtype int8: not with latent attention (MLA), whose vectors have no scales")
     if wanted == "auto" or decoder.latent is not None:
         return None
-    stored = None if decoder.stored is None else decoder.stored.kv_scales
-    if wanted == "int8" and stored != wanted:
-        found = "none" if stored is None else f"some for {stored}"
-        raise ConfigError(
-            f"--kv-cache-dtype int8: needs a checkpoint with scales for it (`kv_cache_scheme` of type int), this one has {found}"
-        )
-    return "heads" if stored == wanted else None
+    if decoder.stored is not None and decoder.stored.kv_scales == wanted:
+        return "heads"
+    return "numbers" if wanted == "int8" else None
 
 
 def make_encoder_policy(config: Config, chip: Chip) -> DtypePolicy:

@@ -28,7 +28,7 @@ T = TypeVar("T")
 def layout_facts(skeleton: AnySkeleton) -> dict[str, str]:
     """Return everything that the arrays of the parameters depend on beside the weights, by name."""
     policy, config = skeleton.policy, skeleton.config
-    leaves = [leaf for leaf in skeleton.leaves if not leaf.is_adapter]
+    leaves = [leaf for leaf in skeleton.leaves if leaf.is_converted]
     order = [getattr(config, name, None) for name in ("head_dim", "rotary_dim", "rotary_pairs", "kv_copies")]
     return {
         "dtype": str(policy.weights),
@@ -55,6 +55,7 @@ def save_arrays(folder: Path, skeleton: ModelSkeleton, params: Sequence[jax.Arra
 
     arrays = iter(params)
     tree = {leaf.name: [next(arrays) for _ in leaf.arrays] for leaf in skeleton.leaves}
+    tree = {leaf.name: tree[leaf.name] for leaf in skeleton.leaves if leaf.is_converted}
     with PyTreeCheckpointer(use_compression=False) as checkpointer:
         checkpointer.save((folder / ARRAYS).resolve(), tree)
 
@@ -77,7 +78,7 @@ def restore_arrays(
         raise CheckpointError(
             f"{checkpoint.path}: converted for other settings ({'; '.join(others)}); convert the model again with those of the server"
         )
-    leaves = [leaf for leaf in skeleton.leaves if not leaf.is_adapter]
+    leaves = [leaf for leaf in skeleton.leaves if leaf.is_converted]
     reads = _one_ahead(_reads(ZarrArrays(checkpoint.path / ARRAYS, "zarr"), leaves, sharding))
     for leaf in leaves:
         yield [_place(spec, sharding, reads, on_read) for spec in leaf.arrays]

@@ -46,7 +46,7 @@ def load_params(
     progress: Progress,
     on_read: Callable[[int], None] = lambda num_bytes: None,
 ) -> tuple[jax.Array, ...]:
-    """Return the skeleton's arrays on the devices, in its order.
+    """Return the skeleton's arrays on the devices, in its order. Scales that are to be measured are 1.
 
     Only what this process's devices hold is read, where the format stores outputs one by one (`Format.is_by_row`) and
     the checkpoint stores tensors plainly. on_read: called with the stored bytes of each part that is read.
@@ -56,11 +56,11 @@ def load_params(
     check_tensors(checkpoint, skeleton)
     reader = TensorReader(checkpoint, skeleton.config, on_read)
     done, total = 0, sum(leaf.num_bytes for leaf in skeleton.leaves)
-    converted = converted_of(checkpoint)
+    converted, others = converted_of(checkpoint), [leaf for leaf in skeleton.leaves if not leaf.is_converted]
     params = dict[str, list[jax.Array]]()
     for leaf, arrays in itertools.chain(
         () if converted is None else _restored(converted, skeleton, sharding, on_read),
-        _loaded(checkpoint, skeleton.leaves if converted is None else _adapters(skeleton), reader, sharding),
+        _loaded(checkpoint, skeleton.leaves if converted is None else others, reader, sharding),
     ):
         params[leaf.name] = arrays
         done += leaf.num_bytes
@@ -68,15 +68,11 @@ def load_params(
     return tuple(array for leaf in skeleton.leaves for array in params[leaf.name])
 
 
-def _adapters(skeleton: AnySkeleton) -> list[LeafSpec]:
-    return [leaf for leaf in skeleton.leaves if leaf.is_adapter]
-
-
 def _restored(
     converted: ConvertedCheckpoint, skeleton: AnySkeleton, sharding: Sharding, on_read: Callable[[int], None]
 ) -> Iterator[tuple[LeafSpec, list[jax.Array]]]:
-    """Yield the arrays of every parameter that a conversion has: all but adapters."""
-    leaves = (leaf for leaf in skeleton.leaves if not leaf.is_adapter)
+    """Yield the arrays of every parameter that a conversion has."""
+    leaves = (leaf for leaf in skeleton.leaves if leaf.is_converted)
     return zip(leaves, restore_arrays(converted, skeleton, sharding, on_read), strict=True)
 
 
@@ -110,17 +106,18 @@ def load_adapters(checkpoint: Checkpoint, skeleton: ModelSkeleton, sharding: Sha
     Raises CheckpointError for a missing or misshaped tensor before anything is read.
     """
     check_tensors(checkpoint, skeleton)
-    return _load_some(checkpoint, skeleton, sharding, _adapters(skeleton))
+    return _load_some(checkpoint, skeleton, sharding, [leaf for leaf in skeleton.leaves if leaf.is_adapter])
 
 
 def load_changed(checkpoint: Checkpoint, skeleton: AnySkeleton, sharding: Sharding) -> dict[int, jax.Array]:
-    """Return the arrays whose tensors are in `checkpoint`, on the devices, by their index among all of the skeleton's.
+    """Return the arrays whose tensors are in `checkpoint`, and those that are measured, on the devices, by their index among all
+    of the skeleton's.
 
     Raises CheckpointError before anything is read for a tensor that is unexpected or misshaped, and for one that is
     missing, because it is in the same array as another that is there.
     """
     given = checkpoint.tensors.keys()
-    changed = [leaf for leaf in skeleton.leaves if not given.isdisjoint(leaf.parts)]
+    changed = [leaf for leaf in skeleton.leaves if not leaf.is_measured and not given.isdisjoint(leaf.parts)]
     for leaf in changed:
         if absent := leaf.parts.keys() - given:
             there = min(given & leaf.parts.keys())
@@ -130,7 +127,8 @@ def load_changed(checkpoint: Checkpoint, skeleton: AnySkeleton, sharding: Shardi
     check_tensors(checkpoint, skeleton, changed)
     if not changed:
         raise CheckpointError(f"{checkpoint.path}: expected tensors of the model, found none")
-    return _load_some(checkpoint, skeleton, sharding, changed)
+    measured = [leaf for leaf in skeleton.leaves if leaf.is_measured]
+    return _load_some(checkpoint, skeleton, sharding, [*changed, *measured])
 
 
 def _load_some(
@@ -147,7 +145,12 @@ def _load_some(
 
 
 def _load_leaf(leaf: LeafSpec, reader: TensorReader, places: Sequence[NamedSharding]) -> list[jax.Array]:
-    """Place the arrays of a parameter: each device's part is assembled for it, or cut from the whole."""
+    """Place the arrays of a parameter: each device's part is assembled for it, or cut from the whole. What is measured is 1."""
+    if leaf.is_measured:
+        return [
+            jax.device_put(np.ones(spec.shape, spec.dtype), place)
+            for spec, place in zip(leaf.arrays, places, strict=True)
+        ]
     held = [parts_by_device(place, spec.shape) for place, spec in zip(places, leaf.arrays, strict=True)]
     shards: list[list[jax.Array]] = [[] for _ in leaf.arrays]
     made: dict[Ranges, tuple[np.ndarray, ...]] = {}
@@ -171,7 +174,7 @@ def check_tensors(checkpoint: Checkpoint, skeleton: AnySkeleton, leaves: Iterabl
 
     leaves: the only ones that are needed; None: all.
     """
-    needed = skeleton.leaves if leaves is None else leaves
+    needed = [leaf for leaf in (skeleton.leaves if leaves is None else leaves) if not leaf.is_measured]
     parts = {name: shape for leaf in needed for name, shape in leaf.parts.items()}
     for name, (rows, *rest) in parts.items():
         info, shape = checkpoint.tensors.get(name), (rows // kv_copies(name, skeleton.config), *rest)

@@ -20,7 +20,7 @@ from jaxserve_kernels.backend import Backend
 
 from benchmarks.gpu.static import THUNKS, launches, outside_graphs
 from jaxserve.layers.cache import pool_shapes
-from jaxserve.layers.policy import DtypePolicy, plain
+from jaxserve.layers.policy import DtypePolicy, KVScaleKind, plain
 from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig, LayerConfig, RopeScaling
 from jaxserve.model_config.vision import Normalization, VisionConfig
 from jaxserve.models.skeleton import make_skeleton
@@ -100,6 +100,9 @@ ONE_LAYER = replace(LLAMA_8B, layers=LLAMA_8B.layers[:1])  # all the products th
 TWO_LAYERS = replace(LLAMA_8B, layers=LLAMA_8B.layers[:2])
 
 
+KV_SCALES: dict[str, KVScaleKind | None] = {"bfloat16": None, "float8_e4m3fn": "heads", "int8": "numbers"}
+
+
 @dataclass(frozen=True)
 class Case:
     """One program of one model on some devices, with a pool far larger than its activations."""
@@ -136,7 +139,7 @@ class Case:
             backend=self.backend,
             fused_for=fused_for,
             mesh=MeshShape(self.num_devices),
-            kv_scales=None if self.kv_dtype == "bfloat16" else "heads",
+            kv_scales=KV_SCALES[self.kv_dtype],
         )
 
     @property

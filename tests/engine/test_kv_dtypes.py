@@ -1,4 +1,4 @@
-"""An engine whose KV cache has 8-bit integers with a checkpoint's scales: tokens do not depend on what else the cache does."""
+"""An engine whose KV cache has 8-bit integers: tokens do not depend on what else the cache does, and scales go with the weights."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy.special import log_softmax
 
+from jaxserve.checkpoint.safetensors_file import open_safetensors
 from jaxserve.config import CacheConfig, CompileConfig, Config, KVCacheDtype, ModelConfig, SchedulerConfig, TierConfig
 from jaxserve.errors import CheckpointError, ConfigError
 from jaxserve.executor.convert import convert
@@ -19,19 +20,20 @@ from jaxserve.weights.loader import load_params
 from tests.engine.model_engine import ModelEngine, request
 from tests.models.goldens import golden_checkpoint
 from tests.models.kv_scale_files import PROMPT, cache_logits, random_scales, scheme, write_scales
+from tests.unit.checkpoint.checkpoint_files import write_safetensors
 
 MODEL, NUM_TOKENS = "llama3_tiny", 20
 PROMPTS = [[5 + (3 + index) * place % 250 for place in range(20 + 9 * index)] for index in range(5)]
 
 
-def checkpoint(folder: Path, seed: int, factor: float = 1.0) -> Path:
+def checkpoint(folder: Path) -> Path:
     """Write a model with a scale for each KV head."""
     tensors = {
         f"model.layers.{layer}.self_attn.{half}_scale": each
-        for layer, both in enumerate(random_scales(3, 2, 127, seed))
+        for layer, both in enumerate(random_scales(3, 2, 127))
         for half, each in zip("kv", both, strict=True)
     }
-    return write_scales(folder, MODEL, scheme("int", strategy="attn_head"), tensors, factor)
+    return write_scales(folder, MODEL, scheme("int", strategy="attn_head"), tensors)
 
 
 def config_of(path: Path, kv_cache_dtype: KVCacheDtype, **settings: object) -> Config:
@@ -41,13 +43,14 @@ def config_of(path: Path, kv_cache_dtype: KVCacheDtype, **settings: object) -> C
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return checkpoint(tmp_path_factory.mktemp("scales") / "model", 1)
+    return checkpoint(tmp_path_factory.mktemp("scales") / "model")
 
 
 @pytest.fixture(scope="module")
-def engine(path: Path) -> Iterator[ModelEngine]:
+def engine() -> Iterator[ModelEngine]:
+    """Its scales are measured."""
     tiers = TierConfig(kv_offload_memory=4 << 20, kv_fetch="always")
-    engine = ModelEngine(path, kv_cache_dtype="int8", tiers=tiers)
+    engine = ModelEngine(golden_checkpoint(MODEL).path, kv_cache_dtype="int8", tiers=tiers)
     yield engine
     engine.close()
 
@@ -74,17 +77,30 @@ def test_tokens_are_those_of_each_request_alone(engine: ModelEngine) -> None:
 
 
 @pytest.mark.slow
-def test_new_weights_bring_their_scales(engine: ModelEngine, tmp_path: Path) -> None:
-    """Scores of a prompt are those that a rounded cache gives."""
-    other = checkpoint(tmp_path / "other", 2, factor=1.2)
-    assert engine.executor.weights is not None
-    engine.restart()
-    engine.executor.weights.load(str(other))()
-    asked = request("new", [*PROMPT, 7], max_tokens=1, num_prompt_logprobs=4)
-    found = engine.run([asked])["new"].prompt_logprobs[-1]
-    assert engine.executor.compilations()["serving"] == 0
-    wanted = log_softmax(cache_logits(other, "int8")[-1])
-    np.testing.assert_allclose(found.top_logprobs, wanted[list(found.top_token_ids)], atol=0.01, rtol=0)
+def test_scales_are_measured_again_with_new_weights(engine: ModelEngine, tmp_path: Path) -> None:
+    """From a folder, and from a file with some tensors. The old scales would clip values that are twenty times as large."""
+    weights, plain = engine.executor.weights, golden_checkpoint(MODEL).path
+    assert weights is not None
+    loud = write_scales(tmp_path / "loud", MODEL, None, {}, {"v_proj": 20.0})
+    file = open_safetensors(loud / "model.safetensors")
+    values = write_safetensors(
+        tmp_path / "values.safetensors",
+        {name: np.asarray(file.read(name)) for name in file.tensors if "v_proj" in name},
+    )
+    wanted = {path: log_softmax(cache_logits(path, None)[-1]) for path in (loud, plain)}
+    assert np.abs(wanted[loud] - wanted[plain]).max() > 1
+    num_compilations = engine.executor.compilations()["serving"]  # for these
+    for load, path in (
+        (lambda: weights.load(str(loud)), loud),
+        (lambda: weights.load(str(plain)), plain),
+        (lambda: weights.load_tensors(str(values)), loud),
+    ):
+        load()()
+        engine.restart()
+        asked = request("scores", [*PROMPT, 7], max_tokens=1, num_prompt_logprobs=4)
+        found = engine.run([asked])["scores"].prompt_logprobs[-1]
+        np.testing.assert_allclose(found.top_logprobs, wanted[path][list(found.top_token_ids)], atol=0.2, rtol=0)
+    assert engine.executor.compilations()["serving"] == num_compilations
 
 
 @pytest.mark.slow
@@ -112,14 +128,14 @@ def test_a_draft_model_has_a_cache_of_floats_beside_integers(path: Path) -> None
     assert 4 * limits.cache.specs[0].bytes_per_block == limits.cache.specs[1].bytes_per_block
 
 
-def test_integers_without_scales_for_them_are_refused(path: Path) -> None:
-    for name, text in (
-        (MODEL, "needs a checkpoint with scales for it .* this one has none"),
-        ("deepseek_v3_tiny", "not with latent attention"),
-    ):
-        other = golden_checkpoint(name).path
-        with pytest.raises(ConfigError, match=f"--kv-cache-dtype int8: {text}"):
-            prepare(config_of(other, "int8"), decoder_of(open_model(other)))
+def test_what_cannot_have_a_cache_of_integers_is_refused(path: Path) -> None:
+    other = golden_checkpoint("deepseek_v3_tiny").path
+    with pytest.raises(ConfigError, match="--kv-cache-dtype int8: not with latent attention"):
+        prepare(config_of(other, "int8"), decoder_of(open_model(other)))
     config = config_of(path, "int8", compile=CompileConfig(deterministic=True))
     with pytest.raises(ConfigError, match="--deterministic: not with --kv-cache-dtype int8"):
+        prepare(config, decoder_of(open_model(path)))
+    config = config_of(path, "int8")
+    config = replace(config, model=replace(config.model, task="embed"))
+    with pytest.raises(ConfigError, match="--kv-cache-dtype int8: an engine that embeds keeps no KV cache"):
         prepare(config, decoder_of(open_model(path)))

@@ -16,6 +16,9 @@ import numpy as np
 from jaxserve.layers.policy import KVScaleKind, plain
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
+from jaxserve.quant.kv_scales import is_kv_scale
+from jaxserve.runner.kv_scales import make_measurement
+from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
 from jaxserve.weights.loader import load_params
@@ -39,14 +42,17 @@ def write_scales(
     model: str,
     quantization: Mapping[str, Any] | None,
     scales: Mapping[str, np.ndarray],
-    factor: float = 1.0,
+    factors: Mapping[str, float] | None = None,
 ) -> Path:
-    """Write a tiny checkpoint with more tensors. factor: of all of its projections."""
+    """Write a tiny checkpoint with more tensors. factors: of tensors whose names have these parts."""
     source = golden_checkpoint(model).path
     shutil.copytree(source, folder, ignore=shutil.ignore_patterns("golden.npz"))
     whole = open_model(source)
     tensors = {name: np.asarray(whole.read(name)) for name in whole.tensors}
-    tensors = {name: (each * factor if "proj" in name else each).astype(each.dtype) for name, each in tensors.items()}
+    for part, factor in (factors or {}).items():
+        for name in tensors:
+            if part in name:
+                tensors[name] = (tensors[name] * factor).astype(tensors[name].dtype)
     write_safetensors(folder / "model.safetensors", tensors | dict(scales))
     config = json.loads((source / "config.json").read_text())
     more = {} if quantization is None else {"quantization_config": dict(quantization)}
@@ -60,6 +66,28 @@ def random_scales(num_layers: int, num_heads: int, largest: float, seed: int = 0
     return (values / largest).astype(np.float32)
 
 
+class ScaledModel:
+    """A checkpoint's decoder in float32, and its parameters on some devices. Arguments: see `cache_logits`."""
+
+    def __init__(self, path: Path, kv: str | None, num_devices: int = 1, kind: KVScaleKind | None = "heads") -> None:
+        checkpoint = open_model(path)
+        self.decoder = decoder_of(checkpoint).with_context(MAX_MODEL_LEN).for_devices(num_devices)
+        policy = plain(jnp.dtype("float32"))
+        policy = replace(policy, mesh=MeshShape(num_devices), kv_scales=None if kv is None else kind)
+        self.skeleton = make_skeleton(self.decoder, policy)
+        self.sharding = make_sharding(self.decoder, MeshShape(num_devices))
+        params = load_params(checkpoint, self.skeleton, self.sharding, lambda *_: None)
+        measure = make_measurement(self.skeleton, self.sharding, 1, ProgramCache(None))
+        self.params = params if measure is None else measure(params)
+
+    @property
+    def scales(self) -> dict[str, np.ndarray]:
+        """Scales of the KV cache by name."""
+        leaves = [leaf for leaf in self.skeleton.leaves for _ in leaf.arrays]
+        pairs = zip(leaves, self.params, strict=True)
+        return {leaf.name: np.asarray(array) for leaf, array in pairs if is_kv_scale(leaf.name)}
+
+
 def cache_logits(
     path: Path, kv: str | None, num_devices: int = 1, kind: KVScaleKind | None = "heads", *, decodes: bool = False
 ) -> np.ndarray:
@@ -67,16 +95,12 @@ def cache_logits(
 
     kv: numbers of the cache, "fp8" or "int8"; None: float32 without scales. decodes: True if a decode step computes the last token.
     """
-    checkpoint = open_model(path)
-    decoder = decoder_of(checkpoint).with_context(MAX_MODEL_LEN).for_devices(num_devices)
-    count, num_pages = len(PROMPT), -(-len(PROMPT) // PAGE_SIZE)
-    policy = replace(plain(jnp.dtype("float32")), mesh=MeshShape(num_devices), kv_scales=None if kv is None else kind)
-    skeleton, sharding = make_skeleton(decoder, policy), make_sharding(decoder, MeshShape(num_devices))
-    params = load_params(checkpoint, skeleton, sharding, lambda *_: None)
+    scaled = ScaledModel(path, kv, num_devices, kind)
+    decoder, skeleton, count, num_pages = scaled.decoder, scaled.skeleton, len(PROMPT), -(-len(PROMPT) // PAGE_SIZE)
 
     @jax.jit
     def run(params: tuple[jax.Array, ...], tokens: jax.Array) -> jax.Array:
-        model, cache = skeleton.build(params), new_cache(decoder, num_pages, DTYPES[kv], policy.activations)
+        model, cache = skeleton.build(params), new_cache(decoder, num_pages, DTYPES[kv], jnp.float32)
         split = count - 1 if decodes else count
         hidden, cache = model.hidden(tokens[:split], cache, step_context(decoder, num_pages, jnp.int32(0), split))
         if decodes:
@@ -84,5 +108,5 @@ def cache_logits(
             hidden = jnp.concatenate([hidden, last])
         return model.logits(hidden[-8:], jnp.int32(8))
 
-    with jax.sharding.use_abstract_mesh(sharding.mesh.abstract_mesh):
-        return np.asarray(run(params, jnp.asarray(PROMPT, jnp.int32)))
+    with jax.sharding.use_abstract_mesh(scaled.sharding.mesh.abstract_mesh):
+        return np.asarray(run(scaled.params, jnp.asarray(PROMPT, jnp.int32)))

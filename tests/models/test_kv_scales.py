@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -15,8 +17,13 @@ from jaxserve_kernels.rope import rotate
 
 from jaxserve.errors import CheckpointError
 from jaxserve.layers import attention
+from jaxserve.layers.policy import plain
 from jaxserve.models.registry import decoder_of, open_model
-from tests.models.kv_scale_files import cache_logits, random_scales, scheme, write_scales
+from jaxserve.models.skeleton import make_skeleton
+from jaxserve.runner.kv_scales import MARGIN, NUM_TOKENS, measured_names
+from tests.models.goldens import golden_checkpoint
+from tests.models.kv_scale_files import ScaledModel, cache_logits, random_scales, scheme, write_scales
+from tests.models.one_row import PAGE_SIZE, new_cache, step_context
 
 LLAMA, GEMMA = ("llama3_tiny", 3, 2), ("gemma3n_tiny", 4, 2)
 """Models, their layers with keys and values of their own, and their KV heads. Two layers of Gemma 3n read those of others."""
@@ -106,3 +113,41 @@ def test_a_layer_without_its_scale_is_refused(tmp_path: Path) -> None:
     path = write_scales(tmp_path / "model", "llama3_tiny", scheme(), tensors)
     with pytest.raises(CheckpointError, match=r"tensor 'model.layers.0.self_attn.v_scale' expected with shape \(2,\)"):
         cache_logits(path, "fp8")
+
+
+def stored_random_tokens(path: Path) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the keys and values of the tokens that are measured, by cache group."""
+    model = ScaledModel(path, None)
+    decoder, num_pages = model.decoder, NUM_TOKENS // PAGE_SIZE
+    tokens = np.random.default_rng(0).integers(0, decoder.vocab_size, NUM_TOKENS)
+    tokens[0] = decoder.bos_token_id
+
+    @jax.jit
+    def run(params: tuple[jax.Array, ...], tokens: jax.Array) -> Any:
+        cache = new_cache(decoder, num_pages, "float32", jnp.float32)
+        step = step_context(decoder, num_pages, jnp.int32(0), NUM_TOKENS)
+        return model.skeleton.build(params).hidden(tokens, cache, step)[1]
+
+    return [(np.asarray(pool.k), np.asarray(pool.v)) for pool in run(model.params, jnp.asarray(tokens, jnp.int32))]
+
+
+@pytest.mark.slow
+def test_measured_scales_let_the_largest_key_and_value_through() -> None:
+    """One for each number of a head; the logits then differ little from those of a float32 cache. Two devices measure the same."""
+    path = golden_checkpoint(LLAMA[0]).path
+    measured, by_two = (ScaledModel(path, "int8", num_devices, "numbers").scales for num_devices in (1, 2))
+    ((keys, values),) = stored_random_tokens(path)
+    for layer in range(3):
+        for half, pages in (("k", keys), ("v", values)):
+            name = f"model.layers.{layer}.self_attn.{half}_scale"
+            np.testing.assert_allclose(measured[name] * 127, MARGIN * np.abs(pages[layer]).max((0, 2)), rtol=1e-5)
+            np.testing.assert_allclose(by_two[name], measured[name], rtol=1e-5)
+    exact = cache_logits(path, None)
+    assert np.abs(cache_logits(path, "int8", kind="numbers") - exact).mean() < 0.05 * exact.std()
+
+
+def test_layers_with_keys_and_values_of_their_own_are_measured() -> None:
+    decoder = decoder_of(open_model(golden_checkpoint(GEMMA[0]).path))
+    skeleton = make_skeleton(decoder, replace(plain(jnp.dtype("float32")), kv_scales="numbers"))
+    names = [f"model.layers.{layer}.self_attn.{half}_scale" for layer in range(GEMMA[1]) for half in "kv"]
+    assert list(measured_names(skeleton)) == sorted(leaf.name for leaf in skeleton.leaves if leaf.is_measured) == names

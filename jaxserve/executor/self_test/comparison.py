@@ -135,7 +135,7 @@ def _random_arrays(leaf: LeafSpec, noise: np.ndarray) -> tuple[np.ndarray, ...]:
         return leaf.declared.format.random(noise, leaf.declared, 1.3 / leaf.shape[-1] ** 0.5).arrays
     values: np.ndarray = np.resize(noise, leaf.shape)
     is_vector = len(leaf.own_shape) == 1
-    if leaf.is_kv_scale:
+    if leaf.name.endswith((".k_scale", ".v_scale")):  # of the KV cache
         values = 0.04 + 0.002 * values  # keys and values are around 1
     elif is_vector:
         values = 0.3 * values if leaf.name.endswith("bias") else 1 + 0.2 * values
