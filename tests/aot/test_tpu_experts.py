@@ -99,3 +99,33 @@ def test_weights_are_read_where_they_are(target: Target, product: Product) -> No
     shape = "|".join(f"{experts},{a},{b}" for a, b in (matrix, matrix[::-1]))
     assert re.findall(rf"= \(?\w+\[(?:{shape})\]\S* (?:copy|copy-start|transpose|convert|pad|fusion)\(", text) == []
     assert memory.temp_size_in_bytes < 16 << 20
+
+
+@pytest.mark.parametrize("weights", ["bfloat16", "int8"])
+def test_weights_that_fit_vmem_are_not_fetched_before_experts_are_chosen(weights: str) -> None:
+    """Two matmuls: while it computes the first, XLA would copy the weights of all experts of the second."""
+    first, second = Product(256, 32, 512, 2048, weights), Product(256, 32, 2048, 512, weights)
+    if not V6E.has_compiler:
+        pytest.skip(f"{V6E.compiler} is not installed: nothing compiled for {V6E.name} (make kernels-check)")
+    mesh = Mesh(np.array(V6E.devices(1)), ("model",))
+    place = NamedSharding(mesh, PartitionSpec())
+
+    def described(shape: tuple[int, ...], dtype: str) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype), sharding=place)
+
+    def compute(x: jax.Array, sizes: jax.Array, *operands: tuple[jax.Array, ...]) -> jax.Array:
+        for weight, *scales in operands:
+            y = grouped_matmul(x, weight, sizes, *scales, dynamic=bool(scales), backend="mosaic_tpu")
+            x = y.astype(x.dtype)
+        return x
+
+    operands = [
+        (described(each.weight_shape, weights), *[described(each.weight_shape[:2], "float32")] * (weights == "int8"))
+        for each in (first, second)
+    ]
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        x, sizes = described((256, 2048), "bfloat16"), described((32,), "int32")
+        text = jax.jit(compute).lower(x, sizes, *operands).compile().as_text()
+    assert text is not None
+    assert text.count('custom_call_target="tpu_custom_call"') == 2
+    assert re.findall(r"\[32,(?:512,2048|2048,512)\]\S*S\(1\)", text) == []

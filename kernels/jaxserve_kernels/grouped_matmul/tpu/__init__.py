@@ -72,6 +72,17 @@ def _step(num_inputs: int, most: int, unit: int) -> int | None:
     return next((size for size in range(most // unit * unit, 0, -unit) if num_inputs % size == 0), None)
 
 
+def in_device_memory(weight: Array) -> Array:
+    """Return the weights of experts as an operand that a kernel reads from HBM.
+
+    Otherwise XLA may copy those of all experts into VMEM while it computes another layer, and the kernel needs a few of them.
+    """
+    from jax.experimental.pallas.tpu import HBM, with_memory_space_constraint  # imports Pallas
+
+    constrained: Array = with_memory_space_constraint(weight, HBM)
+    return constrained
+
+
 def grouped_matmul(
     x: Float[Array, "R I"], weight: Float[Array, "E O I"], group_sizes: Int[Array, "E"], *, is_emulated: bool = False
 ) -> Float[Array, "R O"]:
@@ -84,7 +95,7 @@ def grouped_matmul(
     padded = jnp.pad(x, ((0, -num_rows % rows), (0, 0)))
     product: Array = gmm(
         padded,
-        weight,
+        weight if is_emulated else in_device_memory(weight),
         group_sizes,
         tiling=(rows, inputs, min(sizes["outputs"], num_outputs)),
         transpose_rhs=True,

@@ -34,7 +34,7 @@ from jaxtyping import Array, Float, Int, Num, UInt8
 
 from jaxserve_kernels import mxfp4
 from jaxserve_kernels.grouped_matmul.tiles import Tiles, tiles_of
-from jaxserve_kernels.grouped_matmul.tpu import LANES, SmallTuning
+from jaxserve_kernels.grouped_matmul.tpu import LANES, SmallTuning, in_device_memory
 from jaxserve_kernels.matmul import quantize_rows
 
 _ALIGNMENT = 32
@@ -118,7 +118,7 @@ def _launch(
         compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary", "arbitrary")),
         cost_estimate=_cost(num_rows, weight, num_outputs, bits=4 if weight.dtype == jnp.int4 else 8),
         name="grouped_matmul",
-    )(tiles, padded, weight, scales)
+    )(tiles, padded, in_device_memory(weight) if num_experts > 1 else weight, scales)
     return product[:num_rows]
 
 
