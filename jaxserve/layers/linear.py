@@ -10,12 +10,13 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxserve_kernels.backend import NATIVE
+from jaxserve_kernels.low_rank.api import add_low_rank, has_kernel
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxserve.layers.param import FusedLayout, matrix_parameter, parameter
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.quant.array import QuantArray
+from jaxserve.quant.formats._transposed import TRANSPOSED
 from jaxserve.sharding.rules import Axes
 from jaxserve.sharding.shard_map import all_reduce, has_mesh, sharded
 
@@ -68,6 +69,10 @@ class Matrix(nnx.Module):
         """Declare the weight without quantisation."""
         self.weight = matrix_parameter(self.policy.unquantized.quant.format.declare(self.spec))
 
+    def keep_transposed(self) -> None:
+        """Declare the weight without quantisation, as `[in, out]`."""
+        self.weight = matrix_parameter(TRANSPOSED.declare(self.spec))
+
     def multiply(self, x: Float[Array, "T I"], num_rows: Int[Array, ""]) -> Float[Array, "T O"]:
         """Return x @ weight.T in float32; rows after `num_rows` are padding.
 
@@ -115,8 +120,7 @@ class LowRank(nnx.Module):
     """Adapters of a matmul: up(down(x)), each token with its own adapter (LoRA, Hu et al., arXiv 2106.09685).
 
     Two matrices hold the ranks of all adapters side by side; ranks of other adapters are masked between the two. So
-    requests of any adapters, and of none, share a step of one shape. A step in which no row has an adapter gives native
-    kernels no rows, so they read none of the weights.
+    requests of any adapters, and of none, share a step of one shape. The native kernels read the ranks that rows have.
     """
 
     def __init__(
@@ -130,15 +134,22 @@ class LowRank(nnx.Module):
     ) -> None:
         self.lora_A = Matrix(num_ranks, in_dim, (None, axes[1]), policy.unquantized)
         self.lora_B = Matrix(out_dim, num_ranks, (axes[0], None), policy.unquantized, layout=layout)
+        self.lora_B.keep_transposed()
 
     def __call__(self, x: Float[Array, "T I"], tokens: Tokens) -> Float[Array, "T O"]:
         """Return what is added to the matmul, in float32."""
         assert tokens.adapters is not None, "a model with adapters needs every token's adapter"
-        num_rows = tokens.num_real
-        if self.lora_A.policy.backend in NATIVE:
-            num_rows = jnp.where(tokens.adapters.any(), num_rows, 0)
-        ranks = self.lora_A.multiply(x, num_rows)  # (T, A)
-        return self.lora_B.multiply(jnp.where(tokens.adapters, ranks, 0).astype(x.dtype), num_rows)
+        ranks = self.lora_A.multiply(x, tokens.num_real)  # (T, A)
+        return self.lora_B.multiply(jnp.where(tokens.adapters, ranks, 0).astype(x.dtype), tokens.num_real)
+
+    def added_to(self, y: Float[Array, "T O"], x: Float[Array, "T I"], tokens: Tokens) -> Float[Array, "T O"]:
+        """Return the sum of a matmul and what its adapters add, in float32."""
+        backend = self.lora_A.policy.backend
+        down, up = (each.weight.get_value().arrays[0] for each in (self.lora_A, self.lora_B))
+        if has_mesh() or not has_kernel(x, down, up, backend):
+            return y + self(x, tokens)
+        assert tokens.adapters is not None, "a model with adapters needs every token's adapter"
+        return add_low_rank(y, x, down, up, tokens.adapters, tokens.num_real, backend=backend)
 
 
 class ExpertLowRank(nnx.Module):
@@ -196,6 +207,6 @@ class Linear(Matrix):
     def __call__(self, x: Float[Array, "T I"], tokens: Tokens) -> Float[Array, "T O"]:
         y = self.multiply(x, tokens.num_real)
         if self.adapters is not None:
-            y = y + self.adapters(x, tokens)
+            y = self.adapters.added_to(y, x, tokens)
         y = y.astype(x.dtype)
         return y if self.bias is None else y + self.bias[...]

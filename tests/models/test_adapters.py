@@ -30,6 +30,7 @@ from tests.unit.checkpoint.checkpoint_files import write_safetensors
 
 pytestmark = [pytest.mark.slow, pytest.mark.versions]
 
+RANK = 16
 PLAIN = plain(jnp.dtype("float32"))
 CASES = [
     ("llama3_tiny", "base"),
@@ -117,13 +118,33 @@ def test_adapters_of_quantised_weights_are_not_quantised(quantization: str, most
 
 
 @pytest.mark.skipif(native.register() is None, reason="needs the native kernels")
-def test_native_kernels_read_no_adapters_that_no_row_uses() -> None:
-    adapters = LowRank(6, 32, (None, None), replace(PLAIN, backend="native"), 16)
+def test_native_kernels_read_only_the_adapters_that_rows_use() -> None:
+    adapters = LowRank(6, 32, (None, None), replace(PLAIN, backend="native"), 2 * RANK)
     graph, state = nnx.split(adapters)
-    broken = nnx.merge(graph, jax.tree.map(lambda each: jnp.full_like(each, jnp.nan), state))
-    x, unused = jnp.ones((7, 32)), jnp.zeros((7, 16), bool)
-    assert not np.asarray(broken(x, Tokens(jnp.int32(5), unused))).any()
-    assert np.isnan(np.asarray(broken(x, Tokens(jnp.int32(5), unused.at[3].set(True))))[3]).all()
+    is_first = jnp.arange(2 * RANK) < RANK
+    broken = jax.tree.map(lambda each: jnp.where(is_first[:, None], jnp.nan, jnp.ones(each.shape)), state)
+    own = jnp.array([[False, True], [False, False], [True, False]]).repeat(RANK, 1)
+    x, y = jnp.ones((3, 32)), jnp.arange(18.0).reshape(3, 6)
+    found = np.asarray(nnx.merge(graph, broken).added_to(y, x, Tokens(jnp.int32(3), own)))
+    assert found[0].tolist() == [each + 32 * RANK for each in y[0]] and found[1].tolist() == y[1].tolist()
+    assert np.isnan(found[2]).all()
+
+
+@pytest.mark.skipif(native.register() is None, reason="needs the native kernels")
+@pytest.mark.parametrize("num_outputs", [6, 144])
+def test_what_an_adapter_adds_to_a_row_does_not_depend_on_other_rows(num_outputs: int) -> None:
+    adapters = LowRank(num_outputs, 48, (None, None), replace(PLAIN, backend="native"), 2 * RANK)
+    graph, state = nnx.split(adapters)
+    random = np.random.default_rng(0)
+    served = nnx.merge(
+        graph, jax.tree.map(lambda each: jnp.asarray(random.standard_normal(each.shape), each.dtype), state)
+    )
+    x, y = (jnp.asarray(random.standard_normal((11, size)), jnp.float32) for size in (48, num_outputs))
+    own = jnp.asarray(np.arange(2 * RANK) // RANK == np.array([0, 1, 0, 0, 2, 0, 1, 0, 0, 1, 0])[:, None])  # 2: none
+    together = np.asarray(served.added_to(y, x, Tokens(jnp.int32(11), own)))
+    for row in range(11):
+        alone = served.added_to(y[row][None], x[row][None], Tokens(jnp.int32(1), own[row][None]))
+        assert np.asarray(alone)[0].tobytes() == together[row].tobytes()
 
 
 def test_reserved_places_change_no_logits() -> None:
