@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from jaxserve_kernels import native
-from jaxserve_kernels.backend import NATIVE, XLA, Backend
+from jaxserve_kernels.backend import XLA, Backend
 from jaxserve_kernels.paged_attention import unsupported
 
 from jaxserve.config import Config
@@ -49,10 +49,7 @@ def choose_backend(
     Registers the native kernels if they are chosen.
     """
     if chip.platform == "cpu":
-        backend = _for_cpu(config)
-        if backend in NATIVE and kv_dtype == jnp.int8:
-            _LOG.info("attention is computed by XLA, not by the native kernel: a KV cache of int8")
-        return backend
+        return _for_cpu(config)
     _refuse_cpu_kernels(config, chip)
     wanted = config.compile.attention_backend
     if wanted == "reference":

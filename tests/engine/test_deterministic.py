@@ -18,7 +18,7 @@ from jaxserve_kernels.backend import Backend
 from jaxserve_kernels.matmul import matmul
 from jaxserve_kernels.native.build import BuildError, build
 
-from jaxserve.config import CompileConfig, Config, ModelConfig
+from jaxserve.config import CompileConfig, Config, KVCacheDtype, ModelConfig
 from jaxserve.errors import ConfigError
 from jaxserve.executor.adapters import padded_rank
 from jaxserve.ipc.messages import AddRequest
@@ -89,11 +89,17 @@ def bits(index: int, result: Generated, *, is_replay: bool = False) -> object:
     return [(token.logprob, token.top_token_ids, token.top_logprobs) for token in scored]
 
 
-def start(quantization: str, adapters: Mapping[str, Path] | None = None, model: str = MODEL_NAME) -> Served:
+def start(
+    quantization: str,
+    adapters: Mapping[str, Path] | None = None,
+    model: str = MODEL_NAME,
+    kv_cache_dtype: KVCacheDtype = "auto",
+) -> Served:
     adapters = adapters or {}
     modules = ",".join(f"{name}={path}" for name, path in adapters.items()) or None
     sizes = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "lora_modules": modules}
-    engine = ModelEngine(DATA / model, cpu_kernels="native", quantization=quantization, has_all_buckets=True, **sizes)  # type: ignore[arg-type]
+    kinds = {"cpu_kernels": "native", "quantization": quantization, "kv_cache_dtype": kv_cache_dtype}
+    engine = ModelEngine(DATA / model, has_all_buckets=True, **kinds, **sizes)  # type: ignore[arg-type]
     return Served(engine, tuple(adapters))
 
 
@@ -153,13 +159,14 @@ def kernels() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("quantization", ["none", "int8"])
-def test_replies_and_replays_have_the_same_bits_in_any_mix(quantization: str) -> None:
-    """Half of the mixes run in another engine."""
-    served = start(quantization)
+@pytest.mark.parametrize(("quantization", "kv_cache_dtype"), [("none", "auto"), ("int8", "int8")])
+def test_replies_and_replays_have_the_same_bits_in_any_mix(quantization: str, kv_cache_dtype: KVCacheDtype) -> None:
+    """Half of the mixes run in another engine, which measures the scales of an int8 cache again."""
+    begin = partial(start, quantization, kv_cache_dtype=kv_cache_dtype)
+    served = begin()
     alone = run_alone(served)
     served.engine.close()
-    check_mixes([partial(start, quantization)] * 2, alone, NUM_MIXES)
+    check_mixes([begin] * 2, alone, NUM_MIXES)
 
 
 @pytest.mark.slow

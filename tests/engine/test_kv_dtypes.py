@@ -11,7 +11,7 @@ import pytest
 from scipy.special import log_softmax
 
 from jaxserve.checkpoint.safetensors_file import open_safetensors
-from jaxserve.config import CacheConfig, CompileConfig, Config, KVCacheDtype, ModelConfig, SchedulerConfig, TierConfig
+from jaxserve.config import CacheConfig, Config, KVCacheDtype, ModelConfig, SchedulerConfig, TierConfig
 from jaxserve.errors import CheckpointError, ConfigError
 from jaxserve.executor.convert import convert
 from jaxserve.executor.preparation import prepare
@@ -132,9 +132,6 @@ def test_what_cannot_have_a_cache_of_integers_is_refused(path: Path) -> None:
     other = golden_checkpoint("deepseek_v3_tiny").path
     with pytest.raises(ConfigError, match="--kv-cache-dtype int8: not with latent attention"):
         prepare(config_of(other, "int8"), decoder_of(open_model(other)))
-    config = config_of(path, "int8", compile=CompileConfig(deterministic=True))
-    with pytest.raises(ConfigError, match="--deterministic: not with --kv-cache-dtype int8"):
-        prepare(config, decoder_of(open_model(path)))
     config = config_of(path, "int8")
     config = replace(config, model=replace(config.model, task="embed"))
     with pytest.raises(ConfigError, match="--kv-cache-dtype int8: an engine that embeds keeps no KV cache"):

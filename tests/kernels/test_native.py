@@ -14,6 +14,7 @@ from jaxserve_kernels import mxfp4, native, nvfp4
 from jaxserve_kernels.backend import Backend
 from jaxserve_kernels.grouped_matmul import cases, grouped_matmul
 from jaxserve_kernels.grouped_matmul.reference import Scales
+from jaxserve_kernels.kv_write import KVScales
 from jaxserve_kernels.matmul import matmul, multiplies, quantize_rows
 from jaxserve_kernels.native.build import BuildError, build
 from jaxserve_kernels.paged_attention import Paging, Scoring, ragged_layout, write_and_attend
@@ -313,6 +314,42 @@ def test_attention_equals_the_reference(
     np.testing.assert_array_equal(np.asarray(own_v)[:, 1:], np.asarray(v)[:, 1:])
 
 
+def _int8_pools() -> tuple[list[jax.Array], list[jax.Array]]:
+    """Return a random pool as the reference stores it, and as the native kernel does."""
+    random = np.random.default_rng(3)
+    k, v = (random.integers(-128, 128, (L, P, K, S, H)).astype(np.int8) for _ in range(2))
+    own = np.ascontiguousarray(k.swapaxes(3, 4)).reshape(k.shape)
+    return [jnp.asarray(k), jnp.asarray(v)], [jnp.asarray(own), jnp.asarray(v)]
+
+
+@pytest.mark.parametrize("rotates", [False, True])
+@pytest.mark.parametrize(("counts", "lengths"), [CASES[1], CASES[3], CASES[5]])
+def test_attention_over_integers_equals_the_reference(counts: list[int], lengths: list[int], rotates: bool) -> None:
+    """With a scale for each number, windows, sinks, and tokens that see later ones. The last bit of a rotated key may round it to the
+    next integer."""
+    step = Step(counts, lengths, num_tokens=100, num_pages=6, num_rows=4)
+    ends = np.concatenate([np.full(count, length) for count, length in zip(counts, lengths, strict=True)])
+    padded = np.pad(ends, (0, 100 - step.num_real)).astype(np.int32)
+    paging = step.paging._replace(key_ends=jnp.asarray(padded)) if lengths == CASES[3][1] else step.paging
+    angles, random = _normal(9, 100, H // 2), np.random.default_rng(1)
+    q, k, v = step.tokens()
+    k, v = k.at[0, 0, 3].set(jnp.nan).at[0, 0, 4].set(jnp.inf), v.at[0, 1, 5].set(-1e30)
+    options = {
+        "rotation": Rotation(jnp.cos(angles), jnp.sin(angles)) if rotates else None,
+        "scoring": Scoring(SCALE, sliding_window=20),
+        "sinks": jnp.asarray(3 * _normal(10, N)),
+        "scales": KVScales(*jnp.asarray(random.uniform(0.01, 0.03, (2, K, H)).astype(np.float32))),
+    }
+    pool, native_pool = _int8_pools()
+    expected, *wanted = write_and_attend(q, k, v, *pool, jnp.int32(LAYER), paging, **options)
+    out, own_k, own_v = write_and_attend(q, k, v, *native_pool, jnp.int32(LAYER), paging, **options, backend="native")
+    real, own_k = step.num_real, np.asarray(own_k).reshape(L, P, K, H, S).swapaxes(3, 4)
+    np.testing.assert_allclose(out[:real], expected[:real], atol=0.02 if rotates else 5e-5)
+    difference = np.abs(own_k[:, 1:].astype(int) - np.asarray(wanted[0])[:, 1:])
+    assert difference.max() <= rotates and (difference > 0).mean() < 0.01
+    np.testing.assert_array_equal(np.asarray(own_v)[:, 1:], np.asarray(wanted[1])[:, 1:])
+
+
 @pytest.mark.parametrize("window", [None, 20])
 @pytest.mark.parametrize(("counts", "lengths"), CASES)
 def test_tokens_of_an_image_see_it_whole(counts: list[int], lengths: list[int], window: int | None) -> None:
@@ -334,10 +371,11 @@ def test_tokens_of_an_image_see_it_whole(counts: list[int], lengths: list[int], 
     assert (np.abs(causal[real] - expected[real]).max((1, 2)) > 1e-3).tolist() == has_later.tolist()
 
 
-def test_a_token_attends_alike_however_its_prompt_was_cut() -> None:
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_a_token_attends_alike_however_its_prompt_was_cut(dtype: str) -> None:
     whole = Step([90], [90], num_tokens=90, num_pages=6)
     q, k, v = whole.tokens()
-    pool = [jnp.zeros((L, P, K, S, H))] * 2
+    pool = [jnp.zeros((L, P, K, S, H), dtype)] * 2
     together, *_ = write_and_attend(
         q, k, v, *pool, jnp.int32(LAYER), whole.paging, scoring=Scoring(SCALE), backend="native"
     )

@@ -97,12 +97,13 @@ def write_and_attend(
     layer wrote the tokens' keys and values; `k` and `v` then count for their shapes only. Not on `mosaic_tpu`, whose
     kernel attends to a token's key before it is in its page.
     """
-    if backend in NATIVE and scales is None and cpu.supports(q.shape[1], k_pages.shape, k_pages.dtype, scoring):
+    is_native = backend in NATIVE and cpu.supports(q.shape[1], k_pages.shape, k_pages.dtype, scoring)
+    if is_native and (scales is None or k_pages.dtype == jnp.int8):
         if is_written:  # the kernel always writes: into the null page, as for padding
             paging = paging._replace(pages=jnp.zeros_like(paging.pages))
         where = (paging.block_tables, paging.kv_lengths, paging.query_starts, paging.pages, paging.slots)
         options: dict[str, Any] = {"rotation": rotation, "scoring": scoring, "sinks": sinks}
-        options["key_ends"] = paging.key_ends
+        options |= {"key_ends": paging.key_ends, "scales": scales}
         return cpu.write_and_attend(q, k, v, k_pages, v_pages, layer, *where, **options)
     if paging.key_ends is not None:
         backend = "reference"  # no Pallas kernel has them; the pools of all of these are alike

@@ -7,9 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Num
 
+from jaxserve_kernels.kv_write import KVScales
 from jaxserve_kernels.paged_attention.options import Scoring
 from jaxserve_kernels.rope import Rotation
 
+_TARGETS = {"float32": "jaxserve_attention", "int8": "jaxserve_attention_int8"}
+"""Kernels by the type of the pool."""
 _LANES = 16
 _MOST_GROUPED = 48
 _NO_WINDOW = 1 << 30
@@ -22,7 +25,7 @@ def supports(num_heads: int, pool_shape: tuple[int, ...], dtype: jnp.dtype, scor
     """
     _, _, kv_heads, page_size, dim = pool_shape
     return (
-        dtype == jnp.float32
+        str(dtype) in _TARGETS
         and page_size % _LANES == 0
         and dim % _LANES == 0
         and num_heads // kv_heads <= _MOST_GROUPED
@@ -47,12 +50,22 @@ def write_and_attend(
     scoring: Scoring,
     sinks: Float[Array, "N"] | None,
     key_ends: Int[Array, "T"] | None = None,
+    scales: KVScales | None = None,
 ) -> tuple[Float[Array, "T N H"], Num[Array, "L P K S H"], Num[Array, "L P K S H"]]:
-    """See `api.write_and_attend`. A page of keys is kept as `[H, S]`: only this kernel reads such a pool."""
-    results = tuple(jax.ShapeDtypeStruct(array.shape, jnp.float32) for array in (q, k_pages, v_pages))
-    target = "jaxserve_attention" if key_ends is None else "jaxserve_attention_ends"
-    call = jax.ffi.ffi_call(target, results, input_output_aliases={3: 1, 4: 2})
+    """See `api.write_and_attend`. A page of keys is kept as `[H, S]`: only this kernel reads such a pool.
+
+    scales: of a pool of int8.
+    """
+    shapes = (jax.ShapeDtypeStruct(array.shape, array.dtype) for array in (k_pages, v_pages))
+    results = jax.ShapeDtypeStruct(q.shape, jnp.float32), *shapes
+    call = jax.ffi.ffi_call(_TARGETS[str(k_pages.dtype)], results, input_output_aliases={3: 1, 4: 2})
     wide = (array.astype(jnp.float32) for array in (q, k, v))
+    rest: list[Array] = []
+    if k_pages.dtype == jnp.int8:
+        by_number = (1, 1) if scales is None else scales.by_number
+        rest += [jnp.broadcast_to(jnp.asarray(each, jnp.float32), k.shape[1:]) for each in by_number]
+    if key_ends is not None:
+        rest.append(key_ends.astype(jnp.int32))
     if rotation is None:
         nothing = jnp.zeros((0, q.shape[2] // 2), jnp.float32)
         rotation = Rotation(nothing, nothing)
@@ -65,7 +78,7 @@ def write_and_attend(
         *(index.astype(jnp.int32) for index in indices),
         *rotation,
         jnp.zeros(0, jnp.float32) if sinks is None else sinks.astype(jnp.float32),
-        *([] if key_ends is None else [key_ends.astype(jnp.int32)]),
+        *rest,
         scale=np.float32(scoring.scale),
         window=np.int32(_NO_WINDOW if scoring.sliding_window is None else scoring.sliding_window),
         is_chunked=np.int32(scoring.is_chunked),

@@ -45,15 +45,7 @@ struct BFloat16 : FloatInputs {
 
 struct Int8 : FloatInputs {
   using Stored = int8_t;
-  static inline Floats weights(const int8_t* p) {
-#if defined(__AVX512F__)
-    auto wide = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-    return reinterpret_cast<Floats>(_mm512_cvtepi32_ps(wide));
-#else
-    auto wide = _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-    return reinterpret_cast<Floats>(_mm256_cvtepi32_ps(wide));
-#endif
-  }
+  static inline Floats weights(const int8_t* p) { return load(p); }
 };
 
 #if defined(__AVX512VNNI__)

@@ -26,6 +26,16 @@ typedef int32_t FourInts __attribute__((vector_size(16)));
 typedef float UnalignedFour __attribute__((vector_size(16), aligned(4), may_alias));
 
 inline Floats load(const float* p) { return *reinterpret_cast<const UnalignedFloats*>(p); }
+inline Floats load(const int8_t* p) {
+#if defined(__AVX512F__)
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return reinterpret_cast<Floats>(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)));
+#else
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+  return reinterpret_cast<Floats>(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)));
+#endif
+}
+
 inline void store(float* p, Floats v) { *reinterpret_cast<UnalignedFloats*>(p) = v; }
 
 // Keeps the compiler from loading `v` again at each of its uses: loads would bound the product.
