@@ -91,7 +91,7 @@ def test_logits_are_those_of_keys_and_values_rounded_as_stated(
     )
     wanted = cache_logits(path, None)
     spread = wanted.std()
-    assert max(np.abs(each - wanted).mean() for each in found) < 1e-3 * spread, (
+    assert max(np.abs(each - wanted).mean() for each in found) < 5e-3 * spread, (
         "a sum in another order may round a number otherwise"
     )
     assert exact is None or 0.01 * spread < np.abs(wanted - exact).mean() < 0.15 * spread
