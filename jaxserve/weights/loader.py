@@ -27,7 +27,7 @@ from jaxserve.quant.kv_scales import is_kv_scale
 from jaxserve.sharding.mesh import Sharding
 from jaxserve.weights.converted import restore_arrays
 from jaxserve.weights.in_parallel import in_parallel
-from jaxserve.weights.parts import Ranges, copy_to, parts_by_device, slices
+from jaxserve.weights.parts import Ranges, copy_to, copy_to_all, parts_by_device, slices
 from jaxserve.weights.reader import TensorReader, kv_copies
 
 Progress = Callable[[int, int, str], None]
@@ -148,8 +148,7 @@ def _load_leaf(leaf: LeafSpec, reader: TensorReader, places: Sequence[NamedShard
     """Place the arrays of a parameter: each device's part is assembled for it, or cut from the whole. What is measured is 1."""
     if leaf.is_measured:
         return [
-            jax.device_put(np.ones(spec.shape, spec.dtype), place)
-            for spec, place in zip(leaf.arrays, places, strict=True)
+            copy_to_all(np.ones(spec.shape, spec.dtype), place) for spec, place in zip(leaf.arrays, places, strict=True)
         ]
     held = [parts_by_device(place, spec.shape) for place, spec in zip(places, leaf.arrays, strict=True)]
     shards: list[list[jax.Array]] = [[] for _ in leaf.arrays]

@@ -38,3 +38,13 @@ def copy_to(array: np.ndarray, device: jax.Device) -> jax.Array:
         array = copied
     placed: jax.Array = jax.device_put(array, device, may_alias=True)
     return placed
+
+
+def copy_to_all(array: np.ndarray, place: NamedSharding) -> jax.Array:
+    """Return a copy of an array on the devices of a sharding. Every host gives the same array, and none waits for others.
+
+    With several hosts `jax.device_put` compares the arrays of all of them, so all hosts would have to call it in one order.
+    """
+    held = parts_by_device(place, array.shape)
+    placed = [copy_to(array[slices(ranges)], device) for device, ranges in held.items()]
+    return jax.make_array_from_single_device_arrays(array.shape, place, placed)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -131,6 +133,25 @@ def test_each_stacked_array_is_read_once_and_none_is_kept(llama_run: Path, monke
     (reader,) = readers
     assert dict(reads) == dict.fromkeys((array.path for array in reader.arrays.values()), 1)
     assert reader._held == {}
+
+
+def test_threads_that_read_together_keep_no_more_arrays_than_one(
+    models: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint whose layers are not stacked is read by all threads at once."""
+    write_maxtext(models["llama2"], tmp_path / "run", is_scanned=False)
+    arrays, num_threads = OrbaxArrays(tmp_path / "run"), 8
+    barrier, fetch = threading.Barrier(num_threads), OrbaxArrays._fetch
+
+    def together(self: OrbaxArrays, array: StoredArray, index: tuple[Any, ...]) -> np.ndarray:
+        barrier.wait(60)
+        return fetch(self, array, index)
+
+    monkeypatch.setattr(OrbaxArrays, "_fetch", together)
+    with ThreadPoolExecutor(num_threads) as pool:
+        for _ in pool.map(lambda array: arrays.read(array, None), [*arrays.arrays.values()][:num_threads]):
+            pass
+    assert len(arrays._held) == 3
 
 
 def test_layers_in_chunks_of_their_own_are_read_alone(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ A model is RUN (its newest step), a step, or a folder with `_METADATA`.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +62,10 @@ class StoredArray:
 
 
 class OrbaxArrays:
-    """Reads the parameters of a checkpoint. Arrays whose chunks span layers are read as a whole and kept for a while."""
+    """Reads the parameters of a checkpoint. Arrays whose chunks span layers are read as a whole and kept for a while.
+
+    Several threads may read at a time.
+    """
 
     def __init__(self, directory: Path) -> None:
         """Read the tree and the header of every parameter.
@@ -77,6 +81,8 @@ class OrbaxArrays:
         if not self.arrays:
             raise CheckpointError(f"{items / METADATA}: expected parameters of a model, found none")
         self._held: dict[str, np.ndarray] = {}
+        self._lock = threading.Lock()
+        """Protects the arrays that are held. No thread has it while it reads."""
 
     def file_of(self, array: StoredArray) -> Path:
         """Return a file that changes with the content of an array."""
@@ -89,17 +95,26 @@ class OrbaxArrays:
         """Return an array, or one index of its second axis."""
         if layer is not None and array.is_by_layer:
             return self._fetch(array, (slice(None), layer))
-        whole = self._held.pop(array.path, None)
+        with self._lock:
+            whole = self._held.pop(array.path, None)
+            if whole is None:
+                self._make_room()
         if whole is None:
-            while len(self._held) >= _MAX_HELD:
-                del self._held[next(iter(self._held))]
             whole = self._fetch(array, ())
-        self._held[array.path] = whole
+        with self._lock:
+            self._make_room()  # another thread may have filled it
+            self._held[array.path] = whole
         return whole if layer is None else whole[:, layer]
+
+    def _make_room(self) -> None:
+        """Forget the arrays that were read the longest time ago, so that one more can be kept."""
+        while len(self._held) >= _MAX_HELD:
+            del self._held[next(iter(self._held))]
 
     def release(self) -> None:
         """Forget the arrays that were kept."""
-        self._held.clear()
+        with self._lock:
+            self._held.clear()
 
     def _fetch(self, array: StoredArray, index: tuple[Any, ...]) -> np.ndarray:
         try:

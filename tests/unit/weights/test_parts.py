@@ -38,7 +38,12 @@ def loaded(model: str, wanted: DtypePolicy, num_devices: int) -> tuple[ModelSkel
     params = load_params(
         checkpoint, skeleton, make_sharding(config, MeshShape(tensor=num_devices)), lambda *_: None, read.append
     )
-    stored = sum(checkpoint.tensors[name].num_stored_bytes for leaf in skeleton.leaves for name in leaf.tensors)
+    stored = sum(
+        checkpoint.tensors[name].num_stored_bytes
+        for leaf in skeleton.leaves
+        if not leaf.is_measured
+        for name in leaf.tensors
+    )
     return skeleton, [np.asarray(array) for array in jax.device_get(params)], sum(read), stored
 
 
@@ -65,3 +70,19 @@ def test_rows_are_quantised_alike_whether_one_device_holds_them_or_two(quantizat
     assert num_stored < num_read <= num_stored + by_input
     for one, other in zip(split, whole, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_no_host_waits_for_others_to_place_scales_that_will_be_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hosts load parameters in an order of their own; `jax.device_put` to a sharding compares the arrays of all hosts."""
+    put = jax.device_put
+
+    def alone(array: np.ndarray, device: object, **options: bool) -> jax.Array:
+        assert isinstance(device, jax.Device)
+        return put(array, device, **options)
+
+    monkeypatch.setattr(jax, "device_put", alone)
+    scaled = replace(policy("none", 0), kv_scales="numbers")
+    skeleton, split, _, _ = loaded("llama3_tiny", scaled, NUM_DEVICES)
+    for leaf, array in zip(skeleton.leaves, split, strict=True):
+        assert not leaf.is_measured or (array.shape == leaf.shape and (array == 1).all())
+    assert any(leaf.is_measured for leaf in skeleton.leaves)
