@@ -188,7 +188,8 @@ def _check_same(config: Config, prepared: Preparation, checkpoint: Checkpoint, b
     """Raise CheckpointError unless the programs, made for the model of `base`, compute what `checkpoint` describes."""
     served, found = model_of(base), model_of(checkpoint)
     if isinstance(served, DecoderConfig) and isinstance(found, DecoderConfig):
-        quant = make_policy(config, found, chip_of(prepared.device)).quant
+        policy = make_policy(config, found, chip_of(prepared.device))
+        quant = policy.quant
         found = replace(found, **{name: getattr(served, name) for name in FREE})
         used = prepared.skeleton.policy.quant
         for module, kind in sorted(set(quant.stored_kinds) - set(used.stored_kinds)):
@@ -197,6 +198,9 @@ def _check_same(config: Config, prepared: Preparation, checkpoint: Checkpoint, b
             old, new = getattr(used, each.name), getattr(quant, each.name)
             if old != new:
                 _differ(checkpoint, "quantization" if each.name == "name" else f"quantization.{each.name}", old, new)
+        scales = prepared.skeleton.policy.kv_scales
+        if policy.kv_scales != scales:
+            _differ(checkpoint, "kind of scales of the KV cache", scales, policy.kv_scales)
     if type(served) is not type(found):
         _differ(checkpoint, "architecture", type(served).__name__, type(found).__name__)
     for field in fields(served):

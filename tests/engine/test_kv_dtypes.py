@@ -16,6 +16,7 @@ from jaxserve.config import CacheConfig, Config, KVCacheDtype, ModelConfig, Sche
 from jaxserve.errors import CheckpointError, ConfigError
 from jaxserve.executor.convert import convert
 from jaxserve.executor.preparation import prepare
+from jaxserve.executor.served_weights import _check_same
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.weights.loader import load_params
 from tests.engine.model_engine import ModelEngine, request
@@ -122,6 +123,19 @@ def test_a_conversion_keeps_the_scales_for_the_cache_that_it_is_for(path: Path, 
     assert load(config, tmp_path / "out") == load(config, path)
     with pytest.raises(CheckpointError, match="converted for other settings"):
         load(config_of(path, "auto"), tmp_path / "out")
+
+
+def test_new_weights_are_refused_only_if_the_cache_would_have_other_scales(path: Path) -> None:
+    """The checkpoint at `path` has scales for int8, the other one has none. Programs are for one kind, or for a cache without."""
+    checkpoints = [open_model(each) for each in (path, golden_checkpoint(MODEL).path)]
+    for served, new in (checkpoints, checkpoints[::-1]):
+        config = config_of(served.path, "int8")
+        prepared = prepare(config, decoder_of(served))
+        _check_same(config, prepared, served, served)
+        with pytest.raises(CheckpointError, match="kind of scales of the KV cache is"):
+            _check_same(config, prepared, new, served)
+        config = config_of(served.path, "auto")
+        _check_same(config, prepare(config, decoder_of(served)), new, served)
 
 
 def test_a_draft_model_has_a_cache_of_floats_beside_integers(path: Path) -> None:
