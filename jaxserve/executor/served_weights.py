@@ -85,11 +85,12 @@ class ServedWeights:
         _check_same(self._config, self._prepared, checkpoint, self._base)
         draft = self._draft.of_model(path)
         drafting = draft.load(self._prepared) if draft.is_mtp else self._draft_params()
-        params = self._read(checkpoint) + drafting
+        params = self._read(checkpoint)
 
         def install() -> None:
+            # Measured now: two threads that start programs on several devices may start them in different orders.
+            self._runner.params = self._with_measured(params) + drafting
             self._base, self._copies, self._are_stored, self._draft = checkpoint, (), True, draft
-            self._runner.params = params
 
         return install
 
@@ -150,7 +151,7 @@ class ServedWeights:
             raise InvalidRequestError(
                 "The weights came as tensors, and no copy was kept: they cannot be read again. Update the weights first."
             )
-        params = params or self._read(self._base) + self._draft_params()
+        params = params or self._with_measured(self._read(self._base)) + self._draft_params()
 
         def install() -> None:
             self._copies = ()
@@ -166,10 +167,10 @@ class ServedWeights:
         return held or self._draft.load(self._prepared)
 
     def _read(self, checkpoint: Checkpoint) -> tuple[jax.Array, ...]:
+        """Return the model's parameters; scales that are to be measured are 1."""
         tensors = served_tensors(self._prepared, checkpoint, self._adapters)
         prepared = self._prepared
-        params = load_params(tensors, prepared.skeleton, prepared.sharding, lambda done, total, name: None)
-        return self._with_measured(params)
+        return load_params(tensors, prepared.skeleton, prepared.sharding, lambda done, total, name: None)
 
 
 def _check_reserved(adapter: Adapter, shapes: AdaptersConfig) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from jaxserve_kernels.native.build import BuildError, build
@@ -16,7 +17,7 @@ from jaxserve.config import CacheConfig, Config, KVCacheDtype, ModelConfig, Sche
 from jaxserve.errors import CheckpointError, ConfigError
 from jaxserve.executor.convert import convert
 from jaxserve.executor.preparation import prepare
-from jaxserve.executor.served_weights import _check_same
+from jaxserve.executor.served_weights import ServedWeights, _check_same
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.weights.loader import load_params
 from tests.engine.model_engine import ModelEngine, request
@@ -83,10 +84,21 @@ def test_tokens_are_those_of_each_request_alone(engine: ModelEngine) -> None:
 
 
 @pytest.mark.slow
-def test_scales_are_measured_again_with_new_weights(engine: ModelEngine, tmp_path: Path) -> None:
-    """From a folder, and from a file with some tensors. The old scales would clip values that are twenty times as large."""
+def test_scales_are_measured_again_with_new_weights(
+    engine: ModelEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a folder, and from a file with some tensors: between two steps, not while the file is read beside them. The old scales
+    would clip values that are twenty times as large."""
     weights, plain = engine.executor.weights, golden_checkpoint(MODEL).path
-    assert weights is not None
+    assert isinstance(weights, ServedWeights)
+    measure, num_measured = weights._with_measured, 0
+
+    def counted(params: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        nonlocal num_measured
+        num_measured += 1
+        return measure(params)
+
+    monkeypatch.setattr(weights, "_with_measured", counted)
     loud = write_scales(tmp_path / "loud", MODEL, None, {}, {"v_proj": 20.0})
     file = open_safetensors(loud / "model.safetensors")
     values = write_safetensors(
@@ -96,12 +108,17 @@ def test_scales_are_measured_again_with_new_weights(engine: ModelEngine, tmp_pat
     wanted = {path: log_softmax(cache_logits(path, None)[-1]) for path in (loud, plain)}
     assert np.abs(wanted[loud] - wanted[plain]).max() > 1
     num_compilations = engine.executor.compilations()["serving"]  # for these
-    for load, path in (
-        (lambda: weights.load(str(loud)), loud),
-        (lambda: weights.load(str(plain)), plain),
-        (lambda: weights.load_tensors(str(values)), loud),
+    for index, (load, path) in enumerate(
+        (
+            (lambda: weights.load(str(loud)), loud),
+            (lambda: weights.load(str(plain)), plain),
+            (lambda: weights.load_tensors(str(values)), loud),
+        )
     ):
-        load()()
+        install = load()
+        assert num_measured == index
+        install()
+        assert num_measured == index + 1
         engine.restart()
         asked = request("scores", [*PROMPT, 7], max_tokens=1, num_prompt_logprobs=4)
         found = engine.run([asked])["scores"].prompt_logprobs[-1]
