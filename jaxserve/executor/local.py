@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from functools import partial
@@ -211,6 +211,7 @@ def _load(
     ) -> tuple[jax.Array, ...]:
         if is_tuning:
             programs.result()
+            measuring.result()
         read: list[int] = []
         with clock.phase("load"):
             params = load_params(
@@ -225,13 +226,15 @@ def _load(
         with clock.phase("compile"):
             return prepared.make_programs(cache, partial(progress, "compile"))
 
-    def make_state(programs: Future[dict[StateProgram, MadeProgram]], after: Future[Any]) -> DeviceState:
+    def make_state(programs: Future[dict[StateProgram, MadeProgram]], before: Sequence[Future[Any]]) -> DeviceState:
         made = executables(programs.result())
-        after.result()
+        for each in before:
+            each.result()
         with clock.phase("kv_cache"):
             return DeviceState(prepared.state_shapes, made)
 
-    # The compilers of accelerators may want the memory for a while; on a CPU, zeroing it takes time beside them.
+    # The compilers of accelerators may want the memory for a while, and so does what measures scales with the weights; on a CPU,
+    # zeroing it takes time beside them.
     is_state_early = prepared.device.platform == "cpu"
     background = ThreadPoolExecutor(5, thread_name_prefix="load")
     try:
@@ -239,7 +242,10 @@ def _load(
         steps = background.submit(make_programs)
         measuring = background.submit(prepared.make_kv_scales, cache)
         params = background.submit(load_weights, steps, measuring)
-        state = background.submit(make_state, state_programs, state_programs if is_state_early else steps)
+        before: list[Future[Any]] = [] if is_state_early else [steps]
+        if not is_state_early and any(leaf.is_measured for leaf in prepared.skeleton.leaves):
+            before.append(params)
+        state = background.submit(make_state, state_programs, before)
         work: list[Future[Any]] = [state_programs, steps, params, state]
         for future in wait(work, return_when=FIRST_EXCEPTION).done:
             future.result()
