@@ -78,11 +78,10 @@ class PhaseClock:
 
 def process_start_s() -> float:
     """Return the start of this process on the monotonic clock; now, if the system does not report it."""
-    now = time.monotonic()
     try:
         with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
             ticks = int(file.read().rpartition(")")[2].split()[19])
     except (OSError, ValueError, IndexError):
-        return now
+        return time.monotonic()
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    return now - max(age_s, 0.0)
+    return time.monotonic() - max(age_s, 0.0)  # read after the age: a process that waits in between is not older for it
