@@ -38,7 +38,13 @@ from jaxserve.executor.local import LocalExecutor
 from jaxserve.scheduler.plan import EncodeItem
 
 SIZE, PATCHES, TOKENS = 512, 1024, 64
-FLAGS = ("--dtype=float32", "--max-model-len=1024", "--max-num-seqs=8", "--served-model-name=model")
+FLAGS = (
+    "--dtype=float32",
+    "--max-model-len=1024",
+    "--max-num-seqs=8",
+    "--served-model-name=model",
+    "--max-body-size=16777216",  # eight pictures of noise in base64
+)
 
 
 @dataclass(frozen=True)
