@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxserve.sampling.rows import entries, first_where, last_where
 from jaxserve.sampling.threefry import uniforms
-from jaxserve.sampling.topk import CHUNK, chunked
+from jaxserve.sampling.topk import chunked
+
+_CHUNK: Final = 128
 
 
 def seed(positions: Int[Array, "B"], value: Int[Array, "B"]) -> Float[Array, "2 B"]:
@@ -26,11 +30,11 @@ def categorical(weights: Float[Array, "B V"], uniform: Float[Array, "2 B"]) -> I
     Two independent draws keep both stages exact to float32 and cost two uniforms a row instead of
     one per token.
     """
-    chunks = chunked(weights, 0.0)  # (B, C, X)
+    chunks = chunked(weights, _CHUNK, 0.0)  # (B, C, X)
     size = max(chunks.shape[1:])  # of both stages: their kernels are the same then, and are compiled once
     chunk = _inverse(_filled(chunks.sum(-1), size), uniform[0])
     inside = entries(chunks, chunk[:, None, None])[:, 0]  # (B, X)
-    return chunk * CHUNK + _inverse(_filled(inside, size), uniform[1])
+    return chunk * _CHUNK + _inverse(_filled(inside, size), uniform[1])
 
 
 def _filled(weights: Float[Array, "B X"], size: int) -> Float[Array, "B Y"]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 
 from jaxserve.sampling import cuts, sampler, scaling
 from jaxserve.sampling.params import COLUMNS, EngineSamplingParams, device_row
-from jaxserve.sampling.topk import top_k
+from jaxserve.sampling.topk import MAX_SORTED, top_k
 from jaxserve.types import NO_LOGPROBS
 from tests.unit.sampling.rows import Row, choose
 
@@ -179,7 +181,7 @@ def test_logprobs_are_of_the_unscaled_distribution() -> None:
     np.testing.assert_allclose(out.top_logprobs, np.take_along_axis(expected, order, -1), atol=1e-5)
 
 
-@pytest.mark.parametrize("vocab", [1, 7, 127, 128, 129, 5000])
+@pytest.mark.parametrize("vocab", [1, 7, 4096, 4097, 5000, 300_000])
 @pytest.mark.parametrize("k", [1, 20, 64])
 def test_top_k_equals_a_stable_sort(vocab: int, k: int) -> None:
     x = np.random.default_rng(vocab).integers(-3, 3, (5, vocab)).astype(np.float32)  # many ties
@@ -187,3 +189,16 @@ def test_top_k_equals_a_stable_sort(vocab: int, k: int) -> None:
     order = np.argsort(-x, -1, kind="stable")[:, :k]
     np.testing.assert_array_equal(indices, order)
     np.testing.assert_array_equal(values, np.take_along_axis(x, order, -1))
+
+
+@pytest.mark.parametrize("vocab", [4097, 128256, 262208])
+def test_no_long_row_is_sorted(vocab: int) -> None:
+    """XLA may sort a long row on GPUs outside of CUDA graphs; then the host waits for it in every step."""
+    shape = jax.ShapeDtypeStruct((2, vocab), jnp.float32)
+    text = jax.jit(lambda x: top_k(x, cuts.NUM_CANDIDATES)).lower(shape).as_text()
+    sizes = [
+        int(size)
+        for size in re.findall(r"(?:top_k.*|^ *\}\) : \()tensor<2x(\d+)x\w+>(?: ->|\) ->)", text, re.MULTILINE)
+    ]
+    assert len(sizes) >= 3, "of chunks, of their places, and of what is in them"
+    assert max(sizes) <= MAX_SORTED
