@@ -81,6 +81,8 @@ def _record_start(context: Context, port: int, start: str, ready_s: float) -> No
     context.recorder.figure("start-up", start=start, phase="ready", seconds=ready_s)
     for phase in report["phases"]:
         context.recorder.figure("start-up", start=start, phase=phase["phase"], seconds=phase["seconds"])
+    for program in report["programs"]:
+        context.recorder.figure("programs of a server", start=start, **program)
     sources = [program["source"] for program in report["programs"]]
     compiled = sources.count("compiled")
     context.recorder.note(f"{start} start: {compiled} programs compiled, {len(sources) - compiled} from the cache")
