@@ -43,8 +43,8 @@ UNDECIDED = 0.3
 logits spread by 2, and their roundings add up to some percent of that."""
 NUM_BEST = 5
 """Most likely tokens with known log-probabilities."""
-NUM_THREADS = 5
-"""Families compile side by side."""
+NUM_THREADS = 8
+"""Families and batches compile side by side."""
 QUICK = ("llama", "gemma2, soft caps", "qwen3, experts")
 PROMPT_LENGTHS = (37, 3, 90, 64, 17, 55, 120, 8)
 NUM_OUTPUTS = 24
@@ -58,13 +58,14 @@ def run(context: Context) -> None:
     context.recorder.attempt("self-test", partial(check_self_test, context))
     with ThreadPoolExecutor(1 if context.is_restarted else NUM_THREADS) as threads:
         futures = [
-            threads.submit(context.recorder.attempt, name, partial(check_family, context, name, config))
-            for name, config in families
+            threads.submit(context.recorder.attempt, name, work)
+            for name, work in (
+                *((f"batches {dtype}", partial(check_batches, context, dtype)) for dtype in dtypes),
+                *((name, partial(check_family, context, name, config)) for name, config in families),
+            )
         ]
     for future in futures:
         future.result()
-    for dtype in dtypes:
-        context.recorder.attempt(f"batches {dtype}", partial(check_batches, context, dtype))
 
 
 def check_self_test(context: Context) -> None:

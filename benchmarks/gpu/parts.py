@@ -34,48 +34,50 @@ _NO_AUTOTUNING = {"XLA_FLAGS": "--xla_gpu_autotune_level=0"}
 """Tiny models have hundreds of products to tune, in float32 for more than a minute, and nothing is timed."""
 _UPDATE_MODE = "--xla_gpu_command_buffer_update_mode"
 _UPDATES = "benchmarks.gpu.graph_updates"
+_UPDATE_LOG = {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "command_buffer_thunk=3"}
 _GRAPH_LOG = {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "command_buffer_thunk=5,gpu_command_buffer=3"}
 
 PARTS = (
-    Part("machine", 60, "versions, and the bounds of the device", attempt_s=40),
+    Part("machine", 45, "versions, and the bounds of the device", attempt_s=40),
     Part("kernels", 65, "every op against numpy in float64", is_check=True),
     Part(
         "models",
-        50,
+        70,
         "tiny models: against the CPU, and alone against in a batch",
         is_check=True,
         environment=_NO_AUTOTUNING,
     ),
     Part("attention", 55, "attention and KV writes alone", attempt_s=12),
-    Part("products", 30, "products of few tokens", attempt_s=12),
+    Part("products", 20, "products of few tokens", attempt_s=12),
     Part("engine", 110, "steps of a random Llama-3.1-8B, bfloat16"),
     Part("int8", 35, "the same with smaller weights: fp8, int4 and int8"),
-    Part("server", 60, "start-up and HTTP, random Llama-3.2-1B shape"),
+    Part("server", 90, "start-up and HTTP, random Llama-3.2-1B shape"),
     Part("graphs", 15, "CUDA graphs: records, updates and addresses", environment=_GRAPH_LOG),
-    Part("references", 20, "attention by XLA and cuDNN alone", attempt_s=15),
+    Part("references", 15, "attention by XLA and cuDNN alone", attempt_s=15),
     Part("peers", 20, "torch and transformers on the same device"),
     Part(
         "graph_updates",
-        45,
+        60,
         "steps of a small model: graphs are updated as needed",
         is_default=False,
         own_module=_UPDATES,
+        environment=_UPDATE_LOG,
     ),
     Part(
         "graph_updates_skip_temp",
-        45,
+        60,
         "the same, with temporary buffers at fixed addresses",
         is_default=False,
         own_module=_UPDATES,
-        environment={"XLA_FLAGS": f"{_UPDATE_MODE}=SKIP_TEMP"},
+        environment={"XLA_FLAGS": f"{_UPDATE_MODE}=SKIP_TEMP", **_UPDATE_LOG},
     ),
     Part(
         "graph_updates_skip_profiled",
-        45,
+        60,
         "the same, with all buffers at fixed addresses that had one at first",
         is_default=False,
         own_module=_UPDATES,
-        environment={"XLA_FLAGS": f"{_UPDATE_MODE}=SKIP_PROFILED"},
+        environment={"XLA_FLAGS": f"{_UPDATE_MODE}=SKIP_PROFILED", **_UPDATE_LOG},
     ),
     Part("profile", 240, "where the time of a step goes", is_default=False),
     Part("tune", 240, "block sizes of our attention kernels", is_default=False),

@@ -27,7 +27,7 @@ from jaxserve.tools.planning.sizes import make_sizes
 
 HOST = "127.0.0.1"
 MAX_MODEL_LEN = 2048
-LOADS = ((1, 4), (32, 64), (64, 128))
+LOADS = ((1, 4), (32, 96))
 """Requests at a time, requests in all."""
 INPUT_TOKENS, OUTPUT_TOKENS = 256, 128
 QUICK_LOADS = ((1, 2), (2, 4))
@@ -60,7 +60,7 @@ def _serve(context: Context, model: Path, start: str, *, has_load: bool) -> None
 def _running(context: Context, model: Path, port: int) -> Iterator[float]:
     """`jaxserve serve`, in this part's process group, so that it cannot outlive the part; gives seconds to ready."""
     limits = ["--max-num-seqs", "2", "--max-num-batched-tokens", "32"] if context.is_quick else []
-    limits = limits or ["--max-num-seqs", "64", "--max-num-batched-tokens", "2048"]
+    limits = limits or ["--max-num-seqs", "32", "--max-num-batched-tokens", "512"]  # eight programs to compile
     length = str(256 if context.is_quick else MAX_MODEL_LEN)
     command = [sys.executable, "-m", "jaxserve.cli.main", "serve", str(model), "--served-model-name", "m"]
     command += ["--host", HOST, "--port", str(port), "--max-model-len", length, *limits]
