@@ -17,7 +17,8 @@ from jaxserve.models.skeleton import make_skeleton
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
 from jaxserve.weights.loader import load_params
-from tests.models.goldens import GoldenCheckpoint, golden_checkpoint, golden_checkpoints, rope_goldens
+from tests.models.goldens import GoldenCheckpoint, golden_checkpoint, rope_goldens
+from tests.models.layer_kinds import names_of_all_choices
 from tests.models.one_row import PAGE_SIZE, new_cache, step_context
 
 MAX_MODEL_LEN = 128
@@ -79,8 +80,10 @@ def test_fused_matmuls_with_biases_or_experts_on_two_devices_equal_transformers(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("golden", golden_checkpoints(), ids=lambda golden: golden.name)
-def test_bfloat16_logits_stay_close_to_the_float32_reference(golden: GoldenCheckpoint) -> None:
+@pytest.mark.parametrize("name", names_of_all_choices())
+def test_bfloat16_logits_stay_close_to_the_float32_reference(name: str) -> None:
+    """Every kind of layer is among these checkpoints."""
+    golden = golden_checkpoint(name)
     found = prompt_logits(golden, "bfloat16")
     assert found.dtype == np.float32
     spread = golden.logits.std()

@@ -32,7 +32,7 @@ def cpu_kernels(request: pytest.FixtureRequest) -> CpuKernels:
 
 @pytest.mark.parametrize("golden", golden_checkpoints(), ids=lambda golden: golden.name)
 def test_logits_and_greedy_tokens_equal_transformers(golden: GoldenCheckpoint) -> None:
-    """With native kernels where they can be built; test_decoder.py computes each checkpoint with XLA's in bfloat16."""
+    """With native kernels where they can be built."""
     check(golden, "auto")
 
 

@@ -36,6 +36,8 @@ SIZES = ((80, 50), (30, 45), (20, 22))
 PROMPTS = {1: ("Look: {}\nhello", (0,)), 3: ("{} and {}, then{}?\n\nHow are you", (2, 0, 1))}
 """Number of pictures: the text with a place for each, and the pictures."""
 NUM_LOGITS = 8
+NUM_PAGES = 16
+"""A prompt and its outputs fit, so that one program computes all tokens after prompts."""
 
 
 @dataclass(frozen=True)
@@ -160,13 +162,14 @@ class VisionModel:
         which[token_ids == self.vision.image_token_id] = np.arange(sum(span.length for span in spans))
         rope, delta = mrope_positions(len(token_ids), spans, [item.grid for item in items], self.vision.merge)
         length = len(token_ids)
-        cache = self._new_cache(-(-(length + num_outputs) // PAGE_SIZE))
+        assert length + num_outputs <= NUM_PAGES * PAGE_SIZE
+        cache = self._new_cache(NUM_PAGES)
         ends = np.arange(1, length + 1)
         for span in spans:
             ends[span.start : span.start + span.length] = span.start + span.length
         logits, cache = self._step(cache, token_ids, 0, rope, ImageTokens(embeddings, which), ends)
         outputs = [int(logits[-1].argmax())]
-        nothing = ImageTokens(embeddings, np.array([-1], np.int32))
+        nothing = ImageTokens(embeddings[:1], np.array([-1], np.int32))
         while len(outputs) < num_outputs:
             position = length + len(outputs) - 1
             more, cache = self._step(
