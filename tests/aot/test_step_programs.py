@@ -215,31 +215,29 @@ PAGES_OF_MOST_MEMORY = 750_000
 FORWARD, FORWARD_MIXED = replace(DECODE, num_slots=0), replace(MIXED, num_slots=0)
 LLAMA_FORWARD = replace(LLAMA_DECODE, num_slots=0)
 CASES = [  # one of each kernel; pairs of a device, a kind of step and a format of weights are below, each of them once
-    Case(H200, 1, TWO_LAYERS, PAGES_OF_MOST_MEMORY, FEW_ROWS, "mosaic_gpu"),
     Case(H200, 4, SMALL, 4096, MIXED, "mosaic_gpu"),
-    Case(V5P, 4, SMALL, 4096, DECODE, "mosaic_tpu"),
+    Case(H200, 1, SMALL, 4096, FORWARD, "mosaic_gpu", adapters=ADAPTERS, is_sampled=False),
+    Case(V7X, 1, SMALL, 4096, FORWARD_MIXED, "mosaic_tpu", is_sampled=False),
 ]
 NEWEST_CASES = [
-    Case(H200, 1, SMALL, 4096, DECODE, "mosaic_gpu", "fp8"),
-    Case(V6E, 4, SMALL, 4096, MIXED, "mosaic_tpu", adapters=ADAPTERS),
+    Case(H200, 1, TWO_LAYERS, PAGES_OF_MOST_MEMORY, FEW_ROWS, "mosaic_gpu"),
+    Case(V5P, 4, SMALL, 4096, DECODE, "mosaic_tpu"),
     Case(V6E, 1, SMALL, 4096, BURST, "mosaic_tpu"),
-    Case(H200, 1, SMALL, 4096, WHOLE_IMAGES, "mosaic_gpu"),
-    Case(V6E, 4, SMALL, 4096, WHOLE_IMAGES, "mosaic_tpu"),
     Case(H200, 1, SEEING, 4096, WHOLE_IMAGES, "mosaic_gpu"),
-    Case(V6E, 1, SEEING, 4096, WHOLE_IMAGES, "mosaic_tpu"),
-    Case(V5E, 1, SMALL, 4096, BURST, quantization="fp8"),
+    Case(V6E, 4, SEEING, 4096, WHOLE_IMAGES, "mosaic_tpu"),
+    Case(H200, 1, SMALL, 4096, FORWARD, "mosaic_gpu", "fp8", is_sampled=False),
+    Case(V6E, 4, SMALL, 4096, FORWARD_MIXED, "mosaic_tpu", adapters=ADAPTERS, is_sampled=False),
+    Case(V5E, 1, SMALL, 4096, FORWARD, quantization="fp8", is_sampled=False),
     Case(B200, 1, SMALL, 4096, FORWARD, quantization="fp8-weight-only", is_sampled=False),
     Case(A100, 1, SMALL, 4096, FORWARD, quantization="fp8", is_sampled=False),
     Case(H100, 4, SMALL, 4096, FORWARD, "mosaic_gpu", "int4-weight-only", is_sampled=False),
     Case(H200, 1, ONE_LAYER, 8192, LLAMA_FORWARD, "mosaic_gpu", "int4-weight-only", kv_dtype="int8", is_sampled=False),
     Case(H200, 1, ONE_LAYER, 8192, LLAMA_FORWARD, "mosaic_gpu", "fp8-block-weight-only", is_sampled=False),
     Case(V6E, 1, ONE_LAYER, 8192, LLAMA_FORWARD, "mosaic_tpu", "fp8-block-weight-only", is_sampled=False),
-    Case(H200, 1, SMALL, 4096, FORWARD, "mosaic_gpu", adapters=ADAPTERS, is_sampled=False),
     Case(V5E, 4, ONE_LAYER, 8192, LLAMA_FORWARD, "mosaic_tpu", "int4-weight-only", kv_dtype="int8", is_sampled=False),
     Case(V7X, 4, ONE_LAYER, 8192, LLAMA_FORWARD, "mosaic_tpu", "fp8", kv_dtype="float8_e4m3fn", is_sampled=False),
-    Case(V7X, 1, SMALL, 4096, FORWARD_MIXED, "mosaic_tpu", is_sampled=False),
 ]
-"""All of them with the sampler took a compiler twice as long."""
+"""The sampler is in a step of each kind on each platform: with it everywhere, a compiler took twice as long."""
 
 
 CUTTING_LAUNCHES, CUTTING_LAUNCHES_OF_LONG_ROWS = 5, 6
@@ -415,5 +413,5 @@ def test_products_of_8_bits_take_their_operands_as_they_are(compiled: Compiled) 
         pytest.skip("other products")
     types = dict(re.findall(r"%([\w.-]+) = (\w+)\[", compiled.text))
     operands = re.findall(r" dot\(%([\w.-]+), %([\w.-]+)\)", compiled.text)
-    assert len(operands) >= 4 * compiled.case.model.num_layers + 1, "attention in and out, MLP in and out, head"
+    assert len(operands) >= 4 * compiled.case.model.num_layers, "attention in and out, MLP in and out"
     assert {types[name] for pair in operands for name in pair} == {"f8e4m3fn"}
