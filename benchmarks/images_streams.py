@@ -63,7 +63,8 @@ async def _stream(
 ) -> None:
     """Read one stream after the other until the end."""
     while not end.is_set():
-        body = _body(16) | {"max_tokens": 900, "stream": True, "ignore_eos": True}
+        # A model of random weights repeats special tokens; without text they would have no events.
+        body = _body(16) | {"max_tokens": 900, "stream": True, "ignore_eos": True, "skip_special_tokens": False}
         async with session.post(f"{url}/v1/completions", json=body) as response:
             response.raise_for_status()
             last_s: float | None = None

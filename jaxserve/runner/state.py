@@ -142,6 +142,7 @@ class DeviceState:
         self._call = {program.kind: compiled for program, compiled in executables.items() if not program.num_pages}
         self._copy = {(program.kind, program.num_pages): compiled for program, compiled in executables.items()}
         self.arrays = self._new_arrays()
+        self._provider: native.MemoryProvider | None = None
 
     def _new_arrays(self) -> StateArrays:
         """Zeroed, because a masked NaN in the pool would still poison a sum."""
@@ -159,10 +160,9 @@ class DeviceState:
         )
 
     def provide_memory(self) -> None:
-        """Have the system provide all memory of the cache in the background; returns at once."""
+        """Have the system provide all memory of the cache in the background, until `release`; returns at once."""
         if self._shapes.backend in NATIVE:
-            for array in jax.tree.leaves(self.arrays.cache):
-                native.provide(array)
+            self._provider = native.MemoryProvider(jax.tree.leaves(self.arrays.cache))
 
     def init_slots(self, inits: Sequence[SlotInit], masks: Sequence[Mask]) -> None:
         """Write the rows of requests that take their slots, then the token masks of some slots."""
@@ -224,6 +224,9 @@ class DeviceState:
 
     def release(self) -> None:
         """Give the memory of the arrays back; `renew` makes new ones."""
+        if self._provider is not None:
+            self._provider.stop()
+            self._provider = None
         with contextlib.suppress(Exception):  # waits for the steps that were dispatched after a failed one
             jax.block_until_ready(self.arrays.cache)
         for array in jax.tree.leaves(self.arrays):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxserve_kernels import native
+from jaxserve_kernels.native.memory import PAUSES_PER_PIECE, PIECE_BYTES, provide_pieces
 
 pytestmark = pytest.mark.skipif(native.register() is None, reason="the native kernels are not built")
 
@@ -43,7 +45,7 @@ make = jax.jit(lambda: native.untouched_zeros(LARGE)[0]).lower().compile()
 before = resident_bytes()
 array = make().block_until_ready()
 made = resident_bytes() - before
-native.provide(array).join()
+native.MemoryProvider([array]).join()
 print(made, resident_bytes() - before)
 """
 
@@ -60,8 +62,73 @@ def test_memory_comes_when_it_is_provided_and_not_before() -> None:
 def test_providing_memory_changes_nothing_even_of_an_array_that_is_gone() -> None:
     array = jnp.arange(12 << 20, dtype=jnp.uint8)
     expected = np.array(array)
-    native.provide(array).join()
+    native.MemoryProvider([array]).join()
     assert np.array_equal(array, expected)
-    thread = native.provide(array)
+    provider = native.MemoryProvider([array])
     array.delete()
-    thread.join()
+    provider.join()
+
+
+class Recorder:
+    """Stands for the system: records the pieces, and the priority of the thread that asks for them."""
+
+    def __init__(self) -> None:
+        self.pieces: list[int] = []
+        self.priorities: set[int] = set()
+
+    def __call__(self, address: int, size: int) -> bool:
+        assert size == PIECE_BYTES
+        self.pieces.append(address)
+        self.priorities.add(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return True
+
+
+def test_thread_that_provides_memory_has_the_priority_of_the_others() -> None:
+    """Locks of the process would otherwise be held by a thread that does not get a processor for seconds."""
+    recorder = Recorder()
+    native.MemoryProvider([jnp.zeros((8 << 20,), jnp.uint8)], recorder).join()
+    assert len(recorder.pieces) >= 3
+    assert recorder.priorities == {os.getpriority(os.PRIO_PROCESS, threading.get_native_id())}
+
+
+def test_whole_pieces_are_provided_with_pauses_in_proportion_to_their_time() -> None:
+    now_s, pauses, recorder = 0.0, list[float](), Recorder()
+
+    def populate(address: int, size: int) -> bool:
+        nonlocal now_s
+        now_s += 1 + len(recorder.pieces)
+        return recorder(address, size)
+
+    def pause(seconds: float) -> bool:
+        pauses.append(seconds)
+        return False
+
+    spans = [(5 * PIECE_BYTES - 1, 2 * PIECE_BYTES + 1), (0, PIECE_BYTES - 1), (8 * PIECE_BYTES, PIECE_BYTES)]
+    provide_pieces(spans, populate, pause, lambda: now_s)
+    assert recorder.pieces == [5 * PIECE_BYTES, 6 * PIECE_BYTES, 8 * PIECE_BYTES]
+    assert pauses == [PAUSES_PER_PIECE * seconds for seconds in (1, 2, 3)]
+
+
+def test_array_whose_memory_is_gone_does_not_end_the_others() -> None:
+    asked = list[int]()
+
+    def populate(address: int, size: int) -> bool:
+        asked.append(address)
+        return address >= 9 * PIECE_BYTES
+
+    provide_pieces([(0, 4 * PIECE_BYTES), (9 * PIECE_BYTES, 2 * PIECE_BYTES)], populate, lambda seconds: False)
+    assert asked == [0, 9 * PIECE_BYTES, 10 * PIECE_BYTES]
+
+
+def test_stopped_provider_touches_no_further_piece() -> None:
+    recorder, is_made = Recorder(), threading.Event()
+
+    def populate(address: int, size: int) -> bool:
+        assert is_made.wait(60)
+        assert provider._is_stopped.wait(60)
+        return recorder(address, size)
+
+    provider = native.MemoryProvider([jnp.zeros((16 << 20,), jnp.uint8)], populate)
+    is_made.set()
+    provider.stop()
+    assert len(recorder.pieces) == 1

@@ -10,6 +10,6 @@ pages. Floating-point sums have one order whatever else is in the batch.
 """
 
 from jaxserve_kernels.native.library import has, has_amx, library_file, register
-from jaxserve_kernels.native.memory import provide, untouched_zeros
+from jaxserve_kernels.native.memory import MemoryProvider, untouched_zeros
 
-__all__ = ["has", "has_amx", "library_file", "provide", "register", "untouched_zeros"]
+__all__ = ["MemoryProvider", "has", "has_amx", "library_file", "register", "untouched_zeros"]

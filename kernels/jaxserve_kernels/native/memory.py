@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import jax
 
 _MADV_POPULATE_WRITE: Final = 23
 """Linux 5.14: provide the pages as writing to them would, but leave what is in them."""
-_PIECE_BYTES: Final = 2 << 20
-"""A page of the large kind. Others who map memory wait for no more than that."""
-_LAST_PRIORITY: Final = 19
+PIECE_BYTES: Final = 2 << 20
+"""A page of the large kind. Other threads that map memory wait for no more than that."""
+PAUSES_PER_PIECE: Final = 9
+"""The thread pauses nine times as long as a piece took, so it takes a tenth of one processor."""
 
 
 def untouched_zeros(*arrays: jax.ShapeDtypeStruct) -> Sequence[jax.Array]:
@@ -23,22 +24,59 @@ def untouched_zeros(*arrays: jax.ShapeDtypeStruct) -> Sequence[jax.Array]:
     return made
 
 
-def provide(array: jax.Array) -> threading.Thread:
-    """Touch the memory of `array` in a thread of the lowest priority, so that later steps need not wait for it.
-
-    The array may be written or donated meanwhile, or deleted: the thread reads and changes nothing.
-    """
-    address, size = array.unsafe_buffer_pointer(), array.nbytes
-    thread = threading.Thread(target=_populate, args=(address, size), name="provide memory", daemon=True)
-    thread.start()
-    return thread
-
-
-def _populate(address: int, size: int) -> None:
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LAST_PRIORITY)
+def _populate(address: int, size: int) -> bool:
+    """Provide the pages of this memory; return False if the kernel is older than 5.14 or the memory is gone."""
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    first, end = -(-address // _PIECE_BYTES) * _PIECE_BYTES, address + size
-    for start in range(first, end - _PIECE_BYTES + 1, _PIECE_BYTES):
-        if madvise(start, _PIECE_BYTES, _MADV_POPULATE_WRITE) != 0:
-            return  # an older kernel, or the memory is gone
+    return bool(madvise(address, size, _MADV_POPULATE_WRITE) == 0)
+
+
+def provide_pieces(
+    spans: Sequence[tuple[int, int]],
+    populate: Callable[[int, int], bool],
+    pause: Callable[[float], bool],
+    clock: Callable[[], float] = time.perf_counter,
+) -> None:
+    """Provide memory piece by piece, and pause after each for `PAUSES_PER_PIECE` times as long as it took.
+
+    spans: address and size in bytes of each array; what is no whole piece at its ends is left out.
+    populate: provides the pages of (address, size); returns False if it cannot, which ends a span.
+    pause: waits for so many seconds; returns True to end everything.
+    """
+    for address, size in spans:
+        first, end = -(-address // PIECE_BYTES) * PIECE_BYTES, address + size
+        for start in range(first, end - PIECE_BYTES + 1, PIECE_BYTES):
+            started_s = clock()
+            if not populate(start, PIECE_BYTES):
+                break
+            if pause(PAUSES_PER_PIECE * (clock() - started_s)):
+                return
+
+
+class MemoryProvider:
+    """A thread that touches the memory of arrays, so that later steps need not wait for it.
+
+    The thread has the same priority as the others. It holds the lock of the process's memory map during a piece and the
+    interpreter's lock between two: a thread of low priority would be interrupted while it holds one of them, and all others would
+    wait for seconds until it runs again. Short pieces with pauses keep its share of a processor small instead.
+    """
+
+    def __init__(self, arrays: Sequence[jax.Array], populate: Callable[[int, int], bool] = _populate) -> None:
+        """Start the thread. It reads and changes nothing: arrays may be written or donated meanwhile.
+
+        populate: as in `provide_pieces`.
+        """
+        self._is_stopped = threading.Event()
+        spans = [(array.unsafe_buffer_pointer(), array.nbytes) for array in arrays]
+        arguments = (spans, populate, self._is_stopped.wait)
+        self._thread = threading.Thread(target=provide_pieces, args=arguments, name="provide memory", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and wait for it: afterwards it touches no memory, and the arrays may be deleted."""
+        self._is_stopped.set()
+        self._thread.join()
+
+    def join(self) -> None:
+        """Wait until all memory is provided."""
+        self._thread.join()

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxserve_kernels import native
 
 from jaxserve.layers.cache import KVPool
 from jaxserve.runner.inputs import OUTPUT_FIELDS, Program, packed_size
 from jaxserve.runner.runner import Runner, StepLostError
-from jaxserve.runner.state import DeviceState, StateArrays
+from jaxserve.runner.state import DeviceState, StateArrays, StateShapes
 from jaxserve.runner.steps import GENERATION
 from jaxserve.runner.warmup import warm_up
 from jaxserve.sampling.params import COLUMNS
@@ -73,14 +75,46 @@ class CountingStep:
 class ZeroState(DeviceState):
     """A pool of one number, without programs."""
 
-    def __init__(self) -> None:
-        self.arrays = self._new_arrays()
+    def __init__(self, shapes: StateShapes = StateShapes(None, 0, 0)) -> None:  # noqa: B008  (immutable)
+        super().__init__(shapes, {})
 
     def _new_arrays(self) -> StateArrays:
         return StateArrays((KVPool(jnp.zeros(1), jnp.zeros(1)),), None)  # type: ignore[arg-type, unused-ignore]
 
     def init_slots(self, inits: Any, masks: Any) -> None:
         pass
+
+
+class CheckedProvider:
+    """Stands for the thread that touches memory: it must be stopped while the arrays exist."""
+
+    def __init__(self, arrays: list[jax.Array]) -> None:
+        self.arrays = arrays
+        self.num_stops = 0
+
+    def stop(self) -> None:
+        self.num_stops += 1
+        assert not any(array.is_deleted() for array in self.arrays)
+
+
+@pytest.mark.parametrize("end", [DeviceState.release, DeviceState.renew])
+def test_memory_is_no_longer_provided_once_arrays_are_given_back(
+    monkeypatch: pytest.MonkeyPatch, end: Callable[[DeviceState], None]
+) -> None:
+    made: list[CheckedProvider] = []
+
+    def make(arrays: list[jax.Array]) -> CheckedProvider:
+        made.append(CheckedProvider(arrays))
+        return made[-1]
+
+    monkeypatch.setattr(native, "MemoryProvider", make)
+    state = ZeroState(StateShapes(None, 0, 0, backend="native"))
+    arrays = jax.tree.leaves(state.arrays.cache)
+    state.provide_memory()
+    end(state)
+    end(state)
+    assert [provider.num_stops for provider in made] == [1]
+    assert made[0].arrays == arrays and all(array.is_deleted() for array in arrays)
 
 
 def new_runner(step: CountingStep) -> Runner[StepPlan, StepResult]:
