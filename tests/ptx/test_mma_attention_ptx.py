@@ -53,10 +53,14 @@ def _attend(case: Case, given: Operands, **sizes: int) -> jax.Array:
         "sinks": sinks,
         "tuning": replace(SIZES, stages=3 if case.dim == 64 else 2, **sizes),
     }
-    if case.is_decode:
-        return mma_attention.decode_attention(*arrays, lengths, **options)
-    ragged = ragged_layout(starts, jnp.int32(case.num_decode_rows), num_tokens=len(given.q))
-    return mma_attention.mixed_attention(*arrays, lengths, ragged, **options)
+
+    def attend(*arrays: jax.Array) -> jax.Array:
+        if case.is_decode:
+            return mma_attention.decode_attention(*arrays, **options)
+        ragged = ragged_layout(starts, jnp.int32(case.num_decode_rows), num_tokens=len(given.q))
+        return mma_attention.mixed_attention(*arrays, ragged, **options)
+
+    return jax.block_until_ready(jax.jit(attend)(*arrays, lengths))
 
 
 DECODE = [
