@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import re
 import sys
 import tempfile
@@ -51,10 +52,26 @@ def serving(*words: str, programs: Path, cpu_kernels: str = "xla") -> Iterator[S
             yield server
 
 
-def serving_smollm2(*flags: str, programs: Path) -> contextlib.AbstractContextManager[Server]:
+@contextlib.contextmanager
+def serving_smollm2(*flags: str, programs: Path) -> Iterator[Server]:
     """The default model, started without naming it, by the kernels that users have."""
     smollm2_file()
-    return serving(*FLAGS, *flags, programs=programs, cpu_kernels="auto")
+    with contextlib.ExitStack() as stack:
+        with _first_start_alone(programs):
+            server = stack.enter_context(serving(*FLAGS, *flags, programs=programs, cpu_kernels="auto"))
+        yield server
+
+
+@contextlib.contextmanager
+def _first_start_alone(programs: Path) -> Iterator[None]:
+    """Let the first server of a run compile, on all processors; those of other workers would compile the same meanwhile."""
+    programs.mkdir(parents=True, exist_ok=True)
+    started = programs / "smollm2.started"
+    with (programs / "smollm2.lock").open("w") as lock:
+        if not started.exists():
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+        started.touch()
 
 
 @contextlib.contextmanager

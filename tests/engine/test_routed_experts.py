@@ -116,10 +116,10 @@ def test_experts_do_not_depend_on_the_other_requests(returning: ModelEngine, opt
         assert len(experts(alone[item.request_id])) == (count if item.returns_routed_experts else 0)
 
 
-@pytest.mark.parametrize("draft", ["mixtral_tiny", "smollm2_tiny"])
-def test_experts_are_the_same_with_a_draft_model(draft: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_are_the_same_with_a_draft_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The drafts are right; wrong ones are among those from predictions."""
     monkeypatch.setattr(Payoff, "choose", lambda self, num_rows: "speculate")
-    for engine in made(draft_model=golden_checkpoint(draft).path, num_speculative_tokens=NUM_DRAFTS):
+    for engine in made(draft_model=GOLDEN.path, num_speculative_tokens=NUM_DRAFTS):
         engine.restart(num_speculative_tokens=NUM_DRAFTS)
         found = engine.run([golden_request(), golden_request("other", temperature=1.0, seed=4)])
         assert engine.num_draft_tokens > 60
