@@ -98,10 +98,12 @@ def test_inputs_that_fill_no_vector_go_through_the_reference() -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_row_of_a_product_does_not_depend_on_the_others(dtype: str, backend: Backend) -> None:
-    x, weight = jnp.asarray(_normal(1, 130, 192)), jnp.asarray(_normal(2, 123, 192)).astype(dtype)
+@pytest.mark.parametrize("inputs", [192, 1600])
+def test_a_row_of_a_product_does_not_depend_on_the_others(inputs: int, dtype: str, backend: Backend) -> None:
+    """Few rows and many are computed in different ways, and many inputs chunk by chunk."""
+    x, weight = jnp.asarray(_normal(1, 300, inputs)), jnp.asarray(_normal(2, 123, inputs)).astype(dtype)
     together = matmul(x, weight, backend=backend)
-    for rows in ([0], [5, 6], list(range(40, 57)), list(range(100, 130))):
+    for rows in ([0], [5, 6], list(range(40, 57)), list(range(100, 230)), list(range(290, 300))):
         np.testing.assert_array_equal(matmul(x[np.array(rows)], weight, backend=backend), together[np.array(rows)])
 
 

@@ -16,7 +16,7 @@
 
 #include "parallel.h"
 #include "products.h"
-#include "tiled.h"
+#include "tiled_rows.h"
 
 namespace jaxserve {
 
@@ -155,9 +155,10 @@ template <typename P>
 void multiply_tiled(ffi::ThreadPool& pool, const Product<P>& product, const std::vector<Group>& groups) {
   static std::atomic<int64_t> pieces_before{0};
   std::vector<Group> pieces;
+  const int64_t most = piece_rows<P>(product.k);
   for (const Group& group : groups) {
-    for (int64_t row = 0; row < group.rows; row += kPieceRows) {
-      pieces.push_back({group.expert, group.start + row, std::min(kPieceRows, group.rows - row)});
+    for (int64_t row = 0; row < group.rows; row += most) {
+      pieces.push_back({group.expert, group.start + row, std::min(most, group.rows - row)});
     }
   }
   if (pieces.empty()) return;

@@ -95,7 +95,6 @@ class Tiles {
 };
 
 constexpr int kOutputs = 2 * tiles::kSide;  // whose sums are held at once, with as many rows
-constexpr int64_t kPieceRows = 128;         // rows that pass by the same weights: they fit the second cache
 constexpr int64_t kAheadBytes = 256;        // how far ahead of its use a row of weights is fetched
 
 inline int64_t tiles_of(int64_t rows) { return (rows + tiles::kSide - 1) / tiles::kSide; }
@@ -266,11 +265,10 @@ const char* tiled_inputs(const Product<P>& product, int64_t piece) {
   return to;
 }
 
-// Outputs from `begin` to `end` of a piece.
+// Outputs from `begin` to `end` of a piece of few rows.
 template <typename P>
-void tiled_outputs(const Product<P>& product, int64_t piece, int64_t begin, int64_t end) {
+void few_rows(const Product<P>& product, int64_t piece, int64_t begin, int64_t end) {
   thread_local Tiles memory;
-  const tiles::Configured configured;
   const char* inputs = tiled_inputs(product, piece);
   const int64_t row_tiles = tiles_of(product.m);
   const int64_t size = blocks_of<P>(product.k) * Tiling<P>::kInputPlanes * tiles::kBytes;
