@@ -154,15 +154,15 @@ struct Group {
 template <typename P>
 void multiply_tiled(ffi::ThreadPool& pool, const Product<P>& product, const std::vector<Group>& groups) {
   static std::atomic<int64_t> pieces_before{0};
+  const int64_t threads = std::max<int64_t>(1, pool.num_threads()), most = piece_rows(product, threads);
   std::vector<Group> pieces;
-  const int64_t most = piece_rows<P>(product.k);
   for (const Group& group : groups) {
     for (int64_t row = 0; row < group.rows; row += most) {
       pieces.push_back({group.expert, group.start + row, std::min(most, group.rows - row)});
     }
   }
   if (pieces.empty()) return;
-  const int64_t count = pieces.size(), threads = std::max<int64_t>(1, pool.num_threads());
+  const int64_t count = pieces.size();
   const Split split(product.n, std::max<int64_t>(1, threads / count), kTaskOutputs);
   const int64_t tasks = split.count(), first = pieces_before.fetch_add(count);
   parallel_for(pool, count * tasks, [=, pieces = pieces.data()](int64_t task) {

@@ -174,12 +174,13 @@ void many_rows(const Product<P>& product, int64_t piece, int64_t begin, int64_t 
   }
 }
 
-// Rows of a piece, which pass by the same weights: their planes take 8 MiB, or there are 128.
+// Rows of a piece, which pass by the same weights: 128, and 256 if there are as many for every thread and their planes take no
+// more than 8 MiB.
 template <typename P>
-int64_t piece_rows(int64_t k) {
-  constexpr int64_t kMost = 256, kLeast = 128, kBytes = 8 << 20;
-  const int64_t fitting = kBytes / (blocks_of<P>(k) * Tiling<P>::kInputPlanes * 64) / kPairRows * kPairRows;
-  return std::clamp(fitting, kLeast, kMost);
+int64_t piece_rows(const Product<P>& product, int64_t threads) {
+  constexpr int64_t kLeast = 128, kMost = 256, kMostBytes = 8 << 20;
+  const int64_t bytes = kMost * blocks_of<P>(product.k) * Tiling<P>::kInputPlanes * 64;
+  return product.m >= kMost * threads && bytes <= kMostBytes ? kMost : kLeast;
 }
 
 // Outputs from `begin` to `end` of a piece.
