@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.model_steps.shapes import DEEPSEEK_V3, DEEPSEEK_V3_BLOCKS, QWEN3_6_35B, QWEN3_8B_BLOCKS, Model
+from benchmarks.model_steps.shapes import DEEPSEEK_V3_BLOCKS, QWEN3_6_35B, QWEN3_8B_BLOCKS, Model
 from benchmarks.model_steps.steps import make_case
 from tests.aot.devices import H200, V6E, Target
 from tests.aot.test_embed_programs import require_compiler
@@ -18,7 +18,6 @@ pytestmark = [pytest.mark.aot, pytest.mark.slow, pytest.mark.newest]
 @pytest.mark.parametrize(
     ("model", "target", "num_devices", "most"),
     [
-        pytest.param(DEEPSEEK_V3, H200, 8, 1.4, id="deepseek-v3-h200-x8"),
         pytest.param(QWEN3_6_35B, H200, 8, 1.5, id="qwen3.6-35b-h200-x8"),
         pytest.param(DEEPSEEK_V3_BLOCKS, H200, 8, 1.4, id="deepseek-v3-blocks-h200-x8"),
         pytest.param(QWEN3_8B_BLOCKS, H200, 1, 1.3, id="qwen3-8b-blocks-h200"),

@@ -1,4 +1,7 @@
-"""Paged attention by the kernels for Hopper, interpreted with the race detector on."""
+"""Paged attention by the kernels for Hopper, interpreted with the race detector on.
+
+The other half of the cases is computed by the kernels' PTX, with other detectors of races: tests/ptx/test_attention_ptx.py.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from jaxserve_kernels.paged_attention import gpu, ragged_layout
 from jaxserve_kernels.paged_attention.cases import CASES, LAYER, SLOW, Case, Operands, error, long_row, operands
 
 from tests.kernels.gpu_interpreter import gpu_interpreter
+from tests.ptx.test_attention_ptx import DECODE, PREFILL
 
 
 def _run(case: Case, given: Operands, decode: Callable[..., jax.Array], mixed: Callable[..., jax.Array]) -> jax.Array:
@@ -24,7 +28,13 @@ def _run(case: Case, given: Operands, decode: Callable[..., jax.Array], mixed: C
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.slow] if case in SLOW else []) for case in CASES], ids=str
+    "case",
+    [
+        pytest.param(case, marks=[pytest.mark.slow] if case in SLOW else [])
+        for case in CASES
+        if case not in (*DECODE, *PREFILL)
+    ],
+    ids=str,
 )
 def test_the_kernels_for_hopper_equal_dense_softmax_without_a_race(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     given = operands(case)
