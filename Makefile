@@ -25,7 +25,9 @@ RAY_VENV := .venv-ray
 RELEASE_VENV := .venv-release
 JAX_LOCK ?=
 KERNELS_LOCK := requirements/jax-0.11.lock
-SECOND_TESTS := tests/unit/runner tests/unit/sampling tests/kernels/test_native.py tests/models tests/engine tests/e2e
+SECOND_TESTS := tests/unit/runner tests/unit/sampling tests/kernels/test_native.py tests/models tests/engine \
+	$(addprefix tests/e2e/test_,engine_restarts.py failed_start.py http_lifecycle.py http_openai.py http_raw.py llm.py \
+	llm_embedding.py readme.py real_lifecycle.py real_model.py)
 # Of the other side of 3.12: its environment is that of the newest kernels where it has the newest jax.
 SECOND_VENV = $$($$second -c 'import sys; print("$(NEWEST_VENV)" if sys.version_info >= (3, 12) else "$(OLDEST_VENV)")')
 ifndef STARTED
@@ -173,7 +175,8 @@ versions-tests: install
 
 # jax 0.10 is the newest on Python 3.11, and jax 0.12 needs 3.12, so the program runs on both. This lane finds what another
 # jax may change (programs and their numbers, several devices, stored executables, native kernels) and another Python
-# (signals and ends of processes). It leaves out more models, numbers and shapes of what it runs, and host code.
+# (signals and ends of processes). It leaves out more models, numbers and shapes of what it runs, and host code: endpoints
+# but those of OpenAI's client and of a bare socket.
 second-python: install ## device and process tests on the other line of Python, 3.11 or >= 3.12, and its jax
 	@second="$$(.ci/second-python $(BIN)/python)"; \
 	if [ -z "$$second" ]; then \
