@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import Any, Final
 
 import aiohttp
@@ -22,7 +22,7 @@ from jaxserve.errors import StartupError
 from jaxserve.http.operations.schema import RoutingState
 from jaxserve.parent import die_with_parent
 from jaxserve.ray.wire import HOP_HEADERS, INGRESS_HEADERS, ReplyHead, ReplyPart, WireRequest
-from jaxserve.runtime.environment import child_environment
+from jaxserve.runtime.environment import environment_without
 
 _READY: Final = re.compile(rb"jaxserve is ready at (http://\S+) ")
 _STATE: Final = msgspec.json.Decoder(RoutingState)
@@ -40,12 +40,15 @@ class ServerProcess:
         self._http = http
 
     @classmethod
-    async def start(cls, command: Sequence[str], cluster: str, timeout_s: float) -> ServerProcess:
+    async def start(
+        cls, command: Sequence[str], decided: Collection[str], cluster: str, timeout_s: float
+    ) -> ServerProcess:
         """Start `command` on this node of the Ray cluster at `cluster`, and wait until it announces that it is ready.
 
-        Raises StartupError.
+        decided: names of the settings that the application decides. The process gets this node's environment without their
+        variables, which would win over its file: images set JAXSERVE_HOST and JAXSERVE_PORT. Raises StartupError.
         """
-        environment = {**child_environment(), "RAY_ADDRESS": cluster}
+        environment = {**environment_without(decided), "RAY_ADDRESS": cluster}
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environment)
         try:
             async with asyncio.timeout(timeout_s):

@@ -10,7 +10,7 @@ from typing import Any, Final
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
 from jaxserve.routing.router import POLICY_NAMES, PolicyName
-from jaxserve.runtime.environment import load_config
+from jaxserve.runtime.environment import api_key_environment, load_config
 from jaxserve.runtime.settings import BY_NAME, closest
 
 _FIXED: Final = {"host": "127.0.0.1", "port": 0, "publish_pages": True, "behind_proxy": True}
@@ -101,7 +101,11 @@ class AppSettings:
 
 
 def read_arguments(arguments: Mapping[str, Any]) -> AppSettings:
-    """Return the settings in `arguments`, whose values may be text. Raises ConfigError."""
+    """Return the settings in `arguments`, whose values may be text. Raises ConfigError.
+
+    The config also has API keys that variables of this node give, unless `arguments` have the same setting. `server` never
+    has those: it is written to a file.
+    """
     own = {item.name: item for item in fields(RaySettings)}
     server = {name: value for name, value in arguments.items() if name not in own}
     for name in server:
@@ -115,7 +119,7 @@ def read_arguments(arguments: Mapping[str, Any]) -> AppSettings:
     server |= _FIXED
     if str(server.get("num_hosts", 1)) != "1":
         server["placement"] = "ray"
-    settings = AppSettings(ray, server, load_config(flags=server))
+    settings = AppSettings(ray, server, load_config(flags=server, environ=api_key_environment()))
     _check_slice(settings)
     return settings
 

@@ -13,7 +13,7 @@ import importlib.util
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -196,6 +196,18 @@ def caches_environment() -> dict[str, str]:
 def notify_socket() -> str | None:
     """Return the socket on which systemd waits for the state of this service; None if it does not."""
     return os.environ.get("NOTIFY_SOCKET") or None
+
+
+def api_key_environment() -> dict[str, str]:
+    """Return the variables that give API keys, JAXSERVE_API_KEY and JAXSERVE_API_KEY_FILE, if they are set."""
+    variables = [BY_NAME[name].variable for name in ("api_key", "api_key_file")]
+    return {variable: os.environ[variable] for variable in variables if variable in os.environ}
+
+
+def environment_without(settings: Collection[str]) -> dict[str, str]:
+    """Return a copy of this process's environment, for a child process, without the variables of these settings."""
+    variables = {BY_NAME[name].variable for name in settings}
+    return {name: value for name, value in os.environ.items() if name not in variables}
 
 
 def child_environment() -> dict[str, str]:

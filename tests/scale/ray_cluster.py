@@ -40,6 +40,9 @@ VARIABLES: Final = {
     "JAX_PLATFORMS": "cpu",
     "OMP_NUM_THREADS": "1",
 }
+API_KEY: Final = "key-of-the-nodes"
+OF_NODES: Final = VARIABLES | {"JAXSERVE_HOST": "0.0.0.0", "JAXSERVE_PORT": str(HTTP_PORT), "JAXSERVE_API_KEY": API_KEY}
+"""The variables of the nodes: an image sets the address, which the servers of replicas must not take, and a secret the key."""
 
 
 @dataclass
@@ -119,7 +122,7 @@ def cluster(num_nodes: int, cpus_per_node: int, own_words: Sequence[Sequence[str
             log = folder / f"node-{index}.log"
             with log.open("wb") as output:
                 node = subprocess.Popen(
-                    host.command(*words), stdout=output, stderr=output, env=os.environ | VARIABLES, cwd=ROOT
+                    host.command(*words), stdout=output, stderr=output, env=os.environ | OF_NODES, cwd=ROOT
                 )
             running.nodes.append(node)
             until(

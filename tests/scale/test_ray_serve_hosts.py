@@ -22,7 +22,7 @@ from tests.e2e.http_server import ROOT, command_of, until
 from tests.e2e.real_server import model
 from tests.programs import shared_programs
 from tests.scale.network import Host, can_make_hosts
-from tests.scale.ray_cluster import GCS_PORT, HTTP_PORT, VARIABLES, App, Cluster, cluster, processes_on
+from tests.scale.ray_cluster import API_KEY, GCS_PORT, HTTP_PORT, VARIABLES, App, Cluster, cluster, processes_on
 
 pytestmark = [
     pytest.mark.slow,
@@ -35,8 +35,8 @@ NUM_TOKENS = 16
 SERVER = b"jaxserve.ray.server_process"
 POST = """
 import sys, urllib.request
-url, body = sys.argv[1:]
-request = urllib.request.Request(url, body.encode(), {"Content-Type": "application/json"})
+url, body, key = sys.argv[1:]
+request = urllib.request.Request(url, body.encode(), {"Content-Type": "application/json", "Authorization": f"Bearer {key}"})
 print(urllib.request.urlopen(request).read().decode())
 """
 
@@ -70,11 +70,12 @@ def settings() -> dict[str, Any]:
     return {"model": str(model().path), "compile_cache": str(shared_programs() / "ray"), **few, **hosts, **ray}
 
 
-def answer(app: App) -> tuple[int, list[str]]:
+def answer(app: App, key: str = API_KEY) -> tuple[int, list[str]]:
     """Return the status of the golden request, and the texts of its tokens if it was answered."""
     with contextlib.closing(http.client.HTTPConnection(app.host, app.port, timeout=120)) as connection:
         body = json.dumps(greedy_body(model(), NUM_TOKENS))
-        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
+        connection.request("POST", "/v1/completions", body, headers)
         reply = connection.getresponse()
         data = json.loads(reply.read())
         return reply.status, data["choices"][0]["logprobs"]["tokens"] if reply.status == 200 else []
@@ -88,6 +89,7 @@ def test_a_replica_over_two_nodes_is_placed_served_and_replaced_as_one_unit(node
     expected = golden_tokens(model(), NUM_TOKENS)
     with nodes.deployed(None, **settings()) as app:
         assert answer(app) == (200, expected)
+        assert answer(app, "another") == (401, [])
         (server,), (worker,) = servers(nodes), workers(nodes)
         assert [bool(running(host, SERVER)) for host in nodes.hosts] != [
             bool(running(host, WORKER)) for host in nodes.hosts
@@ -123,7 +125,7 @@ def test_serve_run_starts_the_application_with_its_arguments(nodes: Cluster) -> 
         driver = subprocess.Popen(head.command(*words), stdout=output, stderr=output, env=environment, cwd=ROOT)
     body = json.dumps(greedy_body(model(), NUM_TOKENS))
     url = f"http://127.0.0.1:{HTTP_PORT}/v1/completions"
-    ask = head.command(sys.executable, "-c", POST, url, body)
+    ask = head.command(sys.executable, "-c", POST, url, body, API_KEY)
     try:
         until(lambda: subprocess.run(ask, capture_output=True, check=False).returncode == 0, "no answer", 400)
         reply = json.loads(subprocess.run(ask, capture_output=True, check=True).stdout)

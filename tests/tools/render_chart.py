@@ -34,7 +34,6 @@ EVERYTHING: Final[dict[str, Any]] = {
 }
 GATEWAY: Final[dict[str, Any]] = {
     "settings": {"public_metrics": True},
-    "replicas": 3,
     "gateway": {
         "enabled": True,
         "name": "public",
@@ -109,17 +108,18 @@ def _by_command(file: Path, further: dict[str, Any]) -> list[str]:
 def _by_library(file: Path, further: dict[str, Any]) -> list[str]:
     import helm_python
 
-    values = _merged(yaml.safe_load(file.read_text("utf-8")), further)
+    values = merged(yaml.safe_load(file.read_text("utf-8")), further)
     with helm_python.Chart.load(CHART) as chart:
         chart.validate_schema(values)
         rendered = chart.render(values, name=RELEASE, namespace="default")
     return [text for path, text in rendered.items() if path.endswith(".yaml")]
 
 
-def _merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Return values with others over them, as Helm merges files of values."""
     result = dict(one)
     for key, value in other.items():
-        result[key] = _merged(result[key], value) if isinstance(result.get(key), dict) else value
+        result[key] = merged(result[key], value) if isinstance(result.get(key), dict) else value
     return result
 
 

@@ -1,17 +1,23 @@
-"""The health of a replica on Ray is what its server says of itself."""
+"""The server of a replica on Ray: its settings, its keys, and the health that it reports of itself."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
+import tempfile
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from jaxserve.ray.server_process import ServerProcess
+from jaxserve.http.api_keys import api_keys
+from jaxserve.ray.server_process import ServerProcess, serve_command
+from jaxserve.ray.settings import read_arguments
+from jaxserve.runtime.environment import environment_without
 
 
 class Fake:
@@ -58,3 +64,40 @@ async def test_a_server_that_has_ended_is_not_healthy(started) -> None:  # type:
     process.stdin.close()
     await process.wait()
     assert await served.ailment() == "the server ended with exit code 1"
+
+
+async def test_a_server_has_the_settings_that_the_application_decides_and_the_keys_of_its_node(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Images set JAXSERVE_HOST and JAXSERVE_PORT, and variables win over files; keys are in no file and in no command."""
+    for name, value in {"HOST": "0.0.0.0", "PORT": "8000", "MODEL": "another", "API_KEY": "sk-one,sk-two"}.items():
+        monkeypatch.setenv(f"JAXSERVE_{name}", value)
+    monkeypatch.setenv("JAXSERVE_COMPILE_CACHE", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    settings = read_arguments({"model": "a/model"})
+    program = """
+import json, pathlib, sys, time
+from jaxserve.runtime.environment import load_settings_here
+values = load_settings_here({}, sys.argv[1]).values
+pathlib.Path(sys.argv[2]).write_text(json.dumps(values))
+print("jaxserve is ready at http://127.0.0.1:1 (x)", flush=True)
+time.sleep(600)
+"""
+    file = serve_command(settings.server)[-1]
+    assert "sk-one" not in await asyncio.to_thread(Path(file).read_text)
+    command = [sys.executable, "-c", program, file, str(tmp_path / "seen")]
+    served = await ServerProcess.start(command, settings.server, "127.0.0.1:6379", 600)
+    await served.stop(60)
+    seen = json.loads((tmp_path / "seen").read_text())
+    assert {name: seen[name] for name in settings.server} == settings.server
+    assert (seen["host"], seen["port"], seen["model"]) == ("127.0.0.1", 0, "a/model")
+    assert seen["compile_cache"] == str(tmp_path)
+    assert api_keys(settings.config.server) == ["sk-one", "sk-two"] == seen["api_key"].split(",")
+
+
+def test_keys_in_the_arguments_win_over_those_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAXSERVE_API_KEY", "of-the-node")
+    settings = read_arguments({"model": "a/model", "api_key": "given"})
+    assert api_keys(settings.config.server) == ["given"]
+    assert "JAXSERVE_API_KEY" not in environment_without(settings.server)
+    assert environment_without(())["JAXSERVE_API_KEY"] == "of-the-node"

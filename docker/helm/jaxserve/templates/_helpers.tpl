@@ -79,6 +79,16 @@ runtimeClassName: {{ . }}
 {{- end }}
 {{- end }}
 
+{{- /* The server's keys, from the secret: never in a document or a command line. */ -}}
+{{- define "jaxserve.apiKey" -}}
+- name: JAXSERVE_API_KEY
+  valueFrom:
+    secretKeyRef:
+      name: {{ .Values.secretName }}
+      key: api-key
+      optional: true
+{{- end }}
+
 {{- define "jaxserve.hubToken" -}}
 - name: HF_TOKEN
   valueFrom:
@@ -151,12 +161,7 @@ spec:
         - name: JAXSERVE_{{ upper $name }}
           value: {{ include "jaxserve.value" $value }}
         {{- end }}
-        - name: JAXSERVE_API_KEY
-          valueFrom:
-            secretKeyRef:
-              name: {{ .Values.secretName }}
-              key: api-key
-              optional: true
+        {{- include "jaxserve.apiKey" . | nindent 8 }}
         {{- include "jaxserve.hubToken" . | nindent 8 }}
       {{- if $answersHttp }}
       ports:
@@ -201,5 +206,23 @@ spec:
         {{- include "jaxserve.volumeMounts" . | nindent 8 }}
   volumes:
     {{- include "jaxserve.volumes" . | nindent 4 }}
+{{- end }}
+{{- end }}
+
+{{- /* Fails for values that differ from their defaults and have no effect. A list of the root, the reason, and paths of values. */ -}}
+{{- define "jaxserve.refuseUnused" -}}
+{{- $root := first . }}
+{{- $reason := index . 1 }}
+{{- $defaults := $root.Files.Get "files/defaults.yaml" | fromYaml }}
+{{- range $path := slice . 2 }}
+{{- $value := $root.Values }}
+{{- $default := $defaults }}
+{{- range $name := splitList "." $path }}
+{{- $value = index $value $name }}
+{{- $default = index $default $name }}
+{{- end }}
+{{- if ne (toJson $value) (toJson $default) }}
+{{- fail (printf "%s %s" $path $reason) }}
+{{- end }}
 {{- end }}
 {{- end }}
