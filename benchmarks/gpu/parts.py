@@ -38,7 +38,7 @@ _UPDATE_LOG = {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "command_buffer_th
 _GRAPH_LOG = {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "command_buffer_thunk=5,gpu_command_buffer=3"}
 
 PARTS = (
-    Part("machine", 45, "versions, and the bounds of the device", attempt_s=40),
+    Part("machine", 42, "versions, and the bounds of the device", attempt_s=40),
     Part("kernels", 65, "every op against numpy in float64", is_check=True),
     Part(
         "models",
