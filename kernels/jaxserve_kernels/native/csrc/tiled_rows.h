@@ -13,6 +13,7 @@ namespace jaxserve {
 constexpr int64_t kChunk = 768;                  // inputs of a chunk: 256 rows and 32 outputs have 1.3 MB of planes
 constexpr int64_t kPairRows = 2 * tiles::kSide;  // whose sums are held at once, with as many outputs
 constexpr int64_t kStreamedRows = 96;            // so few are not worth turning weights for
+constexpr int64_t kHeldOutputs = 4096;           // whose sums wait at once: 4 MiB with 256 rows
 
 // Blocks of k follow each other by a line more than they take, so that not all lie in the same places of the first cache.
 template <int Planes>
@@ -187,10 +188,9 @@ int64_t piece_rows(const Product<P>& product, int64_t threads) {
 template <typename P>
 void tiled_outputs(const Product<P>& product, int64_t piece, int64_t begin, int64_t end) {
   const tiles::Configured configured;
-  if (product.m > kStreamedRows) {
-    many_rows(product, piece, begin, end);
-  } else {
-    few_rows(product, piece, begin, end);
+  if (product.m <= kStreamedRows) return few_rows(product, piece, begin, end);
+  for (int64_t out = begin; out < end; out += kHeldOutputs) {
+    many_rows(product, piece, out, std::min(out + kHeldOutputs, end));
   }
 }
 
