@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -90,6 +91,8 @@ def test_a_replica_over_two_nodes_is_placed_served_and_replaced_as_one_unit(node
     with nodes.deployed(None, **settings()) as app:
         assert answer(app) == (200, expected)
         assert answer(app, "another") == (401, [])
+        listeners = [command_of(pid) for host in nodes.hosts for pid in listening(host, HTTP_PORT)]
+        assert listeners and all(b"ProxyActor" in command for command in listeners), "the port of the nodes' variables"
         (server,), (worker,) = servers(nodes), workers(nodes)
         assert [bool(running(host, SERVER)) for host in nodes.hosts] != [
             bool(running(host, WORKER)) for host in nodes.hosts
@@ -157,6 +160,13 @@ def peers_of(host: Host, nodes: Cluster) -> list[Host]:
         if f"pid={worker}," in line
     }
     return [each for each in nodes.hosts if each.address in peers - {host.address}]
+
+
+def listening(host: Host, port: int) -> set[int]:
+    """Return the processes that listen on a port of `host`."""
+    listing = subprocess.run(host.command("ss", "-tlnpH"), capture_output=True, text=True, check=True).stdout
+    lines = [line for line in listing.splitlines() if line.split()[3].endswith(f":{port}")]
+    return {int(pid) for line in lines for pid in re.findall(r"pid=(\d+)", line)}
 
 
 def parent_of(pid: int) -> int:
