@@ -1,8 +1,8 @@
-// Products of many rows on a processor's matrix unit. Weights are taken apart and turned once for all rows of a piece, inputs
-// only taken apart: the sums of 32 rows x 32 outputs are rows, and are stored as they are.
+// Matmuls of many rows on AMX. Weights are decomposed and transposed once for all rows of a piece, inputs are only
+// decomposed: the sums of 32 rows x 32 outputs are in row order, and are stored without a transposition.
 //
-// Inputs of a row are multiplied in chunks, so that what is taken apart of both fits the second cache; sums wait in memory
-// between chunks. A row's sums have the order of `tiled.h`: its products are the same with their operands exchanged.
+// Inputs of a row are multiplied in chunks, so that the planes of both operands fit the second-level cache; sums wait in
+// memory between chunks. A row's sums have the order of `tiled.h`: its products are the same with their operands exchanged.
 #pragma once
 
 #include "tiled.h"
@@ -11,15 +11,16 @@
 namespace jaxserve {
 
 constexpr int64_t kChunk = 768;                  // inputs of a chunk: 256 rows and 32 outputs have 1.3 MB of planes
-constexpr int64_t kPairRows = 2 * tiles::kSide;  // whose sums are held at once, with as many outputs
-constexpr int64_t kStreamedRows = 96;            // so few are not worth turning weights for
-constexpr int64_t kHeldOutputs = 4096;           // whose sums wait at once: 4 MiB with 256 rows
+constexpr int64_t kPairRows = 2 * tiles::kSide;  // rows whose sums fill half of the tiles, with as many outputs
+constexpr int64_t kStreamedRows = 96;            // most rows for which weights are not transposed
+constexpr int64_t kHeldOutputs = 4096;           // outputs whose sums wait in memory: 4 MiB with 256 rows
 
-// Blocks of k follow each other by a line more than they take, so that not all lie in the same places of the first cache.
+// Bytes from one block of k to the next: a cache line more than its size, so that blocks are in different sets of the
+// first-level cache.
 template <int Planes>
 constexpr int64_t kStride = Planes * 2 * tiles::kBytes + 64;
 
-// Some inputs of 32 rows: tiles [block of k, plane, 2]. Rows that there are not become zeros.
+// Decomposes `count` inputs of 32 rows into tiles [block of k, plane, 2]. Rows after the last one become zeros.
 template <typename P>
 void split_inputs(const Product<P>& product, int64_t row, int64_t start, int64_t count, char* to) {
   using T = Tiling<P>;
@@ -34,9 +35,10 @@ void split_inputs(const Product<P>& product, int64_t row, int64_t start, int64_t
   }
 }
 
-// The same of the weights of 32 outputs, turned.
+// Decomposes and transposes `count` weights of 32 outputs into tiles as of `split_inputs`. Outputs after the last one become
+// zeros.
 template <typename P>
-void turn_weights(const Product<P>& product, int64_t out, int64_t start, int64_t count, char* to) {
+void transpose_weights(const Product<P>& product, int64_t out, int64_t start, int64_t count, char* to) {
   using T = Tiling<P>;
   for (int half = 0; half < 2; ++half, out += tiles::kSide, to += tiles::kBytes) {
     const int64_t outputs = std::min<int64_t>(product.n - out, tiles::kSide);
@@ -59,7 +61,7 @@ void turn_weights(const Product<P>& product, int64_t out, int64_t start, int64_t
   }
 }
 
-// Adds some blocks of k to the sums in tiles 0 to 3: rows 0 to 15 with both halves of the outputs, then rows 16 to 31.
+// Adds blocks of k to the sums in tiles 0 to 3: rows 0 to 15 with both halves of the outputs, then rows 16 to 31.
 template <typename P>
 inline void add_blocks(const char* inputs, const char* weights, int64_t blocks) {
   using T = Tiling<P>;
@@ -111,7 +113,7 @@ inline void fetch_outputs(const Product<P>& product, int64_t row, int64_t out) {
   }
 }
 
-// Scales sums of 32 rows x 32 outputs, and stores those that there are.
+// Scales the sums of 32 rows x 32 outputs, and stores those of existing rows and outputs.
 template <typename P>
 void finish_sums(const Product<P>& product, int64_t row, int64_t out, const char* sums) {
   const int64_t rows = std::min<int64_t>(product.m - row, 2 * tiles::kSide);
@@ -129,7 +131,7 @@ void finish_sums(const Product<P>& product, int64_t row, int64_t out, const char
   }
 }
 
-// This thread's own tiles of a piece's inputs: chunk after chunk, each of all rows. `piece` is as in `tiled_inputs`.
+// Returns this thread's own tiles of a piece's inputs: chunk after chunk, each of all rows. `piece` is as in `tiled_inputs`.
 template <typename P>
 const char* split_piece(const Product<P>& product, int64_t piece, int64_t pairs, int64_t chunk_bytes) {
   thread_local Tiles memory;
@@ -147,7 +149,7 @@ const char* split_piece(const Product<P>& product, int64_t piece, int64_t pairs,
   return to;
 }
 
-// Outputs from `begin` to `end` of a piece of many rows.
+// Computes the outputs from `begin` to `end` of a piece of many rows.
 template <typename P>
 void many_rows(const Product<P>& product, int64_t piece, int64_t begin, int64_t end) {
   using T = Tiling<P>;
@@ -162,7 +164,7 @@ void many_rows(const Product<P>& product, int64_t piece, int64_t begin, int64_t 
     const bool is_last = start + count == product.k;
     char* own = sums;
     for (int64_t out = begin; out < end; out += kOutputs) {
-      turn_weights(product, out, start, count, weights);
+      transpose_weights(product, out, start, count, weights);
       for (int64_t pair = 0; pair < pairs; ++pair) {
         if (is_last) fetch_outputs(product, pair * kPairRows, out);
         start == 0 ? zero_sums() : load_sums(own);
@@ -175,8 +177,8 @@ void many_rows(const Product<P>& product, int64_t piece, int64_t begin, int64_t 
   }
 }
 
-// Rows of a piece, which pass by the same weights: 128, and 256 if there are as many for every thread and their planes take no
-// more than 8 MiB.
+// Returns the most rows of a piece, which share weights: 256 if there are as many for every thread and their planes take no
+// more than 8 MiB, otherwise 128.
 template <typename P>
 int64_t piece_rows(const Product<P>& product, int64_t threads) {
   constexpr int64_t kLeast = 128, kMost = 256, kMostBytes = 8 << 20;
@@ -184,7 +186,7 @@ int64_t piece_rows(const Product<P>& product, int64_t threads) {
   return product.m >= kMost * threads && bytes <= kMostBytes ? kMost : kLeast;
 }
 
-// Outputs from `begin` to `end` of a piece.
+// Computes the outputs from `begin` to `end` of a piece.
 template <typename P>
 void tiled_outputs(const Product<P>& product, int64_t piece, int64_t begin, int64_t end) {
   const tiles::Configured configured;
