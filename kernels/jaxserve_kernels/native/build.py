@@ -1,6 +1,6 @@
 """Compiles the kernels for this host: `python -m jaxserve_kernels.native.build`.
 
-Takes a C++17 compiler (g++ or clang++) and about ten seconds. The library goes into this package, so it is
+Takes a C++17 compiler (g++ or clang++) and about a minute of a processor. The library goes into this package, so it is
 trusted exactly as far as the package is. With `--portable` there is one for each generation of x86-64 processors
 instead, for an image that is built here and runs elsewhere; the host that runs it takes the best that it can.
 """
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +25,7 @@ from jaxserve_kernels.native.library import library_file, sources
 from jaxserve_kernels.native.processors import GENERATIONS, Generation
 
 COMPILERS: Final = ("c++", "g++", "clang++")
-FLAGS: Final = ("-O3", "-std=c++17", "-shared", "-fPIC", "-ffp-contract=fast", "-w")
+FLAGS: Final = ("-O3", "-std=c++17", "-fPIC", "-ffp-contract=fast", "-w")
 HERE: Final = ("-march=native",)
 ELSEWHERE: Final = (
     "-static-libstdc++",
@@ -67,16 +68,29 @@ def build(generation: Generation | None = None) -> Path:
 
 
 def _compile(compiler: str, flags: Sequence[str], target: Path) -> None:
-    units = [str(source) for source in sources() if source.suffix == ".cc"]
-    headers = Path(__file__).parent / "csrc"
-    command = [compiler, *FLAGS, *flags, f"-I{jax.ffi.include_dir()}", f"-I{headers}", *units, "-o", str(target)]
+    """Compile the sources side by side, largest first, and link them."""
+    headers = (f"-I{jax.ffi.include_dir()}", f"-I{Path(__file__).parent / 'csrc'}")
+    units = sorted((each for each in sources() if each.suffix == ".cc"), key=lambda each: -each.stat().st_size)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as threads:
+        objects = [Path(folder) / f"{unit.stem}.o" for unit in units]
+        made = [
+            threads.submit(_run, [compiler, *FLAGS, *flags, *headers, "-c", str(unit), "-o", str(file)])
+            for unit, file in zip(units, objects, strict=True)
+        ]
+        for each in made:
+            each.result()
+        _run([compiler, *FLAGS, "-shared", *flags, *map(str, objects), "-o", str(target)])
+
+
+def _run(command: Sequence[str]) -> None:
+    """Run the compiler. Raises BuildError."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise BuildError(f"{compiler}: {error}") from error
+        raise BuildError(f"{command[0]}: {error}") from error
     if done.returncode != 0:
         first = next((line for line in done.stderr.splitlines() if "error" in line), "no message")
-        raise BuildError(f"{compiler} failed: {first}")
+        raise BuildError(f"{command[0]} failed: {first}")
 
 
 def main() -> int:
