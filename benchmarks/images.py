@@ -86,9 +86,8 @@ class Tower:
     """The encoder's programs as the engine calls them: on CPUs one image a call."""
 
     def __init__(self, model: Path) -> None:
-        scheduler = SchedulerConfig(
-            max_num_seqs=8, max_num_batched_tokens=16
-        )  # enough for the kernels of a server's defaults
+        # Enough requests for the kernels that a server with its defaults takes.
+        scheduler = SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=16)
         config = Config(model=ModelConfig(model=str(model), dtype="float32", max_model_len=1024), scheduler=scheduler)
         self._runner = LocalExecutor.start(config, model, lambda *_: None)._runner
         self._random = np.random.RandomState(0)

@@ -66,18 +66,20 @@ def measure(
     context: Context, bench: StepBench, timed: Mapping[Program, Timed], kind: str, count: int, tokens: int
 ) -> None:
     """Time decode steps of `count` rows with `tokens` each and what their submits consist of; count updates of their graph."""
-    bench.decode_step(count, tokens)
     rows = bench.rows(bench.made, count, tokens)
     if rows is None:
         raise LookupError("the rows do not fit the memory")
     steps = DecodeSteps(bench.runner, rows, tokens - 1)
     steps.warm_up()
+    step_s, _ = steps.stream(NUM_STEPS)
     parts = parts_of_a_submit(timed[rows.program], steps)
     log = context.folder / "updates.log"
     with errors_to(log):
         steps.overlapped(NUM_STEPS)
     updates = updates_in(log.read_text(encoding="utf-8", errors="replace"))
-    context.recorder.figure("handing over a step", memory=kind, batch=count, **parts, steps=NUM_STEPS, **updates)
+    context.recorder.figure(
+        "handing over a step", memory=kind, batch=count, step_ms=step_s * 1e3, **parts, steps=NUM_STEPS, **updates
+    )
 
 
 class Timed:
