@@ -22,7 +22,7 @@ from jaxserve.errors import StartupError
 from jaxserve.http.operations.schema import RoutingState
 from jaxserve.parent import die_with_parent
 from jaxserve.ray.wire import HOP_HEADERS, INGRESS_HEADERS, ReplyHead, ReplyPart, WireRequest
-from jaxserve.runtime.environment import environment_without
+from jaxserve.runtime.environment import child_environment
 
 _READY: Final = re.compile(rb"jaxserve is ready at (http://\S+) ")
 _STATE: Final = msgspec.json.Decoder(RoutingState)
@@ -48,7 +48,7 @@ class ServerProcess:
         decided: names of the settings that the application decides. The process gets this node's environment without their
         variables, which would win over its file: images set JAXSERVE_HOST and JAXSERVE_PORT. Raises StartupError.
         """
-        environment = {**environment_without(decided), "RAY_ADDRESS": cluster}
+        environment = {**child_environment(decided), "RAY_ADDRESS": cluster}
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environment)
         try:
             async with asyncio.timeout(timeout_s):

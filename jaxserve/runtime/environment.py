@@ -204,15 +204,10 @@ def api_key_environment() -> dict[str, str]:
     return {variable: os.environ[variable] for variable in variables if variable in os.environ}
 
 
-def environment_without(settings: Collection[str]) -> dict[str, str]:
+def child_environment(without: Collection[str] = ()) -> dict[str, str]:
     """Return a copy of this process's environment, for a child process, without the variables of these settings."""
-    variables = {BY_NAME[name].variable for name in settings}
+    variables = {BY_NAME[name].variable for name in without}
     return {name: value for name, value in os.environ.items() if name not in variables}
-
-
-def child_environment() -> dict[str, str]:
-    """Return a copy of this process's environment, for a child process."""
-    return dict(os.environ)
 
 
 def engine_environment() -> dict[str, str]:
