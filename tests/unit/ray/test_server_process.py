@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestServer
 from jaxserve.http.api_keys import api_keys
 from jaxserve.ray.server_process import ServerProcess, serve_command
 from jaxserve.ray.settings import read_arguments
-from jaxserve.runtime.environment import environment_without
+from jaxserve.runtime.environment import child_environment
 
 
 class Fake:
@@ -99,5 +99,5 @@ def test_keys_in_the_arguments_win_over_those_of_the_node(monkeypatch: pytest.Mo
     monkeypatch.setenv("JAXSERVE_API_KEY", "of-the-node")
     settings = read_arguments({"model": "a/model", "api_key": "given"})
     assert api_keys(settings.config.server) == ["given"]
-    assert "JAXSERVE_API_KEY" not in environment_without(settings.server)
-    assert environment_without(())["JAXSERVE_API_KEY"] == "of-the-node"
+    assert "JAXSERVE_API_KEY" not in child_environment(settings.server)
+    assert child_environment()["JAXSERVE_API_KEY"] == "of-the-node"
