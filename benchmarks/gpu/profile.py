@@ -1,4 +1,4 @@
-"""Only when asked for: where the time of a step goes, operation by operation, and the traces themselves."""
+"""Only when asked for: what a step takes and where its time goes, operation by operation, and the traces themselves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMPILE_SHARE = 0.7
 def run(context: Context) -> None:
     first_device(context)
     shape = decoder(TINY if context.is_quick else LLAMA_8B)
-    batches, tokens, chunk = ((1, 4), 64, 64) if context.is_quick else ((1, 32, 256), 1024, 2048)
+    batches, tokens, chunk = ((1, 4), 64, 64) if context.is_quick else ((1, 32, 128), 1024, 2048)
     policy = server_policy(context, shape)
     bench = StepBench(
         context,
@@ -35,12 +35,14 @@ def run(context: Context) -> None:
         cells=[(batch, tokens) for batch in batches],
         compile_s=COMPILE_SHARE * context.recorder.left_s,
     )
+    context.recorder.expect([*(f"decode {batch}" for batch in batches), "prefill"])
     for batch in batches:
         context.recorder.attempt(f"decode {batch}", partial(_decode, context, bench, batch, tokens))
     context.recorder.attempt("prefill", partial(_prefill, context, bench, chunk))
 
 
 def _decode(context: Context, bench: StepBench, batch: int, tokens: int) -> None:
+    bench.decode_step(batch, tokens)
     rows = bench.rows(bench.made, batch, tokens)
     if rows is None:
         return
@@ -51,6 +53,7 @@ def _decode(context: Context, bench: StepBench, batch: int, tokens: int) -> None
 
 def _prefill(context: Context, bench: StepBench, chunk: int) -> None:
     program = next(each for each in bench.made if each.kind == "mixed")
+    bench.prefill(chunk)
     (plan,) = prompt_chunks(program, chunk, bench.rig.skeleton.config.vocab_size, context.seed)
     bench.runner.submit(plan).result()
 

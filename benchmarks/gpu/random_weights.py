@@ -93,7 +93,7 @@ def random_pool(shape: tuple[int, ...], dtype: jnp.dtype, sharding: Sharding, se
     """A KV pool full of keys and values, and no more memory than that."""
 
     def make(key: jax.Array) -> jax.Array:
-        pages = jax.random.normal(key, (DIFFERENT_PAGES, *shape[2:]), dtype)
+        pages = jax.random.normal(key, (DIFFERENT_PAGES, *shape[2:]), jnp.bfloat16).astype(dtype)
         return jnp.broadcast_to(pages[jnp.arange(shape[1]) % DIFFERENT_PAGES], shape)
 
     made = jax.jit(make, out_shardings=sharding.kv_pool)

@@ -94,8 +94,18 @@ class RunnerExecutor:
 class Rig:
     """One model's shapes; programs and runners are made over them."""
 
-    def __init__(self, decoder: DecoderConfig, policy: DtypePolicy, *, num_blocks: int, max_model_len: int) -> None:
+    def __init__(
+        self,
+        decoder: DecoderConfig,
+        policy: DtypePolicy,
+        *,
+        num_blocks: int,
+        max_model_len: int,
+        kv_dtype: jnp.dtype | None = None,
+    ) -> None:
+        """kv_dtype: of the KV pool; None: the weights'."""
         self.skeleton = make_skeleton(decoder, policy)
+        self.kv_dtype = kv_dtype or policy.weights
         self.sharding = make_sharding(decoder, MeshShape())
         self.task = generation_task(jax.devices()[0].platform)
         self.max_model_len = max_model_len
@@ -105,15 +115,17 @@ class Rig:
     def with_backend(self, backend: Backend) -> Rig:
         """Return the model with other kernels."""
         policy = replace(self.skeleton.policy, backend=backend, attention=None)
-        return Rig(self.skeleton.config, policy, num_blocks=self.num_blocks, max_model_len=self.max_model_len)
+        return Rig(
+            self.skeleton.config,
+            policy,
+            num_blocks=self.num_blocks,
+            max_model_len=self.max_model_len,
+            kv_dtype=self.kv_dtype,
+        )
 
     @property
     def shapes(self) -> CacheShapes:
         return pool_shapes(self.pool_shape, self.kv_dtype)
-
-    @property
-    def kv_dtype(self) -> jnp.dtype:
-        return self.skeleton.policy.weights
 
     @property
     def max_pages(self) -> int:

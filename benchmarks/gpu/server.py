@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -98,12 +98,15 @@ def _load(context: Context, model: Path, port: int, concurrency: int, count: int
     command += ["--seed", str(context.seed), "--tokenizer", str(model), "--json", str(file)]
     # The client needs no device, and must not take one from the server.
     environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    before_s = _processor_s()
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=max(1.0, context.recorder.left_s), check=False
     )
     print(done.stdout, done.stderr, flush=True)
     if done.returncode != 0 and not file.is_file():
         raise RuntimeError(f"jaxserve bench serve: {last_error(done.stderr)}")
+    print(http_get(port, "/metrics")[1].decode(errors="replace"), flush=True)
+    used_s = {name: seconds - before_s.get(name, 0.0) for name, seconds in _processor_s().items()}
     figures: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     bound = _bound(context, concurrency, num_input + num_output // 2)
     context.recorder.figure(
@@ -118,7 +121,24 @@ def _load(context: Context, model: Path, port: int, concurrency: int, count: int
         median_ttft_ms=figures["median_ttft_ms"],
         median_tpot_ms=figures["median_tpot_ms"],
         p99_itl_ms=figures["p99_itl_ms"],
+        seconds=figures["duration"],
+        **{f"{name}_processor_s": seconds for name, seconds in used_s.items()},
     )
+
+
+def _processor_s() -> dict[str, float]:
+    """Return the processor seconds of the API process and of its children so far."""
+    ticks_s, own = 1 / os.sysconf("SC_CLK_TCK"), os.getpid()
+    found: dict[int, tuple[int, float]] = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            fields = file.read_text().rpartition(")")[2].split()
+            found[int(file.parent.name)] = int(fields[1]), (int(fields[11]) + int(fields[12])) * ticks_s
+    api = {process for process, (parent, _) in found.items() if parent == own}
+    return {
+        "api": sum(found[process][1] for process in api),
+        "engine": sum(seconds for parent, seconds in found.values() if parent in api),
+    }
 
 
 def _bound(context: Context, concurrency: int, tokens: int) -> float | None:

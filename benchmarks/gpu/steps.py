@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 
 from benchmarks.gpu.ahead import DISTURBED
 from benchmarks.gpu.context import Context
@@ -41,11 +42,10 @@ NUM_WARM_UPS = 2
 
 
 def pool_blocks(
-    decoder: DecoderConfig, policy: DtypePolicy, weight_bytes: int, cells: Iterable[tuple[int, int]]
+    decoder: DecoderConfig, kv_dtype: jnp.dtype, weight_bytes: int, cells: Iterable[tuple[int, int]]
 ) -> int:
     """Pages for the largest of `cells` (rows, tokens of a row) that the device has room for."""
-    itemsize = policy.weights.itemsize
-    spec = KVSpec(decoder.num_layers, decoder.num_kv_heads, decoder.head_dim, itemsize, BLOCK_SIZE)
+    spec = KVSpec(decoder.num_layers, decoder.num_kv_heads, decoder.head_dim, kv_dtype.itemsize, BLOCK_SIZE)
     stats = jax.devices()[0].memory_stats() or {}
     needs = [rows * -(-(tokens + MARGIN) // BLOCK_SIZE) + 1 for rows, tokens in cells]
     if "bytes_limit" in stats:
@@ -68,22 +68,31 @@ class StepBench:
         chunk: int | None,
         cells: list[tuple[int, int]],
         compile_s: float,
+        kv_dtype: jnp.dtype | None = None,
+        is_loaded: bool = True,
     ) -> None:
         """Compile, then make weights and pool: the compiler tries out kernels and wants memory for it.
 
         cells: (rows, tokens of a row) to come; chunk: tokens of a prefill step, or None. batches: the programs that come
-        first are compiled first. Page tables are as wide as those of a server with default settings.
+        first are compiled first. Page tables are as wide as those of a server with default settings. is_loaded: False
+        leaves weights and pool to `load`. kv_dtype: of the pool; None: the weights'.
         """
         self._context = context
         self._label = label
         self._sizes = make_sizes(make_skeleton(decoder, policy))
-        num_blocks = pool_blocks(decoder, policy, self._sizes.weights_bytes, cells)
-        self.rig = Rig(decoder, policy, num_blocks=num_blocks, max_model_len=decoder.max_position)
+        num_blocks = pool_blocks(decoder, kv_dtype or policy.weights, self._sizes.weights_bytes, cells)
+        self.rig = Rig(decoder, policy, num_blocks=num_blocks, max_model_len=decoder.max_position, kv_dtype=kv_dtype)
         mixed = () if chunk is None else (chunk,)
         decode = tuple(dict.fromkeys(max(batch, 2) for batch in batches))  # as the server does (runner/limits.py)
         wanted = programs(Buckets(decode=decode, mixed=mixed, max_num_seqs=max(decode)), self.rig.max_pages)
         order = [*decode[:FIRST_PROGRAMS], *mixed, *decode[FIRST_PROGRAMS:]]
         self.made = self.compile(sorted(wanted, key=lambda each: order.index(each.num_tokens)), compile_s)
+        if is_loaded:
+            self.load()
+
+    def load(self) -> None:
+        """Make weights and pool, and run every program as a warm-up does."""
+        context = self._context
         started_s = time.perf_counter()
         self.params = jax.block_until_ready(device_leaves(self.rig.skeleton, self.rig.sharding, context.seed))
         weights_s = time.perf_counter() - started_s
@@ -95,9 +104,9 @@ class StepBench:
         context.recorder.figure(
             "memory",
             model=self._label,
-            attention=policy.backend,
+            attention=self.rig.skeleton.policy.backend,
             weights_gib=self._sizes.weights_bytes / 2**30,
-            kv_tokens=(num_blocks - 1) * BLOCK_SIZE,
+            kv_tokens=(self.rig.num_blocks - 1) * BLOCK_SIZE,
             peak_gib=stats["peak_bytes_in_use"] / 2**30 if "peak_bytes_in_use" in stats else None,
             random_weights_s=weights_s,
         )
