@@ -14,21 +14,33 @@ from typing import Final, TypeAlias
 
 from jaxserve.types import GPU_SHARE, PRELOAD_FLAG
 
-_MALLOC: Final = {"hugetlb": 1, "mmap_threshold": 256 << 20, "trim_threshold": 256 << 20, "arena_max": 1}
-ENVIRONMENT: Final = {
-    "GLIBC_TUNABLES": ":".join(f"glibc.malloc.{name}={value}" for name, value in _MALLOC.items()),
-    "XLA_PYTHON_CLIENT_MEM_FRACTION": str(GPU_SHARE),
-}
-"""Variables of the engine process, unless the environment sets them. By default JAX leaves a quarter of a GPU unused.
-On CPUs weights and KV pool use huge pages if the kernel gives them on request: with 4 KiB pages a CPU spends a third of
-a one-row step on address translation. A step's scratch memory stays allocated between steps: else the kernel maps and
-clears the same 40 MB at every step of 32 rows."""
+_MALLOC: Final = {"hugetlb": 1, "mmap_threshold": 256 << 20, "trim_threshold": 256 << 20}
+_MOST_IN_ONE_ARENA: Final = 4
+"""Most processors whose threads share one arena of malloc."""
 
 Spawned: TypeAlias = "subprocess.Popen[bytes]"
 
-
 ENGINE_MODULE: Final = "jaxserve.engine.process"
 WORKER_MODULE: Final = "jaxserve.engine.host_worker"
+
+
+def engine_environment(num_processors: int | None = None) -> dict[str, str]:
+    """Return the variables of an engine process that may use so many processors (None: those of this process).
+
+    By default JAX leaves a quarter of a GPU unused. On CPUs weights and KV pool use huge pages if the kernel gives them on
+    request: with 4 KiB pages a CPU spends a third of a one-row step on address translation. A step's scratch memory stays
+    allocated between steps: else the kernel maps and clears the same 40 MB at every step of 32 rows.
+
+    On few processors all threads share one arena of malloc, which takes its memory in huge pages: 5 % more tokens of a
+    small model on two. On many, compilers would wait for each other: on 16, eight programs for a GPU were not compiled in
+    two minutes, and two thirds of the processor time went to the kernel.
+    """
+    count = len(os.sched_getaffinity(0)) if num_processors is None else num_processors
+    malloc = _MALLOC | ({"arena_max": 1} if count <= _MOST_IN_ONE_ARENA else {})
+    return {
+        "GLIBC_TUNABLES": ":".join(f"glibc.malloc.{name}={value}" for name, value in malloc.items()),
+        "XLA_PYTHON_CLIENT_MEM_FRACTION": str(GPU_SHARE),
+    }
 
 
 def spawn(
@@ -44,16 +56,17 @@ def spawn(
     It runs in a separate session, so that a Ctrl-C in the terminal reaches only this process. It ends when its stdin is
     closed, or with the thread that called this function.
 
-    environment: its variables, over ENVIRONMENT; None: those of this process, unchanged.
+    environment: its variables, over those of `engine_environment`; None: those of this process, unchanged.
     cores: processor cores that its threads may use; None: those of this process.
     descriptors: further files that it inherits.
     """
+    defaults = engine_environment(None if cores is None else len(cores))
     process = subprocess.Popen(
         [sys.executable, "-m", module, *([PRELOAD_FLAG] if preload else [])],
         stdin=subprocess.PIPE,
         pass_fds=descriptors,
         start_new_session=True,
-        env=None if environment is None else {**ENVIRONMENT, **environment},
+        env=None if environment is None else {**defaults, **environment},
     )
     if cores is not None:  # it has one thread yet; later ones inherit the cores
         with contextlib.suppress(ProcessLookupError):
