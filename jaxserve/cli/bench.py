@@ -131,7 +131,9 @@ def _run_offline(arguments: argparse.Namespace) -> list[Figures]:
 
     config = config_from_flags(arguments)
     grammar = grammar_of(arguments.structured_outputs, config.structured.max_grammar_depth)
-    restart_with(engine_environment())  # the variables that a server gives its engine: glibc reads its part at the start
+    restart_with(
+        engine_environment()
+    )  # the variables that a server gives its engine: glibc reads its part at the start
     configure_logging(config.server.log_level, config.server.log_format)
     load = OfflineLoad(
         workload=_workload(arguments),

@@ -73,8 +73,10 @@ class Matrix(nnx.Module):
         """Declare the weight without quantisation, as `[in, out]`."""
         self.weight = matrix_parameter(TRANSPOSED.declare(self.spec))
 
-    def multiply(self, x: Float[Array, "T I"], num_rows: Int[Array, ""]) -> Float[Array, "T O"]:
-        """Return x @ weight.T in float32; rows after `num_rows` are padding.
+    def multiply(
+        self, x: Float[Array, "T I"], num_rows: Int[Array, ""], *, is_rounded: bool = False
+    ) -> Float[Array, "T O"]:
+        """Return x @ weight.T in float32, or rounded to the dtype of x; rows after `num_rows` are padding.
 
         Where devices split the inputs, each quantises its own share of x, and their sums are added in the dtype of x.
         """
@@ -85,7 +87,8 @@ class Matrix(nnx.Module):
 
         def compute(x: Float[Array, "T I"], num_rows: Int[Array, ""], *arrays: Array) -> Float[Array, "T O"]:
             shard = weight.with_arrays(arrays)
-            made = weight.format.matmul(x, shard, num_rows, self.policy.backend)
+            dtype = x.dtype if is_rounded else jnp.float32
+            made = weight.format.matmul(x, shard, num_rows, self.policy.backend, dtype)
             return all_reduce(made, x.dtype, summed) if summed else made
 
         operands = zip(weight.arrays, self.weight.get_metadata()["axes"].arrays, strict=True)
@@ -205,8 +208,7 @@ class Linear(Matrix):
         return LowRank(out_dim, self.spec.in_dim, self.spec.axes, self.policy, num_ranks)
 
     def __call__(self, x: Float[Array, "T I"], tokens: Tokens) -> Float[Array, "T O"]:
-        y = self.multiply(x, tokens.num_real)
+        y = self.multiply(x, tokens.num_real, is_rounded=self.adapters is None)
         if self.adapters is not None:
-            y = self.adapters.added_to(y, x, tokens)
-        y = y.astype(x.dtype)
+            y = self.adapters.added_to(y, x, tokens).astype(x.dtype)
         return y if self.bias is None else y + self.bias[...]

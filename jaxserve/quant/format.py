@@ -100,12 +100,12 @@ class Format(ABC):
         }
         return QuantArray(self, numbers.astype(values.dtype), **arrays)
 
-    def matmul(self, x: Any, weight: QuantArray[Any], num_rows: Any, backend: Backend) -> Any:
-        """Return x @ weight.T in float32. x: `[tokens, in]`; rows after `num_rows` are padding."""
+    def matmul(self, x: Any, weight: QuantArray[Any], num_rows: Any, backend: Backend, dtype: Any = "float32") -> Any:
+        """Return x @ weight.T, added in float32 and rounded once. x: `[tokens, in]`; rows after `num_rows` are padding."""
         from jaxserve_kernels.matmul import matmul
 
         dynamic = self.quantizes_activations
-        return matmul(x, weight.values, weight.scales, num_rows, dynamic=dynamic, backend=backend)
+        return matmul(x, weight.values, weight.scales, num_rows, dynamic=dynamic, backend=backend, dtype=dtype)
 
     def grouped_matmul(self, x: Any, weight: QuantArray[Any], group_sizes: Any, backend: Backend) -> Any:
         """Return x[r] @ weight[expert of r].T in float32 for rows sorted by expert, `group_sizes` rows of each."""

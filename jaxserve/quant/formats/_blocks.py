@@ -104,11 +104,12 @@ class BlockFormat(Format):
         tiles[..., -num_floats:] = floats.view(np.uint8)
         return QuantArray(self, tiles)
 
-    def matmul(self, x: Any, weight: QuantArray[Any], num_rows: Any, backend: Any) -> Any:
+    def matmul(self, x: Any, weight: QuantArray[Any], num_rows: Any, backend: Any, dtype: Any = "float32") -> Any:
         from jaxserve_kernels.block_matmul import block_matmul
 
         dynamic = self.quantizes_activations
-        return block_matmul(x, weight.values, num_rows, kind=self.kind, dynamic=dynamic, backend=backend)
+        product = block_matmul(x, weight.values, num_rows, kind=self.kind, dynamic=dynamic, backend=backend)
+        return product.astype(dtype)
 
     def lookup(self, table: QuantArray[Any], rows: Any, dtype: Any) -> Any:
         from jaxserve_kernels.block_matmul import dequantize_rows

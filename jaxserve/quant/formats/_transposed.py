@@ -23,10 +23,10 @@ class Transposed(NoQuantization):
     def to_device(self, host: Host) -> Host:
         return QuantArray(self, np.ascontiguousarray(host.values.T))
 
-    def matmul(self, x: Any, weight: QuantArray[Any], num_rows: Any, backend: Backend) -> Any:
+    def matmul(self, x: Any, weight: QuantArray[Any], num_rows: Any, backend: Backend, dtype: Any = "float32") -> Any:
         from jaxserve_kernels.matmul import matmul
 
-        return matmul(x, weight.values.T, num_rows=num_rows)
+        return matmul(x, weight.values.T, num_rows=num_rows, dtype=dtype)
 
 
 TRANSPOSED = Transposed()

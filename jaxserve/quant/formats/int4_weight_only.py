@@ -96,11 +96,11 @@ class Int4WeightOnly(Format):
         scales, offsets = (None if each is None else each.swapaxes(-1, -2) for each in (host.scales, host.offsets))
         return QuantArray(self, host.values, scales, offsets)
 
-    def matmul(self, x: Any, weight: QuantArray[Any], num_rows: Any, backend: Any) -> Any:
+    def matmul(self, x: Any, weight: QuantArray[Any], num_rows: Any, backend: Any, dtype: Any = "float32") -> Any:
         from jaxserve_kernels.matmul import offset_product
 
         product = super().matmul(x, weight, num_rows, backend)
-        return product if weight.offsets is None else product + offset_product(x, weight.offsets)
+        return (product if weight.offsets is None else product + offset_product(x, weight.offsets)).astype(dtype)
 
     def grouped_matmul(self, x: Any, weight: QuantArray[Any], group_sizes: Any, backend: Any) -> Any:
         import jax.numpy as jnp

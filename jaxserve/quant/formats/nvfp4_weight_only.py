@@ -86,10 +86,10 @@ class Nvfp4WeightOnly(Format):
         of_matrix[..., 0, :] = deviation / _NUMBER_DEVIATION
         return QuantArray(self, bits, np.ones(declared.scales.shape, nvfp4.E4M3), matrix_scales=of_matrix)
 
-    def matmul(self, x: Any, weight: QuantArray[Any], num_rows: Any, backend: Any) -> Any:
+    def matmul(self, x: Any, weight: QuantArray[Any], num_rows: Any, backend: Any, dtype: Any = "float32") -> Any:
         from jaxserve_kernels.nvfp4 import matmul
 
-        return matmul(x, weight.values, _both_levels(weight), num_rows, backend=backend)
+        return matmul(x, weight.values, _both_levels(weight), num_rows, backend=backend).astype(dtype)
 
     def grouped_matmul(self, x: Any, weight: QuantArray[Any], group_sizes: Any, backend: Any) -> Any:
         from jaxserve_kernels.grouped_matmul import grouped_matmul

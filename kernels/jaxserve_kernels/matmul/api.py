@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int, Num
 
 from jaxserve_kernels.backend import NATIVE, Backend
@@ -21,14 +23,31 @@ def matmul(
     *,
     dynamic: bool = False,
     backend: Backend = "reference",
+    dtype: DTypeLike = jnp.float32,
 ) -> Float[Array, "T O"]:
-    """x @ weight.T, accumulated and returned in float32; 8-bit weights (int8, e4m3) come with a scale per output, int4 and e4m3
-    with one per output and group of inputs; groups are neighbours, all of one size. Scales of e4m3 are float32.
+    """Return x @ weight.T, accumulated in float32 and rounded once to `dtype`.
+
+    8-bit weights (int8, e4m3) come with a scale per output, int4 and e4m3 with one per output and group of inputs; groups are
+    neighbours, all of one size. Scales of e4m3 are float32.
 
     num_rows: rows of x after these are padding, whose results have no meaning; a backend may skip them.
     dynamic: activations are quantised to the type of the 8-bit weights, each token by its own largest value; a matmul of
     int8 by int8 is then exact in int32. Otherwise the weights are upcast.
     """
+    if scales is None and backend not in NATIVE and dtype == x.dtype:
+        return reference.rounded_matmul(x, weight)
+    return _wide_matmul(x, weight, scales, num_rows, dynamic, backend).astype(dtype)
+
+
+def _wide_matmul(
+    x: Float[Array, "T I"],
+    weight: Num[Array, "O I"],
+    scales: Float[Array, "O"] | Float[Array, "G O"] | None,
+    num_rows: Int[Array, ""] | None,
+    dynamic: bool,
+    backend: Backend,
+) -> Float[Array, "T O"]:
+    """Return the result in float32."""
     if scales is not None and scales.ndim == 2:
         return _grouped(x, weight, scales, backend)
     if backend in NATIVE and cpu.supports(x, weight, dynamic=dynamic):

@@ -10,6 +10,20 @@ _CHUNK_WEIGHTS = 1 << 19
 """Weights that a CPU upcasts at a time, 2 MB: they stay in a cache until they are multiplied."""
 _LEAST_CHUNK = 16
 """Outputs."""
+_LEAST_ROUNDED = 1024
+"""Fewest tokens whose products are rounded by the matmul itself. With fewer, libraries for GPUs cut the inputs into parts, and
+may round the sum of each."""
+
+
+def rounded_matmul(x: Float[Array, "T I"], weight: Num[Array, "O I"]) -> Float[Array, "T O"]:
+    """Return x @ weight.T in the dtype of x: sums in float32, rounded once.
+
+    cuBLASLt then writes half the bytes, and no other launch reads and rounds them: together these were 8 % of a prompt's
+    step of 2,048 tokens on an H200.
+    """
+    if weight.dtype == x.dtype and len(x) >= _LEAST_ROUNDED:
+        return _product(x, weight, x.dtype)
+    return _product(x.astype(weight.dtype), weight).astype(x.dtype)
 
 
 def matmul(
@@ -111,7 +125,9 @@ def quantize_rows(
     return (jnp.round(scaled) if is_int8 else scaled).astype(dtype), scales
 
 
-def _product(x: Num[Array, "T I"], weight: Num[Array, "O I"], dtype: type = jnp.float32) -> Num[Array, "T O"]:
+def _product(
+    x: Num[Array, "T I"], weight: Num[Array, "O I"], dtype: jnp.dtype | type = jnp.float32
+) -> Num[Array, "T O"]:
     dimensions = (((1,), (1,)), ((), ()))
     return jax.lax.dot_general(x, weight, dimensions, precision=_precision(weight.dtype), preferred_element_type=dtype)
 
