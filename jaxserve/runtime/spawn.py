@@ -15,8 +15,8 @@ from typing import Final, TypeAlias
 from jaxserve.types import GPU_SHARE, PRELOAD_FLAG
 
 _MALLOC: Final = {"hugetlb": 1, "mmap_threshold": 256 << 20, "trim_threshold": 256 << 20}
-_MOST_IN_ONE_ARENA: Final = 4
-"""Most processors whose threads share one arena of malloc."""
+_MOST_ARENAS: Final = 16
+"""Each arena of malloc keeps the scratch memory of steps that took it from there."""
 
 Spawned: TypeAlias = "subprocess.Popen[bytes]"
 
@@ -27,16 +27,14 @@ WORKER_MODULE: Final = "jaxserve.engine.host_worker"
 def engine_environment(num_processors: int | None = None) -> dict[str, str]:
     """Return the variables of an engine process that may use so many processors (None: those of this process).
 
-    By default JAX leaves a quarter of a GPU unused. On CPUs weights and KV pool use huge pages if the kernel gives them on
-    request: with 4 KiB pages a CPU spends a third of a one-row step on address translation. A step's scratch memory stays
-    allocated between steps: else the kernel maps and clears the same 40 MB at every step of 32 rows.
-
-    On few processors all threads share one arena of malloc, which takes its memory in huge pages: 5 % more tokens of a
-    small model on two. On many, compilers would wait for each other: on 16, eight programs for a GPU were not compiled in
-    two minutes, and two thirds of the processor time went to the kernel.
+    By default JAX leaves a quarter of a GPU unused. On CPUs the KV pool uses huge pages if the kernel gives them on request.
+    A step's scratch memory stays allocated between steps: else the kernel maps and clears the same 40 MB at every step of
+    32 rows. Malloc has an arena for each processor. With a single one compilers wait for each other: on 16 processors eight
+    programs for a GPU were not compiled in two minutes, and two thirds of the time went to the kernel; on two, all programs of a
+    small model took a third longer.
     """
     count = len(os.sched_getaffinity(0)) if num_processors is None else num_processors
-    malloc = _MALLOC | ({"arena_max": 1} if count <= _MOST_IN_ONE_ARENA else {})
+    malloc = _MALLOC | {"arena_max": min(max(2, count), _MOST_ARENAS)}
     return {
         "GLIBC_TUNABLES": ":".join(f"glibc.malloc.{name}={value}" for name, value in malloc.items()),
         "XLA_PYTHON_CLIENT_MEM_FRACTION": str(GPU_SHARE),
