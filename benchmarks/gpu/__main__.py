@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.bounds import find_bounds, find_sheet
+from benchmarks.gpu.context import Bounds
 from benchmarks.gpu.parts import PARTS, Part
 from benchmarks.gpu.plots import can_draw, draw_all
-from benchmarks.gpu.processes import ROOT, Orders, Outcome, make_environment, run_part
+from benchmarks.gpu.processes import ROOT, Orders, Outcome, PartInterruptedError, make_environment, run_part
 from benchmarks.gpu.report import as_json, as_markdown
 from benchmarks.gpu.sensors import watched_device
 from jaxserve.tools.planning.devices import ACCELERATORS
@@ -125,7 +126,7 @@ def run_all(
     with watched_device() as sensors:
         for part in parts:
             limit_s, started_s = part.budget_s + spare_s, time.monotonic()
-            outcome = run_part(part, limit_s, orders, bounds)
+            outcome, is_interrupted = _run(part, limit_s, orders, bounds)
             spare_s = max(0.0, limit_s - outcome.seconds)
             if part.name == BOUNDS_PART.name:
                 bounds = find_bounds(outcome.records, find_sheet(data_sheet, outcome.records))
@@ -136,7 +137,18 @@ def run_all(
             (orders.results / "results.json").write_text(as_json(found, outcomes), encoding="utf-8")
             (orders.results / "results.md").write_text(as_markdown(found, outcomes), encoding="utf-8")
             archive(orders.results)
+            if is_interrupted:
+                say("interrupted: the parts after it were not begun")
+                break
     return outcomes
+
+
+def _run(part: Part, limit_s: float, orders: Orders, bounds: Bounds | None) -> tuple[Outcome, bool]:
+    """Return the outcome of a part, and True if someone interrupted it."""
+    try:
+        return run_part(part, limit_s, orders, bounds), False
+    except PartInterruptedError as interruption:
+        return interruption.outcome, True
 
 
 def archive(out: Path) -> None:

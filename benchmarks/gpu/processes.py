@@ -51,6 +51,15 @@ class Outcome:
         return self.status == "done" and bool(checks) and all(checks)
 
 
+class PartInterruptedError(Exception):
+    """Someone interrupted the run in the middle of a part."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.part.name)
+        self.outcome = outcome
+        """What the part had found."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Orders:
     """Settings of all parts of a run."""
@@ -69,7 +78,7 @@ def run_part(part: Part, limit_s: float, orders: Orders, bounds: Bounds | None) 
     """Run a part to its end or its time limit.
 
     A process that ends within an attempt, or is silent in one for too long, loses that attempt and no other: a new
-    process makes those that are left.
+    process makes those that are left. Raises PartInterruptedError instead of KeyboardInterrupt.
     """
     records = orders.folder / f"{part.name}.jsonl"
     (orders.folder / part.name).mkdir()
@@ -77,7 +86,10 @@ def run_part(part: Part, limit_s: float, orders: Orders, bounds: Bounds | None) 
     blamed_before: set[str] = set()
     while True:
         left_s = limit_s - (time.monotonic() - started_s)
-        code, reason = _run_process(part, left_s, orders, bounds, records, is_restarted=bool(blamed_before))
+        try:
+            code, reason = _run_process(part, left_s, orders, bounds, records, is_restarted=bool(blamed_before))
+        except KeyboardInterrupt:
+            raise PartInterruptedError(_outcome(part, None, "the run was interrupted", records, started_s)) from None
         found = read_records(records)
         unended = unended_names(found)
         lost = {record.name: record.text for record in found if record.kind == "lost"}
@@ -90,6 +102,11 @@ def run_part(part: Part, limit_s: float, orders: Orders, bounds: Bounds | None) 
         left_s = limit_s - (time.monotonic() - started_s)
         if code in (0, None) or not unended or left_s < MIN_RESTART_S:
             break
+    return _outcome(part, code, reason, records, started_s)
+
+
+def _outcome(part: Part, code: int | None, reason: str, records: Path, started_s: float) -> Outcome:
+    """Return what the part's processes recorded; what they announced and did not reach is missing for `reason`."""
     found = read_records(records)
     expected = dict.fromkeys(record.name for record in found if record.kind == "expected")
     missing = [name for name in expected if name not in settled_names(found)]

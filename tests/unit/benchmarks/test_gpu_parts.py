@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import json
 import subprocess
 import sys
 import tarfile
+import threading
 import time
 import zipfile
 from collections.abc import Mapping
@@ -132,6 +134,21 @@ def test_unused_time_goes_to_later_parts_and_results_are_written_after_each(tmp_
     results = json.loads((tmp_path / "results.json").read_text())
     assert [part["status"] for part in results["parts"]] == ["done", "done"]
     assert "1 of 1 checks passed" in (tmp_path / "results.md").read_text()
+
+
+def test_interrupted_run_keeps_what_the_part_had_found(tmp_path: Path) -> None:
+    given, parts = orders(tmp_path, HANGS), [StubPart("first"), StubPart("second")]
+
+    def interrupt() -> None:
+        while not any(record.kind == "check" for record in read_records(tmp_path / "first.jsonl")):
+            time.sleep(0.01)
+        _thread.interrupt_main()
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    (outcome,) = run_all(parts, given, {})  # type: ignore[arg-type]
+    assert (outcome.part.name, outcome.status) == ("first", "timed out")
+    (part,) = json.loads((tmp_path / "results.json").read_text())["parts"]
+    assert any(record["name"] == "given" for record in part["records"])
 
 
 def test_parts_after_the_one_of_the_bounds_are_given_them(tmp_path: Path) -> None:
