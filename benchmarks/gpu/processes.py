@@ -57,7 +57,7 @@ class PartInterruptedError(Exception):
     def __init__(self, outcome: Outcome) -> None:
         super().__init__(outcome.part.name)
         self.outcome = outcome
-        """What the part had found."""
+        """Outcome of the part as far as it went."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
