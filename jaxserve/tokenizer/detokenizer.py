@@ -149,3 +149,7 @@ class TextOffsets:
             offsets.append(self._offset)
             self._offset += len(self._state.push(token_id))
         return offsets
+
+    def ends_at(self, offset: int) -> bool:
+        """Return True if the text so far ends at `offset`, and not inside a character."""
+        return self._offset == offset and not self._state.is_inside_character

@@ -40,6 +40,11 @@ class TextState:
         """Return U+FFFD if the text ends inside a character, else an empty text."""
         return self._decoder.decode(b"", final=True)
 
+    @property
+    def is_inside_character(self) -> bool:
+        """True if the tokens so far end inside a character, whose text comes with a later one."""
+        return bool(self._decoder.getstate()[0])
+
     def skip_prompt(self, token_ids: Sequence[int]) -> None:
         """Continue after these tokens without returning their text; only their end is read.
 

@@ -117,7 +117,7 @@ class OutputDelta:
     prompt: PromptTokens = field(default_factory=PromptTokens)
     """Tokens of the prompt, in the first delta of a choice, if their log-probabilities were requested."""
     token_ids: Sequence[int] = ()
-    """Ids of the tokens whose text was sent, if they were requested; `tokens` are then the same ones."""
+    """Ids of the tokens that no stop string can cut off any more, if they were requested; `tokens` are then the same ones."""
     routed_experts: np.ndarray | None = None
     """Experts `[tokens, layers, top_k]` of all tokens that were computed, in the last delta of a choice, if requested."""
 
@@ -190,21 +190,26 @@ class ChoiceStream:
             min_tokens=self.request.sampling.min_tokens,
         )
         if options.returns_token_ids:
-            offsets = TextOffsets(
-                tokenizer,
-                self.request.prompt_token_ids,
-                skip_special_tokens=options.skip_special_tokens,
-                shown_token_ids=options.spec.shown_token_ids,
-            )
-            self._sent = SentTokens(offsets)
+            self._sent = SentTokens(self._text_offsets(tokenizer) if any(options.stop) else None)
         self._parser = options.spec.new_parser()
+
+    def _text_offsets(self, tokenizer: Tokenizer) -> TextOffsets:
+        return TextOffsets(
+            tokenizer,
+            self.request.prompt_token_ids,
+            skip_special_tokens=self._options.skip_special_tokens,
+            shown_token_ids=self._options.spec.shown_token_ids,
+        )
 
     @property
     def num_prompt_tokens(self) -> int:
         return len(self.request.prompt_token_ids)
 
     def push(self, outputs: list[RequestOutput]) -> OutputDelta | None:
-        """Take outputs in order; return None if none of their text is certain yet. Raises the engine's RequestError."""
+        """Take outputs in order; return None if none of their text is certain yet, nor an id of a token that was requested.
+
+        Raises the engine's RequestError.
+        """
         texts = []
         for output in outputs:
             self.num_cached_tokens = output.num_cached_tokens
@@ -239,9 +244,9 @@ class ChoiceStream:
             if output.finish_reason is not None:
                 return self._end(output, texts, output.finish_reason, output.stop_token_id)
         text = "".join(texts)
-        if not (text if self._parser is None else self._events):
-            return None
-        return self._take_delta(text)
+        has_text = bool(text if self._parser is None else self._events)
+        has_ids = self._sent is not None and self._sent.has_released
+        return self._take_delta(text) if has_text or has_ids else None
 
     def _count_weights(self, output: RequestOutput) -> None:
         if output.token_ids:

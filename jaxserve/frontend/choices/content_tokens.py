@@ -56,23 +56,38 @@ def _clamp(logprob: float) -> float:
 
 
 class SentTokens:
-    """Holds tokens back until a character of their text is sent: a stop string that is cut off takes its tokens along."""
+    """Holds tokens back while a stop string may still cut off their text: it takes its tokens along.
 
-    def __init__(self, offsets: TextOffsets) -> None:
+    A token is released with the first character of its text; one without text, as soon as all text before it is sent.
+    """
+
+    def __init__(self, offsets: TextOffsets | None) -> None:
+        """offsets: None if the request has no stop string; then no token is held back."""
         self._offsets = offsets
         self._waiting: deque[tuple[int, ScoredToken]] = deque()
-        """Tokens with the number of characters before their text."""
+        """Tokens with the number of characters that must be sent before or with them."""
         self._num_chars = 0
 
     def push(self, tokens: Sequence[ScoredToken], num_chars: int) -> None:
         """Add the next tokens and the number of characters that are sent from now on."""
-        self._waiting.extend(zip(self._offsets.push([token.token_id for token in tokens]), tokens, strict=True))
+        self._waiting.extend((self._num_chars_needed(token), token) for token in tokens)
         self._num_chars += num_chars
+
+    def _num_chars_needed(self, token: ScoredToken) -> int:
+        if self._offsets is None:
+            return 0
+        (offset,) = self._offsets.push([token.token_id])
+        return offset if self._offsets.ends_at(offset) else offset + 1
+
+    @property
+    def has_released(self) -> bool:
+        """True if `take` returns some."""
+        return bool(self._waiting) and self._waiting[0][0] <= self._num_chars
 
     def take(self, *, is_all: bool) -> list[ScoredToken]:
         """Return the tokens released since the last call. is_all: no stop string cut the text, so all of them are."""
         taken = []
-        while self._waiting and (is_all or self._waiting[0][0] < self._num_chars):
+        while self.has_released or (is_all and self._waiting):
             taken.append(self._waiting.popleft()[1])
         return taken
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
+from aiohttp import ClientResponse
 
 from jaxserve.frontend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 from jaxserve.frontend.parsers.output_format import OutputFormat
@@ -77,6 +79,79 @@ async def test_parts_of_characters_and_the_token_that_ended_the_text_are_returne
     assert plain["prompt_token_ids"] == chunks[0]["prompt_token_ids"]
     assert len(plain["prompt_token_ids"]) == plain["usage"]["prompt_tokens"]
     assert not any("prompt_token_ids" in chunk for chunk in chunks[1:])
+
+
+async def next_event(response: ClientResponse) -> dict[str, Any]:
+    event = await asyncio.wait_for(response.content.readuntil(b"\n\n"), 60)
+    return json.loads(event.removeprefix(b"data: "))
+
+
+async def chunks_of(api: Api, path: str, body: dict[str, Any], groups: list[list[list[int]]]) -> list[dict[str, Any]]:
+    """Return the choices of a stream: each group of outputs is sent once the chunk of the group before it was read."""
+    chunks: list[dict[str, Any]] = []
+    posted = asyncio.create_task(api.http.post(path, json=body | {"stream": True}))
+    request = await api.engine.added()
+    for group in groups:
+        for step in group:
+            api.engine.output(request, step, **({"finish_reason": "length"} if step is groups[-1][-1] else {}))
+            await api.engine.is_heard()
+        num_read = len(chunks)
+        while len(chunks) == num_read:
+            (choice,) = (await next_event(await posted))["choices"]
+            if "role" not in choice.get("delta", ()):
+                chunks.append(choice)
+    async with await posted as response:
+        assert await response.read() == b"data: [DONE]\n\n"
+    return chunks
+
+
+async def ids_of_each_step(api: Api, path: str, body: dict[str, Any], steps: list[list[int]]) -> list[list[int]]:
+    """Return the ids of each chunk; there is one for each step, before the next step."""
+    chunks = await chunks_of(api, path, body, [[step] for step in steps])
+    if body.get("logprobs"):
+        assert [len(chunk["logprobs"]["content"]) for chunk in chunks] == list(map(len, steps))
+    return [chunk["token_ids"] for chunk in chunks]
+
+
+@pytest.mark.parametrize("stop", [None, "two"])
+async def test_ids_of_tokens_without_text_leave_at_once(api: Api, messages: list[Any], stop: str | None) -> None:
+    steps = [[EOS], [EOS, EOS], ids(api, "ab"), [EOS], ids(api, "c")]
+    body = {"messages": messages, "return_token_ids": True, "logprobs": True, "stop": stop}
+    assert await ids_of_each_step(api, CHAT, body, steps) == steps
+    body = {"prompt": "x", "max_tokens": 20, "return_token_ids": True, "stop": stop}
+    assert await ids_of_each_step(api, TEXT, body, steps) == steps
+
+
+async def test_ids_leave_while_a_parser_holds_their_text_back(tokenizer: Tokenizer, messages: list[Any]) -> None:
+    form = OutputFormat(TOOL_FORMATS["hermes"], REASONING_FORMATS["qwen3"])
+    async with running_api(tokenizer, output_format=form) as api:
+        steps = [[token] for token in ids(api, "<think>h€</think>y")]
+        body = {"messages": messages, "return_token_ids": True}
+        assert await ids_of_each_step(api, CHAT, body, steps) == steps
+
+
+async def test_ids_inside_a_possible_stop_string_leave_with_its_text(api: Api) -> None:
+    one, t, w, e = ([token] for token in ids(api, "1twe"))
+    body = {"prompt": "x", "max_tokens": 20, "stop": "two", "return_token_ids": True}
+    chunks = await chunks_of(api, TEXT, body, [[one], [t, [EOS], w, e]])
+    assert [chunk["token_ids"] for chunk in chunks] == [one, [*t, EOS, *w, *e]]
+
+
+async def test_stop_string_takes_the_tokens_inside_it_but_none_before_it(api: Api) -> None:
+    steps = [[EOS], *([token] for token in ids(api, "a")), [EOS], [ids(api, "t")[0], EOS], ids(api, "wo")]
+    body = {"prompt": "x", "max_tokens": 20, "stop": "two", "return_token_ids": True}
+    plain, chunks = await both(api, TEXT, body, steps)
+    assert plain["choices"][0]["text"] == "a"
+    assert plain["choices"][0]["token_ids"] == [EOS, *ids(api, "a"), EOS] == streamed_ids(chunks)
+
+
+async def test_stream_without_ids_has_no_chunk_without_text(api: Api, messages: list[Any]) -> None:
+    euro = ids(api, "€")
+    groups = [[[EOS], ids(api, "a")], [[EOS], euro[:2], euro[2:]], [[EOS, *ids(api, "b")]]]
+    for path, body in ((TEXT, {"prompt": "x", "max_tokens": 9, "logprobs": 0}), (CHAT, {"messages": messages})):
+        choices = await chunks_of(api, path, body, groups)
+        texts = [choice["text"] if path == TEXT else choice["delta"]["content"] for choice in choices]
+        assert texts == ["a", "€", "b"]
 
 
 async def test_each_choice_has_the_ids_of_its_own_prompt(api: Api) -> None:
