@@ -190,16 +190,14 @@ class ChoiceStream:
             min_tokens=self.request.sampling.min_tokens,
         )
         if options.returns_token_ids:
-            self._sent = SentTokens(self._text_offsets(tokenizer) if any(options.stop) else None)
+            offsets = TextOffsets(
+                tokenizer,
+                self.request.prompt_token_ids,
+                skip_special_tokens=options.skip_special_tokens,
+                shown_token_ids=options.spec.shown_token_ids,
+            )
+            self._sent = SentTokens(offsets if any(options.stop) else None)
         self._parser = options.spec.new_parser()
-
-    def _text_offsets(self, tokenizer: Tokenizer) -> TextOffsets:
-        return TextOffsets(
-            tokenizer,
-            self.request.prompt_token_ids,
-            skip_special_tokens=self._options.skip_special_tokens,
-            shown_token_ids=self._options.spec.shown_token_ids,
-        )
 
     @property
     def num_prompt_tokens(self) -> int:
