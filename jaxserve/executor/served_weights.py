@@ -157,7 +157,6 @@ class ServedWeights:
             self._copies = ()
             self._runner.params = jax.block_until_ready(params)
             self._state.renew()
-            self._state.provide_memory()
 
         return install
 

@@ -143,6 +143,7 @@ class DeviceState:
         self._copy = {(program.kind, program.num_pages): compiled for program, compiled in executables.items()}
         self.arrays = self._new_arrays()
         self._provider: native.MemoryProvider | None = None
+        self._provides_memory = False
 
     def _new_arrays(self) -> StateArrays:
         """Zeroed, because a masked NaN in the pool would still poison a sum."""
@@ -160,8 +161,12 @@ class DeviceState:
         )
 
     def provide_memory(self) -> None:
-        """Have the system provide all memory of the cache in the background, until `release`; returns at once."""
-        if self._shapes.backend in NATIVE:
+        """Have the system provide all memory of the cache in the background; returns at once.
+
+        `release` ends it, and `renew` begins again with the new arrays.
+        """
+        self._provides_memory = self._shapes.backend in NATIVE
+        if self._provides_memory:
             self._provider = native.MemoryProvider(jax.tree.leaves(self.arrays.cache))
 
     def init_slots(self, inits: Sequence[SlotInit], masks: Sequence[Mask]) -> None:
@@ -236,3 +241,5 @@ class DeviceState:
         """Replace the arrays by zeroed ones. The old ones go first: there is no memory for two pools."""
         self.release()
         self.arrays = self._new_arrays()
+        if self._provides_memory:
+            self.provide_memory()

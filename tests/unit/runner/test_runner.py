@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -86,21 +85,22 @@ class ZeroState(DeviceState):
 
 
 class CheckedProvider:
-    """Stands for the thread that touches memory: it must be stopped while the arrays exist."""
+    """Stands for the thread that touches memory."""
 
     def __init__(self, arrays: list[jax.Array]) -> None:
         self.arrays = arrays
         self.num_stops = 0
+        self.is_stopped_in_time = False
+        """True once it was stopped while the arrays existed."""
 
     def stop(self) -> None:
         self.num_stops += 1
-        assert not any(array.is_deleted() for array in self.arrays)
+        self.is_stopped_in_time = not any(array.is_deleted() for array in self.arrays)
 
 
-@pytest.mark.parametrize("end", [DeviceState.release, DeviceState.renew])
-def test_memory_is_no_longer_provided_once_arrays_are_given_back(
-    monkeypatch: pytest.MonkeyPatch, end: Callable[[DeviceState], None]
-) -> None:
+@pytest.fixture
+def providers(monkeypatch: pytest.MonkeyPatch) -> list[CheckedProvider]:
+    """Return the providers that a test makes, in order."""
     made: list[CheckedProvider] = []
 
     def make(arrays: list[jax.Array]) -> CheckedProvider:
@@ -108,13 +108,42 @@ def test_memory_is_no_longer_provided_once_arrays_are_given_back(
         return made[-1]
 
     monkeypatch.setattr(native, "MemoryProvider", make)
+    return made
+
+
+def test_memory_is_no_longer_provided_once_arrays_are_given_back(providers: list[CheckedProvider]) -> None:
     state = ZeroState(StateShapes(None, 0, 0, backend="native"))
     arrays = jax.tree.leaves(state.arrays.cache)
     state.provide_memory()
-    end(state)
-    end(state)
-    assert [provider.num_stops for provider in made] == [1]
-    assert made[0].arrays == arrays and all(array.is_deleted() for array in arrays)
+    state.release()
+    state.release()
+    assert [(provider.num_stops, provider.is_stopped_in_time) for provider in providers] == [(1, True)]
+    assert providers[0].arrays == arrays and all(array.is_deleted() for array in arrays)
+
+
+def test_memory_of_renewed_arrays_is_provided_if_that_of_the_first_was(providers: list[CheckedProvider]) -> None:
+    state = ZeroState(StateShapes(None, 0, 0, backend="native"))
+    state.renew()
+    assert not providers, "no engine is ready yet"
+    state.provide_memory()
+    first = jax.tree.leaves(state.arrays.cache)
+    state.renew()
+    assert [provider.num_stops for provider in providers] == [1, 0] and providers[0].is_stopped_in_time
+    assert [provider.arrays for provider in providers] == [first, jax.tree.leaves(state.arrays.cache)]
+    state.release()  # sleep
+    assert [provider.num_stops for provider in providers] == [1, 1]
+    state.renew()
+    assert [provider.num_stops for provider in providers] == [1, 1, 0]
+
+
+@pytest.mark.parametrize("fails_at", ["submit", "result"])
+def test_memory_of_the_pool_after_a_failed_step_is_provided(providers: list[CheckedProvider], fails_at: str) -> None:
+    state = ZeroState(StateShapes(None, 0, 0, backend="native"))
+    runner = Runner(GENERATION, (), state, {PROGRAM: CountingStep(fails_at, failing_step=0)})
+    state.provide_memory()
+    with pytest.raises(RuntimeError, match="unhappy"):
+        tokens(runner)
+    assert [provider.arrays for provider in providers[1:]] == [jax.tree.leaves(state.arrays.cache)]
 
 
 def new_runner(step: CountingStep) -> Runner[StepPlan, StepResult]:
