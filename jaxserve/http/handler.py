@@ -158,6 +158,11 @@ async def _stream(http: web.Request, route: Route, reply: Generated) -> web.Stre
     frames = await frames_that_repeat(formatter.opening(), is_large=is_large)
 
     held: list[OutputDelta] = []
+    unshown = set(range(len(handle.choices))) if is_large else set()
+    """Choices whose first delta was not formatted yet: it may repeat the prompt of a large body."""
+
+    def takes_long(delta: OutputDelta) -> bool:
+        return len(delta.prompt) > 1 or delta.index in unshown
 
     def framed(deltas: list[OutputDelta]) -> list[bytes]:
         counts = handle.counts() if reply.has_continuous_usage else None
@@ -165,8 +170,9 @@ async def _stream(http: web.Request, route: Route, reply: Generated) -> web.Stre
 
     def show(outputs: list[RequestOutput]) -> bool:
         deltas = handle.deltas(outputs)
-        if any(len(delta.prompt) > 1 for delta in deltas):
+        if any(map(takes_long, deltas)):
             held.extend(deltas)
+            unshown.difference_update(delta.index for delta in deltas)
             return False
         frames.extend(framed(deltas))
         if events.has_space and frames and not handle.is_finished:
@@ -178,7 +184,7 @@ async def _stream(http: web.Request, route: Route, reply: Generated) -> web.Stre
         while not handle.is_finished:
             if not await handle.consume(show, http.app[STATE].keep_alive_s):
                 frames.append(ping)
-            if held:  # the scores of a prompt, which take long to format
+            if held:  # prompts, or their scores, which take long to format
                 frames += await asyncio.to_thread(framed, held)
                 held.clear()
             events.add_headers(_version_header(handle))

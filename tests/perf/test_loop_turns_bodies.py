@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from jaxserve.http import inputs
+from jaxserve.http import handler, inputs
 from jaxserve.ipc.messages import EmbeddingInfo, Ready
 from jaxserve.tokenizer.tokenizer import Tokenizer
 from tests.perf.test_loop_turns import MAX_CALLS, TOKEN_OF_A, TurnCounts
@@ -155,3 +155,41 @@ async def test_body_of_many_values_is_served_beside_the_event_loop(
         turns, _ = await answered(api, *case, status=200)
         await serving
     assert turns.most < MAX_CALLS and not on_loop, f"{turns.most} calls in one of {turns.num_turns} turns"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+async def test_ids_of_long_prompts_are_streamed_beside_the_event_loop(
+    tokenizer: Tokenizer, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_loop: list[int] = []
+    encode = handler.frame
+
+    def watched(chunk: Any, *args: Any) -> bytes:
+        data = encode(chunk, *args)
+        if threading.current_thread() is threading.main_thread():
+            on_loop.append(len(data))
+        return data
+
+    monkeypatch.setattr(handler, "frame", watched)
+    content = {"messages": [{"role": "user", "content": "x y " * 10_000}]}
+    prompt = content if "chat" in path else {"prompt": [[TOKEN_OF_A] * 20_000, [TOKEN_OF_A] * 30_000]}
+    body = prompt | {"n": 2, "return_token_ids": True, "max_tokens": 3, "stream": True}
+    async with running_api(tokenizer, max_body_size=MAX_BYTES, max_model_len=1 << 20) as api:
+
+        async def serve() -> None:
+            requests = [await api.engine.added() for _ in range(2 if "chat" in path else 4)]
+            for token_ids, finish_reason in (([TOKEN_OF_A], None), ([TOKEN_OF_A] * 2, "length")):
+                for request in requests:
+                    api.engine.output(request, token_ids, finish_reason=finish_reason)
+                await api.engine.is_heard()
+
+        serving = asyncio.create_task(serve())
+        async with api.http.post(path, json=body) as response:
+            text = await response.text()
+        await serving
+    chunks = [json.loads(line) for line in text.replace("data: ", "").split("\n\n")[:-2]]
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    prompts = [len(each["prompt_token_ids"]) for each in (*chunks, *choices) if "prompt_token_ids" in each]
+    assert prompts == [20_000] * 2 + [30_000] * 2 if "prompt" in prompt else prompts[0] > 10_000
+    assert [sum(len(c.get("token_ids", ())) for c in choices if c["index"] == i) for i in range(2)] == [3, 3]
+    assert all(size < 1000 for size in on_loop), on_loop

@@ -53,6 +53,9 @@ MAX_UNANSWERED: Final = 1024
 MAX_TOKENS_AT_ONCE: Final = 256
 """Tokens, or log-probabilities, of a message that are handled in one turn of the event loop."""
 
+MAX_SENT_IDS: Final = 1 << 16
+"""Token ids of prompts after which another turn of the event loop begins: encoding so many for the engine takes 0.15 ms."""
+
 
 class Socket(Protocol):
     """A message pipe to the engine; `ipc.transport.ClientSocket` in production. Its maker closes it."""
@@ -151,8 +154,14 @@ class EngineConnection:
         """Send and receive until cancelled. A connection that breaks counts as a dead engine."""
 
         async def send() -> None:
+            num_ids = 0
             while True:
-                await self._socket.send(await self._outbox.get())
+                message = await self._outbox.get()
+                await self._socket.send(message)
+                num_ids += len(message.prompt_token_ids) if isinstance(message, AddRequest) else 0
+                if num_ids > MAX_SENT_IDS:
+                    num_ids = 0
+                    await asyncio.sleep(0)  # other work of the event loop comes between two long prompts
 
         async def receive() -> None:
             while True:

@@ -15,6 +15,7 @@ from jaxserve.errors import InvalidRequestError, RateLimitError, StartupError, U
 from jaxserve.frontend.engine_client import watch as watch_module
 from jaxserve.frontend.engine_client.client import EngineClient
 from jaxserve.frontend.engine_client.commands import MAX_COMMANDS
+from jaxserve.frontend.engine_client.connection import MAX_SENT_IDS
 from jaxserve.frontend.engine_client.output_stream import OutputStream
 from jaxserve.frontend.engine_client.watch import STALL_LOOKS, EngineWatch
 from jaxserve.frontend.peers import PeerProcesses
@@ -135,6 +136,35 @@ async def test_a_command_ends_with_its_own_answer(api: Api) -> None:
         api.engine.say(CommandDone(command_id, ErrorInfo("InvalidRequestError", f"no, {command_id}")))
     with pytest.raises(InvalidRequestError, match="no, 0"):
         await commands[0]
+
+
+async def test_each_of_many_long_prompts_is_sent_in_its_own_turn(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = 0
+    sent_in: list[int] = []
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async def note_turn(message: ToEngine) -> None:
+        sent_in.append(turns)
+        await send(message)
+
+    send = api.engine.send
+    monkeypatch.setattr(api.engine, "send", note_turn)
+    long, short = [1] * (MAX_SENT_IDS + 1), [1]
+    counting = asyncio.create_task(count_turns())
+    for prompt in (short, long):
+        sent_in.clear()
+        requests = [AddRequest(RequestId(f"{len(prompt)}-{i}"), prompt, EngineSamplingParams()) for i in range(4)]
+        with api.client.submit(requests):
+            assert [(await api.engine.added()).request_id for _ in requests] == [each.request_id for each in requests]
+        assert len(set(sent_in[:4])) == (1 if prompt is short else 4), sent_in
+        for _ in requests:
+            await api.engine.was_aborted()
+    counting.cancel()
 
 
 async def test_broken_connection_counts_as_a_dead_engine() -> None:
