@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Final
 
 import msgspec
@@ -14,7 +15,7 @@ from msgspec import Meta
 
 from jaxserve.frontend.choices.choice_stream import ChoiceStream, OutputDelta
 from jaxserve.frontend.encode import RequestNotes
-from jaxserve.frontend.engine_client.output_stream import Consumer, OutputStream
+from jaxserve.frontend.engine_client.output_stream import Consumer, OutputStream, PromptPages
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.reply_budget import num_routed_tokens
 from jaxserve.ipc.messages import AddRequest, ModelInfo, RequestOutput
@@ -83,10 +84,13 @@ class RequestHandle:
         *,
         notes: RequestNotes,
         inputs: Sequence[object] = (),
+        pages: PromptPages = MappingProxyType({}),
     ) -> None:
-        """inputs: images and embeddings of the prompts; their memory counts as long as this handle."""
+        """inputs: images and embeddings of the prompts; their memory counts as long as this handle. pages: as for
+        `EngineClient.submit`."""
         self.notes = notes
         self._inputs = inputs
+        self._pages = pages
         self.choices = choices
         self.model_info = model_info
         self._num_choices_per_prompt = num_choices_per_prompt
@@ -116,7 +120,7 @@ class RequestHandle:
                 self._frontend.replies.reserved(self.requests, 0 if routed is None else routed.token_bytes)
             )
             stack.callback(self._record_end)
-            self._outputs = stack.enter_context(self._frontend.client.submit(self.requests))
+            self._outputs = stack.enter_context(self._frontend.client.submit(self.requests, self._pages))
             for choice in self.choices:
                 choice.open(self._frontend.tokenization.tokenizer)
             self._exit = stack.pop_all()

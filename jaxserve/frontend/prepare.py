@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from functools import partial
+from typing import Final
 
 from jaxserve.errors import invalid
 from jaxserve.frontend.choices.choice_stream import ChoiceStream, OutputOptions
 from jaxserve.frontend.encode import EncodedRequest, encode_request
+from jaxserve.frontend.engine_client.output_stream import PromptPages
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.grammar import grammar_of
 from jaxserve.frontend.handle import RequestHandle
@@ -20,8 +23,12 @@ from jaxserve.frontend.routed_experts import check_size, require_routed_experts
 from jaxserve.frontend.sampling import child_seed, sampling_params
 from jaxserve.ipc.messages import AddRequest, ModelInfo
 from jaxserve.ipc.routed_experts import RoutedExpertsInfo
+from jaxserve.routing.request import prompt_hashes
 from jaxserve.tenants import HTTP_REQUEST_ID, TENANT
 from jaxserve.types import RequestId
+
+_TOKENS_HASHED_ON_LOOP: Final = 4096
+"""Tokens of prompts whose pages are hashed on the event loop: a third of a millisecond."""
 
 
 async def prepare(frontend: Frontend, request: GenerationRequest) -> RequestHandle:
@@ -79,7 +86,23 @@ async def prepare(frontend: Frontend, request: GenerationRequest) -> RequestHand
             choices.append(ChoiceStream(len(choices), add, options, frontend.metrics))
     frontend.metrics.observe("request_params_n", request.n)
     inputs = (images, *embeds.values())
-    return RequestHandle(choices, request.n, model_info, frontend, notes=encoded.notes, inputs=inputs)
+    pages = await _prompt_pages(frontend, [choice.request for choice in choices[:: request.n]], model_info.block_size)
+    return RequestHandle(choices, request.n, model_info, frontend, notes=encoded.notes, inputs=inputs, pages=pages)
+
+
+async def _prompt_pages(frontend: Frontend, requests: Sequence[AddRequest], block_size: int) -> PromptPages:
+    """Return the pages of prompts by which they are routed, hashed in a thread; none if that is short work, or needless."""
+    num_tokens = sum(len(request.prompt_token_ids) for request in requests)
+    if not frontend.client.hashes_pages or num_tokens <= _TOKENS_HASHED_ON_LOOP:
+        return {}
+
+    def hash_all() -> PromptPages:
+        return {
+            id(each.prompt_token_ids): prompt_hashes(each.prompt_token_ids, block_size, each.cache_salt, each.adapter)
+            for each in requests
+        }
+
+    return await frontend.tokenization.call(hash_all)
 
 
 def _check_logprobs_mode(request: GenerationRequest, info: ModelInfo) -> None:

@@ -193,3 +193,17 @@ async def test_ids_of_long_prompts_are_streamed_beside_the_event_loop(
     assert prompts == [20_000] * 2 + [30_000] * 2 if "prompt" in prompt else prompts[0] > 10_000
     assert [sum(len(c.get("token_ids", ())) for c in choices if c["index"] == i) for i in range(2)] == [3, 3]
     assert all(size < 1000 for size in on_loop), on_loop
+
+
+async def test_pages_of_long_prompts_are_hashed_beside_the_event_loop(tokenizer: Tokenizer) -> None:
+    prompts = [[TOKEN_OF_A + i] * 160_000 for i in range(2)]
+    async with running_api(tokenizer, max_body_size=MAX_BYTES, max_model_len=1 << 20, num_replicas=2) as api:
+
+        async def serve() -> None:
+            for _ in prompts:
+                api.engine.output(await api.engine.added(), [TOKEN_OF_A], finish_reason="length")
+
+        serving = asyncio.create_task(serve())
+        turns, _ = await answered(api, "/v1/completions", {"prompt": prompts, "max_tokens": 1}, status=200)
+        await serving
+    assert turns.most < MAX_CALLS, f"{turns.most} calls in one of {turns.num_turns} turns"

@@ -196,6 +196,7 @@ async def running_api(
     tracing: Tracing | None = None,
     others: Mapping[str, ScriptedEngine] = MappingProxyType({}),
     max_body_size: int = MAX_BODY_SIZE,
+    num_replicas: int = 1,
     prompt_embeds: PromptEmbedsInfo | None = None,
     routed_experts: RoutedExpertsInfo | None = None,
 ) -> AsyncIterator[Api]:
@@ -215,6 +216,7 @@ async def running_api(
         stall_timeout_s=60.0,
         peers=ALONE,
         on_progress=note,
+        num_replicas=num_replicas,
     )
     with tokenization() as tokens:
         tokens.install(tokenizer, output_format or OutputFormat())

@@ -11,13 +11,14 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from functools import partial
+from types import MappingProxyType
 
 from jaxserve.errors import StartupError, UnavailableError
 from jaxserve.frontend.adapters import AdapterNames
 from jaxserve.frontend.engine_client.admission import Admission
 from jaxserve.frontend.engine_client.connection import LOADING, EngineConnection, Socket
 from jaxserve.frontend.engine_client.engines import Engines
-from jaxserve.frontend.engine_client.output_stream import OutputStream
+from jaxserve.frontend.engine_client.output_stream import OutputStream, PromptPages
 from jaxserve.frontend.engine_client.requeue import RequeuedRequests
 from jaxserve.frontend.engine_client.routed_requests import RoutedRequests
 from jaxserve.frontend.peers import PeerProcesses
@@ -64,6 +65,8 @@ class EngineClient:
             self.engines.on_ready, self.engines.end_waiting = self._ledger.resubmit, self._ledger.end_waiting
         else:
             self._ledger = RoutedRequests(self.engines, Router(policy or LeastTokens()), metrics, max_sequences)
+        self.hashes_pages = num_replicas > 1
+        """True if requests are routed by the pages of their prompts."""
         self.failure: str | None = None
         """The reason why no engine will follow; None if one runs, or may."""
         self._is_draining = False
@@ -128,14 +131,14 @@ class EngineClient:
         """Return the model's info. Raises UnavailableError while the engine loads, drains or is dead."""
         return self._require_models()[0]
 
-    def submit(self, requests: Sequence[AddRequest]) -> OutputStream:
+    def submit(self, requests: Sequence[AddRequest], pages: PromptPages = MappingProxyType({})) -> OutputStream:
         """Return the outputs of `requests`, which are submitted when it is entered.
 
-        Each request gets exactly one output with a `finish_reason`.
+        pages: of prompts that were hashed before; those of others are hashed here if `hashes_pages`. Each request gets exactly one output with a `finish_reason`.
         """
         self._require_alive()
         self.engines.require_one()
-        return OutputStream(self._ledger, requests)
+        return OutputStream(self._ledger, requests, pages)
 
     async def command(self, name: CommandName, options: CommandOptions | None = None) -> EngineState:
         """Run a command of the operator in every engine; returns the state of the first. Raises RequestError if one

@@ -11,17 +11,20 @@ one turn of the event loop does for a stream is bounded however much has gathere
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, Protocol, TypeAlias
 
 import msgspec
 
 from jaxserve.ipc.messages import AddRequest, RequestOutput
-from jaxserve.types import RequestId
+from jaxserve.types import BlockHash, RequestId
 
 Consumer = Callable[[list[RequestOutput]], bool]
 """Takes outputs, oldest first; returns True if it can take more at once."""
 
+PromptPages: TypeAlias = Mapping[int, tuple[BlockHash, ...]]
+"""Hashes of the pages of prompts, by the identity (`id`) of their lists of token ids."""
 
 MAX_OUTPUTS: Final = 16
 """Outputs that a consumer gets at once."""
@@ -40,7 +43,11 @@ class Submitter(Protocol):
 class OutputStream:
     """The outputs of some engine requests. Use as a context manager: entering submits them, leaving aborts the rest."""
 
-    def __init__(self, submitter: Submitter, requests: Sequence[AddRequest]) -> None:
+    def __init__(
+        self, submitter: Submitter, requests: Sequence[AddRequest], pages: PromptPages = MappingProxyType({})
+    ) -> None:
+        """pages: of prompts that are too long to be hashed on the event loop."""
+        self.pages = pages
         self._submitter = submitter
         self._requests = requests
         self._open = {request.request_id for request in requests}

@@ -9,18 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from jaxserve.errors import JaxserveError, RateLimitError, UnavailableError
 from jaxserve.frontend.engine_client.connection import LOADING
 from jaxserve.frontend.engine_client.engines import Engines
-from jaxserve.frontend.engine_client.output_stream import OutputStream
+from jaxserve.frontend.engine_client.output_stream import OutputStream, PromptPages
 from jaxserve.ipc.messages import AddRequest, ModelInfo, RequestOutput
 from jaxserve.metrics import Metrics
 from jaxserve.routing.replica import ReplicaId, Route
-from jaxserve.routing.request import ReplyLengths, RouteRequest, page_hashes
+from jaxserve.routing.request import ReplyLengths, RouteRequest, prompt_hashes
 from jaxserve.routing.router import Router
-from jaxserve.types import BlockHash, RequestId
+from jaxserve.types import RequestId
 
 
 @dataclass(slots=True)
@@ -117,7 +115,7 @@ class RoutedRequests:
         ready = {_id_of(replica): replica for replica in self._engines.ready()}
         if not ready:
             raise UnavailableError(LOADING)
-        wanted = self._route_request(group[0])
+        wanted = self._route_request(group[0], stream.pages)
         free = {replica_id for replica_id, replica in ready.items() if self._has_room(replica, len(group))}
         ranked = [replica.replica_id for replica in self._router.rank(wanted, free or set(ready))]
         chosen = self._attach_first(stream, group, {replica_id: ready[replica_id] for replica_id in ranked})
@@ -146,13 +144,13 @@ class RoutedRequests:
         info, load = self._engines.connections[replica].model_info, self._router.replicas[_id_of(replica)]
         return info is not None and load.num_requests + num_sequences <= self._max_sequences(info)
 
-    def _route_request(self, request: AddRequest) -> RouteRequest:
-        info, tokens = self._engines.models()[0], np.array(request.prompt_token_ids, np.int32)
-        pages: tuple[BlockHash, ...] = ()
-        if info.embedding is None:
-            pages = page_hashes(tokens, info.block_size, request.cache_salt, request.adapter)
+    def _route_request(self, request: AddRequest, known: PromptPages) -> RouteRequest:
+        info, prompt = self._engines.models()[0], request.prompt_token_ids
+        pages = () if info.embedding is not None else known.get(id(prompt))
+        if pages is None:
+            pages = prompt_hashes(prompt, info.block_size, request.cache_salt, request.adapter)
         return RouteRequest(
-            num_prompt_tokens=len(tokens),
+            num_prompt_tokens=len(prompt),
             num_output_tokens=self._lengths.expected(request.sampling.max_tokens),
             pages=pages,
             block_size=info.block_size,

@@ -93,6 +93,15 @@ async def test_requests_spread_and_follow_published_pages() -> None:
             assert (await engine.added()).request_id == "d"
 
 
+async def test_pages_that_were_hashed_before_are_not_hashed_again() -> None:
+    pages = page_hashes(np.array(PREFIX, np.int32), 16)
+    async with fleet() as replicas:
+        replicas.client.engines.note_pages(1, PagesChanged([*pages]))
+        prompt = [7] * len(PREFIX)
+        with replicas.client.submit([add("a", prompt)], {id(prompt): pages}):
+            assert (await replicas.engines[1].added()).request_id == "a"
+
+
 async def test_choices_of_a_prompt_stay_together_and_prompts_spread() -> None:
     shared = [1, 2, 3]
     requests = [add("a0", shared), add("a1", shared), add("b0", [4, 5, 6])]

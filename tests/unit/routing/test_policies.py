@@ -11,7 +11,7 @@ from jaxserve.routing.page_affinity import PageAffinity
 from jaxserve.routing.pages import HeldPages
 from jaxserve.routing.policy import LeastTokens, RoundRobin
 from jaxserve.routing.replica import ReplicaId
-from jaxserve.routing.request import ReplyLengths, RouteRequest, page_hashes
+from jaxserve.routing.request import ReplyLengths, RouteRequest, page_hashes, prompt_hashes
 from jaxserve.routing.router import POLICY_NAMES, PolicyName, Router, make_policy
 from jaxserve.routing.text_prefix import CHUNK_CHARS, TextPrefix
 from jaxserve.types import BlockHash
@@ -194,6 +194,12 @@ def test_page_hashes_are_those_of_the_engine() -> None:
         assert all(manager.pool.find(page) is not None for page in hashes)
         manager.free(table)
     assert len(page_hashes(tokens[:48], 16)) == 2, "the last token is always computed"
+
+
+@pytest.mark.parametrize("length", [0, 1, 17, 65_536, 70_000])
+def test_hashes_of_a_list_are_those_of_its_array(length: int) -> None:
+    prompt = list(range(length))
+    assert prompt_hashes(prompt, 16, "tenant", 2) == page_hashes(np.array(prompt, np.int32), 16, "tenant", 2)
 
 
 def test_text_prefix_follows_the_longest_matching_text() -> None:
