@@ -129,6 +129,12 @@ def test_products_are_those_of_the_tensor_cores_and_weights_come_by_bulk_copies(
     assert "UTMALDG" in built.code.instructions
 
 
+def test_weights_are_read_from_shared_memory_in_wide_words(built: Built) -> None:
+    """Upcast weights are read 128 bits at a time, not a byte or two; others are read by the tensor cores."""
+    assert ("LDS.128" in built.code.instructions) == (built.product.dtype == BF16)
+    assert not re.search(r"LDS\.[US]8", built.code.instructions)
+
+
 def test_the_parts_of_the_result_are_smaller_than_the_weights(built: Built) -> None:
     bits = 4 if built.product.weights == I4 else 8
     assert built.code.temp_bytes < built.product.num_inputs * built.product.num_outputs * bits // 8

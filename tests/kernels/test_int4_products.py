@@ -35,16 +35,18 @@ def test_each_group_is_scaled_by_its_own(num_tokens: int, group: int, dtype: str
     assert (np.abs(np.asarray(found) - x.astype(np.float64) @ wide.T) <= rounding * sizes).all()
 
 
-@pytest.mark.parametrize(("num_tokens", "group", "rows"), [(3, 128, 64), (9, 64, 128)])
-def test_the_kernel_for_hopper_scales_each_group_without_a_race(num_tokens: int, group: int, rows: int) -> None:
+@pytest.mark.parametrize(("num_tokens", "group", "rows", "workers"), [(3, 128, 64, 4), (9, 64, 128, 2)])
+def test_the_kernel_for_hopper_scales_each_group_without_a_race(
+    num_tokens: int, group: int, rows: int, workers: int
+) -> None:
     """With few programs, so that each does parts of several blocks, and few stages, so that each is used again."""
     random = np.random.default_rng(0)
-    num_outputs, num_inputs = 4 * rows, 3 * 128
+    num_outputs, num_inputs = 2 * workers * rows, 3 * 128
     x = random.standard_normal((num_tokens, num_inputs)).astype(ml_dtypes.bfloat16)
     weight = random.integers(-8, 8, (num_outputs, num_inputs)).astype(ml_dtypes.int4)
     scales = random.uniform(-0.1, 0.1, (num_inputs // group, num_outputs)).astype(ml_dtypes.bfloat16)
     wide = weight.astype(np.float64) * scales.T.astype(np.float64).repeat(group, axis=1)
-    sizes = SkinnyTuning(rows=rows, tile=group, stages=2, programs=3)
+    sizes = SkinnyTuning(rows=rows, tile=group, stages=2, programs=3, workers=workers)
     with gpu_interpreter() as has_raced:
         from jaxserve_kernels.matmul.gpu import skinny
 
@@ -68,8 +70,9 @@ def choice(
 
 def test_the_kernel_is_taken_for_few_tokens_on_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "_FIRST_JAX", (0, 0, 0))
-    assert choice(1, 4096, 4096, 128) == SkinnyTuning(rows=64, tile=128, stages=8, programs=132)
-    assert choice(64, 6144, 4096, 128) == SkinnyTuning(rows=128, tile=128, stages=6, programs=132)
+    assert choice(1, 4096, 4096, 128) == SkinnyTuning(rows=64, tile=128, stages=8, programs=132, workers=4)
+    assert choice(64, 6144, 4096, 128) == SkinnyTuning(rows=64, tile=128, stages=6, programs=132, workers=4)
+    assert choice(64, 6144 + 128, 4096, 128) == SkinnyTuning(rows=64, tile=128, stages=8, programs=132)
     assert choice(128, 4096, 14336, 64) == SkinnyTuning(rows=64, tile=64, stages=8, programs=132)
     assert choice(129, 4096, 4096, 128) is None, "too many sums for the registers"
     assert choice(8, 4096, 4096, 32) is None, "too small a group"

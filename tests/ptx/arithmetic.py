@@ -100,6 +100,23 @@ def _halves_subtracted(a: Lanes, b: Lanes) -> Lanes:
     return out
 
 
+def _halves_fused(a: Lanes, b: Lanes, c: Lanes) -> Lanes:
+    exact = _wide_halves(a) * _wide_halves(b) + _wide_halves(c)
+    out: Lanes = exact.astype(ml_dtypes.bfloat16).view(np.uint32)
+    return out
+
+
+def _wide_halves(words: Lanes) -> Lanes:
+    """Return pairs of bfloat16 numbers in float64, subnormal ones as well, which the threads of XLA would make zero."""
+    bits = words.view(np.uint16).astype(np.int32)
+    exponents, digits = bits >> 7 & 0xFF, bits & 0x7F
+    if (exponents == 0xFF).any():
+        raise NotModelled("fma.rn.bf16x2: infinity or NaN")
+    sizes = np.ldexp(np.where(exponents == 0, digits, digits | 0x80).astype(np.float64), np.maximum(exponents, 1) - 134)
+    out: Lanes = np.where(bits >> 15, -sizes, sizes)
+    return out
+
+
 def _pair(dtype: np.dtype) -> Function:
     """Two numbers narrowed into one register; the first argument is the upper half."""
 
@@ -128,8 +145,8 @@ def _funnel_left(low: Lanes, high: Lanes, count: Lanes) -> Lanes:
     return (both << (count & np.uint32(31)).astype(np.uint64) >> np.uint64(32)).astype(np.uint32)
 
 
-_LOGIC = {"(0xf0 & 0xcc) ^ 0xaa": 0x6A}
-"""Table of a function of three bits, by the function's text."""
+_LOGIC = {"(0xf0 & 0xcc) ^ 0xaa": 0x6A, "0x6a": 0x6A}
+"""Table of a function of three bits, by the text of the function or of its table."""
 
 
 def _lop3(instruction: Instruction, source: Source) -> Step:
@@ -256,6 +273,7 @@ TABLE: dict[str, Decoder] = {
     "cvta.param.u64": _each(_identity, "u64", "u64"),
     "prmt.b32": _each(_permuted, "b32", "b32", "b32", "b32"),
     "sub.bf16x2": _each(_halves_subtracted, "b32", "b32", "b32"),
+    "fma.rn.bf16x2": _each(_halves_fused, "b32", "b32", "b32", "b32"),
     "lop3.b32": _lop3,
     **_comparisons(),
     **_conversions(),

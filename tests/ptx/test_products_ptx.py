@@ -20,19 +20,26 @@ from tests.ptx.launch import emulated
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
 
+E4M3 = "float8_e4m3fn"
 SKINNY = [
     (Case(3, 256, 384, padding=5), SkinnyTuning(rows=64, tile=128, stages=3, programs=3)),
-    (Case(7, 512, 256, weights="float8_e4m3fn"), SkinnyTuning(rows=128, tile=128, stages=2, programs=3)),
-    (Case(7, 128, 512, weights="float8_e4m3fn", dtype="float16"), SkinnyTuning(rows=64, tile=64, stages=3, programs=3)),
+    (Case(7, 512, 256, weights=E4M3), SkinnyTuning(rows=128, tile=128, stages=2, programs=3)),
+    (Case(7, 128, 512, weights=E4M3, dtype="float16"), SkinnyTuning(rows=64, tile=64, stages=3, programs=3)),
     (Case(33, 256, 384, dtype="int8"), SkinnyTuning(rows=64, tile=128, stages=2, programs=2)),
     (
-        Case(20, 256, 512, weights="float8_e4m3fn", dtype="float8_e4m3fn"),
+        Case(20, 256, 512, weights=E4M3, dtype=E4M3),
         SkinnyTuning(rows=64, tile=256, stages=2, programs=3),
     ),
 ]
 SKINNY_GROUPED = [
     (ExpertsCase((5,), 256, 512, weights="int4", group=128), SkinnyTuning(rows=64, tile=128, stages=3, programs=3)),
     (ExpertsCase((17,), 512, 192, weights="int4", group=64), SkinnyTuning(rows=128, tile=64, stages=3, programs=3)),
+    (ExpertsCase((9,), 512, 384, weights="int4", group=128), SkinnyTuning(64, 128, stages=3, programs=3, workers=4)),
+    (
+        ExpertsCase((5,), 256, 384, weights="e4m3_groups", group=128),
+        SkinnyTuning(64, 128, stages=2, programs=2, workers=4),
+    ),
+    (ExpertsCase((3,), 128, 256, weights="e4m3_groups", group=64), SkinnyTuning(64, 64, stages=3, programs=3)),
 ]
 WHOLE = [
     (ExpertsCase((3, 0, 9, 20, 5), 128, 128, padding=3), GroupedTuning(64, 64, 64, stages=2, programs=3)),
@@ -46,13 +53,13 @@ WHOLE = [
 SMALL = [
     (ExpertsCase((0, 9, 2, 0), 256, 384, weights="int8", padding=5), GroupedTuning(16, 128, 128, stages=3, programs=3)),
     (ExpertsCase((2, 70), 128, 128, weights="int8", dtype="float16"), GroupedTuning(64, 64, 64, stages=2, programs=3)),
-    (ExpertsCase((5, 0, 40), 128, 256, weights="float8_e4m3fn"), GroupedTuning(64, 64, 128, stages=2, programs=3)),
+    (ExpertsCase((5, 0, 40), 128, 256, weights=E4M3), GroupedTuning(64, 64, 128, stages=2, programs=3)),
     (ExpertsCase((2, 0, 1), 256, 256, weights="int4", padding=6), GroupedTuning(16, 128, 64, stages=2, programs=3)),
     (ExpertsCase((0, 140), 128, 256, weights="int4", group=128), GroupedTuning(128, 64, 128, stages=2, programs=3)),
 ]
 DYNAMIC = [
     (ExpertsCase((0, 9, 2), 128, 256, weights="int8"), GroupedTuning(16, 64, 128, stages=2, programs=3)),
-    (ExpertsCase((9, 20, 0), 128, 256, weights="float8_e4m3fn"), GroupedTuning(16, 64, 128, stages=2, programs=3)),
+    (ExpertsCase((9, 20, 0), 128, 256, weights=E4M3), GroupedTuning(16, 64, 128, stages=2, programs=3)),
 ]
 
 
@@ -69,7 +76,7 @@ def test_a_product_of_few_tokens_equals_the_one_in_float64(case: Case, sizes: Sk
 
 
 @pytest.mark.parametrize(("case", "sizes"), SKINNY_GROUPED, ids=str)
-def test_a_product_with_4_bit_weights_equals_the_one_in_float64(case: ExpertsCase, sizes: SkinnyTuning) -> None:
+def test_a_product_with_weights_in_groups_equals_the_one_in_float64(case: ExpertsCase, sizes: SkinnyTuning) -> None:
     """Compare with the only expert."""
     given = experts.operands(case)
     wanted, magnitudes = experts.expected(case, given)

@@ -28,6 +28,13 @@ class SkinnyTuning:
     """Steps in flight."""
     programs: int
     """Thread blocks that the inputs are split for, where the outputs alone would occupy fewer."""
+    workers: int = 2
+    """Warpgroups of a program that compute: 2, or 4 of at most 64 rows and tokens."""
+
+    @property
+    def block(self) -> int:
+        """Outputs of a program at a time."""
+        return self.workers * self.rows
 
 
 def skinny_tuning(device: str, types: str, num_tokens: int, weight_bytes: int) -> SkinnyTuning | None:

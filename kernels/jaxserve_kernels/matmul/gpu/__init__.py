@@ -17,14 +17,16 @@ Operand = jax.Array | jax.ShapeDtypeStruct
 _DEVICE = "h200"
 """The device whose measurements are taken. Programs are as many as this device has multiprocessors."""
 _FIRST_JAX = (0, 11, 2)
-WORKERS = 2
-"""Warpgroups of a program that compute."""
+_GROUPED_ROWS = 64
+"""Outputs of each worker, for weights in groups."""
 _GROUPS = (64, 128)
 """Inputs that a scale of weights in groups may belong to: a tile's."""
 _GROUPED_TYPES = ((jnp.int4, jnp.bfloat16), (jnp.float8_e4m3fn, jnp.float32))
 """Types of weights and scales in groups."""
 _MOST_GROUPED_TOKENS = 128
 """More would need two sums of more registers than there are."""
+_MOST_TOKENS_OF_FOUR = 64
+"""Tokens for which four workers have enough registers."""
 _MOST_STAGES = 8
 _RING_BYTES = 200_000
 """Bytes that the kernel may use of the 227 KiB of shared memory."""
@@ -55,21 +57,23 @@ def grouped_choice(x: Operand, weight: Operand, scales: Operand) -> SkinnyTuning
         return None
     (num_tokens, num_inputs), num_outputs = x.shape, weight.shape[0]
     group, padded = num_inputs // scales.shape[0], -(-num_tokens // 8) * 8
-    is_wide = 16 < padded <= 64 and num_outputs % 256 == 0
-    rows = 128 if is_wide else 64
+    has_four = padded <= _MOST_TOKENS_OF_FOUR and num_outputs % (4 * _GROUPED_ROWS) == 0
+    workers = 4 if has_four else 2
+    outputs = workers * _GROUPED_ROWS
     is_supported = (
         jax.__version_info__ >= _FIRST_JAX
         and x.dtype == jnp.bfloat16
         and (weight.dtype, scales.dtype) in _GROUPED_TYPES
         and padded <= _MOST_GROUPED_TOKENS
         and group in _GROUPS
-        and num_outputs % (WORKERS * rows) == 0
+        and num_outputs % outputs == 0
     )
     if not is_supported:
         return None
-    bits, outputs = 4 if weight.dtype == jnp.int4 else 8, WORKERS * rows
+    bits = 4 if weight.dtype == jnp.int4 else 8
     stage_bytes = group * (2 * padded + outputs * bits // 8) + outputs * scales.dtype.itemsize
-    return SkinnyTuning(rows, group, min(_MOST_STAGES, _RING_BYTES // stage_bytes), multiprocessors(_NUM_PROGRAMS))
+    stages = min(_MOST_STAGES, _RING_BYTES // stage_bytes)
+    return SkinnyTuning(_GROUPED_ROWS, group, stages, multiprocessors(_NUM_PROGRAMS), workers)
 
 
 def _is_split() -> bool:
@@ -89,6 +93,6 @@ def supports(x: Operand, weight: Operand, tuning: SkinnyTuning) -> bool:
         and x.dtype in (jnp.bfloat16, jnp.float16, weight.dtype)
         and weight.dtype in (jnp.int8, jnp.float8_e4m3fn)
         and x.shape[0] <= TOKENS[-1]
-        and num_outputs % (WORKERS * tuning.rows) == 0
+        and num_outputs % tuning.block == 0
         and num_inputs % tuning.tile == 0
     )

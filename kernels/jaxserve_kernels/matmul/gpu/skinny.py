@@ -1,10 +1,10 @@
-"""Products of few tokens with 8-bit weights for Hopper: the weights are read once, and widened in registers.
+"""Products of few tokens with 8- and 4-bit weights for Hopper: the weights are read once, and upcast in registers.
 
 Activations of the weights' own 8-bit type are multiplied with them as they are.
 
 The result is computed transposed, `out.T = W @ x.T`: outputs, of which there are many, fill the 64 rows that a product
-of the tensor cores has; tokens are its columns, as few as 8. A program has two workers (compute warpgroups, each with
-outputs of its own) and one warpgroup that fetches tiles of weights and activations for both.
+of the tensor cores has; tokens are its columns, as few as 8. A program has two or four workers (compute warpgroups, each with
+outputs of its own) and one warpgroup that fetches tiles of weights and activations for all of them.
 
 The tiles of all outputs, one after the other, are cut into equal shares, one per program (stream-K, arXiv 2301.03598):
 every multiprocessor has as much to read, whatever the shape. A share may begin and end inside of the outputs' row of
@@ -26,14 +26,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Num
 
+from jaxserve_kernels import upcast
 from jaxserve_kernels.hopper import stored, tiled, widened
-from jaxserve_kernels.matmul.gpu import WORKERS
 from jaxserve_kernels.matmul.reference import quantize_rows
 from jaxserve_kernels.matmul.tuning import SkinnyTuning
 
-_FETCHER = WORKERS
-_WORK_REGISTERS, _FETCH_REGISTERS = 232, 40
-"""Per thread: 2 x 128 x 232 + 128 x 40 are just below the 65,536 of a multiprocessor."""
+_REGISTERS = {2: (232, 40), 4: (112, 32)}
+"""Per thread of a worker and of the fetcher, by workers: all that the program's threads begin with (168 and 96 each)."""
 _HARDLY_LARGER = 1.1
 _TOKENS = 8
 """Columns of a product come in eights, those of int8 by int8 in sixteens where they are more than 32."""
@@ -49,11 +48,13 @@ class _Kernel:
     tuning: SkinnyTuning
     is_emulated: bool
     """True if the interpreter runs it."""
+    is_upcast: bool
+    """True if weights are upcast in words, and the inputs of each tile of x permuted for that."""
 
     @property
     def block(self) -> int:
         """Outputs of a program at a time."""
-        return WORKERS * self.tuning.rows
+        return self.tuning.block
 
     @property
     def num_blocks(self) -> int:
@@ -113,7 +114,10 @@ def matmul(
     num_tokens = x.shape[0]
     multiple = 2 * _TOKENS if x.dtype == jnp.int8 and num_tokens > 4 * _TOKENS else _TOKENS
     padded = jnp.pad(x, ((0, -num_tokens % multiple), (0, 0)))
-    kernel = _Kernel(padded.shape[0], weight.shape[1], weight.shape[0], tuning, is_emulated)
+    is_upcast = not is_emulated and upcast.is_supported(x.dtype, weight.dtype)
+    if is_upcast:
+        padded = upcast.permuted(padded, weight.dtype, tuning.tile)
+    kernel = _Kernel(padded.shape[0], weight.shape[1], weight.shape[0], tuning, is_emulated, is_upcast)
     parts = _launch(kernel, padded, weight, *scales)
     is_written = np.arange(len(parts))[:, None] < kernel.num_parts  # (X, blocks)
     by_block = parts.reshape(*is_written.shape, kernel.block, -1)
@@ -130,19 +134,19 @@ def _launch(
         "x_ring": tiled((tuned.stages, kernel.num_tokens, tuned.tile), x.dtype),
         "w_ring": tiled((tuned.stages, kernel.block, tuned.tile), weight.dtype),
         "ready": plgpu.Barrier(num_arrivals=2 + len(scales), num_barriers=tuned.stages),
-        "free": plgpu.Barrier(num_arrivals=WORKERS, num_barriers=tuned.stages),
+        "free": plgpu.Barrier(num_arrivals=tuned.workers, num_barriers=tuned.stages),
     }
     if scales:
         scratch["s_ring"] = plgpu.SMEM((tuned.stages, kernel.block), scales[0].dtype)
     if kernel.is_emulated and x.dtype != weight.dtype:
-        scratch["wide"] = tiled((WORKERS, tuned.rows, tuned.tile), x.dtype)
+        scratch["wide"] = tiled((tuned.workers, tuned.rows, tuned.tile), x.dtype)
     parts = (int(kernel.num_parts.max()), kernel.num_outputs, kernel.num_tokens)
     launch = plgpu.kernel(
         lambda *refs, **scratch_refs: _body(kernel, refs[:-1], refs[-1], scratch_refs),
         out_type=jax.ShapeDtypeStruct(parts, jnp.int32 if x.dtype == jnp.int8 else jnp.float32),
         grid=(pl.cdiv(kernel.num_tiles, kernel.share),),
         grid_names=("program",),
-        num_threads=WORKERS + 1,
+        num_threads=tuned.workers + 1,
         thread_name="warpgroup",
         scratch_types=scratch,
     )
@@ -150,18 +154,19 @@ def _launch(
 
 
 def _body(kernel: _Kernel, operands: tuple[Any, ...], out: Any, scratch: dict[str, Any]) -> None:
-    warpgroup = jax.lax.axis_index("warpgroup")
+    warpgroup, workers = jax.lax.axis_index("warpgroup"), kernel.tuning.workers
+    work_registers, fetch_registers = _REGISTERS[workers]
     first = jax.lax.axis_index("program") * kernel.share
     end = jnp.minimum(first + kernel.share, kernel.num_tiles)
 
-    @pl.when(warpgroup < WORKERS)
+    @pl.when(warpgroup < workers)
     def _() -> None:
-        plgpu.set_max_registers(_WORK_REGISTERS, action="increase")
+        plgpu.set_max_registers(work_registers, action="increase")
         _work(kernel, warpgroup, first, end, out, scratch)
 
-    @pl.when(warpgroup == _FETCHER)
+    @pl.when(warpgroup == workers)
     def _() -> None:
-        plgpu.set_max_registers(_FETCH_REGISTERS, action="decrease")
+        plgpu.set_max_registers(fetch_registers, action="decrease")
         _fetch(kernel, first, end, operands, scratch)
 
 
@@ -169,6 +174,7 @@ def _work(kernel: _Kernel, worker: Any, first: Any, end: Any, out: Any, scratch:
     """Tiles [first, end), block by block."""
     tuned, per_block = kernel.tuning, jnp.int32(kernel.tiles_per_block)
     rows = pl.ds(worker * tuned.rows, tuned.rows)
+    factor = upcast.factor(scratch["w_ring"].dtype) if kernel.is_upcast else 1
 
     def slot_of(tile: Any) -> Any:
         return jax.lax.rem(tile - first, jnp.int32(tuned.stages))
@@ -176,7 +182,9 @@ def _work(kernel: _Kernel, worker: Any, first: Any, end: Any, out: Any, scratch:
     def multiply_tile(tile: Any, accumulator: Any) -> None:
         slot = slot_of(tile)
         x_tile, w_tile = scratch["x_ring"].at[slot], scratch["w_ring"].at[slot, rows]
-        if w_tile.dtype != x_tile.dtype:
+        if kernel.is_upcast:
+            w_tile = upcast.upcast(w_tile)
+        elif w_tile.dtype != x_tile.dtype:
             wide = widened(w_tile, x_tile.dtype)
             w_tile = wide if not kernel.is_emulated else stored(wide, scratch["wide"].at[worker])
         plgpu.wgmma(accumulator, w_tile, x_tile.transpose((1, 0)))
@@ -191,7 +199,7 @@ def _work(kernel: _Kernel, worker: Any, first: Any, end: Any, out: Any, scratch:
 
         plgpu.barrier_wait(scratch["ready"].at[slot_of(tile)])
         by_row = plgpu.Layout.WGMMA.reduce(1)
-        scales = plgpu.load(scratch["s_ring"].at[slot_of(tile), rows], layout=by_row).astype(out.dtype)
+        scales = plgpu.load(scratch["s_ring"].at[slot_of(tile), rows], layout=by_row).astype(out.dtype) * factor
         product = pl.run_scoped(multiply, plgpu.ACC((tuned.rows, kernel.num_tokens), out.dtype))
         plgpu.barrier_arrive(scratch["free"].at[slot_of(tile)])
         return total + product * jax.lax.broadcast_in_dim(scales, product.shape, (0,))
@@ -215,7 +223,7 @@ def _work(kernel: _Kernel, worker: Any, first: Any, end: Any, out: Any, scratch:
             zeros = plgpu.layout_cast(jnp.zeros(shape, out.dtype), plgpu.Layout.WGMMA)
             total = jax.lax.fori_loop(start, stop, add_group, zeros)
         else:
-            total = pl.run_scoped(multiply, plgpu.ACC(shape, out.dtype))
+            total = pl.run_scoped(multiply, plgpu.ACC(shape, out.dtype)) * factor
         out.at[part, outputs][...] = total
 
     jax.lax.fori_loop(jax.lax.div(first, per_block), jax.lax.div(end - 1, per_block) + 1, multiply_block, None)
