@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from aiohttp import ClientResponse
 
+from jaxserve.frontend.choices.choice_stream import ChoiceStream, OutputDelta, OutputOptions
 from jaxserve.frontend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 from jaxserve.frontend.parsers.output_format import OutputFormat
+from jaxserve.ipc.messages import AddRequest, RequestOutput
+from jaxserve.metrics import Metrics
+from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.tokenizer.tokenizer import Tokenizer
+from jaxserve.types import RequestId
 from tests.unit.apis.test_replies import CHAT, EOS, TEXT, both, events, ids, play, post_stream
 from tests.unit.running_api import Api, running_api
 
@@ -185,3 +192,34 @@ async def test_ids_are_absent_unless_requested(api: Api, messages: list[Any]) ->
     for path, prompt in ((TEXT, {"prompt": "x"}), (CHAT, {"messages": messages})):
         plain, chunks = await both(api, path, prompt | {"max_tokens": 3}, [ids(api, "abc")])
         assert not any("token_ids" in key for one in (plain, *chunks) for key in (*one, *one["choices"][0]))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_ids_are_those_of_the_text_whatever_the_steps_are(tokenizer: Tokenizer, seed: int) -> None:
+    draw = random.Random(seed)
+    by_bytes = {tokenizer.token_bytes(i): i for i in range(tokenizer.max_token_id, 2, -1)}
+    units = [[EOS], *([by_bytes[bytes([byte])] for byte in character.encode()] for character in "ab€")]
+    tokens = [token for unit in draw.choices(units, k=12) for token in unit]
+    options = OutputOptions(stop=draw.choice([("ab",), ("€a", "bb"), ("ba€",), ()]), returns_token_ids=True)
+
+    def played(steps: list[list[int]]) -> tuple[list[int], OutputDelta]:
+        """Return the ids of all deltas, and the last delta with the text of all."""
+        choice = ChoiceStream(0, AddRequest(RequestId("r"), [5], EngineSamplingParams()), options, Metrics("tiny"))
+        choice.open(tokenizer)
+        deltas: list[OutputDelta] = []
+        while not choice.is_finished:
+            step, reason = steps.pop(0), None if steps else "length"
+            delta = choice.push([RequestOutput(RequestId("r"), step, finish_reason=reason)])
+            deltas += [] if delta is None else [delta]
+        last = replace(deltas[-1], text="".join(delta.text for delta in deltas))
+        return [token_id for delta in deltas for token_id in delta.token_ids], last
+
+    cuts = sorted(draw.sample(range(1, len(tokens)), draw.randint(1, len(tokens) - 1)))
+    found, end = played([tokens[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(tokens)], strict=True)])
+    assert found == played([[token] for token in tokens])[0] == played([tokens])[0]
+    expected = tokens
+    if end.finish_reason == "stop":
+        before = [len(tokenizer.decode(tokens[:i]).rstrip("\ufffd")) for i in range(len(tokens))]
+        fits = [offset + (token != EOS) <= len(end.text) for offset, token in zip(before, tokens, strict=True)]
+        expected = tokens[: fits.index(False)]
+    assert found == expected
