@@ -41,6 +41,8 @@ def written(folder: Path, name: str, kind: str = "F32") -> Path:
         "deepseek_v3_tiny",
         "granitemoehybrid_tiny",
         "granitemoehybrid_dense_tiny",
+        "lfm2_tiny",
+        "lfm2_odd_tiny",
     ],
 )
 def test_tokens_equal_those_of_the_safetensors(tmp_path: Path, name: str) -> None:
@@ -173,12 +175,16 @@ def test_latent_attention_keeps_its_blocks_but_those_of_keys_and_values(tmp_path
     np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max(), rtol=0)
 
 
-def test_mixers_keep_the_blocks_of_their_projections(tmp_path: Path) -> None:
-    golden, folder = golden_checkpoint("granitemoehybrid_tiny"), golden_checkpoint("granitemoehybrid_tiny").path
+@pytest.mark.parametrize(
+    ("name", "projections"),
+    [("granitemoehybrid_tiny", ("mamba.in_proj", "mamba.out_proj")), ("lfm2_tiny", ("conv.in_proj", "conv.o_proj"))],
+)
+def test_mixers_keep_the_blocks_of_their_projections(tmp_path: Path, name: str, projections: tuple[str, ...]) -> None:
+    golden, folder = golden_checkpoint(name), golden_checkpoint(name).path
     hf = json.loads((folder / "config.json").read_text())
     path = write_as_gguf(tmp_path / "a.gguf", open_model(folder), hf, matrices="Q8_0")
     kinds = dict(decoder_of(open_model(path)).stored.stored_kinds)  # type: ignore[union-attr]
-    assert {f"model.layers.0.mamba.{part}_proj" for part in ("in", "out")} <= kinds.keys()
+    assert {f"model.layers.0.{projection}" for projection in projections} <= kinds.keys()
     expected = TinyModel(path).logits(golden.prompt_ids)
     found = TinyModel(path, quantization=KEPT).logits(golden.prompt_ids)
     np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max(), rtol=0)

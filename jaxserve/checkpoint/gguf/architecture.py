@@ -63,7 +63,7 @@ SINKS: Final = "self_attn.sinks"
 STACKED: Final = ".experts."
 """Part of the name of a tensor that holds the matrices of all experts."""
 
-_BLOCK_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,3})\.([a-z0-9_]+)(?:\.(weight|bias))?")
+_BLOCK_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,3})\.([a-z0-9_.]+?)(?:\.(weight|bias))?")
 _JOINED_BY_UNDERSCORE: Final = (_EXPERTS["exp_probs_b"], "mamba.dt")
 """Parts whose `bias` is joined with an underscore."""
 _WITHOUT_SUFFIX: Final = ("mamba.A_log", "mamba.D")
@@ -162,13 +162,15 @@ class GGUFArchitecture:
     has_partial_rotary: bool = False
     """True if fewer dimensions than a head has may rotate."""
     has_mixers: bool = False
-    """True if `attention.head_count_kv` is a list in which recurrent layers have 0: see gguf/mamba2.py."""
+    """True if `attention.head_count_kv` is a list in which recurrent layers have 0: see gguf/mixers.py."""
     has_latent_attention: bool = False
     """True if queries and keys have the sizes of latent attention: see gguf/latent.py."""
     norm_offset: float = 0.0
     """Offset that the file adds to norm weights."""
     tensor_names: Mapping[str, str] = field(default_factory=dict)
     """Hugging Face name by llama.cpp name, for parts of a layer that differ from Llama's."""
+    top_names: Mapping[str, str] = field(default_factory=dict)
+    """Hugging Face name by llama.cpp name, for tensors outside layers that differ from Llama's."""
     experts: Literal["none", "optional", "required"] = "none"
     """Experts of the files; optional: those of other families have the name of this architecture, too (Mixtral)."""
     attention_factor_keys: tuple[str, ...] = ()
@@ -181,8 +183,9 @@ class GGUFArchitecture:
 
         has_experts: True if the file has experts. Those of the matrices of all experts, and of sinks, have no suffix, as in checkpoints of gpt-oss.
         """
-        if gguf_name in _TOP_LEVEL:
-            return _TOP_LEVEL[gguf_name]
+        top_name = self.top_names.get(gguf_name, _TOP_LEVEL.get(gguf_name))
+        if top_name is not None:
+            return top_name
         match = _BLOCK_NAME.fullmatch(gguf_name)
         if match is None or int(match[1]) >= num_layers:
             return None

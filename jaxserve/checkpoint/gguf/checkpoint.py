@@ -13,7 +13,7 @@ from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import NO_WEIGHTS, GGUFArchitecture
 from jaxserve.checkpoint.gguf.config import find_family, generation_config, hf_config
 from jaxserve.checkpoint.gguf.file import GGUFFile, open_gguf
-from jaxserve.checkpoint.gguf.mamba2 import LOG_DECAY, mixer_shape
+from jaxserve.checkpoint.gguf.mixers import LOG_DECAY, mixer_shape
 from jaxserve.errors import CheckpointError, shown
 from jaxserve.quant.tensor import Tensor, TensorInfo
 

@@ -75,6 +75,8 @@ def hf_config(file: GGUFFile, hf_architecture: str, architecture: GGUFArchitectu
     num_experts = keys.get("expert_count") or 0
     if num_experts != 0 and architecture.experts == "none":
         keys.fail("expert_count", "a dense model (0 experts)", num_experts)
+    if keys.get("attention.causal") is False:
+        keys.fail("attention.causal", "true or none: tokens attend to earlier ones only", False)
     vocab_size, hidden_size = _embedding_shape(file, keys)
     num_heads = keys.integer("attention.head_count")
     if architecture.has_latent_attention:

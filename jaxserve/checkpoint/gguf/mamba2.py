@@ -1,7 +1,6 @@
 """Mamba-2 mixers in GGUF files: which layers have one, their sizes, and their tensors.
 
-llama.cpp stores A itself instead of the logarithm of its negative, A and D as columns, the norm by its groups, and the
-convolution without the axis of its one input.
+llama.cpp stores A itself instead of the logarithm of its negative. Shapes: see gguf/mixers.py.
 """
 
 from __future__ import annotations
@@ -9,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-import numpy as np
-
-from jaxserve.checkpoint.gguf.architecture import KV_HEADS, GGUFKeys
+from jaxserve.checkpoint.gguf.architecture import GGUFKeys
+from jaxserve.checkpoint.gguf.mixers import mixed_layers
 
 TENSOR_NAMES: Final[Mapping[str, str]] = {
     "ssm_in": "mamba.in_proj",
@@ -23,9 +21,6 @@ TENSOR_NAMES: Final[Mapping[str, str]] = {
     "ssm_out": "mamba.out_proj",
 }
 """Hugging Face's names by llama.cpp's. Of `mamba.dt` there is a bias only."""
-LOG_DECAY: Final = ".mamba.A_log"
-_CONVOLUTION: Final = ".mamba.conv1d.weight"
-_VECTORS: Final = (LOG_DECAY, ".mamba.D", ".mamba.norm.weight")
 
 
 def mamba_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,11 +33,9 @@ def mamba_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
         keys.fail(
             "ssm.inner_size", f"a multiple of {heads} heads and of embedding_length {config['hidden_size']}", width
         )
-    kv_heads = keys.get(KV_HEADS)
-    counts = kv_heads if isinstance(kv_heads, list) else [kv_heads] * config["num_hidden_layers"]
     biases = {name.split(".", 2)[-1] for name in keys.file.tensors if name.endswith(".bias")}
     return {
-        "layer_types": ["full_attention" if count else "linear_attention" for count in counts],
+        "layer_types": mixed_layers(keys, config, "linear_attention"),
         "mamba_n_heads": heads,
         "mamba_d_head": width // heads,
         "mamba_expand": width // config["hidden_size"],
@@ -53,12 +46,3 @@ def mamba_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
         "mamba_proj_bias": "ssm_in.bias" in biases,
         "attention_bias": "attn_q.bias" in biases,
     }
-
-
-def mixer_shape(name: str, stored: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the shape of a mixer's tensor in Hugging Face's checkpoints; None for a tensor that is stored in its own shape."""
-    if name.endswith(_VECTORS):
-        return (int(np.prod(stored)),)
-    if name.endswith(_CONVOLUTION) and len(stored) == 2:
-        return (stored[0], 1, stored[1])
-    return None

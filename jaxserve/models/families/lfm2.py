@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no_window
+from jaxserve.checkpoint.gguf.short_conv import FINAL_NORM, TENSOR_NAMES, short_conv_config
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.recurrent import ShortConvConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, MAX_LAYERS, MAX_WIDTH, build
@@ -83,4 +86,19 @@ def _width(keys: Keys) -> int:
     return width
 
 
-FAMILY = Family(("Lfm2ForCausalLM",), decoder_config, renames=RENAMES)
+def gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return short convolutions, and the keys that other families name differently. `feed_forward_length` is F itself."""
+    return {
+        **no_window(keys, config),
+        **short_conv_config(keys, config),
+        "norm_eps": config["rms_norm_eps"],
+        "block_auto_adjust_ff_dim": False,
+    }
+
+
+FAMILY = Family(
+    ("Lfm2ForCausalLM",),
+    decoder_config,
+    renames=RENAMES,
+    gguf=GGUFArchitecture("lfm2", has_mixers=True, tensor_names=TENSOR_NAMES, top_names=FINAL_NORM, config=gguf_config),
+)

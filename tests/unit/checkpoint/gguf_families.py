@@ -28,6 +28,7 @@ ARCHITECTURES = {
     "Llama4ForCausalLM": ("llama4", gguf.MODEL_ARCH.LLAMA4),
     "Glm4MoeForCausalLM": ("glm4moe", gguf.MODEL_ARCH.GLM4_MOE),
     "GraniteMoeHybridForCausalLM": ("granitehybrid", gguf.MODEL_ARCH.GRANITE_HYBRID),
+    "Lfm2ForCausalLM": ("lfm2", gguf.MODEL_ARCH.LFM2),
     "Qwen3MoeForCausalLM": ("qwen3moe", gguf.MODEL_ARCH.QWEN3MOE),
     "Qwen2MoeForCausalLM": ("qwen2moe", gguf.MODEL_ARCH.QWEN2MOE),
     "MixtralForCausalLM": ("llama", gguf.MODEL_ARCH.LLAMA),
@@ -124,6 +125,30 @@ def granite_hybrid_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
         "ssm.time_step_rank": hf["mamba_n_heads"],
         "rope.scaling.finetuned": hf["position_embedding_type"] == "rope",
     }
+
+
+def lfm2_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
+    count = hf["num_hidden_layers"]
+    attending = hf.get("full_attn_idxs", range(count))
+    layer_types = hf.get("layer_types") or [
+        "full_attention" if layer in attending else "conv" for layer in range(count)
+    ]
+    sizes = ("key_length", "value_length") if "head_dim" in hf else ()
+    return {f"attention.{size}": hf["head_dim"] for size in sizes} | {
+        "feed_forward_length": lfm2_width(hf),
+        "attention.head_count_kv": [hf["num_key_value_heads"] * (name != "conv") for name in layer_types],
+        "attention.layer_norm_rms_epsilon": hf["norm_eps"],
+        "shortconv.l_cache": hf["conv_L_cache"],
+        "vocab_size": hf["vocab_size"],
+    }
+
+
+def lfm2_width(hf: Mapping[str, Any]) -> int:
+    width: int = hf.get("block_ff_dim") or hf["intermediate_size"]
+    if not hf.get("block_auto_adjust_ff_dim", True):
+        return width
+    step = hf["block_multiple_of"]
+    return -(-int(hf["block_ffn_dim_multiplier"] * int(2 * width / 3)) // step) * step
 
 
 def mixer_as_stored(name: str, tensor: np.ndarray, hf: Mapping[str, Any]) -> np.ndarray:
@@ -268,6 +293,7 @@ OWN_KEYS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "Llama4ForCausalLM": llama4_keys,
     "Glm4MoeForCausalLM": glm4_moe_keys,
     "GraniteMoeHybridForCausalLM": granite_hybrid_keys,
+    "Lfm2ForCausalLM": lfm2_keys,
     "Qwen3MoeForCausalLM": expert_keys,
     "Qwen2MoeForCausalLM": expert_keys,
     "MixtralForCausalLM": expert_keys,
@@ -286,6 +312,8 @@ def as_stored(name: str, tensor: np.ndarray, hf: Mapping[str, Any]) -> np.ndarra
     model = hf["architectures"][0]
     if ".mamba." in name:
         return mixer_as_stored(name, tensor, hf)
+    if name.endswith(".conv.conv.weight"):
+        return tensor[:, 0]
     if model.startswith("Gemma") and name.endswith("norm.weight"):
         return tensor + 1
     if model.startswith(("Granite", "Mixtral")) and ("q_proj" in name or "k_proj" in name):
@@ -327,10 +355,10 @@ def write_as_gguf(
         "block_count": hf["num_hidden_layers"],
         "context_length": hf["max_position_embeddings"],
         "embedding_length": hf["hidden_size"],
-        "feed_forward_length": hf["intermediate_size"],
+        "feed_forward_length": hf.get("intermediate_size"),
         "attention.head_count": hf["num_attention_heads"],
         "attention.head_count_kv": hf["num_key_value_heads"],
-        "attention.layer_norm_rms_epsilon": hf["rms_norm_eps"],
+        "attention.layer_norm_rms_epsilon": hf.get("rms_norm_eps"),
         "rope.freq_base": float(hf.get("rope_theta", 10_000.0)),
         "rope.dimension_count": head_dim(hf),
         **OWN_KEYS[hf["architectures"][0]](hf),

@@ -44,6 +44,7 @@ MIXERS: dict[str, Any] = {
     "ssm__state_size": 8,
     "ssm__conv_kernel": 4,
 }
+CONVOLUTIONS: dict[str, Any] = {"attention__head_count_kv": [0, 2], "shortconv__l_cache": 3}
 LLAMA4: dict[str, Any] = {
     "expert_count": 4,
     "expert_used_count": 1,
@@ -72,6 +73,8 @@ LLAMA4: dict[str, Any] = {
         "llama4_odd_tiny",
         "granitemoehybrid_tiny",
         "granitemoehybrid_dense_tiny",
+        "lfm2_tiny",
+        "lfm2_odd_tiny",
         "qwen3_moe_tiny",
         "qwen2_moe_tiny",
         "mixtral_tiny",
@@ -188,6 +191,19 @@ def test_mixers_whose_numbers_do_not_fit_are_rejected(tmp_path: Path) -> None:
         found.read("model.layers.0.mamba.A_log")
 
 
+def test_the_final_norm_of_lfm2_has_one_of_two_names(tmp_path: Path) -> None:
+    """llama.cpp names it for the embeddings, Ollama as other families."""
+    norm = np.full(HIDDEN, 2.0, np.float32)
+    own, common = {"token_embd_norm.weight": norm, "output_norm.weight": None}, {"output_norm.weight": norm}
+    for tensors in (own, common):
+        found = open_model(write_decoder(tmp_path / "a.gguf", "lfm2", tensors, **CONVOLUTIONS))
+        np.testing.assert_array_equal(found.read("model.norm.weight"), norm)
+    for architecture, tensors, options in (("lfm2", own | common, CONVOLUTIONS), ("llama", own, {})):
+        path = write_decoder(tmp_path / "b.gguf", architecture, tensors, **options)
+        with pytest.raises(CheckpointError, match=r"token_embd_norm\.weight'.*no place in it"):
+            open_model(path)
+
+
 @pytest.mark.parametrize("name", ["blk.0.attn_q", "blk.0.ssm_a.weight", "blk.0.ssm_dt"])
 def test_names_with_another_suffix_are_rejected(tmp_path: Path, name: str) -> None:
     extra = {name: np.ones((4, HIDDEN), np.float32)}
@@ -286,6 +302,26 @@ def test_gemmas_of_27b_score_with_width_over_heads(tmp_path: Path) -> None:
             "glm4moe",
             {"expert_count": 4, "expert_used_count": 2, "nextn_predict_layers": 2},
             "key 'glm4moe.nextn_predict_layers': expected a whole number from 0 to 1, found 2",
+        ),
+        (
+            "lfm2",
+            CONVOLUTIONS | {"attention__sliding_window": 8},
+            "key 'lfm2.attention.sliding_window': expected none for this architecture, found 8",
+        ),
+        (
+            "lfm2",
+            CONVOLUTIONS | {"attention__causal": False},
+            "key 'lfm2.attention.causal': expected true or none: tokens attend to earlier ones only, found False",
+        ),
+        (
+            "lfm2",
+            CONVOLUTIONS | {"shortconv__l_cache": 1},
+            "key 'lfm2.shortconv.l_cache': expected a whole number from 2 to",
+        ),
+        (
+            "lfm2",
+            CONVOLUTIONS | {"attention__head_count_kv": [0, 0]},
+            "key 'lfm2.attention.head_count_kv': expected 0 or the same number for each of the 2 layers",
         ),
         ("phi3", {"rope__dimension_count": 3}, "key 'phi3.rope.dimension_count': expected the head size 8, found 3"),
     ],

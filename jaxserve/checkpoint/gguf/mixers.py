@@ -1,0 +1,36 @@
+"""Recurrent mixers in GGUF files: which layers have one, and the shapes of their tensors.
+
+llama.cpp stores A and D of Mamba-2 as columns, its norm by its groups, and convolutions without the axis of their one input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from jaxserve.checkpoint.gguf.architecture import KV_HEADS, GGUFKeys
+
+LOG_DECAY: Final = ".mamba.A_log"
+_CONVOLUTIONS: Final = (".mamba.conv1d.weight", ".conv.conv.weight")
+_VECTORS: Final = (LOG_DECAY, ".mamba.D", ".mamba.norm.weight")
+
+
+def mixed_layers(keys: GGUFKeys, config: Mapping[str, Any], mixer: str) -> list[str]:
+    """Return `layer_types`: `mixer` for layers without KV heads, `full_attention` for the others.
+
+    config: the keys that all files have.
+    """
+    kv_heads = keys.get(KV_HEADS)
+    counts = kv_heads if isinstance(kv_heads, list) else [kv_heads] * config["num_hidden_layers"]
+    return ["full_attention" if count != 0 else mixer for count in counts]
+
+
+def mixer_shape(name: str, stored: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the shape of a mixer's tensor in Hugging Face's checkpoints; None for a tensor that is stored in its own shape."""
+    if name.endswith(_VECTORS):
+        return (int(np.prod(stored)),)
+    if name.endswith(_CONVOLUTIONS) and len(stored) == 2:
+        return (stored[0], 1, stored[1])
+    return None
