@@ -55,14 +55,16 @@ def test_tokens_equal_those_of_the_safetensors(tmp_path: Path, name: str) -> Non
 
 def in_a_file(hf: dict[str, Any]) -> dict[str, Any]:
     """Return the config with what a file can hold: no key has DeepSeek's `mscale`, which published models set to
-    `mscale_all_dim`, nor Llama 4's factors."""
+    `mscale_all_dim`, nor Llama 4's factors, nor LFM2's factor on the weights of experts."""
     if hf["architectures"] == ["Llama4ForCausalLM"]:
         return llama4_in_a_file(hf)
+    if hf["architectures"] == ["Lfm2MoeForCausalLM"]:
+        return hf | {"routed_scaling_factor": 1.0}
     scaling = hf["rope_scaling"]
     return hf | {"rope_scaling": scaling | {"mscale": scaling["mscale_all_dim"]}}
 
 
-@pytest.mark.parametrize("name", ["deepseek_v2_tiny", "llama4_tiny", "llama4_odd_tiny"])
+@pytest.mark.parametrize("name", ["deepseek_v2_tiny", "llama4_tiny", "llama4_odd_tiny", "lfm2_moe_tiny"])
 def test_models_with_what_a_file_can_hold_give_the_tokens_of_their_safetensors(tmp_path: Path, name: str) -> None:
     golden, folder = golden_checkpoint(name), tmp_path / "safetensors"
     shutil.copytree(golden.path, folder)

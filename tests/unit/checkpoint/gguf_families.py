@@ -29,6 +29,7 @@ ARCHITECTURES = {
     "Glm4MoeForCausalLM": ("glm4moe", gguf.MODEL_ARCH.GLM4_MOE),
     "GraniteMoeHybridForCausalLM": ("granitehybrid", gguf.MODEL_ARCH.GRANITE_HYBRID),
     "Lfm2ForCausalLM": ("lfm2", gguf.MODEL_ARCH.LFM2),
+    "Lfm2MoeForCausalLM": ("lfm2moe", gguf.MODEL_ARCH.LFM2MOE),
     "Qwen3MoeForCausalLM": ("qwen3moe", gguf.MODEL_ARCH.QWEN3MOE),
     "Qwen2MoeForCausalLM": ("qwen2moe", gguf.MODEL_ARCH.QWEN2MOE),
     "MixtralForCausalLM": ("llama", gguf.MODEL_ARCH.LLAMA),
@@ -135,7 +136,6 @@ def lfm2_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
     ]
     sizes = ("key_length", "value_length") if "head_dim" in hf else ()
     return {f"attention.{size}": hf["head_dim"] for size in sizes} | {
-        "feed_forward_length": lfm2_width(hf),
         "attention.head_count_kv": [hf["num_key_value_heads"] * (name != "conv") for name in layer_types],
         "attention.layer_norm_rms_epsilon": hf["norm_eps"],
         "shortconv.l_cache": hf["conv_L_cache"],
@@ -149,6 +149,15 @@ def lfm2_width(hf: Mapping[str, Any]) -> int:
         return width
     step = hf["block_multiple_of"]
     return -(-int(hf["block_ffn_dim_multiplier"] * int(2 * width / 3)) // step) * step
+
+
+def lfm2_moe_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **lfm2_keys(hf),
+        **expert_keys(hf),
+        "leading_dense_block_count": hf["num_dense_layers"],
+        "expert_gating_func": int(gguf.ExpertGatingFuncType.SIGMOID),
+    }
 
 
 def mixer_as_stored(name: str, tensor: np.ndarray, hf: Mapping[str, Any]) -> np.ndarray:
@@ -293,7 +302,8 @@ OWN_KEYS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "Llama4ForCausalLM": llama4_keys,
     "Glm4MoeForCausalLM": glm4_moe_keys,
     "GraniteMoeHybridForCausalLM": granite_hybrid_keys,
-    "Lfm2ForCausalLM": lfm2_keys,
+    "Lfm2ForCausalLM": lambda hf: lfm2_keys(hf) | {"feed_forward_length": lfm2_width(hf)},
+    "Lfm2MoeForCausalLM": lfm2_moe_keys,
     "Qwen3MoeForCausalLM": expert_keys,
     "Qwen2MoeForCausalLM": expert_keys,
     "MixtralForCausalLM": expert_keys,
@@ -372,7 +382,9 @@ def write_as_gguf(
     values_by_name = with_stacked_experts(as_in_the_file(checkpoint))
     for tensor, values in (with_absorbed_latents(values_by_name, hf) if is_absorbed else values_by_name).items():
         hf_name = tensor.replace("shared_experts.", "shared_expert.").replace("_correction_bias", "_correction.bias")
-        hf_name = hf_name.replace(".dt_bias", ".dt_proj.bias")
+        hf_name = hf_name.replace(".dt_bias", ".dt_proj.bias").replace(".conv.o_proj", ".conv.out_proj")
+        if architecture == gguf.MODEL_ARCH.LFM2MOE:
+            hf_name = hf_name.replace("model.norm.", "model.embedding_norm.")
         stored_name = names.get_name(hf_name, (".weight", ".bias")) or dense.get_name(hf_name, (".weight",))
         assert stored_name is not None, tensor
         stored_name += ".weight" if tensor.endswith("sinks") else ""

@@ -45,6 +45,7 @@ MIXERS: dict[str, Any] = {
     "ssm__conv_kernel": 4,
 }
 CONVOLUTIONS: dict[str, Any] = {"attention__head_count_kv": [0, 2], "shortconv__l_cache": 3}
+CONVOLUTION_EXPERTS = CONVOLUTIONS | {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 8}
 LLAMA4: dict[str, Any] = {
     "expert_count": 4,
     "expert_used_count": 1,
@@ -75,6 +76,7 @@ LLAMA4: dict[str, Any] = {
         "granitemoehybrid_dense_tiny",
         "lfm2_tiny",
         "lfm2_odd_tiny",
+        "lfm2_moe_tiny",
         "qwen3_moe_tiny",
         "qwen2_moe_tiny",
         "mixtral_tiny",
@@ -87,6 +89,8 @@ def test_newer_families_are_read_as_their_safetensors(tmp_path: Path, name: str)
     hf = json.loads((folder / "config.json").read_text())
     if "query_pre_attn_scalar" in hf:
         hf["query_pre_attn_scalar"] = hf["head_dim"]  # what no key carries, but of the 27B models
+    if "Lfm2MoeForCausalLM" in hf["architectures"]:
+        hf["routed_scaling_factor"] = 1.0  # what no key carries
     if "swiglu_limit" in hf:
         hf["swiglu_limit"] = 7.0  # what no key carries
     if "Llama4ForCausalLM" in hf["architectures"]:
@@ -323,6 +327,22 @@ def test_gemmas_of_27b_score_with_width_over_heads(tmp_path: Path) -> None:
             CONVOLUTIONS | {"attention__head_count_kv": [0, 0]},
             "key 'lfm2.attention.head_count_kv': expected 0 or the same number for each of the 2 layers",
         ),
+        (
+            "lfm2moe",
+            CONVOLUTION_EXPERTS | {"expert_gating_func": 1},
+            "key 'lfm2moe.expert_gating_func': expected 2 (sigmoid) or none, found 1",
+        ),
+        (
+            "lfm2moe",
+            CONVOLUTION_EXPERTS | {"expert_weights_scale": 1.5},
+            "key 'lfm2moe.expert_weights_scale': expected 1 or none, found 1.5",
+        ),
+        (
+            "lfm2moe",
+            CONVOLUTION_EXPERTS | {"expert_weights_norm": False},
+            "key 'lfm2moe.expert_weights_norm': expected true or none, found False",
+        ),
+        ("lfm2moe", CONVOLUTIONS, "key 'lfm2moe.expert_count': expected a whole number from 1"),
         ("phi3", {"rope__dimension_count": 3}, "key 'phi3.rope.dimension_count': expected the head size 8, found 3"),
     ],
 )
