@@ -90,6 +90,7 @@ PARTS = (
     Part("profile", 240, "where the time of a step goes", is_default=False),
     Part("tune", 240, "block sizes of our attention kernels", is_default=False),
     Part("tune_products", 240, "where our kernel for products is faster", is_default=False),
+    Part("tune_groups", 120, "sizes of our kernel for weights in groups", is_default=False),
 )
 """Parts of the check; those that run by default take less than nine minutes together."""
 

@@ -7,21 +7,21 @@ one before.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxserve_kernels.matmul import matmul
-from jaxserve_kernels.matmul.gpu import grouped_choice
+from jaxserve_kernels.matmul.gpu import grouped_choice, most_stages
 from jaxserve_kernels.matmul.tuning import SkinnyTuning, product_types
 
 from benchmarks.gpu.ahead import Wanted
 from jaxserve.model_config.decoder import DecoderConfig
 
 GROUP = 128
-"""Inputs that share a scale, of 4-bit weights."""
+"""Inputs that share a scale, of 4-bit weights and of e4m3 ones in groups."""
 CACHED_BYTES = 256 << 20
 """More than any cache holds."""
 MOST_REPEATS = 8
@@ -44,6 +44,8 @@ class Chain:
     """Tuning of the kernel; None: XLA's matmul."""
     is_dynamic: bool = False
     """True if activations are quantised, too."""
+    is_grouped: bool = False
+    """True if e4m3 weights have a scale for each group of inputs, as 4-bit weights always have."""
 
     @property
     def has_scales(self) -> bool:
@@ -57,7 +59,7 @@ class Chain:
     @property
     def types(self) -> str:
         """Key of these dtypes in the table of tunings."""
-        return product_types(self.weights, dynamic=self.is_dynamic)
+        return product_types(self.weights, dynamic=self.is_dynamic) + (" in groups" if self.is_grouped else "")
 
     @property
     def num_bytes(self) -> int:
@@ -93,9 +95,14 @@ class Chain:
 
     def _scales(self, shape: tuple[int, int], dtype: jnp.dtype) -> jax.ShapeDtypeStruct:
         outputs, inputs = shape
-        if self.weights == "int4":
-            return jax.ShapeDtypeStruct((inputs // GROUP, outputs), dtype)
-        return jax.ShapeDtypeStruct((outputs,), jnp.dtype(jnp.float32))
+        is_narrow = self.weights == "int4"
+        by_group = (inputs // GROUP, outputs) if is_narrow or self.is_grouped else (outputs,)
+        return jax.ShapeDtypeStruct(by_group, dtype if is_narrow else jnp.dtype(jnp.float32))
+
+    def operands(self, shape: tuple[int, int], dtype: jnp.dtype) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Return the activations, weights and scales of the matmul with weights of this shape."""
+        x = jax.ShapeDtypeStruct((self.num_tokens, shape[1]), dtype)
+        return x, jax.ShapeDtypeStruct(shape, jnp.dtype(self.weights)), self._scales(shape, dtype)
 
 
 def skinny_product(
@@ -120,17 +127,25 @@ def cells(config: DecoderConfig) -> dict[str, Shapes]:
     }
 
 
-def of_four_bits(num_tokens: int, shapes: Shapes) -> list[SkinnyTuning]:
-    """The sizes with which the server takes our kernel for all of these."""
-    found = set()
-    for outputs, inputs in shapes:
-        operands = (
-            ((num_tokens, inputs), "bfloat16"),
-            ((outputs, inputs), "int4"),
-            ((inputs // GROUP, outputs), "bfloat16"),
-        )
-        found.add(grouped_choice(*(jax.ShapeDtypeStruct(shape, jnp.dtype(name)) for shape, name in operands)))
-    return [sizes for sizes in found if sizes is not None and len(found) == 1]
+def served_sizes(chain: Chain, dtype: jnp.dtype) -> SkinnyTuning | None:
+    """Return the sizes with which the server takes our kernel for all weights in groups of a chain; None: for some it does not."""
+    found = {grouped_choice(*chain.operands(shape, dtype)) for shape in chain.shapes}
+    return found.pop() if len(found) == 1 else None
+
+
+def grouped_candidates(chain: Chain, dtype: jnp.dtype) -> list[SkinnyTuning]:
+    """Return the sizes of our kernel for a chain of weights in groups: the server's first, and half of its stages last."""
+    served = served_sizes(chain, dtype)
+    if served is None:
+        return []
+    _, weight, scales = chain.operands(chain.shapes[0], dtype)
+    found = [served]
+    for workers, rows in ((2, 64), (2, 128), (4, 64)):
+        sizes = replace(served, workers=workers, rows=rows)
+        most = most_stages(sizes, max(8, chain.num_tokens), weight, scales)
+        fits = rows * workers * chain.num_tokens <= 256 * 64 and all(out % sizes.block == 0 for out, _ in chain.shapes)
+        found += [replace(sizes, stages=most)] if fits else []
+    return list(dict.fromkeys([*found, replace(served, stages=max(2, served.stages // 2))]))
 
 
 def candidates(num_tokens: int, shapes: Shapes) -> list[SkinnyTuning]:
@@ -155,7 +170,7 @@ class Weights:
 
     def of(self, chain: Chain) -> tuple[list[jax.Array | None], list[jax.Array]]:
         """Scales of each shape, and the weights of all repetitions; products keep the size of numbers as it is."""
-        key = (chain.shapes, chain.weights)
+        key = (chain.shapes, chain.types)
         if self._key != key:
             self._key, self._arrays = key, ([], [])  # the old ones go first: both may not fit
             weights = [self._weight(shape, chain) for shape in chain.shapes * chain.num_repeats]
@@ -183,6 +198,5 @@ class Weights:
 def _scales(weight: jax.Array, chain: Chain, dtype: jnp.dtype) -> jax.Array:
     (outputs, inputs), mean_square = weight.shape, jnp.mean(jnp.square(weight[:64].astype(jnp.float32)))
     scale = 1 / jnp.sqrt(mean_square * inputs)
-    if chain.weights == "int4":
-        return jnp.full((inputs // GROUP, outputs), scale, dtype)
-    return jnp.full(outputs, scale, jnp.float32)
+    kind = chain.operands((outputs, inputs), dtype)[2]
+    return jnp.full(kind.shape, scale, kind.dtype)

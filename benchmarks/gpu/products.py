@@ -15,7 +15,7 @@ from benchmarks.gpu.ahead import DISTURBED, Programs
 from benchmarks.gpu.backends import why_no_kernels
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.device import first_device
-from benchmarks.gpu.product_programs import Chain, Shapes, Weights, candidates, cells, of_four_bits
+from benchmarks.gpu.product_programs import Chain, Shapes, Weights, candidates, cells, served_sizes
 from benchmarks.gpu.records import one_line
 from benchmarks.gpu.shapes import LLAMA_8B, TINY, decoder
 from benchmarks.gpu.timing import Timing, time_calls
@@ -56,7 +56,9 @@ def measured(shapes: Shapes, count: int, dtype: jnp.dtype, *, has_kernel: bool) 
     plain, narrow = Chain(shapes, dtype.name, count), Chain(shapes, "int8", count)
     sizes = candidates(count, shapes)[:1] if has_kernel else []
     small = {narrow: sizes, replace(narrow, is_dynamic=True): sizes}
-    small[Chain(shapes, "int4", count)] = of_four_bits(count, shapes) if has_kernel else []
+    of_four_bits = Chain(shapes, "int4", count)
+    served = served_sizes(of_four_bits, jnp.dtype(jnp.bfloat16)) if has_kernel else None
+    small[of_four_bits] = [] if served is None else [served]
     return [plain, *(replace(each, tuning=size) for each, tried in small.items() for size in (None, *tried))]
 
 
@@ -125,4 +127,4 @@ def _label(chain: Chain) -> str:
     if chain.tuning is None:
         return f"{chain.types}, XLA"
     sizes = chain.tuning
-    return f"{chain.types}, kernel {sizes.rows} x {sizes.tile} x {sizes.stages}"
+    return f"{chain.types}, kernel {sizes.workers} x {sizes.rows} x {sizes.tile} x {sizes.stages}"

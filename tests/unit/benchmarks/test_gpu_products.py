@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -13,10 +14,10 @@ import pytest
 from jaxserve_kernels.matmul import tuning
 from jaxserve_kernels.matmul.tuning import SkinnyTuning
 
-from benchmarks.gpu import product_programs, tune_products
+from benchmarks.gpu import product_programs, tune_groups, tune_products
 from benchmarks.gpu.context import Context
-from benchmarks.gpu.product_programs import RING_BYTES, Chain, Weights, candidates
-from benchmarks.gpu.products import measured
+from benchmarks.gpu.product_programs import RING_BYTES, Chain, Weights, candidates, grouped_candidates, served_sizes
+from benchmarks.gpu.products import ProductBench, measured
 from benchmarks.gpu.records import Recorder, read_records
 from benchmarks.gpu.shapes import TINY, decoder
 from benchmarks.gpu.tune_products import choice, remember
@@ -65,11 +66,13 @@ def test_a_choice_is_read_back_for_its_class_and_goes_when_xla_is_faster() -> No
         assert tuning.skinny_tuning("h200", "int8", 20, 14336 * 4096) is None
 
 
-@pytest.mark.parametrize("weights", ["int8", "float8_e4m3fn", "int4"])
-def test_products_in_a_chain_keep_the_size_of_numbers(weights: str) -> None:
+@pytest.mark.parametrize(
+    ("weights", "is_grouped"), [("int8", False), ("float8_e4m3fn", False), ("float8_e4m3fn", True), ("int4", False)]
+)
+def test_products_in_a_chain_keep_the_size_of_numbers(weights: str, is_grouped: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(product_programs, "CACHED_BYTES", 1 << 17)
-        chain = Chain(((384, 128), (128, 384)), weights, 3)
+        chain = Chain(((384, 128), (128, 384)), weights, 3, is_grouped=is_grouped)
         dtype = jnp.dtype(jnp.float32)
         made = Weights(0, dtype)
         x = made.activations(chain)
@@ -85,6 +88,52 @@ def test_4_bits_are_measured_by_the_sizes_that_the_server_takes(monkeypatch: pyt
     assert kernel.tuning is not None
     assert kernel.tuning.tile == 128
     assert kernel.num_bytes == 14336 * 4096, "two matrices, half a byte a number"
+
+
+@pytest.mark.parametrize(("weights", "is_grouped"), [("int4", False), ("float8_e4m3fn", True)])
+def test_groups_are_timed_by_the_sizes_of_the_server_and_by_others(
+    monkeypatch: pytest.MonkeyPatch, weights: str, is_grouped: bool
+) -> None:
+    monkeypatch.setattr("jaxserve_kernels.matmul.gpu._FIRST_JAX", (0, 0, 0))
+    chain = Chain(LLAMA, weights, 32, is_grouped=is_grouped)
+    served, *others = grouped_candidates(chain, jnp.dtype(jnp.bfloat16))
+    assert served == served_sizes(chain, jnp.dtype(jnp.bfloat16))
+    assert len({served, *others}) == 1 + len(others)
+    assert {(each.workers, each.rows) for each in others} == {(2, 64), (2, 128), (4, 64)}
+    assert {each.tile for each in others} == {128}, "a group"
+    assert grouped_candidates(replace(chain, num_tokens=256), jnp.dtype(jnp.bfloat16)) == []
+
+
+def test_a_note_names_the_sizes_that_were_faster_than_those_of_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With measured times in the place of a device."""
+    monkeypatch.setattr("jaxserve_kernels.matmul.gpu._FIRST_JAX", (0, 0, 0))
+    monkeypatch.setattr(tune_groups, "why_no_kernels", lambda shape: None)
+    monkeypatch.setattr(tune_groups, "TOKENS", (2,))
+    times = {(4, 8): 1.0, (2, 8): 2.0, (4, 4): 0.5}
+
+    class Bench(ProductBench):
+        def __init__(self, context: Context) -> None:
+            super().__init__(context)
+            self.dtype = jnp.dtype(jnp.bfloat16)
+
+        def compile(self, chains: list[Chain], share: float) -> None:
+            """Compile nothing."""
+
+        def compare(self, name: str, chains: list[Chain]) -> dict[Chain, float]:
+            sizes = {chain: chain.tuning for chain in chains}
+            return {
+                chain: 9.0 if each is None else times.get((each.workers, each.stages), 3.0)
+                for chain, each in sizes.items()
+            }
+
+    monkeypatch.setattr(tune_groups, "ProductBench", Bench)
+    tune_groups.run(context(tmp_path))
+    notes = [record.text for record in read_records(tmp_path / "records") if record.kind == "note"]
+    of_four_bits = [note for note in notes if "int4" in note]
+    assert len(of_four_bits) == 3, "q, k and v, the output, up and down"
+    assert all("takes 0.50 of" in note and "stages=4" in note for note in of_four_bits)
 
 
 @pytest.mark.slow
@@ -111,4 +160,4 @@ def test_a_file_is_written_for_what_was_measured(tmp_path: Path, monkeypatch: py
     assert [record for record in records if record.kind == "problem"] == []
     checks = {record.name: record.passed for record in records if record.kind == "check"}
     assert set(checks.values()) == {True, False}
-    assert all(passed == ("kernel 64 x" in name) for name, passed in checks.items())
+    assert all(passed == ("kernel 2 x 64 x" in name) for name, passed in checks.items())

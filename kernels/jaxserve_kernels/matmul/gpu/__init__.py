@@ -70,10 +70,15 @@ def grouped_choice(x: Operand, weight: Operand, scales: Operand) -> SkinnyTuning
     )
     if not is_supported:
         return None
+    sizes = SkinnyTuning(_GROUPED_ROWS, group, _MOST_STAGES, multiprocessors(_NUM_PROGRAMS), workers)
+    return replace(sizes, stages=most_stages(sizes, padded, weight, scales))
+
+
+def most_stages(sizes: SkinnyTuning, num_tokens: int, weight: Operand, scales: Operand) -> int:
+    """Return the number of tiles of activations, weights and scales in groups that are kept in shared memory."""
     bits = 4 if weight.dtype == jnp.int4 else 8
-    stage_bytes = group * (2 * padded + outputs * bits // 8) + outputs * scales.dtype.itemsize
-    stages = min(_MOST_STAGES, _RING_BYTES // stage_bytes)
-    return SkinnyTuning(_GROUPED_ROWS, group, stages, multiprocessors(_NUM_PROGRAMS), workers)
+    tile_bytes = sizes.tile * (2 * num_tokens + sizes.block * bits // 8) + sizes.block * scales.dtype.itemsize
+    return min(_MOST_STAGES, _RING_BYTES // tile_bytes)
 
 
 def _is_split() -> bool:
