@@ -45,11 +45,11 @@ class Int16WeightOnly(RowFormat):
     def rounded(self, scaled: np.ndarray) -> np.ndarray:
         return np.rint(scaled)
 
-    def matmul(self, x: Any, weight: QuantArray[Any], num_rows: Any, backend: Any) -> Any:
+    def matmul(self, x: Any, weight: QuantArray[Any], num_rows: Any, backend: Any, dtype: Any = "float32") -> Any:
         import jax.numpy as jnp
 
         values = weight.values.astype(jnp.float32)
-        return jnp.einsum("ti,oi->to", x.astype(jnp.float32), values) * weight.scales
+        return (jnp.einsum("ti,oi->to", x.astype(jnp.float32), values) * weight.scales).astype(dtype)
 
 
 FORMAT = Int16WeightOnly()
