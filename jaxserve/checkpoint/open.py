@@ -9,6 +9,7 @@ from jaxserve.checkpoint.converted import is_converted, open_converted
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import STACKED
 from jaxserve.checkpoint.gguf.checkpoint import open_gguf_checkpoint
+from jaxserve.checkpoint.gguf.delta_net import with_joined_gates
 from jaxserve.checkpoint.gguf.latent import with_joined_latents
 from jaxserve.checkpoint.huggingface import open_huggingface
 from jaxserve.checkpoint.maxtext.checkpoint import open_maxtext
@@ -41,7 +42,7 @@ def open_checkpoint(path: Path, families: Collection[Family]) -> Checkpoint:
             f"{path}: expected a GGUF file or a directory with config.json and safetensors, "
             f"found a file that starts with {magic!r}"
         )
-    checkpoint = with_joined_latents(open_gguf_checkpoint(path, families))
+    checkpoint = with_joined_gates(with_joined_latents(open_gguf_checkpoint(path, families)))
     if any(STACKED in name for name in checkpoint.tensors):
         checkpoint = with_each_expert(checkpoint, "halves")
     return split_fused(checkpoint)

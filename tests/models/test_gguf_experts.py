@@ -43,6 +43,8 @@ def written(folder: Path, name: str, kind: str = "F32") -> Path:
         "granitemoehybrid_dense_tiny",
         "lfm2_tiny",
         "lfm2_odd_tiny",
+        "qwen3_next_tiny",
+        "qwen3_next_odd_tiny",
     ],
 )
 def test_tokens_equal_those_of_the_safetensors(tmp_path: Path, name: str) -> None:

@@ -64,9 +64,9 @@ STACKED: Final = ".experts."
 """Part of the name of a tensor that holds the matrices of all experts."""
 
 _BLOCK_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,3})\.([a-z0-9_.]+?)(?:\.(weight|bias))?")
-_JOINED_BY_UNDERSCORE: Final = (_EXPERTS["exp_probs_b"], "mamba.dt")
+_JOINED_BY_UNDERSCORE: Final = (_EXPERTS["exp_probs_b"], "mamba.dt", "linear_attn.dt")
 """Parts whose `bias` is joined with an underscore."""
-_WITHOUT_SUFFIX: Final = ("mamba.A_log", "mamba.D")
+_WITHOUT_SUFFIX: Final = ("mamba.A_log", "mamba.D", "linear_attn.A_log")
 
 ROPE_FACTORS = "rope_freqs.weight"
 SHORT_DIVISORS, LONG_DIVISORS = "rope_factors_short.weight", "rope_factors_long.weight"
@@ -166,7 +166,7 @@ class GGUFArchitecture:
     has_latent_attention: bool = False
     """True if queries and keys have the sizes of latent attention: see gguf/latent.py."""
     norm_offset: float = 0.0
-    """Offset that the file adds to norm weights."""
+    """Offset that the file adds to norm weights, those of gated delta nets excepted."""
     tensor_names: Mapping[str, str] = field(default_factory=dict)
     """Hugging Face name by llama.cpp name, for parts of a layer that differ from Llama's."""
     top_names: Mapping[str, str] = field(default_factory=dict)

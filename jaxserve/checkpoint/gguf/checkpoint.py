@@ -13,7 +13,7 @@ from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import NO_WEIGHTS, GGUFArchitecture
 from jaxserve.checkpoint.gguf.config import find_family, generation_config, hf_config
 from jaxserve.checkpoint.gguf.file import GGUFFile, open_gguf
-from jaxserve.checkpoint.gguf.mixers import LOG_DECAY, mixer_shape
+from jaxserve.checkpoint.gguf.mixers import GATED_NORM, LOG_DECAY, mixer_shape
 from jaxserve.errors import CheckpointError, shown
 from jaxserve.quant.tensor import Tensor, TensorInfo
 
@@ -59,7 +59,7 @@ class GGUFCheckpoint:
         array = self.file.read(stored_name).reshape(shape)
         if name.endswith(LOG_DECAY):
             return self._log_decay(name, array)
-        if self.norm_offset and name.endswith("norm.weight"):
+        if self.norm_offset and name.endswith("norm.weight") and not name.endswith(GATED_NORM):
             return array.astype(np.float32) - np.float32(self.norm_offset)
         return array if num_heads is None else split_halves(array, num_heads)
 

@@ -1,7 +1,4 @@
-"""Mamba-2 mixers in GGUF files: which layers have one, their sizes, and their tensors.
-
-llama.cpp stores A itself instead of the logarithm of its negative. Shapes: see gguf/mixers.py.
-"""
+"""Mamba-2 mixers in GGUF files: which layers have one, their sizes, and their tensors."""
 
 from __future__ import annotations
 

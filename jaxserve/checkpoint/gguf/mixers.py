@@ -1,6 +1,7 @@
 """Recurrent mixers in GGUF files: which layers have one, and the shapes of their tensors.
 
-llama.cpp stores A and D of Mamba-2 as columns, its norm by its groups, and convolutions without the axis of their one input.
+llama.cpp stores A itself instead of the logarithm of its negative, A and D of Mamba-2 as columns, its norm by its groups, and
+convolutions without the axis of their one input.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import numpy as np
 
 from jaxserve.checkpoint.gguf.architecture import KV_HEADS, GGUFKeys
 
-LOG_DECAY: Final = ".mamba.A_log"
-_CONVOLUTIONS: Final = (".mamba.conv1d.weight", ".conv.conv.weight")
+LOG_DECAY: Final = ".A_log"
+GATED_NORM: Final = ".linear_attn.norm.weight"
+"""Norm of a gated delta net, which is stored without the offset of other norms."""
+_CONVOLUTIONS: Final = (".conv1d.weight", ".conv.conv.weight")
 _VECTORS: Final = (LOG_DECAY, ".mamba.D", ".mamba.norm.weight")
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, dense_layers, no_window
+from jaxserve.checkpoint.gguf.delta_net import TENSOR_NAMES, delta_config
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import MAX_WIDTH
 from jaxserve.models.families._experts import read_experts, some_with_experts
@@ -37,6 +40,30 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return qwen_hybrid(keys, some_with_experts(keys, qwen_layers(keys, is_fused=True), experts))
 
 
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return delta nets, widths of experts, and that weights sum to 1, which llama.cpp hard-codes and no key carries."""
+    return {
+        **no_window(keys, config),
+        **delta_config(keys, config),
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "shared_expert_intermediate_size": keys.integer("expert_shared_feed_forward_length"),
+        "mlp_only_layers": dense_layers(keys, config),
+        "norm_topk_prob": True,
+        "partial_rotary_factor": config.get("partial_rotary_factor", 1.0),
+    }
+
+
 FAMILY = Family(
-    ("Qwen3NextForCausalLM",), decoder_config, renames={"shared_expert": "shared_experts"}, mtp_names="module"
+    ("Qwen3NextForCausalLM",),
+    decoder_config,
+    renames={"shared_expert": "shared_experts"},
+    mtp_names="module",
+    gguf=GGUFArchitecture(
+        "qwen3next",
+        has_partial_rotary=True,
+        norm_offset=1.0,
+        tensor_names={**TENSOR_NAMES, "post_attention_norm": "post_attention_layernorm"},
+        experts="required",
+        config=_gguf_config,
+    ),
 )

@@ -30,6 +30,7 @@ ARCHITECTURES = {
     "GraniteMoeHybridForCausalLM": ("granitehybrid", gguf.MODEL_ARCH.GRANITE_HYBRID),
     "Lfm2ForCausalLM": ("lfm2", gguf.MODEL_ARCH.LFM2),
     "Lfm2MoeForCausalLM": ("lfm2moe", gguf.MODEL_ARCH.LFM2MOE),
+    "Qwen3NextForCausalLM": ("qwen3next", gguf.MODEL_ARCH.QWEN3NEXT),
     "Qwen3MoeForCausalLM": ("qwen3moe", gguf.MODEL_ARCH.QWEN3MOE),
     "Qwen2MoeForCausalLM": ("qwen2moe", gguf.MODEL_ARCH.QWEN2MOE),
     "MixtralForCausalLM": ("llama", gguf.MODEL_ARCH.LLAMA),
@@ -158,6 +159,35 @@ def lfm2_moe_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
         "leading_dense_block_count": hf["num_dense_layers"],
         "expert_gating_func": int(gguf.ExpertGatingFuncType.SIGMOID),
     }
+
+
+def qwen3_next_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
+    rope, heads = hf["rope_parameters"], hf["linear_num_value_heads"]
+    return expert_keys(hf) | {
+        "rope.freq_base": rope["rope_theta"],
+        "rope.dimension_count": int(hf["head_dim"] * rope["partial_rotary_factor"]),
+        "ssm.conv_kernel": hf["linear_conv_kernel_dim"],
+        "ssm.state_size": hf["linear_key_head_dim"],
+        "ssm.group_count": hf["linear_num_key_heads"],
+        "ssm.time_step_rank": heads,
+        "ssm.inner_size": hf["linear_value_head_dim"] * heads,
+    }
+
+
+def with_split_gates(tensors: Mapping[str, np.ndarray], hf: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return the tensors with `in_proj_qkvz` as all queries, all keys and all values, and the gates beside them."""
+    found = {}
+    for name, tensor in tensors.items():
+        if not name.endswith("in_proj_qkvz.weight"):
+            found[name] = tensor
+            continue
+        heads, key_dim = hf["linear_num_key_heads"], hf["linear_key_head_dim"]
+        width = hf["linear_num_value_heads"] // heads * hf["linear_value_head_dim"]
+        by_head = tensor.reshape(heads, 2 * (key_dim + width), -1)
+        parts = np.split(by_head, [key_dim, 2 * key_dim, 2 * key_dim + width], 1)
+        *inputs, gates = (part.reshape(-1, tensor.shape[-1]) for part in parts)
+        found[name.replace("qkvz", "qkv")], found[name.replace("qkvz", "z")] = np.concatenate(inputs), gates
+    return found
 
 
 def mixer_as_stored(name: str, tensor: np.ndarray, hf: Mapping[str, Any]) -> np.ndarray:
@@ -304,6 +334,7 @@ OWN_KEYS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "GraniteMoeHybridForCausalLM": granite_hybrid_keys,
     "Lfm2ForCausalLM": lambda hf: lfm2_keys(hf) | {"feed_forward_length": lfm2_width(hf)},
     "Lfm2MoeForCausalLM": lfm2_moe_keys,
+    "Qwen3NextForCausalLM": qwen3_next_keys,
     "Qwen3MoeForCausalLM": expert_keys,
     "Qwen2MoeForCausalLM": expert_keys,
     "MixtralForCausalLM": expert_keys,
@@ -324,7 +355,12 @@ def as_stored(name: str, tensor: np.ndarray, hf: Mapping[str, Any]) -> np.ndarra
         return mixer_as_stored(name, tensor, hf)
     if name.endswith(".conv.conv.weight"):
         return tensor[:, 0]
-    if model.startswith("Gemma") and name.endswith("norm.weight"):
+    if name.endswith(".linear_attn.A_log"):
+        return -np.exp(tensor)
+    if name.endswith(".linear_attn.conv1d.weight"):
+        return tensor[:, 0]
+    has_offset = model.startswith(("Gemma", "Qwen3Next")) and not name.endswith("linear_attn.norm.weight")
+    if has_offset and name.endswith("norm.weight"):
         return tensor + 1
     if model.startswith(("Granite", "Mixtral")) and ("q_proj" in name or "k_proj" in name):
         heads = hf["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
@@ -353,12 +389,14 @@ def write_as_gguf(
     num_mtp_layers: int = 0,
     *,
     is_absorbed: bool = True,
+    has_split_gates: bool = True,
     matrices: str = "F32",
 ) -> Path:
     """Write the checkpoint as llama.cpp's converter does.
 
     kind: type of the matrices of experts. matrices: type of other projections whose rows are whole blocks of 32. num_mtp_layers: blocks of multi-token-prediction layers after those of the
-    decoder. is_absorbed: False: as converters of early 2025 wrote DeepSeek's files.
+    decoder. is_absorbed: False: as converters of early 2025 wrote DeepSeek's files. has_split_gates:
+    False: as the first converters of Qwen3-Next wrote the inputs of gated delta nets.
     """
     name, architecture = ARCHITECTURES[hf["architectures"][0]]
     keys = {
@@ -380,6 +418,8 @@ def write_as_gguf(
     names = gguf.get_tensor_name_map(architecture, hf["num_hidden_layers"])
     tensors = {}
     values_by_name = with_stacked_experts(as_in_the_file(checkpoint))
+    if has_split_gates:
+        values_by_name = with_split_gates(values_by_name, hf)
     for tensor, values in (with_absorbed_latents(values_by_name, hf) if is_absorbed else values_by_name).items():
         hf_name = tensor.replace("shared_experts.", "shared_expert.").replace("_correction_bias", "_correction.bias")
         hf_name = hf_name.replace(".dt_bias", ".dt_proj.bias").replace(".conv.o_proj", ".conv.out_proj")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxserve.checkpoint.gguf.file import open_gguf
 from jaxserve.errors import CheckpointError
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.registry import decoder_config, decoder_of, open_model
@@ -46,6 +47,17 @@ MIXERS: dict[str, Any] = {
 }
 CONVOLUTIONS: dict[str, Any] = {"attention__head_count_kv": [0, 2], "shortconv__l_cache": 3}
 CONVOLUTION_EXPERTS = CONVOLUTIONS | {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 8}
+DELTA_NETS: dict[str, Any] = {
+    "expert_count": 4,
+    "expert_used_count": 2,
+    "expert_feed_forward_length": 8,
+    "expert_shared_feed_forward_length": 8,
+    "ssm__conv_kernel": 4,
+    "ssm__state_size": 8,
+    "ssm__group_count": 2,
+    "ssm__time_step_rank": 4,
+    "ssm__inner_size": 16,
+}
 LLAMA4: dict[str, Any] = {
     "expert_count": 4,
     "expert_used_count": 1,
@@ -80,6 +92,8 @@ LLAMA4: dict[str, Any] = {
         "qwen3_moe_tiny",
         "qwen2_moe_tiny",
         "mixtral_tiny",
+        "qwen3_next_tiny",
+        "qwen3_next_odd_tiny",
         "olmoe_tiny",
         "gpt_oss_tiny",
     ],
@@ -168,6 +182,41 @@ def test_latent_matrices_in_blocks_are_joined_as_floats(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "b.gguf", "deepseek2", metadata, embedding | parts)
     with pytest.raises(CheckpointError, match=r"attn_k_b and attn_v_b of .*expected both"):
         open_model(path)
+
+
+def test_inputs_of_delta_nets_are_read_as_one_matrix_or_as_two(tmp_path: Path) -> None:
+    """The first converters of Qwen3-Next left the matrix as it is."""
+    folder = golden_checkpoint("qwen3_next_tiny").path
+    hf, checkpoint = json.loads((folder / "config.json").read_text()), open_model(folder)
+    name = "model.layers.2.linear_attn.in_proj_qkvz.weight"
+    for has_split_gates in (False, True):
+        path = write_as_gguf(tmp_path / "a.gguf", checkpoint, hf, has_split_gates=has_split_gates)
+        assert ("blk.2.ssm_in.weight" in open_gguf(path).tensors) != has_split_gates
+        found = open_model(path)
+        assert found.tensors.keys() == checkpoint.tensors.keys()
+        np.testing.assert_array_equal(found.read(name), checkpoint.read(name).astype(np.float32))
+
+
+def test_inputs_of_delta_nets_in_blocks_are_joined_as_floats(tmp_path: Path) -> None:
+    random = np.random.default_rng(3)
+    query, key, value, gate = random.standard_normal((4, 2, 8, HIDDEN), dtype=np.float32)
+    inputs, gates = np.concatenate([query, key, value]).reshape(-1, HIDDEN), gate.reshape(-1, HIDDEN)
+    metadata = decoder_metadata("qwen3next", **DELTA_NETS)
+    embedding = {"token_embd.weight": ("F32", decoder_weights()["token_embd.weight"])}
+    parts = {"blk.1.attn_qkv.weight": stored("Q8_0", inputs), "blk.1.attn_gate.weight": stored("Q4_1", gates)}
+    found = open_model(write_gguf(tmp_path / "a.gguf", "qwen3next", metadata, embedding | parts))
+    whole = found.read("model.layers.1.linear_attn.in_proj_qkvz.weight")
+    assert isinstance(whole, np.ndarray)
+    assert whole.dtype == np.float32
+    error = np.abs(whole.reshape(2, 32, HIDDEN) - np.concatenate([query, key, value, gate], 1))
+    assert 0 < error[:, :24].max() < 0.02 < error[:, 24:].max() < 0.3
+    narrow = {"blk.1.attn_gate.weight": ("F32", gates[:8])}
+    for changed in (parts | narrow, narrow, {"blk.1.attn_qkv.weight": parts["blk.1.attn_qkv.weight"]}):
+        path = write_gguf(tmp_path / "b.gguf", "qwen3next", metadata, embedding | changed)
+        with pytest.raises(
+            CheckpointError, match=r"attn_qkv and attn_gate of .*linear_attn': expected both, of shapes"
+        ):
+            open_model(path)
 
 
 @pytest.mark.parametrize(("num_experts", "qk_norm"), [(16, "rotated_unit"), (128, "none")])
@@ -343,6 +392,21 @@ def test_gemmas_of_27b_score_with_width_over_heads(tmp_path: Path) -> None:
             "key 'lfm2moe.expert_weights_norm': expected true or none, found False",
         ),
         ("lfm2moe", CONVOLUTIONS, "key 'lfm2moe.expert_count': expected a whole number from 1"),
+        (
+            "qwen3next",
+            DELTA_NETS | {"ssm__inner_size": 18},
+            "key 'qwen3next.ssm.inner_size': expected a multiple of 4 heads, found 18",
+        ),
+        (
+            "qwen3next",
+            DELTA_NETS | {"ssm__time_step_rank": 3},
+            "key 'qwen3next.ssm.time_step_rank': expected a multiple of 2 key heads, found 3",
+        ),
+        (
+            "qwen3next",
+            DELTA_NETS | {"expert_shared_feed_forward_length": None},
+            "key 'qwen3next.expert_shared_feed_forward_length': expected a whole number from 1",
+        ),
         ("phi3", {"rope__dimension_count": 3}, "key 'phi3.rope.dimension_count': expected the head size 8, found 3"),
     ],
 )
