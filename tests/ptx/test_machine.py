@@ -44,6 +44,12 @@ def test_numbers_are_read_computed_with_and_written() -> None:
         ("ld.global.b32 %r2, [%rd1]; bfe.s32 %r2, %r2, 4, 4;", -8),
         ("ld.global.b32 %r2, [%rd1]; prmt.b32 %r2, %r2, 0, 0x9854;", 0xFF0000),
         ("mov.b32 %r3, 0x00F0; mov.b32 %r4, 0x3C; lop3.b32 %r2, %r3, %r4, 5, (0xf0 & 0xcc) ^ 0xaa;", 0x30 ^ 5),
+        ("mov.b32 %r3, 0x00F0; mov.b32 %r4, 0x3C; lop3.b32 %r2, %r3, %r4, 5, 0x6a;", 0x30 ^ 5),
+        (
+            "mov.b32 %r3, 0x00830003; mov.b32 %r4, 0x7F007F00; mov.b32 %r5, 0xC000C000;"  # 131 and 3 times 2 ** -133
+            "fma.rn.bf16x2 %r2, %r3, %r4, %r5;",  # times 2 ** 127, less 2
+            0x3D40BFFA,
+        ),
         ("mov.b32 %r3, -7; shr.s32 %r2, %r3, 99;", -1),
         ("mov.b32 %r3, -7; shr.u32 %r2, %r3, 32;", 0),
         ("mov.b32 %r3, -7; mov.b32 %r2, 5; shf.l.wrap.b32 %r2, %r3, %r2, 33;", 11),

@@ -21,6 +21,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num, UInt8
 
+from jaxserve_kernels import upcast
 from jaxserve_kernels.grouped_matmul.gpu import WORKERS, blocks
 from jaxserve_kernels.grouped_matmul.gpu.plan import ALIGNMENT, Plan, Unit, make_plan
 from jaxserve_kernels.grouped_matmul.tiles import Tiles, most_tiles, places_of, tiles_of
@@ -49,6 +50,8 @@ class _Kernel:
     """True if the interpreter runs it."""
     is_mxfp4: bool
     """True if scales are exponents of MXFP4."""
+    is_upcast: bool
+    """True if weights are upcast in words, and the inputs of each step of x permuted for that."""
 
 
 @functools.partial(jax.jit, static_argnames=("dynamic", "tuning", "is_emulated"))
@@ -63,7 +66,9 @@ def grouped_matmul(
     is_emulated: bool = False,
 ) -> Float[Array, "R O"]:
     """See `api.grouped_matmul`; shapes: see `gpu.small_choice`."""
-    kernel = _Kernel(make_plan(x.shape, weight.shape, tuning), is_emulated, scales.dtype == jnp.uint8)
+    is_mxfp4 = scales.dtype == jnp.uint8
+    is_upcast = not (is_emulated or is_mxfp4 or dynamic) and upcast.is_supported(x.dtype, weight.dtype)
+    kernel = _Kernel(make_plan(x.shape, weight.shape, tuning), is_emulated, is_mxfp4, is_upcast)
     places = places_of(group_sizes, len(x), tuning.rows, ALIGNMENT)
     if scales.ndim == 3:
         return _launch(kernel, x, weight, group_sizes, scales)[:, places.rows].sum(0)
@@ -84,6 +89,8 @@ def _launch(
     plan, tuned, num_experts, num_rows = kernel.plan, kernel.plan.tuning, len(weight), len(x)
     tiles = tiles_of(group_sizes, num_rows, tuned.rows, ALIGNMENT)
     padded = jnp.pad(x, ((0, tuned.rows + -num_rows % ALIGNMENT), (0, 0)))  # the last tile may end there
+    if kernel.is_upcast:
+        padded = upcast.permuted(padded, weight.dtype, tuned.inputs)
     by_group = () if scales is None else (scales.reshape(-1, plan.num_outputs),)
     num_written = most_tiles(num_rows, num_experts, tuned.rows, ALIGNMENT) * tuned.rows
     dtype = jnp.int32 if x.dtype == jnp.int8 else jnp.float32
@@ -137,13 +144,16 @@ def _work(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any], worker: Any, un
     """One worker's half of a block."""
     tuned = kernel.plan.tuning
     outputs, shape = pl.ds(worker * tuned.outputs, tuned.outputs), (tuned.outputs, tuned.rows)
+    factor = upcast.factor(scratch["w_ring"].dtype) if kernel.is_upcast else 1
 
     def slot_of(step: Any) -> Any:
         return jax.lax.rem(done + step - unit.first, jnp.int32(tuned.stages))
 
     def multiply_step(step: Any, accumulator: Any) -> None:
         x_tile, w_tile = scratch["x_ring"].at[slot_of(step)], scratch["w_ring"].at[slot_of(step), outputs]
-        if w_tile.dtype != x_tile.dtype:
+        if kernel.is_upcast:
+            w_tile = upcast.upcast(w_tile)
+        elif w_tile.dtype != x_tile.dtype:
             wide = widened(w_tile, x_tile.dtype)
             w_tile = wide if not kernel.is_emulated else stored(wide, scratch["wide"].at[worker])
         plgpu.wgmma(accumulator, w_tile, x_tile.transpose((1, 0)))
@@ -164,6 +174,7 @@ def _work(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any], worker: Any, un
         plgpu.barrier_wait(scratch["ready"].at[slot_of(step)])
         by_output = plgpu.Layout.WGMMA.reduce(1)
         scales = plgpu.load(scratch["s_ring"].at[slot_of(step), outputs], layout=by_output).astype(jnp.float32)
+        scales = scales * factor
         product = pl.run_scoped(multiply, plgpu.ACC(shape, jnp.float32))
         plgpu.barrier_arrive(scratch["free"].at[slot_of(step)])
         return total + product * jax.lax.broadcast_in_dim(scales, shape, (0,))
@@ -182,7 +193,7 @@ def _work(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any], worker: Any, un
         zeros = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA)
         total = jax.lax.fori_loop(unit.first, unit.last, add_group, zeros)
     else:
-        total = pl.run_scoped(multiply, plgpu.ACC(shape, refs.out.dtype))
+        total = pl.run_scoped(multiply, plgpu.ACC(shape, refs.out.dtype)) * factor
     _store(kernel.plan, refs, worker, unit, total)
 
 
