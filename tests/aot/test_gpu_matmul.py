@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from jaxserve_kernels.matmul import matmul, tuning
+from jaxserve_kernels.matmul.gpu import grouped_choice
 from jaxserve_kernels.matmul.tuning import SkinnyTuning
 
 from jaxserve.layers.cache import pool_shapes
@@ -94,6 +95,7 @@ class Built:
     """A kernel, and what the tools say of it."""
 
     product: Product
+    workers: int
     code: MachineCode
 
 
@@ -117,11 +119,23 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         with jax.default_device(product.device):
             return jax.jit(multiply).lower(*product.operands(128 if sizes is None else None)).compile()
 
-    return Built(product, machine_code(product.target, compiled, tmp_path_factory.mktemp("mosaic")))
+    code = machine_code(product.target, compiled, tmp_path_factory.mktemp("mosaic"))
+    taken = sizes or grouped_choice(*product.operands(128))
+    assert taken is not None
+    return Built(product, taken.workers, code)
 
 
 def test_no_register_is_spilled(built: Built) -> None:
     assert built.code.spilled_bytes == 0
+
+
+def test_workers_and_the_fetcher_share_the_registers_that_their_threads_begin_with(built: Built) -> None:
+    """Workers wait for ever for a register that no thread gave back."""
+    from jaxserve_kernels.matmul.gpu.skinny import REGISTERS
+
+    (at_start,) = map(int, re.findall(r"Used (\d+) registers", built.code.instructions))
+    of_worker, of_fetcher = REGISTERS[built.workers]
+    assert at_start * (built.workers + 1) == of_worker * built.workers + of_fetcher
 
 
 def test_products_are_those_of_the_tensor_cores_and_weights_come_by_bulk_copies(built: Built) -> None:

@@ -31,7 +31,7 @@ from jaxserve_kernels.hopper import stored, tiled, widened
 from jaxserve_kernels.matmul.reference import quantize_rows
 from jaxserve_kernels.matmul.tuning import SkinnyTuning
 
-_REGISTERS = {2: (232, 40), 4: (112, 32)}
+REGISTERS = {2: (232, 40), 4: (112, 32)}
 """Per thread of a worker and of the fetcher, by workers: all that the program's threads begin with (168 and 96 each)."""
 _HARDLY_LARGER = 1.1
 _TOKENS = 8
@@ -155,7 +155,7 @@ def _launch(
 
 def _body(kernel: _Kernel, operands: tuple[Any, ...], out: Any, scratch: dict[str, Any]) -> None:
     warpgroup, workers = jax.lax.axis_index("warpgroup"), kernel.tuning.workers
-    work_registers, fetch_registers = _REGISTERS[workers]
+    work_registers, fetch_registers = REGISTERS[workers]
     first = jax.lax.axis_index("program") * kernel.share
     end = jnp.minimum(first + kernel.share, kernel.num_tiles)
 
