@@ -15,6 +15,7 @@ import numpy as np
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.files import read_config, read_object
+from jaxserve.checkpoint.gguf.factors import check_not_multiplied
 from jaxserve.checkpoint.mtp import as_first_layer, mtp_config, only_mtp_layer
 from jaxserve.checkpoint.parts import split_fused, with_each_expert, with_flat_corrections
 from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
@@ -105,6 +106,7 @@ def _open_stored(directory: Path, families: Collection[Family]) -> HuggingFaceCh
 def open_tensors(file: Path, like: Checkpoint, families: Collection[Family]) -> Checkpoint:
     """Open a safetensors file with some of the tensors of a model, which `like` is; they are floats, named as in its
     Hugging Face directory. Raises CheckpointError in one line."""
+    check_not_multiplied(like.config, str(file))
     shard = open_safetensors(file)
     config = {key: value for key, value in like.config.items() if key != "quantization_config"}
     tensors = {name: _info(shard, name) for name in shard.tensors}

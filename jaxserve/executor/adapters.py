@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from jaxserve.checkpoint.gguf.factors import check_not_multiplied
 from jaxserve.checkpoint.peft import Adapter, open_adapter
 from jaxserve.checkpoint.peft_modules import TargetExperts, TargetModel, declared_module
 from jaxserve.checkpoint.renamed import our_name
@@ -26,6 +27,8 @@ def open_adapters(config: Config, decoder: DecoderConfig, hf: Mapping[str, Any])
 
     hf: the model's `config.json`. Raises StartupError in one line.
     """
+    if config.model.num_adapter_places:
+        check_not_multiplied(hf, "--lora-modules, --max-loras")
     if not config.model.adapters:
         return ()
     target = target_model(decoder, hf)

@@ -43,6 +43,8 @@ def written(folder: Path, name: str, kind: str = "F32") -> Path:
         "granitemoehybrid_dense_tiny",
         "lfm2_tiny",
         "lfm2_odd_tiny",
+        "falcon_h1_tiny",
+        "falcon_h1_odd_tiny",
         "qwen3_next_tiny",
         "qwen3_next_odd_tiny",
     ],
@@ -181,7 +183,11 @@ def test_latent_attention_keeps_its_blocks_but_those_of_keys_and_values(tmp_path
 
 @pytest.mark.parametrize(
     ("name", "projections"),
-    [("granitemoehybrid_tiny", ("mamba.in_proj", "mamba.out_proj")), ("lfm2_tiny", ("conv.in_proj", "conv.o_proj"))],
+    [
+        ("granitemoehybrid_tiny", ("mamba.in_proj", "mamba.out_proj")),
+        ("falcon_h1_tiny", ("mamba.in_proj", "mamba.out_proj")),
+        ("lfm2_tiny", ("conv.in_proj", "conv.o_proj")),
+    ],
 )
 def test_mixers_keep_the_blocks_of_their_projections(tmp_path: Path, name: str, projections: tuple[str, ...]) -> None:
     golden, folder = golden_checkpoint(name), golden_checkpoint(name).path

@@ -169,6 +169,8 @@ class GGUFArchitecture:
     """Offset that the file adds to norm weights, those of gated delta nets excepted."""
     tensor_names: Mapping[str, str] = field(default_factory=dict)
     """Hugging Face name by llama.cpp name, for parts of a layer that differ from Llama's."""
+    bare_parts: tuple[str, ...] = ()
+    """llama.cpp's names of parts whose weights have no suffix."""
     top_names: Mapping[str, str] = field(default_factory=dict)
     """Hugging Face name by llama.cpp name, for tensors outside layers that differ from Llama's."""
     experts: Literal["none", "optional", "required"] = "none"
@@ -194,7 +196,8 @@ class GGUFArchitecture:
             part = _EXPERTS.get(match[2])
         if part is None:
             return None
-        name, suffix = f"model.layers.{match[1]}.{part}", match[3]
+        suffix = match[3] or ("weight" if match[2] in self.bare_parts else None)
+        name = f"model.layers.{match[1]}.{part}"
         if (suffix is None) != (part in _WITHOUT_SUFFIX):
             return None
         if suffix is None:

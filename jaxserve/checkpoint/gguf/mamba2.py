@@ -1,4 +1,4 @@
-"""Mamba-2 mixers in GGUF files: which layers have one, their sizes, and their tensors."""
+"""Mamba-2 mixers in GGUF files: their sizes and their tensors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from jaxserve.checkpoint.gguf.architecture import GGUFKeys
-from jaxserve.checkpoint.gguf.mixers import mixed_layers
 
 TENSOR_NAMES: Final[Mapping[str, str]] = {
     "ssm_in": "mamba.in_proj",
@@ -20,26 +19,18 @@ TENSOR_NAMES: Final[Mapping[str, str]] = {
 """Hugging Face's names by llama.cpp's. Of `mamba.dt` there is a bias only."""
 
 
-def mamba_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of `config.json` for Mamba-2 mixers, and `layer_types`.
-
-    config: the keys that all files have. Raises CheckpointError for sizes that do not fit each other.
-    """
+def mamba_config(keys: GGUFKeys) -> dict[str, Any]:
+    """Return the keys of `config.json` for Mamba-2 mixers; raise CheckpointError for sizes that do not fit each other."""
     heads, width = keys.integer("ssm.time_step_rank"), keys.integer("ssm.inner_size")
-    if width % heads or width % config["hidden_size"]:
-        keys.fail(
-            "ssm.inner_size", f"a multiple of {heads} heads and of embedding_length {config['hidden_size']}", width
-        )
+    if width % heads:
+        keys.fail("ssm.inner_size", f"a multiple of {heads} heads", width)
     biases = {name.split(".", 2)[-1] for name in keys.file.tensors if name.endswith(".bias")}
     return {
-        "layer_types": mixed_layers(keys, config, "linear_attention"),
         "mamba_n_heads": heads,
         "mamba_d_head": width // heads,
-        "mamba_expand": width // config["hidden_size"],
         "mamba_n_groups": keys.integer("ssm.group_count"),
         "mamba_d_state": keys.integer("ssm.state_size"),
         "mamba_d_conv": keys.integer("ssm.conv_kernel"),
         "mamba_conv_bias": "ssm_conv1d.bias" in biases,
         "mamba_proj_bias": "ssm_in.bias" in biases,
-        "attention_bias": "attn_q.bias" in biases,
     }

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
 import msgspec
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no_window
+from jaxserve.checkpoint.gguf.factors import MULTIPLIED
+from jaxserve.checkpoint.gguf.mamba2 import TENSOR_NAMES, mamba_config
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.recurrent import Mamba2Config
 from jaxserve.models.families._common import COMMON_DEFAULTS, MAX_LAYERS, MAX_WIDTH, build
@@ -80,6 +84,18 @@ def _mamba(keys: Keys) -> Mamba2Config:
     )
 
 
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return mixers. Converters multiply the weights with all factors; llama.cpp gates before the norm that mixers may have."""
+    return {
+        **no_window(keys, config),
+        **mamba_config(keys),
+        "mamba_d_ssm": keys.integer("ssm.inner_size"),
+        "mamba_rms_norm": "blk.0.ssm_norm.weight" in keys.file.tensors,
+        "mamba_norm_before_gate": False,
+        MULTIPLIED: True,
+    }
+
+
 FAMILY = Family(
     ("FalconH1ForCausalLM",),
     decoder_config,
@@ -88,4 +104,11 @@ FAMILY = Family(
         "pre_ff_layernorm": "post_attention_layernorm",
         "final_layernorm": "norm",
     },
+    gguf=GGUFArchitecture(
+        "falcon-h1",
+        has_bias_flags=True,
+        tensor_names=TENSOR_NAMES,
+        bare_parts=("ffn_norm",),
+        config=_gguf_config,
+    ),
 )

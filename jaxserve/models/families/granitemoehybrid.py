@@ -9,6 +9,7 @@ from typing import Any
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no_window
 from jaxserve.checkpoint.gguf.mamba2 import TENSOR_NAMES, mamba_config
+from jaxserve.checkpoint.gguf.mixers import mixed_layers
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.families._common import MAX_LAYERS, MAX_WIDTH, build
 from jaxserve.models.families._experts import COUNT_KEYS, all_with_experts, read_experts
@@ -78,10 +79,16 @@ def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return factors, mixers, and the width of the block that every token uses; `rope.scaling.finetuned` false is no rope."""
     num_experts = config.get("num_experts", 0)
     shared = "expert_shared_feed_forward_length" if num_experts else "feed_forward_length"
+    width, hidden_size = keys.integer("ssm.inner_size"), config["hidden_size"]
+    if width % hidden_size:
+        keys.fail("ssm.inner_size", f"a multiple of embedding_length {hidden_size}", width)
     return {
         **no_window(keys, config),
         **gguf_factors(keys, config),
-        **mamba_config(keys, config),
+        **mamba_config(keys),
+        "mamba_expand": width // hidden_size,
+        "layer_types": mixed_layers(keys, config, "linear_attention"),
+        "attention_bias": any(name.endswith(".attn_q.bias") for name in keys.file.tensors),
         "num_local_experts": num_experts,
         "shared_intermediate_size": keys.integer(shared),
         "position_embedding_type": "nope" if keys.get("rope.scaling.finetuned") is False else "rope",

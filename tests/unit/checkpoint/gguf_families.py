@@ -28,6 +28,7 @@ ARCHITECTURES = {
     "Llama4ForCausalLM": ("llama4", gguf.MODEL_ARCH.LLAMA4),
     "Glm4MoeForCausalLM": ("glm4moe", gguf.MODEL_ARCH.GLM4_MOE),
     "GraniteMoeHybridForCausalLM": ("granitehybrid", gguf.MODEL_ARCH.GRANITE_HYBRID),
+    "FalconH1ForCausalLM": ("falcon-h1", gguf.MODEL_ARCH.FALCON_H1),
     "Lfm2ForCausalLM": ("lfm2", gguf.MODEL_ARCH.LFM2),
     "Lfm2MoeForCausalLM": ("lfm2moe", gguf.MODEL_ARCH.LFM2MOE),
     "Qwen3NextForCausalLM": ("qwen3next", gguf.MODEL_ARCH.QWEN3NEXT),
@@ -116,17 +117,50 @@ def granite_hybrid_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
         "logits_scaling": 1.0,
     }
     is_attention = [name in ("attention", "full_attention") for name in hf["layer_types"]]
-    width = hf["mamba_expand"] * hf["hidden_size"]
     return granite_moe_keys(defaults | dict(hf)) | {
         "feed_forward_length": hf["intermediate_size"] if hf["num_local_experts"] else hf["shared_intermediate_size"],
         "attention.head_count_kv": [hf["num_key_value_heads"] * found for found in is_attention],
+        **mamba_keys(hf, hf["mamba_expand"] * hf["hidden_size"]),
+        "rope.scaling.finetuned": hf["position_embedding_type"] == "rope",
+    }
+
+
+def mamba_keys(hf: Mapping[str, Any], width: int) -> dict[str, Any]:
+    return {
         "ssm.conv_kernel": hf["mamba_d_conv"],
         "ssm.state_size": hf["mamba_d_state"],
         "ssm.group_count": hf["mamba_n_groups"],
         "ssm.inner_size": width,
         "ssm.time_step_rank": hf["mamba_n_heads"],
-        "rope.scaling.finetuned": hf["position_embedding_type"] == "rope",
     }
+
+
+def falcon_h1_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
+    sizes = {f"attention.{size}_length": head_dim(hf) for size in ("key", "value")}
+    return sizes | mamba_keys(hf, hf["mamba_d_ssm"])
+
+
+def falcon_h1_factor(name: str, hf: Mapping[str, Any]) -> float | np.ndarray:
+    """Return what the converter multiplies a weight with; of an input projection a factor for each row."""
+    own = hf["attention_in_multiplier"]
+    gate, down = hf["mlp_multipliers"]
+    by_module = {
+        "gate_proj": gate,
+        "down_proj": down,
+        "q_proj": own,
+        "k_proj": own * hf["key_multiplier"],
+        "v_proj": own,
+        "o_proj": hf["attention_out_multiplier"],
+        "out_proj": hf["ssm_out_multiplier"],
+        "lm_head": hf["lm_head_multiplier"],
+        "embed_tokens": hf["embedding_multiplier"],
+    }
+    module = name.split(".")[-2]
+    if module != "in_proj":
+        return float(by_module.get(module, 1.0))
+    width, states = hf["mamba_d_ssm"], hf["mamba_n_groups"] * hf["mamba_d_state"]
+    counts = [width, width, states, states, hf["mamba_n_heads"]]
+    return np.repeat(np.float32(hf["ssm_in_multiplier"]) * np.float32(hf["ssm_multipliers"]), counts)[:, None]
 
 
 def lfm2_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
@@ -332,6 +366,7 @@ OWN_KEYS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "Llama4ForCausalLM": llama4_keys,
     "Glm4MoeForCausalLM": glm4_moe_keys,
     "GraniteMoeHybridForCausalLM": granite_hybrid_keys,
+    "FalconH1ForCausalLM": falcon_h1_keys,
     "Lfm2ForCausalLM": lambda hf: lfm2_keys(hf) | {"feed_forward_length": lfm2_width(hf)},
     "Lfm2MoeForCausalLM": lfm2_moe_keys,
     "Qwen3NextForCausalLM": qwen3_next_keys,
@@ -351,6 +386,8 @@ def head_dim(hf: Mapping[str, Any]) -> int:
 def as_stored(name: str, tensor: np.ndarray, hf: Mapping[str, Any]) -> np.ndarray:
     """Return the tensor that llama.cpp's converter writes."""
     model = hf["architectures"][0]
+    if model.startswith("FalconH1"):
+        tensor = tensor * falcon_h1_factor(name, hf)
     if ".mamba." in name:
         return mixer_as_stored(name, tensor, hf)
     if name.endswith(".conv.conv.weight"):
@@ -423,6 +460,8 @@ def write_as_gguf(
     for tensor, values in (with_absorbed_latents(values_by_name, hf) if is_absorbed else values_by_name).items():
         hf_name = tensor.replace("shared_experts.", "shared_expert.").replace("_correction_bias", "_correction.bias")
         hf_name = hf_name.replace(".dt_bias", ".dt_proj.bias").replace(".conv.o_proj", ".conv.out_proj")
+        if architecture == gguf.MODEL_ARCH.FALCON_H1:
+            hf_name = hf_name.replace("post_attention_layernorm", "pre_ff_layernorm")
         if architecture == gguf.MODEL_ARCH.LFM2MOE:
             hf_name = hf_name.replace("model.norm.", "model.embedding_norm.")
         stored_name = names.get_name(hf_name, (".weight", ".bias")) or dense.get_name(hf_name, (".weight",))

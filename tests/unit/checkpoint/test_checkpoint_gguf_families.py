@@ -11,9 +11,12 @@ import numpy as np
 import pytest
 
 from jaxserve.checkpoint.gguf.file import open_gguf
+from jaxserve.checkpoint.huggingface import open_tensors
+from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import CheckpointError
+from jaxserve.executor.adapters import open_adapters
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.registry import decoder_config, decoder_of, open_model
+from jaxserve.models.registry import decoder_config, decoder_of, families, open_model
 from tests.models.goldens import golden_checkpoint
 from tests.unit.checkpoint.checkpoint_files import (
     HIDDEN,
@@ -22,6 +25,7 @@ from tests.unit.checkpoint.checkpoint_files import (
     stored,
     write_decoder,
     write_gguf,
+    write_safetensors,
 )
 from tests.unit.checkpoint.gguf_families import llama4_in_a_file, write_as_gguf
 
@@ -45,6 +49,7 @@ MIXERS: dict[str, Any] = {
     "ssm__state_size": 8,
     "ssm__conv_kernel": 4,
 }
+PARALLEL_MIXERS = {key: value for key, value in MIXERS.items() if key != "attention__head_count_kv"}
 CONVOLUTIONS: dict[str, Any] = {"attention__head_count_kv": [0, 2], "shortconv__l_cache": 3}
 CONVOLUTION_EXPERTS = CONVOLUTIONS | {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 8}
 DELTA_NETS: dict[str, Any] = {
@@ -230,9 +235,12 @@ def test_llama_4_with_128_experts_has_no_norms_of_queries_and_keys(
 
 
 def test_mixers_whose_numbers_do_not_fit_are_rejected(tmp_path: Path) -> None:
-    options = MIXERS | {"ssm__inner_size": 12}
-    with pytest.raises(CheckpointError, match=r"key 'granitehybrid\.ssm\.inner_size': expected a multiple of 4 heads"):
-        open_model(write_decoder(tmp_path / "a.gguf", "granitehybrid", **options))
+    for change, expected in (({"ssm__inner_size": 12}, "embedding_length 32"), ({"ssm__time_step_rank": 3}, "3 heads")):
+        path = write_decoder(tmp_path / "a.gguf", "granitehybrid", **(MIXERS | change))
+        with pytest.raises(
+            CheckpointError, match=rf"granitehybrid\.ssm\.inner_size': expected a multiple of {expected}"
+        ):
+            open_model(path)
     for counts in ([0, 0], [2, 1], [2], [0, -1]):
         options = MIXERS | {"attention__head_count_kv": counts}
         path = write_decoder(tmp_path / "a.gguf", "granitehybrid", **options)
@@ -255,6 +263,46 @@ def test_the_final_norm_of_lfm2_has_one_of_two_names(tmp_path: Path) -> None:
         path = write_decoder(tmp_path / "b.gguf", architecture, tensors, **options)
         with pytest.raises(CheckpointError, match=r"token_embd_norm\.weight'.*no place in it"):
             open_model(path)
+
+
+def test_feed_forward_norms_of_falcon_h1_have_no_suffix(tmp_path: Path) -> None:
+    norm, name = np.full(HIDDEN, 2.0, np.float32), "model.layers.0.post_attention_layernorm.weight"
+    bare = {"blk.0.ffn_norm": norm, "blk.0.ffn_norm.weight": None}
+    found = open_model(write_decoder(tmp_path / "a.gguf", "falcon-h1", bare, **PARALLEL_MIXERS))
+    np.testing.assert_array_equal(found.read(name), norm)
+    twice = {"blk.0.ffn_norm": norm}
+    for architecture, tensors in (
+        ("falcon-h1", twice),
+        ("granitehybrid", bare),
+        ("falcon-h1", {"blk.0.attn_norm": norm}),
+    ):
+        options = PARALLEL_MIXERS if architecture == "falcon-h1" else MIXERS
+        path = write_decoder(tmp_path / "b.gguf", architecture, tensors, **options)
+        with pytest.raises(CheckpointError, match="no place in it"):
+            open_model(path)
+
+
+def test_weights_without_the_factors_of_a_file_are_rejected(tmp_path: Path) -> None:
+    """Files of Falcon-H1 have weights multiplied with factors that no key carries; adapters and single tensors lack them."""
+    served = open_model(write_decoder(tmp_path / "a.gguf", "falcon-h1", **PARALLEL_MIXERS))
+    other = open_model(write_decoder(tmp_path / "b.gguf", "granitehybrid", **MIXERS))
+    file = write_safetensors(tmp_path / "c.safetensors", {"lm_head.weight": np.ones((4, HIDDEN), np.float32)})
+    reserved = Config(model=ModelConfig(model="any", max_loras=1))
+    for read in (
+        lambda model: open_tensors(file, model, families()),
+        lambda model: open_adapters(reserved, decoder_of(model), model.config),
+    ):
+        read(other)
+        with pytest.raises(CheckpointError, match="whose weights are multiplied with factors that these lack"):
+            read(served)
+    assert not open_adapters(Config(model=ModelConfig(model="any")), decoder_of(served), served.config)
+
+
+def test_attention_biases_of_falcon_h1_are_rejected(tmp_path: Path) -> None:
+    biases = {"blk.0.attn_q.bias": np.ones(32, np.float32)}
+    found = open_model(write_decoder(tmp_path / "a.gguf", "falcon-h1", biases, **PARALLEL_MIXERS))
+    with pytest.raises(CheckpointError, match="attention_bias"):
+        decoder_of(found)
 
 
 @pytest.mark.parametrize("name", ["blk.0.attn_q", "blk.0.ssm_a.weight", "blk.0.ssm_dt"])
@@ -406,6 +454,16 @@ def test_gemmas_of_27b_score_with_width_over_heads(tmp_path: Path) -> None:
             "qwen3next",
             DELTA_NETS | {"expert_shared_feed_forward_length": None},
             "key 'qwen3next.expert_shared_feed_forward_length': expected a whole number from 1",
+        ),
+        (
+            "falcon-h1",
+            PARALLEL_MIXERS | {"ssm__inner_size": 18},
+            "key 'falcon-h1.ssm.inner_size': expected a multiple of 4 heads, found 18",
+        ),
+        (
+            "falcon-h1",
+            PARALLEL_MIXERS | {"attention__head_count_kv": [2, 1]},
+            "key 'falcon-h1.attention.head_count_kv': expected a whole number from 1",
         ),
         ("phi3", {"rope__dimension_count": 3}, "key 'phi3.rope.dimension_count': expected the head size 8, found 3"),
     ],
