@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxserve_kernels.matmul import matmul
-from jaxserve_kernels.matmul.gpu import grouped_choice, most_stages
+from jaxserve_kernels.matmul.gpu import MOST_TOKENS_OF_FOUR, grouped_choice, most_stages
 from jaxserve_kernels.matmul.tuning import SkinnyTuning, product_types
 
 from benchmarks.gpu.ahead import Wanted
@@ -149,13 +149,15 @@ def grouped_candidates(chain: Chain, dtype: jnp.dtype) -> list[SkinnyTuning]:
 
 
 def candidates(num_tokens: int, shapes: Shapes) -> list[SkinnyTuning]:
-    """Sizes that divide the weights, with as many stages as fit the shared memory."""
+    """Return sizes that divide the weights, with as many stages as fit the shared memory, likely ones first."""
     found = []
-    for rows, tile in ((64, 128), (128, 128), (64, 256), (128, 256)):
-        stages = min(MOST_STAGES, RING_BYTES // (tile * (2 * rows + 2 * max(8, num_tokens))))
-        fits = all(outputs % (2 * rows) == 0 and inputs % tile == 0 for outputs, inputs in shapes)
+    narrow = ((4, 64), (2, 64)) if num_tokens <= MOST_TOKENS_OF_FOUR else ((2, 64), (2, 128))
+    for workers, rows, tile in (*((*each, 128) for each in narrow), (2, 64, 256), (2, 128, 256)):
+        block = workers * rows
+        stages = min(MOST_STAGES, RING_BYTES // (tile * (block + 2 * max(8, num_tokens))))
+        fits = all(outputs % block == 0 and inputs % tile == 0 for outputs, inputs in shapes)
         if fits and stages >= 2 and rows * num_tokens <= 128 * 128:  # sums of all are kept in registers
-            found.append(SkinnyTuning(rows=rows, tile=tile, stages=stages, programs=PROGRAMS))
+            found.append(SkinnyTuning(rows=rows, tile=tile, stages=stages, programs=PROGRAMS, workers=workers))
     return found
 
 

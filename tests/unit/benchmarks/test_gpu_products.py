@@ -43,7 +43,8 @@ def test_sizes_that_are_tried_divide_the_weights_and_fit_the_shared_memory() -> 
     for count in tuning.TOKENS:
         found = candidates(count, LLAMA)
         assert found and len(found) == len(set(found))
-        assert all(each.stages * each.tile * (2 * each.rows + 2 * count) <= RING_BYTES for each in found)
+        assert all(each.stages * each.tile * (each.block + 2 * count) <= RING_BYTES for each in found)
+        assert any(each.workers == 4 for each in found) == (count <= 64)
     assert {each.rows for each in candidates(8, ((384, 256),))} == {64}
     assert candidates(8, ((384, 320),)) == []
 
@@ -144,7 +145,7 @@ def test_a_file_is_written_for_what_was_measured(tmp_path: Path, monkeypatch: py
         sizes: SkinnyTuning, x: jax.Array, weight: jax.Array, scales: jax.Array, *, is_dynamic: bool
     ) -> jax.Array:
         wide = weight.astype(x.dtype)
-        return (x @ wide.T) * scales * (1 if sizes.rows == 64 else 2)
+        return (x @ wide.T) * scales * (1 if sizes.workers == 2 else 2)
 
     monkeypatch.setattr(product_programs, "skinny_product", stand_in)
     monkeypatch.setattr(product_programs, "MOST_REPEATS", 2)
@@ -155,9 +156,9 @@ def test_a_file_is_written_for_what_was_measured(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(tune_products, "WORTH", 1e9)
     tune_products.run(context(tmp_path))
     written = json.loads((tmp_path / "tuning" / "matmul-h200.json").read_text())
-    assert {sizes["rows"] for types in ("int8", "int8 x int8") for sizes in written[types]["8"].values()} == {64}
+    assert {sizes["workers"] for types in ("int8", "int8 x int8") for sizes in written[types]["8"].values()} == {2}
     records = read_records(tmp_path / "records")
     assert [record for record in records if record.kind == "problem"] == []
     checks = {record.name: record.passed for record in records if record.kind == "check"}
     assert set(checks.values()) == {True, False}
-    assert all(passed == ("kernel 2 x 64 x" in name) for name, passed in checks.items())
+    assert all(passed == ("kernel 2 x" in name) for name, passed in checks.items())

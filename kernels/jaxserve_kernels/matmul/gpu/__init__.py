@@ -25,7 +25,7 @@ _GROUPED_TYPES = ((jnp.int4, jnp.bfloat16), (jnp.float8_e4m3fn, jnp.float32))
 """Types of weights and scales in groups."""
 _MOST_GROUPED_TOKENS = 128
 """More would need two sums of more registers than there are."""
-_MOST_TOKENS_OF_FOUR = 64
+MOST_TOKENS_OF_FOUR = 64
 """Tokens for which four workers have enough registers."""
 _MOST_STAGES = 8
 _RING_BYTES = 200_000
@@ -57,7 +57,7 @@ def grouped_choice(x: Operand, weight: Operand, scales: Operand) -> SkinnyTuning
         return None
     (num_tokens, num_inputs), num_outputs = x.shape, weight.shape[0]
     group, padded = num_inputs // scales.shape[0], -(-num_tokens // 8) * 8
-    has_four = padded <= _MOST_TOKENS_OF_FOUR and num_outputs % (4 * _GROUPED_ROWS) == 0
+    has_four = padded <= MOST_TOKENS_OF_FOUR and num_outputs % (4 * _GROUPED_ROWS) == 0
     workers = 4 if has_four else 2
     outputs = workers * _GROUPED_ROWS
     is_supported = (
