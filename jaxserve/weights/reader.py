@@ -6,15 +6,17 @@ import re
 from collections.abc import Callable
 from typing import Final
 
+import ml_dtypes
 import numpy as np
 
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.vision_names import VISION
+from jaxserve.errors import CheckpointError, shown
 from jaxserve.layers.rope import row_order
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.skeleton import LeafSpec
-from jaxserve.quant.array import ArraySpec
+from jaxserve.quant.array import ArraySpec, QuantArray
 from jaxserve.quant.kv_scales import is_kv_scale
 from jaxserve.quant.tensor import Tensor
 from jaxserve.weights.parts import Ranges
@@ -24,13 +26,16 @@ _OF_KV_HEADS: Final = ("k_proj", "v_proj")
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
 _ADDED: Final = ".lora_B"
 """Adapters of queries and keys: their up matrices have rows in the same order."""
+_POSITIVE_NAN, _NEGATIVE_NAN = 0x7F, 0xFF
+"""Bits of e4m3: the largest signed and unsigned ones."""
 
 
 class TensorReader:
     """Reads tensors with the rows of query and key heads as kernels rotate them (see `row_order`), and with copies of KV
     heads (see `DecoderConfig.for_devices`).
 
-    Weights, scales, biases and norms are reordered. A tensor that is a view of its file is read where it is indexed.
+    Weights, scales, biases and norms are reordered. A tensor that is a view of its file is read where it is indexed. Raises
+    CheckpointError for NaN among weights in e4m3.
     """
 
     def __init__(
@@ -101,8 +106,18 @@ class TensorReader:
             tensor = tensor[:, columns.start : columns.stop]
         if order is not None:
             tensor = tensor[(np.arange(0, len(rows), step)[:, None] + order).ravel()]
+        if isinstance(tensor, QuantArray) and _has_nan(tensor.values):
+            raise CheckpointError(f"{info.file}: tensor {shown(name)}: expected numbers, found NaN")
         self._on_read(round(info.num_stored_bytes * fraction))
         return tensor
+
+
+def _has_nan(values: np.ndarray) -> bool:
+    """Return True if values in e4m3 have NaN, whose bits some kernels multiply as those of 480."""
+    if values.dtype != ml_dtypes.float8_e4m3fn:
+        return False
+    bits = values.view(np.uint8)
+    return bool(bits.max(initial=0) == _NEGATIVE_NAN or bits.view(np.int8).max(initial=0) == _POSITIVE_NAN)
 
 
 def _of_columns(scales: np.ndarray, first: np.ndarray, columns: range) -> np.ndarray:

@@ -6,7 +6,7 @@ is the same in any order.
 
 Two facts about bfloat16 make numbers of bits: the bits of an integer below 256 are the number (subnormal, or just not) that is
 2 ** -133 times as large; those of an e4m3 number, moved by four places, are the number that is 2 ** -120 times as large. Both are
-multiplied by a power of two, which is exact. Weights are no NaN: e4m3's become 480.
+multiplied by a power of two, which is exact. Weights must not be NaN: e4m3's become 480.
 """
 
 from __future__ import annotations

@@ -81,6 +81,20 @@ def test_scales_of_blocks_keep_the_stored_values(tmp_path: Path, name: str) -> N
         np.testing.assert_array_equal(found, expected, err_msg=tensor)
 
 
+@pytest.mark.parametrize("bits", [0x7F, 0xFF])
+@pytest.mark.parametrize("name", ["channels", "blocks"])
+def test_nan_among_stored_values_is_rejected(tmp_path: Path, name: str, bits: int) -> None:
+    """Kernels for few tokens would multiply with 480, those for many with NaN."""
+    write_fp8(tmp_path, SOURCE, LAYOUTS[name])
+    file, tensor = tmp_path / "model.safetensors", "model.layers.1.self_attn.k_proj.weight"
+    stored = open_safetensors(file).tensors[tensor]
+    content = bytearray(file.read_bytes())
+    content[stored.offset + stored.num_bytes // 2] = bits
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=rf"'{tensor}': expected numbers, found NaN"):
+        loaded(tmp_path, "auto")
+
+
 @pytest.mark.parametrize("name", LAYOUTS)
 @pytest.mark.parametrize("quantization", ["none", "fp8", "int8-weight-only"])
 def test_a_chosen_format_is_made_from_stored_weights(tmp_path: Path, name: str, quantization: str) -> None:
