@@ -1,4 +1,4 @@
-"""Products in the dtype of their inputs, against numpy in float64 and against float32 products that are rounded afterwards."""
+"""Matmuls in the dtype of their inputs, against numpy in float64 and against float32 results that are rounded afterwards."""
 
 from __future__ import annotations
 

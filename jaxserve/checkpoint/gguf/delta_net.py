@@ -34,7 +34,7 @@ _INPUTS, _GATES, _WHOLE = ".in_proj_qkv.weight", ".in_proj_z.weight", ".in_proj_
 
 
 def delta_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of `config.json` for gated delta nets, and `layer_types` as the file's tensors tell them.
+    """Return the keys of `config.json` for gated delta nets, and `layer_types` by the file's tensors.
 
     config: the keys that all files have. Raises CheckpointError for sizes that do not fit each other.
     """

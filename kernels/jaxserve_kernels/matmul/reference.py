@@ -11,7 +11,7 @@ _CHUNK_WEIGHTS = 1 << 19
 _LEAST_CHUNK = 16
 """Outputs."""
 _LEAST_ROUNDED = 1024
-"""Fewest tokens whose products are rounded by the matmul itself. With fewer, libraries for GPUs cut the inputs into parts, and
+"""Fewest tokens whose results are rounded by the matmul itself. With fewer, libraries for GPUs cut the inputs into parts, and
 may round the sum of each."""
 
 

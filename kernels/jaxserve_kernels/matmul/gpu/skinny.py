@@ -1,4 +1,4 @@
-"""Products of few tokens with 8- and 4-bit weights for Hopper: the weights are read once, and upcast in registers.
+"""Matmuls of few tokens with 8- and 4-bit weights for Hopper: the weights are read once, and upcast in registers.
 
 Activations of the weights' own 8-bit type are multiplied with them as they are.
 
