@@ -97,7 +97,11 @@ class Frontend:
         return self.client.admission.places(request.num_sequences)
 
     def adapter_of(self, name: str | None) -> int:
-        """Return the number of the adapter of this name; 0 for the model without one."""
+        """Return the number of the adapter of this name; 0 for the model without one.
+
+        Raises ModelNotFoundError for another name: that of an adapter that was unloaded since the request was admitted.
+        """
+        self.require_model(name)
         return 0 if name is None or name not in self.adapters else self.adapters.number(name)
 
     def shown_name(self, name: str | None) -> str:

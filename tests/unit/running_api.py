@@ -157,6 +157,7 @@ class Api:
     bodies: BodyBudget
     replies: ReplyBudget
     images: ImageLoader
+    adapters: AdapterNames
 
     async def post(self, path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
         """Status and JSON of a POST."""
@@ -284,6 +285,7 @@ async def running_api(
                         state.bodies,
                         frontend.replies,
                         frontend.images,
+                        frontend.adapters,
                     )
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import ConfigError
+from jaxserve.frontend import prepare
+from jaxserve.frontend.encode import EncodedRequest, encode_request
 from jaxserve.runtime.models.model_runtime import model_names
 from jaxserve.tokenizer.tokenizer import Tokenizer
 from tests.unit.apis.test_replies import ids, play, post_stream
@@ -44,6 +46,21 @@ async def test_a_request_names_its_adapter(adapted: Api, path: str, name: str, n
             f'adapter_requests_total{{adapter="{name}",engine="0",model_name="tiny"}} 1.0' in await response.text()
         )
     assert counted == bool(number)
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_adapter_that_is_unloaded_while_a_prompt_is_encoded_is_not_replaced_by_the_model(
+    adapted: Api, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def encode_and_unload(*args: Any) -> EncodedRequest:
+        encoded = await encode_request(*args)
+        adapted.adapters.replace([])
+        return encoded
+
+    monkeypatch.setattr(prepare, "encode_request", encode_and_unload)
+    status, reply = await asyncio.wait_for(adapted.post(path, BODIES[path] | {"model": "poems"}), 10)
+    assert status == 404
+    assert "`poems` does not exist" in reply["error"]["message"]
 
 
 async def test_a_stream_names_it_too(adapted: Api) -> None:
