@@ -28,8 +28,8 @@ def engine_environment(num_processors: int | None = None) -> dict[str, str]:
     """Return the variables of an engine process that may use so many processors (None: those of this process).
 
     By default JAX leaves a quarter of a GPU unused. On CPUs the KV pool uses huge pages if the kernel gives them on request.
-    A step's scratch memory stays allocated between steps: else the kernel maps and clears the same 40 MB at every step of
-    32 rows. Malloc has an arena for each processor. With a single one compilers wait for each other: on 16 processors eight
+    A step's scratch memory of up to 64 MB stays allocated between steps: else the kernel maps and clears the same 40 MB at every
+    step of 32 rows. Malloc has an arena for each processor. With a single one compilers wait for each other: on 16 processors eight
     programs for a GPU were not compiled in two minutes, and two thirds of the time went to the kernel; on two, all programs of a
     small model took a third longer.
     """
