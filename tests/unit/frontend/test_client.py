@@ -154,14 +154,17 @@ async def test_each_of_many_long_prompts_is_sent_in_its_own_turn(api: Api, monke
 
     send = api.engine.send
     monkeypatch.setattr(api.engine, "send", note_turn)
-    long, short = [1] * (MAX_SENT_IDS + 1), [1]
+    long, short, half = [1] * (MAX_SENT_IDS + 1), [1], [1] * (MAX_SENT_IDS // 2)
     counting = asyncio.create_task(count_turns())
-    for prompt in (short, long):
+    for prompts, num_turns in (([short] * 4, 1), ([long] * 4, 4), ([half, half, half, short], 2), ([half, long], 2)):
         sent_in.clear()
-        requests = [AddRequest(RequestId(f"{len(prompt)}-{i}"), prompt, EngineSamplingParams()) for i in range(4)]
+        requests = [
+            AddRequest(RequestId(f"{num_turns}-{len(prompts)}-{i}"), prompt, EngineSamplingParams())
+            for i, prompt in enumerate(prompts)
+        ]
         with api.client.submit(requests):
             assert [(await api.engine.added()).request_id for _ in requests] == [each.request_id for each in requests]
-        assert len(set(sent_in[:4])) == (1 if prompt is short else 4), sent_in
+        assert len(set(sent_in[: len(prompts)])) == num_turns, sent_in
         for _ in requests:
             await api.engine.was_aborted()
     counting.cancel()
