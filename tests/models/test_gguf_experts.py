@@ -47,6 +47,9 @@ def written(folder: Path, name: str, kind: str = "F32") -> Path:
         "falcon_h1_odd_tiny",
         "qwen3_next_tiny",
         "qwen3_next_odd_tiny",
+        "qwen3_5_tiny",
+        "qwen3_5_odd_tiny",
+        "qwen3_5_moe_tiny",
     ],
 )
 def test_tokens_equal_those_of_the_safetensors(tmp_path: Path, name: str) -> None:

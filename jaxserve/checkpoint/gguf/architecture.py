@@ -175,6 +175,8 @@ class GGUFArchitecture:
     """Hugging Face name by llama.cpp name, for tensors outside layers that differ from Llama's."""
     experts: Literal["none", "optional", "required"] = "none"
     """Experts of the files; optional: those of other families have the name of this architecture, too (Mixtral)."""
+    width_key: str = "feed_forward_length"
+    """Key with the width of feed-forward blocks; another one if no layer is dense."""
     attention_factor_keys: tuple[str, ...] = ()
     """Keys that may hold yarn's `attention_factor`; in other families they must be 1 or absent."""
     config: Callable[[GGUFKeys, Mapping[str, Any]], dict[str, Any]] = no_window

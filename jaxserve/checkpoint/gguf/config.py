@@ -92,7 +92,7 @@ def hf_config(file: GGUFFile, hf_architecture: str, architecture: GGUFArchitectu
         "architectures": [hf_architecture],
         "vocab_size": vocab_size,
         "hidden_size": hidden_size,
-        "intermediate_size": keys.integer("feed_forward_length"),
+        "intermediate_size": keys.integer(architecture.width_key),
         "num_hidden_layers": _num_layers(keys),
         "num_attention_heads": num_heads,
         "num_key_value_heads": _num_kv_heads(keys, architecture, num_heads),

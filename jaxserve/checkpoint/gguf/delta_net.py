@@ -1,7 +1,7 @@
-"""Gated delta nets (Qwen3-Next) in GGUF files: which layers have one, their sizes, and the projection of their inputs.
+"""Gated delta nets in GGUF files: which layers have one, their sizes, and the projection of their inputs.
 
-Files have one matrix `ssm_in` as Hugging Face does: for each key head its query, its key, and the values and gates of its
-value heads. Since llama.cpp splits it, `attn_qkv` has all queries, then all keys and all values, and `attn_gate` the gates.
+Files of Qwen3-Next have one matrix `ssm_in` as Hugging Face does: for each key head its query, its key, and the values and
+gates of its value heads. Since llama.cpp splits it, `attn_qkv` has all queries, then all keys and all values, and `attn_gate` the gates.
 """
 
 from __future__ import annotations
@@ -18,19 +18,31 @@ from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
 from jaxserve.errors import CheckpointError
 from jaxserve.quant.tensor import TensorInfo, as_floats
 
-TENSOR_NAMES: Final[Mapping[str, str]] = {
-    "ssm_in": "linear_attn.in_proj_qkvz",
-    "attn_qkv": "linear_attn.in_proj_qkv",
-    "attn_gate": "linear_attn.in_proj_z",
-    "ssm_ba": "linear_attn.in_proj_ba",
+_COMMON_NAMES: Final[Mapping[str, str]] = {
     "ssm_conv1d": "linear_attn.conv1d",
     "ssm_dt": "linear_attn.dt",
     "ssm_a": "linear_attn.A_log",
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
 }
-"""Hugging Face's names by llama.cpp's. Qwen3-Next has none for `in_proj_qkv` and `in_proj_z`. Of `dt` there is a bias only."""
-_INPUTS, _GATES, _WHOLE = ".in_proj_qkv.weight", ".in_proj_z.weight", ".in_proj_qkvz.weight"
+"""Hugging Face's names by llama.cpp's, of parts that Qwen3-Next and Qwen3.5 share. Of `dt` there is a bias only."""
+FUSED_NAMES: Final[Mapping[str, str]] = {
+    **_COMMON_NAMES,
+    "ssm_in": "linear_attn.in_proj_qkvz",
+    "attn_qkv": "linear_attn.in_proj_inputs",
+    "attn_gate": "linear_attn.in_proj_gates",
+    "ssm_ba": "linear_attn.in_proj_ba",
+}
+"""Hugging Face's names of Qwen3-Next by llama.cpp's. It has none for `in_proj_inputs` and `in_proj_gates`."""
+TENSOR_NAMES: Final[Mapping[str, str]] = {
+    **_COMMON_NAMES,
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_alpha": "linear_attn.in_proj_a",
+}
+"""Hugging Face's names of Qwen3.5 by llama.cpp's."""
+_INPUTS, _GATES, _WHOLE = ".in_proj_inputs.weight", ".in_proj_gates.weight", ".in_proj_qkvz.weight"
 
 
 def delta_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:

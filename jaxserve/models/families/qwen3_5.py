@@ -7,6 +7,8 @@ from functools import partial
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no_window
+from jaxserve.checkpoint.gguf.delta_net import TENSOR_NAMES, delta_config
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._hybrid import QWEN_DEFAULTS, QWEN_SIZES, qwen_hybrid, qwen_layers
 from jaxserve.models.families._keys import Keys
@@ -35,10 +37,23 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return qwen_hybrid(keys, qwen_layers(keys, is_fused=False))
 
 
+def gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of gated delta nets and of partial rotation, dense or with experts."""
+    rotation = {"partial_rotary_factor": config.get("partial_rotary_factor", 1.0)}
+    return {**no_window(keys, config), **delta_config(keys, config), **rotation}
+
+
 FAMILY = Family(
     ("Qwen3_5ForCausalLM",),
     decoder_config,
     text_part_of=("Qwen3_5ForConditionalGeneration",),
     read_vision=partial(qwen_vision, sections=QWEN3_5_SECTIONS),
     mtp_names="module",
+    gguf=GGUFArchitecture(
+        "qwen35",
+        has_partial_rotary=True,
+        norm_offset=1.0,
+        tensor_names={**TENSOR_NAMES, "post_attention_norm": "post_attention_layernorm"},
+        config=gguf_config,
+    ),
 )

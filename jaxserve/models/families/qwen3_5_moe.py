@@ -8,6 +8,8 @@ from functools import partial
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys
+from jaxserve.checkpoint.gguf.delta_net import TENSOR_NAMES
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import MAX_WIDTH
 from jaxserve.models.families._experts import all_with_experts, read_experts
@@ -15,6 +17,7 @@ from jaxserve.models.families._hybrid import QWEN_DEFAULTS, QWEN_SIZES, qwen_hyb
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._rope import without_sections
 from jaxserve.models.families._vision import QWEN3_5_SECTIONS, qwen_vision
+from jaxserve.models.families.qwen3_5 import gguf_config
 
 DEFAULTS = dict(
     QWEN_DEFAULTS,
@@ -48,6 +51,15 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return qwen_hybrid(keys, all_with_experts(qwen_layers(keys, is_fused=False), experts))
 
 
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of the dense models, and the width of experts."""
+    return {
+        **gguf_config(keys, config),
+        "moe_intermediate_size": config["intermediate_size"],
+        "shared_expert_intermediate_size": keys.integer("expert_shared_feed_forward_length"),
+    }
+
+
 FAMILY = Family(
     ("Qwen3_5MoeForCausalLM",),
     decoder_config,
@@ -56,4 +68,13 @@ FAMILY = Family(
     renames={"shared_expert": "shared_experts"},
     stacked_experts="halves",
     mtp_names="module",
+    gguf=GGUFArchitecture(
+        "qwen35moe",
+        has_partial_rotary=True,
+        norm_offset=1.0,
+        tensor_names={**TENSOR_NAMES, "post_attention_norm": "post_attention_layernorm"},
+        experts="required",
+        width_key="expert_feed_forward_length",
+        config=_gguf_config,
+    ),
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, dense_layers, no_window
-from jaxserve.checkpoint.gguf.delta_net import TENSOR_NAMES, delta_config
+from jaxserve.checkpoint.gguf.delta_net import FUSED_NAMES, delta_config
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import MAX_WIDTH
 from jaxserve.models.families._experts import read_experts, some_with_experts
@@ -62,7 +62,7 @@ FAMILY = Family(
         "qwen3next",
         has_partial_rotary=True,
         norm_offset=1.0,
-        tensor_names={**TENSOR_NAMES, "post_attention_norm": "post_attention_layernorm"},
+        tensor_names={**FUSED_NAMES, "post_attention_norm": "post_attention_layernorm"},
         experts="required",
         config=_gguf_config,
     ),

@@ -32,6 +32,8 @@ ARCHITECTURES = {
     "Lfm2ForCausalLM": ("lfm2", gguf.MODEL_ARCH.LFM2),
     "Lfm2MoeForCausalLM": ("lfm2moe", gguf.MODEL_ARCH.LFM2MOE),
     "Qwen3NextForCausalLM": ("qwen3next", gguf.MODEL_ARCH.QWEN3NEXT),
+    "Qwen3_5ForCausalLM": ("qwen35", gguf.MODEL_ARCH.QWEN35),
+    "Qwen3_5MoeForCausalLM": ("qwen35moe", gguf.MODEL_ARCH.QWEN35MOE),
     "Qwen3MoeForCausalLM": ("qwen3moe", gguf.MODEL_ARCH.QWEN3MOE),
     "Qwen2MoeForCausalLM": ("qwen2moe", gguf.MODEL_ARCH.QWEN2MOE),
     "MixtralForCausalLM": ("llama", gguf.MODEL_ARCH.LLAMA),
@@ -195,9 +197,11 @@ def lfm2_moe_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def qwen3_next_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
+def delta_net_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
     rope, heads = hf["rope_parameters"], hf["linear_num_value_heads"]
-    return expert_keys(hf) | {
+    return {
+        "attention.key_length": hf["head_dim"],
+        "attention.value_length": hf["head_dim"],
         "rope.freq_base": rope["rope_theta"],
         "rope.dimension_count": int(hf["head_dim"] * rope["partial_rotary_factor"]),
         "ssm.conv_kernel": hf["linear_conv_kernel_dim"],
@@ -206,6 +210,26 @@ def qwen3_next_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
         "ssm.time_step_rank": heads,
         "ssm.inner_size": hf["linear_value_head_dim"] * heads,
     }
+
+
+def qwen3_5_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
+    return delta_net_keys(hf) | {"full_attention_interval": 4, "rope.dimension_sections": [11, 11, 10, 0]}
+
+
+def with_tiled_values(name: str, tensor: np.ndarray, hf: Mapping[str, Any]) -> np.ndarray:
+    """Return a tensor of a gated delta net with the first value head of every key head, then the second of every key head, ..."""
+    num_keys, num_values, width = (
+        hf[f"linear_{key}"] for key in ("num_key_heads", "num_value_heads", "value_head_dim")
+    )
+    part, group = name.split(".linear_attn.")[1], num_values // num_keys
+    if part == "norm.weight":
+        return tensor
+    axis = 1 if part == "out_proj.weight" else 0
+    per_head = 1 if part in ("A_log", "dt_bias", "in_proj_a.weight", "in_proj_b.weight") else width
+    before, values = np.split(tensor, [tensor.shape[axis] - num_values * per_head], axis)
+    heads = np.split(values, num_values, axis)
+    tiled = [heads[key * group + index] for index in range(group) for key in range(num_keys)]
+    return np.concatenate([before, *tiled], axis)
 
 
 def with_split_gates(tensors: Mapping[str, np.ndarray], hf: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -369,7 +393,9 @@ OWN_KEYS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "FalconH1ForCausalLM": falcon_h1_keys,
     "Lfm2ForCausalLM": lambda hf: lfm2_keys(hf) | {"feed_forward_length": lfm2_width(hf)},
     "Lfm2MoeForCausalLM": lfm2_moe_keys,
-    "Qwen3NextForCausalLM": qwen3_next_keys,
+    "Qwen3NextForCausalLM": lambda hf: expert_keys(hf) | delta_net_keys(hf),
+    "Qwen3_5ForCausalLM": qwen3_5_keys,
+    "Qwen3_5MoeForCausalLM": lambda hf: expert_keys(hf) | qwen3_5_keys(hf),
     "Qwen3MoeForCausalLM": expert_keys,
     "Qwen2MoeForCausalLM": expert_keys,
     "MixtralForCausalLM": expert_keys,
@@ -390,13 +416,15 @@ def as_stored(name: str, tensor: np.ndarray, hf: Mapping[str, Any]) -> np.ndarra
         tensor = tensor * falcon_h1_factor(name, hf)
     if ".mamba." in name:
         return mixer_as_stored(name, tensor, hf)
+    if model.startswith("Qwen3_5") and ".linear_attn." in name:
+        tensor = with_tiled_values(name, tensor, hf)
     if name.endswith(".conv.conv.weight"):
         return tensor[:, 0]
     if name.endswith(".linear_attn.A_log"):
         return -np.exp(tensor)
     if name.endswith(".linear_attn.conv1d.weight"):
         return tensor[:, 0]
-    has_offset = model.startswith(("Gemma", "Qwen3Next")) and not name.endswith("linear_attn.norm.weight")
+    has_offset = model.startswith(("Gemma", "Qwen3Next", "Qwen3_5")) and not name.endswith("linear_attn.norm.weight")
     if has_offset and name.endswith("norm.weight"):
         return tensor + 1
     if model.startswith(("Granite", "Mixtral")) and ("q_proj" in name or "k_proj" in name):
@@ -480,7 +508,9 @@ def write_as_gguf(
     if num_mtp_layers:
         own_keys, own_tensors = mtp_blocks(hf, num_mtp_layers)
         keys, tensors = keys | own_keys, tensors | own_tensors
-    return write_gguf(path, name, {f"{name}.{key}": value for key, value in keys.items()} | tokens, tensors)
+    return write_gguf(
+        path, name, {f"{name}.{key}": value for key, value in keys.items() if value is not None} | tokens, tensors
+    )
 
 
 def as_in_the_file(checkpoint: Checkpoint) -> dict[str, np.ndarray]:

@@ -27,7 +27,7 @@ from tests.unit.checkpoint.checkpoint_files import (
     write_gguf,
     write_safetensors,
 )
-from tests.unit.checkpoint.gguf_families import llama4_in_a_file, write_as_gguf
+from tests.unit.checkpoint.gguf_families import as_stored, llama4_in_a_file, write_as_gguf
 
 DEEPSEEK: dict[str, Any] = {
     "expert_count": 4,
@@ -99,6 +99,9 @@ LLAMA4: dict[str, Any] = {
         "mixtral_tiny",
         "qwen3_next_tiny",
         "qwen3_next_odd_tiny",
+        "qwen3_5_tiny",
+        "qwen3_5_odd_tiny",
+        "qwen3_5_moe_tiny",
         "olmoe_tiny",
         "gpt_oss_tiny",
     ],
@@ -125,8 +128,9 @@ def test_newer_families_are_read_as_their_safetensors(tmp_path: Path, name: str)
         np.testing.assert_allclose(found.read(tensor).astype(np.float32), expected, atol=3e-7, rtol=0, err_msg=tensor)
 
 
-def test_multi_token_prediction_layers_of_a_file_are_left_out(tmp_path: Path) -> None:
-    folder = golden_checkpoint("glm4_moe_tiny").path
+@pytest.mark.parametrize("name", ["glm4_moe_tiny", "qwen3_5_tiny"])
+def test_multi_token_prediction_layers_of_a_file_are_left_out(tmp_path: Path, name: str) -> None:
+    folder = golden_checkpoint(name).path
     hf, checkpoint = json.loads((folder / "config.json").read_text()), open_model(folder)
     found = open_model(write_as_gguf(tmp_path / "a.gguf", checkpoint, hf, num_mtp_layers=2))
     assert decoder_of(found) == decoder_config(hf)
@@ -222,6 +226,44 @@ def test_inputs_of_delta_nets_in_blocks_are_joined_as_floats(tmp_path: Path) -> 
             CheckpointError, match=r"attn_qkv and attn_gate of .*linear_attn': expected both, of shapes"
         ):
             open_model(path)
+
+
+@pytest.mark.parametrize(("width", "has_whole_blocks"), [(32, True), (16, False)])
+def test_value_heads_are_read_in_the_order_of_their_key_heads(
+    tmp_path: Path, width: int, has_whole_blocks: bool
+) -> None:
+    """Rows move with their blocks, and so do columns if a head is whole blocks wide."""
+    num_values, hf = 6, {"architectures": ["Qwen3_5ForCausalLM"], "linear_num_key_heads": 2}
+    hf |= {"linear_num_value_heads": num_values, "linear_value_head_dim": width}
+    num_rows, random = 32 + num_values * width, np.random.default_rng(5)
+    sizes = DELTA_NETS | {"ssm__time_step_rank": num_values, "ssm__inner_size": num_values * width}
+    shapes: dict[str, tuple[str, tuple[int, ...]]] = {
+        "in_proj_qkv.weight": ("attn_qkv.weight", (num_rows, HIDDEN)),
+        "in_proj_z.weight": ("attn_gate.weight", (num_values * width, HIDDEN)),
+        "in_proj_a.weight": ("ssm_alpha.weight", (num_values, HIDDEN)),
+        "in_proj_b.weight": ("ssm_beta.weight", (num_values, HIDDEN)),
+        "out_proj.weight": ("ssm_out.weight", (HIDDEN, num_values * width)),
+        "conv1d.weight": ("ssm_conv1d.weight", (num_rows, 1, 4)),
+        "A_log": ("ssm_a", (num_values,)),
+        "dt_bias": ("ssm_dt.bias", (num_values,)),
+        "norm.weight": ("ssm_norm.weight", (width,)),
+    }
+    module, tensors, expected = "model.layers.0.linear_attn.", {}, {}
+    for part, (stored_name, shape) in shapes.items():
+        expected[part] = values = random.standard_normal(shape, dtype=np.float32)
+        kind = "Q8_0" if "proj" in part else "F32"
+        tensors[f"blk.0.{stored_name}"] = stored(kind, as_stored(module + part, values, hf))
+    metadata = decoder_metadata("qwen35", **{key: value for key, value in sizes.items() if "expert" not in key})
+    embedding = {"token_embd.weight": ("F32", decoder_weights()["token_embd.weight"])}
+    found = open_model(write_gguf(tmp_path / "a.gguf", "qwen35", metadata, embedding | tensors))
+    for part, values in expected.items():
+        tensor, info = found.read(module + part), found.tensors[module + part]
+        assert info.shape == values.shape
+        assert info.is_quantized == ("proj" in part and (part != "out_proj.weight" or has_whole_blocks))
+        if info.is_quantized:
+            np.testing.assert_array_equal(tensor.blocks, stored("Q8_0", values)[1])  # type: ignore[union-attr]
+        else:
+            np.testing.assert_allclose(tensor, values, atol=0.02 if "proj" in part else 1e-6, rtol=0, err_msg=part)
 
 
 @pytest.mark.parametrize(("num_experts", "qk_norm"), [(16, "rotated_unit"), (128, "none")])
@@ -455,6 +497,12 @@ def test_gemmas_of_27b_score_with_width_over_heads(tmp_path: Path) -> None:
             DELTA_NETS | {"expert_shared_feed_forward_length": None},
             "key 'qwen3next.expert_shared_feed_forward_length': expected a whole number from 1",
         ),
+        (
+            "qwen35moe",
+            DELTA_NETS | {"expert_feed_forward_length": None},
+            "key 'qwen35moe.expert_feed_forward_length': expected a whole number from 1",
+        ),
+        ("qwen35", DELTA_NETS, "key 'qwen35.expert_count': expected a dense model (0 experts), found 4"),
         (
             "falcon-h1",
             PARALLEL_MIXERS | {"ssm__inner_size": 18},
