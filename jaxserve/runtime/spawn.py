@@ -15,6 +15,8 @@ from typing import Final, TypeAlias
 from jaxserve.types import GPU_SHARE, PRELOAD_FLAG
 
 _MALLOC: Final = {"hugetlb": 1, "mmap_threshold": 256 << 20, "trim_threshold": 256 << 20}
+_MOST_WITH_ONE_ARENA: Final = 4
+"""Processors."""
 _MOST_ARENAS: Final = 16
 """Each arena of malloc keeps the scratch memory of steps that took it from there."""
 
@@ -29,12 +31,11 @@ def engine_environment(num_processors: int | None = None) -> dict[str, str]:
 
     By default JAX leaves a quarter of a GPU unused. On CPUs the KV pool uses huge pages if the kernel gives them on request.
     A step's scratch memory of up to 64 MB stays allocated between steps: else the kernel maps and clears the same 40 MB at every
-    step of 32 rows. Malloc has an arena for each processor. With a single one compilers wait for each other: on 16 processors eight
-    programs for a GPU were not compiled in two minutes, and two thirds of the time went to the kernel; on two, all programs of a
-    small model took a third longer.
+    step of 32 rows. On few processors malloc has one arena, which keeps larger ones as well. On many, compilers would wait for each other:
+    on 16, eight programs for a GPU were not compiled in two minutes, and two thirds of the time went to the kernel.
     """
     count = len(os.sched_getaffinity(0)) if num_processors is None else num_processors
-    malloc = _MALLOC | {"arena_max": min(max(2, count), _MOST_ARENAS)}
+    malloc = _MALLOC | {"arena_max": 1 if count <= _MOST_WITH_ONE_ARENA else min(count, _MOST_ARENAS)}
     return {
         "GLIBC_TUNABLES": ":".join(f"glibc.malloc.{name}={value}" for name, value in malloc.items()),
         "XLA_PYTHON_CLIENT_MEM_FRACTION": str(GPU_SHARE),

@@ -11,8 +11,8 @@ import pytest
 from jaxserve.runtime.spawn import engine_environment
 
 
-@pytest.mark.parametrize(("num_processors", "num_arenas"), [(1, 2), (2, 2), (8, 8), (128, 16)])
-def test_malloc_has_an_arena_for_each_processor(num_processors: int, num_arenas: int) -> None:
+@pytest.mark.parametrize(("num_processors", "num_arenas"), [(1, 1), (4, 1), (8, 8), (128, 16)])
+def test_malloc_has_one_arena_on_few_processors_and_one_for_each_on_more(num_processors: int, num_arenas: int) -> None:
     assert f"arena_max={num_arenas}" in engine_environment(num_processors)["GLIBC_TUNABLES"].split(".")[-1]
 
 
@@ -21,7 +21,7 @@ def test_processors_are_those_that_this_process_may_use() -> None:
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="Linux only")
-@pytest.mark.parametrize(("num_processors", "num_arenas"), [(1, 1), (16, 4)])
+@pytest.mark.parametrize(("num_processors", "num_arenas"), [(2, 0), (16, 4)])
 def test_glibc_takes_the_variables(num_processors: int, num_arenas: int) -> None:
     """An arena other than the first ends at a multiple of 64 MiB, most of which it only reserves. Four threads are enough for four."""
     script = (
