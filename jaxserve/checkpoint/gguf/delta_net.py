@@ -24,6 +24,7 @@ _COMMON_NAMES: Final[Mapping[str, str]] = {
     "ssm_a": "linear_attn.A_log",
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
+    "post_attention_norm": "post_attention_layernorm",
 }
 """Hugging Face's names by llama.cpp's, of parts that Qwen3-Next and Qwen3.5 share. Of `dt` there is a bias only."""
 FUSED_NAMES: Final[Mapping[str, str]] = {

@@ -53,7 +53,7 @@ FAMILY = Family(
         "qwen35",
         has_partial_rotary=True,
         norm_offset=1.0,
-        tensor_names={**TENSOR_NAMES, "post_attention_norm": "post_attention_layernorm"},
+        tensor_names=TENSOR_NAMES,
         config=gguf_config,
     ),
 )

@@ -72,7 +72,7 @@ FAMILY = Family(
         "qwen35moe",
         has_partial_rotary=True,
         norm_offset=1.0,
-        tensor_names={**TENSOR_NAMES, "post_attention_norm": "post_attention_layernorm"},
+        tensor_names=TENSOR_NAMES,
         experts="required",
         width_key="expert_feed_forward_length",
         config=_gguf_config,

@@ -62,7 +62,7 @@ FAMILY = Family(
         "qwen3next",
         has_partial_rotary=True,
         norm_offset=1.0,
-        tensor_names={**FUSED_NAMES, "post_attention_norm": "post_attention_layernorm"},
+        tensor_names=FUSED_NAMES,
         experts="required",
         config=_gguf_config,
     ),
