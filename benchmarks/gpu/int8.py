@@ -51,7 +51,7 @@ QUICK_KINDS = (Kind("int4-weight-only"), Kind("int8"))
 
 def run(context: Context) -> None:
     first_device(context)
-    kinds = QUICK_KINDS if context.is_quick else KINDS
+    kinds: tuple[Kind, ...] = QUICK_KINDS if context.is_quick else KINDS
     batches = (1, 4) if context.is_quick else (1, 32)
     cells = [(batch, 64 if context.is_quick else 1024) for batch in batches]
     context.recorder.expect([kind.name for kind in kinds])
