@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from jaxserve.config import SchedulerConfig
-from jaxserve.flight.recorder import Arrival, KeptResult, Recorder, Scheduled
+from jaxserve.flight.recorder import HASH_BYTES, Arrival, Event, KeptEvents, KeptResult, Recorder, Scheduled
 from jaxserve.ipc.messages import AddRequest, ErrorInfo, RequestOutput
 from jaxserve.kv.manager import KVManager
 from jaxserve.scheduler.constrained import Grammars
@@ -36,14 +36,16 @@ class RecordedScheduler(Scheduler):
 
     def add(self, message: AddRequest) -> ErrorInfo | None:
         add = super().add
-        error = self._recorder.call("add", Arrival.of(message), lambda: add(message))
-        if error is not None:
-            self._recorder.drop_last()
-            return error
-        table = self.requests[message.request_id].table
-        num_tokens = len(message.prompt_token_ids) + message.sampling.max_tokens
-        self._recorder.note_arrival(table.chain, min(self._kv.num_blocks_for(num_tokens), len(table.row)))
-        return None
+
+        def complete(event: Event, error: ErrorInfo | None) -> int | None:
+            if error is not None:
+                return None
+            table = self.requests[message.request_id].table
+            event.value.chain = table.chain
+            num_tokens = len(message.prompt_token_ids) + message.sampling.max_tokens
+            return HASH_BYTES * min(self._kv.num_blocks_for(num_tokens), len(table.row))
+
+        return self._recorder.call("add", Arrival.of(message), lambda: add(message), complete)
 
     def abort(self, request_ids: Iterable[RequestId]) -> list[RequestOutput]:
         abort, ids = super().abort, list(request_ids)
@@ -60,27 +62,33 @@ class RecordedScheduler(Scheduler):
         )
 
     def poll_grammars(self) -> list[RequestOutput]:
-        if not self._constrained:
+        constrained = self._constrained
+        if not constrained:
             return []
-        self._constrained.last_events = None
-        outputs = self._recorder.call("poll_grammars", None, super().poll_grammars)
-        self._recorder.note_grammars(self._constrained.last_events)
-        return outputs
+        constrained.last_events = None
+
+        def complete(event: Event, _: list[RequestOutput]) -> int | None:
+            if constrained.last_events is None:  # the call has not asked
+                return None
+            event.value = KeptEvents.of(constrained.last_events)
+            return 0
+
+        return self._recorder.call("poll_grammars", None, super().poll_grammars, complete)
 
     def schedule(self) -> StepPlan | None:
+        def complete(event: Event, plan: StepPlan | None) -> int | None:
+            if plan is not None:
+                return self._recorder.complete_plan(event, plan)
+            is_idle = not self.requests and not self.in_flight
+            return None if is_idle else 0
+
         self._recorder.begin_step(self)
-        plan = self._recorder.call("schedule", Scheduled(self.starts_requests), super().schedule)
-        if plan is not None:
-            self._recorder.note_plan(plan)
-        elif not self.requests and not self.in_flight:
-            self._recorder.drop_last()  # an idle engine
-        return plan
+        return self._recorder.call("schedule", Scheduled(self.starts_requests), super().schedule, complete)
 
     def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
         update, kept = super().update, KeptResult.of(result)
-        outputs = self._recorder.call("update", kept, lambda: update(plan, result))
-        self._recorder.note_result(kept)
-        return outputs
+        num_bytes = kept.token_ids.nbytes
+        return self._recorder.call("update", kept, lambda: update(plan, result), lambda event, outputs: num_bytes)
 
     def fail(self, plan: StepPlan, error: ErrorInfo, *, may_shrink: bool = False) -> list[RequestOutput]:
         fail = super().fail

@@ -29,7 +29,7 @@ MAX_SEGMENT_BYTES: Final = 16 << 20
 MAX_OVERRUN: Final = 4
 """A segment that cannot end, as steps with drafts are always in flight, keeps no more events beyond so many times its limits."""
 _EVENT_BYTES: Final = 1000
-_HASH_BYTES: Final = 80
+HASH_BYTES: Final = 80
 """Bytes of an event without its arrays, as tests/unit/flight/test_recorder_memory.py measures them, and of the hash of one page."""
 
 
@@ -191,49 +191,42 @@ class Recorder:
             last.num_kept = last.num_kept or len(last.events)
             del last.events[last.num_kept :]
 
-    def call(self, kind: str, value: object, function: Callable[[], T]) -> T:
-        """Call a method of the scheduler and record the call."""
+    def call(
+        self,
+        kind: str,
+        value: object,
+        function: Callable[[], T],
+        complete: Callable[[Event, T], int | None] = lambda event, returned: 0,
+    ) -> T:
+        """Call a method of the scheduler and record the call.
+
+        `complete` adds to the event what came of the call. It returns the bytes that the event holds beyond its own; None
+        if the call has changed nothing, and is not kept. Other threads see an event only when it is complete.
+        """
         event = Event(kind, value, [])
         self._times = event.times
         try:
-            return function()
+            returned = function()
         except Exception as error:
             event.error = f"{type(error).__name__}: {error}"
+            self._keep(event, 0)
             raise
-        finally:
-            segment = self.segments[-1]
-            segment.events.append(event)
-            segment.num_bytes += _EVENT_BYTES
+        self._keep(event, complete(event, returned))
+        return returned
 
-    def note_arrival(self, chain: HashChain, num_pages: int) -> None:
-        """Add the page hashes of the request that the last call has added; it may get so many pages."""
-        segment = self.segments[-1]
-        segment.events[-1].value.chain = chain
-        segment.num_bytes += num_pages * _HASH_BYTES
-
-    def note_grammars(self, events: GrammarEvents | None) -> None:
-        """Add what the last call has learned of grammars; None: it has not asked."""
-        if events is None:
-            self.drop_last()
-        else:
-            self.segments[-1].events[-1].value = KeptEvents.of(events)
-
-    def note_plan(self, plan: StepPlan) -> None:
-        """Add the plan that the last call has returned."""
-        segment = self.segments[-1]
-        event, kept = segment.events[-1], self._kept(plan)
+    def complete_plan(self, event: Event, plan: StepPlan) -> int:
+        """Add the plan that a call of `schedule` has returned."""
+        kept = self._kept(plan)
         event.value = Scheduled(event.value.starts_requests, kept)
-        segment.num_steps += 1
-        segment.num_bytes += kept.num_bytes
+        return kept.num_bytes
 
-    def note_result(self, result: KeptResult) -> None:
-        """Count the arrays of the last call."""
-        self.segments[-1].num_bytes += result.token_ids.nbytes
-
-    def drop_last(self) -> None:
-        """Forget the last call, which has changed nothing."""
-        self.segments[-1].events.pop()
-        self.segments[-1].num_bytes -= _EVENT_BYTES
+    def _keep(self, event: Event, num_bytes: int | None) -> None:
+        if num_bytes is None:
+            return
+        segment = self.segments[-1]
+        segment.num_steps += isinstance(event.value, Scheduled) and event.value.plan is not None
+        segment.num_bytes += _EVENT_BYTES + num_bytes
+        segment.events.append(event)
 
     def _kept(self, plan: StepPlan) -> KeptPlan:
         known, self._last_ids = set(self._last_ids), plan.request_ids

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -109,6 +109,32 @@ def test_a_record_from_the_start_is_replayed_without_a_captured_state() -> None:
     record = under_load(depth=1, recorded_steps=10_000, num_turns=60).record()
     assert record.first_step == 1
     assert replay(record) is None
+
+
+@pytest.mark.parametrize("load", ["overlap", "draft model", "grammars"])
+def test_a_record_that_another_thread_writes_in_the_middle_of_a_call_is_whole(load: str) -> None:
+    """Writes and replays a record at every line of the recorder that the engine's thread reaches."""
+    rig = under_load(num_turns=12, recorded_steps=5, **LOADS[load])
+    differences: list[Difference | None] = []
+
+    def trace(frame: FrameType, event: str, argument: object) -> Callable[..., Any] | None:
+        if not frame.f_code.co_filename.endswith(("flight/recorder.py", "flight/recorded_scheduler.py")):
+            return None
+        sys.settrace(None)
+        differences.append(replay(rig.record()))
+        sys.settrace(trace)
+        return trace
+
+    rig.send(add("a", prompt(9, 3), max_tokens=3), add("b", prompt(9, 4), max_tokens=3))
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        for _ in range(12):
+            rig.step()
+    finally:
+        sys.settrace(before)
+    assert len(differences) > 200
+    assert not any(differences)
 
 
 def plans(record: FlightRecord) -> list[dict[str, Any]]:
