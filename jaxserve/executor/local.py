@@ -134,9 +134,8 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         identity = fingerprint(checkpoint, prepared.skeleton, config)
         pages = None
         if prepared.has_tiers:
-            spec = prepared.limits.spec
-            layout = page_layout(content_digest(checkpoint, identity), spec, prepared.limits.kv_dtype)
-            pages = DevicePages(layout, spec, state)
+            layout = page_layout(content_digest(checkpoint, identity), prepared.limits.shapes or ())
+            pages = DevicePages(layout, state)
             pages.run_once()
         model_info = msgspec.structs.replace(
             _model_info(prepared, identity, clock.spans, reports),

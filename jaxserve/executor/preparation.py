@@ -146,7 +146,7 @@ class Preparation:
             self.skeleton.config.vocab_size,
             self.limits.max_pages if self.task.keeps_tables else 0,
             self.skeleton.policy.backend,
-            page_batches(self.limits.spec) if self.has_tiers else (),
+            page_batches(self.limits.cache.page_bytes) if self.has_tiers else (),
             self.images,
             self.skeleton.policy.activations,
             0 if self.task.draft_model is None else self.task.draft_model.num_drafts,

@@ -152,35 +152,37 @@ def with_group(cache: Cache, place: CachePlace, pool: GroupCache) -> Cache:
     return (*cache[: place.group], pool, *cache[place.group + 1 :])
 
 
-def read_pages(pool: KVPool, blocks: Int[Array, "B"]) -> tuple[Num[Array, "B L K S H"], Num[Array, "B L K S H"]]:
-    """Return copies of pages, made one after the other.
+def read_pages(
+    arrays: Sequence[Num[Array, "_ P _ S _"]], blocks: Int[Array, "B"]
+) -> tuple[Num[Array, "B _ _ S _"], ...]:
+    """Return copies of pages, made one after the other: a batch for each of the arrays.
 
     A gather along the page axis, which is not the first one, would make XLA transpose the whole pool.
     """
 
-    def copy(place: int | Array, copies: tuple[Array, Array]) -> tuple[Array, Array]:
-        def one(half: Array, batch: Array) -> Array:
-            page = jax.lax.dynamic_slice_in_dim(half, blocks[place], 1, axis=1)
+    def copy(place: int | Array, copies: tuple[Array, ...]) -> tuple[Array, ...]:
+        def one(array: Array, batch: Array) -> Array:
+            page = jax.lax.dynamic_slice_in_dim(array, blocks[place], 1, axis=1)
             return jax.lax.dynamic_update_slice_in_dim(batch, jnp.moveaxis(page, 1, 0), place, axis=0)
 
-        return one(pool.k, copies[0]), one(pool.v, copies[1])
+        return tuple(map(one, arrays, copies))
 
-    num_layers, _, *rest = pool.k.shape
-    empty = jnp.zeros((len(blocks), num_layers, *rest), pool.k.dtype)
-    k, v = jax.lax.fori_loop(0, len(blocks), copy, (empty, empty))
-    return k, v
+    empty = (jnp.zeros((len(blocks), len(array), *array.shape[2:]), array.dtype) for array in arrays)
+    copies: tuple[Array, ...] = jax.lax.fori_loop(0, len(blocks), copy, tuple(empty))
+    return copies
 
 
 def write_pages(
-    pool: KVPool, blocks: Int[Array, "B"], k: Num[Array, "B L K S H"], v: Num[Array, "B L K S H"]
-) -> KVPool:
-    """Overwrite pages, one after the other as in `read_pages`. DONATES the pool."""
+    arrays: Sequence[Num[Array, "_ P _ S _"]], blocks: Int[Array, "B"], *batches: Num[Array, "B _ _ S _"]
+) -> tuple[Num[Array, "_ P _ S _"], ...]:
+    """Overwrite pages, one after the other as in `read_pages`. DONATES the arrays."""
 
-    def copy(place: int | Array, pool: KVPool) -> KVPool:
-        def one(half: Array, batch: Array) -> Array:
+    def copy(place: int | Array, arrays: tuple[Array, ...]) -> tuple[Array, ...]:
+        def one(array: Array, batch: Array) -> Array:
             page = jax.lax.dynamic_slice_in_dim(batch, place, 1, axis=0)
-            return jax.lax.dynamic_update_slice_in_dim(half, jnp.moveaxis(page, 0, 1), blocks[place], axis=1)
+            return jax.lax.dynamic_update_slice_in_dim(array, jnp.moveaxis(page, 0, 1), blocks[place], axis=1)
 
-        return KVPool(one(pool.k, k), one(pool.v, v))
+        return tuple(map(one, arrays, batches))
 
-    return KVPool(*jax.lax.fori_loop(0, len(blocks), copy, pool))
+    written: tuple[Array, ...] = jax.lax.fori_loop(0, len(blocks), copy, tuple(arrays))
+    return written

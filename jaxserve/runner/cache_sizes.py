@@ -50,6 +50,11 @@ class CacheSizes:
         return pages + self.slot_bytes * self.num_state_slots
 
     @property
+    def page_bytes(self) -> int:
+        """Bytes of one page over all groups."""
+        return sum(spec.bytes_per_block for spec in self.specs)
+
+    @property
     def bytes_per_token(self) -> int:
         """Bytes that one more token of a long text needs."""
         growing = [spec for spec in self.specs if spec.window is None] or self.specs

@@ -252,16 +252,14 @@ def with_cache_groups(config: Config, decoder: DecoderConfig) -> DecoderConfig:
 def check_cache(config: Config, decoder: DecoderConfig) -> None:
     """Raise ConfigError for a setting that does not work with this model's kinds of cache."""
     cache = decoder.cache
-    if len(cache.groups) == 1 and cache.groups[0].kind == "full":
-        return
-    other = "latent attention (MLA)" if decoder.latent is not None else "several kinds of cache"
-    kinds = "a model with " + ("recurrent states" if cache.states else other)
-    if config.tiers.has_stores:
-        raise ConfigError(
-            f"{', '.join(config.tiers.settings)}: not with {kinds}: its cache is kept on the devices only"
-        )
+    if config.tiers.has_stores and cache.states:
+        settings = ", ".join(config.tiers.settings)
+        raise ConfigError(f"{settings}: not with a model with recurrent states, which are kept on the devices only")
     if config.parallel.data_parallel_size > 1 and len(cache.groups) > 1:
-        raise ConfigError(f"--data-parallel-size {config.parallel.data_parallel_size}: not with {kinds}; use 1")
+        kinds = "recurrent states" if cache.states else "several kinds of cache"
+        raise ConfigError(
+            f"--data-parallel-size {config.parallel.data_parallel_size}: not with a model with {kinds}; use 1"
+        )
 
 
 def num_planned_drafts(config: Config, decoder: DecoderConfig) -> int:

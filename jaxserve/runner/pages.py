@@ -5,6 +5,7 @@ A program copies a fixed number of pages, so a few programs serve every request.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -13,32 +14,42 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.kv.spec import KVSpec
 from jaxserve.kv.tiers.page import CacheBlock, Page, PageLayout
-from jaxserve.layers.cache import KVPool
+from jaxserve.layers.cache import ArrayShape, CacheShapes, assemble
 from jaxserve.runner.state import DeviceState
 from jaxserve.types import NULL_BLOCK, BlockId
 
-_GROUP: Final = "attention"
 _MAX_BATCH_BYTES: Final = 16 << 20
 _MAX_BATCH: Final = 64
 
 
-def page_batches(spec: KVSpec) -> tuple[int, ...]:
-    """Return the numbers of pages that programs copy, smallest first: at most 64, and 16 MiB if that is over a page."""
-    largest = max(1, min(_MAX_BATCH, _MAX_BATCH_BYTES // spec.bytes_per_block))
+def page_batches(page_bytes: int) -> tuple[int, ...]:
+    """Return the numbers of pages that programs copy, smallest first: at most 64, and 16 MiB if that is over a page.
+
+    page_bytes: one page over all groups.
+    """
+    largest = max(1, min(_MAX_BATCH, _MAX_BATCH_BYTES // page_bytes))
     return tuple(sorted({max(1, largest // 8), largest}))
 
 
-def page_layout(model: str, spec: KVSpec, dtype: jnp.dtype) -> PageLayout:
-    """Return the layout of pages of a model with one kind of attention: its keys, then its values.
+def page_layout(model: str, cache: CacheShapes) -> PageLayout:
+    """Return the layout of pages of a model whose groups share one page table: every array of one group, then of the next.
 
     model: a digest of all that decides their content.
     """
-    half = spec.bytes_per_block // 2
-    shape = f"{spec.num_layers}x{spec.num_kv_heads}x{spec.block_size}x{spec.head_dim}"
-    blocks = tuple(CacheBlock(_GROUP, name, half) for name in KVPool._fields)
-    return PageLayout(model, f"{dtype} {shape} (layers, heads, tokens, head size)", blocks)
+    blocks, descriptions = list[CacheBlock](), list[str]()
+    for index, group in enumerate(cache):
+        names = type(assemble(group.kind, group.arrays))._fields
+        for name, array in zip(names, group.arrays, strict=True):
+            num_bytes = math.prod(_page_shape(array)) * jnp.dtype(array.dtype).itemsize
+            blocks.append(CacheBlock(f"{group.kind} {index}", name, num_bytes))
+            descriptions.append(f"{array.dtype} {'x'.join(map(str, _page_shape(array)))}")
+    return PageLayout(model, f"{', '.join(descriptions)} (layers, heads, tokens, head size)", tuple(blocks))
+
+
+def _page_shape(array: ArrayShape) -> tuple[int, ...]:
+    """Return the shape of one page of an array: `[L, K, S, H]`."""
+    return (array.shape[0], *array.shape[2:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +63,8 @@ class PendingRead:
         """Wait for the pages. Raises the error of the device."""
         found: list[Page] = []
         for count, arrays in self.batches:
-            halves = [np.asarray(array).reshape(len(array), -1).view(np.uint8) for array in arrays]
-            found += [tuple(half[place] for half in halves) for place in range(count)]
+            batches = [np.asarray(array).reshape(len(array), -1).view(np.uint8) for array in arrays]
+            found += [tuple(batch[place] for batch in batches) for place in range(count)]
         return found
 
 
@@ -69,13 +80,12 @@ class Staged:
 
 
 class DevicePages:
-    """The pages of one pool. Reads and writes run in the order of their calls, among the steps of the runner."""
+    """The pages of the cache. Reads and writes run in the order of their calls, among the steps of the runner."""
 
-    def __init__(self, layout: PageLayout, spec: KVSpec, state: DeviceState) -> None:
+    def __init__(self, layout: PageLayout, state: DeviceState) -> None:
         self.layout = layout
         self._state = state
         self._sizes = state.page_batches
-        self._shape = (spec.num_layers, spec.num_kv_heads, spec.block_size, spec.head_dim)
 
     @property
     def max_batch(self) -> int:
@@ -98,12 +108,12 @@ class DevicePages:
         for start in range(0, len(pages), self.max_batch):
             some = pages[start : start + self.max_batch]
             arrays = []
-            for index, block in enumerate(self.layout.blocks):
+            for index, (block, array) in enumerate(zip(self.layout.blocks, self._state.page_arrays, strict=True)):
                 batch = np.zeros((self._size(len(some)), block.num_bytes), np.uint8)
                 for place, page in enumerate(some):
                     batch[place] = page[index]
-                arrays.append(self._state.stage(batch.view(self._state.kv_dtype).reshape(len(batch), *self._shape)))
-            batches.append((len(some), tuple(arrays)))
+                arrays.append(batch.view(jnp.dtype(array.dtype)).reshape(len(batch), *_page_shape(array)))
+            batches.append((len(some), self._state.stage(arrays)))
         return Staged(len(pages), batches)
 
     def write(self, blocks: Sequence[BlockId], staged: Staged) -> None:

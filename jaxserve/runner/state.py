@@ -14,7 +14,7 @@ from jaxserve_kernels import native
 from jaxserve_kernels.backend import NATIVE, Backend
 from jaxtyping import Array, Float, Int
 
-from jaxserve.layers.cache import Cache, CacheShapes, KVPool, assemble
+from jaxserve.layers.cache import ArrayShape, Cache, CacheShapes, assemble
 from jaxserve.runner.images.encoder import ImageShape
 from jaxserve.runner.page_tables import SentTables
 from jaxserve.runner.slots import MASKS_AT_ONCE, mask_rows, slot_row
@@ -53,7 +53,7 @@ class StateShapes:
     backend: Backend = "reference"
     """Native backends have the system provide the cache's memory from `DeviceState.provide_memory` on."""
     page_batches: tuple[int, ...] = ()
-    """Numbers of pages that one program copies between pool and host; none without tiers, which take one group only."""
+    """Numbers of pages that one program copies between pool and host; none without tiers."""
     images: ImageShape | None = None
     image_dtype: jnp.dtype = jnp.dtype("float32")
     num_drafts: int = 0
@@ -70,10 +70,9 @@ class StateShapes:
         return self.cache[0].arrays[0].shape if self.cache else ()
 
     @property
-    def kv_dtype(self) -> jnp.dtype:
-        """Type of the first group's arrays."""
-        assert self.cache is not None, "an encoder has no cache"
-        return jnp.dtype(self.cache[0].arrays[0].dtype)
+    def arrays(self) -> tuple[ArrayShape, ...]:
+        """All arrays of the cache, those of one group after those of another."""
+        return tuple(array for group in self.cache or () for array in group.arrays)
 
 
 def batch_sharding(pool: jax.sharding.Sharding) -> jax.sharding.NamedSharding:
@@ -198,34 +197,35 @@ class DeviceState:
         return self._shapes.page_batches
 
     @property
-    def kv_dtype(self) -> jnp.dtype:
-        return self._shapes.kv_dtype
+    def page_arrays(self) -> tuple[ArrayShape, ...]:
+        """The arrays that have pages: with tiers, all of the cache."""
+        return self._shapes.arrays
 
     def read_pages(self, blocks: Int[np.ndarray, "B"]) -> tuple[jax.Array, ...]:
-        """Dispatch copies of these pages: keys and values, `[B, L, K, S, H]`."""
-        copies: tuple[jax.Array, ...] = self._copy["read_pages", len(blocks)](self._pool, blocks)
+        """Dispatch copies of these pages: a batch `[B, L, K, S, H]` for each array."""
+        copies: tuple[jax.Array, ...] = self._copy["read_pages", len(blocks)](self._pools, blocks)
         return copies
 
-    def stage(self, batch: np.ndarray) -> jax.Array:
-        """Start to copy keys or values of pages, `[B, L, K, S, H]`, to the devices; any thread may call it."""
-        staged: jax.Array = jax.device_put(batch, batch_sharding(self._pool.k.sharding))
-        return staged
+    def stage(self, batches: Sequence[np.ndarray]) -> tuple[jax.Array, ...]:
+        """Start to copy batches of pages, one for each array, to the devices; any thread may call it."""
+        pools = self._pools
+        return tuple(
+            jax.device_put(batch, batch_sharding(pool.sharding)) for batch, pool in zip(batches, pools, strict=True)
+        )
 
     def write_pages(self, blocks: Int[np.ndarray, "B"], copies: tuple[jax.Array, ...]) -> None:
         """Dispatch the write of `copies` into these pages. If it raises, the arrays are new and zeroed."""
         try:
-            pool = KVPool(*self._copy["write_pages", len(blocks)](self._pool, blocks, *copies))
+            written = self._copy["write_pages", len(blocks)](self._pools, blocks, *copies)
         except Exception:
             self.renew()
             raise
-        self.arrays = self.arrays._replace(cache=(pool,))
+        self.arrays = self.arrays._replace(cache=new_cache(self._shapes.cache or (), written))
 
     @property
-    def _pool(self) -> KVPool:
-        """The only group of an engine with tiers."""
-        (pool,) = self.arrays.cache or ()
-        assert isinstance(pool, KVPool), "pages of keys and values"
-        return pool
+    def _pools(self) -> tuple[jax.Array, ...]:
+        """The arrays of `page_arrays` on the devices."""
+        return tuple(jax.tree.leaves(self.arrays.cache))
 
     def release(self) -> None:
         """Give the memory of the arrays back; `renew` makes new ones."""

@@ -21,7 +21,7 @@ from jaxserve_kernels import native
 from jaxserve_kernels.backend import NATIVE
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-from jaxserve.layers.cache import ArrayShape, Cache, CacheShapes, KVPool, read_pages, write_pages
+from jaxserve.layers.cache import ArrayShape, Cache, CacheShapes, read_pages, write_pages
 from jaxserve.models.decoder import ImageTokens
 from jaxserve.models.skeleton import AnySkeleton, ModelSkeleton
 from jaxserve.runner.context import step_context
@@ -131,7 +131,7 @@ def lower_state(sharding: Sharding, program: StateProgram) -> jax.stages.Lowered
     )
     match program.kind:
         case "cache":
-            arrays = [_abstract(array, sharding) for group in shapes.cache or () for array in group.arrays]
+            arrays = [_abstract(array, sharding) for array in shapes.arrays]
             zeros = native.untouched_zeros if shapes.backend in NATIVE else _zeros
             bare = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
             return jax.jit(lambda: tuple(zeros(*bare)), out_shardings=tuple(each.sharding for each in arrays)).lower()
@@ -166,19 +166,18 @@ def lower_state(sharding: Sharding, program: StateProgram) -> jax.stages.Lowered
 
 def _lower_copy(sharding: Sharding, program: StateProgram) -> jax.stages.Lowered:
     """Trace a program that copies pages. The page axis of the batches comes first; the heads stay where they are."""
-    shapes, pools = program.shapes, sharding.kv_pool
-    num_layers, num_blocks, *rest = shapes.pool_shape
-    batches = batch_sharding(pools)
-    half, batch = (
-        jax.ShapeDtypeStruct(dims, shapes.kv_dtype, sharding=place)
-        for dims, place in (((num_layers, num_blocks, *rest), pools), ((program.num_pages, num_layers, *rest), batches))
+    pools = tuple(_abstract(array, sharding) for array in program.shapes.arrays)
+    batches = tuple(
+        jax.ShapeDtypeStruct(
+            (program.num_pages, pool.shape[0], *pool.shape[2:]), pool.dtype, sharding=batch_sharding(pool.sharding)
+        )
+        for pool in pools
     )
-    pool = KVPool(half, half)  # type: ignore[arg-type]
     blocks = jax.ShapeDtypeStruct((program.num_pages,), jnp.int32, sharding=sharding.replicated)
     if program.kind == "read_pages":
-        return jax.jit(read_pages, out_shardings=(batches, batches)).lower(pool, blocks)
-    copy = jax.jit(write_pages, donate_argnames="pool", out_shardings=KVPool(pools, pools))  # type: ignore[arg-type]
-    return copy.lower(pool, blocks, batch, batch)
+        return jax.jit(read_pages, out_shardings=tuple(batch.sharding for batch in batches)).lower(pools, blocks)
+    places = tuple(pool.sharding for pool in pools)
+    return jax.jit(write_pages, donate_argnames="arrays", out_shardings=places).lower(pools, blocks, *batches)
 
 
 def _zeros(*arrays: jax.ShapeDtypeStruct) -> Sequence[Array]:

@@ -65,8 +65,8 @@ class Engine:
         await self.process.wait()
 
 
-def make_spec(directory: Path, executor: Literal["local", "fake"], **tiers: Any) -> EngineSpec:
-    path = "/nowhere" if executor == "fake" else str(golden_checkpoint(MODEL_NAME).path)
+def make_spec(directory: Path, executor: Literal["local", "fake"], model: str = MODEL_NAME, **tiers: Any) -> EngineSpec:
+    path = "/nowhere" if executor == "fake" else str(golden_checkpoint(model).path)
     config = Config(
         model=ModelConfig(model=path, max_model_len=128, dtype="float32", quantization="none"),
         cache=CacheConfig(kv_cache_memory=64 << 20),
@@ -90,12 +90,13 @@ async def engines(*specs: EngineSpec) -> AsyncIterator[list[Engine]]:
 
 
 @pytest.mark.slow
-async def test_decode_engine_continues_with_the_tokens_of_one_engine(tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", [MODEL_NAME, "glm4_moe_lite_tiny"])
+async def test_decode_engine_continues_with_the_tokens_of_one_engine(tmp_path: Path, model: str) -> None:
     address = f"127.0.0.1:{free_port()}"
     tokens = [5 + 3 * i % 200 for i in range(100)]
     async with engines(
-        make_spec(tmp_path, "local", kv_listen=address, kv_offload_memory=4 << 20),
-        make_spec(tmp_path, "local", kv_peers=address, kv_fetch_timeout=60.0),
+        make_spec(tmp_path, "local", model, kv_listen=address, kv_offload_memory=4 << 20),
+        make_spec(tmp_path, "local", model, kv_peers=address, kv_fetch_timeout=60.0),
     ) as (prefill, decode):
         await prefill.run(request("prompt", tokens, max_tokens=1))
         reply = await decode.run(request("reply", tokens))

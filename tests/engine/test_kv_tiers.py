@@ -1,4 +1,5 @@
-"""A real model's pages leave the device and come back with the same bits, on one device and on two."""
+"""Pages of real models leave the device and come back with the same bits: keys and values, vectors of latent attention, and
+groups of several shapes."""
 
 from __future__ import annotations
 
@@ -18,11 +19,22 @@ PROMPT = [5 + 3 * i % 200 for i in range(100)]
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module", params=[1, 2])
+@pytest.fixture(
+    scope="module",
+    params=[
+        (MODEL_NAME, {}),
+        (MODEL_NAME, {"tensor_parallel_size": 2}),
+        ("deepseek_v3_tiny", {}),
+        ("mistral4_tiny", {"tensor_parallel_size": 2}),
+        ("gemma4_tiny", {}),
+    ],
+    ids=str,
+)
 def engine(request: pytest.FixtureRequest) -> Iterator[ModelEngine]:
+    name, devices = request.param
     engine = ModelEngine(
-        golden_checkpoint(MODEL_NAME).path,
-        tensor_parallel_size=request.param,
+        golden_checkpoint(name).path,
+        **devices,
         tiers=TierConfig(kv_offload_memory=4 << 20, kv_fetch="always"),
     )
     yield engine

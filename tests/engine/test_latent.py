@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from jaxserve.config import TierConfig
-from jaxserve.errors import ConfigError
 from tests.engine.model_engine import ModelEngine, request
 from tests.models.goldens import golden_checkpoint
 
@@ -55,8 +53,3 @@ def test_data_ranks_divide_the_latent_vectors_and_generate_the_tokens_of_one_dev
     assert [engine.kv.pool.num_free_of(rank) for rank in range(2)] == [engine.kv.pool.num_usable_by_one] * 2
     assert engine.executor.compilations()["serving"] == 0
     engine.close()
-
-
-def test_settings_that_need_keys_and_values_are_rejected() -> None:
-    with pytest.raises(ConfigError, match="not with a model with latent attention"):
-        ModelEngine(GOLDEN.path, tiers=TierConfig(kv_offload_memory=1 << 20))

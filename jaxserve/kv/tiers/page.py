@@ -1,8 +1,8 @@
 """A KV page outside of the device: blocks of bytes that nothing here interprets.
 
 A page belongs to one hash. It has one block of bytes for each array of each cache group of the model: the keys and the
-values of all layers, for a model with one kind of attention. A model with further groups (sliding windows, recurrent
-state, latent attention) has further blocks; stores, files and messages carry them without a change.
+values of all layers for a model with one kind of attention, the vectors of all layers for latent attention. A model with
+several groups has further blocks; stores, files and messages carry them without a change.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class CacheBlock:
     """One block of every page."""
 
     group: str
-    """The cache group, e.g. `attention`."""
+    """The cache group: its kind and its place, e.g. `full 0`."""
     name: str
     """The array within the group, e.g. `k`."""
     num_bytes: int

@@ -21,6 +21,7 @@ from jaxserve.kv.spec import KVSpec
 from jaxserve.kv.windows import WindowPages
 from jaxserve.model_config.cache import CacheGroup, CachePlace, LayerCache, LayerPlaces, StateArray, cache_layout
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
+from jaxserve.model_config.recurrent import ShortConvConfig
 from jaxserve.runner.cache_sizes import CacheSizes, divide_cache
 from jaxserve.runner.limits import check_cache, kv_specs, with_cache_groups
 
@@ -98,6 +99,8 @@ def test_layers_that_share_and_layers_with_two_kinds_have_their_places() -> None
 
 LATENT = replace(GEMMA, layers=(LayerConfig(latent_dim=576),) * 2)
 TWO_SHAPES = replace(GEMMA, layers=(LayerConfig(), LayerConfig(head_dim=32)))
+HYBRID = replace(GEMMA, layers=(LayerConfig(recurrent=ShortConvConfig(4, 3, has_bias=False)), LayerConfig()))
+TIERS = {"tiers": TierConfig(kv_offload_memory=1 << 20)}
 RANKS = {"parallel": ParallelConfig(data_parallel_size=2)}
 HOSTS = {
     "hosts": HostsConfig(num_hosts=2, host_rank=0, coordinator="a:1"),
@@ -108,7 +111,7 @@ HOSTS = {
 @pytest.mark.parametrize(
     ("decoder", "setting", "message"),
     [
-        (LATENT, {"tiers": TierConfig(kv_offload_memory=1 << 20)}, "--kv-offload-memory: not with"),
+        (HYBRID, TIERS, "--kv-offload-memory: not with a model with recurrent states"),
         (TWO_SHAPES, RANKS, "--data-parallel-size 2: not with"),
     ],
 )
@@ -124,6 +127,8 @@ def test_settings_without_support_for_other_caches_are_refused(
 def test_settings_that_need_no_support_are_served() -> None:
     check_cache(replace(CONFIG, scheduler=SchedulerConfig(num_speculative_tokens=3), cache=CacheConfig()), LATENT)
     check_cache(replace(CONFIG, **RANKS), LATENT)
+    for decoder in (LATENT, TWO_SHAPES, GEMMA):
+        check_cache(replace(CONFIG, **TIERS), with_cache_groups(replace(CONFIG, **TIERS), decoder))
     for decoder in (LATENT, TWO_SHAPES, GEMMA):
         check_cache(replace(CONFIG, **HOSTS), decoder)
     assert with_cache_groups(replace(CONFIG, **HOSTS), GEMMA).splits_windows

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxserve.kv.spec import KVSpec
-from jaxserve.layers.cache import KVPool, pool_shapes, read_pages, write_pages
+from jaxserve.layers.cache import ArrayShape, CacheShapes, GroupShapes, pool_shapes, read_pages, write_pages
 from jaxserve.runner.pages import page_batches, page_layout
 from jaxserve.runner.state import StateProgram, StateShapes, state_programs
 from jaxserve.runner.steps import lower_state
@@ -19,28 +18,41 @@ SHAPE = (3, 40, 2, 4, 8)
 """Layers, pages, heads, tokens, head size."""
 
 
-def test_read_and_write_copy_the_pages_they_name() -> None:
+LATENT_SHAPE = (5, 40, 1, 4, 24)
+CACHES: dict[str, CacheShapes] = {
+    "full": pool_shapes(SHAPE, "float32"),
+    "latent": (GroupShapes("latent", (ArrayShape(LATENT_SHAPE, "float32", (None, "pages")),)),),
+    "two shapes": (*pool_shapes(SHAPE, "float32"), *pool_shapes((2, 40, 1, 4, 16), "float32")),
+}
+
+
+def arrays_of(cache: CacheShapes) -> list[ArrayShape]:
+    return [array for group in cache for array in group.arrays]
+
+
+@pytest.mark.parametrize("cache", CACHES.values(), ids=CACHES.keys())
+def test_read_and_write_copy_the_pages_they_name(cache: CacheShapes) -> None:
     rng = np.random.default_rng(0)
-    pool = KVPool(*(jnp.asarray(rng.random(SHAPE), jnp.float32) for _ in range(2)))
-    blocks = jnp.array([7, 3, 0, 0])
-    k, v = read_pages(pool, blocks)
-    assert np.array_equal(k, np.moveaxis(np.asarray(pool.k)[:, [7, 3, 0, 0]], 1, 0))
-    written = write_pages(pool, jnp.array([9, 11, 0, 0]), k, v)
-    for before, after in zip(pool, written, strict=True):
-        expected = np.array(before)
-        expected[:, [9, 11]] = expected[:, [7, 3]]
-        assert np.array_equal(after, expected)
+    pools = [jnp.asarray(rng.random(array.shape), array.dtype) for array in arrays_of(cache)]
+    before = [np.array(pool) for pool in pools]
+    batches = read_pages(pools, jnp.array([7, 3, 0, 0]))
+    for pool, batch in zip(before, batches, strict=True):
+        assert np.array_equal(batch, np.moveaxis(pool[:, [7, 3, 0, 0]], 1, 0))
+    for pool, after in zip(before, write_pages(pools, jnp.array([9, 11, 0, 0]), *batches), strict=True):
+        pool[:, [9, 11]] = pool[:, [7, 3]]
+        assert np.array_equal(after, pool)
 
 
+@pytest.mark.parametrize("cache", CACHES.values(), ids=CACHES.keys())
 @pytest.mark.parametrize("kind", ["read_pages", "write_pages"])
-def test_program_needs_no_second_pool(kind: str, one_device: Sharding) -> None:
-    shapes = StateShapes(pool_shapes(SHAPE, "float32"), 0, 10, page_batches=(4,))
+def test_program_needs_no_second_pool(kind: str, cache: CacheShapes, one_device: Sharding) -> None:
+    shapes = StateShapes(cache, 0, 10, page_batches=(4,))
     program = next(program for program in state_programs(shapes) if program.kind == kind)
     memory = lower_state(one_device, program).compile().memory_analysis()
     assert memory is not None
-    half = 4 * np.prod(SHAPE)
-    assert memory.temp_size_in_bytes < half / 4
-    assert memory.alias_size_in_bytes == (2 * half if kind == "write_pages" else 0)
+    sizes = [np.prod(array.shape) * jnp.dtype(array.dtype).itemsize for array in arrays_of(cache)]
+    assert memory.temp_size_in_bytes < sum(sizes) / 4
+    assert memory.alias_size_in_bytes == (sum(sizes) if kind == "write_pages" else 0)
 
 
 @pytest.fixture
@@ -61,21 +73,26 @@ def test_engine_without_tiers_has_no_page_programs() -> None:
 
 
 def test_batches_are_bounded_in_pages_and_bytes() -> None:
-    small = KVSpec(num_layers=2, num_kv_heads=1, head_dim=16, dtype_bytes=4, block_size=16)
-    large = KVSpec(num_layers=80, num_kv_heads=8, head_dim=128, dtype_bytes=2, block_size=16)
-    assert page_batches(small) == (8, 64)
-    assert page_batches(large) == (1, 3)  # pages of 5 MiB
-    assert max(page_batches(large)) * large.bytes_per_block <= 16 << 20
+    assert page_batches(4096) == (8, 64)
+    assert page_batches(5 << 20) == (1, 3)
+    assert page_batches(20 << 20) == (1,)
 
 
-def test_layout_differs_by_model_dtype_and_shape() -> None:
-    spec = KVSpec(num_layers=2, num_kv_heads=1, head_dim=16, dtype_bytes=2, block_size=16)
-    wide = KVSpec(num_layers=2, num_kv_heads=2, head_dim=8, dtype_bytes=2, block_size=16)
-    layouts = [
-        page_layout("a", spec, jnp.dtype("bfloat16")),
-        page_layout("b", spec, jnp.dtype("bfloat16")),
-        page_layout("a", spec, jnp.dtype("float16")),
-        page_layout("a", wide, jnp.dtype("bfloat16")),
-    ]
-    assert len({layout.identity for layout in layouts}) == 4
-    assert all(layout.num_bytes == spec.bytes_per_block for layout in layouts)
+def test_layout_differs_by_model_dtype_kind_and_shape() -> None:
+    shape = (2, 40, 1, 16, 16)
+    caches = {
+        "keys and values": pool_shapes(shape, "bfloat16"),
+        "another dtype": pool_shapes(shape, "float16"),
+        "more and smaller heads": pool_shapes((2, 40, 2, 16, 8), "bfloat16"),
+        "latent": (GroupShapes("latent", (ArrayShape(shape, "bfloat16", (None, "pages")),)),),
+        "two groups": pool_shapes((1, 40, 1, 16, 16), "bfloat16") * 2,
+    }
+    layouts = {name: page_layout("a", cache) for name, cache in caches.items()}
+    layouts["another model"] = page_layout("b", caches["keys and values"])
+    assert len({layout.identity for layout in layouts.values()}) == len(layouts)
+    assert {name: layout.num_bytes for name, layout in layouts.items() if name != "latent"} == dict.fromkeys(
+        [name for name in layouts if name != "latent"], 2 * 2 * 16 * 16 * 2
+    )
+    assert layouts["latent"].num_bytes == 2 * 16 * 16 * 2
+    more_pages = page_layout("a", pool_shapes((2, 99, 1, 16, 16), "bfloat16"))
+    assert more_pages == layouts["keys and values"], "the number of pages is no part of a page"
