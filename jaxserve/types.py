@@ -45,6 +45,8 @@ MAX_BAD_WORD_TOKENS = 16
 GPU_SHARE: Final = 0.95
 """Fraction of a GPU's memory that JAX preallocates in the engine, unless XLA_PYTHON_CLIENT_MEM_FRACTION is set. The rest is for
 the CUDA context, its libraries and other processes."""
+ACCELERATOR_FILES: Final = ("nvidia[0-9]*", "accel[0-9]*", "vfio/[0-9]*")
+"""Files of GPUs and TPUs in /dev, as patterns."""
 PRELOAD_FLAG: Final = "--preload"
 """Argument of the engine process: import what a real model needs before the specification arrives."""
 

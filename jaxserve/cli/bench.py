@@ -21,7 +21,7 @@ from jaxserve.cli.flags import config_from_flags
 from jaxserve.cli.internal.bench_flags import add_offline, add_serve, add_startup
 from jaxserve.errors import ConfigError
 from jaxserve.log import configure_logging
-from jaxserve.runtime.environment import base_url, environment_api_key, restart_with
+from jaxserve.runtime.environment import base_url, child_environment, environment_api_key, restart_with
 from jaxserve.runtime.spawn import engine_environment
 from jaxserve.tools.bench.client import BenchmarkError, RequestRecord
 from jaxserve.tools.bench.plot import check_plot, draw
@@ -131,9 +131,8 @@ def _run_offline(arguments: argparse.Namespace) -> list[Figures]:
 
     config = config_from_flags(arguments)
     grammar = grammar_of(arguments.structured_outputs, config.structured.max_grammar_depth)
-    restart_with(
-        engine_environment()
-    )  # the variables that a server gives its engine: glibc reads its part at the start
+    # The variables that a server gives its engine: glibc reads its part at the start.
+    restart_with(engine_environment(child_environment()))
     configure_logging(config.server.log_level, config.server.log_format)
     load = OfflineLoad(
         workload=_workload(arguments),

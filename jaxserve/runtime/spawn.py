@@ -10,9 +10,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Final, TypeAlias
 
-from jaxserve.types import GPU_SHARE, PRELOAD_FLAG
+from jaxserve.types import ACCELERATOR_FILES, GPU_SHARE, PRELOAD_FLAG
 
 _MALLOC: Final = {"hugetlb": 1, "mmap_threshold": 256 << 20, "trim_threshold": 256 << 20}
 _MOST_WITH_ONE_ARENA: Final = 4
@@ -26,20 +27,25 @@ ENGINE_MODULE: Final = "jaxserve.engine.process"
 WORKER_MODULE: Final = "jaxserve.engine.host_worker"
 
 
-def engine_environment(num_processors: int | None = None) -> dict[str, str]:
-    """Return the variables of an engine process that may use so many processors (None: those of this process).
+def engine_environment(
+    environ: Mapping[str, str], num_processors: int | None = None, devices: Path = Path("/dev")
+) -> dict[str, str]:
+    """Return further variables of an engine process with this environment.
 
     By default JAX leaves a quarter of a GPU unused. On CPUs the KV pool uses huge pages if the kernel gives them on request.
     A step's scratch memory of up to 64 MB stays allocated between steps: else the kernel maps and clears the same 40 MB at every
-    step of 32 rows. On few processors malloc has one arena, which keeps larger ones as well. On many, compilers would wait for each other:
-    on 16, eight programs for a GPU were not compiled in two minutes, and two thirds of the time went to the kernel.
+    step of 32 rows. On few processors malloc has one arena, which keeps larger ones as well. On many, compilers would wait
+    for each other. Scratch memory of accelerators is their own: beside them malloc is as glibc has it.
+
+    num_processors: those that it may use; None: as many as this process. devices: folder of the machine's device files.
     """
+    share = {"XLA_PYTHON_CLIENT_MEM_FRACTION": str(GPU_SHARE)}
+    platform = environ.get("JAX_PLATFORMS", "").partition(",")[0]
+    if platform != "cpu" and any(found for name in ACCELERATOR_FILES for found in devices.glob(name)):
+        return share
     count = len(os.sched_getaffinity(0)) if num_processors is None else num_processors
     malloc = _MALLOC | {"arena_max": 1 if count <= _MOST_WITH_ONE_ARENA else min(count, _MOST_ARENAS)}
-    return {
-        "GLIBC_TUNABLES": ":".join(f"glibc.malloc.{name}={value}" for name, value in malloc.items()),
-        "XLA_PYTHON_CLIENT_MEM_FRACTION": str(GPU_SHARE),
-    }
+    return share | {"GLIBC_TUNABLES": ":".join(f"glibc.malloc.{name}={value}" for name, value in malloc.items())}
 
 
 def spawn(
@@ -59,13 +65,14 @@ def spawn(
     cores: processor cores that its threads may use; None: those of this process.
     descriptors: further files that it inherits.
     """
-    defaults = engine_environment(None if cores is None else len(cores))
+    if environment is not None:
+        environment = {**engine_environment(environment, None if cores is None else len(cores)), **environment}
     process = subprocess.Popen(
         [sys.executable, "-m", module, *([PRELOAD_FLAG] if preload else [])],
         stdin=subprocess.PIPE,
         pass_fds=descriptors,
         start_new_session=True,
-        env=None if environment is None else {**defaults, **environment},
+        env=environment,
     )
     if cores is not None:  # it has one thread yet; later ones inherit the cores
         with contextlib.suppress(ProcessLookupError):

@@ -26,6 +26,7 @@ from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.runner.limits import mesh_shape
 from jaxserve.runner.program_cache import cache_directory, trusted_directory, write_whole
 from jaxserve.runner.program_key import source_hash
+from jaxserve.types import ACCELERATOR_FILES
 
 _LOG = logging.getLogger(__name__)
 _COMMAND: Final = (sys.executable, "-m", "jaxserve.executor.self_test.process")
@@ -33,8 +34,6 @@ TIMEOUT_S: Final = 150.0
 SUFFIX: Final = ".self-test"
 PHASE: Final = "trial"
 """The phase's published name, in start-up reports."""
-_DEVICES: Final = ("nvidia[0-9]*", "accel[0-9]*", "vfio/[0-9]*")
-"""Device files of GPUs and TPUs."""
 
 
 def with_tested_kernels(config: Config, decoder: DecoderConfig, clock: PhaseClock, progress: Progress) -> Config:
@@ -113,7 +112,7 @@ def _has_accelerator() -> bool:
     """Read from device files: JAX would take the devices."""
     if jax.config.jax_platforms == "cpu":  # type: ignore[attr-defined]
         return False
-    return any(found for pattern in _DEVICES for found in Path("/dev").glob(pattern))
+    return any(found for pattern in ACCELERATOR_FILES for found in Path("/dev").glob(pattern))
 
 
 def _mark(spec: SelfTestSpec) -> Path | None:

@@ -126,14 +126,14 @@ def test_the_command_runs_in_the_environment_of_a_servers_engine(monkeypatch: py
 
     monkeypatch.setattr("os.execve", execve)
     monkeypatch.setattr("sys.orig_argv", ["python", "-m", "jaxserve.cli.main", "bench", "offline"])
-    for name in engine_environment():
+    for name in engine_environment({"JAX_PLATFORMS": "cpu"}):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.5")
     with pytest.raises(SystemExit, match=sys.executable):
         main(["bench", "offline", "no-such-model"])
     [(words, environment)] = starts
     assert words == [sys.executable, "-m", "jaxserve.cli.main", "bench", "offline"]
-    assert environment["GLIBC_TUNABLES"] == engine_environment()["GLIBC_TUNABLES"]
+    assert environment["GLIBC_TUNABLES"] == engine_environment({"JAX_PLATFORMS": "cpu"})["GLIBC_TUNABLES"]
     assert environment["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.5", "who says otherwise is heard"
     monkeypatch.setenv("GLIBC_TUNABLES", environment["GLIBC_TUNABLES"])
     assert main(["bench", "offline", "no-such-model"]) == 2
@@ -144,7 +144,7 @@ def test_the_command_runs_in_the_environment_of_a_servers_engine(monkeypatch: py
 def test_command_measures_a_real_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in engine_environment().items():
+    for name, value in engine_environment({"JAX_PLATFORMS": "cpu"}).items():
         monkeypatch.setenv(name, value)
     model, file = golden_checkpoint("llama3_tiny").path, tmp_path / "figures.json"
     words = f"bench offline {model} --workload custom --input-len 48 --output-len 4 --num-prompts 3 --json {file}"
