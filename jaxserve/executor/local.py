@@ -134,8 +134,10 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         identity = fingerprint(checkpoint, prepared.skeleton, config)
         pages = None
         if prepared.has_tiers:
-            layout = page_layout(content_digest(checkpoint, identity), prepared.limits.shapes or ())
-            pages = DevicePages(layout, state)
+            digest = content_digest(checkpoint, identity)
+            if draft.checkpoint is not None:
+                digest = content_digest(draft.checkpoint, digest)
+            pages = DevicePages(page_layout(digest, prepared.limits.shapes or ()), state)
             pages.run_once()
         model_info = msgspec.structs.replace(
             _model_info(prepared, identity, clock.spans, reports),

@@ -55,7 +55,6 @@ def test_plans_bring_the_drafts_of_prompt_lookup_for_a_model_with_recurrent_stat
     [
         (settings(num_tokens=0), TARGET, "set --num-speculative-tokens"),
         (settings(parallel=ParallelConfig(data_parallel_size=2)), TARGET, "not with --data-parallel-size 2"),
-        (settings(tiers=TierConfig(kv_offload_memory=1 << 20)), TARGET, "not with --kv-offload-memory"),
         (settings(compile=CompileConfig(deterministic=True)), TARGET, "not with --deterministic"),
         (settings(HYBRID), TARGET, "a draft model with recurrent states"),
     ],
@@ -131,10 +130,6 @@ def mtp_settings(num_tokens: int = 1, **sections: Any) -> Config:
         (
             mtp_settings(parallel=ParallelConfig(data_parallel_size=2)),
             "not with --data-parallel-size 2, with which the MTP layer was not tested",
-        ),
-        (
-            mtp_settings(tiers=TierConfig(kv_offload_memory=1 << 20)),
-            "not with --kv-offload-memory: keys of the MTP layer",
         ),
         (mtp_settings(compile=CompileConfig(deterministic=True)), "not with --deterministic"),
     ],

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxserve.config import TierConfig
 from jaxserve.ipc.messages import AddRequest
 from jaxserve.scheduler.speculation import Payoff
 from tests.engine.model_engine import ModelEngine, request
@@ -87,6 +88,25 @@ def test_a_preempted_request_gets_the_drafts_of_one_that_was_not(served: tuple[M
     (whole, was_preempted), (again, is_preempted) = counts
     assert whole == again
     assert (was_preempted, is_preempted) == (False, True)
+
+
+@pytest.mark.parametrize("name", ["glm4_moe", "deepseek_v3"])
+def test_pages_from_host_memory_bring_the_keys_of_the_layer(name: str) -> None:
+    golden = mtp_golden(name)
+    tiers = TierConfig(kv_offload_memory=4 << 20, kv_fetch="always")
+    engine = ModelEngine(golden.path, num_speculative_tokens=NUM_DRAFTS, speculative_method="mtp", tiers=tiers)
+    engine.restart(num_blocks=7, num_speculative_tokens=NUM_DRAFTS)
+    assert engine.tiers is not None
+    engine.run([asked(golden)])
+    engine.tiers.saver.settle()
+    engine.kv.reset_prefix_cache()
+    engine.run([request("takes all pages", range(70, 140), max_tokens=20)])
+    engine.kv.reset_prefix_cache()
+    assert golden.draft_ids.tolist() in drafted(engine, golden, [])
+    engine.kv.reset_prefix_cache()
+    assert engine.run([asked(golden)])["golden"].num_cached_tokens == 32, "two pages are fetched"
+    engine.tiers.close()
+    engine.close()
 
 
 @pytest.mark.parametrize("source", ["token", "hidden"])

@@ -64,8 +64,6 @@ def check_draft_model(config: Config, decoder: DecoderConfig, draft: DecoderConf
         raise ConfigError(f"{name}: set --num-speculative-tokens, the tokens of a draft; {start} is a good start")
     if (num_ranks := config.parallel.data_parallel_size) > 1:
         raise ConfigError(f"{name}: not with --data-parallel-size {num_ranks}, with which {drafter} was not tested")
-    if config.tiers.has_stores:
-        raise ConfigError(f"{name}: not with {', '.join(config.tiers.settings)}: keys of {drafter} are not stored")
     if config.compile.deterministic:
         raise ConfigError(f"{name}: not with --deterministic, with which it was not tested")
     if decoder.vision is not None:
