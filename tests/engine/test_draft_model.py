@@ -17,7 +17,6 @@ from jaxserve.config import (
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
-    TierConfig,
 )
 from jaxserve.engine.draft_tokenizer import with_draft_path
 from jaxserve.errors import ConfigError
