@@ -36,8 +36,6 @@ from jaxserve.runtime.ray_hosts import reserve_hosts
 
 _log = logging.getLogger(__name__)
 
-STOP_TIMEOUT_S = 60.0
-"""Time for the server of a replica that has no requests any more to end."""
 MAX_ONGOING_REQUESTS = 4096
 """Requests that Ray Serve sends to a replica at most; the server's own limits are lower and answered with 429."""
 
@@ -81,7 +79,7 @@ class EngineReplica:
 
     async def __del__(self) -> None:
         if (server := self.__dict__.get("_server")) is not None:  # its start may have failed
-            await server.stop(STOP_TIMEOUT_S)
+            await server.stop(self._settings.ray.drain_timeout_s)
 
 
 class Ingress:

@@ -24,9 +24,11 @@ _OURS: Final = (
     "ssl_certfile",
     "ssl_keyfile",
     "ssl_ca_certs",
+    "shutdown_timeout",
+    "upgrade_timeout",
 )
-"""Settings that replicas on Ray do not have: Ray places the hosts of a replica, a replica has one API process, and Ray Serve's
-proxies answer on the port."""
+"""Settings that replicas on Ray do not have: Ray places the hosts of a replica, a replica has one API process, Ray Serve's proxies
+answer on the port, and `drain_timeout_s` bounds the end of a replica."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,7 +118,7 @@ def read_arguments(arguments: Mapping[str, Any]) -> AppSettings:
     values = {name: _parsed(name, own[name], value) for name, value in arguments.items() if name in own}
     ray = RaySettings(**values)
     _check(ray)
-    server |= _FIXED
+    server |= _FIXED | {"shutdown_timeout": ray.drain_timeout_s}
     if str(server.get("num_hosts", 1)) != "1":
         server["placement"] = "ray"
     settings = AppSettings(ray, server, load_config(flags=server, environ=api_key_environment()))
@@ -145,8 +147,17 @@ def _check(ray: RaySettings) -> None:
     if ray.routing not in POLICY_NAMES:
         raise ConfigError(f"routing {ray.routing!r}: expected one of {', '.join(POLICY_NAMES)}")
     least = ray.min_replicas or ray.replicas
-    if ray.max_replicas is not None and ray.max_replicas < least:
-        raise ConfigError(f"max_replicas {ray.max_replicas}: expected at least min_replicas, {least}")
+    if ray.max_replicas is None:
+        for name in ("min_replicas", "target_queued_tokens"):
+            if getattr(ray, name) != getattr(RaySettings(), name):
+                raise ConfigError(
+                    f"{name} {getattr(ray, name)}: needs max_replicas, without which replicas are not added or removed"
+                )
+    elif ray.max_replicas < max(least, ray.replicas):
+        name = "min_replicas" if ray.max_replicas < least else "replicas"
+        raise ConfigError(f"max_replicas {ray.max_replicas}: expected at least {name}, {max(least, ray.replicas)}")
+    if ray.drain_timeout_s < 0:
+        raise ConfigError(f"drain_timeout_s {ray.drain_timeout_s:g}: expected at least 0")
     if ray.routing_stats_period_s <= 0:
         raise ConfigError(f"routing_stats_period_s {ray.routing_stats_period_s:g}: expected more than 0")
 

@@ -8,9 +8,10 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from tests.e2e.http_server import ROOT, SOURCES, until
@@ -105,8 +106,16 @@ class App:
 
 
 @contextlib.contextmanager
-def cluster(num_nodes: int, cpus_per_node: int, own_words: Sequence[Sequence[str]] = ()) -> Iterator[Cluster]:
-    """Start a cluster and stop it at the end, with every process on its hosts. own_words: arguments of each node."""
+def cluster(
+    num_nodes: int,
+    cpus_per_node: int,
+    own_words: Sequence[Sequence[str]] = (),
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Cluster]:
+    """Start a cluster and stop it at the end, with every process on its hosts.
+
+    own_words: arguments of each node. variables: further ones of all nodes.
+    """
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="jsr-", ignore_cleanup_errors=True)))
         made = stack.enter_context(hosts(num_nodes))
@@ -121,9 +130,8 @@ def cluster(num_nodes: int, cpus_per_node: int, own_words: Sequence[Sequence[str
             words += own_words[index] if own_words else []
             log = folder / f"node-{index}.log"
             with log.open("wb") as output:
-                node = subprocess.Popen(
-                    host.command(*words), stdout=output, stderr=output, env=os.environ | OF_NODES, cwd=ROOT
-                )
+                environment = os.environ | OF_NODES | variables
+                node = subprocess.Popen(host.command(*words), stdout=output, stderr=output, env=environment, cwd=ROOT)
             running.nodes.append(node)
             until(
                 lambda node=node, log=log: node.poll() is not None or b"Ray runtime started" in log.read_bytes(),

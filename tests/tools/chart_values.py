@@ -54,7 +54,6 @@ OTHERS: Final[dict[str, Any]] = {
     "updateStrategy.maxUnavailable": 1,
     "updateStrategy.maxSurge": 0,
     "startup.timeout": 2400,
-    "terminationGracePeriodSeconds": 700,
     "service.type": "LoadBalancer",
     "service.port": 80,
     "podDisruptionBudget.maxUnavailable": 2,
@@ -64,7 +63,6 @@ OTHERS: Final[dict[str, Any]] = {
     "gateway.requestTimeout": "1h",
     "ray.version": "2.60.1",
     "ray.numCpus": 3,
-    "ray.maxWorkers": 6,
     "ray.requestTimeout": 1800,
     "ray.headResources.requests": {"cpu": "3"},
     "ray.headResources.limits": {"memory": "9Gi"},
@@ -90,10 +88,10 @@ def main() -> None:
 
 
 def paths(values: dict[str, Any], schema: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield the paths of all values that the chart reads on their own: the schema lists the fields of objects above them."""
+    """Yield the paths of all values that the chart reads on their own: the schema lists all fields of objects above them."""
     for name, value in values.items():
         part = schema["properties"][name]
-        if "properties" in part:
+        if part.get("additionalProperties") is False:
             yield from paths(value, part, f"{prefix}{name}.")
         else:
             yield prefix + name

@@ -33,7 +33,7 @@ EVERYTHING: Final[dict[str, Any]] = {
     "networkPolicy": {"from": [{"namespaceSelector": {"matchLabels": {"team": "chat"}}}], "allowHub": False},
 }
 GATEWAY: Final[dict[str, Any]] = {
-    "settings": {"public_metrics": True},
+    "settings": {"public_metrics": True, "shutdown_timeout": 300.5},
     "gateway": {
         "enabled": True,
         "name": "public",
@@ -44,7 +44,13 @@ GATEWAY: Final[dict[str, Any]] = {
     "monitoring": {"enabled": True},
 }
 RAY: Final[dict[str, Any]] = {
-    "settings": {"max_queued_tokens": 2097152, "routing": "round-robin", "enable_prefix_caching": True},
+    "settings": {
+        "max_queued_tokens": 2097152,
+        "routing": "round-robin",
+        "enable_prefix_caching": True,
+        "max_replicas": 4,
+        "drain_timeout_s": 1200,
+    },
     "image": {"pullSecrets": ["registry"]},
     "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
     "sharedMemory": "8Gi",

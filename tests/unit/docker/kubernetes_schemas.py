@@ -111,9 +111,11 @@ _GROUP_OF_WORKERS: Final = {
 _RAY_SERVICE: Final = _object(
     ("rayClusterConfig", "serveConfigV2"),
     serveConfigV2={"type": "string"},
+    rayClusterDeletionDelaySeconds=_COUNT,
     rayClusterConfig=_object(
         ("headGroupSpec",),
         rayVersion={"type": "string"},
+        enableInTreeAutoscaling={"type": "boolean"},
         headGroupSpec=_object(("template",), **_GROUP_OF_WORKERS),
         workerGroupSpecs=_list(
             _object(

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 import yaml
 
-from jaxserve.ray.settings import RaySettings, read_arguments
+from jaxserve.ray.settings import read_arguments
 from tests.e2e.http_server import TOKENIZER
 from tests.tools.render_chart import CASES, GATEWAY, RAY, can_render, render
 from tests.unit.docker.test_helm import SCHEMA, fixture, values
@@ -111,11 +111,25 @@ def test_the_application_on_ray_accepts_its_arguments(case: str) -> None:
         assert found.config.scheduler.max_queued_tokens == RAY["settings"]["max_queued_tokens"]
 
 
-def test_workers_on_ray_end_after_their_longest_reply_and_get_what_pods_get() -> None:
+def test_workers_on_ray_follow_the_replicas_that_the_application_may_have() -> None:
+    """KubeRay adds and removes workers only with its autoscaler, which asks the API of Kubernetes."""
+    for case, is_scaled in (("ray", False), ("ray-settings", True)):
+        spec = fixture(case)["RayService", "jaxserve"]["spec"]
+        (application,) = yaml.safe_load(spec["serveConfigV2"])["applications"]
+        cluster = spec["rayClusterConfig"]
+        (group,) = cluster["workerGroupSpecs"]
+        found = read_arguments(application["args"] | {"model": str(TOKENIZER)}).ray
+        assert group["minReplicas"] == (found.min_replicas or found.replicas)
+        assert group["maxReplicas"] == (found.max_replicas or found.replicas)
+        assert cluster.get("enableInTreeAutoscaling", False) is is_scaled
+        assert cluster["headGroupSpec"]["template"]["spec"]["automountServiceAccountToken"] is is_scaled
+        assert group["template"]["spec"]["automountServiceAccountToken"] is False
+
+
+def test_workers_on_ray_get_what_pods_get() -> None:
     cluster = fixture("ray-settings")["RayService", "jaxserve"]["spec"]["rayClusterConfig"]
     head, (workers,) = cluster["headGroupSpec"]["template"]["spec"], cluster["workerGroupSpecs"]
     pod = workers["template"]["spec"]
-    assert pod["terminationGracePeriodSeconds"] > RaySettings().drain_timeout_s
     assert pod["tolerations"] == RAY["tolerations"]
     assert "tolerations" not in head, "the head needs no GPU"
     assert head["imagePullSecrets"] == pod["imagePullSecrets"] == [{"name": "registry"}]
@@ -133,7 +147,11 @@ def test_workers_on_ray_end_after_their_longest_reply_and_get_what_pods_get() ->
         {"gateway": {"requestTimeout": "600"}},
         {"gateway": {"picker": {"port": 0}}},
         {"gateway": {"pickerName": "picker"}},
-        {"ray": {"maxWorkers": 0}},
+        {"ray": {"maxWorkers": 4}},
+        {"terminationGracePeriodSeconds": 60},
+        {"settings": {"shutdown_timeout": "30"}},
+        {"settings": {"drain_timeout_s": -1}},
+        {"settings": {"max_replicas": "4"}},
         {"ray": {"workers": 2}},
     ],
     ids=str,
@@ -158,7 +176,11 @@ def test_the_schema_refuses_wrong_values(wrong: Document) -> None:
         ("ray", {"gateway": {"enabled": True}}, "ray.enabled needs gateway.enabled: false"),
         ("ray", {"settings": {"num_gpus": 2}}, "settings.num_gpus: a RayService has it from other values"),
         ("ray", {"settings": {"num_hosts": 2}}, "settings.num_hosts"),
-        ("ray", {"replicas": 5}, "ray.enabled needs replicas from 1 to ray.maxWorkers"),
+        ("ray", {"replicas": 0}, "ray.enabled needs replicas of 1 or more"),
+        ("ray", {"replicas": 5, "settings": {"max_replicas": 4}}, "settings.max_replicas: expected at least replicas"),
+        ("ray", {"settings": {"min_replicas": 5, "max_replicas": 4}}, "settings.max_replicas: expected at least"),
+        ("ray", {"settings": {"min_replicas": 1}}, "settings.min_replicas needs settings.max_replicas"),
+        ("ray", {"settings": {"target_queued_tokens": 9}}, "settings.target_queued_tokens needs settings.max_replicas"),
         ("ray", {"resources": {"limits": {"google.com/tpu": "4"}}}, "not for google.com/tpu"),
     ],
     ids=str,

@@ -69,7 +69,7 @@ def test_no_value_is_refused_everywhere(path: str) -> None:
 
 
 def test_the_key_and_the_start_reach_the_pods_of_every_kind() -> None:
-    for path in ("secretName", "startup.timeout", "terminationGracePeriodSeconds"):
+    for path in ("secretName", "startup.timeout"):
         for base in BASES:
             outcome = rendered(base)[path]
             assert isinstance(outcome, list)

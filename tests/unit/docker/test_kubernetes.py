@@ -74,16 +74,6 @@ def test_probes_ask_what_they_mean_and_leave_self_repair_its_time(pod: Pod) -> N
 
 
 @pytest.mark.parametrize("pod", OWN_PODS, ids=lambda pod: pod.place)
-def test_a_pod_is_killed_only_after_its_requests_could_end(pod: Pod) -> None:
-    given = {entry["name"]: entry.get("value") for entry in pod.container["env"]}
-    drain_s = float(given.get(BY_NAME["shutdown_timeout"].variable) or DEFAULT.shutdown_timeout)
-    wait_s = int(pod.container["lifecycle"]["preStop"]["exec"]["command"][1]) if pod.serves_http else 5
-    assert pod.spec["terminationGracePeriodSeconds"] >= wait_s + drain_s + 10, (
-        "aborts and the engine's end take seconds"
-    )
-
-
-@pytest.mark.parametrize("pod", OWN_PODS, ids=lambda pod: pod.place)
 def test_a_pod_has_the_settings_the_folders_and_the_user_of_the_image(pod: Pod) -> None:
     assert pod.spec["enableServiceLinks"] is False, "they would set JAXSERVE_PORT"
     names = {entry["name"] for entry in pod.container["env"]}

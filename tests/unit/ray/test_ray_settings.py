@@ -25,6 +25,12 @@ def test_text_and_typed_values_mean_the_same() -> None:
     assert first.config.cache.publish_pages and first.config.parallel.replicas == 1
 
 
+def test_what_a_replica_does_in_the_background_has_the_time_of_its_requests() -> None:
+    """Ray Serve waits for requests, not for responses in the background: the server does when it is stopped."""
+    found = read_arguments({"model": str(TOKENIZER), "drain_timeout_s": "90"})
+    assert found.config.server.shutdown_timeout == found.ray.drain_timeout_s == 90
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -33,6 +39,12 @@ def test_text_and_typed_values_mean_the_same() -> None:
         ({"replicas": 0}, "replicas 0: expected at least 1"),
         ({"routing": "random"}, "routing 'random': expected one of"),
         ({"replicas": 3, "max_replicas": 2}, "max_replicas 2: expected at least min_replicas, 3"),
+        ({"replicas": 3, "min_replicas": 1, "max_replicas": 2}, "max_replicas 2: expected at least replicas, 3"),
+        ({"min_replicas": 2}, "min_replicas 2: needs max_replicas"),
+        ({"target_queued_tokens": 100}, "target_queued_tokens 100: needs max_replicas"),
+        ({"drain_timeout_s": -1}, "drain_timeout_s -1: expected at least 0"),
+        ({"shutdown_timeout": 60}, "shutdown_timeout: replicas on Ray Serve do not have this setting"),
+        ({"upgrade_timeout": 60}, "upgrade_timeout: replicas on Ray Serve do not have this setting"),
         ({"port": 80}, "port: replicas on Ray Serve do not have this setting"),
         ({"max_num_seqs": 0}, "--max-num-seqs 0"),
         ({"num_hosts": 2, "tensor_parallel_size": 2, "host_rank": 0}, "host_rank: replicas on Ray Serve do not have"),

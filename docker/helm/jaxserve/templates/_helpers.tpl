@@ -21,6 +21,37 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if hasKey (.Values.resources.limits | default dict) "google.com/tpu" }}true{{ end -}}
 {{- end }}
 
+{{- /* Seconds before SIGTERM, until no Service and no gateway sends to a pod. */ -}}
+{{- define "jaxserve.unroutedAfter" -}}
+5
+{{- end }}
+
+{{- /* Seconds before SIGTERM of a worker. It ends shutdown_timeout after that: later than its leader, whose end may begin after the worker's. */ -}}
+{{- define "jaxserve.workerWait" -}}
+15
+{{- end }}
+
+{{- /* Seconds until a pod is killed: the wait before SIGTERM, its running requests, and the end of its processes. */ -}}
+{{- define "jaxserve.gracePeriod" -}}
+{{- add (include "jaxserve.unroutedAfter" .) (ceil (dig "shutdown_timeout" 30 .Values.settings)) 25 -}}
+{{- end }}
+
+{{- /* Seconds in which Ray moves everything off a node that gets SIGTERM: the running requests of its replicas, and their end. */ -}}
+{{- define "jaxserve.rayDrain" -}}
+{{- add (ceil (dig "drain_timeout_s" 600 .Values.settings)) 60 -}}
+{{- end }}
+
+{{- /* Seconds until a pod of Ray is killed. */ -}}
+{{- define "jaxserve.rayGracePeriod" -}}
+{{- add (include "jaxserve.rayDrain" .) 30 -}}
+{{- end }}
+
+{{- define "jaxserve.rayDrainVariable" -}}
+# After SIGTERM; Ray's own default is 30.
+- name: RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S
+  value: {{ include "jaxserve.rayDrain" . | quote }}
+{{- end }}
+
 {{- /* The name of the LeaderWorkerSet. Its controller makes a headless Service of the same name. */ -}}
 {{- define "jaxserve.leaderWorkerSet" -}}
 {{ .Release.Name }}-hosts
@@ -40,7 +71,6 @@ imagePullPolicy: {{ .Values.image.pullPolicy }}
 
 {{- /* What all pods have in common, those of Ray and its head too. */ -}}
 {{- define "jaxserve.pod" -}}
-automountServiceAccountToken: false
 # Else a Service of this name sets JAXSERVE_PORT, to something else than a port.
 enableServiceLinks: false
 securityContext:
@@ -145,7 +175,8 @@ spec:
   {{- . | nindent 2 }}
   {{- end }}
   # Of a worker the leader's: its requests need all hosts until they have ended.
-  terminationGracePeriodSeconds: {{ .Values.terminationGracePeriodSeconds }}
+  terminationGracePeriodSeconds: {{ include "jaxserve.gracePeriod" . }}
+  automountServiceAccountToken: false
   {{- include "jaxserve.pod" . | nindent 2 }}
   containers:
     - name: jaxserve
@@ -186,12 +217,17 @@ spec:
           port: http
         periodSeconds: 10
         timeoutSeconds: 5
+      {{- end }}
       lifecycle:
         preStop:
           exec:
+            {{- if $answersHttp }}
             # Until no Service and no gateway sends here: from SIGTERM on new requests get 503.
-            command: [sleep, "5"]
-      {{- end }}
+            command: [sleep, {{ include "jaxserve.unroutedAfter" . | quote }}]
+            {{- else }}
+            # A worker ends shutdown_timeout after SIGTERM, so it gets that later than the leader.
+            command: [sleep, {{ include "jaxserve.workerWait" . | quote }}]
+            {{- end }}
       resources:
         {{- toYaml .Values.resources | nindent 8 }}
       securityContext:
