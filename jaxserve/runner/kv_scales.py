@@ -35,7 +35,10 @@ _HALVES: Final[tuple[Literal["k", "v"], ...]] = ("k", "v")
 
 @dataclass(frozen=True, slots=True)
 class KVScaleMeasurement:
-    """Replaces the measured scales among the parameters of a model. Its program is compiled once."""
+    """Replaces the measured scales among the parameters of a model. Its program is compiled once.
+
+    It is one program over the devices of all hosts, and every host gets the whole of its results: all have the same scales.
+    """
 
     places: tuple[int, ...]
     """Places of the scales among the parameters, in the order of the program's results."""
@@ -47,7 +50,7 @@ class KVScaleMeasurement:
     def __call__(self, params: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         """Return the parameters with scales that are measured with the others."""
         arrays = [
-            jax.device_put(np.zeros(array.shape, array.dtype), self.sharding.place(array.axes))
+            _on_all(np.zeros(array.shape, array.dtype), self.sharding.place(array.axes))
             for group in self.shapes
             for array in group.arrays
         ]
@@ -56,8 +59,13 @@ class KVScaleMeasurement:
         _, scales = self.made.compiled(others, state, self.packed)
         changed = list(params)
         for place, scale in zip(self.places, scales, strict=True):
-            changed[place] = jax.device_put(np.asarray(scale), params[place].sharding)
+            changed[place] = _on_all(np.asarray(scale), params[place].sharding)
         return tuple(changed)
+
+
+def _on_all(array: np.ndarray, place: jax.sharding.Sharding) -> jax.Array:
+    """Return an array on the devices of a sharding. `jax.device_put` would compare it with those of all hosts, in a collective."""
+    return jax.make_array_from_callback(array.shape, place, lambda part: array[part])
 
 
 def make_measurement(
