@@ -96,8 +96,10 @@ def main() -> int:
     try:
         _serve(spec, worker)
     except StartupError as error:
+        worker.end(
+            Failed(str(error))
+        )  # the process ends there if the leader has refused it, for the same reason mostly
         _LOG.error("%s", error)
-        worker.end(Failed(str(error)))
         return REFUSED
     except Exception as error:
         _LOG.exception("host %d ends", spec.config.hosts.rank)

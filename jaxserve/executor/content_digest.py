@@ -1,14 +1,16 @@
-"""Names the content of a checkpoint, so that KV pages of two models of one shape and name are never mixed up."""
+"""Names the content of a checkpoint, so that KV pages of two models of one shape and name are never mixed up, and no hosts with different weights."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from jaxserve.checkpoint.protocol import Checkpoint
 
 _NUM_WINDOWS: Final = 1024
+_NUM_HOST_WINDOWS: Final = 16
 _WINDOW_BYTES: Final = 256
 _HEADER_BYTES: Final = 64 << 10
 _CONFIGS: Final = ("config.json", "adapter_config.json")
@@ -23,7 +25,8 @@ def content_digest(checkpoint: Checkpoint, identity: str) -> str:
     digest = hashlib.sha256(identity.encode())
     files = sorted({info.file for info in checkpoint.tensors.values()})
     for file in files:
-        _add_samples(digest, file)
+        digest.update(file.name.encode())
+        _add_samples(digest, file, _NUM_WINDOWS)
     for folder in sorted({file.parent for file in files}):
         for config in (folder / name for name in _CONFIGS):
             if config.is_file():
@@ -31,11 +34,24 @@ def content_digest(checkpoint: Checkpoint, identity: str) -> str:
     return digest.hexdigest()
 
 
-def _add_samples(digest: hashlib._Hash, file: Path) -> None:
+def weights_digest(checkpoints: Iterable[Checkpoint]) -> str:
+    """Return 16 hex digits over samples of every file of the weights, whatever its name on this host.
+
+    The samples are the first 64 KiB of each file and 16 windows of 256 bytes: few, since a large model has hundreds of files, which
+    may lie on a network. Hosts with different revisions of a model have different samples.
+    """
+    digest = hashlib.sha256()
+    for checkpoint in checkpoints:
+        for file in sorted({info.file for info in checkpoint.tensors.values()}):
+            _add_samples(digest, file, _NUM_HOST_WINDOWS)
+    return digest.hexdigest()[:16]
+
+
+def _add_samples(digest: hashlib._Hash, file: Path, num_windows: int) -> None:
     size = file.stat().st_size
-    digest.update(f"{file.name} {size}".encode())
+    digest.update(f" {size}".encode())
     with file.open("rb") as content:
         digest.update(content.read(_HEADER_BYTES))
-        for window in range(_NUM_WINDOWS):
-            content.seek(size * window // _NUM_WINDOWS)
+        for window in range(num_windows):
+            content.seek(size * window // num_windows)
             digest.update(content.read(_WINDOW_BYTES))

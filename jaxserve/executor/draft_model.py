@@ -32,6 +32,11 @@ class DraftCheckpoint:
     is_mtp: bool = False
     """True if it is a layer of the model's checkpoint."""
 
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        """The checkpoint, if there is one."""
+        return [] if self.checkpoint is None else [self.checkpoint]
+
     def of_model(self, path: Path) -> DraftCheckpoint:
         """Return the draft checkpoint that goes with new weights of the model, at `path`. Raises CheckpointError if the MTP layer is
         missing or another one."""

@@ -23,7 +23,7 @@ from jaxserve.checkpoint.sentence import read_sentence_modules
 from jaxserve.config import Config
 from jaxserve.errors import CheckpointError
 from jaxserve.executor.adapters import adapters_config, open_adapters
-from jaxserve.executor.content_digest import content_digest
+from jaxserve.executor.content_digest import content_digest, weights_digest
 from jaxserve.executor.draft_model import DraftCheckpoint, open_draft_model
 from jaxserve.executor.hosts.agreement import (
     ONE_HOST,
@@ -113,6 +113,8 @@ class LocalExecutor(Generic[PlanT, ResultT]):
             adapters, prepared = _prepare(config, model, checkpoint, hosts, draft.decoder)
             base, checkpoint = checkpoint, served_tensors(prepared, checkpoint, adapters)
             facts = {"checkpoint": checkpoint_hash(checkpoint)} | prepared.key_parts()
+            if config.hosts.num_hosts > 1:
+                facts["samples of the weights"] = weights_digest([checkpoint, *draft.checkpoints])
             agree_equal(hosts, "programs", facts)
             check_tensors(checkpoint, prepared.skeleton)
             draft.check_tensors(prepared)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,6 +89,28 @@ def test_hosts_that_differ_are_refused_with_one_line_on_each(programs: Path) -> 
         for host in hosts:
             host.reader.join(END_TIMEOUT_S)
             assert host.output.count("differs from host 0: --block-size: 8 there") == 1
+            assert "Traceback" not in host.output
+
+
+def test_hosts_with_other_weights_of_the_same_shapes_are_refused(programs: Path, tmp_path: Path) -> None:
+    """Two revisions of a model have them, when the cache of each host holds another one."""
+    golden, coordinator = model(), f"127.0.0.1:{free_port()}"
+    paths = [shutil.copytree(golden.path, tmp_path / f"host-{rank}") for rank in range(2)]
+    weights = paths[1] / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+    cache = ("--compile-cache", str(programs / "host-0"))
+    commands = [
+        host_command(paths[0], 0, 2, 2, coordinator, "--port", "0", *cache),
+        host_command(paths[1], 1, 2, 2, coordinator, *cache),
+    ]
+    with contextlib.ExitStack() as stack:
+        hosts = [stack.enter_context(launched(command)) for command in commands]
+        assert [host.process.wait(START_TIMEOUT_S) for host in hosts] == [2, 2]
+        for host in hosts:
+            host.reader.join(END_TIMEOUT_S)
+            assert host.output.count("host 1 differs from host 0: samples of the weights: ") == 1
             assert "Traceback" not in host.output
 
 
