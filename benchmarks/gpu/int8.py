@@ -44,6 +44,7 @@ KINDS = (
     Kind("int8-weight-only"),
     Kind("fp8-weight-only"),
     Kind("fp8-block-weight-only"),
+    Kind("nvfp4-weight-only"),
 )
 """The first are sure to be compiled in time."""
 QUICK_KINDS = (Kind("int4-weight-only"), Kind("int8"))

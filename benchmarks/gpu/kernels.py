@@ -19,7 +19,15 @@ from benchmarks.gpu.crew import Check, run_all
 from benchmarks.gpu.device import first_device
 from benchmarks.gpu.expert_checks import CASES as EXPERTS
 from benchmarks.gpu.expert_checks import check_experts
-from benchmarks.gpu.op_checks import check_case, check_grouped, check_matmul, check_rotate, check_skinny, check_write
+from benchmarks.gpu.op_checks import (
+    check_case,
+    check_grouped,
+    check_matmul,
+    check_nvfp4,
+    check_rotate,
+    check_skinny,
+    check_write,
+)
 from benchmarks.gpu.shapes import LLAMA_8B, decoder
 
 MOST_PROCESSES = 16
@@ -78,6 +86,8 @@ def _backend_checks(backend: Backend, dtypes: Sequence[str], *, is_quick: bool) 
     for weights, count, dtype in itertools.product(("int4", "float8_e4m3fn"), (1, 7, 64), dtypes[:2]):
         name = f"{backend}: matmul {weights} weights in groups {count} {dtype}"
         found[name] = partial(check_grouped, backend, weights, dtype, count)
+    for count, dtype in itertools.product((1, 7, 64), dtypes[:2]):
+        found[f"{backend}: matmul NVFP4 weights {count} {dtype}"] = partial(check_nvfp4, backend, dtype, count)
     for experts in EXPERTS[2:5:2] if is_quick else EXPERTS:
         found[f"{backend}: {experts}"] = partial(check_experts, experts, backend)
         if experts.weights in ("int8", "float8_e4m3fn"):

@@ -13,6 +13,8 @@ from jaxserve_kernels.backend import Backend
 from jaxserve_kernels.kv_write import KVScales, kv_write
 from jaxserve_kernels.matmul import matmul
 from jaxserve_kernels.matmul.cases import Case, error, operands
+from jaxserve_kernels.nvfp4 import TwoLevelScales
+from jaxserve_kernels.nvfp4 import matmul as nvfp4_matmul
 from jaxserve_kernels.ops import as_arrays, ops
 from jaxserve_kernels.rope import Rotation, rotate
 
@@ -130,6 +132,22 @@ def check_grouped(backend: Backend, weights: str, dtype: str, count: int, bench:
     arguments = (jnp.asarray(x), weight, jnp.asarray(scales))
     found = np.asarray(bench.compile(partial(matmul, backend=backend), *arguments)(*arguments))
     name = f"{backend}: matmul, {weights} weights in groups, {count} x {num_in} x {num_out}, {dtype}"
+    compare(bench, name, found, x.astype(np.float64) @ wide.T, PRODUCT_TOLERANCES[dtype])
+
+
+def check_nvfp4(backend: Backend, dtype: str, count: int, bench: Bench) -> None:
+    """Check weights in NVFP4 that have every number and scale but NaN: by the kernel where `backend` has one."""
+    random, (num_in, num_out) = bench.random, (1024, 768)
+    x = random.standard_normal((count, num_in), np.float32).astype(_dtype(dtype))
+    codes = random.integers(0, 16, (num_out, num_in)).astype(np.uint8)
+    blocks = random.integers(0, 127, (num_in // 16, num_out)).astype(np.uint8).view(ml_dtypes.float8_e4m3fn)
+    of_matrix = random.uniform(0.001, 0.01, (2, num_out)).astype(np.float32)
+    numbers = codes.view(ml_dtypes.float4_e2m1fn).astype(np.float64) * blocks.T.astype(np.float64).repeat(16, axis=1)
+    wide = numbers * (of_matrix[0].astype(np.float64) / of_matrix[1])[:, None]
+    scales = TwoLevelScales(jnp.asarray(blocks), jnp.asarray(of_matrix))
+    arguments = (jnp.asarray(x), jnp.asarray(codes[:, 0::2] | codes[:, 1::2] << 4), scales)
+    found = np.asarray(bench.compile(partial(nvfp4_matmul, backend=backend), *arguments)(*arguments))
+    name = f"{backend}: matmul, NVFP4 weights, {count} x {num_in} x {num_out}, {dtype}"
     compare(bench, name, found, x.astype(np.float64) @ wide.T, PRODUCT_TOLERANCES[dtype])
 
 

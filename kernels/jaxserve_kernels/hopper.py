@@ -9,10 +9,10 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 
 
-def tiled(shape: tuple[int, ...], dtype: Any) -> Any:
-    """Shared memory in the tiles that tensor cores and bulk copies take."""
+def tiled(shape: tuple[int, ...], dtype: Any, columns: int | None = None) -> Any:
+    """Shared memory in the tiles that tensor cores and bulk copies take, of this number of columns or as many as there may be."""
     bits = 4 if dtype == jnp.int4 else jnp.dtype(dtype).itemsize * 8
-    swizzle = plgpu.find_swizzle(shape[-1] * bits)
+    swizzle = plgpu.find_swizzle((columns or shape[-1]) * bits)
     transforms = (plgpu.TilingTransform((8, swizzle * 8 // bits)), plgpu.SwizzleTransform(swizzle))
     return plgpu.SMEM(shape, dtype, transforms=transforms)
 

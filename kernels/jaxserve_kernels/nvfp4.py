@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, UInt8
 
 from jaxserve_kernels.backend import NATIVE, Backend
+from jaxserve_kernels.matmul.gpu import grouped_choice
 from jaxserve_kernels.mxfp4 import numbers_at, places_of
 from jaxserve_kernels.native import float4
 
@@ -56,9 +57,16 @@ def matmul(
 ) -> Float[Array, "T O"]:
     """Return x @ weight.T, accumulated and returned in float32: the weight is upcast first, to the dtype of x.
 
-    num_rows: rows of x after these are padding, whose results have no meaning. CPUs upcast some outputs at a time. Elsewhere XLA upcasts the whole matrix, but for one row, which is multiplied number by
-    number in one kernel that reads the weight as it is stored.
+    num_rows: rows of x after these are padding, whose results have no meaning. Hopper GPUs upcast in registers, if rows are few: numbers
+    times block scales, which is exact in bfloat16; the scales of the matrix are applied to the result. CPUs upcast some outputs at a
+    time. Elsewhere XLA upcasts the whole matrix, but for one row, which is multiplied number by number in one kernel that reads the
+    weight as it is stored.
     """
+    sizes = grouped_choice(x, values, scales.blocks) if backend == "mosaic_gpu" else None
+    if sizes is not None:
+        from jaxserve_kernels.matmul.gpu import skinny  # imports Pallas
+
+        return skinny.matmul(x, values, scales.blocks, tuning=sizes) * _matrix_scale(scales)
     if backend in NATIVE and float4.supports(x, values, scales.blocks):
         count = jnp.int32(len(x)) if num_rows is None else num_rows
         return float4.matmul(x, values[None], count[None], scales.blocks[None], scales.matrix[None])
@@ -67,9 +75,28 @@ def matmul(
 
 
 def _whole(x: Float[Array, "T I"], values: UInt8[Array, "O P"], scales: TwoLevelScales) -> Float[Array, "T O"]:
+    """Numbers times the scales of their blocks have six digits, which any dtype of x holds: those of the matrix scale the result."""
     if len(x) == 1:
-        return (dequantize(values, scales, jnp.float32) * x.astype(jnp.float32)).sum(-1)[None]
-    return _product(x, dequantize(values, scales, x.dtype))
+        product = (_in_steps(values, scales.blocks, jnp.float32) * x.astype(jnp.float32)).sum(-1)[None]
+    else:
+        product = _product(x, _in_steps(values, scales.blocks, x.dtype))
+    return product * _matrix_scale(scales)
+
+
+def _matrix_scale(scales: TwoLevelScales) -> Float[Array, "O"]:
+    """Return what the weights of each output are multiplied with, beside the scales of their blocks."""
+    factors, divisors = scales.matrix
+    return factors / divisors
+
+
+def _in_steps(values: UInt8[Array, "O P"], blocks: Float[Array, "G O"], dtype: jnp.dtype | type) -> Float[Array, "O I"]:
+    """Return numbers times the scales of their blocks, written so that XLA for GPUs makes one loop of it."""
+    bits = (values[:, :, None] >> jnp.array([0, 4], jnp.uint8)).reshape(len(values), len(blocks), -1)
+    places = (bits & 7).astype(dtype)
+    sizes = 2 * places - 0.5 * jnp.minimum(places, 4) - jnp.minimum(places, 6)  # `mxfp4.numbers_at`
+    numbers = jnp.where((bits & 8) == 0, sizes, -sizes)
+    wide: Array = (numbers * blocks.T[:, :, None].astype(dtype)).reshape(len(values), -1)
+    return wide
 
 
 def _by_outputs(x: Float[Array, "T I"], values: UInt8[Array, "O P"], scales: TwoLevelScales) -> Float[Array, "T O"]:

@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 import pytest
+from jaxserve_kernels import nvfp4
 from jaxserve_kernels.matmul import matmul, tuning
 from jaxserve_kernels.matmul.gpu import grouped_choice
 from jaxserve_kernels.matmul.tuning import SkinnyTuning
 
+from benchmarks.gpu.static import launches
 from jaxserve.layers.cache import pool_shapes
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.models.skeleton import make_skeleton
@@ -31,7 +33,8 @@ from tests.aot.test_step_programs import DECODE, SMALL
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
 
-BF16, I8, F8, I4 = (jnp.dtype(name) for name in ("bfloat16", "int8", "float8_e4m3fn", "int4"))
+BF16, I8, F8, I4, PACKED = (jnp.dtype(name) for name in ("bfloat16", "int8", "float8_e4m3fn", "int4", "uint8"))
+"""PACKED: two numbers of NVFP4 in a byte."""
 
 
 @dataclass(frozen=True)
@@ -58,17 +61,29 @@ class Product:
     def device(self) -> jax.Device:
         return self.target.devices(1)[0]
 
+    @property
+    def weight_bits(self) -> int:
+        return 4 if self.weights in (I4, PACKED) else 8
+
+    @property
+    def group(self) -> int:
+        """Inputs of a group or block of weights in such."""
+        return 16 if self.weights == PACKED else 128
+
     def operands(self, group: int | None = None) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """x, weight and scales: of outputs, or of groups of so many inputs."""
+        """x, weight and scales: of outputs, or of groups of so many inputs; of NVFP4 also those of the matrix."""
         sharding = jax.sharding.SingleDeviceSharding(self.device)
         of_scales = (self.num_outputs,) if group is None else (self.num_inputs // group, self.num_outputs)
-        shapes = (self.num_tokens, self.num_inputs), (self.num_outputs, self.num_inputs), of_scales
-        is_narrow = group is not None and self.weights == I4
-        dtypes = self.dtype, self.weights, self.dtype if is_narrow else jnp.dtype(jnp.float32)
-        x, weight, scales = (
-            jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape, dtype in zip(shapes, dtypes, strict=True)
-        )
-        return x, weight, scales
+        columns, float32 = self.num_inputs // (2 if self.weights == PACKED else 1), jnp.dtype(jnp.float32)
+        scale_dtype = {I4: self.dtype, PACKED: F8}.get(self.weights, float32) if group is not None else float32
+        shapes = [
+            ((self.num_tokens, self.num_inputs), self.dtype),
+            ((self.num_outputs, columns), self.weights),
+            (of_scales, scale_dtype),
+        ]
+        if self.weights == PACKED:
+            shapes.append(((2, self.num_outputs), float32))
+        return tuple(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape, dtype in shapes)
 
 
 KERNELS: dict[Product, SkinnyTuning | None] = {
@@ -84,10 +99,13 @@ KERNELS: dict[Product, SkinnyTuning | None] = {
     Product(8, 6144, 4096, F8): None,
     Product(64, 4096, 14336, F8): None,
     Product(128, 28672, 4096, F8): None,
+    Product(8, 6144, 4096, PACKED): None,
+    Product(64, 4096, 14336, PACKED): None,
+    Product(128, 28672, 4096, PACKED): None,
 }
-"""With their sizes; None: those that the server takes for weights in groups of 128."""
-IN_EVERY_LANE = [list(KERNELS)[i] for i in (1, 3, 4, 6, 10)]
-"""Both types of weights, rounded activations, and groups in either format."""
+"""With their sizes; None: those that the server takes for weights in groups."""
+IN_EVERY_LANE = [list(KERNELS)[i] for i in (1, 3, 4, 6, 10, 12)]
+"""Both types of weights, rounded activations, and groups in each format."""
 
 
 @dataclass(frozen=True)
@@ -117,12 +135,20 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             return skinny.matmul(x, weight, tuning=sizes) * scales
 
         with jax.default_device(product.device):
+            if product.weights == PACKED:
+                return _compiled_nvfp4(product)
             return jax.jit(multiply).lower(*product.operands(128 if sizes is None else None)).compile()
 
     code = machine_code(product.target, compiled, tmp_path_factory.mktemp("mosaic"))
-    taken = sizes or grouped_choice(*product.operands(128))
+    taken = sizes or grouped_choice(*product.operands(product.group)[:3])
     assert taken is not None
     return Built(product, taken.workers, code)
+
+
+def _compiled_nvfp4(product: Product) -> jax.stages.Compiled:
+    x, values, *scales = product.operands(product.group)
+    multiply = jax.jit(functools.partial(nvfp4.matmul, backend="mosaic_gpu"))
+    return multiply.lower(x, values, nvfp4.TwoLevelScales(*scales)).compile()
 
 
 def test_no_register_is_spilled(built: Built) -> None:
@@ -144,14 +170,32 @@ def test_products_are_those_of_the_tensor_cores_and_weights_come_by_bulk_copies(
 
 
 def test_weights_are_read_from_shared_memory_in_wide_words(built: Built) -> None:
-    """Upcast weights are read 128 bits at a time, not a byte or two; others are read by the tensor cores."""
+    """Upcast weights are read 128 bits at a time, not a byte or two; others are read by the tensor cores. Of 64 weights in NVFP4
+    a thread reads four scales, a byte each."""
     assert ("LDS.128" in built.code.instructions) == (built.product.dtype == BF16)
-    assert not re.search(r"LDS\.[US]8", built.code.instructions)
+    assert len(re.findall(r"LDS\.[US]8", built.code.instructions)) == (4 if built.product.weights == PACKED else 0)
+
+
+def test_weights_in_nvfp4_take_few_instructions(built: Built) -> None:
+    """For each of the 64 weights that a thread has in a step; half of the rate have logic, shifts and byte permutations."""
+    if built.product.weights != PACKED:
+        pytest.skip("other weights")
+    opcodes = _step(built.code.instructions)
+    assert len(opcodes) <= 3.4 * 64
+    assert len([opcode for opcode in opcodes if opcode.startswith(("LOP3", "SHF", "PRMT"))]) <= 1.4 * 64
+
+
+def _step(instructions: str) -> list[str]:
+    """Return the opcodes of one step of a worker: from its wait for the weights to its last matmul."""
+    opcodes = re.findall(r"/\*[0-9a-f]{4,}\*/ +(?:@!?U?P\d+ +)?([A-Z][\w.]+)", instructions)
+    matmuls = [place for place, opcode in enumerate(opcodes) if opcode.startswith("HGMMA")]
+    wait = max(place for place in range(matmuls[0]) if opcodes[place].endswith("TRYWAIT"))
+    return opcodes[wait : matmuls[-1] + 1]
 
 
 def test_the_parts_of_the_result_are_smaller_than_the_weights(built: Built) -> None:
-    bits = 4 if built.product.weights == I4 else 8
-    assert built.code.temp_bytes < built.product.num_inputs * built.product.num_outputs * bits // 8
+    product = built.product
+    assert built.code.temp_bytes < product.num_inputs * product.num_outputs * product.weight_bits // 8
 
 
 @pytest.mark.parametrize(
@@ -175,6 +219,22 @@ def test_xla_writes_no_widened_copy_of_the_weights(product: Product) -> None:
     assert text is not None
     assert "__triton" in text
     assert memory.temp_size_in_bytes < product.num_inputs * product.num_outputs
+
+
+def test_xla_writes_one_copy_of_weights_in_nvfp4_for_a_prompt() -> None:
+    """In bfloat16, by one launch that reads them as they are stored; their scales are transposed by another."""
+    product = Product(512, 4096, 4096, PACKED)
+    if not product.target.has_compiler:
+        pytest.skip(f"{product.target.compiler} is not installed: nothing compiled for GPUs (make kernels-check)")
+    text, num_weights = _compiled_nvfp4(product).as_text(), product.num_outputs * product.num_inputs
+    assert text is not None and "mosaic_gpu" not in text
+    constant = 2  # bytes, made by a launch of its own
+    large = [launch for launch in launches(text, pool_bytes=0) if launch.written_bytes > constant]
+    of_scales, upcast, *rest = large
+    assert of_scales.written_bytes == num_weights // 16 * 2
+    assert upcast.written_bytes == 2 * num_weights
+    assert upcast.read_bytes <= num_weights // 2 + of_scales.written_bytes + constant
+    assert len(rest) <= 2, "the matmul, and the scales of the matrix"
 
 
 @pytest.mark.parametrize("num_outputs", [14336, 4096])

@@ -171,7 +171,7 @@ class Case:
     @property
     def has_groups(self) -> bool:
         """True if a kernel for Hopper multiplies groups of inputs."""
-        return self.quantization in ("int4-weight-only", "fp8-block-weight-only")
+        return self.quantization in ("int4-weight-only", "fp8-block-weight-only", "nvfp4-weight-only")
 
     @property
     def array_bytes(self) -> int:
@@ -233,6 +233,7 @@ NEWEST_CASES = [
     Case(H100, 4, SMALL, 4096, FORWARD, "mosaic_gpu", "int4-weight-only", is_sampled=False),
     Case(H200, 1, ONE_LAYER, 8192, LLAMA_FORWARD, "mosaic_gpu", "int4-weight-only", kv_dtype="int8", is_sampled=False),
     Case(H200, 1, ONE_LAYER, 8192, LLAMA_FORWARD, "mosaic_gpu", "fp8-block-weight-only", is_sampled=False),
+    Case(H200, 1, ONE_LAYER, 8192, LLAMA_FORWARD, "mosaic_gpu", "nvfp4-weight-only", is_sampled=False),
     Case(V6E, 1, ONE_LAYER, 8192, LLAMA_FORWARD, "mosaic_tpu", "fp8-block-weight-only", is_sampled=False),
     Case(V5E, 4, ONE_LAYER, 8192, LLAMA_FORWARD, "mosaic_tpu", "int4-weight-only", kv_dtype="int8", is_sampled=False),
     Case(V7X, 4, ONE_LAYER, 8192, LLAMA_FORWARD, "mosaic_tpu", "fp8", kv_dtype="float8_e4m3fn", is_sampled=False),

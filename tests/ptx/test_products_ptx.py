@@ -16,6 +16,7 @@ from jaxserve_kernels.matmul import quantize_rows
 from jaxserve_kernels.matmul.cases import Case
 from jaxserve_kernels.matmul.tuning import SkinnyTuning
 
+from tests.kernels import test_nvfp4_gpu as nvfp4
 from tests.ptx.launch import emulated
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
@@ -41,6 +42,11 @@ SKINNY_GROUPED = [
     ),
     (ExpertsCase((3,), 128, 256, weights="e4m3_groups", group=64), SkinnyTuning(64, 64, stages=3, programs=3)),
 ]
+NVFP4 = [
+    ((5, 512, 384, 16), SkinnyTuning(64, 128, stages=3, programs=3, workers=4)),
+    ((9, 256, 384, 8), SkinnyTuning(64, 128, stages=2, programs=3)),
+]
+"""Tokens, outputs, inputs, and inputs of a block."""
 WHOLE = [
     (ExpertsCase((3, 0, 9, 20, 5), 128, 128, padding=3), GroupedTuning(64, 64, 64, stages=2, programs=3)),
     (ExpertsCase((1, 70, 0, 50), 256, 256), GroupedTuning(64, 128, 64, stages=4, programs=3)),
@@ -87,6 +93,19 @@ def test_a_product_with_weights_in_groups_equals_the_one_in_float64(case: Expert
         x, weight, scales = map(jnp.asarray, (given.x, given.weight[0], given.scales[0]))
         found = np.asarray(skinny.matmul(x, weight, scales, tuning=sizes), np.float64)
     _check(found, wanted, magnitudes, experts.TOLERANCES[case.dtype])
+
+
+@pytest.mark.parametrize(("shape", "sizes"), NVFP4, ids=str)
+def test_a_product_with_weights_in_nvfp4_equals_the_one_in_float64(
+    shape: tuple[int, int, int, int], sizes: SkinnyTuning
+) -> None:
+    given = nvfp4.operands(*shape)
+    wanted, magnitudes = nvfp4.expected(*given)
+    with emulated():
+        from jaxserve_kernels.matmul.gpu import skinny
+
+        found = np.asarray(skinny.matmul(*map(jnp.asarray, given), tuning=sizes), np.float64)
+    _check(found, wanted, magnitudes, 1e-6)
 
 
 @pytest.mark.parametrize(("case", "sizes"), WHOLE, ids=str)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from jaxserve_kernels.nvfp4 import TwoLevelScales
 
 _LEAST_BLOCK: Final = 8
+_HOPPER: Final = (9, 0)
+"""Compute capability of the GPUs that have a kernel for matrices without experts."""
 _NUMBER_DEVIATION: Final = 2.93
 """Standard deviation of the 16 numbers."""
 
@@ -105,6 +107,10 @@ class Nvfp4WeightOnly(Format):
     def notes(self, platform: str, capability: tuple[int, int] | None) -> tuple[str, ...]:
         if platform == "cpu" and has_native_kernel():
             return ()
+        if capability == _HOPPER:
+            return (
+                "decode steps read weights in NVFP4 as they are stored, but those of experts, which every step upcasts first",
+            )
         return (
             "weights in NVFP4 save memory but no time: no kernel of this device multiplies with them, every step upcasts them "
             "first; --quantization none does it once",

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxserve_kernels.backend import Backend
+from jaxserve_kernels.nvfp4 import TwoLevelScales
 
 from benchmarks.gpu import attention_checks, crew, op_checks
 from benchmarks.gpu.context import Context
@@ -87,3 +89,17 @@ def test_write_without_its_scales_is_wrong(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(op_checks, "kv_write", lambda *arrays, scales: right(*arrays))
     op_checks.check_write("float16", "int8", 7, bench(tmp_path))
     assert [record.passed for record in found(tmp_path) if record.name.endswith("exact")] == [True, False]
+
+
+def test_a_matmul_in_nvfp4_that_forgets_the_matrix_scale_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    op_checks.check_nvfp4("reference", "float32", 7, bench(tmp_path))
+    right = op_checks.nvfp4_matmul
+
+    def wrong(x: jax.Array, values: jax.Array, scales: TwoLevelScales, *, backend: Backend) -> jax.Array:
+        return right(x, values, TwoLevelScales(scales.blocks, jnp.ones_like(scales.matrix)), backend=backend)
+
+    monkeypatch.setattr(op_checks, "nvfp4_matmul", wrong)
+    op_checks.check_nvfp4("reference", "float32", 7, bench(tmp_path))
+    assert [record.passed for record in found(tmp_path)] == [True, False]

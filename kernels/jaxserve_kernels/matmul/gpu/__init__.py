@@ -6,6 +6,7 @@ Only `skinny` imports Pallas, and only programs for GPUs import that.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,12 @@ _GROUPS = (64, 128)
 """Inputs that a scale of weights in groups may belong to: a tile's."""
 _GROUPED_TYPES = ((jnp.int4, jnp.bfloat16), (jnp.float8_e4m3fn, jnp.float32))
 """Types of weights and scales in groups."""
+_BLOCK_TYPES = (jnp.uint8, jnp.float8_e4m3fn)
+"""Types of weights and scales in NVFP4: two numbers a byte."""
+_BLOCKS = (8, 16)
+"""Inputs that a scale of weights in NVFP4 may belong to."""
+_TILE_OF_BLOCKS = 128
+"""Inputs of a step for weights in NVFP4."""
 _MOST_GROUPED_TOKENS = 128
 """More would need two sums of more registers than there are."""
 MOST_TOKENS_OF_FOUR = 64
@@ -49,7 +56,7 @@ def choice(x: Operand, weight: Operand, *, dynamic: bool = False) -> SkinnyTunin
 
 
 def grouped_choice(x: Operand, weight: Operand, scales: Operand) -> SkinnyTuning | None:
-    """Return the sizes for a matmul with weights of 4 bits, or in e4m3, in groups; None: XLA computes it.
+    """Return the sizes for a matmul with weights of 4 bits, or in e4m3, in groups, or in NVFP4; None: XLA computes it.
 
     The sizes are not measured. The kernel is taken because of what XLA writes to memory beside such weights, see README.
     """
@@ -59,25 +66,34 @@ def grouped_choice(x: Operand, weight: Operand, scales: Operand) -> SkinnyTuning
     group, padded = num_inputs // scales.shape[0], -(-num_tokens // 8) * 8
     has_four = padded <= MOST_TOKENS_OF_FOUR and num_outputs % (4 * _GROUPED_ROWS) == 0
     workers = 4 if has_four else 2
-    outputs = workers * _GROUPED_ROWS
+    tile = _tile(group, num_inputs, (weight.dtype, scales.dtype))
     is_supported = (
         jax.__version_info__ >= _FIRST_JAX
         and x.dtype == jnp.bfloat16
-        and (weight.dtype, scales.dtype) in _GROUPED_TYPES
         and padded <= _MOST_GROUPED_TOKENS
-        and group in _GROUPS
-        and num_outputs % outputs == 0
+        and num_outputs % (workers * _GROUPED_ROWS) == 0
     )
-    if not is_supported:
+    if tile is None or not is_supported:
         return None
-    sizes = SkinnyTuning(_GROUPED_ROWS, group, _MOST_STAGES, multiprocessors(_NUM_PROGRAMS), workers)
+    sizes = SkinnyTuning(_GROUPED_ROWS, tile, _MOST_STAGES, multiprocessors(_NUM_PROGRAMS), workers)
     return replace(sizes, stages=most_stages(sizes, padded, weight, scales))
+
+
+def _tile(group: int, num_inputs: int, types: tuple[Any, Any]) -> int | None:
+    """Return the inputs of a step for weights and scales of such types in groups of so many inputs."""
+    if types in _GROUPED_TYPES:
+        return group if group in _GROUPS else None
+    is_in_blocks = types == _BLOCK_TYPES and group in _BLOCKS
+    return _TILE_OF_BLOCKS if is_in_blocks and num_inputs % _TILE_OF_BLOCKS == 0 else None
 
 
 def most_stages(sizes: SkinnyTuning, num_tokens: int, weight: Operand, scales: Operand) -> int:
     """Return the number of tiles of activations, weights and scales in groups that are kept in shared memory."""
-    bits = 4 if weight.dtype == jnp.int4 else 8
-    tile_bytes = sizes.tile * (2 * num_tokens + sizes.block * bits // 8) + sizes.block * scales.dtype.itemsize
+    is_packed = weight.dtype == jnp.uint8
+    num_inputs = weight.shape[1] * (2 if is_packed else 1)
+    bits = 4 if is_packed or weight.dtype == jnp.int4 else 8
+    scale_bytes = scales.shape[0] * sizes.tile // num_inputs * sizes.block * scales.dtype.itemsize
+    tile_bytes = sizes.tile * (2 * num_tokens + sizes.block * bits // 8) + scale_bytes
     return min(_MOST_STAGES, _RING_BYTES // tile_bytes)
 
 

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Num
 
-from jaxserve_kernels import upcast
+from jaxserve_kernels import mxfp4, upcast
 from jaxserve_kernels.hopper import stored, tiled, widened
 from jaxserve_kernels.matmul.reference import quantize_rows
 from jaxserve_kernels.matmul.tuning import SkinnyTuning
@@ -50,6 +50,13 @@ class _Kernel:
     """True if the interpreter runs it."""
     is_upcast: bool
     """True if weights are upcast in words, and the inputs of each tile of x permuted for that."""
+    blocks_of_tile: int
+    """Blocks of e2m1 weights in a tile's inputs, whose scales weights are multiplied with; 0: weights have no blocks."""
+
+    @property
+    def tile_columns(self) -> int:
+        """Columns of stored weights in a tile's inputs: a byte has two e2m1 numbers."""
+        return self.tuning.tile // 2 if self.blocks_of_tile else self.tuning.tile
 
     @property
     def block(self) -> int:
@@ -102,22 +109,24 @@ def product(
 @functools.partial(jax.jit, static_argnames=("tuning", "is_emulated"))
 def matmul(
     x: Num[Array, "T I"],
-    weight: Num[Array, "O I"],
+    weight: Num[Array, "O _"],
     *scales: Float[Array, "G O"],
     tuning: SkinnyTuning,
     is_emulated: bool = False,
 ) -> Float[Array, "T O"]:
     """x @ weight.T of the numbers that both are stored as. Shapes: see `gpu.supports`.
 
-    scales: of groups of as many inputs as a tile has, if the weights belong to such; they are then multiplied with.
+    scales: of groups of as many inputs as a tile has, if the weights belong to such; they are then multiplied with. Weights of uint8
+    are two e2m1 numbers each, and scales those of their blocks, of which a tile has some.
     """
-    num_tokens = x.shape[0]
+    num_tokens, num_inputs = x.shape
     multiple = 2 * _TOKENS if x.dtype == jnp.int8 and num_tokens > 4 * _TOKENS else _TOKENS
     padded = jnp.pad(x, ((0, -num_tokens % multiple), (0, 0)))
     is_upcast = not is_emulated and upcast.is_supported(x.dtype, weight.dtype)
     if is_upcast:
         padded = upcast.permuted(padded, weight.dtype, tuning.tile)
-    kernel = _Kernel(padded.shape[0], weight.shape[1], weight.shape[0], tuning, is_emulated, is_upcast)
+    blocks = scales[0].shape[0] * tuning.tile // num_inputs if weight.dtype == jnp.uint8 else 0
+    kernel = _Kernel(padded.shape[0], num_inputs, weight.shape[0], tuning, is_emulated, is_upcast, blocks)
     parts = _launch(kernel, padded, weight, *scales)
     is_written = np.arange(len(parts))[:, None] < kernel.num_parts  # (X, blocks)
     by_block = parts.reshape(*is_written.shape, kernel.block, -1)
@@ -126,17 +135,21 @@ def matmul(
 
 
 def _launch(
-    kernel: _Kernel, x: Num[Array, "T I"], weight: Num[Array, "O I"], *scales: Float[Array, "G O"]
+    kernel: _Kernel, x: Num[Array, "T I"], weight: Num[Array, "O _"], *scales: Float[Array, "G O"]
 ) -> Num[Array, "X O T"]:
-    """Parts that a block does not have stay unwritten. scales: of groups, which are tiles."""
+    """Parts that a block does not have stay unwritten. scales: of groups, which are tiles, or of blocks within them."""
     tuned = kernel.tuning
     scratch = {
         "x_ring": tiled((tuned.stages, kernel.num_tokens, tuned.tile), x.dtype),
-        "w_ring": tiled((tuned.stages, kernel.block, tuned.tile), weight.dtype),
+        "w_ring": tiled((tuned.stages, kernel.block, kernel.tile_columns), weight.dtype),
         "ready": plgpu.Barrier(num_arrivals=2 + len(scales), num_barriers=tuned.stages),
         "free": plgpu.Barrier(num_arrivals=tuned.workers, num_barriers=tuned.stages),
     }
-    if scales:
+    if kernel.blocks_of_tile:
+        scratch["b_ring"] = tiled(
+            (tuned.stages, kernel.blocks_of_tile, kernel.block), scales[0].dtype, columns=tuned.rows
+        )
+    elif scales:
         scratch["s_ring"] = plgpu.SMEM((tuned.stages, kernel.block), scales[0].dtype)
     if kernel.is_emulated and x.dtype != weight.dtype:
         scratch["wide"] = tiled((tuned.workers, tuned.rows, tuned.tile), x.dtype)
@@ -182,7 +195,13 @@ def _work(kernel: _Kernel, worker: Any, first: Any, end: Any, out: Any, scratch:
     def multiply_tile(tile: Any, accumulator: Any) -> None:
         slot = slot_of(tile)
         x_tile, w_tile = scratch["x_ring"].at[slot], scratch["w_ring"].at[slot, rows]
-        if kernel.is_upcast:
+        if kernel.blocks_of_tile:
+            s_tile = scratch["b_ring"].at[slot, :, rows]
+            if kernel.is_upcast:
+                w_tile = upcast.upcast_blocks(w_tile, s_tile)
+            else:
+                w_tile = stored(_dequantized(w_tile, s_tile, x_tile.dtype), scratch["wide"].at[worker])
+        elif kernel.is_upcast:
             w_tile = upcast.upcast(w_tile)
         elif w_tile.dtype != x_tile.dtype:
             wide = widened(w_tile, x_tile.dtype)
@@ -241,14 +260,15 @@ def _fetch(kernel: _Kernel, first: Any, end: Any, operands: tuple[Any, ...], scr
         def wait() -> None:
             plgpu.barrier_wait(scratch["free"].at[slot])
 
-        inputs = pl.ds(jax.lax.rem(tile, per_block) * size, size)
         outputs = pl.ds(jax.lax.div(tile, per_block) * kernel.block, kernel.block)
         ready = scratch["ready"].at[slot]
-        plgpu.copy_gmem_to_smem(weight.at[outputs, inputs], scratch["w_ring"].at[slot], ready)
-        plgpu.copy_gmem_to_smem(x.at[:, inputs], scratch["x_ring"].at[slot], ready)
-        for of_groups in scales:
-            group = jax.lax.rem(tile, per_block)
-            plgpu.copy_gmem_to_smem(of_groups.at[group, outputs], scratch["s_ring"].at[slot], ready)
+        step, columns, blocks = jax.lax.rem(tile, per_block), kernel.tile_columns, kernel.blocks_of_tile
+        own = weight.at[outputs, pl.ds(step * columns, columns)]
+        plgpu.copy_gmem_to_smem(own, scratch["w_ring"].at[slot], ready)
+        plgpu.copy_gmem_to_smem(x.at[:, pl.ds(step * size, size)], scratch["x_ring"].at[slot], ready)
+        for each in scales:
+            place = (pl.ds(step * blocks, blocks), outputs) if blocks else (step, outputs)
+            plgpu.copy_gmem_to_smem(each.at[place], scratch["b_ring" if blocks else "s_ring"].at[slot], ready)
 
     jax.lax.fori_loop(first, end, fetch, None)
 
@@ -256,3 +276,11 @@ def _fetch(kernel: _Kernel, first: Any, end: Any, operands: tuple[Any, ...], scr
         plgpu.barrier_wait(scratch["free"].at[jax.lax.rem(tile - first, stages)])
 
     jax.lax.fori_loop(jnp.maximum(end - stages, first), end, drain, None)
+
+
+def _dequantized(tile: Any, scales: Any, dtype: Any) -> Array:
+    """Return e2m1 weights of two numbers a byte times the scales of their blocks `[G, O]`, for the interpreter."""
+    numbers = mxfp4.numbers_at(mxfp4.places_of(tile[...]))
+    by_output = scales[...].astype(jnp.float32).T
+    wide: Array = (numbers.reshape(*by_output.shape, -1) * by_output[:, :, None]).reshape(numbers.shape)
+    return wide.astype(dtype)
