@@ -55,6 +55,7 @@ NOT_RUN = {
     "ulimit ": "the shell's",
     "systemctl reload": "no systemd: the notifications and `upgrade --detach` are tested",
 }
+"""The files and flags that these name are tested in tests/unit/docker/test_documented_commands.py."""
 _LOGS = re.compile(r"\.(?:info|warning|error|critical)\(|silent|signal")
 _WORDS = re.compile(
     r"^(?:jaxserve [a-z]|make [a-z-]+$|make [a-z-]+ |docker (?:run|build) |kubectl |numactl |pip install |cp -a|kill -|ulimit |systemctl )"
