@@ -23,7 +23,7 @@ import jax.numpy as jnp
 
 from benchmarks.gpu.shapes import LLAMA_8B, decoder
 from jaxserve.layers.cache import pool_shapes
-from jaxserve.layers.policy import plain
+from jaxserve.layers.policy import KVScaleKind, plain
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.runner.backend import pallas_backend
 from jaxserve.runner.inputs import Program
@@ -38,8 +38,10 @@ PAGE_SIZE, NUM_PAGES, MAX_PAGES = 16, 8192, 512
 CONTEXTS = (1000, 8000)
 KEYS = 64
 """Keys are read in tiles of as many, by every kernel of ours."""
-_KV_BYTES = 2 * 2 * LLAMA_8B["num_key_value_heads"] * LLAMA_8B["hidden_size"] // LLAMA_8B["num_attention_heads"]
-"""Bytes of a token's keys and values in one layer."""
+KV_NUMBERS = 2 * LLAMA_8B["num_key_value_heads"] * LLAMA_8B["hidden_size"] // LLAMA_8B["num_attention_heads"]
+"""Numbers of a token's keys and values in one layer."""
+KV_SCALES: dict[str, KVScaleKind | None] = {"bfloat16": None, "float8_e4m3fn": "heads", "int8": "numbers"}
+"""Scales of the KV cache by its type, of the kind that the server measures or checkpoints have."""
 THUNKS = "*thunk_sequence_after_thunk_passes.txt"
 """Name of the file to read, among those that `xla_dump_to` writes."""
 _BYTES = {"pred": 1, "s8": 1, "u8": 1, "f8e4m3fn": 1, "bf16": 2, "f16": 2, "s16": 2, "s32": 4, "u32": 4, "f32": 4}
@@ -121,6 +123,7 @@ def compile_step(
     num_tokens: int | None = None,
     device: str = "h200",
     max_pages: int = MAX_PAGES,
+    kv_dtype: str = "bfloat16",
 ) -> Step:
     """A step of the model's first layers, for a batch of rows. Call in a process with JAX_PLATFORMS=cpu.
 
@@ -130,7 +133,9 @@ def compile_step(
     config = replace(config, layers=config.layers[:num_layers])
     dtype = jnp.dtype("bfloat16" if planned_chip(target).capability >= (8, 0) else "float16")  # type: ignore[operator]
     backend = pallas_backend(planned_chip(target)) or "bucketed"
-    skeleton = make_skeleton(config, replace(plain(dtype), backend=backend, fused_for=1))
+    kv_dtype = dtype.name if kv_dtype == "bfloat16" else kv_dtype
+    policy = replace(plain(dtype), backend=backend, fused_for=1, kv_scales=KV_SCALES.get(kv_dtype))
+    skeleton = make_skeleton(config, policy)
     devices = described_devices(target, 1)
     sharding = make_sharding(config, MeshShape(), devices)
     program = Program(kind, num_tokens or batch, batch, max_pages, num_slots=batch)  # type: ignore[arg-type]
@@ -138,15 +143,14 @@ def compile_step(
     with tempfile.TemporaryDirectory() as dumps:
         options: dict[str, str | bool] = {"xla_dump_to": dumps, "xla_dump_hlo_as_text": True}
         with jax.default_device(devices[0]):  # Mosaic GPU asks it for the architecture
-            lowered = lower(
-                skeleton, sharding, program, pool_shapes(pool_shape, dtype.name), task=generation_task("gpu")
-            )
+            lowered = lower(skeleton, sharding, program, pool_shapes(pool_shape, kv_dtype), task=generation_task("gpu"))
         compiled = lowered.compile(options)
         (thunks,) = Path(dumps).glob(THUNKS)
         sequence = thunks.read_text(encoding="utf-8")
     text = compiled.as_text()
     assert text is not None, "the compiler of CUDA prints its programs"
-    return Step(launches(text, 2 * math.prod(pool_shape)), outside_graphs(sequence), _layer_weights(skeleton), text)
+    pool_bytes = jnp.dtype(kv_dtype).itemsize * math.prod(pool_shape)
+    return Step(launches(text, pool_bytes), outside_graphs(sequence), _layer_weights(skeleton), text)
 
 
 def outside_graphs(sequence: str) -> list[str]:
@@ -169,18 +173,21 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=3)
     gpus = [name for name, device in ACCELERATORS.items() if device.platform == "gpu"]
     parser.add_argument("--device", choices=gpus, default="h200")
+    parser.add_argument("--kv-dtype", choices=list(KV_SCALES), default="bfloat16")
     arguments = parser.parse_args()
     if os.environ.get("JAX_PLATFORMS") != "cpu":
         parser.error("set JAX_PLATFORMS=cpu: nothing runs, and no device may be asked")
     print(
-        f"jax {jax.__version__}, Llama-3.1-8B in bfloat16, the first {arguments.layers} layers, {arguments.device} (described)\n"
+        f"jax {jax.__version__}, Llama-3.1-8B in bfloat16, the first {arguments.layers} layers, "
+        f"a KV cache in {arguments.kv_dtype}, {arguments.device} (described)\n"
     )
     for batch in arguments.batches:
-        _print(batch, arguments.layers, compile_step(batch, arguments.layers, device=arguments.device))
+        step = compile_step(batch, arguments.layers, device=arguments.device, kv_dtype=arguments.kv_dtype)
+        _print(batch, arguments.layers, step, KV_NUMBERS * jnp.dtype(arguments.kv_dtype).itemsize)
     return 0
 
 
-def _print(batch: int, num_layers: int, step: Step) -> None:
+def _print(batch: int, num_layers: int, step: Step, kv_bytes: int) -> None:
     graph = "one CUDA graph" if not step.outside_graphs else f"outside of graphs: {', '.join(step.outside_graphs)}"
     print(f"## Batch {batch}: {graph}\n\n| launch of a layer | in | MB read | MB written |\n|---|---|---|---|")
     scope = f"layer_{num_layers // 2}/"
@@ -193,8 +200,8 @@ def _print(batch: int, num_layers: int, step: Step) -> None:
     least, moved = step.weight_bytes, sum(launch.read_bytes + launch.written_bytes for launch in layer)
     print(f"{moved / 1e6:.1f} MB moved in it, {moved / least:.3f} of its weights. Keys and values come on top:\n")
     for context in CONTEXTS:
-        ideal = least + batch * context * _KV_BYTES
-        read = moved + batch * -(-context // KEYS) * KEYS * _KV_BYTES
+        ideal = least + batch * context * kv_bytes
+        read = moved + batch * -(-context // KEYS) * KEYS * kv_bytes
         print(f"- {context:,} tokens a row: {read / 1e6:.1f} MB, {read / ideal:.3f} of weights, keys and values alone")
     print()
 

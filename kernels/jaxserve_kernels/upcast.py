@@ -1,20 +1,12 @@
-"""Upcast 8- and 4-bit weights to bfloat16 in words of 32 bits, for matmuls on Hopper.
+"""Upcast 8- and 4-bit weights to bfloat16 in words of 32 bits (see `words`), for matmuls on Hopper.
 
 A thread reads consecutive inputs of an output, up to 128 bits at once, and upcasts pairs of numbers that are half a word
 apart. The tensor cores take other inputs from each thread, so activations have to be put into the order that results: a sum over inputs
 is the same in any order.
-
-Three facts about bfloat16 make numbers of bits: the bits of an integer below 256 are the number (subnormal, or just not) that is
-2 ** -133 times as large; those of an e4m3 number, moved by four places, are the number that is 2 ** -120 times as large; those of an
-e2m1 number, its last three moved by six places, the number that is 2 ** -126 times as large. All are multiplied by a power of two, which
-is exact, e2m1 numbers by their block's e4m3 scale as well: the result has six digits. Weights and scales must not be NaN: e4m3's become 480.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import jax
@@ -23,33 +15,19 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental.mosaic.gpu import fragmented_array
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, vector
 from jaxtyping import Array, Num
+
+from jaxserve_kernels import words
 
 _LANES = 4
 """Threads that share an output's inputs."""
 _LOAD_BITS = 128
 """Most bits that a thread reads at once."""
-_INTEGER_EXPONENT, _E4M3_EXPONENT, _E2M1_EXPONENT = -133, -120, -126
-_MOST_EXPONENT = 127
-"""Largest exponent of a power of two in bfloat16: integers are upcast as 2 ** -6 of themselves."""
-_SCALE_EXPONENT = 117
-"""Exponent of what e4m3 scales are multiplied with: the largest scale, 448, stays finite."""
-_E2M1_BITS = 0x81C0_81C0
-"""Bits of a pair of bfloat16 numbers that e2m1 numbers have."""
 
 
 def is_supported(dtype: Any, weight_dtype: Any) -> bool:
     """Return True if weights can be upcast in words for activations of `dtype`."""
     return dtype == jnp.bfloat16 and weight_dtype in (jnp.int4, jnp.uint8, jnp.int8, jnp.float8_e4m3fn)
-
-
-def factor(weight_dtype: Any) -> float:
-    """Return the power of two that the product with upcast weights has to be multiplied with."""
-    if weight_dtype == jnp.uint8:
-        return 2.0 ** -(_E2M1_EXPONENT + _SCALE_EXPONENT)
-    return 1.0 if weight_dtype == jnp.float8_e4m3fn else 2.0 ** -(_INTEGER_EXPONENT + _MOST_EXPONENT)
 
 
 def permuted(x: Num[Array, "T I"], weight_dtype: Any, tile: int) -> Num[Array, "T I"]:
@@ -60,8 +38,8 @@ def permuted(x: Num[Array, "T I"], weight_dtype: Any, tile: int) -> Num[Array, "
 
 
 def upcast(tile: Any) -> jax.Array:
-    """Return weights in shared memory as bfloat16 in registers, their inputs `permuted`, without the `factor`."""
-    shape, pairs_of = tile.shape, _PAIRS[jnp.dtype(tile.dtype).name]
+    """Return weights in shared memory as bfloat16 in registers, their inputs `permuted`, without the factor of `words`."""
+    shape = tile.shape
     layout = _by_words(shape[1], _bits(tile.dtype))
 
     @plgpu.inline_mgpu(
@@ -72,7 +50,7 @@ def upcast(tile: Any) -> jax.Array:
         registers = np.empty(mgpu.WGMMA_LAYOUT.registers_shape(shape), object)
         for block, half in np.ndindex(shape[0] // 64, 2):  # a thread has two rows of every 64
             loaded = packed.registers[block, 0, 0, 0, half].flat
-            own = [pair for register in loaded for word in _words(register) for pair in pairs_of(word)]
+            own = [pair for register in loaded for pair in words.pairs(register, tile.dtype, jnp.bfloat16)]
             registers[block, :, 0, 0, half, 0, 0, 0, 0] = own
         return mgpu.FragmentedArray(_registers=registers, _layout=mgpu.WGMMA_LAYOUT, _is_signed=None)
 
@@ -94,9 +72,13 @@ def upcast_blocks(tile: Any, scales: Any) -> jax.Array:
     def convert(_: Any, packed: Any, of_blocks: Any) -> Any:
         registers = np.empty(mgpu.WGMMA_LAYOUT.registers_shape(shape), object)
         for block, half in np.ndindex(shape[0] // 64, 2):  # a thread has two rows of every 64
-            words = [word for each in packed.registers[block, 0, 0, 0, half].flat for word in _words(each)]
-            steps = [_scale_pair(each) for each in of_blocks.registers[0, block, 0, 0, 0, half].flat]
-            own = [pair for i, word in enumerate(words) for pair in _e2m1(word, steps[i // words_of_block])]
+            packed_words = [word for each in packed.registers[block, 0, 0, 0, half].flat for word in words.split(each)]
+            steps = [words.scale_pair(each) for each in of_blocks.registers[0, block, 0, 0, 0, half].flat]
+            own = [
+                pair
+                for i, word in enumerate(packed_words)
+                for pair in words.e2m1_pairs(word, steps[i // words_of_block])
+            ]
             registers[block, :, 0, 0, half, 0, 0, 0, 0] = own
         return mgpu.FragmentedArray(_registers=registers, _layout=mgpu.WGMMA_LAYOUT, _is_signed=None)
 
@@ -132,96 +114,3 @@ def _by_words(tile: int, bits: int) -> Any:
         lane_dims=(last - 2, last - 1),
         vector_dim=-1,
     )
-
-
-def _words(register: Any) -> Iterator[Any]:
-    count = mgpu.utils.bitwidth(register.type) // 32
-    words = mgpu.utils.bitcast(register, ir.VectorType.get((count,), _word_type()))
-    for index in range(count):
-        yield vector.extract(words, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([index]))
-
-
-def _integers(word: Any, places: tuple[int, ...], bits: int) -> Iterator[Any]:
-    """Yield the pairs of signed integers whose lower ones begin at these places of a word, as 2 ** -6 of themselves."""
-    for place in places:
-        low = place % 8
-        mask, sign = ((1 << bits) - 1) << low, 1 << (bits - 1 + low)
-        moved = arith.shrui(word, _constant(place - low)) if place >= 8 else word
-        above_zero = _masked(moved, mask * 0x10001, sign * 0x10001)
-        least = 2.0 ** (_INTEGER_EXPONENT + _MOST_EXPONENT) * -(1 << (bits - 1))
-        yield _multiplied(above_zero, 2.0 ** (_MOST_EXPONENT - low), least)
-
-
-def _e4m3(word: Any) -> Iterator[Any]:
-    """Yield the pairs of the even and the odd bytes of a word."""
-    for selector in (0xA280, 0xB391):  # each byte, with its sign in all bits of the byte above
-        yield _multiplied(_e4m3_bits(word, selector), 2.0**-_E4M3_EXPONENT, -0.0)
-
-
-def _e4m3_bits(word: Any, selector: int) -> Any:
-    """Return the bits of two of a word's e4m3 numbers as 2 ** _E4M3_EXPONENT of themselves."""
-    signed = _instruction("prmt.b32", word, word, _constant(selector))
-    return arith.andi(arith.shli(signed, _constant(4)), _constant(0x87F087F0))
-
-
-def _e2m1(word: Any, scale: Any) -> Iterator[Any]:
-    """Yield the pairs of e2m1 numbers half a word apart, times a pair of scales, in the order of `_integers`.
-
-    A product has a number at two places: the lower one gives exponent and digit, the upper one the sign.
-    """
-    upper = arith.shrui(word, _constant(8))
-    for byte in (word, upper):
-        for mask, places in ((0x000F_000F, 1 << 6 | 1 << 12), (0x00F0_00F0, 1 << 2 | 1 << 8)):
-            twice = arith.muli(arith.andi(byte, _constant(mask)), _constant(places))
-            yield _fused(arith.andi(twice, _constant(_E2M1_BITS)), scale, _constant(_twice(-0.0)))
-
-
-def _scale_pair(register: Any) -> Any:
-    """Return a pair of equal bfloat16 numbers: an e4m3 scale times 2 ** _SCALE_EXPONENT. No one power of two gives that."""
-    byte = vector.extract(register, dynamic_position=[], static_position=ir.DenseI64ArrayAttr.get([0]))
-    word = arith.extui(_word_type(), mgpu.utils.bitcast(byte, ir.IntegerType.get_signless(8)))
-    pair = _e4m3_bits(word, 0x8080)
-    for exponent in (_MOST_EXPONENT, _SCALE_EXPONENT - _E4M3_EXPONENT - _MOST_EXPONENT):
-        pair = _instruction("fma.rn.bf16x2", pair, _constant(_twice(2.0**exponent)), _constant(_twice(-0.0)))
-    return pair
-
-
-_PAIRS: dict[str, Callable[[Any], Iterator[Any]]] = {
-    "int4": partial(_integers, places=(0, 4, 8, 12), bits=4),
-    "int8": partial(_integers, places=(0, 8), bits=8),
-    "float8_e4m3fn": _e4m3,
-}
-
-
-def _masked(word: Any, mask: int, flipped: int) -> Any:
-    """Return the bits of a word below a mask, some of them flipped, by one instruction."""
-    return _instruction("lop3.b32", word, _constant(mask), _constant(flipped), table="0x6a")
-
-
-def _multiplied(pair: Any, scale: float, offset: float) -> Any:
-    """Return two bfloat16 numbers, given by their bits, times `scale` plus `offset`."""
-    return _fused(pair, _constant(_twice(scale)), _constant(_twice(offset)))
-
-
-def _fused(pair: Any, factors: Any, offsets: Any) -> Any:
-    """Return two bfloat16 numbers times two others plus two others, all given by their bits."""
-    found = _instruction("fma.rn.bf16x2", pair, factors, offsets)
-    return mgpu.utils.bitcast(found, ir.VectorType.get((2,), ir.BF16Type.get()))
-
-
-def _twice(number: float) -> int:
-    """Return the bits of a pair of equal bfloat16 numbers, which have to hold the number exactly."""
-    return int.from_bytes(struct.pack(">f", number)[:2]) * 0x10001
-
-
-def _word_type() -> Any:
-    return ir.IntegerType.get_signless(32)
-
-
-def _constant(bits: int) -> Any:
-    return mgpu.utils.c(bits - (bits >> 31 << 32), _word_type())
-
-
-def _instruction(name: str, *operands: Any, table: str | None = None) -> Any:
-    places = [*(f"${i}" for i in range(len(operands) + 1)), *([] if table is None else [table])]
-    return llvm.inline_asm(_word_type(), operands, f"{name} {', '.join(places)};", "=r" + ",r" * len(operands))

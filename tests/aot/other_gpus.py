@@ -1,4 +1,4 @@
-"""Compiles attention for one GPU, in a process of its own: `python -m tests.aot.other_gpus NAME [--steps]`.
+"""Compiles attention for one GPU, in a process of its own: `python -m tests.aot.other_gpus NAME [KV_DTYPE ...]`.
 
 Prints a line of JSON. It is a process because Mosaic GPU (jax 0.11.2 and 0.12.0) assembles all kernels of a process for
 the architecture of the first one.
@@ -16,19 +16,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jaxserve_kernels.paged_attention import Scoring, mixed_attention, ragged_layout
+from jaxserve_kernels.paged_attention.gpu.splits import make_cutting
+from jaxserve_kernels.paged_attention.tuning import decode_tuning
 
-from benchmarks.gpu.static import CONTEXTS, KEYS, compile_step
+from benchmarks.gpu.static import CONTEXTS, KEYS, KV_NUMBERS, compile_step
 from jaxserve.tools.planning.devices import ACCELERATORS
 from tests.aot.devices import Target
 from tests.aot.machine_code import machine_code
 
 BATCH, NUM_TOKENS, MAX_PAGES = 32, 509, 512
 _POOL_SHAPE = (8, 4096, 8, 16, 128)
-_KV_BYTES = 2 * 2 * 8 * 128
-"""Bytes of a token's keys and values in a layer of Llama-3.1-8B."""
+_COLUMNS, _STATS = 8, 128
+"""Columns of the results of a part, and its maxima and sums, in float32."""
+KV_DTYPES = ("bfloat16", "int8", "float8_e4m3fn")
 
 
-def _kernels(target: Target) -> dict[str, Any]:
+def _kernels(target: Target, kv_dtype: str) -> dict[str, Any]:
     """Return what the assembler says of both launches of a mixed step at the shapes of Llama-3.1-8B."""
     (device,) = target.devices(1)
     sharding = jax.sharding.SingleDeviceSharding(device)
@@ -43,7 +46,7 @@ def _kernels(target: Target) -> dict[str, Any]:
         return mixed_attention(q, k, v, layer, tables, lengths, ragged, **options)
 
     def compiled() -> jax.stages.Compiled:
-        pool = [array(*_POOL_SHAPE, dtype=jnp.bfloat16)] * 2
+        pool = [array(*_POOL_SHAPE, dtype=kv_dtype)] * 2
         rows = array(), array(BATCH, MAX_PAGES), array(BATCH), array(BATCH + 1), array()
         with jax.default_device(device):
             return jax.jit(mixed).lower(array(NUM_TOKENS, 32, 128, dtype=jnp.bfloat16), *pool, *rows).compile()
@@ -56,18 +59,20 @@ def _kernels(target: Target) -> dict[str, Any]:
         "kernels": code.num_kernels,
         "spilled_bytes": code.spilled_bytes,
         "registers": [int(count) for count in re.findall(r"Used (\d+) registers", text)],
-        "instructions": [name for name in ("HMMA.16816", "LDGSTS", "HGMMA", "UTMALDG") if name in text],
+        "instructions": [name for name in ("HMMA.16816", "LDGSTS", "HGMMA", "UTMALDG", "E4M3") if name in text],
     }
 
 
-def _step(name: str, kind: str) -> dict[str, Any]:
+def _step(name: str, kind: str, kv_dtype: str) -> dict[str, Any]:
     """Return what a step of one layer does outside of graphs, and the bytes that the layer reads."""
-    step = compile_step(BATCH, 1, kind=kind, num_tokens=BATCH if kind == "decode" else 256, device=name)
+    step = compile_step(
+        BATCH, 1, kind=kind, num_tokens=BATCH if kind == "decode" else 256, device=name, kv_dtype=kv_dtype
+    )
     moved = sum(launch.read_bytes + launch.written_bytes for launch in step.layer(0))
-    shares = {}
+    kv_bytes, shares = KV_NUMBERS * jnp.dtype(kv_dtype).itemsize, {}
     for context in CONTEXTS:
-        read = moved + BATCH * -(-context // KEYS) * KEYS * _KV_BYTES
-        shares[context] = read / (step.weight_bytes + BATCH * context * _KV_BYTES)
+        read = moved - _absent_bytes(context, kv_dtype) + BATCH * -(-context // KEYS) * KEYS * kv_bytes
+        shares[context] = read / (step.weight_bytes + BATCH * context * kv_bytes)
     return {
         "outside_graphs": step.outside_graphs,
         "loops": len(re.findall(r" while\(", step.text)),
@@ -76,11 +81,22 @@ def _step(name: str, kind: str) -> dict[str, Any]:
     }
 
 
-def main(name: str, *options: str) -> int:
-    """Print what was compiled for a device of the planner's table."""
-    found = _kernels(Target(ACCELERATORS[name]))
-    if "--steps" in options:
-        found |= {kind: _step(name, kind) for kind in ("decode", "mixed")}
+def _absent_bytes(context: int, kv_dtype: str) -> int:
+    """Return the bytes of parts of rows that have memory and do not exist: the kernel writes, and the join reads, no such part."""
+    _, _, num_kv_heads, page_size, dim = _POOL_SHAPE
+    tuning = decode_tuning("mma", dim, jnp.dtype(kv_dtype).itemsize)
+    cutting = make_cutting(tuning, BATCH, num_kv_heads, tuning.programs, MAX_PAGES * page_size)
+    rows = jnp.full(BATCH, -(-context // KEYS), jnp.int32)
+    absent = cutting.num_parts - int(cutting.cut(jnp.zeros_like(rows), rows).num_parts[0])
+    return 2 * absent * num_kv_heads * 4 * (dim * _COLUMNS + _STATS)
+
+
+def main(name: str, *steps_of: str) -> int:
+    """Print what was compiled for a device of the planner's table: kernels for every KV cache, and whole steps with some."""
+    target = Target(ACCELERATORS[name])
+    found: dict[str, Any] = {kv_dtype: _kernels(target, kv_dtype) for kv_dtype in KV_DTYPES}
+    for kv_dtype in steps_of:
+        found[kv_dtype] |= {kind: _step(name, kind, kv_dtype) for kind in ("decode", "mixed")}
     print(json.dumps(found))
     return 0
 

@@ -18,6 +18,7 @@ from jaxserve_kernels.paged_attention import Scoring, bucketed
 
 from benchmarks.gpu.static import branches, launches
 from tests.aot.devices import A100, B200, L40S, RTX5090, T4, Target
+from tests.aot.other_gpus import KV_DTYPES
 from tests.e2e.http_server import ROOT, SOURCES
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
@@ -34,10 +35,10 @@ MOST_READ_BUCKETED = 3.5
 """Bytes of decode attention alone, over those of keys and values."""
 
 
-def _compiled_for(target: Target, *options: str) -> dict[str, Any]:
+def _compiled_for(target: Target, *steps_of: str) -> dict[str, Any]:
     if not target.has_compiler:
         pytest.skip(f"{target.compiler} is not installed: nothing compiled for GPUs (make kernels-check)")
-    command = [sys.executable, "-m", "tests.aot.other_gpus", target.name, *options]
+    command = [sys.executable, "-m", "tests.aot.other_gpus", target.name, *steps_of]
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "PYTHONPATH": SOURCES}
     done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
     if "Skipped: " in done.stderr:
@@ -48,18 +49,22 @@ def _compiled_for(target: Target, *options: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("target", "architecture"), ARCHITECTURES)
-def test_the_kernel_is_assembled_for_each_architecture(target: Target, architecture: str) -> None:
+def test_the_kernel_is_assembled_for_each_architecture_and_each_kv_cache(target: Target, architecture: str) -> None:
     found = _compiled_for(target)
-    assert found["architectures"] == [architecture]
-    assert found["kernels"] == 2, "decode rows and chunks"
-    assert found["spilled_bytes"] == 0
-    assert max(found["registers"]) <= 255
-    assert found["instructions"] == ["HMMA.16816", "LDGSTS"], "tensor cores of a warp, asynchronous copies of a thread"
+    assert list(found) == list(KV_DTYPES)
+    for kv_dtype, kernels in found.items():
+        assert kernels["architectures"] == [architecture], kv_dtype
+        assert kernels["kernels"] == 2, "decode rows and chunks"
+        assert kernels["spilled_bytes"] == 0, kv_dtype
+        assert max(kernels["registers"]) <= 255, kv_dtype
+        # Tensor cores of a warp, asynchronous copies of a thread, and no conversion of e4m3, which Ampere has not.
+        assert kernels["instructions"] == ["HMMA.16816", "LDGSTS"], kv_dtype
 
 
 @pytest.mark.newest
-def test_a_decode_step_and_a_mixed_step_of_an_a100_are_one_cuda_graph_that_reads_little_else() -> None:
-    found = _compiled_for(A100, "--steps")
+@pytest.mark.parametrize("kv_dtype", KV_DTYPES)
+def test_a_decode_step_and_a_mixed_step_of_an_a100_are_one_cuda_graph_that_reads_little_else(kv_dtype: str) -> None:
+    found = _compiled_for(A100, kv_dtype)[kv_dtype]
     for kind, kernels in (("decode", 1), ("mixed", 2)):
         step = found[kind]
         assert step["outside_graphs"] == [], kind

@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import pytest
 from jaxserve_kernels.backend import Backend
 
-from benchmarks.gpu.static import THUNKS, launches, outside_graphs
+from benchmarks.gpu.static import KV_SCALES, THUNKS, launches, outside_graphs
 from jaxserve.layers.cache import pool_shapes
-from jaxserve.layers.policy import DtypePolicy, KVScaleKind, plain
+from jaxserve.layers.policy import DtypePolicy, plain
 from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig, LayerConfig, RopeScaling
 from jaxserve.model_config.vision import Normalization, VisionConfig
 from jaxserve.models.skeleton import make_skeleton
@@ -98,9 +98,6 @@ SEEING = replace(SMALL, vision=TOWER)
 """A model whose layer with a window sees images as a whole; the other one is causal (Gemma 4)."""
 ONE_LAYER = replace(LLAMA_8B, layers=LLAMA_8B.layers[:1])  # all the products there are
 TWO_LAYERS = replace(LLAMA_8B, layers=LLAMA_8B.layers[:2])
-
-
-KV_SCALES: dict[str, KVScaleKind | None] = {"bfloat16": None, "float8_e4m3fn": "heads", "int8": "numbers"}
 
 
 @dataclass(frozen=True)

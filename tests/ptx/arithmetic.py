@@ -9,6 +9,7 @@ numbers that `.ftz` makes zero.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -100,19 +101,26 @@ def _halves_subtracted(a: Lanes, b: Lanes) -> Lanes:
     return out
 
 
-def _halves_fused(a: Lanes, b: Lanes, c: Lanes) -> Lanes:
-    exact = _wide_halves(a) * _wide_halves(b) + _wide_halves(c)
-    out: Lanes = exact.astype(ml_dtypes.bfloat16).view(np.uint32)
-    return out
+def _halves_fused(dtype: Any) -> Function:
+    """Two numbers of 16 bits times two others, plus two more, rounded once."""
+
+    def fuse(a: Lanes, b: Lanes, c: Lanes) -> Lanes:
+        exact = _wide_halves(a, dtype) * _wide_halves(b, dtype) + _wide_halves(c, dtype)
+        out: Lanes = exact.astype(dtype).view(np.uint32)
+        return out
+
+    return fuse
 
 
-def _wide_halves(words: Lanes) -> Lanes:
-    """Return pairs of bfloat16 numbers in float64, subnormal ones as well, which the threads of XLA would make zero."""
-    bits = words.view(np.uint16).astype(np.int32)
-    exponents, digits = bits >> 7 & 0xFF, bits & 0x7F
-    if (exponents == 0xFF).any():
-        raise NotModelled("fma.rn.bf16x2: infinity or NaN")
-    sizes = np.ldexp(np.where(exponents == 0, digits, digits | 0x80).astype(np.float64), np.maximum(exponents, 1) - 134)
+def _wide_halves(words: Lanes, dtype: Any) -> Lanes:
+    """Return pairs of numbers in float64, subnormal ones as well, which the threads of XLA would make zero."""
+    kind = ml_dtypes.finfo(dtype)
+    bits, hidden = words.view(np.uint16).astype(np.int32), 1 << kind.nmant
+    exponents, digits = bits >> kind.nmant & ((1 << kind.nexp) - 1), bits & (hidden - 1)
+    if (exponents == (1 << kind.nexp) - 1).any():
+        raise NotModelled(f"fma of {kind.dtype}: infinity or NaN")
+    significands = np.where(exponents == 0, digits, digits | hidden).astype(np.float64)
+    sizes = np.ldexp(significands, np.maximum(exponents, 1) - 1 + kind.minexp - kind.nmant)
     out: Lanes = np.where(bits >> 15, -sizes, sizes)
     return out
 
@@ -273,7 +281,8 @@ TABLE: dict[str, Decoder] = {
     "cvta.param.u64": _each(_identity, "u64", "u64"),
     "prmt.b32": _each(_permuted, "b32", "b32", "b32", "b32"),
     "sub.bf16x2": _each(_halves_subtracted, "b32", "b32", "b32"),
-    "fma.rn.bf16x2": _each(_halves_fused, "b32", "b32", "b32", "b32"),
+    "fma.rn.bf16x2": _each(_halves_fused(ml_dtypes.bfloat16), "b32", "b32", "b32", "b32"),
+    "fma.rn.f16x2": _each(_halves_fused(np.float16), "b32", "b32", "b32", "b32"),
     "lop3.b32": _lop3,
     **_comparisons(),
     **_conversions(),

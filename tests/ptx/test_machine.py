@@ -50,6 +50,11 @@ def test_numbers_are_read_computed_with_and_written() -> None:
             "fma.rn.bf16x2 %r2, %r3, %r4, %r5;",  # times 2 ** 127, less 2
             0x3D40BFFA,
         ),
+        (
+            "mov.b32 %r3, 0x64830001; mov.b32 %r4, 0x3C005C00; mov.b32 %r5, 0xE4800000;"  # 1155, and 2 ** -24
+            "fma.rn.f16x2 %r2, %r3, %r4, %r5;",  # less 1152, and times 256
+            0x42000100,
+        ),
         ("mov.b32 %r3, -7; shr.s32 %r2, %r3, 99;", -1),
         ("mov.b32 %r3, -7; shr.u32 %r2, %r3, 32;", 0),
         ("mov.b32 %r3, -7; mov.b32 %r2, 5; shf.l.wrap.b32 %r2, %r3, %r2, 33;", 11),

@@ -27,18 +27,18 @@ SIZES = replace(decode_tuning("mma", 64, 2), programs=3, min_split=64, long_spli
 """Few programs, so that each does several units, and short parts."""
 
 
-def _emulated(dim: int) -> AbstractContextManager[list[Launched]]:
-    """Within it, kernels run as on an A100, but for head dimensions up to 128 with the shared memory of an RTX 4090."""
+def _emulated(case: Case) -> AbstractContextManager[list[Launched]]:
+    """Within it, kernels run as on an A100, but for heads of up to 256 bytes with the shared memory of an RTX 4090."""
     chip, small = A100.device.cuda, RTX4090.device.cuda
     assert chip is not None
     assert small is not None
-    if dim <= 128:
+    if case.dim * (1 if case.kv_dtype else 2) <= 256:
         chip = replace(chip, shared_bytes_per_block=small.shared_bytes_per_block)
     return emulated(SCHEDULES, Target(replace(A100.device, cuda=chip)))
 
 
 def _by_kernel(case: Case, given: Operands) -> np.ndarray:
-    with _emulated(case.dim):
+    with _emulated(case):
         return np.asarray(_attend(case, given))
 
 
@@ -67,16 +67,33 @@ DECODE = [
     *(CASES[i] for i in (1, 2)),
     Case((1, 1, 1), (129, 1, 70), num_heads=4, num_kv_heads=4, dim=128, page_size=128),
     Case((1, 1, 1), (33, 300, 0), num_heads=8, num_kv_heads=2, dim=128, dtype="float16", sliding_window=100),
+    replace(CASES[8], lengths=(5, 150, 1, 0), num_heads=4, num_kv_heads=1),
+    CASES[9],
     *(pytest.param(CASES[i], marks=pytest.mark.newest) for i in (5, 6)),
+    pytest.param(
+        Case((1, 1), (33, 300), num_heads=12, num_kv_heads=1, dim=128, page_size=64, kv_dtype="int8", has_sinks=True),
+        marks=pytest.mark.newest,
+    ),
+    pytest.param(
+        Case((1, 1), (40, 200), dim=64, dtype="float16", kv_dtype="float8_e4m3fn", page_size=32, sliding_window=100),
+        marks=pytest.mark.newest,
+    ),
     pytest.param(
         Case((1, 1), (61, 200), num_heads=12, num_kv_heads=1, dim=64, has_sinks=True, softcap=5.0),
         marks=pytest.mark.newest,
     ),
 ]
-"""Groups of 1, 2, 3, 4, 8 and 12 heads, head dimensions 64, 128 and 256, both types, every option, rows in several parts."""
+"""Groups of 1, 2, 3, 4, 8 and 12 heads, head dimensions 64, 128 and 256, both types, 8-bit pools of both kinds, every option, rows
+in several parts."""
 MIXED = [
     Case((1, 5, 21), (50, 100, 41), num_heads=4, num_kv_heads=1, dim=128, has_sinks=True, padding=3),
+    replace(CASES[18], counts=(1, 21), lengths=(30, 90)),
     pytest.param(CASES[20], marks=pytest.mark.newest),
+    pytest.param(replace(CASES[19], counts=(30,), num_heads=4), marks=pytest.mark.newest),
+    pytest.param(
+        Case((1, 9), (30, 80), num_heads=8, num_kv_heads=1, dim=256, kv_dtype="float8_e4m3fn", softcap=10.0),
+        marks=pytest.mark.newest,
+    ),
     pytest.param(
         Case((3, 40), (67, 110), num_heads=3, num_kv_heads=1, page_size=32, sliding_window=50), marks=pytest.mark.newest
     ),
@@ -99,15 +116,31 @@ def test_mixed_steps_equal_dense_softmax(case: Case) -> None:
     assert error(case, given, _by_kernel(case, given)) <= 1
 
 
+NARROW = [(kv_dtype, dtype) for kv_dtype in ("int8", "float8_e4m3fn") for dtype in ("bfloat16", "float16")]
+
+
+@pytest.mark.parametrize(("kv_dtype", "dtype"), NARROW)
+def test_every_8_bit_number_is_upcast_exactly(kv_dtype: str, dtype: str) -> None:
+    """A row of one token gives the value back; pools hold no NaN."""
+    case = Case((1,) * 4, (1,) * 4, num_heads=1, num_kv_heads=1, dtype=dtype, kv_dtype=kv_dtype)
+    given = operands(case)
+    numbers = np.arange(256, dtype=np.uint8).view(given.v_pages.dtype).reshape(4, case.dim)
+    numbers = np.where(np.isnan(numbers.astype(np.float32)), numbers[0, 0], numbers)
+    for row, table in enumerate(given.tables):
+        given.v_pages[LAYER, table[0], 0, 0] = numbers[row]
+    np.testing.assert_array_equal(_by_kernel(case, given)[:, 0].astype(np.float32), numbers.astype(np.float32))
+
+
 def test_no_page_of_a_long_row_is_missed() -> None:
     """Seven marked pages of 32 share the attention: without any one of them the answer is another one."""
     case, given = long_row(3, 2048)
     assert error(case, given, _by_kernel(case, given)) <= 1
 
 
-def test_keys_and_values_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kv_dtype", [None, "int8"])
+def test_keys_and_values_are_read_once(kv_dtype: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies take whole tiles of 64 keys, and the queries of each part."""
-    case = Case((1, 1), (1000, 128), num_heads=4, num_kv_heads=1, dim=128)
+    case = Case((1, 1), (1000, 128), num_heads=4, num_kv_heads=1, dim=128, kv_dtype=kv_dtype)
     load, copied = GlobalMemory.load, []
 
     def counted(memory: GlobalMemory, addresses: np.ndarray, size: int) -> np.ndarray:
@@ -116,10 +149,10 @@ def test_keys_and_values_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(GlobalMemory, "load", counted)
     given = operands(case)
-    with _emulated(case.dim):
+    with _emulated(case):
         found = np.asarray(_attend(case, given, min_split=512, long_split=512))
     assert error(case, given, found) <= 1
-    ideal = 2 * 2 * case.dim * sum(case.lengths)
+    ideal = 2 * given.k_pages.dtype.itemsize * case.dim * sum(case.lengths)
     assert ideal <= sum(copied) <= 1.1 * ideal
 
 
@@ -127,7 +160,7 @@ def test_keys_and_values_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def mutants() -> Mutants:
     """A launch with rings that go round and units of several tiles."""
     case = Case((1, 1), (640, 200), num_heads=2, num_kv_heads=1, dim=128, page_size=32)
-    with _emulated(case.dim) as launches:
+    with _emulated(case) as launches:
         _attend(case, operands(case), min_split=320, long_split=320)
     return Mutants(launches[-1], SCHEDULES)
 

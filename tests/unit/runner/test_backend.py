@@ -70,6 +70,17 @@ def test_other_gpus_take_the_kernel_on_mma(capability: tuple[int, int]) -> None:
     assert _choose(_config(), chip, wide) == expected, "its tiles do not fit 99 KB"
 
 
+@pytest.mark.skipif(not HAS_MOSAIC, reason="this jax has no Mosaic GPU kernels")
+@pytest.mark.parametrize("kv_dtype", ["int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (12, 0)], ids=str)
+def test_an_8_bit_cache_takes_the_kernel_on_mma(capability: tuple[int, int], kv_dtype: str) -> None:
+    chip, kv = Chip("gpu", capability), jnp.dtype(kv_dtype)
+    for decoder in (DECODER, replace(DECODER, head_dim=256)):  # tiles of heads of 256 bytes fit 99 KB
+        assert choose_backend(_config(), decoder, chip, BFLOAT16, kv) == "mosaic_gpu_mma"
+        (note,) = attention_notes(_config(), decoder, chip, BFLOAT16, kv)
+        assert "our kernel on mma.sync" in note
+
+
 @pytest.mark.skipif(HAS_MOSAIC, reason="this jax has Mosaic GPU kernels")
 def test_an_old_jax_falls_back_to_the_reference(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):

@@ -21,7 +21,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num, UInt8
 
-from jaxserve_kernels import upcast
+from jaxserve_kernels import upcast, words
 from jaxserve_kernels.grouped_matmul.gpu import WORKERS, blocks
 from jaxserve_kernels.grouped_matmul.gpu.plan import ALIGNMENT, Plan, Unit, make_plan
 from jaxserve_kernels.grouped_matmul.tiles import Tiles, most_tiles, places_of, tiles_of
@@ -144,7 +144,7 @@ def _work(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any], worker: Any, un
     """One worker's half of a block."""
     tuned = kernel.plan.tuning
     outputs, shape = pl.ds(worker * tuned.outputs, tuned.outputs), (tuned.outputs, tuned.rows)
-    factor = upcast.factor(scratch["w_ring"].dtype) if kernel.is_upcast else 1
+    factor = words.factor(scratch["w_ring"].dtype, jnp.bfloat16) if kernel.is_upcast else 1
 
     def slot_of(step: Any) -> Any:
         return jax.lax.rem(done + step - unit.first, jnp.int32(tuned.stages))

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Num
 
-from jaxserve_kernels import mxfp4, upcast
+from jaxserve_kernels import mxfp4, upcast, words
 from jaxserve_kernels.hopper import stored, tiled, widened
 from jaxserve_kernels.matmul.reference import quantize_rows
 from jaxserve_kernels.matmul.tuning import SkinnyTuning
@@ -187,7 +187,7 @@ def _work(kernel: _Kernel, worker: Any, first: Any, end: Any, out: Any, scratch:
     """Tiles [first, end), block by block."""
     tuned, per_block = kernel.tuning, jnp.int32(kernel.tiles_per_block)
     rows = pl.ds(worker * tuned.rows, tuned.rows)
-    factor = upcast.factor(scratch["w_ring"].dtype) if kernel.is_upcast else 1
+    factor = words.factor(scratch["w_ring"].dtype, jnp.bfloat16) if kernel.is_upcast else 1
 
     def slot_of(tile: Any) -> Any:
         return jax.lax.rem(tile - first, jnp.int32(tuned.stages))

@@ -6,8 +6,6 @@ from compute capability 8.0 on. Only `attention` and `mma_attention` import Pall
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -25,15 +23,14 @@ _MMA_STAGES = 2
 
 def unsupported(num_heads: int, pool_shape: tuple[int, ...], dtype: jnp.dtype, kv_dtype: jnp.dtype) -> str | None:
     """Return in a few words why these shapes and types have no kernel; None if they have one."""
-    kv_dtypes = (dtype, jnp.float8_e4m3fn, jnp.int8)
-    return _unsupported(num_heads, pool_shape, dtype, kv_dtype, kv_dtypes, DIMS, _MOST_GROUPED)
+    return _unsupported(num_heads, pool_shape, dtype, kv_dtype, DIMS, _MOST_GROUPED)
 
 
 def unsupported_mma(
     num_heads: int, pool_shape: tuple[int, ...], dtype: jnp.dtype, kv_dtype: jnp.dtype, shared_bytes: int | None
 ) -> str | None:
     """Return why the kernel on `mma.sync` does not serve these; None if it does. shared_bytes: most of one block."""
-    reason = _unsupported(num_heads, pool_shape, dtype, kv_dtype, (dtype,), MMA_DIMS, _MOST_GROUPED_MMA)
+    reason = _unsupported(num_heads, pool_shape, dtype, kv_dtype, MMA_DIMS, _MOST_GROUPED_MMA)
     dim, itemsize = pool_shape[4], jnp.dtype(kv_dtype).itemsize
     needed = 2 * _MMA_STAGES * MMA_KEYS * dim * itemsize  # keys and values
     if reason is None and shared_bytes is not None and needed >= shared_bytes:
@@ -46,7 +43,6 @@ def _unsupported(
     pool_shape: tuple[int, ...],
     dtype: jnp.dtype,
     kv_dtype: jnp.dtype,
-    kv_dtypes: tuple[Any, ...],
     dims: tuple[int, ...],
     most_grouped: int,
 ) -> str | None:
@@ -55,7 +51,7 @@ def _unsupported(
         return f"jax {jax.__version__} is older than {'.'.join(map(str, _FIRST_JAX))}"
     if dtype not in (jnp.bfloat16, jnp.float16):
         return f"queries of {jnp.dtype(dtype).name}: only bfloat16 and float16"
-    if kv_dtype not in kv_dtypes:
+    if kv_dtype not in (dtype, jnp.float8_e4m3fn, jnp.int8):
         return f"a KV cache of {jnp.dtype(kv_dtype).name} with queries of {jnp.dtype(dtype).name}"
     if dim not in dims:
         return f"head dimension {dim}: only {', '.join(map(str, dims))}"

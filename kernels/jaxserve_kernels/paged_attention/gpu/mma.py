@@ -3,14 +3,15 @@
 Flash-decoding (https://pytorch.org/blog/flash-decoding) with swapped operands: scores are `K Q^T` and results `V^T P^T`,
 so that keys, and then the numbers of a head, fill the 64 rows of a matmul, and queries are its columns, as few as 8. A block
 is one warpgroup with a ring of tiles of its own; several blocks of a multiprocessor hide each other's waits. A unit of work
-is a part of a tile of queries (see `splits`) and a KV head. XLA joins the parts.
+is a part of a tile of queries (see `splits`) and a KV head. XLA joins the parts. Tiles of 8-bit pools stay so in the ring and
+are upcast on their way to the tensor cores (see `narrow`).
 
 Letters: G tiles of queries, C columns of a tile, K KV heads, H head dim, M pages per row, U parts, X keys of a tile.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -21,8 +22,9 @@ import jax.numpy as jnp
 from jax.experimental.mosaic.gpu import launch_context
 from jaxtyping import Array, Float, Int, Num
 
+from jaxserve_kernels import words
 from jaxserve_kernels.paged_attention.gpu import MMA_KEYS as KEYS
-from jaxserve_kernels.paged_attention.gpu import tiles
+from jaxserve_kernels.paged_attention.gpu import narrow, tiles
 from jaxserve_kernels.paged_attention.gpu.splits import Cutting, Parts
 from jaxserve_kernels.paged_attention.gpu.tiles import MASKED, PageReader
 from jaxserve_kernels.paged_attention.options import Scoring
@@ -53,6 +55,7 @@ class Kernel:
     """Neighbouring columns that are heads of one query."""
     num_kv_heads: int
     dim: int
+    kv_dtype: Any
     reader: PageReader
     scoring: Scoring
     cutting: Cutting
@@ -67,6 +70,11 @@ class Kernel:
     def commits(self) -> int:
         """Groups of copies of one tile of keys, or of values."""
         return self.reader.copies
+
+    @property
+    def is_narrow(self) -> bool:
+        """True if the pool holds 8-bit numbers."""
+        return bool(jnp.dtype(self.kv_dtype).itemsize == 1)
 
     def key_tiles(self, queries: QueryTiles) -> tuple[Int[Array, "G"], Int[Array, "G"]]:
         """Return the first tile of keys that each tile of queries sees, and their number."""
@@ -87,7 +95,8 @@ def attend(
     parts = kernel.cutting.cut(*kernel.key_tiles(queries))
     dtype, dim, columns = queries.queries.dtype, kernel.dim, kernel.columns
     partial = (kernel.cutting.num_parts, kernel.num_kv_heads)
-    ring = _tiled((kernel.stages, KEYS, dim), k_pages.dtype, _swizzle(kernel.reader.run, dim))
+    ring = _tiled((kernel.stages, KEYS, dim), k_pages.dtype, kernel.reader.run)
+    q = narrow.as_inputs(queries.queries) if kernel.is_narrow else queries.queries
     launch = plgpu.kernel(
         lambda *refs, **scratch: _body(kernel, _Refs(*refs), scratch),
         out_type=(
@@ -97,12 +106,12 @@ def attend(
         grid=(kernel.num_programs,),
         grid_names=("program",),
         scratch_types={
-            "q_tile": _tiled((columns, dim), dtype, _swizzle(columns, dim)),
+            "q_tile": _tiled((columns, dim), dtype, columns),
             "k_ring": ring,
             "v_ring": ring,
             "weights": plgpu.SMEM((KEYS, columns), dtype)
             if columns == 8
-            else _tiled((KEYS, columns), dtype, min(128, 2 * columns)),
+            else plgpu.SMEM((KEYS, columns), dtype, transforms=_transforms(min(128, 2 * columns), dtype)),
             "stats": plgpu.SMEM((2, _STATS // 2), jnp.float32),
         },
         compiler_params=plgpu.CompilerParams(
@@ -113,7 +122,7 @@ def attend(
     rows = (-1, dim)
     where = tiles.whole(jnp.reshape(layer, (1,)), block_tables, queries.rows, queries.positions, queries.ends)
     values, stats = launch(
-        queries.queries.reshape(rows),
+        q.reshape(rows),
         k_pages.reshape(rows),
         v_pages.reshape(rows),
         *where,
@@ -157,32 +166,37 @@ class _Unit(NamedTuple):
     count: Any
 
 
-def _swizzle(rows: int, dim: int) -> int:
-    """Return the widest swizzle with which a warpgroup copies `rows` x `dim` numbers of 16 bits: in at least four tiles."""
-    return min(128, 2 * dim // (1 if rows >= 32 else 2 if rows >= 16 else 4))
+def _swizzle(rows: int, dim: int, dtype: Any) -> int:
+    """Return the widest swizzle with which a warpgroup copies `rows` x `dim` numbers: in at least four tiles."""
+    width = dim * jnp.dtype(dtype).itemsize
+    return int(min(128, width // (1 if rows >= 32 else 2 if rows >= 16 else 4)))
 
 
-def _transforms(swizzle: int) -> tuple[Any, ...]:
-    tiling = plgpu.TilingTransform((8, swizzle // 2))
+def _transforms(swizzle: int, dtype: Any) -> tuple[Any, ...]:
+    tiling = plgpu.TilingTransform((8, swizzle // jnp.dtype(dtype).itemsize))
     return (tiling, plgpu.SwizzleTransform(swizzle)) if swizzle > 16 else (tiling,)
 
 
-def _tiled(shape: tuple[int, ...], dtype: Any, swizzle: int) -> Any:
-    return plgpu.SMEM(shape, dtype, transforms=_transforms(swizzle))
+def _tiled(shape: tuple[int, ...], dtype: Any, rows: int) -> Any:
+    """Return shared memory for tiles that are copied so many rows at a time."""
+    return plgpu.SMEM(shape, dtype, transforms=_transforms(_swizzle(rows, shape[-1], dtype), dtype))
 
 
-def _copy(source: Any, target: Any, swizzle: int) -> None:
+def _copy(source: Any, target: Any) -> None:
     """Start a copy into shared memory, a group of its own, by all threads.
 
     Pallas itself takes another instruction from compute capability 9.0 on, with a barrier.
     """
+    dtype = target.dtype
+    swizzle = _swizzle(*target.shape, dtype)
+    transforms = _transforms(swizzle, dtype)
 
-    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType(_transforms(swizzle))))  # type: ignore[untyped-decorator]
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType(transforms)))  # type: ignore[untyped-decorator]
     def start(context: Any, source: Any, target: Any) -> None:
         context.async_copy(
             src_ref=source,
             dst_ref=target,
-            gmem_transform=mgpu.TileTransform((8, swizzle // 2)),
+            gmem_transform=mgpu.TileTransform(transforms[0].tiling),
             swizzle=swizzle,
             arrive=False,
             implementation=launch_context.AsyncCopyImplementation.CP_ASYNC,
@@ -233,7 +247,6 @@ def _body(kernel: Kernel, refs: _Refs, scratch: dict[str, Any]) -> None:
 def _fetch(kernel: Kernel, refs: _Refs, scratch: dict[str, Any], unit: _Unit, i: Any) -> None:
     """Start the copies of tile number i of a unit; groups without a copy if it has no such tile."""
     reader, layer = kernel.reader, refs.layer[0]
-    swizzle = _swizzle(reader.run, kernel.dim)
 
     @pl.when(i < unit.count)
     def _() -> None:
@@ -242,7 +255,7 @@ def _fetch(kernel: Kernel, refs: _Refs, scratch: dict[str, Any], unit: _Unit, i:
         pages = reader.pages(refs.tables, unit.row, unit.first + i, last)
         for ring, pool in (("k_ring", refs.k), ("v_ring", refs.v)):
             for target, source in reader.copies_of(pool, pages, layer, unit.head, unit.first + i):
-                _copy(source, scratch[ring].at[slot, target], swizzle)
+                _copy(source, scratch[ring].at[slot, target])
 
     @pl.when(i >= unit.count)
     def _() -> None:
@@ -253,17 +266,13 @@ def _attend(kernel: Kernel, refs: _Refs, scratch: dict[str, Any], unit: _Unit) -
     """Return the weighted values [H, C], maxima [C] and sums [C] of one unit's tiles."""
     columns, dim, stages, commits = kernel.columns, kernel.dim, kernel.stages, kernel.commits
     q_tile, dtype = scratch["q_tile"], scratch["q_tile"].dtype
-    lhs, rhs, acc = (
-        layout(kind)
-        for layout, kind in (
-            (plgpu.Layout.MMA_LHS, dtype),
-            (plgpu.Layout.MMA_RHS, dtype),
-            (plgpu.Layout.MMA_ACC, jnp.float32),
-        )
-    )
+    rhs, acc = plgpu.Layout.MMA_RHS(dtype), plgpu.Layout.MMA_ACC(jnp.float32)
+    scoring = kernel.scoring
+    if kernel.is_narrow:
+        scoring = replace(scoring, scale=scoring.scale * words.factor(kernel.kv_dtype, dtype))
     _wait(0)  # the last unit's tiles are read
     start = (unit.queries * kernel.num_kv_heads + unit.head) * columns
-    _copy(refs.q.at[pl.ds(pl.multiple_of(start, columns), columns)], q_tile, _swizzle(columns, dim))
+    _copy(refs.q.at[pl.ds(pl.multiple_of(start, columns), columns)], q_tile)
     for i in range(stages - 1):
         _fetch(kernel, refs, scratch, unit, jnp.int32(i))
 
@@ -283,16 +292,16 @@ def _attend(kernel: Kernel, refs: _Refs, scratch: dict[str, Any], unit: _Unit) -
         slot = jax.lax.rem(i, jnp.int32(stages))
         _wait(2 * commits * (stages - 2) + commits)
         _fetch(kernel, refs, scratch, unit, i + (stages - 1))
-        keys = plgpu.load(scratch["k_ring"].at[slot], layout=lhs)
+        keys = _operand(kernel, scratch["k_ring"].at[slot], dtype, is_transposed=False)
         products = plgpu.mma(empty(KEYS, 0.0), keys, narrow if is_narrow else load_queries())
-        scores = jnp.where(_visible(kernel, unit, i, acc), tiles.scores(kernel.scoring, products), MASKED)
+        scores = jnp.where(_visible(kernel, unit, i, acc), tiles.scores(scoring, products), MASKED)
         new_maximum = jnp.maximum(maximum, scores.max(axis=0))
         decay = jnp.exp2(maximum - new_maximum)
         weights = jnp.exp2(scores - _down(new_maximum, KEYS))
         total = total * decay + weights.sum(axis=0)
         scratch["weights"][...] = weights.astype(dtype)
         _wait(2 * commits * (stages - 1))
-        v_tile = plgpu.load(scratch["v_ring"].at[slot].transpose((1, 0)), layout=lhs)
+        v_tile = _operand(kernel, scratch["v_ring"].at[slot], dtype, is_transposed=True)
         weights = plgpu.load(scratch["weights"], layout=rhs, optimized=False)
         values = plgpu.mma(values * _down(decay, dim), v_tile, weights)
         return values, new_maximum, total
@@ -301,6 +310,16 @@ def _attend(kernel: Kernel, refs: _Refs, scratch: dict[str, Any], unit: _Unit) -
         return plgpu.layout_cast(jnp.full((columns,), value, jnp.float32), acc.reduce(0))
 
     return jax.lax.fori_loop(0, unit.count, step, (empty(dim, 0.0), vector(MASKED), vector(0.0)))
+
+
+def _operand(kernel: Kernel, tile: Any, dtype: Any, *, is_transposed: bool) -> Array:
+    """Return a tile of keys [X, H], or one of values transposed [H, X], as the left operand of a matmul."""
+    if kernel.is_narrow:
+        swizzle = _swizzle(kernel.reader.run, kernel.dim, tile.dtype)
+        load = narrow.values if is_transposed else narrow.keys
+        return load(tile, swizzle, _transforms(swizzle, tile.dtype), dtype)
+    loaded: Array = plgpu.load(tile.transpose((1, 0)) if is_transposed else tile, layout=plgpu.Layout.MMA_LHS(dtype))
+    return loaded
 
 
 def _visible(kernel: Kernel, unit: _Unit, i: Any, layout: Any) -> Array:
@@ -326,6 +345,8 @@ def _down(vector: Array, rows: int) -> Array:
 def _store(
     kernel: Kernel, refs: _Refs, scratch: dict[str, Any], unit: _Unit, values: Array, maximum: Array, total: Array
 ) -> None:
+    if kernel.is_narrow:
+        values = narrow.in_order(values) * words.factor(kernel.kv_dtype, refs.q.dtype)
     refs.out[unit.part, unit.head] = values
     stats = scratch["stats"]
     columns = pl.ds(0, kernel.columns)

@@ -179,6 +179,7 @@ def _kernel(q: Array, k_pages: Array, scoring: Scoring, tuning: DecodeTuning, cu
         heads_per_query=q.shape[1] // num_kv_heads,
         num_kv_heads=num_kv_heads,
         dim=dim,
+        kv_dtype=k_pages.dtype,
         reader=PageReader(num_pages, num_kv_heads, page_size, MMA_KEYS),
         scoring=scoring,
         cutting=cutting,

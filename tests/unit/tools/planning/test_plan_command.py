@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from jaxserve.cli import plan as plan_command
@@ -124,6 +125,17 @@ def test_a_model_that_is_not_supported_exits_2(tmp_path: Path, capsys: pytest.Ca
     folder = write_config(tmp_path, LLAMA_8B | {"architectures": ["MambaForCausalLM"]})
     assert main(["plan", str(folder), "--no-compile"]) == 2
     assert "MambaForCausalLM" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="this jax has no Mosaic GPU kernels")
+@pytest.mark.parametrize("device", ["rtx4090", "l40s", "a100", "rtx5090"])
+def test_a_plan_with_an_8_bit_cache_names_the_attention_kernel(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes], device: str
+) -> None:
+    folder = str(write_config(tmp_path, LLAMA_8B))
+    for kv_dtype in ("fp8", "int8"):
+        _, plan = planned(capsysbinary, folder, "--device", device, "--kv-cache-dtype", kv_dtype)
+        assert any("attention: our kernel on mma.sync" in note for note in plan["notes"])
 
 
 def test_settings_of_the_environment_count(
