@@ -7,13 +7,14 @@ import json
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from jaxserve.tokenizer.tokenizer import load_tokenizer
-from tests.e2e.http_server import Server, await_ready, children_of, command_of, launched, until
+from tests.e2e.http_server import ROOT, SOURCES, Server, await_ready, children_of, command_of, launched, until
 from tests.models.goldens import GoldenCheckpoint
 
 WORKER = b"jaxserve.engine.host_worker"
@@ -48,6 +49,16 @@ class Replica:
         return [self.server.stop(), *(host.process.wait(END_TIMEOUT_S) for host in self.hosts)]
 
 
+@dataclass(frozen=True, slots=True)
+class HostChange:
+    """Differences between a host and the others."""
+
+    model: Path | None = None
+    programs: Path | None = None
+    startup: Path = ROOT
+    """A folder with a `sitecustomize.py`, which every Python of the host runs when it starts."""
+
+
 def free_port() -> int:
     """Return a port that no process listens on."""
     with socket.socket() as probe:
@@ -65,9 +76,17 @@ def host_command(model: Path, rank: int, num_hosts: int, num_devices: int, coord
 
 @contextlib.contextmanager
 def running_hosts(
-    golden: GoldenCheckpoint, num_hosts: int, num_devices: int, *flags: str, programs: Path
+    golden: GoldenCheckpoint,
+    num_hosts: int,
+    num_devices: int,
+    *flags: str,
+    programs: Path,
+    changes: Mapping[int, HostChange] = MappingProxyType({}),
 ) -> Iterator[Replica]:
-    """A ready replica whose hosts are processes of this machine. programs: the compile cache of each host is below it."""
+    """A ready replica whose hosts are processes of this machine. programs: the compile cache of each host is below it.
+
+    changes: what is different on a host, by rank.
+    """
     coordinator = f"127.0.0.1:{free_port()}"
     with contextlib.ExitStack() as stack:
         sockets = stack.enter_context(tempfile.TemporaryDirectory(prefix="jaxserve-test-", ignore_cleanup_errors=True))
@@ -75,13 +94,15 @@ def running_hosts(
             stack.enter_context(
                 launched(
                     [
-                        *host_command(golden.path, rank, num_hosts, num_devices, coordinator, *flags),
-                        *("--compile-cache", str(programs / f"host-{rank}")),
+                        *host_command(change.model or golden.path, rank, num_hosts, num_devices, coordinator, *flags),
+                        *("--compile-cache", str(change.programs or programs / f"host-{rank}")),
                         *(("--port", "0", "--uds-dir", sockets, "--served-model-name", "tiny") if rank == 0 else ()),
-                    ]
+                    ],
+                    python_path=f"{change.startup}:{SOURCES}",
                 )
             )
             for rank in range(num_hosts)
+            for change in [changes.get(rank, HostChange())]
         )
         await_ready(server, START_TIMEOUT_S)
         yield Replica(server, hosts)

@@ -6,21 +6,25 @@ import contextlib
 import shutil
 import signal
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from jaxserve import __version__
 from tests.e2e.hosts import (
     END_TIMEOUT_S,
     START_TIMEOUT_S,
+    HostChange,
     Replica,
     free_port,
+    golden_tokens,
     greedy_body,
     greedy_tokens,
     host_command,
     running_hosts,
 )
-from tests.e2e.http_server import Server, await_ready, launched, until
+from tests.e2e.http_server import SOURCES, Server, await_ready, launched, until
 from tests.e2e.real_server import model
 from tests.e2e.test_http_raw import open_post, read_until
 from tests.processes import freeze
@@ -112,6 +116,44 @@ def test_hosts_with_other_weights_of_the_same_shapes_are_refused(programs: Path,
             host.reader.join(END_TIMEOUT_S)
             assert host.output.count("host 1 differs from host 0: samples of the weights: ") == 1
             assert "Traceback" not in host.output
+
+
+def startup_code(folder: Path, code: str) -> Path:
+    """Write code that every Python of a host runs when it starts; returns the folder for its path."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(code, encoding="utf-8")
+    return folder
+
+
+def test_a_host_of_another_version_is_refused_with_one_line_on_each(programs: Path, tmp_path: Path) -> None:
+    other = startup_code(tmp_path / "startup", "import jaxserve\njaxserve.__version__ = '0.0.9'\n")
+    coordinator = f"127.0.0.1:{free_port()}"
+    with contextlib.ExitStack() as stack:
+        hosts = [
+            stack.enter_context(launched(command, python_path=path))
+            for command, path in [
+                (host_command(model().path, 0, 2, 2, coordinator, "--port", "0"), SOURCES),
+                (host_command(model().path, 1, 2, 2, coordinator), f"{other}:{SOURCES}"),
+            ]
+        ]
+        assert [host.process.wait(START_TIMEOUT_S) for host in hosts] == [2, 2]
+        for host in hosts:
+            host.reader.join(END_TIMEOUT_S)
+            assert host.output.count(f"differs from host 0: jaxserve: 0.0.9 there, {__version__} here") == 1
+            assert "Traceback" not in host.output
+
+
+def test_a_host_may_have_another_clock_and_other_folders(programs: Path, tmp_path: Path) -> None:
+    """Its wall clock is a day ahead, its model lies elsewhere under another name, and it has no compiled programs."""
+    code = "import time\nreal = time.time\ntime.time = lambda: real() + 86400\n"
+    copied = shutil.copytree(model().path, tmp_path / "elsewhere")
+    change = HostChange(copied, tmp_path / "programs", startup_code(tmp_path / "startup", code))
+    with running_hosts(model(), 2, 2, *QUICK, programs=programs, changes={1: change}) as replica:
+        assert greedy_tokens(replica.server, model(), NUM_TOKENS) == golden_tokens(model(), NUM_TOKENS)
+        assert list((tmp_path / "programs").iterdir()), "this host has stored the programs that it compiled"
+        tomorrow = f"{datetime.now(UTC) + timedelta(days=1):%Y-%m-%d}"
+        assert tomorrow in replica.hosts[0].output, "times of its log"
+        assert replica.stop() == [0, 0]
 
 
 def test_a_worker_that_loses_its_network_ends_each_request_once_and_joins_again(programs: Path, tmp_path: Path) -> None:

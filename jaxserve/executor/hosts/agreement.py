@@ -76,7 +76,9 @@ def host_facts(config: Config) -> dict[str, str]:
         for field in fields(section)
         if field.name not in _OWN_SETTINGS
     }
-    return versions | settings | {"--num-hosts": str(config.hosts.num_hosts)}
+    # A worker with a longer --host-timeout would be silent for too long, one with a shorter --shutdown-timeout end before host 0.
+    hosts = {"--num-hosts": str(config.hosts.num_hosts), "--host-timeout": str(config.hosts.host_timeout)}
+    return versions | settings | hosts | {"--shutdown-timeout": str(config.server.shutdown_timeout)}
 
 
 def checkpoint_hash(checkpoint: Checkpoint) -> str:

@@ -6,8 +6,12 @@ from typing import Any
 
 import pytest
 
+from jaxserve.executor.hosts.agreement import difference, host_facts
 from jaxserve.executor.hosts.members import HostLostError, Members, RefusedError
-from jaxserve.executor.hosts.messages import Join
+from jaxserve.executor.hosts.messages import TO_LEADER, TO_WORKER, Join, Refused
+from jaxserve.runtime.environment import load_config
+from jaxserve.runtime.settings import BY_NAME
+from tests.e2e.http_server import TOKENIZER
 
 FACTS = {"jax": "1", "--max-num-seqs": "4"}
 
@@ -46,6 +50,31 @@ def test_members_are_complete_once_every_other_host_has_joined() -> None:
 def test_a_host_that_differs_is_refused_with_what_differs(request_to_join: Join, line: str) -> None:
     with pytest.raises(RefusedError, match=line):
         Members(2, FACTS).join(b"x", request_to_join)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [{"block_size": 8}, {"max_num_seqs": 2}, {"kv_cache_dtype": "int8"}, {"host_timeout": 60}, {"shutdown_timeout": 5}],
+    ids=str,
+)
+def test_settings_that_hosts_must_share_are_compared(flags: dict[str, Any]) -> None:
+    common = {"model": str(TOKENIZER), "tensor_parallel_size": 2, "num_hosts": 2, "coordinator": "10.0.0.1:7600"}
+    here, there = (host_facts(load_config(flags=common | {"host_rank": rank} | more, environ={})) for rank, more in ((0, {}), (1, flags)))  # fmt: skip
+    (name,) = flags
+    assert BY_NAME[name].flag in str(difference("host 1", there, here))
+    assert difference("host 1", here, here) is None
+
+
+def test_a_host_of_any_version_can_read_what_another_one_asks_and_why_it_is_refused() -> None:
+    """A protocol that changes these two messages would make hosts wait for each other instead of refusing."""
+    asked = b"\x96\xa4Join\x01\xa6host-1\xa5first\xa4node\x81\xa8protocol\xa3999"
+    message = TO_LEADER.decode(asked)
+    assert message == join(facts={"protocol": "999"})
+    assert isinstance(message, Join)
+    with pytest.raises(RefusedError, match=r"differs from host 0: protocol: 999 there, 1 here"):
+        Members(2, {"protocol": "1"}).join(b"x", message)
+    assert TO_LEADER.decode(b"\x97" + asked[1:] + b"\xa4more") == message, "a later version may have more fields"
+    assert TO_WORKER.decode(b"\x92\xa7Refused\xa3why") == Refused("why")
 
 
 def test_two_hosts_with_one_rank_are_refused_before_and_after_the_start() -> None:
