@@ -228,7 +228,7 @@ def build_core(spec: EngineSpec, executor: Executor[Any, Any]) -> EngineCore:
         enable_prefix_caching=config.cache.enable_prefix_caching,
         changes=changes,
         num_ranks=config.parallel.data_parallel_size,
-        groups=side_groups(model_info, executor.buckets, enable_prefix_caching=config.cache.enable_prefix_caching),
+        groups=side_groups(config, model_info, executor.buckets),
     )
     tiers = open_tiers(config, kv, executor, changes)
     parts = (
@@ -264,14 +264,15 @@ def build_core(spec: EngineSpec, executor: Executor[Any, Any]) -> EngineCore:
     )
 
 
-def side_groups(model_info: ModelInfo, buckets: Buckets, *, enable_prefix_caching: bool) -> SideGroups:
+def side_groups(config: Config, model_info: ModelInfo, buckets: Buckets) -> SideGroups:
     """Return the windows and the recurrent states of a model."""
     return SideGroups.of_sizes(
         model_info.windows,
         model_info.num_state_slots,
         model_info.block_size,
         max(buckets.mixed),
-        keeps_snapshots=enable_prefix_caching,
+        keeps_snapshots=config.cache.enable_prefix_caching,
+        num_ranks=config.parallel.data_parallel_size,
     )
 
 

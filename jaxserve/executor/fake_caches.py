@@ -57,13 +57,16 @@ class FakeWindow:
 class FakeStates:
     """Slots of recurrent states: numbers of tokens, and their sums."""
 
-    def __init__(self, num_slots: int) -> None:
-        self._slots = np.full((num_slots, 2), POISON, np.int64)
-        self._slots[0] = 0
+    def __init__(self, num_slots: int, num_ranks: int = 1) -> None:
+        """num_slots: those of all data ranks, the first of each has zeros."""
+        self._size = num_slots // num_ranks
+        self._slots = np.empty((num_slots, 2), np.int64)
+        self.lose()
 
     def lose(self) -> None:
         """Forget all states."""
-        self._slots[1:] = POISON
+        self._slots[:] = POISON
+        self._slots[:: self._size] = 0
 
     def step(self, plan: StepPlan, live: Sequence[int], step: int, pasts: Sequence[np.ndarray]) -> None:
         """Read and write the slots of these rows, whose texts with the new tokens are `pasts`. All reads come first."""
@@ -72,8 +75,11 @@ class FakeStates:
         reads = slots[:, 1 if step else 0]
         found = self._slots[reads].copy()
         writes = slots[:, 1].tolist()
-        if len(set(writes)) < len(writes) or 0 in writes or set(writes) & set(reads[reads != slots[:, 1]].tolist()):
+        others = set(reads[reads != slots[:, 1]].tolist())
+        if len(set(writes)) < len(writes) or any(each % self._size == 0 or each in others for each in writes):
             raise PoisonError(f"rows write slots that others use: {slots.tolist()}")
+        if (reads // self._size != slots[:, 1] // self._size).any():
+            raise PoisonError(f"rows read and write slots of two ranks: {slots.tolist()}")
         for row, write, state, past in zip(live, writes, found, pasts, strict=True):
             first = int(plan.num_computed_tokens[row]) + step
             sums = np.cumsum(past * np.arange(1, len(past) + 1))

@@ -147,9 +147,11 @@ class FakeTokens:
         script: Script | None = None,
         windows: Sequence[tuple[int, int]] = (),
         num_state_slots: int = 0,
+        num_ranks: int = 1,
         returns_experts: bool = False,
     ) -> None:
-        """windows: tokens and pages of sliding-window groups. num_state_slots: 0 for a model without recurrent layers.
+        """windows: tokens and pages of sliding-window groups. num_state_slots: 0 for a model without recurrent layers. num_ranks:
+        data ranks that have equal shares of them.
 
         returns_experts: results have the experts of their tokens, see `fake_experts`.
         """
@@ -171,7 +173,7 @@ class FakeTokens:
             FakeWindow(window, count, block_size, table, 1 + len(windows))
             for table, (window, count) in enumerate(windows, start=1)
         ]
-        self._states = FakeStates(num_state_slots) if num_state_slots else None
+        self._states = FakeStates(num_state_slots, num_ranks) if num_state_slots else None
         self._pool = np.full((num_blocks, block_size), _POISON, np.int64)
         self.pages = FakePages(self._pool)
         self._vocab_size = vocab_size

@@ -288,6 +288,7 @@ def make_scheduler(
             shape.block_size,
             max(shape.mixed_buckets),
             keeps_snapshots=shape.enable_prefix_caching,
+            num_ranks=shape.num_ranks,
             unit_tokens=shape.state_unit,
         )
         kv = KVManager(

@@ -148,7 +148,7 @@ class BlockTable:
         """The last page of a prefix that other requests can share, while this request computes it."""
         self.failure: AllocationFailure | None = None
         self.rank = 0
-        """Data rank that all pages belong to."""
+        """Data rank that all pages and state slots belong to."""
 
     @property
     def blocks(self) -> list[BlockId]:

@@ -18,9 +18,10 @@ from jaxserve.types import BlockHash
 class SideGroups:
     """Windows and states of one engine; a model with one kind of cache has neither."""
 
-    def __init__(self, windows: Sequence[WindowPages] = (), states: RecurrentStates | None = None) -> None:
+    def __init__(self, windows: Sequence[WindowPages] = (), states: Sequence[RecurrentStates] = ()) -> None:
         self.windows = tuple(windows)
-        self.states = states
+        self.states = tuple(states)
+        """State slots by data rank; none without recurrent layers."""
 
     @classmethod
     def of_sizes(
@@ -31,30 +32,36 @@ class SideGroups:
         max_chunk: int,
         *,
         keeps_snapshots: bool,
+        num_ranks: int = 1,
         unit_tokens: int = UNIT_TOKENS,
     ) -> SideGroups:
         """Return groups for windows (tokens, pages) and slots of recurrent states, 0 for none. max_chunk: prompt tokens of a
-        step."""
-        states = None
-        if num_state_slots:
-            states = RecurrentStates(
-                num_state_slots, block_size, keeps_snapshots=keeps_snapshots, unit_tokens=unit_tokens
-            )
+        step. num_ranks: data ranks that have an equal share of the slots each."""
+        size = num_state_slots // num_ranks
+        states = [
+            RecurrentStates(size, block_size, rank=rank, keeps_snapshots=keeps_snapshots, unit_tokens=unit_tokens)
+            for rank in range(num_ranks if num_state_slots else 0)
+        ]
         return cls([WindowPages(count, block_size, window, max_chunk) for window, count in windows], states)
 
     @property
     def is_empty(self) -> bool:
-        return not self.windows and self.states is None
+        return not self.windows and not self.states
 
-    def longest_prefix(self, table: BlockTable, tokens: np.ndarray, limit: int) -> int:
-        """Return the most pages, up to `limit`, that a request can share in all groups."""
-        groups: list[WindowPages | RecurrentStates] = [*self.windows]
-        groups += [] if self.states is None else [self.states]
+    def longest_prefix(self, table: BlockTable, tokens: np.ndarray, limit: int, rank: int) -> int:
+        """Return the most pages, up to `limit`, that a request can share in all groups of a rank."""
+        groups: list[WindowPages | RecurrentStates] = [*self.windows, *self.states[rank : rank + 1]]
         usable = [group.usable_prefixes(table.chain, tokens, limit) for group in groups]
         return max(count for count in range(limit + 1) if all(each[count] for each in usable))
 
-    def start(self, table: BlockTable, tokens: np.ndarray, num_cached: int, branch: int, num_spare: int) -> bool:
-        """Start a request that shares `num_cached` pages; False, and takes nothing, if a group has no room.
+    def has_state(self, table: BlockTable, tokens: np.ndarray, num_cached: int, rank: int) -> bool:
+        """Return True if a request that shares `num_cached` pages of a rank gets a state slot there, or needs none."""
+        return not self.states or self.states[rank].can_start(_last_hash(table, tokens, num_cached))
+
+    def start(
+        self, table: BlockTable, tokens: np.ndarray, num_cached: int, branch: int, num_spare: int, rank: int
+    ) -> bool:
+        """Start a request that shares `num_cached` pages of a rank; False, and takes nothing, if a group has no room.
 
         branch: tokens that it has in common with cached pages, whether it can share them or not. num_spare: pages that must
         stay free.
@@ -62,11 +69,10 @@ class SideGroups:
         chain = table.chain
         if not all(pages.can_start(chain, tokens, num_cached, num_spare) for pages in self.windows):
             return False
-        if self.states is not None:
-            last = chain.hash(num_cached - 1, tokens) if num_cached else None
-            if not self.states.can_start(last):
-                return False
-            self.states.start(table.state, last, len(tokens), branch)
+        if not self.has_state(table, tokens, num_cached, rank):
+            return False
+        if self.states:
+            self.states[rank].start(table.state, _last_hash(table, tokens, num_cached), len(tokens), branch)
         for pages, own in zip(self.windows, table.windows, strict=True):
             pages.start(own, chain, tokens, num_cached)
         return True
@@ -90,19 +96,24 @@ class SideGroups:
         for pages, own in zip(self.windows, table.windows, strict=True):
             pages.publish(own, hashes, table.num_published)
             pages.slide(own, len(tokens), num_computed)
-        if self.states is not None:
-            self.states.publish(table, tokens, num_computed)
+        if self.states:
+            self.states[table.rank].publish(table, tokens, num_computed)
 
     def free(self, table: BlockTable) -> None:
         """Release pages and slots of a request; what is cached stays."""
         for pages, own in zip(self.windows, table.windows, strict=True):
             pages.free(own)
-        if self.states is not None:
-            self.states.free(table)
+        if self.states:
+            self.states[table.rank].free(table)
 
     def forget(self) -> None:
         """Forget the cached pages and the snapshots that no request holds."""
         for pages in self.windows:
             pages.pool.forget_evictable()
-        if self.states is not None:
-            self.states.forget()
+        for states in self.states:
+            states.forget()
+
+
+def _last_hash(table: BlockTable, tokens: np.ndarray, num_cached: int) -> BlockHash | None:
+    """Return the hash of the last of these pages; None for none."""
+    return table.chain.hash(num_cached - 1, tokens) if num_cached else None

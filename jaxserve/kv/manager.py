@@ -89,7 +89,9 @@ class KVManager:
         if not self._enable_prefix_caching:
             return []
         blocks = _cached_pages(self.pool, table, tokens[: (len(tokens) - 1) // self.block_size * self.block_size], rank)
-        return blocks if self.groups.is_empty else blocks[: self.groups.longest_prefix(table, tokens, len(blocks))]
+        return (
+            blocks if self.groups.is_empty else blocks[: self.groups.longest_prefix(table, tokens, len(blocks), rank)]
+        )
 
     def missing_prefix(
         self, table: BlockTable, tokens: np.ndarray, *, num_spare_blocks: int = 0
@@ -115,7 +117,8 @@ class KVManager:
     ) -> int | None:
         """Give `table` pages for all `tokens`, cached ones first; returns the number of cached tokens.
 
-        The pages are those of the rank that has most of the cached ones; of these ranks, of the one with most free pages.
+        The pages are those of the rank that has most of the cached ones that can be shared; of these ranks, of the one with most
+        free pages.
         Returns None, and takes nothing, if the pool cannot hold all of them now and leave `num_spare_blocks` free, or if
         another table is about to publish the same pages. Pages for all tokens at once keep a request from being
         preempted in the middle of its prompt. A failed call may be repeated at every step: its cost does not grow with
@@ -129,7 +132,7 @@ class KVManager:
         if may_share and (last in self._pending or _must_still_fail(self.pool, table, len(tokens), num_wanted)):
             return None
         found = [self.find_prefix(table, tokens, rank) if may_share else [] for rank in range(self.pool.num_ranks)]
-        rank = _choose_rank(self.pool, found, num_wanted)
+        rank = _choose_rank(self.pool, found, num_wanted, partial(self.groups.has_state, table, tokens))
         cached = found[rank]
         if len(cached) == num_shareable or last in self._pending:
             last = None
@@ -142,7 +145,8 @@ class KVManager:
             return None
         if not self.groups.is_empty:
             num_common = len(_cached_pages(self.pool, table, tokens, rank)) if num_shareable else 0
-            if not self.groups.start(table, tokens, len(cached), num_common * self.block_size, num_spare_blocks):
+            branch = num_common * self.block_size
+            if not self.groups.start(table, tokens, len(cached), branch, num_spare_blocks, rank):
                 return None
         table.failure = None
         self.pool.share(cached)  # first, or allocate might evict them
@@ -255,14 +259,18 @@ def _must_still_fail(pool: BlockPool, table: BlockTable, num_tokens: int, num_wa
     return num_wanted - num_held > pool.num_free
 
 
-def _choose_rank(pool: BlockPool, found: Sequence[Sequence[BlockId]], num_wanted: int) -> int:
-    """Return the rank for a request that wants so many pages; one that has too few only if all have.
+def _choose_rank(
+    pool: BlockPool, found: Sequence[Sequence[BlockId]], num_wanted: int, has_state: Callable[[int, int], bool]
+) -> int:
+    """Return the rank for a request that wants so many pages; one that has too few, or no state slot, only if all have.
 
-    found: the request's cached pages on each rank.
+    found: the request's cached pages on each rank. has_state: returns True if there is a state slot for a request that shares so
+    many pages of a rank.
     """
 
     def preference(rank: int) -> tuple[bool, int, int]:
-        return _has_pages(pool, rank, found[rank], num_wanted), len(found[rank]), pool.num_free_of(rank)
+        has_room = _has_pages(pool, rank, found[rank], num_wanted) and has_state(len(found[rank]), rank)
+        return has_room, len(found[rank]), pool.num_free_of(rank)
 
     return 0 if len(found) == 1 else max(range(len(found)), key=preference)
 

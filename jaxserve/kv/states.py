@@ -5,7 +5,7 @@ it is a snapshot, and nothing was copied. Snapshots are found by the hash of the
 shared up to a snapshot. They are evicted, least recently used first, when a slot is needed.
 
     slot                     content
-    0                        zeros: the state before the first token; never written
+    0 of a rank              zeros: the state before the first token; never written
     of a request             the state after its computed tokens, steps in flight included
     kept                     a snapshot whose tokens are in a step in flight; published when the step is done
     snapshot                 the state after all tokens of the page it is named by
@@ -16,6 +16,9 @@ chunk of the recurrent kernels, so that a request that begins at a snapshot comp
 
 Steps run in their order, so a slot may be given to another request while a step in flight still reads it; but not within
 one step: what a request reads first is pinned until its second step.
+
+Under data parallelism every rank has an equal share of the slots and snapshots of its own; the slots of a request are of the
+rank of its pages.
 """
 
 from __future__ import annotations
@@ -40,13 +43,21 @@ _NO_TOKENS: Final = np.empty(0, np.int32)
 
 
 class RecurrentStates:
-    """The state slots of one engine."""
+    """The state slots of one data rank."""
 
     def __init__(
-        self, num_slots: int, block_size: int, *, keeps_snapshots: bool = True, unit_tokens: int = UNIT_TOKENS
+        self,
+        num_slots: int,
+        block_size: int,
+        *,
+        rank: int = 0,
+        keeps_snapshots: bool = True,
+        unit_tokens: int = UNIT_TOKENS,
     ) -> None:
-        """num_slots: with slot 0. keeps_snapshots: False without prefix caching. unit_tokens: see `unit`."""
-        self._blank = list(range(num_slots - 1, 0, -1))
+        """num_slots: those of the rank, with its slot of zeros. keeps_snapshots: False without prefix caching. unit_tokens: see
+        `unit`."""
+        self._zeros = rank * num_slots
+        self._blank = list(range(self._zeros + num_slots - 1, self._zeros, -1))
         self._block_size = block_size
         self._keeps_snapshots = keeps_snapshots
         self.unit = math.lcm(block_size, unit_tokens)
@@ -77,6 +88,7 @@ class RecurrentStates:
 
         branch: tokens that it has in common with an earlier request, whether they are computed again or not.
         """
+        state.slot = self._zeros
         if block_hash is not None:
             self._snapshots.move_to_end(block_hash)
             self._pins[block_hash] = self._pins.get(block_hash, 0) + 1

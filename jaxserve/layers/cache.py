@@ -53,7 +53,7 @@ Cache = tuple[GroupCache, ...]
 class StateSlots(NamedTuple):
     """Places of the rows' recurrent states.
 
-    Slot 0 holds zeros and is never written: a row at position 0 reads it. Rows that must not write have the slot after
+    The first slot of each data rank holds zeros and is never written: a row at position 0 reads it. Rows that must not write have the slot after
     the last one, and their writes are dropped (`array.at[layer, writes].set(state, mode="drop")`). A row may read one
     slot and write another; then the slot that it read keeps its content.
     """
@@ -113,7 +113,7 @@ def group_shapes(
                 ArrayShape(
                     (num_layers, count, *array.shape),
                     array.dtype if array.dtype == "float32" else str(activations),
-                    (None, None, *array.axes),
+                    (None, "pages", *array.axes),
                 )
                 for array in group.arrays
             ),

@@ -9,14 +9,13 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxserve_kernels.linear_attention import linear_attention
 from jaxserve_kernels.segments import Segments
-from jaxserve_kernels.short_conv import short_conv
 from jaxtyping import Array, Float
 
 from jaxserve.layers.linear import Linear, Tokens
 from jaxserve.layers.norm import RMSNorm
 from jaxserve.layers.param import FusedLayout, parameter
 from jaxserve.layers.policy import DtypePolicy
-from jaxserve.layers.recurrent import DepthwiseConv, RecurrentState
+from jaxserve.layers.recurrent import DepthwiseConv, Parameters, RecurrentState, convolve
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.recurrent import GatedDeltaConfig
 from jaxserve.sharding.shard_map import sharded
@@ -24,9 +23,7 @@ from jaxserve.sharding.shard_map import sharded
 _HEADS: Final = "delta_heads"
 """Key heads, each with the value heads that it serves, and their channels."""
 _BY_HEAD: Final = (None, _HEADS)
-"""Axes of tokens, or rows, by head or channel."""
-_BY_CHANNEL: Final = (None, None, _HEADS)
-"""Axes of the windows."""
+"""Axes of tokens by head or channel."""
 _EPS = 1e-6
 """Added to the squared length of queries and keys before they are divided by it."""
 
@@ -57,64 +54,44 @@ class GatedDeltaNet(nnx.Module):
         self.A_log = parameter((heads,), (_HEADS,), jnp.dtype(jnp.float32))
         self.norm = RMSNorm(delta.value_dim, config.norm_eps, policy)
         self.out_proj = Linear(d, width, ("embed", _HEADS), policy)
-        self.delta, self.rules = delta, policy.rules
+        self.delta, self.rules, self.head_axis = delta, policy.rules, _HEADS
 
     def project(self, x: Float[Array, "T D"], tokens: Tokens) -> tuple[tuple[Array, Array, Array], Array]:
         """Return queries, keys and values side by side before the convolution, both rates of each value head, and the gates."""
         qkv, z, b, a = self._fused(x, tokens) if self.delta.is_fused else self._separate(x, tokens)
         return (qkv, b, a), z
 
+    @property
+    def parameters(self) -> tuple[Array, Array, Array]:
+        """The taps of the convolution, and the rate and the bias of each value head's decay."""
+        return self.conv1d.weight[...], self.A_log[...], self.dt_bias[...]
+
     def recur(
-        self, inputs: tuple[Array, Array, Array], state: RecurrentState, segments: Segments
+        self, parameters: Parameters, inputs: tuple[Array, Array, Array], state: RecurrentState, segments: Segments
     ) -> tuple[Float[Array, "T N V"], RecurrentState]:
-        """Return what attention reads, and the state after each row's last token."""
-        qkv, b, a = inputs
+        """Return what attention reads, and the state after each row's last token, for one device's heads."""
+        (taps, log_rates, biases), (qkv, b, a), delta = parameters, inputs, self.delta
         assert state.states is not None, "a gated delta net has a state"
-        operands = [
-            *((each, _BY_HEAD) for each in (qkv, b, a)),
-            *((each[...], (_HEADS,)) for each in (self.conv1d.weight, self.A_log, self.dt_bias)),
-            (state.windows, _BY_CHANNEL),
-            (state.states, _BY_HEAD),
-            (segments, ()),
-        ]
-        made, windows, states = sharded(self._attend, operands, [_BY_HEAD, _BY_CHANNEL, _BY_HEAD], self.rules)
+        mixed, windows = convolve(taps, None, qkv, state.windows, segments)
+        q, k, v = self.channels.split(jax.nn.silu(mixed).astype(qkv.dtype))
+        q, k = (part.reshape(len(qkv), -1, delta.key_dim) for part in (q, k))
+        log_decay = -jnp.exp(log_rates) * jax.nn.softplus(a.astype(jnp.float32) + biases)
+        with jax.named_scope("linear_attention"):
+            made, states = linear_attention(
+                _unit(q) * delta.key_dim**-0.5,
+                _unit(k),
+                v.reshape(len(qkv), -1, delta.value_dim),
+                log_decay,
+                jax.nn.sigmoid(b),
+                state.states,
+                segments,
+            )
         return made.astype(qkv.dtype), RecurrentState(windows, states)
 
     def finish(self, made: Float[Array, "T N V"], rest: Float[Array, "T NV"], tokens: Tokens) -> Float[Array, "T D"]:
         """Return the outputs. rest: the gates."""
         normed = self.norm(made) * jax.nn.silu(rest.reshape(made.shape).astype(jnp.float32))
         return self.out_proj(normed.astype(made.dtype).reshape(len(made), -1), tokens)
-
-    def _attend(
-        self,
-        qkv: Float[Array, "T C"],
-        b: Float[Array, "T N"],
-        a: Float[Array, "T N"],
-        taps: Float[Array, "C 1 W"],
-        log_rates: Float[Array, "N"],
-        biases: Float[Array, "N"],
-        windows: Float[Array, "B W1 C"],
-        states: Float[Array, "B N H V"],
-        segments: Segments,
-    ) -> tuple[Array, Array, Array]:
-        """Convolve and attend with this device's heads. Returns what attention reads, the windows, and the states."""
-        delta, count = self.delta, len(qkv)
-        with jax.named_scope("short_conv"):
-            mixed, windows = short_conv(qkv, taps[:, 0], windows, segments)
-        q, k, v = self.channels.split(jax.nn.silu(mixed).astype(qkv.dtype))
-        q, k = (part.reshape(count, -1, delta.key_dim) for part in (q, k))
-        log_decay = -jnp.exp(log_rates) * jax.nn.softplus(a.astype(jnp.float32) + biases)
-        with jax.named_scope("linear_attention"):
-            made, states = linear_attention(
-                _unit(q) * delta.key_dim**-0.5,
-                _unit(k),
-                v.reshape(count, -1, delta.value_dim),
-                log_decay,
-                jax.nn.sigmoid(b),
-                states,
-                segments,
-            )
-        return made, windows, states
 
     def _separate(self, x: Float[Array, "T D"], tokens: Tokens) -> tuple[Array, Array, Array, Array]:
         return (

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from jaxserve.layers.linear import Linear, Tokens
 from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
-from jaxserve.layers.recurrent import DepthwiseConv, RecurrentState
+from jaxserve.layers.recurrent import DepthwiseConv, Parameters, RecurrentState, convolve
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.recurrent import Mamba2Config
 
@@ -34,7 +34,7 @@ class Mamba2(nnx.Module):
         self.D = parameter((mamba.num_heads,), (None,), single)
         self.norm = None if mamba.norm == "none" else GroupNorm(mamba, config.norm_eps, policy)
         self.out_proj = Linear(d, width, ("embed", None), policy, bias=mamba.has_bias)
-        self.mamba = mamba
+        self.mamba, self.rules, self.head_axis = mamba, policy.rules, None
 
     def project(self, x: Float[Array, "T D"], tokens: Tokens) -> tuple[tuple[Array, Array], Array]:
         """Return x, B and C side by side before the convolution, the steps dt, and the gates."""
@@ -47,27 +47,31 @@ class Mamba2(nnx.Module):
         z, xbc, dt = jnp.split(projected, (width, width + mamba.num_channels), -1)
         return (xbc, dt), z
 
+    @property
+    def parameters(self) -> Parameters:
+        """The taps and the bias of the convolution, and by head the rate of decay, the bias of dt, and the factor on inputs."""
+        return *self.conv1d.parameters, self.A_log[...], self.dt_bias[...], self.D[...]
+
     def recur(
-        self, inputs: tuple[Array, Array], state: RecurrentState, segments: Segments
+        self, parameters: Parameters, inputs: tuple[Array, Array], state: RecurrentState, segments: Segments
     ) -> tuple[Float[Array, "T W"], RecurrentState]:
         """Return what is read from the states, in float32, and the state after each row's last token."""
-        xbc, dt = inputs
+        (taps, bias, log_rates, dt_bias, factors), (xbc, dt) = parameters, inputs
+        assert state.states is not None, "Mamba-2 has a state"
         mamba, count = self.mamba, len(xbc)
         width, shared = mamba.width, mamba.num_groups * mamba.state_dim
-        with jax.named_scope("short_conv"):
-            mixed, windows = self.conv1d(xbc, state.windows, segments)
+        mixed, windows = convolve(taps, bias, xbc, state.windows, segments)
         mixed = jax.nn.silu(mixed).astype(xbc.dtype).astype(jnp.float32)
         inner, b, c = jnp.split(mixed, (width, width + shared), -1)
         inner = inner.reshape(count, mamba.num_heads, -1)  # (T, N, V)
         b, c = (part.reshape(count, mamba.num_groups, -1) for part in (b, c))
-        steps = jax.nn.softplus(dt.astype(jnp.float32) + self.dt_bias[...])
+        steps = jax.nn.softplus(dt.astype(jnp.float32) + dt_bias)
         steps = jnp.clip(steps, mamba.min_step, mamba.max_step)  # (T, N)
-        assert state.states is not None, "Mamba-2 has a state"
         with jax.named_scope("linear_attention"):
             made, states = linear_attention(
-                c, b, inner * steps[..., None], -jnp.exp(self.A_log[...]) * steps, None, state.states, segments
+                c, b, inner * steps[..., None], -jnp.exp(log_rates) * steps, None, state.states, segments
             )
-        return (made + self.D[...][:, None] * inner).reshape(count, -1), RecurrentState(windows, states)
+        return (made + factors[:, None] * inner).reshape(count, -1), RecurrentState(windows, states)
 
     def finish(self, made: Float[Array, "T W"], rest: Float[Array, "T W"], tokens: Tokens) -> Float[Array, "T D"]:
         """Return the outputs. rest: the gates."""

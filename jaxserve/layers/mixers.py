@@ -9,8 +9,7 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxserve_kernels.paged_attention import Paging
-from jaxserve_kernels.segments import cut_segments, decode_segments
+from jaxserve_kernels.segments import Segments, cut_segments, decode_segments
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxserve.layers.attention import StepContext
@@ -18,9 +17,11 @@ from jaxserve.layers.cache import Cache, GroupCache, PendingStates, StatePool, S
 from jaxserve.layers.gated_conv import GatedConv
 from jaxserve.layers.gated_delta import GatedDeltaNet
 from jaxserve.layers.mamba2 import Mamba2
-from jaxserve.layers.recurrent import RecurrentMixer, RecurrentState
+from jaxserve.layers.recurrent import Parameters, RecurrentMixer, RecurrentState
 from jaxserve.model_config.cache import CachePlace, LayerPlaces
 from jaxserve.model_config.recurrent import GatedDeltaConfig, Mamba2Config, ShortConvConfig
+from jaxserve.sharding.rules import Axes, MeshAxes
+from jaxserve.sharding.shard_map import all_reduce, sharded
 
 MIXERS: Final[Mapping[type, Callable[..., nnx.Module]]] = {
     GatedDeltaConfig: GatedDeltaNet,
@@ -49,45 +50,109 @@ def mix(
     depend on if the group has `PendingStates`."""
     place = places.state
     assert place is not None, "a recurrent mixer has a state"
-    group, slots = cache[place.group], step.slots(place)
+    group = cache[place.group]
     inputs, rest = mixer.project(x, step.tokens)
     if isinstance(group, PendingStates):
         assert len(group.inputs) == place.index, "layers come in the order of their group"
         sizes = step.rows.query_starts[1:] - step.rows.query_starts[:-1]
-        made, _ = _recur_by_token(mixer, inputs, _read(group.pool, place, slots), step.rows, sizes)
+        made, _ = _recur(mixer, inputs, group.pool, place, step, sizes)
         found: GroupCache = group._replace(inputs=(*group.inputs, inputs))
     else:
-        assert isinstance(group, StatePool) and step.segments is not None, "a state group"
-        made, after = mixer.recur(inputs, _read(group, place, slots), step.segments)
-        found = _written(group, place, slots, after)
+        assert isinstance(group, StatePool), "a state group"
+        made, found = _recur(mixer, inputs, group, place, step)
     return mixer.finish(made, rest, step.tokens), with_group(cache, place, found)
 
 
 def settle(mixer: RecurrentMixer, cache: Cache, place: CachePlace, step: StepContext, counts: Int[Array, "B"]) -> Cache:
     """Return the cache with the states of one layer after the first `counts` tokens of each row. Its group has `PendingStates`."""
-    group, slots = cache[place.group], step.slots(place)
+    group = cache[place.group]
     assert isinstance(group, PendingStates), "a step that may go back"
-    before = _read(group.pool, place, slots)
-    _, after = _recur_by_token(mixer, group.inputs[place.index], before, step.rows, counts)
-    return with_group(cache, place, group._replace(pool=_written(group.pool, place, slots, after)))
+    inputs = group.inputs[place.index]
+    _, pool = _recur(mixer, inputs, group.pool, place, with_segments(step, len(inputs[0])), counts)
+    return with_group(cache, place, group._replace(pool=pool))
+
+
+def _recur(
+    mixer: RecurrentMixer,
+    inputs: tuple[Array, ...],
+    pool: StatePool,
+    place: CachePlace,
+    step: StepContext,
+    counts: Int[Array, "B"] | None = None,
+) -> tuple[Float[Array, "T ..."], StatePool]:
+    """Read the states of the rows, and write those after their last tokens: every device for its heads and the slots of its rank.
+
+    counts: the number of tokens of each row that stay, which are computed one by one; None: all of them, in chunks. What is read
+    for each token is returned on every device: a sum over the ranks in which one term is not zero.
+    """
+    assert step.segments is not None, "a step of a recurrent model"
+    heads, ranks = mixer.head_axis, mixer.rules.mesh_axes("pages")
+
+    def on_device(
+        parameters: Parameters,
+        inputs: tuple[Array, ...],
+        slots: StateSlots,
+        segments: Segments,
+        counts: Int[Array, "B"] | None,
+        *arrays: Array,
+    ) -> tuple[Array, ...]:
+        own, is_own = _own_slots(slots, arrays[0].shape[1], ranks)
+        before = _read(arrays, place, own)
+        if counts is None:
+            made, after = mixer.recur(parameters, inputs, before, segments)
+        else:
+            made, after = _recur_by_token(partial(mixer.recur, parameters), inputs, before, segments, counts)
+        if is_own is not None:
+            is_own = is_own[segments.rows].reshape(-1, *[1] * (made.ndim - 1))
+            made = all_reduce(jnp.where(is_own, made, 0), made.dtype, ranks)
+        return (made, *_written(arrays, place, own, after))
+
+    axes: list[Axes] = [(None, "pages", None, heads), (None, "pages", heads)][: len(pool.arrays)]
+    operands = [
+        (mixer.parameters, (heads,)),
+        (inputs, (None, heads)),
+        *((each, ()) for each in (step.slots(place), step.segments, counts)),
+        *zip(pool.arrays, axes, strict=True),
+    ]
+    made, *arrays = sharded(on_device, operands, [(None, heads), *axes], mixer.rules)
+    return made, StatePool(tuple(arrays))
+
+
+def _own_slots(slots: StateSlots, num_slots: int, ranks: MeshAxes) -> tuple[StateSlots, Bool[Array, "B"] | None]:
+    """Return the slots as the device's rank sees them, and which rows are its own; None: all of them.
+
+    Rank r has the slots `r * num_slots ... (r + 1) * num_slots - 1`, the first of which has zeros. Rows of other ranks read the
+    zeros, and write nothing.
+    """
+    if not ranks:
+        return slots, None
+    rank = jax.lax.axis_index(ranks)
+    is_own = slots.reads // num_slots == rank
+    first = rank * num_slots
+    reads, writes = jnp.where(is_own, slots.reads - first, 0), jnp.where(is_own, slots.writes - first, num_slots)
+    return StateSlots(reads, writes), is_own
 
 
 def _recur_by_token(
-    mixer: RecurrentMixer, inputs: tuple[Array, ...], before: RecurrentState, rows: Paging, counts: Int[Array, "B"]
+    recur: Callable[..., tuple[Array, RecurrentState]],
+    inputs: tuple[Array, ...],
+    before: RecurrentState,
+    rows: Segments,
+    counts: Int[Array, "B"],
 ) -> tuple[Float[Array, "T ..."], RecurrentState]:
     """Return what is read for each token, and the states after the first `counts` tokens of each row.
 
     All rows take their first token, then their second, and so on, as in decode steps, so the states are those of decode steps. The
-    token axis has the same number W of places for each row.
+    token axis has the same number W of places for each row. recur: `RecurrentMixer.recur` with its parameters.
     """
     num_tokens, num_rows = len(inputs[0]), len(counts)
     ahead = jnp.arange(num_tokens // num_rows)[:, None]  # (W, 1)
-    places = jnp.minimum(rows.query_starts[:-1] + ahead, num_tokens - 1)  # (W, B)
+    places = jnp.minimum(rows.starts[:-1] + ahead, num_tokens - 1)  # (W, B)
     segments = decode_segments(jnp.arange(num_rows + 1))
 
     def step(state: RecurrentState, token: tuple[tuple[Array, ...], Array]) -> tuple[RecurrentState, Array]:
         own, is_token = token
-        made, after = mixer.recur(own, state, segments)
+        made, after = recur(own, state, segments)
         kept = jax.tree.map(partial(_where_row, is_token), after, state)
         # Else XLA computes the states of one token again in every kernel of the next ones.
         found: tuple[RecurrentState, Array] = jax.lax.optimization_barrier((kept, made))
@@ -95,25 +160,25 @@ def _recur_by_token(
 
     steps = tuple(each[places] for each in inputs), ahead < counts
     after, made = jax.lax.scan(step, before, steps, unroll=len(ahead) if len(ahead) <= MAX_UNROLLED else 1)
-    row = jnp.searchsorted(rows.query_starts[1:], jnp.arange(num_tokens), side="right", method="compare_all")
-    row = jnp.minimum(row, num_rows - 1)
-    return made[jnp.clip(jnp.arange(num_tokens) - rows.query_starts[row], 0, len(ahead) - 1), row], after
+    order = jnp.arange(num_tokens) - rows.starts[rows.rows]
+    return made[jnp.clip(order, 0, len(ahead) - 1), rows.rows], after
 
 
 def _where_row(is_token: Bool[Array, "B"], new: Float[Array, "B ..."], old: Float[Array, "B ..."]) -> Array:
     return jnp.where(is_token.reshape(-1, *[1] * (new.ndim - 1)), new.astype(old.dtype), old)
 
 
-def _read(pool: StatePool, place: CachePlace, slots: StateSlots) -> RecurrentState:
+def _read(arrays: tuple[Array, ...], place: CachePlace, slots: StateSlots) -> RecurrentState:
     with jax.named_scope("states"):
-        return RecurrentState(*(array[place.index, slots.reads] for array in pool.arrays))
+        return RecurrentState(*(array[place.index, slots.reads] for array in arrays))
 
 
-def _written(pool: StatePool, place: CachePlace, slots: StateSlots, after: RecurrentState) -> StatePool:
+def _written(
+    arrays: tuple[Array, ...], place: CachePlace, slots: StateSlots, after: RecurrentState
+) -> tuple[Array, ...]:
     with jax.named_scope("states"):
         states = [state for state in after if state is not None]
-        arrays = tuple(
+        return tuple(
             array.at[place.index, slots.writes].set(state.astype(array.dtype), mode="drop")
-            for array, state in zip(pool.arrays, states, strict=True)
+            for array, state in zip(arrays, states, strict=True)
         )
-    return StatePool(arrays)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxserve_kernels.segments import Segments
@@ -13,6 +14,7 @@ from jaxtyping import Array, Float
 from jaxserve.layers.linear import Tokens
 from jaxserve.layers.param import FusedLayout, parameter
 from jaxserve.layers.policy import DtypePolicy
+from jaxserve.sharding.rules import AxisRules
 
 
 class RecurrentState(NamedTuple):
@@ -24,18 +26,33 @@ class RecurrentState(NamedTuple):
     """State of linear attention, in float32; None in layers without it."""
 
 
+Parameters = tuple[Any, ...]
+"""Parameters of `RecurrentMixer.recur`: arrays whose first axis is that of heads or channels, or None."""
+
+
 @runtime_checkable  # arguments are checked in tests
 class RecurrentMixer(Protocol):
-    """A mixer in three parts, so that a step can compute states again from what they depend on (`mixers.PendingStates`)."""
+    """A mixer in three parts, so that a step can compute states again from what they depend on (`mixers.PendingStates`), and
+    devices can hold the states of different requests and heads."""
+
+    rules: AxisRules
+    head_axis: str | None
+    """Logical axis of heads and channels, the last one of what `project` returns and the second one of what `recur` does; None:
+    every device has all of them."""
+
+    @property
+    def parameters(self) -> Parameters:
+        """The parameters of `recur`."""
+        ...
 
     def project(self, x: Float[Array, "T D"], tokens: Tokens) -> tuple[tuple[Array, ...], Any]:
-        """Return what the states depend on, arrays `[T, ...]`, and what else `finish` takes."""
+        """Return what the states depend on, arrays `[T, C]`, and what else `finish` takes."""
         ...
 
     def recur(
-        self, inputs: tuple[Array, ...], state: RecurrentState, segments: Segments
+        self, parameters: Parameters, inputs: tuple[Array, ...], state: RecurrentState, segments: Segments
     ) -> tuple[Float[Array, "T ..."], RecurrentState]:
-        """Return what is read from the states for each token, and the state after each row's last token."""
+        """Return what is read from the states for each token, and the state after each row's last token, for one device's heads."""
         ...
 
     def finish(self, made: Float[Array, "T ..."], rest: Any, tokens: Tokens) -> Float[Array, "T D"]:
@@ -44,7 +61,7 @@ class RecurrentMixer(Protocol):
 
 
 class DepthwiseConv(nnx.Module):
-    """A causal convolution of each channel over the last tokens, with torch's `Conv1d` names."""
+    """The parameters of a causal convolution of each channel over the last tokens, with torch's `Conv1d` names."""
 
     def __init__(
         self,
@@ -61,9 +78,20 @@ class DepthwiseConv(nnx.Module):
         self.bias = parameter((num_channels,), (axis,), policy.vectors) if bias else None
         self.layout = layout
 
-    def __call__(
-        self, x: Float[Array, "T C"], windows: Float[Array, "B W1 C"], segments: Segments
-    ) -> tuple[Float[Array, "T C"], Float[Array, "B W1 C"]]:
-        """Return each token's sum in float32, and the windows after each row's last token."""
-        out, windows = short_conv(x, self.weight[...][:, 0], windows, segments)
-        return (out if self.bias is None else out + self.bias[...].astype(jnp.float32)), windows
+    @property
+    def parameters(self) -> tuple[Array, Array | None]:
+        """The taps and the bias."""
+        return self.weight[...], None if self.bias is None else self.bias[...]
+
+
+def convolve(
+    taps: Float[Array, "C 1 W"],
+    bias: Float[Array, "C"] | None,
+    x: Float[Array, "T C"],
+    windows: Float[Array, "B W1 C"],
+    segments: Segments,
+) -> tuple[Float[Array, "T C"], Float[Array, "B W1 C"]]:
+    """Return each token's sum in float32, and the windows after each row's last token."""
+    with jax.named_scope("short_conv"):
+        out, windows = short_conv(x, taps[:, 0], windows, segments)
+        return (out if bias is None else out + bias.astype(jnp.float32)), windows

@@ -9,7 +9,7 @@ to the groups that grow.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import jax.numpy as jnp
@@ -31,11 +31,18 @@ class CacheSizes:
 
     specs: tuple[KVSpec, ...]
     num_blocks: tuple[int, ...]
-    """Pages of each group, the null pages included."""
+    """Pages of each group over all data ranks, the null pages included."""
     slot_bytes: int = 0
     """Bytes of one slot over all layers; 0 without state groups."""
     num_state_slots: int = 0
-    """Slots, the zero slot included."""
+    """Slots over all data ranks, the zero slots included."""
+    num_ranks: int = 1
+    """Data ranks, which have equal shares of pages and slots."""
+
+    def of_ranks(self, num_ranks: int) -> CacheSizes:
+        """Return the sizes over so many data ranks; these are those of one."""
+        counts = tuple(num_ranks * count for count in self.num_blocks)
+        return replace(self, num_blocks=counts, num_state_slots=num_ranks * self.num_state_slots, num_ranks=num_ranks)
 
     @property
     def windows(self) -> tuple[tuple[int, int], ...]:
@@ -68,10 +75,11 @@ class CacheSizes:
     def num_requests(self, num_tokens: int) -> int:
         """Return the number of requests of so many tokens that the cache holds at the same time."""
         counts = [
-            (count - 1) // request_pages(spec, num_tokens)
+            (count // self.num_ranks - 1) // request_pages(spec, num_tokens)
             for spec, count in zip(self.specs, self.num_blocks, strict=True)
         ]
-        return min(counts if not self.slot_bytes else [*counts, self.num_state_slots - 1])
+        counts += [self.num_state_slots // self.num_ranks - 1] if self.slot_bytes else []
+        return self.num_ranks * min(counts)
 
 
 def request_pages(spec: KVSpec, num_tokens: int) -> int:

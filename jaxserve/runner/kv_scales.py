@@ -111,7 +111,7 @@ def _program(skeleton: ModelSkeleton, num_ranks: int) -> tuple[Program, CacheSha
     num_tokens = max(PAGE_SIZE, min(NUM_TOKENS, config.max_position) // PAGE_SIZE * PAGE_SIZE)
     num_pages, num_slots = num_tokens // PAGE_SIZE, 2 if config.cache.states else 0
     program = Program("mixed", num_tokens, 1, num_pages, 0, 1, config.cache.num_tables, num_slots)
-    counts = (num_ranks * (1 + num_pages) if group.has_pages else num_slots for group in config.cache.groups)
+    counts = (num_ranks * (1 + num_pages if group.has_pages else num_slots) for group in config.cache.groups)
     dtype = skeleton.policy.activations
     return program, tuple(
         group_shapes(group, count, PAGE_SIZE, dtype, dtype)

@@ -251,15 +251,9 @@ def with_cache_groups(config: Config, decoder: DecoderConfig) -> DecoderConfig:
 
 def check_cache(config: Config, decoder: DecoderConfig) -> None:
     """Raise ConfigError for a setting that does not work with this model's kinds of cache."""
-    cache = decoder.cache
-    if config.tiers.has_stores and cache.states:
+    if config.tiers.has_stores and decoder.cache.states:
         settings = ", ".join(config.tiers.settings)
         raise ConfigError(f"{settings}: not with a model with recurrent states, which are kept on the devices only")
-    if config.parallel.data_parallel_size > 1 and len(cache.groups) > 1:
-        kinds = "recurrent states" if cache.states else "several kinds of cache"
-        raise ConfigError(
-            f"--data-parallel-size {config.parallel.data_parallel_size}: not with a model with {kinds}; use 1"
-        )
 
 
 def num_planned_drafts(config: Config, decoder: DecoderConfig) -> int:
@@ -384,14 +378,15 @@ def _cache_sizes(
     longest = pool_context(platform, config.model.max_model_len or decoder.max_position)
     step, states = resolve_limits(platform, config.scheduler), decoder.cache.states
     if len(specs) == 1 and not states:
-        num_blocks = num_kv_blocks(kv_bytes // num_ranks, specs[0], longest, step.max_num_seqs)  # of each rank
-        return CacheSizes(specs, (num_blocks * num_ranks,))
+        num_blocks = num_kv_blocks(kv_bytes // num_ranks, specs[0], longest, step.max_num_seqs)
+        return CacheSizes(specs, (num_blocks,)).of_ranks(num_ranks)
     rules = axis_rules(decoder, policy.mesh)
-    return divide_cache(
-        kv_bytes,
+    of_rank = divide_cache(
+        kv_bytes // num_ranks,
         specs,
         slot_bytes(states, policy.activations, rules, rules.count("kv_heads")),
         longest=longest,
         max_num_seqs=step.max_num_seqs,
         max_chunk=step.max_num_batched_tokens,
     )
+    return of_rank.of_ranks(num_ranks)

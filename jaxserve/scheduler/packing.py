@@ -32,13 +32,14 @@ def pack(
     buckets: Buckets,
     num_steps: int,
     started: list[Request],
-    states: RecurrentStates | None = None,
+    states: Sequence[RecurrentStates] = (),
     row_items: Sequence[EncodeItem | EmbedsItem] = (),
 ) -> tuple[StepPlan, list[Request]]:
     """Return the plan in which request i computes its next `counts[i]` tokens, and the requests in row order.
 
     Requests with a count of 0 have no row. The arrays are copies: later changes of the requests do not reach the plan.
-    started: the requests that have just got their slots. states: slots of recurrent states; None for a model without.
+    started: the requests that have just got their slots. states: slots of recurrent states by data
+    rank; none for a model without.
     row_items: images to encode and embeddings to write before the step.
     """
     rows = [i for i, count in enumerate(counts) if count == 1]
@@ -80,9 +81,9 @@ def pack(
         slot_inits=tuple(request.slot_init() for request in started if request.needs_state),
         adapters=_adapters(ordered),
         masks=masks,
-        state_slots=None
-        if states is None
-        else _state_slots(states, ordered, num_computed + num_scheduled, num_known, num_steps),
+        state_slots=_state_slots(states, ordered, num_computed + num_scheduled, num_known, num_steps)
+        if states
+        else None,
         encode_items=tuple(item for item in row_items if isinstance(item, EncodeItem)),
         embeds_items=tuple(item for item in row_items if isinstance(item, EmbedsItem)),
         image_rows=image_rows,
@@ -162,14 +163,15 @@ def token_places(plan: StepPlan, requests: Sequence[Request], num_steps: int) ->
     return plan.block_tables[rows], firsts[rows] + ahead + np.arange(num_steps)[:, None]
 
 
-def cut_chunk(states: RecurrentStates, request: Request, count: int) -> int:
+def cut_chunk(states: Sequence[RecurrentStates], request: Request, count: int) -> int:
     """Return how many of `count` tokens a request computes, so that its chunk ends where its state can be kept."""
     num_known = request.num_tokens + request.num_unread_tokens
-    return states.cut(request.table.state, request.num_computed_tokens, count, num_known)
+    own = states[request.table.rank]
+    return own.cut(request.table.state, request.num_computed_tokens, count, num_known)
 
 
 def _state_slots(
-    states: RecurrentStates, ordered: list[Request], ends: np.ndarray, num_known: np.ndarray, num_steps: int
+    states: Sequence[RecurrentStates], ordered: list[Request], ends: np.ndarray, num_known: np.ndarray, num_steps: int
 ) -> np.ndarray:
     """Return the slots of recurrent states that each row reads and writes.
 
@@ -177,7 +179,7 @@ def _state_slots(
     """
     rows = zip(ordered, ends.tolist(), num_known.tolist(), strict=True)
     slots = [
-        states.assign(
+        states[request.table.rank].assign(
             request.table,
             end,
             is_chunk=num_steps == 1 and (end < known or end <= request.num_prompt_tokens),

@@ -193,7 +193,7 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
             are_replies = [request.num_computed_tokens >= request.num_prompt_tokens for request in self.running]
             images = [request.images for request in self.running]
             counts, items = self._images.cut(images, firsts, counts, are_replies)
-        if (states := self._kv.groups.states) is not None:
+        if states := self._kv.groups.states:
             counts = [cut_chunk(states, request, count) for request, count in zip(self.running, counts, strict=True)]
         for request in started:
             self._prefetch.forget(request)
@@ -206,7 +206,7 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         is_single = bool(drafts or items) or lengths is not None or self._speculation.is_measuring(self.running)
         if not (is_single or self.waiting or self._constrained):
             num_steps = self._multi_step.num_steps(self.running, counts, len(self.in_flight))
-        plan, requests = pack(self.running, counts, self._buckets, num_steps, started, self._kv.groups.states, items)
+        plan, requests = pack(self.running, counts, self._buckets, num_steps, started, states, items)
         if drafts and self._buckets.plans_have_drafts:
             plan = with_chunks(plan, requests, drafts, self._buckets)
         elif drafts:

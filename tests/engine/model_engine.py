@@ -169,13 +169,15 @@ class ModelEngine:
         """Make a new scheduler. `num_blocks`: use only so many pages of the pool. `recorded_steps`: plans of a segment of
         the flight recorder."""
         model_info = self.executor.model_info
+        cache = dataclasses.replace(self.config.cache, enable_prefix_caching=enable_prefix_caching)
+        config = dataclasses.replace(self.config, cache=cache)
         self.kv = KVManager(
             num_blocks or model_info.num_kv_blocks,
             model_info.block_size,
             model_info.max_model_len,
             enable_prefix_caching=enable_prefix_caching,
             num_ranks=self.config.parallel.data_parallel_size,
-            groups=side_groups(model_info, self.executor.buckets, enable_prefix_caching=enable_prefix_caching),
+            groups=side_groups(config, model_info, self.executor.buckets),
         )
         scheduler = dataclasses.replace(
             self.config.scheduler,

@@ -24,9 +24,7 @@ from jaxserve.ipc.messages import AddRequest, RequestOutput
 from jaxserve.kv.groups import SideGroups
 from jaxserve.kv.manager import KVManager
 from jaxserve.kv.page_changes import PageChanges
-from jaxserve.kv.states import RecurrentStates
 from jaxserve.kv.tiers.tiers import KVTiers
-from jaxserve.kv.windows import WindowPages
 from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.scheduler.constrained import Grammars
 from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
@@ -138,11 +136,14 @@ class Rig:
             enable_prefix_caching=enable_prefix_caching,
             changes=changes,
             num_ranks=num_ranks,
-            groups=SideGroups(
-                [WindowPages(count, block_size, window, max(self.buckets.mixed)) for window, count in windows],
-                RecurrentStates(num_state_slots, block_size, keeps_snapshots=enable_prefix_caching, unit_tokens=8)
-                if num_state_slots
-                else None,
+            groups=SideGroups.of_sizes(
+                windows,
+                num_state_slots,
+                block_size,
+                max(self.buckets.mixed),
+                keeps_snapshots=enable_prefix_caching,
+                num_ranks=num_ranks,
+                unit_tokens=8,
             ),
         )
         self.model = FakeTokens(
@@ -155,6 +156,7 @@ class Rig:
             script=script,
             windows=windows,
             num_state_slots=num_state_slots,
+            num_ranks=num_ranks,
             returns_experts=returns_experts,
         )
         self.executor = FakeExecutor(self.model, fail_at_steps=fail_at_steps, device_seconds=device_seconds, gate=gate)
@@ -254,8 +256,9 @@ class Rig:
         assert self.kv.usage == 0.0, "pages are lost"
         for pages in self.kv.groups.windows:
             assert pages.pool.num_free == pages.pool.num_usable, "pages of a window are lost"
-        if self.kv.groups.states is not None:
-            assert self.kv.groups.states.num_free == self.num_state_slots - 1, "state slots are lost"
+        for states in self.kv.groups.states:
+            size = self.num_state_slots // self.kv.pool.num_ranks
+            assert states.num_free == size - 1, "state slots are lost"
 
     def run(self, *messages: AddRequest) -> dict[str, list[int]]:
         self.send(*messages)

@@ -22,6 +22,7 @@ GROUPS = [
     pytest.param({"windows": (WINDOW,)}, id="window"),
     pytest.param({"num_state_slots": 12}, id="states"),
     pytest.param({"windows": (WINDOW,), "num_state_slots": 12}, id="both"),
+    pytest.param({"num_ranks": 2, "num_blocks": 82, "num_state_slots": 20}, id="states of two ranks"),
 ]
 
 
@@ -33,7 +34,7 @@ def test_random_requests_that_share_prefixes_get_their_own_tokens(
 ) -> None:
     """The pools are small, so that requests are preempted, pages evicted and snapshots dropped."""
     rng = random.Random(seed)
-    rig = Rig(num_blocks=41, depth=depth, max_num_seqs=6, max_decode_steps=4, **groups)
+    rig = Rig(depth=depth, max_num_seqs=6, max_decode_steps=4, **{"num_blocks": 41, **groups})
     stems = [prompt(length, first) for length, first in ((9, 3), (24, 5), (40, 8))]
     messages: list[AddRequest] = []
     for number in range(40):
@@ -124,8 +125,8 @@ def test_next_turn_of_a_conversation_begins_near_the_end_of_a_long_prompt() -> N
 def test_states_are_not_snapshot_without_prefix_caching() -> None:
     rig = Rig(num_state_slots=9, max_model_len=256, num_blocks=200, enable_prefix_caching=False)
     assert hits(rig, *(add(f"r{number}", prompt(90), max_tokens=4) for number in range(3))) == [0, 0, 0]
-    assert rig.kv.groups.states is not None
-    assert rig.kv.groups.states.num_snapshots == 0
+    (states,) = rig.kv.groups.states
+    assert states.num_snapshots == 0
 
 
 def test_failed_step_loses_every_snapshot() -> None:

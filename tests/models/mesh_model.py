@@ -19,7 +19,7 @@ from jaxserve.checkpoint.adapted import with_adapters
 from jaxserve.checkpoint.peft import Adapter
 from jaxserve.executor.adapters import adapters_config
 from jaxserve.layers.attention import StepContext
-from jaxserve.layers.cache import Cache, KVPool
+from jaxserve.layers.cache import ArrayShape, Cache, StateSlots, assemble, group_shapes
 from jaxserve.layers.policy import DtypePolicy, plain
 from jaxserve.layers.rope import query_scales, rotation, sliding_rotation
 from jaxserve.models.registry import decoder_of, open_model
@@ -44,7 +44,7 @@ class Adapted:
 
 
 class MeshModel:
-    """Both rows get the same tokens; the second row's pages lie on the last data rank."""
+    """Both rows get the same tokens; the second row's pages and state lie on the last data rank."""
 
     def __init__(
         self, golden: GoldenCheckpoint, shape: MeshShape, adapted: Adapted = Adapted((), (0, 0)), **policy: Any
@@ -62,8 +62,14 @@ class MeshModel:
         rank_pages = 1 + NUM_ROWS * row_pages
         firsts = 1, (shape.data - 1) * rank_pages + 1 + row_pages
         self._tables = np.array([np.arange(first, first + row_pages) for first in firsts], np.int32)
-        pool = (config.num_layers, shape.data * rank_pages, config.num_kv_heads, PAGE_SIZE, config.head_dim)
-        self._cache: Cache = (KVPool(*(jax.device_put(jnp.zeros(pool), self.sharding.kv_pool) for _ in range(2))),)
+        rank_slots = 1 + NUM_ROWS
+        self._zero_slots = np.array([0, (shape.data - 1) * rank_slots])
+        self._cache: Cache = tuple(
+            assemble(each.kind, [self._zeros(array) for array in each.arrays])
+            for group in config.cache.groups
+            for count in (shape.data * (rank_pages if group.has_pages else rank_slots),)
+            for each in (group_shapes(group, count, PAGE_SIZE, "float32", "float32"),)
+        )
         self._num_tokens = -(-NUM_ROWS * len(golden.prompt_ids) // 8) * 8
         self._length = 0
 
@@ -71,11 +77,12 @@ class MeshModel:
             positions, starts = step["positions"], step["query_starts"]
             ragged = ragged_layout(starts, step["num_decode_rows"], num_tokens=self._num_tokens)
             paging = Paging(step["tables"], step["kv_lengths"], starts, step["pages"], positions % PAGE_SIZE, ragged)
+            slots = StateSlots(step["state_reads"], step["state_writes"])
             places = None if room is None else 1 + jnp.arange(room.num_ranks) // room.rank
             context = StepContext(
                 rotation(config, positions),
                 sliding_rotation(config, positions),
-                (paging,),
+                tuple(paging if group.has_pages else slots for group in config.cache.groups),
                 None if places is None else step["adapters"][:, None] == places,
                 query_scales=query_scales(config, positions),
             )
@@ -83,10 +90,14 @@ class MeshModel:
             hidden, cache = model.hidden(step["tokens"], cache, context)
             return model.logits(hidden, starts[-1]), cache
 
-        jitted = jax.jit(compute, donate_argnums=1, out_shardings=(self.sharding.replicated, self.sharding.kv_pool))
+        kept = jax.tree.map(lambda array: array.sharding, self._cache)
+        jitted = jax.jit(compute, donate_argnums=1, out_shardings=(self.sharding.replicated, kept))
         with jax.sharding.use_abstract_mesh(self.sharding.mesh.abstract_mesh):
             self.lowered = jitted.lower(self._params, self._cache, self._step(golden.prompt_ids))
         self._compute = self.lowered.compile()
+
+    def _zeros(self, array: ArrayShape) -> Array:
+        return jax.device_put(jnp.zeros(array.shape, array.dtype), self.sharding.place(array.axes))
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
         """Return the logits (2, T, V) after each of these tokens, which follow those of earlier calls."""
@@ -118,5 +129,9 @@ class MeshModel:
             "query_starts": jnp.arange(NUM_ROWS + 1, dtype=jnp.int32) * count,
             "num_decode_rows": jnp.int32(NUM_ROWS if count == 1 else 0),
             "adapters": padded(self._numbers[rows]),
+            "state_reads": jnp.asarray(
+                self._zero_slots + (np.arange(1, 1 + NUM_ROWS) if self._length else 0), jnp.int32
+            ),
+            "state_writes": jnp.asarray(self._zero_slots + np.arange(1, 1 + NUM_ROWS), jnp.int32),
         }
         return jax.device_put(step, self.sharding.replicated)

@@ -11,18 +11,22 @@ from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.sharding.rules import MeshShape
 from tests.models.goldens import GoldenCheckpoint, golden_checkpoint, golden_checkpoints
 from tests.models.mesh_model import MeshModel
-from tests.models.tiny_model import TinyModel
 
 NUM_OUTPUTS = 4
 FAMILIES = (
+    "deepseek_v3_tiny",  # latent vectors
+    "falcon_h1_tiny",  # attention and Mamba-2 side by side
     "gemma2_tiny",  # sliding windows, capped scores
+    "gemma4_tiny",  # keys of two shapes
     "glm4_moe_tiny",  # dense layers before mixtures
     "gpt_oss_tiny",  # a mixture with biases, sinks, windows
+    "lfm2_tiny",  # short convolutions
     "llama3_tiny",  # dense
     "olmo2_tiny",  # norms over all heads
     "phi3_tiny",  # fused projections in its checkpoint
     "qwen2_moe_tiny",  # a shared expert
     "qwen2_tiny",  # biases
+    "qwen3_next_tiny",  # gated delta nets, whose heads are divided
 )
 """One of each way in which layers are split, for `make test`; `make scale-check` splits all."""
 
@@ -38,6 +42,7 @@ def check(golden: GoldenCheckpoint, model: MeshModel) -> None:
 SHAPES = {
     "llama4_tiny": MeshShape(4, data=2),  # experts whose inputs are scaled are not distributed
     "llama4_odd_tiny": MeshShape(1, data=8),
+    "gemma4_moe_odd_tiny": MeshShape(1, expert=2, data=2),
 }
 """Shapes of checkpoints that do not take the largest one."""
 
@@ -53,39 +58,19 @@ def largest_shape(golden: GoldenCheckpoint) -> MeshShape:
     return MeshShape(tensor, expert=max(n for n in (1, 2, 4, 8) if decoder.experts.num_experts % n == 0), data=2)
 
 
-def has_one_pool(golden: GoldenCheckpoint) -> bool:
-    """Return True if all layers keep keys and values of the whole context, the cache that data ranks can share."""
-    groups = decoder_of(open_model(golden.path)).cache.groups
-    return [group.kind for group in groups] == ["full"]
-
-
-def cases(*, has_one: bool) -> list[Any]:
-    """Return the checkpoints with one pool, or the others; those that are not of FAMILIES are for `make scale-check`."""
+def cases() -> list[Any]:
+    """Return all checkpoints; those that are not of FAMILIES are for `make scale-check`."""
     return [
         golden.name if golden.name in FAMILIES else pytest.param(golden.name, marks=pytest.mark.scale)
         for golden in golden_checkpoints()
-        if has_one_pool(golden) == has_one
     ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", cases(has_one=True))
+@pytest.mark.parametrize("name", cases())
 def test_eight_devices_generate_the_tokens_of_one(name: str) -> None:
     golden = golden_checkpoint(name)
     check(golden, MeshModel(golden, largest_shape(golden)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", cases(has_one=False))
-def test_devices_that_share_heads_and_states_generate_the_tokens_of_one(name: str) -> None:
-    """Caches of several kinds are not divided into data ranks: as many devices as divide the heads compute one model."""
-    golden = golden_checkpoint(name)
-    decoder = decoder_of(open_model(golden.path))
-    size = next(size for size in (8, 4, 2, 1) if decoder.num_heads % size == 0)
-    model = TinyModel(golden.path, dtype="float32", tensor_parallel_size=size)
-    logits = model.logits(golden.prompt_ids)
-    np.testing.assert_allclose(logits[-8:], golden.logits, atol=1e-4, rtol=0)
-    assert model.greedy(logits[-1], NUM_OUTPUTS) == golden.output_ids[:NUM_OUTPUTS].tolist()
 
 
 @pytest.mark.slow
@@ -99,6 +84,8 @@ def test_devices_that_share_heads_and_states_generate_the_tokens_of_one(name: st
         ("gpt_oss_tiny", MeshShape(4, expert=2), "all-to-all", 4),
         ("mixtral_tiny", MeshShape(4, expert=4, data=2), "all-to-all", 0),
         ("llama4_tiny", MeshShape(2, data=2), "auto", 4),  # scaled inputs of experts whose width is split
+        ("qwen3_next_tiny", MeshShape(2, data=2), "auto", 4),  # states divided by head and by rank
+        ("lfm2_tiny", MeshShape(1, data=2), "auto", 0),
         ("gemma3n_tiny", MeshShape(2, data=2), "auto", 4),  # a threshold over a width that is split
     ],
     ids=str,

@@ -369,11 +369,7 @@ class Planner:
 
 
 def _concurrency(limits: Limits, length: int) -> Concurrency:
-    if limits.num_ranks == 1:
-        by_cache = limits.cache.num_requests(length)
-    else:
-        of_rank = limits.num_usable_blocks // limits.num_ranks // -(-length // limits.spec.block_size)
-        by_cache = of_rank * limits.num_ranks
+    by_cache = limits.cache.num_requests(length)
     most = limits.buckets.max_num_seqs
     return Concurrency(length, min(by_cache, most), "kv" if by_cache < most else "max_num_seqs")
 

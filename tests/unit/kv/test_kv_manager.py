@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxserve.kv.block_table import BlockTable, HashChain
+from jaxserve.kv.groups import SideGroups
 from jaxserve.kv.manager import KVManager
 
 
@@ -285,3 +286,29 @@ def test_a_full_rank_sends_a_prompt_to_another_though_that_has_none_of_its_pages
     assert table.rank == 1
     kv.publish(table, longer, len(longer))
     assert kv.start(kv.new_table(None), tokens(17)) is None
+
+
+def test_state_slots_and_snapshots_are_of_the_rank_of_the_pages() -> None:
+    """A rank without a free slot sends a request to the other one."""
+    groups = SideGroups.of_sizes((), 6, 4, 16, keeps_snapshots=True, num_ranks=2, unit_tokens=4)
+    kv, values = KVManager(40, 4, 64, num_ranks=2, groups=groups), tokens(13)
+    first, second = kv.new_table(None), kv.new_table(None)
+    assert kv.start(first, values) == 0
+    assert groups.states[0].assign(first, 8, is_chunk=True) == (0, 1), "zeros, and the first slot"
+    kv.publish(first, values, 8)
+    assert groups.states[0].assign(first, 12, is_chunk=True) == (1, 2), "slot 1 stays a snapshot of 8 tokens"
+    kv.publish(first, values, 12)
+    kv.free(first)
+
+    assert kv.start(second, values) == 8, "starts at the snapshot"
+    assert second.rank == 0
+    assert groups.states[0].assign(second, 12, is_chunk=True) == (1, 2)
+    kv.publish(second, values, 12)
+    assert not groups.has_state(kv.new_table(None), values, 2, rank=0)
+    third = kv.new_table(None)
+    assert kv.start(third, values) == 0, "though rank 0 has its pages"
+    assert third.rank == 1
+    assert groups.states[1].assign(third, 8, is_chunk=True) == (3, 4), "zeros and a slot of the other rank"
+    for table in (second, third):
+        kv.free(table)
+    assert [states.num_free for states in groups.states] == [2, 2]

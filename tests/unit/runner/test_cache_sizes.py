@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -22,8 +21,9 @@ from jaxserve.kv.windows import WindowPages
 from jaxserve.model_config.cache import CacheGroup, CachePlace, LayerCache, LayerPlaces, StateArray, cache_layout
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.recurrent import ShortConvConfig
+from jaxserve.runner.backend import Chip
 from jaxserve.runner.cache_sizes import CacheSizes, divide_cache
-from jaxserve.runner.limits import check_cache, kv_specs, with_cache_groups
+from jaxserve.runner.limits import check_cache, kv_specs, make_limits, make_policy, with_cache_groups
 
 GEMMA = DecoderConfig(
     vocab_size=262_208,
@@ -108,25 +108,33 @@ HOSTS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("decoder", "setting", "message"),
-    [
-        (HYBRID, TIERS, "--kv-offload-memory: not with a model with recurrent states"),
-        (TWO_SHAPES, RANKS, "--data-parallel-size 2: not with"),
-    ],
-)
-def test_settings_without_support_for_other_caches_are_refused(
-    decoder: DecoderConfig, setting: dict[str, Any], message: str
-) -> None:
-    config = replace(CONFIG, **setting)
-    with pytest.raises(ConfigError, match=message):
-        check_cache(config, with_cache_groups(config, decoder))
-    check_cache(config, with_cache_groups(config, GEMMA))  # keeps all pages instead
+def test_tiers_are_refused_for_a_model_with_recurrent_states() -> None:
+    config = replace(CONFIG, **TIERS)
+    with pytest.raises(ConfigError, match="--kv-offload-memory: not with a model with recurrent states"):
+        check_cache(config, with_cache_groups(config, HYBRID))
+
+
+def test_data_ranks_have_equal_shares_of_pages_and_state_slots() -> None:
+    budget = 256 << 20
+    found = {}
+    for num_ranks in (1, 4):
+        model = replace(CONFIG.model, max_model_len=4096)
+        config = replace(CONFIG, model=model, parallel=ParallelConfig(data_parallel_size=num_ranks))
+        policy = make_policy(config, HYBRID, Chip("cpu", None))
+        found[num_ranks] = make_limits(config, HYBRID, policy, "cpu", budget * num_ranks)
+    one, four = found[1].cache, found[4].cache
+    assert four.num_blocks == tuple(4 * count for count in one.num_blocks)
+    assert four.num_state_slots == 4 * one.num_state_slots > 4
+    assert four.num_bytes == 4 * one.num_bytes
+    assert found[4].num_usable_blocks == 4 * found[1].num_usable_blocks
+    assert found[4].max_model_len == found[1].max_model_len, "a request has the pages of one rank"
+    assert four.num_requests(4096) == 4 * one.num_requests(4096) > 0
 
 
 def test_settings_that_need_no_support_are_served() -> None:
     check_cache(replace(CONFIG, scheduler=SchedulerConfig(num_speculative_tokens=3), cache=CacheConfig()), LATENT)
-    check_cache(replace(CONFIG, **RANKS), LATENT)
+    for decoder in (LATENT, TWO_SHAPES, GEMMA, HYBRID):
+        check_cache(replace(CONFIG, **RANKS), with_cache_groups(replace(CONFIG, **RANKS), decoder))
     for decoder in (LATENT, TWO_SHAPES, GEMMA):
         check_cache(replace(CONFIG, **TIERS), with_cache_groups(replace(CONFIG, **TIERS), decoder))
     for decoder in (LATENT, TWO_SHAPES, GEMMA):
