@@ -21,6 +21,7 @@ import yaml
 ROOT: Final = Path(__file__).parents[2]
 CHART: Final = ROOT / "docker" / "helm" / "jaxserve"
 FIXTURES: Final = ROOT / "tests" / "fixtures" / "helm"
+SETTINGS: Final = CHART / "files" / "settings.md"
 RELEASE: Final = "jaxserve"
 EVERYTHING: Final[dict[str, Any]] = {
     "settings": {"max_queued_tokens": 4194304, "memory_fraction": 0.85, "public_metrics": True},
@@ -84,8 +85,8 @@ def can_render() -> bool:
 
 
 def digest() -> str:
-    """Return a hash of all files of the chart."""
-    files = sorted(path for path in CHART.rglob("*") if path.is_file())
+    """Return a hash of all files of the chart, but that of the settings' names, which makes no document."""
+    files = sorted(path for path in CHART.rglob("*") if path.is_file() and path != SETTINGS)
     hashed = hashlib.sha256()
     for path in files:
         hashed.update(f"{path.relative_to(CHART)}\n{path.read_text('utf-8')}\n".encode())

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import fields
 from typing import Any
 
 import jsonschema
 import pytest
 import yaml
 
+from jaxserve.ray.settings import _FIXED, _OURS, RaySettings
+from jaxserve.runtime.settings import BY_NAME
 from tests.tools.chart_values import BASES, FIXTURE, OTHERS, Outcome, all_paths, outcomes, value_of
-from tests.tools.render_chart import CASES, can_render, digest, render
+from tests.tools.render_chart import CASES, CHART, SETTINGS, can_render, digest, render
 from tests.unit.docker.manifests import templates
 from tests.unit.docker.test_helm import SCHEMA, fixture
 
@@ -87,6 +90,55 @@ def test_containers_that_serve_get_the_key_from_the_secret_and_no_command_has_it
         if document["kind"] == "RayService":
             (application,) = yaml.safe_load(document["spec"]["serveConfigV2"])["applications"]
             assert "api_key" not in application["args"]
+
+
+CHECKS = (CHART / "templates" / "checks.yaml").read_text("utf-8")
+OF_THE_APPLICATION = {field.name for field in fields(RaySettings)} - set(BY_NAME)
+"""Arguments of the application on Ray that are no settings of a server."""
+
+
+def listed(variable: str) -> set[str]:
+    """Return the names of a list in the chart's checks: that in front of a variable's test."""
+    (line,) = (line for line in CHECKS.splitlines() if variable in line and "list " in line)
+    return set(re.findall(r'"(\w+)"', line))
+
+
+def test_names_of_all_settings_are_in_the_file_that_the_chart_reads() -> None:
+    table = SETTINGS.read_text("utf-8")
+    for setting in BY_NAME.values():
+        assert f"| `{setting.name}` | `{setting.variable}` |" in table
+    assert "drain_timeout_s" not in table
+    assert "| `%s` | `JAXSERVE_%s` |" in CHECKS
+
+
+def test_settings_that_the_application_on_ray_decides_are_refused_or_accepted_by_name() -> None:
+    """`settings` has numbers and texts only, no mapping such as `resources`."""
+    refused = set(
+        re.findall(r'"(\w+)"', "".join(line for line in CHECKS.splitlines() if "list " in line or "dict " in line))
+    )
+    assert {*_FIXED, *_OURS} <= refused | {"upgrade_timeout"}
+    accepted = listed("$ofRay :=")
+    own = {"replicas", "num_cpus", "num_gpus", "start_timeout_s", "tpu_slice", "resources"}
+    assert accepted == OF_THE_APPLICATION - own
+
+
+@pytest.mark.skipif(not can_render(), reason="no helm, and no package helm-python-sdk")
+@pytest.mark.parametrize(
+    ("file", "name", "message"),
+    [
+        ("gpu", "drain_timeout_s", "no setting has this name"),
+        ("gpu", "flight_recorder", "no setting has this name"),
+        ("multi-host-gpu", "max_replicas", "no setting has this name"),
+        ("ray", "max_sequences", "no setting has this name, nor has an argument of the application on Ray"),
+        ("ray", "api_processes", "replicas of a RayService do not have this setting"),
+        ("gpu", "ssl_certfile", "probes and Services ask over HTTP"),
+        ("ray", "upgrade_timeout", "has no effect"),
+        ("gpu", "upgrade_timeout", "has no effect"),
+    ],
+)
+def test_settings_that_would_have_no_effect_are_refused(file: str, name: str, message: str) -> None:
+    with pytest.raises(Exception, match=re.escape(f"settings.{name}: {message}")):
+        render(file, {"settings": {name: 3}})
 
 
 @pytest.mark.skipif(not can_render(), reason="no helm, and no package helm-python-sdk")
