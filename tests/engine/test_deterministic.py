@@ -222,10 +222,10 @@ def test_adapters_of_experts_change_no_bit_of_other_requests() -> None:
     folders = {name: goldens[name].path for name in ("experts", "down")}
     alone: dict[Case, Alone] = {}
     for name in ("", *folders):
-        served = start("none", {name: folders[name]} if name else {}, model, has_all_buckets=False)
+        served = start("int8", {name: folders[name]} if name else {}, model, has_all_buckets=False)
         alone |= run_alone(served, name)
         served.engine.close()
-    check_mixes([partial(start, "none", folders, model)], alone, NUM_MIXES)
+    check_mixes([partial(start, "int8", folders, model)], alone, NUM_MIXES)
 
 
 @pytest.mark.usefixtures("kernels")
