@@ -72,12 +72,12 @@ WITHOUT_SHAPES = --jaxtyping-packages=
 # copies and fusions, are the same. Tests marked `optimized`, of real checkpoints and long traffic, have users' programs.
 QUICKLY = JAX_DISABLE_MOST_OPTIMIZATIONS=1
 
-.PHONY: help install serve check test lint format types fast-tests all-tests versions-tests second-python environments \
+.PHONY: help install serve check arm64-check test lint format types fast-tests all-tests versions-tests second-python environments \
 	dependencies kernels-check newest-kernels aot-tests clients-check clients-tests scale-check scale-tests announce docs lock release docker-check container-check base-digests bench-peers \
 	gpu-wheels gpu-check clean soak
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "  variables: PYTHON=$(PYTHON) VENV=$(VENV) DEVICE=cpu|cuda|tpu JOBS=$(JOBS)"
 
@@ -252,6 +252,12 @@ clients-tests: $(STAMPS)/clients $(STAMPS)/node
 	$(BIN)/python $(CLIENTS_PYTEST) tests/clients
 
 # Ray starts some twenty Python processes per node: without bytecode each would compile what it imports.
+arm64-check: install ## native kernels as an ARM64 processor runs them, in an emulator (Debian: g++-aarch64-linux-gnu, qemu-user)
+	$(call lane,native kernels on ARM64)
+	$(QUICKLY) PYTHONPATH=$(CURDIR):$(CURDIR)/kernels $(BIN)/python -m tests.tools.arm64 $(VENV)/arm64 $(ARM64_TESTS)
+
+ARM64_TESTS := tests/kernels/test_native.py tests/kernels/test_block_matmul.py
+
 scale-check: ## several hosts and replicas, in network namespaces if root may make them: Ray Serve, --replicas
 	@$(call make_in,$(RAY_VENV)) LANE="several hosts and replicas" announce scale-tests
 

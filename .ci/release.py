@@ -3,15 +3,17 @@
     dist/jaxserve-VERSION.tar.gz                          sources
     dist/jaxserve-VERSION-py3-none-any.whl                for every machine; CPUs compute with XLA's kernels
     dist/jaxserve-VERSION-py3-none-manylinux_*_x86_64.whl the same with native kernels, one library a processor generation
+    dist/jaxserve-VERSION-py3-none-manylinux_*_aarch64.whl likewise for ARM64
     dist/jaxserve-VERSION.cdx.json                        bill of materials (CycloneDX): the pinned packages, with hashes
 
-The check installs the wheel with its pinned dependencies where no compiler can be found, and lets the default model answer.
+Kernels for another machine than this one take a cross compiler (aarch64-linux-gnu-g++). The check installs the wheel of this one with its pinned dependencies where no compiler can be found, and lets the default model answer.
 """
 
 from __future__ import annotations
 
 import ast
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -23,6 +25,7 @@ from typing import Final
 
 ROOT: Final = Path(__file__).parents[1]
 DIST: Final = ROOT / "dist"
+CROSS_COMPILERS: Final = {machine: f"{machine}-linux-gnu-g++" for machine in ("x86_64", "aarch64")}
 GLIBC: Final = re.compile(rb"GLIBC_2\.(\d+)")
 HEADING: Final = re.compile(r"^## (\S+)", re.M)
 QUESTION: Final = """
@@ -42,8 +45,14 @@ def main() -> None:
         step("sources and the wheel for every machine")
         run(sys.executable, "-m", "build", "--no-isolation", "--outdir", DIST, source)
         wheel = DIST / f"jaxserve-{version}-py3-none-any.whl"
-        step("native kernels for x86-64, about two minutes")
-        native = wheel_with_kernels(wheel, Path(folder))
+        step(f"native kernels for {platform.machine()}, up to two minutes")
+        native = wheel_with_kernels(wheel, Path(folder), platform.machine())
+        for machine, compiler in CROSS_COMPILERS.items():
+            if machine != platform.machine() and shutil.which(compiler):
+                step(f"native kernels for {machine}, up to two minutes")
+                wheel_with_kernels(wheel, Path(folder), machine)
+            elif machine != platform.machine():
+                step(f"NO WHEEL FOR {machine}: it takes {compiler}")
         step("bill of materials")
         bill = ["--output-reproducible", "--output-file", DIST / f"jaxserve-{version}.cdx.json"]
         run(
@@ -85,25 +94,27 @@ def committed_files(folder: Path) -> Path:
     return source
 
 
-def wheel_with_kernels(wheel: Path, folder: Path) -> Path:
-    """Write `wheel` with the compiled kernels of every processor generation beside it; returns the new file."""
+def wheel_with_kernels(wheel: Path, folder: Path, machine: str) -> Path:
+    """Write `wheel` with the compiled kernels of every processor generation of a machine beside it; returns the new file."""
+    folder = folder / machine
+    folder.mkdir()
     run("wheel", "unpack", "--dest", folder, wheel)
     (tree,) = folder.glob("jaxserve-*")
-    command = [sys.executable, "-m", "jaxserve_kernels.native.build", "--portable"]
+    command = [sys.executable, "-m", "jaxserve_kernels.native.build", "--portable", "--machine", machine]
     subprocess.run(command, env={**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}, check=True)
     libraries = [file.read_bytes() for file in tree.rglob("_built/*.so")]
     packed = folder / "packed"
     packed.mkdir()
     run("wheel", "pack", "--dest-dir", packed, tree)
-    run("wheel", "tags", "--remove", "--platform-tag", platform_tag(libraries), packed / wheel.name)
+    run("wheel", "tags", "--remove", "--platform-tag", platform_tag(libraries, machine), packed / wheel.name)
     (native,) = packed.iterdir()
     return Path(shutil.move(native, DIST))
 
 
-def platform_tag(libraries: Iterable[bytes]) -> str:
+def platform_tag(libraries: Iterable[bytes], machine: str) -> str:
     """The wheel's platform: the newest symbol of the C library that any of the shared libraries asks for (PEP 600)."""
     minor = max(int(version) for library in libraries for version in GLIBC.findall(library))
-    return f"manylinux_2_{minor}_x86_64"
+    return f"manylinux_2_{minor}_{machine}"
 
 
 def check_installed(wheel: Path, version: str, folder: Path) -> None:

@@ -40,4 +40,5 @@ def test_a_version_without_an_entry_in_the_changelog_is_refused(
 
 def test_the_wheel_names_the_newest_c_library_that_a_kernel_asks_for(release: ModuleType) -> None:
     libraries = [b"\0GLIBC_2.17\0GLIBC_2.34\0", b"GLIBC_2.4\0"]
-    assert release.platform_tag(libraries) == "manylinux_2_34_x86_64"
+    assert release.platform_tag(libraries, "x86_64") == "manylinux_2_34_x86_64"
+    assert release.platform_tag(libraries[1:], "aarch64") == "manylinux_2_4_aarch64"

@@ -27,7 +27,7 @@ def supports(x: jax.Array, weight: jax.Array, *, dynamic: bool) -> bool:
 
 
 def multiplies(dtype: jnp.dtype, *, dynamic: bool) -> bool:
-    """Return True if there is a kernel for weights of this type; `dynamic` ones need AVX512-VNNI and must have been built."""
+    """Return True if there is a kernel for weights of this type; `dynamic` ones need AVX512-VNNI or ARM64, and must have been built."""
     return dtype == jnp.int8 and native.has("jaxserve_matmul_int8") if dynamic else str(dtype) in _WEIGHTS
 
 

@@ -1,4 +1,4 @@
-"""Kernels for x86-64 CPUs in C++, called through XLA's FFI. Optional: without them the same ops run on XLA alone.
+"""Kernels for x86-64 and ARM64 CPUs in C++, called through XLA's FFI. Optional: without them the same ops run on XLA alone.
 
     build        compiles them, into this package: `python -m jaxserve_kernels.native.build`
     processors   whom a library is for: this host, or a generation of processors

@@ -1,8 +1,9 @@
 """Compiles the kernels for this host: `python -m jaxserve_kernels.native.build`.
 
 Takes a C++17 compiler (g++ or clang++) and about a minute of a processor. The library goes into this package, so it is
-trusted exactly as far as the package is. With `--portable` there is one for each generation of x86-64 processors
-instead, for an image that is built here and runs elsewhere; the host that runs it takes the best that it can.
+trusted exactly as far as the package is. With `--portable` there is one for each generation of processors of a machine
+instead, for an image that is built here and runs elsewhere; the host that runs it takes the best that it can. For
+another machine than this one (`--machine aarch64`) it takes a cross compiler (`aarch64-linux-gnu-g++`).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ ELSEWHERE: Final = (
 )
 """The host that runs the library may have an older C++ library, or none: it comes along, without the parts that nothing uses."""
 TIMEOUT_S: Final = 600
+MACHINES: Final = tuple(dict.fromkeys(generation.machine for generation in GENERATIONS))
 
 
 class BuildError(Exception):
@@ -46,11 +48,13 @@ def build(generation: Generation | None = None) -> Path:
     file = library_file(generation)
     if file.is_file():
         return file
-    if platform.machine() not in ("x86_64", "AMD64"):
-        raise BuildError(f"there are no native kernels for {platform.machine()}")
-    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    machine = platform.machine() if generation is None else generation.machine
+    if machine not in MACHINES:
+        raise BuildError(f"there are no native kernels for {machine}")
+    names = COMPILERS if machine == platform.machine() else (f"{machine}-linux-gnu-g++",)
+    compiler = next(filter(None, map(shutil.which, names)), None)
     if compiler is None:
-        raise BuildError(f"no C++ compiler found (looked for {', '.join(COMPILERS)})")
+        raise BuildError(f"no C++ compiler found (looked for {', '.join(names)})")
     try:
         file.parent.mkdir(exist_ok=True)
         descriptor, unfinished = tempfile.mkstemp(dir=file.parent, suffix=".part")
@@ -97,11 +101,15 @@ def main() -> int:
     """Exit code 0 when every library that was asked for is there."""
     parser = argparse.ArgumentParser(description="Compile the native CPU kernels into this package.")
     parser.add_argument(
-        "--portable", action="store_true", help="for all x86-64 processors with AVX2, not for this host"
+        "--portable",
+        action="store_true",
+        help="for all x86-64 processors with AVX2, or ARM64 processors with dot products, not for this host",
     )
-    is_portable = parser.parse_args().portable
+    parser.add_argument("--machine", choices=MACHINES, default=platform.machine(), help="of --portable; this one's")
+    arguments = parser.parse_args()
+    portable = [generation for generation in GENERATIONS if generation.machine == arguments.machine]
     try:
-        for generation in GENERATIONS if is_portable else (None,):
+        for generation in portable if arguments.portable else (None,):
             print(f"native CPU kernels: {build(generation).name}")
     except BuildError as error:
         print(f"native CPU kernels not built: {error}", file=sys.stderr)

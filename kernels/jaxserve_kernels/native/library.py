@@ -30,8 +30,9 @@ def library_file(generation: Generation | None = None) -> Path:
     least a year.
     """
     if generation is None:
-        return BUILT / f"kernels-{_fingerprint(version('jaxlib') + processor_flags())}.so"
-    return BUILT / f"kernels-{generation.name}-{_fingerprint(' '.join(generation.compiler_flags))}.so"
+        return BUILT / f"kernels-{_fingerprint(platform.machine(), version('jaxlib') + processor_flags())}.so"
+    fingerprint = _fingerprint(generation.machine, " ".join(generation.compiler_flags))
+    return BUILT / f"kernels-{generation.name}-{fingerprint}.so"
 
 
 def built_library() -> Path | None:
@@ -77,9 +78,9 @@ def _register(file: Path) -> frozenset[str]:
 
 
 @cache
-def _fingerprint(target: str) -> str:
+def _fingerprint(machine: str, target: str) -> str:
     digest = hashlib.sha256()
     for source in sources():
         digest.update(source.read_bytes())
-    digest.update(f"{platform.machine()} {target}".encode())
+    digest.update(f"{machine} {target}".encode())
     return digest.hexdigest()[:16]

@@ -12,7 +12,7 @@ namespace blocks {
 constexpr int kTileOutputs = 16;
 constexpr int kGroup = 32;                         // inputs whose codes lie together
 constexpr int kSteps = kGroup / 4;                 // of four inputs each
-constexpr int kHalves = kTileOutputs / kLanes;     // vectors of lanes in a tile
+constexpr int kHalves = kTileOutputs / kLanes;     // vectors of lanes in a tile: 1, 2 or 4
 constexpr int kVectorBytes = 4 * kTileOutputs;     // four bytes of every output
 
 typedef uint32_t Words __attribute__((vector_size(kLanes * 4)));
@@ -26,6 +26,9 @@ inline Floats load_bytes(const uint8_t* p) {
 #if defined(__AVX512F__)
   auto wide = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
   return reinterpret_cast<Floats>(_mm512_cvtepi32_ps(wide));
+#elif defined(__aarch64__)
+  const uint8x8_t bytes = vreinterpret_u8_u32(vld1_dup_u32(reinterpret_cast<const FourBytes*>(p)));
+  return reinterpret_cast<Floats>(vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(bytes)))));
 #else
   auto wide = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
   return reinterpret_cast<Floats>(_mm256_cvtepi32_ps(wide));
@@ -123,6 +126,15 @@ inline __attribute__((always_inline)) Ints add_products(Ints sums, Words codes, 
 #if defined(__AVX512VNNI__)
   return reinterpret_cast<Ints>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sums), reinterpret_cast<__m512i>(codes),
                                                     reinterpret_cast<__m512i>(inputs)));
+#elif defined(__aarch64__)
+  const auto x = reinterpret_cast<int8x16_t>(inputs);
+  if constexpr (Bits < 8) {
+    return reinterpret_cast<Ints>(vdotq_s32(reinterpret_cast<int32x4_t>(sums), reinterpret_cast<int8x16_t>(codes), x));
+  } else {  // as signed bytes codes are 128 too small
+    const auto low = reinterpret_cast<int8x16_t>(codes ^ 0x80808080u);
+    const int32x4_t rest = vdotq_s32(vdupq_n_s32(0), vdupq_n_s8(64), x);
+    return reinterpret_cast<Ints>(vdotq_s32(reinterpret_cast<int32x4_t>(sums) + rest * 2, low, x));
+  }
 #elif defined(__AVX512F__)
   const auto u = reinterpret_cast<__m512i>(codes), x = reinterpret_cast<__m512i>(inputs);
   if constexpr (Bits < 8) {  // 2 * 63 * 127 fits 16 bits

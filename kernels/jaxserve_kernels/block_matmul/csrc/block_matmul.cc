@@ -18,7 +18,7 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-constexpr int kTileRows = kLanes == 16 ? 12 : 4;  // whose sums are in registers
+constexpr int kTileRows = kRegisters == 32 ? 12 : 4;  // whose sums are in registers
 constexpr int64_t kPartInputs = 512;              // of a tile that are dequantised at a time: 32 KiB
 constexpr int64_t kFetchBytes = 4 << 10;          // ahead of their use, codes are fetched
 constexpr int64_t kRoundRows = 16;                // rows one task rounds

@@ -18,7 +18,7 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-constexpr int kTileQueries = kLanes == 16 ? 6 : 2;
+constexpr int kTileQueries = kRegisters == 32 ? 6 : 2;
 constexpr int kBlockVectors = 4;
 constexpr int kBlockKeys = kBlockVectors * kLanes;
 constexpr int kSegmentQueries = 48;  // queries, over the heads of one group, that share a pass over the keys

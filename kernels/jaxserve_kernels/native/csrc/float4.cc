@@ -46,6 +46,20 @@ inline float e8m0(uint8_t exponent) {
   return scale;
 }
 
+#if defined(__aarch64__)
+// Eight numbers times a scale. A number's bits choose the two bytes of its bfloat16.
+inline __attribute__((always_inline)) void dequantise_eight(const uint8_t* p, float scale, float* to) {
+  constexpr uint8_t kUpper[16] = {0, 63, 63, 63, 64, 64, 64, 64, 128, 191, 191, 191, 192, 192, 192, 192};
+  constexpr uint8_t kLower[16] = {0, 0, 128, 192, 0, 64, 128, 192, 0, 0, 128, 192, 0, 64, 128, 192};
+  const uint8x8_t pairs = vreinterpret_u8_u32(vld1_dup_u32(reinterpret_cast<const FourBytes*>(p)));
+  const uint8x8_t bits = vzip1_u8(vand_u8(pairs, vdup_n_u8(15)), vshr_n_u8(pairs, 4));
+  const uint8x8_t lower = vqtbl1_u8(vld1q_u8(kLower), bits), upper = vqtbl1_u8(vld1q_u8(kUpper), bits);
+  const uint16x4_t first = vreinterpret_u16_u8(vzip1_u8(lower, upper));
+  const uint16x4_t second = vreinterpret_u16_u8(vzip2_u8(lower, upper));
+  vst1q_f32(to, vmulq_n_f32(vreinterpretq_f32_u32(vshll_n_u16(first, 16)), scale));
+  vst1q_f32(to + 4, vmulq_n_f32(vreinterpretq_f32_u32(vshll_n_u16(second, 16)), scale));
+}
+#else
 // The bytes of eight numbers' bits, from four bytes that have two each, the first in the low half.
 inline __attribute__((always_inline)) __m128i unpacked(const uint8_t* p) {
   int32_t four;
@@ -55,13 +69,14 @@ inline __attribute__((always_inline)) __m128i unpacked(const uint8_t* p) {
 }
 
 // Eight numbers times a scale. The last three bits choose the size, the first one is the sign.
-inline __attribute__((always_inline)) void dequantise_eight(const uint8_t* p, __m256 scale, float* to) {
+inline __attribute__((always_inline)) void dequantise_eight(const uint8_t* p, float scale, float* to) {
   const __m256 sizes = _mm256_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6);
   const __m256i bits = _mm256_cvtepu8_epi32(unpacked(p));
   const __m256i signs = _mm256_slli_epi32(_mm256_srli_epi32(bits, 3), 31);
   const __m256 numbers = _mm256_xor_ps(_mm256_permutevar8x32_ps(sizes, bits), _mm256_castsi256_ps(signs));
-  _mm256_storeu_ps(to, _mm256_mul_ps(numbers, scale));
+  _mm256_storeu_ps(to, _mm256_mul_ps(numbers, _mm256_set1_ps(scale)));
 }
+#endif
 
 // The weights [count, K] of some outputs of an expert.
 void dequantise(const Weights& w, int64_t expert, int64_t out, int count, float* to) {
@@ -75,9 +90,8 @@ void dequantise(const Weights& w, int64_t expert, int64_t out, int count, float*
     for (int64_t group = 0; group < w.groups; ++group) {
       const uint8_t bits = blocks[group * w.n];
       const float scale = matrix ? e4m3[bits] * matrix[0] / matrix[w.n] : e8m0(bits);
-      const __m256 all = _mm256_set1_ps(scale);
       for (int64_t i = 0; i < size; i += kLeastBlock, numbers += kLeastBlock / 2, to += kLeastBlock) {
-        dequantise_eight(numbers, all, to);
+        dequantise_eight(numbers, scale, to);
       }
     }
   }

@@ -87,7 +87,7 @@ ffi::Error grouped_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi:
   return all.has_error() ? all.error() : multiply_stored(pool, w.element_type(), *all, is_tiled, groups);
 }
 
-#if defined(__AVX512VNNI__)
+#if defined(JAXSERVE_INT8)
 constexpr int64_t kQuantizeRows = 16;  // rows one task quantises
 constexpr int64_t kFewRows = 4;        // of int8, which the vector unit serves as well: sums are exact on both
 
@@ -99,13 +99,9 @@ Quantized quantize(const float* x, int64_t k, int8_t* to) {
     largest = largest > magnitude ? largest : magnitude;
   }
   const float scale = std::max(maximum(largest), 1e-30f) / 127;
-  __m512i total = _mm512_setzero_si512();
-  for (int64_t i = 0; i < k; i += kLanes) {
-    const auto rounded = _mm512_cvtps_epi32(reinterpret_cast<__m512>(load(x + i) / scale));
-    total = _mm512_add_epi32(total, rounded);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to + i), _mm512_cvtepi32_epi8(rounded));
-  }
-  return {scale, _mm512_reduce_add_epi32(total)};
+  Ints total = {};
+  for (int64_t i = 0; i < k; i += kLanes) total += store_rounded(to + i, load(x + i) / scale);
+  return {scale, sum(total)};
 }
 
 template <typename... Groups>
@@ -158,7 +154,7 @@ extern "C" bool jaxserve_has_matrix_unit() { return jaxserve::tiles::allowed(); 
 
 JAXSERVE_MATMUL(jaxserve_matmul, matmul_handler, BufferR0, .Attr<bool>("matrix_unit"));
 JAXSERVE_MATMUL(jaxserve_grouped_matmul, grouped_handler, BufferR1, .Attr<bool>("matrix_unit"));
-#if defined(__AVX512VNNI__)
+#if defined(JAXSERVE_INT8)
 JAXSERVE_MATMUL(jaxserve_matmul_int8, matmul_int8_handler, BufferR0, );
 JAXSERVE_MATMUL(jaxserve_grouped_matmul_int8, grouped_int8_handler, BufferR1, );
 #endif

@@ -22,7 +22,7 @@ namespace jaxserve {
 
 namespace ffi = xla::ffi;
 
-constexpr int kTileRows = kLanes == 16 ? 6 : 3;
+constexpr int kTileRows = kRegisters == 32 ? 6 : 3;
 constexpr int kTileOutputs = 4;
 constexpr int64_t kBlockRows = 96;         // rows that share a tile's weights: they fit the second cache
 constexpr int64_t kTaskOutputs = 32;       // outputs of a task: a multiple of this
@@ -38,7 +38,7 @@ float finish(const Product<P>&, int64_t, const Floats (&sums)[1]) {
   return sum(sums[0]);
 }
 
-#if defined(__AVX512VNNI__)
+#if defined(JAXSERVE_INT8)
 template <typename P>
 FourFloats finish(const Product<P>& product, int64_t row, const Ints (&sums)[kTileOutputs]) {
   const Quantized own = product.quantized[row];

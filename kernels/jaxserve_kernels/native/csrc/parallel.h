@@ -37,7 +37,11 @@ void parallel_for(xla::ffi::ThreadPool& pool, int64_t num_tasks, Task task) {
   work();
   for (int spins = 0; counters->done.load(std::memory_order_acquire) < num_tasks; ++spins) {
     if (spins < 4096) {
+#if defined(__aarch64__)
+      asm volatile("yield");
+#else
       _mm_pause();
+#endif
     } else {
       std::this_thread::yield();
     }

@@ -24,6 +24,8 @@ struct Float16 : FloatInputs {
   static inline Floats weights(const uint16_t* p) {
 #if defined(__AVX512F__)
     return reinterpret_cast<Floats>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+#elif defined(__aarch64__)
+    return reinterpret_cast<Floats>(vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))));
 #else
     return reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
 #endif
@@ -36,6 +38,8 @@ struct BFloat16 : FloatInputs {
 #if defined(__AVX512F__)
     auto wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
     return reinterpret_cast<Floats>(_mm512_slli_epi32(wide, 16));
+#elif defined(__aarch64__)
+    return reinterpret_cast<Floats>(vshll_n_u16(vld1_u16(p), 16));
 #else
     auto wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
     return reinterpret_cast<Floats>(_mm256_slli_epi32(wide, 16));
@@ -49,6 +53,7 @@ struct Int8 : FloatInputs {
 };
 
 #if defined(__AVX512VNNI__)
+#define JAXSERVE_INT8 1
 // Int8 inputs, with exact sums: the instruction multiplies unsigned by signed bytes, so weights are taken 128 too
 // large, which the sum of a row's inputs makes good in the end.
 struct Int8Inputs {
@@ -76,6 +81,47 @@ inline FourInts sums_of_four(Ints a, Ints b, Ints c, Ints d) {
   auto half = _mm256_add_epi32(_mm512_castsi512_si256(all), _mm512_extracti64x4_epi64(all, 1));
   auto quarter = _mm_add_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
   return reinterpret_cast<FourInts>(quarter);
+}
+
+inline int32_t sum(Ints v) { return _mm512_reduce_add_epi32(reinterpret_cast<__m512i>(v)); }
+
+// Rounds to the nearest integer, to even, and stores that as bytes.
+inline Ints store_rounded(int8_t* p, Floats v) {
+  const __m512i rounded = _mm512_cvtps_epi32(reinterpret_cast<__m512>(v));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(rounded));
+  return reinterpret_cast<Ints>(rounded);
+}
+#elif defined(__aarch64__)
+#define JAXSERVE_INT8 1
+// Int8 inputs, with exact sums.
+struct Int8Inputs {
+  using Stored = int8_t;
+  using Input = int8_t;
+  using Sum = Ints;
+  static constexpr int kStep = 4 * kLanes;
+  static constexpr int32_t kOffset = 0;
+  static inline Ints inputs(const int8_t* p) { return reinterpret_cast<Ints>(vld1q_s8(p)); }
+  static inline Ints weights(const int8_t* p) { return inputs(p); }
+  static inline void add(Ints& sum, Ints inputs, Ints weights) {
+    sum = reinterpret_cast<Ints>(vdotq_s32(reinterpret_cast<int32x4_t>(sum), reinterpret_cast<int8x16_t>(weights),
+                                           reinterpret_cast<int8x16_t>(inputs)));
+  }
+};
+
+inline FourInts sums_of_four(Ints a, Ints b, Ints c, Ints d) {
+  const auto ab = vpaddq_s32(reinterpret_cast<int32x4_t>(a), reinterpret_cast<int32x4_t>(b));
+  const auto cd = vpaddq_s32(reinterpret_cast<int32x4_t>(c), reinterpret_cast<int32x4_t>(d));
+  return reinterpret_cast<FourInts>(vpaddq_s32(ab, cd));
+}
+
+inline int32_t sum(Ints v) { return vaddvq_s32(reinterpret_cast<int32x4_t>(v)); }
+
+// Rounds to the nearest integer, to even, and stores that as bytes.
+inline Ints store_rounded(int8_t* p, Floats v) {
+  const int32x4_t rounded = vcvtnq_s32_f32(reinterpret_cast<float32x4_t>(v));
+  const int16x4_t half = vmovn_s32(rounded);
+  *reinterpret_cast<FourBytes*>(p) = vget_lane_u32(vreinterpret_u32_s8(vmovn_s16(vcombine_s16(half, half))), 0);
+  return reinterpret_cast<Ints>(rounded);
 }
 #endif
 

@@ -1,9 +1,13 @@
-// SIMD for one host: 16 float lanes with AVX-512, else 8 with AVX2.
+// SIMD for one host: 16 float lanes with AVX-512, 8 with AVX2, 4 with NEON.
 //
 // Sums have one fixed order whatever surrounds a row, so that a row's result never depends on its batch.
 #pragma once
 
+#if defined(__aarch64__)
+#include <arm_neon.h>
+#else
 #include <immintrin.h>
+#endif
 
 #include <cstdint>
 
@@ -13,8 +17,16 @@ namespace jaxserve {
 constexpr int kLanes = 16;
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 constexpr int kLanes = 8;
+#elif defined(__ARM_FEATURE_DOTPROD)
+constexpr int kLanes = 4;
 #else
-#error "these kernels need AVX2, FMA and F16C"
+#error "these kernels need AVX2, FMA and F16C, or NEON with dot products"
+#endif
+
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kRegisters = 32;  // vectors
+#else
+constexpr int kRegisters = 16;
 #endif
 
 typedef float Floats __attribute__((vector_size(kLanes * 4)));
@@ -24,12 +36,16 @@ typedef float UnalignedFloats __attribute__((vector_size(kLanes * 4), aligned(4)
 typedef float FourFloats __attribute__((vector_size(16)));
 typedef int32_t FourInts __attribute__((vector_size(16)));
 typedef float UnalignedFour __attribute__((vector_size(16), aligned(4), may_alias));
+typedef uint32_t FourBytes __attribute__((aligned(1), may_alias));
 
 inline Floats load(const float* p) { return *reinterpret_cast<const UnalignedFloats*>(p); }
 inline Floats load(const int8_t* p) {
 #if defined(__AVX512F__)
   const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return reinterpret_cast<Floats>(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)));
+#elif defined(__aarch64__)
+  const int8x8_t bytes = vreinterpret_s8_u32(vld1_dup_u32(reinterpret_cast<const FourBytes*>(p)));
+  return reinterpret_cast<Floats>(vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(bytes)))));
 #else
   const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
   return reinterpret_cast<Floats>(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)));
@@ -41,7 +57,11 @@ inline void store(float* p, Floats v) { *reinterpret_cast<UnalignedFloats*>(p) =
 // Keeps the compiler from loading `v` again at each of its uses: loads would bound the product.
 template <typename Vector>
 inline Vector in_register(Vector v) {
+#if defined(__aarch64__)
+  asm("" : "+w"(v));
+#else
   asm("" : "+v"(v));
+#endif
   return v;
 }
 
@@ -53,6 +73,10 @@ inline Floats multiply_add(Floats sum, Floats a, Floats b) {
   using Register = __m512;
   return reinterpret_cast<Floats>(
       _mm512_fmadd_ps(reinterpret_cast<Register>(a), reinterpret_cast<Register>(b), reinterpret_cast<Register>(sum)));
+#elif defined(__aarch64__)
+  using Register = float32x4_t;
+  return reinterpret_cast<Floats>(
+      vfmaq_f32(reinterpret_cast<Register>(sum), reinterpret_cast<Register>(a), reinterpret_cast<Register>(b)));
 #else
   using Register = __m256;
   return reinterpret_cast<Floats>(
@@ -67,6 +91,9 @@ inline Floats picked(Floats a, Floats b, Ints lanes) {
 #if defined(__AVX512F__)
   return reinterpret_cast<Floats>(_mm512_permutex2var_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512i>(lanes),
                                                          reinterpret_cast<__m512>(b)));
+#elif defined(__aarch64__)
+  const uint8x16x2_t bytes = {reinterpret_cast<uint8x16_t>(a), reinterpret_cast<uint8x16_t>(b)};
+  return reinterpret_cast<Floats>(vqtbl2q_u8(bytes, reinterpret_cast<uint8x16_t>(lanes * 0x04040404 + 0x03020100)));
 #else
   const auto index = reinterpret_cast<__m256i>(lanes);
   const auto of_a = _mm256_permutevar8x32_ps(reinterpret_cast<__m256>(a), index);
@@ -78,6 +105,11 @@ inline Floats picked(Floats a, Floats b, Ints lanes) {
 
 // The sums of four vectors: within groups of four lanes first, then over the groups.
 inline FourFloats sums_of_four(Floats a, Floats b, Floats c, Floats d) {
+#if defined(__aarch64__)
+  const auto ab = vpaddq_f32(reinterpret_cast<float32x4_t>(a), reinterpret_cast<float32x4_t>(b));
+  const auto cd = vpaddq_f32(reinterpret_cast<float32x4_t>(c), reinterpret_cast<float32x4_t>(d));
+  return reinterpret_cast<FourFloats>(vpaddq_f32(ab, cd));
+#else
 #if defined(__AVX512F__)
   auto w = reinterpret_cast<__m512>(a), x = reinterpret_cast<__m512>(b);
   auto y = reinterpret_cast<__m512>(c), z = reinterpret_cast<__m512>(d);
@@ -95,6 +127,7 @@ inline FourFloats sums_of_four(Floats a, Floats b, Floats c, Floats d) {
 #endif
   auto quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
   return reinterpret_cast<FourFloats>(quarter);
+#endif
 }
 
 inline float sum(Floats v) { return sums_of_four(v, v, v, v)[0]; }
@@ -103,6 +136,8 @@ inline float sum(Floats v) { return sums_of_four(v, v, v, v)[0]; }
 inline bool any(Ints v) {
 #if defined(__AVX512F__)
   return _mm512_test_epi32_mask(reinterpret_cast<__m512i>(v), reinterpret_cast<__m512i>(v)) != 0;
+#elif defined(__aarch64__)
+  return vmaxvq_u32(reinterpret_cast<uint32x4_t>(v)) != 0;
 #else
   return _mm256_movemask_ps(reinterpret_cast<__m256>(v)) != 0;
 #endif
@@ -111,6 +146,8 @@ inline bool any(Ints v) {
 inline float maximum(Floats v) {
 #if defined(__AVX512F__)
   return _mm512_reduce_max_ps(reinterpret_cast<__m512>(v));
+#elif defined(__aarch64__)
+  return vmaxvq_f32(reinterpret_cast<float32x4_t>(v));
 #else
   auto wide = reinterpret_cast<__m256>(v);
   __m128 half = _mm_max_ps(_mm256_castps256_ps128(wide), _mm256_extractf128_ps(wide, 1));
