@@ -66,11 +66,12 @@ def matmul(
     if sizes is not None:
         from jaxserve_kernels.matmul.gpu import skinny  # imports Pallas
 
-        return skinny.matmul(x, values, scales.blocks, tuning=sizes) * _matrix_scale(scales)
+        product: Array = skinny.matmul(x, values, scales.blocks, tuning=sizes)
+        return product * _matrix_scale(scales)
     if backend in NATIVE and float4.supports(x, values, scales.blocks):
         count = jnp.int32(len(x)) if num_rows is None else num_rows
         return float4.matmul(x, values[None], count[None], scales.blocks[None], scales.matrix[None])
-    product: Array = jax.lax.platform_dependent(x, values, scales, cpu=_by_outputs, default=_whole)
+    product = jax.lax.platform_dependent(x, values, scales, cpu=_by_outputs, default=_whole)
     return product
 
 
@@ -86,7 +87,8 @@ def _whole(x: Float[Array, "T I"], values: UInt8[Array, "O P"], scales: TwoLevel
 def _matrix_scale(scales: TwoLevelScales) -> Float[Array, "O"]:
     """Return what the weights of each output are multiplied with, beside the scales of their blocks."""
     factors, divisors = scales.matrix
-    return factors / divisors
+    scale: Array = factors / divisors
+    return scale
 
 
 def _in_steps(values: UInt8[Array, "O P"], blocks: Float[Array, "G O"], dtype: jnp.dtype | type) -> Float[Array, "O I"]:
