@@ -20,7 +20,7 @@ from jaxserve.executor.hosts.agreement import ONE_HOST, Hosts, agree_smallest
 from jaxserve.executor.routed_experts import routed_experts_info
 from jaxserve.ipc.messages import EmbeddingInfo
 from jaxserve.kv.spec import KVSpec
-from jaxserve.layers.cache import group_shapes
+from jaxserve.layers.cache import CacheShapes
 from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.skeleton import (
@@ -34,7 +34,7 @@ from jaxserve.models.step_work import step_work
 from jaxserve.quant.array import array_bytes
 from jaxserve.runner.backend import Chip, chip_of
 from jaxserve.runner.buckets import embed_buckets, largest_step_work, resolve_embed_limits, resolve_limits
-from jaxserve.runner.cache_sizes import CacheSizes
+from jaxserve.runner.cache_sizes import CacheSizes, slot_bytes
 from jaxserve.runner.determinism import check_deterministic
 from jaxserve.runner.embedding import embedding_task, pool_pages
 from jaxserve.runner.host.cores import num_cores
@@ -45,11 +45,11 @@ from jaxserve.runner.inputs import Program, StepTask
 from jaxserve.runner.kv_scales import KVScaleMeasurement, make_measurement
 from jaxserve.runner.limits import (
     Limits,
+    cache_shapes,
     check_cache,
-    check_embeds,
     context_notes,
     kv_cache_dtype,
-    kv_spec,
+    kv_specs,
     make_encoder_policy,
     make_limits,
     make_policy,
@@ -67,6 +67,7 @@ from jaxserve.runner.speculation.step import speculative_task
 from jaxserve.runner.state import StateProgram, StateShapes
 from jaxserve.runner.steps import GENERATION, abstract_params, generation_task
 from jaxserve.runner.warmup import MadeProgram, Progress, make_programs, make_state_programs
+from jaxserve.scheduler.plan import Buckets
 from jaxserve.sharding.mesh import Sharding, host_devices, make_sharding
 from jaxserve.sharding.rules import cache_shards
 from jaxserve.types import Pooling
@@ -244,7 +245,7 @@ def _prepare_embedding(
     config: Config, model: DecoderConfig | EncoderConfig, modules: SentenceModules | None, device: jax.Device
 ) -> Preparation:
     skeleton = make_embedding_skeleton(config, model, chip_of(device))
-    limits = embed_limits(config, skeleton.config, device.platform, modules)
+    limits = embed_limits(config, skeleton, device.platform, modules)
     check_deterministic(config, skeleton.config, skeleton.policy)
     model_info = embedding_info(config, skeleton.config, modules)
     return Preparation(
@@ -280,7 +281,6 @@ def make_embedding_skeleton(
         raise ConfigError(f"--data-parallel-size {num_ranks}: a model that embeds keeps no KV cache to divide; use 1")
     if isinstance(model, EncoderConfig):
         return make_encoder_skeleton(model, make_encoder_policy(config, chip))
-    check_embeds(model)
     model = model.with_context(config.model.max_model_len).for_devices(config.parallel.tensor_parallel_size)
     model = replace(model, tied_embeddings=True)  # no memory goes into an unused head
     return make_skeleton(model, make_policy(config, model, chip))
@@ -300,26 +300,36 @@ _NO_PAGES = KVSpec(num_layers=0, num_kv_heads=0, head_dim=0, dtype_bytes=0, bloc
 
 
 def embed_limits(
-    config: Config, model: DecoderConfig | EncoderConfig, platform: str, modules: SentenceModules | None
+    config: Config, skeleton: ModelSkeleton | EncoderSkeleton, platform: str, modules: SentenceModules | None
 ) -> Limits:
     """Return the sizes of an engine that embeds. Raises ConfigError."""
     step = resolve_embed_limits(platform, config.scheduler, config.model.max_model_len)
     buckets = embed_buckets(platform, step)
-    spec, num_blocks, shapes = _NO_PAGES, 0, None
-    if isinstance(model, DecoderConfig):
-        spec = kv_spec(config, model, platform)
-        num_blocks = pool_pages(buckets, spec.block_size)
-        dtype, heads = kv_cache_dtype(config, platform), (spec.num_kv_heads, spec.head_dim)
-        shapes = (group_shapes(model.cache.paged[0], num_blocks, spec.block_size, dtype, dtype, heads),)
-    max_model_len = _max_model_len(config, model, modules, step.max_num_batched_tokens)
+    cache, shapes = CacheSizes((_NO_PAGES,), (0,)), None
+    if isinstance(skeleton, ModelSkeleton):
+        cache, shapes = _embed_cache(config, skeleton, platform, buckets)
+    max_model_len = _max_model_len(config, skeleton.config, modules, step.max_num_batched_tokens)
     return Limits(
-        cache=CacheSizes((spec,), (num_blocks,)),
+        cache=cache,
         shapes=shapes,
         kv_dtype=kv_cache_dtype(config, platform),
         max_model_len=max_model_len,
-        max_pages=-(-max_model_len // spec.block_size),
+        max_pages=-(-max_model_len // cache.specs[0].block_size),
         buckets=buckets,
     )
+
+
+def _embed_cache(
+    config: Config, skeleton: ModelSkeleton, platform: str, buckets: Buckets
+) -> tuple[CacheSizes, CacheShapes]:
+    """Return the pages that hold any step in each group, and the one state slot that all texts begin at."""
+    decoder, policy = skeleton.config, skeleton.policy
+    specs, states = kv_specs(config, decoder, platform), decoder.cache.states
+    num_blocks, num_slots = pool_pages(buckets, specs[0].block_size), 1 if states else 0
+    held = slot_bytes(states, policy.activations, policy.rules, policy.rules.count("kv_heads"))
+    counts = [num_blocks if group.has_pages else num_slots for group in decoder.cache.groups]
+    sizes = CacheSizes(specs, (num_blocks,) * len(specs), held, num_slots)
+    return sizes, cache_shapes(config, decoder, policy, platform, counts)
 
 
 def embedding_info(

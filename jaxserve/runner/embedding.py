@@ -1,7 +1,8 @@
 """Embedding as a task of the runner: packed texts in, one pooled vector per text out.
 
 Every text is whole. A decoder keeps keys and values in pages only within the step: the texts' pages follow each other
-from page 1 on, and the next step overwrites them. An encoder has no pages.
+from page 1 on, and the next step overwrites them. Recurrent layers begin every text at a slot of zeros, and keep no states. An
+encoder has no pages.
 
 Letters: B texts, T tokens of the step, D numbers of a vector, M pages of a text.
 """
@@ -19,7 +20,7 @@ from jaxserve_kernels.paged_attention import Paging, ragged_layout
 from jaxtyping import Array, Float, Int
 
 from jaxserve.layers.attention import StepContext
-from jaxserve.layers.cache import Cache, pages_shape
+from jaxserve.layers.cache import Cache, StateSlots, pages_shape
 from jaxserve.layers.rope import query_scales, rotation, sliding_rotation
 from jaxserve.layers.segment_attention import Texts
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
@@ -142,7 +143,7 @@ def pooled(
 
 
 def _context(skeleton: ModelSkeleton, field: dict[str, Any], cache: Cache, program: Program) -> StepContext:
-    _, num_pages, _, page_size, _ = pages_shape(cache)
+    _, num_pages, _, page_size, _ = pages_shape(cache)  # the same in every group
     positions, rows, starts = field["positions"], field["rows"], field["starts"]
     is_real = rows < program.num_rows
     firsts = field["first_pages"]
@@ -151,18 +152,19 @@ def _context(skeleton: ModelSkeleton, field: dict[str, Any], cache: Cache, progr
     ragged = ragged_layout(
         starts, field["num_single_rows"], num_tokens=program.num_tokens, backend=skeleton.policy.attention_backend
     )
+    paging = Paging(
+        block_tables=tables,
+        kv_lengths=starts[1:] - starts[:-1],
+        query_starts=starts,
+        pages=pages,
+        slots=positions % page_size,
+        ragged=ragged,
+    )
+    zeros = jnp.zeros(program.num_rows, jnp.int32)
+    states = StateSlots(reads=zeros, writes=zeros + 1)  # there is one slot: what is after it is dropped
     return StepContext(
         rotation=rotation(skeleton.config, positions),
         sliding_rotation=sliding_rotation(skeleton.config, positions),
         query_scales=query_scales(skeleton.config, positions),
-        groups=(
-            Paging(
-                block_tables=tables,
-                kv_lengths=starts[1:] - starts[:-1],
-                query_starts=starts,
-                pages=pages,
-                slots=positions % page_size,
-                ragged=ragged,
-            ),
-        ),
+        groups=tuple(paging if group.has_pages else states for group in skeleton.config.cache.groups),
     )

@@ -263,12 +263,6 @@ def num_planned_drafts(config: Config, decoder: DecoderConfig) -> int:
     return config.scheduler.num_speculative_tokens if is_lookup else 0
 
 
-def check_embeds(decoder: DecoderConfig) -> None:
-    """Raise ConfigError for a decoder whose kinds of cache the programs that embed do not have."""
-    if [group.kind for group in decoder.cache.groups] != ["full"]:
-        raise ConfigError("--task embed: only with layers that all keep keys and values of one shape")
-
-
 def kv_specs(config: Config, decoder: DecoderConfig, platform: str) -> tuple[KVSpec, ...]:
     """Return the contents and size of a page of each cache group with pages."""
     return tuple(

@@ -18,7 +18,7 @@ from jaxserve.executor.preparation import resolve_task
 from jaxserve.ipc.messages import Abort, EmbeddingInfo
 from jaxserve.models.registry import model_of, open_model
 from tests.engine.embedding_engine import EmbeddingEngine, text
-from tests.models.goldens import DATA, decoder_vectors, encoder_golden, minilm_golden, pair_golden
+from tests.models.goldens import DATA, decoder_vectors, encoder_golden, golden_checkpoint, minilm_golden, pair_golden
 from tests.unit.checkpoint.checkpoint_files import minilm_directory, smollm2_file
 
 BERT = encoder_golden("bert_tiny")
@@ -96,6 +96,32 @@ def test_decoders_embed_as_transformers_does(name: str, pooling: Any) -> None:
     engine = EmbeddingEngine(DATA / name, pooling=pooling, max_num_batched_tokens=96)
     for found, expected in zip(engine.vectors(golden.token_ids), golden.vectors[pooling], strict=True):
         np.testing.assert_allclose(found, expected, atol=2e-4)
+    assert engine.executor.compilations()["serving"] == 0
+    engine.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    [
+        "deepseek_v3_tiny",
+        "mistral4_odd_tiny",
+        "qwen3_next_tiny",
+        "nemotron_h_tiny",
+        "lfm2_odd_tiny",
+        "gemma4_moe_odd_tiny",
+    ],
+)
+def test_vectors_of_all_caches_are_what_transformers_multiplies_with_the_head(name: str) -> None:
+    """Latent vectors, gated delta nets, Mamba-2, short convolutions, and keys of two shapes; other texts share the steps."""
+    golden = golden_checkpoint(name)
+    tensors = load_file(golden.path / "model.safetensors")
+    head = np.asarray(tensors.get("lm_head.weight", tensors.get("model.embed_tokens.weight")), np.float32)
+    engine = EmbeddingEngine(golden.path, max_num_batched_tokens=96, max_num_seqs=4)
+    for _ in range(2):  # the second time, pages and states are those of other texts
+        vectors = engine.vectors([[7, 8, 9], golden.prompt_ids, [5], golden.prompt_ids, golden.prompt_ids[:-1]])
+        for vector, position in ((vectors[1], -1), (vectors[3], -1), (vectors[4], -2)):
+            np.testing.assert_allclose(head @ vector, golden.logits[position], atol=2e-4)
     assert engine.executor.compilations()["serving"] == 0
     engine.close()
 

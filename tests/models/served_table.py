@@ -21,13 +21,14 @@ from jaxserve.config import Config, HostsConfig, ModelConfig, ParallelConfig, Sc
 from jaxserve.config_cache import TierConfig
 from jaxserve.errors import ConfigError
 from jaxserve.executor.adapters import adaptable_modules
+from jaxserve.executor.preparation import make_embedding_skeleton
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.recurrent import RecurrentConfig
 from jaxserve.models.registry import decoder_config, families
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.quant.names import format_names
 from jaxserve.runner.backend import Chip
-from jaxserve.runner.limits import check_cache, check_embeds, make_policy, mesh_shape, with_cache_groups
+from jaxserve.runner.limits import check_cache, make_policy, mesh_shape, with_cache_groups
 from jaxserve.sharding.mesh import check_shape
 from jaxserve.tools.markdown import markdown_table
 from tests.models.goldens import DATA
@@ -78,6 +79,7 @@ VARIANTS: Mapping[str, tuple[Mapping[str, int], ...]] = {
 }
 """Metadata of GGUF files that have another architecture than the family's first."""
 PLAIN = Config(model=ModelConfig(model="model"))
+EMBEDDER = ModelConfig(model="model", task="embed")
 TWO_DEVICES = ParallelConfig(tensor_parallel_size=2)
 
 
@@ -140,7 +142,7 @@ def _cells(decoder: DecoderConfig, *, has_mtp_layers: bool) -> tuple[str, ...]:
         _adapted(decoder),
         _drafts(decoder) + (", MTP" if has_mtp_layers else ""),
         _starts(decoder, replace(PLAIN, tiers=TierConfig(kv_offload_memory=1 << 30))),
-        _answer(lambda: check_embeds(decoder)),
+        _answer(lambda: make_embedding_skeleton(replace(PLAIN, model=EMBEDDER), decoder, Chip("cpu", None))),
     )
 
 

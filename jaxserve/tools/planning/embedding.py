@@ -142,7 +142,7 @@ def plan_embedding(
 def fit_embedding(config: Config, model: EmbeddingModel, device: Device) -> EmbeddingFit:
     """Return the sizes of the engine on a device. Raises ConfigError for settings that it cannot have."""
     skeleton = make_embedding_skeleton(config, model.config, planned_chip(device))
-    limits = embed_limits(config, skeleton.config, device.platform, model.modules)
+    limits = embed_limits(config, skeleton, device.platform, model.modules)
     rules = skeleton.policy.rules
     weights = sum(
         array.num_bytes // math.prod(rules.count(axis) for axis in array.axes)
