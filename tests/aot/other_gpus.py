@@ -25,14 +25,19 @@ from tests.aot.devices import Target
 from tests.aot.machine_code import machine_code
 
 BATCH, NUM_TOKENS, MAX_PAGES = 32, 509, 512
-_POOL_SHAPE = (8, 4096, 8, 16, 128)
+_POOL_SHAPE, _DIM = (8, 4096, 8, 16), 128
 _COLUMNS, _STATS = 8, 128
 """Columns of the results of a part, and its maxima and sums, in float32."""
 KV_DTYPES = ("bfloat16", "int8", "float8_e4m3fn")
+KERNELS = {
+    **{kv_dtype: (_DIM, kv_dtype) for kv_dtype in KV_DTYPES},
+    **{f"{dim}-{kv_dtype}": (dim, kv_dtype) for dim in (80, 96) for kv_dtype in ("bfloat16", "float8_e4m3fn")},
+}
+"""Head dimensions and KV caches by name."""
 
 
-def _kernels(target: Target, kv_dtype: str) -> dict[str, Any]:
-    """Return what the assembler says of both launches of a mixed step at the shapes of Llama-3.1-8B."""
+def _kernels(target: Target, dim: int, kv_dtype: str) -> dict[str, Any]:
+    """Return what the assembler says of both launches of a mixed step at the shapes of Llama-3.1-8B, but for the head dimension."""
     (device,) = target.devices(1)
     sharding = jax.sharding.SingleDeviceSharding(device)
 
@@ -46,10 +51,10 @@ def _kernels(target: Target, kv_dtype: str) -> dict[str, Any]:
         return mixed_attention(q, k, v, layer, tables, lengths, ragged, **options)
 
     def compiled() -> jax.stages.Compiled:
-        pool = [array(*_POOL_SHAPE, dtype=kv_dtype)] * 2
+        pool = [array(*_POOL_SHAPE, dim, dtype=kv_dtype)] * 2
         rows = array(), array(BATCH, MAX_PAGES), array(BATCH), array(BATCH + 1), array()
         with jax.default_device(device):
-            return jax.jit(mixed).lower(array(NUM_TOKENS, 32, 128, dtype=jnp.bfloat16), *pool, *rows).compile()
+            return jax.jit(mixed).lower(array(NUM_TOKENS, 32, dim, dtype=jnp.bfloat16), *pool, *rows).compile()
 
     with tempfile.TemporaryDirectory() as folder:
         code = machine_code(target, compiled, Path(folder))
@@ -83,20 +88,21 @@ def _step(name: str, kind: str, kv_dtype: str) -> dict[str, Any]:
 
 def _absent_bytes(context: int, kv_dtype: str) -> int:
     """Return the bytes of parts of rows that have memory and do not exist: the kernel writes, and the join reads, no such part."""
-    _, _, num_kv_heads, page_size, dim = _POOL_SHAPE
-    tuning = decode_tuning("mma", dim, jnp.dtype(kv_dtype).itemsize)
+    _, _, num_kv_heads, page_size = _POOL_SHAPE
+    tuning = decode_tuning("mma", _DIM, jnp.dtype(kv_dtype).itemsize)
     cutting = make_cutting(tuning, BATCH, num_kv_heads, tuning.programs, MAX_PAGES * page_size)
     rows = jnp.full(BATCH, -(-context // KEYS), jnp.int32)
     absent = cutting.num_parts - int(cutting.cut(jnp.zeros_like(rows), rows).num_parts[0])
-    return 2 * absent * num_kv_heads * 4 * (dim * _COLUMNS + _STATS)
+    return 2 * absent * num_kv_heads * 4 * (_DIM * _COLUMNS + _STATS)
 
 
 def main(name: str, *steps_of: str) -> int:
-    """Print what was compiled for a device of the planner's table: kernels for every KV cache, and whole steps with some."""
-    target = Target(ACCELERATORS[name])
-    found: dict[str, Any] = {kv_dtype: _kernels(target, kv_dtype) for kv_dtype in KV_DTYPES}
-    for kv_dtype in steps_of:
-        found[kv_dtype] |= {kind: _step(name, kind, kv_dtype) for kind in ("decode", "mixed")}
+    """Print what was compiled for a device of the planner's table: whole steps with some KV caches, or all kernels."""
+    if steps_of:
+        found = {each: {kind: _step(name, kind, each) for kind in ("decode", "mixed")} for each in steps_of}
+    else:
+        target = Target(ACCELERATORS[name])
+        found = {each: _kernels(target, *kernel) for each, kernel in KERNELS.items()}
     print(json.dumps(found))
     return 0
 

@@ -18,7 +18,7 @@ from jaxserve_kernels.paged_attention import Scoring, bucketed
 
 from benchmarks.gpu.static import branches, launches
 from tests.aot.devices import A100, B200, L40S, RTX5090, T4, Target
-from tests.aot.other_gpus import KV_DTYPES
+from tests.aot.other_gpus import KERNELS, KV_DTYPES
 from tests.e2e.http_server import ROOT, SOURCES
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
@@ -49,16 +49,18 @@ def _compiled_for(target: Target, *steps_of: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("target", "architecture"), ARCHITECTURES)
-def test_the_kernel_is_assembled_for_each_architecture_and_each_kv_cache(target: Target, architecture: str) -> None:
+def test_the_kernel_is_assembled_for_each_architecture_kv_cache_and_head_dimension(
+    target: Target, architecture: str
+) -> None:
     found = _compiled_for(target)
-    assert list(found) == list(KV_DTYPES)
-    for kv_dtype, kernels in found.items():
-        assert kernels["architectures"] == [architecture], kv_dtype
+    assert list(found) == list(KERNELS)
+    for name, kernels in found.items():
+        assert kernels["architectures"] == [architecture], name
         assert kernels["kernels"] == 2, "decode rows and chunks"
-        assert kernels["spilled_bytes"] == 0, kv_dtype
-        assert max(kernels["registers"]) <= 255, kv_dtype
+        assert kernels["spilled_bytes"] == 0, name
+        assert max(kernels["registers"]) <= 255, name
         # Tensor cores of a warp, asynchronous copies of a thread, and no conversion of e4m3, which Ampere has not.
-        assert kernels["instructions"] == ["HMMA.16816", "LDGSTS"], kv_dtype
+        assert kernels["instructions"] == ["HMMA.16816", "LDGSTS"], name
 
 
 @pytest.mark.newest

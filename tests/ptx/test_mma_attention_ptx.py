@@ -69,6 +69,9 @@ DECODE = [
     Case((1, 1, 1), (33, 300, 0), num_heads=8, num_kv_heads=2, dim=128, dtype="float16", sliding_window=100),
     replace(CASES[8], lengths=(5, 150, 1, 0), num_heads=4, num_kv_heads=1),
     CASES[9],
+    Case((1, 1), (129, 70), num_heads=4, num_kv_heads=2, dim=80, kv_dtype="int8"),
+    Case((1, 1), (7, 90), dim=96, has_sinks=True, scale=0.25),
+    *(pytest.param(CASES[i], marks=pytest.mark.newest) for i in (3, 10)),
     *(pytest.param(CASES[i], marks=pytest.mark.newest) for i in (5, 6)),
     pytest.param(
         Case((1, 1), (33, 300), num_heads=12, num_kv_heads=1, dim=128, page_size=64, kv_dtype="int8", has_sinks=True),
@@ -83,11 +86,13 @@ DECODE = [
         marks=pytest.mark.newest,
     ),
 ]
-"""Groups of 1, 2, 3, 4, 8 and 12 heads, head dimensions 64, 128 and 256, both types, 8-bit pools of both kinds, every option, rows
+"""Groups of 1, 2, 3, 4, 8 and 12 heads, all head dimensions, both types, 8-bit pools of both kinds, every option, rows
 in several parts."""
 MIXED = [
     Case((1, 5, 21), (50, 100, 41), num_heads=4, num_kv_heads=1, dim=128, has_sinks=True, padding=3),
     replace(CASES[18], counts=(1, 21), lengths=(30, 90)),
+    Case((1, 21), (50, 41), num_kv_heads=1, dim=96, dtype="float16", page_size=32, kv_dtype="float8_e4m3fn", padding=3),
+    pytest.param(CASES[15], marks=pytest.mark.newest),
     pytest.param(CASES[20], marks=pytest.mark.newest),
     pytest.param(replace(CASES[19], counts=(30,), num_heads=4), marks=pytest.mark.newest),
     pytest.param(
@@ -137,10 +142,10 @@ def test_no_page_of_a_long_row_is_missed() -> None:
     assert error(case, given, _by_kernel(case, given)) <= 1
 
 
-@pytest.mark.parametrize("kv_dtype", [None, "int8"])
-def test_keys_and_values_are_read_once(kv_dtype: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("dim", "kv_dtype"), [(128, None), (128, "int8"), (96, None)])
+def test_keys_and_values_are_read_once(dim: int, kv_dtype: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies take whole tiles of 64 keys, and the queries of each part."""
-    case = Case((1, 1), (1000, 128), num_heads=4, num_kv_heads=1, dim=128, kv_dtype=kv_dtype)
+    case = Case((1, 1), (1000, 128), num_heads=4, num_kv_heads=1, dim=dim, kv_dtype=kv_dtype)
     load, copied = GlobalMemory.load, []
 
     def counted(memory: GlobalMemory, addresses: np.ndarray, size: int) -> np.ndarray:

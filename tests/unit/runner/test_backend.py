@@ -65,6 +65,8 @@ def test_other_gpus_take_the_kernel_on_mma(capability: tuple[int, int]) -> None:
     chip = Chip("gpu", capability)
     assert _choose(_config(), chip) == "mosaic_gpu_mma"
     assert _choose(_config(), chip, dtype=jnp.dtype("float16")) == "mosaic_gpu_mma"
+    for dim in (64, 80, 96):
+        assert _choose(_config(), chip, replace(DECODER, head_dim=dim)) == "mosaic_gpu_mma"
     wide = replace(DECODER, head_dim=256)
     expected = "mosaic_gpu_mma" if capability in ((8, 0), (10, 0)) else "bucketed"
     assert _choose(_config(), chip, wide) == expected, "its tiles do not fit 99 KB"
@@ -98,7 +100,7 @@ REFUSALS = [
     (TPU, {}, DECODER, jnp.dtype("float16"), "queries of float16: only float32 and bfloat16"),
     (TPU, {"block_size": 8}, DECODER, BFLOAT16, "pages of 8 tokens: only multiples of 16"),
     (TURING, {}, DECODER, BFLOAT16, "compute capability 7.5: only from 8.0 (Ampere) on"),
-    (AMPERE, {}, replace(DECODER, head_dim=96), BFLOAT16, "head dimension 96: only 64, 128, 256"),
+    (AMPERE, {}, replace(DECODER, head_dim=72), BFLOAT16, "head dimension 72: only 64, 80, 96, 128, 256"),
     (ADA, {}, replace(DECODER, head_dim=256), BFLOAT16, "head dimension 256: tiles of 128 KB, a block has 99"),
     (AMPERE, {}, replace(DECODER, num_heads=64, num_kv_heads=1), BFLOAT16, "64 query heads per KV head: at most 32"),
     (Chip("gpu"), {}, DECODER, BFLOAT16, "compute capability unknown"),

@@ -12,8 +12,6 @@ import jax.numpy as jnp
 DIMS = (64, 80, 96, 128, 256)
 _FIRST_JAX = (0, 11, 2)
 _MOST_GROUPED = 64
-MMA_DIMS = (64, 128, 256)
-"""Head dimensions that fill whole matmuls of 64 rows."""
 _MOST_GROUPED_MMA = 32
 MMA_KEYS = 64
 """Keys of a tile: the rows of a warpgroup's matmul."""
@@ -23,14 +21,14 @@ _MMA_STAGES = 2
 
 def unsupported(num_heads: int, pool_shape: tuple[int, ...], dtype: jnp.dtype, kv_dtype: jnp.dtype) -> str | None:
     """Return in a few words why these shapes and types have no kernel; None if they have one."""
-    return _unsupported(num_heads, pool_shape, dtype, kv_dtype, DIMS, _MOST_GROUPED)
+    return _unsupported(num_heads, pool_shape, dtype, kv_dtype, _MOST_GROUPED)
 
 
 def unsupported_mma(
     num_heads: int, pool_shape: tuple[int, ...], dtype: jnp.dtype, kv_dtype: jnp.dtype, shared_bytes: int | None
 ) -> str | None:
     """Return why the kernel on `mma.sync` does not serve these; None if it does. shared_bytes: most of one block."""
-    reason = _unsupported(num_heads, pool_shape, dtype, kv_dtype, MMA_DIMS, _MOST_GROUPED_MMA)
+    reason = _unsupported(num_heads, pool_shape, dtype, kv_dtype, _MOST_GROUPED_MMA)
     dim, itemsize = pool_shape[4], jnp.dtype(kv_dtype).itemsize
     needed = 2 * _MMA_STAGES * MMA_KEYS * dim * itemsize  # keys and values
     if reason is None and shared_bytes is not None and needed >= shared_bytes:
@@ -43,7 +41,6 @@ def _unsupported(
     pool_shape: tuple[int, ...],
     dtype: jnp.dtype,
     kv_dtype: jnp.dtype,
-    dims: tuple[int, ...],
     most_grouped: int,
 ) -> str | None:
     _, _, num_kv_heads, page_size, dim = pool_shape
@@ -53,8 +50,8 @@ def _unsupported(
         return f"queries of {jnp.dtype(dtype).name}: only bfloat16 and float16"
     if kv_dtype not in (dtype, jnp.float8_e4m3fn, jnp.int8):
         return f"a KV cache of {jnp.dtype(kv_dtype).name} with queries of {jnp.dtype(dtype).name}"
-    if dim not in dims:
-        return f"head dimension {dim}: only {', '.join(map(str, dims))}"
+    if dim not in DIMS:
+        return f"head dimension {dim}: only {', '.join(map(str, DIMS))}"
     if num_heads // num_kv_heads > most_grouped:
         return f"{num_heads // num_kv_heads} query heads per KV head: at most {most_grouped}"
     if page_size < 16 or page_size & (page_size - 1):

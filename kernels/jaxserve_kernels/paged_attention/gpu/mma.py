@@ -6,7 +6,7 @@ is one warpgroup with a ring of tiles of its own; several blocks of a multiproce
 is a part of a tile of queries (see `splits`) and a KV head. XLA joins the parts. Tiles of 8-bit pools stay so in the ring and
 are upcast on their way to the tensor cores (see `narrow`).
 
-Letters: G tiles of queries, C columns of a tile, K KV heads, H head dim, M pages per row, U parts, X keys of a tile.
+Letters: G tiles of queries, C columns of a tile, K KV heads, H head dim, M pages per row, R rows of results, U parts, X keys of a tile.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from jaxtyping import Array, Float, Int, Num
 
 from jaxserve_kernels import words
 from jaxserve_kernels.paged_attention.gpu import MMA_KEYS as KEYS
-from jaxserve_kernels.paged_attention.gpu import narrow, tiles
+from jaxserve_kernels.paged_attention.gpu import narrow, row_copies, tiles
 from jaxserve_kernels.paged_attention.gpu.splits import Cutting, Parts
 from jaxserve_kernels.paged_attention.gpu.tiles import MASKED, PageReader
 from jaxserve_kernels.paged_attention.options import Scoring
 
+_ROWS = 64
+"""Rows of a warpgroup's matmul."""
 _STATS = 128
 """Maxima and sums of a part: one for each thread."""
 
@@ -76,6 +78,16 @@ class Kernel:
         """True if the pool holds 8-bit numbers."""
         return bool(jnp.dtype(self.kv_dtype).itemsize == 1)
 
+    @property
+    def rows(self) -> int:
+        """Rows of the matmul with values, all of its 64 at a time: those after the numbers of a head are never read."""
+        return -(-self.dim // _ROWS) * _ROWS
+
+    @property
+    def swizzle(self) -> int:
+        """Swizzle of tiles of keys and values."""
+        return _swizzle(self.reader.run, self.dim, self.kv_dtype)
+
     def key_tiles(self, queries: QueryTiles) -> tuple[Int[Array, "G"], Int[Array, "G"]]:
         """Return the first tile of keys that each tile of queries sees, and their number."""
         first = tiles.lowest_key(self.scoring, queries.positions) // KEYS
@@ -90,28 +102,33 @@ def attend(
     v_pages: Num[Array, "L P K S H"],
     layer: Int[Array, ""],
     block_tables: Int[Array, "B M"],
-) -> tuple[Parts, Float[Array, "U K H C"], Float[Array, "U K 2 C"]]:
-    """Return the parts and their results: weighted values, then maxima and sums. Parts that do not exist stay unwritten."""
+) -> tuple[Parts, Float[Array, "U K R C"], Float[Array, "U K 2 C"]]:
+    """Return the parts and their results: weighted values, then maxima and sums. Parts that do not exist stay unwritten.
+
+    Values have rows after the numbers of a head, without meaning, to fill whole matmuls.
+    """
     parts = kernel.cutting.cut(*kernel.key_tiles(queries))
     dtype, dim, columns = queries.queries.dtype, kernel.dim, kernel.columns
     partial = (kernel.cutting.num_parts, kernel.num_kv_heads)
-    ring = _tiled((kernel.stages, KEYS, dim), k_pages.dtype, kernel.reader.run)
+    k_ring, v_ring = (
+        _tiled((kernel.stages, KEYS, width), k_pages.dtype, kernel.swizzle) for width in (dim, kernel.rows)
+    )
     q = narrow.as_inputs(queries.queries) if kernel.is_narrow else queries.queries
     launch = plgpu.kernel(
         lambda *refs, **scratch: _body(kernel, _Refs(*refs), scratch),
         out_type=(
-            jax.ShapeDtypeStruct((*partial, dim, columns), jnp.float32),
+            jax.ShapeDtypeStruct((*partial, kernel.rows, columns), jnp.float32),
             jax.ShapeDtypeStruct((*partial, _STATS), jnp.float32),
         ),
         grid=(kernel.num_programs,),
         grid_names=("program",),
         scratch_types={
-            "q_tile": _tiled((columns, dim), dtype, columns),
-            "k_ring": ring,
-            "v_ring": ring,
+            "q_tile": _tiled((columns, dim), dtype, _swizzle(columns, dim, dtype)),
+            "k_ring": k_ring,
+            "v_ring": v_ring,
             "weights": plgpu.SMEM((KEYS, columns), dtype)
             if columns == 8
-            else plgpu.SMEM((KEYS, columns), dtype, transforms=_transforms(min(128, 2 * columns), dtype)),
+            else _tiled((KEYS, columns), dtype, min(128, 2 * columns)),
             "stats": plgpu.SMEM((2, _STATS // 2), jnp.float32),
         },
         compiler_params=plgpu.CompilerParams(
@@ -167,8 +184,10 @@ class _Unit(NamedTuple):
 
 
 def _swizzle(rows: int, dim: int, dtype: Any) -> int:
-    """Return the widest swizzle with which a warpgroup copies `rows` x `dim` numbers: in at least four tiles."""
+    """Return the widest swizzle with which a warpgroup copies `rows` x `dim` numbers: in at least four tiles. See `row_copies`."""
     width = dim * jnp.dtype(dtype).itemsize
+    if not _is_power_of_two(dim):
+        return row_copies.swizzle(width)
     return int(min(128, width // (1 if rows >= 32 else 2 if rows >= 16 else 4)))
 
 
@@ -177,9 +196,12 @@ def _transforms(swizzle: int, dtype: Any) -> tuple[Any, ...]:
     return (tiling, plgpu.SwizzleTransform(swizzle)) if swizzle > 16 else (tiling,)
 
 
-def _tiled(shape: tuple[int, ...], dtype: Any, rows: int) -> Any:
-    """Return shared memory for tiles that are copied so many rows at a time."""
-    return plgpu.SMEM(shape, dtype, transforms=_transforms(_swizzle(rows, shape[-1], dtype), dtype))
+def _tiled(shape: tuple[int, ...], dtype: Any, swizzle: int) -> Any:
+    return plgpu.SMEM(shape, dtype, transforms=_transforms(swizzle, dtype))
+
+
+def _is_power_of_two(number: int) -> bool:
+    return number & (number - 1) == 0
 
 
 def _copy(source: Any, target: Any) -> None:
@@ -190,6 +212,9 @@ def _copy(source: Any, target: Any) -> None:
     dtype = target.dtype
     swizzle = _swizzle(*target.shape, dtype)
     transforms = _transforms(swizzle, dtype)
+    if not _is_power_of_two(target.shape[1]):
+        row_copies.start(source, target, transforms)
+        return
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType(transforms)))  # type: ignore[untyped-decorator]
     def start(context: Any, source: Any, target: Any) -> None:
@@ -255,7 +280,7 @@ def _fetch(kernel: Kernel, refs: _Refs, scratch: dict[str, Any], unit: _Unit, i:
         pages = reader.pages(refs.tables, unit.row, unit.first + i, last)
         for ring, pool in (("k_ring", refs.k), ("v_ring", refs.v)):
             for target, source in reader.copies_of(pool, pages, layer, unit.head, unit.first + i):
-                _copy(source, scratch[ring].at[slot, target])
+                _copy(source, scratch[ring].at[slot, target, pl.ds(0, kernel.dim)])
 
     @pl.when(i >= unit.count)
     def _() -> None:
@@ -263,8 +288,8 @@ def _fetch(kernel: Kernel, refs: _Refs, scratch: dict[str, Any], unit: _Unit, i:
 
 
 def _attend(kernel: Kernel, refs: _Refs, scratch: dict[str, Any], unit: _Unit) -> tuple[Array, Array, Array]:
-    """Return the weighted values [H, C], maxima [C] and sums [C] of one unit's tiles."""
-    columns, dim, stages, commits = kernel.columns, kernel.dim, kernel.stages, kernel.commits
+    """Return the weighted values [R, C], maxima [C] and sums [C] of one unit's tiles."""
+    columns, stages, commits = kernel.columns, kernel.stages, kernel.commits
     q_tile, dtype = scratch["q_tile"], scratch["q_tile"].dtype
     rhs, acc = plgpu.Layout.MMA_RHS(dtype), plgpu.Layout.MMA_ACC(jnp.float32)
     scoring = kernel.scoring
@@ -303,21 +328,20 @@ def _attend(kernel: Kernel, refs: _Refs, scratch: dict[str, Any], unit: _Unit) -
         _wait(2 * commits * (stages - 1))
         v_tile = _operand(kernel, scratch["v_ring"].at[slot], dtype, is_transposed=True)
         weights = plgpu.load(scratch["weights"], layout=rhs, optimized=False)
-        values = plgpu.mma(values * _down(decay, dim), v_tile, weights)
+        values = plgpu.mma(values * _down(decay, kernel.rows), v_tile, weights)
         return values, new_maximum, total
 
     def vector(value: float) -> Array:
         return plgpu.layout_cast(jnp.full((columns,), value, jnp.float32), acc.reduce(0))
 
-    return jax.lax.fori_loop(0, unit.count, step, (empty(dim, 0.0), vector(MASKED), vector(0.0)))
+    return jax.lax.fori_loop(0, unit.count, step, (empty(kernel.rows, 0.0), vector(MASKED), vector(0.0)))
 
 
 def _operand(kernel: Kernel, tile: Any, dtype: Any, *, is_transposed: bool) -> Array:
     """Return a tile of keys [X, H], or one of values transposed [H, X], as the left operand of a matmul."""
     if kernel.is_narrow:
-        swizzle = _swizzle(kernel.reader.run, kernel.dim, tile.dtype)
         load = narrow.values if is_transposed else narrow.keys
-        return load(tile, swizzle, _transforms(swizzle, tile.dtype), dtype)
+        return load(tile, kernel.swizzle, _transforms(kernel.swizzle, tile.dtype), dtype)
     loaded: Array = plgpu.load(tile.transpose((1, 0)) if is_transposed else tile, layout=plgpu.Layout.MMA_LHS(dtype))
     return loaded
 

@@ -74,7 +74,7 @@ def decode_attention(
     parts, values, stats = mma.attend(kernel, queries, k_pages, v_pages, layer, block_tables)
 
     def of_parts(places: Int[Array, "B P"]) -> Float[Array, "B P K G H"]:
-        return values[places][..., :group].swapaxes(-2, -1)
+        return values[places][..., :dim, :group].swapaxes(-2, -1)
 
     shape = (num_rows, num_kv_heads, group, dim)
     return join(parts, kernel.cutting.most_parts, of_parts, stats, sinks, shape).astype(q.dtype)
@@ -152,7 +152,7 @@ def _chunks(
     place = parts.first_parts[tile][:, None]
     is_seen = (token >= ragged.query_starts[ragged.num_decode_rows]) & (token < ragged.query_starts[-1])
     is_seen &= parts.parts_of_row[tile] > 0
-    found = values[place, :, :, column]  # (T, G, K, H)
+    found = values[place, :, :dim, column]  # (T, G, K, H)
     maximum, total = stats[place, :, 0, column], stats[place, :, 1, column]  # (T, G, K)
     if sinks is not None:
         total = total + jnp.exp2(sinks.reshape(num_kv_heads, group).T * LOG2E - maximum)
