@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 
@@ -45,6 +45,10 @@ T4 = Target(ACCELERATORS["t4"])
 L40S = Target(ACCELERATORS["l40s"])
 RTX4090 = Target(ACCELERATORS["rtx4090"])
 RTX5090 = Target(ACCELERATORS["rtx5090"])
+_ADA = RTX4090.device.cuda
+assert _ADA is not None
+SM_86 = Target(replace(RTX4090.device, name="sm_86", cuda=replace(_ADA, capability=(8, 6))))
+"""RTX 30 and A10 for the compiler: no row of the planner's table."""
 V5E = Target(ACCELERATORS["v5e"])
 V5P = Target(ACCELERATORS["v5p"])
 V6E = Target(ACCELERATORS["v6e"])

@@ -21,7 +21,7 @@ from jaxserve_kernels.paged_attention.tuning import decode_tuning
 
 from benchmarks.gpu.static import CONTEXTS, KEYS, KV_NUMBERS, compile_step
 from jaxserve.tools.planning.devices import ACCELERATORS
-from tests.aot.devices import Target
+from tests.aot.devices import SM_86, Target
 from tests.aot.machine_code import machine_code
 
 BATCH, NUM_TOKENS, MAX_PAGES = 32, 509, 512
@@ -97,11 +97,11 @@ def _absent_bytes(context: int, kv_dtype: str) -> int:
 
 
 def main(name: str, *steps_of: str) -> int:
-    """Print what was compiled for a device of the planner's table: whole steps with some KV caches, or all kernels."""
+    """Print what was compiled for a device of the planner's table, or for `SM_86`: whole steps with some KV caches, or all kernels."""
     if steps_of:
         found = {each: {kind: _step(name, kind, each) for kind in ("decode", "mixed")} for each in steps_of}
     else:
-        target = Target(ACCELERATORS[name])
+        target = SM_86 if name == SM_86.name else Target(ACCELERATORS[name])
         found = {each: _kernels(target, *kernel) for each, kernel in KERNELS.items()}
     print(json.dumps(found))
     return 0

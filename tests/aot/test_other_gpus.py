@@ -17,7 +17,7 @@ import pytest
 from jaxserve_kernels.paged_attention import Scoring, bucketed
 
 from benchmarks.gpu.static import branches, launches
-from tests.aot.devices import A100, B200, L40S, RTX5090, T4, Target
+from tests.aot.devices import A100, B200, L40S, RTX5090, SM_86, T4, Target
 from tests.aot.other_gpus import KERNELS, KV_DTYPES
 from tests.e2e.http_server import ROOT, SOURCES
 
@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.aot, pytest.mark.slow]
 ARCHITECTURES = [
     pytest.param(A100, "80", id="a100"),
     pytest.param(RTX5090, "120a", id="rtx5090", marks=pytest.mark.newest),
+    pytest.param(SM_86, "86", id="sm_86", marks=pytest.mark.newest),
     pytest.param(L40S, "89", id="l40s", marks=pytest.mark.newest),
     pytest.param(B200, "100a", id="b200", marks=pytest.mark.newest),
 ]

@@ -161,10 +161,11 @@ def test_keys_and_values_are_read_once(dim: int, kv_dtype: str | None, monkeypat
     assert ideal <= sum(copied) <= 1.1 * ideal
 
 
-@pytest.fixture(scope="module")
-def mutants() -> Mutants:
-    """A launch with rings that go round and units of several tiles."""
-    case = Case((1, 1), (640, 200), num_heads=2, num_kv_heads=1, dim=128, page_size=32)
+@pytest.fixture(scope="module", params=[(128, None), pytest.param((96, "int8"), marks=pytest.mark.newest)], ids=str)
+def mutants(request: pytest.FixtureRequest) -> Mutants:
+    """A launch with rings that go round and units of several tiles, by copies of Mosaic's and of our own."""
+    dim, kv_dtype = request.param
+    case = Case((1, 1), (640, 200), num_heads=2, num_kv_heads=1, dim=dim, kv_dtype=kv_dtype, page_size=32)
     with _emulated(case) as launches:
         _attend(case, operands(case), min_split=320, long_split=320)
     return Mutants(launches[-1], SCHEDULES)
