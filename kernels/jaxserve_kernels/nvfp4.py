@@ -71,8 +71,8 @@ def matmul(
     if backend in NATIVE and float4.supports(x, values, scales.blocks):
         count = jnp.int32(len(x)) if num_rows is None else num_rows
         return float4.matmul(x, values[None], count[None], scales.blocks[None], scales.matrix[None])
-    product = jax.lax.platform_dependent(x, values, scales, cpu=_by_outputs, default=_whole)
-    return product
+    found: Array = jax.lax.platform_dependent(x, values, scales, cpu=_by_outputs, default=_whole)
+    return found
 
 
 def _whole(x: Float[Array, "T I"], values: UInt8[Array, "O P"], scales: TwoLevelScales) -> Float[Array, "T O"]:
