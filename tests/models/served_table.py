@@ -78,6 +78,8 @@ VARIANTS: Mapping[str, tuple[Mapping[str, int], ...]] = {
     "deepseek2": (SIGMOID_ROUTER,),
 }
 """Metadata of GGUF files that have another architecture than the family's first."""
+STORED_AS: Mapping[str, str] = {"Glm4MoeLiteForCausalLM": "DeepseekV3ForCausalLM"}
+"""Architectures whose GGUF files are those of another one, as which they are read."""
 PLAIN = Config(model=ModelConfig(model="model"))
 EMBEDDER = ModelConfig(model="model", task="embed")
 TWO_DEVICES = ParallelConfig(tensor_parallel_size=2)
@@ -109,7 +111,13 @@ def _rows(family: Family) -> list[tuple[str, ...]]:
 
 
 def _gguf(family: Family) -> str:
-    names = [each.gguf.name for each in families() if each.gguf and family.architectures[0] in _read_as(each)]
+    stored_as = STORED_AS.get(family.architectures[0], family.architectures[0])
+    names = [
+        name
+        for each in families()
+        if each.gguf and stored_as in _read_as(each)
+        for name in (each.gguf.name, *each.gguf.other_names)
+    ]
     return ", ".join(f"`{name}`" for name in names) or "no"
 
 

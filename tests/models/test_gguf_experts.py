@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.flax import load_file, save_file
 
+from jaxserve.checkpoint.gguf.file import open_gguf
 from jaxserve.config import Config, ModelConfig
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.quant.tensor import as_floats
@@ -18,7 +22,7 @@ from jaxserve.runner.limits import quantization_notes
 from tests.models.goldens import golden_checkpoint
 from tests.models.tiny_model import TinyModel
 from tests.unit.checkpoint.checkpoint_files import decoder_metadata, stored, write_gguf, write_safetensors
-from tests.unit.checkpoint.gguf_families import llama4_in_a_file, write_as_gguf
+from tests.unit.checkpoint.gguf_families import llama4_in_a_file, nemotron_h_kinds, write_as_gguf
 
 pytestmark = pytest.mark.slow
 KEPT = "gguf-weight-only"
@@ -82,6 +86,68 @@ def test_models_with_what_a_file_can_hold_give_the_tokens_of_their_safetensors(t
     np.testing.assert_allclose(logits, others, atol=1e-5, rtol=0)
     assert model.greedy(logits[-1], 64) == expected.greedy(others[-1], 64)
     assert np.abs(logits - golden.logits).max() > 0.001
+
+
+def nemotron_h_without(folder: Path, name: str, kind: str) -> dict[str, Any]:
+    """Write a checkpoint of Nemotron-H without layers of one kind, as a file has experts or dense blocks; return its config."""
+    source = golden_checkpoint(name).path
+    hf = json.loads((source / "config.json").read_text())
+    kinds = nemotron_h_kinds(hf)
+    kept = [index for index, each in enumerate(kinds) if each != kind]
+    hf |= {"layers_block_type": [kinds[index] for index in kept], "num_hidden_layers": len(kept)}
+    hf |= {"n_group": 1, "topk_group": 1}
+    tensors = {}
+    for stored_name, values in load_file(source / "model.safetensors").items():
+        match = re.match(r"model\.layers\.(\d+)", stored_name)
+        if match is None:
+            tensors[stored_name] = values
+        elif int(match[1]) in kept:
+            tensors[f"model.layers.{kept.index(int(match[1]))}{stored_name[match.end() :]}"] = values
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps({key: hf[key] for key in hf if key != "hybrid_override_pattern"}))
+    return hf
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("nemotron_h_tiny", "moe"),
+        ("nemotron_h_tiny", "mlp"),
+        ("nemotron_h_odd_tiny", "mlp"),
+        ("nemotron_h_odd_tiny", "moe"),
+    ],
+)
+def test_nemotron_h_dense_or_with_experts_gives_the_tokens_of_its_safetensors(
+    tmp_path: Path, name: str, kind: str
+) -> None:
+    """Files of both architectures, `nemotron_h` and `nemotron_h_moe`, the latter also with experts of another width."""
+    prompt = golden_checkpoint(name).prompt_ids
+    hf = nemotron_h_without(tmp_path / "safetensors", name, kind)
+    path = write_as_gguf(tmp_path / "a.gguf", open_model(tmp_path / "safetensors"), hf)
+    assert open_gguf(path).metadata["general.architecture"] == ("nemotron_h" if kind == "moe" else "nemotron_h_moe")
+    expected, model = TinyModel(tmp_path / "safetensors"), TinyModel(path)
+    others, logits = expected.logits(prompt), model.logits(prompt)
+    np.testing.assert_allclose(logits, others, atol=1e-5, rtol=0)
+    assert model.greedy(logits[-1], 64) == expected.greedy(others[-1], 64)
+    found = open_model(path)
+    for tensor, info in open_model(tmp_path / "safetensors").tensors.items():
+        assert found.tensors[tensor].shape == info.shape
+
+
+def test_gates_and_inputs_of_experts_in_one_tensor_are_split(tmp_path: Path) -> None:
+    golden = golden_checkpoint("qwen3_moe_tiny")
+    hf, source = json.loads((golden.path / "config.json").read_text()), open_model(golden.path)
+    path = write_as_gguf(tmp_path / "a.gguf", source, hf, joins_experts=True)
+    assert "blk.2.ffn_gate_up_exps.weight" in open_gguf(path).tensors
+    logits = TinyModel(path).logits(golden.prompt_ids)
+    np.testing.assert_allclose(logits, golden.logits, atol=1e-4, rtol=0)
+    joined = open_model(write_as_gguf(tmp_path / "b.gguf", source, hf, "Q8_0", joins_experts=True))
+    apart = open_model(write_as_gguf(tmp_path / "c.gguf", source, hf, "Q8_0"))
+    for part in ("gate_proj", "up_proj", "down_proj"):
+        name = f"model.layers.2.mlp.experts.5.{part}.weight"
+        np.testing.assert_array_equal(joined.read(name).blocks, apart.read(name).blocks)  # type: ignore[union-attr]
+        assert joined.tensors[name] == replace(apart.tensors[name], file=joined.tensors[name].file)
 
 
 def test_experts_in_blocks_are_served_dequantised(tmp_path: Path) -> None:

@@ -50,12 +50,15 @@ _EXPERTS = {
     "ffn_gate_inp": "mlp.gate",
     "exp_probs_b": "mlp.gate.e_score_correction",
     "ffn_gate_exps": "mlp.experts.gate_proj",
+    "ffn_gate_up_exps": "mlp.experts.gate_up_proj",
     "ffn_up_exps": "mlp.experts.up_proj",
     "ffn_down_exps": "mlp.experts.down_proj",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
     "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
+    "ffn_latent_down": "mlp.fc1_latent_proj",
+    "ffn_latent_up": "mlp.fc2_latent_proj",
 }
 """Parts of a layer with experts, under the decoder's own names. A tensor holds the matrices of all experts."""
 SINKS: Final = "self_attn.sinks"
@@ -155,6 +158,8 @@ class GGUFArchitecture:
 
     name: str
     """`general.architecture`."""
+    other_names: tuple[str, ...] = ()
+    """Further values of `general.architecture`; their keys have them as prefixes."""
     is_rope_permuted: bool = False
     """True if the rows of q and k are reordered from Hugging Face's half-split rope to adjacent pairs."""
     has_bias_flags: bool = False
@@ -162,13 +167,16 @@ class GGUFArchitecture:
     has_partial_rotary: bool = False
     """True if fewer dimensions than a head has may rotate."""
     has_mixers: bool = False
-    """True if `attention.head_count_kv` is a list in which recurrent layers have 0: see gguf/mixers.py."""
+    """True if `attention.head_count_kv` is a list in which recurrent layers have 0, and the width of feed-forward blocks may be
+    one, too: see gguf/mixers.py."""
     has_latent_attention: bool = False
     """True if queries and keys have the sizes of latent attention: see gguf/latent.py."""
     norm_offset: float = 0.0
     """Offset that the file adds to norm weights, those of gated delta nets excepted."""
     tensor_names: Mapping[str, str] = field(default_factory=dict)
     """Hugging Face name by llama.cpp name, for parts of a layer that differ from Llama's."""
+    renames: Callable[[Mapping[str, Any]], Mapping[str, str]] | None = None
+    """Return our names of parts whose names depend on the config, as `Family.config_renames` does; None: there are none."""
     bare_parts: tuple[str, ...] = ()
     """llama.cpp's names of parts whose weights have no suffix."""
     top_names: Mapping[str, str] = field(default_factory=dict)

@@ -14,6 +14,7 @@ from jaxserve.checkpoint.gguf.architecture import NO_WEIGHTS, GGUFArchitecture
 from jaxserve.checkpoint.gguf.config import find_family, generation_config, hf_config
 from jaxserve.checkpoint.gguf.file import GGUFFile, open_gguf
 from jaxserve.checkpoint.gguf.mixers import GATED_NORM, LOG_DECAY, mixer_shape
+from jaxserve.checkpoint.renamed import our_name
 from jaxserve.errors import CheckpointError, shown
 from jaxserve.quant.tensor import Tensor, TensorInfo
 
@@ -77,11 +78,13 @@ def open_gguf_checkpoint(path: Path, families: Collection[Family]) -> GGUFCheckp
     assert architecture is not None, "find_family returns families with GGUF files"
     config = hf_config(file, family.architectures[0], architecture)
     mtp_blocks = _mtp_blocks(file, architecture, config)
+    renames = {} if architecture.renames is None else architecture.renames(config)
     stored_names: dict[str, str] = {}
     for stored_name in file.tensors:
         if stored_name in NO_WEIGHTS or stored_name.startswith(mtp_blocks):
             continue
         name = architecture.hf_name(stored_name, config["num_hidden_layers"], has_experts="num_experts" in config)
+        name = None if name is None else our_name(renames, name)
         if name is None or name in stored_names:
             raise CheckpointError(
                 f"{path}: tensor {shown(stored_name)}: expected the tensors of a decoder with "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -48,9 +49,15 @@ _SAMPLING = {
 
 
 def find_family(file: GGUFFile, families: Collection[Family]) -> Family:
-    """Return the family that `general.architecture` names; raise CheckpointError unless it is a whole known decoder."""
+    """Return the family that `general.architecture` names, with this name; raise CheckpointError unless it is a whole known
+    decoder."""
     name = file.metadata.get("general.architecture")
-    known = {family.gguf.name: family for family in families if family.gguf is not None}
+    known = {
+        own: replace(family, gguf=replace(family.gguf, name=own))
+        for family in families
+        if family.gguf is not None
+        for own in (family.gguf.name, *family.gguf.other_names)
+    }
     found = known.get(name) if isinstance(name, str) else None
     if found is None:
         what = "none" if name is None else shown(str(name))
@@ -92,10 +99,10 @@ def hf_config(file: GGUFFile, hf_architecture: str, architecture: GGUFArchitectu
         "architectures": [hf_architecture],
         "vocab_size": vocab_size,
         "hidden_size": hidden_size,
-        "intermediate_size": keys.integer(architecture.width_key),
+        "intermediate_size": _of_all_layers(keys, architecture.width_key, architecture),
         "num_hidden_layers": _num_layers(keys),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": _num_kv_heads(keys, architecture, num_heads),
+        "num_key_value_heads": _of_all_layers(keys, KV_HEADS, architecture, num_heads),
         "head_dim": head_dim,
         "hidden_act": "silu",
         "max_position_embeddings": keys.integer("context_length"),
@@ -123,15 +130,16 @@ def _num_layers(keys: GGUFKeys) -> int:
     return num_blocks - keys.integer("nextn_predict_layers", 0, minimum=0, maximum=num_blocks - 1)
 
 
-def _num_kv_heads(keys: GGUFKeys, architecture: GGUFArchitecture, num_heads: int) -> int:
-    """Return the number of KV heads, which all layers with attention share."""
-    counts = keys.get(KV_HEADS)
+def _of_all_layers(keys: GGUFKeys, key: str, architecture: GGUFArchitecture, default: int | None = None) -> int:
+    """Return a number, here of KV heads or of the width of feed-forward blocks, which all layers share that have any."""
+    counts = keys.get(key)
     if not architecture.has_mixers or not isinstance(counts, list):
-        return keys.integer(KV_HEADS, num_heads)
+        return keys.integer(key, default)
     num_layers = _num_layers(keys)
+    counts = counts[:num_layers]  # without those of multi-token-prediction layers
     found = {count for count in counts if count != 0}
     if len(counts) != num_layers or len(found) != 1 or type(count := found.pop()) is not int or count < 0:
-        keys.fail(KV_HEADS, f"0 or the same number for each of the {num_layers} layers", counts)
+        keys.fail(key, f"0 or the same number for each of the {num_layers} layers", counts)
     return count
 
 

@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no_window
+from jaxserve.checkpoint.gguf.mamba2 import TENSOR_NAMES, mamba_config
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.model_config.recurrent import Mamba2Config
@@ -53,6 +55,16 @@ _LETTERS: Final = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "
 _BLOCKS: Final = {"linear_attention": "mamba", "full_attention": "self_attn", "mlp": "mlp", "moe": "mlp"}
 """Our name of the only block of a layer, by the layer's kind."""
 _NORMS: Final = {"mamba": "input_layernorm", "self_attn": "input_layernorm", "mlp": "post_attention_layernorm"}
+_MAMBA_KEYS: Final = {
+    "mamba_num_heads": "mamba_n_heads",
+    "mamba_head_dim": "mamba_d_head",
+    "n_groups": "mamba_n_groups",
+    "ssm_state_size": "mamba_d_state",
+    "conv_kernel": "mamba_d_conv",
+    "use_conv_bias": "mamba_conv_bias",
+    "use_bias": "mamba_proj_bias",
+}
+"""Keys of mixers, and those of other families with Mamba-2."""
 _COMPUTED: Final = (*COUNT_KEYS, "n_shared_experts")
 
 
@@ -149,4 +161,59 @@ def _renames(hf: Mapping[str, Any]) -> Mapping[str, str]:
     return renames
 
 
-FAMILY = Family(("NemotronHForCausalLM",), decoder_config, config_renames=_renames)
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the kind of each layer, mixers, and the router's keys. llama.cpp scores experts by a sigmoid, and forms no groups.
+
+    Files have a rotary dimension though no layer has positions.
+    """
+    names, mamba = keys.file.tensors, mamba_config(keys)
+    found = {
+        **no_window(keys, config),
+        "layers_block_type": [_stored_block(keys, index) for index in range(config["num_hidden_layers"])],
+        "layer_norm_epsilon": config["rms_norm_eps"],
+        "partial_rotary_factor": 1.0,
+        "attention_bias": any(name.endswith(".attn_q.bias") for name in names),
+        "mlp_bias": any(name.endswith(".ffn_up.bias") for name in names),
+        **{name: mamba[stored] for name, stored in _MAMBA_KEYS.items()},
+    }
+    if "num_experts" not in config:
+        return found
+    if keys.get("expert_group_count") not in (None, 0, 1):
+        keys.fail("expert_group_count", "1 or none", keys.get("expert_group_count"))
+    latent = {"moe_latent_size": keys.integer("moe_latent_size")} if keys.has("moe_latent_size") else {}
+    return (
+        found
+        | latent
+        | {
+            "n_routed_experts": config["num_experts"],
+            "n_shared_experts": keys.integer("expert_shared_count"),
+            "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+            "moe_shared_expert_intermediate_size": keys.integer("expert_shared_feed_forward_length"),
+            "norm_topk_prob": keys.flag("expert_weights_norm"),
+            "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
+        }
+    )
+
+
+def _stored_block(keys: GGUFKeys, index: int) -> str:
+    """Return the kind of a layer, by the tensors that it has in the file."""
+    parts = {"ssm_in": "linear_attention", "attn_q": "full_attention", "ffn_gate_inp": "moe"}
+    return next((kind for part, kind in parts.items() if f"blk.{index}.{part}.weight" in keys.file.tensors), "mlp")
+
+
+FAMILY = Family(
+    ("NemotronHForCausalLM",),
+    decoder_config,
+    config_renames=_renames,
+    gguf=GGUFArchitecture(
+        "nemotron_h",
+        other_names=("nemotron_h_moe",),
+        is_rope_permuted=True,
+        has_partial_rotary=True,
+        has_mixers=True,
+        tensor_names={**TENSOR_NAMES, "attn_norm": "norm"},
+        renames=_renames,
+        experts="optional",
+        config=_gguf_config,
+    ),
+)

@@ -28,6 +28,7 @@ ARCHITECTURES = {
     "Llama4ForCausalLM": ("llama4", gguf.MODEL_ARCH.LLAMA4),
     "Glm4MoeForCausalLM": ("glm4moe", gguf.MODEL_ARCH.GLM4_MOE),
     "GraniteMoeHybridForCausalLM": ("granitehybrid", gguf.MODEL_ARCH.GRANITE_HYBRID),
+    "NemotronHForCausalLM": ("nemotron_h_moe", gguf.MODEL_ARCH.NEMOTRON_H_MOE),
     "FalconH1ForCausalLM": ("falcon-h1", gguf.MODEL_ARCH.FALCON_H1),
     "Lfm2ForCausalLM": ("lfm2", gguf.MODEL_ARCH.LFM2),
     "Lfm2MoeForCausalLM": ("lfm2moe", gguf.MODEL_ARCH.LFM2MOE),
@@ -140,6 +141,51 @@ def mamba_keys(hf: Mapping[str, Any], width: int) -> dict[str, Any]:
 def falcon_h1_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
     sizes = {f"attention.{size}_length": head_dim(hf) for size in ("key", "value")}
     return sizes | mamba_keys(hf, hf["mamba_d_ssm"])
+
+
+def nemotron_h_kinds(hf: Mapping[str, Any]) -> list[str]:
+    letters = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+    return hf.get("layers_block_type") or [letters[letter] for letter in hf["hybrid_override_pattern"]]
+
+
+def nemotron_h_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a dense model, or of one whose feed-forward blocks are all experts."""
+    kinds, has_experts = nemotron_h_kinds(hf), "moe" in nemotron_h_kinds(hf)
+    names = {"mamba_d_conv": "conv_kernel", "mamba_d_state": "ssm_state_size", "mamba_n_groups": "n_groups"}
+    mamba = {name: hf[own] for name, own in names.items()} | {"mamba_n_heads": hf["mamba_num_heads"]}
+    width = hf["moe_intermediate_size" if has_experts else "intermediate_size"]
+    keys = mamba_keys(mamba, hf["mamba_num_heads"] * hf["mamba_head_dim"]) | {
+        "attention.head_count_kv": [hf["num_key_value_heads"] * (kind == "full_attention") for kind in kinds],
+        "attention.key_length": hf["head_dim"],
+        "attention.value_length": hf["head_dim"],
+        "attention.layer_norm_rms_epsilon": hf["layer_norm_epsilon"],
+        "feed_forward_length": [width * (kind in ("mlp", "moe")) for kind in kinds],
+        "rope.dimension_count": hf["head_dim"] // 4 * 2,
+        "rope.scaling.finetuned": False,
+    }
+    if not has_experts:
+        return keys
+    latent = {"moe_latent_size": hf["moe_latent_size"]} if "moe_latent_size" in hf else {}
+    return (
+        keys
+        | expert_keys(hf)
+        | latent
+        | {
+            "expert_shared_count": 1,
+            "expert_shared_feed_forward_length": hf["moe_shared_expert_intermediate_size"],
+            "expert_group_count": hf["n_group"],
+            "expert_weights_norm": hf["norm_topk_prob"],
+            "expert_weights_scale": hf["routed_scaling_factor"],
+        }
+    )
+
+
+def as_in_nemotron_h(name: str) -> str:
+    """Return the name of a tensor in a checkpoint of Nemotron-H, whose layers have one block and one norm."""
+    name = re.sub(r"\.(mamba|self_attn|mlp)\.(?!experts)", ".mixer.", name)
+    name = re.sub(r"\.(input|post_attention)_layernorm\.", ".norm.", name)
+    name = name.replace(".shared_expert.", ".shared_experts.")
+    return name if ".experts." in name else name.replace("model.layers.", "backbone.layers.")
 
 
 def falcon_h1_factor(name: str, hf: Mapping[str, Any]) -> float | np.ndarray:
@@ -256,7 +302,8 @@ def mixer_as_stored(name: str, tensor: np.ndarray, hf: Mapping[str, Any]) -> np.
         return tensor[:, None]
     if name.endswith("conv1d.weight"):
         return tensor[:, 0]
-    return tensor.reshape(hf["mamba_n_groups"], -1) if name.endswith("norm.weight") else tensor
+    groups = hf.get("mamba_n_groups") or hf["n_groups"]
+    return tensor.reshape(groups, -1) if name.endswith("norm.weight") else tensor
 
 
 def router_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
@@ -390,6 +437,7 @@ OWN_KEYS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "Llama4ForCausalLM": llama4_keys,
     "Glm4MoeForCausalLM": glm4_moe_keys,
     "GraniteMoeHybridForCausalLM": granite_hybrid_keys,
+    "NemotronHForCausalLM": nemotron_h_keys,
     "FalconH1ForCausalLM": falcon_h1_keys,
     "Lfm2ForCausalLM": lambda hf: lfm2_keys(hf) | {"feed_forward_length": lfm2_width(hf)},
     "Lfm2MoeForCausalLM": lfm2_moe_keys,
@@ -427,7 +475,7 @@ def as_stored(name: str, tensor: np.ndarray, hf: Mapping[str, Any]) -> np.ndarra
     has_offset = model.startswith(("Gemma", "Qwen3Next", "Qwen3_5")) and not name.endswith("linear_attn.norm.weight")
     if has_offset and name.endswith("norm.weight"):
         return tensor + 1
-    if model.startswith(("Granite", "Mixtral")) and ("q_proj" in name or "k_proj" in name):
+    if model.startswith(("Granite", "Mixtral", "Nemotron")) and ("q_proj" in name or "k_proj" in name):
         heads = hf["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
         return as_llama_cpp_stores(tensor, heads)
     return tensor[0] if name.endswith("shared_expert_gate.weight") else tensor
@@ -446,6 +494,15 @@ def with_stacked_experts(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndar
     return found | {name: np.stack([stack[index] for index in sorted(stack)]) for name, stack in stacks.items()}
 
 
+def with_joined_experts(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the tensors with the gates of all experts before their other inputs, in one."""
+    found = dict(tensors)
+    for name in [name for name in tensors if name.endswith(".experts.gate_proj.weight")]:
+        parts = [found.pop(name.replace("gate_proj", part)) for part in ("gate_proj", "up_proj")]
+        found[name.replace("gate_proj", "gate_up_proj")] = np.concatenate(parts, 1)
+    return found
+
+
 def write_as_gguf(
     path: Path,
     checkpoint: Checkpoint,
@@ -455,15 +512,19 @@ def write_as_gguf(
     *,
     is_absorbed: bool = True,
     has_split_gates: bool = True,
+    joins_experts: bool = False,
     matrices: str = "F32",
 ) -> Path:
     """Write the checkpoint as llama.cpp's converter does.
 
     kind: type of the matrices of experts. matrices: type of other projections whose rows are whole blocks of 32. num_mtp_layers: blocks of multi-token-prediction layers after those of the
     decoder. is_absorbed: False: as converters of early 2025 wrote DeepSeek's files. has_split_gates:
-    False: as the first converters of Qwen3-Next wrote the inputs of gated delta nets.
+    False: as the first converters of Qwen3-Next wrote the inputs of gated delta nets. joins_experts: gates and inputs of experts are one
+    tensor.
     """
     name, architecture = ARCHITECTURES[hf["architectures"][0]]
+    if architecture == gguf.MODEL_ARCH.NEMOTRON_H_MOE and "moe" not in nemotron_h_kinds(hf):
+        name, architecture = "nemotron_h", gguf.MODEL_ARCH.NEMOTRON_H
     keys = {
         "block_count": hf["num_hidden_layers"],
         "context_length": hf["max_position_embeddings"],
@@ -483,6 +544,8 @@ def write_as_gguf(
     names = gguf.get_tensor_name_map(architecture, hf["num_hidden_layers"])
     tensors = {}
     values_by_name = with_stacked_experts(as_in_the_file(checkpoint))
+    if joins_experts:
+        values_by_name = with_joined_experts(values_by_name)
     if has_split_gates:
         values_by_name = with_split_gates(values_by_name, hf)
     for tensor, values in (with_absorbed_latents(values_by_name, hf) if is_absorbed else values_by_name).items():
@@ -490,9 +553,15 @@ def write_as_gguf(
         hf_name = hf_name.replace(".dt_bias", ".dt_proj.bias").replace(".conv.o_proj", ".conv.out_proj")
         if architecture == gguf.MODEL_ARCH.FALCON_H1:
             hf_name = hf_name.replace("post_attention_layernorm", "pre_ff_layernorm")
+        if name.startswith("nemotron_h"):
+            hf_name = as_in_nemotron_h(hf_name)
         if architecture == gguf.MODEL_ARCH.LFM2MOE:
             hf_name = hf_name.replace("model.norm.", "model.embedding_norm.")
-        stored_name = names.get_name(hf_name, (".weight", ".bias")) or dense.get_name(hf_name, (".weight",))
+        joined = re.fullmatch(r"model\.layers\.(\d+)\.mlp\.experts\.gate_up_proj\.weight", tensor)
+        stored_name = f"blk.{joined[1]}.ffn_gate_up_exps.weight" if joined else None
+        stored_name = (
+            stored_name or names.get_name(hf_name, (".weight", ".bias")) or dense.get_name(hf_name, (".weight",))
+        )
         assert stored_name is not None, tensor
         stored_name += ".weight" if tensor.endswith("sinks") else ""
         is_stack = tensor.endswith("_proj.weight") and ".experts." in tensor
