@@ -10,6 +10,9 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 from jaxserve_kernels.backend import Backend
+from jaxserve_kernels.block_kinds import BLOCK_KINDS, pack_tiles
+from jaxserve_kernels.block_matmul import block_matmul, dequantize_tiles
+from jaxserve_kernels.block_matmul.cases import random_blocks
 from jaxserve_kernels.kv_write import KVScales, kv_write
 from jaxserve_kernels.matmul import matmul
 from jaxserve_kernels.matmul.cases import Case, error, operands
@@ -25,6 +28,8 @@ from benchmarks.gpu.product_programs import candidates, skinny_product
 LAYER, NUM_LAYERS = 1, 2
 PRODUCT_TOLERANCES = {"float32": 2e-5, "float16": 1e-3, "bfloat16": 1e-3}
 """Products are accumulated and returned in float32, whatever the operands are. TF32 would not pass for float32."""
+BLOCK_TOLERANCE = 1e-2
+"""XLA rounds weights to bfloat16, kernels do not."""
 DYNAMIC_TOLERANCES = {"int8": 3e-3, "fp8": 1e-2}
 """A value on the border of two steps may be rounded to either; tensor cores add products of fp8 with fewer bits."""
 
@@ -149,6 +154,20 @@ def check_nvfp4(backend: Backend, dtype: str, count: int, bench: Bench) -> None:
     found = np.asarray(bench.compile(partial(nvfp4_matmul, backend=backend), *arguments)(*arguments))
     name = f"{backend}: matmul, NVFP4 weights, {count} x {num_in} x {num_out}, {dtype}"
     compare(bench, name, found, x.astype(np.float64) @ wide.T, PRODUCT_TOLERANCES[dtype])
+
+
+def check_blocks(backend: Backend, name: str, count: int, bench: Bench) -> None:
+    """Check GGUF blocks of any codes, in bfloat16: by the kernel where `backend` has one for the type."""
+    kind, (num_in, num_out) = BLOCK_KINDS[name], (1024, 768)
+    x = bench.random.standard_normal((count, num_in), np.float32).astype(_dtype("bfloat16"))
+    tiles = jnp.asarray(pack_tiles(kind, random_blocks(kind, bench.random, num_out, num_in // kind.num_inputs)))
+    wide = np.asarray(dequantize_tiles(kind, tiles), np.float64)
+    arguments = (jnp.asarray(x), tiles)
+    found = np.asarray(bench.compile(partial(block_matmul, kind=kind, backend=backend), *arguments)(*arguments))
+    expected = x.astype(np.float64) @ wide.T
+    compare(
+        bench, f"{backend}: matmul, {name} blocks, {count} x {num_in} x {num_out}", found, expected, BLOCK_TOLERANCE
+    )
 
 
 def check_skinny(case: Case, bench: Bench) -> None:

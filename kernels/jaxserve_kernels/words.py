@@ -81,13 +81,22 @@ def split(register: Any) -> Iterator[Any]:
 
 def _integers(word: Any, places: tuple[int, ...], bits: int) -> Iterator[Any]:
     """Yield the pairs of signed integers whose lower ones begin at these places of a word, as 2 ** -6 of themselves."""
+    sign = 1 << (bits - 1)
+    return centred_pairs(word, places, bits, zero=sign, flipped=sign)
+
+
+def centred_pairs(word: Any, places: tuple[int, ...], bits: int, zero: int, flipped: int = 0) -> Iterator[Any]:
+    """Yield the pairs of codes whose lower ones begin at these places of a word, less `zero`, as 2 ** -6 of themselves.
+
+    flipped: bits of a code that are stored inverted.
+    """
     for place in places:
         low = place % 8
-        mask, sign = ((1 << bits) - 1) << low, 1 << (bits - 1 + low)
+        mask = ((1 << bits) - 1) << low
         moved = arith.shrui(word, _constant(place - low)) if place >= 8 else word
-        above_zero = _masked(moved, mask * 0x10001, sign * 0x10001)
-        least = 2.0 ** (_INTEGER_EXPONENT + _MOST_EXPONENT) * -(1 << (bits - 1))
-        yield _multiplied(above_zero, _BFLOAT16, 2.0 ** (_MOST_EXPONENT - low), least)
+        above_zero = _masked(moved, mask * 0x10001, (flipped << low) * 0x10001)
+        offset = 2.0 ** (_INTEGER_EXPONENT + _MOST_EXPONENT) * -zero
+        yield _multiplied(above_zero, _BFLOAT16, 2.0 ** (_MOST_EXPONENT - low), offset)
 
 
 def _bytes_in_sums(word: Any) -> Iterator[Any]:

@@ -157,7 +157,7 @@ def test_no_register_is_spilled(built: Built) -> None:
 
 def test_workers_and_the_fetcher_share_the_registers_that_their_threads_begin_with(built: Built) -> None:
     """Workers wait for ever for a register that no thread gave back."""
-    from jaxserve_kernels.matmul.gpu.skinny import REGISTERS
+    from jaxserve_kernels.matmul.gpu.stream import REGISTERS
 
     (at_start,) = map(int, re.findall(r"Used (\d+) registers", built.code.instructions))
     of_worker, of_fetcher = REGISTERS[built.workers]

@@ -68,7 +68,7 @@ def choice(num_tokens: int, num_outputs: int, num_inputs: int, group: int, **typ
 
 
 def test_the_kernel_is_taken_for_few_tokens_of_its_types(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "_FIRST_JAX", (0, 0, 0))
+    monkeypatch.setattr(gpu, "FIRST_JAX", (0, 0, 0))
     assert choice(1, 4096, 4096, 128) == SkinnyTuning(rows=64, tile=128, stages=5, programs=132, workers=4)
     assert choice(64, 6144, 4096, 128) == SkinnyTuning(rows=64, tile=128, stages=3, programs=132, workers=4)
     assert choice(128, 4096, 14336, 64) == SkinnyTuning(rows=64, tile=64, stages=7, programs=132)

@@ -69,7 +69,7 @@ def choice(
 
 
 def test_the_kernel_is_taken_for_few_tokens_on_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "_FIRST_JAX", (0, 0, 0))
+    monkeypatch.setattr(gpu, "FIRST_JAX", (0, 0, 0))
     assert choice(1, 4096, 4096, 128) == SkinnyTuning(rows=64, tile=128, stages=8, programs=132, workers=4)
     assert choice(64, 6144, 4096, 128) == SkinnyTuning(rows=64, tile=128, stages=6, programs=132, workers=4)
     assert choice(64, 6144 + 128, 4096, 128) == SkinnyTuning(rows=64, tile=128, stages=8, programs=132)
@@ -80,7 +80,7 @@ def test_the_kernel_is_taken_for_few_tokens_on_one_device(monkeypatch: pytest.Mo
     assert choice(8, 4096, 4096, 128, "float16") is None
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((2,), ("tensor",))):
         assert choice(8, 4096, 4096, 128) is None, "XLA cannot split it"
-    monkeypatch.setattr(gpu, "_FIRST_JAX", (99, 0, 0))
+    monkeypatch.setattr(gpu, "FIRST_JAX", (99, 0, 0))
     assert choice(8, 4096, 4096, 128) is None
 
 

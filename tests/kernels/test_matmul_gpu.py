@@ -51,7 +51,7 @@ def test_a_shape_without_a_measurement_is_left_to_xla() -> None:
 def test_the_kernel_is_taken_for_shapes_where_it_was_measured_to_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"rows": 64, "tile": 128, "stages": 4, "programs": 132}
     monkeypatch.setattr(tuning, "load", lambda device: {"int8": {"32": {"2": sizes}}})
-    monkeypatch.setattr(gpu, "_FIRST_JAX", (0, 0, 0))
+    monkeypatch.setattr(gpu, "FIRST_JAX", (0, 0, 0))
     assert _choice((20, 1024), (3072, 1024)) == SkinnyTuning(**sizes)
     assert _choice((8, 1024), (3072, 1024)) is None, "another class of tokens"
     assert _choice((20, 1024), (4096, 1024)) is None, "another class of sizes"
@@ -65,7 +65,7 @@ def test_the_kernel_is_taken_for_shapes_where_it_was_measured_to_be_faster(monke
 def test_under_a_mesh_of_several_devices_xla_computes_the_matmul(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = {"rows": 64, "tile": 128, "stages": 4, "programs": 132}
     monkeypatch.setattr(tuning, "load", lambda device: {"int8": {"32": {"2": sizes}}})
-    monkeypatch.setattr(gpu, "_FIRST_JAX", (0, 0, 0))
+    monkeypatch.setattr(gpu, "FIRST_JAX", (0, 0, 0))
     for size, is_taken in ((1, True), (2, False)):
         with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((size,), ("tensor",))):
             assert (_choice((20, 1024), (3072, 1024)) is not None) == is_taken

@@ -74,7 +74,7 @@ def choice(
 
 
 def test_the_kernel_is_taken_for_as_many_tokens_as_with_int4(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "_FIRST_JAX", (0, 0, 0))
+    monkeypatch.setattr(gpu, "FIRST_JAX", (0, 0, 0))
     assert choice(1, 4096, 4096) == SkinnyTuning(rows=64, tile=128, stages=8, programs=132, workers=4)
     assert choice(64, 6144, 4096) == SkinnyTuning(rows=64, tile=128, stages=5, programs=132, workers=4)
     assert choice(64, 6144 + 128, 4096, 8) == SkinnyTuning(rows=64, tile=128, stages=7, programs=132)
@@ -84,13 +84,13 @@ def test_the_kernel_is_taken_for_as_many_tokens_as_with_int4(monkeypatch: pytest
     assert choice(8, 4096, 4096 + 64) is None, "half a step"
     assert choice(8, 4096 + 64, 4096) is None, "outputs for one worker of two"
     assert choice(8, 4096, 4096, dtype="float16") is None
-    monkeypatch.setattr(gpu, "_FIRST_JAX", (99, 0, 0))
+    monkeypatch.setattr(gpu, "FIRST_JAX", (99, 0, 0))
     assert choice(8, 4096, 4096) is None
 
 
 @pytest.mark.parametrize(("num_tokens", "size"), [(1, 16), (64, 16), (128, 16), (64, 8)])
 def test_the_steps_in_flight_fit_shared_memory(monkeypatch: pytest.MonkeyPatch, num_tokens: int, size: int) -> None:
-    monkeypatch.setattr(gpu, "_FIRST_JAX", (0, 0, 0))
+    monkeypatch.setattr(gpu, "FIRST_JAX", (0, 0, 0))
     sizes = choice(num_tokens, 4096, 4096, size)
     assert sizes is not None and sizes.stages >= 3
     activations, weights, scales = 2 * -(-num_tokens // 8) * 8, sizes.block / 2, sizes.block / size

@@ -163,6 +163,16 @@ def test_a_checkpoint_without_blocks_is_refused(quantization: str) -> None:
         make_policy(config, decoder_of(open_model(DATA / "llama3_tiny")), Chip("cpu"))
 
 
+def test_a_gpu_says_which_blocks_it_reads_as_they_are_stored(path: Path) -> None:
+    config = Config(model=ModelConfig(model="any", quantization=KEPT))
+    for capability, said in (
+        ((9, 0), "decode steps read Q4_0, Q8_0, Q4_K, Q6_K blocks as they are"),
+        ((8, 0), "costs time"),
+    ):
+        (note,) = quantization_notes(config, decoder_of(open_model(path)), Chip("gpu", capability))
+        assert said in note
+
+
 def test_types_without_a_kernel_are_named(path: Path) -> None:
     decoder = decoder_of(open_model(path))
     assert decoder.stored is not None

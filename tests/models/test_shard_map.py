@@ -122,7 +122,7 @@ def test_devices_compute_different_rows_between_two_exchanges(num_rows: int, num
 
 
 def test_kernels_are_chosen_only_inside_shard_map(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "_FIRST_JAX", (0, 0, 0))
+    monkeypatch.setattr(gpu, "FIRST_JAX", (0, 0, 0))
     x, scales = jnp.zeros((8, 512), jnp.bfloat16), jnp.zeros((4, 256), jnp.bfloat16)
     weight = jnp.zeros((256, 512), jnp.int4)
     choices = []

@@ -215,7 +215,7 @@ _COMPARISONS: dict[str, Function] = {
     "gt": np.greater,
     "ge": np.greater_equal,
 }
-_CONVERSIONS = ("f32.bf16", "f32.f16", "rn.f16.s16", "rn.f16.s32", "rn.f32.s32")
+_CONVERSIONS = ("f32.bf16", "f32.f16", "rn.f16.s16", "rn.f16.s32", "rn.f32.s32", "rn.f32.s16", "rn.f32.u16")
 """Beside those of integers to integers."""
 
 

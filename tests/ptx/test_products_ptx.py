@@ -8,6 +8,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxserve_kernels.block_kinds import BLOCK_KINDS
 from jaxserve_kernels.grouped_matmul import cases as experts
 from jaxserve_kernels.grouped_matmul.cases import Case as ExpertsCase
 from jaxserve_kernels.grouped_matmul.tuning import GroupedTuning
@@ -16,6 +17,7 @@ from jaxserve_kernels.matmul import quantize_rows
 from jaxserve_kernels.matmul.cases import Case
 from jaxserve_kernels.matmul.tuning import SkinnyTuning
 
+from tests.kernels import test_block_matmul_gpu as blocks
 from tests.kernels import test_nvfp4_gpu as nvfp4
 from tests.ptx.launch import emulated
 
@@ -47,6 +49,13 @@ NVFP4 = [
     ((9, 256, 384, 8), SkinnyTuning(64, 128, stages=2, programs=3)),
 ]
 """Tokens, outputs, inputs, and inputs of a block."""
+BLOCKS = [
+    (("Q4_0", 5, 512, 256), SkinnyTuning(64, 128, stages=2, programs=3, workers=4)),
+    (("Q8_0", 9, 256, 384), SkinnyTuning(64, 128, stages=2, programs=3)),
+    (("Q4_K", 17, 256, 512), SkinnyTuning(64, 256, stages=2, programs=2, workers=4)),
+    (("Q6_K", 3, 256, 512), SkinnyTuning(64, 256, stages=2, programs=3)),
+]
+"""Type of the blocks, tokens, outputs and inputs."""
 WHOLE = [
     (ExpertsCase((3, 0, 9, 20, 5), 128, 128, padding=3), GroupedTuning(64, 64, 64, stages=2, programs=3)),
     (ExpertsCase((1, 70, 0, 50), 256, 256), GroupedTuning(64, 128, 64, stages=4, programs=3)),
@@ -106,6 +115,18 @@ def test_a_product_with_weights_in_nvfp4_equals_the_one_in_float64(
 
         found = np.asarray(skinny.matmul(*map(jnp.asarray, given), tuning=sizes), np.float64)
     _check(found, wanted, magnitudes, 1e-6)
+
+
+@pytest.mark.parametrize(("shape", "sizes"), BLOCKS, ids=str)
+def test_a_product_with_gguf_blocks_equals_the_one_in_float64(
+    shape: tuple[str, int, int, int], sizes: SkinnyTuning
+) -> None:
+    x, tiles = blocks.operands(*shape)
+    with emulated():
+        from jaxserve_kernels.block_matmul.gpu import skinny
+
+        found = skinny.block_matmul(jnp.asarray(x), jnp.asarray(tiles), kind=BLOCK_KINDS[shape[0]], tuning=sizes)
+    assert blocks.error(shape[0], x, tiles, found) <= 1e-6
 
 
 @pytest.mark.parametrize(("case", "sizes"), WHOLE, ids=str)

@@ -15,6 +15,8 @@ from jaxserve.quant.formats import none
 from jaxserve.quant.stored_blocks import StoredBlocks
 from jaxserve.quant.tensor import Tensor
 
+_HOPPER: Final = (9, 0)
+"""Compute capability of the GPUs that have a kernel for blocks."""
 _PACKED_WEIGHTS: Final = 1 << 24
 """Weights that are brought into the layout of a device at a time: each takes some bytes meanwhile."""
 
@@ -119,6 +121,13 @@ class BlockFormat(Format):
     def notes(self, platform: str, capability: tuple[int, int] | None) -> tuple[str, ...]:
         if platform == "cpu":
             return ()
+        if capability == _HOPPER:
+            from jaxserve_kernels.block_matmul.gpu import KINDS
+
+            kinds = ", ".join(KINDS)
+            return (
+                f"decode steps read {kinds} blocks as they are stored; every step dequantises those of other types",
+            )
         return (
             "every step dequantises the blocks of the GGUF file here, which saves memory and costs time; --quantization "
             "int8-weight-only or int4-weight-only are read as they are stored",

@@ -6,7 +6,7 @@ from jaxtyping import Array, Float, Int, UInt8
 
 from jaxserve_kernels.backend import NATIVE, Backend
 from jaxserve_kernels.block_kinds import BlockKind
-from jaxserve_kernels.block_matmul import cpu, reference
+from jaxserve_kernels.block_matmul import cpu, gpu, reference
 from jaxserve_kernels.block_matmul.reference import dequantize_rows, dequantize_tiles
 
 __all__ = ["block_matmul", "dequantize_rows", "dequantize_tiles"]
@@ -29,4 +29,11 @@ def block_matmul(
     """
     if backend in NATIVE and cpu.is_built():
         return cpu.block_matmul(x, tiles, num_rows, kind=kind, dynamic=dynamic)
+    tuned = gpu.choice(x, tiles, kind) if backend == "mosaic_gpu" else None
+    if tuned is not None:
+        from jaxserve_kernels.block_matmul.gpu import skinny  # imports Pallas
+
+        rounded = reference.round_inputs(x) if dynamic else x
+        product: Array = skinny.block_matmul(rounded, tiles, kind=kind, tuning=tuned)
+        return product
     return reference.block_matmul(x, tiles, kind=kind, dynamic=dynamic)

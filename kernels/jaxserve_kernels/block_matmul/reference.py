@@ -52,6 +52,27 @@ def dequantize_rows(kind: BlockKind, tiles: UInt8[Array, "R B Y"], rows: Int[Arr
     return _weights(kind, own).reshape(len(rows), -1)
 
 
+class ScaledCodes(NamedTuple):
+    """Weights as codes and what they are scaled with: `codes * steps - offsets`. G: groups of inputs with a scale."""
+
+    codes: Int[Array, "O I"]
+    """Less their zero."""
+    steps: Float[Array, "O G"]
+    offsets: Float[Array, "O G"] | None
+
+
+def scaled_codes(kind: BlockKind, tiles: UInt8[Array, "R B Y"]) -> ScaledCodes:
+    """Take weights apart into codes and float32 scales."""
+
+    def by_output(array: Array) -> Array:  # (R, B, G, 16)
+        return jnp.moveaxis(array, -1, 1).reshape(TILE * len(tiles), -1)
+
+    parts = _take_apart(kind, tiles)
+    codes = jnp.moveaxis(_codes(kind, parts), -2, 1).reshape(TILE * len(tiles), -1)  # from (R, B, S, 16, 4)
+    d, m = _scales(kind, parts)
+    return ScaledCodes(codes.astype(jnp.int32) - kind.zero, by_output(d), by_output(m) if kind.has_minimum else None)
+
+
 class _Parts(NamedTuple):
     """Tiles, taken apart. N: outputs of a tile; Z: bytes of a number."""
 

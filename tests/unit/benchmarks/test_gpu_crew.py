@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxserve_kernels.backend import Backend
+from jaxserve_kernels.block_kinds import BlockKind
 from jaxserve_kernels.nvfp4 import TwoLevelScales
 
 from benchmarks.gpu import attention_checks, crew, op_checks
@@ -102,4 +104,16 @@ def test_a_matmul_in_nvfp4_that_forgets_the_matrix_scale_is_wrong(
 
     monkeypatch.setattr(op_checks, "nvfp4_matmul", wrong)
     op_checks.check_nvfp4("reference", "float32", 7, bench(tmp_path))
+    assert [record.passed for record in found(tmp_path)] == [True, False]
+
+
+def test_blocks_of_another_type_are_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    op_checks.check_blocks("reference", "Q4_0", 7, bench(tmp_path))
+    right = op_checks.block_matmul
+
+    def wrong(x: jax.Array, tiles: jax.Array, *, kind: BlockKind, backend: Backend) -> jax.Array:
+        return right(x, tiles, kind=replace(kind, zero=7), backend=backend)
+
+    monkeypatch.setattr(op_checks, "block_matmul", wrong)
+    op_checks.check_blocks("reference", "Q4_0", 7, bench(tmp_path))
     assert [record.passed for record in found(tmp_path)] == [True, False]

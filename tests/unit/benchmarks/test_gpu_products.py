@@ -83,7 +83,7 @@ def test_products_in_a_chain_keep_the_size_of_numbers(weights: str, is_grouped: 
 
 
 def test_4_bits_are_measured_by_the_sizes_that_the_server_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("jaxserve_kernels.matmul.gpu._FIRST_JAX", (0, 0, 0))
+    monkeypatch.setattr("jaxserve_kernels.matmul.gpu.FIRST_JAX", (0, 0, 0))
     xla, kernel = measured(LLAMA, 32, jnp.dtype(jnp.bfloat16), has_kernel=True)[-2:]
     assert (xla.types, xla.tuning) == ("int4", None)
     assert kernel.tuning is not None
@@ -95,7 +95,7 @@ def test_4_bits_are_measured_by_the_sizes_that_the_server_takes(monkeypatch: pyt
 def test_groups_are_timed_by_the_sizes_of_the_server_and_by_others(
     monkeypatch: pytest.MonkeyPatch, weights: str, is_grouped: bool
 ) -> None:
-    monkeypatch.setattr("jaxserve_kernels.matmul.gpu._FIRST_JAX", (0, 0, 0))
+    monkeypatch.setattr("jaxserve_kernels.matmul.gpu.FIRST_JAX", (0, 0, 0))
     chain = Chain(LLAMA, weights, 32, is_grouped=is_grouped)
     served, *others = grouped_candidates(chain, jnp.dtype(jnp.bfloat16))
     assert served == served_sizes(chain, jnp.dtype(jnp.bfloat16))
@@ -109,7 +109,7 @@ def test_a_note_names_the_sizes_that_were_faster_than_those_of_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With measured times in the place of a device."""
-    monkeypatch.setattr("jaxserve_kernels.matmul.gpu._FIRST_JAX", (0, 0, 0))
+    monkeypatch.setattr("jaxserve_kernels.matmul.gpu.FIRST_JAX", (0, 0, 0))
     monkeypatch.setattr(tune_groups, "why_no_kernels", lambda shape: None)
     monkeypatch.setattr(tune_groups, "TOKENS", (2,))
     times = {(4, 8): 1.0, (2, 8): 2.0, (4, 4): 0.5}

@@ -1,6 +1,6 @@
 """Products of few tokens with 8- and 4-bit weights for Hopper GPUs in Pallas Mosaic GPU.
 
-Only `skinny` imports Pallas, and only programs for GPUs import that.
+Only `skinny` and `stream` import Pallas, and only programs for GPUs import that.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jaxserve_kernels.matmul.tuning import TOKENS, SkinnyTuning, product_types, 
 Operand = jax.Array | jax.ShapeDtypeStruct
 _DEVICE = "h200"
 """The device whose measurements are taken. Programs are as many as this device has multiprocessors."""
-_FIRST_JAX = (0, 11, 2)
+FIRST_JAX = (0, 11, 2)
 _GROUPED_ROWS = 64
 """Outputs of each worker, for weights in groups."""
 _GROUPS = (64, 128)
@@ -35,9 +35,9 @@ _MOST_GROUPED_TOKENS = 128
 MOST_TOKENS_OF_FOUR = 64
 """Tokens for which four workers have enough registers."""
 _MOST_STAGES = 8
-_RING_BYTES = 200_000
+RING_BYTES = 200_000
 """Bytes that the kernel may use of the 227 KiB of shared memory."""
-_NUM_PROGRAMS = 132
+NUM_PROGRAMS = 132
 """Multiprocessors of H100 and H200 (SXM), for a process that only compiles for them."""
 
 
@@ -46,7 +46,7 @@ def choice(x: Operand, weight: Operand, *, dynamic: bool = False) -> SkinnyTunin
 
     dynamic: see `api.matmul`.
     """
-    if _is_split():
+    if is_split():
         return None
     types = product_types(weight.dtype.name, dynamic=dynamic)
     tuned = skinny_tuning(_DEVICE, types, x.shape[0], weight.size * weight.dtype.itemsize)
@@ -60,7 +60,7 @@ def grouped_choice(x: Operand, weight: Operand, scales: Operand) -> SkinnyTuning
 
     The sizes are not measured. The kernel is taken because of what XLA writes to memory beside such weights, see README.
     """
-    if _is_split():
+    if is_split():
         return None
     (num_tokens, num_inputs), num_outputs = x.shape, weight.shape[0]
     group, padded = num_inputs // scales.shape[0], -(-num_tokens // 8) * 8
@@ -68,14 +68,14 @@ def grouped_choice(x: Operand, weight: Operand, scales: Operand) -> SkinnyTuning
     workers = 4 if has_four else 2
     tile = _tile(group, num_inputs, (weight.dtype, scales.dtype))
     is_supported = (
-        jax.__version_info__ >= _FIRST_JAX
+        jax.__version_info__ >= FIRST_JAX
         and x.dtype == jnp.bfloat16
         and padded <= _MOST_GROUPED_TOKENS
         and num_outputs % (workers * _GROUPED_ROWS) == 0
     )
     if tile is None or not is_supported:
         return None
-    sizes = SkinnyTuning(_GROUPED_ROWS, tile, _MOST_STAGES, multiprocessors(_NUM_PROGRAMS), workers)
+    sizes = SkinnyTuning(_GROUPED_ROWS, tile, _MOST_STAGES, multiprocessors(NUM_PROGRAMS), workers)
     return replace(sizes, stages=most_stages(sizes, padded, weight, scales))
 
 
@@ -94,10 +94,10 @@ def most_stages(sizes: SkinnyTuning, num_tokens: int, weight: Operand, scales: O
     bits = 4 if is_packed or weight.dtype == jnp.int4 else 8
     scale_bytes = scales.shape[0] * sizes.tile // num_inputs * sizes.block * scales.dtype.itemsize
     tile_bytes = sizes.tile * (2 * num_tokens + sizes.block * bits // 8) + scale_bytes
-    return min(_MOST_STAGES, _RING_BYTES // tile_bytes)
+    return min(_MOST_STAGES, RING_BYTES // tile_bytes)
 
 
-def _is_split() -> bool:
+def is_split() -> bool:
     """Return True if XLA must split this matmul over devices, which it cannot do with a kernel.
 
     Within `jax.shard_map` each device has a matmul of its own.
@@ -110,7 +110,7 @@ def supports(x: Operand, weight: Operand, tuning: SkinnyTuning) -> bool:
     """Return True if the kernel computes this matmul with these sizes."""
     num_outputs, num_inputs = weight.shape
     return (
-        jax.__version_info__ >= _FIRST_JAX
+        jax.__version_info__ >= FIRST_JAX
         and x.dtype in (jnp.bfloat16, jnp.float16, weight.dtype)
         and weight.dtype in (jnp.int8, jnp.float8_e4m3fn)
         and x.shape[0] <= TOKENS[-1]

@@ -1,0 +1,80 @@
+"""Matmuls with GGUF blocks for Hopper, compiled without a GPU: registers, shared memory, what is written to memory.
+
+Says nothing about speed or numbers.
+"""
+
+from __future__ import annotations
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jaxserve_kernels.block_kinds import BLOCK_KINDS, TILE, BlockKind
+from jaxserve_kernels.block_matmul import block_matmul, gpu
+from jaxserve_kernels.matmul.gpu.stream import REGISTERS
+
+from benchmarks.gpu.static import launches
+from tests.aot.devices import H200
+from tests.aot.machine_code import machine_code
+
+pytestmark = [pytest.mark.aot, pytest.mark.slow]
+
+NUM_OUTPUTS, NUM_INPUTS = 4096, 4096
+MOST_INSTRUCTIONS = {"Q4_0": 2.8, "Q8_0": 3.1, "Q4_K": 3.6, "Q6_K": 6.2}
+"""For each weight, of a step with 8 tokens."""
+
+
+def operands(kind: BlockKind, num_tokens: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    sharding = jax.sharding.SingleDeviceSharding(H200.devices(1)[0])
+    tiles = (NUM_OUTPUTS // TILE, NUM_INPUTS // kind.num_inputs, kind.tile_bytes)
+    x = jax.ShapeDtypeStruct((num_tokens, NUM_INPUTS), jnp.bfloat16, sharding=sharding)
+    return x, jax.ShapeDtypeStruct(tiles, jnp.uint8, sharding=sharding)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_tokens"),
+    [
+        ("Q4_K", 8),
+        ("Q6_K", 64),
+        pytest.param("Q4_0", 8, marks=pytest.mark.newest),
+        pytest.param("Q8_0", 8, marks=pytest.mark.newest),
+        pytest.param("Q6_K", 8, marks=pytest.mark.newest),
+        pytest.param("Q4_K", 128, marks=pytest.mark.newest),
+    ],
+)
+def test_blocks_are_read_as_they_are_stored(
+    name: str, num_tokens: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    kind, made = BLOCK_KINDS[name], list[jax.stages.Compiled]()
+    x, tiles = operands(kind, num_tokens)
+
+    def compiled() -> jax.stages.Compiled:
+        def multiply(x: jax.Array, tiles: jax.Array) -> jax.Array:
+            return block_matmul(x, tiles, kind=kind, backend="mosaic_gpu")
+
+        made.append(jax.jit(multiply).lower(x, tiles).compile())
+        return made[0]
+
+    code, sizes = machine_code(H200, compiled, tmp_path_factory.mktemp("mosaic")), gpu.choice(x, tiles, kind)
+    assert sizes is not None
+    assert code.spilled_bytes == 0
+    (at_start,) = map(int, re.findall(r"Used (\d+) registers", code.instructions))
+    of_worker, of_fetcher = REGISTERS[sizes.workers]
+    assert at_start * (sizes.workers + 1) == of_worker * sizes.workers + of_fetcher
+    assert "HGMMA" in code.instructions and "UTMALDG" in code.instructions
+    text = made[0].as_text()
+    assert text is not None
+    (kernel,) = (launch for launch in launches(text, 0) if launch.read_bytes >= tiles.size)
+    assert kernel.read_bytes <= tiles.size + 3 * x.size
+    assert max(launch.written_bytes for launch in launches(text, 0)) < tiles.size, "parts of the result"
+    if num_tokens == 8:
+        assert len(_step(code.instructions)) <= MOST_INSTRUCTIONS[name] * sizes.tile // 2
+
+
+def _step(instructions: str) -> list[str]:
+    """Return the opcodes of one step of a worker, but for the last additions: it has half a row's weights of each step."""
+    opcodes = re.findall(r"/\*[0-9a-f]{4,}\*/ +(?:@!?U?P\d+ +)?([A-Z][\w.]+)", instructions)
+    matmuls = [place for place, opcode in enumerate(opcodes) if opcode.startswith("HGMMA")]
+    wait = max(place for place in range(matmuls[0]) if opcodes[place].endswith("TRYWAIT"))
+    return opcodes[wait : matmuls[-1] + 1]
