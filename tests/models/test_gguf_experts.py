@@ -88,14 +88,10 @@ def test_models_with_what_a_file_can_hold_give_the_tokens_of_their_safetensors(t
     assert np.abs(logits - golden.logits).max() > 0.001
 
 
-def nemotron_h_without(folder: Path, name: str, kind: str) -> dict[str, Any]:
-    """Write a checkpoint of Nemotron-H without layers of one kind, as a file has experts or dense blocks; return its config."""
+def with_layers(folder: Path, name: str, kept: list[int], **changed: Any) -> dict[str, Any]:
+    """Write a checkpoint with some of its layers, and with these keys of its config; return the config."""
     source = golden_checkpoint(name).path
-    hf = json.loads((source / "config.json").read_text())
-    kinds = nemotron_h_kinds(hf)
-    kept = [index for index, each in enumerate(kinds) if each != kind]
-    hf |= {"layers_block_type": [kinds[index] for index in kept], "num_hidden_layers": len(kept)}
-    hf |= {"n_group": 1, "topk_group": 1}
+    hf = json.loads((source / "config.json").read_text()) | {"num_hidden_layers": len(kept)} | changed
     tensors = {}
     for stored_name, values in load_file(source / "model.safetensors").items():
         match = re.match(r"model\.layers\.(\d+)", stored_name)
@@ -105,8 +101,15 @@ def nemotron_h_without(folder: Path, name: str, kind: str) -> dict[str, Any]:
             tensors[f"model.layers.{kept.index(int(match[1]))}{stored_name[match.end() :]}"] = values
     folder.mkdir()
     save_file(tensors, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps({key: hf[key] for key in hf if key != "hybrid_override_pattern"}))
+    (folder / "config.json").write_text(json.dumps(hf))
     return hf
+
+
+def check_tokens_are_those_of_the_safetensors(path: Path, folder: Path, prompt: np.ndarray) -> None:
+    expected, model = TinyModel(folder), TinyModel(path)
+    others, logits = expected.logits(prompt), model.logits(prompt)
+    np.testing.assert_allclose(logits, others, atol=1e-5, rtol=0)
+    assert model.greedy(logits[-1], 64) == expected.greedy(others[-1], 64)
 
 
 @pytest.mark.parametrize(
@@ -122,17 +125,22 @@ def test_nemotron_h_dense_or_with_experts_gives_the_tokens_of_its_safetensors(
     tmp_path: Path, name: str, kind: str
 ) -> None:
     """Files of both architectures, `nemotron_h` and `nemotron_h_moe`, the latter also with experts of another width."""
-    prompt = golden_checkpoint(name).prompt_ids
-    hf = nemotron_h_without(tmp_path / "safetensors", name, kind)
-    path = write_as_gguf(tmp_path / "a.gguf", open_model(tmp_path / "safetensors"), hf)
+    golden, folder = golden_checkpoint(name), tmp_path / "safetensors"
+    kinds = nemotron_h_kinds(json.loads((golden.path / "config.json").read_text()))
+    kept = [index for index, each in enumerate(kinds) if each != kind]
+    own = [kinds[index] for index in kept]
+    hf = with_layers(folder, name, kept, layers_block_type=own, n_group=1, topk_group=1)
+    path = write_as_gguf(tmp_path / "a.gguf", open_model(folder), hf)
     assert open_gguf(path).metadata["general.architecture"] == ("nemotron_h" if kind == "moe" else "nemotron_h_moe")
-    expected, model = TinyModel(tmp_path / "safetensors"), TinyModel(path)
-    others, logits = expected.logits(prompt), model.logits(prompt)
-    np.testing.assert_allclose(logits, others, atol=1e-5, rtol=0)
-    assert model.greedy(logits[-1], 64) == expected.greedy(others[-1], 64)
-    found = open_model(path)
-    for tensor, info in open_model(tmp_path / "safetensors").tensors.items():
-        assert found.tensors[tensor].shape == info.shape
+    check_tokens_are_those_of_the_safetensors(path, folder, golden.prompt_ids)
+
+
+def test_glm_4_7_flash_gives_the_tokens_of_its_safetensors(tmp_path: Path) -> None:
+    """Its dense layers come first, as in every file."""
+    name, folder = "glm4_moe_lite_tiny", tmp_path / "safetensors"
+    hf = with_layers(folder, name, [0, 1], mlp_layer_types=["dense", "sparse"])
+    path = write_as_gguf(tmp_path / "a.gguf", open_model(folder), hf)
+    check_tokens_are_those_of_the_safetensors(path, folder, golden_checkpoint(name).prompt_ids)
 
 
 def test_gates_and_inputs_of_experts_in_one_tensor_are_split(tmp_path: Path) -> None:
