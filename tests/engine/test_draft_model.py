@@ -53,7 +53,6 @@ def test_plans_bring_the_drafts_of_prompt_lookup_for_a_model_with_recurrent_stat
     ("config", "target", "message"),
     [
         (settings(num_tokens=0), TARGET, "set --num-speculative-tokens"),
-        (settings(parallel=ParallelConfig(data_parallel_size=2)), TARGET, "not with --data-parallel-size 2"),
         (settings(compile=CompileConfig(deterministic=True)), TARGET, "not with --deterministic"),
         (settings(HYBRID), TARGET, "a draft model with recurrent states"),
     ],
@@ -126,10 +125,6 @@ def mtp_settings(num_tokens: int = 1, **sections: Any) -> Config:
     ("config", "message"),
     [
         (mtp_settings(0), "set --num-speculative-tokens, the tokens of a draft; 1 is"),
-        (
-            mtp_settings(parallel=ParallelConfig(data_parallel_size=2)),
-            "not with --data-parallel-size 2, with which the MTP layer was not tested",
-        ),
         (mtp_settings(compile=CompileConfig(deterministic=True)), "not with --deterministic"),
     ],
 )
