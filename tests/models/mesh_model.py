@@ -26,6 +26,7 @@ from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
+from jaxserve.tools.planning.collectives import Collective, compiled_collectives
 from jaxserve.weights.loader import load_params
 from tests.models.goldens import GoldenCheckpoint
 
@@ -98,6 +99,15 @@ class MeshModel:
 
     def _zeros(self, array: ArrayShape) -> Array:
         return jax.device_put(jnp.zeros(array.shape, array.dtype), self.sharding.place(array.axes))
+
+    def collectives(self) -> tuple[Collective, ...]:
+        """Return the collectives of the compiled program."""
+        return compiled_collectives(self._compute.as_text())
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the program, padding included."""
+        return self._num_tokens
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
         """Return the logits (2, T, V) after each of these tokens, which follow those of earlier calls."""

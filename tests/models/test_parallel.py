@@ -75,6 +75,22 @@ def test_eight_devices_generate_the_tokens_of_one(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
+    ("name", "shape"), [("qwen3_next_tiny", MeshShape(2, data=2)), ("falcon_h1_tiny", MeshShape(1, data=4))], ids=str
+)
+def test_no_state_leaves_its_device(name: str, shape: MeshShape) -> None:
+    """Devices exchange vectors of tokens alone: no array is as large as the states of the rows, or as the pool."""
+    model = MeshModel(golden_checkpoint(name), shape)
+    (group,) = model.skeleton.config.cache.states
+    states = sum(np.prod(array.shape) for array in group.arrays)
+    of_token = 4 * model.num_tokens
+    assert 4 * 2 * states % of_token, "the test would not notice the states of two rows"
+    found = model.collectives()
+    assert found
+    assert [each for each in found if each.array_bytes % of_token] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
     ("name", "shape", "exchange", "fused_for"),
     [
         ("mistral_sliding_tiny", MeshShape(8), "auto", 8),  # 4 KV heads
