@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Final
+
+_NUMBERS: Final = itertools.count()
+"""Numbers of the networks of this process: the kernel removes the links of one some time after the namespaces."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,8 @@ def can_make_hosts() -> bool:
 @contextlib.contextmanager
 def hosts(count: int) -> Iterator[list[Host]]:
     """Make hosts that reach each other and this process, and remove them at the end."""
-    tag, subnet = os.getpid() % 100000, os.getpid() % 200 + 20
+    number = next(_NUMBERS)
+    tag, subnet = f"{os.getpid() % 100000}{chr(ord('a') + number % 26)}", (os.getpid() + 37 * number) % 200 + 20
     bridge = f"jsb{tag}"
     made = [Host(f"jsh{tag}-{index}", f"10.211.{subnet}.{index + 1}") for index in range(count)]
     try:
