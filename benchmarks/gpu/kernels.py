@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from jaxserve_kernels.backend import Backend
-from jaxserve_kernels.block_matmul.gpu import KINDS
+from jaxserve_kernels.block_kinds import BLOCK_KINDS
 from jaxserve_kernels.matmul.cases import CASES, ROUNDED_CASES
 from jaxserve_kernels.ops import ops
 from jaxserve_kernels.paged_attention.cases import Case
@@ -90,7 +90,7 @@ def _backend_checks(backend: Backend, dtypes: Sequence[str], *, is_quick: bool) 
         found[name] = partial(check_grouped, backend, weights, dtype, count)
     for count, dtype in itertools.product((1, 7, 64), dtypes[:2]):
         found[f"{backend}: matmul NVFP4 weights {count} {dtype}"] = partial(check_nvfp4, backend, dtype, count)
-    for kind, count in itertools.product(KINDS, (1, 64)):
+    for kind, count in itertools.product(BLOCK_KINDS, (1, 64)):
         found[f"{backend}: matmul {kind} blocks {count}"] = partial(check_blocks, backend, kind, count)
     for experts in EXPERTS[2:5:2] if is_quick else EXPERTS:
         found[f"{backend}: {experts}"] = partial(check_experts, experts, backend)

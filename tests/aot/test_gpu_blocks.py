@@ -6,6 +6,7 @@ Says nothing about speed or numbers.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +16,22 @@ from jaxserve_kernels.block_matmul import block_matmul, gpu
 from jaxserve_kernels.matmul.gpu.stream import REGISTERS
 
 from benchmarks.gpu.static import launches
+from jaxserve.layers.cache import pool_shapes
+from jaxserve.layers.policy import DtypePolicy
+from jaxserve.models.skeleton import make_skeleton
+from jaxserve.quant.policy import QuantPolicy
+from jaxserve.runner.buckets import page_tokens
+from jaxserve.runner.steps import lower
+from jaxserve.sharding.mesh import make_sharding
+from jaxserve.sharding.rules import MeshShape
 from tests.aot.devices import H200
 from tests.aot.machine_code import machine_code
+from tests.aot.test_step_programs import DECODE, SMALL
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
 
 NUM_OUTPUTS, NUM_INPUTS = 4096, 4096
-MOST_INSTRUCTIONS = {"Q4_0": 2.8, "Q8_0": 3.1, "Q4_K": 3.6, "Q6_K": 6.2}
+MOST_INSTRUCTIONS = {"Q4_0": 2.8, "Q8_0": 3.1, "Q4_K": 3.6, "Q5_K": 5.2, "Q6_K": 6.2}
 """For each weight, of a step with 8 tokens."""
 
 
@@ -41,6 +51,8 @@ def operands(kind: BlockKind, num_tokens: int) -> tuple[jax.ShapeDtypeStruct, ja
         pytest.param("Q8_0", 8, marks=pytest.mark.newest),
         pytest.param("Q6_K", 8, marks=pytest.mark.newest),
         pytest.param("Q4_K", 128, marks=pytest.mark.newest),
+        pytest.param("Q5_K", 8, marks=pytest.mark.newest),
+        pytest.param("Q5_1", 64, marks=pytest.mark.newest),
     ],
 )
 def test_blocks_are_read_as_they_are_stored(
@@ -70,6 +82,22 @@ def test_blocks_are_read_as_they_are_stored(
     assert max(launch.written_bytes for launch in launches(text, 0)) < tiles.size, "parts of the result"
     if num_tokens == 8:
         assert len(_step(code.instructions)) <= MOST_INSTRUCTIONS[name] * sizes.tile // 2
+
+
+def test_all_matmuls_of_a_decode_step_read_blocks_as_they_are_stored() -> None:
+    """The head's matmul is one of them."""
+    if not H200.has_compiler:
+        pytest.skip(f"{H200.compiler} is not installed: nothing compiled for GPUs (make kernels-check)")
+    model, dtype = replace(SMALL, layers=SMALL.layers[:1]), jnp.dtype("bfloat16")
+    parts = ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.gate", "mlp.up", "mlp.down")
+    kinds = tuple((f"model.layers.0.{part}_proj", "Q6_K" if part == "mlp.down" else "Q4_K") for part in parts)
+    quant = QuantPolicy("gguf-weight-only", stored_kinds=(*kinds, ("model.embed_tokens", "Q6_K")))
+    skeleton = make_skeleton(model, DtypePolicy(dtype, dtype, quant, "mosaic_gpu", fused_for=1))
+    sharding = make_sharding(model, MeshShape(), H200.devices(1))
+    pool = (model.num_layers, 256, model.num_kv_heads, page_tokens("gpu", None), model.head_dim)
+    lowered = lower(skeleton, sharding, DECODE, pool_shapes(pool, "bfloat16")).as_text()
+    assert "@mosaic_gpu" in lowered
+    assert "dot_general" not in lowered, "a matmul that is left to XLA"
 
 
 def _step(instructions: str) -> list[str]:

@@ -54,6 +54,10 @@ BLOCKS = [
     (("Q8_0", 9, 256, 384), SkinnyTuning(64, 128, stages=2, programs=3)),
     (("Q4_K", 17, 256, 512), SkinnyTuning(64, 256, stages=2, programs=2, workers=4)),
     (("Q6_K", 3, 256, 512), SkinnyTuning(64, 256, stages=2, programs=3)),
+    (("Q4_1", 3, 256, 256), SkinnyTuning(64, 128, stages=2, programs=2, workers=4)),
+    (("Q5_0", 9, 256, 256), SkinnyTuning(64, 128, stages=2, programs=3)),
+    (("Q5_1", 3, 256, 256), SkinnyTuning(64, 128, stages=2, programs=2, workers=4)),
+    (("Q5_K", 5, 256, 512), SkinnyTuning(64, 256, stages=2, programs=2, workers=4)),
 ]
 """Type of the blocks, tokens, outputs and inputs."""
 WHOLE = [

@@ -122,11 +122,8 @@ class BlockFormat(Format):
         if platform == "cpu":
             return ()
         if capability == _HOPPER:
-            from jaxserve_kernels.block_matmul.gpu import KINDS
-
-            kinds = ", ".join(KINDS)
             return (
-                f"decode steps read {kinds} blocks as they are stored; every step dequantises those of other types",
+                "steps of up to 128 tokens read blocks as they are stored; longer ones (prompts) dequantise them first",
             )
         return (
             "every step dequantises the blocks of the GGUF file here, which saves memory and costs time; --quantization "

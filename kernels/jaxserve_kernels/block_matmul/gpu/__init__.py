@@ -14,9 +14,8 @@ from jaxserve_kernels.matmul.gpu import FIRST_JAX, MOST_TOKENS_OF_FOUR, NUM_PROG
 from jaxserve_kernels.matmul.tuning import SkinnyTuning
 
 Operand = jax.Array | jax.ShapeDtypeStruct
-_STEPS = {"Q4_0": 128, "Q8_0": 128, "Q4_K": 256, "Q6_K": 256}
-"""Inputs of a step, by the types that there is a kernel for."""
-KINDS = tuple(_STEPS)
+_STEP_OF_BLOCKS, _STEP_OF_LARGE_BLOCKS = 128, 256
+"""Inputs of a step: four blocks, or one with scales of two levels."""
 _ROWS = 64
 """Outputs of a worker."""
 _MOST_STAGES = 8
@@ -30,7 +29,8 @@ def choice(x: Operand, tiles: Operand, kind: BlockKind) -> SkinnyTuning | None:
 
     The sizes are not measured. The kernel is taken because of what XLA writes to memory beside such weights, see README.
     """
-    num_outputs, padded, step = TILE * tiles.shape[0], -(-x.shape[0] // 8) * 8, _STEPS.get(kind.name)
+    num_outputs, padded = TILE * tiles.shape[0], -(-x.shape[0] // 8) * 8
+    step = _STEP_OF_BLOCKS if kind.num_inputs == GROUP else _STEP_OF_LARGE_BLOCKS
     workers = 4 if padded <= MOST_TOKENS_OF_FOUR and num_outputs % (4 * _ROWS) == 0 else 2
     is_supported = (
         jax.__version_info__ >= FIRST_JAX
@@ -38,8 +38,9 @@ def choice(x: Operand, tiles: Operand, kind: BlockKind) -> SkinnyTuning | None:
         and x.dtype == jnp.bfloat16
         and padded <= _MOST_TOKENS
         and num_outputs % (workers * _ROWS) == 0
+        and x.shape[1] % step == 0
     )
-    if step is None or not is_supported or x.shape[1] % step != 0:
+    if not is_supported:
         return None
     weight_bytes = workers * _ROWS // TILE * (step // kind.num_inputs) * kind.tile_bytes
     stages = min(_MOST_STAGES, RING_BYTES // (weight_bytes + padded * (2 * step + 4 * step // GROUP)))

@@ -24,6 +24,8 @@ from jaxserve_kernels.block_kinds import GROUP, TILE, BlockKind
 _LANES, _WARP, _WARPS = 4, 32, 4
 _HALF = 8
 """Outputs between the two of a thread."""
+_NIBBLES, _BYTES = (0, 4, 8, 12), (0, 8)
+"""Places of the lower codes of a word's pairs."""
 _VECTOR = 4 * TILE
 """Bytes of a vector of 4 bytes of each output."""
 _FACTOR_BYTES = 16 * TILE
@@ -93,13 +95,15 @@ class _Reader:
         """Yield the pairs of an output's codes that are this thread's, of a group."""
         kind = self._kind
         if kind.bits == 6:
-            return words.centred_pairs(self._six_bits(group, half), (0, 8), 8, kind.zero)
+            return words.centred_pairs(self._six_bits(group, half), _BYTES, 8, kind.zero)
         block, part = divmod(group, kind.num_groups)
         at, count = block * kind.tile_bytes + part * kind.code_bytes, kind.bits // 4
         first = arith.muli(self._lane, _constant(count * _VECTOR))
         loaded = [self._word(first, at + number * _VECTOR, half) for number in range(count)]
-        places = (0, 4, 8, 12) if kind.bits == 4 else (0, 8)
-        return (pair for word in loaded for pair in words.centred_pairs(word, places, kind.bits, kind.zero))
+        if kind.bits == 4:
+            return words.centred_pairs(loaded[0], _NIBBLES, 4, kind.zero)
+        of_bytes = loaded if kind.bits == 8 else self._five_bits(loaded[0], at, half)
+        return (pair for word in of_bytes for pair in words.centred_pairs(word, _BYTES, 8, kind.zero))
 
     def scales(self, group: int, half: int) -> Iterator[Any]:
         """Yield the scale of a group's codes, and what is subtracted from its weights, for an output, in float32."""
@@ -113,9 +117,19 @@ class _Reader:
                 factor = self._load(self._output, factors + TILE * (part + 8 * number) + _HALF * half, _integer(8))
                 wide = (arith.extui if kind.has_minimum else arith.extsi)(_integer(32), factor)
                 scale = arith.mulf(scale, arith.sitofp(ir.F32Type.get(), wide))
-            unit = words.factor(jnp.int8, jnp.bfloat16) if number == 0 else 1.0
+            added = -1.0 if kind.num_inputs == GROUP else 1.0  # a minimum of one level is added
+            unit = words.factor(jnp.int8, jnp.bfloat16) if number == 0 else added
             scale = arith.mulf(scale, mgpu.utils.c(unit, ir.F32Type.get()))
             yield vector.broadcast(ir.VectorType.get((1,), ir.F32Type.get()), scale)
+
+    def _five_bits(self, low: Any, at: int, half: int) -> Iterator[Any]:
+        """Yield words of this thread's eight codes of 32 inputs, a byte each. low: their other bits."""
+        fifth = self._word(_constant(0), at + 4 * _VECTOR, half)
+        fifth = arith.shrui(fifth, arith.muli(self._lane, _constant(2)))
+        for number in range(2):
+            nibbles = arith.andi(arith.shrui(low, _constant(4 * number)), _constant(0x0F0F0F0F))
+            bits = arith.andi(arith.shrui(fifth, _constant(number)), _constant(0x01010101))
+            yield arith.ori(nibbles, arith.shli(bits, _constant(4)))
 
     def _six_bits(self, group: int, half: int) -> Any:
         """Return this thread's four codes of 16 inputs, a byte each."""
