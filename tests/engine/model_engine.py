@@ -170,7 +170,7 @@ class ModelEngine:
         the flight recorder."""
         model_info = self.executor.model_info
         cache = dataclasses.replace(self.config.cache, enable_prefix_caching=enable_prefix_caching)
-        config = dataclasses.replace(self.config, cache=cache)
+        config = dataclasses.replace(self.config, cache=cache, tiers=TierConfig())  # tiers need prefix caching
         self.kv = KVManager(
             num_blocks or model_info.num_kv_blocks,
             model_info.block_size,
