@@ -157,7 +157,8 @@ class SchedulerConfig:
     max_burst_ms: float = option(
         100.0,
         ge=0,
-        help="most milliseconds of decode steps in one call (multi-step decode) while no request waits; 0: one step per call",
+        help="most milliseconds of decode steps in one call (multi-step decode) while no request waits, which a new request "
+        "waits for; 0: one step per call",
     )
     num_speculative_tokens: int = option(
         0, ge=0, le=64, help="most draft tokens per request and step, see --speculative-method; 0: none"

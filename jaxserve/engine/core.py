@@ -49,7 +49,7 @@ from jaxserve.kv.page_changes import PageChanges
 from jaxserve.kv.tiers.tiers import KVTiers
 from jaxserve.scheduler.admission import error_info
 from jaxserve.scheduler.base import BaseScheduler
-from jaxserve.scheduler.plan import Plan, Result
+from jaxserve.scheduler.plan import Plan, Result, StepTokens
 from jaxserve.types import ProgramKind, RequestId
 
 _log = logging.getLogger(__name__)
@@ -94,6 +94,9 @@ class _NeverStarted:
 
     def is_done(self) -> bool:
         return True
+
+    def next_tokens(self) -> None:
+        """It has none."""
 
     def result(self) -> Result:
         raise self.error
@@ -192,10 +195,13 @@ class EngineCore:
         return max(0.0, started_s + _LISTENING_SHARE * expected_s - self._clock())
 
     def step(self) -> StepOutputs | None:
-        """Dispatch the next step and read the results that are due; returns their outputs, None if none were due."""
+        """Dispatch the next step and read the results that are due; returns their outputs, None if none were due.
+
+        Of a call of several decode steps it returns after each whose tokens can be read before the call is done.
+        """
         self._look_at_device()
         outputs, plan = self.control.poll(len(self._in_flight)), None
-        if not self.control.holds_steps:
+        if not self.control.holds_steps and len(self._in_flight) <= self._depth:
             outputs += self._scheduler.poll_grammars()
             plan = self._scheduler.schedule()
         num_kept = 0
@@ -203,8 +209,13 @@ class EngineCore:
             num_kept = max(0, len(self._in_flight) - 1)
         elif self._submit(plan):
             num_kept = self._depth
-        is_due = len(self._in_flight) > num_kept or bool(outputs)
+        is_due, goes_on = len(self._in_flight) > num_kept or bool(outputs), False
         while len(self._in_flight) > num_kept:
+            oldest, is_last = self._in_flight[0], len(self._in_flight) == num_kept + 1
+            tokens = oldest.pending.next_tokens() if is_last and oldest.plan.num_steps > 1 else None
+            if tokens is not None and (taken := self._scheduler.update(oldest.plan, StepTokens(tokens))):
+                outputs, goes_on = outputs + taken, True
+                break
             outputs += self._read_oldest()
         if self.tiers is not None:
             self.tiers.save()
@@ -212,7 +223,7 @@ class EngineCore:
             return None
         if version := self.control.state.weight_version:
             outputs = [msgspec.structs.replace(output, weight_version=version) for output in outputs]
-        return StepOutputs(outputs, self._stats())
+        return StepOutputs(outputs, None if goes_on else self._stats())
 
     def heartbeat(self) -> Heartbeat:
         """Return a sign of life with the numbers since the last one."""

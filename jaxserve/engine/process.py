@@ -210,7 +210,7 @@ def build_executor(spec: EngineSpec, progress: Progress, clock: PhaseClock | Non
         from jaxserve.executor.hosts.executor import MultiHostExecutor
 
         return MultiHostExecutor.start(config, Path(spec.model_path), progress, exit_now)
-    return LocalExecutor.start(config, Path(spec.model_path), progress)
+    return LocalExecutor.start(config, Path(spec.model_path), progress, reports_tokens=True)
 
 
 def build_core(spec: EngineSpec, executor: Executor[Any, Any]) -> EngineCore:

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+import numpy as np
+
 from jaxserve.checkpoint.safetensors_file import open_safetensors
 from jaxserve.config import Config
 from jaxserve.errors import CheckpointError
@@ -23,7 +25,7 @@ from jaxserve.ipc.messages import ModelInfo
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.kv.tiers.device import PageDevice
 from jaxserve.runner.buckets import page_tokens, resolve_embed_limits, resolve_limits
-from jaxserve.scheduler.plan import Buckets
+from jaxserve.scheduler.plan import Buckets, StepResult
 
 PlanT = TypeVar("PlanT")
 ResultT = TypeVar("ResultT")
@@ -47,16 +49,31 @@ class FakePending(Generic[PlanT, ResultT]):
     index: int
     started: float
     outcome: ResultT | Exception | None = None
+    num_shown: int = 0
 
     def is_done(self) -> bool:
         return self.outcome is not None or self.executor.would_be_done(self)
 
+    def next_tokens(self) -> np.ndarray | None:
+        if not self.executor.shows_tokens:
+            return None
+        self._compute()
+        if not isinstance(self.outcome, StepResult) or self.num_shown + 1 >= self.outcome.num_steps:
+            return None
+        self.num_shown += 1
+        tokens: np.ndarray = self.outcome.token_ids[self.num_shown - 1]
+        return tokens
+
     def result(self) -> ResultT:
-        while self.outcome is None:
-            self.executor.compute_next()
+        self._compute()
         if isinstance(self.outcome, Exception):
             raise self.outcome
+        assert self.outcome is not None
         return self.outcome
+
+    def _compute(self) -> None:
+        while self.outcome is None:
+            self.executor.compute_next()
 
 
 class FakeWeights:
@@ -98,8 +115,11 @@ class FakeExecutor(Generic[PlanT, ResultT]):
         device_seconds: float = 0.0,
         fail_at_steps: frozenset[int] = frozenset(),
         gate: threading.Event | None = None,
+        shows_tokens: bool = False,
     ) -> None:
-        """`gate`: every step waits for it, so that a test can act while a step is under way."""
+        """`gate`: every step waits for it, so that a test can act while a step is under way. `shows_tokens`: tokens of
+        several decode steps can be read one by one."""
+        self.shows_tokens = shows_tokens
         self._model = model
         self.model_info: ModelInfo = model.model_info
         self.eos_token_ids: frozenset[int] = model.eos_token_ids

@@ -54,6 +54,7 @@ from jaxserve.runner.images.served import with_served_images
 from jaxserve.runner.inputs import PlanT, Program, ResultT
 from jaxserve.runner.kv_scales import KVScaleMeasurement
 from jaxserve.runner.memory import check_host_memory, check_offload_memory
+from jaxserve.runner.outputs.reports import open_reports
 from jaxserve.runner.pages import DevicePages, page_layout
 from jaxserve.runner.program_cache import ProgramCache, cache_directory, explain_misses
 from jaxserve.runner.runner import PendingStep, Runner
@@ -91,11 +92,18 @@ class LocalExecutor(Generic[PlanT, ResultT]):
 
     @classmethod
     def start(
-        cls, config: Config, model_path: Path, progress: Progress, hosts: Hosts = ONE_HOST
+        cls,
+        config: Config,
+        model_path: Path,
+        progress: Progress,
+        hosts: Hosts = ONE_HOST,
+        *,
+        reports_tokens: bool = False,
     ) -> LocalExecutor[Any, Any]:
         """Load and compile; returns when every program has run. Raises StartupError in one line.
 
-        hosts: those that the engine's devices are divided over; each of them calls this at the same time.
+        hosts: those that the engine's devices are divided over; each of them calls this at the same time. reports_tokens: read
+        tokens of loops over decode steps while they go on; only one executor of a process may.
         """
         clock = PhaseClock()
         counter = CompilationCounter()
@@ -132,6 +140,8 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         with clock.phase("first_run"):
             platform = prepared.device.platform
             warm_up(runner, prepared.task, prepared.programs, platform, partial(progress, "first_run"))
+        if reports_tokens:
+            runner.reports = open_reports(prepared.programs, prepared.skeleton.policy)
         state.provide_memory()
         identity = fingerprint(checkpoint, prepared.skeleton, config)
         pages = None

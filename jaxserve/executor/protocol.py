@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+
 from jaxserve.ipc.messages import ModelInfo
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.kv.tiers.device import PageDevice
@@ -26,6 +28,13 @@ class Pending(Protocol[ResultT_co]):
 
     def is_done(self) -> bool:
         """Return True if `result` would return at once. Never blocks."""
+        ...
+
+    def next_tokens(self) -> np.ndarray | None:
+        """Block until the next of several decode steps has its tokens, int32 [B]; None if they come with the result.
+
+        Call it for the oldest step whose result was not read.
+        """
         ...
 
     def result(self) -> ResultT_co:

@@ -18,7 +18,7 @@ from jaxserve.flight.graph import write_graph
 from jaxserve.flight.record import FORM, EngineShape, FlightRecord, RecordedCall
 from jaxserve.flight.recorder import Arrival, Event, KeptEvents, KeptPlan, KeptResult, Recorder, Scheduled
 from jaxserve.kv.block_table import HashChain
-from jaxserve.scheduler.plan import NO_SLOT, UNREAD_TOKEN
+from jaxserve.scheduler.plan import NO_SLOT, UNREAD_TOKEN, StepTokens
 
 SOME_TOKEN: Final = -2
 """Stands for every token that does not end its request."""
@@ -93,6 +93,10 @@ def _calls(events: list[Event], ends: _Ends, root: CapturedObject) -> Iterator[R
                 if plan is not None:
                     plan["drafts"] = [OTHER_TOKEN if slot == NO_SLOT else SOME_TOKEN for slot in plan["slots"]]
                     in_flight.append((plan["request_ids"], plan, scheduled.plan))
+            case StepTokens() as taken:  # rows of padding follow
+                ids = in_flight[0][0]
+                tokens = [ends.token(key, token) for key, token in zip(ids, taken.token_ids.tolist(), strict=False)]
+                value = {"token_ids": tokens}
             case KeptResult() as result:
                 value = _result_data(result, *in_flight.popleft(), ends)
             case argument:

@@ -6,11 +6,19 @@ import time
 from collections.abc import Callable, Iterable
 
 from jaxserve.config import SchedulerConfig
-from jaxserve.flight.recorder import HASH_BYTES, Arrival, Event, KeptEvents, KeptResult, Recorder, Scheduled
+from jaxserve.flight.recorder import (
+    HASH_BYTES,
+    Arrival,
+    Event,
+    KeptEvents,
+    KeptResult,
+    Recorder,
+    Scheduled,
+)
 from jaxserve.ipc.messages import AddRequest, ErrorInfo, RequestOutput
 from jaxserve.kv.manager import KVManager
 from jaxserve.scheduler.constrained import Grammars
-from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
+from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult, StepTokens
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.types import RequestId
 
@@ -85,8 +93,12 @@ class RecordedScheduler(Scheduler):
         self._recorder.begin_step(self)
         return self._recorder.call("schedule", Scheduled(self.starts_requests), super().schedule, complete)
 
-    def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
-        update, kept = super().update, KeptResult.of(result)
+    def update(self, plan: StepPlan, result: StepResult | StepTokens) -> list[RequestOutput]:
+        update = super().update
+        if isinstance(result, StepTokens):
+            size = result.token_ids.nbytes
+            return self._recorder.call("take_tokens", result, lambda: update(plan, result), lambda event, outputs: size)
+        kept = KeptResult.of(result)
         num_bytes = kept.token_ids.nbytes
         return self._recorder.call("update", kept, lambda: update(plan, result), lambda event, outputs: num_bytes)
 

@@ -29,7 +29,7 @@ from jaxserve.kv.block_table import BlockTable, HashChain, WindowTable
 from jaxserve.kv.groups import SideGroups
 from jaxserve.kv.manager import KVManager
 from jaxserve.sampling.params import PADDING_ROW, EngineSamplingParams
-from jaxserve.scheduler.plan import MAX_STOP_TOKENS, Buckets, PromptScores, StepPlan, StepResult
+from jaxserve.scheduler.plan import MAX_STOP_TOKENS, Buckets, PromptScores, StepPlan, StepResult, StepTokens
 from jaxserve.scheduler.prompt_lookup import DraftState
 from jaxserve.scheduler.request import Request
 from jaxserve.scheduler.scheduler import Scheduler
@@ -239,6 +239,9 @@ class _Replay:
             case "update":
                 plan = scheduler.in_flight[0][0]
                 scheduler.update(plan, _result(plan, value))
+            case "take_tokens":
+                tokens = np.array(value["token_ids"], np.int32)
+                scheduler.update(scheduler.in_flight[0][0], StepTokens(tokens))
             case "fail":
                 scheduler.fail(scheduler.in_flight[0][0], _ERROR, may_shrink=value["argument"])
             case unknown:

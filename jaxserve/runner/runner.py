@@ -15,6 +15,7 @@ from typing import Generic
 
 import jax
 import numpy as np
+from jaxserve_kernels.native import Reports
 
 from jaxserve.runner.images.parts import SharedParams
 from jaxserve.runner.images.programs import ROW_KINDS, RowItem, row_calls
@@ -46,6 +47,9 @@ class PendingStep(Generic[PlanT, ResultT]):
     def result(self) -> ResultT:
         return self.runner.read(self)
 
+    def next_tokens(self) -> np.ndarray | None:
+        return self.runner.next_tokens(self)
+
     def wait(self) -> None:
         """Block until the step is done, and read nothing. Raises the error of the step."""
         jax.block_until_ready(self.outputs)
@@ -65,6 +69,8 @@ class Runner(Generic[PlanT, ResultT]):
         """shared: parameters of programs that modules share; None: there are no such programs."""
         self._task = task
         self._shared = shared
+        self.reports: Reports | None = None
+        """Tokens of loops over decode steps, while they go on; None: they are known at the end."""
         self.params = params
         """The parameters of the steps to come; all steps in flight must be done before others take their place."""
         self._executables = {
@@ -108,6 +114,12 @@ class Runner(Generic[PlanT, ResultT]):
             params = self.params if self._shared is None else self._shared.of(self.params, program.kind, call.index)
             self._state.arrays, _ = executable(params, self._state.arrays, call.packed)
 
+    def next_tokens(self, step: PendingStep[PlanT, ResultT]) -> np.ndarray | None:
+        """Return what `Pending.next_tokens` does, for the oldest step whose result was not read."""
+        if self.reports is None or step.program.max_steps == 1 or step.index in self._lost:
+            return None
+        return self.reports.next(step.program.num_rows, step.is_done)
+
     def read(self, step: PendingStep[PlanT, ResultT]) -> ResultT:
         """Return the result of `step`, which took from its dispatch, or from the end of the step before it, until now."""
         if step.index in self._lost:
@@ -117,6 +129,9 @@ class Runner(Generic[PlanT, ResultT]):
         except Exception:
             self._renew(step.index)
             raise
+        finally:
+            if self.reports is not None and step.program.max_steps > 1:
+                self.reports.end()
         now = time.monotonic()
         seconds, self._last_read = now - max(step.started, self._last_read), now
         return self._task.unpack(step.plan, step.program, outputs, seconds)

@@ -45,6 +45,7 @@ from jaxserve.runner.inputs import (
     unpack,
 )
 from jaxserve.runner.outputs.prompt_scores import score_prompts
+from jaxserve.runner.outputs.reports import reported
 from jaxserve.runner.outputs.routed_experts import no_experts, stacked, with_routed_experts
 from jaxserve.runner.page_tables import set_entries, write_row
 from jaxserve.runner.slots import MASKS_AT_ONCE, SamplerState, init_slot, put_masks, slots_shape, store_tokens, take_up
@@ -220,12 +221,12 @@ def run_step(
 
     def go_on(carry: _Carry) -> _Carry:
         cache, slots, outcome, routed, _ = carry
-        step = outcome.num_steps
-        later = StateArrays(cache, slots, images=images)
+        step, later = outcome.num_steps, StateArrays(cache, slots, images=images)
         cache, slots, has_end, experts, (_, _, _, sampled) = one_step(later, _later(field, step), program)
+        is_last = has_end | (step + 1 == field["num_steps"])
         outcome = Outcome(
             step + 1,
-            outcome.token_ids.at[step].set(sampled.token_ids),
+            outcome.token_ids.at[step].set(reported(skeleton.policy, sampled.token_ids, step, is_last)),
             outcome.logprobs.at[step].set(sampled.logprobs),
             *sampled[2:],
         )

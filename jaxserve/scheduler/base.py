@@ -59,6 +59,8 @@ class BaseScheduler(ABC, Generic[R, P, T]):
         """Requests that can start, in order of rank."""
         self.in_flight: deque[tuple[P, list[R]]] = deque()
         """Submitted steps and their requests by row, oldest first."""
+        self.num_landed = 0
+        """Decode steps of the oldest plan in flight whose tokens were taken before its result."""
         self.starts_requests = True
         """False: no waiting request starts."""
         self._num_arrivals = 0
@@ -157,6 +159,7 @@ class BaseScheduler(ABC, Generic[R, P, T]):
         """Take `plan`, which must be the oldest, from the steps in flight; returns its requests by row."""
         if not self.in_flight or self.in_flight[0][0] is not plan:
             raise RuntimeError("this plan is not the oldest step in flight")
+        self.num_landed = 0
         return self.in_flight.popleft()[1]
 
     def _remove(self, request: R) -> None:

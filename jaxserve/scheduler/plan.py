@@ -272,6 +272,13 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTokens:
+    """The tokens of the next of a plan's decode steps, which go on; those of the last step come with the result."""
+
+    token_ids: np.ndarray  # int32 [B]
+
+
+@dataclass(frozen=True, slots=True)
 class EmbedPlan:
     """One step: whole texts, one after the other."""
 

@@ -33,6 +33,29 @@ class Resources:
         request.start(self._free_slots.pop(), num_cached, now_s)
         return True
 
+    def secure(self, running: list[Request], missing: list[int], *, may_preempt: bool) -> list[Request] | None:
+        """Give every running request the pages for the tokens that it misses; preempt the last ones that hold pages of the same
+        rank if need be.
+
+        Returns those that were preempted, which are taken from `running` and `missing`. None if there would be one and may be
+        none, because a step in flight still writes to its pages.
+        """
+        i, victims = 0, []
+        while i < len(missing):
+            request = running[i]
+            num_computed = min(request.num_computed_tokens, request.length_limit - 1)  # less than after a whole draft
+            if self._kv.extend(request.table, num_computed + missing[i], num_computed):
+                i += 1
+                continue
+            if not may_preempt:
+                return None
+            rank = request.table.rank
+            last = max(at for at in range(i, len(missing)) if running[at].table.rank == rank)
+            del missing[last]
+            victims.append(running.pop(last))
+            self.preempt(victims[-1])
+        return victims
+
     def preempt(self, request: Request) -> None:
         """Take pages and slot from a running request that is in no step in flight."""
         self._release_slot(request)

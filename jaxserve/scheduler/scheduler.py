@@ -42,6 +42,8 @@ import time
 from bisect import insort
 from collections.abc import Callable
 
+import numpy as np
+
 from jaxserve.config import SchedulerConfig
 from jaxserve.ipc.image_info import ImageInfo
 from jaxserve.ipc.messages import AddRequest, ErrorInfo, RequestOutput, TokenLogprobs
@@ -63,7 +65,7 @@ from jaxserve.scheduler.isolation import Isolation
 from jaxserve.scheduler.limits import StepLimits
 from jaxserve.scheduler.multi_step import MultiStepPolicy
 from jaxserve.scheduler.packing import cut_chunk, pack, token_places
-from jaxserve.scheduler.plan import UNREAD_TOKEN, Buckets, EmbedsItem, EncodeItem, StepPlan, StepResult
+from jaxserve.scheduler.plan import UNREAD_TOKEN, Buckets, EmbedsItem, EncodeItem, StepPlan, StepResult, StepTokens
 from jaxserve.scheduler.prefetch import Prefetch
 from jaxserve.scheduler.request import Request, logprobs_of, output_of, prompt_logprobs_of, routed_experts_of
 from jaxserve.scheduler.resources import Resources
@@ -181,8 +183,12 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
             return None
         missing = self._budget.missing(self.running)
         num_running = len(missing)
-        if not self._secure_pages(missing):
+        victims = self._resources.secure(self.running, missing, may_preempt=not self.in_flight)
+        if victims is None:
             return None
+        for victim in victims:
+            self._enqueue(victim)
+        self.stats.num_preemptions += len(victims)
         may_start = self.starts_requests and len(missing) == num_running
         if may_start and len(self.running) < self._limits.max_rows:
             self._prefetch.begin(self.waiting, self._shortest_first, len(self.running))
@@ -221,9 +227,12 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         self.in_flight.append((plan, requests))
         return plan
 
-    def update(self, plan: StepPlan, result: StepResult) -> list[RequestOutput]:
-        """Take the result of the oldest step in flight: new tokens, full pages, finished requests."""
-        outputs = []
+    def update(self, plan: StepPlan, result: StepResult | StepTokens) -> list[RequestOutput]:
+        """Take the result of the oldest step in flight: new tokens, full pages, finished requests; or only tokens of the next of its
+        decode steps."""
+        if isinstance(result, StepTokens):
+            return [] if self._experts is not None else self._take_tokens(result.token_ids)
+        outputs, num_landed = [], self.num_landed
         self._multi_step.observe(plan, result)
         self._drafter.observe(plan, result)
         requests = self._land(plan)
@@ -243,20 +252,31 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
                 scores = prompt_logprobs_of(request, plan, result, row)
                 request.land_scores(len(scores or ()))
             if is_sampling[row]:
-                tokens = tokens_by_row[row]
+                landed = num_landed if request.is_plain else 0
+                tokens = tokens_by_row[row][landed:]
                 if num_rows > 1:
                     tokens = confirmed(plan, result, row, num_rows)
                 if result.is_speculative:
                     tokens = tokens[:1] + [token for token in tokens[1:] if token != UNREAD_TOKEN]
                 if num_guesses := num_drafted(plan, row, num_rows):
                     self._drafter.learn(request, num_guesses, len(tokens) - 1, self.stats)
-                request.land(plan.num_steps * num_rows, len(tokens))
-                outputs.append(self._accept(request, tokens, result, slice(row, row + num_rows), scores))
+                request.land(plan.num_steps * num_rows - landed, len(tokens))
+                outputs.append(self._accept(request, tokens, scores, result, slice(row, row + num_rows)))
                 continue
             self._kv.publish(request.table, request.tokens, ends[row])
             routed = routed_experts_of(request, self._experts, ends[row])
             if scores is not None or routed is not None:
                 outputs.append(output_of(request, [], prompt_logprobs=scores, routed_experts=routed))
+        return outputs
+
+    def _take_tokens(self, token_ids: np.ndarray) -> list[RequestOutput]:
+        """Take the tokens of the next decode step of the oldest plan, but for requests that want more than tokens."""
+        self.num_landed += 1
+        outputs = []
+        for request, token in zip(self.in_flight[0][1], token_ids.tolist(), strict=False):  # then rows of padding
+            if request.is_plain and request.finish_reason is None:
+                request.land(1, 1)
+                outputs.append(self._accept(request, [token]))
         return outputs
 
     def _lose_device(self, plan: StepPlan, may_shrink: bool) -> bool:
@@ -310,30 +330,6 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
             return bool(self.waiting) or not self._speculation.is_next(self.running)
         return bool(self.in_flight) and self.in_flight[-1][0].num_steps > 1
 
-    def _secure_pages(self, missing: list[int]) -> bool:
-        """Give every running request the pages for the tokens that it misses; preempt the last ones that
-        hold pages of the same rank if need be.
-
-        Returns False if a preemption has to wait, because a step in flight still writes to those pages.
-        """
-        i = 0
-        while i < len(missing):
-            request = self.running[i]
-            num_computed = min(request.num_computed_tokens, request.length_limit - 1)  # less than after a whole draft
-            if self._kv.extend(request.table, num_computed + missing[i], num_computed):
-                i += 1
-                continue
-            if self.in_flight:
-                return False
-            rank = request.table.rank
-            last = max(at for at in range(i, len(missing)) if self.running[at].table.rank == rank)
-            del missing[last]
-            victim = self.running.pop(last)
-            self._resources.preempt(victim)
-            self._enqueue(victim)
-            self.stats.num_preemptions += 1
-        return True
-
     def _enqueue(self, request: Request) -> None:
         """Let a request wait for its start, or for the end of the search for one that fails."""
         if self._isolation.takes(request):
@@ -354,11 +350,11 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         self,
         request: Request,
         tokens: list[int],
-        result: StepResult,
-        rows: slice,
-        prompt_logprobs: list[TokenLogprobs] | None,
+        prompt_logprobs: list[TokenLogprobs] | None = None,
+        result: StepResult | None = None,
+        rows: slice = slice(0),
     ) -> RequestOutput:
-        """Append new tokens of `request`, up to and with the one that ends it."""
+        """Append new tokens of `request`, up to and with the one that ends it. result: None if it wants no log-probabilities."""
         if request.num_tokens == request.num_prompt_tokens:
             self.stats.prompt_tokens += request.num_prompt_tokens
         taken = request.append(tokens)
@@ -370,7 +366,7 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
             self._remove(request)
         elif request.grammar is not None:
             self._constrained.advance(request, taken[-1])
-        logprobs = logprobs_of(request, result, rows, len(taken))
+        logprobs = None if result is None else logprobs_of(request, result, rows, len(taken))
         return output_of(request, taken, logprobs, prompt_logprobs, routed_experts=routed)
 
     def _end(self, request: Request, reason: FinishReason, error: ErrorInfo | None = None) -> RequestOutput:

@@ -118,6 +118,7 @@ class ModelEngine:
         num_speculative_tokens: int = 0,
         speculative_method: SpeculativeMethod = "auto",
         has_all_buckets: bool = False,
+        reports_tokens: bool = False,
     ) -> None:
         model = ModelConfig(
             model=str(path),
@@ -151,7 +152,9 @@ class ModelEngine:
         self.progress: list[tuple[str, int, int, str]] = []
         table = make_buckets if has_all_buckets else _largest_buckets
         with mock.patch("jaxserve.runner.limits.make_buckets", table):
-            self.executor = LocalExecutor.start(self.config, path, lambda *step: self.progress.append(step))
+            self.executor = LocalExecutor.start(
+                self.config, path, lambda *step: self.progress.append(step), reports_tokens=reports_tokens
+            )
         self.restart(num_blocks)
 
     def restart(
@@ -223,14 +226,15 @@ class ModelEngine:
             step = self.core.step()
             if step is None:
                 continue
-            assert step.stats is not None
+            for output in step.outputs:
+                results[output.request_id].add(output)
+            if step.stats is None:  # tokens of a call that goes on
+                continue
             self.num_preemptions += step.stats.num_preemptions
             self.num_steps += step.stats.num_steps
             self.num_calls += step.stats.program_calls
             self.num_draft_tokens += step.stats.spec_decode_num_draft_tokens
             self.num_accepted_tokens += step.stats.spec_decode_num_accepted_tokens
-            for output in step.outputs:
-                results[output.request_id].add(output)
         return {str(name): generated for name, generated in results.items()}
 
     def close(self) -> None:

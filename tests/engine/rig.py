@@ -27,7 +27,7 @@ from jaxserve.kv.page_changes import PageChanges
 from jaxserve.kv.tiers.tiers import KVTiers
 from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.scheduler.constrained import Grammars
-from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
+from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult, StepTokens
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.types import RequestId
 
@@ -117,6 +117,7 @@ class Rig:
         num_state_slots: int = 0,
         recorded_steps: int | None = None,
         returns_experts: bool = False,
+        shows_tokens: bool = False,
     ) -> None:
         """`depth`: steps that `step` leaves in flight. `max_decode_steps`: above 1, all steps that can be are multi-step.
         `num_drafts`: tokens that a draft model drafts, or that plans bring if `plans_have_drafts`; 0: there are none. `recorded_steps`: plans of a segment of the flight
@@ -159,7 +160,13 @@ class Rig:
             num_ranks=num_ranks,
             returns_experts=returns_experts,
         )
-        self.executor = FakeExecutor(self.model, fail_at_steps=fail_at_steps, device_seconds=device_seconds, gate=gate)
+        self.executor = FakeExecutor(
+            self.model,
+            fail_at_steps=fail_at_steps,
+            device_seconds=device_seconds,
+            gate=gate,
+            shows_tokens=shows_tokens,
+        )
         config = SchedulerConfig(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -200,6 +207,8 @@ class Rig:
             num_drafts=self.buckets.num_drafts,
         )
         self.core = EngineCore(self.scheduler, self.executor, depth=depth, page_changes=changes, tiers=self.tiers)
+        self.num_shown = 0
+        """Decode steps whose tokens were taken before the result of their call."""
         self.plans: list[StepPlan] = []
         self.pending: deque[tuple[StepPlan, FakePending[StepPlan, StepResult]]] = deque()
         self.tokens: dict[str, list[int]] = {}
@@ -224,8 +233,11 @@ class Rig:
     def step(self) -> StepPlan | None:
         """Run one step of scheduler and executor; freed pages are wiped, so that no request can use them.
 
-        With a depth, the plan just submitted; or None, and then the oldest step in flight is read.
+        With a depth, the plan just submitted; or None, and then the oldest step in flight is read. Tokens that are shown before
+        are taken, one step before the next plan is made and the others after.
         """
+        if self.pending:
+            self.show()
         self.collect(self.scheduler.poll_grammars())
         plan = self.scheduler.schedule()
         if plan is not None:
@@ -239,6 +251,8 @@ class Rig:
 
     def land(self) -> None:
         """Read the oldest step in flight."""
+        while self.show():
+            pass
         plan, pending = self.pending.popleft()
         self.collect(self.scheduler.update(plan, pending.result()))
         if self.tiers is not None:
@@ -246,6 +260,17 @@ class Rig:
         self.model.poison(self.kv.pool.blank_blocks())
         for pages, window in zip(self.kv.groups.windows, self.model.windows, strict=True):
             window.pool[pages.pool.blank_blocks()] = POISON
+
+    def show(self) -> bool:
+        """Take the tokens of the oldest plan's next decode step, if they are shown before its end."""
+        plan, pending = self.pending[0]
+        tokens = pending.next_tokens() if plan.num_steps > 1 else None
+        if tokens is None:
+            return False
+        outputs = self.scheduler.update(plan, StepTokens(tokens))
+        self.num_shown += bool(outputs)
+        self.collect(outputs)
+        return True
 
     def finish(self, max_steps: int = 2000) -> None:
         """Step until nothing is left."""

@@ -359,6 +359,7 @@ def test_every_request_ends_exactly_once_under_random_failures(seed: int) -> Non
         fail_at_steps=frozenset(range(chance.randrange(1, 9), 200, chance.randrange(5, 11))),
         depth=seed // 2 % 2,
         max_decode_steps=1 + seed // 4 % 2 * 4,
+        shows_tokens=seed % 3 > 0,
     )
     answers: list[RequestOutput] = []
     sent = []

@@ -40,6 +40,9 @@ class _HostsPending(Generic[ResultT]):
     def is_done(self) -> bool:
         return self.local.is_done()
 
+    def next_tokens(self) -> None:
+        """Loops on several hosts report nothing."""
+
     def result(self) -> ResultT:
         try:
             return self.local.result()

@@ -4,6 +4,7 @@
     processors   whom a library is for: this host, or a generation of processors
     library      finds the best that was built, and registers it with JAX
     memory       zeroed arrays whose memory comes later
+    reports      tokens of a loop, read while it goes on
 
 They exist for what XLA:CPU does far below the machine's bound: products with few rows, and attention over
 pages. Floating-point sums have one order whatever else is in the batch.
@@ -11,5 +12,6 @@ pages. Floating-point sums have one order whatever else is in the batch.
 
 from jaxserve_kernels.native.library import has, has_amx, library_file, register
 from jaxserve_kernels.native.memory import MemoryProvider, untouched_zeros
+from jaxserve_kernels.native.reports import Reports, report
 
-__all__ = ["MemoryProvider", "has", "has_amx", "library_file", "register", "untouched_zeros"]
+__all__ = ["MemoryProvider", "Reports", "has", "has_amx", "library_file", "register", "report", "untouched_zeros"]

@@ -38,11 +38,12 @@ LOADS: dict[str, dict[str, Any]] = {
         "num_state_slots": 24,
     },
     "multi-step": {"depth": 1, "max_decode_steps": 8},
+    "multi-step, tokens shown": {"depth": 1, "max_decode_steps": 8, "shows_tokens": True},
     "window": {"depth": 1, "windows": ((8, 40),)},
     "states": {"depth": 1, "num_state_slots": 12},
     "ranks": {"depth": 1, "num_ranks": 2, "num_blocks": 66},
     "fcfs": {"depth": 1, "scheduling_policy": "fcfs"},
-    "grammars": {"depth": 1, "grammars": CountingGrammars(num_jump_forward=2)},
+    "grammars": {"depth": 1, "seed": 1, "grammars": CountingGrammars(num_jump_forward=2)},
 }
 
 
@@ -102,6 +103,21 @@ def test_a_record_begins_while_drafts_of_a_model_wait_on_the_device() -> None:
     record = rig.record()
     assert record.first_step > 1
     assert plans(record)[0]["draft_lengths"] == [3, 3]
+    assert replay(record) is None
+
+
+def test_tokens_that_are_taken_in_the_middle_of_a_call_are_taken_again() -> None:
+    """The record begins in the middle of a call, and requests end in others."""
+    rig = Rig(depth=1, max_decode_steps=8, shows_tokens=True, recorded_steps=5)
+    rig.send(
+        *(add(str(first), prompt(5, first), max_tokens=60 + first, stop_token_ids=(7, 8, 9)) for first in range(3, 9))
+    )
+    for _ in range(14):
+        rig.step()
+    record = rig.record()
+    assert record.first_step > 1
+    assert sum(call.kind == "take_tokens" for call in record.calls) > 10
+    assert len(rig.ends) > 1
     assert replay(record) is None
 
 

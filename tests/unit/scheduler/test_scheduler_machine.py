@@ -66,6 +66,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         scheduling_policy=st.sampled_from(["fair", "fair", "priority", "fcfs"]),
         recorded_steps=st.sampled_from([1, 3, 1000]),
         returns_experts=st.booleans(),
+        shows_tokens=st.booleans(),
     )
     def build(
         self,
@@ -83,6 +84,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         scheduling_policy: SchedulingPolicy,
         recorded_steps: int,
         returns_experts: bool,
+        shows_tokens: bool,
     ) -> None:
         self.script = script
         self.rig = Rig(
@@ -95,6 +97,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             enable_prefix_caching=caching,
             depth=depth,
             max_decode_steps=max_decode_steps,
+            shows_tokens=shows_tokens,
             script=script,
             num_speculative_tokens=num_speculative_tokens,
             num_drafts=num_drafts,

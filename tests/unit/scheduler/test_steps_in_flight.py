@@ -33,8 +33,11 @@ def mix() -> list[AddRequest]:
 
 @pytest.mark.parametrize(("depth", "max_decode_steps"), [(0, 1), (1, 1), (2, 1), (0, 8), (1, 8), (1, 3)])
 @pytest.mark.parametrize("num_blocks", [65, 17])
-def test_tokens_are_the_same_however_steps_overlap(depth: int, max_decode_steps: int, num_blocks: int) -> None:
-    rig = Rig(depth=depth, max_decode_steps=max_decode_steps, num_blocks=num_blocks)
+@pytest.mark.parametrize("shows_tokens", [False, True])
+def test_tokens_are_the_same_however_steps_overlap(
+    depth: int, max_decode_steps: int, num_blocks: int, shows_tokens: bool
+) -> None:
+    rig = Rig(depth=depth, max_decode_steps=max_decode_steps, num_blocks=num_blocks, shows_tokens=shows_tokens)
     messages = [message for message in mix() if len(message.prompt_token_ids) + message.sampling.max_tokens < 60]
     assert rig.run(*messages) == {message.request_id: expected(message) for message in messages}
     reasons = {end.finish_reason for end in rig.ends.values()}
@@ -42,6 +45,7 @@ def test_tokens_are_the_same_however_steps_overlap(depth: int, max_decode_steps:
     assert (rig.scheduler.take_stats().num_preemptions > 0) == (num_blocks == 17)
     assert (max(plan.num_steps for plan in rig.plans) > 1) == (max_decode_steps > 1)
     assert any(UNREAD_TOKEN in plan.token_ids for plan in rig.plans) == (depth > 0)
+    assert (rig.num_shown > 0) == (shows_tokens and max_decode_steps > 1)
 
 
 def in_flight(rig: Rig) -> StepPlan:
@@ -225,6 +229,62 @@ def test_multi_step_decode_needs_one_call_and_one_message_for_many_tokens() -> N
     assert output.token_ids == expected(message)[2:10]
     assert output.logprobs is not None
     assert [entry.logprob for entry in output.logprobs] == [-1.0] * 8
+
+
+def test_tokens_of_a_call_are_taken_step_by_step_and_the_last_with_its_result() -> None:
+    message = add("r", prompt(4), max_tokens=18)
+    rig = Rig(max_decode_steps=8, shows_tokens=True)
+    rig.send(message)
+    for _ in range(2):
+        in_flight(rig)
+        rig.land()
+    plan = in_flight(rig)
+    assert plan.num_steps == 8
+    (request,) = rig.scheduler.running
+    for number in range(2, 9):
+        assert rig.show()
+        assert rig.tokens["r"] == expected(message)[: number + 1]
+        assert request.num_tokens + request.num_unread_tokens == 4 + 10
+        assert rig.scheduler.schedule() is None or number, "a plan may be made between two of its steps"
+    assert not rig.show()
+    rig.land()
+    assert rig.tokens["r"] == expected(message)[:10]
+
+
+def test_a_request_that_ends_in_the_middle_of_a_call_keeps_its_pages_until_the_call_is_done() -> None:
+    tokens = expected(add("stops", prompt(4), max_tokens=40))
+    rig = Rig(max_decode_steps=8, shows_tokens=True)
+    stops = add("stops", prompt(4), max_tokens=40, stop_token_ids=(tokens[4],))
+    other = add("other", prompt(4, 9), max_tokens=12)
+    assert rig.run(stops, other) == {"stops": tokens[:5], "other": expected(other)}
+    assert rig.num_shown > 0
+
+
+@pytest.mark.parametrize("has_other", [False, True])
+@pytest.mark.parametrize("options", [{"num_top_logprobs": 0}, {"num_prompt_logprobs": 0}])
+def test_tokens_with_log_probabilities_come_with_the_result(options: dict[str, int], has_other: bool) -> None:
+    messages = [add("r", prompt(4), max_tokens=18, **options)]
+    messages += [add("other", prompt(4, 9), max_tokens=18)] * has_other
+    rig = Rig(max_decode_steps=8, shows_tokens=True)
+    assert rig.run(*messages) == {message.request_id: expected(message) for message in messages}
+    assert (rig.num_shown > 0) == has_other
+
+
+def test_a_call_that_fails_after_some_of_its_tokens_goes_on_from_them() -> None:
+    messages = [add("r", prompt(4), max_tokens=18), add("s", prompt(4, 9), max_tokens=18)]
+    rig = Rig(max_decode_steps=8, shows_tokens=True)
+    rig.send(*messages)
+    for _ in range(2):
+        in_flight(rig)
+        rig.land()
+    plan = in_flight(rig)
+    assert rig.show()
+    assert rig.show()
+    rig.pending.clear()
+    rig.collect(rig.scheduler.fail(plan, ERROR))
+    rig.executor.lose_state()
+    rig.finish()
+    assert rig.tokens == {message.request_id: expected(message) for message in messages}
 
 
 def test_multi_step_decode_never_passes_the_shortest_requests_end() -> None:
