@@ -48,6 +48,9 @@ class VirtualPending:
     def is_done(self) -> bool:
         return self.clock.now_s >= self.finish_s
 
+    def next_tokens(self) -> None:
+        """They come with the result."""
+
     def result(self) -> StepResult:
         self.clock.advance_to(self.finish_s)
         num_rows = len(self.plan.request_ids)

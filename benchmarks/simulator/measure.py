@@ -49,6 +49,9 @@ class _Watched:
     def is_done(self) -> bool:
         return self._pending.is_done()
 
+    def next_tokens(self) -> np.ndarray | None:
+        return self._pending.next_tokens()
+
     def result(self) -> StepResult:
         result = self._pending.result()
         plan, num_steps = self._plan, result.num_steps

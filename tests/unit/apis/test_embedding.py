@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import shlex
 from collections.abc import AsyncIterator
 
 import msgspec
@@ -14,7 +15,7 @@ from jaxserve.frontend.embedding import finished
 from jaxserve.ipc.messages import EmbeddingInfo, Ready
 from jaxserve.tokenizer.tokenizer import load_tokenizer
 from tests.models.goldens import DATA
-from tests.unit.cli.test_documented_commands import understand
+from tests.unit.cli.test_documented_commands import read
 from tests.unit.running_api import FACTS, Api, running_api
 
 EMBEDDING = msgspec.structs.replace(FACTS, embedding=EmbeddingInfo(2, "mean", normalizes=True))
@@ -40,7 +41,7 @@ async def test_an_engine_that_generates_does_not_embed(api: Api, path: str, body
     assert (status, reply["error"]["code"]) == (400, "unsupported_task")
     commands = re.findall(r"`(jaxserve [^`]+)`", reply["error"]["message"])
     for command in commands:
-        understand(command)
+        read(shlex.split(command)[1:])
     assert [command.split()[-1] for command in commands] == ["vectors=sentence-transformers/all-MiniLM-L6-v2", "embed"]
 
 

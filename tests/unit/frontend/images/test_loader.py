@@ -119,7 +119,8 @@ async def test_the_image_whose_decoder_dies_is_named() -> None:
         assert process is not None
         os.kill(process.pid, signal.SIGSTOP)
         waiting = asyncio.create_task(images.load([source(JPEG, 7)], INFO))
-        await asyncio.sleep(0)
+        while not images._decoder._waiting:  # noqa: ASYNC110 until it was sent, another process would be started for it
+            await asyncio.sleep(0.001)
         os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(UnavailableError, match=r"images\[7\]") as caught:
             await waiting
