@@ -131,11 +131,14 @@ class Runner(Generic[PlanT, ResultT]):
             raise
         finally:
             if self.reports is not None and step.program.max_steps > 1:
-                self.reports.end()
+                self.reports.end(step.program.num_rows)
         now = time.monotonic()
         seconds, self._last_read = now - max(step.started, self._last_read), now
         return self._task.unpack(step.plan, step.program, outputs, seconds)
 
     def _renew(self, failed: int) -> None:
+        if self.reports is not None:  # steps that were lost may report later
+            self.reports.close()
+            self.reports = None
         self._lost = range(failed + 1, self._num_submitted)
         self._state.renew()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from jaxserve_kernels.native import Reports
 from jaxserve_kernels.native.build import BuildError, build
 
 from jaxserve.ipc.messages import AddRequest
@@ -54,22 +55,22 @@ def test_tokens_come_one_by_one_and_are_the_same(served: ModelEngine) -> None:
     tokens, sizes = sizes_of_outputs(served)
     runner = served.executor._runner
     assert isinstance(runner, Runner)
-    reports, runner.reports = runner.reports, None
-    assert reports is not None
-    try:
-        expected, sizes_of_calls = sizes_of_outputs(served)
-    finally:
-        runner.reports = reports
+    assert runner.reports is not None
+    runner.reports.close()
+    runner.reports = None
+    expected, sizes_of_calls = sizes_of_outputs(served)
+    runner.reports = Reports()
     assert tokens == expected
     for name in ("0", "1", "2"):
         assert max(sizes[name]) == 1
         assert max(sizes_of_calls[name]) > 4
     assert max(sizes["scored"]) > 4
-    reports.end()
 
 
 def test_an_engine_goes_on_after_tokens_that_nobody_read(served: ModelEngine) -> None:
     """Results are read at once: what their loops have reported is forgotten."""
+    assert isinstance(served.executor._runner, Runner)
+    assert served.executor._runner.reports is not None
     alone = sizes_of_outputs(served)[0]
     for _ in range(2):
         served.restart(max_burst_ms=1e6)

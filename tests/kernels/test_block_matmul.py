@@ -11,6 +11,8 @@ from jaxserve_kernels.block_kinds import BLOCK_KINDS, TILE, BlockKind, pack_tile
 from jaxserve_kernels.block_matmul import block_matmul, dequantize_rows, dequantize_tiles
 from jaxserve_kernels.block_matmul.cases import random_blocks
 
+pytestmark = pytest.mark.slow
+
 KINDS = pytest.mark.parametrize("kind", BLOCK_KINDS.values(), ids=lambda kind: kind.name)
 NUM_ROWS, NUM_BLOCKS = 48, 3  # more inputs than the kernel dequantises at a time, for blocks of 256
 

@@ -9,6 +9,8 @@ import pytest
 from jaxserve_kernels.paged_attention import Scoring, bucketed, reference
 from jaxserve_kernels.paged_attention.cases import CASES, LAYER, Case, error, long_row, operands, run
 
+pytestmark = pytest.mark.slow
+
 DECODE = [CASES[i] for i in (0, 4, 5, 6, 10)]
 """Ragged and empty rows, sinks, a softcap, a window, a narrow pool; head dimensions that no matmul is needed for."""
 

@@ -21,6 +21,8 @@ from jaxserve_kernels.paged_attention import Paging, Scoring, ragged_layout, wri
 from jaxserve_kernels.rope import Rotation
 from jaxtyping import Array
 
+pytestmark = [pytest.mark.slow, pytest.mark.versions]
+
 L, P, K, S, H, N = 2, 40, 2, 16, 32, 6
 LAYER = 1
 SCALE = 0.3

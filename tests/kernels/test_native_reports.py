@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -71,29 +72,37 @@ def test_each_step_is_read_while_the_next_one_has_not_begun(reports: native.Repo
 
 
 def test_the_next_loop_is_read_from_its_first_step(reports: native.Reports) -> None:
-    compiled = jax.jit(loop)
-    for start in (FIRST, FIRST + 50):
-        result = compiled(start).block_until_ready()
-        found = reports.next(len(FIRST), result.is_ready)
-        assert found is not None
-        assert found.tolist() == (start + 1).tolist()
-        reports.end()
-    assert reports.next(len(FIRST), lambda: True) is None
+    """Whatever was read of the one before, which ends when the next one has reported already."""
+    compiled, num_rows = jax.jit(loop), len(FIRST)
+    for num_read in (0, 1, NUM_STEPS):
+        first = compiled(FIRST).block_until_ready()
+        for _ in range(num_read):
+            reports.next(num_rows, first.is_ready)
+        second = compiled(FIRST + 50).block_until_ready()
+        reports.end(num_rows)
+        for number in range(1, NUM_STEPS):
+            found = reports.next(num_rows, second.is_ready)
+            assert found is not None
+            assert found.tolist() == (FIRST + 50 + number).tolist()
+        reports.end(num_rows)
+    assert reports.next(num_rows, lambda: True) is None
 
 
-def test_a_lost_report_ends_the_reading_of_its_loop_only(reports: native.Reports) -> None:
-    compiled = jax.jit(loop)
-    reports.end()
-    for _ in range(1000):  # more than a pipe holds
-        result = compiled(FIRST).block_until_ready()
-    while reports.next(len(FIRST), result.is_ready) is not None:
-        pass
-    assert reports.next(len(FIRST), result.is_ready) is None
-    reports.end()
+def test_nothing_is_read_after_a_report_was_lost(reports: native.Reports) -> None:
+    compiled, num_rows = jax.jit(loop), len(FIRST)
     result = compiled(FIRST).block_until_ready()
-    found = reports.next(len(FIRST), result.is_ready)
-    assert found is not None
-    assert found.tolist() == (FIRST + 1).tolist()
+    os.read(reports._file, 4 * (2 + num_rows))
+    for _ in range(3):
+        assert reports.next(num_rows, result.is_ready) is None
+        reports.end(num_rows)
+        result = compiled(FIRST).block_until_ready()
+    assert np.asarray(result).tolist() == (FIRST + NUM_STEPS).tolist()
+
+
+def test_loops_wait_for_no_reader(reports: native.Reports) -> None:
+    compiled = jax.jit(loop)
+    for _ in range(1000):  # more than a pipe holds
+        result = compiled(FIRST)
     assert np.asarray(result).tolist() == (FIRST + NUM_STEPS).tolist()
 
 

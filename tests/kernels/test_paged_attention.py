@@ -9,6 +9,8 @@ import pytest
 from jaxserve_kernels.kv_write import kv_write
 from jaxserve_kernels.paged_attention import Scoring, decode_attention, mixed_attention, ragged_layout
 
+pytestmark = pytest.mark.slow
+
 L, P, K, S, H, N = 2, 60, 2, 4, 8, 6
 LAYER = 1
 SCALE = 0.3

@@ -15,6 +15,8 @@ from jaxserve.weights.loader import check_tensors
 from tests.models.goldens import golden_checkpoints
 from tests.models.test_adapters import PLAIN
 
+pytestmark = [pytest.mark.slow, pytest.mark.versions]
+
 SETTINGS = ModelConfig(model="any", max_loras=1)
 
 

@@ -23,6 +23,8 @@ from jaxserve.sharding.rules import MeshShape
 from jaxserve.weights.loader import load_params
 from tests.models.goldens import DATA, EncoderGolden, encoder_golden
 
+pytestmark = [pytest.mark.slow, pytest.mark.versions]
+
 NAMES = ["bert_tiny", "roberta_tiny"]
 
 

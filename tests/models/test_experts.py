@@ -26,6 +26,8 @@ from tests.models.goldens import golden_checkpoint
 from tests.models.loading import load
 from tests.unit.checkpoint.fp8_files import LAYOUTS, write_fp8
 
+pytestmark = [pytest.mark.slow, pytest.mark.versions]
+
 CONFIG = ExpertsConfig(num_experts=5, num_per_token=2, intermediate_size=32, is_normalized=True)
 SCORES = np.random.default_rng(0).standard_normal((6, 5), np.float32)
 FLOAT32 = plain(jnp.dtype("float32"))

@@ -27,6 +27,8 @@ from tests.models.loading import load
 from tests.models.test_decoder import prompt_logits
 from tests.tools.maxtext_checkpoints import nested, save_run, write_maxtext
 
+pytestmark = [pytest.mark.slow, pytest.mark.versions]
+
 FLOAT32 = plain(jnp.dtype("float32"))
 NUM_GEMMA3_LAYERS = 8
 """MaxText stacks Gemma 3 in blocks of six layers, and leaves the others alone."""

@@ -31,6 +31,8 @@ from tests.models.nvfp4_files import FLOATS, PLAIN, Exporter, pack, quantization
 from tests.models.tiny_model import TinyModel
 from tests.unit.checkpoint.checkpoint_files import write_safetensors
 
+pytestmark = [pytest.mark.slow, pytest.mark.versions]
+
 SOURCE, EXPERTS = golden_checkpoint("llama3_tiny").path, golden_checkpoint("qwen3_moe_tiny").path
 NAME = "model.layers.0.mlp.down_proj"
 MODELOPT = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"], "producer": {"name": "modelopt"}}

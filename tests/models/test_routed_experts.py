@@ -8,6 +8,8 @@ import pytest
 from tests.models.goldens import golden_checkpoint, routing_goldens
 from tests.models.tiny_model import TinyModel
 
+pytestmark = [pytest.mark.slow, pytest.mark.versions]
+
 ROUTING = routing_goldens()
 
 

@@ -18,7 +18,6 @@ from jaxserve_kernels.native.library import register
 _TARGET: Final = "jaxserve_report"
 _LOOK_MS: Final = 20
 """Time between two looks at whether a loop has ended without a last report, which is so after an error."""
-_MOST_BYTES: Final = 1 << 16
 
 
 def report(tokens: Int[Array, "B"], step: Int[Array, ""], is_last: Bool[Array, ""]) -> Int[Array, "B"]:
@@ -31,9 +30,9 @@ def report(tokens: Int[Array, "B"], step: Int[Array, ""], is_last: Bool[Array, "
 class Reports:
     """The reading end of the pipe that all loops of this process write to; a process has one.
 
-    Loops run one after the other. `next` reads the reports of the oldest one that has not been read to its end; `end` follows
-    when its results are there. A loop whose first reports are lost, with those of one that was not read to its end, or because
-    the pipe was full, is not read: results have all tokens in any case.
+    Loops run one after the other, and each is ended by `end` when its results are there. `next` reads the reports of a loop
+    after which none has begun. If anything else is read than the next report, nothing is read any more: results have all
+    tokens in any case.
     """
 
     def __init__(self) -> None:
@@ -41,37 +40,41 @@ class Reports:
         self._poll = select.poll()
         self._poll.register(self._file, select.POLLIN)
         self._num_read = 0
-        """Reports of the loop that were read; -1: none is read any more."""
+        """Reports of the oldest loop that were read."""
         self._is_whole = False
-        """True if the loop's last report was read: those that follow are of the next loop."""
+        """True if the last of them was."""
+        self._is_broken = False
         self._send_to(self._target)
 
     def next(self, num_rows: int, is_done: Callable[[], bool]) -> np.ndarray | None:
         """Wait for the tokens of the loop's next step, int32 [B]; None if that is its last one, or cannot be known."""
-        if self._num_read < 0:
+        if self._is_whole or self._is_broken:
             return None
         while not self._poll.poll(_LOOK_MS):
             if is_done():
                 return None
-        found = np.frombuffer(os.read(self._file, 4 * (2 + num_rows)), np.int32)
-        if len(found) != 2 + num_rows or found[0] != self._num_read or found[1]:
-            self._is_whole = len(found) == 2 + num_rows and found[0] == self._num_read
-            self._num_read = -1
-            return None
-        self._num_read += 1
-        return found[2:]
+        tokens = self._read(num_rows)
+        return None if self._is_whole else tokens
 
-    def end(self) -> None:
-        """Forget what the loop has reported. Call it when its results are there."""
-        while not self._is_whole and self._poll.poll(0):
-            os.read(self._file, _MOST_BYTES)
+    def end(self, num_rows: int) -> None:
+        """Forget what is left of the oldest loop's reports. Call it when its results are there."""
+        while not self._is_whole and not self._is_broken and self._poll.poll(0):
+            self._read(num_rows)
         self._num_read, self._is_whole = 0, False
 
+    def _read(self, num_rows: int) -> np.ndarray | None:
+        found = np.frombuffer(os.read(self._file, 4 * (2 + num_rows)), np.int32)
+        if len(found) != 2 + num_rows or found[0] != self._num_read:
+            self._is_broken = True
+            self._send_to(-1)
+            return None
+        self._num_read += 1
+        self._is_whole = bool(found[1])
+        return found[2:]
+
     def close(self) -> None:
-        """Let later loops report nothing."""
+        """Let later loops report nothing. The pipe stays open: a loop may be writing to it, and its number must name nothing else."""
         self._send_to(-1)
-        os.close(self._target)
-        os.close(self._file)
 
     @staticmethod
     def _send_to(file: int) -> None:

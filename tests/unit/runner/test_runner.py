@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -144,6 +145,18 @@ def test_memory_of_the_pool_after_a_failed_step_is_provided(providers: list[Chec
     with pytest.raises(RuntimeError, match="unhappy"):
         tokens(runner)
     assert [provider.arrays for provider in providers[1:]] == [jax.tree.leaves(state.arrays.cache)]
+
+
+@pytest.mark.parametrize("fails_at", ["submit", "result"])
+def test_after_a_failed_step_tokens_come_with_results(fails_at: str) -> None:
+    """A step that was lost may report when the next one is read."""
+    runner, reports = new_runner(CountingStep(fails_at, failing_step=0)), mock.create_autospec(native.Reports)
+    runner.reports = reports
+    with pytest.raises(RuntimeError, match="unhappy"):
+        tokens(runner)
+    reports.close.assert_called_once_with()
+    assert runner.reports is None
+    assert tokens(runner) == [1]
 
 
 def new_runner(step: CountingStep) -> Runner[StepPlan, StepResult]:

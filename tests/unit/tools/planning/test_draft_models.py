@@ -16,6 +16,8 @@ from jaxserve.tools.planning.machine import Machine, with_sizes
 from jaxserve.tools.planning.planner import Planner, read_model
 from tests.unit.tools.planning.configs import GLM_4_5_AIR, LLAMA_8B, SMOLLM2, write_config
 
+pytestmark = pytest.mark.slow
+
 H200 = ACCELERATORS["h200"]
 SMOLLM2_PARAMETERS = 134_515_008
 
