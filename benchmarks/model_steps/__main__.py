@@ -17,6 +17,7 @@ def main() -> int:
     parser.add_argument("num_devices", type=int)
     parser.add_argument("model")
     parser.add_argument("kind", choices=("decode", "mixed"))
+    parser.add_argument("--data-parallel-size", type=int, default=1, help="groups of devices that divide the requests")
     parser.add_argument("--largest", type=int, default=0, help="launches of each layer to list")
     parser.add_argument("--text", type=Path, help="write the compiled program here")
     arguments = parser.parse_args()
@@ -28,7 +29,7 @@ def main() -> int:
     from jaxserve.tools.planning.devices import ACCELERATORS
 
     model, num_devices = MODELS[arguments.model], arguments.num_devices
-    case = make_case(model, ACCELERATORS[arguments.device], num_devices, arguments.kind)
+    case = make_case(model, ACCELERATORS[arguments.device], num_devices, arguments.kind, arguments.data_parallel_size)
     step = case.step(*case.compile())
     if arguments.text is not None:
         arguments.text.write_text(step.text, encoding="utf-8")

@@ -18,6 +18,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxserve_kernels.latent_attention.gpu import head_tiles
+from jaxserve_kernels.latent_attention.tuning import decode_tuning
+from jaxserve_kernels.paged_attention.gpu.splits import make_cutting
 from jaxserve_kernels.segments import CHUNK
 
 from benchmarks.gpu.static import THUNKS, outside_graphs
@@ -118,16 +121,22 @@ class Case:
         return Step(counting.layers(text), outside, len(re.findall(r" while\(", text)), text)
 
 
-def make_case(model: Model, device: Device, num_devices: int, kind: ProgramKind) -> Case:
-    """Prepare a step of `model` on devices that split heads by tensor parallelism and experts by expert parallelism."""
+def make_case(model: Model, device: Device, num_devices: int, kind: ProgramKind, data_size: int = 1) -> Case:
+    """Prepare a step of `model` on devices that split experts by expert parallelism, and heads by tensor parallelism.
+
+    data_size: groups of these devices, each of which has the requests, the cache and the heads of its own (data parallelism).
+    """
+    tensor_size = num_devices // data_size
     config = Config(
         model=ModelConfig(model="any", dtype="bfloat16", quantization=model.quantization),
-        parallel=ParallelConfig(tensor_parallel_size=num_devices, expert_parallel_size=num_devices),
+        parallel=ParallelConfig(
+            tensor_parallel_size=tensor_size, data_parallel_size=data_size, expert_parallel_size=num_devices
+        ),
     )
-    decoder = model.decoder(num_devices)
+    decoder = model.decoder(tensor_size)
     skeleton = make_skeleton(decoder, make_policy(config, decoder, planned_chip(device)))
     sharding = make_sharding(decoder, mesh_shape(config.parallel), described_devices(device, num_devices))
-    counts = [NUM_PAGES if group.has_pages else NUM_STATES for group in decoder.cache.groups]
+    counts = [NUM_PAGES * data_size if group.has_pages else NUM_STATES for group in decoder.cache.groups]
     shapes = cache_shapes(config, decoder, skeleton.policy, device.platform, counts)
     max_pages = LONGEST // page_tokens(device.platform, None)
     num_tokens = NUM_ROWS if kind == "decode" else NUM_MIXED_TOKENS
@@ -165,7 +174,7 @@ class _Counting:
         )
 
     def _partial(self, text: str) -> Partial:
-        counted = self._tiles(text)
+        counted = self._tiles(text) | self._parts()
         for group, own in zip(self.decoder.cache.groups, self.shapes, strict=True):
             for array in own.arrays:
                 place = self.sharding.place(array.axes)
@@ -186,6 +195,19 @@ class _Counting:
             return {}
         chosen = self._active * experts.num_experts / self.num_devices * _ROWS_OF_TILE
         return {(int(rows), int(outputs)): 4 * min(int(rows), chosen) * int(outputs) for rows, outputs in sizes}
+
+    def _parts(self) -> dict[Dims, float]:
+        """Return the bytes that count of parts of rows by the kernel over latent vectors: those that exist."""
+        latent, policy = self.decoder.latent, self.skeleton.policy
+        if latent is None or policy.attention_backend != "mosaic_gpu":
+            return {}
+        tuning = decode_tuning("h200", latent.width, 2)
+        num_tiles, heads = head_tiles(self.decoder.num_heads // policy.mesh.tensor)
+        cutting = make_cutting(tuning, NUM_ROWS, num_tiles, tuning.programs, LONGEST)
+        own = jnp.arange(NUM_ROWS) < NUM_ROWS // policy.mesh.data
+        parts = cutting.cut(jnp.zeros(NUM_ROWS, jnp.int32), jnp.where(own, -(-CONTEXT // tuning.tile), 0))
+        dims = (cutting.num_parts, num_tiles, heads, latent.rank)
+        return {_without_ones(dims): float(parts.num_parts[0]) * math.prod(dims[1:]) * 4}
 
     @property
     def _active(self) -> float:
@@ -213,8 +235,8 @@ class _Counting:
         """
         if not layer.has_kv:
             return 0.0
-        if layer.latent_dim is not None:  # all of it on every device
-            return NUM_ROWS * -(-CONTEXT // 64) * 64 * 2 * layer.latent_dim
+        if layer.latent_dim is not None:  # all of its group's on every device
+            return NUM_ROWS * -(-CONTEXT // 64) * 64 * 2 * layer.latent_dim / self.skeleton.policy.mesh.data
         heads, dim = self.decoder.kv_shape(layer)
         keys = -(-self._keys(layer) // 64) * 64
         if self.skeleton.policy.attention_backend == "bucketed":

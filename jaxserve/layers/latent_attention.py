@@ -11,7 +11,8 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxserve_kernels.paged_attention import Scoring, ShardAxes, write_and_attend_latents
+from jaxserve_kernels.latent_attention import write_and_attend
+from jaxserve_kernels.paged_attention import Scoring, ShardAxes
 from jaxserve_kernels.rope import Rotation, rotate
 from jaxtyping import Array, Float
 
@@ -65,17 +66,18 @@ class LatentAttention(nnx.Module):
         if step.query_scales is not None:
             query = query * step.query_scales[:, None, None].astype(query.dtype)
         with jax.named_scope("latent_attention"):
-            attended, latents = write_and_attend_latents(
+            attended, latents = write_and_attend(
                 query,
                 self._latents(x, step.tokens, rotation),
                 pool.latents,
                 jnp.int32(place.index),
                 step.paging(place),
+                value_width=self.latent.rank,
                 scoring=self.scoring,
                 backend=self.backend,
                 shards=self.shards,
-            )  # (T, N, W), or (R, T, N, W) with pages on R data ranks
-        values = self.kv_b_proj.values(attended[..., : self.latent.rank])
+            )  # (T, N, C), or (R, T, N, C) with pages on R data ranks; C: the rank
+        values = self.kv_b_proj.values(attended)
         return self.o_proj(values, step.tokens), with_group(cache, place, LatentPool(latents))
 
     def _queries(self, x: Float[Array, "T D"], tokens: Tokens) -> Float[Array, "T N _"]:

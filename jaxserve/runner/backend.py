@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jaxserve_kernels import native
+from jaxserve_kernels import latent_attention, native
 from jaxserve_kernels.backend import XLA, Backend
 from jaxserve_kernels.paged_attention import unsupported
 
@@ -91,10 +91,14 @@ def attention_notes(
     notes = []
     if chip.capability is not None and chip.capability < _FIRST_MMA and dtype == jnp.bfloat16:
         notes.append(f"compute capability {_dotted(chip)} has no bfloat16 arithmetic: use --dtype float16")
-    if decoder.latent is not None:
-        return tuple(notes)
     backend = choose_backend(config, decoder, chip, dtype, kv_dtype)
-    if backend == "mosaic_gpu":
+    if decoder.latent is not None and backend == "mosaic_gpu":
+        notes.append(
+            "attention: decode steps by our kernel for Hopper, which reads each vector once; prompts by XLA, in loops"
+        )
+    elif decoder.latent is not None:
+        pass
+    elif backend == "mosaic_gpu":
         notes.append("attention: our kernels for Hopper; every step is one CUDA graph")
     elif backend == "mosaic_gpu_mma":
         notes.append(
@@ -130,8 +134,6 @@ def why_not_pallas(
     config: Config, decoder: DecoderConfig, chip: Chip, dtype: jnp.dtype, kv_dtype: jnp.dtype
 ) -> str | None:
     """Return in a few words why no Pallas kernel serves this; None if one does."""
-    if decoder.latent is not None:
-        return "no kernel for latent attention (MLA) yet"
     pallas = pallas_backend(chip)
     if pallas is None and chip.platform == "gpu":
         return f"compute capability {_dotted(chip)}: only from 8.0 (Ampere) on"
@@ -144,7 +146,10 @@ def why_not_pallas(
         return "no kernel for attention in chunks yet, which contexts longer than a chunk need"
     for group in decoder.cache.paged:
         pool_shape = (group.num_layers, 1, group.num_kv_heads, page_size, group.head_dim)
-        reason = unsupported(pallas, decoder.num_heads, pool_shape, dtype, kv_dtype, shared_bytes(chip))
+        if group.kind == "latent" and decoder.latent is not None:
+            reason = latent_attention.unsupported(pallas, pool_shape, decoder.latent.rank, dtype, kv_dtype)
+        else:
+            reason = unsupported(pallas, decoder.num_heads, pool_shape, dtype, kv_dtype, shared_bytes(chip))
         if reason is not None:
             return reason
     return None

@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxserve_kernels.paged_attention import Scoring, bucketed, latent_buckets
+from jaxserve_kernels.latent_attention import buckets
+from jaxserve_kernels.paged_attention import Scoring, bucketed
 
-NUM_HEADS, WIDTH, PAGE_SIZE, NUM_PAGES, MAX_PAGES = 6, 24, 16, 40, 12
+NUM_HEADS, WIDTH, VALUE_WIDTH, PAGE_SIZE, NUM_PAGES, MAX_PAGES = 6, 24, 20, 16, 40, 12
 LENGTHS = ((1, 1, 0, 1), (32, 33, 0, 7), (64, 65, 1, 16), (129, 5, 0, 192))
 
 
@@ -16,7 +17,7 @@ LENGTHS = ((1, 1, 0, 1), (32, 33, 0, 7), (64, 65, 1, 16), (129, 5, 0, 192))
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Buckets of 2, 4, ... pages of 16 tokens, in blocks of 3."""
     monkeypatch.setattr(bucketed, "_SHORTEST", 32)
-    monkeypatch.setattr(latent_buckets, "_BLOCK_BYTES", 3 * 4 * PAGE_SIZE * WIDTH * 4)
+    monkeypatch.setattr(buckets, "_BLOCK_BYTES", 3 * 4 * PAGE_SIZE * WIDTH * 4)
 
 
 def _operands(lengths: tuple[int, ...]) -> tuple[np.ndarray, ...]:
@@ -49,10 +50,16 @@ def _dense(q: np.ndarray, pages: np.ndarray, tables: np.ndarray, lengths: np.nda
 def test_buckets_equal_dense_softmax(lengths: tuple[int, ...], softcap: float | None) -> None:
     q, pages, tables, counts = _operands(lengths)
     scoring = Scoring(0.2, softcap)
-    found = latent_buckets.decode_attention(
-        *map(jnp.asarray, (q, pages)), jnp.int32(1), *map(jnp.asarray, (tables, counts)), scoring=scoring
+    found = buckets.decode_attention(
+        *map(jnp.asarray, (q, pages)),
+        jnp.int32(1),
+        *map(jnp.asarray, (tables, counts)),
+        value_width=VALUE_WIDTH,
+        scoring=scoring,
     )
-    np.testing.assert_allclose(np.asarray(found), _dense(q, pages, tables, counts, scoring), atol=2e-5)
+    np.testing.assert_allclose(
+        np.asarray(found), _dense(q, pages, tables, counts, scoring)[..., :VALUE_WIDTH], atol=2e-5
+    )
 
 
 def test_buckets_are_no_loop_and_longer_contexts_are() -> None:
@@ -60,7 +67,9 @@ def test_buckets_are_no_loop_and_longer_contexts_are() -> None:
 
     def text(num_pages: int) -> str:
         tables = jnp.zeros((4, num_pages), jnp.int32)
-        program = jax.jit(lambda *given: latent_buckets.decode_attention(*given, scoring=Scoring(0.2)))
+        program = jax.jit(
+            lambda *given: buckets.decode_attention(*given, value_width=VALUE_WIDTH, scoring=Scoring(0.2))
+        )
         return program.lower(q, pages, jnp.int32(1), tables, counts).as_text()
 
     most = 8 * 3

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxserve_kernels.paged_attention import Paging
-from jaxserve_kernels.paged_attention.sharded import Results, ShardAxes, over_mesh
+from jaxserve_kernels.paged_attention.sharded import Results, ShardAxes, latents_over_mesh, over_mesh
 from jaxtyping import Array
 
 TOKENS, GROUP, DIM = 3, 2, 4
@@ -58,3 +58,37 @@ def test_without_a_mesh_the_kernel_is_called_as_it_is() -> None:
     wanted, results = _kernel(*_operands(2), _paging(), None), over_mesh(_kernel, ShardAxes())(*_operands(2), _paging())
     for array, wanted_array in zip(results, wanted, strict=True):
         np.testing.assert_array_equal(array, wanted_array)
+
+
+@pytest.mark.parametrize(("heads", "pages"), [(("tensor",), ()), ((), ("tensor",)), ((), ())])
+def test_each_device_attends_to_latent_vectors_with_its_heads_and_its_pages(
+    heads: tuple[str, ...], pages: tuple[str, ...]
+) -> None:
+    """The stand-in gives every query the number of heads and pages that it was given, and marks the page it wrote."""
+    mesh = Mesh(np.array(jax.devices()[:4]), ("tensor",), axis_types=(AxisType.Auto,))
+    q, latents, pool = jnp.ones((TOKENS, 8, DIM)), jnp.ones((TOKENS, 1, DIM)), jnp.zeros((2, 8, 1, 16, DIM))
+    rows = jnp.arange(TOKENS, dtype=jnp.int32)
+    own_page = 2 * rows + 1  # of ranks 0, 1 and 2, if each has two
+    paging = Paging(own_page[:, None], rows + 1, jnp.arange(TOKENS + 1), own_page, rows, None)
+
+    def kernel(q: Array, latents: Array, pages: Array, layer: Array, paging: Paging) -> tuple[Array, Array]:
+        out = q[..., :2] + 100.0 * q.shape[1] + pages.shape[1] + 1000.0 * paging.kv_lengths[:, None, None]
+        return out, pages.at[layer, paging.pages, 0, paging.slots].set(latents[:, 0])
+
+    @jax.jit
+    def shared(*operands: Array) -> tuple[Array, Array]:
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return latents_over_mesh(kernel, ShardAxes(heads, pages))(*operands, paging)
+
+    operands = jax.device_put((q, latents, pool, jnp.int32(1)), NamedSharding(mesh, PartitionSpec()))
+    out, written = shared(*operands)
+    own = 1.0 + 100.0 * (2 if heads else 8) + (2 if pages else 8) + 1000.0 * (np.arange(TOKENS) + 1)
+    if pages:
+        assert out.shape == (4, TOKENS, 8, 2)
+        np.testing.assert_array_equal(np.asarray(out[:3] != 0).all((2, 3)), np.eye(3, dtype=bool))
+        out = out.sum(0)
+    np.testing.assert_array_equal(np.asarray(out), np.broadcast_to(own[:, None, None], out.shape))
+    expected = np.zeros(pool.shape)
+    expected[1, own_page, 0, rows] = 1.0
+    first_pages = slice(1, None, 2)  # the others are ranks' null pages
+    np.testing.assert_array_equal(np.asarray(written)[:, first_pages], expected[:, first_pages])

@@ -1,8 +1,7 @@
 """Attention of query tokens over keys and values kept in pages.
 
 `api` is what callers see; `reference` is the specification in plain jax.numpy, and serves every platform;
-`cpu` calls the native kernel, `gpu` and `tpu` hold the Pallas kernels for Hopper and for TPUs. `latent` is the same over
-vectors that are keys and values at once.
+`cpu` calls the native kernel, `gpu` and `tpu` hold the Pallas kernels for Hopper and for TPUs.
 """
 
 from jaxserve_kernels.paged_attention.api import (
@@ -17,7 +16,6 @@ from jaxserve_kernels.paged_attention.api import (
     unsupported,
     write_and_attend,
 )
-from jaxserve_kernels.paged_attention.latent import write_and_attend_latents
 
 __all__ = [
     "Paging",
@@ -30,5 +28,4 @@ __all__ = [
     "ragged_layout",
     "unsupported",
     "write_and_attend",
-    "write_and_attend_latents",
 ]

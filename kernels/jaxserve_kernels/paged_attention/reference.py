@@ -8,6 +8,7 @@ context length and a short batch never pays for a long one.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -144,8 +145,9 @@ def mixed_attention(
     scoring: Scoring,
     sinks: Float[Array, "N"] | None = None,
     key_ends: Int[Array, "T"] | None = None,
+    decode: Callable[..., Array] = decode_attention,
 ) -> Float[Array, "T N H"]:
-    """See `api.mixed_attention`. Decode rows go through `decode_attention`, the others tile by tile."""
+    """See `api.mixed_attention`. Decode rows go through `decode`, the others tile by tile."""
     num_tokens, num_heads, dim = q.shape
     num_rows = kv_lengths.shape[0]
     num_kv_heads, page_size = k_pages.shape[2:4]
@@ -154,7 +156,7 @@ def mixed_attention(
     block_keys = block_pages * page_size
 
     is_decode = jnp.arange(num_rows) < ragged.num_decode_rows
-    decoded = decode_attention(
+    decoded = decode(
         q[:num_rows],
         k_pages,
         v_pages,

@@ -82,10 +82,10 @@ LatentKernel = Callable[[Array, Array, Array, Array, Paging], tuple[Array, Array
 
 
 def latents_over_mesh(kernel: LatentKernel, shards: ShardAxes) -> LatentKernel:
-    """Return `kernel` for pages of latent vectors that are split over the devices of the mesh in context.
+    """Return a function that runs the kernel on each device of the mesh in context, if there is one, with its own heads.
 
-    The function returns `[R, T, N, W]` for R ranks of `shards.pages`: every rank's own rows, and zeros for those of the
-    others. What is linear in them comes before the sum over R, which is the exchange: it then moves fewer numbers.
+    If `shards.pages` splits the pages over R ranks, the function returns `[R, T, N, V]`: every rank's own rows, and zeros for
+    those of the others. What is linear in them comes before the sum over R, which is the exchange: it then moves fewer numbers.
     """
 
     def on_rank(
@@ -94,20 +94,32 @@ def latents_over_mesh(kernel: LatentKernel, shards: ShardAxes) -> LatentKernel:
         pages: Num[Array, "L P 1 S W"],
         layer: Int[Array, ""],
         paging: Paging,
-    ) -> tuple[Float[Array, "1 T N W"], Num[Array, "L P 1 S W"]]:
+    ) -> tuple[Float[Array, "1 T N V"], Num[Array, "L P 1 S W"]]:
         own, is_own = own_rows(paging, pages.shape[1], jax.lax.axis_index(shards.pages))
         out, pages = kernel(q, latents, pages, layer, own)
         return jnp.where(is_own[:, None, None], out, jnp.zeros_like(out))[None], pages
 
-    heads, ranks, whole = _entry(shards.heads), _entry(shards.pages), PartitionSpec()
-    pool = PartitionSpec(None, ranks)
-    split: LatentKernel = jax.shard_map(
-        on_rank,
-        in_specs=(PartitionSpec(None, heads), whole, pool, whole, whole),
-        out_specs=(PartitionSpec(ranks, None, heads), pool),
-        check_vma=False,  # kernels do not say how their results vary
-    )
-    return split
+    def shared(
+        q: Float[Array, "T N W"],
+        latents: Float[Array, "T 1 W"],
+        pages: Num[Array, "L P 1 S W"],
+        layer: Int[Array, ""],
+        paging: Paging,
+    ) -> tuple[Float[Array, "*R T N V"], Num[Array, "L P 1 S W"]]:
+        mesh = jax.sharding.get_abstract_mesh()
+        if mesh.empty or mesh.size == 1:
+            return kernel(q, latents, pages, layer, paging)
+        heads, ranks, whole = _entry(shards.heads), _entry(shards.pages), PartitionSpec()
+        queries, pool = PartitionSpec(None, heads), PartitionSpec(None, ranks)
+        split: LatentKernel = jax.shard_map(
+            on_rank if shards.pages else kernel,
+            in_specs=(queries, whole, pool, whole, whole),
+            out_specs=(PartitionSpec(ranks, None, heads) if shards.pages else queries, pool),
+            check_vma=False,  # kernels do not say how their results vary
+        )
+        return split(q, latents, pages, layer, paging)
+
+    return shared
 
 
 def own_rows(

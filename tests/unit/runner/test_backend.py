@@ -15,6 +15,7 @@ from jaxserve_kernels import native
 from jaxserve.config import CacheConfig, CompileConfig, Config, ModelConfig, ParallelConfig, SchedulerConfig
 from jaxserve.errors import ConfigError
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
+from jaxserve.model_config.latent import LatentConfig
 from jaxserve.model_config.recurrent import ShortConvConfig
 from jaxserve.runner.backend import Chip, attention_notes, choose_backend, matmul_backend
 from jaxserve.runner.limits import kv_spec, make_policy
@@ -57,6 +58,12 @@ def test_a_hopper_takes_the_pallas_kernels() -> None:
     assert _choose(_config(attention_backend="pallas"), HOPPER) == "mosaic_gpu"
     assert _choose(_config(attention_backend="reference"), HOPPER) == "reference"
     assert _choose(_config(devices=2), HOPPER) == "mosaic_gpu"
+    assert _choose(_config(), HOPPER, LATENT) == "mosaic_gpu"
+
+
+@pytest.mark.skipif(not HAS_MOSAIC, reason="this jax has no Mosaic GPU kernels")
+def test_a_hopper_takes_no_kernel_for_latent_vectors_of_8_bits() -> None:
+    assert choose_backend(_config(), LATENT, HOPPER, BFLOAT16, jnp.dtype("float8_e4m3fn")) == "bucketed"
 
 
 @pytest.mark.skipif(not HAS_MOSAIC, reason="this jax has no Mosaic GPU kernels")
@@ -96,6 +103,17 @@ def test_a_tpu_takes_its_pallas_kernels_on_any_number_of_devices() -> None:
     assert _choose(_config(attention_backend="reference"), TPU) == "reference"
 
 
+LATENT = replace(
+    DECODER,
+    head_dim=64,
+    layers=(LayerConfig(latent_dim=576),) * 2,
+    latent=LatentConfig(rank=512, rope_dim=64, plain_dim=128, value_dim=128),
+)
+NARROW_LATENT = replace(
+    LATENT,
+    layers=(LayerConfig(latent_dim=192),) * 2,
+    latent=LatentConfig(rank=128, rope_dim=64, plain_dim=128, value_dim=128),
+)
 REFUSALS = [
     (TPU, {}, DECODER, jnp.dtype("float16"), "queries of float16: only float32 and bfloat16"),
     (TPU, {"block_size": 8}, DECODER, BFLOAT16, "pages of 8 tokens: only multiples of 16"),
@@ -108,6 +126,17 @@ REFUSALS = [
     (HOPPER, {"block_size": 8}, DECODER, BFLOAT16, "pages of 8 tokens: only powers of two from 16"),
     (HOPPER, {}, replace(DECODER, num_heads=128, num_kv_heads=1), BFLOAT16, "128 query heads per KV head: at most 64"),
     (HOPPER, {}, DECODER, jnp.dtype("float32"), "queries of float32: only bfloat16 and float16"),
+    (HOPPER, {}, LATENT, jnp.dtype("float32"), "queries of float32: only bfloat16 and float16"),
+    (HOPPER, {"block_size": 8}, LATENT, BFLOAT16, "pages of 8 tokens: only powers of two from 16"),
+    (
+        HOPPER,
+        {},
+        NARROW_LATENT,
+        BFLOAT16,
+        "latent vectors of 192 numbers, 128 of them values: only 512 of 576, 256 of 320",
+    ),
+    (AMPERE, {}, LATENT, BFLOAT16, "no kernel for latent attention (MLA) on GPUs other than Hopper yet"),
+    (TPU, {}, LATENT, BFLOAT16, "no kernel for latent attention (MLA) on TPUs yet"),
 ]
 
 
@@ -244,6 +273,13 @@ NOTES = [
     (TURING, jnp.dtype("float16"), ["XLA (compute capability 7.5: only from 8.0"]),
     (TPU, BFLOAT16, []),
 ]
+
+
+@pytest.mark.skipif(not HAS_MOSAIC, reason="this jax has no Mosaic GPU kernels")
+def test_plans_say_which_steps_over_latent_vectors_have_a_kernel() -> None:
+    (note,) = attention_notes(_config(), LATENT, HOPPER, BFLOAT16, BFLOAT16)
+    assert note.startswith("attention: decode steps by our kernel for Hopper")
+    assert attention_notes(_config(), LATENT, ADA, BFLOAT16, BFLOAT16) == ()
 
 
 @pytest.mark.parametrize(("chip", "dtype", "wanted"), NOTES, ids=["hopper", "ada", "turing", "turing-float16", "tpu"])

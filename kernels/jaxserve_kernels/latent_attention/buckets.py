@@ -1,9 +1,9 @@
-"""Decode attention over latent vectors in plain jax.numpy without loops, for GPUs: the buckets of `bucketed`, by matmuls.
+"""Decode attention over latent vectors in plain jax.numpy without loops, for GPUs: the buckets of `paged_attention`, by matmuls.
 
 All heads read the same vector, so a block of pages is copied and multiplied on the tensor cores; `bucketed` itself would
 read each vector again for every head. The copy is written once and read twice.
 
-Letters: B rows, N query heads, W width of a latent vector, S slots per page, M pages per row.
+Letters: B rows, N query heads, W width of a latent vector, V of its value, S slots per page, M pages per row.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ def decode_attention(
     block_tables: Int[Array, "B M"],
     kv_lengths: Int[Array, "B"],
     *,
+    value_width: int,
     scoring: Scoring,
-) -> Float[Array, "B N W"]:
-    """Return each row's weighted sum of its first `kv_lengths` vectors, which are keys and values; no window."""
+) -> Float[Array, "B N V"]:
+    """See `api.decode_attention`."""
     (num_rows, most_pages), (page_size, width) = block_tables.shape, pages.shape[3:]
     block_pages = max(1, _BLOCK_BYTES // (num_rows * page_size * width * q.dtype.itemsize))
     if most_pages > _MOST_BLOCKS * block_pages:
         pool = (pages, pages, layer, block_tables, kv_lengths)
-        return reference.decode_attention(q, *pool, scoring=scoring)
+        return reference.decode_attention(q, *pool, scoring=scoring)[..., :value_width]
     needed = jnp.max(-(-kv_lengths // page_size))
     sizes = buckets(most_pages, page_size)
     bucket = sum((needed > size).astype(jnp.int32) for size in sizes[:-1])
     branches = [functools.partial(_attend, scoring, size, block_pages) for size in sizes]
     out: Array = jax.lax.switch(jnp.asarray(bucket, jnp.int32), branches, q, pages, layer, block_tables, kv_lengths)
-    return out
+    return out[..., :value_width]
 
 
 def _attend(
