@@ -45,7 +45,7 @@ class Launch:
 class Partial:
     """The bytes that count of each array with these dimensions, which a launch reads or writes in part.
 
-    A launch with such a result and such an operand updates it in place: the operand is not read.
+    A fusion with such a result and such an operand updates it in place: the operand is not read. A kernel reads what it updates.
     """
 
     counted: Mapping[Dims, float]
@@ -93,7 +93,7 @@ def launches(text: str, partial: Partial, course: Course, computation: str = "")
             read, written = _logical(target), 0.0 if "S(" in (target.group(3) or "") else _logical(target)
             read = 0.0 if all(sizes[each] == 0 for each in operands) else read
         else:
-            updated = set(shapes[name]) & set(partial.counted)
+            updated = set() if opcode == "custom-call" else set(shapes[name]) & set(partial.counted)
             read = sum(sizes[each] for each in operands if not updated & set(shapes[each]))
             written = sizes[name]
         found.append(Launch(name, opcode, scope, read, written))

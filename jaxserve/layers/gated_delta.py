@@ -55,6 +55,7 @@ class GatedDeltaNet(nnx.Module):
         self.norm = RMSNorm(delta.value_dim, config.norm_eps, policy)
         self.out_proj = Linear(d, width, ("embed", _HEADS), policy)
         self.delta, self.rules, self.head_axis = delta, policy.rules, _HEADS
+        self.backend = policy.backend
 
     def project(self, x: Float[Array, "T D"], tokens: Tokens) -> tuple[tuple[Array, Array, Array], Array]:
         """Return queries, keys and values side by side before the convolution, both rates of each value head, and the gates."""
@@ -85,6 +86,7 @@ class GatedDeltaNet(nnx.Module):
                 jax.nn.sigmoid(b),
                 state.states,
                 segments,
+                backend=self.backend,
             )
         return made.astype(qkv.dtype), RecurrentState(windows, states)
 

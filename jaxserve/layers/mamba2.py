@@ -35,6 +35,7 @@ class Mamba2(nnx.Module):
         self.norm = None if mamba.norm == "none" else GroupNorm(mamba, config.norm_eps, policy)
         self.out_proj = Linear(d, width, ("embed", None), policy, bias=mamba.has_bias)
         self.mamba, self.rules, self.head_axis = mamba, policy.rules, None
+        self.backend = policy.backend
 
     def project(self, x: Float[Array, "T D"], tokens: Tokens) -> tuple[tuple[Array, Array], Array]:
         """Return x, B and C side by side before the convolution, the steps dt, and the gates."""
@@ -68,8 +69,9 @@ class Mamba2(nnx.Module):
         steps = jax.nn.softplus(dt.astype(jnp.float32) + dt_bias)
         steps = jnp.clip(steps, mamba.min_step, mamba.max_step)  # (T, N)
         with jax.named_scope("linear_attention"):
+            log_decay = -jnp.exp(log_rates) * steps
             made, states = linear_attention(
-                c, b, inner * steps[..., None], -jnp.exp(log_rates) * steps, None, state.states, segments
+                c, b, inner * steps[..., None], log_decay, None, state.states, segments, backend=self.backend
             )
         return (made + factors[:, None] * inner).reshape(count, -1), RecurrentState(windows, states)
 

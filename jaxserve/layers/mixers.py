@@ -9,6 +9,7 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxserve_kernels.linear_attention import PooledStates
 from jaxserve_kernels.segments import Segments, cut_segments, decode_segments
 from jaxtyping import Array, Bool, Float, Int
 
@@ -101,7 +102,9 @@ def _recur(
         if counts is None:
             made, after = mixer.recur(parameters, inputs, before, segments)
         else:
-            made, after = _recur_by_token(partial(mixer.recur, parameters), inputs, before, segments, counts)
+            recur = partial(mixer.recur, parameters)
+            made, after = _recur_by_token(recur, inputs, _copied(before), segments, counts)
+            after = _pooled(before, after)
         if is_own is not None:
             is_own = is_own[segments.rows].reshape(-1, *[1] * (made.ndim - 1))
             made = all_reduce(jnp.where(is_own, made, 0), made.dtype, ranks)
@@ -169,16 +172,34 @@ def _where_row(is_token: Bool[Array, "B"], new: Float[Array, "B ..."], old: Floa
 
 
 def _read(arrays: tuple[Array, ...], place: CachePlace, slots: StateSlots) -> RecurrentState:
+    """Return copies of the rows' windows, and the pool with their states."""
     with jax.named_scope("states"):
-        return RecurrentState(*(array[place.index, slots.reads] for array in arrays))
+        windows, *pools = arrays
+        states = (PooledStates(pool, place.index, slots.reads, slots.writes) for pool in pools)
+        return RecurrentState(windows[place.index, slots.reads], *states)
+
+
+def _copied(state: RecurrentState) -> RecurrentState:
+    """Return the state with copies of what is in a pool."""
+    with jax.named_scope("states"):
+        states = state.states
+        return state._replace(states=states.read()) if isinstance(states, PooledStates) else state
+
+
+def _pooled(before: RecurrentState, after: RecurrentState) -> RecurrentState:
+    """Return the state after, which has copies, with the pool of the state before. DONATES the pool."""
+    with jax.named_scope("states"):
+        if not isinstance(before.states, PooledStates):
+            return after
+        assert isinstance(after.states, jax.Array), "copies"
+        return after._replace(states=before.states.written(after.states))
 
 
 def _written(
     arrays: tuple[Array, ...], place: CachePlace, slots: StateSlots, after: RecurrentState
 ) -> tuple[Array, ...]:
+    """Return the arrays with the rows' new windows, and the pool with their new states."""
     with jax.named_scope("states"):
-        states = [state for state in after if state is not None]
-        return tuple(
-            array.at[place.index, slots.writes].set(state.astype(array.dtype), mode="drop")
-            for array, state in zip(arrays, states, strict=True)
-        )
+        windows, states = arrays[0], after.states
+        windows = windows.at[place.index, slots.writes].set(after.windows.astype(windows.dtype), mode="drop")
+        return (windows, states.pool) if isinstance(states, PooledStates) else (windows,)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxserve_kernels.linear_attention import PooledStates
 from jaxserve_kernels.segments import Segments
 from jaxserve_kernels.short_conv import short_conv
 from jaxtyping import Array, Float
@@ -18,12 +19,12 @@ from jaxserve.sharding.rules import AxisRules
 
 
 class RecurrentState(NamedTuple):
-    """The state of one layer for each row of a step, in the order of `RecurrentConfig.arrays`."""
+    """The state of one layer for each row of a step, in the order of `RecurrentConfig.arrays`, or for some of it a pool with it."""
 
     windows: Float[Array, "B W1 C"]
     """Last inputs of the convolution, the oldest first."""
-    states: Float[Array, "B N H V"] | None = None
-    """State of linear attention, in float32; None in layers without it."""
+    states: Float[Array, "B N H V"] | PooledStates | None = None
+    """State of linear attention, in float32; None in layers without it. A kernel updates it in its pool."""
 
 
 Parameters = tuple[Any, ...]

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 from jaxserve_kernels import latent_attention, native
 from jaxserve_kernels.backend import XLA, Backend
+from jaxserve_kernels.linear_attention.gpu import BACKENDS as STATE_KERNELS
+from jaxserve_kernels.linear_attention.gpu import unsupported as no_state_kernel
 from jaxserve_kernels.paged_attention import unsupported
 
 from jaxserve.config import Config
@@ -71,15 +73,24 @@ def choose_backend(
     return "bucketed" if chip.platform == "gpu" else "reference"
 
 
-def matmul_backend(config: Config, chip: Chip, attention: Backend) -> Backend:
-    """Return the backend of matmuls in an engine with this backend of attention.
+def matmul_backend(config: Config, decoder: DecoderConfig, chip: Chip, attention: Backend) -> Backend:
+    """Return the backend of matmuls and recurrent states in an engine with this backend of attention.
 
-    The kernels for matmuls do not need those for attention: experts of models with latent attention have them as well.
+    Their kernels do not need those for attention: experts of models with latent attention have them as well.
     """
     pallas = pallas_backend(chip)
     if attention not in XLA or config.compile.attention_backend == "reference" or pallas is None:
         return attention
-    return attention if pallas == "mosaic_gpu_mma" else pallas
+    has_kernels = pallas != "mosaic_gpu_mma" or bool(decoder.cache.states)  # it has none for matmuls
+    return pallas if has_kernels else attention
+
+
+def why_no_state_kernel(decoder: DecoderConfig, backend: Backend) -> str | None:
+    """Return in a few words why recurrent states have no kernel; None if they have one, or where no device has one."""
+    if backend not in STATE_KERNELS or decoder.recurrent is None:
+        return None
+    _, *states = decoder.recurrent.arrays
+    return next(filter(None, (no_state_kernel(*array.shape[1:]) for array in states)), None)
 
 
 def attention_notes(

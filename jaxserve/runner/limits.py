@@ -24,7 +24,7 @@ from jaxserve.quant.names import NO_QUANTIZATION
 from jaxserve.quant.policy import QuantPolicy
 from jaxserve.quant.registry import find_format
 from jaxserve.quant.stored_blocks import StoredKinds, without_kernel
-from jaxserve.runner.backend import Chip, choose_backend, choose_encoder_backend, matmul_backend
+from jaxserve.runner.backend import Chip, choose_backend, choose_encoder_backend, matmul_backend, why_no_state_kernel
 from jaxserve.runner.buckets import make_buckets, page_tokens, pool_context, resolve_limits, table_pages
 from jaxserve.runner.cache_sizes import CacheSizes, divide_cache, slot_bytes
 from jaxserve.runner.inputs import DraftModel
@@ -99,7 +99,11 @@ def make_policy(config: Config, decoder: DecoderConfig, chip: Chip) -> DtypePoli
     attention = choose_backend(config, decoder, chip, _activations(config, chip), kv_cache_dtype(config, chip.platform))
     for note in quantization_notes(config, decoder, chip):
         _LOG.info(note)
-    policy = _policy(config, chip, matmul_backend(config, chip, attention), _quant_policy(config, decoder, chip))
+    backend = matmul_backend(config, decoder, chip, attention)
+    reason = why_no_state_kernel(decoder, backend)
+    if reason is not None:
+        _LOG.info("recurrent states are computed by XLA, not by a Pallas kernel: %s", reason)
+    policy = _policy(config, chip, backend, _quant_policy(config, decoder, chip))
     policy = replace(policy, kv_scales=_kv_scale_kind(config, decoder))
     return policy if policy.backend == attention else replace(policy, attention=attention)
 

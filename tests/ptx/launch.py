@@ -57,19 +57,22 @@ class Compiled:
     log: str
     most_shared_bytes: int
     """Shared memory that a block of its device has."""
+    updated: tuple[int, ...] = ()
+    """Operands that it updates in place: its last results."""
 
     @classmethod
-    def of(cls, ptx: str, log: str, most_shared_bytes: int) -> Compiled:
+    def of(cls, ptx: str, log: str, most_shared_bytes: int, updated: tuple[int, ...] = ()) -> Compiled:
         """Raises NotModelled."""
         source = parse(ptx)
-        return cls(source, decode(source), log, most_shared_bytes)
+        return cls(source, decode(source), log, most_shared_bytes, updated)
 
     def run(
         self, operands: Sequence[np.ndarray], results: Sequence[jax.ShapeDtypeStruct], schedule: Schedule
     ) -> list[Result]:
         """One launch. Raises Hazard and NotModelled."""
-        sizes = [int(np.prod(each.shape)) * each.dtype.itemsize for each in results]
-        memory = GlobalMemory([_stored(each) for each in operands], sizes)
+        own = results[: len(results) - len(self.updated)]
+        sizes = [int(np.prod(each.shape)) * each.dtype.itemsize for each in own]
+        memory = GlobalMemory([_stored(each) for each in operands], sizes, self.updated)
         host = Host(memory.arrays)
         host.run(self.log)
         launch = host.launch(self.source.parameters)
@@ -107,10 +110,13 @@ def emulated(schedules: Sequence[Schedule] = SCHEDULES, target: Target = H200) -
         _assemble_for_hopper_first(make_kernel)
 
     def emulated_kernel(body: Callable[..., None], **options: Any) -> Callable[..., Any]:
-        kinds, structure = jax.tree.flatten(options["out_type"])
+        own_kinds, structure = jax.tree.flatten(options["out_type"])
 
-        def launch(*operands: jax.Array) -> Any:
-            compiled = compile_kernel(make_kernel(body, **options), operands, target)
+        def launch(*operands: Any) -> Any:
+            updated = tuple(i for i, each in enumerate(operands) if isinstance(each, jax.Ref))
+            values = [each[...] if i in updated else each for i, each in enumerate(operands)]
+            kinds = [*own_kinds, *(jax.ShapeDtypeStruct(values[i].shape, values[i].dtype) for i in updated)]
+            compiled = compile_kernel(make_kernel(body, **options), values, target, updated)
 
             def run(*given: jax.Array) -> list[np.ndarray]:
                 arrays = [np.asarray(each) for each in given]
@@ -118,9 +124,11 @@ def emulated(schedules: Sequence[Schedule] = SCHEDULES, target: Target = H200) -
                 launches.append(Launched(compiled, arrays, kinds, results))
                 return [each.data for each in results]
 
-            is_traced = any(isinstance(each, jax.core.Tracer) for each in operands)
-            made = jax.pure_callback(run, kinds, *operands) if is_traced else map(jnp.asarray, run(*operands))
-            return jax.tree.unflatten(structure, list(made))
+            is_traced = any(isinstance(each, jax.core.Tracer) for each in values)
+            made = list(jax.pure_callback(run, kinds, *values) if is_traced else map(jnp.asarray, run(*values)))
+            for i in reversed(updated):
+                operands[i][...] = made.pop()
+            return jax.tree.unflatten(structure, made)
 
         return launch
 
@@ -142,20 +150,27 @@ def _assemble_for_hopper_first(make_kernel: Callable[..., Any]) -> None:
         jax.jit(kernel, out_shardings=jax.sharding.SingleDeviceSharding(device)).lower().compile()
 
 
-def compile_kernel(kernel: Callable[..., Any], operands: Sequence[jax.Array], target: Target) -> Compiled:
-    """The kernel for operands of these shapes and types."""
+def compile_kernel(
+    kernel: Callable[..., Any], operands: Sequence[jax.Array], target: Target, updated: tuple[int, ...] = ()
+) -> Compiled:
+    """The kernel for operands of these shapes and types. updated: operands that it updates in place."""
+
+    def call(*arrays: jax.Array) -> Any:
+        given: list[Any] = [jax.new_ref(each) if i in updated else each for i, each in enumerate(arrays)]
+        return kernel(*given), [jax.freeze(given[i]) for i in updated]
+
     (device,) = target.devices(1)
     sharding = jax.sharding.SingleDeviceSharding(device)
     shapes = [jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=sharding) for each in operands]
     with tempfile.TemporaryDirectory(prefix="jaxserve-ptx-") as folder:
         with pytest.MonkeyPatch.context() as patch, jax.disable_jit(False), jax.default_device(device):
             patch.setenv("MOSAIC_GPU_DUMP_TO", folder)
-            jax.jit(lambda *arrays: kernel(*arrays)).lower(*shapes).compile()
+            jax.jit(call).lower(*shapes).compile()
         written = [*Path(folder).glob("*.ptx"), *Path(folder).glob("*mlir-passes.log")]
         assert len(written) == 2, "no PTX: the compiler does not write the same kernel twice in a process"
         assert target.device.cuda is not None
         ptx, log = (file.read_text(encoding="utf-8") for file in written)
-        return Compiled.of(ptx, log, target.device.cuda.shared_bytes_per_block)
+        return Compiled.of(ptx, log, target.device.cuda.shared_bytes_per_block, updated)
 
 
 def _same_results(runs: Sequence[list[Result]]) -> list[Result]:

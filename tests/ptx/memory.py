@@ -4,7 +4,7 @@ Modelled, from the PTX ISA ("State Spaces", "Memory Consistency Model: Proxies",
 
 - every access lies within one array, or within the shared memory of the block, and is aligned to its size;
 - unwritten memory reads as ones in every bit, which is NaN in all types of floats;
-- results are written once, operands never;
+- results are written once, operands never; what is updated in place is written once, and not read after that;
 - bytes of shared memory that threads wrote may be touched by bulk copies and matmuls only after a fence of the
   writing thread (here: warp) between the generic and the async proxy;
 - bytes that a copy or a matmul will read later are not written before, and bytes that a copy will write are not used;
@@ -52,15 +52,22 @@ def check_alignment(addresses: Addresses, size: int) -> None:
 
 @dataclass
 class Array:
-    """An operand or a result in device memory."""
+    """An operand or a result in device memory, or one that is both and is updated in place."""
 
     data: Bytes
     base: int
     is_result: bool
+    is_operand: bool
     is_written: npt.NDArray[np.bool_] = field(init=False)
 
     def __post_init__(self) -> None:
         self.is_written = np.zeros(len(self.data), np.bool_)
+
+    def read(self, places: Addresses) -> Bytes:
+        """Bytes at places within the array. Results may be read after they are written; what is updated in place may not."""
+        if self.is_operand and self.is_written[places].any():
+            raise Hazard("what is updated in place is read after it was written")
+        return self.data[places]
 
     def write(self, places: Addresses, data: Bytes) -> None:
         """Bytes at places within the array, each of them once in its life."""
@@ -75,18 +82,21 @@ class Array:
 class GlobalMemory:
     """The arrays of one launch."""
 
-    def __init__(self, operands: Sequence[Bytes], result_sizes: Sequence[int]) -> None:
+    def __init__(self, operands: Sequence[Bytes], result_sizes: Sequence[int], updated: Sequence[int] = ()) -> None:
+        """updated: operands that are results as well, after the other results."""
         results = [np.full(size, _UNWRITTEN, np.uint8) for size in result_sizes]
         self.arrays: list[Array] = []
         base = _FIRST_ADDRESS
         for i, data in enumerate([*operands, *results]):
-            self.arrays.append(Array(data, base, is_result=i >= len(operands)))
+            is_operand = i < len(operands)
+            self.arrays.append(Array(data, base, is_result=not is_operand or i in updated, is_operand=is_operand))
             base += -(-len(data) // _GUARD) * _GUARD + _GUARD
+        self.arrays += [self.arrays[i] for i in updated]
 
     def load(self, addresses: Addresses, size: int) -> Bytes:
         """`size` bytes at each address."""
         array, places = self._find(addresses, size)
-        return array.data[places]
+        return array.read(places)
 
     def store(self, addresses: Addresses, data: Bytes) -> None:
         """A row of `data` at each address."""

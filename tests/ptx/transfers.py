@@ -123,7 +123,7 @@ def _elect(instruction: Instruction, source: Source) -> Step:
 
 
 TABLE: dict[str, Decoder] = {
-    **{f"ld.{space}{v}.{each}": _load for space in ("shared", "global") for v in _VECTORS for each in _TYPES},
+    **{f"ld{space}{v}.{each}": _load for space in ("", ".shared", ".global") for v in _VECTORS for each in _TYPES},
     **{f"st{space}{v}.{each}": _store for space in ("", ".shared", ".global") for v in _VECTORS for each in _TYPES},
     **{f"stmatrix.sync.aligned.m8n8.{count}.shared.b16": _store_matrices for count in ("x1", "x2", "x4")},
     **{

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from jaxtyping import Array, Float
 
-from jaxserve_kernels.linear_attention import reference
+from jaxserve_kernels.backend import Backend
+from jaxserve_kernels.linear_attention import gpu, reference
+from jaxserve_kernels.linear_attention.states import PooledStates
 from jaxserve_kernels.segments import Segments
 
 
@@ -14,10 +16,14 @@ def linear_attention(
     v: Float[Array, "T N V"],
     log_decay: Float[Array, "T N"],
     rate: Float[Array, "T N"] | None,
-    states: Float[Array, "B N H V"],
+    states: Float[Array, "B N H V"] | PooledStates,
     segments: Segments,
-) -> tuple[Float[Array, "T N V"], Float[Array, "B N H V"]]:
+    *,
+    backend: Backend = "reference",
+) -> tuple[Float[Array, "T N V"], Float[Array, "B N H V"] | PooledStates]:
     """Return every token's output and each row's state after its last token, in float32.
+
+    states: the states before, `[B, N, H, V]`, or a pool with them, which is DONATED and returned with the states after.
 
     A token multiplies its row's state S by exp(log_decay), adds k u^T to it, and reads S^T q. Without `rate` u is v
     (Mamba-2's form, arXiv 2405.21060: q, k, v are C, B, dt x); with `rate` it is rate * (v - S^T k), the gated delta rule
@@ -28,4 +34,12 @@ def linear_attention(
     multiples of CHUNK give the same bits as one step; others differ by float32 rounding. Rows without tokens keep their
     state. Outputs of padding tokens are finite.
     """
-    return reference.linear_attention(q, k, v, log_decay, rate, states, segments)
+    operands = (q, k, v, log_decay, rate)
+    if backend in gpu.BACKENDS and gpu.unsupported(q.shape[2], v.shape[2]) is None:
+        from jaxserve_kernels.linear_attention.gpu import attention  # imports Pallas
+
+        return attention.linear_attention(*operands, states, segments)
+    if isinstance(states, PooledStates):
+        out, after = reference.linear_attention(*operands, states.read(), segments)
+        return out, states.written(after)
+    return reference.linear_attention(*operands, states, segments)

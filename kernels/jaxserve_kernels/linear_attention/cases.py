@@ -10,9 +10,12 @@ import numpy as np
 
 from jaxserve_kernels.backend import Backend
 from jaxserve_kernels.linear_attention.api import linear_attention
+from jaxserve_kernels.linear_attention.states import PooledStates
 from jaxserve_kernels.ops import as_arrays
 from jaxserve_kernels.segments import cut_segments, decode_segments
 
+LAYER = 1
+"""The layer of a pool, of two, whose states a case takes."""
 TOLERANCE = 2e-5
 """Largest error of an output or a state relative to the largest number of the expected one."""
 
@@ -26,18 +29,21 @@ class Case:
     num_key_heads: int = 2
     num_value_heads: int = 4
     key_dim: int = 16
-    value_dim: int = 24
+    value_dim: int = 64
     has_rate: bool = True
     padding: int = 0
     is_decode: bool = False
     decay: float = 0.5
     """Scale of a token's log decay."""
+    is_pooled: bool = False
+    """The states are in a pool: every other row writes another slot than it reads, and the third one none."""
 
     def __str__(self) -> str:
         kind = "decode" if self.is_decode else "mixed"
         heads = f"{self.num_key_heads}x{self.key_dim}-{self.num_value_heads}x{self.value_dim}"
         rows = ".".join(map(str, self.counts))
-        return f"{kind}-{rows}-{heads}-{'delta' if self.has_rate else 'sum'}-{self.decay:g}"
+        form = "delta" if self.has_rate else "sum"
+        return f"{kind}-{rows}-{heads}-{form}-{self.decay:g}{'-pooled' if self.is_pooled else ''}"
 
 
 class Operands(NamedTuple):
@@ -49,8 +55,12 @@ class Operands(NamedTuple):
     log_decay: np.ndarray
     rate: np.ndarray | None
     states: np.ndarray
+    """The states of rows, or a pool with them."""
     starts: np.ndarray
     positions: np.ndarray
+    reads: np.ndarray | None
+    """Slots of rows in a pool; None without one."""
+    writes: np.ndarray | None
 
 
 def operands(case: Case, seed: int = 0) -> Operands:
@@ -63,32 +73,56 @@ def operands(case: Case, seed: int = 0) -> Operands:
     v = random.standard_normal((total, case.num_value_heads, case.value_dim)).astype(np.float32)
     gates = random.uniform(0, 1, (2, total, case.num_value_heads)).astype(np.float32)
     states = random.standard_normal((len(case.counts), case.num_value_heads, case.key_dim, case.value_dim))
+    states, reads, writes = states.astype(np.float32), None, None
+    if case.is_pooled:
+        states, reads, writes = _pooled(case, states, random)
     return Operands(
         q,
         k,
         v,
         -case.decay * gates[0],
         gates[1] if case.has_rate else None,
-        states.astype(np.float32),
+        states,
         np.cumsum((0, *case.counts)).astype(np.int32),
         np.asarray(case.positions, np.int32),
+        reads,
+        writes,
     )
+
+
+def _pooled(case: Case, states: np.ndarray, random: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return a pool with the rows' states, NaN elsewhere, and the slots that rows read and write."""
+    num_rows = len(states)
+    num_slots = 2 * num_rows + 1
+    pool = np.full((LAYER + 1, num_slots, *states.shape[1:]), np.nan, np.float32)
+    slots = random.permutation(num_slots).astype(np.int32)
+    reads, others = slots[:num_rows], slots[num_rows : 2 * num_rows]
+    pool[LAYER, reads] = states
+    places, has_tokens = np.arange(num_rows), np.asarray(case.counts) > 0
+    writes = np.where(has_tokens & (places % 2 == 1), others, reads)
+    return pool, reads, np.where(places == 2, num_slots, writes).astype(np.int32)
 
 
 def run(case: Case, given: Operands, backend: Backend, *, is_emulated: bool = False) -> Any:
     """Attend with the rows of a case. See `ops.OpCases`."""
-    q, k, v, log_decay, rate, states, starts, positions = as_arrays(given)
+    q, k, v, log_decay, rate, states, starts, positions, reads, writes = as_arrays(given)
+    if case.is_pooled:
+        states = PooledStates(states, jnp.int32(LAYER), reads, writes)
     num_decode_rows = next((i for i, count in enumerate(case.counts) if count != 1), len(case.counts))
-    if case.is_decode:
-        return linear_attention(q, k, v, log_decay, rate, states, decode_segments(starts))
-    segments = cut_segments(starts, positions, jnp.int32(num_decode_rows), num_tokens=len(q))
-    return linear_attention(q, k, v, log_decay, rate, states, segments)
+    segments = (
+        decode_segments(starts)
+        if case.is_decode
+        else cut_segments(starts, positions, jnp.int32(num_decode_rows), num_tokens=len(q))
+    )
+    out, after = linear_attention(q, k, v, log_decay, rate, states, segments, backend=backend)
+    return out, after.pool if isinstance(after, PooledStates) else after
 
 
 def error(case: Case, given: Operands, out: Any) -> float:
     """Return the largest error relative to TOLERANCE. See `ops.OpCases`."""
     found, after = (np.asarray(x, np.float64) for x in out)
-    wanted, state = np.zeros(found.shape), given.states.astype(np.float64)
+    states = given.states if given.reads is None else given.states[LAYER, given.reads]
+    wanted, state = np.zeros(found.shape), states.astype(np.float64)
     group = case.num_value_heads // case.num_key_heads
     q, k = (np.repeat(x.astype(np.float64), group, 1) for x in (given.q, given.k))
     for row, (start, end) in enumerate(zip(given.starts[:-1], given.starts[1:], strict=True)):
@@ -102,8 +136,21 @@ def error(case: Case, given: Operands, out: Any) -> float:
     end = given.starts[-1]
     if not np.isfinite(found).all():
         return np.inf
+    if given.writes is not None:
+        after, state = _written(given, after, state)
     errors = (_relative(found[:end], wanted[:end]), _relative(after, state))
     return max(errors) / TOLERANCE
+
+
+def _written(given: Operands, after: np.ndarray, state: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the states that rows wrote into a pool, and those that they should have; NaN if another slot has changed."""
+    assert given.writes is not None, "rows write into a pool"
+    is_written = given.writes < after.shape[1]
+    slots = given.writes[is_written]
+    rest, before = np.copy(after), given.states.astype(np.float64)
+    rest[LAYER, slots] = before[LAYER, slots] = 0
+    is_kept = np.array_equal(rest, before, equal_nan=True)
+    return after[LAYER, slots] if is_kept else np.full_like(state[is_written], np.nan), state[is_written]
 
 
 def _relative(found: np.ndarray, wanted: np.ndarray) -> float:
@@ -115,8 +162,12 @@ CASES = (
     Case((1, 1, 1, 0), (5, 0, 99, 0), padding=1, is_decode=True),
     Case((1, 1), (5, 31), num_key_heads=1, num_value_heads=3, has_rate=False, is_decode=True),
     Case((1, 1, 70, 0, 33, 1, 5), (40, 3, 7, 0, 31, 64, 30), padding=9),
-    Case((1, 40, 64), (7, 50, 32), num_key_heads=3, num_value_heads=3, value_dim=40, has_rate=False, padding=3),
-    Case((65, 31), (0, 1), num_key_heads=1, key_dim=40, decay=30.0),
+    Case((1, 1, 1, 1, 0), (5, 0, 9, 9, 0), value_dim=128, padding=1, is_decode=True, is_pooled=True),
+    Case((1, 40, 64), (7, 50, 32), num_key_heads=3, num_value_heads=3, value_dim=192, has_rate=False, padding=3),
+    Case((65, 31), (0, 1), num_key_heads=1, key_dim=48, decay=30.0),
+    Case((1, 1, 33, 1, 5), (40, 3, 7, 64, 30), padding=2, is_pooled=True),
+    Case((1, 1, 1), (5, 0, 9), 1, 2, 128, has_rate=False, is_decode=True, is_pooled=True),
+    Case((1, 1, 1), (5, 0, 9), 2, 2, 256, is_decode=True, is_pooled=True, decay=8.0),
 )
-SLOW = CASES[3:]
-BACKENDS: tuple[Backend, ...] = ()
+SLOW = CASES[4:]
+BACKENDS: tuple[Backend, ...] = ("mosaic_gpu",)

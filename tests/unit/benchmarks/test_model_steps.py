@@ -35,7 +35,9 @@ ENTRY %main (x: f32[8], pool: f32[1,100], w: bf16[16,4,4]) -> f32[8] {
   %start = ((bf16[16,4,4]{2,1,0}), bf16[4,4,4]{2,1,0:S(1)}, s32[]) slice-start(%w), slice={[0:4]}
   %done = bf16[4,4,4]{2,1,0:S(1)} slice-done(%start)
   %use = f32[8]{0} fusion(%done, %fast), kind=kLoop
-  %pair = (f32[8]{0}, f32[100]{0}) tuple(%use, %set)
+  %kernel = (f32[8]{0}, f32[100]{0}) custom-call(%use, %set), output_to_operand_aliasing={{1}: (1, {})}
+  %updated = f32[100]{0} get-tuple-element(%kernel), index=1
+  %pair = (f32[8]{0}, f32[100]{0}) tuple(%use, %updated)
   %while = (f32[8]{0}, f32[100]{0}) while(%pair), condition=%c, body=%body, metadata={op_name="jit(step)/layer_0/attention/while"}
   %y = f32[8]{0} get-tuple-element(%while), index=0
   ROOT %z = f32[8]{0} conditional(%n, %y, %y), branch_computations={%branch_0, %branch_1}, metadata={op_name="jit(step)/layer_0/cond"}
@@ -52,6 +54,7 @@ def test_launches_count_parts_of_arrays_loops_and_branches() -> None:
         "fast": (132.0, 0.0),
         "start": (128.0, 0.0),
         "use": (0.0, 32.0),
+        "kernel": (32.0 + 12.0, 32.0 + 12.0),  # it reads what it updates
         "while": (5 * 32.0, 5 * 32.0),
         "z": (256.0 + 256.0, 256.0 + 32.0),
     }

@@ -16,7 +16,7 @@ from jaxserve.config import CacheConfig, CompileConfig, Config, ModelConfig, Par
 from jaxserve.errors import ConfigError
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.latent import LatentConfig
-from jaxserve.model_config.recurrent import ShortConvConfig
+from jaxserve.model_config.recurrent import GatedDeltaConfig, ShortConvConfig
 from jaxserve.runner.backend import Chip, attention_notes, choose_backend, matmul_backend
 from jaxserve.runner.limits import kv_spec, make_policy
 
@@ -163,12 +163,19 @@ def test_what_no_kernel_serves_falls_back_with_one_line_or_is_refused_when_force
 WIDE = replace(DECODER, head_dim=512, num_heads=2, num_kv_heads=1)
 
 
+def _hybrid(decoder: DecoderConfig, key_dim: int) -> DecoderConfig:
+    """Return a decoder whose first layer is a gated delta net."""
+    delta = GatedDeltaConfig(1, 2, key_dim=key_dim, value_dim=128, num_taps=4, is_fused=False)
+    return replace(decoder, layers=(LayerConfig(has_kv=False, recurrent=delta), LayerConfig()))
+
+
 @pytest.mark.parametrize(
     ("chip", "settings", "decoder", "matmuls", "attention"),
     [
         (HOPPER, {}, WIDE, "mosaic_gpu", "bucketed"),
         (HOPPER, {"attention_backend": "reference"}, WIDE, "reference", "reference"),
         (AMPERE, {}, WIDE, "bucketed", "bucketed"),
+        (AMPERE, {}, _hybrid(WIDE, 128), "mosaic_gpu_mma", "bucketed"),
         (TPU, {"block_size": 8}, DECODER, "mosaic_tpu", "reference"),
         (TPU, {}, DECODER, "mosaic_tpu", "mosaic_tpu"),
         (CPU, {"cpu_kernels": "xla"}, DECODER, "reference", "reference"),
@@ -178,9 +185,24 @@ def test_matmuls_keep_their_kernels_where_attention_has_none(
     chip: Chip, settings: dict[str, Any], decoder: DecoderConfig, matmuls: str, attention: str
 ) -> None:
     config = _config(**settings)
-    assert matmul_backend(config, chip, choose_backend(config, decoder, chip, BFLOAT16, BFLOAT16)) == matmuls
+    assert matmul_backend(config, decoder, chip, choose_backend(config, decoder, chip, BFLOAT16, BFLOAT16)) == matmuls
     policy = make_policy(config, decoder, chip)
     assert (policy.backend, policy.attention_backend) == (matmuls, attention)
+
+
+def test_states_that_the_kernel_does_not_take_are_left_to_xla_with_a_reason(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        make_policy(_config(), _hybrid(DECODER, 128), TPU)
+        make_policy(_config(attention_backend="reference"), _hybrid(DECODER, 512), HOPPER)
+        if HAS_MOSAIC:
+            make_policy(_config(), _hybrid(DECODER, 128), HOPPER)
+    assert "recurrent states" not in caplog.text
+    with caplog.at_level(logging.INFO):
+        make_policy(_config(), _hybrid(DECODER, 512), HOPPER)
+    reason = "keys of 512 numbers: only multiples of 8 up to 256" if HAS_MOSAIC else "is older than 0.11.2"
+    (line,) = [each.getMessage() for each in caplog.records if "recurrent states" in each.getMessage()]
+    assert line.startswith("recurrent states are computed by XLA, not by a Pallas kernel: ")
+    assert line.endswith(reason)
 
 
 REFUSED = [

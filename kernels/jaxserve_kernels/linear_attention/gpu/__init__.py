@@ -1,0 +1,33 @@
+"""Linear attention for GPUs in Pallas Mosaic GPU: rows with one token, whose states are updated in place.
+
+Only `attention` and `step` import Pallas, and only programs for GPUs import these.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import jax
+
+from jaxserve_kernels.backend import Backend
+
+BACKENDS: Final[frozenset[Backend]] = frozenset({"mosaic_gpu", "mosaic_gpu_mma"})
+"""The backends whose programs take the kernel. It needs no tensor cores, so it is the same for both."""
+COLUMNS: Final = 64
+"""Columns of a state that a program computes."""
+ROW_GROUPS: Final = 8
+"""Parts of the rows of a column: each is one thread's."""
+_FIRST_JAX = (0, 11, 2)
+_MOST_ROWS = 256
+"""Rows of a state, the numbers of a key, that registers hold."""
+
+
+def unsupported(key_dim: int, value_dim: int) -> str | None:
+    """Return in a few words why states of this shape have no kernel; None if they have one."""
+    if jax.__version_info__ < _FIRST_JAX:
+        return f"jax {jax.__version__} is older than {'.'.join(map(str, _FIRST_JAX))}"
+    if key_dim % ROW_GROUPS or key_dim > _MOST_ROWS:
+        return f"keys of {key_dim} numbers: only multiples of {ROW_GROUPS} up to {_MOST_ROWS}"
+    if value_dim % COLUMNS:
+        return f"values of {value_dim} numbers: only multiples of {COLUMNS}"
+    return None

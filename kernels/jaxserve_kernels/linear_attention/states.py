@@ -1,0 +1,28 @@
+"""States of rows in the slots of a pool."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jaxtyping import Array, Float, Int
+
+
+class PooledStates(NamedTuple):
+    """States of rows that lie in slots of a pool, and the slots for those after a step. Letters: L layers, Y slots.
+
+    No row reads a slot that another one writes. A row without tokens has the slot that it reads to write, or none.
+    """
+
+    pool: Float[Array, "L Y N H V"]
+    layer: int | Int[Array, ""]
+    reads: Int[Array, "B"]
+    writes: Int[Array, "B"]
+    """Y or more: the state is not written."""
+
+    def read(self) -> Float[Array, "B N H V"]:
+        """Return copies of the rows' states."""
+        return self.pool[self.layer, self.reads]
+
+    def written(self, states: Float[Array, "B N H V"]) -> PooledStates:
+        """Return the pool with new states of the rows. DONATES the pool."""
+        return self._replace(pool=self.pool.at[self.layer, self.writes].set(states, mode="drop"))

@@ -1,0 +1,100 @@
+"""The kernel that updates recurrent states, compiled to machine code without a GPU: registers, states in place.
+
+Says nothing about speed; numbers are those of tests/ptx.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jaxserve_kernels.linear_attention import PooledStates, linear_attention
+from jaxserve_kernels.segments import decode_segments
+
+from tests.aot.addresses import kernels_given_parts
+from tests.aot.devices import H200, Target
+from tests.aot.machine_code import machine_code
+
+pytestmark = [pytest.mark.aot, pytest.mark.slow]
+
+NUM_ROWS, NUM_LAYERS, NUM_SLOTS = 32, 2, 97
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The heads of one layer."""
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    has_rate: bool
+    target: Target = H200
+
+    def __str__(self) -> str:
+        heads = f"{self.num_key_heads}x{self.key_dim}-{self.num_value_heads}x{self.value_dim}"
+        return f"{self.target.name}-{heads}-{'delta' if self.has_rate else 'sum'}"
+
+    @property
+    def pool(self) -> tuple[int, ...]:
+        return NUM_LAYERS, NUM_SLOTS, self.num_value_heads, self.key_dim, self.value_dim
+
+
+QWEN = Shape(16, 32, 128, 128, has_rate=True)
+"""The gated delta nets of Qwen3-Next and Qwen3.6-35B-A3B."""
+SHAPES = [QWEN, Shape(8, 128, 128, 64, has_rate=False), Shape(1, 4, 256, 64, has_rate=True)]
+
+
+def compiled(shape: Shape) -> jax.stages.Compiled:
+    """Compile one token of each of 32 rows, with the values of a projection as XLA would pass them."""
+    (device,) = shape.target.devices(1)
+    sharding = jax.sharding.SingleDeviceSharding(device)
+
+    def array(*dims: int, dtype: jnp.dtype | type = jnp.float32) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(dims, dtype, sharding=sharding)
+
+    def update(keys: jax.Array, values: jax.Array, gates: jax.Array, pool: jax.Array, plan: jax.Array) -> jax.Array:
+        q, k = keys
+        rows = PooledStates(pool, 1, plan[:NUM_ROWS], plan[NUM_ROWS : 2 * NUM_ROWS])
+        rate = gates[1] if shape.has_rate else None
+        segments = decode_segments(plan[2 * NUM_ROWS :])
+        out, after = linear_attention(q, k, values, -gates[0], rate, rows, segments, backend="mosaic_gpu")
+        assert isinstance(after, PooledStates)
+        return out, after.pool
+
+    arguments = (
+        array(2, NUM_ROWS, shape.num_key_heads, shape.key_dim),
+        array(NUM_ROWS, shape.num_value_heads, shape.value_dim, dtype=jnp.bfloat16),
+        array(2, NUM_ROWS, shape.num_value_heads),
+        array(*shape.pool),
+        array(3 * NUM_ROWS + 1, dtype=jnp.int32),
+    )
+    with jax.default_device(device):
+        return jax.jit(update, donate_argnums=3).lower(*arguments).compile()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_no_register_is_spilled_and_states_move_in_vectors(shape: Shape, tmp_path: Path) -> None:
+    code = machine_code(shape.target, lambda: compiled(shape), tmp_path)
+    assert code.num_kernels == 1
+    assert code.spilled_bytes == 0
+    per_thread = shape.key_dim // 8  # vectors of four numbers
+    for opcode in ("LD.E.128", "ST.E.128"):
+        assert code.instructions.count(opcode) >= per_thread
+
+
+def test_states_are_updated_in_their_pool() -> None:
+    if not H200.has_compiler:
+        pytest.skip(f"{H200.compiler} is not installed: nothing compiled for GPUs (make kernels-check)")
+    program = compiled(QWEN)
+    text, memory = program.as_text(), program.memory_analysis()
+    assert text is not None
+    assert memory is not None
+    pool_bytes = 4 * NUM_LAYERS * NUM_SLOTS * 32 * 128 * 128
+    assert memory.alias_size_in_bytes == pool_bytes
+    assert memory.temp_size_in_bytes < pool_bytes // 100
+    assert " copy(" not in "\n".join(line for line in text.splitlines() if str(NUM_SLOTS) in line)
+    assert kernels_given_parts(text) == []

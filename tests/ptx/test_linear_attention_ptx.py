@@ -1,0 +1,81 @@
+"""Rows of linear attention with one token by the PTX that the compiler makes: against float64, and states moved once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+from jaxserve_kernels.linear_attention.cases import CASES, LAYER, Case, error, operands, run
+
+from tests.aot.devices import A100, H200, Target
+from tests.ptx.launch import emulated
+from tests.ptx.machine import Schedule
+from tests.ptx.memory import GlobalMemory
+
+pytestmark = [pytest.mark.aot, pytest.mark.slow]
+
+SCHEDULES = (Schedule(seed=0, copies=0.3, products=0.3), Schedule(seed=1, copies=0.3, products=0.3))
+DELTA, SUM = CASES[3], CASES[7]
+
+
+@pytest.fixture(autouse=True)
+def no_traces() -> None:
+    """Forget the kernels of other tests, which were traced for another device, or outside of the emulator."""
+    jax.clear_caches()
+
+
+@pytest.mark.parametrize("target", [H200, A100], ids=lambda target: target.name)
+@pytest.mark.parametrize("case", [DELTA, SUM, CASES[0], CASES[6], CASES[8]], ids=str)
+def test_states_after_a_token_equal_those_in_float64(case: Case, target: Target) -> None:
+    given = operands(case)
+    with emulated(SCHEDULES, target) as launches:
+        assert error(case, given, run(case, given, "mosaic_gpu")) <= 1
+    assert len(launches) == 1
+
+
+def test_states_are_read_once_and_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other reads are those of keys, queries, values and rates, by each program."""
+    case = replace(DELTA, key_dim=24)
+    given = operands(case)
+    load, store = GlobalMemory.load, GlobalMemory.store
+    moved = {"read": 0, "written": 0}
+
+    def counted_load(memory: GlobalMemory, addresses: np.ndarray, size: int) -> np.ndarray:
+        moved["read"] += size * len(addresses) * _is_in_pool(memory, addresses)
+        return load(memory, addresses, size)
+
+    def counted_store(memory: GlobalMemory, addresses: np.ndarray, data: np.ndarray) -> None:
+        moved["written"] += data.size * _is_in_pool(memory, addresses)
+        store(memory, addresses, data)
+
+    monkeypatch.setattr(GlobalMemory, "load", counted_load)
+    monkeypatch.setattr(GlobalMemory, "store", counted_store)
+    with emulated(SCHEDULES[:1]):
+        assert error(case, given, run(case, given, "mosaic_gpu")) <= 1
+    state_bytes = given.states[LAYER, 0].nbytes
+    assert moved == {"read": 4 * state_bytes, "written": 3 * state_bytes}, "one row of four has no slot to write"
+
+
+def _is_in_pool(memory: GlobalMemory, addresses: np.ndarray) -> bool:
+    pool = memory.arrays[-1]
+    return bool(pool.base <= addresses.min() < pool.base + len(pool.data))
+
+
+@pytest.mark.parametrize("case", [DELTA, SUM], ids=str)
+def test_a_row_gives_the_same_bits_alone(case: Case) -> None:
+    case = replace(case, key_dim=40)
+    given = operands(case)
+    first = case.counts[:1]
+    alone = given._replace(
+        starts=given.starts[:2], positions=given.positions[:1], reads=given.reads[:1], writes=given.writes[:1]
+    )
+    tokens = ("q", "k", "v", "log_decay", *(["rate"] if case.has_rate else []))
+    alone = alone._replace(**{name: getattr(given, name)[:1] for name in tokens})
+    with emulated(SCHEDULES[:1]):
+        (out, pool), (own, own_pool) = (
+            run(each, arrays, "mosaic_gpu") for each, arrays in ((case, given), (replace(case, counts=first), alone))
+        )
+    np.testing.assert_array_equal(out[:1], own)
+    np.testing.assert_array_equal(pool[LAYER, given.writes[0]], own_pool[LAYER, given.writes[0]])
