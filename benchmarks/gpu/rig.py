@@ -74,6 +74,10 @@ class RunnerExecutor:
         return self.runner.submit(plan)
 
     @property
+    def snapshots(self) -> None:
+        """Nothing is copied to a tier."""
+
+    @property
     def pages(self) -> None:
         """No tiers."""
 

@@ -67,7 +67,7 @@ class VirtualDevice:
         self.buckets: Buckets = engine.buckets
         self.eos_token_ids: frozenset[int] = frozenset()
         self.weights = None
-        self.pages = None
+        self.pages = self.snapshots = None
         self.free_at_s = 0.0
         """When all submitted steps are done."""
         self.busy_s = 0.0

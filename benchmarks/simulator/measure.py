@@ -72,6 +72,7 @@ class WatchedExecutor:
         self.buckets = executor.buckets
         self.weights = executor.weights
         self.pages = executor.pages
+        self.snapshots = executor.snapshots
         self.samples: list[Sample] = []
 
     def submit(self, plan: StepPlan) -> _Watched:

@@ -48,6 +48,7 @@ from jaxserve.ipc.transport import EngineSocket, ProtocolError
 from jaxserve.kv.groups import SideGroups
 from jaxserve.kv.manager import KVManager
 from jaxserve.kv.page_changes import PageChanges
+from jaxserve.kv.tiers.snapshots import Snapshots
 from jaxserve.kv.tiers.tiers import KVTiers
 from jaxserve.log import configure_logging, flush_or_drop
 from jaxserve.parent import die_with_parent
@@ -284,8 +285,9 @@ def open_tiers(
         return None
     if executor.pages is None:
         raise ConfigError(f"{', '.join(config.tiers.settings)}: this executor copies no KV pages")
-    tiers = KVTiers(config.tiers, kv.pool, executor.pages, kv.block_size, changes)
-    kv.on_publish = tiers.saver.publish
+    snapshots = None if executor.snapshots is None else Snapshots(executor.snapshots, kv.groups.states)
+    tiers = KVTiers(config.tiers, kv.pool, executor.pages, kv.block_size, changes, snapshots)
+    tiers.follow(kv)
     return tiers
 
 

@@ -125,6 +125,9 @@ class FakeExecutor(Generic[PlanT, ResultT]):
         self.eos_token_ids: frozenset[int] = model.eos_token_ids
         self.buckets: Buckets = model.buckets
         self.pages: PageDevice[Any] | None = model.pages
+        self.snapshots: PageDevice[Any] | None = model.snapshots
+        if model.snapshots is not None:
+            model.snapshots.finish_steps = self._finish_steps
         self.weights = FakeWeights()
         self._device_seconds = device_seconds
         self._fail_at_steps = fail_at_steps
@@ -180,6 +183,11 @@ class FakeExecutor(Generic[PlanT, ResultT]):
         except Exception as error:
             pending.outcome = error
             self.lose_state()
+
+    def _finish_steps(self) -> None:
+        """Compute the steps that wait."""
+        while self._queue:
+            self.compute_next()
 
     def lose_state(self) -> None:
         """Fail all steps under way and forget the model's state, as a device does after a failed step."""

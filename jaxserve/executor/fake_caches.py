@@ -60,20 +60,20 @@ class FakeStates:
     def __init__(self, num_slots: int, num_ranks: int = 1) -> None:
         """num_slots: those of all data ranks, the first of each has zeros."""
         self._size = num_slots // num_ranks
-        self._slots = np.empty((num_slots, 2), np.int64)
+        self.slots = np.empty((num_slots, 2), np.int64)
         self.lose()
 
     def lose(self) -> None:
         """Forget all states."""
-        self._slots[:] = POISON
-        self._slots[:: self._size] = 0
+        self.slots[:] = POISON
+        self.slots[:: self._size] = 0
 
     def step(self, plan: StepPlan, live: Sequence[int], step: int, pasts: Sequence[np.ndarray]) -> None:
         """Read and write the slots of these rows, whose texts with the new tokens are `pasts`. All reads come first."""
         assert plan.state_slots is not None, "a plan for recurrent layers"
         slots = plan.state_slots[list(live)]
         reads = slots[:, 1 if step else 0]
-        found = self._slots[reads].copy()
+        found = self.slots[reads].copy()
         writes = slots[:, 1].tolist()
         others = set(reads[reads != slots[:, 1]].tolist())
         if len(set(writes)) < len(writes) or any(each % self._size == 0 or each in others for each in writes):
@@ -85,7 +85,7 @@ class FakeStates:
             sums = np.cumsum(past * np.arange(1, len(past) + 1))
             if state.tolist() != [first, int(sums[first - 1]) if first else 0]:
                 raise PoisonError(f"{plan.request_ids[row]} reads state {state.tolist()} at position {first}")
-            self._slots[write] = len(past), sums[-1]
+            self.slots[write] = len(past), sums[-1]
 
 
 class FakeDrafts:

@@ -13,7 +13,7 @@ keeps the last token of every slot and whether it ended its request.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -22,11 +22,12 @@ import numpy as np
 from jaxserve.executor.fake_caches import POISON as _POISON
 from jaxserve.executor.fake_caches import FakeDrafts, FakeStates, FakeWindow, PoisonError
 from jaxserve.executor.fake_experts import FAKE_EXPERTS, StepExperts
+from jaxserve.executor.fake_pages import FakePages
 from jaxserve.executor.protocol import PlanT_contra, ResultT_co
 from jaxserve.ipc.engine_spec import Script
 from jaxserve.ipc.messages import EmbeddingInfo, ModelInfo
 from jaxserve.kv.tiers.device import PageDevice
-from jaxserve.kv.tiers.page import CacheBlock, Page, PageLayout
+from jaxserve.kv.tiers.page import CacheBlock, PageLayout
 from jaxserve.sampling.params import COLUMNS
 from jaxserve.scheduler.plan import (
     NO_SLOT,
@@ -65,6 +66,11 @@ class FakeModel(Protocol[PlanT_contra, ResultT_co]):
         """Copies of pages; None for a model without."""
         ...
 
+    @property
+    def snapshots(self) -> FakePages | None:
+        """Copies of the slots of recurrent states; None for a model without."""
+        ...
+
 
 def _model_info(buckets: Buckets, **values: Any) -> ModelInfo:
     fixed: dict[str, Any] = {"kv_dtype": "int64", "platform": "fake", "num_devices": 1, "fingerprint": "0000fa4e"}
@@ -89,47 +95,6 @@ def _allowed_token(token: int, words: np.ndarray) -> int:
     """Return the first token from `token` on that a mask allows; the first of all if there is none."""
     allowed = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little"))
     return int(allowed[np.searchsorted(allowed, token) % len(allowed)])
-
-
-@dataclass(frozen=True, slots=True)
-class FakeCopies:
-    """Pages between pool and host, both as a list."""
-
-    copies: list[Page]
-
-    @property
-    def count(self) -> int:
-        return len(self.copies)
-
-    def pages(self) -> list[Page]:
-        return self.copies
-
-    def is_ready(self) -> bool:
-        return True
-
-
-class FakePages:
-    """Copies of pages of a pool of token ids. Copies are made at once, since no step under way may write to the pages."""
-
-    max_batch = 4
-
-    def __init__(self, pool: np.ndarray) -> None:
-        self._pool = pool
-        self.layout = PageLayout("fake", str(pool.shape[1]), (CacheBlock("tokens", "ids", pool[0].nbytes),))
-
-    def read(self, blocks: Sequence[BlockId]) -> FakeCopies:
-        """Raises PoisonError for a page that holds nothing."""
-        content = self._pool[list(blocks)]
-        if (content == _POISON).any():
-            raise PoisonError(f"a page of {list(blocks)} is copied and holds nothing: {content.tolist()}")
-        return FakeCopies([(row.view(np.uint8).copy(),) for row in content])
-
-    def stage(self, pages: Sequence[Page]) -> FakeCopies:
-        return FakeCopies([(tokens.copy(),) for (tokens,) in pages])
-
-    def write(self, blocks: Sequence[BlockId], staged: FakeCopies) -> None:
-        for block, (tokens,) in zip(blocks, staged.copies, strict=True):
-            self._pool[block] = tokens.view(np.int64)
 
 
 class FakeTokens:
@@ -175,7 +140,14 @@ class FakeTokens:
         ]
         self._states = FakeStates(num_state_slots, num_ranks) if num_state_slots else None
         self._pool = np.full((num_blocks, block_size), _POISON, np.int64)
-        self.pages = FakePages(self._pool)
+        self.snapshots: FakePages | None = None
+        if self._states is not None:
+            layout = PageLayout("fake", "states", (CacheBlock("states", "sums", self._states.slots[0].nbytes),))
+            self.snapshots = FakePages(self._states.slots, layout, num_ranks)
+        layout = PageLayout("fake", str(block_size), (CacheBlock("tokens", "ids", self._pool[0].nbytes),))
+        if self.snapshots is not None:
+            layout = replace(layout, snapshot=self.snapshots.layout)
+        self.pages = FakePages(self._pool, layout, num_ranks)
         self._vocab_size = vocab_size
         self._script = script
         self._last_tokens = np.zeros(buckets.max_num_seqs, np.int64)
@@ -375,7 +347,7 @@ class FakeVectors:
     def __init__(self, buckets: Buckets, block_size: int, vocab_size: int, max_model_len: int, size: int) -> None:
         self.buckets = buckets
         self.eos_token_ids: frozenset[int] = frozenset()
-        self.pages = None
+        self.pages = self.snapshots = None
         self.model_info = _model_info(
             buckets,
             vocab_size=vocab_size,

@@ -55,7 +55,7 @@ from jaxserve.runner.inputs import PlanT, Program, ResultT
 from jaxserve.runner.kv_scales import KVScaleMeasurement
 from jaxserve.runner.memory import check_host_memory, check_offload_memory
 from jaxserve.runner.outputs.reports import open_reports
-from jaxserve.runner.pages import DevicePages, page_layout
+from jaxserve.runner.pages import DevicePages, open_pages, page_layout
 from jaxserve.runner.program_cache import ProgramCache, cache_directory, explain_misses
 from jaxserve.runner.runner import PendingStep, Runner
 from jaxserve.runner.state import DeviceState, StateProgram
@@ -78,6 +78,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         eos_token_ids: frozenset[int],
         counter: CompilationCounter,
         pages: DevicePages | None = None,
+        snapshots: DevicePages | None = None,
         weights: ServedWeights | None = None,
     ) -> None:
         self._runner = runner
@@ -87,6 +88,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         self.buckets = buckets
         self.eos_token_ids = eos_token_ids
         self.pages = pages
+        self.snapshots = snapshots
         self.weights = weights
         counter.phase = "serving"
 
@@ -144,13 +146,12 @@ class LocalExecutor(Generic[PlanT, ResultT]):
             runner.reports = open_reports(prepared.programs, prepared.skeleton.policy)
         state.provide_memory()
         identity = fingerprint(checkpoint, prepared.skeleton, config)
-        pages = None
+        pages = snapshots = None
         if prepared.has_tiers:
             digest = content_digest(checkpoint, identity)
             if draft.checkpoint is not None:
                 digest = content_digest(draft.checkpoint, digest)
-            pages = DevicePages(page_layout(digest, prepared.limits.shapes or ()), state)
-            pages.run_once()
+            pages, snapshots = open_pages(page_layout(digest, prepared.limits.shapes or ()), state)
         model_info = msgspec.structs.replace(
             _model_info(prepared, identity, clock.spans, reports),
             sampling_defaults=defaults,
@@ -161,7 +162,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         )
         eos_token_ids = frozenset(model.eos_token_ids if isinstance(model, DecoderConfig) else ())
         weights = ServedWeights(config, prepared, base, adapters, runner, state, draft, measured)
-        return cls(runner, model_info, prepared.limits.buckets, eos_token_ids, counter, pages, weights)
+        return cls(runner, model_info, prepared.limits.buckets, eos_token_ids, counter, pages, snapshots, weights)
 
     def submit(self, plan: PlanT) -> PendingStep[PlanT, ResultT]:
         return self._runner.submit(plan)

@@ -46,7 +46,6 @@ from jaxserve.runner.kv_scales import KVScaleMeasurement, make_measurement
 from jaxserve.runner.limits import (
     Limits,
     cache_shapes,
-    check_cache,
     context_notes,
     kv_cache_dtype,
     kv_specs,
@@ -212,7 +211,6 @@ def prepare(
     shape = mesh_shape(config.parallel)
     model = model.with_context(config.model.max_model_len).for_devices(shape.tensor)
     model = with_cache_groups(config, model)
-    check_cache(config, model)
     config = image_settings(config, model, device.platform)
     policy = make_policy(config, model, chip_of(device))
     check_deterministic(config, model, policy)

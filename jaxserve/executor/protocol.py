@@ -97,6 +97,11 @@ class Executor(Protocol[PlanT_contra, ResultT_co]):
         ...
 
     @property
+    def snapshots(self) -> PageDevice[Any] | None:
+        """Copies of the slots of recurrent states, among the steps; None if the engine has no tiers, or the model no such states."""
+        ...
+
+    @property
     def weights(self) -> WeightStore | None:
         """None if the weights cannot change."""
         ...

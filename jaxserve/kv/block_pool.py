@@ -115,8 +115,10 @@ class BlockPool:
                 else:
                     self._evictable[self._ranks[block]][block] = None
 
-    def find(self, block_hash: BlockHash, rank: int = 0) -> BlockId | None:
-        """Return the page of a rank that is cached under this hash, held or not."""
+    def find(self, block_hash: BlockHash, rank: int | None = 0) -> BlockId | None:
+        """Return the page of a rank, None: of any, that is cached under this hash, held or not."""
+        if rank is None:
+            return next((cached[block_hash] for cached in self._cached if block_hash in cached), None)
         return self._cached[rank].get(block_hash)
 
     def cache(self, block: BlockId, block_hash: BlockHash) -> None:

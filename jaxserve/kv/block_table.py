@@ -134,7 +134,18 @@ class BlockTable:
     The tables of sliding-window groups follow it in `row`: each has `max_blocks` entries.
     """
 
-    __slots__ = ("chain", "failure", "num_blocks", "num_published", "pending", "rank", "row", "state", "windows")
+    __slots__ = (
+        "chain",
+        "failure",
+        "num_blocks",
+        "num_found",
+        "num_published",
+        "pending",
+        "rank",
+        "row",
+        "state",
+        "windows",
+    )
 
     def __init__(self, max_blocks: int, chain: HashChain, num_windows: int = 0) -> None:
         self.row = np.full((1 + num_windows) * max_blocks, NULL_BLOCK, np.int32)  # as the device reads it
@@ -143,6 +154,8 @@ class BlockTable:
         self.num_blocks = 0
         self.num_published = 0
         """Leading pages that are cached, or whose content another page has in the cache."""
+        self.num_found = 0
+        """Leading pages that tiers were found to have, for a request that has not started."""
         self.chain = chain
         self.pending: BlockHash | None = None
         """The last page of a prefix that other requests can share, while this request computes it."""
@@ -161,5 +174,4 @@ class BlockTable:
 
     def clear(self) -> None:
         self.row[: self.num_blocks] = NULL_BLOCK
-        self.num_blocks = 0
-        self.num_published = 0
+        self.num_blocks = self.num_published = self.num_found = 0

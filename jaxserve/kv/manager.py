@@ -25,6 +25,7 @@ from jaxserve.kv.block_pool import BlockPool
 from jaxserve.kv.block_table import AllocationFailure, BlockTable, HashChain
 from jaxserve.kv.groups import SideGroups
 from jaxserve.kv.page_changes import PageChanges
+from jaxserve.kv.prefix import MissingPrefix
 from jaxserve.types import BlockHash, BlockId
 
 
@@ -95,22 +96,34 @@ class KVManager:
 
     def missing_prefix(
         self, table: BlockTable, tokens: np.ndarray, *, num_spare_blocks: int = 0
-    ) -> tuple[list[BlockHash], int]:
-        """Return the hashes of all pages that a start with `tokens` could share, and how many of the first are cached.
+    ) -> MissingPrefix | None:
+        """Return what a start with `tokens` could share on the rank that it would choose, and what is missing there.
 
-        Returns no hashes if there are none, if all are cached, or if `start` would fail.
+        Returns None if nothing is, or if `start` would fail.
         """
         num_shareable = (len(tokens) - 1) // self.block_size if self._enable_prefix_caching else 0
-        num_wanted = self.num_blocks_for(len(tokens)) + num_spare_blocks
+        num_wanted = self.num_blocks_for(len(tokens)) + -(-num_spare_blocks // self.pool.num_ranks)
         if not num_shareable or _must_still_fail(self.pool, table, len(tokens), num_wanted):
-            return [], 0
+            return None
         if table.chain.hash(num_shareable - 1, tokens) in self._pending:
-            return [], 0
-        cached = self.find_prefix(table, tokens)
-        num_free = self.pool.num_free - self.pool.num_free_among(cached)
-        if len(cached) == num_shareable or num_wanted - len(cached) > num_free:
-            return [], 0
-        return [table.chain.hash(index, tokens) for index in range(num_shareable)], len(cached)
+            return None
+        usable = [self.find_prefix(table, tokens, rank) for rank in range(self.pool.num_ranks)]
+        rank = _choose_rank(self.pool, usable, num_wanted, partial(self.groups.has_state, table, tokens))
+        if len(usable[rank]) == num_shareable:
+            return None
+        cached = _cached_pages(self.pool, table, tokens[: num_shareable * self.block_size], rank)
+        if not _has_pages(self.pool, rank, cached, num_wanted):
+            return None
+        hashes = [table.chain.hash(index, tokens) for index in range(num_shareable)]
+        if not self.groups.states:
+            return MissingPrefix(hashes, len(cached), rank)
+        states, num_usable = self.groups.states[rank], len(usable[rank])
+        unit = states.unit // self.block_size
+        ends = range(num_shareable // unit * unit, num_usable, -unit)
+        if not ends or states.num_free < 2:  # for the snapshot, and for the request
+            return None
+        kept = frozenset(end for end in ends if hashes[end - 1] in states.snapshots)
+        return MissingPrefix(hashes, len(cached), rank, ends, num_usable, kept)
 
     def start(
         self, table: BlockTable, tokens: np.ndarray, *, num_spare_blocks: int = 0, may_share: bool = True
@@ -145,7 +158,7 @@ class KVManager:
             return None
         if not self.groups.is_empty:
             num_common = len(_cached_pages(self.pool, table, tokens, rank)) if num_shareable else 0
-            branch = num_common * self.block_size
+            branch = max(num_common, table.num_found) * self.block_size
             if not self.groups.start(table, tokens, len(cached), branch, num_spare_blocks, rank):
                 return None
         table.failure = None

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Final
 
 import numpy as np
@@ -62,21 +63,28 @@ class RecurrentStates:
         self._keeps_snapshots = keeps_snapshots
         self.unit = math.lcm(block_size, unit_tokens)
         """Tokens between places where snapshots can be taken."""
-        self._snapshots: OrderedDict[BlockHash, int] = OrderedDict()
+        self.snapshots: OrderedDict[BlockHash, int] = OrderedDict()
+        """The slot of each snapshot by name, least recently used first."""
         self._pins: dict[BlockHash, int] = {}
+        self.on_publish: Callable[[BlockHash], None] | None = None
+        """Called with the name of each new snapshot."""
+
+    def restore(self, block_hash: BlockHash) -> int | None:
+        """Return a slot that is from now on the snapshot of this name; the next step comes after its content is written there. None if
+        no slot is free, or if there is such a snapshot."""
+        slot = None if block_hash in self.snapshots else self._allocate(may_evict=True)
+        if slot is not None:
+            self.snapshots[block_hash] = slot
+        return slot
 
     @property
     def num_free(self) -> int:
         """Slots that requests can get now: unused ones, and snapshots that no request reads."""
-        return len(self._blank) + len(self._snapshots) - len(self._pins)
-
-    @property
-    def num_snapshots(self) -> int:
-        return len(self._snapshots)
+        return len(self._blank) + len(self.snapshots) - len(self._pins)
 
     def usable_prefixes(self, chain: HashChain, tokens: np.ndarray, limit: int) -> list[bool]:
         """Return, for 0 to `limit` pages, whether a prefix of so many pages ends at a snapshot."""
-        return [True] + [chain.hash(count - 1, tokens) in self._snapshots for count in range(1, limit + 1)]
+        return [True] + [chain.hash(count - 1, tokens) in self.snapshots for count in range(1, limit + 1)]
 
     def can_start(self, block_hash: BlockHash | None) -> bool:
         """Return True if a request gets a slot of its own beside the snapshot that it starts from; None: from zeros."""
@@ -90,9 +98,9 @@ class RecurrentStates:
         """
         state.slot = self._zeros
         if block_hash is not None:
-            self._snapshots.move_to_end(block_hash)
+            self.snapshots.move_to_end(block_hash)
             self._pins[block_hash] = self._pins.get(block_hash, 0) + 1
-            state.pinned, state.slot = block_hash, self._snapshots[block_hash]
+            state.pinned, state.slot = block_hash, self.snapshots[block_hash]
         state.spare = self._allocate(may_evict=True)
         assert state.spare is not None, "can_start was asked"
         places = {branch // self.unit * self.unit}
@@ -137,10 +145,12 @@ class RecurrentStates:
         while state.kept and state.kept[0][0] <= num_computed:
             end, slot = state.kept.pop(0)
             block_hash = chain.hash(end // self._block_size - 1, tokens)
-            if block_hash in self._snapshots:
+            if block_hash in self.snapshots:
                 self._blank.append(slot)
-            else:
-                self._snapshots[block_hash] = slot
+                continue
+            self.snapshots[block_hash] = slot
+            if self.on_publish is not None:
+                self.on_publish(block_hash)
 
     def free(self, table: BlockTable) -> None:
         """Release the slots of a request. Its snapshots stay."""
@@ -155,8 +165,8 @@ class RecurrentStates:
 
     def forget(self) -> None:
         """Drop every snapshot that no request reads."""
-        for block_hash in [each for each in self._snapshots if each not in self._pins]:
-            self._blank.append(self._snapshots.pop(block_hash))
+        for block_hash in [each for each in self.snapshots if each not in self._pins]:
+            self._blank.append(self.snapshots.pop(block_hash))
 
     def _publish_landed(self, table: BlockTable) -> None:
         """Name the snapshots of a request in the tokens of its published pages."""
@@ -168,8 +178,8 @@ class RecurrentStates:
             return self._blank.pop()
         if not may_evict:
             return None
-        victim = next((each for each in self._snapshots if each not in self._pins), None)
-        return None if victim is None else self._snapshots.pop(victim)
+        victim = next((each for each in self.snapshots if each not in self._pins), None)
+        return None if victim is None else self.snapshots.pop(victim)
 
     def _unpin(self, state: RequestState) -> None:
         if state.pinned is None:

@@ -152,10 +152,8 @@ def with_group(cache: Cache, place: CachePlace, pool: GroupCache) -> Cache:
     return (*cache[: place.group], pool, *cache[place.group + 1 :])
 
 
-def read_pages(
-    arrays: Sequence[Num[Array, "_ P _ S _"]], blocks: Int[Array, "B"]
-) -> tuple[Num[Array, "B _ _ S _"], ...]:
-    """Return copies of pages, made one after the other: a batch for each of the arrays.
+def read_pages(arrays: Sequence[Num[Array, "_ P ..."]], blocks: Int[Array, "B"]) -> tuple[Num[Array, "B _ ..."], ...]:
+    """Return copies of pages, or of slots of states, made one after the other: a batch for each of the arrays.
 
     A gather along the page axis, which is not the first one, would make XLA transpose the whole pool.
     """
@@ -173,8 +171,8 @@ def read_pages(
 
 
 def write_pages(
-    arrays: Sequence[Num[Array, "_ P _ S _"]], blocks: Int[Array, "B"], *batches: Num[Array, "B _ _ S _"]
-) -> tuple[Num[Array, "_ P _ S _"], ...]:
+    arrays: Sequence[Num[Array, "_ P ..."]], blocks: Int[Array, "B"], *batches: Num[Array, "B _ ..."]
+) -> tuple[Num[Array, "_ P ..."], ...]:
     """Overwrite pages, one after the other as in `read_pages`. DONATES the arrays."""
 
     def copy(place: int | Array, arrays: tuple[Array, ...]) -> tuple[Array, ...]:

@@ -253,13 +253,6 @@ def with_cache_groups(config: Config, decoder: DecoderConfig) -> DecoderConfig:
     return decoder if is_split == decoder.splits_windows else replace(decoder, splits_windows=is_split)
 
 
-def check_cache(config: Config, decoder: DecoderConfig) -> None:
-    """Raise ConfigError for a setting that does not work with this model's kinds of cache."""
-    if config.tiers.has_stores and decoder.cache.states:
-        settings = ", ".join(config.tiers.settings)
-        raise ConfigError(f"{settings}: not with a model with recurrent states, which are kept on the devices only")
-
-
 def num_planned_drafts(config: Config, decoder: DecoderConfig) -> int:
     """Return the most drafted tokens of a row that plans bring for speculative programs: those of prompt lookup for a model with
     recurrent states. 0 for other models, which verify them as rows of decode steps, and if the device drafts."""

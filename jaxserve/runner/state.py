@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -14,12 +15,13 @@ from jaxserve_kernels import native
 from jaxserve_kernels.backend import NATIVE, Backend
 from jaxtyping import Array, Float, Int
 
-from jaxserve.layers.cache import ArrayShape, Cache, CacheShapes, assemble
+from jaxserve.layers.cache import ArrayShape, Cache, CacheShapes, assemble, read_pages, write_pages
 from jaxserve.runner.images.encoder import ImageShape
 from jaxserve.runner.page_tables import SentTables
 from jaxserve.runner.slots import MASKS_AT_ONCE, mask_rows, slot_row
 from jaxserve.sampling.params import SlotInit
 from jaxserve.scheduler.plan import Mask, StepPlan
+from jaxserve.sharding.mesh import Sharding
 
 
 class StateArrays(NamedTuple):
@@ -53,7 +55,7 @@ class StateShapes:
     backend: Backend = "reference"
     """Native backends have the system provide the cache's memory from `DeviceState.provide_memory` on."""
     page_batches: tuple[int, ...] = ()
-    """Numbers of pages that one program copies between pool and host; none without tiers."""
+    """Numbers of pages of a data rank that one program copies between pool and host; none without tiers."""
     images: ImageShape | None = None
     image_dtype: jnp.dtype = jnp.dtype("float32")
     num_drafts: int = 0
@@ -74,14 +76,66 @@ class StateShapes:
         """All arrays of the cache, those of one group after those of another."""
         return tuple(array for group in self.cache or () for array in group.arrays)
 
+    def copied(self, content: CopiedContent) -> tuple[ArrayShape, ...]:
+        """Return the arrays of the cache that hold pages, or states."""
+        return tuple(self.arrays[index] for index in self.places(content))
+
+    def places(self, content: CopiedContent) -> list[int]:
+        """Return the indices of these arrays among all."""
+        kinds = [group.kind for group in self.cache or () for _ in group.arrays]
+        return [index for index, kind in enumerate(kinds) if (kind == "state") == (content == "states")]
+
+    def batches(self, content: CopiedContent) -> tuple[int, ...]:
+        """Return the numbers of pages, or of slots, of a data rank that programs copy, smallest first."""
+        if content == "pages":
+            return self.page_batches
+        return (1,) if self.page_batches and self.places("states") else ()
+
 
 def batch_sharding(pool: jax.sharding.Sharding) -> jax.sharding.NamedSharding:
-    """Return the sharding of batches of pages, `[B, L, K, S, H]`: split by heads like the pool, else replicated."""
+    """Return the sharding of batches of pages, `[B, L, K, S, H]`, or of slots: split like the pool by data ranks and heads, else
+    replicated."""
     assert isinstance(pool, jax.sharding.NamedSharding), "a pool lies on a mesh"
-    heads = pool.spec[2] if len(pool.spec) > 2 else None
-    return jax.sharding.NamedSharding(pool.mesh, jax.sharding.PartitionSpec(None, None, heads))
+    layers, pages, *rest = (*pool.spec, None, None)[: max(2, len(pool.spec))]
+    return jax.sharding.NamedSharding(pool.mesh, jax.sharding.PartitionSpec(pages, layers, *rest))
 
 
+@dataclass(frozen=True, slots=True)
+class PageCopy:
+    """The functions that copy equally many pages, or slots, of every data rank, and their operands."""
+
+    read: Callable[..., Any]
+    """Takes `pools` and `blocks`, returns `batches`."""
+    write: Callable[..., Any]
+    """Takes `pools` (DONATED), `blocks` and `batches`, returns the pools."""
+    pools: tuple[jax.ShapeDtypeStruct, ...]
+    blocks: jax.ShapeDtypeStruct
+    batches: tuple[jax.ShapeDtypeStruct, ...]
+
+
+def page_copy(sharding: Sharding, arrays: Sequence[ArrayShape], count: int) -> PageCopy:
+    """Return the copy of `count` pages of every rank. Their axis comes first in the batches; heads stay where they are."""
+    num_ranks, ranks = sharding.rules.count("pages"), sharding.place(("pages",))
+    pools = tuple(
+        jax.ShapeDtypeStruct(array.shape, jnp.dtype(array.dtype), sharding=sharding.place(array.axes))
+        for array in arrays
+    )
+    batches = tuple(
+        jax.ShapeDtypeStruct(
+            (num_ranks * count, pool.shape[0], *pool.shape[2:]), pool.dtype, sharding=batch_sharding(pool.sharding)
+        )
+        for pool in pools
+    )
+    read, write = read_pages, write_pages
+    if num_ranks > 1:
+        of_pools, of_batches = (tuple(each.sharding.spec for each in structs) for structs in (pools, batches))
+        on_ranks = partial(jax.shard_map, mesh=sharding.mesh, check_vma=False)
+        read = on_ranks(read_pages, in_specs=(of_pools, ranks.spec), out_specs=of_batches)
+        write = on_ranks(write_pages, in_specs=(of_pools, ranks.spec, *of_batches), out_specs=of_pools)
+    return PageCopy(read, write, pools, jax.ShapeDtypeStruct((num_ranks * count,), jnp.int32, sharding=ranks), batches)
+
+
+CopiedContent = Literal["pages", "states"]
 StateKind = Literal[
     "cache",
     "slots",
@@ -92,6 +146,8 @@ StateKind = Literal[
     "drafts",
     "read_pages",
     "write_pages",
+    "read_states",
+    "write_states",
     "images",
     "activations",
 ]
@@ -104,7 +160,7 @@ class StateProgram:
     kind: StateKind
     shapes: StateShapes
     num_pages: int = 0
-    """Pages that it copies."""
+    """Pages or slots of a data rank that it copies."""
 
     @property
     def name(self) -> str:
@@ -120,10 +176,12 @@ def state_programs(shapes: StateShapes) -> tuple[StateProgram, ...]:
     kinds += ["images"] if shapes.images is not None else []
     kinds += ["activations"] if shapes.images is not None and shapes.images.activations is not None else []
     kinds += ["drafts"] if shapes.num_drafts else []
-    copies: list[StateKind] = ["read_pages", "write_pages"]
+    pages: list[StateKind] = ["read_pages", "write_pages"]
+    states: list[StateKind] = ["read_states", "write_states"]
     return (
         *(StateProgram(kind, shapes) for kind in kinds),
-        *(StateProgram(kind, shapes, size) for size in shapes.page_batches for kind in copies),
+        *(StateProgram(kind, shapes, size) for size in shapes.batches("pages") for kind in pages),
+        *(StateProgram(kind, shapes, size) for size in shapes.batches("states") for kind in states),
     )
 
 
@@ -139,7 +197,9 @@ class DeviceState:
     def __init__(self, shapes: StateShapes, executables: Mapping[StateProgram, jax.stages.Compiled]) -> None:
         self._shapes = shapes
         self._call = {program.kind: compiled for program, compiled in executables.items() if not program.num_pages}
-        self._copy = {(program.kind, program.num_pages): compiled for program, compiled in executables.items()}
+        self._copy: dict[tuple[str, int], jax.stages.Compiled] = {
+            (program.kind, program.num_pages): compiled for program, compiled in executables.items()
+        }
         self.arrays = self._new_arrays()
         self._provider: native.MemoryProvider | None = None
         self._provides_memory = False
@@ -192,40 +252,47 @@ class DeviceState:
             self.arrays = self.arrays._replace(tables=tables)
 
     @property
-    def page_batches(self) -> tuple[int, ...]:
-        """Numbers of pages that `read_pages` and `write_pages` take."""
-        return self._shapes.page_batches
+    def shapes(self) -> StateShapes:
+        return self._shapes
 
-    @property
-    def page_arrays(self) -> tuple[ArrayShape, ...]:
-        """The arrays that have pages: with tiers, all of the cache."""
-        return self._shapes.arrays
-
-    def read_pages(self, blocks: Int[np.ndarray, "B"]) -> tuple[jax.Array, ...]:
-        """Dispatch copies of these pages: a batch `[B, L, K, S, H]` for each array."""
-        copies: tuple[jax.Array, ...] = self._copy["read_pages", len(blocks)](self._pools, blocks)
+    def read(self, content: CopiedContent, blocks: Int[np.ndarray, "B"]) -> tuple[jax.Array, ...]:
+        """Dispatch copies of pages or slots: a batch `[B, L, ...]` for each array. blocks: equally many of every data rank, each
+        counted within its rank."""
+        arrays = self._copied(content)
+        size = len(blocks) // self.num_ranks(content)
+        copies: tuple[jax.Array, ...] = self._copy[f"read_{content}", size](arrays, blocks)
         return copies
 
-    def stage(self, batches: Sequence[np.ndarray]) -> tuple[jax.Array, ...]:
-        """Start to copy batches of pages, one for each array, to the devices; any thread may call it."""
-        pools = self._pools
+    def stage(self, content: CopiedContent, batches: Sequence[np.ndarray]) -> tuple[jax.Array, ...]:
+        """Start to copy batches of pages or slots, one for each array, to the devices; any thread may call it."""
+        arrays = self._copied(content)
         return tuple(
-            jax.device_put(batch, batch_sharding(pool.sharding)) for batch, pool in zip(batches, pools, strict=True)
+            jax.device_put(batch, batch_sharding(array.sharding)) for batch, array in zip(batches, arrays, strict=True)
         )
 
-    def write_pages(self, blocks: Int[np.ndarray, "B"], copies: tuple[jax.Array, ...]) -> None:
-        """Dispatch the write of `copies` into these pages. If it raises, the arrays are new and zeroed."""
+    def write(self, content: CopiedContent, blocks: Int[np.ndarray, "B"], copies: tuple[jax.Array, ...]) -> None:
+        """Dispatch the write of `copies` into these pages or slots, counted as in `read`. If it raises, the arrays are new and
+        zeroed."""
+        arrays, size = self._copied(content), len(blocks) // self.num_ranks(content)
         try:
-            written = self._copy["write_pages", len(blocks)](self._pools, blocks, *copies)
+            written = self._copy[f"write_{content}", size](arrays, blocks, *copies)
         except Exception:
             self.renew()
             raise
-        self.arrays = self.arrays._replace(cache=new_cache(self._shapes.cache or (), written))
+        leaves = jax.tree.leaves(self.arrays.cache)
+        for place, array in zip(self._shapes.places(content), written, strict=True):
+            leaves[place] = array
+        self.arrays = self.arrays._replace(cache=new_cache(self._shapes.cache or (), leaves))
 
-    @property
-    def _pools(self) -> tuple[jax.Array, ...]:
-        """The arrays of `page_arrays` on the devices."""
-        return tuple(jax.tree.leaves(self.arrays.cache))
+    def num_ranks(self, content: CopiedContent) -> int:
+        """Return the number of data ranks that share the pages or slots."""
+        first = self._copied(content)[0]
+        return int(first.shape[1] // first.sharding.shard_shape(first.shape)[1])
+
+    def _copied(self, content: CopiedContent) -> tuple[jax.Array, ...]:
+        """Return the arrays that hold pages, or states."""
+        leaves = jax.tree.leaves(self.arrays.cache)
+        return tuple(leaves[place] for place in self._shapes.places(content))
 
     def release(self) -> None:
         """Give the memory of the arrays back; `renew` makes new ones."""

@@ -21,7 +21,7 @@ from jaxserve_kernels import native
 from jaxserve_kernels.backend import NATIVE
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-from jaxserve.layers.cache import ArrayShape, Cache, CacheShapes, read_pages, write_pages
+from jaxserve.layers.cache import ArrayShape, Cache, CacheShapes
 from jaxserve.models.decoder import ImageTokens
 from jaxserve.models.skeleton import AnySkeleton, ModelSkeleton
 from jaxserve.runner.context import step_context
@@ -49,7 +49,7 @@ from jaxserve.runner.outputs.reports import reported
 from jaxserve.runner.outputs.routed_experts import no_experts, stacked, with_routed_experts
 from jaxserve.runner.page_tables import set_entries, write_row
 from jaxserve.runner.slots import MASKS_AT_ONCE, SamplerState, init_slot, put_masks, slots_shape, store_tokens, take_up
-from jaxserve.runner.state import DeviceState, StateArrays, StateProgram, batch_sharding, new_cache
+from jaxserve.runner.state import CopiedContent, DeviceState, StateArrays, StateProgram, new_cache, page_copy
 from jaxserve.sampling.bits import num_words
 from jaxserve.sampling.sampler import Sampled, sample
 from jaxserve.scheduler.plan import UNREAD_TOKEN, StepPlan, StepResult
@@ -162,23 +162,19 @@ def lower_state(sharding: Sharding, program: StateProgram) -> jax.stages.Lowered
             dims = (shapes.num_slots + 1, 1 + shapes.num_drafts)
             return jax.jit(lambda: jnp.zeros(dims, jnp.int32), out_shardings=place).lower()
         case "read_pages" | "write_pages":
-            return _lower_copy(sharding, program)
+            return _lower_copy(sharding, program, "pages")
+        case "read_states" | "write_states":
+            return _lower_copy(sharding, program, "states")
 
 
-def _lower_copy(sharding: Sharding, program: StateProgram) -> jax.stages.Lowered:
-    """Trace a program that copies pages. The page axis of the batches comes first; the heads stay where they are."""
-    pools = tuple(_abstract(array, sharding) for array in program.shapes.arrays)
-    batches = tuple(
-        jax.ShapeDtypeStruct(
-            (program.num_pages, pool.shape[0], *pool.shape[2:]), pool.dtype, sharding=batch_sharding(pool.sharding)
-        )
-        for pool in pools
-    )
-    blocks = jax.ShapeDtypeStruct((program.num_pages,), jnp.int32, sharding=sharding.replicated)
-    if program.kind == "read_pages":
-        return jax.jit(read_pages, out_shardings=tuple(batch.sharding for batch in batches)).lower(pools, blocks)
-    places = tuple(pool.sharding for pool in pools)
-    return jax.jit(write_pages, donate_argnames="arrays", out_shardings=places).lower(pools, blocks, *batches)
+def _lower_copy(sharding: Sharding, program: StateProgram, content: CopiedContent) -> jax.stages.Lowered:
+    """Trace a program that copies pages, or slots of states."""
+    copy = page_copy(sharding, program.shapes.copied(content), program.num_pages)
+    pools, batches = (tuple(each.sharding for each in arrays) for arrays in (copy.pools, copy.batches))
+    if program.kind.startswith("read"):
+        return jax.jit(copy.read, out_shardings=batches).lower(copy.pools, copy.blocks)
+    written = jax.jit(copy.write, donate_argnums=0, out_shardings=pools)
+    return written.lower(copy.pools, copy.blocks, *copy.batches)
 
 
 def _zeros(*arrays: jax.ShapeDtypeStruct) -> Sequence[Array]:

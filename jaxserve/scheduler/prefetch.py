@@ -40,8 +40,12 @@ class Prefetch:
         for request in next_ones:
             if request.num_unscored:
                 continue
-            hashes, num_cached = self._kv.missing_prefix(request.table, request.tokens, num_spare_blocks=num_running)
-            if hashes and self._tiers.fetcher.begin(request.request_id, hashes, num_cached):
+            missing = self._kv.missing_prefix(request.table, request.tokens, num_spare_blocks=num_running)
+            if missing is None:
+                continue
+            is_fetched = self._tiers.fetcher.begin(request.request_id, missing)
+            request.table.num_found = max(request.table.num_found, missing.num_found)
+            if is_fetched:
                 self._requests[request.request_id] = request
                 discard(waiting, request)
                 if shortest_first is not None:
@@ -79,6 +83,7 @@ class Prefetch:
         stats.kv_tier_stored_pages = dict(counts.stored_pages)
         stats.kv_tier_fetched_pages = dict(counts.fetched_pages)
         stats.kv_tier_evicted_pages = dict(counts.evicted_pages)
+        stats.kv_tier_snapshots = dict(counts.snapshots)
         stats.kv_tier_bytes = dict(counts.bytes_moved)
         stats.kv_tier_failures = dict(counts.failures)
         stats.kv_fetch_seconds = counts.fetch_seconds

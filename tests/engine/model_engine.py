@@ -161,6 +161,7 @@ class ModelEngine:
         self,
         num_blocks: int | None = None,
         *,
+        num_state_slots: int | None = None,
         enable_prefix_caching: bool = True,
         max_num_batched_tokens: int | None = None,
         overlap: bool = True,
@@ -169,9 +170,11 @@ class ModelEngine:
         grammars: Grammars | None = None,
         recorded_steps: int | None = None,
     ) -> None:
-        """Make a new scheduler. `num_blocks`: use only so many pages of the pool. `recorded_steps`: plans of a segment of
+        """Make a new scheduler. `num_blocks`, `num_state_slots`: use only so many pages of the pool, and slots. `recorded_steps`: plans of a segment of
         the flight recorder."""
         model_info = self.executor.model_info
+        slots = num_state_slots or model_info.num_state_slots
+        model_info = msgspec.structs.replace(model_info, num_state_slots=slots)
         cache = dataclasses.replace(self.config.cache, enable_prefix_caching=enable_prefix_caching)
         config = dataclasses.replace(self.config, cache=cache, tiers=TierConfig())  # tiers need prefix caching
         self.kv = KVManager(
@@ -214,7 +217,7 @@ class ModelEngine:
             self.shape = shape_of(config, served, buckets, eos_token_ids)
         self.core = EngineCore(self.scheduler, self.executor, depth=int(overlap), tiers=self.tiers)
         self.num_preemptions = self.num_steps = self.num_calls = 0
-        self.num_draft_tokens = self.num_accepted_tokens = 0
+        self.num_draft_tokens = self.num_accepted_tokens = self.num_fetched_snapshots = 0
 
     def run(self, requests: list[AddRequest]) -> dict[str, Generated]:
         """Run all requests together, to the end."""
@@ -234,6 +237,7 @@ class ModelEngine:
             self.num_steps += step.stats.num_steps
             self.num_calls += step.stats.program_calls
             self.num_draft_tokens += step.stats.spec_decode_num_draft_tokens
+            self.num_fetched_snapshots += step.stats.kv_tier_snapshots.get("host/fetched", 0)
             self.num_accepted_tokens += step.stats.spec_decode_num_accepted_tokens
         return {str(name): generated for name, generated in results.items()}
 

@@ -24,6 +24,7 @@ from jaxserve.ipc.messages import AddRequest, RequestOutput
 from jaxserve.kv.groups import SideGroups
 from jaxserve.kv.manager import KVManager
 from jaxserve.kv.page_changes import PageChanges
+from jaxserve.kv.tiers.snapshots import Snapshots
 from jaxserve.kv.tiers.tiers import KVTiers
 from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.scheduler.constrained import Grammars
@@ -177,9 +178,12 @@ class Rig:
         )
         self.now = 0.0
         """The time of the scheduler's clock."""
-        self.tiers = None if tiers is None else KVTiers(tiers, self.kv.pool, self.model.pages, block_size, changes)
-        if self.tiers is not None:
-            self.kv.on_publish = self.tiers.saver.publish
+        self.tiers = None
+        if tiers is not None:
+            states = self.model.snapshots
+            snapshots = None if states is None else Snapshots(states, self.kv.groups.states)
+            self.tiers = KVTiers(tiers, self.kv.pool, self.model.pages, block_size, changes, snapshots)
+            self.tiers.follow(self.kv)
         self.recorder = None if recorded_steps is None else Recorder(recorded_steps, block_size, 1 + len(windows))
         parts = (config, self.kv, self.buckets, max_model_len, frozenset({EOS}), VOCAB_SIZE, lambda: self.now, grammars)
         self.scheduler = (

@@ -126,7 +126,7 @@ def test_states_are_not_snapshot_without_prefix_caching() -> None:
     rig = Rig(num_state_slots=9, max_model_len=256, num_blocks=200, enable_prefix_caching=False)
     assert hits(rig, *(add(f"r{number}", prompt(90), max_tokens=4) for number in range(3))) == [0, 0, 0]
     (states,) = rig.kv.groups.states
-    assert states.num_snapshots == 0
+    assert len(states.snapshots) == 0
 
 
 def test_failed_step_loses_every_snapshot() -> None:
@@ -170,4 +170,4 @@ def test_slot_that_a_row_reads_is_written_by_no_other_row_of_the_step() -> None:
     assert read not in (written, other)
     for table in tables:
         states.free(table)
-    assert (states.num_free, states.num_snapshots) == (3, 1)
+    assert (states.num_free, len(states.snapshots)) == (3, 1)

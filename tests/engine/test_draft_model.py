@@ -25,7 +25,7 @@ from jaxserve.executor.preparation import prepare
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.registry import read_decoder
 from jaxserve.runner.backend import Chip
-from jaxserve.runner.limits import check_cache, num_planned_drafts
+from jaxserve.runner.limits import num_planned_drafts
 from jaxserve.runner.speculation.model import check_draft_model, make_draft_model
 from tests.models.goldens import golden_checkpoint, mtp_golden
 
@@ -43,7 +43,6 @@ def test_plans_bring_the_drafts_of_prompt_lookup_for_a_model_with_recurrent_stat
     hybrid, _ = read_decoder(HYBRID)
     target, _ = read_decoder(TARGET)
     lookup = replace(settings(), scheduler=SchedulerConfig(num_speculative_tokens=3))
-    check_cache(lookup, hybrid)
     assert num_planned_drafts(lookup, hybrid) == 3
     assert num_planned_drafts(lookup, target) == 0, "rows of decode steps"
     assert num_planned_drafts(settings(), hybrid) == 0, "a draft model drafts"

@@ -28,7 +28,7 @@ from jaxserve.models.registry import decoder_config, families
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.quant.names import format_names
 from jaxserve.runner.backend import Chip
-from jaxserve.runner.limits import check_cache, make_policy, mesh_shape, with_cache_groups
+from jaxserve.runner.limits import make_policy, mesh_shape, with_cache_groups
 from jaxserve.sharding.mesh import check_shape
 from jaxserve.tools.markdown import markdown_table
 from tests.models.goldens import DATA
@@ -159,7 +159,7 @@ def _starts(decoder: DecoderConfig, config: Config) -> str:
 
     def check() -> None:
         shape = mesh_shape(config.parallel)
-        check_cache(config, with_cache_groups(config, decoder.for_devices(shape.tensor)))
+        with_cache_groups(config, decoder.for_devices(shape.tensor))
         check_shape(decoder, shape)
 
     return _answer(check)

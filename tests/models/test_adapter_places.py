@@ -6,11 +6,10 @@ import pytest
 
 from jaxserve.checkpoint.adapted import with_adapters
 from jaxserve.checkpoint.peft_modules import declared_module
-from jaxserve.config import Config, ModelConfig
+from jaxserve.config import ModelConfig
 from jaxserve.executor.adapters import adapters_config
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
-from jaxserve.runner.limits import check_cache, with_cache_groups
 from jaxserve.weights.loader import check_tensors
 from tests.models.goldens import golden_checkpoints
 from tests.models.test_adapters import PLAIN
@@ -25,7 +24,6 @@ def test_reserved_places_have_tensors_in_every_model(name: str) -> None:
     path = next(golden.path for golden in golden_checkpoints() if golden.name == name)
     checkpoint = open_model(path)
     decoder = decoder_of(checkpoint)
-    check_cache(Config(model=SETTINGS), with_cache_groups(Config(model=SETTINGS), decoder))
     room = adapters_config((), SETTINGS, decoder)
     assert room is not None
     tensors, skeleton = with_adapters(checkpoint, [None], room.rank, room.modules), make_skeleton(decoder, PLAIN, room)

@@ -65,7 +65,7 @@ class MultiHostExecutor:
         self._memory = Measured(memory_in_use)
         self.model_info: ModelInfo = local.model_info
         self.buckets: Buckets = local.buckets
-        self.pages = None  # they would lie on several hosts
+        self.pages = self.snapshots = None  # they would lie on several hosts
         self.weights = None  # all hosts would have to change theirs before the same step
         self.eos_token_ids: frozenset[int] = local.eos_token_ids
 

@@ -1,4 +1,7 @@
-"""The interface between the tiers and the device that computes pages."""
+"""The interface between the tiers and the device that computes pages and recurrent states.
+
+An engine has one for its pages, and one for the snapshots of a model with recurrent states: there a block is a slot.
+"""
 
 from __future__ import annotations
 
@@ -48,10 +51,10 @@ class PageDevice(Protocol[StagedT_contra]):
         """Start to copy pages of the pool to the host and return at once. No step under way may write to them."""
         ...
 
-    def stage(self, pages: Sequence[Page]) -> StagedPages:
-        """Start to copy pages to a buffer of the device; their memory is free on return. Any thread may call it."""
+    def stage(self, pages: Sequence[Page], rank: int) -> StagedPages:
+        """Start to copy pages to a buffer of a data rank; their memory is free on return. Any thread may call it."""
         ...
 
     def write(self, blocks: Sequence[BlockId], staged: StagedT_contra) -> None:
-        """Copy staged pages into the pool; returns at once. If it raises, all pages of the pool are lost."""
+        """Copy staged pages into the pool, to blocks of their rank; returns at once. If it raises, all pages of the pool are lost."""
         ...

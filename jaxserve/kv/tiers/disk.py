@@ -2,7 +2,7 @@
 
     DIRECTORY/                        0700, ours alone
       jaxserve-kv-IDENTITY/           pages of one layout; locked while a server uses it
-        3f/3fa2...e1.page             magic, checksum, blocks; named by the page's hash
+        3f/3fa2...e1.page             magic, checksum, blocks; named by the page's hash, or as a snapshot of recurrent states is
 
 A file is written under another name and renamed, so none is ever half there; a page whose checksum is wrong is deleted and
 counts as missing. Writes have a thread and a queue of their own: a slow disk loses pages, which are counted, and delays nothing.
@@ -20,13 +20,13 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from queue import Full, Queue
+from queue import Queue
 from typing import Final
 
 import numpy as np
 
 from jaxserve.errors import ConfigError
-from jaxserve.kv.tiers.page import CHECKSUM_BYTES, Page, PageLayout, checksum
+from jaxserve.kv.tiers.page import CHECKSUM_BYTES, Page, PageLayout, check_holds_each, checksum
 from jaxserve.kv.tiers.stats import TierStats
 from jaxserve.types import BlockHash
 
@@ -37,65 +37,116 @@ _HEADER_BYTES: Final = len(_MAGIC) + CHECKSUM_BYTES
 _PREFIX: Final = "jaxserve-kv-"
 _SUFFIX: Final = ".page"
 _MAX_QUEUED_BYTES: Final = 64 << 20
+_MIN_QUEUED: Final = 4
+"""Pages or snapshots that may be queued even if they have more bytes."""
+
+
+def _file_bytes(layout: PageLayout, name: BlockHash) -> int:
+    """Return the bytes of the file of this name."""
+    return _HEADER_BYTES + layout.of(name).num_bytes
+
+
+class _Files:
+    """Names of the stored files, least recently used first, up to a number of bytes."""
+
+    def __init__(self, max_bytes: int, layout: PageLayout) -> None:
+        self._names = OrderedDict[BlockHash, None]()
+        self._free_bytes = max_bytes
+        self._layout = layout
+
+    def __contains__(self, name: BlockHash) -> bool:
+        return name in self._names
+
+    def touch(self, name: BlockHash) -> None:
+        """Note that a file was used."""
+        self._names.move_to_end(name)
+
+    def add(self, name: BlockHash) -> list[BlockHash]:
+        """Add a file; returns those that made place for it, which are forgotten."""
+        self._names[name] = None
+        self._free_bytes -= _file_bytes(self._layout, name)
+        dropped = []
+        while self._free_bytes < 0:
+            dropped.append(next(iter(self._names)))
+            self.remove(dropped[-1])
+        return dropped
+
+    def remove(self, name: BlockHash) -> None:
+        """Forget a file, if it is known."""
+        if name in self._names:
+            del self._names[name]
+            self._free_bytes += _file_bytes(self._layout, name)
+
+    def clear(self) -> list[BlockHash]:
+        """Forget all files; returns them."""
+        names = list(self._names)
+        for name in names:
+            self.remove(name)
+        return names
 
 
 class DiskStore:
-    """Pages of one layout in one directory, up to a number of bytes; the least recently used one makes place."""
+    """Pages and snapshots of one layout in one directory, up to a number of bytes; the least recently used ones make place."""
 
     tier = "disk"
 
     def __init__(self, layout: PageLayout, directory: str, num_bytes: int, stats: TierStats) -> None:
         """Raises ConfigError for a directory that others may enter, that cannot be used, or that another server uses."""
+        check_holds_each("--kv-offload-disk", num_bytes, layout, _HEADER_BYTES)
         self._layout = layout
         self._stats = stats
-        self._num_file_bytes = _HEADER_BYTES + layout.num_bytes
-        self._capacity = num_bytes // self._num_file_bytes
-        if self._capacity < 1:
-            raise ConfigError(
-                f"--kv-offload-disk of {num_bytes} bytes is too small: one KV page takes {self._num_file_bytes} bytes"
-            )
         self._folder, self._lock_file = _open_folder(Path(directory).expanduser(), layout.identity)
         _remove_other_layouts(self._folder, num_bytes)
         self._lock = threading.Lock()
-        self._files = self._found()
-        """The stored pages, least recently used first."""
-        self._queue: Queue[tuple[BlockHash, Page, int] | None] = Queue(max(4, _MAX_QUEUED_BYTES // layout.num_bytes))
+        self._files = _Files(num_bytes, layout)
+        self._find_files()
+        self._queue: Queue[tuple[BlockHash, Page, int] | None] = Queue()
+        self._queued_bytes = 0
+        """Bytes that wait to be written."""
         self._epoch = 0
         self._thread = threading.Thread(target=self._write_queued, name="kv-disk", daemon=True)
         self._thread.start()
 
-    def num_leading(self, hashes: Sequence[BlockHash]) -> int:
+    def num_leading(self, names: Sequence[BlockHash]) -> int:
         with self._lock:
-            return next((i for i, block_hash in enumerate(hashes) if block_hash not in self._files), len(hashes))
+            return next((i for i, name in enumerate(names) if name not in self._files), len(names))
 
-    def get(self, hashes: Sequence[BlockHash], pages: Sequence[Page]) -> int:
-        for count, (block_hash, page) in enumerate(zip(hashes, pages, strict=True)):
+    def find_first(self, names: Sequence[BlockHash]) -> int | None:
+        with self._lock:
+            return next((i for i, name in enumerate(names) if name in self._files), None)
+
+    def get(self, names: Sequence[BlockHash], pages: Sequence[Page]) -> int:
+        for count, (name, page) in enumerate(zip(names, pages, strict=True)):
             with self._lock:
-                if block_hash not in self._files:
+                if name not in self._files:
                     return count
-                self._files.move_to_end(block_hash)
-            if not self._read(block_hash, page):
+                self._files.touch(name)
+            if not self._read(name, page):
                 return count
-        return len(hashes)
+        return len(names)
 
-    def put(self, block_hash: BlockHash, page: Page) -> None:
-        """Queue a page; it is stored a little later, or lost if the queue is full."""
+    def put(self, name: BlockHash, page: Page) -> None:
+        """Queue a page; it is stored a little later, or lost if too much waits."""
+        size = _file_bytes(self._layout, name)
         with self._lock:
-            if block_hash in self._files:
-                self._files.move_to_end(block_hash)
+            if name in self._files:
+                self._files.touch(name)
                 return
+            is_busy = self._queued_bytes + size > max(_MAX_QUEUED_BYTES, _MIN_QUEUED * size)
+            if not is_busy:
+                self._queued_bytes += size
             epoch = self._epoch
-        try:
-            self._queue.put_nowait((block_hash, page, epoch))
-        except Full:
+        if is_busy:
             self._stats.failed("disk_busy")
+        else:
+            self._queue.put((name, page, epoch))
 
     def clear(self) -> None:
         with self._lock:
             self._epoch += 1
-            files, self._files = self._files, OrderedDict()
-        for block_hash in files:
-            self._delete(block_hash)
+            dropped = self._files.clear()
+        for name in dropped:
+            self._delete(name)
 
     def settle(self) -> None:
         """Return when everything that was put before is stored."""
@@ -111,23 +162,22 @@ class DiskStore:
         name = block_hash.hex()
         return self._folder / name[:2] / f"{name}{_SUFFIX}"
 
-    def _found(self) -> OrderedDict[BlockHash, None]:
-        """Return the pages of earlier servers, oldest first; deletes what is no whole page, or beyond the capacity."""
+    def _find_files(self) -> None:
+        """Take the pages of earlier servers; delete what is no whole page, and the oldest ones beyond the limit."""
         found: list[tuple[float, BlockHash]] = []
         for path in self._folder.glob("??/*"):
             try:
                 block_hash, status = BlockHash(bytes.fromhex(path.name.removesuffix(_SUFFIX))), path.lstat()
-                is_page = stat.S_ISREG(status.st_mode) and status.st_size == self._num_file_bytes
+                is_page = stat.S_ISREG(status.st_mode) and status.st_size == _file_bytes(self._layout, block_hash)
             except (OSError, ValueError):
                 is_page = False
             if is_page and path == self._path(block_hash):
                 found.append((status.st_mtime, block_hash))
             else:
                 path.unlink(missing_ok=True)
-        found.sort()
-        for _, block_hash in found[: -self._capacity]:
-            self._delete(block_hash)
-        return OrderedDict((block_hash, None) for _, block_hash in found[-self._capacity :])
+        for _, block_hash in sorted(found):
+            for old in self._files.add(block_hash):
+                self._delete(old)
 
     def _read(self, block_hash: BlockHash, page: Page) -> bool:
         """Read a file into `page`. Returns False for one that is gone or damaged, which is forgotten."""
@@ -139,7 +189,7 @@ class DiskStore:
         except OSError as error:
             self._forget(block_hash, "disk_read", f"{path}: {error.strerror}")
             return False
-        whole = sizes == [block.num_bytes for block in self._layout.blocks]
+        whole = sizes == [block.num_bytes for block in self._layout.of(block_hash).blocks]
         if not whole or header != _MAGIC + checksum(page):
             self._forget(block_hash, "checksum", f"{path}: damaged")
             return False
@@ -149,7 +199,7 @@ class DiskStore:
         _log.warning("a KV page is lost: %s", text)
         self._stats.failed(reason)
         with self._lock:
-            self._files.pop(block_hash, None)
+            self._files.remove(block_hash)
         self._delete(block_hash)
 
     def _delete(self, block_hash: BlockHash) -> None:
@@ -164,6 +214,8 @@ class DiskStore:
                 self._stats.failed("disk_write")
                 _log.warning("a KV page could not be stored: %s", error)
             finally:
+                with self._lock:
+                    self._queued_bytes -= _file_bytes(self._layout, item[0])
                 self._queue.task_done()
         self._queue.task_done()
 
@@ -187,10 +239,8 @@ class DiskStore:
             if epoch != self._epoch:
                 self._delete(block_hash)
                 return
-            self._files[block_hash] = None
-            excess = len(self._files) - self._capacity
-            evicted = [self._files.popitem(last=False)[0] for _ in range(excess)]
-        self._stats.stored(self.tier, self._layout.num_bytes)
+            evicted = self._files.add(block_hash)
+        self._stats.stored(self.tier, block_hash, self._layout.of(block_hash).num_bytes)
         for old in evicted:
             self._delete(old)
             self._stats.evicted(self.tier, old)

@@ -1,19 +1,22 @@
-"""One fetch, and the job that reads its pages in a thread of its own."""
+"""One fetch, and the job that reads its pages, and then its snapshot, in a thread of its own."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from queue import Full, Queue
 from typing import Any, Final
 
+from jaxserve.kv.prefix import MissingPrefix
 from jaxserve.kv.tiers.device import PageDevice, StagedPages
-from jaxserve.kv.tiers.page import Page
+from jaxserve.kv.tiers.fetch_plan import FetchPlan, plan_fetch
+from jaxserve.kv.tiers.page import Page, snapshot_name
 from jaxserve.kv.tiers.rule import FetchRule
+from jaxserve.kv.tiers.snapshots import Snapshots
 from jaxserve.kv.tiers.stats import TierStats
-from jaxserve.kv.tiers.store import PageStore, leading_tiers
+from jaxserve.kv.tiers.store import PageStore
 from jaxserve.types import BlockHash, RequestId
 
 _log = logging.getLogger(__name__)
@@ -26,17 +29,21 @@ _CANCEL_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class StagedBatch:
-    """Pages that a job has staged, by tier."""
+    """Pages, or a snapshot, that a job has staged."""
 
+    names: Sequence[BlockHash]
     tiers: list[str]
+    """The tier of each."""
     staged: StagedPages
 
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """The missing pages of one prefix."""
+    """A fetch of the missing pages, and the missing snapshot, of one prefix."""
 
-    hashes: Sequence[BlockHash]
+    missing: MissingPrefix
+    plan: FetchPlan | None
+    """None: the job asks peers, and makes it."""
     num_restored: int
     """Leading pages that are in the prefix cache."""
     keys: list[RequestId]
@@ -50,7 +57,18 @@ class Fetch:
     """The batch that was taken from the queue and is not ready yet."""
     given_up: threading.Event = field(default_factory=threading.Event)
     tiers: list[str] = field(default_factory=list)
-    """The tier of each page that was restored."""
+    """The tier of each page that was restored, with a snapshot as its pages (`FetchPlan.costs`)."""
+
+    @property
+    def hashes(self) -> Sequence[BlockHash]:
+        """All pages that the request could share."""
+        return self.missing.hashes
+
+    def brings(self, missing: MissingPrefix) -> bool:
+        """Return True if another request, that misses this, should wait for this fetch."""
+        if missing.rank != self.missing.rank or self.given_up.is_set():
+            return False
+        return missing.next_hash in self.hashes[min(self.num_restored, len(self.hashes) - 1) :]
 
 
 class FetchJob:
@@ -63,8 +81,10 @@ class FetchJob:
         peers: Sequence[PageStore],
         rule: FetchRule,
         stats: TierStats,
+        snapshots: Snapshots | None = None,
     ) -> None:
         self._device = device
+        self._snapshots = snapshots
         self._stores = stores
         self._peers = peers
         self._rule = rule
@@ -77,7 +97,7 @@ class FetchJob:
             self._progress.wait(seconds)
 
     def run(self, fetch: Fetch) -> None:
-        """Stage the missing pages, batch by batch."""
+        """Stage what is missing, batch by batch."""
         try:
             self._stage(fetch)
         except Exception as error:  # whatever a tier or the device raises, the request computes its prompt
@@ -87,51 +107,59 @@ class FetchJob:
             self._hand_over(fetch, None)
 
     def _stage(self, fetch: Fetch) -> None:
-        missing = fetch.hashes[fetch.num_restored :]
-        if self._peers:  # otherwise `begin` has asked
-            tiers = leading_tiers([*self._stores, *self._peers], missing)
-            if not self._rule.pays(tiers):
-                if tiers:
-                    self._stats.skipped()
+        plan = fetch.plan
+        if plan is None:
+            plan = plan_fetch([*self._stores, *self._peers], fetch.missing)
+            if plan is None:
                 return
-        for start in range(0, len(missing), self._device.max_batch):
-            hashes = missing[start : start + self._device.max_batch]
-            pages = [self._device.layout.new_page() for _ in hashes]
-            tiers = self._read(fetch, hashes, pages)
+            if not self._rule.pays(plan.costs(self._device.layout), fetch.missing.num_saved(plan.end)):
+                self._stats.skipped()
+                return
+        for device, names in self._batches(fetch, plan):
+            pages = [self._device.layout.of(name).new_page() for name in names]
+            tiers = self._read(fetch, names, pages)
             if fetch.given_up.is_set():
                 return
             if tiers:
-                self._hand_over(fetch, StagedBatch(tiers, self._device.stage(pages[: len(tiers)])))
-            if len(tiers) < len(hashes):
+                staged = device.stage(pages[: len(tiers)], fetch.missing.rank)
+                self._hand_over(fetch, StagedBatch(names[: len(tiers)], tiers, staged))
+            if len(tiers) < len(names):
                 return
 
-    def _read(self, fetch: Fetch, hashes: Sequence[BlockHash], pages: Sequence[Page]) -> list[str]:
+    def _batches(self, fetch: Fetch, plan: FetchPlan) -> Iterator[tuple[PageDevice[Any], Sequence[BlockHash]]]:
+        """Yield the names of a batch of pages at a time, then that of the snapshot, each with the device that stages it."""
+        for start in range(fetch.missing.num_cached, plan.end, self._device.max_batch):
+            yield self._device, fetch.hashes[start : min(plan.end, start + self._device.max_batch)]
+        if plan.snapshot_tier is not None and self._snapshots is not None:
+            yield self._snapshots.device, [snapshot_name(fetch.hashes[plan.end - 1])]
+
+    def _read(self, fetch: Fetch, names: Sequence[BlockHash], pages: Sequence[Page]) -> list[str]:
         """Read pages up to the first that no tier has; returns the tier of each."""
         tiers: list[str] = []
-        while len(tiers) < len(hashes) and not fetch.given_up.is_set():
+        while len(tiers) < len(names) and not fetch.given_up.is_set():
             rest = slice(len(tiers), None)
-            tier, count = self._get(hashes[rest], pages[rest])
+            tier, count = self._get(names[rest], pages[rest])
             if not count:
                 break
             tiers += [tier] * count
         return tiers
 
-    def _get(self, hashes: Sequence[BlockHash], pages: Sequence[Page]) -> tuple[str, int]:
+    def _get(self, names: Sequence[BlockHash], pages: Sequence[Page]) -> tuple[str, int]:
         """Read the leading pages that one tier has, and give the stores above it a copy; returns tier and number."""
         above: list[PageStore] = []
         for store in self._stores:
-            if count := store.get(hashes, pages):
+            if count := store.get(names, pages):
                 break
             above.append(store)
         else:
             for store in self._peers:
-                if count := store.get(hashes, pages):
+                if count := store.get(names, pages):
                     break
             else:
                 return "", 0
-        for block_hash, page in zip(hashes[:count], pages, strict=False):
+        for name, page in zip(names[:count], pages, strict=False):
             for faster in above:
-                faster.put(block_hash, page)
+                faster.put(name, page)
         return store.tier, count
 
     def _hand_over(self, fetch: Fetch, batch: StagedBatch | None) -> None:

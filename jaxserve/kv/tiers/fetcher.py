@@ -1,4 +1,4 @@
-"""Brings pages of a prefix from the tiers back into the prefix cache, while steps go on.
+"""Brings pages of a prefix, and the snapshot of recurrent states after them, from the tiers back to the device, while steps go on.
 
     begin     engine's thread   decide, and start a job
     job       own thread        read pages from the tiers, a batch at a time, and stage each batch on the device
@@ -8,6 +8,8 @@
 A fetch holds no pages of the pool between these calls: what it restored is in the prefix cache and free, most recently
 used, as if a request had just left it. So a fetch never keeps a running request from its pages, and the request that waited
 for the fetch starts like any other, with as many cached pages as there are. If anything fails, that is fewer.
+
+In a model with recurrent states a fetch ends at a snapshot, which comes last: it gets a slot, as the most recently used snapshot.
 """
 
 from __future__ import annotations
@@ -19,12 +21,16 @@ from queue import Empty
 from typing import Any, Final
 
 from jaxserve.kv.block_pool import BlockPool
+from jaxserve.kv.prefix import MissingPrefix
 from jaxserve.kv.tiers.device import PageDevice, StagedPages
 from jaxserve.kv.tiers.fetch import Fetch, FetchJob, StagedBatch
+from jaxserve.kv.tiers.fetch_plan import plan_fetch, snapshot_pages
+from jaxserve.kv.tiers.page import hash_before, is_snapshot
 from jaxserve.kv.tiers.rule import FetchRule
+from jaxserve.kv.tiers.snapshots import Snapshots
 from jaxserve.kv.tiers.stats import TierStats
-from jaxserve.kv.tiers.store import PageStore, leading_tiers
-from jaxserve.types import BlockHash, BlockId, RequestId
+from jaxserve.kv.tiers.store import PageStore
+from jaxserve.types import BlockId, RequestId
 
 _MAX_JOBS: Final = 4
 """Fetches that read at a time."""
@@ -42,53 +48,54 @@ class PageFetcher:
         stats: TierStats,
         *,
         peers: Sequence[PageStore] = (),
+        snapshots: Snapshots | None = None,
         timeout_s: float = 2.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`peers`: stores that a job has to ask what they have. `timeout_s`: longest time without a batch."""
+        """`peers`: stores that a job has to ask what they have. `snapshots`: those of a model with recurrent states. `timeout_s`:
+        longest time without a batch."""
         self._pool = pool
         self._device = device
         self._stores = stores
         self._peers = peers
+        self._snapshots = snapshots
         self._rule = rule
         self._stats = stats
         self._timeout_s = timeout_s
         self._clock = clock
         self._fetches: list[Fetch] = []
-        self._tried: dict[RequestId, BlockHash] = {}
-        """The first missing page of the last fetch for each request."""
-        self._writes: list[tuple[list[BlockId], StagedPages]] = []
-        self._job = FetchJob(device, stores, peers, rule, stats)
+        self._tried: dict[RequestId, tuple[int, int, int]] = {}
+        """The rank of the last fetch for each request, and the pages that were cached and usable there."""
+        self._writes: list[tuple[PageDevice[Any], list[BlockId], StagedPages]] = []
+        self._job = FetchJob(device, stores, peers, rule, stats, snapshots)
         self._threads = ThreadPoolExecutor(_MAX_JOBS, thread_name_prefix="kv-fetch")
 
-    @property
-    def unwritten(self) -> frozenset[BlockId]:
-        """Pages of the pool whose write is queued."""
-        return frozenset(block for blocks, _ in self._writes for block in blocks)
+    def unwritten(self, device: PageDevice[Any]) -> frozenset[BlockId]:
+        """Return the blocks of a device whose write is queued."""
+        return frozenset(block for each, blocks, _ in self._writes if each is device for block in blocks)
 
-    def begin(self, key: RequestId, hashes: Sequence[BlockHash], num_cached: int) -> bool:
-        """Return True if request `key` should wait until `poll` returns it, because pages are fetched for it.
-
-        hashes: all pages that it can share; the first `num_cached` are in the prefix cache.
-        """
-        first = hashes[num_cached]
-        if self._tried.get(key) == first:
+    def begin(self, key: RequestId, missing: MissingPrefix) -> bool:
+        """Return True if request `key` should wait until `poll` returns it, because something that it misses is fetched."""
+        state = missing.rank, missing.num_cached, missing.num_usable
+        if self._tried.get(key) == state:
             return False
         for fetch in self._fetches:
-            if first in fetch.hashes[fetch.num_restored :]:
-                self._tried[key] = first
+            if fetch.brings(missing):
+                self._tried[key] = state
                 fetch.keys.append(key)
                 return True
-        tiers = leading_tiers(self._stores, hashes[num_cached:])
-        may_have_more = bool(self._peers) and len(tiers) < len(hashes) - num_cached
-        if not may_have_more and not self._rule.pays(tiers):
-            if tiers:
-                self._stats.skipped()
-                self._tried[key] = first
+        plan = plan_fetch(self._stores, missing)
+        if self._peers and (plan is None or plan.end < missing.longest):
+            plan = None  # the job asks them
+        elif plan is None:
             return False
-        self._tried[key] = first
+        elif not self._rule.pays(plan.costs(self._device.layout), missing.num_saved(plan.end)):
+            self._stats.skipped()
+            self._tried[key] = state
+            return False
+        self._tried[key] = state
         now = self._clock()
-        fetch = Fetch(hashes, num_cached, [key], now, now)
+        fetch = Fetch(missing, plan, missing.num_cached, [key], now, now)
         self._fetches.append(fetch)
         self._threads.submit(self._job.run, fetch)
         return True
@@ -118,8 +125,8 @@ class PageFetcher:
     def write(self) -> None:
         """Dispatch the queued writes. If it raises, the device has lost all pages."""
         writes, self._writes = self._writes, []
-        for blocks, staged in writes:
-            self._device.write(blocks, staged)
+        for device, blocks, staged in writes:
+            device.write(blocks, staged)
 
     def lose_writes(self) -> None:
         """Drop the queued writes: the device has lost its pages."""
@@ -165,24 +172,45 @@ class PageFetcher:
         return fetch.given_up.is_set()
 
     def _restore(self, fetch: Fetch, batch: StagedBatch) -> bool:
-        """Cache the pages of `batch`; returns False if the pool has no place for them next to the pages before them."""
-        before = [self._pool.find(block_hash) for block_hash in fetch.hashes[: fetch.num_restored]]
+        """Cache what `batch` brings; returns False if there is no place for it next to the pages before it."""
+        rank = fetch.missing.rank
+        before = [self._pool.find(block_hash, rank) for block_hash in fetch.hashes[: fetch.num_restored]]
         cached = [block for block in before if block is not None]
         if len(cached) < len(before):
             return False  # evicted meanwhile: without them the rest is of no use
+        if is_snapshot(batch.names[0]):
+            is_restored = self._restore_snapshot(fetch, batch)
+        else:
+            is_restored = self._restore_pages(fetch, batch, cached)
+        if is_restored:
+            for tier in sorted(set(batch.tiers)):
+                names = [name for name, source in zip(batch.names, batch.tiers, strict=True) if source == tier]
+                num_bytes = sum(self._device.layout.of(name).num_bytes for name in names)
+                self._stats.fetched(tier, names, num_bytes)
+        return is_restored
+
+    def _restore_pages(self, fetch: Fetch, batch: StagedBatch, cached: Sequence[BlockId]) -> bool:
+        """Cache pages. cached: those before them."""
+        rank, count = fetch.missing.rank, batch.staged.count
         self._pool.share(cached)
-        count = batch.staged.count
-        if count > self._pool.num_free:
+        if count > self._pool.num_free_of(rank):
             self._pool.release(cached)
             return False
-        blocks = self._pool.allocate(count)
-        for block, block_hash in zip(blocks, fetch.hashes[fetch.num_restored :], strict=False):
+        blocks = self._pool.allocate(count, rank)
+        for block, block_hash in zip(blocks, batch.names, strict=True):
             self._pool.cache(block, block_hash)
-        self._writes.append((blocks, batch.staged))
+        self._writes.append((self._device, blocks, batch.staged))
         self._pool.release([*cached, *blocks])
         fetch.num_restored += count
         fetch.tiers += batch.tiers
-        for tier in sorted(set(batch.tiers)):
-            num_pages = batch.tiers.count(tier)
-            self._stats.fetched(tier, num_pages, num_pages * self._device.layout.num_bytes)
+        return True
+
+    def _restore_snapshot(self, fetch: Fetch, batch: StagedBatch) -> bool:
+        """Take a slot for the snapshot."""
+        assert self._snapshots is not None, "a fetch of a snapshot"
+        slot = self._snapshots.restore(hash_before(batch.names[0]), fetch.missing.rank)
+        if slot is None:
+            return False
+        self._writes.append((self._snapshots.device, [slot], batch.staged))
+        fetch.tiers += batch.tiers * snapshot_pages(self._device.layout)
         return True

@@ -65,26 +65,31 @@ class PeerStore:
         self._retry_s = 0.0
         """Time from which the peer is asked again after a failure."""
 
-    def num_leading(self, hashes: Sequence[BlockHash]) -> int:
+    def num_leading(self, names: Sequence[BlockHash]) -> int:
         """Ask the peer. Returns 0 if it does not answer."""
-        reply, _ = self._ask(hashes, 0)
-        return min(reply.count, len(hashes)) if reply is not None else 0
+        reply, _ = self._ask(names, 0)
+        return min(reply.count, len(names)) if reply is not None else 0
 
-    def get(self, hashes: Sequence[BlockHash], pages: Sequence[Page]) -> int:
-        most = max(1, MAX_REPLY_BYTES // self._layout.num_bytes)
-        reply, frames = self._ask(hashes[:most], min(len(hashes), most))
+    def find_first(self, names: Sequence[BlockHash]) -> int | None:
+        """Ask the peer. Returns None if it does not answer."""
+        reply, _ = self._ask(names, 0, finds_first=True)
+        return reply.count if reply is not None and reply.count < min(len(names), MAX_HASHES) else None
+
+    def get(self, names: Sequence[BlockHash], pages: Sequence[Page]) -> int:
+        most = max(1, MAX_REPLY_BYTES // self._layout.of(names[0]).num_bytes)
+        reply, frames = self._ask(names[:most], min(len(names), most))
         if reply is None:
             return 0
-        for count, (expected, frame, page) in enumerate(zip(reply.checksums, frames, pages, strict=False)):
-            row = np.frombuffer(frame, np.uint8)
-            if len(row) != self._layout.num_bytes or checksum(self._layout.views(row)) != expected:
+        for count, (expected, frame, name, page) in enumerate(zip(reply.checksums, frames, names, pages, strict=False)):
+            row, layout = np.frombuffer(frame, np.uint8), self._layout.of(name)
+            if len(row) != layout.num_bytes or checksum(layout.views(row)) != expected:
                 with self._lock:
                     self._fail("checksum", "a page is damaged")
                 return count
-            copy_page(self._layout.views(row), page)
+            copy_page(layout.views(row), page)
         return min(len(reply.checksums), len(frames), len(pages))
 
-    def put(self, block_hash: BlockHash, page: Page) -> None:
+    def put(self, name: BlockHash, page: Page) -> None:
         """Do nothing: engines fetch pages, they do not send them."""
 
     def clear(self) -> None:
@@ -96,7 +101,9 @@ class PeerStore:
             self._disconnect()
             self._context.term()
 
-    def _ask(self, hashes: Sequence[BlockHash], max_pages: int) -> tuple[PageReply | None, list[Any]]:
+    def _ask(
+        self, names: Sequence[BlockHash], max_pages: int, *, finds_first: bool = False
+    ) -> tuple[PageReply | None, list[Any]]:
         """Return the reply and the frames of its pages; None if the peer fails or has failed shortly before."""
         with self._lock:
             if self._closed.is_set() or self._clock() < self._retry_s:
@@ -104,9 +111,10 @@ class PeerStore:
             request = PageRequest(
                 secrets.token_bytes(_NONCE_BYTES),
                 self._layout.identity,
-                list(hashes[:MAX_HASHES]),
+                list(names[:MAX_HASHES]),
                 max_pages,
                 self._timeout_s / 2,
+                finds_first,
             )
             try:
                 reply, frames = self._exchange(request)
@@ -144,7 +152,9 @@ class PeerStore:
             self._socket = self._context.socket(zmq.DEALER)
             self._socket.setsockopt(zmq.LINGER, 0)
             self._socket.setsockopt(zmq.IPV6, int("[" in self._endpoint))
-            self._socket.setsockopt(zmq.MAXMSGSIZE, max(self._layout.num_bytes, MAX_REQUEST_BYTES))
+            self._socket.setsockopt(
+                zmq.MAXMSGSIZE, max(MAX_REQUEST_BYTES, *(each.num_bytes for each in self._layout.all))
+            )
             self._socket.connect(self._endpoint)
         return self._socket
 

@@ -1,7 +1,9 @@
 """Decides whether fetching a prefix pays against computing it.
 
-    fetch if   seconds per fetched page (of the slowest tier with pages of the prefix)
-             < seconds per computed token  x  tokens per page
+    fetch if   seconds per fetched page (of the slowest tier with pages of the prefix)  x  pages
+             < seconds per computed token  x  tokens that need not be computed
+
+A snapshot of recurrent states counts as the pages that have as many bytes.
 
 Both sides are running means, in which an observation loses half its weight within about 20 others:
 
@@ -64,13 +66,19 @@ class FetchRule:
         """Count a step that computed prompts."""
         self._token.add(num_tokens, seconds)
 
-    def pays(self, tiers: Sequence[str]) -> bool:
-        """Return True if pages of these tiers, one each, should be fetched."""
+    def pays(self, tiers: Sequence[str], num_saved: int | None = None) -> bool:
+        """Return True if pages of these tiers, one each, should be fetched.
+
+        num_saved: pages that need not be computed then; None: the fetched ones.
+        """
         if not tiers:
             return False
         slowest = self._slowest(tiers)
         page_s, token_s = self.page_seconds(slowest), self.token_seconds
-        if self._always or page_s is None or token_s is None or page_s < token_s * self._block_size:
+        if self._always or page_s is None or token_s is None:
+            return True
+        num_saved = len(tiers) if num_saved is None else num_saved
+        if page_s * len(tiers) < token_s * self._block_size * num_saved:
             return True
         self._num_refused[slowest] = (self._num_refused.get(slowest, 0) + 1) % (_TRY_AGAIN_AFTER + 1)
         return self._num_refused[slowest] == 0

@@ -1,8 +1,9 @@
-"""Copies every published page from the device to the tiers, while steps go on.
+"""Copies every published page, and every published snapshot of recurrent states, from the device to the tiers, while steps go on.
 
 A page is copied once, after it is full, and not when it is evicted: then its copy would have to be waited for, and a long
 prompt that evicts another one would move thousands of pages at once. So eviction costs nothing and loses nothing, except
-pages that were evicted before their turn to be copied.
+pages that were evicted before their turn to be copied. The same holds for snapshots, which are named by the hash of the last
+page before them; here both are called pages.
 """
 
 from __future__ import annotations
@@ -10,11 +11,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Final
 
-from jaxserve.kv.block_pool import BlockPool
 from jaxserve.kv.tiers.device import PageDevice, PendingPages
 from jaxserve.kv.tiers.stats import TierStats
 from jaxserve.kv.tiers.store import PageStore
@@ -22,24 +22,38 @@ from jaxserve.types import BlockHash, BlockId
 
 _log = logging.getLogger(__name__)
 
-MAX_COPIES: Final = 8
+_MAX_COPIES: Final = 8
 """Batches whose buffers may lie on the device at a time; further pages wait in the pool."""
+_MAX_COPY_BYTES: Final = 128 << 20
+"""Bytes of these batches, unless there is only one."""
 
 
 class PageSaver:
     """The pages that wait for their copy. `publish`, `save`, `forget` and `clear` belong to the engine's thread."""
 
-    def __init__(self, pool: BlockPool, device: PageDevice[Any], stores: Sequence[PageStore], stats: TierStats) -> None:
-        """Every page goes to all `stores`."""
-        self._pool = pool
+    def __init__(
+        self,
+        find: Callable[[BlockHash], BlockId | None],
+        device: PageDevice[Any],
+        stores: Sequence[PageStore],
+        stats: TierStats,
+        *,
+        name: Callable[[BlockHash], BlockHash] = lambda block_hash: block_hash,
+    ) -> None:
+        """Every page goes to all `stores`. find: returns where the device has a page, None if it was evicted. name: returns the name
+        that stores have for it."""
+        self._find = find
+        self._name = name
         self._device = device
+        batch_bytes = device.max_batch * device.layout.num_bytes
+        self._max_copies = max(1, min(_MAX_COPIES, _MAX_COPY_BYTES // batch_bytes))
         self._stores = stores
         self._stats = stats
         self._waiting: deque[BlockHash] = deque()
         self._copies: dict[Future[None], tuple[BlockHash, ...]] = {}
         self._lock = threading.Lock()
         self._coming: dict[BlockHash, int] = {}
-        """Copies of each page that wait or are under way, for other threads."""
+        """Copies that wait or are under way, by name, for other threads."""
         self._epoch = 0
         """Number of calls of `clear`."""
         self._storing = threading.Lock()
@@ -52,14 +66,14 @@ class PageSaver:
 
     def publish(self, block_hash: BlockHash) -> None:
         """Copy this page at the next `save`: the pool has it, and no step writes to it any more."""
-        if any(not store.num_leading([block_hash]) for store in self._stores):
+        if any(not store.num_leading([self._name(block_hash)]) for store in self._stores):
             self._waiting.append(block_hash)
             self._count_coming([block_hash], 1)
 
-    def is_coming(self, block_hash: BlockHash) -> bool:
-        """Return True if a copy of the page waits or is under way. Any thread may call it."""
+    def is_coming(self, name: BlockHash) -> bool:
+        """Return True if a copy of the page with this name in the stores waits or is under way. Any thread may call it."""
         with self._lock:
-            return block_hash in self._coming
+            return name in self._coming
 
     def save(self, unwritten: Collection[BlockId] = ()) -> None:
         """Start the copies of pages that wait, as many as may be under way.
@@ -67,11 +81,11 @@ class PageSaver:
         unwritten: pages whose content the device does not have yet.
         """
         self._copies = {copy: hashes for copy, hashes in self._copies.items() if not copy.done()}
-        while self._waiting and len(self._copies) < MAX_COPIES:
+        while self._waiting and len(self._copies) < self._max_copies:
             found: dict[BlockHash, BlockId] = {}
             while self._waiting and len(found) < self._device.max_batch:
                 block_hash = self._waiting.popleft()
-                block = self._pool.find(block_hash)
+                block = self._find(block_hash)
                 if block is None or block in unwritten or block_hash in found:
                     self._count_coming([block_hash], -1)
                     self._stats.failed("evicted_early", int(block is None))
@@ -118,7 +132,7 @@ class PageSaver:
                     if epoch != self._epoch:
                         return
                     for store in self._stores:
-                        store.put(block_hash, page)
+                        store.put(self._name(block_hash), page)
         except Exception as error:  # the step that computed the pages failed, or a store
             _log.warning("%d KV pages were not saved: %s", len(hashes), error)
             self._stats.failed("save", len(hashes))
@@ -127,9 +141,9 @@ class PageSaver:
 
     def _count_coming(self, hashes: Collection[BlockHash], change: int) -> None:
         with self._lock:
-            for block_hash in hashes:
-                count = self._coming.get(block_hash, 0) + change
+            for name in map(self._name, hashes):
+                count = self._coming.get(name, 0) + change
                 if count > 0:
-                    self._coming[block_hash] = count
+                    self._coming[name] = count
                 else:
-                    self._coming.pop(block_hash, None)
+                    self._coming.pop(name, None)

@@ -60,7 +60,7 @@ class PageServer:
         token: str,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`is_coming`: True for a page that will soon be in the stores. Raises ConfigError for an address in use."""
+        """`is_coming`: True for a page or snapshot that will soon be in the stores. Raises ConfigError for an address in use."""
         self._layout = layout
         self._stores = stores
         self._is_coming = is_coming
@@ -117,18 +117,28 @@ class PageServer:
 
     def _answer(self, entry: _Waiting) -> None:
         """Reply, or keep the request while its next page is on its way."""
-        request, hashes = entry.request, known_hashes(entry.request)
-        count = len(leading_tiers(self._stores, hashes))
-        if count < len(hashes) and self._is_coming(hashes[count]) and self._clock() < entry.deadline_s:
+        request, names = entry.request, known_hashes(entry.request)
+        may_wait = self._clock() < entry.deadline_s
+        if request.finds_first:
+            found = (i for i, name in enumerate(names) if self._has(name) or (may_wait and self._is_coming(name)))
+            count = next(found, len(names))
+        else:
+            count = len(leading_tiers(self._stores, names))
+        if may_wait and count < len(names) and not self._has(names[count]) and self._is_coming(names[count]):
             self._waiting.append(entry)
             return
-        rows: list[np.ndarray] = []
-        most = min(request.max_pages, max(1, MAX_REPLY_BYTES // self._layout.num_bytes))
-        for block_hash in hashes[: min(count, most)]:
-            row = np.empty(self._layout.num_bytes, np.uint8)
-            if not any(store.get([block_hash], [self._layout.views(row)]) for store in self._stores):
+        rows, checksums = list[np.ndarray](), list[bytes]()
+        for name in names[: min(count, request.max_pages)]:
+            layout = self._layout.of(name)
+            row = np.empty(layout.num_bytes, np.uint8)
+            if rows and sum(map(len, rows)) + len(row) > MAX_REPLY_BYTES:
+                break
+            if not any(store.get([name], [layout.views(row)]) for store in self._stores):
                 break  # evicted since it was counted
             rows.append(row)
-        checksums = [checksum(self._layout.views(row)) for row in rows]
+            checksums.append(checksum(layout.views(row)))
         header = sign(PageReply(request.nonce, count, checksums), self._token)
         self._socket.send_multipart([entry.client, *header, *(row.data for row in rows)], copy=False)
+
+    def _has(self, name: BlockHash) -> bool:
+        return any(store.num_leading([name]) for store in self._stores)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from jaxserve.kv.tiers.page import is_snapshot
 from jaxserve.types import BlockHash
 
 
@@ -17,6 +19,8 @@ class TierCounts:
     fetched_pages: Counter[str] = field(default_factory=Counter)
     """Pages that were restored to the device."""
     evicted_pages: Counter[str] = field(default_factory=Counter)
+    snapshots: Counter[str] = field(default_factory=Counter)
+    """Snapshots of recurrent states by tier and event: `host/stored`, `host/fetched`, `host/evicted`."""
     bytes_moved: Counter[str] = field(default_factory=Counter)
     """By tier and direction: `host/in`, `host/out`."""
     failures: Counter[str] = field(default_factory=Counter)
@@ -36,21 +40,34 @@ class TierStats:
         self._lock = threading.Lock()
         self._counts = TierCounts()
 
-    def stored(self, tier: str, num_bytes: int) -> None:
+    def stored(self, tier: str, name: BlockHash, num_bytes: int) -> None:
+        """Count a page or a snapshot that a tier has got."""
         with self._lock:
-            self._counts.stored_pages[tier] += 1
+            if is_snapshot(name):
+                self._counts.snapshots[f"{tier}/stored"] += 1
+            else:
+                self._counts.stored_pages[tier] += 1
             self._counts.bytes_moved[f"{tier}/in"] += num_bytes
 
-    def fetched(self, tier: str, num_pages: int, num_bytes: int) -> None:
+    def fetched(self, tier: str, names: Sequence[BlockHash], num_bytes: int) -> None:
+        """Count pages and snapshots that came back to the device from one tier."""
+        num_snapshots = sum(map(is_snapshot, names))
         with self._lock:
-            self._counts.fetched_pages[tier] += num_pages
+            if num_snapshots:
+                self._counts.snapshots[f"{tier}/fetched"] += num_snapshots
+            if num_snapshots < len(names):
+                self._counts.fetched_pages[tier] += len(names) - num_snapshots
             self._counts.bytes_moved[f"{tier}/out"] += num_bytes
 
-    def evicted(self, tier: str, block_hash: BlockHash) -> None:
+    def evicted(self, tier: str, name: BlockHash) -> None:
+        """Count a page or a snapshot that a tier has dropped for others."""
         with self._lock:
+            if is_snapshot(name):
+                self._counts.snapshots[f"{tier}/evicted"] += 1
+                return
             self._counts.evicted_pages[tier] += 1
             if self._evicted is not None:
-                self._evicted.append(block_hash)
+                self._evicted.append(name)
 
     def take_evicted(self) -> list[BlockHash]:
         """Return the hashes of pages that a tier has dropped since the last call."""

@@ -1,4 +1,4 @@
-"""The interface of a tier: put, get and count pages by hash."""
+"""The interface of a tier: put, get, find and count pages and snapshots by name."""
 
 from __future__ import annotations
 
@@ -10,23 +10,28 @@ from jaxserve.types import BlockHash
 
 
 class PageStore(Protocol):
-    """Pages by hash. All methods may be called from any thread. A page of a hash never changes."""
+    """Pages by their hash, and snapshots of recurrent states by `snapshot_name`. All methods may be called from any thread. What
+    has a name never changes."""
 
     @property
     def tier(self) -> str:
         """Name of the tier in metrics: `host`, `disk` or `peer`."""
         ...
 
-    def num_leading(self, hashes: Sequence[BlockHash]) -> int:
-        """Return how many pages are here, counted from the first up to the first that is not."""
+    def num_leading(self, names: Sequence[BlockHash]) -> int:
+        """Return how many of these are here, counted from the first up to the first that is not."""
         ...
 
-    def get(self, hashes: Sequence[BlockHash], pages: Sequence[Page]) -> int:
-        """Copy the pages of `hashes` into `pages`, up to the first that is not here; returns how many."""
+    def find_first(self, names: Sequence[BlockHash]) -> int | None:
+        """Return the index of the first of these that is here; None if none is."""
         ...
 
-    def put(self, block_hash: BlockHash, page: Page) -> None:
-        """Store a copy of a page. Does nothing if the hash is known."""
+    def get(self, names: Sequence[BlockHash], pages: Sequence[Page]) -> int:
+        """Copy what has these names into `pages`, up to the first that is not here; returns how many."""
+        ...
+
+    def put(self, name: BlockHash, page: Page) -> None:
+        """Store a copy. Does nothing if the name is known."""
         ...
 
     def clear(self) -> None:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from jaxserve.config import TierConfig
 from jaxserve.errors import ConfigError
 from jaxserve.kv.block_pool import BlockPool
+from jaxserve.kv.manager import KVManager
 from jaxserve.kv.page_changes import PageChanges
 from jaxserve.kv.tiers.device import PageDevice
 from jaxserve.kv.tiers.disk import DiskStore
 from jaxserve.kv.tiers.fetcher import PageFetcher
 from jaxserve.kv.tiers.host import HostStore
-from jaxserve.kv.tiers.page import PageLayout
+from jaxserve.kv.tiers.page import PageLayout, snapshot_name
 from jaxserve.kv.tiers.peer import PeerStore
 from jaxserve.kv.tiers.rule import FetchRule
 from jaxserve.kv.tiers.saver import PageSaver
 from jaxserve.kv.tiers.server import PageServer
+from jaxserve.kv.tiers.snapshots import Snapshots
 from jaxserve.kv.tiers.stats import TierStats
 from jaxserve.kv.tiers.store import PageStore
 from jaxserve.kv.tiers.wire import endpoint_of, split_addresses
@@ -36,8 +39,10 @@ class KVTiers:
         device: PageDevice[Any],
         block_size: int,
         changes: PageChanges | None = None,
+        snapshots: Snapshots | None = None,
     ) -> None:
-        """changes: gets pages that only a tier holds as well. Raises ConfigError."""
+        """changes: gets pages that only a tier holds as well. snapshots: those of a model with recurrent states. Raises
+        ConfigError."""
         self._pool = pool
         self._changes = changes
         token = config.kv_peer_token or ""
@@ -49,7 +54,14 @@ class KVTiers:
             PeerStore(device.layout, endpoint, token, config.kv_fetch_timeout, self.stats)
             for endpoint in peer_endpoints
         ]
-        self.saver = PageSaver(pool, device, self._stores, self.stats)
+        self._device = device
+        self._snapshots = snapshots
+        self.saver = PageSaver(partial(pool.find, rank=None), device, self._stores, self.stats)
+        self._snapshot_saver: PageSaver | None = None
+        if snapshots is not None:
+            self._snapshot_saver = PageSaver(
+                snapshots.find, snapshots.device, self._stores, self.stats, name=snapshot_name
+            )
         self.fetcher = PageFetcher(
             pool,
             device,
@@ -57,19 +69,40 @@ class KVTiers:
             self.rule,
             self.stats,
             peers=self._peers,
+            snapshots=snapshots,
             timeout_s=config.kv_fetch_timeout,
         )
         self._server: PageServer | None = None
         if config.kv_listen is not None:
             endpoint = endpoint_of(config.kv_listen, "--kv-listen", token)
-            self._server = PageServer(device.layout, self._stores, self.saver.is_coming, endpoint, token)
+            self._server = PageServer(device.layout, self._stores, self._is_coming, endpoint, token)
         if changes is not None:
             changes.is_kept = self.holds
 
     @property
     def is_saving(self) -> bool:
         """True if `save` should be called again soon, although no step follows."""
-        return self.saver.is_waiting
+        return any(saver.is_waiting for saver in self._savers)
+
+    @property
+    def _savers(self) -> tuple[PageSaver, ...]:
+        return (self.saver,) if self._snapshot_saver is None else (self.saver, self._snapshot_saver)
+
+    def _is_coming(self, name: BlockHash) -> bool:
+        """Return True if a copy of the page or snapshot of this name waits or is under way. Any thread may call it."""
+        return any(saver.is_coming(name) for saver in self._savers)
+
+    def follow(self, kv: KVManager) -> None:
+        """Copy from now on whatever pages and snapshots `kv` publishes."""
+        kv.on_publish = self.saver.publish
+        if self._snapshot_saver is not None:
+            for states in kv.groups.states:
+                states.on_publish = self._snapshot_saver.publish
+
+    def settle(self) -> None:
+        """Save everything that waits, and return when it is stored."""
+        for saver in self._savers:
+            saver.settle()
 
     def holds(self, block_hash: BlockHash) -> bool:
         """Return True if a store of this engine has the page, or will have it soon."""
@@ -80,20 +113,24 @@ class KVTiers:
         self.fetcher.write()
 
     def save(self) -> None:
-        """Start to copy published pages to the stores."""
-        self.saver.save(self.fetcher.unwritten)
+        """Start to copy published pages and snapshots to the stores."""
+        self.saver.save(self.fetcher.unwritten(self._device))
+        if self._snapshots is not None and self._snapshot_saver is not None:
+            self._snapshot_saver.save(self.fetcher.unwritten(self._snapshots.device))
         if self._changes is not None:
             self._note_dropped(self._changes, self.stats.take_evicted())
 
     def lose_device(self) -> None:
         """Drop work on pages of the device, which has lost them. The stores keep theirs."""
-        self.saver.forget()
+        for saver in self._savers:
+            saver.forget()
         self.fetcher.lose_writes()
 
     def clear(self) -> None:
         """Forget the pages of all tiers of this engine, and those on their way."""
         self.fetcher.give_up()
-        self.saver.clear()
+        for saver in self._savers:
+            saver.clear()
         for store in self._stores:
             store.clear()
         if self._changes is not None:
@@ -105,13 +142,14 @@ class KVTiers:
         for peer in self._peers:
             peer.close()
         self.fetcher.close()
-        self.saver.close()
+        for saver in self._savers:
+            saver.close()
         for store in self._stores:
             store.close()
 
     def _note_dropped(self, changes: PageChanges, hashes: list[BlockHash]) -> None:
         for block_hash in hashes:
-            if self._pool.find(block_hash) is None:
+            if self._pool.find(block_hash, rank=None) is None:
                 changes.remove(block_hash)
 
 

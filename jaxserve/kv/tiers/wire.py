@@ -23,6 +23,7 @@ from jaxserve.types import BlockHash
 MAX_HASHES: Final = 4096
 """Pages that one request may name."""
 MAX_REQUEST_BYTES: Final = 1 << 18
+"""At least MAX_HASHES names of snapshots."""
 MAX_REPLY_BYTES: Final = 32 << 20
 """Bytes of the pages of one reply, unless a single page is larger."""
 
@@ -32,7 +33,7 @@ class WireError(JaxserveError):
 
 
 class PageRequest(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Asks how many pages of a prefix the peer has, or for those pages."""
+    """Asks how many pages of a prefix the peer has, or for those pages. Snapshots have names in place of hashes."""
 
     nonce: bytes
     """Repeated by the reply."""
@@ -43,6 +44,8 @@ class PageRequest(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Pages wanted at most; 0: only their number."""
     wait_s: float = 0.0
     """Seconds that the answer may wait for pages that are on their way from the device."""
+    finds_first: bool = False
+    """True: which of the names is the first that the peer has, instead of how many leading ones."""
 
 
 class PageReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -50,7 +53,7 @@ class PageReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
 
     nonce: bytes
     count: int
-    """Leading pages of the request that the peer has."""
+    """Leading pages of the request that the peer has; with `finds_first` the index of the first that it has, or the number of names."""
     checksums: list[bytes] = []
     """Checksum of each page that follows, the first pages of the request."""
 

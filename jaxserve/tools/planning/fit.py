@@ -17,7 +17,7 @@ from jaxserve.runner.buckets import largest_step_work, resolve_limits
 from jaxserve.runner.cache_sizes import CacheSizes
 from jaxserve.runner.images.encoder import ImageShape, encoder_bytes, image_settings, rows_shape
 from jaxserve.runner.inputs import DraftModel, Program, programs
-from jaxserve.runner.limits import Limits, check_cache, make_limits, make_policy, with_cache_groups
+from jaxserve.runner.limits import Limits, make_limits, make_policy, with_cache_groups
 from jaxserve.runner.memory import DeviceMemory, kv_bytes_left
 from jaxserve.runner.slots import slots_bytes
 from jaxserve.runner.speculation.model import draft_source, make_draft_model
@@ -73,7 +73,6 @@ def model_sizes(config: Config, decoder: DecoderConfig, device: Device) -> Sizes
 def make_fit(config: Config, decoder: DecoderConfig, device: Device) -> Fit:
     """Divide the memory as the engine would. Raises DoesNotFitError, or another StartupError, with one line."""
     decoder = with_cache_groups(config, decoder.for_devices(config.parallel.tensor_parallel_size))
-    check_cache(config, decoder)
     config = image_settings(config, decoder, device.platform)
     sizes = model_sizes(config, decoder, device)
     weights = held_bytes(device, sizes, sizes.weights_bytes)

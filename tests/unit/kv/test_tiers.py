@@ -14,8 +14,9 @@ import pytest
 
 from jaxserve.config import TierConfig
 from jaxserve.errors import ConfigError
-from jaxserve.executor.fake_models import FakePages
+from jaxserve.executor.fake_pages import FakePages
 from jaxserve.kv.block_pool import BlockPool
+from jaxserve.kv.prefix import MissingPrefix
 from jaxserve.kv.tiers.fetcher import PageFetcher
 from jaxserve.kv.tiers.host import HostStore
 from jaxserve.kv.tiers.page import Page
@@ -265,13 +266,16 @@ class BrokenStore:
 
     tier = "host"
 
-    def num_leading(self, hashes: Sequence[BlockHash]) -> int:
-        return len(hashes)
+    def num_leading(self, names: Sequence[BlockHash]) -> int:
+        return len(names)
 
-    def get(self, hashes: Sequence[BlockHash], pages: Sequence[Page]) -> int:
+    def find_first(self, names: Sequence[BlockHash]) -> int | None:
+        return 0
+
+    def get(self, names: Sequence[BlockHash], pages: Sequence[Page]) -> int:
         raise OSError("the memory is unhappy")
 
-    def put(self, block_hash: BlockHash, page: Page) -> None: ...
+    def put(self, name: BlockHash, page: Page) -> None: ...
 
     def clear(self) -> None: ...
 
@@ -281,13 +285,13 @@ class BrokenStore:
 def test_fetch_that_raises_ends_and_is_counted() -> None:
     stats, rule = TierStats(), FetchRule(4)
     fetcher = PageFetcher(BlockPool(8), FakePages(np.zeros((8, 4), np.int64)), [BrokenStore()], rule, stats)
-    assert fetcher.begin(RequestId("r"), [BlockHash(b"0")], 0)
+    assert fetcher.begin(RequestId("r"), MissingPrefix([BlockHash(b"0")], 0))
     ended = []
     while not ended:
         ended = fetcher.poll(0.01)
     assert ended == ["r"]
     assert stats.take().failures == {"fetch": 1}
-    assert not fetcher.begin(RequestId("r"), [BlockHash(b"0")], 0), "a request tries a page once"
+    assert not fetcher.begin(RequestId("r"), MissingPrefix([BlockHash(b"0")], 0)), "a request tries a page once"
     fetcher.close()
 
 
@@ -297,7 +301,7 @@ class SlowStore(BrokenStore):
     def __init__(self) -> None:
         self.gate = threading.Event()
 
-    def get(self, hashes: Sequence[BlockHash], pages: Sequence[Page]) -> int:
+    def get(self, names: Sequence[BlockHash], pages: Sequence[Page]) -> int:
         self.gate.wait()
         return 0
 
@@ -306,7 +310,7 @@ def test_fetch_without_progress_is_given_up() -> None:
     now, store, stats = [0.0], SlowStore(), TierStats()
     device = FakePages(np.zeros((8, 4), np.int64))
     fetcher = PageFetcher(BlockPool(8), device, [store], FetchRule(4), stats, timeout_s=2.0, clock=lambda: now[0])
-    assert fetcher.begin(RequestId("r"), [BlockHash(b"0")], 0)
+    assert fetcher.begin(RequestId("r"), MissingPrefix([BlockHash(b"0")], 0))
     assert fetcher.poll() == []
     now[0] = 2.5
     assert fetcher.poll() == ["r"]
