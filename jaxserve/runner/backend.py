@@ -105,7 +105,7 @@ def attention_notes(
     backend = choose_backend(config, decoder, chip, dtype, kv_dtype)
     if decoder.latent is not None and backend == "mosaic_gpu":
         notes.append(
-            "attention: decode steps by our kernel for Hopper, which reads each vector once; prompts by XLA, in loops"
+            "attention: our kernel for Hopper; every step is one CUDA graph, but for prompts of many tokens a step"
         )
     elif decoder.latent is not None:
         pass

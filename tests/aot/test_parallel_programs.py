@@ -12,6 +12,7 @@ from math import prod
 
 import jax.numpy as jnp
 import pytest
+from jaxserve_kernels.backend import Backend
 
 from jaxserve.layers.cache import group_shapes, pool_shapes
 from jaxserve.layers.policy import Exchange, plain
@@ -120,21 +121,23 @@ LATENT = replace(
 """A layer of DeepSeek-V2-Lite: 16 heads over vectors of 576 numbers."""
 
 
-def test_data_ranks_divide_latent_vectors_and_exchange_values_of_heads() -> None:
+@pytest.mark.parametrize("backend", ["reference", "mosaic_gpu"])
+@pytest.mark.parametrize("program", [DECODE, MIXED], ids=["decode", "mixed"])
+def test_data_ranks_divide_latent_vectors_and_exchange_values_of_heads(backend: Backend, program: Program) -> None:
     """The sums of latent vectors, four times as wide as the values that are made of them, are not exchanged."""
     if not H200.has_compiler:
         pytest.skip(f"{H200.compiler} is not installed: nothing compiled for {H200.platform}")
     shape = MeshShape(4, data=2)
-    skeleton = make_skeleton(LATENT, replace(plain(jnp.dtype("bfloat16")), fused_for=8, mesh=shape))
+    skeleton = make_skeleton(LATENT, replace(plain(jnp.dtype("bfloat16")), backend=backend, fused_for=8, mesh=shape))
     sharding = make_sharding(LATENT, shape, described_devices(H200.device, 8))
     pool_shape = (1, 2 * NUM_PAGES, 1, 16, 576)
     pool = group_shapes(LATENT.cache.groups[0], 2 * NUM_PAGES, 16, "bfloat16", "bfloat16")
-    lowered = lower(skeleton, sharding, DECODE, (pool,), replace(GENERATION, step=forward))
+    lowered = lower(skeleton, sharding, program, (pool,), replace(GENERATION, step=forward))
     step = lowered.compile({"xla_gpu_autotune_level": 0})
     text, memory = step.as_text(), step.memory_analysis()
     assert text is not None
     assert memory is not None
-    counted = step_collectives(make_sizes(skeleton), DECODE.num_tokens, num_rows=1)
+    counted = step_collectives(make_sizes(skeleton), program.num_tokens, num_rows=1)
     assert _sums(compiled_collectives(text)) == _sums(counted)
     own_shape = sharding.place((None, "pages")).shard_shape(pool_shape)
     assert own_shape == (1, NUM_PAGES, 1, 16, 576)

@@ -1,15 +1,15 @@
-"""Decode attention over latent vectors by the PTX that the compiler makes of its kernel, in several orders of events."""
+"""Attention over latent vectors by the PTX that the compiler makes of its kernel, in several orders of events."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxserve_kernels.latent_attention.cases import CASES, LAYER, Case, error, operands
+from jaxserve_kernels.paged_attention import ragged_layout
 
 from tests.ptx.launch import emulated
 from tests.ptx.machine import Schedule
@@ -26,16 +26,21 @@ MUTATED = Case((1, 1, 1), (5, 0, 330), num_heads=5, width=320, value_width=256)
 """Seven tiles and several units for each of two programs, with a ring of two tiles."""
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.rows.is_decode], ids=str)
-def test_decode_equals_dense_softmax_in_any_order(case: Case) -> None:
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_kernel_equals_dense_softmax_in_any_order(case: Case) -> None:
     given = operands(case)
-    q, pages, tables, lengths, _ = map(jnp.asarray, given)
+    q, pages, tables, lengths, starts = map(jnp.asarray, given)
+    options = {"value_width": case.value_width, "scoring": case.scoring, "tuning": case.few_programs}
     with emulated():
-        from jaxserve_kernels.latent_attention.gpu import decode
+        from jaxserve_kernels.latent_attention.gpu import attention
 
-        options = {"value_width": case.value_width, "scoring": case.scoring, "tuning": case.few_programs}
-        attend = partial(decode.decode, **options)
-        found = np.asarray(jax.jit(attend)(q, pages, jnp.int32(LAYER), tables, lengths))
+        def attend(*pool: jax.Array) -> jax.Array:
+            if case.rows.is_decode:
+                return attention.decode_attention(q, *pool, **options)
+            ragged = ragged_layout(starts, jnp.int32(case.rows.num_decode_rows), num_tokens=len(q))
+            return attention.mixed_attention(q, *pool, ragged, **options)
+
+        found = np.asarray(attend(pages, jnp.int32(LAYER), tables, lengths))
     assert error(case, given, found) <= 1
 
 

@@ -85,19 +85,20 @@ def run(case: Case, given: Operands, backend: Backend, *, is_emulated: bool = Fa
     q, pages, tables, lengths, query_starts = as_arrays(given)
     pool = (q, pages, jnp.int32(LAYER), tables, lengths)
     options: dict[str, Any] = {"value_width": case.value_width, "scoring": case.scoring}
-    if case.rows.is_decode and is_emulated:
-        from jaxserve_kernels.latent_attention.gpu import decode
-
-        return decode.decode(*pool, **options, tuning=case.few_programs, is_emulated=True)
-    if case.rows.is_decode:
+    if case.rows.is_decode and not is_emulated:
         return decode_attention(*pool, **options, backend=backend)
-    num_decode_rows = jnp.int32(case.rows.num_decode_rows)
-    ragged = ragged_layout(query_starts, num_decode_rows, num_tokens=len(given.q))
-    if is_emulated:
-        from jaxserve_kernels.latent_attention.gpu import attention
+    ragged = ragged_layout(query_starts, jnp.int32(case.rows.num_decode_rows), num_tokens=len(given.q))
+    if not is_emulated:
+        return mixed_attention(*pool, ragged, **options, backend=backend)
+    from jaxserve_kernels.latent_attention.gpu import attention
 
-        return attention.mixed_attention(*pool, ragged, **options, is_emulated=True)
-    return mixed_attention(*pool, ragged, **options, backend=backend)
+    options |= {"tuning": case.few_programs, "is_emulated": True}
+    found: Array = (
+        attention.decode_attention(*pool, **options)
+        if case.rows.is_decode
+        else attention.mixed_attention(*pool, ragged, **options)
+    )
+    return found
 
 
 def error(case: Case, given: Operands, out: Any) -> float:
@@ -120,8 +121,11 @@ CASES = (
     Case((1, 1), (200, 16), num_heads=128, dtype="float16", page_size=64),
     Case((1, 1), (600, 1300), num_heads=20, num_pages=400),
     Case((1, 1, 9, 70, 1, 0), (40, 1, 9, 133, 21, 0), num_heads=4, padding=3),
+    Case((4, 1, 3, 4, 2, 0), (130, 64, 66, 4, 321, 0), padding=2),
+    Case((2, 2), (65, 300), num_heads=80),
 )
 """Ragged, empty and one-token rows; borders of pages and tiles; page numbers far apart; heads that fill one tile of
-64, none and several; rows of one part and of several."""
+64, none and several; rows of one part and of several; drafts to verify, as many as
+tiles have tokens and fewer, whose keys begin a tile."""
 SLOW = CASES
 BACKENDS: tuple[Backend, ...] = ("mosaic_gpu",)

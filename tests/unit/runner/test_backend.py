@@ -300,7 +300,7 @@ NOTES = [
 @pytest.mark.skipif(not HAS_MOSAIC, reason="this jax has no Mosaic GPU kernels")
 def test_plans_say_which_steps_over_latent_vectors_have_a_kernel() -> None:
     (note,) = attention_notes(_config(), LATENT, HOPPER, BFLOAT16, BFLOAT16)
-    assert note.startswith("attention: decode steps by our kernel for Hopper")
+    assert "prompts of many tokens a step" in note
     assert attention_notes(_config(), LATENT, ADA, BFLOAT16, BFLOAT16) == ()
 
 

@@ -4,7 +4,8 @@ The design of FlashMLA (https://github.com/deepseek-ai/FlashMLA). Two workers (c
 heads of one row: the sums of 64 x 512 numbers are more registers than one has. The first worker computes scores and their
 softmax, and puts weights and decays into shared memory; each worker multiplies the weights with its half of the
 values. A third warpgroup fetches tiles of vectors into a ring. The grid is persistent, and a unit of work is a part of a row
-(see `splits`) and a tile of heads; another kernel joins the parts (`join_kernel`).
+(see `splits`) and a tile of heads; another kernel joins the parts (`join_kernel`). A row may be a tile of several tokens of a row
+of the page tables (`query_tiles`), with heads of one after those of the one before.
 
 Letters: B rows, N query heads, C tiles of heads, G heads of a tile, W width of a vector, V its first numbers, which are its
 value, S slots per page, M pages per row, U parts.
@@ -12,6 +13,7 @@ value, S slots per page, M pages per row, U parts.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -22,6 +24,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxserve_kernels.latent_attention.gpu import MOST_HEADS, head_tiles
+from jaxserve_kernels.latent_attention.gpu.query_tiles import QueryTiles
 from jaxserve_kernels.paged_attention.gpu import join_kernel, tiles
 from jaxserve_kernels.paged_attention.gpu.splits import Cutting, Parts, make_cutting
 from jaxserve_kernels.paged_attention.gpu.tiles import MASKED, PageReader
@@ -52,6 +55,8 @@ class _Refs(NamedTuple):
     latents: Any
     layer: Any
     tables: Any
+    table_rows: Any
+    token_counts: Any
     lengths: Any
     num_parts: Any
     part_rows: Any
@@ -68,6 +73,9 @@ class _Kernel:
     num_head_tiles: int
     heads: int
     """Heads of a tile: a multiple of `SUBLANES`."""
+    num_tokens: int
+    """Tokens whose heads are the heads of a row."""
+    heads_of_token: int
     width: int
     value_width: int
     max_pages: int
@@ -115,22 +123,31 @@ def decode(
     q: Float[Array, "B N W"],
     pages: Float[Array, "L P 1 S W"],
     layer: Int[Array, ""],
-    block_tables: Int[Array, "B M"],
+    block_tables: Int[Array, "_ M"],
     kv_lengths: Int[Array, "B"],
     *,
     value_width: int,
     scoring: Scoring,
     tuning: DecodeTuning,
+    segments: QueryTiles | None = None,
     is_emulated: bool = False,
 ) -> Float[Array, "B N V"]:
-    """Return each row's weighted sums of the values of its first `kv_lengths` vectors; zeros for rows of length 0."""
+    """Return each row's weighted sums of the values of its first `kv_lengths` vectors; zeros for rows of length 0.
+
+    segments: the rows are its tiles; `kv_lengths` are then those of their last tokens.
+    """
     num_rows, num_heads, width = q.shape
     num_pages, page_size = pages.shape[1], pages.shape[3]
     num_head_tiles, heads = head_tiles(num_heads)
+    num_tokens = 1 if segments is None else segments.size
+    table_rows = jnp.arange(num_rows, dtype=jnp.int32) if segments is None else segments.tiles.rows
+    token_counts = jnp.ones(num_rows, jnp.int32) if segments is None else segments.tiles.counts
     longest = block_tables.shape[1] * page_size
     kernel = _Kernel(
         num_head_tiles=num_head_tiles,
         heads=heads,
+        num_tokens=num_tokens,
+        heads_of_token=num_heads // num_tokens,
         width=width,
         value_width=value_width,
         max_pages=block_tables.shape[1],
@@ -143,18 +160,24 @@ def decode(
     padded = jnp.pad(q, ((0, 0), (0, num_head_tiles * heads - num_heads), (0, 0)))
     parts = kernel.cutting.cut(jnp.zeros_like(kv_lengths), -(-kv_lengths // tuning.tile))
     queries = padded.reshape(num_rows, num_head_tiles, heads, width)
-    values, stats = _launch(kernel, queries, pages, layer, block_tables, kv_lengths, parts)
+    where = tiles.whole(jnp.reshape(layer, (1,)), block_tables, table_rows, token_counts, kv_lengths)
+    values, stats = _launch(kernel, queries, pages, where, parts)
     joined = join_kernel.join(parts, values, stats, None, q.dtype, typical_parts=kernel.cutting.parallel)
     return joined[:, :num_heads]
+
+
+def part_bytes(num_rows: int, num_heads: int, value_width: int, longest: int, tuning: DecodeTuning) -> int:
+    """Return the bytes of the results of all parts that rows of up to `longest` keys may have."""
+    num_head_tiles, heads = head_tiles(num_heads)
+    cutting = make_cutting(tuning, num_rows, num_head_tiles, tuning.programs, longest)
+    return cutting.num_parts * num_head_tiles * heads * value_width * 4
 
 
 def _launch(
     kernel: _Kernel,
     q: Float[Array, "B C G W"],
     pages: Float[Array, "L P 1 S W"],
-    layer: Int[Array, ""],
-    block_tables: Int[Array, "B M"],
-    kv_lengths: Int[Array, "B"],
+    where: Sequence[Array],
     parts: Parts,
 ) -> tuple[Float[Array, "U C G V"], Float[Array, "U C 2 G"]]:
     """Return the results of the parts: weighted values, then maxima and sums. Parts that do not exist stay unwritten."""
@@ -173,7 +196,6 @@ def _launch(
         # Reductions of a row are those of four threads, by shuffles.
         compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),
     )
-    where = tiles.whole(jnp.reshape(layer, (1,)), block_tables, kv_lengths)
     of_parts = (parts.num_parts, parts.rows, parts.first_tiles, parts.counts)
     return launch(q, pages.reshape(-1, kernel.width), *where, *of_parts)
 
@@ -249,7 +271,7 @@ def _attend(
 ) -> tuple[Array, Array, Array]:
     """Return the first half of the weighted values, the maximum and the sum of one unit's tiles."""
     q_tile, _ = scratch["q_or_out"]
-    tile, end = kernel.tuning.tile, refs.lengths[unit.row]
+    tile, ends = kernel.tuning.tile, _ends(kernel, refs, unit)
 
     def step(i: Any, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         values, maximum, total = carry
@@ -259,7 +281,7 @@ def _attend(
         queries = q_tile.at[tiles.anew(0, slot, kernel.width)]
         scores = tiles.scores(kernel.scoring, tiles.product(queries, vectors.transpose((1, 0))))
         keys = (unit.first + i) * tile + tiles.iota((_ROWS, tile), 1)
-        scores = jnp.where(keys < end, scores, MASKED)
+        scores = jnp.where(keys < ends, scores, MASKED)
         new_maximum = jnp.maximum(maximum, scores.max(axis=1))
         decay = jnp.exp2(maximum - new_maximum)
         weights = jnp.exp2(scores - tiles.across(new_maximum, tile))
@@ -275,6 +297,16 @@ def _attend(
 
     start = tiles.zeros(_ROWS, kernel.half), tiles.row_vector(MASKED, _ROWS), tiles.row_vector(0.0, _ROWS)
     return jax.lax.fori_loop(0, unit.count, step, start)
+
+
+def _ends(kernel: _Kernel, refs: _Refs, unit: _Unit) -> Any:
+    """Return the end of the keys that each row of the matmul sees: of one token before another it is one less."""
+    end = refs.lengths[unit.row]
+    if kernel.num_tokens == 1:
+        return end
+    token = jax.lax.div(tiles.row_numbers(_ROWS), jnp.int32(kernel.heads_of_token))
+    later = jnp.maximum(refs.token_counts[unit.row] - 1 - token, 0)
+    return tiles.across(end - later, kernel.tuning.tile)
 
 
 def _work_with_weights(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any]) -> None:
@@ -348,10 +380,11 @@ def _fetch(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any]) -> None:
         unit = kernel.unit(turn, refs)
         last_page = jax.lax.div(refs.lengths[unit.row] - 1, jnp.int32(reader.page_size))
         last_page = jnp.minimum(last_page, kernel.max_pages - 1)
+        table_row = refs.table_rows[unit.row]
 
         def step(i: Any, pages: tuple[Array, ...]) -> tuple[Array, ...]:
             tile = unit.first + i
-            following = reader.pages(refs.tables, unit.row, tile + 1, last_page)  # the copies hide their latency
+            following = reader.pages(refs.tables, table_row, tile + 1, last_page)  # the copies hide their latency
             taken = done + i
             slot = kernel.slot(taken)
             pl.when(taken >= stages)(lambda: plgpu.barrier_wait(scratch["free"].at[slot]))
@@ -359,7 +392,7 @@ def _fetch(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any]) -> None:
             reader.fetch(refs.latents, pages, layer, jnp.int32(0), tile, target, barrier)
             return following
 
-        first = reader.pages(refs.tables, unit.row, unit.first, last_page)
+        first = reader.pages(refs.tables, table_row, unit.first, last_page)
         jax.lax.fori_loop(0, unit.count, step, first)
         return done + unit.count
 
