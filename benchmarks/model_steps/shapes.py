@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.decoder import CheckpointQuantization, DecoderConfig
 from jaxserve.models.registry import decoder_config
+from jaxserve.quant.names import NO_QUANTIZATION
 
 
 @dataclass(frozen=True)
@@ -18,12 +19,23 @@ class Model:
     layers: tuple[int, ...]
     """One layer of each kind."""
     quantization: str = "none"
+    blocks: tuple[dict[str, str], ...] = ()
+    """Block types of the matrices of each of these layers, by their names in a layer, for a GGUF file."""
 
     def decoder(self, num_devices: int) -> DecoderConfig:
         """Return the decoder with the layers that differ, for devices that split its heads."""
         whole = decoder_config(self.config)
         layers = tuple(whole.layers[index] for index in self.layers)
-        return replace(whole, layers=layers).for_devices(num_devices)
+        stored = CheckpointQuantization(NO_QUANTIZATION, stored_kinds=self._stored_kinds) if self.blocks else None
+        return replace(whole, layers=layers, stored=stored).for_devices(num_devices)
+
+    @property
+    def _stored_kinds(self) -> tuple[tuple[str, str], ...]:
+        return tuple(
+            (f"model.layers.{index}.{name}", kind)
+            for index, kinds in enumerate(self.blocks)
+            for name, kind in kinds.items()
+        )
 
 
 QWEN3_6_35B = Model(
@@ -112,10 +124,24 @@ QWEN3_8B_BLOCKS = Model(
     layers=(0,),
     quantization="fp8-block-weight-only",
 )
+_Q4_K = {
+    **{f"self_attn.{name}_proj": "Q4_K" for name in "qkvo"},
+    **{f"mlp.{name}_proj": "Q4_K" for name in ("gate", "up", "down")},
+}
+QWEN3_8B_GGUF = replace(
+    QWEN3_8B_BLOCKS,
+    title="Qwen3-8B, GGUF Q4_K_M",
+    layers=(0, 4),
+    quantization="gguf-weight-only",
+    blocks=(_Q4_K | {"self_attn.v_proj": "Q6_K", "mlp.down_proj": "Q6_K"}, _Q4_K),
+)
+QWEN3_8B_NVFP4 = replace(QWEN3_8B_BLOCKS, title="Qwen3-8B, NVFP4", quantization="nvfp4-weight-only")
 MODELS = {
     "qwen3.6-35b": QWEN3_6_35B,
     "gemma-4-26b": GEMMA_4_26B,
     "deepseek-v3": DEEPSEEK_V3,
     "deepseek-v3-blocks": DEEPSEEK_V3_BLOCKS,
     "qwen3-8b-blocks": QWEN3_8B_BLOCKS,
+    "qwen3-8b-gguf": QWEN3_8B_GGUF,
+    "qwen3-8b-nvfp4": QWEN3_8B_NVFP4,
 }

@@ -127,13 +127,14 @@ def make_case(model: Model, device: Device, num_devices: int, kind: ProgramKind,
     data_size: groups of these devices, each of which has the requests, the cache and the heads of its own (data parallelism).
     """
     tensor_size = num_devices // data_size
+    decoder = model.decoder(tensor_size)
+    expert_size = 1 if decoder.experts is None else num_devices
     config = Config(
         model=ModelConfig(model="any", dtype="bfloat16", quantization=model.quantization),
         parallel=ParallelConfig(
-            tensor_parallel_size=tensor_size, data_parallel_size=data_size, expert_parallel_size=num_devices
+            tensor_parallel_size=tensor_size, data_parallel_size=data_size, expert_parallel_size=expert_size
         ),
     )
-    decoder = model.decoder(tensor_size)
     skeleton = make_skeleton(decoder, make_policy(config, decoder, planned_chip(device)))
     sharding = make_sharding(decoder, mesh_shape(config.parallel), described_devices(device, num_devices))
     counts = [NUM_PAGES * data_size if group.has_pages else NUM_STATES for group in decoder.cache.groups]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import ml_dtypes
 import numpy as np
+from jaxserve_kernels.tpu_words import LANES, UNIT
 
 if TYPE_CHECKING:
     from jaxserve.quant.format import Format
@@ -103,6 +104,12 @@ class MatrixSpec:
     def shape(self) -> tuple[int, ...]:
         """`[out, in]`, or `[experts, out, in]`."""
         return (*self._experts, self.out_dim, self.in_dim)
+
+    @property
+    def has_words(self) -> bool:
+        """True for a TPU if each device has whole words and lanes of the matrix: see `jaxserve_kernels.tpu_words`."""
+        is_whole = self.in_dim % (UNIT * self.num_input_shards) == self.out_dim % (LANES * self.num_output_shards) == 0
+        return self.platform == "tpu" and is_whole
 
     def array(self, shape: tuple[int, ...], axes: Axes, dtype: Any) -> ArraySpec:
         """Declare an array of one matrix; those of all experts come first."""

@@ -13,8 +13,8 @@ w = d * (u - zero), or w = d * u - m. On a device the blocks of 16 rows ("output
         Q4_K, Q5_K   6-bit factors of d [8, 16], of m [8, 16]; d [16], m [16] float16
         Q6_K         int8 factors of d for every 16 inputs [16, 16]; d [16] float16
 
-So a vector of 4-byte lanes holds 4 neighbouring inputs of each output, which is what dot products of bytes take. Numpy
-only: processes without jax read these types, too. Source of the types: ggml-quants.h and its scalar code in ggml (MIT).
+So a vector of 4-byte lanes holds 4 neighbouring inputs of each output, which is what dot products of bytes take. TPUs have
+another layout, `tpu_words`. Numpy only: processes without jax read these types, too. Source of the types: ggml-quants.h and its scalar code in ggml (MIT).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ BLOCK_KINDS: Final[Mapping[str, BlockKind]] = MappingProxyType(
 """By ggml's name."""
 
 
-class _Blocks(NamedTuple):
+class Blocks(NamedTuple):
     """Blocks of a file, taken apart: R rows, B blocks of each."""
 
     codes: np.ndarray  # uint8 (R, B, inputs)
@@ -99,7 +99,7 @@ class _Blocks(NamedTuple):
 def pack_tiles(kind: BlockKind, stored: np.ndarray) -> np.ndarray:
     """Return uint8 `[rows / 16, blocks, tile_bytes]` of a file's blocks, uint8 `[rows, bytes of a row]`."""
     num_rows, num_tiles = len(stored), len(stored) // TILE
-    blocks = _take_apart(kind, stored.reshape(num_rows, -1, kind.stored_bytes))
+    blocks = take_apart(kind, stored.reshape(num_rows, -1, kind.stored_bytes))
     shape = (num_tiles, blocks.codes.shape[1])
     codes = blocks.codes.reshape(num_tiles, TILE, shape[1], kind.num_groups, 8, 4)
     codes = np.ascontiguousarray(codes.transpose(0, 2, 3, 4, 1, 5))  # (tiles, blocks, groups, step, output, byte)
@@ -130,7 +130,7 @@ def _gathered_bits(codes: np.ndarray, width: int) -> np.ndarray:
     return np.bitwise_or.reduce(codes << shifts, axis=3, keepdims=True)
 
 
-def _take_apart(kind: BlockKind, blocks: np.ndarray) -> _Blocks:
+def take_apart(kind: BlockKind, blocks: np.ndarray) -> Blocks:
     """Take apart uint8 (R, B, stored_bytes)."""
     if kind.name == "Q6_K":
         return _take_q6_k(blocks)
@@ -146,27 +146,27 @@ def _take_apart(kind: BlockKind, blocks: np.ndarray) -> _Blocks:
     if kind.bits == 5:
         fifth = blocks[..., 16:48][..., None, :] >> np.arange(8, dtype=np.uint8)[:, None] & 1
         codes = codes | fifth << 4
-    return _Blocks(codes.reshape(*blocks.shape[:2], -1), (of_d, of_m), scales)
+    return Blocks(codes.reshape(*blocks.shape[:2], -1), (of_d, of_m), scales)
 
 
-def _take_one_level(kind: BlockKind, blocks: np.ndarray) -> _Blocks:
+def _take_one_level(kind: BlockKind, blocks: np.ndarray) -> Blocks:
     scales = tuple(_float16(blocks[..., at : at + 2]) for at in range(0, 2 * (1 + kind.has_minimum), 2))
     if kind.bits == 8:
-        return _Blocks(blocks[..., 2:] ^ 128, (), scales)  # two's complement, 128 too large
+        return Blocks(blocks[..., 2:] ^ 128, (), scales)  # two's complement, 128 too large
     nibbles = blocks[..., -16:]
     codes = np.concatenate([nibbles & 15, nibbles >> 4], axis=-1)
     if kind.bits == 5:
         codes = codes | np.unpackbits(blocks[..., -20:-16], axis=-1, bitorder="little") << 4
-    return _Blocks(codes, (), scales)
+    return Blocks(codes, (), scales)
 
 
-def _take_q6_k(blocks: np.ndarray) -> _Blocks:
+def _take_q6_k(blocks: np.ndarray) -> Blocks:
     shape = blocks.shape[:2]
     low = blocks[..., 0:128].reshape(*shape, 2, 1, 64)
     nibbles = np.concatenate([low & 15, low >> 4], axis=-2).reshape(*shape, 2, 4, GROUP)
     high = blocks[..., 128:192].reshape(*shape, 2, 1, GROUP) >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
     codes = (nibbles | high << 4).reshape(*shape, -1)
-    return _Blocks(codes, (blocks[..., 192:208],), (_float16(blocks[..., 208:210]),))
+    return Blocks(codes, (blocks[..., 192:208],), (_float16(blocks[..., 208:210]),))
 
 
 def _float16(pairs: np.ndarray) -> np.ndarray:

@@ -1,6 +1,7 @@
 """NVFP4: 4-bit e2m1 numbers in blocks, each with an e4m3 scale, under float32 scales of the whole matrix.
 
-    values  uint8 `[..., I / 2]`, the bits of two numbers in a byte, the first in its low half (see `mxfp4` for the numbers)
+    values  uint8 `[..., I / 2]`, the bits of two numbers in a byte, the first in its low half (see `mxfp4` for the numbers); on TPUs
+            int32 `[I / 8, O]`, see `tpu_words`
     blocks  float8_e4m3fn `[G, O]`, the scale of each block of I / G neighbouring inputs
     matrix  float32 `[2, O]`, for each output a factor and a divisor: exporters store one of the two, and the other is 1
 
@@ -16,10 +17,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt8
+from jaxtyping import Array, Float, Int, Int32, UInt8
 
 from jaxserve_kernels.backend import NATIVE, Backend
 from jaxserve_kernels.matmul.gpu import grouped_choice
+from jaxserve_kernels.matmul.tpu import words_choice
 from jaxserve_kernels.mxfp4 import numbers_at, places_of
 from jaxserve_kernels.native import float4
 
@@ -49,7 +51,7 @@ def dequantize(values: UInt8[Array, "O P"], scales: TwoLevelScales, dtype: jnp.d
 
 def matmul(
     x: Float[Array, "T I"],
-    values: UInt8[Array, "O P"],
+    values: UInt8[Array, "O P"] | Int32[Array, "W O"],
     scales: TwoLevelScales,
     num_rows: Int[Array, ""] | None = None,
     *,
@@ -57,11 +59,13 @@ def matmul(
 ) -> Float[Array, "T O"]:
     """Return x @ weight.T, accumulated and returned in float32: the weight is upcast first, to the dtype of x.
 
-    num_rows: rows of x after these are padding, whose results have no meaning. Hopper GPUs upcast in registers, if rows are few: numbers
-    times block scales, which is exact in bfloat16; the scales of the matrix are applied to the result. CPUs upcast some outputs at a
-    time. Elsewhere XLA upcasts the whole matrix, but for one row, which is multiplied number by number in one kernel that reads the
+    num_rows: rows of x after these are padding, whose results have no meaning. Hopper GPUs upcast in registers, if rows are few, and TPUs
+    words in VMEM: numbers times block scales, which is exact in bfloat16; the scales of the matrix are applied to the result. CPUs upcast
+    some outputs at a time. Elsewhere XLA upcasts the whole matrix, but for one row, which is multiplied number by number in one kernel that reads the
     weight as it is stored.
     """
+    if values.dtype == jnp.int32:
+        return _with_words(x, values, scales, backend)
     sizes = grouped_choice(x, values, scales.blocks) if backend == "mosaic_gpu" else None
     if sizes is not None:
         from jaxserve_kernels.matmul.gpu import skinny  # imports Pallas
@@ -73,6 +77,28 @@ def matmul(
         return float4.matmul(x, values[None], count[None], scales.blocks[None], scales.matrix[None])
     found: Array = jax.lax.platform_dependent(x, values, scales, cpu=_by_outputs, default=_whole)
     return found
+
+
+def _with_words(
+    x: Float[Array, "T I"], words: Int32[Array, "W O"], scales: TwoLevelScales, backend: Backend
+) -> Float[Array, "T O"]:
+    tuned = words_choice(x, words.shape[1], 4 * len(words) + len(scales.blocks)) if backend == "mosaic_tpu" else None
+    if tuned is None:
+        return _whole(x, bytes_of(words), scales)
+    from jaxserve_kernels.matmul.tpu import words as kernel  # imports Pallas
+
+    product: Array = kernel.numbers_matmul(x, words, scales.blocks, tuning=tuned, has_bfloat16=kernel.has_bfloat16())
+    return product * _matrix_scale(scales)
+
+
+def bytes_of(words: Int32[Array, "W O"]) -> UInt8[Array, "O P"]:
+    """Return the bytes of numbers in words."""
+    num_outputs = words.shape[1]
+    own = words.reshape(-1, 1, 32, num_outputs)  # (units, k, r, outputs)
+    places = 4 * jnp.arange(4)[:, None, None]
+    low, high = (own >> places & 15), (own >> places + 16 & 15)
+    packed = (low | high << 4).astype(jnp.uint8).reshape(-1, num_outputs)
+    return packed.T
 
 
 def _whole(x: Float[Array, "T I"], values: UInt8[Array, "O P"], scales: TwoLevelScales) -> Float[Array, "T O"]:

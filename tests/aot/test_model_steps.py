@@ -7,7 +7,14 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.model_steps.shapes import DEEPSEEK_V3_BLOCKS, QWEN3_6_35B, QWEN3_8B_BLOCKS, Model
+from benchmarks.model_steps.shapes import (
+    DEEPSEEK_V3_BLOCKS,
+    QWEN3_6_35B,
+    QWEN3_8B_BLOCKS,
+    QWEN3_8B_GGUF,
+    QWEN3_8B_NVFP4,
+    Model,
+)
 from benchmarks.model_steps.steps import make_case
 from tests.aot.devices import H200, V6E, Target
 from tests.aot.test_embed_programs import require_compiler
@@ -22,6 +29,9 @@ pytestmark = [pytest.mark.aot, pytest.mark.slow, pytest.mark.newest]
         pytest.param(DEEPSEEK_V3_BLOCKS, H200, 8, 1.25, id="deepseek-v3-blocks-h200-x8"),
         pytest.param(QWEN3_8B_BLOCKS, H200, 1, 1.3, id="qwen3-8b-blocks-h200"),
         pytest.param(QWEN3_8B_BLOCKS, V6E, 1, 1.1, id="qwen3-8b-blocks-v6e"),
+        pytest.param(QWEN3_8B_GGUF, V6E, 1, 1.1, id="qwen3-8b-gguf-v6e"),
+        pytest.param(QWEN3_8B_GGUF, V6E, 4, 1.1, id="qwen3-8b-gguf-v6e-x4"),
+        pytest.param(QWEN3_8B_NVFP4, V6E, 1, 1.1, id="qwen3-8b-nvfp4-v6e"),
     ],
 )
 def test_a_decode_step_moves_little_more_than_it_must(

@@ -366,11 +366,12 @@ def test_api_process_leaves_jax_and_transformers_unimported(module: str) -> None
 
 
 def test_quantisation_formats_leave_jax_unimported() -> None:
-    """Checkpoints are opened and formats listed in processes without jax. `block_kinds` is numpy and plain data."""
+    """Checkpoints are opened and formats listed in processes without jax. `block_kinds` and `tpu_words` are numpy and plain data."""
     script = (
         "import sys, jaxserve.quant.registry as registry, jaxserve.quant.names as names; "
         "[registry.find_format(name) for name in names.format_names()]; registry.read_form({}); "
-        "kernels = {name for name in sys.modules if name.startswith('jaxserve_kernels.')} - {'jaxserve_kernels.block_kinds'}; "
+        "plain = {'jaxserve_kernels.block_kinds', 'jaxserve_kernels.tpu_words'}; "
+        "kernels = {name for name in sys.modules if name.startswith('jaxserve_kernels.')} - plain; "
         "sys.exit(', '.join(kernels | {'jax', 'jaxlib', 'flax'} & set(sys.modules)) or 0)"
     )
     environment = {"PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}", "PATH": "/usr/bin:/bin"}

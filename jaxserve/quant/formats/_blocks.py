@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Final
 
 import numpy as np
 from jaxserve_kernels.block_kinds import BLOCK_KINDS, GROUP, TILE, BlockKind, pack_tiles
+from jaxserve_kernels.tpu_words import LANES, UNIT, num_words, pack_blocks, set_word_scales
 
 from jaxserve.errors import CheckpointError
 from jaxserve.quant.array import ArraySpec, MatrixSpec, QuantArray
@@ -21,28 +23,72 @@ _PACKED_WEIGHTS: Final = 1 << 24
 """Weights that are brought into the layout of a device at a time: each takes some bytes meanwhile."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """The type of a matrix in blocks, and how its blocks lie on a device."""
+
+    kind: BlockKind
+    num_word_shares: int = 0
+    """For words (`tpu_words`): devices that split the inputs; 0: tiles (`block_kinds`)."""
+
+    def declare(self, spec: MatrixSpec) -> ArraySpec:
+        """Return the shape, type and axes of the array."""
+        if self.num_word_shares:
+            return spec.array((num_words(self.kind, spec.in_dim), spec.out_dim), spec.axes[::-1], np.int32)
+        shape = (spec.out_dim // TILE, spec.in_dim // self.kind.num_inputs, self.kind.tile_bytes)
+        return spec.array(shape, (*spec.axes, None), np.uint8)
+
+    def pack(self, rows: np.ndarray) -> np.ndarray:
+        """Return the array of a file's `[out, bytes]`."""
+        num_blocks = rows.shape[1] // self.kind.stored_bytes
+        num_inputs = num_blocks * self.kind.num_inputs
+        step = TILE * max(1, _PACKED_WEIGHTS // (TILE * num_inputs))
+        starts = range(0, len(rows), step)
+        if self.num_word_shares:
+            words = np.empty((num_words(self.kind, num_inputs), len(rows)), np.int32)
+            for start in starts:
+                words[:, start : start + step] = pack_blocks(
+                    self.kind, rows[start : start + step], self.num_word_shares
+                )
+            return words
+        tiles = np.empty((len(rows) // TILE, num_blocks, self.kind.tile_bytes), np.uint8)
+        for start in starts:
+            tiles[start // TILE : (start + step) // TILE] = pack_tiles(self.kind, rows[start : start + step])
+        return tiles
+
+    def set_scales(self, values: np.ndarray, floats: np.ndarray) -> None:
+        """Give all weights the same scales, d and perhaps m, with factors of 1."""
+        if self.num_word_shares:
+            set_word_scales(self.kind, values, floats, self.num_word_shares)
+            return
+        num_floats = 2 * TILE * len(floats)
+        if self.kind.num_inputs != GROUP:
+            values[..., self.kind.num_groups * self.kind.code_bytes : -num_floats] = 1
+        values[..., -num_floats:] = np.repeat(floats, TILE).view(np.uint8)
+
+
 class BlockFormat(Format):
-    """Values uint8 `[out / 16, blocks, bytes]` in the layout of `block_kinds`; on the host the file's `[out, bytes]`.
+    """Values uint8 `[out / 16, blocks, bytes]` in the layout of `block_kinds`, on TPUs int32 `[words, out]` in that of `tpu_words`; on
+    the host the file's `[out, bytes]`.
 
     `FORMAT` of a module declares matrices and has no type; an array's format has that of its matrix. Plain are matrices
     whose type has no kernel, those of experts, and those whose outputs do not divide into tiles on each device, or whose
-    inputs not into blocks.
+    inputs not into blocks. TPUs have matrices in tiles, too, of which no whole words or lanes are on each device: XLA dequantises these.
     """
 
     bits: ClassVar[int] = 4
     keeps_blocks: ClassVar[bool] = True
 
-    def __init__(self, kind: BlockKind | None = None) -> None:
-        self._kind = kind
+    def __init__(self, layout: _Layout | None = None) -> None:
+        self._own_layout = layout
 
     def __repr__(self) -> str:
-        return self.name if self._kind is None else f"{self.name} {self._kind.name}"
+        return self.name if self._own_layout is None else f"{self.name} {self._layout.kind.name}"
 
     @property
-    def kind(self) -> BlockKind:
-        """The block type of an array's weights."""
-        assert self._kind is not None, "a matrix has a type"
-        return self._kind
+    def _layout(self) -> _Layout:
+        assert self._own_layout is not None, "a matrix has a type"
+        return self._own_layout
 
     def values_dtype(self, weights: np.dtype, platform: str) -> np.dtype:
         return np.dtype(np.uint8)
@@ -56,11 +102,11 @@ class BlockFormat(Format):
         kind = BLOCK_KINDS.get(spec.stored_kind or "")
         if kind is None or spec.num_experts is not None or not _fits(kind, spec):
             return none.FORMAT.declare(spec)
-        shape = (spec.out_dim // TILE, spec.in_dim // kind.num_inputs, kind.tile_bytes)
-        return QuantArray(_of_kind(type(self), kind.name), spec.array(shape, (*spec.axes, None), np.uint8))
+        layout = _Layout(kind, spec.num_input_shards if spec.has_words else 0)
+        return QuantArray(_with_layout(type(self), layout), layout.declare(spec))
 
     def convert(self, tensor: Tensor, declared: QuantArray[ArraySpec]) -> Host:
-        if isinstance(tensor, StoredBlocks) and tensor.kind == self.kind.name:
+        if isinstance(tensor, StoredBlocks) and tensor.kind == self._layout.kind.name:
             return QuantArray(self, tensor.blocks)
         return super().convert(tensor, declared)
 
@@ -71,56 +117,52 @@ class BlockFormat(Format):
         """Round to nearest as ggml does. Raises CheckpointError for types with scales of two levels."""
         import gguf
 
-        if self.kind.num_inputs != GROUP:
+        if self._layout.kind.num_inputs != GROUP:
             raise CheckpointError(
-                f"weights that are not in blocks cannot replace {self.kind.name} blocks; give a GGUF file of the same "
+                f"weights that are not in blocks cannot replace {self._layout.kind.name} blocks; give a GGUF file of the same "
                 f"types, or serve with another --quantization than {self.name}"
             )
-        kind = gguf.GGMLQuantizationType[self.kind.name]
+        kind = gguf.GGMLQuantizationType[self._layout.kind.name]
         return QuantArray(self, gguf.quants.quantize(weights.astype(np.float32, copy=False), kind))
 
     def dequantize(self, stored: Host) -> np.ndarray:
-        kind = self.kind
+        kind = self._layout.kind
         return StoredBlocks(kind.name, stored.values, kind.num_inputs, kind.stored_bytes).dequantize()
 
     def to_device(self, host: Host) -> Host:
-        kind, rows = self.kind, host.values
-        num_blocks = rows.shape[1] // kind.stored_bytes
-        tiles = np.empty((len(rows) // TILE, num_blocks, kind.tile_bytes), np.uint8)
-        step = max(1, _PACKED_WEIGHTS // (TILE * num_blocks * kind.num_inputs))
-        for start in range(0, len(tiles), step):
-            tiles[start : start + step] = pack_tiles(kind, rows[TILE * start : TILE * (start + step)])
-        return QuantArray(self, tiles)
+        return QuantArray(self, self._layout.pack(host.values))
 
     def random(self, noise: np.ndarray, declared: QuantArray[ArraySpec], deviation: float) -> Host:
         """Return random codes under one scale, whose middle is about 0."""
-        kind, shape = self.kind, declared.values.shape
-        tiles = np.resize(noise.view(np.uint8).reshape(-1, 4)[:, 0], shape)
-        is_two_level = kind.num_inputs != GROUP
-        num_floats = 2 * TILE * (1 + kind.has_minimum)
-        if is_two_level:
-            tiles[..., kind.num_groups * kind.code_bytes : -num_floats] = 1
+        kind, spec = self._layout.kind, declared.values
+        random_bytes = noise.view(np.uint8).reshape(-1, 4)[:, 0]
+        values = np.resize(random_bytes, (*spec.shape[:-1], spec.shape[-1] * spec.dtype.itemsize)).view(spec.dtype)
         d = deviation * 12**0.5 / 2**kind.bits
-        m = d * 2 ** (kind.bits - 1) * (1 if is_two_level else -1)  # subtracted with two levels, else added
-        floats = np.repeat(np.array([d, m][: 1 + kind.has_minimum], np.float16), TILE)
-        tiles[..., -num_floats:] = floats.view(np.uint8)
-        return QuantArray(self, tiles)
+        # subtracted with two levels, else added
+        m = d * 2 ** (kind.bits - 1) * (1 if kind.num_inputs != GROUP else -1)
+        self._layout.set_scales(values, np.array([d, m][: 1 + kind.has_minimum], np.float16))
+        return QuantArray(self, values)
 
     def matmul(self, x: Any, weight: QuantArray[Any], num_rows: Any, backend: Any, dtype: Any = "float32") -> Any:
         from jaxserve_kernels.block_matmul import block_matmul
 
         dynamic = self.quantizes_activations
-        product = block_matmul(x, weight.values, num_rows, kind=self.kind, dynamic=dynamic, backend=backend)
+        product = block_matmul(x, weight.values, num_rows, kind=self._layout.kind, dynamic=dynamic, backend=backend)
         return product.astype(dtype)
 
     def lookup(self, table: QuantArray[Any], rows: Any, dtype: Any) -> Any:
         from jaxserve_kernels.block_matmul import dequantize_rows
 
-        return dequantize_rows(self.kind, table.values, rows).astype(dtype)
+        return dequantize_rows(self._layout.kind, table.values, rows).astype(dtype)
 
     def notes(self, platform: str, capability: tuple[int, int] | None) -> tuple[str, ...]:
         if platform == "cpu":
             return ()
+        if platform == "tpu":
+            return (
+                f"matrices whose inputs on a device are a multiple of {UNIT}, and outputs of {LANES}, are read as they are stored; every step "
+                "dequantises others",
+            )
         if capability == _HOPPER:
             return (
                 "steps of up to 128 tokens read blocks as they are stored; longer ones (prompts) dequantise them first",
@@ -132,8 +174,8 @@ class BlockFormat(Format):
 
 
 @cache
-def _of_kind(cls: type[BlockFormat], name: str) -> BlockFormat:
-    return cls(BLOCK_KINDS[name])
+def _with_layout(cls: type[BlockFormat], layout: _Layout) -> BlockFormat:
+    return cls(layout)
 
 
 def _fits(kind: BlockKind, spec: MatrixSpec) -> bool:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 import numpy as np
+from jaxserve_kernels.tpu_words import LANES, NUMBERS_OF_WORD, UNIT, pack_numbers
 
 from jaxserve.quant.array import ArraySpec, MatrixSpec, QuantArray
 from jaxserve.quant.checkpoint import CheckpointForms
@@ -28,12 +29,16 @@ _NUMBER_DEVIATION: Final = 2.93
 class Nvfp4WeightOnly(Format):
     """Numbers uint8 `[out, in / 2]`, scales e4m3 `[blocks, out]`, and float32 scales of the matrix `[2, out]`.
 
-    See `jaxserve_kernels.nvfp4`. On the host outputs are the first dimension of all three. A block has 16 inputs; where devices
+    See `jaxserve_kernels.nvfp4`. On the host outputs are the first dimension of all three. On TPUs the numbers of a matrix are words,
+    int32 `[in / 8, out]`, if a device has whole ones. A block has 16 inputs; where devices
     split the inputs within one, it is cut into two of 8 with the same scale. Where that is not enough, the matrix stays plain.
     """
 
     name = "nvfp4-weight-only"
     bits: ClassVar[int] = 4
+
+    def __init__(self, *, are_words: bool = False) -> None:
+        self._are_words = are_words
 
     def for_tables(self, *, is_stored: bool) -> Format:
         """Return int8 for tables that are rounded here: the head shows rounding most of all matrices."""
@@ -50,9 +55,13 @@ class Nvfp4WeightOnly(Format):
         if size < _LEAST_BLOCK:
             return none.FORMAT.declare(spec)
         out_axis, in_axis = spec.axes
+        are_words = spec.num_experts is None and spec.has_words
+        values = spec.array((spec.out_dim, spec.in_dim // 2), spec.axes, np.uint8)
+        if are_words:
+            values = spec.array((spec.in_dim // NUMBERS_OF_WORD, spec.out_dim), spec.axes[::-1], np.int32)
         return QuantArray(
-            self,
-            spec.array((spec.out_dim, spec.in_dim // 2), spec.axes, np.uint8),
+            _IN_WORDS if are_words else self,
+            values,
             spec.array((spec.in_dim // size, spec.out_dim), (in_axis, out_axis), nvfp4.E4M3),
             matrix_scales=spec.array((2, spec.out_dim), (None, out_axis), np.float32),
         )
@@ -64,7 +73,7 @@ class Nvfp4WeightOnly(Format):
 
     def keep(self, stored: Host, declared: QuantArray[ArraySpec]) -> Host | None:
         """Keep the stored bits, and cut stored blocks into those that are declared."""
-        if stored.format is not self or stored.scales is None or declared.scales is None:
+        if not isinstance(stored.format, Nvfp4WeightOnly) or stored.scales is None or declared.scales is None:
             return None
         cut = declared.scales.shape[-2] // stored.scales.shape[1]
         scales = stored.scales if cut == 1 else stored.scales.repeat(cut, axis=1)
@@ -78,12 +87,15 @@ class Nvfp4WeightOnly(Format):
     def to_device(self, host: Host) -> Host:
         assert host.scales is not None and host.matrix_scales is not None, "there are scales of both levels"
         scales, of_matrix = (each.swapaxes(-1, -2) for each in (host.scales, host.matrix_scales))
-        return QuantArray(self, host.values, scales, matrix_scales=of_matrix)
+        values = pack_numbers(host.values) if self._are_words else host.values
+        return QuantArray(self, values, scales, matrix_scales=of_matrix)
 
     def random(self, noise: np.ndarray, declared: QuantArray[ArraySpec], deviation: float) -> Host:
         """Return random numbers under one scale."""
         assert declared.scales is not None and declared.matrix_scales is not None, "there are scales of both levels"
-        bits = np.resize(noise.view(np.uint8).reshape(-1, noise.dtype.itemsize)[:, 0], declared.values.shape)
+        spec = declared.values
+        shape = (*spec.shape[:-1], spec.shape[-1] * spec.dtype.itemsize)
+        bits = np.resize(noise.view(np.uint8).reshape(-1, noise.dtype.itemsize)[:, 0], shape).view(spec.dtype)
         of_matrix = np.ones(declared.matrix_scales.shape, np.float32)
         of_matrix[..., 0, :] = deviation / _NUMBER_DEVIATION
         return QuantArray(self, bits, np.ones(declared.scales.shape, nvfp4.E4M3), matrix_scales=of_matrix)
@@ -99,10 +111,11 @@ class Nvfp4WeightOnly(Format):
         return grouped_matmul(x, weight.values, group_sizes, _both_levels(weight), backend=backend)
 
     def lookup(self, table: QuantArray[Any], rows: Any, dtype: Any) -> Any:
-        from jaxserve_kernels.nvfp4 import TwoLevelScales, dequantize
+        from jaxserve_kernels.nvfp4 import TwoLevelScales, bytes_of, dequantize
 
         own = TwoLevelScales(*(each[:, rows] for each in _both_levels(table)))
-        return dequantize(table.values[rows], own, dtype)
+        values = bytes_of(table.values[:, rows]) if self._are_words else table.values[rows]
+        return dequantize(values, own, dtype)
 
     def notes(self, platform: str, capability: tuple[int, int] | None) -> tuple[str, ...]:
         if platform == "cpu" and has_native_kernel():
@@ -110,6 +123,11 @@ class Nvfp4WeightOnly(Format):
         if capability == _HOPPER:
             return (
                 "decode steps read weights in NVFP4 as they are stored, but those of experts, which every step upcasts first",
+            )
+        if platform == "tpu":
+            return (
+                f"weights in NVFP4 are read as they are stored, but those of experts, and of matrices whose inputs on a device are no multiple of "
+                f"{UNIT} or whose outputs none of {LANES}: every step upcasts these first",
             )
         return (
             "weights in NVFP4 save memory but no time: no kernel of this device multiplies with them, every step upcasts them "
@@ -125,6 +143,7 @@ def _both_levels(weight: QuantArray[Any]) -> TwoLevelScales:
 
 
 FORMAT = Nvfp4WeightOnly()
+_IN_WORDS: Final = Nvfp4WeightOnly(are_words=True)
 CHECKPOINTS = CheckpointForms(
     ("modelopt",),
     partial(nvfp4.read_config, FORMAT),

@@ -10,19 +10,22 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt8
+from jaxtyping import Array, Float, Int, Int32, UInt8
 
 from jaxserve_kernels.block_kinds import GROUP, TILE, BlockKind
+from jaxserve_kernels.block_matmul.tpu import upcast
 
 _LARGEST = 127
 
 
-def block_matmul(
-    x: Float[Array, "T I"], tiles: UInt8[Array, "R B Y"], *, kind: BlockKind, dynamic: bool
-) -> Float[Array, "T O"]:
+Blocks = UInt8[Array, "R B Y"] | Int32[Array, "W O"]
+"""A matrix in tiles (`block_kinds`) or in words (`tpu_words`)."""
+
+
+def block_matmul(x: Float[Array, "T I"], blocks: Blocks, *, kind: BlockKind, dynamic: bool) -> Float[Array, "T O"]:
     """See `api.block_matmul`."""
     rounded = round_inputs(x) if dynamic else x
-    weight = dequantize_tiles(kind, tiles).astype(x.dtype)
+    weight = dequantize(kind, blocks).astype(x.dtype)
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     return jnp.einsum("ti,oi->to", rounded, weight, precision=precision, preferred_element_type=jnp.float32)
 
@@ -34,6 +37,19 @@ def round_inputs(x: Float[Array, "T I"]) -> Float[Array, "T I"]:
     return (jnp.round(groups / scales) * scales).reshape(x.shape).astype(x.dtype)
 
 
+def are_words(blocks: Blocks) -> bool:
+    """Return True for words, False for tiles."""
+    return bool(blocks.dtype == jnp.int32)
+
+
+def dequantize(kind: BlockKind, blocks: Blocks) -> Float[Array, "O I"]:
+    """Return a matrix in float32, every weight as ggml dequantises it."""
+    if not are_words(blocks):
+        return dequantize_tiles(kind, blocks)
+    by_input = upcast.upcast(kind, *upcast.by_unit(kind, blocks))  # (U, I / U, O)
+    return by_input.reshape(-1, blocks.shape[1]).T
+
+
 def dequantize_tiles(kind: BlockKind, tiles: UInt8[Array, "*E R B Y"]) -> Float[Array, "*E O I"]:
     """Return the weights in float32, every one as ggml dequantises it."""
     *experts, num_tiles, num_blocks, _ = tiles.shape
@@ -41,13 +57,15 @@ def dequantize_tiles(kind: BlockKind, tiles: UInt8[Array, "*E R B Y"]) -> Float[
     return weights.reshape(*experts, num_tiles * TILE, num_blocks * kind.num_inputs)
 
 
-def dequantize_rows(kind: BlockKind, tiles: UInt8[Array, "R B Y"], rows: Int[Array, "T"]) -> Float[Array, "T I"]:
-    """Return some outputs' weights in float32: rows of an embedding table. Only the tiles that hold them are read."""
+def dequantize_rows(kind: BlockKind, blocks: Blocks, rows: Int[Array, "T"]) -> Float[Array, "T I"]:
+    """Return some outputs' weights in float32: rows of an embedding table. Only their words, or the tiles that hold them, are read."""
+    if are_words(blocks):
+        return dequantize(kind, blocks[:, rows])
 
     def take_output(array: Array, output: Int[Array, ""]) -> Array:
         return jax.lax.dynamic_slice_in_dim(array, output, 1, axis=-2)
 
-    parts = _take_apart(kind, tiles[rows // TILE])
+    parts = _take_apart(kind, blocks[rows // TILE])
     own = _Parts(*(jax.vmap(take_output)(part, rows % TILE) for part in parts))
     return _weights(kind, own).reshape(len(rows), -1)
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxserve_kernels.block_kinds import BLOCK_KINDS, BlockKind
-from jaxserve_kernels.block_matmul import dequantize_tiles
+from jaxserve_kernels.block_matmul import dequantize, dequantize_tiles
 from jaxserve_kernels.block_matmul.cases import random_blocks
 
 from jaxserve.errors import CheckpointError
@@ -19,6 +19,7 @@ from jaxserve.quant.stored_blocks import StoredBlocks
 
 FLOAT32 = np.dtype(np.float32)
 SPEC = MatrixSpec(48, 512, ("ffn", "embed"), FLOAT32, FLOAT32)
+TPU_SPEC = replace(SPEC, out_dim=128, platform="tpu")
 KINDS = pytest.mark.parametrize("kind", BLOCK_KINDS.values(), ids=lambda kind: kind.name)
 
 
@@ -37,11 +38,35 @@ def test_blocks_of_a_file_are_kept_as_they_are(kind: BlockKind) -> None:
 
 
 @KINDS
-def test_random_blocks_have_the_deviation_asked_for(kind: BlockKind) -> None:
-    declared = find_format("gguf").declare(replace(SPEC, stored_kind=kind.name))
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_tpus_have_words_of_the_same_weights(kind: BlockKind, num_shards: int) -> None:
+    """Each device has the words of its own inputs if devices split them."""
+    spec = replace(TPU_SPEC, stored_kind=kind.name, num_input_shards=num_shards)
+    declared = find_format("gguf").declare(spec)
+    rows = random_blocks(kind, np.random.default_rng(0), 128, 512 // kind.num_inputs)
+    host = declared.format.convert(StoredBlocks(kind.name, rows, kind.num_inputs, kind.stored_bytes), declared)
+    device = declared.format.to_device(host)
+    assert (device.values.shape, device.values.dtype) == (declared.values.shape, np.dtype(np.int32))
+    assert declared.values.axes == ("embed", "ffn")
+    shares = [np.asarray(dequantize(kind, jnp.asarray(each))) for each in np.split(device.values, num_shards)]
+    np.testing.assert_array_equal(np.concatenate(shares, axis=1), host.dequantize())
+
+
+@pytest.mark.parametrize("changes", [{"out_dim": 192}, {"in_dim": 512 + 128}, {"num_input_shards": 4}], ids=str)
+def test_tpus_have_tiles_of_matrices_without_whole_words_and_lanes(changes: dict[str, int]) -> None:
+    spec = replace(TPU_SPEC, stored_kind="Q4_1", **changes)  # type: ignore[arg-type]
+    assert find_format("gguf").declare(spec).values.dtype == np.uint8
+    assert find_format("gguf").declare(replace(TPU_SPEC, stored_kind="Q4_1")).values.dtype == np.int32
+
+
+@KINDS
+@pytest.mark.parametrize("spec", [SPEC, TPU_SPEC], ids=["tiles", "words"])
+def test_random_blocks_have_the_deviation_asked_for(kind: BlockKind, spec: MatrixSpec) -> None:
+    declared = find_format("gguf").declare(replace(spec, stored_kind=kind.name))
     noise = np.random.default_rng(0).standard_normal(100_003, np.float32)
     made = declared.format.random(noise, declared, 0.25)
-    weights = np.asarray(dequantize_tiles(kind, jnp.asarray(made.values)))
+    assert made.values.shape == declared.values.shape
+    weights = np.asarray(dequantize(kind, jnp.asarray(made.values)))
     assert abs(weights.std() - 0.25) < 0.02
     assert abs(weights.mean()) < 0.04  # the middle of 16 codes is half a code from one of them
 

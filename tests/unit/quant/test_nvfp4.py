@@ -71,6 +71,28 @@ def test_stored_bits_are_kept_and_mean_the_same_on_a_device(
         np.testing.assert_array_equal(wide, matrix.dequantize())
 
 
+def test_tpus_have_words_of_dense_matrices_with_whole_units_and_lanes() -> None:
+    """They hold the stored bits, are rounded as elsewhere, and rows of tables are looked up in them."""
+    spec = replace(SPEC, out_dim=128, in_dim=256, platform="tpu")
+    declared = FORMAT.declare(spec)
+    assert (declared.values.shape, declared.values.dtype) == ((32, 128), np.dtype(np.int32))
+    assert declared.values.axes == ("embed", "ffn")
+    scales = RANDOM.integers(0, 127, (128, 16)).astype(np.uint8).view(nvfp4.E4M3)
+    of_matrix = nvfp4.matrix_scales(128, divisor=300.0)
+    matrix = QuantArray(FORMAT, RANDOM.integers(0, 256, (128, 128), np.uint8), scales, matrix_scales=of_matrix)
+    on_device = declared.format.to_device(declared.format.convert(matrix, declared))
+    np.testing.assert_array_equal(kernels.bytes_of(jnp.asarray(on_device.values)), matrix.values)
+    rows = declared.format.lookup(on_device.map(jnp.asarray), jnp.asarray([3, 127, 3]), jnp.float32)
+    np.testing.assert_array_equal(rows, matrix.dequantize()[[3, 127, 3]])
+    x = RANDOM.standard_normal((3, 256)).astype(np.float32)
+    found = declared.format.matmul(jnp.asarray(x), on_device.map(jnp.asarray), jnp.int32(3), "reference")
+    np.testing.assert_allclose(found, x @ matrix.dequantize().T, rtol=1e-5, atol=1e-2)
+    random = declared.format.random(WEIGHTS.ravel(), declared, 1.0)
+    assert [each.shape for each in random.arrays] == [each.shape for each in declared.arrays]
+    for changes in ({"num_experts": 4}, {"out_dim": 192}, {"num_input_shards": 2}):
+        assert FORMAT.declare(replace(spec, **changes)).values.dtype == np.uint8  # type: ignore[arg-type]
+
+
 def test_matrices_without_a_block_of_8_inputs_stay_plain() -> None:
     for spec in (replace(SPEC, num_input_shards=32), replace(SPEC, in_dim=100)):
         assert FORMAT.declare(spec).format is find_format("none")

@@ -1,0 +1,106 @@
+"""Matmuls with GGUF blocks and NVFP4 in words for TPUs, compiled without one. Says nothing about speed or numbers."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxserve_kernels import nvfp4
+from jaxserve_kernels.block_kinds import BLOCK_KINDS
+from jaxserve_kernels.block_matmul import block_matmul
+from jaxserve_kernels.tpu_words import num_words
+
+from jaxserve.layers.cache import pool_shapes
+from jaxserve.layers.policy import DtypePolicy
+from jaxserve.models.skeleton import make_skeleton
+from jaxserve.quant.policy import QuantPolicy
+from jaxserve.runner.buckets import page_tokens
+from jaxserve.runner.steps import lower
+from jaxserve.sharding.mesh import make_sharding
+from jaxserve.sharding.rules import MeshShape
+from tests.aot.devices import V5E, V5P, V6E, V7X, Target
+from tests.aot.test_embed_programs import require_compiler
+from tests.aot.test_step_programs import DECODE, SMALL
+
+pytestmark = [pytest.mark.aot, pytest.mark.slow]
+
+NVFP4 = "NVFP4"
+DECODE_STEP, PROMPT, HEAD, SHARE = (32, 4096, 6144), (2048, 14336, 4096), (8, 4096, 151_936), (40, 768, 2048)
+"""Tokens, inputs, outputs."""
+PRODUCTS = [
+    *[(target, name, DECODE_STEP) for target in (V5E, V6E) for name in (*BLOCK_KINDS, NVFP4)],
+    *[(target, name, shape) for target in (V5E, V7X) for name in ("Q8_0", "Q6_K", NVFP4) for shape in (PROMPT, HEAD)],
+    *[(target, name, SHARE) for target in (V5P, V7X) for name in ("Q4_K", "Q5_0", NVFP4)],
+]
+IN_EVERY_LANE = [
+    (V5E, "Q4_K", DECODE_STEP),
+    (V6E, "Q6_K", DECODE_STEP),
+    (V6E, NVFP4, DECODE_STEP),
+    (V7X, "Q8_0", PROMPT),
+]
+
+
+def compiled(target: Target, name: str, shape: tuple[int, int, int]) -> jax.stages.Compiled:
+    require_compiler(target)
+    mesh = Mesh(np.array(target.devices(1)), ("model",))
+    num_tokens, num_inputs, num_outputs = shape
+
+    def array(dtype: str, *dims: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(dims, jnp.dtype(dtype), sharding=NamedSharding(mesh, PartitionSpec()))
+
+    x, multiply = array("bfloat16", num_tokens, num_inputs), partial[jax.Array](nvfp4.matmul, backend="mosaic_tpu")
+    weights: list[jax.ShapeDtypeStruct | nvfp4.TwoLevelScales] = [array("int32", num_inputs // 8, num_outputs)]
+    if name == NVFP4:
+        blocks, matrix = array("float8_e4m3fn", num_inputs // 16, num_outputs), array("float32", 2, num_outputs)
+        weights.append(nvfp4.TwoLevelScales(blocks, matrix))
+    else:
+        kind = BLOCK_KINDS[name]
+        multiply = partial(block_matmul, kind=kind, backend="mosaic_tpu")
+        weights = [array("int32", num_words(kind, num_inputs), num_outputs)]
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        return jax.jit(multiply).lower(x, *weights).compile()
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "shape"),
+    [
+        pytest.param(
+            *case,
+            id="-".join((case[0].name, case[1], "x".join(map(str, case[2])))),
+            marks=[] if case in IN_EVERY_LANE else [pytest.mark.newest],
+        )
+        for case in PRODUCTS
+    ],
+)
+def test_words_are_read_where_they_are(target: Target, name: str, shape: tuple[int, int, int]) -> None:
+    program = compiled(target, name, shape)
+    text, memory = program.as_text(), program.memory_analysis()
+    assert text is not None and memory is not None
+    assert text.count('custom_call_target="tpu_custom_call"') == 1
+    weights = rf"= \(?(?:s32|f8e4m3fn)\[\d+,{shape[2]}\]\S* (?:copy|transpose|convert|pad|fusion)\("
+    assert re.findall(weights, text) == []
+    num_tokens, _, num_outputs = shape
+    assert memory.temp_size_in_bytes < 4 * num_tokens * num_outputs + (1 << 20), "no more than the result"
+
+
+@pytest.mark.parametrize("quantization", ["gguf", "gguf-weight-only", "nvfp4-weight-only"])
+def test_all_matmuls_of_a_step_take_the_kernel(quantization: str) -> None:
+    """The head's matmul is one of them; with NVFP4 it has 8 bits."""
+    require_compiler(V6E)
+    model, dtype = replace(SMALL, layers=SMALL.layers[:1]), jnp.dtype("bfloat16")
+    parts = ("self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.gate", "mlp.up", "mlp.down")
+    kinds = tuple((f"model.layers.0.{part}_proj", "Q6_K" if part == "mlp.down" else "Q4_K") for part in parts)
+    stored = (*kinds, ("model.embed_tokens", "Q6_K")) if quantization.startswith("gguf") else ()
+    quant = QuantPolicy(quantization, stored_kinds=stored, platform="tpu")
+    skeleton = make_skeleton(model, DtypePolicy(dtype, dtype, quant, "mosaic_tpu"))
+    sharding = make_sharding(model, MeshShape(), V6E.devices(1))
+    pool = (model.num_layers, 256, model.num_kv_heads, page_tokens("tpu", None), model.head_dim)
+    lowered = lower(skeleton, sharding, DECODE, pool_shapes(pool, "bfloat16")).as_text()
+    assert lowered.count("call @block_matmul" if stored else "call @numbers_matmul") == len(parts) + bool(stored)
+    assert lowered.count("dot_general") == (0 if stored else 1)

@@ -1,0 +1,146 @@
+"""Matmuls with weights in words for TPUs, interpreted on the CPU with the race detector, against float64."""
+
+from __future__ import annotations
+
+import functools
+
+import gguf
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from jaxserve_kernels import nvfp4
+from jaxserve_kernels.block_kinds import BLOCK_KINDS, BlockKind
+from jaxserve_kernels.block_matmul import block_matmul, dequantize, dequantize_rows
+from jaxserve_kernels.block_matmul import tpu as blocks
+from jaxserve_kernels.block_matmul.cases import random_blocks
+from jaxserve_kernels.block_matmul.reference import round_inputs
+from jaxserve_kernels.matmul import tpu as matmul
+from jaxserve_kernels.matmul.tpu import WordsTuning, words_choice
+from jaxserve_kernels.tpu_words import num_words, pack_blocks, pack_numbers
+
+from tests.kernels.test_nvfp4_gpu import expected, operands
+from tests.kernels.tpu_interpreter import QUICKLY, tpu_interpreter
+
+KINDS = pytest.mark.parametrize("kind", BLOCK_KINDS.values(), ids=lambda kind: kind.name)
+SMALL = WordsTuning(rows=16, outputs=128, vmem_bytes=32 << 20)
+"""Two tiles of rows; the second block of 192 outputs is half outside of the arrays."""
+NUM_OUTPUTS, NUM_INPUTS, NUM_TOKENS = 192, 512, 19
+
+
+def stored(kind: BlockKind, num_outputs: int = NUM_OUTPUTS) -> np.ndarray:
+    return random_blocks(kind, np.random.default_rng(kind.index), num_outputs, NUM_INPUTS // kind.num_inputs)
+
+
+def activations() -> np.ndarray:
+    x = np.random.default_rng(1).standard_normal((NUM_TOKENS + 2, NUM_INPUTS)).astype(ml_dtypes.bfloat16)
+    x[NUM_TOKENS:] = np.nan  # padding
+    return x
+
+
+def dequantised(kind: BlockKind, blocks: np.ndarray) -> np.ndarray:
+    """Return the weights as the gguf package dequantises them."""
+    wide: np.ndarray = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[kind.name])
+    return wide
+
+
+@pytest.mark.slow
+@KINDS
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_kernel_multiplies_with_the_weights_of_the_file(
+    kind: BlockKind, dynamic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights are rounded to bfloat16 once."""
+    monkeypatch.setattr(blocks, "words_choice", lambda *_: SMALL)
+    x, rows = activations(), stored(kind)
+    product = functools.partial(block_matmul, kind=kind, dynamic=dynamic, backend="mosaic_tpu")
+    with tpu_interpreter(num_cores=1):
+        arrays = map(jnp.asarray, (x, pack_blocks(kind, rows)))
+        found = jax.block_until_ready(jax.jit(product, compiler_options=QUICKLY)(*arrays))
+    given = np.asarray(round_inputs(jnp.asarray(x)) if dynamic else x, np.float64)[:NUM_TOKENS]
+    weights = dequantised(kind, rows).astype(ml_dtypes.bfloat16).astype(np.float64)
+    error = np.abs(np.asarray(found, np.float64)[:NUM_TOKENS] - given @ weights.T)
+    assert (error <= 1e-6 * (np.abs(given) @ np.abs(weights).T)).all()
+
+
+@KINDS
+def test_words_dequantise_to_the_bits_of_the_gguf_package(kind: BlockKind) -> None:
+    """Scales are any float16 numbers but infinity: subnormal ones and NaN are among them."""
+    rows, random = stored(kind, 64), np.random.default_rng(2)
+    by_block = rows.reshape(64, -1, kind.stored_bytes)
+    for at in (208,) if kind.name == "Q6_K" else (0, 2) if kind.has_minimum else (0,):
+        bits = random.integers(0, 1 << 16, (*by_block.shape[:2], 1)).astype(np.uint16)
+        bits[::7] &= 0x83FF
+        by_block[..., at : at + 2] = np.where(bits & 0x7FFF == 0x7C00, 0x7E00, bits).astype(np.uint16).view(np.uint8)
+    words = jnp.asarray(pack_blocks(kind, rows))
+    assert words.shape == (num_words(kind, NUM_INPUTS), 64)
+    assert words.nbytes <= 1.03 * rows.nbytes  # 6-bit factors of two levels take a byte each
+    with np.errstate(all="ignore"):
+        wanted = dequantised(kind, rows)
+    np.testing.assert_array_equal(dequantize(kind, words), wanted)
+    chosen = np.array([17, 0, 63, 17])
+    np.testing.assert_array_equal(dequantize_rows(kind, words, jnp.asarray(chosen)), wanted[chosen])
+
+
+@KINDS
+def test_each_share_of_the_inputs_has_its_codes_and_scales(kind: BlockKind) -> None:
+    rows = stored(kind)
+    shares = np.split(pack_blocks(kind, rows, num_shares=2), 2)
+    found = [np.asarray(dequantize(kind, jnp.asarray(share))) for share in shares]
+    np.testing.assert_array_equal(np.concatenate(found, axis=1), dequantised(kind, rows))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_bfloat16", [False, True])
+def test_nvfp4_in_words_is_multiplied_exactly(has_bfloat16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All numbers with all scales but NaN: products of both are exact in bfloat16."""
+    monkeypatch.setattr(nvfp4, "words_choice", lambda *_: SMALL)
+    monkeypatch.setattr("jaxserve_kernels.matmul.tpu.words.has_bfloat16", lambda: has_bfloat16)
+    x, values, of_blocks = operands(NUM_TOKENS, NUM_OUTPUTS, NUM_INPUTS, 16)
+    matrix = np.random.default_rng(0).uniform(0.5, 900, (2, NUM_OUTPUTS)).astype(np.float32)
+    scales = nvfp4.TwoLevelScales(jnp.asarray(of_blocks), jnp.asarray(matrix))
+    words = jnp.asarray(pack_numbers(values))
+    assert words.shape == (NUM_INPUTS // 8, NUM_OUTPUTS)
+    np.testing.assert_array_equal(nvfp4.bytes_of(words), values)
+    product = jax.jit(functools.partial(nvfp4.matmul, backend="mosaic_tpu"), compiler_options=QUICKLY)
+    with tpu_interpreter(num_cores=1):
+        found = jax.block_until_ready(product(jnp.asarray(x), words, scales))
+    of_matrix = matrix[0].astype(np.float64) / matrix[1]
+    wanted, sizes = (each * of_matrix for each in expected(x, values, of_blocks))
+    assert (np.abs(np.asarray(found) - wanted) <= 1e-6 * sizes).all()
+    by_xla = nvfp4.matmul(jnp.asarray(x), words, scales)
+    assert (np.abs(np.asarray(by_xla) - wanted) <= 1e-6 * sizes).all()
+
+
+def choice(
+    num_tokens: int, num_inputs: int, num_outputs: int, kind: str = "Q4_K", dtype: str = "bfloat16"
+) -> WordsTuning | None:
+    x = jax.ShapeDtypeStruct((num_tokens, num_inputs), jnp.dtype(dtype))
+    return words_choice(x, num_outputs, 4 * num_words(BLOCK_KINDS[kind], num_inputs))
+
+
+def test_the_kernel_is_taken_for_any_number_of_rows_of_whole_units_and_lanes() -> None:
+    sizes = {each: choice(*each) for each in ((1, 4096, 4096), (33, 4096, 6144), (2048, 4096, 1024))}
+    assert [(each.rows, each.outputs) for each in sizes.values() if each] == [(16, 512), (48, 512), (256, 512)]
+    long = choice(2048, 14336, 4096)
+    assert long is not None and (long.rows, long.outputs) == (128, 128), "all inputs at once"
+    wide = choice(8, 4096, 4096, "Q8_0")
+    assert wide is not None and wide.outputs == 256
+    assert choice(8, 4096 + 128, 4096) is None, "half a unit"
+    assert choice(8, 4096, 4096 + 64) is None, "half the lanes"
+    assert choice(8, 4096, 4096, dtype="float32") is None
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((2,), ("tensor",))):
+        assert choice(8, 4096, 4096) is None, "XLA cannot split it"
+
+
+@KINDS
+@pytest.mark.parametrize("num_inputs", [512, 4096, 14336, 28672])
+def test_what_is_fetched_fits_vmem(kind: BlockKind, num_inputs: int) -> None:
+    sizes = choice(4096, num_inputs, 8192, kind.name)
+    assert sizes is not None
+    fetched = 2 * num_inputs * sizes.rows + 4 * num_words(kind, num_inputs) * sizes.outputs
+    results = 4 * sizes.rows * sizes.outputs
+    upcast = 256 * 4 * 3 * sizes.outputs
+    assert 2 * (fetched + results) + upcast <= sizes.vmem_bytes
+    assert matmul.load("tpu")["words"]["vmem_bytes"] <= 32 << 20, "half of the smallest VMEM"
