@@ -250,6 +250,3 @@ class Config:
                 raise ConfigError(f"{flags}: needs --enable-prefix-caching, pages come back by their prefix")
             if self.hosts.num_hosts > 1:
                 raise ConfigError(f"{flags}: not with --num-hosts {self.hosts.num_hosts}, pages lie on one host")
-            if self.parallel.data_parallel_size > 1:
-                ranks = self.parallel.data_parallel_size
-                raise ConfigError(f"{flags}: not with --data-parallel-size {ranks}, pages are of one rank")

@@ -95,11 +95,17 @@ class KVManager:
         )
 
     def missing_prefix(
-        self, table: BlockTable, tokens: np.ndarray, *, num_spare_blocks: int = 0
+        self,
+        table: BlockTable,
+        tokens: np.ndarray,
+        *,
+        num_spare_blocks: int = 0,
+        num_awaited: Callable[[int], int] = lambda rank: 0,
     ) -> MissingPrefix | None:
         """Return what a start with `tokens` could share on the rank that it would choose, and what is missing there.
 
-        Returns None if nothing is, or if `start` would fail.
+        Returns None if nothing is, or if `start` would fail. num_awaited: returns the pages of a rank that requests will take once
+        their prefix is fetched.
         """
         num_shareable = (len(tokens) - 1) // self.block_size if self._enable_prefix_caching else 0
         num_wanted = self.num_blocks_for(len(tokens)) + -(-num_spare_blocks // self.pool.num_ranks)
@@ -108,7 +114,8 @@ class KVManager:
         if table.chain.hash(num_shareable - 1, tokens) in self._pending:
             return None
         usable = [self.find_prefix(table, tokens, rank) for rank in range(self.pool.num_ranks)]
-        rank = _choose_rank(self.pool, usable, num_wanted, partial(self.groups.has_state, table, tokens))
+        has_state = partial(self.groups.has_state, table, tokens)
+        rank = _choose_rank(self.pool, usable, num_wanted, has_state, num_awaited)
         if len(usable[rank]) == num_shareable:
             return None
         cached = _cached_pages(self.pool, table, tokens[: num_shareable * self.block_size], rank)
@@ -273,17 +280,21 @@ def _must_still_fail(pool: BlockPool, table: BlockTable, num_tokens: int, num_wa
 
 
 def _choose_rank(
-    pool: BlockPool, found: Sequence[Sequence[BlockId]], num_wanted: int, has_state: Callable[[int, int], bool]
+    pool: BlockPool,
+    found: Sequence[Sequence[BlockId]],
+    num_wanted: int,
+    has_state: Callable[[int, int], bool],
+    num_awaited: Callable[[int], int] = lambda rank: 0,
 ) -> int:
     """Return the rank for a request that wants so many pages; one that has too few, or no state slot, only if all have.
 
     found: the request's cached pages on each rank. has_state: returns True if there is a state slot for a request that shares so
-    many pages of a rank.
+    many pages of a rank. num_awaited: returns the pages of a rank that other requests will take soon.
     """
 
     def preference(rank: int) -> tuple[bool, int, int]:
         has_room = _has_pages(pool, rank, found[rank], num_wanted) and has_state(len(found[rank]), rank)
-        return has_room, len(found[rank]), pool.num_free_of(rank)
+        return has_room, len(found[rank]), pool.num_free_of(rank) - num_awaited(rank)
 
     return 0 if len(found) == 1 else max(range(len(found)), key=preference)
 

@@ -40,7 +40,12 @@ class Prefetch:
         for request in next_ones:
             if request.num_unscored:
                 continue
-            missing = self._kv.missing_prefix(request.table, request.tokens, num_spare_blocks=num_running)
+            missing = self._kv.missing_prefix(
+                request.table,
+                request.tokens,
+                num_spare_blocks=num_running,
+                num_awaited=self._tiers.fetcher.num_awaited,
+            )
             if missing is None:
                 continue
             is_fetched = self._tiers.fetcher.begin(request.request_id, missing)

@@ -217,7 +217,8 @@ class ModelEngine:
             self.shape = shape_of(config, served, buckets, eos_token_ids)
         self.core = EngineCore(self.scheduler, self.executor, depth=int(overlap), tiers=self.tiers)
         self.num_preemptions = self.num_steps = self.num_calls = 0
-        self.num_draft_tokens = self.num_accepted_tokens = self.num_fetched_snapshots = 0
+        self.num_draft_tokens = self.num_accepted_tokens = 0
+        self.num_fetched_pages = self.num_fetched_snapshots = 0
 
     def run(self, requests: list[AddRequest]) -> dict[str, Generated]:
         """Run all requests together, to the end."""
@@ -237,6 +238,7 @@ class ModelEngine:
             self.num_steps += step.stats.num_steps
             self.num_calls += step.stats.program_calls
             self.num_draft_tokens += step.stats.spec_decode_num_draft_tokens
+            self.num_fetched_pages += step.stats.kv_tier_fetched_pages.get("host", 0)
             self.num_fetched_snapshots += step.stats.kv_tier_snapshots.get("host/fetched", 0)
             self.num_accepted_tokens += step.stats.spec_decode_num_accepted_tokens
         return {str(name): generated for name, generated in results.items()}

@@ -74,6 +74,10 @@ class PageFetcher:
         """Return the blocks of a device whose write is queued."""
         return frozenset(block for each, blocks, _ in self._writes if each is device for block in blocks)
 
+    def num_awaited(self, rank: int) -> int:
+        """Return the pages of a data rank that requests will share once their fetch has ended."""
+        return sum(len(fetch.hashes) for fetch in self._fetches if fetch.missing.rank == rank)
+
     def begin(self, key: RequestId, missing: MissingPrefix) -> bool:
         """Return True if request `key` should wait until `poll` returns it, because something that it misses is fetched."""
         state = missing.rank, missing.num_cached, missing.num_usable

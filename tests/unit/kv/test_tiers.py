@@ -51,6 +51,23 @@ def test_evicted_prefix_comes_back_from_host_memory_with_the_same_tokens() -> No
     assert len(stats.kv_fetch_seconds) == 1
 
 
+def test_prefixes_that_return_together_are_divided_over_the_data_ranks() -> None:
+    rig = Rig(tiers=ALWAYS, num_ranks=2, num_blocks=66)
+    messages = [add(f"{first}", prompt(30, first), max_tokens=4) for first in (3, 50)]
+    for first in (3, 50):
+        rig.run(add(f"cold {first}", prompt(30, first), max_tokens=4))
+    evict(rig)
+    rig.run(*messages)
+    assert all(rig.ends[message.request_id].num_cached_tokens == 28 for message in messages)
+    chains = [rig.kv.new_table(None).chain for _ in messages]
+    tokens = [np.array(message.prompt_token_ids, np.int32) for message in messages]
+    found = [
+        [rig.kv.pool.find(chain.hash(6, own), rank) is not None for rank in range(2)]
+        for chain, own in zip(chains, tokens, strict=True)
+    ]
+    assert sorted(found) == [[False, True], [True, False]]
+
+
 def test_other_salt_finds_nothing_in_the_tiers() -> None:
     rig = Rig(tiers=ALWAYS)
     rig.run(add("first", prompt(30), max_tokens=4, salt="a"))
@@ -146,13 +163,15 @@ def test_preempted_request_comes_back_from_host_memory() -> None:
     assert stats.kv_tier_fetched_pages.get("host", 0)
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
 @pytest.mark.parametrize("seed", range(4))
-def test_random_requests_get_the_tokens_of_an_engine_without_tiers(seed: int) -> None:
+def test_random_requests_get_the_tokens_of_an_engine_without_tiers(seed: int, num_ranks: int) -> None:
     """Shared prefixes in a pool and a host memory that are both too small, with aborts, resets and steps in flight."""
     rng = random.Random(seed)
     rig = Rig(
         tiers=TierConfig(kv_offload_memory=24 * PAGE_BYTES, kv_fetch="always"),
-        num_blocks=20,
+        num_blocks=20 * num_ranks,
+        num_ranks=num_ranks,
         max_num_seqs=4,
         depth=seed % 2,
         max_decode_steps=1 + seed // 2,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,6 +55,31 @@ def test_program_needs_no_second_pool(kind: str, cache: CacheShapes, one_device:
     sizes = [np.prod(array.shape) * jnp.dtype(array.dtype).itemsize for array in arrays_of(cache)]
     assert memory.temp_size_in_bytes < sum(sizes) / 4
     assert memory.alias_size_in_bytes == (sum(sizes) if kind == "write_pages" else 0)
+
+
+@pytest.mark.parametrize("content", ["pages", "states"])
+def test_every_rank_copies_pages_or_slots_of_its_own(content: Literal["pages", "states"]) -> None:
+    rules = AxisRules((("data", 2), ("tensor", 2)), (("pages", ("data",)), ("kv_heads", ("tensor",))))
+    sharding = Sharding(jax.sharding.Mesh(np.array(jax.devices()[:4]).reshape(2, 2), ("data", "tensor")), rules)
+    state = ArrayShape((3, 12, 4, 5), "float32", (None, "pages"))
+    shapes = StateShapes((*pool_shapes(SHAPE, "float32"), GroupShapes("state", (state,))), 0, 10, page_batches=(2,))
+    programs = {program.kind: program for program in state_programs(shapes) if content in program.kind}
+    read, write = (lower_state(sharding, programs[f"{kind}_{content}"]).compile() for kind in ("read", "write"))
+    rng = np.random.default_rng(0)
+    before = [rng.random(array.shape, np.float32) for array in shapes.copied(content)]
+    count, size = shapes.batches(content)[0], before[0].shape[1] // 2
+    places = [sharding.place(array.axes) for array in shapes.copied(content)]
+    pools = tuple(map(jax.device_put, before, places))
+    sources, targets = (np.array([*own, *own], np.int32) for own in ([3, 1][:count], [4, 5][:count]))
+    sources[count:] += 1  # the second rank copies others
+    batches = read(pools, sources)
+    whole = np.repeat([0, size], count)
+    for pool, batch in zip(before, batches, strict=True):
+        assert np.array_equal(batch, np.moveaxis(pool[:, sources + whole], 1, 0))
+    for pool, after in zip(before, write(pools, targets, *batches), strict=True):
+        pool[:, targets + whole] = pool[:, sources + whole]
+        assert np.array_equal(after, pool)
+    assert read.memory_analysis().temp_size_in_bytes < sum(pool.nbytes for pool in before) / 4
 
 
 @pytest.fixture
