@@ -110,7 +110,7 @@ class Embedding(Matrix):
 
     def __call__(self, token_ids: Int[Array, "T"]) -> Float[Array, "T D"]:
         table = self.weight.get_value()
-        rows: Array = table.format.lookup(table, token_ids, self.policy.activations)
+        rows: Array = table.format.lookup(table, token_ids, self.policy.activations, self.policy.backend)
         return rows
 
     def logits(self, x: Float[Array, "B D"], num_rows: Int[Array, ""]) -> Float[Array, "B V"]:

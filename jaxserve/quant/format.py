@@ -114,7 +114,7 @@ class Format(ABC):
         dynamic = self.quantizes_activations
         return grouped_matmul(x, weight.values, group_sizes, weight.scales, dynamic=dynamic, backend=backend)
 
-    def lookup(self, table: QuantArray[Any], rows: Any, dtype: Any) -> Any:
+    def lookup(self, table: QuantArray[Any], rows: Any, dtype: Any, backend: Backend = "reference") -> Any:
         """Return rows of an embedding table, dequantised to `dtype`."""
         found = table.values[rows].astype(dtype)
         return found if table.scales is None else found * table.scales[rows, None].astype(dtype)

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxserve_kernels import nvfp4
 from jaxserve_kernels.block_kinds import BLOCK_KINDS
-from jaxserve_kernels.block_matmul import block_matmul
+from jaxserve_kernels.block_matmul import block_matmul, dequantize_rows
 from jaxserve_kernels.tpu_words import num_words
 
 from jaxserve.layers.cache import pool_shapes
@@ -89,6 +89,23 @@ def test_words_are_read_where_they_are(target: Target, name: str, shape: tuple[i
     assert memory.temp_size_in_bytes < 4 * num_tokens * num_outputs + (1 << 20), "no more than the result"
 
 
+@pytest.mark.parametrize(
+    ("target", "num_tokens"), [(V6E, 32), *[pytest.param(each, 2048, marks=pytest.mark.newest) for each in (V5E, V7X)]]
+)
+def test_looking_up_embeddings_copies_no_table(target: Target, num_tokens: int) -> None:
+    """XLA alone would copy all of it, 515 MB, whose columns are the rows of the table."""
+    require_compiler(target)
+    kind, mesh = BLOCK_KINDS["Q6_K"], Mesh(np.array(target.devices(1)), ("model",))
+    place = NamedSharding(mesh, PartitionSpec())
+    words = jax.ShapeDtypeStruct((num_words(kind, 4096), 151_936), jnp.int32, sharding=place)
+    indices = jax.ShapeDtypeStruct((num_tokens,), jnp.int32, sharding=place)
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        lookup = jax.jit(dequantize_rows, static_argnames=("kind", "backend"))
+        program = lookup.lower(kind=kind, blocks=words, rows=indices, backend="mosaic_tpu").compile()
+    memory = program.memory_analysis()
+    assert memory is not None and memory.temp_size_in_bytes < 64 << 20
+
+
 @pytest.mark.parametrize("quantization", ["gguf", "gguf-weight-only", "nvfp4-weight-only"])
 def test_all_matmuls_of_a_step_take_the_kernel(quantization: str) -> None:
     """The head's matmul is one of them; with NVFP4 it has 8 bits."""
@@ -103,4 +120,5 @@ def test_all_matmuls_of_a_step_take_the_kernel(quantization: str) -> None:
     pool = (model.num_layers, 256, model.num_kv_heads, page_tokens("tpu", None), model.head_dim)
     lowered = lower(skeleton, sharding, DECODE, pool_shapes(pool, "bfloat16")).as_text()
     assert lowered.count("call @block_matmul" if stored else "call @numbers_matmul") == len(parts) + bool(stored)
+    assert lowered.count("call @columns") == bool(stored)
     assert lowered.count("dot_general") == (0 if stored else 1)

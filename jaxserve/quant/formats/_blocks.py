@@ -150,10 +150,10 @@ class BlockFormat(Format):
         product = block_matmul(x, weight.values, num_rows, kind=self._layout.kind, dynamic=dynamic, backend=backend)
         return product.astype(dtype)
 
-    def lookup(self, table: QuantArray[Any], rows: Any, dtype: Any) -> Any:
+    def lookup(self, table: QuantArray[Any], rows: Any, dtype: Any, backend: Any = "reference") -> Any:
         from jaxserve_kernels.block_matmul import dequantize_rows
 
-        return dequantize_rows(self._layout.kind, table.values, rows).astype(dtype)
+        return dequantize_rows(self._layout.kind, table.values, rows, backend).astype(dtype)
 
     def notes(self, platform: str, capability: tuple[int, int] | None) -> tuple[str, ...]:
         if platform == "cpu":

@@ -80,7 +80,7 @@ class Fp8BlockWeightOnly(Format):
         assert host.scales is not None, "every group has a scale"
         return QuantArray(self, host.values, host.scales.swapaxes(-1, -2))
 
-    def lookup(self, table: QuantArray[Any], rows: Any, dtype: Any) -> Any:
+    def lookup(self, table: QuantArray[Any], rows: Any, dtype: Any, backend: Any = "reference") -> Any:
         import jax.numpy as jnp
 
         assert table.scales is not None, "every group has a scale"

@@ -110,11 +110,12 @@ class Nvfp4WeightOnly(Format):
 
         return grouped_matmul(x, weight.values, group_sizes, _both_levels(weight), backend=backend)
 
-    def lookup(self, table: QuantArray[Any], rows: Any, dtype: Any) -> Any:
+    def lookup(self, table: QuantArray[Any], rows: Any, dtype: Any, backend: Any = "reference") -> Any:
+        from jaxserve_kernels.matmul.tpu import take_columns
         from jaxserve_kernels.nvfp4 import TwoLevelScales, bytes_of, dequantize
 
         own = TwoLevelScales(*(each[:, rows] for each in _both_levels(table)))
-        values = bytes_of(table.values[:, rows]) if self._are_words else table.values[rows]
+        values = bytes_of(take_columns(table.values, rows, backend)) if self._are_words else table.values[rows]
         return dequantize(values, own, dtype)
 
     def notes(self, platform: str, capability: tuple[int, int] | None) -> tuple[str, ...]:

@@ -12,8 +12,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Int32, UInt8
 
+from jaxserve_kernels.backend import Backend
 from jaxserve_kernels.block_kinds import GROUP, TILE, BlockKind
 from jaxserve_kernels.block_matmul.tpu import upcast
+from jaxserve_kernels.matmul.tpu import take_columns
 
 _LARGEST = 127
 
@@ -57,10 +59,12 @@ def dequantize_tiles(kind: BlockKind, tiles: UInt8[Array, "*E R B Y"]) -> Float[
     return weights.reshape(*experts, num_tiles * TILE, num_blocks * kind.num_inputs)
 
 
-def dequantize_rows(kind: BlockKind, blocks: Blocks, rows: Int[Array, "T"]) -> Float[Array, "T I"]:
+def dequantize_rows(
+    kind: BlockKind, blocks: Blocks, rows: Int[Array, "T"], backend: Backend = "reference"
+) -> Float[Array, "T I"]:
     """Return some outputs' weights in float32: rows of an embedding table. Only their words, or the tiles that hold them, are read."""
     if are_words(blocks):
-        return dequantize(kind, blocks[:, rows])
+        return dequantize(kind, take_columns(blocks, rows, backend))
 
     def take_output(array: Array, output: Int[Array, ""]) -> Array:
         return jax.lax.dynamic_slice_in_dim(array, output, 1, axis=-2)

@@ -113,6 +113,22 @@ def test_nvfp4_in_words_is_multiplied_exactly(has_bfloat16: bool, monkeypatch: p
     assert (np.abs(np.asarray(by_xla) - wanted) <= 1e-6 * sizes).all()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("num_results", [1, 5, 130])
+def test_columns_are_those_of_the_words(num_results: int) -> None:
+    """More results than lanes, the same column twice, and columns of which there are none: those are clamped."""
+    random = np.random.default_rng(num_results)
+    words = random.integers(-(2**31), 2**31, (24, 384)).astype(np.int32)
+    indices = np.concatenate([random.integers(-9, 400, num_results - 1), [383, 383]])
+    with tpu_interpreter(num_cores=1):
+        found = jax.block_until_ready(
+            jax.jit(functools.partial(matmul.take_columns, backend="mosaic_tpu"), compiler_options=QUICKLY)(
+                jnp.asarray(words), jnp.asarray(indices)
+            )
+        )
+    np.testing.assert_array_equal(found, words[:, indices.clip(0, 383)])
+
+
 def choice(
     num_tokens: int, num_inputs: int, num_outputs: int, kind: str = "Q4_K", dtype: str = "bfloat16"
 ) -> WordsTuning | None:

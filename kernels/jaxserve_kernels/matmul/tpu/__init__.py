@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Num
+from jaxtyping import Array, Float, Int, Num
 
+from jaxserve_kernels.backend import Backend
 from jaxserve_kernels.matmul.tuning import load
 from jaxserve_kernels.tpu_words import LANES, UNIT
 
@@ -48,6 +49,16 @@ def words_choice(x: Operand, num_outputs: int, output_bytes: int) -> WordsTuning
     rows = min(padded, _halved(sizes["rows"], _LEAST_ROWS, 2 * num_inputs, sizes["row_bytes"]))
     outputs = min(num_outputs, _halved(sizes["outputs"], LANES, output_bytes, sizes["weight_bytes"]))
     return WordsTuning(rows, outputs, sizes["vmem_bytes"])
+
+
+def take_columns(words: Int[Array, "W O"], indices: Int[Array, "T"], backend: Backend) -> Int[Array, "W T"]:
+    """Return words[:, indices]: of outputs of a table."""
+    if backend != "mosaic_tpu" or words.shape[1] % LANES or is_split():
+        return words[:, indices]
+    from jaxserve_kernels.matmul.tpu.columns import columns  # imports Pallas
+
+    found: Array = columns(words, indices)
+    return found
 
 
 def _halved(most: int, least: int, each_bytes: int, most_bytes: int) -> int:
