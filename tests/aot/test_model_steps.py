@@ -45,3 +45,13 @@ def test_a_decode_step_moves_little_more_than_it_must(
     assert step.num_loops == 0
     assert "While" not in step.outside_graphs
     assert "CollectivePermute" not in step.outside_graphs
+
+
+def test_a_mixed_step_of_recurrent_layers_is_one_cuda_graph() -> None:
+    """A gated delta net and attention: the host waits for no loop over the tokens of prompts."""
+    require_compiler(H200)
+    case = make_case(QWEN3_6_35B, H200.device, 1, "mixed")
+    step = case.step(*case.compile())
+    assert 1 < step.ratio < 1.2
+    assert step.num_loops == 0
+    assert step.outside_graphs == ()

@@ -1,4 +1,4 @@
-"""Rows of linear attention with one token by the PTX that the compiler makes: against float64, and states moved once."""
+"""Linear attention by the PTX that the compiler makes: against float64, states moved once, and equal bits."""
 
 from __future__ import annotations
 
@@ -79,3 +79,23 @@ def test_a_row_gives_the_same_bits_alone(case: Case) -> None:
         )
     np.testing.assert_array_equal(out[:1], own)
     np.testing.assert_array_equal(pool[LAYER, given.writes[0]], own_pool[LAYER, given.writes[0]])
+
+
+def test_tokens_in_several_steps_give_the_bits_of_one_step() -> None:
+    """A prompt of three tokens, beside two of them and then a decode step."""
+    case = Case((3,), (0,), key_dim=48, value_dim=64)
+    given = operands(case)
+
+    def computed(first: int, end: int, states: np.ndarray, *, is_decode: bool) -> tuple[np.ndarray, np.ndarray]:
+        tokens = {name: getattr(given, name)[first:end] for name in ("q", "k", "v", "log_decay", "rate")}
+        count = end - first
+        part = given._replace(states=states, starts=np.array([0, count], np.int32), **tokens)
+        out, after = run(replace(case, counts=(count,), is_decode=is_decode), part, "mosaic_gpu")
+        return np.asarray(out), np.asarray(after)
+
+    with emulated(SCHEDULES[:1]):
+        whole, after = computed(0, 3, given.states, is_decode=False)
+        first, between = computed(0, 2, given.states, is_decode=False)
+        last, end = computed(2, 3, between, is_decode=True)
+    np.testing.assert_array_equal(np.concatenate([first, last]), whole)
+    np.testing.assert_array_equal(end, after)

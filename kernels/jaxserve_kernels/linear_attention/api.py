@@ -29,10 +29,10 @@ def linear_attention(
     (Mamba-2's form, arXiv 2405.21060: q, k, v are C, B, dt x); with `rate` it is rate * (v - S^T k), the gated delta rule
     (arXiv 2412.06464). Each key head serves N / K consecutive value heads. log_decay is at most 0.
 
-    Rows with one token that lead a step, and all rows of a decode program, take the recurrent form; the others take the
-    chunked form of `segments.CHUNK` tokens. A row's result does not depend on other rows nor on padding. Steps that end at
-    multiples of CHUNK give the same bits as one step; others differ by float32 rounding. Rows without tokens keep their
-    state. Outputs of padding tokens are finite.
+    In the reference, rows with one token that lead a step, and all rows of a decode program, take the recurrent form; the others
+    take the chunked form of `segments.CHUNK` tokens. Steps that end at multiples of CHUNK give the same bits as one step; others
+    differ by float32 rounding. The kernel for GPUs takes all tokens in the recurrent form: steps that end anywhere give the same bits.
+    A row's result does not depend on other rows nor on padding. Rows without tokens keep their state. Outputs of padding tokens are finite.
     """
     operands = (q, k, v, log_decay, rate)
     if backend in gpu.BACKENDS and gpu.unsupported(q.shape[2], v.shape[2]) is None:

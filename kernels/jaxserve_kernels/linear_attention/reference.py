@@ -35,60 +35,30 @@ def linear_attention(
     segments: Segments,
 ) -> tuple[Float[Array, "T N V"], Float[Array, "B N H V"]]:
     """See `api.linear_attention`."""
-    num_rows = len(states)
-    first = jax.tree.map(lambda x: x[:num_rows], _grouped(q, k, v, log_decay, rate))
-    out, after = _single(first, _by_key_head(states, q.shape[1]))
-    after = jnp.where(single_rows(segments)[:, None, None, None], after.reshape(states.shape), states)
-    out = out.reshape(len(out), *v.shape[1:])
-    if segments.chunks is None:
-        return out, after
-    return chunked(q, k, v, log_decay, rate, out, after, segments)
-
-
-def single_rows(segments: Segments) -> Bool[Array, "B"]:
-    """Return which rows have one token and take the recurrent form."""
-    is_single = segments.starts[1:] > segments.starts[:-1]
-    if segments.chunks is None:
-        return is_single
-    return is_single & (jnp.arange(len(is_single)) < segments.chunks.num_decode_rows)
-
-
-def chunked(
-    q: Float[Array, "T K H"],
-    k: Float[Array, "T K H"],
-    v: Float[Array, "T N V"],
-    log_decay: Float[Array, "T N"],
-    rate: Float[Array, "T N"] | None,
-    out: Float[Array, "B N V"],
-    states: Float[Array, "B N H V"],
-    segments: Segments,
-) -> tuple[Float[Array, "T N V"], Float[Array, "B N H V"]]:
-    """Return the outputs and states of a step whose rows with one token are computed: `out` of the first B tokens, and `states`."""
-    num_tokens, num_key_heads = len(q), q.shape[1]
-    made = out.reshape(len(out), num_key_heads, -1, v.shape[2])
-    made = jnp.pad(made, ((0, num_tokens + CHUNK - len(out)), *[(0, 0)] * 3))
-    tokens = _grouped(q, k, v, log_decay, rate)
-    made, after = _chunked(tokens, made, _by_key_head(states, num_key_heads), segments)
-    return made[:num_tokens].reshape(v.shape), after.reshape(states.shape)
-
-
-def _grouped(q: Array, k: Array, v: Array, log_decay: Array, rate: Array | None) -> _Tokens:
-    num_tokens, num_key_heads = q.shape[:2]
+    num_tokens, num_rows, num_key_heads = len(q), len(states), q.shape[1]
 
     def grouped(x: Array) -> Array:
         return x.astype(jnp.float32).reshape(num_tokens, num_key_heads, -1, *x.shape[2:])
 
-    return _Tokens(
+    tokens = _Tokens(
         q.astype(jnp.float32),
         k.astype(jnp.float32),
         grouped(v),
         grouped(log_decay),
         None if rate is None else grouped(rate),
     )
-
-
-def _by_key_head(states: Float[Array, "B N H V"], num_key_heads: int) -> Float[Array, "B K R H V"]:
-    return states.reshape(len(states), num_key_heads, -1, *states.shape[2:])
+    before = states.reshape(num_rows, num_key_heads, -1, *states.shape[2:])  # (B, K, R, H, V)
+    chunks = segments.chunks
+    is_single = segments.starts[1:] > segments.starts[:-1]
+    if chunks is not None:
+        is_single &= jnp.arange(num_rows) < chunks.num_decode_rows
+    first = jax.tree.map(lambda x: x[:num_rows], tokens)
+    out, after = _single(first, before)
+    after = jnp.where(is_single[:, None, None, None, None], after, before)
+    if chunks is not None:
+        out = jnp.pad(out, ((0, num_tokens + CHUNK - num_rows), *[(0, 0)] * 3))
+        out, after = _chunked(tokens, out, after, segments)
+    return out[:num_tokens].reshape(v.shape), after.reshape(states.shape)
 
 
 def _single(tokens: _Tokens, state: Float[Array, "B K R H V"]) -> tuple[Array, Array]:

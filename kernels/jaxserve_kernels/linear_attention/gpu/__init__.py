@@ -1,4 +1,4 @@
-"""Linear attention for GPUs in Pallas Mosaic GPU: rows with one token, whose states are updated in place.
+"""Linear attention for GPUs in Pallas Mosaic GPU: tokens one after the other, and states that are updated in place.
 
 Only `attention` and `step` import Pallas, and only programs for GPUs import these.
 """

@@ -1,11 +1,10 @@
-"""Linear attention on GPUs: rows with one token by the kernel, rows in chunks by XLA."""
+"""Linear attention on GPUs: the kernel, on states in a pool or of rows."""
 
 from __future__ import annotations
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxserve_kernels.linear_attention import reference
 from jaxserve_kernels.linear_attention.gpu.step import step
 from jaxserve_kernels.linear_attention.states import PooledStates
 from jaxserve_kernels.segments import Segments
@@ -37,24 +36,15 @@ def _in_pool(
     states: PooledStates,
     segments: Segments,
 ) -> tuple[Float[Array, "T N V"], PooledStates]:
-    num_rows, num_slots = len(states.reads), states.pool.shape[1]
-    is_single = reference.single_rows(segments)
-
-    def first(x: Array) -> Array:
-        """Return the numbers of as many tokens as there are rows: those of rows with one token are in their order."""
-        return x[:num_rows].astype(jnp.float32)
-
     out, pool = step(
-        first(q),
-        first(k),
-        first(v),
-        jnp.exp(first(log_decay)),
-        None if rate is None else first(rate),
-        states._replace(reads=jnp.where(is_single, states.reads, -1)),
+        q.astype(jnp.float32),
+        k.astype(jnp.float32),
+        v.astype(jnp.float32),
+        jnp.exp(log_decay.astype(jnp.float32)),
+        None if rate is None else rate.astype(jnp.float32),
+        states,
+        segments.starts,
+        is_decode=segments.chunks is None,
     )
-    states = states._replace(pool=pool)
-    if segments.chunks is None:
-        return out, states
-    out, after = reference.chunked(q, k, v, log_decay, rate, out, states.read(), segments)
-    others = states._replace(writes=jnp.where(is_single, num_slots, states.writes))
-    return out, others.written(after)._replace(writes=states.writes)
+    is_real = jnp.arange(len(out)) < segments.starts[-1]
+    return jnp.where(is_real[:, None, None], out, 0), states._replace(pool=pool)

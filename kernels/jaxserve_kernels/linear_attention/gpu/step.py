@@ -1,15 +1,16 @@
-"""One token of every row: a state is read once from its slot, and written once into its slot, in the pool itself.
+"""All tokens of every row, one after the other: a state is read once from its slot, and written once into its slot, in the pool itself.
 
 A warp has 16 columns of a state in registers, and each of its threads an eighth of the rows of four columns. What a key finds in
 a column, and what a query reads from it, are sums over the numbers of a thread and over the eight threads of a column. So warps
 exchange nothing, and no sum depends on other rows or on how many there are.
 
-Letters: B rows, L layers, Y slots, K key heads, N value heads, H key dim, V value dim, C columns of a program.
+Letters: B rows, T tokens, L layers, Y slots, K key heads, N value heads, H key dim, V value dim, C columns of a program.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +19,7 @@ import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax.experimental.mosaic.gpu import fragmented_array
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxserve_kernels.linear_attention.gpu import COLUMNS, ROW_GROUPS
 from jaxserve_kernels.linear_attention.states import PooledStates
@@ -37,6 +38,8 @@ class _Kernel:
     num_value_heads: int
     num_slots: int
     has_rate: bool
+    is_decode: bool
+    """True if a row has at most one token."""
 
     @property
     def layout(self) -> Any:
@@ -54,6 +57,7 @@ class _Refs(NamedTuple):
     decay: Any
     rate: Any
     """None without rates."""
+    starts: Any
     layer: Any
     reads: Any
     writes: Any
@@ -63,41 +67,58 @@ class _Refs(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """The columns of one head of a row: the work of a program."""
+    """The columns of one head: the work of a program."""
 
-    row: Any
     key_head: Any
     head: Any
     columns: Any
 
 
-@jax.jit  # once for all layers
-def step(
-    q: Float[Array, "B K H"],
-    k: Float[Array, "B K H"],
-    v: Float[Array, "B N V"],
-    decay: Float[Array, "B N"],
-    rate: Float[Array, "B N"] | None,
-    states: PooledStates,
-) -> tuple[Float[Array, "B N V"], Float[Array, "L Y N H V"]]:
-    """Return each row's output, and the pool with its new state. DONATES the pool. All numbers are float32.
+class _Token(NamedTuple):
+    """The numbers of a token that change the columns of a program."""
 
-    A row whose slot in `reads` is negative has no token: its output is zero, and it writes nothing.
+    query: Any
+    key: Any
+    value: Any
+    decay: Any
+    rate: Any
+    """None without rates."""
+
+
+@partial(jax.jit, static_argnames="is_decode")  # once for all layers
+def step(
+    q: Float[Array, "T K H"],
+    k: Float[Array, "T K H"],
+    v: Float[Array, "T N V"],
+    decay: Float[Array, "T N"],
+    rate: Float[Array, "T N"] | None,
+    states: PooledStates,
+    starts: Int[Array, "B1"],
+    *,
+    is_decode: bool,
+) -> tuple[Float[Array, "T N V"], Float[Array, "L Y N H V"]]:
+    """Return each token's output, and the pool with the rows' new states. DONATES the pool. All numbers are float32.
+
+    Row b has tokens `starts[b] : starts[b + 1]`, at most one if is_decode. Outputs of other tokens have no meaning. A row without
+    tokens reads and writes nothing.
     """
-    num_rows, num_key_heads, key_dim = q.shape
+    num_rows, num_key_heads, key_dim = len(states.reads), *q.shape[1:]
     _, num_slots, num_value_heads, _, value_dim = states.pool.shape
-    kernel = _Kernel(key_dim, value_dim, num_key_heads, num_value_heads, num_slots, rate is not None)
+    kernel = _Kernel(key_dim, value_dim, num_key_heads, num_value_heads, num_slots, rate is not None, is_decode)
     launch = plgpu.kernel(
-        lambda *refs: _body(kernel, _Refs(*refs[:4], refs[4] if kernel.has_rate else None, *refs[-5:])),
+        lambda *refs: _body(kernel, _Refs(*refs[:4], refs[4] if kernel.has_rate else None, *refs[-6:])),
         out_type=jax.ShapeDtypeStruct(v.shape, jnp.float32),
         grid=(num_rows * num_value_heads * (value_dim // COLUMNS),),
         grid_names=("program",),
-        compiler_params=plgpu.CompilerParams(lowering_semantics=mgpu.LoweringSemantics.Lane),
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=mgpu.LoweringSemantics.Lane,
+            unsafe_no_auto_barriers=True,  # a thread reads nothing that another one writes
+        ),
     )
     rates = () if rate is None else (rate,)
     # XLA would pass the address of a part of another array, and Mosaic refuses addresses that are not aligned.
     operands = jax.lax.optimization_barrier(
-        (q, k, v, decay, *rates, jnp.full((1,), states.layer, jnp.int32), states.reads, states.writes)
+        (q, k, v, decay, *rates, starts, jnp.full((1,), states.layer, jnp.int32), states.reads, states.writes)
     )
     pool = jax.new_ref(states.pool)
     out = launch(*operands, pool)
@@ -110,35 +131,53 @@ def _body(kernel: _Kernel, refs: _Refs) -> None:
     heads = jnp.int32(kernel.num_value_heads)
     row, head = jax.lax.div(index, heads), jax.lax.rem(index, heads)
     key_head = jax.lax.div(head, jnp.int32(kernel.num_value_heads // kernel.num_key_heads))
-    columns = pl.ds(pl.multiple_of(block * COLUMNS, COLUMNS), COLUMNS)
-    place, slot = _Place(row, key_head, head, columns), refs.reads[row]
+    place = _Place(key_head, head, pl.ds(pl.multiple_of(block * COLUMNS, COLUMNS), COLUMNS))
+    start, end = refs.starts[row], refs.starts[row + 1]
 
-    @pl.when(slot >= 0)
+    @pl.when(start < end)
     def _() -> None:
-        _update(kernel, refs, place, slot)
+        layer, writes = refs.layer[0], refs.writes[row]
+        state = _load(refs.pool.at[layer, refs.reads[row], place.head, :, place.columns], kernel.layout)
+        state = _after(kernel, refs, place, state, start, end)
 
-    @pl.when(slot < 0)
-    def _() -> None:
-        nothing = plgpu.layout_cast(jnp.zeros((COLUMNS,), jnp.float32), kernel.layout.reduce(0))
-        _store(refs.out.at[row, head, columns], nothing)
+        @pl.when(writes < kernel.num_slots)
+        def _() -> None:
+            _store(refs.pool.at[layer, writes, place.head, :, place.columns], state)
 
 
-def _update(kernel: _Kernel, refs: _Refs, place: _Place, slot: Any) -> None:
-    layer, writes = refs.layer[0], refs.writes[place.row]
-    state = _load(refs.pool.at[layer, slot, place.head, :, place.columns], kernel.layout)
-    state = state * refs.decay[place.row, place.head]
-    key, query = (
-        _across(kernel, _load(ref.at[place.row, place.key_head], kernel.layout.reduce(1))) for ref in (refs.k, refs.q)
-    )
-    added = _load(refs.v.at[place.row, place.head, place.columns], kernel.layout.reduce(0))
+def _after(kernel: _Kernel, refs: _Refs, place: _Place, state: Array, start: Any, end: Any) -> Array:
+    """Return the state after tokens start ... end - 1, at least one, and write their outputs."""
+
+    def one(index: Any, carry: tuple[_Token, Array]) -> tuple[_Token, Array]:
+        token, state = carry
+        following = _token(kernel, refs, place, jnp.minimum(index + 1, end - 1))  # it is there when it is used
+        return following, _updated(kernel, refs, place, state, index, token)
+
+    first = _token(kernel, refs, place, start)
+    if kernel.is_decode:
+        return _updated(kernel, refs, place, state, start, first)
+    _, state = jax.lax.fori_loop(start, end, one, (first, state))
+    return state
+
+
+def _token(kernel: _Kernel, refs: _Refs, place: _Place, index: Any) -> _Token:
+    layout = kernel.layout
+    query, key = (_load(ref.at[index, place.key_head], layout.reduce(1)) for ref in (refs.q, refs.k))
+    value = _load(refs.v.at[index, place.head, place.columns], layout.reduce(0))
+    rate = refs.rate[index, place.head] if kernel.has_rate else None
+    return _Token(query, key, value, refs.decay[index, place.head], rate)
+
+
+def _updated(kernel: _Kernel, refs: _Refs, place: _Place, state: Array, index: Any, token: _Token) -> Array:
+    """Return the state after a token, and write the token's output."""
+    key, added = _across(kernel, token.key), token.value
+    state = state * token.decay
     if kernel.has_rate:
-        added = refs.rate[place.row, place.head] * (added - jnp.sum(state * key, axis=0))
+        added = token.rate * (added - jnp.sum(state * key, axis=0))
     state = state + key * _down(kernel, added)
-    _store(refs.out.at[place.row, place.head, place.columns], jnp.sum(state * query, axis=0))
-
-    @pl.when(writes < kernel.num_slots)
-    def _() -> None:
-        _store(refs.pool.at[layer, writes, place.head, :, place.columns], state)
+    found = jnp.sum(state * _across(kernel, token.query), axis=0)
+    _store(refs.out.at[index, place.head, place.columns], found)
+    return state
 
 
 def _across(kernel: _Kernel, vector: Array) -> Array:
