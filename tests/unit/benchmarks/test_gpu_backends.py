@@ -9,7 +9,7 @@ from jaxserve_kernels.paged_attention.cases import Case
 from benchmarks.gpu import backends
 from jaxserve.runner.backend import Chip
 
-NARROW, WIDE, USUAL = Case((1,), (9,), kv_dtype="int8"), Case((1,), (9,), dim=256), Case((1,), (9,), dim=128)
+MANY, WIDE, USUAL = Case((1,), (9,), num_heads=64, num_kv_heads=1), Case((1,), (9,), dim=256), Case((1,), (9,), dim=128)
 
 
 @pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="this jax has no Mosaic GPU kernels")
@@ -18,10 +18,10 @@ def test_cases_without_a_kernel_are_left_out(
     capability: tuple[int, int], has_wide: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backends, "chip_of", lambda device: Chip("gpu", capability))
-    found = [backends.has_kernel("mosaic_gpu_mma", case) for case in (NARROW, WIDE, USUAL)]
+    found = [backends.has_kernel("mosaic_gpu_mma", case) for case in (MANY, WIDE, USUAL)]
     assert found == [False, has_wide, True]
 
 
 def test_other_backends_and_ops_are_checked_in_full() -> None:
-    assert backends.has_kernel("mosaic_gpu", NARROW)
+    assert backends.has_kernel("mosaic_gpu", MANY)
     assert backends.has_kernel("mosaic_gpu_mma", object())
