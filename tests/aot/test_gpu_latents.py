@@ -31,13 +31,15 @@ class Launch:
     width: int = 576
     value_width: int = 512
     dtype: str = "bfloat16"
+    kv_dtype: str | None = None
     page_size: int = 16
     is_mixed: bool = False
     target: Target = H200
 
     def __str__(self) -> str:
         step = "mixed" if self.is_mixed else "decode"
-        return f"{self.target.name}-{step}-{self.num_heads}x{self.width}-page{self.page_size}-{self.dtype}"
+        dtypes = f"{self.dtype}-{self.kv_dtype or self.dtype}"
+        return f"{self.target.name}-{step}-{self.num_heads}x{self.width}-page{self.page_size}-{dtypes}"
 
     @property
     def pool_shape(self) -> tuple[int, ...]:
@@ -49,6 +51,8 @@ LAUNCHES = [
     Launch(128, page_size=64, target=H100),  # DeepSeek-V3 with all heads on each device
     Launch(20, dtype="float16", is_mixed=True),  # GLM-4.7-Flash: tiles of three tokens
     Launch(32, width=320, value_width=256),  # Mistral Small 4
+    Launch(16, kv_dtype="float8_e4m3fn", is_mixed=True),
+    Launch(32, width=320, value_width=256, dtype="float16", kv_dtype="float8_e4m3fn"),
 ]
 
 
@@ -63,8 +67,8 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def _compile(launch: Launch, num_tokens: int = NUM_TOKENS) -> jax.stages.Compiled:
     (device,) = launch.target.devices(1)
     sharding = jax.sharding.SingleDeviceSharding(device)
-    dtype = jnp.dtype(launch.dtype)
-    assert unsupported("mosaic_gpu", launch.pool_shape, launch.value_width, dtype, dtype) is None
+    dtype, kv_dtype = jnp.dtype(launch.dtype), jnp.dtype(launch.kv_dtype or launch.dtype)
+    assert unsupported("mosaic_gpu", launch.pool_shape, launch.value_width, dtype, kv_dtype) is None
     scoring = Scoring(launch.width**-0.5)
 
     def array(*shape: int, dtype: jnp.dtype | type = jnp.int32) -> jax.ShapeDtypeStruct:
@@ -78,7 +82,7 @@ def _compile(launch: Launch, num_tokens: int = NUM_TOKENS) -> jax.stages.Compile
         ragged = ragged_layout(starts, num_decode, num_tokens=num_tokens)
         return mixed_attention(q, *pool, ragged, value_width=launch.value_width, scoring=scoring, backend="mosaic_gpu")
 
-    pool = [array(*launch.pool_shape, dtype=dtype), array(), array(BATCH, MAX_PAGES), array(BATCH)]
+    pool = [array(*launch.pool_shape, dtype=kv_dtype), array(), array(BATCH, MAX_PAGES), array(BATCH)]
     q = array(num_tokens if launch.is_mixed else BATCH, launch.num_heads, launch.width, dtype=dtype)
     with jax.default_device(device):
         if launch.is_mixed:

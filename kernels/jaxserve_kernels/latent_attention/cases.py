@@ -30,6 +30,7 @@ class Case:
     value_width: int = 512
     page_size: int = 16
     dtype: str = "bfloat16"
+    kv_dtype: str | None = None
     softcap: float | None = None
     padding: int = 0
     num_pages: int | None = None
@@ -45,6 +46,7 @@ class Case:
             dim=self.width,
             page_size=self.page_size,
             dtype=self.dtype,
+            kv_dtype=self.kv_dtype,
             softcap=self.softcap,
             padding=self.padding,
             num_pages=self.num_pages,
@@ -57,7 +59,7 @@ class Case:
     @property
     def few_programs(self) -> DecodeTuning:
         """Sizes by which each program of the kernel does several units, and rows have several parts."""
-        tuning = decode_tuning("h200", self.width, 2)
+        tuning = decode_tuning("h200", self.width, 2 if self.kv_dtype is None else 1)
         return replace(tuning, programs=2, min_split=64, long_split=128, waves=8)
 
     def __str__(self) -> str:
@@ -123,6 +125,8 @@ CASES = (
     Case((1, 1, 9, 70, 1, 0), (40, 1, 9, 133, 21, 0), num_heads=4, padding=3),
     Case((4, 1, 3, 4, 2, 0), (130, 64, 66, 4, 321, 0), padding=2),
     Case((2, 2), (65, 300), num_heads=80),
+    Case((1, 1, 1, 1), (5, 77, 1, 200), kv_dtype="float8_e4m3fn"),
+    Case((3, 2), (66, 300), num_heads=20, dtype="float16", kv_dtype="float8_e4m3fn", width=320, value_width=256),
 )
 """Ragged, empty and one-token rows; borders of pages and tiles; page numbers far apart; heads that fill one tile of
 64, none and several; rows of one part and of several; drafts to verify, as many as

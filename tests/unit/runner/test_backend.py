@@ -62,8 +62,9 @@ def test_a_hopper_takes_the_pallas_kernels() -> None:
 
 
 @pytest.mark.skipif(not HAS_MOSAIC, reason="this jax has no Mosaic GPU kernels")
-def test_a_hopper_takes_no_kernel_for_latent_vectors_of_8_bits() -> None:
-    assert choose_backend(_config(), LATENT, HOPPER, BFLOAT16, jnp.dtype("float8_e4m3fn")) == "bucketed"
+@pytest.mark.parametrize(("kv_dtype", "backend"), [("float8_e4m3fn", "mosaic_gpu"), ("int8", "bucketed")])
+def test_a_hopper_takes_the_kernel_for_latent_vectors_in_8_bit_floats(kv_dtype: str, backend: str) -> None:
+    assert choose_backend(_config(), LATENT, HOPPER, BFLOAT16, jnp.dtype(kv_dtype)) == backend
 
 
 @pytest.mark.skipif(not HAS_MOSAIC, reason="this jax has no Mosaic GPU kernels")

@@ -21,7 +21,7 @@ def unsupported(pool_shape: tuple[int, ...], value_width: int, dtype: jnp.dtype,
         return f"jax {jax.__version__} is older than {'.'.join(map(str, _FIRST_JAX))}"
     if dtype not in (jnp.bfloat16, jnp.float16):
         return f"queries of {jnp.dtype(dtype).name}: only bfloat16 and float16"
-    if kv_dtype != dtype:
+    if kv_dtype not in (dtype, jnp.float8_e4m3fn):
         return f"latent vectors of {jnp.dtype(kv_dtype).name} with queries of {jnp.dtype(dtype).name}"
     if _WIDTHS.get(width) != value_width:
         known = ", ".join(f"{values} of {whole}" for whole, values in _WIDTHS.items())

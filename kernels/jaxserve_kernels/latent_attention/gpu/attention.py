@@ -11,7 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 from jaxserve_kernels.devices import multiprocessors
 from jaxserve_kernels.latent_attention.gpu import decode
@@ -34,7 +34,7 @@ _MOST_BYTES = 256 << 20
 @functools.partial(jax.jit, static_argnames=_STATIC)
 def decode_attention(
     q: Float[Array, "B N W"],
-    pages: Float[Array, "L P 1 S W"],
+    pages: Num[Array, "L P 1 S W"],
     layer: Int[Array, ""],
     block_tables: Int[Array, "B M"],
     kv_lengths: Int[Array, "B"],
@@ -52,7 +52,7 @@ def decode_attention(
 
 def mixed_attention(
     q: Float[Array, "T N W"],
-    pages: Float[Array, "L P 1 S W"],
+    pages: Num[Array, "L P 1 S W"],
     layer: Int[Array, ""],
     block_tables: Int[Array, "B M"],
     kv_lengths: Int[Array, "B"],
@@ -84,7 +84,7 @@ def mixed_attention(
 @functools.partial(jax.jit, static_argnames=_STATIC)
 def _segments(
     q: Float[Array, "T N W"],
-    pages: Float[Array, "L P 1 S W"],
+    pages: Num[Array, "L P 1 S W"],
     layer: Int[Array, ""],
     block_tables: Int[Array, "B M"],
     kv_lengths: Int[Array, "B"],

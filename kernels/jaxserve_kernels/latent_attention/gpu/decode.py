@@ -21,7 +21,7 @@ import jax
 import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 from jaxserve_kernels.latent_attention.gpu import MOST_HEADS, head_tiles
 from jaxserve_kernels.latent_attention.gpu.query_tiles import QueryTiles
@@ -83,6 +83,8 @@ class _Kernel:
     scoring: Scoring
     tuning: DecodeTuning
     cutting: Cutting
+    is_narrow: bool
+    """True if the pool holds 8-bit numbers."""
     is_emulated: bool
     """True if the interpreter runs it."""
 
@@ -121,7 +123,7 @@ class _Kernel:
 
 def decode(
     q: Float[Array, "B N W"],
-    pages: Float[Array, "L P 1 S W"],
+    pages: Num[Array, "L P 1 S W"],
     layer: Int[Array, ""],
     block_tables: Int[Array, "_ M"],
     kv_lengths: Int[Array, "B"],
@@ -155,6 +157,7 @@ def decode(
         scoring=scoring,
         tuning=tuning,
         cutting=make_cutting(tuning, num_rows, num_head_tiles, tuning.programs, longest),
+        is_narrow=pages.dtype.itemsize == 1,
         is_emulated=is_emulated,
     )
     padded = jnp.pad(q, ((0, 0), (0, num_head_tiles * heads - num_heads), (0, 0)))
@@ -176,7 +179,7 @@ def part_bytes(num_rows: int, num_heads: int, value_width: int, longest: int, tu
 def _launch(
     kernel: _Kernel,
     q: Float[Array, "B C G W"],
-    pages: Float[Array, "L P 1 S W"],
+    pages: Num[Array, "L P 1 S W"],
     where: Sequence[Array],
     parts: Parts,
 ) -> tuple[Float[Array, "U C G V"], Float[Array, "U C 2 G"]]:
@@ -192,7 +195,7 @@ def _launch(
         grid_names=("program",),
         num_threads=_WORKERS + 1,
         thread_name="warpgroup",
-        scratch_types=_scratch(kernel, q.dtype),
+        scratch_types=_scratch(kernel, q.dtype, pages.dtype),
         # Reductions of a row are those of four threads, by shuffles.
         compiler_params=plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=0),
     )
@@ -200,9 +203,11 @@ def _launch(
     return launch(q, pages.reshape(-1, kernel.width), *where, *of_parts)
 
 
-def _scratch(kernel: _Kernel, dtype: Any) -> dict[str, Any]:
+def _scratch(kernel: _Kernel, dtype: Any, pool_dtype: Any) -> dict[str, Any]:
     stages, tile = kernel.tuning.stages, kernel.tuning.tile
-    return {
+    both = plgpu.Barrier(num_arrivals=_WORKERS)
+    upcast = {"wide": tiles.tiled((1, tile, kernel.width), dtype), "wide_ready": both, "wide_free": both}
+    scratch = {
         # The sums of a unit leave through the place of its queries, which are not needed any more.
         "q_or_out": plgpu.RefUnion(
             tiles.tiled((1, _ROWS, kernel.width), dtype),
@@ -211,7 +216,7 @@ def _scratch(kernel: _Kernel, dtype: Any) -> dict[str, Any]:
                 plgpu.SMEM((2, _ROWS), jnp.float32),
             ),
         ),
-        "ring": tiles.tiled((stages, tile, kernel.width), dtype),
+        "ring": tiles.tiled((stages, tile, kernel.width), pool_dtype),
         "weights": tiles.tiled((_ROWS, tile), dtype),
         "decay": plgpu.SMEM((_ROWS,), jnp.float32),
         "q_ready": plgpu.Barrier(),
@@ -221,6 +226,7 @@ def _scratch(kernel: _Kernel, dtype: Any) -> dict[str, Any]:
         "weights_taken": plgpu.Barrier(),
         "stored": plgpu.Barrier(),
     }
+    return scratch | upcast if kernel.is_narrow else scratch
 
 
 def _body(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any]) -> None:
@@ -264,6 +270,8 @@ def _work_with_scores(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any]) -> 
     def drain() -> None:  # every arrival is waited for before the barriers go
         plgpu.barrier_wait(scratch["stored"])
         plgpu.barrier_wait(scratch["weights_taken"])
+        if kernel.is_narrow:
+            plgpu.barrier_wait(scratch["wide_free"])
 
 
 def _attend(
@@ -275,10 +283,8 @@ def _attend(
 
     def step(i: Any, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
         values, maximum, total = carry
-        slot = kernel.slot(done + i)
-        plgpu.barrier_wait(scratch["ready"].at[slot])
-        vectors = scratch["ring"].at[slot]
-        queries = q_tile.at[tiles.anew(0, slot, kernel.width)]
+        vectors = _arrived(kernel, scratch, done + i, worker=0)
+        queries = q_tile.at[tiles.anew(0, kernel.slot(done + i), kernel.width)]
         scores = tiles.scores(kernel.scoring, tiles.product(queries, vectors.transpose((1, 0))))
         keys = (unit.first + i) * tile + tiles.iota((_ROWS, tile), 1)
         scores = jnp.where(keys < ends, scores, MASKED)
@@ -292,7 +298,7 @@ def _attend(
         plgpu.commit_smem()
         plgpu.barrier_arrive(scratch["weights_ready"])
         values = _accumulate(kernel, scratch, values, decay, vectors.at[:, pl.ds(0, kernel.half)])
-        plgpu.barrier_arrive(scratch["free"].at[slot])
+        _leave(kernel, scratch, done + i)
         return values, new_maximum, total
 
     start = tiles.zeros(_ROWS, kernel.half), tiles.row_vector(MASKED, _ROWS), tiles.row_vector(0.0, _ROWS)
@@ -316,14 +322,12 @@ def _work_with_weights(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any]) ->
         unit = kernel.unit(turn, refs)
 
         def step(i: Any, values: Array) -> Array:
-            slot = kernel.slot(done + i)
-            plgpu.barrier_wait(scratch["ready"].at[slot])
+            vectors = _arrived(kernel, scratch, done + i, worker=1)
             plgpu.barrier_wait(scratch["weights_ready"])
             decay = plgpu.load(scratch["decay"], layout=plgpu.Layout.WGMMA.reduce(1))
-            vectors = scratch["ring"].at[slot]
             values = _accumulate(kernel, scratch, values, decay, vectors.at[:, pl.ds(kernel.half, kernel.half)])
             plgpu.barrier_arrive(scratch["weights_taken"])
-            plgpu.barrier_arrive(scratch["free"].at[slot])
+            _leave(kernel, scratch, done + i)
             return values
 
         values = jax.lax.fori_loop(0, unit.count, step, tiles.zeros(_ROWS, kernel.half))
@@ -332,7 +336,32 @@ def _work_with_weights(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any]) ->
         plgpu.barrier_arrive(scratch["stored"])
         return done + unit.count
 
-    jax.lax.fori_loop(0, kernel.rounds(refs), one, jnp.int32(0))
+    rounds = kernel.rounds(refs)
+    jax.lax.fori_loop(0, rounds, one, jnp.int32(0))
+    if kernel.is_narrow:
+        pl.when(rounds > 0)(lambda: plgpu.barrier_wait(scratch["wide_free"]))
+
+
+def _arrived(kernel: _Kernel, scratch: dict[str, Any], taken: Any, worker: int) -> Any:
+    """Return a program's tile number `taken`, as it is multiplied, when it has arrived. 8-bit tiles: each worker upcasts a half."""
+    slot = kernel.slot(taken)
+    plgpu.barrier_wait(scratch["ready"].at[slot])
+    arrived = scratch["ring"].at[slot]
+    if not kernel.is_narrow:
+        return arrived
+    wide = scratch["wide"].at[tiles.anew(0, slot, kernel.width)]
+    pl.when(taken > 0)(lambda: plgpu.barrier_wait(scratch["wide_free"]))
+    columns = pl.ds(0, kernel.width - kernel.half) if worker == 0 else pl.ds(kernel.width - kernel.half, kernel.half)
+    tiles.widen(arrived.at[:, columns], wide.at[:, columns])
+    plgpu.barrier_arrive(scratch["free"].at[slot])
+    plgpu.barrier_arrive(scratch["wide_ready"])
+    plgpu.barrier_wait(scratch["wide_ready"])
+    return wide
+
+
+def _leave(kernel: _Kernel, scratch: dict[str, Any], taken: Any) -> None:
+    """Say that a worker needs the place of a program's tile number `taken` no more."""
+    plgpu.barrier_arrive(scratch["wide_free"] if kernel.is_narrow else scratch["free"].at[kernel.slot(taken)])
 
 
 def _accumulate(kernel: _Kernel, scratch: dict[str, Any], values: Array, decay: Array, vectors: Any) -> Array:

@@ -41,7 +41,7 @@ def lowest_key(scoring: Scoring, position: jax.Array) -> jax.Array:
 def tiled(shape: tuple[int, ...], dtype: Any) -> Any:
     """Shared memory in the tiles that tensor cores and bulk copies take, with the widest swizzle that fits.
 
-    Rows that no swizzle fits (80 bytes) lie one after the other: only `_widen` takes them.
+    Rows that no swizzle fits (80 bytes) lie one after the other: only `widen` takes them.
     """
     bits = jnp.dtype(dtype).itemsize * 8
     # 8-bit tiles are read piece by piece, and a piece is whole swizzled columns.
@@ -183,11 +183,11 @@ def operand(scratch: dict[str, Any], ring: str, slot: Any, worker: Any) -> Any:
         return arrived
     # One for both: the product with the keys is done when the values come.
     wide = scratch["wide"].at[anew(worker, slot, arrived.shape[-1])]
-    _widen(arrived, wide)
+    widen(arrived, wide)
     return wide
 
 
-def _widen(narrow: Any, wide: Any) -> None:
+def widen(narrow: Any, wide: Any) -> None:
     """Write an 8-bit tile [X, H] in the type that is multiplied; exact in bfloat16 and float16."""
     for columns in _pieces(narrow.shape[1]):
         values = plgpu.layout_cast(narrow.at[:, columns][...], plgpu.Layout.WGMMA_UPCAST_2X)
