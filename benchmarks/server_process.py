@@ -27,7 +27,18 @@ class ServerProcess:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}"
-        command = [sys.executable, "-m", "jaxserve.cli.main", "serve", str(model), *flags, "--port", str(port)]
+        command = [
+            sys.executable,
+            "-m",
+            "jaxserve.cli.main",
+            "serve",
+            str(model),
+            "--warmup",
+            "all",
+            *flags,
+            "--port",
+            str(port),
+        ]
         self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
     def __enter__(self) -> Self:

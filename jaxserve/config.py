@@ -37,6 +37,7 @@ from jaxserve.types import LogprobsMode
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 CpuKernels = Literal["auto", "native", "matrix", "vector", "xla"]
+Warmup = Literal["auto", "all"]
 AttentionBackend = Literal["auto", "reference", "pallas"]
 Task = Literal["auto", "generate", "embed"]
 SchedulingPolicy = Literal["fair", "fcfs", "priority"]
@@ -207,6 +208,11 @@ class CompileConfig:
         False,
         help="serve only if the same request gets the same bits whatever else runs: on one CPU device with native kernels, "
         "--quantization none, int8, mxfp4-weight-only or nvfp4-weight-only",
+    )
+    warmup: Warmup = option(
+        "auto",
+        help="programs that the server compiles before it is ready; all: every one; auto: all, but with native CPU kernels "
+        "and one host only the largest of each kind, which serve any step, while the smaller ones are compiled beside requests",
     )
     compile_cache: str | None = option(
         None,

@@ -33,7 +33,7 @@ class Jaxserve:
     def launch(self, weights: Weights, format_name: str, *, port: int, cpus: tuple[int, ...]) -> Launch:
         """Words given by the user come last and win over ours."""
         del format_name, cpus
-        command = [sys.executable, "-m", "jaxserve.cli.main", "serve", str(weights.source)]
+        command = [sys.executable, "-m", "jaxserve.cli.main", "serve", str(weights.source), "--warmup", "all"]
         command += ["--served-model-name", MODEL_NAME, "--host", HOST, "--port", str(port), "--dtype", "float32"]
         command += ["--max-model-len", str(MAX_MODEL_LEN), "--max-num-seqs", str(MAX_NUM_SEQS)]
         command += ["--kv-cache-memory", "2GiB", *self._extra_words]

@@ -26,7 +26,7 @@ from benchmarks.simulator.records import Records, RequestColumns, frozen
 from benchmarks.simulator.step_times import EngineShape
 from benchmarks.simulator.trace import Conversation, Session
 from jaxserve.config import CacheConfig, Config, ModelConfig, ParallelConfig, ServerConfig
-from jaxserve.executor.fake import powers_of_two
+from jaxserve.executor.fake.executor import powers_of_two
 from jaxserve.ipc.engine_spec import FakeOptions, Script
 
 _VOCAB_SIZE, _FIRST, _CUE, _REPLY = 384, 100, 61, 60

@@ -165,7 +165,19 @@ def served(flags: Sequence[str]) -> Iterator[Soak]:
     """Start the default model with an adapter; the server is ended with the block."""
     with tempfile.TemporaryDirectory(prefix="jaxserve-soak-") as folder:
         write_adapter(Path(folder), **SMOLLM2)
-        command = [sys.executable, "-m", "jaxserve.cli.main", "serve", "--port", "0", *FLAGS, *FLAGS_OF_SIZE, *flags]
+        command = [
+            sys.executable,
+            "-m",
+            "jaxserve.cli.main",
+            "serve",
+            "--warmup",
+            "all",
+            "--port",
+            "0",
+            *FLAGS,
+            *FLAGS_OF_SIZE,
+            *flags,
+        ]
         command += ["--lora-modules", f"{ADAPTER}={folder}"]
         server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         try:

@@ -33,7 +33,7 @@ from jaxserve.engine.core import EngineCore, rejected
 from jaxserve.engine.loop import EngineLoop
 from jaxserve.engine.signals import Signals
 from jaxserve.errors import ConfigError, StartupError, UnavailableError
-from jaxserve.executor.fake import FakeExecutor
+from jaxserve.executor.fake.executor import FakeExecutor
 from jaxserve.executor.profiler import Profiler
 from jaxserve.executor.protocol import Executor, Progress
 from jaxserve.flight.flight_recorder import FlightRecorder
@@ -211,7 +211,10 @@ def build_executor(spec: EngineSpec, progress: Progress, clock: PhaseClock | Non
         from jaxserve.executor.hosts.executor import MultiHostExecutor
 
         return MultiHostExecutor.start(config, Path(spec.model_path), progress, exit_now)
-    return LocalExecutor.start(config, Path(spec.model_path), progress, reports_tokens=True)
+    may_be_late = config.compile.warmup == "auto"
+    return LocalExecutor.start(
+        config, Path(spec.model_path), progress, reports_tokens=True, has_late_programs=may_be_late
+    )
 
 
 def build_core(spec: EngineSpec, executor: Executor[Any, Any]) -> EngineCore:

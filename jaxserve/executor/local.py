@@ -36,6 +36,7 @@ from jaxserve.executor.hosts.agreement import (
 )
 from jaxserve.executor.hosts.memory import device_memory
 from jaxserve.executor.images import image_info, prompt_embeds_info
+from jaxserve.executor.late_programs import LatePrograms, late_programs
 from jaxserve.executor.measured import Measured
 from jaxserve.executor.preparation import Preparation, prepare, resolve_task
 from jaxserve.executor.protocol import Progress
@@ -80,7 +81,9 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         pages: DevicePages | None = None,
         snapshots: DevicePages | None = None,
         weights: ServedWeights | None = None,
+        late: LatePrograms | None = None,
     ) -> None:
+        """late: programs to compile from now on; None: all are there."""
         self._runner = runner
         self._counter = counter
         self._device_memory = Measured(device_memory)
@@ -90,7 +93,10 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         self.pages = pages
         self.snapshots = snapshots
         self.weights = weights
+        self._late = late
         counter.phase = "serving"
+        if late is not None:
+            late.start()
 
     @classmethod
     def start(
@@ -101,11 +107,13 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         hosts: Hosts = ONE_HOST,
         *,
         reports_tokens: bool = False,
+        has_late_programs: bool = False,
     ) -> LocalExecutor[Any, Any]:
         """Load and compile; returns when every program has run. Raises StartupError in one line.
 
         hosts: those that the engine's devices are divided over; each of them calls this at the same time. reports_tokens: read
-        tokens of loops over decode steps while they go on; only one executor of a process may.
+        tokens of loops over decode steps while they go on; only one executor of a process may. has_late_programs: return before
+        programs are compiled whose steps others can do, see `late_programs`, and compile them meanwhile.
         """
         clock = PhaseClock()
         counter = CompilationCounter()
@@ -137,11 +145,15 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         _LOG.info("limits: %s", prepared.summary)
         if defaults:
             _LOG.info("sampling, where requests say nothing: %s", defaults)
-        params, state, steps, reports, measured = _load(prepared, checkpoint, draft, config, clock, progress, hosts)
+        cache = ProgramCache(cache_directory(config.compile.compile_cache), in_all=partial(agree_common, hosts))
+        late = late_programs(prepared) if has_late_programs else ()
+        load = _load(prepared, checkpoint, draft, cache, late, clock, progress)
+        params, state, steps, reports, measured = load
         runner = Runner(prepared.task, params, state, executables(steps), prepared.shared_params)
         with clock.phase("first_run"):
             platform = prepared.device.platform
-            warm_up(runner, prepared.task, prepared.programs, platform, partial(progress, "first_run"))
+            there = [program for program in prepared.programs if program in steps]
+            warm_up(runner, prepared.task, there, platform, partial(progress, "first_run"))
         if reports_tokens:
             runner.reports = open_reports(prepared.programs, prepared.skeleton.policy)
         state.provide_memory()
@@ -162,7 +174,10 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         )
         eos_token_ids = frozenset(model.eos_token_ids if isinstance(model, DecoderConfig) else ())
         weights = ServedWeights(config, prepared, base, adapters, runner, state, draft, measured)
-        return cls(runner, model_info, prepared.limits.buckets, eos_token_ids, counter, pages, snapshots, weights)
+        missing = [program for program in prepared.programs if program not in steps]
+        rest = LatePrograms(prepared, cache, missing, runner)
+        sizes = prepared.limits.buckets, eos_token_ids
+        return cls(runner, model_info, *sizes, counter, pages, snapshots, weights, rest)
 
     def submit(self, plan: PlanT) -> PendingStep[PlanT, ResultT]:
         return self._runner.submit(plan)
@@ -178,12 +193,15 @@ class LocalExecutor(Generic[PlanT, ResultT]):
 
     def add_stats(self, stats: EngineStats) -> None:
         stats.compilations = self.compilations()
+        stats.late_programs = 0 if self._late is None else self._late.num_left
         stats.device_memory_bytes = self._device_memory.value
 
     def profile(self, is_on: bool) -> None:
         """There are no other hosts."""
 
     def close(self) -> None:
+        if self._late is not None:
+            self._late.close()
         self._counter.close()
 
 
@@ -207,17 +225,16 @@ def _load(
     prepared: Preparation,
     checkpoint: Checkpoint,
     draft: DraftCheckpoint,
-    config: Config,
+    cache: ProgramCache,
+    late: Sequence[Program],
     clock: PhaseClock,
     progress: Progress,
-    hosts: Hosts,
 ) -> tuple[tuple[jax.Array, ...], DeviceState, dict[Program, MadeProgram], list[ProgramReport], WithMeasured]:
     """Load weights and programs at the same time: compiling needs only shapes.
 
     On a GPU whose matmuls were not measured yet, programs come first: copies of weights would disturb the measurements,
-    whose choices are kept.
+    whose choices are kept. late: programs to leave out if the cache lacks them.
     """
-    cache = ProgramCache(cache_directory(config.compile.compile_cache), in_all=partial(agree_common, hosts))
     is_tuning = prepared.device.platform == "gpu" and not cache.has_tuned
 
     def load_weights(
@@ -238,7 +255,7 @@ def _load(
 
     def make_programs() -> dict[Program, MadeProgram]:
         with clock.phase("compile"):
-            return prepared.make_programs(cache, partial(progress, "compile"))
+            return prepared.make_programs(cache, partial(progress, "compile"), late)
 
     def make_state(programs: Future[dict[StateProgram, MadeProgram]], before: Sequence[Future[Any]]) -> DeviceState:
         made = executables(programs.result())
@@ -267,6 +284,7 @@ def _load(
         background.shutdown(wait=False, cancel_futures=True)
     made: list[tuple[Program | StateProgram, MadeProgram]] = [*steps.result().items(), *state_programs.result().items()]
     reports = [ProgramReport(program.name, result.source, result.seconds) for program, result in made]
+    reports += [ProgramReport(program.name, "later", 0.0) for program in late if program not in steps.result()]
     if cache.directory is not None:
         explain_misses(cache.directory, prepared.key_parts(), sum(report.source == "compiled" for report in reports))
     return params.result(), state.result(), steps.result(), reports, _with_measured(measuring)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -152,8 +153,10 @@ class Preparation:
             0 if self.task.draft_model is None else self.task.draft_model.num_drafts,
         )
 
-    def make_programs(self, cache: ProgramCache, progress: Progress) -> dict[Program, MadeProgram]:
-        """Load or compile the step programs. Needs no weights."""
+    def make_programs(
+        self, cache: ProgramCache, progress: Progress, may_wait: Collection[Program] = ()
+    ) -> dict[Program, MadeProgram]:
+        """Load or compile the step programs but those that may wait and are not in the cache. Needs no weights."""
         return make_programs(
             self.task,
             self.skeleton,
@@ -163,7 +166,13 @@ class Preparation:
             cache,
             num_threads=min(num_cores(), MAX_COMPILE_THREADS),
             progress=progress,
+            may_wait=may_wait,
         )
+
+    def make_program(self, program: Program, cache: ProgramCache) -> MadeProgram:
+        """Load or compile one step program."""
+        one = self.task, self.skeleton, self.sharding, self.limits.shapes, [program], cache
+        return make_programs(*one, num_threads=1, progress=lambda *_: None)[program]
 
     def make_kv_scales(self, cache: ProgramCache) -> KVScaleMeasurement | None:
         """Load or compile the program that measures scales of the KV cache; None if none are measured."""

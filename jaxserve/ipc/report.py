@@ -13,7 +13,8 @@ from typing import Literal
 
 import msgspec
 
-ProgramSource = Literal["cache", "compiled"]
+ProgramSource = Literal["cache", "compiled", "later"]
+"""later: it was not in the cache, and is compiled after readiness."""
 
 
 class PhaseSpan(msgspec.Struct, frozen=True, array_like=True):

@@ -92,7 +92,7 @@ class Runner(Generic[PlanT, ResultT]):
 
     def dispatch(self, plan: PlanT) -> PendingStep[PlanT, ResultT]:
         """Update the state for `plan` and dispatch its step."""
-        program, executable = self._executables[plan.kind, plan.bucket]
+        program, executable = self._program(plan)
         packed = self._task.pack(plan, program)
         started = time.monotonic()
         index, self._num_submitted = self._num_submitted, self._num_submitted + 1
@@ -104,6 +104,18 @@ class Runner(Generic[PlanT, ResultT]):
             self._renew(index)
             raise
         return PendingStep(self, plan, program, outputs[: self._task.num_outputs(plan)], index, started)
+
+    def add(self, program: Program, executable: Executable) -> None:
+        """Let steps to come use another program. Any thread may call this."""
+        self._executables = self._executables | {(program.kind, program.num_tokens): (program, executable)}
+
+    def _program(self, plan: PlanT) -> tuple[Program, Executable]:
+        """Return the program of a plan: the smallest there is of its kind that holds its bucket."""
+        found = self._executables.get((plan.kind, plan.bucket))
+        if found is None:
+            sizes = [size for kind, size in self._executables if kind == plan.kind and size > plan.bucket]
+            found = self._executables[plan.kind, min(sizes, default=plan.bucket)]
+        return found
 
     def _fill_rows(self, items: Sequence[RowItem]) -> None:
         """Dispatch the calls that fill rows of embeddings, which the next step may read."""

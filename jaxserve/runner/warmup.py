@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeVar
@@ -48,7 +49,9 @@ def make_programs(
     *,
     num_threads: int,
     progress: Progress,
+    may_wait: Collection[Program] = (),
 ) -> dict[Program, MadeProgram]:
+    """Load or compile the wanted step programs; those that may wait are left out if the cache lacks them."""
     adapters = skeleton.adapters
     model = (skeleton.config, skeleton.policy, adapters, abstract_params(skeleton, sharding))
     key = program_key(host_key_parts() | process_key_parts(), task.name, *model, sharding, shapes)
@@ -56,7 +59,9 @@ def make_programs(
     def lower_one(program: Program) -> jax.stages.Lowered:
         return lower(skeleton, sharding, program, shapes, task)
 
-    return compile_all(lower_one, key, sharding, wanted, cache, num_threads=num_threads, progress=progress)
+    return compile_all(
+        lower_one, key, sharding, wanted, cache, num_threads=num_threads, progress=progress, may_wait=may_wait
+    )
 
 
 def make_state_programs(
@@ -87,15 +92,18 @@ def compile_all(
     *,
     num_threads: int,
     progress: Progress,
+    may_wait: Collection[P] = (),
 ) -> dict[P, MadeProgram]:
     """Load or compile every wanted program. XLA releases the GIL, so threads compile or load side by side.
 
-    common_key: covers everything that decides what these programs compute, except the program itself.
+    common_key: covers everything that decides what these programs compute, except the program itself. may_wait: programs
+    that are left out if the cache lacks them.
     """
     options = compiler_options(sharding.devices[0].platform, cache)
 
     keys = {program.name: program_key({}, common_key, program) for program in wanted}
     usable = cache.usable(f"cached programs: {', '.join(keys)}", keys)
+    wanted = [program for program in wanted if program.name in usable or program not in may_wait]
 
     def make(program: P) -> MadeProgram:
         started = time.monotonic()
@@ -108,7 +116,7 @@ def compile_all(
         return MadeProgram(compiled, key, "compiled", time.monotonic() - started)
 
     made: dict[P, MadeProgram] = {}
-    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="compile")
+    pool = ThreadPoolExecutor(num_threads, thread_name_prefix=_COMPILE_THREADS)
     try:
         futures = {pool.submit(make, program): program for program in wanted}
         progress(0, len(wanted), "")
@@ -168,6 +176,7 @@ _WARM_UPS: Final = {"gpu": 2}
 """Runs before the first request, by platform; one where nothing is said."""
 
 
+_COMPILE_THREADS: Final = "compile"
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 _LOG = logging.getLogger(__name__)
 
@@ -175,7 +184,10 @@ Phase = Literal["warmup", "serving"]
 
 
 class CompilationCounter:
-    """Listens to JAX's own compile events from construction to `close`."""
+    """Listens to JAX's own compile events from construction to `close`.
+
+    Programs of `compile_all` count as those of the warm-up at any time: no step waits for them.
+    """
 
     def __init__(self) -> None:
         self.phase: Phase = "warmup"
@@ -185,8 +197,10 @@ class CompilationCounter:
     def _on_event(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event != _COMPILE_EVENT:
             return
-        self.counts[self.phase] += 1
-        if self.phase == "serving":
+        is_made_ahead = threading.current_thread().name.startswith(_COMPILE_THREADS)
+        phase: Phase = "warmup" if is_made_ahead else self.phase
+        self.counts[phase] += 1
+        if phase == "serving":
             _LOG.error("a program was compiled while serving (%.2f s): this is a bug, please report it", duration_secs)
 
     def close(self) -> None:

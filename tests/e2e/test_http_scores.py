@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxserve.executor.fake_models import fake_vector
+from jaxserve.executor.fake.models import fake_vector
 from jaxserve.tokenizer.tokenizer import load_tokenizer
 from tests.e2e.http_server import TOKENIZER, Server, running
 

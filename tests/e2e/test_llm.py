@@ -32,8 +32,8 @@ from jaxserve.errors import (
     StartupError,
     UnavailableError,
 )
-from jaxserve.executor.fake_experts import fake_experts
-from jaxserve.executor.fake_models import next_token
+from jaxserve.executor.fake.experts import fake_experts
+from jaxserve.executor.fake.models import next_token
 from jaxserve.frontend.sampling import sampling_params
 from jaxserve.ipc.engine_spec import FakeOptions, Script
 from jaxserve.llm.background import Background

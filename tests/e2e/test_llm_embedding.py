@@ -11,7 +11,7 @@ import pytest
 from jaxserve import LLM
 from jaxserve.config import Config, LimitsConfig, ModelConfig, SchedulerConfig, ServerConfig
 from jaxserve.errors import ContextLengthError, InvalidRequestError
-from jaxserve.executor.fake_models import fake_vector
+from jaxserve.executor.fake.models import fake_vector
 from jaxserve.ipc.engine_spec import FakeOptions
 from jaxserve.tokenizer.tokenizer import load_tokenizer
 from tests.e2e.http_server import TOKENIZER

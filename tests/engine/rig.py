@@ -11,10 +11,10 @@ import numpy as np
 
 from jaxserve.config import SchedulerConfig, SchedulingPolicy, TierConfig
 from jaxserve.engine.core import EngineCore
-from jaxserve.executor.fake import FakeExecutor, FakePending, powers_of_two
-from jaxserve.executor.fake_caches import POISON
-from jaxserve.executor.fake_experts import fake_experts
-from jaxserve.executor.fake_models import FakeTokens, next_token
+from jaxserve.executor.fake.caches import POISON
+from jaxserve.executor.fake.executor import FakeExecutor, FakePending, powers_of_two
+from jaxserve.executor.fake.experts import fake_experts
+from jaxserve.executor.fake.models import FakeTokens, next_token
 from jaxserve.flight.dump import make_record
 from jaxserve.flight.record import EngineShape, FlightRecord
 from jaxserve.flight.recorded_scheduler import RecordedScheduler

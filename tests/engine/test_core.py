@@ -7,7 +7,7 @@ import random
 import pytest
 
 from jaxserve.engine.core import MEMORY_ERROR, STEP_ERROR, STOP_ERROR, EngineCore
-from jaxserve.executor.fake import FakePending
+from jaxserve.executor.fake.executor import FakePending
 from jaxserve.executor.protocol import BrokenExecutorError
 from jaxserve.ipc.messages import Abort, Hello, RequestOutput
 from jaxserve.scheduler.plan import StepPlan, StepResult

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from jaxserve.executor.fake_experts import fake_experts
+from jaxserve.executor.fake.experts import fake_experts
 from jaxserve.ipc.messages import AddRequest, Grammar
 from jaxserve.sampling.bits import pack_bits
 from tests.engine.rig import VOCAB_SIZE, Rig, add, expected, prompt

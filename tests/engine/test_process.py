@@ -19,7 +19,7 @@ import pytest
 from jaxserve.config import CacheConfig, Config, ModelConfig, RecorderConfig, SchedulerConfig, ServerConfig
 from jaxserve.engine.core import STOP_ERROR
 from jaxserve.errors import ConfigError
-from jaxserve.executor.fake_models import next_token
+from jaxserve.executor.fake.models import next_token
 from jaxserve.flight.record import SUFFIX, FlightRecord, read_record
 from jaxserve.flight.replay import replay
 from jaxserve.ipc.address import new_address, private_path

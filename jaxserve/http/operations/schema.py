@@ -60,7 +60,7 @@ class StartupPhase(msgspec.Struct):
 
 class StartupProgram(msgspec.Struct):
     name: str
-    source: Annotated[str, Meta(description="`compiled` or `cache`.")]
+    source: Annotated[str, Meta(description="`compiled`, `cache`, or `later`: compiled after readiness.")]
     seconds: Annotated[float, Meta(description="Wall time; several programs compile at the same time.")]
 
 

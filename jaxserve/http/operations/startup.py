@@ -104,7 +104,9 @@ def startup_table(spans: Sequence[PhaseSpan], engine: StartupReport) -> list[str
     """Return the report as lines of text."""
     begin_s = min((span.start_s for span in spans), default=0.0)
     num_cached = sum(program.source == "cache" for program in engine.programs)
+    num_late = sum(program.source == "later" for program in engine.programs)
     programs = f"; {num_cached} of {len(engine.programs)} programs from the cache" if engine.programs else ""
+    programs += f", {num_late} follow beside requests" if num_late else ""
     width = max((len(label_of(span.phase)) for span in spans), default=0)
     return [
         f"{kind_of_start(engine)} start in {total_seconds(spans):.1f} s{programs} (its phases: /startup)",

@@ -151,7 +151,9 @@ async function drawStartup() {
     svg("text", { x: 760, y: i * row + 15 }, `${phase.seconds.toFixed(1)} s`),
   ]);
   const compiled = start.programs.filter((program) => program.source === "compiled").length;
-  const label = `${start.start} start in ${start.total_seconds.toFixed(1)} s; ${compiled} programs compiled, ${start.programs.length - compiled} from the cache`;
+  const later = start.programs.filter((program) => program.source === "later").length;
+  const cached = start.programs.length - compiled - later;
+  const label = `${start.start} start in ${start.total_seconds.toFixed(1)} s; ${compiled} programs compiled, ${cached} from the cache${later ? `, ${later} compiled beside requests` : ""}`;
   const picture = svg("svg", { viewBox: `0 0 830 ${start.phases.length * row}`, role: "img", "aria-label": label }, ...rows);
   $("startup").replaceChildren(el("p", { className: "hint" }, label), el("div", { className: "timeline" }, picture));
 }

@@ -14,7 +14,7 @@ import pytest
 
 from jaxserve.config import TierConfig
 from jaxserve.errors import ConfigError
-from jaxserve.executor.fake_pages import FakePages
+from jaxserve.executor.fake.pages import FakePages
 from jaxserve.kv.block_pool import BlockPool
 from jaxserve.kv.prefix import MissingPrefix
 from jaxserve.kv.tiers.fetcher import PageFetcher

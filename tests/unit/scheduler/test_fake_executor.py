@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from jaxserve.executor.fake import powers_of_two
-from jaxserve.executor.fake_models import PoisonError, next_token
+from jaxserve.executor.fake.executor import powers_of_two
+from jaxserve.executor.fake.models import PoisonError, next_token
 from jaxserve.scheduler.plan import StepPlan
 from tests.engine.rig import Rig, add, prompt
 

@@ -19,10 +19,10 @@ from typing import Any, Final, Protocol
 
 import numpy as np
 
-from jaxserve.executor.fake_caches import POISON as _POISON
-from jaxserve.executor.fake_caches import FakeDrafts, FakeStates, FakeWindow, PoisonError
-from jaxserve.executor.fake_experts import FAKE_EXPERTS, StepExperts
-from jaxserve.executor.fake_pages import FakePages
+from jaxserve.executor.fake.caches import POISON as _POISON
+from jaxserve.executor.fake.caches import FakeDrafts, FakeStates, FakeWindow, PoisonError
+from jaxserve.executor.fake.experts import FAKE_EXPERTS, StepExperts
+from jaxserve.executor.fake.pages import FakePages
 from jaxserve.executor.protocol import PlanT_contra, ResultT_co
 from jaxserve.ipc.engine_spec import Script
 from jaxserve.ipc.messages import EmbeddingInfo, ModelInfo

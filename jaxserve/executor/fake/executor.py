@@ -1,7 +1,7 @@
 """An executor without a device, for every test that needs an engine but no real model.
 
 Like a device it runs steps in their order and takes its time: a step is done `device_seconds` after the one before it or
-after its submission. A step is computed when its result is asked for, by one of `fake_models`.
+after its submission. A step is computed when its result is asked for, by one of `models`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from jaxserve.checkpoint.safetensors_file import open_safetensors
 from jaxserve.config import Config
 from jaxserve.errors import CheckpointError
-from jaxserve.executor.fake_models import FakeModel, FakeTokens, FakeVectors
+from jaxserve.executor.fake.models import FakeModel, FakeTokens, FakeVectors
 from jaxserve.ipc.engine_spec import FakeOptions
 from jaxserve.ipc.messages import ModelInfo
 from jaxserve.ipc.stats import EngineStats

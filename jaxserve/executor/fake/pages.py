@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from jaxserve.executor.fake_caches import POISON, PoisonError
+from jaxserve.executor.fake.caches import POISON, PoisonError
 from jaxserve.kv.tiers.page import CacheBlock, Page, PageLayout
 from jaxserve.types import BlockId
 
