@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxserve_kernels.latent_attention import write_and_attend
 from jaxserve_kernels.latent_attention.cases import CASES, LAYER, Case, error, operands
-from jaxserve_kernels.paged_attention import ragged_layout
+from jaxserve_kernels.paged_attention import Paging, ragged_layout
 
 from tests.ptx.launch import emulated
 from tests.ptx.machine import Schedule
@@ -75,3 +76,37 @@ def test_any_single_one_that_is_missing_is_caught(mutants: Mutants, opcode: str)
 def test_missing_waits_are_caught(mutants: Mutants, opcode: str, in_fetcher: bool) -> None:
     missing = mutants.of(opcode, in_fetcher=in_fetcher)
     assert mutants.is_caught(lambda instruction: instruction in missing)
+
+
+@pytest.mark.parametrize("most_bytes", [256 << 20, 0], ids=["by-the-kernel", "segments-by-the-reference"])
+def test_a_mixed_step_writes_its_vectors_and_attends_to_them(most_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ragged` is cut as the other kernels for Hopper take it: segments by the reference cut it anew."""
+    case = Case((1, 1, 5, 40, 0), (70, 1, 90, 40, 0), num_heads=4, width=320, value_width=256, padding=2)
+    given = operands(case)
+    rows = np.repeat(np.arange(5), case.counts)
+    positions = np.concatenate(
+        [np.arange(length - count, length) for count, length in zip(case.counts, case.lengths, strict=True)]
+    )
+    pages, slots = np.zeros((2, len(given.q)), np.int32)  # padding goes to the null page
+    pages[: len(rows)], slots[: len(rows)] = given.tables[rows, positions // case.page_size], positions % case.page_size
+    before, new = given.pages.copy(), given.pages[LAYER, pages, :, slots]
+    before[LAYER, pages, :, slots] = 400
+    starts = jnp.asarray(given.query_starts)
+    with emulated(SCHEDULES[:1]):
+        from jaxserve_kernels.latent_attention.gpu import attention
+
+        monkeypatch.setattr(attention, "_MOST_BYTES", most_bytes)
+        ragged = ragged_layout(
+            starts, jnp.int32(case.rows.num_decode_rows), num_tokens=len(given.q), backend="mosaic_gpu"
+        )
+        where = (given.tables, given.lengths, starts, pages, slots)
+        found, written = write_and_attend(
+            *map(jnp.asarray, (given.q, new, before)),
+            jnp.int32(LAYER),
+            Paging(*map(jnp.asarray, where), ragged),
+            value_width=case.value_width,
+            scoring=case.scoring,
+            backend="mosaic_gpu",
+        )
+    assert error(case, given, found) <= 1
+    np.testing.assert_array_equal(np.asarray(written)[:, 1:].view(np.uint16), given.pages[:, 1:].view(np.uint16))
