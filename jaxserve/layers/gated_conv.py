@@ -23,6 +23,7 @@ class GatedConv(nnx.Module):
         self.conv = DepthwiseConv(d, conv.num_taps, policy, bias=conv.has_bias)
         self.o_proj = Linear(d, d, ("embed", None), policy, bias=conv.has_bias)
         self.rules, self.head_axis = policy.rules, None
+        self.takes_tokens_in_turn = True
 
     def project(self, x: Float[Array, "T D"], tokens: Tokens) -> tuple[tuple[Float[Array, "T D"]], Float[Array, "T D"]]:
         """Return the inputs of the convolution, and the gates of its sums."""

@@ -7,7 +7,7 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxserve_kernels.linear_attention import linear_attention
+from jaxserve_kernels.linear_attention import linear_attention, takes_tokens_in_turn
 from jaxserve_kernels.segments import Segments
 from jaxtyping import Array, Float
 
@@ -56,6 +56,7 @@ class GatedDeltaNet(nnx.Module):
         self.out_proj = Linear(d, width, ("embed", _HEADS), policy)
         self.delta, self.rules, self.head_axis = delta, policy.rules, _HEADS
         self.backend = policy.backend
+        self.takes_tokens_in_turn = takes_tokens_in_turn(policy.backend, delta.key_dim, delta.value_dim)
 
     def project(self, x: Float[Array, "T D"], tokens: Tokens) -> tuple[tuple[Array, Array, Array], Array]:
         """Return queries, keys and values side by side before the convolution, both rates of each value head, and the gates."""

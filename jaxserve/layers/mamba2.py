@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jaxserve_kernels.linear_attention import linear_attention
+from jaxserve_kernels.linear_attention import linear_attention, takes_tokens_in_turn
 from jaxserve_kernels.segments import Segments
 from jaxtyping import Array, Float
 
@@ -36,6 +36,7 @@ class Mamba2(nnx.Module):
         self.out_proj = Linear(d, width, ("embed", None), policy, bias=mamba.has_bias)
         self.mamba, self.rules, self.head_axis = mamba, policy.rules, None
         self.backend = policy.backend
+        self.takes_tokens_in_turn = takes_tokens_in_turn(policy.backend, mamba.state_dim, mamba.head_dim)
 
     def project(self, x: Float[Array, "T D"], tokens: Tokens) -> tuple[tuple[Array, Array], Array]:
         """Return x, B and C side by side before the convolution, the steps dt, and the gates."""

@@ -56,7 +56,8 @@ def mix(
     if isinstance(group, PendingStates):
         assert len(group.inputs) == place.index, "layers come in the order of their group"
         sizes = step.rows.query_starts[1:] - step.rows.query_starts[:-1]
-        made, _ = _recur(mixer, inputs, group.pool, place, step, sizes)
+        counts = None if mixer.takes_tokens_in_turn else sizes
+        made, _ = _recur(mixer, inputs, group.pool, place, step, counts, is_written=False)
         found: GroupCache = group._replace(inputs=(*group.inputs, inputs))
     else:
         assert isinstance(group, StatePool), "a state group"
@@ -80,11 +81,13 @@ def _recur(
     place: CachePlace,
     step: StepContext,
     counts: Int[Array, "B"] | None = None,
+    *,
+    is_written: bool = True,
 ) -> tuple[Float[Array, "T ..."], StatePool]:
     """Read the states of the rows, and write those after their last tokens: every device for its heads and the slots of its rank.
 
-    counts: the number of tokens of each row that stay, which are computed one by one; None: all of them, in chunks. What is read
-    for each token is returned on every device: a sum over the ranks in which one term is not zero.
+    counts: the number of tokens of each row that stay, which are computed as decode steps compute them; None: all of them, maybe
+    in chunks. What is read for each token is returned on every device: a sum over the ranks in which one term is not zero.
     """
     assert step.segments is not None, "a step of a recurrent model"
     heads, ranks = mixer.head_axis, mixer.rules.mesh_axes("pages")
@@ -98,7 +101,9 @@ def _recur(
         *arrays: Array,
     ) -> tuple[Array, ...]:
         own, is_own = _own_slots(slots, arrays[0].shape[1], ranks)
-        before = _read(arrays, place, own)
+        before = _read(arrays, place, own, is_written=is_written)
+        if counts is not None and mixer.takes_tokens_in_turn:
+            (inputs, segments), counts = _first_tokens(inputs, segments, counts), None
         if counts is None:
             made, after = mixer.recur(parameters, inputs, before, segments)
         else:
@@ -136,6 +141,17 @@ def _own_slots(slots: StateSlots, num_slots: int, ranks: MeshAxes) -> tuple[Stat
     return StateSlots(reads, writes), is_own
 
 
+def _first_tokens(
+    inputs: tuple[Array, ...], segments: Segments, counts: Int[Array, "B"]
+) -> tuple[tuple[Array, ...], Segments]:
+    """Return the inputs of the first `counts` tokens of each row, without gaps between rows, and their segments."""
+    num_tokens = len(inputs[0])
+    starts = jnp.pad(jnp.cumsum(counts, dtype=jnp.int32), (1, 0))
+    kept = cut_segments(starts, jnp.zeros_like(counts), jnp.int32(0), num_tokens=num_tokens)
+    places = segments.starts[kept.rows] + jnp.arange(num_tokens) - starts[kept.rows]
+    return tuple(each[jnp.minimum(places, num_tokens - 1)] for each in inputs), kept
+
+
 def _recur_by_token(
     recur: Callable[..., tuple[Array, RecurrentState]],
     inputs: tuple[Array, ...],
@@ -171,11 +187,12 @@ def _where_row(is_token: Bool[Array, "B"], new: Float[Array, "B ..."], old: Floa
     return jnp.where(is_token.reshape(-1, *[1] * (new.ndim - 1)), new.astype(old.dtype), old)
 
 
-def _read(arrays: tuple[Array, ...], place: CachePlace, slots: StateSlots) -> RecurrentState:
+def _read(arrays: tuple[Array, ...], place: CachePlace, slots: StateSlots, *, is_written: bool) -> RecurrentState:
     """Return copies of the rows' windows, and the pool with their states."""
     with jax.named_scope("states"):
         windows, *pools = arrays
-        states = (PooledStates(pool, place.index, slots.reads, slots.writes) for pool in pools)
+        writes = slots.writes if is_written else None
+        states = (PooledStates(pool, place.index, slots.reads, writes) for pool in pools)
         return RecurrentState(windows[place.index, slots.reads], *states)
 
 

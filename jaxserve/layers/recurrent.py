@@ -41,6 +41,9 @@ class RecurrentMixer(Protocol):
     """Logical axis of heads and channels, the last one of what `project` returns and the second one of what `recur` does; None:
     every device has all of them."""
 
+    takes_tokens_in_turn: bool
+    """True if `recur` gives the bits of decode steps for any number of tokens of a row."""
+
     @property
     def parameters(self) -> Parameters:
         """The parameters of `recur`."""

@@ -5,9 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxserve_kernels.linear_attention import PooledStates, linear_attention
 from jaxserve_kernels.linear_attention.cases import CASES, LAYER, Case, error, operands, run
+from jaxserve_kernels.segments import decode_segments
 
 from tests.aot.devices import A100, H200, Target
 from tests.ptx.launch import emulated
@@ -99,3 +102,17 @@ def test_tokens_in_several_steps_give_the_bits_of_one_step() -> None:
         last, end = computed(2, 3, between, is_decode=True)
     np.testing.assert_array_equal(np.concatenate([first, last]), whole)
     np.testing.assert_array_equal(end, after)
+
+
+def test_states_may_stay_unwritten() -> None:
+    """The emulator lets no operand be written, and this pool is no result."""
+    case = replace(DELTA, key_dim=56)
+    given = operands(case)
+    tokens = [jnp.asarray(each) for each in given[:5]]
+    states = PooledStates(jnp.asarray(given.states), LAYER, jnp.asarray(given.reads), None)
+    with emulated(SCHEDULES[:1]):
+        wanted, _ = run(case, given, "mosaic_gpu")
+        out, after = linear_attention(*tokens, states, decode_segments(jnp.asarray(given.starts)), backend="mosaic_gpu")
+    np.testing.assert_array_equal(out, wanted)
+    assert isinstance(after, PooledStates)
+    np.testing.assert_array_equal(after.pool, given.states)

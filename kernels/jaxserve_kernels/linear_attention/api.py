@@ -10,6 +10,11 @@ from jaxserve_kernels.linear_attention.states import PooledStates
 from jaxserve_kernels.segments import Segments
 
 
+def takes_tokens_in_turn(backend: Backend, key_dim: int, value_dim: int) -> bool:
+    """Return whether every token takes the recurrent form, so that steps that end anywhere give the same bits."""
+    return backend in gpu.BACKENDS and gpu.unsupported(key_dim, value_dim) is None
+
+
 def linear_attention(
     q: Float[Array, "T K H"],
     k: Float[Array, "T K H"],
@@ -35,7 +40,7 @@ def linear_attention(
     A row's result does not depend on other rows nor on padding. Rows without tokens keep their state. Outputs of padding tokens are finite.
     """
     operands = (q, k, v, log_decay, rate)
-    if backend in gpu.BACKENDS and gpu.unsupported(q.shape[2], v.shape[2]) is None:
+    if takes_tokens_in_turn(backend, q.shape[2], v.shape[2]):
         from jaxserve_kernels.linear_attention.gpu import attention  # imports Pallas
 
         return attention.linear_attention(*operands, states, segments)

@@ -16,8 +16,8 @@ class PooledStates(NamedTuple):
     pool: Float[Array, "L Y N H V"]
     layer: int | Int[Array, ""]
     reads: Int[Array, "B"]
-    writes: Int[Array, "B"]
-    """Y or more: the state is not written."""
+    writes: Int[Array, "B"] | None
+    """Y or more: the row's state is not written. None: none is, and the pool is not donated."""
 
     def read(self) -> Float[Array, "B N H V"]:
         """Return copies of the rows' states."""
@@ -25,4 +25,6 @@ class PooledStates(NamedTuple):
 
     def written(self, states: Float[Array, "B N H V"]) -> PooledStates:
         """Return the pool with new states of the rows. DONATES the pool."""
+        if self.writes is None:
+            return self
         return self._replace(pool=self.pool.at[self.layer, self.writes].set(states, mode="drop"))

@@ -37,7 +37,6 @@ class _Kernel:
     num_key_heads: int
     num_value_heads: int
     num_slots: int
-    has_rate: bool
     is_decode: bool
     """True if a row has at most one token."""
 
@@ -61,9 +60,10 @@ class _Refs(NamedTuple):
     layer: Any
     reads: Any
     writes: Any
+    """None if no state is written."""
     pool: Any
-    """Operand and result."""
-    out: Any
+    """Operand, and result if states are written."""
+    out: Any = None
 
 
 class _Place(NamedTuple):
@@ -104,9 +104,14 @@ def step(
     """
     num_rows, num_key_heads, key_dim = len(states.reads), *q.shape[1:]
     _, num_slots, num_value_heads, _, value_dim = states.pool.shape
-    kernel = _Kernel(key_dim, value_dim, num_key_heads, num_value_heads, num_slots, rate is not None, is_decode)
+    kernel = _Kernel(key_dim, value_dim, num_key_heads, num_value_heads, num_slots, is_decode)
+    places = starts, jnp.full((1,), states.layer, jnp.int32), states.reads, states.writes
+    # XLA would pass the address of a part of another array, and Mosaic refuses addresses that are not aligned.
+    small = jax.lax.optimization_barrier((q, k, v, decay, rate, *places))
+    pool: Any = states.pool if states.writes is None else jax.new_ref(states.pool)
+    operands, structure = jax.tree.flatten(_Refs(*small, pool))
     launch = plgpu.kernel(
-        lambda *refs: _body(kernel, _Refs(*refs[:4], refs[4] if kernel.has_rate else None, *refs[-6:])),
+        lambda *refs: _body(kernel, jax.tree.unflatten(structure, refs[:-1])._replace(out=refs[-1])),
         out_type=jax.ShapeDtypeStruct(v.shape, jnp.float32),
         grid=(num_rows * num_value_heads * (value_dim // COLUMNS),),
         grid_names=("program",),
@@ -115,14 +120,8 @@ def step(
             unsafe_no_auto_barriers=True,  # a thread reads nothing that another one writes
         ),
     )
-    rates = () if rate is None else (rate,)
-    # XLA would pass the address of a part of another array, and Mosaic refuses addresses that are not aligned.
-    operands = jax.lax.optimization_barrier(
-        (q, k, v, decay, *rates, starts, jnp.full((1,), states.layer, jnp.int32), states.reads, states.writes)
-    )
-    pool = jax.new_ref(states.pool)
-    out = launch(*operands, pool)
-    return out, jax.freeze(pool)
+    out = launch(*operands)
+    return out, pool if states.writes is None else jax.freeze(pool)
 
 
 def _body(kernel: _Kernel, refs: _Refs) -> None:
@@ -136,9 +135,12 @@ def _body(kernel: _Kernel, refs: _Refs) -> None:
 
     @pl.when(start < end)
     def _() -> None:
-        layer, writes = refs.layer[0], refs.writes[row]
+        layer = refs.layer[0]
         state = _load(refs.pool.at[layer, refs.reads[row], place.head, :, place.columns], kernel.layout)
         state = _after(kernel, refs, place, state, start, end)
+        if refs.writes is None:
+            return
+        writes = refs.writes[row]
 
         @pl.when(writes < kernel.num_slots)
         def _() -> None:
@@ -164,7 +166,7 @@ def _token(kernel: _Kernel, refs: _Refs, place: _Place, index: Any) -> _Token:
     layout = kernel.layout
     query, key = (_load(ref.at[index, place.key_head], layout.reduce(1)) for ref in (refs.q, refs.k))
     value = _load(refs.v.at[index, place.head, place.columns], layout.reduce(0))
-    rate = refs.rate[index, place.head] if kernel.has_rate else None
+    rate = None if refs.rate is None else refs.rate[index, place.head]
     return _Token(query, key, value, refs.decay[index, place.head], rate)
 
 
@@ -172,7 +174,7 @@ def _updated(kernel: _Kernel, refs: _Refs, place: _Place, state: Array, index: A
     """Return the state after a token, and write the token's output."""
     key, added = _across(kernel, token.key), token.value
     state = state * token.decay
-    if kernel.has_rate:
+    if token.rate is not None:
         added = token.rate * (added - jnp.sum(state * key, axis=0))
     state = state + key * _down(kernel, added)
     found = jnp.sum(state * _across(kernel, token.query), axis=0)
