@@ -136,6 +136,30 @@ QWEN3_8B_GGUF = replace(
     blocks=(_Q4_K | {"self_attn.v_proj": "Q6_K", "mlp.down_proj": "Q6_K"}, _Q4_K),
 )
 QWEN3_8B_NVFP4 = replace(QWEN3_8B_BLOCKS, title="Qwen3-8B, NVFP4", quantization="nvfp4-weight-only")
+QWEN3_30B_NVFP4 = Model(
+    "Qwen3-30B-A3B, NVFP4",
+    {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "vocab_size": 151_936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+        "max_position_embeddings": 40_960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1_000_000.0,
+        "tie_word_embeddings": False,
+    },
+    layers=(0,),
+    quantization="nvfp4-weight-only",
+)
 MODELS = {
     "qwen3.6-35b": QWEN3_6_35B,
     "gemma-4-26b": GEMMA_4_26B,
@@ -144,4 +168,5 @@ MODELS = {
     "qwen3-8b-blocks": QWEN3_8B_BLOCKS,
     "qwen3-8b-gguf": QWEN3_8B_GGUF,
     "qwen3-8b-nvfp4": QWEN3_8B_NVFP4,
+    "qwen3-30b-nvfp4": QWEN3_30B_NVFP4,
 }

@@ -13,6 +13,7 @@ from benchmarks.model_steps.shapes import (
     QWEN3_8B_BLOCKS,
     QWEN3_8B_GGUF,
     QWEN3_8B_NVFP4,
+    QWEN3_30B_NVFP4,
     Model,
 )
 from benchmarks.model_steps.steps import make_case
@@ -32,6 +33,7 @@ pytestmark = [pytest.mark.aot, pytest.mark.slow, pytest.mark.newest]
         pytest.param(QWEN3_8B_GGUF, V6E, 1, 1.1, id="qwen3-8b-gguf-v6e"),
         pytest.param(QWEN3_8B_GGUF, V6E, 4, 1.1, id="qwen3-8b-gguf-v6e-x4"),
         pytest.param(QWEN3_8B_NVFP4, V6E, 1, 1.1, id="qwen3-8b-nvfp4-v6e"),
+        pytest.param(QWEN3_30B_NVFP4, V6E, 1, 1.1, id="qwen3-30b-nvfp4-v6e"),
     ],
 )
 def test_a_decode_step_moves_little_more_than_it_must(

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxserve_kernels import nvfp4
 from jaxserve_kernels.block_kinds import BLOCK_KINDS
 from jaxserve_kernels.block_matmul import block_matmul, dequantize_rows
+from jaxserve_kernels.grouped_matmul import grouped_matmul
 from jaxserve_kernels.tpu_words import num_words
 
 from jaxserve.layers.cache import pool_shapes
@@ -87,6 +88,39 @@ def test_words_are_read_where_they_are(target: Target, name: str, shape: tuple[i
     assert re.findall(weights, text) == []
     num_tokens, _, num_outputs = shape
     assert memory.temp_size_in_bytes < 4 * num_tokens * num_outputs + (1 << 20), "no more than the result"
+
+
+@pytest.mark.parametrize(
+    ("target", "num_rows", "num_experts", "num_inputs", "num_outputs"),
+    [
+        pytest.param(V6E, 256, 128, 2048, 768, id="v6e-few"),
+        pytest.param(V5E, 16_384, 128, 768, 2048, id="v5e-many", marks=pytest.mark.newest),
+        pytest.param(V5P, 64, 8, 14_336, 4096, id="v5p-large", marks=pytest.mark.newest),
+        pytest.param(V7X, 4096, 32, 7168, 2048, id="v7x-many", marks=pytest.mark.newest),
+    ],
+)
+def test_words_of_experts_are_read_where_they_are(
+    target: Target, num_rows: int, num_experts: int, num_inputs: int, num_outputs: int
+) -> None:
+    require_compiler(target)
+    mesh = Mesh(np.array(target.devices(1)), ("model",))
+
+    def array(dtype: str, *dims: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(dims, jnp.dtype(dtype), sharding=NamedSharding(mesh, PartitionSpec()))
+
+    words = array("int32", num_experts, num_inputs // 8, num_outputs)
+    blocks = array("float8_e4m3fn", num_experts, num_inputs // 16, num_outputs)
+    scales = nvfp4.TwoLevelScales(blocks, array("float32", num_experts, 2, num_outputs))
+    x, sizes = array("bfloat16", num_rows, num_inputs), array("int32", num_experts)
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        multiply = jax.jit(partial(grouped_matmul, backend="mosaic_tpu"))
+        program = multiply.lower(x, words, sizes, scales).compile()
+    text, memory = program.as_text(), program.memory_analysis()
+    assert text is not None and memory is not None
+    assert text.count('custom_call_target="tpu_custom_call"') == 1
+    weights = rf"= \(?(?:s32|f8e4m3fn)\[{num_experts},\d+,{num_outputs}\]\S* (?:copy|copy-start|transpose|convert|pad|fusion)\("
+    assert re.findall(weights, text) == []
+    assert memory.temp_size_in_bytes < 4 * num_experts * num_outputs + (2 << 20)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ class Nvfp4WeightOnly(Format):
         if size < _LEAST_BLOCK:
             return none.FORMAT.declare(spec)
         out_axis, in_axis = spec.axes
-        are_words = spec.num_experts is None and spec.has_words
+        are_words = spec.has_words
         values = spec.array((spec.out_dim, spec.in_dim // 2), spec.axes, np.uint8)
         if are_words:
             values = spec.array((spec.in_dim // NUMBERS_OF_WORD, spec.out_dim), spec.axes[::-1], np.int32)
@@ -87,7 +87,7 @@ class Nvfp4WeightOnly(Format):
     def to_device(self, host: Host) -> Host:
         assert host.scales is not None and host.matrix_scales is not None, "there are scales of both levels"
         scales, of_matrix = (each.swapaxes(-1, -2) for each in (host.scales, host.matrix_scales))
-        values = pack_numbers(host.values) if self._are_words else host.values
+        values = _in_words(host.values) if self._are_words else host.values
         return QuantArray(self, values, scales, matrix_scales=of_matrix)
 
     def random(self, noise: np.ndarray, declared: QuantArray[ArraySpec], deviation: float) -> Host:
@@ -127,13 +127,18 @@ class Nvfp4WeightOnly(Format):
             )
         if platform == "tpu":
             return (
-                f"weights in NVFP4 are read as they are stored, but those of experts, and of matrices whose inputs on a device are no multiple of "
-                f"{UNIT} or whose outputs none of {LANES}: every step upcasts these first",
+                f"weights in NVFP4 are read as they are stored, but those of matrices whose inputs on a device are no multiple of {UNIT} or whose "
+                f"outputs none of {LANES}: every step upcasts these first",
             )
         return (
             "weights in NVFP4 save memory but no time: no kernel of this device multiplies with them, every step upcasts them "
             "first; --quantization none does it once",
         )
+
+
+def _in_words(values: np.ndarray) -> np.ndarray:
+    """Return the words of one matrix, or of those of all experts."""
+    return pack_numbers(values) if values.ndim == 2 else np.stack([pack_numbers(each) for each in values])
 
 
 def _both_levels(weight: QuantArray[Any]) -> TwoLevelScales:

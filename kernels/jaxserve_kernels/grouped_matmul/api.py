@@ -30,7 +30,10 @@ def grouped_matmul(
     """
     if backend in NATIVE and cpu.supports_float4(x, weight, scales):
         return cpu.float4_matmul(x, weight, group_sizes, scales)
-    if isinstance(scales, TwoLevelScales):  # no other kernel has them
+    if isinstance(scales, TwoLevelScales):
+        made = _with_words(x, weight, group_sizes, scales) if backend == "mosaic_tpu" else None
+        if made is not None:
+            return made
         return reference.grouped_matmul(x, weight, group_sizes, scales, dynamic=dynamic)
     if backend in NATIVE and cpu.supports(x, weight, scales, dynamic=dynamic):
         return cpu.grouped_matmul(x, weight, group_sizes, scales, dynamic=dynamic, backend=backend)
@@ -63,6 +66,23 @@ def _on_gpu(
         whole.grouped_matmul(x, weight, group_sizes, tuning=sizes)
         if scales is None
         else small.grouped_matmul(x, weight, group_sizes, scales, dynamic=dynamic, tuning=sizes)
+    )
+    return product
+
+
+def _with_words(
+    x: Float[Array, "R I"], weight: Weight, group_sizes: Int[Array, "E"], scales: TwoLevelScales
+) -> Float[Array, "R O"] | None:
+    """By the kernel for TPUs, where it computes such a product."""
+    sizes = tpu.words_choice(x, weight, scales.blocks) if reference.are_words(weight) else None
+    if sizes is None:
+        return None
+    from jaxserve_kernels.grouped_matmul.tpu import words  # imports Pallas
+    from jaxserve_kernels.matmul.tpu.words import has_bfloat16
+
+    matrix_scale = scales.matrix[:, 0] / scales.matrix[:, 1]
+    product: Array = words.grouped_matmul(
+        x, weight, group_sizes, scales.blocks, matrix_scale, tuning=sizes, has_bfloat16=has_bfloat16()
     )
     return product
 

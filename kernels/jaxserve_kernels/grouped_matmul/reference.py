@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Num, UInt8
+from jaxtyping import Array, Float, Int, Int32, Num, UInt8
 
 from jaxserve_kernels import mxfp4, nvfp4
 from jaxserve_kernels.matmul import matmul
 
-Weight = Num[Array, "E O I"] | UInt8[Array, "E O P"]
+Weight = Num[Array, "E O I"] | UInt8[Array, "E O P"] | Int32[Array, "E W O"]
 OneLevelScales = Float[Array, "E O"] | Float[Array, "E G O"] | UInt8[Array, "E G O"] | None
 Scales = OneLevelScales | nvfp4.TwoLevelScales
 
@@ -81,7 +81,8 @@ def by_tiles(
         return jax.lax.dynamic_update_slice_in_dim(out, made, start, 0)
 
     count = most_tiles(num_rows, num_experts) if has_fixed_count else ends[-1]
-    nothing = jnp.zeros((num_rows + size, weight.shape[1]), jnp.float32)
+    num_outputs = weight.shape[2 if are_words(weight) else 1]
+    nothing = jnp.zeros((num_rows + size, num_outputs), jnp.float32)
     product: Array = jax.lax.fori_loop(0, count, go_on, nothing)
     return product[:num_rows]
 
@@ -114,6 +115,11 @@ def ragged(x: Float[Array, "R I"], weight: Float[Array, "E O I"], group_sizes: I
         precision=precision,
         preferred_element_type=jnp.float32,
     )
+
+
+def are_words(weight: Weight) -> bool:
+    """Return True for numbers of NVFP4 in words (`tpu_words`)."""
+    return bool(weight.dtype == jnp.int32)
 
 
 def tile_rows(num_rows: int, num_experts: int) -> int:

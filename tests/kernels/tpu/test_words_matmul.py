@@ -16,6 +16,8 @@ from jaxserve_kernels.block_matmul import block_matmul, dequantize, dequantize_r
 from jaxserve_kernels.block_matmul import tpu as blocks
 from jaxserve_kernels.block_matmul.cases import random_blocks
 from jaxserve_kernels.block_matmul.reference import round_inputs
+from jaxserve_kernels.grouped_matmul import grouped_matmul
+from jaxserve_kernels.grouped_matmul import tpu as experts
 from jaxserve_kernels.matmul import tpu as matmul
 from jaxserve_kernels.matmul.tpu import WordsTuning, words_choice
 from jaxserve_kernels.tpu_words import num_words, pack_blocks, pack_numbers
@@ -114,6 +116,36 @@ def test_nvfp4_in_words_is_multiplied_exactly(has_bfloat16: bool, monkeypatch: p
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("has_bfloat16", [False, True])
+@pytest.mark.parametrize("group_sizes", [(0, 9, 0, 2, 40), (3, 0), (0,) * 9 + (4, 0)], ids=str)
+def test_rows_are_multiplied_with_the_words_of_their_expert(
+    group_sizes: tuple[int, ...], has_bfloat16: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Experts share tiles, and rows of one are in several; scales of experts without rows are NaN, and so is padding."""
+    monkeypatch.setattr(experts, "words_choice", lambda *_: SMALL)
+    monkeypatch.setattr("jaxserve_kernels.matmul.tpu.words.has_bfloat16", lambda: has_bfloat16)
+    num_rows, num_experts = sum(group_sizes), len(group_sizes)
+    matrices = [operands(seed + 1, NUM_OUTPUTS, NUM_INPUTS, 16)[1:] for seed in range(num_experts)]
+    blocks_of = np.stack([blocks for _, blocks in matrices])
+    blocks_of[np.array(group_sizes) == 0] = np.nan
+    matrix = np.random.default_rng(0).uniform(0.5, 900, (num_experts, 2, NUM_OUTPUTS)).astype(np.float32)
+    x = np.random.default_rng(1).standard_normal((num_rows + 3, NUM_INPUTS)).astype(ml_dtypes.bfloat16)
+    x[num_rows:] = np.nan
+    scales = nvfp4.TwoLevelScales(jnp.asarray(blocks_of), jnp.asarray(matrix))
+    words = jnp.asarray(np.stack([pack_numbers(values) for values, _ in matrices]))
+    given = jnp.asarray(x), words, jnp.asarray(group_sizes, jnp.int32), scales
+    product = jax.jit(functools.partial(grouped_matmul, backend="mosaic_tpu"), compiler_options=QUICKLY)
+    with tpu_interpreter(num_cores=1):
+        found = np.asarray(jax.block_until_ready(product(*given)), np.float64)
+    by_xla = np.asarray(grouped_matmul(*given), np.float64)
+    for row, expert in enumerate(np.repeat(np.arange(num_experts), group_sizes)):
+        of_matrix = matrix[expert, 0].astype(np.float64) / matrix[expert, 1]
+        wanted, sizes = (each[0] * of_matrix for each in expected(x[row : row + 1], *matrices[expert]))
+        assert (np.abs(found[row] - wanted) <= 1e-6 * sizes).all()
+        assert (np.abs(by_xla[row] - wanted) <= 2**-8 * sizes).all()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("num_results", [1, 5, 130])
 def test_columns_are_those_of_the_words(num_results: int) -> None:
     """More results than lanes, the same column twice, and columns of which there are none: those are clamped."""
@@ -148,6 +180,17 @@ def test_the_kernel_is_taken_for_any_number_of_rows_of_whole_units_and_lanes() -
     assert choice(8, 4096, 4096, dtype="float32") is None
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((2,), ("tensor",))):
         assert choice(8, 4096, 4096) is None, "XLA cannot split it"
+
+
+def test_few_rows_of_an_expert_have_small_tiles() -> None:
+    def rows(num_rows: int, num_inputs: int = 2048) -> int | None:
+        words = jax.ShapeDtypeStruct((128, num_inputs // 8, 1536), jnp.int32)
+        x = jax.ShapeDtypeStruct((num_rows, num_inputs), jnp.bfloat16)
+        found = experts.words_choice(x, words, jax.ShapeDtypeStruct((128, num_inputs // 16, 1536), jnp.float8_e4m3fn))
+        return None if found is None else found.rows
+
+    assert [rows(count) for count in (8, 256, 4096, 1 << 17)] == [16, 32, 128, 256]
+    assert rows(256, 2048 + 128) is None, "half a unit"
 
 
 @KINDS

@@ -89,7 +89,13 @@ def test_tpus_have_words_of_dense_matrices_with_whole_units_and_lanes() -> None:
     np.testing.assert_allclose(found, x @ matrix.dequantize().T, rtol=1e-5, atol=1e-2)
     random = declared.format.random(WEIGHTS.ravel(), declared, 1.0)
     assert [each.shape for each in random.arrays] == [each.shape for each in declared.arrays]
-    for changes in ({"num_experts": 4}, {"out_dim": 192}, {"num_input_shards": 2}):
+    of_experts = FORMAT.declare(replace(spec, num_experts=2))
+    stacked = QuantArray(FORMAT, *(np.stack([each, each]) for each in matrix.arrays[:2]))
+    stacked = replace(stacked, matrix_scales=np.stack([of_matrix, of_matrix]))
+    words = of_experts.format.to_device(stacked).values
+    assert words.shape == of_experts.values.shape == (2, 32, 128)
+    np.testing.assert_array_equal(words[1], on_device.values)
+    for changes in ({"out_dim": 192}, {"num_input_shards": 2}):
         assert FORMAT.declare(replace(spec, **changes)).values.dtype == np.uint8  # type: ignore[arg-type]
 
 

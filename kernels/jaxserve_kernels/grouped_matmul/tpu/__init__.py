@@ -1,8 +1,8 @@
 """Products with the weights of experts on TPUs: of bfloat16 by JAX's own kernel, of 8 and 4 bits by ours (`small`). Both read
-`[E, O, I]` as it lies.
+`[E, O, I]` as it lies. Ours for NVFP4 (`words`) reads words, `[E, words, O]`.
 
-XLA's `ragged_dot` wants the inputs ahead of the outputs, and copies all weights into that order at each call. Only `small`
-imports Pallas, and only programs for TPUs import that.
+XLA's `ragged_dot` wants the inputs ahead of the outputs, and copies all weights into that order at each call. Only `small` and
+`words` import Pallas, and only programs for TPUs import them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxserve_kernels.grouped_matmul.tuning import load, of_rows
+from jaxserve_kernels.matmul import tpu as dense
 
 Operand = jax.Array | jax.ShapeDtypeStruct
 LANES = 128
@@ -63,6 +64,14 @@ def small_choice(x: Operand, weight: Operand, scales: Operand) -> SmallTuning | 
     sizes = SmallTuning(**of_rows(load("tpu")[f"{bits} bits"], num_rows // num_experts))
     inputs = _step(num_inputs, sizes.inputs, unit)
     return None if inputs is None else replace(sizes, inputs=inputs)
+
+
+def words_choice(x: Operand, words: Operand, scales: Operand) -> dense.WordsTuning | None:
+    """Return the sizes for weights in NVFP4 in words; None: the reference computes it. The sizes are not measured; see README."""
+    num_experts, num_words, num_outputs = words.shape
+    found = dense.words_choice(x, num_outputs, 4 * num_words + scales.shape[1])
+    most_rows = of_rows(load("tpu")["words"], x.shape[0] // num_experts)["rows"]
+    return None if found is None else replace(found, rows=min(found.rows, most_rows))
 
 
 def _step(num_inputs: int, most: int, unit: int) -> int | None:

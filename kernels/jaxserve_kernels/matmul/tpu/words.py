@@ -83,20 +83,24 @@ def multiply(
 def _kernel(upcast: Upcast, num_operands: int, x: Any, *refs: Any) -> None:
     """One tile of rows with one block of outputs."""
     operands, out, scratch = refs[:num_operands], refs[num_operands], refs[num_operands + 1 :]
-    given = (*operands, *scratch)
-    upcast.prepare(given)
+    write_product(upcast, x, (*operands, *scratch), out)
+
+
+def write_product(upcast: Upcast, x: Any, refs: tuple[Any, ...], out: Any) -> None:
+    """Write the product of rows with a block of outputs. refs: operands, and the memory of `upcast`."""
+    upcast.prepare(refs)
     out[...] = jnp.zeros(out.shape, out.dtype)
 
     def add_unit(index: Any, _: None) -> None:
         rows = x[:, pl.ds(pl.multiple_of(index * UNIT, UNIT), UNIT)]
-        weights = upcast.unit(given, index).astype(rows.dtype)
+        weights = upcast.unit(refs, index).astype(rows.dtype)
         out[...] += jnp.dot(rows, weights, preferred_element_type=jnp.float32)
 
     jax.lax.fori_loop(0, x.shape[1] // UNIT, add_unit, None)
 
 
 @dataclass(frozen=True, slots=True)
-class _Numbers:
+class Numbers:
     """NVFP4: the bits of e2m1 numbers in words, and e4m3 scales. All arithmetic is exact in bfloat16."""
 
     has_bfloat16: bool
@@ -159,7 +163,7 @@ def numbers_matmul(
     has_bfloat16: bool,
 ) -> Float[Array, "T O"]:
     """Return x @ (numbers times the scales of their blocks).T of weights in NVFP4."""
-    return multiply(x, (words, scales), _Numbers(has_bfloat16), tuning)
+    return multiply(x, (words, scales), Numbers(has_bfloat16), tuning)
 
 
 def has_bfloat16() -> bool:
