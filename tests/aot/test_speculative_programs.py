@@ -41,6 +41,7 @@ from jaxserve.types import MAX_TOP_LOGPROBS
 from tests.aot.addresses import kernels_given_parts
 from tests.aot.devices import H200, V6E, Target
 from tests.aot.test_embed_programs import require_compiler
+from tests.aot.test_parallel_programs import LATENT
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow, pytest.mark.newest]
 
@@ -173,6 +174,21 @@ def test_a_speculative_step_is_one_cuda_graph_of_kernels_that_reads_its_weights_
     assert len(kernels) == 3 + 1 + 2 * (NUM_DRAFTS - 1)
     assert found.ratio(of_draft_model=False) < 1.4
     assert found.ratio(of_draft_model=True) < 1.6
+
+
+def test_a_speculative_step_over_latent_vectors_is_one_cuda_graph_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A multi-token-prediction layer drafts, as DeepSeek-V3's does."""
+    require_compiler(H200)
+    monkeypatch.setattr(rows, "sample", choose_greedily)
+    found = compiled_step(H200, LATENT, LATENT, has_mtp_layer=True)
+    assert found.outside_graphs == []
+    assert kernels_given_parts(found.text) == []
+    assert " while(" not in found.text
+    assert found.copied_pools() == []
+    kernels = re.findall(r'custom_call_target="mosaic_gpu\w*"', found.text)
+    assert len(kernels) == 2 * (
+        1 + NUM_DRAFTS
+    )  # attention and the join, in the verified chunk and in each pass that drafts
     assert found.copied_pools() == []
 
 
