@@ -47,10 +47,10 @@ class EngineReplica:
         """settings: arguments of the application. command: starts the server; None: `jaxserve serve` with the settings."""
         self._settings = read_arguments(settings)
         own = self._settings.ray
-        server = {**self._settings.server, **await _placement(self._settings)}
+        self._replica_id = serve.get_replica_context().replica_id.unique_id
+        server = self._settings.for_replica(self._replica_id) | await _placement(self._settings)
         cluster = ray.get_runtime_context().gcs_address
         self._server = await ServerProcess.start(command or serve_command(server), server, cluster, own.start_timeout_s)
-        self._replica_id = serve.get_replica_context().replica_id.unique_id
         self._api_key = next(iter(api_keys(self._settings.config.server)), None)
         self._versions = itertools.count(1)
 

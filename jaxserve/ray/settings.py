@@ -77,6 +77,12 @@ class AppSettings:
     config: Config
     """The config that these settings make."""
 
+    def for_replica(self, replica_id: str) -> dict[str, Any]:
+        """Return the settings of one replica's server. Its operator's socket is its own: several replicas may share a node."""
+        if not (path := self.server.get("admin_socket")):
+            return dict(self.server)
+        return {**self.server, "admin_socket": f"{path}.{replica_id}"}
+
     @property
     def actor_options(self) -> dict[str, Any]:
         """Options of a replica's actor. On a TPU slice it holds the resource that only the slice's first host has."""

@@ -88,3 +88,11 @@ def test_a_replica_on_a_tpu_slice_is_placed_on_its_first_host_and_reserves_the_o
     found = read_arguments({"model": str(TOKENIZER), **SLICE, "resources": {"rack": 0.5}})
     assert found.actor_options["resources"] == {"rack": 0.5, "TPU-v5litepod-16-head": 1.0}
     assert found.host_reservation == {} and found.server["placement"] == "ray"
+
+
+def test_replicas_on_one_node_have_sockets_of_their_own() -> None:
+    settings = read_arguments({"model": "tiny", "admin_socket": "/run/jaxserve.sock"})
+    assert settings.for_replica("a1")["admin_socket"] == "/run/jaxserve.sock.a1"
+    assert settings.for_replica("b2") == {**settings.server, "admin_socket": "/run/jaxserve.sock.b2"}
+    without = read_arguments({"model": "tiny"})
+    assert without.for_replica("a1") == without.server
