@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxserve_kernels.low_rank.api import add_low_rank, has_kernel
@@ -109,9 +110,31 @@ class Embedding(Matrix):
         self.bias = parameter((vocab_size,), ("vocab",), policy.vectors) if has_logit_bias else None
 
     def __call__(self, token_ids: Int[Array, "T"]) -> Float[Array, "T D"]:
-        table = self.weight.get_value()
+        table, axes = self.weight.get_value(), self.weight.get_metadata()["axes"].arrays
+        if has_mesh() and axes[0][-1] == "vocab":
+            return self._look_up_shares(token_ids, table, axes)
         rows: Array = table.format.lookup(table, token_ids, self.policy.activations, self.policy.backend)
         return rows
+
+    def _look_up_shares(
+        self, token_ids: Int[Array, "T"], table: QuantArray[Array], axes: tuple[Axes, ...]
+    ) -> Float[Array, "T D"]:
+        """Look up rows that are columns of the stored array: each device those of its own share, as XLA would copy all columns."""
+        rules, dtype = self.policy.rules, self.policy.activations
+        split = rules.mesh_axes("vocab")
+        num_own = self.spec.out_dim // rules.count("vocab")
+
+        def compute(token_ids: Int[Array, "T"], *arrays: Array) -> Float[Array, "T D"]:
+            first = jax.lax.axis_index(split) * num_own if split else 0
+            own = token_ids - first
+            known = jnp.clip(own, 0, num_own - 1)
+            rows: Array = table.format.lookup(table.with_arrays(arrays), known, dtype, self.policy.backend)
+            if not split:
+                return rows
+            is_own = (own >= 0) & (own < num_own)
+            return all_reduce(jnp.where(is_own[:, None], rows, 0), dtype, split)
+
+        return sharded(compute, [(token_ids, ()), *zip(table.arrays, axes, strict=True)], (None, "embed"), rules)
 
     def logits(self, x: Float[Array, "B D"], num_rows: Int[Array, ""]) -> Float[Array, "B V"]:
         """Return float32 logits of the vocabulary; rows after `num_rows` are padding."""

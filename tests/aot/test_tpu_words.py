@@ -20,6 +20,7 @@ from jaxserve_kernels.tpu_words import num_words
 from jaxserve.layers.cache import pool_shapes
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.models.skeleton import make_skeleton
+from jaxserve.quant.array import QuantArray
 from jaxserve.quant.policy import QuantPolicy
 from jaxserve.runner.buckets import page_tokens
 from jaxserve.runner.steps import lower
@@ -138,6 +139,24 @@ def test_looking_up_embeddings_copies_no_table(target: Target, num_tokens: int) 
         program = lookup.lower(kind=kind, blocks=words, rows=indices, backend="mosaic_tpu").compile()
     memory = program.memory_analysis()
     assert memory is not None and memory.temp_size_in_bytes < 64 << 20
+
+
+def test_devices_that_share_a_table_copy_none_of_it() -> None:
+    """Two devices, each with half of 570 MB: more than fits VMEM."""
+    require_compiler(V6E)
+    model, dtype = replace(SMALL, layers=SMALL.layers[:1], vocab_size=262_144, hidden_size=2048), jnp.dtype("bfloat16")
+    quant = QuantPolicy("gguf-weight-only", stored_kinds=(("model.embed_tokens", "Q8_0"),), platform="tpu")
+    shape = MeshShape(2)
+    skeleton = make_skeleton(model, DtypePolicy(dtype, dtype, quant, "mosaic_tpu", mesh=shape))
+    (table,) = (leaf.declared for leaf in skeleton.leaves if leaf.name == "model.embed_tokens.weight")
+    sharding = make_sharding(model, shape, V6E.devices(2))
+    pool = (model.num_layers, 256, model.num_kv_heads, page_tokens("tpu", None), model.head_dim)
+    text = lower(skeleton, sharding, DECODE, pool_shapes(pool, "bfloat16")).compile().as_text()
+    assert text is not None
+    (spec,) = table.arrays if isinstance(table, QuantArray) else (table,)
+    num_rows, num_columns = spec.shape[0], spec.shape[1] // 2
+    assert f"s32[{num_rows},{num_columns}]" in text
+    assert re.findall(rf"= s32\[{num_rows},{num_columns}\]\S* (?:copy|transpose|fusion)\(", text) == []
 
 
 @pytest.mark.parametrize("quantization", ["gguf", "gguf-weight-only", "nvfp4-weight-only"])

@@ -13,8 +13,9 @@ from flax import nnx
 from jax.sharding import AxisType, Mesh
 from jaxserve_kernels.matmul import gpu
 
-from jaxserve.layers.linear import Linear, Tokens
+from jaxserve.layers.linear import Embedding, Linear, Tokens
 from jaxserve.layers.policy import DtypePolicy, plain
+from jaxserve.quant.array import ArraySpec
 from jaxserve.quant.policy import QuantPolicy
 from jaxserve.sharding.rules import AxisRules, MeshShape
 from jaxserve.sharding.shard_map import batch_sharded
@@ -70,6 +71,24 @@ def test_two_devices_compute_what_one_computes(axes: tuple[str, str]) -> None:
     found, program = _on_two(lambda x: linear(x, TOKENS), x)
     np.testing.assert_allclose(found, linear(x, TOKENS), rtol=1e-5, atol=1e-5)
     assert program.count("all_reduce") == (axes == BY_INPUTS)
+
+
+def test_devices_look_up_their_own_columns_of_a_table_in_words() -> None:
+    """The table is that of a TPU; rows of both shares are looked up, and of each share the first and the last."""
+    quant = QuantPolicy("gguf-weight-only", platform="tpu")
+    policy = replace(plain(jnp.dtype("bfloat16")), quant=quant, mesh=MeshShape(2), rules=_rules("vocab"))
+    embedding = Embedding(256, 256, policy)
+    embedding.keep_blocks("Q8_0")
+    declared = embedding.weight.get_value()
+    assert declared.values.dtype == jnp.int32
+    specs = declared.map(lambda array: ArraySpec(array.shape, np.dtype(array.dtype), (None, None)))
+    made = declared.format.random(np.random.default_rng(0).standard_normal(1 << 16, np.float32), specs, 1.0)
+    embedding.weight.set_value(made.map(jnp.asarray))
+    tokens = jnp.asarray([0, 200, 127, 128, 255, 3])
+    found, program = _on_two(embedding, tokens)
+    np.testing.assert_array_equal(found, np.asarray(embedding(tokens), np.float64))
+    assert np.unique(found, axis=0).shape == found.shape
+    assert program.count("all_reduce") == 1
 
 
 def test_all_reduce_exchanges_the_activations_dtype() -> None:
