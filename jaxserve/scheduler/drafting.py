@@ -112,7 +112,7 @@ def _may_have_chunk(request: Request) -> bool:
 
 
 def with_chunks(plan: StepPlan, requests: Sequence[Request], drafts: Drafts, buckets: Buckets) -> StepPlan:
-    """Return a plan of one token per row as a speculative step, in which rows with a draft compute it as well."""
+    """Return a plan of one token of text per row as a speculative step, in which rows with a draft compute it as well."""
     tokens = np.zeros((len(requests), buckets.num_drafts), np.int32)
     lengths = np.zeros(len(requests), np.int32)
     for row, request in enumerate(requests):
@@ -140,7 +140,7 @@ def num_drafted(plan: StepPlan, row: int, num_rows: int) -> int:
 def with_drafts(
     plan: StepPlan, requests: list[Request], drafts: Drafts, buckets: Buckets
 ) -> tuple[StepPlan, list[Request]]:
-    """Return a plan of one token per row, and its requests by row, with the rows of the drafts added."""
+    """Return a plan of one token of text per row, and its requests by row, with the rows of the drafts added."""
     num_rows = np.array([1 + len(drafts.get(request, ())) for request in requests])
     row = np.arange(len(requests)).repeat(num_rows)
     ahead = np.arange(len(row)) - (num_rows.cumsum() - num_rows)[row]
@@ -161,6 +161,8 @@ def with_drafts(
         stop_token_ids=plan.stop_token_ids[row],
         targets=None if plan.targets is None else plan.targets[row],
         adapters=None if plan.adapters is None else plan.adapters[row],
+        rope_positions=None if plan.rope_positions is None else plan.rope_positions[:, row] + ahead.astype(np.int32),
+        key_ends=None if plan.key_ends is None else plan.key_ends[row] + ahead.astype(np.int32),
     )
     return plan, [requests[i] for i in row]
 

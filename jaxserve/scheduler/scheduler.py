@@ -213,6 +213,8 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         if not (is_single or self.waiting or self._constrained):
             num_steps = self._multi_step.num_steps(self.running, counts, len(self.in_flight))
         plan, requests = pack(self.running, counts, self._buckets, num_steps, started, states, items)
+        if plan.image_rows is not None:  # the last token of a prompt is one of an image
+            drafts = {}
         if drafts and self._buckets.plans_have_drafts:
             plan = with_chunks(plan, requests, drafts, self._buckets)
         elif drafts:

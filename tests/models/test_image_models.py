@@ -87,7 +87,14 @@ def test_a_model_without_a_tower_needs_no_warning_and_refuses_a_limit(caplog: py
             },
         ),
         ("--data-parallel-size 2", {"parallel": ParallelConfig(data_parallel_size=2)}),
-        ("--num-speculative-tokens 3", {"scheduler": SchedulerConfig(num_speculative_tokens=3)}),
+        (
+            "--num-speculative-tokens 3",
+            {"scheduler": SchedulerConfig(num_speculative_tokens=3, speculative_model="draft")},
+        ),
+        (
+            "--num-speculative-tokens 2",
+            {"scheduler": SchedulerConfig(num_speculative_tokens=2, speculative_method="mtp")},
+        ),
         ("--deterministic", {"compile": CompileConfig(deterministic=True)}),
         ("--kv-offload-memory", {"tiers": TierConfig(kv_offload_memory=1 << 20)}),
     ],
@@ -98,6 +105,7 @@ def test_settings_that_do_not_work_with_images_name_the_way_out(flag: str, setti
         check_images(replace(plain, **settings), served(MODEL))
     check_images(replace(plain, **settings), served(MODEL, "image=0"))
     check_images(plain, served(MODEL))
+    check_images(replace(plain, scheduler=SchedulerConfig(num_speculative_tokens=3)), served(MODEL))  # from the text
 
 
 def test_a_step_holds_an_image_that_is_seen_whole_and_a_token_of_every_other_request() -> None:

@@ -212,7 +212,8 @@ def check_images(config: Config, decoder: DecoderConfig) -> None:
     elif decoder.vision is None:
         return
     hosts, ranks = config.hosts.num_hosts, config.parallel.data_parallel_size
-    drafts, stores = config.scheduler.num_speculative_tokens, ", ".join(config.tiers.settings)
+    scheduler, stores = config.scheduler, ", ".join(config.tiers.settings)
+    drafts = scheduler.num_speculative_tokens if scheduler.has_drafter or decoder.vision is None else 0
     for flag, is_set in (
         (f"--num-hosts {hosts}", hosts > 1),
         (f"--data-parallel-size {ranks}", ranks > 1),

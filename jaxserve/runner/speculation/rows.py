@@ -72,6 +72,9 @@ def make_chunk(
         "query_starts": starts,
         "kv_lengths": jnp.where(is_live, first + counts, 0),
     }
+    if "rope_positions" in field:  # of the newest tokens; after a prompt they go on by one
+        turned = field["rope_positions"].reshape(3, -1) + first - field["positions"]  # (3, B)
+        wide["rope_positions"] = jnp.where(is_padding, 0, turned[:, row] + ahead).reshape(-1)
     places = starts[:-1, None] + jnp.minimum(jnp.arange(width), lengths[:, None])
     places = jnp.minimum(places, len(flat) - 1)
     return Chunk(field | wide, first, lengths, waiting[:, 1:], places, is_live)

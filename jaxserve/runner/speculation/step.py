@@ -189,4 +189,4 @@ def _verify(
     if returns_experts:
         outputs += (stacked(skeleton.config, chosen)[chunk.places.T],)
     verified = Verified(skeleton, field, chunk, hidden, sampled.token_ids, accepted, slots, capacity)
-    return StateArrays(cache, slots, tables), outputs, verified
+    return state._replace(cache=cache, slots=slots, tables=tables), outputs, verified
