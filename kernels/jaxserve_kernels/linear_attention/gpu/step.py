@@ -97,7 +97,7 @@ def step(
     *,
     is_decode: bool,
 ) -> tuple[Float[Array, "T N V"], Float[Array, "L Y N H V"]]:
-    """Return each token's output, and the pool with the rows' new states. DONATES the pool. All numbers are float32.
+    """Return each token's output, and the pool with the rows' new states. DONATES the pool if it writes. All numbers are float32.
 
     Row b has tokens `starts[b] : starts[b + 1]`, at most one if is_decode. Outputs of other tokens have no meaning. A row without
     tokens reads and writes nothing.
@@ -128,7 +128,8 @@ def _body(kernel: _Kernel, refs: _Refs) -> None:
     program, blocks = jax.lax.axis_index("program"), jnp.int32(kernel.value_dim // COLUMNS)
     index, block = jax.lax.div(program, blocks), jax.lax.rem(program, blocks)
     heads = jnp.int32(kernel.num_value_heads)
-    row, head = jax.lax.div(index, heads), jax.lax.rem(index, heads)
+    # Prompts come after the rows that decode, and take longest: they begin first.
+    row, head = refs.reads.shape[0] - 1 - jax.lax.div(index, heads), jax.lax.rem(index, heads)
     key_head = jax.lax.div(head, jnp.int32(kernel.num_value_heads // kernel.num_key_heads))
     place = _Place(key_head, head, pl.ds(pl.multiple_of(block * COLUMNS, COLUMNS), COLUMNS))
     start, end = refs.starts[row], refs.starts[row + 1]
