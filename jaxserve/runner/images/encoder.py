@@ -213,7 +213,8 @@ def check_images(config: Config, decoder: DecoderConfig) -> None:
         return
     hosts, ranks = config.hosts.num_hosts, config.parallel.data_parallel_size
     scheduler, stores = config.scheduler, ", ".join(config.tiers.settings)
-    drafts = scheduler.num_speculative_tokens if scheduler.has_drafter or decoder.vision is None else 0
+    has_embeds = config.images.enable_prompt_embeds
+    drafts = scheduler.num_speculative_tokens if scheduler.has_drafter or has_embeds else 0
     for flag, is_set in (
         (f"--num-hosts {hosts}", hosts > 1),
         (f"--data-parallel-size {ranks}", ranks > 1),
@@ -222,8 +223,8 @@ def check_images(config: Config, decoder: DecoderConfig) -> None:
         (stores, config.tiers.has_stores),
     ):
         if is_set:
-            what = "image input; use --limit-mm-per-prompt image=0 to serve text only"
-            raise ConfigError(f"{flag}: not with {what if decoder.vision is not None else '--enable-prompt-embeds'}")
+            images = "image input; use --limit-mm-per-prompt image=0 to serve text only"
+            raise ConfigError(f"{flag}: not with {'--enable-prompt-embeds' if has_embeds else images}")
 
 
 def _check_prompt_embeds(decoder: DecoderConfig) -> None:
