@@ -31,14 +31,16 @@ def server_policy(
 
 
 def op_backends(context: Context, decoder: DecoderConfig) -> tuple[Backend, ...]:
-    """Return the backends of attention: the reference, and the Pallas kernels if the server would use them."""
+    """Return the backends of attention: the reference, and the Pallas kernels if the server would use them, that of the model last."""
     backend = server_policy(context, decoder).attention_backend
+    if backend == "mosaic_gpu_tcgen05":  # other models take the second one
+        return ("reference", "mosaic_gpu_mma", backend)
     return ("reference", backend) if backend.startswith("mosaic") else ("reference",)
 
 
 def has_kernel(backend: Backend, case: Any) -> bool:
-    """Return whether a backend computes a case itself on this device. Only the kernel on `mma.sync` leaves out some."""
-    if backend != "mosaic_gpu_mma" or not isinstance(case, Case):
+    """Return whether a backend computes a case itself on this device. Only the kernel on `mma.sync` leaves out some, and `tcgen05`."""
+    if backend not in ("mosaic_gpu_mma", "mosaic_gpu_tcgen05") or not isinstance(case, Case):
         return True
     pool_shape = (1, 1, case.num_kv_heads, case.page_size, case.dim)
     dtypes = jnp.dtype(case.dtype), jnp.dtype(case.kv_dtype or case.dtype)

@@ -22,10 +22,11 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.gpu.shapes import LLAMA_8B, decoder
+from jaxserve.config import Config, ModelConfig
 from jaxserve.layers.cache import pool_shapes
 from jaxserve.layers.policy import KVScaleKind, plain
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
-from jaxserve.runner.backend import pallas_backend
+from jaxserve.runner.backend import choose_backend
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.steps import generation_task, lower
 from jaxserve.sharding.mesh import make_sharding
@@ -132,8 +133,9 @@ def compile_step(
     config, target = decoder(LLAMA_8B), ACCELERATORS[device]
     config = replace(config, layers=config.layers[:num_layers])
     dtype = jnp.dtype("bfloat16" if planned_chip(target).capability >= (8, 0) else "float16")  # type: ignore[operator]
-    backend = pallas_backend(planned_chip(target)) or "bucketed"
     kv_dtype = dtype.name if kv_dtype == "bfloat16" else kv_dtype
+    served = Config(model=ModelConfig(model="random"))
+    backend = choose_backend(served, config, planned_chip(target), dtype, jnp.dtype(kv_dtype))
     policy = replace(plain(dtype), backend=backend, fused_for=1, kv_scales=KV_SCALES.get(kv_dtype))
     skeleton = make_skeleton(config, policy)
     devices = described_devices(target, 1)

@@ -20,7 +20,8 @@ from jaxserve.runner.buckets import page_tokens, resolve_limits
 
 _LOG = logging.getLogger(__name__)
 _BUILD = "python -m jaxserve_kernels.native.build"
-_HOPPER, _FIRST_MMA = (9, 0), (8, 0)
+_HOPPER, _FIRST_MMA, _TCGEN05 = (9, 0), (8, 0), 10
+"""Compute capabilities, the last one of any minor number."""
 _SHARED_KB = {(8, 0): 163, (8, 7): 163, (10, 0): 227, (10, 3): 227, (11, 0): 227}
 """Shared memory of one block by compute capability, from the CUDA programming guide; 99 on others."""
 _VECTOR_SEQS = 4
@@ -66,11 +67,24 @@ def choose_backend(
                 "--num-speculative-tokens: not with the attention kernel of TPUs, where two rows must not write one "
                 "page; use --attention-backend reference"
             )
-        return pallas
+        return _for_segments(pallas, config, decoder, chip, (dtype, kv_dtype))
     if wanted == "pallas":
         raise ConfigError(f"--attention-backend pallas: {reason}; use auto or reference")
     _LOG.info("attention is computed by XLA, not by a Pallas kernel: %s", reason)
     return "bucketed" if chip.platform == "gpu" else "reference"
+
+
+def _for_segments(
+    pallas: Backend, config: Config, decoder: DecoderConfig, chip: Chip, dtypes: tuple[jnp.dtype, jnp.dtype]
+) -> Backend:
+    """Return the backend whose kernel for prompts uses all of the tensor cores, if there is one; else `pallas`."""
+    if chip.capability is None or chip.capability[0] != _TCGEN05:
+        return pallas
+    reason = _refusal("mosaic_gpu_tcgen05", config, decoder, chip, dtypes)
+    if reason is None:
+        return "mosaic_gpu_tcgen05"
+    _LOG.info("attention of prompts takes mma.sync: %s", reason)
+    return pallas
 
 
 def matmul_backend(config: Config, decoder: DecoderConfig, chip: Chip, attention: Backend) -> Backend:
@@ -79,6 +93,8 @@ def matmul_backend(config: Config, decoder: DecoderConfig, chip: Chip, attention
     Their kernels do not need those for attention: experts of models with latent attention have them as well.
     """
     pallas = pallas_backend(chip)
+    if attention == "mosaic_gpu_tcgen05" and pallas is not None:
+        return pallas  # of other ops there are the kernels that all GPUs have
     if attention not in XLA or config.compile.attention_backend == "reference" or pallas is None:
         return attention
     has_kernels = pallas != "mosaic_gpu_mma" or bool(decoder.cache.states)  # it has none for matmuls
@@ -116,6 +132,11 @@ def attention_notes(
             "attention: our kernel on mma.sync, which reads each key and value of a decode step once; every step is one "
             "CUDA graph"
         )
+    elif backend == "mosaic_gpu_tcgen05":
+        notes.append(
+            "attention: our kernels, on tcgen05 for prompts and on mma.sync for decode steps, which read each key and value "
+            "once; every step is one CUDA graph"
+        )
     elif backend == "bucketed":
         reason = why_not_pallas(config, decoder, chip, dtype, kv_dtype)
         notes.append(
@@ -150,17 +171,24 @@ def why_not_pallas(
         return f"compute capability {_dotted(chip)}: only from 8.0 (Ampere) on"
     if pallas is None:
         return f"no kernel for {chip.platform} yet"
-    page_size = page_tokens(chip.platform, config.cache.block_size)
     if chip.platform == "tpu" and any(layer.kv_source is not None for layer in decoder.layers):
         return "no kernel for layers that read other layers' keys and values yet"
     if any(layer.is_chunked for layer in decoder.layers):
         return "no kernel for attention in chunks yet, which contexts longer than a chunk need"
+    return _refusal(pallas, config, decoder, chip, (dtype, kv_dtype))
+
+
+def _refusal(
+    backend: Backend, config: Config, decoder: DecoderConfig, chip: Chip, dtypes: tuple[jnp.dtype, jnp.dtype]
+) -> str | None:
+    """Return in a few words why a backend does not serve a model's shapes and types; None if it does."""
+    page_size = page_tokens(chip.platform, config.cache.block_size)
     for group in decoder.cache.paged:
         pool_shape = (group.num_layers, 1, group.num_kv_heads, page_size, group.head_dim)
         if group.kind == "latent" and decoder.latent is not None:
-            reason = latent_attention.unsupported(pallas, pool_shape, decoder.latent.rank, dtype, kv_dtype)
+            reason = latent_attention.unsupported(backend, pool_shape, decoder.latent.rank, *dtypes)
         else:
-            reason = unsupported(pallas, decoder.num_heads, pool_shape, dtype, kv_dtype, shared_bytes(chip))
+            reason = unsupported(backend, decoder.num_heads, pool_shape, *dtypes, shared_bytes(chip))
         if reason is not None:
             return reason
     return None

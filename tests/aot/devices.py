@@ -49,6 +49,10 @@ _ADA = RTX4090.device.cuda
 assert _ADA is not None
 SM_86 = Target(replace(RTX4090.device, name="sm_86", cuda=replace(_ADA, capability=(8, 6))))
 """RTX 30 and A10 for the compiler: no row of the planner's table."""
+_BLACKWELL = B200.device.cuda
+assert _BLACKWELL is not None
+SM_103 = Target(replace(B200.device, name="sm_103", cuda=replace(_BLACKWELL, capability=(10, 3))))
+"""B300 for the compiler: no row of the planner's table."""
 V5E = Target(ACCELERATORS["v5e"])
 V5P = Target(ACCELERATORS["v5p"])
 V6E = Target(ACCELERATORS["v6e"])

@@ -125,6 +125,16 @@ def _wide_halves(words: Lanes, dtype: Any) -> Lanes:
     return out
 
 
+def _both(function: Function) -> Function:
+    """Two floats in a register of 64 bits."""
+
+    def each(*pairs: Lanes) -> Lanes:
+        out: Lanes = function(*(pair.view(np.float32) for pair in pairs)).astype(np.float32).view(np.uint64)
+        return out
+
+    return each
+
+
 def _pair(dtype: np.dtype) -> Function:
     """Two numbers narrowed into one register; the first argument is the upper half."""
 
@@ -194,14 +204,14 @@ def _move(instruction: Instruction, source: Source) -> Step:
                 write(warp, np.ascontiguousarray(parts[:, i]))
 
         return unpack
-    names = elements(origin)
+    names, declared = elements(origin), source.registers
     readers = [reader(source, each, f"b{8 * part.itemsize}") for each in names]
     undefined = np.full(WARP, _UNDEFINED, f"int{8 * part.itemsize}").view(part)
     pack_into = writer(source, target)
 
     def pack(warp: Warp) -> None:
         each = zip(names, readers, strict=True)
-        parts = [read(warp) if name in warp.registers else undefined for name, read in each]
+        parts = [undefined if name in declared and name not in warp.registers else read(warp) for name, read in each]
         pack_into(warp, np.stack(parts, 1).view(whole).reshape(WARP))
 
     return pack
@@ -219,10 +229,16 @@ _CONVERSIONS = ("f32.bf16", "f32.f16", "rn.f16.s16", "rn.f16.s32", "rn.f32.s32",
 """Beside those of integers to integers."""
 
 
+def _not_greater(a: Lanes, b: Lanes) -> Lanes:
+    """True as well where one is no number."""
+    return ~(a > b)
+
+
 def _comparisons() -> dict[str, Decoder]:
     table = {}
-    for name, compare in _COMPARISONS.items():
-        for each in "b16 b32 b64 s16 s32 s64 u16 u32 u64 f32".split():
+    types = "b16 b32 b64 s16 s32 s64 u16 u32 u64 f32".split()
+    for name, compare, of in (*((*each, types) for each in _COMPARISONS.items()), ("leu", _not_greater, ["f32"])):
+        for each in of:
             table[f"setp.{name}.{each}"] = _each(compare, "pred", each, each)
             for joined, join in (("and", np.logical_and), ("or", np.logical_or)):
 
@@ -258,6 +274,16 @@ TABLE: dict[str, Decoder] = {
     **_typed("mad.lo", lambda a, b, c: a * b + c, 3, _INTEGERS),
     **_typed("fma.rn", _fused, 3, "f32"),
     **_typed("div.full", np.divide, 2, "f32"),
+    **{
+        f"{name}.f32x2": _each(_both(function), *["b64"] * (1 + count))
+        for name, function, count in (
+            ("add", np.add, 2),
+            ("sub", np.subtract, 2),
+            ("mul", np.multiply, 2),
+            ("fma.rn", _fused, 3),
+        )
+    },
+    **_typed("rcp.approx", np.reciprocal, 1, "f32"),
     **_typed("ex2.approx.ftz", np.exp2, 1, "f32"),
     **_typed("tanh.approx", np.tanh, 1, "f32"),
     **_typed("neg", np.negative, 1, "f32 s16 s32 s64"),

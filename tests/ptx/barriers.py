@@ -31,8 +31,10 @@ class TransactionBarrier:
         """True if no thread has arrived yet, and no bytes are expected."""
         return self._missing == self._num_arrivals and self._bytes == 0
 
-    def arrive(self, count: int, expected_bytes: int = 0) -> None:
-        """`count` threads arrive, with bytes that the phase has to wait for as well."""
+    def arrive(self, count: int, expected_bytes: int = 0, *, is_last: bool = True) -> None:
+        """`count` threads arrive, with bytes that the phase has to wait for as well. is_last: they may complete the phase."""
+        if count == self._missing and not is_last:
+            raise Hazard(f"an arrival that must not complete a phase does: {self}")
         if count > self._missing:
             raise Hazard(f"a barrier has more arrivals than it counts: {count} more where {self}")
         self._bytes += expected_bytes

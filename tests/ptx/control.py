@@ -8,7 +8,6 @@ branches that all threads of a warp take together, named barriers, mbarriers, th
 from __future__ import annotations
 
 from tests.ptx.barriers import ThreadBarrier, TransactionBarrier
-from tests.ptx.hazards import NotModelled
 from tests.ptx.machine import WARP, Step, Warp
 from tests.ptx.operands import Decoder, active, address, reader, same, writer
 from tests.ptx.parser import Instruction, Source
@@ -26,11 +25,11 @@ def _branch(instruction: Instruction, source: Source) -> Step:
     is_taken, place = active(instruction, source), source.labels[label]
 
     def step(warp: Warp) -> None:
-        taken = is_taken(warp)
-        if taken.all():
+        taken, here = is_taken(warp), warp.here
+        if taken[here].all():
             warp.jump(place)
         elif taken.any():
-            raise NotModelled(f"{instruction}: threads of a warp part")
+            warp.part(here & ~taken, place)
 
     return step
 
@@ -83,6 +82,22 @@ def _arrive(instruction: Instruction, source: Source) -> Step:
     return step
 
 
+def _arrive_in_phase(instruction: Instruction, source: Source) -> Step:
+    """Each thread arrives `count` times, and is not the last to come in the phase."""
+    _, target, count = instruction.operands
+    is_active, address_of, read_count = (
+        active(instruction, source),
+        address(source, target),
+        reader(source, count, "u32"),
+    )
+
+    def step(warp: Warp) -> None:
+        arrivals = int(read_count(warp)[is_active(warp)].sum())
+        warp.block.barrier(same(address_of(warp))).arrive(arrivals, is_last=False)
+
+    return step
+
+
 def _arrive_and_expect(instruction: Instruction, source: Source) -> Step:
     """Each thread arrives once, and expects bytes of its own."""
     _, target, num_bytes = instruction.operands
@@ -128,6 +143,8 @@ TABLE: dict[str, Decoder] = {
     "ret": _return,
     "bar.sync": _meet,
     "mbarrier.init.shared::cta.b64": _make_barrier,
+    "mbarrier.init.shared.b64": _make_barrier,
+    "mbarrier.arrive.noComplete.shared.b64": _arrive_in_phase,
     "mbarrier.arrive.release.cta.shared::cta.b64": _arrive,
     "mbarrier.arrive.expect_tx.shared.b64": _arrive_and_expect,
     "mbarrier.arrive.expect_tx.release.cta.shared::cta.b64": _arrive_and_expect,

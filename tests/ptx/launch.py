@@ -100,13 +100,18 @@ def skip_without_compiler() -> None:
 
 
 @contextmanager
-def emulated(schedules: Sequence[Schedule] = SCHEDULES, target: Target = H200) -> Iterator[list[Launched]]:
-    """Within it, kernels run in the emulator, and what is around them eagerly; gives the launches so far."""
+def emulated(
+    schedules: Sequence[Schedule] = SCHEDULES, target: Target = H200, *, is_first: bool = False
+) -> Iterator[list[Launched]]:
+    """Within it, kernels run in the emulator, and what is around them eagerly; gives the launches so far.
+
+    is_first: the process compiles for no other device, before or later.
+    """
     skip_without_compiler()
     plgpu = importlib.import_module(_PALLAS)
     make_kernel = plgpu.kernel
     launches: list[Launched] = []
-    if target is not H200:
+    if target is not H200 and not is_first:
         _assemble_for_hopper_first(make_kernel)
 
     def emulated_kernel(body: Callable[..., None], **options: Any) -> Callable[..., Any]:

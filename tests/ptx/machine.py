@@ -8,7 +8,9 @@ them again by its seed.
 Modelled, from the PTX ISA ("Asynchronous Operations", "Control Flow Instructions"): the above; a deadlock; a block that
 ends while a copy reads its shared memory, or in the middle of a barrier's phase.
 
-Not modelled: threads of a warp on different branches (refused), warps that leave the lockstep of their instruction,
+Threads of a warp that part are modelled where some skip what one of them starts (`_BY_SOME_THREADS`).
+
+Not modelled: other branches of some threads of a warp (refused), warps that leave the lockstep of their instruction,
 blocks that run at the same time, clusters, how many registers there are, and time.
 """
 
@@ -23,15 +25,37 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.ptx.barriers import ThreadBarrier, TransactionBarrier
-from tests.ptx.hazards import Hazard
+from tests.ptx.hazards import Hazard, NotModelled
 from tests.ptx.memory import GlobalMemory, SharedMemory
 from tests.ptx.parser import Instruction
 from tests.ptx.races import Races
 from tests.ptx.tensor_map import TensorMap
+from tests.ptx.tensor_memory import TensorMemory, Use
 
 WARP = 32
 _SLOWEST = 0.003
 """Turns of a warp for each of another: some are far ahead of others."""
+_BY_SOME_THREADS = (
+    *(
+        "add.",
+        "and.",
+        "bfe.",
+        "bra",
+        "cvt.",
+        "mov.",
+        "mul.",
+        "not.",
+        "or.",
+        "selp.",
+        "setp.",
+        "shl.",
+        "shr.",
+        "sub.",
+        "xor.",
+    ),
+    *("tcgen05.mma.", "tcgen05.commit."),
+)
+"""Instructions that some threads of a warp may execute while the others wait."""
 Lanes = npt.NDArray[Any]
 """One number for each thread of a warp."""
 Step = Callable[["Warp"], None]
@@ -128,6 +152,10 @@ class Warp:
         self.small_copies = Groups()
         """Copies of `cp.async`: done where they are waited for, and no sooner."""
         self.products = Groups()
+        self.some: Lanes | None = None
+        """The threads that execute while the others wait for them; None: all execute."""
+        self._meeting = 0
+        """Place where the others wait."""
         self._place = 0
         self._is_paused = False
         self._can_go_on: Callable[[], bool] | None = None
@@ -141,6 +169,11 @@ class Warp:
         return self._can_go_on is None or self._can_go_on()
 
     @property
+    def here(self) -> Lanes:
+        """True for the threads that execute."""
+        return np.ones(WARP, np.bool_) if self.some is None else self.some
+
+    @property
     def instruction(self) -> Instruction:
         """The last one that was begun."""
         return self.block.program.instructions[self._place - 1]
@@ -150,6 +183,8 @@ class Warp:
         self._is_paused, self._can_go_on = False, None
         steps = self.block.program.steps
         while not self._is_paused and self._place < len(steps):
+            if self.some is not None:
+                self._check_some()
             self._place += 1
             steps[self._place - 1](self)
         groups = (self.copies, self.small_copies, self.products)
@@ -158,6 +193,19 @@ class Warp:
 
     def jump(self, place: int) -> None:
         self._place = place
+
+    def part(self, some: Lanes, place: int) -> None:
+        """Let some threads go on alone, until they come to the place that the others jump to."""
+        if self.some is not None:
+            raise NotModelled(f"{self.instruction}: threads of a warp part")
+        self.some, self._meeting = some, place
+
+    def _check_some(self) -> None:
+        """Join the others if this is where they wait."""
+        if self._place == self._meeting:
+            self.some = None
+        elif not self.block.program.instructions[self._place].opcode.startswith(_BY_SOME_THREADS):
+            raise NotModelled(f"{self.block.program.instructions[self._place]}: by some threads of a warp")
 
     def pause(self, until: Callable[[], bool] | None = None) -> None:
         """Let others run; go on when the condition holds."""
@@ -183,6 +231,9 @@ class Block:
         self.schedule = schedule
         self.chance = chance
         self.shared = SharedMemory(launch.shared_bytes, self._races())
+        self.tensor_memory = TensorMemory()
+        self.matmuls: list[tuple[Use, Task]] = []
+        """Matmuls into tensor memory that are not done, in order."""
         self.barriers: dict[int, TransactionBarrier] = {}
         """By address."""
         self.thread_barriers: dict[int, ThreadBarrier] = {}
@@ -219,6 +270,8 @@ class Block:
                 alive.remove(warp)
         if any(not task.is_done for task in self.pending):
             raise Hazard("the block ended while a copy was on its way")
+        if self.tensor_memory.is_allocated:
+            raise Hazard("the block ended and did not free its tensor memory")
         for address, barrier in self.barriers.items():
             if not barrier.is_between_phases:
                 raise Hazard(f"the block ended in a phase of the barrier at {address}: {barrier}")

@@ -111,7 +111,10 @@ def writer(source: Source, operand: str) -> Writer:
         if numbers.dtype.itemsize < declared.itemsize:
             kind = "int" if numbers.dtype.kind == "i" else "uint"
             numbers = numbers.astype(f"{kind}{8 * declared.itemsize}")
-        warp.registers[operand] = numbers.view(declared)
+        numbers, before = numbers.view(declared), warp.registers.get(operand)
+        if warp.some is not None and before is not None:
+            numbers = np.where(warp.some, numbers, before)
+        warp.registers[operand] = numbers
 
     return write
 
@@ -129,9 +132,8 @@ def address(source: Source, operand: str) -> Callable[[Warp], Addresses]:
 def active(instruction: Instruction, source: Source) -> Reader:
     """The threads that execute an instruction."""
     guard = instruction.guard
-    if guard is None:
-        return _predicate(source, "1")
-    return _predicate(source, "!" * guard.is_negated + guard.predicate)
+    read = _predicate(source, "1" if guard is None else "!" * guard.is_negated + guard.predicate)
+    return lambda warp: read(warp) & warp.here
 
 
 def same(numbers: Lanes) -> int:

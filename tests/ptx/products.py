@@ -79,12 +79,12 @@ class _Descriptor:
 
 
 @functools.lru_cache(1 << 12)
-def _rows(bits: int, first_row: int, num_rows: int) -> Addresses:
+def rows_of(bits: int, first_row: int, num_rows: int) -> Addresses:
     return _Descriptor.of(bits).rows(first_row, num_rows)
 
 
 @functools.lru_cache(1 << 12)
-def _columns(bits: int, num_columns: int, depth: int, itemsize: int) -> Addresses:
+def columns_of(bits: int, num_columns: int, depth: int, itemsize: int) -> Addresses:
     return _Descriptor.of(bits).columns(num_columns, depth, itemsize)
 
 
@@ -146,12 +146,12 @@ def _operands(instruction: Instruction, source: Source) -> tuple[Operand, Operan
         raise NotModelled(str(instruction))
 
     def addresses_of_a(warp: Warp, bits: int) -> Addresses:
-        return _rows(bits, warp.index % 4 * _ROWS, _ROWS)
+        return rows_of(bits, warp.index % 4 * _ROWS, _ROWS)
 
     def addresses_of_b(warp: Warp, bits: int) -> Addresses:
         if majors[-1:] == ["1"]:
-            return _columns(bits, columns, depth, dtype.itemsize)
-        return _rows(bits, 0, columns)
+            return columns_of(bits, columns, depth, dtype.itemsize)
+        return rows_of(bits, 0, columns)
 
     of_a = _in_registers(a, depth, dtype) if is_loaded else _in_shared(source, a, addresses_of_a, dtype)
     return of_a, _in_shared(source, b, addresses_of_b, dtype)

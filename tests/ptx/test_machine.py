@@ -56,6 +56,19 @@ def test_numbers_are_read_computed_with_and_written() -> None:
             0x42000100,
         ),
         ("mov.b32 %r3, -7; shr.s32 %r2, %r3, 99;", -1),
+        (
+            "mov.b32 %r2, 7; setp.ne.b32 %p2, %r1, 0; @%p2 bra SKIP; mov.b32 %r2, 5; SKIP: xor.b32 %r2, %r2, 2;",
+            [7] + [5] * 31,
+        ),
+        (  # 1.5 and 2 times 3 and 0.5, plus 1 each: 5.5 and 2
+            "mov.b64 %rd5, {0x3FC00000, 0x40000000}; mov.b64 %rd6, {0x40400000, 0x3F000000};"
+            "mov.b64 %rd7, {0x3F800000, 0x3F800000}; fma.rn.f32x2 %rd5, %rd5, %rd6, %rd7;"
+            "mov.b64 {%r2, %r3}, %rd5; xor.b32 %r2, %r2, %r3;",
+            0x40B00000 ^ 0x40000000,
+        ),
+        ("cvt.rn.f32.s32 %r3, %r1; redux.sync.max.NaN.f32 %r2, %r3, -1;", 0x41F80000),
+        ("mov.b32 %r3, 0f40000000; rcp.approx.f32 %r2, %r3;", 0x3F000000),
+        ("mov.b32 %r3, 0x7FC00000; setp.leu.f32 %p2, %r3, 0f00000000; selp.b32 %r2, 1, 2, %p2;", 1),
         ("mov.b32 %r3, -7; shr.u32 %r2, %r3, 32;", 0),
         ("mov.b32 %r3, -7; mov.b32 %r2, 5; shf.l.wrap.b32 %r2, %r3, %r2, 33;", 11),
         ("mov.b32 %r3, -7; mul.hi.s32 %r2, %r3, 1431655766;", -3),
@@ -65,7 +78,7 @@ def test_numbers_are_read_computed_with_and_written() -> None:
         ("shfl.sync.bfly.b32 %r3, %r1, 3, 31, -1; shfl.sync.idx.b32 %r2, %r3, 4, 31, -1;", 7),
     ],
 )
-def test_instructions_give_what_the_language_says(body: str, wanted: int) -> None:
+def test_instructions_give_what_the_language_says(body: str, wanted: int | list[int]) -> None:
     operand = np.full(WARP, 0x80, np.int32)
     made = run(f"{body} st.global.b32 [%rd2], %r2;", operand, 4 * WARP)
     np.testing.assert_array_equal(made.view(np.int32), wanted)
@@ -83,7 +96,8 @@ def test_instructions_give_what_the_language_says(body: str, wanted: int) -> Non
         "lop3.b32 %r2, %r1, %r1, %r1, 0xe8;",
         "shfl.sync.idx.b32 %r2, %r1, 0, 15, -1;",
         "@%p1 add.s32 %r2, %r1, %r1;",
-        "@%p1 bra ELSEWHERE; ELSEWHERE: ret;",
+        "@%p1 bra ELSEWHERE; st.global.b32 [%rd2], %r1; ELSEWHERE: ret;",
+        "mbarrier.arrive.noComplete.b64 _, [__dynamic_shmem__0], 1;",
         "mov.b32 %r2, %laneid;",
         "mov.b32 %r99, %r1;",
         ".pragmatic;",
@@ -110,6 +124,10 @@ def test_what_is_not_known_is_refused(body: str) -> None:
         (f"{BARRIER.format(16)} {ARRIVE}", "more arrivals than it counts"),
         (f"{BARRIER.format(32)} ld.shared.b32 %r2, [__dynamic_shmem__0+4];", "the memory of a barrier"),
         (f"{BARRIER.format(32)} {BARRIER.format(32)}", "the memory of a barrier"),
+        (
+            f"{BARRIER.format(32)} mbarrier.arrive.noComplete.shared.b64 %rd5, [__dynamic_shmem__0], 1;",
+            "must not complete",
+        ),
         ("bar.sync 1, 64;", "deadlock"),
         ("@%p1 cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%rd3, {0, 0}], [%rd2];", "no tensor map"),
         (f"add.s64 %rd5, %rd2, 0; @%p1 {STORE}", "did not wait for its copies"),

@@ -107,6 +107,18 @@ def _shuffle(instruction: Instruction, source: Source) -> Step:
     return step
 
 
+def _largest(instruction: Instruction, source: Source) -> Step:
+    target, origin, members = instruction.operands
+    read, read_members, write = reader(source, origin, "f32"), reader(source, members, "s32"), writer(source, target)
+
+    def step(warp: Warp) -> None:
+        if same(read_members(warp)) != int(_ALL_THREADS):
+            raise NotModelled(f"{instruction}: among some threads only")
+        write(warp, np.full(WARP, read(warp).max(), np.float32))
+
+    return step
+
+
 def _elect(instruction: Instruction, source: Source) -> Step:
     target, members = instruction.operands
     names = re.split(r"\s*\|\s*", target)
@@ -134,5 +146,6 @@ TABLE: dict[str, Decoder] = {
     "ld.param::entry.b64": _load_parameter,
     "shfl.sync.bfly.b32": _shuffle,
     "shfl.sync.idx.b32": _shuffle,
+    "redux.sync.max.NaN.f32": _largest,
     "elect.sync": _elect,
 }

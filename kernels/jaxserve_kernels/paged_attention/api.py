@@ -36,7 +36,7 @@ __all__ = [
     "write_and_attend",
 ]
 
-_ON_GPU = ("mosaic_gpu", "mosaic_gpu_mma")
+_ON_GPU = ("mosaic_gpu", "mosaic_gpu_mma", "mosaic_gpu_tcgen05")
 
 
 def unsupported(
@@ -51,6 +51,8 @@ def unsupported(
 
     shared_bytes: shared memory of one block, for `mosaic_gpu_mma`, which runs on devices that differ in it.
     """
+    if backend == "mosaic_gpu_tcgen05":
+        return gpu.unsupported_tcgen05(num_heads, pool_shape, dtype, kv_dtype, shared_bytes)
     if backend == "mosaic_gpu_mma":
         return gpu.unsupported_mma(num_heads, pool_shape, dtype, kv_dtype, shared_bytes)
     if backend == "mosaic_gpu":
@@ -215,7 +217,7 @@ def mixed_attention(
 
 def _tiling(backend: Backend) -> layout.Tiling | None:
     """`mosaic_gpu_mma` cuts segments itself."""
-    return _kernels(backend).TILING if backend == "mosaic_gpu" else None
+    return _kernels(backend).TILING if backend in ("mosaic_gpu", "mosaic_gpu_tcgen05") else None
 
 
 def _kernels(backend: Backend) -> ModuleType:
@@ -224,6 +226,10 @@ def _kernels(backend: Backend) -> ModuleType:
         from jaxserve_kernels.paged_attention.gpu import attention
 
         return attention
+    if backend == "mosaic_gpu_tcgen05":
+        from jaxserve_kernels.paged_attention.gpu import tcgen05_attention
+
+        return tcgen05_attention
     if backend == "mosaic_gpu_mma":
         from jaxserve_kernels.paged_attention.gpu import mma_attention
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from jaxserve.runner.backend import Chip, attention_notes, choose_backend, matmu
 from jaxserve.runner.limits import kv_spec, make_policy
 
 CPU, TPU, HOPPER, AMPERE = Chip("cpu"), Chip("tpu"), Chip("gpu", (9, 0)), Chip("gpu", (8, 0))
-TURING, ADA = Chip("gpu", (7, 5)), Chip("gpu", (8, 9))
+TURING, ADA, BLACKWELL = Chip("gpu", (7, 5)), Chip("gpu", (8, 9)), Chip("gpu", (10, 0))
 BFLOAT16 = jnp.dtype("bfloat16")
 HAS_MOSAIC = jax.__version_info__ >= (0, 11, 2)
 DECODER = DecoderConfig(
@@ -68,7 +69,7 @@ def test_a_hopper_takes_the_kernel_for_latent_vectors_in_8_bit_floats(kv_dtype: 
 
 
 @pytest.mark.skipif(not HAS_MOSAIC, reason="this jax has no Mosaic GPU kernels")
-@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (10, 0), (12, 0)], ids=str)
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (11, 0), (12, 0)], ids=str)
 def test_other_gpus_take_the_kernel_on_mma(capability: tuple[int, int]) -> None:
     chip = Chip("gpu", capability)
     assert _choose(_config(), chip) == "mosaic_gpu_mma"
@@ -76,8 +77,39 @@ def test_other_gpus_take_the_kernel_on_mma(capability: tuple[int, int]) -> None:
     for dim in (64, 80, 96):
         assert _choose(_config(), chip, replace(DECODER, head_dim=dim)) == "mosaic_gpu_mma"
     wide = replace(DECODER, head_dim=256)
-    expected = "mosaic_gpu_mma" if capability in ((8, 0), (10, 0)) else "bucketed"
+    expected = "mosaic_gpu_mma" if capability in ((8, 0), (11, 0)) else "bucketed"
     assert _choose(_config(), chip, wide) == expected, "its tiles do not fit 99 KB"
+
+
+@pytest.mark.skipif(not HAS_MOSAIC, reason="this jax has no Mosaic GPU kernels")
+@pytest.mark.parametrize("capability", [(10, 0), (10, 3)], ids=str)
+def test_a_blackwell_of_data_centres_takes_tcgen05_for_prompts(capability: tuple[int, int]) -> None:
+    chip = Chip("gpu", capability)
+    for dim, dtype in itertools.product((64, 128), (BFLOAT16, jnp.dtype("float16"))):
+        assert _choose(_config(), chip, replace(DECODER, head_dim=dim), dtype) == "mosaic_gpu_tcgen05"
+    assert _choose(_config(attention_backend="pallas"), chip) == "mosaic_gpu_tcgen05"
+    assert _choose(_config(attention_backend="reference"), chip) == "reference"
+    (note,) = attention_notes(_config(), DECODER, chip, BFLOAT16, BFLOAT16)
+    assert "on tcgen05 for prompts" in note
+
+
+@pytest.mark.skipif(not HAS_MOSAIC, reason="this jax has no Mosaic GPU kernels")
+@pytest.mark.parametrize(
+    ("dim", "kv_dtype", "reason"),
+    [
+        (96, "bfloat16", "head dimension 96: only 64, 128 on tcgen05"),
+        (256, "bfloat16", "head dimension 256: only 64, 128 on tcgen05"),
+        (128, "int8", "a KV cache of int8 with queries of bfloat16 on tcgen05"),
+    ],
+)
+def test_what_tcgen05_does_not_serve_takes_mma_and_is_logged(
+    dim: int, kv_dtype: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    decoder = replace(DECODER, head_dim=dim)
+    with caplog.at_level(logging.INFO):
+        chosen = choose_backend(_config(), decoder, BLACKWELL, BFLOAT16, jnp.dtype(kv_dtype))
+    assert chosen == "mosaic_gpu_mma"
+    assert f"attention of prompts takes mma.sync: {reason}" in caplog.text
 
 
 @pytest.mark.skipif(not HAS_MOSAIC, reason="this jax has no Mosaic GPU kernels")
@@ -177,6 +209,10 @@ def _hybrid(decoder: DecoderConfig, key_dim: int) -> DecoderConfig:
         (HOPPER, {"attention_backend": "reference"}, WIDE, "reference", "reference"),
         (AMPERE, {}, WIDE, "bucketed", "bucketed"),
         (AMPERE, {}, _hybrid(WIDE, 128), "mosaic_gpu_mma", "bucketed"),
+        pytest.param(
+            *(BLACKWELL, {}, _hybrid(DECODER, 128), "mosaic_gpu_mma", "mosaic_gpu_tcgen05"),
+            marks=pytest.mark.skipif(not HAS_MOSAIC, reason="this jax has no Mosaic GPU kernels"),
+        ),
         (TPU, {"block_size": 8}, DECODER, "mosaic_tpu", "reference"),
         (TPU, {}, DECODER, "mosaic_tpu", "mosaic_tpu"),
         (CPU, {"cpu_kernels": "xla"}, DECODER, "reference", "reference"),

@@ -1,7 +1,8 @@
 """Paged attention for GPUs in Pallas Mosaic GPU.
 
 For Hopper `decode` for single queries and `prefill` for segments, on `wgmma` and bulk copies; `mma` for both on every GPU
-from compute capability 8.0 on. Only `attention` and `mma_attention` import Pallas, and only programs for GPUs import these.
+from compute capability 8.0 on; `tcgen05` for segments on compute capability 10.x. Only `attention`, `mma_attention` and
+`tcgen05_attention` import Pallas, and only programs for GPUs import these.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ DIMS = (64, 80, 96, 128, 256)
 _FIRST_JAX = (0, 11, 2)
 _MOST_GROUPED = 64
 _MOST_GROUPED_MMA = 32
+_TCGEN05_DIMS = (64, 128)
+"""Tensor memory has no room for scores beside the sums of larger ones."""
 MMA_KEYS = 64
 """Keys of a tile: the rows of a warpgroup's matmul."""
 _MMA_STAGES = 2
@@ -34,6 +37,17 @@ def unsupported_mma(
     if reason is None and shared_bytes is not None and needed >= shared_bytes:
         reason = f"head dimension {dim}: tiles of {needed >> 10} KB, a block has {shared_bytes >> 10}"
     return reason
+
+
+def unsupported_tcgen05(
+    num_heads: int, pool_shape: tuple[int, ...], dtype: jnp.dtype, kv_dtype: jnp.dtype, shared_bytes: int | None
+) -> str | None:
+    """Return why segments are not computed on `tcgen05.mma`, beside single queries on `mma.sync`; None if they are."""
+    if pool_shape[4] not in _TCGEN05_DIMS:
+        return f"head dimension {pool_shape[4]}: only {', '.join(map(str, _TCGEN05_DIMS))} on tcgen05"
+    if kv_dtype != dtype:
+        return f"a KV cache of {jnp.dtype(kv_dtype).name} with queries of {jnp.dtype(dtype).name} on tcgen05"
+    return unsupported_mma(num_heads, pool_shape, dtype, kv_dtype, shared_bytes)
 
 
 def _unsupported(

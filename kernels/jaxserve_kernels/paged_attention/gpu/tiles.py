@@ -125,6 +125,8 @@ class PageReader:
     page_size: int
     tile: int
     """Keys of a tile: a multiple of the page size, or a fraction of it."""
+    is_by_warp: bool = False
+    """True if a single warp fetches: Mosaic GPU does not know `multiple_of` there, nor does it need it."""
 
     @property
     def run(self) -> int:
@@ -164,7 +166,8 @@ class PageReader:
         for i, page in enumerate(pages):
             slot = jax.lax.rem(tile * self.tile + i * self.run, self.page_size) if self.run < self.page_size else 0
             start = ((layer * self.num_pages + page) * self.num_kv_heads + head) * self.page_size + slot
-            yield pl.ds(i * self.run, self.run), pool.at[pl.ds(pl.multiple_of(start, self.run), self.run)]
+            start = start if self.is_by_warp else pl.multiple_of(start, self.run)
+            yield pl.ds(i * self.run, self.run), pool.at[pl.ds(start, self.run)]
 
 
 def anew(index: Any, slot: Any, dim: int) -> Any:

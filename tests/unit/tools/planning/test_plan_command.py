@@ -138,6 +138,16 @@ def test_a_plan_with_an_8_bit_cache_names_the_attention_kernel(
         assert any("attention: our kernel on mma.sync" in note for note in plan["notes"])
 
 
+@pytest.mark.skipif(jax.__version_info__ < (0, 11, 2), reason="this jax has no Mosaic GPU kernels")
+def test_a_plan_for_a_b200_names_the_kernels_for_prompts_and_for_decode_steps(
+    tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    folder = str(write_config(tmp_path, LLAMA_8B))
+    for kv_dtype, kernel in (("auto", "on tcgen05 for prompts and on mma.sync"), ("fp8", "our kernel on mma.sync")):
+        _, plan = planned(capsysbinary, folder, "--device", "b200", "--kv-cache-dtype", kv_dtype)
+        assert any(kernel in note for note in plan["notes"]), plan["notes"]
+
+
 def test_settings_of_the_environment_count(
     tmp_path: Path, capsysbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
