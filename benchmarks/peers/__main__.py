@@ -65,7 +65,7 @@ def make_parser() -> argparse.ArgumentParser:
         nargs="+",
         type=_positive,
         metavar="N",
-        help="streams (default: chat 1 4 16 32, prefix 16, prefill 4)",
+        help="streams (default: chat 1 4 16 32, prefix 16, prefill 4, long 1)",
     )
     parser.add_argument(
         "--num-prompts", type=_positive, metavar="N", help="requests of a cell (default: by workload and streams)"

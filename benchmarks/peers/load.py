@@ -17,8 +17,8 @@ from benchmarks.peers.server import Server
 NUM_WARMUPS = 1
 """Before the clock starts: it also puts the common prefix of `prefix` into the cache, on every server alike."""
 
-DEFAULT_CONCURRENCY = {"chat": (1, 4, 16, 32), "prefix": (16,), "prefill": (4,), "sharegpt": (16,)}
-NUM_REQUESTS = {"chat": (8, 2), "prefix": (0, 2), "prefill": (4, 1), "sharegpt": (8, 2)}
+DEFAULT_CONCURRENCY = {"chat": (1, 4, 16, 32), "prefix": (16,), "prefill": (4,), "long": (1,), "sharegpt": (16,)}
+NUM_REQUESTS = {"chat": (8, 2), "prefix": (0, 2), "prefill": (4, 1), "long": (1, 1), "sharegpt": (8, 2)}
 """So many, and so many more for each stream."""
 
 

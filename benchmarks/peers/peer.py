@@ -11,7 +11,7 @@ from benchmarks.peers.weights import Weights
 HOST = "127.0.0.1"
 MODEL_NAME = "m"
 """Model name that every server is started with."""
-MAX_MODEL_LEN = 4096
+MAX_MODEL_LEN = 8192
 MAX_NUM_SEQS = 32
 
 

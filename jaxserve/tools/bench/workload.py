@@ -3,6 +3,7 @@
     chat       128-token prompts, all different, 64 out
     prefix     1,056-token prompts with the first 1,024 in common, 32 out
     prefill    1,500-token prompts, all different, 16 out
+    long       8,000-token prompts, all different, 16 out
     sharegpt   lengths of ShareGPT conversations: many short, few long
     custom     --input-len and --output-len
 
@@ -55,7 +56,7 @@ class LogNormal:
 
 Length = Fixed | LogNormal
 
-WorkloadName = Literal["chat", "prefix", "prefill", "sharegpt", "custom"]
+WorkloadName = Literal["chat", "prefix", "prefill", "long", "sharegpt", "custom"]
 
 # ShareGPT's means are those of 1,000 of its first turns as `vllm bench serve` reports them: 229,711 tokens in,
 # 203,068 out (vllm-project/vllm, pull request 18566), cut to 4..1,024 tokens as that tool cuts them. No published
@@ -81,6 +82,7 @@ PRESETS: tuple[Workload, ...] = (
     Workload(name="chat", prompt=Fixed(128), output=Fixed(64)),
     Workload(name="prefix", prompt=Fixed(1056), output=Fixed(32), num_shared_tokens=1024),
     Workload(name="prefill", prompt=Fixed(1500), output=Fixed(16)),
+    Workload(name="long", prompt=Fixed(8000), output=Fixed(16)),
     Workload(name="sharegpt", prompt=SHAREGPT_PROMPT, output=SHAREGPT_OUTPUT),
     Workload(name="custom", prompt=Fixed(128), output=Fixed(64)),
 )

@@ -58,7 +58,11 @@ def test_an_unknown_peer_or_format_names_what_there_is(peers: Mapping[str, Peer]
 def test_llama_server_gets_a_slot_per_stream_and_a_thread_per_core(peers: Mapping[str, Peer], weights: Weights) -> None:
     command = launch(peers, weights, "llama-server:f16").command
     assert value_after(command, "-m") == str(weights.folder / "model.f16.gguf")
-    assert (value_after(command, "-t"), value_after(command, "-np"), value_after(command, "-c")) == ("2", "32", "65536")
+    assert (value_after(command, "-t"), value_after(command, "-np"), value_after(command, "-c")) == (
+        "2",
+        "32",
+        "262144",
+    )
 
 
 def test_llama_server_reads_the_source_in_its_own_format(peers: Mapping[str, Peer], weights: Weights) -> None:
