@@ -75,6 +75,11 @@ class TierConfig:
         return bool(self.settings)
 
     @property
+    def are_shared(self) -> bool:
+        """True if pages outlive the engine, or move between engines."""
+        return any((self.kv_offload_dir, self.kv_listen, self.kv_peers))
+
+    @property
     def settings(self) -> list[str]:
         """Flags that are given and make pages move."""
         values = (self.kv_offload_memory, self.kv_offload_dir, self.kv_listen, self.kv_peers)

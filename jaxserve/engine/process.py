@@ -48,6 +48,7 @@ from jaxserve.ipc.transport import EngineSocket, ProtocolError
 from jaxserve.kv.groups import SideGroups
 from jaxserve.kv.manager import KVManager
 from jaxserve.kv.page_changes import PageChanges
+from jaxserve.kv.tiers.chains import shared_chains
 from jaxserve.kv.tiers.snapshots import Snapshots
 from jaxserve.kv.tiers.tiers import KVTiers
 from jaxserve.log import configure_logging, flush_or_drop
@@ -233,6 +234,7 @@ def build_core(spec: EngineSpec, executor: Executor[Any, Any]) -> EngineCore:
         changes=changes,
         num_ranks=config.parallel.data_parallel_size,
         groups=side_groups(config, model_info, executor.buckets),
+        chains=shared_chains(model_info.block_size, len(config.model.adapters)) if config.tiers.are_shared else None,
     )
     tiers = open_tiers(config, kv, executor, changes)
     parts = (
