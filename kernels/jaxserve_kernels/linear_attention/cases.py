@@ -168,6 +168,7 @@ CASES = (
     Case((1, 1, 33, 1, 5), (40, 3, 7, 64, 30), padding=2, is_pooled=True),
     Case((1, 1, 1), (5, 0, 9), 1, 2, 128, has_rate=False, is_decode=True, is_pooled=True),
     Case((1, 1, 1), (5, 0, 9), 2, 2, 256, is_decode=True, is_pooled=True, decay=8.0),
+    Case((1, 4), (5, 0), 1, 1, 256, padding=1),
 )
 SLOW = CASES[4:]
 BACKENDS: tuple[Backend, ...] = ("mosaic_gpu",)

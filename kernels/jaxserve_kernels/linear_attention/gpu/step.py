@@ -24,6 +24,8 @@ from jaxtyping import Array, Float, Int
 from jaxserve_kernels.linear_attention.gpu import COLUMNS, ROW_GROUPS
 from jaxserve_kernels.linear_attention.states import PooledStates
 
+_MOST_READ_AHEAD = 128
+"""Rows of a state beside which there are registers for the next token."""
 _WARPS, _VECTOR = 4, 4
 """Warps of a program; neighbouring columns of a thread, which it reads together."""
 
@@ -151,15 +153,22 @@ def _body(kernel: _Kernel, refs: _Refs) -> None:
 def _after(kernel: _Kernel, refs: _Refs, place: _Place, state: Array, start: Any, end: Any) -> Array:
     """Return the state after tokens start ... end - 1, at least one, and write their outputs."""
 
-    def one(index: Any, carry: tuple[_Token, Array]) -> tuple[_Token, Array]:
+    def read(index: Any) -> _Token:
+        return _token(kernel, refs, place, index)
+
+    def read_and_take(index: Any, state: Array) -> Array:
+        return _updated(kernel, refs, place, state, index, read(index))
+
+    def take(index: Any, carry: tuple[_Token, Array]) -> tuple[_Token, Array]:
         token, state = carry
-        following = _token(kernel, refs, place, jnp.minimum(index + 1, end - 1))  # it is there when it is used
+        following = read(jnp.minimum(index + 1, end - 1))  # it is there when it is used
         return following, _updated(kernel, refs, place, state, index, token)
 
-    first = _token(kernel, refs, place, start)
     if kernel.is_decode:
-        return _updated(kernel, refs, place, state, start, first)
-    _, state = jax.lax.fori_loop(start, end, one, (first, state))
+        return read_and_take(start, state)
+    if kernel.key_dim > _MOST_READ_AHEAD:
+        return jax.lax.fori_loop(start, end, read_and_take, state)
+    _, state = jax.lax.fori_loop(start, end, take, (read(start), state))
     return state
 
 
