@@ -1,4 +1,4 @@
-"""Makes every program before the first request, from the cache or by the compiler, and runs each; counts compilations."""
+"""Makes programs from the cache or by the compiler, and runs each once before the first request; counts compilations."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Runs the engines of all replicas of one model.
 
-The first replica starts alone, and the others once it is ready: they find its programs in the compile cache. The server
+The first replica starts alone, and the others once it is ready: they find in the compile cache what it has compiled by then. The server
 answers as soon as the first one is ready. An engine that dies is restarted while the others serve; when it has died too
 often, the server goes on without it, and ends with the last one.
 """

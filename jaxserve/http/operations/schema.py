@@ -70,7 +70,7 @@ class Started(msgspec.Struct, tag_field="status", tag="started"):
     start: Annotated[
         str,
         Meta(
-            description="`cold`: every program was compiled. `warm`: every program came from the cache. Otherwise `partly warm`."
+            description="`cold`: no program came from the cache. `warm`: every program came from the cache. Otherwise `partly warm`."
         ),
     ]
     total_seconds: Annotated[float, Meta(description="Wall time; phases overlap, so it is less than their sum.")]

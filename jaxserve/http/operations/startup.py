@@ -124,7 +124,7 @@ def total_seconds(spans: Sequence[PhaseSpan]) -> float:
 
 
 def kind_of_start(engine: StartupReport) -> str:
-    """cold: every program was compiled; warm: every one came from the cache."""
+    """Return `cold` if no program came from the cache, `warm` if every one did, else `partly warm`."""
     sources = {program.source for program in engine.programs}
     if sources == {"cache"}:
         return "warm"

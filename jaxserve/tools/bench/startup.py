@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,27 +38,17 @@ def measure_startup(
 ) -> dict[str, Any]:
     """Start `command` once with an empty compile cache and `num_warm` times with the filled one.
 
-    command: `jaxserve serve ...` without `--port` and `--compile-cache`. changed: flags of as many further starts, to see
+    A start between them, which is not measured, fills the cache: the first server ends when it is ready, maybe without some of its
+    programs. command: `jaxserve serve ...` without `--port` and `--compile-cache`. changed: flags of as many further starts, to see
     whether they find their programs in that cache. Raises StartFailedError.
     """
     with tempfile.TemporaryDirectory(prefix="jaxserve-bench-") as folder:
-        all_times = []
-        for number in range(1 + num_warm * (2 if changed else 1)):
-            port = free_port()
-            flags = changed if number > num_warm else ()
-            words = [
-                *command,
-                *flags,
-                "--host",
-                HOST,
-                "--port",
-                str(port),
-                "--compile-cache",
-                str(Path(folder) / "programs"),
-            ]
-            with started(words, port, Path(folder) / "server.log", timeout_s) as times:
-                all_times.append(times)
-    cold, warm, others = all_times[0], all_times[1 : 1 + num_warm], all_times[1 + num_warm :]
+        start = partial(_start_once, command, Path(folder), timeout_s)
+        cold = start()
+        if num_warm:
+            start("--warmup", "all")
+        warm = [start() for _ in range(num_warm)]
+        others = [start(*changed) for _ in range(num_warm if changed else 0)]
     figures = {
         "command": " ".join(command),
         "cold_listening_s": cold.listening_s,
@@ -70,6 +61,14 @@ def measure_startup(
         figures["changed_listening_s"] = [times.listening_s for times in others]
         figures["changed_ready_s"] = [times.ready_s for times in others]
     return figures
+
+
+def _start_once(command: Sequence[str], folder: Path, timeout_s: float, *flags: str) -> StartTimes:
+    """Start a server, and end it when it is ready. folder: has its log and the compile cache."""
+    port = free_port()
+    place = ("--host", HOST, "--port", str(port), "--compile-cache", str(folder / "programs"))
+    with started([*command, *flags, *place], port, folder / "server.log", timeout_s) as times:
+        return times
 
 
 @contextmanager

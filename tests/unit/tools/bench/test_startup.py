@@ -18,9 +18,13 @@ from pathlib import Path
 options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
 cache = Path(options["--compile-cache"])
 is_warm = cache.exists()
+is_full = (cache / "all").exists()
 cache.mkdir(exist_ok=True)
+if options.get("--warmup") == "all":
+    (cache / "all").touch()
 with open(options["--log"], "a") as log:
-    print("changed" if "--max-model-len" in options else "warm" if is_warm else "cold", file=log)
+    kind = "fills" if "--warmup" in options else "warm" if is_full else "partly" if is_warm else "cold"
+    print("changed" if "--max-model-len" in options else kind, file=log)
 
 class Handler(BaseHTTPRequestHandler):
     left = 0 if is_warm else 3
@@ -43,7 +47,7 @@ def test_first_start_is_cold_and_the_others_find_the_cache(tmp_path: Path) -> No
     log = tmp_path / "starts"
     command = [sys.executable, "-S", str(script), "--log", str(log)]
     figures = measure_startup(command, num_warm=2, timeout_s=60.0)
-    assert log.read_text().split() == ["cold", "warm", "warm"]
+    assert log.read_text().split() == ["cold", "fills", "warm", "warm"]
     assert len(figures["warm_ready_s"]) == 2
     assert 0 < figures["cold_listening_s"] < figures["cold_ready_s"]
     assert "changed_ready_s" not in figures
@@ -58,7 +62,7 @@ def test_further_starts_have_the_changed_flags_and_the_same_cache(
     command = [sys.executable, "-S", str(script), "--log", str(log)]
     changed = ["--max-model-len", "64"]
     figures = measure_startup(command, num_warm=1, timeout_s=60.0, changed=changed)
-    assert log.read_text().split() == ["cold", "warm", "changed"]
+    assert log.read_text().split() == ["cold", "fills", "warm", "changed"]
     assert (figures["changed"], len(figures["changed_ready_s"])) == ("--max-model-len 64", 1)
     print_startup(figures)
     assert [
