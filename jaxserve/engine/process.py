@@ -178,7 +178,8 @@ def main() -> int:
 
 def serve(spec: EngineSpec, socket: EngineSocket, signals: Signals) -> int:
     clock = PhaseClock()
-    executor = start_executor(lambda progress: build_executor(spec, progress, clock), socket, signals.should_stop)
+    build = partial(build_executor, spec, clock=clock, has_late_programs=spec.config.compile.warmup == "auto")
+    executor = start_executor(build, socket, signals.should_stop)
     if executor is None:
         return 0
     made = executor.model_info.startup
@@ -196,8 +197,13 @@ def serve(spec: EngineSpec, socket: EngineSocket, signals: Signals) -> int:
     return code
 
 
-def build_executor(spec: EngineSpec, progress: Progress, clock: PhaseClock | None = None) -> Executor[Any, Any]:
-    """Return the executor of `spec`. Adds the time from the start of this process to `clock`."""
+def build_executor(
+    spec: EngineSpec, progress: Progress, clock: PhaseClock | None = None, *, has_late_programs: bool = False
+) -> Executor[Any, Any]:
+    """Return the executor of `spec`. Adds the time from the start of this process to `clock`.
+
+    has_late_programs: programs may be compiled after the return, in a thread that the end of the process must not wait for.
+    """
     clock = clock or PhaseClock()
     if spec.executor == "fake":
         progress("load", 1, 1, "fake")
@@ -212,9 +218,8 @@ def build_executor(spec: EngineSpec, progress: Progress, clock: PhaseClock | Non
         from jaxserve.executor.hosts.executor import MultiHostExecutor
 
         return MultiHostExecutor.start(config, Path(spec.model_path), progress, exit_now)
-    may_be_late = config.compile.warmup == "auto"
     return LocalExecutor.start(
-        config, Path(spec.model_path), progress, reports_tokens=True, has_late_programs=may_be_late
+        config, Path(spec.model_path), progress, reports_tokens=True, has_late_programs=has_late_programs
     )
 
 
