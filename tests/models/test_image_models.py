@@ -87,12 +87,9 @@ def test_a_model_without_a_tower_needs_no_warning_and_refuses_a_limit(caplog: py
             },
         ),
         ("--data-parallel-size 2", {"parallel": ParallelConfig(data_parallel_size=2)}),
+        ("--speculative-model", {"scheduler": SchedulerConfig(num_speculative_tokens=3, speculative_model="draft")}),
         (
-            "--num-speculative-tokens 3",
-            {"scheduler": SchedulerConfig(num_speculative_tokens=3, speculative_model="draft")},
-        ),
-        (
-            "--num-speculative-tokens 2",
+            "--speculative-method mtp",
             {"scheduler": SchedulerConfig(num_speculative_tokens=2, speculative_method="mtp")},
         ),
         ("--deterministic", {"compile": CompileConfig(deterministic=True)}),
