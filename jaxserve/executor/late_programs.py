@@ -64,7 +64,7 @@ class LatePrograms:
         self._is_closed = True
 
     def _make_all(self) -> None:
-        started, number = time.monotonic(), len(self._left)
+        started, num_made = time.monotonic(), 0
         while self._left and not self._is_closed:
             program = self._left[-1]
             try:
@@ -73,6 +73,7 @@ class LatePrograms:
                 _LOG.warning("program %s could not be compiled (%s): a larger one does its steps", program.name, error)
             else:
                 self._runner.add(program, made.compiled)
+                num_made += 1
             self._left.pop()
         if not self._left:
-            _LOG.info("the other %d programs were made in %.1f s, beside requests", number, time.monotonic() - started)
+            _LOG.info("%d more programs were made in %.1f s, beside requests", num_made, time.monotonic() - started)

@@ -122,8 +122,10 @@ def test_a_program_that_cannot_be_compiled_is_done_without(
         raise MemoryError("no memory is left")
 
     monkeypatch.setattr(Preparation, "make_program", fail)
+    caplog.set_level("INFO")
     executor = start(tmp_path / "cache")
-    wait_until(lambda: num_late(executor) == 0)
+    wait_until(lambda: "0 more programs were made" in caplog.text)
+    assert num_late(executor) == 0
     for name in LATE:
         assert f"program {name} could not be compiled (no memory is left)" in caplog.text
     assert run(executor)["alone"].finish_reason == "length"

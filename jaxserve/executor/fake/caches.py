@@ -1,7 +1,7 @@
 """The caches of the fake model beside its first one: pages of windows, and slots of recurrent states.
 
 They hold what can be checked: tokens in pages, and in a slot the number of tokens of a text with the sum that
-`fake_models.next_token` makes of them. A wrong page or slot raises `PoisonError`.
+`models.next_token` makes of them. A wrong page or slot raises `PoisonError`.
 """
 
 from __future__ import annotations
