@@ -27,7 +27,7 @@ def unsupported(
     """Return in a few words why `backend` has no kernel for a pool `[L, P, 1, S, W]` and these types; None if it has one."""
     if backend == "mosaic_gpu":
         return gpu.unsupported(pool_shape, value_width, dtype, kv_dtype)
-    if backend == "mosaic_gpu_mma":
+    if backend in ("mosaic_gpu_mma", "mosaic_gpu_tcgen05"):
         return "no kernel for latent attention (MLA) on GPUs other than Hopper yet"
     if backend == "mosaic_tpu":
         return "no kernel for latent attention (MLA) on TPUs yet"

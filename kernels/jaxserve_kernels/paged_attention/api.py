@@ -125,7 +125,7 @@ def write_and_attend(
 
 def _kernel(backend: Backend, scoring: Scoring, shards: ShardAxes, *, is_written: bool) -> AttentionKernel:
     """Writes and attends. XLA splits its own operations over the devices of a mesh by heads, but no kernel, nor pages."""
-    if scoring.is_chunked and backend in ("mosaic_gpu", "mosaic_tpu"):
+    if scoring.is_chunked and backend in (*_ON_GPU, "mosaic_tpu"):
         raise ValueError(f"{backend}: no kernel for attention in chunks")
     if backend == "mosaic_tpu":
         if is_written:
