@@ -23,6 +23,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxserve_kernels.linear_attention.gpu import COLUMNS, ROW_GROUPS
 from jaxserve_kernels.linear_attention.states import PooledStates
+from jaxserve_kernels.paged_attention.gpu.tiles import put
 
 _MOST_READ_AHEAD = 128
 """Rows of a state beside which there are registers for the next token."""
@@ -147,7 +148,7 @@ def _body(kernel: _Kernel, refs: _Refs) -> None:
 
         @pl.when(writes < kernel.num_slots)
         def _() -> None:
-            _store(refs.pool.at[layer, writes, place.head, :, place.columns], state)
+            put(refs.pool.at[layer, writes, place.head, :, place.columns], state)
 
 
 def _after(kernel: _Kernel, refs: _Refs, place: _Place, state: Array, start: Any, end: Any) -> Array:
@@ -188,7 +189,7 @@ def _updated(kernel: _Kernel, refs: _Refs, place: _Place, state: Array, index: A
         added = token.rate * (added - jnp.sum(state * key, axis=0))
     state = state + key * _down(kernel, added)
     found = jnp.sum(state * _across(kernel, token.query), axis=0)
-    _store(refs.out.at[index, place.head, place.columns], found)
+    put(refs.out.at[index, place.head, place.columns], found)
     return state
 
 
@@ -205,10 +206,3 @@ def _down(kernel: _Kernel, vector: Array) -> Array:
 def _load(ref: Any, layout: Any) -> Array:
     found: Array = plgpu.load(ref, layout=layout, optimized=False)
     return found
-
-
-def _store(ref: Any, values: Array) -> None:
-    if hasattr(plgpu, "store"):
-        plgpu.store(ref, values, optimized=False)
-    else:  # jax 0.11
-        ref[...] = values

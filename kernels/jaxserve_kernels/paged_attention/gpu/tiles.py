@@ -203,7 +203,7 @@ def widen(narrow: Any, wide: Any) -> None:
 
 
 def put(target: Any, values: jax.Array) -> None:
-    """Write part of a tile that is no whole number of swizzles.
+    """Write part of a tile that is no whole number of swizzles, or numbers in device memory.
 
     jax 0.12 searches for minutes for a layout in which that is fast, unless an option prevents it; jax 0.11 has no such
     option.
