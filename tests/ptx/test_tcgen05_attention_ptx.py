@@ -17,7 +17,7 @@ from tests.aot.devices import B200
 from tests.e2e.http_server import ROOT, SOURCES
 from tests.ptx.blackwell import BLACKWELL
 
-pytestmark = [pytest.mark.aot, pytest.mark.slow, pytest.mark.newest]
+pytestmark = [pytest.mark.aot, pytest.mark.slow]
 
 
 def _process(*words: str) -> dict[str, Any]:
