@@ -71,20 +71,10 @@ DECODE = [
     CASES[9],
     Case((1, 1), (129, 70), num_heads=4, num_kv_heads=2, dim=80, kv_dtype="int8"),
     Case((1, 1), (7, 90), dim=96, has_sinks=True, scale=0.25),
-    *(pytest.param(CASES[i], marks=pytest.mark.newest) for i in (3, 10)),
-    *(pytest.param(CASES[i], marks=pytest.mark.newest) for i in (5, 6)),
-    pytest.param(
-        Case((1, 1), (33, 300), num_heads=12, num_kv_heads=1, dim=128, page_size=64, kv_dtype="int8", has_sinks=True),
-        marks=pytest.mark.newest,
-    ),
-    pytest.param(
-        Case((1, 1), (40, 200), dim=64, dtype="float16", kv_dtype="float8_e4m3fn", page_size=32, sliding_window=100),
-        marks=pytest.mark.newest,
-    ),
-    pytest.param(
-        Case((1, 1), (61, 200), num_heads=12, num_kv_heads=1, dim=64, has_sinks=True, softcap=5.0),
-        marks=pytest.mark.newest,
-    ),
+    *(CASES[i] for i in (3, 10, 5, 6)),
+    Case((1, 1), (33, 300), num_heads=12, num_kv_heads=1, dim=128, page_size=64, kv_dtype="int8", has_sinks=True),
+    Case((1, 1), (40, 200), dim=64, dtype="float16", kv_dtype="float8_e4m3fn", page_size=32, sliding_window=100),
+    Case((1, 1), (61, 200), num_heads=12, num_kv_heads=1, dim=64, has_sinks=True, softcap=5.0),
 ]
 """Groups of 1, 2, 3, 4, 8 and 12 heads, all head dimensions, both types, 8-bit pools of both kinds, every option, rows
 in several parts."""
@@ -92,20 +82,12 @@ MIXED = [
     Case((1, 5, 21), (50, 100, 41), num_heads=4, num_kv_heads=1, dim=128, has_sinks=True, padding=3),
     replace(CASES[18], counts=(1, 21), lengths=(30, 90)),
     Case((1, 21), (50, 41), num_kv_heads=1, dim=96, dtype="float16", page_size=32, kv_dtype="float8_e4m3fn", padding=3),
-    pytest.param(CASES[15], marks=pytest.mark.newest),
-    pytest.param(CASES[20], marks=pytest.mark.newest),
-    pytest.param(replace(CASES[19], counts=(30,), num_heads=4), marks=pytest.mark.newest),
-    pytest.param(
-        Case((1, 9), (30, 80), num_heads=8, num_kv_heads=1, dim=256, kv_dtype="float8_e4m3fn", softcap=10.0),
-        marks=pytest.mark.newest,
-    ),
-    pytest.param(
-        Case((3, 40), (67, 110), num_heads=3, num_kv_heads=1, page_size=32, sliding_window=50), marks=pytest.mark.newest
-    ),
-    pytest.param(
-        Case((1, 9, 1), (3, 80, 30), num_heads=8, num_kv_heads=1, dim=256, dtype="float16", softcap=10.0),
-        marks=pytest.mark.newest,
-    ),
+    CASES[15],
+    CASES[20],
+    replace(CASES[19], counts=(30,), num_heads=4),
+    Case((1, 9), (30, 80), num_heads=8, num_kv_heads=1, dim=256, kv_dtype="float8_e4m3fn", softcap=10.0),
+    Case((3, 40), (67, 110), num_heads=3, num_kv_heads=1, page_size=32, sliding_window=50),
+    Case((1, 9, 1), (3, 80, 30), num_heads=8, num_kv_heads=1, dim=256, dtype="float16", softcap=10.0),
 ]
 
 
@@ -161,7 +143,7 @@ def test_keys_and_values_are_read_once(dim: int, kv_dtype: str | None, monkeypat
     assert ideal <= sum(copied) <= 1.1 * ideal
 
 
-@pytest.fixture(scope="module", params=[(128, None), pytest.param((96, "int8"), marks=pytest.mark.newest)], ids=str)
+@pytest.fixture(scope="module", params=[(128, None), (96, "int8")], ids=str)
 def mutants(request: pytest.FixtureRequest) -> Mutants:
     """A launch with rings that go round and units of several tiles, by copies of Mosaic's and of our own."""
     dim, kv_dtype = request.param
