@@ -104,7 +104,7 @@ def test_images_take_the_encoders_weights_its_activations_and_embeddings_that_ar
     assert [(row.step_s, row.limited_by) for row in images.decode] == [
         (row.step_s, row.limited_by) for row in texts.decode
     ]
-    drafts = config_for(path, scheduler=SchedulerConfig(num_speculative_tokens=2))
+    drafts = config_for(path, scheduler=SchedulerConfig(num_speculative_tokens=2, speculative_method="mtp"))
     with pytest.raises(ConfigError, match="image=0"):
         Planner(read_model(path), H200, H200.rates).plan(drafts, None)
 
