@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from jaxserve.checkpoint.gguf.file import open_gguf
 from jaxserve.checkpoint.protocol import Checkpoint
@@ -68,6 +69,14 @@ def source_format(source: Path) -> str:
     return next(iter(bytes_by_dtype(open_model(source)))).lower()
 
 
+def model_type_of(architecture: str) -> str:
+    """Return transformers' `model_type` of a class, which GGUF files lack. Raises WeightsError."""
+    types = [name for name, classes in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if classes == architecture]
+    if not types:
+        raise WeightsError(f"transformers has no {architecture}")
+    return max(types, key=lambda name: architecture.lower().startswith(name.replace("_", "")))
+
+
 def write_directory(weights: Weights) -> None:
     """Write `weights.directory`; what is there already is trusted. Raises WeightsError when tokens or numbers differ."""
     if weights.directory.exists():
@@ -76,7 +85,8 @@ def write_directory(weights: Weights) -> None:
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
     checkpoint = open_model(weights.source)
-    _write_json(unfinished / "config.json", checkpoint.config | {"dtype": "float32"})
+    further = {"dtype": "float32", "model_type": model_type_of(checkpoint.config["architectures"][0])}
+    _write_json(unfinished / "config.json", checkpoint.config | further)
     _write_json(unfinished / "generation_config.json", checkpoint.generation_config)
     _write_tokenizer(unfinished, read_gguf_tokenizer(open_gguf(weights.source).metadata, str(weights.source)))
     write_safetensors(unfinished / "model.safetensors", checkpoint)

@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from benchmarks.peers.weights import Weights, WeightsError, compare_tensors, write_directory, write_safetensors
+from benchmarks.peers.weights import (
+    Weights,
+    WeightsError,
+    compare_tensors,
+    model_type_of,
+    write_directory,
+    write_safetensors,
+)
 from jaxserve.quant.tensor import TensorInfo
 
 
@@ -72,3 +79,9 @@ def test_a_folder_is_read_as_it_is_and_has_no_gguf_file(tmp_path: Path) -> None:
     assert weights.directory == tmp_path
     with pytest.raises(WeightsError, match="is no GGUF file"):
         weights.gguf("f32")
+
+
+def test_a_class_has_transformers_own_type_and_an_unknown_one_is_refused() -> None:
+    assert [model_type_of(name) for name in ("LlamaForCausalLM", "Qwen3MoeForCausalLM")] == ["llama", "qwen3_moe"]
+    with pytest.raises(WeightsError, match="no NoSuchForCausalLM"):
+        model_type_of("NoSuchForCausalLM")
