@@ -35,6 +35,7 @@ def expected(x: np.ndarray, values: np.ndarray, blocks: np.ndarray) -> tuple[np.
     return x.astype(np.float64) @ wide.T, np.abs(x.astype(np.float64)) @ np.abs(wide).T
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize(("num_tokens", "size"), [(1, 16), (5, 16), (5, 8)])
 def test_xla_for_accelerators_multiplies_with_exact_weights(num_tokens: int, size: int, dtype: str) -> None:

@@ -82,5 +82,5 @@ CASES = (
     Case((7, 1), num_taps=3, channels=40, dtype="bfloat16"),
     Case((5, 2), num_taps=2),
 )
-SLOW: tuple[Case, ...] = ()
+SLOW: tuple[Case, ...] = CASES[1:]
 BACKENDS: tuple[Backend, ...] = ()

@@ -66,6 +66,7 @@ def test_the_kernel_multiplies_with_the_weights_of_the_file(
     assert (error <= 1e-6 * (np.abs(given) @ np.abs(weights).T)).all()
 
 
+@pytest.mark.slow
 @KINDS
 def test_words_dequantise_to_the_bits_of_the_gguf_package(kind: BlockKind) -> None:
     """Scales are any float16 numbers but infinity: subnormal ones and NaN are among them."""
@@ -85,6 +86,7 @@ def test_words_dequantise_to_the_bits_of_the_gguf_package(kind: BlockKind) -> No
     np.testing.assert_array_equal(dequantize_rows(kind, words, jnp.asarray(chosen)), wanted[chosen])
 
 
+@pytest.mark.slow
 @KINDS
 def test_each_share_of_the_inputs_has_its_codes_and_scales(kind: BlockKind) -> None:
     rows = stored(kind)

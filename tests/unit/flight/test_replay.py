@@ -127,6 +127,7 @@ def test_a_record_from_the_start_is_replayed_without_a_captured_state() -> None:
     assert replay(record) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", ["overlap", "draft model", "grammars"])
 def test_a_record_that_another_thread_writes_in_the_middle_of_a_call_is_whole(load: str) -> None:
     """Writes and replays a record at every line of the recorder that the engine's thread reaches."""

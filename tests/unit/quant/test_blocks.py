@@ -37,6 +37,7 @@ def test_blocks_of_a_file_are_kept_as_they_are(kind: BlockKind) -> None:
     np.testing.assert_array_equal(dequantize_tiles(kind, jnp.asarray(device.values)), expected)
 
 
+@pytest.mark.slow
 @KINDS
 @pytest.mark.parametrize("num_shards", [1, 2])
 def test_tpus_have_words_of_the_same_weights(kind: BlockKind, num_shards: int) -> None:
