@@ -74,12 +74,12 @@ class _Kernel:
         """Registers of a thread that computes, and of one that fetches: 2 x 128 x 240 + 128 x 24 are below the 65,536 there are."""
         return (240, 24) if self.dim > 128 else (232, 40)
 
-    def rounds(self, program: Any, refs: _Refs) -> Any:
+    def rounds(self, program: Any, refs: tiles.SegmentRefs) -> Any:
         """Units that a program does."""
         programs = self.tuning.programs
         return jax.lax.div(refs.num_tiles[0] * self.num_heads - program + (programs - 1), jnp.int32(programs))
 
-    def unit(self, program: Any, turn: Any, refs: _Refs) -> _Unit:
+    def unit(self, program: Any, turn: Any, refs: tiles.SegmentRefs) -> _Unit:
         """Heads first, so that those which share keys run side by side; the last tiles, with most keys, first."""
         index = turn * self.tuning.programs + program
         tile = refs.num_tiles[0] - 1 - jax.lax.div(index, jnp.int32(self.num_heads))
@@ -91,23 +91,6 @@ class _Kernel:
         first = jax.lax.div(tiles.lowest_key(self.scoring, begin + offset), jnp.int32(self.tuning.tile))
         last = jax.lax.div(end + offset + (self.tuning.tile - 1), jnp.int32(self.tuning.tile))
         return _Unit(jax.lax.rem(index, jnp.int32(self.num_heads)), row, token, begin, end, offset, first, last)
-
-
-class _Refs(NamedTuple):
-    """Operands and the result in device memory."""
-
-    q: Any
-    k: Any
-    v: Any
-    layer: Any
-    tables: Any
-    lengths: Any
-    query_starts: Any
-    tile_rows: Any
-    tile_starts: Any
-    num_tiles: Any
-    sinks: Any
-    out: Any
 
 
 def prefill(
@@ -143,7 +126,7 @@ def prefill(
     tail = num_rows - num_tokens + QUERIES_PER_TILE  # the last tile may end there
     padded = jnp.pad(q.reshape(num_tokens, num_heads * dim), ((0, tail), (0, 0)))
     launch = plgpu.kernel(
-        lambda *refs, **scratch: _body(kernel, _Refs(*refs), scratch),
+        lambda *refs, **scratch: _body(kernel, tiles.SegmentRefs(*refs), scratch),
         out_type=jax.ShapeDtypeStruct((num_rows, num_heads * kernel.padded_dim), q.dtype),
         grid=(tuning.programs,),
         grid_names=("program",),
@@ -186,7 +169,7 @@ def _scratch(kernel: _Kernel, dtype: Any, pool_dtype: Any) -> dict[str, Any]:
     return scratch
 
 
-def _body(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any]) -> None:
+def _body(kernel: _Kernel, refs: tiles.SegmentRefs, scratch: dict[str, Any]) -> None:
     warpgroup, program = jax.lax.axis_index("warpgroup"), jax.lax.axis_index("program")
     rounds = kernel.rounds(program, refs)
     compute, fetch = kernel.registers
@@ -221,7 +204,9 @@ def _pass_turn(scratch: dict[str, Any]) -> None:
     plgpu.barrier_wait(scratch["turn"])
 
 
-def _work(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any], worker: Any, unit: _Unit, done: Any) -> None:
+def _work(
+    kernel: _Kernel, refs: tiles.SegmentRefs, scratch: dict[str, Any], worker: Any, unit: _Unit, done: Any
+) -> None:
     """One worker's half of a tile; `done` counts the key tiles of the units before."""
     tile, stages = kernel.tuning.tile, kernel.tuning.stages
     token = pl.multiple_of(unit.token + worker * _ROWS, ALIGNMENT)
@@ -317,7 +302,7 @@ def _visible(kernel: _Kernel, position: Any, first_key: Any) -> Array:
 
 def _store(
     kernel: _Kernel,
-    refs: _Refs,
+    refs: tiles.SegmentRefs,
     scratch: dict[str, Any],
     worker: Any,
     head: Any,
@@ -359,7 +344,7 @@ def _store(
             plgpu.wait_smem_to_gmem(0)
 
 
-def _fetch(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any], unit: _Unit, done: Any) -> None:
+def _fetch(kernel: _Kernel, refs: tiles.SegmentRefs, scratch: dict[str, Any], unit: _Unit, done: Any) -> None:
     """Fill the ring with the unit's key and value tiles."""
     reader, stages = kernel.reader, kernel.tuning.stages
     layer, kv_head = refs.layer[0], jax.lax.div(unit.head, jnp.int32(kernel.num_heads // kernel.num_kv_heads))

@@ -88,12 +88,12 @@ class _Kernel:
         """Pairs of the heads of a group; the last one is a single head if they are odd."""
         return -(-self.group // _WORKERS)
 
-    def rounds(self, program: Any, refs: _Refs) -> Any:
+    def rounds(self, program: Any, refs: tiles.SegmentRefs) -> Any:
         """Units that a program does."""
         units = refs.num_tiles[0] * (self.num_kv_heads * self.pairs)
         return jax.lax.div(units - program + (self.tuning.programs - 1), jnp.int32(self.tuning.programs))
 
-    def unit(self, program: Any, turn: Any, refs: _Refs) -> _Unit:
+    def unit(self, program: Any, turn: Any, refs: tiles.SegmentRefs) -> _Unit:
         """Heads first, so that those which share keys run side by side; the last tiles, with most keys, first."""
         index, heads = turn * self.tuning.programs + program, jnp.int32(self.num_kv_heads * self.pairs)
         tile = refs.num_tiles[0] - 1 - jax.lax.div(index, heads)
@@ -110,23 +110,6 @@ class _Kernel:
         head = kv_head * self.group + pair * _WORKERS
         num_heads = jnp.minimum(self.group - pair * _WORKERS, _WORKERS)
         return _Unit(head, num_heads, row, token, begin, end, offset, first, last)
-
-
-class _Refs(NamedTuple):
-    """Operands and the result in device memory."""
-
-    q: Any
-    k: Any
-    v: Any
-    layer: Any
-    tables: Any
-    lengths: Any
-    query_starts: Any
-    tile_rows: Any
-    tile_starts: Any
-    num_tiles: Any
-    sinks: Any
-    out: Any
 
 
 def prefill(
@@ -161,7 +144,7 @@ def prefill(
     tail = -num_tokens % ALIGNMENT + QUERIES_PER_TILE
     padded = jnp.pad(q.reshape(num_tokens, num_heads * dim), ((0, tail), (0, 0)))
     launch = plgpu.kernel(
-        lambda *refs, **scratch: _body(kernel, _Refs(*refs), scratch),
+        lambda *refs, **scratch: _body(kernel, tiles.SegmentRefs(*refs), scratch),
         out_type=jax.ShapeDtypeStruct((num_tokens, num_heads * dim), q.dtype),
         grid=(tuning.programs,),
         grid_names=("program",),
@@ -216,7 +199,7 @@ def _scratch(kernel: _Kernel, dtype: Any) -> dict[str, Any]:
     }
 
 
-def _body(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any]) -> None:
+def _body(kernel: _Kernel, refs: tiles.SegmentRefs, scratch: dict[str, Any]) -> None:
     warpgroup, program = jax.lax.axis_index("warpgroup"), jax.lax.axis_index("program")
 
     def for_each_unit(work: Any) -> Any:
@@ -307,7 +290,7 @@ def _multiply(kernel: _Kernel, scratch: dict[str, Any], unit: _Unit, done: Any) 
     jax.lax.fori_loop(0, unit.num_heads, finish, None)
 
 
-def _soften(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any], worker: Any, unit: _Unit) -> None:
+def _soften(kernel: _Kernel, refs: tiles.SegmentRefs, scratch: dict[str, Any], worker: Any, unit: _Unit) -> None:
     """Turn one head's scores into weights, tile by tile, and write the head's result."""
     scores_of_both, weights_of_both = scratch["scores"]
     scores_of = scores_of_both.at[:, _columns(worker, _KEYS)]
@@ -407,7 +390,13 @@ def _scale(kernel: _Kernel, scratch: dict[str, Any], worker: Any, decay: Array) 
 
 
 def _store(
-    kernel: _Kernel, refs: _Refs, scratch: dict[str, Any], worker: Any, head: Any, unit: _Unit, factor: Array
+    kernel: _Kernel,
+    refs: tiles.SegmentRefs,
+    scratch: dict[str, Any],
+    worker: Any,
+    head: Any,
+    unit: _Unit,
+    factor: Array,
 ) -> None:
     """Write the rows of the unit's own tokens: what is around them belongs to other rows."""
     piece, count = scratch["piece"].at[worker], unit.end - unit.begin
@@ -431,7 +420,7 @@ def _store(
         plgpu.wait_smem_to_gmem(0)
 
 
-def _fetch(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any], unit: _Unit, done: Any) -> None:
+def _fetch(kernel: _Kernel, refs: tiles.SegmentRefs, scratch: dict[str, Any], unit: _Unit, done: Any) -> None:
     """Fetch the unit's queries, and fill the ring with its key and value tiles."""
     reader, stages = kernel.reader, kernel.tuning.stages
     layer, kv_head = refs.layer[0], jax.lax.div(unit.head, jnp.int32(kernel.group))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.experimental.pallas as pl
@@ -22,6 +22,23 @@ MASKED = -1e30
 """Score of a key that must not be seen: finite, so that differences of maxima stay numbers."""
 LEAST = 1e-30
 """Value of a sum of weights that saw no key: the result is zero, not a division by zero."""
+
+
+class SegmentRefs(NamedTuple):
+    """Operands and the result of a kernel for query segments, in device memory."""
+
+    q: Any
+    k: Any
+    v: Any
+    layer: Any
+    tables: Any
+    lengths: Any
+    query_starts: Any
+    tile_rows: Any
+    tile_starts: Any
+    num_tiles: Any
+    sinks: Any
+    out: Any
 
 
 def scores(scoring: Scoring, products: jax.Array) -> jax.Array:
