@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxserve.models.decoder import ImageTokens
 from jaxserve.models.skeleton import DecoderSkeleton
 from jaxserve.runner.images.encoder import ImageShape
 from jaxserve.runner.page_tables import by_group, table_rows
@@ -265,6 +266,8 @@ class Computed(NamedTuple):
     hidden: Float[Array, "T D"]
     """The head's input of each token."""
     sampled: Sampled
+    images: ImageTokens | None
+    """Embeddings that replace those of tokens; None if the program reads tokens only."""
 
 
 def no_outcome(program: Program) -> Outcome:

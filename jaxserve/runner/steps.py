@@ -218,7 +218,8 @@ def run_step(
     def go_on(carry: _Carry) -> _Carry:
         cache, slots, outcome, routed, _ = carry
         step, later = outcome.num_steps, StateArrays(cache, slots, images=images)
-        cache, slots, has_end, experts, (_, _, _, sampled) = one_step(later, _later(field, step), program)
+        cache, slots, has_end, experts, computed = one_step(later, _later(field, step), program)
+        sampled = computed.sampled
         is_last = has_end | (step + 1 == field["num_steps"])
         outcome = Outcome(
             step + 1,
@@ -344,7 +345,7 @@ def _one_step(
     slots, has_end = store_tokens(slots, field, rows, sampled.token_ids, vocab_size)
     shown = jnp.where(rows.is_over, UNREAD_TOKEN, sampled.token_ids)
     experts = stacked(skeleton.config, chosen) if returns_experts else None
-    return cache, slots, has_end, experts, Computed(field, tokens, hidden, sampled._replace(token_ids=shown))
+    return cache, slots, has_end, experts, Computed(field, tokens, hidden, sampled._replace(token_ids=shown), images)
 
 
 GENERATION: Final = StepTask(

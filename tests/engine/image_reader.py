@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -50,6 +51,10 @@ class Reader:
 
     engine: ModelEngine
     name: str
+
+    @property
+    def path(self) -> Path:
+        return DATA / "vision" / self.name
 
     @property
     def golden(self) -> dict[str, np.ndarray]:

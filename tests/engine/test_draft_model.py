@@ -73,13 +73,6 @@ def test_an_engine_that_embeds_refuses_a_draft_model() -> None:
         open_draft_model(replace(config, model=replace(config.model, task="embed")), read_decoder(TARGET)[0], TARGET)
 
 
-def test_a_model_that_reads_images_is_served_for_text_only() -> None:
-    decoder = read_decoder(TARGET)[0]
-    reads_images = replace(decoder, vision=object())  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="not with a model that reads images; --limit-mm-per-prompt image=0"):
-        check_draft_model(settings(), reads_images, decoder)
-
-
 def test_the_draft_models_keys_take_pages_of_the_same_number_within_the_same_memory() -> None:
     config = settings(cache=CacheConfig(kv_cache_memory=8 << 20))
     draft = read_draft_config(config, TARGET)

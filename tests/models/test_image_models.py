@@ -87,11 +87,6 @@ def test_a_model_without_a_tower_needs_no_warning_and_refuses_a_limit(caplog: py
             },
         ),
         ("--data-parallel-size 2", {"parallel": ParallelConfig(data_parallel_size=2)}),
-        ("--speculative-model", {"scheduler": SchedulerConfig(num_speculative_tokens=3, speculative_model="draft")}),
-        (
-            "--speculative-method mtp",
-            {"scheduler": SchedulerConfig(num_speculative_tokens=2, speculative_method="mtp")},
-        ),
         ("--deterministic", {"compile": CompileConfig(deterministic=True)}),
         ("--kv-offload-memory", {"tiers": TierConfig(kv_offload_memory=1 << 20)}),
     ],
@@ -102,7 +97,9 @@ def test_settings_that_do_not_work_with_images_name_the_way_out(flag: str, setti
         check_images(replace(plain, **settings), served(MODEL))
     check_images(replace(plain, **settings), served(MODEL, "image=0"))
     check_images(plain, served(MODEL))
-    check_images(replace(plain, scheduler=SchedulerConfig(num_speculative_tokens=3)), served(MODEL))  # from the text
+    for drafts in ({}, {"speculative_model": "draft"}, {"speculative_method": "mtp"}):
+        scheduler = SchedulerConfig(num_speculative_tokens=3, **drafts)  # type: ignore[arg-type]
+        check_images(replace(plain, scheduler=scheduler), served(MODEL))
 
 
 def test_drafts_are_refused_with_embeddings_of_prompts_whether_the_model_reads_images_or_not() -> None:

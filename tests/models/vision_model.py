@@ -91,7 +91,7 @@ class VisionModel:
             rope: Array,
             images: ImageTokens,
             key_ends: Array,
-        ) -> tuple[Array, Cache]:
+        ) -> tuple[Array, Array, Cache]:
             step: StepContext = step_context(decoder, pages_of(cache), first, len(tokens))
             if self.vision.mrope_sections is not None:
                 step = step._replace(rotation=rotation(decoder, rope))
@@ -101,8 +101,10 @@ class VisionModel:
             model = skeleton.build(params)
             hidden, cache = model.hidden(tokens, cache, step, images)
             last = hidden[-NUM_LOGITS:]
-            return model.logits(last, jnp.int32(len(last))), cache
+            return model.logits(last, jnp.int32(len(last))), hidden, cache
 
+        self.hidden = np.zeros((0, decoder.hidden_size), np.float32)
+        """Hidden states of the tokens of the last step or run."""
         self._encode, self._compute, self._skeleton = jax.jit(encode), jax.jit(compute), skeleton
 
     def encode(self, items: list[EncoderItem], num_patches: int) -> list[np.ndarray]:
@@ -155,7 +157,8 @@ class VisionModel:
     def run(
         self, token_ids: np.ndarray, items: list[EncoderItem], rows: list[np.ndarray], num_outputs: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the logits (8, V) of the prompt's last tokens, and the greedy tokens after it."""
+        """Return the logits (8, V) of the prompt's last tokens, and the greedy tokens after it. `hidden` are then the hidden
+        states (T, D) of the prompt and all of these tokens but the last."""
         spans = image_spans(token_ids, self.vision.image_token_id, [item.num_tokens for item in items])
         embeddings = np.concatenate(rows) if rows else np.zeros((1, self.vision.row_width), np.float32)
         which = np.full(len(token_ids), -1, np.int32)
@@ -168,6 +171,7 @@ class VisionModel:
         for span in spans:
             ends[span.start : span.start + span.length] = span.start + span.length
         logits, cache = self._step(cache, token_ids, 0, rope, ImageTokens(embeddings, which), ends)
+        hidden = [self.hidden]
         outputs = [int(logits[-1].argmax())]
         nothing = ImageTokens(embeddings[:1], np.array([-1], np.int32))
         while len(outputs) < num_outputs:
@@ -181,6 +185,8 @@ class VisionModel:
                 np.array([position + 1]),
             )
             outputs.append(int(more[-1].argmax()))
+            hidden.append(self.hidden)
+        self.hidden = np.concatenate(hidden)
         return logits, np.array(outputs)
 
     def _step(
@@ -189,7 +195,8 @@ class VisionModel:
         ends = jnp.asarray(key_ends, jnp.int32)
         arguments = jnp.asarray(tokens, jnp.int32), jnp.int32(first), jnp.asarray(rope, jnp.int32), images, ends
         with jax.sharding.use_abstract_mesh(self._mesh):
-            logits, cache = self._compute(self._params, cache, *arguments)
+            logits, hidden, cache = self._compute(self._params, cache, *arguments)
+        self.hidden = np.asarray(hidden)
         return np.asarray(logits), cache
 
 

@@ -214,12 +214,10 @@ def check_images(config: Config, decoder: DecoderConfig) -> None:
     hosts, ranks = config.hosts.num_hosts, config.parallel.data_parallel_size
     scheduler, stores = config.scheduler, ", ".join(config.tiers.settings)
     has_embeds = config.images.enable_prompt_embeds
-    drafter = "--speculative-model" if scheduler.speculative_model is not None else "--speculative-method mtp"
     drafts = scheduler.num_speculative_tokens
     for flag, is_set in (
         (f"--num-hosts {hosts}", hosts > 1),
         (f"--data-parallel-size {ranks}", ranks > 1),
-        (drafter, drafts > 0 and scheduler.has_drafter),
         (f"--num-speculative-tokens {drafts}", drafts > 0 and has_embeds),
         ("--deterministic", config.compile.deterministic),
         (stores, config.tiers.has_stores),

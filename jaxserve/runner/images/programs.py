@@ -193,7 +193,7 @@ def end_encoder(
 
 
 def _tower(skeleton: ModelSkeleton, params: tuple[Array, ...]) -> VisionTower:
-    tower = skeleton.build(params).vision
+    tower = skeleton.build(params[: len(skeleton.arrays)]).vision  # a drafter's parameters follow
     assert tower is not None, "a model that reads images"
     return tower
 

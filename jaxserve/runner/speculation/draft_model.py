@@ -12,13 +12,13 @@ from jaxserve.layers.cache import Cache
 from jaxserve.models.skeleton import ModelSkeleton
 from jaxserve.runner.context import step_context
 from jaxserve.runner.inputs import Computed, Program
-from jaxserve.runner.speculation.rows import Fields, Verified, pass_fields, sample_rows, unrolled_on_gpus
+from jaxserve.runner.speculation.rows import Fields, Verified, pass_fields, sample_rows, text_fields, unrolled_on_gpus
 from jaxserve.types import NO_LOGPROBS, ProgramKind
 
 
 @dataclass(frozen=True)
 class ModelDrafter:
-    """Implements `drafter.Drafter` with a smaller model of the same tokens."""
+    """Implements `drafter.Drafter` with a smaller model of the same tokens, which takes tokens of images for text."""
 
     skeleton: ModelSkeleton
     num_drafts: int
@@ -64,7 +64,7 @@ class ModelDrafter:
     ) -> tuple[Float[Array, "T D"], Cache]:
         """Return the head's input of each token, and the cache (DONATED)."""
         tokens = jnp.minimum(tokens, self.skeleton.config.vocab_size - 1)
-        step = step_context(self.skeleton, field, cache, program)
+        step = step_context(self.skeleton, text_fields(field), cache, replace(program, images=None))
         return self.skeleton.build(self.params).hidden(tokens, cache, step)
 
     def _logits(self, hidden: Float[Array, "B D"], num_rows: Int[Array, ""], vocab_size: int) -> Float[Array, "B V"]:

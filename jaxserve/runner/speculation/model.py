@@ -35,10 +35,12 @@ def make_draft_model(config: Config, decoder: DecoderConfig, draft: DecoderConfi
     Raises ConfigError.
     """
     check_draft_model(config, decoder, draft)
-    draft = replace(draft.with_context(config.model.max_model_len), splits_windows=False, vision=None)
+    is_mtp = config.scheduler.speculative_method == "mtp"
+    vision = decoder.vision if is_mtp else None  # the layer has the positions of the model
+    draft = replace(draft.with_context(config.model.max_model_len), splits_windows=False, vision=vision)
     shape = mesh_shape(config.parallel)
     draft = draft.for_devices(shape.tensor)
-    make = make_predictor_skeleton if config.scheduler.speculative_method == "mtp" else make_skeleton
+    make = make_predictor_skeleton if is_mtp else make_skeleton
     skeleton = make(draft, make_policy(of_draft_model(config), draft, chip))
     check_split(config, axis_rules(decoder.for_devices(shape.tensor), shape), skeleton)
     return DraftModel(skeleton, config.scheduler.num_speculative_tokens)
@@ -64,10 +66,6 @@ def check_draft_model(config: Config, decoder: DecoderConfig, draft: DecoderConf
         raise ConfigError(f"{name}: set --num-speculative-tokens, the tokens of a draft; {start} is a good start")
     if config.compile.deterministic:
         raise ConfigError(f"{name}: not with --deterministic, with which it was not tested")
-    if decoder.vision is not None:
-        raise ConfigError(
-            f"{name}: not with a model that reads images; --limit-mm-per-prompt image=0 serves it for text"
-        )
     if draft.cache.states:
         raise ConfigError(f"{name}: a draft model with recurrent states is not served; choose one with attention only")
 

@@ -19,11 +19,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxserve.layers.cache import Cache
-from jaxserve.models.decoder import Decoder
+from jaxserve.models.decoder import Decoder, ImageTokens
 from jaxserve.models.skeleton import PredictorSkeleton
 from jaxserve.runner.context import step_context
 from jaxserve.runner.inputs import Computed, Program
 from jaxserve.runner.speculation.rows import Fields, Verified, pass_fields, sample_rows, unrolled_on_gpus
+from jaxserve.scheduler.plan import NO_IMAGE_ROW
 from jaxserve.types import NO_LOGPROBS
 
 _Drafts = tuple[Int[Array, "B N"], Float[Array, "B D"], Cache]
@@ -47,7 +48,10 @@ class PredictorDrafter:
         after_row = jnp.where(field["is_sampling"][rows] > 0, computed.sampled.token_ids[rows], field["targets"])
         is_last = index + 1 == field["query_starts"][1:][rows]
         following = jnp.where(is_last, after_row, jnp.roll(tokens, -1))
-        return self._predict(following, computed.hidden, cache, field, self.program)[1]
+        images = computed.images
+        if images is not None:  # the plan has no row for the token after a chunk
+            images = images._replace(rows=jnp.where(is_last, NO_IMAGE_ROW, jnp.roll(images.rows, -1)))
+        return self._predict(following, computed.hidden, cache, field, self.program, images)[1]
 
     def draft(self, verified: Verified, cache: Cache) -> tuple[Int[Array, "B N"], Cache]:
         """Return the tokens that the layer predicts after each row's newest one."""
@@ -78,9 +82,20 @@ class PredictorDrafter:
         return drafts, cache
 
     def _predict(
-        self, following: Int[Array, "T"], hidden: Float[Array, "T D"], cache: Cache, field: Fields, program: Program
+        self,
+        following: Int[Array, "T"],
+        hidden: Float[Array, "T D"],
+        cache: Cache,
+        field: Fields,
+        program: Program,
+        images: ImageTokens | None = None,
     ) -> tuple[Float[Array, "T D"], Cache]:
-        """Return the layer's output for tokens with these hidden states and following tokens, and its cache (DONATED)."""
+        """Return the layer's output for tokens with these hidden states and following tokens, and its cache (DONATED).
+
+        images: the embeddings that the model has for following tokens of images.
+        """
         embeddings = self.model.embed(jnp.maximum(following, 0))
+        if images is not None:
+            embeddings = images.replace(embeddings)
         step = step_context(self.skeleton, field, cache, program)
         return self.skeleton.build(self.params)(embeddings, hidden, cache, step)

@@ -153,14 +153,29 @@ def pass_fields(field: Fields, first: Int[Array, "B"], fits: Bool[Array, "B"], c
     fits: False for rows that compute nothing.
     """
     num_rows, size = field["query_starts"][-1], len(first)
-    return field | {
-        "num_decode_rows": num_rows if count == 1 else jnp.int32(0),
-        "positions": jnp.where(fits[:, None], first[:, None] + jnp.arange(count), 0).reshape(-1),
-        "rows": jnp.repeat(jnp.arange(size, dtype=jnp.int32), count),
-        "is_real": jnp.repeat(fits.astype(jnp.int32), count),
-        "query_starts": count * jnp.minimum(jnp.arange(size + 1, dtype=jnp.int32), num_rows),
-        "kv_lengths": jnp.where(fits, first + count, 0),
-    }
+    turned = {}
+    if "rope_positions" in field:
+        start = field["rope_positions"].reshape(3, -1) + first - field["positions"]  # (3, B)
+        turned = {"rope_positions": (start[:, :, None] + jnp.arange(count)).reshape(-1)}
+    return (
+        field
+        | turned
+        | {
+            "num_decode_rows": num_rows if count == 1 else jnp.int32(0),
+            "positions": jnp.where(fits[:, None], first[:, None] + jnp.arange(count), 0).reshape(-1),
+            "rows": jnp.repeat(jnp.arange(size, dtype=jnp.int32), count),
+            "is_real": jnp.repeat(fits.astype(jnp.int32), count),
+            "query_starts": count * jnp.minimum(jnp.arange(size + 1, dtype=jnp.int32), num_rows),
+            "kv_lengths": jnp.where(fits, first + count, 0),
+        }
+    )
+
+
+def text_fields(field: Fields) -> Fields:
+    """Return the fields for a model that takes the tokens of images for text: without rows of embeddings, positions in three
+    dimensions, and keys after a token."""
+    own = ("image_rows", "rope_positions", "key_ends")
+    return {name: value for name, value in field.items() if name not in own}
 
 
 def unrolled_on_gpus(first: int, end: int, body: Callable[[Array | int, Carry], Carry], start: Carry) -> Carry:

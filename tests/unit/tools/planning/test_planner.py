@@ -104,9 +104,14 @@ def test_images_take_the_encoders_weights_its_activations_and_embeddings_that_ar
     assert [(row.step_s, row.limited_by) for row in images.decode] == [
         (row.step_s, row.limited_by) for row in texts.decode
     ]
-    drafts = config_for(path, scheduler=SchedulerConfig(num_speculative_tokens=2, speculative_method="mtp"))
+    drafts = SchedulerConfig(num_speculative_tokens=2, speculative_model=str(DATA / "qwen3_tiny"))
+    config = config_for(path, images=ImagesConfig(image_cache_memory=2 << 20), scheduler=drafts)
+    drafted = Planner(read_model(path), H200, H200.rates).plan(config, None)
+    assert drafted.memory is not None and drafted.memory.draft_bytes > 0
+    assert drafted.memory.image_bytes == images.memory.image_bytes
+    ranks = config_for(path, parallel=ParallelConfig(data_parallel_size=2))
     with pytest.raises(ConfigError, match="image=0"):
-        Planner(read_model(path), H200, H200.rates).plan(drafts, None)
+        Planner(read_model(path), H200, H200.rates).plan(ranks, None)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,139 @@
+"""Speculative decoding after images: an MTP layer reads what the model reads, a draft model takes their tokens for text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxserve.frontend.images.positions import image_spans, mrope_positions
+from jaxserve.scheduler.speculation import Payoff
+from tests.engine.image_reader import Reader, limits
+from tests.engine.model_engine import ModelEngine, request
+from tests.models.goldens import golden_checkpoint
+from tests.models.image_predictor import PLAIN, NumpyPredictor, with_predictor
+from tests.models.vision_model import VisionModel, process
+
+pytestmark = pytest.mark.slow  # real models
+NUM_DRAFTS = 3
+
+
+@pytest.fixture(autouse=True)
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speculate whether it pays or not: that depends on the machine."""
+    monkeypatch.setattr(Payoff, "choose", lambda self, num_rows: "speculate")
+
+
+@dataclass
+class Predicted:
+    """An engine with an MTP layer, and the layer in NumPy."""
+
+    path: Path
+    reader: Reader
+
+
+@pytest.fixture(scope="module")
+def predicted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Predicted]:
+    path = with_predictor(tmp_path_factory.mktemp("predictor") / "model")
+    sizes = limits(PLAIN.name) | {"max_num_batched_tokens": 128}
+    engine = ModelEngine(path, speculative_method="mtp", num_speculative_tokens=NUM_DRAFTS, **sizes)
+    yield Predicted(path, Reader(engine, PLAIN.name))
+    engine.close()
+
+
+def check_tokens(reader: Reader) -> None:
+    """Check that speculation changes no token, for requests alone, together, in chunks and found in the prefix cache."""
+    engine, text = reader.engine, request("text", list(range(20, 60)))
+    engine.restart(max_burst_ms=0.0)
+    expected = {"one": reader.expected(1), "three": reader.expected(3), "text": engine.run([text])["text"].token_ids}
+    assert engine.num_draft_tokens == 0
+    messages = [reader.request("one", 1), reader.request("three", 3), text]
+    for options in ({}, {"overlap": False}, {"max_num_batched_tokens": 16}):
+        engine.restart(num_speculative_tokens=NUM_DRAFTS, **options)  # type: ignore[arg-type]
+        for _ in range(2):
+            for message in messages:
+                assert engine.run([message])[message.request_id].token_ids == expected[message.request_id]
+        assert engine.num_draft_tokens > 20
+        together = engine.run(messages[1:])
+        assert {name: each.token_ids for name, each in together.items()} == {n: expected[n] for n in ("three", "text")}
+    assert engine.executor.compilations()["serving"] == 0
+
+
+def test_an_mtp_layer_after_images_changes_no_token(predicted: Predicted) -> None:
+    check_tokens(predicted.reader)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_drafts_after_images_are_those_of_the_layer_in_numpy(predicted: Predicted, count: int) -> None:
+    """The control: without the images' embeddings, or with plain positions, the layer's logits are others."""
+    reader, engine = predicted.reader, predicted.reader.engine
+    right = numpy_drafts(predicted.path, reader, count)
+    for controls in ({"has_images": False}, {"has_rope": False}):
+        other = numpy_drafts(predicted.path, reader, count, **controls)
+        assert np.abs(other[1][0] - right[1][0]).max() > 0.05, controls
+    best = np.sort(np.stack(right[1]))[:, -2:]
+    assert (best[:, 1] - best[:, 0]).min() > 1e-3, "no two tokens are as good as equal"
+    prompt = reader.golden[f"ids_{count}"]
+    state = engine.executor._runner._state
+    for _ in range(2):
+        engine.restart(num_speculative_tokens=NUM_DRAFTS)
+        assert state.arrays.drafts is not None
+        empty = jax.device_put(np.zeros(state.arrays.drafts.shape, np.int32), state.arrays.drafts.sharding)
+        state.arrays = state.arrays._replace(drafts=empty)
+        engine.run([reader.request("one", count, max_tokens=2)])
+        assert state.arrays.drafts is not None
+        rows = np.asarray(state.arrays.drafts)
+        assert [row[1:].tolist() for row in rows if row[0] == len(prompt) + 1] == [right[0]]
+
+
+def numpy_drafts(
+    path: Path, reader: Reader, count: int, *, has_images: bool = True, has_rope: bool = True
+) -> tuple[list[int], list[np.ndarray]]:
+    """Return the drafts after the first two tokens of a golden's reply, and the logits that they are chosen by."""
+    prompt, model = reader.golden[f"ids_{count}"], VisionModel(path)
+    items = [item for index in {1: (0,), 3: (2, 0, 1)}[count] for item in process(path, index).items]
+    rows = model.encode(items, sum(len(item.patches) for item in items))
+    outputs = model.run(prompt, items, rows, 2)[1]
+    layer = NumpyPredictor(path)
+    known = np.concatenate([prompt, outputs])
+    embeddings = layer.embed(known)
+    if has_images:
+        embeddings[known == model.vision.image_token_id] = np.concatenate(rows)
+    spans = image_spans(prompt, model.vision.image_token_id, [item.num_tokens for item in items])
+    rope, delta = mrope_positions(len(prompt), spans, [item.grid for item in items], model.vision.merge)
+    hidden, following, tokens, all_logits = model.hidden, embeddings[1:], [], []
+    for _ in range(NUM_DRAFTS):
+        after = np.tile(np.arange(len(prompt), len(hidden)) + delta, (3, 1))
+        places = np.concatenate([rope, after], 1) if has_rope else np.tile(np.arange(len(hidden)), (3, 1))
+        made = layer(following, hidden, places)[-1:]
+        all_logits.append(layer.logits(made)[0])
+        tokens.append(int(all_logits[-1].argmax()))
+        hidden, following = (
+            np.concatenate([hidden, made]),
+            np.concatenate([following, layer.embed(np.array(tokens[-1:]))]),
+        )
+    return tokens, all_logits
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl_tiny", "gemma3_vision_tiny"])
+def test_a_draft_model_that_reads_no_images_changes_no_token(name: str) -> None:
+    """Positions in three dimensions, and images that are seen whole."""
+    draft = golden_checkpoint("mistral_sliding_tiny").path
+    engine = ModelEngine(Reader(None, name).path, draft_model=draft, num_speculative_tokens=NUM_DRAFTS, **limits(name))  # type: ignore[arg-type]
+    check_tokens(Reader(engine, name))
+    engine.close()
+
+
+def test_the_model_itself_as_a_draft_model_is_right_after_texts() -> None:
+    """It takes tokens of images for text, so its drafts after images may be wrong; a request beside one with images is not affected."""
+    name = "qwen3_vl_tiny"
+    path = Reader(None, name).path  # type: ignore[arg-type]
+    engine = ModelEngine(path, draft_model=path, num_speculative_tokens=NUM_DRAFTS, **limits(name))
+    engine.restart(num_speculative_tokens=NUM_DRAFTS)
+    engine.run([request("text", list(range(20, 60)))])
+    assert engine.num_accepted_tokens == engine.num_draft_tokens > 10
+    engine.close()
