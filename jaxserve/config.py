@@ -211,8 +211,8 @@ class CompileConfig:
     )
     warmup: Warmup = option(
         "auto",
-        help="programs that the server compiles before it is ready; all: every one; auto: all, but with native CPU kernels "
-        "and one host only the largest of each kind, which serve any step, while the smaller ones are compiled beside requests",
+        help="programs that the server loads or compiles before it is ready; all: every one; auto: all, but with native CPU kernels "
+        "and one host only the largest of each kind, which serve any step, while the smaller ones follow beside requests",
     )
     compile_cache: str | None = option(
         None,

@@ -59,7 +59,7 @@ METRICS: Final[dict[str, MetricSpec]] = ENGINE_METRICS | {
     "request_num_preemptions": MetricSpec("histogram", "Preemptions per request.", (), PREEMPTIONS),
     "request_prefill_kv_computed_tokens": MetricSpec("histogram", "Prompt tokens computed, not taken from the cache.", (), TOKENS),
     "startup_phase_seconds": MetricSpec("gauge", "Wall-clock seconds of each start-up phase; phases overlap, `total` spans all.", ("phase",)),
-    "startup_programs": MetricSpec("gauge", "Programs of a start by source: cache, compiled, or later (compiled beside requests).", ("source",)),
+    "startup_programs": MetricSpec("gauge", "Programs of a start by source: cache, compiled, or beside requests cache_later (from the cache) and later (compiled).", ("source",)),
     "engine_restarts": MetricSpec("counter", "Times the engine process was started again after its end."),
     "request_retries": MetricSpec("counter", "Requests without output whose engine died, submitted to another one."),
     "client_disconnects": MetricSpec("counter", "Requests whose client left before the end."),

@@ -13,6 +13,7 @@ exit      0 stopped, 1 broken or orphaned, 2 could not start (one line, sent to 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import logging
 import os
@@ -151,8 +152,7 @@ def main() -> int:
     die_with_parent()
     signals = Signals()
     if PRELOAD_FLAG in sys.argv:
-        with contextlib.suppress(ImportError):  # raised again where it can be reported
-            importlib.import_module("jaxserve.executor.local")
+        preload()
     try:
         line = sys.stdin.buffer.readline(MAX_SPEC_BYTES)
         if not line:
@@ -174,6 +174,19 @@ def main() -> int:
     finally:
         socket.close(_LINGER_S)
         remove_socket(spec.address)
+
+
+def preload() -> None:
+    """Import the modules of an executor for real models.
+
+    They make hundreds of thousands of objects that stay. Garbage collections would look through them several times meanwhile,
+    which takes a fifth of the import's time, and again while serving.
+    """
+    gc.disable()
+    with contextlib.suppress(ImportError):  # raised again where it can be reported
+        importlib.import_module("jaxserve.executor.local")
+    gc.freeze()
+    gc.enable()
 
 
 def serve(spec: EngineSpec, socket: EngineSocket, signals: Signals) -> int:

@@ -1,4 +1,4 @@
-"""Programs that are compiled while the server serves: a larger program does their steps until they are there."""
+"""Programs that are loaded or compiled while the server serves: a larger program does their steps until they are there."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ def late_programs(prepared: Preparation) -> tuple[Program, ...]:
 
 
 class LatePrograms:
-    """Compiles programs one after the other in a thread of its own, the smallest first, and hands each to the runner.
+    """Loads or compiles programs one after the other in a thread of its own, the smallest first, and hands each to the runner.
 
-    The smallest first: few requests follow a start, and their steps gain most.
+    The smallest first: few requests follow a start, and their steps gain most. So an earlier start that ended too soon has left
+    the first ones in the cache.
     """
 
     def __init__(

@@ -83,7 +83,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         weights: ServedWeights | None = None,
         late: LatePrograms | None = None,
     ) -> None:
-        """late: programs to compile from now on; None: all are there."""
+        """late: programs to make from now on; None: all are there."""
         self._runner = runner
         self._counter = counter
         self._device_memory = Measured(device_memory)
@@ -113,7 +113,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
 
         hosts: those that the engine's devices are divided over; each of them calls this at the same time. reports_tokens: read
         tokens of loops over decode steps while they go on; only one executor of a process may. has_late_programs: return before
-        programs are compiled whose steps others can do, see `late_programs`, and compile them meanwhile.
+        programs are there whose steps others can do, see `late_programs`, and load or compile them meanwhile.
         """
         clock = PhaseClock()
         counter = CompilationCounter()
@@ -174,8 +174,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         )
         eos_token_ids = frozenset(model.eos_token_ids if isinstance(model, DecoderConfig) else ())
         weights = ServedWeights(config, prepared, base, adapters, runner, state, draft, measured)
-        missing = [program for program in prepared.programs if program not in steps]
-        rest = LatePrograms(prepared, cache, missing, runner)
+        rest = LatePrograms(prepared, cache, late, runner)
         sizes = prepared.limits.buckets, eos_token_ids
         return cls(runner, model_info, *sizes, counter, pages, snapshots, weights, rest)
 
@@ -233,7 +232,7 @@ def _load(
     """Load weights and programs at the same time: compiling needs only shapes.
 
     On a GPU whose matmuls were not measured yet, programs come first: copies of weights would disturb the measurements,
-    whose choices are kept. late: programs to leave out if the cache lacks them.
+    whose choices are kept. late: programs to leave out.
     """
     is_tuning = prepared.device.platform == "gpu" and not cache.has_tuned
 
@@ -284,7 +283,8 @@ def _load(
         background.shutdown(wait=False, cancel_futures=True)
     made: list[tuple[Program | StateProgram, MadeProgram]] = [*steps.result().items(), *state_programs.result().items()]
     reports = [ProgramReport(program.name, result.source, result.seconds) for program, result in made]
-    reports += [ProgramReport(program.name, "later", 0.0) for program in late if program not in steps.result()]
+    cached = prepared.cached_programs(cache, late)
+    reports += [ProgramReport(each.name, "cache_later" if each in cached else "later", 0.0) for each in late]
     if cache.directory is not None:
         explain_misses(cache.directory, prepared.key_parts(), sum(report.source == "compiled" for report in reports))
     return params.result(), state.result(), steps.result(), reports, _with_measured(measuring)

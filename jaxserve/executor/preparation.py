@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -66,7 +66,7 @@ from jaxserve.runner.speculation.model import make_draft_model
 from jaxserve.runner.speculation.step import speculative_task
 from jaxserve.runner.state import StateProgram, StateShapes
 from jaxserve.runner.steps import GENERATION, abstract_params, generation_task
-from jaxserve.runner.warmup import MadeProgram, Progress, make_programs, make_state_programs
+from jaxserve.runner.warmup import MadeProgram, Progress, cached_programs, make_programs, make_state_programs
 from jaxserve.scheduler.plan import Buckets
 from jaxserve.sharding.mesh import Sharding, host_devices, make_sharding
 from jaxserve.sharding.rules import cache_shards
@@ -154,25 +154,24 @@ class Preparation:
         )
 
     def make_programs(
-        self, cache: ProgramCache, progress: Progress, may_wait: Collection[Program] = ()
+        self, cache: ProgramCache, progress: Progress, late: Collection[Program] = ()
     ) -> dict[Program, MadeProgram]:
-        """Load or compile the step programs but those that may wait and are not in the cache. Needs no weights."""
-        return make_programs(
-            self.task,
-            self.skeleton,
-            self.sharding,
-            self.limits.shapes,
-            self.programs,
-            cache,
-            num_threads=min(num_cores(), MAX_COMPILE_THREADS),
-            progress=progress,
-            may_wait=may_wait,
-        )
+        """Load or compile the step programs but the late ones. Needs no weights."""
+        wanted = [program for program in self.programs if program not in late]
+        num_threads = min(num_cores(), MAX_COMPILE_THREADS)
+        return make_programs(*self._shapes, wanted, cache, num_threads=num_threads, progress=progress)
 
     def make_program(self, program: Program, cache: ProgramCache) -> MadeProgram:
         """Load or compile one step program."""
-        one = self.task, self.skeleton, self.sharding, self.limits.shapes, [program], cache
-        return make_programs(*one, num_threads=1, progress=lambda *_: None)[program]
+        return make_programs(*self._shapes, [program], cache, num_threads=1, progress=lambda *_: None)[program]
+
+    def cached_programs(self, cache: ProgramCache, wanted: Sequence[Program]) -> frozenset[Program]:
+        """Return those of the wanted step programs that the cache of this host has."""
+        return cached_programs(*self._shapes, wanted, cache)
+
+    @property
+    def _shapes(self) -> tuple[StepTask[Any, Any], ModelSkeleton | EncoderSkeleton, Sharding, CacheShapes | None]:
+        return self.task, self.skeleton, self.sharding, self.limits.shapes
 
     def make_kv_scales(self, cache: ProgramCache) -> KVScaleMeasurement | None:
         """Load or compile the program that measures scales of the KV cache; None if none are measured."""

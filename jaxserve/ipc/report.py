@@ -13,8 +13,8 @@ from typing import Literal
 
 import msgspec
 
-ProgramSource = Literal["cache", "compiled", "later"]
-"""later: it was not in the cache, and is compiled after readiness."""
+ProgramSource = Literal["cache", "compiled", "cache_later", "later"]
+"""cache_later: it is in the cache, and loaded after readiness. later: it is not, and compiled after readiness."""
 
 
 class PhaseSpan(msgspec.Struct, frozen=True, array_like=True):

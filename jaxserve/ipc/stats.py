@@ -55,7 +55,7 @@ class EngineStats(msgspec.Struct, array_like=True):
     spec_decode_is_on: Annotated[int, MetricSpec("gauge", "1 while steps with drafts of the draft model or MTP layer, or of prompt lookup for a model with recurrent states, yield more tokens a second than steps without, as measured; 0 while they do not, and in other engines.")] = 0
     iteration_tokens_total: Annotated[list[int], MetricSpec("histogram", "Tokens computed per engine step.", (), _STEP_TOKENS)] = []
     compilations: Annotated[dict[str, int], MetricSpec("counter", "Programs compiled; phase `serving` stays 0.", ("phase",), is_total=True)] = {}
-    late_programs: Annotated[int, MetricSpec("gauge", "Programs that are still compiled beside requests after a cold start; larger ones do their steps meanwhile.")] = 0
+    late_programs: Annotated[int, MetricSpec("gauge", "Programs that are still loaded or compiled beside requests after the start; larger ones do their steps meanwhile.")] = 0
     bucket_steps: Annotated[dict[str, int], MetricSpec("counter", "Steps by program and bucket.", ("kind", "bucket"))] = {}
     program_calls: Annotated[int, MetricSpec("counter", "Programs called; fewer than steps if one call does several decode steps.")] = 0
     padding_tokens: Annotated[dict[str, int], MetricSpec("counter", "Token rows computed but unused.", ("kind",))] = {}

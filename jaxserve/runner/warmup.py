@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, TypeVar
@@ -49,19 +49,38 @@ def make_programs(
     *,
     num_threads: int,
     progress: Progress,
-    may_wait: Collection[Program] = (),
 ) -> dict[Program, MadeProgram]:
-    """Load or compile the wanted step programs; those that may wait are left out if the cache lacks them."""
-    adapters = skeleton.adapters
-    model = (skeleton.config, skeleton.policy, adapters, abstract_params(skeleton, sharding))
-    key = program_key(host_key_parts() | process_key_parts(), task.name, *model, sharding, shapes)
+    """Load or compile the wanted step programs."""
 
     def lower_one(program: Program) -> jax.stages.Lowered:
         return lower(skeleton, sharding, program, shapes, task)
 
-    return compile_all(
-        lower_one, key, sharding, wanted, cache, num_threads=num_threads, progress=progress, may_wait=may_wait
-    )
+    key = _common_key(task, skeleton, sharding, shapes)
+    return compile_all(lower_one, key, sharding, wanted, cache, num_threads=num_threads, progress=progress)
+
+
+def cached_programs(
+    task: StepTask[Any, Any],
+    skeleton: ModelSkeleton | EncoderSkeleton,
+    sharding: Sharding,
+    shapes: CacheShapes | None,
+    wanted: Sequence[Program],
+    cache: ProgramCache,
+) -> frozenset[Program]:
+    """Return those of the wanted step programs that the cache of this host has."""
+    key = _common_key(task, skeleton, sharding, shapes)
+    return frozenset(each for each in wanted if cache.num_bytes(program_key({}, key, each)) is not None)
+
+
+def _common_key(
+    task: StepTask[Any, Any],
+    skeleton: ModelSkeleton | EncoderSkeleton,
+    sharding: Sharding,
+    shapes: CacheShapes | None,
+) -> str:
+    """Return the part of the keys of step programs that all of an engine share."""
+    model = (skeleton.config, skeleton.policy, skeleton.adapters, abstract_params(skeleton, sharding))
+    return program_key(host_key_parts() | process_key_parts(), task.name, *model, sharding, shapes)
 
 
 def make_state_programs(
@@ -92,18 +111,15 @@ def compile_all(
     *,
     num_threads: int,
     progress: Progress,
-    may_wait: Collection[P] = (),
 ) -> dict[P, MadeProgram]:
     """Load or compile every wanted program. XLA releases the GIL, so threads compile or load side by side.
 
-    common_key: covers everything that decides what these programs compute, except the program itself. may_wait: programs
-    that are left out if the cache lacks them.
+    common_key: covers everything that decides what these programs compute, except the program itself.
     """
     options = compiler_options(sharding.devices[0].platform, cache)
 
     keys = {program.name: program_key({}, common_key, program) for program in wanted}
     usable = cache.usable(f"cached programs: {', '.join(keys)}", keys)
-    wanted = [program for program in wanted if program.name in usable or program not in may_wait]
 
     def make(program: P) -> MadeProgram:
         started = time.monotonic()

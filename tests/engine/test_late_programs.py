@@ -43,8 +43,8 @@ def start(cache: Path, kernels: CpuKernels = "native") -> LocalExecutor[Any, Any
     return LocalExecutor.start(config, path, lambda *_: None, has_late_programs=True)
 
 
-def late_names(executor: LocalExecutor[Any, Any]) -> list[str]:
-    return [program.name for program in executor.model_info.startup.programs if program.source == "later"]
+def late_names(executor: LocalExecutor[Any, Any], source: str = "later") -> list[str]:
+    return [program.name for program in executor.model_info.startup.programs if program.source == source]
 
 
 def num_late(executor: LocalExecutor[Any, Any]) -> int:
@@ -108,10 +108,35 @@ def test_larger_programs_do_the_steps_of_missing_ones_with_the_same_bits(
     assert executor.compilations()["serving"] == 0
     executor.close()
 
+
+def test_programs_in_the_cache_follow_beside_requests_too_and_are_not_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = start(tmp_path / "cache")
+    wait_until(lambda: num_late(first) == 0)
+    expected = run(first)
+    first.close()
+    may_go_on, make = threading.Event(), Preparation.make_program
+    sources = list[str]()
+
+    def make_later(prepared: Preparation, program: Program, cache: Any) -> Any:
+        assert may_go_on.wait(60)
+        made = make(prepared, program, cache)
+        sources.append(made.source)
+        return made
+
+    monkeypatch.setattr(Preparation, "make_program", make_later)
     again = start(tmp_path / "cache")
-    assert late_names(again) == [] and num_late(again) == 0, "what the cache has is there at once"
-    assert {program.source for program in again.model_info.startup.programs} == {"cache"}
-    assert run(again) == before
+    assert late_names(again) == []
+    assert sorted(late_names(again, "cache_later")) == LATE and num_late(again) == len(LATE)
+    assert {program.source for program in again.model_info.startup.programs} == {"cache", "cache_later"}
+    num_compilations = again.compilations()
+    assert run(again) == expected, "larger programs have the same bits"
+    may_go_on.set()
+    wait_until(lambda: num_late(again) == 0)
+    assert sources == ["cache"] * len(LATE)
+    assert run(again) == expected
+    assert again.compilations() == num_compilations and num_compilations["serving"] == 0
     again.close()
 
 

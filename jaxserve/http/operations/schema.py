@@ -60,7 +60,12 @@ class StartupPhase(msgspec.Struct):
 
 class StartupProgram(msgspec.Struct):
     name: str
-    source: Annotated[str, Meta(description="`compiled`, `cache`, or `later`: compiled after readiness.")]
+    source: Annotated[
+        str,
+        Meta(
+            description="`compiled`, `cache`, or after readiness `cache_later` (from the cache) or `later` (compiled)."
+        ),
+    ]
     seconds: Annotated[float, Meta(description="Wall time; several programs compile at the same time.")]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from jaxserve.http.operations.schema import Loading, Restarting, Started, StartupPhase, StartupProgram
 from jaxserve.ipc.messages import StartupProgress
@@ -103,8 +104,8 @@ def startup_reply(spans: Sequence[PhaseSpan], engine: StartupReport) -> Started:
 def startup_table(spans: Sequence[PhaseSpan], engine: StartupReport) -> list[str]:
     """Return the report as lines of text."""
     begin_s = min((span.start_s for span in spans), default=0.0)
-    num_cached = sum(program.source == "cache" for program in engine.programs)
-    num_late = sum(program.source == "later" for program in engine.programs)
+    num_cached = sum(program.source in _CACHED for program in engine.programs)
+    num_late = sum(program.source in _LATE for program in engine.programs)
     programs = f"; {num_cached} of {len(engine.programs)} programs from the cache" if engine.programs else ""
     programs += f", {num_late} follow beside requests" if num_late else ""
     width = max((len(label_of(span.phase)) for span in spans), default=0)
@@ -125,10 +126,10 @@ def total_seconds(spans: Sequence[PhaseSpan]) -> float:
 
 def kind_of_start(engine: StartupReport) -> str:
     """Return `cold` if no program came from the cache, `warm` if every one did, else `partly warm`."""
-    sources = {program.source for program in engine.programs}
-    if sources == {"cache"}:
+    are_cached = {program.source in _CACHED for program in engine.programs}
+    if are_cached == {True}:
         return "warm"
-    return "partly warm" if "cache" in sources else "cold"
+    return "partly warm" if True in are_cached else "cold"
 
 
 def label_of(phase: str) -> str:
@@ -136,6 +137,8 @@ def label_of(phase: str) -> str:
     return _LABELS.get(phase, phase)
 
 
+_CACHED: Final = frozenset({"cache", "cache_later"})
+_LATE: Final = frozenset({"cache_later", "later"})
 _LABELS = {
     "server": "start server",
     "model": "find model",

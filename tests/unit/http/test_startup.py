@@ -59,6 +59,17 @@ def test_the_report_counts_time_that_phases_share_once() -> None:
     assert report.programs[0] == StartupProgram("mixed/16", "compiled", 3.5)
 
 
+def test_programs_that_are_loaded_after_readiness_make_a_start_no_colder() -> None:
+    programs = [ProgramReport("mixed/16", "cache", 0.5), ProgramReport("decode/1", "cache_later", 0.0)]
+    warm = StartupReport(phases=REPORT.phases, programs=programs)
+    assert startup_reply(warm.phases, warm).start == "warm"
+    assert startup_table(warm.phases, warm)[0].startswith(
+        "warm start in 5.0 s; 2 of 2 programs from the cache, 1 follow beside requests"
+    )
+    partly = StartupReport(phases=REPORT.phases, programs=[*programs, ProgramReport("decode/2", "later", 0.0)])
+    assert startup_reply(partly.phases, partly).start == "partly warm"
+
+
 def test_the_table_has_a_line_for_each_phase() -> None:
     head, _, *lines = startup_table(REPORT.phases, REPORT)
     assert head == "partly warm start in 5.0 s; 1 of 2 programs from the cache (its phases: /startup)"
