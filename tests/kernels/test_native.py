@@ -380,23 +380,43 @@ def test_tokens_of_an_image_see_it_whole(counts: list[int], lengths: list[int], 
     assert (np.abs(causal[real] - expected[real]).max((1, 2)) > 1e-3).tolist() == has_later.tolist()
 
 
+@pytest.mark.parametrize("window", [None, 70])
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_a_token_attends_alike_however_its_prompt_was_cut(dtype: str) -> None:
-    whole = Step([90], [90], num_tokens=90, num_pages=6)
+@pytest.mark.parametrize("cuts", [(1, 40, 3, 46), (1, 150, 37, 412)])
+def test_a_token_attends_alike_however_its_prompt_was_cut(
+    cuts: tuple[int, ...], dtype: str, window: int | None
+) -> None:
+    """The kernel takes more queries at once in a long chunk, and skips blocks of keys that none of them sees."""
+    total = sum(cuts)
+    num_pages, options = -(-total // S), {"scoring": Scoring(SCALE, sliding_window=window), "backend": "native"}
+    whole = Step([total], [total], num_tokens=total, num_pages=num_pages)
     q, k, v = whole.tokens()
     pool = [jnp.zeros((L, P, K, S, H), dtype)] * 2
-    together, *_ = write_and_attend(
-        q, k, v, *pool, jnp.int32(LAYER), whole.paging, scoring=Scoring(SCALE), backend="native"
-    )
+    together, *_ = write_and_attend(q, k, v, *pool, jnp.int32(LAYER), whole.paging, **options)
     done = 0
-    for count in (1, 40, 3, 46):
-        piece = Step([count], [done + count], num_tokens=count, num_pages=6)
+    for count in cuts:
+        piece = Step([count], [done + count], num_tokens=count, num_pages=num_pages)
         cut = slice(done, done + count)
-        out, *pool = write_and_attend(
-            q[cut], k[cut], v[cut], *pool, jnp.int32(LAYER), piece.paging, scoring=Scoring(SCALE), backend="native"
-        )
+        out, *pool = write_and_attend(q[cut], k[cut], v[cut], *pool, jnp.int32(LAYER), piece.paging, **options)
         np.testing.assert_array_equal(out, together[cut])
         done += count
+
+
+def test_weights_of_attention_are_as_exact_as_their_scores() -> None:
+    """A token sees two keys: one with the score 0, and its own with a score between 0 and -80."""
+    rows = 20
+    step = Step([1] * rows, [2] * rows, num_tokens=rows, num_pages=1)
+    scores = -np.linspace(0, 80, rows * N, dtype=np.float32).reshape(rows, N)
+    q, one, other = np.zeros((rows, N, H), np.float32), np.zeros((rows, K, H), np.float32), np.zeros(H, np.float32)
+    q[:, :, 0], one[:, :, 0], other[1] = scores, 1, 1
+    keys, values = jnp.zeros((L, P, K, S, H)), jnp.broadcast_to(other, (L, P, K, S, H))
+    given = [jnp.asarray(each) for each in (q, one, one)]
+    out, *_ = write_and_attend(
+        *given, keys, values, jnp.int32(LAYER), step.paging, scoring=Scoring(1.0), backend="native"
+    )
+    found = np.asarray(out[..., 0], np.float64) / np.asarray(out[..., 1])
+    limit = 4e-7 + 1.5e-7 * np.abs(scores)  # of the weight; of the score, which is rounded twice as an exponent of 2
+    assert (np.abs(found / np.exp(scores.astype(np.float64)) - 1) <= limit).all()
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 40])

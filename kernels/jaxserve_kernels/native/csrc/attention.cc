@@ -2,8 +2,7 @@
 // segments of a flat token axis (decode rows are segments of one token), causal on absolute positions.
 //
 // A page of keys is kept dimension-major, [H, S], so that scores of neighbouring keys are neighbouring lanes;
-// nothing else reads the pool. Online softmax (Milakov & Gimelshein, arXiv 1805.02867) over blocks of kBlockKeys
-// keys counted from position 0: what a token gets does not depend on how its prompt was cut or who runs beside it.
+// nothing else reads the pool.
 //
 // A pool of int8 has a scale for each number of each head: keys and values are divided by them, rounded to the nearest integer and
 // limited as they are written; queries are multiplied by those of keys, and sums by those of values.
@@ -12,19 +11,17 @@
 #include <vector>
 
 #include "parallel.h"
+#include "segment.h"
 
 namespace jaxserve {
 namespace {
 
 namespace ffi = xla::ffi;
 
-constexpr int kTileQueries = kRegisters == 32 ? 6 : 2;
-constexpr int kBlockVectors = 4;
-constexpr int kBlockKeys = kBlockVectors * kLanes;
-constexpr int kSegmentQueries = 48;  // queries, over the heads of one group, that share a pass over the keys
+constexpr int kSegmentQueries = 192;  // at most, over the heads of one group: they share a pass over the keys
+constexpr int kThreadTasks = 3;       // at least, unless their segments would be less than a tile
+constexpr float kLog2E = 1.44269504088896341f;  // scores are exponents of 2
 constexpr int64_t kWriteTokens = 16;  // tokens whose keys and values one task writes
-constexpr float kMasked = -1e30f;
-constexpr float kNothing = -1e29f;  // the maximum before any key: a masked score weighs nothing against it
 
 struct Shape {
   int64_t num_tokens, num_heads, num_kv_heads, head_dim, page_size, num_pages, table_width;
@@ -91,25 +88,6 @@ void write(const Shape& shape, const Pool<Number>& pool, const Rotation& rotatio
   }
 }
 
-// Up to kSegmentQueries queries of one row and one kv head, and their running softmax.
-struct Segment {
-  const float* queries;  // [queries, H], rotated and scaled
-  int32_t position[kSegmentQueries];
-  int32_t last[kSegmentQueries];  // key that a query sees: its own, or a later one
-  float maximum[kSegmentQueries];
-  Floats total[kSegmentQueries];  // by lane
-  float* sums;           // [queries, H]
-};
-
-// Where the keys and values of one block are, kLanes of them each.
-template <typename Number>
-struct Block {
-  int32_t begin;
-  int32_t num_keys;  // that anybody may see
-  const Number* keys[kBlockVectors];
-  const Number* values[kBlockVectors];
-};
-
 // The keys that a query sees, its own included: the last `size`, or those from the last multiple of `size` on.
 struct Window {
   int32_t size;
@@ -118,102 +96,9 @@ struct Window {
   int32_t keys(int32_t position) const { return is_chunked ? position % size + 1 : size; }
 };
 
-// Masks the keys after `last` and those up to `hidden`, both counted from the block's first.
-inline void mask(Floats (&scores)[kBlockVectors], int32_t last, int32_t hidden) {
-  Ints index;
-  for (int i = 0; i < kLanes; ++i) index[i] = i;
-  for (int v = 0; v < kBlockVectors; ++v, index += kLanes) {
-    scores[v] = (index <= last) & (index > hidden) ? scores[v] : broadcast(kMasked);
-  }
-}
-
-// Lets what a query has so far count relative to a new maximum.
-inline void rescale(const Shape& shape, Segment& segment, int query, float maximum) {
-  const Floats decay = exponential(broadcast(segment.maximum[query] - maximum));
-  segment.maximum[query] = maximum;
-  segment.total[query] *= decay;
-  float* sums = segment.sums + query * shape.head_dim;
-  for (int64_t d = 0; d < shape.head_dim; d += kLanes) store(sums + d, load(sums + d) * decay);
-}
-
-// Scores of Queries queries; turns them into weights and folds them into the running softmax.
-template <int Queries, typename Number>
-void weigh(const Shape& shape, const Block<Number>& block, Segment& segment, int first, Window window,
-           float (&weights)[kTileQueries][kBlockKeys]) {
-  Floats scores[Queries][kBlockVectors] = {};
-  const float* queries = segment.queries + first * shape.head_dim;
-  for (int64_t d = 0; d < shape.head_dim; ++d) {
-    Floats keys[kBlockVectors];
-    for (int v = 0; v < kBlockVectors; ++v) keys[v] = in_register(load(block.keys[v] + d * shape.page_size));
-    for (int q = 0; q < Queries; ++q) {
-      Floats query = in_register(broadcast(queries[q * shape.head_dim + d]));
-      for (int v = 0; v < kBlockVectors; ++v) scores[q][v] = multiply_add(scores[q][v], query, keys[v]);
-    }
-  }
-  for (int q = 0; q < Queries; ++q) {
-    const int32_t position = segment.position[first + q], last = segment.last[first + q];
-    const int32_t hidden = position - window.keys(position);
-    if (block.begin + kBlockKeys - 1 > last || block.begin <= hidden) {
-      mask(scores[q], last - block.begin, hidden - block.begin);
-    }
-    Floats best = scores[q][0];
-    for (int v = 1; v < kBlockVectors; ++v) best = best > scores[q][v] ? best : scores[q][v];
-    if (any(best > segment.maximum[first + q])) rescale(shape, segment, first + q, maximum(best));
-    for (int v = 0; v < kBlockVectors; ++v) {
-      Floats weight = exponential(scores[q][v] - segment.maximum[first + q]);
-      store(&weights[q][v * kLanes], weight);
-      segment.total[first + q] += weight;
-    }
-  }
-}
-
-template <int Queries, int Vectors, typename Number>
-void add_values(const Shape& shape, const Block<Number>& block, Segment& segment, int first, int64_t d,
-                const float (&weights)[kTileQueries][kBlockKeys]) {
-  Floats sums[Queries][Vectors];
-  float* to = segment.sums + first * shape.head_dim + d;
-  for (int q = 0; q < Queries; ++q) {
-    for (int v = 0; v < Vectors; ++v) sums[q][v] = load(to + q * shape.head_dim + v * kLanes);
-  }
-  for (int key = 0; key < block.num_keys; ++key) {
-    const Number* row = block.values[key / kLanes] + (key % kLanes) * shape.head_dim + d;
-    Floats values[Vectors];
-    for (int v = 0; v < Vectors; ++v) values[v] = in_register(load(row + v * kLanes));
-    for (int q = 0; q < Queries; ++q) {
-      Floats weight = in_register(broadcast(weights[q][key]));
-      for (int v = 0; v < Vectors; ++v) sums[q][v] = multiply_add(sums[q][v], weight, values[v]);
-    }
-  }
-  for (int q = 0; q < Queries; ++q) {
-    for (int v = 0; v < Vectors; ++v) store(to + q * shape.head_dim + v * kLanes, sums[q][v]);
-  }
-}
-
-template <int Queries, typename Number>
-void fold(const Shape& shape, const Block<Number>& block, Segment& segment, int first, Window window) {
-  float weights[kTileQueries][kBlockKeys];
-  weigh<Queries>(shape, block, segment, first, window, weights);
-  int64_t d = 0;
-  for (; d + 4 * kLanes <= shape.head_dim; d += 4 * kLanes) {
-    add_values<Queries, 4>(shape, block, segment, first, d, weights);
-  }
-  for (; d < shape.head_dim; d += kLanes) add_values<Queries, 1>(shape, block, segment, first, d, weights);
-}
-
-template <int Queries, typename Number>
-void fold_rest(int count, const Shape& shape, const Block<Number>& block, Segment& segment, int first, Window window) {
-  if constexpr (Queries > 0) {
-    if (count == Queries) {
-      fold<Queries>(shape, block, segment, first, window);
-    } else {
-      fold_rest<Queries - 1>(count, shape, block, segment, first, window);
-    }
-  }
-}
-
 template <typename Number>
 Block<Number> block_at(const Shape& shape, const Pool<Number>& pool, const int32_t* table, int64_t head, int32_t begin, int32_t end) {
-  Block<Number> block{begin, std::min(end - begin, kBlockKeys), {}, {}};
+  Block<Number> block{begin, shape.page_size, {}, {}};
   for (int v = 0; v < kBlockVectors; ++v) {
     const int64_t key = begin + v * kLanes;
     const int64_t page = key < end ? table[key / shape.page_size] : 0;  // the null page: masked, but there
@@ -234,44 +119,45 @@ void attend(const Shape& shape, const Pool<Number>& pool, const Rotation& rotati
             const Task& task, int64_t head, const float* sinks, const int32_t* ends, float scale, Window window,
             float* out) {
   const int64_t group = shape.group(), h = shape.head_dim;
-  const int count = static_cast<int>((task.end - task.begin) * group);
-  std::vector<float> floats(2 * count * h, 0.0f);
-  float* queries = floats.data() + count * h;
-  Segment segment;
-  segment.sums = floats.data();
-  segment.queries = queries;
-  const auto place = [&](int q) { return ((task.begin + q / group) * shape.num_heads + head * group + q % group) * h; };
-  for (int q = 0; q < count; ++q) {
-    rotation.apply(h, task.begin + q / group, query + place(q), scale, queries + q * h);
-    for (int64_t d = 0; pool.key_scales != nullptr && d < h; ++d) queries[q * h + d] *= pool.key_scales[head * h + d];
-    segment.position[q] = task.first_position + q / group;
-    segment.last[q] = ends == nullptr ? segment.position[q] : ends[task.begin + q / group] - 1;
-    segment.maximum[q] = sinks == nullptr ? kNothing : sinks[head * group + q % group];
-    segment.total[q] = Floats{sinks == nullptr ? 0.0f : 1.0f};  // a sink is a key without a value
+  const int64_t count = (task.end - task.begin) * group;
+  thread_local Segment segment;
+  segment.reset(count, h);
+  const auto place = [&](int64_t q) { return ((task.begin + q / group) * shape.num_heads + head * group + q % group) * h; };
+  int32_t end = 0;
+  for (int64_t q = 0; q < count; ++q) {
+    float* vector = &segment.vectors[q * h];
+    rotation.apply(h, task.begin + q / group, query + place(q), scale * kLog2E, vector);
+    for (int64_t d = 0; pool.key_scales != nullptr && d < h; ++d) vector[d] *= pool.key_scales[head * h + d];
+    const int32_t position = task.first_position + q / group;
+    const int32_t last = ends == nullptr ? position : ends[task.begin + q / group] - 1;
+    const float maximum = sinks == nullptr ? kNothing : sinks[head * group + q % group] * kLog2E;
+    const Floats total{sinks == nullptr ? 0.0f : 1.0f};  // a sink is a key without a value
+    segment.queries[q] = {last, position - window.keys(position), maximum, total};
+    end = std::max(end, last + 1);
   }
-  const int32_t end = *std::max_element(segment.last, segment.last + count) + 1;
-  const int32_t lowest = std::max(0, task.first_position - window.keys(task.first_position) + 1);
+  const int32_t lowest = std::max(0, segment.queries[0].hidden + 1);
   const int32_t* table = tables + task.row * shape.table_width;
-  for (int32_t begin = lowest / kBlockKeys * kBlockKeys; begin < end; begin += kBlockKeys) {
-    const Block<Number> block = block_at(shape, pool, table, head, begin, end);
-    int first = 0;
-    for (; first + kTileQueries <= count; first += kTileQueries) {
-      fold<kTileQueries>(shape, block, segment, first, window);
-    }
-    fold_rest<kTileQueries - 1>(count - first, shape, block, segment, first, window);
+  int32_t begin = lowest / kBlockKeys * kBlockKeys;
+  Block<Number> block = block_at(shape, pool, table, head, begin, end);
+  for (; begin < end; begin += kBlockKeys) {
+    const bool is_last = begin + kBlockKeys >= end;
+    const Block<Number> next = is_last ? block : block_at(shape, pool, table, head, begin + kBlockKeys, end);
+    fold_all(segment, block, is_last ? nullptr : &next);
+    block = next;
   }
-  for (int q = 0; q < count; ++q) {
+  for (int64_t q = 0; q < count; ++q) {
     float* to = out + place(q);
-    const float inverse = 1.0f / sum(segment.total[q]);
+    const float inverse = 1.0f / sum(segment.queries[q].total);
     for (int64_t d = 0; d < h; d += kLanes) {
-      const Floats sums = load(segment.sums + q * h + d) * inverse;
+      const Floats sums = load(&segment.sums[q * h + d]) * inverse;
       store(to + d, pool.value_scales == nullptr ? sums : sums * load(pool.value_scales + head * h + d));
     }
   }
 }
 
-std::vector<Task> cut(const Shape& shape, int64_t num_rows, const int32_t* starts, const int32_t* lengths) {
-  const int32_t tokens = std::max<int32_t>(1, kSegmentQueries / shape.group());
+std::vector<Task> cut(const Shape& shape, int64_t num_rows, const int32_t* starts, const int32_t* lengths, int64_t threads) {
+  const int64_t group = shape.group(), share = starts[num_rows] * shape.num_kv_heads / (kThreadTasks * threads);
+  const int32_t tokens = std::clamp<int64_t>(share, std::max<int64_t>(1, kTileQueries / group), kSegmentQueries / group);
   std::vector<Task> tasks;
   for (int32_t row = 0; row < num_rows; ++row) {
     if (lengths[row] == 0) continue;  // padding, or a request that has ended
@@ -325,7 +211,7 @@ ffi::Error attention_handler(ffi::ThreadPool threads, Floats3 query, Floats3 key
   const int32_t* table = tables.typed_data();
   const float* sink = sinks.dimensions()[0] > 0 ? sinks.typed_data() : nullptr;
   const auto tasks = std::make_shared<const std::vector<Task>>(
-      cut(shape, lengths.dimensions()[0], starts.typed_data(), lengths.typed_data()));
+      cut(shape, lengths.dimensions()[0], starts.typed_data(), lengths.typed_data(), std::max<int64_t>(1, threads.num_threads())));
   const Window seen{window, is_chunked != 0};
   parallel_for(threads, tasks->size() * shape.num_kv_heads, [=](int64_t i) {
     const Task& task = (*tasks)[i / shape.num_kv_heads];

@@ -132,14 +132,14 @@ inline FourFloats sums_of_four(Floats a, Floats b, Floats c, Floats d) {
 
 inline float sum(Floats v) { return sums_of_four(v, v, v, v)[0]; }
 
-// Whether any lane of a comparison holds.
-inline bool any(Ints v) {
+// Whether any lane is larger than `limit`.
+inline bool any_above(Floats v, float limit) {
 #if defined(__AVX512F__)
-  return _mm512_test_epi32_mask(reinterpret_cast<__m512i>(v), reinterpret_cast<__m512i>(v)) != 0;
+  return _mm512_cmp_ps_mask(reinterpret_cast<__m512>(v), _mm512_set1_ps(limit), _CMP_GT_OQ) != 0;
 #elif defined(__aarch64__)
-  return vmaxvq_u32(reinterpret_cast<uint32x4_t>(v)) != 0;
+  return vmaxvq_u32(reinterpret_cast<uint32x4_t>(v > limit)) != 0;
 #else
-  return _mm256_movemask_ps(reinterpret_cast<__m256>(v)) != 0;
+  return _mm256_movemask_ps(_mm256_cmp_ps(reinterpret_cast<__m256>(v), _mm256_set1_ps(limit), _CMP_GT_OQ)) != 0;
 #endif
 }
 
@@ -156,22 +156,36 @@ inline float maximum(Floats v) {
 #endif
 }
 
-// e^x for x <= 0 within 2 ulp (Cephes' polynomial); below -87 it is 0.
-inline Floats exponential(Floats x) {
-  const Floats magic = broadcast(12582912.0f);  // 1.5 * 2^23: adding it rounds to an integer
-  Floats rounded = x * 1.44269504088896341f + magic;
-  Ints power = reinterpret_cast<Ints>(rounded) - reinterpret_cast<Ints>(magic);
-  Floats n = rounded - magic;
-  Floats r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
-  Floats p = broadcast(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * r * r + r + 1.0f;
-  Ints scaled = reinterpret_cast<Ints>(p) + (power << 23);
-  return x < -87.0f ? Floats{} : reinterpret_cast<Floats>(scaled);
+// The larger of each two lanes; of `b` where one is no number.
+inline Floats larger(Floats a, Floats b) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Floats>(_mm512_max_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+#elif defined(__aarch64__)
+  return a > b ? a : b;
+#else
+  return reinterpret_cast<Floats>(_mm256_max_ps(reinterpret_cast<__m256>(a), reinterpret_cast<__m256>(b)));
+#endif
+}
+
+// 2^x for x <= 0 within 1 ulp; below -126 it is 0. Adding 1.5 * 2^23 rounds x to an integer, whose lowest bits are then those of the
+// sum; the polynomial is the best of its degree for the rest, between -1/2 and 1/2.
+inline Floats exponential2(Floats x) {
+  const Floats magic = broadcast(12582912.0f);
+  const Floats rounded = x + magic, rest = x - (rounded - magic);
+  Floats p = multiply_add(broadcast(1.3398874588e-3f), broadcast(1.5353362061e-4f), rest);
+  p = multiply_add(broadcast(9.6184373585e-3f), p, rest);
+  p = multiply_add(broadcast(5.5503324707e-2f), p, rest);
+  p = multiply_add(broadcast(2.4022647914e-1f), p, rest);
+  p = multiply_add(broadcast(6.9314720286e-1f), p, rest);
+  p = multiply_add(broadcast(1.0f), p, rest);
+#if defined(__AVX512F__)
+  const __mmask16 is_large = _mm512_cmp_ps_mask(reinterpret_cast<__m512>(x), _mm512_set1_ps(-126.0f), _CMP_GE_OQ);
+  const auto power = reinterpret_cast<__m512>(rounded - magic);
+  return reinterpret_cast<Floats>(_mm512_maskz_scalef_ps(is_large, reinterpret_cast<__m512>(p), power));
+#else
+  const Ints scaled = reinterpret_cast<Ints>(p) + (reinterpret_cast<Ints>(rounded) << 23);
+  return x < -126.0f ? Floats{} : reinterpret_cast<Floats>(scaled);
+#endif
 }
 
 }  // namespace jaxserve
