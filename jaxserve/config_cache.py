@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,11 +49,13 @@ class TierConfig:
         None,
         help="directory for copies of KV pages, ours alone (mode 0700): they survive a restart (default: none)",
     )
-    kv_offload_disk: int = option(16 << 30, ge=1, unit="bytes", help="bytes of all files in --kv-offload-dir")
+    kv_offload_disk: int = option(
+        16 << 30, ge=1, unit="bytes", help="bytes of the files of each engine in --kv-offload-dir"
+    )
     kv_listen: str | None = option(
         None,
-        help="HOST:PORT, loopback or private, where other engines of the same model fetch pages from host memory and disk "
-        "(default: nowhere)",
+        help="HOST:PORT, loopback or private, where other engines of the same model fetch pages from host memory and disk; "
+        "with --replicas the port of the first, followed by those of the others (default: nowhere)",
     )
     kv_peers: str | None = option(
         None, help="HOST:PORT of --kv-listen of other engines, comma separated: pages are fetched from them"
@@ -78,6 +81,11 @@ class TierConfig:
     def are_shared(self) -> bool:
         """True if pages outlive the engine, or move between engines."""
         return any((self.kv_offload_dir, self.kv_listen, self.kv_peers))
+
+    def for_replica(self, replica: int) -> TierConfig:
+        """Return the settings of one of several engines on this host: each listens on a port of its own."""
+        host, _, port = (self.kv_listen or "").rpartition(":")
+        return dataclasses.replace(self, kv_listen=f"{host}:{int(port) + replica}") if port.isdigit() else self
 
     @property
     def settings(self) -> list[str]:

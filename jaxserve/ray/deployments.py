@@ -32,6 +32,7 @@ from jaxserve.ray.route_key import NO_PROMPT, RouteKeys
 from jaxserve.ray.server_process import ServerProcess, serve_command
 from jaxserve.ray.settings import AppSettings, RaySettings, read_arguments
 from jaxserve.ray.wire import HOP_HEADERS, ReplyHead, ReplyPart, WireRequest
+from jaxserve.runtime.environment import child_environment
 from jaxserve.runtime.ray_hosts import reserve_hosts
 
 _log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class EngineReplica:
         self._settings = read_arguments(settings)
         own = self._settings.ray
         self._replica_id = serve.get_replica_context().replica_id.unique_id
-        server = self._settings.for_replica(self._replica_id) | await _placement(self._settings)
+        server = self._settings.for_replica(self._replica_id, child_environment()) | await _placement(self._settings)
         cluster = ray.get_runtime_context().gcs_address
         self._server = await ServerProcess.start(command or serve_command(server), server, cluster, own.start_timeout_s)
         self._api_key = next(iter(api_keys(self._settings.config.server)), None)

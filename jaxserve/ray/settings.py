@@ -77,9 +77,12 @@ class AppSettings:
     config: Config
     """The config that these settings make."""
 
-    def for_replica(self, replica_id: str) -> dict[str, Any]:
-        """Return the settings of one replica's server. Its operator's socket is its own: several replicas may share a node."""
-        if not (path := self.server.get("admin_socket")):
+    def for_replica(self, replica_id: str, environ: Mapping[str, str]) -> dict[str, Any]:
+        """Return the settings of one replica's server. Its operator's socket is its own: several replicas may share a node.
+
+        environ: the variables of the replica's node, which may give that socket, too.
+        """
+        if not (path := self.server.get("admin_socket") or environ.get(BY_NAME["admin_socket"].variable)):
             return dict(self.server)
         return {**self.server, "admin_socket": f"{path}.{replica_id}"}
 

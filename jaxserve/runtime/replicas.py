@@ -8,6 +8,7 @@ often, the server goes on without it, and ends with the last one.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -27,6 +28,14 @@ NextEngine = Callable[[int, str | None], Awaitable[None]]
 """Called with a replica and the address of its next engine, or None if it gets no further one."""
 
 
+def spec_of(spec: EngineSpec, replica: int) -> EngineSpec:
+    """Return what an engine process of this replica needs, from that of the first one."""
+    config = dataclasses.replace(spec.config, tiers=spec.config.tiers.for_replica(replica))
+    return msgspec.structs.replace(
+        spec, config=config, address=replica_address(spec.address, replica), publishes_pages=True
+    )
+
+
 class ReplicaSupervisors:
     """One supervisor for each replica."""
 
@@ -43,11 +52,7 @@ class ReplicaSupervisors:
         self._supervisors = [
             EngineSupervisor(
                 model,
-                spec
-                if len(devices) == 1
-                else msgspec.structs.replace(
-                    spec, address=replica_address(spec.address, replica), publishes_pages=True
-                ),
+                spec if len(devices) == 1 else spec_of(spec, replica),
                 None if replica else process,
                 on_next,
                 replica,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -142,3 +144,25 @@ def test_disconnect_aborts_on_the_replica_that_computes() -> None:
         until(lambda: sorted(per_engine(server, "num_requests_running")) == [0, 1], "the request was not aborted")
         second.close()
         until(lambda: per_engine(server, "num_requests_running") == [0, 0], "the request was not aborted")
+
+
+def test_replicas_share_a_directory_of_kv_pages_and_listen_on_ports_of_their_own(tmp_path: Path) -> None:
+    tiers = {"kv_offload_dir": str(tmp_path / "kv"), "kv_listen": f"127.0.0.1:{two_free_ports()}", "kv_fetch": "always"}
+    fake = {"vocab_size": 384, "eos_token_ids": [], "num_blocks": 16}
+    with running(fake, parallel={"replicas": 2, "routing": "round-robin"}, tiers=tiers) as server:
+        for _ in range(2):
+            complete(server, [7] * 64)
+        until(lambda: min(per_engine(server, "kv_tier_stored_pages_total")) >= 3, "no pages were stored")
+    assert len({path.parents[1] for path in tmp_path.glob("kv/*/??/*.page")}) == 2
+
+
+def two_free_ports() -> int:
+    """Return a port that is free, as is the one after it."""
+    for _ in range(100):
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            port = int(first.getsockname()[1])
+            with contextlib.suppress(OSError, OverflowError):
+                second.bind(("127.0.0.1", port + 1))
+                return port
+    raise AssertionError("no two ports are free")

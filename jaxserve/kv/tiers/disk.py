@@ -1,8 +1,9 @@
 """Pages in files, which survive a restart.
 
     DIRECTORY/                        0700, ours alone
-      jaxserve-kv-IDENTITY/           pages of one layout; locked while a server uses it
+      jaxserve-kv-IDENTITY/           pages of one layout; locked while an engine uses it
         3f/3fa2...e1.page             magic, checksum, blocks; named by the page's hash, or as a snapshot of recurrent states is
+      jaxserve-kv-IDENTITY.1/         those of a second engine of the same layout, such as a replica on the same host
 
 A file is written under another name and renamed, so none is ever half there; a page whose checksum is wrong is deleted and
 counts as missing. Writes have a thread and a queue of their own: a slow disk loses pages, which are counted, and delays nothing.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import logging
 import os
 import shutil
@@ -91,7 +93,7 @@ class DiskStore:
     tier = "disk"
 
     def __init__(self, layout: PageLayout, directory: str, num_bytes: int, stats: TierStats) -> None:
-        """Raises ConfigError for a directory that others may enter, that cannot be used, or that another server uses."""
+        """Raises ConfigError for a directory that others may enter or that cannot be used."""
         check_holds_each("--kv-offload-disk", num_bytes, layout, _HEADER_BYTES)
         self._layout = layout
         self._stats = stats
@@ -252,40 +254,46 @@ def _write_all(descriptor: int, content: memoryview) -> None:
 
 
 def _open_folder(directory: Path, identity: str) -> tuple[Path, int]:
-    """Return the folder of a layout and the descriptor that holds its lock. Raises ConfigError."""
-    folder = directory / f"{_PREFIX}{identity}"
+    """Return the first folder of a layout that no other engine uses, and the descriptor that holds its lock. Raises ConfigError."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = directory.stat()
         if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
             raise ConfigError(f"--kv-offload-dir {str(directory)!r} must be ours alone (mode 0700)")
-        folder.mkdir(mode=0o700, exist_ok=True)
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        name = f"{_PREFIX}{identity}"
+        for number in itertools.count():
+            folder = directory / (f"{name}.{number}" if number else name)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            if (lock := _try_lock(folder)) is not None:
+                return folder, lock
     except OSError as error:
         raise ConfigError(f"--kv-offload-dir {str(directory)!r} cannot be used: {error.strerror}") from error
+    raise AssertionError("unreachable")
+
+
+def _try_lock(folder: Path) -> int | None:
+    """Return the descriptor that holds the lock of a folder, or None if another engine holds it. Raises OSError."""
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(lock)
-        raise ConfigError(f"--kv-offload-dir {str(directory)!r} is used by another server of this model") from error
-    return folder, lock
+        if isinstance(error, BlockingIOError):
+            return None
+        raise
+    return lock
 
 
 def _remove_other_layouts(own: Path, num_bytes: int) -> None:
-    """Remove folders of other layouts that no server uses, oldest first, until all together have `num_bytes` at most."""
+    """Remove folders of other layouts that no engine uses, oldest first, until they and ours have `num_bytes` at most."""
     folders = sorted(own.parent.glob(f"{_PREFIX}*"), key=lambda folder: folder.stat().st_mtime)
     sizes = {folder: sum(path.stat().st_size for path in folder.glob("??/*")) for folder in folders}
-    for folder in folders:
-        if sum(sizes.values()) <= num_bytes:
+    total = sum(size for folder, size in sizes.items() if folder == own or folder.stem != own.stem)
+    for folder, size in sizes.items():
+        if total <= num_bytes:
             return
-        if folder == own:
+        if folder.stem == own.stem or (lock := _try_lock(folder)) is None:
             continue
-        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            continue
-        finally:
-            os.close(lock)
         shutil.rmtree(folder, ignore_errors=True)
-        del sizes[folder]
+        os.close(lock)
+        total -= size

@@ -154,10 +154,31 @@ def test_full_disk_loses_a_page_and_nothing_else(opened: Open, stats: TierStats,
     assert stats.take().failures == {"disk_write": 1}
 
 
-def test_second_server_of_a_model_is_refused(opened: Open) -> None:
-    opened()
-    with pytest.raises(ConfigError, match="is used by another server of this model"):
-        opened()
+def test_each_engine_of_a_model_has_a_folder_of_its_own(opened: Open, tmp_path: Path) -> None:
+    """The next engines find both folders."""
+    first, second = opened(), opened()
+    put(first, 1)
+    put(second, 2, 3)
+    assert [store.num_leading([NAMES[1]]) for store in (first, second)] == [1, 0]
+    assert len(list(tmp_path.glob("kv/*"))) == 2
+    second = restart(second, opened)
+    first = restart(first, opened)
+    assert [content(store, 1) is None for store in (first, second)] == [False, True]
+    assert [content(store, 2) is None for store in (first, second)] == [True, False]
+
+
+def test_engines_of_a_model_leave_each_others_folders(opened: Open, tmp_path: Path) -> None:
+    """Together they have more than the limit of one, and the second folder is in use by none when the first starts."""
+    stores = opened(num_pages=3), opened(num_pages=3)
+    for store in stores:
+        put(store, 1, 2)
+    first = restart(stores[0], opened, num_pages=3)
+    restart(
+        stores[1], opened, layout=dataclasses.replace(LAYOUT, model="other"), num_pages=4
+    )  # unlocks the second folder
+    assert content(first, 1) is not None
+    first = restart(first, opened, num_pages=3)
+    assert len(list(tmp_path.glob("kv/*/??/*.page"))) == 4
 
 
 def test_folder_that_others_may_enter_is_refused(tmp_path: Path, stats: TierStats) -> None:
