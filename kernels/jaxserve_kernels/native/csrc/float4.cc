@@ -103,9 +103,9 @@ void multiply_some(const Weights& w, const Product<Float32>& rows, int64_t exper
   Product<Float32> own = rows;
   own.w = buffer;
   own.y += out;
-  for (int64_t row = 0; row < own.m; row += kBlockRows) {
-    all_rows<Float32, Outputs, 0>(own, row, std::min(row + kBlockRows, own.m), 0);
-  }
+  int64_t row = 0;
+  for (; row + kTileRows <= own.m; row += kTileRows) tile<Float32, kTileRows, Outputs, 0>(own, row, 0, 0);
+  last_rows<Float32, kTileRows - 1, Outputs, 0>(own, own.m - row, row, 0, 0);
 }
 
 void multiply_group(const Weights& w, const Product<Float32>& rows, int64_t expert, int64_t begin, int64_t end) {

@@ -1,9 +1,10 @@
 // Matmuls on the vector unit, and where they are asked for on the matrix unit: y[M, N] = x[M, K] * w[N, K]^T.
 //
 // Both operands are read along K, so weights stay as checkpoints have them. A tile of kTileRows x kTileOutputs
-// sums is held in registers; its weights, converted as they are loaded, stay in the first cache while all rows
-// pass by. Those of the tiles to come are fetched meanwhile, line after line, into the second cache: the first holds
-// no more, and has fewer misses under way than the memory can serve.
+// sums is held in registers. Of few rows a tile's weights, converted as they are loaded, stay in the first cache while all rows
+// pass by; of many, a tile's rows stay there while the weights of a group of outputs pass by, out of the second cache. Weights
+// to come are fetched meanwhile, line after line, into the second cache: the first holds no more, and has fewer misses
+// under way than the memory can serve.
 //
 // Where the processor has a matrix unit and it is asked for, it does all of this (tiled.h).
 //
@@ -24,7 +25,8 @@ namespace ffi = xla::ffi;
 
 constexpr int kTileRows = kRegisters == 32 ? 6 : 3;
 constexpr int kTileOutputs = 4;
-constexpr int64_t kBlockRows = 96;         // rows that share a tile's weights: they fit the second cache
+constexpr int64_t kGroupBytes = 128 << 10;  // of weights that all rows meet before the next ones: they fit the second cache
+constexpr int64_t kSlowTiles = 8;          // of rows, whose arithmetic takes much longer than their weights
 constexpr int64_t kTaskOutputs = 32;       // outputs of a task: a multiple of this
 constexpr int64_t kFetchBytes = 24 << 10;  // further ahead than the memory's latency, well within the second cache
 
@@ -64,14 +66,13 @@ inline void store_sums(const Product<P>& product, int64_t row, int64_t out, floa
   product.y[row * product.n + out] = sum * (product.scales ? product.scales[out] : 1.0f);
 }
 
-// `Fetch`: rows of a later tile's weights, from row `fetch` on, to bring into the cache meanwhile.
+// `Fetch`: rows of weights to bring into the cache meanwhile, from `later` rows after the tile's on.
 template <typename P, int Rows, int Outputs, int Fetch>
-inline __attribute__((always_inline)) void tile(const Product<P>& product, int64_t row, int64_t out, int fetch) {
+inline __attribute__((always_inline)) void tile(const Product<P>& product, int64_t row, int64_t out, int64_t later) {
   const int64_t k = product.k;
   const auto* x = product.x + row * k;
   const auto* w = product.w + out * k;
-  const int64_t ahead = 1 + kFetchBytes / (kTileOutputs * k * sizeof(*w));  // tiles; weights are fetched so
-  const auto* next = w + (ahead * Outputs + fetch) * k;
+  const auto* next = w + later * k;
   constexpr int kLine = 64 / sizeof(typename P::Stored);
   constexpr int kLines = (Fetch * P::kStep + kLine - 1) / kLine;
   typename P::Sum sums[Rows][Outputs] = {};
@@ -89,48 +90,73 @@ inline __attribute__((always_inline)) void tile(const Product<P>& product, int64
 
 // What is left of a block's rows: between 1 and kTileRows - 1.
 template <typename P, int Rows, int Outputs, int Fetch>
-void last_rows(const Product<P>& product, int64_t count, int64_t row, int64_t out, int fetch) {
+void last_rows(const Product<P>& product, int64_t count, int64_t row, int64_t out, int64_t later) {
   if constexpr (Rows > 0) {
     if (count == Rows) {
-      tile<P, Rows, Outputs, Fetch>(product, row, out, fetch);
+      tile<P, Rows, Outputs, Fetch>(product, row, out, later);
     } else {
-      last_rows<P, Rows - 1, Outputs, Fetch>(product, count, row, out, fetch);
+      last_rows<P, Rows - 1, Outputs, Fetch>(product, count, row, out, later);
     }
   }
 }
 
+// Multiplies up to a tile of rows.
+template <typename P>
+void few_row_outputs(const Product<P>& product, int64_t begin, int64_t end) {
+  constexpr int64_t kSteps = kFetchBytes / sizeof(typename P::Stored) / kTileOutputs;
+  const int64_t ahead = (1 + kSteps / product.k) * kTileOutputs;  // outputs: weights are fetched so
+  int64_t out = begin;
+  for (; out + kTileOutputs <= end; out += kTileOutputs) {
+    last_rows<P, kTileRows, kTileOutputs, kTileOutputs>(product, product.m, 0, out, ahead);
+  }
+  for (; out < end; ++out) last_rows<P, kTileRows, 1, 1>(product, product.m, 0, out, ahead);
+}
+
+// Multiplies more rows with a group of outputs after another, Outputs at a time. Some tiles of rows fetch weights of the next
+// group, Fetch rows for each Outputs.
 template <typename P, int Outputs, int Fetch>
-void all_rows(const Product<P>& product, int64_t row, int64_t end, int64_t out) {
-  int fetch = 0;
-  for (; row + kTileRows <= end; row += kTileRows, fetch += Fetch) {
-    if (fetch < Outputs) {
-      tile<P, kTileRows, Outputs, Fetch>(product, row, out, fetch);
-    } else {
-      tile<P, kTileRows, Outputs, 0>(product, row, out, 0);
+void many_row_outputs(const Product<P>& product, int64_t begin, int64_t end) {
+  const int64_t tiles = product.m / kTileRows, rest = product.m - tiles * kTileRows;
+  const int64_t fetching = std::max<int64_t>(1, tiles * Fetch / Outputs);  // one tile in so many fetches
+  const bool is_slow = tiles >= kSlowTiles;  // then the memory can bring weights of the next task, too, which another thread may do
+  const int64_t most = kGroupBytes / (product.k * sizeof(*product.w));
+  const int64_t own = is_slow ? most : std::min(most, (end - begin) / 2);
+  const int64_t group = std::max<int64_t>(1, own / Outputs) * Outputs;
+  for (int64_t first = begin; first < end; first += group) {
+    const int64_t last = std::min(first + group, end);
+    for (int64_t i = 0; i < tiles; ++i) {
+      const int64_t row = i * kTileRows, fetch = i / fetching * Fetch;
+      const bool fetches = (is_slow || last < end) && i % fetching == 0 && fetch < Outputs;
+      for (int64_t out = first; out < last; out += Outputs) {
+        if (fetches) {
+          tile<P, kTileRows, Outputs, Fetch>(product, row, out, group + fetch);
+        } else {
+          tile<P, kTileRows, Outputs, 0>(product, row, out, 0);
+        }
+      }
+    }
+    for (int64_t out = first; out < last; out += Outputs) {
+      last_rows<P, kTileRows - 1, Outputs, 0>(product, rest, tiles * kTileRows, out, 0);
     }
   }
-  last_rows<P, kTileRows - 1, Outputs, Fetch>(product, end - row, row, out, fetch);
 }
 
 template <typename P>
 void outputs(const Product<P>& product, int64_t begin, int64_t end) {
+  const int64_t whole = begin + (end - begin) / kTileOutputs * kTileOutputs;
   if (product.m == 1) {  // only the memory's speed counts: one plain stream of weights is what it serves best
     for (int64_t out = begin; out < end; ++out) tile<P, 1, 1, 0>(product, 0, out, 0);
-    return;
-  }
-  for (int64_t row = 0; row < product.m; row += kBlockRows) {
-    const int64_t last = std::min(row + kBlockRows, product.m);
-    int64_t out = begin;
-    for (; out + kTileOutputs <= end; out += kTileOutputs) {
-      if (last - row <= kTileRows) {
-        all_rows<P, kTileOutputs, kTileOutputs>(product, row, last, out);
-      } else if (last - row <= 3 * kTileRows) {
-        all_rows<P, kTileOutputs, 2>(product, row, last, out);
-      } else {
-        all_rows<P, kTileOutputs, 1>(product, row, last, out);
-      }
+  } else if (product.m <= kTileRows) {
+    few_row_outputs(product, begin, end);
+  } else {
+    if (product.m < 2 * kTileRows) {
+      many_row_outputs<P, kTileOutputs, kTileOutputs>(product, begin, whole);
+    } else if (product.m < 4 * kTileRows) {
+      many_row_outputs<P, kTileOutputs, 2>(product, begin, whole);
+    } else {
+      many_row_outputs<P, kTileOutputs, 1>(product, begin, whole);
     }
-    for (; out < end; ++out) all_rows<P, 1, 1>(product, row, last, out);
+    many_row_outputs<P, 1, 1>(product, whole, end);
   }
 }
 
