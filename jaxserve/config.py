@@ -170,7 +170,8 @@ class SchedulerConfig:
         "multi-token-prediction layer of the model's checkpoint",
     )
     speculative_model: str | None = option(
-        None, help="smaller model with the same tokenizer that drafts: directory, GGUF file or hub id (default: none)"
+        None,
+        help="smaller model with the same tokenizer, or EAGLE-3 head of the model, that drafts: directory, GGUF file or hub id (default: none)",
     )
 
     @property

@@ -17,7 +17,7 @@ StackedExperts = Literal["interleaved", "halves", "halves_by_inputs", "halves_of
 of up, and outputs by inputs (Qwen3.5). halves_by_inputs: the same, inputs by outputs (Llama 4). halves_of_either_order: as
 halves, but matrices whose shape says so are inputs by outputs (Qwen3-VL as published)."""
 MTPNames = Literal["layer", "module"]
-"""Names of a multi-token-prediction layer in checkpoints: see `checkpoint.mtp`."""
+"""Names of a multi-token-prediction layer in checkpoints: see `checkpoint.drafters.mtp`."""
 ReadVision = Callable[[Mapping[str, Any], ImageProcessorConfig, DecoderConfig], VisionConfig]
 """Read the tower from the text model's config, which holds the whole one (`renamed.MULTIMODAL`), the preprocessing, and the
 decoder. Raises CheckpointError for a value that is not computed."""

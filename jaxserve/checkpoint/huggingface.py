@@ -13,10 +13,11 @@ from typing import Any, Final, cast
 
 import numpy as np
 
+from jaxserve.checkpoint.drafters.eagle import eagle_config, with_head_names
+from jaxserve.checkpoint.drafters.mtp import as_first_layer, mtp_config, only_mtp_layer
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.files import read_config, read_object
 from jaxserve.checkpoint.gguf.factors import check_not_multiplied
-from jaxserve.checkpoint.mtp import as_first_layer, mtp_config, only_mtp_layer
 from jaxserve.checkpoint.parts import split_fused, with_each_expert, with_flat_corrections
 from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
 from jaxserve.checkpoint.renamed import architecture, text_config, with_our_names, with_text_names, without_mtp_layers
@@ -58,7 +59,7 @@ def open_huggingface(directory: Path, families: Collection[Family]) -> Checkpoin
 
 
 def open_mtp_layer(directory: Path, families: Collection[Family]) -> Checkpoint:
-    """Open the first multi-token-prediction layer of a directory, as a decoder of one layer (`checkpoint.mtp`).
+    """Open the first multi-token-prediction layer of a directory, as a decoder of one layer (`checkpoint.drafters.mtp`).
 
     Raises CheckpointError in one line if there is none that is served.
     """
@@ -75,6 +76,17 @@ def open_mtp_layer(directory: Path, families: Collection[Family]) -> Checkpoint:
     family = _find_family(layer.config, families)
     stored = _with_quantized_matrices(only_mtp_layer(with_text_names(layer), num_layers, families))
     return _with_single_matrices(_with_family_names(as_first_layer(stored, num_layers, families), family), family)
+
+
+def open_eagle_head(directory: Path, families: Collection[Family]) -> Checkpoint:
+    """Open an EAGLE-3 head as a decoder of one layer (`checkpoint.drafters.eagle`). Raises CheckpointError in one line."""
+    whole = _open_stored(directory, families)
+    try:
+        own, head = eagle_config(whole.config)
+    except CheckpointError as error:
+        raise CheckpointError(f"{directory}: {error}") from error
+    named = with_head_names(replace(whole, config=own, generation_config={}), head, own["vocab_size"])
+    return _with_single_matrices(_with_quantized_matrices(named), _find_family(own, families))
 
 
 def _open_stored(directory: Path, families: Collection[Family]) -> HuggingFaceCheckpoint:

@@ -25,6 +25,7 @@ _PREFIXES: Final = {
 MULTIMODAL: Final = "multimodal_config"
 """Key under which a text model's config keeps that of the multimodal model that it is a part of."""
 _MTP: Final = "mtp."
+_MTP_COUNTS: Final = ("num_nextn_predict_layers", "num_mtp_modules")
 
 
 def with_decoder_names(checkpoint: Checkpoint) -> Checkpoint:
@@ -50,12 +51,13 @@ def our_name(renames: Mapping[str, str], name: str) -> str:
 
 
 def without_mtp_layers(checkpoint: Checkpoint) -> Checkpoint:
-    """Leave out multi-token-prediction layers: those after the last layer of some decoders (DeepSeek-V3, GLM-4.5), and
+    """Leave out multi-token-prediction layers: those after the last layer of some decoders (DeepSeek-V3, GLM-4.5, MiniMax-M2), and
     modules named `mtp` (Qwen3-Next, Qwen3.5)."""
     if any(name.startswith(_MTP) for name in checkpoint.tensors):
         checkpoint = renamed(checkpoint, lambda name: None if name.startswith(_MTP) else name)
-    count, first = (checkpoint.config.get(key) for key in ("num_nextn_predict_layers", "num_hidden_layers"))
-    if not isinstance(count, int) or not isinstance(first, int):
+    counts, first = [checkpoint.config.get(key) for key in _MTP_COUNTS], checkpoint.config.get("num_hidden_layers")
+    count = next((each for each in counts if type(each) is int), None)
+    if count is None or not isinstance(first, int):
         return checkpoint
     prefixes = tuple(f"model.layers.{first + index}." for index in range(count))
     return renamed(checkpoint, lambda name: None if name.startswith(prefixes) else name)

@@ -35,6 +35,7 @@ _READABLE_DTYPES: dict[str, np.dtype] = {
     "I8": np.dtype(np.int8),
     "I16": np.dtype("<i2"),
     "I32": np.dtype("<i4"),
+    "I64": np.dtype("<i8"),
     "U8": np.dtype(np.uint8),
 }
 _NAMES: Final = {dtype: name for name, dtype in _READABLE_DTYPES.items()}
@@ -62,7 +63,7 @@ class SafetensorsFile:
     num_file_bytes: int
 
     def read(self, name: str) -> np.ndarray:
-        """Return a tensor in F32, F16, BF16, F8_E4M3, I32 or U8: a read-only view of the file."""
+        """Return a tensor in F32, F16, BF16, F8_E4M3, U8 or signed integers: a read-only view of the file."""
         tensor = self.tensors.get(name)
         if tensor is None:
             raise CheckpointError(f"{self.path}: tensor {shown(name)}: expected to be in the file, found none")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from jaxserve.checkpoint.drafters.eagle import is_eagle_head
 from jaxserve.checkpoint.source import resolve
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
@@ -20,13 +21,16 @@ def with_draft_path(config: Config, model_path: Path) -> Config:
     if name is None:
         return config
     path = resolve(name, progress=False)
+    drafting = replace(config, scheduler=replace(config.scheduler, speculative_model=str(path)))
+    if is_eagle_head(path):  # without a tokenizer: its tokens are numbers of the model's
+        return drafting
     different = first_difference(load_tokenizer(model_path), load_tokenizer(path))
     if different is not None:
         raise ConfigError(
             f"--speculative-model {name}: token {different} is another one than in {model_path}; a draft model needs the "
             "same tokenizer"
         )
-    return replace(config, scheduler=replace(config.scheduler, speculative_model=str(path)))
+    return drafting
 
 
 def first_difference(one: Tokenizer, other: Tokenizer) -> int | None:

@@ -1,4 +1,5 @@
-"""The draft model of `--speculative-model`, or the multi-token-prediction layer of the model: its checkpoint, and its parameters."""
+"""The draft model or EAGLE-3 head of `--speculative-model`, or the multi-token-prediction layer of the model: its checkpoint, and its
+parameters."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from typing import Final
 
 import jax
 
+from jaxserve.checkpoint.drafters.eagle import is_eagle_head
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.source import resolve
 from jaxserve.config import Config
@@ -15,7 +17,7 @@ from jaxserve.errors import CheckpointError, ConfigError
 from jaxserve.executor.preparation import Preparation, resolve_task
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
-from jaxserve.models.registry import model_of, open_model, read_decoder, read_mtp_layer
+from jaxserve.models.registry import model_of, open_model, read_draft, read_eagle_head, read_mtp_layer
 from jaxserve.runner.speculation.model import draft_source
 from jaxserve.weights.loader import check_tensors, load_params
 
@@ -25,7 +27,7 @@ FREE: Final = frozenset({"eos_token_ids", "bos_token_id", "max_position", "store
 
 @dataclass(frozen=True, slots=True)
 class DraftCheckpoint:
-    """The checkpoint of an engine's draft model or MTP layer; empty for an engine without one."""
+    """The checkpoint of an engine's draft model, EAGLE-3 head or MTP layer; empty for an engine without one."""
 
     checkpoint: Checkpoint | None = None
     decoder: DecoderConfig | None = None
@@ -64,7 +66,7 @@ class DraftCheckpoint:
 
 
 def open_draft_model(config: Config, model: DecoderConfig | EncoderConfig, path: Path) -> DraftCheckpoint:
-    """Open the draft model or MTP layer for `model`, whose checkpoint is at `path`. Raises StartupError in one line."""
+    """Open the draft model, EAGLE-3 head or MTP layer for `model`, whose checkpoint is at `path`. Raises StartupError in one line."""
     name = draft_source(config)
     if name is None:
         return DraftCheckpoint()
@@ -75,7 +77,11 @@ def open_draft_model(config: Config, model: DecoderConfig | EncoderConfig, path:
     if is_mtp:
         layer, checkpoint = read_mtp_layer(path)
         return DraftCheckpoint(checkpoint, layer, is_mtp=True)
-    checkpoint = open_model(resolve(name, progress=False))
+    source = resolve(name, progress=False)
+    if is_eagle_head(source):
+        head, checkpoint = read_eagle_head(source)
+        return DraftCheckpoint(checkpoint, head)
+    checkpoint = open_model(source)
     decoder = model_of(checkpoint)
     if isinstance(decoder, EncoderConfig):
         raise ConfigError(f"--speculative-model {name}: an encoder drafts no tokens")
@@ -83,9 +89,9 @@ def open_draft_model(config: Config, model: DecoderConfig | EncoderConfig, path:
 
 
 def read_draft_config(config: Config, path: Path) -> DecoderConfig | None:
-    """Return the config of the draft model, or of the MTP layer of the model at `path`, of which no weights are needed; None
+    """Return the config of the draft model or EAGLE-3 head, or of the MTP layer of the model at `path`, of which no weights are needed; None
     without one. Raises StartupError."""
     name = draft_source(config)
     if config.scheduler.speculative_method == "mtp":
         return read_mtp_layer(path)[0]
-    return None if name is None else read_decoder(resolve(name, weights=False, progress=False))[0]
+    return None if name is None else read_draft(resolve(name, weights=False, progress=False))

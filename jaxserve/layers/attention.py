@@ -93,14 +93,17 @@ class Attention(nnx.Module):
     A layer that reads another layer's keys and values has queries only, and writes nothing.
     """
 
-    def __init__(self, config: DecoderConfig, layer: LayerConfig, policy: DtypePolicy) -> None:
+    def __init__(
+        self, config: DecoderConfig, layer: LayerConfig, policy: DtypePolicy, *, in_dim: int | None = None
+    ) -> None:
+        """in_dim: width of the input; None: D."""
         d, n = config.hidden_size, config.num_heads
         k, h = config.kv_shape(layer)
         self.has_output_gate = config.has_output_gate
         parts = {"q_proj": n * h * (2 if self.has_output_gate else 1)}
         if layer.kv_source is None:
             parts |= {"k_proj": k * h, "v_proj": k * h} if layer.has_value_projection else {"k_proj": k * h}
-        make = partial(Linear, in_dim=d, axes=("kv_heads", "embed"), policy=policy, bias=config.qkv_bias)
+        make = partial(Linear, in_dim=in_dim or d, axes=("kv_heads", "embed"), policy=policy, bias=config.qkv_bias)
         self.qkv_proj = FusedLinear(parts, make, policy, num_units=k)
         self.o_proj = Linear(d, n * h, ("embed", "heads"), policy, bias=config.attention_out_bias)
         self.has_whole_norm = config.qk_norm == "whole"
@@ -132,7 +135,7 @@ class Attention(nnx.Module):
         self.shards = ShardAxes(policy.rules.mesh_axes("kv_heads"), policy.rules.mesh_axes("pages"))
 
     def __call__(
-        self, x: Float[Array, "T D"], cache: Cache, places: LayerPlaces, step: StepContext
+        self, x: Float[Array, "T I"], cache: Cache, places: LayerPlaces, step: StepContext
     ) -> tuple[Float[Array, "T D"], Cache]:
         place = places.paged
         assert place is not None, "attention has keys and values"

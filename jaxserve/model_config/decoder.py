@@ -10,6 +10,7 @@ from typing import Literal
 from jaxserve.model_config.activation import Activation
 from jaxserve.model_config.altup import AltUpConfig
 from jaxserve.model_config.cache import CacheGroup, CacheLayout, LayerCache, cache_layout
+from jaxserve.model_config.eagle import EagleConfig
 from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.model_config.latent import LatentConfig
 from jaxserve.model_config.recurrent import RecurrentConfig
@@ -214,6 +215,10 @@ class DecoderConfig:
     """Quantisation of the checkpoint; None: it is not quantised."""
     kv_copies: int = 1
     """Copies of each of the checkpoint's KV heads among the `num_kv_heads`: see `for_devices`."""
+    tapped_layers: tuple[int, ...] = ()
+    """Layers whose inputs a step returns for the head that drafts; L stands for the output of the last one."""
+    eagle: EagleConfig | None = None
+    """The inputs of an EAGLE-3 head, which this is a layer of; None: this is a model."""
     vision: VisionConfig | None = None
     """Tower whose embeddings stand for images among the tokens; None: the model is served for texts."""
     splits_windows: bool = False

@@ -75,6 +75,19 @@ class ImageTokens(NamedTuple):
         return x + jnp.where((self.rows >= 0)[:, None], found.astype(x.dtype), 0)
 
 
+class Forward(NamedTuple):
+    """The results of a decoder's layers for the tokens of a step."""
+
+    hidden: Float[Array, "T D"]
+    """The output of the final norm."""
+    cache: Cache
+    """The cache with what the layers store of the tokens."""
+    experts: list[Int[Array, "T k"]]
+    """The experts of every token in each layer that has some (`Routing.experts`)."""
+    tapped: Float[Array, "T KD"] | None
+    """The inputs of `DecoderConfig.tapped_layers`, side by side; None if there are no such layers."""
+
+
 class DecoderLayer(nnx.Module):
     """Compute x + mixer(x), then x + mlp(x) or x + experts(x), with norms before the blocks, after them, or both.
 
@@ -214,13 +227,12 @@ class Decoder(nnx.Module):
 
         images: None if no token of the step may stand for an image.
         """
-        hidden, cache, _ = self.hidden_and_experts(token_ids, cache, step, images)
-        return hidden, cache
+        return self.forward(token_ids, cache, step, images)[:2]
 
-    def hidden_and_experts(
+    def forward(
         self, token_ids: Int[Array, "T"], cache: Cache, step: StepContext, images: ImageTokens | None = None
-    ) -> tuple[Float[Array, "T D"], Cache, list[Int[Array, "T k"]]]:
-        """Return what `hidden` returns, and the experts of every token in each layer that has some (`Routing.experts`)."""
+    ) -> Forward:
+        """Return what `hidden` returns, and what else the layers give."""
         if self.config.recurrent is not None:
             step = with_segments(step, len(token_ids))
         if any(layer.kv_source is not None for layer in self.config.layers):
@@ -232,18 +244,23 @@ class Decoder(nnx.Module):
             make = self.model.per_layer
             own_ids = token_ids if images is None else images.per_layer_ids(token_ids, self.config)
             own = None if make is None else make(own_ids, x, step.tokens)  # (T, L, P)
-        chosen = []
+        chosen, inputs = [], []
         streams = self.model.altup
         if streams is not None:
             x = streams.split(x, step.tokens)  # (A, T, D)
         for index, (layer, places) in enumerate(zip(self.model.layers, self.config.cache.places, strict=True)):
+            inputs.append(x)
             with jax.named_scope(f"layer_{index}"):
                 x, cache, experts = layer(x, cache, places, step, None if own is None else own[:, index])
                 if images is not None:
                     x = images.add_deepstack(x, index)
             if experts is not None:
                 chosen.append(experts)
-        return self.model.norm(x if streams is None else streams.join(x, step.tokens)), cache, chosen
+        inputs.append(x)
+        taps = self.config.tapped_layers
+        tapped = jnp.concatenate([inputs[index] for index in taps], -1) if taps else None
+        hidden = self.model.norm(x if streams is None else streams.join(x, step.tokens))
+        return Forward(hidden, cache, chosen, tapped)
 
     def _kv_scales(self) -> Mapping[CachePlace, KVScales]:
         """Return the scales of layers that store keys and values, by their place in the cache."""

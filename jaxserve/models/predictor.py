@@ -18,19 +18,19 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxserve.layers.attention import StepContext
 from jaxserve.layers.cache import Cache
-from jaxserve.layers.linear import Linear
+from jaxserve.layers.linear import Linear, Tokens
 from jaxserve.layers.norm import make_norm
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.decoder import DecoderLayer
+from jaxserve.models.decoder import Decoder, DecoderLayer
 
 
 class PredictorStack(nnx.Module):
-    """Norms, projection, one layer, final norm: the prefix `model.` of `checkpoint.mtp`."""
+    """Norms, projection, one layer, final norm: the prefix `model.` of `checkpoint.drafters.mtp`."""
 
     def __init__(self, config: DecoderConfig, policy: DtypePolicy) -> None:
         dim = config.hidden_size
@@ -48,6 +48,20 @@ class MultiTokenPredictor(nnx.Module):
         """config: a decoder of one layer."""
         self.config = config
         self.model = PredictorStack(config, policy)
+
+    def start(
+        self, hidden: Float[Array, "T D"], tapped: Float[Array, "T KD"] | None, tokens: Tokens
+    ) -> Float[Array, "T D"]:
+        """Return the hidden state that the layer begins with: the model's final one."""
+        return hidden
+
+    def embed(self, model: Decoder, token_ids: Int[Array, "T"]) -> Float[Array, "T D"]:
+        """Return the embeddings of tokens."""
+        return model.embed(token_ids)
+
+    def logits(self, model: Decoder, made: Float[Array, "B D"], num_rows: Int[Array, ""]) -> Float[Array, "B V"]:
+        """Return logits for outputs of the layer."""
+        return model.logits(made, num_rows)
 
     def __call__(
         self, embeddings: Float[Array, "T D"], hidden: Float[Array, "T D"], cache: Cache, step: StepContext

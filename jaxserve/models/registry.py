@@ -12,12 +12,13 @@ from types import MappingProxyType, ModuleType
 from typing import Any, Final, TypeVar
 
 from jaxserve.checkpoint.converted import is_converted
+from jaxserve.checkpoint.drafters.eagle import eagle_config, is_eagle_head
+from jaxserve.checkpoint.drafters.mtp import mtp_config
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.files import read_config, read_object
-from jaxserve.checkpoint.huggingface import open_mtp_layer
+from jaxserve.checkpoint.huggingface import open_eagle_head, open_mtp_layer
 from jaxserve.checkpoint.image_processor import FILES, read_image_processor
 from jaxserve.checkpoint.maxtext.folder import is_orbax
-from jaxserve.checkpoint.mtp import mtp_config
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.renamed import MULTIMODAL, architecture, text_config, with_decoder_names
@@ -183,6 +184,26 @@ def read_mtp_layer(path: Path) -> tuple[DecoderConfig, Checkpoint | None]:
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
     return _named(path, own, {}), None
+
+
+def read_eagle_head(path: Path) -> tuple[DecoderConfig, Checkpoint | None]:
+    """Return the EAGLE-3 head at `path` as a decoder of one layer, and its checkpoint, reading headers only.
+
+    The checkpoint is None for a directory with only config.json. Raises CheckpointError in one line.
+    """
+    try:
+        own, head = eagle_config(read_config(path))
+    except CheckpointError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    if not any(path.glob("*.safetensors")):
+        return replace(_named(path, own, {}), eagle=head), None
+    checkpoint = open_eagle_head(path, families())
+    return replace(decoder_of(checkpoint), eagle=head), checkpoint
+
+
+def read_draft(path: Path) -> DecoderConfig:
+    """Return the config of the draft model or EAGLE-3 head at `path`, reading headers only. Raises CheckpointError in one line."""
+    return (read_eagle_head if is_eagle_head(path) else read_decoder)(path)[0]
 
 
 def read_model_config(path: Path) -> tuple[DecoderConfig | EncoderConfig, Checkpoint | None]:

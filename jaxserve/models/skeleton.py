@@ -26,6 +26,7 @@ from jaxserve.layers.recurrent import DepthwiseConv
 from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.decoder import Decoder
+from jaxserve.models.eagle import EagleHead
 from jaxserve.models.encoder import Encoder
 from jaxserve.models.predictor import MultiTokenPredictor
 from jaxserve.quant.array import ArraySpec, QuantArray
@@ -201,7 +202,11 @@ class PredictorSkeleton(Skeleton[DecoderConfig, MultiTokenPredictor]):
     """A multi-token-prediction layer without its numbers."""
 
 
-DecoderSkeleton = ModelSkeleton | PredictorSkeleton
+class EagleSkeleton(Skeleton[DecoderConfig, EagleHead]):
+    """An EAGLE-3 head without its numbers."""
+
+
+DecoderSkeleton = ModelSkeleton | PredictorSkeleton | EagleSkeleton
 AnySkeleton = DecoderSkeleton | EncoderSkeleton
 
 
@@ -222,6 +227,12 @@ def make_predictor_skeleton(config: DecoderConfig, policy: DtypePolicy) -> Predi
     """Declare the multi-token-prediction layer of `config`, a decoder of one layer, with its parameters as `policy` asks."""
     policy = replace(policy, rules=axis_rules(config, policy.mesh))
     return PredictorSkeleton(config, policy, *_declare(lambda: MultiTokenPredictor(config, policy), policy))
+
+
+def make_eagle_skeleton(config: DecoderConfig, policy: DtypePolicy) -> EagleSkeleton:
+    """Declare the EAGLE-3 head of `config`, a decoder of one layer, with its parameters as `policy` asks."""
+    policy = replace(policy, rules=axis_rules(config, policy.mesh))
+    return EagleSkeleton(config, policy, *_declare(lambda: EagleHead(config, policy), policy))
 
 
 def _declare(

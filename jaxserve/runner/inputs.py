@@ -268,6 +268,8 @@ class Computed(NamedTuple):
     sampled: Sampled
     images: ImageTokens | None
     """Embeddings that replace those of tokens; None if the program reads tokens only."""
+    tapped: Float[Array, "T KD"] | None
+    """See `models.decoder.Forward`."""
 
 
 def no_outcome(program: Program) -> Outcome:
@@ -352,7 +354,7 @@ def dummy_plan(program: Program) -> StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """A model, or a multi-token-prediction layer of the model itself, that drafts `num_drafts` tokens for every row of a speculative
+    """A model, a multi-token-prediction layer of the model itself or an EAGLE-3 head, that drafts `num_drafts` tokens for every row of a speculative
     step."""
 
     skeleton: DecoderSkeleton

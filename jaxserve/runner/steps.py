@@ -329,7 +329,7 @@ def _one_step(
         field |= {"state_writes": writes}
     images = ImageTokens(state.images, field["image_rows"]) if "image_rows" in field else None  # type: ignore[arg-type]
     context = step_context(skeleton, field, cache, program)
-    hidden, cache, chosen = model.hidden_and_experts(tokens, cache, context, images)
+    hidden, cache, chosen, tapped = model.forward(tokens, cache, context, images)
     last = jnp.maximum(field["query_starts"][1:] - 1, 0)  # (B,) each row's newest token
     newest = hidden if program.kind == "decode" else hidden[last]
     num_rows = (field["query_starts"][1:] > field["query_starts"][:-1]).sum(dtype=jnp.int32)
@@ -345,7 +345,8 @@ def _one_step(
     slots, has_end = store_tokens(slots, field, rows, sampled.token_ids, vocab_size)
     shown = jnp.where(rows.is_over, UNREAD_TOKEN, sampled.token_ids)
     experts = stacked(skeleton.config, chosen) if returns_experts else None
-    return cache, slots, has_end, experts, Computed(field, tokens, hidden, sampled._replace(token_ids=shown), images)
+    computed = Computed(field, tokens, hidden, sampled._replace(token_ids=shown), images, tapped)
+    return cache, slots, has_end, experts, computed
 
 
 GENERATION: Final = StepTask(

@@ -27,7 +27,14 @@ from benchmarks.model_steps.traffic import Course, Launch, Partial, launches
 from jaxserve.layers.cache import GroupShapes, group_shapes
 from jaxserve.layers.policy import plain
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.skeleton import DecoderSkeleton, ModelSkeleton, make_predictor_skeleton, make_skeleton
+from jaxserve.model_config.eagle import EagleConfig
+from jaxserve.models.skeleton import (
+    DecoderSkeleton,
+    ModelSkeleton,
+    make_eagle_skeleton,
+    make_predictor_skeleton,
+    make_skeleton,
+)
 from jaxserve.runner.buckets import page_tokens
 from jaxserve.runner.inputs import DraftModel, Program
 from jaxserve.runner.speculation import rows
@@ -123,16 +130,14 @@ def compiled(target: Target, vocab_size: int | None, *, has_mtp_layer: bool = Fa
 
 
 def compiled_step(target: Target, model: DecoderConfig, draft: DecoderConfig, *, has_mtp_layer: bool) -> Compiled:
-    """Compile the step of a model with a draft model, or with `draft` as its multi-token-prediction layer."""
+    """Compile the step of a model with a draft model or an EAGLE-3 head, or with `draft` as its multi-token-prediction layer."""
     is_gpu = target.platform == "gpu"
     backend: Any = "mosaic_gpu" if is_gpu else "mosaic_tpu"
     policy = replace(plain(jnp.dtype("bfloat16")), backend=backend, fused_for=1 if is_gpu else 0)
     page_size = page_tokens(target.platform, None)
     pools = (*_pools(model, page_size, target.platform), *_pools(draft, page_size, target.platform))
-    skeletons = (
-        make_skeleton(model, policy),
-        (make_predictor_skeleton if has_mtp_layer else make_skeleton)(draft, policy),
-    )
+    make = make_predictor_skeleton if has_mtp_layer else make_skeleton if draft.eagle is None else make_eagle_skeleton
+    skeletons = make_skeleton(model, policy), make(draft, policy)
     task = speculative_task(generation_task(target.platform), DraftModel(skeletons[1], NUM_DRAFTS), "raw_logprobs")
     num_slots = NUM_STATE_SLOTS if model.cache.states else 0
     shape = (NUM_ROWS, NUM_ROWS, 8192 // page_size, NUM_ROWS, 1 + NUM_DRAFTS)
@@ -201,6 +206,24 @@ def test_a_step_with_an_mtp_layer_is_one_cuda_graph_of_kernels(monkeypatch: pyte
     assert " while(" not in found.text
     kernels = re.findall(r'custom_call_target="mosaic_gpu\w*"', found.text)
     # the verified chunk in the model and in the layer, by three kernels each; the layer's other passes
+    assert len(kernels) == 3 + 3 + 2 * (NUM_DRAFTS - 1)
+    assert found.copied_pools() == []
+
+
+def test_a_step_with_an_eagle_head_is_one_cuda_graph_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where logits of the head's vocabulary are spread over that of the model."""
+    require_compiler(H200)
+    monkeypatch.setattr(rows, "sample", choose_greedily)
+    layers = (0, 0, 1)
+    model = replace(one_layer(LLAMA_8B, SMALL_VOCAB), tapped_layers=layers)
+    eagle = EagleConfig(SMALL_VOCAB, model.hidden_size, layers)
+    head = replace(one_layer(LLAMA_8B, SMALL_VOCAB // 4), eagle=eagle)
+    found = compiled_step(H200, model, head, has_mtp_layer=False)
+    assert found.outside_graphs == []
+    assert kernels_given_parts(found.text) == []
+    assert " while(" not in found.text
+    kernels = re.findall(r'custom_call_target="mosaic_gpu\w*"', found.text)
+    # as with an MTP layer
     assert len(kernels) == 3 + 3 + 2 * (NUM_DRAFTS - 1)
     assert found.copied_pools() == []
 

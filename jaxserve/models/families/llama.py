@@ -12,6 +12,7 @@ from jaxserve.checkpoint.maxtext.layout import MaxTextLayout
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers
 from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._rope import without_sections
 from jaxserve.models.families._vision import siglip
 
 DEFAULTS = dict(COMMON_DEFAULTS, head_dim=None, attention_bias=False, mlp_bias=False)
@@ -19,7 +20,7 @@ DEFAULTS = dict(COMMON_DEFAULTS, head_dim=None, attention_bias=False, mlp_bias=F
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """A plain pre-norm decoder; `attention_bias` is on all four projections."""
-    keys = Keys({**DEFAULTS, **hf})
+    keys = without_sections(Keys({**DEFAULTS, **hf}))  # EAGLE-3 heads of models that read images have some
     return build(keys, layers=full_layers(keys), computed=("mlp_bias",))
 
 

@@ -1,4 +1,4 @@
-"""The part of a speculative step that drafts: a draft model, or the multi-token-prediction layer of the model itself."""
+"""The part of a speculative step that drafts: a draft model, the multi-token-prediction layer of the model itself, or an EAGLE-3 head."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Array, Int
 
 from jaxserve.layers.cache import Cache
-from jaxserve.models.skeleton import ModelSkeleton, PredictorSkeleton
+from jaxserve.models.skeleton import EagleSkeleton, ModelSkeleton, PredictorSkeleton
 from jaxserve.runner.inputs import Computed, DraftModel, Program
 from jaxserve.runner.speculation.draft_model import ModelDrafter
 from jaxserve.runner.speculation.predictor import PredictorDrafter
@@ -36,7 +36,7 @@ def make_drafter(
     """
     num_arrays = len(skeleton.arrays)
     params, own = params[:num_arrays], params[num_arrays:]
-    if isinstance(draft.skeleton, PredictorSkeleton):
+    if isinstance(draft.skeleton, PredictorSkeleton | EagleSkeleton):
         model = skeleton.build(params)
         return PredictorDrafter(draft.skeleton, draft.num_drafts, own, model, program), params
     return ModelDrafter(draft.skeleton, draft.num_drafts, own, program), params

@@ -1,4 +1,4 @@
-"""The draft model or multi-token-prediction (MTP) layer of an engine, and the settings that it works with."""
+"""The draft model, EAGLE-3 head or multi-token-prediction (MTP) layer of an engine, and the settings that it works with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.skeleton import DecoderSkeleton, make_predictor_skeleton, make_skeleton
+from jaxserve.models.skeleton import DecoderSkeleton, make_eagle_skeleton, make_predictor_skeleton, make_skeleton
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.inputs import DraftModel
 from jaxserve.runner.limits import make_policy, mesh_shape, of_draft_model
@@ -29,8 +29,8 @@ def draft_source(config: Config) -> str | None:
 
 
 def make_draft_model(config: Config, decoder: DecoderConfig, draft: DecoderConfig, chip: Chip) -> DraftModel:
-    """Declare the draft model, or the MTP layer as a decoder of one layer, `draft` for the model `decoder`. All of its layers keep
-    the keys of the whole text.
+    """Declare the draft model, or the EAGLE-3 head or MTP layer as a decoder of one layer, `draft` for the model `decoder`. All of its
+    layers keep the keys of the whole text.
 
     Raises ConfigError.
     """
@@ -40,10 +40,33 @@ def make_draft_model(config: Config, decoder: DecoderConfig, draft: DecoderConfi
     draft = replace(draft.with_context(config.model.max_model_len), splits_windows=False, vision=vision)
     shape = mesh_shape(config.parallel)
     draft = draft.for_devices(shape.tensor)
-    make = make_predictor_skeleton if is_mtp else make_skeleton
+    make = make_predictor_skeleton if is_mtp else make_skeleton if draft.eagle is None else make_eagle_skeleton
     skeleton = make(draft, make_policy(of_draft_model(config), draft, chip))
     check_split(config, axis_rules(decoder.for_devices(shape.tensor), shape), skeleton)
     return DraftModel(skeleton, config.scheduler.num_speculative_tokens)
+
+
+def with_tapped_layers(config: Config, decoder: DecoderConfig, draft: DecoderConfig) -> DecoderConfig:
+    """Return the model `decoder` with the layers tapped that the EAGLE-3 head `draft` reads; unchanged for any other drafter.
+
+    Raises ConfigError for a head of another model.
+    """
+    head, name = draft.eagle, _name(config)
+    if head is None:
+        return decoder
+    if decoder.altup is not None:
+        raise ConfigError(f"{name}: EAGLE-3 heads of models with several residual streams are not served")
+    layers = head.tapped_layers(decoder.num_layers)
+    needed = (head.hidden_size, head.vocab_size)
+    if needed != (decoder.hidden_size, decoder.vocab_size) or not all(
+        0 <= each <= decoder.num_layers for each in layers
+    ):
+        raise ConfigError(
+            f"{name}: the EAGLE-3 head is for another model: with hidden states of {head.hidden_size} numbers, {head.vocab_size} tokens "
+            f"and hidden states before the layers {', '.join(map(str, layers))}; this one has {decoder.hidden_size}, "
+            f"{decoder.vocab_size} and {decoder.num_layers} layers"
+        )
+    return replace(decoder, tapped_layers=layers)
 
 
 def check_split(config: Config, rules: AxisRules, draft: DecoderSkeleton) -> None:
@@ -59,13 +82,14 @@ def check_split(config: Config, rules: AxisRules, draft: DecoderSkeleton) -> Non
 
 
 def check_draft_model(config: Config, decoder: DecoderConfig, draft: DecoderConfig) -> None:
-    """Raise ConfigError for a draft model or MTP layer that is not served, or for a setting that does not work with one."""
+    """Raise ConfigError for a draft model, EAGLE-3 head or MTP layer that is not served, or for a setting that does not work with one."""
     name = _name(config)
     if not config.scheduler.num_speculative_tokens:
         start = 1 if config.scheduler.speculative_method == "mtp" else 3
         raise ConfigError(f"{name}: set --num-speculative-tokens, the tokens of a draft; {start} is a good start")
     if config.compile.deterministic:
         raise ConfigError(f"{name}: not with --deterministic, with which it was not tested")
+    with_tapped_layers(config, decoder, draft)  # refuses a head of another model
     if draft.cache.states:
         raise ConfigError(f"{name}: a draft model with recurrent states is not served; choose one with attention only")
 

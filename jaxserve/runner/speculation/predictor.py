@@ -1,6 +1,6 @@
-"""The multi-token-prediction (MTP) layer of the model within one traced step.
+"""The multi-token-prediction (MTP) layer of the model, or an EAGLE-3 head, within one traced step.
 
-The layer has a place in its cache for every token t that the model has computed: it is filled from the model's hidden state of t
+Both are one layer with a place in its cache for every token t that the model has computed: it is filled from the model's hidden states of t
 and the token that follows t. Both are in the step that computes t: the token that follows is the next one of the prompt, or the
 one that the step samples. So no hidden state is kept between steps, and a prompt in chunks, a prefix hit and a preempted request
 have the entries that they would have if the prompt were computed at once.
@@ -19,11 +19,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxserve.layers.cache import Cache
+from jaxserve.layers.linear import Tokens
 from jaxserve.models.decoder import Decoder, ImageTokens
-from jaxserve.models.skeleton import PredictorSkeleton
+from jaxserve.models.eagle import EagleHead
+from jaxserve.models.predictor import MultiTokenPredictor
+from jaxserve.models.skeleton import EagleSkeleton, PredictorSkeleton
 from jaxserve.runner.context import step_context
 from jaxserve.runner.inputs import Computed, Program
-from jaxserve.runner.speculation.rows import Fields, Verified, pass_fields, sample_rows, unrolled_on_gpus
+from jaxserve.runner.speculation.rows import Fields, Verified, pass_fields, sample_rows, text_fields, unrolled_on_gpus
 from jaxserve.scheduler.plan import NO_IMAGE_ROW
 from jaxserve.types import NO_LOGPROBS
 
@@ -33,9 +36,9 @@ _Drafts = tuple[Int[Array, "B N"], Float[Array, "B D"], Cache]
 
 @dataclass(frozen=True)
 class PredictorDrafter:
-    """Implements `drafter.Drafter` with the MTP layer of the model itself."""
+    """Implements `drafter.Drafter` with the MTP layer of the model itself, or with an EAGLE-3 head."""
 
-    skeleton: PredictorSkeleton
+    skeleton: PredictorSkeleton | EagleSkeleton
     num_drafts: int
     params: tuple[Array, ...]
     model: Decoder
@@ -51,19 +54,21 @@ class PredictorDrafter:
         images = computed.images
         if images is not None:  # the plan has no row for the token after a chunk
             images = images._replace(rows=jnp.where(is_last, NO_IMAGE_ROW, jnp.roll(images.rows, -1)))
-        return self._predict(following, computed.hidden, cache, field, self.program, images)[1]
+        start = self._start(computed.hidden, computed.tapped, field)
+        return self._predict(following, start, cache, field, self.program, images)[1]
 
     def draft(self, verified: Verified, cache: Cache) -> tuple[Int[Array, "B N"], Cache]:
         """Return the tokens that the layer predicts after each row's newest one."""
         field, accepted, chunk = verified.field, verified.accepted, verified.chunk
         wide = replace(self.program, kind="mixed", num_tokens=len(verified.sampled))
-        made, cache = self._predict(verified.sampled, verified.hidden, cache, chunk.field, wide)
+        start = self._start(verified.hidden, verified.tapped, chunk.field)
+        made, cache = self._predict(verified.sampled, start, cache, chunk.field, wide)
         last = jnp.take_along_axis(chunk.places, accepted.counts[:, None] - 1, 1)[:, 0]
         single = replace(self.program, kind="decode", num_tokens=len(last))
 
         def choose(hidden: Float[Array, "B D"], index: Array | int) -> Int[Array, "B 1"]:
             """Choose drafted token number `index` of each row."""
-            logits = self.model.logits(hidden, field["query_starts"][-1])
+            logits = self._layer.logits(self.model, hidden, field["query_starts"][-1])
             by_row = field["sampling"], field["slots"], accepted.position + index + 1
             chosen = sample_rows(verified.skeleton, logits, verified.slots, by_row, jnp.int32(NO_LOGPROBS))
             return chosen.token_ids[:, None]
@@ -81,6 +86,16 @@ class PredictorDrafter:
         drafts, _, cache = unrolled_on_gpus(1, self.num_drafts, go_on, (drafts, hidden, cache))
         return drafts, cache
 
+    @property
+    def _layer(self) -> MultiTokenPredictor | EagleHead:
+        return self.skeleton.build(self.params)
+
+    def _start(
+        self, hidden: Float[Array, "T E"], tapped: Float[Array, "T KE"] | None, field: Fields
+    ) -> Float[Array, "T D"]:
+        """Return the hidden states that the layer begins with."""
+        return self._layer.start(hidden, tapped, Tokens(field["query_starts"][-1]))
+
     def _predict(
         self,
         following: Int[Array, "T"],
@@ -92,10 +107,12 @@ class PredictorDrafter:
     ) -> tuple[Float[Array, "T D"], Cache]:
         """Return the layer's output for tokens with these hidden states and following tokens, and its cache (DONATED).
 
-        images: the embeddings that the model has for following tokens of images.
+        images: the embeddings that the model has for following tokens of images. An EAGLE-3 head takes them for text.
         """
-        embeddings = self.model.embed(jnp.maximum(following, 0))
+        if isinstance(self.skeleton, EagleSkeleton):
+            images, field, program = None, text_fields(field), replace(program, images=None)
+        embeddings = self._layer.embed(self.model, jnp.maximum(following, 0))
         if images is not None:
             embeddings = images.replace(embeddings)
         step = step_context(self.skeleton, field, cache, program)
-        return self.skeleton.build(self.params)(embeddings, hidden, cache, step)
+        return self._layer(embeddings, hidden, cache, step)

@@ -120,6 +120,8 @@ class Verified(NamedTuple):
     chunk: Chunk
     hidden: Float[Array, "T D"]
     """The head's input of each token of the chunk."""
+    tapped: Float[Array, "T KD"] | None
+    """See `models.decoder.Forward`."""
     sampled: Int[Array, "T"]
     """The token that the model samples after each token of the chunk."""
     accepted: Accepted

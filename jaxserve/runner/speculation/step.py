@@ -1,4 +1,4 @@
-"""The steps of an engine with a draft model, with a multi-token-prediction layer that drafts, or with recurrent states and drafts by
+"""The steps of an engine with a draft model, a multi-token-prediction layer or an EAGLE-3 head that drafts, or with recurrent states and drafts by
 prompt lookup.
 
 A speculative step is one program: the model computes each row's newest token and the tokens that were drafted for it, as
@@ -32,7 +32,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from jaxserve.layers.cache import Cache, pages_shape, with_pending_states
-from jaxserve.models.skeleton import ModelSkeleton, PredictorSkeleton
+from jaxserve.models.skeleton import EagleSkeleton, ModelSkeleton, PredictorSkeleton
 from jaxserve.runner.context import step_context
 from jaxserve.runner.inputs import OUTPUT_FIELDS, DraftModel, Outcome, Program, StepTask, pack_arrays
 from jaxserve.runner.outputs.routed_experts import stacked
@@ -63,7 +63,7 @@ def speculative_task(
         return replace(task, name=name, step=partial(_lookup_step, **options))
     skeleton = draft.skeleton
     model = hashlib.sha256(repr((skeleton.config, skeleton.leaves, skeleton.policy)).encode()).hexdigest()[:16]
-    drafter = "MTP layer" if isinstance(skeleton, PredictorSkeleton) else "model"
+    drafter = {PredictorSkeleton: "MTP layer", EagleSkeleton: "EAGLE-3 head"}.get(type(skeleton), "model")
     name = f"{task.name}, {draft.num_drafts} tokens drafted by {drafter} {model}"
     step = partial(_step, draft=draft, **options)
     return replace(task, name=name, step=step, draft_model=draft)
@@ -167,7 +167,7 @@ def _verify(
     chunk = make_chunk(field, waiting, newest, rows, capacity, width)
     model, wide = skeleton.build(params), replace(program, kind="mixed", num_tokens=program.num_rows * width)
     context = step_context(skeleton, chunk.field, cache, wide)
-    hidden, cache, chosen = model.hidden_and_experts(chunk.field["tokens"], with_pending_states(cache), context)
+    hidden, cache, chosen, tapped = model.forward(chunk.field["tokens"], with_pending_states(cache), context)
     with jax.named_scope("sample"):
         own = chunk.field["rows"]
         logits = model.logits(hidden, chunk.field["query_starts"][-1])
@@ -188,5 +188,5 @@ def _verify(
     outputs: tuple[Array, ...] = (pack_arrays(outcome, OUTPUT_FIELDS),)
     if returns_experts:
         outputs += (stacked(skeleton.config, chosen)[chunk.places.T],)
-    verified = Verified(skeleton, field, chunk, hidden, sampled.token_ids, accepted, slots, capacity)
+    verified = Verified(skeleton, field, chunk, hidden, tapped, sampled.token_ids, accepted, slots, capacity)
     return state._replace(cache=cache, slots=slots, tables=tables), outputs, verified

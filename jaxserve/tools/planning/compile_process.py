@@ -21,6 +21,7 @@ from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.host.cores import num_cores
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.limits import mesh_shape, num_planned_drafts
+from jaxserve.runner.speculation.model import with_tapped_layers
 from jaxserve.runner.speculation.step import speculative_task
 from jaxserve.runner.steps import generation_task, lower
 from jaxserve.sharding.mesh import make_sharding
@@ -53,8 +54,9 @@ def compile_program(job: CompileJob, program: Program) -> ProgramMemory | str:
     devices = described_devices(job.device, shape.num_devices)
     sharding = make_sharding(job.decoder, shape, devices)
     policy = planned_policy(job.config, job.decoder, job.device)
-    skeleton = make_skeleton(job.decoder, policy, planned_adapters(job.config, job.decoder))
     draft = planned_draft(job.config, job.decoder, job.device)
+    decoder = job.decoder if draft is None else with_tapped_layers(job.config, job.decoder, draft.skeleton.config)
+    skeleton = make_skeleton(decoder, policy, planned_adapters(job.config, job.decoder))
     mode, returns_experts = job.config.model.logprobs_mode, job.config.model.enable_return_routed_experts
     task = generation_task(job.device.platform, mode, returns_experts=returns_experts)
     num_planned = num_planned_drafts(job.config, job.decoder)

@@ -10,7 +10,7 @@ from jaxserve.config import Config
 from jaxserve.errors import DoesNotFitError
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig
-from jaxserve.models.registry import read_decoder, read_mtp_layer
+from jaxserve.models.registry import read_draft, read_mtp_layer
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.buckets import largest_step_work, resolve_limits
@@ -129,7 +129,8 @@ def planned_draft(config: Config, decoder: DecoderConfig, device: Device) -> Dra
 
 @lru_cache(maxsize=2)
 def _read_draft(name: str, revision: str | None, *, is_mtp: bool) -> DecoderConfig:
-    return (read_mtp_layer if is_mtp else read_decoder)(resolve(name, revision, weights=False))[0]
+    path = resolve(name, revision, weights=False)
+    return read_mtp_layer(path)[0] if is_mtp else read_draft(path)
 
 
 def planned_images(config: Config, decoder: DecoderConfig, device: Device, sizes: Sizes) -> ImageShape | None:

@@ -166,9 +166,10 @@ def test_missing_path_is_named(tmp_path: Path) -> None:
     assert rejection(tmp_path / "nope") == f"{tmp_path / 'nope'}: cannot be read: No such file or directory"
 
 
-def test_multi_token_prediction_layers_are_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["num_nextn_predict_layers", "num_mtp_modules"])
+def test_multi_token_prediction_layers_are_left_out(tmp_path: Path, key: str) -> None:
     names = ("model.layers.1.mlp.gate.weight", "model.layers.2.eh_proj.weight", "model.layers.21.norm.weight")
     write_safetensors(tmp_path / "model.safetensors", {name: np.ones(2, np.float32) for name in names})
-    config = {"architectures": ["Any"], "num_hidden_layers": 2, "num_nextn_predict_layers": 1}
+    config = {"architectures": ["Any"], "num_hidden_layers": 2, key: 1}
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert sorted(open_huggingface(tmp_path, ()).tensors) == [names[0], names[2]]

@@ -171,11 +171,11 @@ def test_header_is_limited_to_100_mb(tmp_path: Path) -> None:
 
 def test_unreadable_types_are_accepted_until_read(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
-    path.write_bytes(raw_safetensors({"ids": tensor(0, 8, (1,), "I64")}, bytes(8)))
+    path.write_bytes(raw_safetensors({"ids": tensor(0, 8, (1,), "U64")}, bytes(8)))
     file = open_safetensors(path)
     with pytest.raises(
         CheckpointError,
-        match="tensor 'ids': expected one of the types F32, F16, BF16, F8_E4M3, I8, I16, I32, U8, found I64",
+        match="tensor 'ids': expected one of the types F32, F16, BF16, F8_E4M3, I8, I16, I32, I64, U8, found U64",
     ):
         file.read("ids")
 

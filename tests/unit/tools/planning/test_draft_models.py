@@ -10,10 +10,13 @@ import pytest
 
 from jaxserve.config import Config, ModelConfig, ParallelConfig, SchedulerConfig
 from jaxserve.errors import ConfigError
+from jaxserve.tools.planning.compile_process import compile_program
 from jaxserve.tools.planning.compiler import Answers, CompileJob, ProgramMemory
-from jaxserve.tools.planning.devices import ACCELERATORS
+from jaxserve.tools.planning.devices import ACCELERATORS, find_device
 from jaxserve.tools.planning.machine import Machine, with_sizes
 from jaxserve.tools.planning.planner import Planner, read_model
+from tests.models.eagle_head import write_head
+from tests.models.goldens import golden_checkpoint
 from tests.unit.tools.planning.configs import GLM_4_5_AIR, LLAMA_8B, SMOLLM2, write_config
 
 pytestmark = pytest.mark.slow
@@ -112,3 +115,39 @@ def test_an_mtp_layer_is_counted_without_embedding_and_head(tmp_path: Path) -> N
     assert plan.memory.weights_bytes == alone.memory.weights_bytes
     assert plan.cache.bytes_per_token == alone.cache.bytes_per_token + 2 * 8 * 128 * 2
     assert any("MTP layer" in note for note in plan.notes)
+
+
+def test_an_eagle_head_is_counted_without_an_embedding(tmp_path: Path) -> None:
+    for name in ("model", "head"):
+        (tmp_path / name).mkdir()
+    path = write_config(tmp_path / "model", LLAMA_8B)
+    layer = {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "draft_vocab_size": 32_000}
+    head = write_config(tmp_path / "head", LLAMA_8B | layer)
+    scheduler = SchedulerConfig(speculative_model=str(head), num_speculative_tokens=3)
+    planned = Planner(read_model(path), H200, H200.rates)
+    config = Config(model=ModelConfig(model=str(path)), scheduler=scheduler)
+    plan, alone = (planned.plan(each, None) for each in (config, replace(config, scheduler=SchedulerConfig())))
+    assert plan.memory is not None and plan.cache is not None and alone.cache is not None
+    dim, keys, width = 4096, 1024, 14_336
+    attention = 2 * dim * (dim + 2 * keys) + dim * dim
+    wanted = 2 * (3 * dim * dim + attention + 3 * dim * width + 4 * dim + 32_000 * dim)
+    assert plan.memory.draft_bytes == wanted + 4 * 32_000  # and a number for each of its tokens
+    assert plan.cache.bytes_per_token == alone.cache.bytes_per_token + 2 * keys * 2
+
+
+def test_the_programs_of_a_plan_return_what_a_head_reads(tmp_path: Path) -> None:
+    """A speculative step is compiled with the layers that the head taps."""
+    path = golden_checkpoint("qwen3_tiny").path
+    head = write_head(tmp_path / "head", path)
+    scheduler = SchedulerConfig(speculative_model=str(head), num_speculative_tokens=3)
+    config = Config(model=ModelConfig(model=str(path), max_model_len=64), scheduler=scheduler)
+    jobs: list[CompileJob] = []
+
+    def compiled(job: CompileJob) -> Answers:
+        jobs.append(job)
+        return {program.name: ProgramMemory(program.name, 1, 2, 2, 3, 4, 8) for program in job.programs}
+
+    device = find_device("cpu", 1 << 30)
+    assert Planner(read_model(path), device, H200.rates).plan(config, compiled).fits
+    speculate = next(program for program in jobs[0].programs if program.kind == "speculate")
+    assert isinstance(compile_program(jobs[0], speculate), ProgramMemory)

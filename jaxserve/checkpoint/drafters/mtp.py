@@ -98,6 +98,11 @@ def _form(config: Mapping[str, Any], families: Collection[Family]) -> tuple[MTPN
     """Return how the model's checkpoints name the layer, and the key with their number. Raises CheckpointError."""
     name = architecture(config)
     served = {each: family.mtp_names for family in families if family.mtp_names for each in family.architectures}
+    if name not in served and config.get("num_mtp_modules"):
+        raise CheckpointError(
+            f"the config of this {str(name)[:80]} model declares multi-token-prediction layers (num_mtp_modules), but its published "
+            "checkpoints do not have them; draft with --speculative-model and an EAGLE-3 head"
+        )
     if name not in served:
         raise CheckpointError(
             f"multi-token-prediction layers of {str(name)[:80]} models are not served; those of {', '.join(sorted(served))} are"

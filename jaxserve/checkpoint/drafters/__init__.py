@@ -1,0 +1,1 @@
+"""Layers that draft for a model: in its own checkpoint, or published beside it."""

@@ -1,0 +1,39 @@
+"""The inputs and the vocabulary of an EAGLE-3 head, beside those of its one decoder layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+TappedNorm = Literal["none", "all", "each"]
+"""Norm of the model's hidden states before they are projected: of all layers side by side, or of each layer's."""
+
+
+@dataclass(frozen=True, slots=True)
+class EagleConfig:
+    """An EAGLE-3 head (arXiv 2503.01840): the hidden states that it reads, and its norms. Letters: K tapped layers, D model."""
+
+    vocab_size: int
+    """Tokens of the model. The head's own may be fewer."""
+    hidden_size: int
+    """D of the model."""
+    layers: tuple[int, ...] | None = None
+    """Layers of the model whose inputs the head reads, counted from 0; the number of layers stands for the output of the last one.
+    None: the usual three, see `tapped_layers`."""
+    tapped_norm: TappedNorm = "none"
+    norm_before_residual: bool = False
+    """True if the residual stream begins with the normalised hidden state."""
+    norm_output: bool = False
+    """True if the head continues from its normalised output."""
+    has_own_embedding: bool = False
+    """False: the head reads the model's embeddings of tokens."""
+
+    @property
+    def num_tapped(self) -> int:  # K
+        """Number of tapped layers."""
+        return 3 if self.layers is None else len(self.layers)
+
+    def tapped_layers(self, num_layers: int) -> tuple[int, ...]:
+        """Return the layers of a model with `num_layers` layers whose inputs the head reads; by default one near the first, the
+        middle and the last, as all heads were trained that do not name any."""
+        return (2, num_layers // 2, num_layers - 3) if self.layers is None else self.layers
