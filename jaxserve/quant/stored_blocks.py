@@ -14,7 +14,6 @@ from jaxserve.quant.tensor import TensorInfo
 _CHUNK_ELEMENTS: Final = 1 << 18
 """Elements dequantised at a time: temporaries stay in cache, and the peak is the result plus a few MB."""
 _WEIGHT: Final = ".weight"
-_EXPERTS: Final = ".experts."
 StoredKinds = tuple[tuple[str, str], ...]
 """Modules of a checkpoint and the block types of their matrices, by ggml's names."""
 
@@ -61,17 +60,12 @@ def stored_kinds(tensors: Mapping[str, TensorInfo]) -> StoredKinds:
 
 def without_kernel(kinds: StoredKinds) -> str | None:
     """Return a note on the matrices that no kernel multiplies with in their blocks; None if there are none."""
-    of_experts = [kind for name, kind in kinds if _EXPERTS in name]
-    others = [kind for name, kind in kinds if _EXPERTS not in name and kind not in BLOCK_KINDS]
-    notes = []
-    if of_experts:
-        notes.append(f"{len(of_experts)} matrices of experts are served dequantised: blocks are kept of other matrices")
-    if others:
-        notes.append(
-            f"{len(others)} matrices in {_listed(others)} are served dequantised: blocks are kept of "
-            f"{_listed(BLOCK_KINDS)}"
-        )
-    return "; ".join(notes) or None
+    others = [kind for _, kind in kinds if kind not in BLOCK_KINDS]
+    if not others:
+        return None
+    return (
+        f"{len(others)} matrices in {_listed(others)} are served dequantised: blocks are kept of {_listed(BLOCK_KINDS)}"
+    )
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -17,7 +17,7 @@ import numpy as np
 from jax.experimental.mosaic.gpu import fragmented_array
 from jaxtyping import Array, Num
 
-from jaxserve_kernels import words
+from jaxserve_kernels import mxfp4, words
 
 _LANES = 4
 """Threads that share an output's inputs."""
@@ -85,6 +85,14 @@ def upcast_blocks(tile: Any, scales: Any) -> jax.Array:
     load: Any = plgpu.load  # its second argument is required in jax 0.10
     wide: jax.Array = convert(load(tile, layout=layouts[0]), load(scales, layout=layouts[1]))
     return wide
+
+
+def dequantized_blocks(tile: Any, scales: Any, dtype: Any) -> Array:
+    """Return e2m1 weights of two numbers a byte times the scales of their blocks `[G, O]`, in order: for the interpreter."""
+    numbers = mxfp4.numbers_at(mxfp4.places_of(tile[...]))
+    by_output = scales[...].astype(jnp.float32).T
+    wide: Array = (numbers.reshape(*by_output.shape, -1) * by_output[:, :, None]).reshape(numbers.shape)
+    return wide.astype(dtype)
 
 
 def _bits(dtype: Any) -> int:

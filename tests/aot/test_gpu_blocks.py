@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import pytest
 from jaxserve_kernels.block_kinds import BLOCK_KINDS, TILE, BlockKind
-from jaxserve_kernels.block_matmul import block_matmul, gpu
+from jaxserve_kernels.block_matmul import block_matmul, gpu, grouped_block_matmul
 from jaxserve_kernels.matmul.gpu.stream import REGISTERS
 
 from benchmarks.gpu.static import launches
@@ -30,7 +31,7 @@ from tests.aot.test_step_programs import DECODE, SMALL
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
 
-NUM_OUTPUTS, NUM_INPUTS = 4096, 4096
+NUM_OUTPUTS, NUM_INPUTS, NUM_EXPERTS = 4096, 4096, 128
 MOST_INSTRUCTIONS = {"Q4_0": 2.8, "Q8_0": 3.1, "Q4_K": 3.6, "Q5_K": 5.2, "Q6_K": 6.2}
 """For each weight, of a step with 8 tokens."""
 
@@ -84,6 +85,45 @@ def test_blocks_are_read_as_they_are_stored(
     assert max(launch.written_bytes for launch in launches(text, 0)) < tiles.size, "parts of the result"
     if num_tokens == 8:
         assert len(_step(code.instructions)) <= MOST_INSTRUCTIONS[name] * sizes.tile // 2
+
+
+@pytest.mark.parametrize(
+    ("name", "num_rows", "num_outputs", "num_inputs"),
+    [
+        ("Q4_K", 64, 1536, 2048),
+        ("Q6_K", 8, 2048, 768),
+        pytest.param("Q4_K", 4096, 1536, 2048, marks=pytest.mark.newest),
+        pytest.param("Q6_K", 16_384, 2048, 768, marks=pytest.mark.newest),
+        pytest.param("Q4_0", 8, 192, 256, marks=pytest.mark.newest),
+        pytest.param("Q8_0", 2048, 2048, 768, marks=pytest.mark.newest),
+        pytest.param("Q5_K", 8, 1536, 2048, marks=pytest.mark.newest),
+    ],
+)
+def test_blocks_of_experts_are_read_as_they_are_stored(
+    name: str, num_rows: int, num_outputs: int, num_inputs: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """At the shapes of Qwen3-30B-A3B: gate and up, and down, of decode steps and prompts."""
+    if not H200.has_compiler:
+        pytest.skip(f"{H200.compiler} is not installed: nothing compiled for GPUs (make kernels-check)")
+    kind, made = BLOCK_KINDS[name], list[jax.stages.Compiled]()
+    sharding = jax.sharding.SingleDeviceSharding(H200.devices(1)[0])
+    shape = (NUM_EXPERTS, num_outputs // TILE, num_inputs // kind.num_inputs, kind.tile_bytes)
+    x = jax.ShapeDtypeStruct((num_rows, num_inputs), jnp.bfloat16, sharding=sharding)
+    tiles = jax.ShapeDtypeStruct(shape, jnp.uint8, sharding=sharding)
+    sizes = jax.ShapeDtypeStruct((NUM_EXPERTS,), jnp.int32, sharding=sharding)
+
+    def compiled() -> jax.stages.Compiled:
+        multiply = jax.jit(partial(grouped_block_matmul, kind=kind, backend="mosaic_gpu"))
+        made.append(multiply.lower(x, tiles, sizes).compile())
+        return made[0]
+
+    code = machine_code(H200, compiled, tmp_path_factory.mktemp("mosaic"))
+    assert code.spilled_bytes == 0
+    assert "HGMMA" in code.instructions and "UTMALDG" in code.instructions
+    text = made[0].as_text()
+    assert text is not None
+    (kernel,) = (launch for launch in launches(text, 0) if launch.read_bytes >= tiles.size)
+    assert kernel.read_bytes < tiles.size + 8 * x.size + (1 << 20)
 
 
 def test_all_matmuls_of_a_decode_step_read_blocks_as_they_are_stored() -> None:

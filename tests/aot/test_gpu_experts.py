@@ -14,6 +14,7 @@ import pytest
 from jaxserve_kernels.grouped_matmul import grouped_matmul
 from jaxserve_kernels.grouped_matmul.tiles import most_tiles
 from jaxserve_kernels.grouped_matmul.tuning import grouped_tuning
+from jaxserve_kernels.nvfp4 import TwoLevelScales
 
 from jaxserve.layers.cache import pool_shapes
 from jaxserve.layers.policy import plain
@@ -39,17 +40,22 @@ class Product:
     num_outputs: int
     num_inputs: int
     weights: str = "bfloat16"
-    """int4, e4m3_groups: with scales of groups of 128 inputs; mxfp4: with exponents of blocks of 32."""
+    """int4, e4m3_groups: with scales of groups of 128 inputs; mxfp4: with exponents of blocks of 32; nvfp4: with scales of 16."""
     dynamic: bool = False
 
     @property
     def operands(self) -> list[tuple[tuple[int, ...], str]]:
         """Shapes and types."""
         weight = (self.num_experts, self.num_outputs, self.num_inputs)
-        dtype = {"mxfp4": "int4", "e4m3_groups": "float8_e4m3fn"}.get(self.weights, self.weights)
+        if self.weights == "nvfp4":
+            weight = (*weight[:2], self.num_inputs // 2)
+        dtype = {"mxfp4": "int4", "e4m3_groups": "float8_e4m3fn", "nvfp4": "uint8"}.get(self.weights, self.weights)
         arrays = [((self.num_rows, self.num_inputs), "bfloat16"), (weight, dtype), (weight[:1], "int32")]
         if self.weights == "mxfp4":
             arrays.append(((self.num_experts, self.num_inputs // 32, self.num_outputs), "uint8"))
+        elif self.weights == "nvfp4":
+            of_blocks = (self.num_experts, self.num_inputs // 16, self.num_outputs)
+            arrays += [(of_blocks, "float8_e4m3fn"), ((self.num_experts, 2, self.num_outputs), "float32")]
         elif self.weights in ("int4", "e4m3_groups"):
             of_scales = "bfloat16" if self.weights == "int4" else "float32"
             arrays.append(((self.num_experts, self.num_inputs // 128, self.num_outputs), of_scales))
@@ -68,7 +74,7 @@ class Product:
         """By the kernel for small weights: whole tiles."""
         if self.weights == "bfloat16":
             return 0
-        bits = 4 if self.weights in ("int4", "mxfp4", "e4m3_groups") else 8  # whose sizes they take
+        bits = 4 if self.weights in ("int4", "mxfp4", "nvfp4", "e4m3_groups") else 8  # whose sizes they take
         sizes = grouped_tuning("h200", bits, self.num_rows // self.num_experts)
         tiles = most_tiles(self.num_rows, self.num_experts, sizes.rows, alignment=8)
         return tiles * sizes.rows * self.num_outputs * 4
@@ -83,10 +89,13 @@ PRODUCTS = [
     Product(256, 128, 1536, 2048, "float8_e4m3fn", dynamic=True),
     Product(4096, 128, 1536, 2048, "int8"),
     Product(4096, 128, 2048, 768, "int4"),
+    Product(256, 128, 1536, 2048, "nvfp4"),
     Product(32, 32, 2880, 2880, "mxfp4"),  # down of gpt-oss-20b: 8 tokens, and the last block of outputs overlaps
     Product(4096, 32, 7168, 2048, "e4m3_groups"),  # down of DeepSeek-V3 on eight devices: a prompt
 ]
 NEWEST_PRODUCTS = [
+    Product(4096, 128, 2048, 768, "nvfp4"),
+    Product(16_384, 128, 1536, 2048, "nvfp4"),
     Product(2, 8, 4096, 14336),  # down of Mixtral 8x7B: one token, and inputs in parts
     Product(128, 32, 5760, 2880, "mxfp4"),  # gate and up of gpt-oss-20b: 32 tokens
     Product(8192, 32, 2880, 2880, "mxfp4"),
@@ -120,9 +129,13 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         (device,) = H200.devices(1)
         sharding = jax.sharding.SingleDeviceSharding(device)
         operands = [jax.ShapeDtypeStruct(shape, jnp.dtype(name), sharding=sharding) for shape, name in product.operands]
-        multiply = jax.jit(lambda *arrays: grouped_matmul(*arrays, dynamic=product.dynamic, backend="mosaic_gpu"))
+
+        def multiply(x: jax.Array, weight: jax.Array, sizes: jax.Array, *scales: jax.Array) -> jax.Array:
+            of_weight = TwoLevelScales(*scales) if product.weights == "nvfp4" else next(iter(scales), None)
+            return grouped_matmul(x, weight, sizes, of_weight, dynamic=product.dynamic, backend="mosaic_gpu")
+
         with jax.default_device(device):
-            return multiply.lower(*operands).compile()
+            return jax.jit(multiply).lower(*operands).compile()
 
     return Built(product, machine_code(H200, compiled, tmp_path_factory.mktemp("mosaic")))
 
@@ -154,6 +167,8 @@ def test_what_is_kept_aside_is_small(built: Built) -> None:
         pytest.param("fp8-block-weight-only", 4, marks=pytest.mark.newest),
         ("mxfp4-weight-only", 1),
         pytest.param("mxfp4-weight-only", 4, marks=pytest.mark.newest),
+        ("nvfp4-weight-only", 1),
+        pytest.param("nvfp4-weight-only", 4, marks=pytest.mark.newest),
     ],
 )
 def test_a_step_takes_the_kernels_for_its_experts(quantization: str, num_devices: int) -> None:
@@ -171,5 +186,7 @@ def test_a_step_takes_the_kernels_for_its_experts(quantization: str, num_devices
     )
     pool = (1, 256, model.num_kv_heads, page_tokens("gpu", None), model.head_dim)
     lowered = lower(make_skeleton(model, policy), sharding, DECODE, pool_shapes(pool, "bfloat16")).as_text()
-    others = 2 if quantization in ("int4-weight-only", "fp8-block-weight-only") else 0  # attention's products
+    others = (
+        2 if quantization in ("int4-weight-only", "fp8-block-weight-only", "nvfp4-weight-only") else 0
+    )  # attention's products
     assert lowered.count("@mosaic_gpu") == 4 + others, "attention, its join, gate and up, down"

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxserve_kernels import nvfp4
 from jaxserve_kernels.block_kinds import BLOCK_KINDS
-from jaxserve_kernels.block_matmul import block_matmul, dequantize_rows
+from jaxserve_kernels.block_matmul import block_matmul, dequantize_rows, grouped_block_matmul
 from jaxserve_kernels.grouped_matmul import grouped_matmul
 from jaxserve_kernels.tpu_words import num_words
 
@@ -122,6 +122,38 @@ def test_words_of_experts_are_read_where_they_are(
     weights = rf"= \(?(?:s32|f8e4m3fn)\[{num_experts},\d+,{num_outputs}\]\S* (?:copy|copy-start|transpose|convert|pad|fusion)\("
     assert re.findall(weights, text) == []
     assert memory.temp_size_in_bytes < 4 * num_experts * num_outputs + (2 << 20)
+
+
+@pytest.mark.parametrize(
+    ("target", "name", "num_rows", "num_inputs", "num_outputs"),
+    [
+        (V6E, "Q4_K", 256, 2048, 768),
+        pytest.param(V5E, "Q6_K", 16_384, 768, 2048, marks=pytest.mark.newest),
+        pytest.param(V5P, "Q8_0", 64, 768, 2048, marks=pytest.mark.newest),
+        pytest.param(V7X, "Q5_K", 4096, 2048, 768, marks=pytest.mark.newest),
+    ],
+)
+def test_blocks_of_experts_are_read_where_they_are(
+    target: Target, name: str, num_rows: int, num_inputs: int, num_outputs: int
+) -> None:
+    """At the shapes of Qwen3-30B-A3B."""
+    require_compiler(target)
+    kind, mesh, num_experts = BLOCK_KINDS[name], Mesh(np.array(target.devices(1)), ("model",)), 128
+
+    def array(dtype: str, *dims: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(dims, jnp.dtype(dtype), sharding=NamedSharding(mesh, PartitionSpec()))
+
+    words = array("int32", num_experts, num_words(kind, num_inputs), num_outputs)
+    x, sizes = array("bfloat16", num_rows, num_inputs), array("int32", num_experts)
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        multiply = jax.jit(partial(grouped_block_matmul, kind=kind, backend="mosaic_tpu"))
+        program = multiply.lower(x, words, sizes).compile()
+    text, memory = program.as_text(), program.memory_analysis()
+    assert text is not None and memory is not None
+    assert text.count('custom_call_target="tpu_custom_call"') == 1
+    weights = rf"= \(?s32\[{num_experts},\d+,{num_outputs}\]\S* (?:copy|copy-start|transpose|convert|pad|fusion)\("
+    assert re.findall(weights, text) == []
+    assert memory.temp_size_in_bytes < 2 << 20
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import gguf
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxserve_kernels import native
 from jaxserve_kernels.block_kinds import BLOCK_KINDS, TILE, BlockKind, pack_tiles
-from jaxserve_kernels.block_matmul import block_matmul, dequantize_rows, dequantize_tiles
+from jaxserve_kernels.block_matmul import block_matmul, dequantize_rows, dequantize_tiles, grouped_block_matmul
 from jaxserve_kernels.block_matmul.cases import random_blocks
 
 pytestmark = pytest.mark.slow
@@ -63,3 +65,20 @@ def test_a_row_has_the_same_bits_alone_and_among_others(kind: BlockKind, dynamic
     padded = compute(slice(None), 4)
     np.testing.assert_array_equal(padded[:4], together[:4])
     assert not padded[4:].any()
+
+
+@KINDS
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_row_of_an_expert_has_the_bits_of_a_matmul_with_its_matrix(kind: BlockKind, dynamic: bool) -> None:
+    """By the native kernel, whatever other experts have."""
+    if not native.has("jaxserve_block_matmul"):
+        pytest.skip("the native kernels are not built")
+    tiles = jnp.asarray(pack_tiles(kind, _stored(kind)))[:, None]  # three experts, each with a tile of outputs
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(24, NUM_BLOCKS * kind.num_inputs)).astype(np.float32))
+    multiply = partial(block_matmul, kind=kind, dynamic=dynamic, backend="native")
+    sizes = jnp.array([5, 0, 17])
+    found = np.asarray(grouped_block_matmul(x, tiles, sizes, kind=kind, dynamic=dynamic, backend="native"))
+    np.testing.assert_array_equal(found[:5], multiply(x[:5], tiles[0]))
+    np.testing.assert_array_equal(found[7:8], multiply(x[7:8], tiles[2]))
+    np.testing.assert_array_equal(found[5:22], multiply(x[5:22], tiles[2]))
+    assert not found[22:].any()

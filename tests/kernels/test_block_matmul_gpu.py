@@ -8,8 +8,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 from jaxserve_kernels.block_kinds import BLOCK_KINDS, TILE, pack_tiles
-from jaxserve_kernels.block_matmul import dequantize_tiles, gpu
-from jaxserve_kernels.block_matmul.cases import random_blocks
+from jaxserve_kernels.block_matmul import cases, dequantize_tiles, gpu
+from jaxserve_kernels.block_matmul.cases import Case, Operands, random_blocks
+from jaxserve_kernels.grouped_matmul.tuning import GroupedTuning
 from jaxserve_kernels.matmul.tuning import SkinnyTuning
 
 from tests.kernels.gpu_interpreter import gpu_interpreter
@@ -51,6 +52,38 @@ def test_the_kernel_for_hopper_multiplies_with_the_weights_of_the_file_without_a
     assert error(kind, x, tiles, found) <= 1e-6
 
 
+def expert_operands(case: Case) -> Operands:
+    """Return operands of a case whose activations are in bfloat16."""
+    given = cases.operands(case)
+    return given._replace(x=given.x.astype(ml_dtypes.bfloat16))
+
+
+EXPERTS = [
+    (Case("Q4_0", 12, 2, 256, 12, group_sizes=(3, 0, 9)), GroupedTuning(16, 64, 128, stages=2, programs=3)),
+    (Case("Q8_0", 22, 0, 192, 4, group_sizes=(0, 20, 2)), GroupedTuning(16, 64, 128, stages=2, programs=3)),
+    (Case("Q4_K", 6, 3, 128, 3, group_sizes=(1, 5, 0)), GroupedTuning(16, 64, 256, stages=2, programs=3)),
+    (Case("Q6_K", 70, 0, 128, 1, group_sizes=(70,)), GroupedTuning(64, 64, 256, stages=2, programs=2)),
+]
+"""Experts without rows, tiles that experts share, blocks of outputs that overlap, and inputs in parts."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "sizes"), EXPERTS, ids=str)
+def test_the_kernel_for_hopper_multiplies_with_the_blocks_of_experts_without_a_race(
+    case: Case, sizes: GroupedTuning
+) -> None:
+    given = expert_operands(case)
+    with gpu_interpreter() as has_raced:
+        from jaxserve_kernels.block_matmul.gpu import grouped
+
+        x, tiles, rows = map(jnp.asarray, (*given, np.array(case.group_sizes)))
+        kind = BLOCK_KINDS[case.kind]
+        found = grouped.grouped_block_matmul(x, tiles, rows, kind=kind, tuning=sizes, is_emulated=True)
+        jax.block_until_ready(found)
+        assert not has_raced()
+    assert cases.error(case, given, found) <= 1
+
+
 def choice(
     kind: str, num_tokens: int, num_outputs: int, num_inputs: int, dtype: str = "bfloat16"
 ) -> SkinnyTuning | None:
@@ -82,3 +115,42 @@ def test_the_steps_in_flight_fit_shared_memory(monkeypatch: pytest.MonkeyPatch, 
     assert sizes is not None and sizes.stages >= 2
     weight_bytes = sizes.block // TILE * (sizes.tile // BLOCK_KINDS[kind].num_inputs) * BLOCK_KINDS[kind].tile_bytes
     assert sizes.stages * (weight_bytes + 2 * sizes.tile * padded + 4 * sizes.tile // 32 * padded) <= 227 << 10
+
+
+def grouped_choice(
+    kind: str, num_rows: int, num_experts: int, num_outputs: int, num_inputs: int, dtype: str = "bfloat16"
+) -> GroupedTuning | None:
+    of_kind = BLOCK_KINDS[kind]
+    tiles = (num_experts, num_outputs // TILE, num_inputs // of_kind.num_inputs, of_kind.tile_bytes)
+    x = jax.ShapeDtypeStruct((num_rows, num_inputs), jnp.dtype(dtype))
+    return gpu.grouped_choice(x, jax.ShapeDtypeStruct(tiles, jnp.uint8), of_kind)
+
+
+def test_the_kernel_for_experts_is_taken_for_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "FIRST_JAX", (0, 0, 0))
+    few = grouped_choice("Q4_K", 8, 128, 1536, 2048)
+    assert few is not None
+    assert (few.rows, few.outputs, few.inputs) == (16, 64, 256)
+    many = grouped_choice("Q6_K", 16_384, 128, 2048, 768)
+    assert many is not None
+    assert many.rows == 128 and many.stages >= 2
+    assert grouped_choice("Q4_0", 8, 128, 192, 768) is not None
+    assert grouped_choice("Q4_0", 8, 128, 64, 768) is None, "outputs of one worker"
+    assert grouped_choice("Q4_K", 8, 128, 1536, 2048 + 128) is None, "a part of a step"
+    assert grouped_choice("Q4_K", 8, 128, 1536, 2048, "float16") is None
+
+
+@pytest.mark.parametrize("kind", STEPS)
+@pytest.mark.parametrize("num_rows", [8, 1024, 16_384])
+def test_the_steps_of_experts_in_flight_fit_shared_memory(
+    monkeypatch: pytest.MonkeyPatch, kind: str, num_rows: int
+) -> None:
+    monkeypatch.setattr(gpu, "FIRST_JAX", (0, 0, 0))
+    sizes = grouped_choice(kind, num_rows, 128, 1536, 2048)
+    assert sizes is not None and sizes.stages >= 2
+    weight_bytes = (
+        2 * sizes.outputs // TILE * (sizes.inputs // BLOCK_KINDS[kind].num_inputs) * BLOCK_KINDS[kind].tile_bytes
+    )
+    assert (
+        sizes.stages * (weight_bytes + 2 * sizes.inputs * sizes.rows + 4 * sizes.inputs // 32 * sizes.rows) <= 227 << 10
+    )

@@ -8,6 +8,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from jaxserve_kernels import nvfp4
+from jaxserve_kernels.grouped_matmul import gpu as experts
+from jaxserve_kernels.grouped_matmul.tuning import GroupedTuning
 from jaxserve_kernels.matmul import gpu
 from jaxserve_kernels.matmul.tuning import SkinnyTuning
 
@@ -61,6 +63,64 @@ def test_the_kernel_for_hopper_scales_each_block_without_a_race(num_tokens: int,
         assert not has_raced()
     wanted, magnitudes = expected(*given)
     assert (np.abs(np.asarray(found) - wanted) <= 1e-5 * magnitudes).all()
+
+
+def expert_operands(
+    sizes: tuple[int, ...], num_outputs: int, num_inputs: int, size: int
+) -> tuple[tuple[np.ndarray, ...], np.ndarray, np.ndarray]:
+    """Return x, bytes, rows and block scales of experts; the results in float64, and the sums of their terms' sizes."""
+    matrices = [operands(seed + 1, num_outputs, num_inputs, size)[1:] for seed in range(len(sizes))]
+    x = operands(sum(sizes), 1, num_inputs, size)[0]
+    values, blocks = (np.stack(each) for each in zip(*matrices, strict=True))
+    results = [
+        expected(x[row : row + 1], *matrices[expert])
+        for row, expert in enumerate(np.repeat(np.arange(len(sizes)), sizes))
+    ]
+    wanted, magnitudes = (np.concatenate(each) for each in zip(*results, strict=True))
+    return (x, values, np.array(sizes, np.int32), blocks), wanted, magnitudes
+
+
+EXPERTS = [
+    (((3, 0, 9), 256, 384, 16), GroupedTuning(16, 128, 128, stages=2, programs=3)),
+    (((0, 70), 128, 256, 8), GroupedTuning(64, 64, 128, stages=2, programs=3)),
+]
+"""Rows of each expert, outputs, inputs, and inputs of a block."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shape", "sizes"), EXPERTS, ids=str)
+def test_the_kernel_for_experts_scales_each_block_without_a_race(
+    shape: tuple[tuple[int, ...], int, int, int], sizes: GroupedTuning
+) -> None:
+    given, wanted, magnitudes = expert_operands(*shape)
+    with gpu_interpreter() as has_raced:
+        from jaxserve_kernels.grouped_matmul.gpu import small
+
+        made = small.grouped_matmul(*map(jnp.asarray, given), tuning=sizes, is_emulated=True)
+        found = np.asarray(jax.block_until_ready(made))
+        assert not has_raced()
+    assert (np.abs(found - wanted) <= 1e-5 * magnitudes).all()
+
+
+def test_the_kernel_for_experts_is_taken_for_any_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experts, "_FIRST_JAX", (0, 0, 0))
+
+    def choice(num_rows: int, num_outputs: int, num_inputs: int, size: int = 16) -> GroupedTuning | None:
+        x = jax.ShapeDtypeStruct((num_rows, num_inputs), jnp.bfloat16)
+        values = jax.ShapeDtypeStruct((128, num_outputs, num_inputs // 2), jnp.uint8)
+        blocks = jax.ShapeDtypeStruct((128, num_inputs // size, num_outputs), jnp.float8_e4m3fn)
+        return experts.small_choice(x, values, blocks)
+
+    few, many = choice(256, 1536, 2048), choice(16_384, 2048, 768, 8)
+    assert few is not None and many is not None
+    assert (few.rows, few.inputs) == (16, 128)
+    assert many.rows == 128
+    for sizes, size in ((few, 16), (many, 8)):
+        stage = sizes.inputs * (2 * sizes.rows + sizes.outputs + 2 * sizes.outputs // size)
+        assert sizes.stages >= 3 and sizes.stages * stage <= 200_000
+    assert choice(256, 1536, 2048 + 64) is None, "half a step"
+    assert choice(256, 1536 + 64, 2048) is None, "outputs for one worker of two"
+    assert choice(256, 1536, 2048, 32) is None, "blocks of another format"
 
 
 def choice(

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxserve_kernels.block_kinds import BLOCK_KINDS
+from jaxserve_kernels.block_matmul.cases import Case as BlockCase
+from jaxserve_kernels.block_matmul.cases import error as block_error
 from jaxserve_kernels.grouped_matmul import cases as experts
 from jaxserve_kernels.grouped_matmul.cases import Case as ExpertsCase
 from jaxserve_kernels.grouped_matmul.tuning import GroupedTuning
@@ -60,6 +62,11 @@ BLOCKS = [
     (("Q5_K", 5, 256, 512), SkinnyTuning(64, 256, stages=2, programs=2, workers=4)),
 ]
 """Type of the blocks, tokens, outputs and inputs."""
+BLOCKS_OF_EXPERTS = [
+    (BlockCase(kind, 12, 2, 256, 512 // BLOCK_KINDS[kind].num_inputs, group_sizes=(3, 0, 9)), rows)
+    for kind, rows in (("Q4_0", 16), ("Q5_1", 16), ("Q8_0", 16), ("Q4_K", 16), ("Q5_K", 64), ("Q6_K", 16))
+]
+"""And the rows of a tile."""
 WHOLE = [
     (ExpertsCase((3, 0, 9, 20, 5), 128, 128, padding=3), GroupedTuning(64, 64, 64, stages=2, programs=3)),
     (ExpertsCase((1, 70, 0, 50), 256, 256), GroupedTuning(64, 128, 64, stages=4, programs=3)),
@@ -121,6 +128,18 @@ def test_a_product_with_weights_in_nvfp4_equals_the_one_in_float64(
     _check(found, wanted, magnitudes, 1e-6)
 
 
+@pytest.mark.parametrize(("shape", "sizes"), nvfp4.EXPERTS, ids=str)
+def test_a_product_with_experts_in_nvfp4_equals_the_one_in_float64(
+    shape: tuple[tuple[int, ...], int, int, int], sizes: GroupedTuning
+) -> None:
+    given, wanted, magnitudes = nvfp4.expert_operands(*shape)
+    with emulated():
+        from jaxserve_kernels.grouped_matmul.gpu import small
+
+        found = np.asarray(small.grouped_matmul(*map(jnp.asarray, given), tuning=sizes), np.float64)
+    _check(found, wanted, magnitudes, 1e-6)
+
+
 @pytest.mark.parametrize(("shape", "sizes"), BLOCKS, ids=str)
 def test_a_product_with_gguf_blocks_equals_the_one_in_float64(
     shape: tuple[str, int, int, int], sizes: SkinnyTuning
@@ -131,6 +150,18 @@ def test_a_product_with_gguf_blocks_equals_the_one_in_float64(
 
         found = skinny.block_matmul(jnp.asarray(x), jnp.asarray(tiles), kind=BLOCK_KINDS[shape[0]], tuning=sizes)
     assert blocks.error(shape[0], x, tiles, found) <= 1e-6
+
+
+@pytest.mark.parametrize(("case", "rows"), BLOCKS_OF_EXPERTS, ids=str)
+def test_a_product_with_gguf_blocks_of_experts_equals_the_one_in_float64(case: BlockCase, rows: int) -> None:
+    given, kind = blocks.expert_operands(case), BLOCK_KINDS[case.kind]
+    sizes = GroupedTuning(rows, 64, blocks.STEPS[case.kind], stages=2, programs=3)
+    with emulated():
+        from jaxserve_kernels.block_matmul.gpu import grouped
+
+        arrays = map(jnp.asarray, (*given, np.array(case.group_sizes)))
+        found = grouped.grouped_block_matmul(*arrays, kind=kind, tuning=sizes)
+    assert block_error(case, given, found) <= 1
 
 
 @pytest.mark.parametrize(("case", "sizes"), WHOLE, ids=str)

@@ -39,7 +39,12 @@ class _Layout:
         return spec.array(shape, (*spec.axes, None), np.uint8)
 
     def pack(self, rows: np.ndarray) -> np.ndarray:
-        """Return the array of a file's `[out, bytes]`."""
+        """Return the array of a file's `[out, bytes]`, or of those of all experts."""
+        if rows.ndim == 2:
+            return self._pack_matrix(rows)
+        return np.stack([self._pack_matrix(each) for each in rows])
+
+    def _pack_matrix(self, rows: np.ndarray) -> np.ndarray:
         num_blocks = rows.shape[1] // self.kind.stored_bytes
         num_inputs = num_blocks * self.kind.num_inputs
         step = TILE * max(1, _PACKED_WEIGHTS // (TILE * num_inputs))
@@ -59,7 +64,8 @@ class _Layout:
     def set_scales(self, values: np.ndarray, floats: np.ndarray) -> None:
         """Give all weights the same scales, d and perhaps m, with factors of 1."""
         if self.num_word_shares:
-            set_word_scales(self.kind, values, floats, self.num_word_shares)
+            for words in values.reshape(-1, *values.shape[-2:]):  # views
+                set_word_scales(self.kind, words, floats, self.num_word_shares)
             return
         num_floats = 2 * TILE * len(floats)
         if self.kind.num_inputs != GROUP:
@@ -69,10 +75,10 @@ class _Layout:
 
 class BlockFormat(Format):
     """Values uint8 `[out / 16, blocks, bytes]` in the layout of `block_kinds`, on TPUs int32 `[words, out]` in that of `tpu_words`; on
-    the host the file's `[out, bytes]`.
+    the host the file's `[out, bytes]`. Those of experts come first.
 
     `FORMAT` of a module declares matrices and has no type; an array's format has that of its matrix. Plain are matrices
-    whose type has no kernel, those of experts, and those whose outputs do not divide into tiles on each device, or whose
+    whose type has no kernel, and those whose outputs do not divide into tiles on each device, or whose
     inputs not into blocks. TPUs have matrices in tiles, too, of which no whole words or lanes are on each device: XLA dequantises these.
     """
 
@@ -100,7 +106,7 @@ class BlockFormat(Format):
 
     def declare(self, spec: MatrixSpec) -> QuantArray[ArraySpec]:
         kind = BLOCK_KINDS.get(spec.stored_kind or "")
-        if kind is None or spec.num_experts is not None or not _fits(kind, spec):
+        if kind is None or not _fits(kind, spec):
             return none.FORMAT.declare(spec)
         layout = _Layout(kind, spec.num_input_shards if spec.has_words else 0)
         return QuantArray(_with_layout(type(self), layout), layout.declare(spec))
@@ -150,6 +156,12 @@ class BlockFormat(Format):
         product = block_matmul(x, weight.values, num_rows, kind=self._layout.kind, dynamic=dynamic, backend=backend)
         return product.astype(dtype)
 
+    def grouped_matmul(self, x: Any, weight: QuantArray[Any], group_sizes: Any, backend: Any) -> Any:
+        from jaxserve_kernels.block_matmul import grouped_block_matmul
+
+        dynamic, kind = self.quantizes_activations, self._layout.kind
+        return grouped_block_matmul(x, weight.values, group_sizes, kind=kind, dynamic=dynamic, backend=backend)
+
     def lookup(self, table: QuantArray[Any], rows: Any, dtype: Any, backend: Any = "reference") -> Any:
         from jaxserve_kernels.block_matmul import dequantize_rows
 
@@ -165,7 +177,7 @@ class BlockFormat(Format):
             )
         if capability == _HOPPER:
             return (
-                "steps of up to 128 tokens read blocks as they are stored; longer ones (prompts) dequantise them first",
+                "steps of up to 128 tokens read blocks as they are stored; longer ones (prompts) dequantise all but those of experts first",
             )
         return (
             "every step dequantises the blocks of the GGUF file here, which saves memory and costs time; --quantization "

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _LEAST_BLOCK: Final = 8
 _HOPPER: Final = (9, 0)
-"""Compute capability of the GPUs that have a kernel for matrices without experts."""
+"""Compute capability of the GPUs that have kernels."""
 _NUMBER_DEVIATION: Final = 2.93
 """Standard deviation of the 16 numbers."""
 
@@ -123,7 +123,7 @@ class Nvfp4WeightOnly(Format):
             return ()
         if capability == _HOPPER:
             return (
-                "decode steps read weights in NVFP4 as they are stored, but those of experts, which every step upcasts first",
+                "steps of up to 128 tokens read weights in NVFP4 as they are stored; longer ones (prompts) upcast all but those of experts first",
             )
         if platform == "tpu":
             return (

@@ -1,5 +1,11 @@
 """Matmuls with weights in the blocks of GGUF files."""
 
-from jaxserve_kernels.block_matmul.api import block_matmul, dequantize, dequantize_rows, dequantize_tiles
+from jaxserve_kernels.block_matmul.api import (
+    block_matmul,
+    dequantize,
+    dequantize_rows,
+    dequantize_tiles,
+    grouped_block_matmul,
+)
 
-__all__ = ["block_matmul", "dequantize", "dequantize_rows", "dequantize_tiles"]
+__all__ = ["block_matmul", "dequantize", "dequantize_rows", "dequantize_tiles", "grouped_block_matmul"]

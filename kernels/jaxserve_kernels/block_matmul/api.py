@@ -1,15 +1,18 @@
-"""Public entry of block_matmul. Letters: T tokens, I inputs, O outputs, R tiles of 16 outputs, B blocks, Y bytes, W words."""
+"""Public entry of block_matmul. Letters: T tokens, E experts, I inputs, O outputs, R tiles of 16 outputs, B blocks, Y bytes, W words."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 from jaxtyping import Array, Float, Int
 
 from jaxserve_kernels.backend import NATIVE, Backend
 from jaxserve_kernels.block_kinds import BlockKind
 from jaxserve_kernels.block_matmul import cpu, gpu, reference, tpu
-from jaxserve_kernels.block_matmul.reference import Blocks, dequantize, dequantize_rows, dequantize_tiles
+from jaxserve_kernels.block_matmul.reference import Blocks, ExpertBlocks, dequantize, dequantize_rows, dequantize_tiles
 
-__all__ = ["block_matmul", "dequantize", "dequantize_rows", "dequantize_tiles"]
+__all__ = ["block_matmul", "dequantize", "dequantize_rows", "dequantize_tiles", "grouped_block_matmul"]
 
 
 def block_matmul(
@@ -39,6 +42,48 @@ def block_matmul(
         product: Array = skinny.block_matmul(rounded, blocks, kind=kind, tuning=tuned)
         return product
     return reference.block_matmul(x, blocks, kind=kind, dynamic=dynamic)
+
+
+def grouped_block_matmul(
+    x: Float[Array, "T I"],
+    blocks: ExpertBlocks,
+    group_sizes: Int[Array, "E"],
+    *,
+    kind: BlockKind,
+    dynamic: bool = False,
+    backend: Backend = "reference",
+) -> Float[Array, "T O"]:
+    """x[t] @ weight[e].T in float32, where e is the expert of row t: `block_matmul` with a matrix for each expert.
+
+    Rows come sorted by expert, `group_sizes` of each; results of rows after those have no meaning. A row's result does not depend
+    on its neighbours, and only the blocks of experts with rows are read.
+    """
+    if backend in NATIVE and cpu.is_built() and not reference.are_words(blocks):
+        return cpu.grouped_block_matmul(x, blocks, group_sizes, kind=kind, dynamic=dynamic)
+    kernel = _grouped_kernel(x, blocks, kind, backend)
+    if kernel is not None:
+        product: Array = kernel(reference.round_inputs(x) if dynamic else x, blocks, group_sizes)
+        return product
+    return reference.grouped_block_matmul(x, blocks, group_sizes, kind=kind, dynamic=dynamic)
+
+
+def _grouped_kernel(
+    x: Float[Array, "T I"], blocks: ExpertBlocks, kind: BlockKind, backend: Backend
+) -> Callable[..., Array] | None:
+    """Return the kernel of an accelerator that multiplies with experts' blocks of these sizes; None: there is none."""
+    if reference.are_words(blocks):
+        of_words = tpu.grouped_choice(x, blocks) if backend == "mosaic_tpu" else None
+        if of_words is None:
+            return None
+        from jaxserve_kernels.block_matmul.tpu import kernel  # imports Pallas
+
+        return partial(kernel.grouped_block_matmul, kind=kind, tuning=of_words)
+    of_tiles = gpu.grouped_choice(x, blocks, kind) if backend == "mosaic_gpu" else None
+    if of_tiles is None:
+        return None
+    from jaxserve_kernels.block_matmul.gpu import grouped  # imports Pallas
+
+    return partial(grouped.grouped_block_matmul, kind=kind, tuning=of_tiles)
 
 
 def _with_words(

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from jaxserve_kernels.backend import Backend
 from jaxserve_kernels.block_kinds import BLOCK_KINDS, BlockKind, pack_tiles
-from jaxserve_kernels.block_matmul.api import block_matmul
+from jaxserve_kernels.block_matmul.api import block_matmul, grouped_block_matmul
 from jaxserve_kernels.block_matmul.reference import dequantize_tiles, round_inputs
 from jaxserve_kernels.ops import as_arrays
 
@@ -32,17 +32,20 @@ class Case:
     num_outputs: int = 48
     num_blocks: int = 2
     dynamic: bool = False
+    group_sizes: tuple[int, ...] | None = None
+    """Rows of each expert, `num_tokens` together; None: there is one matrix."""
 
     def __str__(self) -> str:
         rounded = "-rounded" if self.dynamic else ""
-        return f"{self.num_tokens}+{self.padding}x{self.num_blocks}x{self.num_outputs}-{self.kind}{rounded}"
+        rows = self.num_tokens if self.group_sizes is None else "_".join(map(str, self.group_sizes))
+        return f"{rows}+{self.padding}x{self.num_blocks}x{self.num_outputs}-{self.kind}{rounded}"
 
 
 class Operands(NamedTuple):
     """Arrays of one call; see `api`."""
 
     x: np.ndarray  # (T, I)
-    tiles: np.ndarray  # (R, B, Y)
+    tiles: np.ndarray  # (E, R, B, Y): one expert is a single matrix
 
 
 def random_blocks(kind: BlockKind, random: np.random.Generator, num_rows: int, num_blocks: int) -> np.ndarray:
@@ -59,14 +62,18 @@ def operands(case: Case, seed: int = 0) -> Operands:
     random, kind = np.random.default_rng(seed), BLOCK_KINDS[case.kind]
     x = random.standard_normal((case.num_tokens + case.padding, case.num_blocks * kind.num_inputs)).astype(np.float32)
     x[case.num_tokens :] = np.nan
-    return Operands(x, pack_tiles(kind, random_blocks(kind, random, case.num_outputs, case.num_blocks)))
+    num_experts = len(case.group_sizes or (case.num_tokens,))
+    tiles = pack_tiles(kind, random_blocks(kind, random, num_experts * case.num_outputs, case.num_blocks))
+    return Operands(x, tiles.reshape(num_experts, -1, *tiles.shape[1:]))
 
 
 def run(case: Case, given: Operands, backend: Backend, *, is_emulated: bool = False) -> Float[Array, "T O"]:
     """Multiply the operands of a case. See `ops.OpCases`."""
     x, tiles = as_arrays(given)
-    num_rows = jnp.int32(case.num_tokens)
-    return block_matmul(x, tiles, num_rows, kind=BLOCK_KINDS[case.kind], dynamic=case.dynamic, backend=backend)
+    kind, dynamic, sizes = BLOCK_KINDS[case.kind], case.dynamic, case.group_sizes
+    if sizes is None:
+        return block_matmul(x, tiles[0], jnp.int32(case.num_tokens), kind=kind, dynamic=dynamic, backend=backend)
+    return grouped_block_matmul(x, tiles, jnp.asarray(sizes), kind=kind, dynamic=dynamic, backend=backend)
 
 
 def error(case: Case, given: Operands, out: Any) -> float:
@@ -74,11 +81,11 @@ def error(case: Case, given: Operands, out: Any) -> float:
     x = given.x[: case.num_tokens]
     if case.dynamic:
         x = np.asarray(round_inputs(jnp.asarray(x)))
-    weight = np.asarray(dequantize_tiles(BLOCK_KINDS[case.kind], jnp.asarray(given.tiles)), np.float64).T
-    wide = x.astype(np.float64)
-    difference = np.abs(np.asarray(out, np.float64)[: case.num_tokens] - wide @ weight) / (
-        np.abs(wide) @ np.abs(weight)
-    )
+    weights = np.asarray(dequantize_tiles(BLOCK_KINDS[case.kind], jnp.asarray(given.tiles)), np.float64)
+    experts = np.repeat(np.arange(len(weights)), case.group_sizes or (case.num_tokens,))
+    own, wide = weights[experts], x.astype(np.float64)
+    wanted, sizes = np.einsum("ti,toi->to", wide, own), np.einsum("ti,toi->to", np.abs(wide), np.abs(own))
+    difference = np.abs(np.asarray(out, np.float64)[: case.num_tokens] - wanted) / sizes
     return float(np.nan_to_num(difference, nan=np.inf).max()) / _TOLERANCE
 
 
@@ -86,7 +93,11 @@ CASES = tuple(
     Case(name, num_tokens, padding=3, dynamic=dynamic)
     for name in BLOCK_KINDS
     for num_tokens, dynamic in ((1, True), (17, False))
+) + tuple(
+    Case(name, 19, padding=2, dynamic=dynamic, group_sizes=(0, 1, 0, 15, 3, 0))
+    for name in BLOCK_KINDS
+    for dynamic in (False, True)
 )
-"""Every type: one row and more than a tile of rows, with activations rounded and as they are."""
+"""Every type: one row and more than a tile of rows, with activations rounded and as they are; experts, some of them without rows."""
 SLOW: tuple[Case, ...] = ()
 BACKENDS: tuple[Backend, ...] = ("native",)

@@ -27,8 +27,21 @@ def block_matmul(
     dynamic: bool,
 ) -> Float[Array, "T O"]:
     """See `api.block_matmul`; activations are taken in float32, and padding rows come out as zeros at no cost."""
-    out = jax.ShapeDtypeStruct((x.shape[0], TILE * tiles.shape[0]), jnp.float32)
-    count = jnp.int32(x.shape[0]) if num_rows is None else num_rows.astype(jnp.int32)
+    count = jnp.int32(x.shape[0]) if num_rows is None else num_rows
+    return grouped_block_matmul(x, tiles[None], count[None], kind=kind, dynamic=dynamic)
+
+
+def grouped_block_matmul(
+    x: Float[Array, "T I"],
+    tiles: UInt8[Array, "E R B Y"],
+    group_sizes: Int[Array, "E"],
+    *,
+    kind: BlockKind,
+    dynamic: bool,
+) -> Float[Array, "T O"]:
+    """See `api.grouped_block_matmul`; activations are taken in float32, and padding rows come out as zeros at no cost."""
+    out = jax.ShapeDtypeStruct((x.shape[0], TILE * tiles.shape[1]), jnp.float32)
     call = jax.ffi.ffi_call(_TARGET, out)
-    product: jax.Array = call(x.astype(jnp.float32), tiles, count, kind=np.int64(kind.index), dynamic=dynamic)
+    operands = (x.astype(jnp.float32), tiles, group_sizes.astype(jnp.int32))
+    product: jax.Array = call(*operands, kind=np.int64(kind.index), dynamic=dynamic)
     return product

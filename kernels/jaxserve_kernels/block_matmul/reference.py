@@ -6,6 +6,7 @@ the activations' dtype.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -15,6 +16,7 @@ from jaxtyping import Array, Float, Int, Int32, UInt8
 from jaxserve_kernels.backend import Backend
 from jaxserve_kernels.block_kinds import GROUP, TILE, BlockKind
 from jaxserve_kernels.block_matmul.tpu import upcast
+from jaxserve_kernels.grouped_matmul.reference import over_tiles
 from jaxserve_kernels.matmul.tpu import take_columns
 
 _LARGEST = 127
@@ -22,6 +24,8 @@ _LARGEST = 127
 
 Blocks = UInt8[Array, "R B Y"] | Int32[Array, "W O"]
 """A matrix in tiles (`block_kinds`) or in words (`tpu_words`)."""
+ExpertBlocks = UInt8[Array, "E R B Y"] | Int32[Array, "E W O"]
+"""The matrices of experts."""
 
 
 def block_matmul(x: Float[Array, "T I"], blocks: Blocks, *, kind: BlockKind, dynamic: bool) -> Float[Array, "T O"]:
@@ -32,6 +36,25 @@ def block_matmul(x: Float[Array, "T I"], blocks: Blocks, *, kind: BlockKind, dyn
     return jnp.einsum("ti,oi->to", rounded, weight, precision=precision, preferred_element_type=jnp.float32)
 
 
+def grouped_block_matmul(
+    x: Float[Array, "T I"], blocks: ExpertBlocks, group_sizes: Int[Array, "E"], *, kind: BlockKind, dynamic: bool
+) -> Float[Array, "T O"]:
+    """See `api.grouped_block_matmul`: the matrix of one expert at a time is dequantised."""
+    rounded = round_inputs(x) if dynamic else x
+    num_outputs = blocks.shape[2] if are_words(blocks) else TILE * blocks.shape[1]
+
+    def multiply(rows: Float[Array, "T I"], expert: Int[Array, ""]) -> Float[Array, "T O"]:
+        return block_matmul(rows, blocks[expert], kind=kind, dynamic=False)
+
+    def compute(*, has_fixed_count: bool) -> Array:
+        return over_tiles(rounded, group_sizes, num_outputs, multiply, has_fixed_count=has_fixed_count)
+
+    product: Array = jax.lax.platform_dependent(
+        cuda=partial(compute, has_fixed_count=True), default=partial(compute, has_fixed_count=False)
+    )
+    return product
+
+
 def round_inputs(x: Float[Array, "T I"]) -> Float[Array, "T I"]:
     """Round every 32 inputs to 8 bits: the largest of them becomes 127 steps."""
     groups = x.astype(jnp.float32).reshape(len(x), -1, GROUP)
@@ -39,7 +62,7 @@ def round_inputs(x: Float[Array, "T I"]) -> Float[Array, "T I"]:
     return (jnp.round(groups / scales) * scales).reshape(x.shape).astype(x.dtype)
 
 
-def are_words(blocks: Blocks) -> bool:
+def are_words(blocks: Blocks | ExpertBlocks) -> bool:
     """Return True for words, False for tiles."""
     return bool(blocks.dtype == jnp.int32)
 

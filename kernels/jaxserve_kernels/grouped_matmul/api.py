@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxserve_kernels.backend import NATIVE, Backend
@@ -31,7 +32,7 @@ def grouped_matmul(
     if backend in NATIVE and cpu.supports_float4(x, weight, scales):
         return cpu.float4_matmul(x, weight, group_sizes, scales)
     if isinstance(scales, TwoLevelScales):
-        made = _with_words(x, weight, group_sizes, scales) if backend == "mosaic_tpu" else None
+        made = _with_two_levels(x, weight, group_sizes, scales, backend)
         if made is not None:
             return made
         return reference.grouped_matmul(x, weight, group_sizes, scales, dynamic=dynamic)
@@ -70,21 +71,30 @@ def _on_gpu(
     return product
 
 
-def _with_words(
-    x: Float[Array, "R I"], weight: Weight, group_sizes: Int[Array, "E"], scales: TwoLevelScales
+def _with_two_levels(
+    x: Float[Array, "R I"], weight: Weight, group_sizes: Int[Array, "E"], scales: TwoLevelScales, backend: Backend
 ) -> Float[Array, "R O"] | None:
-    """By the kernel for TPUs, where it computes such a product."""
-    sizes = tpu.words_choice(x, weight, scales.blocks) if reference.are_words(weight) else None
-    if sizes is None:
-        return None
-    from jaxserve_kernels.grouped_matmul.tpu import words  # imports Pallas
-    from jaxserve_kernels.matmul.tpu.words import has_bfloat16
-
+    """By a kernel of an accelerator, where one computes such a product: the scales of matrices are applied to the result."""
     matrix_scale = scales.matrix[:, 0] / scales.matrix[:, 1]
-    product: Array = words.grouped_matmul(
-        x, weight, group_sizes, scales.blocks, matrix_scale, tuning=sizes, has_bfloat16=has_bfloat16()
-    )
-    return product
+    if backend == "mosaic_gpu" and (sizes := gpu.small_choice(x, weight, scales.blocks)) is not None:
+        from jaxserve_kernels.grouped_matmul.gpu import small  # imports Pallas
+
+        made = small.grouped_matmul(x, weight, group_sizes, scales.blocks, tuning=sizes)
+        experts = jnp.repeat(jnp.arange(len(weight)), group_sizes, total_repeat_length=len(x))
+        scaled: Array = made * matrix_scale[experts]
+        return scaled
+    if backend == "mosaic_tpu" and reference.are_words(weight):
+        of_words = tpu.words_choice(x, weight, scales.blocks)
+        if of_words is None:
+            return None
+        from jaxserve_kernels.grouped_matmul.tpu import words  # imports Pallas
+        from jaxserve_kernels.matmul.tpu.words import has_bfloat16
+
+        product: Array = words.grouped_matmul(
+            x, weight, group_sizes, scales.blocks, matrix_scale, tuning=of_words, has_bfloat16=has_bfloat16()
+        )
+        return product
+    return None
 
 
 def _on_tpu(

@@ -11,6 +11,8 @@ Three ways, because of what compilers make of them:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Int32, Num, UInt8
@@ -66,7 +68,24 @@ def by_tiles(
 
     has_fixed_count: compute as many tiles as there can be. A GPU's host waits for every condition that it cannot foresee.
     """
-    num_rows, num_experts = len(x), len(weight)
+
+    def multiply(rows: Float[Array, "T I"], expert: Int[Array, ""]) -> Float[Array, "T O"]:
+        return _multiply(rows, _matrix(weight, expert), _of(scales, expert), dynamic=dynamic)
+
+    num_outputs = weight.shape[2 if are_words(weight) else 1]
+    return over_tiles(x, group_sizes, num_outputs, multiply, has_fixed_count=has_fixed_count)
+
+
+def over_tiles(
+    x: Float[Array, "R I"],
+    group_sizes: Int[Array, "E"],
+    num_outputs: int,
+    multiply: Callable[[Float[Array, "T I"], Int[Array, ""]], Float[Array, "T O"]],
+    *,
+    has_fixed_count: bool,
+) -> Float[Array, "R O"]:
+    """Return multiply(rows, expert) of all rows, tile by tile: see `by_tiles`."""
+    num_rows, num_experts = len(x), len(group_sizes)
     size = tile_rows(num_rows, num_experts)
     tiles = -(-group_sizes // size)  # (E,) of each expert
     starts, ends = jnp.cumsum(group_sizes) - group_sizes, jnp.cumsum(tiles)
@@ -77,11 +96,9 @@ def by_tiles(
         start = starts[expert] + (tile - ends[expert] + tiles[expert]) * size
         start = jnp.where(tile < ends[-1], start, num_rows)
         rows = jax.lax.dynamic_slice_in_dim(padded, start, size)
-        made = _multiply(rows, _matrix(weight, expert), _of(scales, expert), dynamic=dynamic)
-        return jax.lax.dynamic_update_slice_in_dim(out, made, start, 0)
+        return jax.lax.dynamic_update_slice_in_dim(out, multiply(rows, expert), start, 0)
 
     count = most_tiles(num_rows, num_experts) if has_fixed_count else ends[-1]
-    num_outputs = weight.shape[2 if are_words(weight) else 1]
     nothing = jnp.zeros((num_rows + size, num_outputs), jnp.float32)
     product: Array = jax.lax.fori_loop(0, count, go_on, nothing)
     return product[:num_rows]

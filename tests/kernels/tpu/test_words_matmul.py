@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jaxserve_kernels import nvfp4
 from jaxserve_kernels.block_kinds import BLOCK_KINDS, BlockKind
-from jaxserve_kernels.block_matmul import block_matmul, dequantize, dequantize_rows
+from jaxserve_kernels.block_matmul import block_matmul, dequantize, dequantize_rows, grouped_block_matmul
 from jaxserve_kernels.block_matmul import tpu as blocks
 from jaxserve_kernels.block_matmul.cases import random_blocks
 from jaxserve_kernels.block_matmul.reference import round_inputs
@@ -45,6 +45,23 @@ def dequantised(kind: BlockKind, blocks: np.ndarray) -> np.ndarray:
     """Return the weights as the gguf package dequantises them."""
     wide: np.ndarray = gguf.quants.dequantize(blocks, gguf.GGMLQuantizationType[kind.name])
     return wide
+
+
+@pytest.mark.slow
+@KINDS
+def test_the_kernel_multiplies_with_the_blocks_of_experts(kind: BlockKind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experts share tiles, and rows of one are in several; one expert has no rows."""
+    monkeypatch.setattr(blocks, "grouped_choice", lambda *_: SMALL)
+    sizes, x, rows = (3, 0, 14, 2), activations(), stored(kind, 4 * NUM_OUTPUTS)
+    words = jnp.stack([jnp.asarray(pack_blocks(kind, each)) for each in np.split(rows, 4)])
+    product = functools.partial(grouped_block_matmul, kind=kind, backend="mosaic_tpu")
+    with tpu_interpreter(num_cores=1):
+        found = jax.jit(product, compiler_options=QUICKLY)(jnp.asarray(x), words, jnp.array(sizes))
+    weights = np.split(dequantised(kind, rows).astype(ml_dtypes.bfloat16).astype(np.float64), 4)
+    for row, expert in enumerate(np.repeat(np.arange(4), sizes)):
+        own = x[row].astype(np.float64)
+        size = np.abs(own) @ np.abs(weights[expert]).T
+        assert (np.abs(np.asarray(found)[row] - own @ weights[expert].T) <= 1e-6 * size).all()
 
 
 @pytest.mark.slow

@@ -53,6 +53,20 @@ def test_tpus_have_words_of_the_same_weights(kind: BlockKind, num_shards: int) -
     np.testing.assert_array_equal(np.concatenate(shares, axis=1), host.dequantize())
 
 
+@KINDS
+@pytest.mark.parametrize("spec", [SPEC, TPU_SPEC], ids=["tiles", "words"])
+def test_experts_keep_the_blocks_of_a_matrix_each(kind: BlockKind, spec: MatrixSpec) -> None:
+    declared = find_format("gguf").declare(replace(spec, stored_kind=kind.name, num_experts=3))
+    rows = random_blocks(kind, np.random.default_rng(0), 3 * spec.out_dim, 512 // kind.num_inputs)
+    by_expert = rows.reshape(3, spec.out_dim, -1)
+    device = declared.format.to_device(declared.with_arrays([by_expert]))
+    assert (device.values.shape, device.values.dtype) == (declared.values.shape, declared.values.dtype)
+    assert declared.values.axes[0] == "experts"
+    expected = gguf.quants.dequantize(by_expert, gguf.GGMLQuantizationType[kind.name])
+    for values, weights in zip(device.values, expected, strict=True):
+        np.testing.assert_array_equal(dequantize(kind, jnp.asarray(values)), weights)
+
+
 @pytest.mark.parametrize("changes", [{"out_dim": 192}, {"in_dim": 512 + 128}, {"num_input_shards": 4}], ids=str)
 def test_tpus_have_tiles_of_matrices_without_whole_words_and_lanes(changes: dict[str, int]) -> None:
     spec = replace(TPU_SPEC, stored_kind="Q4_1", **changes)  # type: ignore[arg-type]
@@ -62,12 +76,14 @@ def test_tpus_have_tiles_of_matrices_without_whole_words_and_lanes(changes: dict
 
 @KINDS
 @pytest.mark.parametrize("spec", [SPEC, TPU_SPEC], ids=["tiles", "words"])
-def test_random_blocks_have_the_deviation_asked_for(kind: BlockKind, spec: MatrixSpec) -> None:
-    declared = find_format("gguf").declare(replace(spec, stored_kind=kind.name))
+@pytest.mark.parametrize("num_experts", [None, 2])
+def test_random_blocks_have_the_deviation_asked_for(kind: BlockKind, spec: MatrixSpec, num_experts: int | None) -> None:
+    declared = find_format("gguf").declare(replace(spec, stored_kind=kind.name, num_experts=num_experts))
     noise = np.random.default_rng(0).standard_normal(100_003, np.float32)
     made = declared.format.random(noise, declared, 0.25)
     assert made.values.shape == declared.values.shape
-    weights = np.asarray(dequantize(kind, jnp.asarray(made.values)))
+    matrices = made.values if num_experts else made.values[None]
+    weights = np.stack([np.asarray(dequantize(kind, jnp.asarray(each))) for each in matrices])
     assert abs(weights.std() - 0.25) < 0.02
     assert abs(weights.mean()) < 0.04  # the middle of 16 codes is half a code from one of them
 
@@ -77,7 +93,6 @@ def test_random_blocks_have_the_deviation_asked_for(kind: BlockKind, spec: Matri
     [
         {"stored_kind": None},
         {"stored_kind": "Q2_K"},
-        {"num_experts": 4},
         {"out_dim": 40},
         {"num_output_shards": 2},
         {"num_input_shards": 32},

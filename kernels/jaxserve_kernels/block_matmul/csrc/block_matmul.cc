@@ -1,5 +1,6 @@
-// y[M, N] = x[M, K] * w[N, K]^T, with w in the blocks of a GGUF file, 16 outputs beside each other. Rows behind the first
-// `count` are padding: they become zeros and cost nothing.
+// y[M, N] = x[M, K] * w[E, N, K]^T of each row's expert, with w in the blocks of a GGUF file, 16 outputs beside each other.
+// Rows are sorted by expert, `sizes` of each; a matrix without experts is that of one. Rows after these are padding: they
+// become zeros and cost nothing.
 //
 // Lanes are outputs, so nothing is summed across lanes. Some rows of x pass by each group of 32 inputs while its codes
 // are in registers: as floats, dequantised once for all of these rows, or as bytes that meet rows rounded to int8, 32
@@ -246,61 +247,93 @@ Rounded round_group(const float* x, int8_t* to, int zero, int parts) {
   return found;
 }
 
+// Rows that are multiplied with one matrix.
+struct Group {
+  int64_t expert, start, rows;
+
+  template <typename Kind>
+  Call of(Call all) const {
+    all.m = rows;
+    all.x += start * all.k;
+    all.y += start * all.n;
+    all.w += expert * (all.n / kTileOutputs) * (all.k / Kind::kInputs) * Kind::kBytes;
+    if (all.bytes) {
+      all.bytes += start * all.k;
+      all.rounded += start * (all.k / kGroup);
+    }
+    return all;
+  }
+};
+
+using Groups = std::vector<Group>;
+
+template <typename Kind, bool IsRounded>
+void multiply_groups(ffi::ThreadPool& pool, const Call& all, const Groups& groups) {
+  const int64_t threads = std::max<int64_t>(1, pool.num_threads()), count = groups.size();
+  const Split split(all.n / kTileOutputs, count > 1 ? 4 * threads / count + 1 : threads, 1);
+  const int64_t parts = split.count();
+  parallel_for(pool, count * parts, [=, groups = groups.data()](int64_t task) {
+    const int64_t part = task % parts;
+    tiles_between<Kind, IsRounded>(groups[task / parts].of<Kind>(all), split.begin(part), split.begin(part + 1));
+  });
+}
+
 template <typename Kind>
-void multiply_rounded(ffi::ThreadPool& pool, Call call, const Split& split) {
-  const int64_t groups = call.k / kGroup;
+void multiply_rounded(ffi::ThreadPool& pool, Call call, const Groups& groups) {
+  const int64_t count = call.k / kGroup;
   std::vector<int8_t> bytes(call.m * call.k);
-  std::vector<Rounded> rounded(call.m * groups);
+  std::vector<Rounded> rounded(call.m * count);
   parallel_for(pool, (call.m + kRoundRows - 1) / kRoundRows, [=, to = bytes.data(), info = rounded.data()](int64_t i) {
-    const int64_t end = std::min((i + 1) * kRoundRows, call.m) * groups;
-    for (int64_t group = i * kRoundRows * groups; group < end; ++group) {
+    const int64_t end = std::min((i + 1) * kRoundRows, call.m) * count;
+    for (int64_t group = i * kRoundRows * count; group < end; ++group) {
       info[group] = round_group(call.x + group * kGroup, to + group * kGroup, Kind::kZero, Kind::kParts);
     }
   });
   call.bytes = bytes.data();
   call.rounded = rounded.data();
-  parallel_for(pool, split.count(), [=](int64_t task) {
-    tiles_between<Kind, true>(call, split.begin(task), split.begin(task + 1));
-  });
+  multiply_groups<Kind, true>(pool, call, groups);
 }
 
 template <typename Kind>
-ffi::Error multiply(ffi::ThreadPool& pool, const Call& call, ffi::Span<const int64_t> shape, bool is_rounded) {
-  if (shape[2] != Kind::kBytes || shape[1] * Kind::kInputs != call.k) {
+ffi::Error multiply(ffi::ThreadPool& pool, const Call& call, ffi::Span<const int64_t> shape, const Groups& groups,
+                    bool is_rounded) {
+  if (shape[3] != Kind::kBytes || shape[2] * Kind::kInputs != call.k) {
     return ffi::Error::InvalidArgument("block matmul: shapes that do not go together");
   }
-  if (call.m == 0) return ffi::Error::Success();
-  const Split split(shape[0], std::max<int64_t>(1, pool.num_threads()), 1);
   if (is_rounded) {
-    multiply_rounded<Kind>(pool, call, split);
+    multiply_rounded<Kind>(pool, call, groups);
   } else {
-    parallel_for(pool, split.count(), [=](int64_t task) {
-      tiles_between<Kind, false>(call, split.begin(task), split.begin(task + 1));
-    });
+    multiply_groups<Kind, false>(pool, call, groups);
   }
   return ffi::Error::Success();
 }
 
-ffi::Error block_matmul_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::BufferR3<ffi::U8> w,
-                                ffi::BufferR0<ffi::S32> count, ffi::ResultBufferR2<ffi::F32> y, int64_t kind,
+ffi::Error block_matmul_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::BufferR4<ffi::U8> w,
+                                ffi::BufferR1<ffi::S32> sizes, ffi::ResultBufferR2<ffi::F32> y, int64_t kind,
                                 bool is_rounded) {
   const int64_t all = x.dimensions()[0], k = x.dimensions()[1], n = y->dimensions()[1];
-  if (n != w.dimensions()[0] * kTileOutputs) {
-    return ffi::Error::InvalidArgument("block matmul: outputs that are not those of the tiles");
+  const auto shape = w.dimensions();
+  if (n != shape[1] * kTileOutputs || sizes.dimensions()[0] != shape[0]) {
+    return ffi::Error::InvalidArgument("block matmul: outputs or experts that are not those of the tiles");
   }
-  const int64_t m = std::clamp<int64_t>(*count.typed_data(), 0, all);
+  Groups groups;
+  int64_t m = 0;
+  for (int64_t expert = 0; expert < shape[0]; ++expert) {
+    const int64_t rows = std::clamp<int64_t>(sizes.typed_data()[expert], 0, all - m);
+    if (rows) groups.push_back({expert, m, rows});
+    m += rows;
+  }
   std::fill_n(y->typed_data() + m * n, (all - m) * n, 0.0f);
   const Call call{x.typed_data(), nullptr, nullptr, w.typed_data(), y->typed_data(), m, k, n};
-  const auto shape = w.dimensions();
   switch (kind) {  // BlockKind.index
-    case 0: return multiply<OneLevel<4, 8>>(pool, call, shape, is_rounded);
-    case 1: return multiply<OneLevel<4, 0>>(pool, call, shape, is_rounded);
-    case 2: return multiply<OneLevel<5, 16>>(pool, call, shape, is_rounded);
-    case 3: return multiply<OneLevel<5, 0>>(pool, call, shape, is_rounded);
-    case 4: return multiply<OneLevel<8, 128>>(pool, call, shape, is_rounded);
-    case 5: return multiply<TwoLevels<4>>(pool, call, shape, is_rounded);
-    case 6: return multiply<TwoLevels<5>>(pool, call, shape, is_rounded);
-    case 7: return multiply<Q6K>(pool, call, shape, is_rounded);
+    case 0: return multiply<OneLevel<4, 8>>(pool, call, shape, groups, is_rounded);
+    case 1: return multiply<OneLevel<4, 0>>(pool, call, shape, groups, is_rounded);
+    case 2: return multiply<OneLevel<5, 16>>(pool, call, shape, groups, is_rounded);
+    case 3: return multiply<OneLevel<5, 0>>(pool, call, shape, groups, is_rounded);
+    case 4: return multiply<OneLevel<8, 128>>(pool, call, shape, groups, is_rounded);
+    case 5: return multiply<TwoLevels<4>>(pool, call, shape, groups, is_rounded);
+    case 6: return multiply<TwoLevels<5>>(pool, call, shape, groups, is_rounded);
+    case 7: return multiply<Q6K>(pool, call, shape, groups, is_rounded);
     default: return ffi::Error::InvalidArgument("block matmul: no such block type");
   }
 }
@@ -313,8 +346,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_block_matmul, jaxserve::blocks::block_mat
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::ThreadPool>()
                                   .Arg<xla::ffi::BufferR2<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::BufferR3<xla::ffi::U8>>()
-                                  .Arg<xla::ffi::BufferR0<xla::ffi::S32>>()
+                                  .Arg<xla::ffi::BufferR4<xla::ffi::U8>>()
+                                  .Arg<xla::ffi::BufferR1<xla::ffi::S32>>()
                                   .Ret<xla::ffi::BufferR2<xla::ffi::F32>>()
                                   .Attr<int64_t>("kind")
                                   .Attr<bool>("dynamic"));

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxserve_kernels.block_kinds import BlockKind
 from jaxserve_kernels.block_matmul.tpu.upcast import upcast
+from jaxserve_kernels.grouped_matmul.tpu.words import multiply_groups
 from jaxserve_kernels.matmul.tpu import WordsTuning
 from jaxserve_kernels.matmul.tpu.words import multiply
 from jaxserve_kernels.tpu_words import code_words, scale_words
@@ -24,6 +25,19 @@ def block_matmul(
 ) -> Float[Array, "T O"]:
     """See `api.block_matmul`; shapes: see `tpu.choice`."""
     return multiply(x, (words,), _Blocks(kind), tuning)
+
+
+@functools.partial(jax.jit, static_argnames=("kind", "tuning"))
+def grouped_block_matmul(
+    x: Float[Array, "T I"],
+    words: Int[Array, "E W O"],
+    group_sizes: Int[Array, "E"],
+    *,
+    kind: BlockKind,
+    tuning: WordsTuning,
+) -> Float[Array, "T O"]:
+    """See `api.grouped_block_matmul`; shapes: see `tpu.grouped_choice`."""
+    return multiply_groups(x, (words,), group_sizes, _Blocks(kind), tuning)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,14 +6,16 @@ has, and rows are its columns, so a tile can have as few as 16. Every tile write
 takes each row from where it lies, adds the parts of the inputs, and applies the scales.
 
 4-bit weights, and e4m3 ones in blocks, have a scale for each output and group of inputs; a group is a step, whose product is
-scaled before it is added. Weights in MXFP4 are scaled themselves, which is exact (see `blocks`). Letters: see `plan`; G groups of inputs.
+scaled before it is added. Weights in MXFP4 and NVFP4 are multiplied with the scales of their blocks themselves, which is exact (see `blocks` and `upcast`).
+
+Letters: see `plan`; G groups of inputs, P bytes of two numbers.
 """
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.experimental.pallas as pl
@@ -29,6 +31,9 @@ from jaxserve_kernels.grouped_matmul.tuning import GroupedTuning
 from jaxserve_kernels.hopper import stored, tiled, widened
 from jaxserve_kernels.matmul import quantize_rows
 
+Scaling = Literal["outputs", "groups", "mxfp4", "nvfp4"]
+"""What scales belong to: an output; an output and a step; blocks of MXFP4 or NVFP4 within a step."""
+
 
 class _Refs(NamedTuple):
     """Operands and the result in device memory."""
@@ -36,7 +41,7 @@ class _Refs(NamedTuple):
     x: Any
     weight: Any
     scales: Any
-    """Scales of groups, or None."""
+    """Scales of groups or blocks, or None."""
     tiles: Tiles
     out: Any
 
@@ -48,16 +53,22 @@ class _Kernel:
     plan: Plan
     is_emulated: bool
     """True if the interpreter runs it."""
-    is_mxfp4: bool
-    """True if scales are exponents of MXFP4."""
+    scaling: Scaling
     is_upcast: bool
     """True if weights are upcast in words, and the inputs of each step of x permuted for that."""
+    blocks_of_step: int = 0
+    """Blocks of NVFP4."""
+
+    @property
+    def step_columns(self) -> int:
+        """Columns of stored weights in a step's inputs: a byte has two numbers of NVFP4."""
+        return self.plan.tuning.inputs // (2 if self.scaling == "nvfp4" else 1)
 
 
 @functools.partial(jax.jit, static_argnames=("dynamic", "tuning", "is_emulated"))
 def grouped_matmul(
     x: Float[Array, "R I"],
-    weight: Num[Array, "E O I"],
+    weight: Num[Array, "E O I"] | UInt8[Array, "E O P"],
     group_sizes: Int[Array, "E"],
     scales: Float[Array, "E O"] | Float[Array, "E G O"] | UInt8[Array, "E G O"],
     *,
@@ -65,10 +76,12 @@ def grouped_matmul(
     tuning: GroupedTuning,
     is_emulated: bool = False,
 ) -> Float[Array, "R O"]:
-    """See `api.grouped_matmul`; shapes: see `gpu.small_choice`."""
-    is_mxfp4 = scales.dtype == jnp.uint8
-    is_upcast = not (is_emulated or is_mxfp4 or dynamic) and upcast.is_supported(x.dtype, weight.dtype)
-    kernel = _Kernel(make_plan(x.shape, weight.shape, tuning), is_emulated, is_mxfp4, is_upcast)
+    """See `api.grouped_matmul`; shapes: see `gpu.small_choice`. Of NVFP4, numbers times the scales of their blocks."""
+    scaling, num_inputs = _scaling(weight, scales), x.shape[1]
+    is_upcast = not (is_emulated or scaling == "mxfp4" or dynamic) and upcast.is_supported(x.dtype, weight.dtype)
+    plan = make_plan(x.shape, (*weight.shape[:2], num_inputs), tuning)
+    blocks_of_step = scales.shape[1] * tuning.inputs // num_inputs if scaling == "nvfp4" else 0
+    kernel = _Kernel(plan, is_emulated, scaling, is_upcast, blocks_of_step)
     places = places_of(group_sizes, len(x), tuning.rows, ALIGNMENT)
     if scales.ndim == 3:
         return _launch(kernel, x, weight, group_sizes, scales)[:, places.rows].sum(0)
@@ -78,10 +91,18 @@ def grouped_matmul(
     return product * scales[places.experts]
 
 
+def _scaling(weight: Array, scales: Array) -> Scaling:
+    if scales.ndim == 2:
+        return "outputs"
+    if weight.dtype == jnp.uint8:
+        return "nvfp4"
+    return "mxfp4" if scales.dtype == jnp.uint8 else "groups"
+
+
 def _launch(
     kernel: _Kernel,
     x: Num[Array, "R I"],
-    weight: Num[Array, "E O I"],
+    weight: Num[Array, "E O _"],
     group_sizes: Int[Array, "E"],
     scales: Float[Array, "E G O"] | UInt8[Array, "E G O"] | None,
 ) -> Num[Array, "X W O"]:
@@ -109,7 +130,7 @@ def _launch(
         thread_name="warpgroup",
         scratch_types=_scratch(kernel, x.dtype, weight.dtype, None if scales is None else scales.dtype),
     )
-    parts: Array = launch(padded, weight.reshape(-1, plan.num_inputs), *by_group, *tiles)
+    parts: Array = launch(padded, weight.reshape(-1, weight.shape[2]), *by_group, *tiles)
     return parts
 
 
@@ -117,14 +138,17 @@ def _scratch(kernel: _Kernel, dtype: Any, weight_dtype: Any, scale_dtype: Any) -
     plan, tuned = kernel.plan, kernel.plan.tuning
     scratch = {
         "x_ring": tiled((tuned.stages, tuned.rows, tuned.inputs), dtype),
-        "w_ring": tiled((tuned.stages, plan.block, tuned.inputs), weight_dtype),
+        "w_ring": tiled((tuned.stages, plan.block, kernel.step_columns), weight_dtype),
         "ready": plgpu.Barrier(num_arrivals=2 if scale_dtype is None else 3, num_barriers=tuned.stages),
         "free": plgpu.Barrier(num_arrivals=WORKERS, num_barriers=tuned.stages),
     }
-    if kernel.is_mxfp4:
+    if kernel.scaling == "mxfp4":
         scratch |= blocks.scratch(plan, dtype, is_emulated=kernel.is_emulated)
         return scratch
-    if scale_dtype is not None:
+    if kernel.scaling == "nvfp4":
+        shape = tuned.stages, kernel.blocks_of_step, plan.block
+        scratch["s_ring"] = tiled(shape, scale_dtype, columns=tuned.outputs)
+    elif scale_dtype is not None:
         scratch["s_ring"] = plgpu.SMEM((tuned.stages, plan.block), scale_dtype)
     if kernel.is_emulated and dtype != weight_dtype:
         scratch["wide"] = tiled((WORKERS, tuned.outputs, tuned.inputs), dtype)
@@ -151,7 +175,14 @@ def _work(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any], worker: Any, un
 
     def multiply_step(step: Any, accumulator: Any) -> None:
         x_tile, w_tile = scratch["x_ring"].at[slot_of(step)], scratch["w_ring"].at[slot_of(step), outputs]
-        if kernel.is_upcast:
+        if kernel.scaling == "nvfp4":
+            s_tile = scratch["s_ring"].at[slot_of(step), :, outputs]
+            if kernel.is_upcast:
+                w_tile = upcast.upcast_blocks(w_tile, s_tile)
+            else:
+                wide = upcast.dequantized_blocks(w_tile, s_tile, x_tile.dtype)
+                w_tile = stored(wide, scratch["wide"].at[worker])
+        elif kernel.is_upcast:
             w_tile = upcast.upcast(w_tile)
         elif w_tile.dtype != x_tile.dtype:
             wide = widened(w_tile, x_tile.dtype)
@@ -185,31 +216,31 @@ def _work(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any], worker: Any, un
         plgpu.barrier_arrive(scratch["free"].at[slot_of(step)])
 
     def multiply(accumulator: Any) -> Array:
-        add = add_blocks if kernel.is_mxfp4 else add_step
+        add = add_blocks if kernel.scaling == "mxfp4" else add_step
         jax.lax.fori_loop(unit.first, unit.last, lambda step, _: add(step, accumulator), None)
         return accumulator[...]
 
-    if refs.scales is not None and not kernel.is_mxfp4:
+    if kernel.scaling == "groups":
         zeros = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA)
         total = jax.lax.fori_loop(unit.first, unit.last, add_group, zeros)
     else:
         total = pl.run_scoped(multiply, plgpu.ACC(shape, refs.out.dtype)) * factor
-    _store(kernel.plan, refs, worker, unit, total)
+    store(kernel.plan, refs.out, worker, unit, total)
 
 
-def _store(plan: Plan, refs: _Refs, worker: Any, unit: Unit, total: Array) -> None:
+def store(plan: Plan, out: Any, worker: Any, unit: Unit, total: Array) -> None:
     """Write a worker's outputs, but for those that the block before has as well."""
     tuned, first = plan.tuning, plan.first_output(unit.block) + worker * plan.tuning.outputs
 
-    def store() -> None:
+    def write() -> None:
         rows, columns = pl.ds(unit.tile * tuned.rows, tuned.rows), pl.ds(first, tuned.outputs)
-        target = refs.out.at[unit.split, rows, columns].transpose((1, 0))
+        target = out.at[unit.split, rows, columns].transpose((1, 0))
         target[...] = plgpu.layout_cast(total, plgpu.Layout.WGMMA_TRANSPOSED)
 
     if plan.is_divided:
-        store()
+        write()
     else:
-        pl.when(first >= unit.block * plan.block)(store)
+        pl.when(first >= unit.block * plan.block)(write)
 
 
 def _fetch(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any], unit: Unit, done: Any) -> None:
@@ -217,16 +248,19 @@ def _fetch(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any], unit: Unit, do
     plan = kernel.plan
     tuned, columns = plan.tuning, pl.ds(plan.first_output(unit.block), plan.block)
     outputs = pl.ds(unit.expert * plan.num_outputs + plan.first_output(unit.block), plan.block)
-    groups = unit.expert * (plan.num_inputs // tuned.inputs)
+    own_steps = unit.expert * (plan.num_inputs // tuned.inputs)
 
     def copy(step: Any, slot: Any) -> None:
         ready, inputs = scratch["ready"].at[slot], pl.ds(step * tuned.inputs, tuned.inputs)
-        plgpu.copy_gmem_to_smem(refs.weight.at[outputs, inputs], scratch["w_ring"].at[slot], ready)
-        if kernel.is_mxfp4:
+        own = refs.weight.at[outputs, pl.ds(step * kernel.step_columns, kernel.step_columns)]
+        plgpu.copy_gmem_to_smem(own, scratch["w_ring"].at[slot], ready)
+        if kernel.scaling == "mxfp4":
             blocks.fetch(plan, unit, step, (refs.x, refs.scales), (scratch, slot))
             return
         if refs.scales is not None:
-            plgpu.copy_gmem_to_smem(refs.scales.at[groups + step, columns], scratch["s_ring"].at[slot], ready)
+            count = kernel.blocks_of_step
+            groups = pl.ds((own_steps + step) * count, count) if count else own_steps + step
+            plgpu.copy_gmem_to_smem(refs.scales.at[groups, columns], scratch["s_ring"].at[slot], ready)
         plan.copy_rows(unit, refs.x.at[:, inputs], scratch["x_ring"].at[slot], ready)
 
     plan.fill(unit, done, scratch["free"], copy)

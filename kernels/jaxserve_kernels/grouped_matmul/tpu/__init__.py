@@ -1,5 +1,5 @@
 """Products with the weights of experts on TPUs: of bfloat16 by JAX's own kernel, of 8 and 4 bits by ours (`small`). Both read
-`[E, O, I]` as it lies. Ours for NVFP4 (`words`) reads words, `[E, words, O]`.
+`[E, O, I]` as it lies. Ours for NVFP4 and GGUF blocks (`words`) reads words, `[E, words, O]`.
 
 XLA's `ragged_dot` wants the inputs ahead of the outputs, and copies all weights into that order at each call. Only `small` and
 `words` import Pallas, and only programs for TPUs import them.
@@ -66,10 +66,11 @@ def small_choice(x: Operand, weight: Operand, scales: Operand) -> SmallTuning | 
     return None if inputs is None else replace(sizes, inputs=inputs)
 
 
-def words_choice(x: Operand, words: Operand, scales: Operand) -> dense.WordsTuning | None:
-    """Return the sizes for weights in NVFP4 in words; None: the reference computes it. The sizes are not measured; see README."""
+def words_choice(x: Operand, words: Operand, scales: Operand | None = None) -> dense.WordsTuning | None:
+    """Return the sizes for weights in words, with e4m3 scales beside those of NVFP4; None: the reference computes it. The sizes are not
+    measured; see README."""
     num_experts, num_words, num_outputs = words.shape
-    found = dense.words_choice(x, num_outputs, 4 * num_words + scales.shape[1])
+    found = dense.words_choice(x, num_outputs, 4 * num_words + (0 if scales is None else scales.shape[1]))
     most_rows = of_rows(load("tpu")["words"], x.shape[0] // num_experts)["rows"]
     return None if found is None else replace(found, rows=min(found.rows, most_rows))
 

@@ -1,4 +1,4 @@
-"""Matmuls of rows with the weights of experts in NVFP4 for TPUs: tiles and experts as in `small`, words upcast as in `matmul.tpu.words`.
+"""Matmuls of rows with the weights of experts in words, NVFP4 and GGUF blocks, for TPUs: tiles and experts as in `small`, words upcast as in `matmul.tpu.words`.
 
 grid = (blocks of outputs, tiles as often as they have experts)       all inputs in one step
 """
@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from jaxserve_kernels.grouped_matmul.tiles import Tiles, tiles_of
 from jaxserve_kernels.grouped_matmul.tpu import in_device_memory
 from jaxserve_kernels.matmul.tpu import WordsTuning
-from jaxserve_kernels.matmul.tpu.words import Numbers, write_product
+from jaxserve_kernels.matmul.tpu.words import Numbers, Upcast, write_product
 
 _SUBLANES = 8
 
@@ -33,23 +33,41 @@ def grouped_matmul(
     tuning: WordsTuning,
     has_bfloat16: bool,
 ) -> Float[Array, "R O"]:
-    """See `api.grouped_matmul`; shapes: see `tpu.words_choice`. matrix_scale: what an output is multiplied with."""
-    (num_rows, num_inputs), (num_experts, num_words, num_outputs) = x.shape, words.shape
-    rows, outputs, upcast = tuning.rows, tuning.outputs, Numbers(has_bfloat16)
+    """See `api.grouped_matmul`, for NVFP4; shapes: see `tpu.words_choice`. matrix_scale: what an output is multiplied with."""
+    return multiply_groups(x, (words, scales), group_sizes, Numbers(has_bfloat16), tuning, matrix_scale)
+
+
+def multiply_groups(
+    x: Float[Array, "R I"],
+    operands: tuple[Array, ...],
+    group_sizes: Int[Array, "E"],
+    upcast: Upcast,
+    tuning: WordsTuning,
+    matrix_scale: Float[Array, "E O"] | None = None,
+) -> Float[Array, "R O"]:
+    """Return x @ weights of each row's expert in float32. operands: words, and what else `upcast` reads, `[E, _, O]`."""
+    (num_rows, num_inputs), (num_experts, _, num_outputs) = x.shape, operands[0].shape
+    rows, outputs = tuning.rows, tuning.outputs
     tiles = tiles_of(group_sizes, num_rows, rows, alignment=rows)
     padded = jnp.pad(x, ((0, -num_rows % rows), (0, 0)))
     together = min(_SUBLANES, num_experts)
+    of_matrix = () if matrix_scale is None else (matrix_scale,)
     product: Array = pl.pallas_call(
-        functools.partial(_kernel, upcast),
+        functools.partial(_kernel, upcast, len(operands), matrix_scale is not None),
         out_shape=jax.ShapeDtypeStruct((len(padded), num_outputs), jnp.float32),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=(pl.cdiv(num_outputs, outputs), jnp.maximum(tiles.num_tiles[0], 1)),  # one without rows
             in_specs=(
                 pl.BlockSpec((rows, num_inputs), lambda o, q, tiles: (tiles.starts[q] // rows, 0)),
-                pl.BlockSpec((None, num_words, outputs), lambda o, q, tiles: (tiles.experts[q], 0, o)),
-                pl.BlockSpec((None, scales.shape[1], outputs), lambda o, q, tiles: (tiles.experts[q], 0, o)),
-                pl.BlockSpec((together, outputs), lambda o, q, tiles: (tiles.experts[q] // together, o)),
+                *(
+                    pl.BlockSpec((None, each.shape[1], outputs), lambda o, q, tiles: (tiles.experts[q], 0, o))
+                    for each in operands
+                ),
+                *(
+                    pl.BlockSpec((together, outputs), lambda o, q, tiles: (tiles.experts[q] // together, o))
+                    for _ in of_matrix
+                ),
             ),
             out_specs=pl.BlockSpec((rows, outputs), lambda o, q, tiles: (tiles.starts[q] // rows, o)),
             scratch_shapes=[pltpu.VMEM((rows, outputs), jnp.float32), *upcast.scratch(num_inputs, outputs)],
@@ -57,34 +75,29 @@ def grouped_matmul(
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=tuning.vmem_bytes
         ),
-        cost_estimate=_cost(num_rows, words, scales),
+        cost_estimate=_cost(x, operands),
         name="grouped_words_matmul",
-    )(tiles, padded, in_device_memory(words), in_device_memory(scales), matrix_scale)
+    )(tiles, padded, *map(in_device_memory, operands), *of_matrix)
     return product[:num_rows]
 
 
-def _cost(num_rows: int, words: Int[Array, "E W O"], scales: Float[Array, "E G O"]) -> pl.CostEstimate:
+def _cost(x: Float[Array, "R I"], operands: tuple[Array, ...]) -> pl.CostEstimate:
     """Estimate the cost for rows that all have experts of their own, if there are so many."""
-    weights, num_taken = 8 * words[0].size, min(num_rows, len(words))
-    moved = num_taken * (4 * words[0].size + scales[0].size) + num_rows * (16 * words.shape[1] + 4 * words.shape[2])
-    return pl.CostEstimate(flops=2 * num_rows * weights, bytes_accessed=moved, transcendentals=0)
+    (num_rows, num_inputs), (num_experts, _, num_outputs) = x.shape, operands[0].shape
+    expert_bytes = sum(each[0].size * each.dtype.itemsize for each in operands)
+    moved = min(num_rows, num_experts) * expert_bytes + num_rows * (2 * num_inputs + 4 * num_outputs)
+    return pl.CostEstimate(flops=2 * num_rows * num_inputs * num_outputs, bytes_accessed=moved, transcendentals=0)
 
 
-def _kernel(
-    upcast: Numbers,
-    tiles: Tiles,
-    x: Any,
-    words: Any,
-    scales: Any,
-    matrix_scale: Any,
-    out: Any,
-    sums: Any,
-    halves: Any,
-) -> None:
+def _kernel(upcast: Upcast, num_operands: int, has_matrix_scale: bool, tiles: Tiles, x: Any, *refs: Any) -> None:
     """One tile with one expert."""
+    operands, rest = refs[:num_operands], list(refs[num_operands:])
+    matrix_scale = rest.pop(0) if has_matrix_scale else None
+    out, sums, *scratch = rest
     tile = pl.program_id(1)
-    write_product(upcast, x, (words, scales, halves), sums)
-    own = matrix_scale[pl.ds(jax.lax.rem(tiles.experts[tile], jnp.int32(len(matrix_scale))), 1), :]
+    write_product(upcast, x, (*operands, *scratch), sums)
+    made = sums[...]
+    if matrix_scale is not None:
+        made *= matrix_scale[pl.ds(jax.lax.rem(tiles.experts[tile], jnp.int32(len(matrix_scale))), 1), :]
     row = tiles.starts[tile] + jax.lax.broadcasted_iota(jnp.int32, out.shape, 0)
-    is_own = (row >= tiles.begins[tile]) & (row < tiles.ends[tile])
-    out[...] = jnp.where(is_own, sums[...] * own, out[...])
+    out[...] = jnp.where((row >= tiles.begins[tile]) & (row < tiles.ends[tile]), made, out[...])

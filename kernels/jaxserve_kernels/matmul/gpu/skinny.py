@@ -23,7 +23,7 @@ import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Num
 
-from jaxserve_kernels import mxfp4, upcast, words
+from jaxserve_kernels import upcast, words
 from jaxserve_kernels.hopper import stored, tiled, widened
 from jaxserve_kernels.matmul.gpu.stream import Stream
 from jaxserve_kernels.matmul.reference import quantize_rows
@@ -137,7 +137,7 @@ def _multiply(kernel: _Kernel, worker: Any, start: Any, stop: Any, dtype: Any, s
             if kernel.is_upcast:
                 w_tile = upcast.upcast_blocks(w_tile, s_tile)
             else:
-                w_tile = stored(_dequantized(w_tile, s_tile, x_tile.dtype), scratch["wide"].at[worker])
+                w_tile = stored(upcast.dequantized_blocks(w_tile, s_tile, x_tile.dtype), scratch["wide"].at[worker])
         elif kernel.is_upcast:
             w_tile = upcast.upcast(w_tile)
         elif w_tile.dtype != x_tile.dtype:
@@ -190,11 +190,3 @@ def _copy(kernel: _Kernel, operands: list[Any], scratch: dict[str, Any], block: 
     for each in scales:
         place = (pl.ds(step * blocks, blocks), outputs) if blocks else (step, outputs)
         plgpu.copy_gmem_to_smem(each.at[place], scratch["b_ring" if blocks else "s_ring"].at[slot], ready)
-
-
-def _dequantized(tile: Any, scales: Any, dtype: Any) -> Array:
-    """Return e2m1 weights of two numbers a byte times the scales of their blocks `[G, O]`, for the interpreter."""
-    numbers = mxfp4.numbers_at(mxfp4.places_of(tile[...]))
-    by_output = scales[...].astype(jnp.float32).T
-    wide: Array = (numbers.reshape(*by_output.shape, -1) * by_output[:, :, None]).reshape(numbers.shape)
-    return wide.astype(dtype)
