@@ -13,8 +13,8 @@ and upcast weights are `[I, O]`, as the MXU takes them. Words of a unit, r a wor
         two levels    factors [4]: byte k is factor 4k + r, those of d (8 or 16), then of m (8); [1]: float16 d and m
     numbers of NVFP4  [32]  bits 4k + 16h...: input 64k + 2r + h
 
-A matrix in blocks is one array: the codes of all units, then the scales of all units. If devices split the inputs, that
-is so for each device's share. Numpy only, as `block_kinds`.
+A matrix in blocks is one array: the codes of all units, the scales of all units, and unused words up to a multiple of 8: XLA would lay arrays of
+experts with another number of words out anew in every step. If devices split the inputs, that is so for each device's share. Numpy only, as `block_kinds`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from jaxserve_kernels.block_kinds import GROUP, BlockKind, take_apart
 UNIT: Final = 256
 """Inputs whose words lie together."""
 LANES: Final = 128
+_SUBLANES: Final = 8
 NUMBERS_OF_WORD: Final = 8
 """Numbers of NVFP4."""
 _WORD: Final = 32
@@ -43,9 +44,10 @@ def scale_words(kind: BlockKind) -> int:
     return 5 if kind.num_inputs == UNIT else 4 * (1 + kind.has_minimum)
 
 
-def num_words(kind: BlockKind, num_inputs: int) -> int:
-    """Return the words of an output."""
-    return num_inputs // UNIT * (code_words(kind) + scale_words(kind))
+def num_words(kind: BlockKind, num_inputs: int, num_shares: int = 1) -> int:
+    """Return the words of an output, of all shares of the inputs together."""
+    own = num_inputs // num_shares // UNIT * (code_words(kind) + scale_words(kind))
+    return num_shares * (own + -own % _SUBLANES)
 
 
 def pack_blocks(kind: BlockKind, stored: np.ndarray, num_shares: int = 1) -> np.ndarray:
@@ -64,7 +66,8 @@ def pack_blocks(kind: BlockKind, stored: np.ndarray, num_shares: int = 1) -> np.
         scales = [_joined(factors.reshape(num_rows, -1, 4, 4)), _joined(levels[..., None])]
     parts = codes, np.concatenate(scales, axis=-1)
     shares = [each.reshape(num_rows, num_shares, -1) for each in parts]  # (rows, shares, words)
-    words = np.concatenate(shares, axis=-1).reshape(num_rows, -1)
+    words = np.concatenate(shares, axis=-1)
+    words = np.pad(words, ((0, 0), (0, 0), (0, -words.shape[2] % _SUBLANES))).reshape(num_rows, -1)
     return np.ascontiguousarray(words.T).view(np.int32)
 
 
@@ -73,7 +76,8 @@ def set_word_scales(kind: BlockKind, words: np.ndarray, floats: np.ndarray, num_
     num_rows, num_scales = words.shape[1], scale_words(kind)
     shares = words.view(np.uint32).reshape(num_shares, -1, num_rows)
     num_units = shares.shape[1] // (code_words(kind) + num_scales)
-    scales = shares[:, num_units * code_words(kind) :].reshape(num_shares, num_units, num_scales, num_rows)  # a view
+    scales = shares[:, num_units * code_words(kind) :][:, : num_units * num_scales]
+    scales = scales.reshape(num_shares, num_units, num_scales, num_rows)  # a view
     halves = floats.view(np.uint16).astype(np.uint32)
     if kind.num_inputs == GROUP:
         scales[:] = np.repeat(halves * np.uint32(0x10001), 4)[:, None]

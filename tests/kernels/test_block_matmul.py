@@ -70,7 +70,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others(kind: BlockKind, dynamic
 @KINDS
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_row_of_an_expert_has_the_bits_of_a_matmul_with_its_matrix(kind: BlockKind, dynamic: bool) -> None:
-    """By the native kernel, whatever other experts have."""
+    """The native kernel ignores what other experts have."""
     if not native.has("jaxserve_block_matmul"):
         pytest.skip("the native kernels are not built")
     tiles = jnp.asarray(pack_tiles(kind, _stored(kind)))[:, None]  # three experts, each with a tile of outputs

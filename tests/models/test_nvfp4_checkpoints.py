@@ -89,7 +89,10 @@ def test_a_matrix_takes_four_and_a_half_bits_a_weight(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     alone = model_sizes(config, read_decoder(tmp_path)[0], ACCELERATORS["h200"])
     assert (alone.stored_as, alone.weights_bytes) == ("nvfp4-weight-only", planned.weights_bytes)
-    for capability, said in (((9, 0), "(prompts) upcast all but those of experts first"), ((8, 0), "NVFP4 save memory but no time")):
+    for capability, said in (
+        ((9, 0), "(prompts) upcast all but those of experts first"),
+        ((8, 0), "NVFP4 save memory but no time"),
+    ):
         (note,) = quantization_notes(config, read_decoder(tmp_path)[0], Chip("gpu", capability))
         assert said in note
 

@@ -66,7 +66,7 @@ BLOCKS_OF_EXPERTS = [
     (BlockCase(kind, 12, 2, 256, 512 // BLOCK_KINDS[kind].num_inputs, group_sizes=(3, 0, 9)), rows)
     for kind, rows in (("Q4_0", 16), ("Q5_1", 16), ("Q8_0", 16), ("Q4_K", 16), ("Q5_K", 64), ("Q6_K", 16))
 ]
-"""And the rows of a tile."""
+"""Cases, and the rows of a tile."""
 WHOLE = [
     (ExpertsCase((3, 0, 9, 20, 5), 128, 128, padding=3), GroupedTuning(64, 64, 64, stages=2, programs=3)),
     (ExpertsCase((1, 70, 0, 50), 256, 256), GroupedTuning(64, 128, 64, stages=4, programs=3)),

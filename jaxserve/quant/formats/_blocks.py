@@ -34,7 +34,8 @@ class _Layout:
     def declare(self, spec: MatrixSpec) -> ArraySpec:
         """Return the shape, type and axes of the array."""
         if self.num_word_shares:
-            return spec.array((num_words(self.kind, spec.in_dim), spec.out_dim), spec.axes[::-1], np.int32)
+            count = num_words(self.kind, spec.in_dim, self.num_word_shares)
+            return spec.array((count, spec.out_dim), spec.axes[::-1], np.int32)
         shape = (spec.out_dim // TILE, spec.in_dim // self.kind.num_inputs, self.kind.tile_bytes)
         return spec.array(shape, (*spec.axes, None), np.uint8)
 
@@ -50,7 +51,7 @@ class _Layout:
         step = TILE * max(1, _PACKED_WEIGHTS // (TILE * num_inputs))
         starts = range(0, len(rows), step)
         if self.num_word_shares:
-            words = np.empty((num_words(self.kind, num_inputs), len(rows)), np.int32)
+            words = np.empty((num_words(self.kind, num_inputs, self.num_word_shares), len(rows)), np.int32)
             for start in starts:
                 words[:, start : start + step] = pack_blocks(
                     self.kind, rows[start : start + step], self.num_word_shares
@@ -115,9 +116,6 @@ class BlockFormat(Format):
         if isinstance(tensor, StoredBlocks) and tensor.kind == self._layout.kind.name:
             return QuantArray(self, tensor.blocks)
         return super().convert(tensor, declared)
-
-    def keep(self, stored: Host, declared: QuantArray[ArraySpec]) -> Host | None:
-        return stored if stored.format is self else None
 
     def quantize(self, weights: np.ndarray, declared: QuantArray[ArraySpec]) -> Host:
         """Round to nearest as ggml does. Raises CheckpointError for types with scales of two levels."""

@@ -43,7 +43,7 @@ class _Refs(NamedTuple):
     weight: Any
     """Lines of bytes, `[tiles of all experts, lines, LINE]`."""
     sums: list[Any]
-    """Those of each group's activations, if the type needs them."""
+    """Sums of each group's activations, if the type needs them."""
     tiles: Tiles
     out: Any
 

@@ -36,7 +36,7 @@ class Steps:
 
     kind: BlockKind
     inputs: int
-    """Of a step."""
+    """Inputs of a step."""
     columns: int
     """Rows of x: columns of the tensor cores' matmuls, which come in eights."""
     is_emulated: bool

@@ -33,7 +33,8 @@ class _Scales(NamedTuple):
 def by_unit(kind: BlockKind, words: Int[Array, "W O"]) -> tuple[Int[Array, "U C O"], Int[Array, "U S O"]]:
     """Return the codes and the scales of all units; devices do not split the inputs."""
     num_units = len(words) // (code_words(kind) + scale_words(kind))
-    codes, scales = jnp.split(words, [num_units * code_words(kind)])
+    num_codes, num_scales = num_units * code_words(kind), num_units * scale_words(kind)
+    codes, scales = words[:num_codes], words[num_codes : num_codes + num_scales]
     return codes.reshape(num_units, -1, words.shape[1]), scales.reshape(num_units, -1, words.shape[1])
 
 

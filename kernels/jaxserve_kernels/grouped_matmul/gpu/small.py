@@ -32,7 +32,7 @@ from jaxserve_kernels.hopper import stored, tiled, widened
 from jaxserve_kernels.matmul import quantize_rows
 
 Scaling = Literal["outputs", "groups", "mxfp4", "nvfp4"]
-"""What scales belong to: an output; an output and a step; blocks of MXFP4 or NVFP4 within a step."""
+"""Owner of a scale: an output; an output and a step; a block of MXFP4 or NVFP4 within a step."""
 
 
 class _Refs(NamedTuple):
