@@ -10,11 +10,14 @@ messages and heartbeats always.
                    abort  every request ends with an error
     apply      the change itself; the prefix cache is emptied, and kept requests compute all of their tokens again
 
-So the KV of a request, and the pages that it shares, are always those of one version of the weights.
+So the KV of a request, and the pages that it shares, are always those of one version of the weights. Tiers below the device forget
+pages of the version before, or, if they outlive the engine or other engines read them, keep them under hashes that no request of the new
+version has. Sleep leaves the tiers as they are; level 2 gives the host memory of theirs back.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -47,6 +50,7 @@ from jaxserve.ipc.messages import (
     LoadedAdapter,
     RequestOutput,
 )
+from jaxserve.kv.tiers.tiers import KVTiers
 from jaxserve.scheduler.admission import error_info
 from jaxserve.scheduler.base import BaseScheduler
 from jaxserve.types import place_of
@@ -92,16 +96,18 @@ class EngineControl:
         threads: Threads | None = None,
         *,
         adapters: AdapterPlaces | None = None,
-        has_tiers: bool = False,
+        tiers: KVTiers | None = None,
         flight: FlightRecorder | None = None,
     ) -> None:
         """weights: None if those of this executor cannot change. threads: read new weights; None: one thread of its own.
 
-        adapters: None rejects none, and loads none. has_tiers: KV tiers hold pages of the weights of the start. flight: None
+        adapters: None rejects none, and loads none. tiers: hold pages of the weights that serve. flight: None
         refuses to write flight records.
         """
         self.adapters = adapters
-        self._has_tiers = has_tiers
+        self._tiers = tiers
+        self._weights_name = ""
+        """Stands for the content of the weights in the hashes of shared pages; empty for those of the start."""
         self._flight = flight
         self._scheduler = scheduler
         self._weights = weights
@@ -219,10 +225,20 @@ class EngineControl:
     def _load(self, options: CommandOptions) -> Callable[[], None]:
         store = self._store()
         install = store.load_tensors(options.tensors) if options.tensors else store.load(options.model)
+        content = ""
+        if self._tiers is not None and self._tiers.are_shared:
+            content = store.content_hash(options.tensors or options.model)
+            if options.tensors:  # the others stay
+                content = f"{self._weights_name}+{content}"
 
         def apply() -> None:
             self._scheduler.reset_prefix_cache(reset_running_requests=True)
             install()
+            if content:
+                self._weights_name = hashlib.sha256(content.encode()).hexdigest()
+            # Shared tiers keep the pages of the weights before, under hashes of their own; other tiers forget them.
+            if self._tiers is not None:
+                self._scheduler.reset_prefix_cache(weights_name=self._weights_name if content else None)
             self._set(weight_version=self.state.weight_version + 1)
             _log.info("weights: version %d, from %s", self.state.weight_version, options.tensors or options.model)
 
@@ -236,6 +252,8 @@ class EngineControl:
         def apply() -> None:
             self._scheduler.reset_prefix_cache(reset_running_requests=True)
             store.discard(keeps_copy=level == 1)
+            if level == 2 and self._tiers is not None:
+                self._tiers.release_memory()
             self._set(is_paused=True, is_sleeping=True)
 
         return apply
@@ -248,8 +266,8 @@ class EngineControl:
         return apply
 
     def _store(self) -> WeightStore:
-        if self._weights is None or self._has_tiers:
-            raise InvalidRequestError("The weights of this engine cannot change: it has several hosts, or KV tiers.")
+        if self._weights is None:
+            raise InvalidRequestError("The weights of this engine cannot change: it has several hosts (--num-hosts).")
         return self._weights
 
     def _set(self, **values: int | bool | str) -> None:

@@ -123,9 +123,7 @@ class EngineCore:
         self.tiers = tiers
         """The scheduler's."""
         self.flight = flight
-        self.control = EngineControl(
-            scheduler, executor.weights, adapters=adapters, has_tiers=tiers is not None, flight=flight
-        )
+        self.control = EngineControl(scheduler, executor.weights, adapters=adapters, tiers=tiers, flight=flight)
         """Pauses, sleep and updates of the weights."""
         self._scheduler = scheduler
         self._executor = executor

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 from jaxserve.checkpoint.protocol import Checkpoint
+from jaxserve.errors import CheckpointError
+from jaxserve.runner.host.cores import num_cores
 
 _NUM_WINDOWS: Final = 1024
 _NUM_HOST_WINDOWS: Final = 16
 _WINDOW_BYTES: Final = 256
 _HEADER_BYTES: Final = 64 << 10
+_MAX_THREADS: Final = 8
 _CONFIGS: Final = ("config.json", "adapter_config.json")
 
 
@@ -32,6 +36,25 @@ def content_digest(checkpoint: Checkpoint, identity: str) -> str:
             if config.is_file():
                 digest.update(hashlib.sha256(config.read_bytes()).digest())
     return digest.hexdigest()
+
+
+def content_hash(path: Path) -> str:
+    """Return a hash of every byte of a file, or of the names and bytes of all files in a folder. Any other content has another hash."""
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    names = [path.name] if path.is_file() else [str(file.relative_to(path)) for file in files]
+    digest = hashlib.sha256()
+    with ThreadPoolExecutor(min(num_cores(), _MAX_THREADS), thread_name_prefix="hash") as threads:
+        for name, of_file in zip(names, threads.map(_file_hash, files), strict=True):
+            digest.update(repr((name, of_file)).encode())
+    return digest.hexdigest()
+
+
+def _file_hash(file: Path) -> str:
+    try:
+        with file.open("rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"{file}: {error.strerror}") from None
 
 
 def weights_digest(checkpoints: Iterable[Checkpoint]) -> str:

@@ -58,6 +58,11 @@ class WeightStore(Protocol):
         in one line."""
         ...
 
+    def content_hash(self, source: str) -> str:
+        """Return a hash of every byte of a file, or of the files of a folder or hub id, as `load` and `load_tensors` take them. Raises
+        StartupError or RequestError in one line."""
+        ...
+
     def load_adapter(self, place: int, name: str, source: str) -> Callable[[], None]:
         """Read a LoRA adapter for a place, from 1. Raises StartupError or RequestError in one line."""
         ...

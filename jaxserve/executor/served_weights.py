@@ -20,6 +20,7 @@ from jaxserve.checkpoint.source import resolve, resolve_adapter
 from jaxserve.config import Config
 from jaxserve.errors import CheckpointError, InvalidRequestError, invalid, shown
 from jaxserve.executor.adapters import target_model
+from jaxserve.executor.content_digest import content_hash
 from jaxserve.executor.draft_model import FREE, DraftCheckpoint
 from jaxserve.executor.preparation import Preparation
 from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig
@@ -112,6 +113,10 @@ class ServedWeights:
             self._copies, self._are_stored = (), False
 
         return install
+
+    def content_hash(self, source: str) -> str:
+        file = Path(source)
+        return content_hash(file if file.is_file() else resolve(source, progress=False))
 
     def load_adapter(self, place: int, name: str, source: str) -> Callable[[], None]:
         """Read the adapter for `place`, from 1. Matrices of all adapters are read, since they share arrays."""

@@ -63,7 +63,8 @@ class RecordedScheduler(Scheduler):
         abort_all = super().abort_all
         return self._recorder.call("abort_all", None, lambda: abort_all(error))
 
-    def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> None:
+    def reset_prefix_cache(self, *, reset_running_requests: bool = False, weights_name: str | None = None) -> None:
+        assert weights_name is None, "weights have names for tiers, with which nothing is recorded"
         reset = super().reset_prefix_cache
         self._recorder.call(
             "reset_prefix_cache", reset_running_requests, lambda: reset(reset_running_requests=reset_running_requests)

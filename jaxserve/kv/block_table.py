@@ -23,7 +23,7 @@ class HashChain:
     therefore the chain stays valid through preemption and growth.
     """
 
-    __slots__ = ("_block_size", "_hashes", "_images", "_root")
+    __slots__ = ("_block_size", "_hashes", "_images", "_own", "_root")
 
     def __init__(
         self,
@@ -40,7 +40,14 @@ class HashChain:
         self._root = sha256(b"unsalted" if salt is None else b"salt:" + salt.encode("utf-8", "surrogatepass")).digest()
         if adapter:
             self._root = sha256(b"adapter:%d:" % adapter + self._root).digest()
+        self._own = self._root
+        """The root for the weights of the start."""
         self._hashes = list(known)
+
+    def name_weights(self, name: str) -> None:
+        """Compute all hashes anew: pages of the weights of this name share none with those of others."""
+        self._root = sha256(b"weights:" + name.encode() + b":" + self._own).digest()
+        self._hashes.clear()
 
     @property
     def known(self) -> list[BlockHash]:
@@ -162,6 +169,12 @@ class BlockTable:
         self.failure: AllocationFailure | None = None
         self.rank = 0
         """Data rank that all pages and state slots belong to."""
+
+    def name_weights(self, name: str) -> None:
+        """Let an empty table have pages of the weights of this name."""
+        self.chain.name_weights(name)
+        self.failure = None
+        self.num_found = 0
 
     @property
     def blocks(self) -> list[BlockId]:

@@ -16,7 +16,7 @@ logits), so when every page of a prompt is cached, the last one is computed agai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import numpy as np
@@ -60,6 +60,8 @@ class KVManager:
         self.groups = SideGroups() if groups is None else groups
         """Windows and recurrent states."""
         self._chains = chains or partial(HashChain, block_size)
+        self.weights_name: str | None = None
+        """Gives the pages of new tables hashes of their own, for weights of this name; None: those of the start."""
         self.on_publish: Callable[[BlockHash], None] | None = None
         """Called with the hash of each page that becomes full and cached."""
         self._pending: dict[BlockHash, int] = {}
@@ -83,7 +85,10 @@ class KVManager:
         self, cache_salt: str | None, adapter: int = 0, images: Sequence[tuple[int, int, bytes]] = ()
     ) -> BlockTable:
         """Return an empty table for a new request of this adapter; images: as in `HashChain`."""
-        return BlockTable(self.max_blocks, self._chains(cache_salt, adapter, images), len(self.groups.windows))
+        table = BlockTable(self.max_blocks, self._chains(cache_salt, adapter, images), len(self.groups.windows))
+        if self.weights_name is not None:
+            table.name_weights(self.weights_name)
+        return table
 
     def find_prefix(self, table: BlockTable, tokens: np.ndarray, rank: int = 0) -> list[BlockId]:
         """Return the cached pages of a rank that a request with `tokens` can share. Changes nothing."""
@@ -249,6 +254,13 @@ class KVManager:
         if table.pending is not None:
             del self._pending[table.pending]
             table.pending = None
+
+
+def name_weights(name: str, kv: KVManager, tables: Iterable[BlockTable]) -> None:
+    """Give the pages of new tables, and of these empty ones, hashes of their own, for weights of this name."""
+    kv.weights_name = name
+    for table in tables:
+        table.name_weights(name)
 
 
 def _cached_pages(pool: BlockPool, table: BlockTable, tokens: np.ndarray, rank: int) -> list[BlockId]:

@@ -102,10 +102,12 @@ class BaseScheduler(ABC, Generic[R, P, T]):
         """End every request with `error`: the engine stops."""
         return [self._end(request, "error", error) for request in list(self.requests.values())]
 
-    def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> None:
+    def reset_prefix_cache(self, *, reset_running_requests: bool = False, weights_name: str | None = None) -> None:
         """Forget every cached page that no request holds, if there are pages.
 
-        reset_running_requests: preempt all running requests first, so that no page is left; no step may be in flight.
+        reset_running_requests: preempt all running requests first, so that no page is left on the device; no step may be in flight.
+        weights_name: give pages hashes of their own from now on, for weights of this name; no request may run. Tiers keep their pages
+        in these two cases, and forget them otherwise.
         """
 
     def poll_grammars(self) -> list[RequestOutput]:

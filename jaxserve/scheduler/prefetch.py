@@ -73,6 +73,12 @@ class Prefetch:
         if self._tiers is not None:
             self._tiers.clear()
 
+    def leave_device(self) -> None:
+        """Drop work on pages of the device, and end all fetches: its pages are given up."""
+        if self._tiers is not None:
+            self._tiers.fetcher.give_up()
+            self._tiers.lose_device()
+
     def lose_device(self) -> None:
         """Drop work on pages of the device, which has lost them."""
         if self._tiers is not None:

@@ -50,7 +50,7 @@ from jaxserve.ipc.messages import AddRequest, ErrorInfo, RequestOutput, TokenLog
 from jaxserve.ipc.prompt_embeds import PromptEmbedsInfo
 from jaxserve.ipc.routed_experts import RoutedExpertsInfo
 from jaxserve.ipc.stats import EngineStats
-from jaxserve.kv.manager import KVManager
+from jaxserve.kv.manager import KVManager, name_weights
 from jaxserve.kv.routed_experts import PageExperts
 from jaxserve.kv.tiers.tiers import KVTiers
 from jaxserve.scheduler.admission import Admission
@@ -139,14 +139,19 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         self._isolation = Isolation(self._enqueue, lambda request: request.num_tokens)
         self._lose = self._lose_device
 
-    def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> None:
+    def reset_prefix_cache(self, *, reset_running_requests: bool = False, weights_name: str | None = None) -> None:
         while reset_running_requests and self.running:
             victim = self.running.pop()
             self._resources.preempt(victim)
             self._enqueue(victim)
             self.stats.num_preemptions += 1
         self._kv.reset_prefix_cache()
-        self._prefetch.clear_tiers()
+        if weights_name is not None:
+            name_weights(weights_name, self._kv, [request.table for request in self.requests.values()])
+        elif not reset_running_requests:
+            self._prefetch.clear_tiers()
+        else:
+            self._prefetch.leave_device()
         if reset_running_requests and self._images is not None:  # other weights, or none for a while
             self._images.forget()
 

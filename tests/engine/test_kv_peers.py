@@ -12,7 +12,18 @@ import pytest
 from jaxserve.config import CacheConfig, CompileConfig, Config, ModelConfig, SchedulerConfig, TierConfig
 from jaxserve.ipc.address import new_address
 from jaxserve.ipc.engine_spec import EngineSpec, FakeOptions
-from jaxserve.ipc.messages import AddRequest, Heartbeat, Hello, Ready, StartupFailed, StepOutputs
+from jaxserve.ipc.messages import (
+    AddRequest,
+    Command,
+    CommandDone,
+    CommandName,
+    CommandOptions,
+    Heartbeat,
+    Hello,
+    Ready,
+    StartupFailed,
+    StepOutputs,
+)
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.ipc.transport import ClientSocket
 from jaxserve.runtime.engine_process import EngineProcess
@@ -52,6 +63,13 @@ class Engine:
             for output in received.outputs if isinstance(received, StepOutputs) else ():
                 generated.add(output)
         return generated
+
+    async def command(self, name: CommandName, options: CommandOptions) -> None:
+        """Run a command, which must be a success."""
+        await self.connection.send(Command(1, name, options))
+        while not isinstance(message := await self.connection.receive(), CommandDone):
+            pass
+        assert message.error is None
 
     def _count(self, stats: EngineStats | None) -> None:
         if stats is not None:
@@ -103,6 +121,29 @@ async def test_decode_engine_continues_with_the_tokens_of_one_engine(tmp_path: P
         assert reply.num_cached_tokens == 96
         assert reply.token_ids == (await prefill.run(request("whole", tokens))).token_ids
         assert (decode.fetched, decode.failures) == ({"peer": 6}, {})
+
+
+async def test_engines_exchange_pages_only_while_they_have_the_same_weights(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    new = CommandOptions(model="step-200")
+    async with engines(
+        make_spec(tmp_path, "fake", kv_listen=address, kv_offload_memory=4 << 20),
+        make_spec(tmp_path, "fake", kv_peers=address, kv_fetch_timeout=60.0),
+    ) as (prefill, decode):
+        message = add("prompt", prompt(50), max_tokens=5)
+        expected = (await prefill.run(message)).token_ids
+        await decode.command("update_weights", new)
+        computed = await decode.run(message)
+        assert (computed.token_ids, computed.num_cached_tokens, decode.fetched) == (expected, 0, {})
+        await prefill.command("update_weights", new)
+        await prefill.command("sleep", CommandOptions(sleep_level=1))
+        await prefill.command("wake_up", CommandOptions())
+        await prefill.run(message)
+        await decode.command("sleep", CommandOptions(sleep_level=2))
+        await decode.command("wake_up", CommandOptions())
+        fetched = await decode.run(message)
+        assert fetched.token_ids == expected and fetched.num_cached_tokens == 48
+        assert decode.fetched == {"peer": 3} and decode.failures == {}
 
 
 async def test_frozen_and_dead_peers_cost_a_request_its_fetch_only(tmp_path: Path) -> None:

@@ -45,10 +45,10 @@ PROMPTS = {"a": list(range(3, 60)), "b": list(range(40, 70)), "c": [9, 8, 7]}
 OPTIONS = {"max_tokens": 24}
 
 
-def changed(folder: Path, factor: float) -> Path:
-    """Write the model with other weights."""
-    shutil.copytree(MODEL, folder, ignore=shutil.ignore_patterns("golden.npz"))
-    file = open_safetensors(MODEL / "model.safetensors")
+def changed(folder: Path, factor: float, model: str = MODEL_NAME) -> Path:
+    """Write a model with other weights."""
+    shutil.copytree(DATA / model, folder, ignore=shutil.ignore_patterns("golden.npz"))
+    file = open_safetensors(DATA / model / "model.safetensors")
     tensors = {name: np.asarray(file.read(name)) for name in file.tensors}
     other = {name: (array * factor if "proj" in name else array).astype(array.dtype) for name, array in tensors.items()}
     write_safetensors(folder / "model.safetensors", other)
@@ -72,7 +72,9 @@ class Operator:
 
     def __init__(self, rig: Rig | ModelEngine, adapters: AdapterPlaces | None = None) -> None:
         self.core = rig.core
-        self.core.control = EngineControl(rig.scheduler, rig.executor.weights, AtOnce(), adapters=adapters)
+        self.core.control = EngineControl(
+            rig.scheduler, rig.executor.weights, AtOnce(), adapters=adapters, tiers=rig.core.tiers
+        )
         self.ends: list[tuple[ErrorInfo | None, EngineState]] = []
         self.outputs: list[RequestOutput] = []
         """Outputs of the steps that commands took."""

@@ -43,7 +43,7 @@ class HostStore:
         self._stats = stats
         self._pieces = {each: _pieces(each, layout.num_bytes) for each in layout.all}
         self._arena = np.empty((num_bytes // layout.num_bytes, layout.num_bytes), np.uint8)
-        self._free = list(range(len(self._arena) - 1, -1, -1))
+        self._free = _all_rows(self._arena)
         self._rows: OrderedDict[BlockHash, list[int]] = OrderedDict()
         """Rows of each page and snapshot, least recently used first."""
         self._lock = threading.Lock()
@@ -79,10 +79,11 @@ class HostStore:
         self._stats.stored(self.tier, name, self._layout.of(name).num_bytes)
 
     def clear(self) -> None:
+        """Forget every page, and give their memory back."""
         with self._lock:
-            for rows in self._rows.values():
-                self._free += rows
             self._rows.clear()
+            self._arena = np.empty(self._arena.shape, np.uint8)  # memory comes when rows are written
+            self._free = _all_rows(self._arena)
 
     def close(self) -> None:
         """There is nothing to release."""
@@ -99,6 +100,11 @@ class HostStore:
         """Return the pieces of a page or snapshot, and their memory in its rows."""
         pieces = self._pieces[self._layout.of(name)]
         return [(each, self._arena[rows[each.row], each.place :][: each.end - each.first]) for each in pieces]
+
+
+def _all_rows(arena: np.ndarray) -> list[int]:
+    """Return the numbers of all rows, the first one last: it is taken first."""
+    return list(range(len(arena) - 1, -1, -1))
 
 
 def _pieces(layout: PageLayout, row_bytes: int) -> list[_Piece]:

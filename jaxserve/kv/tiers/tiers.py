@@ -47,6 +47,8 @@ class KVTiers:
         self._changes = changes
         token = config.kv_peer_token or ""
         peer_endpoints = [endpoint_of(address, "--kv-peers", token) for address in split_addresses(config.kv_peers)]
+        self.are_shared = config.are_shared
+        """True if pages outlive the engine, or move between engines."""
         self.stats = TierStats(keeps_evicted=changes is not None)
         self.rule = FetchRule(block_size, always=config.kv_fetch == "always")
         self._stores = _open_stores(config, device.layout, self.stats)
@@ -133,6 +135,14 @@ class KVTiers:
             saver.clear()
         for store in self._stores:
             store.clear()
+        if self._changes is not None:
+            self._note_dropped(self._changes, self._changes.held())
+
+    def release_memory(self) -> None:
+        """Forget the pages in host memory, and give it back. Other tiers keep theirs."""
+        for store in self._stores:
+            if store.tier == HostStore.tier:
+                store.clear()
         if self._changes is not None:
             self._note_dropped(self._changes, self._changes.held())
 
