@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -142,6 +143,13 @@ class ToolDefinition(msgspec.Struct, kw_only=True):
     function: FunctionDefinition | None = None
 
 
+class AllowedTools(msgspec.Struct, kw_only=True):
+    """Part of OpenAI's `tool_choice` of the type `allowed_tools`."""
+
+    mode: Literal["auto", "required"]
+    tools: list[ToolDefinition]
+
+
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
     """The choice of functions that a reply may or must call."""
@@ -151,6 +159,8 @@ class ToolChoice:
     name: str | None = None
     given: object = None
     """The caller's value, for error texts. None: the caller chose nothing."""
+    allowed: frozenset[str] | None = None
+    """Names of the functions that the template shows and a reply may call. None: all."""
 
     @property
     def is_forced(self) -> bool:
@@ -162,9 +172,23 @@ class ToolChoice:
         """Return the choice that OpenAI's chat completions spell as a word or an object."""
         if not isinstance(given, dict):
             return cls() if given is None else cls(given, given=given)
+        if given.get("type") == "allowed_tools":
+            return cls._among(given)
         function = given.get("function")
         name = function.get("name") if given.get("type") == "function" and isinstance(function, dict) else None
         return cls("function", name if isinstance(name, str) else None, given)
+
+    @classmethod
+    def _among(cls, given: dict[str, Any]) -> ToolChoice:
+        """Return the choice of the type `allowed_tools`. Raises InvalidRequestError."""
+        with contextlib.suppress(msgspec.ValidationError):
+            options = msgspec.convert(given.get("allowed_tools"), AllowedTools)
+            names = [tool.function.name for tool in options.tools if tool.type == "function" and tool.function]
+            if names and len(names) == len(options.tools):
+                return cls(options.mode, given=given, allowed=frozenset(names))
+        raise invalid(
+            "tool_choice", f"allowed_tools must have a mode, auto or required, and functions, got {shorten(given)}"
+        )
 
     def check(self, names: set[str]) -> None:
         """Raise InvalidRequestError for a choice among other functions than `names`."""
@@ -172,10 +196,14 @@ class ToolChoice:
             return
         if not names:
             raise InvalidRequestError("When using `tool_choice`, `tools` must be set.", param="tool_choice")
+        if unknown := sorted((self.allowed or frozenset()) - names):
+            raise invalid("tool_choice", f"none of the tools is {shorten(unknown[0])}")
         if self.mode == "function" and self.name not in names:
             raise invalid("tool_choice", f"none of the tools is {shorten(self.given)}")
         if self.mode not in ("auto", "required", "function"):
-            raise invalid("tool_choice", f"must be none, auto, required or a function, got {shorten(self.given)}")
+            raise invalid(
+                "tool_choice", f"must be none, auto, required, a function or allowed_tools, got {shorten(self.given)}"
+            )
 
 
 def read_tools(tools: Sequence[ToolDefinition] | None) -> list[FunctionDefinition]:

@@ -17,7 +17,7 @@ from jaxserve.frontend.prompt_embeds.prompt import EmbedsSource, refuse_scores
 from jaxserve.frontend.sampling import SamplerFields
 from jaxserve.types import LogprobsMode
 
-ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh"]
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 MESSAGES: Final = Bound("items", 1, "max_messages")
 THINKING_BUDGET: Final = Bound("value", 1, 2**31 - 1)
@@ -44,8 +44,6 @@ class Conversation:
     functions: Sequence[FunctionDefinition] = ()
     """Tools that the model may call."""
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
-    allowed: frozenset[str] | None = None
-    """Names of the functions that the template shows. None: all."""
     is_parallel: bool = True
     """False: a reply ends with its first call."""
     reasoning_effort: ReasoningEffort | None = None
@@ -68,12 +66,11 @@ class Conversation:
     @property
     def offered(self) -> list[tuple[int, FunctionDefinition]]:
         """Functions that the template shows, with their indices."""
+        allowed = self.tool_choice.allowed
         if self.tool_choice.mode == "none":
             return []
         return [
-            (i, function)
-            for i, function in enumerate(self.functions)
-            if self.allowed is None or function.name in self.allowed
+            (i, function) for i, function in enumerate(self.functions) if allowed is None or function.name in allowed
         ]
 
     def check(self, limits: LimitsConfig) -> None:

@@ -68,6 +68,8 @@ def _reason(text: str) -> str:
             "look-around such as (?=...) and (?!...) is not supported in patterns: remove the pattern and "
             "check the reply, or write it without"
         )
+    if "NoExtensionBias" in text:
+        return "it allows no text at all, for example because a `$ref` or a rule refers only to itself"
     return text.strip()[:_MAX_ERROR_CHARS] or "it is not valid"
 
 

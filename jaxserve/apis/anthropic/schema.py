@@ -123,8 +123,7 @@ class OutputConfig(msgspec.Struct, kw_only=True):
     """The form of the reply, and how much effort goes into it."""
 
     effort: Annotated[
-        Literal["low", "medium", "high", "xhigh", "max"] | None,
-        Meta(description="The template's `reasoning_effort`; `max` becomes `xhigh`."),
+        Literal["low", "medium", "high", "xhigh", "max"] | None, Meta(description="The template's `reasoning_effort`.")
     ] = None
     format: OutputFormat | None = None
 

@@ -33,7 +33,7 @@ from jaxserve.frontend.messages import (
     MessageToolCall,
     ToolChoice,
 )
-from jaxserve.frontend.request import Conversation, FieldNames, GenerationRequest, ReasoningEffort
+from jaxserve.frontend.request import Conversation, FieldNames, GenerationRequest
 
 NAMES: Final = FieldNames(
     function="tools[{}]",
@@ -81,7 +81,7 @@ def to_conversation(body: PromptRequest) -> Conversation:
         if choice is None
         else ToolChoice(_MODES[choice.type], choice.name, choice.name or choice.type),
         is_parallel=choice is None or not choice.disable_parallel_tool_use,
-        reasoning_effort=_effort(body),
+        reasoning_effort=body.output_config.effort if body.output_config is not None else None,
         thinking=None if thinking is None or thinking.type == "adaptive" else thinking.type == "enabled",
         thinking_budget=thinking.budget_tokens if thinking is not None else None,
         template_variables=body.chat_template_kwargs or {},
@@ -181,8 +181,3 @@ def _user_messages(role: Any, blocks: Sequence[InputBlock]) -> Iterator[ChatMess
                 error = [TextInput(text="Error:")] if block.is_error else []
                 content = _content([*error, *_texts(block.content)])
                 yield ChatMessage(role="tool", tool_call_id=block.tool_use_id, content=content)
-
-
-def _effort(body: PromptRequest) -> ReasoningEffort | None:
-    effort = body.output_config.effort if body.output_config is not None else None
-    return "xhigh" if effort == "max" else effort

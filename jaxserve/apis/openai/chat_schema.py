@@ -69,7 +69,7 @@ class ChatRequest(CommonFields, kw_only=True):
     tool_choice: Annotated[
         str | dict[str, Any] | None,
         Meta(
-            description="`none`, `auto`, `required`, or an object that names a function; the last two force a call with arguments that match the function's schema. Default: `auto`."
+            description="`none`, `auto`, `required`, or an object that names a function (these two force a call with arguments that match the function's schema) or has the type `allowed_tools`. Default: `auto`."
         ),
     ] = None
     parallel_tool_calls: Annotated[bool | None, Meta(description="False: a reply has at most one call.")] = None

@@ -12,8 +12,8 @@ from jaxserve.apis.schema.inputs import texts_or_ids
 from jaxserve.apis.schema.usage import Usage
 from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
-from jaxserve.errors import invalid
-from jaxserve.frontend.checks import check_bound, refuse
+from jaxserve.errors import invalid, unsupported
+from jaxserve.frontend.checks import check_bound
 from jaxserve.frontend.handle import RequestTiming
 from jaxserve.frontend.prompt_embeds.prompt import EmbedsSource, refuse_scores
 
@@ -69,7 +69,7 @@ def check_completion(request: CompletionRequest, limits: LimitsConfig) -> list[s
     if request.max_tokens == 0 and not request.echo:
         raise invalid("max_tokens", "must be at least 1 (0 only with `echo`), got 0")
     if request.best_of is not None and request.best_of != request.num_choices:
-        raise refuse("best_of")
+        raise unsupported("best_of", f"must equal `n` ({request.num_choices}), got {request.best_of}")
     embeds = _embeds_sources(request.prompt_embeds)
     if request.echo:
         refuse_scores("echo", embeds)

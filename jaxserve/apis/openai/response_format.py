@@ -35,7 +35,9 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
             description="The schema as llama.cpp's and Together's clients send it, with `json_object` or `json_schema`."
         ),
     ] = None
-    value: Annotated[dict[str, Any] | None, Meta(description="The schema as TGI's clients send it.")] = None
+    value: Annotated[
+        dict[str, Any] | None, Meta(description="The schema as TGI's clients send it, also with the type `json`.")
+    ] = None
     pattern: Annotated[str | None, Meta(description="Together's regular expression; only with `regex`.")] = None
     grammar: Annotated[str | None, Meta(description="Fireworks's grammar (GBNF or Lark); only with `grammar`.")] = None
 
@@ -53,7 +55,7 @@ def response_constraint(format_: ResponseFormat | None) -> Constraint | None:
         "value": format_.value,
     }
     given = {f"response_format.{place}": schema for place, schema in schemas.items() if schema is not None}
-    if given and format_.type not in ("json_object", "json_schema"):
+    if given and format_.type not in ("json", "json_object", "json_schema"):
         raise invalid(next(iter(given)), f"it goes with the type json_schema, got {shorten(format_.type)}")
     for kind, text in (("regex", format_.pattern), ("grammar", format_.grammar)):
         part = "pattern" if kind == "regex" else kind

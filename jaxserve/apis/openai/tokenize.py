@@ -22,7 +22,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
     """Either `prompt` or `messages`."""
 
     model: Annotated[str | None, Meta(description="A name from /v1/models. Default: the first one.")] = None
-    prompt: Annotated[str | None, Meta(description="Query text, of at most 1048576 tokens.")] = None
+    prompt: Annotated[str | None, Meta(description="Text to tokenize, of at most 1048576 tokens.")] = None
     messages: Annotated[
         list[ChatMessage] | None, MESSAGES, Meta(description="Conversation to render with the chat template.")
     ] = None
@@ -35,8 +35,10 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
         Bound("items", 0, "max_tools"),
         Meta(description="Functions for the chat template."),
     ] = None
-    tool_choice: Annotated[str | dict[str, Any] | None, Meta(description="`none` omits the tools.")] = None
-    reasoning_effort: Annotated[ReasoningEffort | None, Meta(description="Documents for the chat template.")] = None
+    tool_choice: Annotated[
+        str | dict[str, Any] | None, Meta(description="`none` omits the tools, `allowed_tools` all but some.")
+    ] = None
+    reasoning_effort: Annotated[ReasoningEffort | None, Meta(description="Variable of the chat template.")] = None
     chat_template_kwargs: Annotated[
         dict[str, Any] | None, Meta(description="Further variables of the chat template.")
     ] = None

@@ -45,7 +45,6 @@ def to_request(
 
     num_earlier: items at the start that are those of earlier responses.
     """
-    choice, allowed = _tool_choice(body.tool_choice)
     messages = chat_messages(items)
     if body.instructions is not None:
         messages.insert(0, ChatMessage(role="system", content=body.instructions))
@@ -55,16 +54,13 @@ def to_request(
         )
         for tool in body.tools or ()
     ]
-    if allowed is not None and (unknown := sorted(allowed - {function.name for function in functions})):
-        raise invalid("tool_choice.tools", f"none of the tools is {shorten(unknown[0])}")
     format_ = body.text.format if body.text is not None else None
     formatted = None if format_ is None else format_constraint(format_.type, format_.schema, _FORMAT, "schema")
     request = GenerationRequest(
         prompt=Conversation(
             messages=messages,
             functions=functions,
-            tool_choice=choice,
-            allowed=allowed,
+            tool_choice=_tool_choice(body.tool_choice),
             is_parallel=body.parallel_tool_calls is not False,
             reasoning_effort=body.reasoning.effort if body.reasoning is not None else None,
             template_variables=body.chat_template_kwargs or {},
@@ -143,20 +139,21 @@ def _content(content: str | Sequence[InputText | InputImage | OutputText]) -> st
     ]
 
 
-def _tool_choice(choice: str | dict[str, Any] | None) -> tuple[ToolChoice, frozenset[str] | None]:
-    """Return the choice, and the names of the functions that it allows."""
+def _tool_choice(choice: str | dict[str, Any] | None) -> ToolChoice:
+    """Return the choice, with the names of the functions that it allows. Raises InvalidRequestError."""
     if not isinstance(choice, dict):
-        return ToolChoice.read(choice), None
+        return ToolChoice.read(choice)
     if choice.get("type") == "function":
         name = choice.get("name")
-        return ToolChoice("function", name if isinstance(name, str) else None, choice), None
+        return ToolChoice("function", name if isinstance(name, str) else None, choice)
     if choice.get("type") == "allowed_tools" and choice.get("mode") in ("auto", "required"):
         try:
             allowed = msgspec.convert(choice.get("tools"), list[FunctionTool])
         except msgspec.ValidationError:
             allowed = []
         if allowed and all(tool.type == "function" and tool.name is not None for tool in allowed):
-            return ToolChoice(choice["mode"], given=choice), frozenset(tool.name or "" for tool in allowed)
+            names = frozenset(tool.name or "" for tool in allowed)
+            return ToolChoice(choice["mode"], given=choice, allowed=names)
     raise invalid(
         "tool_choice",
         f"must be none, auto, required, a function, or allowed_tools with a mode and functions, got {shorten(choice)}",

@@ -28,6 +28,13 @@ TOOLS: list[Any] = [{"type": "function", "function": {"name": "f"}}]
 CALLS: list[Any] = [{"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
 ASSISTANT: list[Any] = [{"role": "assistant", "content": "Hi"}]
 
+
+def allowed(mode: str, *names: str) -> dict[str, Any]:
+    """Return OpenAI's choice among some functions."""
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 ASKING = {
     "add_special_tokens": True,
     "audio": {"voice": "a"},
@@ -342,6 +349,11 @@ def test_every_sampler_option_is_a_request_field() -> None:
         ({"tools": TOOLS, "tool_choice": "always"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": {}}}}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "g"}}}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": allowed("required", "g")}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": allowed("none", "f")}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": allowed("auto")}, "tool_choice"),
+        ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": TOOLS}}, "tool_choice"),
+        ({"tool_choice": allowed("auto", "f"), "tools": [*TOOLS, {"type": "custom"}]}, "tools[1].type"),
         ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
         ({"reasoning_effort": "enormous"}, "reasoning_effort"),
         ({"continue_final_message": True}, "continue_final_message"),
@@ -473,7 +485,6 @@ def test_bad_prompt_is_refused(prompt: Any) -> None:
         ({"prompt": "a", "max_tokens": 0}, "max_tokens"),
         ({"prompt": "a", "logprobs": 21}, "logprobs"),
         ({"prompt": "a", "logprobs": True}, "logprobs"),
-        ({"prompt": "a", "best_of": 3, "n": 2}, "best_of"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
     ],
 )
@@ -485,4 +496,6 @@ def test_completion_field_out_of_range_is_refused(fields: dict[str, Any], param:
 
 def test_completion_accepts_best_of_n_and_echo_without_tokens() -> None:
     assert completion(prompt="a", best_of=2, n=2) == ["a"]
+    with pytest.raises(UnsupportedParameterError, match=r"'best_of' must equal `n` \(2\), got 3"):
+        completion(prompt="a", best_of=3, n=2)
     assert completion(prompt="a", echo=True, max_tokens=0) == ["a"]

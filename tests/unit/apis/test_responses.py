@@ -99,7 +99,7 @@ def image(kind: str) -> dict[str, Any]:
                 "tools": [TOOL],
                 "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [TOOL | {"name": "x"}]},
             },
-            "tool_choice.tools",
+            "tool_choice",
         ),
         (image("input_image"), "input[0].content[0].image_url"),
         (image("input_file"), "input[0].content[0].type=input_file"),

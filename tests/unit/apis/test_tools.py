@@ -334,6 +334,9 @@ async def test_what_the_template_is_told(api: Api) -> None:
     plain = await prompt_for(api)
     assert plain == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     assert await prompt_for(api, tools=TOOLS, tool_choice="none") == plain
+    options = {"mode": "auto", "tools": TOOLS[1:]}
+    only_now = await prompt_for(api, tools=TOOLS, tool_choice={"type": "allowed_tools", "allowed_tools": options})
+    assert only_now == await prompt_for(api, tools=TOOLS[1:])
     assert await prompt_for(api, add_generation_prompt=False) == plain.removesuffix("<|im_start|>assistant\n")
     named = [{"role": "user", "name": "Ann", "content": "Hi"}]
     assert await prompt_for(api, messages=named) == plain.replace("user", "user Ann")

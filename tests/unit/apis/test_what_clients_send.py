@@ -214,9 +214,11 @@ async def test_what_claude_code_sends_unasked_is_named_and_has_no_effect(api: Ap
         (CHAT, {"thinking": {"type": "disabled"}}, []),
         (CHAT, {"thinking": {"type": "enabled", "budget_tokens": 9}}, ["thinking", "thinking_token_budget"]),
         (CHAT, {"reasoning_effort": "low"}, ["reasoning_effort"]),
+        (CHAT, {"reasoning_effort": "max"}, ["reasoning_effort"]),
         ("/v1/completions", {"reasoning_effort": "none", "thinking": {"type": "disabled"}}, []),
         ("/v1/responses", {"reasoning": {"effort": "none"}}, []),
         ("/v1/responses", {"reasoning": {"effort": "high"}}, ["reasoning.effort"]),
+        ("/v1/responses", {"reasoning": {"effort": "max", "mode": "pro"}}, ["reasoning.mode", "reasoning.effort"]),
         ("/v1/messages", {"thinking": {"type": "disabled"}, "max_tokens": 5}, []),
     ],
 )
@@ -269,6 +271,7 @@ async def test_a_choice_among_no_tools_is_fine_unless_it_forces_a_call(api: Api)
         ({"grammar": 'root ::= "a"'}, "grammar", 'root ::= "a"', "grammar"),
         ({"response_format": {"type": "json_object", "schema": CITY}}, "json", CITY, "response_format.schema"),
         ({"response_format": {"type": "json_object", "value": CITY}}, "json", CITY, "response_format.value"),
+        ({"response_format": {"type": "json", "value": CITY}}, "json", CITY, "response_format.value"),
         ({"response_format": {"type": "json_schema", "schema": CITY}}, "json", CITY, "response_format.schema"),
         ({"response_format": {"type": "regex", "pattern": "a+"}}, "regex", "a+", "response_format.pattern"),
         ({"response_format": {"type": "grammar", "grammar": "g"}}, "grammar", "g", "response_format.grammar"),
@@ -295,6 +298,7 @@ def test_names_of_other_servers_constrain_messages_too() -> None:
         ({"response_format": {"type": "json_object", "pattern": "a"}}, "response_format.pattern"),
         ({"response_format": {"type": "regex"}}, "response_format.pattern"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json"}}, "response_format.type"),
     ],
 )
 def test_constraints_that_differ_or_lack_a_part_are_refused(fields: dict[str, Any], param: str) -> None:
@@ -364,6 +368,9 @@ def test_what_cannot_be_enforced_says_how_to_go_on(vocabulary: LLTokenizer) -> N
     assert error is not None
     assert "write it without" in error
     assert "\n" not in error
+    endless = check_grammar(Grammar("json_schema", '{"$ref":"#"}'), vocabulary, StructuredConfig())
+    assert endless is not None
+    assert endless.startswith("it allows no text at all")
 
 
 # 9: numbers

@@ -94,7 +94,7 @@ async def test_prompt_beyond_the_context_is_refused(api: Api, path: str, size: i
             "messages[0].role",
             "one of 'assistant', 'developer', 'system', 'tool', 'user'",
         ),
-        ("reasoning_effort", "max", "reasoning_effort", "one of 'high', 'low', 'medium', 'minimal', 'none', 'xhigh'"),
+        ("reasoning_effort", "most", "reasoning_effort", "one of 'high', 'low', 'max', 'medium', 'minimal', 'none'"),
         ("reasoning_effort", "x" * 1000, "reasoning_effort", "xxx..."),
     ],
 )
