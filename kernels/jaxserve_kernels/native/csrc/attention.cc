@@ -18,7 +18,7 @@ namespace {
 
 namespace ffi = xla::ffi;
 
-constexpr int kSegmentQueries = 192;  // at most, over the heads of one group: they share a pass over the keys
+constexpr int kSegmentQueries = 96;   // at most, over the heads of one group: they share a pass over the keys
 constexpr int kThreadTasks = 3;       // at least, unless their segments would be less than a tile
 constexpr float kLog2E = 1.44269504088896341f;  // scores are exponents of 2
 constexpr int64_t kWriteTokens = 16;  // tokens whose keys and values one task writes

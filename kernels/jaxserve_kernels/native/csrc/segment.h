@@ -1,7 +1,7 @@
 // Attention of a segment: queries of one row, of the heads that share a kv head, over all of its keys, block by block.
 //
-// A block's keys and values stay in the first-level cache while all queries of the segment meet them, and those of the next block
-// are fetched meanwhile. kTileQueries queries are taken at once, as a matmul takes rows: their scores with a vector of
+// A block's keys and values stay in the first-level cache while all queries of the segment meet them. Those of the next block
+// are fetched meanwhile, a line for some numbers of the head dimension: many at once would keep all other loads waiting. kTileQueries queries are taken at once, as a matmul takes rows: their scores with a vector of
 // keys, then their sums of values, are held in registers.
 //
 // Online softmax (Milakov & Gimelshein, arXiv 1805.02867) over blocks of kBlockKeys keys counted from position 0. The result
@@ -62,13 +62,23 @@ inline void mask(Floats (&scores)[kBlockVectors], int32_t last, int32_t hidden) 
   }
 }
 
+// Lines to fetch while a tile's scores are computed: one, `step` numbers after the one before, for each 2^shift numbers of the head
+// dimension.
+template <typename Number>
+struct Fetch {
+  const Number* first;
+  int64_t step;
+  int shift;
+};
+
 // Scores of Queries queries and Vectors vectors of keys, [Queries, kBlockKeys]. They are stored here, and weighed elsewhere:
 // in one function the compiler would store them after each number.
 template <int Queries, int Vectors, typename Number>
-void score(const float* queries, int64_t head_dim, const Number* const* keys, int64_t stride, float* scores) {
+void score(const float* queries, int64_t head_dim, const Number* const* keys, int64_t stride, const Fetch<Number>& fetch, float* scores) {
   Floats sums[Queries][Vectors] = {};
   for (int64_t d = 0; d < head_dim; ++d) {
     Floats own[Vectors];
+    __builtin_prefetch(fetch.first + (d >> fetch.shift) * fetch.step, 0, 2);
     for (int v = 0; v < Vectors; ++v) own[v] = in_register(load(keys[v] + d * stride));
     for (int q = 0; q < Queries; ++q) {
       const Floats query = in_register(broadcast(queries[q * head_dim + d]));
@@ -129,7 +139,7 @@ void add_values(const Block<Number>& block, int num_keys, const float* weights, 
 
 // Folds a block into the softmax of Queries queries, unless they see none of its keys.
 template <int Queries, typename Number>
-void fold(Segment& segment, int64_t first, const Block<Number>& block) {
+void fold(Segment& segment, int64_t first, const Block<Number>& block, const Fetch<Number>& fetch) {
   Query* queries = &segment.queries[first];
   int32_t last = queries[0].last, hidden = queries[0].hidden;
   for (int q = 1; q < Queries; ++q) last = std::max(last, queries[q].last), hidden = std::min(hidden, queries[q].hidden);
@@ -138,7 +148,7 @@ void fold(Segment& segment, int64_t first, const Block<Number>& block) {
   float* sums = &segment.sums[first * h];
   float scores[Queries * kBlockKeys];
   for (int v = 0; v < kBlockVectors; v += kTileVectors) {
-    score<Queries, kTileVectors>(&segment.vectors[first * h], h, block.keys + v, block.stride, scores + v * kLanes);
+    score<Queries, kTileVectors>(&segment.vectors[first * h], h, block.keys + v, block.stride, fetch, scores + v * kLanes);
   }
   for (int q = 0; q < Queries; ++q) weigh(queries[q], sums + q * h, h, block.begin, scores + q * kBlockKeys);
   const int num_keys = std::min(last - block.begin + 1, kBlockKeys);
@@ -151,38 +161,51 @@ void fold(Segment& segment, int64_t first, const Block<Number>& block) {
 
 // Folds a block into the softmax of the last `count` queries: less than a tile.
 template <int Queries, typename Number>
-void fold_rest(int64_t count, Segment& segment, int64_t first, const Block<Number>& block) {
+void fold_rest(int64_t count, Segment& segment, int64_t first, const Block<Number>& block, const Fetch<Number>& fetch) {
   if constexpr (Queries > 0) {
     if (count == Queries) {
-      fold<Queries>(segment, first, block);
+      fold<Queries>(segment, first, block, fetch);
     } else {
-      fold_rest<Queries - 1>(count, segment, first, block);
+      fold_rest<Queries - 1>(count, segment, first, block, fetch);
     }
   }
 }
 
-// Brings part `part` of `parts` of a block into the second-level cache.
+// Brings a block into the second-level cache.
 template <typename Number>
-inline void fetch(const Block<Number>& block, int64_t head_dim, int64_t part, int64_t parts) {
+inline void fetch_all(const Block<Number>& block, int64_t head_dim) {
   constexpr int64_t kLine = 64 / sizeof(Number);
-  const int64_t rows = (head_dim + parts - 1) / parts, begin = part * rows, end = std::min(begin + rows, head_dim);
   for (int v = 0; v < kBlockVectors; ++v) {
-    for (int64_t d = begin; d < end; ++d) __builtin_prefetch(block.keys[v] + d * block.stride, 0, 2);
-    for (int64_t i = begin * kLanes; i < end * kLanes; i += kLine) __builtin_prefetch(block.values[v] + i, 0, 2);
+    for (int64_t d = 0; d < head_dim; ++d) __builtin_prefetch(block.keys[v] + d * block.stride, 0, 2);
+    for (int64_t i = 0; i < head_dim * kLanes; i += kLine) __builtin_prefetch(block.values[v] + i, 0, 2);
   }
 }
 
+// Returns the lines of the next block that one of `tiles` tiles fetches. Each vector of its keys or values is fetched by 2^shift tiles,
+// and there are as many tiles as that takes.
+template <typename Number>
+inline Fetch<Number> share(const Block<Number>& next, int64_t head_dim, int64_t tile, int64_t tiles) {
+  int shift = 0;
+  while (2 * kBlockVectors << (shift + 1) <= tiles) ++shift;
+  const int64_t vector = tile >> shift, part = tile - (vector << shift), first = part * head_dim >> shift;
+  if (vector < kBlockVectors) return {next.keys[vector] + first * next.stride, next.stride, shift};
+  if (vector < 2 * kBlockVectors) return {next.values[vector - kBlockVectors] + first * kLanes, kLanes, shift};
+  return {next.keys[0], 0, shift};
+}
+
 // Folds a block into the softmax of all queries, and fetches the next one, if there is one.
-template <typename Number, typename Next>
-void fold_all(Segment& segment, const Block<Number>& block, const Block<Next>* next) {
+template <typename Number>
+void fold_all(Segment& segment, const Block<Number>& block, const Block<Number>* next) {
   const int64_t count = segment.queries.size(), tiles = (count + kTileQueries - 1) / kTileQueries;
+  const bool shares = next != nullptr && tiles >= 2 * kBlockVectors;
+  if (next != nullptr && !shares) fetch_all(*next, segment.head_dim);
   for (int64_t tile = 0; tile < tiles; ++tile) {
-    if (next != nullptr) fetch(*next, segment.head_dim, tile, tiles);
+    const Fetch<Number> fetch = shares ? share(*next, segment.head_dim, tile, tiles) : Fetch<Number>{block.keys[0], 0, 0};
     const int64_t first = tile * kTileQueries;
     if (first + kTileQueries <= count) {
-      fold<kTileQueries>(segment, first, block);
+      fold<kTileQueries>(segment, first, block, fetch);
     } else {
-      fold_rest<kTileQueries - 1>(count - first, segment, first, block);
+      fold_rest<kTileQueries - 1>(count - first, segment, first, block, fetch);
     }
   }
 }
