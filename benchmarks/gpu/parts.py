@@ -89,6 +89,9 @@ PARTS = (
     ),
     Part("profile", 240, "where the time of a step goes", is_default=False),
     Part("latents", 90, "attention over latent vectors (MLA) alone", is_default=False, attempt_s=30),
+    Part(
+        "states", 90, "recurrent states alone: decode steps, and prompts by both forms", is_default=False, attempt_s=30
+    ),
     Part("tune", 240, "block sizes of our attention kernels", is_default=False),
     Part("tune_products", 240, "where our kernel for products is faster", is_default=False),
     Part("tune_groups", 120, "sizes of our kernel for weights in groups", is_default=False),

@@ -121,7 +121,15 @@ class Case:
         return Step(counting.layers(text), outside, len(re.findall(r" while\(", text)), text)
 
 
-def make_case(model: Model, device: Device, num_devices: int, kind: ProgramKind, data_size: int = 1) -> Case:
+def make_case(
+    model: Model,
+    device: Device,
+    num_devices: int,
+    kind: ProgramKind,
+    data_size: int = 1,
+    *,
+    num_mixed_tokens: int = NUM_MIXED_TOKENS,
+) -> Case:
     """Prepare a step of `model` on devices that split experts by expert parallelism, and heads by tensor parallelism.
 
     data_size: groups of these devices, each of which has the requests, the cache and the heads of its own (data parallelism).
@@ -140,7 +148,7 @@ def make_case(model: Model, device: Device, num_devices: int, kind: ProgramKind,
     counts = [NUM_PAGES * data_size if group.has_pages else NUM_STATES for group in decoder.cache.groups]
     shapes = cache_shapes(config, decoder, skeleton.policy, device.platform, counts)
     max_pages = LONGEST // page_tokens(device.platform, None)
-    num_tokens = NUM_ROWS if kind == "decode" else NUM_MIXED_TOKENS
+    num_tokens = NUM_ROWS if kind == "decode" else num_mixed_tokens
     sizes = decoder.cache.num_tables, NUM_STATES if decoder.cache.states else 0
     return Case(skeleton, sharding, shapes, Program(kind, num_tokens, NUM_ROWS, max_pages, 0, 1, *sizes), device)
 

@@ -57,6 +57,8 @@ def mix(
         assert len(group.inputs) == place.index, "layers come in the order of their group"
         sizes = step.rows.query_starts[1:] - step.rows.query_starts[:-1]
         counts = None if mixer.takes_tokens_in_turn else sizes
+        assert step.segments is not None, "a step of a recurrent model"
+        step = step._replace(segments=step.segments.without_whole_chunks())  # rows of drafts
         made, _ = _recur(mixer, inputs, group.pool, place, step, counts, is_written=False)
         found: GroupCache = group._replace(inputs=(*group.inputs, inputs))
     else:
@@ -149,7 +151,7 @@ def _first_tokens(
     starts = jnp.pad(jnp.cumsum(counts, dtype=jnp.int32), (1, 0))
     kept = cut_segments(starts, jnp.zeros_like(counts), jnp.int32(0), num_tokens=num_tokens)
     places = segments.starts[kept.rows] + jnp.arange(num_tokens) - starts[kept.rows]
-    return tuple(each[jnp.minimum(places, num_tokens - 1)] for each in inputs), kept
+    return tuple(each[jnp.minimum(places, num_tokens - 1)] for each in inputs), kept.without_whole_chunks()
 
 
 def _recur_by_token(

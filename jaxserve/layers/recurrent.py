@@ -42,7 +42,7 @@ class RecurrentMixer(Protocol):
     every device has all of them."""
 
     takes_tokens_in_turn: bool
-    """True if `recur` gives the bits of decode steps for any number of tokens of a row."""
+    """True if `recur` gives the bits of decode steps for any number of tokens of a row, if segments have no whole chunks."""
 
     @property
     def parameters(self) -> Parameters:

@@ -27,6 +27,16 @@ class Chunks(NamedTuple):
     num_chunks: Int[Array, ""]
 
 
+class WholeChunks(NamedTuple):
+    """The chunks of CHUNK tokens, which the step has from their first token to their last. They follow the token order."""
+
+    firsts: Int[Array, "B"]
+    """Number of the first whole chunk of each row, if it has any."""
+    counts: Int[Array, "B"]
+    starts: Int[Array, "W"]
+    """First token of each whole chunk on the flat axis; a token of the step for chunks that do not exist."""
+
+
 class Segments(NamedTuple):
     """Rows on the flat token axis: row b has tokens `starts[b] : starts[b + 1]`; later tokens are padding."""
 
@@ -35,6 +45,12 @@ class Segments(NamedTuple):
     """Row of each token."""
     chunks: Chunks | None
     """None: one token per row, token i belongs to row i."""
+    whole: WholeChunks | None = None
+    """None: no row has a whole chunk."""
+
+    def without_whole_chunks(self) -> Segments:
+        """Return the segments of a step in which no row has a whole chunk."""
+        return self._replace(whole=None)
 
 
 def decode_segments(starts: Int[Array, "B1"]) -> Segments:
@@ -62,7 +78,23 @@ def cut_segments(
     end = jnp.minimum(aligned + CHUNK, starts[1:][rows])
     chunks = Chunks(num_decode_rows, rows, first, end - first, ends[-1])
     token_rows = jnp.searchsorted(starts[1:], jnp.arange(num_tokens), side="right", method="compare_all")
-    return Segments(starts, jnp.minimum(token_rows, num_rows - 1).astype(jnp.int32), chunks)
+    whole = _whole_chunks(starts, skipped, num_tokens)
+    return Segments(starts, jnp.minimum(token_rows, num_rows - 1).astype(jnp.int32), chunks, whole)
+
+
+def _whole_chunks(starts: Int[Array, "B1"], skipped: Int[Array, "B"], num_tokens: int) -> WholeChunks | None:
+    if num_tokens < CHUNK:
+        return None
+    counts = starts[1:] - starts[:-1]
+    ahead = -skipped % CHUNK  # tokens before the row's first border
+    num_whole = jnp.maximum(counts - ahead, 0) // CHUNK  # (B,)
+    ends = jnp.cumsum(num_whole, dtype=jnp.int32)
+    index = jnp.arange(num_tokens // CHUNK, dtype=jnp.int32)
+    rows = jnp.searchsorted(ends, index, side="right", method="compare_all")
+    rows = jnp.minimum(rows, len(ends) - 1)
+    order = index - (ends - num_whole)[rows]
+    first = starts[:-1][rows] + ahead[rows] + order * CHUNK
+    return WholeChunks(ends - num_whole, num_whole, jnp.clip(first, 0, num_tokens - CHUNK).astype(jnp.int32))
 
 
 def max_chunks(num_tokens: int, num_rows: int) -> int:

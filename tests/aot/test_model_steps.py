@@ -5,7 +5,10 @@ One layer of each kind at real widths. docs/benchmarks/model-steps.md has the ta
 
 from __future__ import annotations
 
+import re
+
 import pytest
+from jaxserve_kernels.linear_attention.gpu import FEWEST_TOKENS
 
 from benchmarks.model_steps.shapes import (
     DEEPSEEK_V3_BLOCKS,
@@ -49,11 +52,17 @@ def test_a_decode_step_moves_little_more_than_it_must(
     assert "CollectivePermute" not in step.outside_graphs
 
 
-def test_a_mixed_step_of_recurrent_layers_is_one_cuda_graph() -> None:
-    """A gated delta net and attention: the host waits for no loop over the tokens of prompts."""
+@pytest.mark.parametrize(
+    ("num_tokens", "num_kernels", "most"),
+    # The states of all rows are counted for both kernels, though each row is one kernel's.
+    [pytest.param(256, 1, 1.2, id="tokens in turn"), pytest.param(FEWEST_TOKENS, 2, 1.4, id="chunks")],
+)
+def test_a_mixed_step_of_recurrent_layers_is_one_cuda_graph(num_tokens: int, num_kernels: int, most: float) -> None:
+    """A gated delta net and attention: the host waits for no loop over the tokens or chunks of prompts."""
     require_compiler(H200)
-    case = make_case(QWEN3_6_35B, H200.device, 1, "mixed")
+    case = make_case(QWEN3_6_35B, H200.device, 1, "mixed", num_mixed_tokens=num_tokens)
     step = case.step(*case.compile())
-    assert 1 < step.ratio < 1.2
+    assert len(re.findall(r'custom_call_target="mosaic_gpu[^\n]*/linear_attention/', step.text)) == num_kernels
+    assert 1 < step.ratio < most
     assert step.num_loops == 0
     assert step.outside_graphs == ()

@@ -93,3 +93,20 @@ def test_no_step_has_more_chunks_than_there_is_room_for() -> None:
         num_chunks = sum(map(len, borders))
         assert int(chunks.num_chunks) == num_chunks <= len(chunks.rows) == max_chunks(96, 8)
         assert int(chunks.sizes[:num_chunks].sum()) == counts.sum()
+
+
+def test_whole_chunks_are_those_that_a_step_has_from_their_first_token_to_their_last() -> None:
+    counts, positions = [1, 70, 0, 31, 64, 33], [31, 30, 64, 33, 32, 63]
+    starts = np.concatenate(([0], np.cumsum(counts)))
+    whole = cut_segments(jnp.asarray(starts), jnp.asarray(positions), jnp.int32(1), num_tokens=224).whole
+    assert whole is not None
+    assert whole.counts.tolist() == [0, 2, 0, 0, 2, 1]
+    assert whole.firsts[np.array([1, 4, 5])].tolist() == [0, 2, 4]
+    # Rows 1, 4 and 5 begin at tokens 1, 102 and 166 of the step; their first borders are 2, 0 and 1 tokens later.
+    assert whole.starts[:5].tolist() == [3, 35, 102, 134, 167]
+    assert max(whole.starts) <= 224 - CHUNK
+
+
+def test_a_step_shorter_than_a_chunk_has_no_whole_chunk() -> None:
+    cut = cut_segments(jnp.asarray([0, CHUNK - 1]), jnp.asarray([0]), jnp.int32(0), num_tokens=CHUNK - 1)
+    assert cut.whole is None

@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxserve_kernels.linear_attention import PooledStates, linear_attention
-from jaxserve_kernels.linear_attention.cases import CASES, LAYER, Case, error, operands, run
+from jaxserve_kernels.linear_attention.cases import CASES, CHUNKED, LAYER, Case, error, operands, run
+from jaxserve_kernels.linear_attention.gpu import FEWEST_TOKENS
 from jaxserve_kernels.segments import decode_segments
 
 from tests.aot.devices import A100, H200, Target
@@ -30,7 +31,7 @@ def no_traces() -> None:
 
 
 @pytest.mark.parametrize("target", [H200, A100], ids=lambda target: target.name)
-@pytest.mark.parametrize("case", [DELTA, SUM, CASES[0], CASES[6], *CASES[8:]], ids=str)
+@pytest.mark.parametrize("case", [DELTA, SUM, CASES[0], CASES[6], *CASES[8:10]], ids=str)
 def test_states_after_a_token_equal_those_in_float64(case: Case, target: Target) -> None:
     given = operands(case)
     with emulated(SCHEDULES, target) as launches:
@@ -100,6 +101,49 @@ def test_tokens_in_several_steps_give_the_bits_of_one_step() -> None:
         whole, after = computed(0, 3, given.states, is_decode=False)
         first, between = computed(0, 2, given.states, is_decode=False)
         last, end = computed(2, 3, between, is_decode=True)
+    np.testing.assert_array_equal(np.concatenate([first, last]), whole)
+    np.testing.assert_array_equal(end, after)
+
+
+@pytest.mark.parametrize(
+    ("case", "target"),
+    [*((case, H200) for case in CHUNKED), *((case, A100) for case in (CHUNKED[0], CHUNKED[3]))],
+    ids=lambda each: each.name if isinstance(each, Target) else str(each),
+)
+def test_chunks_by_matmuls_equal_tokens_in_float64(case: Case, target: Target) -> None:
+    """Decays near 0 and near 1, alike keys, rows that begin and end within a chunk, and one whose state is not written."""
+    given = operands(case)
+    with emulated(SCHEDULES[:1], target) as launches:
+        assert error(case, given, run(case, given, "mosaic_gpu")) <= 1
+    matmuls = [sum("mma.sync" in each.opcode for each in launch.compiled.source.instructions) for launch in launches]
+    assert matmuls[0] == 0 < matmuls[1]
+
+
+def test_chunks_give_the_same_bits_in_several_steps_and_beside_other_rows() -> None:
+    """A text of 70 tokens in one step, and in two that meet at the border of chunks, the second one after a row of NaN."""
+    case = Case((70,), (0,), 1, 1, 32, 64)
+    given = operands(replace(case, padding=FEWEST_TOKENS - 70))
+
+    def computed(first: int, end: int, states: np.ndarray, before: int) -> tuple[np.ndarray, np.ndarray]:
+        tokens = {}
+        for name in ("q", "k", "v", "log_decay", "rate"):
+            own = getattr(given, name)[first:end]
+            tokens[name] = np.full((FEWEST_TOKENS, *own.shape[1:]), np.nan, np.float32)
+            tokens[name][before : before + len(own)] = own
+        counts, others = (before, end - first), np.full_like(states, np.nan)
+        part = given._replace(
+            states=np.concatenate([others, states]),
+            starts=np.cumsum([0, *counts]).astype(np.int32),
+            positions=np.array([0, first], np.int32),
+            **tokens,
+        )
+        out, after = run(replace(case, counts=counts), part, "mosaic_gpu")
+        return np.asarray(out[before : before + end - first]), np.asarray(after[1:])
+
+    with emulated(SCHEDULES[:1]):
+        whole, after = computed(0, 70, given.states, 0)
+        first, between = computed(0, 32, given.states, 0)
+        last, end = computed(32, 70, between, 41)
     np.testing.assert_array_equal(np.concatenate([first, last]), whole)
     np.testing.assert_array_equal(end, after)
 

@@ -11,7 +11,7 @@ from jaxserve_kernels.segments import Segments
 
 
 def takes_tokens_in_turn(backend: Backend, key_dim: int, value_dim: int) -> bool:
-    """Return whether every token takes the recurrent form, so that steps that end anywhere give the same bits."""
+    """Return whether the tokens of rows without whole chunks take the recurrent form, so that they give the bits of decode steps."""
     return backend in gpu.BACKENDS and gpu.unsupported(key_dim, value_dim) is None
 
 
@@ -36,7 +36,11 @@ def linear_attention(
 
     In the reference, rows with one token that lead a step, and all rows of a decode program, take the recurrent form; the others
     take the chunked form of `segments.CHUNK` tokens. Steps that end at multiples of CHUNK give the same bits as one step; others
-    differ by float32 rounding. The kernel for GPUs takes all tokens in the recurrent form: steps that end anywhere give the same bits.
+    differ by float32 rounding.
+
+    On GPUs, whole chunks take the chunked form if the step has `gpu.FEWEST_TOKENS` tokens or more, and all other tokens the
+    recurrent one. Without whole chunks (`Segments.without_whole_chunks`), steps that end anywhere give the same bits.
+
     A row's result does not depend on other rows nor on padding. Rows without tokens keep their state. Outputs of padding tokens are finite.
     """
     operands = (q, k, v, log_decay, rate)

@@ -1,6 +1,6 @@
-"""Linear attention for GPUs in Pallas Mosaic GPU: tokens one after the other, and states that are updated in place.
+"""Linear attention for GPUs in Pallas Mosaic GPU: tokens one after the other or by chunks, and states that are updated in place.
 
-Only `attention` and `step` import Pallas, and only programs for GPUs import these.
+Only `attention` and the modules that it imports import Pallas, and only programs for GPUs import these.
 """
 
 from __future__ import annotations
@@ -10,16 +10,25 @@ from typing import Final
 import jax
 
 from jaxserve_kernels.backend import Backend
+from jaxserve_kernels.segments import CHUNK
 
 BACKENDS: Final[frozenset[Backend]] = frozenset({"mosaic_gpu", "mosaic_gpu_mma"})
-"""The backends whose programs take the kernel. It needs no tensor cores, so it is the same for both."""
+"""The backends whose programs take the kernels. Their instructions are those of compute capability 8.0, so they are the same for both."""
 COLUMNS: Final = 64
 """Columns of a state that a program computes."""
 ROW_GROUPS: Final = 8
 """Parts of the rows of a column: each is one thread's."""
+FEWEST_TOKENS: Final = 512
+"""Tokens of a program from which chunks are computed by matmuls: the launches that prepare them take as long as some 300 tokens one
+after the other, by estimate (docs/decisions/0104)."""
 _FIRST_JAX = (0, 11, 2)
 _MOST_ROWS = 256
 """Rows of a state, the numbers of a key, that registers hold."""
+
+
+def takes_chunks(key_dim: int, num_tokens: int) -> bool:
+    """Return whether a program of so many tokens computes whole chunks by matmuls, not their tokens one after the other."""
+    return key_dim % CHUNK == 0 and num_tokens >= FEWEST_TOKENS
 
 
 def unsupported(key_dim: int, value_dim: int) -> str | None:

@@ -1,4 +1,4 @@
-"""All tokens of every row, one after the other: a state is read once from its slot, and written once into its slot, in the pool itself.
+"""The tokens of rows, one after the other: a state is read once from its slot, and written once into its slot, in the pool itself.
 
 A warp has 16 columns of a state in registers, and each of its threads an eighth of the rows of four columns. What a key finds in
 a column, and what a query reads from it, are sums over the numbers of a thread and over the eight threads of a column. So warps
@@ -9,6 +9,7 @@ Letters: B rows, T tokens, L layers, Y slots, K key heads, N value heads, H key 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -32,7 +33,7 @@ _WARPS, _VECTOR = 4, 4
 
 
 @dataclass(frozen=True, slots=True)
-class _Kernel:
+class Kernel:
     """Static facts of one launch."""
 
     key_dim: int
@@ -43,6 +44,15 @@ class _Kernel:
     is_decode: bool
     """True if a row has at most one token."""
 
+    @classmethod
+    def of(cls, q: Float[Array, "T K H"], states: PooledStates, *, is_decode: bool) -> Kernel:
+        """Return the facts of a launch with these operands."""
+        _, num_slots, num_value_heads, _, value_dim = states.pool.shape
+        return cls(q.shape[2], value_dim, q.shape[1], num_value_heads, num_slots, is_decode)
+
+    def num_programs(self, num_rows: int) -> int:
+        return num_rows * self.num_value_heads * (self.value_dim // COLUMNS)
+
     @property
     def layout(self) -> Any:
         """The layout of columns `[H, C]`: a warp reads and writes 64 bytes of eight rows at a time."""
@@ -50,7 +60,7 @@ class _Kernel:
         return plgpu.Layout.TILED(fragmented_array.Tiling(tiles), warp_dims=(-5,), lane_dims=(-4, -3), vector_dim=-1)
 
 
-class _Refs(NamedTuple):
+class Refs(NamedTuple):
     """Operands and results in device memory."""
 
     q: Any
@@ -60,6 +70,8 @@ class _Refs(NamedTuple):
     rate: Any
     """None without rates."""
     starts: Any
+    """First token of each row, and the one after its last, of those that take the recurrent form."""
+    ends: Any
     layer: Any
     reads: Any
     writes: Any
@@ -69,9 +81,10 @@ class _Refs(NamedTuple):
     out: Any = None
 
 
-class _Place(NamedTuple):
-    """The columns of one head: the work of a program."""
+class Place(NamedTuple):
+    """The columns of one head of a row: the work of a program."""
 
+    row: Any
     key_head: Any
     head: Any
     columns: Any
@@ -96,27 +109,26 @@ def step(
     decay: Float[Array, "T N"],
     rate: Float[Array, "T N"] | None,
     states: PooledStates,
-    starts: Int[Array, "B1"],
+    starts: Int[Array, "B"],
+    ends: Int[Array, "B"],
     *,
     is_decode: bool,
 ) -> tuple[Float[Array, "T N V"], Float[Array, "L Y N H V"]]:
     """Return each token's output, and the pool with the rows' new states. DONATES the pool if it writes. All numbers are float32.
 
-    Row b has tokens `starts[b] : starts[b + 1]`, at most one if is_decode. Outputs of other tokens have no meaning. A row without
+    Row b has tokens `starts[b] : ends[b]`, at most one if is_decode. Outputs of other tokens have no meaning. A row without
     tokens reads and writes nothing.
     """
-    num_rows, num_key_heads, key_dim = len(states.reads), *q.shape[1:]
-    _, num_slots, num_value_heads, _, value_dim = states.pool.shape
-    kernel = _Kernel(key_dim, value_dim, num_key_heads, num_value_heads, num_slots, is_decode)
-    places = starts, jnp.full((1,), states.layer, jnp.int32), states.reads, states.writes
+    kernel = Kernel.of(q, states, is_decode=is_decode)
+    places = starts, ends, jnp.full((1,), states.layer, jnp.int32), states.reads, states.writes
     # XLA would pass the address of a part of another array, and Mosaic refuses addresses that are not aligned.
     small = jax.lax.optimization_barrier((q, k, v, decay, rate, *places))
     pool: Any = states.pool if states.writes is None else jax.new_ref(states.pool)
-    operands, structure = jax.tree.flatten(_Refs(*small, pool))
+    operands, structure = jax.tree.flatten(Refs(*small, pool))
     launch = plgpu.kernel(
         lambda *refs: _body(kernel, jax.tree.unflatten(structure, refs[:-1])._replace(out=refs[-1])),
         out_type=jax.ShapeDtypeStruct(v.shape, jnp.float32),
-        grid=(num_rows * num_value_heads * (value_dim // COLUMNS),),
+        grid=(kernel.num_programs(len(starts)),),
         grid_names=("program",),
         compiler_params=plgpu.CompilerParams(
             lowering_semantics=mgpu.LoweringSemantics.Lane,
@@ -127,32 +139,41 @@ def step(
     return out, pool if states.writes is None else jax.freeze(pool)
 
 
-def _body(kernel: _Kernel, refs: _Refs) -> None:
+def _body(kernel: Kernel, refs: Refs) -> None:
+    place = place_of(kernel, refs)
+    start, end = refs.starts[place.row], refs.ends[place.row]
+
+    @pl.when(start < end)
+    def _() -> None:
+        update(kernel, refs, place, lambda state: after_tokens(kernel, refs, place, state, start, end))
+
+
+def place_of(kernel: Kernel, refs: Refs) -> Place:
+    """Return the work of this program."""
     program, blocks = jax.lax.axis_index("program"), jnp.int32(kernel.value_dim // COLUMNS)
     index, block = jax.lax.div(program, blocks), jax.lax.rem(program, blocks)
     heads = jnp.int32(kernel.num_value_heads)
     # Prompts come after the rows that decode, and take longest: they begin first.
     row, head = refs.reads.shape[0] - 1 - jax.lax.div(index, heads), jax.lax.rem(index, heads)
     key_head = jax.lax.div(head, jnp.int32(kernel.num_value_heads // kernel.num_key_heads))
-    place = _Place(key_head, head, pl.ds(pl.multiple_of(block * COLUMNS, COLUMNS), COLUMNS))
-    start, end = refs.starts[row], refs.starts[row + 1]
+    return Place(row, key_head, head, pl.ds(pl.multiple_of(block * COLUMNS, COLUMNS), COLUMNS))
 
-    @pl.when(start < end)
+
+def update(kernel: Kernel, refs: Refs, place: Place, after: Callable[[Array], Array]) -> None:
+    """Read a state from its slot, and write the one after the row's tokens into its slot."""
+    layer, row = refs.layer[0], place.row
+    state = after(load(refs.pool.at[layer, refs.reads[row], place.head, :, place.columns], kernel.layout))
+    if refs.writes is None:
+        return
+    writes = refs.writes[row]
+
+    @pl.when(writes < kernel.num_slots)
     def _() -> None:
-        layer = refs.layer[0]
-        state = _load(refs.pool.at[layer, refs.reads[row], place.head, :, place.columns], kernel.layout)
-        state = _after(kernel, refs, place, state, start, end)
-        if refs.writes is None:
-            return
-        writes = refs.writes[row]
-
-        @pl.when(writes < kernel.num_slots)
-        def _() -> None:
-            put(refs.pool.at[layer, writes, place.head, :, place.columns], state)
+        put(refs.pool.at[layer, writes, place.head, :, place.columns], state)
 
 
-def _after(kernel: _Kernel, refs: _Refs, place: _Place, state: Array, start: Any, end: Any) -> Array:
-    """Return the state after tokens start ... end - 1, at least one, and write their outputs."""
+def after_tokens(kernel: Kernel, refs: Refs, place: Place, state: Array, start: Any, end: Any) -> Array:
+    """Return the state after tokens start ... end - 1, and write their outputs."""
 
     def read(index: Any) -> _Token:
         return _token(kernel, refs, place, index)
@@ -169,19 +190,20 @@ def _after(kernel: _Kernel, refs: _Refs, place: _Place, state: Array, start: Any
         return read_and_take(start, state)
     if kernel.key_dim > _MOST_READ_AHEAD:
         return jax.lax.fori_loop(start, end, read_and_take, state)
-    _, state = jax.lax.fori_loop(start, end, take, (read(start), state))
+    first = read(jnp.minimum(start, refs.q.shape[0] - 1))  # a token of the step, even if there is none to take
+    _, state = jax.lax.fori_loop(start, end, take, (first, state))
     return state
 
 
-def _token(kernel: _Kernel, refs: _Refs, place: _Place, index: Any) -> _Token:
+def _token(kernel: Kernel, refs: Refs, place: Place, index: Any) -> _Token:
     layout = kernel.layout
-    query, key = (_load(ref.at[index, place.key_head], layout.reduce(1)) for ref in (refs.q, refs.k))
-    value = _load(refs.v.at[index, place.head, place.columns], layout.reduce(0))
+    query, key = (load(ref.at[index, place.key_head], layout.reduce(1)) for ref in (refs.q, refs.k))
+    value = load(refs.v.at[index, place.head, place.columns], layout.reduce(0))
     rate = None if refs.rate is None else refs.rate[index, place.head]
     return _Token(query, key, value, refs.decay[index, place.head], rate)
 
 
-def _updated(kernel: _Kernel, refs: _Refs, place: _Place, state: Array, index: Any, token: _Token) -> Array:
+def _updated(kernel: Kernel, refs: Refs, place: Place, state: Array, index: Any, token: _Token) -> Array:
     """Return the state after a token, and write the token's output."""
     key, added = _across(kernel, token.key), token.value
     state = state * token.decay
@@ -193,16 +215,16 @@ def _updated(kernel: _Kernel, refs: _Refs, place: _Place, state: Array, index: A
     return state
 
 
-def _across(kernel: _Kernel, vector: Array) -> Array:
+def _across(kernel: Kernel, vector: Array) -> Array:
     """Return the numbers of a key or a query for each column: [H, C]."""
     return plgpu.layout_cast(jax.lax.broadcast_in_dim(vector, (kernel.key_dim, COLUMNS), (0,)), kernel.layout)
 
 
-def _down(kernel: _Kernel, vector: Array) -> Array:
+def _down(kernel: Kernel, vector: Array) -> Array:
     """Return the number of a column for each of its rows: [H, C]."""
     return plgpu.layout_cast(jax.lax.broadcast_in_dim(vector, (kernel.key_dim, COLUMNS), (1,)), kernel.layout)
 
 
-def _load(ref: Any, layout: Any) -> Array:
+def load(ref: Any, layout: Any) -> Array:
     found: Array = plgpu.load(ref, layout=layout, optimized=False)
     return found
