@@ -7,6 +7,7 @@ import contextlib
 import sys
 from collections.abc import Sequence
 
+from jaxserve.errors import ConfigError
 from jaxserve.tools.terminal import client_options
 from jaxserve.tools.terminal.chat import Chat, Conversation
 
@@ -31,6 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, serve_words: Sequence[str]) -> int:
     """Chat until the user ends it; returns 1 if there is no server or a piped question gets no answer, else 0."""
     question = None if sys.stdin.isatty() else client_options.read_stdin()
+    if question is not None and not question.strip():
+        raise ConfigError("no question: standard input is empty, and no terminal")
 
     def work(session: client_options.Session) -> None:
         chat = Chat(

@@ -33,6 +33,8 @@ def run(arguments: argparse.Namespace, serve_words: Sequence[str]) -> int:
     if arguments.text == "-" and sys.stdin.isatty():
         raise ConfigError("no text: `jaxserve complete TEXT`, or pipe it in")
     text = client_options.read_stdin() if arguments.text == "-" else arguments.text
+    if not text:
+        raise ConfigError("no text to continue: it is empty")
 
     def work(session: client_options.Session) -> None:
         deltas = session.remote.stream("/v1/completions", {"model": session.model, "prompt": text})

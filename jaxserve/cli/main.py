@@ -48,8 +48,10 @@ class Parser(argparse.ArgumentParser):
         """Parse all of `words`. Raises ConfigError."""
         arguments, unknown = self.parse_known_args(words)
         if unknown:
-            hint = _hint(unknown[0].split("=")[0], self._flags(), f"`{self.prog} --help` lists the options")
-            raise ConfigError(f"unknown option `{unknown[0]}`; {hint}")
+            help_ = f"`{self.prog} --help` lists the options"
+            if not unknown[0].startswith("-"):
+                raise ConfigError(f"unexpected argument `{unknown[0]}`; {help_}")
+            raise ConfigError(f"unknown option `{unknown[0]}`; {_hint(unknown[0].split('=')[0], self._flags(), help_)}")
         return arguments
 
     def _flags(self) -> list[str]:

@@ -24,7 +24,7 @@ _BEGINNING.maxlist = _BEGINNING.maxtuple = _BEGINNING.maxdict = _BEGINNING.maxst
     _BEGINNING.maxlong
 ) = MAX_ECHOED_CHARS + 1
 _PATH = re.compile(r"^(?P<reason>.*?)(?: - at (?:`key` in )?`\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
-_WORD = re.compile(r"^Invalid enum value '(?P<word>.*)'$", re.DOTALL)
+_WORD = re.compile(r"^Invalid (?:enum )?value '(?P<word>.*)'$", re.DOTALL)
 _INDEX = re.compile(r"\[\d+\]")
 _MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]*)`$")
 _STEP: Final = re.compile(r"[^.\[\]]+|\[[^\]]*\]")
@@ -147,12 +147,15 @@ def invalid_field(
 
 @cache
 def _choices_at(struct: type[msgspec.Struct], path: str) -> tuple[str, ...]:
-    """Return the accepted words of the field at `path`, such as `messages[...].role`; none if it is no choice of words."""
+    """Return the accepted words of the field at `path`, such as `messages[...].role`, or the tags that a union has there.
+
+    Empty if the field takes other values than such words.
+    """
     kinds: list[Type] = [msgspec.inspect.type_info(struct)]
     for step in _STEP.findall(path):
         kinds = [below for kind in kinds for member in _members(kind) for below in _below(member, step)]
     literals = [member for kind in kinds for member in _members(kind) if isinstance(member, LiteralType)]
-    return tuple(str(value) for literal in literals for value in literal.values)
+    return tuple(sorted({str(value) for literal in literals for value in literal.values}))
 
 
 def _members(kind: Type) -> Iterator[Type]:
@@ -170,6 +173,8 @@ def _below(kind: Type, step: str) -> Iterator[Type]:
     """Yield the types of a field or of an item."""
     if isinstance(kind, StructType):
         yield from (field.type for field in kind.fields if field.encode_name == step)
+        if kind.tag_field == step:
+            yield LiteralType((kind.tag,))
     elif step.startswith("[") and isinstance(kind, CollectionType):
         yield kind.item_type
     elif step.startswith("[") and isinstance(kind, DictType):

@@ -331,6 +331,11 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "https://x"}}
         (turns({"type": "tool_result", "tool_use_id": "a"}, "assistant"), "messages[0].content[0]"),
         (turns({"type": "tool_result", "tool_use_id": "a", "content": [IMAGE]}), "content[0].content[0].source.url"),
         (turns({"type": "tool_use", "id": "a", "name": "now", "input": {}}, "assistant"), "messages"),
+        (
+            turns({"type": "document"}),
+            "must be one of 'image', 'text', 'thinking', 'tool_result', 'tool_use', got 'document'",
+        ),
+        (turns(IMAGE | {"source": {"type": "ftp"}}), "must be one of 'base64', 'file', 'url', got 'ftp'"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type=web_search_20250305"),
         ({"tools": [{"name": "now"}]}, "tools[0].input_schema"),
         ({"tools": [TOOLS[0] | {"input_examples": [{}]}]}, "tools[0].input_examples"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 import threading
@@ -60,6 +61,7 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
     [
         (["srve"], "unknown command `srve`; did you mean `serve`?"),
         (["serve", "--max-num-seq", "3"], "unknown option `--max-num-seq`; did you mean `--max-num-seqs`?"),
+        (["serve", "a", "b"], "unexpected argument `b`; `jaxserve serve --help` lists the options"),
         (["serve", "m", "--port", "x"], "--port 'x': expected an integer, at least 0 and at most 65535"),
         (["serve", "--port"], "argument --port: expected one argument"),
         (
@@ -117,3 +119,19 @@ def test_reference_pages_are_fresh() -> None:
     folder = ROOT / "docs/reference"
     for name, text in pages(folder).items():
         assert (folder / name).read_text(encoding="utf-8") == text, "run `make docs`"
+
+
+@pytest.mark.parametrize(
+    ("command", "piped", "message"),
+    [
+        ("chat", b"", "no question: standard input is empty, and no terminal"),
+        ("chat", b" \n", "no question: standard input is empty, and no terminal"),
+        ("complete", b"", "no text to continue: it is empty"),
+    ],
+)
+def test_nothing_is_asked_of_a_server_if_nothing_is_piped_in(
+    command: str, piped: bytes, message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(piped)))
+    assert main([command, "--url", "http://127.0.0.1:1"]) == 2
+    assert capsys.readouterr().err == f"jaxserve: error: {message}\n"
