@@ -186,24 +186,24 @@ def read_mtp_layer(path: Path) -> tuple[DecoderConfig, Checkpoint | None]:
     return _named(path, own, {}), None
 
 
-def read_eagle_head(path: Path) -> tuple[DecoderConfig, Checkpoint | None]:
-    """Return the EAGLE-3 head at `path` as a decoder of one layer, and its checkpoint, reading headers only.
+def read_eagle_head(path: Path) -> tuple[DecoderConfig, Checkpoint]:
+    """Return the EAGLE-3 head at `path` as a decoder of one layer, and its checkpoint, reading headers only. Raises CheckpointError
+    in one line."""
+    checkpoint = open_eagle_head(path, families())
+    return replace(decoder_of(checkpoint), eagle=eagle_config(read_config(path))[1]), checkpoint
 
-    The checkpoint is None for a directory with only config.json. Raises CheckpointError in one line.
-    """
+
+def read_draft(path: Path) -> DecoderConfig:
+    """Return the config of the draft model or EAGLE-3 head at `path`, which needs no weights. Raises CheckpointError in one line."""
+    if not is_eagle_head(path):
+        return read_decoder(path)[0]
+    if any(path.glob("*.safetensors")):
+        return read_eagle_head(path)[0]
     try:
         own, head = eagle_config(read_config(path))
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    if not any(path.glob("*.safetensors")):
-        return replace(_named(path, own, {}), eagle=head), None
-    checkpoint = open_eagle_head(path, families())
-    return replace(decoder_of(checkpoint), eagle=head), checkpoint
-
-
-def read_draft(path: Path) -> DecoderConfig:
-    """Return the config of the draft model or EAGLE-3 head at `path`, reading headers only. Raises CheckpointError in one line."""
-    return (read_eagle_head if is_eagle_head(path) else read_decoder)(path)[0]
+    return replace(_named(path, own, {}), eagle=head)
 
 
 def read_model_config(path: Path) -> tuple[DecoderConfig | EncoderConfig, Checkpoint | None]:

@@ -27,6 +27,7 @@ from jaxserve.models.registry import read_decoder
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.limits import num_planned_drafts
 from jaxserve.runner.speculation.model import check_draft_model, make_draft_model
+from tests.models.eagle_head import write_head
 from tests.models.goldens import golden_checkpoint, mtp_golden
 
 TARGET, DRAFT, HYBRID = (golden_checkpoint(name).path for name in ("mistral_sliding_tiny", "smollm2_tiny", "lfm2_tiny"))
@@ -180,6 +181,8 @@ def test_a_draft_model_needs_the_same_tokenizer(tmp_path: Path) -> None:
     assert with_draft_path(settings(), TARGET).scheduler.speculative_model == str(DRAFT)
     plain = Config(model=ModelConfig(model=str(TARGET)))
     assert with_draft_path(plain, TARGET) is plain
+    head = write_head(tmp_path / "head", TARGET)  # its tokens are numbers of the model's
+    assert with_draft_path(settings(head), TARGET).scheduler.speculative_model == str(head)
     other = tmp_path / "other"
     shutil.copytree(DRAFT, other)
     change_token(other, "!", '"')

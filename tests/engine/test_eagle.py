@@ -16,7 +16,8 @@ from tests.engine.image_reader import Reader, limits
 from tests.engine.model_engine import ModelEngine, request
 from tests.engine.test_image_speculation import check_tokens
 from tests.engine.test_speculation import check_drafts_change_nothing
-from tests.models.eagle_head import NumpyHead, write_head
+from tests.models.certain_predictor import RING, certain_predictor
+from tests.models.eagle_head import NumpyHead, write_certain_head, write_head
 from tests.models.eagle_pair import EaglePair
 from tests.models.goldens import DATA, golden_checkpoint
 
@@ -106,6 +107,22 @@ def test_drafts_are_those_of_the_head_in_numpy(served: Served) -> None:
             assert state.arrays.drafts is not None
             rows = [row[1:].tolist() for row in np.asarray(state.arrays.drafts) if row[0] == len(prompt) + 1]
             assert expected in rows, (options, others)
+
+
+def test_a_head_that_must_be_right_has_every_draft_accepted(tmp_path: Path) -> None:
+    """Its drafts are tokens of its own vocabulary, and it continues from its own output."""
+    target = certain_predictor(tmp_path / "model", "token")
+    head = write_certain_head(tmp_path / "head", target)
+    engine = ModelEngine(target, draft_model=head, num_speculative_tokens=NUM_DRAFTS)
+    prompts = [list(np.resize(np.roll(RING, -i), 37)) for i in range(2)]
+    for options in ({}, {"overlap": False}, {"max_num_batched_tokens": 7}):
+        engine.restart(num_speculative_tokens=NUM_DRAFTS, **options)  # type: ignore[arg-type]
+        for _ in range(2):  # the second time, the prompt is found in the prefix cache
+            found = engine.run([request(str(i), prompt, max_tokens=41) for i, prompt in enumerate(prompts)])
+            for i, result in enumerate(found.values()):
+                assert result.token_ids == list(np.resize(np.roll(RING, -i - 37), 41))
+        assert engine.num_accepted_tokens == engine.num_draft_tokens > 100
+    engine.close()
 
 
 def test_a_head_of_a_model_that_reads_images_changes_no_token(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxserve.checkpoint.safetensors_file import open_safetensors
+from tests.models.certain_predictor import RING
 from tests.unit.checkpoint.checkpoint_files import write_safetensors
 
 HeadForm = Literal["original", "speculators"]
@@ -20,7 +21,14 @@ VOCAB_SIZE: Final = 96
 """Tokens of the heads."""
 
 
-def write_head(folder: Path, target: Path, form: HeadForm = "original", *, seed: int = 0, **options: Any) -> Path:
+def write_head(
+    folder: Path,
+    target: Path,
+    form: HeadForm = "original",
+    *,
+    tapped: tuple[int, ...] = TAPPED,
+    **options: Any,
+) -> Path:
     """Write a random head for the model at `target` and return its folder. options: further keys of the config."""
     folder.mkdir(parents=True)
     model = json.loads((target / "config.json").read_text(encoding="utf-8"))
@@ -50,13 +58,13 @@ def write_head(folder: Path, target: Path, form: HeadForm = "original", *, seed:
             "architectures": ["Eagle3DraftModel"],
             "speculators_model_type": "eagle3",
             "transformer_layer_config": {**layer, "layer_types": ["full_attention"]},
-            ids: list(TAPPED),
+            ids: list(tapped),
         }
     else:
         config = {"architectures": ["LlamaForCausalLMEagle3"], **layer, **config}
-        config["eagle_config"] = {ids: [each - 1 for each in TAPPED]}
+        config["eagle_config"] = {ids: [each - 1 for each in tapped]}
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    tensors = _random_tensors(layer, model["hidden_size"], config, np.random.default_rng(seed))
+    tensors = _random_tensors(layer, model["hidden_size"], config, np.random.default_rng(0))
     old = "layers.0." if form == "speculators" else "midlayer."
     write_safetensors(
         folder / "model.safetensors", {name.replace("layers.0.", old): value for name, value in tensors.items()}
@@ -75,9 +83,9 @@ def _random_tensors(
         "layers.0.self_attn.k_proj": (kv_heads, 2 * dim),
         "layers.0.self_attn.v_proj": (kv_heads, 2 * dim),
         "layers.0.self_attn.o_proj": (dim, heads),
-        "layers.0.mlp.gate_proj": (40, dim),
-        "layers.0.mlp.up_proj": (40, dim),
-        "layers.0.mlp.down_proj": (dim, 40),
+        "layers.0.mlp.gate_proj": (layer["intermediate_size"], dim),
+        "layers.0.mlp.up_proj": (layer["intermediate_size"], dim),
+        "layers.0.mlp.down_proj": (dim, layer["intermediate_size"]),
         "lm_head": (config["draft_vocab_size"], dim),
         "embed_tokens": (layer["vocab_size"], dim),
     }
@@ -97,6 +105,43 @@ def _random_tensors(
     tokens = np.sort(rng.permutation(layer["vocab_size"])[: config["draft_vocab_size"]])
     tensors["d2t"] = (tokens - np.arange(len(tokens))).astype(np.int64)
     return tensors
+
+
+def write_certain_head(folder: Path, target: Path) -> Path:
+    """Write a head that is always right for the model at `target`, of `certain_predictor`, and return its folder.
+
+    It begins from the embedding of the token, and its feed-forward block turns the direction of each token of the ring to that of the
+    next one: the gate is the same for all of them.
+    """
+    model = open_safetensors(target / "model.safetensors")
+    embedding = np.asarray(model.read("model.embed_tokens.weight"), np.float64)
+    dim = embedding.shape[1]
+    write_head(folder, target, "speculators", tapped=(0, 1, 2), layer={"intermediate_size": dim})
+    stored = open_safetensors(folder / "model.safetensors")
+    tensors = {name: np.array(stored.read(name)).astype(np.float32) for name in stored.tensors if name != "d2t"}
+    ring = np.array(RING)
+    directions = embedding[ring]  # (M, D), orthonormal
+    gate = 4.0
+    turned = np.roll(directions, -1, 0).T @ directions - directions.T @ directions
+    parts = {
+        "fc": np.concatenate([np.eye(dim), np.zeros((dim, 2 * dim))], 1),
+        "layers.0.mlp.gate_proj": np.tile(gate / dim**0.5 * directions.sum(0), (dim, 1)),
+        "layers.0.mlp.up_proj": np.eye(dim),
+        "layers.0.mlp.down_proj": turned / (dim**0.5 * gate / (1 + np.exp(-gate))),
+    }
+    for name, tensor in tensors.items():
+        if "norm" in name:
+            tensor[:] = 1
+        elif name.endswith("o_proj.weight"):
+            tensor[:] = 0
+        elif name.removesuffix(".weight") in parts:
+            tensor[:] = parts[name.removesuffix(".weight")]
+    tokens = np.arange(ring[0], ring[0] + len(tensors["lm_head.weight"]))  # the ring, and others
+    tensors["lm_head.weight"][:] = 0.02
+    tensors["lm_head.weight"][np.roll(ring, -1) - tokens[0]] = directions
+    whole = tensors | {"d2t": (tokens - np.arange(len(tokens))).astype(np.int64)}
+    write_safetensors(folder / "model.safetensors", whole)
+    return folder
 
 
 class NumpyHead:

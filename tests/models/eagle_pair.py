@@ -33,7 +33,6 @@ class EaglePair:
         """layers: tapped layers; None: those of the head."""
         config = Config(model=ModelConfig(model=str(target), dtype="float32"), scheduler=SchedulerConfig())
         checkpoint, (head, head_checkpoint) = open_model(target), read_eagle_head(path)
-        assert head_checkpoint is not None
         decoder = decoder_of(checkpoint)
         decoder = (
             with_tapped_layers(config, decoder, head) if layers is None else replace(decoder, tapped_layers=layers)

@@ -109,7 +109,7 @@ def keep_layers(folder: Path, count: int) -> None:
 def test_both_forms_describe_the_same_head(tmp_path: Path, form: HeadForm) -> None:
     path = write_head(tmp_path / "head", TARGET, form)
     head, checkpoint = read_eagle_head(path)
-    assert head.eagle is not None and checkpoint is not None
+    assert head.eagle is not None
     assert (head.num_layers, head.vocab_size, head.eagle.layers) == (1, VOCAB_SIZE, TAPPED)
     assert "model.embed_tokens.weight" not in checkpoint.tensors
     assert {"model.d2t", "model.fc.weight", "lm_head.weight", "model.layers.0.hidden_norm.weight"} < set(
@@ -156,10 +156,22 @@ def test_heads_that_are_not_served_are_refused_in_one_line(
     config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     config |= options.pop("layer", {}) | options
     (path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    with pytest.raises(CheckpointError, match=message) as error:
+    for read in (read_eagle_head, read_draft):
+        with pytest.raises(CheckpointError, match=message) as error:
+            read(path)
+        assert "\n" not in str(error.value)
+        assert str(path) in str(error.value)
+    (path / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match=message):
+        read_draft(path)
+
+
+def test_a_head_in_a_pickle_file_is_refused_when_its_weights_are_needed(tmp_path: Path) -> None:
+    path = head_of(tmp_path)
+    (path / "model.safetensors").rename(path / "pytorch_model.bin")
+    assert read_draft(path).eagle is not None
+    with pytest.raises(CheckpointError, match="has only pickle weights; convert to safetensors"):
         read_eagle_head(path)
-    assert "\n" not in str(error.value)
-    assert str(path) in str(error.value)
 
 
 def test_a_head_of_another_model_is_refused(tmp_path: Path) -> None:
