@@ -16,6 +16,7 @@ from jaxserve_kernels.backend import NATIVE, Backend
 from jaxtyping import Array, Float, Int
 
 from jaxserve.layers.cache import ArrayShape, Cache, CacheShapes, assemble, read_pages, write_pages
+from jaxserve.runner.host.cores import num_cores
 from jaxserve.runner.images.encoder import ImageShape
 from jaxserve.runner.page_tables import SentTables
 from jaxserve.runner.slots import MASKS_AT_ONCE, mask_rows, slot_row
@@ -226,7 +227,7 @@ class DeviceState:
         """
         self._provides_memory = self._shapes.backend in NATIVE
         if self._provides_memory:
-            self._provider = native.MemoryProvider(jax.tree.leaves(self.arrays.cache))
+            self._provider = native.MemoryProvider(jax.tree.leaves(self.arrays.cache), num_cores())
 
     def init_slots(self, inits: Sequence[SlotInit], masks: Sequence[Mask]) -> None:
         """Write the rows of requests that take their slots, then the token masks of some slots."""

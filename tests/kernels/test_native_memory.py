@@ -6,13 +6,14 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxserve_kernels import native
-from jaxserve_kernels.native.memory import PAUSES_PER_PIECE, PIECE_BYTES, provide_pieces
+from jaxserve_kernels.native.memory import PIECE_BYTES, pauses_per_piece, provide_pieces
 
 pytestmark = pytest.mark.skipif(native.register() is None, reason="the native kernels are not built")
 
@@ -86,7 +87,7 @@ class Recorder:
 def test_thread_that_provides_memory_has_the_priority_of_the_others() -> None:
     """Locks of the process would otherwise be held by a thread that does not get a processor for seconds."""
     recorder = Recorder()
-    native.MemoryProvider([jnp.zeros((8 << 20,), jnp.uint8)], recorder).join()
+    native.MemoryProvider([jnp.zeros((8 << 20,), jnp.uint8)], populate=recorder).join()
     assert len(recorder.pieces) >= 3
     assert recorder.priorities == {os.getpriority(os.PRIO_PROCESS, threading.get_native_id())}
 
@@ -104,9 +105,31 @@ def test_whole_pieces_are_provided_with_pauses_in_proportion_to_their_time() -> 
         return False
 
     spans = [(5 * PIECE_BYTES - 1, 2 * PIECE_BYTES + 1), (0, PIECE_BYTES - 1), (8 * PIECE_BYTES, PIECE_BYTES)]
-    provide_pieces(spans, populate, pause, lambda: now_s)
+    provide_pieces(spans, populate, pause, 4.0, lambda: now_s)
     assert recorder.pieces == [5 * PIECE_BYTES, 6 * PIECE_BYTES, 8 * PIECE_BYTES]
-    assert pauses == [PAUSES_PER_PIECE * seconds for seconds in (1, 2, 3)]
+    assert pauses == [4.0 * seconds for seconds in (1, 2, 3)]
+
+
+def test_time_in_which_the_thread_waits_makes_no_pause_longer() -> None:
+    """A thread that waits for the interpreter's lock, or for a processor, does no work."""
+    pauses = list[float]()
+
+    def populate(address: int, size: int) -> bool:
+        time.sleep(0.05)
+        return True
+
+    def pause(seconds: float) -> bool:
+        pauses.append(seconds)
+        return False
+
+    provide_pieces([(0, 4 * PIECE_BYTES)], populate, pause)
+    assert len(pauses) == 4
+    assert sum(pauses) < 4 * 0.05
+
+
+def test_the_thread_takes_a_twentieth_of_all_processors_and_at_most_half_of_one() -> None:
+    shares = {count: 1 / (1 + pauses_per_piece(count)) for count in (1, 2, 4, 10, 64)}
+    assert shares == {1: 0.1, 2: 0.1, 4: 0.2, 10: 0.5, 64: 0.5}
 
 
 def test_array_whose_memory_is_gone_does_not_end_the_others() -> None:
@@ -128,7 +151,7 @@ def test_stopped_provider_touches_no_further_piece() -> None:
         assert provider._is_stopped.wait(60)
         return recorder(address, size)
 
-    provider = native.MemoryProvider([jnp.zeros((16 << 20,), jnp.uint8)], populate)
+    provider = native.MemoryProvider([jnp.zeros((16 << 20,), jnp.uint8)], populate=populate)
     is_made.set()
     provider.stop()
     assert len(recorder.pieces) == 1

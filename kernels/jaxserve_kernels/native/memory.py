@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,8 +15,10 @@ _MADV_POPULATE_WRITE: Final = 23
 """Linux 5.14: provide the pages as writing to them would, but leave what is in them."""
 PIECE_BYTES: Final = 2 << 20
 """A page of the large kind. Other threads that map memory wait for no more than that."""
-PAUSES_PER_PIECE: Final = 9
-"""The thread pauses nine times as long as a piece took, so it takes a tenth of one processor."""
+_PROCESSORS_PER_THREAD: Final = 20
+"""The thread takes a twentieth of all processors: a tenth of one of two, half of one of ten."""
+_MOST_PAUSES: Final = 9.0
+_LEAST_PAUSES: Final = 1.0
 
 
 def untouched_zeros(*arrays: jax.ShapeDtypeStruct) -> Sequence[jax.Array]:
@@ -24,20 +27,34 @@ def untouched_zeros(*arrays: jax.ShapeDtypeStruct) -> Sequence[jax.Array]:
     return made
 
 
+@functools.cache
+def _madvise() -> Callable[[int, int, int], int]:
+    madvise: Callable[[int, int, int], int] = ctypes.CDLL(None).madvise
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)  # type: ignore[attr-defined]
+    return madvise
+
+
 def _populate(address: int, size: int) -> bool:
     """Provide the pages of this memory; return False if the kernel is older than 5.14 or the memory is gone."""
-    madvise = ctypes.CDLL(None).madvise
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    return bool(madvise(address, size, _MADV_POPULATE_WRITE) == 0)
+    return _madvise()(address, size, _MADV_POPULATE_WRITE) == 0
+
+
+def pauses_per_piece(num_processors: int) -> float:
+    """Return how many times as long as it worked on a piece the thread pauses after it, beside so many processors."""
+    return min(_MOST_PAUSES, max(_LEAST_PAUSES, _PROCESSORS_PER_THREAD / num_processors - 1))
 
 
 def provide_pieces(
     spans: Sequence[tuple[int, int]],
     populate: Callable[[int, int], bool],
     pause: Callable[[float], bool],
-    clock: Callable[[], float] = time.perf_counter,
+    num_pauses: float = _MOST_PAUSES,
+    clock: Callable[[], float] = time.thread_time,
 ) -> None:
-    """Provide memory piece by piece, and pause after each for `PAUSES_PER_PIECE` times as long as it took.
+    """Provide memory piece by piece, and pause after each for `num_pauses` times as long as it took.
+
+    Only the thread's own processor time counts: in a busy process it waits much longer for the interpreter's lock than it works, and
+    pauses in proportion to that would make minutes of seconds.
 
     spans: address and size in bytes of each array; what is no whole piece at its ends is left out.
     populate: provides the pages of (address, size); returns False if it cannot, which ends a span.
@@ -49,7 +66,7 @@ def provide_pieces(
             started_s = clock()
             if not populate(start, PIECE_BYTES):
                 break
-            if pause(PAUSES_PER_PIECE * (clock() - started_s)):
+            if pause(num_pauses * (clock() - started_s)):
                 return
 
 
@@ -61,14 +78,19 @@ class MemoryProvider:
     wait for seconds until it runs again. Short pieces with pauses keep its share of a processor small instead.
     """
 
-    def __init__(self, arrays: Sequence[jax.Array], populate: Callable[[int, int], bool] = _populate) -> None:
+    def __init__(
+        self,
+        arrays: Sequence[jax.Array],
+        num_processors: int = 1,
+        populate: Callable[[int, int], bool] = _populate,
+    ) -> None:
         """Start the thread. It reads and changes nothing: arrays may be written or donated meanwhile.
 
-        populate: as in `provide_pieces`.
+        num_processors: those of the process, of which the thread takes its share. populate: as in `provide_pieces`.
         """
         self._is_stopped = threading.Event()
         spans = [(array.unsafe_buffer_pointer(), array.nbytes) for array in arrays]
-        arguments = (spans, populate, self._is_stopped.wait)
+        arguments = (spans, populate, self._is_stopped.wait, pauses_per_piece(num_processors))
         self._thread = threading.Thread(target=provide_pieces, args=arguments, name="provide memory", daemon=True)
         self._thread.start()
 

@@ -104,7 +104,8 @@ def providers(monkeypatch: pytest.MonkeyPatch) -> list[CheckedProvider]:
     """Return the providers that a test makes, in order."""
     made: list[CheckedProvider] = []
 
-    def make(arrays: list[jax.Array]) -> CheckedProvider:
+    def make(arrays: list[jax.Array], num_processors: int) -> CheckedProvider:
+        assert num_processors >= 1
         made.append(CheckedProvider(arrays))
         return made[-1]
 
