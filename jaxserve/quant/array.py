@@ -11,6 +11,8 @@ import ml_dtypes
 import numpy as np
 from jaxserve_kernels.tpu_words import LANES, UNIT
 
+from jaxserve.quant.tensor import scaled
+
 if TYPE_CHECKING:
     from jaxserve.quant.format import Format
 
@@ -18,6 +20,9 @@ T = TypeVar("T")
 R = TypeVar("R")
 Axes = tuple[str | None, ...]
 """The logical axis of each dimension."""
+
+Ranges = tuple[range, ...]
+"""A part of an array: a range of each dimension."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,24 @@ class QuantArray(Generic[T]):
         """Return `[out, in]` weights in a float dtype. Only for arrays on the host."""
         host: QuantArray[Any] = self
         return self.format.dequantize(host)
+
+    def columns(self, inputs: range, num_inputs: int) -> QuantArray[Any] | None:
+        """See `QuantizedTensor.columns`. Only for one matrix on the host."""
+        host: QuantArray[Any] = self
+        parts = [
+            range(array.shape[-1])
+            if array.ndim == 1 or array is host.matrix_scales
+            else scaled(inputs, num_inputs, array.shape[1])
+            for array in host.arrays
+        ]
+        if any(part is None for part in parts):
+            return None
+        cut = [
+            array[..., part.start : part.stop]
+            for array, part in zip(host.arrays, parts, strict=True)
+            if part is not None
+        ]
+        return host.with_arrays(cut)
 
     def __getitem__(self, index: Any) -> QuantArray[Any]:
         arrays: tuple[Any, ...] = self.arrays

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -15,6 +17,19 @@ if TYPE_CHECKING:
 
 Host = QuantArray[np.ndarray]
 """A matrix in host memory: outputs are the first dimension of every array."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """A way to cut a device's part of a matrix from a checkpoint's quantised tensor, of which no more is read."""
+
+    takes: Callable[[Tensor], bool]
+    """True for tensors of which some outputs, and some inputs that are whole blocks or groups, become the same part of the matrix, whatever the
+    rest is."""
+    outputs_axis: int = 0
+    """Axis of the outputs in the values of one matrix on a device."""
+    of_share: Format | None = None
+    """Format of the part if devices split the inputs; None: that of the matrix."""
 
 
 class Format(ABC):
@@ -34,6 +49,8 @@ class Format(ABC):
     is_by_row: ClassVar[bool] = False
     """True if outputs are stored one by one, in their order: a part of the outputs is then made from that part of the
     tensor."""
+    cutting: Cutting | None = None
+    """Way to cut parts of a matrix from a checkpoint's quantised tensors; None: `is_by_row`, or only the whole matrix is read."""
     keeps_blocks: ClassVar[bool] = False
     """True if matrices keep the blocks of a GGUF file: only such files can be served so."""
     only_experts: ClassVar[bool] = False

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from jaxserve_kernels.block_kinds import BLOCK_KINDS
 
-from jaxserve.quant.tensor import TensorInfo
+from jaxserve.quant.tensor import TensorInfo, scaled
 
 _CHUNK_ELEMENTS: Final = 1 << 18
 """Elements dequantised at a time: temporaries stay in cache, and the peak is the result plus a few MB."""
@@ -32,6 +32,13 @@ class StoredBlocks:
 
     def __getitem__(self, index: Any) -> StoredBlocks:
         return replace(self, blocks=self.blocks[index])
+
+    def columns(self, inputs: range, num_inputs: int) -> StoredBlocks | None:
+        """See `QuantizedTensor.columns`."""
+        blocks = scaled(inputs, num_inputs, num_inputs // self.block_inputs)
+        if blocks is None:
+            return None
+        return replace(self, blocks=self.blocks[:, blocks.start * self.block_bytes : blocks.stop * self.block_bytes])
 
     def dequantize(self) -> np.ndarray:
         """Return `[out, in]` in float32."""

@@ -30,6 +30,10 @@ class QuantizedTensor(Protocol):
         """Index the first dimensions: a matrix of a stack, or rows of a matrix."""
         ...
 
+    def columns(self, inputs: range, num_inputs: int) -> QuantizedTensor | None:
+        """Return the weights of some inputs of all; None if these end within a block or group of inputs, or a byte."""
+        ...
+
     def dequantize(self) -> np.ndarray:
         """Return `[out, in]` weights in a float dtype."""
         ...
@@ -37,6 +41,13 @@ class QuantizedTensor(Protocol):
 
 Tensor = np.ndarray | QuantizedTensor
 """A tensor of a checkpoint."""
+
+
+def scaled(part: range, size: int, to_size: int) -> range | None:
+    """Return the part of an axis of `to_size` that is this part of one of `size`; None if it does not begin and end at whole numbers."""
+    if part.start * to_size % size or part.stop * to_size % size:
+        return None
+    return range(part.start * to_size // size, part.stop * to_size // size)
 
 
 def as_floats(tensor: Tensor) -> np.ndarray:

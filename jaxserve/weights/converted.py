@@ -16,11 +16,11 @@ from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.zarr_arrays import ZarrArrays
 from jaxserve.errors import CheckpointError, shown
 from jaxserve.models.skeleton import AnySkeleton, LeafSpec, ModelSkeleton
-from jaxserve.quant.array import ArraySpec
+from jaxserve.quant.array import ArraySpec, Ranges
 from jaxserve.quant.kv_scales import is_kv_scale
 from jaxserve.quant.tensor import TensorInfo
 from jaxserve.sharding.mesh import Sharding
-from jaxserve.weights.parts import Ranges, parts_by_device, slices
+from jaxserve.weights.parts import parts_by_device, slices
 
 T = TypeVar("T")
 

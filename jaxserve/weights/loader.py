@@ -23,11 +23,12 @@ from jaxserve.checkpoint.vision_names import VISION
 from jaxserve.errors import CheckpointError
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import AnySkeleton, LeafSpec, ModelSkeleton
+from jaxserve.quant.array import Ranges
 from jaxserve.quant.kv_scales import is_kv_scale
 from jaxserve.sharding.mesh import Sharding
 from jaxserve.weights.converted import restore_arrays
 from jaxserve.weights.in_parallel import in_parallel
-from jaxserve.weights.parts import Ranges, copy_to, copy_to_all, parts_by_device, slices
+from jaxserve.weights.parts import copy_to, copy_to_all, parts_by_device, slices
 from jaxserve.weights.reader import TensorReader, kv_copies
 
 Progress = Callable[[int, int, str], None]
@@ -49,7 +50,7 @@ def load_params(
     """Return the skeleton's arrays on the devices, in its order. Scales that are to be measured are 1.
 
     Only what this process's devices hold is read, where the format stores outputs one by one (`Format.is_by_row`) and
-    the checkpoint stores tensors plainly. on_read: called with the stored bytes of each part that is read.
+    the checkpoint stores tensors plainly, or where both have the same blocks or groups (`Format.cutting`). on_read: called with the stored bytes of each part that is read.
 
     Raises CheckpointError for a missing, unexpected or misshaped tensor before anything is read.
     """
@@ -155,7 +156,7 @@ def _load_leaf(leaf: LeafSpec, reader: TensorReader, places: Sequence[NamedShard
     made: dict[Ranges, tuple[np.ndarray, ...]] = {}
     whole: tuple[np.ndarray, ...] | None = None
     for device, ranges in held[0].items():
-        arrays = made.get(ranges) or (reader.part(leaf, ranges) if leaf.is_by_row else None)
+        arrays = made.get(ranges) or reader.part(leaf, [parts[device] for parts in held])
         if arrays is None:
             whole = whole or leaf.assemble(reader.read(name, rows) for name, rows in leaf.sources)
             arrays = tuple(array[slices(parts[device])] for array, parts in zip(whole, held, strict=True))

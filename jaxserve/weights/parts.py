@@ -7,9 +7,7 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from jaxserve.checkpoint.memory import aligned_empty
-
-Ranges = tuple[range, ...]
-"""A part of an array: a range of each dimension."""
+from jaxserve.quant.array import Ranges
 
 
 def parts_by_device(place: NamedSharding, shape: tuple[int, ...]) -> dict[jax.Device, Ranges]:

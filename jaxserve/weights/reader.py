@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import ml_dtypes
@@ -16,10 +16,10 @@ from jaxserve.layers.rope import row_order
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.skeleton import LeafSpec
-from jaxserve.quant.array import ArraySpec, QuantArray
+from jaxserve.quant.array import ArraySpec, QuantArray, Ranges
 from jaxserve.quant.kv_scales import is_kv_scale
-from jaxserve.quant.tensor import Tensor
-from jaxserve.weights.parts import Ranges
+from jaxserve.quant.tensor import Tensor, as_floats
+from jaxserve.weights.share import Share, share_of
 
 _ROTATED: Final = ("q_proj", "k_proj", "q_norm", "k_norm")
 _OF_KV_HEADS: Final = ("k_proj", "v_proj")
@@ -54,11 +54,31 @@ class TensorReader:
             self._query_order = np.concatenate([self._order, gates])
         self._on_read = on_read
 
-    def part(self, leaf: LeafSpec, ranges: Ranges) -> tuple[np.ndarray, ...] | None:
+    def part(self, leaf: LeafSpec, held: Sequence[Ranges]) -> tuple[np.ndarray, ...] | None:
         """Return one device's part of each array of a leaf; None if only the whole leaf can be assembled.
 
-        ranges: the part of the first array.
+        held: these parts.
         """
+        return self._rows(leaf, held[0]) if leaf.is_by_row else self._region(leaf, held)
+
+    def _region(self, leaf: LeafSpec, held: Sequence[Ranges]) -> tuple[np.ndarray, ...] | None:
+        """See `part`, of a matrix that the checkpoint stores in the blocks or groups of its format."""
+        share = share_of(leaf, held)
+        found = None if share is None else share.leaf.part(share.experts, share.outputs)
+        if share is None or found is None or not all(self._is_cut(share, name) for name, _ in found[1]):
+            return None
+        return found[0].assemble(self.read(name, rows, share.inputs) for name, rows in found[1])
+
+    def _is_cut(self, share: Share, name: str) -> bool:
+        """Return True if the part's inputs of a stored tensor are kept as they are."""
+        if not self._checkpoint.tensors[name].is_quantized:
+            return False
+        tensor = self._checkpoint.read(name)
+        assert not isinstance(tensor, np.ndarray), "it is quantised"
+        return share.cutting.takes(tensor) and tensor.columns(share.inputs, share.leaf.shape[-1]) is not None
+
+    def _rows(self, leaf: LeafSpec, ranges: Ranges) -> tuple[np.ndarray, ...] | None:
+        """See `part`, of a leaf of rows that are stored one by one. ranges: the part of the first array."""
         experts, own = (None, ranges) if leaf.num_experts is None else (ranges[0], ranges[1:])
         found = leaf.part(experts, own[0])
         if found is None:
@@ -99,11 +119,10 @@ class TensorReader:
         if len(rows) < info.shape[0]:
             tensor = tensor[rows.start : rows.stop]
         if columns is not None and len(columns) < info.shape[1]:
-            if isinstance(tensor, np.ndarray):
+            own = None if isinstance(tensor, np.ndarray) else tensor.columns(columns, info.shape[1])
+            if own is not None or isinstance(tensor, np.ndarray):
                 fraction *= len(columns) / info.shape[1]
-            else:
-                tensor = tensor.dequantize()
-            tensor = tensor[:, columns.start : columns.stop]
+            tensor = as_floats(tensor)[:, columns.start : columns.stop] if own is None else own
         if order is not None:
             tensor = tensor[(np.arange(0, len(rows), step)[:, None] + order).ravel()]
         if isinstance(tensor, QuantArray) and _has_nan(tensor.values):

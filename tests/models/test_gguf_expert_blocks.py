@@ -138,7 +138,7 @@ def test_the_plan_counts_the_bytes_of_the_file(path: Path, device: str) -> None:
     config = Config(model=ModelConfig(model="any", quantization=KEPT))
     planned = model_sizes(config, decoder, find_device(device)).weights_bytes
     of_file = sum(info.num_stored_bytes for info in checkpoint.tensors.values())
-    assert of_file < planned < 1.05 * of_file
+    assert of_file < planned < 1.1 * of_file, "words of matrices as small as these are padded by up to 8 %"
 
 
 @pytest.mark.slow

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -12,7 +12,7 @@ from jaxserve_kernels.tpu_words import LANES, UNIT, num_words, pack_blocks, set_
 
 from jaxserve.errors import CheckpointError
 from jaxserve.quant.array import ArraySpec, MatrixSpec, QuantArray
-from jaxserve.quant.format import Format, Host
+from jaxserve.quant.format import Cutting, Format, Host
 from jaxserve.quant.formats import none
 from jaxserve.quant.stored_blocks import StoredBlocks
 from jaxserve.quant.tensor import Tensor
@@ -88,6 +88,7 @@ class BlockFormat(Format):
 
     def __init__(self, layout: _Layout | None = None) -> None:
         self._own_layout = layout
+        self.cutting = None if layout is None else _cutting(type(self), layout)
 
     def __repr__(self) -> str:
         return self.name if self._own_layout is None else f"{self.name} {self._layout.kind.name}"
@@ -186,6 +187,17 @@ class BlockFormat(Format):
 @cache
 def _with_layout(cls: type[BlockFormat], layout: _Layout) -> BlockFormat:
     return cls(layout)
+
+
+def _cutting(cls: type[BlockFormat], layout: _Layout) -> Cutting:
+    """Return how parts are cut from blocks of the same type; words of a part have their own scales after their codes."""
+    is_split = layout.num_word_shares > 1
+    of_share = _with_layout(cls, replace(layout, num_word_shares=1)) if is_split else None
+    return Cutting(partial(_has_kind, layout.kind.name), int(layout.num_word_shares > 0), of_share)
+
+
+def _has_kind(name: str, tensor: Tensor) -> bool:
+    return isinstance(tensor, StoredBlocks) and tensor.kind == name
 
 
 def _fits(kind: BlockKind, spec: MatrixSpec) -> bool:

@@ -29,6 +29,7 @@ _PER_WORD: Final = 8
 _MIDDLE: Final = 8
 _IN_ORDER: Final = tuple(range(_PER_WORD))
 _EVEN_FIRST: Final = (0, 2, 4, 6, 1, 3, 5, 7)
+_EVERYTHING: Final = (slice(None), slice(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +50,21 @@ class PackedMatrix:
         parts = (self.numbers, self.scales, self.zeros)
         return sum(part.num_stored_bytes for part in parts if part is not None)
 
-    def read_numbers(self, read: Read) -> np.ndarray:
-        """Return int8 [O, I] from -8 to 7."""
+    def read_numbers(self, read: Read, outputs: range | None = None, inputs: range | None = None) -> np.ndarray:
+        """Return int8 [O, I] from -8 to 7: of some outputs and inputs, None being all. Only the words that hold them are read."""
         packed = read(self.numbers.name)
+        own = range(self.shape[0]) if outputs is None else outputs, range(self.shape[1]) if inputs is None else inputs
         match self.layout.method:
             case "compressed-tensors":
-                numbers = _unpacked(packed, 1)
+                numbers = _part(packed, own, 1)
             case "gptq":
-                numbers = _unpacked(packed, 0).T
+                numbers = _part(packed, own[::-1], 0).T
             case "awq":
-                numbers = _unpacked(packed, 1, _EVEN_FIRST).T
+                numbers = _part(packed, own[::-1], 1, _EVEN_FIRST).T
         return numbers - np.int8(_MIDDLE)
 
-    def read_scales(self, read: Read) -> np.ndarray:
-        """Return float32 [O, G]; check what config.json says of the matrix's other tensors."""
+    def read_scales(self, read: Read, part: tuple[slice, slice] = _EVERYTHING) -> np.ndarray:
+        """Return float32 [O, G]; check what config.json says of the matrix's other tensors. part: outputs and groups."""
         zeros, groups = self.zeros, self.groups_of_inputs
         if zeros is not None and not self.layout.has_zeros and (self._read_zeros(read) != _MIDDLE).any():
             raise CheckpointError(
@@ -74,14 +76,14 @@ class PackedMatrix:
                 raise CheckpointError(
                     f"{groups.file}: tensor {shown(groups.name)}: expected groups of neighbours, found others"
                 )
-        scales = read(self.scales.name).astype(np.float32)
-        return scales if self.layout.method == COMPRESSED_TENSORS else scales.T
+        scales = read(self.scales.name)
+        return (scales if self.layout.method == COMPRESSED_TENSORS else scales.T)[part].astype(np.float32)
 
-    def read_offsets(self, read: Read) -> np.ndarray | None:
-        """Return scale * (8 - zero), float32 [O, G]; None if every zero is 8."""
+    def read_offsets(self, read: Read, part: tuple[slice, slice] = _EVERYTHING) -> np.ndarray | None:
+        """Return scale * (8 - zero), float32 [O, G]; None if every zero is 8. part: outputs and groups."""
         if not self.layout.has_zeros or self.zeros is None:
             return None
-        return self.read_scales(read) * (_MIDDLE - self._read_zeros(read).astype(np.float32))
+        return self.read_scales(read, part) * (_MIDDLE - self._read_zeros(read)[part].astype(np.float32))
 
     def dequantize(self, read: Read) -> np.ndarray:
         """Return float32 [O, I] of a matrix whose groups are not of neighbours."""
@@ -107,9 +109,20 @@ class PackedMatrix:
         return ((zeros + np.int8(self.layout.zero_shift)) & np.int8(15)).T
 
 
+def _part(packed: np.ndarray, part: tuple[range, range], axis: int, order: tuple[int, ...] = _IN_ORDER) -> np.ndarray:
+    """Return the numbers of a part of a matrix. axis: along which eight numbers are packed into a word."""
+    own = part[axis]
+    words = slice(own.start // _PER_WORD, -(-own.stop // _PER_WORD))
+    numbers, skipped = slice(own.start % _PER_WORD, own.start % _PER_WORD + len(own)), part[1 - axis]
+    other = slice(skipped.start, skipped.stop)
+    if axis == 0:
+        return _unpacked(packed[words, other], 0, order)[numbers]
+    return _unpacked(packed[other, words], 1, order)[:, numbers]
+
+
 def _unpacked(packed: np.ndarray, axis: int, order: tuple[int, ...] = _IN_ORDER) -> np.ndarray:
     """Return int8, 0 to 15, eight times as many along the axis. order: places of the numbers of a word."""
-    words = packed.view(np.uint32)
+    words = np.ascontiguousarray(packed).view(np.uint32)
     shape = [size * (_PER_WORD if index == axis else 1) for index, size in enumerate(words.shape)]
     numbers = np.empty(shape, np.int8)
     for index, place in enumerate(order):

@@ -7,7 +7,7 @@ may be negative. That makes steps an eighth of it instead of a seventh.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
@@ -17,11 +17,11 @@ import numpy as np
 from jaxserve.model_config.decoder import CheckpointQuantization
 from jaxserve.quant.array import ArraySpec, MatrixSpec, QuantArray
 from jaxserve.quant.checkpoint import CheckpointForm, CheckpointForms, Read, ReadMatrix
-from jaxserve.quant.format import Format, Host
+from jaxserve.quant.format import Cutting, Format, Host
 from jaxserve.quant.formats import int8_weight_only
 from jaxserve.quant.formats._int4_config import Int4Layout, read_config
 from jaxserve.quant.formats._int4_tensors import PackedMatrix, take_matrix
-from jaxserve.quant.tensor import TensorInfo
+from jaxserve.quant.tensor import Tensor, TensorInfo, scaled
 
 GROUP_SIZES: Final = (128, 64, 32)
 """Inputs that may share a scale, the preferred number first."""
@@ -40,6 +40,9 @@ class Int4WeightOnly(Format):
     name = "int4-weight-only"
     bits = 4
     largest = 7
+
+    def __init__(self) -> None:
+        self.cutting = Cutting(_is_stored)
 
     def for_tables(self, *, is_stored: bool) -> Format:
         return int8_weight_only.FORMAT
@@ -83,6 +86,9 @@ class Int4WeightOnly(Format):
         values = stored.values.astype(declared.values.dtype, copy=False)
         return QuantArray(self, values, scales.astype(declared.scales.dtype), offsets)
 
+    def convert(self, tensor: Tensor, declared: QuantArray[ArraySpec]) -> Host:
+        return super().convert(tensor.unpacked() if isinstance(tensor, StoredInt4) else tensor, declared)
+
     def dequantize(self, stored: Host) -> np.ndarray:
         assert stored.scales is not None, "every group has a scale"
         wide: np.ndarray = stored.values.astype(np.float32, order="C")
@@ -120,6 +126,10 @@ class Int4WeightOnly(Format):
             "4-bit weights take 8 here, and no less time: every step upcasts them first; --quantization "
             "int8-weight-only is as small and has a kernel of its own",
         )
+
+
+def _is_stored(tensor: Tensor) -> bool:
+    return isinstance(tensor, StoredInt4)
 
 
 FORMAT = Int4WeightOnly()
@@ -165,8 +175,44 @@ def _take_matrices(layout: Int4Layout, tensors: dict[str, TensorInfo]) -> dict[s
     return matrices
 
 
-def _read(matrix: PackedMatrix, read: Read) -> Host:
-    return QuantArray(FORMAT, matrix.read_numbers(read), matrix.read_scales(read), matrix.read_offsets(read))
+@dataclass(frozen=True, slots=True)
+class StoredInt4:
+    """A packed matrix of a checkpoint, or some of its outputs and inputs: unpacked when it is needed."""
+
+    matrix: PackedMatrix
+    read: Read
+    outputs: range
+    inputs: range
+
+    def __getitem__(self, index: Any) -> StoredInt4 | Host:
+        """Return some outputs: unpacked if they are no range."""
+        if isinstance(index, slice) and index.step in (None, 1):
+            return replace(self, outputs=self.outputs[index])
+        return self.unpacked()[index]
+
+    def columns(self, inputs: range, num_inputs: int) -> StoredInt4 | None:
+        """See `QuantizedTensor.columns`."""
+        if scaled(inputs, num_inputs, self.matrix.num_groups) is None:
+            return None
+        return replace(self, inputs=self.inputs[inputs.start : inputs.stop])
+
+    def unpacked(self) -> Host:
+        """Return the numbers, scales and offsets."""
+        groups = scaled(self.inputs, self.matrix.shape[1], self.matrix.num_groups)
+        assert groups is not None, "see `columns`"
+        part = slice(self.outputs.start, self.outputs.stop), slice(groups.start, groups.stop)
+        numbers = self.matrix.read_numbers(self.read, self.outputs, self.inputs)
+        return QuantArray(
+            FORMAT, numbers, self.matrix.read_scales(self.read, part), self.matrix.read_offsets(self.read, part)
+        )
+
+    def dequantize(self) -> np.ndarray:
+        """Return `[out, in]` in float32."""
+        return FORMAT.dequantize(self.unpacked())
+
+
+def _read(matrix: PackedMatrix, read: Read) -> StoredInt4:
+    return StoredInt4(matrix, read, range(matrix.shape[0]), range(matrix.shape[1]))
 
 
 def _read_form(found: Mapping[str, Any]) -> CheckpointForm | None:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxserve.model_config.decoder import CheckpointQuantization
 from jaxserve.quant.array import ArraySpec, MatrixSpec, QuantArray
 from jaxserve.quant.checkpoint import CheckpointForm, CheckpointForms
-from jaxserve.quant.format import Format, Host
+from jaxserve.quant.format import Cutting, Format, Host
 from jaxserve.quant.formats import _mxfp4_tensors as mxfp4
 from jaxserve.quant.formats import none
 from jaxserve.quant.stored_blocks import StoredBlocks
@@ -35,6 +35,9 @@ class Mxfp4WeightOnly(Format):
     name = "mxfp4-weight-only"
     bits: ClassVar[int] = 4
     only_experts: ClassVar[bool] = True
+
+    def __init__(self) -> None:
+        self.cutting = Cutting(_is_stored)
 
     def values_dtype(self, weights: np.dtype, platform: str) -> np.dtype:
         """Return uint8 on CPUs: jax 0.10 has no layout for int4 there that its compiled programs would take."""
@@ -102,6 +105,12 @@ class Mxfp4WeightOnly(Format):
         return (
             "experts in MXFP4 save memory here but no time: every step upcasts them first; --quantization none does it once",
         )
+
+
+def _is_stored(tensor: Tensor) -> bool:
+    if isinstance(tensor, StoredBlocks):
+        return tensor.kind == "MXFP4"
+    return isinstance(tensor, QuantArray) and isinstance(tensor.format, Mxfp4WeightOnly)
 
 
 def _as(codes: np.ndarray, dtype: np.dtype) -> np.ndarray:

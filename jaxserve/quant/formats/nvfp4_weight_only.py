@@ -11,10 +11,11 @@ from jaxserve_kernels.tpu_words import LANES, NUMBERS_OF_WORD, UNIT, pack_number
 
 from jaxserve.quant.array import ArraySpec, MatrixSpec, QuantArray
 from jaxserve.quant.checkpoint import CheckpointForms
-from jaxserve.quant.format import Format, Host
+from jaxserve.quant.format import Cutting, Format, Host
 from jaxserve.quant.formats import _nvfp4_tensors as nvfp4
 from jaxserve.quant.formats import int8_weight_only, none
 from jaxserve.quant.formats._mxfp4_tensors import has_native_kernel, packed
+from jaxserve.quant.tensor import Tensor
 
 if TYPE_CHECKING:
     from jaxserve_kernels.nvfp4 import TwoLevelScales
@@ -39,6 +40,7 @@ class Nvfp4WeightOnly(Format):
 
     def __init__(self, *, are_words: bool = False) -> None:
         self._are_words = are_words
+        self.cutting = Cutting(_is_stored, outputs_axis=1 if are_words else 0)
 
     def for_tables(self, *, is_stored: bool) -> Format:
         """Return int8 for tables that are rounded here: the head shows rounding most of all matrices."""
@@ -134,6 +136,10 @@ class Nvfp4WeightOnly(Format):
             "weights in NVFP4 save memory but no time: no kernel of this device multiplies with them, every step upcasts them "
             "first; --quantization none does it once",
         )
+
+
+def _is_stored(tensor: Tensor) -> bool:
+    return isinstance(tensor, QuantArray) and isinstance(tensor.format, Nvfp4WeightOnly)
 
 
 def _in_words(values: np.ndarray) -> np.ndarray:
