@@ -237,7 +237,7 @@ def family_of(hf: Mapping[str, Any]) -> Family:
     """Return the family of decoders that serves this `config.json`. Raises CheckpointError for an unknown architecture."""
     name = architecture(hf)
     known = architectures()
-    supported = ", ".join(sorted(known))
+    supported = ", ".join(sorted({*known, *encoder_architectures()}))
     if name is None:
         raise Keys(hf).error("architectures", f"a list whose first entry is one of {supported}")
     if name in encoder_architectures():

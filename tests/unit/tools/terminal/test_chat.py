@@ -163,6 +163,11 @@ def test_commands_are_listed_and_typos_are_not_sent(scene: Scene) -> None:
     assert scene.remote.sent == [[user("/etc is a folder")]]
 
 
+def test_every_command_is_in_the_documentation() -> None:
+    page = (Path(__file__).parents[4] / "docs/chat.md").read_text()
+    assert [name for name in COMMANDS if f"`/{name}" not in page] == []
+
+
 def test_exit_ends_the_chat(scene: Scene) -> None:
     scene.play("/exit", "one")
     assert scene.left == ["one", EOFError]
