@@ -77,10 +77,13 @@ class EncoderAttention(nnx.Module):
         self.self = Projections(config, policy)
         self.output = Output(config, config.hidden_size, "heads", policy)
         self.shape = (-1, config.num_heads, config.head_dim)
+        self.backend = policy.backend
 
     def __call__(self, x: Float[Array, "T D"], texts: Texts) -> Float[Array, "T D"]:
         query, key, value = (part.reshape(self.shape) for part in self.self.qkv(x, Tokens(texts.num_tokens)))
-        return self.output(attend(query, key, value, texts).reshape(x.shape), x, Tokens(texts.num_tokens))
+        return self.output(
+            attend(query, key, value, texts, backend=self.backend).reshape(x.shape), x, Tokens(texts.num_tokens)
+        )
 
 
 class Intermediate(nnx.Module):

@@ -16,6 +16,7 @@ import numpy as np
 from flax import nnx
 from jaxserve_kernels.backend import NATIVE
 from jaxserve_kernels.rope import Rotation, rotate
+from jaxserve_kernels.segment_attention import has_kernel
 from jaxtyping import Array, Float, Int, UInt8
 
 from jaxserve.layers.fused import FusedLinear
@@ -24,7 +25,7 @@ from jaxserve.layers.mlp import ACTIVATIONS
 from jaxserve.layers.norm import LayerNorm, RMSNorm, normalized
 from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
-from jaxserve.layers.segment_attention import Texts, attend, attend_alike, attend_by_head
+from jaxserve.layers.segment_attention import Texts, attend, attend_alike
 from jaxserve.model_config.vision import VisionConfig
 from jaxserve.models.vision_connectors import MLPConnector, make_connector
 from jaxserve.sharding.rules import Axes
@@ -139,7 +140,7 @@ class VisionAttention(nnx.Module):
         self.value_eps = None if is_plain else eps
         self.scale = None if is_plain else 1.0
         self.length = config.image_patches
-        self.is_native = policy.backend in NATIVE
+        self.backend = policy.backend
 
     def __call__(self, x: Float[Array, "P D"], images: Texts, rotations: Rotations) -> Float[Array, "P D"]:
         tokens = Tokens(images.num_tokens)
@@ -147,13 +148,12 @@ class VisionAttention(nnx.Module):
         query, key, value = parts  # (P, N, H) each
         if self.q_norm is not None and self.k_norm is not None and self.value_eps is not None:
             query, key = self.q_norm(query), self.k_norm(key)
-            value = normalized(value, self.value_eps, is_alike=self.is_native).astype(value.dtype)
+            value = normalized(value, self.value_eps, is_alike=self.backend in NATIVE).astype(value.dtype)
         query, key = _rotated(query, rotations), _rotated(key, rotations)
-        if self.length is not None and len(x) % self.length == 0:
-            attend_whole = attend_by_head if self.is_native else attend_alike
-            found = attend_whole(query, key, value, self.length, self.scale)
+        if self.length is not None and len(x) % self.length == 0 and not has_kernel(self.backend):
+            found = attend_alike(query, key, value, self.length, self.scale)
         else:
-            found = attend(query, key, value, images, self.scale)
+            found = attend(query, key, value, images, self.scale, backend=self.backend)
         return self.out_proj(found.reshape(len(x), -1), tokens)
 
 
@@ -217,7 +217,7 @@ class VisionTower(nnx.Module):
     """Patches to embeddings of the decoder's width."""
 
     def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
-        policy = policy.unquantized
+        policy = policy.unquantized.for_many_rows
         self.config = config
         self.patch_embedding = PatchEmbedding(config, policy)
         self.position_embedding = PositionTable(config, policy)

@@ -41,13 +41,23 @@ def _normal(seed: int, *shape: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
 
 
-@pytest.fixture(params=["native", "native_matrix"])
-def backend(request: pytest.FixtureRequest) -> Backend:
-    """Each unit of the processor that multiplies floats."""
+def _chosen(request: pytest.FixtureRequest) -> Backend:
     if request.param == "native_matrix" and not native.has_amx():
         pytest.skip("this processor has no AMX")
     chosen: Backend = request.param
     return chosen
+
+
+@pytest.fixture(params=["native", "native_matrix"])
+def backend(request: pytest.FixtureRequest) -> Backend:
+    """Return each unit of the processor that multiplies floats."""
+    return _chosen(request)
+
+
+@pytest.fixture(params=["native", "native_matrix", "native_panels"])
+def dense_backend(request: pytest.FixtureRequest) -> Backend:
+    """Return each unit, and the vector unit with packed weights as well."""
+    return _chosen(request)
 
 
 # One row, a tile, its rest, more than a block; outputs that fill no tile, or end inside a task.
@@ -55,25 +65,27 @@ def backend(request: pytest.FixtureRequest) -> Backend:
     ("tokens", "inputs", "outputs"), [(1, 576, 192), (4, 64, 7), (7, 128, 61), (13, 48, 300), (131, 64, 65)]
 )
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_product_equals_the_reference(tokens: int, inputs: int, outputs: int, dtype: str, backend: Backend) -> None:
+def test_product_equals_the_reference(
+    tokens: int, inputs: int, outputs: int, dtype: str, dense_backend: Backend
+) -> None:
     x, weight = jnp.asarray(_normal(1, tokens, inputs)), jnp.asarray(_normal(2, outputs, inputs)).astype(dtype)
     expected = matmul(x, weight.astype("float32"))
-    np.testing.assert_allclose(matmul(x, weight, backend=backend), expected, atol=1e-4 * inputs**0.5)
+    np.testing.assert_allclose(matmul(x, weight, backend=dense_backend), expected, atol=1e-4 * inputs**0.5)
 
 
-def test_padding_rows_are_zeros_and_change_nothing(backend: Backend) -> None:
+def test_padding_rows_are_zeros_and_change_nothing(dense_backend: Backend) -> None:
     x, weight = jnp.asarray(_normal(1, 9, 64)), jnp.asarray(_normal(2, 70, 64))
-    padded = np.asarray(matmul(x, weight, None, jnp.int32(4), backend=backend))
-    np.testing.assert_array_equal(padded[:4], matmul(x[:4], weight, backend=backend))
+    padded = np.asarray(matmul(x, weight, None, jnp.int32(4), backend=dense_backend))
+    np.testing.assert_array_equal(padded[:4], matmul(x[:4], weight, backend=dense_backend))
     assert not padded[4:].any()
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 32])
-def test_product_with_int8_weights_equals_the_reference(tokens: int, backend: Backend) -> None:
+def test_product_with_int8_weights_equals_the_reference(tokens: int, dense_backend: Backend) -> None:
     x = jnp.asarray(_normal(1, tokens, 96))
     values, scales = quantize_rows(jnp.asarray(_normal(2, 70, 96)))
     expected = matmul(x, values, scales)
-    np.testing.assert_allclose(matmul(x, values, scales, backend=backend), expected, atol=1e-4)
+    np.testing.assert_allclose(matmul(x, values, scales, backend=dense_backend), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize(("tokens", "outputs"), [(1, 70), (3, 64), (32, 61), (131, 9)])
@@ -101,30 +113,30 @@ def test_inputs_that_fill_no_vector_go_through_the_reference() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("inputs", [192, 1600])
-def test_a_row_of_a_product_does_not_depend_on_the_others(inputs: int, dtype: str, backend: Backend) -> None:
+def test_a_row_of_a_product_does_not_depend_on_the_others(inputs: int, dtype: str, dense_backend: Backend) -> None:
     """Few rows and many are computed in different ways, and many inputs chunk by chunk. Activations beside int8 are quantised."""
     dynamic = dtype == "int8"
     if dynamic and not multiplies(jnp.dtype(jnp.int8), dynamic=True):
         pytest.skip("this processor has no AVX512-VNNI")
     x, weight = jnp.asarray(_normal(1, 300, inputs)), jnp.asarray(_normal(2, 123, inputs))
     stored, scales = quantize_rows(weight) if dynamic else (weight.astype(dtype), None)
-    together = matmul(x, stored, scales, dynamic=dynamic, backend=backend)
+    together = matmul(x, stored, scales, dynamic=dynamic, backend=dense_backend)
     for rows in ([0], [5, 6], list(range(40, 57)), list(range(100, 230)), list(range(290, 300))):
-        alone = matmul(x[np.array(rows)], stored, scales, dynamic=dynamic, backend=backend)
+        alone = matmul(x[np.array(rows)], stored, scales, dynamic=dynamic, backend=dense_backend)
         np.testing.assert_array_equal(alone, together[np.array(rows)])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
 @pytest.mark.parametrize(("tokens", "inputs", "outputs"), [(1, 576, 96), (5, 48, 33), (33, 1536, 100), (200, 64, 31)])
 def test_sums_are_as_good_as_those_of_float32(
-    tokens: int, inputs: int, outputs: int, dtype: str, backend: Backend
+    tokens: int, inputs: int, outputs: int, dtype: str, dense_backend: Backend
 ) -> None:
     """Numbers of all bits and of many sizes: a plane that were left out would show (2e-6 and more)."""
     x = _normal(1, tokens, inputs) * np.exp2(np.random.default_rng(3).integers(-20, 20, (tokens, inputs)))
     weight = _normal(2, outputs, inputs) * np.exp2(np.random.default_rng(4).integers(-6, 6, (outputs, inputs)))
     x, stored = x.astype(np.float32), jnp.asarray(weight if dtype != "int8" else weight.clip(-128, 127)).astype(dtype)
     scales = None if dtype != "int8" else jnp.linspace(0.1, 3.0, outputs, dtype=jnp.float32)
-    found = np.asarray(matmul(jnp.asarray(x), stored, scales, backend=backend))
+    found = np.asarray(matmul(jnp.asarray(x), stored, scales, backend=dense_backend))
     wide = np.asarray(stored).astype(np.float64) * (1.0 if scales is None else np.asarray(scales, np.float64)[:, None])
     sizes = np.abs(x).astype(np.float64) @ np.abs(wide).T
     assert (np.abs(found - x.astype(np.float64) @ wide.T) <= 7e-7 * sizes).all()

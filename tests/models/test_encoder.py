@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxserve_kernels.segment_attention import QUERY_BLOCK
 
 from jaxserve.errors import CheckpointError
 from jaxserve.layers.policy import plain
-from jaxserve.layers.segment_attention import QUERY_BLOCK, Texts, attend, attend_alike, attend_by_head
+from jaxserve.layers.segment_attention import Texts, attend, attend_alike
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.registry import decoder_of, model_of, open_model
 from jaxserve.models.skeleton import make_encoder_skeleton
@@ -87,17 +87,14 @@ def test_attention_stays_within_each_text_at_every_border(num_tokens: int) -> No
         np.testing.assert_allclose(found[first:end], expected, atol=2e-6)
 
 
-@pytest.mark.parametrize("attend_whole", [attend_alike, attend_by_head])
 @pytest.mark.parametrize(("num_texts", "length"), [(1, 5), (6, 26), (3, 2 * QUERY_BLOCK), (17, 256)])
-def test_attention_of_texts_of_one_length_equals_that_of_any(
-    attend_whole: Callable[..., jax.Array], num_texts: int, length: int
-) -> None:
+def test_attention_of_texts_of_one_length_equals_that_of_any(num_texts: int, length: int) -> None:
     rng = np.random.default_rng(length)
     query, key, value = (jnp.asarray(rng.standard_normal((num_texts * length, 2, 4)), jnp.float32) for _ in range(3))
     texts = Texts(jnp.repeat(jnp.arange(num_texts), length), jnp.int32(num_texts * length), length)
-    found = attend_whole(query, key, value, length, scale=0.7)
+    found = attend_alike(query, key, value, length, scale=0.7)
     np.testing.assert_allclose(found, attend(query, key, value, texts, scale=0.7), atol=2e-6)
-    others = attend_whole(query, key.at[length:].set(jnp.nan), value, length, scale=0.7)
+    others = attend_alike(query, key.at[length:].set(jnp.nan), value, length, scale=0.7)
     np.testing.assert_array_equal(others[:length], found[:length])  # no key of another text is read
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jaxserve_kernels.native.build import BuildError, build
 
 from jaxserve.checkpoint.image_processor import read_image_processor
 from jaxserve.errors import CheckpointError
@@ -116,6 +117,22 @@ def test_features_of_a_picture_do_not_depend_on_those_beside_it(name: str) -> No
     for image, together in zip(images_of(name), rows_of(name), strict=True):
         alone = np.concatenate(model_of(name).encode(list(image.items), num_patches(name)))
         np.testing.assert_allclose(alone, together, atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gemma4_vision_odd_tiny", "qwen3_vl_moe_odd_tiny", "smolvlm_tiny"])
+def test_native_kernels_give_the_features_of_transformers_and_the_same_bits_for_a_picture_alone(name: str) -> None:
+    """Towers with clipped matmuls, with images of any size, and with images that are alike."""
+    try:
+        build()
+    except BuildError as error:
+        pytest.skip(f"native kernels: {error}")
+    model, size = VisionModel(golden_of(name).path, "native"), num_patches(name)
+    together = iter(model.encode([item for image in images_of(name) for item in image.items], size))
+    for index, image in enumerate(images_of(name)):
+        rows = np.concatenate([next(together) for _ in image.items])
+        np.testing.assert_allclose(rows, golden_of(name).arrays[f"features_{index}"], atol=1e-4, rtol=0)
+        np.testing.assert_array_equal(np.concatenate(model.encode(list(image.items), size)), rows)
 
 
 @pytest.mark.slow

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxserve_kernels.backend import Backend
 from jaxtyping import Array
 
 from jaxserve.checkpoint.image_processor import read_image_processor
@@ -66,12 +67,12 @@ def process(path: Path, index: int) -> ProcessedImage:
 class VisionModel:
     """One prompt with images, which grows."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, backend: Backend = "reference") -> None:
         checkpoint = open_model(path)
         decoder = with_vision(decoder_of(checkpoint), path, checkpoint.config)
         assert decoder.vision is not None, "a checkpoint that reads images"
         self.config, self.vision = decoder, decoder.vision
-        policy = plain(jnp.dtype("float32"))
+        policy = replace(plain(jnp.dtype("float32")), backend=backend)
         skeleton, sharding = make_skeleton(decoder, policy), make_sharding(decoder, MeshShape())
         self._mesh = sharding.mesh.abstract_mesh
         self._params = load_params(checkpoint, skeleton, sharding, lambda *_: None)

@@ -14,11 +14,12 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxserve_kernels.segment_attention import QUERY_BLOCK
 from jaxtyping import Array, Int, UInt8
 
 from jaxserve.config import Config, ImagesConfig
 from jaxserve.errors import ConfigError
-from jaxserve.layers.segment_attention import QUERY_BLOCK, alike_block
+from jaxserve.layers.segment_attention import alike_block
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.vision import VisionConfig
 from jaxserve.runner.buckets import resolve_limits

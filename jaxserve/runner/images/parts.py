@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import jax
+from jaxserve_kernels.segment_attention import QUERY_BLOCK
 
 from jaxserve.checkpoint.vision_names import VISION
-from jaxserve.layers.segment_attention import QUERY_BLOCK
 from jaxserve.model_config.vision import VisionConfig
 from jaxserve.models.skeleton import AnySkeleton
 from jaxserve.types import ProgramKind

@@ -47,5 +47,8 @@ def matmul(
     if dynamic:
         exact: jax.Array = jax.ffi.ffi_call("jaxserve_matmul_int8", out)(*operands)
         return exact
+    if backend == "native_panels" and scales is None:
+        packed: jax.Array = jax.ffi.ffi_call("jaxserve_matmul_panels", out)(*operands)
+        return packed
     product: jax.Array = jax.ffi.ffi_call("jaxserve_matmul", out)(*operands, matrix_unit=backend == "native_matrix")
     return product

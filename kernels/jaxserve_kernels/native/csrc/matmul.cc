@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "outputs.h"
+#include "panels.h"
 
 namespace jaxserve {
 namespace {
@@ -52,10 +53,15 @@ ffi::ErrorOr<Operands> operands(ffi::BufferR2<ffi::F32> x, ffi::AnyBuffer w, ffi
   return Operands{x.typed_data(), w.untyped_data(), y->typed_data(), m, k, shape[1], scales};
 }
 
+template <typename P>
+Product<P> product_of(const Operands& o, bool is_tiled = false) {
+  const auto* w = static_cast<const typename P::Stored*>(o.w);
+  return {o.x, w, o.y, o.m, o.k, o.n, o.scales, nullptr, is_tiled};
+}
+
 template <typename P, typename... Groups>
 void multiply_floats(ffi::ThreadPool& pool, const Operands& o, bool is_tiled, const Groups&... groups) {
-  const auto* w = static_cast<const typename P::Stored*>(o.w);
-  multiply(pool, Product<P>{o.x, w, o.y, o.m, o.k, o.n, o.scales, nullptr, is_tiled && tiles::allowed()}, groups...);
+  multiply(pool, product_of<P>(o, is_tiled && tiles::allowed()), groups...);
 }
 
 template <typename... Groups>
@@ -77,6 +83,21 @@ ffi::Error matmul_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::
                           bool is_tiled) {
   const auto all = operands(x, w, count, rest, y, FloatInputs::kStep);
   return all.has_error() ? all.error() : multiply_stored(pool, w.element_type(), *all, is_tiled);
+}
+
+// Multiplies many rows with packed weights (panels.h), which adds up in another order than both units above.
+ffi::Error panels_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::AnyBuffer w,
+                          ffi::BufferR0<ffi::S32> count, ffi::RemainingArgs rest, ffi::ResultBufferR2<ffi::F32> y) {
+  const auto all = operands(x, w, count, rest, y, FloatInputs::kStep);
+  if (all.has_error()) return all.error();
+  if (all->scales) return ffi::Error::InvalidArgument("matmul in panels: weights with scales are not supported");
+  switch (w.element_type()) {
+    case ffi::F32: multiply_panels(pool, product_of<Float32>(*all)); break;
+    case ffi::F16: multiply_panels(pool, product_of<Float16>(*all)); break;
+    case ffi::BF16: multiply_panels(pool, product_of<BFloat16>(*all)); break;
+    default: return ffi::Error::InvalidArgument("matmul in panels: weights of this type are not supported");
+  }
+  return ffi::Error::Success();
 }
 
 ffi::Error grouped_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::AnyBuffer w,
@@ -153,6 +174,7 @@ extern "C" bool jaxserve_has_matrix_unit() { return jaxserve::tiles::allowed(); 
                                     .Ret<xla::ffi::BufferR2<xla::ffi::F32>>() __VA_ARGS__)
 
 JAXSERVE_MATMUL(jaxserve_matmul, matmul_handler, BufferR0, .Attr<bool>("matrix_unit"));
+JAXSERVE_MATMUL(jaxserve_matmul_panels, panels_handler, BufferR0, );
 JAXSERVE_MATMUL(jaxserve_grouped_matmul, grouped_handler, BufferR1, .Attr<bool>("matrix_unit"));
 #if defined(JAXSERVE_INT8)
 JAXSERVE_MATMUL(jaxserve_matmul_int8, matmul_int8_handler, BufferR0, );

@@ -1,0 +1,47 @@
+// A square of floats becomes its columns.
+#pragma once
+
+#include "vector.h"
+
+namespace jaxserve {
+
+#if defined(__AVX512F__)
+// 16 vectors become their columns.
+inline void transpose(Floats (&rows)[kLanes]) {
+  __m512i* r = reinterpret_cast<__m512i*>(rows);
+  __m512i pairs[kLanes];
+  for (int i = 0; i < kLanes; i += 2) {
+    pairs[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
+    pairs[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
+  }
+  for (int i = 0; i < kLanes; i += 4) {  // r[i + c]: column c of each group of four, of rows i to i + 3
+    for (int half = 0; half < 2; ++half) {
+      r[i + 2 * half] = _mm512_unpacklo_epi64(pairs[i + half], pairs[i + 2 + half]);
+      r[i + 2 * half + 1] = _mm512_unpackhi_epi64(pairs[i + half], pairs[i + 2 + half]);
+    }
+  }
+  for (int c = 0; c < 4; ++c) {
+    const __m512i even_low = _mm512_shuffle_i32x4(r[c], r[4 + c], 0x88);
+    const __m512i odd_low = _mm512_shuffle_i32x4(r[c], r[4 + c], 0xdd);
+    const __m512i even_high = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0x88);
+    const __m512i odd_high = _mm512_shuffle_i32x4(r[8 + c], r[12 + c], 0xdd);
+    pairs[c] = _mm512_shuffle_i32x4(even_low, even_high, 0x88);
+    pairs[4 + c] = _mm512_shuffle_i32x4(odd_low, odd_high, 0x88);
+    pairs[8 + c] = _mm512_shuffle_i32x4(even_low, even_high, 0xdd);
+    pairs[12 + c] = _mm512_shuffle_i32x4(odd_low, odd_high, 0xdd);
+  }
+  for (int i = 0; i < kLanes; ++i) r[i] = pairs[i];
+}
+#else
+inline void transpose(Floats (&rows)[kLanes]) {
+  for (int i = 0; i < kLanes; ++i) {
+    for (int j = 0; j < i; ++j) {
+      const float other = rows[i][j];
+      rows[i][j] = rows[j][i];
+      rows[j][i] = other;
+    }
+  }
+}
+#endif
+
+}  // namespace jaxserve

@@ -1,0 +1,37 @@
+"""Public entry of segment attention. Letters: T tokens, N heads, H head dim."""
+
+from __future__ import annotations
+
+from jaxtyping import Array, Float, Int
+
+from jaxserve_kernels.backend import NATIVE, Backend
+from jaxserve_kernels.segment_attention import cpu, reference
+
+__all__ = ["attend_segments", "has_kernel"]
+
+
+def has_kernel(backend: Backend) -> bool:
+    """Return True if the backend has a kernel for segments; it takes heads of any dimension."""
+    return backend in NATIVE and cpu.is_built()
+
+
+def attend_segments(
+    query: Float[Array, "T N H"],
+    key: Float[Array, "T N H"],
+    value: Float[Array, "T N H"],
+    numbers: Int[Array, "T"],
+    num_tokens: Int[Array, ""],
+    *,
+    scale: float,
+    longest: int,
+    backend: Backend = "reference",
+) -> Float[Array, "T N H"]:
+    """Return softmax(q k * scale) v of each token with all tokens of its segment; scores and their sums are float32.
+
+    numbers: neighbours of the same number are a segment; each segment has its own. num_tokens: tokens after these are padding,
+    whose results have no meaning. longest: tokens of the longest segment without padding, which bounds what the reference
+    computes. The native kernel computes no padding, and gives a token the same bits wherever its segment lies.
+    """
+    if has_kernel(backend):
+        return cpu.attend_segments(query, key, value, numbers, num_tokens, scale=scale)
+    return reference.attend_segments(query, key, value, numbers, num_tokens, scale=scale, longest=longest)

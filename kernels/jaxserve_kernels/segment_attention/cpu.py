@@ -1,0 +1,35 @@
+"""attend_segments by the native kernel: scores stay in a core's cache."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from jaxserve_kernels import native
+
+_TARGET: Final = "jaxserve_segment_attention"
+
+
+def is_built() -> bool:
+    """Return True if a library for this host has the kernel."""
+    return native.has(_TARGET)
+
+
+def attend_segments(
+    query: Float[Array, "T N H"],
+    key: Float[Array, "T N H"],
+    value: Float[Array, "T N H"],
+    numbers: Int[Array, "T"],
+    num_tokens: Int[Array, ""],
+    *,
+    scale: float,
+) -> Float[Array, "T N H"]:
+    """See `api.attend_segments`; everything is taken in float32, and padding becomes zeros."""
+    call = jax.ffi.ffi_call(_TARGET, jax.ShapeDtypeStruct(query.shape, jnp.float32))
+    arrays = [array.astype(jnp.float32) for array in (query, key, value)]
+    found: jax.Array = call(*arrays, numbers.astype(jnp.int32), num_tokens.astype(jnp.int32), scale=np.float32(scale))
+    return found.astype(value.dtype)

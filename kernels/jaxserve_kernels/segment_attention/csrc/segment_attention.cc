@@ -1,0 +1,197 @@
+// Attention of every token to all tokens of its own segment of a flat axis, in both directions: softmax(q k * scale) v.
+//
+// A task has some queries of one head of one segment, and packs the segment's keys and values for itself, in blocks as segment.h has
+// them. Blocks are counted from the segment's first key: what a token gets does not depend on where its segment lies.
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "parallel.h"
+#include "segment.h"
+#include "transpose.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jaxserve {
+namespace {
+
+namespace ffi = xla::ffi;
+
+constexpr int64_t kGroupQueries = 96;  // queries that share a pass over the keys
+constexpr float kLog2E = 1.44269504088896341f;  // scores are exponents of 2
+
+// Memory of a thread, aligned to cache lines.
+class Memory {
+ public:
+  float* hold(int64_t floats) {
+    if (floats > size_) {
+      floats_.reset(new (std::align_val_t{64}) float[floats]);
+      size_ = floats;
+    }
+    return floats_.get();
+  }
+
+ private:
+  struct Delete {
+    void operator()(float* p) const { ::operator delete[](p, std::align_val_t{64}); }
+  };
+  std::unique_ptr<float[], Delete> floats_;
+  int64_t size_ = 0;
+};
+
+// Queries, keys and values are [T, N, H].
+struct Heads {
+  const float *query, *key, *value;
+  float* out;
+  int64_t num_heads, dim;
+  float scale;
+
+  int64_t stride() const { return num_heads * dim; }                        // from a token to the next
+  int64_t width() const { return (dim + kLanes - 1) / kLanes * kLanes; }    // of a packed head
+  int64_t block() const { return 2 * kBlockKeys * width(); }                // floats of a block: its keys, then its values
+};
+
+// Tokens of one segment.
+struct Range {
+  int64_t begin, end;
+  int64_t blocks() const { return (end - begin + kBlockKeys - 1) / kBlockKeys; }
+};
+
+// The up to kLanes floats from `p` on, and zeros.
+inline Floats load_first(const float* p, int64_t count) {
+  if (count >= kLanes) return load(p);
+  float whole[kLanes] = {};
+  std::copy_n(p, std::max<int64_t>(count, 0), whole);
+  return load(whole);
+}
+
+// Packs a block: keys [width, kBlockKeys], values [kBlockKeys, width]. Keys after the segment's last one, and numbers after those of
+// a head, are zeros.
+void pack_block(const Heads& heads, int64_t head, int64_t begin, int64_t end, float* to) {
+  const int64_t stride = heads.stride(), width = heads.width(), from = begin * stride + head * heads.dim;
+  for (int64_t d = 0; d < width; d += kLanes) {
+    for (int64_t first = 0; first < kBlockKeys; first += kLanes) {
+      Floats columns[kLanes] = {};
+      for (int64_t i = 0; i < std::min<int64_t>(kLanes, end - begin - first); ++i) {
+        columns[i] = load_first(heads.key + from + (first + i) * stride + d, heads.dim - d);
+      }
+      transpose(columns);
+      for (int64_t i = 0; i < kLanes; ++i) store(to + (d + i) * kBlockKeys + first, columns[i]);
+    }
+  }
+  to += kBlockKeys * width;
+  for (int64_t i = 0; i < kBlockKeys; ++i, to += width) {
+    for (int64_t d = 0; d < width; d += kLanes) {
+      store(to + d, begin + i < end ? load_first(heads.value + from + i * stride + d, heads.dim - d) : Floats{});
+    }
+  }
+}
+
+// Returns the packed block whose first key is number `begin` of its segment.
+Block<float> block_at(const Heads& heads, const float* packed, int32_t begin) {
+  Block<float> block{begin, kBlockKeys, {}, {}};
+  const float* keys = packed + begin / kBlockKeys * heads.block();
+  const float* values = keys + kBlockKeys * heads.width();
+  for (int v = 0; v < kBlockVectors; ++v) {
+    block.keys[v] = keys + v * kLanes;
+    block.values[v] = values + v * kLanes * heads.width();
+  }
+  return block;
+}
+
+// Computes the outputs of `count` queries, the first of which is token `begin`, with the packed keys of `length` tokens.
+void attend_group(const Heads& heads, int64_t head, const float* packed, int32_t length, int64_t begin, int64_t count) {
+  static thread_local Segment segment;
+  const int64_t width = heads.width(), from = begin * heads.stride() + head * heads.dim;
+  segment.reset(count, width);
+  for (int64_t q = 0; q < count; ++q) {
+    const float* query = heads.query + from + q * heads.stride();
+    float* vector = &segment.vectors[q * width];
+    for (int64_t d = 0; d < width; ++d) vector[d] = d < heads.dim ? query[d] * (heads.scale * kLog2E) : 0.0f;
+    segment.queries[q] = {length - 1, -1, kNothing, Floats{}};
+  }
+  for (int32_t key = 0; key < length; key += kBlockKeys) {
+    const bool is_last = key + kBlockKeys >= length;
+    const Block<float> next = block_at(heads, packed, is_last ? key : key + kBlockKeys);
+    fold_all(segment, block_at(heads, packed, key), is_last ? nullptr : &next);
+  }
+  for (int64_t q = 0; q < count; ++q) {
+    const float inverse = 1.0f / sum(segment.queries[q].total);
+    const float* sums = &segment.sums[q * width];
+    float* out = heads.out + from + q * heads.stride();
+    for (int64_t d = 0; d < heads.dim; ++d) out[d] = sums[d] * inverse;
+  }
+}
+
+// Computes the outputs of queries from `begin` to `end` of one head of a segment.
+void attend(const Heads& heads, int64_t head, const Range& segment, int64_t begin, int64_t end) {
+  static thread_local Memory memory;
+  float* packed = memory.hold(segment.blocks() * heads.block());
+  for (int64_t block = 0; block < segment.blocks(); ++block) {
+    pack_block(heads, head, segment.begin + block * kBlockKeys, segment.end, packed + block * heads.block());
+  }
+  for (; begin < end; begin += kGroupQueries) {
+    attend_group(heads, head, packed, segment.end - segment.begin, begin, std::min(kGroupQueries, end - begin));
+  }
+}
+
+// The segments of the first `count` tokens: neighbours of the same number.
+std::vector<Range> segments_of(const int32_t* numbers, int64_t count) {
+  std::vector<Range> segments;
+  for (int64_t begin = 0, end; begin < count; begin = end) {
+    for (end = begin + 1; end < count && numbers[end] == numbers[begin];) ++end;
+    segments.push_back({begin, end});
+  }
+  return segments;
+}
+
+// Some queries of a segment, of all heads.
+struct Piece {
+  Range segment;
+  int64_t begin, end;
+};
+
+// Cuts segments such that there are several tasks for each thread, but no piece packs keys for less than two groups.
+std::vector<Piece> pieces_of(const std::vector<Range>& segments, int64_t count, int64_t num_heads, int64_t threads) {
+  const int64_t most = count * num_heads / (4 * threads);
+  const int64_t size = std::max(2 * kGroupQueries, (most + kGroupQueries - 1) / kGroupQueries * kGroupQueries);
+  std::vector<Piece> pieces;
+  for (const Range& segment : segments) {
+    for (int64_t begin = segment.begin; begin < segment.end; begin += size) {
+      pieces.push_back({segment, begin, std::min(begin + size, segment.end)});
+    }
+  }
+  return pieces;
+}
+
+using Floats3 = ffi::BufferR3<ffi::F32>;
+
+ffi::Error segment_attention_handler(ffi::ThreadPool threads, Floats3 query, Floats3 key, Floats3 value,
+                                     ffi::BufferR1<ffi::S32> numbers, ffi::BufferR0<ffi::S32> num_tokens,
+                                     ffi::Result<Floats3> out, float scale) {
+  const auto shape = query.dimensions();
+  const int64_t count = std::clamp<int64_t>(*num_tokens.typed_data(), 0, shape[0]);
+  const Heads heads{query.typed_data(), key.typed_data(), value.typed_data(), out->typed_data(), shape[1], shape[2], scale};
+  std::fill_n(heads.out + count * heads.stride(), (shape[0] - count) * heads.stride(), 0.0f);
+  const auto segments = segments_of(numbers.typed_data(), count);
+  const auto pieces = std::make_shared<const std::vector<Piece>>(
+      pieces_of(segments, count, heads.num_heads, std::max<int64_t>(1, threads.num_threads())));
+  parallel_for(threads, pieces->size() * heads.num_heads, [=](int64_t task) {
+    const Piece& piece = (*pieces)[task / heads.num_heads];
+    attend(heads, task % heads.num_heads, piece.segment, piece.begin, piece.end);
+  });
+  return ffi::Error::Success();
+}
+
+}  // namespace
+}  // namespace jaxserve
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_segment_attention, jaxserve::segment_attention_handler,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::ThreadPool>()
+                                  .Arg<jaxserve::Floats3>()
+                                  .Arg<jaxserve::Floats3>()
+                                  .Arg<jaxserve::Floats3>()
+                                  .Arg<xla::ffi::BufferR1<xla::ffi::S32>>()
+                                  .Arg<xla::ffi::BufferR0<xla::ffi::S32>>()
+                                  .Ret<jaxserve::Floats3>()
+                                  .Attr<float>("scale"));
