@@ -150,6 +150,32 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"] * 3,
     },
     "hunyuan": {"architectures": ["HunYuanDenseV1ForCausalLM"]},
+    "hunyuan_moe": {"architectures": ["HunYuanMoEV1ForCausalLM"]},
+    "hy_v3": {"architectures": ["HYV3ForCausalLM"]},
+    "gemma": {"architectures": ["GemmaForCausalLM"]},
+    "vaultgemma": {"architectures": ["VaultGemmaForCausalLM"]},
+    "arcee": {"architectures": ["ArceeForCausalLM"]},
+    "jais2": {"architectures": ["Jais2ForCausalLM"]},
+    "starcoder2": {"architectures": ["Starcoder2ForCausalLM"]},
+    "phi": {"architectures": ["PhiForCausalLM"]},
+    "helium": {"architectures": ["HeliumForCausalLM"]},
+    "ministral_default": {"architectures": ["MinistralForCausalLM"]},
+    "ministral_layer_types": {
+        "architectures": ["MinistralForCausalLM"],
+        "sliding_window": 16,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+    },
+    "hyperclovax": {"architectures": ["HyperCLOVAXForCausalLM"]},
+    "youtu": {"architectures": ["YoutuForCausalLM"]},
+    "solar_open": {"architectures": ["SolarOpenForCausalLM"]},
+    "dots1_default": {
+        "architectures": ["Dots1ForCausalLM"],
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "max_window_layers": 4,
+    },
+    "exaone_moe_default": {"architectures": ["ExaoneMoeForCausalLM"]},
     "cohere": {"architectures": ["CohereForCausalLM"]},
     "cohere2_default": {"architectures": ["Cohere2ForCausalLM"]},
     "stablelm": {"architectures": ["StableLmForCausalLM"]},
@@ -205,7 +231,7 @@ WITH_TEXT_CONFIG = (
     "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForCausalLM",
 )
-ROTATES_WINDOWS = ("Cohere2ForCausalLM", "Exaone4ForCausalLM")
+ROTATES_WINDOWS = ("Cohere2ForCausalLM", "Exaone4ForCausalLM", "ExaoneMoeForCausalLM")
 """Their attention rotates in sliding-window layers only; no key says so."""
 NEVER_ROTATES = ("NemotronHForCausalLM",)
 DEFAULTED_KEYS = ("num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias")
@@ -235,6 +261,7 @@ DEFAULTED_KEYS += ("activation_sparsity_pattern",)
 DEFAULTED_KEYS += ("attention_chunk_size", "attn_temperature_tuning", "attn_scale", "floor_scale", "moe_layers")
 DEFAULTED_KEYS += ("interleave_moe_layer_step", "intermediate_size_mlp")
 DEFAULTED_KEYS += ("n_groups", "conv_kernel", "use_conv_bias", "mamba_hidden_act", "mlp_hidden_act")
+DEFAULTED_KEYS += ("norm_epsilon", "use_post_norm", "router_scaling_factor", "num_shared_experts", "moe_topk")
 DEFAULTED_KEYS += ("layer_norm_epsilon", "moe_shared_expert_intermediate_size", "moe_latent_size")
 
 

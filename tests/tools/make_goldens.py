@@ -34,6 +34,16 @@ _LAYER_SCALE = ".layer_scalar"
 _STACKED_EXPERTS = ("gpt_oss", "qwen3_5_moe_text", "gemma4_text", "mistral4", "llama4_text")
 """Types of models whose checkpoints have the experts of a layer in one tensor."""
 
+_PUBLISHED_NAMES: dict[str, dict[str, str]] = {
+    "exaone_moe": {".gate.e_score_correction_bias": ".e_score_correction_bias"},
+    "hy_v3": {
+        ".mlp.gate.": ".mlp.router.gate.",
+        ".e_score_correction_bias": ".expert_bias",
+        ".shared_experts.": ".shared_mlp.",
+    },
+}
+"""By type of model: names in checkpoints for those of transformers."""
+
 CORPUS = (
     "The quick brown fox jumps over the lazy dog. A server answers many requests at once; each request is a list of "
     "tokens, and each token is a piece of a word. Hello world! How are you today? I am fine, thank you. One, two, "
@@ -106,9 +116,18 @@ def stored_buffers(model: transformers.PreTrainedModel) -> dict[str, torch.Tenso
     }
 
 
-def published_correction(name: str) -> str:
+def published_correction(name: str, model_type: str) -> str:
     """Return the name that checkpoints have for a router's correction bias."""
+    if model_type in _PUBLISHED_NAMES:
+        return published_name(name, model_type)
     return name.replace(".gate.moe_statics.", ".moe_statics.").replace(".mlp.e_score", ".block_sparse_moe.e_score")
+
+
+def published_name(name: str, model_type: str) -> str:
+    """Return the name that checkpoints have for a parameter that transformers renames as it loads it."""
+    for own, other in _PUBLISHED_NAMES.get(model_type, {}).items():
+        name = name.replace(own, other)
+    return name
 
 
 def _gemma_norm(name: str) -> float:
@@ -124,7 +143,7 @@ def save_weights(model: transformers.PreTrainedModel, tiny: TinyCheckpoint, fold
         for whole, weight in model.named_parameters()
         for name, part in published(whole, weight, model.config.model_type).items()
         if not whole.endswith("e_score_correction_bias")
-    } | {published_correction(name): buffer for name, buffer in stored_buffers(model).items()}
+    } | {published_correction(name, model.config.model_type): buffer for name, buffer in stored_buffers(model).items()}
     if tiny.num_shards == 1:
         save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
         return
@@ -142,6 +161,7 @@ def save_weights(model: transformers.PreTrainedModel, tiny: TinyCheckpoint, fold
 
 def published(name: str, weight: torch.Tensor, model_type: str) -> dict[str, torch.Tensor]:
     """A parameter as checkpoints have it: transformers joins experts as it loads them, but for those joined already."""
+    name = published_name(name, model_type)
     is_mixtral = model_type in ("mixtral", "minimax_m2", "phimoe")
     names = ("w1", "w3", "w2") if is_mixtral or model_type == "lfm2_moe" else ("gate_proj", "up_proj", "down_proj")
     if is_mixtral:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hybrid_checkpoints import HYBRID_CONFIGS
+from later_checkpoints import LATER_CONFIGS
 from mixture_checkpoints import MIXTURE_CONFIGS
 
 VOCAB_SIZE = 320
@@ -807,5 +808,5 @@ TINY_CHECKPOINTS: dict[str, TinyCheckpoint] = {
 }
 TINY_CHECKPOINTS |= {
     name: TinyCheckpoint(config, dtype, controls=controls)
-    for name, (config, dtype, controls) in {**HYBRID_CONFIGS, **MIXTURE_CONFIGS}.items()
+    for name, (config, dtype, controls) in {**HYBRID_CONFIGS, **MIXTURE_CONFIGS, **LATER_CONFIGS}.items()
 }

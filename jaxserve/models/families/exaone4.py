@@ -23,11 +23,11 @@ DEFAULTS = dict(COMMON_DEFAULTS, num_key_value_heads=32, rms_norm_eps=1e-5, slid
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Post-norms and norms of query and key heads; with sliding windows, layers with full attention do not rotate."""
     keys = Keys({**DEFAULTS, "sliding_window_pattern": 4, **hf})
-    config = build(keys, layers=_layers(keys))
+    config = build(keys, layers=read_layers(keys))
     return replace(config, norm_placement="post", qk_norm="heads")
 
 
-def _layers(keys: Keys) -> tuple[LayerConfig, ...]:
+def read_layers(keys: Keys) -> tuple[LayerConfig, ...]:
     """Read the layers: `sliding_window_pattern` counts if `layer_types` is absent."""
     if read_window(keys) is None:
         return alternating_layers(keys, 1)

@@ -15,10 +15,14 @@ DEFAULTS = dict(COMMON_DEFAULTS, rms_norm_eps=1e-5, attention_bias=False)
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Llama with norms of query and key heads after rope, whose base a fixed `alpha` may stretch."""
-    keys = Keys({**DEFAULTS, **hf})
+    return read_decoder(Keys({**DEFAULTS, **hf}))
+
+
+def read_decoder(keys: Keys, *, computed: tuple[str, ...] = ()) -> DecoderConfig:
+    """Read the keys that models without experts and with them share. computed: see `build`."""
     keys.require("use_qk_norm", True, None)
     keys.require("use_cla", False, None)
-    config, alpha = build(keys, layers=full_layers(keys)), _alpha(keys)
+    config, alpha = build(keys, layers=full_layers(keys), computed=computed), _alpha(keys)
     if alpha is not None:
         stretched = config.rope_theta * alpha ** (config.head_dim / (config.head_dim - 2))
         config = replace(config, rope_theta=stretched, rope_scaling=None)

@@ -14,6 +14,9 @@ from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
 from tests.unit.checkpoint.checkpoint_files import as_llama_cpp_stores, stored, write_gguf
 
 ARCHITECTURES = {
+    "GemmaForCausalLM": ("gemma", gguf.MODEL_ARCH.GEMMA),
+    "ArceeForCausalLM": ("arcee", gguf.MODEL_ARCH.ARCEE),
+    "Dots1ForCausalLM": ("dots1", gguf.MODEL_ARCH.DOTS1),
     "Gemma2ForCausalLM": ("gemma2", gguf.MODEL_ARCH.GEMMA2),
     "Gemma3ForCausalLM": ("gemma3", gguf.MODEL_ARCH.GEMMA3),
     "Phi3ForCausalLM": ("phi3", gguf.MODEL_ARCH.PHI3),
@@ -44,10 +47,13 @@ ARCHITECTURES = {
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.*)")
 
 
+def head_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
+    return {"attention.key_length": hf["head_dim"], "attention.value_length": hf["head_dim"]}
+
+
 def gemma_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
     caps = {key: hf[key] for key in ("attn_logit_softcapping", "final_logit_softcapping") if key in hf}
-    sizes = {"attention.key_length": hf["head_dim"], "attention.value_length": hf["head_dim"]}
-    return caps | sizes | {"attention.sliding_window": hf["sliding_window"]}
+    return caps | head_keys(hf) | {"attention.sliding_window": hf["sliding_window"]}
 
 
 def gemma3_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
@@ -423,6 +429,9 @@ def gpt_oss_keys(hf: Mapping[str, Any]) -> dict[str, Any]:
 
 
 OWN_KEYS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
+    "GemmaForCausalLM": head_keys,
+    "ArceeForCausalLM": head_keys,
+    "Dots1ForCausalLM": lambda hf: router_keys(hf) | {"expert_gating_func": int(gguf.ExpertGatingFuncType.SIGMOID)},
     "Gemma2ForCausalLM": gemma_keys,
     "Gemma3ForCausalLM": gemma3_keys,
     "Phi3ForCausalLM": phi3_keys,
@@ -475,7 +484,7 @@ def as_stored(name: str, tensor: np.ndarray, hf: Mapping[str, Any]) -> np.ndarra
     has_offset = model.startswith(("Gemma", "Qwen3Next", "Qwen3_5")) and not name.endswith("linear_attn.norm.weight")
     if has_offset and name.endswith("norm.weight"):
         return tensor + 1
-    if model.startswith(("Granite", "Mixtral", "Nemotron")) and ("q_proj" in name or "k_proj" in name):
+    if model.startswith(("Arcee", "Granite", "Mixtral", "Nemotron")) and ("q_proj" in name or "k_proj" in name):
         heads = hf["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
         return as_llama_cpp_stores(tensor, heads)
     return tensor[0] if name.endswith("shared_expert_gate.weight") else tensor

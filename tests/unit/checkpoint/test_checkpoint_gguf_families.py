@@ -74,6 +74,9 @@ LLAMA4: dict[str, Any] = {
 @pytest.mark.parametrize(
     "name",
     [
+        "gemma_tiny",
+        "arcee_tiny",
+        "dots1_tiny",
         "gemma2_tiny",
         "gemma3_tiny",
         "phi3_tiny",

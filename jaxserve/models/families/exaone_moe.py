@@ -1,0 +1,51 @@
+"""K-EXAONE: EXAONE 4 with experts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from jaxserve.checkpoint.family import Family
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.models.families import exaone4
+from jaxserve.models.families._common import build
+from jaxserve.models.families._experts import (
+    COUNT_KEYS,
+    MAX_SHARED,
+    dense_or_sparse,
+    read_experts,
+    with_sigmoid_router,
+)
+from jaxserve.models.families._keys import Keys
+
+DEFAULTS = dict(
+    exaone4.DEFAULTS,
+    moe_intermediate_size=1024,
+    num_experts=64,
+    num_experts_per_tok=8,
+    num_shared_experts=1,
+    norm_topk_prob=True,
+    routed_scaling_factor=2.5,
+    n_group=1,
+    topk_group=1,
+    first_k_dense_replace=1,
+)
+
+
+def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
+    """EXAONE 4's attention in blocks with norms before them, and sigmoid-routed and shared experts in most layers."""
+    keys = Keys({**DEFAULTS, "sliding_window_pattern": 4, **hf})
+    experts = read_experts(keys, "num_experts", "moe_intermediate_size", is_normalized=keys.flag("norm_topk_prob"))
+    experts = replace(
+        with_sigmoid_router(keys, experts),
+        shared_intermediate_size=experts.intermediate_size * keys.integer("num_shared_experts", MAX_SHARED),
+    )
+    layers = dense_or_sparse(keys, exaone4.read_layers(keys), experts)
+    return replace(build(keys, layers=layers, computed=COUNT_KEYS), qk_norm="heads")
+
+
+FAMILY = Family(
+    ("ExaoneMoeForCausalLM",),
+    decoder_config,
+    renames={"mlp.e_score_correction_bias": "mlp.gate.e_score_correction_bias"},
+)

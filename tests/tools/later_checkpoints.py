@@ -1,0 +1,248 @@
+"""Tiny checkpoints of families whose layers are those of others, put together anew; see tiny_checkpoints.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mixture_checkpoints import BOS, EOS, PAD
+
+_LAYER_NORM = "layer_norm_eps"
+
+
+def _config(architecture: str, model_type: str, eps: str = "rms_norm_eps", **keys: Any) -> dict[str, Any]:
+    return {
+        "architectures": [architecture],
+        "model_type": model_type,
+        "vocab_size": 320,
+        "hidden_size": 48,
+        "intermediate_size": 56,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        eps: 1e-5,
+        "hidden_act": "silu",
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "pad_token_id": PAD,
+        **keys,
+    }
+
+
+_ROUTED: dict[str, Any] = {
+    "head_dim": 16,
+    "moe_intermediate_size": 16,
+    "num_experts_per_tok": 2,
+    "routed_scaling_factor": 1.5,
+    "norm_topk_prob": True,
+    "n_group": 3,
+    "topk_group": 2,
+}
+_ROUTED_CONTROLS: dict[str, dict[str, Any]] = {
+    "choices": {"num_experts_per_tok": 3},
+    "scale": {"routed_scaling_factor": 1.0},
+    "groups": {"n_group": 1, "topk_group": 1},
+}
+_THETA: dict[str, dict[str, Any]] = {"theta": {"rope_theta": 20000.0}}
+
+LATER_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]] = {
+    "gemma_tiny": (
+        _config(
+            "GemmaForCausalLM",
+            "gemma",
+            head_dim=32,
+            num_attention_heads=3,
+            num_key_value_heads=1,
+            hidden_act="gelu",
+            tie_word_embeddings=True,
+        ),
+        "bfloat16",
+        {**_THETA, "activation": {"hidden_act": "silu"}},
+    ),
+    "vaultgemma_tiny": (
+        {
+            key: value
+            for key, value in _config(
+                "VaultGemmaForCausalLM",
+                "vaultgemma",
+                head_dim=32,
+                query_pre_attn_scalar=64,
+                sliding_window=8,
+                attn_logit_softcapping=5.0,
+                final_logit_softcapping=6.0,
+                hidden_activation="gelu_pytorch_tanh",
+                tie_word_embeddings=True,
+            ).items()
+            if key != "hidden_act"
+        },
+        "bfloat16",
+        {"window": {"sliding_window": 9}, "cap": {"final_logit_softcapping": None}},
+    ),
+    "arcee_tiny": (
+        _config(
+            "ArceeForCausalLM", "arcee", hidden_act="relu2", head_dim=40, num_attention_heads=3, num_key_value_heads=1
+        ),
+        "bfloat16",
+        {**_THETA, "activation": {"hidden_act": "silu"}},
+    ),
+    "jais2_tiny": (
+        _config(
+            "Jais2ForCausalLM",
+            "jais2",
+            _LAYER_NORM,
+            hidden_size=64,
+            num_hidden_layers=3,
+            hidden_act="relu2",
+            attention_bias=True,
+            mlp_bias=True,
+        ),
+        "float32",
+        {**_THETA, "eps": {"layer_norm_eps": 0.1}},
+    ),
+    "starcoder2_tiny": (
+        _config(
+            "Starcoder2ForCausalLM",
+            "starcoder2",
+            "norm_epsilon",
+            hidden_size=64,
+            num_hidden_layers=3,
+            hidden_act="gelu_pytorch_tanh",
+            sliding_window=8,
+            use_bias=True,
+            tie_word_embeddings=False,
+        ),
+        "float16",
+        {"window": {"sliding_window": 9}, "eps": {"norm_epsilon": 0.1}},
+    ),
+    "phi_tiny": (
+        _config(
+            "PhiForCausalLM",
+            "phi",
+            _LAYER_NORM,
+            hidden_size=60,
+            num_key_value_heads=4,
+            num_attention_heads=6,
+            hidden_act="gelu_new",
+            partial_rotary_factor=0.4,
+        )
+        | {"num_key_value_heads": 6},
+        "float16",
+        {"whole": {"partial_rotary_factor": 1.0}, "eps": {"layer_norm_eps": 0.1}},
+    ),
+    "helium_tiny": (
+        _config("HeliumForCausalLM", "helium", head_dim=12, num_key_value_heads=4, rms_norm_eps=1e-8),
+        "bfloat16",
+        {**_THETA, "eps": {"rms_norm_eps": 0.1}},
+    ),
+    "ministral_tiny": (
+        _config(
+            "MinistralForCausalLM",
+            "ministral",
+            head_dim=16,
+            num_hidden_layers=3,
+            sliding_window=8,
+            layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+        ),
+        "bfloat16",
+        {"window": {"sliding_window": 9}, "kinds": {"layer_types": ["sliding_attention"] * 3}},
+    ),
+    "hyperclovax_tiny": (
+        _config(
+            "HyperCLOVAXForCausalLM",
+            "hyperclovax",
+            embedding_multiplier=2.0,
+            residual_multiplier=0.7,
+            attention_multiplier=0.125,
+            logits_scaling=1.3,
+            use_post_norm=True,
+        ),
+        "bfloat16",
+        {
+            "residual": {"residual_multiplier": 1.0},
+            "logits": {"logits_scaling": 1.0},
+            "scores": {"attention_multiplier": 0.3},
+        },
+    ),
+    "youtu_tiny": (
+        _config(
+            "YoutuForCausalLM",
+            "youtu",
+            num_key_value_heads=4,
+            q_lora_rank=24,
+            kv_lora_rank=20,
+            qk_rope_head_dim=8,
+            qk_nope_head_dim=16,
+            v_head_dim=12,
+            tie_word_embeddings=True,
+            pad_token_id=None,  # transformers sets its embedding to zero
+        ),
+        "bfloat16",
+        {**_THETA, "pairs": {"rope_interleave": False}},
+    ),
+    "solar_open_tiny": (
+        _config("SolarOpenForCausalLM", "solar_open", n_routed_experts=6, n_shared_experts=1, **_ROUTED),
+        "bfloat16",
+        _ROUTED_CONTROLS,
+    ),
+    "dots1_tiny": (
+        _config(
+            "Dots1ForCausalLM",
+            "dots1",
+            n_routed_experts=6,
+            n_shared_experts=2,
+            first_k_dense_replace=1,
+            sliding_window=None,
+            **_ROUTED,
+        ),
+        "bfloat16",
+        _ROUTED_CONTROLS,
+    ),
+    "exaone_moe_tiny": (
+        _config(
+            "ExaoneMoeForCausalLM",
+            "exaone_moe",
+            num_hidden_layers=3,
+            num_experts=6,
+            num_shared_experts=1,
+            sliding_window=8,
+            sliding_window_pattern=3,
+            first_k_dense_replace=1,
+            **_ROUTED,
+        ),
+        "bfloat16",
+        {**_ROUTED_CONTROLS, "window": {"sliding_window": 9}, "rope": {"layer_types": ["sliding_attention"] * 3}},
+    ),
+    "hy_v3_tiny": (
+        _config(
+            "HYV3ForCausalLM",
+            "hy_v3",
+            head_dim=16,
+            num_experts=5,
+            num_experts_per_tok=2,
+            num_shared_experts=1,
+            moe_intermediate_size=16,
+            router_scaling_factor=1.7,
+        ),
+        "bfloat16",
+        {"choices": {"num_experts_per_tok": 3}, "scale": {"router_scaling_factor": 1.0}},
+    ),
+    "hunyuan_moe_tiny": (
+        _config(
+            "HunYuanMoEV1ForCausalLM",
+            "hunyuan_v1_moe",
+            intermediate_size=16,
+            head_dim=32,
+            num_experts=5,
+            moe_topk=[2, 2],
+            rope_scaling={"type": "dynamic", "alpha": 50.0, "factor": 1.0},
+        ),
+        "bfloat16",
+        {
+            "alpha": {"rope_scaling": {"type": "dynamic", "alpha": 5.0, "factor": 1.0}},
+            "choices": {"moe_topk": [3, 3]},
+        },
+    ),
+}
+"""By name: the config, the dtype of the weights, and the changes to the config that must change its logits."""
