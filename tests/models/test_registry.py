@@ -323,7 +323,8 @@ def test_rope_scaling_that_is_not_computed_is_rejected(table: object, expected: 
 
 def test_refusal_shows_only_the_beginning_of_a_long_value() -> None:
     assert len(rejection({**LLAMA, "hidden_act": "x" * 100_000})) < 300
-    assert len(rejection({**LLAMA, "architectures": ["x" * 100_000]})) < 300 + len(", ".join(architectures()))
+    supported = ", ".join((*architectures(), *encoder_architectures()))
+    assert len(rejection({**LLAMA, "architectures": ["x" * 100_000]})) < 300 + len(supported)
 
 
 def test_end_tokens_are_the_union_of_both_files() -> None:
