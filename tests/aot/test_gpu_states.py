@@ -91,6 +91,15 @@ def compiled(shape: Shape) -> jax.stages.Compiled:
         return jax.jit(update, donate_argnums=3).lower(*arguments).compile()
 
 
+@pytest.mark.parametrize("is_decode", [True, False], ids=["decode", "mixed"])
+def test_heads_of_80_numbers_stay_in_registers(is_decode: bool, tmp_path: Path) -> None:
+    """Heads of Nemotron-H take tokens in turn: 20 columns of a warp are no rows of its matmuls."""
+    shape = Shape(8, 128, 128, 80, has_rate=False, is_decode=is_decode)
+    code = machine_code(shape.target, lambda: compiled(shape), tmp_path)
+    assert code.num_kernels == 1
+    assert code.spilled_bytes == 0
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_states_stay_in_registers_and_move_in_vectors(shape: Shape, tmp_path: Path) -> None:
     code = machine_code(shape.target, lambda: compiled(shape), tmp_path)

@@ -31,7 +31,7 @@ def no_traces() -> None:
 
 
 @pytest.mark.parametrize("target", [H200, A100], ids=lambda target: target.name)
-@pytest.mark.parametrize("case", [DELTA, SUM, CASES[0], CASES[6], *CASES[8:10]], ids=str)
+@pytest.mark.parametrize("case", [DELTA, SUM, CASES[0], CASES[6], *CASES[8:12]], ids=str)
 def test_states_after_a_token_equal_those_in_float64(case: Case, target: Target) -> None:
     given = operands(case)
     with emulated(SCHEDULES, target) as launches:

@@ -169,13 +169,15 @@ CASES = (
     Case((1, 1, 1), (5, 0, 9), 1, 2, 128, has_rate=False, is_decode=True, is_pooled=True),
     Case((1, 1, 1), (5, 0, 9), 2, 2, 256, is_decode=True, is_pooled=True, decay=8.0),
     Case((1, 4), (5, 0), 1, 1, 256, padding=1),
+    Case((1, 3, 0), (5, 0, 9), 1, 2, 64, 80, has_rate=False, padding=1, is_pooled=True),
+    Case((1, 1), (5, 9), 1, 1, 32, 160, is_decode=True),
     Case((1, 40, 70, 0, 31), (5, 30, 64, 0, 1), 1, 2, 32, padding=370, is_pooled=True),
     Case((34, 2), (31, 9), 2, 2, 64, padding=476, decay=30.0),
     Case((100, 156), (28, 33), 1, 1, 128, padding=256, decay=1e-4),
     Case((33, 64), (0, 32), 1, 2, 96, has_rate=False, padding=415),
     Case((35,), (30,), 1, 1, 256, padding=477),
 )
-CHUNKED = CASES[10:]
+CHUNKED = CASES[12:]
 """Programs of as many tokens as GPUs take chunks for (`gpu.FEWEST_TOKENS`)."""
 SLOW = CASES[4:]
 BACKENDS: tuple[Backend, ...] = ("mosaic_gpu",)

@@ -47,7 +47,7 @@ def _in_pool(
         None if rate is None else rate.astype(jnp.float32),
     )
     starts, ends, whole = segments.starts[:-1], segments.starts[1:], segments.whole
-    if whole is None or not takes_chunks(q.shape[2], len(q)):
+    if whole is None or not takes_chunks(q.shape[2], v.shape[2], len(q)):
         out, pool = step(*operands, states, starts, ends, is_decode=segments.chunks is None)
     else:
         has_chunks = whole.counts > 0

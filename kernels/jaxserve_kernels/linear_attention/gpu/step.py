@@ -1,6 +1,6 @@
 """The tokens of rows, one after the other: a state is read once from its slot, and written once into its slot, in the pool itself.
 
-A warp has 16 columns of a state in registers, and each of its threads an eighth of the rows of four columns. What a key finds in
+A warp has 16 columns of a state in registers, or 20, and each of its threads an eighth of the rows of four columns, or five. What a key finds in
 a column, and what a query reads from it, are sums over the numbers of a thread and over the eight threads of a column. So warps
 exchange nothing, and no sum depends on other rows or on how many there are.
 
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax.experimental.mosaic.gpu import fragmented_array
 from jaxtyping import Array, Float, Int
 
-from jaxserve_kernels.linear_attention.gpu import COLUMNS, ROW_GROUPS
+from jaxserve_kernels.linear_attention.gpu import COLUMNS, ROW_GROUPS, num_columns
 from jaxserve_kernels.linear_attention.states import PooledStates
 from jaxserve_kernels.paged_attention.gpu.tiles import put
 
@@ -50,14 +50,26 @@ class Kernel:
         _, num_slots, num_value_heads, _, value_dim = states.pool.shape
         return cls(q.shape[2], value_dim, q.shape[1], num_value_heads, num_slots, is_decode)
 
+    @property
+    def columns(self) -> int:
+        """Columns of a program."""
+        columns = num_columns(self.value_dim)
+        assert columns is not None, "values have a kernel"
+        return columns
+
     def num_programs(self, num_rows: int) -> int:
-        return num_rows * self.num_value_heads * (self.value_dim // COLUMNS)
+        return num_rows * self.num_value_heads * (self.value_dim // self.columns)
 
     @property
     def layout(self) -> Any:
-        """The layout of columns `[H, C]`: a warp reads and writes 64 bytes of eight rows at a time."""
-        tiles = (self.key_dim, COLUMNS), (self.key_dim, COLUMNS // _WARPS), (self.key_dim // ROW_GROUPS, _VECTOR)
-        return plgpu.Layout.TILED(fragmented_array.Tiling(tiles), warp_dims=(-5,), lane_dims=(-4, -3), vector_dim=-1)
+        """The layout of columns `[H, C]`: a warp reads and writes 64 bytes of eight rows at a time, or 16 if it has 20 columns."""
+        dim, rows = self.key_dim, self.key_dim // ROW_GROUPS
+        of_warp = (dim, self.columns), (dim, self.columns // _WARPS)
+        if self.columns == COLUMNS:
+            tiling, warp = fragmented_array.Tiling((*of_warp, (rows, _VECTOR))), -5
+        else:  # neighbouring columns in four threads, five columns of each
+            tiling, warp = fragmented_array.Tiling((*of_warp, (dim, 4), (rows, 1))), -7
+        return plgpu.Layout.TILED(tiling, warp_dims=(warp,), lane_dims=(-4, -3), vector_dim=-1)
 
 
 class Refs(NamedTuple):
@@ -150,13 +162,14 @@ def _body(kernel: Kernel, refs: Refs) -> None:
 
 def place_of(kernel: Kernel, refs: Refs) -> Place:
     """Return the work of this program."""
-    program, blocks = jax.lax.axis_index("program"), jnp.int32(kernel.value_dim // COLUMNS)
+    program, blocks = jax.lax.axis_index("program"), jnp.int32(kernel.value_dim // kernel.columns)
     index, block = jax.lax.div(program, blocks), jax.lax.rem(program, blocks)
     heads = jnp.int32(kernel.num_value_heads)
     # Prompts come after the rows that decode, and take longest: they begin first.
     row, head = refs.reads.shape[0] - 1 - jax.lax.div(index, heads), jax.lax.rem(index, heads)
     key_head = jax.lax.div(head, jnp.int32(kernel.num_value_heads // kernel.num_key_heads))
-    return Place(row, key_head, head, pl.ds(pl.multiple_of(block * COLUMNS, COLUMNS), COLUMNS))
+    columns = kernel.columns
+    return Place(row, key_head, head, pl.ds(pl.multiple_of(block * columns, columns), columns))
 
 
 def update(kernel: Kernel, refs: Refs, place: Place, after: Callable[[Array], Array]) -> None:
@@ -217,12 +230,12 @@ def _updated(kernel: Kernel, refs: Refs, place: Place, state: Array, index: Any,
 
 def _across(kernel: Kernel, vector: Array) -> Array:
     """Return the numbers of a key or a query for each column: [H, C]."""
-    return plgpu.layout_cast(jax.lax.broadcast_in_dim(vector, (kernel.key_dim, COLUMNS), (0,)), kernel.layout)
+    return plgpu.layout_cast(jax.lax.broadcast_in_dim(vector, (kernel.key_dim, kernel.columns), (0,)), kernel.layout)
 
 
 def _down(kernel: Kernel, vector: Array) -> Array:
     """Return the number of a column for each of its rows: [H, C]."""
-    return plgpu.layout_cast(jax.lax.broadcast_in_dim(vector, (kernel.key_dim, COLUMNS), (1,)), kernel.layout)
+    return plgpu.layout_cast(jax.lax.broadcast_in_dim(vector, (kernel.key_dim, kernel.columns), (1,)), kernel.layout)
 
 
 def load(ref: Any, layout: Any) -> Array:
