@@ -91,6 +91,13 @@ async def test_every_api_asks_for_both(api: Api) -> None:
     assert (forced.answer, forced.allows_text) == ("", False)
 
 
+async def test_a_call_is_one_of_the_allowed_tools(api: Api) -> None:
+    options = {"mode": "required", "tools": TOOLS[1:]}
+    forced = await grammar_of(api, CHAT, BODY | {"tool_choice": {"type": "allowed_tools", "allowed_tools": options}})
+    assert ["now" in str(template.begin) for template in forced.templates] == [True]
+    assert not forced.allows_text
+
+
 async def test_a_format_that_is_no_json_is_refused_beside_tools(api: Api) -> None:
     status, reply = await api.post(CHAT, BODY | {"structured_outputs": {"regex": "a+"}})
     assert (status, reply["error"]["param"]) == (400, "structured_outputs.regex")
