@@ -36,6 +36,7 @@ def test_whole_and_streamed_response(client: openai.OpenAI) -> None:
     whole = client.responses.create(model=MODEL, input=QUESTION, temperature=0)
     assert (whole.output_text, whole.status) == (ANSWER, "completed")
     assert whole.usage.output_tokens == 8
+    assert client.responses.input_tokens.count(model=MODEL, input=QUESTION).input_tokens == whole.usage.input_tokens
     with client.responses.stream(model=MODEL, input=QUESTION, temperature=0) as stream:
         events = list(stream)
         final = stream.get_final_response()

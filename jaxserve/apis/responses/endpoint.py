@@ -1,4 +1,4 @@
-"""`/v1/responses`: create, retrieve, cancel, delete, and the items that a response was given."""
+"""`/v1/responses`: create, retrieve, cancel, delete, the items that a response was given, and the tokens of an input."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from jaxserve.apis.responses.input import read_input
 from jaxserve.apis.responses.items import Item
 from jaxserve.apis.responses.pages import PageQuery, page_of
 from jaxserve.apis.responses.reply import ResponseFormatter
-from jaxserve.apis.responses.response import DeletedResponse, ItemList, ReasoningEcho, ResponseObject
+from jaxserve.apis.responses.response import DeletedResponse, InputTokens, ItemList, ReasoningEcho, ResponseObject
 from jaxserve.apis.responses.schema import ResponsesRequest, TextFormat, TextOptions, check_moved, check_responses
 from jaxserve.apis.responses.store import StoredResponse
 from jaxserve.apis.responses.to_request import to_request
 from jaxserve.apis.routes import Call, Generated, Route
 from jaxserve.errors import InvalidRequestError, RequestError, ResponseNotFoundError
 from jaxserve.frontend.checks import shorten
+from jaxserve.frontend.encode import encode_conversation
 from jaxserve.frontend.errors import hide_internal_error
 from jaxserve.frontend.handle import RequestHandle
 from jaxserve.frontend.prepare import prepare
+from jaxserve.frontend.request import Conversation
 from jaxserve.ipc.messages import RequestOutput
 
 _ONE = "/v1/responses/{response_id}"
@@ -53,6 +55,20 @@ async def create_response(call: Call, body: ResponsesRequest) -> Generated | Res
         is_streamed=bool(body.stream),
         fail=formatter.fail,
     )
+
+
+@partial(Route, "POST", "/v1/responses/input_tokens", tag="OpenAI", reply=InputTokens)
+async def count_input_tokens(call: Call, body: ResponsesRequest) -> InputTokens:
+    """Count the tokens of the prompt that a request for a response would have."""
+    frontend = call.frontend
+    given = await call.off_loop(_read, call, body)
+    frontend.require_generation(body.model)
+    before = await items_before(call.responses, body.previous_response_id)
+    request = await call.off_loop(to_request, body, [*before, *given], frontend.limits, len(before))
+    assert isinstance(request.prompt, Conversation)
+    model_info = frontend.client.require_ready()
+    images = await frontend.images.load(request.prompt.images, model_info.images)
+    return InputTokens(len(await encode_conversation(frontend.tokenization, request.prompt, images=images)))
 
 
 @partial(Route, "GET", _ONE, tag="OpenAI", reply=ResponseObject)

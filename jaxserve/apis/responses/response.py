@@ -96,6 +96,13 @@ class DeletedResponse(msgspec.Struct):
     deleted: bool = True
 
 
+class InputTokens(msgspec.Struct):
+    """The number of tokens of the prompt that a request would have."""
+
+    input_tokens: int
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+
+
 class ItemList(msgspec.Struct, kw_only=True):
     """A page of the items that a response was given."""
 

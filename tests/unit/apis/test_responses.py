@@ -220,3 +220,21 @@ async def test_queries_that_are_not_followed_are_refused(api: Api, query: str) -
     async with api.http.get(f"{PATH}/resp_x?{query}") as response:
         assert response.status == 400
         assert (await response.json())["error"]["param"] == query.partition("=")[0].removesuffix("[]")
+
+
+async def test_the_tokens_of_an_input_are_those_of_the_response_to_it(api: Api) -> None:
+    body = {"input": "Hi", "instructions": "Be brief."}
+    (_, first), _ = await asyncio.gather(api.post(PATH, body), play(api, [[EOS]], finish_reason="stop"))
+    status, counted = await api.post(f"{PATH}/input_tokens", body)
+    assert (status, counted) == (
+        200,
+        {"input_tokens": first["usage"]["input_tokens"], "object": "response.input_tokens"},
+    )
+    _, longer = await api.post(f"{PATH}/input_tokens", body | {"previous_response_id": first["id"]})
+    assert longer["input_tokens"] > counted["input_tokens"]
+
+
+@pytest.mark.parametrize(("change", "param"), [({"max_tokens": 3}, "max_tokens"), ({"model": "other"}, "model")])
+async def test_counting_refuses_what_a_response_refuses(api: Api, change: dict[str, Any], param: str) -> None:
+    status, reply = await api.post(f"{PATH}/input_tokens", {"input": "Hi"} | change)
+    assert status in (400, 404) and reply["error"]["param"] == param
