@@ -192,7 +192,7 @@ class ToolChoice:
 
     def check(self, names: set[str]) -> None:
         """Raise InvalidRequestError for a choice among other functions than `names`."""
-        if self.given is None or self.mode == "none" or (self.mode == "auto" and not names):
+        if self.given is None or self.mode == "none" or (self.mode == "auto" and self.allowed is None and not names):
             return
         if not names:
             raise InvalidRequestError("When using `tool_choice`, `tools` must be set.", param="tool_choice")

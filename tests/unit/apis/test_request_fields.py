@@ -352,6 +352,7 @@ def test_every_sampler_option_is_a_request_field() -> None:
         ({"tools": TOOLS, "tool_choice": allowed("required", "g")}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": allowed("none", "f")}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": allowed("auto")}, "tool_choice"),
+        ({"tool_choice": allowed("auto", "f")}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": TOOLS}}, "tool_choice"),
         ({"tool_choice": allowed("auto", "f"), "tools": [*TOOLS, {"type": "custom"}]}, "tools[1].type"),
         ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
