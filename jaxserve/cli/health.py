@@ -61,4 +61,5 @@ def check_health(url: str, *, timeout_s: float, opener: urllib.request.OpenerDir
         return f"answered {error.code}"
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
+        reason = getattr(reason, "strerror", None) or reason
         return f"no answer: {reason}"

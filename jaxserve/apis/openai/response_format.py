@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
@@ -10,6 +10,8 @@ from msgspec import Meta
 from jaxserve.errors import invalid, unsupported
 from jaxserve.frontend.checks import missing, shorten
 from jaxserve.frontend.constraints import Constraint, only_constraint
+
+_TYPES: Final = ("text", "json_object", "json_schema", "json", "regex", "grammar")
 
 
 class JsonSchemaFormat(msgspec.Struct, kw_only=True):
@@ -36,7 +38,10 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
         ),
     ] = None
     value: Annotated[
-        dict[str, Any] | None, Meta(description="The schema as TGI's clients send it, also with the type `json`.")
+        dict[str, Any] | str | None,
+        Meta(
+            description="The schema as TGI's clients send it, also with the type `json`; with `regex` the expression."
+        ),
     ] = None
     pattern: Annotated[str | None, Meta(description="Together's regular expression; only with `regex`.")] = None
     grammar: Annotated[str | None, Meta(description="Fireworks's grammar (GBNF or Lark); only with `grammar`.")] = None
@@ -49,16 +54,25 @@ def response_constraint(format_: ResponseFormat | None) -> Constraint | None:
     """
     if format_ is None:
         return None
+    if format_.type not in _TYPES:
+        names = f"{', '.join(_TYPES[:-1])} or {_TYPES[-1]}"
+        raise unsupported("response_format.type", f"must be {names}, got {shorten(format_.type)}")
     schemas = {
         "json_schema.schema": format_.json_schema.schema if format_.json_schema is not None else None,
         "schema": format_.schema,
-        "value": format_.value,
+        "value": format_.value if isinstance(format_.value, dict) else None,
     }
     given = {f"response_format.{place}": schema for place, schema in schemas.items() if schema is not None}
     if given and format_.type not in ("json", "json_object", "json_schema"):
         raise invalid(next(iter(given)), f"it goes with the type json_schema, got {shorten(format_.type)}")
-    for kind, text in (("regex", format_.pattern), ("grammar", format_.grammar)):
-        part = "pattern" if kind == "regex" else kind
+    is_expression = isinstance(format_.value, str)
+    if is_expression and format_.pattern is not None:
+        raise invalid("response_format.value", "give `pattern` or `value`, not both")
+    expression = format_.value if isinstance(format_.value, str) else format_.pattern
+    for kind, part, text in (
+        ("regex", "value" if is_expression else "pattern", expression),
+        ("grammar", "grammar", format_.grammar),
+    ):
         if (text is not None) != (format_.type == kind):
             if text is None:
                 raise missing(f"response_format.{part}")

@@ -274,6 +274,7 @@ async def test_a_choice_among_no_tools_is_fine_unless_it_forces_a_call(api: Api)
         ({"response_format": {"type": "json", "value": CITY}}, "json", CITY, "response_format.value"),
         ({"response_format": {"type": "json_schema", "schema": CITY}}, "json", CITY, "response_format.schema"),
         ({"response_format": {"type": "regex", "pattern": "a+"}}, "regex", "a+", "response_format.pattern"),
+        ({"response_format": {"type": "regex", "value": "a+"}}, "regex", "a+", "response_format.value"),
         ({"response_format": {"type": "grammar", "grammar": "g"}}, "grammar", "g", "response_format.grammar"),
     ],
 )
@@ -297,6 +298,8 @@ def test_names_of_other_servers_constrain_messages_too() -> None:
         ({"response_format": {"type": "text", "schema": CITY}}, "response_format.schema"),
         ({"response_format": {"type": "json_object", "pattern": "a"}}, "response_format.pattern"),
         ({"response_format": {"type": "regex"}}, "response_format.pattern"),
+        ({"response_format": {"type": "regex", "pattern": "a", "value": "a"}}, "response_format.value"),
+        ({"response_format": {"type": "json_schema", "value": "a"}}, "response_format.value"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
         ({"response_format": {"type": "json"}}, "response_format.type"),
     ],

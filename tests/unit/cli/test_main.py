@@ -100,7 +100,7 @@ def test_health_exits_by_the_answer(health_server: str, capsys: pytest.CaptureFi
     assert main(["health", "--url", health_server, "--live"]) == 1
     assert f"{health_server}/live: answered 503" in capsys.readouterr().err
     assert main(["health", "--url", "http://127.0.0.1:1"]) == 1
-    assert "no answer" in capsys.readouterr().err
+    assert "no answer: Connection refused\n" in capsys.readouterr().err
 
 
 def test_health_finds_the_server_by_the_environment(health_server: str, monkeypatch: pytest.MonkeyPatch) -> None:
