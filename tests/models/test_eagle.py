@@ -139,6 +139,7 @@ def test_a_head_in_the_class_of_its_layer_is_known_by_its_vocabulary(tmp_path: P
     [
         ({"layer": {"num_hidden_layers": 2}}, "heads of 2 layers are not served"),
         ({"layer": {"model_type": "gpt_oss"}}, "layers of the type gpt_oss are not served; those of llama, qwen3 are"),
+        ({"layer": {"model_type": ["llama"]}}, r"layers of the type \['llama'\] are not served"),
         ({"use_aux_hidden_state": False}, "heads with use_aux_hidden_state False are not served"),
         ({"parallel_drafting": True}, "heads with parallel_drafting True are not served"),
         (

@@ -71,7 +71,7 @@ def eagle_config(config: Mapping[str, Any]) -> tuple[dict[str, Any], EagleConfig
             f"EAGLE-3 heads of {str(layer['num_hidden_layers'])[:80]} layers are not served; those of one are"
         )
     model_type = layer.get("model_type", "llama")
-    if model_type not in _LAYERS:
+    if not isinstance(model_type, str) or model_type not in _LAYERS:
         raise CheckpointError(
             f"EAGLE-3 heads with layers of the type {str(model_type)[:80]} are not served; those of {', '.join(_LAYERS)} are"
         )

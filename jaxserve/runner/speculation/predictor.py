@@ -2,8 +2,9 @@
 
 Both are one layer with a place in its cache for every token t that the model has computed: it is filled from the model's hidden states of t
 and the token that follows t. Both are in the step that computes t: the token that follows is the next one of the prompt, or the
-one that the step samples. So no hidden state is kept between steps, and a prompt in chunks, a prefix hit and a preempted request
-have the entries that they would have if the prompt were computed at once.
+one that the step samples. So no hidden state is kept between steps, and a prompt in chunks has the entries that it would have if it
+were computed at once. Two kinds of entries may differ, which changes drafts, not tokens: the last one of a page that another text
+has filled, and the last one of a chunk that ends before a token of an image, whose embedding is not known yet.
 
 In a speculative step the samples of a row follow its tokens, so one pass over the verified chunk fills the entries of all accepted
 tokens, and its output after the last one predicts the first drafted token. Entries of drafts that were wrong, and those that
