@@ -286,14 +286,35 @@ def _try_lock(folder: Path) -> int | None:
 
 def _remove_other_layouts(own: Path, num_bytes: int) -> None:
     """Remove folders of other layouts that no engine uses, oldest first, until they and ours have `num_bytes` at most."""
-    folders = sorted(own.parent.glob(f"{_PREFIX}*"), key=lambda folder: folder.stat().st_mtime)
-    sizes = {folder: sum(path.stat().st_size for path in folder.glob("??/*")) for folder in folders}
+    folders = sorted(own.parent.glob(f"{_PREFIX}*"), key=_last_change)
+    sizes = {folder: _bytes_in(folder) for folder in folders}
     total = sum(size for folder, size in sizes.items() if folder == own or folder.stem != own.stem)
     for folder, size in sizes.items():
         if total <= num_bytes:
             return
-        if folder.stem == own.stem or (lock := _try_lock(folder)) is None:
+        if folder.stem == own.stem:
             continue
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
+        with contextlib.suppress(OSError):  # another engine that starts removes it
+            if (lock := _try_lock(folder)) is None:
+                continue
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
         total -= size
+
+
+def _last_change(folder: Path) -> float:
+    """Return the time of a folder's last change; 0 if it is gone."""
+    try:
+        return folder.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _bytes_in(folder: Path) -> int:
+    """Return the bytes of the files in a folder, whose engine may write, rename and remove some meanwhile."""
+    total = 0
+    for parent, _, names in os.walk(folder):  # passes over folders that are gone
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total += Path(parent, name).stat().st_size
+    return total

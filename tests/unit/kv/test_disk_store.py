@@ -203,6 +203,17 @@ def test_unused_folders_of_other_models_make_place(opened: Open, tmp_path: Path)
     assert len(list(tmp_path.glob("kv/*"))) == 1
 
 
+def test_engine_starts_beside_one_that_removes_files_and_folders(opened: Open, tmp_path: Path) -> None:
+    """Links to nothing stand for files and folders that are gone after they were listed."""
+    store = opened()
+    put(store, 0, 1, 2)
+    (next(tmp_path.glob("kv/*/??")) / "gone.page").symlink_to(tmp_path / "nothing")
+    (tmp_path / "kv" / "jaxserve-kv-gone").symlink_to(tmp_path / "nothing")
+    other = dataclasses.replace(LAYOUT, model="other")
+    restart(store, opened, layout=other, num_pages=2)
+    assert not list(tmp_path.glob("kv/*/??/*.page")), "the folder of the first model made place"
+
+
 def test_engine_finds_its_prefix_on_disk_after_a_restart(tmp_path: Path) -> None:
     config = TierConfig(kv_offload_dir=str(tmp_path / "kv"), kv_fetch="always")
     first = Rig(tiers=config)
