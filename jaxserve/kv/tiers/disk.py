@@ -272,16 +272,18 @@ def _open_folder(directory: Path, identity: str) -> tuple[Path, int]:
 
 
 def _try_lock(folder: Path) -> int | None:
-    """Return the descriptor that holds the lock of a folder, or None if another engine holds it. Raises OSError."""
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    try:
+    """Return the descriptor that holds the lock of a folder, or None if another engine holds it or has removed the folder.
+
+    Raises OSError.
+    """
+    with contextlib.suppress(BlockingIOError, FileNotFoundError), contextlib.ExitStack() as unlock:
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        unlock.callback(os.close, lock)
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(lock)
-        if isinstance(error, BlockingIOError):
-            return None
-        raise
-    return lock
+        if os.path.samestat(os.fstat(lock), folder.stat()):
+            unlock.pop_all()
+            return lock
+    return None
 
 
 def _remove_other_layouts(own: Path, num_bytes: int) -> None:
@@ -294,12 +296,12 @@ def _remove_other_layouts(own: Path, num_bytes: int) -> None:
             return
         if folder.stem == own.stem:
             continue
-        with contextlib.suppress(OSError):  # another engine that starts removes it
-            if (lock := _try_lock(folder)) is None:
-                continue
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(lock)
-        total -= size
+        with contextlib.suppress(OSError):  # it cannot be opened
+            if (lock := _try_lock(folder)) is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(lock)
+        if not folder.exists():  # this engine or another one has removed it
+            total -= size
 
 
 def _last_change(folder: Path) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -212,6 +213,24 @@ def test_engine_starts_beside_one_that_removes_files_and_folders(opened: Open, t
     other = dataclasses.replace(LAYOUT, model="other")
     restart(store, opened, layout=other, num_pages=2)
     assert not list(tmp_path.glob("kv/*/??/*.page")), "the folder of the first model made place"
+
+
+def test_engine_whose_folder_is_removed_as_it_starts_takes_another_one(
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = fcntl.flock
+
+    def removing_first(descriptor: int, operation: int) -> None:
+        """Lock a folder that an engine of another model, which makes place, has just removed."""
+        monkeypatch.setattr(fcntl, "flock", lock)
+        (folder,) = tmp_path.glob("kv/*")
+        folder.rmdir()
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", removing_first)
+    store = opened()
+    put(store, 1)
+    assert content(store, 1) is not None
 
 
 def test_engine_finds_its_prefix_on_disk_after_a_restart(tmp_path: Path) -> None:
