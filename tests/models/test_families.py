@@ -139,6 +139,37 @@ def test_gemma_3_sliding_window_layers_have_a_rope_base_in_both_formats() -> Non
         decoder_config(of("Gemma3", rope_parameters={**tables, "sliding_attention": scaled}))
 
 
+def test_granite_with_windows_has_a_rope_base_for_each_kind_of_layer_or_none() -> None:
+    config = decoder_config(of("GraniteSWA", num_hidden_layers=4, layer_rope_theta=[0, 1e3, 1e3, 1e3], rope_theta=1e5))
+    assert [layer.sliding_window for layer in config.layers] == [None, 128, 128, 128]
+    assert [layer.use_rope for layer in config.layers] == [False, True, True, True]
+    assert (config.rope_theta, config.sliding_rope_theta, config.has_sinks) == (1e5, 1e3, True)
+    assert decoder_config(of("GraniteSWA", num_hidden_layers=4)).sliding_rope_theta is None
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"layer_rope_theta": [1e4, 1e4, 1e3, 1e4]}, "supported: one base for all layers with a window"),
+        ({"layer_rope_theta": [1e4]}, "supported: a list with one entry for each of the 4 layers"),
+        ({"layer_rope_theta": [1e4, "x", 1e4, 1e4]}, "layer_rope_theta is 'x'; supported: a finite number"),
+        (
+            {"layer_rope_theta": [1e4, 1e3, 1e3, 1e3], "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            "supported: the same base for all layers, as rope is scaled",
+        ),
+    ],
+)
+def test_rope_bases_that_granite_does_not_compute_are_rejected(change: dict[str, Any], expected: str) -> None:
+    with pytest.raises(CheckpointError, match=expected):
+        decoder_config(of("GraniteSWA", num_hidden_layers=4, **change))
+
+
+def test_mellum_has_experts_in_every_layer_and_rope_bases_of_its_own() -> None:
+    config = decoder_config(of("Mellum", num_hidden_layers=3))
+    assert all(layer.experts is not None and layer.sliding_window is None for layer in config.layers)
+    assert (config.rope_theta, config.sliding_rope_theta) == (500_000.0, 10_000.0)
+
+
 def test_gemmas_window_pattern_and_caps_are_read() -> None:
     config = decoder_config(of("Gemma2", num_hidden_layers=3, sliding_window=8, query_pre_attn_scalar=144))
     assert [layer.sliding_window for layer in config.layers] == [8, None, 8]

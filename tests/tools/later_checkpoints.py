@@ -47,6 +47,15 @@ _ROUTED_CONTROLS: dict[str, dict[str, Any]] = {
 }
 _THETA: dict[str, dict[str, Any]] = {"theta": {"rope_theta": 20000.0}}
 
+_GRANITE: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "sliding_window": 8,
+    "embedding_multiplier": 2.0,
+    "residual_multiplier": 0.7,
+    "attention_multiplier": 0.125,
+    "logits_scaling": 1.5,
+}
+
 LATER_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]] = {
     "gemma_tiny": (
         _config(
@@ -227,6 +236,39 @@ LATER_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]] 
         ),
         "bfloat16",
         {"choices": {"num_experts_per_tok": 3}, "scale": {"router_scaling_factor": 1.0}},
+    ),
+    "mellum_tiny": (
+        {
+            key: value
+            for key, value in _config(
+                "MellumForCausalLM",
+                "mellum",
+                num_hidden_layers=3,
+                head_dim=16,
+                num_experts=5,
+                num_experts_per_tok=2,
+                moe_intermediate_size=16,
+                sliding_window=8,
+                layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+                mlp_layer_types=["dense", "sparse", "sparse"],
+                rope_parameters={
+                    "full_attention": {"rope_type": "default", "rope_theta": 50000.0},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+                },
+            ).items()
+            if key != "rope_theta"
+        },
+        "bfloat16",
+        {"choices": {"num_experts_per_tok": 3}, "window": {"sliding_window": 9}},
+    ),
+    "granite_swa_tiny": (
+        _config("GraniteSWAForCausalLM", "granite_swa", layer_rope_theta=[0, 10000.0, 10000.0, 10000.0], **_GRANITE),
+        "bfloat16",
+        {
+            "window": {"sliding_window": 9},
+            "rope": {"layer_rope_theta": [10000.0] * 4},
+            "residual": {"residual_multiplier": 1.0},
+        },
     ),
     "hunyuan_moe_tiny": (
         _config(

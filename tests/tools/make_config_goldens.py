@@ -151,6 +151,13 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
     },
     "hunyuan": {"architectures": ["HunYuanDenseV1ForCausalLM"]},
     "hunyuan_moe": {"architectures": ["HunYuanMoEV1ForCausalLM"]},
+    "mellum_default": {"architectures": ["MellumForCausalLM"]},
+    "mellum_layer_types": {
+        "architectures": ["MellumForCausalLM"],
+        "sliding_window": 16,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+    },
+    "granite_swa": {"architectures": ["GraniteSWAForCausalLM"]},
     "hy_v3": {"architectures": ["HYV3ForCausalLM"]},
     "gemma": {"architectures": ["GemmaForCausalLM"]},
     "vaultgemma": {"architectures": ["VaultGemmaForCausalLM"]},
