@@ -220,7 +220,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "architecture": (
         "gemma3n",
         {},
-        "key 'general.architecture': expected one of deepseek2, falcon-h1, gemma2, gemma3, glm4moe, gpt-oss, granite, granitehybrid, granitemoe, lfm2, lfm2moe, llama, llama4, ",
+        "key 'general.architecture': expected one of arcee, deepseek2, dots1, falcon-h1, gemma, gemma2, gemma3, glm4moe, ",
     ),
     "adapter": ("llama", {"general__type": "adapter"}, "key 'general.type': expected 'model', found 'adapter'"),
     "split": (
