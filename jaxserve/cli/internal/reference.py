@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -111,16 +112,25 @@ def api_page() -> str:
     operations.sort(key=lambda entry: (get_args(Tag).index(entry[2]["tags"][0]), entry[1]))
     bodies = {_body(operation)["$ref"].rpartition("/")[2] for _, _, operation in operations if _body(operation)}
     lines = [API_HEADER, *_endpoints(operations)]
+    places: dict[str, str] = {}
     for method, path, operation in operations:
         if _body(operation):
-            name = _body(operation)["$ref"].rpartition("/")[2]
-            lines += [f"## {method} {path}", "", operation["summary"], "", *_fields(schemas[name])]
+            name, place = _body(operation)["$ref"].rpartition("/")[2], f"{method} {path}"
+            lines += [f"## {place}", "", operation["summary"], ""]
+            lines += [_same_fields(places[name]), ""] if name in places else _fields(schemas[name])
+            places.setdefault(name, place)
     lines += ["## Parts of requests and replies", ""]
     for name in sorted(schemas.keys() - bodies):
         if schemas[name].get("properties"):
             described = [schemas[name]["description"], ""] if "description" in schemas[name] else []
             lines += [f"### {name}", "", *described, *_fields(schemas[name])]
     return "\n".join([*lines, *_not_honoured(), *_errors()])
+
+
+def _same_fields(place: str) -> str:
+    """Return the sentence of an endpoint whose body has the fields of another one."""
+    anchor = re.sub(r"[^\w -]", "", place.lower()).replace(" ", "-")
+    return f"The fields are those of [{place}](#{anchor})."
 
 
 def options_table() -> str:
