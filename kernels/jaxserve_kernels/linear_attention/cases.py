@@ -179,5 +179,7 @@ CASES = (
 )
 CHUNKED = CASES[12:]
 """Programs of as many tokens as GPUs take chunks for (`gpu.FEWEST_TOKENS`)."""
+NOT_INTERPRETED = CHUNKED
+"""Their kernel has instructions that jax's interpreter of Mosaic GPU does not know: tests/ptx runs it."""
 SLOW = CASES[4:]
 BACKENDS: tuple[Backend, ...] = ("mosaic_gpu",)
