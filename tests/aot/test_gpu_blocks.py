@@ -95,8 +95,8 @@ def test_blocks_are_read_as_they_are_stored(
         pytest.param("Q4_K", 4096, 1536, 2048, marks=pytest.mark.newest),
         pytest.param("Q6_K", 16_384, 2048, 768, marks=pytest.mark.newest),
         pytest.param("Q4_0", 8, 192, 256, marks=pytest.mark.newest),
-        pytest.param("Q8_0", 2048, 2048, 768, marks=pytest.mark.newest),
-        pytest.param("Q5_K", 8, 1536, 2048, marks=pytest.mark.newest),
+        pytest.param("Q8_0", 16_384, 2048, 768, marks=pytest.mark.newest),
+        pytest.param("Q5_K", 16_384, 1536, 2048, marks=pytest.mark.newest),
     ],
 )
 def test_blocks_of_experts_are_read_as_they_are_stored(
@@ -122,7 +122,8 @@ def test_blocks_of_experts_are_read_as_they_are_stored(
     assert "HGMMA" in code.instructions and "UTMALDG" in code.instructions
     text = made[0].as_text()
     assert text is not None
-    (kernel,) = (launch for launch in launches(text, 0) if launch.read_bytes >= tiles.size)
+    own = (launch for launch in launches(text, 0) if "fusion" not in launch.name)  # a fusion takes rows from its result
+    (kernel,) = (launch for launch in own if launch.read_bytes >= tiles.size)
     assert kernel.read_bytes < tiles.size + 8 * x.size + (1 << 20)
 
 

@@ -133,7 +133,7 @@ def test_the_kernel_for_experts_is_taken_for_any_number_of_rows(monkeypatch: pyt
     assert (few.rows, few.outputs, few.inputs) == (16, 64, 256)
     many = grouped_choice("Q6_K", 16_384, 128, 2048, 768)
     assert many is not None
-    assert many.rows == 128 and many.stages >= 2
+    assert many.rows == 64 and many.stages >= 2
     assert grouped_choice("Q4_0", 8, 128, 192, 768) is not None
     assert grouped_choice("Q4_0", 8, 128, 64, 768) is None, "outputs of one worker"
     assert grouped_choice("Q4_K", 8, 128, 1536, 2048 + 128) is None, "a part of a step"

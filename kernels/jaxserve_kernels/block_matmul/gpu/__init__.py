@@ -22,6 +22,8 @@ ROWS = 64
 """Outputs of a worker."""
 _MOST_STAGES = 8
 _LEAST_STAGES = 2
+_MOST_ROWS = 64
+"""Rows of a tile of an expert. With 128, sums and the weights that are upcast need more registers than there are."""
 _MOST_TOKENS = 128
 """More would need two sums of more registers than there are."""
 
@@ -49,7 +51,7 @@ def choice(x: Operand, tiles: Operand, kind: BlockKind) -> SkinnyTuning | None:
 def grouped_choice(x: Operand, tiles: Operand, kind: BlockKind) -> GroupedTuning | None:
     """Return the sizes for a matmul of rows with the blocks of experts; None: XLA computes it. They are not measured."""
     num_experts, num_outputs, step = tiles.shape[0], TILE * tiles.shape[1], _step(kind)
-    rows = grouped_tuning(DEVICE, 4, x.shape[0] // num_experts).rows
+    rows = min(grouped_tuning(DEVICE, 4, x.shape[0] // num_experts).rows, _MOST_ROWS)
     is_supported = (
         jax.__version_info__ >= FIRST_JAX
         and x.dtype == jnp.bfloat16
