@@ -139,7 +139,7 @@ serve: $(STAMPS)/$(DEVICE) $(STAMPS)/package $(STAMPS)/native $(if $(MODEL),,$(S
 check: lint ## format, lint, types, architecture and fast tests (about 2 minutes on two cores)
 	$(call beside_types,fast-tests)
 
-test: lint ## everything that runs without an accelerator, in this environment (about 24 minutes on two cores)
+test: lint ## everything that runs without an accelerator, in this environment (about 28 minutes on two cores)
 	$(call beside_types,all-tests)
 
 lint: install ## ruff: format and rules, nothing is changed
