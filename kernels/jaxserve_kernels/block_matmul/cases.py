@@ -99,5 +99,5 @@ CASES = tuple(
     for dynamic in (False, True)
 )
 """Every type: one row and more than a tile of rows, with activations rounded and as they are; experts, some of them without rows."""
-SLOW: tuple[Case, ...] = ()
+SLOW = tuple(case for case in CASES if case.kind not in ("Q4_0", "Q6_K"))
 BACKENDS: tuple[Backend, ...] = ("native",)
