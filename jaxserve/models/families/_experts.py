@@ -65,6 +65,17 @@ def dense_or_sparse(keys: Keys, layers: tuple[LayerConfig, ...], experts: Expert
     )
 
 
+def read_routed_experts(keys: Keys, count_key: str, shared_key: str) -> ExpertsConfig:
+    """Read experts with DeepSeek-V3's router, and the shared ones. count_key, shared_key: the family's keys for their numbers."""
+    experts = read_experts(keys, count_key, "moe_intermediate_size", is_normalized=keys.flag("norm_topk_prob"))
+    return with_shared(keys, with_sigmoid_router(keys, experts), shared_key)
+
+
+def with_shared(keys: Keys, experts: ExpertsConfig, shared_key: str) -> ExpertsConfig:
+    """Add shared experts, each as wide as a routed one. shared_key: the family's key for their number."""
+    return replace(experts, shared_intermediate_size=experts.intermediate_size * keys.integer(shared_key, MAX_SHARED))
+
+
 def with_sigmoid_router(keys: Keys, experts: ExpertsConfig) -> ExpertsConfig:
     """Add DeepSeek-V3's router: sigmoid scores, a correction bias, groups of experts and a factor on the weights."""
     return replace(

@@ -10,7 +10,7 @@ from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.model_config.latent import LatentConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, MAX_HEAD_DIM, MAX_WIDTH, build
-from jaxserve.models.families._experts import COUNT_KEYS, MAX_SHARED, read_experts
+from jaxserve.models.families._experts import COUNT_KEYS, read_experts, with_shared
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._rope import mscale_all_dim
 
@@ -51,8 +51,7 @@ def read_deepseek_experts(
         keys.require(key, None)
     keys.require("moe_layer_freq", 1, None)
     experts = read_experts(keys, "n_routed_experts", "moe_intermediate_size", is_normalized=is_normalized)
-    shared = keys.integer("n_shared_experts", MAX_SHARED)
-    return replace(with_router(keys, experts), shared_intermediate_size=experts.intermediate_size * shared)
+    return with_shared(keys, with_router(keys, experts), "n_shared_experts")
 
 
 def _read_latent(keys: Keys) -> LatentConfig:

@@ -11,7 +11,7 @@ from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no
 from jaxserve.checkpoint.gguf.routing import GATING, SIGMOID, router_config
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, MAX_LAYERS, build, num_layers, read_window, sliding_layers
-from jaxserve.models.families._experts import COUNT_KEYS, MAX_SHARED, dense_first, read_experts, with_sigmoid_router
+from jaxserve.models.families._experts import COUNT_KEYS, dense_first, read_routed_experts
 from jaxserve.models.families._keys import Keys
 
 DEFAULTS = dict(
@@ -38,11 +38,7 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     Layers from `max_window_layers` on, or those in `layer_types`, have a sliding window.
     """
     keys = Keys({**DEFAULTS, **hf})
-    experts = read_experts(keys, "n_routed_experts", "moe_intermediate_size", is_normalized=keys.flag("norm_topk_prob"))
-    experts = replace(
-        with_sigmoid_router(keys, experts),
-        shared_intermediate_size=experts.intermediate_size * keys.integer("n_shared_experts", MAX_SHARED),
-    )
+    experts = read_routed_experts(keys, "n_routed_experts", "n_shared_experts")
     window, first = read_window(keys), keys.integer("max_window_layers", MAX_LAYERS, low=0)
     default = tuple(window is not None and index >= first for index in range(num_layers(keys)))
     layers = dense_first(keys, sliding_layers(keys, window, default), experts)

@@ -9,13 +9,7 @@ from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families import exaone4
 from jaxserve.models.families._common import build
-from jaxserve.models.families._experts import (
-    COUNT_KEYS,
-    MAX_SHARED,
-    dense_or_sparse,
-    read_experts,
-    with_sigmoid_router,
-)
+from jaxserve.models.families._experts import COUNT_KEYS, dense_or_sparse, read_routed_experts
 from jaxserve.models.families._keys import Keys
 
 DEFAULTS = dict(
@@ -35,11 +29,7 @@ DEFAULTS = dict(
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """EXAONE 4's attention in blocks with norms before them, and sigmoid-routed and shared experts in most layers."""
     keys = Keys({**DEFAULTS, "sliding_window_pattern": 4, **hf})
-    experts = read_experts(keys, "num_experts", "moe_intermediate_size", is_normalized=keys.flag("norm_topk_prob"))
-    experts = replace(
-        with_sigmoid_router(keys, experts),
-        shared_intermediate_size=experts.intermediate_size * keys.integer("num_shared_experts", MAX_SHARED),
-    )
+    experts = read_routed_experts(keys, "num_experts", "num_shared_experts")
     layers = dense_or_sparse(keys, exaone4.read_layers(keys), experts)
     return replace(build(keys, layers=layers, computed=COUNT_KEYS), qk_norm="heads")
 

@@ -11,7 +11,7 @@ from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no
 from jaxserve.checkpoint.gguf.routing import GATING, SIGMOID, router_config
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers
-from jaxserve.models.families._experts import COUNT_KEYS, MAX_SHARED, dense_first, read_experts, with_sigmoid_router
+from jaxserve.models.families._experts import COUNT_KEYS, dense_first, read_routed_experts
 from jaxserve.models.families._keys import Keys
 
 _SECTIONS: Final = "rope.dimension_sections"
@@ -37,11 +37,7 @@ DEFAULTS = dict(
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Llama with partial rotation, QKV biases, sigmoid-routed and shared experts after the first dense layers."""
     keys = Keys({**DEFAULTS, "partial_rotary_factor": 0.5, **hf})
-    experts = read_experts(keys, "n_routed_experts", "moe_intermediate_size", is_normalized=keys.flag("norm_topk_prob"))
-    experts = replace(
-        with_sigmoid_router(keys, experts),
-        shared_intermediate_size=experts.intermediate_size * keys.integer("n_shared_experts", MAX_SHARED),
-    )
+    experts = read_routed_experts(keys, "n_routed_experts", "n_shared_experts")
     config = build(
         keys,
         layers=dense_first(keys, full_layers(keys), experts),

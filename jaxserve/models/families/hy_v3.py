@@ -8,7 +8,7 @@ from typing import Any
 from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers
-from jaxserve.models.families._experts import COUNT_KEYS, MAX_SHARED, dense_or_sparse, read_experts
+from jaxserve.models.families._experts import COUNT_KEYS, dense_or_sparse, read_experts, with_shared
 from jaxserve.models.families._keys import Keys
 
 DEFAULTS = dict(
@@ -31,13 +31,9 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Norms of query and key heads, and sigmoid-routed and shared experts in all layers but the first or those called dense."""
     keys = Keys({**DEFAULTS, **hf})
     experts = read_experts(keys, "num_experts", "moe_intermediate_size", is_normalized=True)
-    experts = replace(
-        experts,
-        score="sigmoid",
-        has_correction_bias=True,
-        weight_scale=keys.number("router_scaling_factor"),
-        shared_intermediate_size=experts.intermediate_size * keys.integer("num_shared_experts", MAX_SHARED),
-    )
+    scale = keys.number("router_scaling_factor")
+    experts = replace(experts, score="sigmoid", has_correction_bias=True, weight_scale=scale)
+    experts = with_shared(keys, experts, "num_shared_experts")
     layers = dense_or_sparse(keys, full_layers(keys), experts)
     return replace(build(keys, layers=layers, computed=COUNT_KEYS), qk_norm="heads")
 

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers
-from jaxserve.models.families._experts import (
-    COUNT_KEYS,
-    MAX_SHARED,
-    all_with_experts,
-    read_experts,
-    with_sigmoid_router,
-)
+from jaxserve.models.families._experts import COUNT_KEYS, all_with_experts, read_routed_experts
 from jaxserve.models.families._keys import Keys
 
 DEFAULTS = dict(
@@ -40,11 +33,7 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     keys = Keys({**DEFAULTS, "intermediate_size": 10_240, **hf})  # which no layer has
     keys.require("first_k_dense_replace", 0, None)
     keys.require("use_qk_norm", False, None)
-    experts = read_experts(keys, "n_routed_experts", "moe_intermediate_size", is_normalized=keys.flag("norm_topk_prob"))
-    experts = replace(
-        with_sigmoid_router(keys, experts),
-        shared_intermediate_size=experts.intermediate_size * keys.integer("n_shared_experts", MAX_SHARED),
-    )
+    experts = read_routed_experts(keys, "n_routed_experts", "n_shared_experts")
     return build(
         keys,
         layers=all_with_experts(full_layers(keys), experts),
