@@ -79,6 +79,8 @@ def response_constraint(format_: ResponseFormat | None) -> Constraint | None:
             raise invalid(f"response_format.{part}", f"it goes with the type {kind}, got {shorten(format_.type)}")
         if text is not None:
             return Constraint("regex" if kind == "regex" else "grammar", text, f"response_format.{part}")
+    if format_.type == "json" and not given:
+        raise missing("response_format.value")
     found = only_constraint({place: Constraint("json", schema, place) for place, schema in given.items()})
     return found if found is not None else format_constraint(format_.type, None)
 

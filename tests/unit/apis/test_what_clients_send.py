@@ -298,10 +298,10 @@ def test_names_of_other_servers_constrain_messages_too() -> None:
         ({"response_format": {"type": "text", "schema": CITY}}, "response_format.schema"),
         ({"response_format": {"type": "json_object", "pattern": "a"}}, "response_format.pattern"),
         ({"response_format": {"type": "regex"}}, "response_format.pattern"),
+        ({"response_format": {"type": "json"}}, "response_format.value"),
         ({"response_format": {"type": "regex", "pattern": "a", "value": "a"}}, "response_format.value"),
         ({"response_format": {"type": "json_schema", "value": "a"}}, "response_format.value"),
         ({"response_format": {"type": "xml"}}, "response_format.type"),
-        ({"response_format": {"type": "json"}}, "response_format.type"),
     ],
 )
 def test_constraints_that_differ_or_lack_a_part_are_refused(fields: dict[str, Any], param: str) -> None:
