@@ -5,6 +5,8 @@
         3f/3fa2...e1.page             magic, checksum, blocks; named by the page's hash, or as a snapshot of recurrent states is
       jaxserve-kv-IDENTITY.1/         those of a second engine of the same layout, such as a replica on the same host
 
+A folder of the same layout that no engine has used for a day, such as that of a replica that is not started any more, is removed.
+
 A file is written under another name and renamed, so none is ever half there; a page whose checksum is wrong is deleted and
 counts as missing. Writes have a thread and a queue of their own: a slow disk loses pages, which are counted, and delays nothing.
 """
@@ -19,10 +21,11 @@ import os
 import shutil
 import stat
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
-from queue import Queue
+from queue import Empty, Queue
 from typing import Final
 
 import numpy as np
@@ -41,6 +44,10 @@ _SUFFIX: Final = ".page"
 _MAX_QUEUED_BYTES: Final = 64 << 20
 _MIN_QUEUED: Final = 4
 """Pages or snapshots that may be queued even if they have more bytes."""
+_UNUSED_S: Final = 24 * 3600.0
+"""Time without an engine after which a folder is removed: longer than a server is stopped for an update or a repair."""
+_LOOK_S: Final = 3600.0
+"""Time until an engine looks for such folders, and between two looks. Other engines of a host start meanwhile."""
 
 
 def _file_bytes(layout: PageLayout, name: BlockHash) -> int:
@@ -106,7 +113,7 @@ class DiskStore:
         self._queued_bytes = 0
         """Bytes that wait to be written."""
         self._epoch = 0
-        self._thread = threading.Thread(target=self._write_queued, name="kv-disk", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="kv-disk", daemon=True)
         self._thread.start()
 
     def num_leading(self, names: Sequence[BlockHash]) -> int:
@@ -158,6 +165,8 @@ class DiskStore:
         """Store what is queued, and unlock the folder."""
         self._queue.put(None)
         self._thread.join()
+        with contextlib.suppress(OSError):
+            os.utime(self._lock_file)
         os.close(self._lock_file)
 
     def _path(self, block_hash: BlockHash) -> Path:
@@ -208,8 +217,21 @@ class DiskStore:
         with contextlib.suppress(OSError):
             self._path(block_hash).unlink(missing_ok=True)
 
-    def _write_queued(self) -> None:
-        while (item := self._queue.get()) is not None:
+    def _run(self) -> None:
+        """Store what is queued, and look at the folders once in a while; the thread's work."""
+        look_s = time.monotonic() + _LOOK_S
+        while True:
+            if time.monotonic() >= look_s:
+                look_s = time.monotonic() + _LOOK_S
+                with contextlib.suppress(OSError):
+                    os.utime(self._lock_file)
+                    _remove_unused(self._folder)
+            try:
+                item = self._queue.get(timeout=max(0.0, look_s - time.monotonic()))
+            except Empty:
+                continue
+            if item is None:
+                break
             try:
                 self._write(*item)
             except OSError as error:  # a full or broken disk: the page is computed again if it is needed
@@ -296,12 +318,24 @@ def _remove_other_layouts(own: Path, num_bytes: int) -> None:
             return
         if folder.stem == own.stem:
             continue
-        with contextlib.suppress(OSError):  # it cannot be opened
-            if (lock := _try_lock(folder)) is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-                os.close(lock)
+        _remove_if_unlocked(folder)
         if not folder.exists():  # this engine or another one has removed it
             total -= size
+
+
+def _remove_unused(own: Path) -> None:
+    """Remove folders of the same layout that were last used `_UNUSED_S` before `own`, which is in use."""
+    for folder in own.parent.glob(f"{own.stem}*"):
+        if folder.stem == own.stem and _last_change(folder) < _last_change(own) - _UNUSED_S:
+            _remove_if_unlocked(folder)
+
+
+def _remove_if_unlocked(folder: Path) -> None:
+    """Remove a folder that no engine uses."""
+    with contextlib.suppress(OSError):  # it cannot be opened
+        if (lock := _try_lock(folder)) is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
 
 
 def _last_change(folder: Path) -> float:

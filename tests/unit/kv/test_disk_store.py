@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,10 +14,12 @@ import pytest
 
 from jaxserve.config import TierConfig
 from jaxserve.errors import ConfigError
+from jaxserve.kv.tiers import disk
 from jaxserve.kv.tiers.disk import DiskStore
 from jaxserve.kv.tiers.page import CacheBlock, Page, PageLayout
 from jaxserve.kv.tiers.stats import TierStats
 from jaxserve.types import BlockHash
+from tests.e2e.http_server import until
 from tests.engine.rig import Rig, add, expected, prompt
 
 LAYOUT = PageLayout("model", "int8", (CacheBlock("attention", "k", 24), CacheBlock("attention", "v", 8)))
@@ -180,6 +183,27 @@ def test_engines_of_a_model_leave_each_others_folders(opened: Open, tmp_path: Pa
     assert content(first, 1) is not None
     first = restart(first, opened, num_pages=3)
     assert len(list(tmp_path.glob("kv/*/??/*.page"))) == 4
+
+
+def test_folders_that_no_engine_has_used_for_a_day_are_removed_while_one_runs(
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four engines of a model ran, one of them a while ago, and two are started again."""
+    stores = [opened() for _ in range(4)]
+    for store in stores:
+        put(store, 1)
+    folders = sorted(tmp_path.glob("kv/*"), key=lambda folder: folder.suffix)
+    for store in stores[1:]:
+        restart(store, opened, layout=dataclasses.replace(LAYOUT, model="other"))
+    monkeypatch.setattr(disk, "_LOOK_S", 0.02)
+    restart(stores[0], opened)
+    long_ago = time.time() - 25 * 3600
+    os.utime(folders[3], (long_ago, long_ago))
+    os.utime(folders[0], (long_ago, long_ago))
+    opened()
+    until(lambda: not folders[3].exists(), "the unused folder is still there")
+    assert [folder.exists() for folder in folders] == [True, True, True, False]
+    until(lambda: folders[0].stat().st_mtime > long_ago + 3600, "the folder in use looks like an unused one")
 
 
 def test_folder_that_others_may_enter_is_refused(tmp_path: Path, stats: TierStats) -> None:
