@@ -96,6 +96,6 @@ def random_pool(shape: tuple[int, ...], dtype: jnp.dtype, sharding: Sharding, se
         pages = jax.random.normal(key, (DIFFERENT_PAGES, *shape[2:]), jnp.bfloat16).astype(dtype)
         return jnp.broadcast_to(pages[jnp.arange(shape[1]) % DIFFERENT_PAGES], shape)
 
-    made = jax.jit(make, out_shardings=sharding.kv_pool)
+    made = jax.jit(make, out_shardings=sharding.place((None, "pages", "kv_heads")))
     k, v = (made(key).block_until_ready() for key in jax.random.split(jax.random.key(seed)))
     return KVPool(k, v)

@@ -57,9 +57,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.hosts < 1:
         raise ConfigError(f"--hosts {arguments.hosts}: at least 1")
 
-    from jaxserve.tools.planning.machine import (
-        find_machine,
-    )  # imports jax, which takes seconds, after the flags are checked
+    # It imports jax, which takes seconds, after the flags are checked.
+    from jaxserve.tools.planning.machine import find_machine
 
     machine = find_machine(arguments.device, arguments.hosts, memory if isinstance(memory, int) else None)
     options = {"compiles": not arguments.no_compile, "all_programs": arguments.all_programs}
@@ -69,25 +68,26 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show_model(configs: Sequence[Config], machine: Machine, options: Mapping[str, bool], *, as_json: bool) -> bool:
     """Print the plan of the only model; returns True if it fits."""
-    from jaxserve.tools.planning.plan import to_json
     from jaxserve.tools.planning.planner import make_plan
     from jaxserve.tools.planning.report import print_plan
 
     plan = make_plan(configs[0], machine, **options)
-    _write(to_json(plan)) if as_json else print_plan(plan)
+    _print_json(plan) if as_json else print_plan(plan)
     return plan.fits
 
 
 def _show_models(configs: Sequence[Config], machine: Machine, options: Mapping[str, bool], *, as_json: bool) -> bool:
     """Print the plan of several models; returns True if they fit together."""
-    from jaxserve.tools.planning.server_plan import make_server_plan, to_json
-    from jaxserve.tools.planning.server_report import print_server_plan
+    from jaxserve.tools.planning.report import print_server_plan
+    from jaxserve.tools.planning.server_plan import make_server_plan
 
     plan = make_server_plan(configs, machine, **options)
-    _write(to_json(plan)) if as_json else print_server_plan(plan)
+    _print_json(plan) if as_json else print_server_plan(plan)
     return plan.fits
 
 
-def _write(json: bytes) -> None:
-    sys.stdout.buffer.write(json)
+def _print_json(plan: object) -> None:
+    from jaxserve.tools.planning.plan import to_json
+
+    sys.stdout.buffer.write(to_json(plan))
     sys.stdout.flush()

@@ -67,11 +67,6 @@ class CacheSizes:
         growing = [spec for spec in self.specs if spec.window is None] or self.specs
         return sum(spec.bytes_per_token for spec in growing)
 
-    def request_bytes(self, num_tokens: int) -> int:
-        """Return the bytes that a request of so many tokens holds while it decodes."""
-        pages = sum(spec.bytes_per_block * request_pages(spec, num_tokens) for spec in self.specs)
-        return pages + self.slot_bytes
-
     def num_requests(self, num_tokens: int) -> int:
         """Return the number of requests of so many tokens that the cache holds at the same time."""
         counts = [

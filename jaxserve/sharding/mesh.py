@@ -41,11 +41,6 @@ class Sharding:
     def replicated(self) -> NamedSharding:
         return NamedSharding(self.mesh, PartitionSpec())
 
-    @property
-    def kv_pool(self) -> NamedSharding:
-        """Sharding of a KV pool `[L, P, K, S, H]`."""
-        return self.place((None, "pages", "kv_heads"))
-
 
 def make_sharding(
     config: DecoderConfig | EncoderConfig, shape: MeshShape, devices: Sequence[jax.Device] | None = None

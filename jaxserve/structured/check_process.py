@@ -41,11 +41,6 @@ def converted(grammar: Grammar) -> tuple[Grammar, str | None]:
     return msgspec.structs.replace(grammar, kind="lark", text=text), None
 
 
-def check_grammar(grammar: Grammar, tokenizer: LLTokenizer, config: StructuredConfig) -> str | None:
-    """Return why the grammar cannot be followed, or None."""
-    return _check(grammar, tokenizer, config).error
-
-
 def _check(grammar: Grammar, tokenizer: LLTokenizer, config: StructuredConfig) -> CheckReply:
     """Return why the grammar cannot be followed, or the memory of its matcher and its first mask."""
     before = _resident_bytes()

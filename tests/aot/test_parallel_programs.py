@@ -99,7 +99,7 @@ def test_a_step_exchanges_what_the_plan_counts_and_leaves_the_pool_where_it_is(c
     assert memory is not None
     counted = step_collectives(make_sizes(skeleton), case.program.num_tokens, num_rows=1)
     assert _sums(compiled_collectives(text)) == _sums(counted)
-    array_bytes = prod(sharding.kv_pool.shard_shape(pool_shape)) * 2
+    array_bytes = prod(sharding.place((None, "pages", "kv_heads")).shard_shape(pool_shape)) * 2
     assert array_bytes == NUM_PAGES * max(1, 4 // shape.tensor) * 16 * 128 * 2, "a KV head, and the pages of one rank"
     assert memory.alias_size_in_bytes >= 2 * array_bytes
 

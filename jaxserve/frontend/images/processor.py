@@ -83,26 +83,6 @@ def process_image(image: Image.Image, config: ImageProcessorConfig) -> Processed
     return ProcessedImage(items, text)
 
 
-def count_tokens(width: int, height: int, config: ImageProcessorConfig) -> list[int]:
-    """Return the number of tokens of each item of an image of `width` x `height` pixels, without its pixels."""
-    block = config.patch_size * config.merge
-    match config.sizes:
-        case TileSizes(tile=side) as sizes:
-            grid_height, grid_width = _tiled_size(height, width, sizes)
-            count = (grid_height // side) * (grid_width // side)
-            own = (side // block) ** 2
-            return [own] * (count + 1 if count > 1 else 1)
-        case AreaSizes() as sizes:
-            new_height, new_width = _bounded_size(height, width, block, sizes)
-            return [(new_height // block) * (new_width // block)]
-        case FixedSize() as sizes:
-            own = (sizes.height // block) * (sizes.width // block)
-            return [own] * (1 + len(_crops(width, height, sizes.crops)))
-        case BudgetSizes() as sizes:
-            new_height, new_width = _budget_size(height, width, config, sizes.max_patches)
-            return [(new_height // block) * (new_width // block)]
-
-
 def _resized(image: Image.Image, config: ImageProcessorConfig) -> tuple[tuple[int, int], list[Image.Image]]:
     """Return rows and columns of the tiles that the whole image is cut into, (0, 0) if it is not, and all tiles or crops."""
     match config.sizes:

@@ -144,6 +144,6 @@ class Plan:
     prefill: tuple[PrefillBound, ...] = ()
 
 
-def to_json(plan: Plan) -> bytes:
-    """Return indented JSON. Within one `format_version` fields are added, never renamed."""
+def to_json(plan: object) -> bytes:
+    """Return a plan, of one model or of a server, as indented JSON. Within one `format_version` fields are added, never renamed."""
     return msgspec.json.format(msgspec.json.encode(plan), indent=2) + b"\n"

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-import msgspec
-
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError, DoesNotFitError
 from jaxserve.runtime.models.model_configs import model_name
@@ -100,11 +98,6 @@ def _without_moves(plan: Plan) -> Plan:
     """Return the plan of a model that shares memory without the changes that mean another thing then: of its devices, and of
     the fraction of memory that a single model would have."""
     return replace(plan, advice=tuple(one for one in plan.advice if not one.change.startswith(_MOVES)))
-
-
-def to_json(plan: ServerPlan) -> bytes:
-    """Return indented JSON, a public format as that of one model's plan."""
-    return msgspec.json.format(msgspec.json.encode(plan), indent=2) + b"\n"
 
 
 def _shares_memory(configs: Sequence[Config], machine: Machine) -> bool:

@@ -29,7 +29,7 @@ from jaxserve.frontend.sampling import sampling_params
 from jaxserve.http.paths import likely_path
 from jaxserve.http.rejections import RejectionLog
 from jaxserve.ipc.messages import Grammar
-from jaxserve.structured.check_process import check_grammar, converted
+from jaxserve.structured.check_process import checked, converted
 from jaxserve.structured.compiling import Vocabulary, ll_tokenizer, new_matcher
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from tests.unit.apis.test_replies import EOS, play
@@ -78,7 +78,7 @@ def chat_constraint(**fields: Any) -> Constraint | None:
 def follows(vocabulary: LLTokenizer, schema: dict[str, Any], text: str) -> bool:
     """Return True if the text is a whole reply to a request with this schema."""
     grammar = constraint_grammar(Constraint("json", schema, "response_format"), 64).grammar
-    assert check_grammar(grammar, vocabulary, StructuredConfig()) is None
+    assert checked(grammar, vocabulary, StructuredConfig()).error is None
     matcher = new_matcher(grammar, vocabulary, StructuredConfig())
     ids = Vocabulary(load_tokenizer(TOKENIZERS / "byte_level"))(text.encode())
     return all(matcher.consume_token(token) for token in ids) and matcher.is_accepting()
@@ -326,7 +326,7 @@ def test_grammars_of_llama_cpp_are_followed(vocabulary: LLTokenizer, text: str, 
     assert named.kind == "gbnf"
     grammar, error = converted(named)
     assert (grammar.kind, error) == ("lark", None)
-    assert check_grammar(grammar, vocabulary, StructuredConfig()) is None
+    assert checked(grammar, vocabulary, StructuredConfig()).error is None
     spell = Vocabulary(load_tokenizer(TOKENIZERS / "byte_level"))
     for reply, fits in ((right, True), (wrong, False)):
         matcher = new_matcher(grammar, vocabulary, StructuredConfig())
@@ -365,13 +365,12 @@ def test_what_cannot_be_enforced_says_how_to_go_on(vocabulary: LLTokenizer) -> N
     with pytest.raises(InvalidRequestError, match=r"a list instead of a set") as refused:
         intended_schema({"properties": {"a": {"type": "array", "uniqueItems": True}}}, "guided_json")
     assert refused.value.param == "guided_json"
-    error = check_grammar(
-        Grammar("json_schema", '{"type":"string","pattern":"^(?!a)b"}'), vocabulary, StructuredConfig()
-    )
+    looking = Grammar("json_schema", '{"type":"string","pattern":"^(?!a)b"}')
+    error = checked(looking, vocabulary, StructuredConfig()).error
     assert error is not None
     assert "write it without" in error
     assert "\n" not in error
-    endless = check_grammar(Grammar("json_schema", '{"$ref":"#"}'), vocabulary, StructuredConfig())
+    endless = checked(Grammar("json_schema", '{"$ref":"#"}'), vocabulary, StructuredConfig()).error
     assert endless is not None
     assert endless.startswith("it allows no text at all")
 

@@ -111,7 +111,7 @@ def test_the_mesh_takes_any_devices_in_their_order() -> None:
     sharding = make_sharding(DENSE, MeshShape(2, data=2), devices)
     assert sharding.devices == tuple(devices[:4])
     assert sharding.mesh.devices.shape == (2, 2)
-    assert sharding.kv_pool.spec == PartitionSpec(None, "data", "tensor")
+    assert sharding.place((None, "pages", "kv_heads")).spec == PartitionSpec(None, "data", "tensor")
 
 
 @pytest.mark.parametrize(("tensor", "expert", "data"), [(4, 3, 1), (2, 8, 2), (4, 2, 4)])

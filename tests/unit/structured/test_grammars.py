@@ -18,7 +18,7 @@ from jaxserve.config import StructuredConfig
 from jaxserve.ipc.messages import CallGrammar, CallTemplate, Grammar, Terminals, Thinking, ThinkingBudget
 from jaxserve.sampling.bits import pack_bits
 from jaxserve.structured import masks as masks_module
-from jaxserve.structured.check_process import check_grammar
+from jaxserve.structured.check_process import checked
 from jaxserve.structured.compiling import Vocabulary, ll_tokenizer, new_matcher
 from jaxserve.structured.masks import GrammarMasks, GrammarState
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -205,8 +205,8 @@ def test_json_is_compact(
     ],
 )
 def test_grammar_that_cannot_be_enforced_is_rejected(vocabulary: LLTokenizer, grammar: Grammar) -> None:
-    assert check_grammar(grammar, vocabulary, CONFIG)
-    assert check_grammar(YES, vocabulary, CONFIG) is None
+    assert checked(grammar, vocabulary, CONFIG).error
+    assert checked(YES, vocabulary, CONFIG).error is None
 
 
 def test_states_of_a_lexer_are_bounded(vocabulary: LLTokenizer, tokenizer: Tokenizer) -> None:
