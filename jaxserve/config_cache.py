@@ -25,8 +25,8 @@ class CacheConfig:
     )
     kv_cache_dtype: KVCacheDtype = option(
         "auto",
-        help="auto: the model's dtype, float32 on CPUs; fp8: 8-bit floats (e4m3), half the memory, on accelerators, with the "
-        "checkpoint's scales if it has some; int8: 8-bit integers, with scales that the checkpoint has or that are measured at load",
+        help="auto: the model's dtype, float32 on CPUs; fp8: 8-bit floats (e4m3), with the checkpoint's scales if it has some; "
+        "int8: 8-bit integers, with scales that the checkpoint has or that are measured at load",
     )
     enable_prefix_caching: bool = option(True, help="reuse KV pages of prompts with a common prefix")
     publish_pages: bool = option(

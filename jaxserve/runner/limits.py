@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
 from jaxserve_kernels.backend import Backend
+from jaxserve_kernels.kv_write import E4M3_BITS
 from jaxserve_kernels.paged_attention import pool_heads
 
 from jaxserve.config import Config, ParallelConfig
@@ -219,18 +220,20 @@ def context_notes(config: Config, decoder: DecoderConfig) -> list[str]:
 
 
 def kv_cache_dtype(config: Config, platform: str) -> jnp.dtype:
-    """Return the dtype of keys and values in the cache. Raises ConfigError.
+    """Return the dtype of keys and values in the cache.
 
-    XLA:CPU before jax 0.12 converts a whole pool of other floats than float32 to float32 and back for every write.
+    XLA:CPU converts a whole pool of other floats than float32 for every write.
     """
     wanted = config.cache.kv_cache_dtype
-    if wanted == "int8":
-        return jnp.dtype("int8")
-    if platform == "cpu":
-        if wanted == "fp8":
-            raise ConfigError("--kv-cache-dtype fp8: only on GPUs and TPUs; use int8")
-        return jnp.dtype("float32")
-    return jnp.dtype("float8_e4m3fn") if wanted == "fp8" else weights_dtype(config, platform)
+    if wanted != "auto":
+        return jnp.dtype("int8" if wanted == "int8" else "float8_e4m3fn")
+    return jnp.dtype("float32") if platform == "cpu" else weights_dtype(config, platform)
+
+
+def _pool_dtype(config: Config, platform: str) -> jnp.dtype:
+    """Return the dtype of the arrays that hold the cache's numbers."""
+    is_bits = platform == "cpu" and config.cache.kv_cache_dtype == "fp8"
+    return E4M3_BITS if is_bits else kv_cache_dtype(config, platform)
 
 
 def of_draft_model(config: Config) -> Config:
@@ -293,13 +296,13 @@ def cache_shapes(
     config: Config, decoder: DecoderConfig, policy: DtypePolicy, platform: str, counts: Sequence[int]
 ) -> CacheShapes:
     """Return the arrays of the cache; counts: pages or state slots of each group."""
-    page_size, kv_dtype = page_tokens(platform, config.cache.block_size), kv_cache_dtype(config, platform)
+    page_size, pool_dtype = page_tokens(platform, config.cache.block_size), _pool_dtype(config, platform)
     return tuple(
         group_shapes(
             group,
             count,
             page_size,
-            kv_dtype,
+            pool_dtype,
             policy.activations,
             _heads(group, config, platform) if group.has_pages else None,
         )

@@ -161,7 +161,7 @@ def kernels() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize(("quantization", "kv_cache_dtype"), [("none", "auto"), ("int8", "int8")])
+@pytest.mark.parametrize(("quantization", "kv_cache_dtype"), [("none", "auto"), ("int8", "int8"), ("none", "fp8")])
 def test_replies_and_replays_have_the_same_bits_in_any_mix(quantization: str, kv_cache_dtype: KVCacheDtype) -> None:
     """Half of the mixes run in another engine, which measures the scales of an int8 cache again."""
     begin = partial(start, quantization, kv_cache_dtype=kv_cache_dtype)

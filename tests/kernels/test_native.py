@@ -335,19 +335,24 @@ def test_attention_equals_the_reference(
     np.testing.assert_array_equal(np.asarray(own_v)[:, 1:], np.asarray(v)[:, 1:])
 
 
-def _int8_pools() -> tuple[list[jax.Array], list[jax.Array]]:
-    """Return a random pool as the reference stores it, and as the native kernel does."""
+def _8_bit_pools(dtype: str) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Return a random pool as the reference stores it, and as the native kernel does. dtype uint8: bits of e4m3 from -128 to 128."""
     random = np.random.default_rng(3)
     k, v = (random.integers(-128, 128, (L, P, K, S, H)).astype(np.int8) for _ in range(2))
+    if dtype == "uint8":
+        k, v = (each.astype(ml_dtypes.float8_e4m3fn).view(np.uint8) for each in (k, v))
     own = np.ascontiguousarray(k.swapaxes(3, 4)).reshape(k.shape)
     return [jnp.asarray(k), jnp.asarray(v)], [jnp.asarray(own), jnp.asarray(v)]
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
 @pytest.mark.parametrize("rotates", [False, True])
 @pytest.mark.parametrize(("counts", "lengths"), [CASES[1], CASES[3], CASES[5]])
-def test_attention_over_integers_equals_the_reference(counts: list[int], lengths: list[int], rotates: bool) -> None:
+def test_attention_over_8_bits_equals_the_reference(
+    counts: list[int], lengths: list[int], rotates: bool, dtype: str
+) -> None:
     """With a scale for each number, windows, sinks, and tokens that see later ones. The last bit of a rotated key may round it to the
-    next integer."""
+    next integer, or 8-bit float, whose bits are by one larger."""
     step = Step(counts, lengths, num_tokens=100, num_pages=6, num_rows=4)
     ends = np.concatenate([np.full(count, length) for count, length in zip(counts, lengths, strict=True)])
     padded = np.pad(ends, (0, 100 - step.num_real)).astype(np.int32)
@@ -361,14 +366,42 @@ def test_attention_over_integers_equals_the_reference(counts: list[int], lengths
         "sinks": jnp.asarray(3 * _normal(10, N)),
         "scales": KVScales(*jnp.asarray(random.uniform(0.01, 0.03, (2, K, H)).astype(np.float32))),
     }
-    pool, native_pool = _int8_pools()
+    pool, native_pool = _8_bit_pools(dtype)
     expected, *wanted = write_and_attend(q, k, v, *pool, jnp.int32(LAYER), paging, **options)
     out, own_k, own_v = write_and_attend(q, k, v, *native_pool, jnp.int32(LAYER), paging, **options, backend="native")
     real, own_k = step.num_real, np.asarray(own_k).reshape(L, P, K, H, S).swapaxes(3, 4)
     np.testing.assert_allclose(out[:real], expected[:real], atol=0.1 if rotates else 5e-5)
-    difference = np.abs(own_k[:, 1:].astype(int) - np.asarray(wanted[0])[:, 1:])
+    difference = np.abs(own_k[:, 1:].astype(int) - np.asarray(wanted[0])[:, 1:].astype(int))
     assert difference.max() <= rotates and (difference > 0).mean() < 0.01
     np.testing.assert_array_equal(np.asarray(own_v)[:, 1:], np.asarray(wanted[1])[:, 1:])
+
+
+def test_8_bit_floats_are_rounded_and_read_as_the_definition_says() -> None:
+    """Every number of float16, ties and numbers below the least exponent among them: NaN is stored as 0, infinity as the largest
+    number. Then every 8-bit float as the value of a token that sees no other."""
+    given = np.arange(1 << 16).astype(np.uint16).view(np.float16).astype(np.float32)
+    wanted = np.clip(np.nan_to_num(given), -448, 448).astype(ml_dtypes.float8_e4m3fn).view(np.uint8)
+    rows = len(given) // (2 * K * H)
+    k, v = (jnp.asarray(half) for half in given.reshape(2, rows, K, H))
+    step = Step([rows], [rows], num_tokens=rows, num_pages=rows // S)
+    pool, options = [jnp.zeros((L, P, K, S, H), jnp.uint8)] * 2, {"scoring": Scoring(SCALE), "backend": "native"}
+    q = jnp.zeros((rows, N, H))
+    _, *own = write_and_attend(q, k, v, *pool, jnp.int32(LAYER), step.paging, **options)
+    pages, slots = np.asarray(step.paging.pages), np.asarray(step.paging.slots)
+    own_k = np.asarray(own[0]).reshape(L, P, K, H, S)[LAYER, pages, :, :, slots]
+    own_v = np.asarray(own[1])[LAYER, pages, :, slots]
+    found = np.stack([own_k, own_v]).reshape(-1)
+    np.testing.assert_array_equal(np.where(np.isnan(given), found & 0x7F, found), np.where(np.isnan(given), 0, wanted))
+    everything = (
+        np.delete(np.arange(256), [0x7F, 0xFF]).astype(np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    )
+    values = np.zeros((rows, K, H), np.float32)
+    values.reshape(-1)[: len(everything)] = everything
+    step = Step([1] * 4, [1] * 4, num_tokens=4, num_pages=1)
+    out, *_ = write_and_attend(
+        q[:4], k[:4] * 0, jnp.asarray(values[:4]), *pool, jnp.int32(LAYER), step.paging, **options
+    )
+    np.testing.assert_array_equal(np.asarray(out)[:, :: N // K].reshape(-1)[: len(everything)], everything)
 
 
 @pytest.mark.parametrize("window", [None, 20])
@@ -393,7 +426,7 @@ def test_tokens_of_an_image_see_it_whole(counts: list[int], lengths: list[int], 
 
 
 @pytest.mark.parametrize("window", [None, 70])
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "int8", "uint8"])
 @pytest.mark.parametrize("cuts", [(1, 40, 3, 46), (1, 150, 37, 412)])
 def test_a_token_attends_alike_however_its_prompt_was_cut(
     cuts: tuple[int, ...], dtype: str, window: int | None

@@ -28,7 +28,7 @@ from tests.unit.checkpoint.checkpoint_files import write_safetensors
 
 MAX_MODEL_LEN: Final = 128
 PROMPT: Final = tuple(3 + 7 * place % 300 for place in range(40))
-DTYPES: Final = {"fp8": "float8_e4m3fn", "int8": "int8", None: "float32"}
+DTYPES: Final = {"fp8": "float8_e4m3fn", "fp8-bits": "uint8", "int8": "int8", None: "float32"}
 
 
 def scheme(kind: str = "float", **keys: Any) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def cache_logits(
 ) -> np.ndarray:
     """Return float32 (8, V) after the last tokens of PROMPT.
 
-    kv: numbers of the cache, "fp8" or "int8"; None: float32 without scales. decodes: True if a decode step computes the last token.
+    kv: numbers of the cache, "fp8", the same as bytes ("fp8-bits", as CPUs keep them) or "int8"; None: float32 without scales. decodes: True if a decode step computes the last token.
     """
     scaled = ScaledModel(path, kv, num_devices, kind)
     decoder, skeleton, count, num_pages = scaled.decoder, scaled.skeleton, len(PROMPT), -(-len(PROMPT) // PAGE_SIZE)

@@ -55,9 +55,10 @@ def as_stated(kv: str, scales: np.ndarray) -> Callable[..., Any]:
     [
         (LLAMA, "int8", ("k_scale", "v_scale"), True),
         (LLAMA, "fp8", ("k_proj.k_scale", "v_proj.v_scale"), False),
+        (LLAMA, "fp8-bits", ("k_scale", "v_scale"), True),
         (GEMMA, "int8", ("k_proj.output_scale", "v_proj.output_scale"), True),
     ],
-    ids=["int8-heads", "fp8-modelopt", "shared-keys"],
+    ids=["int8-heads", "fp8-modelopt", "fp8-bits", "shared-keys"],
 )
 def test_logits_are_those_of_keys_and_values_rounded_as_stated(
     tmp_path: Path,
@@ -81,7 +82,7 @@ def test_logits_are_those_of_keys_and_values_rounded_as_stated(
     }
     path = write_scales(tmp_path / "model", name, scheme("int" if kv == "int8" else "float"), tensors)
     stored = decoder_of(open_model(path)).stored
-    assert stored is not None and stored.kv_scales == kv
+    assert stored is not None and stored.kv_scales == kv.removesuffix("-bits")
     found = [cache_logits(path, kv, decodes=model is LLAMA)]
     if model is LLAMA and has_heads:
         found.append(cache_logits(path, kv, num_devices=4))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
 from jaxserve_kernels.kv_write import reference
 from jaxserve_kernels.kv_write.scales import KVScales
+
+E4M3_BITS: Final = jnp.dtype("uint8")
+"""The type of a pool on CPUs whose numbers are e4m3. XLA:CPU would convert the whole pool for each write to one of 8-bit floats."""
 
 
 def kv_write(
@@ -47,7 +51,14 @@ def storable(x: Float[Array, "*s"], dtype: jnp.dtype) -> Array:
     Kernels multiply what they must not see by zero, and pages are used again: a number that is none would
     spread from one request to others.
     """
+    if dtype == E4M3_BITS:
+        return jax.lax.bitcast_convert_type(storable(x, jnp.dtype(jnp.float8_e4m3fn)), dtype)
     is_integer = jnp.issubdtype(dtype, jnp.integer)
     info: Any = jnp.iinfo(dtype) if is_integer else jnp.finfo(dtype)  # type: ignore[no-untyped-call]
     limited = jnp.clip(jnp.nan_to_num(x.astype(jnp.float32)), float(info.min), float(info.max))
     return (jnp.round(limited) if is_integer else limited).astype(dtype)
+
+
+def numbers(pages: Num[Array, "*s"]) -> Array:
+    """Return what pages that were read from a pool hold: those with bits of e4m3 as e4m3, others as they are."""
+    return jax.lax.bitcast_convert_type(pages, jnp.float8_e4m3fn) if pages.dtype == E4M3_BITS else pages

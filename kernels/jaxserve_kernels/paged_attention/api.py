@@ -100,7 +100,7 @@ def write_and_attend(
     kernel attends to a token's key before it is in its page.
     """
     is_native = backend in NATIVE and cpu.supports(q.shape[1], k_pages.shape, k_pages.dtype, scoring)
-    if is_native and (scales is None or k_pages.dtype == jnp.int8):
+    if is_native and (scales is None or k_pages.dtype.itemsize == 1):
         if is_written:  # the kernel always writes: into the null page, as for padding
             paging = paging._replace(pages=jnp.zeros_like(paging.pages))
         where = (paging.block_tables, paging.kv_lengths, paging.query_starts, paging.pages, paging.slots)

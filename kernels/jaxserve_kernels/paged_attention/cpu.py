@@ -11,8 +11,8 @@ from jaxserve_kernels.kv_write import KVScales
 from jaxserve_kernels.paged_attention.options import Scoring
 from jaxserve_kernels.rope import Rotation
 
-_TARGETS = {"float32": "jaxserve_attention", "int8": "jaxserve_attention_int8"}
-"""Kernels by the type of the pool."""
+_TARGETS = {"float32": "jaxserve_attention", "int8": "jaxserve_attention_int8", "uint8": "jaxserve_attention_e4m3"}
+"""Kernels by the type of the pool; uint8: the bits of e4m3."""
 _LANES = 16
 _MOST_GROUPED = 48
 _NO_WINDOW = 1 << 30
@@ -54,14 +54,14 @@ def write_and_attend(
 ) -> tuple[Float[Array, "T N H"], Num[Array, "L P K S H"], Num[Array, "L P K S H"]]:
     """See `api.write_and_attend`. A page of keys is kept as `[H, S]`: only this kernel reads such a pool.
 
-    scales: of a pool of int8.
+    scales: of a pool of 8-bit numbers.
     """
     shapes = (jax.ShapeDtypeStruct(array.shape, array.dtype) for array in (k_pages, v_pages))
     results = jax.ShapeDtypeStruct(q.shape, jnp.float32), *shapes
     call = jax.ffi.ffi_call(_TARGETS[str(k_pages.dtype)], results, input_output_aliases={3: 1, 4: 2})
     wide = (array.astype(jnp.float32) for array in (q, k, v))
     rest: list[Array] = []
-    if k_pages.dtype == jnp.int8:
+    if k_pages.dtype.itemsize == 1:
         by_number = (1, 1) if scales is None else scales.by_number
         rest += [jnp.broadcast_to(jnp.asarray(each, jnp.float32), k.shape[1:]) for each in by_number]
     if key_ends is not None:

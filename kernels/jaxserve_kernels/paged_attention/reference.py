@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
+from jaxserve_kernels.kv_write import numbers
 from jaxserve_kernels.paged_attention.layout import QUERIES_PER_TILE, Ragged
 from jaxserve_kernels.paged_attention.options import Scoring
 
@@ -51,7 +52,8 @@ def gather(
     """Return the keys (or values) of C pages a row, head-major."""
     rows, count = table.shape
     _, _, heads, slots, dim = pages.shape
-    return pages[layer, table].transpose(0, 2, 1, 3, 4).reshape(rows, heads, count * slots, dim).astype(dtype)
+    read = numbers(pages[layer, table])
+    return read.transpose(0, 2, 1, 3, 4).reshape(rows, heads, count * slots, dim).astype(dtype)
 
 
 def product_dtype(q: Array, pages: Array) -> jnp.dtype:

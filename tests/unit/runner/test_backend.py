@@ -13,7 +13,15 @@ import jax.numpy as jnp
 import pytest
 from jaxserve_kernels import native
 
-from jaxserve.config import CacheConfig, CompileConfig, Config, ModelConfig, ParallelConfig, SchedulerConfig
+from jaxserve.config import (
+    CacheConfig,
+    CompileConfig,
+    Config,
+    KVCacheDtype,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+)
 from jaxserve.errors import ConfigError
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.latent import LatentConfig
@@ -297,11 +305,14 @@ def test_several_cpu_devices_take_the_reference() -> None:
     assert _choose(_config(devices=2), CPU) == "reference"
 
 
-def test_an_8_bit_cache_takes_half_the_memory_and_is_refused_on_a_cpu() -> None:
-    halved = replace(_config(), cache=CacheConfig(kv_cache_dtype="fp8"))
-    assert 2 * kv_spec(halved, DECODER, "gpu").bytes_per_block == kv_spec(_config(), DECODER, "gpu").bytes_per_block
-    with pytest.raises(ConfigError, match="--kv-cache-dtype fp8: only on GPUs and TPUs"):
-        kv_spec(halved, DECODER, "cpu")
+@pytest.mark.parametrize("kv_cache_dtype", ["fp8", "int8"])
+def test_an_8_bit_cache_takes_half_the_memory_of_bfloat16_and_a_quarter_of_float32(
+    kv_cache_dtype: KVCacheDtype,
+) -> None:
+    small = replace(_config(), cache=CacheConfig(kv_cache_dtype=kv_cache_dtype))
+    for platform, factor in (("gpu", 2), ("cpu", 4)):
+        whole = kv_spec(_config(), DECODER, platform).bytes_per_block
+        assert factor * kv_spec(small, DECODER, platform).bytes_per_block == whole
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,12 @@
 // A page of keys is kept dimension-major, [H, S], so that scores of neighbouring keys are neighbouring lanes;
 // nothing else reads the pool.
 //
-// A pool of int8 has a scale for each number of each head: keys and values are divided by them, rounded to the nearest integer and
-// limited as they are written; queries are multiplied by those of keys, and sums by those of values.
+// A pool of 8-bit numbers (integers, or floats in e4m3) has a scale for each number of each head: keys and values are divided by
+// them, limited and rounded to the nearest number as they are written; queries are multiplied by those of keys, and sums by those of values.
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "parallel.h"
@@ -30,7 +32,7 @@ struct Shape {
   int64_t group() const { return num_heads / num_kv_heads; }
 };
 
-// Number: float, or int8_t.
+// Number: float, int8_t or E4m3.
 template <typename Number>
 struct Pool {
   Number* keys;    // of one layer, [P, K, H, S]
@@ -42,10 +44,22 @@ struct Pool {
 inline void put(float x, const float*, int64_t, float* to) { *to = x; }
 
 // What is no number becomes 0.
+inline float limited(float x, float least, float largest) { return x > largest ? largest : x < least ? least : x == x ? x : 0.0f; }
+
 inline void put(float x, const float* scales, int64_t i, int8_t* to) {
-  const float scaled = x / scales[i];
-  const float limited = scaled > 127.0f ? 127.0f : scaled < -128.0f ? -128.0f : scaled;
-  *to = limited == limited ? static_cast<int8_t>(std::lrint(limited)) : 0;
+  *to = static_cast<int8_t>(std::lrint(limited(x / scales[i], -128.0f, 127.0f)));
+}
+
+// The bits of a single-precision number are rounded to a mantissa of three bits, to even if it lies between two. Numbers
+// below the least exponent are multiples of 2^-9.
+inline void put(float x, const float* scales, int64_t i, E4m3* to) {
+  const float scaled = limited(x / scales[i], -448.0f, 448.0f);
+  const float size = std::fabs(scaled);
+  uint32_t bits, sign;
+  std::memcpy(&sign, &scaled, sizeof(sign));
+  std::memcpy(&bits, &size, sizeof(bits));
+  const uint32_t rounded = ((bits + 0x7ffff + (bits >> 20 & 1)) >> 20) - (120 << 3);
+  to->bits = (sign >> 31 << 7) | (size < 0x1p-6f ? static_cast<uint32_t>(std::lrint(size * 0x1p9f)) : rounded);
 }
 
 // Of every token, [T, H/2]; or null, which leaves vectors as they are.
@@ -175,9 +189,11 @@ using Ints1 = ffi::BufferR1<ffi::S32>;
 template <ffi::DataType Type>
 using PoolBuffer = ffi::Buffer<Type, 5>;
 
-// rest: for a pool of int8 the scales of keys and of values; then the end of the keys that each token sees, without which a token's own
+// Number: of the pool, whose elements have a type of the same size.
+//
+// rest: for a pool of 8-bit numbers the scales of keys and of values; then the end of the keys that each token sees, without which a token's own
 // key is the last one that it sees.
-template <ffi::DataType Type>
+template <ffi::DataType Type, typename Number>
 ffi::Error attention_handler(ffi::ThreadPool threads, Floats3 query, Floats3 key, Floats3 value, PoolBuffer<Type>,
                              PoolBuffer<Type>, ffi::BufferR0<ffi::S32> layer,
                              ffi::BufferR2<ffi::S32> tables, Ints1 lengths, Ints1 starts, Ints1 pages, Ints1 slots,
@@ -185,8 +201,7 @@ ffi::Error attention_handler(ffi::ThreadPool threads, Floats3 query, Floats3 key
                              ffi::BufferR1<ffi::F32> sinks, ffi::RemainingArgs rest, ffi::ResultBufferR3<ffi::F32> out,
                              ffi::Result<PoolBuffer<Type>> keys, ffi::Result<PoolBuffer<Type>> values, float scale,
                              int32_t window, int32_t is_chunked) {
-  using Number = ffi::NativeType<Type>;
-  constexpr size_t kNumScales = Type == ffi::S8 ? 2 : 0;
+  constexpr size_t kNumScales = std::is_same_v<Number, float> ? 0 : 2;
   const auto scales = [&](size_t i) { return kNumScales ? rest.get<ffi::BufferR2<ffi::F32>>(i)->typed_data() : nullptr; };
   const int32_t* ends = rest.size() > kNumScales ? rest.get<Ints1>(kNumScales)->typed_data() : nullptr;
   const auto q = query.dimensions();
@@ -196,7 +211,8 @@ ffi::Error attention_handler(ffi::ThreadPool threads, Floats3 query, Floats3 key
     return ffi::Error::InvalidArgument("attention: head dim and page size must be multiples of the lanes");
   }
   const int64_t offset = *layer.typed_data() * shape.num_pages * shape.page_numbers();
-  const Pool<Number> pool{keys->typed_data() + offset, values->typed_data() + offset, scales(0), scales(1)};
+  const auto numbers = [&](auto& pool) { return reinterpret_cast<Number*>(pool->untyped_data()) + offset; };
+  const Pool<Number> pool{numbers(keys), numbers(values), scales(0), scales(1)};
   const bool rotates = cosines.dimensions()[0] > 0;
   const Rotation rotation{rotates ? cosines.typed_data() : nullptr, rotates ? sines.typed_data() : nullptr};
   float* to = out->typed_data();
@@ -250,8 +266,11 @@ auto binding() {
 }  // namespace
 }  // namespace jaxserve
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_attention, jaxserve::attention_handler<xla::ffi::F32>,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_attention, (jaxserve::attention_handler<xla::ffi::F32, float>),
                               jaxserve::binding<xla::ffi::F32>());
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_attention_int8, jaxserve::attention_handler<xla::ffi::S8>,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_attention_int8, (jaxserve::attention_handler<xla::ffi::S8, int8_t>),
                               jaxserve::binding<xla::ffi::S8>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_attention_e4m3, (jaxserve::attention_handler<xla::ffi::U8, jaxserve::E4m3>),
+                              jaxserve::binding<xla::ffi::U8>());

@@ -52,6 +52,33 @@ inline Floats load(const int8_t* p) {
 #endif
 }
 
+// An 8-bit float (e4m3) other than NaN.
+struct E4m3 {
+  uint8_t bits;
+};
+
+// Moved by seven bits the exponent and the mantissa are those of a half-precision number 2^-8 times as large. Denormal ones are
+// converted, too: in single precision the processor may be set to take denormal numbers for zero.
+inline Floats load(const E4m3* p) {
+#if defined(__AVX512F__)
+  const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+  const __m256i sign = _mm256_and_si256(wide, _mm256_set1_epi16(int16_t(0x8000)));
+  const __m256i size = _mm256_and_si256(_mm256_slli_epi16(wide, 7), _mm256_set1_epi16(0x3f80));
+  return reinterpret_cast<Floats>(_mm512_cvtph_ps(_mm256_or_si256(sign, size))) * 256.0f;
+#elif defined(__aarch64__)
+  const int8x8_t bytes = vreinterpret_s8_u32(vld1_dup_u32(reinterpret_cast<const FourBytes*>(p)));
+  const int16x4_t wide = vget_low_s16(vmovl_s8(bytes));
+  const int16x4_t sign = vand_s16(wide, vdup_n_s16(int16_t(0x8000)));
+  const int16x4_t size = vand_s16(vshl_n_s16(wide, 7), vdup_n_s16(0x3f80));
+  return reinterpret_cast<Floats>(vcvt_f32_f16(vreinterpret_f16_s16(vorr_s16(sign, size)))) * 256.0f;
+#else
+  const __m128i wide = _mm_cvtepi8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  const __m128i sign = _mm_and_si128(wide, _mm_set1_epi16(int16_t(0x8000)));
+  const __m128i size = _mm_and_si128(_mm_slli_epi16(wide, 7), _mm_set1_epi16(0x3f80));
+  return reinterpret_cast<Floats>(_mm256_cvtph_ps(_mm_or_si128(sign, size))) * 256.0f;
+#endif
+}
+
 inline void store(float* p, Floats v) { *reinterpret_cast<UnalignedFloats*>(p) = v; }
 
 // Keeps the compiler from loading `v` again at each of its uses: loads would bound the product.
