@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import itertools
 import logging
+import os
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -54,6 +55,7 @@ class EngineReplica:
         self._server = await ServerProcess.start(command or serve_command(server), server, cluster, own.start_timeout_s)
         self._api_key = next(iter(api_keys(self._settings.config.server)), None)
         self._versions = itertools.count(1)
+        self._follower = asyncio.create_task(self._end_with_server())
 
     async def handle(self, request: WireRequest) -> AsyncIterator[ReplyPart]:
         """Yield the head of the reply and its bytes. If the caller cancels, the server aborts the request."""
@@ -78,8 +80,17 @@ class EngineReplica:
             return {"queued_tokens": 0.0, "busy_share": 0.0}
         return {"queued_tokens": state.queued_tokens, "busy_share": state.num_sequences / state.max_num_seqs}
 
+    async def _end_with_server(self) -> None:
+        """End this actor when its server ends: routers then choose another replica at once, and Ray Serve starts a new one.
+
+        Otherwise the replica, whose requests end at once, would attract more until it has failed several checks of its health.
+        """
+        _log.error("the server ended with exit code %d: its replica ends", await self._server.wait())
+        os._exit(1)
+
     async def __del__(self) -> None:
         if (server := self.__dict__.get("_server")) is not None:  # its start may have failed
+            self._follower.cancel()
             await server.stop(self._settings.ray.drain_timeout_s)
 
 

@@ -51,18 +51,19 @@ class Relay:
     async def open(self) -> tuple[ReplyHead, AsyncIterator[bytes]]:
         """Return the head of the reply and the rest of it. Whole replies are complete before their head is returned."""
         while True:
+            attempt: _Attempt | None = None
             try:
                 attempt = await self._start()
                 if attempt.head.is_event_stream:
                     return attempt.head, self._events(attempt)
                 body = b"".join([part async for part in attempt.parts if isinstance(part, bytes)])
             except self._lost:
-                if self._take_retry(None):
+                if self._take_retry(attempt):
                     continue
                 return self._failed_reply()
-            if attempt.head.status == UnavailableError.status and self._take_retry(attempt.head):
+            if attempt.head.status == UnavailableError.status and self._take_retry(attempt):
                 continue
-            return attempt.head, _once(body)
+            return (attempt.head, _once(body)) if attempt.head.headers else self._failed_reply()
 
     async def close(self) -> None:
         """Abort the request if its reply has not ended: the client is gone."""
@@ -85,7 +86,7 @@ class Relay:
                     assert isinstance(part, bytes), "only the first part is a head"
                     whole, separator, rest = (rest + part).rpartition(_EVENT_END)
                     events = whole + separator
-                    if not has_content and _begins_with_error(events) and self._take_retry(attempt.head):
+                    if not has_content and _begins_with_error(events) and self._take_retry(attempt):
                         break
                     has_content = has_content or _has_content(events)
                     is_over = is_over or self._is_last(events)
@@ -98,7 +99,7 @@ class Relay:
             except self._lost:
                 if is_over:
                     return
-                if has_content or not self._take_retry(None):
+                if has_content or not self._take_retry(attempt):
                     yield self._last_event(UnavailableError(LOST))
                     return
             following = await self._restart()
@@ -116,13 +117,13 @@ class Relay:
             await attempt.parts.aclose()
         return None
 
-    def _take_retry(self, failed: ReplyHead | None) -> bool:
-        """Return True once; the next attempt avoids the replica that failed."""
+    def _take_retry(self, failed: _Attempt | None) -> bool:
+        """Return True once; the next attempt avoids the replica that failed. None: its replica is not known."""
         if not self._may_retry:
             return False
         self._may_retry = False
         if failed is not None:
-            self._request = replace(self._request, avoid=failed.replica)
+            self._request = replace(self._request, avoid=failed.head.replica)
         return True
 
     def _is_last(self, events: bytes) -> bool:

@@ -28,6 +28,8 @@ _READY: Final = re.compile(rb"jaxserve is ready at (http://\S+) ")
 _STATE: Final = msgspec.json.Decoder(RoutingState)
 REPLICA_HEADER: Final = "X-Jaxserve-Replica"
 STATUS_TIMEOUT_S: Final = 5.0
+LIVE_TIMEOUT_S: Final = 12.0
+"""Time that `/live` may take: a server on a busy node is slow, and replacing it would break its streams."""
 
 
 class ServerProcess:
@@ -65,13 +67,18 @@ class ServerProcess:
 
     async def send(self, request: WireRequest, replica: str) -> AsyncGenerator[ReplyPart, None]:
         """Yield the head of the reply and the bytes of its body as they arrive. Ending early aborts the request."""
-        async with self._http.request(
-            request.method,
-            self._url + request.target,
-            headers=request.headers,
-            data=request.body,
-            allow_redirects=False,
-        ) as reply:
+        try:
+            reply = await self._http.request(
+                request.method,
+                self._url + request.target,
+                headers=request.headers,
+                data=request.body,
+                allow_redirects=False,
+            )
+        except aiohttp.ClientConnectionError:
+            yield ReplyHead.of_no_server(replica)
+            return
+        async with reply:
             headers = [
                 (name, value)
                 for name, value in reply.headers.items()
@@ -81,12 +88,16 @@ class ServerProcess:
             async for chunk in reply.content.iter_any():
                 yield chunk
 
+    async def wait(self) -> int:
+        """Wait for the end of the server; returns its exit code."""
+        return await self._process.wait()
+
     async def ailment(self) -> str | None:
         """Return why the server is not healthy, None if it is."""
         if self._process.returncode is not None:
             return f"the server ended with exit code {self._process.returncode}"
         try:
-            async with asyncio.timeout(STATUS_TIMEOUT_S), self._http.get(f"{self._url}/live") as reply:
+            async with asyncio.timeout(LIVE_TIMEOUT_S), self._http.get(f"{self._url}/live") as reply:
                 return None if reply.status == 200 else (await reply.text())[:500]
         except (aiohttp.ClientError, TimeoutError) as error:
             return f"/live: {error or type(error).__name__}"

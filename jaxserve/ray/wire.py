@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxserve.errors import UnavailableError
 from jaxserve.routing.request import RouteRequest
 
 HOP_HEADERS = frozenset(
@@ -37,6 +38,11 @@ class ReplyHead:
     headers: tuple[tuple[str, str], ...]
     replica: str
     """The replica that answers."""
+
+    @classmethod
+    def of_no_server(cls, replica: str) -> ReplyHead:
+        """Return the head of a replica whose server did not answer: a status by which it is retried, and no headers."""
+        return cls(UnavailableError.status, (), replica)
 
     @property
     def is_event_stream(self) -> bool:

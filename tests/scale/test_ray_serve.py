@@ -93,11 +93,13 @@ def servers(nodes: Cluster) -> list[int]:
 
 
 def test_exact_prefixes_hit_at_least_twice_as_often_as_round_robin(nodes: Cluster) -> None:
-    with nodes.deployed(FAKE, routing="prefix", **SMALL) as app:
+    # Streams of 1,000 tokens run for 20 s: some still do when all are open, and a replica is killed.
+    with nodes.deployed(FAKE | {"device_seconds": 0.02}, routing="prefix", **SMALL) as app:
         assert [len([p for p in processes_on(host) if p in servers(nodes)]) > 0 for host in nodes.hosts] == [True, True]
         by_pages, replicas = prefix_hits(app)
         assert len(replicas) > 1, "conversations without a common prefix share the replicas"
-        check_killed_replica(nodes, app)
+        for ends_first in ("actor", "server"):
+            check_killed_replica(nodes, app, ends_first)
     with nodes.deployed(FAKE, routing="round-robin", **SMALL) as app:
         by_turns, _ = prefix_hits(app)
     print(f"cached prompt tokens: {by_pages} by pages, {by_turns} by turns")
@@ -120,8 +122,8 @@ def streams_on_all_replicas(app: App, fields: dict[str, Any]) -> tuple[list[sock
     return streams, heads
 
 
-def check_killed_replica(nodes: Cluster, app: App) -> None:
-    """Kill the actor of a replica: streams that run there end with one error, everything else is answered."""
+def check_killed_replica(nodes: Cluster, app: App, ends_first: str) -> None:
+    """Kill a replica's actor or its server: streams that run there end with one error, everything else is answered."""
     text = complete(app, {"prompt": [5, 6], "max_tokens": 4, "temperature": 0})["choices"][0]["text"]
     fields = {"prompt": [5, 6], "max_tokens": 1000, "temperature": 0}
     streams, heads = streams_on_all_replicas(app, fields)
@@ -130,7 +132,7 @@ def check_killed_replica(nodes: Cluster, app: App) -> None:
     status = Path(f"/proc/{victim}/status").read_text()
     (actor,) = {int(line.split()[1]) for line in status.splitlines() if line.startswith("PPid:")}
     with ThreadPoolExecutor(8) as pool:
-        os.kill(actor, signal.SIGKILL)
+        os.kill(actor if ends_first == "actor" else victim, signal.SIGKILL)
         later = [pool.submit(complete, app, {"prompt": [5, 6], "max_tokens": 4, "temperature": 0}) for _ in range(16)]
         rests = [head + read_until(stream, b"data: [DONE]\n\n") for head, stream in zip(heads, streams, strict=True)]
         assert {reply.result()["choices"][0]["text"] for reply in later} == {text}

@@ -86,8 +86,17 @@ async def test_request_that_has_produced_nothing_is_retried(first: list[ReplyPar
     assert len(replicas.requests) == 2
 
 
-async def test_retry_avoids_the_replica_that_answered_503() -> None:
-    replicas = Replicas([head(503, JSON, "a"), b"{}"], [head(200, JSON, "b"), b"{}"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        [head(503, JSON), b"{}"],
+        [ReplyHead.of_no_server("a")],
+        [head(200, JSON), LostError()],
+        [head(), b": keep-alive\n\n", LostError()],
+    ],
+)
+async def test_retry_avoids_the_replica_that_failed(first: list[ReplyPart | Exception]) -> None:
+    replicas = Replicas(first, [head(200, JSON, "b"), b"{}"] if first[0] != head() else [head(replica="b"), DONE])
     await relayed(replicas)
     assert [request.avoid for request in replicas.requests] == [None, "a"]
 
@@ -97,6 +106,8 @@ async def test_a_request_is_retried_once_only() -> None:
     assert (status, json.loads(data)["error"]["message"]) == (503, LOST)
     status, data = await relayed(Replicas([head(503, JSON), b"1"], [head(503, JSON), b"2"]))
     assert (status, data) == (503, b"2")
+    status, data = await relayed(Replicas([ReplyHead.of_no_server("a")], [ReplyHead.of_no_server("b")]))
+    assert (status, json.loads(data)["error"]["message"]) == (503, LOST)
 
 
 @pytest.mark.parametrize("end", [[LostError()], []])

@@ -15,8 +15,10 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from jaxserve.http.api_keys import api_keys
+from jaxserve.ray.route_key import NO_PROMPT
 from jaxserve.ray.server_process import ServerProcess, serve_command
 from jaxserve.ray.settings import read_arguments
+from jaxserve.ray.wire import ReplyHead, WireRequest
 from jaxserve.runtime.environment import child_environment
 
 
@@ -58,11 +60,20 @@ async def test_a_server_that_does_not_answer_is_not_healthy(started) -> None:  #
     assert found is not None and found.startswith("/live: ")
 
 
+async def test_a_server_that_is_gone_answers_no_request_and_the_relay_learns_which_it_was(started) -> None:  # type: ignore[no-untyped-def]
+    _, server, _, served = started
+    request = WireRequest("GET", "/live", (), b"", NO_PROMPT)
+    assert [part async for part in served.send(request, "a")][1:] == [b"the engine was given up"]
+    await server.close()
+    assert [part async for part in served.send(request, "a")] == [ReplyHead.of_no_server("a")]
+
+
 async def test_a_server_that_has_ended_is_not_healthy(started) -> None:  # type: ignore[no-untyped-def]
     _, _, process, served = started
     assert process.stdin is not None
     process.stdin.close()
     await process.wait()
+    assert await served.wait() == 1
     assert await served.ailment() == "the server ended with exit code 1"
 
 
