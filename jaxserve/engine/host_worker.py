@@ -103,7 +103,8 @@ def main() -> int:
         return REFUSED
     except Exception as error:
         _LOG.exception("host %d ends", spec.config.hosts.rank)
-        worker.end(Failed(f"{type(error).__name__}: {next(iter(str(error).splitlines()), 'no details')}"))
+        reason = f"{type(error).__name__}: {next(iter(str(error).splitlines()), 'no details')}"
+        worker.end(Failed(reason, is_final=False))
     return LOST
 
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from concurrent.futures import Future
+from typing import Final
 
 from jaxserve.errors import StartupError
+
+_LOG = logging.getLogger(__name__)
+_SHOW_S: Final = 60.0
+"""Time after which the log names the hosts that are waited for, and again after that: one of them may hang."""
 
 AllValues = list[dict[str, str]]
 """The values of all hosts, by rank."""
@@ -38,7 +45,14 @@ class Exchanges:
         """Wait for the values of all hosts. Raises StartupError if one of them cannot start."""
         with self._lock:
             future = self._future(topic)
-        return future.result()
+        started_s = time.monotonic()
+        while True:
+            try:
+                return future.result(_SHOW_S)
+            except TimeoutError:
+                _LOG.warning(
+                    "waiting for %s since %.0f s: %s", self._missing(topic), time.monotonic() - started_s, topic
+                )
 
     def fail(self, error: StartupError) -> None:
         """Have every call of `wait` raise `error`, from now on and for topics without all values."""
@@ -47,6 +61,11 @@ class Exchanges:
             for future in self._futures.values():
                 if not future.done():
                     future.set_exception(error)
+
+    def _missing(self, topic: str) -> str:
+        """Return the hosts that have not given their values, in words."""
+        with self._lock:
+            return ", ".join(f"host {rank}" for rank in range(self._num_hosts) if rank not in self._values[topic])
 
     def _future(self, topic: str) -> Future[AllValues]:
         future = self._futures.setdefault(topic, Future())

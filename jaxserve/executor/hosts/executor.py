@@ -85,8 +85,13 @@ class MultiHostExecutor:
             leader.exchange("ready", {})
             return local
 
+        def end(reason: str) -> None:
+            _LOG.error("%s: the engine ends on all hosts", reason)
+            end_process(1)
+
         try:
-            local = _first(_in_thread(build), leader.lost)
+            local = _first(_in_thread(build), leader)
+            leader.serve(end)
         except StartupError as error:
             leader.end(Refused(str(error)))
             raise
@@ -94,11 +99,6 @@ class MultiHostExecutor:
             leader.end(Restart("host 0 could not start"))
             raise
 
-        def end(reason: str) -> None:
-            _LOG.error("%s: the engine ends on all hosts", reason)
-            end_process(1)
-
-        leader.serve(end)
         return cls(local, leader)
 
     def submit(self, plan: Any) -> Pending[Any]:
@@ -153,10 +153,10 @@ def _in_thread(work: Callable[[], LocalExecutor[Any, Any]]) -> Future[LocalExecu
     return done
 
 
-def _first(built: Future[LocalExecutor[Any, Any]], lost: Future[str]) -> LocalExecutor[Any, Any]:
-    """Return the built executor. Raises StartupError if a host is gone before."""
-    waiting: set[Future[Any]] = {built, lost}
+def _first(built: Future[LocalExecutor[Any, Any]], leader: Leader) -> LocalExecutor[Any, Any]:
+    """Return the built executor. Raises StartupError if a host is gone, or cannot start, before."""
+    waiting: set[Future[Any]] = {built, leader.failed}
     wait(waiting, return_when=FIRST_COMPLETED)
     if not built.done():
-        raise StartupError(f"{lost.result()} while the engine started")
+        raise leader.failed.result()
     return built.result()

@@ -72,8 +72,9 @@ class Leader:
         except ConfigError:
             self._context.destroy(linger=0)
             raise
-        shown = f"[{address}]" if ":" in address else address
-        self._welcome = Welcome(f"{shown}:{free_port(address)}", self.plans.endpoint)
+        self._address = address
+        self._welcome: Welcome | None = None
+        """The answer to all workers, once they have joined."""
         self.members = Members(config.num_hosts, facts)
         self._exchanges = Exchanges(config.num_hosts)
         self._outbox: SimpleQueue[ToWorker] = SimpleQueue()
@@ -89,6 +90,8 @@ class Leader:
         self._loss: str | None = None
         self.lost: Future[str] = Future()
         """The reason, once a worker is gone and the others know."""
+        self.failed: Future[StartupError] = Future()
+        """The reason, once this engine cannot start: host 0 may be in a collective that no other host joins."""
         self._thread = threading.Thread(target=self._run, name="hosts", daemon=True)
         self._thread.start()
 
@@ -109,6 +112,7 @@ class Leader:
 
     def connect(self) -> None:
         """Join the hosts' program."""
+        assert self._welcome is not None, "all workers have joined"
         join_program(self._config, self._welcome.coordinator)
 
     def exchange(self, topic: str, values: dict[str, str]) -> Sequence[Mapping[str, str]]:
@@ -119,8 +123,11 @@ class Leader:
         return self._exchanges.wait(topic)
 
     def serve(self, on_lost: Callable[[str], None]) -> None:
-        """Wait until every worker reads plans; from now on call `on_lost`, in another thread, when a worker is gone."""
-        self.plans.await_workers(self.members.all)
+        """Wait until every worker reads plans; from now on call `on_lost`, in another thread, when a worker is gone.
+
+        Raises StartupError if a worker is gone or cannot connect before.
+        """
+        self.plans.await_workers(self.members.all, self.failed, START_TIMEOUT_S)
         self._num_beats = BEATS
         self.lost.add_done_callback(lambda lost: on_lost(lost.result()))
 
@@ -155,7 +162,8 @@ class Leader:
                 os.eventfd_read(self._wake)
             try:
                 while self._control.poll(0):
-                    self._take(*self._control.recv_multipart())
+                    identity, *frames = self._control.recv_multipart()
+                    self._take(identity, b"".join(frames))
                 if time.monotonic() >= beat_s:
                     beat_s = time.monotonic() + interval_s
                     self._tell_all(Alive())
@@ -192,7 +200,7 @@ class Leader:
                     self._tell_all(Agreed(message.topic, complete))
             case Alive():
                 member.stats = message.stats or member.stats
-            case Failed() if self._num_beats == BEATS:
+            case Failed() if self._num_beats == BEATS or not message.is_final:
                 raise HostLostError(f"{member.name}: {message.reason}")
             case Failed():
                 self._end_start(StartupError(f"{member.name}: {message.reason}"))
@@ -217,14 +225,18 @@ class Leader:
         member = self.members.find(identity)
         if member is not None:
             member.num_missed = 0
-        if self.members.is_complete and not self.members.is_closed:
+        if self.members.is_complete and not self.members.is_closed and not self._joined.done():
             self.members.is_closed = True
+            shown = f"[{self._address}]" if ":" in self._address else self._address
+            self._welcome = Welcome(f"{shown}:{free_port(self._address)}", self.plans.endpoint)
             self._tell_all(self._welcome)
             self._joined.set_result(None)
 
     def _end_start(self, error: StartupError) -> None:
         """Have every call that waits for the hosts raise `error`."""
         self._exchanges.fail(error)
+        if not self.failed.done():
+            self.failed.set_result(error)
         if not self._joined.done():
             self._joined.set_exception(error)
 
@@ -233,7 +245,7 @@ class Leader:
             return
         self._loss = reason
         self.end(Restart(reason))
-        self._end_start(StartupError(reason))
+        self._end_start(StartupError(f"{reason} while the engine started"))
 
     def _tell_all(self, message: ToWorker) -> None:
         for member in self.members.all:

@@ -54,6 +54,8 @@ class Failed(Message, frozen=True):
     """The worker ends; the reason in one line."""
 
     reason: str
+    is_final: bool = True
+    """False if another start may succeed, such as when a driver or the network failed."""
 
 
 class Left(Message, frozen=True):

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Final
 
 import zmq
 
+from jaxserve.errors import StartupError
 from jaxserve.executor.hosts.members import HostLostError, Member
 from jaxserve.executor.hosts.sockets import bind, tcp_socket
+
+_POLL_MS: Final = 200
 
 
 class PlanSocket:
@@ -27,11 +33,21 @@ class PlanSocket:
             self.close()
             raise
 
-    def await_workers(self, members: Sequence[Member]) -> None:
-        """Wait until every member reads plans."""
-        waiting = {_identity(member) for member in members}
+    def await_workers(self, members: Sequence[Member], failed: Future[StartupError], timeout_s: float) -> None:
+        """Wait until every member reads plans.
+
+        failed: the reason, once the engine cannot start. Raises StartupError then, and if a member does not connect in time.
+        """
+        waiting = {_identity(member): member for member in members}
+        deadline = time.monotonic() + timeout_s
         while waiting:
-            waiting.discard(self._socket.recv_multipart()[0])
+            if self._socket.poll(_POLL_MS):
+                waiting.pop(self._socket.recv_multipart()[0], None)
+            elif failed.done():
+                raise failed.result()
+            elif time.monotonic() > deadline:
+                names = ", ".join(member.name for member in waiting.values())
+                raise StartupError(f"{names} cannot reach {self.endpoint}: all ports must be open between the hosts")
         self._members = members
 
     def broadcast(self, frame: bytes) -> None:

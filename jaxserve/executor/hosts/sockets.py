@@ -7,12 +7,13 @@ or encrypt, so every port between the hosts belongs into a private network (docs
 from __future__ import annotations
 
 import socket
+import time
 from typing import Any, Final
 
 import zmq
 
 from jaxserve.config import HostsConfig
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, StartupError
 
 MAX_FRAME_BYTES: Final = 256 << 20
 BEATS: Final = 10
@@ -20,6 +21,8 @@ BEATS: Final = 10
 START_TIMEOUT_S: Final = 60.0
 """Used instead of a shorter `--host-timeout` until the engine serves: drivers and compilers may hold a process up."""
 _MIN_PROGRAM_TIMEOUT_S: Final = 10
+_CONNECT_S: Final = 5.0
+_RETRY_S: Final = 0.1
 
 
 def resolve_host(host: str, port: int) -> str:
@@ -66,10 +69,12 @@ def free_port(address: str) -> int:
 def join_program(config: HostsConfig, coordinator: str) -> None:
     """Make this process one of the program's; returns when all hosts have. Call it before anything uses a device.
 
-    coordinator: address of the service that host 0 runs for it.
+    coordinator: address of the service that host 0 runs for it. Raises StartupError if this host cannot reach it.
     """
     import jax
 
+    if config.rank:
+        _await_listener(coordinator, START_TIMEOUT_S)
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from the engine
     # A host that is gone is found by our own signs of life, which come sooner; this time-out is a second net.
     jax.distributed.initialize(
@@ -80,3 +85,20 @@ def join_program(config: HostsConfig, coordinator: str) -> None:
         heartbeat_timeout_seconds=max(_MIN_PROGRAM_TIMEOUT_S, int(2 * config.host_timeout)),
         coordinator_bind_address=coordinator if config.rank == 0 else None,
     )
+
+
+def _await_listener(address: str, timeout_s: float) -> None:
+    """Wait until host 0 listens on `address`. Raises StartupError; `jax.distributed` would abort this process."""
+    host, _, port = address.rpartition(":")
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise StartupError(
+                    f"host 0 cannot be reached at {address}: {error.strerror or error} (hosts use free ports: all of them "
+                    "must be open between the hosts)"
+                ) from error
+        time.sleep(_RETRY_S)

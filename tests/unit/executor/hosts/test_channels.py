@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -10,9 +11,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import zmq
 
 from jaxserve.config import CompileConfig, Config, HostsConfig, ModelConfig
 from jaxserve.errors import ConfigError, StartupError
+from jaxserve.executor.hosts import exchanges, sockets
+from jaxserve.executor.hosts import leader as leader_module
 from jaxserve.executor.hosts.agreement import agree_common, agree_equal, agree_kernels, agree_smallest
 from jaxserve.executor.hosts.leader import Leader
 from jaxserve.executor.hosts.messages import Failed, HostStats, Left, Refused, Restart, Stop
@@ -177,6 +181,80 @@ def test_a_start_ends_on_all_hosts_when_one_of_them_fails(ends: Ends) -> None:
         leader.exchange("keys", {})
     leader.end(Refused("host 2: no such file"))
     assert first.end.result(WAIT_S) == (REFUSED, "host 2: no such file")
+
+
+def test_a_start_ends_at_once_if_a_host_fails_while_host_0_is_busy(ends: Ends) -> None:
+    """Host 0 reads weights, or is in a collective that the other host never joins."""
+    config = settings()
+    leader, joined = leader_of(ends, config), Joined(ends, config)
+    leader.gather(ignore)
+    joined.worker.end(Failed("no such file"))
+    assert str(leader.failed.result(WAIT_S)).endswith(": no such file")
+    assert not leader.lost.done()
+
+
+def test_hosts_start_again_after_an_error_that_may_pass(ends: Ends) -> None:
+    """A driver's error while the engine starts again, for instance, must not end the supervisors of the other hosts."""
+    config = settings(num_hosts=3)
+    leader, first, second = leader_of(ends, config), Joined(ends, config), Joined(ends, config, rank=2)
+    leader.gather(ignore)
+    second.worker.end(Failed("XlaRuntimeError: INTERNAL", is_final=False))
+    code, reason = first.end.result(WAIT_S)
+    assert code == LOST and reason.endswith(": XlaRuntimeError: INTERNAL")
+    assert str(leader.failed.result(WAIT_S)).endswith(": XlaRuntimeError: INTERNAL while the engine started")
+
+
+def test_a_worker_that_ends_before_it_reads_plans_ends_the_start(ends: Ends) -> None:
+    config = settings()
+    leader, joined = leader_of(ends, config), Joined(ends, config)
+    leader.gather(ignore)
+    joined.worker.end(Left())
+    with pytest.raises(StartupError, match="was stopped while the engine started"):
+        leader.serve(ends.close)
+
+
+def test_a_worker_that_cannot_reach_the_port_of_plans_is_named(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader_module, "START_TIMEOUT_S", 0.1)
+    config = settings()
+    leader, _ = leader_of(ends, config), Joined(ends, config)
+    leader.gather(ignore)
+    with pytest.raises(
+        StartupError, match=r"host 1 \(.*\) cannot reach tcp://.*127\.0\.0\.1.*: all ports must be open"
+    ):
+        leader.serve(ends.close)
+
+
+def test_a_worker_that_cannot_reach_the_program_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`jax.distributed` would end the process."""
+    monkeypatch.setattr(sockets, "START_TIMEOUT_S", 0.1)
+    with pytest.raises(StartupError, match=r"host 0 cannot be reached at 127\.0\.0\.1:\d+: Connection refused"):
+        sockets.join_program(settings(host_rank=1), f"127.0.0.1:{free_port()}")
+
+
+def test_messages_of_other_programs_are_ignored(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    ignored: Future[str] = Future()
+    monkeypatch.setattr(leader_module._LOG, "error", lambda text, *_: ignored.set_result(text))
+    config = settings()
+    leader, joined = leader_of(ends, config), Joined(ends, config)
+    leader.gather(ignore)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+        stranger.setsockopt(zmq.LINGER, 0)
+        stranger.connect(f"tcp://{config.coordinator}")
+        stranger.send_multipart([b"", b"a", b"request"])
+        assert ignored.result(WAIT_S).startswith("ignored a message")
+    assert on_both(leader, joined.worker, lambda hosts: agree_smallest(hosts, "KV", 10 - hosts.rank)) == (9, 9)
+
+
+def test_the_log_names_a_host_that_is_waited_for(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchanges, "_SHOW_S", 0.01)
+    shown: Future[str] = Future()
+    monkeypatch.setattr(exchanges._LOG, "warning", lambda text, *args: shown.done() or shown.set_result(text % args))
+    leader, joined, _ = pair(ends)
+    thread = threading.Thread(target=leader.exchange, args=("programs", {}))
+    thread.start()
+    assert re.fullmatch("waiting for host 1 since 0 s: programs", shown.result(WAIT_S))
+    joined.worker.exchange("programs", {})
+    thread.join(WAIT_S)
 
 
 def test_a_start_without_all_hosts_names_those_that_are_missing(ends: Ends) -> None:
