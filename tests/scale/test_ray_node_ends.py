@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 
 import pytest
 
 pytest.importorskip("ray", reason="needs `jaxserve[ray]`: make scale-check")
 
+from tests.e2e.http_server import ROOT
 from tests.scale.network import can_make_hosts
-from tests.scale.ray_cluster import cluster, processes_on
+from tests.scale.ray_cluster import GCS_PORT, VARIABLES, cluster, processes_on
 from tests.scale.test_ray_serve import FAKE, SMALL, complete, read_until, servers, streams_on_all_replicas
 
 pytestmark = [
@@ -38,3 +42,6 @@ def test_a_node_that_gets_sigterm_ends_after_its_requests() -> None:
             assert (rest.count(b'"finish_reason":"length"'), rest.count(b'data: {"error":')) == (1, 0)
         nodes.nodes[1].wait(180)
         complete(app, fields | {"max_tokens": 4})
+        words = [sys.executable, "-m", "jaxserve.ray.await_workers", "600"]
+        environment = os.environ | VARIABLES | {"RAY_ADDRESS": f"{nodes.hosts[0].address}:{GCS_PORT}"}
+        subprocess.run(nodes.hosts[0].command(*words), env=environment, cwd=ROOT, check=True, timeout=180)

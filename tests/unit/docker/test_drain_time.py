@@ -11,6 +11,7 @@ import yaml
 
 from jaxserve.config import ServerConfig
 from jaxserve.http.listener import CLOSE_TIMEOUT_S
+from jaxserve.ray import await_workers
 from jaxserve.ray.settings import RaySettings
 from jaxserve.runtime.api_process import ABORT_FLUSH_S
 from jaxserve.runtime.api_workers import STOP_GRACE_S
@@ -82,13 +83,16 @@ def test_pods_of_ray_end_after_their_replicas(place: str, document: Document) ->
     """Ray moves replicas off a node that gets SIGTERM; the cluster before an update stays until its requests have ended."""
     (application,) = yaml.safe_load(document["spec"]["serveConfigV2"])["applications"]
     drain_s = float(application["args"].get("drain_timeout_s", RaySettings().drain_timeout_s))
-    pods = [template["spec"] for template in templates(document)]
-    assert len(pods) == 2, "head and workers"
-    for pod in pods:
-        (container,) = pod["containers"]
-        (ray_s,) = (int(entry["value"]) for entry in container["env"] if entry["name"] == RAY_VARIABLE)
-        assert ray_s >= drain_s + END_S
-        assert pod["terminationGracePeriodSeconds"] >= ray_s + 20, "Ray ends its own processes after that"
+    head, workers = (template["spec"] for template in templates(document))
+    (at_head,), (at_worker,) = head["containers"], workers["containers"]
+    of_head, of_worker = (
+        int(entry["value"]) for each in (at_head, at_worker) for entry in each["env"] if entry["name"] == RAY_VARIABLE
+    )
+    *command, wait_s = at_head["lifecycle"]["preStop"]["exec"]["command"]
+    assert (command, of_head) == (["python", "-m", await_workers.__name__], 0), "a head never becomes idle"
+    assert int(wait_s) >= of_worker >= drain_s + END_S
+    for pod in (head, workers):
+        assert pod["terminationGracePeriodSeconds"] >= of_worker + 20, "Ray ends its own processes after that"
     assert document["spec"]["rayClusterDeletionDelaySeconds"] >= drain_s
 
 
