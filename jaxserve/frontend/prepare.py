@@ -21,7 +21,7 @@ from jaxserve.frontend.prompt_embeds.prompt import EmbedsSource, LoadedEmbeds, l
 from jaxserve.frontend.request import Conversation, GenerationRequest, Texts
 from jaxserve.frontend.routed_experts import check_size, require_routed_experts
 from jaxserve.frontend.sampling import child_seed, sampling_params
-from jaxserve.ipc.messages import AddRequest, ModelInfo
+from jaxserve.ipc.messages import AddRequest, ModelInfo, PromptImage
 from jaxserve.ipc.routed_experts import RoutedExpertsInfo
 from jaxserve.routing.request import prompt_hashes
 from jaxserve.tenants import HTTP_REQUEST_ID, TENANT
@@ -35,13 +35,14 @@ async def prepare(frontend: Frontend, request: GenerationRequest) -> RequestHand
     """Return the engine requests of every prompt and choice; entering the handle submits them. Raises RequestError."""
     model_info, tokens, checker = frontend.require_generation(), frontend.tokenization, frontend.grammars
     _check_logprobs_mode(request, model_info)
-    images = NO_IMAGES
-    if isinstance(request.prompt, Conversation):
+    images, placed, rope_positions = NO_IMAGES, list[PromptImage](), None
+    if isinstance(request.prompt, Conversation) and request.prompt.images:
         images = await frontend.images.load(request.prompt.images, model_info.images)
     embeds = await _load_embeds(frontend, request, model_info)
     encoded = await encode_request(tokens, request, model_info, images, embeds)
     routed = _routed_experts(request, model_info, encoded)
-    placed, rope_positions = prompt_images(encoded.prompts[0], images, model_info.images, request.prompt_name)
+    if images.images and model_info.images is not None:
+        placed, rope_positions = prompt_images(encoded.prompts[0], images, model_info.images, request.prompt_name)
     find = partial(grammar_of, request, encoded.spec, tokens.tokenizer, checker.config)
     named = await tokens.call(find) if _has_schemas(request) else find()
     grammar = None if named is None else await checker.check(named.grammar, named.param)

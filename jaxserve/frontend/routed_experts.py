@@ -38,8 +38,7 @@ def check_size(info: RoutedExpertsInfo, num_prompt_tokens: int, max_tokens: int)
 class ExpertParts:
     """The experts of one sequence as the engine sends them."""
 
-    def __init__(self, info: RoutedExpertsInfo | None) -> None:
-        """info: None if they were not asked for."""
+    def __init__(self, info: RoutedExpertsInfo) -> None:
         self._info = info
         self._parts: list[bytes] = []
 
@@ -48,13 +47,11 @@ class ExpertParts:
         if part is not None:
             self._parts.append(part)
 
-    def take(self, num_prompt_tokens: int, num_tokens: int) -> np.ndarray | None:
+    def take(self, num_prompt_tokens: int, num_tokens: int) -> np.ndarray:
         """Return the experts of the prompt and of `num_tokens` generated tokens but the last, which no step has computed.
 
-        The array is `[tokens, layers, top_k]`; None if they were not asked for.
+        The array is `[tokens, layers, top_k]`.
         """
-        if self._info is None:
-            return None
         parts, self._parts = self._parts, []
         experts = np.frombuffer(b"".join(parts), self._info.dtype).reshape(-1, *self._info.shape)
         return experts[: num_prompt_tokens + max(num_tokens, 1) - 1]

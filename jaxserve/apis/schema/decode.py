@@ -14,9 +14,14 @@ from typing import Any, Final, TypeVar
 import msgspec
 from msgspec.inspect import AnyType, CollectionType, IntType, ListType, Metadata, StructType, Type, UnionType
 
-from jaxserve.apis.schema.body_values import count_values, may_exceed
-from jaxserve.apis.schema.long_texts import ShortenedBody, check_utf8, shorten_texts
-from jaxserve.apis.schema.number_lists import decode_numbers
+from jaxserve.apis.schema.large_bodies import (
+    ShortenedBody,
+    check_utf8,
+    count_values,
+    decode_numbers,
+    may_exceed,
+    shorten_texts,
+)
 from jaxserve.apis.schema.unsupported import NO_OPS, UNSUPPORTED, is_neutral
 from jaxserve.errors import InvalidRequestError
 from jaxserve.frontend.checks import MAX_ECHOED_CHARS, invalid_field, refuse

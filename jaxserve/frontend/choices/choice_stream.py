@@ -175,7 +175,7 @@ class ChoiceStream:
         self._content = ContentTokens()
         self._prompt_scores: list[TokenLogprobs] = []
         self._has_sent_prompt = request.sampling.num_prompt_logprobs is None
-        self._experts = ExpertParts(options.routed_experts)
+        self._experts = None if options.routed_experts is None else ExpertParts(options.routed_experts)
 
     def open(self, tokenizer: Tokenizer) -> None:
         """Make the detokenizer and the parser; called once the request is submitted, so that the engine need not wait."""
@@ -217,13 +217,15 @@ class ChoiceStream:
                 self._finish(output, "error")
                 raise request_error(output.error)
             self._prompt_scores += output.prompt_logprobs or ()
-            self._experts.add(output.routed_experts)
+            if self._experts is not None:
+                self._experts.add(output.routed_experts)
             self.times.record_tokens(output)
             self._count_weights(output)
             if self._options.is_prompt_only and output.token_ids:
                 self._finish(output, "length")
                 delta = OutputDelta(self.index, "", finish_reason="length")
-                delta.routed_experts = self._experts.take(self.num_prompt_tokens, 0)
+                if self._experts is not None:
+                    delta.routed_experts = self._experts.take(self.num_prompt_tokens, 0)
                 self._add_prompt(delta)
                 return delta
             texts.append(self._take_tokens(output))
@@ -263,7 +265,8 @@ class ChoiceStream:
             self._keep(self._parser.finish())
         delta = self._take_delta("".join(texts))
         delta.finish_reason, delta.stop_reason = reason, detail
-        delta.routed_experts = self._experts.take(self.num_prompt_tokens, self.num_tokens)
+        if self._experts is not None:
+            delta.routed_experts = self._experts.take(self.num_prompt_tokens, self.num_tokens)
         return delta
 
     def _finish(self, output: RequestOutput, reason: str) -> None:

@@ -14,14 +14,12 @@ from jaxserve.ipc.messages import PromptImage, RopePositions
 
 
 def prompt_images(
-    token_ids: Sequence[int], images: LoadedImages, info: ImageInfo | None, param: str
+    token_ids: Sequence[int], images: LoadedImages, info: ImageInfo, param: str
 ) -> tuple[list[PromptImage], RopePositions | None]:
     """Return the images of a prompt with their places, and rotary positions if the model has three for each token.
 
     Raises InvalidRequestError naming `param` if the prompt does not show every image.
     """
-    if not images.images or info is None:
-        return [], None
     items, prompt = images.items, np.array(token_ids, np.int32)
     try:
         spans = image_spans(prompt, images.image_token_id, [item.num_tokens for item in items])

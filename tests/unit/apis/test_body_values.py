@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from jaxserve.apis.openai.chat_schema import ChatRequest
 from jaxserve.apis.openai.completions_schema import CompletionRequest
 from jaxserve.apis.openai.embeddings import EmbeddingRequest
-from jaxserve.apis.schema import body_values, decode
-from jaxserve.apis.schema.body_values import count_values, may_exceed
+from jaxserve.apis.schema import decode, large_bodies
 from jaxserve.apis.schema.decode import decode_request
+from jaxserve.apis.schema.large_bodies import count_values, may_exceed
 from jaxserve.errors import InvalidRequestError
 
 MOST = 1000
@@ -44,7 +44,7 @@ def test_parts_count_what_the_decoded_value_has(value: Any, part_bytes: int, is_
     text = json.dumps(value, ensure_ascii=is_ascii).encode()
     values, empty, containers, keys = numbers_of(value)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(body_values, "PART_BYTES", part_bytes)
+        patch.setattr(large_bodies, "PART_BYTES", part_bytes)
         counts = count_values(text, NO_LIMIT)
     assert (counts.containers, counts.keys) == (containers, keys)
     assert counts.all == values + empty  # a container that is empty has no first value
@@ -55,7 +55,7 @@ def test_parts_count_what_the_decoded_value_has(value: Any, part_bytes: int, is_
 @given(st.binary(max_size=60) | st.text(alphabet='\\"[,a', max_size=60).map(str.encode), st.integers(2, 5))
 def test_counting_ends_for_any_bytes(body: bytes, part_bytes: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(body_values, "PART_BYTES", part_bytes)
+        patch.setattr(large_bodies, "PART_BYTES", part_bytes)
         assert count_values(body, NO_LIMIT).all >= 1
 
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from jaxserve.apis.openai.chat_schema import ChatRequest
 from jaxserve.apis.openai.completions_schema import CompletionRequest
-from jaxserve.apis.schema import long_texts
+from jaxserve.apis.schema import large_bodies
 from jaxserve.apis.schema.decode import decode_request
-from jaxserve.apis.schema.long_texts import check_utf8, shorten_texts
+from jaxserve.apis.schema.large_bodies import check_utf8, shorten_texts
 from jaxserve.errors import InvalidRequestError
 
 PART_BYTES = 16
@@ -30,7 +30,7 @@ AT_ANY_SPEED = settings(suppress_health_check=[HealthCheck.too_slow], deadline=N
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_texts, "PART_BYTES", PART_BYTES)
+    monkeypatch.setattr(large_bodies, "PART_BYTES", PART_BYTES)
 
 
 @AT_ANY_SPEED
@@ -78,7 +78,7 @@ BODIES = [
 @pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
 def test_a_body_in_parts_has_the_outcome_of_the_whole(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     in_parts = outcome(body)
-    monkeypatch.setattr(long_texts, "PART_BYTES", 1 << 20)
+    monkeypatch.setattr(large_bodies, "PART_BYTES", 1 << 20)
     assert in_parts == outcome(body)
 
 
@@ -102,7 +102,7 @@ def test_texts_inside_structs_are_restored() -> None:
 
 
 def test_no_decoder_gets_a_long_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(long_texts, "PART_BYTES", 1000)
+    monkeypatch.setattr(large_bodies, "PART_BYTES", 1000)
     sizes: list[int] = []
 
     class Decoder:
@@ -110,7 +110,7 @@ def test_no_decoder_gets_a_long_text(monkeypatch: pytest.MonkeyPatch) -> None:
             sizes.append(len(data))
             return msgspec.json.decode(data)
 
-    monkeypatch.setattr(long_texts, "_TEXT", Decoder())
+    monkeypatch.setattr(large_bodies, "_TEXT", Decoder())
     short = shorten_texts(json.dumps({"a": "\n" * 50_000}).encode())
     assert len(short.body) < 100
     assert sum(sizes) >= 100_000

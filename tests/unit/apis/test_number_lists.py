@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from jaxserve.apis.openai.completions_schema import CompletionRequest
 from jaxserve.apis.openai.embeddings import EmbeddingRequest
 from jaxserve.apis.openai.tokenize import DetokenizeRequest
-from jaxserve.apis.schema import decode, number_lists
+from jaxserve.apis.schema import decode, large_bodies
 from jaxserve.apis.schema.decode import decode_request
-from jaxserve.apis.schema.number_lists import decode_numbers
+from jaxserve.apis.schema.large_bodies import decode_numbers
 from jaxserve.errors import InvalidRequestError
 from jaxserve.frontend import tokenization as module
 from jaxserve.frontend.tokenization import tokenization
@@ -27,7 +27,7 @@ LISTS = st.lists(NUMBERS) | st.lists(st.lists(NUMBERS)) | st.lists(NUMBERS | st.
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(number_lists, "PART_BYTES", 7)
+    monkeypatch.setattr(large_bodies, "PART_BYTES", 7)
     monkeypatch.setattr(decode, "_LARGE_BYTES", 16)
 
 
@@ -70,8 +70,8 @@ def test_no_part_is_larger_than_announced(monkeypatch: pytest.MonkeyPatch) -> No
             sizes.append(len(data))
             return msgspec.json.decode(data)
 
-    monkeypatch.setattr(number_lists, "PART_BYTES", 1000)
-    monkeypatch.setattr(number_lists, "_LIST", Decoder())
+    monkeypatch.setattr(large_bodies, "PART_BYTES", 1000)
+    monkeypatch.setattr(large_bodies, "_LIST", Decoder())
     assert decode_numbers(str([12345] * 5000).encode()) == [12345] * 5000
     assert len(sizes) >= 34 and max(sizes) <= 1000 + len("12345, []")
 
