@@ -7,11 +7,19 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from jaxserve.apis.schema.common import CommonFields, PromptLogprob, check_common
+from jaxserve.apis.schema.common import (
+    EXPERTS_FILE,
+    CommonFields,
+    Fingerprint,
+    PromptLogprobs,
+    ReplyTokenIds,
+    Timing,
+    UnixTime,
+    check_common,
+)
 from jaxserve.apis.schema.usage import Usage
 from jaxserve.bounds import Bound
 from jaxserve.errors import InvalidRequestError
-from jaxserve.frontend.handle import RequestTiming
 from jaxserve.frontend.messages import ChatMessage, ToolDefinition
 from jaxserve.frontend.request import MESSAGES, THINKING_BUDGET, ReasoningEffort
 
@@ -131,10 +139,7 @@ class TopLogprob(msgspec.Struct):
     bytes: Annotated[list[int], Meta(description="Exact bytes of the token; its text may be half a character.")]
 
 
-class ContentLogprob(msgspec.Struct):
-    token: str
-    logprob: float
-    bytes: Annotated[list[int], Meta(description="Exact bytes of the token; its text may be half a character.")]
+class ContentLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
 
 
@@ -178,36 +183,27 @@ class ChatChoice(msgspec.Struct):
         str | int | None,
         Meta(description="The stop string or token id that ended the reply; null for its natural end."),
     ]
-    token_ids: Annotated[list[int] | msgspec.UnsetType, Meta(description="Only with `return_token_ids`.")] = (
-        msgspec.UNSET
-    )
+    token_ids: ReplyTokenIds = msgspec.UNSET
     routed_experts: Annotated[
-        str | msgspec.UnsetType,
-        Meta(
-            description="Only with `return_routed_experts`. A file of numpy's format (.npy) in base64: numbers of experts, `[tokens, layers with experts, top_k]`, uint8 or uint16."
-        ),
+        str | msgspec.UnsetType, Meta(description=f"Only with `return_routed_experts`. {EXPERTS_FILE}")
     ] = msgspec.UNSET
 
 
 class ChatCompletion(msgspec.Struct, kw_only=True):
     id: str
     object: str = "chat.completion"
-    created: Annotated[int, Meta(description="Unix time in seconds.")]
+    created: UnixTime
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    system_fingerprint: Annotated[str, Meta(description="Changes with weights, precision, mesh and versions.")]
+    system_fingerprint: Fingerprint
     service_tier: None = None
-    prompt_logprobs: Annotated[
-        list[dict[str, PromptLogprob] | None] | msgspec.UnsetType, Meta(description="Only if requested.")
-    ] = msgspec.UNSET
+    prompt_logprobs: PromptLogprobs = msgspec.UNSET
     prompt_token_ids: Annotated[
         list[int] | msgspec.UnsetType,
         Meta(description="Only with `return_token_ids`."),
     ] = msgspec.UNSET
-    metrics: Annotated[RequestTiming | msgspec.UnsetType, Meta(description="Only with `return_metrics`.")] = (
-        msgspec.UNSET
-    )
+    metrics: Timing = msgspec.UNSET
 
 
 class DeltaFunction(msgspec.Struct, omit_defaults=True):
@@ -240,14 +236,10 @@ class ChatChunkChoice(msgspec.Struct):
     stop_reason: Annotated[
         str | int | msgspec.UnsetType | None, Meta(description="Only together with `finish_reason`.")
     ] = msgspec.UNSET
-    token_ids: Annotated[list[int] | msgspec.UnsetType, Meta(description="Only with `return_token_ids`.")] = (
-        msgspec.UNSET
-    )
+    token_ids: ReplyTokenIds = msgspec.UNSET
     routed_experts: Annotated[
         str | msgspec.UnsetType,
-        Meta(
-            description="Only with `return_routed_experts`, in the last chunk of each choice. A file of numpy's format (.npy) in base64: numbers of experts, `[tokens, layers with experts, top_k]`, uint8 or uint16."
-        ),
+        Meta(description=f"Only with `return_routed_experts`, in the last chunk of each choice. {EXPERTS_FILE}"),
     ] = msgspec.UNSET
 
 
@@ -265,6 +257,4 @@ class ChatChunk(msgspec.Struct, kw_only=True):
         list[int] | msgspec.UnsetType,
         Meta(description="Only with `return_token_ids`, in the first chunk."),
     ] = msgspec.UNSET
-    metrics: Annotated[RequestTiming | msgspec.UnsetType, Meta(description="Only with `return_metrics`.")] = (
-        msgspec.UNSET
-    )
+    metrics: Timing = msgspec.UNSET

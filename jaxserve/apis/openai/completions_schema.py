@@ -7,14 +7,22 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from jaxserve.apis.schema.common import CommonFields, PromptLogprob, check_common
+from jaxserve.apis.schema.common import (
+    EXPERTS_FILE,
+    CommonFields,
+    Fingerprint,
+    PromptLogprobs,
+    ReplyTokenIds,
+    Timing,
+    UnixTime,
+    check_common,
+)
 from jaxserve.apis.schema.inputs import texts_or_ids
 from jaxserve.apis.schema.usage import Usage
 from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import invalid, unsupported
 from jaxserve.frontend.checks import check_bound
-from jaxserve.frontend.handle import RequestTiming
 from jaxserve.frontend.prompt_embeds.prompt import EmbedsSource, refuse_scores
 
 DEFAULT_MAX_TOKENS = 16
@@ -99,20 +107,16 @@ class CompletionChoice(msgspec.Struct):
     stop_reason: Annotated[
         str | int | None, Meta(description="The stop string or token id that ended the text; null for its natural end.")
     ] = None
-    prompt_logprobs: Annotated[
-        list[dict[str, PromptLogprob] | None] | msgspec.UnsetType, Meta(description="Only if requested.")
-    ] = msgspec.UNSET
+    prompt_logprobs: PromptLogprobs = msgspec.UNSET
     prompt_token_ids: Annotated[
         list[int] | msgspec.UnsetType,
         Meta(description="Only with `return_token_ids`; in a stream in the first chunk of each choice."),
     ] = msgspec.UNSET
-    token_ids: Annotated[list[int] | msgspec.UnsetType, Meta(description="Only with `return_token_ids`.")] = (
-        msgspec.UNSET
-    )
+    token_ids: ReplyTokenIds = msgspec.UNSET
     routed_experts: Annotated[
         str | msgspec.UnsetType,
         Meta(
-            description="Only with `return_routed_experts`; in a stream in the last chunk of each choice. A file of numpy's format (.npy) in base64: numbers of experts, `[tokens, layers with experts, top_k]`, uint8 or uint16."
+            description=f"Only with `return_routed_experts`; in a stream in the last chunk of each choice. {EXPERTS_FILE}"
         ),
     ] = msgspec.UNSET
 
@@ -122,14 +126,12 @@ class Completion(msgspec.Struct, kw_only=True):
 
     id: str
     object: str = "text_completion"
-    created: Annotated[int, Meta(description="Unix time in seconds.")]
+    created: UnixTime
     model: str
     choices: list[CompletionChoice]
-    system_fingerprint: Annotated[str, Meta(description="Changes with weights, precision, mesh and versions.")]
+    system_fingerprint: Fingerprint
     usage: Annotated[
         Usage | msgspec.UnsetType | None,
         Meta(description="In chunks of a stream only with `include_usage`."),
     ] = msgspec.UNSET
-    metrics: Annotated[RequestTiming | msgspec.UnsetType, Meta(description="Only with `return_metrics`.")] = (
-        msgspec.UNSET
-    )
+    metrics: Timing = msgspec.UNSET

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Meta
 
 from jaxserve.apis.routes import Call, Encoded, Route
-from jaxserve.apis.schema.common import MAX_REQUEST_ID_CHARS
+from jaxserve.apis.schema.common import ModelName, OwnId
 from jaxserve.apis.schema.encode import encode_in_parts
 from jaxserve.apis.schema.inputs import texts_or_ids
 from jaxserve.bounds import Bound
@@ -34,7 +34,7 @@ EncodingFormat = Literal["float", "base64"]
 class InputFields(msgspec.Struct, kw_only=True):
     """Options for each text, before the model sees it."""
 
-    model: Annotated[str | None, Meta(description="A name from /v1/models. Default: the first one.")] = None
+    model: ModelName = None
     truncate_prompt_tokens: Annotated[
         int | None,
         Meta(
@@ -46,11 +46,7 @@ class InputFields(msgspec.Struct, kw_only=True):
         Bound("value", -(2**31), 2**31 - 1),
         Meta(description="Requests with a lower number are computed first. Default: 0."),
     ] = None
-    request_id: Annotated[
-        str | None,
-        Bound("characters", 1, MAX_REQUEST_ID_CHARS),
-        Meta(description="Id of the request, unless there is an X-Request-Id header."),
-    ] = None
+    request_id: OwnId = None
 
 
 class EmbeddingRequest(InputFields, kw_only=True):

@@ -16,6 +16,7 @@ from msgspec import Meta
 
 from jaxserve.apis.openai.embeddings import EmbeddingUsage, InputFields, check_fields
 from jaxserve.apis.routes import Call, Route
+from jaxserve.apis.schema.common import UnixTime
 from jaxserve.bounds import Bound
 from jaxserve.errors import invalid
 from jaxserve.frontend.embedding import check_partners, scores_with_counts
@@ -46,7 +47,7 @@ class Score(msgspec.Struct, kw_only=True):
 class ScoreReply(msgspec.Struct, kw_only=True):
     id: str
     object: str = "list"
-    created: Annotated[int, Meta(description="Unix time in seconds.")]
+    created: UnixTime
     model: str
     data: Annotated[list[Score], Meta(description="Scores in the order of the pairs.")]
     usage: EmbeddingUsage

@@ -9,7 +9,7 @@ import msgspec
 from msgspec import Meta
 
 from jaxserve.apis.routes import Call, Route
-from jaxserve.apis.schema.common import ModelQuery
+from jaxserve.apis.schema.common import ModelName, ModelQuery
 from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError
@@ -21,7 +21,7 @@ from jaxserve.frontend.request import MESSAGES, Conversation, ReasoningEffort
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     """Either `prompt` or `messages`."""
 
-    model: Annotated[str | None, Meta(description="A name from /v1/models. Default: the first one.")] = None
+    model: ModelName = None
     prompt: Annotated[str | None, Meta(description="Text to tokenize, of at most 1048576 tokens.")] = None
     messages: Annotated[
         list[ChatMessage] | None, MESSAGES, Meta(description="Conversation to render with the chat template.")
@@ -61,7 +61,7 @@ class TokenizeReply(msgspec.Struct):
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
     tokens: Annotated[list[int], Meta(description="Token ids.")]
-    model: Annotated[str | None, Meta(description="A name from /v1/models. Default: the first one.")] = None
+    model: ModelName = None
 
 
 class DetokenizeReply(msgspec.Struct):

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from jaxserve.apis.responses.items import Item, OutputItem
 from jaxserve.apis.responses.schema import FunctionTool, TextOptions
+from jaxserve.apis.schema.common import UnixTime
 from jaxserve.frontend.handle import RequestTiming, TokenCounts
 from jaxserve.frontend.request import ReasoningEffort
 
@@ -55,7 +56,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
 
     id: str
     object: Literal["response"] = "response"
-    created_at: Annotated[int, Meta(description="Unix time in seconds.")]
+    created_at: UnixTime
     completed_at: int | None = None
     status: ResponseStatus = "in_progress"
     background: bool

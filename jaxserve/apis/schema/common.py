@@ -33,6 +33,19 @@ MAX_SALT_CHARS: Final = 256
 MAX_REQUEST_ID_CHARS: Final = 128
 
 
+ModelName = Annotated[str | None, Meta(description="A name from /v1/models. Default: the first one.")]
+OwnId = Annotated[
+    str | None,
+    Bound("characters", 1, MAX_REQUEST_ID_CHARS),
+    Meta(description="Id of the request, unless there is an X-Request-Id header."),
+]
+UnixTime = Annotated[int, Meta(description="Unix time in seconds.")]
+Fingerprint = Annotated[str, Meta(description="Changes with weights, precision, mesh and versions.")]
+Timing = Annotated[RequestTiming | msgspec.UnsetType, Meta(description="Only with `return_metrics`.")]
+ReplyTokenIds = Annotated[list[int] | msgspec.UnsetType, Meta(description="Only with `return_token_ids`.")]
+EXPERTS_FILE: Final = "A file of numpy's format (.npy) in base64: numbers of experts, `[tokens, layers with experts, top_k]`, uint8 or uint16."
+
+
 class ModelQuery(msgspec.Struct):
     """The query of a route without a body that is about one model."""
 
@@ -60,10 +73,15 @@ class PromptLogprob(msgspec.Struct):
     decoded_token: Annotated[str, Meta(description="Text of the token.")]
 
 
+PromptLogprobs = Annotated[
+    list[dict[str, PromptLogprob] | None] | msgspec.UnsetType, Meta(description="Only if requested.")
+]
+
+
 class GenerationFields(SamplerFields, kw_only=True):
     """Fields of every endpoint that generates text. `None` means: not given."""
 
-    model: Annotated[str | None, Meta(description="A name from /v1/models. Default: the first one.")] = None
+    model: ModelName = None
     stop: Annotated[
         str | list[str] | None,
         Bound("items", 0, "max_stop_strings"),
@@ -89,11 +107,7 @@ class GenerationFields(SamplerFields, kw_only=True):
         Bound("characters", 1, MAX_SALT_CHARS),
         Meta(description="The prefix cache shares prompts only among requests with the same salt."),
     ] = None
-    request_id: Annotated[
-        str | None,
-        Bound("characters", 1, MAX_REQUEST_ID_CHARS),
-        Meta(description="Id of the request, unless there is an X-Request-Id header."),
-    ] = None
+    request_id: OwnId = None
     structured_outputs: Annotated[
         StructuredOutputs | None,
         Meta(
