@@ -242,7 +242,7 @@ def generate(
     result = Generation(
         {request.request_id: [] for request in requests}, {request.request_id: [] for request in requests}
     )
-    has_told = False
+    has_begun = False
     started_s = time.perf_counter()
     for request in requests:
         for output in core.handle(request):
@@ -258,8 +258,8 @@ def generate(
             result.logprobs[output.request_id] += output.logprobs or []
         if step.stats is not None:
             result.totals.add(step.stats)
-        if not has_told and all(result.token_ids.values()):
-            has_told, result.totals = True, EngineTotals()
+        if not has_begun and all(result.token_ids.values()):
+            has_begun, result.totals = True, EngineTotals()
             on_all_started()
     result.seconds = time.perf_counter() - started_s
     return result

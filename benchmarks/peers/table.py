@@ -120,7 +120,7 @@ def report(
     starts = [start for pairing in pairings for start in pairing.starts]
     most_rounds = max((each.num_rounds for each in comparisons), default=0)
     parts = [
-        f"Machine: {_told(machine)}.",
+        f"Machine: {_listed(machine)}.",
         f"Medians of {most_rounds} rounds, jaxserve / peer = median of the rounds' ratios (least-most); "
         "bold where jaxserve is ahead.",
         comparison_table(comparisons),
@@ -128,7 +128,7 @@ def report(
         f"GFLOP/s; the weights are {sizes.read_bytes / 1e6:.0f} MB in float32.",
         bounds_table(samples, ours=ours, sizes=sizes, bounds=bounds),
         server_table(pairings),
-        markdown_table(("server", "versions"), [(name, _told(facts)) for name, facts in versions.items()]),
+        markdown_table(("server", "versions"), [(name, _listed(facts)) for name, facts in versions.items()]),
         "```text\n" + command_lines(starts) + "\n```",
     ]
     if notes := _notes(pairings, skipped, samples):
@@ -136,7 +136,7 @@ def report(
     return "\n\n".join(parts) + "\n"
 
 
-def _told(facts: Mapping[str, object]) -> str:
+def _listed(facts: Mapping[str, object]) -> str:
     return ", ".join(f"{name} {fact}" for name, fact in facts.items())
 
 

@@ -107,7 +107,7 @@ class CorsPolicy:
             return common | {"Access-Control-Allow-Origin": "*"}
         return common | {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
 
-    def refusal(self, method: str, request_headers: Mapping[str, str]) -> str | None:
+    def rejection(self, method: str, request_headers: Mapping[str, str]) -> str | None:
         """Return why a preflight request gets no permission; None for other requests and for pages that may call."""
         is_preflight = method == "OPTIONS" and "Access-Control-Request-Method" in request_headers
         origin = request_headers.get("Origin")

@@ -144,7 +144,7 @@ def _note(request: web.Request, route: str, status: int, seconds: float) -> None
 async def _preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer preflight requests, which browsers send without the key."""
     cors = request.app[STATE].cors
-    if (reason := cors.refusal(request.method, request.headers)) is not None:
+    if (reason := cors.rejection(request.method, request.headers)) is not None:
         raise OriginError(reason)
     headers = cors.preflight_headers(request.method, request.headers)
     return await handler(request) if headers is None else web.Response(status=204, headers=headers)

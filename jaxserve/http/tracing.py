@@ -20,7 +20,7 @@ from aiohttp import web
 
 from jaxserve import __version__
 from jaxserve.errors import ConfigError
-from jaxserve.frontend.choices.spans import REQUEST_SPAN, ChoiceFacts
+from jaxserve.frontend.choices.spans import REQUEST_SPAN, EndedChoice
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
@@ -89,7 +89,7 @@ class _RequestSpan:
         self._span = span
         self._operation = operation
 
-    def add_choice(self, facts: ChoiceFacts) -> None:
+    def add_choice(self, choice: EndedChoice) -> None:
         from opentelemetry.trace import StatusCode, set_span_in_context
 
         parent = set_span_in_context(self._span)
@@ -99,38 +99,38 @@ class _RequestSpan:
             return since_1970_ns + int(monotonic_s * 1e9)
 
         span = self._tracer.start_span(
-            f"{self._operation} {facts.model_name}",
+            f"{self._operation} {choice.model_name}",
             parent,
-            attributes=self._attributes(facts),
-            start_time=nanoseconds(facts.submitted_s),
+            attributes=self._attributes(choice),
+            start_time=nanoseconds(choice.submitted_s),
         )
-        if facts.finish_reason == "error":
+        if choice.finish_reason == "error":
             span.set_status(StatusCode.ERROR)
         below = set_span_in_context(span)
-        for name, start_s, end_s in _phases(facts):
+        for name, start_s, end_s in _phases(choice):
             phase = self._tracer.start_span(name, below, start_time=nanoseconds(start_s))
             phase.end(nanoseconds(end_s))
-        span.end(nanoseconds(facts.ended_s))
+        span.end(nanoseconds(choice.ended_s))
 
-    def _attributes(self, facts: ChoiceFacts) -> dict[str, Any]:
-        sampling = facts.request.sampling
+    def _attributes(self, choice: EndedChoice) -> dict[str, Any]:
+        sampling = choice.request.sampling
         found: dict[str, Any] = {
             "gen_ai.operation.name": self._operation,
             "gen_ai.provider.name": "jaxserve",
-            "gen_ai.request.model": facts.model_name,
-            "gen_ai.response.model": facts.model_name,
+            "gen_ai.request.model": choice.model_name,
+            "gen_ai.response.model": choice.model_name,
             "gen_ai.request.max_tokens": sampling.max_tokens,
             "gen_ai.request.temperature": sampling.temperature,
             "gen_ai.request.top_p": sampling.top_p,
             "gen_ai.request.top_k": sampling.top_k,
-            "gen_ai.response.finish_reasons": [facts.finish_reason],
-            "gen_ai.usage.input_tokens": len(facts.request.prompt_token_ids),
-            "gen_ai.usage.cache_read.input_tokens": facts.num_cached_tokens,
-            "gen_ai.usage.output_tokens": facts.num_tokens,
-            "jaxserve.engine_request_id": facts.request.request_id,
+            "gen_ai.response.finish_reasons": [choice.finish_reason],
+            "gen_ai.usage.input_tokens": len(choice.request.prompt_token_ids),
+            "gen_ai.usage.cache_read.input_tokens": choice.num_cached_tokens,
+            "gen_ai.usage.output_tokens": choice.num_tokens,
+            "jaxserve.engine_request_id": choice.request.request_id,
         }
-        if facts.first_token_s is not None:
-            found["gen_ai.response.time_to_first_chunk"] = facts.first_token_s - facts.submitted_s
+        if choice.first_token_s is not None:
+            found["gen_ai.response.time_to_first_chunk"] = choice.first_token_s - choice.submitted_s
         return found
 
 
@@ -173,18 +173,18 @@ def tracing_middleware(
     return trace
 
 
-def _phases(facts: ChoiceFacts) -> Iterator[tuple[str, float, float]]:
+def _phases(choice: EndedChoice) -> Iterator[tuple[str, float, float]]:
     """Yield name, begin and end of the phases that a choice went through."""
-    if facts.queue_s is None:
-        yield "queue", facts.submitted_s, facts.ended_s
+    if choice.queue_s is None:
+        yield "queue", choice.submitted_s, choice.ended_s
         return
-    started_s = min(facts.submitted_s + facts.queue_s, facts.ended_s)
-    yield "queue", facts.submitted_s, started_s
-    if facts.first_token_s is None:
-        yield "prefill", started_s, facts.ended_s
+    started_s = min(choice.submitted_s + choice.queue_s, choice.ended_s)
+    yield "queue", choice.submitted_s, started_s
+    if choice.first_token_s is None:
+        yield "prefill", started_s, choice.ended_s
         return
-    yield "prefill", started_s, max(started_s, facts.first_token_s)
-    yield "decode", facts.first_token_s, facts.ended_s
+    yield "prefill", started_s, max(started_s, choice.first_token_s)
+    yield "decode", choice.first_token_s, choice.ended_s
 
 
 def _lower_case(headers: Mapping[str, str]) -> dict[str, str]:

@@ -80,7 +80,7 @@ def _for_segments(
     """Return the backend whose kernel for prompts uses all of the tensor cores, if there is one; else `pallas`."""
     if chip.capability is None or chip.capability[0] != _TCGEN05:
         return pallas
-    reason = _refusal("mosaic_gpu_tcgen05", config, decoder, chip, dtypes)
+    reason = _rejection("mosaic_gpu_tcgen05", config, decoder, chip, dtypes)
     if reason is None:
         return "mosaic_gpu_tcgen05"
     _LOG.info("attention of prompts takes mma.sync: %s", reason)
@@ -175,10 +175,10 @@ def why_not_pallas(
         return "no kernel for layers that read other layers' keys and values yet"
     if any(layer.is_chunked for layer in decoder.layers):
         return "no kernel for attention in chunks yet, which contexts longer than a chunk need"
-    return _refusal(pallas, config, decoder, chip, (dtype, kv_dtype))
+    return _rejection(pallas, config, decoder, chip, (dtype, kv_dtype))
 
 
-def _refusal(
+def _rejection(
     backend: Backend, config: Config, decoder: DecoderConfig, chip: Chip, dtypes: tuple[jnp.dtype, jnp.dtype]
 ) -> str | None:
     """Return in a few words why a backend does not serve a model's shapes and types; None if it does."""

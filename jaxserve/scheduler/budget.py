@@ -30,7 +30,7 @@ from jaxserve.scheduler.limits import StepLimits
 from jaxserve.scheduler.request import Request
 from jaxserve.scheduler.resources import Resources
 
-_MAX_REFUSALS: Final = 32
+_MAX_REJECTIONS: Final = 32
 """Waiting requests without pages after which a step asks for no more of the short ones."""
 
 Length = tuple[int, int, int]
@@ -143,9 +143,9 @@ class PrefillBudget:
             self._blocked, self._num_overtakers = blocked, 0
 
     def _share_by_length(self, step: _Step, shortest_first: ShortestFirst, *, may_start: bool) -> None:
-        num_refusals, blocked = 0, self._blocked
+        num_rejections, blocked = 0, self._blocked
         prefilling = [(length_of(request, missing), request) for request, missing in step.missing.items() if missing]
-        shortest = shortest_first.first(self._limits.max_rows + _MAX_REFUSALS)
+        shortest = shortest_first.first(self._limits.max_rows + _MAX_REJECTIONS)
         for _, request in merge(sorted(prefilling, key=_length), shortest, key=_length):
             if not step.num_left:
                 break
@@ -155,8 +155,8 @@ class PrefillBudget:
                 if not may_start or (blocked is not None and not self._may_overtake(request, blocked)):
                     continue
                 if not self._start(step, request):
-                    num_refusals += 1
-                    may_start = num_refusals < _MAX_REFUSALS
+                    num_rejections += 1
+                    may_start = num_rejections < _MAX_REJECTIONS
                     blocked = blocked or request
                     continue
                 self._num_overtakers += self._blocked is not None and self._blocked is not request

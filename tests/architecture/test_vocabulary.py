@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture.vocabulary import pages, python_files, refused_openings, refused_words
+from tests.architecture.vocabulary import pages, python_files, refused_names, refused_openings, refused_words
 
 
 def test_docstrings_are_full_statements() -> None:
@@ -15,6 +15,10 @@ def test_docstrings_are_full_statements() -> None:
 
 def test_docstrings_and_comments_use_the_words_of_the_field() -> None:
     assert [fault for path in python_files() for fault in refused_words(path)] == []
+
+
+def test_names_use_the_words_of_the_field() -> None:
+    assert [fault for path in python_files() for fault in refused_names(path)] == []
 
 
 def test_pages_use_the_words_of_the_field() -> None:
@@ -49,3 +53,12 @@ def test_the_checks_see_a_refused_word(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr("tests.architecture.vocabulary.ROOT", tmp_path)
     (tmp_path / name).write_text(text)
     assert len(refused_words(tmp_path / name)) == 1
+
+
+@pytest.mark.parametrize("text", ["def nobody_reads():\n    pass\n", "class ToldSeats:\n    pass\n", "ALL_NEWS = 1\n"])
+def test_the_checks_see_a_refused_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr("tests.architecture.vocabulary.ROOT", tmp_path)
+    (tmp_path / "a.py").write_text(text + "behind_proxy = retold = newsletter = 1\n")
+    assert refused_names(tmp_path / "a.py") != []
+    (tmp_path / "a.py").write_text("behind_proxy = retold = newsletter = 1\n")
+    assert refused_names(tmp_path / "a.py") == []

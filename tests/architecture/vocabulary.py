@@ -1,4 +1,4 @@
-"""The writing rules of the project as data: refused openings of docstrings, and words that the field does not use.
+"""The writing rules of the project as data: refused openings of docstrings, and words that the field does not use, in texts and names.
 
 `python -m tests.architecture.vocabulary [PATH ...]` lists what breaks them.
 """
@@ -53,9 +53,13 @@ WORDS = {
     "upkeep": "state programs",
     "whoever": "the client, the process that",
 }
-"""Refused words of running text, each with the word of the field."""
+"""Refused words of running text and of names, each with the word of the field."""
+FIELD_NAMES = {"behind_proxy"}
+"""Names that have such a word in the sense of the field."""
 
 _WORDS = re.compile(r"(?<![\w/`-])(" + "|".join(sorted(WORDS, key=len, reverse=True)) + r")(?![\w`-]|\.\w)", re.I)
+_IN_NAMES = re.compile(r"(?<![a-z])(" + "|".join(word for word in WORDS if word.isalpha()) + r")(?![a-z])", re.I)
+_CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _CODE = re.compile(r"```.*?^```|`[^`\n]*`|\]\([^)]*\)", re.S | re.M)
 
 
@@ -139,6 +143,19 @@ def refused_words(path: Path) -> list[str]:
     ]
 
 
+def refused_names(path: Path) -> list[str]:
+    """Return `file:line name -> better` of names in a Python file with a refused word among their words."""
+    text = path.read_text("utf-8")
+    if _IN_NAMES.search(_CAPITAL.sub("_", text)) is None:  # most files: no tokens to read
+        return []
+    return [
+        f"{place(path)}:{token.start[0]} {token.string} -> {WORDS[word.lower()]}"
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type == tokenize.NAME and token.string not in FIELD_NAMES
+        for word in _IN_NAMES.findall(_CAPITAL.sub("_", token.string))
+    ]
+
+
 def place(path: Path) -> str:
     """Return the path from the project's root."""
     return str(path.relative_to(ROOT))
@@ -150,7 +167,9 @@ def main(arguments: list[str]) -> None:
     for path in [*python_files(), *pages()]:
         if chosen and not any(path.is_relative_to(folder) for folder in chosen):
             continue
-        faults = refused_words(path) + (refused_openings(path) if path.suffix == ".py" else [])
+        faults = refused_words(path)
+        if path.suffix == ".py":
+            faults += refused_openings(path) + refused_names(path)
         print("\n".join(sorted(faults)), end="\n" * bool(faults))
 
 

@@ -66,7 +66,7 @@ def evaluate(lm_eval: Any, server: Server, task: dict[str, Any], **options: obje
     return {"samples": done["samples"][task["task"]], **done["results"][task["task"]]}
 
 
-def test_choices_are_told_apart_by_their_likelihood(lm_eval: Any, smollm2: Server) -> None:
+def test_choices_are_ranked_by_their_likelihood(lm_eval: Any, smollm2: Server) -> None:
     results = evaluate(lm_eval, smollm2, CHOOSE)
     assert len(results["samples"]) == NUM_CAPITALS
     assert results["acc,none"] >= 5 / NUM_CAPITALS

@@ -88,7 +88,7 @@ def test_streams_end_with_one_error_and_the_server_goes_on_with_the_next_engine(
         assert "Traceback" not in server.output
 
 
-def test_an_idle_engine_comes_back_each_time_and_its_start_is_what_is_told(tmp_path: Path) -> None:
+def test_an_idle_engine_comes_back_each_time_and_its_start_is_what_is_reported(tmp_path: Path) -> None:
     with running({"vocab_size": 384, "eos_token_ids": []}, server={"uds_dir": str(tmp_path)}) as server:
         text = text_of(server)
         server.await_metric("generation_tokens_total", 4)

@@ -89,11 +89,11 @@ def refusal(checkpoint: Path, cache: CacheConfig | None = None, **compile_option
         compile=CompileConfig(compile_cache="off", **compile_options),
     )
     with pytest.raises((ConfigError, CheckpointError)) as caught:
-        LocalExecutor.start(config, checkpoint, lambda *news: None)
+        LocalExecutor.start(config, checkpoint, lambda *progress: None)
     return str(caught.value)
 
 
-def test_architecture_nobody_knows_is_refused_with_the_path_of_the_checkpoint(checkpoint: Path) -> None:
+def test_unknown_architecture_is_refused_with_the_path_of_the_checkpoint(checkpoint: Path) -> None:
     change_config(checkpoint, architectures=["NewForCausalLM"])
     message = refusal(checkpoint)
     assert message.startswith(f"{checkpoint}: model config: the architecture 'NewForCausalLM' is not supported")

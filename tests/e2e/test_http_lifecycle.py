@@ -72,7 +72,7 @@ def test_every_line_is_an_object_where_logs_are_json() -> None:
 
 
 @pytest.mark.parametrize("num_processes", [1, 2])
-def test_output_that_nobody_reads_is_no_reason_to_stop(tmp_path: Path, num_processes: int) -> None:
+def test_output_that_no_process_reads_is_no_reason_to_stop(tmp_path: Path, num_processes: int) -> None:
     """Nor one for another exit status than 0: Python tries to write at its end what is left in a buffer."""
     port = free_port()
     server = {"port": port, "uds_dir": str(tmp_path), "api_processes": num_processes}

@@ -58,7 +58,7 @@ def test_disconnect_frees_the_engine_at_once(server: Server, is_streamed: bool) 
     server.await_metric("kv_cache_usage_perc", 0)
 
 
-def test_reader_that_does_not_read_holds_up_nobody(server: Server) -> None:
+def test_reader_that_does_not_read_holds_up_no_other(server: Server) -> None:
     body = {"prompt": "x", "max_tokens": 1500, "stream": True, "logprobs": 20, "n": 4}
     stalled = open_post(server, body)
     read_until(stalled, b'"text"')
@@ -115,7 +115,7 @@ def test_malformed_http_is_refused_in_openais_form(server: Server, raw: bytes, s
 
 
 @pytest.mark.parametrize("path", ["/health", "/nowhere"])
-def test_an_expectation_that_nobody_knows_is_refused(server: Server, path: str) -> None:
+def test_an_unknown_expectation_is_refused(server: Server, path: str) -> None:
     status, headers, _ = server.request("GET", path, headers={"Expect": "the unexpected", "X-Request-Id": "mine"})
     assert (status, headers["x-request-id"]) == (417, "mine")
     assert "Traceback" not in server.output

@@ -70,7 +70,7 @@ def test_documents_come_with_the_closest_first(server: Server, path: str) -> Non
     assert reply["usage"]["total_tokens"] == tokens(QUERY, *DOCUMENTS)
 
 
-def test_only_the_best_are_told_and_texts_may_be_left_out(server: Server) -> None:
+def test_only_the_best_are_returned_and_texts_may_be_left_out(server: Server) -> None:
     status, reply = post(server, "/v1/rerank", query=QUERY, documents=DOCUMENTS, top_n=2, return_documents=False)
     assert status == 200
     assert [sorted(result) for result in reply["results"]] == [["index", "relevance_score"]] * 2

@@ -135,9 +135,7 @@ def check_forced(calls: Any) -> None:
 
 
 @pytest.mark.parametrize("is_parallel", [True, False])
-def test_required_calls_are_held_to_their_schemas_behind_the_reasoning(
-    client: openai.OpenAI, is_parallel: bool
-) -> None:
+def test_required_calls_follow_their_schemas_after_the_reasoning(client: openai.OpenAI, is_parallel: bool) -> None:
     options: Any = {"model": "tiny", "messages": MESSAGES, "tools": NARROW, "tool_choice": "required", "seed": 1}
     reply = client.chat.completions.create(**options, parallel_tool_calls=is_parallel, max_tokens=600).choices[0]
     message: Any = reply.message

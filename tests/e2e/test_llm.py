@@ -133,7 +133,7 @@ def test_texts_are_held_to_grammars_beside_others_that_are_not(llm: LLM) -> None
     assert {held.finish_reason, short.finish_reason, chosen.finish_reason} == {"stop"}
 
 
-def test_forced_calls_are_held_to_their_schema_behind_the_reasoning(llm: LLM) -> None:
+def test_forced_calls_follow_their_schema_after_the_reasoning(llm: LLM) -> None:
     tool = {"type": "function", "function": {"name": "resize", "parameters": SIZE | {"additionalProperties": False}}}
     params = SamplingParams(seed=2, max_tokens=300)
     [reply] = llm.chat(USER, params, tools=[tool], tool_choice="required")[0].outputs
@@ -223,7 +223,7 @@ def test_stop_strings_end_text_and_tokens(llm: LLM) -> None:
     assert len(output.token_ids) < 12
 
 
-def test_log_probabilities_are_told_by_token(llm: LLM) -> None:
+def test_log_probabilities_are_listed_by_token(llm: LLM) -> None:
     params = dataclasses.replace(GREEDY, max_tokens=2, logprobs=2, prompt_logprobs=1)
     [result] = llm.generate([5, 6, 7], params)
     output = result.outputs[0]

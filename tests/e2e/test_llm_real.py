@@ -46,5 +46,5 @@ def test_greedy_replies_are_those_of_the_server(programs: Path, tmp_path: Path) 
     [output] = said.outputs
     assert output.logprobs is not None
     assert (output.text, output.finish_reason) == (answer["message"]["content"], answer["finish_reason"])
-    told = [entry[token].decoded_token for entry, token in zip(output.logprobs, output.token_ids, strict=True)]
-    assert told == [token["token"] for token in answer["logprobs"]["content"]]
+    decoded = [entry[token].decoded_token for entry, token in zip(output.logprobs, output.token_ids, strict=True)]
+    assert decoded == [token["token"] for token in answer["logprobs"]["content"]]

@@ -61,7 +61,7 @@ async def check_history(page: Tab, url: str) -> None:
     assert await page.run(texts) == ["Hello", "Go on"]
 
 
-async def test_a_newcomer_chats_and_watches_the_engine() -> None:
+async def test_a_new_user_chats_and_watches_the_engine() -> None:
     with running({"device_seconds": 0.01}, server={"api_key": "secret"}) as server:
         async with tab() as page, below("/models/chat/", server.url) as url:
             await page.open(url)

@@ -32,7 +32,7 @@ def golden_prompt() -> list[int]:
     return [int(token) for token in model().prompt_ids]
 
 
-def spellings(token_ids: Any) -> list[str]:
+def token_texts(token_ids: Any) -> list[str]:
     """Return the texts of these tokens in `logprobs`; no two tokens of the vocabulary have the same text."""
     tokenizer = load_tokenizer(model().path)
     every = [tokenizer.token_text(token_id) for token_id in range(tokenizer.vocab_size)]
@@ -51,7 +51,7 @@ def ask(client: openai.OpenAI, **options: Any) -> Any:
 
 def test_greedy_tokens_equal_transformers(client: openai.OpenAI) -> None:
     choice = complete(client, max_tokens=64, logprobs=0, **GREEDY).choices[0]
-    assert choice.logprobs.tokens == spellings(model().output_ids)
+    assert choice.logprobs.tokens == token_texts(model().output_ids)
     assert choice.finish_reason == "length"
 
 
@@ -107,7 +107,7 @@ def test_streamed_chat_equals_plain(client: openai.OpenAI, sampling: dict[str, A
 def test_chat_is_its_template_completed(client: openai.OpenAI, real_server: Server) -> None:
     _, _, reply = real_server.request("POST", "/tokenize", {"messages": CHAT})
     tokens = json.loads(reply)["tokens"]
-    assert spellings(tokens)[:2] == ["<|im_start|>", "s"]
+    assert token_texts(tokens)[:2] == ["<|im_start|>", "s"]
     assert ask(client, **GREEDY).choices[0].message.content == complete(client, prompt=tokens, **GREEDY).choices[0].text
 
 
@@ -250,7 +250,7 @@ def test_echo_with_logprobs_scores_a_text_as_lm_eval_does(client: openai.OpenAI)
     for max_tokens in (0, 1):
         scored = complete(client, prompt=whole, echo=True, logprobs=2, max_tokens=max_tokens, temperature=0)
         found = scored.choices[0].logprobs
-        assert found.tokens[: len(whole)] == spellings(whole)
+        assert found.tokens[: len(whole)] == token_texts(whole)
         assert len(found.tokens) == len(whole) + max_tokens
         assert found.token_logprobs[0] is None
         assert found.token_logprobs[40:80] == pytest.approx(generated.token_logprobs, abs=1e-4)

@@ -44,12 +44,12 @@ def served(request: pytest.FixtureRequest) -> Iterator[tuple[GoldenCheckpoint, M
     name, kernels = request.param
     golden = golden_checkpoint(name)
     known = np.concatenate([golden.prompt_ids, golden.output_ids])
-    told = np.where(np.arange(len(known)) % MISTAKE == 0, known ^ 1, known)
-    told = jnp.asarray(np.pad(told, (0, NUM_DRAFTS + 1)), jnp.int32)
+    given = np.where(np.arange(len(known)) % MISTAKE == 0, known ^ 1, known)
+    given = jnp.asarray(np.pad(given, (0, NUM_DRAFTS + 1)), jnp.int32)
 
     def draft(self: ModelDrafter, verified: Verified, cache: Any) -> tuple[Array, Any]:
         following = verified.accepted.position[:, None] + jnp.arange(1, 1 + NUM_DRAFTS)
-        return told[jnp.minimum(following, len(told) - 1)], cache
+        return given[jnp.minimum(following, len(given) - 1)], cache
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ModelDrafter, "draft", draft)

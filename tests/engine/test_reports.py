@@ -67,7 +67,7 @@ def test_tokens_come_one_by_one_and_are_the_same(served: ModelEngine) -> None:
     assert max(sizes["scored"]) > 4
 
 
-def test_an_engine_goes_on_after_tokens_that_nobody_read(served: ModelEngine) -> None:
+def test_an_engine_goes_on_after_tokens_that_no_client_read(served: ModelEngine) -> None:
     """Results are read at once: what their loops have reported is forgotten."""
     assert isinstance(served.executor._runner, Runner)
     assert served.executor._runner.reports is not None

@@ -110,6 +110,6 @@ def test_nothing_is_waited_for_after_a_loop_that_failed(reports: native.Reports)
     assert reports.next(len(FIRST), lambda: True) is None
 
 
-def test_loops_run_where_nobody_reads() -> None:
+def test_loops_run_where_no_client_reads() -> None:
     native.Reports().close()
     assert np.asarray(jax.jit(loop)(FIRST)).tolist() == (FIRST + NUM_STEPS).tolist()

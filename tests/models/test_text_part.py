@@ -29,22 +29,22 @@ SEEING = {
 }
 PREDICTING = "mtp.fc.weight"
 """A tensor of multi-token prediction."""
-SPELLINGS = {
+NAMES = {
     "old": ("language_model.", ""),
     "new": ("model.language_model.", "model."),
 }
 
 
-def seeing_checkpoint(folder: Path, source: str, architecture: str, spelling: str) -> Checkpoint:
+def seeing_checkpoint(folder: Path, source: str, architecture: str, naming: str) -> Checkpoint:
     """The tiny checkpoint as the text part of another, whose config has it in a table; and that tiny one itself."""
     plain = open_model(golden_checkpoint(source).path)
-    prefix, seeing = SPELLINGS[spelling]
+    prefix, seeing = NAMES[naming]
     tensors = {seeing + name: np.zeros(shape, np.float32) for name, shape in SEEING.items()}
     tensors[PREDICTING] = np.zeros((4, 4), np.float32)
     for file in map(open_safetensors, golden_checkpoint(source).path.glob("*.safetensors")):
         for name in file.tensors:
-            bare = name if spelling == "old" else name.removeprefix("model.")
-            tensors[name if spelling == "new" and name.startswith("lm_head") else prefix + bare] = file.read(name)
+            bare = name if naming == "old" else name.removeprefix("model.")
+            tensors[name if naming == "new" and name.startswith("lm_head") else prefix + bare] = file.read(name)
     write_safetensors(folder / "model.safetensors", tensors)
     text = {key: value for key, value in plain.config.items() if key not in ("architectures", "eos_token_id")}
     whole = {"architectures": [architecture], "eos_token_id": 2, "vision_config": {"hidden_size": 4}}
@@ -53,7 +53,7 @@ def seeing_checkpoint(folder: Path, source: str, architecture: str, spelling: st
     return plain
 
 
-@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("naming", NAMES)
 @pytest.mark.parametrize(
     ("source", "architecture"),
     [
@@ -69,8 +69,8 @@ def seeing_checkpoint(folder: Path, source: str, architecture: str, spelling: st
         ("qwen3_5_moe_tiny", "Qwen3_5MoeForConditionalGeneration"),
     ],
 )
-def test_the_text_part_equals_the_text_model(tmp_path: Path, source: str, architecture: str, spelling: str) -> None:
-    plain = seeing_checkpoint(tmp_path, source, architecture, spelling)
+def test_the_text_part_equals_the_text_model(tmp_path: Path, source: str, architecture: str, naming: str) -> None:
+    plain = seeing_checkpoint(tmp_path, source, architecture, naming)
     found = open_model(tmp_path)
     assert decoder_of(found) == decoder_of(plain)
     assert {name for name in found.tensors if not name.startswith("vision.")} == plain.tensors.keys()

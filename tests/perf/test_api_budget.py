@@ -14,7 +14,7 @@ from jaxserve.ipc.messages import AddRequest, Ready, RequestOutput, StepOutputs
 from jaxserve.ipc.transport import decode_from_engine, encode
 from jaxserve.tokenizer.tokenizer import Tokenizer
 from tests.call_counts import CallCounts
-from tests.unit.running_api import FACTS, Api, running_api
+from tests.unit.running_api import MODEL_INFO, Api, running_api
 
 NUM_STEPS = 10
 MANY_STREAMS = 32
@@ -66,7 +66,7 @@ async def test_wake_ups_timers_and_timeouts_are_counted_by_these_names() -> None
 async def calls_of_streams(tokenizer: Tokenizer, num_streams: int) -> CallCounts:
     """Count the calls from the engine's frames to the sockets of `num_streams` streaming clients."""
     async with running_api(tokenizer, keep_alive_s=WITHOUT_KEEP_ALIVES_S) as api:
-        api.engine.say(Ready(msgspec.structs.replace(FACTS, max_num_seqs=MANY_STREAMS)))
+        api.engine.say(Ready(msgspec.structs.replace(MODEL_INFO, max_num_seqs=MANY_STREAMS)))
         await api.engine.is_heard()
         with connected(api.port, num_streams) as clients:
             frame = step_frame(await started(api, clients))

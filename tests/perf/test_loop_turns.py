@@ -16,7 +16,7 @@ import pytest
 
 from jaxserve.ipc.messages import Ready, RequestOutput, StepOutputs, TokenLogprobs
 from jaxserve.tokenizer.tokenizer import Tokenizer
-from tests.unit.running_api import FACTS, Api, running_api
+from tests.unit.running_api import MODEL_INFO, Api, running_api
 
 MAX_CALLS = 25_000
 NUM_CHOICES = 128
@@ -63,7 +63,7 @@ async def test_turn_is_counted_up_to_the_poll() -> None:
 
 
 async def ready(api: Api) -> None:
-    api.engine.say(Ready(msgspec.structs.replace(FACTS, max_num_seqs=NUM_CHOICES, max_model_len=4096)))
+    api.engine.say(Ready(msgspec.structs.replace(MODEL_INFO, max_num_seqs=NUM_CHOICES, max_model_len=4096)))
     await api.engine.is_heard()
 
 

@@ -18,7 +18,7 @@ from jaxserve.http import handler, inputs
 from jaxserve.ipc.messages import EmbeddingInfo, Ready
 from jaxserve.tokenizer.tokenizer import Tokenizer
 from tests.perf.test_loop_turns import MAX_CALLS, TOKEN_OF_A, TurnCounts
-from tests.unit.running_api import FACTS, Api, running_api
+from tests.unit.running_api import MODEL_INFO, Api, running_api
 
 MAX_BYTES = 4 << 20
 MAX_BYTES_ON_LOOP = 32 << 10
@@ -115,7 +115,7 @@ async def test_many_texts_to_embed_are_refused_beside_the_event_loop(
     tokenizer: Tokenizer, case: tuple[str, dict[str, Any]], on_loop: list[int]
 ) -> None:
     async with running_api(tokenizer, max_body_size=MAX_BYTES, is_ready=False) as api:
-        api.engine.say(Ready(msgspec.structs.replace(FACTS, embedding=EmbeddingInfo(2, "mean", normalizes=True))))
+        api.engine.say(Ready(msgspec.structs.replace(MODEL_INFO, embedding=EmbeddingInfo(2, "mean", normalizes=True))))
         await api.engine.is_heard()
         turns, _ = await answered(api, *case, status=400)
     assert turns.most < MAX_CALLS and not on_loop, f"{turns.most} calls in one of {turns.num_turns} turns"

@@ -158,7 +158,7 @@ def _array(data: np.ndarray) -> Array:
 
 
 @pytest.mark.parametrize("swizzle", [32, 64, 128, 16])
-def test_boxes_are_swizzled_and_zero_behind_the_border(swizzle: int) -> None:
+def test_boxes_are_swizzled_and_zero_outside_the_array(swizzle: int) -> None:
     """Piece c, of 16 bytes, of row r lies at c xor r, in rows of 128 bytes."""
     rows, columns = 20, min(swizzle, 128) // 2
     data = np.arange(rows * 64, dtype=np.int16).reshape(rows, 64)

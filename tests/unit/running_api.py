@@ -62,7 +62,7 @@ MAX_BODY_SIZE = 16 << 10
 MAX_QUEUED_REQUESTS = 5
 ALONE = PeerProcesses(0, 1, Path())
 
-FACTS = ModelInfo(
+MODEL_INFO = ModelInfo(
     vocab_size=400,
     max_model_len=MAX_MODEL_LEN,
     num_kv_blocks=16,
@@ -86,7 +86,7 @@ class ScriptedEngine:
     marks: asyncio.Queue[StartupProgress] = field(default_factory=asyncio.Queue)
     _added: asyncio.Queue[AddRequest] = field(default_factory=asyncio.Queue)
     _aborts: asyncio.Queue[RequestId] = field(default_factory=asyncio.Queue)
-    _news: asyncio.Queue[FromEngine] = field(default_factory=asyncio.Queue)
+    _outputs: asyncio.Queue[FromEngine] = field(default_factory=asyncio.Queue)
 
     async def send(self, message: ToEngine) -> None:
         if isinstance(message, AddRequest):
@@ -101,10 +101,10 @@ class ScriptedEngine:
             self.said_hello = True
 
     async def receive(self) -> FromEngine:
-        return await self._news.get()
+        return await self._outputs.get()
 
     def say(self, message: FromEngine) -> None:
-        self._news.put_nowait(message)
+        self._outputs.put_nowait(message)
 
     def output(self, request: AddRequest, token_ids: list[int], **fields: Any) -> None:
         """Send the output of one step for one request; scores every token -1 - its place when they were asked for."""
@@ -148,7 +148,7 @@ class Api:
     engine: ScriptedEngine
     client: EngineClient
     connection: EngineConnection
-    life: contextlib.AsyncExitStack
+    exit_stack: contextlib.AsyncExitStack
     """The connection of `engine`: closing it ends it."""
     metrics: Metrics
     tokenizer: Tokenizer
@@ -250,13 +250,13 @@ async def running_api(
             tracing=tracing,
             responses=ResponseService(responses or ResponsesConfig(), ALONE),
         )
-        async with contextlib.AsyncExitStack() as life:
-            engine_connection = await life.enter_async_context(client.connected(engine))
+        async with contextlib.AsyncExitStack() as exit_stack:
+            engine_connection = await exit_stack.enter_async_context(client.connected(engine))
             for model, other in zip(further, others.values(), strict=True):
-                await life.enter_async_context(model.client.connected(other))
+                await exit_stack.enter_async_context(model.client.connected(other))
             if is_ready:
                 info = msgspec.structs.replace(
-                    FACTS, max_model_len=max_model_len, prompt_embeds=prompt_embeds, routed_experts=routed_experts
+                    MODEL_INFO, max_model_len=max_model_len, prompt_embeds=prompt_embeds, routed_experts=routed_experts
                 )
                 engine.say(Ready(info))
                 await client.wait_started()
@@ -277,7 +277,7 @@ async def running_api(
                         engine,
                         client,
                         engine_connection,
-                        life,
+                        exit_stack,
                         metrics,
                         tokenizer,
                         state.responses,

@@ -56,7 +56,7 @@ def test_json_is_one_object_a_line_with_what_was_raised(monkeypatch: pytest.Monk
     assert (said["level"], said["message"]) == ("warning", "said")
 
 
-def test_what_is_told_is_plain_where_logs_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_report_is_plain_where_logs_are(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     monkeypatch.setattr("sys.stderr", stream)
     configure_logging("info")

@@ -7,7 +7,7 @@ import pytest
 from jaxserve.cli.internal.reference import metrics_table
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.metrics import METRICS, PREFIX, Metrics, exposition
-from tests.unit.running_api import FACTS
+from tests.unit.running_api import MODEL_INFO
 
 
 def test_histograms_alone_have_buckets_which_rise() -> None:
@@ -41,7 +41,7 @@ def test_adapters_are_reported_as_protocol_003_asks(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("jaxserve.metrics.time.time", lambda: 1234.0)
     processes = [Metrics("m", adapters=("sql", "poems")) for _ in range(2)]
     for metrics in processes:
-        metrics.record_ready(FACTS)
+        metrics.record_ready(MODEL_INFO)
     labels = 'max_lora="2",model_name="m",running_lora_adapters="sql,poems",waiting_lora_adapters=""'
     text = exposition(*(metrics.snapshot() for metrics in processes)).decode()
     assert f'jaxserve:lora_requests_info{{engine="0",{labels}}} 1234.0' in text

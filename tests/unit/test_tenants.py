@@ -39,7 +39,7 @@ def test_requests_at_the_same_time_are_limited_and_a_place_comes_back() -> None:
     assert metrics.value("key_requests", key="team") == 3
 
 
-def test_requests_a_minute_are_refilled_and_the_wait_is_told() -> None:
+def test_requests_a_minute_are_refilled_and_the_wait_is_reported() -> None:
     team, _, clock = tenant(requests_per_minute=6)
     for _ in range(6):
         with team.admitted():

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from jaxserve.frontend.choices.content_tokens import ContentToken, ContentTokens, PromptTokens, ScoredToken, SentTokens
-from jaxserve.frontend.choices.spans import REQUEST_SPAN, ChoiceFacts
+from jaxserve.frontend.choices.spans import REQUEST_SPAN, EndedChoice
 from jaxserve.frontend.errors import request_error
 from jaxserve.frontend.parsers.events import Event, merged
 from jaxserve.frontend.parsers.output_format import ParserSpec
@@ -58,7 +58,7 @@ class ChoiceTimes:
 
     def _trace(self, request: AddRequest, reason: str, num_tokens: int, num_cached: int) -> None:
         if self._span is not None:
-            facts = ChoiceFacts(
+            choice = EndedChoice(
                 model_name=self._metrics.model_name,
                 request=request,
                 submitted_s=self.submitted_s,
@@ -69,7 +69,7 @@ class ChoiceTimes:
                 num_cached_tokens=num_cached,
                 finish_reason=reason,
             )
-            self._span.add_choice(facts)
+            self._span.add_choice(choice)
 
     def record_end(self, output: RequestOutput, reason: str, request: AddRequest, *, num_tokens: int) -> None:
         """Record the last output of a choice with `num_tokens` generated tokens."""

@@ -1,4 +1,4 @@
-"""Facts of a choice that traces show. The span of the HTTP request takes them; without tracing there is none."""
+"""A choice that has ended, as traces show it. The span of the HTTP request takes it; without tracing there is none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxserve.ipc.messages import AddRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ChoiceFacts:
+class EndedChoice:
     """One choice that has ended. Times are seconds of the monotonic clock."""
 
     model_name: str
@@ -28,7 +28,7 @@ class ChoiceFacts:
 class RequestSpan(Protocol):
     """The span of one HTTP request."""
 
-    def add_choice(self, facts: ChoiceFacts) -> None:
+    def add_choice(self, choice: EndedChoice) -> None:
         """Show a choice and its phases below the request."""
         ...
 

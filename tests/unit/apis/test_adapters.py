@@ -82,7 +82,7 @@ async def test_models_are_listed_with_their_adapters(adapted: Api) -> None:
         assert (await response.json())["root"] == "somebody/poems"
 
 
-async def test_an_unknown_name_is_told_all_of_them(adapted: Api) -> None:
+async def test_the_error_of_an_unknown_name_lists_all_of_them(adapted: Api) -> None:
     status, reply = await adapted.post("/v1/completions", {"model": "prose", "prompt": "Hi"})
     assert status == 404
     assert reply["error"]["message"].endswith("Served here: tiny, alias, sql, poems.")

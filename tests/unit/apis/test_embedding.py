@@ -16,9 +16,9 @@ from jaxserve.ipc.messages import EmbeddingInfo, Ready
 from jaxserve.tokenizer.tokenizer import load_tokenizer
 from tests.models.goldens import DATA
 from tests.unit.cli.test_documented_commands import read
-from tests.unit.running_api import FACTS, Api, running_api
+from tests.unit.running_api import MODEL_INFO, Api, running_api
 
-EMBEDDING = msgspec.structs.replace(FACTS, embedding=EmbeddingInfo(2, "mean", normalizes=True))
+EMBEDDING = msgspec.structs.replace(MODEL_INFO, embedding=EmbeddingInfo(2, "mean", normalizes=True))
 
 
 def test_vectors_are_cut_before_their_length_is_made_one() -> None:
@@ -67,7 +67,7 @@ async def test_the_first_refusal_ends_the_request_and_the_other_texts(api: Api) 
 
 async def ready(api: Api, *, scores_pairs: bool) -> None:
     model_info = EmbeddingInfo(1, "cls", normalizes=True, scores_pairs=scores_pairs)
-    api.engine.say(Ready(msgspec.structs.replace(FACTS, embedding=model_info)))
+    api.engine.say(Ready(msgspec.structs.replace(MODEL_INFO, embedding=model_info)))
     await api.engine.is_heard()
 
 

@@ -38,8 +38,8 @@ def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("answer", ANSWERS)
 async def test_an_answer_is_content_whatever_its_strings_say(api: Api, answer: str, size: int) -> None:
     tokens = [token for [token] in (api.tokenizer.encode(letter, False) for letter in answer)]
-    news = [tokens[i : i + size] for i in range(0, len(tokens), size)] + steps(api, "")
-    plain, chunks = await both(api, CHAT, BODY | FORMAT, news, finish_reason="stop")
+    outputs = [tokens[i : i + size] for i in range(0, len(tokens), size)] + steps(api, "")
+    plain, chunks = await both(api, CHAT, BODY | FORMAT, outputs, finish_reason="stop")
     choice = plain["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == (answer, "stop")
     assert "tool_calls" not in choice["message"]

@@ -67,11 +67,11 @@ async def both(
     """The plain reply, and the events of the stream that say the same."""
     plain = await plain_reply(api, body, tokens, **fields)
     events, _ = await asyncio.gather(post_stream(api, body), play(api, tokens, **fields))
-    assert told(folded(events)) == told(plain)
+    assert content_of(folded(events)) == content_of(plain)
     return plain, events
 
 
-def told(message: dict[str, Any]) -> dict[str, Any]:
+def content_of(message: dict[str, Any]) -> dict[str, Any]:
     """A message without its random ids."""
     content = [block | {"id": ""} if "id" in block else block for block in message["content"]]
     return message | {"id": "", "content": content}
@@ -212,7 +212,7 @@ async def test_a_limit_of_no_tokens_computes_the_prompt_alone(api: Api) -> None:
     assert (plain["usage"]["output_tokens"], plain["usage"]["input_tokens"] > 0) == (0, True)
 
 
-async def test_cached_tokens_are_told_apart(api: Api) -> None:
+async def test_cached_tokens_are_counted_apart(api: Api) -> None:
     tokens = steps(api, "Yes")
     _, counted = await api.post(COUNT, {"messages": BODY["messages"]})
     plain, events = await both(api, BODY, [*tokens[:-1], [EOS]], finish_reason="stop", num_cached_tokens=5)
@@ -251,7 +251,7 @@ async def prompt_for(api: Api, **fields: Any) -> str:
     return prompt_of(api, request)
 
 
-async def test_what_the_template_is_told(api: Api) -> None:
+async def test_what_the_template_gets(api: Api) -> None:
     plain = await prompt_for(api)
     assert plain == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     text = {"type": "text", "text": "A", "cache_control": {"type": "ephemeral"}}
@@ -393,9 +393,9 @@ async def test_full_queue_and_failures_have_anthropics_types(api: Api) -> None:
         status, reply = await api.post(PATH, BODY)
         assert (status, reply["error"]["type"]) == (429, "rate_limit_error")
 
-    async def fail(news: list[list[int]]) -> None:
+    async def fail(outputs: list[list[int]]) -> None:
         request = await api.engine.added()
-        for tokens in news:
+        for tokens in outputs:
             api.engine.output(request, tokens)
             await api.engine.is_heard()
         api.engine.refuse(request, "InternalError", "It broke.")

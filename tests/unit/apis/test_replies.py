@@ -266,7 +266,7 @@ async def test_continuous_usage_counts_up(api: Api) -> None:
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])
-async def test_bad_words_reach_the_engine_as_their_spellings(api: Api, path: str, messages: list[Any]) -> None:
+async def test_bad_words_reach_the_engine_as_their_token_ids(api: Api, path: str, messages: list[Any]) -> None:
     body = {"messages": messages} if path == CHAT else {"prompt": "x"}
     (status, _), request = await asyncio.gather(
         api.post(path, body | {"bad_words": ["Hey", " you", "Hey"], "logit_bias": {"7": 2}}), play(api, [ids(api, "a")])
@@ -335,7 +335,7 @@ async def test_echo_without_tokens_needs_no_engine(api: Api) -> None:
     assert [streamed_text(chunks, index) for index in range(2)] == ["ab", "c"]
 
 
-async def test_listed_tokens_are_told_in_the_place_of_the_most_likely(api: Api, messages: list[Any]) -> None:
+async def test_listed_tokens_take_the_place_of_the_most_likely(api: Api, messages: list[Any]) -> None:
     listed = {"logprob_token_ids": [7, 8]}
     chat, request = await asyncio.gather(
         api.post(CHAT, {"messages": messages, "logprobs": True, **listed}), play(api, [ids(api, "a")])
@@ -440,7 +440,7 @@ async def test_idle_stream_gets_keep_alive_comments(tokenizer: Tokenizer) -> Non
     assert rest.endswith(b"data: [DONE]\n\n")
 
 
-async def test_news_that_gathered_comes_as_one_chunk(api: Api) -> None:
+async def test_outputs_that_gathered_come_as_one_chunk(api: Api) -> None:
     reply = asyncio.create_task(post_stream(api, TEXT, {"prompt": "x"}))
     request = await api.engine.added()
     api.engine.say(
@@ -511,8 +511,8 @@ async def test_a_prediction_reaches_the_engine_and_its_worth_the_usage(
     api: Api, messages: list[Any], content: Any
 ) -> None:
     body = {"messages": messages, "prediction": {"type": "content", "content": content}}
-    told = {"num_accepted_tokens": 5, "num_rejected_tokens": 2}
-    reply, request = await asyncio.gather(api.post(CHAT, body), play(api, [ids(api, "Hey You")], **told))
+    drafted = {"num_accepted_tokens": 5, "num_rejected_tokens": 2}
+    reply, request = await asyncio.gather(api.post(CHAT, body), play(api, [ids(api, "Hey You")], **drafted))
     assert api.tokenizer.decode(request.prediction_token_ids, False) == "Hey you"
     assert reply[1]["usage"]["completion_tokens_details"] == {
         "reasoning_tokens": 0,

@@ -83,7 +83,7 @@ async def test_a_response_in_progress_cannot_be_continued(api: Api) -> None:
 
 
 @pytest.mark.parametrize("fields", [{"stream": True}, {"store": False}])
-async def test_background_is_refused_where_nobody_could_ask_for_it(api: Api, fields: dict[str, Any]) -> None:
+async def test_background_is_refused_where_no_client_could_ask_for_it(api: Api, fields: dict[str, Any]) -> None:
     status, reply = await api.post(PATH, BODY | fields)
     assert (status, reply["error"]["param"]) == (400, "background")
 
@@ -95,7 +95,7 @@ async def test_a_response_that_was_not_made_in_the_background_cannot_be_cancelle
 
 
 @pytest.fixture
-async def desks(tmp_path: Path) -> AsyncIterator[list[ResponseService]]:
+async def services(tmp_path: Path) -> AsyncIterator[list[ResponseService]]:
     """The services of two API processes."""
     peers = [PeerProcesses(index, 2, tmp_path) for index in range(2)]
     made = [ResponseService(ResponsesConfig(max_stored_responses=6), one) for one in peers]
@@ -104,37 +104,37 @@ async def desks(tmp_path: Path) -> AsyncIterator[list[ResponseService]]:
         yield made
 
 
-async def test_each_process_finds_and_deletes_the_responses_of_the_other(desks: list[ResponseService]) -> None:
-    kept = stored(desks[1].new_id())
+async def test_each_process_finds_and_deletes_the_responses_of_the_other(services: list[ResponseService]) -> None:
+    kept = stored(services[1].new_id())
     response_id = kept.response.id
-    desks[1].store.put(kept)
-    assert await desks[0].get(response_id) == await desks[1].get(response_id) == kept
-    assert await desks[0].delete(response_id) == kept
-    assert await desks[0].get(response_id) is None
-    assert len(desks[1].store) == 0
+    services[1].store.put(kept)
+    assert await services[0].get(response_id) == await services[1].get(response_id) == kept
+    assert await services[0].delete(response_id) == kept
+    assert await services[0].get(response_id) is None
+    assert len(services[1].store) == 0
 
 
-async def test_a_run_is_cancelled_where_it_is(desks: list[ResponseService]) -> None:
-    kept = stored(desks[1].new_id())
-    desks[1].store.put(kept)
+async def test_a_run_is_cancelled_where_it_is(services: list[ResponseService]) -> None:
+    kept = stored(services[1].new_id())
+    services[1].store.put(kept)
     ends: list[bool] = []
-    desks[1].run(kept.response.id, asyncio.sleep(60), ends.append)
-    assert await desks[0].cancel(kept.response.id) == kept
+    services[1].run(kept.response.id, asyncio.sleep(60), ends.append)
+    assert await services[0].cancel(kept.response.id) == kept
     assert ends == [True]
 
 
-async def test_the_end_of_a_desk_ends_its_runs(desks: list[ResponseService]) -> None:
+async def test_the_end_of_a_service_ends_its_runs(services: list[ResponseService]) -> None:
     ends: asyncio.Queue[bool] = asyncio.Queue()
-    desks[0].run("a", asyncio.sleep(60), ends.put_nowait)
-    desks[0].run("b", asyncio.sleep(0), ends.put_nowait)
+    services[0].run("a", asyncio.sleep(60), ends.put_nowait)
+    services[0].run("b", asyncio.sleep(0), ends.put_nowait)
     assert await asyncio.wait_for(ends.get(), 60) is False
-    await desks[0].aclose()
+    await services[0].aclose()
     assert ends.get_nowait() is True
 
 
 @pytest.mark.parametrize("response_id", ["", "resp_x", "resp_00g" + "0" * 32, "resp_002" + "0" * 32, "../x"])
-async def test_an_id_that_nobody_gave_is_nobodys(desks: list[ResponseService], response_id: str) -> None:
-    assert await desks[0].get(response_id) is None
+async def test_an_id_that_no_process_gave_has_no_response(services: list[ResponseService], response_id: str) -> None:
+    assert await services[0].get(response_id) is None
 
 
 async def test_a_process_that_is_gone_is_unavailable(tmp_path: Path) -> None:

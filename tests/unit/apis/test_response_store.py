@@ -79,7 +79,7 @@ def test_a_later_state_replaces_the_earlier_one() -> None:
     assert store.num_bytes < num_bytes - 900
 
 
-def test_the_one_that_nobody_used_for_longest_goes_first() -> None:
+def test_the_least_recently_used_one_goes_first() -> None:
     store = ResponseStore(ResponsesConfig(max_stored_responses=3))
     for name in "abc":
         store.put(stored(name))

@@ -171,7 +171,7 @@ async def test_log_probabilities_are_those_of_the_text(api: Api) -> None:
     assert bytes(part["logprobs"][0]["bytes"]) == b"H"
 
 
-async def test_what_it_took_is_told_to_whoever_asks(api: Api) -> None:
+async def test_every_client_may_read_what_the_start_took(api: Api) -> None:
     body = {"input": "Hi", "return_metrics": True}
     (_, reply), _ = await asyncio.gather(api.post(PATH, body), play(api, [ids(api, "He")]))
     assert reply["metrics"]["total_seconds"] > 0
@@ -209,7 +209,7 @@ async def test_pages_that_do_not_exist_are_refused(api: Api, query: str) -> None
         assert (await response.json())["error"]["param"] == query.partition("=")[0]
 
 
-async def test_listed_tokens_are_told_in_the_place_of_the_most_likely(api: Api) -> None:
+async def test_listed_tokens_take_the_place_of_the_most_likely(api: Api) -> None:
     body = {"input": "Hi", "include": LOGPROBS, "logprob_token_ids": [5, 6, 7]}
     (_, reply), _ = await asyncio.gather(api.post(PATH, body), play(api, [ids(api, "He")]))
     (part,) = reply["output"][0]["content"]

@@ -170,7 +170,7 @@ async def test_the_first_call_ends_a_reply_whose_calls_are_not_parallel(api: Api
         await api.engine.was_aborted()
 
 
-async def test_a_second_call_behind_a_broken_one_is_not_begun(api: Api) -> None:
+async def test_a_second_call_after_a_broken_one_is_not_begun(api: Api) -> None:
     body = BODY | {"parallel_tool_calls": False}
     broken = CALLS.replace('"Paris"}}', "Paris")
     plain, _ = await both(api, CHAT, body, steps(api, broken)[:-1], finish_reason=None)
@@ -197,7 +197,7 @@ async def test_without_tools_calls_are_not_read_and_control_tokens_stay_hidden(a
     assert plain["choices"][0]["message"]["content"] == "Wait."
 
 
-async def test_reasoning_is_told_counted_and_can_be_left_out(api: Api) -> None:
+async def test_reasoning_is_returned_counted_and_can_be_left_out(api: Api) -> None:
     text = "<think>\nHm\n</think>\n\nYes."
     plain, chunks = await both(api, CHAT, BODY, steps(api, text, 4), finish_reason="stop")
     message = plain["choices"][0]["message"]
@@ -211,10 +211,10 @@ async def test_reasoning_is_told_counted_and_can_be_left_out(api: Api) -> None:
     assert all(choice["delta"] for chunk in events(raw)[:-2] for choice in chunk["choices"])
 
 
-async def play_slowly(api: Api, news: list[list[int]]) -> None:
+async def play_slowly(api: Api, outputs: list[list[int]]) -> None:
     """Be the engine, with each step heard before the next one."""
     request = await api.engine.added()
-    for tokens in news:
+    for tokens in outputs:
         await api.engine.is_heard()
         api.engine.output(request, tokens, finish_reason="stop" if tokens == [EOS] else None)
 
@@ -330,7 +330,7 @@ async def prompt_for(api: Api, **fields: Any) -> str:
     return prompt_of(api, request)
 
 
-async def test_what_the_template_is_told(api: Api) -> None:
+async def test_what_the_template_gets(api: Api) -> None:
     plain = await prompt_for(api)
     assert plain == "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     assert await prompt_for(api, tools=TOOLS, tool_choice="none") == plain
@@ -405,7 +405,7 @@ async def test_what_the_template_has_no_place_for_is_refused(
                 )
 
 
-async def test_tools_are_refused_when_nobody_knows_how_they_are_called(tooled: Tokenizer) -> None:
+async def test_tools_are_refused_without_a_format_of_calls(tooled: Tokenizer) -> None:
     async with running_api(
         tooled, output_format=choose_output_format([TEMPLATE], "none", "auto"), max_model_len=2000
     ) as plain:

@@ -62,13 +62,13 @@ def test_every_check_is_done_though_processes_break(tmp_path: Path, monkeypatch:
     assert processes[0] == processes[1] and len(set(processes)) == 3
 
 
-def test_checks_behind_the_end_of_the_time_are_named(tmp_path: Path) -> None:
+def test_checks_after_the_end_of_the_time_are_named(tmp_path: Path) -> None:
     crew.run_all(context(tmp_path, -1.0), gpu_crew_stub.__name__, ["first", "last"], 2)
     assert [(record.kind, record.name) for record in found(tmp_path)] == [("problem", "first"), ("problem", "last")]
 
 
 @pytest.mark.parametrize("broken", ["values", "pages"])
-def test_wrong_attention_and_wrong_pages_are_told_apart(
+def test_wrong_attention_and_wrong_pages_are_distinguished(
     broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = attention_checks.write_and_attend

@@ -89,7 +89,7 @@ def test_servers_that_were_skipped_or_broke_off_are_named() -> None:
     assert "- peer is incomplete: peer ended during the benchmark" in text
 
 
-def test_a_crowded_machine_is_told() -> None:
+def test_a_crowded_machine_is_reported() -> None:
     assert "other programs took more" not in page(pairing())
     assert "In 4 of 4 cells other programs took more than 0.1 cores." in page(pairing(others=0.3))
 

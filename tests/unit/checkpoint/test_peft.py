@@ -161,7 +161,7 @@ def test_the_version_tells_which_parameter_of_experts_without_a_gate_an_adapter_
         saved(tmp_path, tensors, target=ungated(6))
 
 
-def test_square_experts_without_a_gate_cannot_be_told_apart(tmp_path: Path) -> None:
+def test_square_experts_without_a_gate_cannot_be_distinguished(tmp_path: Path) -> None:
     tensors = matrices(f"base_model.model.{EXPERTS}", rank=6, rows=4, columns=4)
     with pytest.raises(
         CheckpointError, match="widths that tell up_proj and down_proj of the experts apart, found 4 and 4"

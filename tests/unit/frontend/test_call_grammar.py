@@ -45,7 +45,7 @@ def asked(
     return msgspec.json.decode(named.grammar.text, type=CallGrammar)
 
 
-def test_markers_that_are_control_tokens_are_told_by_their_ids(tokenizer: Tokenizer, tooled: Tokenizer) -> None:
+def test_markers_that_are_control_tokens_are_known_by_their_ids(tokenizer: Tokenizer, tooled: Tokenizer) -> None:
     opener, closer = (tooled.encode(marker, False)[0] for marker in ("<tool_call>", "</tool_call>"))
     assert asked(tooled, "hermes", "required") == CallGrammar(
         (opener,),

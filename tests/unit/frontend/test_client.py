@@ -40,7 +40,7 @@ from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.tokenizer.tokenizer import Tokenizer
 from jaxserve.types import RequestId
 from tests.loop_clock import LoopClock
-from tests.unit.running_api import ALONE, FACTS, Api, ScriptedEngine, running_api
+from tests.unit.running_api import ALONE, MODEL_INFO, Api, ScriptedEngine, running_api
 
 STALL_TIMEOUT_S = 4.0
 LOOK_S = 2 * STALL_TIMEOUT_S / STALL_LOOKS
@@ -54,8 +54,8 @@ def add(name: str) -> AddRequest:
 async def drained(generation: OutputStream) -> list[RequestOutput]:
     outputs: list[RequestOutput] = []
 
-    def keep(news: list[RequestOutput]) -> bool:
-        outputs.extend(news)
+    def keep(more: list[RequestOutput]) -> bool:
+        outputs.extend(more)
         return True
 
     while not generation.is_finished:
@@ -63,7 +63,7 @@ async def drained(generation: OutputStream) -> list[RequestOutput]:
     return outputs
 
 
-async def test_news_reaches_its_generation_in_order(api: Api) -> None:
+async def test_outputs_reach_their_stream_in_order(api: Api) -> None:
     with api.client.submit([add("a"), add("b")]) as mine, api.client.submit([add("c")]) as other:
         requests = {request.request_id: request for request in [await api.engine.added() for _ in range(3)]}
         api.engine.output(requests[RequestId("a")], [1])
@@ -79,7 +79,7 @@ async def test_leaving_a_generation_aborts_only_what_still_runs(api: Api) -> Non
     with api.client.submit([add("a"), add("b")]) as generation:
         requests = [await api.engine.added() for _ in range(2)]
         api.engine.output(requests[0], [1], finish_reason="stop")
-        await generation.consume(lambda news: False)
+        await generation.consume(lambda more: False)
     assert await api.engine.was_aborted() == "b"
     api.engine.output(requests[1], [], finish_reason="abort")
     with api.client.submit([add("c")]) as generation:
@@ -195,12 +195,12 @@ async def test_requests_without_output_are_submitted_to_the_next_engine_once(api
     ):
         api.engine.output(await api.engine.added(), [1])
         await api.engine.is_heard()
-        await api.life.aclose()
+        await api.exit_stack.aclose()
         assert [(o.finish_reason, o.token_ids) for o in await drained(begun)] == [(None, [1]), ("error", [])]
         left.stop(RequestId("left"))
         engine = ScriptedEngine()
         async with api.client.connected(engine) as connection:
-            engine.say(Ready(FACTS))
+            engine.say(Ready(MODEL_INFO))
             await connection.wait_started()
             again = [await engine.added() for _ in range(2)]
             assert again == [add("a"), add("b")]
@@ -232,7 +232,7 @@ async def test_next_engine_hears_nothing_that_was_meant_for_the_last(api: Api) -
         api.engine.output(await api.engine.added(), [9])
         api.engine.say(Heartbeat(EngineStats(1, 2, kv_cache_usage_perc=0.5, compilations={"warmup": 7})))
         await api.engine.is_heard()
-        await api.life.aclose()
+        await api.exit_stack.aclose()
         for path, status in (("/live", 200), ("/health", 503), ("/ready", 503)):
             async with api.http.get(path) as response:
                 assert response.status == status
@@ -244,7 +244,7 @@ async def test_next_engine_hears_nothing_that_was_meant_for_the_last(api: Api) -
         async with api.client.connected(engine) as connection:
             with pytest.raises(UnavailableError, match="loading"), api.client.submit([add("b")]):
                 pass
-            engine.say(Ready(FACTS))
+            engine.say(Ready(MODEL_INFO))
             await connection.wait_started()
             engine.say(Heartbeat(EngineStats(compilations={"warmup": 5})))
             with api.client.submit([add("c")]) as other:
@@ -262,7 +262,7 @@ async def test_next_engine_hears_nothing_that_was_meant_for_the_last(api: Api) -
     assert api.metrics.value("compilations", phase="warmup") == 12
 
 
-async def test_failed_start_is_told_in_the_engines_words(tokenizer: Tokenizer) -> None:
+async def test_failed_start_is_reported_in_the_engines_words(tokenizer: Tokenizer) -> None:
     async with running_api(tokenizer, is_ready=False) as api:
         api.engine.say(StartupProgress("load", 3, 9))
         api.engine.say(StartupFailed("model.safetensors: truncated"))
@@ -327,7 +327,7 @@ async def test_a_start_may_take_any_time_while_it_makes_progress() -> None:
         await clock.advance(8.0 / STALL_LOOKS)
     assert not stuck.done()
     for _ in range(STALL_LOOKS + 1):
-        watch.note(StartupProgress("load", 5 * STALL_LOOKS - 1, 99))  # a sign of life, and no progress
+        watch.note(StartupProgress("load", 5 * STALL_LOOKS - 1, 99))  # a sign of exit_stack, and no progress
         await clock.advance(8.0 / STALL_LOOKS)
     assert await stuck == (
         "the start of the engine made no progress for 8 s after 39 of 99 of phase 'load' (--startup-timeout)"
@@ -356,9 +356,13 @@ async def test_one_of_several_processes_may_take_all_places() -> None:
     engine, peers = ScriptedEngine(), PeerProcesses(0, 4, Path())
     client = EngineClient(Metrics("tiny"), max_queued_requests=5, peers=peers, stall_timeout_s=60.0)
     async with client.connected(engine):
-        engine.say(Ready(FACTS))
+        engine.say(Ready(MODEL_INFO))
         await client.wait_started()
-        with client.admission.places(FACTS.max_num_seqs + 5), pytest.raises(RateLimitError), client.admission.places(1):
+        with (
+            client.admission.places(MODEL_INFO.max_num_seqs + 5),
+            pytest.raises(RateLimitError),
+            client.admission.places(1),
+        ):
             pass
 
 
@@ -385,7 +389,7 @@ async def test_prompts_wait_up_to_a_number_of_tokens(tokenizer: Tokenizer) -> No
         assert [(await reply)[0] for reply in (first, second, third)] == [200, 200, 200]
 
 
-async def test_a_prompt_that_nobody_waits_for_makes_room(tokenizer: Tokenizer) -> None:
+async def test_a_prompt_that_no_client_waits_for_makes_room(tokenizer: Tokenizer) -> None:
     async with running_api(tokenizer, max_queued_tokens=4) as api:
         leaving = asyncio.create_task(api.post("/v1/completions", {"prompt": [5, 6, 7, 8]}))
         request = await api.engine.added()
@@ -486,7 +490,7 @@ async def test_stats_become_metrics(api: Api) -> None:
 
 
 async def test_second_ready_changes_nothing(api: Api) -> None:
-    api.engine.say(Ready(FACTS))
+    api.engine.say(Ready(MODEL_INFO))
     await api.engine.is_heard()
     assert api.client.is_ready
 

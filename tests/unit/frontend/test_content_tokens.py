@@ -30,10 +30,10 @@ def test_tokens_of_content_are_those_with_a_character_of_it(seed: int) -> None:
     for begin, end in zip([0, *cuts], [*cuts, len(REPLY)], strict=True):
         follower.push([ScoredToken(begin, None)], 0)
         follower.push([ScoredToken(begin, None)], end - begin)
-        news = parser.feed(REPLY[begin:end])
-        for event in news:
+        more = parser.feed(REPLY[begin:end])
+        for event in more:
             follower.read(event)
-        events += news
+        events += more
         tokens += follower.take()
     last = parser.finish()
     for event in last:

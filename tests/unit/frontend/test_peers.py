@@ -21,7 +21,7 @@ def disconnects(text: bytes) -> str:
     return text.decode().partition("client_disconnects_total{")[2].partition("} ")[2].partition("\n")[0]
 
 
-async def test_each_sibling_tells_the_sum(tmp_path: Path) -> None:
+async def test_each_process_reports_the_sum(tmp_path: Path) -> None:
     metrics = [numbered(1), numbered(20)]
     first, second = (PeerProcesses(index, 2, tmp_path) for index in range(2))
     async with first.answering(metrics[0]), second.answering(metrics[1]):
@@ -30,7 +30,7 @@ async def test_each_sibling_tells_the_sum(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-async def test_sibling_that_is_gone_is_left_out_with_a_warning(
+async def test_process_that_is_gone_is_left_out_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     only, metrics = PeerProcesses(0, 2, tmp_path), numbered(1)
@@ -39,7 +39,7 @@ async def test_sibling_that_is_gone_is_left_out_with_a_warning(
     assert "API process 1 does not tell its metrics" in caplog.text
 
 
-async def test_process_without_siblings_needs_no_socket(tmp_path: Path) -> None:
+async def test_process_without_peers_needs_no_socket(tmp_path: Path) -> None:
     alone, metrics = PeerProcesses(0, 1, tmp_path), numbered(1)
     async with alone.answering(metrics):
         assert os.listdir(tmp_path) == []

@@ -20,7 +20,7 @@ from jaxserve.routing.request import page_hashes
 from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.types import RequestId
 from tests.unit.frontend.test_client import drained
-from tests.unit.running_api import ALONE, FACTS, ScriptedEngine
+from tests.unit.running_api import ALONE, MODEL_INFO, ScriptedEngine
 
 PREFIX = list(range(1, 34))
 """Two full pages of 16 tokens."""
@@ -43,7 +43,7 @@ class Fleet:
         """Connect a new engine of this replica."""
         engine, life = ScriptedEngine(), contextlib.AsyncExitStack()
         connection = await life.enter_async_context(self.client.connected(engine, replica))
-        engine.say(Ready(FACTS))
+        engine.say(Ready(MODEL_INFO))
         await connection.wait_started()
         self.engines[replica : replica + 1] = [engine]
         self.lives[replica : replica + 1] = [life]

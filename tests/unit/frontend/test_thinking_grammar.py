@@ -26,7 +26,7 @@ def found(tokenizer: Tokenizer, named: NamedGrammar | None, budget: int | None, 
     return after_thinking(conversation, tokenizer, ParserSpec(**{"output_format": REASONING} | spec), named)
 
 
-def test_reasoning_that_may_come_is_told_with_its_control_tokens(tokenizer: Tokenizer, tooled: Tokenizer) -> None:
+def test_reasoning_that_may_come_is_returned_with_its_control_tokens(tokenizer: Tokenizer, tooled: Tokenizer) -> None:
     opener, closer = (tooled.encode(marker, False)[0] for marker in ("<think>", "</think>"))
     for end, is_open in (("", False), ("<think>\n", True)):
         named = found(tooled, YES, None, prompt_end=end)

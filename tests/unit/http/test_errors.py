@@ -58,7 +58,7 @@ async def test_refusal_has_shape_and_status(
     assert error["type"] == "invalid_request_error"
 
 
-async def test_an_unknown_url_is_told_where_the_known_ones_stand(api: Api) -> None:
+async def test_an_unknown_url_is_answered_with_the_page_of_known_ones(api: Api) -> None:
     _, error = await refusal(api, "GET", "/")
     assert error["message"] == "Unknown request URL: GET /. /docs lists the known ones."
     async with api.http.get("/docs") as page:

@@ -76,7 +76,7 @@ def test_a_field_of_the_sampler_is_described_where_it_is_defined() -> None:
     assert SCHEMAS["ChatRequest"]["properties"]["min_p"]["description"].startswith("Keep tokens at least min_p times")
 
 
-def test_ranges_are_told_as_they_are_checked() -> None:
+def test_ranges_are_documented_as_they_are_checked() -> None:
     fields = SCHEMAS["ChatRequest"]["properties"]
     assert (fields["n"]["minimum"], fields["n"]["maximum"]) == (1, 128)
     assert fields["n"]["description"].endswith("Limit: `--max-choices`.")
@@ -85,12 +85,12 @@ def test_ranges_are_told_as_they_are_checked() -> None:
     assert fields["top_k"]["minimum"] == -1
 
 
-def test_limits_of_the_server_are_told() -> None:
+def test_limits_of_the_server_are_documented() -> None:
     schemas = openapi_document(ROUTES, LimitsConfig(max_tools=7))["components"]["schemas"]
     assert schemas["ChatRequest"]["properties"]["tools"]["maxItems"] == 7
 
 
-def test_parameters_of_a_query_are_told() -> None:
+def test_parameters_of_a_query_are_documented() -> None:
     _, after, limit, order = DOCUMENT["paths"]["/v1/responses/{response_id}/input_items"]["get"]["parameters"]
     assert (after["in"], after["schema"]) == ("query", {"type": "string"})
     assert (limit["name"], limit["schema"]) == ("limit", {"type": "integer", "minimum": 1, "maximum": 100})

@@ -12,7 +12,7 @@ import pytest
 
 from jaxserve.ipc.messages import EmbeddingInfo, Ready
 from jaxserve.tokenizer.tokenizer import Tokenizer
-from tests.unit.running_api import FACTS, Api, ScriptedEngine, running_api
+from tests.unit.running_api import MODEL_INFO, Api, ScriptedEngine, running_api
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
 SERVED = "Served here: tiny, alias, big, vectors."
@@ -32,7 +32,7 @@ def vectors() -> ScriptedEngine:
 async def both(tokenizer: Tokenizer, big: ScriptedEngine, vectors: ScriptedEngine) -> AsyncIterator[Api]:
     """The server of `tiny`, of `big` and of `vectors`, which embeds. The last one loads until the test says otherwise."""
     async with running_api(tokenizer, others={"big": big, "vectors": vectors}, has_page=True) as running:
-        big.say(Ready(msgspec.structs.replace(FACTS, max_model_len=48)))
+        big.say(Ready(msgspec.structs.replace(MODEL_INFO, max_model_len=48)))
         while (await models_of(running))[2]["max_model_len"] is None:
             pass
         yield running
@@ -45,7 +45,7 @@ async def models_of(api: Api) -> list[dict[str, object]]:
 
 async def load(api: Api, vectors: ScriptedEngine) -> None:
     """Let the last model become ready."""
-    vectors.say(Ready(msgspec.structs.replace(FACTS, embedding=EmbeddingInfo(2, "mean", normalizes=False))))
+    vectors.say(Ready(msgspec.structs.replace(MODEL_INFO, embedding=EmbeddingInfo(2, "mean", normalizes=False))))
     while (await models_of(api))[3]["max_model_len"] is None:
         pass
 
@@ -77,7 +77,7 @@ async def test_a_request_without_a_model_gets_the_first(both: Api) -> None:
     both.engine.output(await both.engine.added(), [5], finish_reason="length")
     assert (await asked)[1]["model"] == "tiny"
     status, reply = await both.post("/tokenize", {"prompt": "Hi"})
-    assert (status, reply["max_model_len"]) == (200, FACTS.max_model_len)
+    assert (status, reply["max_model_len"]) == (200, MODEL_INFO.max_model_len)
     status, reply = await both.post("/tokenize", {"prompt": "Hi", "model": "big"})
     assert (status, reply["max_model_len"]) == (200, 48)
     async with both.http.get("tokenizer_info?model=big") as response:

@@ -9,7 +9,7 @@ from jaxserve.http.operations.startup import StartupLog, startup_reply, startup_
 from jaxserve.ipc.messages import Ready, StartupProgress
 from jaxserve.ipc.report import PhaseSpan, ProgramReport, StartupReport
 from jaxserve.tokenizer.tokenizer import Tokenizer
-from tests.unit.running_api import FACTS, running_api
+from tests.unit.running_api import MODEL_INFO, running_api
 
 REPORT = StartupReport(
     phases=[PhaseSpan("open", 100.0, 101.0), PhaseSpan("compile", 101.0, 105.0), PhaseSpan("load", 101.5, 103.0)],
@@ -38,7 +38,7 @@ def test_time_left_follows_the_pace_so_far() -> None:
     assert log.under_way() == Loading("compile", 8, 8, None)
 
 
-def test_of_phases_that_overlap_the_one_that_takes_longest_is_told() -> None:
+def test_of_phases_that_overlap_the_one_that_takes_longest_is_reported() -> None:
     clock = Clock()
     log = StartupLog(clock)
     log.note(StartupProgress("compile", 0, 4))
@@ -89,9 +89,9 @@ async def test_startup_is_served_while_loading_and_afterwards(tokenizer: Tokeniz
         assert (loading["status"], loading["phase"], loading["done"]) == ("loading", "compile", 1)
         async with api.http.get("/ready") as response:
             assert response.status == 503
-            told = await response.json()
-        assert {"phase", "done", "total", "eta_seconds"} < told.keys()
-        api.engine.say(Ready(msgspec.structs.replace(FACTS, startup=REPORT)))
+            state = await response.json()
+        assert {"phase", "done", "total", "eta_seconds"} < state.keys()
+        api.engine.say(Ready(msgspec.structs.replace(MODEL_INFO, startup=REPORT)))
         await api.client.wait_started()
         async with api.http.get("/startup") as response:
             assert (await response.json()) == msgspec.to_builtins(startup_reply(REPORT.phases, REPORT))

@@ -31,7 +31,7 @@ def plan(*lengths: int, text_pair_starts: tuple[int, ...] | None = None) -> Embe
     return EmbedPlan(16, names, counts, tokens, np.array(text_pair_starts or lengths, np.int32))
 
 
-def test_texts_lie_one_behind_the_other_each_on_pages_of_its_own() -> None:
+def test_texts_follow_each_other_on_pages_of_their_own() -> None:
     field = split(pack_texts(plan(1, 5, 4, text_pair_starts=(1, 2, 4)), PROGRAM, 4), PROGRAM, EMBED_FIELDS)
     assert field["tokens"].tolist() == [*range(10, 20), *[0] * 6]
     assert field["positions"].tolist() == [0, *range(5), *range(4), *[0] * 6]

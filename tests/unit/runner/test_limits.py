@@ -50,7 +50,7 @@ def test_buckets_end_at_the_limits(platform: str, seqs: int, tokens: int) -> Non
         ("gpu", 1, 1, (1, 1)),
     ],
 )
-def test_limits_that_nobody_named_follow_platform_and_the_one_that_was(
+def test_limits_that_were_not_given_follow_platform_and_the_one_that_was(
     platform: str, seqs: int | None, tokens: int | None, expected: tuple[int, int]
 ) -> None:
     config = SchedulerConfig(max_num_seqs=seqs, max_num_batched_tokens=tokens)

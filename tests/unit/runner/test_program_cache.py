@@ -165,7 +165,7 @@ def test_only_programs_are_removed(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["model.gguf"]
 
 
-def test_a_program_that_cannot_be_written_leaves_nothing_behind(
+def test_a_program_that_cannot_be_written_leaves_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*paths: object) -> None:
@@ -181,7 +181,7 @@ def test_a_program_that_cannot_be_written_leaves_nothing_behind(
     ("setting", "expected"),
     [(None, ".cache/jaxserve/programs"), ("~/mine", "mine"), ("/elsewhere", "/elsewhere")],
 )
-def test_the_directory_is_in_the_users_home_unless_told(
+def test_the_directory_is_in_the_users_home_unless_given(
     setting: str | None, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))

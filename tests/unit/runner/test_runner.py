@@ -192,7 +192,7 @@ def test_step_after_a_failed_one_starts_from_an_empty_pool(fails_at: str) -> Non
     assert [tokens(runner) for _ in range(2)] == [[1], [2]]
 
 
-def test_step_dispatched_behind_a_failed_one_is_lost_with_it() -> None:
+def test_step_dispatched_after_a_failed_one_is_lost_with_it() -> None:
     runner = new_runner(CountingStep("result", failing_step=1))
     pending = [runner.submit(PLAN) for _ in range(3)]
     assert pending[0].result().token_ids.tolist() == [[1]]

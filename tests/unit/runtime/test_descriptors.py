@@ -11,7 +11,7 @@ from jaxserve.runtime.server import allow_connections
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "is_told"),
+    ("before", "after", "is_reported"),
     [
         ((1024, 1 << 20), (4352, 1 << 20), False),
         ((1024, RLIM_INFINITY), (4352, RLIM_INFINITY), False),
@@ -23,7 +23,7 @@ from jaxserve.runtime.server import allow_connections
 def test_the_soft_limit_is_raised_as_far_as_connections_need(
     before: tuple[int, int],
     after: tuple[int, int] | None,
-    is_told: bool,
+    is_reported: bool,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -32,4 +32,4 @@ def test_the_soft_limit_is_raised_as_far_as_connections_need(
     monkeypatch.setattr(resource, "setrlimit", lambda which, limits: made.append(limits))
     allow_connections(4096)
     assert made == ([] if after is None else [after])
-    assert ("need 4352 file descriptors, this process may have 2048 (ulimit -n)" in caplog.text) == is_told
+    assert ("need 4352 file descriptors, this process may have 2048 (ulimit -n)" in caplog.text) == is_reported

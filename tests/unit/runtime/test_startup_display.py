@@ -36,7 +36,7 @@ def test_a_short_start_has_a_line_for_each_phase(capsys: pytest.CaptureFixture[s
     assert [line.partition(": ")[2] for line in lines] == [f"0/{total}" for total in phases.values()]
 
 
-def test_phases_of_several_models_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+def test_phases_of_several_models_are_distinguished(capsys: pytest.CaptureFixture[str]) -> None:
     with StartupDisplay(lambda: 0.0) as display:
         for label in ("a: ", "b: "):
             display.show(StartupProgress("compile", 0, 3), label)

@@ -21,7 +21,7 @@ from jaxserve.metrics import Metrics, exposition
 from jaxserve.runtime import engine_supervisor
 from jaxserve.runtime.engine_supervisor import EngineSupervisor
 from tests.loop_clock import LoopClock
-from tests.unit.running_api import ALONE, FACTS, ScriptedEngine
+from tests.unit.running_api import ALONE, MODEL_INFO, ScriptedEngine
 
 STARTUP_TIMEOUT_S = 8.0
 
@@ -95,7 +95,7 @@ async def test_an_engine_that_hangs_while_it_starts_again_is_replaced(
     running = asyncio.create_task(supervisor.run())
     async with asyncio.timeout(10_000):
         assert await engines.started.get() == 1
-        engines.scripts[0].say(Ready(FACTS))
+        engines.scripts[0].say(Ready(MODEL_INFO))
         await supervisor._running.wait()
         supervisor.allow_restarts()
         engines.processes[0].kill()
@@ -104,10 +104,10 @@ async def test_an_engine_that_hangs_while_it_starts_again_is_replaced(
         while engines.started.empty():  # it makes no progress from here on
             await clock.advance(STARTUP_TIMEOUT_S / STALL_LOOKS)
         assert await engines.started.get() == 3
-        engines.scripts[2].say(Ready(FACTS))
+        engines.scripts[2].say(Ready(MODEL_INFO))
         await engines.back.wait()
     assert "the start of the engine made no progress for 8 s after 3 of 99 of phase 'load'" in caplog.text
-    assert engines.client.require_ready() == FACTS
+    assert engines.client.require_ready() == MODEL_INFO
     assert b'engine_restarts_total{engine="0",model_name="tiny"} 2.0' in exposition(engines.metrics.snapshot())
     running.cancel()
     await asyncio.wait({running})
@@ -135,7 +135,7 @@ async def test_the_reason_of_a_failed_restart_is_in_the_log_and_not_at_health(
             if number:
                 engines.scripts[number].say(StartupFailed("/srv/secret/model.safetensors: truncated"))
             else:
-                engines.scripts[0].say(Ready(FACTS))
+                engines.scripts[0].say(Ready(MODEL_INFO))
                 await supervisor._running.wait()
                 supervisor.allow_restarts()
                 engines.processes[0].kill()

@@ -201,12 +201,12 @@ def test_log_probabilities_belong_to_the_tokens_of_a_draft() -> None:
     """The alternatives of the fake executor are the token and its successors."""
     rig = drafting(PERIODIC)
     rig.send(add("a", [CUE], max_tokens=20, num_top_logprobs=2))
-    told = []
+    listed = []
     while rig.scheduler.has_work:
         plan = rig.scheduler.schedule()
         assert plan is not None
         outputs = rig.scheduler.update(plan, rig.executor.submit(plan).result())
         rig.collect(outputs)
-        told += [entry.top_token_ids for output in outputs for entry in output.logprobs or ()]
-    assert told == [[token, token + 1] for token in rig.tokens["a"]]
-    assert len(told) == 20
+        listed += [entry.top_token_ids for output in outputs for entry in output.logprobs or ()]
+    assert listed == [[token, token + 1] for token in rig.tokens["a"]]
+    assert len(listed) == 20

@@ -114,7 +114,7 @@ def test_a_second_request_waits_for_the_same_image_and_others_wait_for_the_end_o
     assert (stats.image_cache_queries, stats.image_cache_hits) == (3, 1)
 
 
-def test_a_call_that_nobody_waits_for_ends_and_its_rows_are_free() -> None:
+def test_a_call_that_no_request_waits_for_ends_and_its_rows_are_free() -> None:
     policy, own, same = ImagePolicy(INFO), prompt(image(1, 0, 3), image(2, 3, 3)), prompt(image(2, 0, 3))
     assert beside_a_reply(policy, [own, same], [0, 0], [6, 3]) == ([0, 0], PARTS[:1] * 2)
     policy.release(own)  # the other one still waits for one of the two images

@@ -178,7 +178,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.update()
             self.pages_are_conserved()
             self.tables_only_grow_while_running()
-            self.nobody_waits_with_pages()
+            self.no_waiting_request_has_pages()
 
     @precondition(lambda self: self.rig.pending)
     @rule(chance=st.integers(0, 9), may_shrink=st.booleans())
@@ -223,7 +223,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.tables = current
 
     @invariant()
-    def nobody_waits_with_pages(self) -> None:
+    def no_waiting_request_has_pages(self) -> None:
         waiting = self.rig.scheduler.waiting
         assert all(request.table.num_blocks == request.num_computed_tokens == 0 for request in waiting)
 

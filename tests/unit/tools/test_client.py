@@ -77,7 +77,7 @@ async def test_failures_are_one_line(parts: list[str], status: int, message: str
     assert "\n" not in str(failure.value)
 
 
-async def test_nobody_there() -> None:
+async def test_no_server_there() -> None:
     remote = Remote(url="http://127.0.0.1:1", options={})
     with pytest.raises(NoServerError, match=r"no server at http://127\.0\.0\.1:1: Connection refused"):
         await remote.first_model()

@@ -68,7 +68,7 @@ def test_other_markers(name: str, text: str) -> None:
     assert (reply.reasoning, reply.content) == ("Why?", "So.")
 
 
-def test_calls_in_the_reasoning_are_thoughts_and_behind_it_are_calls() -> None:
+def test_calls_in_the_reasoning_are_thoughts_and_after_it_are_calls() -> None:
     call = '<tool_call>{"name": "now"}</tool_call>'
     reply = read(output_format("hermes", "qwen3"), f"<think>I could {call}</think>\n{call}")
     assert reply.reasoning == f"I could {call}"
@@ -92,7 +92,7 @@ def test_reasoning_is_shown_as_it_comes() -> None:
     assert [reply_of(parser.feed(piece)).reasoning for piece in ["Why", " ", "not"]] == ["Why", "", " not"]
 
 
-def test_plain_dialect_has_no_parser() -> None:
+def test_plain_format_has_no_parser() -> None:
     assert output_format().parser({}, "") is None
     assert output_format("hermes").parser({}, "") is None
     assert events_of(output_format("hermes"), ["a"])[0].text == "a"

@@ -154,12 +154,12 @@ def test_a_call_cut_short_keeps_what_is_there(name: str, text: str, partial: str
     assert read(output_format(name), text).calls == [("now", partial)]
 
 
-def test_text_behind_a_list_of_calls_is_content() -> None:
+def test_text_after_a_list_of_calls_is_content() -> None:
     reply = read(output_format("pythonic"), "[now()] now(x=1)")
     assert (reply.calls, reply.content) == ([("now", "{}")], "now(x=1)")
 
 
-def test_a_header_that_is_too_long_hides_no_call_behind_it() -> None:
+def test_a_header_that_is_too_long_hides_no_later_call() -> None:
     long = "<function=" + "x" * 300
     reply = read(output_format("qwen3_coder"), f"{long}<function=now></function>")
     assert (reply.calls, reply.content) == ([("now", "{}")], long)

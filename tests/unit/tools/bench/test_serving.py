@@ -211,7 +211,7 @@ def test_a_tokenizer_on_disk_counts_for_servers_without_tokenize() -> None:
     assert figures["total_output_tokens"] == 3 * len(tokenizer.encode("x x x x ", add_special_tokens=False))
 
 
-def test_a_model_without_chat_template_is_told_apart_from_a_missing_tokenizer(tmp_path: Path) -> None:
+def test_a_model_without_chat_template_is_distinguished_from_a_missing_tokenizer(tmp_path: Path) -> None:
     shutil.copytree(golden_checkpoint("llama3_tiny").path, tmp_path, dirs_exist_ok=True)
     settings = tmp_path / "tokenizer_config.json"
     settings.write_text(json.dumps(json.loads(settings.read_text()) | {"chat_template": None}))
@@ -227,7 +227,7 @@ def test_llama_servers_tokenize_counts_the_rendered_template(backend: str) -> No
         assert figures["failed"] == 0
 
 
-def test_fields_that_a_server_refuses_are_left_out_and_told() -> None:
+def test_fields_that_a_server_refuses_are_left_out_and_reported() -> None:
     with running(FakeServer(refuses=("stream_options", "ignore_eos"))) as server:
         figures, _ = measure(server, num_prompts=2)
         assert (figures["completed"], figures["omitted_fields"]) == (2, ["stream_options", "ignore_eos"])
@@ -248,12 +248,12 @@ def test_figures_outlive_the_servers_tokenizer() -> None:
     assert figures["total_output_tokens"] == 6 * 4
 
 
-def test_requests_that_end_early_are_told() -> None:
+def test_requests_that_end_early_are_reported() -> None:
     with running(FakeServer(finishes_early=True)) as server:
         assert measure(server)[0]["short_outputs"] == 6
 
 
-def test_prompts_that_the_server_counts_otherwise_are_told(server: FakeServer) -> None:
+def test_prompts_that_the_server_counts_otherwise_are_reported(server: FakeServer) -> None:
     assert measure(server)[0]["mismatched_inputs"] == 0
     server.counts_more = True
     figures, _ = measure(server)

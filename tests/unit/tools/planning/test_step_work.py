@@ -12,7 +12,7 @@ from jaxserve.metrics import Metrics, exposition
 from jaxserve.models.registry import decoder_config
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.models.step_work import StepWork, step_work
-from tests.unit.running_api import FACTS
+from tests.unit.running_api import MODEL_INFO
 from tests.unit.tools.planning.configs import LLAMA_8B, QWEN3_30B_A3B
 
 D, F, V, N, K, H = 32, 48, 100, 4, 2, 8
@@ -53,7 +53,7 @@ def test_metrics_show_the_work_of_a_model_that_is_ready() -> None:
         lines = exposition(metrics.snapshot()).decode().splitlines()
         return [line for line in lines if line.startswith(("jaxserve:model_token", "jaxserve:model_step"))]
 
-    metrics.record_ready(msgspec.structs.replace(FACTS, work=ModelWork(600, 40, 1234)))
+    metrics.record_ready(msgspec.structs.replace(MODEL_INFO, work=ModelWork(600, 40, 1234)))
     label = 'engine="0",model_name="tiny"'
     assert shown() == [
         f'jaxserve:model_token_flops{{{label},part="layers"}} 600.0',
