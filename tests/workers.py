@@ -13,14 +13,16 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 BY_CASE = ("tests/aot/", "tests/kernels/", "tests/models/", "tests/ptx/", "tests/trained/")
+BY_FILE = ("tests/aot/test_tcgen05.py",)
+"""Files in these folders whose cases share what takes longer than all of them."""
 
 
 class Distribution(LoadScopeScheduling):
-    """Groups of tests that stay together: by file, or in BY_CASE by file and parameters."""
+    """Groups of tests that stay together: by file, or in BY_CASE, but for BY_FILE, by file and parameters."""
 
     def _split_scope(self, nodeid: str) -> str:
         file, _, test = nodeid.partition("::")
-        if not file.startswith(BY_CASE):
+        if file in BY_FILE or not file.startswith(BY_CASE):
             return file
         _, bracket, case = test.partition("[")
         return f"{file}[{case}" if bracket else nodeid

@@ -28,7 +28,7 @@ from jaxserve.layers.policy import KVScaleKind, plain
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.runner.backend import choose_backend
 from jaxserve.runner.inputs import Program
-from jaxserve.runner.steps import generation_task, lower
+from jaxserve.runner.steps import GENERATION, forward, generation_task, lower
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
 from jaxserve.tools.planning.devices import ACCELERATORS
@@ -125,9 +125,11 @@ def compile_step(
     device: str = "h200",
     max_pages: int = MAX_PAGES,
     kv_dtype: str = "bfloat16",
+    is_sampled: bool = True,
 ) -> Step:
     """A step of the model's first layers, for a batch of rows. Call in a process with JAX_PLATFORMS=cpu.
 
+    is_sampled: False ends it before the head, whose sampler takes the compiler longer than a layer.
     A process must not compile for GPUs of several kinds: Mosaic GPU (jax 0.12) assembles all kernels for the first one.
     """
     config, target = decoder(LLAMA_8B), ACCELERATORS[device]
@@ -140,12 +142,13 @@ def compile_step(
     skeleton = make_skeleton(config, policy)
     devices = described_devices(target, 1)
     sharding = make_sharding(config, MeshShape(), devices)
-    program = Program(kind, num_tokens or batch, batch, max_pages, num_slots=batch)  # type: ignore[arg-type]
+    task, num_slots = (generation_task("gpu"), batch) if is_sampled else (replace(GENERATION, step=forward), 0)
+    program = Program(kind, num_tokens or batch, batch, max_pages, num_slots=num_slots)  # type: ignore[arg-type]
     pool_shape = (num_layers, NUM_PAGES, config.num_kv_heads, PAGE_SIZE, config.head_dim)
     with tempfile.TemporaryDirectory() as dumps:
         options: dict[str, str | bool] = {"xla_dump_to": dumps, "xla_dump_hlo_as_text": True}
         with jax.default_device(devices[0]):  # Mosaic GPU asks it for the architecture
-            lowered = lower(skeleton, sharding, program, pool_shapes(pool_shape, kv_dtype), task=generation_task("gpu"))
+            lowered = lower(skeleton, sharding, program, pool_shapes(pool_shape, kv_dtype), task=task)
         compiled = lowered.compile(options)
         (thunks,) = Path(dumps).glob(THUNKS)
         sequence = thunks.read_text(encoding="utf-8")

@@ -31,6 +31,8 @@ LAUNCHES: dict[str, dict[str, Any]] = {
     "a head": {"num_heads": NUM_KV_HEADS, "dtype": "float16"},
 }
 """Mixed steps by name: what differs from the shapes of Llama-3.1-8B."""
+LAUNCHES_OF_B300 = ("usual", "every option, 64")
+"""Launches with the fewest and the most options. What comes before the assembler is as for a B200."""
 
 
 def _compiled(
@@ -74,7 +76,7 @@ def _compiled(
 
 def _of_step(kind: str) -> dict[str, Any]:
     """Return what a step of one layer of Llama-3.1-8B does outside of graphs, and its kernels."""
-    step = compile_step(BATCH, 1, kind=kind, num_tokens=256, device=B200.name)
+    step = compile_step(BATCH, 1, kind=kind, num_tokens=256, device=B200.name, is_sampled=False)
     return {
         "outside_graphs": step.outside_graphs,
         "loops": len(re.findall(r" while\(", step.text)),
@@ -83,11 +85,11 @@ def _of_step(kind: str) -> dict[str, Any]:
 
 
 def main(name: str) -> int:
-    """Print the machine code of every launch, and for a B200 a mixed step."""
+    """Print the machine code of every launch, of two for a B300, and for a B200 a mixed step up to its sampler."""
     found: dict[str, Any] = {}
     target = SM_103 if name == SM_103.name else B200
-    for launch, options in LAUNCHES.items():
-        code = _compiled(target, **options)
+    for launch in LAUNCHES if target is B200 else LAUNCHES_OF_B300:
+        code = _compiled(target, **LAUNCHES[launch])
         text = code.instructions
         found[launch] = {
             "architectures": sorted(set(re.findall(r"\.target\s+sm_(\w+)", text))),

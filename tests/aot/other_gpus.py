@@ -21,7 +21,7 @@ from jaxserve_kernels.paged_attention.tuning import decode_tuning
 
 from benchmarks.gpu.static import CONTEXTS, KEYS, KV_NUMBERS, compile_step
 from jaxserve.tools.planning.devices import ACCELERATORS
-from tests.aot.devices import SM_86, Target
+from tests.aot.devices import A100, SM_86, Target
 from tests.aot.machine_code import machine_code
 
 BATCH, NUM_TOKENS, MAX_PAGES = 32, 509, 512
@@ -34,6 +34,8 @@ KERNELS = {
     **{f"{dim}-{kv_dtype}": (dim, kv_dtype) for dim in (80, 96) for kv_dtype in ("bfloat16", "float8_e4m3fn")},
 }
 """Head dimensions and KV caches by name."""
+CORNERS = ("bfloat16", "int8", "80-float8_e4m3fn", "96-bfloat16")
+"""Kernels that together have each head dimension and each KV cache."""
 
 
 def _kernels(target: Target, dim: int, kv_dtype: str) -> dict[str, Any]:
@@ -69,9 +71,16 @@ def _kernels(target: Target, dim: int, kv_dtype: str) -> dict[str, Any]:
 
 
 def _step(name: str, kind: str, kv_dtype: str) -> dict[str, Any]:
-    """Return what a step of one layer does outside of graphs, and the bytes that the layer reads."""
+    """Return what a step of one layer does outside of graphs, and the bytes that the layer reads. With keys and values in
+    8 bits it ends before the sampler, which is the same for all."""
     step = compile_step(
-        BATCH, 1, kind=kind, num_tokens=BATCH if kind == "decode" else 256, device=name, kv_dtype=kv_dtype
+        BATCH,
+        1,
+        kind=kind,
+        num_tokens=BATCH if kind == "decode" else 256,
+        device=name,
+        kv_dtype=kv_dtype,
+        is_sampled=kv_dtype == "bfloat16",
     )
     moved = sum(launch.read_bytes + launch.written_bytes for launch in step.layer(0))
     kv_bytes, shares = KV_NUMBERS * jnp.dtype(kv_dtype).itemsize, {}
@@ -97,12 +106,13 @@ def _absent_bytes(context: int, kv_dtype: str) -> int:
 
 
 def main(name: str, *steps_of: str) -> int:
-    """Print what was compiled for a device of the planner's table, or for `SM_86`: whole steps with some KV caches, or all kernels."""
+    """Print what was compiled for a device of the planner's table, or for `SM_86`: whole steps with some KV caches, or kernels:
+    all of them for an A100, CORNERS for others."""
     if steps_of:
         found = {each: {kind: _step(name, kind, each) for kind in ("decode", "mixed")} for each in steps_of}
     else:
         target = SM_86 if name == SM_86.name else Target(ACCELERATORS[name])
-        found = {each: _kernels(target, *kernel) for each, kernel in KERNELS.items()}
+        found = {each: _kernels(target, *KERNELS[each]) for each in (KERNELS if target == A100 else CORNERS)}
     print(json.dumps(found))
     return 0
 

@@ -9,11 +9,12 @@ import json
 import os
 import subprocess
 import sys
+from functools import cache
 from typing import Any
 
 import pytest
 
-from tests.aot.blackwell import LAUNCHES
+from tests.aot.blackwell import LAUNCHES, LAUNCHES_OF_B300
 from tests.aot.devices import B200, SM_103, Target
 from tests.e2e.http_server import ROOT, SOURCES
 
@@ -23,11 +24,12 @@ MOST_REGISTERS = 168
 """Registers of a thread that three warpgroups can start with."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def compiled() -> dict[str, Any]:
     return _compiled_for(B200)
 
 
+@cache
 def _compiled_for(target: Target) -> dict[str, Any]:
     if not B200.has_compiler:
         pytest.skip(f"{B200.compiler} is not installed: nothing compiled for GPUs (make kernels-check)")
@@ -57,7 +59,9 @@ def test_matmuls_are_those_of_tensor_memory(compiled: dict[str, Any], name: str)
 
 
 def test_the_kernels_are_assembled_for_a_b300_too() -> None:
-    for name, kernels in _compiled_for(SM_103).items():
+    found = _compiled_for(SM_103)
+    assert list(found) == list(LAUNCHES_OF_B300)
+    for name, kernels in found.items():
         assert (kernels["architectures"], kernels["kernels"], kernels["spilled_bytes"]) == (["103a"], 2, 0), name
 
 
