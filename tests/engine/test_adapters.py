@@ -11,7 +11,7 @@ from tests.engine.model_engine import ModelEngine, request
 from tests.models.goldens import DATA, AdapterGolden, adapter_goldens
 
 LLAMA, PHI = adapter_goldens("llama3_tiny"), adapter_goldens("phi3_tiny")
-pytestmark = [pytest.mark.slow, pytest.mark.versions]
+pytestmark = pytest.mark.slow
 
 NUMBERS = {"base": 0, "first": 1, "second": 2}
 
@@ -27,7 +27,6 @@ def engine() -> Iterator[ModelEngine]:
     engine.close()
 
 
-@pytest.mark.slow
 def test_native_kernels_give_the_same_tokens_in_any_batch() -> None:
     try:
         build()
@@ -76,7 +75,6 @@ def test_cached_pages_are_those_of_one_adapter(engine: ModelEngine) -> None:
     assert all(found[3:])
 
 
-@pytest.mark.slow
 def test_adapters_of_joined_products() -> None:
     """Phi-3 has one matrix for queries, keys and values, and so have its adapters."""
     engine = ModelEngine(DATA / "phi3_tiny", max_num_seqs=2, lora_modules=modules(PHI, "fused"))

@@ -24,7 +24,6 @@ from tests.models.goldens import golden_checkpoint
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.versions,
     pytest.mark.skipif(native.register() is None, reason="native kernels are not built"),
 ]
 MODEL = "llama2_tiny"
@@ -85,6 +84,7 @@ def wait_until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.versions
 def test_larger_programs_do_the_steps_of_missing_ones_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +109,7 @@ def test_larger_programs_do_the_steps_of_missing_ones_with_the_same_bits(
     executor.close()
 
 
+@pytest.mark.versions
 def test_programs_in_the_cache_follow_beside_requests_too_and_are_not_compiled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

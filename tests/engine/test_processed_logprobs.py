@@ -13,7 +13,7 @@ from jaxserve.ipc.messages import AddRequest
 from tests.engine.model_engine import MODEL_NAME, Generated, ModelEngine, request
 from tests.models.goldens import golden_checkpoint
 
-pytestmark = [pytest.mark.slow, pytest.mark.versions]
+pytestmark = pytest.mark.slow
 
 LISTED = tuple(range(40, 57))
 """The only tokens that requests may get: the raw log-probabilities of all of them can be returned."""

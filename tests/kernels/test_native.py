@@ -21,7 +21,7 @@ from jaxserve_kernels.paged_attention import Paging, Scoring, ragged_layout, wri
 from jaxserve_kernels.rope import Rotation
 from jaxtyping import Array
 
-pytestmark = [pytest.mark.slow, pytest.mark.versions]
+pytestmark = pytest.mark.slow
 
 L, P, K, S, H, N = 2, 40, 2, 16, 32, 6
 LAYER = 1
@@ -64,6 +64,7 @@ def dense_backend(request: pytest.FixtureRequest) -> Backend:
 @pytest.mark.parametrize(
     ("tokens", "inputs", "outputs"), [(1, 576, 192), (4, 64, 7), (7, 128, 61), (13, 48, 300), (131, 64, 65)]
 )
+@pytest.mark.versions
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_product_equals_the_reference(
     tokens: int, inputs: int, outputs: int, dtype: str, dense_backend: Backend
@@ -80,6 +81,7 @@ def test_padding_rows_are_zeros_and_change_nothing(dense_backend: Backend) -> No
     assert not padded[4:].any()
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("tokens", [1, 3, 32])
 def test_product_with_int8_weights_equals_the_reference(tokens: int, dense_backend: Backend) -> None:
     x = jnp.asarray(_normal(1, tokens, 96))
@@ -88,6 +90,7 @@ def test_product_with_int8_weights_equals_the_reference(tokens: int, dense_backe
     np.testing.assert_allclose(matmul(x, values, scales, backend=dense_backend), expected, atol=1e-4)
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize(("tokens", "outputs"), [(1, 70), (3, 64), (32, 61), (131, 9)])
 def test_int8_product_equals_the_reference(tokens: int, outputs: int) -> None:
     if not multiplies(jnp.dtype(jnp.int8), dynamic=True):
@@ -145,6 +148,7 @@ def test_sums_are_as_good_as_those_of_float32(
 FLOAT_CASES = [case for case in cases.CASES if case.weights in ("float32", "float16", "bfloat16", "int8")]
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("case", FLOAT_CASES, ids=str)
 def test_grouped_product_equals_the_one_in_float64(case: cases.Case, backend: Backend) -> None:
     given = cases.operands(case)
@@ -233,6 +237,7 @@ def _float4(kind: str, block: int, experts: int, outputs: int, inputs: int) -> t
 
 
 # Outputs that fill no tile; experts with no row, one, a tile and its rest, and more than a block of rows.
+@pytest.mark.versions
 @pytest.mark.parametrize(("kind", "block"), [(kind, block) for kind, blocks in FLOAT4.items() for block in blocks])
 @pytest.mark.parametrize(("sizes", "outputs", "inputs"), [((0, 1, 3, 0, 13), 61, 64), ((2, 120), 300, 32)])
 def test_e2m1_weights_give_the_bits_of_dequantised_ones(
@@ -304,10 +309,10 @@ CASES = [
 
 WINDOWS = [
     (None, False, True, False),
-    (20, False, False, True),
+    pytest.param(20, False, False, True, marks=pytest.mark.versions),
     (20, True, True, False),
-    *(pytest.param(window, False, True, False, marks=pytest.mark.slow) for window in (1, 70)),
-    pytest.param(70, True, False, True, marks=pytest.mark.slow),
+    *((window, False, True, False) for window in (1, 70)),
+    (70, True, False, True),
 ]
 
 
@@ -345,6 +350,7 @@ def _8_bit_pools(dtype: str) -> tuple[list[jax.Array], list[jax.Array]]:
     return [jnp.asarray(k), jnp.asarray(v)], [jnp.asarray(own), jnp.asarray(v)]
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 @pytest.mark.parametrize("rotates", [False, True])
 @pytest.mark.parametrize(("counts", "lengths"), [CASES[1], CASES[3], CASES[5]])
@@ -404,7 +410,7 @@ def test_8_bit_floats_are_rounded_and_read_as_the_definition_says() -> None:
     np.testing.assert_array_equal(np.asarray(out)[:, :: N // K].reshape(-1)[: len(everything)], everything)
 
 
-@pytest.mark.parametrize("window", [None, 20])
+@pytest.mark.parametrize("window", [None, pytest.param(20, marks=pytest.mark.versions)])
 @pytest.mark.parametrize(("counts", "lengths"), CASES)
 def test_tokens_of_an_image_see_it_whole(counts: list[int], lengths: list[int], window: int | None) -> None:
     step = Step(counts, lengths, num_tokens=100, num_pages=6, num_rows=4)
@@ -464,6 +470,7 @@ def test_weights_of_attention_are_as_exact_as_their_scores() -> None:
     assert (np.abs(found / np.exp(scores.astype(np.float64)) - 1) <= limit).all()
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("tokens", [1, 2, 40])
 def test_native_attention_writes_the_pool_in_place(tokens: int) -> None:
     step = Step([1] * min(tokens, 6), [9] * min(tokens, 6), num_tokens=tokens, num_pages=2)

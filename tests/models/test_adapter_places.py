@@ -14,7 +14,7 @@ from jaxserve.weights.loader import check_tensors
 from tests.models.goldens import golden_checkpoints
 from tests.models.test_adapters import PLAIN
 
-pytestmark = [pytest.mark.slow, pytest.mark.versions]
+pytestmark = pytest.mark.slow
 
 SETTINGS = ModelConfig(model="any", max_loras=1)
 

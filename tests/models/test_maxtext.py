@@ -27,7 +27,7 @@ from tests.models.loading import load
 from tests.models.test_decoder import prompt_logits
 from tests.tools.maxtext_checkpoints import nested, save_run, write_maxtext
 
-pytestmark = [pytest.mark.slow, pytest.mark.versions]
+pytestmark = pytest.mark.slow
 
 FLOAT32 = plain(jnp.dtype("float32"))
 NUM_GEMMA3_LAYERS = 8
@@ -102,7 +102,7 @@ def test_parameters_are_those_of_the_hugging_face_model(
         np.testing.assert_allclose(found[key], array, rtol=5e-7, atol=3e-7, err_msg=key)
 
 
-@pytest.mark.slow
+@pytest.mark.versions
 @pytest.mark.parametrize("name", ["llama3_tiny", "gemma2_tiny"])
 def test_logits_equal_those_of_transformers(
     models: dict[str, Path], llama_run: Path, tmp_path: Path, name: str

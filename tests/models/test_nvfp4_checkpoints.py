@@ -31,7 +31,7 @@ from tests.models.nvfp4_files import FLOATS, PLAIN, Exporter, pack, quantization
 from tests.models.tiny_model import TinyModel
 from tests.unit.checkpoint.checkpoint_files import write_safetensors
 
-pytestmark = [pytest.mark.slow, pytest.mark.versions]
+pytestmark = pytest.mark.slow
 
 SOURCE, EXPERTS = golden_checkpoint("llama3_tiny").path, golden_checkpoint("qwen3_moe_tiny").path
 NAME = "model.layers.0.mlp.down_proj"
@@ -132,7 +132,7 @@ def test_a_table_in_nvfp4_is_kept_and_serves_as_the_head(tmp_path: Path) -> None
     np.testing.assert_allclose(model.logits(prompt), wide.logits(prompt), atol=1e-5, rtol=0)
 
 
-@pytest.mark.slow
+@pytest.mark.versions
 @pytest.mark.parametrize("exporter", CONFIGS)
 def test_logits_and_tokens_are_those_of_the_dequantised_checkpoint(tmp_path: Path, exporter: Exporter) -> None:
     dequantised = write_nvfp4(tmp_path / "stored", SOURCE, CONFIGS[exporter], exporter=exporter)
@@ -149,6 +149,7 @@ def test_logits_and_tokens_are_those_of_the_dequantised_checkpoint(tmp_path: Pat
     assert stored.greedy(logits[-1], 16) == wide.greedy(expected[-1], 16)
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("source", [SOURCE, EXPERTS], ids=["dense", "experts"])
 @pytest.mark.skipif(not float4.is_built(), reason="needs the native kernels")
 def test_native_kernels_give_the_bits_of_dequantised_weights(tmp_path: Path, source: Path) -> None:
@@ -159,7 +160,6 @@ def test_native_kernels_give_the_bits_of_dequantised_weights(tmp_path: Path, sou
     np.testing.assert_array_equal(kept.logits(prompt), dequantised.logits(prompt))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "exchange", "fused_for"),
     [(MeshShape(4), "auto", 4), (MeshShape(2, expert=2), "all-to-all", 0)],

@@ -8,12 +8,15 @@ import pytest
 from tests.models.goldens import golden_checkpoint, routing_goldens
 from tests.models.tiny_model import TinyModel
 
-pytestmark = [pytest.mark.slow, pytest.mark.versions]
+pytestmark = pytest.mark.slow
 
 ROUTING = routing_goldens()
 
 
-@pytest.mark.parametrize(("name", "chunk"), [*((name, 103) for name in ROUTING), ("deepseek_v3_tiny", 37)])
+@pytest.mark.parametrize(
+    ("name", "chunk"),
+    [*((name, 103) for name in ROUTING), pytest.param("deepseek_v3_tiny", 37, marks=pytest.mark.versions)],
+)
 def test_experts_of_every_token_are_those_of_transformers(name: str, chunk: int) -> None:
     golden = golden_checkpoint(name)
     tokens = np.array([*golden.prompt_ids, *golden.output_ids[:-1]])
