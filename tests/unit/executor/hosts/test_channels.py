@@ -224,7 +224,7 @@ def test_a_worker_that_cannot_reach_the_port_of_plans_is_named(ends: Ends, monke
         leader.serve(ends.close)
 
 
-def test_a_worker_that_cannot_reach_the_program_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_worker_that_cannot_reach_the_program_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """`jax.distributed` would end the process."""
     monkeypatch.setattr(sockets, "START_TIMEOUT_S", 0.1)
     with pytest.raises(StartupError, match=r"host 0 cannot be reached at 127\.0\.0\.1:\d+: Connection refused"):
