@@ -50,6 +50,12 @@ class ExpertLinear(Matrix):
         assert spec.num_experts is not None, "a matrix of experts"
         return ExpertLowRank(out_dim, spec.in_dim, spec.axes, self.policy, num_ranks, num_experts=spec.num_experts)
 
+    def with_outputs(self, out_dim: int) -> ExpertLinear:
+        """Return matmuls like these with another number of outputs."""
+        spec, bias = self.spec, self.bias is not None
+        assert spec.num_experts is not None, "a matrix of experts"
+        return ExpertLinear(out_dim, spec.in_dim, spec.axes, self.policy, num_experts=spec.num_experts, bias=bias)
+
     def __call__(self, x: Float[Array, "R I"], rows: ExpertRows, *, num_shards: int = 1) -> Float[Array, "R O"]:
         """Return x @ weight.T of each row's expert, in float32. num_shards: partial results that will be added up."""
         y = self.multiply_groups(x, rows.group_sizes)

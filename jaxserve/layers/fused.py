@@ -27,6 +27,9 @@ class Matmul(Protocol):
     def low_rank(self, out_dim: int, num_ranks: int) -> LowRank | ExpertLowRank:
         """Declare adapters of a part of the outputs."""
 
+    def with_outputs(self, out_dim: int) -> Matmul:
+        """Return a matmul like this one with another number of outputs."""
+
 
 class FusedLinear(nnx.Module):
     """A matmul for each name, or one `fused` matmul of all.
@@ -49,6 +52,13 @@ class FusedLinear(nnx.Module):
             return
         for name, count in counts.items():
             setattr(self, name, make(count))
+
+    def separate(self) -> None:
+        """Compute a matmul for each name, as if the policy fused none."""
+        for name, count in zip(self.names, self.layout.counts, strict=True):
+            setattr(self, name, self.fused.with_outputs(count))
+        del self.fused
+        self.is_fused = False
 
     def adapt(self, name: str, num_ranks: int) -> None:
         """Declare the adapters of a part of the fused matmul."""

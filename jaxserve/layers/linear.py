@@ -230,6 +230,10 @@ class Linear(Matrix):
         """Declare adapters of a part of the outputs."""
         return LowRank(out_dim, self.spec.in_dim, self.spec.axes, self.policy, num_ranks)
 
+    def with_outputs(self, out_dim: int) -> Linear:
+        """Return a matmul like this one with another number of outputs, in the checkpoint's order."""
+        return Linear(out_dim, self.spec.in_dim, self.spec.axes, self.policy, bias=self.bias is not None)
+
     def __call__(self, x: Float[Array, "T I"], tokens: Tokens) -> Float[Array, "T O"]:
         y = self.multiply(x, tokens.num_real, is_rounded=self.adapters is None)
         if self.adapters is not None:

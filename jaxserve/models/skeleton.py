@@ -242,6 +242,7 @@ def _declare(
 
     def declare() -> nnx.Module:
         model = make()
+        _separate_kinds(dict(nnx.iter_modules(model)), kinds)
         modules = dict(nnx.iter_modules(model))
         for path, module in modules.items():
             if not isinstance(module, Matrix):
@@ -263,6 +264,15 @@ def _declare(
     if [array.shape for array in arrays] != [array.shape for leaf in leaves for array in leaf.arrays]:
         raise RuntimeError("flax orders flat state and tree leaves differently: names would go to wrong arrays")
     return leaves, graph, treedef
+
+
+def _separate_kinds(modules: _Modules, kinds: Mapping[str, str]) -> None:
+    """Separate fused matmuls whose matrices are in blocks of different types: each stays in its own."""
+    for path, module in modules.items():
+        if isinstance(module, FusedLinear) and module.is_fused:
+            stored = _stored_modules((*path, "fused"), modules)
+            if not kinds.keys().isdisjoint(stored) and _only_kind(kinds.get(name) for name in stored) is None:
+                module.separate()
 
 
 def _only_kind(kinds: Iterable[str | None]) -> str | None:

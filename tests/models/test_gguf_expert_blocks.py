@@ -40,20 +40,21 @@ def random_matrix(kind: str, random: np.random.Generator, *shape: int) -> tuple[
 
 
 def write_mixed(path: Path) -> Path:
-    """Write a Qwen3-MoE with the types of llama.cpp's Q4_K_M: Q4_K, and Q6_K for some down projections."""
+    """Write a Qwen3-MoE with the types of llama.cpp's Q4_K_M: Q4_K, and Q6_K for values and down projections of some layers. Inputs of one
+    layer's experts are in Q5_K, which gates are not."""
     random, tensors = np.random.default_rng(3), dict[str, tuple[str, np.ndarray]]()
     tensors["token_embd.weight"] = random_matrix("Q4_K", random, VOCAB, WIDTH)
     tensors["output.weight"] = random_matrix("Q6_K", random, VOCAB, WIDTH)
     norms = {"output_norm": WIDTH}
     for layer in range(2):
-        of_down = "Q4_K" if layer else "Q6_K"
+        of_down, of_up = ("Q4_K", "Q5_K") if layer else ("Q6_K", "Q4_K")
         block: dict[str, tuple[Any, ...]] = {
             "attn_q": ("Q4_K", WIDTH, WIDTH),
             "attn_k": ("Q4_K", WIDTH // 2, WIDTH),
-            "attn_v": ("Q4_K", WIDTH // 2, WIDTH),
+            "attn_v": (of_down, WIDTH // 2, WIDTH),
             "attn_output": ("Q4_K", WIDTH, WIDTH),
             "ffn_gate_exps": ("Q4_K", EXPERTS, 2 * WIDTH, WIDTH),
-            "ffn_up_exps": ("Q4_K", EXPERTS, 2 * WIDTH, WIDTH),
+            "ffn_up_exps": (of_up, EXPERTS, 2 * WIDTH, WIDTH),
             "ffn_down_exps": (of_down, EXPERTS, WIDTH, 2 * WIDTH),
         }
         for name, (kind, *shape) in block.items():
@@ -107,17 +108,38 @@ def format_of(leaf: LeafSpec) -> str:
 
 def test_each_matrix_of_experts_keeps_the_type_of_the_file(path: Path) -> None:
     found = leaves(path, Chip("cpu"))
-    for layer, down in enumerate(("Q6_K", "Q4_K")):
+    for layer, (up, down) in enumerate((("Q4_K", "Q6_K"), ("Q5_K", "Q4_K"))):
         names = {part: f"model.layers.{layer}.mlp.experts.{part}_proj.weight" for part in ("gate", "up", "down")}
         kinds = {part: format_of(found[name]) for part, name in names.items()}
-        assert kinds == {"gate": f"{KEPT} Q4_K", "up": f"{KEPT} Q4_K", "down": f"{KEPT} {down}"}
+        assert kinds == {"gate": f"{KEPT} Q4_K", "up": f"{KEPT} {up}", "down": f"{KEPT} {down}"}
     (values,) = found["model.layers.0.mlp.experts.down_proj.weight"].arrays
     assert values.shape == (EXPERTS, WIDTH // 16, 2, BLOCK_KINDS["Q6_K"].tile_bytes)
 
 
-def test_gates_and_inputs_of_experts_are_one_matrix_in_blocks_on_gpus(path: Path) -> None:
-    found = leaves(path, Chip("gpu", (9, 0)))
-    assert format_of(found["model.layers.0.mlp.experts.gate_up_proj.weight"]) == f"{KEPT} Q4_K"
+def test_matrices_of_one_input_are_one_on_gpus_if_they_have_one_type(path: Path) -> None:
+    found = {name: format_of(leaf) for name, leaf in leaves(path, Chip("gpu", (9, 0))).items() if "proj" in name}
+    layers = [
+        {
+            "self_attn.q_proj": "Q4_K",
+            "self_attn.k_proj": "Q4_K",
+            "self_attn.v_proj": "Q6_K",
+            "self_attn.o_proj": "Q4_K",
+            "mlp.experts.gate_up_proj": "Q4_K",
+            "mlp.experts.down_proj": "Q6_K",
+        },
+        {
+            "self_attn.qkv_proj": "Q4_K",
+            "self_attn.o_proj": "Q4_K",
+            "mlp.experts.gate_proj": "Q4_K",
+            "mlp.experts.up_proj": "Q5_K",
+            "mlp.experts.down_proj": "Q4_K",
+        },
+    ]
+    assert found == {
+        f"model.layers.{layer}.{name}.weight": f"{KEPT} {kind}"
+        for layer, kinds in enumerate(layers)
+        for name, kind in kinds.items()
+    }
 
 
 def test_tpus_have_experts_in_words(path: Path) -> None:
@@ -181,5 +203,5 @@ def test_devices_split_experts_in_blocks(
     found = model.logits(TOKENS)
     np.testing.assert_allclose(found[:, -8:], np.stack([logits, logits]), atol=1e-5 * np.abs(logits).max())
     names = {format_of(leaf) for leaf in model.skeleton.leaves if ".experts." in leaf.name}
-    assert names == {f"{KEPT} Q4_K", f"{KEPT} Q6_K"}
+    assert names == {f"{KEPT} {kind}" for kind in ("Q4_K", "Q5_K", "Q6_K")}
     assert model.greedy(found, 8) == [tokens, tokens]
