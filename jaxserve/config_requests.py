@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from jaxserve.config_option import option
+from jaxserve.errors import ConfigError
 from jaxserve.types import MAX_BAD_WORDS, MAX_LOGIT_BIAS, MAX_TOP_LOGPROBS
 
 
@@ -61,3 +63,14 @@ class ResponsesConfig:
     )
     max_stored_bytes: int = option(64 << 20, ge=0, unit="bytes", help="bytes of all stored responses")
     response_ttl: float = option(3600.0, ge=0, help="seconds that a response is stored after its last use")
+    response_id_suffix: str = option(
+        "",
+        help="up to 32 lower-case letters and digits at the end of the ids of this server's responses, by which a balancer before "
+        "several servers sends a request that names a response to the one that stores it",
+    )
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch("[0-9a-z]{0,32}", self.response_id_suffix):
+            raise ConfigError(
+                f"--response-id-suffix {self.response_id_suffix!r}: expected up to 32 lower-case letters and digits"
+            )

@@ -6,6 +6,7 @@ that cannot be encoded, or a route without a prompt, is routed by load only; the
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +22,10 @@ from jaxserve.apis.anthropic.schema import MessagesRequest
 from jaxserve.apis.openai import chat, completions
 from jaxserve.apis.openai.chat_schema import ChatRequest
 from jaxserve.apis.openai.completions_schema import CompletionRequest
+from jaxserve.apis.responses import to_request as responses
+from jaxserve.apis.responses.input import read_input
+from jaxserve.apis.responses.schema import ResponsesRequest, check_responses
+from jaxserve.apis.responses.service import RESPONSE_ID
 from jaxserve.apis.schema.decode import MAX_BYTES_ON_LOOP, decode_request
 from jaxserve.config import Config, LimitsConfig
 from jaxserve.errors import JaxserveError
@@ -34,18 +39,38 @@ from jaxserve.routing.request import RouteRequest, page_hashes
 from jaxserve.runtime.models.model_runtime import tokenizer_of
 from jaxserve.types import BlockHash
 
+
+def _response_request(body: ResponsesRequest, limits: LimitsConfig) -> GenerationRequest:
+    """Translate a request for a response. One that continues another goes to the replica that stores that one."""
+    check_responses(body)
+    return responses.to_request(body, read_input(body.input), limits)
+
+
 _Translate = Callable[[Any, LimitsConfig], GenerationRequest]
 _PROMPT_ROUTES: Final[Mapping[str, tuple[type[msgspec.Struct], _Translate]]] = MappingProxyType(
     {
         "/v1/completions": (CompletionRequest, completions.to_request),
         "/v1/chat/completions": (ChatRequest, chat.to_request),
         "/v1/messages": (MessagesRequest, messages.to_request),
+        "/v1/responses": (ResponsesRequest, _response_request),
     }
 )
+_NAMED_RESPONSE: Final = re.compile(rb'"previous_response_id"\s*:\s*"(resp_\w+)"')
+"""A quote within a text has a backslash before it, so nothing that a client quotes is found."""
 EXPECTED_OUTPUT_TOKENS: Final = 128
 """Output tokens to expect of a request that allows more."""
 NO_PROMPT: Final = RouteRequest(num_prompt_tokens=0, num_output_tokens=1)
 """Stands for a request that is routed by load only."""
+
+
+def keeper_of(path: str, body: bytes) -> str | None:
+    """Return the replica that stores the response that a request reads or continues."""
+    if not path.startswith("/v1/responses"):
+        return None
+    found = _NAMED_RESPONSE.search(body)
+    named = found[1].decode() if found is not None else path.removeprefix("/v1/responses").strip("/").partition("/")[0]
+    match = RESPONSE_ID.fullmatch(named)
+    return match[2] if match is not None and match[2] else None
 
 
 @dataclass(frozen=True, slots=True)

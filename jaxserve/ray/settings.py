@@ -26,9 +26,10 @@ _OURS: Final = (
     "ssl_ca_certs",
     "shutdown_timeout",
     "upgrade_timeout",
+    "response_id_suffix",
 )
 """Settings that replicas on Ray do not have: Ray places the hosts of a replica, a replica has one API process, Ray Serve's proxies
-answer on the port, and `drain_timeout_s` bounds the end of a replica."""
+answer on the port, `drain_timeout_s` bounds the end of a replica, and ids of responses end with that of their replica."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,13 +79,14 @@ class AppSettings:
     """The config that these settings make."""
 
     def for_replica(self, replica_id: str, environ: Mapping[str, str]) -> dict[str, Any]:
-        """Return the settings of one replica's server. Its operator's socket is its own: several replicas may share a node.
+        """Return the settings of one replica's server: the ids of its responses name it, and its operator's socket is its own.
 
-        environ: the variables of the replica's node, which may give that socket, too.
+        environ: the variables of the replica's node, which may give that socket, too. Several replicas may share a node.
         """
-        if not (path := self.server.get("admin_socket") or environ.get(BY_NAME["admin_socket"].variable)):
-            return dict(self.server)
-        return {**self.server, "admin_socket": f"{path}.{replica_id}"}
+        own = {**self.server, "response_id_suffix": replica_id}
+        if path := self.server.get("admin_socket") or environ.get(BY_NAME["admin_socket"].variable):
+            own["admin_socket"] = f"{path}.{replica_id}"
+        return own
 
     @property
     def actor_options(self) -> dict[str, Any]:

@@ -120,7 +120,8 @@ def test_each_replica_has_a_whole_tpu_slice(slices: Cluster) -> None:
 def test_serve_run_starts_the_application_with_its_arguments(nodes: Cluster) -> None:
     """Run the documented command. The reply is asked for on the head, since Ray Serve listens on its loopback."""
     head, serve = nodes.hosts[0], str(Path(sys.executable).with_name("serve"))
-    one = {key: value for key, value in settings().items() if "host" not in key} | {"tensor_parallel_size": 1}
+    one = {key: value for key, value in settings().items() if "host" not in key}
+    one |= {"tensor_parallel_size": 1, "replicas": 2, "routing": "round-robin"}
     words = [serve, "run", "jaxserve.ray:app", *(f"{key}={value}" for key, value in one.items())]
     environment = os.environ | VARIABLES | {"RAY_ADDRESS": f"{head.address}:{GCS_PORT}"}
     log = nodes.folder / "serve-run.log"
@@ -133,6 +134,8 @@ def test_serve_run_starts_the_application_with_its_arguments(nodes: Cluster) -> 
         until(lambda: subprocess.run(ask, capture_output=True, check=False).returncode == 0, "no answer", 400)
         reply = json.loads(subprocess.run(ask, capture_output=True, check=True).stdout)
         assert reply["choices"][0]["logprobs"]["tokens"] == golden_tokens(model(), NUM_TOKENS)
+        until(lambda: len(servers(nodes)) == 2, "the second replica did not start", 400)
+        check_responses_are_continued(head)
     except BaseException as error:
         error.add_note(log.read_text()[-6000:])
         raise
@@ -140,6 +143,16 @@ def test_serve_run_starts_the_application_with_its_arguments(nodes: Cluster) -> 
         driver.send_signal(signal.SIGINT)
         driver.wait(120)
     until(lambda: not servers(nodes), "processes outlived the application", 120)
+
+
+def check_responses_are_continued(head: Host) -> None:
+    """Continue a stored response several times: only the replica that stores it can, and requests take turns otherwise."""
+    url, body = f"http://127.0.0.1:{HTTP_PORT}/v1/responses", {"input": "a", "max_output_tokens": 2}
+    for _ in range(5):
+        words = head.command(sys.executable, "-c", POST, url, json.dumps(body), API_KEY)
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        body["previous_response_id"] = json.loads(done.stdout)["id"]
 
 
 def servers(nodes: Cluster) -> list[int]:

@@ -1,7 +1,7 @@
 """The stored responses of a server: each is stored by the API process that made it.
 
 An id contains the number of its process; questions about a peer's responses go there, over the sockets between API
-processes.
+processes. It ends with `--response-id-suffix`, which tells servers apart.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from jaxserve.apis.responses.store import ResponseStore, StoredResponse
 from jaxserve.config import ResponsesConfig
 from jaxserve.frontend.peers import PeerProcesses
 
-_ID: Final = re.compile(r"resp_([0-9a-f]{3})[0-9a-f]{32}")
+RESPONSE_ID: Final = re.compile(r"resp_([0-9a-f]{3})[0-9a-f]{32}([0-9a-z]{0,32})")
+"""Process and server of a response."""
 _ANSWER: Final[msgspec.msgpack.Decoder[StoredResponse | None]] = msgspec.msgpack.Decoder(StoredResponse | None)
 
 
@@ -34,6 +35,7 @@ class ResponseService:
         )
         self.store = ResponseStore(share)
         self._peers = peers
+        self._suffix = config.response_id_suffix
         self._runs: dict[str, asyncio.Task[None]] = {}
         self._own: dict[str, Callable[[str], Awaitable[StoredResponse | None]]] = {
             "get": self._get,
@@ -43,7 +45,7 @@ class ResponseService:
 
     def new_id(self) -> str:
         """Return an id for a response that is made here."""
-        return f"resp_{self._peers.index:03x}{uuid.uuid4().hex}"
+        return f"resp_{self._peers.index:03x}{uuid.uuid4().hex}{self._suffix}"
 
     async def get(self, response_id: str) -> StoredResponse | None:
         """Return the response; None if no process stores it. Counts as a use."""
@@ -86,8 +88,8 @@ class ResponseService:
         return {f"response.{name}": encoded(own) for name, own in self._own.items()}
 
     async def _ask(self, what: str, response_id: str) -> StoredResponse | None:
-        match = _ID.fullmatch(response_id)
-        if match is None or (index := int(match[1], 16)) >= self._peers.count:
+        match = RESPONSE_ID.fullmatch(response_id)
+        if match is None or match[2] != self._suffix or (index := int(match[1], 16)) >= self._peers.count:
             return None
         if index == self._peers.index:
             return await self._own[what](response_id)

@@ -11,7 +11,7 @@ import pytest
 
 from jaxserve.apis.responses.service import ResponseService
 from jaxserve.config import ResponsesConfig
-from jaxserve.errors import UnavailableError
+from jaxserve.errors import ConfigError, UnavailableError
 from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.metrics import Metrics
 from tests.unit.apis.test_replies import EOS, ids, play
@@ -148,3 +148,22 @@ def test_the_room_of_a_server_is_divided() -> None:
     for number in range(5):
         service.store.put(stored(str(number)))
     assert len(service.store) == 3
+
+
+async def test_ids_end_with_the_servers_suffix_and_those_of_another_server_are_unknown() -> None:
+    here, elsewhere = (
+        ResponseService(ResponsesConfig(response_id_suffix=suffix), PeerProcesses(0, 1, Path()))
+        for suffix in ("a1", "b2")
+    )
+    response = stored(here.new_id())
+    for service in (here, elsewhere):
+        service.store.put(response)
+    assert response.response.id.endswith("a1")
+    assert await here.get(response.response.id) == response
+    assert await elsewhere.get(response.response.id) is None
+
+
+@pytest.mark.parametrize("suffix", ["A", "a b", "-", "a" * 33])
+def test_a_suffix_that_ids_cannot_have_is_refused(suffix: str) -> None:
+    with pytest.raises(ConfigError, match=r"--response-id-suffix .*: expected up to 32 lower-case letters and digits"):
+        ResponsesConfig(response_id_suffix=suffix)

@@ -93,9 +93,10 @@ def test_a_replica_on_a_tpu_slice_is_placed_on_its_first_host_and_reserves_the_o
 def test_replicas_on_one_node_have_sockets_of_their_own() -> None:
     settings = read_arguments({"model": "tiny", "admin_socket": "/run/jaxserve.sock"})
     assert settings.for_replica("a1", {})["admin_socket"] == "/run/jaxserve.sock.a1"
-    assert settings.for_replica("b2", {}) == {**settings.server, "admin_socket": "/run/jaxserve.sock.b2"}
+    own = {"response_id_suffix": "b2", "admin_socket": "/run/jaxserve.sock.b2"}
+    assert settings.for_replica("b2", {}) == {**settings.server, **own}
     without = read_arguments({"model": "tiny"})
-    assert without.for_replica("a1", {}) == without.server
+    assert without.for_replica("a1", {}) == {**without.server, "response_id_suffix": "a1"}
 
 
 def test_the_socket_that_a_variable_of_the_node_names_is_one_for_each_replica_too() -> None:
