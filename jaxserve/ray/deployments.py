@@ -29,7 +29,7 @@ from jaxserve.http.app import collect_routes
 from jaxserve.http.operations.schema import RoutingState
 from jaxserve.ray.relay import Relay
 from jaxserve.ray.request_router import PageRequestRouter, QueuedTokensPolicy
-from jaxserve.ray.route_key import NO_PROMPT, RouteKeys, keeper_of
+from jaxserve.ray.route_key import NO_PROMPT, RouteKeys, response_replica
 from jaxserve.ray.server_process import ServerProcess, serve_command
 from jaxserve.ray.settings import AppSettings, RaySettings, read_arguments
 from jaxserve.ray.wire import HOP_HEADERS, ReplyHead, ReplyPart, WireRequest
@@ -114,7 +114,7 @@ class Ingress:
         key = NO_PROMPT
         if http.method == "POST":
             key = await self._keys.of(path, body, await self._block_size())
-        request = WireRequest(http.method, target, headers, body, key, keeper=keeper_of(path, body))
+        request = WireRequest(http.method, target, headers, body, key, stored_at=response_replica(path, body))
         relay = Relay(self._send, request, self._routes.get((http.method, path)), (RayActorError, RayTaskError))
         try:
             head, parts = await relay.open()

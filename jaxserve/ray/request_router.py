@@ -36,7 +36,7 @@ class PageRequestRouter(RequestRouter):  # type: ignore[misc]  # ray has no type
         self._update(by_id)
         ranked = [by_id[replica.replica_id] for replica in self._router.rank(wire.route, by_id.keys())]
         ranked.sort(key=lambda replica: _id_of(replica.replica_id) == wire.avoid)
-        ranked.sort(key=lambda replica: _id_of(replica.replica_id) != wire.keeper)
+        ranked.sort(key=lambda replica: _id_of(replica.replica_id) != wire.stored_at)
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
         return [[replica] for replica in ranked]

@@ -63,7 +63,7 @@ NO_PROMPT: Final = RouteRequest(num_prompt_tokens=0, num_output_tokens=1)
 """Stands for a request that is routed by load only."""
 
 
-def keeper_of(path: str, body: bytes) -> str | None:
+def response_replica(path: str, body: bytes) -> str | None:
     """Return the replica that stores the response that a request reads or continues."""
     if not path.startswith("/v1/responses"):
         return None

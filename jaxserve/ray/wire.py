@@ -26,7 +26,7 @@ class WireRequest:
     headers: tuple[tuple[str, str], ...]
     body: bytes
     route: RouteRequest
-    keeper: str | None = None
+    stored_at: str | None = None
     """The replica that stores the response that the request names."""
     avoid: str | None = None
     """The replica that failed the request before."""

@@ -20,7 +20,6 @@ BEATS: Final = 10
 """Signs of life within `--host-timeout`. A host is lost when so many are missing."""
 START_TIMEOUT_S: Final = 60.0
 """Used instead of a shorter `--host-timeout` until the engine serves: drivers and compilers may hold a process up."""
-_MIN_PROGRAM_TIMEOUT_S: Final = 10
 _CONNECT_S: Final = 5.0
 _RETRY_S: Final = 0.1
 
@@ -76,13 +75,14 @@ def join_program(config: HostsConfig, coordinator: str) -> None:
     if config.rank:
         _await_listener(coordinator, START_TIMEOUT_S)
     jax.config.update("jax_enable_preemption_service", False)  # it would take SIGTERM away from the engine
-    # A host that is gone is found by our own signs of life, which come sooner; this time-out is a second net.
+    # A host that is gone is found by our own signs of life, which come sooner; this time-out is a second net. It aborts all
+    # hosts, also at the start, so compilers on busy processors must not reach it.
     jax.distributed.initialize(
         coordinator,
         config.num_hosts,
         config.rank,
         initialization_timeout=int(config.host_join_timeout),
-        heartbeat_timeout_seconds=max(_MIN_PROGRAM_TIMEOUT_S, int(2 * config.host_timeout)),
+        heartbeat_timeout_seconds=int(2 * max(START_TIMEOUT_S, config.host_timeout)),
         coordinator_bind_address=coordinator if config.rank == 0 else None,
     )
 

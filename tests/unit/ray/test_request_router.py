@@ -30,9 +30,9 @@ def replica(name: str, pages: tuple[BlockHash, ...] = (), version: int = 1) -> A
     return SimpleNamespace(replica_id=ReplicaID(name, DEPLOYMENT), routing_stats=stats)
 
 
-def pending(name: str, avoid: str | None = None, keeper: str | None = None) -> PendingRequest:
+def pending(name: str, avoid: str | None = None, stored_at: str | None = None) -> PendingRequest:
     route = RouteRequest(num_prompt_tokens=70, num_output_tokens=5, pages=PAGES)
-    wire = WireRequest("POST", "/v1/completions", (), b"", route, keeper, avoid)
+    wire = WireRequest("POST", "/v1/completions", (), b"", route, stored_at, avoid)
     return PendingRequest(args=[wire], kwargs={}, metadata=RequestMetadata(request_id=name, internal_request_id=name))
 
 
@@ -77,9 +77,9 @@ async def test_replica_that_failed_the_request_comes_last(router: PageRequestRou
 async def test_replica_that_stores_the_named_response_is_first(router: PageRequestRouter) -> None:
     """Another one would answer that there is no such response."""
     replicas = [replica("a"), replica("b", PAGES), replica("c")]
-    assert await order(router, replicas, pending("r", keeper="c")) == ["c", "b", "a"]
-    assert await order(router, replicas, pending("r", avoid="c", keeper="c")) == ["c", "b", "a"]
-    assert await order(router, replicas, pending("r", keeper="gone")) == ["b", "a", "c"]
+    assert await order(router, replicas, pending("r", stored_at="c")) == ["c", "b", "a"]
+    assert await order(router, replicas, pending("r", avoid="c", stored_at="c")) == ["c", "b", "a"]
+    assert await order(router, replicas, pending("r", stored_at="gone")) == ["b", "a", "c"]
 
 
 async def test_replica_that_is_gone_is_forgotten(router: PageRequestRouter) -> None:

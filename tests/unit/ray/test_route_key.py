@@ -13,7 +13,7 @@ import pytest
 from jaxserve.frontend.tokenization import Tokenization
 from jaxserve.http.operations.routing import PAGE_KEY_BYTES
 from jaxserve.ray import route_key
-from jaxserve.ray.route_key import RouteKeys, keeper_of
+from jaxserve.ray.route_key import RouteKeys, response_replica
 from jaxserve.ray.settings import read_arguments
 from jaxserve.routing.request import page_hashes
 from jaxserve.tokenizer.tokenizer import load_tokenizer
@@ -50,9 +50,9 @@ def test_requests_that_name_a_response_know_the_replica_that_stores_it() -> None
     named = f"resp_000{'0a' * 16}"
     body = json.dumps({"previous_response_id": f"{named}a1b2c3d4", "input": "x"}).encode()
     quoted = json.dumps({"input": body.decode()}).encode()
-    assert keeper_of("/v1/responses", body) == "a1b2c3d4"
-    assert keeper_of("/v1/responses/input_tokens", body) == "a1b2c3d4"
-    assert keeper_of(f"/v1/responses/{named}a1b2c3d4/cancel", b"") == "a1b2c3d4"
+    assert response_replica("/v1/responses", body) == "a1b2c3d4"
+    assert response_replica("/v1/responses/input_tokens", body) == "a1b2c3d4"
+    assert response_replica(f"/v1/responses/{named}a1b2c3d4/cancel", b"") == "a1b2c3d4"
     for path, content in (
         ("/v1/responses", quoted),
         ("/v1/responses", b"{}"),
@@ -60,7 +60,7 @@ def test_requests_that_name_a_response_know_the_replica_that_stores_it() -> None
         (f"/v1/responses/{named}", b""),
         ("/v1/responses/resp_1/cancel", b""),
     ):
-        assert keeper_of(path, content) is None
+        assert response_replica(path, content) is None
 
 
 async def test_large_bodies_are_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:

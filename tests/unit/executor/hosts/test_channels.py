@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
+import jax
 import pytest
 import zmq
 
@@ -229,6 +230,16 @@ def test_the_error_of_a_worker_that_cannot_reach_the_program_is_one_line(monkeyp
     monkeypatch.setattr(sockets, "START_TIMEOUT_S", 0.1)
     with pytest.raises(StartupError, match=r"host 0 cannot be reached at 127\.0\.0\.1:\d+: Connection refused"):
         sockets.join_program(settings(host_rank=1), f"127.0.0.1:{free_port()}")
+
+
+def test_the_programs_own_signs_of_life_may_be_late_while_hosts_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It aborts the processes of all hosts without a line of ours, and `--host-timeout` is for engines that serve."""
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **options: given.update(options))
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    for timeout_s, expected in ((2.0, 120), (100.0, 200)):
+        sockets.join_program(settings(host_timeout=timeout_s), "127.0.0.1:1")
+        assert given["heartbeat_timeout_seconds"] == expected
 
 
 def test_messages_of_other_programs_are_ignored(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
