@@ -62,8 +62,18 @@ def read_object(path: Path) -> dict[str, Any]:
     return parse_object(_read(path), str(path))
 
 
+def expect_model_folder(directory: Path) -> None:
+    """Raise CheckpointError for a folder without config.json; it names a GGUF file that the folder has instead."""
+    if (directory / "config.json").is_file():
+        return
+    file = min(directory.glob("*.gguf"), default=None)
+    hint = "the folder of a model has one, beside its weights and tokenizer.json" if file is None else f"give {file}"
+    raise CheckpointError(f"{directory}: no config.json: {hint}")
+
+
 def read_config(directory: Path) -> dict[str, Any]:
     """Read config.json, with `quantization_config` from the Model Optimizer's file beside it if it has none itself."""
+    expect_model_folder(directory)
     config, beside = read_object(directory / "config.json"), directory / MODEL_OPTIMIZER
     if config.get(_QUANTIZATION) is not None or not beside.is_file():
         return config

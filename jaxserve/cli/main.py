@@ -9,6 +9,8 @@ import argparse
 import difflib
 import importlib
 import logging
+import os
+import signal
 import sys
 from argparse import _SubParsersAction
 from collections.abc import Iterable, Sequence
@@ -90,8 +92,21 @@ class Command:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand and return its exit code: 2 for a user's mistake, 130 for Ctrl-C."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    """Run one subcommand and return its exit code: 2 for a user's mistake, 130 for Ctrl-C, 141 if the output is not read."""
+    try:
+        code = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
+    except StartupError as error:
+        return _complain(str(error), error.exit_code)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # of `jaxserve ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left is flushed at the exit
+        return 128 + signal.SIGPIPE
+
+
+def _run(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help", "help"):
         print(_help())
         return 0 if words else 2
@@ -101,12 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[0] not in commands:
         hint = _hint(words[0], commands, "`jaxserve --help` lists the commands")
         return _complain(f"unknown command `{words[0]}`; {hint}")
-    try:
-        return commands[words[0]](words[1:])
-    except StartupError as error:
-        return _complain(str(error), error.exit_code)
-    except KeyboardInterrupt:
-        return 130
+    return commands[words[0]](words[1:])
 
 
 def _hint(word: str, known: Iterable[str], otherwise: str) -> str:

@@ -186,7 +186,7 @@ def _parser_spec(
         prompt_end=tokens.tokenizer.decode(end, skip_special_tokens=False),
         continued=_content_text(conversation.messages[-1]) if conversation.continue_final_message else None,
         shown_token_ids=tokens.shown_token_ids(with_tools=bool(tools)),
-        max_calls=None if conversation.is_parallel else 1,
+        max_calls=1 if conversation.is_parallel is False else None,
         is_json=request.constraint is not None and not conversation.tool_choice.is_forced,
     )
 

@@ -134,7 +134,10 @@ def call_grammar(
             name = msgspec.json.encode(function.name).decode() if syntax.is_name_quoted else function.name
             before = tokens(syntax.before + name + syntax.between)
             templates.append(CallTemplate(before, schema, tokens(syntax.after)))
-    separator = syntax.separator if conversation.is_parallel and choice.name is None else None
+    is_parallel = conversation.is_parallel
+    if is_parallel is None:
+        is_parallel = not (choice.is_forced and output_format.explains_tools)
+    separator = syntax.separator if is_parallel and choice.name is None else None
     calls = CallGrammar(
         tokens(syntax.begin),
         templates,

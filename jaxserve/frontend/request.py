@@ -44,8 +44,9 @@ class Conversation:
     functions: Sequence[FunctionDefinition] = ()
     """Tools that the model may call."""
     tool_choice: ToolChoice = field(default_factory=ToolChoice)
-    is_parallel: bool = True
-    """False: a reply ends with its first call."""
+    is_parallel: bool | None = None
+    """True: a reply may have several calls. False: it ends with its first call. None: it may have several, but a forced call
+    in a format that had to be explained is the only one, since models that were not trained for it repeat calls without end."""
     reasoning_effort: ReasoningEffort | None = None
     thinking: bool | None = None
     """True and False switch the model's reasoning on and off. None: the template decides."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -10,6 +11,7 @@ from typing import Any, Final
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
+from jaxserve.checkpoint.files import expect_model_folder
 from jaxserve.errors import CheckpointError
 from jaxserve.tokenizer.source import TokenizerSource
 
@@ -102,9 +104,12 @@ def _switch(path: Path, config: Mapping[str, Any], key: str, default: bool | Non
 
 
 def _converted_backend(directory: Path) -> tokenizers.Tokenizer:
-    from transformers import AutoTokenizer
-
+    expect_model_folder(directory)
+    log = logging.getLogger("transformers")
+    log.addFilter(_is_error)  # it says that PyTorch is missing, which no tokenizer needs
     try:
+        from transformers import AutoTokenizer
+
         converted = AutoTokenizer.from_pretrained(
             str(directory), use_fast=True, trust_remote_code=False, local_files_only=True
         )
@@ -114,9 +119,15 @@ def _converted_backend(directory: Path) -> tokenizers.Tokenizer:
         raise CheckpointError(
             f"{directory}: no tokenizer.json, and transformers cannot convert what is there: {reason}"
         ) from error
+    finally:
+        log.removeFilter(_is_error)
     if not isinstance(backend, tokenizers.Tokenizer):
         raise CheckpointError(f"{directory}: no tokenizer.json, and this kind of tokenizer cannot be converted to one")
     return backend
+
+
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
 
 
 def _text(token: Any) -> str | None:

@@ -68,6 +68,7 @@ def to_request(body: MessagesRequest, limits: LimitsConfig) -> GenerationRequest
 def to_conversation(body: PromptRequest) -> Conversation:
     """Translate the prompt. Raises InvalidRequestError."""
     messages, choice, thinking = chat_messages(body), body.tool_choice, body.thinking
+    is_single = None if choice is None else choice.disable_parallel_tool_use
     return Conversation(
         messages=messages,
         continue_final_message=bool(messages) and messages[-1].role == "assistant",
@@ -80,7 +81,7 @@ def to_conversation(body: PromptRequest) -> Conversation:
         tool_choice=ToolChoice()
         if choice is None
         else ToolChoice(_MODES[choice.type], choice.name, choice.name or choice.type),
-        is_parallel=choice is None or not choice.disable_parallel_tool_use,
+        is_parallel=None if is_single is None else not is_single,
         reasoning_effort=body.output_config.effort if body.output_config is not None else None,
         thinking=None if thinking is None or thinking.type == "adaptive" else thinking.type == "enabled",
         thinking_budget=thinking.budget_tokens if thinking is not None else None,

@@ -68,7 +68,7 @@ def to_request(body: ChatRequest, limits: LimitsConfig) -> GenerationRequest:
             messages=body.messages,
             functions=read_tools(body.tools),
             tool_choice=ToolChoice.read(body.tool_choice),
-            is_parallel=body.parallel_tool_calls is not False,
+            is_parallel=body.parallel_tool_calls,
             reasoning_effort=body.reasoning_effort,
             thinking=body.thinking.is_on if body.thinking is not None else None,
             thinking_budget=body.reasoning_budget,

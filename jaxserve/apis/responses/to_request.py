@@ -61,7 +61,7 @@ def to_request(
             messages=messages,
             functions=functions,
             tool_choice=_tool_choice(body.tool_choice),
-            is_parallel=body.parallel_tool_calls is not False,
+            is_parallel=body.parallel_tool_calls,
             reasoning_effort=body.reasoning.effort if body.reasoning is not None else None,
             template_variables=body.chat_template_kwargs or {},
             names=NAMES,

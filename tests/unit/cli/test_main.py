@@ -84,6 +84,16 @@ def test_version_names_jaxserve_jax_and_python(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().out.startswith(f"jaxserve {__version__} (jax ")
 
 
+@pytest.mark.parametrize("command", ["version", "completion"])
+def test_output_that_is_read_only_in_part_ends_the_command_without_a_traceback(command: str) -> None:
+    words = [sys.executable, "-m", "jaxserve.cli.main", command, *(["zsh"] if command == "completion" else [])]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141
+
+
 def test_help_imports_neither_jax_nor_the_config() -> None:
     script = (
         "import sys; from jaxserve.cli.main import main; main(['--help']); "

@@ -72,6 +72,12 @@ def test_choices_decide_what_is_held(tokenizer: Tokenizer) -> None:
     assert asked(tokenizer, "hermes", "required", is_parallel=False).separator is None
 
 
+def test_a_format_that_was_explained_has_one_forced_call_unless_the_request_wants_several(tokenizer: Tokenizer) -> None:
+    assert asked(tokenizer, "generic", "required").separator is None
+    assert asked(tokenizer, "generic", "required", is_parallel=True).separator is not None
+    assert asked(tokenizer, "generic", "auto", strict=True).separator is not None
+
+
 def test_an_answer_in_json_needs_calls_that_a_marker_begins(tokenizer: Tokenizer) -> None:
     answer = NamedGrammar(Grammar("json_schema", '{"type":"object"}'), "response_format")
     assert asked(tokenizer, "hermes", "auto", answer=answer).answer == '{"type":"object"}'

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jaxserve.checkpoint.files import read_config
 from jaxserve.errors import CheckpointError
 from jaxserve.tokenizer.tokenizer import load_tokenizer
 
@@ -93,6 +96,24 @@ def test_a_damaged_file_is_rejected_in_one_line(directory: Path, name: str, cont
         load_tokenizer(directory)
     assert str(directory) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_folder_that_is_no_model_is_named_with_the_gguf_file_that_it_has(tmp_path: Path) -> None:
+    for read in (load_tokenizer, read_config):
+        with pytest.raises(CheckpointError, match=rf"^{tmp_path}: no config.json: the folder of a model has one"):
+            read(tmp_path)
+    for name in ("b.gguf", "a.gguf"):
+        (tmp_path / name).touch()
+    with pytest.raises(CheckpointError, match=rf"^{tmp_path}: no config.json: give {tmp_path / 'a.gguf'}$"):
+        load_tokenizer(tmp_path)
+
+
+def test_a_conversion_does_not_say_that_pytorch_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    code = f"from pathlib import Path; from jaxserve.tokenizer.hf_vocab import read_hf_tokenizer as r; r(Path({str(tmp_path)!r}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.splitlines()[-1].startswith("jaxserve.errors.CheckpointError: ")
+    assert "PyTorch" not in done.stderr
 
 
 def test_a_missing_path_and_a_missing_template_are_named(directory: Path, tmp_path: Path) -> None:
