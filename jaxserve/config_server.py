@@ -37,7 +37,7 @@ class ServerConfig:
         None, help="path of a Unix socket that answers everything without a key, for the operator (mode 0600)"
     )
     access_log: bool = option(
-        False, help="log a line for each HTTP request: its id, status, time and the name of its key"
+        False, help="log a line for each HTTP request: its id, status, time, tokens and the name of its key"
     )
     otlp_traces_endpoint: str | None = option(
         None,

@@ -46,9 +46,10 @@ def missing(param: str) -> InvalidRequestError:
     )
 
 
-def refuse(name: str) -> UnsupportedParameterError:
-    """Return the error for a known field that this server does not honour."""
-    return unsupported(name, "is not supported by this server")
+def refuse(name: str, value: object = None) -> UnsupportedParameterError:
+    """Return the error for a known field that this server does not honour, at all or with this value."""
+    got = "is" if value is None else f"is {shorten(value)}, which is"
+    return unsupported(name, f"{got} not supported by this server")
 
 
 @cache

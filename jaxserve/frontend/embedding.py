@@ -21,7 +21,7 @@ from jaxserve.frontend.errors import first_leaf, request_error
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.ipc.messages import AddRequest, EmbeddingInfo, ModelInfo, RequestOutput
 from jaxserve.sampling.params import EngineSamplingParams
-from jaxserve.tenants import HTTP_REQUEST_ID, TENANT
+from jaxserve.tenants import HTTP_REQUEST_ID, TENANT, USAGE
 from jaxserve.types import RequestId
 
 _LANES: Final = 4
@@ -138,7 +138,9 @@ async def vectors_of(
     """
     if (tenant := TENANT.get()) is not None:
         tenant.check_priority(priority)
-        tenant.use(sum(map(len, texts)), 0)
+    for user in (tenant, USAGE.get()):
+        if user is not None:
+            user.use(sum(map(len, texts)), 0)
     key_name = "" if tenant is None else tenant.record.name
     request_id = f"{HTTP_REQUEST_ID.get()}:{uuid.uuid4().hex[:12]}"
     starts = text_pair_starts or [None] * len(texts)

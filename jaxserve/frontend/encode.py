@@ -217,7 +217,7 @@ def _template_variables(tokens: Tokenization, conversation: Conversation, *, has
         variables["documents"] = conversation.documents
     if thinking is not None:
         if not switches and output_format.has_reasoning and not thinking:
-            raise refuse(f"{names.thinking}=disabled")
+            raise refuse(names.thinking, "disabled")
         variables |= dict.fromkeys(switches, thinking)
     return variables | dict(conversation.template_variables)
 

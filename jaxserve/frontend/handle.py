@@ -19,7 +19,7 @@ from jaxserve.frontend.engine_client.output_stream import Consumer, OutputStream
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.reply_budget import num_routed_tokens
 from jaxserve.ipc.messages import AddRequest, ModelInfo, RequestOutput
-from jaxserve.tenants import TENANT
+from jaxserve.tenants import TENANT, USAGE
 from jaxserve.types import RequestId
 
 _LARGE: Final = 2048
@@ -97,7 +97,7 @@ class RequestHandle:
         self._frontend = frontend
         self._by_id = {choice.request.request_id: choice for choice in choices}
         self._outputs: OutputStream | None = None
-        self._tenant = TENANT.get()
+        self._tenant, self._usage = TENANT.get(), USAGE.get()
         self._exit = ExitStack()
 
     @property
@@ -220,9 +220,11 @@ class RequestHandle:
     def _record_end(self) -> None:
         for choice in self.choices:
             choice.abandon()
-        if self._tenant is not None and self._outputs is not None:  # else the engine never got it
+        if self._outputs is not None:  # else the engine never got it
             counts = self.counts()
-            self._tenant.use(counts.num_prompt, counts.num_completion)
+            for user in (self._tenant, self._usage):
+                if user is not None:
+                    user.use(counts.num_prompt, counts.num_completion)
         for i in range(0, len(self.choices), self._num_choices_per_prompt):
             group = self.choices[i : i + self._num_choices_per_prompt]
             self._frontend.metrics.observe(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from jaxserve.errors import invalid
+from jaxserve.frontend.checks import shorten
 
 _COMBINING: Final = ("allOf", "anyOf", "oneOf")
 """Lists of schemas for the same value as the schema that has them."""
@@ -29,6 +30,12 @@ _FORMATS: Final = frozenset(
     "uuid uri-template json-pointer relative-json-pointer regex".split()
 )
 """The formats of JSON Schema (2020-12, validation, section 7.3). Others are annotations."""
+_LOWER: Final = ("minimum", "exclusiveMinimum")
+_UPPER: Final = ("maximum", "exclusiveMaximum")
+_LARGEST: Final = (1 << 63) - 1024
+"""Numbers are compared with bounds as far as this: it is the largest one of 64 bits that is a float, too."""
+_OPEN: Final = 10**17
+"""The grammar compiler takes larger bounds only beside one on the other side."""
 _UNIQUE: Final = (
     "uniqueItems: nothing can keep a model from repeating an item. Remove uniqueItems from the schema (in pydantic: a "
     "list instead of a set) and drop repeated items from the reply"
@@ -36,12 +43,13 @@ _UNIQUE: Final = (
 
 
 def intended_schema(schema: dict[str, Any], param: str) -> dict[str, Any]:
-    """Return the schema to enforce: closed objects, without formats that are annotations.
+    """Return the schema to enforce: closed objects, without formats that are annotations, and with bounds of 64 bits.
 
     An object schema that lists `properties` and says nothing of others allows no others, as users, OpenAI's strict mode
     and other engines understand it; `"additionalProperties": true` keeps it open. A schema that is combined with others
     for the same object (`allOf`, `properties` beside `$ref`) stays as JSON Schema defines it, since closing each part
-    would exclude the properties of the rest. Raises InvalidRequestError for `uniqueItems`.
+    would exclude the properties of the rest. Raises InvalidRequestError for `uniqueItems`, and for bounds that only huge
+    numbers satisfy.
     """
     return _rewritten(schema, _combined(schema), param)
 
@@ -65,9 +73,28 @@ def _rewritten(schema: dict[str, Any], combined: frozenset[int], param: str) -> 
                 raise invalid(param, _UNIQUE)
         else:
             result[name] = value
+    result |= _with_bounds(schema, param)
     if id(schema) not in combined and _lists_all(schema):
         result["additionalProperties"] = False
     return result
+
+
+def _with_bounds(schema: dict[str, Any], param: str) -> dict[str, Any]:
+    """Return the bounds of a schema for numbers, in numbers of 64 bits. Raises InvalidRequestError if none is left."""
+    found: dict[str, Any] = {}
+    for sign, names, (other, *_) in ((-1, _LOWER, _UPPER), (1, _UPPER, _LOWER)):
+        for name in names:
+            value = schema.get(name)
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                continue
+            if sign * value <= -_LARGEST:
+                raise invalid(
+                    param, f"{name}: no number of 64 bits is beyond {shorten(value)}, and others cannot be enforced"
+                )
+            found[name] = sign * min(sign * value, _LARGEST)
+            if sign * value <= -_OPEN:
+                found.setdefault(other, -sign * _LARGEST)
+    return found
 
 
 def _has_few_items(schema: dict[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from msgspec import Meta
 from jaxserve.bounds import Bound
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError, invalid, unsupported
-from jaxserve.frontend.checks import MAX_ECHOED_CHARS, check_json_chars, missing, refuse, shorten
+from jaxserve.frontend.checks import check_json_chars, missing, refuse, shorten
 from jaxserve.frontend.images.source import ImageDetail, ImageSource
 
 _TEXT_PARTS: Final = ("text", "input_text", "output_text")
@@ -112,7 +112,7 @@ def check_parts(place: str, parts: list[ContentPart], *types: str) -> None:
     """Raise InvalidRequestError for parts without a text and for other types. Default of `types`: those of messages."""
     for i, part in enumerate(parts):
         if part.type not in (types or _TEXT_PARTS):
-            raise refuse(f"{place}[{i}].type={part.type[:MAX_ECHOED_CHARS]}")
+            raise refuse(f"{place}[{i}].type", part.type)
         if part.text is None and not part.is_image:
             raise missing(f"{place}[{i}].text")
 

@@ -31,7 +31,7 @@ from jaxserve.http.listener import Handler
 from jaxserve.http.paths import likely_path, style_of_path, with_slash
 from jaxserve.http.state import STATE, ServerState
 from jaxserve.http.tracing import tracing_middleware
-from jaxserve.tenants import HTTP_REQUEST_ID, TENANT
+from jaxserve.tenants import HTTP_REQUEST_ID, TENANT, USAGE, Usage
 
 _log = logging.getLogger(__name__)
 
@@ -94,6 +94,7 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
     state = request.app[STATE]
 
     began_s = time.monotonic()
+    USAGE.set(Usage())
     resource = request.match_info.route.resource
     route = "none" if resource is None else resource.canonical.rstrip("/") or "/"
     shown: list[RequestError] = []
@@ -115,7 +116,8 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
     except Exception as error:
         response = error_response(hide_internal_error(error, request_id_of(request)), body=body)
     if shown and 400 <= response.status < 500:
-        state.rejections.note(f"{request.method} {route}", response.status, shown[-1].param, shown[-1].message)
+        place = f"{request.method} {'an unknown path' if resource is None else route}"
+        state.rejections.note(place, response.status, shown[-1].param, shown[-1].message)
     _note(request, route, failed_status_of(request) or response.status, time.monotonic() - began_s)
     if state.frontend.client.is_draining or connection_of(request).is_surplus:
         response.force_close()  # a client that keeps connections must find another server
@@ -128,15 +130,17 @@ def _note(request: web.Request, route: str, status: int, seconds: float) -> None
     state.frontend.metrics.inc("http_requests", route=route, status=str(status))
     state.frontend.metrics.observe("http_request_duration_seconds", seconds)
     if state.logs_access:
-        tenant = TENANT.get()
+        tenant, usage = TENANT.get(), USAGE.get() or Usage()
         _log.info(
-            "%s %s %d %.1f ms id=%s key=%s",
+            "%s %s %d %.1f ms id=%s key=%s prompt_tokens=%d completion_tokens=%d",
             request.method,
             request.path,
             status,
             1000 * seconds,
             request_id_of(request),
             "-" if tenant is None else tenant.record.name or "-",
+            usage.num_prompt,
+            usage.num_completion,
         )
 
 

@@ -56,7 +56,8 @@ def test_keys_change_while_the_server_runs_and_commands_are_the_operators(
         with socket.create_connection(("127.0.0.1", server.port)):
             until(lambda: server.metric("http_connections") >= 1, "the connection was not counted")
         assert on_socket(operators, "POST /reset_prefix_cache").startswith(b"HTTP/1.1 200")
-        until(lambda: "id=my-id key=a" in server.output, "the request was not logged")
+        usage = f"prompt_tokens={len(BODY['prompt'])} completion_tokens={BODY['max_tokens']}"
+        until(lambda: f"id=my-id key=a {usage}" in server.output, "the request was not logged with its usage")
         assert "POST /v1/completions 200 " in server.output
         for text, line in (("[", "the API keys are not read again"), ('[{"key": "new", "name": "b"}]', "1 API keys")):
             file.write_text(text)

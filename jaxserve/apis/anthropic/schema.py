@@ -11,7 +11,7 @@ from msgspec import Meta
 from jaxserve.apis.schema.common import GenerationFields
 from jaxserve.bounds import Bound
 from jaxserve.errors import invalid
-from jaxserve.frontend.checks import MAX_ECHOED_CHARS, missing, refuse
+from jaxserve.frontend.checks import missing, refuse
 
 
 class TextInput(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
@@ -219,7 +219,7 @@ def _check_tools(tools: Sequence[ToolInput]) -> None:
     for i, tool in enumerate(tools):
         place = f"tools[{i}]"
         if tool.type not in (None, "custom"):
-            raise refuse(f"{place}.type={tool.type[:MAX_ECHOED_CHARS]}")
+            raise refuse(f"{place}.type", tool.type)
         for name in ("name", "input_schema"):
             if getattr(tool, name) is None:
                 raise missing(f"{place}.{name}")

@@ -134,7 +134,7 @@ def _image_source(block: ImageInput, place: str) -> ImageSource:
     """Return the image of a block at `place`. Raises InvalidRequestError for a stored file."""
     place, source = f"{place}.source", block.source
     if isinstance(source, FileSource):
-        raise refuse(f"{place}.type=file")
+        raise refuse(f"{place}.type", "file")
     if isinstance(source, UrlSource):
         return ImageSource(source.url, f"{place}.url")
     kind = source.media_type.partition(";")[0][:_MAX_TYPE_CHARS].replace(",", "")

@@ -82,7 +82,7 @@ def _item(place: str, item: InputItem) -> Item:
                 call_id=_required(f"{place}.call_id", item.call_id),
                 output=output if isinstance(output, str) else _shown(f"{place}.output", output),
             )
-    raise refuse(f"{place}.type={shorten(item.type)[1:-1]}")
+    raise refuse(f"{place}.type", item.type)
 
 
 def _message(place: str, item: InputItem) -> MessageItem:

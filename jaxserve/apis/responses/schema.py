@@ -185,7 +185,7 @@ def check_responses(request: ResponsesRequest) -> None:
         raise InvalidRequestError(f"When using `top_logprobs`, `include` must hold '{LOGPROBS}'.", param="top_logprobs")
     for i, name in enumerate(request.include or ()):
         if name not in _INCLUDED:
-            raise refuse(f"include[{i}]={shorten(name)[1:-1]}")
+            raise refuse(f"include[{i}]", name)
     if request.truncation not in (None, "disabled"):
         raise unsupported("truncation", f"must be disabled, got {shorten(request.truncation)}")
     if request.stream_options is not None and not request.stream:

@@ -336,7 +336,10 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "https://x"}}
             "must be one of 'image', 'text', 'thinking', 'tool_result', 'tool_use', got 'document'",
         ),
         (turns(IMAGE | {"source": {"type": "ftp"}}), "must be one of 'base64', 'file', 'url', got 'ftp'"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type=web_search_20250305"),
+        (
+            {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+            "'tools[0].type' is 'web_search_20250305', which is not supported",
+        ),
         ({"tools": [{"name": "now"}]}, "tools[0].input_schema"),
         ({"tools": [TOOLS[0] | {"input_examples": [{}]}]}, "tools[0].input_examples"),
         ({"tools": [TOOLS[0] | {"defer_loading": True}]}, "tools[0].defer_loading"),

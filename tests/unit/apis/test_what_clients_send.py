@@ -375,6 +375,25 @@ def test_what_cannot_be_enforced_says_how_to_go_on(vocabulary: LLTokenizer) -> N
     assert endless.startswith("it allows no text at all")
 
 
+@pytest.mark.parametrize("kind", ["integer", "number"])
+def test_bounds_of_64_bits_and_beyond_are_enforced_as_far_as_there_are_numbers(
+    vocabulary: LLTokenizer, kind: str
+) -> None:
+    for least, most in ((-(2**63), 2**63 - 1), (0, 2**64 - 1), (-(2**70), 2**70), (-1e308, 1e308)):
+        schema = {"type": kind, "minimum": least, "maximum": most}
+        assert follows(vocabulary, schema, "9007199254740993")
+        assert not follows(vocabulary, schema, "99999999999999999999")
+        assert follows(vocabulary, schema, "-3") == (least < 0)
+    assert follows(vocabulary, {"type": kind, "exclusiveMinimum": -(2**63)}, "-1")
+    for least in (10**18 - 1, 3 * 10**18):
+        assert follows(vocabulary, {"type": kind, "minimum": least}, "3000000000000000001")
+        assert not follows(vocabulary, {"type": kind, "minimum": least}, "7")
+        assert follows(vocabulary, {"type": kind, "maximum": -least}, "-3000000000000000001")
+    for name, bound in (("minimum", 2**63), ("exclusiveMinimum", 1e300), ("maximum", -(2**63))):
+        with pytest.raises(InvalidRequestError, match=rf"{name}: no number of 64 bits is beyond"):
+            intended_schema({"properties": {"a": {"type": kind, name: bound}}}, "guided_json")
+
+
 # 9: numbers
 
 
@@ -412,7 +431,7 @@ async def test_a_refused_request_leaves_a_line_in_the_log(api: Api, caplog: pyte
     await api.post("/nowhere", {})
     lines = [record.getMessage() for record in caplog.records if "refused" in record.getMessage()]
     assert lines[0].startswith(f"refused: POST {CHAT} 400 param=n: Invalid value for 'n'")
-    assert lines[1].startswith("refused: POST none 404 param=-: Unknown request URL")
+    assert lines[1].startswith("refused: POST an unknown path 404 param=-: Unknown request URL")
 
 
 def test_the_log_of_refused_requests_has_a_limit(caplog: pytest.LogCaptureFixture) -> None:
