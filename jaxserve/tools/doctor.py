@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import resource
 import shutil
 import socket
@@ -10,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 
 Verdict = Literal["ok", "note", "wrong"]
 _PACKAGES: Final = ("jax", "jaxlib", "llguidance", "tokenizers", "aiohttp")
+_NVIDIA: Final = Path("/proc/driver/nvidia")
+_DRIVERS: Final = {13: 580, 12: 525}
+"""The oldest NVIDIA driver for each version of CUDA that jax comes with."""
 _GIB: Final = 1 << 30
 _LITTLE_MEMORY: Final = 2 * _GIB
 _LITTLE_DISK: Final = 3 * _GIB
@@ -48,7 +53,14 @@ class Finding:
 def examine(configs: Sequence[Config]) -> list[Finding]:
     """Return the findings, in the order in which a start meets their subjects. configs: of each model of the server."""
     config, devices = configs[0], _found_devices()
-    findings = [_versions(config), _devices(devices), _processors(config), _memory(config)]
+    driver = _driver()
+    findings = [
+        _versions(config),
+        *([] if driver is None else [driver]),
+        _devices(devices),
+        _processors(config),
+        _memory(config),
+    ]
     if len(configs) == 1:
         findings.append(_model(config))
     else:
@@ -60,6 +72,23 @@ def examine(configs: Sequence[Config]) -> list[Finding]:
 def _versions(config: Config) -> Finding:
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in _PACKAGES)
     return Finding("versions", "ok", f"Python {sys.version.split()[0]}, {versions}")
+
+
+def _driver(module: Path = _NVIDIA / "version") -> Finding | None:
+    """Compare the NVIDIA driver with the CUDA of the installed jax; None if this machine has neither."""
+    cuda = next((version for version in _DRIVERS if find_spec(f"jax_cuda{version}_plugin") is not None), None)
+    wanted = None if cuda is None else _DRIVERS[cuda]
+    text = module.read_text(encoding="utf-8", errors="replace") if module.is_file() else ""
+    found = re.search(r"Module\b.*?\s((\d{3,})\.[\d.]+)", text)
+    if found is None:
+        if wanted is None:
+            return None
+        fix = f"install driver {wanted} or newer on the host, or set JAX_PLATFORMS=cpu"
+        return Finding("driver", "note", f"none of NVIDIA's, and jax was installed for CUDA {cuda}", fix)
+    if wanted is not None and int(found[2]) < wanted:
+        text = f"NVIDIA {found[1]}; CUDA {cuda}, for which jax was installed, needs {wanted} or newer"
+        return Finding("driver", "wrong", text, f"update the driver to {wanted} or newer")
+    return Finding("driver", "ok", f"NVIDIA {found[1]}")
 
 
 def _found_devices() -> FoundDevices | NoDeviceError:
@@ -81,7 +110,7 @@ def _devices(found: FoundDevices | NoDeviceError) -> Finding:
     if wanted not in ("", "cpu"):
         fix = "give the container its devices (docker run --gpus all; --privileged for TPUs), or set JAX_PLATFORMS=cpu"
         return Finding("devices", "wrong", f"only the CPU, and JAX_PLATFORMS asks for {wanted}", fix)
-    if Path("/proc/driver/nvidia").exists():
+    if _NVIDIA.exists():
         fix = "pip install 'jaxserve[cuda]', or look for JAX_PLATFORMS=cpu in the environment"
         return Finding("devices", "wrong", "only the CPU, beside an NVIDIA GPU", fix)
     return Finding("devices", "ok", "only the CPU")

@@ -305,6 +305,42 @@ def test_devices_are_asked_in_a_process_that_takes_no_memory() -> None:
     assert devices.count >= 1
 
 
+CLOSED = (
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\nGCC version: 12.3.0\n"
+)
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (dvs-builder)\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "cuda", "verdict", "text"),
+    [
+        (None, None, None, ""),
+        (None, 13, "note", "none of NVIDIA's, and jax was installed for CUDA 13"),
+        (CLOSED, 13, "wrong", "NVIDIA 535.104.05; CUDA 13, for which jax was installed, needs 580 or newer"),
+        (CLOSED, 12, "ok", "NVIDIA 535.104.05"),
+        (CLOSED, None, "ok", "NVIDIA 535.104.05"),
+        (OPEN, 13, "ok", "NVIDIA 580.65.06"),
+    ],
+)
+def test_doctor_compares_the_driver_with_the_cuda_of_jax(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    module: str | None,
+    cuda: int | None,
+    verdict: str | None,
+    text: str,
+) -> None:
+    file = tmp_path / "version"
+    if module is not None:
+        file.write_text(module)
+    monkeypatch.setattr(doctor, "find_spec", lambda name: name if name == f"jax_cuda{cuda}_plugin" else None)
+    finding = doctor._driver(file)
+    assert (finding and finding.verdict) == verdict
+    if finding is not None:
+        assert finding.text == text
+        assert bool(finding.fix) == (verdict != "ok")
+
+
 def test_doctor_warns_of_a_port_that_is_open_to_all() -> None:
     config = load_config(flags={"model": "m", "host": "0.0.0.0", "port": "0"})
     assert doctor._port(config).verdict == "note"
