@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.http_server import START_TIMEOUT_S, Server, until
-from tests.e2e.real_server import BATCH_PROGRAMS, FEW_PROGRAMS, model, serving_tiny
+from tests.e2e.http_server import SOURCES, START_TIMEOUT_S, Server, await_ready, launched, until
+from tests.e2e.real_server import BATCH_PROGRAMS, COLD_START_TIMEOUT_S, FEW_PROGRAMS, model, serving_tiny
 from tests.e2e.test_http_lifecycle import is_alive
 from tests.e2e.test_http_raw import open_post, read_until
 
@@ -53,6 +56,32 @@ def test_second_start_compiles_no_program(tmp_path: Path) -> None:
         assert greedy(warm)["text"] == cold_text
         assert warmup_compilations(warm) == cold_compilations - NUM_PROGRAMS
     assert {file: file.stat().st_ino for file in cache.iterdir()} == files, "an entry was written again"
+
+
+def test_a_server_starts_warm_with_the_command_that_jaxserve_compile_prints(tmp_path: Path) -> None:
+    program = [sys.executable, "-m", "jaxserve.cli.main"]
+    words = [
+        "compile",
+        str(model().path),
+        "--output",
+        str(tmp_path / "programs"),
+        *FEW_PROGRAMS,
+        "--cpu-kernels",
+        "xla",
+    ]
+    environment = os.environ | {"PYTHONPATH": SOURCES, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run([*program, *words], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    *table, shown = done.stdout.splitlines()
+    assert len(table) == 1 + NUM_PROGRAMS
+    before, serve, *flags = shlex.split(shown.removeprefix("serve with: "))
+    assert (before, serve) == ("jaxserve", "serve")
+    with launched([*program, serve, *flags, "--port", "0", "--uds-dir", str(tmp_path)]) as server:
+        await_ready(server, COLD_START_TIMEOUT_S)
+        report = json.loads(server.request("GET", "/startup")[2])
+        assert (report["start"], {one["source"] for one in report["programs"]}) == ("warm", {"cache"})
+        assert "had to be compiled" not in server.output
+        assert server.stop() == 0
 
 
 def test_killed_engine_is_back_with_the_same_text_and_compiles_no_program(programs: Path) -> None:

@@ -39,7 +39,7 @@ RUN_BY = {
     "jaxserve upgrade": "tests/e2e/test_upgrade.py::test_no_request_fails_while_the_server_is_replaced_again_and_again",
     "jaxserve upgrade --detach": "tests/e2e/test_upgrade_real.py::test_the_default_model_is_replaced_twice_and_no_call_of_the_client_fails",
     "jaxserve replay": "tests/unit/flight/test_replay.py::test_the_command_answers_0_if_all_steps_are_equal_and_imports_no_jax",
-    "jaxserve compile": "tests/unit/cli/test_compile.py::test_settings_that_were_chosen_are_kept_and_repeated",
+    "jaxserve compile": "tests/e2e/test_real_lifecycle.py::test_a_server_starts_warm_with_the_command_that_jaxserve_compile_prints",
     "jaxserve convert": "tests/engine/test_converted.py",
     "kill -HUP": "tests/e2e/test_tenants.py::test_keys_change_while_the_server_runs_and_commands_are_the_operators",
     "make container-check": "tests/unit/docker/test_container_check.py",
