@@ -62,7 +62,7 @@ def status_lines(
     for name, state in states.items():
         lines += ([f"{name}:"] if len(states) > 1 else []) + _table(_engine_rows(state))
     last = [f"  {one['status']} {one['route']} {one['param'] or ''}".rstrip() for one in first["refused"][:3]]
-    return lines + (["last refused requests:", *last] if last else [])
+    return lines + (["last refused and failed requests:", *last] if last else [])
 
 
 def _table(rows: Mapping[str, str]) -> list[str]:

@@ -115,10 +115,11 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
         raise
     except Exception as error:
         response = error_response(hide_internal_error(error, request_id_of(request)), body=body)
-    if shown and 400 <= response.status < 500:
+    status = failed_status_of(request) or response.status
+    if status >= 400 and (status < 500 or resource not in request.app[_OPERATION]):  # probes get 503 again and again
         place = f"{request.method} {'an unknown path' if resource is None else route}"
-        state.rejections.note(place, response.status, shown[-1].param, shown[-1].message)
-    _note(request, route, failed_status_of(request) or response.status, time.monotonic() - began_s)
+        state.rejections.note(place, status, shown[-1] if shown else None)
+    _note(request, route, status, time.monotonic() - began_s)
     if state.frontend.client.is_draining or connection_of(request).is_surplus:
         response.force_close()  # a client that keeps connections must find another server
     return response

@@ -1,4 +1,4 @@
-"""One line in the log for a request that is refused, so that an operator sees what clients get wrong."""
+"""The last errors of requests, and a line in the log for one that is refused: an operator sees what clients get wrong."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from jaxserve.errors import RequestError
 
 _log = logging.getLogger(__name__)
 
@@ -18,7 +20,7 @@ _MAX_KEPT = 20
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """A refused request, without its message, which may repeat what the client wrote."""
+    """A request that was refused or failed, without its message, which may repeat what the client wrote."""
 
     time: float
     """Unix time in seconds."""
@@ -39,12 +41,18 @@ class RejectionLog:
 
     @property
     def last(self) -> list[Rejection]:
-        """The last refused requests, newest first."""
+        """The last requests that were refused or failed, newest first."""
         return list(reversed(self._last))
 
-    def note(self, route: str, status: int, param: str | None, message: str) -> None:
-        """Log a reply with a status of 4xx. The message is the one that the client got."""
+    def note(self, route: str, status: int, error: RequestError | None) -> None:
+        """Keep an error, and log one of the client. error: the one that the client got; None if a stream had begun.
+
+        Errors of the server are logged where they happen, with their exception.
+        """
+        param = None if error is None else error.param
         self._last.append(Rejection(time.time(), route, status, param))
+        if status >= 500 or error is None:
+            return
         now = self._clock()
         if now - self._period_start >= _PERIOD_S:
             self._period_start, self._num_lines = now, 0
@@ -55,4 +63,4 @@ class RejectionLog:
             f" ({self._num_left_out} refused requests before this one are not shown)" if self._num_left_out else ""
         )
         self._num_lines, self._num_left_out = self._num_lines + 1, 0
-        _log.info("refused: %s %d param=%s: %s%s", route, status, param or "-", message, left_out)
+        _log.info("refused: %s %d param=%s: %s%s", route, status, param or "-", error.message, left_out)

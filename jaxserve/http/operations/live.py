@@ -1,4 +1,4 @@
-"""A summary of the server's metrics and last refused requests, for the page at `/`."""
+"""A summary of the server's metrics and of the last refused and failed requests, for the page at `/`."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class TimeTotal(msgspec.Struct):
 
 
 class RefusedRequest(msgspec.Struct):
-    """A refused request, without anything that its client wrote."""
+    """A refused or failed request, without anything that its client wrote."""
 
     time: Annotated[float, Meta(description="Unix time in seconds.")]
     route: str
@@ -67,7 +67,9 @@ class LiveState(msgspec.Struct):
     steps: Annotated[dict[str, float], Meta(description="Steps of the engine by program and bucket.")]
     compilations: Annotated[dict[str, float], Meta(description="Compiled programs by phase.")]
     times: Annotated[dict[str, TimeTotal], Meta(description="Times since the start, by name.")]
-    refused: Annotated[list[RefusedRequest], Meta(description="The last refused requests of one API process.")]
+    refused: Annotated[
+        list[RefusedRequest], Meta(description="The last refused and failed requests of one API process.")
+    ]
 
 
 def engine_info(model_info: ModelInfo) -> EngineInfo:

@@ -19,7 +19,7 @@ from jaxserve.apis.openai.chat_schema import ChatRequest
 from jaxserve.apis.openai.completions_schema import CompletionRequest
 from jaxserve.apis.schema.decode import decode_request
 from jaxserve.config import LimitsConfig, StructuredConfig
-from jaxserve.errors import InvalidRequestError
+from jaxserve.errors import InvalidRequestError, invalid
 from jaxserve.frontend import grammar
 from jaxserve.frontend.constraints import Constraint
 from jaxserve.frontend.grammar import check_size, constraint_grammar
@@ -439,10 +439,10 @@ def test_the_log_of_refused_requests_has_a_limit(caplog: pytest.LogCaptureFixtur
     now = [0.0]
     log = RejectionLog(lambda: now[0])
     for _ in range(100):
-        log.note("POST /x", 400, None, "no")
+        log.note("POST /x", 400, invalid("a", "no"))
     assert len(caplog.records) == 10
     now[0] = 61.0
-    log.note("POST /x", 400, None, "no")
+    log.note("POST /x", 400, invalid("a", "no"))
     assert "(90 refused requests before this one are not shown)" in caplog.records[-1].getMessage()
 
 

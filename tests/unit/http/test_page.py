@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from importlib.resources import files
 from typing import Any
@@ -96,6 +97,36 @@ async def test_the_summary_has_numbers_and_no_texts(tokenizer: Tokenizer) -> Non
         assert [(one["route"], one["status"], one["param"]) for one in state["refused"]] == [
             ("POST /v1/chat/completions", 400, "n")
         ]
+
+
+async def test_the_summary_has_failed_requests_and_streams_but_no_probes(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="jaxserve")
+    async with running_api(tokenizer, has_page=True) as api:
+        for is_streamed in (False, True):
+
+            async def ask(is_streamed: bool = is_streamed) -> str:
+                body = {"prompt": "x", "stream": is_streamed}
+                async with api.http.post("/v1/completions", json=body) as response:
+                    return await response.text()
+
+            asked = asyncio.create_task(ask())
+            request = await api.engine.added()
+            if is_streamed:
+                api.engine.output(request, [35])
+            api.engine.output(request, [], finish_reason="error")
+            assert "error" in await asked
+        state, _ = await summary(api)
+        assert [(one["route"], one["status"]) for one in state["refused"]] == [("POST /v1/completions", 500)] * 2
+    async with running_api(tokenizer, has_page=True, is_ready=False) as api:
+        for path in ("/health", "/ready"):
+            async with api.http.get(path) as response:
+                assert response.status == 503
+        assert (await api.post("/v1/completions", {"prompt": "x"}))[0] == 503
+        state, _ = await summary(api)
+        assert [(one["route"], one["status"]) for one in state["refused"]] == [("POST /v1/completions", 503)]
+    assert "refused: " not in caplog.text
 
 
 async def test_the_summary_is_there_before_the_engine(tokenizer: Tokenizer) -> None:
