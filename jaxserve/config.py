@@ -49,7 +49,7 @@ PoolingChoice = Literal["auto", "last", "mean", "cls"]
 class ModelConfig:
     """The model and its precision."""
 
-    model: str = option(help="GGUF file, Hugging Face directory, or hub id (`owner/name`)")
+    model: str = option(help="GGUF file, Hugging Face directory, hub id (`owner/name`), or `default`")
     revision: str | None = option(None, help="hub branch, tag or commit")
     served_model_name: str | None = option(
         None, help="names that requests may use, comma separated; replies have the first one (default: MODEL)"

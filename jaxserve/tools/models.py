@@ -13,12 +13,9 @@ from huggingface_hub.errors import CacheNotFound
 
 from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import StartupError
-from jaxserve.runtime.environment import default_model
+from jaxserve.runtime.environment import DEFAULT_MODEL, default_model
 from jaxserve.tools.planning.machine import Machine
 from jaxserve.tools.planning.planner import plan_model, quiet_engine
-
-DEFAULT_NAME = "(default)"
-"""Stands for the model that `jaxserve serve` takes when it is given none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +45,7 @@ class ModelRow:
 def local_models(folders: Sequence[Path]) -> Iterator[LocalModel]:
     """Yield the models, those of `folders` after the others."""
     with contextlib.suppress(StartupError):
-        yield LocalModel(DEFAULT_NAME, default_model())
+        yield LocalModel(DEFAULT_MODEL, default_model())
     try:
         repositories = sorted(scan_cache_dir().repos, key=lambda repository: repository.repo_id)
     except CacheNotFound:

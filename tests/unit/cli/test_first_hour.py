@@ -86,7 +86,7 @@ def test_check_looks_into_the_files_of_models(tmp_path: Path) -> None:
     assert file_mistakes(file) == [f"{file}:3: models.vectors: {own}: No such file or directory"]
     own.write_text("task: embed\nport: 1\n")
     assert [one.removeprefix(f"{file}:3: models.vectors: {own}:") for one in file_mistakes(file)] == [
-        "1: model: missing: GGUF file, Hugging Face directory, or hub id (`owner/name`)",
+        "1: model: missing: GGUF file, Hugging Face directory, hub id (`owner/name`), or `default`",
         "2: port: a setting of the server, not of one of its models",
     ]
     own.write_text(file.read_text())

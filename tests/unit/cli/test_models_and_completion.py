@@ -46,7 +46,7 @@ def test_models_of_the_hub_cache_and_of_folders_are_listed_with_a_verdict(
     lines = listed(capsys.readouterr().out)
     assert lines["owner/tiny"].endswith("fits")
     assert "nobody" in lines[str(unknown)].lower() and "fits" not in lines[str(unknown)]
-    assert lines["(default)"].split()[1:3] == ["135", "M"]
+    assert lines["default"].split()[1:3] == ["135", "M"]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 from jaxserve.cli.flags import add_flags, add_model_flag, config_from_flags, configs_from_flags
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
-from jaxserve.runtime.environment import load_settings
+from jaxserve.runtime.environment import default_model, load_settings
 from jaxserve.runtime.models.model_configs import configs_of_models, entries_of_flags
 
 EMBED = "model: /models/minilm\ntask: embed\nmax_num_seqs: 8\nreasoning_parser: none\n"
@@ -44,6 +44,19 @@ def test_common_settings_hold_for_each_model_unless_its_file_says_otherwise(embe
 def test_a_single_model_may_have_a_name_or_none() -> None:
     assert configs("a=b")[0].model.served_model_name == "a"
     assert configs("org/model")[0].model.model == "org/model"
+
+
+def test_the_default_model_is_named_default_unless_there_is_a_folder_of_that_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    chat, vectors = configs("chat=default", "vectors=org/model")
+    assert (chat.model.model, chat.model.served_model_name) == (str(default_model()), "chat")
+    assert vectors.model.model == "org/model"
+    (only,) = configs("default")
+    assert (only.model.model, only.model.served_model_name) == (str(default_model()), "SmolLM2-135M-Instruct")
+    (tmp_path / "default").mkdir()
+    assert configs("default")[0].model.model == "default"
 
 
 @pytest.mark.parametrize(
