@@ -1,7 +1,7 @@
 """Matmuls of one input that checkpoints store apart: queries, keys and values (QKV); gate and up.
 
 GPUs compute them as one matmul with the rows of all: fewer launches, and more rows for the multiprocessors to share.
-CPUs compute them one by one, because splitting a result costs a copy there.
+CPUs keep them apart, because splitting a result costs a copy there; a native kernel computes them in one call.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from flax import nnx
 from jaxtyping import Array, Float
 
-from jaxserve.layers.linear import ExpertLowRank, ExpertRows, LowRank, Tokens
+from jaxserve.layers.linear import ExpertLowRank, ExpertRows, Linear, LowRank, Tokens, apply_together
 from jaxserve.layers.param import FusedLayout
 from jaxserve.layers.policy import DtypePolicy
 
@@ -67,11 +67,17 @@ class FusedLinear(nnx.Module):
     def __call__(self, x: Float[Array, "T I"], rows: Tokens | ExpertRows) -> list[Float[Array, "T _"]]:
         """Return the matmul with each matrix, in the order of their names. rows: the modules' second argument."""
         if not self.is_fused:
-            return [getattr(self, name)(x, rows) for name in self.names]
+            return self._one_by_one(x, rows)
         parts = self.layout.split(self.fused(x, rows))
         if not self.adapters:
             return parts
         return [self._adapted(name, part, x, rows) for name, part in zip(self.names, parts, strict=True)]
+
+    def _one_by_one(self, x: Float[Array, "T I"], rows: Any) -> list[Float[Array, "T _"]]:
+        modules = [getattr(self, name) for name in self.names]
+        if all(isinstance(module, Linear) for module in modules):
+            return apply_together(modules, x, rows)
+        return [module(x, rows) for module in modules]
 
     def _adapted(self, name: str, part: Float[Array, "T _"], x: Float[Array, "T I"], rows: Any) -> Float[Array, "T _"]:
         return part + self.adapters[name](x, rows).astype(part.dtype) if name in self.adapters else part

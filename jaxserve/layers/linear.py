@@ -5,13 +5,16 @@ Output-major is also the faster layout for XLA:CPU's matmuls of few rows, and th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxserve_kernels.backend import NATIVE
 from jaxserve_kernels.low_rank.api import add_low_rank, has_kernel
+from jaxserve_kernels.matmul import matmuls
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxserve.layers.param import FusedLayout, matrix_parameter, parameter
@@ -235,7 +238,24 @@ class Linear(Matrix):
         return Linear(out_dim, self.spec.in_dim, self.spec.axes, self.policy, bias=self.bias is not None)
 
     def __call__(self, x: Float[Array, "T I"], tokens: Tokens) -> Float[Array, "T O"]:
-        y = self.multiply(x, tokens.num_real, is_rounded=self.adapters is None)
+        return self.finish(self.multiply(x, tokens.num_real, is_rounded=self.adapters is None), x, tokens)
+
+    def finish(self, y: Float[Array, "T O"], x: Float[Array, "T I"], tokens: Tokens) -> Float[Array, "T O"]:
+        """Return the output of the matmul `y` of x, which is not rounded if there are adapters."""
         if self.adapters is not None:
-            y = self.adapters.added_to(y, x, tokens).astype(x.dtype)
+            y = self.adapters.added_to(y, x, tokens)
+        y = y.astype(x.dtype)
         return y if self.bias is None else y + self.bias[...]
+
+
+def apply_together(linears: Sequence[Linear], x: Float[Array, "T I"], tokens: Tokens) -> list[Float[Array, "T _"]]:
+    """Return the output of each module. Native kernels compute matmuls of one format together."""
+    weights: list[QuantArray[Array]] = [each.weight.get_value() for each in linears]
+    first, backend = weights[0].format, linears[0].policy.backend
+    is_alike = first.multiplies_together and all(weight.format is first for weight in weights)
+    if backend not in NATIVE or has_mesh() or not is_alike:
+        return [linear(x, tokens) for linear in linears]
+    scales = [weight.scales for weight in weights if weight.scales is not None]
+    values, dynamic = [weight.values for weight in weights], first.quantizes_activations
+    made = matmuls(x, values, scales, tokens.num_real, dynamic=dynamic, backend=backend)
+    return [linear.finish(y, x, tokens) for linear, y in zip(linears, made, strict=True)]

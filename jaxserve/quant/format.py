@@ -49,6 +49,8 @@ class Format(ABC):
     is_by_row: ClassVar[bool] = False
     """True if outputs are stored one by one, in their order: a part of the outputs is then made from that part of the
     tensor."""
+    multiplies_together: ClassVar[bool] = False
+    """True if kernels that multiply one x with several matrices take those of this format."""
     cutting: Cutting | None = None
     """Way to cut parts of a matrix from a checkpoint's quantised tensors; None: `is_by_row`, or only the whole matrix is read."""
     keeps_blocks: ClassVar[bool] = False

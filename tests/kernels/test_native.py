@@ -5,6 +5,8 @@ Built first where there is a C++ compiler; visibly skipped where there is none.
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -15,7 +17,7 @@ from jaxserve_kernels.backend import Backend
 from jaxserve_kernels.grouped_matmul import cases, grouped_matmul
 from jaxserve_kernels.grouped_matmul.reference import Scales
 from jaxserve_kernels.kv_write import KVScales
-from jaxserve_kernels.matmul import matmul, multiplies, quantize_rows
+from jaxserve_kernels.matmul import matmul, matmuls, multiplies, quantize_rows
 from jaxserve_kernels.native.build import BuildError, build
 from jaxserve_kernels.paged_attention import Paging, Scoring, ragged_layout, write_and_attend
 from jaxserve_kernels.rope import Rotation
@@ -107,6 +109,41 @@ def test_int8_product_equals_the_reference(tokens: int, outputs: int) -> None:
         .as_text()
     )
     np.testing.assert_allclose(product, expected, rtol=2e-7, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8-weight-only", "int8"])
+@pytest.mark.parametrize("tokens", [1, 5, 40])
+def test_matmuls_of_one_input_are_one_call_with_the_bits_of_each(
+    tokens: int, dtype: str, dense_backend: Backend
+) -> None:
+    """Some outputs end within the tasks of threads, and within tiles; tokens after the third are padding."""
+    dynamic = dtype == "int8"
+    if dynamic and not multiplies(jnp.dtype(jnp.int8), dynamic=True):
+        pytest.skip("this processor has no AVX512-VNNI")
+    x, num_rows = jnp.asarray(_normal(1, tokens, 128)), jnp.int32(min(tokens, 3))
+    weights = [jnp.asarray(_normal(seed, outputs, 128)) for seed, outputs in ((2, 160), (3, 37), (4, 1), (5, 450))]
+    scales: list[Array] = []
+    if dtype.startswith("int8"):
+        weights, scales = map(list, zip(*map(quantize_rows, weights), strict=True))
+    else:
+        weights = [weight.astype(dtype) for weight in weights]
+    together = partial(matmuls, dynamic=dynamic, backend=dense_backend)
+    if dense_backend != "native_panels":
+        program = jax.jit(together).lower(x, weights, scales, num_rows).as_text()
+        assert program.count("custom_call @jaxserve_matmul") == 1
+    found = together(x, weights, scales, num_rows)
+    for i, (weight, y) in enumerate(zip(weights, found, strict=True)):
+        own = scales[i] if scales else None
+        alone = matmul(x, weight, own, num_rows, dynamic=dynamic, backend=dense_backend)
+        np.testing.assert_array_equal(y, alone)
+
+
+def test_matmuls_of_several_types_are_computed_one_by_one() -> None:
+    x = jnp.asarray(_normal(1, 3, 64))
+    weights = [jnp.asarray(_normal(2, 32, 64)), jnp.asarray(_normal(3, 48, 64)).astype("bfloat16")]
+    found = matmuls(x, weights, backend="native")
+    for weight, y in zip(weights, found, strict=True):
+        np.testing.assert_array_equal(y, matmul(x, weight, backend="native"))
 
 
 def test_inputs_that_fill_no_vector_go_through_the_reference() -> None:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
+from jaxserve_kernels import native
 
 from jaxserve.config import Config, ModelConfig, ParallelConfig
+from jaxserve.layers.fused import FusedLinear
+from jaxserve.layers.linear import Linear, Tokens
 from jaxserve.layers.policy import plain
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.quant.policy import QuantPolicy
@@ -74,3 +80,32 @@ def test_gpus_fuse_for_the_devices_that_share_the_layers(chip: Chip, expected: i
     assert make_policy(config, decoder, chip).fused_for == expected
     alone = Config(model=ModelConfig(model="any"))
     assert make_policy(alone, decoder, Chip("cpu")).fused_for == 0
+
+
+@pytest.mark.parametrize("num_ranks", [0, 4])
+@pytest.mark.parametrize("quantization", ["none", "int8-weight-only"])
+def test_a_native_kernel_computes_matmuls_of_one_input_in_one_call(quantization: str, num_ranks: int) -> None:
+    if not native.has("jaxserve_matmul"):
+        pytest.skip("no native kernels")
+    policy = replace(plain(jnp.dtype("float32"), quantization), backend="native")
+    counts = {"q_proj": 48, "k_proj": 16, "v_proj": 16}
+    make = partial(Linear, in_dim=64, axes=("heads", "embed"), policy=policy, bias=True)
+    fused = FusedLinear(counts, make, policy, num_units=1)
+    modules = [getattr(fused, name) for name in counts]
+    random = np.random.default_rng(0)
+    for module in modules:
+        if num_ranks:
+            module.adapt(num_ranks)
+        for parameter in jax.tree.leaves(nnx.state(module), is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)):
+            parameter.set_value(jax.tree.map(partial(_random_like, random), parameter.get_value()))
+    x = jnp.asarray(random.normal(size=(5, 64)), jnp.float32)
+    adapters = jnp.repeat(jnp.arange(5) % 2 == 0, num_ranks).reshape(5, num_ranks) if num_ranks else None
+    tokens = Tokens(jnp.int32(5), adapters)
+    for y, module in zip(fused(x, tokens), modules, strict=True):
+        np.testing.assert_allclose(y, module(x, tokens), atol=1e-5)
+    program = jax.jit(lambda x: fused(x, tokens)).lower(x).as_text()
+    assert program.count("custom_call @jaxserve_matmul") == 1
+
+
+def _random_like(random: np.random.Generator, array: jax.Array) -> jax.Array:
+    return jnp.asarray(random.normal(size=array.shape) * 8).astype(array.dtype)

@@ -16,6 +16,7 @@ class Transposed(NoQuantization):
     """`[in, out]` in the dtype of the model's weights."""
 
     is_by_row: ClassVar[bool] = False
+    multiplies_together: ClassVar[bool] = False
 
     def declare(self, spec: MatrixSpec) -> QuantArray[ArraySpec]:
         return QuantArray(self, spec.array((spec.in_dim, spec.out_dim), spec.axes[::-1], spec.weights))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -12,7 +15,7 @@ from jaxserve_kernels.matmul import cpu, gpu, reference, tpu
 from jaxserve_kernels.matmul.cpu import multiplies
 from jaxserve_kernels.matmul.reference import offset_product, quantize_rows
 
-__all__ = ["matmul", "multiplies", "offset_product", "quantize_rows"]
+__all__ = ["matmul", "matmuls", "multiplies", "offset_product", "quantize_rows"]
 
 
 def matmul(
@@ -39,6 +42,29 @@ def matmul(
     return _wide_matmul(x, weight, scales, num_rows, dynamic, backend).astype(dtype)
 
 
+def matmuls(
+    x: Float[Array, "T I"],
+    weights: Sequence[Num[Array, "_ I"]],
+    scales: Sequence[Float[Array, "_"]] = (),
+    num_rows: Int[Array, ""] | None = None,
+    *,
+    dynamic: bool = False,
+    backend: Backend = "reference",
+    dtype: DTypeLike = jnp.float32,
+) -> list[Float[Array, "T _"]]:
+    """Return the `matmul` of x with each weight. The native kernels compute them in one call, in which threads wait for each other once.
+
+    scales: of each weight, in the same order, or none at all.
+    """
+    is_one_type = len({weight.dtype for weight in weights}) == 1 and all(each.ndim == 1 for each in scales)
+    if backend in NATIVE and is_one_type and all(cpu.supports(x, weight, dynamic=dynamic) for weight in weights):
+        made = cpu.matmuls(x, weights, scales, num_rows, dynamic=dynamic, backend=backend)
+        return [y.astype(dtype) for y in made]
+    options: Any = {"dynamic": dynamic, "backend": backend, "dtype": dtype}
+    each_scales: Sequence[Array | None] = scales or [None] * len(weights)
+    return [matmul(x, w, s, num_rows, **options) for w, s in zip(weights, each_scales, strict=True)]
+
+
 def _wide_matmul(
     x: Float[Array, "T I"],
     weight: Num[Array, "O I"],
@@ -51,7 +77,8 @@ def _wide_matmul(
     if scales is not None and scales.ndim == 2:
         return _grouped(x, weight, scales, backend)
     if backend in NATIVE and cpu.supports(x, weight, dynamic=dynamic):
-        return cpu.matmul(x, weight, scales, num_rows, dynamic=dynamic, backend=backend)
+        vectors = () if scales is None else (scales,)
+        return cpu.matmuls(x, (weight,), vectors, num_rows, dynamic=dynamic, backend=backend)[0]
     if backend == "mosaic_gpu" and scales is not None:
         tuned = gpu.choice(x, weight, dynamic=dynamic)
         if tuned is not None:

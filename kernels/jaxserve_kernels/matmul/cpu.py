@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
@@ -31,24 +33,25 @@ def multiplies(dtype: jnp.dtype, *, dynamic: bool) -> bool:
     return dtype == jnp.int8 and native.has("jaxserve_matmul_int8") if dynamic else str(dtype) in _WEIGHTS
 
 
-def matmul(
+def matmuls(
     x: Float[Array, "T I"],
-    weight: Num[Array, "O I"],
-    scales: Float[Array, "O"] | None,
+    weights: Sequence[Num[Array, "_ I"]],
+    scales: Sequence[Float[Array, "_"]],
     num_rows: Int[Array, ""] | None,
     *,
     dynamic: bool,
     backend: Backend = "native",
-) -> Float[Array, "T O"]:
-    """See `api.matmul`; activations are taken in float32, and padding rows come out as zeros at no cost."""
-    out = jax.ShapeDtypeStruct((x.shape[0], weight.shape[0]), jnp.float32)
+) -> list[Float[Array, "T _"]]:
+    """See `api.matmuls`; activations are taken in float32, and padding rows come out as zeros at no cost.
+
+    All weights are of one type, with scales for each or none at all.
+    """
     count = jnp.int32(x.shape[0]) if num_rows is None else num_rows.astype(jnp.int32)
-    operands = (x.astype(jnp.float32), weight, count) + (() if scales is None else (scales,))
+    out = [jax.ShapeDtypeStruct((x.shape[0], weight.shape[0]), jnp.float32) for weight in weights]
+    operands = (x.astype(jnp.float32), count, *weights, *scales)
     if dynamic:
-        exact: jax.Array = jax.ffi.ffi_call("jaxserve_matmul_int8", out)(*operands)
-        return exact
-    if backend == "native_panels" and scales is None:
-        packed: jax.Array = jax.ffi.ffi_call("jaxserve_matmul_panels", out)(*operands)
-        return packed
-    product: jax.Array = jax.ffi.ffi_call("jaxserve_matmul", out)(*operands, matrix_unit=backend == "native_matrix")
-    return product
+        return list(jax.ffi.ffi_call("jaxserve_matmul_int8", out)(*operands))
+    if backend == "native_panels" and not scales:
+        pairs = zip(weights, out, strict=True)
+        return [jax.ffi.ffi_call("jaxserve_matmul_panels", shape)(*operands[:2], weight) for weight, shape in pairs]
+    return list(jax.ffi.ffi_call("jaxserve_matmul", out)(*operands, matrix_unit=backend == "native_matrix"))

@@ -1,5 +1,5 @@
-// y[M, N] = x[M, K] * w[N, K]^T, times a scale per output for integer weights. Rows behind the first `count` are
-// padding: they become zeros and cost nothing. Grouped, each row is multiplied with its expert's matrix (outputs.h).
+// y[M, N] = x[M, K] * w[N, K]^T, times a scale per output for integer weights; several weights may share a call and its x.
+// Rows behind the first `count` are padding: they become zeros and cost nothing. Grouped, each row is multiplied with its expert's matrix (outputs.h).
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -20,17 +20,39 @@ struct Operands {
   const float* scales;
 };
 
-// The operands of a call, with what is padding already zero.
+// The operands of a matmul, with what is padding already zero.
 ffi::ErrorOr<Operands> operands(ffi::BufferR2<ffi::F32> x, ffi::AnyBuffer w, ffi::BufferR0<ffi::S32> count,
-                                ffi::RemainingArgs rest, ffi::ResultBufferR2<ffi::F32> y, int step) {
+                                const float* scales, ffi::ResultBufferR2<ffi::F32> y, int step) {
   const int64_t k = x.dimensions()[1], n = w.dimensions()[0];
   if (k % step || w.dimensions()[1] != k) {
     return ffi::Unexpected(ffi::Error::InvalidArgument("matmul: K is not a multiple of the inputs taken at once"));
   }
   const int64_t m = std::clamp<int64_t>(*count.typed_data(), 0, x.dimensions()[0]);
-  const float* scales = rest.size() == 1 ? rest.get<ffi::BufferR1<ffi::F32>>(0)->typed_data() : nullptr;
   std::fill_n(y->typed_data() + m * n, (x.dimensions()[0] - m) * n, 0.0f);
   return Operands{x.typed_data(), w.untyped_data(), y->typed_data(), m, k, n, scales};
+}
+
+// Matmuls of one x. `rest`: weights for each result, all of one type, then scales for each or none at all.
+struct Together {
+  ffi::DataType type;
+  std::vector<Operands> matmuls;
+};
+
+ffi::ErrorOr<Together> together(ffi::BufferR2<ffi::F32> x, ffi::BufferR0<ffi::S32> count, ffi::RemainingArgs rest,
+                                ffi::RemainingRets ys, int step) {
+  const size_t num = ys.size();
+  Together all{rest.get<ffi::AnyBuffer>(0)->element_type(), {}};
+  for (size_t i = 0; i < num; ++i) {
+    const auto w = *rest.get<ffi::AnyBuffer>(i);
+    if (w.element_type() != all.type) {
+      return ffi::Unexpected(ffi::Error::InvalidArgument("matmul: weights of one input have several types"));
+    }
+    const float* scales = rest.size() > num ? rest.get<ffi::BufferR1<ffi::F32>>(num + i)->typed_data() : nullptr;
+    const auto made = operands(x, w, count, scales, *ys.get<ffi::BufferR2<ffi::F32>>(i), step);
+    if (made.has_error()) return ffi::Unexpected(made.error());
+    all.matmuls.push_back(*made);
+  }
+  return all;
 }
 
 // The same with groups: as many of the rows are no padding as these have.
@@ -59,38 +81,44 @@ Product<P> product_of(const Operands& o, bool is_tiled = false) {
   return {o.x, w, o.y, o.m, o.k, o.n, o.scales, nullptr, is_tiled};
 }
 
-template <typename P, typename... Groups>
-void multiply_floats(ffi::ThreadPool& pool, const Operands& o, bool is_tiled, const Groups&... groups) {
-  multiply(pool, product_of<P>(o, is_tiled && tiles::allowed()), groups...);
+template <typename P>
+std::vector<Product<P>> product_of(const std::vector<Operands>& all, bool is_tiled = false) {
+  std::vector<Product<P>> products;
+  for (const Operands& o : all) products.push_back(product_of<P>(o, is_tiled));
+  return products;
 }
 
-template <typename... Groups>
-ffi::Error multiply_stored(ffi::ThreadPool& pool, ffi::DataType type, const Operands& o, bool is_tiled,
+// `Matmul`: Operands, with the groups of its rows; or several Operands with the same rows.
+template <typename P, typename Matmul, typename... Groups>
+void multiply_floats(ffi::ThreadPool& pool, const Matmul& matmul, bool is_tiled, const Groups&... groups) {
+  multiply(pool, product_of<P>(matmul, is_tiled && tiles::allowed()), groups...);
+}
+
+template <typename Matmul, typename... Groups>
+ffi::Error multiply_stored(ffi::ThreadPool& pool, ffi::DataType type, const Matmul& matmul, bool is_tiled,
                            const Groups&... groups) {
   switch (type) {
-    case ffi::F32: multiply_floats<Float32>(pool, o, is_tiled, groups...); break;
-    case ffi::F16: multiply_floats<Float16>(pool, o, is_tiled, groups...); break;
-    case ffi::BF16: multiply_floats<BFloat16>(pool, o, is_tiled, groups...); break;
-    case ffi::S8: multiply_floats<Int8>(pool, o, is_tiled, groups...); break;
+    case ffi::F32: multiply_floats<Float32>(pool, matmul, is_tiled, groups...); break;
+    case ffi::F16: multiply_floats<Float16>(pool, matmul, is_tiled, groups...); break;
+    case ffi::BF16: multiply_floats<BFloat16>(pool, matmul, is_tiled, groups...); break;
+    case ffi::S8: multiply_floats<Int8>(pool, matmul, is_tiled, groups...); break;
     default: return ffi::Error::InvalidArgument("matmul: weights of this type are not supported");
   }
   return ffi::Error::Success();
 }
 
 // `is_tiled`: the matrix unit is asked for. One program has one answer, as the two add up in different orders.
-ffi::Error matmul_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::AnyBuffer w,
-                          ffi::BufferR0<ffi::S32> count, ffi::RemainingArgs rest, ffi::ResultBufferR2<ffi::F32> y,
-                          bool is_tiled) {
-  const auto all = operands(x, w, count, rest, y, FloatInputs::kStep);
-  return all.has_error() ? all.error() : multiply_stored(pool, w.element_type(), *all, is_tiled);
+ffi::Error matmul_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::BufferR0<ffi::S32> count,
+                          ffi::RemainingArgs rest, ffi::RemainingRets ys, bool is_tiled) {
+  const auto all = together(x, count, rest, ys, FloatInputs::kStep);
+  return all.has_error() ? all.error() : multiply_stored(pool, all->type, all->matmuls, is_tiled);
 }
 
 // Multiplies many rows with packed weights (panels.h), which adds up in another order than both units above.
-ffi::Error panels_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::AnyBuffer w,
-                          ffi::BufferR0<ffi::S32> count, ffi::RemainingArgs rest, ffi::ResultBufferR2<ffi::F32> y) {
-  const auto all = operands(x, w, count, rest, y, FloatInputs::kStep);
+ffi::Error panels_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::BufferR0<ffi::S32> count,
+                          ffi::AnyBuffer w, ffi::ResultBufferR2<ffi::F32> y) {
+  const auto all = operands(x, w, count, nullptr, y, FloatInputs::kStep);
   if (all.has_error()) return all.error();
-  if (all->scales) return ffi::Error::InvalidArgument("matmul in panels: weights with scales are not supported");
   switch (w.element_type()) {
     case ffi::F32: multiply_panels(pool, product_of<Float32>(*all)); break;
     case ffi::F16: multiply_panels(pool, product_of<Float16>(*all)); break;
@@ -125,35 +153,47 @@ Quantized quantize(const float* x, int64_t k, int8_t* to) {
   return {scale, sum(total)};
 }
 
-template <typename... Groups>
-ffi::Error multiply_int8(ffi::ThreadPool& pool, ffi::DataType type, const Operands& o, const Groups&... groups) {
-  if (type != ffi::S8) return ffi::Error::InvalidArgument("matmul: these weights are not int8");
-  std::vector<int8_t> values(o.m * o.k);
-  std::vector<Quantized> rows(o.m);
-  parallel_for(pool, (o.m + kQuantizeRows - 1) / kQuantizeRows, [=, to = values.data(), info = rows.data()](int64_t i) {
-    const int64_t end = std::min((i + 1) * kQuantizeRows, o.m);
-    for (int64_t r = i * kQuantizeRows; r < end; ++r) info[r] = quantize(o.x + r * o.k, o.k, to + r * o.k);
-  });
-  const auto* stored = static_cast<const int8_t*>(o.w);
-  const bool is_tiled = o.m > kFewRows && tiles::allowed();
-  const Product<Int8Inputs> product{values.data(), stored, o.y, o.m, o.k, o.n, o.scales, rows.data(), is_tiled};
-  multiply(pool, product, groups...);
-  return ffi::Error::Success();
-}
+// The rows of x in int8.
+struct QuantizedRows {
+  std::vector<int8_t> values;
+  std::vector<Quantized> rows;
 
-ffi::Error matmul_int8_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::AnyBuffer w,
-                               ffi::BufferR0<ffi::S32> count, ffi::RemainingArgs rest,
-                               ffi::ResultBufferR2<ffi::F32> y) {
-  const auto all = operands(x, w, count, rest, y, Int8Inputs::kStep);
-  return all.has_error() ? all.error() : multiply_int8(pool, w.element_type(), *all);
+  QuantizedRows(ffi::ThreadPool& pool, const float* x, int64_t m, int64_t k) : values(m * k), rows(m) {
+    parallel_for(pool, (m + kQuantizeRows - 1) / kQuantizeRows, [=, to = values.data(), info = rows.data()](int64_t i) {
+      const int64_t end = std::min((i + 1) * kQuantizeRows, m);
+      for (int64_t r = i * kQuantizeRows; r < end; ++r) info[r] = quantize(x + r * k, k, to + r * k);
+    });
+  }
+
+  Product<Int8Inputs> product_of(const Operands& o) const {
+    const bool is_tiled = o.m > kFewRows && tiles::allowed();
+    return {values.data(), static_cast<const int8_t*>(o.w), o.y, o.m, o.k, o.n, o.scales, rows.data(), is_tiled};
+  }
+};
+
+ffi::Error matmul_int8_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::BufferR0<ffi::S32> count,
+                               ffi::RemainingArgs rest, ffi::RemainingRets ys) {
+  const auto all = together(x, count, rest, ys, Int8Inputs::kStep);
+  if (all.has_error()) return all.error();
+  if (all->type != ffi::S8) return ffi::Error::InvalidArgument("matmul: these weights are not int8");
+  const Operands& first = all->matmuls.front();
+  const QuantizedRows quantized(pool, first.x, first.m, first.k);
+  std::vector<Product<Int8Inputs>> products;
+  for (const Operands& o : all->matmuls) products.push_back(quantized.product_of(o));
+  multiply(pool, products);
+  return ffi::Error::Success();
 }
 
 ffi::Error grouped_int8_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::AnyBuffer w,
                                 ffi::BufferR1<ffi::S32> sizes, ffi::RemainingArgs rest,
                                 ffi::ResultBufferR2<ffi::F32> y) {
+  if (w.element_type() != ffi::S8) return ffi::Error::InvalidArgument("matmul: these weights are not int8");
   std::vector<Group> groups;
   const auto all = operands(x, w, sizes, rest, y, Int8Inputs::kStep, groups);
-  return all.has_error() ? all.error() : multiply_int8(pool, w.element_type(), *all, groups);
+  if (all.has_error()) return all.error();
+  const QuantizedRows quantized(pool, all->x, all->m, all->k);
+  multiply(pool, quantized.product_of(*all), groups);
+  return ffi::Error::Success();
 }
 #endif
 
@@ -162,21 +202,20 @@ ffi::Error grouped_int8_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x,
 
 extern "C" bool jaxserve_has_matrix_unit() { return jaxserve::tiles::allowed(); }
 
-// Rows: how many there are, or of each group. The rest: attributes.
-#define JAXSERVE_MATMUL(name, handler, Rows, ...)                                             \
-  XLA_FFI_DEFINE_HANDLER_SYMBOL(name, jaxserve::handler,                                      \
-                                xla::ffi::Ffi::Bind()                                         \
-                                    .Ctx<xla::ffi::ThreadPool>()                              \
-                                    .Arg<xla::ffi::BufferR2<xla::ffi::F32>>()                 \
-                                    .Arg<xla::ffi::AnyBuffer>()                               \
-                                    .Arg<xla::ffi::Rows<xla::ffi::S32>>()                     \
-                                    .RemainingArgs()                                          \
-                                    .Ret<xla::ffi::BufferR2<xla::ffi::F32>>() __VA_ARGS__)
+#define JAXSERVE_MATMUL(name, handler, ...)                                                                   \
+  XLA_FFI_DEFINE_HANDLER_SYMBOL(name, jaxserve::handler,                                                      \
+                                xla::ffi::Ffi::Bind()                                                         \
+                                    .Ctx<xla::ffi::ThreadPool>()                                              \
+                                    .Arg<xla::ffi::BufferR2<xla::ffi::F32>>() __VA_ARGS__)
+#define JAXSERVE_TOGETHER .Arg<xla::ffi::BufferR0<xla::ffi::S32>>().RemainingArgs().RemainingRets()
+#define JAXSERVE_GROUPED                                                                                      \
+  .Arg<xla::ffi::AnyBuffer>().Arg<xla::ffi::BufferR1<xla::ffi::S32>>().RemainingArgs().Ret<xla::ffi::BufferR2<xla::ffi::F32>>()
 
-JAXSERVE_MATMUL(jaxserve_matmul, matmul_handler, BufferR0, .Attr<bool>("matrix_unit"));
-JAXSERVE_MATMUL(jaxserve_matmul_panels, panels_handler, BufferR0, );
-JAXSERVE_MATMUL(jaxserve_grouped_matmul, grouped_handler, BufferR1, .Attr<bool>("matrix_unit"));
+JAXSERVE_MATMUL(jaxserve_matmul, matmul_handler, JAXSERVE_TOGETHER.Attr<bool>("matrix_unit"));
+JAXSERVE_MATMUL(jaxserve_matmul_panels, panels_handler,
+                .Arg<xla::ffi::BufferR0<xla::ffi::S32>>().Arg<xla::ffi::AnyBuffer>().Ret<xla::ffi::BufferR2<xla::ffi::F32>>());
+JAXSERVE_MATMUL(jaxserve_grouped_matmul, grouped_handler, JAXSERVE_GROUPED.Attr<bool>("matrix_unit"));
 #if defined(JAXSERVE_INT8)
-JAXSERVE_MATMUL(jaxserve_matmul_int8, matmul_int8_handler, BufferR0, );
-JAXSERVE_MATMUL(jaxserve_grouped_matmul_int8, grouped_int8_handler, BufferR1, );
+JAXSERVE_MATMUL(jaxserve_matmul_int8, matmul_int8_handler, JAXSERVE_TOGETHER);
+JAXSERVE_MATMUL(jaxserve_grouped_matmul_int8, grouped_int8_handler, JAXSERVE_GROUPED);
 #endif

@@ -198,13 +198,26 @@ void multiply_tiled(ffi::ThreadPool& pool, const Product<P>& product, const std:
 }
 #endif
 
+// Multiplies the same rows with several matrices, whose outputs threads share as if they were those of one: between two calls all
+// threads wait for the last.
 template <typename P>
-void multiply(ffi::ThreadPool& pool, const Product<P>& product) {
+void multiply(ffi::ThreadPool& pool, const std::vector<Product<P>>& products) {
 #if defined(JAXSERVE_TILES)
-  if (product.is_tiled) return multiply_tiled(pool, product, {{0, 0, product.m}});
+  if (products.front().is_tiled) {
+    for (const Product<P>& product : products) multiply_tiled(pool, product, {{0, 0, product.m}});
+    return;
+  }
 #endif
-  const Split split(product.n, std::max<int64_t>(1, pool.num_threads()), kTaskOutputs);
-  parallel_for(pool, split.count(), [=](int64_t task) { outputs(product, split.begin(task), split.begin(task + 1)); });
+  int64_t n = 0;
+  for (const Product<P>& product : products) n += product.n;
+  const Split split(n, std::max<int64_t>(1, pool.num_threads()), kTaskOutputs);
+  parallel_for(pool, split.count(), [=, product = products.data(), count = products.size()](int64_t task) {
+    int64_t begin = split.begin(task), end = split.begin(task + 1);
+    for (size_t i = 0; i < count && end > 0; begin -= product[i].n, end -= product[i].n, ++i) {
+      const int64_t first = std::max<int64_t>(begin, 0), last = std::min(end, product[i].n);
+      if (first < last) outputs(product[i], first, last);
+    }
+  });
 }
 
 // Outputs of a task such that there are several for each thread; those of one group follow each other.
