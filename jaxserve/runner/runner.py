@@ -99,6 +99,7 @@ class Runner(Generic[PlanT, ResultT]):
         try:
             self._fill_rows(self._task.row_items(plan))
             self._task.update_state(self._state, plan, program, packed)
+            self._state.last_step_s = started
             self._state.arrays, outputs = executable(self.params, self._state.arrays, packed)
         except Exception:
             self._renew(index)

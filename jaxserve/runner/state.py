@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +25,9 @@ from jaxserve.runner.slots import MASKS_AT_ONCE, mask_rows, slot_row
 from jaxserve.sampling.params import SlotInit
 from jaxserve.scheduler.plan import Mask, StepPlan
 from jaxserve.sharding.mesh import Sharding
+
+_IDLE_S: Final = 0.5
+"""After a step was dispatched, the next one may come within this time."""
 
 
 class StateArrays(NamedTuple):
@@ -204,6 +209,8 @@ class DeviceState:
         self.arrays = self._new_arrays()
         self._provider: native.MemoryProvider | None = None
         self._provides_memory = False
+        self.last_step_s = -math.inf
+        """The time of `time.monotonic` at which the last step was dispatched."""
 
     def _new_arrays(self) -> StateArrays:
         """Zeroed, because a masked NaN in the pool would still poison a sum."""
@@ -221,13 +228,17 @@ class DeviceState:
         )
 
     def provide_memory(self) -> None:
-        """Have the system provide all memory of the cache in the background; returns at once.
+        """Have the system provide all memory of the cache in the background, between requests; returns at once.
 
         `release` ends it, and `renew` begins again with the new arrays.
         """
         self._provides_memory = self._shapes.backend in NATIVE
         if self._provides_memory:
-            self._provider = native.MemoryProvider(jax.tree.leaves(self.arrays.cache), num_cores())
+            arrays = jax.tree.leaves(self.arrays.cache)
+            self._provider = native.MemoryProvider(arrays, num_cores(), is_busy=self._is_busy)
+
+    def _is_busy(self) -> bool:
+        return time.monotonic() < self.last_step_s + _IDLE_S
 
     def init_slots(self, inits: Sequence[SlotInit], masks: Sequence[Mask]) -> None:
         """Write the rows of requests that take their slots, then the token masks of some slots."""

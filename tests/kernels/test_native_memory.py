@@ -143,6 +143,29 @@ def test_array_whose_memory_is_gone_does_not_end_the_others() -> None:
     assert asked == [0, 9 * PIECE_BYTES, 10 * PIECE_BYTES]
 
 
+def test_provider_waits_while_others_need_the_processors() -> None:
+    recorder, was_asked, is_busy = Recorder(), threading.Event(), True
+
+    def asks() -> bool:
+        was_asked.set()
+        return is_busy
+
+    array = jnp.zeros((16 << 20,), jnp.uint8)
+    provider = native.MemoryProvider([array], populate=recorder, is_busy=asks)
+    assert was_asked.wait(60)
+    assert len(recorder.pieces) == 1
+    is_busy = False
+    provider.join()
+    assert len(recorder.pieces) >= 7
+
+
+def test_provider_that_waits_for_others_ends_when_it_is_stopped() -> None:
+    recorder = Recorder()
+    array = jnp.zeros((16 << 20,), jnp.uint8)
+    native.MemoryProvider([array], populate=recorder, is_busy=lambda: True).stop()
+    assert len(recorder.pieces) == 1
+
+
 def test_stopped_provider_touches_no_further_piece() -> None:
     recorder, is_made = Recorder(), threading.Event()
 

@@ -19,6 +19,8 @@ _PROCESSORS_PER_THREAD: Final = 20
 """The thread takes a twentieth of all processors: a tenth of one of two, half of one of ten."""
 _MOST_PAUSES: Final = 9.0
 _LEAST_PAUSES: Final = 1.0
+_LOOK_S: Final = 0.1
+"""Between two looks at whether others still need the processors."""
 
 
 def untouched_zeros(*arrays: jax.ShapeDtypeStruct) -> Sequence[jax.Array]:
@@ -71,7 +73,10 @@ def provide_pieces(
 
 
 class MemoryProvider:
-    """A thread that touches the memory of arrays, so that later steps need not wait for it.
+    """A thread that touches the memory of arrays while nothing else is computed, so that later steps need not wait for it.
+
+    A decode step waits for the slowest of its threads, and a piece takes a processor from one of them: memory that a request
+    touches first costs it less.
 
     The thread has the same priority as the others. It holds the lock of the process's memory map during a piece and the
     interpreter's lock between two: a thread of low priority would be interrupted while it holds one of them, and all others would
@@ -83,14 +88,17 @@ class MemoryProvider:
         arrays: Sequence[jax.Array],
         num_processors: int = 1,
         populate: Callable[[int, int], bool] = _populate,
+        is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
         """Start the thread. It reads and changes nothing: arrays may be written or donated meanwhile.
 
         num_processors: those of the process, of which the thread takes its share. populate: as in `provide_pieces`.
+        is_busy: returns True while the thread is to wait.
         """
         self._is_stopped = threading.Event()
+        self._is_busy = is_busy
         spans = [(array.unsafe_buffer_pointer(), array.nbytes) for array in arrays]
-        arguments = (spans, populate, self._is_stopped.wait, pauses_per_piece(num_processors))
+        arguments = (spans, populate, self._pause, pauses_per_piece(num_processors))
         self._thread = threading.Thread(target=provide_pieces, args=arguments, name="provide memory", daemon=True)
         self._thread.start()
 
@@ -102,3 +110,11 @@ class MemoryProvider:
     def join(self) -> None:
         """Wait until all memory is provided."""
         self._thread.join()
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait for so long, and on while others need the processors; return True if the thread is to end."""
+        while not self._is_stopped.wait(seconds):
+            if not self._is_busy():
+                return False
+            seconds = _LOOK_S
+        return True

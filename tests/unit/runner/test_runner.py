@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -88,8 +90,8 @@ class ZeroState(DeviceState):
 class CheckedProvider:
     """Stands for the thread that touches memory."""
 
-    def __init__(self, arrays: list[jax.Array]) -> None:
-        self.arrays = arrays
+    def __init__(self, arrays: list[jax.Array], is_busy: Callable[[], bool]) -> None:
+        self.arrays, self.is_busy = arrays, is_busy
         self.num_stops = 0
         self.is_stopped_in_time = False
         """True once it was stopped while the arrays existed."""
@@ -104,9 +106,9 @@ def providers(monkeypatch: pytest.MonkeyPatch) -> list[CheckedProvider]:
     """Return the providers that a test makes, in order."""
     made: list[CheckedProvider] = []
 
-    def make(arrays: list[jax.Array], num_processors: int) -> CheckedProvider:
+    def make(arrays: list[jax.Array], num_processors: int, is_busy: Callable[[], bool]) -> CheckedProvider:
         assert num_processors >= 1
-        made.append(CheckedProvider(arrays))
+        made.append(CheckedProvider(arrays, is_busy))
         return made[-1]
 
     monkeypatch.setattr(native, "MemoryProvider", make)
@@ -121,6 +123,19 @@ def test_memory_is_no_longer_provided_once_arrays_are_given_back(providers: list
     state.release()
     assert [(provider.num_stops, provider.is_stopped_in_time) for provider in providers] == [(1, True)]
     assert providers[0].arrays == arrays and all(array.is_deleted() for array in arrays)
+
+
+def test_memory_is_provided_while_no_steps_are_dispatched(providers: list[CheckedProvider]) -> None:
+    state = ZeroState(StateShapes(None, 0, 0, backend="native"))
+    state.provide_memory()
+    assert not providers[0].is_busy()
+    before = time.monotonic()
+    Runner(GENERATION, (), state, {PROGRAM: CountingStep("never", -1)}).submit(PLAN).result()
+    assert before <= state.last_step_s <= time.monotonic()
+    state.last_step_s = time.monotonic()
+    assert providers[0].is_busy()
+    state.last_step_s -= 60
+    assert not providers[0].is_busy()
 
 
 def test_memory_of_renewed_arrays_is_provided_if_that_of_the_first_was(providers: list[CheckedProvider]) -> None:
