@@ -1,0 +1,110 @@
+"""Write tests/models/data/odd_shapes.json and odd_shapes.npz: a second shape of each family, and what transformers computes with it.
+
+Run from the repository root where torch and transformers are installed: python tests/tools/make_odd_goldens.py [NAME ...]
+Names are those of tiny_checkpoints.py, whose configs get other sizes: heads of 40 or 72 numbers, three or five to a KV head, 333 tokens.
+Weights follow from names, shapes and a seed (tests/models/odd_shapes.py), so that none are stored. Given names are replaced.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+import numpy as np
+import torch
+import transformers
+from make_goldens import (
+    MIN_DISTINCT,
+    MIN_GAP,
+    NUM_PROMPT,
+    golden,
+    last_logits,
+    load,
+    published,
+    published_correction,
+    random_weights,
+    stored_buffers,
+)
+from odd_checkpoints import odd_configs
+
+from tests.models.odd_shapes import DATA, NUM_LOGITS, Tensors, write_checkpoint
+
+MEAN_ERROR: Final = 4
+"""A mean within as many standard errors of zero is zero."""
+MAX_NOISE: Final = 2e-5
+"""Wider layers than those of make_goldens.py round more."""
+
+
+def tensors_of(config: dict[str, Any], folder: Path) -> Tensors:
+    """Return shape, mean and spread of the tensors of a checkpoint, as `make_goldens.py` would write it."""
+    (folder / "config.json").write_text(json.dumps(config))
+    made = transformers.AutoConfig.from_pretrained(folder)
+    model = getattr(transformers, config["architectures"][0])._from_config(made, dtype=torch.float32)
+    random_weights(model, 0)
+    kind = model.config.model_type
+    found = {
+        name: part
+        for whole, tensor in model.named_parameters()
+        for name, part in published(whole, tensor, kind).items()
+        if not whole.endswith("e_score_correction_bias")
+    } | {published_correction(name, kind): buffer for name, buffer in stored_buffers(model).items()}
+    return {name: _form(tensor.detach().float()) for name, tensor in found.items()}
+
+
+def _form(tensor: torch.Tensor) -> tuple[list[int], float, float]:
+    spread = float(tensor.std()) if tensor.numel() > 1 else 0.1
+    mean = float(tensor.mean())
+    is_centred = abs(mean) < MEAN_ERROR * spread / tensor.numel() ** 0.5
+    return list(tensor.shape), 0.0 if is_centred else round(mean, 2), float(f"{spread:.3g}")
+
+
+def make(name: str, config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Return the entry of odd_shapes.json and the arrays of odd_shapes.npz; seeds are tried as in `make_goldens.py`."""
+    prompt_ids = np.random.default_rng(len(name)).integers(3, config["vocab_size"], NUM_PROMPT).tolist()
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        tensors = tensors_of(config, folder)
+        for seed in range(100):
+            write_checkpoint(folder, config, tensors, seed)
+            arrays = golden(load(folder), prompt_ids)
+            distinct, gap = len(set(arrays["output_ids"].tolist())), float(arrays.pop("gaps").min())
+            if distinct < MIN_DISTINCT or gap < MIN_GAP:
+                continue
+            noise = float(np.abs(last_logits(load(folder, torch.float64), prompt_ids).numpy() - arrays["logits"]).max())
+            if noise <= MAX_NOISE:
+                break
+        else:
+            raise SystemExit(f"{name}: no seed will do (last: {distinct} distinct tokens, gap {gap})")
+    arrays["logits"] = arrays["logits"][-NUM_LOGITS:]
+    print(
+        f"{name}: seed {seed}, {distinct} distinct, min gap {gap:.4f}, logit std {arrays['logits'].std():.2f}, {noise:.1e}"
+    )
+    return {"config": config, "tensors": tensors, "seed": seed}, arrays
+
+
+def main() -> None:
+    """Write both files, with new entries for the names on the command line, or for all."""
+    torch.set_num_threads(1)
+    transformers.utils.logging.disable_progress_bar()
+    configs = odd_configs()
+    entries: dict[str, Any] = {}
+    arrays: dict[str, np.ndarray] = {}
+    if sys.argv[1:]:
+        entries = json.loads((DATA / "odd_shapes.json").read_text())
+        arrays = dict(np.load(DATA / "odd_shapes.npz", allow_pickle=False))
+    for name in sys.argv[1:] or configs:
+        entries[name], own = make(name, copy.deepcopy(configs[name]))
+        arrays |= {f"{name}/{key}": array for key, array in own.items()}
+    entries = {name: entries[name] for name in configs if name in entries}
+    lines = [f"{json.dumps(name)}: {json.dumps(entry, separators=(',', ':'))}" for name, entry in entries.items()]
+    (DATA / "odd_shapes.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    kept = {key: array for key, array in arrays.items() if key.partition("/")[0] in entries}
+    np.savez_compressed(DATA / "odd_shapes.npz", **kept)
+
+
+if __name__ == "__main__":
+    main()

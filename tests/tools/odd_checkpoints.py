@@ -1,0 +1,69 @@
+"""Configs of odd sizes, one of each family that has only one shape in tiny_checkpoints.py."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from tiny_checkpoints import TINY_CHECKPOINTS
+
+VOCAB_SIZE: Final = 333
+_FIVES: Final = {"num_attention_heads": 5, "num_key_value_heads": 1}
+_THREES: Final = {"num_attention_heads": 3, "num_key_value_heads": 1}
+_SIXES: Final = {"num_attention_heads": 6, "num_key_value_heads": 2}
+_LATENT: Final[dict[str, Any]] = {
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+    "kv_lora_rank": 40,
+    "qk_nope_head_dim": 40,
+    "qk_rope_head_dim": 24,
+    "v_head_dim": 72,
+}
+_HAS_ODD: Final = frozenset(
+    "falcon_h1 gemma3n gemma4 kimi_linear lfm2 llama4 mistral4 nemotron_h olmo_hybrid qwen3_5 qwen3_next".split()
+)
+"""Types of models with a second shape of odd sizes in tiny_checkpoints.py."""
+
+
+def _longrope(table: dict[str, Any], rotary_dim: int) -> dict[str, Any]:
+    """Return a table with a factor for each pair of rotated numbers."""
+    short, long = ([1 + step * index for index in range(rotary_dim // 2)] for step in (0.05, 0.3))
+    return {"rope_scaling": {**table, "short_factor": short, "long_factor": long}}
+
+
+_WIDE: Final = frozenset(
+    "arcee cohere ernie4_5_moe exaone4 gemma gemma2 glm glm4_moe granite_swa granitemoe granitemoeshared hunyuan_v1_moe hy_v3 "
+    "jais2 llama minimax_m2 ministral mixtral olmo3 olmoe phi qwen2_moe qwen3_5_moe qwen3 smollm3 stablelm".split()
+)
+"""Types of models whose heads get 72 numbers."""
+CHANGES: Final[dict[str, dict[str, Any]]] = {
+    "helium_tiny": {"hidden_size": 200},  # its heads are as wide together as the model
+    "granitemoehybrid_dense_tiny": {"mamba_n_heads": 10, "mamba_n_groups": 5, "mamba_d_state": 24},
+    "phi_tiny": {"partial_rotary_factor": 0.5},
+    "phi3_longrope_tiny": _longrope(TINY_CHECKPOINTS["phi3_longrope_tiny"].config["rope_scaling"], 40),
+    "phimoe_tiny": _longrope(TINY_CHECKPOINTS["phimoe_tiny"].config["rope_scaling"], 40),
+}
+"""Further changes of one config."""
+
+
+def odd_configs() -> dict[str, dict[str, Any]]:
+    """Return the configs by the names of the tiny checkpoints that they change, the first of each architecture."""
+    found: dict[str, dict[str, Any]] = {}
+    seen = set[str]()
+    for name, tiny in sorted(TINY_CHECKPOINTS.items()):
+        kind = tiny.config["model_type"].removesuffix("_text")
+        if kind in _HAS_ODD or tiny.config["architectures"][0] in seen:
+            continue
+        seen.add(tiny.config["architectures"][0])
+        found[name] = tiny.config | _sizes(tiny.config, is_wide=kind in _WIDE) | CHANGES.get(name, {})
+    return found
+
+
+def _sizes(config: dict[str, Any], *, is_wide: bool) -> dict[str, Any]:
+    """Return heads of 40 numbers, five to a KV head, or of 72, three to one."""
+    if "kv_lora_rank" in config:
+        return {"vocab_size": VOCAB_SIZE, "hidden_size": 60, "intermediate_size": 88, **_LATENT}
+    heads, dim = (_THREES, 72) if is_wide else (_FIVES, 40)
+    width = {"hidden_size": heads["num_attention_heads"] * dim}
+    if "head_dim" in config:
+        heads, width = (_SIXES if is_wide else _FIVES), {"head_dim": dim, "hidden_size": 60}
+    return {"vocab_size": VOCAB_SIZE, "intermediate_size": 88, **heads, **width}
