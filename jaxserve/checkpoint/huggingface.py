@@ -18,7 +18,7 @@ from jaxserve.checkpoint.drafters.mtp import as_first_layer, mtp_config, only_mt
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.files import read_config, read_object
 from jaxserve.checkpoint.gguf.factors import check_not_multiplied
-from jaxserve.checkpoint.parts import split_fused, with_each_expert, with_flat_corrections
+from jaxserve.checkpoint.parts import split_fused, with_each_expert, with_flat_vectors
 from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
 from jaxserve.checkpoint.renamed import architecture, text_config, with_our_names, with_text_names, without_mtp_layers
 from jaxserve.checkpoint.safetensors_file import SafetensorsFile, open_safetensors
@@ -140,7 +140,7 @@ def _with_family_names(checkpoint: Checkpoint, family: Family | None) -> Checkpo
 
 def _with_single_matrices(checkpoint: Checkpoint, family: Family | None) -> Checkpoint:
     """Return the checkpoint with a tensor for each matrix of those that it stores together."""
-    named = with_flat_corrections(checkpoint)
+    named = with_flat_vectors(checkpoint)
     stacked = None if family is None else family.stacked_experts
     return split_fused(named if stacked is None else with_each_expert(named, stacked))
 

@@ -21,6 +21,7 @@ from jaxserve.quant.tensor import Tensor, TensorInfo
 _GATE_UP: Final = "gate_up_proj"
 _STACKED: Final = tuple(f".experts.{part}" for part in (_GATE_UP, "gate_proj", "up_proj", "down_proj"))
 _BIAS: Final = "_bias"
+_VECTORS: Final = (".e_score_correction_bias", ".A_log")
 
 
 def split_fused(checkpoint: Checkpoint) -> Checkpoint:
@@ -62,18 +63,20 @@ def _fused_parts(config: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     }
 
 
-def with_flat_corrections(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint with routers' correction biases (1, E) as vectors (ERNIE 4.5)."""
+def with_flat_vectors(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with vectors for what is stored with further axes of one number: routers' correction biases (1, E)
+    of ERNIE 4.5, and rates of decays (1, 1, N, 1) of Kimi Linear."""
     tensors, readers = dict(checkpoint.tensors), {}
     for name, info in checkpoint.tensors.items():
-        if name.endswith(".e_score_correction_bias") and len(info.shape) == 2 and info.shape[0] == 1:
-            tensors[name] = replace(info, shape=info.shape[1:])
-            readers[name] = partial(_read_first, name)
+        own = tuple(size for size in info.shape if size != 1) or (1,)
+        if name.endswith(_VECTORS) and len(own) == 1 < len(info.shape):
+            tensors[name] = replace(info, shape=own)
+            readers[name] = partial(_read_flat, name)
     return CheckpointView(checkpoint, tensors, readers) if readers else checkpoint
 
 
-def _read_first(stored: str, inner: Checkpoint) -> Tensor:
-    return inner.read(stored)[0]
+def _read_flat(stored: str, inner: Checkpoint) -> Tensor:
+    return np.asarray(inner.read(stored)).reshape(-1)
 
 
 def with_each_expert(checkpoint: Checkpoint, layout: StackedExperts) -> Checkpoint:

@@ -1,7 +1,8 @@
-"""The gated delta net of Qwen3-Next and Qwen3.5 (Yang et al., arXiv 2412.06464)."""
+"""Gated delta nets (Yang et al., arXiv 2412.06464) of Qwen3-Next, Qwen3.5 and OLMo Hybrid, and Kimi delta attention (arXiv 2510.26692)."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import jax
@@ -11,13 +12,15 @@ from jaxserve_kernels.linear_attention import linear_attention, takes_tokens_in_
 from jaxserve_kernels.segments import Segments
 from jaxtyping import Array, Float
 
+from jaxserve.layers.fused import FusedLinear
 from jaxserve.layers.linear import Linear, Tokens
 from jaxserve.layers.norm import RMSNorm
 from jaxserve.layers.param import FusedLayout, parameter
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.layers.recurrent import DepthwiseConv, Parameters, RecurrentState, convolve
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.model_config.recurrent import GatedDeltaConfig
+from jaxserve.model_config.recurrent import GatedDeltaConfig, KimiDeltaConfig
+from jaxserve.sharding.rules import AxisRules
 from jaxserve.sharding.shard_map import sharded
 
 _HEADS: Final = "delta_heads"
@@ -41,7 +44,14 @@ class GatedDeltaNet(nnx.Module):
         width, rows = heads * delta.value_dim, (_HEADS, "embed")
         self.channels = FusedLayout(delta.part_channels, policy.rules.count(_HEADS))
         layout = self.channels if self.channels.groups > 1 else None
-        if delta.is_fused:
+        if delta.inputs == "apart":
+            counts = dict(zip(("q_proj", "k_proj", "v_proj"), delta.part_channels, strict=True))
+            make = partial(Linear, in_dim=d, axes=rows, policy=policy)
+            self.qkv_proj = FusedLinear(counts, make, policy, num_units=delta.num_key_heads)
+            self.g_proj = Linear(width, d, rows, policy)
+            self.b_proj = Linear(heads, d, rows, plain)
+            self.a_proj = Linear(heads, d, rows, plain)
+        elif delta.inputs == "by_head":
             self.in_proj_qkvz = Linear(delta.num_channels + width, d, rows, policy)
             self.in_proj_ba = Linear(2 * heads, d, rows, plain)
         else:
@@ -52,15 +62,20 @@ class GatedDeltaNet(nnx.Module):
         self.conv1d = DepthwiseConv(delta.num_channels, delta.num_taps, policy, bias=False, axis=_HEADS, layout=layout)
         self.dt_bias = parameter((heads,), (_HEADS,), jnp.dtype(jnp.float32))
         self.A_log = parameter((heads,), (_HEADS,), jnp.dtype(jnp.float32))
-        self.norm = RMSNorm(delta.value_dim, config.norm_eps, policy)
-        self.out_proj = Linear(d, width, ("embed", _HEADS), policy)
+        self.norm = RMSNorm(delta.value_dim, delta.norm_eps or config.norm_eps, policy)
+        out = Linear(d, width, ("embed", _HEADS), policy)
+        if delta.inputs == "apart":
+            self.o_proj = out
+        else:
+            self.out_proj = out
         self.delta, self.rules, self.head_axis = delta, policy.rules, _HEADS
         self.backend = policy.backend
         self.takes_tokens_in_turn = takes_tokens_in_turn(policy.backend, delta.key_dim, delta.value_dim)
 
     def project(self, x: Float[Array, "T D"], tokens: Tokens) -> tuple[tuple[Array, Array, Array], Array]:
         """Return queries, keys and values side by side before the convolution, both rates of each value head, and the gates."""
-        qkv, z, b, a = self._fused(x, tokens) if self.delta.is_fused else self._separate(x, tokens)
+        kinds = {"by_head": self._by_head, "by_part": self._by_part, "apart": self._apart}
+        qkv, z, b, a = kinds[self.delta.inputs](x, tokens)
         return (qkv, b, a), z
 
     @property
@@ -78,13 +93,14 @@ class GatedDeltaNet(nnx.Module):
         q, k, v = self.channels.split(jax.nn.silu(mixed).astype(qkv.dtype))
         q, k = (part.reshape(len(qkv), -1, delta.key_dim) for part in (q, k))
         log_decay = -jnp.exp(log_rates) * jax.nn.softplus(a.astype(jnp.float32) + biases)
+        rate = jax.nn.sigmoid(b)
         with jax.named_scope("linear_attention"):
             made, states = linear_attention(
                 _unit(q) * delta.key_dim**-0.5,
                 _unit(k),
                 v.reshape(len(qkv), -1, delta.value_dim),
                 log_decay,
-                jax.nn.sigmoid(b),
+                rate if delta.rate_scale == 1 else rate * delta.rate_scale,
                 state.states,
                 segments,
                 backend=self.backend,
@@ -94,9 +110,14 @@ class GatedDeltaNet(nnx.Module):
     def finish(self, made: Float[Array, "T N V"], rest: Float[Array, "T NV"], tokens: Tokens) -> Float[Array, "T D"]:
         """Return the outputs. rest: the gates."""
         normed = self.norm(made) * jax.nn.silu(rest.reshape(made.shape).astype(jnp.float32))
-        return self.out_proj(normed.astype(made.dtype).reshape(len(made), -1), tokens)
+        out = self.o_proj if self.delta.inputs == "apart" else self.out_proj
+        return out(normed.astype(made.dtype).reshape(len(made), -1), tokens)
 
-    def _separate(self, x: Float[Array, "T D"], tokens: Tokens) -> tuple[Array, Array, Array, Array]:
+    def _apart(self, x: Float[Array, "T D"], tokens: Tokens) -> tuple[Array, Array, Array, Array]:
+        qkv = _side_by_side(self.qkv_proj(x, tokens), self.rules)
+        return qkv, self.g_proj(x, tokens), self.b_proj(x, tokens), self.a_proj(x, tokens)
+
+    def _by_part(self, x: Float[Array, "T D"], tokens: Tokens) -> tuple[Array, Array, Array, Array]:
         return (
             self.in_proj_qkv(x, tokens),
             self.in_proj_z(x, tokens),
@@ -104,7 +125,7 @@ class GatedDeltaNet(nnx.Module):
             self.in_proj_a(x, tokens),
         )
 
-    def _fused(self, x: Float[Array, "T D"], tokens: Tokens) -> tuple[Array, Array, Array, Array]:
+    def _by_head(self, x: Float[Array, "T D"], tokens: Tokens) -> tuple[Array, Array, Array, Array]:
         """Split the outputs of each key head: its query, its key, and the values and gates of its value heads."""
         delta = self.delta
         group = delta.num_value_heads // delta.num_key_heads
@@ -123,6 +144,87 @@ class GatedDeltaNet(nnx.Module):
         return sharded(by_part, operands, _BY_HEAD, self.rules)
 
 
+class KimiDelta(nnx.Module):
+    """A gated delta net whose decays differ by channel of the key, and whose decays and gates come from low-rank projections.
+
+    The devices of a mesh share the heads as in `GatedDeltaNet`.
+    """
+
+    takes_tokens_in_turn = False
+
+    def __init__(self, config: DecoderConfig, delta: KimiDeltaConfig, policy: DtypePolicy) -> None:
+        d, width, rank = config.hidden_size, delta.width, delta.head_dim
+        rows = (_HEADS, "embed")
+        make = partial(Linear, in_dim=d, axes=rows, policy=policy)
+        self.qkv_proj = FusedLinear(
+            dict.fromkeys(("q_proj", "k_proj", "v_proj"), width), make, policy, num_units=delta.num_heads
+        )
+        self.f_a_proj = Linear(rank, d, (None, "embed"), policy)
+        self.f_b_proj = Linear(width, rank, (_HEADS, None), policy)
+        self.g_a_proj = Linear(rank, d, (None, "embed"), policy)
+        self.g_b_proj = Linear(width, rank, (_HEADS, None), policy)
+        self.b_proj = Linear(delta.num_heads, d, rows, policy.unquantized)
+        conv = partial(DepthwiseConv, width, delta.num_taps, policy, bias=False, axis=_HEADS)
+        self.q_conv1d, self.k_conv1d, self.v_conv1d = conv(), conv(), conv()
+        self.dt_bias = parameter((width,), (_HEADS,), jnp.dtype(jnp.float32))
+        self.A_log = parameter((delta.num_heads,), (_HEADS,), jnp.dtype(jnp.float32))
+        self.norm = RMSNorm(delta.head_dim, config.norm_eps, policy, "wide")
+        self.o_proj = Linear(d, width, ("embed", _HEADS), policy)
+        self.delta, self.rules, self.head_axis = delta, policy.rules, _HEADS
+        self.backend = policy.backend
+
+    def project(self, x: Float[Array, "T D"], tokens: Tokens) -> tuple[tuple[Array, Array, Array], Array]:
+        """Return queries, keys and values side by side before the convolution, the rate of each head, the decay of each
+        channel before its bias, and the gates."""
+        qkv = _side_by_side(self.qkv_proj(x, tokens), self.rules)
+        decays = self.f_b_proj(self.f_a_proj(x, tokens), tokens)
+        gates = self.g_b_proj(self.g_a_proj(x, tokens), tokens)
+        return (qkv, self.b_proj(x, tokens), decays), gates
+
+    @property
+    def parameters(self) -> Parameters:
+        """The taps of each convolution, the rate of each head's decays, and the bias of each channel's."""
+        taps = (conv.weight[...] for conv in (self.q_conv1d, self.k_conv1d, self.v_conv1d))
+        return *taps, self.A_log[...], self.dt_bias[...]
+
+    def recur(
+        self, parameters: Parameters, inputs: tuple[Array, Array, Array], state: RecurrentState, segments: Segments
+    ) -> tuple[Float[Array, "T N V"], RecurrentState]:
+        """Return what attention reads, and the state after each row's last token, for one device's heads."""
+        (*taps, log_rates, biases), (qkv, b, decays) = parameters, inputs
+        assert state.states is not None, "Kimi delta attention has a state"
+        mixed, windows = convolve(jnp.concatenate(taps), None, qkv, state.windows, segments)
+        q, k, v = jax.nn.silu(mixed).astype(qkv.dtype).reshape(len(qkv), 3, -1, self.delta.head_dim).swapaxes(0, 1)
+        steps = jax.nn.softplus(decays.astype(jnp.float32) + biases).reshape(q.shape)
+        with jax.named_scope("linear_attention"):
+            made, states = linear_attention(
+                _unit(q) * self.delta.head_dim**-0.5,
+                _unit(k),
+                v,
+                -jnp.exp(log_rates)[:, None] * steps,
+                jax.nn.sigmoid(b),
+                state.states,
+                segments,
+                backend=self.backend,
+            )
+        return made.astype(qkv.dtype), RecurrentState(windows, states)
+
+    def finish(self, made: Float[Array, "T N V"], rest: Float[Array, "T NV"], tokens: Tokens) -> Float[Array, "T D"]:
+        """Return the outputs. rest: the gates."""
+        normed = self.norm(made).astype(jnp.float32) * jax.nn.sigmoid(rest.reshape(made.shape).astype(jnp.float32))
+        return self.o_proj(normed.astype(made.dtype).reshape(len(made), -1), tokens)
+
+
+def _side_by_side(parts: list[Float[Array, "T _"]], rules: AxisRules) -> Float[Array, "T _"]:
+    """Return the channels of queries, then keys, then values, of each device's heads."""
+
+    def joined(*parts: Float[Array, "T _"]) -> Float[Array, "T _"]:
+        return jnp.concatenate(parts, -1)
+
+    return sharded(joined, [(part, _BY_HEAD) for part in parts], _BY_HEAD, rules)
+
+
 def _unit(x: Float[Array, "T K H"]) -> Float[Array, "T K H"]:
+    """Return x over the length of its last axis, in float32."""
     wide = x.astype(jnp.float32)
     return wide * jax.lax.rsqrt(jnp.sum(wide * wide, -1, keepdims=True) + _EPS)

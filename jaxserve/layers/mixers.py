@@ -16,16 +16,17 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxserve.layers.attention import StepContext
 from jaxserve.layers.cache import Cache, GroupCache, PendingStates, StatePool, StateSlots, with_group
 from jaxserve.layers.gated_conv import GatedConv
-from jaxserve.layers.gated_delta import GatedDeltaNet
+from jaxserve.layers.gated_delta import GatedDeltaNet, KimiDelta
 from jaxserve.layers.mamba2 import Mamba2
 from jaxserve.layers.recurrent import Parameters, RecurrentMixer, RecurrentState
 from jaxserve.model_config.cache import CachePlace, LayerPlaces
-from jaxserve.model_config.recurrent import GatedDeltaConfig, Mamba2Config, ShortConvConfig
+from jaxserve.model_config.recurrent import GatedDeltaConfig, KimiDeltaConfig, Mamba2Config, ShortConvConfig
 from jaxserve.sharding.rules import Axes, MeshAxes
 from jaxserve.sharding.shard_map import all_reduce, sharded
 
 MIXERS: Final[Mapping[type, Callable[..., nnx.Module]]] = {
     GatedDeltaConfig: GatedDeltaNet,
+    KimiDeltaConfig: KimiDelta,
     Mamba2Config: Mamba2,
     ShortConvConfig: GatedConv,
 }

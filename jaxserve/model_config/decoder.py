@@ -106,6 +106,8 @@ class LayerConfig:
     """False: the values are the projected keys, before norm and rotation."""
     recurrent: RecurrentConfig | None = None
     """A mixer with a state of fixed size; None: there is none."""
+    norm_placement: NormPlacement | None = None
+    """Norms of this layer; None: as in the model (OLMo Hybrid)."""
 
 
 KVScaleDtype = Literal["fp8", "int8"]

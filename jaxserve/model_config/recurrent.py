@@ -1,6 +1,6 @@
 """Layers that keep a state of fixed size per request in place of keys and values, as data.
 
-They are tagged structs: a layer has one of three kinds, and configs travel between processes as JSON.
+They are tagged structs: a layer has one of four kinds, and configs travel between processes as JSON.
 """
 
 from __future__ import annotations
@@ -23,8 +23,13 @@ class GatedDeltaConfig(msgspec.Struct, frozen=True, tag="gated_delta"):
     value_dim: int  # V
     num_taps: int
     """Tokens that a convolution sees, its own included."""
-    is_fused: bool
-    """True if the checkpoint has one matrix for queries, keys, values and gates, by key head (Qwen3-Next)."""
+    inputs: Literal["by_head", "by_part", "apart"]
+    """Matrices of the checkpoint. by_head: one for queries, keys, values and gates, by key head (Qwen3-Next). by_part: one
+    for queries, then keys, then values, and one for gates (Qwen3.5). apart: one for each (OLMo Hybrid)."""
+    rate_scale: float = 1.0
+    """Factor on the rate of the delta rule, which is a sigmoid: with 2, eigenvalues of a token's transition may be negative."""
+    norm_eps: float | None = None
+    """Epsilon of the norm of each value head; None: that of the other norms."""
 
     @property
     def part_channels(self) -> tuple[int, int, int]:
@@ -35,7 +40,9 @@ class GatedDeltaConfig(msgspec.Struct, frozen=True, tag="gated_delta"):
     @property
     def projections(self) -> tuple[str, ...]:
         """Names of the mixer's matmuls, which adapters may change."""
-        inputs = ("qkvz", "ba") if self.is_fused else ("qkv", "z", "b", "a")
+        if self.inputs == "apart":
+            return tuple(f"{name}_proj" for name in ("q", "k", "v", "g", "b", "a", "o"))
+        inputs = ("qkvz", "ba") if self.inputs == "by_head" else ("qkv", "z", "b", "a")
         return (*(f"in_proj_{name}" for name in inputs), "out_proj")
 
     @property
@@ -48,6 +55,42 @@ class GatedDeltaConfig(msgspec.Struct, frozen=True, tag="gated_delta"):
         """The convolution's window, and the state N, H, V."""
         state = (self.num_value_heads, self.key_dim, self.value_dim)
         return _arrays(self, state, "delta_heads")
+
+
+class KimiDeltaConfig(msgspec.Struct, frozen=True, tag="kimi_delta"):
+    """Kimi delta attention (arXiv 2510.26692): a gated delta net with a decay for each channel of a key."""
+
+    module: ClassVar[str] = "linear_attn"
+    """Name of the mixer in a layer; checkpoints call it `self_attn`."""
+    num_heads: int  # N
+    head_dim: int  # H
+    num_taps: int
+    """Tokens that a convolution sees, its own included."""
+
+    @property
+    def width(self) -> int:
+        """Width of the heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def num_key_heads(self) -> int:
+        """Heads that devices share."""
+        return self.num_heads
+
+    @property
+    def projections(self) -> tuple[str, ...]:
+        """Names of the mixer's matmuls, which adapters may change."""
+        return tuple(f"{name}_proj" for name in ("q", "k", "v", "f_a", "f_b", "g_a", "g_b", "b", "o"))
+
+    @property
+    def num_channels(self) -> int:
+        """Channels of the convolution: queries, keys and values."""
+        return 3 * self.width
+
+    @property
+    def arrays(self) -> tuple[StateArray, ...]:
+        """The convolution's window, and the state N, H, H."""
+        return _arrays(self, (self.num_heads, self.head_dim, self.head_dim), "delta_heads")
 
 
 class Mamba2Config(msgspec.Struct, frozen=True, tag="mamba2"):
@@ -117,7 +160,7 @@ class ShortConvConfig(msgspec.Struct, frozen=True, tag="short_conv"):
         return _arrays(self)
 
 
-RecurrentConfig = GatedDeltaConfig | Mamba2Config | ShortConvConfig
+RecurrentConfig = GatedDeltaConfig | KimiDeltaConfig | Mamba2Config | ShortConvConfig
 
 
 def _arrays(

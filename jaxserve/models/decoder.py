@@ -95,7 +95,8 @@ class DecoderLayer(nnx.Module):
     """
 
     def __init__(self, config: DecoderConfig, layer: LayerConfig, policy: DtypePolicy) -> None:
-        self.norms = _NORMS[config.norm_placement]
+        placement = layer.norm_placement or config.norm_placement
+        self.norms = _NORMS[placement]
         if layer.experts is not None and layer.experts.has_dense:
             self.norms = (*self.norms[:2], None, self.norms[3])  # each of the two blocks normalises its own input
         self.has_mixer = layer.has_kv or layer.recurrent is not None
@@ -118,7 +119,7 @@ class DecoderLayer(nnx.Module):
         self.per_layer = None if config.per_layer_dim is None else PerLayerBlock(config, config.per_layer_dim, policy)
         self.layer_scalar = parameter((1,), (None,), policy.vectors) if config.has_layer_scales else None
         self.residual_scale = config.residual_scale
-        self.is_parallel = config.norm_placement == "parallel"
+        self.is_parallel = placement == "parallel"
 
     def __call__(
         self,

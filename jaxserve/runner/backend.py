@@ -16,6 +16,7 @@ from jaxserve_kernels.paged_attention import unsupported
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
 from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.recurrent import KimiDeltaConfig
 from jaxserve.runner.buckets import page_tokens, resolve_limits
 
 _LOG = logging.getLogger(__name__)
@@ -105,6 +106,8 @@ def why_no_state_kernel(decoder: DecoderConfig, backend: Backend) -> str | None:
     """Return in a few words why recurrent states have no kernel; None if they have one, or where no device has one."""
     if backend not in STATE_KERNELS or decoder.recurrent is None:
         return None
+    if isinstance(decoder.recurrent, KimiDeltaConfig):
+        return "decays that differ by channel"
     _, *states = decoder.recurrent.arrays
     return next(filter(None, (no_state_kernel(*array.shape[1:]) for array in states)), None)
 

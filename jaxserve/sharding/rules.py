@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
-from jaxserve.model_config.recurrent import GatedDeltaConfig
+from jaxserve.model_config.recurrent import GatedDeltaConfig, KimiDeltaConfig
 
 DATA: Final = "data"
 EXPERT: Final = "expert"
@@ -113,7 +113,7 @@ def axis_rules(config: DecoderConfig | EncoderConfig, shape: MeshShape) -> AxisR
         "pages": tuple(axis for axis in every if axis == DATA),
     }
     table["heads"] = table["kv_heads"]  # attention needs no exchange
-    if isinstance(config, DecoderConfig) and isinstance(config.recurrent, GatedDeltaConfig):
+    if isinstance(config, DecoderConfig) and isinstance(config.recurrent, GatedDeltaConfig | KimiDeltaConfig):
         table["delta_heads"] = split(
             config.recurrent.num_key_heads, heads
         )  # with the value heads that each of them serves

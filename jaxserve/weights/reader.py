@@ -23,6 +23,8 @@ from jaxserve.weights.share import Share, share_of
 
 _ROTATED: Final = ("q_proj", "k_proj", "q_norm", "k_norm")
 _OF_KV_HEADS: Final = ("k_proj", "v_proj")
+_MIXER: Final = ".linear_attn."
+"""Recurrent mixers may have projections with the names of those of attention."""
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
 _ADDED: Final = ".lora_B"
 """Adapters of queries and keys: their up matrices have rows in the same order."""
@@ -150,7 +152,7 @@ def _of_columns(scales: np.ndarray, first: np.ndarray, columns: range) -> np.nda
 
 def kv_copies(name: str, config: DecoderConfig | EncoderConfig) -> int:
     """Return the copies of each of a tensor's heads that the model has."""
-    if not isinstance(config, DecoderConfig) or name.startswith(VISION):
+    if not isinstance(config, DecoderConfig) or name.startswith(VISION) or _MIXER in name:
         return 1
     copied = (*_OF_KV_HEADS, "k_norm") if config.qk_norm == "whole" else _OF_KV_HEADS
     return _kv_heads(name, config)[1] if _module(name).endswith(copied) or is_kv_scale(name) else 1
@@ -166,7 +168,7 @@ def _kv_heads(name: str, config: DecoderConfig) -> tuple[int, int]:
 
 
 def _is_rotated(name: str) -> bool:
-    return _module(name).endswith(_ROTATED) and not name.startswith(VISION)
+    return _module(name).endswith(_ROTATED) and not name.startswith(VISION) and _MIXER not in name
 
 
 def _module(name: str) -> str:

@@ -18,7 +18,10 @@ NUM_DRAFTS = 3
 """Drafted tokens of the tests that ask for drafts."""
 
 
-@pytest.fixture(scope="module", params=[("qwen3_5_odd_tiny", "xla"), ("falcon_h1_odd_tiny", "native")])
+@pytest.fixture(
+    scope="module",
+    params=[("qwen3_5_odd_tiny", "xla"), ("falcon_h1_odd_tiny", "native"), ("kimi_linear_odd_tiny", "native")],
+)
 def engine(request: Any) -> Iterator[tuple[str, ModelEngine]]:
     name, kernels = request.param
     made = ModelEngine(golden_checkpoint(name).path, cpu_kernels=kernels, num_speculative_tokens=NUM_DRAFTS)

@@ -26,7 +26,7 @@ def shape_of(config: dict[str, object]) -> tuple[object, ...]:
 
 
 def test_every_family_has_two_shapes() -> None:
-    """Those of the checkpoints with towers count."""
+    """Shapes of checkpoints with towers count."""
     paths = [*(golden.path for golden in golden_checkpoints()), *DATA.glob("vision/*")]
     configs = [json.loads((path / "config.json").read_text()) for path in paths]
     whole = {name: family.architectures[0] for family in families() for name in family.text_part_of}

@@ -20,9 +20,11 @@ FAMILIES = (
     "gemma4_tiny",  # keys of two shapes
     "glm4_moe_tiny",  # dense layers before mixtures
     "gpt_oss_tiny",  # a mixture with biases, sinks, windows
+    "kimi_linear_tiny",  # decays by channel, beside latent vectors
     "lfm2_tiny",  # short convolutions
     "llama3_tiny",  # dense
     "olmo2_tiny",  # norms over all heads
+    "olmo_hybrid_tiny",  # gated delta nets with a matrix for each of q, k and v, beside copied KV heads
     "phi3_tiny",  # fused projections in its checkpoint
     "qwen2_moe_tiny",  # a shared expert
     "qwen2_tiny",  # biases

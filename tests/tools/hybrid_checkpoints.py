@@ -88,6 +88,28 @@ _FALCON: dict[str, Any] = {
     "rope_theta": 1e5,
 }
 
+_KIMI: dict[str, Any] = {
+    "hidden_size": 48,
+    "intermediate_size": 56,
+    "rms_norm_eps": 1e-5,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": None,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 20,
+    "mla_use_nope": True,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 16,
+    "moe_renormalize": True,
+    "moe_router_activation_func": "sigmoid",
+    "num_experts": 6,
+    "num_experts_per_token": 2,
+    "num_shared_experts": 1,
+    "num_expert_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.5,
+}
 _NEMOTRON: dict[str, Any] = {
     "hidden_size": 48,
     "head_dim": 32,
@@ -111,6 +133,89 @@ _NEMOTRON: dict[str, Any] = {
 }
 
 HYBRID_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]] = {
+    "kimi_linear_tiny": (
+        _config(
+            "KimiLinearForCausalLM",
+            "kimi_linear",
+            **{
+                **_KIMI,
+                "linear_attn_config": {
+                    "full_attn_layers": [2],
+                    "kda_layers": [1, 3],
+                    "head_dim": 16,
+                    "num_heads": 4,
+                    "short_conv_kernel_size": 4,
+                },
+            },
+        ),
+        "bfloat16",
+        {"scale": {"routed_scaling_factor": 1.0}, "normalised": {"moe_renormalize": False}},
+    ),
+    "kimi_linear_odd_tiny": (
+        _config(
+            "KimiLinearForCausalLM",
+            "kimi_linear",
+            **{
+                **_KIMI,
+                "hidden_size": 40,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 3,
+                "num_key_value_heads": 3,
+                "kv_lora_rank": 20,
+                "v_head_dim": 24,
+                "num_expert_group": 3,
+                "topk_group": 2,
+                "layer_types": ["linear_attention", "full_attention"],
+                "mlp_layer_types": ["sparse", "sparse"],
+                "linear_head_dim": 40,
+                "linear_num_heads": 3,
+                "linear_conv_kernel_dim": 3,
+            },
+        ),
+        "bfloat16",
+        {"groups": {"num_expert_group": 1, "topk_group": 1}},
+    ),
+    "olmo_hybrid_tiny": (
+        _config(
+            "OlmoHybridForCausalLM",
+            "olmo_hybrid",
+            hidden_size=48,
+            intermediate_size=56,
+            rms_norm_eps=1e-6,
+            layer_types=_TYPES,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            linear_key_head_dim=16,
+            linear_value_head_dim=24,
+            rope_parameters={"rope_type": "default", "rope_theta": None},
+        ),
+        "bfloat16",
+        {
+            "rotation": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
+            "rates": {"linear_allow_neg_eigval": False},
+        },
+    ),
+    "olmo_hybrid_odd_tiny": (
+        _config(
+            "OlmoHybridForCausalLM",
+            "olmo_hybrid",
+            hidden_size=120,
+            intermediate_size=40,
+            num_hidden_layers=2,
+            num_attention_heads=3,
+            num_key_value_heads=1,
+            rms_norm_eps=1e-6,
+            linear_num_key_heads=1,
+            linear_num_value_heads=3,
+            linear_key_head_dim=24,
+            linear_value_head_dim=None,
+            linear_conv_kernel_dim=3,
+            linear_allow_neg_eigval=False,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+        ),
+        "bfloat16",
+        {"rotation": {"rope_parameters": {"rope_type": "default", "rope_theta": None}}},
+    ),
     "qwen3_next_tiny": (
         _qwen("Qwen3NextForCausalLM", "qwen3_next", intermediate_size=48, mlp_only_layers=[1], **_EXPERTS)
         | {"layer_types": _TYPES, "norm_topk_prob": True},

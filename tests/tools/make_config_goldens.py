@@ -196,6 +196,8 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
     "ministral3": {"architectures": ["Ministral3ForCausalLM"]},
     "qwen3_next": {"architectures": ["Qwen3NextForCausalLM"]},
     "qwen3_5": {"architectures": ["Qwen3_5ForCausalLM"]},
+    "olmo_hybrid": {"architectures": ["OlmoHybridForCausalLM"]},
+    "kimi_linear": {"architectures": ["KimiLinearForCausalLM"]},
     "qwen3_5_moe": {"architectures": ["Qwen3_5MoeForCausalLM"]},
     "lfm2": {"architectures": ["Lfm2ForCausalLM"]},
     "lfm2_moe": {"architectures": ["Lfm2MoeForCausalLM"], "layer_types": ["conv", "full_attention"] * 3},
@@ -240,7 +242,7 @@ WITH_TEXT_CONFIG = (
 )
 ROTATES_WINDOWS = ("Cohere2ForCausalLM", "Exaone4ForCausalLM", "ExaoneMoeForCausalLM")
 """Their attention rotates in sliding-window layers only; no key says so."""
-NEVER_ROTATES = ("NemotronHForCausalLM",)
+NEVER_ROTATES = ("KimiLinearForCausalLM", "NemotronHForCausalLM")
 DEFAULTED_KEYS = ("num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias")
 DEFAULTED_KEYS += ("sliding_window", "use_sliding_window", "max_window_layers", "no_rope_layer_interval")
 DEFAULTED_KEYS += ("tie_word_embeddings", "hidden_activation", "query_pre_attn_scalar", "attn_logit_softcapping")
@@ -269,7 +271,12 @@ DEFAULTED_KEYS += ("attention_chunk_size", "attn_temperature_tuning", "attn_scal
 DEFAULTED_KEYS += ("interleave_moe_layer_step", "intermediate_size_mlp")
 DEFAULTED_KEYS += ("n_groups", "conv_kernel", "use_conv_bias", "mamba_hidden_act", "mlp_hidden_act")
 DEFAULTED_KEYS += ("norm_epsilon", "use_post_norm", "router_scaling_factor", "num_shared_experts", "moe_topk")
-DEFAULTED_KEYS += ("layer_norm_epsilon", "moe_shared_expert_intermediate_size", "moe_latent_size")
+DEFAULTED_KEYS += (
+    "linear_allow_neg_eigval",
+    "layer_norm_epsilon",
+    "moe_shared_expert_intermediate_size",
+    "moe_latent_size",
+)
 
 
 def rope_case(keys: dict[str, Any]) -> dict[str, Any]:

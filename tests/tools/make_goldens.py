@@ -36,6 +36,12 @@ _STACKED_EXPERTS = ("gpt_oss", "qwen3_5_moe_text", "gemma4_text", "mistral4", "l
 
 _PUBLISHED_NAMES: dict[str, dict[str, str]] = {
     "exaone_moe": {".gate.e_score_correction_bias": ".e_score_correction_bias"},
+    "kimi_linear": {
+        ".forget_gate.": ".",
+        ".mlp.experts": ".block_sparse_moe.experts",
+        ".mlp.gate.": ".block_sparse_moe.gate.",
+        ".mlp.shared_experts.": ".block_sparse_moe.shared_experts.",
+    },
     "hy_v3": {
         ".mlp.gate.": ".mlp.router.gate.",
         ".e_score_correction_bias": ".expert_bias",
@@ -68,7 +74,9 @@ def random_weights(model: transformers.PreTrainedModel, seed: int) -> None:
         elif (spread := _altup_spread(name, config.hidden_size)) is not None:
             value = spread * noise
         elif name.endswith(("A_log", ".D")):
-            value = (1 if name.endswith(".D") else -1) + 0.5 * noise
+            # Of Kimi delta attention transformers subtracts sums of decays, which cancel if decays are strong.
+            log_decay = -3 if config.model_type == "kimi_linear" else -1
+            value = (1 if name.endswith(".D") else log_decay) + 0.5 * noise
         elif is_offset and "norm" in name and "linear_attn" not in name:
             value = 0.2 * noise
         elif "norm" in name and not name.endswith("bias"):
@@ -163,7 +171,14 @@ def published(name: str, weight: torch.Tensor, model_type: str) -> dict[str, tor
     """A parameter as checkpoints have it: transformers joins experts as it loads them, but for those joined already."""
     name = published_name(name, model_type)
     is_mixtral = model_type in ("mixtral", "minimax_m2", "phimoe")
-    names = ("w1", "w3", "w2") if is_mixtral or model_type == "lfm2_moe" else ("gate_proj", "up_proj", "down_proj")
+    if model_type == "kimi_linear" and name.endswith(".conv1d.weight"):
+        parts = zip("qkv", weight.chunk(3), strict=True)
+        return {name.replace(".conv1d.", f".{part}_conv1d."): own.contiguous() for part, own in parts}
+    names = (
+        ("w1", "w3", "w2")
+        if is_mixtral or model_type in ("lfm2_moe", "kimi_linear")
+        else ("gate_proj", "up_proj", "down_proj")
+    )
     if is_mixtral:
         name = name.replace(".mlp.", ".block_sparse_moe.").replace(".router.", ".gate.")
     above, _, own = name.rpartition(".")

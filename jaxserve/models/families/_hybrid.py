@@ -61,22 +61,26 @@ def layer_names(keys: Keys, default: list[str]) -> list[str]:
     return [OLD_NAMES.get(str(name), str(name)) for name in names]
 
 
-def qwen_layers(keys: Keys, *, is_fused: bool) -> tuple[LayerConfig, ...]:
+def qwen_layers(keys: Keys, inputs: Literal["by_head", "by_part"]) -> tuple[LayerConfig, ...]:
     """Return layers of which by default the last of every `full_attention_interval` has attention, the others a gated
     delta net."""
     period = keys.integer("full_attention_interval", MAX_LAYERS)
     count = keys.integer("num_hidden_layers", MAX_LAYERS)
     default = ["linear_attention" if (index + 1) % period else "full_attention" for index in range(count)]
+    return hybrid_layers(keys, layer_names(keys, default), "linear_attention", read_delta(keys, inputs))
+
+
+def read_delta(keys: Keys, inputs: Literal["by_head", "by_part", "apart"]) -> GatedDeltaConfig:
+    """Read a gated delta net. inputs: see `GatedDeltaConfig`."""
     num_key_heads = keys.integer("linear_num_key_heads", MAX_HEADS)
-    delta = GatedDeltaConfig(
+    return GatedDeltaConfig(
         num_key_heads=num_key_heads,
         num_value_heads=_multiple(keys, "linear_num_value_heads", num_key_heads, "linear_num_key_heads"),
         key_dim=keys.integer("linear_key_head_dim", MAX_HEAD_DIM),
         value_dim=keys.integer("linear_value_head_dim", MAX_HEAD_DIM),
         num_taps=keys.integer("linear_conv_kernel_dim", MAX_TAPS, low=2),
-        is_fused=is_fused,
+        inputs=inputs,
     )
-    return hybrid_layers(keys, layer_names(keys, default), "linear_attention", delta)
 
 
 def qwen_hybrid(keys: Keys, layers: tuple[LayerConfig, ...]) -> DecoderConfig:

@@ -34,7 +34,7 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Qwen3-Next without experts, with a projection for each part of a gated delta net. Texts have one position per
     token, so rotation by sections (M-RoPE), which the tower's config holds, is plain rotation."""
     keys = without_sections(Keys({**DEFAULTS, **_SIZES, **hf}))
-    return qwen_hybrid(keys, qwen_layers(keys, is_fused=False))
+    return qwen_hybrid(keys, qwen_layers(keys, "by_part"))
 
 
 def gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     )
     # No layer is dense, so the width of dense layers is that of experts in name only.
     keys = Keys({**keys.table, "intermediate_size": experts.intermediate_size})
-    return qwen_hybrid(keys, all_with_experts(qwen_layers(keys, is_fused=False), experts))
+    return qwen_hybrid(keys, all_with_experts(qwen_layers(keys, "by_part"), experts))
 
 
 def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:

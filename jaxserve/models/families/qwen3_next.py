@@ -37,7 +37,7 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
         shared_intermediate_size=keys.integer("shared_expert_intermediate_size", MAX_WIDTH),
         has_shared_gate=True,
     )
-    return qwen_hybrid(keys, some_with_experts(keys, qwen_layers(keys, is_fused=True), experts))
+    return qwen_hybrid(keys, some_with_experts(keys, qwen_layers(keys, "by_head"), experts))
 
 
 def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -35,6 +35,8 @@ class Case:
     is_decode: bool = False
     decay: float = 0.5
     """Scale of a token's log decay."""
+    has_channels: bool = False
+    """A log decay for each channel of a key."""
     is_pooled: bool = False
     """The states are in a pool: every other row writes another slot than it reads, and the third one none."""
 
@@ -42,7 +44,7 @@ class Case:
         kind = "decode" if self.is_decode else "mixed"
         heads = f"{self.num_key_heads}x{self.key_dim}-{self.num_value_heads}x{self.value_dim}"
         rows = ".".join(map(str, self.counts))
-        form = "delta" if self.has_rate else "sum"
+        form = ("delta" if self.has_rate else "sum") + ("-channels" if self.has_channels else "")
         return f"{kind}-{rows}-{heads}-{form}-{self.decay:g}{'-pooled' if self.is_pooled else ''}"
 
 
@@ -72,6 +74,9 @@ def operands(case: Case, seed: int = 0) -> Operands:
     q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
     v = random.standard_normal((total, case.num_value_heads, case.value_dim)).astype(np.float32)
     gates = random.uniform(0, 1, (2, total, case.num_value_heads)).astype(np.float32)
+    log_decay = -case.decay * gates[0]
+    if case.has_channels:
+        log_decay = log_decay[..., None] * random.uniform(0, 1, (case.key_dim,)).astype(np.float32)
     states = random.standard_normal((len(case.counts), case.num_value_heads, case.key_dim, case.value_dim))
     states, reads, writes = states.astype(np.float32), None, None
     if case.is_pooled:
@@ -80,7 +85,7 @@ def operands(case: Case, seed: int = 0) -> Operands:
         q,
         k,
         v,
-        -case.decay * gates[0],
+        log_decay,
         gates[1] if case.has_rate else None,
         states,
         np.cumsum((0, *case.counts)).astype(np.int32),
@@ -127,7 +132,8 @@ def error(case: Case, given: Operands, out: Any) -> float:
     q, k = (np.repeat(x.astype(np.float64), group, 1) for x in (given.q, given.k))
     for row, (start, end) in enumerate(zip(given.starts[:-1], given.starts[1:], strict=True)):
         for t in range(start, end):
-            state[row] *= np.exp(given.log_decay[t].astype(np.float64))[:, None, None]
+            decay = np.exp(given.log_decay[t].astype(np.float64))
+            state[row] *= decay[..., None] if case.has_channels else decay[:, None, None]
             added = given.v[t].astype(np.float64)
             if given.rate is not None:
                 added = given.rate[t][:, None] * (added - np.einsum("nh,nhv->nv", k[t], state[row]))
@@ -176,8 +182,11 @@ CASES = (
     Case((100, 156), (28, 33), 1, 1, 128, padding=256, decay=1e-4),
     Case((33, 64), (0, 32), 1, 2, 96, has_rate=False, padding=415),
     Case((35,), (30,), 1, 1, 256, padding=477),
+    Case((1, 1, 70, 0, 33, 5), (40, 3, 7, 0, 31, 30), 3, 3, 24, 40, padding=9, has_channels=True, decay=8.0),
+    Case((1, 1, 0), (5, 9, 0), 2, 4, padding=1, has_channels=True, is_decode=True, is_pooled=True),
+    Case((65, 31), (0, 1), 2, 2, has_channels=True, has_rate=False, decay=60.0),
 )
-CHUNKED = CASES[12:]
+CHUNKED = CASES[12:17]
 """Programs of as many tokens as GPUs take chunks for (`gpu.FEWEST_TOKENS`)."""
 NOT_INTERPRETED = CHUNKED
 """Their kernel has instructions that jax's interpreter of Mosaic GPU does not know: tests/ptx runs it."""

@@ -22,7 +22,8 @@ class Tokens(NamedTuple):
     q: Float[Array, "X K H"]
     k: Float[Array, "X K H"]
     v: Float[Array, "X K R V"]
-    log_decay: Float[Array, "X K R"]
+    log_decay: Float[Array, "X K R *H"]
+    """One for a value head, or for each channel of its key."""
     rate: Float[Array, "X K R"] | None
 
     @classmethod
@@ -31,7 +32,7 @@ class Tokens(NamedTuple):
         q: Float[Array, "X K H"],
         k: Float[Array, "X K H"],
         v: Float[Array, "X N V"],
-        log_decay: Float[Array, "X N"],
+        log_decay: Float[Array, "X N *H"],
         rate: Float[Array, "X N"] | None,
     ) -> Tokens:
         """Return the operands of `api.linear_attention`."""
@@ -73,11 +74,11 @@ def within(tokens: Tokens) -> Chunk:
     if rate is not None:
         own_rate = rate.transpose(1, 2, 0)  # (K, R, C)
         system = own_rate[..., None] * decay * einsum("ikh,jkh->kij", k, k)[:, None]
-        solution = _inverse(system) * own_rate[..., None, :]
+        solution = inverse(system) * own_rate[..., None, :]
     return Chunk(solution, scores, from_start, decay[:, :, -1])
 
 
-def _inverse(system: Float[Array, "*heads C C"]) -> Float[Array, "*heads C C"]:
+def inverse(system: Float[Array, "*heads C C"]) -> Float[Array, "*heads C C"]:
     """Return the inverse of I + the strictly lower part of `system`, by inverting blocks of 1, 2, 4, ... on the diagonal.
 
     Powers of the matrix, the other form without a loop over tokens, would cancel where keys are alike.

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxserve_kernels.linear_attention.channels import chunk_by_channel
 from jaxserve_kernels.linear_attention.chunk import Tokens, einsum, within
 from jaxserve_kernels.segments import CHUNK, Segments
 
@@ -14,7 +15,7 @@ def linear_attention(
     q: Float[Array, "T K H"],
     k: Float[Array, "T K H"],
     v: Float[Array, "T N V"],
-    log_decay: Float[Array, "T N"],
+    log_decay: Float[Array, "T N *H"],
     rate: Float[Array, "T N"] | None,
     states: Float[Array, "B N H V"],
     segments: Segments,
@@ -38,13 +39,18 @@ def linear_attention(
 
 def _single(tokens: Tokens, state: Float[Array, "B K R H V"]) -> tuple[Array, Array]:
     """Compute one token of each row."""
-    state = state * jnp.exp(tokens.log_decay)[..., None, None]
+    state = state * _by_row(jnp.exp(tokens.log_decay))
     added = tokens.v
     if tokens.rate is not None:
         known = einsum("bkh,bkrhv->bkrv", tokens.k, state)
         added = tokens.rate[..., None] * (tokens.v - known)
     state = state + tokens.k[:, :, None, :, None] * added[..., None, :]
     return einsum("bkh,bkrhv->bkrv", tokens.q, state), state
+
+
+def _by_row(decay: Float[Array, "B K R *H"]) -> Float[Array, "B K R _ 1"]:
+    """Return the factor on each row of a state."""
+    return decay[..., None] if decay.ndim == 4 else decay[..., None, None]
 
 
 def _chunked(
@@ -54,6 +60,7 @@ def _chunked(
     the next chunk."""
     chunks = segments.chunks
     assert chunks is not None
+    compute = _chunk if tokens.log_decay.ndim == 3 else chunk_by_channel
     padded = jax.tree.map(lambda x: jnp.pad(x, ((0, CHUNK), *[(0, 0)] * (x.ndim - 1))), tokens)
 
     def one(index: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -66,7 +73,7 @@ def _chunked(
             ),
             padded,
         )
-        made, state = _chunk(own, states[row])
+        made, state = compute(own, states[row])
         out = jax.lax.dynamic_update_slice_in_dim(out, made, start, 0)
         return out, jax.lax.dynamic_update_index_in_dim(states, state, row, 0)
 

@@ -206,7 +206,7 @@ WIDE = replace(DECODER, head_dim=512, num_heads=2, num_kv_heads=1)
 
 def _hybrid(decoder: DecoderConfig, key_dim: int) -> DecoderConfig:
     """Return a decoder whose first layer is a gated delta net."""
-    delta = GatedDeltaConfig(1, 2, key_dim=key_dim, value_dim=128, num_taps=4, is_fused=False)
+    delta = GatedDeltaConfig(1, 2, key_dim=key_dim, value_dim=128, num_taps=4, inputs="by_part")
     return replace(decoder, layers=(LayerConfig(has_kv=False, recurrent=delta), LayerConfig()))
 
 
