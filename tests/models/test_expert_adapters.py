@@ -63,11 +63,16 @@ def row_logits(golden: GoldenCheckpoint, adapters: tuple[Adapter, ...], *numbers
     return model.logits(golden.prompt_ids)
 
 
-@pytest.mark.parametrize("fused_for", [0, 1])
 @pytest.mark.parametrize(
-    "kind", ["modules", "mixtral", "parameters", "exchanged", "exchanged mixtral", "inputs by outputs"]
+    ("kind", "fused_for"),
+    [
+        *(("modules", fused_for) for fused_for in (0, 1)),
+        *((kind, 0) for kind in ("parameters", "exchanged", "exchanged mixtral")),
+        *((kind, 1) for kind in ("mixtral", "inputs by outputs")),
+    ],
 )
 def test_logits_are_those_of_merged_weights(tmp_path: Path, kind: str, fused_for: int) -> None:
+    """Each kind of file once, and one with gates and inputs apart and joined."""
     golden, adapter = make(kind)
     adapted = Adapted((opened(golden, adapter.save(tmp_path / "adapter")),), (1, 0))
     found = MeshModel(golden, ALONE, adapted, fused_for=fused_for).logits(golden.prompt_ids)

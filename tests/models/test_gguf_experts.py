@@ -1,4 +1,8 @@
-"""GGUF files with experts: the tokens of the safetensors they were made from, and experts in blocks."""
+"""GGUF files with experts: the logits of the safetensors they were made from, and experts in blocks.
+
+A file says nothing of how tokens are decoded, so where all its weights are dequantised, only prompts are computed;
+tests/models/test_weight_formats.py generates with the same models.
+"""
 
 from __future__ import annotations
 
@@ -53,12 +57,10 @@ def written(folder: Path, name: str, kind: str = "F32") -> Path:
         "qwen3_5_moe_tiny",
     ],
 )
-def test_tokens_equal_those_of_the_safetensors(tmp_path: Path, name: str) -> None:
+def test_logits_equal_those_of_the_safetensors(tmp_path: Path, name: str) -> None:
     """Files named as Llama's, with rows in llama.cpp's order, with factors, and with shared experts and dense layers."""
     golden, model = golden_checkpoint(name), TinyModel(written(tmp_path, name))
-    logits = model.logits(golden.prompt_ids)
-    np.testing.assert_allclose(logits, golden.logits, atol=1e-4, rtol=0)
-    assert model.greedy(logits[-1], 64) == golden.output_ids.tolist()
+    np.testing.assert_allclose(model.logits(golden.prompt_ids), golden.logits, atol=1e-4, rtol=0)
 
 
 def in_a_file(hf: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +75,7 @@ def in_a_file(hf: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", ["deepseek_v2_tiny", "llama4_tiny", "llama4_odd_tiny", "lfm2_moe_tiny"])
-def test_models_with_what_a_file_can_hold_give_the_tokens_of_their_safetensors(tmp_path: Path, name: str) -> None:
+def test_models_with_what_a_file_can_hold_give_the_logits_of_their_safetensors(tmp_path: Path, name: str) -> None:
     golden, folder = golden_checkpoint(name), tmp_path / "safetensors"
     shutil.copytree(golden.path, folder)
     hf = in_a_file(json.loads((folder / "config.json").read_text()))
@@ -81,7 +83,6 @@ def test_models_with_what_a_file_can_hold_give_the_tokens_of_their_safetensors(t
     expected, model = TinyModel(folder), TinyModel(write_as_gguf(tmp_path / "a.gguf", open_model(folder), hf))
     others, logits = expected.logits(golden.prompt_ids), model.logits(golden.prompt_ids)
     np.testing.assert_allclose(logits, others, atol=1e-5, rtol=0)
-    assert model.greedy(logits[-1], 64) == expected.greedy(others[-1], 64)
     assert np.abs(logits - golden.logits).max() > 0.001
 
 
@@ -102,11 +103,8 @@ def with_layers(folder: Path, name: str, kept: list[int], **changed: Any) -> dic
     return hf
 
 
-def check_tokens_are_those_of_the_safetensors(path: Path, folder: Path, prompt: np.ndarray) -> None:
-    expected, model = TinyModel(folder), TinyModel(path)
-    others, logits = expected.logits(prompt), model.logits(prompt)
-    np.testing.assert_allclose(logits, others, atol=1e-5, rtol=0)
-    assert model.greedy(logits[-1], 64) == expected.greedy(others[-1], 64)
+def check_logits_are_those_of_the_safetensors(path: Path, folder: Path, prompt: np.ndarray) -> None:
+    np.testing.assert_allclose(TinyModel(path).logits(prompt), TinyModel(folder).logits(prompt), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +116,7 @@ def check_tokens_are_those_of_the_safetensors(path: Path, folder: Path, prompt: 
         ("nemotron_h_odd_tiny", "moe"),
     ],
 )
-def test_nemotron_h_dense_or_with_experts_gives_the_tokens_of_its_safetensors(
+def test_nemotron_h_dense_or_with_experts_gives_the_logits_of_its_safetensors(
     tmp_path: Path, name: str, kind: str
 ) -> None:
     """Files of both architectures, `nemotron_h` and `nemotron_h_moe`, the latter also with experts of another width."""
@@ -129,15 +127,15 @@ def test_nemotron_h_dense_or_with_experts_gives_the_tokens_of_its_safetensors(
     hf = with_layers(folder, name, kept, layers_block_type=own, n_group=1, topk_group=1)
     path = write_as_gguf(tmp_path / "a.gguf", open_model(folder), hf)
     assert open_gguf(path).metadata["general.architecture"] == ("nemotron_h" if kind == "moe" else "nemotron_h_moe")
-    check_tokens_are_those_of_the_safetensors(path, folder, golden.prompt_ids)
+    check_logits_are_those_of_the_safetensors(path, folder, golden.prompt_ids)
 
 
-def test_glm_4_7_flash_gives_the_tokens_of_its_safetensors(tmp_path: Path) -> None:
+def test_glm_4_7_flash_gives_the_logits_of_its_safetensors(tmp_path: Path) -> None:
     """Its dense layers come first, as in every file."""
     name, folder = "glm4_moe_lite_tiny", tmp_path / "safetensors"
     hf = with_layers(folder, name, [0, 1], mlp_layer_types=["dense", "sparse"])
     path = write_as_gguf(tmp_path / "a.gguf", open_model(folder), hf)
-    check_tokens_are_those_of_the_safetensors(path, folder, golden_checkpoint(name).prompt_ids)
+    check_logits_are_those_of_the_safetensors(path, folder, golden_checkpoint(name).prompt_ids)
 
 
 def test_gates_and_inputs_of_experts_in_one_tensor_are_split(tmp_path: Path) -> None:

@@ -63,8 +63,13 @@ class TinyPredictor:
             )[0]
             return hidden
 
-        self._mesh, self._cache = sharding.mesh.abstract_mesh, caches[1]
+        self._mesh, self._empty = sharding.mesh.abstract_mesh, caches[1]
         self._predict, self._hidden_of = jax.jit(predict), jax.jit(hidden_of)
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin another text with an empty cache of the layer."""
+        self._cache = self._empty
 
     def hidden(self, tokens: np.ndarray) -> Array:
         """Return the decoder's final hidden states (T, D)."""
@@ -85,10 +90,11 @@ class TinyPredictor:
 def test_logits_are_those_of_transformers(name: str, cpu_kernels: CpuKernels) -> None:
     """In one chunk, in several, and for further tokens of its own output."""
     golden = mtp_golden(name)
+    layer = TinyPredictor(golden.path, cpu_kernels)
+    known = np.concatenate([golden.prompt_ids, golden.output_ids])
+    hidden = layer.hidden(known[:-1])
     for size in (41, 17):
-        layer = TinyPredictor(golden.path, cpu_kernels)
-        known = np.concatenate([golden.prompt_ids, golden.output_ids])
-        hidden = layer.hidden(known[:-1])
+        layer.restart()
         parts = []
         for first in range(0, len(hidden), size):
             logits, made = layer.predict(known[first + 1 : first + 1 + size], hidden[first : first + size], first)
