@@ -29,7 +29,7 @@ from jaxserve.http.app import collect_routes
 from jaxserve.http.operations.schema import RoutingState
 from jaxserve.ray.relay import Relay
 from jaxserve.ray.request_router import PageRequestRouter, QueuedTokensPolicy
-from jaxserve.ray.route_key import NO_PROMPT, RouteKeys, response_replica
+from jaxserve.ray.route_key import NO_PROMPT, PageSize, RouteKeys, response_replica
 from jaxserve.ray.server_process import ServerProcess, serve_command
 from jaxserve.ray.settings import AppSettings, RaySettings, read_arguments
 from jaxserve.ray.wire import HOP_HEADERS, ReplyHead, ReplyPart, WireRequest
@@ -104,7 +104,7 @@ class Ingress:
         self._keys = RouteKeys.load(config, resolve(config.model.model, config.model.revision), tokens)
         self._routes = {(route.method, route.path): route for route in collect_routes()}
         self._api_key = next(iter(api_keys(config.server)), None)
-        self._known_block_size: int | None = None
+        self._page_size = PageSize(self._asked_page_size)
 
     async def __call__(self, http: Request) -> Response:
         """Answer one HTTP request."""
@@ -113,7 +113,7 @@ class Ingress:
         target = path + (f"?{http.url.query}" if http.url.query else "")
         key = NO_PROMPT
         if http.method == "POST":
-            key = await self._keys.of(path, body, await self._block_size())
+            key = await self._keys.of(path, body, await self._page_size.get())
         request = WireRequest(http.method, target, headers, body, key, stored_at=response_replica(path, body))
         relay = Relay(self._send, request, self._routes.get((http.method, path)), (RayActorError, RayTaskError))
         try:
@@ -126,17 +126,16 @@ class Ingress:
         content = b"".join([part async for part in parts])
         return Response(content, head.status, dict(head.headers))
 
-    async def _block_size(self) -> int | None:
-        """Return the tokens per page of the replicas, which one of them tells; None while none does."""
-        if self._known_block_size is None:
-            authorization = () if self._api_key is None else (("Authorization", f"Bearer {self._api_key}"),)
-            asked = WireRequest("GET", "/routing", authorization, b"", NO_PROMPT)
-            with contextlib.suppress(RayActorError, RayTaskError):
-                head, *body = [part async for part in self._send(asked)]
-                if isinstance(head, ReplyHead) and head.status == 200:
-                    text = b"".join(part for part in body if isinstance(part, bytes))
-                    self._known_block_size = msgspec.json.decode(text, type=RoutingState).block_size
-        return self._known_block_size
+    async def _asked_page_size(self) -> int | None:
+        """Return the tokens per page that a replica reports; None if it does not."""
+        authorization = () if self._api_key is None else (("Authorization", f"Bearer {self._api_key}"),)
+        asked = WireRequest("GET", "/routing", authorization, b"", NO_PROMPT)
+        with contextlib.suppress(RayActorError, RayTaskError):
+            head, *body = [part async for part in self._send(asked)]
+            if isinstance(head, ReplyHead) and head.status == 200:
+                text = b"".join(part for part in body if isinstance(part, bytes))
+                return msgspec.json.decode(text, type=RoutingState).block_size
+        return None
 
     async def _send(self, request: WireRequest) -> AsyncGenerator[ReplyPart, None]:
         """Yield what the replica of the router's choice answers. Ending early cancels the request there."""

@@ -7,7 +7,8 @@ that cannot be encoded, or a route without a prompt, is routed by load only; the
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -57,6 +58,7 @@ _PROMPT_ROUTES: Final[Mapping[str, tuple[type[msgspec.Struct], _Translate]]] = M
 )
 _NAMED_RESPONSE: Final = re.compile(rb'"previous_response_id"\s*:\s*"(resp_\w+)"')
 """A quote within a text has a backslash before it, so nothing that a client quotes is found."""
+_PAGE_SIZE_VALID_S: Final = 60.0
 EXPECTED_OUTPUT_TOKENS: Final = 128
 """Output tokens to expect of a request that allows more."""
 NO_PROMPT: Final = RouteRequest(num_prompt_tokens=0, num_output_tokens=1)
@@ -71,6 +73,24 @@ def response_replica(path: str, body: bytes) -> str | None:
     named = found[1].decode() if found is not None else path.removeprefix("/v1/responses").strip("/").partition("/")[0]
     match = RESPONSE_ID.fullmatch(named)
     return match[2] if match is not None and match[2] else None
+
+
+class PageSize:
+    """The tokens per page of the replicas. It is asked for again after a while: an update of the application may change it."""
+
+    def __init__(self, ask: Callable[[], Awaitable[int | None]], clock: Callable[[], float] = time.monotonic) -> None:
+        """ask: returns what a replica reports, None if it does not."""
+        self._ask = ask
+        self._clock = clock
+        self._value: int | None = None
+        self._valid_until_s = 0.0
+
+    async def get(self) -> int | None:
+        """Return the number of tokens per page; None while no replica has reported it."""
+        if self._value is None or self._clock() > self._valid_until_s:
+            self._valid_until_s = self._clock() + _PAGE_SIZE_VALID_S
+            self._value = await self._ask() or self._value
+        return self._value
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Final
@@ -30,6 +32,9 @@ _OURS: Final = (
 )
 """Settings that replicas on Ray do not have: Ray places the hosts of a replica, a replica has one API process, Ray Serve's proxies
 answer on the port, `drain_timeout_s` bounds the end of a replica, and ids of responses end with that of their replica."""
+
+_MAX_PORTS: Final = 256
+"""Ports from that of `kv_listen` on among which replicas on a node choose."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,13 +84,16 @@ class AppSettings:
     """The config that these settings make."""
 
     def for_replica(self, replica_id: str, environ: Mapping[str, str]) -> dict[str, Any]:
-        """Return the settings of one replica's server: the ids of its responses name it, and its operator's socket is its own.
+        """Return the settings of one replica's server: the ids of its responses name it, its operator's socket and the port of its
+        KV pages are its own. Several replicas may share a node.
 
-        environ: the variables of the replica's node, which may give that socket, too. Several replicas may share a node.
+        environ: the variables of the replica's node, which may give the socket and the port, too.
         """
         own = {**self.server, "response_id_suffix": replica_id}
         if path := self.server.get("admin_socket") or environ.get(BY_NAME["admin_socket"].variable):
             own["admin_socket"] = f"{path}.{replica_id}"
+        if address := self.server.get("kv_listen") or environ.get(BY_NAME["kv_listen"].variable):
+            own["kv_listen"] = _free_address(address)
         return own
 
     @property
@@ -135,6 +143,21 @@ def read_arguments(arguments: Mapping[str, Any]) -> AppSettings:
     settings = AppSettings(ray, server, load_config(flags=server, environ=api_key_environment()))
     _check_slice(settings)
     return settings
+
+
+def _free_address(address: str) -> str:
+    """Return `address`, or the next one on which no process of this node listens; the server refuses what is no address."""
+    host, _, port = address.rpartition(":")
+    if port.isdecimal():
+        for number in range(int(port), min(int(port) + _MAX_PORTS, 1 << 16)):
+            with contextlib.suppress(OSError):
+                socket.create_server((host.strip("[]"), number), family=_family(host)).close()
+                return f"{host}:{number}"
+    return address
+
+
+def _family(host: str) -> int:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _parsed(name: str, item: Any, value: Any) -> Any:

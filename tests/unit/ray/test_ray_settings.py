@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -104,3 +105,15 @@ def test_the_socket_that_a_variable_of_the_node_names_is_one_for_each_replica_to
     assert settings.for_replica("a1", environ)["admin_socket"] == "/run/node.sock.a1"
     given = read_arguments({"model": "tiny", "admin_socket": "/run/jaxserve.sock"})
     assert given.for_replica("a1", environ)["admin_socket"] == "/run/jaxserve.sock.a1"
+
+
+def test_replicas_on_one_node_listen_for_peers_on_ports_of_their_own() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as first:
+        port = first.getsockname()[1]
+        settings = read_arguments({"model": "tiny", "kv_listen": f"127.0.0.1:{port}", "kv_offload_memory": "1GiB"})
+        chosen = settings.for_replica("a1", {})["kv_listen"]
+        assert port < int(chosen.removeprefix("127.0.0.1:")) < port + 256
+    assert settings.for_replica("a1", {})["kv_listen"] == f"127.0.0.1:{port}"
+    of_node = read_arguments({"model": "tiny"})
+    assert of_node.for_replica("a1", {"JAXSERVE_KV_LISTEN": f"127.0.0.1:{port}"})["kv_listen"] == f"127.0.0.1:{port}"
+    assert of_node.for_replica("a1", {"JAXSERVE_KV_LISTEN": "nothing"})["kv_listen"] == "nothing"

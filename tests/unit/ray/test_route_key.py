@@ -13,7 +13,7 @@ import pytest
 from jaxserve.frontend.tokenization import Tokenization
 from jaxserve.http.operations.routing import PAGE_KEY_BYTES
 from jaxserve.ray import route_key
-from jaxserve.ray.route_key import RouteKeys, response_replica
+from jaxserve.ray.route_key import PageSize, RouteKeys, response_replica
 from jaxserve.ray.settings import read_arguments
 from jaxserve.routing.request import page_hashes
 from jaxserve.tokenizer.tokenizer import load_tokenizer
@@ -61,6 +61,20 @@ def test_requests_that_name_a_response_know_the_replica_that_stores_it() -> None
         ("/v1/responses/resp_1/cancel", b""),
     ):
         assert response_replica(path, content) is None
+
+
+async def test_the_page_size_is_asked_for_again_since_an_update_may_change_it() -> None:
+    answers, now = [None, 16, None, 32], [0.0]
+
+    async def ask() -> int | None:
+        return answers.pop(0)
+
+    size = PageSize(ask, lambda: now[0])
+    assert [await size.get() for _ in range(3)] == [None, 16, 16], "asked until a replica tells, and then not again"
+    now[0] = 61.0
+    assert [await size.get() for _ in range(2)] == [16, 16], "the last answer holds while no replica tells"
+    now[0] = 122.0
+    assert [await size.get() for _ in range(2)] == [32, 32]
 
 
 async def test_large_bodies_are_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
