@@ -52,7 +52,7 @@ class _Layout:
     divides: bool
     """True if the scale of the matrix divides those of its blocks; False: it multiplies them."""
     unused: tuple[str, ...]
-    """Static scales of activations and KV cache."""
+    """Static scales of activations; scales of the KV cache that are used were taken before."""
 
 
 _COMPRESSED: Final = _Layout(

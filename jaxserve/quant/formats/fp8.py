@@ -37,7 +37,7 @@ from jaxserve.quant.tensor import TensorInfo
 _STORED_DTYPE: Final = "F8_E4M3"
 _SCALE_SUFFIXES: Final = ("_scale", "_scale_inv")
 _UNUSED: Final = frozenset({"input_scale", "activation_scale", "output_scale", "q_scale", "k_scale", "v_scale"})
-"""Static scales of activations and KV cache: activations are scaled token by token, and the cache has no scales."""
+"""Static scales of activations, which are scaled token by token. Scales of the KV cache that are used were taken before."""
 _DEFAULT_BLOCK: Final = (128, 128)
 _ADA: Final = (8, 9)
 """Compute capability of the first CUDA devices with arithmetic for 8-bit floats."""
