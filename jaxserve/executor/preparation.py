@@ -54,7 +54,6 @@ from jaxserve.runner.limits import (
     make_limits,
     make_policy,
     mesh_shape,
-    num_planned_drafts,
     with_cache_groups,
 )
 from jaxserve.runner.memory import kv_cache_bytes
@@ -63,9 +62,9 @@ from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.runner.program_key import host_key_parts
 from jaxserve.runner.slots import slots_bytes
 from jaxserve.runner.speculation.model import make_draft_model, with_tapped_layers
-from jaxserve.runner.speculation.step import speculative_task
+from jaxserve.runner.speculation.step import engine_task
 from jaxserve.runner.state import StateProgram, StateShapes
-from jaxserve.runner.steps import GENERATION, abstract_params, generation_task
+from jaxserve.runner.steps import GENERATION, abstract_params
 from jaxserve.runner.warmup import MadeProgram, Progress, cached_programs, make_programs, make_state_programs
 from jaxserve.scheduler.plan import Buckets
 from jaxserve.sharding.mesh import Sharding, host_devices, make_sharding
@@ -241,10 +240,7 @@ def prepare(
     held_bytes *= shape.num_devices // config.hosts.num_hosts if device.platform == "cpu" else 1
     kv_bytes = agree_smallest(hosts, "KV cache bytes", kv_cache_bytes(config.cache, device, kv_shards, held_bytes))
     limits = make_limits(config, model, policy, device.platform, kv_bytes, draft_model)
-    mode, returns_experts = config.model.logprobs_mode, config.model.enable_return_routed_experts
-    task = generation_task(device.platform, mode, returns_experts=returns_experts)
-    num_planned = num_planned_drafts(config, model)
-    task = speculative_task(task, draft_model, mode, num_planned_drafts=num_planned, returns_experts=returns_experts)
+    task = engine_task(config, model, device.platform, draft_model)
     return Preparation(device, skeleton, sharding, limits, task, has_tiers=config.tiers.has_stores, images=images)
 
 

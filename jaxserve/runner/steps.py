@@ -44,6 +44,7 @@ from jaxserve.runner.inputs import (
     split,
     unpack,
 )
+from jaxserve.runner.outputs.options import PLAIN_RESULTS, ResultOptions
 from jaxserve.runner.outputs.prompt_scores import score_prompts
 from jaxserve.runner.outputs.reports import reported
 from jaxserve.runner.outputs.routed_experts import no_experts, stacked, with_routed_experts
@@ -55,7 +56,6 @@ from jaxserve.sampling.sampler import Sampled, sample
 from jaxserve.scheduler.plan import UNREAD_TOKEN, StepPlan, StepResult
 from jaxserve.sharding.mesh import Sharding
 from jaxserve.sharding.shard_map import batch_sharded
-from jaxserve.types import LogprobsMode
 
 
 def lower(
@@ -194,22 +194,18 @@ def run_step(
     state: StateArrays,
     packed: Int[Array, "I"],
     program: Program,
-    logprobs_mode: LogprobsMode = "raw_logprobs",
-    *,
-    returns_experts: bool = False,
+    options: ResultOptions = PLAIN_RESULTS,
 ) -> tuple[StateArrays, tuple[Array, ...]]:
     """Write KV, attend, sample. DONATES the state; returns it and the packed result.
 
-    If `returns_experts`, the experts of every token follow, uint `[K, T, L, k]`; in a mixed program then the scores of prompt
+    With `has_experts`, the experts of every token follow, uint `[K, T, L, k]`; in a mixed program then the scores of prompt
     tokens, which are raw in every mode.
     """
     if program.max_steps == 1:
-        plan = packed, program
-        return run_single_step(skeleton, params, state, *plan, logprobs_mode, returns_experts=returns_experts)[:2]
+        return run_single_step(skeleton, params, state, packed, program, options)[:2]
     cache, slots, images = state.cache, state.slots, state.images
     assert cache is not None and slots is not None, "a decoder that samples"
     field, tables = read_plan(state, packed, program)
-    one_step = partial(_one_step, skeleton, params, logprobs_mode=logprobs_mode, returns_experts=returns_experts)
 
     def is_going_on(carry: _Carry) -> Bool[Array, ""]:
         _, _, outcome, _, has_end = carry
@@ -218,7 +214,9 @@ def run_step(
     def go_on(carry: _Carry) -> _Carry:
         cache, slots, outcome, routed, _ = carry
         step, later = outcome.num_steps, StateArrays(cache, slots, images=images)
-        cache, slots, has_end, experts, computed = one_step(later, _later(field, step), program)
+        cache, slots, has_end, experts, computed = _one_step(
+            skeleton, params, later, _later(field, step), program, options
+        )
         sampled = computed.sampled
         is_last = has_end | (step + 1 == field["num_steps"])
         outcome = Outcome(
@@ -231,7 +229,7 @@ def run_step(
             routed = routed.at[step].set(experts)
         return cache, slots, outcome, routed, has_end
 
-    routed = no_experts(skeleton.config, program.max_steps, program.num_tokens) if returns_experts else None
+    routed = no_experts(skeleton.config, program.max_steps, program.num_tokens) if options.has_experts else None
     start = (cache, slots, no_outcome(program), routed, jnp.bool_(False))
     cache, slots, outcome, routed, _ = jax.lax.while_loop(is_going_on, go_on, start)
     outputs = (pack_arrays(outcome, OUTPUT_FIELDS),)
@@ -245,15 +243,11 @@ def run_single_step(
     state: StateArrays,
     packed: Int[Array, "I"],
     program: Program,
-    logprobs_mode: LogprobsMode,
-    *,
-    returns_experts: bool,
+    options: ResultOptions,
 ) -> tuple[StateArrays, tuple[Array, ...], Computed]:
     """Return what `run_step` returns for a program of one step, and what was computed on the way."""
     field, tables = read_plan(state, packed, program)
-    cache, slots, _, experts, computed = _one_step(
-        skeleton, params, state, field, program, logprobs_mode, returns_experts
-    )
+    cache, slots, _, experts, computed = _one_step(skeleton, params, state, field, program, options)
     sampled = computed.sampled
     outcome = Outcome(jnp.int32(1), sampled.token_ids[None], sampled.logprobs[None], *sampled[2:])
     outputs: tuple[Array, ...] = (pack_arrays(outcome, OUTPUT_FIELDS),)
@@ -314,11 +308,10 @@ def _one_step(
     state: StateArrays,
     field: dict[str, Any],
     program: Program,
-    logprobs_mode: LogprobsMode,
-    returns_experts: bool,
+    options: ResultOptions,
 ) -> tuple[Cache, Int[Array, "X1 S"], Bool[Array, ""], UInt[Array, "T L k"] | None, Computed]:
     """Forward and sample; returns the cache and the slots, True if any row's request ends with its new token, the experts of
-    every token, None unless `returns_experts`, and the intermediate results."""
+    every token, None unless `has_experts`, and the intermediate results."""
     model, vocab_size = skeleton.build(params), skeleton.config.vocab_size
     cache, slots = state.cache, state.slots
     assert cache is not None and slots is not None, "a decoder that samples"
@@ -337,14 +330,16 @@ def _one_step(
 
         def choose(logits: Array, columns: Array, which: Array, num_known: Array, *rest: Array) -> Sampled:
             slots, num_top = rest
-            return sample(logits, columns, SamplerState(slots, which, vocab_size), num_known, num_top, logprobs_mode)
+            return sample(
+                logits, columns, SamplerState(slots, which, vocab_size), num_known, num_top, options.logprobs_mode
+            )
 
         logits, by_row = model.logits(newest, num_rows), (field["sampling"], field["slots"], rows.kv_lengths)
         sampled = batch_sharded(choose, logits, by_row, (slots, field["num_top_logprobs"]), skeleton.policy.rules)
     slots, sampled = jax.lax.optimization_barrier((slots, sampled))  # see `take_up`
     slots, has_end = store_tokens(slots, field, rows, sampled.token_ids, vocab_size)
     shown = jnp.where(rows.is_over, UNREAD_TOKEN, sampled.token_ids)
-    experts = stacked(skeleton.config, chosen) if returns_experts else None
+    experts = stacked(skeleton.config, chosen) if options.has_experts else None
     computed = Computed(field, tokens, hidden, sampled._replace(token_ids=shown), images, tapped)
     return cache, slots, has_end, experts, computed
 
@@ -381,18 +376,16 @@ RESIDENT_GENERATION: Final = replace(
 """GENERATION with page tables in the state."""
 
 
-def generation_task(
-    platform: str, logprobs_mode: LogprobsMode = "raw_logprobs", *, returns_experts: bool = False
-) -> StepTask[StepPlan, StepResult]:
+def generation_task(platform: str, options: ResultOptions = PLAIN_RESULTS) -> StepTask[StepPlan, StepResult]:
     """Return the task of an engine that generates on this platform.
 
     GPUs keep page tables. A CPU shares its memory with the host; a TPU's tables of large pages are an eighth as long.
-    returns_experts: True if results have the experts that tokens chose.
     """
     task = RESIDENT_GENERATION if platform == "gpu" else GENERATION
-    if logprobs_mode != "raw_logprobs":
-        task = replace(task, name=f"{task.name}, {logprobs_mode}", step=partial(run_step, logprobs_mode=logprobs_mode))
-    if returns_experts:
-        step = partial(run_step, logprobs_mode=logprobs_mode, returns_experts=True)
-        task = replace(with_routed_experts(task), step=step)
-    return task
+    if options == PLAIN_RESULTS:
+        return task
+    if options.logprobs_mode != PLAIN_RESULTS.logprobs_mode:
+        task = replace(task, name=f"{task.name}, {options.logprobs_mode}")
+    if options.has_experts:
+        task = with_routed_experts(task)
+    return replace(task, step=partial(run_step, options=options))

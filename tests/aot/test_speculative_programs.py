@@ -138,7 +138,7 @@ def compiled_step(target: Target, model: DecoderConfig, draft: DecoderConfig, *,
     pools = (*_pools(model, page_size, target.platform), *_pools(draft, page_size, target.platform))
     make = make_predictor_skeleton if has_mtp_layer else make_skeleton if draft.eagle is None else make_eagle_skeleton
     skeletons = make_skeleton(model, policy), make(draft, policy)
-    task = speculative_task(generation_task(target.platform), DraftModel(skeletons[1], NUM_DRAFTS), "raw_logprobs")
+    task = speculative_task(generation_task(target.platform), DraftModel(skeletons[1], NUM_DRAFTS))
     num_slots = NUM_STATE_SLOTS if model.cache.states else 0
     shape = (NUM_ROWS, NUM_ROWS, 8192 // page_size, NUM_ROWS, 1 + NUM_DRAFTS)
     program = Program("speculate", *shape, num_state_slots=num_slots)

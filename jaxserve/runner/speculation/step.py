@@ -25,47 +25,54 @@ from __future__ import annotations
 import hashlib
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
+from jaxserve.config import Config
 from jaxserve.layers.cache import Cache, pages_shape, with_pending_states
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import EagleSkeleton, ModelSkeleton, PredictorSkeleton
 from jaxserve.runner.context import step_context
 from jaxserve.runner.inputs import OUTPUT_FIELDS, DraftModel, Outcome, Program, StepTask, pack_arrays
+from jaxserve.runner.limits import num_planned_drafts
+from jaxserve.runner.outputs.options import PLAIN_RESULTS, ResultOptions
 from jaxserve.runner.outputs.routed_experts import stacked
 from jaxserve.runner.slots import store_tokens, take_up
 from jaxserve.runner.speculation.drafter import Drafter, make_drafter
 from jaxserve.runner.speculation.rows import Verified, accept, make_chunk, sample_rows
 from jaxserve.runner.state import StateArrays
-from jaxserve.runner.steps import read_plan, run_single_step, run_step
+from jaxserve.runner.steps import generation_task, read_plan, run_single_step, run_step
 from jaxserve.scheduler.plan import UNREAD_TOKEN, StepPlan, StepResult
-from jaxserve.types import LogprobsMode
+
+
+def engine_task(
+    config: Config, model: DecoderConfig, platform: str, draft: DraftModel | None
+) -> StepTask[StepPlan, StepResult]:
+    """Return the task of an engine that generates on this platform. draft: the model, layer or head that drafts, if one does."""
+    options = ResultOptions(config.model.logprobs_mode, config.model.enable_return_routed_experts)
+    return speculative_task(generation_task(platform, options), draft, options, num_planned_drafts(config, model))
 
 
 def speculative_task(
     task: StepTask[StepPlan, StepResult],
     draft: DraftModel | None,
-    logprobs_mode: LogprobsMode,
-    *,
-    num_planned_drafts: int = 0,
-    returns_experts: bool = False,
+    options: ResultOptions = PLAIN_RESULTS,
+    num_planned: int = 0,
 ) -> StepTask[StepPlan, StepResult]:
-    """Return `task` for an engine with this draft model, or for one whose plans bring up to `num_planned_drafts` drafted tokens of
-    each row; `task` itself for any other. returns_experts: as in `generation_task`."""
-    options: Any = {"logprobs_mode": logprobs_mode, "returns_experts": returns_experts}
-    if draft is None and not num_planned_drafts:
+    """Return `task` for an engine with this draft model, or for one whose plans bring up to `num_planned` drafted tokens of each row;
+    `task` itself for any other."""
+    if draft is None and not num_planned:
         return task
     if draft is None:
-        name = f"{task.name}, {num_planned_drafts} drafted tokens of the plan"
-        return replace(task, name=name, step=partial(_lookup_step, **options))
+        name = f"{task.name}, {num_planned} drafted tokens of the plan"
+        return replace(task, name=name, step=partial(_lookup_step, options=options))
     skeleton = draft.skeleton
     model = hashlib.sha256(repr((skeleton.config, skeleton.leaves, skeleton.policy)).encode()).hexdigest()[:16]
     drafter = {PredictorSkeleton: "MTP layer", EagleSkeleton: "EAGLE-3 head"}.get(type(skeleton), "model")
     name = f"{task.name}, {draft.num_drafts} tokens drafted by {drafter} {model}"
-    step = partial(_step, draft=draft, **options)
+    step = partial(_step, draft=draft, options=options)
     return replace(task, name=name, step=step, draft_model=draft)
 
 
@@ -75,15 +82,12 @@ def _lookup_step(
     state: StateArrays,
     packed: Int[Array, "I"],
     program: Program,
-    *,
-    logprobs_mode: LogprobsMode,
-    returns_experts: bool,
+    options: ResultOptions,
 ) -> tuple[StateArrays, tuple[Array, ...]]:
     """Run a step of any kind, in which drafted tokens are those of the plan (DONATES the state)."""
-    options: Any = {"logprobs_mode": logprobs_mode, "returns_experts": returns_experts}
     if program.kind == "speculate":
-        return _verify(skeleton, params, state, packed, program, **options)[:2]
-    return run_step(skeleton, params, state, packed, program, **options)
+        return _verify(skeleton, params, state, packed, program, options)[:2]
+    return run_step(skeleton, params, state, packed, program, options)
 
 
 def _step(
@@ -92,10 +96,8 @@ def _step(
     state: StateArrays,
     packed: Int[Array, "I"],
     program: Program,
-    *,
     draft: DraftModel,
-    logprobs_mode: LogprobsMode,
-    returns_experts: bool,
+    options: ResultOptions,
 ) -> tuple[StateArrays, tuple[Array, ...]]:
     """Run a step of any kind. `params` are those of the model, then of the draft model; so are the cache groups of `state`
     (DONATED)."""
@@ -103,15 +105,14 @@ def _step(
     assert state.cache is not None, "a decoder"
     own, cache = state._replace(cache=state.cache[:num_groups]), state.cache[num_groups:]
     drafter, params = make_drafter(draft, skeleton, params, program)
-    options: Any = {"logprobs_mode": logprobs_mode, "returns_experts": returns_experts}
     if program.kind == "speculate":
-        return _speculate(skeleton, params, own, packed, program, drafter, cache, **options)
+        return _speculate(skeleton, params, own, packed, program, drafter, cache, options)
     if program.kind == "mixed":
-        after, outputs, computed = run_single_step(skeleton, params, own, packed, program, **options)
+        after, outputs, computed = run_single_step(skeleton, params, own, packed, program, options)
         with jax.named_scope("draft_model"):
             cache = drafter.fill(computed, cache)
     else:
-        after, outputs = run_step(skeleton, params, own, packed, program, **options)
+        after, outputs = run_step(skeleton, params, own, packed, program, options)
     assert after.cache is not None, "a decoder"
     return after._replace(cache=(*after.cache, *cache), drafts=state.drafts), outputs
 
@@ -124,16 +125,13 @@ def _speculate(
     program: Program,
     drafter: Drafter,
     draft_cache: Cache,
-    *,
-    logprobs_mode: LogprobsMode,
-    returns_experts: bool,
+    options: ResultOptions,
 ) -> tuple[StateArrays, tuple[Array, ...]]:
     """Verify the drafts in the slots, and draft; returns the state (DONATED) and what `_verify` returns for the host.
 
     `state` has the model's cache, the result the draft model's as well.
     """
-    options: Any = {"logprobs_mode": logprobs_mode, "returns_experts": returns_experts}
-    after, outputs, verified = _verify(skeleton, params, state, packed, program, **options)
+    after, outputs, verified = _verify(skeleton, params, state, packed, program, options)
     assert after.cache is not None and state.drafts is not None, "an engine with a draft model"
     with jax.named_scope("draft_model"):
         drafted, draft_cache = drafter.draft(verified, draft_cache)
@@ -148,12 +146,10 @@ def _verify(
     state: StateArrays,
     packed: Int[Array, "I"],
     program: Program,
-    *,
-    logprobs_mode: LogprobsMode,
-    returns_experts: bool,
+    options: ResultOptions,
 ) -> tuple[StateArrays, tuple[Array, ...], Verified]:
     """Verify the drafts in the slots, or those of the plan if the state has none; returns the state (DONATED), the packed result
-    with the experts of each row's tokens if `returns_experts`, and the results to draft from."""
+    with the experts of each row's tokens with `has_experts`, and the results to draft from."""
     cache, slots, drafts = state.cache, state.slots, state.drafts
     assert cache is not None and slots is not None, "a decoder"
     vocab_size, width = skeleton.config.vocab_size, program.max_steps
@@ -172,7 +168,7 @@ def _verify(
         own = chunk.field["rows"]
         logits = model.logits(hidden, chunk.field["query_starts"][-1])
         by_token = field["sampling"][own], field["slots"][own], chunk.field["positions"] + 1
-        sampled = sample_rows(skeleton, logits, slots, by_token, field["num_top_logprobs"], logprobs_mode)
+        sampled = sample_rows(skeleton, logits, slots, by_token, field["num_top_logprobs"], options.logprobs_mode)
     slots, sampled = jax.lax.optimization_barrier((slots, sampled))  # see `take_up`
     accepted = accept(sampled.token_ids, chunk, field, newest)
     with jax.named_scope("settle"):
@@ -186,7 +182,7 @@ def _verify(
         *(each[chunk.places[:, 0]] for each in sampled[2:]),  # rows that want alternatives have one token
     )
     outputs: tuple[Array, ...] = (pack_arrays(outcome, OUTPUT_FIELDS),)
-    if returns_experts:
+    if options.has_experts:
         outputs += (stacked(skeleton.config, chosen)[chunk.places.T],)
     verified = Verified(skeleton, field, chunk, hidden, tapped, sampled.token_ids, accepted, slots, capacity)
     return state._replace(cache=cache, slots=slots, tables=tables), outputs, verified

@@ -20,10 +20,10 @@ import msgspec
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.host.cores import num_cores
 from jaxserve.runner.inputs import Program
-from jaxserve.runner.limits import mesh_shape, num_planned_drafts
+from jaxserve.runner.limits import mesh_shape
 from jaxserve.runner.speculation.model import with_tapped_layers
-from jaxserve.runner.speculation.step import speculative_task
-from jaxserve.runner.steps import generation_task, lower
+from jaxserve.runner.speculation.step import engine_task
+from jaxserve.runner.steps import lower
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.tools.planning.adapters import planned_adapters
 from jaxserve.tools.planning.collectives import compiled_collectives
@@ -57,10 +57,7 @@ def compile_program(job: CompileJob, program: Program) -> ProgramMemory | str:
     draft = planned_draft(job.config, job.decoder, job.device)
     decoder = job.decoder if draft is None else with_tapped_layers(job.config, job.decoder, draft.skeleton.config)
     skeleton = make_skeleton(decoder, policy, planned_adapters(job.config, job.decoder))
-    mode, returns_experts = job.config.model.logprobs_mode, job.config.model.enable_return_routed_experts
-    task = generation_task(job.device.platform, mode, returns_experts=returns_experts)
-    num_planned = num_planned_drafts(job.config, job.decoder)
-    task = speculative_task(task, draft, mode, num_planned_drafts=num_planned, returns_experts=returns_experts)
+    task = engine_task(job.config, job.decoder, job.device.platform, draft)
     # Mosaic GPU asks the default device for the architecture that it compiles for.
     with jax.default_device(devices[0] if job.device.platform == "gpu" else None):
         lowered = lower(skeleton, sharding, program, job.shapes, task)
