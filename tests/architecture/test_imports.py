@@ -146,6 +146,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "layers.cache",  # the shapes of the cache
         "layers.policy",
         "quant.array",
+        "quant.kv_scales",  # the names of scales
         KERNELS,  # the names of backends
         "ipc.engine_spec",  # FakeOptions
         "ipc.image_info",

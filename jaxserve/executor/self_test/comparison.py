@@ -20,6 +20,7 @@ from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.skeleton import LeafSpec, ModelSkeleton, make_skeleton
 from jaxserve.quant.array import QuantArray
+from jaxserve.quant.kv_scales import is_kv_scale
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.buckets import page_tokens, resolve_limits
 from jaxserve.runner.inputs import Program, pack
@@ -135,7 +136,7 @@ def _random_arrays(leaf: LeafSpec, noise: np.ndarray) -> tuple[np.ndarray, ...]:
         return leaf.declared.format.random(noise, leaf.declared, 1.3 / leaf.shape[-1] ** 0.5).arrays
     values: np.ndarray = np.resize(noise, leaf.shape)
     is_vector = len(leaf.own_shape) == 1
-    if leaf.name.endswith((".k_scale", ".v_scale")):  # of the KV cache
+    if is_kv_scale(leaf.name):
         values = 0.04 + 0.002 * values  # keys and values are around 1
     elif is_vector:
         values = 0.3 * values if leaf.name.endswith("bias") else 1 + 0.2 * values
