@@ -1,4 +1,4 @@
-"""One engine for all tests that only send requests: compiling its programs takes longer than the tests."""
+"""One engine for all tests that only send requests, whose programs take longer to compile than the tests, and drafts in every step."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from jaxserve.scheduler.speculation import Payoff
 from tests.engine.model_engine import MODEL_NAME, ModelEngine
 from tests.models.goldens import golden_checkpoint
 
@@ -18,3 +19,9 @@ def engine() -> Iterator[ModelEngine]:
     )
     yield engine
     engine.close()
+
+
+@pytest.fixture
+def speculates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Speculate whether it pays or not: that depends on the machine."""
+    monkeypatch.setattr(Payoff, "choose", lambda self, num_rows: "speculate")

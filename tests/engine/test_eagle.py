@@ -11,7 +11,6 @@ import jax
 import numpy as np
 import pytest
 
-from jaxserve.scheduler.speculation import Payoff
 from tests.engine.image_reader import Reader, limits
 from tests.engine.model_engine import ModelEngine, request
 from tests.engine.test_image_speculation import check_tokens
@@ -21,14 +20,8 @@ from tests.models.eagle_head import NumpyHead, write_certain_head, write_head
 from tests.models.eagle_pair import EaglePair
 from tests.models.goldens import DATA, golden_checkpoint
 
-pytestmark = pytest.mark.slow  # real models
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("speculates")]  # real models
 NUM_DRAFTS = 3
-
-
-@pytest.fixture(autouse=True)
-def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Speculate whether it pays or not: that depends on the machine."""
-    monkeypatch.setattr(Payoff, "choose", lambda self, num_rows: "speculate")
 
 
 @dataclass

@@ -11,7 +11,6 @@ from jaxserve_kernels.native.build import BuildError, build
 
 from jaxserve.engine.adapters import AdapterPlaces
 from jaxserve.ipc.messages import AddRequest
-from jaxserve.scheduler.speculation import Payoff
 from tests.engine.model_engine import ModelEngine, request
 from tests.engine.test_weight_updates import Operator
 from tests.models.goldens import DATA, adapter_goldens
@@ -80,10 +79,10 @@ def test_snapshots_are_those_of_one_adapter(served: tuple[str, ModelEngine]) -> 
     assert [each.logprobs for each in found] == 3 * [each.logprobs for each in cold]
 
 
-def test_drafts_change_no_token_of_an_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("speculates")
+def test_drafts_change_no_token_of_an_adapter() -> None:
     """The draft model has no adapters, so its drafts are mostly wrong; states go back, each kind in test_hybrid_speculation.py."""
     name = "lfm2_tiny"
-    monkeypatch.setattr(Payoff, "choose", lambda self, num_rows: "speculate")
     modules = ",".join(f"{each}={source(name, each)}" for each in ("all", "states"))
     draft_model = DATA / "smollm2_tiny"
     engine = ModelEngine(DATA / name, lora_modules=modules, draft_model=draft_model, num_speculative_tokens=3)

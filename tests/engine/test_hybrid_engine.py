@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxserve.scheduler.speculation import Payoff
 from tests.engine.model_engine import ModelEngine, request
 from tests.engine.test_speculation import check_drafts_change_nothing
 from tests.models.goldens import golden_checkpoint
@@ -76,11 +75,9 @@ def test_a_prefix_hit_equals_a_cold_request_bit_for_bit(engine: tuple[str, Model
     assert hit.logprobs == cold.logprobs
 
 
-def test_drafts_of_prompt_lookup_change_no_token(
-    engine: tuple[str, ModelEngine], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("speculates")
+def test_drafts_of_prompt_lookup_change_no_token(engine: tuple[str, ModelEngine]) -> None:
     """Drafts are a chunk, after which states go back to the last accepted token; most, some or none of a draft is right."""
-    monkeypatch.setattr(Payoff, "choose", lambda self, num_rows: "speculate")
     made = engine[1]
     check_drafts_change_nothing(made, NUM_DRAFTS, num_cached=0, predicts=True)
     assert 0.3 < made.num_accepted_tokens / made.num_draft_tokens < 0.95

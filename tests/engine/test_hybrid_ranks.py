@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxserve.scheduler.speculation import Payoff
 from tests.engine.model_engine import ModelEngine, request
 from tests.engine.test_speculation import check_drafts_change_nothing
 from tests.models.goldens import GoldenCheckpoint, golden_checkpoint
@@ -72,10 +71,8 @@ def test_a_request_begins_at_a_snapshot_of_its_rank(served: tuple[GoldenCheckpoi
     check_all_is_free(engine)
 
 
-def test_drafts_of_prompt_lookup_change_no_token(
-    served: tuple[GoldenCheckpoint, ModelEngine], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Payoff, "choose", lambda self, num_rows: "speculate")
+@pytest.mark.usefixtures("speculates")
+def test_drafts_of_prompt_lookup_change_no_token(served: tuple[GoldenCheckpoint, ModelEngine]) -> None:
     check_drafts_change_nothing(served[1], NUM_DRAFTS, num_cached=0, predicts=True)
     check_all_is_free(served[1])
 

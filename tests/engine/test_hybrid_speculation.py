@@ -12,21 +12,14 @@ from jaxtyping import Array
 
 from jaxserve.runner.speculation.draft_model import ModelDrafter
 from jaxserve.runner.speculation.rows import Verified
-from jaxserve.scheduler.speculation import Payoff
 from tests.engine.model_engine import ModelEngine, request
 from tests.engine.test_speculation import check_drafts_change_nothing
 from tests.models.goldens import GoldenCheckpoint, golden_checkpoint
 
-pytestmark = pytest.mark.slow  # real models
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("speculates")]  # real models
 NUM_DRAFTS = 3
 MISTAKE = 5
 """Every so many tokens, a draft is wrong."""
-
-
-@pytest.fixture(autouse=True)
-def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Speculate whether it pays or not: that depends on the machine."""
-    monkeypatch.setattr(Payoff, "choose", lambda self, num_rows: "speculate")
 
 
 @pytest.fixture(

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from jaxserve.scheduler.speculation import Payoff
 from tests.engine.image_reader import SIZES, Reader, limits
 from tests.engine.model_engine import ModelEngine, request
 from tests.engine.test_speculation import predicting
@@ -29,9 +28,9 @@ def reader(request: Any) -> Iterator[Reader]:
     engine.close()
 
 
-def test_drafts_after_images_change_no_token(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("speculates")
+def test_drafts_after_images_change_no_token(reader: Reader) -> None:
     """Most of each prediction is right; requests run alone, and one with images beside one without."""
-    monkeypatch.setattr(Payoff, "choose", lambda self, num_rows: "speculate")
     engine, text = reader.engine, request("text", list(range(20, 60)))
     before = engine.executor.compilations()["serving"]
     engine.restart(max_burst_ms=0.0)

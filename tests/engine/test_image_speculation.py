@@ -11,21 +11,14 @@ import numpy as np
 import pytest
 
 from jaxserve.frontend.images.positions import image_spans, mrope_positions
-from jaxserve.scheduler.speculation import Payoff
 from tests.engine.image_reader import Reader, limits
 from tests.engine.model_engine import ModelEngine, request
 from tests.models.goldens import golden_checkpoint
 from tests.models.image_predictor import PLAIN, NumpyPredictor, with_predictor
 from tests.models.vision_model import VisionModel, process
 
-pytestmark = pytest.mark.slow  # real models
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("speculates")]  # real models
 NUM_DRAFTS = 3
-
-
-@pytest.fixture(autouse=True)
-def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Speculate whether it pays or not: that depends on the machine."""
-    monkeypatch.setattr(Payoff, "choose", lambda self, num_rows: "speculate")
 
 
 @dataclass

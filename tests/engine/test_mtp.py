@@ -10,21 +10,17 @@ import pytest
 
 from jaxserve.config import TierConfig
 from jaxserve.ipc.messages import AddRequest
-from jaxserve.scheduler.speculation import Payoff
 from tests.engine.model_engine import ModelEngine, request
 from tests.engine.test_overlap import shown
 from tests.engine.test_speculation import check_drafts_change_nothing
 from tests.models.certain_predictor import RING, Source, certain_predictor
 from tests.models.goldens import MTPGolden, mtp_golden
 
-pytestmark = pytest.mark.slow  # real models; the fast tests show the same on the fake one
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("speculates"),
+]  # real models; the fast tests show the same on the fake one
 NUM_DRAFTS = 3
-
-
-@pytest.fixture(autouse=True)
-def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Speculate whether it pays or not: that depends on the machine."""
-    monkeypatch.setattr(Payoff, "choose", lambda self, num_rows: "speculate")
 
 
 @pytest.fixture(scope="module", params=["glm4_moe", "deepseek_v3", "qwen3_next"])

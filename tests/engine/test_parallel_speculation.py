@@ -8,20 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxserve.scheduler.speculation import Payoff
 from tests.engine.model_engine import ModelEngine, request
 from tests.engine.test_mtp import drafted
 from tests.engine.test_speculation import check_drafts_change_nothing
 from tests.models.goldens import MTPGolden, golden_checkpoint, mtp_golden
 
-pytestmark = pytest.mark.slow  # real models
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("speculates")]  # real models
 NUM_DRAFTS = 3
-
-
-@pytest.fixture(autouse=True)
-def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Speculate whether it pays or not: that depends on the machine."""
-    monkeypatch.setattr(Payoff, "choose", lambda self, num_rows: "speculate")
 
 
 def made(tensor_parallel_size: int = 2, **options: Any) -> ModelEngine:

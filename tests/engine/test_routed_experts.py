@@ -19,7 +19,6 @@ from jaxserve.ipc.messages import AddRequest
 from jaxserve.ipc.routed_experts import RoutedExpertsInfo
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.runner.steps import lower
-from jaxserve.scheduler.speculation import Payoff
 from tests.engine.model_engine import Generated, ModelEngine, request
 from tests.engine.test_overlap import shown
 from tests.models.goldens import golden_checkpoint, routing_goldens
@@ -116,9 +115,9 @@ def test_experts_do_not_depend_on_the_other_requests(returning: ModelEngine, opt
         assert len(experts(alone[item.request_id])) == (count if item.returns_routed_experts else 0)
 
 
-def test_experts_are_the_same_with_a_draft_model(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("speculates")
+def test_experts_are_the_same_with_a_draft_model() -> None:
     """The drafts are right; wrong ones are among those from predictions."""
-    monkeypatch.setattr(Payoff, "choose", lambda self, num_rows: "speculate")
     for engine in made(draft_model=GOLDEN.path, num_speculative_tokens=NUM_DRAFTS):
         engine.restart(num_speculative_tokens=NUM_DRAFTS)
         found = engine.run([golden_request(), golden_request("other", temperature=1.0, seed=4)])

@@ -11,20 +11,16 @@ import pytest
 from msgspec import structs
 
 from jaxserve.ipc.messages import Abort, AddRequest
-from jaxserve.scheduler.speculation import Payoff
 from tests.engine.model_engine import ModelEngine, request
 from tests.engine.model_engine import request as _asked
 from tests.engine.test_overlap import shown
 from tests.models.goldens import GoldenCheckpoint, golden_checkpoint
 
-pytestmark = pytest.mark.slow  # real models; the fast tests show the same on the fake one
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("speculates"),
+]  # real models; the fast tests show the same on the fake one
 NUM_DRAFTS = 3
-
-
-@pytest.fixture(autouse=True)
-def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Speculate whether it pays or not: that depends on the machine."""
-    monkeypatch.setattr(Payoff, "choose", lambda self, num_rows: "speculate")
 
 
 def made(name: str, draft: str, **options: Any) -> Iterator[tuple[GoldenCheckpoint, ModelEngine]]:

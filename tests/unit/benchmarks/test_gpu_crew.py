@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,21 +16,13 @@ from jaxserve_kernels.nvfp4 import TwoLevelScales
 from benchmarks.gpu import attention_checks, crew, op_checks
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.kernels import END_TO_END
-from benchmarks.gpu.records import Record, Recorder, read_records
+from benchmarks.gpu.records import Record, read_records
 from tests.unit.benchmarks import gpu_crew_stub
+from tests.unit.benchmarks.gpu_context import make_context
 
 
 def context(folder: Path, left_s: float = 60.0) -> Context:
-    return Context(
-        platform="cpu",
-        is_quick=True,
-        seed=100,
-        bounds=None,
-        attention_backend="reference",
-        folder=folder,
-        results=folder,
-        recorder=Recorder(folder / "records", time.monotonic() + left_s),
-    )
+    return make_context(folder, left_s, seed=100, attention_backend="reference")
 
 
 def bench(folder: Path) -> crew.Bench:

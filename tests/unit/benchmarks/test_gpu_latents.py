@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import jax
@@ -10,28 +9,16 @@ import jax.numpy as jnp
 import pytest
 
 from benchmarks.gpu import latents
-from benchmarks.gpu.context import Context
-from benchmarks.gpu.records import Recorder, read_records
+from benchmarks.gpu.records import read_records
 from jaxserve.runner.backend import Chip
+from tests.unit.benchmarks.gpu_context import make_context
 
 POOL = (1, 64, 1, 16, latents.WIDTH)
 
 
 @pytest.mark.slow
 def test_every_cell_is_measured(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path / "records", time.monotonic() + 600)
-    latents.run(
-        Context(
-            platform="cpu",
-            is_quick=True,
-            seed=0,
-            bounds=None,
-            attention_backend="auto",
-            folder=tmp_path,
-            results=tmp_path,
-            recorder=recorder,
-        )
-    )
+    latents.run(make_context(tmp_path))
     figures = [record.values for record in read_records(tmp_path / "records") if record.kind == "figure"]
     assert [(row["tokens"], row["backend"]) for row in figures] == [(1, "bucketed"), (2, "bucketed")]
 

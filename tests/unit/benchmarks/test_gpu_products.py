@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,25 +17,13 @@ from benchmarks.gpu import product_programs, tune_groups, tune_products
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.product_programs import RING_BYTES, Chain, Weights, candidates, grouped_candidates, served_sizes
 from benchmarks.gpu.products import ProductBench, measured
-from benchmarks.gpu.records import Recorder, read_records
+from benchmarks.gpu.records import read_records
 from benchmarks.gpu.shapes import TINY, decoder
 from benchmarks.gpu.tune_products import choice, remember
+from tests.unit.benchmarks.gpu_context import make_context
 
 SMALL, LARGE = (SkinnyTuning(rows=rows, tile=128, stages=4, programs=132) for rows in (64, 128))
 LLAMA = ((14336, 4096), (4096, 14336))
-
-
-def context(folder: Path) -> Context:
-    return Context(
-        platform="cpu",
-        is_quick=True,
-        seed=0,
-        bounds=None,
-        attention_backend="auto",
-        folder=folder,
-        results=folder,
-        recorder=Recorder(folder / "records", time.monotonic() + 600),
-    )
 
 
 def test_sizes_that_are_tried_divide_the_weights_and_fit_the_shared_memory() -> None:
@@ -130,7 +117,7 @@ def test_a_note_names_the_sizes_that_were_faster_than_those_of_the_server(
             }
 
     monkeypatch.setattr(tune_groups, "ProductBench", Bench)
-    tune_groups.run(context(tmp_path))
+    tune_groups.run(make_context(tmp_path))
     notes = [record.text for record in read_records(tmp_path / "records") if record.kind == "note"]
     of_four_bits = [note for note in notes if "int4" in note]
     assert len(of_four_bits) == 3, "q, k and v, the output, up and down"
@@ -154,7 +141,7 @@ def test_a_file_is_written_for_what_was_measured(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(tune_products, "TOKENS", (8,))
     monkeypatch.setattr(tune_products, "WEIGHTS", ("int8",))
     monkeypatch.setattr(tune_products, "WORTH", 1e9)
-    tune_products.run(context(tmp_path))
+    tune_products.run(make_context(tmp_path))
     written = json.loads((tmp_path / "tuning" / "matmul-h200.json").read_text())
     assert {sizes["workers"] for types in ("int8", "int8 x int8") for sizes in written[types]["8"].values()} == {2}
     records = read_records(tmp_path / "records")

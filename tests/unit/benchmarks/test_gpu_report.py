@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from benchmarks.gpu import oracle
-from benchmarks.gpu.context import Context
 from benchmarks.gpu.device import WrongDeviceError, first_device
 from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.processes import Outcome
-from benchmarks.gpu.records import Record, Recorder
+from benchmarks.gpu.records import Record
 from benchmarks.gpu.report import as_markdown, shown
 from benchmarks.gpu.timing import time_calls
+from tests.unit.benchmarks.gpu_context import make_context
 
 
 @pytest.mark.parametrize(
@@ -64,16 +64,7 @@ def test_timing_waits_for_the_last_call_of_a_group() -> None:
 
 
 def test_cpu_is_not_taken_for_the_gpu_that_was_asked_for(tmp_path: Path) -> None:
-    context = Context(
-        platform="cuda",
-        is_quick=True,
-        seed=0,
-        bounds=None,
-        attention_backend="auto",
-        folder=tmp_path,
-        results=tmp_path,
-        recorder=Recorder(tmp_path / "records", 0.0),
-    )
+    context = make_context(tmp_path, platform="cuda")
     with pytest.raises(WrongDeviceError, match="--platform cuda"):
         first_device(context)
     assert first_device(dataclasses.replace(context, platform="cpu")).platform == "cpu"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,9 +20,9 @@ from benchmarks.gpu.attention_programs import (
     public_decode,
     public_prefill,
 )
-from benchmarks.gpu.context import Context
-from benchmarks.gpu.records import Recorder, read_records
+from benchmarks.gpu.records import read_records
 from benchmarks.gpu.tune import HEADS, RING_BYTES, best_changes, split_candidates, tile_candidates
+from tests.unit.benchmarks.gpu_context import make_context
 
 CURRENT = DecodeTuning(programs=132, min_split=256, waves=2, long_split=512, long_parts=256, tile=64, stages=2)
 
@@ -97,19 +96,7 @@ def test_a_file_is_written_that_the_kernels_can_read_and_what_does_not_compile_i
         monkeypatch.setattr(tune, name, value)
     monkeypatch.setattr(tune.Candidate, "wanted", property(wanted))
     monkeypatch.setattr(tune, "why_no_kernels", lambda shape: None)
-    recorder = Recorder(tmp_path / "records", time.monotonic() + 60)
-    tune.run(
-        Context(
-            platform="cpu",
-            is_quick=True,
-            seed=0,
-            bounds=None,
-            attention_backend="auto",
-            folder=tmp_path,
-            results=tmp_path,
-            recorder=recorder,
-        )
-    )
+    tune.run(make_context(tmp_path, 60.0))
     written = json.loads((tmp_path / "tuning" / "h200.json").read_text())
     known = tuning.load("h200")
     assert {kernel: sizes.keys() for kernel, sizes in written.items()} == {
