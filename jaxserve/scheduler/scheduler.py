@@ -118,13 +118,9 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         super().__init__(admission, clock, FairKeys() if is_fair else None)
         self._max_output_tokens = admission.max_output_tokens
         self._has_whole_images = images is not None and images.is_bidirectional
-        if images is None and prompt_embeds is None:
-            self._images = None
-        else:
-            self._images = ImagePolicy(images, prompt_embeds, max_tokens)
-        self._experts: PageExperts | None = None
-        if routed_experts is not None:
-            self._experts = PageExperts(kv, routed_experts.shape, routed_experts.dtype)
+        has_rows = images is not None or prompt_embeds is not None
+        self._images = ImagePolicy(images, prompt_embeds, max_tokens) if has_rows else None
+        self._experts = None if routed_experts is None else PageExperts(kv, routed_experts.shape, routed_experts.dtype)
         self._resources = Resources(kv, buckets.max_num_seqs, self._images)
         self._constrained = ConstrainedDecoding(grammars)
         self._shortest_first = ShortestFirst(kv) if is_fair else None
@@ -186,6 +182,7 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
             self._enqueue(request)
         if self.waiting and is_speculating(self.in_flight):  # they may start, and that step needs exact positions
             return None
+        # 1. Secure pages.
         missing = self._budget.missing(self.running)
         num_running = len(missing)
         victims = self._resources.secure(self.running, missing, may_preempt=not self.in_flight)
@@ -194,6 +191,7 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         for victim in victims:
             self._enqueue(victim)
         self.stats.num_preemptions += len(victims)
+        # 2. Share the budget; images and recurrent states cut chunks.
         may_start = self.starts_requests and len(missing) == num_running
         if may_start and len(self.running) < self._limits.max_rows:
             self._prefetch.begin(self.waiting, self._shortest_first, len(self.running))
@@ -211,12 +209,14 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         _count_prefix_hits(started, self.stats)
         if not any(counts):
             return None
+        # 3. Add drafts, or further decode steps.
         drafts = self._drafter.draft(self.running, counts)
         lengths = self._speculation.draft_lengths(self.running, counts)
         num_steps = 1
         is_single = bool(drafts or items) or lengths is not None or self._speculation.is_measuring(self.running)
         if not (is_single or self.waiting or self._constrained):
             num_steps = self._multi_step.num_steps(self.running, counts, len(self.in_flight))
+        # 4. Pack the rows.
         plan, requests = pack(self.running, counts, self._buckets, num_steps, started, states, items)
         if plan.image_rows is not None:  # the last token of a prompt is one of an image
             drafts = {}
@@ -227,9 +227,8 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         if lengths is not None:
             plan = speculative(plan, requests, lengths, self._buckets)
         self._speculation.begin(plan, requests)
-        for request, count, is_sampling in zip(
-            requests, plan.num_scheduled_tokens.tolist(), plan.is_sampling.tolist(), strict=True
-        ):
+        rows = zip(requests, plan.num_scheduled_tokens.tolist(), plan.is_sampling.tolist(), strict=True)
+        for request, count, is_sampling in rows:
             request.begin_step(count, plan.num_steps, is_sampling=is_sampling)
         self.in_flight.append((plan, requests))
         return plan
