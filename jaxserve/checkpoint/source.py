@@ -35,13 +35,7 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True, pr
     path = _existing(model)
     if path is not None:
         return path
-    match = _HUB_ID.fullmatch(model)
-    if match is None or (match["file"] is None and model.endswith(".gguf")):
-        raise ConfigError(
-            f"model {shown(model, 200)}: expected an existing file or directory, owner/name on the Hugging Face hub, "
-            "or owner/name:FILE.gguf; found no such path"
-        )
-    repository, file_name = match["repo"], match["file"]
+    repository, file_name = hub_id(model)
     described = _DIRECTORY_PATTERNS if weights else _CONFIG_PATTERNS
     patterns = [glob.escape(file_name)] if file_name else described
     snapshot = _download(repository, revision, patterns, progress)
@@ -55,6 +49,17 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True, pr
     if not (snapshot / file_name).is_file():
         raise CheckpointError(f"model {model}: expected {shown(file_name)} in the repository, found no such file")
     return snapshot / file_name
+
+
+def hub_id(model: str) -> tuple[str, str | None]:
+    """Return the repository of a hub id, and the GGUF file if it names one. Raises ConfigError if `model` is none."""
+    match = _HUB_ID.fullmatch(model)
+    if match is None or (match["file"] is None and model.endswith(".gguf")):
+        raise ConfigError(
+            f"model {shown(model, 200)}: expected an existing file or directory, owner/name on the Hugging Face hub, "
+            "or owner/name:FILE.gguf; found no such path"
+        )
+    return match["repo"], match["file"]
 
 
 def resolve_adapter(adapter: str) -> Path:

@@ -15,8 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
+from jaxserve.checkpoint.source import hub_id
 from jaxserve.config import Config
-from jaxserve.errors import StartupError
+from jaxserve.errors import ConfigError, StartupError
 from jaxserve.runner.host.cgroup import ROOT, cpu_quota
 from jaxserve.runner.host.cores import num_cores
 from jaxserve.runner.host.memory import available_bytes
@@ -182,12 +183,10 @@ def _descriptors(config: Config) -> Finding:
 
 
 def _model(config: Config) -> Finding:
-    """Look at a local model's files; a hub id is left to the start."""
+    """Look at a local model's files, or for those of the hub at its cache."""
     path = Path(config.model.model).expanduser()
     if not path.exists():
-        return Finding(
-            "model", "note", f"{config.model.model} is not a local path", "it is fetched from the hub at the start"
-        )
+        return _hub_model(config.model.model)
     from jaxserve.models.registry import open_model  # imports jax, which takes seconds
 
     try:
@@ -196,6 +195,28 @@ def _model(config: Config) -> Finding:
         return Finding("model", "wrong", str(error), "`jaxserve plan MODEL` explains what can be loaded")
     size = sum(file.stat().st_size for file in ([path] if path.is_file() else path.glob("*.safetensors")))
     return Finding("model", "ok", f"{path.name}: {size / _GIB:.2f} GiB")
+
+
+def _hub_model(model: str) -> Finding:
+    """Look whether a model of the hub is in its cache, or can be fetched into it."""
+    from huggingface_hub import constants  # takes 0.3 s
+
+    try:
+        repository, _ = hub_id(model)
+    except ConfigError as error:
+        return Finding("model", "wrong", str(error), "`jaxserve models` lists those on this machine")
+    cache = Path(constants.HF_HUB_CACHE)
+    if any((cache / f"models--{repository.replace('/', '--')}" / "snapshots").glob("*/*")):
+        return Finding("model", "ok", f"{repository} is in {cache}")
+    if constants.HF_HUB_OFFLINE:
+        return Finding("model", "wrong", f"{repository} is not in {cache}, and HF_HUB_OFFLINE is set", "unset it")
+    existing = next(path for path in (cache, *cache.parents) if path.exists())
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return Finding(
+            "model", "wrong", f"{existing} is not writable: {repository} cannot be fetched", "set HF_HOME=DIR"
+        )
+    text = f"{repository} is not in {cache}, which has {shutil.disk_usage(existing).free / _GIB:.1f} GiB free"
+    return Finding("model", "note", text, "it is fetched from the hub at the start; HF_HOME=DIR puts it elsewhere")
 
 
 def _together(configs: Sequence[Config], found: FoundDevices | NoDeviceError) -> Finding:

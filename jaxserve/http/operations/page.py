@@ -43,7 +43,7 @@ async def page_file(call: HttpCall, name: str) -> Encoded:
 @partial(Route, "GET", "/ui/state", tag="Operation", reply=LiveState)
 async def page_state(call: HttpCall, query: ModelQuery) -> LiveState:
     """Summarise the state of the server for the page: numbers of one model, never prompts or replies."""
-    _require_page(call, "ui/state")
+    _require_page(call)
     frontend = call.frontend
     frontend.require_model(query.model)
     snapshots = await call.state.peers.snapshots(frontend.metrics)
@@ -52,7 +52,7 @@ async def page_state(call: HttpCall, query: ModelQuery) -> LiveState:
 
 
 def _file(call: HttpCall, name: str) -> Encoded:
-    _require_page(call, name)
+    _require_page(call)
     media_type = _MEDIA_TYPES.get(PurePosixPath(name).suffix)
     found = _FILES / name
     if media_type is None or "/" in name or not found.is_file():
@@ -60,7 +60,6 @@ def _file(call: HttpCall, name: str) -> Encoded:
     return Encoded(body=found.read_bytes(), media_type=f"{media_type}; charset=utf-8", headers=_HEADERS)
 
 
-def _require_page(call: HttpCall, name: str) -> None:
+def _require_page(call: HttpCall) -> None:
     if not call.state.has_page:
-        path = "/" if name == "index.html" else f"/{name}"
-        raise UnknownUrlError(f"Unknown request URL: GET {path}. /docs lists the known ones.")
+        raise UnknownUrlError("This server has no page: it was started with --no-ui. /docs lists its URLs.")

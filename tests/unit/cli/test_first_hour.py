@@ -292,6 +292,29 @@ def test_what_doctor_says_about_a_cache_lets_the_models_fit(tmp_path: Path, monk
     assert doctor._together(configs, found("cpu", 1, None)).verdict == "ok"
 
 
+def test_doctor_looks_for_a_model_of_the_hub_in_its_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = tmp_path / "hub"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    config = load_config(flags={"model": "org/name"})
+    fetched = doctor._model(config)
+    assert fetched.verdict == "note" and re.search(r"org/name is not in .*hub, which has [\d.]+ GiB free", fetched.text)
+    with monkeypatch.context() as patch:
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        assert doctor._model(config).verdict == "wrong"
+    with monkeypatch.context() as patch:
+        patch.setattr(doctor.os, "access", lambda path, mode: False)
+        finding = doctor._model(config)
+        assert (finding.verdict, finding.fix) == ("wrong", "set HF_HOME=DIR")
+    snapshot = cache / "models--org--name" / "snapshots" / "0123abcd"
+    snapshot.mkdir(parents=True)
+    assert doctor._model(config).verdict == "note", "nothing of it was fetched"
+    (snapshot / "config.json").touch()
+    assert doctor._model(config).verdict == "ok"
+    nowhere = doctor._model(load_config(flags={"model": "./nowhere.gguf"}))
+    assert nowhere.verdict == "wrong" and "found no such path" in nowhere.text
+
+
 def test_doctor_leaves_models_of_the_hub_to_the_start() -> None:
     configs = [load_config(flags={"model": "org/name", "served_model_name": name}) for name in "ab"]
     finding = doctor._together(configs, found("cpu", 1, None))

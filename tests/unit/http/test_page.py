@@ -49,7 +49,9 @@ async def test_the_page_can_be_turned_off(tokenizer: Tokenizer) -> None:
         for path in ("/", "/ui/main.js", "/ui/state"):
             async with api.http.get(path) as response:
                 assert response.status == 404
-                assert (await response.json())["error"]["code"] == "unknown_url"
+                error = (await response.json())["error"]
+                assert error["code"] == "unknown_url"
+                assert "--no-ui" in error["message"]
 
 
 @pytest.mark.parametrize("name", NAMES)
