@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import json
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
 
+from jaxserve_kernels import tuned_sizes
 from jaxserve_kernels.devices import multiprocessors
 
 
@@ -38,9 +36,6 @@ def of_rows(table: dict[str, dict[str, int]], rows_per_expert: int) -> dict[str,
     return next(sizes for below, sizes in table.items() if below == "all" or rows_per_expert < int(below))
 
 
-@functools.cache
 def load(device: str) -> dict[str, Any]:
-    """Return the sizes that are known for a device: the content of its file. Raises FileNotFoundError."""
-    text = (resources.files(__package__) / "tuning" / f"{device}.json").read_text(encoding="utf-8")
-    known: dict[str, Any] = json.loads(text)
-    return known
+    """Return the sizes that are known for a device. Raises FileNotFoundError."""
+    return tuned_sizes.load(__package__, device)

@@ -5,11 +5,9 @@ Sizes of tiles depend on the width of a vector and on the bytes of a number in t
 
 from __future__ import annotations
 
-import functools
-import json
-from importlib import resources
 from typing import Any
 
+from jaxserve_kernels import tuned_sizes
 from jaxserve_kernels.paged_attention.tuning import DecodeTuning
 
 
@@ -20,9 +18,6 @@ def decode_tuning(device: str, width: int, itemsize: int) -> DecodeTuning:
     return DecodeTuning(**sizes, **tiles)
 
 
-@functools.cache
 def load(device: str) -> dict[str, Any]:
-    """Return the sizes that are known for a device: the content of its file. Raises FileNotFoundError."""
-    text = (resources.files(__package__) / "tuning" / f"{device}.json").read_text(encoding="utf-8")
-    known: dict[str, Any] = json.loads(text)
-    return known
+    """Return the sizes that are known for a device. Raises FileNotFoundError."""
+    return tuned_sizes.load(__package__, device)

@@ -1,16 +1,15 @@
-"""For which products a device's own kernel is faster than XLA, and with which sizes: data in `tuning/<device>.json`.
+"""For which matmuls a device's own kernel is faster than XLA, and with which sizes: data in `tuning/<device>.json`.
 
 An entry is a measurement (`make gpu-check`, part `tune_products`): `{types: {tokens: {MiB of the weights: sizes}}}`.
-Where there is none, XLA computes the product.
+Where there is none, XLA computes the matmul.
 """
 
 from __future__ import annotations
 
-import functools
-import json
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
+
+from jaxserve_kernels import tuned_sizes
 
 TOKENS = (8, 16, 32, 64, 128, 256)
 """Upper ends of the classes of numbers of tokens."""
@@ -54,9 +53,6 @@ def size_class(weight_bytes: int) -> str:
     return str(1 << (max(weight_bytes >> 20, 1).bit_length() - 1))
 
 
-@functools.cache
 def load(device: str) -> dict[str, Any]:
-    """Return the sizes that are known for a device: the content of its file. Raises FileNotFoundError."""
-    text = (resources.files(__package__) / "tuning" / f"{device}.json").read_text(encoding="utf-8")
-    known: dict[str, Any] = json.loads(text)
-    return known
+    """Return the sizes that are known for a device. Raises FileNotFoundError."""
+    return tuned_sizes.load(__package__, device)

@@ -5,11 +5,10 @@ Sizes of tiles depend on the head dimension and on the bytes of a number in the 
 
 from __future__ import annotations
 
-import functools
-import json
 from dataclasses import dataclass
-from importlib import resources
 from typing import Any
+
+from jaxserve_kernels import tuned_sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +56,6 @@ def _sizes(device: str, kernel: str, dim: int, itemsize: int) -> dict[str, Any]:
     return sizes | tiles
 
 
-@functools.cache
 def load(device: str) -> dict[str, Any]:
-    """Return the sizes that are known for a device: the content of its file. Raises FileNotFoundError."""
-    text = (resources.files(__package__) / "tuning" / f"{device}.json").read_text(encoding="utf-8")
-    known: dict[str, Any] = json.loads(text)
-    return known
+    """Return the sizes that are known for a device. Raises FileNotFoundError."""
+    return tuned_sizes.load(__package__, device)
