@@ -54,6 +54,19 @@ def test_the_agent_makes_the_default_model_call_a_function(server: Server) -> No
     assert output.startswith("multiply({'a': 12, 'b': 7}) = 84\n")
 
 
+def test_the_default_model_makes_one_call_where_a_call_is_required(server: Server) -> None:
+    parameters = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    tool = {"type": "function", "function": {"name": "get_weather", "parameters": parameters}}
+    question = {"role": "user", "content": "Weather in Paris?"}
+    body = {"messages": [question], "tools": [tool], "tool_choice": "required", "temperature": 0, "max_tokens": 200}
+    status, headers, reply = server.request("POST", "/v1/chat/completions", body)
+    assert (status, headers["x-jaxserve-tool-format"]) == (200, "generic")
+    choice = json.loads(reply)["choices"][0]
+    (call,) = choice["message"]["tool_calls"]
+    assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("get_weather", {"city": "Paris"})
+    assert (choice["message"]["content"], choice["finish_reason"]) == (None, "tool_calls")
+
+
 def test_a_batch_keeps_its_order(server: Server, tmp_path: Path) -> None:
     source, target = tmp_path / "prompts.jsonl", tmp_path / "replies.jsonl"
     prompts = ["The capital of France is", "Water boils at"]
