@@ -52,7 +52,8 @@ class EngineReplica:
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         server = self._settings.for_replica(self._replica_id, child_environment()) | await _placement(self._settings)
         cluster = ray.get_runtime_context().gcs_address
-        self._server = await ServerProcess.start(command or serve_command(server), server, cluster, own.start_timeout_s)
+        with serve_command(server) as serves:
+            self._server = await ServerProcess.start(command or serves, server, cluster, own.start_timeout_s)
         self._api_key = next(iter(api_keys(self._settings.config.server)), None)
         self._versions = itertools.count(1)
         self._follower = asyncio.create_task(self._end_with_server())

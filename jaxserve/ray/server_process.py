@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
-import os
 import re
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import aiohttp
@@ -126,17 +126,13 @@ class ServerProcess:
         await self._http.close()
 
 
-def write_settings(settings: Mapping[str, Any]) -> str:
-    """Write settings to a file that only this user can read, which stays for later starts of the replica; returns its path."""
-    descriptor, path = tempfile.mkstemp(prefix="jaxserve-replica-", suffix=".yaml")
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+@contextlib.contextmanager
+def serve_command(settings: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Yield the command of a server with these settings, which are in a file that only this user can read until the end of the block."""
+    with tempfile.NamedTemporaryFile("w", prefix="jaxserve-replica-", suffix=".yaml", encoding="utf-8") as file:
         json.dump(dict(settings), file)  # JSON is YAML
-    return path
-
-
-def serve_command(settings: Mapping[str, Any]) -> list[str]:
-    """Return the command of a server with these settings."""
-    return [sys.executable, "-m", "jaxserve.ray.server_process", write_settings(settings)]
+        file.flush()
+        yield [sys.executable, "-m", "jaxserve.ray.server_process", file.name]
 
 
 async def _pass_on(process: asyncio.subprocess.Process) -> None:

@@ -94,10 +94,13 @@ pathlib.Path(sys.argv[2]).write_text(json.dumps(values))
 print("jaxserve is ready at http://127.0.0.1:1 (x)", flush=True)
 time.sleep(600)
 """
-    file = serve_command(settings.server)[-1]
-    assert "sk-one" not in await asyncio.to_thread(Path(file).read_text)
-    command = [sys.executable, "-c", program, file, str(tmp_path / "seen")]
-    served = await ServerProcess.start(command, settings.server, "127.0.0.1:6379", 600)
+    with serve_command(settings.server) as serves:
+        file = Path(serves[-1])
+        assert "sk-one" not in await asyncio.to_thread(file.read_text)
+        assert (await asyncio.to_thread(file.stat)).st_mode & 0o077 == 0
+        command = [sys.executable, "-c", program, str(file), str(tmp_path / "seen")]
+        served = await ServerProcess.start(command, settings.server, "127.0.0.1:6379", 600)
+    assert not await asyncio.to_thread(file.exists), "no file is left when the server is ready"
     await served.stop(60)
     seen = json.loads((tmp_path / "seen").read_text())
     assert {name: seen[name] for name in settings.server} == settings.server
