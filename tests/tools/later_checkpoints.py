@@ -56,6 +56,15 @@ _GRANITE: dict[str, Any] = {
     "logits_scaling": 1.5,
 }
 
+_LLAMA3: dict[str, Any] = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 16.0,
+    "high_freq_factor": 4.0,
+    "low_freq_factor": 1.0,
+    "original_max_position_embeddings": 64,
+}
+
 LATER_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]] = {
     "gemma_tiny": (
         _config(
@@ -269,6 +278,29 @@ LATER_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]] 
             "rope": {"layer_rope_theta": [10000.0] * 4},
             "residual": {"residual_multiplier": 1.0},
         },
+    ),
+    "granitemoe_swa_tiny": (
+        _config(
+            "GraniteMoeSWAForCausalLM",
+            "granitemoe_swa",
+            intermediate_size=16,
+            num_local_experts=5,
+            num_experts_per_tok=2,
+            shared_intermediate_size=24,
+            layer_rope_theta=[0, 10000.0, 10000.0, 10000.0],
+            **_GRANITE,
+        ),
+        "bfloat16",
+        {
+            "window": {"sliding_window": 9},
+            "rope": {"layer_rope_theta": [10000.0] * 4},
+            "choices": {"num_experts_per_tok": 3},
+        },
+    ),
+    "cwm_tiny": (
+        _config("CwmForCausalLM", "cwm", head_dim=16, num_hidden_layers=5, sliding_window=8, rope_parameters=_LLAMA3),
+        "bfloat16",
+        {"window": {"sliding_window": 9}, "kinds": {"layer_types": ["sliding_attention"] * 5}},
     ),
     "hunyuan_moe_tiny": (
         _config(

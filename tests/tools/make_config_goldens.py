@@ -196,6 +196,13 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
     "ministral3": {"architectures": ["Ministral3ForCausalLM"]},
     "qwen3_next": {"architectures": ["Qwen3NextForCausalLM"]},
     "qwen3_5": {"architectures": ["Qwen3_5ForCausalLM"]},
+    "cwm_default": {"architectures": ["CwmForCausalLM"]},
+    "cwm_layer_types": {
+        "architectures": ["CwmForCausalLM"],
+        "sliding_window": 16,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+    },
+    "granitemoe_swa": {"architectures": ["GraniteMoeSWAForCausalLM"]},
     "olmo_hybrid": {"architectures": ["OlmoHybridForCausalLM"]},
     "kimi_linear": {"architectures": ["KimiLinearForCausalLM"]},
     "qwen3_5_moe": {"architectures": ["Qwen3_5MoeForCausalLM"]},

@@ -182,6 +182,8 @@ def published(name: str, weight: torch.Tensor, model_type: str) -> dict[str, tor
     if is_mixtral:
         name = name.replace(".mlp.", ".block_sparse_moe.").replace(".router.", ".gate.")
     above, _, own = name.rpartition(".")
+    if model_type == "granitemoe_swa":  # transformers renames nothing
+        return {name: weight}
     if model_type.startswith("granitemoe") and above.endswith(".experts"):
         stored = {"gate_up_proj": "input_linear", "down_proj": "output_linear"}[own]
         return {f"{above.removesuffix('.experts')}.{stored}.weight": weight}

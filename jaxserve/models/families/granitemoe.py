@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys
-from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.families._common import MAX_WIDTH, build, full_layers
 from jaxserve.models.families._experts import COUNT_KEYS, all_with_experts, read_experts
 from jaxserve.models.families._keys import Keys
@@ -26,14 +26,14 @@ DEFAULTS = dict(
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Granite with experts in every layer."""
     keys = Keys({**DEFAULTS, "max_position_embeddings": 2048, **hf})
-    return granite_moe(keys, shared_width=None)
+    return granite_moe(keys, full_layers(keys), shared_width=None)
 
 
-def granite_moe(keys: Keys, *, shared_width: str | None) -> DecoderConfig:
-    """Build Granite with experts. shared_width: the key for the width of the expert that every token uses, 0 for none."""
+def granite_moe(keys: Keys, layers: tuple[LayerConfig, ...], *, shared_width: str | None) -> DecoderConfig:
+    """Build Granite with experts in all of `layers`. shared_width: the key for the width of the expert that every token uses, 0 for none."""
     experts = read_experts(keys, "num_local_experts", "intermediate_size", is_normalized=True)
     width = 0 if shared_width is None else keys.integer(shared_width, MAX_WIDTH, low=0)
-    layers = all_with_experts(full_layers(keys), replace(experts, shared_intermediate_size=width or None))
+    layers = all_with_experts(layers, replace(experts, shared_intermediate_size=width or None))
     return with_factors(keys, build(keys, layers=layers, computed=(*COUNT_KEYS, *FACTORS)))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families import granitemoe
+from jaxserve.models.families._common import full_layers
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families.granitemoehybrid import RENAMES
 
@@ -16,7 +17,7 @@ DEFAULTS = dict(granitemoe.DEFAULTS, shared_intermediate_size=0)
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Granite with experts and a shared expert in every layer."""
     keys = Keys({**DEFAULTS, "max_position_embeddings": 2048, **hf})
-    return granitemoe.granite_moe(keys, shared_width="shared_intermediate_size")
+    return granitemoe.granite_moe(keys, full_layers(keys), shared_width="shared_intermediate_size")
 
 
 FAMILY = Family(
