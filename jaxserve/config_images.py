@@ -47,6 +47,14 @@ class ImagesConfig:
         help="most patches of one encoder call while replies are generated; an image with more is encoded alone "
         "(default: 1024 on CPUs, 4096 on accelerators; at most those of one encoder call)",
     )
+    image_step_tokens: int | None = option(
+        None,
+        ge=1,
+        le=1 << 16,
+        help="work for images in a step while replies are generated, for each request that waits for it, in tokens of a prompt: the encoder "
+        "multiplies as often before the step as that takes, and chunks of prompts with images have so many tokens (default: 20 on CPUs, "
+        "128 on accelerators; of all requests at most --max-num-batched-tokens)",
+    )
     image_cache_memory: int | None = option(
         None,
         ge=1,

@@ -9,6 +9,7 @@ from jaxserve.config import ImagesConfig
 from jaxserve.executor.preparation import Preparation
 from jaxserve.ipc.image_info import ImageInfo
 from jaxserve.ipc.prompt_embeds import PromptEmbedsInfo
+from jaxserve.runner.images.encoder import image_step_tokens
 
 STEP_PATCHES: Final = {"cpu": 1024}
 """Patches that are encoded before a step while replies are generated, by platform."""
@@ -32,8 +33,8 @@ def image_info(prepared: Preparation, settings: ImagesConfig) -> ImageInfo | Non
         has_rope_positions=shape.has_rope_positions,
         step_patches=min(wanted, shape.max_patches),
         is_bidirectional=shape.is_bidirectional,
-        encoder_layers=1 if shape.parts is None else shape.parts.num_layers,
-        encoder_parts=tuple(shape.num_parts.items()),
+        step_tokens=image_step_tokens(prepared.device.platform, settings),
+        encoder_parts=prepared.encoder_parts,
     )
 
 

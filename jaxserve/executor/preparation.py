@@ -34,13 +34,13 @@ from jaxserve.models.skeleton import (
 from jaxserve.models.step_work import step_work
 from jaxserve.quant.array import array_bytes
 from jaxserve.runner.backend import Chip, chip_of
-from jaxserve.runner.buckets import embed_buckets, largest_step_work, resolve_embed_limits, resolve_limits
+from jaxserve.runner.buckets import embed_buckets, resolve_embed_limits, resolve_limits
 from jaxserve.runner.cache_sizes import CacheSizes, slot_bytes
 from jaxserve.runner.determinism import check_deterministic
 from jaxserve.runner.embedding import embedding_task, pool_pages
 from jaxserve.runner.host.cores import num_cores
-from jaxserve.runner.images.encoder import ImageShape, encoder_bytes, image_settings, rows_shape
-from jaxserve.runner.images.parts import SharedParams
+from jaxserve.runner.images.encoder import ImageShape, encoder_bytes, image_settings, image_step_tokens, rows_shape
+from jaxserve.runner.images.parts import EncoderParts, SharedParams, part_ends
 from jaxserve.runner.images.programs import with_images
 from jaxserve.runner.inputs import Program, StepTask
 from jaxserve.runner.kv_scales import KVScaleMeasurement, make_measurement
@@ -90,6 +90,8 @@ class Preparation:
     """True if pages are copied between the pool and the host."""
     images: ImageShape | None = None
     """None: the model reads tokens only."""
+    encoder_parts: EncoderParts = ()
+    """Numbers of patches and the ends of the parts of encoder calls: see `ImageInfo.encoder_parts`."""
 
     @property
     def programs(self) -> tuple[Program, ...]:
@@ -100,7 +102,7 @@ class Preparation:
     @property
     def shared_params(self) -> SharedParams | None:
         """Parameters of the programs that layers of the image encoder share; None if there are none."""
-        return None if self.images is None or self.images.parts is None else SharedParams(self.skeleton)
+        return None if self.images is None or self.images.tiles is None else SharedParams(self.skeleton)
 
     @property
     def summary(self) -> str:
@@ -227,8 +229,8 @@ def prepare(
     kv_shards = cache_shards(model, sharding.rules)
     num_slots = resolve_limits(device.platform, config.scheduler).max_num_seqs
     itemsize = policy.activations.itemsize
-    work = largest_step_work(
-        device.platform, config.scheduler, step_work(skeleton).num_layer_weights, shape.num_devices
+    work = (
+        image_step_tokens(device.platform, config.images) * step_work(skeleton).num_layer_weights // shape.num_devices
     )
     images = rows_shape(model, config.images, device.platform, itemsize, work)
     held_bytes = _weight_bytes(skeleton, sharding) + slots_bytes(num_slots, model.vocab_size)
@@ -240,8 +242,13 @@ def prepare(
     held_bytes *= shape.num_devices // config.hosts.num_hosts if device.platform == "cpu" else 1
     kv_bytes = agree_smallest(hosts, "KV cache bytes", kv_cache_bytes(config.cache, device, kv_shards, held_bytes))
     limits = make_limits(config, model, policy, device.platform, kv_bytes, draft_model)
+    parts: EncoderParts = ()
+    if model.vision is not None and images is not None and images.tiles is not None:
+        parts = tuple(part_ends(model.vision, images.tiles, images.buckets, work))
     task = engine_task(config, model, device.platform, draft_model)
-    return Preparation(device, skeleton, sharding, limits, task, has_tiers=config.tiers.has_stores, images=images)
+    return Preparation(
+        device, skeleton, sharding, limits, task, has_tiers=config.tiers.has_stores, images=images, encoder_parts=parts
+    )
 
 
 def _prepare_embedding(

@@ -24,7 +24,8 @@ class ImageInfo(msgspec.Struct, frozen=True, array_like=True):
     """Patches that are encoded before a step while replies are generated; None: `max_patches`."""
     is_bidirectional: bool = False
     """True if the tokens of an image attend to each other in both directions."""
-    encoder_layers: int = 1
-    """Layers of the encoder."""
-    encoder_parts: tuple[tuple[int, int], ...] = ()
-    """Patches of each of the encoder's programs, the smallest first, and the parts in which it runs beside replies; none: one."""
+    step_tokens: int | None = None
+    """Tokens of chunks with images in a step while replies are generated, for each request that waits for images; None: any number."""
+    encoder_parts: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """Numbers of patches, the smallest first, and where each part of an encoder call with up to as many ends, in calls of the encoder's
+    programs; none: every call has one part."""

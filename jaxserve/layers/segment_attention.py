@@ -28,48 +28,58 @@ class Texts(NamedTuple):
 
 
 def attend(
-    query: Float[Array, "T N H"],
+    query: Float[Array, "Q N H"],
     key: Float[Array, "T N H"],
     value: Float[Array, "T N H"],
     texts: Texts,
     scale: float | None = None,
     *,
+    first: Int[Array, ""] | None = None,
     backend: Backend = "reference",
-) -> Float[Array, "T N H"]:
-    """Return softmax(q k * scale) v within each text; scores and their sums are float32. scale: None: 1 / sqrt(H)."""
+) -> Float[Array, "Q N H"]:
+    """Return softmax(q k * scale) v within each text; scores and their sums are float32.
+
+    scale: None: 1 / sqrt(H). first: the token of the first query, which the tokens of the others follow; None: 0.
+    """
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     return attend_segments(
-        query, key, value, texts.rows, texts.num_tokens, scale=factor, longest=texts.longest, backend=backend
+        query, key, value, texts.rows, texts.num_tokens, first, scale=factor, longest=texts.longest, backend=backend
     )
 
 
 def attend_alike(
-    query: Float[Array, "T N H"],
+    query: Float[Array, "Q N H"],
     key: Float[Array, "T N H"],
     value: Float[Array, "T N H"],
     length: int,
     scale: float | None = None,
-) -> Float[Array, "T N H"]:
+) -> Float[Array, "Q N H"]:
     """Return softmax(q k * scale) v within texts that all have `length` tokens; T is a multiple of it.
 
     Unlike `attend`, which reads the keys of neighbours and masks them, it reads those of the own text only. Padding is whole texts.
+    There may be fewer queries than keys: equally many of each text.
     """
     *_, num_heads, head_dim = query.shape
     factor = head_dim**-0.5 if scale is None else scale
-    block, num_texts = alike_block(len(query), length)
-    shape = (-1, num_texts, length, num_heads, head_dim)
-    arrays = tuple(array.reshape(shape).swapaxes(2, 3) for array in (query, key, value))  # (_, I, N, L, H)
+    num_queries = len(query) * length // len(key)  # of a text
+    block, num_texts = _divisor(num_queries, QUERY_BLOCK), alike_block(len(key), length)[1]
+    arrays = tuple(  # (_, I, N, L, H)
+        array.reshape(-1, num_texts, count, num_heads, head_dim).swapaxes(2, 3)
+        for array, count in ((query, num_queries), (key, length), (value, length))
+    )
 
-    def attend_texts(arrays: tuple[Float[Array, "I N L H"], ...]) -> Float[Array, "I L N H"]:
+    def attend_texts(
+        arrays: tuple[Float[Array, "I N O H"], Float[Array, "I N L H"], Float[Array, "I N L H"]],
+    ) -> Float[Array, "I O N H"]:
         queries, keys, values = arrays
 
-        def attend_from(start: Int[Array, ""]) -> Float[Array, "I N Q H"]:
+        def attend_from(start: Int[Array, ""]) -> Float[Array, "I N B H"]:
             own = jax.lax.dynamic_slice_in_dim(queries, start, block, axis=2)
             scores = jnp.einsum("inqh,inkh->inqk", own, keys, preferred_element_type=jnp.float32) * factor
             return jnp.einsum("inqk,inkh->inqh", jax.nn.softmax(scores).astype(values.dtype), values)
 
-        blocks = jax.lax.map(attend_from, jnp.arange(0, length, block))  # (blocks, I, N, Q, H)
-        return jnp.reshape(blocks.transpose(1, 0, 3, 2, 4), (num_texts, length, num_heads, head_dim))
+        blocks = jax.lax.map(attend_from, jnp.arange(0, num_queries, block))  # (blocks, I, N, B, H)
+        return jnp.reshape(blocks.transpose(1, 0, 3, 2, 4), (num_texts, num_queries, num_heads, head_dim))
 
     return jnp.reshape(jax.lax.map(attend_texts, arrays), query.shape)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +33,22 @@ from jaxserve.sharding.rules import Axes
 
 Rotations = tuple[Rotation, ...]
 """The rotation of a whole head, or of each half of one; empty: queries and keys do not rotate."""
+
+
+class Heads(NamedTuple):
+    """Queries, and keys and values, of patches: perhaps fewer queries than keys."""
+
+    query: Float[Array, "R N H"]
+    key: Float[Array, "P N H"]
+    value: Float[Array, "P N H"]
+
+
+class Tile(NamedTuple):
+    """Neighbouring patches that a layer computes together, perhaps all: R of P."""
+
+    first: Int[Array, ""]
+    tokens: Tokens
+    """Number of them without padding."""
 
 
 class PatchEmbedding(nnx.Module):
@@ -142,19 +159,28 @@ class VisionAttention(nnx.Module):
         self.length = config.image_patches
         self.backend = policy.backend
 
-    def __call__(self, x: Float[Array, "P D"], images: Texts, rotations: Rotations) -> Float[Array, "P D"]:
-        tokens = Tokens(images.num_tokens)
+    def heads(self, x: Float[Array, "R D"], tokens: Tokens, rotations: Rotations) -> Heads:
+        """Return queries, keys and values of some patches."""
         parts = (part.reshape(len(x), -1, self.head_dim) for part in self.qkv_proj(x, tokens))
-        query, key, value = parts  # (P, N, H) each
+        query, key, value = parts  # (R, N, H) each
         if self.q_norm is not None and self.k_norm is not None and self.value_eps is not None:
             query, key = self.q_norm(query), self.k_norm(key)
             value = normalized(value, self.value_eps, is_alike=self.backend in NATIVE).astype(value.dtype)
-        query, key = _rotated(query, rotations), _rotated(key, rotations)
-        if self.length is not None and len(x) % self.length == 0 and not has_kernel(self.backend):
-            found = attend_alike(query, key, value, self.length, self.scale)
+        return Heads(_rotated(query, rotations), _rotated(key, rotations), value)
+
+    def attend(self, heads: Heads, images: Texts, tile: Tile) -> Float[Array, "R D"]:
+        """Return the outputs of a tile. heads: its queries, and the keys and values of all patches."""
+        query, key, value = heads
+        if self.length is None or len(key) % self.length or has_kernel(self.backend):
+            found = attend(query, key, value, images, self.scale, first=tile.first, backend=self.backend)
+        elif self.length % len(query) and len(query) % self.length:  # a tile ends in the middle of an image
+            found = attend(query, key, value, images, self.scale, first=tile.first)
         else:
-            found = attend(query, key, value, images, self.scale, backend=self.backend)
-        return self.out_proj(found.reshape(len(x), -1), tokens)
+            own = max(len(query), self.length)
+            start = tile.first // self.length * self.length
+            key, value = (jax.lax.dynamic_slice_in_dim(each, start, own) for each in (key, value))
+            found = attend_alike(query, key, value, self.length, self.scale)
+        return self.out_proj(found.reshape(len(query), -1), tile.tokens)
 
 
 def _rotated(x: Float[Array, "P N H"], rotations: Rotations) -> Float[Array, "P N H"]:
@@ -205,11 +231,21 @@ class VisionLayer(nnx.Module):
         self.post_feedforward_layernorm = None if is_plain else _norm(config, policy)
 
     def __call__(self, x: Float[Array, "P D"], images: Texts, rotations: Rotations) -> Float[Array, "P D"]:
+        tile = Tile(jnp.int32(0), Tokens(images.num_tokens))
+        return self.run(x, self.heads(x, tile.tokens, rotations), images, tile)
+
+    def heads(self, x: Float[Array, "R D"], tokens: Tokens, rotations: Rotations) -> Heads:
+        """Return queries, keys and values of some patches."""
         with jax.named_scope("attention"):
-            made = self.self_attn(self.layer_norm1(x), images, rotations)
+            return self.self_attn.heads(self.layer_norm1(x), tokens, rotations)
+
+    def run(self, x: Float[Array, "R D"], heads: Heads, images: Texts, tile: Tile) -> Float[Array, "R D"]:
+        """Return the output of a tile. heads: its queries, and the keys and values of all patches."""
+        with jax.named_scope("attention"):
+            made = self.self_attn.attend(heads, images, tile)
             x = x + (made if self.post_attention_layernorm is None else self.post_attention_layernorm(made))
         with jax.named_scope("mlp"):
-            made = self.mlp(self.layer_norm2(x), Tokens(images.num_tokens))
+            made = self.mlp(self.layer_norm2(x), tile.tokens)
             return x + (made if self.post_feedforward_layernorm is None else self.post_feedforward_layernorm(made))
 
 
@@ -258,11 +294,15 @@ class VisionTower(nnx.Module):
         """Return the input of the first layer."""
         return self._embed(patches, positions, _grid_sizes(positions, images))
 
-    def run_layer(
-        self, index: int, x: Float[Array, "P D"], positions: Int[Array, "P 2"], images: Texts
-    ) -> Float[Array, "P D"]:
-        """Return the output of one layer."""
-        return self.layers[index](x, images, _rotations(self.config, positions))
+    def heads(self, index: int, x: Float[Array, "R D"], positions: Int[Array, "R 2"], tile: Tile) -> Heads:
+        """Return queries, keys and values of a tile in one layer."""
+        return self.layers[index].heads(x, tile.tokens, _rotations(self.config, positions))
+
+    def run_tile(
+        self, index: int, x: Float[Array, "R D"], heads: Heads, images: Texts, tile: Tile
+    ) -> Float[Array, "R D"]:
+        """Return the output of one layer for a tile. heads: its queries, and the keys and values of all patches."""
+        return self.layers[index].run(x, heads, images, tile)
 
     def connect(self, x: Float[Array, "P D"], num_rows: Int[Array, ""]) -> Float[Array, "N O"]:
         """Return the embeddings of the blocks from the output of the last layer. num_rows: blocks without padding."""

@@ -41,14 +41,6 @@ def resolve_limits(platform: str, config: SchedulerConfig) -> StepLimits:
     return StepLimits(seqs, tokens)
 
 
-def largest_step_work(platform: str, config: SchedulerConfig, num_layer_weights: int, num_devices: int) -> int:
-    """Return the multiplications with weights of the layers that the largest step does on each of `num_devices` devices.
-
-    num_layer_weights: those that multiply a token, see `StepWork`.
-    """
-    return resolve_limits(platform, config).max_num_batched_tokens * num_layer_weights // num_devices
-
-
 def page_tokens(platform: str, setting: int | None) -> int:
     """Return the tokens of a KV page: the setting, or the platform's default.
 

@@ -19,7 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxserve.layers.cache import ArrayShape, Cache, CacheShapes, assemble, read_pages, write_pages
 from jaxserve.runner.host.cores import num_cores
-from jaxserve.runner.images.encoder import ImageShape
+from jaxserve.runner.images.encoder import Activations, ImageShape
 from jaxserve.runner.page_tables import SentTables
 from jaxserve.runner.slots import MASKS_AT_ONCE, mask_rows, slot_row
 from jaxserve.sampling.params import SlotInit
@@ -43,7 +43,7 @@ class StateArrays(NamedTuple):
     """Embeddings of images and of prompts, which tokens name by row; None for a model that reads tokens only."""
     drafts: Int[Array, "X1 W"] | None = None
     """Position of the newest token and the drafted ones after it, by slot; None without a draft model."""
-    activations: Float[Array, "P D"] | None = None
+    activations: Activations | None = None
     """Activations of the images that are being encoded, between two parts of an encoder call; None unless calls have parts."""
 
 
@@ -180,7 +180,7 @@ def state_programs(shapes: StateShapes) -> tuple[StateProgram, ...]:
     kinds += ["slots", "init_slot", "masks"] if shapes.num_slots else []
     kinds += ["tables", "table_row"] if shapes.max_pages else []
     kinds += ["images"] if shapes.images is not None else []
-    kinds += ["activations"] if shapes.images is not None and shapes.images.activations is not None else []
+    kinds += ["activations"] if shapes.images is not None and shapes.images.activations else []
     kinds += ["drafts"] if shapes.num_drafts else []
     pages: list[StateKind] = ["read_pages", "write_pages"]
     states: list[StateKind] = ["read_states", "write_states"]

@@ -108,7 +108,7 @@ def _abstract_state(
     if program.images is not None:
         make = partial(jax.ShapeDtypeStruct, dtype=skeleton.policy.activations, sharding=sharding.replicated)
         images = make((program.images.num_rows + 1, program.images.width))
-        activations = None if program.images.activations is None else make(program.images.activations)
+        activations = program.images.new_activations(make)
     return StateArrays(abstract_cache(cache, sharding), slots, images=images, activations=activations)  # type: ignore[arg-type]
 
 
@@ -156,8 +156,9 @@ def lower_state(sharding: Sharding, program: StateProgram) -> jax.stages.Lowered
             shape = shapes.images.num_rows + 1, shapes.images.width
             return jax.jit(lambda: jnp.zeros(shape, shapes.image_dtype), out_shardings=place).lower()
         case "activations":
-            kept = None if shapes.images is None else shapes.images.activations
-            return jax.jit(lambda: jnp.zeros(kept or (), shapes.image_dtype), out_shardings=place).lower()
+            assert shapes.images is not None, "a model that reads images"
+            new = partial(shapes.images.new_activations, partial(jnp.zeros, dtype=shapes.image_dtype))
+            return jax.jit(new, out_shardings=place).lower()
         case "drafts":
             dims = (shapes.num_slots + 1, 1 + shapes.num_drafts)
             return jax.jit(lambda: jnp.zeros(dims, jnp.int32), out_shardings=place).lower()

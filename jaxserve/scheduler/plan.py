@@ -130,9 +130,9 @@ class EncodeItem:
     rows: np.ndarray  # int32 [N], the device's rows that its embeddings go to
     request_id: RequestId | None = None
     """The first request that needs it, which need not have tokens in the step; None for a dummy."""
-    layers: tuple[int, int] | None = None
-    """Layers of the encoder, the first one and the end, that this part of a call runs; the call's earlier parts, with the same
-    images, have run those before. None: all layers, in one part."""
+    units: tuple[int, int] | None = None
+    """Calls of the encoder's programs, the first one and the end, that are this part of an encoder call: see `runner.images.parts`.
+    The call's earlier parts, with the same images, have done those before. None: all, in one part."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

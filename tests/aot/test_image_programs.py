@@ -71,7 +71,7 @@ def compiled(target: Target, kind: ProgramKind = "encode") -> Compiled:
     the largest. kind: `encode`, or a program of an encoder that runs in parts."""
     shape = rows_shape(MODEL, ImagesConfig(), target.platform, 2, None if kind == "encode" else 1)
     assert shape is not None
-    assert (shape.parts is None) == (kind == "encode")
+    assert (shape.tiles is None) == (kind == "encode")
     size = shape.buckets[-1 if target.platform == "gpu" else 0]
     page_size = page_tokens(target.platform, None)
     pool = (1, 64, MODEL.num_kv_heads, page_size, MODEL.head_dim)
@@ -129,7 +129,7 @@ def test_the_encoder_writes_its_rows_in_place_and_fits_the_estimate(target: Targ
         assert sum(gpu_bytes(found.step.as_text(), rows.num_bytes(2))) < 9 * ideal_bytes(num_patches)
 
 
-@pytest.mark.parametrize("kind", ["encode_layer", "encode_end"])
+@pytest.mark.parametrize("kind", ["encode_heads", "encode_tile", "encode_end"])
 @pytest.mark.parametrize("target", [pytest.param(H200, id="h200"), pytest.param(V6E, id="v6e")])
 def test_a_part_of_the_encoder_keeps_activations_and_rows_in_place(target: Target, kind: ProgramKind) -> None:
     require_compiler(target)

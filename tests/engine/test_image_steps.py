@@ -30,20 +30,21 @@ from tests.models.goldens import DATA
 NAME = "qwen3_vl_tiny"
 STEP_PATCHES = 30
 """Patches that are encoded before a step beside a reply; a golden's pictures have 24 and 32."""
-PARTS = [(0, 1), (1, 2), (2, 3)]
-"""Layers of each part of a call: one layer for 1024 patches is more work than the largest step of this decoder."""
+PARTS = [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5), (5, 6), (6, 7), (7, 8), (8, 9), (9, 10)]
+"""Parts of a call, each of which is one call of a program, as they are more work than a step of this decoder may have: start, heads and
+tile of three layers, features of two and end."""
 TEXT = request("text", list(range(20, 60)))
 
 pytestmark = [pytest.mark.slow]
 
 
 class Saboteur:
-    """Runs executables, but for encoder calls whose input holds the bytes `poison`, and for one layer of a call."""
+    """Runs executables, but for encoder calls whose input holds the bytes `poison`, and for one tile of a layer."""
 
     def __init__(self) -> None:
         self.poison: bytes | None = None
-        self.num_good_layers: int | None = None
-        """Layers that run before one fails; None: none fails."""
+        self.num_good_tiles: int | None = None
+        """Tiles that run before one fails; None: none fails."""
         self.num_failures = 0
 
     def make_programs(self, *arguments: Any, **options: Any) -> dict[Any, Any]:
@@ -59,9 +60,9 @@ class Saboteur:
         def call(params: Any, state: Any, packed: np.ndarray) -> Any:
             if self.poison is not None and self.poison in packed.tobytes():
                 self._fail()
-            if program.kind == "encode_layer" and self.num_good_layers is not None:
-                self.num_good_layers = self.num_good_layers - 1 if self.num_good_layers else None
-                if self.num_good_layers is None:
+            if program.kind == "encode_tile" and self.num_good_tiles is not None:
+                self.num_good_tiles = self.num_good_tiles - 1 if self.num_good_tiles else None
+                if self.num_good_tiles is None:
                     self._fail()
             return compiled(params, state, packed)
 
@@ -156,7 +157,7 @@ def test_chunks_that_end_inside_an_image_change_no_token(bench: Bench) -> None:
 def test_a_reply_gets_a_token_from_every_step_and_waits_for_few_patches(bench: Bench) -> None:
     engine, reader = bench.reader.engine, bench.reader
     engine.restart(overlap=False)
-    reply = request("reply", [30, 31], max_tokens=60)
+    reply = request("reply", [30, 31], max_tokens=200)
     outputs = begin_reply(engine, reply)
     plans = plans_of(engine)
     messages = [reader.request("one", 1), reader.request("three", 3, changed=True), reader.request("other", 3)]
@@ -167,7 +168,7 @@ def test_a_reply_gets_a_token_from_every_step_and_waits_for_few_patches(bench: B
     assert all(is_beside[: sum(is_beside)])
     beside = plans[: sum(is_beside)]
     calls = [plan.encode_items for plan in beside if plan.encode_items]
-    assert [{item.layers for item in items} for items in calls] == [{part} for part in PARTS] * 6
+    assert [{item.units for item in items} for items in calls] == [{part} for part in PARTS] * 6
     for plan in beside:
         num_patches = [len(item.patches) for item in plan.encode_items]
         assert len(num_patches) <= 1 or sum(num_patches) <= STEP_PATCHES
@@ -215,9 +216,9 @@ def test_a_request_that_is_aborted_between_two_parts_leaves_no_rows(
     tokens = joined(outputs + finish(engine))
     assert tokens["text"] == bench.text
     assert not has_other or tokens["same"] == reader.expected(1)
-    layers = [plan.encode_items[0].layers for plan in plans if plan.encode_items]
+    units = [plan.encode_items[0].units for plan in plans if plan.encode_items]
     # The other request gets its first tokens after the abort, and finds what was encoded to the end.
-    assert layers == PARTS[:num_parts] + PARTS * (has_other and num_parts < len(PARTS))
+    assert units == PARTS[:num_parts] + PARTS * (has_other and num_parts < len(PARTS))
     assert engine.scheduler.take_stats().image_cache_usage_perc == 0
 
 
@@ -239,12 +240,12 @@ def test_an_encoder_call_that_fails_ends_its_own_requests_only(bench: Bench) -> 
     assert engine.run([bad])["bad"].finish_reason == "length"  # it was the call that failed, not the image
 
 
-@pytest.mark.parametrize("num_good_layers", [0, 1, 2])
-def test_a_part_that_fails_once_changes_no_token(bench: Bench, num_good_layers: int) -> None:
+@pytest.mark.parametrize("num_good_tiles", [0, 1, 2])
+def test_a_part_that_fails_once_changes_no_token(bench: Bench, num_good_tiles: int) -> None:
     engine, reader, saboteur = bench.reader.engine, bench.reader, bench.saboteur
     engine.restart()
     failures, outputs = saboteur.num_failures, begin_reply(engine, TEXT)
-    saboteur.num_good_layers = num_good_layers
+    saboteur.num_good_tiles = num_good_tiles
     for message in (reader.request("one", 1), reader.request("same", 1)):
         outputs += engine.core.handle(message)
     tokens = joined(outputs + finish(engine))
@@ -271,7 +272,7 @@ def test_images_are_encoded_again_after_sleep_and_after_an_update_of_the_weights
     del plans[:]
     tokens = joined(outputs + finish(engine))
     assert tokens["one"] == reader.expected(1)
-    assert [items[0].layers for plan in plans if (items := plan.encode_items)] in (PARTS, [None])
+    assert [items[0].units for plan in plans if (items := plan.encode_items)] in (PARTS, [None])
 
 
 RANK, ALPHA = 4, 8

@@ -102,12 +102,16 @@ def test_features_of_pictures_in_one_call_equal_transformers(name: str) -> None:
         np.testing.assert_allclose(rows, golden_of(name).arrays[f"features_{index}"], atol=1e-4, rtol=0)
 
 
+TILES = {"gemma3_vision_tiny": (18, 72, 80), "qwen3_vl_moe_odd_tiny": (100, 128), "smolvlm_tiny": (8, 400)}
+"""Patches of a tile: parts of an image, several, and neither where images are alike; parts of a call and more than it has."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gemma3_vision_tiny", "qwen3_vl_moe_odd_tiny", "smolvlm_tiny"])
-def test_features_of_a_tower_that_runs_layer_by_layer_equal_those_of_one_program(name: str) -> None:
-    """The other towers run by layer in tests/engine/test_images.py."""
+@pytest.mark.parametrize(("name", "size"), [(name, size) for name, sizes in TILES.items() for size in sizes])
+def test_features_of_a_tower_that_runs_in_tiles_equal_those_of_one_program(name: str, size: int) -> None:
+    """The other towers run in tiles in tests/engine/test_images.py."""
     items = [item for image in images_of(name) for item in image.items]
-    rows = np.concatenate(model_of(name).encode_by_layer(items, num_patches(name)))
+    rows = np.concatenate(model_of(name).encode_in_tiles(items, num_patches(name), size))
     np.testing.assert_allclose(rows, np.concatenate(rows_of(name)), atol=1e-5, rtol=0)
 
 
@@ -133,6 +137,24 @@ def test_native_kernels_give_the_features_of_transformers_and_the_same_bits_for_
         rows = np.concatenate([next(together) for _ in image.items])
         np.testing.assert_allclose(rows, golden_of(name).arrays[f"features_{index}"], atol=1e-4, rtol=0)
         np.testing.assert_array_equal(np.concatenate(model.encode(list(image.items), size)), rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gemma4_vision_odd_tiny", "qwen3_vl_moe_odd_tiny", "smolvlm_tiny"])
+def test_tiles_of_native_kernels_give_the_same_bits_for_a_picture_alone(name: str) -> None:
+    """Pictures alone lie elsewhere in a tile, or in other tiles."""
+    try:
+        build()
+    except BuildError as error:
+        pytest.skip(f"native kernels: {error}")
+    model, size, images = VisionModel(golden_of(name).path, "native"), num_patches(name), images_of(name)
+    tile = 8 if name == "smolvlm_tiny" else 25 * model.vision.block
+    together = iter(model.encode_in_tiles([item for image in images for item in image.items], size, tile))
+    for index, image in enumerate(images):
+        rows = np.concatenate([next(together) for _ in image.items])
+        np.testing.assert_allclose(rows, golden_of(name).arrays[f"features_{index}"], atol=1e-4, rtol=0)
+        alone = np.concatenate(model.encode_in_tiles(list(image.items), size, tile))
+        np.testing.assert_array_equal(alone, rows)
 
 
 @pytest.mark.slow

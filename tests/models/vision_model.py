@@ -17,12 +17,13 @@ from jaxserve.frontend.images.positions import image_spans, mrope_positions
 from jaxserve.frontend.images.processor import EncoderItem, ProcessedImage, process_image
 from jaxserve.layers.attention import StepContext
 from jaxserve.layers.cache import Cache, pages_shape
+from jaxserve.layers.linear import Tokens
 from jaxserve.layers.policy import plain
 from jaxserve.layers.rope import rotation
 from jaxserve.models.decoder import ImageTokens
 from jaxserve.models.registry import decoder_of, open_model, with_vision
 from jaxserve.models.skeleton import make_skeleton
-from jaxserve.models.vision import VisionTower
+from jaxserve.models.vision import Heads, Tile, VisionTower
 from jaxserve.runner.images.parts import SharedParams
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
@@ -114,31 +115,50 @@ class VisionModel:
             rows = np.asarray(self._encode(self._params, *self._packed(items, num_patches)))
         return _by_item(rows, items)
 
-    def encode_by_layer(self, items: list[EncoderItem], num_patches: int) -> list[np.ndarray]:
-        """Return what `encode` returns, computed by programs of one layer, which all layers share."""
+    def encode_in_tiles(self, items: list[EncoderItem], num_patches: int, size: int) -> list[np.ndarray]:
+        """Return what `encode` returns, computed by programs of a tile of `size` patches of a layer, which all layers share."""
         patches, positions, image_ids = map(jnp.asarray, self._packed(items, num_patches))
-        shared, config = SharedParams(self._skeleton), self.vision
+        padding = -num_patches % size
+        all_ids, all_positions = (
+            jnp.pad(image_ids, (0, padding), constant_values=-1),
+            jnp.pad(positions, [(0, padding), (0, 0)]),
+        )
+        shared, config, num_real = SharedParams(self._skeleton), self.vision, (image_ids >= 0).sum(dtype=jnp.int32)
 
         def tower(params: tuple[Array, ...]) -> VisionTower:
             vision = self._skeleton.build(params).vision
             assert vision is not None, "a model with a tower"
             return vision
 
-        def num_rows(params: tuple[Array, ...]) -> Array:
-            return tower(params).images(image_ids).num_tokens // config.block
+        def tile(first: Array) -> Tile:
+            return Tile(first, Tokens(jnp.clip(num_real - first, 0, size)))
 
         start = jax.jit(lambda params: tower(params).embed(patches, positions, tower(params).images(image_ids)))
-        layer = jax.jit(lambda params, x: tower(params).run_layer(0, x, positions, tower(params).images(image_ids)))
-        deepstack = jax.jit(lambda params, x: tower(params).deepstack[0](x, num_rows(params)))
-        connect = jax.jit(lambda params, x: tower(params).connect(x, num_rows(params)))
+        heads = jax.jit(lambda params, x, own, first: tower(params).heads(0, x, own, tile(first)))
+        run = jax.jit(
+            lambda params, x, heads, first: tower(params).run_tile(
+                0, x, heads, tower(params).images(all_ids), tile(first)
+            )
+        )
+        deepstack = jax.jit(lambda params, x: tower(params).deepstack[0](x, num_real // config.block))
+        connect = jax.jit(lambda params, x: tower(params).connect(x, num_real // config.block))
         with jax.sharding.use_abstract_mesh(self._mesh):
-            x, features = start(self._params), []
+            x, features = np.pad(start(self._params), [(0, padding), (0, 0)]), []
             for index in range(config.num_layers):
-                x = layer(shared.of(self._params, "encode_layer", index), x)
+                params = shared.of(self._params, "encode_heads", index)
+                tiles = [(first, slice(first, first + size)) for first in range(0, int(num_real), size)]
+                made = [heads(params, x[own], all_positions[own], first) for first, own in tiles]
+                missing = len(x) - len(tiles) * size  # of tiles without a patch
+                query, key, value = (
+                    np.pad(np.concatenate(each), [(0, missing), (0, 0), (0, 0)]) for each in zip(*made, strict=True)
+                )
+                params = shared.of(self._params, "encode_tile", index)
+                for first, own in tiles:
+                    x[own] = run(params, x[own], Heads(query[own], key, value), first)
                 if index in config.deepstack_layers:
                     place = config.deepstack_layers.index(index)
-                    features.append(deepstack(shared.of(self._params, "encode_deepstack", place), x))
-            rows = np.concatenate([connect(self._params, x), *features], axis=1)
+                    features.append(deepstack(shared.of(self._params, "encode_deepstack", place), x[:num_patches]))
+            rows = np.concatenate([connect(self._params, x[:num_patches]), *features], axis=1)
         return _by_item(rows, items)
 
     def _packed(self, items: list[EncoderItem], num_patches: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

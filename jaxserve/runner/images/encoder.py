@@ -7,23 +7,24 @@ on the device; mixed steps gather them from there. The packed input is one int32
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxserve_kernels.segment_attention import QUERY_BLOCK
-from jaxtyping import Array, Int, UInt8
+from jaxtyping import Array, Float, Int, UInt8
 
 from jaxserve.config import Config, ImagesConfig
 from jaxserve.errors import ConfigError
 from jaxserve.layers.segment_attention import alike_block
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.vision import VisionConfig
+from jaxserve.models.vision import Heads
 from jaxserve.runner.buckets import resolve_limits
-from jaxserve.runner.images.parts import EncoderParts, divide
+from jaxserve.runner.images.parts import EncoderTiles, divide
 from jaxserve.scheduler.plan import EncodeItem
 
 MAX_PATCHES: Final = {"cpu": 4096}
@@ -31,6 +32,10 @@ MAX_PATCHES: Final = {"cpu": 4096}
 MAX_ACCELERATOR_PATCHES: Final = 16_384
 CACHE_BYTES: Final = {"cpu": 64 << 20}
 ACCELERATOR_CACHE_BYTES: Final = 256 << 20
+STEP_TOKENS: Final = {"cpu": 20}
+"""Tokens of a prompt, by platform, that take about as long as a decode step of few requests: a device multiplies so many while it
+reads the weights once."""
+ACCELERATOR_STEP_TOKENS: Final = 128
 GIVEN_ROWS: Final = 256
 """Embeddings of prompts that one call writes."""
 _TILES_AT_ONCE: Final = 4
@@ -38,6 +43,14 @@ _TILES_AT_ONCE: Final = 4
 _MIN_PATCHES: Final = 256
 _GROWTH: Final = 4
 """Ratio of neighbouring buckets of patches."""
+
+
+class Activations(NamedTuple):
+    """Activations of images between two calls of the encoder's programs."""
+
+    inputs: Float[Array, "P D"]
+    """Inputs of a layer; the tiles that are done have its outputs."""
+    heads: Heads
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,29 +69,39 @@ class ImageShape:
     given_width: int = 0  # D
     is_bidirectional: bool = False
     """True if the tokens of an image attend to each other in both directions."""
-    parts: EncoderParts | None = None
+    tiles: EncoderTiles | None = None
     """None: every encoder call is one program."""
 
     @property
     def max_patches(self) -> int:
         return max(self.buckets, default=0)
 
-    @property
-    def num_parts(self) -> dict[int, int]:
-        """Parts of an encoder call by its patches, the smallest call first."""
-        counts = (1,) * len(self.buckets) if self.parts is None else self.parts.counts
-        return dict(zip(self.buckets, counts, strict=True))
+    def tile_of(self, num_patches: int) -> int:
+        """Return the patches of a tile in calls of one size of `buckets`; 0: a program has the whole call."""
+        return 0 if self.tiles is None else self.tiles.sizes[self.buckets.index(num_patches)]
+
+    def padded(self, num_patches: int) -> int:
+        """Return the patches of all tiles of a call of one size of `buckets`."""
+        tile = self.tile_of(num_patches)
+        return -(-num_patches // tile) * tile
 
     @property
-    def activations(self) -> tuple[int, int] | None:
-        """Shape of the activations that are kept between parts, `[P, D]`; None without parts."""
-        if self.parts is None:
-            return None
-        return max(size for size, count in self.num_parts.items() if count > 1), self.parts.hidden_size
+    def activations(self) -> tuple[tuple[int, ...], ...]:
+        """Shapes of what is kept between parts: inputs of a layer `[P, D]`, then queries, keys and values `[P, N, H]`; none without
+        parts."""
+        if self.tiles is None:
+            return ()
+        largest = max(self.padded(size) for size in self.buckets if self.tile_of(size))
+        return (largest, self.tiles.hidden_size), *3 * ((largest, *self.tiles.heads),)
+
+    def new_activations(self, make: Callable[[tuple[int, ...]], Any]) -> Activations | None:
+        """Return what `make` makes of each shape of `activations`; None if there are none."""
+        inputs, *heads = [make(shape) for shape in self.activations] or [None]
+        return None if inputs is None else Activations(inputs, Heads(*heads))
 
     def num_bytes(self, itemsize: int) -> int:
         """Return the bytes on each device of the embeddings, and of the activations between parts."""
-        return ((self.num_rows + 1) * self.width + math.prod(self.activations or (0,))) * itemsize
+        return ((self.num_rows + 1) * self.width + sum(map(math.prod, self.activations))) * itemsize
 
 
 def image_shape(vision: VisionConfig, config: ImagesConfig, platform: str, itemsize: int) -> ImageShape:
@@ -106,6 +129,11 @@ def image_shape(vision: VisionConfig, config: ImagesConfig, platform: str, items
     )
 
 
+def image_step_tokens(platform: str, config: ImagesConfig) -> int:
+    """Return the setting, or the platform's default, of `--image-step-tokens`."""
+    return config.image_step_tokens or STEP_TOKENS.get(platform, ACCELERATOR_STEP_TOKENS)
+
+
 def rows_shape(
     decoder: DecoderConfig, config: ImagesConfig, platform: str, itemsize: int, step_work: int | None = None
 ) -> ImageShape | None:
@@ -115,7 +143,7 @@ def rows_shape(
     """
     shape = None if decoder.vision is None else image_shape(decoder.vision, config, platform, itemsize)
     if shape is not None and decoder.vision is not None and step_work is not None:
-        shape = replace(shape, parts=divide(decoder.vision, shape.buckets, step_work))
+        shape = replace(shape, tiles=divide(decoder.vision, shape.buckets, step_work))
     if not config.enable_prompt_embeds:
         return shape
     if shape is None:
@@ -271,8 +299,8 @@ def unpack_patches(words: Int[Array, "M"], num_patches: int, shape: ImageShape) 
     return values[: num_patches * shape.patch_bytes].reshape(num_patches, shape.patch_bytes)
 
 
-def dummy_item(num_patches: int, shape: ImageShape, layers: tuple[int, int] | None = None) -> EncodeItem:
+def dummy_item(num_patches: int, shape: ImageShape, units: tuple[int, int] | None = None) -> EncodeItem:
     """Return an image of no request, for the first run of a program; its embeddings go to the row of padding."""
     rows = np.full(num_patches // shape.block, shape.num_rows, np.int32)
     patches, places = np.zeros((num_patches, shape.patch_bytes), np.uint8), np.zeros((num_patches, 2), np.int32)
-    return EncodeItem(patches, places, rows, layers=layers)
+    return EncodeItem(patches, places, rows, units=units)

@@ -1,23 +1,28 @@
-"""Encoder calls in parts: how many parts a call has, and the parameters of the programs that its layers share.
+"""Encoder calls in parts: the programs that a call consists of, how they are divided, and the parameters that they share.
 
-While replies are generated, an encoder call goes before a step, and each reply waits for both. A call with more arithmetic than
-the largest step is therefore divided into parts of consecutive layers, each of which goes before a step of its own. The
+While replies are generated, encoder work goes before a step, and each reply waits for both. A call with more arithmetic than
+that may have is therefore a list of calls of small programs, which are divided into parts, each before a step of its own. The
 activations stay on the device between them.
 
-The layers of a tower differ only in their parameters, so one program serves all of them: a call of it gets the parameters of
-another layer in the place of the first layer's. A part is one such call for each of its layers, so that the number of its
-layers is no property of a program. Four small programs take the place of a large one, and less is compiled than without parts:
+Attention needs keys and values of the whole image, and all else of a layer only its own patches. So a layer has two programs, and
+each computes a tile of patches at a time:
 
     encode_start        pixels to the input of the first layer
-    encode_layer        one layer
+    encode_heads        queries, keys and values of a tile; for each tile, in each layer
+    encode_tile         attention and feed-forward block of a tile, in place; for each tile, after all heads of the layer
     encode_deepstack    features of a layer's output, to their columns of the rows of embeddings
     encode_end          the output of the last layer to embeddings
+
+The layers of a tower differ only in their parameters, so one program serves all of them: a call of it gets the parameters of
+another layer in the place of the first layer's.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import jax
@@ -28,43 +33,132 @@ from jaxserve.model_config.vision import VisionConfig
 from jaxserve.models.skeleton import AnySkeleton
 from jaxserve.types import ProgramKind
 
+MIN_TILE: Final = 128
+"""Fewest patches of a tile: fewer would read a layer's weights too often."""
+MOST_TILES: Final = 16
+"""Most tiles of a call: more would divide a large image into too many parts."""
+
+
+EncoderParts = tuple[tuple[int, tuple[int, ...]], ...]
+"""Numbers of patches, and where each part of a call with up to as many ends: see `ImageInfo.encoder_parts`."""
+
 
 @dataclass(frozen=True, slots=True)
-class EncoderParts:
-    """The division of encoder calls into parts."""
+class EncoderTiles:
+    """The tiles in which an encoder computes its layers."""
 
-    counts: tuple[int, ...]
-    """Parts of a call of each size, in the order of `ImageShape.buckets`; 1: a program has the whole call."""
+    sizes: tuple[int, ...]
+    """Patches of a tile in calls of each size, in the order of `ImageShape.buckets`; 0: a program has the whole call."""
     num_layers: int
     deepstack_layers: tuple[int, ...]
     """Layers whose outputs become deepstack features, as in `VisionConfig`."""
     hidden_size: int  # D
+    heads: tuple[int, int]  # N, H
 
 
-def divide(vision: VisionConfig, buckets: tuple[int, ...], step_work: int) -> EncoderParts | None:
-    """Return the parts of encoder calls of these numbers of patches; None if none is divided.
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """One call of a program."""
 
-    step_work: multiplications of the largest step on one device. A part has at most as many, or one layer.
+    kind: ProgramKind
+    index: int = 0
+    """Number of the module whose parameters it gets: see `SharedParams`."""
+    first: int = 0
+    """First patch of its tile."""
+
+
+@cache
+def units_of(tiles: EncoderTiles, tile: int, num_patches: int) -> tuple[Unit, ...]:
+    """Return the calls that encode `num_patches` patches in tiles of `tile`, in their order."""
+    firsts = range(0, num_patches, tile)
+    units = [Unit("encode_start")]
+    for layer in range(tiles.num_layers):
+        units += [Unit("encode_heads", layer, first) for first in firsts]
+        units += [Unit("encode_tile", layer, first) for first in firsts]
+        if layer in tiles.deepstack_layers:
+            units.append(Unit("encode_deepstack", tiles.deepstack_layers.index(layer)))
+    return (*units, Unit("encode_end"))
+
+
+def divide(vision: VisionConfig, buckets: tuple[int, ...], step_work: int) -> EncoderTiles | None:
+    """Return the tiles of encoder calls of these numbers of patches; None if none is divided.
+
+    step_work: multiplications that encoder work before a step may have on one device. Tiles are as large as that allows.
     """
-    counts = []
-    for size in buckets:
-        num_layers = max(1, step_work // layer_work(vision, size))
-        counts.append(-(-vision.num_layers // num_layers))
-    if max(counts, default=1) == 1:
+    sizes = tuple(_tile_size(vision, size, step_work) for size in buckets)
+    if not any(sizes):
         return None
-    return EncoderParts(tuple(counts), vision.num_layers, vision.deepstack_layers, vision.hidden_size)
+    heads = (vision.num_heads, vision.head_dim)
+    return EncoderTiles(sizes, vision.num_layers, vision.deepstack_layers, vision.hidden_size, heads)
 
 
-def layer_work(vision: VisionConfig, num_patches: int) -> int:
-    """Return the multiplications of one layer for `num_patches` patches: those with weights, and attention to all keys it reads."""
-    width = vision.num_heads * vision.head_dim
-    weights = vision.hidden_size * (4 * width + (2 if vision.layers == "pre" else 3) * vision.intermediate_size)
-    longest = min(vision.most_patches or num_patches, num_patches)
-    keys = vision.image_patches or min(num_patches, QUERY_BLOCK + 2 * longest)
-    return num_patches * (weights + 2 * keys * width)
+def _tile_size(vision: VisionConfig, num_patches: int, step_work: int) -> int:
+    """Return the patches of a tile in calls of `num_patches` patches; 0: the whole call is no more than `step_work`."""
+    whole = EncoderTiles((num_patches,), vision.num_layers, vision.deepstack_layers, vision.hidden_size, (0, 0))
+    units = units_of(whole, num_patches, num_patches)
+    if sum(unit_work(vision, unit, num_patches, num_patches) for unit in units) <= step_work:
+        return 0
+    size, count = num_patches, 1
+    while (
+        size > MIN_TILE and count < MOST_TILES and unit_work(vision, Unit("encode_tile"), size, num_patches) > step_work
+    ):
+        count *= 2
+        size = -(-num_patches // count // vision.block) * vision.block
+    return size
 
 
-_SHARED: Final[dict[ProgramKind, str]] = {"encode_layer": "layers", "encode_deepstack": "deepstack"}
+def part_ends(
+    vision: VisionConfig, tiles: EncoderTiles, buckets: tuple[int, ...], step_work: int
+) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Yield numbers of patches, the smallest first, and where each part of a call with up to as many ends among its units.
+
+    A part has at most `step_work` multiplications, or one unit. Tiles without a patch are left out of a call.
+    """
+    smallest = 0
+    for size, tile in zip(buckets, tiles.sizes, strict=True):
+        if not tile:
+            yield size, (1,)
+        for count in range(tile, size + tile, tile) if tile else ():
+            if count > smallest:
+                yield min(count, size), _ends(vision, units_of(tiles, tile, min(count, size)), tile, size, step_work)
+        smallest = size
+
+
+def _ends(vision: VisionConfig, units: tuple[Unit, ...], tile: int, size: int, step_work: int) -> tuple[int, ...]:
+    ends, left = [], step_work
+    for number, unit in enumerate(units):
+        work = unit_work(vision, unit, tile, size)
+        if number and work > left:
+            ends.append(number)
+            left = step_work
+        left -= work
+    return (*ends, len(units))
+
+
+def unit_work(vision: VisionConfig, unit: Unit, tile: int, num_patches: int) -> int:
+    """Return the multiplications of a call: those with weights, and attention to all keys that it reads."""
+    width, d = vision.num_heads * vision.head_dim, vision.hidden_size
+    match unit.kind:
+        case "encode_start":
+            return num_patches * vision.patch_values * d
+        case "encode_heads":
+            return tile * 3 * d * width
+        case "encode_tile":
+            longest = min(vision.most_patches or num_patches, num_patches)
+            keys = vision.image_patches or min(num_patches, QUERY_BLOCK + 2 * longest)
+            feed_forward = (2 if vision.layers == "pre" else 3) * vision.intermediate_size * d
+            return tile * (d * width + feed_forward + 2 * keys * width)
+    joint = vision.block * d
+    inner = joint * joint if vision.connector == "mlp" or unit.kind == "encode_deepstack" else 0
+    inputs = joint if inner or vision.connector == "linear" else d
+    return num_patches // vision.block * (inner + inputs * vision.output_size)
+
+
+_SHARED: Final[dict[ProgramKind, str]] = {
+    "encode_heads": "layers",
+    "encode_tile": "layers",
+    "encode_deepstack": "deepstack",
+}
 """Lists of alike modules of the tower, by the kind of the program that they share."""
 
 

@@ -11,23 +11,28 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxserve.layers.linear import Tokens
+from jaxserve.layers.segment_attention import Texts
 from jaxserve.models.skeleton import ModelSkeleton
-from jaxserve.models.vision import VisionTower
+from jaxserve.models.vision import Heads, Tile, VisionTower
 from jaxserve.runner.images.encoder import (
     ENCODE_FIELDS,
     PLACE_FIELDS,
+    Activations,
     ImageShape,
     dummy_item,
     pack_items,
     unpack_patches,
 )
 from jaxserve.runner.images.given import EMBEDS_FIELDS, batches, dummy_embeds, pack_embeds
+from jaxserve.runner.images.parts import EncoderTiles, Unit, units_of
 from jaxserve.runner.inputs import Program, StepTask, packed_size, split
 from jaxserve.runner.state import StateArrays
 from jaxserve.scheduler.plan import EmbedsItem, EncodeItem
 from jaxserve.types import ProgramKind
 
 RowItem = EncodeItem | EmbedsItem
+_TILE_FIELDS: Final = PLACE_FIELDS | {"first": ""}  # patch of the tile
 _DEEPSTACK_FIELDS: Final = PLACE_FIELDS | {"column": ""}  # of the rows of embeddings, in embeddings
 
 
@@ -40,21 +45,20 @@ def with_images(programs: tuple[Program, ...], shape: ImageShape) -> tuple[Progr
     ride = own[0]
     fill = [
         replace(ride, kind=kind, num_tokens=size, num_rows=size // shape.block)
-        for size, count in shape.num_parts.items()
-        for kind in _encoder_kinds(shape, count)
+        for size in shape.buckets
+        for kind in _encoder_kinds(shape, size)
     ]
     if shape.num_given:
         fill.append(replace(ride, kind="prompt_embeds", num_tokens=shape.num_given, num_rows=shape.num_given))
     return (*reversed(fill), *own)
 
 
-def _encoder_kinds(shape: ImageShape, num_parts: int) -> list[ProgramKind]:
+def _encoder_kinds(shape: ImageShape, num_patches: int) -> list[ProgramKind]:
     """Return the kinds of the programs of an encoder call, the slowest to compile last."""
-    if num_parts == 1:
+    if shape.tiles is None or not shape.tile_of(num_patches):
         return ["encode"]
-    has_deepstack = shape.parts is not None and shape.parts.deepstack_layers
-    deepstack: list[ProgramKind] = ["encode_deepstack"] if has_deepstack else []
-    return ["encode_end", *deepstack, "encode_start", "encode_layer"]
+    deepstack: list[ProgramKind] = ["encode_deepstack"] if shape.tiles.deepstack_layers else []
+    return ["encode_end", *deepstack, "encode_start", "encode_heads", "encode_tile"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +97,26 @@ def _encode_calls(items: Sequence[EncodeItem], wanted: Sequence[Program]) -> Ite
         yield _encode_call(programs["encode"], items)
         return
     shape = programs["encode_start"].images
-    assert shape is not None and shape.parts is not None, "an encoder that runs in parts"
-    parts = shape.parts
-    first, end = items[0].layers or (0, parts.num_layers)
-    if first == 0:
-        yield _encode_call(programs["encode_start"], items)
-    same = _encode_call(programs["encode_end"], items)
-    for index in range(first, end):
-        yield replace(same, program=programs["encode_layer"], index=index)
-        if index in parts.deepstack_layers:
-            call = _encode_call(programs["encode_deepstack"], items)
-            column = 1 + sorted(parts.deepstack_layers).index(index)
-            split(call.packed, call.program, _DEEPSTACK_FIELDS)["column"][...] = column
-            yield replace(call, index=parts.deepstack_layers.index(index))
-    if end == parts.num_layers:
-        yield same
+    assert shape is not None and shape.tiles is not None, "an encoder that runs in parts"
+    units = units_of(shape.tiles, shape.tile_of(size), count)
+    made: dict[ProgramKind, RowCall] = {}
+    for unit in units[slice(*items[0].units or (0, len(units)))]:
+        if unit.kind not in made:
+            made[unit.kind] = _encode_call(programs[unit.kind], items)
+        yield _with_unit(made[unit.kind], unit, shape.tiles)
+
+
+def _with_unit(call: RowCall, unit: Unit, tiles: EncoderTiles) -> RowCall:
+    """Return the call with the module and the tile of a unit."""
+    packed = call.packed
+    if unit.kind in ("encode_heads", "encode_tile"):
+        packed = packed.copy()
+        split(packed, call.program, _TILE_FIELDS)["first"][...] = unit.first
+    elif unit.kind == "encode_deepstack":
+        packed = packed.copy()
+        column = 1 + sorted(tiles.deepstack_layers).index(tiles.deepstack_layers[unit.index])
+        split(packed, call.program, _DEEPSTACK_FIELDS)["column"][...] = column
+    return replace(call, packed=packed, index=unit.index)
 
 
 def _encode_call(program: Program, items: Sequence[EncodeItem]) -> RowCall:
@@ -125,13 +134,12 @@ def dummy_items(program: Program) -> dict[str, tuple[RowItem, ...]]:
     assert shape is not None, "a program that fills rows"
     if program.kind == "prompt_embeds":
         return {"embeds_items": (dummy_embeds(shape),)}
-    layers = None
-    if shape.parts is not None and program.kind != "encode":
-        num_layers, deepstack = shape.parts.num_layers, shape.parts.deepstack_layers
-        starts = {"encode_layer": 0, "encode_deepstack": min(deepstack, default=0), "encode_end": num_layers}
-        start = starts.get(program.kind, 0)
-        layers = (start, start + (program.kind in ("encode_layer", "encode_deepstack")))
-    return {"encode_items": (dummy_item(program.num_tokens, shape, layers),)}
+    units = None
+    if shape.tiles is not None and program.kind != "encode":
+        kinds = [unit.kind for unit in units_of(shape.tiles, shape.tile_of(program.num_tokens), program.num_tokens)]
+        start = kinds.index(program.kind)
+        units = (start, start + 1)
+    return {"encode_items": (dummy_item(program.num_tokens, shape, units),)}
 
 
 def encode_images(
@@ -156,18 +164,57 @@ def start_encoder(
     patches = unpack_patches(field["patches"], program.num_tokens, shape)
     with jax.named_scope("encode"):
         x = tower.embed(patches, field["patch_places"], tower.images(field["image_ids"]))
-    return _with_activations(state, x), ()
+    kept = _activations(state)
+    return state._replace(activations=kept._replace(inputs=kept.inputs.at[: len(x)].set(x))), ()
 
 
-def run_encoder_layer(
+def compute_heads(
     skeleton: ModelSkeleton, params: tuple[Array, ...], state: StateArrays, packed: Int[Array, "I"], program: Program
 ) -> tuple[StateArrays, tuple[()]]:
-    """Run one layer, whose parameters are in the place of the first one's. DONATES the state; returns it."""
-    field, tower = split(packed, program, PLACE_FIELDS), _tower(skeleton, params)
+    """Compute queries, keys and values of a tile in one layer, whose parameters are in the place of the first one's. DONATES the
+    state; returns it."""
+    place, tower, kept = _TilePlace(program, packed), _tower(skeleton, params), _activations(state)
     with jax.named_scope("encode"):
-        images = tower.images(field["image_ids"])
-        x = tower.run_layer(0, _activations(state, program), field["patch_places"], images)
-    return _with_activations(state, x), ()
+        tile = place.tile(tower.images(place.image_ids))
+        made = tower.heads(0, place.cut(kept.inputs), place.cut(place.positions), tile)
+    arrays = (
+        jax.lax.dynamic_update_slice_in_dim(array, new.astype(array.dtype), place.first, 0)
+        for array, new in zip(kept.heads, made, strict=True)
+    )
+    return state._replace(activations=kept._replace(heads=Heads(*arrays))), ()
+
+
+def run_tile(
+    skeleton: ModelSkeleton, params: tuple[Array, ...], state: StateArrays, packed: Int[Array, "I"], program: Program
+) -> tuple[StateArrays, tuple[()]]:
+    """Compute the output of one layer for a tile, in place of its input. DONATES the state; returns it."""
+    place, tower, kept = _TilePlace(program, packed), _tower(skeleton, params), _activations(state)
+    count = len(place.image_ids)
+    heads = Heads(place.cut(kept.heads.query), kept.heads.key[:count], kept.heads.value[:count])
+    with jax.named_scope("encode"):
+        images = tower.images(place.image_ids)
+        x = tower.run_tile(0, place.cut(kept.inputs), heads, images, place.tile(images))
+    inputs = jax.lax.dynamic_update_slice_in_dim(kept.inputs, x, place.first, 0)
+    return state._replace(activations=kept._replace(inputs=inputs)), ()
+
+
+class _TilePlace:
+    """The tile of a call, and the patches around it: padding fills the last tile."""
+
+    def __init__(self, program: Program, packed: Int[Array, "I"]) -> None:
+        field, shape = split(packed, program, _TILE_FIELDS), program.images
+        assert shape is not None, "a model that reads images"
+        padding = shape.padded(program.num_tokens) - program.num_tokens
+        self.image_ids = jnp.pad(field["image_ids"], (0, padding), constant_values=-1)
+        self.positions = jnp.pad(field["patch_places"], ((0, padding), (0, 0)))
+        self.first, self.size = field["first"], shape.tile_of(program.num_tokens)
+
+    def cut(self, array: Array) -> Array:
+        """Return the tile of an array of patches."""
+        return jax.lax.dynamic_slice_in_dim(array, self.first, self.size)
+
+    def tile(self, images: Texts) -> Tile:
+        return Tile(self.first, Tokens(jnp.clip(images.num_tokens - self.first, 0, self.size)))
 
 
 def write_deepstack_features(
@@ -177,7 +224,7 @@ def write_deepstack_features(
     field, tower = split(packed, program, _DEEPSTACK_FIELDS), _tower(skeleton, params)
     with jax.named_scope("encode"):
         num_rows = tower.images(field["image_ids"]).num_tokens // tower.config.block
-        made = tower.deepstack[0](_activations(state, program), num_rows)
+        made = tower.deepstack[0](_activations(state).inputs[: program.num_tokens], num_rows)
     return _with_columns(state, field["embedding_rows"], field["column"], made), ()
 
 
@@ -188,7 +235,7 @@ def end_encoder(
     field, tower = split(packed, program, PLACE_FIELDS), _tower(skeleton, params)
     with jax.named_scope("encode"):
         num_rows = tower.images(field["image_ids"]).num_tokens // tower.config.block
-        made = tower.connect(_activations(state, program), num_rows)
+        made = tower.connect(_activations(state).inputs[: program.num_tokens], num_rows)
     return _with_columns(state, field["embedding_rows"], jnp.int32(0), made), ()
 
 
@@ -198,14 +245,9 @@ def _tower(skeleton: ModelSkeleton, params: tuple[Array, ...]) -> VisionTower:
     return tower
 
 
-def _activations(state: StateArrays, program: Program) -> Float[Array, "P D"]:
+def _activations(state: StateArrays) -> Activations:
     assert state.activations is not None, "an encoder that runs in parts"
-    return state.activations[: program.num_tokens]
-
-
-def _with_activations(state: StateArrays, x: Float[Array, "P D"]) -> StateArrays:
-    assert state.activations is not None, "an encoder that runs in parts"
-    return state._replace(activations=state.activations.at[: len(x)].set(x))
+    return state.activations
 
 
 def _with_columns(
@@ -246,7 +288,8 @@ class _Step:
 _STEPS: Final[Mapping[ProgramKind, _Step]] = {
     "encode": _Step("encode images", encode_images, ENCODE_FIELDS),
     "encode_start": _Step("start the encoder", start_encoder, ENCODE_FIELDS),
-    "encode_layer": _Step("run a layer of the encoder", run_encoder_layer, PLACE_FIELDS),
+    "encode_heads": _Step("compute heads of the encoder", compute_heads, _TILE_FIELDS),
+    "encode_tile": _Step("run a tile of the encoder", run_tile, _TILE_FIELDS),
     "encode_deepstack": _Step("write deepstack features", write_deepstack_features, _DEEPSTACK_FIELDS),
     "encode_end": _Step("end the encoder", end_encoder, PLACE_FIELDS),
     "prompt_embeds": _Step("write embeddings of prompts", write_embeds, EMBEDS_FIELDS),

@@ -15,9 +15,10 @@ call before a step:
     replies are generated    up to `step_patches` patches, or one larger image; the step computes replies only, and the next
                              one computes prompts without encoding, unless all prompts wait for images
 
-A call with more arithmetic than the largest step runs in parts while replies are generated, each of a few layers and before a
-step of its own (`EncoderCall`). Prompts wait for its images until the last part; other images wait for the end of the call. Its
-rows are free again when no request holds any of its images. If no reply is generated any more, the rest of it goes before one step.
+While replies are generated, work for images has a budget: `step_tokens` for each request whose images are not computed. A call with
+more arithmetic than so many tokens of a prompt runs in parts, each before a step of its own (`EncoderCall`), and a step has at most
+that many tokens of chunks with images. So a step has little such work while one request waits for it, and as much as any step
+while many do. Prompts wait for a call's images until the last part; other images wait for the end of the call. Its rows are free again when no request holds any of its images. If no reply is generated any more, the rest of it goes before one step.
 
 Embeddings that a client gave in place of tokens have rows as well, a page's worth of tokens at a time. Writing them takes no
 arithmetic: they have no budget, and go to the device before the step that reads them.
@@ -39,7 +40,7 @@ from jaxserve.ipc.image_info import ImageInfo
 from jaxserve.ipc.prompt_embeds import PromptEmbedsInfo
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.scheduler.images.embedding_rows import EmbeddingRows
-from jaxserve.scheduler.images.encoder_call import EncoderCall, StepItems, num_parts
+from jaxserve.scheduler.images.encoder_call import EncoderCall, StepItems, part_ends
 from jaxserve.scheduler.images.request_images import PlacedImage, RequestImages
 from jaxserve.scheduler.plan import EmbedsItem, EncodeItem
 
@@ -50,13 +51,14 @@ class ImagePolicy:
     def __init__(self, info: ImageInfo | None, embeds: PromptEmbedsInfo | None = None, max_tokens: int = 0) -> None:
         """info: None if no images are read. embeds: None if no embeddings are taken. Not both are None.
 
-        max_tokens: those of a step, at least one image and a token of every other request; only if `is_bidirectional`.
+        max_tokens: those of a step; if `is_bidirectional`, at least one image and a token of every other request.
         """
         rows = info if info is not None else embeds
         assert rows is not None, "there are images or embeddings"
         self._info = info
         self._max_patches = 0 if info is None else info.max_patches
         self._step_patches = self._max_patches if info is None or info.step_patches is None else info.step_patches
+        self._step_tokens = None if info is None else info.step_tokens
         self._rows = EmbeddingRows(rows.cache_rows)
         self._has_whole_images = info is not None and info.is_bidirectional
         self._max_tokens = max_tokens
@@ -83,32 +85,41 @@ class ImagePolicy:
             if images is not None:
                 self._release(images, [held for held in images.held if images.images[held].end <= first])
         has_replies = any(count and is_reply for count, is_reply in zip(counts, are_replies, strict=True))
+        num_parts = self._num_parts(requests, firsts) if has_replies else None
+        num_tokens = None if num_parts is None or self._step_tokens is None else num_parts * self._step_tokens
         awaited = frozenset(self._call.items if self._call is not None and has_replies else ())
         if has_replies and self._has_encoded:
-            step = StepItems(0, awaited)
+            step = StepItems(0, awaited, num_tokens)
             found = self._cut(requests, firsts, counts, step)
             if any(count and not is_reply for count, is_reply in zip(found, are_replies, strict=True)):
                 self._has_encoded = False
                 return self._with_whole_images(requests, firsts, found, are_replies), [*step.embeds]
         budget = self._step_patches if has_replies else self._max_patches
-        step = StepItems(budget if self._call is None else 0, awaited)
+        step = StepItems(budget if self._call is None else 0, awaited, num_tokens)
         found = self._cut(requests, firsts, counts, step)
-        encoded = self._encode(step.images, is_whole=not has_replies) if any(found) else []
+        encoded = self._encode(step.images, num_parts) if any(found) else []
         self._has_encoded = has_replies and bool(encoded)
         if self._has_encoded:
             found = [count if is_reply else 0 for count, is_reply in zip(found, are_replies, strict=True)]
         return self._with_whole_images(requests, firsts, found, are_replies), [*encoded, *step.embeds]
 
-    def _encode(self, images: dict[bytes, EncodeItem], *, is_whole: bool) -> list[EncodeItem]:
-        """Return the next part of the call, or all that is left of it. images: by digest, those of a new call if there is none."""
+    def _num_parts(self, requests: Sequence[RequestImages | None], firsts: Sequence[int]) -> int:
+        """Return the parts of a call that go before a step with replies: one for each request that waits for images."""
+        most = 1 if self._step_tokens is None else self._max_tokens // self._step_tokens
+        waiting = zip(requests, firsts, strict=True)
+        wanted = sum(images is not None and images.is_waiting(first) for images, first in waiting)
+        return max(1, min(wanted, most))
+
+    def _encode(self, images: dict[bytes, EncodeItem], num_parts: int | None) -> list[EncodeItem]:
+        """Return the next parts of the call; None: all that are left. images: by digest, those of a new call if there is none."""
         call = self._call
         if call is None:
             if not images or self._info is None:
                 return []
-            call = EncoderCall(images, self._info.encoder_layers, num_parts(self._info, images.values()))
+            call = EncoderCall(images, part_ends(self._info, images.values()))
             for digest in images:
                 self._rows.hold(digest)
-        part = call.advance(is_whole=is_whole)
+        part = call.advance(num_parts)
         self._call = None if call.is_done else call
         if call.is_done:
             for digest in call.items:
@@ -154,7 +165,9 @@ class ImagePolicy:
     ) -> list[int]:
         """Return counts as `cut`, and add what is to be filled to `step`."""
         return [
-            count if images is None or not count else self._hold(images, first, first + count, step) - first
+            count
+            if images is None or not count
+            else step.cut(images, first, self._hold(images, first, first + count, step)) - first
             for images, first, count in zip(requests, firsts, counts, strict=True)
         ]
 

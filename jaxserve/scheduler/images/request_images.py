@@ -58,6 +58,10 @@ class RequestImages:
         """True if the client gave embeddings in place of tokens."""
         return any(isinstance(image, PlacedEmbeds) for image in self.images)
 
+    def is_waiting(self, first: int) -> bool:
+        """Return True if a request that has computed `first` tokens misses some of an image."""
+        return any(isinstance(image, PlacedImage) and image.end > first for image in self.images)
+
     @property
     def spans(self) -> list[tuple[int, int, bytes]]:
         """First token, end and digest of each image, for the names of pages."""

@@ -13,9 +13,9 @@ from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig
 from jaxserve.models.registry import read_draft, read_mtp_layer
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.runner.backend import Chip
-from jaxserve.runner.buckets import largest_step_work, resolve_limits
+from jaxserve.runner.buckets import resolve_limits
 from jaxserve.runner.cache_sizes import CacheSizes
-from jaxserve.runner.images.encoder import ImageShape, encoder_bytes, image_settings, rows_shape
+from jaxserve.runner.images.encoder import ImageShape, encoder_bytes, image_settings, image_step_tokens, rows_shape
 from jaxserve.runner.inputs import DraftModel, Program, programs
 from jaxserve.runner.limits import Limits, make_limits, make_policy, with_cache_groups
 from jaxserve.runner.memory import DeviceMemory, kv_bytes_left
@@ -135,7 +135,7 @@ def _read_draft(name: str, revision: str | None, *, is_mtp: bool) -> DecoderConf
 
 def planned_images(config: Config, decoder: DecoderConfig, device: Device, sizes: Sizes) -> ImageShape | None:
     """Return the sizes of the image encoder's programs and embeddings; None if the model reads tokens only."""
-    work = largest_step_work(device.platform, config.scheduler, sizes.num_layer_weights, sizes.num_devices)
+    work = image_step_tokens(device.platform, config.images) * sizes.num_layer_weights // sizes.num_devices
     return rows_shape(decoder, config.images, device.platform, sizes.activation_itemsize, work)
 
 

@@ -1,7 +1,8 @@
-"""Public entry of segment attention. Letters: T tokens, N heads, H head dim."""
+"""Public entry of segment attention. Letters: T tokens, Q of them that attend, N heads, H head dim."""
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxserve_kernels.backend import NATIVE, Backend
@@ -16,22 +17,24 @@ def has_kernel(backend: Backend) -> bool:
 
 
 def attend_segments(
-    query: Float[Array, "T N H"],
+    query: Float[Array, "Q N H"],
     key: Float[Array, "T N H"],
     value: Float[Array, "T N H"],
     numbers: Int[Array, "T"],
     num_tokens: Int[Array, ""],
+    first: Int[Array, ""] | None = None,
     *,
     scale: float,
     longest: int,
     backend: Backend = "reference",
-) -> Float[Array, "T N H"]:
-    """Return softmax(q k * scale) v of each token with all tokens of its segment; scores and their sums are float32.
+) -> Float[Array, "Q N H"]:
+    """Return softmax(q k * scale) v of Q neighbouring tokens, each with all tokens of its segment; scores and their sums are float32.
 
     numbers: neighbours of the same number are a segment; each segment has its own. num_tokens: tokens after these are padding,
-    whose results have no meaning. longest: tokens of the longest segment without padding, which bounds what the reference
+    whose results have no meaning. first: the token of the first query; None: 0. The last one has keys as well. longest: tokens of the longest segment without padding, which bounds what the reference
     computes. The native kernel computes no padding, and gives a token the same bits wherever its segment lies.
     """
+    first = jnp.int32(0) if first is None else first
     if has_kernel(backend):
-        return cpu.attend_segments(query, key, value, numbers, num_tokens, scale=scale)
-    return reference.attend_segments(query, key, value, numbers, num_tokens, scale=scale, longest=longest)
+        return cpu.attend_segments(query, key, value, numbers, num_tokens, first, scale=scale)
+    return reference.attend_segments(query, key, value, numbers, num_tokens, first, scale=scale, longest=longest)

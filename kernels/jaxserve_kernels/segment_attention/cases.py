@@ -26,9 +26,22 @@ class Case:
     num_heads: int = 2
     head_dim: int = 32
     scale: float = 0.3
+    queries: tuple[int, int] | None = None
+    """The first token that attends, and the number of those that do; None: all."""
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(self.lengths)
+
+    @property
+    def attending(self) -> slice:
+        """The tokens that attend."""
+        first, count = self.queries or (0, self.num_tokens + self.padding)
+        return slice(first, first + count)
 
     def __str__(self) -> str:
-        return f"{'.'.join(map(str, self.lengths))}+{self.padding}-{self.num_heads}x{self.head_dim}-{self.scale}"
+        name = f"{'.'.join(map(str, self.lengths))}+{self.padding}-{self.num_heads}x{self.head_dim}-{self.scale}"
+        return name if self.queries is None else f"{name}-{self.attending.start}to{self.attending.stop}"
 
 
 class Operands(NamedTuple):
@@ -51,25 +64,28 @@ def operands(case: Case, seed: int = 0) -> Operands:
     return Operands(query, key, value, numbers.astype(np.int32))
 
 
-def run(case: Case, given: Operands, backend: Backend, *, is_emulated: bool = False) -> Float[Array, "T N H"]:
+def run(case: Case, given: Operands, backend: Backend, *, is_emulated: bool = False) -> Float[Array, "Q N H"]:
     """Attend within the segments of a case. See `ops.OpCases`."""
     count, longest = jnp.int32(sum(case.lengths)), max(case.lengths)
     query, key, value, numbers = as_arrays(given)
-    return attend_segments(query, key, value, numbers, count, scale=case.scale, longest=longest, backend=backend)
+    first = None if case.queries is None else jnp.int32(case.attending.start)
+    own = query[case.attending]
+    return attend_segments(own, key, value, numbers, count, first, scale=case.scale, longest=longest, backend=backend)
 
 
 def error(case: Case, given: Operands, out: Any) -> float:
     """Return the largest error relative to the tolerance. See `ops.OpCases`."""
-    largest, begin = 0.0, 0
+    exact, begin = np.empty_like(given.query, np.float64), 0
     for length in case.lengths:
         own = slice(begin, begin + length)
         query, key, value = (array[own].astype(np.float64) for array in given[:3])
         scores = np.einsum("qnh,knh->nqk", query, key) * case.scale
         shares = np.exp(scores - scores.max(-1, keepdims=True))
-        exact = np.einsum("nqk,knh->qnh", shares / shares.sum(-1, keepdims=True), value)
-        difference = np.abs(np.asarray(out, np.float64)[own] - exact)
-        largest, begin = max(largest, float(np.nan_to_num(difference, nan=np.inf).max())), begin + length
-    return largest / _TOLERANCE
+        exact[own] = np.einsum("nqk,knh->qnh", shares / shares.sum(-1, keepdims=True), value)
+        begin += length
+    found, exact = np.asarray(out, np.float64), exact[: case.num_tokens][case.attending]
+    difference = np.abs(found[: len(exact)] - exact)
+    return float(np.nan_to_num(difference, nan=np.inf).max(initial=0)) / _TOLERANCE
 
 
 CASES = (
@@ -78,7 +94,11 @@ CASES = (
     Case((100, 3), head_dim=72, scale=72**-0.5),
     Case((300,), num_heads=1, head_dim=20, scale=2.0),
     Case((17, 65), padding=140, head_dim=80),
+    Case((64, 1, 130, 7), queries=(60, 100)),
+    Case((300,), queries=(128, 128), head_dim=72),
+    Case((100, 60), padding=96, queries=(128, 128)),
 )
-"""One token, blocks of keys that are full or not, groups of queries that are full or not, head dims that fill no vector."""
+"""One token, blocks of keys that are full or not, groups of queries that are full or not, head dims that fill no vector, and some
+of the queries: across segments, in the middle of one, and with padding."""
 SLOW: tuple[Case, ...] = ()
 BACKENDS: tuple[Backend, ...] = ("native",)

@@ -20,16 +20,18 @@ def is_built() -> bool:
 
 
 def attend_segments(
-    query: Float[Array, "T N H"],
+    query: Float[Array, "Q N H"],
     key: Float[Array, "T N H"],
     value: Float[Array, "T N H"],
     numbers: Int[Array, "T"],
     num_tokens: Int[Array, ""],
+    first: Int[Array, ""],
     *,
     scale: float,
-) -> Float[Array, "T N H"]:
+) -> Float[Array, "Q N H"]:
     """See `api.attend_segments`; everything is taken in float32, and padding becomes zeros."""
     call = jax.ffi.ffi_call(_TARGET, jax.ShapeDtypeStruct(query.shape, jnp.float32))
     arrays = [array.astype(jnp.float32) for array in (query, key, value)]
-    found: jax.Array = call(*arrays, numbers.astype(jnp.int32), num_tokens.astype(jnp.int32), scale=np.float32(scale))
+    numbers, num_tokens, first = (each.astype(jnp.int32) for each in (numbers, num_tokens, first))
+    found: jax.Array = call(*arrays, numbers, num_tokens, first, scale=np.float32(scale))
     return found.astype(value.dtype)

@@ -13,27 +13,29 @@ QUERY_BLOCK: Final = 128
 
 
 def attend_segments(
-    query: Float[Array, "T N H"],
+    query: Float[Array, "Q N H"],
     key: Float[Array, "T N H"],
     value: Float[Array, "T N H"],
     numbers: Int[Array, "T"],
     num_tokens: Int[Array, ""],
+    first: Int[Array, ""],
     *,
     scale: float,
     longest: int,
-) -> Float[Array, "T N H"]:
+) -> Float[Array, "Q N H"]:
     """See `api.attend_segments`: a block reads the keys of neighbouring segments and masks them."""
-    count, _, head_dim = query.shape
+    num_queries, num_heads, head_dim = query.shape
+    count = len(key)
     # Padding may be NaN, and NaN * 0 is NaN.
     value = jnp.where((jnp.arange(count) < num_tokens)[:, None, None], value, 0)
-    block = min(QUERY_BLOCK, count)
+    block = min(QUERY_BLOCK, num_queries)
     window = min(count, block + 2 * longest)
     arrays = [array.swapaxes(0, 1) for array in (query, key, value)]  # (N, T, H): CPUs multiply whole heads
 
     def attend_from(start: Int[Array, ""]) -> Float[Array, "N Q H"]:
-        first = jnp.clip(start - longest, 0, count - window)
-        own, others = (jax.lax.dynamic_slice_in_dim(numbers, *each) for each in ((start, block), (first, window)))
-        places = (start, block), (first, window), (first, window)
+        low = jnp.clip(first + start - longest, 0, count - window)
+        own, others = (jax.lax.dynamic_slice_in_dim(numbers, *each) for each in ((first + start, block), (low, window)))
+        places = (start, block), (low, window), (low, window)
         queries, keys, values = (
             jax.lax.dynamic_slice_in_dim(array, *place, axis=1) for array, place in zip(arrays, places, strict=True)
         )
@@ -41,9 +43,8 @@ def attend_segments(
         shares = jax.nn.softmax(jnp.where(own[:, None] == others, scores, -jnp.inf))
         return jnp.einsum("nqk,nkh->nqh", shares.astype(values.dtype), values)
 
-    num_blocks = -(-count // block)
-    starts = jnp.minimum(jnp.arange(num_blocks) * block, count - block)  # the last one may overlap the one before
+    num_blocks = -(-num_queries // block)
+    starts = jnp.minimum(jnp.arange(num_blocks) * block, num_queries - block)  # the last one may overlap the one before
     blocks = jax.lax.map(attend_from, starts).swapaxes(1, 2)  # (blocks, Q, N, H)
-    *_, num_heads, _ = blocks.shape
     most = blocks[:-1].reshape(-1, num_heads, head_dim)
-    return jnp.concatenate([most, blocks[-1, len(most) - count :]])
+    return jnp.concatenate([most, blocks[-1, len(most) - num_queries :]])

@@ -15,18 +15,17 @@ from jaxserve.scheduler.images.request_images import PlacedImage, RequestImages
 from jaxserve.scheduler.plan import EmbedsItem, EncodeItem
 from jaxserve.types import RequestId
 
-LAYERS = 5
+UNITS = 5
 INFO = ImageInfo(
     max_patches=8,
     max_tokens=8,
     cache_rows=32,
     merge=1,
     patch_bytes=1,
-    encoder_layers=LAYERS,
-    encoder_parts=((4, 1), (8, 3)),
+    encoder_parts=((4, (1,)), (8, (1, 3, UNITS))),
 )
-PARTS = [(0, 1), (1, 3), (3, 5)]
-"""Layers of a call of more than four patches."""
+PARTS = [(0, 1), (1, 3), (3, UNITS)]
+"""Calls of programs in each part of an encoder call of more than four patches."""
 
 
 def image(number: int, start: int, count: int) -> PlacedImage:
@@ -43,12 +42,12 @@ def prompt(*placed: PlacedImage) -> RequestImages:
 def beside_a_reply(
     policy: ImagePolicy, prompts: list[RequestImages], firsts: list[int], counts: list[int]
 ) -> tuple[list[int], list[tuple[int, int] | None]]:
-    """Return the tokens that prompts get in a step that computes a reply, and the layers of each image of the step."""
+    """Return the tokens that prompts get in a step that computes a reply, and the part of each image of the step."""
     flags = [True] + [False] * len(prompts)
     found, items = policy.cut([None, *prompts], [99, *firsts], [1, *counts], flags)
     assert found[0] == 1
     assert not (items and any(found[1:])), "a part of a call or a chunk of prompts"
-    return found[1:], [item.layers for item in items if isinstance(item, EncodeItem)]
+    return found[1:], [item.units for item in items if isinstance(item, EncodeItem)]
 
 
 def num_held(policy: ImagePolicy) -> float:
@@ -79,6 +78,50 @@ def test_one_part_goes_before_a_step_with_replies_and_prompts_move_between_two_p
     )
 
 
+SHARED = msgspec.structs.replace(INFO, step_tokens=2)
+
+
+def test_a_step_has_as_many_parts_of_a_call_as_requests_wait_for_images() -> None:
+    def parts(num_requests: int, max_tokens: int) -> list[tuple[int, int]]:
+        policy = ImagePolicy(SHARED, max_tokens=max_tokens)
+        waiting = [prompt(image(1, 0, 5)), *(prompt(image(2, 0, 5)) for _ in range(num_requests - 1))]
+        found = []
+        for _ in PARTS:
+            counts, units = beside_a_reply(policy, waiting, [0] * num_requests, [5] * num_requests)
+            found += units
+            if any(counts):
+                break
+        return [each for each in found if each is not None]
+
+    assert parts(1, 100) == PARTS
+    assert parts(2, 100) == [(0, 3), (3, UNITS)]
+    assert parts(3, 100) == []  # in one part, as without replies
+    assert parts(3, 5) == [(0, 3), (3, UNITS)]  # no more than a step's tokens allow
+
+
+def test_chunks_with_images_share_the_tokens_of_the_requests_that_wait() -> None:
+    policy, text = ImagePolicy(SHARED, max_tokens=100), prompt()
+    own, other = prompt(image(1, 3, 4)), prompt(image(2, 0, 3))
+    policy.cut([own, other], [0, 0], [4, 1], [False] * 2)  # both have rows
+    steps, firsts = [], [0, 1, 0]
+    for _ in range(5):
+        counts, _ = beside_a_reply(policy, [own, other, text], firsts, [9 - firsts[0], 5 - firsts[1], 9])
+        firsts = [first + count for first, count in zip(firsts[:2], counts, strict=False)] + [0]
+        steps.append(counts)
+    assert steps == [
+        [4, 0, 9],  # the tokens of two requests; a text has any number
+        [4, 0, 9],
+        [1, 2, 9],  # only the second one waits, and text after an image is as free as other text
+        [0, 2, 9],
+        [0, 0, 9],
+    ]
+
+
+def test_without_replies_chunks_with_images_have_any_number_of_tokens() -> None:
+    policy, own = ImagePolicy(SHARED, max_tokens=100), prompt(image(1, 1, 7))
+    assert policy.cut([own], [0], [20], [False])[0] == [20]
+
+
 def test_a_call_that_is_no_more_work_than_a_step_has_one_part() -> None:
     policy, own = ImagePolicy(INFO), prompt(image(1, 0, 4))
     assert beside_a_reply(policy, [own], [0], [4]) == ([0], [None])
@@ -88,11 +131,11 @@ def test_a_call_that_is_no_more_work_than_a_step_has_one_part() -> None:
 def test_without_replies_all_parts_go_before_one_step() -> None:
     policy, own = ImagePolicy(INFO), prompt(image(1, 2, 7))
     counts, items = policy.cut([own], [0], [9], [False])
-    assert counts == [9] and [item.layers for item in items if isinstance(item, EncodeItem)] == [None]
+    assert counts == [9] and [item.units for item in items if isinstance(item, EncodeItem)] == [None]
     other = prompt(image(2, 2, 7))
     assert beside_a_reply(policy, [other], [0], [9]) == ([0], PARTS[:1])
     counts, items = policy.cut([other], [0], [9], [False])  # the reply has ended
-    assert counts == [9] and [item.layers for item in items if isinstance(item, EncodeItem)] == [(1, LAYERS)]
+    assert counts == [9] and [item.units for item in items if isinstance(item, EncodeItem)] == [(1, UNITS)]
     assert num_held(policy) == 7 + 7
 
 
@@ -139,7 +182,7 @@ def test_a_call_waits_if_no_prompt_could_be_computed_after_it() -> None:
     counts, items = policy.cut([own, other], [0, 0], [0, 7], [False] * 2)  # the first one waits for a mask, say
     assert counts == [0, 0] and not items
     counts, items = policy.cut([own, other], [0, 0], [7, 7], [False] * 2)
-    assert counts == [7, 0] and [item.layers for item in items if isinstance(item, EncodeItem)] == [(1, LAYERS)]
+    assert counts == [7, 0] and [item.units for item in items if isinstance(item, EncodeItem)] == [(1, UNITS)]
 
 
 class Device:
@@ -147,7 +190,7 @@ class Device:
 
     def __init__(self) -> None:
         self.images: list[int] = []
-        self.next_layer = LAYERS
+        self.next_unit = UNITS
         self.rows: dict[int, int] = {}
 
     def run(self, items: Sequence[EncodeItem | EmbedsItem]) -> None:
@@ -155,18 +198,22 @@ class Device:
         images = [item for item in items if isinstance(item, EncodeItem)]
         if not images:
             return
-        (first, end), names = images[0].layers or (0, LAYERS), [int(item.patches[0, 0]) for item in images]
+        (first, end), names = images[0].units or (0, UNITS), [int(item.patches[0, 0]) for item in images]
         if first:
-            assert (names, first) == (self.images, self.next_layer)
-        self.images, self.next_layer = names, end
-        if end == LAYERS:
+            assert (names, first) == (self.images, self.next_unit)
+        self.images, self.next_unit = names, end
+        if end == UNITS:
             self.rows |= {row: name for item, name in zip(images, names, strict=True) for row in item.rows.tolist()}
 
 
+@pytest.mark.parametrize("step_tokens", [None, 2])
 @pytest.mark.parametrize("seed", range(8))
-def test_prompts_read_the_rows_of_their_images_whatever_is_aborted_and_whenever_replies_run(seed: int) -> None:
+def test_prompts_read_the_rows_of_their_images_whatever_is_aborted_and_whenever_replies_run(
+    seed: int, step_tokens: int | None
+) -> None:
     random = np.random.RandomState(seed)
-    policy, device = ImagePolicy(msgspec.structs.replace(INFO, cache_rows=16, step_patches=7)), Device()
+    info = msgspec.structs.replace(INFO, cache_rows=16, step_patches=7, step_tokens=step_tokens)
+    policy, device = ImagePolicy(info, max_tokens=5), Device()
     requests: list[RequestImages | None] = []
     firsts: list[int] = []
     num_ended = num_aborted = 0

@@ -1,6 +1,6 @@
 // Attention of every token to all tokens of its own segment of a flat axis, in both directions: softmax(q k * scale) v.
 //
-// A task has some queries of one head of one segment, and packs the segment's keys and values for itself, in blocks as segment.h has
+// Queries are those of some neighbouring tokens, perhaps of all. A task has some of one head of one segment, and packs the segment's keys and values for itself, in blocks as segment.h has
 // them. Blocks are counted from the segment's first key: what a token gets does not depend on where its segment lies.
 #include <algorithm>
 #include <memory>
@@ -38,10 +38,11 @@ class Memory {
   int64_t size_ = 0;
 };
 
-// Queries, keys and values are [T, N, H].
+// Keys and values are [T, N, H]; queries and outputs are [Q, N, H], those of token `first` first.
 struct Heads {
   const float *query, *key, *value;
   float* out;
+  int64_t first;
   int64_t num_heads, dim;
   float scale;
 
@@ -101,7 +102,7 @@ Block<float> block_at(const Heads& heads, const float* packed, int32_t begin) {
 // Computes the outputs of `count` queries, the first of which is token `begin`, with the packed keys of `length` tokens.
 void attend_group(const Heads& heads, int64_t head, const float* packed, int32_t length, int64_t begin, int64_t count) {
   static thread_local Segment segment;
-  const int64_t width = heads.width(), from = begin * heads.stride() + head * heads.dim;
+  const int64_t width = heads.width(), from = (begin - heads.first) * heads.stride() + head * heads.dim;
   segment.reset(count, width);
   for (int64_t q = 0; q < count; ++q) {
     const float* query = heads.query + from + q * heads.stride();
@@ -150,14 +151,15 @@ struct Piece {
   int64_t begin, end;
 };
 
-// Cuts segments such that there are several tasks for each thread, but no piece packs keys for less than two groups.
-std::vector<Piece> pieces_of(const std::vector<Range>& segments, int64_t count, int64_t num_heads, int64_t threads) {
-  const int64_t most = count * num_heads / (4 * threads);
+// Cuts the queries of `range` such that there are several tasks for each thread, but no piece packs keys for less than two groups.
+std::vector<Piece> pieces_of(const std::vector<Range>& segments, const Range& range, int64_t num_heads, int64_t threads) {
+  const int64_t most = (range.end - range.begin) * num_heads / (4 * threads);
   const int64_t size = std::max(2 * kGroupQueries, (most + kGroupQueries - 1) / kGroupQueries * kGroupQueries);
   std::vector<Piece> pieces;
   for (const Range& segment : segments) {
-    for (int64_t begin = segment.begin; begin < segment.end; begin += size) {
-      pieces.push_back({segment, begin, std::min(begin + size, segment.end)});
+    const int64_t end = std::min(segment.end, range.end);
+    for (int64_t begin = std::max(segment.begin, range.begin); begin < end; begin += size) {
+      pieces.push_back({segment, begin, std::min(begin + size, end)});
     }
   }
   return pieces;
@@ -167,14 +169,18 @@ using Floats3 = ffi::BufferR3<ffi::F32>;
 
 ffi::Error segment_attention_handler(ffi::ThreadPool threads, Floats3 query, Floats3 key, Floats3 value,
                                      ffi::BufferR1<ffi::S32> numbers, ffi::BufferR0<ffi::S32> num_tokens,
-                                     ffi::Result<Floats3> out, float scale) {
+                                     ffi::BufferR0<ffi::S32> first, ffi::Result<Floats3> out, float scale) {
   const auto shape = query.dimensions();
-  const int64_t count = std::clamp<int64_t>(*num_tokens.typed_data(), 0, shape[0]);
-  const Heads heads{query.typed_data(), key.typed_data(), value.typed_data(), out->typed_data(), shape[1], shape[2], scale};
-  std::fill_n(heads.out + count * heads.stride(), (shape[0] - count) * heads.stride(), 0.0f);
+  const int64_t num_keys = key.dimensions()[0], begin = *first.typed_data();
+  if (begin < 0 || begin + shape[0] > num_keys) return ffi::Error::InvalidArgument("queries of tokens that have no keys");
+  const int64_t count = std::clamp<int64_t>(*num_tokens.typed_data(), 0, num_keys);
+  const Range range{begin, std::clamp(count, begin, begin + static_cast<int64_t>(shape[0]))};
+  const Heads heads{query.typed_data(), key.typed_data(), value.typed_data(), out->typed_data(), begin, shape[1], shape[2], scale};
+  const int64_t computed = range.end - begin;
+  std::fill_n(heads.out + computed * heads.stride(), (shape[0] - computed) * heads.stride(), 0.0f);
   const auto segments = segments_of(numbers.typed_data(), count);
   const auto pieces = std::make_shared<const std::vector<Piece>>(
-      pieces_of(segments, count, heads.num_heads, std::max<int64_t>(1, threads.num_threads())));
+      pieces_of(segments, range, heads.num_heads, std::max<int64_t>(1, threads.num_threads())));
   parallel_for(threads, pieces->size() * heads.num_heads, [=](int64_t task) {
     const Piece& piece = (*pieces)[task / heads.num_heads];
     attend(heads, task % heads.num_heads, piece.segment, piece.begin, piece.end);
@@ -192,6 +198,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_segment_attention, jaxserve::segment_atte
                                   .Arg<jaxserve::Floats3>()
                                   .Arg<jaxserve::Floats3>()
                                   .Arg<xla::ffi::BufferR1<xla::ffi::S32>>()
+                                  .Arg<xla::ffi::BufferR0<xla::ffi::S32>>()
                                   .Arg<xla::ffi::BufferR0<xla::ffi::S32>>()
                                   .Ret<jaxserve::Floats3>()
                                   .Attr<float>("scale"));

@@ -95,7 +95,7 @@ def test_images_take_the_encoders_weights_its_activations_and_embeddings_that_ar
     assert images.weights_bytes - texts.weights_bytes == 2 * tower
     assert images.memory is not None and texts.memory is not None
     width = 48 * (1 + 2)  # an embedding, and features of two deepstack layers
-    between_parts = 16_384 * 24 * 2  # a layer of the largest call is more work than 2,048 tokens of this decoder
+    between_parts = 16_384 * 4 * 24 * 2  # inputs of a layer, queries, keys and values
     assert images.memory.image_bytes == ((2 << 20) // (width * 2) + 1) * width * 2 + between_parts
     assert texts.memory.image_bytes == 0
     # 16,384 patches: 2 inputs and 4 x 24 of a layer in bfloat16, 192 pixels, 24 x 4 + 144 of the connector for 4 patches
