@@ -1,12 +1,16 @@
 """The trainer's side of the policy: the model's own forward function in JAX, and Adam for the matrices that learn.
 
 What learns is the feed-forward block of the last layer. Nothing before it needs gradients, so a step costs little more
-than a forward pass, and the weights that go to the server are three matrices.
+than two forward passes, and the weights that go to the server are three matrices.
+
+On a CPU the server multiplies and attends with native kernels, whose sums XLA adds in another order. Log-probabilities are computed by
+these kernels, too, so that they have the bits that the server reported; gradients are those of XLA's operations.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -14,14 +18,19 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxserve_kernels.backend import NATIVE
 from jaxserve_kernels.paged_attention import Paging, ragged_layout
 
+from jaxserve.config import Config, ModelConfig
 from jaxserve.layers.attention import StepContext
 from jaxserve.layers.cache import assemble, group_shapes
 from jaxserve.layers.policy import plain
 from jaxserve.layers.rope import query_scales, rotation, sliding_rotation
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
+from jaxserve.runner.backend import chip_of
+from jaxserve.runner.limits import make_policy
+from jaxserve.sampling.sampler import score
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
 from jaxserve.weights.loader import load_params
@@ -53,18 +62,21 @@ class Policy:
     def __init__(self, path: Path, learning_rate: float) -> None:
         checkpoint = open_model(path)
         config = decoder_of(checkpoint)
-        self._skeleton = make_skeleton(config, plain(jnp.dtype("float32")))
-        params = load_params(checkpoint, self._skeleton, make_sharding(config, MeshShape()), lambda *_: None)
+        policy = plain(jnp.dtype("float32"))
+        skeleton = make_skeleton(config, policy)
+        params = load_params(checkpoint, skeleton, make_sharding(config, MeshShape()), lambda *_: None)
         last = f"model.layers.{len(config.layers) - 1}.mlp."
-        names = [leaf.name for leaf in self._skeleton.leaves]
+        names = [leaf.name for leaf in skeleton.leaves]
         self._params = tuple(params)
         self._places = {name: index for index, name in enumerate(names) if name.startswith(last)}
         self.weights: Weights = {name: params[index] for name, index in self._places.items()}
         zeros = {name: jnp.zeros_like(weight) for name, weight in self.weights.items()}
         self._moments = Moments(jnp.int32(0), zeros, zeros)
-        score = partial(_token_logprobs, self._skeleton, tuple(self._places.values()))
-        self._score = jax.jit(score)
-        self._learn = jax.jit(partial(_learn, score, learning_rate))
+        backend = make_policy(Config(model=ModelConfig(model=str(path))), config, chip_of(jax.devices()[0])).backend
+        served = make_skeleton(config, replace(policy, backend=backend)) if backend in NATIVE else None
+        logprobs = partial(_token_logprobs, skeleton, served, tuple(self._places.values()))
+        self._score = jax.jit(logprobs)
+        self._learn = jax.jit(partial(_learn, logprobs, learning_rate))
 
     def logprobs(self, rollouts: Rollouts) -> Array:
         """Return the log-probability of each token of the completions, (B, C)."""
@@ -81,11 +93,28 @@ class Policy:
 
 
 def _token_logprobs(
-    skeleton: ModelSkeleton, learned: Sequence[int], weights: Weights, params: tuple[Array, ...], rollouts: Rollouts
+    skeleton: ModelSkeleton,
+    served: ModelSkeleton | None,
+    learned: Sequence[int],
+    weights: Weights,
+    params: tuple[Array, ...],
+    rollouts: Rollouts,
 ) -> Array:
+    """served: the model with the kernels of the server, which have no gradients."""
     arrays = list(params)
     for index, weight in zip(learned, weights.values(), strict=True):
         arrays[index] = weight
+    chosen = jnp.take_along_axis(rollouts.tokens, rollouts.places, 1).reshape(-1)
+    logits = _logits(skeleton, arrays, rollouts)
+    found = jnp.take_along_axis(logits, chosen[:, None], 1)[:, 0] - jax.nn.logsumexp(logits, -1)
+    if served is not None:
+        exact = score(_logits(served, jax.lax.stop_gradient(arrays), rollouts), chosen, jnp.int32(0)).logprobs
+        found = exact + (found - jax.lax.stop_gradient(found))  # adds zero, and the gradients
+    return found.reshape(rollouts.places.shape)
+
+
+def _logits(skeleton: ModelSkeleton, arrays: Sequence[Array], rollouts: Rollouts) -> Array:
+    """Return the logits of each token of the completions, (B * C, V)."""
     model, (rows, width) = skeleton.build(tuple(arrays)), rollouts.tokens.shape
     pages = -(-width // PAGE_SIZE)
     cache = tuple(
@@ -97,10 +126,7 @@ def _token_logprobs(
     )
     hidden, _ = model.hidden(rollouts.tokens.reshape(-1), cache, _context(skeleton, rows, width, pages))
     before = jnp.take_along_axis(hidden.reshape(rows, width, -1), rollouts.places[..., None] - 1, 1)  # (B, C, D)
-    logits = model.logits(before.reshape(-1, before.shape[-1]), jnp.int32(before.shape[0] * before.shape[1]))
-    chosen = jnp.take_along_axis(rollouts.tokens, rollouts.places, 1).reshape(-1, 1)
-    found = jnp.take_along_axis(logits, chosen, 1)[:, 0] - jax.nn.logsumexp(logits, -1)
-    return found.reshape(rollouts.places.shape)
+    return model.logits(before.reshape(-1, before.shape[-1]), jnp.int32(before.shape[0] * before.shape[1]))
 
 
 def _context(skeleton: ModelSkeleton, rows: int, width: int, pages: int) -> StepContext:

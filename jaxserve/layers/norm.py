@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import math
-from typing import Final
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxserve_kernels.alike import padded_alike
 from jaxserve_kernels.backend import NATIVE
 from jaxtyping import Array, Float
 
 from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.decoder import DecoderConfig, NormWeights
-
-_ADDED_ALIKE: Final = 4096
-"""Elements of an array from which on XLA:CPU sums every row in the same order, however many rows there are."""
 
 
 class RMSNorm(nnx.Module):
@@ -71,8 +66,5 @@ def make_norm(config: DecoderConfig, policy: DtypePolicy) -> RMSNorm | LayerNorm
 
 def means(values: Float[Array, "*rows D"], *, is_alike: bool) -> Float[Array, "*rows 1"]:
     """Return the means over the last axis. is_alike: they do not depend on the number of rows, as in native matmuls."""
-    num_rows = values.shape[0]
-    if is_alike and values.size < _ADDED_ALIKE:
-        num_more = -(-_ADDED_ALIKE // math.prod(values.shape[1:])) - num_rows
-        values = jnp.pad(values, [(0, num_more), *[(0, 0)] * (values.ndim - 1)])
-    return jnp.mean(values, -1, keepdims=True)[:num_rows]
+    added = padded_alike(values) if is_alike else values
+    return jnp.mean(added, -1, keepdims=True)[: len(values)]

@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxserve_kernels.alike import sums_alike
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxserve.sampling import biases, cuts, draw, logprobs, masks, penalties, scaling
@@ -275,4 +276,4 @@ def _draw(
 def _normalizer(logits: Float[Array, "B V"]) -> Float[Array, "B"]:
     """Return what logits exceed log-probabilities by."""
     best = logits.max(-1)
-    return best + jnp.log(jnp.exp(logits - best[:, None]).sum(-1))
+    return best + jnp.log(sums_alike(jnp.exp(logits - best[:, None])))

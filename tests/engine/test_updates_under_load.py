@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
-import numpy as np
 import pytest
 from jaxserve_kernels.native.build import BuildError, build
 
-from jaxserve.checkpoint.safetensors_file import open_safetensors, write_safetensors
 from jaxserve.ipc.messages import AddRequest, TokenLogprobs
 from tests.engine.model_engine import MODEL_NAME, ModelEngine, request
-from tests.engine.test_weight_updates import Operator
+from tests.engine.test_weight_updates import Operator, changed
 from tests.models.goldens import DATA
 
 pytestmark = [pytest.mark.slow]
@@ -25,26 +24,24 @@ Token = tuple[int, int, TokenLogprobs]
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Tensors of each version, without the ones that stay."""
-    stored, folder = open_safetensors(DATA / MODEL_NAME / "model.safetensors"), tmp_path_factory.mktemp("versions")
-    paths = [folder / f"{index}.safetensors" for index in range(len(FACTORS))]
-    for path, factor in zip(paths, FACTORS, strict=True):
-        names = [name for name in stored.tensors if "proj" in name]
-        write_safetensors(
-            path, {name: np.asarray(stored.read(name), np.float32) * np.float32(factor) for name in names}
-        )
-    return [str(path) for path in paths]
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """A checkpoint for each version."""
+    base = tmp_path_factory.mktemp("versions")
+    return [changed(base / str(index), factor) for index, factor in enumerate(FACTORS)]
+
+
+def start(folder: Path) -> ModelEngine:
+    """Return an engine whose replies have the same bits whatever else runs."""
+    return ModelEngine(folder, cpu_kernels="native", max_num_seqs=8, max_num_batched_tokens=64)
 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[ModelEngine]:
-    """An engine whose replies have the same bits whatever else runs."""
     try:
         build()
     except BuildError as error:
         pytest.skip(f"native kernels: {error}")
-    engine = ModelEngine(DATA / MODEL_NAME, cpu_kernels="native", max_num_seqs=8, max_num_batched_tokens=64)
+    engine = start(DATA / MODEL_NAME)
     yield engine
     engine.close()
 
@@ -91,12 +88,15 @@ class Load:
                 yield request(f"{name}-{version}", prompt, max_tokens=len(own), num_top_logprobs=0, **options), own
 
 
-def test_a_hundred_updates_under_load(engine: ModelEngine, files: list[str]) -> None:
+def test_a_hundred_updates_under_load(engine: ModelEngine, folders: list[Path]) -> None:
+    """From a folder and from a file with tensors, in turns. The other engines were started with the weights of a version."""
     engine.restart(max_burst_ms=0)
     operator, load, rng = Operator(engine), Load(engine), random.Random(1)
     num_compilations = engine.executor.compilations()
     for version in range(1, NUM_UPDATES + 1):
-        operator.command("update_weights", tensors=files[version % len(files)])
+        folder = folders[version % len(folders)]
+        source = {"tensors": str(folder / "model.safetensors")} if version % 2 else {"model": str(folder)}
+        operator.command("update_weights", **source)
         for _ in range(rng.randrange(2, 6)):
             load.fill()
             load.step()
@@ -113,12 +113,14 @@ def test_a_hundred_updates_under_load(engine: ModelEngine, files: list[str]) -> 
         assert len(versions) == message.sampling.max_tokens
     segments = [(version, *found) for version in range(NUM_UPDATES + 1) for found in load.segments(version)]
     assert len({version for version, _, _ in segments}) > NUM_UPDATES // 2
-    for index, file in enumerate(files):
-        operator.finish("update_weights", tensors=file)
-        engine.restart()
-        expected = {item.request_id: tokens for version, item, tokens in segments if version % len(files) == index}
+    for index, folder in enumerate(folders):
+        expected = {item.request_id: tokens for version, item, tokens in segments if version % len(folders) == index}
         items = [item for _, item, _ in segments if item.request_id in expected]
-        for name, result in engine.run(items).items():
+        fresh = start(folder)
+        found = fresh.run(items)
+        fresh.close()
+        assert found.keys() == expected.keys()
+        for name, result in found.items():
             assert [(token, scores) for _, token, scores in expected[name]] == list(
                 zip(result.token_ids, result.logprobs, strict=True)
             )

@@ -202,3 +202,23 @@ def test_no_long_row_is_sorted(vocab: int) -> None:
     ]
     assert len(sizes) >= 3, "of chunks, of their places, and of what is in them"
     assert max(sizes) <= MAX_SORTED
+
+
+@pytest.mark.parametrize("num_rows", [1, 8, 16, 64])
+def test_a_row_has_the_same_bits_among_any_number_of_rows(num_rows: int) -> None:
+    """Log-probabilities of given tokens, and the logits that top-p keeps: 16 rows of this vocabulary, and 64 rows of candidates, are
+    arrays that XLA:CPU adds up in another order than smaller ones."""
+    random = np.random.default_rng(0)
+    logits = jnp.asarray(random.standard_normal((64, 300)) * 3, jnp.float32)
+    token_ids = jnp.asarray(random.integers(0, 300, 64))
+
+    @jax.jit
+    def compute(logits: jax.Array, token_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+        scored = sampler.score(logits, token_ids, jnp.int32(0))
+        return scored.logprobs, cuts.top_p(cuts.candidates(logits), jnp.full(len(logits), 0.9))
+
+    whole = compute(logits, token_ids)
+    for start in range(0, 64, num_rows):
+        own = slice(start, start + num_rows)
+        for part, among_all in zip(compute(logits[own], token_ids[own]), whole, strict=True):
+            np.testing.assert_array_equal(part, among_all[own])
