@@ -225,24 +225,30 @@ class EngineControl:
     def _load(self, options: CommandOptions) -> Callable[[], None]:
         store = self._store()
         install = store.load_tensors(options.tensors) if options.tensors else store.load(options.model)
-        content = ""
-        if self._tiers is not None and self._tiers.are_shared:
-            content = store.content_hash(options.tensors or options.model)
-            if options.tensors:  # the others stay
-                content = f"{self._weights_name}+{content}"
+        shared = self._tiers is not None and self._tiers.are_shared
+        name = self._name_of_new(store, options) if shared else None
 
         def apply() -> None:
             self._scheduler.reset_prefix_cache(reset_running_requests=True)
             install()
-            if content:
-                self._weights_name = hashlib.sha256(content.encode()).hexdigest()
+            if name is not None:
+                self._weights_name = name
             # Shared tiers keep the pages of the weights before, under hashes of their own; other tiers forget them.
             if self._tiers is not None:
-                self._scheduler.reset_prefix_cache(weights_name=self._weights_name if content else None)
+                self._scheduler.reset_prefix_cache(weights_name=name)
             self._set(weight_version=self.state.weight_version + 1)
             _log.info("weights: version %d, from %s", self.state.weight_version, options.tensors or options.model)
 
         return apply
+
+    def _name_of_new(self, store: WeightStore, options: CommandOptions) -> str:
+        """Return what stands for the content of new weights: see `_weights_name`."""
+        content = store.content_hash(options.tensors or options.model)
+        if options.tensors:  # the others stay
+            content = f"{self._weights_name}+{content}"
+        elif content == store.start_hash():
+            return ""
+        return hashlib.sha256(content.encode()).hexdigest()
 
     def _sleeping(self, level: int) -> Callable[[], None]:
         store = self._store()

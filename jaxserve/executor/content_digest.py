@@ -38,9 +38,40 @@ def content_digest(checkpoint: Checkpoint, identity: str) -> str:
     return digest.hexdigest()
 
 
+class LoadedFiles:
+    """The file or folder that weights were loaded from."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stamps = self._read_stamps()
+        self._hash: str | None = None
+
+    def hash(self) -> str | None:
+        """Return the `content_hash` of what was loaded, which reads it once; None if it has changed before that."""
+        if self._hash is None and self._is_unchanged():
+            found = content_hash(self._path)
+            self._hash = found if self._is_unchanged() else None
+        return self._hash
+
+    def _is_unchanged(self) -> bool:
+        return bool(self._stamps) and self._read_stamps() == self._stamps
+
+    def _read_stamps(self) -> list[tuple[Path, int, int, int]]:
+        """Return what changes with the content of each file; nothing if one cannot be read."""
+        try:
+            found = [(file, file.stat()) for file in _files(self._path)]
+        except OSError:
+            return []
+        return [(file, stat.st_size, stat.st_mtime_ns, stat.st_ino) for file, stat in found]
+
+
+def _files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+
+
 def content_hash(path: Path) -> str:
     """Return a hash of every byte of a file, or of the names and bytes of all files in a folder. Any other content has another hash."""
-    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+    files = _files(path)
     names = [path.name] if path.is_file() else [str(file.relative_to(path)) for file in files]
     digest = hashlib.sha256()
     with ThreadPoolExecutor(min(num_cores(), _MAX_THREADS), thread_name_prefix="hash") as threads:

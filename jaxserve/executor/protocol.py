@@ -63,6 +63,10 @@ class WeightStore(Protocol):
         StartupError or RequestError in one line."""
         ...
 
+    def start_hash(self) -> str | None:
+        """Return the `content_hash` of the weights that the executor started with; None if their files have changed."""
+        ...
+
     def load_adapter(self, place: int, name: str, source: str) -> Callable[[], None]:
         """Read a LoRA adapter for a place, from 1. Raises StartupError or RequestError in one line."""
         ...

@@ -20,7 +20,7 @@ from jaxserve.checkpoint.source import resolve, resolve_adapter
 from jaxserve.config import Config
 from jaxserve.errors import CheckpointError, InvalidRequestError, invalid, shown
 from jaxserve.executor.adapters import target_model
-from jaxserve.executor.content_digest import content_hash
+from jaxserve.executor.content_digest import LoadedFiles, content_hash
 from jaxserve.executor.draft_model import FREE, DraftCheckpoint
 from jaxserve.executor.preparation import Preparation
 from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig
@@ -68,6 +68,7 @@ class ServedWeights:
         self._config = config
         self._prepared = prepared
         self._base = checkpoint
+        self._start = LoadedFiles(checkpoint.path) if config.tiers.are_shared else None
         shapes = prepared.skeleton.adapters
         count = 0 if shapes is None else shapes.count
         self._adapters: list[Adapter | None] = [*adapters, *[None] * (count - len(adapters))]
@@ -117,6 +118,9 @@ class ServedWeights:
     def content_hash(self, source: str) -> str:
         file = Path(source)
         return content_hash(file if file.is_file() else resolve(source, progress=False))
+
+    def start_hash(self) -> str | None:
+        return None if self._start is None else self._start.hash()
 
     def load_adapter(self, place: int, name: str, source: str) -> Callable[[], None]:
         """Read the adapter for `place`, from 1. Matrices of all adapters are read, since they share arrays."""

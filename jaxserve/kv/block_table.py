@@ -45,8 +45,8 @@ class HashChain:
         self._hashes = list(known)
 
     def name_weights(self, name: str) -> None:
-        """Compute all hashes anew: pages of the weights of this name share none with those of others."""
-        self._root = sha256(b"weights:" + name.encode() + b":" + self._own).digest()
+        """Compute all hashes anew: pages of the weights of this name share none with those of others. "": the weights of the start."""
+        self._root = self._own if not name else sha256(b"weights:" + name.encode() + b":" + self._own).digest()
         self._hashes.clear()
 
     @property

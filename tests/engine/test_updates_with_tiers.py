@@ -9,7 +9,7 @@ import pytest
 
 from jaxserve.config import TierConfig
 from jaxserve.engine.control import EngineControl
-from jaxserve.executor.content_digest import content_hash
+from jaxserve.executor.content_digest import LoadedFiles, content_hash
 from tests.engine.model_engine import ModelEngine, request
 from tests.engine.rig import Rig, add, expected, prompt
 from tests.engine.test_weight_updates import MODEL, AtOnce, Operator, changed
@@ -53,6 +53,8 @@ def test_pages_of_other_weights_are_never_found(tiers: TierConfig) -> None:
     assert num_cached(rig, "c") == 0
     operator.finish("update_weights", model="b")
     assert num_cached(rig, "b later") == (28 if tiers.are_shared else 0), "shared tiers keep pages of all weights"
+    operator.finish("update_weights", model="start")
+    assert num_cached(rig, "as at the start") == (28 if tiers.are_shared else 0)
 
 
 def test_a_request_that_waits_for_pages_of_the_old_weights_computes_its_prompt(tiers: TierConfig) -> None:
@@ -120,6 +122,17 @@ def test_contents_of_files_and_folders_have_hashes_of_their_own(tmp_path: Path) 
     a, same, other = (content_hash(tmp_path / name) for name in ("a", "same", "other"))
     assert a == same != other
     assert content_hash(tmp_path / "a" / "inner" / "x.bin") != content_hash(tmp_path / "other" / "inner" / "x.bin")
+
+
+def test_files_that_were_loaded_have_the_hash_of_their_content_unless_they_have_changed(tmp_path: Path) -> None:
+    file = tmp_path / "x.bin"
+    file.write_bytes(bytes(100))
+    first, second = LoadedFiles(tmp_path), LoadedFiles(tmp_path)
+    assert first.hash() == content_hash(tmp_path)
+    before = content_hash(tmp_path)
+    file.unlink()
+    file.write_bytes(bytes(99) + b"1")
+    assert (first.hash(), second.hash()) == (before, None)
 
 
 def test_an_engine_over_several_hosts_names_them_in_its_refusal() -> None:

@@ -98,6 +98,10 @@ class FakeWeights:
         """Return the name itself: two fake models of one name are alike."""
         return source
 
+    def start_hash(self) -> str:
+        """Return the name of the weights of the start."""
+        return "start"
+
     def load_adapter(self, place: int, name: str, source: str) -> Callable[[], None]:
         """Take any source but a path that does not exist."""
         return self.load(source)
