@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Final
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +16,13 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxserve.checkpoint.source import resolve
-from jaxserve.config import Config, ModelConfig
+from jaxserve.config import CacheConfig, Config, KVCacheDtype, ModelConfig
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.quant.names import NO_QUANTIZATION, format_names
 from jaxserve.runner.backend import chip_of
 from jaxserve.runner.kv_scales import make_measurement
-from jaxserve.runner.limits import kv_cache_dtype, make_policy
+from jaxserve.runner.limits import make_policy, pool_dtype
 from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.runtime.environment import default_model
 from jaxserve.sharding.mesh import make_sharding
@@ -36,27 +34,20 @@ from tests.models.one_row import PAGE_SIZE, new_cache, step_context
 LogProbs = Callable[[np.ndarray], np.ndarray]
 
 
-KV_DTYPES: Final = {"fp8": jnp.dtype("float8_e4m3fn"), "int8": jnp.dtype("int8")}
-
-
-def scorer(path: Path, name: str, num_tokens: int, kv: str | None = None) -> tuple[LogProbs, int]:
+def scorer(path: Path, name: str, num_tokens: int, kv: KVCacheDtype = "auto") -> tuple[LogProbs, int]:
     """Return a function from `num_tokens` tokens to the log-probabilities after each, and the bytes of the weights.
 
-    kv: numbers of the KV cache, with the scales that a server has for them; None: float32. A server refuses fp8 on CPUs for its
-    speed only.
+    kv: numbers of the KV cache, with the scales that a server has for them.
     """
-    config = Config(model=ModelConfig(model=str(path), quantization=name))
+    config = Config(model=ModelConfig(model=str(path), quantization=name), cache=CacheConfig(kv_cache_dtype=kv))
     checkpoint, num_pages = open_model(path), -(-num_tokens // PAGE_SIZE)
     decoder = decoder_of(checkpoint).with_context(num_pages * PAGE_SIZE)
     policy = make_policy(config, decoder, chip_of(jax.devices()[0]))
-    if kv is not None:
-        has_stored = decoder.stored is not None and decoder.stored.kv_scales == kv
-        policy = replace(policy, kv_scales="heads" if has_stored else "numbers" if kv == "int8" else None)
     skeleton, sharding = make_skeleton(decoder, policy), make_sharding(decoder, MeshShape())
     params = load_params(checkpoint, skeleton, sharding, lambda *_: None)
     if (measured := make_measurement(skeleton, sharding, 1, ProgramCache(None))) is not None:
         params = measured(params)
-    kv_dtype = kv_cache_dtype(config, "cpu") if kv is None else KV_DTYPES[kv]
+    kv_dtype = pool_dtype(config, "cpu")
 
     def compute(params: tuple[Array, ...], tokens: Array) -> Array:
         cache = new_cache(decoder, num_pages, kv_dtype, policy.activations)
@@ -90,7 +81,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", help="default: the default model")
     parser.add_argument("--formats", nargs="*", choices=format_names()[1:], default=["gguf-weight-only", "gguf"])
     parser.add_argument(
-        "--kv-cache-dtypes", nargs="+", choices=list(KV_DTYPES), default=[], help="with weights in float32"
+        "--kv-cache-dtypes", nargs="+", choices=["fp8", "int8"], default=[], help="with weights in float32"
     )
     parser.add_argument("--num-tokens", type=int, default=512, help="tokens of a piece (default: %(default)s)")
     parser.add_argument("--num-pieces", type=int, default=10, help="default: %(default)s")

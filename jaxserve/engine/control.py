@@ -226,7 +226,7 @@ class EngineControl:
         store = self._store()
         install = store.load_tensors(options.tensors) if options.tensors else store.load(options.model)
         shared = self._tiers is not None and self._tiers.are_shared
-        name = self._name_of_new(store, options) if shared else None
+        name = _name_of_new(store, options, self._weights_name) if shared else None
 
         def apply() -> None:
             self._scheduler.reset_prefix_cache(reset_running_requests=True)
@@ -240,15 +240,6 @@ class EngineControl:
             _log.info("weights: version %d, from %s", self.state.weight_version, options.tensors or options.model)
 
         return apply
-
-    def _name_of_new(self, store: WeightStore, options: CommandOptions) -> str:
-        """Return what stands for the content of new weights: see `_weights_name`."""
-        content = store.content_hash(options.tensors or options.model)
-        if options.tensors:  # the others stay
-            content = f"{self._weights_name}+{content}"
-        elif content == store.start_hash():
-            return ""
-        return hashlib.sha256(content.encode()).hexdigest()
 
     def _sleeping(self, level: int) -> Callable[[], None]:
         store = self._store()
@@ -278,6 +269,16 @@ class EngineControl:
 
     def _set(self, **values: int | bool | str) -> None:
         self.state = msgspec.structs.replace(self.state, **values)
+
+
+def _name_of_new(store: WeightStore, options: CommandOptions, name: str) -> str:
+    """Return what stands for the content of new weights, as `name` for that of those that serve: see `_weights_name`."""
+    content = store.content_hash(options.tensors or options.model)
+    if options.tensors:  # the others stay
+        content = f"{name}+{content}"
+    elif content == store.start_hash():
+        return ""
+    return hashlib.sha256(content.encode()).hexdigest()
 
 
 def _ready(apply: Callable[[], None]) -> Future[Callable[[], None]]:

@@ -230,7 +230,7 @@ def kv_cache_dtype(config: Config, platform: str) -> jnp.dtype:
     return jnp.dtype("float32") if platform == "cpu" else weights_dtype(config, platform)
 
 
-def _pool_dtype(config: Config, platform: str) -> jnp.dtype:
+def pool_dtype(config: Config, platform: str) -> jnp.dtype:
     """Return the dtype of the arrays that hold the cache's numbers."""
     is_bits = platform == "cpu" and config.cache.kv_cache_dtype == "fp8"
     return E4M3_BITS if is_bits else kv_cache_dtype(config, platform)
@@ -296,13 +296,13 @@ def cache_shapes(
     config: Config, decoder: DecoderConfig, policy: DtypePolicy, platform: str, counts: Sequence[int]
 ) -> CacheShapes:
     """Return the arrays of the cache; counts: pages or state slots of each group."""
-    page_size, pool_dtype = page_tokens(platform, config.cache.block_size), _pool_dtype(config, platform)
+    page_size, dtype = page_tokens(platform, config.cache.block_size), pool_dtype(config, platform)
     return tuple(
         group_shapes(
             group,
             count,
             page_size,
-            pool_dtype,
+            dtype,
             policy.activations,
             _heads(group, config, platform) if group.has_pages else None,
         )

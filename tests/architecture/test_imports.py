@@ -177,7 +177,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "models": {"model_config", "layers", "quant", "sharding", "checkpoint", KERNELS},
     "layers": {"model_config", "quant", "sharding", KERNELS},
     "weights": {"model_config", "models", "layers", "quant", "sharding", "checkpoint"},
-    "sampling": set(),
+    "sampling": {KERNELS},  # sums of rows
     "sharding": {"model_config"},
     "model_config": set(),
     "metrics": {"ipc.messages", "ipc.stats"},
