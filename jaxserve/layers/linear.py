@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxserve_kernels.backend import NATIVE
 from jaxserve_kernels.low_rank.api import add_low_rank, has_kernel
-from jaxserve_kernels.matmul import matmuls
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxserve.layers.param import FusedLayout, matrix_parameter, parameter
@@ -92,7 +91,7 @@ class Matrix(nnx.Module):
         def compute(x: Float[Array, "T I"], num_rows: Int[Array, ""], *arrays: Array) -> Float[Array, "T O"]:
             shard = weight.with_arrays(arrays)
             dtype = x.dtype if is_rounded else jnp.float32
-            made = weight.format.matmul(x, shard, num_rows, self.policy.backend, dtype)
+            made = weight.format.matmuls(x, [shard], num_rows, self.policy.backend, dtype)[0]
             return all_reduce(made, x.dtype, summed) if summed else made
 
         operands = zip(weight.arrays, self.weight.get_metadata()["axes"].arrays, strict=True)
@@ -251,11 +250,8 @@ class Linear(Matrix):
 def apply_together(linears: Sequence[Linear], x: Float[Array, "T I"], tokens: Tokens) -> list[Float[Array, "T _"]]:
     """Return the output of each module. Native kernels compute matmuls of one format together."""
     weights: list[QuantArray[Array]] = [each.weight.get_value() for each in linears]
-    first, backend = weights[0].format, linears[0].policy.backend
-    is_alike = first.multiplies_together and all(weight.format is first for weight in weights)
-    if backend not in NATIVE or has_mesh() or not is_alike:
+    form, backend = weights[0].format, linears[0].policy.backend
+    if backend not in NATIVE or has_mesh() or any(weight.format is not form for weight in weights):
         return [linear(x, tokens) for linear in linears]
-    scales = [weight.scales for weight in weights if weight.scales is not None]
-    values, dynamic = [weight.values for weight in weights], first.quantizes_activations
-    made = matmuls(x, values, scales, tokens.num_real, dynamic=dynamic, backend=backend)
+    made = form.matmuls(x, weights, tokens.num_real, backend)
     return [linear.finish(y, x, tokens) for linear, y in zip(linears, made, strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -49,8 +49,6 @@ class Format(ABC):
     is_by_row: ClassVar[bool] = False
     """True if outputs are stored one by one, in their order: a part of the outputs is then made from that part of the
     tensor."""
-    multiplies_together: ClassVar[bool] = False
-    """True if kernels that multiply one x with several matrices take those of this format."""
     cutting: Cutting | None = None
     """Way to cut parts of a matrix from a checkpoint's quantised tensors; None: `is_by_row`, or only the whole matrix is read."""
     keeps_blocks: ClassVar[bool] = False
@@ -119,12 +117,15 @@ class Format(ABC):
         }
         return QuantArray(self, numbers.astype(values.dtype), **arrays)
 
-    def matmul(self, x: Any, weight: QuantArray[Any], num_rows: Any, backend: Backend, dtype: Any = "float32") -> Any:
-        """Return x @ weight.T, added in float32 and rounded once. x: `[tokens, in]`; rows after `num_rows` are padding."""
-        from jaxserve_kernels.matmul import matmul
+    def matmuls(
+        self, x: Any, weights: Sequence[QuantArray[Any]], num_rows: Any, backend: Backend, dtype: Any = "float32"
+    ) -> list[Any]:
+        """Return x @ weight.T of each weight, added in float32 and rounded once. x: `[tokens, in]`; rows after `num_rows` are padding."""
+        from jaxserve_kernels.matmul import matmuls
 
-        dynamic = self.quantizes_activations
-        return matmul(x, weight.values, weight.scales, num_rows, dynamic=dynamic, backend=backend, dtype=dtype)
+        scales = [weight.scales for weight in weights if weight.scales is not None]
+        values, dynamic = [weight.values for weight in weights], self.quantizes_activations
+        return matmuls(x, values, scales, num_rows, dynamic=dynamic, backend=backend, dtype=dtype)
 
     def grouped_matmul(self, x: Any, weight: QuantArray[Any], group_sizes: Any, backend: Backend) -> Any:
         """Return x[r] @ weight[expert of r].T in float32 for rows sorted by expert, `group_sizes` rows of each."""

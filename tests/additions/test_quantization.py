@@ -19,7 +19,7 @@ INT16 = '''"""int16 weights, upcast in the matmul; checkpoints with `quant_metho
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -45,11 +45,16 @@ class Int16WeightOnly(RowFormat):
     def rounded(self, scaled: np.ndarray) -> np.ndarray:
         return np.rint(scaled)
 
-    def matmul(self, x: Any, weight: QuantArray[Any], num_rows: Any, backend: Any, dtype: Any = "float32") -> Any:
+    def matmuls(
+        self, x: Any, weights: Sequence[QuantArray[Any]], num_rows: Any, backend: Any, dtype: Any = "float32"
+    ) -> list[Any]:
         import jax.numpy as jnp
 
-        values = weight.values.astype(jnp.float32)
-        return (jnp.einsum("ti,oi->to", x.astype(jnp.float32), values) * weight.scales).astype(dtype)
+        def matmul(weight: QuantArray[Any]) -> Any:
+            product = jnp.einsum("ti,oi->to", x.astype(jnp.float32), weight.values.astype(jnp.float32))
+            return (product * weight.scales).astype(dtype)
+
+        return [matmul(weight) for weight in weights]
 
 
 FORMAT = Int16WeightOnly()

@@ -5,12 +5,19 @@ from __future__ import annotations
 from functools import partial
 
 import gguf
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxserve_kernels import native
 from jaxserve_kernels.block_kinds import BLOCK_KINDS, TILE, BlockKind, pack_tiles
-from jaxserve_kernels.block_matmul import block_matmul, dequantize_rows, dequantize_tiles, grouped_block_matmul
+from jaxserve_kernels.block_matmul import (
+    block_matmul,
+    block_matmuls,
+    dequantize_rows,
+    dequantize_tiles,
+    grouped_block_matmul,
+)
 from jaxserve_kernels.block_matmul.cases import random_blocks
 
 pytestmark = pytest.mark.slow
@@ -65,6 +72,21 @@ def test_a_row_has_the_same_bits_alone_and_among_others(kind: BlockKind, dynamic
     padded = compute(slice(None), 4)
     np.testing.assert_array_equal(padded[:4], together[:4])
     assert not padded[4:].any()
+
+
+@KINDS
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_matmuls_of_one_input_are_one_call_with_the_bits_of_each(kind: BlockKind, dynamic: bool) -> None:
+    if not native.has("jaxserve_block_matmul"):
+        pytest.skip("the native kernels are not built")
+    all_tiles = jnp.asarray(pack_tiles(kind, _stored(kind)))
+    parts = [all_tiles[:1], all_tiles, all_tiles[1:]]
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(14, NUM_BLOCKS * kind.num_inputs)).astype(np.float32))
+    together = partial(block_matmuls, kind=kind, dynamic=dynamic, backend="native")
+    assert jax.jit(together).lower(x, parts, jnp.int32(13)).as_text().count("custom_call @jaxserve_block") == 1
+    for tiles, y in zip(parts, together(x, parts, jnp.int32(13)), strict=True):
+        alone = block_matmul(x, tiles, jnp.int32(13), kind=kind, dynamic=dynamic, backend="native")
+        np.testing.assert_array_equal(y, alone)
 
 
 @KINDS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, ClassVar, Final
@@ -148,12 +149,14 @@ class BlockFormat(Format):
         self._layout.set_scales(values, np.array([d, m][: 1 + kind.has_minimum], np.float16))
         return QuantArray(self, values)
 
-    def matmul(self, x: Any, weight: QuantArray[Any], num_rows: Any, backend: Any, dtype: Any = "float32") -> Any:
-        from jaxserve_kernels.block_matmul import block_matmul
+    def matmuls(
+        self, x: Any, weights: Sequence[QuantArray[Any]], num_rows: Any, backend: Any, dtype: Any = "float32"
+    ) -> list[Any]:
+        from jaxserve_kernels.block_matmul import block_matmuls
 
-        dynamic = self.quantizes_activations
-        product = block_matmul(x, weight.values, num_rows, kind=self._layout.kind, dynamic=dynamic, backend=backend)
-        return product.astype(dtype)
+        values, kind, dynamic = [weight.values for weight in weights], self._layout.kind, self.quantizes_activations
+        made = block_matmuls(x, values, num_rows, kind=kind, dynamic=dynamic, backend=backend)
+        return [y.astype(dtype) for y in made]
 
     def grouped_matmul(self, x: Any, weight: QuantArray[Any], group_sizes: Any, backend: Any) -> Any:
         from jaxserve_kernels.block_matmul import grouped_block_matmul

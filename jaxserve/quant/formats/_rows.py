@@ -18,7 +18,6 @@ class RowFormat(Format):
 
     bits: ClassVar[int] = 8
     is_by_row: ClassVar[bool] = True
-    multiplies_together: ClassVar[bool] = True
     dtype: ClassVar[np.dtype]
 
     def values_dtype(self, weights: np.dtype, platform: str) -> np.dtype:

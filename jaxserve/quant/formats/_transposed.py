@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +17,6 @@ class Transposed(NoQuantization):
     """`[in, out]` in the dtype of the model's weights."""
 
     is_by_row: ClassVar[bool] = False
-    multiplies_together: ClassVar[bool] = False
 
     def declare(self, spec: MatrixSpec) -> QuantArray[ArraySpec]:
         return QuantArray(self, spec.array((spec.in_dim, spec.out_dim), spec.axes[::-1], spec.weights))
@@ -24,10 +24,12 @@ class Transposed(NoQuantization):
     def to_device(self, host: Host) -> Host:
         return QuantArray(self, np.ascontiguousarray(host.values.T))
 
-    def matmul(self, x: Any, weight: QuantArray[Any], num_rows: Any, backend: Backend, dtype: Any = "float32") -> Any:
+    def matmuls(
+        self, x: Any, weights: Sequence[QuantArray[Any]], num_rows: Any, backend: Backend, dtype: Any = "float32"
+    ) -> list[Any]:
         from jaxserve_kernels.matmul import matmul
 
-        return matmul(x, weight.values.T, num_rows=num_rows, dtype=dtype)
+        return [matmul(x, weight.values.T, num_rows=num_rows, dtype=dtype) for weight in weights]
 
 
 TRANSPOSED = Transposed()

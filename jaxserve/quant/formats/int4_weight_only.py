@@ -6,7 +6,7 @@ may be negative. That makes steps an eighth of it instead of a seventh.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
@@ -102,11 +102,15 @@ class Int4WeightOnly(Format):
         scales, offsets = (None if each is None else each.swapaxes(-1, -2) for each in (host.scales, host.offsets))
         return QuantArray(self, host.values, scales, offsets)
 
-    def matmul(self, x: Any, weight: QuantArray[Any], num_rows: Any, backend: Any, dtype: Any = "float32") -> Any:
+    def matmuls(
+        self, x: Any, weights: Sequence[QuantArray[Any]], num_rows: Any, backend: Any, dtype: Any = "float32"
+    ) -> list[Any]:
         from jaxserve_kernels.matmul import offset_product
 
-        product = super().matmul(x, weight, num_rows, backend)
-        return (product if weight.offsets is None else product + offset_product(x, weight.offsets)).astype(dtype)
+        made = super().matmuls(x, weights, num_rows, backend)
+        parts = (each.offsets for each in weights)
+        added = (y if part is None else y + offset_product(x, part) for y, part in zip(made, parts, strict=True))
+        return [y.astype(dtype) for y in added]
 
     def grouped_matmul(self, x: Any, weight: QuantArray[Any], group_sizes: Any, backend: Any) -> Any:
         import jax.numpy as jnp

@@ -16,7 +16,6 @@ class NoQuantization(Format):
     name = "none"
     bits: ClassVar[int] = 16
     is_by_row: ClassVar[bool] = True
-    multiplies_together: ClassVar[bool] = True
 
     def values_dtype(self, weights: np.dtype, platform: str) -> np.dtype:
         return weights

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -102,10 +103,13 @@ class Nvfp4WeightOnly(Format):
         of_matrix[..., 0, :] = deviation / _NUMBER_DEVIATION
         return QuantArray(self, bits, np.ones(declared.scales.shape, nvfp4.E4M3), matrix_scales=of_matrix)
 
-    def matmul(self, x: Any, weight: QuantArray[Any], num_rows: Any, backend: Any, dtype: Any = "float32") -> Any:
+    def matmuls(
+        self, x: Any, weights: Sequence[QuantArray[Any]], num_rows: Any, backend: Any, dtype: Any = "float32"
+    ) -> list[Any]:
         from jaxserve_kernels.nvfp4 import matmul
 
-        return matmul(x, weight.values, _both_levels(weight), num_rows, backend=backend).astype(dtype)
+        made = (matmul(x, each.values, _both_levels(each), num_rows, backend=backend) for each in weights)
+        return [y.astype(dtype) for y in made]
 
     def grouped_matmul(self, x: Any, weight: QuantArray[Any], group_sizes: Any, backend: Any) -> Any:
         from jaxserve_kernels.grouped_matmul import grouped_matmul

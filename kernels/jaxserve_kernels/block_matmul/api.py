@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from jaxtyping import Array, Float, Int
@@ -12,7 +12,7 @@ from jaxserve_kernels.block_kinds import BlockKind
 from jaxserve_kernels.block_matmul import cpu, gpu, reference, tpu
 from jaxserve_kernels.block_matmul.reference import Blocks, ExpertBlocks, dequantize, dequantize_rows, dequantize_tiles
 
-__all__ = ["block_matmul", "dequantize", "dequantize_rows", "dequantize_tiles", "grouped_block_matmul"]
+__all__ = ["block_matmul", "block_matmuls", "dequantize", "dequantize_rows", "dequantize_tiles", "grouped_block_matmul"]
 
 
 def block_matmul(
@@ -33,7 +33,7 @@ def block_matmul(
     if reference.are_words(blocks):
         return _with_words(x, blocks, kind=kind, dynamic=dynamic, backend=backend)
     if backend in NATIVE and cpu.is_built():
-        return cpu.block_matmul(x, blocks, num_rows, kind=kind, dynamic=dynamic)
+        return cpu.block_matmuls(x, [blocks], num_rows, kind=kind, dynamic=dynamic)[0]
     tuned = gpu.choice(x, blocks, kind) if backend == "mosaic_gpu" else None
     if tuned is not None:
         from jaxserve_kernels.block_matmul.gpu import skinny  # imports Pallas
@@ -42,6 +42,21 @@ def block_matmul(
         product: Array = skinny.block_matmul(rounded, blocks, kind=kind, tuning=tuned)
         return product
     return reference.block_matmul(x, blocks, kind=kind, dynamic=dynamic)
+
+
+def block_matmuls(
+    x: Float[Array, "T I"],
+    blocks: Sequence[Blocks],
+    num_rows: Int[Array, ""] | None = None,
+    *,
+    kind: BlockKind,
+    dynamic: bool = False,
+    backend: Backend = "reference",
+) -> list[Float[Array, "T _"]]:
+    """Return the `block_matmul` of x with each matrix. The native kernels compute them in one call, in which threads wait for each other once."""
+    if backend in NATIVE and cpu.is_built() and not any(reference.are_words(each) for each in blocks):
+        return cpu.block_matmuls(x, blocks, num_rows, kind=kind, dynamic=dynamic)
+    return [block_matmul(x, each, num_rows, kind=kind, dynamic=dynamic, backend=backend) for each in blocks]
 
 
 def grouped_block_matmul(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,17 +20,17 @@ def is_built() -> bool:
     return native.has(_TARGET)
 
 
-def block_matmul(
+def block_matmuls(
     x: Float[Array, "T I"],
-    tiles: UInt8[Array, "R B Y"],
+    tiles: Sequence[UInt8[Array, "_ B Y"]],
     num_rows: Int[Array, ""] | None,
     *,
     kind: BlockKind,
     dynamic: bool,
-) -> Float[Array, "T O"]:
-    """See `api.block_matmul`; activations are taken in float32, and padding rows come out as zeros at no cost."""
+) -> list[Float[Array, "T _"]]:
+    """See `api.block_matmuls`; activations are taken in float32, and padding rows come out as zeros at no cost."""
     count = jnp.int32(x.shape[0]) if num_rows is None else num_rows
-    return grouped_block_matmul(x, tiles[None], count[None], kind=kind, dynamic=dynamic)
+    return _multiply(x, [each[None] for each in tiles], count[None], kind, dynamic)
 
 
 def grouped_block_matmul(
@@ -40,8 +42,16 @@ def grouped_block_matmul(
     dynamic: bool,
 ) -> Float[Array, "T O"]:
     """See `api.grouped_block_matmul`; activations are taken in float32, and padding rows come out as zeros at no cost."""
-    out = jax.ShapeDtypeStruct((x.shape[0], TILE * tiles.shape[1]), jnp.float32)
-    call = jax.ffi.ffi_call(_TARGET, out)
-    operands = (x.astype(jnp.float32), tiles, group_sizes.astype(jnp.int32))
-    product: jax.Array = call(*operands, kind=np.int64(kind.index), dynamic=dynamic)
-    return product
+    return _multiply(x, [tiles], group_sizes, kind, dynamic)[0]
+
+
+def _multiply(
+    x: Float[Array, "T I"],
+    tiles: Sequence[UInt8[Array, "E _ B Y"]],
+    group_sizes: Int[Array, "E"],
+    kind: BlockKind,
+    dynamic: bool,
+) -> list[Float[Array, "T _"]]:
+    out = [jax.ShapeDtypeStruct((x.shape[0], TILE * each.shape[1]), jnp.float32) for each in tiles]
+    operands = (x.astype(jnp.float32), group_sizes.astype(jnp.int32), *tiles)
+    return list(jax.ffi.ffi_call(_TARGET, out)(*operands, kind=np.int64(kind.index), dynamic=dynamic))

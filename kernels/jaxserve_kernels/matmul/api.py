@@ -45,7 +45,7 @@ def matmul(
 def matmuls(
     x: Float[Array, "T I"],
     weights: Sequence[Num[Array, "_ I"]],
-    scales: Sequence[Float[Array, "_"]] = (),
+    scales: Sequence[Float[Array, "_"] | Float[Array, "_ _"]] = (),
     num_rows: Int[Array, ""] | None = None,
     *,
     dynamic: bool = False,

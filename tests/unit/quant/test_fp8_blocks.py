@@ -78,7 +78,7 @@ def test_the_matmul_and_rows_of_a_table_are_those_of_the_dequantised_matrix(dtyp
     on_device = FORMAT.to_device(FORMAT.convert(STORED, FORMAT.declare(SPEC))).map(jnp.asarray)
     wide = STORED.dequantize()
     x = jnp.asarray(RANDOM.standard_normal((5, 192)), dtype)
-    found = FORMAT.matmul(x, on_device, jnp.int32(5), "reference")
+    found = FORMAT.matmuls(x, [on_device], jnp.int32(5), "reference")[0]
     expected = np.asarray(x, np.float64) @ wide.astype(np.float64).T
     sizes = np.abs(np.asarray(x, np.float64)) @ np.abs(wide).astype(np.float64).T
     assert (np.abs(np.asarray(found) - expected) <= (1e-6 if dtype == jnp.float32 else 2**-8) * sizes).all()

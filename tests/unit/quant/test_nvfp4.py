@@ -85,7 +85,7 @@ def test_tpus_have_words_of_dense_matrices_with_whole_units_and_lanes() -> None:
     rows = declared.format.lookup(on_device.map(jnp.asarray), jnp.asarray([3, 127, 3]), jnp.float32)
     np.testing.assert_array_equal(rows, matrix.dequantize()[[3, 127, 3]])
     x = RANDOM.standard_normal((3, 256)).astype(np.float32)
-    found = declared.format.matmul(jnp.asarray(x), on_device.map(jnp.asarray), jnp.int32(3), "reference")
+    found = declared.format.matmuls(jnp.asarray(x), [on_device.map(jnp.asarray)], jnp.int32(3), "reference")[0]
     np.testing.assert_allclose(found, x @ matrix.dequantize().T, rtol=1e-5, atol=1e-2)
     random = declared.format.random(WEIGHTS.ravel(), declared, 1.0)
     assert [each.shape for each in random.arrays] == [each.shape for each in declared.arrays]

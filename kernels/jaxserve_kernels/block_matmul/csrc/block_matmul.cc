@@ -1,4 +1,5 @@
 // y[M, N] = x[M, K] * w[E, N, K]^T of each row's expert, with w in the blocks of a GGUF file, 16 outputs beside each other.
+// Several matrices in blocks of one type may share a call and its x.
 // Rows are sorted by expert, `sizes` of each; a matrix without experts is that of one. Rows after these are padding: they
 // become zeros and cost nothing.
 //
@@ -266,20 +267,29 @@ struct Group {
 };
 
 using Groups = std::vector<Group>;
+using Calls = std::vector<Call>;  // of the same rows, with a matrix and results each
 
 template <typename Kind, bool IsRounded>
-void multiply_groups(ffi::ThreadPool& pool, const Call& all, const Groups& groups) {
+void multiply_groups(ffi::ThreadPool& pool, const Calls& calls, const Groups& groups) {
   const int64_t threads = std::max<int64_t>(1, pool.num_threads()), count = groups.size();
-  const Split split(all.n / kTileOutputs, count > 1 ? 4 * threads / count + 1 : threads, 1);
+  int64_t tiles = 0;
+  for (const Call& call : calls) tiles += call.n / kTileOutputs;
+  const Split split(tiles, count > 1 ? 4 * threads / count + 1 : threads, 1);
   const int64_t parts = split.count();
-  parallel_for(pool, count * parts, [=, groups = groups.data()](int64_t task) {
-    const int64_t part = task % parts;
-    tiles_between<Kind, IsRounded>(groups[task / parts].of<Kind>(all), split.begin(part), split.begin(part + 1));
+  parallel_for(pool, count * parts, [=, groups = groups.data(), call = calls.data(), num = calls.size()](int64_t task) {
+    int64_t begin = split.begin(task % parts), end = split.begin(task % parts + 1);
+    for (size_t i = 0; i < num && end > 0; ++i) {
+      const int64_t own = call[i].n / kTileOutputs, first = std::max<int64_t>(begin, 0), last = std::min(end, own);
+      if (first < last) tiles_between<Kind, IsRounded>(groups[task / parts].of<Kind>(call[i]), first, last);
+      begin -= own;
+      end -= own;
+    }
   });
 }
 
 template <typename Kind>
-void multiply_rounded(ffi::ThreadPool& pool, Call call, const Groups& groups) {
+void multiply_rounded(ffi::ThreadPool& pool, Calls calls, const Groups& groups) {
+  const Call call = calls.front();
   const int64_t count = call.k / kGroup;
   std::vector<int8_t> bytes(call.m * call.k);
   std::vector<Rounded> rounded(call.m * count);
@@ -289,51 +299,62 @@ void multiply_rounded(ffi::ThreadPool& pool, Call call, const Groups& groups) {
       info[group] = round_group(call.x + group * kGroup, to + group * kGroup, Kind::kZero, Kind::kParts);
     }
   });
-  call.bytes = bytes.data();
-  call.rounded = rounded.data();
-  multiply_groups<Kind, true>(pool, call, groups);
+  for (Call& each : calls) {
+    each.bytes = bytes.data();
+    each.rounded = rounded.data();
+  }
+  multiply_groups<Kind, true>(pool, calls, groups);
 }
 
+// `blocks`, `bytes`: blocks of an output and bytes of a block, of all matrices.
 template <typename Kind>
-ffi::Error multiply(ffi::ThreadPool& pool, const Call& call, ffi::Span<const int64_t> shape, const Groups& groups,
+ffi::Error multiply(ffi::ThreadPool& pool, const Calls& calls, int64_t blocks, int64_t bytes, const Groups& groups,
                     bool is_rounded) {
-  if (shape[3] != Kind::kBytes || shape[2] * Kind::kInputs != call.k) {
+  if (bytes != Kind::kBytes || blocks * Kind::kInputs != calls.front().k) {
     return ffi::Error::InvalidArgument("block matmul: shapes that do not go together");
   }
   if (is_rounded) {
-    multiply_rounded<Kind>(pool, call, groups);
+    multiply_rounded<Kind>(pool, calls, groups);
   } else {
-    multiply_groups<Kind, false>(pool, call, groups);
+    multiply_groups<Kind, false>(pool, calls, groups);
   }
   return ffi::Error::Success();
 }
 
-ffi::Error block_matmul_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::BufferR4<ffi::U8> w,
-                                ffi::BufferR1<ffi::S32> sizes, ffi::ResultBufferR2<ffi::F32> y, int64_t kind,
-                                bool is_rounded) {
-  const int64_t all = x.dimensions()[0], k = x.dimensions()[1], n = y->dimensions()[1];
-  const auto shape = w.dimensions();
-  if (n != shape[1] * kTileOutputs || sizes.dimensions()[0] != shape[0]) {
-    return ffi::Error::InvalidArgument("block matmul: outputs or experts that are not those of the tiles");
-  }
+ffi::Error block_matmul_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::BufferR1<ffi::S32> sizes,
+                                ffi::RemainingArgs ws, ffi::RemainingRets ys, int64_t kind, bool is_rounded) {
+  const int64_t all = x.dimensions()[0], k = x.dimensions()[1], num_experts = sizes.dimensions()[0];
   Groups groups;
   int64_t m = 0;
-  for (int64_t expert = 0; expert < shape[0]; ++expert) {
+  for (int64_t expert = 0; expert < num_experts; ++expert) {
     const int64_t rows = std::clamp<int64_t>(sizes.typed_data()[expert], 0, all - m);
     if (rows) groups.push_back({expert, m, rows});
     m += rows;
   }
-  std::fill_n(y->typed_data() + m * n, (all - m) * n, 0.0f);
-  const Call call{x.typed_data(), nullptr, nullptr, w.typed_data(), y->typed_data(), m, k, n};
+  Calls calls;
+  int64_t blocks = 0, bytes = 0;
+  for (size_t i = 0; i < ws.size(); ++i) {
+    const auto w = *ws.get<ffi::BufferR4<ffi::U8>>(i);
+    auto y = *ys.get<ffi::BufferR2<ffi::F32>>(i);
+    const auto shape = w.dimensions();
+    const int64_t n = y->dimensions()[1];
+    if (n != shape[1] * kTileOutputs || shape[0] != num_experts || (i && (shape[2] != blocks || shape[3] != bytes))) {
+      return ffi::Error::InvalidArgument("block matmul: outputs, experts or blocks that are not those of the tiles");
+    }
+    blocks = shape[2];
+    bytes = shape[3];
+    std::fill_n(y->typed_data() + m * n, (all - m) * n, 0.0f);
+    calls.push_back({x.typed_data(), nullptr, nullptr, w.typed_data(), y->typed_data(), m, k, n});
+  }
   switch (kind) {  // BlockKind.index
-    case 0: return multiply<OneLevel<4, 8>>(pool, call, shape, groups, is_rounded);
-    case 1: return multiply<OneLevel<4, 0>>(pool, call, shape, groups, is_rounded);
-    case 2: return multiply<OneLevel<5, 16>>(pool, call, shape, groups, is_rounded);
-    case 3: return multiply<OneLevel<5, 0>>(pool, call, shape, groups, is_rounded);
-    case 4: return multiply<OneLevel<8, 128>>(pool, call, shape, groups, is_rounded);
-    case 5: return multiply<TwoLevels<4>>(pool, call, shape, groups, is_rounded);
-    case 6: return multiply<TwoLevels<5>>(pool, call, shape, groups, is_rounded);
-    case 7: return multiply<Q6K>(pool, call, shape, groups, is_rounded);
+    case 0: return multiply<OneLevel<4, 8>>(pool, calls, blocks, bytes, groups, is_rounded);
+    case 1: return multiply<OneLevel<4, 0>>(pool, calls, blocks, bytes, groups, is_rounded);
+    case 2: return multiply<OneLevel<5, 16>>(pool, calls, blocks, bytes, groups, is_rounded);
+    case 3: return multiply<OneLevel<5, 0>>(pool, calls, blocks, bytes, groups, is_rounded);
+    case 4: return multiply<OneLevel<8, 128>>(pool, calls, blocks, bytes, groups, is_rounded);
+    case 5: return multiply<TwoLevels<4>>(pool, calls, blocks, bytes, groups, is_rounded);
+    case 6: return multiply<TwoLevels<5>>(pool, calls, blocks, bytes, groups, is_rounded);
+    case 7: return multiply<Q6K>(pool, calls, blocks, bytes, groups, is_rounded);
     default: return ffi::Error::InvalidArgument("block matmul: no such block type");
   }
 }
@@ -346,8 +367,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_block_matmul, jaxserve::blocks::block_mat
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::ThreadPool>()
                                   .Arg<xla::ffi::BufferR2<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::BufferR4<xla::ffi::U8>>()
                                   .Arg<xla::ffi::BufferR1<xla::ffi::S32>>()
-                                  .Ret<xla::ffi::BufferR2<xla::ffi::F32>>()
+                                  .RemainingArgs()
+                                  .RemainingRets()
                                   .Attr<int64_t>("kind")
                                   .Attr<bool>("dynamic"));
