@@ -122,6 +122,26 @@ def test_next_turn_of_a_conversation_begins_near_the_end_of_a_long_prompt() -> N
     assert hits(rig, again) == [600]
 
 
+@pytest.mark.parametrize("chunk", [256, 2048])
+@pytest.mark.parametrize("length", [1, 33, 480, 511, 512, 520, 700, 1000, 1023, 1024, 1500, 2000])
+def test_a_prompt_that_hits_nothing_costs_little_more_than_without_prefix_caching(length: int, chunk: int) -> None:
+    """Count the tokens that programs compute until the first token, padding included: the time of a prompt follows them."""
+    costs = []
+    for is_enabled in (True, False):
+        rig = Rig(
+            num_state_slots=20,
+            max_model_len=4096,
+            num_blocks=1200,
+            max_num_batched_tokens=chunk,
+            enable_prefix_caching=is_enabled,
+        )
+        assert hits(rig, add("a", prompt(length), max_tokens=1)) == [0]
+        costs.append([plan.bucket for plan in rig.plans])
+    cached, plain = costs
+    assert len(cached) <= len(plain) + 1
+    assert sum(cached) <= 1.1 * sum(plain)
+
+
 def test_states_are_not_snapshot_without_prefix_caching() -> None:
     rig = Rig(num_state_slots=9, max_model_len=256, num_blocks=200, enable_prefix_caching=False)
     assert hits(rig, *(add(f"r{number}", prompt(90), max_tokens=4) for number in range(3))) == [0, 0, 0]
