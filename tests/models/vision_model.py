@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxserve_kernels.backend import Backend
 from jaxtyping import Array
+from PIL import Image
 
 from jaxserve.checkpoint.image_processor import read_image_processor
 from jaxserve.frontend.images.positions import image_spans, mrope_positions
@@ -20,6 +21,7 @@ from jaxserve.layers.cache import Cache, pages_shape
 from jaxserve.layers.linear import Tokens
 from jaxserve.layers.policy import plain
 from jaxserve.layers.rope import rotation
+from jaxserve.model_config.images import ImageProcessorConfig
 from jaxserve.models.decoder import ImageTokens
 from jaxserve.models.registry import decoder_of, open_model, with_vision
 from jaxserve.models.skeleton import make_skeleton
@@ -63,6 +65,11 @@ def process(path: Path, index: int) -> ProcessedImage:
     config = read_image_processor(path)
     assert config is not None, "a checkpoint that reads images"
     return process_image(picture(*SIZES[index], index), config)
+
+
+def count_tokens(width: int, height: int, config: ImageProcessorConfig) -> list[int]:
+    """Return the number of tokens of each item of a picture of this size."""
+    return [item.num_tokens for item in process_image(Image.new("RGB", (width, height)), config).items]
 
 
 class VisionModel:
