@@ -23,6 +23,8 @@ ProgramKind = Literal[
     "encode_start",
     "encode_heads",
     "encode_tile",
+    "encode_layer_heads",
+    "encode_layer",
     "encode_deepstack",
     "encode_end",
     "prompt_embeds",

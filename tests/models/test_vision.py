@@ -152,6 +152,8 @@ def test_tiles_of_native_kernels_give_the_same_bits_for_a_picture_alone(name: st
         np.testing.assert_allclose(rows, golden_of(name).arrays[f"features_{index}"], atol=1e-4, rtol=0)
         alone = np.concatenate(model.encode_in_tiles(list(image.items), size, tile))
         np.testing.assert_array_equal(alone, rows)
+        whole = np.concatenate(model.encode_in_tiles(list(image.items), size, size))  # as without replies
+        np.testing.assert_allclose(whole, rows, atol=1e-5, rtol=0)
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ each computes a tile of patches at a time:
     encode_start        pixels to the input of the first layer
     encode_heads        queries, keys and values of a tile; for each tile, in each layer
     encode_tile         attention and feed-forward block of a tile, in place; for each tile, after all heads of the layer
+    encode_layer_heads, encode_layer    the same two for all patches at once, for calls that are not divided
     encode_deepstack    features of a layer's output, to their columns of the rows of embeddings
     encode_end          the output of the last layer to embeddings
 
@@ -21,7 +22,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final
 
@@ -65,6 +66,18 @@ class Unit:
     """Number of the module whose parameters it gets: see `SharedParams`."""
     first: int = 0
     """First patch of its tile."""
+
+
+_WHOLE: Final[dict[ProgramKind, ProgramKind]] = {"encode_heads": "encode_layer_heads", "encode_tile": "encode_layer"}
+"""Kinds of programs for all patches of a call, by those for a tile."""
+WHOLE_KINDS: Final = frozenset(_WHOLE.values())
+
+
+@cache
+def whole_units_of(tiles: EncoderTiles, num_patches: int) -> tuple[Unit, ...]:
+    """Return the calls of a call that is not divided: those of a tile with all its patches."""
+    units = units_of(tiles, num_patches, num_patches)
+    return tuple(replace(unit, kind=_WHOLE.get(unit.kind, unit.kind)) for unit in units)
 
 
 @cache
@@ -157,6 +170,8 @@ def unit_work(vision: VisionConfig, unit: Unit, tile: int, num_patches: int) -> 
 _SHARED: Final[dict[ProgramKind, str]] = {
     "encode_heads": "layers",
     "encode_tile": "layers",
+    "encode_layer_heads": "layers",
+    "encode_layer": "layers",
     "encode_deepstack": "deepstack",
 }
 """Lists of alike modules of the tower, by the kind of the program that they share."""

@@ -25,7 +25,7 @@ from jaxserve.runner.images.encoder import (
     unpack_patches,
 )
 from jaxserve.runner.images.given import EMBEDS_FIELDS, batches, dummy_embeds, pack_embeds
-from jaxserve.runner.images.parts import EncoderTiles, Unit, units_of
+from jaxserve.runner.images.parts import WHOLE_KINDS, EncoderTiles, Unit, units_of, whole_units_of
 from jaxserve.runner.inputs import Program, StepTask, packed_size, split
 from jaxserve.runner.state import StateArrays
 from jaxserve.scheduler.plan import EmbedsItem, EncodeItem
@@ -58,7 +58,9 @@ def _encoder_kinds(shape: ImageShape, num_patches: int) -> list[ProgramKind]:
     if shape.tiles is None or not shape.tile_of(num_patches):
         return ["encode"]
     deepstack: list[ProgramKind] = ["encode_deepstack"] if shape.tiles.deepstack_layers else []
-    return ["encode_end", *deepstack, "encode_start", "encode_heads", "encode_tile"]
+    tiles: list[ProgramKind] = ["encode_heads", "encode_tile"]
+    whole: list[ProgramKind] = sorted(WHOLE_KINDS) if shape.tile_of(num_patches) < num_patches else []
+    return ["encode_end", *deepstack, "encode_start", *tiles, *whole]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,8 @@ def _encode_calls(items: Sequence[EncodeItem], wanted: Sequence[Program]) -> Ite
     shape = programs["encode_start"].images
     assert shape is not None and shape.tiles is not None, "an encoder that runs in parts"
     units = units_of(shape.tiles, shape.tile_of(size), count)
+    if items[0].units is None and programs.keys() >= WHOLE_KINDS:
+        units = whole_units_of(shape.tiles, size)
     made: dict[ProgramKind, RowCall] = {}
     for unit in units[slice(*items[0].units or (0, len(units)))]:
         if unit.kind not in made:
@@ -109,7 +113,7 @@ def _encode_calls(items: Sequence[EncodeItem], wanted: Sequence[Program]) -> Ite
 def _with_unit(call: RowCall, unit: Unit, tiles: EncoderTiles) -> RowCall:
     """Return the call with the module and the tile of a unit."""
     packed = call.packed
-    if unit.kind in ("encode_heads", "encode_tile"):
+    if "first" in _STEPS[unit.kind].fields:
         packed = packed.copy()
         split(packed, call.program, _TILE_FIELDS)["first"][...] = unit.first
     elif unit.kind == "encode_deepstack":
@@ -135,7 +139,7 @@ def dummy_items(program: Program) -> dict[str, tuple[RowItem, ...]]:
     if program.kind == "prompt_embeds":
         return {"embeds_items": (dummy_embeds(shape),)}
     units = None
-    if shape.tiles is not None and program.kind != "encode":
+    if shape.tiles is not None and program.kind != "encode" and program.kind not in WHOLE_KINDS:
         kinds = [unit.kind for unit in units_of(shape.tiles, shape.tile_of(program.num_tokens), program.num_tokens)]
         start = kinds.index(program.kind)
         units = (start, start + 1)
@@ -207,7 +211,8 @@ class _TilePlace:
         padding = shape.padded(program.num_tokens) - program.num_tokens
         self.image_ids = jnp.pad(field["image_ids"], (0, padding), constant_values=-1)
         self.positions = jnp.pad(field["patch_places"], ((0, padding), (0, 0)))
-        self.first, self.size = field["first"], shape.tile_of(program.num_tokens)
+        is_whole = program.kind in WHOLE_KINDS
+        self.first, self.size = field["first"], len(self.image_ids) if is_whole else shape.tile_of(program.num_tokens)
 
     def cut(self, array: Array) -> Array:
         """Return the tile of an array of patches."""
@@ -290,6 +295,8 @@ _STEPS: Final[Mapping[ProgramKind, _Step]] = {
     "encode_start": _Step("start the encoder", start_encoder, ENCODE_FIELDS),
     "encode_heads": _Step("compute heads of the encoder", compute_heads, _TILE_FIELDS),
     "encode_tile": _Step("run a tile of the encoder", run_tile, _TILE_FIELDS),
+    "encode_layer_heads": _Step("compute heads of a layer of the encoder", compute_heads, _TILE_FIELDS),
+    "encode_layer": _Step("run a layer of the encoder", run_tile, _TILE_FIELDS),
     "encode_deepstack": _Step("write deepstack features", write_deepstack_features, _DEEPSTACK_FIELDS),
     "encode_end": _Step("end the encoder", end_encoder, PLACE_FIELDS),
     "prompt_embeds": _Step("write embeddings of prompts", write_embeds, EMBEDS_FIELDS),
