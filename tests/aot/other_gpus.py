@@ -16,7 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jaxserve_kernels.paged_attention import Scoring, mixed_attention, ragged_layout
-from jaxserve_kernels.paged_attention.gpu.splits import make_cutting
+from jaxserve_kernels.paged_attention.gpu.splits import SLOT, make_cutting, make_segment_cutting, slot_bytes
 from jaxserve_kernels.paged_attention.tuning import decode_tuning
 
 from benchmarks.gpu.static import CONTEXTS, KEYS, KV_NUMBERS, compile_step
@@ -27,7 +27,9 @@ from tests.aot.machine_code import machine_code
 BATCH, NUM_TOKENS, MAX_PAGES = 32, 509, 512
 _POOL_SHAPE, _DIM = (8, 4096, 8, 16), 128
 _COLUMNS, _STATS = 8, 128
-"""Columns of the results of a part, and its maxima and sums, in float32."""
+"""Columns of the results of a part of a decode row, and its maxima and sums, in float32."""
+_GROUP, _MIXED_TOKENS, _CHUNK_TILES = 4, 256, 256 // 8 + BATCH
+"""Heads of a group, tokens of a mixed step, and tiles of 8 queries that there is room for."""
 KV_DTYPES = ("bfloat16", "int8", "float8_e4m3fn")
 KERNELS = {
     **{kv_dtype: (_DIM, kv_dtype) for kv_dtype in KV_DTYPES},
@@ -39,7 +41,7 @@ CORNERS = ("bfloat16", "int8", "80-float8_e4m3fn", "96-bfloat16")
 
 
 def _kernels(target: Target, dim: int, kv_dtype: str) -> dict[str, Any]:
-    """Return what the assembler says of both launches of a mixed step at the shapes of Llama-3.1-8B, but for the head dimension."""
+    """Return what the assembler says of the launches of a mixed step at the shapes of Llama-3.1-8B, but for the head dimension."""
     (device,) = target.devices(1)
     sharding = jax.sharding.SingleDeviceSharding(device)
 
@@ -77,7 +79,7 @@ def _step(name: str, kind: str, kv_dtype: str) -> dict[str, Any]:
         BATCH,
         1,
         kind=kind,
-        num_tokens=BATCH if kind == "decode" else 256,
+        num_tokens=BATCH if kind == "decode" else _MIXED_TOKENS,
         device=name,
         kv_dtype=kv_dtype,
         is_sampled=kv_dtype == "bfloat16",
@@ -85,7 +87,8 @@ def _step(name: str, kind: str, kv_dtype: str) -> dict[str, Any]:
     moved = sum(launch.read_bytes + launch.written_bytes for launch in step.layer(0))
     kv_bytes, shares = KV_NUMBERS * jnp.dtype(kv_dtype).itemsize, {}
     for context in CONTEXTS:
-        read = moved - _absent_bytes(context, kv_dtype) + BATCH * -(-context // KEYS) * KEYS * kv_bytes
+        absent = _absent_bytes(context, kv_dtype) + (_absent_chunk_bytes(kv_dtype) if kind == "mixed" else 0)
+        read = moved - absent + BATCH * -(-context // KEYS) * KEYS * kv_bytes
         shares[context] = read / (step.weight_bytes + BATCH * context * kv_bytes)
     return {
         "outside_graphs": step.outside_graphs,
@@ -103,6 +106,16 @@ def _absent_bytes(context: int, kv_dtype: str) -> int:
     rows = jnp.full(BATCH, -(-context // KEYS), jnp.int32)
     absent = cutting.num_parts - int(cutting.cut(jnp.zeros_like(rows), rows).num_parts[0])
     return 2 * absent * num_kv_heads * 4 * (_DIM * _COLUMNS + _STATS)
+
+
+def _absent_chunk_bytes(kv_dtype: str) -> int:
+    """Return the same for parts of chunks, if every tile that there is room for exists and none is cut."""
+    tuning, num_kv_heads = decode_tuning("mma", _DIM, jnp.dtype(kv_dtype).itemsize), _POOL_SHAPE[2]
+    own_slots = _MIXED_TOKENS * _GROUP // SLOT + _CHUNK_TILES
+    slot = slot_bytes(num_kv_heads, _DIM)
+    cutting = make_segment_cutting(_CHUNK_TILES, BATCH, own_slots, slot, tuning.long_split // KEYS)
+    absent_parts = cutting.num_parts - _CHUNK_TILES
+    return 2 * ((cutting.num_slots - own_slots) * slot + absent_parts * num_kv_heads * 4 * _STATS)
 
 
 def main(name: str, *steps_of: str) -> int:

@@ -47,7 +47,7 @@ def _compiled_for(target: Target) -> dict[str, Any]:
 def test_nothing_is_spilled(compiled: dict[str, Any], name: str) -> None:
     kernels = compiled[name]
     assert kernels["architectures"] == ["100a"]
-    assert kernels["kernels"] == 2, "decode rows and segments"
+    assert kernels["kernels"] in (2, 3), "decode rows, segments, and the join of parts unless it is compiled already"
     assert kernels["spilled_bytes"] == 0
     assert max(kernels["registers"]) <= MOST_REGISTERS
 
@@ -62,8 +62,9 @@ def test_the_kernels_are_assembled_for_a_b300_too() -> None:
     found = _compiled_for(SM_103)
     assert list(found) == list(LAUNCHES_OF_B300)
     for name, kernels in found.items():
-        assert (kernels["architectures"], kernels["kernels"], kernels["spilled_bytes"]) == (["103a"], 2, 0), name
+        assert (kernels["architectures"], kernels["spilled_bytes"]) == (["103a"], 0), name
+        assert kernels["kernels"] in (2, 3), name
 
 
 def test_a_mixed_step_is_one_cuda_graph_without_a_loop(compiled: dict[str, Any]) -> None:
-    assert compiled["step"] == {"outside_graphs": [], "loops": 0, "kernels": 2}
+    assert compiled["step"] == {"outside_graphs": [], "loops": 0, "kernels": 3}

@@ -167,15 +167,27 @@ def compile_kernel(
     (device,) = target.devices(1)
     sharding = jax.sharding.SingleDeviceSharding(device)
     shapes = [jax.ShapeDtypeStruct(each.shape, each.dtype, sharding=sharding) for each in operands]
-    with tempfile.TemporaryDirectory(prefix="jaxserve-ptx-") as folder:
-        with pytest.MonkeyPatch.context() as patch, jax.disable_jit(False), jax.default_device(device):
-            patch.setenv("MOSAIC_GPU_DUMP_TO", folder)
-            jax.jit(call).lower(*shapes).compile()
+    with jax.disable_jit(False), jax.default_device(device):
+        lowered = jax.jit(call).lower(*shapes)
+        name = target.name, lowered.as_text()
+        if name not in _WRITTEN:
+            _WRITTEN[name] = _written(lowered)
+    assert target.device.cuda is not None
+    return Compiled.of(*_WRITTEN[name], target.device.cuda.shared_bytes_per_block, updated)
+
+
+def _written(lowered: jax.stages.Lowered) -> tuple[str, str]:
+    with tempfile.TemporaryDirectory(prefix="jaxserve-ptx-") as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MOSAIC_GPU_DUMP_TO", folder)
+        lowered.compile()
         written = [*Path(folder).glob("*.ptx"), *Path(folder).glob("*mlir-passes.log")]
         assert len(written) == 2, "no PTX: the compiler does not write the same kernel twice in a process"
-        assert target.device.cuda is not None
         ptx, log = (file.read_text(encoding="utf-8") for file in written)
-        return Compiled.of(ptx, log, target.device.cuda.shared_bytes_per_block, updated)
+        return ptx, log
+
+
+_WRITTEN: dict[tuple[str, str], tuple[str, str]] = {}
+"""PTX and log of each kernel of this process, by device and program: the compiler does not write the same kernel twice."""
 
 
 def _same_results(runs: Sequence[list[Result]]) -> list[Result]:

@@ -1,6 +1,6 @@
 """Joins the results of parts of a row by XLA: the sums of a softmax cut in pieces (flash-decoding).
 
-For heads that `join_kernel` does not take, and GPUs other than Hopper. Letters: B rows, U parts, P parts of the longest row, K KV heads, G query heads of a KV head, N = K * G, H head dim.
+For heads that `join_kernel` does not take. Letters: B rows, U parts, P parts of the longest row, K KV heads, G query heads of a KV head, N = K * G, H head dim.
 """
 
 from __future__ import annotations

@@ -15,14 +15,18 @@ import jax.experimental.mosaic.gpu as mgpu
 import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
-from jaxserve_kernels.paged_attention.gpu.splits import Parts
+from jaxserve_kernels.paged_attention.gpu.splits import SLOT, Parts, Slots
 from jaxserve_kernels.paged_attention.gpu.tiles import LEAST, LOG2E, MASKED
 
 _THREADS = 128
 _MOST_AT_ONCE = 8
 """Parts whose numbers are asked for before the first of them is used: a part is read in about a microsecond."""
+_AT_ONCE = 4
+"""Parts of a tile of a segment that are read together."""
+_PROGRAMS_OF_TILES = 1024
+"""Most programs of a join of tiles, of which there may be none."""
 _MOST_HEADS = 4
 """Heads of a program, unless more are needed to give each thread a number."""
 
@@ -31,6 +35,7 @@ _MOST_HEADS = 4
 class _Kernel:
     """Static facts of one launch."""
 
+    num_rows: int
     num_heads: int
     group: int
     dim: int
@@ -40,6 +45,9 @@ class _Kernel:
     """Heads of a program: a multiple of `together`."""
     at_once: int
     """Parts that are read together."""
+    num_programs: int
+    is_counted: bool
+    """True if only the first rows exist; the device knows how many."""
     has_sinks: bool
 
     @property
@@ -60,7 +68,18 @@ class _Refs(NamedTuple):
     parts_of_row: Any
     sinks: Any
     """None without sinks."""
+    slots: _SlotRefs | None
+    """None if all rows exist."""
     out: Any
+
+
+class _SlotRefs(NamedTuple):
+    """Operands of a join of tiles of segments."""
+
+    num_tiles: Any
+    used_rows: Any
+    of_tiles: Any
+    in_parts: Any
 
 
 def has_kernel(num_heads: int, dim: int) -> bool:
@@ -86,16 +105,57 @@ def join(
     stats: maxima and sums. typical_parts: of most rows; any row may have more.
     """
     num_parts, num_kv_heads, group, dim = values.shape
-    num_rows, num_heads = parts.first_parts.shape[0], num_kv_heads * group
-    together = _together(dim)
+    at_once = min(_MOST_AT_ONCE, 2 * typical_parts)  # twice as many: a longer row has more
+    kernel = _kernel(num_kv_heads, group, dim, at_once, parts, is_counted=False, has_sinks=sinks is not None)
+    return _launch(kernel, parts, values.reshape(num_parts, -1), stats, (), sinks, dtype)
+
+
+def join_slots(
+    parts: Parts,
+    slots: Slots,
+    values: Float[Array, "K X H"],
+    stats: Float[Array, "U K 2 G"],
+    sinks: Float[Array, "KG"] | None,
+    dtype: jnp.dtype,
+    num_tiles: Int[Array, ""],
+    used_rows: Int[Array, "B"],
+) -> Float[Array, "B KG H"]:
+    """Return the results of the first `num_tiles` tiles of segments, G rows for each KV head.
+
+    Rows after `used_rows` stay unwritten, but for those that are computed together with one before. values: rows of slots.
+    sinks: one for each row. stats: maxima and sums.
+    """
+    num_kv_heads, _, dim = values.shape
+    kernel = _kernel(num_kv_heads, stats.shape[3], dim, _AT_ONCE, parts, is_counted=True, has_sinks=sinks is not None)
+    of_tiles = num_tiles.reshape(1), used_rows, slots.of_tiles, slots.in_parts
+    return _launch(kernel, parts, values.reshape(num_kv_heads, -1), stats, of_tiles, sinks, dtype)
+
+
+def _kernel(
+    num_kv_heads: int, group: int, dim: int, at_once: int, parts: Parts, *, is_counted: bool, has_sinks: bool
+) -> _Kernel:
+    together, num_heads, num_rows = _together(dim), num_kv_heads * group, parts.first_parts.shape[0]
     blocks = max(1, min(_MOST_HEADS, num_heads) // together)
     heads = together * next(count for count in range(blocks, 0, -1) if num_heads % (together * count) == 0)
-    at_once = min(_MOST_AT_ONCE, 2 * typical_parts)  # twice as many: a longer row has more
-    kernel = _Kernel(num_heads, group, dim, together, heads, at_once, sinks is not None)
+    num_programs = num_rows * (num_heads // heads)
+    if is_counted:
+        num_programs = min(num_programs, _PROGRAMS_OF_TILES)
+    return _Kernel(num_rows, num_heads, group, dim, together, heads, at_once, num_programs, is_counted, has_sinks)
+
+
+def _launch(
+    kernel: _Kernel,
+    parts: Parts,
+    values: Float[Array, "A X"],
+    stats: Float[Array, "U K 2 G8"],
+    of_tiles: tuple[Array, ...],
+    sinks: Float[Array, "N"] | None,
+    dtype: jnp.dtype,
+) -> Float[Array, "B N H"]:
     launch = plgpu.kernel(
-        lambda *refs: _body(kernel, _Refs(*refs[:4], refs[4] if kernel.has_sinks else None, refs[-1])),
-        out_type=jax.ShapeDtypeStruct((num_rows, num_heads * dim), dtype),
-        grid=(num_rows * (num_heads // heads),),
+        lambda *refs: _body(kernel, _named(kernel, *refs)),
+        out_type=jax.ShapeDtypeStruct((kernel.num_rows, kernel.num_heads * kernel.dim), dtype),
+        grid=(kernel.num_programs,),
         grid_names=("program",),
         compiler_params=plgpu.CompilerParams(
             approx_math=True,
@@ -103,16 +163,46 @@ def join(
         ),
     )
     given = () if sinks is None else (sinks.astype(jnp.float32),)
-    flat = values.reshape(num_parts, num_heads * dim)
-    joined = launch(flat, stats, parts.first_parts, parts.parts_of_row, *given)
-    return joined.reshape(num_rows, num_heads, dim)
+    joined = launch(values, stats, parts.first_parts, parts.parts_of_row, *given, *of_tiles)
+    return joined.reshape(kernel.num_rows, kernel.num_heads, kernel.dim)
+
+
+def _named(kernel: _Kernel, *refs: Any) -> _Refs:
+    *operands, out = refs
+    slots = _SlotRefs(*operands[-4:]) if kernel.is_counted else None
+    return _Refs(*operands[:4], operands[4] if kernel.has_sinks else None, slots, out)
 
 
 def _body(kernel: _Kernel, refs: _Refs) -> None:
-    program, blocks_of_row = jax.lax.axis_index("program"), jnp.int32(kernel.num_heads // kernel.heads)
-    row = jax.lax.div(program, blocks_of_row)
-    first_head = jax.lax.rem(program, blocks_of_row) * kernel.heads
-    first, count = refs.first_parts[row], refs.parts_of_row[row]
+    program = jax.lax.axis_index("program")
+    slots = refs.slots
+    if slots is None:
+        _join(kernel, refs, program)
+        return
+    num_units = slots.num_tiles[0] * (kernel.num_heads // kernel.heads)
+    rounds = jax.lax.div(num_units - program + (kernel.num_programs - 1), jnp.int32(kernel.num_programs))
+
+    def one(turn: Any, carry: None) -> None:
+        index = turn * kernel.num_programs + program
+        row, first_head = _place(kernel, index)
+
+        @pl.when(jax.lax.rem(first_head, jnp.int32(kernel.group)) < slots.used_rows[row])
+        def _() -> None:
+            _join(kernel, refs, index)
+
+    jax.lax.fori_loop(0, rounds, one, None)
+
+
+def _place(kernel: _Kernel, index: Any) -> tuple[Any, Any]:
+    """Return the row and the first of the heads of a unit of work."""
+    blocks_of_row = jnp.int32(kernel.num_heads // kernel.heads)
+    return jax.lax.div(index, blocks_of_row), jax.lax.rem(index, blocks_of_row) * kernel.heads
+
+
+def _join(kernel: _Kernel, refs: _Refs, index: Any) -> None:
+    """Join the parts of some heads of one row."""
+    row, first_head = _place(kernel, index)
+    count = refs.parts_of_row[row]
     blocks = range(0, kernel.heads, kernel.together)
 
     def several(turn: Any, carry: tuple[tuple[Array, Array, Array], ...]) -> tuple[tuple[Array, Array, Array], ...]:
@@ -120,7 +210,7 @@ def _body(kernel: _Kernel, refs: _Refs) -> None:
         found = []
         for block, before in zip(blocks, carry, strict=True):
             head = first_head + block
-            known = [_part(kernel, refs, first + jnp.minimum(place, count - 1), head) for place in places]
+            known = [_part(kernel, refs, row, jnp.minimum(place, count - 1), head) for place in places]
             # A part that is not there is the last one again, and counts nothing.
             shown = [
                 (values, jnp.where(place < count, maximum, MASKED), jnp.where(place < count, total, 0.0))
@@ -142,10 +232,15 @@ def _body(kernel: _Kernel, refs: _Refs) -> None:
         refs.out[row, place] = result.astype(refs.out.dtype)
 
 
-def _part(kernel: _Kernel, refs: _Refs, part: Any, head: Any) -> tuple[Array, Array, Array]:
-    """Return the weighted values of one part for `together` heads, their maxima, and their sums."""
-    place = pl.ds(pl.multiple_of(head * kernel.dim, kernel.width), kernel.width)
-    values = plgpu.load(refs.values.at[part, place], layout=kernel.layout)
+def _part(kernel: _Kernel, refs: _Refs, row: Any, place: Any, head: Any) -> tuple[Array, Array, Array]:
+    """Return the weighted values of a part of a row for `together` heads, their maxima, and their sums."""
+    part = refs.first_parts[row] + place
+    line, first = part, head
+    if refs.slots is not None:
+        line, first = jax.lax.div(head, jnp.int32(kernel.group)), jax.lax.rem(head, jnp.int32(kernel.group))
+        first += (refs.slots.of_tiles[row] + place * refs.slots.in_parts[row]) * SLOT
+    numbers = pl.ds(pl.multiple_of(first * kernel.dim, kernel.width), kernel.width)
+    values = plgpu.load(refs.values.at[line, numbers], layout=kernel.layout)
     heads = [head + i for i in range(kernel.together)]
     group = jnp.int32(kernel.group)
     maxima, totals = (

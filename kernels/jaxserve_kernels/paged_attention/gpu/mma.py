@@ -3,8 +3,8 @@
 Flash-decoding (https://pytorch.org/blog/flash-decoding) with swapped operands: scores are `K Q^T` and results `V^T P^T`,
 so that keys, and then the numbers of a head, fill the 64 rows of a matmul, and queries are its columns, as few as 8. A block
 is one warpgroup with a ring of tiles of its own; several blocks of a multiprocessor hide each other's waits. A unit of work
-is a part of a tile of queries (see `splits`) and a KV head. XLA joins the parts. Tiles of 8-bit pools stay so in the ring and
-are upcast on their way to the tensor cores (see `narrow`).
+is a part of a tile of queries (see `splits`) and a KV head. Another kernel joins the parts (`join_kernel`). Tiles of 8-bit
+pools stay so in the ring and are upcast on their way to the tensor cores (see `narrow`).
 
 Letters: G tiles of queries, C columns of a tile, K KV heads, H head dim, M pages per row, R rows of results, U parts, X keys of a tile.
 """
@@ -20,12 +20,13 @@ import jax.experimental.pallas as pl
 import jax.experimental.pallas.mosaic_gpu as plgpu
 import jax.numpy as jnp
 from jax.experimental.mosaic.gpu import launch_context
+from jaxlib.mlir.dialects import arith, memref
 from jaxtyping import Array, Float, Int, Num
 
 from jaxserve_kernels import words
 from jaxserve_kernels.paged_attention.gpu import MMA_KEYS as KEYS
 from jaxserve_kernels.paged_attention.gpu import narrow, row_copies, tiles
-from jaxserve_kernels.paged_attention.gpu.splits import Cutting, Parts
+from jaxserve_kernels.paged_attention.gpu.splits import SLOT, Parts
 from jaxserve_kernels.paged_attention.gpu.tiles import MASKED, PageReader
 from jaxserve_kernels.paged_attention.options import Scoring
 
@@ -50,7 +51,6 @@ class QueryTiles(NamedTuple):
 class Kernel:
     """Static facts of one launch."""
 
-    num_tiles: int
     columns: int
     """Queries of a tile times heads of a group, padded to a power of two from 8."""
     heads_per_query: int
@@ -60,13 +60,16 @@ class Kernel:
     kv_dtype: Any
     reader: PageReader
     scoring: Scoring
-    cutting: Cutting
+    num_parts: int
+    """Parts that there is room for."""
+    num_slots: int
+    """Slots that there is room for, for the results of tiles of segments (see `splits`); 0: those of parts are whole tiles."""
     programs: int
     stages: int
 
     @property
     def num_programs(self) -> int:
-        return min(self.programs, self.cutting.num_parts * self.num_kv_heads)
+        return min(self.programs, self.num_parts * self.num_kv_heads)
 
     @property
     def commits(self) -> int:
@@ -80,7 +83,7 @@ class Kernel:
 
     @property
     def rows(self) -> int:
-        """Rows of the matmul with values, all of its 64 at a time: those after the numbers of a head are never read."""
+        """Rows of the matmul with values, all of its 64 at a time: those after the numbers of a head are not stored."""
         return -(-self.dim // _ROWS) * _ROWS
 
     @property
@@ -102,22 +105,26 @@ def attend(
     v_pages: Num[Array, "L P K S H"],
     layer: Int[Array, ""],
     block_tables: Int[Array, "B M"],
-) -> tuple[Parts, Float[Array, "U K R C"], Float[Array, "U K 2 C"]]:
-    """Return the parts and their results: weighted values, then maxima and sums. Parts that do not exist stay unwritten.
+    parts: Parts,
+    of_segments: tuple[Array, ...] = (),
+) -> tuple[Float[Array, "..."], Float[Array, "U K 2 C"]]:
+    """Return the results of the parts: weighted values [U, K, C, H], or [K, rows of slots, H], then maxima and sums.
 
-    Values have rows after the numbers of a head, without meaning, to fill whole matmuls.
+    Parts that do not exist stay unwritten. of_segments: columns that count of each tile, and the first slot of each part.
     """
-    parts = kernel.cutting.cut(*kernel.key_tiles(queries))
     dtype, dim, columns = queries.queries.dtype, kernel.dim, kernel.columns
-    partial = (kernel.cutting.num_parts, kernel.num_kv_heads)
+    partial = (kernel.num_parts, kernel.num_kv_heads)
+    values_shape: tuple[int, ...] = (*partial, columns, dim)
+    if kernel.num_slots:
+        values_shape = (kernel.num_kv_heads, kernel.num_slots * SLOT, dim)
     k_ring, v_ring = (
         _tiled((kernel.stages, KEYS, width), k_pages.dtype, kernel.swizzle) for width in (dim, kernel.rows)
     )
     q = narrow.as_inputs(queries.queries) if kernel.is_narrow else queries.queries
     launch = plgpu.kernel(
-        lambda *refs, **scratch: _body(kernel, _Refs(*refs), scratch),
+        lambda *refs, **scratch: _body(kernel, _named(kernel, *refs), scratch),
         out_type=(
-            jax.ShapeDtypeStruct((*partial, kernel.rows, columns), jnp.float32),
+            jax.ShapeDtypeStruct(values_shape, jnp.float32),
             jax.ShapeDtypeStruct((*partial, _STATS), jnp.float32),
         ),
         grid=(kernel.num_programs,),
@@ -147,8 +154,9 @@ def attend(
         parts.rows,
         parts.first_tiles,
         parts.counts,
+        *of_segments,
     )
-    return parts, values, stats.reshape(*partial, 2, _STATS // 2)[..., :columns]
+    return values, stats.reshape(*partial, 2, _STATS // 2)[..., :columns]
 
 
 class _Refs(NamedTuple):
@@ -166,8 +174,15 @@ class _Refs(NamedTuple):
     part_tiles: Any
     part_firsts: Any
     part_counts: Any
+    used_columns: Any
+    slots: Any
+    """These two are None for single queries."""
     out: Any
     stats: Any
+
+
+def _named(kernel: Kernel, *refs: Any) -> _Refs:
+    return _Refs(*refs) if kernel.num_slots else _Refs(*refs[:-2], None, None, *refs[-2:])
 
 
 class _Unit(NamedTuple):
@@ -250,6 +265,36 @@ def _wait(pending: int) -> None:
         context.await_cp_async_copy(pending)
 
     wait()
+
+
+def _store_slots(kernel: Kernel, refs: _Refs, unit: _Unit, values: Array, layout: Any) -> None:
+    """Write the columns that count, in whole slots."""
+    used, slot = refs.used_columns[unit.queries], refs.slots[unit.part]
+    for first in range(0, kernel.columns, SLOT):
+
+        @pl.when(first < used)
+        def _(first: int = first) -> None:
+            target = refs.out.at[unit.head, pl.ds(pl.multiple_of(slot * SLOT + first, SLOT), SLOT)]
+            _put_transposed(target, values[:, first : first + SLOT], layout)
+
+
+def _put_transposed(target: Any, values: Array, layout: Any) -> None:
+    """Write the first H rows of values [R, C] to device memory as [C, H]: threads of a warp write whole sectors of a column."""
+    dim = target.shape[1]
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), layout))  # type: ignore[untyped-decorator]
+    def put(_: Any, target: Any, values: Any) -> None:
+        def store(value: Any, place: tuple[Any, Any]) -> None:
+            row, column = place
+            if values.shape[0] == dim:
+                memref.store(value, target, [column, row])
+                return
+            with mgpu.utils.when(arith.cmpi(arith.CmpIPredicate.ult, row, mgpu.utils.c(dim, row.type))):
+                memref.store(value, target, [column, row])
+
+        values.foreach(store)
+
+    put(target, values)
 
 
 def _body(kernel: Kernel, refs: _Refs, scratch: dict[str, Any]) -> None:
@@ -369,9 +414,14 @@ def _down(vector: Array, rows: int) -> Array:
 def _store(
     kernel: Kernel, refs: _Refs, scratch: dict[str, Any], unit: _Unit, values: Array, maximum: Array, total: Array
 ) -> None:
+    layout = plgpu.Layout.MMA_ACC(jnp.float32)
     if kernel.is_narrow:
+        layout = narrow.results_layout()
         values = narrow.in_order(values) * words.factor(kernel.kv_dtype, refs.q.dtype)
-    refs.out[unit.part, unit.head] = values
+    if kernel.num_slots:
+        _store_slots(kernel, refs, unit, values, layout)
+    else:
+        _put_transposed(refs.out.at[unit.part, unit.head], values, layout)
     stats = scratch["stats"]
     columns = pl.ds(0, kernel.columns)
     stats[0, columns], stats[1, columns] = maximum, total

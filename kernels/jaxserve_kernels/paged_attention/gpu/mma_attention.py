@@ -1,7 +1,7 @@
 """The functions of `api` by the kernel on `mma.sync` (see `mma`), for GPUs from compute capability 8.0 on.
 
 Decode rows are tiles of one query each; chunks are cut into tiles of as many queries as columns hold their groups of
-heads. Both go through the one kernel, in a launch of their own.
+heads. Both go through the one kernel, in a launch of their own, and are joined by another.
 
 They are jitted: a program that calls one for each of its layers traces and lowers it once.
 """
@@ -16,11 +16,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
 from jaxserve_kernels.devices import multiprocessors
-from jaxserve_kernels.paged_attention.gpu import MMA_KEYS, mma
-from jaxserve_kernels.paged_attention.gpu.join import join
+from jaxserve_kernels.paged_attention.gpu import MMA_KEYS, join_kernel, mma
 from jaxserve_kernels.paged_attention.gpu.mma import QueryTiles
-from jaxserve_kernels.paged_attention.gpu.splits import Cutting, make_cutting
-from jaxserve_kernels.paged_attention.gpu.tiles import LEAST, LOG2E, PageReader
+from jaxserve_kernels.paged_attention.gpu.splits import SLOT, make_cutting, make_segment_cutting, slot_bytes
+from jaxserve_kernels.paged_attention.gpu.tiles import PageReader
 from jaxserve_kernels.paged_attention.layout import Ragged, Tiling, ragged_layout
 from jaxserve_kernels.paged_attention.options import Scoring
 from jaxserve_kernels.paged_attention.tuning import DecodeTuning, decode_tuning
@@ -63,21 +62,16 @@ def decode_attention(
     num_kv_heads, page_size = k_pages.shape[2:4]
     group = num_heads // num_kv_heads
     longest = block_tables.shape[1] * page_size
-    kernel = _kernel(
-        q, k_pages, scoring, tuning, make_cutting(tuning, num_rows, num_kv_heads, tuning.programs, longest)
-    )
-    columns = _columns(group)
-    kernel = replace(kernel, columns=columns, heads_per_query=columns)
+    cutting = make_cutting(tuning, num_rows, num_kv_heads, tuning.programs, longest)
+    kernel = _kernel(q, k_pages, scoring, tuning, cutting.num_parts, _columns(group))
     grouped = q.reshape(num_rows, num_kv_heads, group, dim)
-    grouped = jnp.pad(grouped, ((0, 0), (0, 0), (0, columns - group), (0, 0)))
+    grouped = jnp.pad(grouped, ((0, 0), (0, 0), (0, kernel.columns - group), (0, 0)))
     queries = QueryTiles(grouped, jnp.arange(num_rows, dtype=jnp.int32), kv_lengths - 1, kv_lengths)
-    parts, values, stats = mma.attend(kernel, queries, k_pages, v_pages, layer, block_tables)
-
-    def of_parts(places: Int[Array, "B P"]) -> Float[Array, "B P K G H"]:
-        return values[places][..., :dim, :group].swapaxes(-2, -1)
-
-    shape = (num_rows, num_kv_heads, group, dim)
-    return join(parts, kernel.cutting.most_parts, of_parts, stats, sinks, shape).astype(q.dtype)
+    parts = cutting.cut(*kernel.key_tiles(queries))
+    values, stats = mma.attend(kernel, queries, k_pages, v_pages, layer, block_tables, parts)
+    sinks = _of_columns(sinks, num_kv_heads, kernel.columns, 1)
+    joined = join_kernel.join(parts, values, stats, sinks, q.dtype, typical_parts=cutting.parallel)
+    return joined.reshape(num_rows, num_kv_heads, kernel.columns, dim)[:, :, :group].reshape(q.shape)
 
 
 @functools.partial(jax.jit, static_argnames=("scoring", "tuning"))
@@ -127,21 +121,34 @@ def _chunks(
     group = num_heads // num_kv_heads
     size = max(1, _CHUNK_COLUMNS // group)
     cut = ragged_layout(ragged.query_starts, ragged.num_decode_rows, num_tokens=num_tokens, tiling=Tiling(size))
-    num_tiles = cut.tile_rows.shape[0]
-    kernel = _kernel(q, k_pages, scoring, tuning, _whole(num_tiles))
-    kernel = replace(kernel, columns=_columns(size * group), heads_per_query=group)
+    num_tiles, columns = cut.tile_rows.shape[0], _columns(size * group)
+    most_slots = -(-num_tokens * group // SLOT) + num_tiles  # the last one of a tile may be filled in part
+    cutting = make_segment_cutting(
+        num_tiles,
+        kv_lengths.shape[0],
+        most_slots,
+        slot_bytes(num_kv_heads, dim),
+        max(1, tuning.long_split // MMA_KEYS),
+    )
+    kernel = _kernel(q, k_pages, scoring, tuning, cutting.num_parts, columns)
+    kernel = replace(kernel, heads_per_query=group, num_slots=cutting.num_slots)
 
     queries = q[jnp.minimum(cut.tile_starts[:, None] + jnp.arange(size), num_tokens - 1)]  # (G, size, N, H)
     queries = queries.reshape(num_tiles, size, num_kv_heads, group, dim).transpose(0, 2, 1, 3, 4)
     queries = queries.reshape(num_tiles, num_kv_heads, size * group, dim)
-    queries = jnp.pad(queries, ((0, 0), (0, 0), (0, kernel.columns - size * group), (0, 0)))
+    queries = jnp.pad(queries, ((0, 0), (0, 0), (0, columns - size * group), (0, 0)))
     lengths, last_tokens = kv_lengths[cut.tile_rows], ragged.query_starts[cut.tile_rows + 1]
     positions = cut.tile_starts + lengths - last_tokens
     is_there = (jnp.arange(num_tiles) < cut.num_tiles) & (lengths > 0)
     ends = jnp.where(is_there, jnp.minimum(positions + size, lengths), 0)
-    parts, values, stats = mma.attend(
-        kernel, QueryTiles(queries, cut.tile_rows, positions, ends), k_pages, v_pages, layer, block_tables
-    )
+    tiled = QueryTiles(queries, cut.tile_rows, positions, ends)
+    tiles_of_segment = jnp.sum((cut.tile_rows[:, None] == cut.tile_rows) & is_there, axis=1)
+    used = jnp.maximum(ends - positions, 0) * group
+    parts, slots = cutting.cut(*kernel.key_tiles(tiled), tiles_of_segment, used)
+    of_segments = used, slots.of_parts
+    values, stats = mma.attend(kernel, tiled, k_pages, v_pages, layer, block_tables, parts, of_segments)
+    sinks = _of_columns(sinks, num_kv_heads, columns, size)
+    joined = join_kernel.join_slots(parts, slots, values, stats, sinks, q.dtype, cut.num_tiles, used)
 
     # Each token's tile and column.
     token = jnp.arange(num_tokens)
@@ -149,15 +156,21 @@ def _chunks(
     tile = jnp.maximum(tile, 0)
     offset = jnp.clip(token - cut.tile_starts[tile], 0, size - 1)
     column = offset[:, None] * group + jnp.arange(group)  # (T, G)
-    place = parts.first_parts[tile][:, None]
     is_seen = (token >= ragged.query_starts[ragged.num_decode_rows]) & (token < ragged.query_starts[-1])
-    is_seen &= parts.parts_of_row[tile] > 0
-    found = values[place, :, :dim, column]  # (T, G, K, H)
-    maximum, total = stats[place, :, 0, column], stats[place, :, 1, column]  # (T, G, K)
-    if sinks is not None:
-        total = total + jnp.exp2(sinks.reshape(num_kv_heads, group).T * LOG2E - maximum)
-    found = jnp.where(is_seen[:, None, None, None], found / jnp.maximum(total, LEAST)[..., None], 0.0)
+    is_seen &= ends[tile] > 0
+    joined = joined.reshape(num_tiles, num_kv_heads, columns, dim)[tile[:, None], :, column]  # (T, G, K, H)
+    found = jnp.where(is_seen[:, None, None, None], joined, jnp.zeros_like(joined))
     return found.transpose(0, 2, 1, 3).reshape(num_tokens, num_heads, dim)
+
+
+def _of_columns(
+    sinks: Float[Array, "N"] | None, num_kv_heads: int, columns: int, size: int
+) -> Float[Array, "KC"] | None:
+    """Return the sink of each column of a tile of `size` queries; zeros for columns that hold none."""
+    if sinks is None:
+        return None
+    repeated = jnp.tile(sinks.reshape(num_kv_heads, 1, -1), (1, size, 1)).reshape(num_kv_heads, -1)
+    return jnp.pad(repeated, ((0, 0), (0, columns - repeated.shape[1]))).reshape(-1)
 
 
 def _columns(queries: int) -> int:
@@ -165,24 +178,21 @@ def _columns(queries: int) -> int:
     return max(_SUBLANES, 1 << (queries - 1).bit_length())
 
 
-def _whole(num_tiles: int) -> Cutting:
-    """Return tiles of queries that are not cut, the longest first: there are enough of them."""
-    return Cutting(num_tiles, parallel=1, min_tiles=1, most_parts=1, long_tiles=1, num_tries=1, num_parts=num_tiles)
-
-
-def _kernel(q: Array, k_pages: Array, scoring: Scoring, tuning: DecodeTuning, cutting: Cutting) -> mma.Kernel:
-    """Return the facts of a launch for single queries of up to eight heads."""
+def _kernel(
+    q: Array, k_pages: Array, scoring: Scoring, tuning: DecodeTuning, num_parts: int, columns: int
+) -> mma.Kernel:
+    """Return the facts of a launch for single queries."""
     num_pages, num_kv_heads, page_size, dim = k_pages.shape[1:]
     return mma.Kernel(
-        num_tiles=cutting.num_rows,
-        columns=_SUBLANES,
-        heads_per_query=q.shape[1] // num_kv_heads,
+        columns=columns,
+        heads_per_query=columns,
         num_kv_heads=num_kv_heads,
         dim=dim,
         kv_dtype=k_pages.dtype,
         reader=PageReader(num_pages, num_kv_heads, page_size, MMA_KEYS),
         scoring=scoring,
-        cutting=cutting,
+        num_parts=num_parts,
+        num_slots=0,
         programs=tuning.programs,
         stages=tuning.stages,
     )

@@ -30,11 +30,16 @@ def as_inputs(queries: Float[Array, "*s H"]) -> Float[Array, "*s H"]:
     return parted.swapaxes(-2, -1).swapaxes(-3, -2).reshape(queries.shape)
 
 
-def in_order(results: jax.Array) -> jax.Array:
-    """Return results [H, C], whose rows are in the order of `values`, in the order of the head: other names of the same registers."""
-    layout = plgpu.Layout.TILED(
+def results_layout() -> Any:
+    """Return the layout of results in the order of the head."""
+    return plgpu.Layout.TILED(
         fragmented_array.Tiling(((64, 8), (16, 8), (2, 8), (2,))), warp_dims=(-7,), lane_dims=(-5, -2), vector_dim=-1
     )
+
+
+def in_order(results: jax.Array) -> jax.Array:
+    """Return results [H, C], whose rows are in the order of `values`, in the order of the head: other names of the same registers."""
+    layout = results_layout()
     mlir_layout = layout.to_mgpu()
 
     @plgpu.inline_mgpu(

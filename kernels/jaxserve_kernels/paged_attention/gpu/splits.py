@@ -1,11 +1,12 @@
-"""Cuts the rows of a decode step into parts for the workers of the GPU kernel.
+"""Cuts the rows of a decode step, and tiles of query segments, into parts for the workers of the GPU kernels.
 
 Parts are pieces of a row's tiles of keys. Only parts that exist become units of work, the longest first, so that
 workers that take them in turns finish together (longest processing time first, R. L. Graham, SIAM J. Appl. Math. 17, 1969).
 How a row is cut depends on its own length, so that its result does not depend on its neighbours; only when the parts of
-many long rows are more than there is room for, all long rows get fewer.
+many long rows are more than there is room for, all long rows get fewer. Tiles of a segment are cut by their row's own length
+and number of tiles alone.
 
-Plain JAX. Letters: B rows, U parts of all rows, C sizes that are tried.
+Plain JAX. Letters: B rows, or tiles of segments, U parts of all rows, C sizes that are tried.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ _MOST_JOINED = 2048
 """Parts of all rows that are joined, those that do not exist included: 8.4 MB of one layer of Llama-3.1-8B at 256 rows and 2 parts each."""
 _SHORT = 1024
 """Keys of a row that is short."""
+SLOT = 8
+"""Rows of a slot, in which the results of parts of segments are kept: a part fills as many as its queries need."""
+_ROOM_OF_SEGMENTS = 256 << 20
+"""Bytes for the results of all parts of the query segments of a step."""
 _MOST_PARTS, _FEWEST_PARTS = 32, 8
 """Bounds of the number of parts of one long row, unless few rows need more to fill the device."""
 
@@ -60,28 +65,7 @@ class Cutting:
 
     def cut(self, first_tiles: Int[Array, "B"], num_tiles: Int[Array, "B"]) -> Parts:
         """Return the parts of rows that see `num_tiles` tiles from `first_tiles` on."""
-        sizes = self._sizes(num_tiles)
-        parts_of_row = _ceil(num_tiles, sizes)
-        # Rank by the size of a part, and by number between equals: all against all, since a sort is several launches.
-        mine, other = sizes[:, None], sizes[None, :]
-        number = jnp.arange(self.num_rows)
-        is_before = (other > mine) | ((other == mine) & (number[None, :] < number[:, None]))
-        first_parts = jnp.where(is_before, parts_of_row[None, :], 0).sum(1, dtype=jnp.int32)
-        part = jnp.arange(self.num_parts)[:, None]
-        is_owner = (part >= first_parts) & (part < first_parts + parts_of_row)  # (U, B)
-
-        def of_owner(values: Int[Array, "B"]) -> Int[Array, "U"]:
-            return jnp.where(is_owner, values, 0).sum(1, dtype=jnp.int32)
-
-        size, place = of_owner(sizes), part[:, 0] - of_owner(first_parts)
-        return Parts(
-            parts_of_row.sum(dtype=jnp.int32)[None],
-            of_owner(number.astype(jnp.int32)),
-            of_owner(first_tiles) + place * size,
-            jnp.clip(of_owner(num_tiles) - place * size, 0, size),
-            first_parts,
-            parts_of_row,
-        )
+        return _parts(first_tiles, num_tiles, self._sizes(num_tiles), self.num_parts)
 
     def _sizes(self, num_tiles: Int[Array, "B"]) -> Int[Array, "B"]:
         """Return the tiles of each row's parts, 0 for a row without tiles."""
@@ -93,6 +77,90 @@ class Cutting:
         fits = _ceil(num_tiles[None, :], sizes).sum(1) <= self.num_parts
         chosen = jnp.argmax(fits.at[-1].set(True))
         return jnp.where(num_tiles > 0, sizes[chosen], 0)
+
+
+class Slots(NamedTuple):
+    """Slots of the results of parts of segments."""
+
+    of_parts: Int[Array, "U"]
+    """The first slot of each part."""
+    of_tiles: Int[Array, "B"]
+    """The first slot of each tile's first part; those of the next parts follow."""
+    in_parts: Int[Array, "B"]
+    """Slots of each part of a tile."""
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentCutting:
+    """Static facts: how far tiles of query segments are cut. There is room for every part that there can be."""
+
+    num_parts: int
+    num_slots: int
+    parts_of_segment: int
+    """Parts that the tiles of a segment share equally, rounded up."""
+    min_tiles: int
+    """Tiles of keys that a part has at least, if it is not a whole row."""
+
+    def cut(
+        self,
+        first_tiles: Int[Array, "B"],
+        num_tiles: Int[Array, "B"],
+        tiles_of_segment: Int[Array, "B"],
+        used_rows: Int[Array, "B"],
+    ) -> tuple[Parts, Slots]:
+        """Return the parts of tiles of queries that see `num_tiles` tiles of keys from `first_tiles` on.
+
+        tiles_of_segment: number of tiles of queries of the segment that each belongs to. used_rows: rows of results of each.
+        """
+        most = -(-self.parts_of_segment // jnp.maximum(tiles_of_segment, 1))
+        wanted = jnp.minimum(_ceil(num_tiles, self.min_tiles), most)
+        parts = _parts(first_tiles, num_tiles, _ceil(num_tiles, wanted), self.num_parts)
+        in_parts = _ceil(used_rows, SLOT)
+        filled = parts.parts_of_row * in_parts
+        of_tiles = jnp.cumsum(filled, dtype=jnp.int32) - filled
+        place = jnp.arange(self.num_parts, dtype=jnp.int32) - parts.first_parts[parts.rows]
+        return parts, Slots(of_tiles[parts.rows] + place * in_parts[parts.rows], of_tiles, in_parts)
+
+
+def make_segment_cutting(
+    num_tiles: int, num_segments: int, most_slots: int, slot_bytes: int, min_tiles: int
+) -> SegmentCutting:
+    """Return how up to `num_tiles` tiles of queries of up to `num_segments` segments are cut, so that the results of all
+    parts fit into the room for them. most_slots: slots of the results of all tiles, if none is cut."""
+    parts_of_segment = max(1, min(_MOST_PARTS, _ROOM_OF_SEGMENTS // (most_slots * slot_bytes)))
+    num_parts = num_tiles + num_segments * (parts_of_segment - 1)
+    return SegmentCutting(num_parts, most_slots * parts_of_segment, parts_of_segment, min_tiles)
+
+
+def slot_bytes(num_kv_heads: int, dim: int) -> int:
+    """Return the bytes of a slot of all KV heads, in float32."""
+    return 4 * num_kv_heads * SLOT * dim
+
+
+def _parts(first_tiles: Int[Array, "B"], num_tiles: Int[Array, "B"], sizes: Int[Array, "B"], num_parts: int) -> Parts:
+    """Cut rows into parts of so many tiles, 0 for a row without tiles."""
+    num_rows = len(num_tiles)
+    parts_of_row = _ceil(num_tiles, sizes)
+    # Rank by the size of a part, and by number between equals: all against all, since a sort is several launches.
+    mine, other = sizes[:, None], sizes[None, :]
+    number = jnp.arange(num_rows)
+    is_before = (other > mine) | ((other == mine) & (number[None, :] < number[:, None]))
+    first_parts = jnp.where(is_before, parts_of_row[None, :], 0).sum(1, dtype=jnp.int32)
+    part = jnp.arange(num_parts)[:, None]
+    is_owner = (part >= first_parts) & (part < first_parts + parts_of_row)  # (U, B)
+
+    def of_owner(values: Int[Array, "B"]) -> Int[Array, "U"]:
+        return jnp.where(is_owner, values, 0).sum(1, dtype=jnp.int32)
+
+    size, place = of_owner(sizes), part[:, 0] - of_owner(first_parts)
+    return Parts(
+        parts_of_row.sum(dtype=jnp.int32)[None],
+        of_owner(number.astype(jnp.int32)),
+        of_owner(first_tiles) + place * size,
+        jnp.clip(of_owner(num_tiles) - place * size, 0, size),
+        first_parts,
+        parts_of_row,
+    )
 
 
 def _ceil(x: Int[Array, "..."], divisor: Int[Array, "..."] | int) -> Int[Array, "..."]:
