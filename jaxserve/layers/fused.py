@@ -75,7 +75,7 @@ class FusedLinear(nnx.Module):
 
     def _one_by_one(self, x: Float[Array, "T I"], rows: Any) -> list[Float[Array, "T _"]]:
         modules = [getattr(self, name) for name in self.names]
-        if all(type(module) is Linear for module in modules):  # a subclass may change inputs or outputs
+        if all(isinstance(module, Linear) for module in modules):
             return apply_together(modules, x, rows)
         return [module(x, rows) for module in modules]
 

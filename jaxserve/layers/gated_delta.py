@@ -13,7 +13,7 @@ from jaxserve_kernels.segments import Segments
 from jaxtyping import Array, Float
 
 from jaxserve.layers.fused import FusedLinear
-from jaxserve.layers.linear import Linear, Tokens
+from jaxserve.layers.linear import Linear, Tokens, apply_together
 from jaxserve.layers.norm import RMSNorm
 from jaxserve.layers.param import FusedLayout, parameter
 from jaxserve.layers.policy import DtypePolicy
@@ -115,15 +115,13 @@ class GatedDeltaNet(nnx.Module):
 
     def _apart(self, x: Float[Array, "T D"], tokens: Tokens) -> tuple[Array, Array, Array, Array]:
         qkv = _side_by_side(self.qkv_proj(x, tokens), self.rules)
-        return qkv, self.g_proj(x, tokens), self.b_proj(x, tokens), self.a_proj(x, tokens)
+        z, b, a = apply_together((self.g_proj, self.b_proj, self.a_proj), x, tokens)
+        return qkv, z, b, a
 
     def _by_part(self, x: Float[Array, "T D"], tokens: Tokens) -> tuple[Array, Array, Array, Array]:
-        return (
-            self.in_proj_qkv(x, tokens),
-            self.in_proj_z(x, tokens),
-            self.in_proj_b(x, tokens),
-            self.in_proj_a(x, tokens),
-        )
+        parts = self.in_proj_qkv, self.in_proj_z, self.in_proj_b, self.in_proj_a
+        qkv, z, b, a = apply_together(parts, x, tokens)
+        return qkv, z, b, a
 
     def _by_head(self, x: Float[Array, "T D"], tokens: Tokens) -> tuple[Array, Array, Array, Array]:
         """Split the outputs of each key head: its query, its key, and the values and gates of its value heads."""
@@ -177,9 +175,8 @@ class KimiDelta(nnx.Module):
         """Return queries, keys and values side by side before the convolution, the rate of each head, the decay of each
         channel before its bias, and the gates."""
         qkv = _side_by_side(self.qkv_proj(x, tokens), self.rules)
-        decays = self.f_b_proj(self.f_a_proj(x, tokens), tokens)
-        gates = self.g_b_proj(self.g_a_proj(x, tokens), tokens)
-        return (qkv, self.b_proj(x, tokens), decays), gates
+        decays, gates, b = apply_together((self.f_a_proj, self.g_a_proj, self.b_proj), x, tokens)
+        return (qkv, b, self.f_b_proj(decays, tokens)), self.g_b_proj(gates, tokens)
 
     @property
     def parameters(self) -> Parameters:

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 
 from jaxserve.layers.attention import StepContext
 from jaxserve.layers.cache import Cache, LatentPool, with_group
-from jaxserve.layers.linear import Linear, Matrix, Tokens
+from jaxserve.layers.linear import Linear, Matrix, Tokens, apply_together
 from jaxserve.layers.norm import RMSNorm
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.cache import LayerPlaces
@@ -60,7 +60,9 @@ class LatentAttention(nnx.Module):
         assert place is not None, "latent attention has a cache"
         pool, rotation = cache[place.group], step.rotation_of(self.layer)
         assert isinstance(pool, LatentPool), "a latent group"
-        query = self._queries(x, step.tokens)
+        queries_from = self.q_proj if self.latent.query_rank is None else self.q_a_proj
+        query, stored = apply_together((queries_from, self.kv_a_proj_with_mqa), x, step.tokens)
+        query = self._queries(query, step.tokens)
         plain, turning = jnp.split(query, [self.latent.plain_dim], -1)
         query = jnp.concatenate([self.kv_b_proj.absorb(plain), self._rotated(turning, rotation)], -1)  # (T, N, W)
         if step.query_scales is not None:
@@ -68,7 +70,7 @@ class LatentAttention(nnx.Module):
         with jax.named_scope("latent_attention"):
             attended, latents = write_and_attend(
                 query,
-                self._latents(x, step.tokens, rotation),
+                self._latents(stored, rotation),
                 pool.latents,
                 jnp.int32(place.index),
                 step.paging(place),
@@ -80,16 +82,15 @@ class LatentAttention(nnx.Module):
         values = self.kv_b_proj.values(attended)
         return self.o_proj(values, step.tokens), with_group(cache, place, LatentPool(latents))
 
-    def _queries(self, x: Float[Array, "T D"], tokens: Tokens) -> Float[Array, "T N _"]:
-        if self.latent.query_rank is None:
-            query = self.q_proj(x, tokens)
-        else:
-            query = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x, tokens)), tokens)
+    def _queries(self, query: Float[Array, "T _"], tokens: Tokens) -> Float[Array, "T N _"]:
+        """Return the queries of all heads, from those or from their compressed form."""
+        if self.latent.query_rank is not None:
+            query = self.q_b_proj(self.q_a_layernorm(query), tokens)
         return query.reshape(-1, self.num_heads, self.latent.query_dim)
 
-    def _latents(self, x: Float[Array, "T D"], tokens: Tokens, rotation: Rotation | None) -> Float[Array, "T 1 W"]:
-        """Return the vectors that are cached."""
-        compressed, key = jnp.split(self.kv_a_proj_with_mqa(x, tokens), [self.latent.rank], -1)
+    def _latents(self, stored: Float[Array, "T _"], rotation: Rotation | None) -> Float[Array, "T 1 W"]:
+        """Return the vectors that are cached, from the output of their projection."""
+        compressed, key = jnp.split(stored, [self.latent.rank], -1)
         key = self._rotated(key[:, None], rotation)
         return jnp.concatenate([self.kv_a_layernorm(compressed)[:, None], key], -1)
 

@@ -249,9 +249,14 @@ class Linear(Matrix):
 
 def apply_together(linears: Sequence[Linear], x: Float[Array, "T I"], tokens: Tokens) -> list[Float[Array, "T _"]]:
     """Return the output of each module. Native kernels compute matmuls of one format together."""
-    weights: list[QuantArray[Array]] = [each.weight.get_value() for each in linears]
-    form, backend = weights[0].format, linears[0].policy.backend
-    if backend not in NATIVE or has_mesh() or any(weight.format is not form for weight in weights):
+    backend = linears[0].policy.backend
+    is_known = all(type(linear) is Linear for linear in linears)  # a subclass may change inputs or outputs
+    if backend not in NATIVE or has_mesh() or not is_known:
         return [linear(x, tokens) for linear in linears]
-    made = form.matmuls(x, weights, tokens.num_real, backend)
-    return [linear.finish(y, x, tokens) for linear, y in zip(linears, made, strict=True)]
+    weights: list[QuantArray[Array]] = [each.weight.get_value() for each in linears]
+    made: dict[int, Array] = {}
+    for form in dict.fromkeys(weight.format for weight in weights):
+        own = [i for i, weight in enumerate(weights) if weight.format is form]
+        products = form.matmuls(x, [weights[i] for i in own], tokens.num_real, backend)
+        made |= zip(own, products, strict=True)
+    return [linear.finish(made[i], x, tokens) for i, linear in enumerate(linears)]

@@ -15,7 +15,7 @@ from jaxserve_kernels import native
 
 from jaxserve.config import Config, ModelConfig, ParallelConfig
 from jaxserve.layers.fused import FusedLinear
-from jaxserve.layers.linear import Linear, Tokens
+from jaxserve.layers.linear import Linear, Tokens, apply_together
 from jaxserve.layers.policy import plain
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.quant.policy import QuantPolicy
@@ -105,6 +105,22 @@ def test_a_native_kernel_computes_matmuls_of_one_input_in_one_call(quantization:
         np.testing.assert_allclose(y, module(x, tokens), atol=1e-5)
     program = jax.jit(lambda x: fused(x, tokens)).lower(x).as_text()
     assert program.count("custom_call @jaxserve_matmul") == 1
+
+
+def test_matmuls_of_several_formats_are_one_call_for_each() -> None:
+    if not native.has("jaxserve_matmul"):
+        pytest.skip("no native kernels")
+    quantized = replace(plain(jnp.dtype("float32"), "int8-weight-only"), backend="native")
+    random = np.random.default_rng(0)
+    policies = (quantized, quantized.unquantized, quantized, quantized.unquantized)
+    linears = [Linear(16 * (i + 1), 64, ("heads", "embed"), policy) for i, policy in enumerate(policies)]
+    for linear in linears:
+        linear.weight.set_value(jax.tree.map(partial(_random_like, random), linear.weight.get_value()))
+    x, tokens = jnp.asarray(random.normal(size=(5, 64)), jnp.float32), Tokens(jnp.int32(5))
+    for y, linear in zip(apply_together(linears, x, tokens), linears, strict=True):
+        np.testing.assert_array_equal(y, linear(x, tokens))
+    program = jax.jit(lambda x: apply_together(linears, x, tokens)).lower(x).as_text()
+    assert program.count("custom_call @jaxserve_matmul") == 2
 
 
 def _random_like(random: np.random.Generator, array: jax.Array) -> jax.Array:
