@@ -50,7 +50,9 @@ class EngineReplica:
         self._settings = read_arguments(settings)
         own = self._settings.ray
         self._replica_id = serve.get_replica_context().replica_id.unique_id
-        server = self._settings.for_replica(self._replica_id, child_environment()) | await _placement(self._settings)
+        self._claims = contextlib.ExitStack()  # until the actor ends
+        server = self._settings.for_replica(self._replica_id, child_environment(), self._claims)
+        server |= await _placement(self._settings)
         cluster = ray.get_runtime_context().gcs_address
         with serve_command(server) as serves:
             self._server = await ServerProcess.start(command or serves, server, cluster, own.start_timeout_s)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import re
 import socket
+import tempfile
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
 from typing import Any, Final
 
 from jaxserve.config import Config
@@ -83,17 +87,18 @@ class AppSettings:
     config: Config
     """The config that these settings make."""
 
-    def for_replica(self, replica_id: str, environ: Mapping[str, str]) -> dict[str, Any]:
+    def for_replica(self, replica_id: str, environ: Mapping[str, str], claims: contextlib.ExitStack) -> dict[str, Any]:
         """Return the settings of one replica's server: the ids of its responses name it, its operator's socket and the port of its
         KV pages are its own. Several replicas may share a node.
 
-        environ: the variables of the replica's node, which may give the socket and the port, too.
+        environ: the variables of the replica's node, which may give the socket and the port, too. claims: holds the claim of the port,
+        until it is closed.
         """
         own = {**self.server, "response_id_suffix": replica_id}
         if path := self.server.get("admin_socket") or environ.get(BY_NAME["admin_socket"].variable):
             own["admin_socket"] = f"{path}.{replica_id}"
         if address := self.server.get("kv_listen") or environ.get(BY_NAME["kv_listen"].variable):
-            own["kv_listen"] = _free_address(address)
+            own["kv_listen"] = _claimed_address(address, claims)
         return own
 
     @property
@@ -145,15 +150,36 @@ def read_arguments(arguments: Mapping[str, Any]) -> AppSettings:
     return settings
 
 
-def _free_address(address: str) -> str:
-    """Return `address`, or the next one on which no process of this node listens; the server refuses what is no address."""
+def _claimed_address(address: str, claims: contextlib.ExitStack) -> str:
+    """Return `address`, or the next one on which no process of this node listens or is about to; the server refuses what is no address.
+
+    A server binds its port only after it has loaded and compiled its model. Until then a lock in the folder for temporary files
+    stands for the port, which `claims` holds.
+    """
     host, _, port = address.rpartition(":")
     if port.isdecimal():
         for number in range(int(port), min(int(port) + _MAX_PORTS, 1 << 16)):
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), contextlib.ExitStack() as claim:
+                claim.callback(os.close, lock := _open_lock(number))
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 socket.create_server((host.strip("[]"), number), family=_family(host)).close()
+                claims.callback(claim.pop_all().close)
                 return f"{host}:{number}"
     return address
+
+
+def _open_lock(port: int) -> int:
+    """Return the descriptor of a port's lock file, which is never removed. Raises OSError.
+
+    A file of another user can be locked, too: it is opened to read only, and without O_CREAT, with which Linux refuses files of
+    others in /tmp. What is no file neither leads elsewhere nor blocks.
+    """
+    path = Path(tempfile.gettempdir(), f"jaxserve-kv-{port}.lock")
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        return os.open(path, flags)
+    except FileNotFoundError:
+        return os.open(path, flags | os.O_CREAT, 0o644)
 
 
 def _family(host: str) -> int:

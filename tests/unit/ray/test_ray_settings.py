@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -93,27 +96,63 @@ def test_a_replica_on_a_tpu_slice_is_placed_on_its_first_host_and_reserves_the_o
 
 def test_replicas_on_one_node_have_sockets_of_their_own() -> None:
     settings = read_arguments({"model": "tiny", "admin_socket": "/run/jaxserve.sock"})
-    assert settings.for_replica("a1", {})["admin_socket"] == "/run/jaxserve.sock.a1"
+    assert settings.for_replica("a1", {}, ExitStack())["admin_socket"] == "/run/jaxserve.sock.a1"
     own = {"response_id_suffix": "b2", "admin_socket": "/run/jaxserve.sock.b2"}
-    assert settings.for_replica("b2", {}) == {**settings.server, **own}
+    assert settings.for_replica("b2", {}, ExitStack()) == {**settings.server, **own}
     without = read_arguments({"model": "tiny"})
-    assert without.for_replica("a1", {}) == {**without.server, "response_id_suffix": "a1"}
+    assert without.for_replica("a1", {}, ExitStack()) == {**without.server, "response_id_suffix": "a1"}
 
 
 def test_the_socket_that_a_variable_of_the_node_names_is_one_for_each_replica_too() -> None:
     settings, environ = read_arguments({"model": "tiny"}), {"JAXSERVE_ADMIN_SOCKET": "/run/node.sock"}
-    assert settings.for_replica("a1", environ)["admin_socket"] == "/run/node.sock.a1"
+    assert settings.for_replica("a1", environ, ExitStack())["admin_socket"] == "/run/node.sock.a1"
     given = read_arguments({"model": "tiny", "admin_socket": "/run/jaxserve.sock"})
-    assert given.for_replica("a1", environ)["admin_socket"] == "/run/jaxserve.sock.a1"
+    assert given.for_replica("a1", environ, ExitStack())["admin_socket"] == "/run/jaxserve.sock.a1"
 
 
-def test_replicas_on_one_node_listen_for_peers_on_ports_of_their_own() -> None:
+def listens_on(address: str, claims: ExitStack) -> str:
+    settings = read_arguments({"model": "tiny", "kv_listen": address, "kv_offload_memory": "1GiB"})
+    listen: str = settings.for_replica("a1", {}, claims)["kv_listen"]
+    return listen
+
+
+@pytest.fixture
+def first_address(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """Return an address that is free, and whose locks are only those of this test."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with socket.create_server(("127.0.0.1", 0)) as first:
-        port = first.getsockname()[1]
-        settings = read_arguments({"model": "tiny", "kv_listen": f"127.0.0.1:{port}", "kv_offload_memory": "1GiB"})
-        chosen = settings.for_replica("a1", {})["kv_listen"]
-        assert port < int(chosen.removeprefix("127.0.0.1:")) < port + 256
-    assert settings.for_replica("a1", {})["kv_listen"] == f"127.0.0.1:{port}"
+        return f"127.0.0.1:{first.getsockname()[1]}"
+
+
+def test_replicas_on_one_node_listen_for_peers_on_ports_of_their_own(first_address: str) -> None:
+    host, _, port = first_address.rpartition(":")
+    with socket.create_server((host, int(port))), ExitStack() as claims:
+        chosen = listens_on(first_address, claims)
+        assert int(port) < int(chosen.removeprefix("127.0.0.1:")) < int(port) + 256
     of_node = read_arguments({"model": "tiny"})
-    assert of_node.for_replica("a1", {"JAXSERVE_KV_LISTEN": f"127.0.0.1:{port}"})["kv_listen"] == f"127.0.0.1:{port}"
-    assert of_node.for_replica("a1", {"JAXSERVE_KV_LISTEN": "nothing"})["kv_listen"] == "nothing"
+    for given in (first_address, "nothing"):
+        with ExitStack() as claims:
+            assert listens_on(given, claims) == given
+        with ExitStack() as claims:
+            assert of_node.for_replica("a1", {"JAXSERVE_KV_LISTEN": given}, claims)["kv_listen"] == given
+
+
+def test_replicas_that_start_together_claim_different_ports_before_their_servers_listen(first_address: str) -> None:
+    with ExitStack() as first, ExitStack() as second:
+        taken = listens_on(first_address, first)
+        assert taken == first_address
+        assert listens_on(first_address, second) != taken
+        first.close()
+        with ExitStack() as third:
+            assert listens_on(first_address, third) == taken, "the claim ends with its replica"
+
+
+def test_what_is_no_lock_file_of_a_port_only_makes_replicas_choose_another_port(
+    first_address: str, tmp_path: Path
+) -> None:
+    port = int(first_address.rpartition(":")[2])
+    (tmp_path / f"jaxserve-kv-{port}.lock").symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(tmp_path / f"jaxserve-kv-{port + 1}.lock")
+    with ExitStack() as claims:
+        assert listens_on(first_address, claims) != first_address
+    assert not (tmp_path / "elsewhere").exists()
