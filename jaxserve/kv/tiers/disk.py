@@ -287,6 +287,7 @@ def _open_folder(directory: Path, identity: str) -> tuple[Path, int]:
             folder = directory / (f"{name}.{number}" if number else name)
             folder.mkdir(mode=0o700, exist_ok=True)
             if (lock := _try_lock(folder)) is not None:
+                os.utime(lock)  # it is in use: otherwise it looks unused until the engine's first look at the folders
                 return folder, lock
     except OSError as error:
         raise ConfigError(f"--kv-offload-dir {str(directory)!r} cannot be used: {error.strerror}") from error

@@ -206,6 +206,16 @@ def test_folders_that_no_engine_has_used_for_a_day_are_removed_while_one_runs(
     until(lambda: folders[0].stat().st_mtime > long_ago + 3600, "the folder in use looks like an unused one")
 
 
+def test_a_folder_that_an_engine_takes_is_marked_as_used_at_once(opened: Open, tmp_path: Path) -> None:
+    folder = tmp_path / "kv" / f"jaxserve-kv-{LAYOUT.identity}"
+    for each in (folder.parent, folder):
+        each.mkdir(mode=0o700)
+    long_ago = time.time() - 25 * 3600
+    os.utime(folder, (long_ago, long_ago))
+    opened()
+    assert folder.stat().st_mtime > long_ago + 3600
+
+
 def test_folder_that_others_may_enter_is_refused(tmp_path: Path, stats: TierStats) -> None:
     tmp_path.chmod(0o755)
     with pytest.raises(ConfigError, match=r"--kv-offload-dir .* must be ours alone \(mode 0700\)"):
