@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -39,9 +40,10 @@ def content_digest(checkpoint: Checkpoint, identity: str) -> str:
 
 
 class LoadedFiles:
-    """The file or folder that weights were loaded from."""
+    """The file or folder that weights are loaded from."""
 
     def __init__(self, path: Path) -> None:
+        """Note the state of the files: call this before they are opened, since they may change while they are read."""
         self._path = path
         self._stamps = self._read_stamps()
         self._hash: str | None = None
@@ -49,8 +51,9 @@ class LoadedFiles:
     def hash(self) -> str | None:
         """Return the `content_hash` of what was loaded, which reads it once; None if it has changed before that."""
         if self._hash is None and self._is_unchanged():
-            found = content_hash(self._path)
-            self._hash = found if self._is_unchanged() else None
+            with contextlib.suppress(CheckpointError, OSError):  # a file vanishes meanwhile
+                found = content_hash(self._path)
+                self._hash = found if self._is_unchanged() else None
         return self._hash
 
     def _is_unchanged(self) -> bool:

@@ -23,7 +23,7 @@ from jaxserve.checkpoint.sentence import read_sentence_modules
 from jaxserve.config import Config
 from jaxserve.errors import CheckpointError
 from jaxserve.executor.adapters import adapters_config, open_adapters
-from jaxserve.executor.content_digest import content_digest, weights_digest
+from jaxserve.executor.content_digest import LoadedFiles, content_digest, weights_digest
 from jaxserve.executor.draft_model import DraftCheckpoint, open_draft_model
 from jaxserve.executor.hosts.agreement import (
     ONE_HOST,
@@ -118,6 +118,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         clock = PhaseClock()
         counter = CompilationCounter()
         with clock.phase("open"):
+            files = LoadedFiles(model_path) if config.tiers.are_shared else None
             checkpoint = open_model(model_path)
             model = model_of(checkpoint)
             if isinstance(model, DecoderConfig):
@@ -173,7 +174,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
             routed_experts=routed_experts_info(config, model),
         )
         eos_token_ids = frozenset(model.eos_token_ids if isinstance(model, DecoderConfig) else ())
-        weights = ServedWeights(config, prepared, base, adapters, runner, state, draft, measured)
+        weights = ServedWeights(config, prepared, base, adapters, runner, state, draft, measured, files)
         rest = LatePrograms(prepared, cache, late, runner)
         sizes = prepared.limits.buckets, eos_token_ids
         return cls(runner, model_info, *sizes, counter, pages, snapshots, weights, rest)

@@ -62,13 +62,15 @@ class ServedWeights:
         state: DeviceState,
         draft: DraftCheckpoint = DraftCheckpoint(),  # noqa: B008  (immutable)
         with_measured: WithMeasured = lambda params: params,
+        start: LoadedFiles | None = None,
     ) -> None:
         """checkpoint: the one that was loaded, without adapters. draft: the draft model, which stays as it is, or
-        the MTP layer, which is read with the model; tensors of a file do not change it."""
+        the MTP layer, which is read with the model; tensors of a file do not change it. start: the files of `checkpoint`, for
+        pages that outlive an update; None: there are no such pages."""
         self._config = config
         self._prepared = prepared
         self._base = checkpoint
-        self._start = LoadedFiles(checkpoint.path) if config.tiers.are_shared else None
+        self._start = start
         shapes = prepared.skeleton.adapters
         count = 0 if shapes is None else shapes.count
         self._adapters: list[Adapter | None] = [*adapters, *[None] * (count - len(adapters))]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from jaxserve.config import TierConfig
+from jaxserve.config import CacheConfig, Config, ModelConfig, SchedulerConfig, TierConfig
 from jaxserve.engine.control import EngineControl
+from jaxserve.executor import content_digest
 from jaxserve.executor.content_digest import LoadedFiles, content_hash
+from jaxserve.executor.local import LocalExecutor
 from tests.engine.model_engine import ModelEngine, request
 from tests.engine.rig import Rig, add, expected, prompt
 from tests.engine.test_weight_updates import MODEL, AtOnce, Operator, changed
@@ -133,6 +137,39 @@ def test_files_that_were_loaded_have_the_hash_of_their_content_unless_they_have_
     file.unlink()
     file.write_bytes(bytes(99) + b"1")
     assert (first.hash(), second.hash()) == (before, None)
+
+
+def test_files_that_vanish_while_they_are_hashed_have_no_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "x.bin").write_bytes(bytes(100))
+    loaded, read = LoadedFiles(tmp_path), content_digest._file_hash
+
+    def vanished(file: Path) -> str:
+        file.unlink()
+        return read(file)
+
+    monkeypatch.setattr(content_digest, "_file_hash", vanished)
+    assert loaded.hash() is None
+
+
+@pytest.mark.slow
+def test_a_folder_that_changes_while_the_engine_starts_is_not_the_one_it_started_with(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(MODEL, folder)
+
+    def rewrite(phase: str, *_: object) -> None:
+        if phase == "load":
+            os.utime(folder / "model.safetensors")
+
+    config = Config(
+        model=ModelConfig(model=str(folder), max_model_len=32),
+        cache=CacheConfig(kv_cache_memory=1 << 20),
+        scheduler=SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=16),
+        tiers=disk(tmp_path),
+    )
+    executor = LocalExecutor.start(config, folder, rewrite)
+    assert executor.weights is not None
+    assert executor.weights.start_hash() is None
+    executor.close()
 
 
 def test_an_engine_over_several_hosts_names_them_in_its_refusal() -> None:
