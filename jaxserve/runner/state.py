@@ -238,7 +238,11 @@ class DeviceState:
             self._provider = native.MemoryProvider(arrays, num_cores(), is_busy=self._is_busy)
 
     def _is_busy(self) -> bool:
-        return time.monotonic() < self.last_step_s + _IDLE_S
+        """Return True while a step is computed, or may come at any moment. Another thread than that of the steps may call this."""
+        with contextlib.suppress(RuntimeError):  # raised for arrays that were given to the next step meanwhile
+            if all(array.is_ready() for array in jax.tree.leaves(self.arrays.cache)):
+                return time.monotonic() < self.last_step_s + _IDLE_S
+        return True
 
     def init_slots(self, inits: Sequence[SlotInit], masks: Sequence[Mask]) -> None:
         """Write the rows of requests that take their slots, then the token masks of some slots."""

@@ -21,6 +21,7 @@ from jaxserve_kernels.paged_attention.tuning import decode_tuning
 
 from benchmarks.gpu.static import CONTEXTS, KEYS, KV_NUMBERS, compile_step
 from jaxserve.tools.planning.devices import ACCELERATORS
+from tests.aot.addresses import kernels_given_parts
 from tests.aot.devices import A100, SM_86, Target
 from tests.aot.machine_code import machine_code
 
@@ -92,6 +93,7 @@ def _step(name: str, kind: str, kv_dtype: str) -> dict[str, Any]:
         shares[context] = read / (step.weight_bytes + BATCH * context * kv_bytes)
     return {
         "outside_graphs": step.outside_graphs,
+        "given_parts": kernels_given_parts(step.text),
         "loops": len(re.findall(r" while\(", step.text)),
         "kernels": len(re.findall(r'custom_call_target="mosaic_gpu\w*"', step.text)),
         "shares": shares,

@@ -71,6 +71,7 @@ def test_a_decode_step_and_a_mixed_step_of_an_a100_are_one_cuda_graph_that_reads
     for kind, kernels in (("decode", 2), ("mixed", 4)):
         step = found[kind]
         assert step["outside_graphs"] == [], kind
+        assert step["given_parts"] == [], kind
         assert step["loops"] == 0
         assert step["kernels"] == kernels
         assert all(share <= MOST_READ for share in step["shares"].values()), step["shares"]

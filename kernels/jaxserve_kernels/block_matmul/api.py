@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Int32, UInt8
 
 from jaxserve_kernels.backend import NATIVE, Backend
 from jaxserve_kernels.block_kinds import BlockKind
@@ -46,7 +46,7 @@ def block_matmul(
 
 def block_matmuls(
     x: Float[Array, "T I"],
-    blocks: Sequence[Blocks],
+    blocks: Sequence[UInt8[Array, "_ B Y"] | Int32[Array, "_ _"]],
     num_rows: Int[Array, ""] | None = None,
     *,
     kind: BlockKind,

@@ -138,6 +138,20 @@ def test_memory_is_provided_while_no_steps_are_dispatched(providers: list[Checke
     assert not providers[0].is_busy()
 
 
+@pytest.mark.parametrize("looks", [{"return_value": False}, {"side_effect": RuntimeError("deleted")}])
+def test_memory_is_not_provided_while_a_long_step_is_computed(
+    providers: list[CheckedProvider], looks: dict[str, Any]
+) -> None:
+    """The next step may take the arrays while the thread looks at them."""
+    state = ZeroState(StateShapes(None, 0, 0, backend="native"))
+    state.provide_memory()
+    array = mock.create_autospec(jax.Array, instance=True)
+    array.is_ready.configure_mock(**looks)
+    state.arrays = state.arrays._replace(cache=(KVPool(array, array),))
+    state.last_step_s = time.monotonic() - 60
+    assert providers[0].is_busy()
+
+
 def test_memory_of_renewed_arrays_is_provided_if_that_of_the_first_was(providers: list[CheckedProvider]) -> None:
     state = ZeroState(StateShapes(None, 0, 0, backend="native"))
     state.renew()

@@ -331,11 +331,18 @@ ffi::Error block_matmul_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x,
     if (rows) groups.push_back({expert, m, rows});
     m += rows;
   }
+  if (ws.size() == 0 || ws.size() != ys.size()) {
+    return ffi::Error::InvalidArgument("block matmul: tiles are missing");
+  }
   Calls calls;
   int64_t blocks = 0, bytes = 0;
   for (size_t i = 0; i < ws.size(); ++i) {
-    const auto w = *ws.get<ffi::BufferR4<ffi::U8>>(i);
-    auto y = *ys.get<ffi::BufferR2<ffi::F32>>(i);
+    const auto found_w = ws.get<ffi::BufferR4<ffi::U8>>(i);
+    const auto found_y = ys.get<ffi::BufferR2<ffi::F32>>(i);
+    if (found_w.has_error()) return found_w.error();
+    if (found_y.has_error()) return found_y.error();
+    const auto w = *found_w;
+    auto y = *found_y;
     const auto shape = w.dimensions();
     const int64_t n = y->dimensions()[1];
     if (n != shape[1] * kTileOutputs || shape[0] != num_experts || (i && (shape[2] != blocks || shape[3] != bytes))) {

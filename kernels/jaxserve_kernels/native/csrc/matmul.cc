@@ -41,14 +41,23 @@ struct Together {
 ffi::ErrorOr<Together> together(ffi::BufferR2<ffi::F32> x, ffi::BufferR0<ffi::S32> count, ffi::RemainingArgs rest,
                                 ffi::RemainingRets ys, int step) {
   const size_t num = ys.size();
+  if (num == 0 || (rest.size() != num && rest.size() != 2 * num)) {
+    return ffi::Unexpected(ffi::Error::InvalidArgument("matmul: weights or scales are missing"));
+  }
   Together all{rest.get<ffi::AnyBuffer>(0)->element_type(), {}};
   for (size_t i = 0; i < num; ++i) {
     const auto w = *rest.get<ffi::AnyBuffer>(i);
-    if (w.element_type() != all.type) {
-      return ffi::Unexpected(ffi::Error::InvalidArgument("matmul: weights of one input have several types"));
+    const auto y = ys.get<ffi::BufferR2<ffi::F32>>(i);
+    if (y.has_error() || w.dimensions().size() != 2 || w.element_type() != all.type) {
+      return ffi::Unexpected(ffi::Error::InvalidArgument("matmul: weights of one input have several types or shapes"));
     }
-    const float* scales = rest.size() > num ? rest.get<ffi::BufferR1<ffi::F32>>(num + i)->typed_data() : nullptr;
-    const auto made = operands(x, w, count, scales, *ys.get<ffi::BufferR2<ffi::F32>>(i), step);
+    const float* scales = nullptr;
+    if (rest.size() > num) {
+      const auto of_outputs = rest.get<ffi::BufferR1<ffi::F32>>(num + i);
+      if (of_outputs.has_error()) return ffi::Unexpected(of_outputs.error());
+      scales = of_outputs->typed_data();
+    }
+    const auto made = operands(x, w, count, scales, *y, step);
     if (made.has_error()) return ffi::Unexpected(made.error());
     all.matmuls.push_back(*made);
   }

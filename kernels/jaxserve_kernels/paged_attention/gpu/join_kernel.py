@@ -7,6 +7,7 @@ Letters: B rows, U parts, K KV heads, G query heads of a KV head, N = K * G, H h
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxserve_kernels.paged_attention.gpu.splits import SLOT, Parts, Slots
-from jaxserve_kernels.paged_attention.gpu.tiles import LEAST, LOG2E, MASKED
+from jaxserve_kernels.paged_attention.gpu.tiles import LEAST, LOG2E, MASKED, whole
 
 _THREADS = 128
 _MOST_AT_ONCE = 8
@@ -127,7 +128,7 @@ def join_slots(
     """
     num_kv_heads, _, dim = values.shape
     kernel = _kernel(num_kv_heads, stats.shape[3], dim, _AT_ONCE, parts, is_counted=True, has_sinks=sinks is not None)
-    of_tiles = num_tiles.reshape(1), used_rows, slots.of_tiles, slots.in_parts
+    of_tiles = whole(num_tiles.reshape(1), used_rows, slots.of_tiles, slots.in_parts)
     return _launch(kernel, parts, values.reshape(num_kv_heads, -1), stats, of_tiles, sinks, dtype)
 
 
@@ -148,7 +149,7 @@ def _launch(
     parts: Parts,
     values: Float[Array, "A X"],
     stats: Float[Array, "U K 2 G8"],
-    of_tiles: tuple[Array, ...],
+    of_tiles: Sequence[Array],
     sinks: Float[Array, "N"] | None,
     dtype: jnp.dtype,
 ) -> Float[Array, "B N H"]:
