@@ -6,6 +6,8 @@ that cannot be encoded, or a route without a prompt, is routed by load only; the
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -36,6 +38,7 @@ from jaxserve.frontend.prompt_embeds.prompt import EmbedsSource
 from jaxserve.frontend.request import Conversation, GenerationRequest
 from jaxserve.frontend.tokenization import Tokenization
 from jaxserve.http.operations.routing import PAGE_KEY_BYTES
+from jaxserve.ray.server_process import STATUS_TIMEOUT_S
 from jaxserve.routing.request import RouteRequest, page_hashes
 from jaxserve.runtime.models.model_runtime import tokenizer_of
 from jaxserve.types import BlockHash
@@ -79,17 +82,24 @@ class PageSize:
     """The tokens per page of the replicas. It is asked for again after a while: an update of the application may change it."""
 
     def __init__(self, ask: Callable[[], Awaitable[int | None]], clock: Callable[[], float] = time.monotonic) -> None:
-        """ask: returns what a replica reports, None if it does not."""
+        """ask: returns what a replica reports, None if it does not. It is cancelled after `STATUS_TIMEOUT_S`."""
         self._ask = ask
+        self._is_asking = False
         self._clock = clock
         self._value: int | None = None
         self._valid_until_s = 0.0
 
     async def get(self) -> int | None:
-        """Return the number of tokens per page; None while no replica has reported it."""
-        if self._value is None or self._clock() > self._valid_until_s:
+        """Return the number of tokens per page; None while no replica has reported it. Only one caller at a time asks."""
+        if not self._is_asking and (self._value is None or self._clock() > self._valid_until_s):
             self._valid_until_s = self._clock() + _PAGE_SIZE_VALID_S
-            self._value = await self._ask() or self._value
+            self._is_asking = True
+            try:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(STATUS_TIMEOUT_S):
+                        self._value = await self._ask() or self._value
+            finally:
+                self._is_asking = False
         return self._value
 
 

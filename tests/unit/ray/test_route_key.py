@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +15,12 @@ from jaxserve.frontend.tokenization import Tokenization
 from jaxserve.http.operations.routing import PAGE_KEY_BYTES
 from jaxserve.ray import route_key
 from jaxserve.ray.route_key import PageSize, RouteKeys, response_replica
+from jaxserve.ray.server_process import STATUS_TIMEOUT_S
 from jaxserve.ray.settings import read_arguments
 from jaxserve.routing.request import page_hashes
 from jaxserve.tokenizer.tokenizer import load_tokenizer
 from tests.e2e.http_server import TOKENIZER
+from tests.loop_clock import LoopClock
 
 
 async def test_pages_of_texts_tokens_and_conversations() -> None:
@@ -75,6 +78,27 @@ async def test_the_page_size_is_asked_for_again_since_an_update_may_change_it() 
     assert [await size.get() for _ in range(2)] == [16, 16], "the last answer holds while no replica tells"
     now[0] = 122.0
     assert [await size.get() for _ in range(2)] == [32, 32]
+
+
+async def test_a_replica_that_does_not_report_its_page_size_holds_one_request_back_and_not_for_long() -> None:
+    clock, num_asked, reports = LoopClock(), 0, asyncio.Event()
+
+    async def ask() -> int | None:
+        nonlocal num_asked
+        num_asked += 1
+        await reports.wait()
+        return 16
+
+    size = PageSize(ask)
+    first, second, third = (asyncio.create_task(size.get()) for _ in range(3))
+    await clock.advance(0.0)
+    assert num_asked == 1
+    assert [task.done() for task in (first, second, third)] == [False, True, True]
+    await clock.advance(STATUS_TIMEOUT_S)
+    assert first.done()
+    assert [await first, await second, await third] == [None] * 3
+    reports.set()
+    assert await size.get() == 16
 
 
 async def test_large_bodies_are_read_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
