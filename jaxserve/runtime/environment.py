@@ -69,8 +69,8 @@ def config_of_one_model(given: GivenSettings) -> Config:
             f"{entry.origin}: this command takes one model: give MODEL, whose own settings are then flags; the file's other "
             "settings hold for it"
         )
-    model = given.values.get("model")
-    return config_from({**given.values, "model": DEFAULT_MODEL if model is None else model})
+    has_model = given.values.get("model") is not None
+    return config_from(given.values if has_model else _with_default_model(given.values))
 
 
 def load_settings(flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None) -> GivenSettings:
@@ -88,16 +88,27 @@ def load_settings(flags: Mapping[str, object], environ: Mapping[str, str], file:
 
 
 def config_from(values: Mapping[str, Value]) -> Config:
-    """Return the config of these values, and of defaults. Raises ConfigError for values that do not go together."""
+    """Return the config of these values, and of defaults. Raises ConfigError for values that do not go together.
+
+    The model `default` is the default model unless there is a file or folder of that name.
+    """
     if values.get("model") == DEFAULT_MODEL and not Path(DEFAULT_MODEL).exists():
-        name = values.get("served_model_name")
-        named = {"model": str(default_model()), "served_model_name": DEFAULT_MODEL_NAME if name is None else name}
-        values = {**values, **named}
+        values = _with_default_model(values)
     sections = {
         section: section_class(section)(**{n: v for n, v in values.items() if BY_NAME[n].section == section})
         for section in SECTIONS
     }
     return Config(**sections)
+
+
+def _with_default_model(values: Mapping[str, Value]) -> dict[str, Value]:
+    """Return the values with the path of the default model, and with its name unless they have one. Raises ConfigError."""
+    name = values.get("served_model_name")
+    return {
+        **values,
+        "model": str(default_model()),
+        "served_model_name": DEFAULT_MODEL_NAME if name is None else name,
+    }
 
 
 def leader_worker_set(environ: Mapping[str, str], values: Mapping[str, Value]) -> dict[str, Value]:

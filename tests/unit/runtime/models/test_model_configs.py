@@ -10,7 +10,7 @@ import pytest
 from jaxserve.cli.flags import add_flags, add_model_flag, config_from_flags, configs_from_flags
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
-from jaxserve.runtime.environment import default_model, load_settings
+from jaxserve.runtime.environment import default_model, load_config, load_settings
 from jaxserve.runtime.models.model_configs import configs_of_models, entries_of_flags
 
 EMBED = "model: /models/minilm\ntask: embed\nmax_num_seqs: 8\nreasoning_parser: none\n"
@@ -57,6 +57,7 @@ def test_the_default_model_is_named_default_unless_there_is_a_folder_of_that_nam
     assert (only.model.model, only.model.served_model_name) == (str(default_model()), "SmolLM2-135M-Instruct")
     (tmp_path / "default").mkdir()
     assert configs("default")[0].model.model == "default"
+    assert load_config().model.model == str(default_model()), "without MODEL the working directory does not matter"
 
 
 @pytest.mark.parametrize(
