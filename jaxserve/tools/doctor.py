@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import resource
@@ -186,7 +187,7 @@ def _model(config: Config) -> Finding:
     """Look at a local model's files, or for those of the hub at its cache."""
     path = Path(config.model.model).expanduser()
     if not path.exists():
-        return _hub_model(config.model.model)
+        return _hub_model(config.model.model, config.model.revision)
     from jaxserve.models.registry import open_model  # imports jax, which takes seconds
 
     try:
@@ -197,26 +198,36 @@ def _model(config: Config) -> Finding:
     return Finding("model", "ok", f"{path.name}: {size / _GIB:.2f} GiB")
 
 
-def _hub_model(model: str) -> Finding:
-    """Look whether a model of the hub is in its cache, or can be fetched into it."""
+def _hub_model(model: str, revision: str | None) -> Finding:
+    """Look whether the weights of a model of the hub are in its cache, or can be fetched into it."""
     from huggingface_hub import constants  # takes 0.3 s
 
     try:
-        repository, _ = hub_id(model)
+        repository, file = hub_id(model)
     except ConfigError as error:
         return Finding("model", "wrong", str(error), "`jaxserve models` lists those on this machine")
     cache = Path(constants.HF_HUB_CACHE)
-    if any((cache / f"models--{repository.replace('/', '--')}" / "snapshots").glob("*/*")):
-        return Finding("model", "ok", f"{repository} is in {cache}")
+    named = f"{model} at revision {revision}" if revision else model
+    if _has_weights(
+        cache / f"models--{repository.replace('/', '--')}",
+        revision or "main",
+        glob.escape(file) if file else "*.safetensors",
+    ):
+        return Finding("model", "ok", f"{named} is in {cache}")
     if constants.HF_HUB_OFFLINE:
-        return Finding("model", "wrong", f"{repository} is not in {cache}, and HF_HUB_OFFLINE is set", "unset it")
+        return Finding("model", "wrong", f"{named} is not in {cache}, and HF_HUB_OFFLINE is set", "unset it")
     existing = next(path for path in (cache, *cache.parents) if path.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
-        return Finding(
-            "model", "wrong", f"{existing} is not writable: {repository} cannot be fetched", "set HF_HOME=DIR"
-        )
-    text = f"{repository} is not in {cache}, which has {shutil.disk_usage(existing).free / _GIB:.1f} GiB free"
+        return Finding("model", "wrong", f"{existing} is not writable: {named} cannot be fetched", "set HF_HOME=DIR")
+    text = f"{named} is not in {cache}, which has {shutil.disk_usage(existing).free / _GIB:.1f} GiB free"
     return Finding("model", "note", text, "it is fetched from the hub at the start; HF_HOME=DIR puts it elsewhere")
+
+
+def _has_weights(folder: Path, revision: str, pattern: str) -> bool:
+    """Return True if a repository's folder in the hub's cache has a file of this pattern at a branch, tag or commit."""
+    reference = folder / "refs" / revision
+    commit = reference.read_text(encoding="ascii").strip() if reference.is_file() else revision
+    return any((folder / "snapshots" / commit).glob(pattern))
 
 
 def _together(configs: Sequence[Config], found: FoundDevices | NoDeviceError) -> Finding:

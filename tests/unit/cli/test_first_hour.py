@@ -306,13 +306,32 @@ def test_doctor_looks_for_a_model_of_the_hub_in_its_cache(tmp_path: Path, monkey
         patch.setattr(doctor.os, "access", lambda path, mode: False)
         finding = doctor._model(config)
         assert (finding.verdict, finding.fix) == ("wrong", "set HF_HOME=DIR")
-    snapshot = cache / "models--org--name" / "snapshots" / "0123abcd"
-    snapshot.mkdir(parents=True)
-    assert doctor._model(config).verdict == "note", "nothing of it was fetched"
-    (snapshot / "config.json").touch()
-    assert doctor._model(config).verdict == "ok"
     nowhere = doctor._model(load_config(flags={"model": "./nowhere.gguf"}))
     assert nowhere.verdict == "wrong" and "found no such path" in nowhere.text
+
+
+def test_doctor_finds_the_weights_of_the_named_file_and_revision_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+
+    def verdict(model: str, **flags: str) -> str:
+        return doctor._model(load_config(flags={"model": model} | flags)).verdict
+
+    folder = tmp_path / "models--org--name"
+    snapshot = folder / "snapshots" / "0123abcd"
+    for each in (snapshot, folder / "refs"):
+        each.mkdir(parents=True)
+    (folder / "refs" / "main").write_text("0123abcd")
+    (snapshot / "config.json").touch()
+    assert verdict("org/name") == "note", "`jaxserve plan` has fetched the config only"
+    (snapshot / "a[1].gguf").touch()
+    assert (verdict("org/name:a[1].gguf"), verdict("org/name:b.gguf")) == ("ok", "note")
+    assert verdict("org/name") == "note", "a GGUF file is loaded only if it is named"
+    (snapshot / "model.safetensors").touch()
+    assert verdict("org/name") == "ok"
+    assert (verdict("org/name", revision="0123abcd"), verdict("org/name", revision="v2")) == ("ok", "note")
 
 
 def test_doctor_leaves_models_of_the_hub_to_the_start() -> None:
