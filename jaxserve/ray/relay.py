@@ -1,7 +1,8 @@
 """Moves a request to a replica and its reply back, with one retry while nothing was produced.
 
 A request whose replica is lost, or not serving, before any content of the reply has arrived is sent to another replica,
-once. A stream that breaks after content has arrived ends with one error event in the form of its API. Whole events only
+once; one that reads or continues a stored response, to the same replica if that is still there, since only it has the
+response. A stream that breaks after content has arrived ends with one error event in the form of its API. Whole events only
 are passed on, so that an error event never follows half of another one.
 """
 

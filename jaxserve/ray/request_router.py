@@ -28,7 +28,10 @@ class PageRequestRouter(RequestRouter):  # type: ignore[misc]  # ray has no type
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Return every candidate in a rank of its own, best first."""
+        """Return every candidate in a rank of its own, best first.
+
+        The replica that stores the response of the request comes first, even on a retry; the one to avoid comes last otherwise.
+        """
         wire = None if pending_request is None else next(iter(pending_request.args), None)
         if not isinstance(wire, WireRequest):
             return [candidate_replicas]

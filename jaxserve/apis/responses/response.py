@@ -67,7 +67,13 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     max_tool_calls: int | None
     model: str
     output: list[OutputItem] = []
-    parallel_tool_calls: bool
+    parallel_tool_calls: Annotated[
+        bool,
+        Meta(
+            description="As in the request, where null is true. A response has at most one call all the same if that is null, "
+            "`tool_choice` is `required`, and the tool format is `generic`."
+        ),
+    ]
     previous_response_id: str | None
     prompt_cache_key: str | None
     reasoning: ReasoningEcho
