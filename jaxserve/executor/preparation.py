@@ -62,7 +62,7 @@ from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.runner.program_key import host_key_parts
 from jaxserve.runner.slots import slots_bytes
 from jaxserve.runner.speculation.model import make_draft_model, with_tapped_layers
-from jaxserve.runner.speculation.step import engine_task
+from jaxserve.runner.speculation.task import engine_task
 from jaxserve.runner.state import StateProgram, StateShapes
 from jaxserve.runner.steps import GENERATION, abstract_params
 from jaxserve.runner.warmup import MadeProgram, Progress, cached_programs, make_programs, make_state_programs

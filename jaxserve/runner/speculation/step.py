@@ -30,29 +30,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
 
-from jaxserve.config import Config
 from jaxserve.layers.cache import Cache, pages_shape, with_pending_states
-from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import EagleSkeleton, ModelSkeleton, PredictorSkeleton
 from jaxserve.runner.context import step_context
 from jaxserve.runner.inputs import OUTPUT_FIELDS, DraftModel, Outcome, Program, StepTask, pack_arrays
-from jaxserve.runner.limits import num_planned_drafts
 from jaxserve.runner.outputs.options import PLAIN_RESULTS, ResultOptions
 from jaxserve.runner.outputs.routed_experts import stacked
 from jaxserve.runner.slots import store_tokens, take_up
 from jaxserve.runner.speculation.drafter import Drafter, make_drafter
 from jaxserve.runner.speculation.rows import Verified, accept, make_chunk, sample_rows
 from jaxserve.runner.state import StateArrays
-from jaxserve.runner.steps import generation_task, read_plan, run_single_step, run_step
+from jaxserve.runner.steps import read_plan, run_single_step, run_step
 from jaxserve.scheduler.plan import UNREAD_TOKEN, StepPlan, StepResult
-
-
-def engine_task(
-    config: Config, model: DecoderConfig, platform: str, draft: DraftModel | None
-) -> StepTask[StepPlan, StepResult]:
-    """Return the task of an engine that generates on this platform. draft: the model, layer or head that drafts, if one does."""
-    options = ResultOptions(config.model.logprobs_mode, config.model.enable_return_routed_experts)
-    return speculative_task(generation_task(platform, options), draft, options, num_planned_drafts(config, model))
 
 
 def speculative_task(

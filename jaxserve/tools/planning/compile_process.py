@@ -22,7 +22,7 @@ from jaxserve.runner.host.cores import num_cores
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.limits import mesh_shape
 from jaxserve.runner.speculation.model import with_tapped_layers
-from jaxserve.runner.speculation.step import engine_task
+from jaxserve.runner.speculation.task import engine_task
 from jaxserve.runner.steps import lower
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.tools.planning.adapters import planned_adapters

@@ -1,0 +1,20 @@
+"""The task of an engine that generates, with what its settings say. Steps do not import it: they do not depend on settings."""
+
+from __future__ import annotations
+
+from jaxserve.config import Config
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.runner.inputs import DraftModel, StepTask
+from jaxserve.runner.limits import num_planned_drafts
+from jaxserve.runner.outputs.options import ResultOptions
+from jaxserve.runner.speculation.step import speculative_task
+from jaxserve.runner.steps import generation_task
+from jaxserve.scheduler.plan import StepPlan, StepResult
+
+
+def engine_task(
+    config: Config, model: DecoderConfig, platform: str, draft: DraftModel | None
+) -> StepTask[StepPlan, StepResult]:
+    """Return the task of an engine that generates on this platform. draft: the model, layer or head that drafts, if one does."""
+    options = ResultOptions(config.model.logprobs_mode, config.model.enable_return_routed_experts)
+    return speculative_task(generation_task(platform, options), draft, options, num_planned_drafts(config, model))
