@@ -104,7 +104,8 @@ def _switch(path: Path, config: Mapping[str, Any], key: str, default: bool | Non
 
 
 def _converted_backend(directory: Path) -> tokenizers.Tokenizer:
-    expect_model_folder(directory)
+    if not (directory / "tokenizer_config.json").is_file():  # with it, a tokenizer may have a folder of its own
+        expect_model_folder(directory)
     log = logging.getLogger("transformers")
     log.addFilter(_is_error)  # it says that PyTorch is missing, which no tokenizer needs
     try:

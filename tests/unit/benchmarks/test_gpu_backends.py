@@ -11,7 +11,7 @@ from jaxserve_kernels.paged_attention.cases import Case
 from benchmarks.gpu import backends
 from benchmarks.gpu.shapes import LLAMA_8B, decoder
 from jaxserve.runner.backend import Chip
-from tests.unit.benchmarks.test_gpu_products import context
+from tests.unit.benchmarks.gpu_context import make_context
 
 MANY, WIDE, USUAL = Case((1,), (9,), num_heads=64, num_kv_heads=1), Case((1,), (9,), dim=256), Case((1,), (9,), dim=128)
 
@@ -31,7 +31,7 @@ def test_a_b200_checks_the_kernel_for_prompts_and_the_one_that_others_take(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backends, "chip_of", lambda device: Chip("gpu", (10, 0)))
-    assert backends.op_backends(context(tmp_path), decoder(LLAMA_8B)) == (
+    assert backends.op_backends(make_context(tmp_path), decoder(LLAMA_8B)) == (
         "reference",
         "mosaic_gpu_mma",
         "mosaic_gpu_tcgen05",

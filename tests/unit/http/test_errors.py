@@ -59,8 +59,8 @@ async def test_refusal_has_shape_and_status(
 
 
 async def test_an_unknown_url_is_answered_with_the_page_of_known_ones(api: Api) -> None:
-    _, error = await refusal(api, "GET", "/")
-    assert error["message"] == "Unknown request URL: GET /. /docs lists the known ones."
+    _, error = await refusal(api, "GET", "/v2")
+    assert error["message"] == "Unknown request URL: GET /v2. /docs lists the known ones."
     async with api.http.get("/docs") as page:
         assert page.status == 200
 

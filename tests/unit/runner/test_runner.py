@@ -145,7 +145,7 @@ def test_memory_is_not_provided_while_a_long_step_is_computed(
     """The next step may take the arrays while the thread looks at them."""
     state = ZeroState(StateShapes(None, 0, 0, backend="native"))
     state.provide_memory()
-    array = mock.create_autospec(jax.Array, instance=True)
+    array = mock.create_autospec(type(jnp.zeros(1)), instance=True)
     array.is_ready.configure_mock(**looks)
     state.arrays = state.arrays._replace(cache=(KVPool(array, array),))
     state.last_step_s = time.monotonic() - 60
