@@ -67,13 +67,13 @@ class FusedLinear(nnx.Module):
     def __call__(self, x: Float[Array, "T I"], rows: Tokens | ExpertRows) -> list[Float[Array, "T _"]]:
         """Return the matmul with each matrix, in the order of their names. rows: the modules' second argument."""
         if not self.is_fused:
-            return self._one_by_one(x, rows)
+            return self._apart(x, rows)
         parts = self.layout.split(self.fused(x, rows))
         if not self.adapters:
             return parts
         return [self._adapted(name, part, x, rows) for name, part in zip(self.names, parts, strict=True)]
 
-    def _one_by_one(self, x: Float[Array, "T I"], rows: Any) -> list[Float[Array, "T _"]]:
+    def _apart(self, x: Float[Array, "T I"], rows: Any) -> list[Float[Array, "T _"]]:
         modules = [getattr(self, name) for name in self.names]
         if all(isinstance(module, Linear) for module in modules):
             return apply_together(modules, x, rows)
