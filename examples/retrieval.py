@@ -28,7 +28,7 @@ def embed(url: str, texts: list[str], model: str | None = None) -> list[list[flo
 
 
 def nearest(url: str, question: str, passages: list[str], count: int, model: str | None = None) -> list[str]:
-    """Return the passages whose vectors have the largest products with the question's."""
+    """Return the passages whose vectors have the largest dot products with the question's."""
     wanted, *vectors = embed(url, [question, *passages], model)
     products = [sum(a * b for a, b in zip(wanted, vector, strict=True)) for vector in vectors]
     order = sorted(range(len(passages)), key=lambda i: -products[i])

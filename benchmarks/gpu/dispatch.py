@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.timing import time_calls
 
-NUM_PRODUCTS = 24
+NUM_MATMULS = 24
 NUM_CALLS = 9
 
 
@@ -45,23 +45,23 @@ def _measure_loops(context: Context) -> None:
 
     def multiply(index: Any, x: jax.Array) -> jax.Array:
         del index
-        product: jax.Array = x @ weight
-        return product
+        result: jax.Array = x @ weight
+        return result
 
     def straight(x: jax.Array, count: jax.Array) -> jax.Array:
         del count
-        for index in range(NUM_PRODUCTS):
+        for index in range(NUM_MATMULS):
             x = multiply(index, x)
         return x
 
     def known(x: jax.Array, count: jax.Array) -> jax.Array:
         del count
-        product: jax.Array = jax.lax.fori_loop(0, NUM_PRODUCTS, multiply, x)
-        return product
+        result: jax.Array = jax.lax.fori_loop(0, NUM_MATMULS, multiply, x)
+        return result
 
     def decided(x: jax.Array, count: jax.Array) -> jax.Array:
-        product: jax.Array = jax.lax.fori_loop(0, count, multiply, x)
-        return product
+        result: jax.Array = jax.lax.fori_loop(0, count, multiply, x)
+        return result
 
     functions: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {
         "straight line": straight,
@@ -69,7 +69,7 @@ def _measure_loops(context: Context) -> None:
         "loop whose length is data": decided,
     }
     for name, function in functions.items():
-        submit_s, total_s = _call_times(jax.jit(function), x, jnp.int32(NUM_PRODUCTS))
+        submit_s, total_s = _call_times(jax.jit(function), x, jnp.int32(NUM_MATMULS))
         context.recorder.figure(
             "loops in a program",
             program=name,

@@ -1,4 +1,4 @@
-"""Checks of the products with the weights of experts."""
+"""Checks of the matmuls with the weights of experts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxserve_kernels.grouped_matmul.cases import Case, expected, operands
 
 from benchmarks.gpu import oracle
 from benchmarks.gpu.crew import Bench
-from benchmarks.gpu.op_checks import PRODUCT_TOLERANCES, compare
+from benchmarks.gpu.op_checks import MATMUL_TOLERANCES, compare
 
 _FEW = (0, 1, 2, 0, 0, 3, 1, 9, 0, 1, 17, 0, 4, 1, 0, 0)
 _MANY = (0, 70, 300, 1, 0, 131, 5, 64)
@@ -50,7 +50,7 @@ def check_experts(case: Case, backend: Backend, bench: Bench, *, dynamic: bool =
         tolerance = (
             _WIDENED
             if case.weights in ("int4", "e4m3_groups") and backend == "reference"
-            else PRODUCT_TOLERANCES[case.dtype]
+            else MATMUL_TOLERANCES[case.dtype]
         )
     arguments = [jnp.asarray(each) for each in given if each is not None]
     compiled = bench.compile(partial(grouped_matmul, dynamic=dynamic, backend=backend), *arguments)

@@ -1,4 +1,4 @@
-"""Part 1: what runs here, and what the device does at most: a copy of memory, a large matrix product."""
+"""Part 1: what runs here, and what the device does at most: a copy of memory, a large matmul."""
 
 from __future__ import annotations
 

@@ -190,7 +190,7 @@ def _pass(
 
 
 def policy_of(context: Context, shape: DecoderConfig, dtype: Dtype) -> DtypePolicy:
-    """One type for all, the kernels that the server would take for it, and its joined products."""
+    """One type for all, the kernels that the server would take for it, and its joined matmuls."""
     server = server_policy(context, shape, dtype=dtype)
     return replace(
         plain(jnp.dtype(dtype)), backend=server.backend, attention=server.attention, fused_for=server.fused_for

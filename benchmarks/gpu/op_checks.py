@@ -1,4 +1,4 @@
-"""Checks of the ops beside attention: KV writes, rotation, products."""
+"""Checks of the ops beside attention: KV writes, rotation, matmuls."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from jaxserve_kernels.rope import Rotation, rotate
 
 from benchmarks.gpu import oracle
 from benchmarks.gpu.crew import Bench
-from benchmarks.gpu.product_programs import candidates, skinny_product
+from benchmarks.gpu.matmul_programs import candidates, skinny_matmul
 
 LAYER, NUM_LAYERS = 1, 2
-PRODUCT_TOLERANCES = {"float32": 2e-5, "float16": 1e-3, "bfloat16": 1e-3}
-"""Products are accumulated and returned in float32, whatever the operands are. TF32 would not pass for float32."""
+MATMUL_TOLERANCES = {"float32": 2e-5, "float16": 1e-3, "bfloat16": 1e-3}
+"""Matmuls are accumulated and returned in float32, whatever the operands are. TF32 would not pass for float32."""
 BLOCK_TOLERANCE = 1e-2
 """XLA rounds weights to bfloat16, kernels do not."""
 DYNAMIC_TOLERANCES = {"int8": 3e-3, "fp8": 1e-2}
@@ -119,7 +119,7 @@ def check_matmul(kind: str, dtype: str, count: int, bench: Bench) -> None:
         arrays, expected = (x, weight, scales), rows @ (weight.astype(np.float64).T * scales)
     arguments = tuple(map(jnp.asarray, arrays))
     found = np.asarray(bench.compile(partial(matmul, dynamic=kind in DYNAMIC_TOLERANCES), *arguments)(*arguments))
-    tolerance = DYNAMIC_TOLERANCES.get(kind, PRODUCT_TOLERANCES[dtype])
+    tolerance = DYNAMIC_TOLERANCES.get(kind, MATMUL_TOLERANCES[dtype])
     compare(bench, f"matmul, {kind}, {count} x {num_in} x {num_out}, {dtype}", found, expected, tolerance)
 
 
@@ -137,7 +137,7 @@ def check_grouped(backend: Backend, weights: str, dtype: str, count: int, bench:
     arguments = (jnp.asarray(x), weight, jnp.asarray(scales))
     found = np.asarray(bench.compile(partial(matmul, backend=backend), *arguments)(*arguments))
     name = f"{backend}: matmul, {weights} weights in groups, {count} x {num_in} x {num_out}, {dtype}"
-    compare(bench, name, found, x.astype(np.float64) @ wide.T, PRODUCT_TOLERANCES[dtype])
+    compare(bench, name, found, x.astype(np.float64) @ wide.T, MATMUL_TOLERANCES[dtype])
 
 
 def check_nvfp4(backend: Backend, dtype: str, count: int, bench: Bench) -> None:
@@ -153,7 +153,7 @@ def check_nvfp4(backend: Backend, dtype: str, count: int, bench: Bench) -> None:
     arguments = (jnp.asarray(x), jnp.asarray(codes[:, 0::2] | codes[:, 1::2] << 4), scales)
     found = np.asarray(bench.compile(partial(nvfp4_matmul, backend=backend), *arguments)(*arguments))
     name = f"{backend}: matmul, NVFP4 weights, {count} x {num_in} x {num_out}, {dtype}"
-    compare(bench, name, found, x.astype(np.float64) @ wide.T, PRODUCT_TOLERANCES[dtype])
+    compare(bench, name, found, x.astype(np.float64) @ wide.T, MATMUL_TOLERANCES[dtype])
 
 
 def check_blocks(backend: Backend, name: str, count: int, bench: Bench) -> None:
@@ -175,7 +175,7 @@ def check_skinny(case: Case, bench: Bench) -> None:
     given = operands(case, bench.seed)
     x, weight, scales = map(jnp.asarray, given)
     for tuning in candidates(len(x), ((weight.shape[0], weight.shape[1]),)):
-        compiled = bench.compile(partial(skinny_product, tuning, is_dynamic=False), x, weight, scales)
+        compiled = bench.compile(partial(skinny_matmul, tuning, is_dynamic=False), x, weight, scales)
         worst = error(case, given, compiled(x, weight, scales))
         name = f"matmul by our kernel, {case}, {tuning}"
         bench.recorder.check(name, passed=worst <= 1, error=worst, tolerance=1.0)

@@ -31,7 +31,7 @@ class Part:
 
 
 _NO_AUTOTUNING = {"XLA_FLAGS": "--xla_gpu_autotune_level=0"}
-"""Tiny models have hundreds of products to tune, in float32 for more than a minute, and nothing is timed."""
+"""Tiny models have hundreds of matmuls to tune, in float32 for more than a minute, and nothing is timed."""
 _UPDATE_MODE = "--xla_gpu_command_buffer_update_mode"
 _UPDATES = "benchmarks.gpu.graph_updates"
 _UPDATE_LOG = {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_CPP_VMODULE": "command_buffer_thunk=3"}
@@ -48,7 +48,7 @@ PARTS = (
         environment=_NO_AUTOTUNING,
     ),
     Part("attention", 55, "attention and KV writes alone", attempt_s=12),
-    Part("products", 20, "products of few tokens", attempt_s=12),
+    Part("matmuls", 20, "matmuls of few tokens", attempt_s=12),
     Part("engine", 110, "steps of a random Llama-3.1-8B, bfloat16"),
     Part("int8", 35, "decode steps with smaller weights, or a smaller KV cache"),
     Part("server", 90, "start-up and HTTP, random Llama-3.2-1B shape"),
@@ -93,7 +93,7 @@ PARTS = (
         "states", 90, "recurrent states alone: decode steps, and prompts by both forms", is_default=False, attempt_s=30
     ),
     Part("tune", 240, "block sizes of our attention kernels", is_default=False),
-    Part("tune_products", 240, "where our kernel for products is faster", is_default=False),
+    Part("tune_matmuls", 240, "where our kernel for matmuls is faster", is_default=False),
     Part("tune_groups", 120, "sizes of our kernel for weights in groups", is_default=False),
 )
 """Parts of the check; those that run by default take less than nine minutes together."""

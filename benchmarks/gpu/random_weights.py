@@ -32,7 +32,7 @@ def kind_of(leaf: LeafSpec) -> Kind:
 def host_leaves(skeleton: ModelSkeleton, seed: int) -> tuple[np.ndarray, ...]:
     """In the types the skeleton declares, such that heads attend unevenly, every layer matters, and logits spread by about 2.
 
-    The same for a model whose products are joined as for one where they are not.
+    The same for a model whose matmuls are joined as for one where they are not.
     """
 
     def make(leaf: LeafSpec, name: str, shape: tuple[int, ...]) -> np.ndarray:

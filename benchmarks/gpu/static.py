@@ -2,8 +2,8 @@
 
 Prints Markdown: the launches of one layer with the bytes that each reads and writes, all of them against the layer's
 weights, all that is read with the keys and values of rows of 1k and 8k tokens against weights, keys and values alone, and
-whether the step is one CUDA graph. Facts of a compiler that had no device to tune products
-on: on one, products may be others. Needs a compiler of CUDA (`requirements/aot.lock`), and no GPU.
+whether the step is one CUDA graph. Outputs of a compiler that had no device to tune matmuls
+on: on one, matmuls may be others. Needs a compiler of CUDA (`requirements/aot.lock`), and no GPU.
 """
 
 from __future__ import annotations

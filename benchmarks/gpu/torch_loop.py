@@ -99,7 +99,7 @@ def measure_prefill(context: Context, length: int) -> None:
 
     with torch.inference_mode(), attention.sdpa_kernel(attention.SDPBackend.FLASH_ATTENTION):
         timing = time_calls(call, lambda _: torch.cuda.synchronize() if is_cuda else None)
-    flops = 2 * heads * dim * length * (length + 1)  # two products over half a square
+    flops = 2 * heads * dim * length * (length + 1)  # two matmuls over half a square
     context.recorder.figure(
         "peers, prefill attention, one layer",
         peer="torch SDPA, flash",

@@ -14,8 +14,8 @@ from jaxserve_kernels.matmul.tuning import SkinnyTuning
 from benchmarks.gpu.backends import why_no_kernels
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.device import first_device
-from benchmarks.gpu.product_programs import Chain, Shapes, grouped_candidates
-from benchmarks.gpu.products import ProductBench
+from benchmarks.gpu.matmul_programs import Chain, Shapes, grouped_candidates
+from benchmarks.gpu.matmuls import MatmulBench
 from benchmarks.gpu.shapes import LLAMA_8B, decoder
 from jaxserve.model_config.decoder import DecoderConfig
 
@@ -34,7 +34,7 @@ def run(context: Context) -> None:
     if reason is not None:
         context.recorder.note(f"there is nothing to tune: {reason}")
         return
-    bench = ProductBench(context)
+    bench = MatmulBench(context)
     compared = {
         f"{name}, {count} tokens, {plain.types}": (name, compared_sizes(plain, bench))
         for (name, shapes), count in itertools.product(fused_cells(config).items(), TOKENS)
@@ -57,12 +57,12 @@ def fused_cells(config: DecoderConfig) -> dict[str, Shapes]:
     }
 
 
-def compared_sizes(plain: Chain, bench: ProductBench) -> list[Chain]:
+def compared_sizes(plain: Chain, bench: MatmulBench) -> list[Chain]:
     """Return XLA's matmul, whose result is expected, then our kernel's with all sizes, the server's first."""
     return [plain, *(replace(plain, tuning=each) for each in grouped_candidates(plain, bench.dtype))]
 
 
-def _compare(context: Context, bench: ProductBench, name: str, label: str, chains: list[Chain]) -> None:
+def _compare(context: Context, bench: MatmulBench, name: str, label: str, chains: list[Chain]) -> None:
     seconds = {chain.tuning: time_s for chain, time_s in bench.compare(name, chains).items() if chain.tuning}
     served = chains[1].tuning if len(chains) > 1 else None
     if served in seconds:

@@ -2,7 +2,7 @@
 
 Ideal is: every matrix once, of experts those that are chosen if every token chooses at random; keys and values of all rows
 once; recurrent states read and written once; all of it divided evenly over the devices. Activations are not counted.
-Nothing runs: these are facts of compilers that had no device to try matmuls on.
+Nothing runs: these are outputs of compilers that had no device to try matmuls on.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Measure this machine's highest rates, in a separate process: `python -m benchmarks.peers.bounds BYTES`.
 
     read  bytes a second of one pass over float32 data as large as the weights
-    gemm  floating-point operations a second of the best large float32 matrix product
+    gemm  floating-point operations a second of the best large float32 matmul
 
 From these follow the tokens a second that no engine with float32 weights can pass here. Attention, norms and
 everything on the host are taken to cost nothing.
@@ -118,7 +118,7 @@ def _measure(num_bytes: int, num_threads: int) -> MachineBounds:
     matrix = random.random((rows, NUM_COLUMNS), dtype=np.float32)
     vector = random.random(NUM_COLUMNS, dtype=np.float32)
     parts = np.array_split(matrix, num_threads)
-    product = jax.jit(jnp.dot)
+    matmul = jax.jit(jnp.dot)
     with ThreadPoolExecutor(num_threads) as pool:
         readers: list[Callable[[], object]] = [
             lambda: matrix @ vector,
@@ -126,7 +126,7 @@ def _measure(num_bytes: int, num_threads: int) -> MachineBounds:
             lambda: list(pool.map(lambda part: part.max(), parts)),
         ]
         device_matrix, device_vector = jnp.asarray(matrix), jnp.asarray(vector)
-        readers.append(lambda: product(device_matrix, device_vector).block_until_ready())
+        readers.append(lambda: matmul(device_matrix, device_vector).block_until_ready())
         read_s = min(_fastest_s(read, READ_REPEATS) for read in readers)
     flops = 0.0
     for size in GEMM_SIZES:
@@ -134,7 +134,7 @@ def _measure(num_bytes: int, num_threads: int) -> MachineBounds:
         device_square = jnp.asarray(square)
         for multiply in (
             lambda square=square: square @ square,
-            lambda square=device_square: product(square, square).block_until_ready(),
+            lambda square=device_square: matmul(square, square).block_until_ready(),
         ):
             flops = max(flops, 2 * size**3 / _fastest_s(multiply, GEMM_REPEATS))
     return MachineBounds(matrix.nbytes / read_s, flops)

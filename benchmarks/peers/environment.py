@@ -103,9 +103,9 @@ class VirtualEnvironment:
         return {name: by_name[name] for name in packages if name in by_name} | {"python": python}
 
 
-def install_once(stamp: Path, facts: Mapping[str, str], install: Callable[[], None]) -> None:
-    """Call `install` unless `stamp` says that it ran to its end with the same `facts`."""
-    wanted = json.dumps(dict(facts), sort_keys=True)
+def install_once(stamp: Path, versions: Mapping[str, str], install: Callable[[], None]) -> None:
+    """Call `install` unless `stamp` says that it ran to its end with the same `versions`."""
+    wanted = json.dumps(dict(versions), sort_keys=True)
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == wanted:
         return
     stamp.unlink(missing_ok=True)

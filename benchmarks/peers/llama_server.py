@@ -38,8 +38,8 @@ class LlamaServer:
 
     def install(self) -> None:
         """About 11 minutes of compiling on one core of 2026."""
-        facts = {PACKAGE: VERSION, "cpu": _cpu_flags()}
-        install_once(self._folder / "installed.json", facts, self._build)
+        versions = {PACKAGE: VERSION, "cpu": _cpu_flags()}
+        install_once(self._folder / "installed.json", versions, self._build)
 
     def prepare(self, weights: Weights, format_name: str) -> None:
         """Make the GGUF file of a format; the float32 one is compared with our own dequantisation."""

@@ -128,7 +128,7 @@ def report(
         f"GFLOP/s; the weights are {sizes.read_bytes / 1e6:.0f} MB in float32.",
         bounds_table(samples, ours=ours, sizes=sizes, bounds=bounds),
         server_table(pairings),
-        markdown_table(("server", "versions"), [(name, _listed(facts)) for name, facts in versions.items()]),
+        markdown_table(("server", "versions"), [(name, _listed(each)) for name, each in versions.items()]),
         "```text\n" + command_lines(starts) + "\n```",
     ]
     if notes := _notes(pairings, skipped, samples):
@@ -136,8 +136,8 @@ def report(
     return "\n\n".join(parts) + "\n"
 
 
-def _listed(facts: Mapping[str, object]) -> str:
-    return ", ".join(f"{name} {fact}" for name, fact in facts.items())
+def _listed(versions: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def _notes(pairings: Sequence[Pairing], skipped: Mapping[str, str], samples: Sequence[Sample]) -> list[str]:

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from jaxserve.engine.process import exit_now, watch_stdin
 from jaxserve.errors import RequestError, StartupError
-from jaxserve.executor.hosts.agreement import host_facts
+from jaxserve.executor.hosts.agreement import shared_settings
 from jaxserve.executor.hosts.memory import memory_in_use
 from jaxserve.executor.hosts.messages import Failed, HostStats
 from jaxserve.executor.hosts.worker import LOST, REFUSED, STOPPED, Worker
@@ -86,7 +86,7 @@ def main() -> int:
         worker = Worker(
             spec.config.hosts,
             spec.host_id,
-            host_facts(spec.config),
+            shared_settings(spec.config),
             on_end=_end,
             on_beat=partial(_beat, spec.beat_descriptor),
         )

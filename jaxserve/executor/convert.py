@@ -23,7 +23,7 @@ from jaxserve.executor.content_digest import content_digest
 from jaxserve.executor.preparation import Preparation, prepare
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import ModelSkeleton
-from jaxserve.weights.converted import described_tensors, layout_facts, save_arrays
+from jaxserve.weights.converted import array_layout, described_tensors, save_arrays
 from jaxserve.weights.loader import load_params
 
 _LOG = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ def _write(
     manifest = ConversionManifest(
         format=FORMAT,
         source_digest=content_digest(checkpoint, ""),
-        layout=layout_facts(prepared.skeleton),
+        layout=array_layout(prepared.skeleton),
         tensors=[
             ConvertedTensor(info.name, info.shape, info.stored_dtype, info.is_quantized)
             for info in described_tensors(checkpoint, prepared.skeleton)

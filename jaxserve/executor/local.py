@@ -131,10 +131,10 @@ class LocalExecutor(Generic[PlanT, ResultT]):
             draft = open_draft_model(config, model, model_path)
             adapters, prepared = _prepare(config, model, checkpoint, hosts, draft.decoder)
             base, checkpoint = checkpoint, served_tensors(prepared, checkpoint, adapters)
-            facts = {"checkpoint": checkpoint_hash(checkpoint)} | prepared.key_parts()
+            parts = {"checkpoint": checkpoint_hash(checkpoint)} | prepared.key_parts()
             if config.hosts.num_hosts > 1:
-                facts["samples of the weights"] = weights_digest([checkpoint, *draft.checkpoints])
-            agree_equal(hosts, "programs", facts)
+                parts["samples of the weights"] = weights_digest([checkpoint, *draft.checkpoints])
+            agree_equal(hosts, "programs", parts)
             check_tensors(checkpoint, prepared.skeleton)
             draft.check_tensors(prepared)
             defaults = {}

@@ -95,7 +95,7 @@ def class_name(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def sampling_facts(sampling: EngineSamplingParams) -> dict[str, Any]:
+def recorded_sampling(sampling: EngineSamplingParams) -> dict[str, Any]:
     """Return what the scheduler reads of a request's options, the tokens of the text left out."""
     return {
         "max_tokens": sampling.max_tokens,
@@ -119,7 +119,7 @@ def _attributes(value: object) -> Iterator[tuple[str, Any]]:
         if isinstance(value, BlockTable) and name == "windows":  # parts of `row`
             yield name, [(window.first, window.end) for window in value.windows]
         elif isinstance(value, Request) and name in ("grammar", "sampling"):
-            yield name, held is not None if name == "grammar" else sampling_facts(held)
+            yield name, held is not None if name == "grammar" else recorded_sampling(held)
         elif isinstance(value, StepPlan) and name == "targets" and held is not None:
             yield name, NO_TARGET * (held == NO_TARGET)  # tokens of the prompt are 0
         elif not callable(held) and type(held).__module__.startswith((*_PLAIN, *OWNED)):

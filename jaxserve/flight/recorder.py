@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 
-from jaxserve.flight.capture import Capture, capture, sampling_facts
+from jaxserve.flight.capture import Capture, capture, recorded_sampling
 from jaxserve.ipc.messages import AddRequest
 from jaxserve.kv.block_table import HashChain
 from jaxserve.sampling.params import needs_state
@@ -53,7 +53,7 @@ class Arrival:
         return cls(
             message.request_id,
             len(message.prompt_token_ids),
-            sampling_facts(message.sampling),
+            recorded_sampling(message.sampling),
             needs_state(message.sampling),
             message.grammar is not None,
             message.priority,
@@ -235,10 +235,10 @@ class Recorder:
             wholes = wholes | np.array([each not in known for each in plan.request_ids])
         has_drafts = plan.kind == "decode" and bool((plan.slots == NO_SLOT).any())
         pages = pages_of(plan, self._block_size, self._num_tables, wholes)
-        return KeptPlan(facts_of(plan), wholes, pages, plan.token_ids if has_drafts else None)
+        return KeptPlan(plan_fields(plan), wholes, pages, plan.token_ids if has_drafts else None)
 
 
-def facts_of(plan: StepPlan) -> dict[str, Any]:
+def plan_fields(plan: StepPlan) -> dict[str, Any]:
     """Return the fields of a plan that decide what is computed, tokens and pages apart."""
     return {
         "kind": plan.kind,

@@ -23,7 +23,7 @@ from jaxserve.flight.dump import plan_data
 from jaxserve.flight.errors import RecordError
 from jaxserve.flight.graph import GraphReader
 from jaxserve.flight.record import EngineShape, FlightRecord, RecordedCall
-from jaxserve.flight.recorder import KeptPlan, facts_of, pages_of
+from jaxserve.flight.recorder import KeptPlan, pages_of, plan_fields
 from jaxserve.ipc.messages import AddRequest, ErrorInfo, Grammar
 from jaxserve.kv.block_table import BlockTable, HashChain, WindowTable
 from jaxserve.kv.groups import SideGroups
@@ -274,7 +274,7 @@ class _Replay:
         wholes = np.array([] if recorded is None else recorded["wholes"], bool)
         wholes = np.resize(wholes, len(plan.request_ids)) if len(wholes) else np.zeros(len(plan.request_ids), bool)
         pages = pages_of(plan, self._shape.block_size, 1 + len(self._shape.windows), wholes)
-        return plan_data(KeptPlan(facts_of(plan), wholes, pages, None))
+        return plan_data(KeptPlan(plan_fields(plan), wholes, pages, None))
 
 
 def make_scheduler(

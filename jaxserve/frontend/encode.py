@@ -37,7 +37,7 @@ _NUM_END_TOKENS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class RequestNotes:
-    """The facts about a request that headers of its reply report."""
+    """Properties of a request that headers of its reply report."""
 
     ignored: tuple[str, ...] = ()
     """Known fields that have no effect with this model."""

@@ -111,16 +111,16 @@ class LatentMatrix(Matrix):
 
     def absorb(self, queries: Float[Array, "T N _"]) -> Float[Array, "T N C"]:
         """Return what the queries are to latent vectors instead of keys. C: the rank."""
-        return self._product("tnd,ndc->tnc", queries, self._parts()[0])
+        return self._matmul("tnd,ndc->tnc", queries, self._parts()[0])
 
     def values(self, attended: Float[Array, "*R T N C"]) -> Float[Array, "T _"]:
         """Return the values of all heads from weighted sums of latent vectors, the sum over R ranks if there are ranks."""
         if attended.ndim == 4:
-            made = self._product("rtnc,nvc->rtnv", attended, self._parts()[1])
+            made = self._matmul("rtnc,nvc->rtnv", attended, self._parts()[1])
             # `sum` would exchange float32; one term at most is not zero.
             made = jax.lax.reduce(made, jnp.zeros((), made.dtype), jax.lax.add, (0,))
         else:
-            made = self._product("tnc,nvc->tnv", attended, self._parts()[1])
+            made = self._matmul("tnc,nvc->tnv", attended, self._parts()[1])
         return made.reshape(len(made), -1)
 
     def _parts(self) -> tuple[Array, Array]:
@@ -128,6 +128,6 @@ class LatentMatrix(Matrix):
         return whole[:, : self.split_at], whole[:, self.split_at :]
 
     @staticmethod
-    def _product(equation: str, x: Array, weight: Array) -> Array:
+    def _matmul(equation: str, x: Array, weight: Array) -> Array:
         precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
         return jnp.einsum(equation, x, weight.astype(x.dtype), precision=precision)

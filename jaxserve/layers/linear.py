@@ -257,6 +257,6 @@ def apply_together(linears: Sequence[Linear], x: Float[Array, "T I"], tokens: To
     made: dict[int, Array] = {}
     for form in dict.fromkeys(weight.format for weight in weights):
         own = [i for i, weight in enumerate(weights) if weight.format is form]
-        products = form.matmuls(x, [weights[i] for i in own], tokens.num_real, backend)
-        made |= zip(own, products, strict=True)
+        matmuls = form.matmuls(x, [weights[i] for i in own], tokens.num_real, backend)
+        made |= zip(own, matmuls, strict=True)
     return [linear.finish(made[i], x, tokens) for i, linear in enumerate(linears)]

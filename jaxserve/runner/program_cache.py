@@ -218,7 +218,7 @@ class Manifest(msgspec.Struct, frozen=True):
 
     format: int
     model: str
-    facts: dict[str, str]
+    key_parts: dict[str, str] = msgspec.field(name="facts")
     """The parts of the programs' keys, by name."""
     settings: dict[str, str]
     """The settings that decided the rest, to repeat when serving."""
@@ -241,12 +241,12 @@ def read_manifest(directory: Path) -> Manifest | None:
     return manifest if manifest.format == FORMAT else None
 
 
-def explain_misses(directory: Path, facts: Mapping[str, str], num_missing: int) -> None:
+def explain_misses(directory: Path, key_parts: Mapping[str, str], num_missing: int) -> None:
     """One warning that says why `num_missing` programs were not found, if `directory` was filled on purpose."""
     manifest = read_manifest(directory)
     if manifest is None or not num_missing:
         return
-    reasons = differences(manifest.facts, facts) or ["entries are missing or damaged"]
+    reasons = differences(manifest.key_parts, key_parts) or ["entries are missing or damaged"]
     _LOG.warning(
         "compile cache %s was filled for another setup, %d programs had to be compiled: %s",
         directory,

@@ -36,7 +36,7 @@ TokenIds = Annotated[tuple[int, ...], Meta(min_length=1, max_length=MAX_BAD_WORD
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """Facts of an option besides its type, its range and its text."""
+    """Properties of an option besides its type, its range and its text."""
 
     stage: Stage | None = None
     """The stage that applies it on the device; None: the host decides it."""

@@ -29,7 +29,7 @@ class LocalModel:
 
 @dataclass(frozen=True, slots=True)
 class ModelRow:
-    """Facts about a model that was not loaded."""
+    """Sizes of a model that was not loaded."""
 
     name: str
     num_parameters: int | None = None

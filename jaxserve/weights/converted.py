@@ -25,7 +25,7 @@ from jaxserve.weights.parts import parts_by_device, slices
 T = TypeVar("T")
 
 
-def layout_facts(skeleton: AnySkeleton) -> dict[str, str]:
+def array_layout(skeleton: AnySkeleton) -> dict[str, str]:
     """Return everything that the arrays of the parameters depend on beside the weights, by name."""
     policy, config = skeleton.policy, skeleton.config
     leaves = [leaf for leaf in skeleton.leaves if leaf.is_converted]
@@ -72,8 +72,10 @@ def restore_arrays(
     on_read: called with the bytes of each shard. Raises CheckpointError in one line if the conversion is for other
     settings or cannot be read.
     """
-    wanted, found = layout_facts(skeleton), checkpoint.manifest.layout
-    others = [f"{name} {found.get(name)}, needed: {fact}" for name, fact in wanted.items() if found.get(name) != fact]
+    wanted, found = array_layout(skeleton), checkpoint.manifest.layout
+    others = [
+        f"{name} {found.get(name)}, needed: {value}" for name, value in wanted.items() if found.get(name) != value
+    ]
     if others:
         raise CheckpointError(
             f"{checkpoint.path}: converted for other settings ({'; '.join(others)}); convert the model again with those of the server"

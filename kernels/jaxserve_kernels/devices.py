@@ -1,4 +1,4 @@
-"""Facts of the device that programs of this process run on."""
+"""Properties of the device that programs of this process run on."""
 
 from __future__ import annotations
 

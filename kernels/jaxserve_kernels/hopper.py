@@ -1,4 +1,4 @@
-"""Tiles in shared memory, and small weights on their way to the tensor cores: for kernels of products on Hopper."""
+"""Tiles in shared memory, and small weights on their way to the tensor cores: for kernels of matmuls on Hopper."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def widened(tile: Any, dtype: Any) -> jax.Array:
 
 
 def stored(values: jax.Array, tile: Any) -> Any:
-    """In shared memory: the interpreter's products take no operand from registers."""
+    """In shared memory: the interpreter's matmuls take no operand from registers."""
     tile[...] = values
     plgpu.commit_smem()
     return tile

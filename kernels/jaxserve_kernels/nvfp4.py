@@ -70,8 +70,8 @@ def matmul(
     if sizes is not None:
         from jaxserve_kernels.matmul.gpu import skinny  # imports Pallas
 
-        product: Array = skinny.matmul(x, values, scales.blocks, tuning=sizes)
-        return product * _matrix_scale(scales)
+        result: Array = skinny.matmul(x, values, scales.blocks, tuning=sizes)
+        return result * _matrix_scale(scales)
     if backend in NATIVE and float4.supports(x, values, scales.blocks):
         count = jnp.int32(len(x)) if num_rows is None else num_rows
         return float4.matmul(x, values[None], count[None], scales.blocks[None], scales.matrix[None])
@@ -87,8 +87,8 @@ def _with_words(
         return _whole(x, bytes_of(words), scales)
     from jaxserve_kernels.matmul.tpu import words as kernel  # imports Pallas
 
-    product: Array = kernel.numbers_matmul(x, words, scales.blocks, tuning=tuned, has_bfloat16=kernel.has_bfloat16())
-    return product * _matrix_scale(scales)
+    result: Array = kernel.numbers_matmul(x, words, scales.blocks, tuning=tuned, has_bfloat16=kernel.has_bfloat16())
+    return result * _matrix_scale(scales)
 
 
 def bytes_of(words: Int32[Array, "W O"]) -> UInt8[Array, "O P"]:
@@ -104,10 +104,10 @@ def bytes_of(words: Int32[Array, "W O"]) -> UInt8[Array, "O P"]:
 def _whole(x: Float[Array, "T I"], values: UInt8[Array, "O P"], scales: TwoLevelScales) -> Float[Array, "T O"]:
     """Numbers times the scales of their blocks have six digits, which any dtype of x holds: those of the matrix scale the result."""
     if len(x) == 1:
-        product = (_in_steps(values, scales.blocks, jnp.float32) * x.astype(jnp.float32)).sum(-1)[None]
+        result = (_in_steps(values, scales.blocks, jnp.float32) * x.astype(jnp.float32)).sum(-1)[None]
     else:
-        product = _product(x, _in_steps(values, scales.blocks, x.dtype))
-    return product * _matrix_scale(scales)
+        result = _matmul(x, _in_steps(values, scales.blocks, x.dtype))
+    return result * _matrix_scale(scales)
 
 
 def _matrix_scale(scales: TwoLevelScales) -> Float[Array, "O"]:
@@ -137,14 +137,14 @@ def _by_outputs(x: Float[Array, "T I"], values: UInt8[Array, "O P"], scales: Two
         start = jnp.minimum(chunk * size, num_outputs - size)
         own = jax.lax.dynamic_slice_in_dim(values, start, size)
         steps = TwoLevelScales(*(jax.lax.dynamic_slice_in_dim(each, start, size, 1) for each in scales))
-        return jax.lax.dynamic_update_slice_in_dim(out, _product(x, dequantize(own, steps, x.dtype)), start, 1)
+        return jax.lax.dynamic_update_slice_in_dim(out, _matmul(x, dequantize(own, steps, x.dtype)), start, 1)
 
     nothing = jnp.zeros((len(x), num_outputs), jnp.float32)
-    product: Array = jax.lax.fori_loop(0, -(-num_outputs // size), go_on, nothing)
-    return product
+    result: Array = jax.lax.fori_loop(0, -(-num_outputs // size), go_on, nothing)
+    return result
 
 
-def _product(x: Float[Array, "T I"], weight: Float[Array, "O I"]) -> Float[Array, "T O"]:
+def _matmul(x: Float[Array, "T I"], weight: Float[Array, "O I"]) -> Float[Array, "T O"]:
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     dimensions = (((1,), (1,)), ((), ()))
     return jax.lax.dot_general(x, weight, dimensions, precision=precision, preferred_element_type=jnp.float32)

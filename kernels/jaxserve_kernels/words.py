@@ -3,7 +3,7 @@
 Pairs of numbers that are half a word apart are upcast at once, by integer operations and one multiply-add, all exact. No
 conversion instruction is needed: GPUs have one for e4m3 from 8.9 on only.
 
-Facts about the bits. Those of an integer below 256, read as bfloat16, are the number (subnormal, or just not) that is
+The bits. Those of an integer below 256, read as bfloat16, are the number (subnormal, or just not) that is
 2 ** -133 times as large. Those of an integer below 1,024 beside those of 1,024 in float16 are the sum of both. Those of an
 e4m3 number, moved by a few places, are the number that is 2 ** -120 times as large in bfloat16 and 2 ** -8 times in float16.
 Those of an e2m1 number, its last three moved by six places, are the number that is 2 ** -126 times as large in bfloat16; its
@@ -47,7 +47,7 @@ _BFLOAT16, _FLOAT16 = _Wide("bf16", 4, 0x87F0, 120), _Wide("f16", 7, 0xBF80, 8)
 
 
 def factor(narrow: Any, wide: Any) -> float:
-    """Return the power of two that the product with upcast numbers has to be multiplied with; uint8 holds two e2m1 numbers."""
+    """Return the power of two that a matmul of upcast numbers has to be multiplied with; uint8 holds two e2m1 numbers."""
     if narrow == jnp.uint8:
         return 2.0 ** -(_E2M1_EXPONENT + _SCALE_EXPONENT)
     is_scaled = wide == jnp.bfloat16 and narrow != jnp.float8_e4m3fn
@@ -121,7 +121,7 @@ def _e4m3_bits(word: Any, selector: int, wide: _Wide) -> Any:
 def e2m1_pairs(word: Any, scale: Any) -> Iterator[Any]:
     """Yield the pairs of e2m1 numbers half a word apart, times a pair of scales (`scale_pair`), in the order of int4.
 
-    A product has a number at two places: the lower one gives exponent and digit, the upper one the sign.
+    The multiplied word has a number at two places: the lower one gives exponent and digit, the upper one the sign.
     """
     upper = arith.shrui(word, _constant(8))
     for byte in (word, upper):

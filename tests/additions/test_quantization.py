@@ -51,8 +51,8 @@ class Int16WeightOnly(RowFormat):
         import jax.numpy as jnp
 
         def matmul(weight: QuantArray[Any]) -> Any:
-            product = jnp.einsum("ti,oi->to", x.astype(jnp.float32), weight.values.astype(jnp.float32))
-            return (product * weight.scales).astype(dtype)
+            matmul = jnp.einsum("ti,oi->to", x.astype(jnp.float32), weight.values.astype(jnp.float32))
+            return (matmul * weight.scales).astype(dtype)
 
         return [matmul(weight) for weight in weights]
 

@@ -1,4 +1,4 @@
-"""Products with the weights of experts for Hopper, compiled without a GPU, at the sizes of models.
+"""Matmuls with the weights of experts for Hopper, compiled without a GPU, at the sizes of models.
 
 Registers, shared memory, instructions; and that whole steps take the kernel, on several devices as well. Says nothing
 about speed or numbers.
@@ -32,7 +32,7 @@ pytestmark = [pytest.mark.aot, pytest.mark.slow]
 
 
 @dataclass(frozen=True)
-class Product:
+class Matmul:
     """x [R, I] by weight [E, O, I]"""
 
     num_rows: int
@@ -84,76 +84,76 @@ class Product:
         return f"{name}-dynamic" if self.dynamic else name
 
 
-PRODUCTS = [
-    Product(256, 128, 1536, 2048),  # gate and up of Qwen3-30B-A3B: 32 tokens
-    Product(256, 128, 1536, 2048, "float8_e4m3fn", dynamic=True),
-    Product(4096, 128, 1536, 2048, "int8"),
-    Product(4096, 128, 2048, 768, "int4"),
-    Product(256, 128, 1536, 2048, "nvfp4"),
-    Product(32, 32, 2880, 2880, "mxfp4"),  # down of gpt-oss-20b: 8 tokens, and the last block of outputs overlaps
-    Product(4096, 32, 7168, 2048, "e4m3_groups"),  # down of DeepSeek-V3 on eight devices: a prompt
+MATMULS = [
+    Matmul(256, 128, 1536, 2048),  # gate and up of Qwen3-30B-A3B: 32 tokens
+    Matmul(256, 128, 1536, 2048, "float8_e4m3fn", dynamic=True),
+    Matmul(4096, 128, 1536, 2048, "int8"),
+    Matmul(4096, 128, 2048, 768, "int4"),
+    Matmul(256, 128, 1536, 2048, "nvfp4"),
+    Matmul(32, 32, 2880, 2880, "mxfp4"),  # down of gpt-oss-20b: 8 tokens, and the last block of outputs overlaps
+    Matmul(4096, 32, 7168, 2048, "e4m3_groups"),  # down of DeepSeek-V3 on eight devices: a prompt
 ]
-NEWEST_PRODUCTS = [
-    Product(4096, 128, 2048, 768, "nvfp4"),
-    Product(16_384, 128, 1536, 2048, "nvfp4"),
-    Product(2, 8, 4096, 14336),  # down of Mixtral 8x7B: one token, and inputs in parts
-    Product(128, 32, 5760, 2880, "mxfp4"),  # gate and up of gpt-oss-20b: 32 tokens
-    Product(8192, 32, 2880, 2880, "mxfp4"),
-    Product(256, 128, 1536, 2048, "e4m3_groups"),
-    Product(4096, 8, 28672, 4096),  # gate and up of Mixtral 8x7B: a prompt
-    Product(256, 128, 1536, 2048, "float8_e4m3fn"),
-    Product(4096, 8, 28672, 4096, "float8_e4m3fn"),
-    Product(4096, 8, 28672, 4096, "int8", dynamic=True),
-    Product(256, 128, 1536, 2048, "int4"),
-    Product(4096, 8, 4096, 14336, "int4"),
+NEWEST_MATMULS = [
+    Matmul(4096, 128, 2048, 768, "nvfp4"),
+    Matmul(16_384, 128, 1536, 2048, "nvfp4"),
+    Matmul(2, 8, 4096, 14336),  # down of Mixtral 8x7B: one token, and inputs in parts
+    Matmul(128, 32, 5760, 2880, "mxfp4"),  # gate and up of gpt-oss-20b: 32 tokens
+    Matmul(8192, 32, 2880, 2880, "mxfp4"),
+    Matmul(256, 128, 1536, 2048, "e4m3_groups"),
+    Matmul(4096, 8, 28672, 4096),  # gate and up of Mixtral 8x7B: a prompt
+    Matmul(256, 128, 1536, 2048, "float8_e4m3fn"),
+    Matmul(4096, 8, 28672, 4096, "float8_e4m3fn"),
+    Matmul(4096, 8, 28672, 4096, "int8", dynamic=True),
+    Matmul(256, 128, 1536, 2048, "int4"),
+    Matmul(4096, 8, 4096, 14336, "int4"),
 ]
 
 
 @dataclass(frozen=True)
 class Built:
-    """A product's kernel, and what the tools say of it."""
+    """A matmul's kernel, and what the tools say of it."""
 
-    product: Product
+    case: Matmul
     code: MachineCode
 
 
 @pytest.fixture(
     scope="module",
-    params=[*PRODUCTS, *(pytest.param(product, marks=pytest.mark.newest) for product in NEWEST_PRODUCTS)],
+    params=[*MATMULS, *(pytest.param(case, marks=pytest.mark.newest) for case in NEWEST_MATMULS)],
     ids=str,
 )
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    product: Product = request.param
+    case: Matmul = request.param
 
     def compiled() -> jax.stages.Compiled:
         (device,) = H200.devices(1)
         sharding = jax.sharding.SingleDeviceSharding(device)
-        operands = [jax.ShapeDtypeStruct(shape, jnp.dtype(name), sharding=sharding) for shape, name in product.operands]
+        operands = [jax.ShapeDtypeStruct(shape, jnp.dtype(name), sharding=sharding) for shape, name in case.operands]
 
         def multiply(x: jax.Array, weight: jax.Array, sizes: jax.Array, *scales: jax.Array) -> jax.Array:
-            of_weight = TwoLevelScales(*scales) if product.weights == "nvfp4" else next(iter(scales), None)
-            return grouped_matmul(x, weight, sizes, of_weight, dynamic=product.dynamic, backend="mosaic_gpu")
+            of_weight = TwoLevelScales(*scales) if case.weights == "nvfp4" else next(iter(scales), None)
+            return grouped_matmul(x, weight, sizes, of_weight, dynamic=case.dynamic, backend="mosaic_gpu")
 
         with jax.default_device(device):
             return jax.jit(multiply).lower(*operands).compile()
 
-    return Built(product, machine_code(H200, compiled, tmp_path_factory.mktemp("mosaic")))
+    return Built(case, machine_code(H200, compiled, tmp_path_factory.mktemp("mosaic")))
 
 
 def test_no_register_is_spilled(built: Built) -> None:
     assert built.code.spilled_bytes == 0
 
 
-def test_products_are_those_of_the_tensor_cores_and_weights_come_by_bulk_copies(built: Built) -> None:
-    assert built.product.instruction in built.code.instructions
+def test_matmuls_are_those_of_the_tensor_cores_and_weights_come_by_bulk_copies(built: Built) -> None:
+    assert built.case.instruction in built.code.instructions
     assert "UTMALDG" in built.code.instructions
 
 
 def test_what_is_kept_aside_is_small(built: Built) -> None:
     """The rows, padded for whole tiles, and the parts of the result."""
-    product = built.product
-    x_bytes = 2 * product.num_rows * product.num_inputs
-    assert built.code.temp_bytes < product.written_bytes + x_bytes + (16 << 20)
+    case = built.case
+    x_bytes = 2 * case.num_rows * case.num_inputs
+    assert built.code.temp_bytes < case.written_bytes + x_bytes + (16 << 20)
 
 
 @pytest.mark.parametrize(
@@ -188,5 +188,5 @@ def test_a_step_takes_the_kernels_for_its_experts(quantization: str, num_devices
     lowered = lower(make_skeleton(model, policy), sharding, DECODE, pool_shapes(pool, "bfloat16")).as_text()
     others = (
         2 if quantization in ("int4-weight-only", "fp8-block-weight-only", "nvfp4-weight-only") else 0
-    )  # attention's products
+    )  # attention's matmuls
     assert lowered.count("@mosaic_gpu") == 4 + others, "attention, its join, gate and up, down"

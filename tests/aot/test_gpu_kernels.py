@@ -122,7 +122,7 @@ def test_no_register_is_spilled(built: Built) -> None:
     assert built.code.spilled_bytes == 0
 
 
-def test_products_are_those_of_the_tensor_cores_and_pages_come_by_bulk_copies(built: Built) -> None:
+def test_matmuls_are_those_of_the_tensor_cores_and_pages_come_by_bulk_copies(built: Built) -> None:
     assert "HGMMA" in built.code.instructions
     assert "UTMALDG" in built.code.instructions
     assert "UTMASTG" in built.code.instructions

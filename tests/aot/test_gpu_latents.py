@@ -94,7 +94,7 @@ def test_no_register_is_spilled(built: MachineCode) -> None:
     assert built.spilled_bytes == 0
 
 
-def test_products_are_those_of_the_tensor_cores_and_pages_come_by_bulk_copies(built: MachineCode) -> None:
+def test_matmuls_are_those_of_the_tensor_cores_and_pages_come_by_bulk_copies(built: MachineCode) -> None:
     """One worker multiplies queries with whole vectors, each worker the weights with half of the values."""
     assert "HGMMA.64x64x16" in built.instructions
     assert "HGMMA.64x256x16" in built.instructions or "HGMMA.64x128x16" in built.instructions

@@ -1,4 +1,4 @@
-"""Products with 8-bit weights for Hopper, compiled without a GPU, at the sizes of Llama-3.1-8B.
+"""Matmuls with 8-bit weights for Hopper, compiled without a GPU, at the sizes of Llama-3.1-8B.
 
 By our kernel: registers, shared memory, instructions. By XLA, where the choice falls without a measurement: what it
 writes to memory. Says nothing about speed or numbers.
@@ -38,7 +38,7 @@ BF16, I8, F8, I4, PACKED = (jnp.dtype(name) for name in ("bfloat16", "int8", "fl
 
 
 @dataclass(frozen=True)
-class Product:
+class Matmul:
     """x [T, I] @ weight [O, I].T"""
 
     num_tokens: int
@@ -54,7 +54,7 @@ class Product:
 
     @property
     def instruction(self) -> str:
-        """The tensor cores' product of such activations."""
+        """The tensor cores' matmul of such activations."""
         return {BF16: "HGMMA", I8: "IGMMA", F8: "QGMMA"}[self.dtype]
 
     @property
@@ -86,22 +86,22 @@ class Product:
         return tuple(jax.ShapeDtypeStruct(shape, dtype, sharding=sharding) for shape, dtype in shapes)
 
 
-KERNELS: dict[Product, SkinnyTuning | None] = {
-    Product(1, 6144, 4096): SkinnyTuning(rows=64, tile=128, stages=8, programs=132),
-    Product(64, 4096, 14336): SkinnyTuning(rows=128, tile=128, stages=4, programs=132),
-    Product(256, 14336, 4096, I8, I8): SkinnyTuning(rows=64, tile=128, stages=2, programs=132),
-    Product(40, 6144, 4096, I8, I8): SkinnyTuning(rows=64, tile=128, stages=4, programs=132),
-    Product(64, 6144, 4096, F8, F8): SkinnyTuning(rows=64, tile=256, stages=3, programs=132),
-    Product(32, 128256, 4096, F8, BF16, H100): SkinnyTuning(rows=128, tile=128, stages=4, programs=132),
-    Product(8, 6144, 4096, I4): None,
-    Product(64, 4096, 14336, I4): None,
-    Product(128, 28672, 4096, I4): None,
-    Product(8, 6144, 4096, F8): None,
-    Product(64, 4096, 14336, F8): None,
-    Product(128, 28672, 4096, F8): None,
-    Product(8, 6144, 4096, PACKED): None,
-    Product(64, 4096, 14336, PACKED): None,
-    Product(128, 28672, 4096, PACKED): None,
+KERNELS: dict[Matmul, SkinnyTuning | None] = {
+    Matmul(1, 6144, 4096): SkinnyTuning(rows=64, tile=128, stages=8, programs=132),
+    Matmul(64, 4096, 14336): SkinnyTuning(rows=128, tile=128, stages=4, programs=132),
+    Matmul(256, 14336, 4096, I8, I8): SkinnyTuning(rows=64, tile=128, stages=2, programs=132),
+    Matmul(40, 6144, 4096, I8, I8): SkinnyTuning(rows=64, tile=128, stages=4, programs=132),
+    Matmul(64, 6144, 4096, F8, F8): SkinnyTuning(rows=64, tile=256, stages=3, programs=132),
+    Matmul(32, 128256, 4096, F8, BF16, H100): SkinnyTuning(rows=128, tile=128, stages=4, programs=132),
+    Matmul(8, 6144, 4096, I4): None,
+    Matmul(64, 4096, 14336, I4): None,
+    Matmul(128, 28672, 4096, I4): None,
+    Matmul(8, 6144, 4096, F8): None,
+    Matmul(64, 4096, 14336, F8): None,
+    Matmul(128, 28672, 4096, F8): None,
+    Matmul(8, 6144, 4096, PACKED): None,
+    Matmul(64, 4096, 14336, PACKED): None,
+    Matmul(128, 28672, 4096, PACKED): None,
 }
 """With their sizes; None: those that the server takes for weights in groups."""
 IN_EVERY_LANE = [list(KERNELS)[i] for i in (1, 3, 4, 6, 10, 12)]
@@ -112,7 +112,7 @@ IN_EVERY_LANE = [list(KERNELS)[i] for i in (1, 3, 4, 6, 10, 12)]
 class Built:
     """A kernel, and what the tools say of it."""
 
-    product: Product
+    case: Matmul
     workers: int
     code: MachineCode
 
@@ -123,8 +123,8 @@ class Built:
     ids=str,
 )
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
-    product: Product = request.param
-    sizes = KERNELS[product]
+    case: Matmul = request.param
+    sizes = KERNELS[case]
 
     def compiled() -> jax.stages.Compiled:
         from jaxserve_kernels.matmul.gpu import skinny
@@ -134,19 +134,19 @@ def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
                 return matmul(x, weight, scales, backend="mosaic_gpu")
             return skinny.matmul(x, weight, tuning=sizes) * scales
 
-        with jax.default_device(product.device):
-            if product.weights == PACKED:
-                return _compiled_nvfp4(product)
-            return jax.jit(multiply).lower(*product.operands(128 if sizes is None else None)).compile()
+        with jax.default_device(case.device):
+            if case.weights == PACKED:
+                return _compiled_nvfp4(case)
+            return jax.jit(multiply).lower(*case.operands(128 if sizes is None else None)).compile()
 
-    code = machine_code(product.target, compiled, tmp_path_factory.mktemp("mosaic"))
-    taken = sizes or grouped_choice(*product.operands(product.group)[:3])
+    code = machine_code(case.target, compiled, tmp_path_factory.mktemp("mosaic"))
+    taken = sizes or grouped_choice(*case.operands(case.group)[:3])
     assert taken is not None
-    return Built(product, taken.workers, code)
+    return Built(case, taken.workers, code)
 
 
-def _compiled_nvfp4(product: Product) -> jax.stages.Compiled:
-    x, values, *scales = product.operands(product.group)
+def _compiled_nvfp4(case: Matmul) -> jax.stages.Compiled:
+    x, values, *scales = case.operands(case.group)
     multiply = jax.jit(functools.partial(nvfp4.matmul, backend="mosaic_gpu"))
     return multiply.lower(x, values, nvfp4.TwoLevelScales(*scales)).compile()
 
@@ -164,21 +164,21 @@ def test_workers_and_the_fetcher_share_the_registers_that_their_threads_begin_wi
     assert at_start * (built.workers + 1) == of_worker * built.workers + of_fetcher
 
 
-def test_products_are_those_of_the_tensor_cores_and_weights_come_by_bulk_copies(built: Built) -> None:
-    assert built.product.instruction in built.code.instructions
+def test_matmuls_are_those_of_the_tensor_cores_and_weights_come_by_bulk_copies(built: Built) -> None:
+    assert built.case.instruction in built.code.instructions
     assert "UTMALDG" in built.code.instructions
 
 
 def test_weights_are_read_from_shared_memory_in_wide_words(built: Built) -> None:
     """Upcast weights are read 128 bits at a time, not a byte or two; others are read by the tensor cores. Of 64 weights in NVFP4
     a thread reads four scales, a byte each."""
-    assert ("LDS.128" in built.code.instructions) == (built.product.dtype == BF16)
-    assert len(re.findall(r"LDS\.[US]8", built.code.instructions)) == (4 if built.product.weights == PACKED else 0)
+    assert ("LDS.128" in built.code.instructions) == (built.case.dtype == BF16)
+    assert len(re.findall(r"LDS\.[US]8", built.code.instructions)) == (4 if built.case.weights == PACKED else 0)
 
 
 def test_weights_in_nvfp4_take_few_instructions(built: Built) -> None:
     """For each of the 64 weights that a thread has in a step; half of the rate have logic, shifts and byte permutations."""
-    if built.product.weights != PACKED:
+    if built.case.weights != PACKED:
         pytest.skip("other weights")
     opcodes = _step(built.code.instructions)
     assert len(opcodes) <= 3.4 * 64
@@ -194,39 +194,39 @@ def _step(instructions: str) -> list[str]:
 
 
 def test_the_parts_of_the_result_are_smaller_than_the_weights(built: Built) -> None:
-    product = built.product
-    assert built.code.temp_bytes < product.num_inputs * product.num_outputs * product.weight_bits // 8
+    case = built.case
+    assert built.code.temp_bytes < case.num_inputs * case.num_outputs * case.weight_bits // 8
 
 
 @pytest.mark.parametrize(
-    "product",
+    "case",
     [
-        Product(1, 4096, 4096),
-        Product(32, 14336, 4096),
-        Product(256, 4096, 14336),
-        Product(8, 6144, 4096, F8),
-        Product(64, 4096, 14336, I4),
+        Matmul(1, 4096, 4096),
+        Matmul(32, 14336, 4096),
+        Matmul(256, 4096, 14336),
+        Matmul(8, 6144, 4096, F8),
+        Matmul(64, 4096, 14336, I4),
     ],
     ids=str,
 )
-def test_xla_writes_no_widened_copy_of_the_weights(product: Product) -> None:
-    """It widens them inside of the product (a Triton fusion), unless its autotuner, on a device, finds cuBLAS faster."""
-    if not product.target.has_compiler:
-        pytest.skip(f"{product.target.compiler} is not installed: nothing compiled for GPUs (make kernels-check)")
-    compiled = jax.jit(matmul).lower(*product.operands()).compile()
+def test_xla_writes_no_widened_copy_of_the_weights(case: Matmul) -> None:
+    """It widens them inside of the matmul (a Triton fusion), unless its autotuner, on a device, finds cuBLAS faster."""
+    if not case.target.has_compiler:
+        pytest.skip(f"{case.target.compiler} is not installed: nothing compiled for GPUs (make kernels-check)")
+    compiled = jax.jit(matmul).lower(*case.operands()).compile()
     memory, text = compiled.memory_analysis(), compiled.as_text()
     assert memory is not None
     assert text is not None
     assert "__triton" in text
-    assert memory.temp_size_in_bytes < product.num_inputs * product.num_outputs
+    assert memory.temp_size_in_bytes < case.num_inputs * case.num_outputs
 
 
 def test_xla_writes_one_copy_of_weights_in_nvfp4_for_a_prompt() -> None:
     """In bfloat16, by one launch that reads them as they are stored; their scales are transposed by another."""
-    product = Product(512, 4096, 4096, PACKED)
-    if not product.target.has_compiler:
-        pytest.skip(f"{product.target.compiler} is not installed: nothing compiled for GPUs (make kernels-check)")
-    text, num_weights = _compiled_nvfp4(product).as_text(), product.num_outputs * product.num_inputs
+    case = Matmul(512, 4096, 4096, PACKED)
+    if not case.target.has_compiler:
+        pytest.skip(f"{case.target.compiler} is not installed: nothing compiled for GPUs (make kernels-check)")
+    text, num_weights = _compiled_nvfp4(case).as_text(), case.num_outputs * case.num_inputs
     assert text is not None and "mosaic_gpu" not in text
     constant = 2  # bytes, made by a launch of its own
     large = [launch for launch in launches(text, pool_bytes=0) if launch.written_bytes > constant]
@@ -239,18 +239,18 @@ def test_xla_writes_one_copy_of_weights_in_nvfp4_for_a_prompt() -> None:
 
 @pytest.mark.parametrize("num_outputs", [14336, 4096])
 def test_xla_multiplies_eight_bits_by_eight_bits_as_they_are(num_outputs: int) -> None:
-    product = Product(512, num_outputs, 4096, F8)
-    if not product.target.has_compiler:
-        pytest.skip(f"{product.target.compiler} is not installed: nothing compiled for GPUs (make kernels-check)")
+    case = Matmul(512, num_outputs, 4096, F8)
+    if not case.target.has_compiler:
+        pytest.skip(f"{case.target.compiler} is not installed: nothing compiled for GPUs (make kernels-check)")
     dynamic = functools.partial(matmul, dynamic=True)
-    text = jax.jit(dynamic).lower(*product.operands()).compile().as_text()
+    text = jax.jit(dynamic).lower(*case.operands()).compile().as_text()
     assert text is not None
     types = dict(re.findall(r"%([\w.-]+) = (\w+)\[", text))
     ((x, weight),) = re.findall(r" dot\(%([\w.-]+), %([\w.-]+)\)", text)
     assert (types[x], types[weight]) == ("f8e4m3fn", "f8e4m3fn")
 
 
-def test_a_decode_step_takes_the_kernel_for_all_of_its_products(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decode_step_takes_the_kernel_for_all_of_its_matmuls(monkeypatch: pytest.MonkeyPatch) -> None:
     if not H200.has_compiler:
         pytest.skip(f"{H200.compiler} is not installed: nothing compiled for GPUs (make kernels-check)")
     sizes = {"rows": 64, "tile": 128, "stages": 4, "programs": 132}
@@ -261,4 +261,4 @@ def test_a_decode_step_takes_the_kernel_for_all_of_its_products(monkeypatch: pyt
     pool = (model.num_layers, 256, model.num_kv_heads, page_tokens("gpu", None), model.head_dim)
     lowered = lower(skeleton, sharding, DECODE, pool_shapes(pool, "bfloat16")).as_text()
     assert "@mosaic_gpu" in lowered
-    assert "dot_general" not in lowered, "a product that is left to XLA"
+    assert "dot_general" not in lowered, "a matmul that is left to XLA"

@@ -96,7 +96,7 @@ TOWER = VisionConfig(
 )
 SEEING = replace(SMALL, vision=TOWER)
 """A model whose layer with a window sees images as a whole; the other one is causal (Gemma 4)."""
-ONE_LAYER = replace(LLAMA_8B, layers=LLAMA_8B.layers[:1])  # all the products there are
+ONE_LAYER = replace(LLAMA_8B, layers=LLAMA_8B.layers[:1])  # all the matmuls there are
 TWO_LAYERS = replace(LLAMA_8B, layers=LLAMA_8B.layers[:2])
 
 
@@ -276,7 +276,7 @@ def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     skeleton = make_skeleton(case.model, case.policy, case.adapters)
     dumps = tmp_path_factory.mktemp("dumps")
     options: dict[str, Any] | None = None
-    if case.target.platform == "gpu":  # there is no device to find the fastest products on
+    if case.target.platform == "gpu":  # there is no device to find the fastest matmuls on
         dumped = {"xla_dump_to": str(dumps), "xla_dump_hlo_as_text": True, "xla_gpu_autotune_level": 0}
         options = (compiler_options("gpu", ProgramCache(None)) or {}) | dumped
     started_s = time.process_time()
@@ -305,7 +305,7 @@ def test_the_kernels_of_every_layer_are_inside(compiled: Compiled) -> None:
     if case.program.sees_whole_images:  # by XLA's attention
         num_layers = 1 if case.model is SEEING else 0
     if case.target.platform == "gpu" and case.has_groups:
-        kernels += 4  # products: attention in and out, MLP in and out
+        kernels += 4  # matmuls: attention in and out, MLP in and out
     if case.target.platform == "tpu" and case.quantization == "fp8-block-weight-only":
         kernels += 7  # of queries, keys and values, and of gate and up, each has its own
     found = re.findall(r'custom_call_target="(?:tpu_custom_call|mosaic_gpu\w*)"', compiled.text)
@@ -406,9 +406,9 @@ def test_small_weights_are_widened_in_memory_only_where_there_is_no_arithmetic_f
     assert bool(widened) == (case.target is A100)
 
 
-def test_products_of_8_bits_take_their_operands_as_they_are(compiled: Compiled) -> None:
+def test_matmuls_of_8_bits_take_their_operands_as_they_are(compiled: Compiled) -> None:
     if compiled.case.target is not H200 or compiled.case.quantization != "fp8":
-        pytest.skip("other products")
+        pytest.skip("other matmuls")
     types = dict(re.findall(r"%([\w.-]+) = (\w+)\[", compiled.text))
     operands = re.findall(r" dot\(%([\w.-]+), %([\w.-]+)\)", compiled.text)
     assert len(operands) >= 4 * compiled.case.model.num_layers + 1, "attention in and out, MLP in and out, head"

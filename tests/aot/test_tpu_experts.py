@@ -1,4 +1,4 @@
-"""Products with the weights of experts for TPUs: interpreted against float64, and compiled without a TPU."""
+"""Matmuls with the weights of experts for TPUs: interpreted against float64, and compiled without a TPU."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_kernel_for_tpus_equals_the_matmul_in_float64(case: Case) -> None:
 
 
 @dataclass(frozen=True)
-class Product:
+class Matmul:
     """The matmul of one device's share."""
 
     num_rows: int
@@ -58,30 +58,30 @@ class Product:
         x, sizes = ((self.num_rows, self.num_inputs), "bfloat16"), ((self.num_experts,), "int32")
         shapes = [x, (self.weight_shape, self.weights), sizes, *scales]
         arrays = [jax.ShapeDtypeStruct(shape, jnp.dtype(name), sharding=sharding) for shape, name in shapes]
-        product = partial(grouped_matmul, dynamic=self.dynamic, backend="mosaic_tpu")
+        multiply = partial(grouped_matmul, dynamic=self.dynamic, backend="mosaic_tpu")
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-            return jax.jit(lambda *each: product(*each)).lower(*arrays).compile()
+            return jax.jit(lambda *each: multiply(*each)).lower(*arrays).compile()
 
 
-LARGE = Product(256, 128, 1536, 2048, "bfloat16")
-QWEN = Product(64, 128, 1536, 2048, "int8", dynamic=True)
-QUARTER = Product(4096, 128, 2048, 192, "int4", group=64)
-GPT_OSS = Product(8, 32, 2880, 2880, "float8_e4m3fn")
-MXFP4 = Product(128, 32, 5760, 2880, "int4", group=32, scales="uint8")
-MXFP4_QUARTER = Product(512, 32, 2880, 720, "int4", group=16, scales="uint8")
-MIXTRAL = Product(2048, 8, 4096, 14336, "int4", group=128)
-DEEPSEEK = Product(256, 32, 4096, 7168, "float8_e4m3fn", group=128, scales="float32")
-DEEPSEEK_DOWN = Product(256, 32, 7168, 2048, "float8_e4m3fn", group=128, scales="float32")
-DYNAMIC = Product(512, 8, 7168, 4096, "float8_e4m3fn", dynamic=True)
-PRODUCTS = [
+LARGE = Matmul(256, 128, 1536, 2048, "bfloat16")
+QWEN = Matmul(64, 128, 1536, 2048, "int8", dynamic=True)
+QUARTER = Matmul(4096, 128, 2048, 192, "int4", group=64)
+GPT_OSS = Matmul(8, 32, 2880, 2880, "float8_e4m3fn")
+MXFP4 = Matmul(128, 32, 5760, 2880, "int4", group=32, scales="uint8")
+MXFP4_QUARTER = Matmul(512, 32, 2880, 720, "int4", group=16, scales="uint8")
+MIXTRAL = Matmul(2048, 8, 4096, 14336, "int4", group=128)
+DEEPSEEK = Matmul(256, 32, 4096, 7168, "float8_e4m3fn", group=128, scales="float32")
+DEEPSEEK_DOWN = Matmul(256, 32, 7168, 2048, "float8_e4m3fn", group=128, scales="float32")
+DYNAMIC = Matmul(512, 8, 7168, 4096, "float8_e4m3fn", dynamic=True)
+MATMULS = [
     *[(target, LARGE) for target in (V5E, V6E)],
-    *[(target, product) for target in (V5E, V7X) for product in (QWEN, QUARTER, GPT_OSS, MIXTRAL)],
-    *[(V5P, product) for product in (QWEN, QUARTER)],
-    *[(V6E, product) for product in (GPT_OSS, MIXTRAL)],
+    *[(target, case) for target in (V5E, V7X) for case in (QWEN, QUARTER, GPT_OSS, MIXTRAL)],
+    *[(V5P, case) for case in (QWEN, QUARTER)],
+    *[(V6E, case) for case in (GPT_OSS, MIXTRAL)],
     *[(target, MXFP4) for target in (V5E, V6E, V7X)],
     *[(target, MXFP4_QUARTER) for target in (V5E, V5P)],
     *[(target, DYNAMIC) for target in (V5P, V7X)],
-    *[(target, product) for target in (V6E, V7X) for product in (DEEPSEEK, DEEPSEEK_DOWN)],
+    *[(target, case) for target in (V6E, V7X) for case in (DEEPSEEK, DEEPSEEK_DOWN)],
 ]
 
 IN_EVERY_LANE = [(V5E, LARGE), (V5P, QWEN), (V6E, GPT_OSS), (V7X, MIXTRAL), (V5E, MXFP4), (V7X, DEEPSEEK)]
@@ -89,20 +89,20 @@ IN_EVERY_LANE = [(V5E, LARGE), (V5P, QWEN), (V6E, GPT_OSS), (V7X, MIXTRAL), (V5E
 
 
 @pytest.mark.parametrize(
-    ("target", "product"),
+    ("target", "case"),
     [
         pytest.param(*case, id=f"{case[0].name}-{case[1]}", marks=[] if case in IN_EVERY_LANE else [pytest.mark.newest])
-        for case in PRODUCTS
+        for case in MATMULS
     ],
 )
-def test_weights_are_read_where_they_are(target: Target, product: Product) -> None:
+def test_weights_are_read_where_they_are(target: Target, case: Matmul) -> None:
     """Whatever XLA would do with all of them, if the kernel took them in another order."""
-    compiled = product.compile(target)
+    compiled = case.compile(target)
     memory, text = compiled.memory_analysis(), compiled.as_text()
     assert memory is not None
     assert text is not None
     assert text.count('custom_call_target="tpu_custom_call"') == 1
-    experts, *matrix = product.weight_shape
+    experts, *matrix = case.weight_shape
     shape = "|".join(f"{experts},{a},{b}" for a, b in (matrix, matrix[::-1]))
     assert re.findall(rf"= \(?\w+\[(?:{shape})\]\S* (?:copy|copy-start|transpose|convert|pad|fusion)\(", text) == []
     assert memory.temp_size_in_bytes < 16 << 20
@@ -111,7 +111,7 @@ def test_weights_are_read_where_they_are(target: Target, product: Product) -> No
 @pytest.mark.parametrize("weights", ["bfloat16", "int8"])
 def test_weights_that_fit_vmem_are_not_fetched_before_experts_are_chosen(weights: str) -> None:
     """Two matmuls: while it computes the first, XLA would copy the weights of all experts of the second."""
-    first, second = Product(256, 32, 512, 2048, weights), Product(256, 32, 2048, 512, weights)
+    first, second = Matmul(256, 32, 512, 2048, weights), Matmul(256, 32, 2048, 512, weights)
     if not V6E.has_compiler:
         pytest.skip(f"{V6E.compiler} is not installed: nothing compiled for {V6E.name} (make kernels-check)")
     mesh = Mesh(np.array(V6E.devices(1)), ("model",))

@@ -35,7 +35,7 @@ pytestmark = [pytest.mark.aot, pytest.mark.slow]
 NVFP4 = "NVFP4"
 DECODE_STEP, PROMPT, HEAD, SHARE = (32, 4096, 6144), (2048, 14336, 4096), (8, 4096, 151_936), (40, 768, 2048)
 """Tokens, inputs, outputs."""
-PRODUCTS = [
+MATMULS = [
     *[(target, name, DECODE_STEP) for target in (V5E, V6E) for name in (*BLOCK_KINDS, NVFP4)],
     *[(target, name, shape) for target in (V5E, V7X) for name in ("Q8_0", "Q6_K", NVFP4) for shape in (PROMPT, HEAD)],
     *[(target, name, SHARE) for target in (V5P, V7X) for name in ("Q4_K", "Q5_0", NVFP4)],
@@ -77,7 +77,7 @@ def compiled(target: Target, name: str, shape: tuple[int, int, int]) -> jax.stag
             id="-".join((case[0].name, case[1], "x".join(map(str, case[2])))),
             marks=[] if case in IN_EVERY_LANE else [pytest.mark.newest],
         )
-        for case in PRODUCTS
+        for case in MATMULS
     ],
 )
 def test_words_are_read_where_they_are(target: Target, name: str, shape: tuple[int, int, int]) -> None:

@@ -27,6 +27,8 @@ WORDS = {
     "desk": "service",
     "dialect": "output format",
     "doorkeeper": "connection limiter",
+    "fact": "property, setting, field",
+    "facts": "properties, settings, fields",
     "held to": "constrained by",
     "holds it to": "constrains it to",
     "house": "code base",
@@ -54,11 +56,14 @@ WORDS = {
     "whoever": "the client, the process that",
 }
 """Refused words of running text and of names, each with the word of the field."""
-FIELD_NAMES = {"behind_proxy"}
+NAME_WORDS = WORDS | {"product": "matmul", "products": "matmuls"}
+"""Refused words of names. In texts, numbers have products."""
+FIELD_NAMES = {"behind_proxy", "dot_product_attention", "scaled_dot_product_attention"}
 """Names that have such a word in the sense of the field."""
+FIELD_MEMBERS = {("itertools", ".", "product")}
 
 _WORDS = re.compile(r"(?<![\w/`-])(" + "|".join(sorted(WORDS, key=len, reverse=True)) + r")(?![\w`-]|\.\w)", re.I)
-_IN_NAMES = re.compile(r"(?<![a-z])(" + "|".join(word for word in WORDS if word.isalpha()) + r")(?![a-z])", re.I)
+_IN_NAMES = re.compile(r"(?<![a-z])(" + "|".join(word for word in NAME_WORDS if word.isalpha()) + r")(?![a-z])", re.I)
 _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _CODE = re.compile(r"```.*?^```|`[^`\n]*`|\]\([^)]*\)", re.S | re.M)
 
@@ -148,10 +153,14 @@ def refused_names(path: Path) -> list[str]:
     text = path.read_text("utf-8")
     if _IN_NAMES.search(_CAPITAL.sub("_", text)) is None:  # most files: no tokens to read
         return []
+    tokens = list(tokenize.generate_tokens(io.StringIO(text).readline))
+    names = [token.string for token in tokens]
     return [
-        f"{place(path)}:{token.start[0]} {token.string} -> {WORDS[word.lower()]}"
-        for token in tokenize.generate_tokens(io.StringIO(text).readline)
-        if token.type == tokenize.NAME and token.string not in FIELD_NAMES
+        f"{place(path)}:{token.start[0]} {token.string} -> {NAME_WORDS[word.lower()]}"
+        for i, token in enumerate(tokens)
+        if token.type == tokenize.NAME
+        and token.string not in FIELD_NAMES
+        and tuple(names[max(i - 2, 0) : i + 1]) not in FIELD_MEMBERS
         for word in _IN_NAMES.findall(_CAPITAL.sub("_", token.string))
     ]
 

@@ -75,7 +75,7 @@ def test_cached_pages_are_those_of_one_adapter(engine: ModelEngine) -> None:
     assert all(found[3:])
 
 
-def test_adapters_of_joined_products() -> None:
+def test_adapters_of_joined_matmuls() -> None:
     """Phi-3 has one matrix for queries, keys and values, and so have its adapters."""
     engine = ModelEngine(DATA / "phi3_tiny", max_num_seqs=2, lora_modules=modules(PHI, "fused"))
     requests = [

@@ -1,4 +1,4 @@
-"""Products with e4m3 weights in groups of inputs, against numpy in float64."""
+"""Matmuls with e4m3 weights in groups of inputs, against numpy in float64."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def operands(
 
 
 def expected(x: np.ndarray, weight: np.ndarray, scales: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the product in float64, and the sums of its terms' sizes."""
+    """Return the matmul in float64, and the sums of its terms' sizes."""
     by_input = scales.T.astype(np.float64).repeat(weight.shape[1] // len(scales), axis=1)
     wide = weight.astype(np.float64) * by_input
     return x.astype(np.float64) @ wide.T, np.abs(x.astype(np.float64)) @ np.abs(wide).T

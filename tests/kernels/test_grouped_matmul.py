@@ -1,4 +1,4 @@
-"""Products with the weights of experts: every implementation against float64, and rows that ignore their neighbours."""
+"""Matmuls with the weights of experts: every implementation against float64, and rows that ignore their neighbours."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ WAYS: dict[str, Implementation] = {  # compiled whole: operation by operation ta
 
 @pytest.mark.parametrize("way", ["by a fixed count of tiles", "by rows"])
 @pytest.mark.parametrize("case", [CASES[1], CASES[4], CASES[6], *CASES[8:]], ids=str)
-def test_what_gpus_take_equals_the_product_in_float64(case: Case, way: str) -> None:
+def test_what_gpus_take_equals_the_matmul_in_float64(case: Case, way: str) -> None:
     given = operands(case)
     assert error(case, given, WAYS[way](*as_arrays(given))) <= 1
 
 
-def test_what_tpus_take_equals_the_product_in_float64() -> None:
+def test_what_tpus_take_equals_the_matmul_in_float64() -> None:
     (case,) = [case for case in CASES if case.dtype == "float16"]  # where every expert has rows: CPUs multiply with all
     given = operands(case)
     assert error(case, given, jax.jit(reference.ragged)(*as_arrays(given)[:3])) <= 1
 
 
 @pytest.mark.parametrize("weights", ["int8", "float8_e4m3fn"])
-def test_activations_are_quantised_as_in_a_product_with_one_expert(weights: str) -> None:
+def test_activations_are_quantised_as_in_a_matmul_with_one_expert(weights: str) -> None:
     given = operands(Case((2, 0, 9), 64, 128, weights=weights, dtype="float32"))
     out = grouped_matmul(*as_arrays(given), dynamic=True)
     for expert, rows in ((0, slice(0, 2)), (2, slice(2, 11))):

@@ -1,4 +1,4 @@
-"""Products with the weights of experts by the kernel for Hopper, interpreted: against float64, and its choice."""
+"""Matmuls with the weights of experts by the kernel for Hopper, interpreted: against float64, and its choice."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _multiply(x: np.ndarray, weight: np.ndarray, group_sizes: np.ndarray, rows: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("case", "rows"), KERNEL_CASES, ids=str)
-def test_the_kernel_for_hopper_equals_the_product_in_float64_without_a_race(case: Case, rows: int) -> None:
+def test_the_kernel_for_hopper_equals_the_matmul_in_float64_without_a_race(case: Case, rows: int) -> None:
     given = operands(case)
     assert error(case, given, _multiply(*given[:3], rows)) <= 1
 
@@ -61,7 +61,7 @@ def test_the_kernel_for_hopper_equals_the_product_in_float64_without_a_race(case
 def test_a_row_does_not_depend_on_its_neighbours() -> None:
     """Compare the rows of one expert among other experts, in another place of another tile.
 
-    The interpreter multiplies a tile by the CPU's own matrix product, whose order of sums depends on a row's place in
+    The interpreter multiplies a tile by the CPU's own matmul, whose order of sums depends on a row's place in
     it. All partial sums of these small integers are exact in float32: the rows must be equal in any order.
     """
     random = np.random.default_rng(0)
@@ -90,7 +90,7 @@ def _multiply_small(case: Case, rows: int, *, dynamic: bool = False) -> np.ndarr
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("case", "rows"), SMALL_CASES, ids=str)
-def test_the_kernel_for_small_weights_equals_the_product_in_float64_without_a_race(case: Case, rows: int) -> None:
+def test_the_kernel_for_small_weights_equals_the_matmul_in_float64_without_a_race(case: Case, rows: int) -> None:
     assert error(case, operands(case), _multiply_small(case, rows)) <= 1
 
 

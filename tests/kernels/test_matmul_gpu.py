@@ -34,7 +34,7 @@ def test_activations_are_quantised_as_the_reference_does_it() -> None:
     with gpu_interpreter():
         from jaxserve_kernels.matmul.gpu import skinny
 
-        out = skinny.product(jnp.asarray(x), weight, scales, dynamic=True, tuning=sizes, is_emulated=True)
+        out = skinny.scaled_matmul(jnp.asarray(x), weight, scales, dynamic=True, tuning=sizes, is_emulated=True)
         out = jax.block_until_ready(out)
     np.testing.assert_allclose(out, matmul(jnp.asarray(x), weight, scales, dynamic=True), rtol=1e-6)
 

@@ -68,7 +68,7 @@ def dense_backend(request: pytest.FixtureRequest) -> Backend:
 )
 @pytest.mark.versions
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-def test_product_equals_the_reference(
+def test_matmul_equals_the_reference(
     tokens: int, inputs: int, outputs: int, dtype: str, dense_backend: Backend
 ) -> None:
     x, weight = jnp.asarray(_normal(1, tokens, inputs)), jnp.asarray(_normal(2, outputs, inputs)).astype(dtype)
@@ -85,7 +85,7 @@ def test_padding_rows_are_zeros_and_change_nothing(dense_backend: Backend) -> No
 
 @pytest.mark.versions
 @pytest.mark.parametrize("tokens", [1, 3, 32])
-def test_product_with_int8_weights_equals_the_reference(tokens: int, dense_backend: Backend) -> None:
+def test_matmul_with_int8_weights_equals_the_reference(tokens: int, dense_backend: Backend) -> None:
     x = jnp.asarray(_normal(1, tokens, 96))
     values, scales = quantize_rows(jnp.asarray(_normal(2, 70, 96)))
     expected = matmul(x, values, scales)
@@ -94,21 +94,21 @@ def test_product_with_int8_weights_equals_the_reference(tokens: int, dense_backe
 
 @pytest.mark.versions
 @pytest.mark.parametrize(("tokens", "outputs"), [(1, 70), (3, 64), (32, 61), (131, 9)])
-def test_int8_product_equals_the_reference(tokens: int, outputs: int) -> None:
+def test_int8_matmul_equals_the_reference(tokens: int, outputs: int) -> None:
     if not multiplies(jnp.dtype(jnp.int8), dynamic=True):
         pytest.skip("this processor has no AVX512-VNNI")
     x = jnp.asarray(_normal(1, tokens, 192)).at[0].set(0.0)
     values, scales = quantize_rows(jnp.asarray(_normal(2, outputs, 192)))
     values = values.at[0, :].set(-128)  # the least int8 there is
     expected = matmul(x, values, scales, dynamic=True)
-    product = matmul(x, values, scales, jnp.int32(tokens), dynamic=True, backend="native")
+    result = matmul(x, values, scales, jnp.int32(tokens), dynamic=True, backend="native")
     assert (
         "jaxserve_matmul_int8"
         in jax.jit(matmul, static_argnames=("dynamic", "backend"))
         .lower(x, values, scales, dynamic=True, backend="native")
         .as_text()
     )
-    np.testing.assert_allclose(product, expected, rtol=2e-7, atol=1e-6)
+    np.testing.assert_allclose(result, expected, rtol=2e-7, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8-weight-only", "int8"])
@@ -153,7 +153,7 @@ def test_inputs_that_fill_no_vector_go_through_the_reference() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("inputs", [192, 1600])
-def test_a_row_of_a_product_does_not_depend_on_the_others(inputs: int, dtype: str, dense_backend: Backend) -> None:
+def test_a_row_of_a_matmul_does_not_depend_on_the_others(inputs: int, dtype: str, dense_backend: Backend) -> None:
     """Few rows and many are computed in different ways, and many inputs chunk by chunk. Activations beside int8 are quantised."""
     dynamic = dtype == "int8"
     if dynamic and not multiplies(jnp.dtype(jnp.int8), dynamic=True):
@@ -187,17 +187,17 @@ FLOAT_CASES = [case for case in cases.CASES if case.weights in ("float32", "floa
 
 @pytest.mark.versions
 @pytest.mark.parametrize("case", FLOAT_CASES, ids=str)
-def test_grouped_product_equals_the_one_in_float64(case: cases.Case, backend: Backend) -> None:
+def test_grouped_matmul_equals_the_one_in_float64(case: cases.Case, backend: Backend) -> None:
     given = cases.operands(case)
     wanted, sizes = cases.expected(case, given)
     operands = [None if each is None else jnp.asarray(each) for each in given]
-    product = np.asarray(grouped_matmul(*operands, backend=backend))
-    assert (np.abs(product[: len(wanted)] - wanted) <= 1e-6 * sizes).all()
-    assert not product[len(wanted) :].any(), "padding"
+    result = np.asarray(grouped_matmul(*operands, backend=backend))
+    assert (np.abs(result[: len(wanted)] - wanted) <= 1e-6 * sizes).all()
+    assert not result[len(wanted) :].any(), "padding"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
-def test_a_row_of_a_grouped_product_is_that_of_its_expert_alone(dtype: str, backend: Backend) -> None:
+def test_a_row_of_a_grouped_matmul_is_that_of_its_expert_alone(dtype: str, backend: Backend) -> None:
     """Bit for bit, whatever the groups, and with int8 by int8 as well."""
     dynamic, group_sizes = dtype == "int8", (3, 0, 17, 1, 0, 40)
     if dynamic and not multiplies(jnp.dtype(jnp.int8), dynamic=True):
@@ -292,7 +292,7 @@ def test_e2m1_weights_give_the_bits_of_dequantised_ones(
 
 
 @pytest.mark.parametrize("kind", FLOAT4)
-def test_a_row_of_a_product_with_e2m1_weights_does_not_depend_on_the_others(kind: str) -> None:
+def test_a_row_of_a_matmul_with_e2m1_weights_does_not_depend_on_the_others(kind: str) -> None:
     """Nor on the rows of other experts."""
     values, scales, _ = _float4(kind, 16, 2, 61, 96)
     x, first = _normal(1, 150, 96), 20  # rows of the first expert

@@ -31,7 +31,7 @@ def operands(
 
 
 def expected(x: np.ndarray, values: np.ndarray, blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the product in float64, and the sums of its terms' sizes."""
+    """Return the matmul in float64, and the sums of its terms' sizes."""
     numbers = NUMBERS[np.stack([values & 15, values >> 4], axis=-1).reshape(len(values), -1)]
     wide = numbers * blocks.T.astype(np.float64).repeat(numbers.shape[1] // len(blocks), axis=1)
     return x.astype(np.float64) @ wide.T, np.abs(x.astype(np.float64)) @ np.abs(wide).T

@@ -114,8 +114,8 @@ def of_parameters(name: str, seed: int, version: str | None, *, exchanged: bool 
             first, second = _pair(random, RANK * count, *widths)
             tensors |= {f"{key}.lora_A.weight": first, f"{key}.lora_B.weight": second}
             ranks, by_rank = first.reshape(count, RANK, -1), second.reshape(len(second), RANK, count)
-            products = [SCALE * (by_rank[:, :, expert] @ ranks[expert]) for expert in range(count)]
-            changes = [product.T if exchanged else product for product in products]
+            matmuls = [SCALE * (by_rank[:, :, expert] @ ranks[expert]) for expert in range(count)]
+            changes = [matmul.T if exchanged else matmul for matmul in matmuls]
             deltas |= _stored_deltas(stored, module, key == module, changes)
     config = {"target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
     return RandomAdapter(tensors, deltas, config | ({} if version is None else {"peft_version": version}))

@@ -37,7 +37,7 @@ BLACKWELL = [
 ]
 """Single heads, pairs, and both; windows that leave whole tiles out; rows without keys; maxima that grow by far, and not."""
 MUTANT = BLACKWELL[3]
-MUTANT_SCHEDULES = (*SCHEDULES, Schedule(seed=2, copies=0.003, products=0.0))
+MUTANT_SCHEDULES = (*SCHEDULES, Schedule(seed=2, copies=0.003, matmuls=0.0))
 
 
 def attend(case: Case, schedules: Sequence[Schedule], num_programs: int) -> tuple[float, Launched]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from tests.ptx import arithmetic, control, copies, products, small_copies, tensor_matmuls, transfers, warp_matmuls
+from tests.ptx import arithmetic, control, copies, matmuls, small_copies, tensor_matmuls, transfers, warp_matmuls
 from tests.ptx.hazards import NotModelled
 from tests.ptx.machine import Program
 from tests.ptx.operands import Decoder
 from tests.ptx.parser import Source
 
-_MODULES = (arithmetic, control, copies, products, small_copies, tensor_matmuls, transfers, warp_matmuls)
+_MODULES = (arithmetic, control, copies, matmuls, small_copies, tensor_matmuls, transfers, warp_matmuls)
 _TABLE: dict[str, Decoder] = {name: decoder for module in _MODULES for name, decoder in module.TABLE.items()}
 _GUARDED = control.GUARDED | copies.GUARDED
 

@@ -29,8 +29,8 @@ from tests.ptx.machine import Program, Schedule, run_grid
 from tests.ptx.memory import Array, Bytes, GlobalMemory
 from tests.ptx.parser import Source, parse
 
-SCHEDULES = (Schedule(seed=0, copies=0.3, products=0.3), Schedule(seed=1, copies=0.01, products=0.0))
-"""The second one does copies and products as late as it can."""
+SCHEDULES = (Schedule(seed=0, copies=0.3, matmuls=0.3), Schedule(seed=1, copies=0.01, matmuls=0.0))
+"""The second one does copies and matmuls as late as it can."""
 _PALLAS = "jax.experimental.pallas.mosaic_gpu"
 
 
@@ -194,7 +194,7 @@ def _same_results(runs: Sequence[list[Result]]) -> list[Result]:
     for run in runs[1:]:
         for first, other in zip(runs[0], run, strict=True):
             if first.data.tobytes() != other.data.tobytes():
-                raise Hazard("a result depends on the order in which warps, copies and products take their turns")
+                raise Hazard("a result depends on the order in which warps, copies and matmuls take their turns")
     return runs[0]
 
 

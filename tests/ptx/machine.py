@@ -69,8 +69,8 @@ class Schedule:
     seed: int
     copies: float
     """The chance that a copy is done before the next warp's turn."""
-    products: float
-    """The chance that products are done when another one is started, and not only where they are waited for."""
+    matmuls: float
+    """The chance that matmuls are done when another one is started, and not only where they are waited for."""
 
 
 @dataclass(frozen=True)
@@ -142,16 +142,16 @@ class Warp:
         self.index = index
         self.registers: dict[str, Lanes] = {}
         self.fenced: dict[str, Lanes] = {}
-        """Registers as they were at the last `wgmma.fence`, or as products have left them."""
+        """Registers as they were at the last `wgmma.fence`, or as matmuls have left them."""
         self.sums: dict[str, Lanes] = {}
-        """Registers that belong to products until these are waited for."""
+        """Registers that belong to matmuls until these are waited for."""
         self.threads = np.arange(WARP, dtype=np.uint32) + np.uint32(WARP * index)
         self.pace = _SLOWEST ** block.chance.random()
         self.copies = Groups()
         """Bulk copies out of shared memory."""
         self.small_copies = Groups()
         """Copies of `cp.async`: done where they are waited for, and no sooner."""
-        self.products = Groups()
+        self.matmuls = Groups()
         self.some: Lanes | None = None
         """The threads that execute while the others wait for them; None: all execute."""
         self._meeting = 0
@@ -187,9 +187,9 @@ class Warp:
                 self._check_some()
             self._place += 1
             steps[self._place - 1](self)
-        groups = (self.copies, self.small_copies, self.products)
+        groups = (self.copies, self.small_copies, self.matmuls)
         if self.is_done and any(each.not_waited_for for each in groups):
-            raise Hazard(f"warp {self.index} ended and did not wait for its copies and products")
+            raise Hazard(f"warp {self.index} ended and did not wait for its copies and matmuls")
 
     def jump(self, place: int) -> None:
         self._place = place

@@ -122,7 +122,7 @@ class SharedMemory:
         """The warp that wrote each byte since its last fence, counted from 1, or 0."""
         self._num_readers = np.zeros(size, np.uint16)
         self._is_awaited = np.zeros(size, np.bool_)
-        """Copies and products that are to read a byte, and whether a copy is to write it."""
+        """Copies and matmuls that are to read a byte, and whether a copy is to write it."""
         self._is_barrier = np.zeros(size, np.bool_)
 
     def load(self, warp: int, addresses: Addresses, size: int) -> Bytes:
@@ -205,7 +205,7 @@ class SharedMemory:
 
     def _check_unused(self, places: Addresses, who: str) -> None:
         if self._num_readers[places].any() or self._is_awaited[places].any():
-            raise Hazard(f"{who} shared memory that a copy or a product still uses")
+            raise Hazard(f"{who} shared memory that a copy or a matmul still uses")
 
     def _fenced(self, addresses: Addresses, who: str) -> Addresses:
         places = self._places(addresses)

@@ -70,7 +70,7 @@ def reader(source: Source, operand: str, type_name: str) -> Reader:
 def register(warp: Warp, name: str) -> Lanes:
     numbers = warp.registers.get(name)
     if numbers is None:
-        raise Hazard(f"register {name} is read before anything was written to it, or while a product adds to it")
+        raise Hazard(f"register {name} is read before anything was written to it, or while a matmul adds to it")
     return numbers
 
 

@@ -47,10 +47,10 @@ def run(
     maps: Mapping[int, TensorMap] | None = None,
     memory: GlobalMemory | None = None,
 ) -> Bytes:
-    """The bytes of the result of one block that is given an operand; copies and products are done late."""
+    """The bytes of the result of one block that is given an operand; copies and matmuls are done late."""
     memory = memory or GlobalMemory([operand.view(np.uint8).copy()], [result_size])
     parameters = {"operand": memory.arrays[0].base, "result": memory.arrays[-1].base}
     launch = Launch(1, num_threads, SHARED_BYTES, parameters, maps or {})
     source = parse(f"{HEADER}{body}\n\tret;\n}}\n")
-    run_grid(decode(source), launch, memory, Schedule(seed=0, copies=0.0, products=0.0))
+    run_grid(decode(source), launch, memory, Schedule(seed=0, copies=0.0, matmuls=0.0))
     return memory.arrays[-1].data

@@ -19,9 +19,9 @@ import numpy as np
 
 from tests.ptx.hazards import Hazard, NotModelled
 from tests.ptx.machine import WARP, Lanes, Step, Task, Warp
+from tests.ptx.matmuls import columns_of, rows_of
 from tests.ptx.operands import TYPES, Decoder, address, reader, same, writer
 from tests.ptx.parser import Instruction, Source, elements
-from tests.ptx.products import columns_of, rows_of
 from tests.ptx.tensor_memory import LANES, Columns, Use
 
 _DEPTH = 16
@@ -60,7 +60,7 @@ def _lent(warp: Warp, bits: int, shape: _Shape, num_rows: int, *, is_transposed:
     """A matrix in shared memory, its inputs last."""
     bits &= ~_VERSION
     where = columns_of(bits, num_rows, _DEPTH, shape.dtype.itemsize) if is_transposed else rows_of(bits, 0, num_rows)
-    load = warp.block.shared.lend(where.reshape(-1), "a product")
+    load = warp.block.shared.lend(where.reshape(-1), "a matmul")
     return lambda: load().view(shape.dtype).reshape(num_rows, _DEPTH)
 
 
@@ -87,8 +87,8 @@ def _multiply(instruction: Instruction, source: Source) -> Step:
         def multiply() -> None:
             for task in before:
                 task.finish()
-            product = matrix().astype(np.float32) @ other().astype(np.float32).T
-            memory.finish(use, product, is_added=added)
+            result = matrix().astype(np.float32) @ other().astype(np.float32).T
+            memory.finish(use, result, is_added=added)
             warp.block.matmuls.remove((use, own))
 
         own = Task(multiply)

@@ -94,11 +94,11 @@ class _ByThreads:
     def check(self, columns: Columns, seen: int, what: str) -> None:
         """Check that a matmul may follow. Raises Hazard."""
         if self.pending[:, columns.slice].any():
-            raise Hazard(f"a product uses tensor memory whose {what} was not waited for")
+            raise Hazard(f"a matmul uses tensor memory whose {what} was not waited for")
         if self.unfenced[:, columns.slice].any():
-            raise Hazard(f"a product uses tensor memory whose {what} was not fenced (before_thread_sync)")
+            raise Hazard(f"a matmul uses tensor memory whose {what} was not fenced (before_thread_sync)")
         if (self.fenced[:, columns.slice] > seen).any():
-            raise Hazard(f"a product uses tensor memory whose {what} it has not seen (after_thread_sync)")
+            raise Hazard(f"a matmul uses tensor memory whose {what} it has not seen (after_thread_sync)")
 
 
 class TensorMemory:
@@ -179,18 +179,18 @@ class TensorMemory:
         """Begin a matmul. Raises Hazard."""
         for other in self._uses:
             if other.pipeline != use.pipeline and self._conflict(use, other):
-                raise Hazard("a product uses tensor memory of another one that is not done and may be done later")
+                raise Hazard("a matmul uses tensor memory of another one that is not done and may be done later")
         seen = self._seen[warp]
         for columns in filter(None, (use.sums, use.a)):
             self._stores.check(columns, seen, "store")
             is_own = all(self._pipelines.get(i) == use.pipeline for i in range(columns.first, columns.end))
             if (self._summed[columns.slice] > seen).any() and not is_own:
                 raise Hazard(
-                    "a product uses tensor memory of another one, and did not fence after it (after_thread_sync)"
+                    "a matmul uses tensor memory of another one, and did not fence after it (after_thread_sync)"
                 )
         self._loads.check(use.sums, seen, "load")
         if (self._taken[use.sums.slice] > seen).any():
-            raise Hazard("a product writes what another one has read, and did not fence after it (after_thread_sync)")
+            raise Hazard("a matmul writes what another one has read, and did not fence after it (after_thread_sync)")
         self._uses.append(use)
 
     def finish(self, use: Use, rows: npt.NDArray[np.float32], *, is_added: bool) -> None:
@@ -213,10 +213,10 @@ class TensorMemory:
         name = "written" if is_store else "read"
         for use in self._uses:
             if columns.overlap(use.sums) or (is_store and columns.overlap(use.a)):
-                raise Hazard(f"tensor memory is {name} by threads while a product uses it")
+                raise Hazard(f"tensor memory is {name} by threads while a matmul uses it")
         marks = [self._summed, self._taken] if is_store else [self._summed]
         if any((each[columns.slice] > self._seen[warp]).any() for each in marks):
-            raise Hazard(f"tensor memory is {name} by threads that did not fence after the product (after_thread_sync)")
+            raise Hazard(f"tensor memory is {name} by threads that did not fence after the matmul (after_thread_sync)")
         own = warp % _QUARTERS, columns.slice
         if self._stores.pending[own].any() or (is_store and self._loads.pending[own].any()):
             raise Hazard(f"tensor memory is {name} by threads before they waited for its last load or store")

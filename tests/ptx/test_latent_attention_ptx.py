@@ -19,9 +19,9 @@ from tests.ptx.mutants import Mutants
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
 
 SCHEDULES = [
-    Schedule(seed=0, copies=0.3, products=0.3),
-    Schedule(seed=1, copies=0.03, products=0.0),
-    Schedule(seed=2, copies=0.005, products=0.2),
+    Schedule(seed=0, copies=0.3, matmuls=0.3),
+    Schedule(seed=1, copies=0.03, matmuls=0.0),
+    Schedule(seed=2, copies=0.005, matmuls=0.2),
 ]
 MUTATED = Case((1, 1, 1), (5, 0, 330), num_heads=5, width=320, value_width=256)
 """Seven tiles and several units for each of two programs, with a ring of two tiles."""

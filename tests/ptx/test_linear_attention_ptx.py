@@ -20,7 +20,7 @@ from tests.ptx.memory import GlobalMemory
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
 
-SCHEDULES = (Schedule(seed=0, copies=0.3, products=0.3), Schedule(seed=1, copies=0.3, products=0.3))
+SCHEDULES = (Schedule(seed=0, copies=0.3, matmuls=0.3), Schedule(seed=1, copies=0.3, matmuls=0.3))
 DELTA, SUM = CASES[3], CASES[7]
 
 

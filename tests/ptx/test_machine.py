@@ -184,7 +184,7 @@ def test_maps_that_the_driver_would_refuse_are_hazards(
 
 
 FENCE, FINISH = "wgmma.fence.sync.aligned;", "wgmma.wait_group.sync.aligned 0;"
-PRODUCT = """
+MATMUL = """
 	@%p1 mbarrier.init.shared::cta.b64 [__dynamic_shmem__0], 1;
 	bar.sync 0;
 	@%p1 mbarrier.arrive.expect_tx.shared.b64 %rd5, [__dynamic_shmem__0], 9216;
@@ -232,32 +232,32 @@ def _multiply(body: str) -> tuple[np.ndarray, np.ndarray]:
     return found, a[:, :16].astype(np.float32) @ b[:, :16].astype(np.float32).T
 
 
-def test_a_product_of_copied_tiles_is_the_one_of_its_operands() -> None:
-    found, wanted = _multiply(PRODUCT)
+def test_a_matmul_of_copied_tiles_is_the_one_of_its_operands() -> None:
+    found, wanted = _multiply(MATMUL)
     np.testing.assert_allclose(found, wanted, rtol=1e-6)
 
 
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ("WAIT", "", "a product reads shared memory that a copy is to write"),
+        ("WAIT", "", "a matmul reads shared memory that a copy is to write"),
         ("WAIT", "ld.shared.b32 %r8, [%r3]; WAIT", "threads read shared memory that a copy is to write"),
         (
             "WAIT",
             "bar.sync 0; st.shared.b32 [%r3], %r2; WAIT",
-            "threads write shared memory that a copy or a product still uses",
+            "threads write shared memory that a copy or a matmul still uses",
         ),
         (FENCE, "", "written after the last wgmma.fence"),
         (FENCE, f"{FENCE} mov.b32 %r9, 0;", "written after the last wgmma.fence"),
-        (FINISH, "", "while a product adds to it"),
-        (FINISH, f"mov.b32 %r9, 0; {FINISH}", "is written while a product adds to it"),
+        (FINISH, "", "while a matmul adds to it"),
+        (FINISH, f"mov.b32 %r9, 0; {FINISH}", "is written while a matmul adds to it"),
         (FINISH, f"bar.sync 0; st.shared.b32 [%r3], %r2; {FINISH}", "threads write shared memory that"),
         ("9216;\n", "9217;\n", "deadlock"),
-        ("9216;\n", "1024;\n", "a product reads shared memory that a copy is to write"),
+        ("9216;\n", "1024;\n", "a matmul reads shared memory that a copy is to write"),
     ],
 )
-def test_hazards_of_copies_and_products_are_found(old: str, new: str, problem: str) -> None:
-    body = PRODUCT.replace(old, new, 1)
-    assert body != PRODUCT
+def test_hazards_of_copies_and_matmuls_are_found(old: str, new: str, problem: str) -> None:
+    body = MATMUL.replace(old, new, 1)
+    assert body != MATMUL
     with pytest.raises(Hazard, match=problem):
         _multiply(body)

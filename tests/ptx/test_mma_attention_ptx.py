@@ -21,7 +21,7 @@ from tests.ptx.mutants import Mutants
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
 
-SCHEDULES = (Schedule(seed=0, copies=0.0, products=0.0),)
+SCHEDULES = (Schedule(seed=0, copies=0.0, matmuls=0.0),)
 """One will do: races and missing waits are found in any order."""
 SIZES = replace(decode_tuning("mma", 64, 2), programs=3, min_split=64, long_split=128, waves=6)
 """Few programs, so that each does several units, and short parts."""

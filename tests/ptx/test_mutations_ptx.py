@@ -1,6 +1,6 @@
 """The emulator can be trusted: where a kernel lacks one of its waits, arrivals or fences, it says so.
 
-One kernel of products with experts has all of them: a ring that is filled by bulk copies, products that are waited for
+One kernel of matmuls with experts has all of them: a ring that is filled by bulk copies, matmuls that are waited for
 late, results that leave through shared memory. Its PTX is run as it is, and with instructions left out.
 """
 
@@ -20,9 +20,9 @@ pytestmark = [pytest.mark.aot, pytest.mark.slow]
 CASE = Case((3, 0, 20), 128, 256)
 SIZES = GroupedTuning(rows=64, outputs=64, inputs=64, stages=2, programs=2)
 SCHEDULES = [
-    Schedule(seed=0, copies=0.3, products=0.3),
-    Schedule(seed=1, copies=0.03, products=0.0),
-    Schedule(seed=2, copies=0.005, products=0.2),
+    Schedule(seed=0, copies=0.3, matmuls=0.3),
+    Schedule(seed=1, copies=0.03, matmuls=0.0),
+    Schedule(seed=2, copies=0.005, matmuls=0.2),
 ]
 
 

@@ -26,7 +26,7 @@ AGAIN = """
 COMMIT = """
 	tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [__dynamic_shmem__0+8];"""
 FREE = "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r7, %r6;"
-PRODUCT = f"""
+MATMUL = f"""
 	mov.b32 %r6, 32;
 	setp.ge.u32 %p2, %r1, 32;
 	not.pred %p5, %p1;
@@ -88,7 +88,7 @@ def _multiply(body: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_matmuls_into_tensor_memory_begin_with_zero_and_add() -> None:
-    found, wanted = _multiply(PRODUCT)
+    found, wanted = _multiply(MATMUL)
     np.testing.assert_allclose(found, 2 * wanted, rtol=1e-5)
 
 
@@ -96,7 +96,7 @@ def test_threads_read_what_they_wrote() -> None:
     """Each thread has a row; twice what it holds is written over it."""
     doubled = "\n".join(f"add.f32 %r{i}, %r{i}, %r{i};" for i in range(8, 16))
     store = "tcgen05.st.sync.aligned.32x32b.x8.b32 [%r7], {%r8,%r9,%r10,%r11,%r12,%r13,%r14,%r15};"
-    body = PRODUCT.replace(LOAD, f"{LOAD}{doubled}{store}tcgen05.wait::st.sync.aligned;{LOAD}")
+    body = MATMUL.replace(LOAD, f"{LOAD}{doubled}{store}tcgen05.wait::st.sync.aligned;{LOAD}")
     found, wanted = _multiply(body)
     np.testing.assert_allclose(found, 4 * wanted, rtol=1e-5)
 
@@ -104,16 +104,16 @@ def test_threads_read_what_they_wrote() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        (DONE, "", "read by threads while a product uses it|whose load was not fenced"),
+        (DONE, "", "read by threads while a matmul uses it|whose load was not fenced"),
         (COMMIT, "", "deadlock"),
         (FREE, "", "did not free its tensor memory"),
         (FREE, FREE.replace("%r6", "64"), "not those allocated"),
-        ("tcgen05.fence::after_thread_sync;", "", "did not fence after the product"),
+        ("tcgen05.fence::after_thread_sync;", "", "did not fence after the matmul"),
         ("tcgen05.wait::ld.sync.aligned;", "", "freed while it is used"),
         ("[%r7];", "[%r7+32];", "32 are allocated"),
         (AGAIN, AGAIN.replace("[%r7]", "[%r7+4]"), "another one that is not done"),
         ("@%p5 bra", "@%p2 bra", "32 threads issue a matmul"),
-        (WAIT, "", "a product reads shared memory that a copy is to write"),
+        (WAIT, "", "a matmul reads shared memory that a copy is to write"),
         ("mov.b32 %r6, 32;", "mov.b32 %r6, 24;", "an allocation of 24 columns"),
         (
             LOAD,
@@ -134,8 +134,8 @@ def test_threads_read_what_they_wrote() -> None:
     ],
 )
 def test_hazards_of_tensor_memory_are_found(old: str, new: str, problem: str) -> None:
-    body = PRODUCT.replace(old, new, 1)
-    assert body != PRODUCT
+    body = MATMUL.replace(old, new, 1)
+    assert body != MATMUL
     with pytest.raises(Hazard, match=problem):
         _multiply(body)
 
@@ -152,7 +152,7 @@ def test_hazards_of_tensor_memory_are_found(old: str, new: str, problem: str) ->
     ],
 )
 def test_what_is_not_known_of_tensor_memory_is_refused(old: str, new: str) -> None:
-    body = PRODUCT.replace(old, new, 1)
-    assert body != PRODUCT
+    body = MATMUL.replace(old, new, 1)
+    assert body != MATMUL
     with pytest.raises(NotModelled):
         _multiply(body)

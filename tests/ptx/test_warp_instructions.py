@@ -49,7 +49,7 @@ def _fragment_c(matrix: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f16"])
-def test_a_warps_product_is_that_of_its_fragments(dtype: str) -> None:
+def test_a_warps_matmul_is_that_of_its_fragments(dtype: str) -> None:
     random = np.random.default_rng(0)
     numbers = np.dtype(ml_dtypes.bfloat16 if dtype == "bf16" else np.float16)
     a, b = (random.standard_normal(shape).astype(numbers) for shape in ((16, 16), (16, 8)))

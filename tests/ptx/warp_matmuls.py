@@ -49,10 +49,10 @@ def _multiply(instruction: Instruction, source: Source) -> Step:
 
     def step(warp: Warp) -> None:
         a, b = _a([read(warp).view(dtype) for read in read_a]), _b([read(warp).view(dtype) for read in read_b])
-        product = a.astype(np.float32) @ b.astype(np.float32)
+        result = a.astype(np.float32) @ b.astype(np.float32)
         before = [read(warp) for read in read_c]
         for i, write in enumerate(writers):
-            write(warp, before[i] + product[_GROUP + 8 * (i // 2), 2 * _PLACE + i % 2])
+            write(warp, before[i] + result[_GROUP + 8 * (i // 2), 2 * _PLACE + i % 2])
 
     return step
 

@@ -1,6 +1,6 @@
 """The declaration of a family's MaxText checkpoints, and the places of a decoder's tensors in them.
 
-Facts are those of MaxText's own converters (`checkpoint_conversion/` of github.com/AI-Hypercomputer/maxtext).
+Names and shapes are those of MaxText's own converters (`checkpoint_conversion/` of github.com/AI-Hypercomputer/maxtext).
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def on_one_host(config: Config) -> Config:
     return replace(config, hosts=HostsConfig(), parallel=ParallelConfig(tensor_parallel_size=num_devices))
 
 
-def host_facts(config: Config) -> dict[str, str]:
+def shared_settings(config: Config) -> dict[str, str]:
     """Return versions and settings that must be equal on all hosts, by name."""
     versions = {"protocol": str(PROTOCOL), "jaxserve": __version__, "jax": version("jax"), "jaxlib": version("jaxlib")}
     sections: tuple[Any, ...] = (config.model, config.cache, config.scheduler, config.parallel, config.compile)
@@ -88,14 +88,14 @@ def checkpoint_hash(checkpoint: Checkpoint) -> str:
 
 
 def difference(host: str, there: Mapping[str, str], here: Mapping[str, str]) -> str | None:
-    """Return one line on how the facts of `host` differ from those of host 0; None if they do not."""
+    """Return one line on how the settings of `host` differ from those of host 0; None if they do not."""
     found = differences(there, here)
     return f"{host} differs from host 0: " + "; ".join(found) if found else None
 
 
-def agree_equal(hosts: Hosts, topic: str, facts: dict[str, str]) -> None:
-    """Raise ConfigError, on every host, unless all hosts have the same facts."""
-    first, *others = hosts.exchange(topic, facts)
+def agree_equal(hosts: Hosts, topic: str, values: dict[str, str]) -> None:
+    """Raise ConfigError, on every host, unless all hosts have the same values."""
+    first, *others = hosts.exchange(topic, values)
     for rank, own in enumerate(others, start=1):
         line = difference(f"host {rank}", own, first)
         if line is not None:

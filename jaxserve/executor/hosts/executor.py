@@ -12,7 +12,7 @@ from typing import Any, Generic
 
 from jaxserve.config import Config
 from jaxserve.errors import StartupError
-from jaxserve.executor.hosts.agreement import host_facts
+from jaxserve.executor.hosts.agreement import shared_settings
 from jaxserve.executor.hosts.leader import Leader
 from jaxserve.executor.hosts.members import HostLostError
 from jaxserve.executor.hosts.memory import memory_in_use
@@ -77,7 +77,7 @@ class MultiHostExecutor:
 
         end_process: called in another thread with an exit code when a host is gone while the engine serves.
         """
-        leader = Leader(config.hosts, host_facts(config))
+        leader = Leader(config.hosts, shared_settings(config))
 
         def build() -> LocalExecutor[Any, Any]:
             leader.gather(lambda done, total: progress("hosts", done, total, ""))

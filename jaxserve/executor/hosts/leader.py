@@ -59,8 +59,8 @@ class Leader:
 
     rank = 0
 
-    def __init__(self, config: HostsConfig, facts: Mapping[str, str]) -> None:
-        """Listen for workers. Raises ConfigError. facts: see `agreement.host_facts`."""
+    def __init__(self, config: HostsConfig, shared_settings: Mapping[str, str]) -> None:
+        """Listen for workers. Raises ConfigError. shared_settings: see `agreement.shared_settings`."""
         host, port = coordinator_address(config)
         address, setting = resolve_host(host, port), f"--coordinator {host}:{port}"
         self._config = config
@@ -75,7 +75,7 @@ class Leader:
         self._address = address
         self._welcome: Welcome | None = None
         """The answer to all workers, once they have joined."""
-        self.members = Members(config.num_hosts, facts)
+        self.members = Members(config.num_hosts, shared_settings)
         self._exchanges = Exchanges(config.num_hosts)
         self._outbox: SimpleQueue[ToWorker] = SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)

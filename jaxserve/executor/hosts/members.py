@@ -37,10 +37,10 @@ class Member:
 class Members:
     """The workers by rank."""
 
-    def __init__(self, num_hosts: int, facts: Mapping[str, str]) -> None:
-        """facts: those of this host, which all others must share."""
+    def __init__(self, num_hosts: int, shared_settings: Mapping[str, str]) -> None:
+        """shared_settings: those of this host, which all others must share."""
         self._num_hosts = num_hosts
-        self._facts = facts
+        self._shared_settings = shared_settings
         self._by_rank: dict[int, Member] = {}
         self.is_closed = False
         """True once the engine has begun with the members it has."""
@@ -81,7 +81,7 @@ class Members:
             if known.join.incarnation == join.incarnation:
                 return  # it was sent before the answer to the one before
             raise HostLostError(f"{name} was started again")
-        line = difference(name, join.facts, self._facts)
+        line = difference(name, join.shared_settings, self._shared_settings)
         if line is not None:
             raise RefusedError(line)
         if not 0 < join.rank < self._num_hosts:

@@ -32,7 +32,7 @@ class Join(Message, frozen=True):
     incarnation: str
     """Chosen at random by each worker."""
     host_name: str
-    facts: dict[str, str]
+    shared_settings: dict[str, str]
     """Versions and settings that must be equal on all hosts, by name."""
 
 

@@ -59,12 +59,12 @@ class Worker:
         self,
         config: HostsConfig,
         host_id: str,
-        facts: dict[str, str],
+        shared_settings: dict[str, str],
         *,
         on_end: Callable[[int, str], None],
         on_beat: Callable[[], None],
     ) -> None:
-        """facts: see `agreement.host_facts`. on_end: called with (exit code, reason) in another thread when the leader
+        """shared_settings: see `agreement.shared_settings`. on_end: called with (exit code, reason) in another thread when the leader
         ends this worker or is gone. on_beat: called in another thread at every sign of life.
 
         Raises ConfigError.
@@ -72,7 +72,7 @@ class Worker:
         self.rank = config.rank
         host, port = coordinator_address(config)
         self._config = config
-        self._join = Join(self.rank, host_id, uuid4().hex, socket.gethostname(), facts)
+        self._join = Join(self.rank, host_id, uuid4().hex, socket.gethostname(), shared_settings)
         self._contexts = zmq.Context(), zmq.Context()
         self._control, self._plans = (tcp_socket(context, zmq.DEALER) for context in self._contexts)
         self._control.connect(endpoint(resolve_host(host, port), port))

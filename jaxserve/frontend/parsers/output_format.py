@@ -160,7 +160,7 @@ def _matching(formats: Mapping[str, F], template: str) -> F | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParserSpec:
-    """The model's output format and the facts of the request that parsing needs. Default: plain text."""
+    """The model's output format and the properties of the request that parsing needs. Default: plain text."""
 
     output_format: OutputFormat = field(default_factory=OutputFormat)
     tools: Tools = field(default_factory=dict)

@@ -105,23 +105,23 @@ class Int4WeightOnly(Format):
     def matmuls(
         self, x: Any, weights: Sequence[QuantArray[Any]], num_rows: Any, backend: Any, dtype: Any = "float32"
     ) -> list[Any]:
-        from jaxserve_kernels.matmul import offset_product
+        from jaxserve_kernels.matmul import offset_matmul
 
         made = super().matmuls(x, weights, num_rows, backend)
         parts = (each.offsets for each in weights)
-        added = (y if part is None else y + offset_product(x, part) for y, part in zip(made, parts, strict=True))
+        added = (y if part is None else y + offset_matmul(x, part) for y, part in zip(made, parts, strict=True))
         return [y.astype(dtype) for y in added]
 
     def grouped_matmul(self, x: Any, weight: QuantArray[Any], group_sizes: Any, backend: Any) -> Any:
         import jax.numpy as jnp
         from jaxserve_kernels.grouped_matmul import grouped_matmul
 
-        product = super().grouped_matmul(x, weight, group_sizes, backend)
+        result = super().grouped_matmul(x, weight, group_sizes, backend)
         if weight.offsets is None:
-            return product
+            return result
         offsets = weight.offsets.swapaxes(1, 2)  # (E, O, G)
         sums = x.reshape(len(x), offsets.shape[2], -1).astype(jnp.float32).sum(-1)
-        return product + grouped_matmul(sums, offsets, group_sizes, backend=backend)
+        return result + grouped_matmul(sums, offsets, group_sizes, backend=backend)
 
     def notes(self, platform: str, capability: tuple[int, int] | None) -> tuple[str, ...]:
         if platform != "cpu":

@@ -39,8 +39,8 @@ def block_matmul(
         from jaxserve_kernels.block_matmul.gpu import skinny  # imports Pallas
 
         rounded = reference.round_inputs(x) if dynamic else x
-        product: Array = skinny.block_matmul(rounded, blocks, kind=kind, tuning=tuned)
-        return product
+        result: Array = skinny.block_matmul(rounded, blocks, kind=kind, tuning=tuned)
+        return result
     return reference.block_matmul(x, blocks, kind=kind, dynamic=dynamic)
 
 
@@ -77,8 +77,8 @@ def grouped_block_matmul(
         return cpu.grouped_block_matmul(x, blocks, group_sizes, kind=kind, dynamic=dynamic)
     kernel = _grouped_kernel(x, blocks, kind, backend)
     if kernel is not None:
-        product: Array = kernel(reference.round_inputs(x) if dynamic else x, blocks, group_sizes)
-        return product
+        result: Array = kernel(reference.round_inputs(x) if dynamic else x, blocks, group_sizes)
+        return result
     return reference.grouped_block_matmul(x, blocks, group_sizes, kind=kind, dynamic=dynamic)
 
 
@@ -110,5 +110,5 @@ def _with_words(
     from jaxserve_kernels.block_matmul.tpu import kernel  # imports Pallas
 
     rounded = reference.round_inputs(x) if dynamic else x
-    product: Array = kernel.block_matmul(rounded, words, kind=kind, tuning=tuned)
-    return product
+    result: Array = kernel.block_matmul(rounded, words, kind=kind, tuning=tuned)
+    return result

@@ -1,6 +1,6 @@
 """block_matmul in plain jax.numpy: the specification, and the implementation wherever there is no kernel.
 
-XLA dequantises the matrix before the product: memory holds the blocks, and every step writes and reads the weights in
+XLA dequantises the matrix before the matmul: memory holds the blocks, and every step writes and reads the weights in
 the activations' dtype.
 """
 
@@ -49,10 +49,10 @@ def grouped_block_matmul(
     def compute(*, has_fixed_count: bool) -> Array:
         return over_tiles(rounded, group_sizes, num_outputs, multiply, has_fixed_count=has_fixed_count)
 
-    product: Array = jax.lax.platform_dependent(
+    result: Array = jax.lax.platform_dependent(
         cuda=partial(compute, has_fixed_count=True), default=partial(compute, has_fixed_count=False)
     )
-    return product
+    return result
 
 
 def round_inputs(x: Float[Array, "T I"]) -> Float[Array, "T I"]:

@@ -57,24 +57,24 @@ def _on_gpu(
     *,
     dynamic: bool,
 ) -> Float[Array, "R O"] | None:
-    """By a kernel, where one computes such a product."""
+    """By a kernel, where one computes such a matmul."""
     sizes = gpu.choice(x, weight) if scales is None else gpu.small_choice(x, weight, scales)
     if sizes is None:
         return None
     from jaxserve_kernels.grouped_matmul.gpu import small, whole  # they import Pallas
 
-    product: Array = (
+    result: Array = (
         whole.grouped_matmul(x, weight, group_sizes, tuning=sizes)
         if scales is None
         else small.grouped_matmul(x, weight, group_sizes, scales, dynamic=dynamic, tuning=sizes)
     )
-    return product
+    return result
 
 
 def _with_two_levels(
     x: Float[Array, "R I"], weight: Weight, group_sizes: Int[Array, "E"], scales: TwoLevelScales, backend: Backend
 ) -> Float[Array, "R O"] | None:
-    """By a kernel of an accelerator, where one computes such a product: the scales of matrices are applied to the result."""
+    """By a kernel of an accelerator, where one computes such a matmul: the scales of matrices are applied to the result."""
     matrix_scale = scales.matrix[:, 0] / scales.matrix[:, 1]
     if backend == "mosaic_gpu" and (sizes := gpu.small_choice(x, weight, scales.blocks)) is not None:
         from jaxserve_kernels.grouped_matmul.gpu import small  # imports Pallas
@@ -90,10 +90,10 @@ def _with_two_levels(
         from jaxserve_kernels.grouped_matmul.tpu import words  # imports Pallas
         from jaxserve_kernels.matmul.tpu.words import has_bfloat16
 
-        product: Array = words.grouped_matmul(
+        result: Array = words.grouped_matmul(
             x, weight, group_sizes, scales.blocks, matrix_scale, tuning=of_words, has_bfloat16=has_bfloat16()
         )
-        return product
+        return result
     return None
 
 
@@ -105,7 +105,7 @@ def _on_tpu(
     *,
     dynamic: bool,
 ) -> Float[Array, "R O"] | None:
-    """By a kernel, where one computes such a product."""
+    """By a kernel, where one computes such a matmul."""
     if scales is None:
         return tpu.grouped_matmul(x, weight, group_sizes) if tpu.supports(x, weight) else None
     sizes = tpu.small_choice(x, weight, scales)
@@ -113,5 +113,5 @@ def _on_tpu(
         return None
     from jaxserve_kernels.grouped_matmul.tpu import small  # imports Pallas
 
-    product: Array = small.grouped_matmul(x, weight, group_sizes, scales, dynamic=dynamic, tuning=sizes)
-    return product
+    result: Array = small.grouped_matmul(x, weight, group_sizes, scales, dynamic=dynamic, tuning=sizes)
+    return result

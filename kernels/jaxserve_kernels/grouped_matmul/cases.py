@@ -27,7 +27,7 @@ _GROUPED = {"int4": "int4", "e4m3_groups": "float8_e4m3fn"}
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One product of the rows of `group_sizes`, and as many of padding as `padding` says.
+    """One matmul of the rows of `group_sizes`, and as many of padding as `padding` says.
 
     weights: their type; int4 has a scale for each output and group of `group` inputs, 8 bits one for each output, e4m3_groups
     is e4m3 with one for each group. mxfp4 has blocks of `group` inputs, its numbers are int4 places; those of mxfp4_bytes are two

@@ -51,5 +51,5 @@ def grouped_matmul(
         exact: jax.Array = jax.ffi.ffi_call("jaxserve_grouped_matmul_int8", out)(*operands)
         return exact
     call = jax.ffi.ffi_call("jaxserve_grouped_matmul", out)
-    product: jax.Array = call(*operands, matrix_unit=backend == "native_matrix")
-    return product
+    result: jax.Array = call(*operands, matrix_unit=backend == "native_matrix")
+    return result

@@ -3,7 +3,7 @@
 Three ways, because of what compilers make of them:
 
     by_tiles  a loop over tiles of rows of one expert: the specification, and what CPUs take
-    by_rows   a product for each row, with weights gathered for it. XLA for GPUs makes one kernel of that, which reads
+    by_rows   a matmul for each row, with weights gathered for it. XLA for GPUs makes one kernel of that, which reads
               the weights where they are; without a loop a step of few rows stays one CUDA graph
     ragged    `jax.lax.ragged_dot`, for which XLA for TPUs has a kernel. On CPUs and GPUs XLA multiplies every row with
               every expert, and lays all the weights out anew
@@ -51,8 +51,8 @@ def grouped_matmul(
     def on_tpu() -> Array:
         return tiles() if scales is not None else ragged(x, weight, group_sizes)
 
-    product: Array = jax.lax.platform_dependent(cuda=on_gpu, tpu=on_tpu, default=tiles)
-    return product
+    result: Array = jax.lax.platform_dependent(cuda=on_gpu, tpu=on_tpu, default=tiles)
+    return result
 
 
 def by_tiles(
@@ -100,8 +100,8 @@ def over_tiles(
 
     count = most_tiles(num_rows, num_experts) if has_fixed_count else ends[-1]
     nothing = jnp.zeros((num_rows + size, num_outputs), jnp.float32)
-    product: Array = jax.lax.fori_loop(0, count, go_on, nothing)
-    return product[:num_rows]
+    result: Array = jax.lax.fori_loop(0, count, go_on, nothing)
+    return result[:num_rows]
 
 
 def by_rows(

@@ -59,7 +59,7 @@ def _attend(
     kv_lengths: Int[Array, "B"],
 ) -> Float[Array, "B N W"]:
     """Attend to the first `num_pages` pages of each row."""
-    dtype = reference.product_dtype(q, pages)
+    dtype = reference.matmul_dtype(q, pages)
     queries = (q * scoring.scale).astype(dtype)[:, None]  # (B, 1, N, W)
     num_rows, num_heads, width = q.shape
     state = reference.no_keys(num_rows, 1, num_heads, width)

@@ -15,10 +15,10 @@ def add_low_rank(
     own: Bool[Array, "T A"],
 ) -> Float[Array, "T O"]:
     """See `api.add_low_rank`."""
-    ranks = jnp.where(own, _product(x, down), 0).astype(x.dtype)
-    return y + _product(ranks, up.T)
+    ranks = jnp.where(own, _matmul(x, down), 0).astype(x.dtype)
+    return y + _matmul(ranks, up.T)
 
 
-def _product(x: Float[Array, "T I"], weight: Float[Array, "O I"]) -> Float[Array, "T O"]:
+def _matmul(x: Float[Array, "T I"], weight: Float[Array, "O I"]) -> Float[Array, "T O"]:
     precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     return jnp.einsum("ti,oi->to", x, weight.astype(x.dtype), precision=precision, preferred_element_type=jnp.float32)

@@ -1,5 +1,5 @@
 """Matmuls of activations with output-major weights."""
 
-from jaxserve_kernels.matmul.api import matmul, matmuls, multiplies, offset_product, quantize_rows
+from jaxserve_kernels.matmul.api import matmul, matmuls, multiplies, offset_matmul, quantize_rows
 
-__all__ = ["matmul", "matmuls", "multiplies", "offset_product", "quantize_rows"]
+__all__ = ["matmul", "matmuls", "multiplies", "offset_matmul", "quantize_rows"]

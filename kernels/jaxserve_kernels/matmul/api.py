@@ -13,9 +13,9 @@ from jaxtyping import Array, Float, Int, Num
 from jaxserve_kernels.backend import NATIVE, Backend
 from jaxserve_kernels.matmul import cpu, gpu, reference, tpu
 from jaxserve_kernels.matmul.cpu import multiplies
-from jaxserve_kernels.matmul.reference import offset_product, quantize_rows
+from jaxserve_kernels.matmul.reference import offset_matmul, quantize_rows
 
-__all__ = ["matmul", "matmuls", "multiplies", "offset_product", "quantize_rows"]
+__all__ = ["matmul", "matmuls", "multiplies", "offset_matmul", "quantize_rows"]
 
 
 def matmul(
@@ -84,7 +84,7 @@ def _wide_matmul(
         if tuned is not None:
             from jaxserve_kernels.matmul.gpu import skinny  # imports Pallas
 
-            return skinny.product(x, weight, scales, dynamic=dynamic, tuning=tuned)
+            return skinny.scaled_matmul(x, weight, scales, dynamic=dynamic, tuning=tuned)
     return reference.matmul(x, weight, scales, dynamic=dynamic)
 
 
@@ -98,5 +98,5 @@ def _grouped(
         return reference.grouped_matmul(x, weight, scales)
     from jaxserve_kernels.matmul.gpu import skinny
 
-    product: jax.Array = skinny.matmul(x, weight, scales, tuning=sizes)
-    return product
+    result: jax.Array = skinny.matmul(x, weight, scales, tuning=sizes)
+    return result

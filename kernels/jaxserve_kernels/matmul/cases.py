@@ -25,7 +25,7 @@ are exact, and added in float32 or int32; but those of e4m3 by e4m3 with about 1
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One product of `num_tokens` rows and as many of padding as `padding` says.
+    """One matmul of `num_tokens` rows and as many of padding as `padding` says.
 
     dtype: of the activations; that of the weights, where both are multiplied as they are.
     """
@@ -78,8 +78,8 @@ def run(case: Case, given: Operands, backend: Backend, *, is_emulated: bool = Fa
 
     # Few programs, so that each computes parts of several blocks, and few stages, so that each is used again.
     sizes = SkinnyTuning(rows=64, tile=128, stages=2, programs=3)
-    product: jax.Array = skinny.matmul(x, weight, tuning=sizes, is_emulated=True) * scales
-    return product
+    result: jax.Array = skinny.matmul(x, weight, tuning=sizes, is_emulated=True) * scales
+    return result
 
 
 def error(case: Case, given: Operands, out: Any) -> float:

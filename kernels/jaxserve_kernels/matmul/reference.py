@@ -1,4 +1,4 @@
-"""matmul in plain jax.numpy: the specification, and the implementation wherever XLA's product is the fastest."""
+"""matmul in plain jax.numpy: the specification, and the implementation wherever XLA's matmul is the fastest."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def rounded_matmul(x: Float[Array, "T I"], weight: Num[Array, "O I"]) -> Float[A
     2,048 tokens on an H200.
     """
     if weight.dtype == x.dtype and len(x) >= _LEAST_ROUNDED:
-        return _product(x, weight, x.dtype)
-    return _product(x.astype(weight.dtype), weight).astype(x.dtype)
+        return _matmul(x, weight, x.dtype)
+    return _matmul(x.astype(weight.dtype), weight).astype(x.dtype)
 
 
 def matmul(
@@ -31,22 +31,22 @@ def matmul(
 ) -> Float[Array, "T O"]:
     """See `api.matmul`. Float32 weights are multiplied as float32 on every device.
 
-    Of e4m3 by e4m3 XLA makes one product on the tensor cores of GPUs that have it (Ada, Hopper, Blackwell); their sums
+    Of e4m3 by e4m3 XLA makes one matmul on the tensor cores of GPUs that have it (Ada, Hopper, Blackwell); their sums
     have fewer bits than float32. Elsewhere it widens both, but for CPUs, which would multiply them one by one: float32
     activations, which they always have, are widened here.
     """
     if scales is None:
-        return _product(x.astype(weight.dtype), weight)
+        return _matmul(x.astype(weight.dtype), weight)
     if not dynamic:
-        return _product(x, weight.astype(x.dtype)) * scales
+        return _matmul(x, weight.astype(x.dtype)) * scales
     values, row_scales = quantize_rows(x, weight.dtype)
     if weight.dtype == jnp.int8:
-        product = _product(values, weight, jnp.int32).astype(jnp.float32)
+        result = _matmul(values, weight, jnp.int32).astype(jnp.float32)
     elif x.dtype == jnp.float32:
-        product = _product(values.astype(jnp.float32), weight.astype(jnp.float32))
+        result = _matmul(values.astype(jnp.float32), weight.astype(jnp.float32))
     else:
-        product = _product(values, weight)
-    return product * row_scales[:, None] * scales
+        result = _matmul(values, weight)
+    return result * row_scales[:, None] * scales
 
 
 def grouped_matmul(
@@ -54,14 +54,14 @@ def grouped_matmul(
 ) -> Float[Array, "T O"]:
     """See `api.matmul`. e4m3 weights are upcast by CPUs some outputs at a time."""
     if weight.dtype == jnp.float8_e4m3fn:
-        product: Array = jax.lax.platform_dependent(x, weight, scales, cpu=_by_outputs, default=_by_groups)
-        return product
+        result: Array = jax.lax.platform_dependent(x, weight, scales, cpu=_by_outputs, default=_by_groups)
+        return result
     return _by_groups(x, weight, scales)
 
 
 def _by_groups(x: Float[Array, "T I"], weight: Num[Array, "O I"], scales: Float[Array, "G O"]) -> Float[Array, "T O"]:
-    """Few tokens: a product for each group, scaled and added. The weights go into it as they are stored, and what is
-    written is 2 x 4 T G O bytes with reading it back; widening, unless a compiler does it inside of the product, moves
+    """Few tokens: a matmul for each group, scaled and added. The weights go into it as they are stored, and what is
+    written is 2 x 4 T G O bytes with reading it back; widening, unless a compiler does it inside of the matmul, moves
     4 I O. More tokens: widened.
     """
     (num_tokens, num_inputs), (num_groups, num_outputs) = x.shape, scales.shape
@@ -75,7 +75,7 @@ def _by_groups(x: Float[Array, "T I"], weight: Num[Array, "O I"], scales: Float[
             preferred_element_type=jnp.float32,
         )
         return (parts * scales[:, None, :]).sum(0)
-    return _product(x, _widened(weight, scales, x.dtype))
+    return _matmul(x, _widened(weight, scales, x.dtype))
 
 
 def _by_outputs(
@@ -95,11 +95,11 @@ def _by_outputs(
         start = jnp.minimum(chunk * size, num_outputs - size)
         own = jax.lax.bitcast_convert_type(jax.lax.dynamic_slice_in_dim(bits, start, size), weight.dtype)
         wide = _widened(own, jax.lax.dynamic_slice_in_dim(scales, start, size, 1), x.dtype)
-        return jax.lax.dynamic_update_slice_in_dim(out, _product(x, wide), start, 1)
+        return jax.lax.dynamic_update_slice_in_dim(out, _matmul(x, wide), start, 1)
 
     nothing = jnp.zeros((len(x), num_outputs), jnp.float32)
-    product: Array = jax.lax.fori_loop(0, -(-num_outputs // size), go_on, nothing)
-    return product
+    result: Array = jax.lax.fori_loop(0, -(-num_outputs // size), go_on, nothing)
+    return result
 
 
 def _widened(weight: Num[Array, "O I"], scales: Float[Array, "G O"], dtype: jnp.dtype) -> Float[Array, "O I"]:
@@ -108,7 +108,7 @@ def _widened(weight: Num[Array, "O I"], scales: Float[Array, "G O"], dtype: jnp.
     return (by_group * scales.T[:, :, None]).astype(dtype).reshape(weight.shape)
 
 
-def offset_product(x: Float[Array, "T I"], offsets: Float[Array, "G O"]) -> Float[Array, "T O"]:
+def offset_matmul(x: Float[Array, "T I"], offsets: Float[Array, "G O"]) -> Float[Array, "T O"]:
     """Return the part of the result that comes from offsets per output and group of inputs: sums of inputs times offsets."""
     by_group = x.reshape(x.shape[0], len(offsets), -1).astype(jnp.float32)
     return jnp.matmul(by_group.sum(-1), offsets, precision=jax.lax.Precision.HIGHEST)
@@ -125,7 +125,7 @@ def quantize_rows(
     return (jnp.round(scaled) if is_int8 else scaled).astype(dtype), scales
 
 
-def _product(
+def _matmul(
     x: Num[Array, "T I"], weight: Num[Array, "O I"], dtype: jnp.dtype | type = jnp.float32
 ) -> Num[Array, "T O"]:
     dimensions = (((1,), (1,)), ((), ()))
@@ -133,7 +133,7 @@ def _product(
 
 
 def _precision(dtype: jnp.dtype) -> jax.lax.Precision | None:
-    """Return HIGHEST for float32, and for e4m3: by default, Hopper's tensor cores keep some 14 bits of a sum of its products
+    """Return HIGHEST for float32, and for e4m3: by default, Hopper's tensor cores keep some 14 bits of a sum
     (DeepSeek-V3 report, section 3.3.2). On an H100 results were wrong by up to 1.6 % over 1,024 inputs.
     """
     return jax.lax.Precision.HIGHEST if dtype in (jnp.float32, jnp.float8_e4m3fn) else None

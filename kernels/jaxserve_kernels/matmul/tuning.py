@@ -1,6 +1,6 @@
 """For which matmuls a device's own kernel is faster than XLA, and with which sizes: data in `tuning/<device>.json`.
 
-An entry is a measurement (`make gpu-check`, part `tune_products`): `{types: {tokens: {MiB of the weights: sizes}}}`.
+An entry is a measurement (`make gpu-check`, part `tune_matmuls`): `{types: {tokens: {MiB of the weights: sizes}}}`.
 Where there is none, XLA computes the matmul.
 """
 
@@ -37,14 +37,14 @@ class SkinnyTuning:
 
 
 def skinny_tuning(device: str, types: str, num_tokens: int, weight_bytes: int) -> SkinnyTuning | None:
-    """Sizes for a product of such types (`product_types`); None where XLA is faster or nothing was measured."""
+    """Sizes for a matmul of such types (`matmul_types`); None where XLA is faster or nothing was measured."""
     tokens = next((str(most) for most in TOKENS if num_tokens <= most), "more")
     sizes = load(device).get(types, {}).get(tokens, {}).get(size_class(weight_bytes))
     return None if sizes is None else SkinnyTuning(**sizes)
 
 
-def product_types(weights: str, *, dynamic: bool) -> str:
-    """Name of a product: `int8` where weights are widened, `int8 x int8` where activations are quantised as well."""
+def matmul_types(weights: str, *, dynamic: bool) -> str:
+    """Name of a matmul: `int8` where weights are widened, `int8 x int8` where activations are quantised as well."""
     return f"{weights} x {weights}" if dynamic else weights
 
 

@@ -6,7 +6,7 @@
     memory       zeroed arrays whose memory comes later
     reports      tokens of a loop, read while it goes on
 
-They exist for what XLA:CPU does far below the machine's bound: products with few rows, and attention over
+They exist for what XLA:CPU does far below the machine's bound: matmuls with few rows, and attention over
 pages. Floating-point sums have one order whatever else is in the batch.
 """
 

@@ -41,5 +41,5 @@ def matmul(
     """
     out = jax.ShapeDtypeStruct((x.shape[0], values.shape[1]), jnp.float32)
     operands = (x.astype(jnp.float32), values, group_sizes.astype(jnp.int32), blocks)
-    product: Array = jax.ffi.ffi_call(_TARGET, out)(*operands, *(() if matrix is None else (matrix,)))
-    return product
+    result: Array = jax.ffi.ffi_call(_TARGET, out)(*operands, *(() if matrix is None else (matrix,)))
+    return result

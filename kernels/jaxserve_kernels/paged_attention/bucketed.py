@@ -2,7 +2,7 @@
 
 A loop whose length the device decides is part of no CUDA graph, and its keys are gathered into a copy. Here the pages
 that rows may need come in buckets, powers of two: one branch each, a straight line that XLA fuses with the reading of
-pages, so that keys and values are read from their pages and nothing as large is written. Products are sums of float32
+pages, so that keys and values are read from their pages and nothing as large is written. Sums are float32
 (no tensor cores): a decode step waits for memory.
 
 Letters: B rows, N query heads, K KV heads, G = N / K, H head dim, S slots per page, M pages per row, C pages of a block.

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Num
 
 QUERIES_PER_TILE = 64
-"""Large enough for efficient products on a CPU, small enough that a short chunk wastes little."""
+"""Large enough for efficient matmuls on a CPU, small enough that a short chunk wastes little."""
 
 
 _TPU_LANES = 128

@@ -56,7 +56,7 @@ def gather(
     return read.transpose(0, 2, 1, 3, 4).reshape(rows, heads, count * slots, dim).astype(dtype)
 
 
-def product_dtype(q: Array, pages: Array) -> jnp.dtype:
+def matmul_dtype(q: Array, pages: Array) -> jnp.dtype:
     """Return the type of matmuls: 8-bit pools are multiplied in the queries' type."""
     return q.dtype if pages.dtype.itemsize == 1 else pages.dtype
 
@@ -72,15 +72,15 @@ def attend(
     """Fold X more keys into the running softmax; `visible` broadcasts to [B, K, Q, X]."""
     # Float32 is multiplied as float32 on every device, as in `layers/linear.py`.
     precision = jax.lax.Precision.HIGHEST if k.dtype == jnp.float32 else None
-    product = functools.partial(jnp.einsum, precision=precision, preferred_element_type=jnp.float32)
-    scores = product("bkqh,bkxh->bkqx", q, k)
+    matmul = functools.partial(jnp.einsum, precision=precision, preferred_element_type=jnp.float32)
+    scores = matmul("bkqh,bkxh->bkqx", q, k)
     if softcap is not None:
         scores = softcap * jnp.tanh(scores / softcap)
     scores = jnp.where(visible, scores, MASKED)
     maximum = jnp.maximum(state.maximum, scores.max(-1))
     weights = jnp.where(visible, jnp.exp(scores - maximum[..., None]), 0.0)
     decay = jnp.exp(state.maximum - maximum)
-    added = product("bkqx,bkxh->bkqh", weights.astype(v.dtype), v)
+    added = matmul("bkqx,bkxh->bkqh", weights.astype(v.dtype), v)
     return _Softmax(maximum, state.total * decay + weights.sum(-1), state.values * decay[..., None] + added)
 
 
@@ -110,7 +110,7 @@ def decode_attention(
     wanted_keys = min(max(KEYS_PER_DECODE_BLOCK // rows, 64), 256)
     block_pages = _pages_per_block(wanted_keys, page_size, block_tables.shape[1])
     block_keys = block_pages * page_size
-    dtype = product_dtype(q, k_pages)
+    dtype = matmul_dtype(q, k_pages)
     grouped = (q * scoring.scale).astype(dtype).reshape(rows, num_kv_heads, group, dim)
 
     window = scoring.sliding_window
@@ -168,7 +168,7 @@ def mixed_attention(
         scoring=scoring,
         sinks=sinks,
     )
-    dtype, sliding_window = product_dtype(q, k_pages), scoring.sliding_window
+    dtype, sliding_window = matmul_dtype(q, k_pages), scoring.sliding_window
     table = _pad_to_multiple(block_tables, block_pages)
     padded = jnp.pad((q * scoring.scale).astype(dtype), ((0, tile), (0, 0), (0, 0)))  # a tile may start at T - 1
     out = jnp.pad(decoded, ((0, num_tokens + tile - num_rows), (0, 0), (0, 0)))

@@ -47,15 +47,15 @@ def multiply(case: Case, given: Operands, monkeypatch: pytest.MonkeyPatch, *, dy
     inputs = case.num_inputs if case.num_inputs % SMALL.inputs else SMALL.inputs
     sizes = SmallTuning(SMALL.rows, SMALL.outputs, inputs)
     monkeypatch.setattr(tpu, "small_choice", lambda *_: sizes)
-    product = functools.partial(grouped_matmul, dynamic=dynamic, backend="mosaic_tpu")
+    multiply = functools.partial(grouped_matmul, dynamic=dynamic, backend="mosaic_tpu")
     with tpu_interpreter(num_cores=1):
         arrays = [jnp.asarray(each) for each in given]
-        out = jax.block_until_ready(jax.jit(product, compiler_options=QUICKLY)(*arrays))
+        out = jax.block_until_ready(jax.jit(multiply, compiler_options=QUICKLY)(*arrays))
     return np.asarray(out, np.float64)
 
 
 @pytest.mark.parametrize("case", [*FAST, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)], ids=str)
-def test_the_kernel_equals_the_product_in_float64(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_equals_the_matmul_in_float64(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     given = operands(case)
     assert error(case, given, multiply(case, given, monkeypatch)) <= 1
 
@@ -100,10 +100,10 @@ def test_one_matrix_is_that_of_the_only_expert(monkeypatch: pytest.MonkeyPatch) 
     assert given.scales is not None
     monkeypatch.setattr(tpu, "small_choice", lambda *_: SMALL)
     arrays = [jnp.asarray(each) for each in (given.x, given.weight[0], given.scales[0])]
-    product = jax.jit(functools.partial(matmul, backend="mosaic_tpu"), compiler_options=QUICKLY)
+    multiply = jax.jit(functools.partial(matmul, backend="mosaic_tpu"), compiler_options=QUICKLY)
     assert "grouped_matmul" in str(jax.make_jaxpr(functools.partial(matmul, backend="mosaic_tpu"))(*arrays))
     with tpu_interpreter(num_cores=1):
-        assert error(case, given, jax.block_until_ready(product(*arrays))) <= 1
+        assert error(case, given, jax.block_until_ready(multiply(*arrays))) <= 1
     many = [jnp.zeros((257, 256), jnp.bfloat16), *arrays[1:]]
     assert not dense.supports(*many)
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((2,), ("tensor",))):

@@ -62,9 +62,9 @@ def test_the_kernel_multiplies_with_the_blocks_of_experts(kind: BlockKind, monke
     monkeypatch.setattr(blocks, "grouped_choice", lambda *_: SMALL)
     sizes, x, rows = (3, 0, 14, 2), activations(), stored(kind, 4 * NUM_OUTPUTS)
     words = jnp.stack([jnp.asarray(pack_blocks(kind, each)) for each in np.split(rows, 4)])
-    product = functools.partial(grouped_block_matmul, kind=kind, backend="mosaic_tpu")
+    multiply = functools.partial(grouped_block_matmul, kind=kind, backend="mosaic_tpu")
     with tpu_interpreter(num_cores=1):
-        found = jax.jit(product, compiler_options=QUICKLY)(jnp.asarray(x), words, jnp.array(sizes))
+        found = jax.jit(multiply, compiler_options=QUICKLY)(jnp.asarray(x), words, jnp.array(sizes))
     weights = np.split(dequantised(kind, rows).astype(ml_dtypes.bfloat16).astype(np.float64), 4)
     for row, expert in enumerate(np.repeat(np.arange(4), sizes)):
         own = x[row].astype(np.float64)
@@ -81,10 +81,10 @@ def test_the_kernel_multiplies_with_the_weights_of_the_file(
     """Weights are rounded to bfloat16 once."""
     monkeypatch.setattr(blocks, "words_choice", lambda *_: SMALL)
     x, rows = activations(), stored(kind)
-    product = functools.partial(block_matmul, kind=kind, dynamic=dynamic, backend="mosaic_tpu")
+    multiply = functools.partial(block_matmul, kind=kind, dynamic=dynamic, backend="mosaic_tpu")
     with tpu_interpreter(num_cores=1):
         arrays = map(jnp.asarray, (x, pack_blocks(kind, rows)))
-        found = jax.block_until_ready(jax.jit(product, compiler_options=QUICKLY)(*arrays))
+        found = jax.block_until_ready(jax.jit(multiply, compiler_options=QUICKLY)(*arrays))
     given = np.asarray(round_inputs(jnp.asarray(x)) if dynamic else x, np.float64)[:NUM_TOKENS]
     weights = dequantised(kind, rows).astype(ml_dtypes.bfloat16).astype(np.float64)
     error = np.abs(np.asarray(found, np.float64)[:NUM_TOKENS] - given @ weights.T)
@@ -133,9 +133,9 @@ def test_nvfp4_in_words_is_multiplied_exactly(has_bfloat16: bool, monkeypatch: p
     words = jnp.asarray(pack_numbers(values))
     assert words.shape == (NUM_INPUTS // 8, NUM_OUTPUTS)
     np.testing.assert_array_equal(nvfp4.bytes_of(words), values)
-    product = jax.jit(functools.partial(nvfp4.matmul, backend="mosaic_tpu"), compiler_options=QUICKLY)
+    multiply = jax.jit(functools.partial(nvfp4.matmul, backend="mosaic_tpu"), compiler_options=QUICKLY)
     with tpu_interpreter(num_cores=1):
-        found = jax.block_until_ready(product(jnp.asarray(x), words, scales))
+        found = jax.block_until_ready(multiply(jnp.asarray(x), words, scales))
     of_matrix = matrix[0].astype(np.float64) / matrix[1]
     wanted, sizes = (each * of_matrix for each in expected(x, values, of_blocks))
     assert (np.abs(np.asarray(found) - wanted) <= 1e-6 * sizes).all()
@@ -166,9 +166,9 @@ def test_rows_are_multiplied_with_the_words_of_their_expert(
     scales = nvfp4.TwoLevelScales(jnp.asarray(blocks_of), jnp.asarray(matrix))
     words = jnp.asarray(np.stack([pack_numbers(values) for values, _ in matrices]))
     given = jnp.asarray(x), words, jnp.asarray(group_sizes, jnp.int32), scales
-    product = jax.jit(functools.partial(grouped_matmul, backend="mosaic_tpu"), compiler_options=QUICKLY)
+    multiply = jax.jit(functools.partial(grouped_matmul, backend="mosaic_tpu"), compiler_options=QUICKLY)
     with tpu_interpreter(num_cores=1):
-        found = np.asarray(jax.block_until_ready(product(*given)), np.float64)
+        found = np.asarray(jax.block_until_ready(multiply(*given)), np.float64)
     by_xla = np.asarray(grouped_matmul(*given), np.float64)
     for row, expert in enumerate(np.repeat(np.arange(num_experts), group_sizes)):
         of_matrix = matrix[expert, 0].astype(np.float64) / matrix[expert, 1]

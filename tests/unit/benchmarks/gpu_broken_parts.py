@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Literal
 
-from benchmarks.gpu import attention_programs, product_programs, shapes, timing
+from benchmarks.gpu import attention_programs, matmul_programs, shapes, timing
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.records import Recorder
 
@@ -18,7 +18,7 @@ FAILURES: dict[str, tuple[str, Failure]] = {
     "kernels": ("", "ends"),
     "models": ("llama", "ends"),
     "attention": ("decode 2 x 64", "hangs"),
-    "products": ("attention output, 1 tokens, float32", "raises"),
+    "matmuls": ("attention output, 1 tokens, float32", "raises"),
     "engine": ("mixed, 1 decode", "raises"),
     "int8": ("int4-weight-only", "raises"),
     "server": ("cold start", "raises"),
@@ -54,7 +54,7 @@ def run(context: Context) -> None:
 
 def _make_small() -> None:
     """Save most of a dummy run's time: one layer where all are alike, few repetitions, as few samples as there may be."""
-    attention_programs.MOST_REPEATS = product_programs.MOST_REPEATS = 2
+    attention_programs.MOST_REPEATS = matmul_programs.MOST_REPEATS = 2
     timing.SAMPLE_S, timing.MAX_SAMPLES = 0.0, timing.MIN_SAMPLES
     num_layers = shapes.TINY["num_hidden_layers"]
     for shape in (shapes.TINY, *shapes.FAMILIES.values()):

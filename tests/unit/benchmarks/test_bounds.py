@@ -23,7 +23,7 @@ def test_a_step_of_one_stream_takes_as_long_as_reading_the_weights() -> None:
     assert step_bound_s(MODEL, MACHINE, 1) == pytest.approx(1.0)  # 400 bytes at 400 a second
 
 
-def test_a_step_of_many_streams_takes_as_long_as_the_products() -> None:
+def test_a_step_of_many_streams_takes_as_long_as_the_matmuls() -> None:
     assert step_bound_s(MODEL, MACHINE, 80) == pytest.approx(2.0)  # 2 x 100 x 80 at 8000 a second
 
 

@@ -52,12 +52,12 @@ async def test_a_reply_has_a_span_for_the_request_its_choice_and_its_phases(toke
         assert attributes(server)["http.response.status_code"] == 200
         assert attributes(server)["jaxserve.request_id"] == "mine"
         assert choice.parent is not None and choice.parent.span_id == server.context.span_id
-        facts = attributes(choice)
-        assert facts["gen_ai.usage.output_tokens"] == 3
-        assert facts["gen_ai.usage.input_tokens"] == len(request.prompt_token_ids)
-        assert facts["gen_ai.response.finish_reasons"] == ("length",)
-        assert facts["gen_ai.request.temperature"] == 0.5
-        assert facts["jaxserve.engine_request_id"] == request.request_id
+        found = attributes(choice)
+        assert found["gen_ai.usage.output_tokens"] == 3
+        assert found["gen_ai.usage.input_tokens"] == len(request.prompt_token_ids)
+        assert found["gen_ai.response.finish_reasons"] == ("length",)
+        assert found["gen_ai.request.temperature"] == 0.5
+        assert found["jaxserve.engine_request_id"] == request.request_id
         phases = [named(spans, name) for name in ("queue", "prefill", "decode")]
         for phase in phases:
             assert phase.parent is not None and phase.parent.span_id == choice.context.span_id

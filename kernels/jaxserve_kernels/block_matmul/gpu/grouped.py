@@ -30,7 +30,7 @@ from jaxserve_kernels.grouped_matmul.tuning import GroupedTuning
 
 @dataclass(frozen=True, slots=True)
 class _Kernel:
-    """Static facts of one launch."""
+    """Compile-time parameters of one launch."""
 
     plan: Plan
     steps: Steps

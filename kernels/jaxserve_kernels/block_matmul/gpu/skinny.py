@@ -28,7 +28,7 @@ _TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class _Kernel:
-    """Static facts of one launch."""
+    """Compile-time parameters of one launch."""
 
     stream: Stream
     steps: Steps
@@ -86,7 +86,7 @@ def _copy(kernel: _Kernel, operands: list[Any], scratch: dict[str, Any], block: 
 
 
 def _multiply(kernel: _Kernel, worker: Any, start: Any, stop: Any, scratch: dict[str, Any]) -> Array:
-    """Return a worker's product of the steps [start, stop) of its outputs."""
+    """Return a worker's matmul of the steps [start, stop) of its outputs."""
     stream = kernel.stream
 
     def add_step(tile: Any, total: Array) -> Array:

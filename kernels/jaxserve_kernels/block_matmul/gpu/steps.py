@@ -32,7 +32,7 @@ _REGISTERS = 48
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Static facts of the steps of one launch."""
+    """Compile-time parameters of the steps of one launch."""
 
     kind: BlockKind
     inputs: int
@@ -94,7 +94,7 @@ class Steps:
         return rings
 
     def add(self, rings: dict[str, Any], slot: Any, worker: Any, total: Array) -> Array:
-        """Return `total` `[outputs of a worker, T]` and the product of a step."""
+        """Return `total` `[outputs of a worker, T]` and the matmul of a step."""
         for first in range(0, self.groups, self.at_once):
             total = self._add_groups(rings, slot, worker, range(first, first + self.at_once), total)
         if self.is_emulated:
@@ -111,9 +111,9 @@ class Steps:
             return [accumulator[...] for accumulator in accumulators]
 
         shape = (ROWS, self.columns)
-        products = pl.run_scoped(multiply, *[plgpu.ACC(shape, jnp.float32)] * len(groups))
-        for product, scales in zip(products, steps, strict=True):
-            total = total + product * jax.lax.broadcast_in_dim(scales, shape, (0,))
+        matmuls = pl.run_scoped(multiply, *[plgpu.ACC(shape, jnp.float32)] * len(groups))
+        for matmul, scales in zip(matmuls, steps, strict=True):
+            total = total + matmul * jax.lax.broadcast_in_dim(scales, shape, (0,))
         for group, each in zip(groups, offsets, strict=False):  # or there are none
             sums = plgpu.load(rings["s_ring"].at[slot, group], layout=plgpu.Layout.WGMMA.reduce(0))
             own = jax.lax.broadcast_in_dim(each, shape, (0,))

@@ -1,4 +1,4 @@
-"""Products with the weights of experts for Hopper GPUs in Pallas Mosaic GPU.
+"""Matmuls with the weights of experts for Hopper GPUs in Pallas Mosaic GPU.
 
 Only `whole` and `small` import Pallas, and only programs for GPUs import those.
 """

@@ -45,7 +45,7 @@ def fetch(plan: Plan, unit: Unit, step: Any, operands: tuple[Any, Any], target: 
 
 
 def multiply(rings: dict[str, Any], slot: Any, outputs: Any, accumulator: Any, emulated: Any) -> None:
-    """Add the product of a step to the accumulator. emulated: the worker, where the interpreter runs it; else None."""
+    """Add the matmul of a step to the accumulator. emulated: the worker, where the interpreter runs it; else None."""
     dtype = jnp.bfloat16
     numbers = mxfp4.numbers_at(widened(rings["w_ring"].at[slot, outputs], dtype))
     for block in range(BLOCKS_OF_STEP):

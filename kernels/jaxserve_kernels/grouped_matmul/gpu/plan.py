@@ -49,7 +49,7 @@ class Unit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Static facts of one launch."""
+    """Compile-time parameters of one launch."""
 
     num_inputs: int
     num_outputs: int

@@ -1,11 +1,11 @@
-"""Products of rows with the 8- and 4-bit weights of experts, for Hopper: weights are read as they are stored, once for
+"""Matmuls of rows with the 8- and 4-bit weights of experts, for Hopper: weights are read as they are stored, once for
 each tile of rows, and widened in registers. Activations of the weights' own type are multiplied with them as they are.
 
-The result is computed transposed, as in `matmul.gpu.skinny`: outputs fill the 64 rows that a product of the tensor cores
+The result is computed transposed, as in `matmul.gpu.skinny`: outputs fill the 64 rows that a matmul of the tensor cores
 has, and rows are its columns, so a tile can have as few as 16. Every tile writes all of its rows, tile after tile; XLA
 takes each row from where it lies, adds the parts of the inputs, and applies the scales.
 
-4-bit weights, and e4m3 ones in blocks, have a scale for each output and group of inputs; a group is a step, whose product is
+4-bit weights, and e4m3 ones in blocks, have a scale for each output and group of inputs; a group is a step, whose matmul is
 scaled before it is added. Weights in MXFP4 and NVFP4 are multiplied with the scales of their blocks themselves, which is exact (see `blocks` and `upcast`).
 
 Letters: see `plan`; G groups of inputs, P bytes of two numbers.
@@ -87,8 +87,8 @@ def grouped_matmul(
         return _launch(kernel, x, weight, group_sizes, scales)[:, places.rows].sum(0)
     values, row_scales = quantize_rows(x, weight.dtype) if dynamic else (x, None)
     made = _launch(kernel, values, weight, group_sizes, None)[:, places.rows].sum(0).astype(jnp.float32)
-    product = made if row_scales is None else made * row_scales[:, None]
-    return product * scales[places.experts]
+    result = made if row_scales is None else made * row_scales[:, None]
+    return result * scales[places.experts]
 
 
 def _scaling(weight: Array, scales: Array) -> Scaling:
@@ -196,7 +196,7 @@ def _work(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any], worker: Any, un
         plgpu.barrier_arrive(scratch["free"].at[slot_of(step)])
 
     def add_group(step: Any, total: Array) -> Array:
-        """The product of one group, scaled, on top of the others."""
+        """The matmul of one group, scaled, on top of the others."""
 
         def multiply(accumulator: Any) -> Array:
             multiply_step(step, accumulator)
@@ -206,9 +206,9 @@ def _work(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any], worker: Any, un
         by_output = plgpu.Layout.WGMMA.reduce(1)
         scales = plgpu.load(scratch["s_ring"].at[slot_of(step), outputs], layout=by_output).astype(jnp.float32)
         scales = scales * factor
-        product = pl.run_scoped(multiply, plgpu.ACC(shape, jnp.float32))
+        result = pl.run_scoped(multiply, plgpu.ACC(shape, jnp.float32))
         plgpu.barrier_arrive(scratch["free"].at[slot_of(step)])
-        return total + product * jax.lax.broadcast_in_dim(scales, shape, (0,))
+        return total + result * jax.lax.broadcast_in_dim(scales, shape, (0,))
 
     def add_blocks(step: Any, accumulator: Any) -> None:
         plgpu.barrier_wait(scratch["ready"].at[slot_of(step)])

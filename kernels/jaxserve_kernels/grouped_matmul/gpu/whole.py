@@ -1,4 +1,4 @@
-"""Products of rows with the 16-bit weights of experts, for Hopper: every weight that is needed comes once for each tile
+"""Matmuls of rows with the 16-bit weights of experts, for Hopper: every weight that is needed comes once for each tile
 of rows.
 
 A tile has 64 rows where experts have few and 128 where they have many. What it computes for rows that are not its own
@@ -106,24 +106,24 @@ def _work(plan: Plan, refs: _Refs, scratch: dict[str, Any], worker: Any, unit: U
         plgpu.barrier_arrive(scratch["free"].at[slot_of(unit.last - 1)])
         return accumulator[...]
 
-    product = pl.run_scoped(multiply, plgpu.ACC((tuned.rows, tuned.outputs), jnp.float32))
-    _store(refs, scratch["piece"].at[worker], unit, unit.block * plan.block + worker * tuned.outputs, product)
+    result = pl.run_scoped(multiply, plgpu.ACC((tuned.rows, tuned.outputs), jnp.float32))
+    _store(refs, scratch["piece"].at[worker], unit, unit.block * plan.block + worker * tuned.outputs, result)
 
 
-def _store(refs: _Refs, piece: Any, unit: Unit, column: Any, product: Array) -> None:
+def _store(refs: _Refs, piece: Any, unit: Unit, column: Any, result: Array) -> None:
     """Write the rows that are the tile's own: what is around them belongs to other experts."""
-    rows, outputs = product.shape
+    rows, outputs = result.shape
     count = unit.end - unit.begin
     out = refs.out.at[unit.split]
 
     @pl.when(count == rows)
     def _() -> None:
-        out.at[pl.ds(unit.start, rows), pl.ds(column, outputs)][...] = product
+        out.at[pl.ds(unit.start, rows), pl.ds(column, outputs)][...] = result
 
     @pl.when(count < rows)
     def _() -> None:
         for start in range(0, outputs, _PIECE):
-            piece[...] = product[:, start : start + _PIECE]
+            piece[...] = result[:, start : start + _PIECE]
             plgpu.commit_smem()
             some = rows // 2
             while some:  # as many rows at a time as the count's binary digits say

@@ -1,4 +1,4 @@
-"""Products with the weights of experts on TPUs: of bfloat16 by JAX's own kernel, of 8 and 4 bits by ours (`small`). Both read
+"""Matmuls with the weights of experts on TPUs: of bfloat16 by JAX's own kernel, of 8 and 4 bits by ours (`small`). Both read
 `[E, O, I]` as it lies. Ours for NVFP4 and GGUF blocks (`words`) reads words, `[E, words, O]`.
 
 XLA's `ragged_dot` wants the inputs ahead of the outputs, and copies all weights into that order at each call. Only `small` and
@@ -103,7 +103,7 @@ def grouped_matmul(
     rows = min(sizes["rows"], -(-num_rows // _SUBLANES) * _SUBLANES)
     inputs = next(each for each in sizes["inputs"] if num_inputs % each == 0)
     padded = jnp.pad(x, ((0, -num_rows % rows), (0, 0)))
-    product: Array = gmm(
+    result: Array = gmm(
         padded,
         weight if is_emulated else in_device_memory(weight),
         group_sizes,
@@ -111,4 +111,4 @@ def grouped_matmul(
         transpose_rhs=True,
         interpret=is_emulated,
     )
-    return product[:num_rows]
+    return result[:num_rows]

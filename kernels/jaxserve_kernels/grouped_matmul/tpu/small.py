@@ -46,7 +46,7 @@ _PIECE = 4 * LANES
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Static facts of one launch."""
+    """Compile-time parameters of one launch."""
 
     group: int
     """Inputs that a scale belongs to; 0: all."""
@@ -101,7 +101,7 @@ def _launch(
     else:
         together = min(_SUBLANES, num_experts)
         of_scales = pl.BlockSpec((together, outputs), lambda o, q, i, tiles: (tiles.experts[q] // together, o))
-    product: Array = pl.pallas_call(
+    result: Array = pl.pallas_call(
         functools.partial(_kernel, plan),
         out_shape=jax.ShapeDtypeStruct((len(padded), num_outputs), jnp.float32),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -119,7 +119,7 @@ def _launch(
         cost_estimate=_cost(num_rows, weight, num_outputs, bits=4 if weight.dtype == jnp.int4 else 8),
         name="grouped_matmul",
     )(tiles, padded, in_device_memory(weight) if num_experts > 1 else weight, scales)
-    return product[:num_rows]
+    return result[:num_rows]
 
 
 def _cost(num_rows: int, weight: Num[Array, "E ..."], num_outputs: int, *, bits: int) -> pl.CostEstimate:
@@ -165,7 +165,7 @@ def _kernel(
 
 
 def _add_groups(plan: _Plan, x: Any, weight: Any, scales: Any, sums: Any) -> None:
-    """The product of each group, scaled. Of groups that share their lanes all lanes are multiplied, with the inputs of
+    """The matmul of each group, scaled. Of groups that share their lanes all lanes are multiplied, with the inputs of
     the others taken for 0."""
     num_inputs, group = x.shape[1], plan.group
 
@@ -196,5 +196,5 @@ def _add_groups(plan: _Plan, x: Any, weight: Any, scales: Any, sums: Any) -> Non
 
 def _multiply(plan: _Plan, x: Num[Array, "R I"], weight: Num[Array, "..."], dtype: Any) -> Num[Array, "R O"]:
     dimensions = (((1,), (0 if plan.is_turned else 1,)), ((), ()))
-    product: Array = jax.lax.dot_general(x, weight.astype(x.dtype), dimensions, preferred_element_type=dtype)
-    return product
+    result: Array = jax.lax.dot_general(x, weight.astype(x.dtype), dimensions, preferred_element_type=dtype)
+    return result

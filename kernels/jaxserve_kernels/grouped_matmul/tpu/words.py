@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from jaxserve_kernels.grouped_matmul.tiles import Tiles, tiles_of
 from jaxserve_kernels.grouped_matmul.tpu import in_device_memory
 from jaxserve_kernels.matmul.tpu import WordsTuning
-from jaxserve_kernels.matmul.tpu.words import Numbers, Upcast, write_product
+from jaxserve_kernels.matmul.tpu.words import Numbers, Upcast, write_matmul
 
 _SUBLANES = 8
 
@@ -52,7 +52,7 @@ def multiply_groups(
     padded = jnp.pad(x, ((0, -num_rows % rows), (0, 0)))
     together = min(_SUBLANES, num_experts)
     of_matrix = () if matrix_scale is None else (matrix_scale,)
-    product: Array = pl.pallas_call(
+    result: Array = pl.pallas_call(
         functools.partial(_kernel, upcast, len(operands), matrix_scale is not None),
         out_shape=jax.ShapeDtypeStruct((len(padded), num_outputs), jnp.float32),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -78,7 +78,7 @@ def multiply_groups(
         cost_estimate=_cost(x, operands),
         name="grouped_words_matmul",
     )(tiles, padded, *map(in_device_memory, operands), *of_matrix)
-    return product[:num_rows]
+    return result[:num_rows]
 
 
 def _cost(x: Float[Array, "R I"], operands: tuple[Array, ...]) -> pl.CostEstimate:
@@ -95,7 +95,7 @@ def _kernel(upcast: Upcast, num_operands: int, has_matrix_scale: bool, tiles: Ti
     matrix_scale = rest.pop(0) if has_matrix_scale else None
     out, sums, *scratch = rest
     tile = pl.program_id(1)
-    write_product(upcast, x, (*operands, *scratch), sums)
+    write_matmul(upcast, x, (*operands, *scratch), sums)
     made = sums[...]
     if matrix_scale is not None:
         made *= matrix_scale[pl.ds(jax.lax.rem(tiles.experts[tile], jnp.int32(len(matrix_scale))), 1), :]

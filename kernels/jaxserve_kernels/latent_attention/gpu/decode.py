@@ -68,7 +68,7 @@ class _Refs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Kernel:
-    """Static facts of one launch."""
+    """Compile-time parameters of one launch."""
 
     num_head_tiles: int
     heads: int
@@ -285,7 +285,7 @@ def _attend(
         values, maximum, total = carry
         vectors = _arrived(kernel, scratch, done + i, worker=0)
         queries = q_tile.at[tiles.anew(0, kernel.slot(done + i), kernel.width)]
-        scores = tiles.scores(kernel.scoring, tiles.product(queries, vectors.transpose((1, 0))))
+        scores = tiles.scores(kernel.scoring, tiles.matmul(queries, vectors.transpose((1, 0))))
         keys = (unit.first + i) * tile + tiles.iota((_ROWS, tile), 1)
         scores = jnp.where(keys < ends, scores, MASKED)
         new_maximum = jnp.maximum(maximum, scores.max(axis=1))
@@ -369,7 +369,7 @@ def _accumulate(kernel: _Kernel, scratch: dict[str, Any], values: Array, decay: 
     weights = scratch["weights"]
     values = values * tiles.across(decay, kernel.half)
     if kernel.is_emulated:  # the interpreter has no accumulator with a value
-        return values + tiles.product(weights, vectors)
+        return values + tiles.matmul(weights, vectors)
 
     def multiply(accumulator: Any) -> None:
         plgpu.wgmma(accumulator, weights, vectors)

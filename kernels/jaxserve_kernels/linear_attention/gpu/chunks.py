@@ -23,7 +23,7 @@ from jaxserve_kernels.linear_attention.gpu import COLUMNS
 from jaxserve_kernels.linear_attention.gpu.fragments import (
     BLOCK,
     SUM,
-    add_product,
+    add_matmul,
     as_left,
     blocks,
     columns_last,
@@ -187,13 +187,13 @@ def _after_chunk(
     added = load_sum(refs.v.at[tokens, place.head, place.columns])
     known, read = _found(state, chunks.keys.at[of_key], chunks.queries.at[of_key], has_rate=chunks.solution is not None)
     if chunks.solution is not None:
-        added = add_product(empty(), as_left(added - from_start * known), load_block(chunks.solution.at[of_head]))
-    read = add_product(from_start * read, as_left(added), load_block(chunks.scores.at[of_head]))
+        added = add_matmul(empty(), as_left(added - from_start * known), load_block(chunks.solution.at[of_head]))
+    read = add_matmul(from_start * read, as_left(added), load_block(chunks.scores.at[of_head]))
     put(refs.out.at[tokens, place.head, place.columns], columns_last(read))
     kept = as_left(added * _decays(chunks.kept.at[of_head]))
     total = chunks.from_start[(*of_head, CHUNK - 1)]
     back = chunks.keys_back.at[of_key]
-    return tuple(add_product(block * total, kept, load_block(back.at[i])) for i, block in enumerate(state))
+    return tuple(add_matmul(block * total, kept, load_block(back.at[i])) for i, block in enumerate(state))
 
 
 def _found(state: tuple[Array, ...], keys: Any, queries: Any, *, has_rate: bool) -> tuple[Array, Array]:
@@ -202,8 +202,8 @@ def _found(state: tuple[Array, ...], keys: Any, queries: Any, *, has_rate: bool)
     for i, block in enumerate(state):
         left = as_left(block)
         if has_rate:
-            known = add_product(known, left, load_block(keys.at[i]))
-        read = add_product(read, left, load_block(queries.at[i]))
+            known = add_matmul(known, left, load_block(keys.at[i]))
+        read = add_matmul(read, left, load_block(queries.at[i]))
     return known, read
 
 

@@ -92,7 +92,7 @@ def as_left(total: Array) -> Parts:
     return Parts(_as_left(high), _as_left(low))
 
 
-def add_product(total: Array, left: Parts, right: Parts) -> Array:
+def add_matmul(total: Array, left: Parts, right: Parts) -> Array:
     """Return total + left @ right, the small products first."""
     for a, b in ((left.low, right.high), (left.high, right.low), (left.high, right.high)):
         total = plgpu.mma(total, a, b)

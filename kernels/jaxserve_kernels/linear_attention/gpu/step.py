@@ -34,7 +34,7 @@ _WARPS, _VECTOR = 4, 4
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Static facts of one launch."""
+    """Compile-time parameters of one launch."""
 
     key_dim: int
     value_dim: int
@@ -46,7 +46,7 @@ class Kernel:
 
     @classmethod
     def of(cls, q: Float[Array, "T K H"], states: PooledStates, *, is_decode: bool) -> Kernel:
-        """Return the facts of a launch with these operands."""
+        """Return the parameters of a launch with these operands."""
         _, num_slots, num_value_heads, _, value_dim = states.pool.shape
         return cls(q.shape[2], value_dim, q.shape[1], num_value_heads, num_slots, is_decode)
 

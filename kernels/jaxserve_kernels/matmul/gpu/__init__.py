@@ -1,4 +1,4 @@
-"""Products of few tokens with 8- and 4-bit weights for Hopper GPUs in Pallas Mosaic GPU.
+"""Matmuls of few tokens with 8- and 4-bit weights for Hopper GPUs in Pallas Mosaic GPU.
 
 Only `skinny` and `stream` import Pallas, and only programs for GPUs import that.
 """
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxserve_kernels.devices import multiprocessors
-from jaxserve_kernels.matmul.tuning import TOKENS, SkinnyTuning, product_types, skinny_tuning
+from jaxserve_kernels.matmul.tuning import TOKENS, SkinnyTuning, matmul_types, skinny_tuning
 
 Operand = jax.Array | jax.ShapeDtypeStruct
 _DEVICE = "h200"
@@ -42,13 +42,13 @@ NUM_PROGRAMS = 132
 
 
 def choice(x: Operand, weight: Operand, *, dynamic: bool = False) -> SkinnyTuning | None:
-    """Sizes with which the kernel was measured to be faster than XLA at such a product; None: XLA computes it.
+    """Sizes with which the kernel was measured to be faster than XLA at such a matmul; None: XLA computes it.
 
     dynamic: see `api.matmul`.
     """
     if is_split():
         return None
-    types = product_types(weight.dtype.name, dynamic=dynamic)
+    types = matmul_types(weight.dtype.name, dynamic=dynamic)
     tuned = skinny_tuning(_DEVICE, types, x.shape[0], weight.size * weight.dtype.itemsize)
     if tuned is None or not supports(x, weight, tuned):
         return None

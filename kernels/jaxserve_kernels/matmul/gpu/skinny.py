@@ -2,7 +2,7 @@
 
 Activations of the weights' own 8-bit type are multiplied with them as they are.
 
-The result is computed transposed, `out.T = W @ x.T`: outputs, of which there are many, fill the 64 rows that a product
+The result is computed transposed, `out.T = W @ x.T`: outputs, of which there are many, fill the 64 rows that a matmul
 of the tensor cores has; tokens are its columns, as few as 8. A program has two or four workers (compute warpgroups, each with
 outputs of its own) and one warpgroup that fetches tiles of weights and activations for all of them.
 
@@ -30,12 +30,12 @@ from jaxserve_kernels.matmul.reference import quantize_rows
 from jaxserve_kernels.matmul.tuning import SkinnyTuning
 
 _TOKENS = 8
-"""Columns of a product come in eights, those of int8 by int8 in sixteens where they are more than 32."""
+"""Columns of a matmul come in eights, those of int8 by int8 in sixteens where they are more than 32."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kernel:
-    """Static facts of one launch."""
+    """Compile-time parameters of one launch."""
 
     stream: Stream
     is_emulated: bool
@@ -52,7 +52,7 @@ class _Kernel:
         return tile // 2 if self.blocks_of_tile else tile
 
 
-def product(
+def scaled_matmul(
     x: Float[Array, "T I"],
     weight: Num[Array, "O I"],
     scales: Float[Array, "O"],
@@ -125,7 +125,7 @@ def _launch(
 
 
 def _multiply(kernel: _Kernel, worker: Any, start: Any, stop: Any, dtype: Any, scratch: dict[str, Any]) -> Array:
-    """Return a worker's product of the tiles [start, stop) of a block."""
+    """Return a worker's matmul of the tiles [start, stop) of a block."""
     stream, tuned = kernel.stream, kernel.stream.tuning
     rows, shape = pl.ds(worker * tuned.rows, tuned.rows), (tuned.rows, stream.num_tokens)
     factor = words.factor(scratch["w_ring"].dtype, jnp.bfloat16) if kernel.is_upcast else 1
@@ -147,7 +147,7 @@ def _multiply(kernel: _Kernel, worker: Any, start: Any, stop: Any, dtype: Any, s
         plgpu.wgmma_wait(0)
 
     def add_group(tile: Any, total: Array) -> Array:
-        """The product of one group's tile, scaled, on top of the others."""
+        """The matmul of one group's tile, scaled, on top of the others."""
         slot = stream.slot_of(tile)
 
         def multiply(accumulator: Any) -> Array:
@@ -157,9 +157,9 @@ def _multiply(kernel: _Kernel, worker: Any, start: Any, stop: Any, dtype: Any, s
         plgpu.barrier_wait(scratch["ready"].at[slot])
         by_row = plgpu.Layout.WGMMA.reduce(1)
         scales = plgpu.load(scratch["s_ring"].at[slot, rows], layout=by_row).astype(dtype) * factor
-        product = pl.run_scoped(multiply, plgpu.ACC(shape, dtype))
+        result = pl.run_scoped(multiply, plgpu.ACC(shape, dtype))
         plgpu.barrier_arrive(scratch["free"].at[slot])
-        return total + product * jax.lax.broadcast_in_dim(scales, product.shape, (0,))
+        return total + result * jax.lax.broadcast_in_dim(scales, result.shape, (0,))
 
     def add_tile(tile: Any, accumulator: Any) -> None:
         slot = stream.slot_of(tile)

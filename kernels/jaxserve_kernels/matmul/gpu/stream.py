@@ -29,7 +29,7 @@ _HARDLY_LARGER = 1.1
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Static facts of one launch. Tiles are counted along the inputs, then along the outputs."""
+    """Compile-time parameters of one launch. Tiles are counted along the inputs, then along the outputs."""
 
     num_tokens: int
     num_outputs: int
@@ -99,7 +99,7 @@ class Stream:
     ) -> None:
         """Divide the work of a program among its warpgroups.
 
-        multiply(worker, start, stop): return a worker's product of the tiles [start, stop), which are of one block.
+        multiply(worker, start, stop): return a worker's matmul of the tiles [start, stop), which are of one block.
         copy(block, step, slot): start the copies of a tile, `step` along the inputs, into a slot of the ring, which `free` guards.
         """
         warpgroup, workers = jax.lax.axis_index("warpgroup"), self.tuning.workers

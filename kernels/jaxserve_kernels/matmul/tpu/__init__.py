@@ -1,6 +1,6 @@
 """Matmuls with dense quantised weights on TPUs: in words by `words`, e4m3 in groups by the kernel for the weights of experts.
 
-XLA for TPUs upcasts weights in words first, and lays e4m3 weights in groups out anew for a product by groups, in every step: compiled
+XLA for TPUs upcasts weights in words first, and lays e4m3 weights in groups out anew for a matmul by groups, in every step: compiled
 for a v6e, three times their bytes. Only the kernels import Pallas, and only programs for TPUs import them.
 """
 
@@ -85,8 +85,8 @@ def matmul(x: Float[Array, "T I"], weight: Num[Array, "O I"], scales: Float[Arra
     from jaxserve_kernels.grouped_matmul import grouped_matmul
 
     rows = jnp.full(1, len(x), jnp.int32)
-    product: Array = grouped_matmul(x, weight[None], rows, scales[None], backend="mosaic_tpu")
-    return product
+    result: Array = grouped_matmul(x, weight[None], rows, scales[None], backend="mosaic_tpu")
+    return result
 
 
 def is_split() -> bool:

@@ -57,7 +57,7 @@ def multiply(
     padded = jnp.pad(x, ((0, -num_rows % rows), (0, 0)))
     weight_bytes = sum(each.size * each.dtype.itemsize for each in operands)
     num_tiles = len(padded) // rows
-    product: Array = pl.pallas_call(
+    result: Array = pl.pallas_call(
         functools.partial(_kernel, upcast, len(operands)),
         out_shape=jax.ShapeDtypeStruct((len(padded), num_outputs), jnp.float32),
         grid=(num_tiles, pl.cdiv(num_outputs, outputs)),
@@ -77,17 +77,17 @@ def multiply(
         ),
         name="words_matmul",
     )(padded, *operands)
-    return product[:num_rows]
+    return result[:num_rows]
 
 
 def _kernel(upcast: Upcast, num_operands: int, x: Any, *refs: Any) -> None:
     """One tile of rows with one block of outputs."""
     operands, out, scratch = refs[:num_operands], refs[num_operands], refs[num_operands + 1 :]
-    write_product(upcast, x, (*operands, *scratch), out)
+    write_matmul(upcast, x, (*operands, *scratch), out)
 
 
-def write_product(upcast: Upcast, x: Any, refs: tuple[Any, ...], out: Any) -> None:
-    """Write the product of rows with a block of outputs. refs: operands, and the memory of `upcast`."""
+def write_matmul(upcast: Upcast, x: Any, refs: tuple[Any, ...], out: Any) -> None:
+    """Write the matmul of rows with a block of outputs. refs: operands, and the memory of `upcast`."""
     upcast.prepare(refs)
     out[...] = jnp.zeros(out.shape, out.dtype)
 
@@ -142,8 +142,8 @@ class Numbers:
         """
         bits = (_moved(words, place, 6) & _EXPONENT_AND_DIGIT) + _ONE
         x = pltpu.bitcast(bits, jnp.bfloat16).astype(halves.dtype)
-        product = (jnp.minimum(x, x + x - 2) * halves).astype(jnp.bfloat16)
-        signed = pltpu.bitcast(product, jnp.int32) ^ (_moved(words, place + 3, 15) & _SIGN)
+        scaled = (jnp.minimum(x, x + x - 2) * halves).astype(jnp.bfloat16)
+        signed = pltpu.bitcast(scaled, jnp.int32) ^ (_moved(words, place + 3, 15) & _SIGN)
         made: Array = pltpu.bitcast(signed, jnp.bfloat16)
         return made
 

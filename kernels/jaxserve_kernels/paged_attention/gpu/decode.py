@@ -1,7 +1,7 @@
 """Decode attention for Hopper: one query token per row, its keys split over workers.
 
 Flash-decoding (https://pytorch.org/blog/flash-decoding) with a row's query group in the rows of one tensor-core
-product. The grid is persistent: each program has two workers (compute warpgroups, each with its own ring of key and
+matmul. The grid is persistent: each program has two workers (compute warpgroups, each with its own ring of key and
 value tiles) and one warpgroup that fetches for both. A unit of work is a part of a row (see `splits`) and a kv head; another
 kernel joins the parts (`join_kernel`).
 
@@ -45,7 +45,7 @@ class _Unit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Kernel:
-    """Static facts of one launch."""
+    """Compile-time parameters of one launch."""
 
     num_rows: int
     num_kv_heads: int
@@ -275,7 +275,7 @@ def _attend(
         first = (unit.first + i) * tile
         plgpu.barrier_wait(scratch["k_ready"].at[slot])
         k_tile = tiles.operand(scratch, "k", slot, worker)
-        scores = tiles.scores(kernel.scoring, tiles.product(q_tile, k_tile.transpose((1, 0))))
+        scores = tiles.scores(kernel.scoring, tiles.matmul(q_tile, k_tile.transpose((1, 0))))
         plgpu.barrier_arrive(scratch["k_free"].at[slot])
         keys = first + tiles.iota((_ROWS, tile), 1)
         scores = jnp.where((keys >= lowest) & (keys < end), scores, MASKED)

@@ -34,7 +34,7 @@ _MOST_HEADS = 4
 
 @dataclass(frozen=True, slots=True)
 class _Kernel:
-    """Static facts of one launch."""
+    """Compile-time parameters of one launch."""
 
     num_rows: int
     num_heads: int

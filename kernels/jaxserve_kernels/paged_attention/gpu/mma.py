@@ -49,7 +49,7 @@ class QueryTiles(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """Static facts of one launch."""
+    """Compile-time parameters of one launch."""
 
     columns: int
     """Queries of a tile times heads of a group, padded to a power of two from 8."""
@@ -363,8 +363,8 @@ def _attend(kernel: Kernel, refs: _Refs, scratch: dict[str, Any], unit: _Unit) -
         _wait(2 * commits * (stages - 2) + commits)
         _fetch(kernel, refs, scratch, unit, i + (stages - 1))
         keys = _operand(kernel, scratch["k_ring"].at[slot], dtype, is_transposed=False)
-        products = plgpu.mma(empty(KEYS, 0.0), keys, narrow if is_narrow else load_queries())
-        scores = jnp.where(_visible(kernel, unit, i, acc), tiles.scores(scoring, products), MASKED)
+        matmuls = plgpu.mma(empty(KEYS, 0.0), keys, narrow if is_narrow else load_queries())
+        scores = jnp.where(_visible(kernel, unit, i, acc), tiles.scores(scoring, matmuls), MASKED)
         new_maximum = jnp.maximum(maximum, scores.max(axis=0))
         decay = jnp.exp2(maximum - new_maximum)
         weights = jnp.exp2(scores - _down(new_maximum, KEYS))
@@ -407,7 +407,7 @@ def _visible(kernel: Kernel, unit: _Unit, i: Any, layout: Any) -> Array:
 
 
 def _down(vector: Array, rows: int) -> Array:
-    """Return a number per column, as high as the product."""
+    """Return a number per column, as high as the matmul."""
     return jax.lax.broadcast_in_dim(vector, (rows, vector.shape[0]), [1])
 
 

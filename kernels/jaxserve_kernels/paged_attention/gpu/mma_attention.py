@@ -181,7 +181,7 @@ def _columns(queries: int) -> int:
 def _kernel(
     q: Array, k_pages: Array, scoring: Scoring, tuning: DecodeTuning, num_parts: int, columns: int
 ) -> mma.Kernel:
-    """Return the facts of a launch for single queries."""
+    """Return the parameters of a launch for single queries."""
     num_pages, num_kv_heads, page_size, dim = k_pages.shape[1:]
     return mma.Kernel(
         columns=columns,

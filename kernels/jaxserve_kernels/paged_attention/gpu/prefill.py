@@ -52,7 +52,7 @@ class _Unit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Kernel:
-    """Static facts of one launch."""
+    """Compile-time parameters of one launch."""
 
     num_heads: int
     num_kv_heads: int
@@ -230,9 +230,9 @@ def _work(
             _pass_turn(scratch)
             return accumulator[...]
 
-        products = pl.run_scoped(multiply, plgpu.ACC((_ROWS, tile), jnp.float32))
+        matmuls = pl.run_scoped(multiply, plgpu.ACC((_ROWS, tile), jnp.float32))
         plgpu.barrier_arrive(scratch["k_free"].at[slot])
-        scores = tiles.scores(kernel.scoring, products)
+        scores = tiles.scores(kernel.scoring, matmuls)
         if is_masked:
             scores = jnp.where(_visible(kernel, position, i * tile), scores, MASKED)
         new_maximum = jnp.maximum(maximum, scores.max(axis=1))

@@ -48,7 +48,7 @@ class Parts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
-    """Static facts: how far rows are cut."""
+    """Compile-time parameters: how far rows are cut."""
 
     num_rows: int
     parallel: int
@@ -92,7 +92,7 @@ class Slots(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SegmentCutting:
-    """Static facts: how far tiles of query segments are cut. There is room for every part that there can be."""
+    """Compile-time parameters: how far tiles of query segments are cut. There is room for every part that there can be."""
 
     num_parts: int
     num_slots: int

@@ -67,7 +67,7 @@ class _Unit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Kernel:
-    """Static facts of one launch."""
+    """Compile-time parameters of one launch."""
 
     num_heads: int
     num_kv_heads: int
@@ -300,9 +300,9 @@ def _soften(kernel: _Kernel, refs: tiles.SegmentRefs, scratch: dict[str, Any], w
     def step(i: Any, carry: tuple[Array, Array], *, is_masked: bool) -> tuple[Array, Array]:
         maximum, total = carry
         plgpu.barrier_wait(scratch["scored"].at[worker])
-        products = plgpu.async_load_tmem(scores_of, layout=_LAYOUT)
+        matmuls = plgpu.async_load_tmem(scores_of, layout=_LAYOUT)
         plgpu.wait_load_tmem()
-        scores = tiles.scores(kernel.scoring, products)
+        scores = tiles.scores(kernel.scoring, matmuls)
         if is_masked:
             scores = jnp.where(_visible(kernel, position - i * _KEYS), scores, MASKED)
         highest = scores.max(axis=1)

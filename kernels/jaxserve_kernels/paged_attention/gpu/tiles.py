@@ -41,11 +41,11 @@ class SegmentRefs(NamedTuple):
     out: Any
 
 
-def scores(scoring: Scoring, products: jax.Array) -> jax.Array:
+def scores(scoring: Scoring, matmuls: jax.Array) -> jax.Array:
     """Scores times log2(e), so that exponentials are powers of two."""
     if scoring.softcap is None:
-        return products * (scoring.scale * LOG2E)
-    return jnp.tanh(products * (scoring.scale / scoring.softcap)) * (scoring.softcap * LOG2E)
+        return matmuls * (scoring.scale * LOG2E)
+    return jnp.tanh(matmuls * (scoring.scale / scoring.softcap)) * (scoring.softcap * LOG2E)
 
 
 def lowest_key(scoring: Scoring, position: jax.Array) -> jax.Array:
@@ -82,7 +82,7 @@ def whole(*arrays: jax.Array) -> Sequence[jax.Array]:
 
 
 def row_vector(value: float, rows: int) -> jax.Array:
-    """One number per row of a product."""
+    """One number per row of a matmul."""
     return plgpu.layout_cast(jnp.full((rows,), value, jnp.float32), plgpu.Layout.WGMMA.reduce(1))
 
 
@@ -92,21 +92,21 @@ def zeros(rows: int, columns: int) -> jax.Array:
 
 
 def iota(shape: tuple[int, int], dimension: int) -> jax.Array:
-    """Row or column numbers in the layout of a product."""
+    """Row or column numbers in the layout of a matmul."""
     return plgpu.broadcasted_iota(jnp.int32, shape, dimension, layout=plgpu.Layout.WGMMA)
 
 
 def row_numbers(rows: int) -> jax.Array:
-    """One number per row of a product: which row it is."""
+    """One number per row of a matmul: which row it is."""
     return plgpu.broadcasted_iota(jnp.int32, (rows,), 0, layout=plgpu.Layout.WGMMA.reduce(1))
 
 
 def across(vector: jax.Array, columns: int) -> jax.Array:
-    """A number per row, as wide as the product."""
+    """A number per row, as wide as the matmul."""
     return jax.lax.broadcast_in_dim(vector, (vector.shape[0], columns), [0])
 
 
-def product(a: Any, b: Any) -> jax.Array:
+def matmul(a: Any, b: Any) -> jax.Array:
     """a @ b in float32."""
 
     def multiply(accumulator: Any) -> jax.Array:
@@ -119,13 +119,13 @@ def product(a: Any, b: Any) -> jax.Array:
 def accumulate(values: jax.Array, weights: jax.Array, v_tile: Any, spare: Any) -> jax.Array:
     """values + weights @ v_tile; weights in the type of the tile.
 
-    spare: shared memory for the weights, or None. The interpreter needs it: its products take no operand from
+    spare: shared memory for the weights, or None. The interpreter needs it: its matmuls take no operand from
     registers, and no accumulator with a value.
     """
     if spare is not None:
         spare[...] = weights
         plgpu.commit_smem()
-        return values + product(spare, v_tile)
+        return values + matmul(spare, v_tile)
 
     def multiply(accumulator: Any) -> None:
         plgpu.wgmma(accumulator, weights, v_tile)
@@ -201,7 +201,7 @@ def operand(scratch: dict[str, Any], ring: str, slot: Any, worker: Any) -> Any:
     arrived = scratch[f"{ring}_ring"].at[slot]
     if "wide" not in scratch:
         return arrived
-    # One for both: the product with the keys is done when the values come.
+    # One for both: the matmul with the keys is done when the values come.
     wide = scratch["wide"].at[anew(worker, slot, arrived.shape[-1])]
     widen(arrived, wide)
     return wide

@@ -257,11 +257,11 @@ def _fold(
     dtype = compute_dtype(k_block.dtype)
     # Float32 is multiplied as float32, as in the reference.
     precision = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
-    product = functools.partial(jax.lax.dot_general, precision=precision, preferred_element_type=jnp.float32)
+    matmul = functools.partial(jax.lax.dot_general, precision=precision, preferred_element_type=jnp.float32)
 
     def fold(head: Scalar | int) -> None:
         keys, values = (block[:, head].astype(dtype).reshape(num_keys, dim) for block in (k_block, v_block))
-        scores = product(q[head].astype(dtype), keys, (((1,), (1,)), ((), ())))  # (R, X)
+        scores = matmul(q[head].astype(dtype), keys, (((1,), (1,)), ((), ())))  # (R, X)
         if softcap is not None:
             scores = softcap * jnp.tanh(scores / softcap)
         scores = jnp.where(visible, scores, -jnp.inf)
@@ -271,7 +271,7 @@ def _fold(
         decay = jnp.exp(before - maximum)
         scratch.maximum[head] = maximum
         scratch.total[head] = scratch.total[head] * decay + weights.sum(1, keepdims=True)
-        added = product(weights.astype(dtype), values, (((1,), (0,)), ((), ())))
+        added = matmul(weights.astype(dtype), values, (((1,), (0,)), ((), ())))
         scratch.values[head] = scratch.values[head] * decay[:, :1] + added
 
     at_once = heads_at_once(heads, rows, num_keys)

@@ -25,7 +25,7 @@ from jaxserve.executor.hosts.plans import HostCommand, encode_order
 from jaxserve.executor.hosts.worker import LOST, REFUSED, STOPPED, Worker
 from tests.e2e.hosts import free_port
 
-FACTS = {"jaxserve": "1"}
+SETTINGS = {"jaxserve": "1"}
 WAIT_S = 60.0
 
 
@@ -45,14 +45,14 @@ class Joined:
     """A worker, and how it ends."""
 
     def __init__(
-        self, ends: contextlib.ExitStack, config: HostsConfig, facts: dict[str, str] = FACTS, rank: int = 1
+        self, ends: contextlib.ExitStack, config: HostsConfig, shared_settings: dict[str, str] = SETTINGS, rank: int = 1
     ) -> None:
         self.end: Future[tuple[int, str]] = Future()
         self.beats = threading.Semaphore(0)
         self.worker = Worker(
             replace(config, host_rank=rank),
             f"host-{rank}",
-            facts,
+            shared_settings,
             on_end=lambda code, reason: self.end.set_result((code, reason)),
             on_beat=self.beats.release,
         )
@@ -61,7 +61,7 @@ class Joined:
 
 
 def leader_of(ends: contextlib.ExitStack, config: HostsConfig) -> Leader:
-    leader = Leader(config, FACTS)
+    leader = Leader(config, SETTINGS)
     ends.callback(leader.close)
     ends.callback(leader.end, Stop())
     return leader
@@ -124,7 +124,7 @@ def test_kernels_that_fail_on_one_host_are_used_on_none(ends: Ends, bad: int | N
     assert [config.compile.attention_backend for config in found] == ["auto" if bad is None else "reference"] * 2
 
 
-def test_both_hosts_refuse_different_facts_with_one_line(ends: Ends) -> None:
+def test_both_hosts_refuse_different_settings_with_one_line(ends: Ends) -> None:
     leader, joined, _ = pair(ends)
     errors = on_both(leader, joined.worker, lambda hosts: agree_equal(hosts, "keys", {"cores": f"{2 + hosts.rank}"}))
     assert {str(error) for error in errors} == {"host 1 differs from host 0: cores: 3 there, 2 here"}
@@ -276,4 +276,4 @@ def test_a_start_without_all_hosts_names_those_that_are_missing(ends: Ends) -> N
 
 def test_an_address_of_another_host_is_named() -> None:
     with pytest.raises(ConfigError, match=r"--coordinator 192\.0\.2\.1:7600: cannot listen on 192\.0\.2\.1 port 7600"):
-        Leader(settings(coordinator="192.0.2.1:7600"), FACTS)
+        Leader(settings(coordinator="192.0.2.1:7600"), SETTINGS)

@@ -6,24 +6,29 @@ from typing import Any
 
 import pytest
 
-from jaxserve.executor.hosts.agreement import difference, host_facts
+from jaxserve.executor.hosts.agreement import difference, shared_settings
 from jaxserve.executor.hosts.members import HostLostError, Members, RefusedError
 from jaxserve.executor.hosts.messages import TO_LEADER, TO_WORKER, Join, Refused
 from jaxserve.runtime.environment import load_config
 from jaxserve.runtime.settings import BY_NAME
 from tests.e2e.http_server import TOKENIZER
 
-FACTS = {"jax": "1", "--max-num-seqs": "4"}
+SETTINGS = {"jax": "1", "--max-num-seqs": "4"}
 
 
 def join(rank: int = 1, **changes: Any) -> Join:
-    fields = {"host_id": f"host-{rank}", "incarnation": "first", "host_name": "node", "facts": FACTS} | changes
+    fields = {
+        "host_id": f"host-{rank}",
+        "incarnation": "first",
+        "host_name": "node",
+        "shared_settings": SETTINGS,
+    } | changes
     return Join(rank, **fields)
 
 
 def complete(num_hosts: int = 2) -> Members:
     """The members of an engine that has begun."""
-    members = Members(num_hosts, FACTS)
+    members = Members(num_hosts, SETTINGS)
     for rank in range(1, num_hosts):
         members.join(str(rank).encode(), join(rank))
     members.is_closed = True
@@ -31,7 +36,7 @@ def complete(num_hosts: int = 2) -> Members:
 
 
 def test_members_are_complete_once_every_other_host_has_joined() -> None:
-    members = Members(3, FACTS)
+    members = Members(3, SETTINGS)
     members.join(b"b", join(2))
     assert (members.is_complete, members.missing) == (False, "host 1")
     members.join(b"a", join(1))
@@ -42,14 +47,14 @@ def test_members_are_complete_once_every_other_host_has_joined() -> None:
 @pytest.mark.parametrize(
     ("request_to_join", "line"),
     [
-        (join(facts=FACTS | {"jax": "2"}), r"host 1 \(node\) differs from host 0: jax: 2 there, 1 here"),
+        (join(shared_settings=SETTINGS | {"jax": "2"}), r"host 1 \(node\) differs from host 0: jax: 2 there, 1 here"),
         (join(2), r"host 2 \(node\): --host-rank must be between 1 and 1"),
         (join(0), r"host 0 \(node\): --host-rank must be between 1 and 1"),
     ],
 )
 def test_a_host_that_differs_is_refused_with_what_differs(request_to_join: Join, line: str) -> None:
     with pytest.raises(RefusedError, match=line):
-        Members(2, FACTS).join(b"x", request_to_join)
+        Members(2, SETTINGS).join(b"x", request_to_join)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +64,7 @@ def test_a_host_that_differs_is_refused_with_what_differs(request_to_join: Join,
 )
 def test_settings_that_hosts_must_share_are_compared(flags: dict[str, Any]) -> None:
     common = {"model": str(TOKENIZER), "tensor_parallel_size": 2, "num_hosts": 2, "coordinator": "10.0.0.1:7600"}
-    here, there = (host_facts(load_config(flags=common | {"host_rank": rank} | more, environ={})) for rank, more in ((0, {}), (1, flags)))  # fmt: skip
+    here, there = (shared_settings(load_config(flags=common | {"host_rank": rank} | more, environ={})) for rank, more in ((0, {}), (1, flags)))  # fmt: skip
     (name,) = flags
     assert BY_NAME[name].flag in str(difference("host 1", there, here))
     assert difference("host 1", here, here) is None
@@ -69,7 +74,7 @@ def test_a_host_of_any_version_can_read_what_another_one_asks_and_why_it_is_refu
     """A protocol that changes these two messages would make hosts wait for each other instead of refusing."""
     asked = b"\x96\xa4Join\x01\xa6host-1\xa5first\xa4node\x81\xa8protocol\xa3999"
     message = TO_LEADER.decode(asked)
-    assert message == join(facts={"protocol": "999"})
+    assert message == join(shared_settings={"protocol": "999"})
     assert isinstance(message, Join)
     with pytest.raises(RefusedError, match=r"differs from host 0: protocol: 999 there, 1 here"):
         Members(2, {"protocol": "1"}).join(b"x", message)
@@ -78,7 +83,7 @@ def test_a_host_of_any_version_can_read_what_another_one_asks_and_why_it_is_refu
 
 
 def test_two_hosts_with_one_rank_are_refused_before_and_after_the_start() -> None:
-    members = Members(2, FACTS)
+    members = Members(2, SETTINGS)
     members.join(b"a", join())
     for members.is_closed in (False, True):
         with pytest.raises(RefusedError, match="two hosts have --host-rank 1: node and other"):
@@ -86,7 +91,7 @@ def test_two_hosts_with_one_rank_are_refused_before_and_after_the_start() -> Non
 
 
 def test_a_worker_that_is_started_again_replaces_the_one_before_until_the_engine_begins() -> None:
-    members = Members(2, FACTS)
+    members = Members(2, SETTINGS)
     members.join(b"a", join())
     members.join(b"b", join(incarnation="second"))
     assert members.find(b"a") is None and members.find(b"b") is not None

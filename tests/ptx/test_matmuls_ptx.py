@@ -1,4 +1,4 @@
-"""Products with small weights and with those of experts, by the PTX that the compiler makes of their kernels.
+"""Matmuls with small weights and with those of experts, by the PTX that the compiler makes of their kernels.
 
 Against float64, in several orders of events.
 """
@@ -90,7 +90,7 @@ DYNAMIC = [
 
 
 @pytest.mark.parametrize(("case", "sizes"), SKINNY, ids=str)
-def test_a_product_of_few_tokens_equals_the_one_in_float64(case: Case, sizes: SkinnyTuning) -> None:
+def test_a_matmul_of_few_tokens_equals_the_one_in_float64(case: Case, sizes: SkinnyTuning) -> None:
     given = skinny_cases.operands(case)
     wanted, magnitudes = skinny_cases.expected(case, given)
     with emulated():
@@ -102,7 +102,7 @@ def test_a_product_of_few_tokens_equals_the_one_in_float64(case: Case, sizes: Sk
 
 
 @pytest.mark.parametrize(("case", "sizes"), SKINNY_GROUPED, ids=str)
-def test_a_product_with_weights_in_groups_equals_the_one_in_float64(case: ExpertsCase, sizes: SkinnyTuning) -> None:
+def test_a_matmul_with_weights_in_groups_equals_the_one_in_float64(case: ExpertsCase, sizes: SkinnyTuning) -> None:
     """Compare with the only expert."""
     given = experts.operands(case)
     wanted, magnitudes = experts.expected(case, given)
@@ -116,7 +116,7 @@ def test_a_product_with_weights_in_groups_equals_the_one_in_float64(case: Expert
 
 
 @pytest.mark.parametrize(("shape", "sizes"), NVFP4, ids=str)
-def test_a_product_with_weights_in_nvfp4_equals_the_one_in_float64(
+def test_a_matmul_with_weights_in_nvfp4_equals_the_one_in_float64(
     shape: tuple[int, int, int, int], sizes: SkinnyTuning
 ) -> None:
     given = nvfp4.operands(*shape)
@@ -129,7 +129,7 @@ def test_a_product_with_weights_in_nvfp4_equals_the_one_in_float64(
 
 
 @pytest.mark.parametrize(("shape", "sizes"), nvfp4.EXPERTS, ids=str)
-def test_a_product_with_experts_in_nvfp4_equals_the_one_in_float64(
+def test_a_matmul_with_experts_in_nvfp4_equals_the_one_in_float64(
     shape: tuple[tuple[int, ...], int, int, int], sizes: GroupedTuning
 ) -> None:
     given, wanted, magnitudes = nvfp4.expert_operands(*shape)
@@ -141,7 +141,7 @@ def test_a_product_with_experts_in_nvfp4_equals_the_one_in_float64(
 
 
 @pytest.mark.parametrize(("shape", "sizes"), BLOCKS, ids=str)
-def test_a_product_with_gguf_blocks_equals_the_one_in_float64(
+def test_a_matmul_with_gguf_blocks_equals_the_one_in_float64(
     shape: tuple[str, int, int, int], sizes: SkinnyTuning
 ) -> None:
     x, tiles = blocks.operands(*shape)
@@ -153,7 +153,7 @@ def test_a_product_with_gguf_blocks_equals_the_one_in_float64(
 
 
 @pytest.mark.parametrize(("case", "rows"), BLOCKS_OF_EXPERTS, ids=str)
-def test_a_product_with_gguf_blocks_of_experts_equals_the_one_in_float64(case: BlockCase, rows: int) -> None:
+def test_a_matmul_with_gguf_blocks_of_experts_equals_the_one_in_float64(case: BlockCase, rows: int) -> None:
     given, kind = blocks.expert_operands(case), BLOCK_KINDS[case.kind]
     sizes = GroupedTuning(rows, 64, blocks.STEPS[case.kind], stages=2, programs=3)
     with emulated():
@@ -165,7 +165,7 @@ def test_a_product_with_gguf_blocks_of_experts_equals_the_one_in_float64(case: B
 
 
 @pytest.mark.parametrize(("case", "sizes"), WHOLE, ids=str)
-def test_a_product_with_experts_equals_the_one_in_float64(case: ExpertsCase, sizes: GroupedTuning) -> None:
+def test_a_matmul_with_experts_equals_the_one_in_float64(case: ExpertsCase, sizes: GroupedTuning) -> None:
     given = experts.operands(case)
     wanted, magnitudes = experts.expected(case, given)
     with emulated() as launches:
@@ -179,7 +179,7 @@ def test_a_product_with_experts_equals_the_one_in_float64(case: ExpertsCase, siz
 
 
 @pytest.mark.parametrize(("case", "sizes"), SMALL, ids=str)
-def test_a_product_with_small_experts_equals_the_one_in_float64(case: ExpertsCase, sizes: GroupedTuning) -> None:
+def test_a_matmul_with_small_experts_equals_the_one_in_float64(case: ExpertsCase, sizes: GroupedTuning) -> None:
     given = experts.operands(case)
     wanted, magnitudes = experts.expected(case, given)
     found = _multiply_small(given, sizes, dynamic=False)
@@ -187,7 +187,7 @@ def test_a_product_with_small_experts_equals_the_one_in_float64(case: ExpertsCas
 
 
 @pytest.mark.parametrize(("case", "sizes"), DYNAMIC, ids=str)
-def test_a_product_of_quantized_rows_with_experts_equals_the_one_in_float64(
+def test_a_matmul_of_quantized_rows_with_experts_equals_the_one_in_float64(
     case: ExpertsCase, sizes: GroupedTuning
 ) -> None:
     given = experts.operands(case)

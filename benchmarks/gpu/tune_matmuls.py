@@ -1,4 +1,4 @@
-"""For which products our kernel is faster than XLA on this device: writes `tuning/matmul-h200.json` into the results.
+"""For which matmuls our kernel is faster than XLA on this device: writes `tuning/matmul-h200.json` into the results.
 
 Not part of a run unless it is asked for: the file is looked at before it replaces
 `jaxserve_kernels/matmul/tuning/h200.json`. What was not measured in time stays as it is there.
@@ -20,8 +20,8 @@ from jaxserve_kernels.matmul.tuning import TOKENS, SkinnyTuning
 from benchmarks.gpu.backends import why_no_kernels
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.device import first_device
-from benchmarks.gpu.product_programs import Chain, Shapes, candidates, cells
-from benchmarks.gpu.products import ProductBench
+from benchmarks.gpu.matmul_programs import Chain, Shapes, candidates, cells
+from benchmarks.gpu.matmuls import MatmulBench
 from benchmarks.gpu.shapes import LLAMA_8B, decoder
 
 DEVICE = "h200"
@@ -40,7 +40,7 @@ def run(context: Context) -> None:
     if reason is not None:
         context.recorder.note(f"there is nothing to tune: {reason}")
         return
-    known, bench = copy.deepcopy(tuning.load(DEVICE)), ProductBench(context)
+    known, bench = copy.deepcopy(tuning.load(DEVICE)), MatmulBench(context)
     for weights in WEIGHTS:
         chains = {
             (name, count, is_dynamic): compared(shapes, weights, count, is_dynamic=is_dynamic)
@@ -55,25 +55,25 @@ def run(context: Context) -> None:
 
 
 def compared(shapes: Shapes, weights: str, count: int, *, is_dynamic: bool) -> list[Chain]:
-    """XLA's product, then our kernel's with all sizes."""
+    """XLA's matmul, then our kernel's with all sizes."""
     plain = Chain(shapes, weights, count, is_dynamic=is_dynamic)
     return [plain, *(replace(plain, tuning=each) for each in candidates(count, shapes))]
 
 
-def _tune(bench: ProductBench, name: str, chains: list[Chain], known: dict[str, Any]) -> None:
+def _tune(bench: MatmulBench, name: str, chains: list[Chain], known: dict[str, Any]) -> None:
     seconds = {chain.tuning: time_s for chain, time_s in bench.compare(name, chains).items()}
     if None in seconds and len(seconds) > 1:
         remember(known, chains[0], choice(seconds))
 
 
 def choice(seconds: Mapping[SkinnyTuning | None, float]) -> SkinnyTuning | None:
-    """The fastest sizes, if they are well ahead of XLA's product, which stands under None."""
+    """The fastest sizes, if they are well ahead of XLA's matmul, which stands under None."""
     best = min((sizes for sizes in seconds if sizes is not None), key=lambda sizes: seconds[sizes])
     return best if seconds[best] < WORTH * seconds[None] else None
 
 
 def remember(known: dict[str, Any], chain: Chain, chosen: SkinnyTuning | None) -> None:
-    """Write the choice into the classes of the chain's products, over what stood there."""
+    """Write the choice into the classes of the chain's matmuls, over what stood there."""
     of_tokens = known.setdefault(chain.types, {}).setdefault(str(chain.num_tokens), {})
     for rows, columns in chain.shapes:
         size = tuning.size_class(rows * columns)

@@ -32,7 +32,7 @@ def test_sums_are_float32_and_rounded_once(dtype: str, num_tokens: int) -> None:
 
 
 @pytest.mark.parametrize(("dtype", "weights"), [("float32", "bfloat16"), ("bfloat16", "float32")])
-def test_result_is_that_of_a_float32_product_rounded_afterwards(dtype: str, weights: str) -> None:
+def test_result_is_that_of_a_float32_matmul_rounded_afterwards(dtype: str, weights: str) -> None:
     x, weight = operands(1024, dtype, weights)
     expected = matmul(x, weight).astype(x.dtype)
     found = matmul(x, weight, dtype=x.dtype)
@@ -41,7 +41,7 @@ def test_result_is_that_of_a_float32_product_rounded_afterwards(dtype: str, weig
 
 
 @pytest.mark.parametrize(("num_tokens", "is_whole"), [(512, False), (1024, True)])
-def test_the_product_of_many_tokens_is_never_float32(num_tokens: int, is_whole: bool) -> None:
+def test_the_matmul_of_many_tokens_is_never_float32(num_tokens: int, is_whole: bool) -> None:
     """A library cuts the inputs of few tokens into parts, whose sums it may round."""
     x, weight = operands(num_tokens, "bfloat16", "bfloat16")
     text = str(jax.make_jaxpr(lambda *given: matmul(*given, backend="mosaic_gpu", dtype=x.dtype))(x, weight))

@@ -41,7 +41,7 @@ _ATOM = 8
 _LANE = np.arange(WARP)
 _FRAGMENT_ROW, _FRAGMENT_COLUMN = _LANE // 4, _LANE % 4 * 2
 Matrix = Callable[[], Lanes]
-"""An operand, read when the product is done."""
+"""An operand, read when the matmul is done."""
 Operand = Callable[[Warp], Matrix]
 
 
@@ -93,7 +93,7 @@ def _in_shared(source: Source, operand: str, addresses: Callable[[Warp, int], Ad
 
     def start(warp: Warp) -> Matrix:
         where = addresses(warp, same(read(warp)))
-        load = warp.block.shared.lend(where.reshape(-1), "a product")
+        load = warp.block.shared.lend(where.reshape(-1), "a matmul")
         return lambda: load().view(dtype).reshape(len(where), -1)
 
     return start
@@ -111,7 +111,7 @@ def _in_registers(operand: str, depth: int, dtype: np.dtype) -> Operand:
             out = np.empty((_ROWS, depth), dtype)
             for name, numbers, (row, column) in zip(names, taken, places, strict=True):
                 if warp.registers.get(name) is not numbers:
-                    raise Hazard(f"register {name} is written while a product reads it")
+                    raise Hazard(f"register {name} is written while a matmul reads it")
                 pair = numbers.view(dtype).reshape(WARP, 2)
                 for i in range(2):
                     out[_FRAGMENT_ROW + row, _FRAGMENT_COLUMN + column + i] = pair[:, i]
@@ -126,12 +126,12 @@ def _fenced(warp: Warp, name: str) -> Lanes:
     """Return a register, which must not have been written since the last fence."""
     numbers = register(warp, name)
     if warp.fenced.get(name) is not numbers:
-        raise Hazard(f"a product takes register {name}, written after the last wgmma.fence")
+        raise Hazard(f"a matmul takes register {name}, written after the last wgmma.fence")
     return numbers
 
 
 def _operands(instruction: Instruction, source: Source) -> tuple[Operand, Operand]:
-    """A and B of a product: this warp's rows of A, all columns of B, both with their inputs last."""
+    """A and B of a matmul: this warp's rows of A, all columns of B, both with their inputs last."""
     shape = _OPCODE.fullmatch(instruction.opcode)
     assert shape is not None, instruction
     columns, dtype = int(shape[1]), _NUMBERS[shape[4]]
@@ -171,23 +171,23 @@ def _multiply(instruction: Instruction, source: Source) -> Step:
         a, b = of_a(warp), of_b(warp)
 
         def multiply() -> None:
-            product = a().astype(dtype) @ b().astype(dtype).T
+            result = a().astype(dtype) @ b().astype(dtype).T
             for i, name in enumerate(names):
                 rows = _FRAGMENT_ROW + i // 2 % 2 * _ATOM
                 columns = i // 4 * _ATOM + _FRAGMENT_COLUMN + i % 2
-                total = warp.sums[name].view(dtype) + product[rows, columns]
+                total = warp.sums[name].view(dtype) + result[rows, columns]
                 warp.sums[name] = total.view(np.uint32)
 
-        warp.products.started.append(Task(multiply, names))
-        if warp.block.chance.random() < warp.block.schedule.products:
-            for task in warp.products.not_waited_for:
+        warp.matmuls.started.append(Task(multiply, names))
+        if warp.block.chance.random() < warp.block.schedule.matmuls:
+            for task in warp.matmuls.not_waited_for:
                 task.finish()
 
     return step
 
 
 def _take(warp: Warp, names: Sequence[str]) -> None:
-    """Sums leave the registers, unless they belong to products already."""
+    """Sums leave the registers, unless they belong to matmuls already."""
     for name in names:
         if name not in warp.sums:
             warp.sums[name] = _fenced(warp, name)
@@ -195,23 +195,23 @@ def _take(warp: Warp, names: Sequence[str]) -> None:
 
 
 def _give_back(warp: Warp) -> None:
-    """The sums of products that were waited for; other products may follow without a fence."""
-    pending = {name for task in warp.products.not_waited_for for name in task.registers}
+    """The sums of matmuls that were waited for; other matmuls may follow without a fence."""
+    pending = {name for task in warp.matmuls.not_waited_for for name in task.registers}
     for name in warp.sums.keys() - pending:
         if name in warp.registers:
-            raise Hazard(f"register {name} is written while a product adds to it")
+            raise Hazard(f"register {name} is written while a matmul adds to it")
         warp.registers[name] = warp.fenced[name] = warp.sums.pop(name)
 
 
 def _commit(instruction: Instruction, source: Source) -> Step:
-    return lambda warp: warp.products.commit()
+    return lambda warp: warp.matmuls.commit()
 
 
 def _wait(instruction: Instruction, source: Source) -> Step:
     (num_left,) = instruction.operands
 
     def step(warp: Warp) -> None:
-        warp.products.wait(int(num_left))
+        warp.matmuls.wait(int(num_left))
         _give_back(warp)
         warp.pause()
 

@@ -1,6 +1,6 @@
-"""Products with the weights of a layer, one after the other as in a model, by XLA or by our kernel.
+"""Matmuls with the weights of a layer, one after the other as in a model, by XLA or by our kernel.
 
-A program multiplies with so many different weights that none stays in a cache; every product takes the result of the
+A program multiplies with so many different weights that none stays in a cache; every matmul takes the result of the
 one before.
 """
 
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxserve_kernels.matmul import matmul
 from jaxserve_kernels.matmul.gpu import MOST_TOKENS_OF_FOUR, grouped_choice, most_stages
-from jaxserve_kernels.matmul.tuning import SkinnyTuning, product_types
+from jaxserve_kernels.matmul.tuning import SkinnyTuning, matmul_types
 
 from benchmarks.gpu.ahead import Wanted
 from jaxserve.model_config.decoder import DecoderConfig
@@ -35,7 +35,7 @@ Shapes = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Products with weights `[out, in]` of these shapes, each taking the result of the one before, or a part of it."""
+    """Matmuls with weights `[out, in]` of these shapes, each taking the result of the one before, or a part of it."""
 
     shapes: Shapes
     weights: str
@@ -59,7 +59,7 @@ class Chain:
     @property
     def types(self) -> str:
         """Key of these dtypes in the table of tunings."""
-        return product_types(self.weights, dynamic=self.is_dynamic) + (" in groups" if self.is_grouped else "")
+        return matmul_types(self.weights, dynamic=self.is_dynamic) + (" in groups" if self.is_grouped else "")
 
     @property
     def num_bytes(self) -> int:
@@ -79,7 +79,7 @@ class Chain:
         """Return the program for activations of `dtype` and the arrays of `Weights`."""
         num_inputs, multiply = self.shapes[0][1], partial(matmul, dynamic=self.is_dynamic)
         if self.tuning is not None:
-            multiply = partial(skinny_product, self.tuning, is_dynamic=self.is_dynamic)
+            multiply = partial(skinny_matmul, self.tuning, is_dynamic=self.is_dynamic)
 
         def repeat(x: jax.Array, scales: Sequence[jax.Array | None], weights: Sequence[jax.Array]) -> jax.Array:
             for index, weight in enumerate(weights):
@@ -105,7 +105,7 @@ class Chain:
         return x, jax.ShapeDtypeStruct(shape, jnp.dtype(self.weights)), self._scales(shape, dtype)
 
 
-def skinny_product(
+def skinny_matmul(
     tuning: SkinnyTuning, x: jax.Array, weight: jax.Array, scales: jax.Array, *, is_dynamic: bool
 ) -> jax.Array:
     """Multiply as `matmul` does with its kernel."""
@@ -114,11 +114,11 @@ def skinny_product(
     if scales.ndim == 2:
         by_group: jax.Array = skinny.matmul(x, weight, scales, tuning=tuning)
         return by_group
-    return skinny.product(x, weight, scales, dynamic=is_dynamic, tuning=tuning)
+    return skinny.scaled_matmul(x, weight, scales, dynamic=is_dynamic, tuning=tuning)
 
 
 def cells(config: DecoderConfig) -> dict[str, Shapes]:
-    """The products of a layer that are chains, and the head. What has other sizes is left to XLA."""
+    """The matmuls of a layer that are chains, and the head. What has other sizes is left to XLA."""
     model, inner = config.hidden_size, config.intermediate_size
     return {
         "attention output": ((model, model),),
@@ -171,7 +171,7 @@ class Weights:
         self._arrays: tuple[list[jax.Array | None], list[jax.Array]] = ([], [])
 
     def of(self, chain: Chain) -> tuple[list[jax.Array | None], list[jax.Array]]:
-        """Scales of each shape, and the weights of all repetitions; products keep the size of numbers as it is."""
+        """Scales of each shape, and the weights of all repetitions; matmuls keep the size of numbers as it is."""
         key = (chain.shapes, chain.types)
         if self._key != key:
             self._key, self._arrays = key, ([], [])  # the old ones go first: both may not fit

@@ -1,4 +1,4 @@
-"""Products with 4-bit weights in groups, against numpy in float64."""
+"""Matmuls with 4-bit weights in groups, against numpy in float64."""
 
 from __future__ import annotations
 
@@ -89,5 +89,5 @@ def test_few_tokens_meet_the_weights_as_they_are_and_many_meet_widened_ones() ->
     for num_tokens, is_by_group in ((32, True), (33, False)):
         arrays = [jnp.asarray(array) for array in operands(num_tokens, 64, "bfloat16")]
         text = jax.jit(matmul).lower(*arrays).as_text()
-        product = next(line for line in text.splitlines() if "dot_general" in line)
-        assert (f"tensor<{NUM_INPUTS // 64}x" in product) == is_by_group, product
+        matmul_line = next(line for line in text.splitlines() if "dot_general" in line)
+        assert (f"tensor<{NUM_INPUTS // 64}x" in matmul_line) == is_by_group, matmul_line

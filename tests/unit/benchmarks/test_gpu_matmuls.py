@@ -1,4 +1,4 @@
-"""Products on the GPU: what is set side by side, and where our kernel is taken afterwards."""
+"""Matmuls on the GPU: what is set side by side, and where our kernel is taken afterwards."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 from jaxserve_kernels.matmul import tuning
 from jaxserve_kernels.matmul.tuning import SkinnyTuning
 
-from benchmarks.gpu import product_programs, tune_groups, tune_products
+from benchmarks.gpu import matmul_programs, tune_groups, tune_matmuls
 from benchmarks.gpu.context import Context
-from benchmarks.gpu.product_programs import RING_BYTES, Chain, Weights, candidates, grouped_candidates, served_sizes
-from benchmarks.gpu.products import ProductBench, measured
+from benchmarks.gpu.matmul_programs import RING_BYTES, Chain, Weights, candidates, grouped_candidates, served_sizes
+from benchmarks.gpu.matmuls import MatmulBench, measured
 from benchmarks.gpu.records import read_records
 from benchmarks.gpu.shapes import TINY, decoder
-from benchmarks.gpu.tune_products import choice, remember
+from benchmarks.gpu.tune_matmuls import choice, remember
 from tests.unit.benchmarks.gpu_context import make_context
 
 SMALL, LARGE = (SkinnyTuning(rows=rows, tile=128, stages=4, programs=132) for rows in (64, 128))
@@ -57,9 +57,9 @@ def test_a_choice_is_read_back_for_its_class_and_goes_when_xla_is_faster() -> No
 @pytest.mark.parametrize(
     ("weights", "is_grouped"), [("int8", False), ("float8_e4m3fn", False), ("float8_e4m3fn", True), ("int4", False)]
 )
-def test_products_in_a_chain_keep_the_size_of_numbers(weights: str, is_grouped: bool) -> None:
+def test_matmuls_in_a_chain_keep_the_size_of_numbers(weights: str, is_grouped: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(product_programs, "CACHED_BYTES", 1 << 17)
+        patch.setattr(matmul_programs, "CACHED_BYTES", 1 << 17)
         chain = Chain(((384, 128), (128, 384)), weights, 3, is_grouped=is_grouped)
         dtype = jnp.dtype(jnp.float32)
         made = Weights(0, dtype)
@@ -101,7 +101,7 @@ def test_a_note_names_the_sizes_that_were_faster_than_those_of_the_server(
     monkeypatch.setattr(tune_groups, "TOKENS", (2,))
     times = {(4, 8): 1.0, (2, 8): 2.0, (4, 4): 0.5}
 
-    class Bench(ProductBench):
+    class Bench(MatmulBench):
         def __init__(self, context: Context) -> None:
             super().__init__(context)
             self.dtype = jnp.dtype(jnp.bfloat16)
@@ -116,7 +116,7 @@ def test_a_note_names_the_sizes_that_were_faster_than_those_of_the_server(
                 for chain, each in sizes.items()
             }
 
-    monkeypatch.setattr(tune_groups, "ProductBench", Bench)
+    monkeypatch.setattr(tune_groups, "MatmulBench", Bench)
     tune_groups.run(make_context(tmp_path))
     notes = [record.text for record in read_records(tmp_path / "records") if record.kind == "note"]
     of_four_bits = [note for note in notes if "int4" in note]
@@ -126,7 +126,7 @@ def test_a_note_names_the_sizes_that_were_faster_than_those_of_the_server(
 
 @pytest.mark.slow
 def test_a_file_is_written_for_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a product of XLA in the place of the kernel, and one that is wrong."""
+    """With a matmul of XLA in the place of the kernel, and one that is wrong."""
 
     def stand_in(
         sizes: SkinnyTuning, x: jax.Array, weight: jax.Array, scales: jax.Array, *, is_dynamic: bool
@@ -134,14 +134,14 @@ def test_a_file_is_written_for_what_was_measured(tmp_path: Path, monkeypatch: py
         wide = weight.astype(x.dtype)
         return (x @ wide.T) * scales * (1 if sizes.workers == 2 else 2)
 
-    monkeypatch.setattr(product_programs, "skinny_product", stand_in)
-    monkeypatch.setattr(product_programs, "MOST_REPEATS", 2)
-    monkeypatch.setattr(tune_products, "why_no_kernels", lambda shape: None)
-    monkeypatch.setattr(tune_products, "decoder", lambda shape: decoder(TINY))
-    monkeypatch.setattr(tune_products, "TOKENS", (8,))
-    monkeypatch.setattr(tune_products, "WEIGHTS", ("int8",))
-    monkeypatch.setattr(tune_products, "WORTH", 1e9)
-    tune_products.run(make_context(tmp_path))
+    monkeypatch.setattr(matmul_programs, "skinny_matmul", stand_in)
+    monkeypatch.setattr(matmul_programs, "MOST_REPEATS", 2)
+    monkeypatch.setattr(tune_matmuls, "why_no_kernels", lambda shape: None)
+    monkeypatch.setattr(tune_matmuls, "decoder", lambda shape: decoder(TINY))
+    monkeypatch.setattr(tune_matmuls, "TOKENS", (8,))
+    monkeypatch.setattr(tune_matmuls, "WEIGHTS", ("int8",))
+    monkeypatch.setattr(tune_matmuls, "WORTH", 1e9)
+    tune_matmuls.run(make_context(tmp_path))
     written = json.loads((tmp_path / "tuning" / "matmul-h200.json").read_text())
     assert {sizes["workers"] for types in ("int8", "int8 x int8") for sizes in written[types]["8"].values()} == {2}
     records = read_records(tmp_path / "records")

@@ -1,4 +1,4 @@
-"""Part 3, products of few tokens with the weights of Llama-3.1-8B: bfloat16, 8 and 4 bits, by XLA and by our kernels."""
+"""Part 3, matmuls of few tokens with the weights of Llama-3.1-8B: bfloat16, 8 and 4 bits, by XLA and by our kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from benchmarks.gpu.ahead import DISTURBED, Programs
 from benchmarks.gpu.backends import why_no_kernels
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.device import first_device
-from benchmarks.gpu.product_programs import Chain, Shapes, Weights, candidates, cells, served_sizes
+from benchmarks.gpu.matmul_programs import Chain, Shapes, Weights, candidates, cells, served_sizes
 from benchmarks.gpu.records import one_line
 from benchmarks.gpu.shapes import LLAMA_8B, TINY, decoder
 from benchmarks.gpu.timing import Timing, time_calls
@@ -25,7 +25,7 @@ CELL_BUDGET_S = 0.1
 COMPILE_SHARE = 0.6
 """Largest fraction of the part's time for compiling."""
 TOLERANCE = 0.05
-"""Between two ways to compute the same chain: results are rounded to bfloat16 after every product."""
+"""Between two ways to compute the same chain: results are rounded to bfloat16 after every matmul."""
 
 
 def run(context: Context) -> None:
@@ -33,8 +33,8 @@ def run(context: Context) -> None:
     config = decoder(TINY if context.is_quick else LLAMA_8B)
     reason = why_no_kernels(config) if context.attention_backend == "auto" else "as was asked for"
     if reason is not None:
-        context.recorder.note(f"only XLA's products are measured: {reason}")
-    bench = ProductBench(context)
+        context.recorder.note(f"only XLA's matmuls are measured: {reason}")
+    bench = MatmulBench(context)
     tokens = TOKENS[:2] if context.is_quick else TOKENS
     chains = {
         (name, count): measured(shapes, count, bench.dtype, has_kernel=reason is None)
@@ -62,7 +62,7 @@ def measured(shapes: Shapes, count: int, dtype: jnp.dtype, *, has_kernel: bool) 
     return [plain, *(replace(each, tuning=size) for each, tried in small.items() for size in (None, *tried))]
 
 
-class ProductBench:
+class MatmulBench:
     """Compiles chains, runs them over the same numbers, and records what they take."""
 
     def __init__(self, context: Context) -> None:
@@ -79,7 +79,7 @@ class ProductBench:
             self._context.recorder.note(DISTURBED)
 
     def compare(self, name: str, chains: list[Chain]) -> dict[Chain, float]:
-        """Seconds of chains of the same types: XLA's product first, then those that give what it gave."""
+        """Seconds of chains of the same types: XLA's matmul first, then those that give what it gave."""
         seconds: dict[Chain, float] = {}
         x, expected = self._weights.activations(chains[0]), None
         for chain in chains:
@@ -111,7 +111,7 @@ class ProductBench:
     def _record(self, name: str, chain: Chain, timing: Timing) -> None:
         seconds = timing.median_s / chain.num_repeats
         self._context.recorder.figure(
-            "products of few tokens",
+            "matmuls of few tokens",
             weights_of=name,
             tokens=chain.num_tokens,
             weights=_label(chain),

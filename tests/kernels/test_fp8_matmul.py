@@ -1,4 +1,4 @@
-"""The reference product of 8-bit weights, against numpy on the same rounded values and against float32."""
+"""The reference matmul of 8-bit weights, against numpy on the same rounded values and against float32."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_e4m3_weights_are_widened_without_loss(dtype: str, backend: Backend) -> 
 
 
 @pytest.mark.parametrize("backend", ["reference", "native"])
-def test_dynamic_product_is_that_of_activations_rounded_token_by_token(backend: Backend) -> None:
+def test_dynamic_matmul_is_that_of_activations_rounded_token_by_token(backend: Backend) -> None:
     x, weight, scales = operands(1)
     row_scales = np.maximum(np.abs(x).max(axis=1, keepdims=True), 1e-30) / np.float32(448)
     rounded = (x / row_scales).astype(E4M3).astype(np.float64) * row_scales
@@ -47,7 +47,7 @@ def test_dynamic_product_is_that_of_activations_rounded_token_by_token(backend: 
     assert not found[3].any()
 
 
-def test_dynamic_product_stays_within_the_format_of_the_whole_one() -> None:
+def test_dynamic_matmul_stays_within_the_format_of_the_whole_one() -> None:
     """Rounding to four significant bits is wrong by 1.8 % on the average of a token's values, so are their sums."""
     x, weight, scales = operands(2)
     arrays = [jnp.asarray(array) for array in (x, weight, scales)]
