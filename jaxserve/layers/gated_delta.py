@@ -148,8 +148,6 @@ class KimiDelta(nnx.Module):
     The devices of a mesh share the heads as in `GatedDeltaNet`.
     """
 
-    takes_tokens_in_turn = False
-
     def __init__(self, config: DecoderConfig, delta: KimiDeltaConfig, policy: DtypePolicy) -> None:
         d, width, rank = config.hidden_size, delta.width, delta.head_dim
         rows = (_HEADS, "embed")
@@ -169,7 +167,8 @@ class KimiDelta(nnx.Module):
         self.norm = RMSNorm(delta.head_dim, config.norm_eps, policy, "wide")
         self.o_proj = Linear(d, width, ("embed", _HEADS), policy)
         self.delta, self.rules, self.head_axis = delta, policy.rules, _HEADS
-        self.backend = policy.backend
+        self.backend, dim = policy.backend, delta.head_dim
+        self.takes_tokens_in_turn = takes_tokens_in_turn(policy.backend, dim, dim, is_by_channel=True)
 
     def project(self, x: Float[Array, "T D"], tokens: Tokens) -> tuple[tuple[Array, Array, Array], Array]:
         """Return queries, keys and values side by side before the convolution, the rate of each head, the decay of each

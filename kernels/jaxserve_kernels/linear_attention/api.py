@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxserve_kernels.backend import Backend
-from jaxserve_kernels.linear_attention import gpu, reference
+from jaxserve_kernels.backend import NATIVE, Backend
+from jaxserve_kernels.linear_attention import cpu, gpu, reference
 from jaxserve_kernels.linear_attention.states import PooledStates
 from jaxserve_kernels.segments import Segments
 
 
-def takes_tokens_in_turn(backend: Backend, key_dim: int, value_dim: int) -> bool:
-    """Return whether the tokens of rows without whole chunks take the recurrent form, so that they give the bits of decode steps."""
-    return backend in gpu.BACKENDS and gpu.unsupported(key_dim, value_dim) is None
+def takes_tokens_in_turn(backend: Backend, key_dim: int, value_dim: int, *, is_by_channel: bool = False) -> bool:
+    """Return whether the tokens of rows without whole chunks take the recurrent form, so that they give the bits of decode steps.
+
+    is_by_channel: decays differ by channel of the key.
+    """
+    if backend in NATIVE:
+        return cpu.is_built()
+    return not is_by_channel and backend in gpu.BACKENDS and gpu.unsupported(key_dim, value_dim) is None
 
 
 def linear_attention(
@@ -42,14 +48,37 @@ def linear_attention(
     On GPUs, whole chunks take the chunked form if the step has `gpu.FEWEST_TOKENS` tokens or more, and all other tokens the
     recurrent one; decays by channel have no kernel there. Without whole chunks (`Segments.without_whole_chunks`), steps that end anywhere give the same bits.
 
+    The native kernel for CPUs takes every token in turn, so steps that end anywhere give the same bits.
+
     A row's result does not depend on other rows nor on padding. Rows without tokens keep their state. Outputs of padding tokens are finite.
     """
     operands = (q, k, v, log_decay, rate)
-    if log_decay.ndim == 2 and takes_tokens_in_turn(backend, q.shape[2], v.shape[2]):
-        from jaxserve_kernels.linear_attention.gpu import attention  # imports Pallas
-
-        return attention.linear_attention(*operands, states, segments)
+    if takes_tokens_in_turn(backend, q.shape[2], v.shape[2], is_by_channel=log_decay.ndim == 3):
+        if isinstance(states, PooledStates):
+            return _in_turn(*operands, states, segments, backend)
+        rows = jnp.arange(len(states), dtype=jnp.int32)
+        out, pooled = _in_turn(*operands, PooledStates(states[None], jnp.int32(0), rows, rows), segments, backend)
+        return out, pooled.pool[0]
     if isinstance(states, PooledStates):
         out, after = reference.linear_attention(*operands, states.read(), segments)
         return out, states.written(after)
     return reference.linear_attention(*operands, states, segments)
+
+
+def _in_turn(
+    q: Float[Array, "T K H"],
+    k: Float[Array, "T K H"],
+    v: Float[Array, "T N V"],
+    log_decay: Float[Array, "T N *H"],
+    rate: Float[Array, "T N"] | None,
+    states: PooledStates,
+    segments: Segments,
+    backend: Backend,
+) -> tuple[Float[Array, "T N V"], PooledStates]:
+    """Attend by a kernel of the backend."""
+    operands = (q, k, v, log_decay, rate, states, segments)
+    if backend in NATIVE:
+        return cpu.linear_attention(*operands)
+    from jaxserve_kernels.linear_attention.gpu import attention  # imports Pallas
+
+    return attention.linear_attention(*operands)

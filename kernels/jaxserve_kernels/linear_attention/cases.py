@@ -185,10 +185,11 @@ CASES = (
     Case((1, 1, 70, 0, 33, 5), (40, 3, 7, 0, 31, 30), 3, 3, 24, 40, padding=9, has_channels=True, decay=8.0),
     Case((1, 1, 0), (5, 9, 0), 2, 4, padding=1, has_channels=True, is_decode=True, is_pooled=True),
     Case((65, 31), (0, 1), 2, 2, has_channels=True, has_rate=False, decay=60.0),
+    Case((1, 3), (0, 4), 1, 2, 7, 19, padding=1, is_pooled=True),
 )
 CHUNKED = CASES[12:17]
 """Programs of as many tokens as GPUs take chunks for (`gpu.FEWEST_TOKENS`)."""
 NOT_INTERPRETED = CHUNKED
 """Their kernel has instructions that jax's interpreter of Mosaic GPU does not know: tests/ptx runs it."""
 SLOW = CASES[4:]
-BACKENDS: tuple[Backend, ...] = ("mosaic_gpu",)
+BACKENDS: tuple[Backend, ...] = ("native", "mosaic_gpu")

@@ -1,4 +1,4 @@
-"""Linear attention on GPUs: both kernels, on states in a pool or of rows."""
+"""Linear attention on GPUs: both kernels, on states in a pool."""
 
 from __future__ import annotations
 
@@ -19,26 +19,10 @@ def linear_attention(
     v: Float[Array, "T N V"],
     log_decay: Float[Array, "T N"],
     rate: Float[Array, "T N"] | None,
-    states: Float[Array, "B N H V"] | PooledStates,
-    segments: Segments,
-) -> tuple[Float[Array, "T N V"], Float[Array, "B N H V"] | PooledStates]:
-    """See `api.linear_attention`. Shapes have a kernel (`unsupported`)."""
-    if isinstance(states, PooledStates):
-        return _in_pool(q, k, v, log_decay, rate, states, segments)
-    rows = jnp.arange(len(states), dtype=jnp.int32)
-    out, after = _in_pool(q, k, v, log_decay, rate, PooledStates(states[None], jnp.int32(0), rows, rows), segments)
-    return out, after.pool[0]
-
-
-def _in_pool(
-    q: Float[Array, "T K H"],
-    k: Float[Array, "T K H"],
-    v: Float[Array, "T N V"],
-    log_decay: Float[Array, "T N"],
-    rate: Float[Array, "T N"] | None,
     states: PooledStates,
     segments: Segments,
 ) -> tuple[Float[Array, "T N V"], PooledStates]:
+    """See `api.linear_attention`. Shapes have a kernel (`unsupported`)."""
     operands = (
         q.astype(jnp.float32),
         k.astype(jnp.float32),

@@ -8,6 +8,7 @@
 
 #include "parallel.h"
 #include "segment.h"
+#include "thread_memory.h"
 #include "transpose.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -18,25 +19,6 @@ namespace ffi = xla::ffi;
 
 constexpr int64_t kGroupQueries = 96;  // queries that share a pass over the keys
 constexpr float kLog2E = 1.44269504088896341f;  // scores are exponents of 2
-
-// Memory of a thread, aligned to cache lines.
-class Memory {
- public:
-  float* hold(int64_t floats) {
-    if (floats > size_) {
-      floats_.reset(new (std::align_val_t{64}) float[floats]);
-      size_ = floats;
-    }
-    return floats_.get();
-  }
-
- private:
-  struct Delete {
-    void operator()(float* p) const { ::operator delete[](p, std::align_val_t{64}); }
-  };
-  std::unique_ptr<float[], Delete> floats_;
-  int64_t size_ = 0;
-};
 
 // Keys and values are [T, N, H]; queries and outputs are [Q, N, H], those of token `first` first.
 struct Heads {
