@@ -15,6 +15,7 @@ from jaxserve.model_config.images import (
     FixedSize,
     ImageMarkup,
     ImageProcessorConfig,
+    LimitedSides,
     PanAndScan,
     Resampling,
     Sizes,
@@ -103,6 +104,7 @@ class _Geometry(NamedTuple):
     patch_size: int
     merge: int
     markup: ImageMarkup
+    window: int | None = None
 
 
 def _tiles(table: _Table, config: _Table, tokens: Mapping[str, Any]) -> _Geometry:
@@ -133,7 +135,18 @@ def _areas(table: _Table, config: _Table, tokens: Mapping[str, Any]) -> _Geometr
     sizes = AreaSizes(bounds.integer("min_pixels", None, _MAX_AREA), bounds.integer("max_pixels", None, _MAX_AREA))
     image = _token(tokens, "image_token", "<|image_pad|>")
     patch, merge = table.integer("patch_size", 14, _MAX_SIDE), table.integer("merge_size", 2, 64)
-    return _Geometry(sizes, patch, merge, ImageMarkup(image, image))
+    return _Geometry(sizes, patch, merge, ImageMarkup(image, image), _window(config, patch, merge))
+
+
+def _window(config: _Table, patch: int, merge: int) -> int | None:
+    """Return the patches of the side of a window, whole blocks, of Qwen2.5-VL's tower; None for its relatives."""
+    if config.get("model_type", None) != "qwen2_5_vl":
+        return None
+    own = config.table("vision_config", {})
+    pixels = own.integer("window_size", 112, _MAX_SIDE)
+    if pixels < patch * merge:
+        raise own.error("window_size", f"at least {patch * merge} pixels, the side of a block")
+    return pixels // (patch * merge) * merge
 
 
 def _fixed(table: _Table, config: _Table, tokens: Mapping[str, Any]) -> _Geometry:
@@ -173,6 +186,21 @@ def _budget(table: _Table, config: _Table, tokens: Mapping[str, Any]) -> _Geomet
     return _Geometry(sizes, table.integer("patch_size", 16, _MAX_SIDE), merge, markup)
 
 
+def _limited(table: _Table, config: _Table, tokens: Mapping[str, Any]) -> _Geometry:
+    """Pixtral and Mistral 3: sides up to a limit, and a break after each row of tokens. Sizes of patches are those of the tower."""
+    longest = table.table("size", {"longest_edge": 1024}).integer("longest_edge", 1024, _MAX_SIDE)
+    merge = config.integer("spatial_merge_size", 2 if config.get("model_type", None) == "mistral3" else 1, 64)
+    patch = config.table("vision_config", {}).integer("patch_size", 16, _MAX_SIDE)
+    image = _token(tokens, "image_token", "[IMG]")
+    markup = ImageMarkup(
+        placeholder=image,
+        token=image,
+        end=_token(tokens, "image_end_token", "[IMG_END]"),
+        line_break=_token(tokens, "image_break_token", "[IMG_BREAK]"),
+    )
+    return _Geometry(LimitedSides(longest), patch, merge, markup)
+
+
 class _Reader(NamedTuple):
     """Function that reads what differs between processors, and defaults of what they share."""
 
@@ -183,13 +211,16 @@ class _Reader(NamedTuple):
     is_normalized: bool = True
 
 
-_QWEN: Final = _Reader(_areas, "bicubic", (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+_CLIP_MEANS: Final = (0.48145466, 0.4578275, 0.40821073)
+_CLIP_DEVIATIONS: Final = (0.26862954, 0.26130258, 0.27577711)
+_QWEN: Final = _Reader(_areas, "bicubic", _CLIP_MEANS, _CLIP_DEVIATIONS)
 _READERS: Final[Mapping[str, _Reader]] = {
     "Idefics3ImageProcessor": _Reader(_tiles, "lanczos"),
     "SmolVLMImageProcessor": _Reader(_tiles, "lanczos"),
     "Qwen2VLImageProcessor": _QWEN,
     "Qwen3VLImageProcessor": _QWEN,
     "Gemma3ImageProcessor": _Reader(_fixed, "bilinear"),
+    "PixtralImageProcessor": _Reader(_limited, "bicubic", _CLIP_MEANS, _CLIP_DEVIATIONS),
     "Gemma4ImageProcessor": _Reader(_budget, "bicubic", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), is_normalized=False),
 }
 """By `image_processor_type`, which transformers may extend by the kind of its implementation."""
@@ -204,8 +235,13 @@ def _read(table: _Table, config: Mapping[str, Any], tokens: Mapping[str, Any]) -
         raise table.error("do_resize", "true")
     model = _Table(table.path.parent / "config.json", config)
     token = "image_token_id" if config.get("image_token_id") is not None else "image_token_index"
+    geometry = reader.geometry(table, model, tokens)
     return ImageProcessorConfig(
-        *reader.geometry(table, model, tokens),
+        sizes=geometry.sizes,
+        patch_size=geometry.patch_size,
+        merge=geometry.merge,
+        markup=geometry.markup,
+        window=geometry.window,
         resampling=_resampling(table, reader.resampling),
         normalization=_normalization(table, reader),
         image_token_id=model.integer(token, None, 1 << 22),

@@ -15,6 +15,9 @@ from jaxserve.quant.tensor import Tensor, TensorInfo
 VISION: Final = "vision."
 """Prefix of a tower's tensors."""
 _PREFIXES: Final[Mapping[str, str]] = {
+    "visual.merger.ln_q.": "connector.norm.",
+    "visual.merger.mlp.0.": "connector.linear_fc1.",
+    "visual.merger.mlp.2.": "connector.linear_fc2.",
     "visual.merger.": "connector.",
     "visual.deepstack_merger_list.": "deepstack.",
     "visual.patch_embed.proj.": "patch_embedding.",
@@ -31,15 +34,23 @@ _PREFIXES: Final[Mapping[str, str]] = {
     "vision_tower.embeddings.": "",
     "vision_tower.patch_embedder.input_proj.": "patch_embedding.",
     "vision_tower.patch_embedder.position_embedding_table": "position_embedding.weight",
+    "vision_tower.patch_conv.": "patch_embedding.",
+    "vision_tower.ln_pre.": "pre_layernorm.",
+    "vision_tower.transformer.": "",
     "vision_tower.std_": "connector.std_",
     "vision_tower.": "",
     "connector.modality_projection.": "connector.",
+    "multi_modal_projector.patch_merger.": "connector.",
     "multi_modal_projector.": "connector.",
     "embed_vision.": "connector.",
 }
 """Our prefix after VISION by that of a checkpoint, the longer before the shorter."""
 _AUDIO: Final = ("audio_tower.", "embed_audio.")
 _PARTS: Final[Mapping[str, str]] = {
+    ".attention_norm.": ".layer_norm1.",
+    ".ffn_norm.": ".layer_norm2.",
+    ".attention.": ".self_attn.",
+    ".feed_forward.": ".mlp.",
     ".norm1.": ".layer_norm1.",
     ".norm2.": ".layer_norm2.",
     ".attn.proj.": ".self_attn.out_proj.",

@@ -98,12 +98,20 @@ class PromptImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     start: int
     """First token."""
     num_tokens: int
+    """Tokens that stand for embeddings."""
     digest: bytes
     """sha256 of the contents: images with equal digests have equal embeddings."""
     patches: bytes
     """uint8 `[P, F]`."""
     positions: bytes
     """int32 `[P, 2]`, little-endian: row and column of each patch."""
+    line: int = 0
+    """Embeddings between two tokens of text, which break the lines of an image; 0: there are none."""
+
+    @property
+    def length(self) -> int:
+        """Tokens from the first to the last, with line breaks."""
+        return self.num_tokens + ((self.num_tokens - 1) // self.line if self.line else 0)
 
 
 class RopePositions(msgspec.Struct, frozen=True, array_like=True, gc=False):

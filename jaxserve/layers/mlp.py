@@ -28,6 +28,10 @@ def _gelu_tanh(x: Array) -> Array:
     return jax.nn.gelu(x, approximate=True)
 
 
+def _quick_gelu(x: Array) -> Array:
+    return x * jax.nn.sigmoid(1.702 * x)
+
+
 def _relu2(x: Array) -> Array:
     return jnp.square(jax.nn.relu(x))
 
@@ -36,6 +40,7 @@ ACTIVATIONS: Mapping[Activation, Callable[[Array], Array]] = {
     "silu": jax.nn.silu,
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
+    "quick_gelu": _quick_gelu,
     "relu2": _relu2,
 }
 

@@ -10,6 +10,7 @@ from jaxserve_kernels.rope import Rotation
 from jaxtyping import Array, Float, Int
 
 from jaxserve.model_config.decoder import DecoderConfig, RopeScaling
+from jaxserve.model_config.vision import SectionLayout
 
 
 def rotation(config: DecoderConfig, positions: Int[Array, "*3 T"]) -> Rotation:
@@ -21,15 +22,17 @@ def rotation(config: DecoderConfig, positions: Int[Array, "*3 T"]) -> Rotation:
     if positions.ndim == 1:
         return _rotation(frequencies, factor, positions[:, None], config.full_head_dim)
     assert config.vision is not None and config.vision.mrope_sections is not None, "a model with three positions"
-    axes = _section_axes(config.vision.mrope_sections, len(frequencies))
+    axes = _section_axes(config.vision.mrope_sections, config.vision.mrope_layout, len(frequencies))
     return _rotation(frequencies, factor, positions[axes].T, config.full_head_dim)
 
 
-def _section_axes(sections: tuple[int, int, int], num_frequencies: int) -> np.ndarray:
-    """Return which position turns each frequency, interleaved as in Qwen3-VL: time, row, column, time, and so on.
+def _section_axes(sections: tuple[int, int, int], layout: SectionLayout, num_frequencies: int) -> np.ndarray:
+    """Return which position turns each frequency: see `SectionLayout`.
 
-    Rows and columns stop after their sections' numbers of frequencies; time has all others.
+    Interleaved rows and columns stop after their sections' numbers of frequencies; time has all others.
     """
+    if layout == "chunks":
+        return np.repeat(np.arange(3, dtype=np.int32), sections)
     axes = np.zeros(num_frequencies, np.int32)
     for axis in (1, 2):
         axes[axis : 3 * sections[axis] : 3] = axis

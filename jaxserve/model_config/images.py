@@ -58,7 +58,14 @@ class BudgetSizes:
     max_patches: int
 
 
-Sizes = TileSizes | AreaSizes | FixedSize | BudgetSizes
+@dataclass(frozen=True, slots=True)
+class LimitedSides:
+    """An image is reduced until neither side is longer than `longest` pixels; then both sides are rounded up to whole blocks (Pixtral)."""
+
+    longest: int
+
+
+Sizes = TileSizes | AreaSizes | FixedSize | BudgetSizes | LimitedSides
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +80,8 @@ class ImageMarkup:
     """Text before the tokens of an image or tile."""
     end: str = ""
     """Text after the tokens of an image, or of the last tile."""
+    line_break: str = ""
+    """Text between two rows of an image's tokens: one token; empty: rows follow each other."""
     whole: str = ""
     """Mark of the tile with the whole image, after `begin`."""
     tile: str = ""
@@ -95,3 +104,5 @@ class ImageProcessorConfig:
     normalization: Normalization
     image_token_id: int
     """Token that stands for one embedding in a prompt."""
+    window: int | None = None
+    """Patches of a window's side, whose blocks follow each other as the tower reads them; None: blocks follow each other row by row."""

@@ -14,26 +14,33 @@ from jaxserve.model_config.activation import Activation
 PatchKind = Literal["convolution", "linear"]
 """convolution: the weight has channels, then rows, then columns, and there is a bias (SigLIP, Qwen3-VL).
 linear: a matrix over rows, then columns, then channels, without a bias (Gemma 4)."""
-PositionKind = Literal["table", "interpolated", "axes"]
+PositionKind = Literal["table", "interpolated", "axes", "none"]
 """table: a patch's row and column index a square table of learned positions (SigLIP).
 interpolated: the table is stretched bilinearly over the grid of each image (Qwen3-VL).
-axes: the sum of two vectors, of the patch's column from a first table and of its row from a second one (Gemma 4)."""
-LayerKind = Literal["pre", "sandwich"]
-"""pre: LayerNorms before attention and before a feed-forward block of two matrices, which all have biases (SigLIP, Qwen3-VL).
+axes: the sum of two vectors, of the patch's column from a first table and of its row from a second one (Gemma 4).
+none: positions do nothing but rotate queries and keys (Qwen2-VL)."""
+LayerKind = Literal["pre", "gated", "sandwich"]
+"""pre: LayerNorms before attention and before a feed-forward block of two matrices (SigLIP, Qwen3-VL).
+gated: RMSNorms before both, and the feed-forward block has a gate (Qwen2.5-VL).
 sandwich: RMSNorms before and after both, the feed-forward block has a gate, queries, keys and values are normalised by head,
-scores are not scaled, and nothing has a bias (Gemma 4)."""
-RotaryLayout = Literal["joint", "halves"]
+and scores are not scaled (Gemma 4)."""
+RotaryLayout = Literal["joint", "alternating", "halves"]
 """joint: dimensions i and i + H / 2 rotate together, by row for the first half of the i, by column for the second (Qwen3-VL).
+alternating: as joint, but with frequencies of the whole head, those of even number by row and the others by column (Pixtral).
 halves: the first half of a head rotates by column, the second by row, and i and i + H / 4 of a half together (Gemma 4)."""
-Connector = Literal["linear", "mlp", "average", "scaled_average"]
+Connector = Literal["linear", "mlp", "rms_mlp", "projector", "merged_projector", "average", "scaled_average"]
 """From the patches of a block to one embedding.
 
 linear: their vectors side by side, one matrix (SmolVLM). mlp: a LayerNorm of each vector, then two layers over the vectors
-side by side (Qwen3-VL). average: their mean, an RMSNorm, one matrix (Gemma 3). scaled_average: their mean times sqrt(D), perhaps
+side by side (Qwen2-VL, Qwen3-VL). rms_mlp: the same with an RMSNorm (Qwen2.5-VL). projector: two layers over
+them (LLaVA). merged_projector: an RMSNorm of each vector and one matrix before these (Mistral 3). average: their mean, an RMSNorm, one matrix (Gemma 3). scaled_average: their mean times sqrt(D), perhaps
 standardised, an RMSNorm without weights, one matrix (Gemma 4)."""
 BidirectionalLayers = Literal["none", "sliding", "all"]
 """Layers of the decoder in which the tokens of an image attend to each other in both directions: none; those with a window, which
 hides earlier tokens only (Gemma 4); all (Gemma 3)."""
+SectionLayout = Literal["interleaved", "chunks"]
+"""interleaved: neighbouring frequencies turn by time, row, column, time and so on (Qwen3-VL). chunks: the first frequencies turn by
+time, the next ones by row, the last ones by column (Qwen2-VL)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +72,7 @@ class VisionConfig:
     """Rows, and columns, of the table of learned positions; vectors of each of the two tables of kind `axes`."""
     connector: Connector
     connector_eps: float
-    """Epsilon of the connector's norm."""
+    """Epsilon of the connector's norm, if it has one."""
     merge: int
     """Patches of a block's side: `merge` ** 2 of them become one embedding."""
     output_size: int
@@ -73,9 +80,22 @@ class VisionConfig:
     normalization: Normalization
     image_token_id: int
     """Token that stands for one embedding in a prompt."""
+    connector_activation: Activation = "gelu"
+    """Activation of a connector of two layers."""
+    has_connector_biases: bool = True
+    """True if the two layers of a projector have biases."""
     num_channels: int = 3
     patches: PatchKind = "convolution"
+    has_patch_bias: bool = True
+    """True if a patch embedding of kind `convolution` has a bias."""
     layers: LayerKind = "pre"
+    has_biases: bool = True
+    """True if matmuls of layers have biases."""
+    window: int | None = None
+    """Patches of a window's side: patches of a layer that is not in `full_layers` attend within their window. Windows follow each other on
+    the axis of patches. None: patches of all layers attend within their image."""
+    full_layers: tuple[int, ...] = ()
+    """Layers whose patches attend within their image, in a tower with windows."""
     attention_head_dim: int | None = None
     """Head dim; None: D / N."""
     has_clipped_matmuls: bool = False
@@ -88,6 +108,8 @@ class VisionConfig:
     rope_theta: float | None = None
     """Base of the rotation by row and column; None: queries and keys do not rotate."""
     rotary_layout: RotaryLayout = "joint"
+    has_first_norm: bool = False
+    """True if a norm precedes the first layer."""
     has_final_norm: bool = False
     """True if a LayerNorm follows the last layer."""
     deepstack_layers: tuple[int, ...] = ()
@@ -98,7 +120,8 @@ class VisionConfig:
     patch_budget: int | None = None
     """Most patches of an encoder item, which preprocessing makes as large as that allows; None: settings alone bound them."""
     mrope_sections: tuple[int, int, int] | None = None
-    """Rotary frequencies of the decoder that time, row and column turn (interleaved M-RoPE); None: a token has one position."""
+    """Rotary frequencies of the decoder that time, row and column turn (M-RoPE); None: a token has one position."""
+    mrope_layout: SectionLayout = "interleaved"
     bidirectional_layers: BidirectionalLayers = "none"
     per_layer_token_id: int | None = None
     """Token whose embeddings of each decoder layer (`DecoderConfig.per_layer_dim`) the tokens of images have."""
@@ -116,6 +139,13 @@ class VisionConfig:
     def most_patches(self) -> int | None:
         """Most patches of an encoder item that preprocessing makes; None: settings alone bound them."""
         return self.image_patches or self.patch_budget
+
+    @property
+    def window_layers(self) -> tuple[int, ...]:
+        """Layers whose patches attend within windows."""
+        if self.window is None:
+            return ()
+        return tuple(layer for layer in range(self.num_layers) if layer not in self.full_layers)
 
     @property
     def patch_values(self) -> int:  # F

@@ -62,7 +62,8 @@ class PatchEmbedding(nnx.Module):
             kernel = (config.patch_values,)
         axes = (None,) * (1 + len(kernel))
         self.weight = parameter((config.hidden_size, *kernel), axes, policy.weights)
-        self.bias = None if self.is_linear else parameter((config.hidden_size,), (None,), policy.vectors)
+        has_bias = config.has_patch_bias and not self.is_linear
+        self.bias = parameter((config.hidden_size,), (None,), policy.vectors) if has_bias else None
         self.num_channels = config.num_channels
         self.normalization = config.normalization
         self.dtype = policy.activations
@@ -126,7 +127,7 @@ class ClippedLinear(Linear):
 
 def _linear(config: VisionConfig, out_dim: int, in_dim: int, policy: DtypePolicy) -> Linear:
     make = ClippedLinear if config.has_clipped_matmuls else Linear
-    return make(out_dim, in_dim, (None, None), policy, bias=config.layers == "pre")
+    return make(out_dim, in_dim, (None, None), policy, bias=config.has_biases)
 
 
 def _fused(config: VisionConfig, counts: Mapping[str, int], policy: DtypePolicy, num_units: int) -> FusedLinear:
@@ -140,7 +141,7 @@ def _fused(config: VisionConfig, counts: Mapping[str, int], policy: DtypePolicy,
 def _norm(config: VisionConfig, policy: DtypePolicy) -> LayerNorm | RMSNorm:
     if config.layers == "pre":
         return LayerNorm(config.hidden_size, config.norm_eps, policy)
-    return RMSNorm(config.hidden_size, config.norm_eps, policy, "wide")
+    return RMSNorm(config.hidden_size, config.norm_eps, policy, "wide" if config.layers == "sandwich" else "plain")
 
 
 class VisionAttention(nnx.Module):
@@ -151,7 +152,7 @@ class VisionAttention(nnx.Module):
         width = heads * self.head_dim
         self.qkv_proj = _fused(config, {"q_proj": width, "k_proj": width, "v_proj": width}, policy, heads)
         self.out_proj = _linear(config, config.hidden_size, width, policy)
-        is_plain, eps = config.layers == "pre", config.norm_eps
+        is_plain, eps = config.layers != "sandwich", config.norm_eps
         self.q_norm = None if is_plain else RMSNorm(self.head_dim, eps, policy, "wide")
         self.k_norm = None if is_plain else RMSNorm(self.head_dim, eps, policy, "wide")
         self.value_eps = None if is_plain else eps
@@ -222,12 +223,12 @@ class VisionLayer(nnx.Module):
     """Compute x + attention(norm(x)), then x + mlp(norm(x)); sandwich layers normalise what they add as well."""
 
     def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
-        is_plain = config.layers == "pre"
+        is_plain = config.layers != "sandwich"
         self.layer_norm1 = _norm(config, policy)
         self.self_attn = VisionAttention(config, policy)
         self.post_attention_layernorm = None if is_plain else _norm(config, policy)
         self.layer_norm2 = _norm(config, policy)
-        self.mlp = VisionMLP(config, policy) if is_plain else GatedVisionMLP(config, policy)
+        self.mlp = (VisionMLP if config.layers == "pre" else GatedVisionMLP)(config, policy)
         self.post_feedforward_layernorm = None if is_plain else _norm(config, policy)
 
     def __call__(self, x: Float[Array, "P D"], images: Texts, rotations: Rotations) -> Float[Array, "P D"]:
@@ -256,7 +257,8 @@ class VisionTower(nnx.Module):
         policy = policy.unquantized.for_many_rows
         self.config = config
         self.patch_embedding = PatchEmbedding(config, policy)
-        self.position_embedding = PositionTable(config, policy)
+        self.position_embedding = None if config.positions == "none" else PositionTable(config, policy)
+        self.pre_layernorm = _norm(config, policy) if config.has_first_norm else None
         self.layers = nnx.List([VisionLayer(config, policy) for _ in range(config.num_layers)])
         self.post_layernorm = LayerNorm(config.hidden_size, config.norm_eps, policy) if config.has_final_norm else None
         self.connector = make_connector(config, policy)
@@ -271,12 +273,13 @@ class VisionTower(nnx.Module):
         which lie side by side; -1 for padding, which comes last. Rows of padding have no meaning.
         """
         config, images = self.config, self.images(image_ids)
+        windows = self.windows(images, positions) if config.window_layers else images
         sizes, rotations = _grid_sizes(positions, images), _rotations(config, positions)
         x = self._embed(patches, positions, sizes)
         num_rows, features = images.num_tokens // config.block, []
         for index, layer in enumerate(self.layers):
             with jax.named_scope(f"layer_{index}"):
-                x = layer(x, images, rotations)
+                x = layer(x, windows if index in config.window_layers else images, rotations)
             if index in config.deepstack_layers:
                 features.append(self.deepstack[config.deepstack_layers.index(index)](x, num_rows))
         return jnp.concatenate([self.connect(x, num_rows), *features], axis=1)
@@ -290,6 +293,14 @@ class VisionTower(nnx.Module):
             jnp.where(image_ids < 0, count, image_ids), num_real, min(self.config.most_patches or count, count)
         )
 
+    def windows(self, images: Texts, positions: Int[Array, "P 2"]) -> Texts:
+        """Return the places of windows, which divide images. positions: as in `encode`."""
+        side = self.config.window
+        assert side is not None, "a tower with windows"
+        place = jnp.concatenate([images.rows[:, None], positions // side], axis=1)
+        starts = jnp.pad((place[1:] != place[:-1]).any(1), (1, 0))
+        return Texts(jnp.cumsum(starts, dtype=jnp.int32), images.num_tokens, min(side**2, images.longest))
+
     def embed(self, patches: UInt8[Array, "P F"], positions: Int[Array, "P 2"], images: Texts) -> Float[Array, "P D"]:
         """Return the input of the first layer."""
         return self._embed(patches, positions, _grid_sizes(positions, images))
@@ -301,7 +312,8 @@ class VisionTower(nnx.Module):
     def run_tile(
         self, index: int, x: Float[Array, "R D"], heads: Heads, images: Texts, tile: Tile
     ) -> Float[Array, "R D"]:
-        """Return the output of one layer for a tile. heads: its queries, and the keys and values of all patches."""
+        """Return the output of one layer for a tile. heads: its queries, and the keys and values of all patches. images: those, or the
+        windows, within which patches attend."""
         return self.layers[index].run(x, heads, images, tile)
 
     def connect(self, x: Float[Array, "P D"], num_rows: Int[Array, ""]) -> Float[Array, "N O"]:
@@ -315,7 +327,9 @@ class VisionTower(nnx.Module):
     ) -> Float[Array, "P D"]:
         with jax.named_scope("embed"):
             x = self.patch_embedding(patches)
-            return x + self.position_embedding(positions, sizes, x.dtype)
+            if self.position_embedding is not None:
+                x = x + self.position_embedding(positions, sizes, x.dtype)
+            return x if self.pre_layernorm is None else self.pre_layernorm(x)
 
 
 def _grid_sizes(positions: Int[Array, "P 2"], images: Texts) -> Int[Array, "P 2"]:
@@ -328,8 +342,11 @@ def _rotations(config: VisionConfig, positions: Int[Array, "P 2"]) -> Rotations:
     """Return the rotations by row and column of the patches: see `RotaryLayout`."""
     if config.rope_theta is None:
         return ()
-    half = config.head_dim // 2
-    frequencies = (config.rope_theta ** -(np.arange(0, half, 2, dtype=np.float64) / half)).astype(np.float32)
+    is_alternating = config.rotary_layout == "alternating"
+    count = config.head_dim if is_alternating else config.head_dim // 2
+    frequencies = (config.rope_theta ** -(np.arange(0, count, 2, dtype=np.float64) / count)).astype(np.float32)
+    if is_alternating:
+        frequencies = frequencies.reshape(-1, 2).T
     angles = positions[:, :, None].astype(jnp.float32) * frequencies  # (P, 2, H/4)
     if config.rotary_layout == "halves":
         return tuple(Rotation(jnp.cos(angles[:, axis]), jnp.sin(angles[:, axis])) for axis in (1, 0))

@@ -34,7 +34,8 @@ class MLPConnector(nnx.Module):
 
     def __init__(self, config: VisionConfig, policy: DtypePolicy, *, is_joint: bool = False) -> None:
         d = config.block * config.hidden_size
-        self.norm = LayerNorm(d if is_joint else config.hidden_size, config.connector_eps, policy)
+        make = RMSNorm if config.connector == "rms_mlp" else LayerNorm
+        self.norm = make(d if is_joint else config.hidden_size, config.connector_eps, policy)
         self.linear_fc1 = Linear(d, d, (None, None), policy, bias=True)
         self.linear_fc2 = Linear(config.output_size, d, (None, None), policy, bias=True)
         self.block, self.is_joint = config.block, is_joint
@@ -43,6 +44,28 @@ class MLPConnector(nnx.Module):
         shape, tokens = (len(x) // self.block, -1), Tokens(num_rows)
         x = self.norm(x.reshape(shape)) if self.is_joint else self.norm(x).reshape(shape)
         return self.linear_fc2(ACTIVATIONS["gelu"](self.linear_fc1(x, tokens)), tokens)
+
+
+class ProjectorConnector(nnx.Module):
+    """Two layers over the vectors of a block, which one matrix may join before."""
+
+    def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
+        d, o, self.block = config.hidden_size, config.output_size, config.block
+        is_merged, bias = config.connector == "merged_projector", config.has_connector_biases
+        self.norm = RMSNorm(d, config.connector_eps, policy) if is_merged else None
+        self.merging_layer = Linear(d, config.block * d, (None, None), policy) if is_merged else None
+        self.linear_1 = Linear(o, d if is_merged else config.block * d, (None, None), policy, bias=bias)
+        self.linear_2 = Linear(o, o, (None, None), policy, bias=bias)
+        self.activation = config.connector_activation
+
+    def __call__(self, x: Float[Array, "P D"], num_rows: Int[Array, ""]) -> Float[Array, "N O"]:
+        tokens, count = Tokens(num_rows), len(x) // self.block
+        if self.norm is not None and self.merging_layer is not None:
+            # Inputs of the matrix are in the order of channels, then patches.
+            x = self.norm(x).reshape(count, self.block, -1).swapaxes(1, 2)
+            x = self.merging_layer(x.reshape(count, -1), tokens)
+        x = self.linear_1(x.reshape(count, -1), tokens)
+        return self.linear_2(ACTIVATIONS[self.activation](x), tokens)
 
 
 class AverageConnector(nnx.Module):
@@ -81,10 +104,13 @@ class ScaledAverageConnector(nnx.Module):
         return self.embedding_projection(normed, Tokens(num_rows))
 
 
-AnyConnector = LinearConnector | MLPConnector | AverageConnector | ScaledAverageConnector
+AnyConnector = LinearConnector | MLPConnector | ProjectorConnector | AverageConnector | ScaledAverageConnector
 _CONNECTORS: Final[Mapping[Connector, type[AnyConnector]]] = {
     "linear": LinearConnector,
     "mlp": MLPConnector,
+    "rms_mlp": MLPConnector,
+    "projector": ProjectorConnector,
+    "merged_projector": ProjectorConnector,
     "average": AverageConnector,
     "scaled_average": ScaledAverageConnector,
 }

@@ -111,7 +111,7 @@ class Admission:
             is_sized = num_patches <= info.max_patches and len(image.positions) == 8 * num_patches
             if not (is_placed and is_sized and len(image.patches) == num_patches * info.patch_bytes):
                 return InvalidRequestError(f"the image at token {image.start} does not fit its place", param="prompt")
-            end = image.start + image.num_tokens
+            end = image.start + image.length
         rope = message.rope_positions
         num_tokens = len(message.prompt_token_ids)
         if end > num_tokens or (rope is not None and len(rope.prompt) != 12 * num_tokens):

@@ -28,6 +28,8 @@ ORDER = {1: (0,), 3: (2, 0, 1)}
 IN_ENGINES = (
     "smolvlm_tiny",
     "qwen3_vl_tiny",
+    "qwen2_5_vl_tiny",
+    "mistral3_vision_tiny",
     "qwen3_5_moe_vision_odd_tiny",
     "gemma3_vision_tiny",
     "gemma4_vision_tiny",

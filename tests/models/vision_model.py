@@ -21,11 +21,13 @@ from jaxserve.layers.cache import Cache, pages_shape
 from jaxserve.layers.linear import Tokens
 from jaxserve.layers.policy import plain
 from jaxserve.layers.rope import rotation
+from jaxserve.layers.segment_attention import Texts
 from jaxserve.model_config.images import ImageProcessorConfig
 from jaxserve.models.decoder import ImageTokens
 from jaxserve.models.registry import decoder_of, open_model, with_vision
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.models.vision import Heads, Tile, VisionTower
+from jaxserve.runner.images.encoder import block_tokens
 from jaxserve.runner.images.parts import SharedParams
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
@@ -120,7 +122,7 @@ class VisionModel:
         """Return the rows of each item, all encoded in one call of `num_patches` patches."""
         with jax.sharding.use_abstract_mesh(self._mesh):
             rows = np.asarray(self._encode(self._params, *self._packed(items, num_patches)))
-        return _by_item(rows, items)
+        return self._by_item(rows, items)
 
     def encode_in_tiles(self, items: list[EncoderItem], num_patches: int, size: int) -> list[np.ndarray]:
         """Return what `encode` returns, computed by programs of a tile of `size` patches of a layer, which all layers share."""
@@ -142,11 +144,16 @@ class VisionModel:
 
         start = jax.jit(lambda params: tower(params).embed(patches, positions, tower(params).images(image_ids)))
         heads = jax.jit(lambda params, x, own, first: tower(params).heads(0, x, own, tile(first)))
-        run = jax.jit(
-            lambda params, x, heads, first: tower(params).run_tile(
-                0, x, heads, tower(params).images(all_ids), tile(first)
-            )
-        )
+
+        def segments(vision: VisionTower, is_windowed: bool) -> Texts:
+            images = vision.images(all_ids)
+            return vision.windows(images, all_positions) if is_windowed else images
+
+        def run_tile(params: tuple[Array, ...], x: Array, heads: Heads, first: Array, is_windowed: bool) -> Array:
+            vision = tower(params)
+            return vision.run_tile(0, x, heads, segments(vision, is_windowed), tile(first))
+
+        run = jax.jit(run_tile, static_argnames="is_windowed")
         deepstack = jax.jit(lambda params, x: tower(params).deepstack[0](x, num_real // config.block))
         connect = jax.jit(lambda params, x: tower(params).connect(x, num_real // config.block))
         with jax.sharding.use_abstract_mesh(self._mesh):
@@ -161,12 +168,20 @@ class VisionModel:
                 )
                 params = shared.of(self._params, "encode_tile", index)
                 for first, own in tiles:
-                    x[own] = run(params, x[own], Heads(query[own], key, value), first)
+                    parts = Heads(query[own], key, value)
+                    x[own] = run(params, x[own], parts, first, is_windowed=index in config.window_layers)
                 if index in config.deepstack_layers:
                     place = config.deepstack_layers.index(index)
                     features.append(deepstack(shared.of(self._params, "encode_deepstack", place), x[:num_patches]))
             rows = np.concatenate([connect(self._params, x[:num_patches]), *features], axis=1)
-        return _by_item(rows, items)
+        return self._by_item(rows, items)
+
+    def _by_item(self, rows: np.ndarray, items: list[EncoderItem]) -> list[np.ndarray]:
+        """Return the rows of each item in the order of its tokens."""
+        ends = np.cumsum([item.num_tokens for item in items])
+        parts = np.split(rows[: ends[-1]], ends[:-1])
+        orders = [np.argsort(block_tokens(item.positions, self.vision.block)) for item in items]
+        return [part[order] for part, order in zip(parts, orders, strict=True)]
 
     def _packed(self, items: list[EncoderItem], num_patches: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the patches, positions and numbers of items side by side, and padding."""
@@ -187,11 +202,15 @@ class VisionModel:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the logits (8, V) of the prompt's last tokens, and the greedy tokens after it. `hidden` are then the hidden
         states (T, D) of the prompt and all of these tokens but the last."""
-        spans = image_spans(token_ids, self.vision.image_token_id, [item.num_tokens for item in items])
+        spans = image_spans(
+            token_ids, self.vision.image_token_id, [item.num_tokens for item in items], [item.line for item in items]
+        )
         embeddings = np.concatenate(rows) if rows else np.zeros((1, self.vision.row_width), np.float32)
         which = np.full(len(token_ids), -1, np.int32)
-        which[token_ids == self.vision.image_token_id] = np.arange(sum(span.length for span in spans))
-        rope, delta = mrope_positions(len(token_ids), spans, [item.grid for item in items], self.vision.merge)
+        which[token_ids == self.vision.image_token_id] = np.arange(sum(item.num_tokens for item in items))
+        rope, delta = np.tile(np.arange(len(token_ids)), (3, 1)), 0
+        if self.vision.mrope_sections is not None:
+            rope, delta = mrope_positions(len(token_ids), spans, [item.grid for item in items], self.vision.merge)
         length = len(token_ids)
         assert length + num_outputs <= NUM_PAGES * PAGE_SIZE
         cache = self._new_cache(NUM_PAGES)
@@ -226,11 +245,6 @@ class VisionModel:
             logits, hidden, cache = self._compute(self._params, cache, *arguments)
         self.hidden = np.asarray(hidden)
         return np.asarray(logits), cache
-
-
-def _by_item(rows: np.ndarray, items: list[EncoderItem]) -> list[np.ndarray]:
-    ends = np.cumsum([item.num_tokens for item in items])
-    return np.split(rows[: ends[-1]], ends[:-1])
 
 
 def pages_of(cache: Cache) -> int:

@@ -25,12 +25,14 @@ import numpy as np
 import tokenizers
 import torch
 import transformers
+from later_vision_checkpoints import LATER_VISION_CHECKPOINTS
 from make_goldens import CORPUS, random_weights
 from vision_checkpoints import BOS, EOS, SIZES, VISION_CHECKPOINTS, VOCAB_SIZE, VisionCheckpoint
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.models.pictures import picture
 
+ALL = VISION_CHECKPOINTS | LATER_VISION_CHECKPOINTS
 DATA = Path(__file__).parents[1] / "models" / "data" / "vision"
 NUM_TOKENS, NUM_LOGITS, MIN_GAP, MIN_MOVED = 24, 8, 5e-3, 0.1
 PROMPTS = {1: ("Look: {}\nhello", (0,)), 3: ("{} and {}, then{}?\n\nHow are you", (2, 0, 1))}
@@ -142,6 +144,11 @@ def patches(given: dict[str, Any], config: dict[str, Any], processor: dict[str, 
         values = frames[:, :, 0]
     elif "image_position_ids" in given:
         values = in_blocks(values[0], given["image_position_ids"][0], config["vision_config"]["pooling_kernel_size"])
+    elif "image_sizes" in given:
+        size, merge = config["vision_config"]["patch_size"], block_side(config)
+        sizes = given["image_sizes"].tolist()
+        own = [whole[:, :height, :width] for whole, (height, width) in zip(values, sizes, strict=True)]
+        values = torch.cat([in_lines(each, size, merge) for each in own])
     else:
         size, merge = config["vision_config"]["patch_size"], block_side(config)
         cut = torch.nn.functional.unfold(values.flatten(0, -4), size, stride=size)  # (tiles, F, P)
@@ -159,6 +166,14 @@ def patches(given: dict[str, Any], config: dict[str, Any], processor: dict[str, 
     return pixels.round().to(torch.uint8).flatten(1).numpy()
 
 
+def in_lines(pixels: torch.Tensor, size: int, merge: int) -> torch.Tensor:
+    """Return an image's patches, (P, 3, pixels), block by block."""
+    cut = torch.nn.functional.unfold(pixels[None], size, stride=size)[0].T.reshape(-1, 3, size * size)
+    height, width = (side // size for side in pixels.shape[1:])
+    rows, columns = np.indices((height, width)).reshape(2, -1)
+    return cut[np.lexsort((columns % merge, rows % merge, columns // merge, rows // merge))]
+
+
 def in_blocks(values: torch.Tensor, places: torch.Tensor, merge: int) -> torch.Tensor:
     """Return an image's patches, (P, 3, pixels), block by block. places: column and row of each patch; -1: padding."""
     count = int((places[:, 0] >= 0).sum())
@@ -169,6 +184,8 @@ def in_blocks(values: torch.Tensor, places: torch.Tensor, merge: int) -> torch.T
 
 def block_side(config: dict[str, Any]) -> int:
     """Return the patches of a block's side."""
+    if "spatial_merge_size" in config:
+        return int(config["spatial_merge_size"])
     if "scale_factor" in config:
         return int(config["scale_factor"])
     vision = config["vision_config"]
@@ -177,7 +194,7 @@ def block_side(config: dict[str, Any]) -> int:
 
 def features(model: Any, given: dict[str, Any]) -> np.ndarray:
     """Return embeddings of the prompt's pictures with their deepstack features beside them."""
-    names = ("pixel_values", "pixel_attention_mask", "image_grid_thw", "image_position_ids")
+    names = ("pixel_values", "pixel_attention_mask", "image_grid_thw", "image_position_ids", "image_sizes")
     made = model.model.get_image_features(**{name: given[name] for name in names if name in given})
     main = made.pooler_output
     main = torch.cat(list(main)) if isinstance(main, list | tuple) else main.flatten(0, -2)
@@ -269,8 +286,8 @@ def main() -> None:
     """Write the folders named on the command line, or all."""
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
-    for name in sys.argv[1:] or VISION_CHECKPOINTS:
-        make(name, VISION_CHECKPOINTS[name])
+    for name in sys.argv[1:] or ALL:
+        make(name, ALL[name])
 
 
 if __name__ == "__main__":

@@ -52,7 +52,8 @@ _FIRST_MARKER = 3
 """Id of the first control token of images, after three others."""
 
 
-def _multimodal(architecture: str, model_type: str, text: dict[str, Any], vision: dict[str, Any], **keys: Any) -> Any:
+def multimodal(architecture: str, model_type: str, text: dict[str, Any], vision: dict[str, Any], **keys: Any) -> Any:
+    """Return a config of a decoder and a tower."""
     return {
         "architectures": [architecture],
         "model_type": model_type,
@@ -68,7 +69,7 @@ def _multimodal(architecture: str, model_type: str, text: dict[str, Any], vision
 def _tiled(architecture: str, model_type: str, processor: str, *, is_split: bool, **text: Any) -> VisionCheckpoint:
     tiles = tuple(f"<row_{row}_col_{column}>" for row in range(1, 4) for column in range(1, 4))
     return VisionCheckpoint(
-        _multimodal(
+        multimodal(
             architecture,
             model_type,
             {"model_type": "llama", "rms_norm_eps": 1e-5, "rope_theta": 1e4, **text},
@@ -112,9 +113,17 @@ _QWEN_VISION: dict[str, Any] = {
 }
 
 
-def _qwen(architecture: str, model_type: str, text: dict[str, Any], vision: dict[str, Any]) -> VisionCheckpoint:
+def qwen(
+    architecture: str,
+    model_type: str,
+    text: dict[str, Any],
+    vision: dict[str, Any],
+    processor: str = "Qwen3VLProcessor",
+    video_processor: str = "Qwen3VLVideoProcessor",
+) -> VisionCheckpoint:
+    """Return a checkpoint of Qwen's, whose images have any size."""
     return VisionCheckpoint(
-        _multimodal(
+        multimodal(
             architecture,
             model_type,
             {"model_type": f"{model_type}_text", "rms_norm_eps": 1e-6, **text},
@@ -133,11 +142,11 @@ def _qwen(architecture: str, model_type: str, text: dict[str, Any], vision: dict
             "temporal_patch_size": 2,
             "size": {"shortest_edge": 1024, "longest_edge": 3072},
         },
-        "Qwen3VLProcessor",
+        processor,
         "<|vision_start|><|image_pad|><|vision_end|>",
         ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"),
         {},
-        {"video_processor": "Qwen3VLVideoProcessor"},
+        {"video_processor": video_processor},
     )
 
 
@@ -166,7 +175,7 @@ _HYBRID: dict[str, Any] = {
 def _gemma(text: dict[str, Any]) -> VisionCheckpoint:
     return VisionCheckpoint(
         {
-            **_multimodal(
+            **multimodal(
                 "Gemma3ForConditionalGeneration",
                 "gemma3",
                 {"model_type": "gemma3_text", "rms_norm_eps": 1e-6, **text},
@@ -215,7 +224,7 @@ def _gemma4(text: dict[str, Any], vision: dict[str, Any], **keys: Any) -> Vision
     }
     return VisionCheckpoint(
         {
-            **_multimodal(
+            **multimodal(
                 "Gemma4ForConditionalGeneration",
                 "gemma4",
                 {"model_type": "gemma4_text", "rms_norm_eps": 1e-6, "tie_word_embeddings": True, **text},
@@ -269,13 +278,13 @@ VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
         is_split=False,
         num_key_value_heads=4,
     ),
-    "qwen3_vl_tiny": _qwen(
+    "qwen3_vl_tiny": qwen(
         "Qwen3VLForConditionalGeneration",
         "qwen3_vl",
         {"head_dim": 32, "rope_parameters": _SECTIONS},
         {"deepstack_visual_indexes": [2, 0]},
     ),
-    "qwen3_vl_moe_odd_tiny": _qwen(
+    "qwen3_vl_moe_odd_tiny": qwen(
         "Qwen3VLMoeForConditionalGeneration",
         "qwen3_vl_moe",
         {
@@ -292,13 +301,13 @@ VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
         },
         {**_ODD_TOWER, "deepstack_visual_indexes": [1, 0]},
     ),
-    "qwen3_5_vision_tiny": _qwen(
+    "qwen3_5_vision_tiny": qwen(
         "Qwen3_5ForConditionalGeneration",
         "qwen3_5",
         {**_HYBRID, "layer_types": ["linear_attention", "full_attention", "linear_attention"]},
         {},
     ),
-    "qwen3_5_moe_vision_odd_tiny": _qwen(
+    "qwen3_5_moe_vision_odd_tiny": qwen(
         "Qwen3_5MoeForConditionalGeneration",
         "qwen3_5_moe",
         {

@@ -10,26 +10,29 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class ImageSpan:
-    """Tokens of a prompt that stand for an encoder item."""
+    """Tokens of a prompt that stand for an encoder item, and line breaks between them."""
 
     start: int
     length: int
 
 
-def image_spans(token_ids: np.ndarray, image_token_id: int, counts: Sequence[int]) -> list[ImageSpan]:
-    """Return the span of each item, whose numbers of tokens are `counts`, in their order.
+def image_spans(
+    token_ids: np.ndarray, image_token_id: int, counts: Sequence[int], lines: Sequence[int] | None = None
+) -> list[ImageSpan]:
+    """Return the span of each item, whose numbers of image tokens are `counts`, in their order.
 
-    Raises ValueError if the prompt does not have exactly these image tokens, each item's side by side.
+    lines: image tokens of each item between two line breaks, 0: an item has no line breaks; None: none has.
+    Raises ValueError if the prompt does not have exactly these image tokens, each item's side by side but for line breaks.
     """
     places = np.flatnonzero(np.asarray(token_ids) == image_token_id)
     if len(places) != sum(counts):
         raise ValueError(f"the prompt has {len(places)} image tokens, the images make {sum(counts)}")
     spans, first = [], 0
-    for count in counts:
-        own = places[first : first + count]
-        if own[-1] - own[0] != count - 1:
+    for count, line in zip(counts, lines or [0] * len(counts), strict=True):
+        own, numbers = places[first : first + count], np.arange(count)
+        if (own - own[0] != numbers + (numbers // line if line else 0)).any():
             raise ValueError(f"the {count} tokens of an image are not side by side")
-        spans.append(ImageSpan(int(own[0]), count))
+        spans.append(ImageSpan(int(own[0]), int(own[-1] - own[0]) + 1))
         first += count
     return spans
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
@@ -15,7 +16,7 @@ from jaxserve.errors import CheckpointError, RequestError
 from jaxserve.frontend.images.decode import ImageError
 from jaxserve.frontend.images.processor import EncoderItem, process_image
 from jaxserve.frontend.images.protocol import PreparedImage, PreparedItem
-from jaxserve.model_config.images import AreaSizes, BudgetSizes, ImageProcessorConfig
+from jaxserve.model_config.images import AreaSizes, BudgetSizes, ImageProcessorConfig, LimitedSides
 
 
 def load_preparer(path: Path, max_patches: int) -> Callable[[Image.Image], PreparedImage]:
@@ -52,6 +53,9 @@ def with_bounded_area(config: ImageProcessorConfig, max_patches: int) -> ImagePr
             return replace(config, sizes=AreaSizes(min(low, most), min(high, most)))
         case BudgetSizes(budget):
             return replace(config, sizes=BudgetSizes(min(budget, max_patches)))
+        case LimitedSides(longest):
+            blocks, block = math.isqrt(max_patches // config.merge**2), config.patch_size * config.merge
+            return replace(config, sizes=LimitedSides(min(longest, max(blocks, 1) * block)))
     return config
 
 
@@ -63,5 +67,5 @@ def prepared_item(item: EncoderItem) -> PreparedItem:
     digest.update(positions.tobytes())
     digest.update(patches.tobytes())
     return PreparedItem(
-        item.num_tokens, item.grid, len(patches), patches.tobytes(), positions.tobytes(), digest.digest()
+        item.num_tokens, item.grid, len(patches), patches.tobytes(), positions.tobytes(), digest.digest(), item.line
     )

@@ -21,6 +21,7 @@ from jaxserve.model_config.images import (
     FixedSize,
     ImageMarkup,
     ImageProcessorConfig,
+    LimitedSides,
     PanAndScan,
     Resampling,
     TileSizes,
@@ -45,13 +46,16 @@ class EncoderItem:
     """One grid of patches that a tower encodes by itself: an image, or a tile of one."""
 
     patches: np.ndarray
-    """uint8 (P, F): block by block, those of a block row by row; of a patch channels, then rows, then columns."""
+    """uint8 (P, F): block by block, those of a block row by row; of a patch channels, then rows, then columns. Blocks of a tower with
+    windows follow each other window by window, others row by row."""
     positions: np.ndarray
     """int32 (P, 2): row and column of each patch."""
     grid: tuple[int, int]
     """Patches in a column and in a row."""
     num_tokens: int
     """Embeddings that the tower makes of it."""
+    line: int = 0
+    """Embeddings of a row, if prompts have a line break between rows; 0: they have none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +81,9 @@ def process_image(image: Image.Image, config: ImageProcessorConfig) -> Processed
     """
     grid, tiles = _resized(image, config)
     items = tuple(_item(np.asarray(tile), config) for tile in tiles)
-    counts = [item.num_tokens for item in items]
+    tokens = [_tokens(item, config.markup) for item in items]
     is_cropped = isinstance(config.sizes, FixedSize) and len(items) > 1
-    text = _cropped_text(counts, config.markup) if is_cropped else _text(grid, counts, config.markup)
+    text = _cropped_text(tokens, config.markup) if is_cropped else _text(grid, tokens, config.markup)
     return ProcessedImage(items, text)
 
 
@@ -96,6 +100,8 @@ def _resized(image: Image.Image, config: ImageProcessorConfig) -> tuple[tuple[in
             return (0, 0), [_resize(part, sizes.height, sizes.width, config.resampling) for part in parts]
         case BudgetSizes() as sizes:
             size = _budget_size(image.height, image.width, config, sizes.max_patches)
+        case LimitedSides(longest):
+            size = _limited_size(image.height, image.width, config.patch_size * config.merge, longest)
     return (0, 0), [_resize(image, *size, config.resampling)]
 
 
@@ -132,6 +138,14 @@ def _budget_size(height: int, width: int, config: ImageProcessorConfig, max_patc
     if not new_width:
         return min(height // width * block, longest), block
     return new_height, new_width
+
+
+def _limited_size(height: int, width: int, block: int, longest: int) -> tuple[int, int]:
+    """Return multiples of `block`, rounded up, of the image's sides, which are reduced to `longest` pixels."""
+    ratio = max(height / longest, width / longest)
+    if ratio > 1:
+        height, width = (max(math.floor(side / ratio), 1) for side in (height, width))
+    return -(-height // block) * block, -(-width // block) * block
 
 
 def _crops(width: int, height: int, rule: PanAndScan | None) -> list[tuple[int, int, int, int]]:
@@ -204,26 +218,42 @@ def _item(pixels: np.ndarray, config: ImageProcessorConfig) -> EncoderItem:
     patches = cut.transpose(0, 3, 1, 4, 6, 2, 5).reshape(height * width, -1)
     rows, columns = np.indices((height, width), np.int32).reshape(2, *blocks).transpose(0, 1, 3, 2, 4).reshape(2, -1)
     positions = np.stack([rows, columns], axis=1)
-    return EncoderItem(np.ascontiguousarray(patches), positions, (height, width), height * width // merge**2)
+    if config.window is not None:
+        patches, positions = _by_window(patches, positions, config.window, merge**2)
+    line = width // merge if config.markup.line_break else 0
+    return EncoderItem(np.ascontiguousarray(patches), positions, (height, width), height * width // merge**2, line)
 
 
-def _text(grid: tuple[int, int], counts: list[int], markup: ImageMarkup) -> str:
-    """Return the text of an image whose items have `counts` tokens: tiles row by row, then the whole image."""
-    return "".join(_parts(grid, iter(counts), markup))
+def _by_window(patches: np.ndarray, positions: np.ndarray, side: int, block: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return patches and positions with the blocks of each window side by side. side: patches of a window's side."""
+    rows, columns = positions[::block].T // side
+    order = np.lexsort((columns, rows))
+    return tuple(each.reshape(len(order), block, -1)[order].reshape(each.shape) for each in (patches, positions))  # type: ignore[return-value]
 
 
-def _cropped_text(counts: list[int], markup: ImageMarkup) -> str:
-    """Return the text of an image and its crops, whose items have `counts` tokens."""
-    image, *crops = (_text((0, 0), [count], markup) for count in counts)
+def _tokens(item: EncoderItem, markup: ImageMarkup) -> str:
+    """Return the tokens of an item."""
+    line = item.line or item.num_tokens
+    return markup.line_break.join([markup.token * line] * (item.num_tokens // line))
+
+
+def _text(grid: tuple[int, int], tokens: list[str], markup: ImageMarkup) -> str:
+    """Return the text of an image from the tokens of its items: tiles row by row, then the whole image."""
+    return "".join(_parts(grid, iter(tokens), markup))
+
+
+def _cropped_text(tokens: list[str], markup: ImageMarkup) -> str:
+    """Return the text of an image and its crops from the tokens of each."""
+    image, *crops = (_text((0, 0), [own], markup) for own in tokens)
     return markup.cropped.format(image=image, crops=" ".join(crops))
 
 
-def _parts(grid: tuple[int, int], counts: Iterator[int], markup: ImageMarkup) -> Iterator[str]:
+def _parts(grid: tuple[int, int], tokens: Iterator[str], markup: ImageMarkup) -> Iterator[str]:
     rows, columns = grid
     for row in range(1, rows + 1):
         for column in range(1, columns + 1):
-            yield markup.begin + markup.tile.format(row=row, column=column) + markup.token * next(counts)
+            yield markup.begin + markup.tile.format(row=row, column=column) + next(tokens)
         yield "\n"
     if rows:
         yield "\n"
-    yield markup.begin + markup.whole + markup.token * next(counts) + markup.end
+    yield markup.begin + markup.whole + next(tokens) + markup.end

@@ -22,11 +22,12 @@ def prompt_images(
     """
     items, prompt = images.items, np.array(token_ids, np.int32)
     try:
-        spans = image_spans(prompt, images.image_token_id, [item.num_tokens for item in items])
+        counts, lines = [item.num_tokens for item in items], [item.line for item in items]
+        spans = image_spans(prompt, images.image_token_id, counts, lines)
     except ValueError as error:
         raise invalid(param, f"the chat template does not show its images as the model reads them: {error}") from None
     placed = [
-        PromptImage(span.start, span.length, item.digest, item.patches, item.positions)
+        PromptImage(span.start, item.num_tokens, item.digest, item.patches, item.positions, item.line)
         for span, item in zip(spans, items, strict=True)
     ]
     if not info.has_rope_positions:

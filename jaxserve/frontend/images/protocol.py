@@ -41,6 +41,8 @@ class PreparedItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """int32 `[P, 2]`, little-endian."""
     digest: bytes
     """sha256 over shapes, patches and positions: equal digests mean equal embeddings."""
+    line: int = 0
+    """Embeddings of a row, if prompts have a line break between rows; 0: they have none."""
 
 
 class PreparedImage(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -9,11 +9,11 @@ from typing import Any, Final
 from jaxserve.checkpoint.renamed import MULTIMODAL
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.images import BudgetSizes, FixedSize, ImageProcessorConfig, TileSizes
-from jaxserve.model_config.vision import BidirectionalLayers, Connector, Normalization, VisionConfig
+from jaxserve.model_config.vision import BidirectionalLayers, Connector, Normalization, SectionLayout, VisionConfig
 from jaxserve.models.families._common import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, read_activation
 from jaxserve.models.families._keys import Keys
 
-_MAX_PATCH: Final = 256
+MAX_PATCH: Final = 256
 _MAX_IMAGE: Final = 1 << 14
 _SIGLIP: Final[Mapping[str, Any]] = {
     "hidden_size": 1152,
@@ -61,7 +61,7 @@ _GEMMA4_THETA: Final = 100.0
 _MAX_POSITIONS: Final = 1 << 20
 QWEN3_5_SECTIONS: Final = (11, 11, 10)
 """Qwen3.5's default of `mrope_section`."""
-_QWEN_EPS: Final = 1e-6
+QWEN_EPS: Final = 1e-6
 
 
 def siglip(
@@ -75,9 +75,9 @@ def siglip(
 ) -> VisionConfig:
     """Read a SigLIP tower, whose images or tiles all have the size of its table of positions."""
     whole = hf[MULTIMODAL]
-    keys = _table({**_SIGLIP, **defaults}, whole)
-    hidden_size, num_heads = _width(keys, "num_attention_heads")
-    patch_size = keys.integer("patch_size", _MAX_PATCH)
+    keys = vision_table({**_SIGLIP, **defaults}, whole)
+    hidden_size, num_heads = read_width(keys, "num_attention_heads")
+    patch_size = keys.integer("patch_size", MAX_PATCH)
     side = keys.integer("image_size", _MAX_IMAGE) // patch_size
     if side % processor.merge:
         raise keys.error("image_size", f"pixels of whole blocks of {processor.merge} patches of {patch_size} pixels")
@@ -89,7 +89,7 @@ def siglip(
         intermediate_size=keys.integer("intermediate_size", MAX_WIDTH),
         num_layers=keys.integer("num_hidden_layers", MAX_LAYERS),
         num_heads=num_heads,
-        patch_size=_same(keys, "patch_size", patch_size, processor.patch_size),
+        patch_size=require_same(keys, "patch_size", patch_size, processor.patch_size),
         norm_eps=eps,
         activation=read_activation(keys, "hidden_act"),
         positions="table",
@@ -100,7 +100,7 @@ def siglip(
         output_size=decoder.hidden_size,
         normalization=processor.normalization,
         image_token_id=processor.image_token_id,
-        num_channels=_channels(keys, "num_channels"),
+        num_channels=read_channels(keys, "num_channels"),
         has_final_norm=True,
         image_patches=side**2,
         bidirectional_layers=bidirectional_layers,
@@ -118,8 +118,8 @@ def qwen_vision(
 
     sections: the default of `mrope_section`.
     """
-    keys = _table(_QWEN, hf[MULTIMODAL])
-    hidden_size, num_heads = _width(keys, "num_heads")
+    keys = vision_table(_QWEN, hf[MULTIMODAL])
+    hidden_size, num_heads = read_width(keys, "num_heads")
     layers = keys.integer("depth", MAX_LAYERS)
     count = keys.integer("num_position_embeddings", 1 << 20)
     side = math.isqrt(count)
@@ -130,28 +130,30 @@ def qwen_vision(
         intermediate_size=keys.integer("intermediate_size", MAX_WIDTH),
         num_layers=layers,
         num_heads=num_heads,
-        patch_size=_same(keys, "patch_size", keys.integer("patch_size", _MAX_PATCH), processor.patch_size),
-        norm_eps=_QWEN_EPS,
+        patch_size=require_same(keys, "patch_size", keys.integer("patch_size", MAX_PATCH), processor.patch_size),
+        norm_eps=QWEN_EPS,
         activation=read_activation(keys, "hidden_act"),
         positions="interpolated",
         positions_per_side=side,
         connector="mlp",
-        connector_eps=_QWEN_EPS,
-        merge=_same(keys, "spatial_merge_size", keys.integer("spatial_merge_size", 64), processor.merge),
-        output_size=_same(keys, "out_hidden_size", keys.integer("out_hidden_size", MAX_WIDTH), decoder.hidden_size),
+        connector_eps=QWEN_EPS,
+        merge=require_same(keys, "spatial_merge_size", keys.integer("spatial_merge_size", 64), processor.merge),
+        output_size=require_same(
+            keys, "out_hidden_size", keys.integer("out_hidden_size", MAX_WIDTH), decoder.hidden_size
+        ),
         normalization=processor.normalization,
         image_token_id=processor.image_token_id,
-        num_channels=_channels(keys, "in_channels"),
+        num_channels=read_channels(keys, "in_channels"),
         num_frames=keys.integer("temporal_patch_size", 16),
-        rope_theta=_theta(keys),
+        rope_theta=read_theta(keys),
         deepstack_layers=_deepstack(keys, layers, decoder.num_layers),
-        mrope_sections=_sections(hf, decoder, sections),
+        mrope_sections=read_sections(hf, decoder, sections),
     )
 
 
 def gemma4_vision(hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder: DecoderConfig) -> VisionConfig:
     """Read the tower of Gemma 4, which encodes images of any proportions in as many patches as a budget allows."""
-    keys = _table(_GEMMA4, hf[MULTIMODAL])
+    keys = vision_table(_GEMMA4, hf[MULTIMODAL])
     keys.require("attention_bias", False, None)
     num_heads, eps = keys.integer("num_attention_heads", MAX_HEADS), keys.number("rms_norm_eps")
     keys.require("num_key_value_heads", num_heads)
@@ -159,7 +161,7 @@ def gemma4_vision(hf: Mapping[str, Any], processor: ImageProcessorConfig, decode
     if head_dim % 4:
         raise keys.error("head_dim", "a multiple of 4")
     assert isinstance(processor.sizes, BudgetSizes), "Gemma 4's preprocessing"
-    merge = _same(keys, "pooling_kernel_size", keys.integer("pooling_kernel_size", 64), processor.merge)
+    merge = require_same(keys, "pooling_kernel_size", keys.integer("pooling_kernel_size", 64), processor.merge)
     budget = processor.sizes.max_patches
     positions = keys.integer("position_embedding_size", _MAX_POSITIONS)
     if positions < budget // merge:  # a strip of one row of tokens
@@ -173,14 +175,15 @@ def gemma4_vision(hf: Mapping[str, Any], processor: ImageProcessorConfig, decode
         num_layers=keys.integer("num_hidden_layers", MAX_LAYERS),
         num_heads=num_heads,
         attention_head_dim=head_dim,
-        patch_size=_same(keys, "patch_size", keys.integer("patch_size", _MAX_PATCH), processor.patch_size),
+        patch_size=require_same(keys, "patch_size", keys.integer("patch_size", MAX_PATCH), processor.patch_size),
         patches="linear",
         layers="sandwich",
+        has_biases=False,
         norm_eps=eps,
         activation=read_activation(keys, "hidden_activation"),
         positions="axes",
         positions_per_side=positions,
-        rope_theta=_theta(keys, _GEMMA4_THETA),
+        rope_theta=read_theta(keys, _GEMMA4_THETA),
         rotary_layout="halves",
         connector="scaled_average",
         connector_eps=eps,
@@ -203,22 +206,22 @@ def _centred(normalization: Normalization) -> Normalization:
     return Normalization(normalization.scale, means, tuple(deviation / 2 for _, deviation in pairs))
 
 
-def _table(defaults: Mapping[str, Any], whole: Mapping[str, Any]) -> Keys:
+def vision_table(defaults: Mapping[str, Any], whole: Mapping[str, Any]) -> Keys:
     own = whole.get("vision_config")
     if not isinstance(own, dict):
         raise Keys(whole).error("vision_config", "an object")
     return Keys({**defaults, **own}, "vision_config.")
 
 
-def _width(keys: Keys, heads_key: str) -> tuple[int, int]:
+def read_width(keys: Keys, heads_key: str, width_key: str = "hidden_size") -> tuple[int, int]:
     """Return width and number of heads, whose width must be even."""
-    hidden_size, num_heads = keys.integer("hidden_size", MAX_WIDTH), keys.integer(heads_key, MAX_HEADS)
+    hidden_size, num_heads = keys.integer(width_key, MAX_WIDTH), keys.integer(heads_key, MAX_HEADS)
     if hidden_size % (4 * num_heads):
-        raise keys.error("hidden_size", f"a multiple of 4 for each of {num_heads} heads")
+        raise keys.error(width_key, f"a multiple of 4 for each of {num_heads} heads")
     return hidden_size, num_heads
 
 
-def _same(keys: Keys, key: str, value: int, expected: int) -> int:
+def require_same(keys: Keys, key: str, value: int, expected: int) -> int:
     """Return a value that another part of the checkpoint has as well."""
     if value != expected:
         raise keys.error(key, f"{expected}, as the preprocessing and the decoder have it")
@@ -233,12 +236,12 @@ def _patches_per_side(processor: ImageProcessorConfig) -> int:
     return 0
 
 
-def _channels(keys: Keys, key: str) -> int:
+def read_channels(keys: Keys, key: str) -> int:
     keys.require(key, 3)
     return 3
 
 
-def _theta(keys: Keys, default: float = 10_000.0) -> float:
+def read_theta(keys: Keys, default: float = 10_000.0) -> float:
     table = keys.get("rope_parameters")
     own = Keys({"rope_theta": default, **(table if isinstance(table, dict) else {})}, f"{keys.prefix}rope_parameters.")
     own.require("rope_type", "default", "axial")
@@ -252,12 +255,20 @@ def _deepstack(keys: Keys, num_layers: int, num_decoder_layers: int) -> tuple[in
     return tuple(Keys({"layer": each}, keys.prefix).integer("layer", num_layers - 1, low=0) for each in found)
 
 
-def _sections(hf: Mapping[str, Any], decoder: DecoderConfig, default: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Read `mrope_section`; the parts of rows and columns must fit the frequencies that rotate."""
+def read_sections(
+    hf: Mapping[str, Any],
+    decoder: DecoderConfig,
+    default: tuple[int, int, int],
+    layout: SectionLayout = "interleaved",
+) -> tuple[int, int, int]:
+    """Read `mrope_section`; the parts must fit the frequencies that rotate."""
     tables = (hf.get("rope_scaling"), hf.get("rope_parameters"))
     table = next((each for each in tables if isinstance(each, dict) and "mrope_section" in each), {})
     keys = Keys({"mrope_section": list(default), **table}, "rope_parameters.")
     time, rows, columns = map(int, keys.numbers("mrope_section", 3))
-    if 3 * max(rows, columns) > (decoder.rotary_dim or decoder.head_dim) // 2 + 2:
+    count = (decoder.rotary_dim or decoder.head_dim) // 2
+    if layout == "chunks" and (min(time, rows, columns) < 0 or time + rows + columns != count):
+        raise keys.error("mrope_section", f"sections of the {count} rotating frequencies")
+    if layout == "interleaved" and 3 * max(rows, columns) > count + 2:
         raise keys.error("mrope_section", "sections that a third of the rotating frequencies can hold")
     return time, rows, columns

@@ -9,6 +9,7 @@ from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, uniform_layers
 from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._pixtral import pixtral
 from jaxserve.models.families._rope import query_scaling
 
 DEFAULTS = dict(COMMON_DEFAULTS, num_key_value_heads=8, head_dim=128, rms_norm_eps=1e-5, sliding_window=None)
@@ -39,5 +40,6 @@ FAMILY = Family(
     ("Ministral3ForCausalLM",),
     decoder_config,
     text_part_of=("Mistral3ForConditionalGeneration",),
+    read_vision=pixtral,
     text_model_type="ministral3",
 )

@@ -9,6 +9,7 @@ from jaxserve.checkpoint.maxtext.layout import MaxTextLayout
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, uniform_layers
 from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._pixtral import pixtral
 
 DEFAULTS = dict(COMMON_DEFAULTS, num_key_value_heads=8, head_dim=None, sliding_window=4096)
 
@@ -24,6 +25,7 @@ FAMILY = Family(
     ("MistralForCausalLM",),
     decoder_config,
     text_part_of=("Mistral3ForConditionalGeneration",),
+    read_vision=pixtral,
     text_model_type="mistral",
     maxtext=MaxTextLayout(query_scale="head_dim", has_tied_logits=False),
 )

@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5."""
+"""Qwen2 and Qwen2.5, Qwen2-VL and Qwen2.5-VL."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from jaxserve.checkpoint.maxtext.layout import MaxTextLayout
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, qwen_layers
 from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._qwen2_vision import qwen2_vision
 from jaxserve.models.families._rope import without_sections
 
 DEFAULTS = dict(
@@ -28,6 +29,7 @@ FAMILY = Family(
     ("Qwen2ForCausalLM",),
     decoder_config,
     text_part_of=("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
+    read_vision=qwen2_vision,
     gguf=GGUFArchitecture("qwen2"),
     maxtext=MaxTextLayout(),
 )

@@ -71,6 +71,8 @@ class ImageShape:
     """True if the tokens of an image attend to each other in both directions."""
     tiles: EncoderTiles | None = None
     """None: every encoder call is one program."""
+    has_windows: bool = False
+    """True if the blocks of an image follow each other window by window, unlike its tokens."""
 
     @property
     def max_patches(self) -> int:
@@ -126,6 +128,7 @@ def image_shape(vision: VisionConfig, config: ImagesConfig, platform: str, items
         width=vision.row_width,
         has_rope_positions=vision.mrope_sections is not None,
         is_bidirectional=vision.is_bidirectional,
+        has_windows=vision.window is not None,
     )
 
 
@@ -287,10 +290,18 @@ def pack_items(items: Sequence[EncodeItem], num_patches: int, shape: ImageShape,
         end = first + len(item.patches)
         field["image_ids"][first:end] = index
         field["patch_places"][first:end] = item.positions
-        field["embedding_rows"][first // shape.block : end // shape.block] = item.rows
+        rows = item.rows[block_tokens(item.positions, shape.block)] if shape.has_windows else item.rows
+        field["embedding_rows"][first // shape.block : end // shape.block] = rows
         if patches is not None:
             patches[first:end] = item.patches
         first = end
+
+
+def block_tokens(positions: np.ndarray, block: int) -> np.ndarray:
+    """Return the token of each block of an image, whose tokens are its blocks row by row. positions: row and column of each patch."""
+    rows, columns = positions[::block].T // math.isqrt(block)
+    tokens: np.ndarray = rows * (1 + columns.max()) + columns
+    return tokens
 
 
 def unpack_patches(words: Int[Array, "M"], num_patches: int, shape: ImageShape) -> UInt8[Array, "P F"]:

@@ -10,7 +10,8 @@ each computes a tile of patches at a time:
     encode_start        pixels to the input of the first layer
     encode_heads        queries, keys and values of a tile; for each tile, in each layer
     encode_tile         attention and feed-forward block of a tile, in place; for each tile, after all heads of the layer
-    encode_layer_heads, encode_layer    the same two for all patches at once, for calls that are not divided
+    encode_window_tile  the same as encode_tile, with attention within windows, in layers that have some
+    encode_layer_heads, encode_layer, encode_window_layer    the same three for all patches at once, for calls that are not divided
     encode_deepstack    features of a layer's output, to their columns of the rows of embeddings
     encode_end          the output of the last layer to embeddings
 
@@ -55,6 +56,8 @@ class EncoderTiles:
     """Layers whose outputs become deepstack features, as in `VisionConfig`."""
     hidden_size: int  # D
     heads: tuple[int, int]  # N, H
+    window_layers: tuple[int, ...] = ()
+    """Layers whose patches attend within windows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +71,11 @@ class Unit:
     """First patch of its tile."""
 
 
-_WHOLE: Final[dict[ProgramKind, ProgramKind]] = {"encode_heads": "encode_layer_heads", "encode_tile": "encode_layer"}
+_WHOLE: Final[dict[ProgramKind, ProgramKind]] = {
+    "encode_heads": "encode_layer_heads",
+    "encode_tile": "encode_layer",
+    "encode_window_tile": "encode_window_layer",
+}
 """Kinds of programs for all patches of a call, by those for a tile."""
 WHOLE_KINDS: Final = frozenset(_WHOLE.values())
 
@@ -87,7 +94,8 @@ def units_of(tiles: EncoderTiles, tile: int, num_patches: int) -> tuple[Unit, ..
     units = [Unit("encode_start")]
     for layer in range(tiles.num_layers):
         units += [Unit("encode_heads", layer, first) for first in firsts]
-        units += [Unit("encode_tile", layer, first) for first in firsts]
+        kind: ProgramKind = "encode_window_tile" if layer in tiles.window_layers else "encode_tile"
+        units += [Unit(kind, layer, first) for first in firsts]
         if layer in tiles.deepstack_layers:
             units.append(Unit("encode_deepstack", tiles.deepstack_layers.index(layer)))
     return (*units, Unit("encode_end"))
@@ -102,12 +110,18 @@ def divide(vision: VisionConfig, buckets: tuple[int, ...], step_work: int) -> En
     if not any(sizes):
         return None
     heads = (vision.num_heads, vision.head_dim)
-    return EncoderTiles(sizes, vision.num_layers, vision.deepstack_layers, vision.hidden_size, heads)
+    return _tiles(vision, sizes, heads)
+
+
+def _tiles(vision: VisionConfig, sizes: tuple[int, ...], heads: tuple[int, int]) -> EncoderTiles:
+    return EncoderTiles(
+        sizes, vision.num_layers, vision.deepstack_layers, vision.hidden_size, heads, vision.window_layers
+    )
 
 
 def _tile_size(vision: VisionConfig, num_patches: int, step_work: int) -> int:
     """Return the patches of a tile in calls of `num_patches` patches; 0: the whole call is no more than `step_work`."""
-    whole = EncoderTiles((num_patches,), vision.num_layers, vision.deepstack_layers, vision.hidden_size, (0, 0))
+    whole = _tiles(vision, (num_patches,), (0, 0))
     units = units_of(whole, num_patches, num_patches)
     if sum(unit_work(vision, unit, num_patches, num_patches) for unit in units) <= step_work:
         return 0
@@ -156,13 +170,19 @@ def unit_work(vision: VisionConfig, unit: Unit, tile: int, num_patches: int) -> 
             return num_patches * vision.patch_values * d
         case "encode_heads":
             return tile * 3 * d * width
-        case "encode_tile":
+        case "encode_tile" | "encode_window_tile":
             longest = min(vision.most_patches or num_patches, num_patches)
+            if unit.kind == "encode_window_tile" and vision.window is not None:
+                longest = min(longest, vision.window**2)
             keys = vision.image_patches or min(num_patches, QUERY_BLOCK + 2 * longest)
             feed_forward = (2 if vision.layers == "pre" else 3) * vision.intermediate_size * d
             return tile * (d * width + feed_forward + 2 * keys * width)
     joint = vision.block * d
-    inner = joint * joint if vision.connector == "mlp" or unit.kind == "encode_deepstack" else 0
+    if vision.connector in ("projector", "merged_projector"):
+        width = d if vision.connector == "merged_projector" else joint
+        merging = joint * d if vision.connector == "merged_projector" else 0
+        return num_patches // vision.block * (merging + (width + vision.output_size) * vision.output_size)
+    inner = joint * joint if vision.connector in ("mlp", "rms_mlp") or unit.kind == "encode_deepstack" else 0
     inputs = joint if inner or vision.connector == "linear" else d
     return num_patches // vision.block * (inner + inputs * vision.output_size)
 
@@ -170,8 +190,10 @@ def unit_work(vision: VisionConfig, unit: Unit, tile: int, num_patches: int) -> 
 _SHARED: Final[dict[ProgramKind, str]] = {
     "encode_heads": "layers",
     "encode_tile": "layers",
+    "encode_window_tile": "layers",
     "encode_layer_heads": "layers",
     "encode_layer": "layers",
+    "encode_window_layer": "layers",
     "encode_deepstack": "deepstack",
 }
 """Lists of alike modules of the tower, by the kind of the program that they share."""

@@ -33,6 +33,15 @@ from jaxserve.types import ProgramKind
 
 RowItem = EncodeItem | EmbedsItem
 _TILE_FIELDS: Final = PLACE_FIELDS | {"first": ""}  # patch of the tile
+_BY_COMPILE_TIME: Final[tuple[ProgramKind, ...]] = (
+    "encode_end",
+    "encode_deepstack",
+    "encode_start",
+    "encode_heads",
+    "encode_window_tile",
+    "encode_tile",
+    *sorted(WHOLE_KINDS),
+)
 _DEEPSTACK_FIELDS: Final = PLACE_FIELDS | {"column": ""}  # of the rows of embeddings, in embeddings
 
 
@@ -57,10 +66,10 @@ def _encoder_kinds(shape: ImageShape, num_patches: int) -> list[ProgramKind]:
     """Return the kinds of the programs of an encoder call, the slowest to compile last."""
     if shape.tiles is None or not shape.tile_of(num_patches):
         return ["encode"]
-    deepstack: list[ProgramKind] = ["encode_deepstack"] if shape.tiles.deepstack_layers else []
-    tiles: list[ProgramKind] = ["encode_heads", "encode_tile"]
-    whole: list[ProgramKind] = sorted(WHOLE_KINDS) if shape.tile_of(num_patches) < num_patches else []
-    return ["encode_end", *deepstack, "encode_start", *tiles, *whole]
+    tile = shape.tile_of(num_patches)
+    found = {unit.kind for unit in units_of(shape.tiles, tile, num_patches)}
+    whole = {unit.kind for unit in whole_units_of(shape.tiles, num_patches)} if tile < num_patches else set()
+    return [kind for kind in _BY_COMPILE_TIME if kind in found | whole]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +110,7 @@ def _encode_calls(items: Sequence[EncodeItem], wanted: Sequence[Program]) -> Ite
     shape = programs["encode_start"].images
     assert shape is not None and shape.tiles is not None, "an encoder that runs in parts"
     units = units_of(shape.tiles, shape.tile_of(size), count)
-    if items[0].units is None and programs.keys() >= WHOLE_KINDS:
+    if items[0].units is None and "encode_layer_heads" in programs:
         units = whole_units_of(shape.tiles, size)
     made: dict[ProgramKind, RowCall] = {}
     for unit in units[slice(*items[0].units or (0, len(units)))]:
@@ -197,7 +206,9 @@ def run_tile(
     heads = Heads(place.cut(kept.heads.query), kept.heads.key[:count], kept.heads.value[:count])
     with jax.named_scope("encode"):
         images = tower.images(place.image_ids)
-        x = tower.run_tile(0, place.cut(kept.inputs), heads, images, place.tile(images))
+        tile, is_windowed = place.tile(images), program.kind in ("encode_window_tile", "encode_window_layer")
+        segments = tower.windows(images, place.positions) if is_windowed else images
+        x = tower.run_tile(0, place.cut(kept.inputs), heads, segments, tile)
     inputs = jax.lax.dynamic_update_slice_in_dim(kept.inputs, x, place.first, 0)
     return state._replace(activations=kept._replace(inputs=inputs)), ()
 
@@ -295,8 +306,10 @@ _STEPS: Final[Mapping[ProgramKind, _Step]] = {
     "encode_start": _Step("start the encoder", start_encoder, ENCODE_FIELDS),
     "encode_heads": _Step("compute heads of the encoder", compute_heads, _TILE_FIELDS),
     "encode_tile": _Step("run a tile of the encoder", run_tile, _TILE_FIELDS),
+    "encode_window_tile": _Step("run a tile of the encoder with windows", run_tile, _TILE_FIELDS),
     "encode_layer_heads": _Step("compute heads of a layer of the encoder", compute_heads, _TILE_FIELDS),
     "encode_layer": _Step("run a layer of the encoder", run_tile, _TILE_FIELDS),
+    "encode_window_layer": _Step("run a layer of the encoder with windows", run_tile, _TILE_FIELDS),
     "encode_deepstack": _Step("write deepstack features", write_deepstack_features, _DEEPSTACK_FIELDS),
     "encode_end": _Step("end the encoder", end_encoder, PLACE_FIELDS),
     "prompt_embeds": _Step("write embeddings of prompts", write_embeds, EMBEDS_FIELDS),

@@ -204,7 +204,7 @@ class ImagePolicy:
         if rows is None:
             if isinstance(image, PlacedImage) and not step.may_encode(image):
                 return False
-            rows = self._rows.take(image.digest, image.end - image.start)
+            rows = self._rows.take(image.digest, image.num_rows)
             if rows is None:
                 return False
             step.add(image, rows, images.request_id)

@@ -20,6 +20,23 @@ class PlacedImage:
     digest: bytes
     patches: np.ndarray  # uint8 [P, F]
     positions: np.ndarray  # int32 [P, 2]
+    line: int = 0
+    """Embeddings between two tokens that are line breaks; 0: there are none."""
+
+    @property
+    def num_rows(self) -> int:
+        """Embeddings: one for each token but line breaks."""
+        length = self.end - self.start
+        return length - length // (self.line + 1) if self.line else length
+
+    def token_rows(self, rows: np.ndarray) -> np.ndarray:
+        """Return the row of each token; NO_IMAGE_ROW for line breaks. rows: those of the embeddings."""
+        if not self.line:
+            return rows
+        lines = -(-self.num_rows // self.line)
+        padded = np.full((lines, self.line + 1), NO_IMAGE_ROW, np.int32)
+        padded[:, : self.line] = rows.reshape(lines, self.line)
+        return padded.ravel()[: self.end - self.start]
 
     def item(self, rows: np.ndarray, request_id: RequestId) -> EncodeItem:
         """Return the work that fills `rows`."""
@@ -34,6 +51,14 @@ class PlacedEmbeds:
     end: int
     digest: bytes
     values: np.ndarray  # float32 [end - start, D]
+
+    @property
+    def num_rows(self) -> int:
+        return self.end - self.start
+
+    def token_rows(self, rows: np.ndarray) -> np.ndarray:
+        """Return the row of each token."""
+        return rows
 
     def item(self, rows: np.ndarray, request_id: RequestId) -> EmbedsItem:
         """Return the work that fills `rows`."""
@@ -77,7 +102,8 @@ class RequestImages:
         for i in self.overlapping(first, first + count):
             image = self.images[i]
             low, high = max(image.start, first), min(image.end, first + count)
-            rows[low - first : high - first] = self.held[i][low - image.start : high - image.start]
+            own = image.token_rows(self.held[i])
+            rows[low - first : high - first] = own[low - image.start : high - image.start]
         return rows
 
     def cut_by(self, end: int) -> PlacedImage | PlacedEmbeds | None:
@@ -113,7 +139,8 @@ def images_of(message: AddRequest, *, is_bidirectional: bool = False) -> Request
     for image in message.images:
         positions = np.frombuffer(image.positions, "<i4").reshape(-1, 2)
         patches = np.frombuffer(image.patches, np.uint8).reshape(len(positions), -1)
-        placed.append(PlacedImage(image.start, image.start + image.num_tokens, image.digest, patches, positions))
+        end = image.start + image.length
+        placed.append(PlacedImage(image.start, end, image.digest, patches, positions, image.line))
     rope = message.rope_positions
     turned = None if rope is None else np.frombuffer(rope.prompt, "<i4").reshape(3, -1)
     delta = 0 if rope is None else rope.delta

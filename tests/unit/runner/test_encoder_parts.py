@@ -10,7 +10,17 @@ import pytest
 from jaxserve.config import ImagesConfig
 from jaxserve.model_config.vision import Normalization, VisionConfig
 from jaxserve.runner.images.encoder import image_shape
-from jaxserve.runner.images.parts import MIN_TILE, MOST_TILES, EncoderTiles, divide, part_ends, unit_work, units_of
+from jaxserve.runner.images.parts import (
+    MIN_TILE,
+    MOST_TILES,
+    EncoderTiles,
+    Unit,
+    divide,
+    part_ends,
+    unit_work,
+    units_of,
+    whole_units_of,
+)
 
 SMOLVLM = VisionConfig(  # SmolVLM-256M's
     hidden_size=768,
@@ -84,6 +94,18 @@ def test_no_part_has_more_work_than_it_may_unless_it_is_one_call_of_a_program(nu
         assert all(sum(part) + later[0] > step_work for part, later in itertools.pairwise(parts))  # none too many
         firsts = [unit.first for unit in units if unit.kind == "encode_tile" and unit.index == 0]
         assert firsts[-1] < count <= firsts[-1] + size
+
+
+def test_layers_with_windows_have_a_program_of_their_own_and_the_work_of_their_keys() -> None:
+    vision = replace(SMOLVLM, image_patches=None, merge=2, num_layers=3, window=8, full_layers=(1, 7))
+    tiles = divide(vision, (4096,), WORK)
+    assert tiles is not None and tiles.window_layers == (0, 2)
+    kinds = {unit.index: unit.kind for unit in units_of(tiles, 2048, 4096) if unit.kind.endswith("tile")}
+    assert kinds == {0: "encode_window_tile", 1: "encode_tile", 2: "encode_window_tile"}
+    window, image = (unit_work(vision, Unit(kind), 2048, 4096) for kind in ("encode_window_tile", "encode_tile"))
+    assert image - window == 2048 * 2 * (4096 - (128 + 2 * 64)) * 768
+    whole = {unit.kind for unit in whole_units_of(tiles, 4096)}
+    assert {"encode_layer", "encode_window_layer"} <= whole and not any(kind.endswith("tile") for kind in whole)
 
 
 def test_a_call_that_is_no_more_than_a_part_is_one_program() -> None:

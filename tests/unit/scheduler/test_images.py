@@ -49,6 +49,17 @@ def test_a_chunk_ends_before_an_image_that_this_step_cannot_encode() -> None:
     assert counts == [1, 20] and len(items) == 1 and list(own.held) == [1]
 
 
+def test_line_breaks_of_an_image_are_text_and_have_no_rows() -> None:
+    placed = PlacedImage(2, 7, b"a", np.zeros((4, 4), np.uint8), np.zeros((4, 2), np.int32), line=2)
+    policy, own = ImagePolicy(INFO), images(placed)
+    counts, items = policy.cut([own], [0], [9], [False])
+    assert counts == [9] and placed.num_rows == 4 and items[0].rows.tolist() == own.held[0].tolist()
+    a, b, c, d = own.held[0].tolist()
+    none = NO_IMAGE_ROW
+    assert own.rows(0, 9).tolist() == [none, none, a, b, none, c, d, none, none]
+    assert own.rows(4, 2).tolist() == [none, c]
+
+
 def test_an_image_is_encoded_once_for_all_requests_and_waits_for_rows() -> None:
     policy, one, same, other = ImagePolicy(INFO), *(images(image(name, 0, 5)) for name in (b"a", b"a", b"c"))
     counts, items = policy.cut([one, same, other], [0, 0, 0], [4, 5, 5], [False] * 3)

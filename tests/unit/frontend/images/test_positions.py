@@ -44,3 +44,12 @@ def test_texts_have_three_equal_positions() -> None:
     positions, delta = mrope_positions(4, [], [], 2)
     assert positions.tolist() == [[0, 1, 2, 3]] * 3
     assert delta == 0
+
+
+def test_rows_of_an_image_may_have_a_line_break_between_them() -> None:
+    tokens = np.array([1, IMAGE, IMAGE, 5, IMAGE, IMAGE, 6, IMAGE, 2])
+    assert image_spans(tokens, IMAGE, [4, 1], [2, 1]) == [ImageSpan(1, 5), ImageSpan(7, 1)]
+    with pytest.raises(ValueError, match="the 4 tokens of an image are not side by side"):
+        image_spans(tokens, IMAGE, [4, 1], [3, 1])
+    with pytest.raises(ValueError, match="the 4 tokens of an image are not side by side"):
+        image_spans(tokens, IMAGE, [4, 1])
