@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from jaxserve_kernels.native.build import BuildError, build
@@ -28,6 +29,7 @@ NAMES = sorted(path.parent.name for path in (DATA / "vision").glob("*/golden.npz
 WITH_SECTIONS = [name for name in NAMES if name.startswith("qwen")]
 IN_ALL_VERSIONS = ("gemma4_vision_odd_tiny", "qwen3_5_moe_vision_odd_tiny", "smolvlm_tiny")
 """Both kinds of attention, positions in three sections with experts and states, and tiles."""
+IN_BFLOAT16 = ("gemma4_vision_odd_tiny", "mistral3_vision_tiny", "qwen2_5_vl_tiny", "qwen3_vl_tiny", "smolvlm_tiny")
 NUM_PATCHES = {
     "gemma3_vision_tiny": 216,
     "mistral3_vision_odd_tiny": 405,
@@ -172,6 +174,22 @@ def test_tiles_of_native_kernels_give_the_same_bits_for_a_picture_alone(name: st
         np.testing.assert_array_equal(alone, rows)
         whole = np.concatenate(model.encode_in_tiles(list(image.items), size, size))  # as without replies
         np.testing.assert_allclose(whole, rows, atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", IN_BFLOAT16)
+def test_a_tower_of_accelerators_computes_in_bfloat16_near_the_features_of_float32(name: str) -> None:
+    """On GPUs and TPUs activations of a bfloat16 checkpoint are bfloat16, while norms, shares of attention and sums are float32."""
+    model, items = (
+        VisionModel(golden_of(name).path, dtype="bfloat16"),
+        [item for image in images_of(name) for item in image.items],
+    )
+    rows = model.encode(items, num_patches(name))
+    assert all(each.dtype == jnp.bfloat16 for each in rows)
+    found, expected = np.concatenate(rows).astype(np.float32), np.concatenate(rows_of(name))
+    spread = expected.std()
+    assert np.sqrt(np.square(found - expected).mean()) < 0.03 * spread
+    assert np.abs(found - expected).max() < 0.3 * spread
 
 
 @pytest.mark.slow

@@ -77,12 +77,13 @@ def count_tokens(width: int, height: int, config: ImageProcessorConfig) -> list[
 class VisionModel:
     """One prompt with images, which grows."""
 
-    def __init__(self, path: Path, backend: Backend = "reference") -> None:
+    def __init__(self, path: Path, backend: Backend = "reference", dtype: str = "float32") -> None:
+        """dtype: of weights and activations."""
         checkpoint = open_model(path)
         decoder = with_vision(decoder_of(checkpoint), path, checkpoint.config)
         assert decoder.vision is not None, "a checkpoint that reads images"
         self.config, self.vision = decoder, decoder.vision
-        policy = replace(plain(jnp.dtype("float32")), backend=backend)
+        policy = replace(plain(jnp.dtype(dtype)), backend=backend)
         skeleton, sharding = make_skeleton(decoder, policy), make_sharding(decoder, MeshShape())
         self._mesh = sharding.mesh.abstract_mesh
         self._params = load_params(checkpoint, skeleton, sharding, lambda *_: None)
