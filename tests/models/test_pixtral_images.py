@@ -76,3 +76,12 @@ def test_a_tower_that_is_not_computed_is_refused_with_its_key(
     assert checkpoint is not None
     with pytest.raises(CheckpointError, match=message):
         with_vision(decoder, path, open_model(path).config)
+
+
+@pytest.mark.parametrize("keys", [{"rope_theta": 500.0}, {"rope_parameters": {"rope_theta": 500.0}}])
+def test_the_base_of_rotation_is_read_from_either_place(keys: dict[str, Any], tmp_path: Path) -> None:
+    path = changed(tmp_path, vision_config=keys)
+    decoder, checkpoint = read_decoder(path)
+    assert checkpoint is not None
+    vision = with_vision(decoder, path, open_model(path).config).vision
+    assert vision is not None and vision.rope_theta == 500.0

@@ -28,6 +28,7 @@ _TOWER: Final[Mapping[str, Any]] = {
     "num_channels": 3,
     "patch_size": 16,
     "hidden_act": "gelu",
+    "rope_theta": 10_000.0,
 }
 _WHOLE: Final[Mapping[str, Any]] = {
     "model_type": None,
@@ -71,7 +72,7 @@ def pixtral(hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder: Dec
         has_patch_bias=False,
         layers="gated",
         has_biases=False,
-        rope_theta=read_theta(keys),
+        rope_theta=read_theta(keys, keys.number("rope_theta", low=1.0)),
         rotary_layout="alternating",
         has_first_norm=True,
     )
