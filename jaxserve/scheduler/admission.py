@@ -109,7 +109,8 @@ class Admission:
             num_patches = image.num_tokens * block
             is_placed = end <= image.start and 0 < image.num_tokens <= info.max_tokens
             is_sized = num_patches <= info.max_patches and len(image.positions) == 8 * num_patches
-            if not (is_placed and is_sized and len(image.patches) == num_patches * info.patch_bytes):
+            has_lines = not image.line or (image.line > 0 and image.num_tokens % image.line == 0)
+            if not (is_placed and is_sized and has_lines and len(image.patches) == num_patches * info.patch_bytes):
                 return InvalidRequestError(f"the image at token {image.start} does not fit its place", param="prompt")
             end = image.start + image.length
         rope = message.rope_positions
