@@ -46,6 +46,7 @@ def rejection(hf: dict[str, Any]) -> str:
 def test_every_family_file_is_found() -> None:
     assert sorted(architectures()) == [
         "ArceeForCausalLM",
+        "BambaForCausalLM",
         "Cohere2ForCausalLM",
         "CohereForCausalLM",
         "CwmForCausalLM",
@@ -274,6 +275,8 @@ def test_absurd_size_is_rejected_naming_key_and_limit(key: str, value: object) -
             {"rope_parameters": {"partial_rotary_factor": 1.0}},
             "partial_rotary_factor is 1.0; supported: qk",
         ),
+        ("Bamba", {"attn_layer_indices": None}, "attn_layer_indices is null; supported: at least one layer"),
+        ("Bamba", {"attn_layer_indices": [2]}, "attn_layer_indices is [2]; supported: a list of layers from 0 to 1"),
         ("NemotronH", {"hybrid_override_pattern": "MX*"}, "hybrid_override_pattern is 'MX*'; supported: letters of M"),
         ("NemotronH", {"layers_block_type": ["mamba"]}, "at least one layer of full_attention"),
         ("OlmoHybrid", {"layer_types": ["linear_attention"] * 2}, "at least one layer of full_attention"),

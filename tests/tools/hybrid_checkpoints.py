@@ -132,6 +132,15 @@ _NEMOTRON: dict[str, Any] = {
     "routed_scaling_factor": 1.5,
 }
 
+_BAMBA: dict[str, Any] = {
+    **_MAMBA,
+    "hidden_size": 48,
+    "mamba_n_heads": 6,
+    "mamba_d_head": 16,
+    "intermediate_size": 56,
+    "attn_layer_indices": [1],
+}
+
 HYBRID_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]] = {
     "kimi_linear_tiny": (
         _config(
@@ -350,6 +359,19 @@ HYBRID_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]]
         | {"layers_block_type": ["full_attention", "linear_attention", "moe", "mlp"]},
         "bfloat16",
         {"choices": {"num_experts_per_tok": 3}, "eps": {"layer_norm_epsilon": 0.1}},
+    ),
+    "bamba_tiny": (
+        _config("BambaForCausalLM", "bamba", **_BAMBA, rope_theta=1e4),
+        "bfloat16",
+        {"theta": {"rope_theta": 1e2}, "eps": {"rms_norm_eps": 0.1}},
+    ),
+    "bamba_odd_tiny": (
+        _config("BambaForCausalLM", "bamba", **_BAMBA, rope_theta=1e4, mlp_bias=True, attention_bias=True)
+        | {"hidden_size": 120, "intermediate_size": 40, "num_attention_heads": 3, "num_key_value_heads": 1}
+        | {"num_hidden_layers": 2, "mamba_expand": 1, "mamba_d_head": "auto", "mamba_n_groups": 3, "mamba_d_state": 20}
+        | {"mamba_d_conv": 3, "mamba_conv_bias": False, "mamba_proj_bias": True, "attn_layer_indices": [0]},
+        "bfloat16",
+        {"theta": {"rope_theta": 1e2}, "eps": {"rms_norm_eps": 0.1}},
     ),
     "falcon_h1_tiny": (
         _config("FalconH1ForCausalLM", "falcon_h1", **{**_MAMBA, **_FALCON}),

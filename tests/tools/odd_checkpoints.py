@@ -19,7 +19,7 @@ _LATENT: Final[dict[str, Any]] = {
     "v_head_dim": 72,
 }
 _HAS_ODD: Final = frozenset(
-    "falcon_h1 gemma3n gemma4 kimi_linear lfm2 llama4 mistral4 nemotron_h olmo_hybrid qwen3_5 qwen3_next".split()
+    "bamba falcon_h1 gemma3n gemma4 kimi_linear lfm2 llama4 mistral4 nemotron_h olmo_hybrid qwen3_5 qwen3_next".split()
 )
 """Types of models with a second shape of odd sizes in tiny_checkpoints.py."""
 

@@ -1,0 +1,60 @@
+"""Bamba: Mamba-2 mixers, and attention of which half of each head rotates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxserve.checkpoint.family import Family
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.models.families._common import COMMON_DEFAULTS, MAX_LAYERS, build
+from jaxserve.models.families._hybrid import hybrid_layers, mamba_width, read_mamba
+from jaxserve.models.families._keys import Keys
+
+DEFAULTS = dict(
+    COMMON_DEFAULTS,
+    num_key_value_heads=8,
+    rms_norm_eps=1e-5,
+    attention_bias=False,
+    mlp_bias=False,
+    mamba_n_heads=128,
+    mamba_n_groups=1,
+    mamba_d_state=256,
+    mamba_d_head="auto",
+    mamba_d_conv=4,
+    mamba_expand=2,
+    mamba_conv_bias=True,
+    mamba_proj_bias=False,
+)
+
+
+def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
+    """Llama with Mamba-2 mixers in all layers but those of `attn_layer_indices`."""
+    keys = Keys({**DEFAULTS, "partial_rotary_factor": 0.5, "max_position_embeddings": 262_144, **hf})
+    count = keys.integer("num_hidden_layers", MAX_LAYERS)
+    attention = keys.get("attn_layer_indices") or []
+    if not isinstance(attention, list) or any(
+        type(index) is not int or index not in range(count) for index in attention
+    ):
+        raise keys.error("attn_layer_indices", f"a list of layers from 0 to {count - 1}")
+    if not attention:
+        raise keys.error("attn_layer_indices", "at least one layer: a model without KV pages is not served")
+    names = ["full_attention" if index in attention else "linear_attention" for index in range(count)]
+    mamba = read_mamba(keys, mamba_width(keys), norm="gate_first")
+    config = build(
+        keys,
+        layers=hybrid_layers(keys, names, "linear_attention", mamba),
+        computed=("mlp_bias", "partial_rotary_factor"),
+    )
+    keys.require("attn_rotary_emb", config.rotary_dim, None)
+    return config
+
+
+FAMILY = Family(
+    ("BambaForCausalLM",),
+    decoder_config,
+    renames={
+        "feed_forward": "mlp",
+        "pre_ff_layernorm": "post_attention_layernorm",
+        "final_layernorm": "norm",
+    },
+)
