@@ -44,12 +44,11 @@ export UV_SYSTEM_CERTS := true
 install_locked = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python --require-hashes --no-deps $(1) || )$(PIP_INSTALL) $(1)
 # Compiled programs stay for the next run: their keys cover the sources, versions and settings they were made from.
 PYTEST = JAX_PLATFORMS=cpu JAXSERVE_TEST_PROGRAMS="$(abspath $(VENV))/programs" $(BIN)/python -m pytest
-# tests/workers.py says which tests stay in one worker. Tests that failed last time come first. A third of the time these
-# tests wait for processes and their messages, so there is one worker more than processors.
+# tests/selection.py leaves out files of which `-m` selects no test, and tests/workers.py says which tests stay in one worker.
+# Tests that failed last time come first. A third of the time these tests wait for processes and their messages, so there is one
+# worker more than processors.
 IN_WORKERS = -n $$(($(JOBS) + 1)) --maxprocesses 9 -p tests.workers --no-loadscope-reorder --failed-first
-# Each worker would collect all tests to run those of a few files: ten seconds of a processor.
 OPTIMIZED = -n $(JOBS) --maxprocesses 8 -p tests.workers --no-loadscope-reorder
-FILES_OF_OPTIMIZED = $$(grep -rl --include='test_*.py' optimized $(TESTS) | sort | grep . || echo $(TESTS))
 # One make at a time works in an environment.
 make_in = flock $(1).lock $(MAKE) --no-print-directory VENV=$(1)
 # The name of what runs now, after the minutes and seconds since the first make began.
@@ -167,11 +166,11 @@ else
 	$(QUICKLY) $(PYTEST) $(IN_WORKERS) -m "$(MAIN)" $(TESTS)
 endif
 	$(call lane,tests with optimised programs)
-	$(PYTEST) $(WITHOUT_SHAPES) $(OPTIMIZED) -m "optimized and not scale" $(FILES_OF_OPTIMIZED)
+	$(PYTEST) $(WITHOUT_SHAPES) $(OPTIMIZED) -m "optimized and not scale" $(TESTS)
 
 versions-tests: install
 	$(QUICKLY) $(PYTEST) $(WITHOUT_SHAPES) $(IN_WORKERS) -m "not optimized and not scale and (not slow or versions)" $(TESTS)
-	$(PYTEST) $(WITHOUT_SHAPES) $(OPTIMIZED) -m "optimized and versions and not scale" $(FILES_OF_OPTIMIZED)
+	$(PYTEST) $(WITHOUT_SHAPES) $(OPTIMIZED) -m "optimized and versions and not scale" $(TESTS)
 
 # jax 0.10 is the newest on Python 3.11, and jax 0.12 needs 3.12, so the program runs on both. This lane finds what another
 # jax may change (programs and their numbers, several devices, stored executables, native kernels) and another Python

@@ -6,11 +6,13 @@ import gc
 import os
 import tempfile
 from importlib.metadata import version
+from pathlib import Path
 
 import jax
 import pytest
 
 from tests.programs import VARIABLE
+from tests.selection import may_select
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if os.environ.get("JAX_DISABLE_MOST_OPTIMIZATIONS") == "1" and "XLA_FLAGS" not in os.environ:
@@ -36,6 +38,16 @@ def pytest_configure(config: pytest.Config) -> None:
         folder = tempfile.TemporaryDirectory(prefix="jaxserve-programs-", ignore_cleanup_errors=True)
         os.environ[VARIABLE] = folder.name
         config.add_cleanup(folder.cleanup)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out client libraries, which have an environment and settings of their own, and files of which no test is selected."""
+    if collection_path.name == "clients" and collection_path.parent.name == "tests":
+        return True
+    if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
+        return None
+    is_selected = may_select(config.option.markexpr, collection_path.read_text(encoding="utf-8"))
+    return None if is_selected else True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from jaxserve.checkpoint.gguf.file import open_gguf
 from jaxserve.checkpoint.protocol import Checkpoint
@@ -71,6 +70,8 @@ def source_format(source: Path) -> str:
 
 def model_type_of(architecture: str) -> str:
     """Return transformers' `model_type` of a class, which GGUF files lack. Raises WeightsError."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
     types = [name for name, classes in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if classes == architecture]
     if not types:
         raise WeightsError(f"transformers has no {architecture}")

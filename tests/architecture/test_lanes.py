@@ -1,10 +1,13 @@
-"""Tests that no lane of CI runs."""
+"""No lane of CI leaves out a test that none of the others runs."""
 
 from __future__ import annotations
 
 import re
 
+import pytest
+
 from tests.architecture.sources import ROOT
+from tests.selection import MARKS, may_select
 
 
 def test_what_is_marked_newest_lies_where_that_lane_looks() -> None:
@@ -19,3 +22,37 @@ def test_what_is_marked_newest_lies_where_that_lane_looks() -> None:
     ]
     assert marked
     assert [name for name in marked if not name.startswith(folders)] == []
+
+
+def test_marks_that_select_tests_are_set_in_test_files_only() -> None:
+    """`tests/selection.py` tells by a file's text which of its tests may have a mark."""
+    declared = re.findall(r'^  "([a-z]+): ', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M)
+    assert sorted(declared) == sorted(MARKS)
+    other = [
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "tests").rglob("*.py")
+        if not path.name.startswith("test_")
+        and {*re.findall(r"\bmark\.(\w+)", path.read_text(encoding="utf-8"))} & {*MARKS}
+    ]
+    assert other == []
+
+
+@pytest.mark.parametrize(
+    ("expression", "text", "is_selected"),
+    [
+        ("", "pytestmark = pytest.mark.slow", True),
+        ("not slow", "def test_a():\n    pass", True),
+        ("not slow", "pytestmark = pytest.mark.slow  # real models", False),
+        ("not slow", "pytestmark = [\n    pytest.mark.usefixtures('a'),\n    pytest.mark.slow,\n]\n", False),
+        ("not slow", "@pytest.mark.slow\ndef test_a():\n    pass", True),
+        ("optimized and not scale", "pytestmark = pytest.mark.slow", False),
+        ("optimized and not scale", "@pytest.mark.optimized\ndef test_a():\n    pass", True),
+        ("optimized and not scale", "pytestmark = [pytest.mark.optimized, pytest.mark.scale]", False),
+        ("not scale and (not slow or versions)", "pytestmark = pytest.mark.slow", False),
+        ("not scale and (not slow or versions)", "pytestmark = pytest.mark.slow\n@pytest.mark.versions", True),
+        ("not slow and unknown", "def test_a():\n    pass", True),
+        ("slow(reason='long')", "def test_a():\n    pass", True),
+    ],
+)
+def test_files_without_a_selected_test_are_not_collected(expression: str, text: str, is_selected: bool) -> None:
+    assert may_select(expression, text) == is_selected

@@ -9,11 +9,14 @@ import ssl
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import trustme
 
 from tests.e2e.http_server import SOURCES, running, until
+
+if TYPE_CHECKING:
+    import trustme
 
 pytestmark = pytest.mark.slow
 
@@ -37,6 +40,8 @@ def serial(port: int, trust: ssl.SSLContext) -> object:
 
 
 def test_every_api_process_has_the_certificate_and_reads_it_again(tmp_path: Path) -> None:
+    import trustme
+
     authority, trust = trustme.CA(), ssl.create_default_context()
     authority.configure_trust(trust)
     files = write_pair(authority.issue_cert("127.0.0.1"), tmp_path)

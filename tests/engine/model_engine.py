@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -38,6 +39,7 @@ from jaxserve.scheduler.constrained import Grammars
 from jaxserve.scheduler.plan import Buckets
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.types import LogprobsMode, RequestId
+from tests.engine.greedy import greedy_programs, is_greedy
 from tests.programs import shared_programs
 from tests.smollm2 import LIMITS
 from tests.unit.checkpoint.checkpoint_files import smollm2_file
@@ -89,7 +91,8 @@ class ModelEngine:
     """An EngineCore over a LocalExecutor; `restart` gives a fresh scheduler and cache over the same programs.
 
     It compiles the largest bucket of each kind: half as many programs as a server does. has_all_buckets: those of a server,
-    for tests in which rows and their number must not affect each other.
+    for tests in which rows and their number must not affect each other. is_greedy: requests are greedy and have no log-probabilities,
+    so programs are compiled without the sampler, which takes half of the time.
     """
 
     def __init__(
@@ -118,8 +121,10 @@ class ModelEngine:
         num_speculative_tokens: int = 0,
         speculative_method: SpeculativeMethod = "auto",
         has_all_buckets: bool = False,
+        is_greedy: bool = False,
         reports_tokens: bool = False,
     ) -> None:
+        self._is_greedy = is_greedy
         model = ModelConfig(
             model=str(path),
             max_model_len=max_model_len,
@@ -147,11 +152,15 @@ class ModelEngine:
                 data_parallel_size=data_parallel_size,
                 expert_parallel_size=expert_parallel_size,
             ),
-            compile=CompileConfig(compile_cache=str(shared_programs()), cpu_kernels=cpu_kernels),
+            compile=CompileConfig(cpu_kernels=cpu_kernels),
         )
         self.progress: list[tuple[str, int, int, str]] = []
         table = make_buckets if has_all_buckets else _largest_buckets
-        with mock.patch("jaxserve.runner.limits.make_buckets", table):
+        programs = greedy_programs() if is_greedy else contextlib.nullcontext(shared_programs())
+        with mock.patch("jaxserve.runner.limits.make_buckets", table), programs as folder:
+            self.config = dataclasses.replace(
+                self.config, compile=dataclasses.replace(self.config.compile, compile_cache=str(folder))
+            )
             self.executor = LocalExecutor.start(
                 self.config, path, lambda *step: self.progress.append(step), reports_tokens=reports_tokens
             )
@@ -224,6 +233,7 @@ class ModelEngine:
         """Run all requests together, to the end."""
         results = {item.request_id: Generated() for item in requests}
         for item in requests:
+            assert not self._is_greedy or is_greedy(item.sampling), "programs of this engine have no sampler"
             for output in self.core.handle(item):
                 results[output.request_id].add(output)
         while self.core.has_work:

@@ -26,7 +26,7 @@ CHUNKS = {"llama4_odd_tiny": 13}
 @pytest.fixture(scope="module", params=CASES, ids="-".join)
 def case(request: Any) -> Iterator[tuple[GoldenCheckpoint, ModelEngine]]:
     name, kernels = request.param
-    made = ModelEngine(golden_checkpoint(name).path, cpu_kernels=kernels)
+    made = ModelEngine(golden_checkpoint(name).path, cpu_kernels=kernels, is_greedy=True)
     yield golden_checkpoint(name), made
     made.executor.close()
 

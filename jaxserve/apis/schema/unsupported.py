@@ -14,7 +14,6 @@ TOOL_FORMAT_HEADER = "x-jaxserve-tool-format"
 
 _OFF: tuple[Any, ...] = (None, False)
 _EMPTY: tuple[Any, ...] = (None, [], {}, "")
-_ZERO: tuple[Any, ...] = (None, 0)
 _ONE: tuple[Any, ...] = (None, 1)
 _NULL: tuple[Any, ...] = (None,)
 

@@ -12,6 +12,7 @@ import yaml
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "docker" / "kubernetes"
 FILES = sorted(FOLDER.glob("*.yaml"))
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Pod:
 
 def documents(file: Path) -> list[dict[str, Any]]:
     """Return the documents of a file."""
-    return list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
+    return list(yaml.load_all(file.read_text(encoding="utf-8"), _LOADER))
 
 
 def templates(value: Any) -> Iterator[dict[str, Any]]:

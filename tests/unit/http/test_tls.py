@@ -9,10 +9,10 @@ import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import aiohttp
 import pytest
-import trustme
 from aiohttp import web
 
 from jaxserve.config import ConnectionConfig
@@ -22,9 +22,18 @@ from jaxserve.http.listener import HttpServer, bind_sockets, listening
 from jaxserve.http.sockets.tls import CHECK_S, file_changes, tls_context
 from tests.loop_clock import LoopClock
 
+if TYPE_CHECKING:
+    import trustme
+
 
 @pytest.fixture(scope="module")
 def authority() -> trustme.CA:
+    return make_authority()
+
+
+def make_authority() -> trustme.CA:
+    import trustme
+
     return trustme.CA()
 
 
@@ -116,14 +125,14 @@ async def test_a_connection_counts_while_it_shakes_hands(authority: trustme.CA, 
 
 
 async def test_clients_need_a_certificate_of_the_authorities(authority: trustme.CA, tmp_path: Path) -> None:
-    pair, clients = write_pair(authority.issue_cert("127.0.0.1"), tmp_path), trustme.CA()
+    pair, clients = write_pair(authority.issue_cert("127.0.0.1"), tmp_path), make_authority()
     clients.cert_pem.write_to_path(tmp_path / "clients.pem")
     config = TlsConfig(
         ssl_certfile=pair.ssl_certfile, ssl_keyfile=pair.ssl_keyfile, ssl_ca_certs=str(tmp_path / "clients.pem")
     )
     known, strange = trusting(authority), trusting(authority)
     clients.issue_cert("client.example").configure_cert(known)
-    trustme.CA().issue_cert("client.example").configure_cert(strange)
+    make_authority().issue_cert("client.example").configure_cert(strange)
     async with serving(config) as (_, address):
         assert await ask(f"https://{address}/", known) == "https"
         for refused in (strange, trusting(authority)):
