@@ -59,6 +59,20 @@ class EncodedRequest:
     notes: RequestNotes
 
 
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The tokens that a prompt and its output may have together."""
+
+    limit: int
+    has_output: bool = True
+    """False: nothing is generated, and the prompt may fill the context."""
+
+    @property
+    def longest_prompt(self) -> int:
+        """Number of tokens of the longest prompt."""
+        return self.limit - self.has_output
+
+
 async def encode_request(
     tokens: Tokenization,
     request: GenerationRequest,
@@ -67,10 +81,11 @@ async def encode_request(
     embeds: Mapping[int, LoadedEmbeds] = NO_EMBEDS,
 ) -> EncodedRequest:
     """Encode all texts of a request; embeds: embeddings by the index of their prompt. Raises InvalidRequestError, and ContextLengthError for what does not fit."""
-    limit, name = model_info.max_model_len, request.prompt_name
+    context = Context(model_info.max_model_len, has_output=request.max_tokens != 0)
+    limit, name = context.limit, request.prompt_name
     spec, notes, prompts = ParserSpec(), RequestNotes(), []
     if isinstance(request.prompt, Conversation):
-        prompts.append(await encode_conversation(tokens, request.prompt, limit, images))
+        prompts.append(await encode_conversation(tokens, request.prompt, context, images))
         spec, notes = _parser_spec(tokens, request, request.prompt, prompts[0]), _notes(tokens, request.prompt)
     else:
         for index, text in enumerate(request.prompt.prompts):
@@ -78,15 +93,15 @@ async def encode_request(
                 prompts.append([_NO_TOKEN] * embeds[index].num_tokens)
             elif isinstance(text, str):
                 special = request.prompt.add_special_tokens
-                prompts.append(await encode_text(tokens, text, limit, add_special_tokens=special))
+                prompts.append(await encode_text(tokens, text, context, add_special_tokens=special))
             else:
-                if len(text) >= limit:  # before the ids are looked at: there may be millions
-                    raise _too_long(limit, str(len(text)), name)
+                if len(text) > context.longest_prompt:  # before the ids are looked at: there may be millions
+                    raise _too_long(context, str(len(text)), name)
                 await tokens.check_token_ids(name, [text], model_info.vocab_size)
                 prompts.append(text)
     return EncodedRequest(
         prompts,
-        [_max_tokens(request, len(prompt), limit, name) for prompt in prompts],
+        [_max_tokens(request, len(prompt), context) for prompt in prompts],
         await tokens.encode_words(request.sampling),
         await tokens.encode_start(request.prediction, limit) if request.prediction else [],
         spec,
@@ -97,13 +112,12 @@ async def encode_request(
 async def encode_conversation(
     tokens: Tokenization,
     conversation: Conversation,
-    max_tokens: int | None = None,
+    context: Context | None = None,
     images: LoadedImages = NO_IMAGES,
 ) -> list[int]:
     """Return the token ids of a conversation; the template brings the special tokens.
 
-    max_tokens: the context, in which something must be left for output. Raises ContextLengthError, InvalidRequestError for
-    more than MAX_LISTED_TOKENS without a context, and UnsupportedParameterError for what the model's template does not read.
+    Raises ContextLengthError, InvalidRequestError for more than MAX_LISTED_TOKENS without a context, and UnsupportedParameterError for what the model's template does not read.
     """
     tokenizer, param = tokens.tokenizer, conversation.names.prompt
     functions = [function for _, function in conversation.offered]
@@ -111,7 +125,7 @@ async def encode_conversation(
     is_explained = tokens.output_format.explains_tools
 
     def encode() -> list[int]:
-        _check_chars(tokens, sum(map(_num_chars, conversation.messages)), max_tokens, param)
+        _check_chars(tokens, sum(map(_num_chars, conversation.messages)), context, param)
         messages, tools = template_messages(conversation.messages), _template_tools(functions)
         if is_explained:
             messages = with_explained_tools(messages, tools, takes_system=tokenizer.chat_templates.take_system)
@@ -123,25 +137,25 @@ async def encode_conversation(
             continue_final_message=conversation.continue_final_message,
             placeholder=images.placeholder,
             images=images.texts,
-            max_tokens=_most(max_tokens),
+            max_tokens=_most(context),
         )
 
     has_prefix = not conversation.continue_final_message and conversation.add_generation_prompt is not False
     try:
         return await tokens.call(encode)
     except TooManyTokensError as error:
-        raise _too_many(error, max_tokens, param) from None
+        raise _too_many(error, context, param) from None
 
 
 async def encode_text(
-    tokens: Tokenization, text: str, max_tokens: int | None = None, *, add_special_tokens: bool
+    tokens: Tokenization, text: str, context: Context | None = None, *, add_special_tokens: bool
 ) -> list[int]:
     """Return the token ids of a plain prompt. Raises as `encode_conversation` does."""
-    _check_chars(tokens, len(text), max_tokens, "prompt")
+    _check_chars(tokens, len(text), context, "prompt")
     try:
-        return await tokens.call(lambda: tokens.tokenizer.encode(text, add_special_tokens, _most(max_tokens)))
+        return await tokens.call(lambda: tokens.tokenizer.encode(text, add_special_tokens, _most(context)))
     except TooManyTokensError as error:
-        raise _too_many(error, max_tokens, "prompt") from None
+        raise _too_many(error, context, "prompt") from None
 
 
 def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
@@ -255,31 +269,32 @@ def _num_chars(message: ChatMessage) -> int:
     return len(content) if isinstance(content, str) else sum(len(part.text or "") for part in content)
 
 
-def _check_chars(tokens: Tokenization, num_chars: int, max_tokens: int | None, param: str) -> None:
+def _check_chars(tokens: Tokenization, num_chars: int, context: Context | None, param: str) -> None:
     at_least = -(-num_chars // tokens.tokenizer.longest_token_chars)
-    if max_tokens is not None and at_least >= max_tokens:
-        raise _too_long(max_tokens, f"at least {at_least}", param)
+    if context is not None and at_least > context.longest_prompt:
+        raise _too_long(context, f"at least {at_least}", param)
 
 
-def _most(max_tokens: int | None) -> int:
+def _most(context: Context | None) -> int:
     """Return the largest number of tokens of a prompt."""
-    return MAX_LISTED_TOKENS if max_tokens is None else max_tokens - 1
+    return MAX_LISTED_TOKENS if context is None else context.longest_prompt
 
 
-def _too_many(error: TooManyTokensError, max_tokens: int | None, param: str) -> InvalidRequestError:
+def _too_many(error: TooManyTokensError, context: Context | None, param: str) -> InvalidRequestError:
     num_tokens = f"{'' if error.is_exact else 'more than '}{error.num_tokens}"
-    if max_tokens is None:
+    if context is None:
         return invalid(param, f"at most {MAX_LISTED_TOKENS} tokens are listed, got {num_tokens}")
-    return _too_long(max_tokens, num_tokens, param)
+    return _too_long(context, num_tokens, param)
 
 
-def _max_tokens(request: GenerationRequest, num_prompt: int, limit: int, param: str) -> int:
-    """Return the number of tokens that may be generated. Raises ContextLengthError if they do not fit `limit`."""
+def _max_tokens(request: GenerationRequest, num_prompt: int, context: Context) -> int:
+    """Return the number of tokens that may be generated. Raises ContextLengthError if they do not fit the context."""
+    limit, param = context.limit, request.prompt_name
     asked, left = request.max_tokens, limit - num_prompt
     if num_prompt == 0:
         raise invalid(param, "it has no tokens")
-    if left < 1:
-        raise _too_long(limit, str(num_prompt), param)
+    if num_prompt > context.longest_prompt:
+        raise _too_long(context, str(num_prompt), param)
     if asked is None or asked <= left:
         return left if asked is None else asked
     if request.is_limit_clipped:
@@ -292,11 +307,12 @@ def _max_tokens(request: GenerationRequest, num_prompt: int, limit: int, param: 
     )
 
 
-def _too_long(limit: int, num_prompt_tokens: str, param: str) -> ContextLengthError:
+def _too_long(context: Context, num_prompt_tokens: str, param: str) -> ContextLengthError:
     """Return the error for a prompt that is too long by itself. `num_prompt_tokens` may be "at least N"."""
+    effect = "leaves no room for output" if context.has_output else "is more"
     return ContextLengthError(
-        f"This model's maximum context length is {limit} tokens. However, your prompt contains {num_prompt_tokens} "
-        "input tokens, which leaves no room for output. Please reduce the length of the input prompt.",
+        f"This model's maximum context length is {context.limit} tokens. However, your prompt contains "
+        f"{num_prompt_tokens} input tokens, which {effect}. Please reduce the length of the input prompt.",
         param=param,
     )
 

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Final
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
@@ -16,6 +16,12 @@ from jaxserve.config import ConnectionConfig
 from jaxserve.errors import InvalidRequestError, UnavailableError
 from jaxserve.frontend.errors import hide_internal_error
 from jaxserve.http.errors import error_response
+
+_FIRST_PROBE_S: Final = 0.01
+"""Time between the end of a client's input and the first bytes that show whether it still reads; doubles with each."""
+_LONGEST_PROBE_S: Final = 2.56
+_PROBE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
+"""An interim response: clients skip any number of them before a reply (RFC 9110, 15.2)."""
 
 
 class Connection(RequestHandler):
@@ -43,6 +49,10 @@ class Connection(RequestHandler):
         """True if bytes have arrived since the last reply."""
         self.closes_after_reply = False
         """True: replies that begin from now on are the last of the connection, and their headers say so."""
+        self.stream_probe = b""
+        """Bytes without meaning that may follow what was written of the current reply; empty if there are none."""
+        self._is_half_closed = False
+        """True: the client sends no more, and waits for replies or has left."""
 
     @property
     def is_surplus(self) -> bool:
@@ -100,7 +110,42 @@ class Connection(RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         finished = await super().finish_response(request, resp, start_time)
         self._has_input = not request.content.is_eof()
+        self.stream_probe = b""
+        if self._is_half_closed and not self._messages:
+            resp.force_close()
         return finished
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Return True, which keeps the connection open, if the client waits for replies.
+
+        A client that closed only its sending side looks like one that left until something is written to it: the system
+        of one that left resets the connection.
+        """
+        is_idle = self._waiter is not None and not self._waiter.done() and not self._messages
+        if self.transport is None or is_idle or self.transport.get_extra_info("ssl_object") is not None:
+            return False  # with TLS, asyncio closes the connection in any case
+        if not self._is_half_closed:
+            self._is_half_closed = True
+            if not self.is_operators and hasattr(socket, "TCP_USER_TIMEOUT"):
+                found: socket.socket = self.transport.get_extra_info("socket")
+                found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self.write_timeout_s * 1000))
+            asyncio.get_running_loop().call_later(_FIRST_PROBE_S, self._probe, _FIRST_PROBE_S)
+        return True
+
+    def _probe(self, waited_s: float) -> None:
+        """Write bytes without meaning to a client that sends no more, again and again: writing fails if it left."""
+        request, transport = self._current_request, self.transport
+        if transport is None or transport.is_closing():
+            return
+        if request is not None:
+            if not request.content.is_eof() or request.version < HttpVersion11:
+                transport.abort()  # the rest of the body will not come; HTTP/1.0 has no interim responses
+                return
+            probe = self.stream_probe if request.writer.output_size else _PROBE
+            if probe and not self.writing_paused:
+                transport.write(probe)
+        next_s = min(2 * waited_s, _LONGEST_PROBE_S)
+        asyncio.get_running_loop().call_later(next_s, self._probe, next_s)
 
     def release(self) -> socket.socket | None:
         """Return the socket, and forget the connection here, if it waits for a request; None if it does not.

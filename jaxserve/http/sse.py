@@ -12,6 +12,8 @@ from jaxserve.apis.schema.encode import encode_in_parts
 from jaxserve.http.connection import connection_of
 
 KEEP_ALIVE = b": keep-alive\n\n"
+_EMPTY_COMMENT = b"3\r\n:\n\n\r\n"
+"""A comment as one chunk of a body."""
 
 _HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -85,6 +87,7 @@ class EventStream:
             self._is_chunked = self._response.headers.get("Transfer-Encoding") == "chunked"  # HTTP/1.0 has none
         async with self._connection.patience():
             await self._response.write(b"".join(frames))
+            self._connection.stream_probe = _EMPTY_COMMENT if self._is_chunked else b""
             await self._connection.wait_writable()
 
     async def close(self, frames: Iterable[bytes] = ()) -> None:

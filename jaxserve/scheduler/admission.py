@@ -45,8 +45,9 @@ class Admission:
     returns_routed_experts: bool = False
 
     def max_output_tokens(self, message: AddRequest) -> int:
-        """Return `max_tokens`, cut to what the context leaves."""
-        return min(message.sampling.max_tokens, self.max_model_len - len(message.prompt_token_ids))
+        """Return `max_tokens`, cut to what the context leaves: one for a prompt that fills it, which is scored."""
+        left = self.max_model_len - len(message.prompt_token_ids)
+        return min(message.sampling.max_tokens, max(left, 1))
 
     def rejection(self, message: AddRequest, num_requests: int) -> RequestError | None:
         """Return why `message` is rejected while `num_requests` run or wait, or None."""
@@ -83,7 +84,8 @@ class Admission:
             return error
         if message.priority and not self.has_priorities:
             return no_priorities(message.priority)
-        if num_tokens + 1 > self.max_model_len:
+        # A prompt that fills the context may have one token after it, which is not read: only its scores are wanted.
+        if num_tokens + (message.sampling.max_tokens > 1) > self.max_model_len:
             return ContextLengthError(
                 f"This model's maximum context length is {self.max_model_len} tokens. However, your prompt contains "
                 f"{num_tokens} input tokens, which leaves no room for output tokens. "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Iterator
+from http.client import HTTPResponse
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,57 @@ def test_disconnect_frees_the_engine_at_once(server: Server, is_streamed: bool) 
     server.await_metric("num_requests_running", 0)
     server.await_metric("client_disconnects_total", before + 1)
     server.await_metric("kv_cache_usage_perc", 0)
+
+
+def read_to_the_end(connection: socket.socket) -> bytes:
+    data = b""
+    while received := connection.recv(65536):
+        data += received
+    return data
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+def test_a_client_that_closes_only_its_sending_side_gets_its_reply(server: Server, is_streamed: bool) -> None:
+    body = {"prompt": "x", "max_tokens": 40, "stream": is_streamed}
+    with open_post(server, body) as connection:
+        connection.shutdown(socket.SHUT_WR)
+        reply = HTTPResponse(connection)
+        reply.begin()
+        text = reply.read()
+        assert (reply.status, connection.recv(1)) == (200, b""), "the reply was the connection's last"
+    lines = [line[6:] for line in text.split(b"\n") if line.startswith(b"data: {")] if is_streamed else [text]
+    assert json.loads(lines[-1])["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_client_that_closes_the_rest_of_its_connection_later_has_left(server: Server) -> None:
+    before = server.metric("client_disconnects_total")
+    with open_post(server, {"prompt": "x", "max_tokens": 1900}) as connection:
+        connection.shutdown(socket.SHUT_WR)
+        read_until(connection, b"100 Continue")
+    server.await_metric("client_disconnects_total", before + 1)
+    server.await_metric("num_requests_running", 0)
+
+
+def test_pipelined_requests_before_a_half_close_are_answered(server: Server) -> None:
+    request = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(request * 3)
+        connection.shutdown(socket.SHUT_WR)
+        assert read_to_the_end(connection).count(b"HTTP/1.1 200 OK") == 3
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{",
+        b"GET /v1/models HTTP/1.1\r\nHost: local",
+    ],
+)
+def test_a_half_close_inside_a_request_ends_the_connection(server: Server, sent: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)
+        assert b"200 OK" not in read_to_the_end(connection)
 
 
 def test_reader_that_does_not_read_holds_up_no_other(server: Server) -> None:

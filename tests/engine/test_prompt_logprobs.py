@@ -46,6 +46,17 @@ def test_scores_of_a_prompt_are_those_of_its_generation(engine: ModelEngine, chu
     assert engine.executor.compilations() == before
 
 
+def test_a_prompt_that_fills_the_context_is_scored(engine: ModelEngine) -> None:
+    engine.restart()
+    whole = np.random.default_rng(5).integers(3, 300, 128)
+    shorter = engine.run([request("a", whole[:-1], num_prompt_logprobs=2, max_tokens=1)])["a"]
+    for _ in range(2):
+        found = engine.run([request("b", whole, num_prompt_logprobs=2, max_tokens=1)])["b"]
+        assert len(found.prompt_logprobs) == 127
+        assert_same(found.prompt_logprobs[:-1], shorter.prompt_logprobs, 2)
+        assert (found.finish_reason, len(found.token_ids)) == ("length", 1)
+
+
 @pytest.mark.parametrize("num_blocks", [None, 14])
 def test_scoring_among_others_changes_nothing(engine: ModelEngine, num_blocks: int | None) -> None:
     """Also with preemption in between: log-probabilities that were reported are not reported again."""

@@ -51,7 +51,9 @@ class CompletionRequest(CommonFields, kw_only=True):
     ] = None
     echo: Annotated[
         bool | None,
-        Meta(description="True: the text, and `logprobs` if requested, begin with the prompt. Allows `max_tokens` 0."),
+        Meta(
+            description="True: the text, and `logprobs` if requested, begin with the prompt. Allows `max_tokens` 0, and then a prompt that fills the context."
+        ),
     ] = None
     best_of: Annotated[int | None, Meta(description="Must equal `n`: the server does not choose among candidates.")] = (
         None

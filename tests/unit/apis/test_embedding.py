@@ -16,7 +16,7 @@ from jaxserve.ipc.messages import EmbeddingInfo, Ready
 from jaxserve.tokenizer.tokenizer import load_tokenizer
 from tests.models.goldens import DATA
 from tests.unit.cli.test_documented_commands import read
-from tests.unit.running_api import MODEL_INFO, Api, running_api
+from tests.unit.running_api import MAX_MODEL_LEN, MODEL_INFO, Api, running_api
 
 EMBEDDING = msgspec.structs.replace(MODEL_INFO, embedding=EmbeddingInfo(2, "mean", normalizes=True))
 
@@ -92,6 +92,16 @@ async def test_a_cross_encoder_reads_each_pair_at_once(pairs_api: Api) -> None:
     assert [(result["index"], result["relevance_score"]) for result in reply["results"]] == [(2, 7.0), (0, 0.25)]
     tokens = sum(len(api.tokenizer.encode_pair("what?", document, None)[0]) for document in documents)
     assert reply["usage"]["prompt_tokens"] == tokens
+
+
+@pytest.mark.parametrize("num_tokens", [MAX_MODEL_LEN, MAX_MODEL_LEN + 1])
+async def test_a_text_may_fill_the_context(api: Api, num_tokens: int) -> None:
+    await ready(api, scores_pairs=False)
+    task = asyncio.create_task(api.post("/v1/embeddings", {"input": [[5] * num_tokens]}))
+    if num_tokens == MAX_MODEL_LEN:
+        request = await api.engine.added()
+        api.engine.output(request, [], finish_reason="stop", vector=np.ones(1, np.float32).tobytes())
+    assert (await task)[0] == (200 if num_tokens == MAX_MODEL_LEN else 400)
 
 
 async def test_a_pair_that_is_too_long_is_refused_or_cut(api: Api) -> None:

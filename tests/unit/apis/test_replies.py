@@ -11,7 +11,7 @@ import pytest
 
 from jaxserve.ipc.messages import AddRequest, RequestOutput, StepOutputs, TokenLogprobs
 from jaxserve.tokenizer.tokenizer import Tokenizer
-from tests.unit.running_api import TOKENIZERS, Api, running_api
+from tests.unit.running_api import MAX_MODEL_LEN, TOKENIZERS, Api, running_api
 
 EOS = 2
 CHAT = "/v1/chat/completions"
@@ -367,6 +367,41 @@ async def test_echo_with_logprobs_scores_the_prompt(api: Api, max_tokens: int) -
     parts = [chunk["choices"][0]["logprobs"] for chunk in chunks if chunk["choices"][0]["logprobs"]]
     assert {key: [value for part in parts for value in part[key]] for key in logprobs} == logprobs
     assert plain["usage"]["completion_tokens"] == max_tokens
+
+
+@pytest.mark.parametrize("as_text", [False, True])
+async def test_a_prompt_that_fills_the_context_is_echoed_and_scored(api: Api, as_text: bool) -> None:
+    text = "!" * MAX_MODEL_LEN
+    body = {"prompt": text if as_text else ids(api, text), "echo": True, "max_tokens": 0}
+    status, plain = await api.post(TEXT, body)
+    assert (status, plain["choices"][0]["text"]) == (200, text)
+    scored, request = await asyncio.gather(api.post(TEXT, body | {"logprobs": 1}), play(api, [ids(api, "x")]))
+    assert scored[0] == 200
+    assert len(scored[1]["choices"][0]["logprobs"]["token_logprobs"]) == MAX_MODEL_LEN
+    assert (len(request.prompt_token_ids), request.sampling.max_tokens) == (MAX_MODEL_LEN, 1)
+    assert scored[1]["usage"]["completion_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "max_tokens", "reason"),
+    [
+        (MAX_MODEL_LEN, 1, "contains 64 input tokens, which leaves no room for output"),
+        (MAX_MODEL_LEN - 1, 2, "you requested 65 tokens"),
+        (MAX_MODEL_LEN + 1, 0, "contains 65 input tokens, which is more"),
+    ],
+)
+async def test_a_token_beyond_the_context_is_refused(api: Api, num_tokens: int, max_tokens: int, reason: str) -> None:
+    for prompt in ([5] * num_tokens, "!" * num_tokens):
+        body = {"prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": max_tokens}
+        status, reply = await api.post(TEXT, body)
+        assert (status, reply["error"]["code"]) == (400, "context_length_exceeded")
+        assert reason in reply["error"]["message"].replace("more than 64", "65").replace("at least 65", "65")
+
+
+async def test_the_last_tokens_of_the_context_are_generated_and_scored(api: Api) -> None:
+    body = {"prompt": [5] * (MAX_MODEL_LEN - 1), "prompt_logprobs": 0, "max_tokens": 1}
+    (status, reply), _ = await asyncio.gather(api.post(TEXT, body), play(api, [ids(api, "x")]))
+    assert (status, len(reply["choices"][0]["prompt_logprobs"])) == (200, MAX_MODEL_LEN - 1)
 
 
 @pytest.mark.parametrize("path", [CHAT, TEXT])

@@ -45,6 +45,11 @@ def test_request_that_can_never_run_is_rejected_by_name(message: AddRequest, err
     assert rig.kv.usage == 0.0
 
 
+def test_a_prompt_that_fills_the_context_is_computed_for_its_scores() -> None:
+    message = add("r", prompt(128), max_tokens=1)
+    assert Rig(num_blocks=40).run(message) == {"r": expected(message)}
+
+
 def test_largest_request_that_fits_the_pool_runs() -> None:
     message = add("r", prompt(30), max_tokens=11)
     assert Rig(num_blocks=11).run(message) == {"r": expected(message)}
