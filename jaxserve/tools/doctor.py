@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import re
 import resource
@@ -15,6 +14,8 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
+
+import msgspec
 
 from jaxserve.checkpoint.source import hub_id
 from jaxserve.config import Config
@@ -208,26 +209,42 @@ def _hub_model(model: str, revision: str | None) -> Finding:
         return Finding("model", "wrong", str(error), "`jaxserve models` lists those on this machine")
     cache = Path(constants.HF_HUB_CACHE)
     named = f"{model} at revision {revision}" if revision else model
-    if _has_weights(
-        cache / f"models--{repository.replace('/', '--')}",
-        revision or "main",
-        glob.escape(file) if file else "*.safetensors",
-    ):
+    names, num_missing = _cached_weights(cache / f"models--{repository.replace('/', '--')}", revision or "main", file)
+    if names and not num_missing:
         return Finding("model", "ok", f"{named} is in {cache}")
+    lacks = f"{num_missing} of {len(names)} files with weights of {named} are" if names else f"{named} is"
     if constants.HF_HUB_OFFLINE:
-        return Finding("model", "wrong", f"{named} is not in {cache}, and HF_HUB_OFFLINE is set", "unset it")
+        return Finding("model", "wrong", f"{lacks} not in {cache}, and HF_HUB_OFFLINE is set", "unset it")
     existing = next(path for path in (cache, *cache.parents) if path.exists())
     if not os.access(existing, os.W_OK | os.X_OK):
         return Finding("model", "wrong", f"{existing} is not writable: {named} cannot be fetched", "set HF_HOME=DIR")
-    text = f"{named} is not in {cache}, which has {shutil.disk_usage(existing).free / _GIB:.1f} GiB free"
+    text = f"{lacks} not in {cache}, which has {shutil.disk_usage(existing).free / _GIB:.1f} GiB free"
     return Finding("model", "note", text, "it is fetched from the hub at the start; HF_HOME=DIR puts it elsewhere")
 
 
-def _has_weights(folder: Path, revision: str, pattern: str) -> bool:
-    """Return True if a repository's folder in the hub's cache has a file of this pattern at a branch, tag or commit."""
+class _Index(msgspec.Struct):
+    """The file that says in which file of a checkpoint each tensor is."""
+
+    weight_map: dict[str, str]
+
+
+def _cached_weights(folder: Path, revision: str, file: str | None) -> tuple[Sequence[str], int]:
+    """Return the files with weights that a repository has at a branch, tag or commit, and how many its folder in the hub's cache lacks.
+
+    file: of GGUF. No files: the cache does not say which there are.
+    """
     reference = folder / "refs" / revision
     commit = reference.read_text(encoding="ascii").strip() if reference.is_file() else revision
-    return any((folder / "snapshots" / commit).glob(pattern))
+    snapshot = folder / "snapshots" / commit
+    names = [file] if file else ["model.safetensors"]
+    index = snapshot / "model.safetensors.index.json"
+    if file is None and not (snapshot / names[0]).is_file() and index.is_file():
+        try:
+            names = sorted(set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values()))
+        except msgspec.DecodeError:
+            names = []
+    missing = [name for name in names if not (snapshot / name).is_file()]
+    return ([], 0) if len(names) == len(missing) else (names, len(missing))
 
 
 def _together(configs: Sequence[Config], found: FoundDevices | NoDeviceError) -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 from pathlib import Path
@@ -332,6 +333,31 @@ def test_doctor_finds_the_weights_of_the_named_file_and_revision_in_the_cache(
     (snapshot / "model.safetensors").touch()
     assert verdict("org/name") == "ok"
     assert (verdict("org/name", revision="0123abcd"), verdict("org/name", revision="v2")) == ("ok", "note")
+
+
+def test_doctor_finds_that_some_files_of_a_sharded_model_are_not_in_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    snapshot = tmp_path / "models--org--name" / "snapshots" / "0123abcd"
+    snapshot.mkdir(parents=True)
+    config = load_config(flags={"model": "org/name", "revision": "0123abcd"})
+    shards = [f"model-0000{number}-of-00003.safetensors" for number in (1, 2, 3)]
+    index = snapshot / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": dict(zip("abc", shards, strict=True))}))
+    (snapshot / shards[0]).touch()
+    (snapshot / shards[1]).symlink_to(tmp_path / "blob")  # of a file whose blob was deleted
+    finding = doctor._model(config)
+    assert (finding.verdict, finding.text.partition(" at")[0]) == ("note", "2 of 3 files with weights of org/name")
+    with monkeypatch.context() as patch:
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+        assert doctor._model(config).verdict == "wrong"
+    for name in ("blob", f"models--org--name/snapshots/0123abcd/{shards[2]}"):
+        (tmp_path / name).touch()
+    assert doctor._model(config).verdict == "ok"
+    index.write_text("{")
+    assert doctor._model(config).verdict == "note"
 
 
 def test_doctor_leaves_models_of_the_hub_to_the_start() -> None:
