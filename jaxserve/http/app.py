@@ -28,7 +28,7 @@ from jaxserve.http.errors import error_response, response_from_http_error
 from jaxserve.http.handler import ADMISSION, ROUTES, failed_status_of, handler_of
 from jaxserve.http.inputs import HEADER, add_note_headers, request_id_of
 from jaxserve.http.listener import Handler
-from jaxserve.http.paths import likely_path, style_of_path, with_slash
+from jaxserve.http.paths import path_hint, style_of_path, with_slash
 from jaxserve.http.state import STATE, ServerState
 from jaxserve.http.tracing import tracing_middleware
 from jaxserve.tenants import HTTP_REQUEST_ID, TENANT, USAGE, Usage
@@ -109,8 +109,8 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
         response = error_response(error, body=body)
     except web.HTTPException as error:
         routes = request.app[ROUTES]
-        likely = likely_path(request.path, routes) if error.status == 404 else None
-        response = response_from_http_error(error, request, state.max_body_size, body, likely)
+        hint = path_hint(request.path, routes) if error.status in (404, 405) else None
+        response = response_from_http_error(error, request, state.max_body_size, body, hint)
     except ConnectionResetError:
         raise
     except Exception as error:

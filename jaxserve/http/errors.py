@@ -16,6 +16,7 @@ from jaxserve.errors import (
     UnavailableError,
     UnknownUrlError,
 )
+from jaxserve.http.paths import PathHint
 
 ErrorBody = Callable[[RequestError], msgspec.Struct]
 """Makes the body of an error reply."""
@@ -40,17 +41,17 @@ def response_from_http_error(
     request: web.Request,
     max_body_size: int,
     body: ErrorBody = error_body,
-    likely: str | None = None,
+    hint: PathHint | None = None,
 ) -> web.Response:
     """Return the API's error reply for an error of aiohttp: no such route, wrong method, body too large.
 
-    likely: the path that the client may have meant.
+    hint: what the client may do instead of using this path.
     """
     if error.status == 413:
         return error_response(too_large(max_body_size), body=body)
-    if error.status == 404:
-        text = f"Unknown request URL: {request.method} {request.path}. {_hint(likely)}"
-        return error_response(UnknownUrlError(text), body=body)
+    if hint is not None and (error.status == 404 or hint.is_unserved):
+        verb = "This server does not have" if hint.is_unserved else "Unknown request URL:"
+        return error_response(UnknownUrlError(f"{verb} {request.method} {request.path}. {hint.text}"), body=body)
     text = {
         405: f"Not allowed to {request.method} on {request.path}.",
     }.get(error.status, error.reason or "The request was refused.")
@@ -58,10 +59,6 @@ def response_from_http_error(
     if "Allow" in error.headers:
         response.headers["Allow"] = error.headers["Allow"]
     return response
-
-
-def _hint(likely: str | None) -> str:
-    return "/docs lists the known ones." if likely is None else f"Did you mean {likely}?"
 
 
 _HTTP_CODES = {405: "method_not_allowed"}

@@ -1,15 +1,76 @@
-"""Paths that are nearly those of a route: with a slash at the end, with a part twice, without the version."""
+"""Paths that are nearly those of a route: with a slash at the end, with a part twice, without the version; and paths of other servers."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
 
 from jaxserve.apis.routes import ApiStyle, Route
 
 _SLASHES = re.compile(r"/{2,}")
 _VERSIONS = re.compile(r"(/v\d+)+(?=/v\d+/)")
 _MAX_CHARS = 256
+_KINDS: Final = "It reads texts and images, and writes texts."
+_STORES: Final = "It keeps no files and no jobs: send requests side by side, it computes them together."
+_OLLAMA: Final = "It speaks OpenAI's and Anthropic's API, not Ollama's: use /v1/chat/completions, /v1/completions, /v1/models or /v1/embeddings."
+UNSERVED: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "/v1/responses/compact": "It does not compact conversations: ask for a summary with /v1/responses, and go on from that.",
+        "/v1/conversations": "It keeps no conversations: send the items, or previous_response_id.",
+        "/v1/assistants": "Use /v1/responses.",
+        "/v1/threads": "Use /v1/responses.",
+        "/v1/messages/batches": _STORES,
+        "/v1/batches": _STORES,
+        "/v1/files": _STORES,
+        "/v1/uploads": _STORES,
+        "/v1/vector_stores": "It keeps no vectors: /v1/embeddings makes them, /v1/rerank orders texts.",
+        "/v1/fine_tuning": "It does not train. Adapters that others trained are loaded with --lora-modules or /v1/load_lora_adapter.",
+        "/v1/moderations": "It has no classifiers.",
+        "/v1/audio": _KINDS,
+        "/v1/images": _KINDS,
+        "/v1/videos": _KINDS,
+        "/v1/realtime": _KINDS,
+        "/classify": "It has no classifiers: cross-encoders answer /v1/score and /v1/rerank.",
+        "/pooling": "Use /v1/embeddings, /v1/score or /v1/rerank.",
+        "/generate": "Use /v1/completions.",
+        "/completion": "Use /v1/completions.",
+        "/infill": "Use /v1/completions with the model's own tokens for the gap.",
+        "/api/chat": _OLLAMA,
+        "/api/generate": _OLLAMA,
+        "/api/embed": _OLLAMA,
+        "/api/embeddings": _OLLAMA,
+        "/api/tags": _OLLAMA,
+        "/api/show": _OLLAMA,
+        "/api/version": _OLLAMA,
+    }
+)
+"""What to use instead of endpoints that only other servers have, by path; paths below it have the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathHint:
+    """What a client may do instead of using a path that has no route."""
+
+    text: str
+    is_unserved: bool = False
+    """True: the path is an endpoint of other servers."""
+
+
+def path_hint(path: str, routes: Iterable[Route]) -> PathHint:
+    """Return what a client may do instead of using a path that has no route."""
+    if (instead := instead_of(path)) is not None:
+        return PathHint(instead, is_unserved=True)
+    likely = likely_path(path, routes)
+    return PathHint("/docs lists the known ones." if likely is None else f"Did you mean {likely}?")
+
+
+def instead_of(path: str) -> str | None:
+    """Return what to use instead of a known endpoint that is not served; None for any other path."""
+    plain = path.rstrip("/")
+    return next((text for known, text in UNSERVED.items() if plain == known or plain.startswith(f"{known}/")), None)
 
 
 def with_slash(route: Route) -> str | None:

@@ -21,6 +21,7 @@ from jaxserve.structured.compiling import GrammarError, load_ll_tokenizer, new_m
 from jaxserve.structured.protocol import CheckReply, CheckSpec
 
 _MAX_ERROR_CHARS: Final = 500
+_UNKNOWN_KEYS: Final = "Unimplemented keys:"
 _NICENESS: Final = 10
 _MEMORY_STEP: Final = 1 << 20
 """Memory is rounded up to this: two checks of one grammar should give the same."""
@@ -63,6 +64,15 @@ def _reason(text: str) -> str:
             "look-around such as (?=...) and (?!...) is not supported in patterns: remove the pattern and "
             "check the reply, or write it without"
         )
+    if text.startswith(_UNKNOWN_KEYS):
+        names = text.removeprefix(_UNKNOWN_KEYS).strip().strip("[]").replace('"', "")
+        return f"not supported in schemas: {names}. Remove such keys and check the reply"[:_MAX_ERROR_CHARS]
+    if "coerce_one_of" in text:
+        return (
+            "oneOf is supported if no value can match two of its schemas: write anyOf, or remove it and check the reply"
+        )
+    if "Default retriever" in text:
+        return "a $ref to another document is not followed: put that schema into $defs"
     if "NoExtensionBias" in text:
         return "it allows no text at all, for example because a `$ref` or a rule refers only to itself"
     return text.strip()[:_MAX_ERROR_CHARS] or "it is not valid"

@@ -11,7 +11,9 @@ from jaxserve.apis.routes import Call, Reply, Route
 from jaxserve.errors import REQUEST_ERRORS
 from jaxserve.frontend import encode
 from jaxserve.frontend.errors import request_error
+from jaxserve.http.app import collect_routes
 from jaxserve.http.errors import error_response
+from jaxserve.http.paths import instead_of
 from jaxserve.http.sse import EventStream
 from jaxserve.ipc.messages import ErrorInfo
 from jaxserve.tokenizer.tokenizer import Tokenizer
@@ -56,6 +58,31 @@ async def test_refusal_has_shape_and_status(
     found, error = await refusal(api, method, path, **options)
     assert (found, error["code"]) == (status, code)
     assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "instead"),
+    [
+        ("POST", "/v1/responses/compact", "ask for a summary with /v1/responses"),
+        ("POST", "/v1/files", "send requests side by side"),
+        ("GET", "/v1/batches/batch_1", "send requests side by side"),
+        ("POST", "/v1/audio/transcriptions", "reads texts and images"),
+        ("POST", "/api/chat", "use /v1/chat/completions"),
+        ("POST", "/v1/messages/batches", "send requests side by side"),
+    ],
+)
+async def test_endpoints_of_other_servers_are_answered_with_what_to_use_instead(
+    api: Api, method: str, path: str, instead: str
+) -> None:
+    async with api.http.request(method, path, json={}) as response:
+        error = (await response.json())["error"]
+    assert response.status == 404
+    assert error["message"].startswith(f"This server does not have {method} {path}. ")
+    assert instead in error["message"]
+
+
+def test_no_endpoint_that_is_served_counts_as_one_of_other_servers() -> None:
+    assert [route.path for route in collect_routes() if instead_of(route.path) is not None] == []
 
 
 async def test_an_unknown_url_is_answered_with_the_page_of_known_ones(api: Api) -> None:

@@ -209,6 +209,28 @@ def test_grammar_that_cannot_be_enforced_is_rejected(vocabulary: LLTokenizer, gr
     assert checked(YES, vocabulary, CONFIG).error is None
 
 
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"not": {"type": "string"}}, "not supported in schemas: not. Remove such keys and check the reply"),
+        ({"if": {"type": "string"}, "then": {"minLength": 2}}, "not supported in schemas: if, then. Remove"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf is supported if no value can match two"),
+        ({"$ref": "https://example.com/a.json"}, "a $ref to another document is not followed"),
+    ],
+)
+def test_a_schema_that_cannot_be_followed_is_refused_in_words_of_its_own(
+    vocabulary: LLTokenizer, schema: dict[str, Any], reason: str
+) -> None:
+    error = checked(Grammar("json_schema", json.dumps(schema)), vocabulary, CONFIG).error
+    assert error is not None
+    assert error.startswith(reason)
+
+
+def test_oneof_of_schemas_that_exclude_each_other_is_followed(vocabulary: LLTokenizer) -> None:
+    schemas = [{"properties": {"kind": {"const": kind}}, "required": ["kind"], "type": "object"} for kind in "ab"]
+    assert checked(Grammar("json_schema", json.dumps({"oneOf": schemas})), vocabulary, CONFIG).error is None
+
+
 def test_states_of_a_lexer_are_bounded(vocabulary: LLTokenizer, tokenizer: Tokenizer) -> None:
     """The twelfth letter from the end decides: a state for each of its 4,096 pasts."""
     grammar = Grammar("regex", "(a|b)*a(a|b){12}c")
