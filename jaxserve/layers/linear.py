@@ -170,14 +170,38 @@ class LowRank(nnx.Module):
         ranks = self.lora_A.multiply(x, tokens.num_real)  # (T, A)
         return self.lora_B.multiply(jnp.where(tokens.adapters, ranks, 0).astype(x.dtype), tokens.num_real)
 
+    def has_kernel(self, x: Float[Array, "T I"]) -> bool:
+        """Return True if a native kernel adds to the matmul of x."""
+        return not has_mesh() and has_kernel(x, *self.matrices, self.lora_A.policy.backend)
+
+    @property
+    def matrices(self) -> tuple[Float[Array, "A I"], Float[Array, "A O"]]:
+        """The arrays of both matrices."""
+        return self.lora_A.weight.get_value().arrays[0], self.lora_B.weight.get_value().arrays[0]
+
     def added_to(self, y: Float[Array, "T O"], x: Float[Array, "T I"], tokens: Tokens) -> Float[Array, "T O"]:
         """Return the sum of a matmul and what its adapters add, in float32."""
-        backend = self.lora_A.policy.backend
-        down, up = (each.weight.get_value().arrays[0] for each in (self.lora_A, self.lora_B))
-        if has_mesh() or not has_kernel(x, down, up, backend):
-            return y + self(x, tokens)
+        return add_adapters([self], [y], x, tokens)[0]
+
+
+def add_adapters(
+    adapters: Sequence[LowRank | None], ys: Sequence[Float[Array, "T _"]], x: Float[Array, "T I"], tokens: Tokens
+) -> list[Float[Array, "T _"]]:
+    """Return the sum of each matmul of x and what its adapters add, in float32. A native kernel adds them together."""
+    made = list(ys)
+    together = [(i, own) for i, own in enumerate(adapters) if own is not None and own.has_kernel(x)]
+    for i, own in enumerate(adapters):
+        if own is not None and not own.has_kernel(x):
+            made[i] += own(x, tokens)
+    if together:
         assert tokens.adapters is not None, "a model with adapters needs every token's adapter"
-        return add_low_rank(y, x, down, up, tokens.adapters, tokens.num_real, backend=backend)
+        downs, ups = zip(*(own.matrices for _, own in together), strict=True)
+        before = [made[i] for i, _ in together]
+        backend = together[0][1].lora_A.policy.backend
+        sums = add_low_rank(before, x, downs, ups, tokens.adapters, tokens.num_real, backend=backend)
+        for (i, _), y in zip(together, sums, strict=True):
+            made[i] = y
+    return made
 
 
 class ExpertLowRank(nnx.Module):
@@ -237,18 +261,17 @@ class Linear(Matrix):
         return Linear(out_dim, self.spec.in_dim, self.spec.axes, self.policy, bias=self.bias is not None)
 
     def __call__(self, x: Float[Array, "T I"], tokens: Tokens) -> Float[Array, "T O"]:
-        return self.finish(self.multiply(x, tokens.num_real, is_rounded=self.adapters is None), x, tokens)
+        y = self.multiply(x, tokens.num_real, is_rounded=self.adapters is None)
+        return self.finish(y if self.adapters is None else self.adapters.added_to(y, x, tokens), x.dtype)
 
-    def finish(self, y: Float[Array, "T O"], x: Float[Array, "T I"], tokens: Tokens) -> Float[Array, "T O"]:
-        """Return the output of the matmul `y` of x, which is not rounded if there are adapters."""
-        if self.adapters is not None:
-            y = self.adapters.added_to(y, x, tokens)
-        y = y.astype(x.dtype)
+    def finish(self, y: Float[Array, "T O"], dtype: jnp.dtype) -> Float[Array, "T O"]:
+        """Return the output in `dtype` of a matmul to which adapters were added."""
+        y = y.astype(dtype)
         return y if self.bias is None else y + self.bias[...]
 
 
 def apply_together(linears: Sequence[Linear], x: Float[Array, "T I"], tokens: Tokens) -> list[Float[Array, "T _"]]:
-    """Return the output of each module. Native kernels compute matmuls of one format together."""
+    """Return the output of each module. Native kernels compute matmuls of one format together, and what adapters add."""
     backend = linears[0].policy.backend
     is_known = all(type(linear) is Linear for linear in linears)  # a subclass may change inputs or outputs
     if backend not in NATIVE or has_mesh() or not is_known:
@@ -259,4 +282,5 @@ def apply_together(linears: Sequence[Linear], x: Float[Array, "T I"], tokens: To
         own = [i for i, weight in enumerate(weights) if weight.format is form]
         matmuls = form.matmuls(x, [weights[i] for i in own], tokens.num_real, backend)
         made |= zip(own, matmuls, strict=True)
-    return [linear.finish(made[i], x, tokens) for i, linear in enumerate(linears)]
+    ys = add_adapters([each.adapters for each in linears], [made[i] for i in range(len(linears))], x, tokens)
+    return [linear.finish(y, x.dtype) for linear, y in zip(linears, ys, strict=True)]

@@ -226,6 +226,8 @@ class ModelEngine:
             self.shape = shape_of(config, served, buckets, eos_token_ids)
         self.core = EngineCore(self.scheduler, self.executor, depth=int(overlap), tiers=self.tiers)
         self.num_preemptions = self.num_steps = self.num_calls = 0
+        self.most_outputs = 0
+        """Most requests that one step had tokens of."""
         self.num_draft_tokens = self.num_accepted_tokens = 0
         self.num_fetched_pages = self.num_fetched_snapshots = 0
 
@@ -240,6 +242,7 @@ class ModelEngine:
             step = self.core.step()
             if step is None:
                 continue
+            self.most_outputs = max(self.most_outputs, len(step.outputs))
             for output in step.outputs:
                 results[output.request_id].add(output)
             if step.stats is None:  # tokens of a call that goes on

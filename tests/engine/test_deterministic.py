@@ -18,7 +18,7 @@ from jaxserve_kernels.backend import Backend
 from jaxserve_kernels.matmul import matmul
 from jaxserve_kernels.native.build import BuildError, build
 
-from jaxserve.config import CompileConfig, Config, KVCacheDtype, ModelConfig
+from jaxserve.config import CompileConfig, Config, CpuKernels, KVCacheDtype, ModelConfig
 from jaxserve.errors import ConfigError
 from jaxserve.executor.adapters import padded_rank
 from jaxserve.ipc.messages import AddRequest
@@ -73,6 +73,7 @@ class Served:
         """Return a request for a few tokens; every second one is sampled with its own seed."""
         index, adapter = case
         options: dict[str, Any] = {"temperature": (0.0, 0.8)[index % 2], "seed": index, "num_top_logprobs": 2}
+        options |= {"top_p": 0.9} if index % 4 == 3 else {}
         return request(name, PROMPTS[index], adapter=self.number(adapter), max_tokens=NUM_TOKENS, **options)
 
     def replay(self, name: str, case: Case, token_ids: list[int]) -> AddRequest:
@@ -96,11 +97,14 @@ def start(
     kv_cache_dtype: KVCacheDtype = "auto",
     *,
     has_all_buckets: bool = True,
+    cpu_kernels: CpuKernels = "native",
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 64,
 ) -> Served:
     adapters = adapters or {}
     modules = ",".join(f"{name}={path}" for name, path in adapters.items()) or None
-    sizes = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "lora_modules": modules}
-    kinds = {"cpu_kernels": "native", "quantization": quantization, "kv_cache_dtype": kv_cache_dtype}
+    sizes = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens, "lora_modules": modules}
+    kinds = {"cpu_kernels": cpu_kernels, "quantization": quantization, "kv_cache_dtype": kv_cache_dtype}
     engine = ModelEngine(DATA / model, has_all_buckets=has_all_buckets, **kinds, **sizes)  # type: ignore[arg-type]
     return Served(engine, tuple(adapters))
 
@@ -115,25 +119,37 @@ def run_alone(served: Served, adapter: str = "") -> dict[Case, Alone]:
     return found
 
 
-def check_mixes(starts: Sequence[Callable[[], Served]], alone: Mapping[Case, Alone], num_mixes: int) -> None:
+@dataclass(frozen=True)
+class Load:
+    """What the mixes of a test are drawn from."""
+
+    num_requests: range = range(2, 9)
+    num_blocks: tuple[int | None, ...] = (None, 10, 12)
+    chunk_tokens: tuple[int | None, ...] = (None, 9, 16, 33)
+
+
+def check_mixes(
+    starts: Sequence[Callable[[], Served]], alone: Mapping[Case, Alone], num_mixes: int, load: Load | None = None
+) -> None:
     """Run mixes in several engines, one after the other, and compare each request with what it got alone.
 
     Mixes differ in neighbours, chunks, prefix hits, preemptions and overlap.
     """
-    rng, num_cached, num_preemptions, num_replays = random.Random(1), 0, 0, 0
+    rng, num_cached, num_preemptions, num_replays, most_rows = random.Random(1), 0, 0, 0, 0
+    load = load or Load()
     for begin in starts:
         served = begin()
         engine = served.engine
         for number in range(num_mixes // len(starts)):
             if number % 2 == 0:  # every second mix finds pages of the one before
                 engine.restart(
-                    rng.choice([None, 10, 12]),
+                    rng.choice(load.num_blocks),
                     enable_prefix_caching=rng.random() < 0.7,
-                    max_num_batched_tokens=rng.choice([None, 9, 16, 33]),
+                    max_num_batched_tokens=rng.choice(load.chunk_tokens),
                     overlap=rng.random() < 0.5,
                 )
             mix: dict[str, tuple[Case, AddRequest]] = {}
-            for copy in range(rng.randrange(2, 9)):
+            for copy in range(rng.choice(load.num_requests)):
                 case = rng.choice(list(alone))
                 name = f"{copy}-replay" if rng.random() < 0.3 else f"{copy}"
                 is_replay = name.endswith("replay")
@@ -147,8 +163,10 @@ def check_mixes(starts: Sequence[Callable[[], Served]], alone: Mapping[Case, Alo
                 num_cached += result.num_cached_tokens
                 num_replays += is_replay
             num_preemptions += engine.num_preemptions - before
+            most_rows = max(most_rows, engine.most_outputs)
         engine.close()
     assert min(num_cached, num_preemptions, num_replays) > 0
+    assert most_rows >= load.num_requests.start
 
 
 @pytest.fixture
@@ -169,6 +187,22 @@ def test_replies_and_replays_have_the_same_bits_in_any_mix(quantization: str, kv
     alone = run_alone(served)
     served.engine.close()
     check_mixes([begin] * 2, alone, NUM_MIXES)
+
+
+@pytest.mark.slow
+@pytest.mark.optimized
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("cpu_kernels", ["vector", "matrix"])
+def test_replies_among_64_rows_and_more_have_the_bits_that_they_have_alone(cpu_kernels: CpuKernels) -> None:
+    """XLA adds up arrays of 4,096 numbers and more in another order, and AMX takes more than 96 rows in another loop."""
+    assert native.register() is not None
+    if cpu_kernels == "matrix" and not native.has_amx():
+        pytest.skip("no AMX")
+    begin = partial(start, "none", cpu_kernels=cpu_kernels, max_num_seqs=112, max_num_batched_tokens=256)
+    served = begin()
+    alone = run_alone(served)
+    served.engine.close()
+    check_mixes([begin], alone, 6, Load(range(64, 113), (None, 160), (None, 96, 160)))
 
 
 @pytest.mark.slow

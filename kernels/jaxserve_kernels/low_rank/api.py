@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 from jaxtyping import Array, Bool, Float, Int
 
@@ -17,21 +19,23 @@ def has_kernel(x: jax.Array, down: jax.Array, up: jax.Array, backend: Backend) -
 
 
 def add_low_rank(
-    y: Float[Array, "T O"],
+    ys: Sequence[Float[Array, "T _"]],
     x: Float[Array, "T I"],
-    down: Float[Array, "A I"],
-    up: Float[Array, "A O"],
+    downs: Sequence[Float[Array, "A I"]],
+    ups: Sequence[Float[Array, "A _"]],
     own: Bool[Array, "T A"],
     num_rows: Int[Array, ""],
     *,
     backend: Backend = "reference",
-) -> Float[Array, "T O"]:
-    """y + where(own, x @ down.T, 0) @ up, in float32; the ranks in between are rounded to the dtype of x.
+) -> list[Float[Array, "T _"]]:
+    """y + where(own, x @ down.T, 0) @ up of each y, in float32; the ranks in between are rounded to the dtype of x.
 
     own: True for the ranks of each token's adapter, which are neighbours and a multiple of 4; a row without any is y to the
     bit. num_rows: rows after these are padding, whose results have no meaning; a backend may skip them. The native kernel
-    reads the ranks that rows have, and a row's result does not depend on its neighbours.
+    reads the ranks that rows have, for all y in one call, and a row's result does not depend on its neighbours.
     """
-    if has_kernel(x, down, up, backend):
-        return cpu.add_low_rank(y, x, down, up, own, num_rows)
-    return reference.add_low_rank(y, x, down, up, own)
+    pairs = list(zip(downs, ups, strict=True))
+    is_one_type = len({down.dtype for down in downs}) == 1
+    if is_one_type and all(has_kernel(x, down, up, backend) for down, up in pairs):
+        return cpu.add_low_rank(ys, x, downs, ups, own, num_rows)
+    return [reference.add_low_rank(y, x, down, up, own) for y, (down, up) in zip(ys, pairs, strict=True)]

@@ -66,7 +66,7 @@ def operands(case: Case, seed: int = 0) -> Operands:
 def run(case: Case, given: Operands, backend: Backend, *, is_emulated: bool = False) -> Float[Array, "T O"]:
     """Add to the rows of a case. See `ops.OpCases`."""
     y, x, down, up, own = as_arrays(given)
-    return add_low_rank(y, x, down, up, own, jnp.int32(len(case.adapters)), backend=backend)
+    return add_low_rank([y], x, [down], [up], own, jnp.int32(len(case.adapters)), backend=backend)[0]
 
 
 def error(case: Case, given: Operands, out: Any) -> float:

@@ -1,7 +1,8 @@
-"""add_low_rank by the native kernel, which adds to y in place."""
+"""add_low_rank by the native kernel, which adds to each y in place."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import jax
@@ -23,16 +24,16 @@ def supports(x: jax.Array, down: jax.Array, up: jax.Array) -> bool:
 
 
 def add_low_rank(
-    y: Float[Array, "T O"],
+    ys: Sequence[Float[Array, "T _"]],
     x: Float[Array, "T I"],
-    down: Float[Array, "A I"],
-    up: Float[Array, "A O"],
+    downs: Sequence[Float[Array, "A I"]],
+    ups: Sequence[Float[Array, "A _"]],
     own: Bool[Array, "T A"],
     num_rows: Int[Array, ""],
-) -> Float[Array, "T O"]:
-    """See `api.add_low_rank`."""
-    call = jax.ffi.ffi_call(_TARGET, jax.ShapeDtypeStruct(y.shape, jnp.float32), input_output_aliases={0: 0})
-    added: jax.Array = call(
-        y, x.astype(jnp.float32), down, up, own, num_rows.astype(jnp.int32), rounds=x.dtype == jnp.bfloat16
-    )
-    return added
+) -> list[Float[Array, "T _"]]:
+    """See `api.add_low_rank`. All matrices are of one type."""
+    operands = (x.astype(jnp.float32), own, num_rows.astype(jnp.int32), *ys, *downs, *ups)
+    out = [jax.ShapeDtypeStruct(y.shape, jnp.float32) for y in ys]
+    aliases = {3 + i: i for i in range(len(out))}
+    call = jax.ffi.ffi_call(_TARGET, out, input_output_aliases=aliases)
+    return list(call(*operands, rounds=x.dtype == jnp.bfloat16))

@@ -1,5 +1,5 @@
-// y[T, O] += (x[T, I] * down[A, I]^T of the row's own ranks) * up[A, O], in place. The ranks of a row's adapter are
-// neighbours; other ranks are neither read nor computed. Rows behind the first `count` are padding, and stay as they are.
+// y[T, O] += (x[T, I] * down[A, I]^T of the row's own ranks) * up[A, O], in place, for each y of one x. The ranks of a row's adapter
+// are neighbours; other ranks are neither read nor computed. Rows behind the first `count` are padding, and stay as they are.
 #include <algorithm>
 #include <cstring>
 #include <type_traits>
@@ -39,11 +39,12 @@ std::vector<Task> tasks_of(const bool* own, int64_t num_rows, int64_t num_ranks)
   for (int64_t row = 0; row < num_rows; ++row) {
     const Ranks ranks = own_ranks(own + row * num_ranks, num_ranks);
     if (ranks.count == 0) continue;
-    auto open = std::find_if(tasks.begin(), tasks.end(), [&](const Task& task) {
-      return task.ranks.first == ranks.first && task.num_rows < kTaskRows;
+    const auto last = std::find_if(tasks.rbegin(), tasks.rend(), [&](const Task& task) {
+      return task.ranks.first == ranks.first;  // all but the last one of an adapter are full
     });
-    if (open == tasks.end()) open = tasks.insert(open, Task{ranks, 0, {}});
-    open->rows[open->num_rows++] = row;
+    const bool is_open = last != tasks.rend() && last->num_rows < kTaskRows;
+    Task& task = is_open ? *last : tasks.emplace_back(Task{ranks, 0, {}});
+    task.rows[task.num_rows++] = row;
   }
   return tasks;
 }
@@ -74,7 +75,10 @@ void to_ranks(const Operands& o, const Task& task, float* values) {
     for (int64_t i = 0; i < o.inputs; i += kLanes) {
       Floats weights[4];
 #pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) weights[j] = in_register(P::weights(down + j * o.inputs + i));
+      for (int j = 0; j < 4; ++j) {
+        __builtin_prefetch(down + (4 + j) * o.inputs + i, 0, 2);
+        weights[j] = in_register(P::weights(down + j * o.inputs + i));
+      }
 #pragma GCC unroll 4
       for (int row = 0; row < kRows; ++row) {
         const Floats inputs = in_register(load(o.x + task.rows[row] * o.inputs + i));
@@ -98,7 +102,10 @@ void to_vectors(const Operands& o, const Task& task, const float* values, const 
   for (int64_t rank = 0; rank < task.ranks.count; ++rank, up += stride) {
     Floats weights[kVectors];
 #pragma GCC unroll 4
-    for (int i = 0; i < kVectors; ++i) weights[i] = in_register(P::weights(up + i * kLanes));
+    for (int i = 0; i < kVectors; ++i) {
+      __builtin_prefetch(up + (i + kVectors) * kLanes, 0, 2);
+      weights[i] = in_register(P::weights(up + i * kLanes));
+    }
 #pragma GCC unroll 4
     for (int row = 0; row < kRows; ++row) {
       const Floats value = broadcast(values[row * task.ranks.count + rank]);
@@ -156,33 +163,68 @@ void add_to_rows(const Operands& o, const Task& task) {
 }
 
 template <typename P>
-void add(ffi::ThreadPool& pool, const Operands& o, const std::vector<Task>& tasks) {
-  parallel_for(pool, tasks.size(), [&o, all = tasks.data()](int64_t i) {
-    switch (all[i].num_rows) {
-      case 1: return add_to_rows<P, 1>(o, all[i]);
-      case 2: return add_to_rows<P, 2>(o, all[i]);
-      case 3: return add_to_rows<P, 3>(o, all[i]);
-      default: return add_to_rows<P, kTaskRows>(o, all[i]);
-    }
+void add_task(const Operands& o, const Task& task) {
+  switch (task.num_rows) {
+    case 1: return add_to_rows<P, 1>(o, task);
+    case 2: return add_to_rows<P, 2>(o, task);
+    case 3: return add_to_rows<P, 3>(o, task);
+    default: return add_to_rows<P, kTaskRows>(o, task);
+  }
+}
+
+// Adds to one y after another, as far as threads share tasks in their order.
+template <typename P>
+void add(ffi::ThreadPool& pool, const std::vector<Operands>& all, const std::vector<Task>& tasks) {
+  const int64_t count = tasks.size();
+  parallel_for(pool, all.size() * count, [=, all = all.data(), tasks = tasks.data()](int64_t i) {
+    add_task<P>(all[i / count], tasks[i % count]);
   });
 }
 
-ffi::Error handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> before, ffi::BufferR2<ffi::F32> x, ffi::AnyBuffer down,
-                   ffi::AnyBuffer up, ffi::BufferR2<ffi::PRED> own, ffi::BufferR0<ffi::S32> count,
-                   ffi::ResultBufferR2<ffi::F32> y, bool rounds) {
-  const int64_t inputs = x.dimensions()[1], ranks = own.dimensions()[1], outputs = y->dimensions()[1];
-  const int64_t rows = std::clamp<int64_t>(*count.typed_data(), 0, x.dimensions()[0]);
-  if (inputs % kLanes) return ffi::Error::InvalidArgument("low_rank: inputs are no multiple of those taken at once");
-  if (y->typed_data() != before.typed_data()) std::memcpy(y->typed_data(), before.typed_data(), before.size_bytes());
+// `rest`: each y before, then each down, then each up.
+ffi::ErrorOr<std::vector<Operands>> operands(ffi::BufferR2<ffi::F32> x, int64_t ranks, ffi::RemainingArgs rest,
+                                             ffi::RemainingRets ys, bool rounds) {
+  const size_t num = ys.size();
+  const auto invalid = [](const char* text) { return ffi::Unexpected(ffi::Error::InvalidArgument(text)); };
+  if (num == 0 || rest.size() != 3 * num) return invalid("low_rank: matrices are missing");
+  const int64_t rows = x.dimensions()[0], inputs = x.dimensions()[1];
+  const auto type = rest.get<ffi::AnyBuffer>(num)->element_type();
+  std::vector<Operands> all;
+  for (size_t i = 0; i < num; ++i) {
+    const auto before = rest.get<ffi::BufferR2<ffi::F32>>(i);
+    const auto down = *rest.get<ffi::AnyBuffer>(num + i), up = *rest.get<ffi::AnyBuffer>(2 * num + i);
+    auto y = ys.get<ffi::BufferR2<ffi::F32>>(i);
+    if (before.has_error() || y.has_error()) return invalid("low_rank: results are floats");
+    const int64_t outputs = (*y)->dimensions()[1];
+    const auto has_shape = [](ffi::AnyBuffer matrix, int64_t height, int64_t width) {
+      const auto shape = matrix.dimensions();
+      return shape.size() == 2 && shape[0] == height && shape[1] == width;
+    };
+    if ((*y)->dimensions()[0] != rows || !has_shape(down, ranks, inputs) || !has_shape(up, ranks, outputs)) {
+      return invalid("low_rank: shapes that do not go together");
+    }
+    if (down.element_type() != type || up.element_type() != type) return invalid("low_rank: matrices of several types");
+    float* to = (*y)->typed_data();
+    if (to != before->typed_data()) std::memcpy(to, before->typed_data(), before->size_bytes());
+    all.push_back({x.typed_data(), down.untyped_data(), up.untyped_data(), to, inputs, ranks, outputs, rounds});
+  }
+  return all;
+}
+
+ffi::Error handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi::BufferR2<ffi::PRED> own,
+                   ffi::BufferR0<ffi::S32> count, ffi::RemainingArgs rest, ffi::RemainingRets ys, bool rounds) {
+  const int64_t ranks = own.dimensions()[1], rows = std::clamp<int64_t>(*count.typed_data(), 0, x.dimensions()[0]);
+  if (x.dimensions()[1] % kLanes) return ffi::Error::InvalidArgument("low_rank: inputs are no multiple of those taken at once");
+  const auto all = operands(x, ranks, rest, ys, rounds);
+  if (all.has_error()) return all.error();
   const auto tasks = tasks_of(own.typed_data(), rows, ranks);
   for (const Task& task : tasks) {
     if (task.ranks.count % 4) return ffi::Error::InvalidArgument("low_rank: the ranks of an adapter are no multiple of 4");
   }
-  const Operands o{x.typed_data(), down.untyped_data(), up.untyped_data(), y->typed_data(), inputs, ranks, outputs, rounds};
-  switch (up.element_type()) {
-    case ffi::F32: add<Float32>(pool, o, tasks); break;
-    case ffi::F16: add<Float16>(pool, o, tasks); break;
-    case ffi::BF16: add<BFloat16>(pool, o, tasks); break;
+  switch (rest.get<ffi::AnyBuffer>(ys.size())->element_type()) {
+    case ffi::F32: add<Float32>(pool, *all, tasks); break;
+    case ffi::F16: add<Float16>(pool, *all, tasks); break;
+    case ffi::BF16: add<BFloat16>(pool, *all, tasks); break;
     default: return ffi::Error::InvalidArgument("low_rank: weights of this type are not supported");
   }
   return ffi::Error::Success();
@@ -195,10 +237,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_add_low_rank, jaxserve::handler,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::ThreadPool>()
                                   .Arg<xla::ffi::BufferR2<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::BufferR2<xla::ffi::F32>>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Arg<xla::ffi::AnyBuffer>()
                                   .Arg<xla::ffi::BufferR2<xla::ffi::PRED>>()
                                   .Arg<xla::ffi::BufferR0<xla::ffi::S32>>()
-                                  .Ret<xla::ffi::BufferR2<xla::ffi::F32>>()
+                                  .RemainingArgs()
+                                  .RemainingRets()
                                   .Attr<bool>("rounds"));
