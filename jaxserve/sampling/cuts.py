@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxserve_kernels.alike import sums_alike
+from jaxserve_kernels.alike import wide_alike
 from jaxtyping import Array, Float, Int
 
 from jaxserve.sampling.rows import count, entries
@@ -55,16 +55,18 @@ def top_p(rows: Candidates, value: Float[Array, "B"]) -> Float[Array, "B"]:
     """Return the logit at which the mass of the most likely tokens reaches p of what is kept so far."""
     wants = value < 1.0
     maximum = rows.largest[:, :1]
-    weights = jnp.where(rows.logits >= rows.kept[:, None], jnp.exp(rows.logits - maximum), 0.0)
-    target = value * sums_alike(weights)
+    logits = wide_alike(rows.logits)
+    weights = jnp.where(logits >= rows.kept[:, None], jnp.exp(logits - maximum), 0.0)
+    target = value * weights.sum(-1)
     best = jnp.where(rows.largest >= rows.kept[:, None], jnp.exp(rows.largest - maximum), 0.0)
-    before = jnp.cumsum(best, -1) - best  # mass of the tokens ahead of each candidate
+    mass = jnp.cumsum(best, -1)
+    before = mass - best  # mass of the tokens ahead of each candidate
     last = jnp.maximum(count((before < target[:, None]) & (best > 0)) - 1, 0)
     threshold = entries(rows.largest, last[:, None])[:, 0]
-    beyond = wants & (sums_alike(best) < target) & (rows.largest[:, -1] > rows.kept)
+    beyond = wants & (mass[:, -1] < target) & (rows.largest[:, -1] > rows.kept)
 
     def search() -> Array:
-        enough = _smallest_with(rows.logits, lambda kept: sums_alike(jnp.where(kept, weights, 0.0)) >= target)
+        enough = _smallest_with(logits, lambda kept: jnp.where(kept, weights, 0.0).sum(-1) >= target)
         return jnp.where(beyond, enough, threshold)
 
     threshold = jax.lax.cond(beyond.any(), search, lambda: threshold)

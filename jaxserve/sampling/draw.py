@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Final
 
 import jax.numpy as jnp
-from jaxserve_kernels.alike import sums_alike
 from jaxtyping import Array, Float, Int
 
 from jaxserve.sampling.rows import entries, first_where, last_where
@@ -29,11 +28,11 @@ def categorical(weights: Float[Array, "B V"], uniform: Float[Array, "2 B"]) -> I
     """Draw by inverse transform in two stages: a chunk by its mass, then a token within it.
 
     Two independent draws keep both stages exact to float32 and cost two uniforms a row instead of
-    one per token.
+    one per token. In a few thousand entries a row's sums have one order, however many rows there are.
     """
     chunks = chunked(weights, _CHUNK, 0.0)  # (B, C, X)
     size = max(chunks.shape[1:])  # of both stages: their kernels are the same then, and are compiled once
-    chunk = _inverse(_filled(sums_alike(chunks), size), uniform[0])
+    chunk = _inverse(_filled(chunks.sum(-1), size), uniform[0])
     inside = entries(chunks, chunk[:, None, None])[:, 0]  # (B, X)
     return chunk * _CHUNK + _inverse(_filled(inside, size), uniform[1])
 

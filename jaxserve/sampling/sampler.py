@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Protocol, runtime_checkable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxserve_kernels.alike import sums_alike
+from jaxserve_kernels.alike import wide_alike
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxserve.sampling import biases, cuts, draw, logprobs, masks, penalties, scaling
@@ -268,6 +268,7 @@ def _draw(
     scaled: Float[Array, "B V"], lowest: Float[Array, "B"], rows: RowOptions, positions: Int[Array, "B"]
 ) -> Int[Array, "B"]:
     """Sample from softmax(scaled), restricted to logits of `lowest` or more."""
+    scaled = wide_alike(scaled)
     weights = jnp.where(scaled >= lowest[:, None], jnp.exp(scaled - scaled.max(-1, keepdims=True)), 0.0)
     (uniforms,) = (rows.apply(name, positions) for name in BY_STAGE["draw"])
     return categorical(weights, uniforms)
@@ -275,5 +276,6 @@ def _draw(
 
 def _normalizer(logits: Float[Array, "B V"]) -> Float[Array, "B"]:
     """Return what logits exceed log-probabilities by."""
+    logits = wide_alike(logits)
     best = logits.max(-1)
-    return best + jnp.log(sums_alike(jnp.exp(logits - best[:, None])))
+    return best + jnp.log(jnp.exp(logits - best[:, None]).sum(-1))

@@ -26,6 +26,7 @@ from jaxserve.layers.policy import DtypePolicy, plain
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.quant.policy import QuantPolicy
 from jaxserve.runner.determinism import check_deterministic
+from jaxserve.sampling.sampler import score
 from tests.engine.model_engine import MODEL_NAME, Generated, ModelEngine, request
 from tests.models.expert_adapters import of_modules
 from tests.models.goldens import DATA, adapter_goldens
@@ -202,7 +203,23 @@ def test_replies_among_64_rows_and_more_have_the_bits_that_they_have_alone(cpu_k
     served = begin()
     alone = run_alone(served)
     served.engine.close()
-    check_mixes([begin], alone, 6, Load(range(64, 113), (None, 160), (None, 96, 160)))
+    check_mixes([begin], alone, 8, Load(range(64, 113), (None, 100, 140), (None, 96, 160)))
+
+
+@pytest.mark.slow
+@pytest.mark.optimized
+@pytest.mark.versions
+@pytest.mark.parametrize("vocab_size", [320, 5000])
+def test_a_log_probability_has_the_same_bits_among_any_number_of_rows(vocab_size: int) -> None:
+    """XLA computes exponentials beside a sum by another kernel in arrays of 4,096 numbers and more."""
+    random = np.random.default_rng(0)
+    logits = random.normal(0, 1.5, (1024, vocab_size)).astype(np.float32)
+    tokens = random.integers(0, vocab_size, 1024, np.int32)
+    find = jax.jit(lambda logits, tokens: score(logits, tokens, jnp.int32(0))[0])
+    together = np.asarray(find(logits, tokens))
+    for count in (1, 8, 16, 64):
+        parts = [find(logits[i : i + count], tokens[i : i + count]) for i in range(0, len(logits), count)]
+        assert np.concatenate(parts).tobytes() == together.tobytes()
 
 
 @pytest.mark.slow
