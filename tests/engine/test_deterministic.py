@@ -122,7 +122,7 @@ def run_alone(served: Served, adapter: str = "") -> dict[Case, Alone]:
 
 @dataclass(frozen=True)
 class Load:
-    """What the mixes of a test are drawn from."""
+    """The mixes of a test are drawn from these choices."""
 
     num_requests: range = range(2, 9)
     num_blocks: tuple[int | None, ...] = (None, 10, 12)
