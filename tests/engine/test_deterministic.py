@@ -80,7 +80,7 @@ class Served:
     def replay(self, name: str, case: Case, token_ids: list[int]) -> AddRequest:
         """Return a request that scores the prompt and the tokens that it got."""
         index, adapter = case
-        options = {"num_prompt_logprobs": 2, "max_tokens": 1}
+        options: dict[str, Any] = {"num_prompt_logprobs": 2, "max_tokens": 1}
         return request(name, PROMPTS[index] + token_ids, adapter=self.number(adapter), **options)
 
 
