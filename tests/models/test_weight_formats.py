@@ -17,6 +17,8 @@ from tests.models.tiny_model import TinyModel
 pytestmark = pytest.mark.slow
 CHUNK = 20
 """Prompt tokens per step, of 40: no multiple of a page."""
+NUM_AGAIN = 6
+"""Tokens generated after a preemption or a prefix hit."""
 
 
 @pytest.fixture(params=[pytest.param("xla", marks=pytest.mark.versions), "native"])
@@ -32,8 +34,23 @@ def cpu_kernels(request: pytest.FixtureRequest) -> CpuKernels:
 
 @pytest.mark.parametrize("golden", golden_checkpoints(), ids=lambda golden: golden.name)
 def test_logits_and_greedy_tokens_equal_transformers(golden: GoldenCheckpoint) -> None:
-    """With native kernels where they can be built."""
-    check(golden, "auto")
+    """With native kernels where they can be built; also of a request that is computed again after a preemption, and of one whose
+    prefix an earlier request has left in the cache.
+    """
+    model = check(golden, "auto")
+    text = np.concatenate([golden.prompt_ids, golden.output_ids])
+    expected = golden.output_ids[CHUNK : CHUNK + NUM_AGAIN].tolist()
+    model.restart()
+    for start in range(0, len(golden.prompt_ids) + CHUNK, CHUNK):
+        logits = model.logits(text[start : start + CHUNK])
+    assert model.greedy(logits[-1], NUM_AGAIN) == expected, "preempted"
+    model.restart()
+    model.logits(text[:CHUNK])
+    kept = model.states()
+    model.logits(text[CHUNK : 2 * CHUNK] ^ 1)  # another request with the same prefix
+    model.resume(CHUNK, kept)
+    np.testing.assert_allclose(model.logits(golden.prompt_ids[CHUNK:]), golden.logits, atol=1e-4, rtol=0)
+    assert model.greedy(golden.logits[-1], NUM_AGAIN) == golden.output_ids[:NUM_AGAIN].tolist(), "prefix hit"
 
 
 @pytest.mark.versions
@@ -42,13 +59,14 @@ def test_kernels_of_xla_give_the_logits_and_tokens_of_every_kind_of_layer(name: 
     check(golden_checkpoint(name), "xla")
 
 
-def check(golden: GoldenCheckpoint, cpu_kernels: CpuKernels) -> None:
-    """The prompt comes in two steps, whose border is within a page and within a chunk of the recurrent kernels."""
+def check(golden: GoldenCheckpoint, cpu_kernels: CpuKernels) -> TinyModel:
+    """Compare with transformers, and return the model. The prompt comes in two steps, whose border is within a page and within a chunk of the recurrent kernels."""
     model = TinyModel(golden.path, cpu_kernels=cpu_kernels)
     model.logits(golden.prompt_ids[:CHUNK])
     logits = model.logits(golden.prompt_ids[CHUNK:])
     np.testing.assert_allclose(logits, golden.logits, atol=1e-4, rtol=0)
     assert model.greedy(logits[-1], 64) == golden.output_ids.tolist()
+    return model
 
 
 @pytest.mark.parametrize(

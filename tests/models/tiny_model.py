@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array
 
 from jaxserve.config import CompileConfig, Config, CpuKernels, ModelConfig, ParallelConfig
-from jaxserve.layers.cache import Cache
+from jaxserve.layers.cache import Cache, StatePool
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.backend import chip_of
@@ -71,6 +71,17 @@ class TinyModel:
     def restart(self) -> None:
         """Begin another text in the same pages and state."""
         self._length = 0
+
+    def states(self) -> list[list[Array]]:
+        """Return copies of the states after the text so far: the arrays of each state group."""
+        return [[jnp.copy(array) for array in group.arrays] for group in self._cache if isinstance(group, StatePool)]
+
+    def resume(self, length: int, states: list[list[Array]]) -> None:
+        """Go back to the first `length` tokens, whose pages are in the cache, and to the states after them."""
+        self._length, kept = length, iter(states)
+        self._cache = tuple(
+            StatePool(tuple(next(kept))) if isinstance(group, StatePool) else group for group in self._cache
+        )
 
     def logits(self, tokens: np.ndarray) -> np.ndarray:
         """Return the logits (8 or fewer, V) of the last of these tokens, which follow those of earlier calls."""
