@@ -1,4 +1,4 @@
-"""Compiled steps never copy the KV pool, and their dispatch stays cheap."""
+"""Compiled steps never copy the pools of the cache, and their dispatch stays cheap."""
 
 from __future__ import annotations
 
@@ -11,10 +11,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jaxserve_kernels import native
+from jaxserve_kernels.backend import Backend
 
-from jaxserve.layers.cache import KVPool, pool_shapes
+from jaxserve.layers.cache import KVPool, group_shapes, pool_shapes
 from jaxserve.layers.policy import plain
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
+from jaxserve.model_config.recurrent import (
+    GatedDeltaConfig,
+    KimiDeltaConfig,
+    Mamba2Config,
+    RecurrentConfig,
+    ShortConvConfig,
+)
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.runner.inputs import INPUT_FIELDS, Program, packed_size
 from jaxserve.runner.slots import slots_shape
@@ -79,6 +88,45 @@ def test_the_kv_pool_is_updated_in_place(skeleton: ModelSkeleton, program: Progr
     shape = re.escape(f"f32[{','.join(map(str, local))}]")
     copies = re.findall(rf"= {shape}\S* copy\(", compiled.as_text())
     assert not copies
+
+
+MIXERS = (
+    GatedDeltaConfig(2, 4, 16, 16, 4, "by_part"),
+    KimiDeltaConfig(2, 16, 4),
+    Mamba2Config(4, 16, 2, 16, 4, False, True, "gate_first"),
+    ShortConvConfig(64, 3, False),
+)
+NUM_SLOTS = 37
+"""Slots of recurrent states."""
+ONE_ROW = (
+    replace(PROGRAMS[0], max_steps=4),
+    Program("speculate", 1, 1, 64, num_slots=8, max_steps=3),
+)
+"""Programs in which XLA fuses the read of a state with the write of it, and copies the pool: kernels have to hold what it does not."""
+RECURRENT = [
+    pytest.param(mixer, program, backend, id=f"{type(mixer).__name__}-{program.name}-{backend}", marks=pytest.mark.slow)
+    for mixer in MIXERS
+    for program, backend in (*((each, "native") for each in (*ONE_ROW, PROGRAMS[2])), (PROGRAMS[1], "reference"))
+]
+
+
+@pytest.mark.parametrize(("mixer", "program", "backend"), RECURRENT)
+def test_recurrent_states_are_updated_in_place(mixer: RecurrentConfig, program: Program, backend: Backend) -> None:
+    if backend == "native" and native.register() is None:
+        pytest.skip("the native kernels are not built")
+    program = replace(program, num_state_slots=NUM_SLOTS)
+    layers = (LayerConfig(has_kv=False, recurrent=mixer),) * 2
+    config = replace(CONFIG, layers=(*layers, LayerConfig()))
+    policy = replace(plain(jnp.dtype("float32")), backend=backend)
+    shapes = tuple(
+        group_shapes(group, POOL[1] if group.has_pages else NUM_SLOTS, POOL[3], "float32", "float32")
+        for group in config.cache.groups
+    )
+    compiled = lower(make_skeleton(config, policy), make_sharding(config, MeshShape()), program, shapes).compile()
+    text = compiled.as_text()
+    pools = [",".join(map(str, array.shape)) for group in shapes for array in group.arrays]
+    assert all(f"[{pool}]" in text for pool in pools)
+    assert [pool for pool in pools if re.search(rf"= \w+\[{re.escape(pool)}\]\S* copy\(", text)] == []
 
 
 @pytest.mark.slow
