@@ -47,12 +47,12 @@ UNSERVED: Final[Mapping[str, str]] = MappingProxyType(
         "/api/version": _OLLAMA,
     }
 )
-"""What to use instead of endpoints that only other servers have, by path; paths below it have the same."""
+"""The advice for endpoints that only other servers have, by path; paths below one have the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class PathHint:
-    """What a client may do instead of using a path that has no route."""
+    """The advice to a client that used a path without a route."""
 
     text: str
     is_unserved: bool = False
