@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture
 from jaxserve.checkpoint.maxtext.layout import MaxTextLayout
+from jaxserve.checkpoint.qkv import QKVRows
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.images import ImageProcessorConfig
 from jaxserve.model_config.vision import VisionConfig
@@ -42,6 +43,16 @@ class Family:
     several in a row (`mlp.gate`)."""
     config_renames: Callable[[Mapping[str, Any]], Mapping[str, str]] = lambda config: {}
     """Return further renames, which depend on `config.json`."""
+    key_names: Mapping[str, str] = field(default_factory=dict)
+    """Our name by the family's, for keys of `config.json`; its files may have either."""
+    shapes: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: config
+    """Return a config of our names with `num_key_value_heads`, if other keys say how many there are."""
+    qkv_rows: QKVRows = QKVRows()
+    """Order of the rows of matrices that hold queries, keys and values (`qkv_proj`)."""
+    transposed: tuple[str, ...] = ()
+    """Names of our modules, the last components, whose matrices are stored inputs by outputs (GPT-2)."""
+    unused_tensors: tuple[str, ...] = ()
+    """Ends of the names of tensors that are not read, such as causal masks, under the names that checkpoints have."""
     stacked_experts: StackedExperts | None = None
     """Layout of checkpoints that store all experts of a layer in one tensor; None: there are none."""
     gguf: GGUFArchitecture | None = None

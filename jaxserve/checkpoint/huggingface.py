@@ -18,9 +18,16 @@ from jaxserve.checkpoint.drafters.mtp import as_first_layer, mtp_config, only_mt
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.files import read_config, read_object
 from jaxserve.checkpoint.gguf.factors import check_not_multiplied
-from jaxserve.checkpoint.parts import split_fused, with_each_expert, with_flat_vectors
+from jaxserve.checkpoint.parts import split_fused, with_each_expert, with_flat_vectors, with_transposed
 from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
-from jaxserve.checkpoint.renamed import architecture, text_config, with_our_names, with_text_names, without_mtp_layers
+from jaxserve.checkpoint.renamed import (
+    architecture,
+    text_config,
+    with_our_names,
+    with_text_names,
+    without_mtp_layers,
+    without_unused,
+)
 from jaxserve.checkpoint.safetensors_file import SafetensorsFile, open_safetensors
 from jaxserve.errors import CheckpointError, shown
 from jaxserve.quant.checkpoint import Read, ReadMatrix
@@ -135,14 +142,18 @@ def _with_our_tensors(checkpoint: HuggingFaceCheckpoint, families: Collection[Fa
 def _with_family_names(checkpoint: Checkpoint, family: Family | None) -> Checkpoint:
     if family is None:
         return checkpoint
-    return with_our_names(checkpoint, {**family.renames, **family.config_renames(checkpoint.config)})
+    used = without_unused(checkpoint, family.unused_tensors)
+    return with_our_names(used, {**family.renames, **family.config_renames(checkpoint.config)})
 
 
 def _with_single_matrices(checkpoint: Checkpoint, family: Family | None) -> Checkpoint:
     """Return the checkpoint with a tensor for each matrix of those that it stores together."""
     named = with_flat_vectors(checkpoint)
-    stacked = None if family is None else family.stacked_experts
-    return split_fused(named if stacked is None else with_each_expert(named, stacked))
+    if family is None:
+        return split_fused(named)
+    if family.stacked_experts is not None:
+        named = with_each_expert(named, family.stacked_experts)
+    return split_fused(with_transposed(named, family.transposed), family)
 
 
 def _find_family(config: Mapping[str, Any], families: Collection[Family]) -> Family | None:

@@ -1,21 +1,22 @@
 """Split matrices that a checkpoint stores together into one tensor each.
 
-Fused QKV and gate-up matrices (Phi-3) are stacked by rows. Some checkpoints stack the experts of a layer, see
+Rows of fused QKV and gate-up matrices (Phi-3) are stacked, those of QKV also in groups (`QKVRows`). Some checkpoints stack the experts of a layer, see
 `StackedExperts`; quantised matrices of gpt-oss are outputs by inputs.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
-from jaxserve.checkpoint.family import StackedExperts
+from jaxserve.checkpoint.family import Family, StackedExperts
 from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
+from jaxserve.checkpoint.qkv import QKV, QKVRows, Rows, num_rows
+from jaxserve.checkpoint.renamed import with_our_keys
 from jaxserve.quant.tensor import Tensor, TensorInfo
 
 _GATE_UP: Final = "gate_up_proj"
@@ -24,43 +25,64 @@ _BIAS: Final = "_bias"
 _VECTORS: Final = (".e_score_correction_bias", ".A_log")
 
 
-def split_fused(checkpoint: Checkpoint) -> Checkpoint:
-    """Replace fused QKV and gate-up matrices by their parts.
+def split_fused(checkpoint: Checkpoint, family: Family | None = None) -> Checkpoint:
+    """Replace fused QKV and gate-up matrices by their parts. family: says how the rows of QKV are ordered; None: one part after the
+    other.
 
     Matrices whose sizes are not those of the config stay as they are: the loader then names what is missing.
     """
     tensors, readers = dict(checkpoint.tensors), {}
-    for fused, parts in _fused_parts(checkpoint.config).items():
-        for name in [name for name in tensors if f".{fused}." in name]:
-            info, ends = tensors[name], list(itertools.accumulate(parts.values(), initial=0))
-            if fused == _GATE_UP:  # a shared expert has a width of its own
-                ends = [0, info.shape[0] // 2, info.shape[0]]
-            if info.shape[:1] != (ends[-1],):
-                continue
-            del tensors[name]
-            for part, (start, end) in zip(parts, itertools.pairwise(ends), strict=True):
-                own = name.replace(f".{fused}.", f".{part}.")
-                size = info.num_stored_bytes * (end - start) // ends[-1]
-                tensors[own] = replace(info, name=own, shape=(end - start, *info.shape[1:]), num_stored_bytes=size)
-                readers[own] = partial(_read_rows, name, slice(start, end))
+    if family is None:
+        qkv = _qkv_parts(checkpoint.config, QKVRows())
+    else:
+        config = family.shapes(with_our_keys(checkpoint.config, family.key_names))
+        qkv = _qkv_parts(config, family.qkv_rows)
+    for name in [name for name in tensors if f".{QKV}." in name or f".{_GATE_UP}." in name]:
+        info, fused = tensors[name], QKV if f".{QKV}." in name else _GATE_UP
+        parts = qkv if fused == QKV else _halves(info.shape[0])
+        count = num_rows(parts)
+        if info.shape[:1] != (count,):
+            continue
+        del tensors[name]
+        for part, rows in parts.items():
+            own, own_rows = name.replace(f".{fused}.", f".{part}."), num_rows({part: rows})
+            size = info.num_stored_bytes * own_rows // count
+            tensors[own] = replace(info, name=own, shape=(own_rows, *info.shape[1:]), num_stored_bytes=size)
+            readers[own] = partial(_read_rows, name, rows)
     return CheckpointView(checkpoint, tensors, readers) if readers else checkpoint
 
 
-def _read_rows(stored: str, rows: slice, inner: Checkpoint) -> Tensor:
+def _read_rows(stored: str, rows: Rows, inner: Checkpoint) -> Tensor:
     return inner.read(stored)[rows]
 
 
-def _fused_parts(config: Mapping[str, Any]) -> dict[str, dict[str, int]]:
-    sizes = ("hidden_size", "num_attention_heads", "intermediate_size")
-    hidden, heads, width = (value if isinstance(value := config.get(key), int) else 0 for key in sizes)
+def _halves(count: int) -> Mapping[str, Rows]:
+    """Return the rows of gate and up."""
+    return {"gate_proj": slice(0, count // 2), "up_proj": slice(count // 2, 2 * (count // 2))}
+
+
+def _qkv_parts(config: Mapping[str, Any], rows: QKVRows) -> Mapping[str, Rows]:
+    sizes = ("hidden_size", "num_attention_heads")
+    hidden, heads = (value if isinstance(value := config.get(key), int) else 0 for key in sizes)
     kv_heads, head_dim = config.get("num_key_value_heads"), config.get("head_dim")
     kv_heads = kv_heads if isinstance(kv_heads, int) else heads
     head_dim = head_dim if isinstance(head_dim, int) else hidden // max(heads, 1)
-    kv_rows = kv_heads * head_dim
-    return {
-        "qkv_proj": {"q_proj": heads * head_dim, "k_proj": kv_rows, "v_proj": kv_rows},
-        "gate_up_proj": {"gate_proj": width, "up_proj": width},
-    }
+    return rows.parts(heads * head_dim, kv_heads * head_dim, kv_heads)
+
+
+def with_transposed(checkpoint: Checkpoint, modules: Collection[str]) -> Checkpoint:
+    """Return the checkpoint with outputs by inputs for the matrices of modules that are stored the other way. modules: last
+    components of their names; quantised matrices are outputs by inputs already."""
+    tensors, readers = dict(checkpoint.tensors), {}
+    for name, info in checkpoint.tensors.items():
+        module = name.removesuffix(".weight").rpartition(".")[2]
+        if module in modules and len(info.shape) == 2 and not info.is_quantized:
+            tensors[name], readers[name] = replace(info, shape=info.shape[::-1]), partial(_read_transposed, name)
+    return CheckpointView(checkpoint, tensors, readers) if readers else checkpoint
+
+
+def _read_transposed(stored: str, inner: Checkpoint) -> Tensor:
+    return np.asarray(inner.read(stored)).T
 
 
 def with_flat_vectors(checkpoint: Checkpoint) -> Checkpoint:

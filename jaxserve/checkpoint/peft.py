@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from jaxserve.checkpoint.peft_modules import (
     is_exchanged,
     widths,
 )
+from jaxserve.checkpoint.qkv import num_rows
 from jaxserve.checkpoint.renamed import text_name
 from jaxserve.checkpoint.safetensors_file import SafetensorsFile, open_safetensors
 from jaxserve.errors import CheckpointError, shown
@@ -81,7 +81,7 @@ def _open(name: str, path: Path, target: TargetModel) -> Adapter:
     if not (path / CONFIG_FILE).is_file() or not (path / WEIGHTS_FILE).is_file():
         raise CheckpointError(f"{path}: expected a folder with {CONFIG_FILE} and {WEIGHTS_FILE}")
     config = read_object(path / CONFIG_FILE)
-    _check_config(path / CONFIG_FILE, config)
+    _check_config(path / CONFIG_FILE, config, is_transposed=target.is_transposed)
     file = open_safetensors(path / WEIGHTS_FILE)
     additions: dict[str, Addition] = {}
     for module, sides in _pairs(file).items():
@@ -94,8 +94,9 @@ def _open(name: str, path: Path, target: TargetModel) -> Adapter:
     return Adapter(name, file, additions)
 
 
-def _check_config(path: Path, config: Mapping[str, Any]) -> None:
-    for key, allowed in _NEEDED.items():
+def _check_config(path: Path, config: Mapping[str, Any], *, is_transposed: bool) -> None:
+    needed = {**_NEEDED, "fan_in_fan_out": (True, False, None)} if is_transposed else _NEEDED
+    for key, allowed in needed.items():
         if config.get(key) not in allowed:
             raise CheckpointError(
                 f"{path}: key {key!r}: supported: {allowed[0]!r}, found {shown(str(config.get(key)))}"
@@ -132,19 +133,18 @@ def _additions(
         return _of_experts(file, config, module, sides, target.experts, stacked)
     down, up = (file.tensors[sides[side]] for side in "AB")
     above, _, own = ours.rpartition(".")
-    parts = target.parts_of(ours) or {own: up.shape[0]}
+    parts = target.parts_of(ours) or {own: slice(0, up.shape[0])}
     adaptable = _ADAPTABLE | target.recurrent
     if not adaptable.issuperset(parts):
         fused = {name.rpartition(".")[2] for name in target.parts}
         _fail(file, down.name, f"to belong to one of {', '.join(sorted(adaptable | fused))}", own)
     rank = _rank(file, sides, 1)
-    ends = list(itertools.accumulate(parts.values(), initial=0))
-    if ends[-1] != up.shape[0]:
-        _fail(file, up.name, f"{ends[-1]} rows", str(up.shape[0]))
+    if num_rows(parts) != up.shape[0]:
+        _fail(file, up.name, f"{num_rows(parts)} rows", str(up.shape[0]))
     scale = _scale(file, config, module, rank)
     return {
-        f"{above}.{part}": Addition(factor(file, down.name), factor(file, up.name, slice(start, end)), scale)
-        for part, (start, end) in zip(parts, itertools.pairwise(ends), strict=True)
+        f"{above}.{part}": Addition(factor(file, down.name), factor(file, up.name, rows), scale)
+        for part, rows in parts.items()
     }
 
 

@@ -16,9 +16,10 @@ from typing import Final
 import numpy as np
 
 from jaxserve.checkpoint.family import StackedExperts
+from jaxserve.checkpoint.qkv import Rows
 from jaxserve.checkpoint.safetensors_file import SafetensorsFile
 
-Parts = Mapping[str, Mapping[str, int]]
+Parts = Mapping[str, Mapping[str, Rows]]
 """Modules that some implementations fuse, with the rows of each part."""
 
 _OF_AN_EXPERT: Final = re.compile(r"(\.experts)\.\d+(\.\w+)")
@@ -67,10 +68,12 @@ class TargetModel:
     rename: Callable[[str], str] = str
     """Return our name of a module of transformers."""
     experts: TargetExperts | None = None
+    is_transposed: bool = False
+    """True if some modules of the model in transformers have matrices of inputs by outputs (GPT-2). Adapters do not differ."""
     recurrent: frozenset[str] = frozenset()
     """Names of the matmuls of recurrent mixers."""
 
-    def parts_of(self, module: str) -> Mapping[str, int] | None:
+    def parts_of(self, module: str) -> Mapping[str, Rows] | None:
         """Return the rows of each part of one of our modules; None if the adapter has it as the model does."""
         names = module.split(".")
         return self.parts.get(".".join(names[-2:]), self.parts.get(names[-1]))
@@ -83,7 +86,7 @@ class Factor:
     tensor: str
     shape: tuple[int, int]
     """Shape of the matrix."""
-    rows: slice
+    rows: Rows
     columns: slice
     is_transposed: bool
 
@@ -96,15 +99,15 @@ class Factor:
 def factor(
     file: SafetensorsFile,
     tensor: str,
-    rows: slice = slice(None),
+    rows: Rows = slice(None),
     columns: slice = slice(None),
     *,
     is_transposed: bool = False,
 ) -> Factor:
     """Describe a part of a tensor of two dimensions, transposed or not."""
-    height, width = (
-        len(range(size)[part]) for size, part in zip(file.tensors[tensor].shape, (rows, columns), strict=True)
-    )
+    num_rows, num_columns = file.tensors[tensor].shape
+    height = len(range(num_rows)[rows]) if isinstance(rows, slice) else len(rows)
+    width = len(range(num_columns)[columns])
     shape = (width, height) if is_transposed else (height, width)
     return Factor(tensor, shape, rows, columns, is_transposed)
 

@@ -44,10 +44,22 @@ def our_name(renames: Mapping[str, str], name: str) -> str:
     """Return our name of a tensor or module of the text model; names of a tower stay."""
     if name.startswith(VISION):
         return name
+    name = f".{name}"
     for old, new in renames.items():
         if "." in old:
             name = name.replace(f".{old}", f".{new}")
-    return ".".join(renames.get(part, part) for part in name.split("."))
+    return ".".join(renames.get(part, part) for part in name[1:].split("."))
+
+
+def with_our_keys(config: Mapping[str, Any], key_names: Mapping[str, str]) -> dict[str, Any]:
+    """Return a config with our names of keys that a family names differently (`Family.key_names`)."""
+    ours = {ours: config[own] for own, ours in key_names.items() if own in config}
+    return {key: value for key, value in config.items() if key not in key_names} | ours
+
+
+def without_unused(checkpoint: Checkpoint, ends: tuple[str, ...]) -> Checkpoint:
+    """Leave out the tensors whose names end so."""
+    return renamed(checkpoint, lambda name: None if name.endswith(ends) else name) if ends else checkpoint
 
 
 def without_mtp_layers(checkpoint: Checkpoint) -> Checkpoint:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from jaxserve.checkpoint.gguf.factors import check_not_multiplied
 from jaxserve.checkpoint.peft import Adapter, open_adapter
 from jaxserve.checkpoint.peft_modules import TargetExperts, TargetModel, declared_module
+from jaxserve.checkpoint.qkv import Rows
 from jaxserve.checkpoint.renamed import our_name
 from jaxserve.checkpoint.source import resolve_adapter
 from jaxserve.config import Config, ModelConfig
@@ -51,18 +52,19 @@ def target_model(decoder: DecoderConfig, hf: Mapping[str, Any]) -> TargetModel:
         stacked = TargetExperts(
             experts.num_experts, width, experts.intermediate_size, family.stacked_experts, has_gate=has_gate
         )
-    parts = {
-        "qkv_proj": {"q_proj": decoder.num_heads * decoder.head_dim, "k_proj": kv_rows, "v_proj": kv_rows},
+    queries, num_kv_heads = decoder.num_heads * decoder.head_dim, decoder.num_stored_kv_heads
+    parts: dict[str, Mapping[str, Rows]] = {
+        "qkv_proj": family.qkv_rows.parts(queries, kv_rows, num_kv_heads),
         "gate_up_proj": _gate_up(decoder.intermediate_size),
     }
     if experts is not None and experts.shared_intermediate_size is not None:
         parts["shared_experts.gate_up_proj"] = _gate_up(experts.shared_intermediate_size)
     recurrent = frozenset() if decoder.recurrent is None else frozenset(decoder.recurrent.projections)
-    return TargetModel(parts, rename, stacked, recurrent)
+    return TargetModel(parts, rename, stacked, is_transposed=bool(family.transposed), recurrent=recurrent)
 
 
-def _gate_up(width: int) -> dict[str, int]:
-    return {"gate_proj": width, "up_proj": width}
+def _gate_up(width: int) -> dict[str, Rows]:
+    return {"gate_proj": slice(0, width), "up_proj": slice(width, 2 * width)}
 
 
 def adapters_config(

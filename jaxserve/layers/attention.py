@@ -15,7 +15,7 @@ from jaxserve_kernels.kv_write import KVScales
 from jaxserve_kernels.paged_attention import Paging, Ragged, Scoring, ShardAxes, write_and_attend
 from jaxserve_kernels.rope import Rotation, rotate
 from jaxserve_kernels.segments import Segments
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxserve.layers.cache import Cache, GroupStep, KVPool, StateSlots, with_group
 from jaxserve.layers.fused import FusedLinear
@@ -45,6 +45,8 @@ class StepContext(NamedTuple):
     """Segments for causal layers of a step in which others see images as a whole; None: there are no such layers."""
     kv_scales: Mapping[CachePlace, KVScales] | None = None
     """Scales of keys and values for layers that read those of others, by the place in the cache; None: no layer does."""
+    positions: Int[Array, "T"] | None = None
+    """Position of each token, for models with learned embeddings of positions."""
 
     def rotation_of(self, layer: LayerConfig) -> Rotation | None:
         """Return the rotation of a layer's queries and keys; None without positional encoding."""

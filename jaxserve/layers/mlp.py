@@ -41,6 +41,7 @@ ACTIVATIONS: Mapping[Activation, Callable[[Array], Array]] = {
     "gelu": _gelu,
     "gelu_tanh": _gelu_tanh,
     "quick_gelu": _quick_gelu,
+    "relu": jax.nn.relu,
     "relu2": _relu2,
 }
 

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from typing import Literal
 
-Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu2"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "quick_gelu", "relu", "relu2"]
 """gelu_tanh: the approximation of GELU with a hyperbolic tangent. quick_gelu: that with a sigmoid. relu2: the square of ReLU (Nemotron-H)."""

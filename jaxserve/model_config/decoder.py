@@ -16,10 +16,11 @@ from jaxserve.model_config.latent import LatentConfig
 from jaxserve.model_config.recurrent import RecurrentConfig
 from jaxserve.model_config.vision import VisionConfig
 
-NormPlacement = Literal["pre", "post", "sandwich", "parallel"]
+NormPlacement = Literal["pre", "post", "sandwich", "parallel", "parallel_apart"]
 """Each block normalises its input (pre: Llama), its output (post: OLMo 2) or both (sandwich: Gemma).
 
-parallel: attention and the feed-forward block read the same normalised input, and both are added to x (Cohere 2)."""
+parallel: attention and the feed-forward block read the same normalised input, and both are added to x (Cohere 2).
+parallel_apart: the same, but each has a norm of its own (GPT-NeoX)."""
 NormKind = Literal["rms", "layer", "layer_with_bias"]
 """rms: RMSNorm; layer: LayerNorm without a bias (Cohere 2); layer_with_bias: LayerNorm (StableLM)."""
 NormWeights = Literal["plain", "wide", "offset"]
@@ -186,6 +187,9 @@ class DecoderConfig:
     has_sinks: bool = False
     """True if every head has an attention sink: a logit in the softmax without a value."""
     embedding_scale: float = 1.0
+    first_position_row: int | None = None
+    """Row of the first position in a table of learned embeddings of positions, which are added to those of tokens (GPT-2: 0,
+    OPT: 2); None: there is no table."""
     per_layer_dim: int | None = None  # P
     """Width of the embedding of each token that every layer gets beside the residual stream (Gemma 4); None: no layer has one."""
     per_layer_vocab_size: int | None = None

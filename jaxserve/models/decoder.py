@@ -43,6 +43,7 @@ _NORMS: Final[Mapping[NormPlacement, tuple[str | None, str | None, str | None, s
         "post_feedforward_layernorm",
     ),
     "parallel": ("input_layernorm", None, None, None),
+    "parallel_apart": ("input_layernorm", None, "post_attention_layernorm", None),
 }
 """Checkpoint names of the norms before and after attention, then before and after the feed-forward block."""
 
@@ -91,7 +92,7 @@ class Forward(NamedTuple):
 class DecoderLayer(nnx.Module):
     """Compute x + mixer(x), then x + mlp(x) or x + experts(x), with norms before the blocks, after them, or both.
 
-    The mixer is attention, a recurrent mixer, or both side by side. A layer may have only one of the two blocks. With parallel blocks, compute x + mixer(y) + mlp(y) of the normalised y instead.
+    The mixer is attention, a recurrent mixer, or both side by side. A layer may have only one of the two blocks. With parallel blocks, compute x + mixer(y) + mlp(z) of the normalised y and z, mostly the same, instead.
     """
 
     def __init__(self, config: DecoderConfig, layer: LayerConfig, policy: DtypePolicy) -> None:
@@ -120,6 +121,7 @@ class DecoderLayer(nnx.Module):
         self.layer_scalar = parameter((1,), (None,), policy.vectors) if config.has_layer_scales else None
         self.residual_scale = config.residual_scale
         self.is_parallel = placement == "parallel"
+        self.is_apart = placement == "parallel_apart"
 
     def __call__(
         self,
@@ -149,7 +151,7 @@ class DecoderLayer(nnx.Module):
     ) -> tuple[Float[Array, "T D"], Cache, Int[Array, "T k"] | None]:
         """Return the residual stream after both blocks, the cache and each token's experts."""
         pre_attention, post_attention, pre_mlp, post_mlp = map(self._norm, self.norms)
-        normed = x
+        normed, entered = x, x
         if self.has_mixer:
             with jax.named_scope("attention"):
                 normed = pre_attention(x)
@@ -160,7 +162,7 @@ class DecoderLayer(nnx.Module):
         experts = None
         if self.mlp is not None:
             with jax.named_scope("mlp"):
-                inputs = normed if self.is_parallel else pre_mlp(x)
+                inputs = normed if self.is_parallel else pre_mlp(entered if self.is_apart else x)
                 if isinstance(self.mlp, MLP):
                     made = self.mlp(inputs, step.tokens)
                 else:
@@ -196,6 +198,17 @@ def scaled(x: Array, factor: float) -> Array:
     return x if factor == 1 else x * factor
 
 
+class PositionEmbedding(nnx.Module):
+    """A table of learned embeddings, one for each position."""
+
+    def __init__(self, config: DecoderConfig, first_row: int, policy: DtypePolicy) -> None:
+        self.weight = parameter((first_row + config.max_position, config.hidden_size), (None, None), policy.vectors)
+        self.first_row = first_row
+
+    def __call__(self, positions: Int[Array, "T"]) -> Float[Array, "T D"]:
+        return self.weight[...][positions + self.first_row]
+
+
 class DecoderStack(nnx.Module):
     """Embedding, layers, final norm: the checkpoint's `model.` prefix."""
 
@@ -204,6 +217,8 @@ class DecoderStack(nnx.Module):
         dim = config.per_layer_dim
         self.per_layer = None if dim is None else PerLayerInputs(config, dim, policy)
         self.altup = None if config.altup is None else AltUpStreams(config, config.altup, policy)
+        first = config.first_position_row
+        self.embed_positions = None if first is None else PositionEmbedding(config, first, policy)
         self.layers = nnx.List([DecoderLayer(config, layer, policy) for layer in config.layers])
         self.norm = make_norm(config, policy)
 
@@ -242,6 +257,7 @@ class Decoder(nnx.Module):
             x = self.embed(token_ids)  # (T, D)
             if images is not None:
                 x = images.replace(x)
+            x = self._positioned(x, step)
             make = self.model.per_layer
             own_ids = token_ids if images is None else images.per_layer_ids(token_ids, self.config)
             own = None if make is None else make(own_ids, x, step.tokens)  # (T, L, P)
@@ -262,6 +278,14 @@ class Decoder(nnx.Module):
         tapped = jnp.concatenate([inputs[index] for index in taps], -1) if taps else None
         hidden = self.model.norm(x if streams is None else streams.join(x, step.tokens))
         return Forward(hidden, cache, chosen, tapped)
+
+    def _positioned(self, x: Float[Array, "T D"], step: StepContext) -> Float[Array, "T D"]:
+        """Return embeddings of tokens with those of positions, if the model has these."""
+        table = self.model.embed_positions
+        if table is None:
+            return x
+        assert step.positions is not None, "a step of a model with embeddings of positions"
+        return x + table(step.positions).astype(x.dtype)
 
     def _kv_scales(self) -> Mapping[CachePlace, KVScales]:
         """Return the scales of layers that store keys and values, by their place in the cache."""

@@ -35,10 +35,14 @@ from jaxserve.quant.registry import read_form
 from jaxserve.quant.stored_blocks import stored_kinds
 
 _SPARSE: Final = ("DeepseekV3ForCausalLM", "sparse attention, its indexer and a cache of the indexer's keys")
+_ALIBI: Final = ("FalconForCausalLM", "attention scores with a linear bias by distance (ALiBi)")
 _MISSING: Final[Mapping[str, tuple[str, str]]] = {
     "DeepseekV32ForCausalLM": _SPARSE,
     "DeepseekV4ForCausalLM": _SPARSE,
     "GlmMoeDsaForCausalLM": _SPARSE,
+    "BloomForCausalLM": _ALIBI,
+    "MptForCausalLM": _ALIBI,
+    "MPTForCausalLM": _ALIBI,
 }
 """Nearest family and missing features of well-known architectures that are not served."""
 

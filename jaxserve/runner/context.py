@@ -39,7 +39,7 @@ def step_context(skeleton: DecoderSkeleton, field: dict[str, Any], cache: Cache,
     groups: list[GroupStep] = [paging[group.table] for group in layout.paged]
     groups += [StateSlots(field["state_reads"], field["state_writes"]) for _ in layout.states]
     adapters = _own_ranks(skeleton.adapters, field["adapters"][field["rows"]])
-    return StepContext(*turns, tuple(groups), adapters, scales, causal_ragged=causal_ragged)
+    return StepContext(*turns, tuple(groups), adapters, scales, causal_ragged=causal_ragged, positions=positions)
 
 
 def _ragged(skeleton: DecoderSkeleton, field: dict[str, Any], program: Program) -> tuple[Ragged | None, Ragged | None]:

@@ -166,5 +166,6 @@ def _context(skeleton: ModelSkeleton, field: dict[str, Any], cache: Cache, progr
         rotation=rotation(skeleton.config, positions),
         sliding_rotation=sliding_rotation(skeleton.config, positions),
         query_scales=query_scales(skeleton.config, positions),
+        positions=positions,
         groups=tuple(paging if group.has_pages else states for group in skeleton.config.cache.groups),
     )

@@ -86,6 +86,7 @@ class MeshModel:
                 tuple(paging if group.has_pages else slots for group in config.cache.groups),
                 None if places is None else step["adapters"][:, None] == places,
                 query_scales=query_scales(config, positions),
+                positions=positions,
             )
             model = self.skeleton.build(params)
             hidden, cache = model.hidden(step["tokens"], cache, context)

@@ -49,4 +49,5 @@ def step_context(decoder: DecoderConfig, num_pages: int, first: Array, num_token
         sliding_rotation(decoder, positions),
         tuple(paging if group.has_pages else slots for group in decoder.cache.groups),
         query_scales=query_scales(decoder, positions),
+        positions=positions,
     )

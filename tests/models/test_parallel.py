@@ -19,6 +19,7 @@ FAMILIES = (
     "gemma2_tiny",  # sliding windows, capped scores
     "gemma4_tiny",  # keys of two shapes
     "glm4_moe_tiny",  # dense layers before mixtures
+    "gpt_bigcode_tiny",  # one KV head, embeddings of positions
     "gpt_oss_tiny",  # a mixture with biases, sinks, windows
     "kimi_linear_tiny",  # decays by channel, beside latent vectors
     "lfm2_tiny",  # short convolutions

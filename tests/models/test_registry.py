@@ -47,6 +47,7 @@ def test_every_family_file_is_found() -> None:
     assert sorted(architectures()) == [
         "ArceeForCausalLM",
         "BambaForCausalLM",
+        "CodeGenForCausalLM",
         "Cohere2ForCausalLM",
         "CohereForCausalLM",
         "CwmForCausalLM",
@@ -57,7 +58,12 @@ def test_every_family_file_is_found() -> None:
         "Ernie4_5_MoeForCausalLM",
         "Exaone4ForCausalLM",
         "ExaoneMoeForCausalLM",
+        "FalconForCausalLM",
         "FalconH1ForCausalLM",
+        "GPT2LMHeadModel",
+        "GPTBigCodeForCausalLM",
+        "GPTJForCausalLM",
+        "GPTNeoXForCausalLM",
         "Gemma2ForCausalLM",
         "Gemma3ForCausalLM",
         "Gemma3nForCausalLM",
@@ -93,6 +99,7 @@ def test_every_family_file_is_found() -> None:
         "MistralForCausalLM",
         "MixtralForCausalLM",
         "NemotronHForCausalLM",
+        "OPTForCausalLM",
         "Olmo2ForCausalLM",
         "Olmo3ForCausalLM",
         "OlmoHybridForCausalLM",
@@ -120,14 +127,27 @@ def test_every_family_file_is_found() -> None:
 
 
 def test_unknown_architecture_is_rejected_with_the_supported_ones() -> None:
-    message = rejection({**LLAMA, "architectures": ["GPT2LMHeadModel"]})
-    assert "GPT2LMHeadModel" in message
+    message = rejection({**LLAMA, "architectures": ["XLNetLMHeadModel"]})
+    assert "XLNetLMHeadModel" in message
     assert all(name in message for name in (*architectures(), *encoder_architectures()))
 
 
-def test_a_well_known_architecture_is_rejected_with_what_is_missing() -> None:
-    message = rejection({**LLAMA, "architectures": ["DeepseekV32ForCausalLM"]})
-    assert "nearest: DeepseekV3ForCausalLM; missing: sparse attention" in message
+@pytest.mark.parametrize(
+    ("architecture", "expected"),
+    [
+        ("DeepseekV32ForCausalLM", "nearest: DeepseekV3ForCausalLM; missing: sparse attention"),
+        (
+            "BloomForCausalLM",
+            "nearest: FalconForCausalLM; missing: attention scores with a linear bias by distance (ALiBi)",
+        ),
+        (
+            "MptForCausalLM",
+            "nearest: FalconForCausalLM; missing: attention scores with a linear bias by distance (ALiBi)",
+        ),
+    ],
+)
+def test_a_well_known_architecture_is_rejected_with_what_is_missing(architecture: str, expected: str) -> None:
+    assert expected in rejection({**LLAMA, "architectures": [architecture]})
 
 
 @pytest.mark.parametrize(
@@ -158,8 +178,8 @@ def test_unknown_architecture_is_compared_with_the_nearest_family(
 
 
 def test_keys_that_the_nearest_family_needs_are_named() -> None:
-    message = rejection({"architectures": ["GPT2LMHeadModel"], "n_embd": 64, "vocab_size": 256})
-    assert "(nearest: LlamaForCausalLM; keys it does not know: n_embd; keys it needs: num_hidden_layers, " in message
+    message = rejection({"architectures": ["XLNetLMHeadModel"], "d_model": 64, "vocab_size": 256})
+    assert "(nearest: LlamaForCausalLM; keys it does not know: d_model; keys it needs: num_hidden_layers, " in message
 
 
 def test_a_config_of_many_keys_is_rejected_with_a_few_of_them() -> None:

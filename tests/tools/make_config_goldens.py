@@ -225,6 +225,13 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
         "no_rope_layers": [1, 0, 1, 1, 0, 1],
         "moe_layers": [1, 3],
     },
+    "gpt2": {"architectures": ["GPT2LMHeadModel"]},
+    "gpt_bigcode": {"architectures": ["GPTBigCodeForCausalLM"]},
+    "gptj": {"architectures": ["GPTJForCausalLM"], "rotary_dim": 8},
+    "codegen": {"architectures": ["CodeGenForCausalLM"], "rotary_dim": 8},
+    "gpt_neox": {"architectures": ["GPTNeoXForCausalLM"]},
+    "opt": {"architectures": ["OPTForCausalLM"]},
+    "falcon": {"architectures": ["FalconForCausalLM"]},
     "qwen3_vl_moe": {"architectures": ["Qwen3VLMoeTextModel"]},
     "granitemoe": {"architectures": ["GraniteMoeForCausalLM"]},
     "granitemoeshared": {"architectures": ["GraniteMoeSharedForCausalLM"]},
@@ -251,6 +258,7 @@ WITH_TEXT_CONFIG = (
 ROTATES_WINDOWS = ("Cohere2ForCausalLM", "Exaone4ForCausalLM", "ExaoneMoeForCausalLM")
 """Their attention rotates in sliding-window layers only; no key says so."""
 NEVER_ROTATES = ("KimiLinearForCausalLM", "NemotronHForCausalLM")
+NEVER_ROTATES += ("GPT2LMHeadModel", "GPTBigCodeForCausalLM", "OPTForCausalLM")
 DEFAULTED_KEYS = ("num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias")
 DEFAULTED_KEYS += ("sliding_window", "use_sliding_window", "max_window_layers", "no_rope_layer_interval")
 DEFAULTED_KEYS += ("tie_word_embeddings", "hidden_activation", "query_pre_attn_scalar", "attn_logit_softcapping")
@@ -285,6 +293,11 @@ DEFAULTED_KEYS += (
     "moe_shared_expert_intermediate_size",
     "moe_latent_size",
 )
+DEFAULTED_KEYS += ("n_inner", "activation_function", "scale_attn_weights", "scale_attn_by_inverse_layer_idx")
+DEFAULTED_KEYS += ("add_cross_attention", "multi_query", "rotary_dim", "ffn_dim", "word_embed_proj_dim", "activation")
+DEFAULTED_KEYS += ("do_layer_norm_before", "_remove_final_layer_norm", "enable_bias", "layer_norm_elementwise_affine")
+DEFAULTED_KEYS += ("ffn_hidden_size", "num_kv_heads", "num_ln_in_parallel_attn", "alibi", "new_decoder_architecture")
+DEFAULTED_KEYS += ("parallel_attn", "bias")
 
 
 def rope_case(keys: dict[str, Any]) -> dict[str, Any]:
@@ -328,7 +341,9 @@ def defaults(architecture: str) -> dict[str, Any]:
     """Return the config class's values of keys that a config.json may leave out. head_dim: null is hidden_size / heads."""
     config_class = _config_class(architecture)
     found = {key: getattr(config_class, key) for key in DEFAULTED_KEYS if hasattr(config_class, key)}
-    found = {key: value for key, value in found.items() if not isinstance(value, AttributeError)}  # a removed key
+    found = {
+        key: value for key, value in found.items() if not isinstance(value, AttributeError | property)
+    }  # a removed key
     if architecture.endswith("TextModel"):  # Only a part of a model, whose own config says whether the head is tied.
         whole = getattr(transformers, architecture.replace("TextModel", "Config"))
         found["tie_word_embeddings"] = whole.tie_word_embeddings
@@ -339,7 +354,11 @@ def defaults(architecture: str) -> dict[str, Any]:
 
 
 def _config_class(architecture: str) -> type[transformers.PreTrainedConfig]:
-    name = architecture.replace("ForCausalLM", "Config").replace("TextModel", "TextConfig")
+    name = (
+        architecture.replace("ForCausalLM", "Config")
+        .replace("LMHeadModel", "Config")
+        .replace("TextModel", "TextConfig")
+    )
     if architecture in WITH_TEXT_CONFIG:
         name = architecture.replace("ForCausalLM", "TextConfig")
     found: type[transformers.PreTrainedConfig] = getattr(transformers, name)

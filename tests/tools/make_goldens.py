@@ -34,6 +34,12 @@ _LAYER_SCALE = ".layer_scalar"
 _STACKED_EXPERTS = ("gpt_oss", "qwen3_5_moe_text", "gemma4_text", "mistral4", "llama4_text")
 """Types of models whose checkpoints have the experts of a layer in one tensor."""
 
+_TABLES = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings")
+_POSITIONS = ("wpe", "embed_positions")
+_SCORES = ("q_proj", "k_proj", "qkv_proj", "c_attn", "query_key_value")
+"""Parts of the names of embeddings and heads, of embeddings of positions, and of projections that scores come from."""
+_GPTS = ("gpt2", "gpt_bigcode", "opt", "gpt_neox", "gptj", "codegen", "falcon")
+"""Types of models whose texts would repeat one token if their biases were larger."""
 _PUBLISHED_NAMES: dict[str, dict[str, str]] = {
     "exaone_moe": {".gate.e_score_correction_bias": ".e_score_correction_bias"},
     "kimi_linear": {
@@ -79,14 +85,16 @@ def random_weights(model: transformers.PreTrainedModel, seed: int) -> None:
             value = (1 if name.endswith(".D") else log_decay) + 0.5 * noise
         elif is_offset and "norm" in name and "linear_attn" not in name:
             value = 0.2 * noise
-        elif "norm" in name and not name.endswith("bias"):
+        elif ("norm" in name or ".ln_" in name) and not name.endswith("bias"):
             value = (_gemma_norm(name) if config.model_type.startswith("gemma") else 1) + 0.2 * noise
         elif name.endswith("bias"):
-            value = 0.3 * noise
-        elif "embed_tokens" in name or "lm_head" in name:
+            value = (0.1 if config.model_type in _GPTS else 0.3) * noise
+        elif any(part in name for part in _POSITIONS):
+            value = noise * 4 * LOGIT_STD / config.hidden_size**0.5
+        elif any(part in name for part in _TABLES):
             is_gemma = config.model_type.startswith("gemma")
             value = noise * (LOGIT_STD * 0.6 if is_gemma else LOGIT_STD) / config.hidden_size**0.5
-        elif "q_proj" in name or "k_proj" in name or "qkv_proj" in name:
+        elif any(part in name for part in _SCORES):
             value = noise * 1.2 / weight.shape[-1] ** 0.5
         else:
             value = noise * 1.5 / weight.shape[-1] ** 0.5

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpt_checkpoints import GPT_CONFIGS
 from hybrid_checkpoints import HYBRID_CONFIGS
 from later_checkpoints import LATER_CONFIGS
 from mixture_checkpoints import MIXTURE_CONFIGS
@@ -808,5 +809,5 @@ TINY_CHECKPOINTS: dict[str, TinyCheckpoint] = {
 }
 TINY_CHECKPOINTS |= {
     name: TinyCheckpoint(config, dtype, controls=controls)
-    for name, (config, dtype, controls) in {**HYBRID_CONFIGS, **MIXTURE_CONFIGS, **LATER_CONFIGS}.items()
+    for name, (config, dtype, controls) in {**HYBRID_CONFIGS, **MIXTURE_CONFIGS, **LATER_CONFIGS, **GPT_CONFIGS}.items()
 }

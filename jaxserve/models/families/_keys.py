@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jaxserve.errors import CheckpointError
@@ -19,6 +19,8 @@ class Keys:
 
     table: Mapping[str, Any]
     prefix: str = ""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """The config's name by ours, for keys that a family names differently."""
 
     def get(self, key: str) -> Any:
         """Return the value unchecked; None if absent or null."""
@@ -64,12 +66,14 @@ class Keys:
     def error(self, key: str, supported: str) -> CheckpointError:
         """Return the error for the value at `key`."""
         return CheckpointError(
-            f"model config: {self.prefix}{key} is {_shown(self.table.get(key))}; supported: {supported}"
+            f"model config: {self.prefix}{self.names.get(key, key)} is {_shown(self.table.get(key))}; supported: {supported}"
         )
 
     def _present(self, key: str, expected: str) -> Any:
         if key not in self.table:
-            raise CheckpointError(f"model config: the key {self.prefix}{key} is missing; expected {expected}")
+            raise CheckpointError(
+                f"model config: the key {self.prefix}{self.names.get(key, key)} is missing; expected {expected}"
+            )
         return self.table[key]
 
 

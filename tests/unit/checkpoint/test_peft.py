@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from jaxserve.checkpoint.adapted import with_adapters
 from jaxserve.checkpoint.peft import Adapter, open_adapter
 from jaxserve.checkpoint.peft_modules import TargetExperts, TargetModel, is_exchanged
+from jaxserve.checkpoint.qkv import QKVRows
 from jaxserve.errors import CheckpointError
 from jaxserve.models.registry import open_model
 from tests.models.goldens import DATA
@@ -39,7 +41,13 @@ def saved(
     folder.mkdir(exist_ok=True)
     (folder / "adapter_config.json").write_text(json.dumps(CONFIG | changes))
     write_safetensors(folder / "adapter_model.safetensors", matrices() if tensors is None else tensors)
-    return open_adapter("mine", folder, target or TargetModel(parts or {}))
+    stacked = {name: _stacked(counts) for name, counts in (parts or {}).items()}
+    return open_adapter("mine", folder, target or TargetModel(stacked))
+
+
+def _stacked(counts: dict[str, int]) -> dict[str, slice | np.ndarray]:
+    ends = itertools.accumulate(counts.values(), initial=0)
+    return {name: slice(*bounds) for name, bounds in zip(counts, itertools.pairwise(ends), strict=True)}
 
 
 def test_adapters_are_stacked_and_padded_with_zeros(tmp_path: Path) -> None:
@@ -113,6 +121,24 @@ def test_a_fused_module_of_a_shared_expert_has_its_own_width(tmp_path: Path) -> 
             f"{above}.gate_proj": slice(0, rows // 2),
             f"{above}.up_proj": slice(rows // 2, rows),
         }
+
+
+def test_fused_queries_keys_and_values_of_each_head_are_taken_apart(tmp_path: Path) -> None:
+    rows = QKVRows("kv_heads").parts(4, 4, 2)
+    tensors = matrices("base_model.model.model.layers.0.self_attn.qkv_proj", rows=12)
+    adapter = saved(tmp_path, tensors, target=TargetModel({"qkv_proj": rows}))
+    up = next(value for name, value in tensors.items() if "lora_B" in name)
+    expected = {"q_proj": [0, 1, 6, 7], "k_proj": [2, 3, 8, 9], "v_proj": [4, 5, 10, 11]}
+    for name, addition in adapter.additions.items():
+        np.testing.assert_array_equal(addition.up.read(adapter.file), up[expected[name.rpartition(".")[2]]])
+        assert addition.up.shape == (4, 2)
+
+
+def test_a_transposed_module_of_the_base_is_accepted_if_the_model_has_some(tmp_path: Path) -> None:
+    """PEFT says so for GPT-2, whose layers have matrices of inputs by outputs; those of adapters do not differ."""
+    saved(tmp_path, target=TargetModel(is_transposed=True), fan_in_fan_out=True)
+    with pytest.raises(CheckpointError, match="fan_in_fan_out"):
+        saved(tmp_path, fan_in_fan_out=True)
 
 
 RECURRENT = TargetModel(recurrent=frozenset({"in_proj", "out_proj"}))
