@@ -209,7 +209,7 @@ def test_absurd_size_is_rejected_naming_key_and_limit(key: str, value: object) -
 @pytest.mark.parametrize(
     ("architecture", "keys", "expected"),
     [
-        ("Llama", {"hidden_act": "relu"}, "hidden_act is 'relu'; supported: silu,"),
+        ("Llama", {"hidden_act": "tanh"}, "hidden_act is 'tanh'; supported: silu,"),
         ("Llama", {"hidden_act": None}, "hidden_act is null"),
         ("Llama", {"rms_norm_eps": 0}, "rms_norm_eps is 0"),
         ("Llama", {"rms_norm_eps": float("inf")}, "rms_norm_eps is inf"),
