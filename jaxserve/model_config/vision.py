@@ -12,7 +12,7 @@ from typing import Literal
 from jaxserve.model_config.activation import Activation
 
 PatchKind = Literal["convolution", "linear"]
-"""convolution: the weight has channels, then rows, then columns, and there is a bias (SigLIP, Qwen3-VL).
+"""convolution: the weight has channels, then rows, then columns, and there may be a bias (SigLIP, Qwen3-VL).
 linear: a matrix over rows, then columns, then channels, without a bias (Gemma 4)."""
 PositionKind = Literal["table", "interpolated", "axes", "none"]
 """table: a patch's row and column index a square table of learned positions (SigLIP).
@@ -54,7 +54,7 @@ class Normalization:
 
 @dataclass(frozen=True, slots=True)
 class VisionConfig:
-    """One vision tower and its connector: a transformer with attention within each image.
+    """One vision tower and its connector: a transformer with attention within each image, or within its windows.
 
     Letters: P patches, F numbers of a patch, D width, N heads, H head dim, W width of an output row.
     """

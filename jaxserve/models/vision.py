@@ -145,7 +145,7 @@ def _norm(config: VisionConfig, policy: DtypePolicy) -> LayerNorm | RMSNorm:
 
 
 class VisionAttention(nnx.Module):
-    """Attention within each image."""
+    """Attention within each image, or within its windows."""
 
     def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
         heads, self.head_dim = config.num_heads, config.head_dim

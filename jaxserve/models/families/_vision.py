@@ -207,6 +207,7 @@ def _centred(normalization: Normalization) -> Normalization:
 
 
 def vision_table(defaults: Mapping[str, Any], whole: Mapping[str, Any]) -> Keys:
+    """Return the keys of a tower, with defaults for those that its config does not have."""
     own = whole.get("vision_config")
     if not isinstance(own, dict):
         raise Keys(whole).error("vision_config", "an object")
@@ -237,11 +238,13 @@ def _patches_per_side(processor: ImageProcessorConfig) -> int:
 
 
 def read_channels(keys: Keys, key: str) -> int:
+    """Read the number of channels of a pixel, which must be 3."""
     keys.require(key, 3)
     return 3
 
 
 def read_theta(keys: Keys, default: float = 10_000.0) -> float:
+    """Read the base of the rotation by row and column."""
     table = keys.get("rope_parameters")
     own = Keys({"rope_theta": default, **(table if isinstance(table, dict) else {})}, f"{keys.prefix}rope_parameters.")
     own.require("rope_type", "default", "axial")

@@ -54,6 +54,7 @@ class PlacedEmbeds:
 
     @property
     def num_rows(self) -> int:
+        """Embeddings: one for each token."""
         return self.end - self.start
 
     def token_rows(self, rows: np.ndarray) -> np.ndarray:
