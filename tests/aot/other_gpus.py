@@ -59,7 +59,11 @@ def _kernels(target: Target, dim: int, kv_dtype: str) -> dict[str, Any]:
         pool = [array(*_POOL_SHAPE, dim, dtype=kv_dtype)] * 2
         rows = array(), array(BATCH, MAX_PAGES), array(BATCH), array(BATCH + 1), array()
         with jax.default_device(device):
-            return jax.jit(mixed).lower(array(NUM_TOKENS, 32, dim, dtype=jnp.bfloat16), *pool, *rows).compile()
+            made = jax.jit(mixed).lower(array(NUM_TOKENS, 32, dim, dtype=jnp.bfloat16), *pool, *rows).compile()
+        texts.append(made.as_text() or "")
+        return made
+
+    texts: list[str] = []
 
     with tempfile.TemporaryDirectory() as folder:
         code = machine_code(target, compiled, Path(folder))
@@ -67,6 +71,7 @@ def _kernels(target: Target, dim: int, kv_dtype: str) -> dict[str, Any]:
     return {
         "architectures": sorted(set(re.findall(r"\.target\s+sm_(\w+)", text))),
         "kernels": code.num_kernels,
+        "launches": len(re.findall(r'custom_call_target="mosaic_gpu\w*"', texts[0])),
         "spilled_bytes": code.spilled_bytes,
         "registers": [int(count) for count in re.findall(r"Used (\d+) registers", text)],
         "instructions": [name for name in ("HMMA.16816", "LDGSTS", "HGMMA", "UTMALDG", "E4M3") if name in text],

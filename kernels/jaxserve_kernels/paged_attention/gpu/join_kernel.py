@@ -103,7 +103,7 @@ def join(
 ) -> Float[Array, "B N H"]:
     """Return the results of rows; zeros for a row without parts.
 
-    stats: maxima and sums. typical_parts: of most rows; any row may have more.
+    stats: maxima and sums, of as many queries or more: they are read in place. typical_parts: of most rows; any row may have more.
     """
     num_parts, num_kv_heads, group, dim = values.shape
     at_once = min(_MOST_AT_ONCE, 2 * typical_parts)  # twice as many: a longer row has more
@@ -115,19 +115,21 @@ def join_slots(
     parts: Parts,
     slots: Slots,
     values: Float[Array, "K X H"],
-    stats: Float[Array, "U K 2 G"],
+    stats: Float[Array, "U K 2 G8"],
     sinks: Float[Array, "KG"] | None,
     dtype: jnp.dtype,
     num_tiles: Int[Array, ""],
     used_rows: Int[Array, "B"],
+    *,
+    rows_of_tile: int,
 ) -> Float[Array, "B KG H"]:
     """Return the results of the first `num_tiles` tiles of segments, G rows for each KV head.
 
     Rows after `used_rows` stay unwritten, but for those that are computed together with one before. values: rows of slots.
-    sinks: one for each row. stats: maxima and sums.
+    sinks: one for each row. stats: maxima and sums, of `rows_of_tile` rows or more: they are read in place.
     """
     num_kv_heads, _, dim = values.shape
-    kernel = _kernel(num_kv_heads, stats.shape[3], dim, _AT_ONCE, parts, is_counted=True, has_sinks=sinks is not None)
+    kernel = _kernel(num_kv_heads, rows_of_tile, dim, _AT_ONCE, parts, is_counted=True, has_sinks=sinks is not None)
     of_tiles = whole(num_tiles.reshape(1), used_rows, slots.of_tiles, slots.in_parts)
     return _launch(kernel, parts, values.reshape(num_kv_heads, -1), stats, of_tiles, sinks, dtype)
 

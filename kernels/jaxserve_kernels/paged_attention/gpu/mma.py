@@ -107,10 +107,11 @@ def attend(
     block_tables: Int[Array, "B M"],
     parts: Parts,
     of_segments: tuple[Array, ...] = (),
-) -> tuple[Float[Array, "..."], Float[Array, "U K 2 C"]]:
+) -> tuple[Float[Array, "..."], Float[Array, "U K 2 C64"]]:
     """Return the results of the parts: weighted values [U, K, C, H], or [K, rows of slots, H], then maxima and sums.
 
-    Parts that do not exist stay unwritten. of_segments: columns that count of each tile, and the first slot of each part.
+    Parts that do not exist stay unwritten, and so do maxima and sums after those of C columns: a slice without them would be
+    a copy. of_segments: columns that count of each tile, and the first slot of each part.
     """
     dtype, dim, columns = queries.queries.dtype, kernel.dim, kernel.columns
     partial = (kernel.num_parts, kernel.num_kv_heads)
@@ -156,7 +157,7 @@ def attend(
         parts.counts,
         *of_segments,
     )
-    return values, stats.reshape(*partial, 2, _STATS // 2)[..., :columns]
+    return values, stats.reshape(*partial, 2, _STATS // 2)
 
 
 class _Refs(NamedTuple):

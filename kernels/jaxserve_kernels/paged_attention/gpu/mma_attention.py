@@ -143,12 +143,14 @@ def _chunks(
     ends = jnp.where(is_there, jnp.minimum(positions + size, lengths), 0)
     tiled = QueryTiles(queries, cut.tile_rows, positions, ends)
     tiles_of_segment = jnp.sum((cut.tile_rows[:, None] == cut.tile_rows) & is_there, axis=1)
-    used = jnp.maximum(ends - positions, 0) * group
+    used = jnp.where(is_there, ends - positions, 0) * group
     parts, slots = cutting.cut(*kernel.key_tiles(tiled), tiles_of_segment, used)
     of_segments = used, slots.of_parts
     values, stats = mma.attend(kernel, tiled, k_pages, v_pages, layer, block_tables, parts, of_segments)
     sinks = _of_columns(sinks, num_kv_heads, columns, size)
-    joined = join_kernel.join_slots(parts, slots, values, stats, sinks, q.dtype, cut.num_tiles, used)
+    joined = join_kernel.join_slots(
+        parts, slots, values, stats, sinks, q.dtype, cut.num_tiles, used, rows_of_tile=columns
+    )
 
     # Each token's tile and column.
     token = jnp.arange(num_tokens)
