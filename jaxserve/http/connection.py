@@ -51,6 +51,7 @@ class Connection(RequestHandler):
         """True: replies that begin from now on are the last of the connection, and their headers say so."""
         self.stream_probe = b""
         """Bytes without meaning that may follow what was written of the current reply; empty if there are none."""
+        self._num_replies = 0
         self._is_half_closed = False
         """True: the client sends no more, and waits for replies or has left."""
 
@@ -111,9 +112,15 @@ class Connection(RequestHandler):
         finished = await super().finish_response(request, resp, start_time)
         self._has_input = not request.content.is_eof()
         self.stream_probe = b""
-        if self._is_half_closed and not self._messages:
+        self._num_replies += 1
+        if self._is_half_closed and self._is_answered:
             resp.force_close()
         return finished
+
+    @property
+    def _is_answered(self) -> bool:
+        """True if all requests of which the headers have arrived have their replies."""
+        return self._num_replies == self._request_count
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Return True, which keeps the connection open, if the client waits for replies.
@@ -121,8 +128,7 @@ class Connection(RequestHandler):
         A client that closed only its sending side looks like one that left until something is written to it: the system
         of one that left resets the connection.
         """
-        is_idle = self._waiter is not None and not self._waiter.done() and not self._messages
-        if self.transport is None or is_idle or self.transport.get_extra_info("ssl_object") is not None:
+        if self.transport is None or self._is_answered or self.transport.get_extra_info("ssl_object") is not None:
             return False  # with TLS, asyncio closes the connection in any case
         if not self._is_half_closed:
             self._is_half_closed = True
@@ -136,6 +142,9 @@ class Connection(RequestHandler):
         """Write bytes without meaning to a client that sends no more, again and again: writing fails if it left."""
         request, transport = self._current_request, self.transport
         if transport is None or transport.is_closing():
+            return
+        if self._is_answered:
+            transport.close()  # aiohttp would wait for the rest of a body that the reply did not need
             return
         if request is not None:
             if not request.content.is_eof() or request.version < HttpVersion11:

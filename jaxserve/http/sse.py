@@ -94,5 +94,6 @@ class EventStream:
         """Write `frames` and the end of the body."""
         if not self._response.prepared:
             await self._response.prepare(self._request)
+        self._connection.stream_probe = b""  # nothing may follow the end
         async with self._connection.patience():
             await self._response.write_eof(b"".join(frames))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from typing import Final
 
 import pytest
 
 from tests.architecture.sources import ROOT
 from tests.selection import MARKS, may_select
+
+_MARK_SET: Final = re.compile(rf"\bmark\.({'|'.join(MARKS)})\b")
 
 
 def test_what_is_marked_newest_lies_where_that_lane_looks() -> None:
@@ -35,6 +39,31 @@ def test_marks_that_select_tests_are_set_in_test_files_only() -> None:
         and {*re.findall(r"\bmark\.(\w+)", path.read_text(encoding="utf-8"))} & {*MARKS}
     ]
     assert other == []
+
+
+def test_marks_of_a_file_are_seen_in_its_text() -> None:
+    """By another name, from another test file, or under a condition, a mark would not be seen, and its tests would run nowhere."""
+    found = []
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        text, place = path.read_text(encoding="utf-8"), path.relative_to(ROOT).as_posix()
+        if place == "tests/architecture/test_lanes.py":
+            continue
+        of_file = re.findall(r"^pytestmark\b.*", text, re.M)
+        if len(of_file) > 1 or any(re.search(r" if | \+", line.partition("#")[0]) for line in of_file):
+            found.append(f"{place}: pytestmark depends on something")
+        if re.search(r"import mark\b|pytest\.mark\b(?!\.\w)|\badd_marker\b|import pytest as", text):
+            found.append(f"{place}: pytest.mark has another name")
+        for module, names in re.findall(r"^from (tests\.[\w.]*\.test_\w+) import ([\w, ]+|\([^)]*\))", text, re.M):
+            other = ast.parse((ROOT / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8"))
+            marked = {
+                target.id
+                for node in other.body
+                if isinstance(node, ast.Assign) and _MARK_SET.search(ast.unparse(node.value))
+                for target in node.targets
+                if isinstance(target, ast.Name)
+            }
+            found += [f"{place}: {name} of {module}" for name in {*re.findall(r"\w+", names)} & marked]
+    assert found == []
 
 
 @pytest.mark.parametrize(

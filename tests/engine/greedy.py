@@ -27,13 +27,11 @@ def is_greedy(sampling: EngineSamplingParams) -> bool:
 @contextmanager
 def greedy_programs() -> Iterator[Path]:
     """Within it, step programs are made with the sampler of this module; gives a folder for them, of which no other engine reads."""
-    folder = shared_programs() / "greedy"
-    folder.mkdir(exist_ok=True)
     with (
         mock.patch("jaxserve.runner.steps.sample", _most_likely),
         mock.patch("jaxserve.runner.speculation.rows.sample", _most_likely),
     ):
-        yield folder
+        yield shared_programs() / "greedy"
 
 
 def _most_likely(
