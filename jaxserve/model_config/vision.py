@@ -33,7 +33,7 @@ Connector = Literal["linear", "mlp", "rms_mlp", "projector", "merged_projector",
 
 linear: their vectors side by side, one matrix (SmolVLM). mlp: a LayerNorm of each vector, then two layers over the vectors
 side by side (Qwen2-VL, Qwen3-VL). rms_mlp: the same with an RMSNorm (Qwen2.5-VL). projector: two layers over
-them (LLaVA). merged_projector: an RMSNorm of each vector and one matrix before these (Mistral 3). average: their mean, an RMSNorm, one matrix (Gemma 3). scaled_average: their mean times sqrt(D), perhaps
+them (Pixtral). merged_projector: an RMSNorm of each vector and one matrix before these (Mistral 3). average: their mean, an RMSNorm, one matrix (Gemma 3). scaled_average: their mean times sqrt(D), perhaps
 standardised, an RMSNorm without weights, one matrix (Gemma 4)."""
 BidirectionalLayers = Literal["none", "sliding", "all"]
 """Layers of the decoder in which the tokens of an image attend to each other in both directions: none; those with a window, which

@@ -28,6 +28,7 @@ NAMES = (
     "qwen3_vl_moe_odd_tiny",
     "qwen2_vl_tiny",
     "mistral3_vision_odd_tiny",
+    "pixtral_odd_tiny",
     "qwen3_5_vision_tiny",
     "gemma3_vision_tiny",
     "gemma4_vision_tiny",

@@ -30,6 +30,7 @@ IN_ENGINES = (
     "qwen3_vl_tiny",
     "qwen2_5_vl_tiny",
     "mistral3_vision_tiny",
+    "pixtral_odd_tiny",
     "qwen3_5_moe_vision_odd_tiny",
     "gemma3_vision_tiny",
     "gemma4_vision_tiny",

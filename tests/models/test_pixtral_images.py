@@ -16,19 +16,39 @@ from jaxserve.errors import CheckpointError
 from jaxserve.frontend.images.prepared import with_bounded_area
 from jaxserve.frontend.images.processor import _limited_size, process_image
 from jaxserve.model_config.images import LimitedSides
+from jaxserve.model_config.vision import VisionConfig
 from jaxserve.models.registry import open_model, read_decoder, with_vision
 from tests.models.goldens import DATA
 
 MODEL = DATA / "vision" / "mistral3_vision_tiny"
+PIXTRAL = DATA / "vision" / "pixtral_tiny"
+"""Pixtral 12B's classes: transformers publishes it as LLaVA."""
 
 
-def changed(folder: Path, **keys: Any) -> Path:
-    """Return a copy of the model with other values in its config; those of `vision_config` are added to it."""
-    shutil.copytree(MODEL, folder, dirs_exist_ok=True)
+def changed(folder: Path, model: Path = MODEL, **keys: Any) -> Path:
+    """Return a copy of a model with other values in its config; those of `vision_config` are added to it."""
+    shutil.copytree(model, folder, dirs_exist_ok=True)
     config = json.loads((folder / "config.json").read_text())
     config["vision_config"] |= keys.pop("vision_config", {})
     (folder / "config.json").write_text(json.dumps(config | keys))
     return folder
+
+
+def without(folder: Path, key: str, table: str | None = None) -> Path:
+    """Return a copy of Pixtral without a key of its config, or of a table in it, which then has transformers' default."""
+    path = changed(folder, PIXTRAL)
+    config = json.loads((path / "config.json").read_text())
+    del (config if table is None else config[table])[key]
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
+def vision_of(path: Path) -> VisionConfig:
+    decoder, checkpoint = read_decoder(path)
+    assert checkpoint is not None
+    vision = with_vision(decoder, path, open_model(path).config).vision
+    assert vision is not None
+    return vision
 
 
 def test_sizes_of_any_picture_equal_those_of_transformers() -> None:
@@ -72,16 +92,69 @@ def test_a_tower_that_is_not_computed_is_refused_with_its_key(
     keys: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     path = changed(tmp_path, **keys)
-    decoder, checkpoint = read_decoder(path)
-    assert checkpoint is not None
     with pytest.raises(CheckpointError, match=message):
-        with_vision(decoder, path, open_model(path).config)
+        vision_of(path)
+
+
+def test_rows_of_a_tower_without_blocks_have_a_token_for_each_patch() -> None:
+    config = read_image_processor(PIXTRAL)
+    assert config is not None
+    processed = process_image(Image.new("RGB", (36, 20)), config)
+    assert processed.text == "[IMG][IMG][IMG][IMG_BREAK][IMG][IMG][IMG][IMG_END]"
+    assert (processed.items[0].num_tokens, len(processed.items[0].patches)) == (6, 6)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"vision_config": {"model_type": "clip_vision_model"}}, "vision_config.model_type is 'clip_vision_model'"),
+        ({"vision_config": {"model_type": "siglip_vision_model"}}, "vision_config.model_type is 'siglip_vision_model'"),
+        ({"vision_feature_layer": -2}, "vision_feature_layer is -2"),
+        ({"vision_feature_layer": [-2, -1]}, "vision_feature_layer"),
+        ({"vision_feature_select_strategy": "default"}, "vision_feature_select_strategy is 'default'"),
+        ({"projector_hidden_act": "relu7"}, "projector_hidden_act"),
+        ({"model_type": "llava_next"}, "model_type is 'llava_next'"),
+    ],
+)
+def test_a_llava_model_without_pixtrals_tower_is_refused_with_its_key(
+    keys: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    path = changed(tmp_path, PIXTRAL, **keys)
+    with pytest.raises(CheckpointError, match=message):
+        vision_of(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "table", "message"),
+    [
+        ("model_type", "vision_config", "vision_config.model_type is 'clip_vision_model'"),
+        ("vision_feature_layer", None, "vision_feature_layer is -2"),
+        ("vision_feature_select_strategy", None, "vision_feature_select_strategy is 'default'"),
+        ("model_type", None, "model_type"),
+    ],
+)
+def test_keys_that_a_llava_config_omits_have_the_defaults_of_transformers(
+    key: str, table: str | None, message: str, tmp_path: Path
+) -> None:
+    path = without(tmp_path, key, table)
+    with pytest.raises(CheckpointError, match=message):
+        vision_of(path)
+
+
+def test_a_llava_model_with_the_preprocessing_of_clip_is_refused_with_its_class(tmp_path: Path) -> None:
+    path = changed(tmp_path, PIXTRAL)
+    (path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "CLIPImageProcessor"}))
+    with pytest.raises(CheckpointError, match=r"image_processor_type.*CLIPImageProcessor"):
+        vision_of(path)
+
+
+def test_the_projector_of_a_llava_config_has_biases_unless_it_says_otherwise(tmp_path: Path) -> None:
+    assert "multimodal_projector_bias" not in json.loads((PIXTRAL / "config.json").read_text())
+    assert vision_of(PIXTRAL).has_connector_biases
+    assert not vision_of(changed(tmp_path, PIXTRAL, multimodal_projector_bias=False)).has_connector_biases
 
 
 @pytest.mark.parametrize("keys", [{"rope_theta": 500.0}, {"rope_parameters": {"rope_theta": 500.0}}])
 def test_the_base_of_rotation_is_read_from_either_place(keys: dict[str, Any], tmp_path: Path) -> None:
     path = changed(tmp_path, vision_config=keys)
-    decoder, checkpoint = read_decoder(path)
-    assert checkpoint is not None
-    vision = with_vision(decoder, path, open_model(path).config).vision
-    assert vision is not None and vision.rope_theta == 500.0
+    assert vision_of(path).rope_theta == 500.0

@@ -63,6 +63,7 @@ def seeing_checkpoint(folder: Path, source: str, architecture: str, naming: str)
         ("gemma4_moe_odd_tiny", "Gemma4ForConditionalGeneration"),
         ("llama4_tiny", "Llama4ForConditionalGeneration"),
         ("mistral_sliding_tiny", "Mistral3ForConditionalGeneration"),
+        ("mistral_sliding_tiny", "LlavaForConditionalGeneration"),
         ("ministral3_tiny", "Mistral3ForConditionalGeneration"),
         ("qwen3_tiny", "Qwen3VLForConditionalGeneration"),
         ("qwen3_5_tiny", "Qwen3_5ForConditionalGeneration"),

@@ -9,16 +9,22 @@ from vision_checkpoints import VisionCheckpoint, multimodal, qwen
 _CHUNKS: dict[str, Any] = {"rope_type": "default", "mrope_section": [2, 2, 2], "rope_theta": 1e4}
 
 
-def _pixtral(text: dict[str, Any], vision: dict[str, Any], merge: int, longest: int, **keys: Any) -> VisionCheckpoint:
+def _pixtral(
+    text: dict[str, Any],
+    vision: dict[str, Any],
+    merge: int,
+    longest: int,
+    names: tuple[str, str] = ("Mistral3ForConditionalGeneration", "mistral3"),
+    **keys: Any,
+) -> VisionCheckpoint:
     vision = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2, **vision}
     return VisionCheckpoint(
         multimodal(
-            "Mistral3ForConditionalGeneration",
-            "mistral3",
+            *names,
             {"rms_norm_eps": 1e-5, **text},
             {"model_type": "pixtral", "head_dim": vision["hidden_size"] // vision["num_attention_heads"], **vision},
             image_token_index=3,
-            spatial_merge_size=merge,
+            **({"spatial_merge_size": merge} if merge > 1 else {}),
             vision_feature_layer=-1,
             **keys,
         ),
@@ -88,6 +94,34 @@ LATER_VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
         2,
         56,
         projector_hidden_act="gelu",
+        multimodal_projector_bias=False,
+    ),
+    "pixtral_tiny": _pixtral(
+        {"model_type": "mistral", "rope_theta": 1e4, "sliding_window": None, "head_dim": 16},
+        {"patch_size": 12, "hidden_act": "silu", "rope_theta": 1e3},
+        1,
+        56,
+        ("LlavaForConditionalGeneration", "llava"),
+        vision_feature_select_strategy="full",
+        projector_hidden_act="gelu",
+    ),
+    "pixtral_odd_tiny": _pixtral(
+        {
+            "model_type": "mistral",
+            "hidden_size": 40,
+            "intermediate_size": 56,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+            "head_dim": 24,
+            "rope_theta": 1e3,
+            "sliding_window": 40,
+        },
+        {"patch_size": 5, "hidden_size": 36, "intermediate_size": 44, "num_attention_heads": 3, "hidden_act": "gelu"},
+        1,
+        38,
+        ("LlavaForConditionalGeneration", "llava"),
+        vision_feature_select_strategy="full",
+        projector_hidden_act="silu",
         multimodal_projector_bias=False,
     ),
     "mistral3_vision_odd_tiny": _pixtral(

@@ -184,8 +184,8 @@ def in_blocks(values: torch.Tensor, places: torch.Tensor, merge: int) -> torch.T
 
 def block_side(config: dict[str, Any]) -> int:
     """Return the patches of a block's side."""
-    if "spatial_merge_size" in config:
-        return int(config["spatial_merge_size"])
+    if "spatial_merge_size" in config or config["vision_config"]["model_type"] == "pixtral":
+        return int(config.get("spatial_merge_size", 1))
     if "scale_factor" in config:
         return int(config["scale_factor"])
     vision = config["vision_config"]

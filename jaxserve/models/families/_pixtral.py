@@ -1,4 +1,4 @@
-"""Keys of Pixtral's tower (arXiv 2410.07073), which Mistral 3 models have."""
+"""Keys of Pixtral's tower (arXiv 2410.07073), which Mistral 3 models have, too."""
 
 from __future__ import annotations
 
@@ -30,22 +30,33 @@ _TOWER: Final[Mapping[str, Any]] = {
     "hidden_act": "gelu",
     "rope_theta": 10_000.0,
 }
-_WHOLE: Final[Mapping[str, Any]] = {
-    "model_type": None,
-    "vision_feature_layer": -1,
-    "projector_hidden_act": "gelu",
-    "multimodal_projector_bias": False,
+_WHOLE: Final[Mapping[str, Mapping[str, Any]]] = {
+    "mistral3": {"vision_feature_layer": -1, "projector_hidden_act": "gelu", "multimodal_projector_bias": False},
+    "llava": {
+        "vision_feature_layer": -2,
+        "vision_feature_select_strategy": "default",
+        "projector_hidden_act": "gelu",
+        "multimodal_projector_bias": True,
+    },
 }
-"""Defaults of Mistral 3."""
+"""transformers' defaults of Mistral 3, and of Pixtral, which is published as LLaVA, by `model_type`."""
+_TOWERS: Final = {"mistral3": "pixtral", "llava": "clip_vision_model"}
+"""transformers' default of a tower's `model_type`. CLIP's, which most LLaVA models have, is not computed."""
 _EPS: Final = 1e-5
 
 
 def pixtral(hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder: DecoderConfig) -> VisionConfig:
-    """Read a tower without biases, whose patches rotate by row and column, and a projector that joins blocks of patches."""
-    whole, keys = Keys({**_WHOLE, **hf[MULTIMODAL]}), vision_table(_TOWER, hf[MULTIMODAL])
-    whole.require("model_type", "mistral3")
+    """Read a tower without biases, whose patches rotate by row and column, and a projector; that of Mistral 3 joins blocks of
+    patches."""
+    own = hf[MULTIMODAL]
+    kind = own.get("model_type")
+    Keys({"model_type": kind}).require("model_type", *_WHOLE)
+    keys = vision_table({**_TOWER, "model_type": _TOWERS[kind]}, own)
+    keys.require("model_type", "pixtral")
+    whole = Keys({**_WHOLE[kind], **own})
     whole.require("vision_feature_layer", -1)
-    keys.require("model_type", "pixtral", None)
+    if kind == "llava":
+        whole.require("vision_feature_select_strategy", "full")
     hidden_size, num_heads = read_width(keys, "num_attention_heads")
     head_dim = keys.get("head_dim")
     if head_dim is not None:
@@ -60,7 +71,7 @@ def pixtral(hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder: Dec
         activation=read_activation(keys, "hidden_act"),
         positions="none",
         positions_per_side=0,
-        connector="merged_projector",
+        connector="merged_projector" if kind == "mistral3" else "projector",
         connector_eps=decoder.norm_eps,
         connector_activation=read_activation(whole, "projector_hidden_act"),
         has_connector_biases=whole.flag("multimodal_projector_bias"),

@@ -1,4 +1,4 @@
-"""Mistral 7B and its successors published as MistralForCausalLM."""
+"""Mistral 7B and its successors published as MistralForCausalLM, which Mistral 3 and Pixtral have as their text part."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
 FAMILY = Family(
     ("MistralForCausalLM",),
     decoder_config,
-    text_part_of=("Mistral3ForConditionalGeneration",),
+    text_part_of=("Mistral3ForConditionalGeneration", "LlavaForConditionalGeneration"),
     read_vision=pixtral,
     text_model_type="mistral",
     maxtext=MaxTextLayout(query_scale="head_dim", has_tied_logits=False),
