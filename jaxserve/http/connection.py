@@ -74,21 +74,17 @@ class Connection(RequestHandler):
                 "Please retry later."
             )
 
-    @property
-    def write_timeout_s(self) -> float:
-        """A client that takes nothing for this long counts as gone."""
-        return self._config.write_timeout
-
     @contextlib.asynccontextmanager
     async def patience(self) -> AsyncIterator[None]:
         """Raise ConnectionResetError if the block, which writes, takes longer than `--write-timeout`."""
+        longest_s = self._config.write_timeout
         try:
-            async with asyncio.timeout(self.write_timeout_s):
+            async with asyncio.timeout(longest_s):
                 yield
         except TimeoutError:
             if self.transport is not None:
                 self.transport.abort()  # closing would wait for the client, for ever
-            raise ConnectionResetError(f"the client took nothing for {self.write_timeout_s:g} s") from None
+            raise ConnectionResetError(f"the client took nothing for {longest_s:g} s") from None
 
     async def wait_writable(self) -> None:
         """Wait until the client has taken most of what was written to the transport."""
@@ -134,7 +130,7 @@ class Connection(RequestHandler):
             self._is_half_closed = True
             if not self.is_operators and hasattr(socket, "TCP_USER_TIMEOUT"):
                 found: socket.socket = self.transport.get_extra_info("socket")
-                found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self.write_timeout_s * 1000))
+                found.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(self._config.write_timeout * 1000))
             asyncio.get_running_loop().call_later(_FIRST_PROBE_S, self._probe, _FIRST_PROBE_S)
         return True
 
