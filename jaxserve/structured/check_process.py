@@ -72,7 +72,8 @@ def _reason(text: str) -> str:
             "oneOf is supported if no value can match two of its schemas: write anyOf, or remove it and check the reply"
         )
     if "Default retriever" in text:
-        return "a $ref to another document is not followed: put that schema into $defs"
+        name = text.partition("'")[2].partition("'")[0].removeprefix("json-schema:///")
+        return f"a $ref to another document, {name}, is not followed: put that schema into $defs"[:_MAX_ERROR_CHARS]
     if "NoExtensionBias" in text:
         return "it allows no text at all, for example because a `$ref` or a rule refers only to itself"
     return text.strip()[:_MAX_ERROR_CHARS] or "it is not valid"

@@ -152,7 +152,7 @@ def test_replicas_share_a_directory_of_kv_pages_and_listen_on_ports_of_their_own
     with running(fake, parallel={"replicas": 2, "routing": "round-robin"}, tiers=tiers) as server:
         for _ in range(2):
             complete(server, [7] * 64)
-        until(lambda: min(per_engine(server, "kv_tier_stored_pages_total")) >= 3, "no pages were stored")
+        until(lambda: min(per_engine(server, "kv_tier_stored_pages_total"), default=0) >= 3, "no pages were stored")
     assert len({path.parents[1] for path in tmp_path.glob("kv/*/??/*.page")}) == 2
 
 

@@ -57,7 +57,7 @@ def test_score_activation_is_read_from_the_checkpoint(keys: dict[str, Any], is_s
         ("BertModel", {"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
         ("BertModel", {"is_decoder": True}, "is_decoder is true"),
         ("BertModel", {"hidden_size": 30}, "hidden_size is 30; supported: a multiple of num_attention_heads (4)"),
-        ("BertModel", {"hidden_act": "relu"}, "hidden_act is 'relu'"),
+        ("BertModel", {"hidden_act": "tanh"}, "hidden_act is 'tanh'"),
         ("BertModel", {"quantization_config": {"quant_method": "gptq"}}, "quant_method is 'gptq'"),
         ("RobertaModel", {"max_position_embeddings": 2}, "max_position_embeddings is 2"),
         ("BertForSequenceClassification", {}, "num_labels is null; supported: one label"),

@@ -215,7 +215,8 @@ def test_grammar_that_cannot_be_enforced_is_rejected(vocabulary: LLTokenizer, gr
         ({"not": {"type": "string"}}, "not supported in schemas: not. Remove such keys and check the reply"),
         ({"if": {"type": "string"}, "then": {"minLength": 2}}, "not supported in schemas: if, then. Remove"),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf is supported if no value can match two"),
-        ({"$ref": "https://example.com/a.json"}, "a $ref to another document is not followed"),
+        ({"$ref": "https://example.com/a"}, "a $ref to another document, https://example.com/a, is not followed"),
+        ({"$ref": "b.json#/x"}, "a $ref to another document, b.json, is not followed"),
     ],
 )
 def test_a_schema_that_cannot_be_followed_is_refused_in_words_of_its_own(
