@@ -42,7 +42,8 @@ class RecurrentMixer(Protocol):
     every device has all of them."""
 
     takes_tokens_in_turn: bool
-    """True if `recur` gives the bits of decode steps for any number of tokens of a row, if segments have no whole chunks."""
+    """True if `recur` updates states token by token for any number of tokens of a row, if segments have no whole chunks. The kernel then
+    gives the bits of decode steps; what XLA computes before it, such as the lengths of queries and keys, may round otherwise on CPUs."""
 
     @property
     def parameters(self) -> Parameters:
