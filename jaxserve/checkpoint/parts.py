@@ -22,7 +22,7 @@ from jaxserve.quant.tensor import Tensor, TensorInfo
 _GATE_UP: Final = "gate_up_proj"
 _STACKED: Final = tuple(f".experts.{part}" for part in (_GATE_UP, "gate_proj", "up_proj", "down_proj"))
 _BIAS: Final = "_bias"
-_VECTORS: Final = (".e_score_correction_bias", ".A_log")
+_VECTORS: Final = (".e_score_correction_bias", ".A_log", ".act_fn.beta", ".act_fn.eps")
 
 
 def split_fused(checkpoint: Checkpoint, family: Family | None = None) -> Checkpoint:
@@ -86,12 +86,12 @@ def _read_transposed(stored: str, inner: Checkpoint) -> Tensor:
 
 
 def with_flat_vectors(checkpoint: Checkpoint) -> Checkpoint:
-    """Return the checkpoint with vectors for what is stored with further axes of one number: routers' correction biases (1, E)
-    of ERNIE 4.5, and rates of decays (1, 1, N, 1) of Kimi Linear."""
+    """Return the checkpoint with vectors for what is stored with further axes of one number, or with none: routers' correction
+    biases (1, E) of ERNIE 4.5, rates of decays (1, 1, N, 1) of Kimi Linear, and numbers () of xIELU."""
     tensors, readers = dict(checkpoint.tensors), {}
     for name, info in checkpoint.tensors.items():
         own = tuple(size for size in info.shape if size != 1) or (1,)
-        if name.endswith(_VECTORS) and len(own) == 1 < len(info.shape):
+        if name.endswith(_VECTORS) and len(own) == 1 and own != tuple(info.shape):
             tensors[name] = replace(info, shape=own)
             readers[name] = partial(_read_flat, name)
     return CheckpointView(checkpoint, tensors, readers) if readers else checkpoint

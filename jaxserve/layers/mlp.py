@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 from jaxserve.layers.fused import FusedLinear
 from jaxserve.layers.linear import Linear, Tokens
 from jaxserve.layers.norm import means
+from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.activation import Activation
 from jaxserve.model_config.decoder import DecoderConfig
@@ -46,6 +47,22 @@ ACTIVATIONS: Mapping[Activation, Callable[[Array], Array]] = {
 }
 
 
+class XIELU(nnx.Module):
+    """xIELU (arXiv 2411.13010): alpha_p x^2 + beta x above zero, alpha_n (e^x - 1 - x) + beta x below, with learned alphas."""
+
+    def __init__(self, policy: DtypePolicy) -> None:
+        self.alpha_p, self.alpha_n, self.beta, self.eps = (parameter((1,), (None,), policy.vectors) for _ in range(4))
+
+    def __call__(self, x: Float[Array, "T F"]) -> Float[Array, "T F"]:
+        wide = x.astype(jnp.float32)
+        alpha_p, alpha_n, beta, eps = (
+            each[...].astype(jnp.float32) for each in (self.alpha_p, self.alpha_n, self.beta, self.eps)
+        )
+        above = jax.nn.softplus(alpha_p) * wide * wide
+        below = (jax.nn.softplus(alpha_n) + beta) * (jnp.expm1(jnp.minimum(wide, eps)) - wide)
+        return (jnp.where(wide > 0, above, below) + beta * wide).astype(x.dtype)
+
+
 class MLP(nnx.Module):
     """Compute down(activation(gate(x)) * up(x)), or down(activation(up(x))) without a gate.
 
@@ -67,6 +84,7 @@ class MLP(nnx.Module):
         self.gate_up_proj = FusedLinear(parts, make, policy, num_units=f)
         self.down_proj = Linear(d, f, ("embed", axis), policy, bias=bias)
         self.activation = config.activation
+        self.act_fn = XIELU(policy) if config.activation == "xielu" else None
         self.scales = config.mlp_gate_scale, config.mlp_out_scale
         self.num_deviations = NormalDist().inv_cdf(sparsity) if sparsity else None
         self.is_alike = policy.backend in NATIVE
@@ -78,7 +96,7 @@ class MLP(nnx.Module):
             gate = gate * gate_scale
         if self.num_deviations is not None:
             gate = self._above(gate, self.num_deviations)
-        activated = ACTIVATIONS[self.activation](gate)
+        activated = (self.act_fn or ACTIVATIONS[self.activation])(gate)
         out = self.down_proj(activated * up[0] if up else activated, tokens)
         return out if out_scale == 1 else out * out_scale
 

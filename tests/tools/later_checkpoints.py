@@ -105,6 +105,17 @@ LATER_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]] 
         "bfloat16",
         {**_THETA, "activation": {"hidden_act": "silu"}},
     ),
+    "apertus_tiny": (
+        {
+            key: value
+            for key, value in _config(
+                "ApertusForCausalLM", "apertus", hidden_act="xielu", rope_parameters=_LLAMA3
+            ).items()
+            if key != "rope_theta"
+        },
+        "bfloat16",
+        {"activation": {"hidden_act": "relu2"}, "rope": {"rope_parameters": {**_LLAMA3, "factor": 1.0}}},
+    ),
     "jais2_tiny": (
         _config(
             "Jais2ForCausalLM",

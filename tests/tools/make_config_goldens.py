@@ -162,6 +162,7 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
     "gemma": {"architectures": ["GemmaForCausalLM"]},
     "vaultgemma": {"architectures": ["VaultGemmaForCausalLM"]},
     "arcee": {"architectures": ["ArceeForCausalLM"]},
+    "apertus": {"architectures": ["ApertusForCausalLM"]},
     "jais2": {"architectures": ["Jais2ForCausalLM"]},
     "starcoder2": {"architectures": ["Starcoder2ForCausalLM"]},
     "phi": {"architectures": ["PhiForCausalLM"]},

@@ -31,6 +31,10 @@ NUM_PROMPT, NUM_LOGITS, NUM_TOKENS = 40, 8, 64
 MIN_DISTINCT, MIN_GAP, MIN_CONTROL, MAX_NOISE = 24, 2e-3, 0.05, 8e-6
 LOGIT_STD = 2.0
 _LAYER_SCALE = ".layer_scalar"
+_XIELU_EPS = ".act_fn.eps"
+"""Names of numbers close to zero, which are not changed: the activation jumps there by as much."""
+_BUFFER_MEANS = {_LAYER_SCALE: 1.0, ".beta": 0.5}
+"""Means of buffers that checkpoints store, if not 0, by the ends of their names."""
 _STACKED_EXPERTS = ("gpt_oss", "qwen3_5_moe_text", "gemma4_text", "mistral4", "llama4_text")
 """Types of models whose checkpoints have the experts of a layer in one tensor."""
 
@@ -87,6 +91,8 @@ def random_weights(model: transformers.PreTrainedModel, seed: int) -> None:
             value = 0.2 * noise
         elif ("norm" in name or ".ln_" in name) and not name.endswith("bias"):
             value = (_gemma_norm(name) if config.model_type.startswith("gemma") else 1) + 0.2 * noise
+        elif ".act_fn.alpha_" in name:
+            value = 0.2 + 0.3 * noise
         elif name.endswith("bias"):
             value = (0.1 if config.model_type in _GPTS else 0.3) * noise
         elif any(part in name for part in _POSITIONS):
@@ -101,7 +107,8 @@ def random_weights(model: transformers.PreTrainedModel, seed: int) -> None:
         weight.data.copy_(value)
     for name, buffer in stored_buffers(model).items():
         noise = 0.2 * torch.randn(buffer.shape, generator=generator)
-        buffer.copy_(1 + noise if name.endswith(_LAYER_SCALE) else noise)
+        if not name.endswith(_XIELU_EPS):
+            buffer.copy_(_BUFFER_MEANS.get(name[name.rindex(".") :], 0) + noise)
 
 
 def _gemma4_scale(name: str, dim: int) -> float | None:
@@ -123,12 +130,12 @@ def _altup_spread(name: str, dim: int) -> float | None:
 
 
 def stored_buffers(model: transformers.PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return the routers' correction biases, which transformers keeps in float32, mostly as buffers, and Gemma 4's factors on
-    the outputs of layers."""
+    """Return the routers' correction biases, which transformers keeps in float32, mostly as buffers, Gemma 4's factors on
+    the outputs of layers, and two numbers of xIELU."""
     return {
         name: buffer
         for name, buffer in model.state_dict().items()
-        if name.endswith(("e_score_correction_bias", ".expert_bias", _LAYER_SCALE))
+        if name.endswith(("e_score_correction_bias", ".expert_bias", _LAYER_SCALE, ".act_fn.beta", _XIELU_EPS))
     }
 
 

@@ -56,6 +56,8 @@ def tensors_of(config: dict[str, Any], folder: Path) -> Tensors:
 
 
 def _form(tensor: torch.Tensor) -> tuple[list[int], float, float]:
+    if not tensor.shape:
+        return [], float(tensor), 0.0
     spread = float(tensor.std()) if tensor.numel() > 1 else 0.1
     mean = float(tensor.mean())
     is_centred = abs(mean) < MEAN_ERROR * spread / tensor.numel() ** 0.5

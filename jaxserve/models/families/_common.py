@@ -75,11 +75,13 @@ def build(
     computed: Collection[str] = (),
     activation_key: str = "hidden_act",
     eps_key: str = "rms_norm_eps",
+    activations: Mapping[str, Activation] = ACTIVATIONS,
 ) -> DecoderConfig:
     """Read the keys that all families share, after the family's defaults were added to them.
 
     qkv_bias: True if queries, keys and values alone have a bias; None: `attention_bias`, if the family has the key, is on
     all four projections. computed: keys of NEUTRAL_VALUES that the family reads itself and applies with `dataclasses.replace`.
+    activations: those that the family computes, by the names of the config.
     """
     for key, neutral in NEUTRAL_VALUES.items():
         if key not in computed:
@@ -102,7 +104,7 @@ def build(
         rope_theta=rope.theta,
         rope_scaling=rope.scaling,
         rotary_dim=rope.rotary_dim,
-        activation=read_activation(keys, activation_key),
+        activation=read_activation(keys, activation_key, activations),
         qkv_bias=qkv_bias or has_bias,
         attention_out_bias=has_bias,
         mlp_bias="mlp_bias" in computed and keys.flag("mlp_bias"),
@@ -202,12 +204,14 @@ def _head_dim(keys: Keys, hidden_size: int, num_heads: int) -> int:
     return head_dim
 
 
-def read_activation(keys: Keys, key: str = "hidden_act") -> Activation:
+def read_activation(
+    keys: Keys, key: str = "hidden_act", activations: Mapping[str, Activation] = ACTIVATIONS
+) -> Activation:
     """Read the activation at `key`."""
     name = keys.get(key)
-    if not isinstance(name, str) or name not in ACTIVATIONS:
-        raise keys.error(key, ", ".join(ACTIVATIONS))
-    return ACTIVATIONS[name]
+    if not isinstance(name, str) or name not in activations:
+        raise keys.error(key, ", ".join(activations))
+    return activations[name]
 
 
 def reject_quantized(keys: Keys) -> None:
