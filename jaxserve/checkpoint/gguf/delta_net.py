@@ -7,16 +7,14 @@ gates of its value heads. Since llama.cpp splits it, `attn_qkv` has all queries,
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from jaxserve.checkpoint.gguf.architecture import GGUFKeys
-from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
-from jaxserve.errors import CheckpointError
-from jaxserve.quant.tensor import TensorInfo, as_floats
+from jaxserve.checkpoint.gguf.joined import Pair, with_joined
+from jaxserve.checkpoint.protocol import Checkpoint
+from jaxserve.quant.tensor import as_floats
 
 _COMMON_NAMES: Final[Mapping[str, str]] = {
     "ssm_conv1d": "linear_attn.conv1d",
@@ -43,7 +41,7 @@ TENSOR_NAMES: Final[Mapping[str, str]] = {
     "ssm_alpha": "linear_attn.in_proj_a",
 }
 """Hugging Face's names of Qwen3.5 by llama.cpp's."""
-_INPUTS, _GATES, _WHOLE = ".in_proj_inputs.weight", ".in_proj_gates.weight", ".in_proj_qkvz.weight"
+_PROJECTIONS: Final = Pair(".in_proj_inputs.weight", ".in_proj_gates.weight", ".in_proj_qkvz.weight")
 
 
 def delta_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,42 +70,24 @@ def with_joined_gates(checkpoint: Checkpoint) -> Checkpoint:
 
     Raises CheckpointError if one of the two is missing or their shapes do not fit.
     """
-    tensors, readers = dict(checkpoint.tensors), {}
-    for name in [name for name in tensors if name.endswith((_INPUTS, _GATES))]:
-        module = name.removesuffix(_INPUTS).removesuffix(_GATES)
-        if module + _WHOLE in readers:
-            continue
-        tensors[module + _WHOLE] = _joined(checkpoint, module, tensors)
-        readers[module + _WHOLE] = partial(_read_joined, module)
-    return CheckpointView(checkpoint, tensors, readers) if readers else checkpoint
-
-
-def _joined(checkpoint: Checkpoint, module: str, tensors: dict[str, TensorInfo]) -> TensorInfo:
-    """Remove the two tensors and return the one that they make."""
-    inputs, gates = (tensors.pop(module + part, None) for part in (_INPUTS, _GATES))
-    shapes = [None if info is None else info.shape for info in (inputs, gates)]
+    if not any(name.endswith(_PROJECTIONS[:2]) for name in checkpoint.tensors):
+        return checkpoint
     num_keys, num_values = _rows(checkpoint.config)
     hidden_size = checkpoint.config["hidden_size"]
     expected = [(2 * num_keys + num_values, hidden_size), (num_values, hidden_size)]
-    if inputs is None or gates is None or shapes != expected or module + _WHOLE in tensors:
-        raise CheckpointError(
-            f"{checkpoint.path}: tensors attn_qkv and attn_gate of '{module}': expected both, of shapes {expected[0]} and "
-            f"{expected[1]}, and no ssm_in, found shapes {shapes[0]} and {shapes[1]}"
-        )
-    return replace(
-        inputs,
-        name=module + _WHOLE,
-        shape=(2 * (num_keys + num_values), hidden_size),
-        stored_dtype="F32",
-        num_stored_bytes=inputs.num_stored_bytes + gates.num_stored_bytes,
-        is_quantized=False,
-    )
+    whole = (2 * (num_keys + num_values), hidden_size)
+
+    def shape_of(inputs: tuple[int, ...], gates: tuple[int, ...]) -> tuple[int, ...] | None:
+        return whole if [inputs, gates] == expected else None
+
+    wanted = f"expected tensors attn_qkv and attn_gate of shapes {expected[0]} and {expected[1]}, and no ssm_in"
+    return with_joined(checkpoint, _PROJECTIONS, shape_of, _read_joined, wanted)
 
 
 def _read_joined(module: str, inner: Checkpoint) -> np.ndarray:
     """Return for each key head its query, its key, its values and its gates."""
     num_keys, _ = _rows(inner.config)
-    inputs, gates = (as_floats(inner.read(module + part)).astype(np.float32) for part in (_INPUTS, _GATES))
+    inputs, gates = (as_floats(inner.read(module + part)).astype(np.float32) for part in _PROJECTIONS[:2])
     parts = [*np.split(inputs, [num_keys, 2 * num_keys]), gates]
     by_head = [part.reshape(inner.config["linear_num_key_heads"], -1, part.shape[-1]) for part in parts]
     return np.concatenate(by_head, 1).reshape(-1, inputs.shape[-1])

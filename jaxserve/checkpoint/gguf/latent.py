@@ -9,16 +9,14 @@ widths C + rotating dimensions and C, so such files name those of a head by keys
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from jaxserve.checkpoint.gguf.architecture import LOG_MULTIPLIER, GGUFKeys
-from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
-from jaxserve.errors import CheckpointError
-from jaxserve.quant.tensor import TensorInfo, as_floats
+from jaxserve.checkpoint.gguf.joined import Pair, with_joined
+from jaxserve.checkpoint.protocol import Checkpoint
+from jaxserve.quant.tensor import as_floats
 
 TENSOR_NAMES: Final[Mapping[str, str]] = {
     "attn_q_a": "self_attn.q_a_proj",
@@ -31,7 +29,7 @@ TENSOR_NAMES: Final[Mapping[str, str]] = {
     "attn_v_b": "self_attn.v_b_proj",
 }
 """Hugging Face's names by llama.cpp's. It has none for `k_b_proj` and `v_b_proj`."""
-_KEYS, _VALUES, _WHOLE = ".k_b_proj.weight", ".v_b_proj.weight", ".kv_b_proj.weight"
+_MATRICES: Final = Pair(".k_b_proj.weight", ".v_b_proj.weight", ".kv_b_proj.weight")
 
 
 def latent_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,47 +61,21 @@ def with_joined_latents(checkpoint: Checkpoint) -> Checkpoint:
 
     Raises CheckpointError if one of the two is missing or their shapes do not fit.
     """
-    tensors, readers = dict(checkpoint.tensors), {}
-    for name in [name for name in tensors if name.endswith((_KEYS, _VALUES))]:
-        module = name.removesuffix(_KEYS).removesuffix(_VALUES)
-        if module + _WHOLE in readers:
-            continue
-        tensors[module + _WHOLE] = _joined(checkpoint, module, tensors)
-        readers[module + _WHOLE] = partial(_read_joined, module)
-    return CheckpointView(checkpoint, tensors, readers) if readers else checkpoint
+    wanted = "expected tensors attn_k_b and attn_v_b of (heads, rank, key) and (heads, value, rank), and no attn_kv_b"
+    return with_joined(checkpoint, _MATRICES, _shape_of, _read_joined, wanted)
 
 
-def _joined(checkpoint: Checkpoint, module: str, tensors: dict[str, TensorInfo]) -> TensorInfo:
-    """Remove the two tensors and return the one that they make."""
-    keys, values = (tensors.pop(module + part, None) for part in (_KEYS, _VALUES))
-    shapes = [None if info is None else info.shape for info in (keys, values)]
-    if (
-        keys is None
-        or values is None
-        or len(keys.shape) != 3
-        or len(values.shape) != 3
-        or (keys.shape[0], keys.shape[1]) != (values.shape[0], values.shape[2])
-        or module + _WHOLE in tensors
-    ):
-        raise CheckpointError(
-            f"{checkpoint.path}: tensors attn_k_b and attn_v_b of '{module}': expected both, of (heads, rank, key) and "
-            f"(heads, value, rank), and no attn_kv_b, found shapes {shapes[0]} and {shapes[1]}"
-        )
-    num_heads, rank, key_dim = keys.shape
-    return replace(
-        keys,
-        name=module + _WHOLE,
-        shape=(num_heads * (key_dim + values.shape[1]), rank),
-        stored_dtype="F32",
-        num_stored_bytes=keys.num_stored_bytes + values.num_stored_bytes,
-        is_quantized=False,
-    )
+def _shape_of(keys: tuple[int, ...], values: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the shape of the matrix that two of these shapes make, or None if they do not fit each other."""
+    if len(keys) != 3 or len(values) != 3 or (keys[0], keys[1]) != (values[0], values[2]):
+        return None
+    return keys[0] * (keys[2] + values[1]), keys[1]
 
 
 def _read_joined(module: str, inner: Checkpoint) -> np.ndarray:
     """Return each head's matrix of keys, then of values."""
-    keys, values = inner.read(module + _KEYS), inner.read(module + _VALUES)
-    num_heads, rank, _ = inner.tensors[module + _KEYS].shape
+    keys, values = (inner.read(module + part) for part in _MATRICES[:2])
+    num_heads, rank, _ = inner.tensors[module + _MATRICES.first].shape
     heads = [
         np.concatenate([as_floats(keys[head]).astype(np.float32).T, as_floats(values[head]).astype(np.float32)])
         for head in range(num_heads)
