@@ -26,8 +26,8 @@ RELEASE_VENV := .venv-release
 JAX_LOCK ?=
 KERNELS_LOCK := requirements/jax-0.11.lock
 SECOND_TESTS := tests/unit/runner tests/unit/sampling tests/kernels/test_native.py tests/models tests/engine \
-	$(addprefix tests/e2e/test_,engine_restarts.py failed_start.py http_lifecycle.py http_openai.py http_raw.py llm.py \
-	llm_embedding.py readme.py real_lifecycle.py real_model.py)
+	$(addprefix tests/e2e/test_,engine_restarts.py failed_start.py http_lifecycle.py http_raw.py llm.py real_lifecycle.py \
+	real_model.py)
 # Of the other side of 3.12: its environment is that of the newest kernels where it has the newest jax.
 SECOND_VENV = $$($$second -c 'import sys; print("$(NEWEST_VENV)" if sys.version_info >= (3, 12) else "$(OLDEST_VENV)")')
 ifndef STARTED
@@ -71,7 +71,7 @@ WITHOUT_SHAPES = --jaxtyping-packages=
 # copies and fusions, are the same. Tests marked `optimized`, of real checkpoints and long traffic, have users' programs.
 QUICKLY = JAX_DISABLE_MOST_OPTIMIZATIONS=1
 
-.PHONY: help install serve check arm64-check test lint format types fast-tests all-tests versions-tests second-python environments \
+.PHONY: help install serve check arm64-check test lint format types fast-tests all-tests versions-tests second-python exhaustive environments \
 	dependencies kernels-check newest-kernels aot-tests clients-check clients-tests scale-check scale-tests announce docs lock release docker-check container-check base-digests bench-peers \
 	gpu-wheels gpu-check clean soak
 
@@ -138,7 +138,7 @@ serve: $(STAMPS)/$(DEVICE) $(STAMPS)/package $(STAMPS)/native $(if $(MODEL),,$(S
 check: lint ## format, lint, types, architecture and fast tests (about 2 minutes on two cores)
 	$(call beside_types,fast-tests)
 
-test: lint ## everything that runs without an accelerator, in this environment (about 28 minutes on two cores)
+test: lint ## what CI runs in this environment, without an accelerator (about 20 minutes on two cores)
 	$(call beside_types,all-tests)
 
 lint: install ## ruff: format and rules, nothing is changed
@@ -152,9 +152,11 @@ types: install ## mypy, strict
 
 fast-tests: install
 	$(call lane,fast tests and types)
-	$(QUICKLY) $(PYTEST) $(IN_WORKERS) -m "not slow" $(TESTS)
+	$(QUICKLY) $(PYTEST) $(IN_WORKERS) -m "not slow and not exhaustive" $(TESTS)
 
-MAIN := not optimized and not scale and not newest
+# `make exhaustive` asks for the cases that all other lanes leave out.
+CASES := not exhaustive
+MAIN := not optimized and not scale and not newest and $(CASES)
 
 all-tests: install $(STAMPS)/test-models
 	$(call lane,tests and types)
@@ -166,11 +168,11 @@ else
 	$(QUICKLY) $(PYTEST) $(IN_WORKERS) -m "$(MAIN)" $(TESTS)
 endif
 	$(call lane,tests with optimised programs)
-	$(PYTEST) $(WITHOUT_SHAPES) $(OPTIMIZED) -m "optimized and not scale" $(TESTS)
+	$(PYTEST) $(WITHOUT_SHAPES) $(OPTIMIZED) -m "optimized and not scale and $(CASES)" $(TESTS)
 
 versions-tests: install
-	$(QUICKLY) $(PYTEST) $(WITHOUT_SHAPES) $(IN_WORKERS) -m "not optimized and not scale and (not slow or versions)" $(TESTS)
-	$(PYTEST) $(WITHOUT_SHAPES) $(OPTIMIZED) -m "optimized and versions and not scale" $(TESTS)
+	$(QUICKLY) $(PYTEST) $(WITHOUT_SHAPES) $(IN_WORKERS) -m "not optimized and not scale and $(CASES) and (not slow or versions)" $(TESTS)
+	$(PYTEST) $(WITHOUT_SHAPES) $(OPTIMIZED) -m "optimized and versions and not scale and $(CASES)" $(TESTS)
 
 # jax 0.10 is the newest on Python 3.11, and jax 0.12 needs 3.12, so the program runs on both. This lane finds what another
 # jax may change (programs and their numbers, several devices, stored executables, native kernels) and another Python
@@ -184,6 +186,11 @@ second-python: install ## device and process tests on the other line of Python, 
 		$(call make_in,$(SECOND_VENV)) PYTHON="$$second" TESTS="$(SECOND_TESTS)" \
 			LANE="device and process tests, $$($$second --version) and its jax" announce versions-tests; \
 	fi
+
+# More models, shapes, settings and versions of what a case of each other lane checks: after a change of layers or kernels, and
+# before a release.
+exhaustive: ## the cases that all other lanes leave out (about an hour on two cores)
+	@$(MAKE) --no-print-directory all-tests kernels-check newest-kernels CASES=exhaustive NEWEST_CASES="exhaustive or not newest"
 
 # The environments of the other lanes of `.ci/run`, made beside tests that leave a processor idle. A lane that needs one
 # in the making waits for it.
@@ -208,6 +215,7 @@ kernels-check: ## kernels with jax 0.11: interpreted, emulated, and compiled for
 		echo "== no Python >= 3.12 found: NO KERNEL WAS CHECKED"; \
 	else \
 		$(call make_in,$(KERNELS_VENV)) PYTHON="$$newest" JAX_LOCK=$(KERNELS_LOCK) \
+			AOT_CASES="not newest and $(CASES)" \
 			LANE="kernels and step programs for accelerators, $$($$newest --version) and jax 0.11" announce aot-tests; \
 	fi
 
@@ -216,11 +224,14 @@ newest-kernels: ## the same compilers with the newest jax, and its detector of r
 	if [ -z "$$newest" ]; then \
 		echo "== no Python >= 3.12 found: NO KERNEL WAS COMPILED BY THE NEWEST JAX"; \
 	else \
-		$(call make_in,$(NEWEST_VENV)) PYTHON="$$newest" AOT_BACKEND=mosaic_tpu \
-			AOT_TESTS="tests/aot tests/kernels/tpu tests/kernels/test_conformance.py" \
+		$(call make_in,$(NEWEST_VENV)) PYTHON="$$newest" AOT_BACKEND=mosaic_tpu AOT_CASES="$(NEWEST_CASES)" \
+			AOT_TESTS="tests/aot tests/kernels/tpu tests/kernels/test_conformance.py tests/models/test_xla_kernels.py" \
 			LANE="kernels and step programs for accelerators, $$($$newest --version) and its jax" announce aot-tests; \
 	fi
 
+# What the newest jax compiles beside the cases that `make kernels-check` has compiled with jax 0.11.
+NEWEST_CASES := newest and not exhaustive
+AOT_CASES := not newest and not exhaustive
 # Of the ops' cases each lane interprets the kernels of one backend; `make test` computes them by the reference, native
 # kernels and those of TPUs.
 AOT_TESTS := tests/aot tests/ptx tests/kernels/test_conformance.py $(sort $(wildcard tests/kernels/test_*_gpu.py))
@@ -228,7 +239,7 @@ AOT_BACKEND := mosaic_gpu
 
 aot-tests: $(STAMPS)/dev $(if $(JAX_LOCK),,$(STAMPS)/aot)
 	$(PYTEST) $(WITHOUT_SHAPES) -n $(JOBS) --maxprocesses 8 -p tests.workers --timeout 900 -k "not test_an_op or $(AOT_BACKEND)" \
-		$(if $(JAX_LOCK),-m "not newest") $(AOT_TESTS)
+		-m "$(AOT_CASES)" $(AOT_TESTS)
 
 $(STAMPS)/aot: requirements/aot.lock | $(STAMPS)/dev
 	@echo "== $(VENV): the compilers of accelerators"

@@ -26,7 +26,20 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 
 FIRST_FOLDERS = ("architecture", "unit", "perf")
-"""Fast tests that fail likeliest. The others follow in the order of their names."""
+"""Fast tests that fail likeliest. The longest files follow, then the others in the order of their names."""
+LONGEST = (
+    "tests/engine/test_speculation.py",
+    "tests/engine/test_deterministic.py",
+    "tests/engine/test_images.py",
+    "tests/engine/test_hybrid_engine.py",
+    "tests/engine/test_prompt_embeds.py",
+    "tests/e2e/test_api_processes.py",
+    "tests/e2e/test_engine_restarts.py",
+    "tests/e2e/test_http_lifecycle.py",
+    "tests/e2e/test_real_lifecycle.py",
+    "tests/e2e/test_real_model.py",
+)
+"""Files, none of whose tests go to another worker, that take longest: they begin early, so that no worker is left with one at the end."""
 NEW_OBJECTS_PER_COLLECTION = 50_000
 
 gc.disable()
@@ -53,7 +66,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if changing := [item.nodeid for item in items if " at 0x" in item.nodeid]:
         raise pytest.UsageError(f"the names of these tests hold an address, so workers disagree on them: {changing}")
-    items.sort(key=lambda item: _rank(item.path.parts))
+    items.sort(key=_rank)
 
 
 def pytest_collection_finish() -> None:
@@ -63,5 +76,6 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def _rank(path: tuple[str, ...]) -> int:
-    return next((rank for rank, name in enumerate(FIRST_FOLDERS) if name in path), len(FIRST_FOLDERS))
+def _rank(item: pytest.Item) -> int:
+    found = (rank for rank, name in enumerate(FIRST_FOLDERS) if name in item.path.parts)
+    return next(found, len(FIRST_FOLDERS) + (item.nodeid.partition("::")[0] not in LONGEST))

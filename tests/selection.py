@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 
-MARKS = ("aot", "gpu", "newest", "optimized", "scale", "slow", "versions")
+MARKS = ("aot", "exhaustive", "gpu", "newest", "optimized", "scale", "slow", "versions")
 _OF_FILE = re.compile(r"^pytestmark = (\[\n.*?^\]|[^\n]*)", re.M | re.S)
 _MARK = re.compile(r"\bmark\.(\w+)")
 _EXPRESSION = re.compile(r"[\w\s()]+")

@@ -22,7 +22,7 @@ from jaxserve_kernels.paged_attention.tuning import decode_tuning
 from benchmarks.gpu.static import CONTEXTS, KEYS, KV_NUMBERS, compile_step
 from jaxserve.tools.planning.devices import ACCELERATORS
 from tests.aot.addresses import kernels_given_parts
-from tests.aot.devices import A100, SM_86, Target
+from tests.aot.devices import SM_86, Target
 from tests.aot.machine_code import machine_code
 
 BATCH, NUM_TOKENS, MAX_PAGES = 32, 509, 512
@@ -127,12 +127,12 @@ def _absent_chunk_bytes(kv_dtype: str) -> int:
 
 def main(name: str, *steps_of: str) -> int:
     """Print what was compiled for a device of the planner's table, or for `SM_86`: whole steps with some KV caches, or kernels:
-    all of them for an A100, CORNERS for others."""
+    all of them for the compute capability 8.6, CORNERS for others."""
     if steps_of:
         found = {each: {kind: _step(name, kind, each) for kind in ("decode", "mixed")} for each in steps_of}
     else:
         target = SM_86 if name == SM_86.name else Target(ACCELERATORS[name])
-        found = {each: _kernels(target, *KERNELS[each]) for each in (KERNELS if target == A100 else CORNERS)}
+        found = {each: _kernels(target, *KERNELS[each]) for each in (KERNELS if target == SM_86 else CORNERS)}
     print(json.dumps(found))
     return 0
 

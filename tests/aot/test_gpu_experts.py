@@ -94,16 +94,18 @@ MATMULS = [
     Matmul(4096, 32, 7168, 2048, "e4m3_groups"),  # down of DeepSeek-V3 on eight devices: a prompt
 ]
 NEWEST_MATMULS = [
-    Matmul(4096, 128, 2048, 768, "nvfp4"),
     Matmul(16_384, 128, 1536, 2048, "nvfp4"),
     Matmul(2, 8, 4096, 14336),  # down of Mixtral 8x7B: one token, and inputs in parts
     Matmul(128, 32, 5760, 2880, "mxfp4"),  # gate and up of gpt-oss-20b: 32 tokens
+    Matmul(4096, 8, 28672, 4096, "int8", dynamic=True),
+]
+MORE_MATMULS = [
+    Matmul(4096, 128, 2048, 768, "nvfp4"),
     Matmul(8192, 32, 2880, 2880, "mxfp4"),
     Matmul(256, 128, 1536, 2048, "e4m3_groups"),
     Matmul(4096, 8, 28672, 4096),  # gate and up of Mixtral 8x7B: a prompt
     Matmul(256, 128, 1536, 2048, "float8_e4m3fn"),
     Matmul(4096, 8, 28672, 4096, "float8_e4m3fn"),
-    Matmul(4096, 8, 28672, 4096, "int8", dynamic=True),
     Matmul(256, 128, 1536, 2048, "int4"),
     Matmul(4096, 8, 4096, 14336, "int4"),
 ]
@@ -119,7 +121,11 @@ class Built:
 
 @pytest.fixture(
     scope="module",
-    params=[*MATMULS, *(pytest.param(case, marks=pytest.mark.newest) for case in NEWEST_MATMULS)],
+    params=[
+        *MATMULS,
+        *(pytest.param(case, marks=pytest.mark.newest) for case in NEWEST_MATMULS),
+        *(pytest.param(case, marks=[pytest.mark.newest, pytest.mark.exhaustive]) for case in MORE_MATMULS),
+    ],
     ids=str,
 )
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:

@@ -60,8 +60,11 @@ LAUNCHES = [
     Launch("decode", dim=80, kv_dtype=I8, num_heads=64, num_kv_heads=1, target=H100),
 ]
 NEWEST_LAUNCHES = [
+    Launch("mixed", kv_dtype=F8),
+]
+MORE_LAUNCHES = [
     *(Launch("mixed", dim=dim) for dim in (64, 80, 96, 256)),
-    *(Launch("mixed", kv_dtype=F8, dim=dim) for dim in (128, 256)),
+    Launch("mixed", kv_dtype=F8, dim=256),
     Launch("mixed", sliding_window=1024, softcap=50.0, has_sinks=True, page_size=128, target=H100),
     Launch("mixed", dim=256, dtype=F16, kv_dtype=I8, sliding_window=1024, softcap=50.0, has_sinks=True),
     Launch("mixed", dim=256, dtype=F16, kv_dtype=F8, page_size=128),
@@ -79,7 +82,11 @@ class Built:
 
 @pytest.fixture(
     scope="module",
-    params=[*LAUNCHES, *(pytest.param(launch, marks=pytest.mark.newest) for launch in NEWEST_LAUNCHES)],
+    params=[
+        *LAUNCHES,
+        *(pytest.param(launch, marks=pytest.mark.newest) for launch in NEWEST_LAUNCHES),
+        *(pytest.param(launch, marks=[pytest.mark.newest, pytest.mark.exhaustive]) for launch in MORE_LAUNCHES),
+    ],
     ids=str,
 )
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:

@@ -48,16 +48,24 @@ class Launch:
 
 LAUNCHES = [
     Launch(16),  # DeepSeek-V3 on eight devices
-    Launch(128, page_size=64, target=H100),  # DeepSeek-V3 with all heads on each device
     Launch(20, dtype="float16", is_mixed=True),  # GLM-4.7-Flash: tiles of three tokens
-    Launch(32, width=320, value_width=256),  # Mistral Small 4
     Launch(16, kv_dtype="float8_e4m3fn", is_mixed=True),
+]
+MORE_LAUNCHES = [
+    Launch(128, page_size=64, target=H100),  # DeepSeek-V3 with all heads on each device
+    Launch(32, width=320, value_width=256),  # Mistral Small 4
     Launch(32, width=320, value_width=256, dtype="float16", kv_dtype="float8_e4m3fn"),
 ]
 
 
 @pytest.fixture(
-    scope="module", params=[*LAUNCHES, pytest.param(Launch(8, is_mixed=True), marks=pytest.mark.newest)], ids=str
+    scope="module",
+    params=[
+        *LAUNCHES,
+        *(pytest.param(launch, marks=pytest.mark.exhaustive) for launch in MORE_LAUNCHES),
+        pytest.param(Launch(8, is_mixed=True), marks=pytest.mark.newest),
+    ],
+    ids=str,
 )
 def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> MachineCode:
     launch: Launch = request.param

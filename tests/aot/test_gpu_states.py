@@ -100,7 +100,11 @@ def test_heads_of_80_numbers_stay_in_registers(is_decode: bool, tmp_path: Path) 
     assert code.spilled_bytes == 0
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [*SHAPES[:2], *(pytest.param(each, marks=pytest.mark.exhaustive) for each in SHAPES[2:5]), SHAPES[5]],
+    ids=str,
+)
 def test_states_stay_in_registers_and_move_in_vectors(shape: Shape, tmp_path: Path) -> None:
     code = machine_code(shape.target, lambda: compiled(shape), tmp_path)
     assert code.num_kernels == (1 if shape.is_decode else 2)

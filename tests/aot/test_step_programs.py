@@ -218,12 +218,15 @@ CASES = [  # one of each kernel; pairs of a device, a kind of step and a format 
 ]
 NEWEST_CASES = [
     Case(H200, 1, TWO_LAYERS, PAGES_OF_MOST_MEMORY, FEW_ROWS, "mosaic_gpu"),
-    Case(V5P, 4, SMALL, 4096, DECODE, "mosaic_tpu"),
     Case(V6E, 1, SMALL, 4096, BURST, "mosaic_tpu"),
     Case(H200, 1, SEEING, 4096, WHOLE_IMAGES, "mosaic_gpu"),
-    Case(V6E, 4, SEEING, 4096, WHOLE_IMAGES, "mosaic_tpu"),
     Case(H200, 1, SMALL, 4096, DECODE, "mosaic_gpu", "fp8"),
     Case(V6E, 4, SMALL, 4096, FORWARD_MIXED, "mosaic_tpu", adapters=ADAPTERS, is_sampled=False),
+    Case(V7X, 4, ONE_LAYER, 8192, LLAMA_FORWARD, "mosaic_tpu", "fp8", kv_dtype="float8_e4m3fn", is_sampled=False),
+]
+MORE_CASES = [
+    Case(V5P, 4, SMALL, 4096, DECODE, "mosaic_tpu"),
+    Case(V6E, 4, SEEING, 4096, WHOLE_IMAGES, "mosaic_tpu"),
     Case(V5E, 1, SMALL, 4096, FORWARD, quantization="fp8", is_sampled=False),
     Case(B200, 1, SMALL, 4096, FORWARD, quantization="fp8-weight-only", is_sampled=False),
     Case(A100, 1, SMALL, 4096, FORWARD, quantization="fp8", is_sampled=False),
@@ -233,7 +236,6 @@ NEWEST_CASES = [
     Case(H200, 1, ONE_LAYER, 8192, LLAMA_FORWARD, "mosaic_gpu", "nvfp4-weight-only", is_sampled=False),
     Case(V6E, 1, ONE_LAYER, 8192, LLAMA_FORWARD, "mosaic_tpu", "fp8-block-weight-only", is_sampled=False),
     Case(V5E, 4, ONE_LAYER, 8192, LLAMA_FORWARD, "mosaic_tpu", "int4-weight-only", kv_dtype="int8", is_sampled=False),
-    Case(V7X, 4, ONE_LAYER, 8192, LLAMA_FORWARD, "mosaic_tpu", "fp8", kv_dtype="float8_e4m3fn", is_sampled=False),
 ]
 """The sampler is in a step of each kind on each platform: with it everywhere, a compiler took twice as long."""
 
@@ -263,7 +265,11 @@ class Compiled:
 
 @pytest.fixture(
     scope="module",
-    params=[*CASES, *(pytest.param(case, marks=pytest.mark.newest) for case in NEWEST_CASES)],
+    params=[
+        *CASES,
+        *(pytest.param(case, marks=pytest.mark.newest) for case in NEWEST_CASES),
+        *(pytest.param(case, marks=[pytest.mark.newest, pytest.mark.exhaustive]) for case in MORE_CASES),
+    ],
     ids=str,
 )
 def compiled(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Compiled:

@@ -99,24 +99,33 @@ OPS = [
     (V6E, replace(DECODE, **HEADS_OF_64)),
 ]
 NEWEST_OPS = [
-    *[(V5P, op) for op in (DECODE, MIXED)],
+    (V5P, MIXED),
+    (V5E, replace(DECODE, num_heads=9, num_kv_heads=3, dim=64, window=512, softcap=30.0)),
+    (V6E, replace(MIXED, num_heads=64, dim=80, page_size=128)),
+    (V7X, replace(MIXED, **HEADS_OF_64)),
+]
+MORE_OPS = [
+    (V5P, DECODE),
     *[(V5E, replace(DECODE, kv_dtype=dtype)) for dtype in ("float8_e4m3fn", "float32")],
     (V5E, replace(MIXED, kv_dtype="int8")),
     (V7X, replace(DECODE, kv_dtype="float8_e4m3fn", page_size=64)),
-    (V5E, replace(DECODE, num_heads=9, num_kv_heads=3, dim=64, window=512, softcap=30.0)),
     (V5P, replace(DECODE, num_kv_heads=32)),
     (V5P, replace(MIXED, num_heads=10, num_kv_heads=1, dim=256, window=4096)),
-    (V6E, replace(MIXED, num_heads=64, dim=80, page_size=128)),
     (V5E, replace(DECODE, page_size=16, max_pages=8192)),
-    *[(chip, replace(op, **HEADS_OF_64)) for chip, op in ((V5E, MIXED), (V5P, DECODE), (V7X, MIXED))],
+    *[(chip, replace(op, **HEADS_OF_64)) for chip, op in ((V5E, MIXED), (V5P, DECODE))],
 ]
 
 
 @pytest.mark.parametrize(
     ("target", "op"),
     [
-        pytest.param(*case, id=f"{case[0].name}-{case[1]}", marks=[] if case in OPS else [pytest.mark.newest])
-        for case in (*OPS, *NEWEST_OPS)
+        pytest.param(*case, id=f"{case[0].name}-{case[1]}", marks=marks)
+        for cases, marks in (
+            (OPS, []),
+            (NEWEST_OPS, [pytest.mark.newest]),
+            (MORE_OPS, [pytest.mark.newest, pytest.mark.exhaustive]),
+        )
+        for case in cases
     ],
 )
 def test_the_kernels_compile_and_leave_the_pool_where_it_is(target: Target, op: Op) -> None:

@@ -180,7 +180,10 @@ def kernels() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize(("quantization", "kv_cache_dtype"), [("none", "auto"), ("int8", "int8"), ("none", "fp8")])
+@pytest.mark.parametrize(
+    ("quantization", "kv_cache_dtype"),
+    [("none", "auto"), ("int8", "int8"), pytest.param("none", "fp8", marks=pytest.mark.exhaustive)],
+)
 def test_replies_and_replays_have_the_same_bits_in_any_mix(quantization: str, kv_cache_dtype: KVCacheDtype) -> None:
     """Half of the mixes run in another engine, which measures the scales of an int8 cache again."""
     begin = partial(start, quantization, kv_cache_dtype=kv_cache_dtype)
@@ -193,7 +196,7 @@ def test_replies_and_replays_have_the_same_bits_in_any_mix(quantization: str, kv
 @pytest.mark.slow
 @pytest.mark.optimized
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("cpu_kernels", ["vector", "matrix"])
+@pytest.mark.parametrize("cpu_kernels", ["vector", pytest.param("matrix", marks=pytest.mark.exhaustive)])
 def test_replies_among_64_rows_and_more_have_the_bits_that_they_have_alone(cpu_kernels: CpuKernels) -> None:
     """XLA adds up arrays of 4,096 numbers and more in another order, and AMX takes more than 96 rows in another loop."""
     assert native.register() is not None
@@ -209,7 +212,7 @@ def test_replies_among_64_rows_and_more_have_the_bits_that_they_have_alone(cpu_k
 @pytest.mark.slow
 @pytest.mark.optimized
 @pytest.mark.versions
-@pytest.mark.parametrize("vocab_size", [320, 5000])
+@pytest.mark.parametrize("vocab_size", [pytest.param(320, marks=pytest.mark.exhaustive), 5000])
 def test_a_log_probability_has_the_same_bits_among_any_number_of_rows(vocab_size: int) -> None:
     """XLA computes exponentials beside a sum by another kernel in arrays of 4,096 numbers and more."""
     random = np.random.default_rng(0)

@@ -44,9 +44,9 @@ def served_with(folder: Path, name: str, **options: Any) -> Served:
     scope="module",
     params=[
         ("qwen3_tiny", {"cpu_kernels": "native"}),
-        ("lfm2_tiny", {}),
-        ("qwen3_tiny", {"tensor_parallel_size": 2}),
-        ("qwen3_tiny", {"data_parallel_size": 2}),
+        pytest.param(("lfm2_tiny", {}), marks=pytest.mark.exhaustive),
+        pytest.param(("qwen3_tiny", {"tensor_parallel_size": 2}), marks=pytest.mark.exhaustive),
+        pytest.param(("qwen3_tiny", {"data_parallel_size": 2}), marks=pytest.mark.exhaustive),
     ],
     ids=str,
 )
@@ -118,6 +118,7 @@ def test_a_head_that_must_be_right_has_every_draft_accepted(tmp_path: Path) -> N
     engine.close()
 
 
+@pytest.mark.exhaustive
 def test_a_head_of_a_model_that_reads_images_changes_no_token(tmp_path: Path) -> None:
     """It takes tokens of images for text."""
     name = "qwen3_vl_tiny"

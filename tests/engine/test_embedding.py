@@ -89,7 +89,12 @@ def test_an_aborted_text_in_flight_brings_no_vector(engine: EmbeddingEngine) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "pooling"), [("qwen3_tiny", "last"), ("llama3_tiny", "mean"), ("smollm3_sliding_tiny", "last")]
+    ("name", "pooling"),
+    [
+        pytest.param("qwen3_tiny", "last", marks=pytest.mark.exhaustive),
+        ("llama3_tiny", "mean"),
+        ("smollm3_sliding_tiny", "last"),
+    ],
 )
 def test_decoders_embed_as_transformers_does(name: str, pooling: Any) -> None:
     golden = decoder_vectors(name)
@@ -105,11 +110,11 @@ def test_decoders_embed_as_transformers_does(name: str, pooling: Any) -> None:
     "name",
     [
         "deepseek_v3_tiny",
-        "mistral4_odd_tiny",
-        "qwen3_next_tiny",
         "nemotron_h_tiny",
-        "lfm2_odd_tiny",
-        "gemma4_moe_odd_tiny",
+        *(
+            pytest.param(name, marks=pytest.mark.exhaustive)
+            for name in ("mistral4_odd_tiny", "qwen3_next_tiny", "lfm2_odd_tiny", "gemma4_moe_odd_tiny")
+        ),
     ],
 )
 def test_vectors_of_all_caches_are_what_transformers_multiplies_with_the_head(name: str) -> None:
@@ -169,6 +174,7 @@ def test_minilm_equals_its_reference(kernels: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.optimized
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "settings",
     [

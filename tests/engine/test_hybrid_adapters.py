@@ -80,6 +80,7 @@ def test_snapshots_are_those_of_one_adapter(served: tuple[str, ModelEngine]) -> 
 
 
 @pytest.mark.usefixtures("speculates")
+@pytest.mark.exhaustive
 def test_drafts_change_no_token_of_an_adapter() -> None:
     """The draft model has no adapters, so its drafts are mostly wrong; states go back, each kind in test_hybrid_speculation.py."""
     name = "lfm2_tiny"

@@ -76,6 +76,7 @@ def test_a_prefix_hit_equals_a_cold_request_bit_for_bit(engine: tuple[str, Model
 
 
 @pytest.mark.usefixtures("speculates")
+@pytest.mark.exhaustive
 def test_drafts_of_prompt_lookup_change_no_token(engine: tuple[str, ModelEngine]) -> None:
     """Drafts are a chunk, after which states go back to the last accepted token; most, some or none of a draft is right."""
     made = engine[1]

@@ -72,6 +72,7 @@ def test_a_request_begins_at_a_snapshot_of_its_rank(served: tuple[GoldenCheckpoi
 
 
 @pytest.mark.usefixtures("speculates")
+@pytest.mark.exhaustive
 def test_drafts_of_prompt_lookup_change_no_token(served: tuple[GoldenCheckpoint, ModelEngine]) -> None:
     check_drafts_change_nothing(served[1], NUM_DRAFTS, num_cached=0, predicts=True)
     check_all_is_free(served[1])

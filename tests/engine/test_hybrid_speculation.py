@@ -27,8 +27,8 @@ MISTAKE = 5
     params=[
         ("qwen3_next_tiny", "native"),
         ("granitemoehybrid_tiny", "xla"),
-        ("lfm2_odd_tiny", "xla"),
-        ("falcon_h1_tiny", "native"),
+        pytest.param(("lfm2_odd_tiny", "xla"), marks=pytest.mark.exhaustive),
+        pytest.param(("falcon_h1_tiny", "native"), marks=pytest.mark.exhaustive),
     ],
     ids=lambda param: param[0],
 )

@@ -14,9 +14,11 @@ from tests.models.goldens import golden_checkpoint
 pytestmark = pytest.mark.slow  # real models
 PROMPT = np.random.default_rng(2).integers(3, 300, 90)
 MODELS = {
-    "gated delta net": ("qwen3_5_odd_tiny", {}),
     "gated delta net on two devices": ("qwen3_next_tiny", {"tensor_parallel_size": 2}),
     "Mamba-2 beside attention, native kernels": ("falcon_h1_odd_tiny", {"cpu_kernels": "native"}),
+}
+MORE_MODELS = {
+    "gated delta net": ("qwen3_5_odd_tiny", {}),
     "Mamba-2": ("granitemoehybrid_tiny", {}),
     "Mamba-2 with int8 keys and values": ("nemotron_h_tiny", {"kv_cache_dtype": "int8"}),
     "short convolution": ("lfm2_tiny", {}),
@@ -27,7 +29,11 @@ MODELS = {
 }
 
 
-@pytest.fixture(scope="module", params=MODELS.values(), ids=MODELS.keys())
+@pytest.fixture(
+    scope="module",
+    params=[*MODELS.values(), *(pytest.param(each, marks=pytest.mark.exhaustive) for each in MORE_MODELS.values())],
+    ids=[*MODELS, *MORE_MODELS],
+)
 def engine(request: pytest.FixtureRequest) -> Iterator[ModelEngine]:
     name, options = request.param
     tiers = TierConfig(kv_offload_memory=16 << 20, kv_fetch="always", kv_fetch_timeout=60.0)

@@ -18,7 +18,14 @@ NUM_DRAFTS = 3
 
 
 @pytest.fixture(
-    scope="module", params=["qwen3_vl_tiny", "qwen3_5_moe_vision_odd_tiny", "smolvlm_tiny", "gemma3_vision_tiny"]
+    scope="module",
+    params=[
+        "qwen3_vl_tiny",
+        *(
+            pytest.param(name, marks=pytest.mark.exhaustive)
+            for name in ("qwen3_5_moe_vision_odd_tiny", "smolvlm_tiny", "gemma3_vision_tiny")
+        ),
+    ],
 )
 def reader(request: Any) -> Iterator[Reader]:
     """Rotary positions in three dimensions as rows, the same as chunks beside gated delta nets, plain ones, and images that are seen whole."""

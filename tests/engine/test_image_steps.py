@@ -198,7 +198,9 @@ def test_an_aborted_request_leaves_no_rows_and_changes_no_other(bench: Bench, nu
 
 
 @pytest.mark.parametrize("has_other", [False, True])
-@pytest.mark.parametrize("num_parts", range(1, len(PARTS) + 1))
+@pytest.mark.parametrize(
+    "num_parts", [1, *(pytest.param(each, marks=pytest.mark.exhaustive) for each in range(2, len(PARTS))), len(PARTS)]
+)
 def test_a_request_that_is_aborted_between_two_parts_leaves_no_rows(
     bench: Bench, num_parts: int, has_other: bool
 ) -> None:

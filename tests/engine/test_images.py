@@ -19,8 +19,14 @@ from tests.models.pictures import picture
 
 pytestmark = [pytest.mark.slow]
 
+IN_CI = ("qwen3_vl_tiny", "gemma3_vision_tiny", "pixtral_odd_tiny")
+"""Positions in three sections, images that are seen whole, and rows of images with ends."""
 
-@pytest.fixture(scope="module", params=IN_ENGINES)
+
+@pytest.fixture(
+    scope="module",
+    params=[name if name in IN_CI else pytest.param(name, marks=pytest.mark.exhaustive) for name in IN_ENGINES],
+)
 def reader(request: Any) -> Iterator[Reader]:
     engine = ModelEngine(DATA / "vision" / request.param, **limits(request.param))
     yield Reader(engine, request.param)

@@ -108,7 +108,9 @@ async def engines(*specs: EngineSpec) -> AsyncIterator[list[Engine]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [MODEL_NAME, "glm4_moe_lite_tiny", "lfm2_tiny"])
+@pytest.mark.parametrize(
+    "model", [pytest.param(MODEL_NAME, marks=pytest.mark.exhaustive), "glm4_moe_lite_tiny", "lfm2_tiny"]
+)
 async def test_decode_engine_continues_with_the_tokens_of_one_engine(tmp_path: Path, model: str) -> None:
     address = f"127.0.0.1:{free_port()}"
     tokens = [5 + 3 * i % 200 for i in range(100)]

@@ -22,11 +22,11 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(
     scope="module",
     params=[
-        (MODEL_NAME, {}),
+        pytest.param((MODEL_NAME, {}), marks=pytest.mark.exhaustive),
         (MODEL_NAME, {"tensor_parallel_size": 2}),
-        ("deepseek_v3_tiny", {}),
+        pytest.param(("deepseek_v3_tiny", {}), marks=pytest.mark.exhaustive),
         ("mistral4_tiny", {"tensor_parallel_size": 2}),
-        ("gemma4_tiny", {}),
+        pytest.param(("gemma4_tiny", {}), marks=pytest.mark.exhaustive),
     ],
     ids=str,
 )

@@ -23,7 +23,9 @@ pytestmark = [
 NUM_DRAFTS = 3
 
 
-@pytest.fixture(scope="module", params=["glm4_moe", "deepseek_v3", "qwen3_next"])
+@pytest.fixture(
+    scope="module", params=[pytest.param("glm4_moe", marks=pytest.mark.exhaustive), "deepseek_v3", "qwen3_next"]
+)
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[MTPGolden, ModelEngine]]:
     """Grouped-query attention with native kernels, latent attention by XLA, and a gated delta net before attention."""
     golden = mtp_golden(request.param)

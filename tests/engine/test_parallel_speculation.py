@@ -24,9 +24,11 @@ def made(tensor_parallel_size: int = 2, **options: Any) -> ModelEngine:
 @pytest.fixture(
     scope="module",
     params=[
-        ("deepseek_v3", {"expert_parallel_size": 2}),
+        pytest.param(("deepseek_v3", {"expert_parallel_size": 2}), marks=pytest.mark.exhaustive),
         ("qwen3_next", {"data_parallel_size": 2}),
-        ("deepseek_v3", {"tensor_parallel_size": 1, "data_parallel_size": 2}),
+        pytest.param(
+            ("deepseek_v3", {"tensor_parallel_size": 1, "data_parallel_size": 2}), marks=pytest.mark.exhaustive
+        ),
     ],
     ids=str,
 )

@@ -130,7 +130,12 @@ def test_experts_are_the_same_with_a_draft_model() -> None:
 
 
 @pytest.mark.parametrize(
-    "split", [{"tensor_parallel_size": 2, "expert_parallel_size": 2}, {"data_parallel_size": 2}], ids=repr
+    "split",
+    [
+        {"tensor_parallel_size": 2, "expert_parallel_size": 2},
+        pytest.param({"data_parallel_size": 2}, marks=pytest.mark.exhaustive),
+    ],
+    ids=repr,
 )
 def test_several_devices_return_the_same_experts(split: dict[str, int]) -> None:
     for engine in made(**split):

@@ -21,9 +21,11 @@ STEMS = [np.random.default_rng(seed).integers(3, 300, 70) for seed in range(4)]
     scope="module",
     params=[
         ("mistral_sliding_tiny", {"kv_cache_memory": 10 << 15}),
-        ("deepseek_v3_tiny", {"kv_cache_memory": 1 << 16, "tensor_parallel_size": 2}),
+        pytest.param(
+            ("deepseek_v3_tiny", {"kv_cache_memory": 1 << 16, "tensor_parallel_size": 2}), marks=pytest.mark.exhaustive
+        ),
         ("qwen3_next_tiny", {"kv_cache_memory": 1 << 19, "tensor_parallel_size": 2}),
-        ("falcon_h1_odd_tiny", {"kv_cache_memory": 1 << 20}),
+        pytest.param(("falcon_h1_odd_tiny", {"kv_cache_memory": 1 << 20}), marks=pytest.mark.exhaustive),
     ],
     ids=lambda param: param[0],
 )

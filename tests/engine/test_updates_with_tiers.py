@@ -193,7 +193,7 @@ def new(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return changed(tmp_path_factory.mktemp("weights") / "new", -0.7, model)
 
 
-@pytest.fixture(scope="module", params=["host", "both"])
+@pytest.fixture(scope="module", params=[pytest.param("host", marks=pytest.mark.exhaustive), "both"])
 def engine(
     model: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ModelEngine]:

@@ -14,8 +14,10 @@ from tests.models.goldens import GoldenCheckpoint, golden_checkpoint
 pytestmark = [pytest.mark.slow]
 CASES = (
     ("gemma2_tiny", "xla"),
-    ("gemma3n_tiny", "native"),  # residual streams, sparse activations, layers that read other layers' pages
     ("gemma4_tiny", "native"),  # layers that read other layers' pages, two head dims, embeddings of each layer
+)
+MORE_CASES = (
+    ("gemma3n_tiny", "native"),  # residual streams, sparse activations, layers that read other layers' pages
     ("gemma4_moe_odd_tiny", "xla"),  # head dims 40 and 72, keys that are values, experts beside the dense block
     ("llama4_odd_tiny", "native"),  # chunks of 13 tokens, experts whose inputs are scaled in some layers
 )
@@ -23,7 +25,11 @@ CASES = (
 CHUNKS = {"llama4_odd_tiny": 13}
 
 
-@pytest.fixture(scope="module", params=CASES, ids="-".join)
+@pytest.fixture(
+    scope="module",
+    params=[*CASES, *(pytest.param(each, marks=pytest.mark.exhaustive) for each in MORE_CASES)],
+    ids="-".join,
+)
 def case(request: Any) -> Iterator[tuple[GoldenCheckpoint, ModelEngine]]:
     name, kernels = request.param
     made = ModelEngine(golden_checkpoint(name).path, cpu_kernels=kernels, is_greedy=True)

@@ -14,16 +14,25 @@ import numpy as np
 import pytest
 from jaxserve_kernels import mxfp4, native, nvfp4
 from jaxserve_kernels.backend import Backend
-from jaxserve_kernels.grouped_matmul import cases, grouped_matmul
+from jaxserve_kernels.grouped_matmul import api as experts
+from jaxserve_kernels.grouped_matmul import cases
 from jaxserve_kernels.grouped_matmul.reference import Scales
 from jaxserve_kernels.kv_write import KVScales
-from jaxserve_kernels.matmul import matmul, matmuls, multiplies, quantize_rows
+from jaxserve_kernels.matmul import api as dense
+from jaxserve_kernels.matmul import multiplies, quantize_rows
 from jaxserve_kernels.native.build import BuildError, build
-from jaxserve_kernels.paged_attention import Paging, Scoring, ragged_layout, write_and_attend
+from jaxserve_kernels.paged_attention import Paging, Scoring, ragged_layout
+from jaxserve_kernels.paged_attention import api as attention
 from jaxserve_kernels.rope import Rotation
 from jaxtyping import Array
 
 pytestmark = pytest.mark.slow
+
+# One program for each call: one for each of its operations takes three times as long to compile.
+matmul = jax.jit(dense.matmul, static_argnames=("dynamic", "backend", "dtype"))
+matmuls = jax.jit(dense.matmuls, static_argnames=("dynamic", "backend", "dtype"))
+grouped_matmul = jax.jit(experts.grouped_matmul, static_argnames=("dynamic", "backend"))
+write_and_attend = jax.jit(attention.write_and_attend, static_argnames=("scoring", "backend", "shards", "is_written"))
 
 L, P, K, S, H, N = 2, 40, 2, 16, 32, 6
 LAYER = 1

@@ -147,6 +147,7 @@ def test_a_machine_without_kernels_and_a_missing_cross_compiler_are_named(
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(COMPILER is None, reason="no C++ compiler")
 @pytest.mark.skipif(not AVX2.is_here, reason="no AVX2 here")
 def test_a_library_for_many_processors_multiplies(tmp_path: Path) -> None:

@@ -89,14 +89,14 @@ def logits(
 @pytest.mark.parametrize(
     "model", [pytest.param(each, marks=[pytest.mark.versions] if each in IN_ALL_VERSIONS else []) for each in CASES]
 )
-@pytest.mark.parametrize("fused_for", [0, 1])
+@pytest.mark.parametrize("fused_for", [pytest.param(0, marks=pytest.mark.exhaustive), 1])
 def test_adapter_logits_equal_peft(model: str, fused_for: int) -> None:
     names = CASES[model]
     for name, found in zip(names, logits(model, names, replace(PLAIN, fused_for=fused_for)), strict=True):
         np.testing.assert_allclose(found, adapter_goldens(model)[name].logits, atol=1e-4, rtol=0, err_msg=name)
 
 
-@pytest.mark.parametrize("fused_for", [0, 2])
+@pytest.mark.parametrize("fused_for", [pytest.param(0, marks=pytest.mark.exhaustive), 2])
 @pytest.mark.parametrize(
     ("model", "adapter"),
     [

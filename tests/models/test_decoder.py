@@ -77,6 +77,7 @@ def test_fused_matmuls_with_biases_or_experts_on_two_devices_equal_transformers(
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", names_of_all_choices())
 def test_bfloat16_logits_stay_close_to_the_float32_reference(name: str) -> None:
     """Every kind of layer is among these checkpoints."""

@@ -84,11 +84,11 @@ def llama_run(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory)
         ("llama2", {"is_scanned": False}),
         ("llama3", {"uses_ocdbt": False, "uses_zarr3": False}),
         ("gemma2", {"vocab_padding": 64}),
-        ("gemma2", {"is_scanned": False}),
         ("gemma3", {}),
         ("gemma3", {"is_scanned": False, "uses_zarr3": False}),
-        ("qwen2", {}),
         ("qwen3", {}),
+        pytest.param("gemma2", {"is_scanned": False}, marks=pytest.mark.exhaustive),
+        pytest.param("qwen2", {}, marks=pytest.mark.exhaustive),
     ],
     ids=str,
 )

@@ -46,6 +46,7 @@ def test_odd_shapes_are_odd() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", odd_names())
 def test_logits_and_greedy_tokens_equal_transformers(name: str, tmp_path: Path) -> None:
     """With native kernels where they can be built."""

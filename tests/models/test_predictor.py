@@ -85,7 +85,7 @@ class TinyPredictor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cpu_kernels", ["xla", "native"])
+@pytest.mark.parametrize("cpu_kernels", [pytest.param("xla", marks=pytest.mark.exhaustive), "native"])
 @pytest.mark.parametrize("name", MTP_NAMES)
 def test_logits_are_those_of_transformers(name: str, cpu_kernels: CpuKernels) -> None:
     """In one chunk, in several, and for further tokens of its own output."""

@@ -11,7 +11,6 @@ from scipy.special import log_softmax
 
 from jaxserve.config import CpuKernels
 from tests.models.goldens import GoldenCheckpoint, golden_checkpoint, golden_checkpoints
-from tests.models.layer_kinds import names_of_all_choices
 from tests.models.tiny_model import TinyModel
 
 pytestmark = pytest.mark.slow
@@ -51,12 +50,6 @@ def test_logits_and_greedy_tokens_equal_transformers(golden: GoldenCheckpoint) -
     model.resume(CHUNK, kept)
     np.testing.assert_allclose(model.logits(golden.prompt_ids[CHUNK:]), golden.logits, atol=1e-4, rtol=0)
     assert model.greedy(golden.logits[-1], NUM_AGAIN) == golden.output_ids[:NUM_AGAIN].tolist(), "prefix hit"
-
-
-@pytest.mark.versions
-@pytest.mark.parametrize("name", names_of_all_choices())
-def test_kernels_of_xla_give_the_logits_and_tokens_of_every_kind_of_layer(name: str) -> None:
-    check(golden_checkpoint(name), "xla")
 
 
 def check(golden: GoldenCheckpoint, cpu_kernels: CpuKernels) -> TinyModel:

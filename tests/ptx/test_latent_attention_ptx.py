@@ -27,7 +27,9 @@ MUTATED = Case((1, 1, 1), (5, 0, 330), num_heads=5, width=320, value_width=256)
 """Seven tiles and several units for each of two programs, with a ring of two tiles."""
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "case", [*CASES[::2], *(pytest.param(each, marks=pytest.mark.exhaustive) for each in CASES[1::2])], ids=str
+)
 def test_the_kernel_equals_dense_softmax_in_any_order(case: Case) -> None:
     given = operands(case)
     q, pages, tables, lengths, starts = map(jnp.asarray, given)

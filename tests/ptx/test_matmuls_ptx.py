@@ -89,7 +89,11 @@ DYNAMIC = [
 ]
 
 
-@pytest.mark.parametrize(("case", "sizes"), SKINNY, ids=str)
+@pytest.mark.parametrize(
+    ("case", "sizes"),
+    [*SKINNY[::2], *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in SKINNY[1::2])],
+    ids=str,
+)
 def test_a_matmul_of_few_tokens_equals_the_one_in_float64(case: Case, sizes: SkinnyTuning) -> None:
     given = skinny_cases.operands(case)
     wanted, magnitudes = skinny_cases.expected(case, given)
@@ -101,7 +105,11 @@ def test_a_matmul_of_few_tokens_equals_the_one_in_float64(case: Case, sizes: Ski
     _check(found, wanted, magnitudes, skinny_cases.TOLERANCES[case.dtype])
 
 
-@pytest.mark.parametrize(("case", "sizes"), SKINNY_GROUPED, ids=str)
+@pytest.mark.parametrize(
+    ("case", "sizes"),
+    [*SKINNY_GROUPED[::2], *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in SKINNY_GROUPED[1::2])],
+    ids=str,
+)
 def test_a_matmul_with_weights_in_groups_equals_the_one_in_float64(case: ExpertsCase, sizes: SkinnyTuning) -> None:
     """Compare with the only expert."""
     given = experts.operands(case)
@@ -140,7 +148,11 @@ def test_a_matmul_with_experts_in_nvfp4_equals_the_one_in_float64(
     _check(found, wanted, magnitudes, 1e-6)
 
 
-@pytest.mark.parametrize(("shape", "sizes"), BLOCKS, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "sizes"),
+    [*BLOCKS[::2], *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in BLOCKS[1::2])],
+    ids=str,
+)
 def test_a_matmul_with_gguf_blocks_equals_the_one_in_float64(
     shape: tuple[str, int, int, int], sizes: SkinnyTuning
 ) -> None:
@@ -152,7 +164,11 @@ def test_a_matmul_with_gguf_blocks_equals_the_one_in_float64(
     assert blocks.error(shape[0], x, tiles, found) <= 1e-6
 
 
-@pytest.mark.parametrize(("case", "rows"), BLOCKS_OF_EXPERTS, ids=str)
+@pytest.mark.parametrize(
+    ("case", "rows"),
+    [*BLOCKS_OF_EXPERTS[::2], *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in BLOCKS_OF_EXPERTS[1::2])],
+    ids=str,
+)
 def test_a_matmul_with_gguf_blocks_of_experts_equals_the_one_in_float64(case: BlockCase, rows: int) -> None:
     given, kind = blocks.expert_operands(case), BLOCK_KINDS[case.kind]
     sizes = GroupedTuning(rows, 64, blocks.STEPS[case.kind], stages=2, programs=3)
@@ -164,7 +180,11 @@ def test_a_matmul_with_gguf_blocks_of_experts_equals_the_one_in_float64(case: Bl
     assert block_error(case, given, found) <= 1
 
 
-@pytest.mark.parametrize(("case", "sizes"), WHOLE, ids=str)
+@pytest.mark.parametrize(
+    ("case", "sizes"),
+    [*WHOLE[::2], *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in WHOLE[1::2])],
+    ids=str,
+)
 def test_a_matmul_with_experts_equals_the_one_in_float64(case: ExpertsCase, sizes: GroupedTuning) -> None:
     given = experts.operands(case)
     wanted, magnitudes = experts.expected(case, given)
@@ -178,7 +198,11 @@ def test_a_matmul_with_experts_equals_the_one_in_float64(case: ExpertsCase, size
     assert not parts.is_written[:, len(wanted) :].any(), "rows of padding are nobody's"
 
 
-@pytest.mark.parametrize(("case", "sizes"), SMALL, ids=str)
+@pytest.mark.parametrize(
+    ("case", "sizes"),
+    [*SMALL[::2], *(pytest.param(*each, marks=pytest.mark.exhaustive) for each in SMALL[1::2])],
+    ids=str,
+)
 def test_a_matmul_with_small_experts_equals_the_one_in_float64(case: ExpertsCase, sizes: GroupedTuning) -> None:
     given = experts.operands(case)
     wanted, magnitudes = experts.expected(case, given)

@@ -91,13 +91,17 @@ MIXED = [
 ]
 
 
-@pytest.mark.parametrize("case", DECODE, ids=str)
+@pytest.mark.parametrize(
+    "case", [*DECODE[::2], *(pytest.param(each, marks=pytest.mark.exhaustive) for each in DECODE[1::2])], ids=str
+)
 def test_decode_equals_dense_softmax(case: Case) -> None:
     given = operands(case)
     assert error(case, given, _by_kernel(case, given)) <= 1
 
 
-@pytest.mark.parametrize("case", MIXED, ids=str)
+@pytest.mark.parametrize(
+    "case", [*MIXED[::2], *(pytest.param(each, marks=pytest.mark.exhaustive) for each in MIXED[1::2])], ids=str
+)
 def test_mixed_steps_equal_dense_softmax(case: Case) -> None:
     given = operands(case)
     assert error(case, given, _by_kernel(case, given)) <= 1

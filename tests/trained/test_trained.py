@@ -20,7 +20,7 @@ from tests.models.tiny_model import NUM_LOGITS, TinyModel
 from tests.trained.forward import SmallModel, Weights
 from tests.trained.training import MODELS, own_text, train, write_checkpoint
 
-pytestmark = [pytest.mark.slow, pytest.mark.optimized]
+pytestmark = [pytest.mark.slow, pytest.mark.optimized, pytest.mark.exhaustive]
 
 STEPS = 50
 PROMPT = 40

@@ -19,18 +19,18 @@ from jaxserve_kernels.matmul import tpu as dense
 
 from tests.kernels.tpu_interpreter import QUICKLY, tpu_interpreter
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.newest]
 
 SMALL = SmallTuning(rows=32, outputs=128, inputs=128)
-FAST = (
+IN_CI = (
     Case((0, 9, 2, 0, 40), 192, 256, weights="int8", padding=5),
     Case((3, 0, 1), 128, 256, weights="int4", padding=3),
     Case((3, 0, 1), 128, 256, weights="e4m3_groups", group=128, padding=3),
     Case((3, 0, 1), 128, 256, weights="mxfp4", group=32, padding=3),
-)
-SLOW = (
-    *(case for case in CASES if case.weights in ("int8", "float8_e4m3fn", "int4")),
     Case((2, 0, 33), 128, 192, weights="mxfp4", group=32, padding=1),  # turned
+)
+MORE = (
+    *(case for case in CASES if case.weights in ("int8", "float8_e4m3fn", "int4")),
     Case(
         (0, 5, 1), 192, 720, weights="mxfp4", group=16
     ),  # a quarter of gpt-oss: in two pieces, the last lanes part full
@@ -54,13 +54,14 @@ def multiply(case: Case, given: Operands, monkeypatch: pytest.MonkeyPatch, *, dy
     return np.asarray(out, np.float64)
 
 
-@pytest.mark.parametrize("case", [*FAST, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)], ids=str)
+@pytest.mark.parametrize(
+    "case", [*IN_CI, *(pytest.param(case, marks=pytest.mark.exhaustive) for case in MORE)], ids=str
+)
 def test_the_kernel_equals_the_matmul_in_float64(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     given = operands(case)
     assert error(case, given, multiply(case, given, monkeypatch)) <= 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("weights", ["int8", "float8_e4m3fn"])
 def test_rounded_activations_meet_small_weights_as_they_are(weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case((0, 9, 2, 0), 128, 256, weights=weights)
@@ -76,7 +77,6 @@ def test_rounded_activations_meet_small_weights_as_they_are(weights: str, monkey
     assert np.abs(found - wanted).max() <= 1e-5 * np.abs(wanted).max()
 
 
-@pytest.mark.slow
 def test_a_row_does_not_depend_on_its_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare the rows of one expert among other experts, in another place of another tile."""
     case = Case((64, 0, 0), 128, 128, weights="int4")
@@ -92,7 +92,6 @@ def test_a_row_does_not_depend_on_its_neighbours(monkeypatch: pytest.MonkeyPatch
     np.testing.assert_array_equal(*found)
 
 
-@pytest.mark.slow
 def test_one_matrix_is_that_of_the_only_expert(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few tokens take the kernel; a mesh that XLA splits the matmul over does not."""
     case = Case((5,), 192, 256, weights="e4m3_groups", group=128)
@@ -110,7 +109,6 @@ def test_one_matrix_is_that_of_the_only_expert(monkeypatch: pytest.MonkeyPatch) 
         assert not dense.supports(*arrays)
 
 
-@pytest.mark.slow
 def test_a_step_of_padding_alone_has_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case((0, 0), 128, 128, weights="int8", padding=8)
     assert multiply(case, operands(case), monkeypatch).shape == (8, 128)

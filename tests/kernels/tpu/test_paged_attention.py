@@ -31,7 +31,7 @@ from jaxserve_kernels.paged_attention.tpu.stream import IDS_PER_LINE
 
 from tests.kernels.tpu_interpreter import QUICKLY, tpu_interpreter
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.newest]
 
 SCALE = 0.25
 """Scale of 8-bit numbers: a power of two, so that storing them again changes nothing."""
@@ -49,9 +49,9 @@ MORE_CASES = (
 FAST = tuple(case for case in CASES if case.kv_dtype == "float8_e4m3fn" and not case.is_decode)
 SLOW = tuple(case for case in (*CASES, *MORE_CASES) if case.dtype != "float16" and case not in FAST)
 """TPUs compute nothing in float16."""
-IN_EVERY_LANE = (*(CASES[i] for i in (0, 2, 5, 6, 8, 12, 14, 16, 17)), *MORE_CASES[::5], MORE_CASES[7])
+IN_CI = (*(CASES[i] for i in (0, 2, 5, 6, 8, 12, 14, 16, 17)), *MORE_CASES[::5], MORE_CASES[7])
 """Decode and prefill in both types and over narrow pools, with windows, a softcap and sinks; head dimensions from 64 to 256,
-pages of 16 to 64 tokens. `make newest-kernels` runs the others, too."""
+pages of 16 to 64 tokens. `make exhaustive` runs the others."""
 
 
 class Step(NamedTuple):
@@ -139,37 +139,32 @@ def check(
 
 @pytest.mark.parametrize(
     "case",
-    [*FAST, *(pytest.param(case, marks=[] if case in IN_EVERY_LANE else pytest.mark.newest) for case in SLOW)],
+    [*FAST, *(pytest.param(case, marks=[] if case in IN_CI else pytest.mark.exhaustive) for case in SLOW)],
     ids=str,
 )
 def test_a_step_equals_dense_softmax_and_writes_its_tokens(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     check(case, monkeypatch)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", FAST, ids=str)
 def test_two_cores_share_the_heads(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     check(replace(case, num_heads=2 * case.num_heads, num_kv_heads=4), monkeypatch, num_cores=2)
 
 
-@pytest.mark.slow
 def test_heads_of_a_large_block_are_computed_two_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "_MOST_UNROLLED_SCORES", 0)
     check(replace(FAST[0], num_heads=8, num_kv_heads=4, dim=128), monkeypatch)
 
 
-@pytest.mark.slow
 def test_a_page_table_of_several_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     check(Case((1, 1, 1), (2300, 30, 2049), num_heads=1, num_kv_heads=1), monkeypatch, pages_per_block=32)
 
 
-@pytest.mark.slow
 def test_a_row_of_131072_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     case, given = long_row(1, 131072, page_size=512)
     check(case, monkeypatch, given=given, pages_per_block=8)
 
 
-@pytest.mark.slow
 def test_a_chunk_of_a_row_of_131072_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     case, given = long_row(9, 131072, page_size=512)
     check(case, monkeypatch, given=given, pages_per_block=8)

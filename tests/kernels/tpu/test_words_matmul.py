@@ -25,12 +25,12 @@ from jaxserve_kernels.tpu_words import num_words, pack_blocks, pack_numbers
 from tests.kernels.test_nvfp4_gpu import expected, operands
 from tests.kernels.tpu_interpreter import QUICKLY, tpu_interpreter
 
-IN_EVERY_LANE = ("Q5_1", "Q6_K")
+IN_CI = ("Q5_1", "Q6_K")
 """Types of blocks with a minimum and a fifth bit apart, and with scales of scales."""
 KINDS = pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(kind, marks=[] if name in IN_EVERY_LANE else pytest.mark.newest, id=name)
+        pytest.param(kind, marks=[] if name in IN_CI else pytest.mark.exhaustive, id=name)
         for name, kind in BLOCK_KINDS.items()
     ],
 )
@@ -56,6 +56,7 @@ def dequantised(kind: BlockKind, blocks: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.slow
+@pytest.mark.newest
 @KINDS
 def test_the_kernel_multiplies_with_the_blocks_of_experts(kind: BlockKind, monkeypatch: pytest.MonkeyPatch) -> None:
     """Experts share tiles, and rows of one are in several; one expert has no rows."""
@@ -73,6 +74,7 @@ def test_the_kernel_multiplies_with_the_blocks_of_experts(kind: BlockKind, monke
 
 
 @pytest.mark.slow
+@pytest.mark.newest
 @KINDS
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_the_kernel_multiplies_with_the_weights_of_the_file(
@@ -92,6 +94,7 @@ def test_the_kernel_multiplies_with_the_weights_of_the_file(
 
 
 @pytest.mark.slow
+@pytest.mark.newest
 @KINDS
 def test_words_dequantise_to_the_bits_of_the_gguf_package(kind: BlockKind) -> None:
     """Scales are any float16 numbers but infinity: subnormal ones and NaN are among them."""
@@ -113,6 +116,7 @@ def test_words_dequantise_to_the_bits_of_the_gguf_package(kind: BlockKind) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.newest
 @KINDS
 def test_each_share_of_the_inputs_has_its_codes_and_scales(kind: BlockKind) -> None:
     rows = stored(kind)
@@ -122,6 +126,7 @@ def test_each_share_of_the_inputs_has_its_codes_and_scales(kind: BlockKind) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.newest
 @pytest.mark.parametrize("has_bfloat16", [False, True])
 def test_nvfp4_in_words_is_multiplied_exactly(has_bfloat16: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """All numbers with all scales but NaN: products of both are exact in bfloat16."""
@@ -144,10 +149,11 @@ def test_nvfp4_in_words_is_multiplied_exactly(has_bfloat16: bool, monkeypatch: p
 
 
 @pytest.mark.slow
+@pytest.mark.newest
 @pytest.mark.parametrize("has_bfloat16", [False, True])
 @pytest.mark.parametrize(
     "group_sizes",
-    [(0, 9, 0, 2, 40), *(pytest.param(each, marks=pytest.mark.newest) for each in ((3, 0), (0,) * 9 + (4, 0)))],
+    [(0, 9, 0, 2, 40), *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ((3, 0), (0,) * 9 + (4, 0)))],
     ids=str,
 )
 def test_rows_are_multiplied_with_the_words_of_their_expert(
@@ -178,6 +184,7 @@ def test_rows_are_multiplied_with_the_words_of_their_expert(
 
 
 @pytest.mark.slow
+@pytest.mark.newest
 @pytest.mark.parametrize("num_results", [1, 5, 130])
 def test_columns_are_those_of_the_words(num_results: int) -> None:
     """More results than lanes, the same column twice, and columns of which there are none: those are clamped."""

@@ -49,6 +49,7 @@ def test_a_missing_program_is_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_an_environment_without_requirements_is_made_where_find_links_is_configured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

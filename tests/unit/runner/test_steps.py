@@ -103,8 +103,16 @@ ONE_ROW = (
     Program("speculate", 1, 1, 64, num_slots=8, max_steps=3),
 )
 """Programs in which XLA fuses the read of a state with the write of it, and copies the pool: kernels have to hold what it does not."""
+IN_CI = ((0, ONE_ROW[0]), (1, ONE_ROW[1]), (2, PROGRAMS[2]), (2, PROGRAMS[1]), (3, ONE_ROW[0]))
+"""Each mixer once and each program once; `make exhaustive` compiles the others."""
 RECURRENT = [
-    pytest.param(mixer, program, backend, id=f"{type(mixer).__name__}-{program.name}-{backend}", marks=pytest.mark.slow)
+    pytest.param(
+        mixer,
+        program,
+        backend,
+        id=f"{type(mixer).__name__}-{program.name}-{backend}",
+        marks=[pytest.mark.slow, *([] if (MIXERS.index(mixer), program) in IN_CI else [pytest.mark.exhaustive])],
+    )
     for mixer in MIXERS
     for program, backend in (*((each, "native") for each in (*ONE_ROW, PROGRAMS[2])), (PROGRAMS[1], "reference"))
 ]

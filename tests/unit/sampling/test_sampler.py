@@ -111,7 +111,7 @@ def test_searches_of_thresholds_are_exact_at_any_number_of_bits_a_pass(bits: int
     ids=repr,
 )
 def test_draws_follow_the_restricted_distribution(params: EngineSamplingParams) -> None:
-    vocab, draws = 300, 20_000
+    vocab, draws = 300, 8_000
     logits = _logits(1, spread=2.0, vocab=vocab)[0]
     scaled = logits.astype(np.float64) / params.temperature
     expected = np.where(kept(logits, params), np.exp(scaled - scaled.max()), 0)
