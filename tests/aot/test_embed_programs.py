@@ -28,7 +28,10 @@ pytestmark = [pytest.mark.aot, pytest.mark.slow, pytest.mark.newest]
 MINILM = EncoderConfig(30522, 384, 1536, 12, 2, 512, 2, 1e-12)  # two of its layers
 ONE_LAYER = replace(SMALL, layers=SMALL.layers[:1])
 BFLOAT16 = plain(jnp.dtype("bfloat16"))
-TARGETS = [pytest.param(H200, "mosaic_gpu", id="h200"), pytest.param(V6E, "mosaic_tpu", id="v6e")]
+TARGETS = [
+    pytest.param(H200, "mosaic_gpu", id="h200"),
+    pytest.param(V6E, "mosaic_tpu", id="v6e", marks=pytest.mark.exhaustive),
+]
 
 
 def require_compiler(target: Target) -> None:

@@ -47,12 +47,12 @@ FORWARD = replace(GENERATION, step=forward)
 @pytest.mark.parametrize(
     ("target", "num_devices", "quantization"),
     [
-        (H200, 1, "none"),
+        pytest.param(H200, 1, "none", marks=pytest.mark.exhaustive),
         (H200, 1, "fp8"),
-        (H200, 1, "mxfp4-weight-only"),
+        pytest.param(H200, 1, "mxfp4-weight-only", marks=pytest.mark.exhaustive),
         (V5E, 4, "none"),
-        (V5E, 4, "int4-weight-only"),
-        (V5E, 4, "mxfp4-weight-only"),
+        pytest.param(V5E, 4, "int4-weight-only", marks=pytest.mark.exhaustive),
+        pytest.param(V5E, 4, "mxfp4-weight-only", marks=pytest.mark.exhaustive),
     ],
     ids=["h200", "h200-fp8", "h200-mxfp4", "v5e-x4", "v5e-x4-int4", "v5e-x4-mxfp4"],
 )

@@ -130,7 +130,9 @@ def test_the_encoder_writes_its_rows_in_place_and_fits_the_estimate(target: Targ
 
 
 @pytest.mark.parametrize("kind", ["encode_heads", "encode_tile", "encode_layer", "encode_end"])
-@pytest.mark.parametrize("target", [pytest.param(H200, id="h200"), pytest.param(V6E, id="v6e")])
+@pytest.mark.parametrize(
+    "target", [pytest.param(H200, id="h200"), pytest.param(V6E, id="v6e", marks=pytest.mark.exhaustive)]
+)
 def test_a_part_of_the_encoder_keeps_activations_and_rows_in_place(target: Target, kind: ProgramKind) -> None:
     require_compiler(target)
     found = compiled(target, kind)

@@ -31,11 +31,11 @@ pytestmark = [pytest.mark.aot, pytest.mark.slow, pytest.mark.newest]
     [
         pytest.param(QWEN3_6_35B, H200, 8, 1.35, id="qwen3.6-35b-h200-x8"),
         pytest.param(DEEPSEEK_V3_BLOCKS, H200, 8, 1.25, id="deepseek-v3-blocks-h200-x8"),
-        pytest.param(QWEN3_8B_BLOCKS, H200, 1, 1.3, id="qwen3-8b-blocks-h200"),
-        pytest.param(QWEN3_8B_BLOCKS, V6E, 1, 1.1, id="qwen3-8b-blocks-v6e"),
-        pytest.param(QWEN3_8B_GGUF, V6E, 1, 1.1, id="qwen3-8b-gguf-v6e"),
+        pytest.param(QWEN3_8B_BLOCKS, H200, 1, 1.3, id="qwen3-8b-blocks-h200", marks=pytest.mark.exhaustive),
+        pytest.param(QWEN3_8B_BLOCKS, V6E, 1, 1.1, id="qwen3-8b-blocks-v6e", marks=pytest.mark.exhaustive),
+        pytest.param(QWEN3_8B_GGUF, V6E, 1, 1.1, id="qwen3-8b-gguf-v6e", marks=pytest.mark.exhaustive),
         pytest.param(QWEN3_8B_GGUF, V6E, 4, 1.1, id="qwen3-8b-gguf-v6e-x4"),
-        pytest.param(QWEN3_8B_NVFP4, V6E, 1, 1.1, id="qwen3-8b-nvfp4-v6e"),
+        pytest.param(QWEN3_8B_NVFP4, V6E, 1, 1.1, id="qwen3-8b-nvfp4-v6e", marks=pytest.mark.exhaustive),
         pytest.param(QWEN3_30B_NVFP4, V6E, 1, 1.1, id="qwen3-30b-nvfp4-v6e"),
     ],
 )

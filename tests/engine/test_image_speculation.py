@@ -60,6 +60,7 @@ def test_an_mtp_layer_after_images_changes_no_token(predicted: Predicted) -> Non
     check_tokens(predicted.reader)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("count", [1, 3])
 def test_drafts_after_images_are_those_of_the_layer_in_numpy(predicted: Predicted, count: int) -> None:
     """The control: without the images' embeddings, or with plain positions, the layer's logits are others."""
@@ -112,7 +113,7 @@ def numpy_drafts(
     return tokens, all_logits
 
 
-@pytest.mark.parametrize("name", ["qwen3_vl_tiny", "gemma3_vision_tiny"])
+@pytest.mark.parametrize("name", ["qwen3_vl_tiny", pytest.param("gemma3_vision_tiny", marks=pytest.mark.exhaustive)])
 def test_a_draft_model_that_reads_no_images_changes_no_token(name: str) -> None:
     """Positions in three dimensions, and images that are seen whole."""
     draft = golden_checkpoint("mistral_sliding_tiny").path

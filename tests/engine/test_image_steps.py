@@ -300,6 +300,7 @@ def write_adapter(folder: Path, merged: Path) -> None:
     save_file(weights, merged / "model.safetensors")
 
 
+@pytest.mark.exhaustive
 def test_adapters_on_two_devices_read_images_as_merged_weights_do(tmp_path: Path) -> None:
     adapter, merged = tmp_path / "adapter", tmp_path / "merged"
     write_adapter(adapter, merged)
