@@ -81,6 +81,7 @@ def test_marks_of_a_file_are_seen_in_its_text() -> None:
         ("not scale and (not slow or versions)", "pytestmark = pytest.mark.slow\n@pytest.mark.versions", True),
         ("not slow and unknown", "def test_a():\n    pass", True),
         ("slow(reason='long')", "def test_a():\n    pass", True),
+        ("slow and", "def test_a():\n    pass", True),
     ],
 )
 def test_files_without_a_selected_test_are_not_collected(expression: str, text: str, is_selected: bool) -> None:
