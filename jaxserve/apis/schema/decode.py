@@ -22,7 +22,7 @@ from jaxserve.apis.schema.large_bodies import (
     may_exceed,
     shorten_texts,
 )
-from jaxserve.apis.schema.unsupported import NO_OPS, UNSUPPORTED, is_neutral
+from jaxserve.apis.schema.unsupported import INSTEAD, NO_OPS, UNSUPPORTED, is_neutral
 from jaxserve.errors import InvalidRequestError
 from jaxserve.frontend.checks import MAX_ECHOED_CHARS, invalid_field, refuse
 
@@ -137,7 +137,9 @@ def _unknown_fields(struct: type[msgspec.Struct], fields: dict[str, msgspec.Raw]
         if name not in UNSUPPORTED:
             unknown.append(name)
         elif not is_neutral(name, msgspec.json.decode(raw)):
-            raise refuse(name)
+            instead = INSTEAD.get(name, "")
+            has_it = instead.partition(".")[0] in struct.__struct_encode_fields__
+            raise refuse(name, instead=instead if has_it else None)
     return unknown
 
 

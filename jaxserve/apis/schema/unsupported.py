@@ -92,6 +92,13 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 }
 """Field to the values that ask for nothing. A request struct that has the field goes first."""
 
+INSTEAD: dict[str, str] = {
+    "function_call": "tool_choice",
+    "functions": "tools",
+    "stop_regex": "stop",
+}
+"""What to use in place of fields of `UNSUPPORTED`, in requests that have it."""
+
 
 def is_neutral(name: str, value: Any) -> bool:
     """Return True if `value` of the unsupported field `name` asks for nothing. Booleans are not numbers here."""

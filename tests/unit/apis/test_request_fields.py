@@ -14,7 +14,7 @@ from jaxserve.apis.openai.chat_schema import ChatRequest
 from jaxserve.apis.openai.completions_schema import CompletionRequest
 from jaxserve.apis.openai.embeddings import EmbeddingRequest
 from jaxserve.apis.schema.decode import decode_request
-from jaxserve.apis.schema.unsupported import NO_OPS, UNSUPPORTED, is_neutral
+from jaxserve.apis.schema.unsupported import INSTEAD, NO_OPS, UNSUPPORTED, is_neutral
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError, UnsupportedParameterError
 from jaxserve.frontend.checks import check_bounds
@@ -500,3 +500,11 @@ def test_completion_accepts_best_of_n_and_echo_without_tokens() -> None:
     with pytest.raises(UnsupportedParameterError, match=r"'best_of' must equal `n` \(2\), got 3"):
         completion(prompt="a", best_of=3, n=2)
     assert completion(prompt="a", echo=True, max_tokens=0) == ["a"]
+
+
+@pytest.mark.parametrize(("name", "instead"), INSTEAD.items())
+def test_a_refused_field_is_told_with_the_one_to_use_where_the_request_has_it(name: str, instead: str) -> None:
+    for struct, body in ((ChatRequest, CHAT), (EmbeddingRequest, {"input": "Hi"})):
+        with pytest.raises(UnsupportedParameterError) as error:
+            decode_request(struct, msgspec.json.encode(body | {name: ASKING[name]}))
+        assert (f"not supported by this server; use `{instead}`" in str(error.value)) == (struct is ChatRequest)
