@@ -24,7 +24,7 @@ _PREFIXES: Final = {
 """Prefixes of the text model's tensors, of which transformers has used several orders, and our prefixes."""
 MULTIMODAL: Final = "multimodal_config"
 """Key under which a text model's config keeps that of the multimodal model that it is a part of."""
-_MTP: Final = "mtp."
+_MTP: Final = ("mtp.", "model.mtp.")
 _MTP_COUNTS: Final = ("num_nextn_predict_layers", "num_mtp_modules")
 
 
@@ -64,7 +64,7 @@ def without_unused(checkpoint: Checkpoint, ends: tuple[str, ...]) -> Checkpoint:
 
 def without_mtp_layers(checkpoint: Checkpoint) -> Checkpoint:
     """Leave out multi-token-prediction layers: those after the last layer of some decoders (DeepSeek-V3, GLM-4.5, MiniMax-M2), and
-    modules named `mtp` (Qwen3-Next, Qwen3.5)."""
+    modules named `mtp` (Qwen3-Next, Qwen3.5, MiMo-V2-Flash)."""
     if any(name.startswith(_MTP) for name in checkpoint.tensors):
         checkpoint = renamed(checkpoint, lambda name: None if name.startswith(_MTP) else name)
     counts, first = [checkpoint.config.get(key) for key in _MTP_COUNTS], checkpoint.config.get("num_hidden_layers")

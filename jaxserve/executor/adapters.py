@@ -96,19 +96,21 @@ def adaptable_modules(decoder: DecoderConfig) -> set[str]:
     """Return the names of all modules that an adapter may change; one stands for a projection of all experts of a layer."""
     modules = set()
     for index, layer in enumerate(decoder.layers):
-        modules |= {f"model.layers.{index}.{name}" for name in _mixer_matmuls(layer)}
+        modules |= {f"model.layers.{index}.{name}" for name in _mixer_matmuls(decoder, layer)}
         projections = ("gate_proj", "up_proj", "down_proj") if decoder.mlp_has_gate else ("up_proj", "down_proj")
         modules |= {f"model.layers.{index}.{block}.{name}" for block in _feed_forward(layer) for name in projections}
     return modules
 
 
-def _mixer_matmuls(layer: LayerConfig) -> list[str]:
+def _mixer_matmuls(decoder: DecoderConfig, layer: LayerConfig) -> list[str]:
     """Return the names of the matmuls of a layer's attention and of its recurrent mixer."""
     found = []
     if layer.has_kv:
         names = ["q_proj", "o_proj"]
         if layer.kv_source is None:
             names += ["k_proj", "v_proj"] if layer.has_value_projection else ["k_proj"]
+        if decoder.output_gate == "apart":
+            names.append("gate_proj")
         found += [f"self_attn.{name}" for name in names]
     if layer.recurrent is not None:
         found += [f"{layer.recurrent.module}.{name}" for name in layer.recurrent.projections]

@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxserve.layers.cache import Cache, GroupStep, KVPool, StateSlots, with_group
 from jaxserve.layers.fused import FusedLinear
 from jaxserve.layers.linear import Linear, Tokens
-from jaxserve.layers.norm import RMSNorm, normalized
+from jaxserve.layers.norm import LayerNorm, RMSNorm, norm_of, normalized
 from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.cache import CachePlace, LayerPlaces
@@ -101,13 +101,16 @@ class Attention(nnx.Module):
         """in_dim: width of the input; None: D."""
         d, n = config.hidden_size, config.num_heads
         k, h = config.kv_shape(layer)
-        self.has_output_gate = config.has_output_gate
-        parts = {"q_proj": n * h * (2 if self.has_output_gate else 1)}
+        v = config.value_dim or h
+        self.output_gate = config.output_gate
+        parts = {"q_proj": n * h * (2 if self.output_gate == "queries" else 1)}
         if layer.kv_source is None:
-            parts |= {"k_proj": k * h, "v_proj": k * h} if layer.has_value_projection else {"k_proj": k * h}
+            parts |= {"k_proj": k * h, "v_proj": k * v} if layer.has_value_projection else {"k_proj": k * h}
+        if self.output_gate == "apart":
+            parts["gate_proj"] = n * v
         make = partial(Linear, in_dim=in_dim or d, axes=("kv_heads", "embed"), policy=policy, bias=config.qkv_bias)
         self.qkv_proj = FusedLinear(parts, make, policy, num_units=k)
-        self.o_proj = Linear(d, n * h, ("embed", "heads"), policy, bias=config.attention_out_bias)
+        self.o_proj = Linear(d, n * v, ("embed", "heads"), policy, bias=config.attention_out_bias)
         self.has_whole_norm = config.qk_norm == "whole"
         self.is_rotated_norm = config.qk_norm == "rotated_heads"
         self.unit_eps = config.norm_eps if config.qk_norm == "rotated_unit" and layer.use_rope else None
@@ -116,7 +119,8 @@ class Attention(nnx.Module):
         self.q_norm = _head_norm(config, n, h, policy)
         self.k_norm = _head_norm(config, k, h, policy) if layer.kv_source is None else None
         self.value_eps = config.norm_eps if config.has_value_norm else None
-        self.sinks = parameter((n,), ("heads",), jnp.dtype(jnp.float32)) if config.has_sinks else None
+        has_sinks = config.sinks == "all" or (config.sinks == "windows" and layer.sliding_window is not None)
+        self.sinks = parameter((n,), ("heads",), jnp.dtype(jnp.float32)) if has_sinks else None
         has_scales = policy.kv_scales is not None and layer.kv_source is None
         shape = (k,) if policy.kv_scales == "heads" else (k, h)
         self.k_scale, self.v_scale = (_kv_scale(shape) if has_scales else None for _ in range(2))
@@ -133,6 +137,7 @@ class Attention(nnx.Module):
         )
         self.out_scale = config.attention_out_scale
         self.shape = (n, k, h)
+        self.value_dim, self.value_scale = v, config.value_scale
         self.backend, self.is_alike = policy.attention_backend, policy.backend in NATIVE
         self.shards = ShardAxes(policy.rules.mesh_axes("kv_heads"), policy.rules.mesh_axes("pages"))
 
@@ -146,13 +151,19 @@ class Attention(nnx.Module):
         n, k, h = self.shape
         query, *stored = self.qkv_proj(x, step.tokens)
         gate = None
-        if self.has_output_gate:
+        if self.output_gate == "queries":
             query, gate = jnp.split(query.reshape(-1, n, 2 * h), 2, -1)
+        elif self.output_gate == "apart":
+            gate = stored.pop().reshape(-1, n, self.value_dim)
         query, stored, rotation = self._positioned(query, stored, step)
         # Without keys and values of its own only their shape counts: the pages hold what another layer wrote.
         key, value = stored or [jnp.zeros((len(x), k, h), x.dtype)] * 2
         if self.value_eps is not None:
             value = normalized(value, self.value_eps, is_alike=self.is_alike).astype(value.dtype)
+        if self.value_scale != 1:
+            value = value * self.value_scale
+        if stored and self.value_dim < h:
+            value = jnp.pad(value, ((0, 0), (0, 0), (0, h - self.value_dim)))
         with jax.named_scope("paged_attention"):
             attended, *pages = write_and_attend(
                 query,
@@ -169,9 +180,10 @@ class Attention(nnx.Module):
                 shards=self.shards,
                 is_written=self.layer.kv_source is not None,
             )  # (T, N, H)
+        attended = attended[..., : self.value_dim]
         if gate is not None:
             attended = attended * jax.nn.sigmoid(gate)
-        out = self.o_proj(attended.reshape(-1, n * h), step.tokens)
+        out = self.o_proj(attended.reshape(-1, n * self.value_dim), step.tokens)
         return out if self.out_scale == 1 else out * self.out_scale, with_group(cache, place, KVPool(*pages))
 
     @property
@@ -197,7 +209,7 @@ class Attention(nnx.Module):
         if norms and not self.is_rotated_norm:
             heads = [norm(x) for x, norm in zip(heads, norms, strict=True)]
         heads = [x.reshape(-1, count, h) for x, count in zip(heads, counts, strict=False)]
-        values = [x.reshape(-1, k, h) for x in stored[-1:]]
+        values = [x.reshape(-1, k, self.value_dim) for x in stored[-1:]]
         if step.query_scales is not None and self.scales_queries:
             heads[0] = heads[0] * step.query_scales[:, None, None].astype(heads[0].dtype)
         rotation = step.rotation_of(self.layer)
@@ -220,8 +232,8 @@ def _kv_scale(shape: tuple[int, ...]) -> nnx.Param[jax.Array]:
     return parameter(shape, ("kv_heads", None)[: len(shape)], jnp.dtype(jnp.float32))
 
 
-def _head_norm(config: DecoderConfig, num_heads: int, head_dim: int, policy: DtypePolicy) -> RMSNorm | None:
+def _head_norm(config: DecoderConfig, num_heads: int, head_dim: int, policy: DtypePolicy) -> RMSNorm | LayerNorm | None:
     if config.qk_norm in ("none", "rotated_unit"):
         return None
     width = head_dim * (num_heads if config.qk_norm == "whole" else 1)
-    return RMSNorm(width, config.norm_eps, policy, config.norm_weights)
+    return norm_of(config.qk_norm_kind, width, config, policy)

@@ -110,7 +110,7 @@ class Experts(nnx.Module):
         d, inner = config.hidden_size, experts.latent_size
         self.fc1_latent_proj = None if inner is None else Linear(inner, d, (None, "embed"), policy)
         self.fc2_latent_proj = None if inner is None else Linear(d, inner, ("embed", None), policy)
-        self.scales_inputs = experts.scales_inputs
+        self.scales_inputs, self.sum_scale = experts.scales_inputs, experts.sum_scale
         self.rules, self.exchange = policy.rules, policy.exchange
 
     def __call__(
@@ -128,6 +128,8 @@ class Experts(nnx.Module):
         if self.shared_experts is not None:
             with jax.named_scope("shared_experts"):
                 made = made + self._shared(self.shared_experts, x, tokens)
+        if self.sum_scale != 1:
+            made = made * self.sum_scale
         return jnp.where(jnp.arange(len(x))[:, None] < tokens.num_real, made.astype(x.dtype), 0), routing.experts
 
     def _shared(self, mlp: MLP, x: Float[Array, "T D"], tokens: Tokens) -> Float[Array, "T D"]:

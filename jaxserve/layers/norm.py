@@ -11,20 +11,23 @@ from jaxtyping import Array, Float
 
 from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
-from jaxserve.model_config.decoder import DecoderConfig, NormWeights
+from jaxserve.model_config.decoder import DecoderConfig, NormKind, NormWeights
 
 
 class RMSNorm(nnx.Module):
     """Normalise the last axis in float32, then scale: see `NormWeights`."""
 
     def __init__(self, dim: int, eps: float, policy: DtypePolicy, weights: NormWeights = "plain") -> None:
-        self.weight = parameter((dim,), (None,), policy.vectors)
+        self.weight = None if weights == "none" else parameter((dim,), (None,), policy.vectors)
         self.eps = eps
         self.weights = weights
         self.is_alike = policy.backend in NATIVE
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
-        scaled, weight = normalized(x, self.eps, is_alike=self.is_alike), self.weight[...]
+        scaled = normalized(x, self.eps, is_alike=self.is_alike)
+        if self.weight is None:
+            return scaled.astype(x.dtype)
+        weight = self.weight[...]
         if self.weights == "plain":
             return weight * scaled.astype(x.dtype)
         weight = weight.astype(jnp.float32)
@@ -41,27 +44,43 @@ class LayerNorm(nnx.Module):
     """Centre and normalise the last axis in float32, then scale and perhaps shift in the activation's dtype."""
 
     def __init__(
-        self, dim: int, eps: float, policy: DtypePolicy, *, has_bias: bool = True, is_alike: bool = False
+        self,
+        dim: int,
+        eps: float,
+        policy: DtypePolicy,
+        *,
+        has_bias: bool = True,
+        is_offset: bool = False,
+        is_alike: bool = False,
     ) -> None:
-        """is_alike: True if a row's result must not depend on the number of rows."""
+        """is_offset: True if weights are stored minus 1. is_alike: True if a row's result must not depend on the number of rows."""
         self.weight = parameter((dim,), (None,), policy.vectors)
         self.bias = parameter((dim,), (None,), policy.vectors) if has_bias else None
-        self.eps, self.is_alike = eps, is_alike
+        self.eps, self.is_offset, self.is_alike = eps, is_offset, is_alike
 
     def __call__(self, x: Float[Array, "*rows D"]) -> Float[Array, "*rows D"]:
         wide = x.astype(jnp.float32)
         centred = wide - means(wide, is_alike=self.is_alike)
         scaled = centred * jax.lax.rsqrt(means(centred * centred, is_alike=self.is_alike) + self.eps)
-        made = self.weight[...] * scaled.astype(x.dtype)
+        if self.is_offset:
+            made = ((self.weight[...].astype(jnp.float32) + 1) * scaled).astype(x.dtype)
+        else:
+            made = self.weight[...] * scaled.astype(x.dtype)
         return made if self.bias is None else made + self.bias[...]
 
 
 def make_norm(config: DecoderConfig, policy: DtypePolicy) -> RMSNorm | LayerNorm:
     """Return a norm of a decoder's D values of each token."""
-    dim, eps, kind = config.hidden_size, config.norm_eps, config.norm_kind
+    return norm_of(config.norm_kind, config.hidden_size, config, policy)
+
+
+def norm_of(kind: NormKind, dim: int, config: DecoderConfig, policy: DtypePolicy) -> RMSNorm | LayerNorm:
+    """Return a norm of `dim` values with the weights that the decoder's norms have."""
+    eps, weights = config.norm_eps, config.norm_weights
     if kind == "rms":
-        return RMSNorm(dim, eps, policy, config.norm_weights)
-    return LayerNorm(dim, eps, policy, has_bias=kind == "layer_with_bias", is_alike=policy.backend in NATIVE)
+        return RMSNorm(dim, eps, policy, weights)
+    has_bias, is_alike = kind == "layer_with_bias", policy.backend in NATIVE
+    return LayerNorm(dim, eps, policy, has_bias=has_bias, is_offset=weights == "offset", is_alike=is_alike)
 
 
 def means(values: Float[Array, "*rows D"], *, is_alike: bool) -> Float[Array, "*rows 1"]:

@@ -65,7 +65,9 @@ def row_order(config: DecoderConfig) -> np.ndarray | None:
     if config.latent is not None or (config.rotary_pairs == "halves" and rotary_dim == head_dim):
         return None  # latent attention reorders queries and keys while it computes them
     turning = np.arange(rotary_dim)
-    pairs = turning.reshape(2, -1) if config.rotary_pairs == "halves" else turning.reshape(-1, 2).T
+    pairs = turning.reshape(-1, 2).T if config.rotary_pairs == "adjacent" else turning.reshape(2, -1)
+    if config.rotary_pairs == "swapped_halves":
+        pairs = pairs[::-1]
     return np.concatenate([pairs, np.arange(rotary_dim, head_dim).reshape(2, -1)], axis=1).ravel()
 
 

@@ -23,11 +23,19 @@ parallel: attention and the feed-forward block read the same normalised input, a
 parallel_apart: the same, but each has a norm of its own (GPT-NeoX)."""
 NormKind = Literal["rms", "layer", "layer_with_bias"]
 """rms: RMSNorm; layer: LayerNorm without a bias (Cohere 2); layer_with_bias: LayerNorm (StableLM)."""
-NormWeights = Literal["plain", "wide", "offset"]
-"""plain: multiplied in the activations' dtype; wide: in float32; offset: in float32 by 1 + weight (Gemma)."""
+NormWeights = Literal["plain", "wide", "offset", "none"]
+"""plain: multiplied in the activations' dtype; wide: in float32; offset: in float32 by 1 + weight (Gemma); none: there are none
+(NanoChat). Norms of layers have these, and those of queries and keys."""
+Sinks = Literal["none", "all", "windows"]
+"""Attention sinks, a logit in the softmax without a value for each head: in all layers (gpt-oss), or in those with a window
+(MiMo-V2-Flash)."""
+OutputGate = Literal["none", "queries", "apart"]
+"""Gate of each head's output. queries: the query projection has it after the head's query (Qwen3-Next); apart: a projection of
+its own has it (AFMoE)."""
 
-RotaryPairs = Literal["halves", "adjacent"]
-"""Dimensions that rotate together: i and i + R / 2 (Llama), or 2 i and 2 i + 1 (GLM)."""
+RotaryPairs = Literal["halves", "swapped_halves", "adjacent"]
+"""Dimensions that rotate together: i and i + R / 2 (Llama), i + R / 2 and i (NanoChat, which turns the other way round), or 2 i
+and 2 i + 1 (GLM)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +171,15 @@ class DecoderConfig:
     qk_norm: Literal["none", "heads", "whole", "rotated_heads", "rotated_unit"] = "none"
     """RMSNorm of queries and keys: over the H of each head (Qwen3), or over all heads together (OLMo 2), before rope;
     or over the H of each head after rope, with weights (Hunyuan), or without and only in layers with rope (Llama 4)."""
+    qk_norm_kind: NormKind = "rms"
+    """Kind of the norms of queries and keys."""
     has_value_norm: bool = False
     """True if the H values of each head are divided by their root mean square, without weights."""
     norm_placement: NormPlacement = "pre"
     norm_kind: NormKind = "rms"
     """Kind of all norms outside of attention."""
     norm_weights: NormWeights = "plain"
-    """Weights of RMSNorm."""
+    """Weights of all norms."""
     sliding_rope_theta: float | None = None
     """Rope base of sliding-window layers, whose frequencies are then not scaled; None: that of the other layers."""
     attention_scale: float | None = None
@@ -178,15 +188,19 @@ class DecoderConfig:
     """Factor on queries that grows with their position; None: there is none."""
     attention_softcap: float | None = None
     """c: a score s becomes c * tanh(s / c)."""
-    has_output_gate: bool = False
-    """True if the query projection has a gate for each head's output, after the head's query (Qwen3-Next)."""
+    output_gate: OutputGate = "none"
     attention_out_scale: float = 1.0
     """Factor on the output of attention."""
     latent: LatentConfig | None = None
     """Widths of multi-head latent attention, which all layers then have; None: grouped-query attention."""
-    has_sinks: bool = False
-    """True if every head has an attention sink: a logit in the softmax without a value."""
+    value_dim: int | None = None
+    """Numbers of a head's values, at most H; None: H. The cache has zeros after them (MiMo-V2-Flash)."""
+    value_scale: float = 1.0
+    """Factor on values."""
+    sinks: Sinks = "none"
     embedding_scale: float = 1.0
+    has_embedding_norm: bool = False
+    """True if the embeddings that the first layer gets are normalised (NanoChat)."""
     first_position_row: int | None = None
     """Row of the first position in a table of learned embeddings of positions, which are added to those of tokens (GPT-2: 0,
     OPT: 2); None: there is no table."""

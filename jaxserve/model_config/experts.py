@@ -41,6 +41,8 @@ class ExpertsConfig:
     """Rank of a group: the sum of its two best experts (DeepSeek-V3), or its best expert (DeepSeek-V2)."""
     shared_intermediate_size: int | None = None
     """Width of the shared expert, which every token uses with weight 1; None: there is none."""
+    sum_scale: float = 1.0
+    """Factor on the sum of the routed experts and the shared one (Cohere 2 with experts: 1/2)."""
     has_shared_gate: bool = False
     """True if the shared expert's output is multiplied by sigmoid of a score (Qwen2-MoE)."""
     has_dense: bool = False

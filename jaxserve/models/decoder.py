@@ -218,6 +218,7 @@ class DecoderStack(nnx.Module):
         self.per_layer = None if dim is None else PerLayerInputs(config, dim, policy)
         self.altup = None if config.altup is None else AltUpStreams(config, config.altup, policy)
         first = config.first_position_row
+        self.embed_norm = make_norm(config, policy) if config.has_embedding_norm else None
         self.embed_positions = None if first is None else PositionEmbedding(config, first, policy)
         self.layers = nnx.List([DecoderLayer(config, layer, policy) for layer in config.layers])
         self.norm = make_norm(config, policy)
@@ -257,7 +258,7 @@ class Decoder(nnx.Module):
             x = self.embed(token_ids)  # (T, D)
             if images is not None:
                 x = images.replace(x)
-            x = self._positioned(x, step)
+            x = self._entered(x, step)
             make = self.model.per_layer
             own_ids = token_ids if images is None else images.per_layer_ids(token_ids, self.config)
             own = None if make is None else make(own_ids, x, step.tokens)  # (T, L, P)
@@ -279,13 +280,13 @@ class Decoder(nnx.Module):
         hidden = self.model.norm(x if streams is None else streams.join(x, step.tokens))
         return Forward(hidden, cache, chosen, tapped)
 
-    def _positioned(self, x: Float[Array, "T D"], step: StepContext) -> Float[Array, "T D"]:
-        """Return embeddings of tokens with those of positions, if the model has these."""
-        table = self.model.embed_positions
-        if table is None:
-            return x
-        assert step.positions is not None, "a step of a model with embeddings of positions"
-        return x + table(step.positions).astype(x.dtype)
+    def _entered(self, x: Float[Array, "T D"], step: StepContext) -> Float[Array, "T D"]:
+        """Return embeddings of tokens with those of positions, and normalised, if the model does so."""
+        table, norm = self.model.embed_positions, self.model.embed_norm
+        if table is not None:
+            assert step.positions is not None, "a step of a model with embeddings of positions"
+            x = x + table(step.positions).astype(x.dtype)
+        return x if norm is None else norm(x)
 
     def _kv_scales(self) -> Mapping[CachePlace, KVScales]:
         """Return the scales of layers that store keys and values, by their place in the cache."""

@@ -51,7 +51,7 @@ class TensorReader:
         self._config = config
         self._order = row_order(config) if isinstance(config, DecoderConfig) else None
         self._query_order = self._order
-        if self._order is not None and isinstance(config, DecoderConfig) and config.has_output_gate:
+        if self._order is not None and isinstance(config, DecoderConfig) and config.output_gate == "queries":
             gates = np.arange(config.head_dim, 2 * config.head_dim)
             self._query_order = np.concatenate([self._order, gates])
         self._on_read = on_read

@@ -143,7 +143,7 @@ def test_granite_with_windows_has_a_rope_base_for_each_kind_of_layer_or_none() -
     config = decoder_config(of("GraniteSWA", num_hidden_layers=4, layer_rope_theta=[0, 1e3, 1e3, 1e3], rope_theta=1e5))
     assert [layer.sliding_window for layer in config.layers] == [None, 128, 128, 128]
     assert [layer.use_rope for layer in config.layers] == [False, True, True, True]
-    assert (config.rope_theta, config.sliding_rope_theta, config.has_sinks) == (1e5, 1e3, True)
+    assert (config.rope_theta, config.sliding_rope_theta, config.sinks) == (1e5, 1e3, "all")
     assert decoder_config(of("GraniteSWA", num_hidden_layers=4)).sliding_rope_theta is None
 
 
@@ -168,6 +168,24 @@ def test_mellum_has_experts_in_every_layer_and_rope_bases_of_its_own() -> None:
     config = decoder_config(of("Mellum", num_hidden_layers=3))
     assert all(layer.experts is not None and layer.sliding_window is None for layer in config.layers)
     assert (config.rope_theta, config.sliding_rope_theta) == (500_000.0, 10_000.0)
+
+
+def test_mimo_reads_the_names_of_its_published_config() -> None:
+    own = {"sliding_window": 8, "sliding_window_size": 8, "swa_rope_theta": 1e3, "rope_theta": 1e5}
+    published = {
+        **{key: value for key, value in PLAIN.items() if key != "rms_norm_eps"},
+        "architectures": ["MiMoV2FlashForCausalLM"],
+        "num_hidden_layers": 7,
+        "layernorm_epsilon": 0.5,
+        "routed_scaling_factor": None,
+        "hybrid_layer_pattern": [0, 1, 1, 1, 1, 0, 1],
+        **own,
+    }
+    config = decoder_config(published)
+    assert [layer.sliding_window for layer in config.layers] == [None, 9, 9, 9, 9, None, 9]
+    assert [config.kv_shape(layer) for layer in config.layers[:2]] == [(2, 192), (4, 192)]
+    assert (config.norm_eps, config.rope_theta, config.sliding_rope_theta, config.rotary_dim) == (0.5, 1e5, 1e3, 64)
+    assert (config.value_dim, config.value_scale, config.sinks) == (128, 0.707, "windows")
 
 
 def test_gemmas_window_pattern_and_caps_are_read() -> None:

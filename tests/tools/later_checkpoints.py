@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from mixture_checkpoints import BOS, EOS, PAD
 
@@ -65,6 +65,8 @@ _LLAMA3: dict[str, Any] = {
     "original_max_position_embeddings": 64,
 }
 
+_COHERE_LAYERS: Final = ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]
+
 LATER_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]] = {
     "gemma_tiny": (
         _config(
@@ -115,6 +117,108 @@ LATER_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]] 
         },
         "bfloat16",
         {"activation": {"hidden_act": "relu2"}, "rope": {"rope_parameters": {**_LLAMA3, "factor": 1.0}}},
+    ),
+    "afmoe_tiny": (
+        _config(
+            "AfmoeForCausalLM",
+            "afmoe",
+            head_dim=16,
+            num_hidden_layers=3,
+            num_dense_layers=1,
+            global_attn_every_n_layers=3,
+            sliding_window=8,
+            moe_intermediate_size=16,
+            num_experts=6,
+            num_experts_per_tok=2,
+            num_shared_experts=2,
+            route_scale=1.5,
+            mup_enabled=True,
+        ),
+        "bfloat16",
+        {
+            "window": {"sliding_window": 9},
+            "kinds": {"layer_types": ["sliding_attention"] * 3},
+            "choices": {"num_experts_per_tok": 3},
+            "scale": {"route_scale": 1.0},
+        },
+    ),
+    "mimo_v2_flash_tiny": (
+        {
+            key: value
+            for key, value in _config(
+                "MiMoV2FlashForCausalLM",
+                "mimo_v2_flash",
+                head_dim=16,
+                v_head_dim=12,
+                num_hidden_layers=3,
+                num_key_value_heads=1,
+                sliding_window=8,
+                layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+                rope_parameters={
+                    "full_attention": {"rope_type": "default", "rope_theta": 50000.0, "partial_rotary_factor": 0.5},
+                    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+                },
+                moe_intermediate_size=16,
+                n_routed_experts=6,
+                num_experts_per_tok=2,
+                routed_scaling_factor=1.5,
+            ).items()
+            if key != "rope_theta"
+        },
+        "bfloat16",
+        {
+            "window": {"sliding_window": 9},
+            "choices": {"num_experts_per_tok": 3},
+            "values": {"attention_value_scale": None},
+        },
+    ),
+    "nemotron_tiny": (
+        _config("NemotronForCausalLM", "nemotron", "norm_eps", hidden_size=64, hidden_act="relu2"),
+        "bfloat16",
+        {**_THETA, "whole": {"partial_rotary_factor": 1.0}, "eps": {"norm_eps": 0.1}},
+    ),
+    "nanochat_tiny": (
+        _config("NanoChatForCausalLM", "nanochat", hidden_act="relu2", final_logit_softcapping=6.0),
+        "bfloat16",
+        {**_THETA, "cap": {"final_logit_softcapping": None}},
+    ),
+    "persimmon_tiny": (
+        _config(
+            "PersimmonForCausalLM",
+            "persimmon",
+            _LAYER_NORM,
+            hidden_size=64,
+            num_key_value_heads=None,
+            hidden_act="relu2",
+            qk_layernorm=True,
+        ),
+        "float16",
+        {**_THETA, "whole": {"partial_rotary_factor": 1.0}, "norm": {"qk_layernorm": False}},
+    ),
+    "cohere2_moe_tiny": (
+        _config(
+            "Cohere2MoeForCausalLM",
+            "cohere2_moe",
+            _LAYER_NORM,
+            intermediate_size=16,
+            head_dim=16,
+            num_hidden_layers=4,
+            first_k_dense_replace=1,
+            prefix_dense_intermediate_size=56,
+            sliding_window=8,
+            sliding_window_pattern=2,
+            num_experts=5,
+            num_shared_experts=2,
+            logit_scale=0.7,
+            tie_word_embeddings=True,
+        ),
+        "bfloat16",
+        {
+            "window": {"sliding_window": 9},
+            "choices": {"num_experts_per_tok": 3},
+            "rope": {"prefix_dense_sliding_window_pattern": 4, "layer_types": _COHERE_LAYERS},
+            "sum": {"shared_expert_combination_strategy": "sum"},
+        },
     ),
     "jais2_tiny": (
         _config(

@@ -162,7 +162,18 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
     "gemma": {"architectures": ["GemmaForCausalLM"]},
     "vaultgemma": {"architectures": ["VaultGemmaForCausalLM"]},
     "arcee": {"architectures": ["ArceeForCausalLM"]},
+    "afmoe_default": {"architectures": ["AfmoeForCausalLM"]},
+    "afmoe_layer_types": {
+        "architectures": ["AfmoeForCausalLM"],
+        "sliding_window": 16,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+    },
     "apertus": {"architectures": ["ApertusForCausalLM"]},
+    "mimo_v2_flash": {"architectures": ["MiMoV2FlashForCausalLM"], "num_key_value_heads": 2, "num_hidden_layers": 7},
+    "nemotron": {"architectures": ["NemotronForCausalLM"]},
+    "nanochat": {"architectures": ["NanoChatForCausalLM"]},
+    "persimmon": {"architectures": ["PersimmonForCausalLM"]},
+    "cohere2_moe_default": {"architectures": ["Cohere2MoeForCausalLM"], "sliding_window_pattern": 3},
     "jais2": {"architectures": ["Jais2ForCausalLM"]},
     "starcoder2": {"architectures": ["Starcoder2ForCausalLM"]},
     "phi": {"architectures": ["PhiForCausalLM"]},
@@ -256,7 +267,13 @@ WITH_TEXT_CONFIG = (
     "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForCausalLM",
 )
-ROTATES_WINDOWS = ("Cohere2ForCausalLM", "Exaone4ForCausalLM", "ExaoneMoeForCausalLM")
+ROTATES_WINDOWS = (
+    "AfmoeForCausalLM",
+    "Cohere2ForCausalLM",
+    "Cohere2MoeForCausalLM",
+    "Exaone4ForCausalLM",
+    "ExaoneMoeForCausalLM",
+)
 """Their attention rotates in sliding-window layers only; no key says so."""
 NEVER_ROTATES = ("KimiLinearForCausalLM", "NemotronHForCausalLM")
 NEVER_ROTATES += ("GPT2LMHeadModel", "GPTBigCodeForCausalLM", "OPTForCausalLM")
@@ -298,7 +315,9 @@ DEFAULTED_KEYS += ("n_inner", "activation_function", "scale_attn_weights", "scal
 DEFAULTED_KEYS += ("add_cross_attention", "multi_query", "rotary_dim", "ffn_dim", "word_embed_proj_dim", "activation")
 DEFAULTED_KEYS += ("do_layer_norm_before", "_remove_final_layer_norm", "enable_bias", "layer_norm_elementwise_affine")
 DEFAULTED_KEYS += ("ffn_hidden_size", "num_kv_heads", "num_ln_in_parallel_attn", "alibi", "new_decoder_architecture")
-DEFAULTED_KEYS += ("parallel_attn", "bias")
+DEFAULTED_KEYS += ("parallel_attn", "bias", "global_attn_every_n_layers", "mup_enabled", "route_scale")
+DEFAULTED_KEYS += ("attention_value_scale", "shared_expert_combination_strategy", "expert_selection_fn")
+DEFAULTED_KEYS += ("prefix_dense_sliding_window_pattern", "prefix_dense_intermediate_size")
 
 
 def rope_case(keys: dict[str, Any]) -> dict[str, Any]:

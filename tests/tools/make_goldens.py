@@ -42,7 +42,7 @@ _TABLES = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embe
 _POSITIONS = ("wpe", "embed_positions")
 _SCORES = ("q_proj", "k_proj", "qkv_proj", "c_attn", "query_key_value")
 """Parts of the names of embeddings and heads, of embeddings of positions, and of projections that scores come from."""
-_GPTS = ("gpt2", "gpt_bigcode", "opt", "gpt_neox", "gptj", "codegen", "falcon")
+_GPTS = ("gpt2", "gpt_bigcode", "opt", "gpt_neox", "gptj", "codegen", "falcon", "persimmon")
 """Types of models whose texts would repeat one token if their biases were larger."""
 _PUBLISHED_NAMES: dict[str, dict[str, str]] = {
     "exaone_moe": {".gate.e_score_correction_bias": ".e_score_correction_bias"},
@@ -52,6 +52,7 @@ _PUBLISHED_NAMES: dict[str, dict[str, str]] = {
         ".mlp.gate.": ".block_sparse_moe.gate.",
         ".mlp.shared_experts.": ".block_sparse_moe.shared_experts.",
     },
+    "mimo_v2_flash": {".sinks": ".attention_sink_bias"},
     "hy_v3": {
         ".mlp.gate.": ".mlp.router.gate.",
         ".e_score_correction_bias": ".expert_bias",
@@ -75,7 +76,7 @@ def random_weights(model: transformers.PreTrainedModel, seed: int) -> None:
     """Weights under which heads attend unevenly, layers outweigh the embedding and logits spread by about 2."""
     config = model.config.get_text_config()
     generator = torch.Generator().manual_seed(seed)
-    is_offset = config.model_type.startswith(("qwen3_next", "qwen3_5"))
+    is_offset = config.model_type.startswith(("qwen3_next", "qwen3_5")) or config.model_type == "nemotron"
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
         is_plain = config.model_type in ("gemma3n_text", "gemma4_text")

@@ -40,6 +40,13 @@ CHANGES: Final[dict[str, dict[str, Any]]] = {
     "helium_tiny": {"hidden_size": 200},  # its heads are as wide together as the model
     "granitemoehybrid_dense_tiny": {"mamba_n_heads": 10, "mamba_n_groups": 5, "mamba_d_state": 24},
     "phi_tiny": {"partial_rotary_factor": 0.5},
+    "cohere2_moe_tiny": {
+        "rms_norm_eps": 1e-5,
+        "expert_selection_fn": "sigmoid",
+        "shared_expert_combination_strategy": "sum",
+    },
+    "mimo_v2_flash_tiny": {"num_attention_heads": 6, "v_head_dim": 24},  # twice the KV heads in layers with a window
+    "persimmon_tiny": {"num_key_value_heads": None},
     "phi3_longrope_tiny": _longrope(TINY_CHECKPOINTS["phi3_longrope_tiny"].config["rope_scaling"], 40),
     "phimoe_tiny": _longrope(TINY_CHECKPOINTS["phimoe_tiny"].config["rope_scaling"], 40),
 }

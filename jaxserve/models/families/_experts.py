@@ -46,9 +46,11 @@ def all_with_experts(layers: tuple[LayerConfig, ...], experts: ExpertsConfig) ->
     return tuple(replace(layer, experts=experts) for layer in layers)
 
 
-def dense_first(keys: Keys, layers: tuple[LayerConfig, ...], experts: ExpertsConfig) -> tuple[LayerConfig, ...]:
-    """Add experts to every layer after the first `first_k_dense_replace`."""
-    count = keys.integer("first_k_dense_replace", len(layers), low=0)
+def dense_first(
+    keys: Keys, layers: tuple[LayerConfig, ...], experts: ExpertsConfig, key: str = "first_k_dense_replace"
+) -> tuple[LayerConfig, ...]:
+    """Add experts to every layer after the first ones. key: the family's key for their number."""
+    count = keys.integer(key, len(layers), low=0)
     return (*layers[:count], *all_with_experts(layers[count:], experts))
 
 

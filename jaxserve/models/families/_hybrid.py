@@ -91,7 +91,7 @@ def qwen_hybrid(keys: Keys, layers: tuple[LayerConfig, ...]) -> DecoderConfig:
         layers=layers,
         computed=(*COUNT_KEYS, "shared_expert_intermediate_size", "partial_rotary_factor"),
     )
-    return replace(config, qk_norm="heads", norm_weights="offset", has_output_gate=True)
+    return replace(config, qk_norm="heads", norm_weights="offset", output_gate="queries")
 
 
 def read_mamba(keys: Keys, width: int, *, norm: Literal["gate_first", "norm_first", "none"]) -> Mamba2Config:

@@ -96,11 +96,12 @@ def without_sections(keys: Keys) -> Keys:
     return keys
 
 
-def by_layer_type(keys: Keys, sliding_theta: float) -> tuple[Keys, float]:
+def by_layer_type(keys: Keys, sliding_theta: float, *, fraction: float | None = None) -> tuple[Keys, float]:
     """Return keys with the rope of full-attention layers, and the rope base of sliding-window layers.
 
     transformers 5 has a table for each kind. Before, `rope_theta` and `rope_scaling` belonged to full-attention layers,
     and another key held the base of the others: `sliding_theta`.
+    fraction: default of `partial_rotary_factor`, which both kinds share; None: whole heads rotate in sliding-window layers.
     """
     name, table = "rope_parameters", keys.get("rope_parameters")
     if not isinstance(table, dict) or not any(isinstance(value, dict) for value in table.values()):
@@ -110,7 +111,9 @@ def by_layer_type(keys: Keys, sliding_theta: float) -> tuple[Keys, float]:
         raise keys.error(name, "tables full_attention and sliding_attention")
     own = Keys({"rope_theta": sliding_theta, **sliding}, f"{name}.sliding_attention.")
     own.require("rope_type", "default", None)
-    own.require("partial_rotary_factor", 1.0, None)
+    name_of_fraction = "partial_rotary_factor"
+    accepted = (1.0, None) if fraction is None else (full.get(name_of_fraction, fraction),)
+    Keys({name_of_fraction: fraction, **own.table}, own.prefix).require(name_of_fraction, *accepted)
     return Keys({**keys.table, name: full}, keys.prefix), own.number("rope_theta", low=1.0)
 
 

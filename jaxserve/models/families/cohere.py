@@ -27,9 +27,11 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return cohere(keys, full_layers(keys))
 
 
-def cohere(keys: Keys, layers: tuple[LayerConfig, ...]) -> DecoderConfig:
-    """Build the features that Command R and Cohere 2 share."""
-    config = build(keys, layers=layers, computed=("logit_scale",), eps_key="layer_norm_eps")
+def cohere(
+    keys: Keys, layers: tuple[LayerConfig, ...], *, computed: tuple[str, ...] = (), eps_key: str = "layer_norm_eps"
+) -> DecoderConfig:
+    """Build the features that Command R and Cohere 2 share, also with experts. computed, eps_key: those of `build`."""
+    config = build(keys, layers=layers, computed=("logit_scale", *computed), eps_key=eps_key)
     return replace(
         config,
         norm_placement="parallel",

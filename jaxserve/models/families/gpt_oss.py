@@ -48,7 +48,7 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
         clamp=ClampedGate(keys.number("swiglu_limit"), keys.number("swiglu_alpha")),
     )
     config = build(keys, layers=all_with_experts(alternating_layers(keys, 2), experts), computed=COUNT_KEYS)
-    return replace(config, norm_weights="wide", has_sinks=True)
+    return replace(config, norm_weights="wide", sinks="all")
 
 
 def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:

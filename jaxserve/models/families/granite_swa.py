@@ -44,7 +44,7 @@ def with_windows(keys: Keys, config: DecoderConfig) -> DecoderConfig:
     if any(len(found) > 1 for found in thetas):
         raise keys.error(_THETAS, "one base for all layers with a window, and one for the others, or 0")
     full, sliding = (next(iter(found), config.rope_theta) for found in thetas)
-    config = replace(config, has_sinks=True, rope_theta=full)
+    config = replace(config, sinks="all", rope_theta=full)
     if sliding == full:
         return config
     if config.rope_scaling is not None:
