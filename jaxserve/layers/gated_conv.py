@@ -23,6 +23,7 @@ class GatedConv(nnx.Module):
         self.conv = DepthwiseConv(d, conv.num_taps, policy, bias=conv.has_bias)
         self.o_proj = Linear(d, d, ("embed", None), policy, bias=conv.has_bias)
         self.rules, self.head_axis = policy.rules, None
+        self.backend = policy.backend
         self.takes_tokens_in_turn = True
 
     def project(self, x: Float[Array, "T D"], tokens: Tokens) -> tuple[tuple[Float[Array, "T D"]], Float[Array, "T D"]]:
@@ -40,8 +41,8 @@ class GatedConv(nnx.Module):
     ) -> tuple[Float[Array, "T D"], RecurrentState]:
         """Return the convolution's sums, and the windows after each row's last token."""
         taps, bias = parameters
-        mixed, windows = convolve(taps, bias, *inputs, state.windows, segments)
-        return mixed.astype(inputs[0].dtype), RecurrentState(windows)
+        (mixed,), windows = convolve(taps, bias, *inputs, state.windows, segments, self.backend, is_silu=False)
+        return mixed, RecurrentState(windows)
 
     def finish(self, made: Float[Array, "T D"], rest: Float[Array, "T D"], tokens: Tokens) -> Float[Array, "T D"]:
         """Return the outputs. rest: the gates."""

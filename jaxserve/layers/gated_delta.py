@@ -89,20 +89,21 @@ class GatedDeltaNet(nnx.Module):
         """Return what attention reads, and the state after each row's last token, for one device's heads."""
         (taps, log_rates, biases), (qkv, b, a), delta = parameters, inputs, self.delta
         assert state.states is not None, "a gated delta net has a state"
-        mixed, windows = convolve(taps, None, qkv, state.windows, segments)
-        q, k, v = self.channels.split(jax.nn.silu(mixed).astype(qkv.dtype))
+        sizes = self.channels.sizes
+        (q, k, v), windows = convolve(taps, None, qkv, state.windows, segments, self.backend, sizes=sizes)
         q, k = (part.reshape(len(qkv), -1, delta.key_dim) for part in (q, k))
         log_decay = -jnp.exp(log_rates) * jax.nn.softplus(a.astype(jnp.float32) + biases)
         rate = jax.nn.sigmoid(b)
         with jax.named_scope("linear_attention"):
             made, states = linear_attention(
-                _unit(q) * delta.key_dim**-0.5,
-                _unit(k),
+                q,
+                k,
                 v.reshape(len(qkv), -1, delta.value_dim),
                 log_decay,
                 rate if delta.rate_scale == 1 else rate * delta.rate_scale,
                 state.states,
                 segments,
+                norm_eps=_EPS,
                 backend=self.backend,
             )
         return made.astype(qkv.dtype), RecurrentState(windows, states)
@@ -189,18 +190,20 @@ class KimiDelta(nnx.Module):
         """Return what attention reads, and the state after each row's last token, for one device's heads."""
         (*taps, log_rates, biases), (qkv, b, decays) = parameters, inputs
         assert state.states is not None, "Kimi delta attention has a state"
-        mixed, windows = convolve(jnp.concatenate(taps), None, qkv, state.windows, segments)
-        q, k, v = jax.nn.silu(mixed).astype(qkv.dtype).reshape(len(qkv), 3, -1, self.delta.head_dim).swapaxes(0, 1)
+        sizes = [qkv.shape[1] // 3] * 3
+        mixed, windows = convolve(jnp.concatenate(taps), None, qkv, state.windows, segments, self.backend, sizes=sizes)
+        q, k, v = (part.reshape(len(qkv), -1, self.delta.head_dim) for part in mixed)
         steps = jax.nn.softplus(decays.astype(jnp.float32) + biases).reshape(q.shape)
         with jax.named_scope("linear_attention"):
             made, states = linear_attention(
-                _unit(q) * self.delta.head_dim**-0.5,
-                _unit(k),
+                q,
+                k,
                 v,
                 -jnp.exp(log_rates)[:, None] * steps,
                 jax.nn.sigmoid(b),
                 state.states,
                 segments,
+                norm_eps=_EPS,
                 backend=self.backend,
             )
         return made.astype(qkv.dtype), RecurrentState(windows, states)
@@ -218,9 +221,3 @@ def _side_by_side(parts: list[Float[Array, "T _"]], rules: AxisRules) -> Float[A
         return jnp.concatenate(parts, -1)
 
     return sharded(joined, [(part, _BY_HEAD) for part in parts], _BY_HEAD, rules)
-
-
-def _unit(x: Float[Array, "T K H"]) -> Float[Array, "T K H"]:
-    """Return x over the length of its last axis, in float32."""
-    wide = x.astype(jnp.float32)
-    return wide * jax.lax.rsqrt(jnp.sum(wide * wide, -1, keepdims=True) + _EPS)

@@ -62,9 +62,9 @@ class Mamba2(nnx.Module):
         assert state.states is not None, "Mamba-2 has a state"
         mamba, count = self.mamba, len(xbc)
         width, shared = mamba.width, mamba.num_groups * mamba.state_dim
-        mixed, windows = convolve(taps, bias, xbc, state.windows, segments)
-        mixed = jax.nn.silu(mixed).astype(xbc.dtype).astype(jnp.float32)
-        inner, b, c = jnp.split(mixed, (width, width + shared), -1)
+        sizes = (width, shared, shared)
+        mixed, windows = convolve(taps, bias, xbc, state.windows, segments, self.backend, sizes=sizes)
+        inner, b, c = (part.astype(jnp.float32) for part in mixed)
         inner = inner.reshape(count, mamba.num_heads, -1)  # (T, N, V)
         b, c = (part.reshape(count, mamba.num_groups, -1) for part in (b, c))
         steps = jax.nn.softplus(dt.astype(jnp.float32) + dt_bias)

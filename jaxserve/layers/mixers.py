@@ -9,8 +9,8 @@ from typing import Final
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxserve_kernels.linear_attention import PooledStates
 from jaxserve_kernels.segments import Segments, cut_segments, decode_segments
+from jaxserve_kernels.states import PooledStates
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxserve.layers.attention import StepContext
@@ -116,7 +116,7 @@ def _recur(
         if is_own is not None:
             is_own = is_own[segments.rows].reshape(-1, *[1] * (made.ndim - 1))
             made = all_reduce(jnp.where(is_own, made, 0), made.dtype, ranks)
-        return (made, *_written(arrays, place, own, after))
+        return (made, *(each.pool for each in after if isinstance(each, PooledStates)))
 
     axes: list[Axes] = [(None, "pages", None, heads), (None, "pages", heads)][: len(pool.arrays)]
     operands = [
@@ -191,35 +191,20 @@ def _where_row(is_token: Bool[Array, "B"], new: Float[Array, "B ..."], old: Floa
 
 
 def _read(arrays: tuple[Array, ...], place: CachePlace, slots: StateSlots, *, is_written: bool) -> RecurrentState:
-    """Return copies of the rows' windows, and the pool with their states."""
-    with jax.named_scope("states"):
-        windows, *pools = arrays
-        writes = slots.writes if is_written else None
-        states = (PooledStates(pool, place.index, slots.reads, writes) for pool in pools)
-        return RecurrentState(windows[place.index, slots.reads], *states)
+    """Return the pools with the rows' windows and states."""
+    writes = slots.writes if is_written else None
+    return RecurrentState(*(PooledStates(pool, place.index, slots.reads, writes) for pool in arrays))
 
 
 def _copied(state: RecurrentState) -> RecurrentState:
-    """Return the state with copies of what is in a pool."""
+    """Return copies of a state that is in pools."""
     with jax.named_scope("states"):
-        states = state.states
-        return state._replace(states=states.read()) if isinstance(states, PooledStates) else state
+        return RecurrentState(*(each.read() for each in state if isinstance(each, PooledStates)))
 
 
 def _pooled(before: RecurrentState, after: RecurrentState) -> RecurrentState:
-    """Return the state after, which has copies, with the pool of the state before. DONATES the pool."""
+    """Return the state after, which has copies, in the pools of the state before. DONATES the pools."""
     with jax.named_scope("states"):
-        if not isinstance(before.states, PooledStates):
-            return after
-        assert isinstance(after.states, jax.Array), "copies"
-        return after._replace(states=before.states.written(after.states))
-
-
-def _written(
-    arrays: tuple[Array, ...], place: CachePlace, slots: StateSlots, after: RecurrentState
-) -> tuple[Array, ...]:
-    """Return the arrays with the rows' new windows, and the pool with their new states."""
-    with jax.named_scope("states"):
-        windows, states = arrays[0], after.states
-        windows = windows.at[place.index, slots.writes].set(after.windows.astype(windows.dtype), mode="drop")
-        return (windows, states.pool) if isinstance(states, PooledStates) else (windows,)
+        pools = (each for each in before if isinstance(each, PooledStates))
+        copies = (each for each in after if isinstance(each, jax.Array))
+        return RecurrentState(*(pool.written(own) for pool, own in zip(pools, copies, strict=True)))

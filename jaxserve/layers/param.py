@@ -51,9 +51,14 @@ class FusedLayout:
         grouped = y.reshape(y.shape[0], -1, sum(self.counts) // self.groups)  # a device may hold only one group
         return [grouped[..., start:end].reshape(y.shape[0], -1) for start, end in self._bounds()]
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Rows of each matrix in a group."""
+        return tuple(count // self.groups for count in self.counts)
+
     def _bounds(self) -> Iterator[tuple[int, int]]:
         """Return first row and end of each matrix within a group."""
-        return itertools.pairwise(itertools.accumulate((count // self.groups for count in self.counts), initial=0))
+        return itertools.pairwise(itertools.accumulate(self.sizes, initial=0))
 
 
 def parameter(shape: tuple[int, ...], axes: Axes, dtype: jnp.dtype) -> nnx.Param[jax.Array]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
-from jaxserve_kernels.linear_attention import PooledStates
+from jaxserve_kernels.backend import Backend
 from jaxserve_kernels.segments import Segments
 from jaxserve_kernels.short_conv import short_conv
+from jaxserve_kernels.states import PooledStates
 from jaxtyping import Array, Float
 
 from jaxserve.layers.linear import Tokens
@@ -19,12 +20,12 @@ from jaxserve.sharding.rules import AxisRules
 
 
 class RecurrentState(NamedTuple):
-    """The state of one layer for each row of a step, in the order of `RecurrentConfig.arrays`, or for some of it a pool with it."""
+    """The state of one layer for each row of a step, in the order of `RecurrentConfig.arrays`, or pools with it."""
 
-    windows: Float[Array, "B W1 C"]
+    windows: Float[Array, "B W1 C"] | PooledStates
     """Last inputs of the convolution, the oldest first."""
     states: Float[Array, "B N H V"] | PooledStates | None = None
-    """State of linear attention, in float32; None in layers without it. A kernel updates it in its pool."""
+    """State of linear attention, in float32; None in layers without it. Kernels update both in their pools."""
 
 
 Parameters = tuple[Any, ...]
@@ -43,7 +44,7 @@ class RecurrentMixer(Protocol):
 
     takes_tokens_in_turn: bool
     """True if `recur` updates states token by token for any number of tokens of a row, if segments have no whole chunks. The kernel then
-    gives the bits of decode steps; what XLA computes before it, such as the lengths of queries and keys, may round otherwise on CPUs."""
+    gives the bits of decode steps."""
 
     @property
     def parameters(self) -> Parameters:
@@ -93,10 +94,15 @@ def convolve(
     taps: Float[Array, "C 1 W"],
     bias: Float[Array, "C"] | None,
     x: Float[Array, "T C"],
-    windows: Float[Array, "B W1 C"],
+    windows: Float[Array, "B W1 C"] | PooledStates,
     segments: Segments,
-) -> tuple[Float[Array, "T C"], Float[Array, "B W1 C"]]:
-    """Return each token's sum in float32, and the windows after each row's last token."""
+    backend: Backend,
+    *,
+    sizes: Sequence[int] | None = None,
+    is_silu: bool = True,
+) -> tuple[list[Float[Array, "T _"]], Float[Array, "B W1 C"] | PooledStates]:
+    """Return each token's sums in the type of x, in arrays of `sizes` channels, and the windows after each row's last token."""
     with jax.named_scope("short_conv"):
-        out, windows = short_conv(x, taps[:, 0], windows, segments)
-        return (out if bias is None else out + bias.astype(jnp.float32)), windows
+        taps = taps[:, 0]
+        parts, windows = short_conv(x, taps, bias, windows, segments, sizes=sizes, is_silu=is_silu, backend=backend)
+        return [part.astype(x.dtype) for part in parts], windows

@@ -18,7 +18,8 @@ pytestmark = pytest.mark.skipif(native.register() is None, reason="the native ke
 DELTA = Case((40,), (0,), value_dim=72, key_dim=24)
 SUM = Case((40,), (0,), value_dim=40, key_dim=17, has_rate=False)
 CHANNELS = Case((40,), (0,), value_dim=128, key_dim=32, has_channels=True)
-IN_TURN = pytest.mark.parametrize("case", [DELTA, SUM, CHANNELS], ids=str)
+NORM = Case((40,), (0,), value_dim=72, key_dim=57, norm_eps=1e-6)
+IN_TURN = pytest.mark.parametrize("case", [DELTA, SUM, CHANNELS, NORM], ids=str)
 
 
 def _tokens(given: Operands) -> tuple[Any, ...]:
@@ -29,12 +30,12 @@ def _as_array(given: np.ndarray | None) -> jax.Array | None:
     return None if given is None else jnp.asarray(given)
 
 
-def _attend(tokens: Any, states: Any, segments: Any) -> Any:
+def _attend(tokens: Any, states: Any, segments: Any, norm_eps: float | None = None) -> Any:
     q, k, v, log_decay, rate = map(_as_array, tokens)
-    return linear_attention(q, k, v, log_decay, rate, states, segments, backend="native")
+    return linear_attention(q, k, v, log_decay, rate, states, segments, norm_eps=norm_eps, backend="native")
 
 
-def _in_steps(given: Operands, sizes: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
+def _in_steps(given: Operands, sizes: tuple[int, ...], norm_eps: float | None) -> tuple[np.ndarray, np.ndarray]:
     """Return what all tokens read and the state after them; steps of one token are decode steps."""
     states, outs, start = jnp.asarray(given.states), [], 0
     for size in sizes:
@@ -42,7 +43,8 @@ def _in_steps(given: Operands, sizes: tuple[int, ...]) -> tuple[np.ndarray, np.n
         segments = decode_segments(starts)
         if size > 1:
             segments = cut_segments(starts, jnp.array([start]), jnp.int32(0), num_tokens=size)
-        out, states = _attend([x if x is None else x[start : start + size] for x in _tokens(given)], states, segments)
+        tokens = [x if x is None else x[start : start + size] for x in _tokens(given)]
+        out, states = _attend(tokens, states, segments, norm_eps)
         outs.append(np.asarray(out))
         start += size
     return np.concatenate(outs), np.asarray(states)
@@ -51,9 +53,9 @@ def _in_steps(given: Operands, sizes: tuple[int, ...]) -> tuple[np.ndarray, np.n
 @IN_TURN
 def test_a_text_has_the_same_bits_however_it_is_cut(case: Case) -> None:
     given = operands(case)
-    whole = _in_steps(given, (40,))
+    whole = _in_steps(given, (40,), case.norm_eps)
     for sizes in ((1,) * 40, (7, 1, 1, 31)):
-        assert all(map(np.array_equal, whole, _in_steps(given, sizes)))
+        assert all(map(np.array_equal, whole, _in_steps(given, sizes, case.norm_eps)))
 
 
 @IN_TURN
@@ -68,8 +70,8 @@ def test_a_row_has_the_same_bits_beside_others(case: Case) -> None:
     states = np.concatenate([beside.states[:1], alone.states, beside.states[2:]])
     starts = jnp.array([0, 3, 43, 52])
     segments = cut_segments(starts, jnp.zeros(3, jnp.int32), jnp.int32(0), num_tokens=56)
-    out, after = _attend(tokens, jnp.asarray(states), segments)
-    wanted, state = _in_steps(alone, (40,))
+    out, after = _attend(tokens, jnp.asarray(states), segments, case.norm_eps)
+    wanted, state = _in_steps(alone, (40,), case.norm_eps)
     assert np.array_equal(np.asarray(out)[3:43], wanted)
     assert np.array_equal(np.asarray(after)[1], state[0])
     assert not np.asarray(out)[52:].any(), "padding becomes zeros"

@@ -10,9 +10,9 @@ import numpy as np
 
 from jaxserve_kernels.backend import Backend
 from jaxserve_kernels.linear_attention.api import linear_attention
-from jaxserve_kernels.linear_attention.states import PooledStates
 from jaxserve_kernels.ops import as_arrays
 from jaxserve_kernels.segments import cut_segments, decode_segments
+from jaxserve_kernels.states import PooledStates
 
 LAYER = 1
 """The layer of a pool, of two, whose states a case takes."""
@@ -37,6 +37,7 @@ class Case:
     """Scale of a token's log decay."""
     has_channels: bool = False
     """A log decay for each channel of a key."""
+    norm_eps: float | None = None
     is_pooled: bool = False
     """The states are in a pool: every other row writes another slot than it reads, and the third one none."""
 
@@ -45,6 +46,7 @@ class Case:
         heads = f"{self.num_key_heads}x{self.key_dim}-{self.num_value_heads}x{self.value_dim}"
         rows = ".".join(map(str, self.counts))
         form = ("delta" if self.has_rate else "sum") + ("-channels" if self.has_channels else "")
+        form += "" if self.norm_eps is None else "-norm"
         return f"{kind}-{rows}-{heads}-{form}-{self.decay:g}{'-pooled' if self.is_pooled else ''}"
 
 
@@ -71,7 +73,8 @@ def operands(case: Case, seed: int = 0) -> Operands:
     total = sum(case.counts) + case.padding
     q, k = random.standard_normal((2, total, case.num_key_heads, case.key_dim)).astype(np.float32)
     k[::2] = k[:1]
-    q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
+    if case.norm_eps is None:
+        q, k = (x / np.linalg.norm(x, axis=-1, keepdims=True) for x in (q, k))
     v = random.standard_normal((total, case.num_value_heads, case.value_dim)).astype(np.float32)
     gates = random.uniform(0, 1, (2, total, case.num_value_heads)).astype(np.float32)
     log_decay = -case.decay * gates[0]
@@ -119,7 +122,8 @@ def run(case: Case, given: Operands, backend: Backend, *, is_emulated: bool = Fa
         if case.is_decode
         else cut_segments(starts, positions, jnp.int32(num_decode_rows), num_tokens=len(q))
     )
-    out, after = linear_attention(q, k, v, log_decay, rate, states, segments, backend=backend)
+    options: dict[str, Any] = {"norm_eps": case.norm_eps, "backend": backend}
+    out, after = linear_attention(q, k, v, log_decay, rate, states, segments, **options)
     return out, after.pool if isinstance(after, PooledStates) else after
 
 
@@ -130,6 +134,9 @@ def error(case: Case, given: Operands, out: Any) -> float:
     wanted, state = np.zeros(found.shape), states.astype(np.float64)
     group = case.num_value_heads // case.num_key_heads
     q, k = (np.repeat(x.astype(np.float64), group, 1) for x in (given.q, given.k))
+    if case.norm_eps is not None:
+        q, k = (x / np.sqrt((x * x).sum(-1, keepdims=True) + case.norm_eps) for x in (q, k))
+        q /= case.key_dim**0.5
     for row, (start, end) in enumerate(zip(given.starts[:-1], given.starts[1:], strict=True)):
         for t in range(start, end):
             decay = np.exp(given.log_decay[t].astype(np.float64))
@@ -186,6 +193,8 @@ CASES = (
     Case((1, 1, 0), (5, 9, 0), 2, 4, padding=1, has_channels=True, is_decode=True, is_pooled=True),
     Case((65, 31), (0, 1), 2, 2, has_channels=True, has_rate=False, decay=60.0),
     Case((1, 3), (0, 4), 1, 2, 7, 19, padding=1, is_pooled=True),
+    Case((1, 5), (0, 4), 1, 2, 57, 40, padding=1, norm_eps=0.5, is_pooled=True),
+    Case((1, 1), (0, 4), 2, 4, 7, 19, norm_eps=0.5, has_channels=True, is_decode=True),
 )
 CHUNKED = CASES[12:17]
 """Programs of as many tokens as GPUs take chunks for (`gpu.FEWEST_TOKENS`)."""

@@ -6,20 +6,19 @@ from typing import Final
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from jaxserve_kernels import native
-from jaxserve_kernels.linear_attention.states import PooledStates
 from jaxserve_kernels.segments import Segments
+from jaxserve_kernels.states import PooledStates
 
-_WRITING: Final = "jaxserve_linear_attention"
-_READING: Final = "jaxserve_read_linear_attention"
-"""The kernel that leaves states as they are."""
+_TARGET: Final = "jaxserve_linear_attention"
 
 
 def is_built() -> bool:
     """Return True if a library for this host has the kernel."""
-    return native.has(_WRITING)
+    return native.has(_TARGET)
 
 
 def linear_attention(
@@ -30,19 +29,20 @@ def linear_attention(
     rate: Float[Array, "T N"] | None,
     states: PooledStates,
     segments: Segments,
+    norm_eps: float | None,
 ) -> tuple[Float[Array, "T N V"], PooledStates]:
     """See `api.linear_attention`; padding becomes zeros."""
     rate = jnp.zeros((0, v.shape[1])) if rate is None else rate
     floats = [each.astype(jnp.float32) for each in (q, k, v, jnp.exp(log_decay), rate)]
-    slots = [states.reads] if states.writes is None else [states.reads, states.writes]
-    places = [jnp.asarray(each, jnp.int32) for each in (segments.starts, *slots, states.layer)]
-    operands = (*floats, *places, states.pool)
-    made = jax.ShapeDtypeStruct(v.shape, jnp.float32)
-    is_decode = segments.chunks is None
-    if states.writes is None:
-        out: Array = jax.ffi.ffi_call(_READING, made)(*operands, is_decode=is_decode)
-        return out, states
-    after = jax.ShapeDtypeStruct(states.pool.shape, jnp.float32)
-    call = jax.ffi.ffi_call(_WRITING, (made, after), input_output_aliases={len(operands) - 1: 1})
-    out, pool = call(*operands, is_decode=is_decode)
-    return out, states._replace(pool=pool)
+    places = [jnp.asarray(each, jnp.int32) for each in (segments.starts, states.reads, states.layer)]
+    operands = [*floats, *places, states.pool]
+    results = [jax.ShapeDtypeStruct(v.shape, jnp.float32)]
+    aliases: dict[int, int] = {}
+    if states.writes is not None:
+        aliases = {len(operands) - 1: len(results)}
+        operands.append(states.writes.astype(jnp.int32))
+        results.append(jax.ShapeDtypeStruct(states.pool.shape, jnp.float32))
+    call = jax.ffi.ffi_call(_TARGET, results, input_output_aliases=aliases)
+    added = np.float32(-1 if norm_eps is None else norm_eps)
+    out, *pools = call(*operands, is_decode=segments.chunks is None, norm_eps=added)
+    return out, states._replace(pool=pools[0]) if pools else states

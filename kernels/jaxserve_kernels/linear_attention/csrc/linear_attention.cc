@@ -1,10 +1,13 @@
 // Linear attention with decay on states that stay in their pool: the tokens of a row one after the other, each with
 //   S = decay * S, u = rate * (v - S^T k) or v, S = S + k u^T, out = S^T q.
+// Queries and keys may have to be divided by their lengths first. S^T k, u and S^T q are multiplied with the factors instead.
 //
 // A column of a state depends on the values of this column alone, so a task has a few columns of one head of one row, which stay in
 // the nearest cache from the row's first token to its last. Sums go over the key's channels in one order, whatever surrounds a
 // column: a token gets the same bits in a decode step and in a prompt, however that is cut.
 #include <algorithm>
+#include <cmath>
+#include <optional>
 
 #include "parallel.h"
 #include "thread_memory.h"
@@ -31,6 +34,7 @@ struct Operands {
   float* out;              // [T, N, V]
   int64_t num_rows, num_slots, key_heads, heads, key_dim, value_dim;
   bool is_decode;          // token i belongs to row i
+  float norm_eps;          // added to the squared lengths of queries and keys; negative: they are taken as they are
 };
 
 // The columns of a state, or of a copy of them.
@@ -45,13 +49,40 @@ struct Token {
   const float* decay;  // one number, or one of each channel
   const float* rate;
   float* out;
+  float query_factor, key_factor;
 };
+
+struct Factors {
+  float query, key;
+};
+
+// What a query and a key are multiplied with: 1 over their lengths, of queries also over the root of their channels. Its sums have
+// one order for all tokens.
+__attribute__((noinline)) Factors factors(const float* q, const float* k, int64_t key_dim, float eps) {
+  Floats query[2] = {}, key[2] = {};
+  const auto add = [&](int64_t h, int part) {
+    const Floats q_values = load(q + h), k_values = load(k + h);
+    query[part] = multiply_add(query[part], q_values, q_values);
+    key[part] = multiply_add(key[part], k_values, k_values);
+  };
+  int64_t h = 0;
+  for (; h + 2 * kLanes <= key_dim; h += 2 * kLanes) add(h, 0), add(h + kLanes, 1);
+  for (; h + kLanes <= key_dim; h += kLanes) add(h, 0);
+  const FourFloats sums = sums_of_four(query[0], query[1], key[0], key[1]);
+  float query_square = sums[0] + sums[1], key_square = sums[2] + sums[3];
+  for (; h < key_dim; ++h) {
+    query_square = std::fma(q[h], q[h], query_square);
+    key_square = std::fma(k[h], k[h], key_square);
+  }
+  return {1.0f / std::sqrt((query_square + eps) * key_dim), 1.0f / std::sqrt(key_square + eps)};
+}
 
 // One token. `from` and `to` may be the same.
 template <int kVectors, bool kByChannel, bool kHasRate>
 void step(const Token& token, int64_t key_dim, Columns from, Columns to) {
   Floats added[kVectors];
   for (int i = 0; i < kVectors; ++i) added[i] = load(token.v + i * kLanes);
+  const Floats key_factor = broadcast(token.key_factor), query_factor = broadcast(token.query_factor);
   if (kHasRate) {
     Floats sums[2][kVectors] = {};
     const auto add = [&](int64_t h, int part) {
@@ -63,10 +94,12 @@ void step(const Token& token, int64_t key_dim, Columns from, Columns to) {
     int64_t h = 0;
     for (; h + 2 <= key_dim; h += 2) add(h, 0), add(h + 1, 1);
     if (h < key_dim) add(h, 0);
-    const Floats factor = broadcast(kByChannel ? -1.0f : -*token.decay), rate = broadcast(*token.rate);
+    const Floats factor = broadcast(kByChannel ? -1.0f : -*token.decay) * key_factor, rate = broadcast(*token.rate);
 #pragma GCC unroll 4
     for (int i = 0; i < kVectors; ++i) added[i] = rate * multiply_add(added[i], factor, sums[0][i] + sums[1][i]);
   }
+#pragma GCC unroll 4
+  for (int i = 0; i < kVectors; ++i) added[i] *= key_factor;
   Floats sums[2][kVectors] = {};
   const Floats whole = broadcast(*token.decay);
   const auto update = [&](int64_t h, int part) {
@@ -85,7 +118,7 @@ void step(const Token& token, int64_t key_dim, Columns from, Columns to) {
   for (; h + 2 <= key_dim; h += 2) update(h, 0), update(h + 1, 1);
   if (h < key_dim) update(h, 0);
 #pragma GCC unroll 4
-  for (int i = 0; i < kVectors; ++i) store(token.out + i * kLanes, sums[0][i] + sums[1][i]);
+  for (int i = 0; i < kVectors; ++i) store(token.out + i * kLanes, query_factor * (sums[0][i] + sums[1][i]));
 }
 
 struct Task {
@@ -123,12 +156,15 @@ void attend(const Operands& o, const Task& task) {
     float* out = o.out + place * o.value_dim + task.column;
     if (!is_whole) std::copy_n(v, task.width, values);
     const int64_t key = (t * o.key_heads + key_head) * o.key_dim;
+    const Factors factor = o.norm_eps < 0 ? Factors{1, 1} : factors(o.q + key, o.k + key, o.key_dim, o.norm_eps);
     const Token token{o.q + key,
                       o.k + key,
                       is_whole ? v : values,
                       o.decay + (kByChannel ? place * o.key_dim : place),
                       kHasRate ? o.rate + place : nullptr,
-                      is_whole ? out : outputs};
+                      is_whole ? out : outputs,
+                      factor.query,
+                      factor.key};
     step<kVectors, kByChannel, kHasRate>(token, o.key_dim, t == begin ? first : near, t + 1 == end ? last : near);
     if (!is_whole) std::copy_n(outputs, task.width, out);
   }
@@ -158,13 +194,18 @@ using Rows = ffi::BufferR1<ffi::S32>;
 using Heads = ffi::BufferR3<ffi::F32>;
 using Pool = ffi::Buffer<ffi::F32, 5>;
 
-ffi::Error run(ffi::ThreadPool& threads, Heads q, Heads k, Heads v, ffi::AnyBuffer decay, ffi::BufferR2<ffi::F32> rate,
-               Rows starts, Rows reads, const int32_t* writes, int64_t layer, Pool pool, float* after, float* out,
-               bool is_decode) {
+// Without `writes`, and then without `after`, states are only read.
+ffi::Error handler(ffi::ThreadPool threads, Heads q, Heads k, Heads v, ffi::AnyBuffer decay, ffi::BufferR2<ffi::F32> rate,
+                   Rows starts, Rows reads, ffi::BufferR0<ffi::S32> layer, Pool pool, std::optional<Rows> writes,
+                   ffi::Result<Heads> result, std::optional<ffi::Result<Pool>> after, bool is_decode, float norm_eps) {
   const auto shape = pool.dimensions();
-  const int64_t layer_size = shape[1] * shape[2] * shape[3] * shape[4], first = layer * layer_size;
-  if (layer < 0 || layer >= shape[0]) return ffi::Error::InvalidArgument("linear_attention: no such layer");
+  const int64_t layer_size = shape[1] * shape[2] * shape[3] * shape[4], place = *layer.typed_data();
+  if (place < 0 || place >= shape[0]) return ffi::Error::InvalidArgument("linear_attention: no such layer");
+  if (writes.has_value() != after.has_value()) return ffi::Error::InvalidArgument("linear_attention: no pool to write to");
+  float* const written = after ? (*after)->typed_data() : nullptr;
+  if (written && written != pool.typed_data()) std::copy_n(pool.typed_data(), pool.element_count(), written);
   const bool has_rate = rate.dimensions()[0] > 0, is_by_channel = decay.dimensions().size() == 3;
+  float* const out = result->typed_data();
   const Operands o{q.typed_data(),
                    k.typed_data(),
                    v.typed_data(),
@@ -172,9 +213,9 @@ ffi::Error run(ffi::ThreadPool& threads, Heads q, Heads k, Heads v, ffi::AnyBuff
                    has_rate ? rate.typed_data() : nullptr,
                    starts.typed_data(),
                    reads.typed_data(),
-                   writes,
-                   pool.typed_data() + first,
-                   after ? after + first : nullptr,
+                   writes ? writes->typed_data() : nullptr,
+                   (written ? written : pool.typed_data()) + place * layer_size,
+                   written ? written + place * layer_size : nullptr,
                    out,
                    static_cast<int64_t>(reads.element_count()),
                    shape[1],
@@ -182,7 +223,8 @@ ffi::Error run(ffi::ThreadPool& threads, Heads q, Heads k, Heads v, ffi::AnyBuff
                    shape[2],
                    shape[3],
                    shape[4],
-                   is_decode};
+                   is_decode,
+                   norm_eps};
   constexpr int64_t kWidth = kMostVectors * kLanes;
   const int64_t parts = (o.value_dim + kWidth - 1) / kWidth, row_size = o.heads * o.value_dim;
   const int64_t num_tokens = v.dimensions()[0], rows = o.num_rows;
@@ -203,43 +245,10 @@ ffi::Error run(ffi::ThreadPool& threads, Heads q, Heads k, Heads v, ffi::AnyBuff
   return ffi::Error::Success();
 }
 
-ffi::Error write_handler(ffi::ThreadPool threads, Heads q, Heads k, Heads v, ffi::AnyBuffer decay,
-                         ffi::BufferR2<ffi::F32> rate, Rows starts, Rows reads, Rows writes,
-                         ffi::BufferR0<ffi::S32> layer, Pool pool, ffi::Result<Heads> out, ffi::Result<Pool> after,
-                         bool is_decode) {
-  if (pool.typed_data() != after->typed_data()) std::copy_n(pool.typed_data(), pool.element_count(), after->typed_data());
-  return run(threads, q, k, v, decay, rate, starts, reads, writes.typed_data(), *layer.typed_data(), *after,
-             after->typed_data(), out->typed_data(), is_decode);
-}
-
-ffi::Error read_handler(ffi::ThreadPool threads, Heads q, Heads k, Heads v, ffi::AnyBuffer decay,
-                        ffi::BufferR2<ffi::F32> rate, Rows starts, Rows reads, ffi::BufferR0<ffi::S32> layer, Pool pool,
-                        ffi::Result<Heads> out, bool is_decode) {
-  return run(threads, q, k, v, decay, rate, starts, reads, nullptr, *layer.typed_data(), pool, nullptr,
-             out->typed_data(), is_decode);
-}
-
 }  // namespace
 }  // namespace jaxserve
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_linear_attention, jaxserve::write_handler,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<jaxserve::Heads>()
-                                  .Arg<jaxserve::Heads>()
-                                  .Arg<jaxserve::Heads>()
-                                  .Arg<xla::ffi::AnyBuffer>()
-                                  .Arg<xla::ffi::BufferR2<xla::ffi::F32>>()
-                                  .Arg<jaxserve::Rows>()
-                                  .Arg<jaxserve::Rows>()
-                                  .Arg<jaxserve::Rows>()
-                                  .Arg<xla::ffi::BufferR0<xla::ffi::S32>>()
-                                  .Arg<jaxserve::Pool>()
-                                  .Ret<jaxserve::Heads>()
-                                  .Ret<jaxserve::Pool>()
-                                  .Attr<bool>("is_decode"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_read_linear_attention, jaxserve::read_handler,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_linear_attention, jaxserve::handler,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::ThreadPool>()
                                   .Arg<jaxserve::Heads>()
@@ -251,5 +260,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(jaxserve_read_linear_attention, jaxserve::read_han
                                   .Arg<jaxserve::Rows>()
                                   .Arg<xla::ffi::BufferR0<xla::ffi::S32>>()
                                   .Arg<jaxserve::Pool>()
+                                  .OptionalArg<jaxserve::Rows>()
                                   .Ret<jaxserve::Heads>()
-                                  .Attr<bool>("is_decode"));
+                                  .OptionalRet<jaxserve::Pool>()
+                                  .Attr<bool>("is_decode")
+                                  .Attr<float>("norm_eps"));

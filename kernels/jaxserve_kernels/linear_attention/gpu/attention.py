@@ -9,8 +9,8 @@ from jaxserve_kernels.linear_attention.chunk import Tokens
 from jaxserve_kernels.linear_attention.gpu import takes_chunks
 from jaxserve_kernels.linear_attention.gpu.chunks import chunked_step, chunks_of
 from jaxserve_kernels.linear_attention.gpu.step import step
-from jaxserve_kernels.linear_attention.states import PooledStates
 from jaxserve_kernels.segments import Segments
+from jaxserve_kernels.states import PooledStates
 
 
 def linear_attention(

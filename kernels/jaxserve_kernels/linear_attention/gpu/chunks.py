@@ -32,9 +32,9 @@ from jaxserve_kernels.linear_attention.gpu.fragments import (
     load_sum,
 )
 from jaxserve_kernels.linear_attention.gpu.step import Kernel, Place, Refs, after_tokens, load, place_of, update
-from jaxserve_kernels.linear_attention.states import PooledStates
 from jaxserve_kernels.paged_attention.gpu.tiles import put
 from jaxserve_kernels.segments import CHUNK, WholeChunks
+from jaxserve_kernels.states import PooledStates
 
 assert CHUNK == BLOCK, "a chunk is one block of a matmul"
 

@@ -23,8 +23,8 @@ from jax.experimental.mosaic.gpu import fragmented_array
 from jaxtyping import Array, Float, Int
 
 from jaxserve_kernels.linear_attention.gpu import COLUMNS, ROW_GROUPS, num_columns
-from jaxserve_kernels.linear_attention.states import PooledStates
 from jaxserve_kernels.paged_attention.gpu.tiles import put
+from jaxserve_kernels.states import PooledStates
 
 _MOST_READ_AHEAD = 128
 """Rows of a state beside which there are registers for the next token."""
