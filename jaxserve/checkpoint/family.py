@@ -36,8 +36,8 @@ class Family:
     """Multimodal architectures whose `text_config` describes the family's first architecture."""
     read_vision: ReadVision | None = None
     """Read the tower of a multimodal config; None: images are not served."""
-    text_model_type: str | None = None
-    """The `model_type` that a `text_config` must have; None: any."""
+    text_model_types: tuple[str | None, ...] = ()
+    """Values of `model_type` that a `text_config` may have, None: it may have none; empty: any."""
     renames: Mapping[str, str] = field(default_factory=dict)
     """Our name by the checkpoint's, for components of tensor names (`mlp` in `model.layers.0.mlp.gate.weight`), or for
     several in a row (`mlp.gate`)."""

@@ -12,7 +12,9 @@ from jaxserve.errors import CheckpointError, shown
 from jaxserve.model_config.images import (
     AreaSizes,
     BudgetSizes,
+    CentralSquare,
     FixedSize,
+    GridTiles,
     ImageMarkup,
     ImageProcessorConfig,
     LimitedSides,
@@ -28,8 +30,12 @@ _RESAMPLING: Final[tuple[Resampling, ...]] = ("nearest", "lanczos", "bilinear", 
 _MAX_SIDE: Final = 1 << 14
 _MAX_AREA: Final = 1 << 28
 _MAX_CROPS: Final = 64
+_MAX_TILES: Final = 64
 _CROPPED: Final = "Here is the original image {image} and here are some crops to help you see better {crops}"
 """Text of an image with crops (transformers' text of Gemma 3)."""
+_CLIP: Final = "clip_vision_model"
+_CLIP_MEANS: Final = (0.48145466, 0.4578275, 0.40821073)
+_CLIP_DEVIATIONS: Final = (0.26862954, 0.26130258, 0.27577711)
 _OWN, _JOINT = "preprocessor_config.json", "processor_config.json"
 FILES: Final = (_OWN, _JOINT)
 """Files of a checkpoint that describe preprocessing."""
@@ -105,6 +111,7 @@ class _Geometry(NamedTuple):
     merge: int
     markup: ImageMarkup
     window: int | None = None
+    has_class_token: bool = False
 
 
 def _tiles(table: _Table, config: _Table, tokens: Mapping[str, Any]) -> _Geometry:
@@ -136,6 +143,16 @@ def _areas(table: _Table, config: _Table, tokens: Mapping[str, Any]) -> _Geometr
     image = _token(tokens, "image_token", "<|image_pad|>")
     patch, merge = table.integer("patch_size", 14, _MAX_SIDE), table.integer("merge_size", 2, 64)
     return _Geometry(sizes, patch, merge, ImageMarkup(image, image), _window(config, patch, merge))
+
+
+def _frames(table: _Table, config: _Table, tokens: Mapping[str, Any]) -> _Geometry:
+    """GLM-4.1V and its successors: as Qwen2-VL, but bounds are those of an image's equal frames together."""
+    size = table.table("size", {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15_000})
+    low, high = (size.integer(f"{edge}_edge", None, _MAX_AREA) for edge in ("shortest", "longest"))
+    sizes = AreaSizes(low, high, table.integer("temporal_patch_size", 2, 16), is_enlarged=True)
+    image = _token(tokens, "image_token", "<|image|>")
+    patch, merge = table.integer("patch_size", 14, _MAX_SIDE), table.integer("merge_size", 2, 64)
+    return _Geometry(sizes, patch, merge, ImageMarkup(image, image))
 
 
 def _window(config: _Table, patch: int, merge: int) -> int | None:
@@ -176,6 +193,61 @@ def _pan_and_scan(table: _Table) -> PanAndScan | None:
     )
 
 
+def _plain(table: _Table, config: _Table, tokens: Mapping[str, Any]) -> _Geometry:
+    """LLaVA with SigLIP or CLIP: images of one size, and nothing around their tokens."""
+    size = table.get("size", {"shortest_edge": 224})
+    if isinstance(size, int):
+        size = {"shortest_edge": size}
+    bounds = _Table(table.path, {"size": size}).table("size", {})
+    sizes: Sizes
+    if "height" in size:
+        height, width = (bounds.integer(side, None, _MAX_SIDE) for side in ("height", "width"))
+        sizes = FixedSize(height, width)
+        if height != width:
+            raise table.error("size", "a square")
+    else:
+        sizes = _central_square(table, bounds.integer("shortest_edge", None, _MAX_SIDE))
+    token, vision = _token(tokens, "image_token", "<image>"), config.table("vision_config", {})
+    patch = vision.integer("patch_size", 32, _MAX_SIDE)
+    has_class_token = vision.get("model_type", _CLIP) == _CLIP
+    return _Geometry(sizes, patch, 1, ImageMarkup(token, token), has_class_token=has_class_token)
+
+
+def _central_square(table: _Table, shortest: int) -> CentralSquare:
+    if not table.flag("do_center_crop", default=True):
+        raise table.error("do_center_crop", "true")
+    crop = table.get("crop_size", {"height": 224, "width": 224})
+    crop = {"height": crop, "width": crop} if isinstance(crop, int) else crop
+    bounds = _Table(table.path, {"crop_size": crop}).table("crop_size", {})
+    height, width = (bounds.integer(side, None, _MAX_SIDE) for side in ("height", "width"))
+    if height != width or height > shortest:
+        raise table.error("crop_size", f"a square with sides of at most {shortest} pixels")
+    if not table.flag("do_pad", default=False):
+        return CentralSquare(shortest, height)
+    red, green, blue = (int(mean * 255) for mean in table.numbers("image_mean", list(_CLIP_MEANS), 3))
+    return CentralSquare(shortest, height, (red, green, blue))
+
+
+def _grid(table: _Table, config: _Table, tokens: Mapping[str, Any]) -> _Geometry:
+    """InternVL: tiles, as its processor of images and texts cuts them whatever `crop_to_patches` says, and one mark around all of them."""
+    size = table.table("size", {"height": 384, "width": 384})
+    height, width = (size.integer(side, None, _MAX_SIDE) for side in ("height", "width"))
+    if height != width:
+        raise table.error("size", "a square")
+    most = table.integer("max_patches", 12, _MAX_TILES)
+    sizes = GridTiles(height, table.integer("min_patches", 1, most), most)
+    token = _token(tokens, "context_image_token", "<IMG_CONTEXT>")
+    begin, end = _token(tokens, "start_image_token", "<img>"), _token(tokens, "end_image_token", "</img>")
+    patch = config.table("vision_config", {}).get("patch_size", 14)
+    patch = patch[0] if isinstance(patch, list) and patch else patch
+    side = _Table(config.path, {"patch_size": patch}).integer("patch_size", None, _MAX_SIDE)
+    ratio = config.number("downsample_ratio", 0.5)
+    if not 1 / 64 <= ratio <= 1:
+        raise config.error("downsample_ratio", "a number from 1/64 to 1")
+    markup = ImageMarkup(token, token, begin, end)
+    return _Geometry(sizes, side, int(1 / ratio), markup, has_class_token=True)
+
+
 def _budget(table: _Table, config: _Table, tokens: Mapping[str, Any]) -> _Geometry:
     """Gemma 4: as many patches as fit a number of tokens, in the image's proportions."""
     merge = table.integer("pooling_kernel_size", 3, 64)
@@ -211,15 +283,20 @@ class _Reader(NamedTuple):
     is_normalized: bool = True
 
 
-_CLIP_MEANS: Final = (0.48145466, 0.4578275, 0.40821073)
-_CLIP_DEVIATIONS: Final = (0.26862954, 0.26130258, 0.27577711)
 _QWEN: Final = _Reader(_areas, "bicubic", _CLIP_MEANS, _CLIP_DEVIATIONS)
+_GLM: Final = _Reader(_frames, "bicubic", _CLIP_MEANS, _CLIP_DEVIATIONS)
 _READERS: Final[Mapping[str, _Reader]] = {
     "Idefics3ImageProcessor": _Reader(_tiles, "lanczos"),
     "SmolVLMImageProcessor": _Reader(_tiles, "lanczos"),
     "Qwen2VLImageProcessor": _QWEN,
     "Qwen3VLImageProcessor": _QWEN,
     "Gemma3ImageProcessor": _Reader(_fixed, "bilinear"),
+    "Glm4vImageProcessor": _GLM,
+    "Glm46VImageProcessor": _GLM,
+    "CLIPImageProcessor": _Reader(_plain, "bicubic", _CLIP_MEANS, _CLIP_DEVIATIONS),
+    "LlavaImageProcessor": _Reader(_plain, "bicubic", _CLIP_MEANS, _CLIP_DEVIATIONS),
+    "GotOcr2ImageProcessor": _Reader(_grid, "bicubic", _CLIP_MEANS, _CLIP_DEVIATIONS),
+    "SiglipImageProcessor": _Reader(_plain, "bicubic"),
     "PixtralImageProcessor": _Reader(_limited, "bicubic", _CLIP_MEANS, _CLIP_DEVIATIONS),
     "Gemma4ImageProcessor": _Reader(_budget, "bicubic", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), is_normalized=False),
 }
@@ -242,6 +319,7 @@ def _read(table: _Table, config: Mapping[str, Any], tokens: Mapping[str, Any]) -
         merge=geometry.merge,
         markup=geometry.markup,
         window=geometry.window,
+        has_class_token=geometry.has_class_token,
         resampling=_resampling(table, reader.resampling),
         normalization=_normalization(table, reader),
         image_token_id=model.integer(token, None, 1 << 22),

@@ -10,7 +10,14 @@ from typing import Any, Final
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
-from jaxserve.checkpoint.vision_names import VISION, is_audio, join_bounds, split_vision_qkv, vision_name
+from jaxserve.checkpoint.vision_names import (
+    VISION,
+    is_audio,
+    join_bounds,
+    split_vision_qkv,
+    vision_name,
+    without_single_axes,
+)
 
 _DECODER_PREFIX: Final = "model."
 _ENCODER_PREFIXES: Final = ("bert", "roberta")
@@ -24,6 +31,8 @@ _PREFIXES: Final = {
 """Prefixes of the text model's tensors, of which transformers has used several orders, and our prefixes."""
 MULTIMODAL: Final = "multimodal_config"
 """Key under which a text model's config keeps that of the multimodal model that it is a part of."""
+_DERIVED: Final = ".embeddings.position_ids"
+"""End of the name of integers that older towers store and every implementation computes."""
 _MTP: Final = ("mtp.", "model.mtp.")
 _MTP_COUNTS: Final = ("num_nextn_predict_layers", "num_mtp_modules")
 
@@ -114,7 +123,8 @@ def text_config(config: dict[str, Any], families: Collection[Family]) -> dict[st
 
 
 def _is_text_part(family: Family, name: str | None, text: Mapping[str, Any]) -> bool:
-    return name in family.text_part_of and family.text_model_type in (None, text.get("model_type"))
+    kinds = family.text_model_types
+    return name in family.text_part_of and (not kinds or text.get("model_type") in kinds)
 
 
 def with_text_names(checkpoint: Checkpoint) -> Checkpoint:
@@ -122,7 +132,12 @@ def with_text_names(checkpoint: Checkpoint) -> Checkpoint:
     an audio encoder; any other checkpoint unchanged."""
     if not any(name.startswith(tuple(_PREFIXES)) or vision_name(name) or is_audio(name) for name in checkpoint.tensors):
         return checkpoint
-    return join_bounds(split_vision_qkv(renamed(checkpoint, lambda name: vision_name(name) or text_name(name))))
+    return without_single_axes(join_bounds(split_vision_qkv(renamed(checkpoint, _our_part))))
+
+
+def _our_part(name: str) -> str | None:
+    """Return our name of a tower's or text model's tensor; None if nothing reads it."""
+    return None if name.endswith(_DERIVED) else vision_name(name) or text_name(name)
 
 
 def text_name(name: str) -> str | None:

@@ -22,24 +22,35 @@ _PREFIXES: Final[Mapping[str, str]] = {
     "visual.deepstack_merger_list.": "deepstack.",
     "visual.patch_embed.proj.": "patch_embedding.",
     "visual.pos_embed.": "position_embedding.",
+    "visual.embeddings.": "",
+    "visual.post_conv_layernorm.": "patch_norm.",
+    "visual.downsample.": "connector.downsample.",
     "visual.blocks.": "layers.",
     "visual.": "",
     "vision_model.encoder.": "",
     "vision_model.embeddings.": "",
     "vision_model.": "",
+    "vision_tower.vision_model.pre_layrnorm.": "pre_layernorm.",
     "vision_tower.vision_model.encoder.": "",
     "vision_tower.vision_model.embeddings.": "",
     "vision_tower.vision_model.": "",
+    "vision_tower.encoder.layer.": "layers.",
     "vision_tower.encoder.": "",
+    "vision_tower.embeddings.cls_token": "class_embedding",
+    "vision_tower.embeddings.position_embeddings": "position_embedding.weight",
+    "vision_tower.embeddings.patch_embeddings.projection.": "patch_embedding.",
     "vision_tower.embeddings.": "",
     "vision_tower.patch_embedder.input_proj.": "patch_embedding.",
     "vision_tower.patch_embedder.position_embedding_table": "position_embedding.weight",
     "vision_tower.patch_conv.": "patch_embedding.",
     "vision_tower.ln_pre.": "pre_layernorm.",
+    "vision_tower.pre_layrnorm.": "pre_layernorm.",
     "vision_tower.transformer.": "",
+    "vision_tower.layernorm.": "post_layernorm.",
     "vision_tower.std_": "connector.std_",
     "vision_tower.": "",
     "connector.modality_projection.": "connector.",
+    "multi_modal_projector.layer_norm.": "connector.norm.",
     "multi_modal_projector.patch_merger.": "connector.",
     "multi_modal_projector.": "connector.",
     "embed_vision.": "connector.",
@@ -59,6 +70,11 @@ _PARTS: Final[Mapping[str, str]] = {
     ".input_layernorm.": ".layer_norm1.",
     ".pre_feedforward_layernorm.": ".layer_norm2.",
     ".o_proj.": ".out_proj.",
+    ".projection_layer.": ".out_proj.",
+    ".layernorm_before.": ".layer_norm1.",
+    ".layernorm_after.": ".layer_norm2.",
+    ".lambda_1": ".layer_scale1",
+    ".lambda_2": ".layer_scale2",
     "_proj.linear.": "_proj.",
 }
 """Our names of parts of a layer."""
@@ -116,6 +132,23 @@ def split_vision_qkv(checkpoint: Checkpoint) -> Checkpoint:
             tensors[own] = replace(info, name=own, shape=(rows, *info.shape[1:]), num_stored_bytes=size)
             readers[own] = partial(_read_rows, name, slice(index * rows, (index + 1) * rows))
     return CheckpointView(checkpoint, tensors, readers) if readers else checkpoint
+
+
+def without_single_axes(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a tower's class token as a vector and its positions as a matrix, without axes of size 1 before them (InternVL)."""
+    tensors = dict(checkpoint.tensors)
+    readers: dict[str, Callable[[Checkpoint], Tensor]] = {}
+    for name, count in ((f"{VISION}class_embedding", 1), (f"{VISION}position_embedding.weight", 2)):
+        info = tensors.get(name)
+        if info is None or len(info.shape) <= count or set(info.shape[:-count]) != {1}:
+            continue
+        tensors[name] = replace(info, shape=info.shape[-count:])
+        readers[name] = partial(_read_as, name, info.shape[-count:])
+    return CheckpointView(checkpoint, tensors, readers) if readers else checkpoint
+
+
+def _read_as(stored: str, shape: tuple[int, ...], inner: Checkpoint) -> np.ndarray:
+    return np.asarray(inner.read(stored)).reshape(shape)
 
 
 def _read_bounds(stored: list[str], inner: Checkpoint) -> np.ndarray:

@@ -26,7 +26,7 @@ def image_info(prepared: Preparation, settings: ImagesConfig) -> ImageInfo | Non
         wanted = STEP_PATCHES.get(prepared.device.platform, ACCELERATOR_STEP_PATCHES)
     return ImageInfo(
         max_patches=shape.max_patches,
-        max_tokens=shape.max_patches // shape.block,
+        max_tokens=shape.rows_of(shape.max_patches),
         cache_rows=shape.num_rows,
         merge=math.isqrt(shape.block),
         patch_bytes=shape.patch_bytes,
@@ -35,6 +35,7 @@ def image_info(prepared: Preparation, settings: ImagesConfig) -> ImageInfo | Non
         is_bidirectional=shape.is_bidirectional,
         step_tokens=image_step_tokens(prepared.device.platform, settings),
         encoder_parts=prepared.encoder_parts,
+        has_class_token=shape.class_length is not None,
     )
 
 

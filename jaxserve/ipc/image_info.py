@@ -29,3 +29,5 @@ class ImageInfo(msgspec.Struct, frozen=True, array_like=True):
     encoder_parts: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """Numbers of patches, the smallest first, and where each part of an encoder call with up to as many ends, in calls of the encoder's
     programs; none: every call has one part."""
+    has_class_token: bool = False
+    """True if the place of a class token precedes the patches of each encoder input."""

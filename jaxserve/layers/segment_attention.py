@@ -62,7 +62,8 @@ def attend_alike(
     *_, num_heads, head_dim = query.shape
     factor = head_dim**-0.5 if scale is None else scale
     num_queries = len(query) * length // len(key)  # of a text
-    block, num_texts = _divisor(num_queries, QUERY_BLOCK), alike_block(len(key), length)[1]
+    block, num_texts = _query_block(num_queries), alike_block(len(key), length)[1]
+    padding = -num_queries % block
     arrays = tuple(  # (_, I, N, L, H)
         array.reshape(-1, num_texts, count, num_heads, head_dim).swapaxes(2, 3)
         for array, count in ((query, num_queries), (key, length), (value, length))
@@ -78,8 +79,11 @@ def attend_alike(
             scores = jnp.einsum("inqh,inkh->inqk", own, keys, preferred_element_type=jnp.float32) * factor
             return jnp.einsum("inqk,inkh->inqh", jax.nn.softmax(scores).astype(values.dtype), values)
 
+        if padding:
+            queries = jnp.pad(queries, ((0, 0), (0, 0), (0, padding), (0, 0)))
         blocks = jax.lax.map(attend_from, jnp.arange(0, num_queries, block))  # (blocks, I, N, B, H)
-        return jnp.reshape(blocks.transpose(1, 0, 3, 2, 4), (num_texts, num_queries, num_heads, head_dim))
+        made = jnp.reshape(blocks.transpose(1, 0, 3, 2, 4), (num_texts, num_queries + padding, num_heads, head_dim))
+        return made[:, :num_queries]
 
     return jnp.reshape(jax.lax.map(attend_texts, arrays), query.shape)
 
@@ -87,7 +91,15 @@ def attend_alike(
 def alike_block(num_tokens: int, length: int) -> tuple[int, int]:
     """Return the queries of each text, and the number of texts, that `attend_alike` computes at a time."""
     count = num_tokens // length
-    return _divisor(length, QUERY_BLOCK), _divisor(count, max(1, KEYS_AT_ONCE // length))
+    return _query_block(length), _divisor(count, max(1, KEYS_AT_ONCE // length))
+
+
+def _query_block(num_queries: int) -> int:
+    """Return the queries of a block: a divisor of them, or if all divisors are small, such as those of a prime, a number that leaves
+    little padding."""
+    even = _divisor(num_queries, QUERY_BLOCK)
+    padded = -(-num_queries // -(-num_queries // QUERY_BLOCK))
+    return even if 2 * even > padded else padded
 
 
 def _divisor(number: int, most: int) -> int:

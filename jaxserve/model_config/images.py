@@ -28,6 +28,10 @@ class AreaSizes:
 
     min_pixels: int
     max_pixels: int
+    frames: int = 1
+    """Number of times that the bounds count an image's area (GLM-4.1V)."""
+    is_enlarged: bool = False
+    """True if a side shorter than a block becomes as long as one first, in the image's proportions (GLM-4.1V)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,29 @@ class FixedSize:
 
 
 @dataclass(frozen=True, slots=True)
+class CentralSquare:
+    """The shorter side becomes `shortest` pixels long, and a square is cut out of the middle (CLIP)."""
+
+    shortest: int
+    side: int
+    """Pixels of the square's side, at most `shortest`."""
+    padding: tuple[int, int, int] | None = None
+    """Colour of the margins that make an image a square before, with the image in their middle; None: there are none."""
+
+
+@dataclass(frozen=True, slots=True)
+class GridTiles:
+    """An image is stretched to the grid of square tiles whose proportions are nearest to its own, cut into them, and followed by the whole
+    image as one more tile (InternVL)."""
+
+    tile: int
+    """Pixels of a tile's side."""
+    min_tiles: int
+    """Fewest tiles of a grid."""
+    max_tiles: int
+
+
+@dataclass(frozen=True, slots=True)
 class BudgetSizes:
     """Both sides are scaled by one factor until the image has `max_patches` patches, then rounded down to whole blocks (Gemma 4)."""
 
@@ -65,7 +92,7 @@ class LimitedSides:
     longest: int
 
 
-Sizes = TileSizes | AreaSizes | FixedSize | BudgetSizes | LimitedSides
+Sizes = TileSizes | GridTiles | AreaSizes | FixedSize | CentralSquare | BudgetSizes | LimitedSides
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +133,5 @@ class ImageProcessorConfig:
     """Token that stands for one embedding in a prompt."""
     window: int | None = None
     """Patches of a window's side, whose blocks follow each other as the tower reads them; None: blocks follow each other row by row."""
+    has_class_token: bool = False
+    """True if the tower puts a class token before the patches of each item: see `VisionConfig`."""

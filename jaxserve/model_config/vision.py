@@ -7,16 +7,17 @@ An image is cut into square patches; the tower turns them into embeddings of the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from jaxserve.model_config.activation import Activation
 
 PatchKind = Literal["convolution", "linear"]
 """convolution: the weight has channels, then rows, then columns, and there may be a bias (SigLIP, Qwen3-VL).
 linear: a matrix over rows, then columns, then channels, without a bias (Gemma 4)."""
-PositionKind = Literal["table", "interpolated", "axes", "none"]
-"""table: a patch's row and column index a square table of learned positions (SigLIP).
+PositionKind = Literal["table", "interpolated", "cubic", "axes", "none"]
+"""table: a patch's row and column index a square table of learned positions, which a class token's may precede (SigLIP, CLIP).
 interpolated: the table is stretched bilinearly over the grid of each image (Qwen3-VL).
+cubic: the same bicubically, and the edges of the grid are those of the table (GLM-4.1V).
 axes: the sum of two vectors, of the patch's column from a first table and of its row from a second one (Gemma 4).
 none: positions do nothing but rotate queries and keys (Qwen2-VL)."""
 LayerKind = Literal["pre", "gated", "sandwich"]
@@ -28,13 +29,24 @@ RotaryLayout = Literal["joint", "alternating", "halves"]
 """joint: dimensions i and i + H / 2 rotate together, by row for the first half of the i, by column for the second (Qwen3-VL).
 alternating: as joint, but with frequencies of the whole head, those of even number by row and the others by column (Pixtral).
 halves: the first half of a head rotates by column, the second by row, and i and i + H / 4 of a half together (Gemma 4)."""
-Connector = Literal["linear", "mlp", "rms_mlp", "projector", "merged_projector", "average", "scaled_average"]
+Connector = Literal[
+    "linear",
+    "mlp",
+    "rms_mlp",
+    "projector",
+    "normed_projector",
+    "merged_projector",
+    "average",
+    "scaled_average",
+    "downsampled",
+]
 """From the patches of a block to one embedding.
 
 linear: their vectors side by side, one matrix (SmolVLM). mlp: a LayerNorm of each vector, then two layers over the vectors
 side by side (Qwen2-VL, Qwen3-VL). rms_mlp: the same with an RMSNorm (Qwen2.5-VL). projector: two layers over
-them (Pixtral). merged_projector: an RMSNorm of each vector and one matrix before these (Mistral 3). average: their mean, an RMSNorm, one matrix (Gemma 3). scaled_average: their mean times sqrt(D), perhaps
-standardised, an RMSNorm without weights, one matrix (Gemma 4)."""
+them (LLaVA, Pixtral). normed_projector: a LayerNorm of the vectors side by side before these (InternVL). merged_projector: an RMSNorm of each vector and one matrix before these (Mistral 3). average: their mean, an RMSNorm, one matrix (Gemma 3). scaled_average: their mean times sqrt(D), perhaps
+standardised, an RMSNorm without weights, one matrix (Gemma 4). downsampled: one matrix over the vectors side by side, another one, a LayerNorm,
+and a feed-forward block with a gate (GLM-4.1V)."""
 BidirectionalLayers = Literal["none", "sliding", "all"]
 """Layers of the decoder in which the tokens of an image attend to each other in both directions: none; those with a window, which
 hides earlier tokens only (Gemma 4); all (Gemma 3)."""
@@ -50,6 +62,16 @@ class Normalization:
     scale: float
     means: tuple[float, ...]
     deviations: tuple[float, ...]
+
+
+def num_embeddings(num_patches: Any, block: int, class_length: int | None) -> Any:
+    """Return the embeddings of whole images with this many patches, a number or a traced one, `block` of which become one.
+
+    class_length: see `VisionConfig`.
+    """
+    if class_length is not None:
+        num_patches = num_patches // class_length * (class_length - 1)
+    return num_patches // block
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +106,8 @@ class VisionConfig:
     """Activation of a connector of two layers."""
     has_connector_biases: bool = True
     """True if the two layers of a projector have biases."""
+    connector_width: int | None = None
+    """Width within the feed-forward block of a connector of kind `downsampled`."""
     num_channels: int = 3
     patches: PatchKind = "convolution"
     has_patch_bias: bool = True
@@ -91,6 +115,14 @@ class VisionConfig:
     layers: LayerKind = "pre"
     has_biases: bool = True
     """True if matmuls of layers have biases."""
+    has_qkv_biases: bool | None = None
+    """True if matmuls of queries, keys and values have biases; None: as other matmuls of layers."""
+    has_rms_norms: bool = False
+    """True if the norms of layers of kind `pre` are RMSNorms (InternViT-6B)."""
+    joint_norm_eps: float | None = None
+    """Epsilon of an RMSNorm over the queries of all heads together, and of one over the keys; None: there are none (InternViT-6B)."""
+    has_layer_scales: bool = False
+    """True if what attention and feed-forward block add is multiplied by a learned vector each (InternViT)."""
     window: int | None = None
     """Patches of a window's side: patches of a layer that is not in `full_layers` attend within their window. Windows follow each other on
     the axis of patches. None: patches of all layers attend within their image."""
@@ -108,21 +140,28 @@ class VisionConfig:
     rope_theta: float | None = None
     """Base of the rotation by row and column; None: queries and keys do not rotate."""
     rotary_layout: RotaryLayout = "joint"
+    has_class_token: bool = False
+    """True if each item begins with a learned vector that no patch made, in a place at row 0 and column -1. Other patches attend to it, and
+    no embedding is made of it (CLIP)."""
+    has_patch_norm: bool = False
+    """True if a norm follows the patch embedding, before positions are added."""
     has_first_norm: bool = False
-    """True if a norm precedes the first layer."""
+    """True if a norm precedes the first layer, after positions were added."""
     has_final_norm: bool = False
-    """True if a LayerNorm follows the last layer."""
+    """True if a norm follows the last layer: an RMSNorm in a tower with `gated` layers, otherwise a LayerNorm."""
     deepstack_layers: tuple[int, ...] = ()
     """Layers whose outputs, each through a connector of its own, are added to the decoder's first layers at the
     image's tokens (DeepStack, arXiv 2406.04334)."""
     image_patches: int | None = None
-    """Patches of an encoder item if all have equally many; None: items differ."""
+    """Patches of an encoder item if all have equally many, with the place of a class token; None: items differ."""
     patch_budget: int | None = None
     """Most patches of an encoder item, which preprocessing makes as large as that allows; None: settings alone bound them."""
     mrope_sections: tuple[int, int, int] | None = None
     """Rotary frequencies of the decoder that time, row and column turn (M-RoPE); None: a token has one position."""
     mrope_layout: SectionLayout = "interleaved"
     bidirectional_layers: BidirectionalLayers = "none"
+    unused_tensors: tuple[str, ...] = ()
+    """Starts of our names of tensors that a checkpoint may hold and that are not read."""
     per_layer_token_id: int | None = None
     """Token whose embeddings of each decoder layer (`DecoderConfig.per_layer_dim`) the tokens of images have."""
 
@@ -156,6 +195,15 @@ class VisionConfig:
     def block(self) -> int:
         """Patches that become one embedding."""
         return self.merge**2
+
+    def num_rows(self, num_patches: Any) -> Any:
+        """Return the embeddings of whole images with this many patches."""
+        return num_embeddings(num_patches, self.block, self.class_length)
+
+    @property
+    def class_length(self) -> int | None:
+        """Patches of an item with its class token; None: there is no class token."""
+        return self.image_patches if self.has_class_token else None
 
     @property
     def row_width(self) -> int:  # W

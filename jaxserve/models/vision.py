@@ -29,6 +29,7 @@ from jaxserve.layers.policy import DtypePolicy
 from jaxserve.layers.segment_attention import Texts, attend, attend_alike
 from jaxserve.model_config.vision import VisionConfig
 from jaxserve.models.vision_connectors import MLPConnector, make_connector
+from jaxserve.models.vision_embeddings import PatchEmbedding, PositionTable
 from jaxserve.sharding.rules import Axes
 
 Rotations = tuple[Rotation, ...]
@@ -51,68 +52,6 @@ class Tile(NamedTuple):
     """Number of them without padding."""
 
 
-class PatchEmbedding(nnx.Module):
-    """Compute weight @ patch, and perhaps add a bias: a convolution whose stride is its size. See `PatchKind`."""
-
-    def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
-        depth = () if config.num_frames is None else (config.num_frames,)
-        kernel: tuple[int, ...] = (config.num_channels, *depth, config.patch_size, config.patch_size)
-        self.is_linear = config.patches == "linear"
-        if self.is_linear:
-            kernel = (config.patch_values,)
-        axes = (None,) * (1 + len(kernel))
-        self.weight = parameter((config.hidden_size, *kernel), axes, policy.weights)
-        has_bias = config.has_patch_bias and not self.is_linear
-        self.bias = parameter((config.hidden_size,), (None,), policy.vectors) if has_bias else None
-        self.num_channels = config.num_channels
-        self.normalization = config.normalization
-        self.dtype = policy.activations
-
-    def __call__(self, patches: UInt8[Array, "P F"]) -> Float[Array, "P D"]:
-        pixels = patches.astype(jnp.float32).reshape(len(patches), len(self.normalization.means), -1)
-        means, deviations = (
-            np.asarray(each, np.float32)[:, None] for each in (self.normalization.means, self.normalization.deviations)
-        )
-        values = (pixels * np.float32(self.normalization.scale) - means) / deviations
-        values = values.reshape(patches.shape).astype(self.dtype)
-        kernel = self.weight[...]
-        if kernel.ndim == 5:  # every frame of an image is the same
-            kernel = kernel.astype(jnp.float32).sum(2).astype(kernel.dtype)
-        elif self.is_linear:  # channels last
-            kernel = kernel.reshape(len(kernel), -1, self.num_channels).swapaxes(1, 2)
-        kernel = kernel.reshape(kernel.shape[0], -1).astype(self.dtype)
-        made = jnp.einsum("pf,df->pd", values, kernel, preferred_element_type=jnp.float32)
-        made = made.astype(self.dtype)
-        return made if self.bias is None else made + self.bias[...]
-
-
-class PositionTable(nnx.Module):
-    """Learned positions, one for each place of a square grid, or for each column and each row."""
-
-    def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
-        self.side = config.positions_per_side
-        self.kind = config.positions
-        shape = (2, self.side) if self.kind == "axes" else (self.side**2,)
-        self.weight = parameter((*shape, config.hidden_size), (None,) * (len(shape) + 1), policy.vectors)
-
-    def __call__(self, positions: Int[Array, "P 2"], sizes: Int[Array, "P 2"], dtype: jnp.dtype) -> Float[Array, "P D"]:
-        """Return the position of each patch. sizes: rows and columns of the grid of each patch's image."""
-        table = self.weight[...]
-        if self.kind == "axes":
-            return (table[0, positions[:, 1]] + table[1, positions[:, 0]]).astype(dtype)
-        if self.kind == "table":
-            return table[positions[:, 0] * self.side + positions[:, 1]].astype(dtype)
-        # The grid's corners are the table's corners.
-        exact = positions * (self.side - 1) / jnp.maximum(sizes - 1, 1)
-        low = jnp.floor(exact).astype(jnp.int32)
-        high, share = jnp.minimum(low + 1, self.side - 1), exact - low  # (P, 2)
-        found = jnp.zeros((len(positions), table.shape[1]), jnp.float32)
-        for rows, of_row in ((low[:, 0], 1 - share[:, 0]), (high[:, 0], share[:, 0])):
-            for columns, of_column in ((low[:, 1], 1 - share[:, 1]), (high[:, 1], share[:, 1])):
-                found += table[rows * self.side + columns] * (of_row * of_column)[:, None]
-        return found.astype(dtype)
-
-
 class ClippedLinear(Linear):
     """A matmul with inputs and outputs clipped to four stored bounds: those of inputs, then those of outputs."""
 
@@ -125,23 +64,35 @@ class ClippedLinear(Linear):
         return jnp.clip(super().__call__(jnp.clip(x, low, high), tokens), out_low, out_high)
 
 
-def _linear(config: VisionConfig, out_dim: int, in_dim: int, policy: DtypePolicy) -> Linear:
+def _linear(
+    config: VisionConfig, out_dim: int, in_dim: int, policy: DtypePolicy, *, bias: bool | None = None
+) -> Linear:
+    """bias: None: as most matmuls of layers."""
     make = ClippedLinear if config.has_clipped_matmuls else Linear
-    return make(out_dim, in_dim, (None, None), policy, bias=config.has_biases)
+    return make(out_dim, in_dim, (None, None), policy, bias=config.has_biases if bias is None else bias)
 
 
-def _fused(config: VisionConfig, counts: Mapping[str, int], policy: DtypePolicy, num_units: int) -> FusedLinear:
+def _fused(
+    config: VisionConfig, counts: Mapping[str, int], policy: DtypePolicy, num_units: int, *, bias: bool | None = None
+) -> FusedLinear:
     """Return matmuls of one input of D numbers; those that clip it each have bounds of their own, and are never fused."""
     if config.has_clipped_matmuls:
         policy = replace(policy, fused_for=0)
-    make = partial(_linear, config, in_dim=config.hidden_size, policy=policy)
+    make = partial(_linear, config, in_dim=config.hidden_size, policy=policy, bias=bias)
     return FusedLinear(counts, make, policy, num_units=num_units)
 
 
 def _norm(config: VisionConfig, policy: DtypePolicy) -> LayerNorm | RMSNorm:
-    if config.layers == "pre":
+    if config.layers == "pre" and not config.has_rms_norms:
         return LayerNorm(config.hidden_size, config.norm_eps, policy)
     return RMSNorm(config.hidden_size, config.norm_eps, policy, "wide" if config.layers == "sandwich" else "plain")
+
+
+def _head_norm(config: VisionConfig, policy: DtypePolicy) -> RMSNorm | None:
+    """Return the norm of queries or keys: of all heads together, or of each head; None: there is none."""
+    if config.joint_norm_eps is not None:
+        return RMSNorm(config.num_heads * config.head_dim, config.joint_norm_eps, policy)
+    return RMSNorm(config.head_dim, config.norm_eps, policy, "wide") if config.layers == "sandwich" else None
 
 
 class VisionAttention(nnx.Module):
@@ -150,22 +101,25 @@ class VisionAttention(nnx.Module):
     def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
         heads, self.head_dim = config.num_heads, config.head_dim
         width = heads * self.head_dim
-        self.qkv_proj = _fused(config, {"q_proj": width, "k_proj": width, "v_proj": width}, policy, heads)
+        parts = {"q_proj": width, "k_proj": width, "v_proj": width}
+        self.qkv_proj = _fused(config, parts, policy, heads, bias=config.has_qkv_biases)
         self.out_proj = _linear(config, config.hidden_size, width, policy)
         is_plain, eps = config.layers != "sandwich", config.norm_eps
-        self.q_norm = None if is_plain else RMSNorm(self.head_dim, eps, policy, "wide")
-        self.k_norm = None if is_plain else RMSNorm(self.head_dim, eps, policy, "wide")
-        self.value_eps = None if is_plain else eps
+        self.q_norm, self.k_norm = _head_norm(config, policy), _head_norm(config, policy)
+        self.is_joint, self.value_eps = config.joint_norm_eps is not None, None if is_plain else eps
         self.scale = None if is_plain else 1.0
         self.length = config.image_patches
         self.backend = policy.backend
 
     def heads(self, x: Float[Array, "R D"], tokens: Tokens, rotations: Rotations) -> Heads:
         """Return queries, keys and values of some patches."""
-        parts = (part.reshape(len(x), -1, self.head_dim) for part in self.qkv_proj(x, tokens))
-        query, key, value = parts  # (R, N, H) each
-        if self.q_norm is not None and self.k_norm is not None and self.value_eps is not None:
+        query, key, value = self.qkv_proj(x, tokens)
+        if self.q_norm is not None and self.k_norm is not None and self.is_joint:
             query, key = self.q_norm(query), self.k_norm(key)
+        query, key, value = (part.reshape(len(x), -1, self.head_dim) for part in (query, key, value))  # (R, N, H)
+        if self.q_norm is not None and self.k_norm is not None and not self.is_joint:
+            query, key = self.q_norm(query), self.k_norm(key)
+        if self.value_eps is not None:
             value = normalized(value, self.value_eps, is_alike=self.backend in NATIVE).astype(value.dtype)
         return Heads(_rotated(query, rotations), _rotated(key, rotations), value)
 
@@ -220,7 +174,7 @@ class GatedVisionMLP(nnx.Module):
 
 
 class VisionLayer(nnx.Module):
-    """Compute x + attention(norm(x)), then x + mlp(norm(x)); sandwich layers normalise what they add as well."""
+    """Compute x + attention(norm(x)), then x + mlp(norm(x)); what is added may be normalised (sandwich layers) or scaled as well."""
 
     def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
         is_plain = config.layers != "sandwich"
@@ -230,6 +184,9 @@ class VisionLayer(nnx.Module):
         self.layer_norm2 = _norm(config, policy)
         self.mlp = (VisionMLP if config.layers == "pre" else GatedVisionMLP)(config, policy)
         self.post_feedforward_layernorm = None if is_plain else _norm(config, policy)
+        width = (config.hidden_size,)
+        self.layer_scale1 = parameter(width, (None,), policy.vectors) if config.has_layer_scales else None
+        self.layer_scale2 = parameter(width, (None,), policy.vectors) if config.has_layer_scales else None
 
     def __call__(self, x: Float[Array, "P D"], images: Texts, rotations: Rotations) -> Float[Array, "P D"]:
         tile = Tile(jnp.int32(0), Tokens(images.num_tokens))
@@ -244,9 +201,11 @@ class VisionLayer(nnx.Module):
         """Return the output of a tile. heads: its queries, and the keys and values of all patches."""
         with jax.named_scope("attention"):
             made = self.self_attn.attend(heads, images, tile)
+            made = made if self.layer_scale1 is None else made * self.layer_scale1[...].astype(made.dtype)
             x = x + (made if self.post_attention_layernorm is None else self.post_attention_layernorm(made))
         with jax.named_scope("mlp"):
             made = self.mlp(self.layer_norm2(x), tile.tokens)
+            made = made if self.layer_scale2 is None else made * self.layer_scale2[...].astype(made.dtype)
             return x + (made if self.post_feedforward_layernorm is None else self.post_feedforward_layernorm(made))
 
 
@@ -257,10 +216,14 @@ class VisionTower(nnx.Module):
         policy = policy.unquantized.for_many_rows
         self.config = config
         self.patch_embedding = PatchEmbedding(config, policy)
+        width = (config.hidden_size,)
+        self.class_embedding = parameter(width, (None,), policy.vectors) if config.has_class_token else None
         self.position_embedding = None if config.positions == "none" else PositionTable(config, policy)
+        self.patch_norm = _norm(config, policy) if config.has_patch_norm else None
         self.pre_layernorm = _norm(config, policy) if config.has_first_norm else None
         self.layers = nnx.List([VisionLayer(config, policy) for _ in range(config.num_layers)])
-        self.post_layernorm = LayerNorm(config.hidden_size, config.norm_eps, policy) if config.has_final_norm else None
+        make_norm = RMSNorm if config.layers == "gated" else LayerNorm
+        self.post_layernorm = make_norm(config.hidden_size, config.norm_eps, policy) if config.has_final_norm else None
         self.connector = make_connector(config, policy)
         self.deepstack = nnx.List([MLPConnector(config, policy, is_joint=True) for _ in config.deepstack_layers])
 
@@ -269,14 +232,14 @@ class VisionTower(nnx.Module):
     ) -> Float[Array, "N W"]:
         """Return an output row for each block of `merge` ** 2 patches: see `VisionConfig.row_width`.
 
-        positions: row and column of each patch in its image. image_ids: a number from 0 to P - 1 for each image's patches,
+        positions: row and column of each patch in its image; -1 is the column of a class token. image_ids: a number from 0 to P - 1 for each image's patches,
         which lie side by side; -1 for padding, which comes last. Rows of padding have no meaning.
         """
         config, images = self.config, self.images(image_ids)
         windows = self.windows(images, positions) if config.window_layers else images
         sizes, rotations = _grid_sizes(positions, images), _rotations(config, positions)
         x = self._embed(patches, positions, sizes)
-        num_rows, features = images.num_tokens // config.block, []
+        num_rows, features = config.num_rows(images.num_tokens), []
         for index, layer in enumerate(self.layers):
             with jax.named_scope(f"layer_{index}"):
                 x = layer(x, windows if index in config.window_layers else images, rotations)
@@ -320,6 +283,8 @@ class VisionTower(nnx.Module):
         """Return the embeddings of the blocks from the output of the last layer. num_rows: blocks without padding."""
         with jax.named_scope("connector"):
             x = x if self.post_layernorm is None else self.post_layernorm(x)
+            if (length := self.config.class_length) is not None:
+                x = x.reshape(-1, length, x.shape[1])[:, 1:].reshape(-1, x.shape[1])
             return self.connector(x, num_rows)
 
     def _embed(
@@ -327,6 +292,9 @@ class VisionTower(nnx.Module):
     ) -> Float[Array, "P D"]:
         with jax.named_scope("embed"):
             x = self.patch_embedding(patches)
+            x = x if self.patch_norm is None else self.patch_norm(x)
+            if self.class_embedding is not None:
+                x = jnp.where(positions[:, 1:] < 0, self.class_embedding[...].astype(x.dtype), x)
             if self.position_embedding is not None:
                 x = x + self.position_embedding(positions, sizes, x.dtype)
             return x if self.pre_layernorm is None else self.pre_layernorm(x)

@@ -47,12 +47,12 @@ class MLPConnector(nnx.Module):
 
 
 class ProjectorConnector(nnx.Module):
-    """Two layers over the vectors of a block, which one matrix may join before."""
+    """Two layers over the vectors of a block, which one matrix may join before, or a LayerNorm normalise together."""
 
     def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
         d, o, self.block = config.hidden_size, config.output_size, config.block
         is_merged, bias = config.connector == "merged_projector", config.has_connector_biases
-        self.norm = RMSNorm(d, config.connector_eps, policy) if is_merged else None
+        self.norm = _projector_norm(config, policy)
         self.merging_layer = Linear(d, config.block * d, (None, None), policy) if is_merged else None
         self.linear_1 = Linear(o, d if is_merged else config.block * d, (None, None), policy, bias=bias)
         self.linear_2 = Linear(o, o, (None, None), policy, bias=bias)
@@ -60,12 +60,60 @@ class ProjectorConnector(nnx.Module):
 
     def __call__(self, x: Float[Array, "P D"], num_rows: Int[Array, ""]) -> Float[Array, "N O"]:
         tokens, count = Tokens(num_rows), len(x) // self.block
-        if self.norm is not None and self.merging_layer is not None:
+        if self.norm is not None and self.merging_layer is None:
+            x = self.norm(x.reshape(count, -1))
+        elif self.norm is not None and self.merging_layer is not None:
             # Inputs of the matrix are in the order of channels, then patches.
             x = self.norm(x).reshape(count, self.block, -1).swapaxes(1, 2)
             x = self.merging_layer(x.reshape(count, -1), tokens)
         x = self.linear_1(x.reshape(count, -1), tokens)
         return self.linear_2(ACTIVATIONS[self.activation](x), tokens)
+
+
+def _projector_norm(config: VisionConfig, policy: DtypePolicy) -> RMSNorm | LayerNorm | None:
+    match config.connector:
+        case "merged_projector":
+            return RMSNorm(config.hidden_size, config.connector_eps, policy)
+        case "normed_projector":
+            return LayerNorm(config.block * config.hidden_size, config.connector_eps, policy)
+    return None
+
+
+class Downsample(nnx.Module):
+    """One matrix with a bias over the vectors of a block, stored as a convolution whose stride is its size."""
+
+    def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
+        shape = (config.output_size, config.hidden_size, config.merge, config.merge)
+        self.weight = parameter(shape, (None,) * 4, policy.weights)
+        self.bias = parameter(shape[:1], (None,), policy.vectors)
+
+    def __call__(self, x: Float[Array, "N B D"]) -> Float[Array, "N O"]:
+        kernel = self.weight[...].astype(x.dtype)
+        kernel = kernel.reshape(*kernel.shape[:2], -1)
+        made = jnp.einsum("nbd,odb->no", x, kernel, preferred_element_type=jnp.float32)
+        return made.astype(x.dtype) + self.bias[...]
+
+
+class DownsampledConnector(nnx.Module):
+    """One matrix over the vectors of a block, another one, a LayerNorm, and a feed-forward block with a gate."""
+
+    def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
+        o, width, self.block = config.output_size, config.connector_width, config.block
+        assert width is not None, "a connector with a feed-forward block"
+        self.downsample = Downsample(config, policy)
+        self.proj = Linear(o, o, (None, None), policy)
+        self.post_projection_norm = LayerNorm(o, config.connector_eps, policy)
+        self.gate_proj = Linear(width, o, (None, None), policy)
+        self.up_proj = Linear(width, o, (None, None), policy)
+        self.down_proj = Linear(o, width, (None, None), policy)
+        self.activation = config.connector_activation
+
+    def __call__(self, x: Float[Array, "P D"], num_rows: Int[Array, ""]) -> Float[Array, "N O"]:
+        tokens = Tokens(num_rows)
+        x = self.proj(self.downsample(x.reshape(len(x) // self.block, self.block, -1)), tokens)
+        x = ACTIVATIONS["gelu"](self.post_projection_norm(x))
+        gate = ACTIVATIONS[self.activation](self.gate_proj(x, tokens))
+        return self.down_proj(gate * self.up_proj(x, tokens), tokens)
 
 
 class AverageConnector(nnx.Module):
@@ -104,15 +152,24 @@ class ScaledAverageConnector(nnx.Module):
         return self.embedding_projection(normed, Tokens(num_rows))
 
 
-AnyConnector = LinearConnector | MLPConnector | ProjectorConnector | AverageConnector | ScaledAverageConnector
+AnyConnector = (
+    LinearConnector
+    | MLPConnector
+    | ProjectorConnector
+    | AverageConnector
+    | ScaledAverageConnector
+    | DownsampledConnector
+)
 _CONNECTORS: Final[Mapping[Connector, type[AnyConnector]]] = {
     "linear": LinearConnector,
     "mlp": MLPConnector,
     "rms_mlp": MLPConnector,
     "projector": ProjectorConnector,
+    "normed_projector": ProjectorConnector,
     "merged_projector": ProjectorConnector,
     "average": AverageConnector,
     "scaled_average": ScaledAverageConnector,
+    "downsampled": DownsampledConnector,
 }
 
 

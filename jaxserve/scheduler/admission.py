@@ -108,7 +108,7 @@ class Admission:
             return UnsupportedParameterError("This engine reads no images.", param="prompt")
         end, block = 0, info.merge**2
         for image in message.images:
-            num_patches = image.num_tokens * block
+            num_patches = image.num_tokens * block + info.has_class_token
             is_placed = end <= image.start and 0 < image.num_tokens <= info.max_tokens
             is_sized = num_patches <= info.max_patches and len(image.positions) == 8 * num_patches
             has_lines = not image.line or (image.line > 0 and image.num_tokens % image.line == 0)

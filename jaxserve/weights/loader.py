@@ -185,17 +185,18 @@ def check_tensors(checkpoint: Checkpoint, skeleton: AnySkeleton, leaves: Iterabl
                 f"{info.file}: tensor {name!r}: shape {shape} expected by the model config, found {info.shape}"
             )
     config = skeleton.config
-    has_tower = isinstance(config, DecoderConfig) and config.vision is not None
-    _reject_unexpected(checkpoint, parts.keys() | config.spare_tensors, has_tower=has_tower)
+    vision = config.vision if isinstance(config, DecoderConfig) else None
+    unused = (VISION,) if vision is None else tuple(VISION + start for start in vision.unused_tensors)
+    _reject_unexpected(checkpoint, parts.keys() | config.spare_tensors, unused)
 
 
-def _reject_unexpected(checkpoint: Checkpoint, known: Set[str], *, has_tower: bool) -> None:
+def _reject_unexpected(checkpoint: Checkpoint, known: Set[str], unused: tuple[str, ...]) -> None:
     """Raise CheckpointError for an unused tensor: config and weights disagree, and outputs would be wrong.
 
-    has_tower: False if the model is served for texts, and the tower's tensors are left out.
+    unused: starts of the names of tensors that are left out, such as those of a tower if the model is served for texts.
     """
     for name, info in checkpoint.tensors.items():
-        if name in known or name.endswith(_DERIVED_SUFFIXES) or (name.startswith(VISION) and not has_tower):
+        if name in known or name.endswith(_DERIVED_SUFFIXES) or name.startswith(unused):
             continue
         if is_kv_scale(name):
             continue  # for a KV cache in another dtype

@@ -31,6 +31,7 @@ IN_ENGINES = (
     "qwen2_5_vl_tiny",
     "mistral3_vision_tiny",
     "pixtral_odd_tiny",
+    "llava_tiny",
     "qwen3_5_moe_vision_odd_tiny",
     "gemma3_vision_tiny",
     "gemma4_vision_tiny",

@@ -107,7 +107,7 @@ def test_rows_of_a_tower_without_blocks_have_a_token_for_each_patch() -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"vision_config": {"model_type": "clip_vision_model"}}, "vision_config.model_type is 'clip_vision_model'"),
+        ({"vision_config": {"model_type": "dinov2"}}, "vision_config.model_type is 'dinov2'"),
         ({"vision_config": {"model_type": "siglip_vision_model"}}, "vision_config.model_type is 'siglip_vision_model'"),
         ({"vision_feature_layer": -2}, "vision_feature_layer is -2"),
         ({"vision_feature_layer": [-2, -1]}, "vision_feature_layer"),
@@ -116,7 +116,7 @@ def test_rows_of_a_tower_without_blocks_have_a_token_for_each_patch() -> None:
         ({"model_type": "llava_next"}, "model_type is 'llava_next'"),
     ],
 )
-def test_a_llava_model_without_pixtrals_tower_is_refused_with_its_key(
+def test_a_llava_model_whose_tower_or_preprocessing_is_not_pixtrals_is_refused_with_its_key(
     keys: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     path = changed(tmp_path, PIXTRAL, **keys)
@@ -127,7 +127,7 @@ def test_a_llava_model_without_pixtrals_tower_is_refused_with_its_key(
 @pytest.mark.parametrize(
     ("key", "table", "message"),
     [
-        ("model_type", "vision_config", "vision_config.model_type is 'clip_vision_model'"),
+        ("model_type", "vision_config", "vision_feature_select_strategy is 'full'"),
         ("vision_feature_layer", None, "vision_feature_layer is -2"),
         ("vision_feature_select_strategy", None, "vision_feature_select_strategy is 'default'"),
         ("model_type", None, "model_type"),
@@ -141,10 +141,10 @@ def test_keys_that_a_llava_config_omits_have_the_defaults_of_transformers(
         vision_of(path)
 
 
-def test_a_llava_model_with_the_preprocessing_of_clip_is_refused_with_its_class(tmp_path: Path) -> None:
+def test_a_llava_model_with_preprocessing_that_is_not_computed_is_refused_with_its_class(tmp_path: Path) -> None:
     path = changed(tmp_path, PIXTRAL)
-    (path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "CLIPImageProcessor"}))
-    with pytest.raises(CheckpointError, match=r"image_processor_type.*CLIPImageProcessor"):
+    (path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "LlavaNextImageProcessor"}))
+    with pytest.raises(CheckpointError, match=r"image_processor_type.*LlavaNextImageProcessor"):
         vision_of(path)
 
 

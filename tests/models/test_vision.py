@@ -26,7 +26,7 @@ from tests.models.pictures import picture
 from tests.models.vision_model import PROMPTS, SIZES, VisionGolden, VisionModel, process
 
 NAMES = sorted(path.parent.name for path in (DATA / "vision").glob("*/golden.npz"))
-WITH_SECTIONS = [name for name in NAMES if name.startswith("qwen")]
+WITH_SECTIONS = [name for name in NAMES if name.startswith(("qwen", "glm"))]
 IN_ALL_VERSIONS = ("gemma4_vision_odd_tiny", "qwen3_5_moe_vision_odd_tiny", "smolvlm_tiny")
 """Both kinds of attention, positions in three sections with experts and states, and tiles."""
 IN_CI = [
@@ -40,6 +40,10 @@ NUM_PATCHES = {
     "mistral3_vision_odd_tiny": 405,
     "gemma4_vision_tiny": 720,
     "gemma4_vision_odd_tiny": 1620,
+    "internvl_tiny": 136,
+    "internvl_odd_tiny": 296,
+    "llava_tiny": 68,
+    "llava_siglip_odd_tiny": 100,
 }
 """Patches of one encoder call: those of all pictures and padding, whole images where they are alike; 400 where not listed."""
 
@@ -81,10 +85,12 @@ def test_pixels_and_numbers_of_tokens_equal_those_of_transformers_with_pillow(na
 
 
 def by_token(item: EncoderItem) -> np.ndarray:
-    """Return the patches of an image block by block in the order of its tokens."""
-    block = len(item.patches) // item.num_tokens
-    order = np.argsort(block_tokens(item.positions, block))
-    return item.patches.reshape(item.num_tokens, block, -1)[order].reshape(item.patches.shape)
+    """Return the patches of an image, without a class token, block by block in the order of its tokens."""
+    is_patch = item.positions[:, 1] >= 0
+    patches, positions = item.patches[is_patch], item.positions[is_patch]
+    block = len(patches) // item.num_tokens
+    order = np.argsort(block_tokens(positions, block))
+    return patches.reshape(item.num_tokens, block, -1)[order].reshape(patches.shape)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -107,7 +113,7 @@ def prompt_of(name: str, count: int) -> np.ndarray:
     config = read_image_processor(golden_of(name).path)
     assert config is not None
     text, chosen = PROMPTS[count]
-    before, after = ("<|vision_start|>", "<|vision_end|>") if name in WITH_SECTIONS else ("", "")
+    before, after = ("<|vision_start|>", "<|vision_end|>") if name.startswith("qwen") else ("", "")
     places = [f"{before}{images_of(name)[index].text}{after}" for index in chosen]
     return model_of(name).tokens(text.format(*places))
 
@@ -121,6 +127,7 @@ def test_features_of_pictures_in_one_call_equal_transformers(name: str) -> None:
 
 TILES = {
     "gemma3_vision_tiny": (18, 72, 80),
+    "llava_tiny": (20,),
     "qwen2_5_vl_tiny": (20, 128),
     "qwen3_vl_moe_odd_tiny": (100, 128),
     "smolvlm_tiny": (8, 400),

@@ -155,8 +155,8 @@ class VisionModel:
             return vision.run_tile(0, x, heads, segments(vision, is_windowed), tile(first))
 
         run = jax.jit(run_tile, static_argnames="is_windowed")
-        deepstack = jax.jit(lambda params, x: tower(params).deepstack[0](x, num_real // config.block))
-        connect = jax.jit(lambda params, x: tower(params).connect(x, num_real // config.block))
+        deepstack = jax.jit(lambda params, x: tower(params).deepstack[0](x, config.num_rows(num_real)))
+        connect = jax.jit(lambda params, x: tower(params).connect(x, config.num_rows(num_real)))
         with jax.sharding.use_abstract_mesh(self._mesh):
             x, features = np.pad(start(self._params), [(0, padding), (0, 0)]), []
             for index in range(config.num_layers):
@@ -181,7 +181,8 @@ class VisionModel:
         """Return the rows of each item in the order of its tokens."""
         ends = np.cumsum([item.num_tokens for item in items])
         parts = np.split(rows[: ends[-1]], ends[:-1])
-        orders = [np.argsort(block_tokens(item.positions, self.vision.block)) for item in items]
+        places = [item.positions[item.positions[:, 1] >= 0] for item in items]  # without a class token
+        orders = [np.argsort(block_tokens(each, self.vision.block)) for each in places]
         return [part[order] for part, order in zip(parts, orders, strict=True)]
 
     def _packed(self, items: list[EncoderItem], num_patches: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

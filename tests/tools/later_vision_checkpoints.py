@@ -49,6 +49,133 @@ def _pixtral(
     )
 
 
+def _llava(text: dict[str, Any], vision: dict[str, Any], processor: dict[str, Any], **keys: Any) -> VisionCheckpoint:
+    is_clip = vision["model_type"] == "clip_vision_model"
+    strategy = "default" if is_clip else "full"
+    return VisionCheckpoint(
+        multimodal(
+            "LlavaForConditionalGeneration",
+            "llava",
+            text,
+            vision,
+            image_token_index=3,
+            vision_feature_select_strategy=strategy,
+            **keys,
+        ),
+        {
+            "do_convert_rgb": True,
+            "do_normalize": True,
+            "do_rescale": True,
+            "do_resize": True,
+            "image_mean": [0.5, 0.4, 0.5],
+            "image_std": [0.5, 0.5, 0.25],
+            "resample": 3,
+            "rescale_factor": 1 / 255,
+            **processor,
+        },
+        "LlavaProcessor",
+        "<image>",
+        ("<image>",),
+        {},
+        {
+            "patch_size": vision["patch_size"],
+            "vision_feature_select_strategy": strategy,
+            "num_additional_image_tokens": int(is_clip),
+        },
+    )
+
+
+def _internvl(text: dict[str, Any], vision: dict[str, Any], tile: int, patch: int) -> VisionCheckpoint:
+    named = {
+        "context_image_token": "<IMG_CONTEXT>",
+        "start_image_token": "<img>",
+        "end_image_token": "</img>",
+        "video_token": "<video>",
+    }
+    tokens = (tile // patch) ** 2 // 4
+    return VisionCheckpoint(
+        multimodal(
+            "InternVLForConditionalGeneration",
+            "internvl",
+            text,
+            {"model_type": "internvl_vision", "image_size": [tile, tile], "patch_size": [patch, patch], **vision},
+            image_token_id=3,
+            downsample_ratio=0.5,
+            image_seq_length=tokens,
+        ),
+        {
+            "image_processor_type": "GotOcr2ImageProcessorFast",
+            "crop_to_patches": False,
+            "do_convert_rgb": True,
+            "do_normalize": True,
+            "do_rescale": True,
+            "do_resize": True,
+            "image_mean": [0.5, 0.4, 0.5],
+            "image_std": [0.5, 0.5, 0.25],
+            "max_patches": 4,
+            "min_patches": 1,
+            "resample": 3,
+            "rescale_factor": 1 / 255,
+            "size": {"height": tile, "width": tile},
+        },
+        "InternVLProcessor",
+        "<IMG_CONTEXT>",
+        tuple(named.values()),
+        named,
+        {"video_processor": "InternVLVideoProcessor", "image_seq_length": tokens},
+    )
+
+
+def _glm(architecture: str, model_type: str, text: dict[str, Any], vision: dict[str, Any]) -> VisionCheckpoint:
+    return VisionCheckpoint(
+        multimodal(
+            architecture,
+            model_type,
+            {"model_type": f"{model_type}_text", "rms_norm_eps": 1e-5, **text},
+            {
+                "model_type": f"{model_type}_vision",
+                "depth": 2,
+                "hidden_size": 24,
+                "num_heads": 2,
+                "image_size": 40,
+                "patch_size": 8,
+                "spatial_merge_size": 2,
+                "temporal_patch_size": 2,
+                "intermediate_size": 56,
+                "rms_norm_eps": 1e-5,
+                **vision,
+            },
+            image_token_id=3,
+            video_token_id=4,
+            image_start_token_id=5,
+            image_end_token_id=6,
+            video_start_token_id=7,
+            video_end_token_id=8,
+        ),
+        {
+            "image_processor_type": "Glm4vImageProcessor",
+            "image_mean": [0.5, 0.4, 0.5],
+            "image_std": [0.5, 0.5, 0.25],
+            "merge_size": 2,
+            "patch_size": 8,
+            "temporal_patch_size": 2,
+            "size": {"shortest_edge": 2048, "longest_edge": 6144},
+        },
+        "Glm4vProcessor",
+        "<|image|>",
+        (
+            "<|image|>",
+            "<|video|>",
+            "<|begin_of_image|>",
+            "<|end_of_image|>",
+            "<|begin_of_video|>",
+            "<|end_of_video|>",
+        ),
+        {},
+        {"video_processor": "Glm4vVideoProcessor"},
+    )
+
+
 LATER_VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
     "qwen2_vl_tiny": qwen(
         "Qwen2VLForConditionalGeneration",
@@ -149,5 +276,113 @@ LATER_VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
         50,
         projector_hidden_act="silu",
         multimodal_projector_bias=True,
+    ),
+    "llava_tiny": _llava(
+        {"model_type": "llama", "rms_norm_eps": 1e-5, "rope_theta": 1e4},
+        {
+            "model_type": "clip_vision_model",
+            "hidden_size": 24,
+            "intermediate_size": 40,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 2,
+            "image_size": 28,
+            "patch_size": 7,
+        },
+        {
+            "image_processor_type": "CLIPImageProcessor",
+            "do_center_crop": True,
+            "size": {"shortest_edge": 33},
+            "crop_size": {"height": 28, "width": 28},
+        },
+        vision_feature_layer=-2,
+    ),
+    "llava_siglip_odd_tiny": _llava(
+        {
+            "model_type": "qwen2",
+            "hidden_size": 40,
+            "intermediate_size": 56,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1e3,
+        },
+        {
+            "model_type": "siglip_vision_model",
+            "hidden_size": 36,
+            "intermediate_size": 44,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 3,
+            "image_size": 25,
+            "patch_size": 5,
+            "vision_use_head": False,
+        },
+        {"image_processor_type": "SiglipImageProcessor", "size": {"height": 25, "width": 25}},
+        vision_feature_layer=-1,
+        projector_hidden_act="silu",
+        multimodal_projector_bias=False,
+    ),
+    "internvl_tiny": _internvl(
+        {"model_type": "qwen2", "rms_norm_eps": 1e-6, "rope_theta": 1e4},
+        {
+            "hidden_size": 24,
+            "intermediate_size": 40,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "attention_bias": True,
+            "use_mean_pooling": True,
+        },
+        24,
+        6,
+    ),
+    "internvl_odd_tiny": _internvl(
+        {
+            "model_type": "qwen3",
+            "hidden_size": 40,
+            "intermediate_size": 56,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+            "head_dim": 24,
+            "rms_norm_eps": 1e-6,
+            "rope_theta": 1e3,
+        },
+        {
+            "hidden_size": 36,
+            "intermediate_size": 44,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 3,
+            "attention_bias": False,
+            "use_qk_norm": True,
+            "norm_type": "rms_norm",
+            "use_mean_pooling": False,
+        },
+        30,
+        5,
+    ),
+    "glm4v_tiny": _glm(
+        "Glm4vForConditionalGeneration",
+        "glm4v",
+        {
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "rope_parameters": {**_CHUNKS, "mrope_section": [1, 2, 1], "partial_rotary_factor": 0.5},
+        },
+        {"out_hidden_size": 48},
+    ),
+    "glm4v_moe_odd_tiny": _glm(
+        "Glm4vMoeForConditionalGeneration",
+        "glm4v_moe",
+        {
+            "hidden_size": 40,
+            "intermediate_size": 56,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+            "head_dim": 24,
+            "n_routed_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "routed_scaling_factor": 1.5,
+            "rope_parameters": {**_CHUNKS, "mrope_section": [2, 2, 2], "partial_rotary_factor": 0.5},
+        },
+        {"hidden_size": 36, "num_heads": 3, "out_hidden_size": 40, "image_size": 24, "attention_bias": True},
     ),
 }

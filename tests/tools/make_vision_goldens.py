@@ -151,6 +151,7 @@ def patches(given: dict[str, Any], config: dict[str, Any], processor: dict[str, 
         values = torch.cat([in_lines(each, size, merge) for each in own])
     else:
         size, merge = config["vision_config"]["patch_size"], block_side(config)
+        size = size[0] if isinstance(size, list) else size
         cut = torch.nn.functional.unfold(values.flatten(0, -4), size, stride=size)  # (tiles, F, P)
         side = round(cut.shape[-1] ** 0.5)
         order = [
@@ -186,6 +187,10 @@ def block_side(config: dict[str, Any]) -> int:
     """Return the patches of a block's side."""
     if "spatial_merge_size" in config or config["vision_config"]["model_type"] == "pixtral":
         return int(config.get("spatial_merge_size", 1))
+    if config["model_type"] == "llava":
+        return 1
+    if "downsample_ratio" in config:
+        return int(1 / config["downsample_ratio"])
     if "scale_factor" in config:
         return int(config["scale_factor"])
     vision = config["vision_config"]

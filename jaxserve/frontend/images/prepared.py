@@ -48,9 +48,9 @@ def load_preparer(path: Path, max_patches: int) -> Callable[[Image.Image], Prepa
 def with_bounded_area(config: ImageProcessorConfig, max_patches: int) -> ImageProcessorConfig:
     """Return the preprocessing with no image larger than `max_patches`, for a model that takes images of any size."""
     match config.sizes:
-        case AreaSizes(low, high):
-            most = max_patches * config.patch_size**2
-            return replace(config, sizes=AreaSizes(min(low, most), min(high, most)))
+        case AreaSizes(low, high) as sizes:
+            most = sizes.frames * max_patches * config.patch_size**2
+            return replace(config, sizes=replace(sizes, min_pixels=min(low, most), max_pixels=min(high, most)))
         case BudgetSizes(budget):
             return replace(config, sizes=BudgetSizes(min(budget, max_patches)))
         case LimitedSides(longest):

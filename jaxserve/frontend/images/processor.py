@@ -18,7 +18,9 @@ from jaxserve.errors import InvalidRequestError
 from jaxserve.model_config.images import (
     AreaSizes,
     BudgetSizes,
+    CentralSquare,
     FixedSize,
+    GridTiles,
     ImageMarkup,
     ImageProcessorConfig,
     LimitedSides,
@@ -40,6 +42,8 @@ _MAX_TILED_SIDE: Final = 4096
 _MAX_RATIO: Final = 200
 """Largest ratio of the sides of an image whose area is bounded (transformers' constant)."""
 
+_CLASS_PLACE: Final = np.array([[0, -1]], np.int32)
+
 
 @dataclass(frozen=True, slots=True)
 class EncoderItem:
@@ -49,7 +53,7 @@ class EncoderItem:
     """uint8 (P, F): block by block, those of a block row by row; of a patch channels, then rows, then columns. Blocks of a tower with
     windows follow each other window by window, others row by row."""
     positions: np.ndarray
-    """int32 (P, 2): row and column of each patch."""
+    """int32 (P, 2): row and column of each patch. A class token, before all patches, has row 0 and column -1."""
     grid: tuple[int, int]
     """Patches in a column and in a row."""
     num_tokens: int
@@ -82,6 +86,8 @@ def process_image(image: Image.Image, config: ImageProcessorConfig) -> Processed
     grid, tiles = _resized(image, config)
     items = tuple(_item(np.asarray(tile), config) for tile in tiles)
     tokens = [_tokens(item, config.markup) for item in items]
+    if isinstance(config.sizes, GridTiles):  # nothing stands between them
+        tokens = ["".join(tokens)]
     is_cropped = isinstance(config.sizes, FixedSize) and len(items) > 1
     text = _cropped_text(tokens, config.markup) if is_cropped else _text(grid, tokens, config.markup)
     return ProcessedImage(items, text)
@@ -92,12 +98,16 @@ def _resized(image: Image.Image, config: ImageProcessorConfig) -> tuple[tuple[in
     match config.sizes:
         case TileSizes() as sizes:
             return _tiles(image, sizes, config.resampling)
+        case GridTiles() as sizes:
+            return (0, 0), _grid_tiles(image, sizes, config.resampling)
         case AreaSizes() as sizes:
             factor = config.patch_size * config.merge
             size = _bounded_size(image.height, image.width, factor, sizes)
         case FixedSize() as sizes:
             parts = [image, *map(image.crop, _crops(image.width, image.height, sizes.crops))]
             return (0, 0), [_resize(part, sizes.height, sizes.width, config.resampling) for part in parts]
+        case CentralSquare() as sizes:
+            return (0, 0), [_central_square(image, sizes, config.resampling)]
         case BudgetSizes() as sizes:
             size = _budget_size(image.height, image.width, config, sizes.max_patches)
         case LimitedSides(longest):
@@ -111,16 +121,20 @@ def _resize(image: Image.Image, height: int, width: int, resampling: Resampling)
 
 def _bounded_size(height: int, width: int, factor: int, sizes: AreaSizes) -> tuple[int, int]:
     """Return multiples of `factor` near the image's sides, with an area within the bounds."""
+    if sizes.is_enlarged and min(height, width) < factor:
+        scale = max(factor / height, factor / width)
+        height, width = int(height * scale), int(width * scale)
     if max(height, width) > _MAX_RATIO * min(height, width):
         raise InvalidRequestError(
             f"The image has {width} x {height} pixels; this model takes sides of a ratio up to {_MAX_RATIO}."
         )
     new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
-    if new_height * new_width > sizes.max_pixels:
-        ratio = math.sqrt(height * width / sizes.max_pixels)
+    frames = sizes.frames
+    if frames * new_height * new_width > sizes.max_pixels:
+        ratio = math.sqrt(frames * height * width / sizes.max_pixels)
         return tuple(max(factor, math.floor(side / ratio / factor) * factor) for side in (height, width))  # type: ignore[return-value]
-    if new_height * new_width < sizes.min_pixels:
-        ratio = math.sqrt(sizes.min_pixels / (height * width))
+    if frames * new_height * new_width < sizes.min_pixels:
+        ratio = math.sqrt(sizes.min_pixels / (frames * height * width))
         return tuple(math.ceil(side * ratio / factor) * factor for side in (height, width))  # type: ignore[return-value]
     return new_height, new_width
 
@@ -146,6 +160,43 @@ def _limited_size(height: int, width: int, block: int, longest: int) -> tuple[in
     if ratio > 1:
         height, width = (max(math.floor(side / ratio), 1) for side in (height, width))
     return -(-height // block) * block, -(-width // block) * block
+
+
+def _central_square(image: Image.Image, sizes: CentralSquare, resampling: Resampling) -> Image.Image:
+    if sizes.padding is not None and image.width != image.height:
+        longest = max(image.size)
+        square = Image.new("RGB", (longest, longest), sizes.padding)
+        square.paste(image, ((longest - image.width) // 2, (longest - image.height) // 2))
+        image = square
+    shortest = min(image.size)
+    width, height = (int(sizes.shortest * each / shortest) for each in image.size)
+    scaled = _resize(image, height, width, resampling)
+    left, top = (width - sizes.side) // 2, (height - sizes.side) // 2
+    return scaled.crop((left, top, left + sizes.side, top + sizes.side))
+
+
+def _grid_tiles(image: Image.Image, sizes: GridTiles, resampling: Resampling) -> list[Image.Image]:
+    side = sizes.tile
+    columns, rows = _grid_size(image.width, image.height, sizes)
+    whole = _resize(image, rows * side, columns * side, resampling)
+    if rows * columns == 1:
+        return [whole]
+    boxes = [(left * side, top * side) for top in range(rows) for left in range(columns)]
+    return [*(whole.crop((x, y, x + side, y + side)) for x, y in boxes), _resize(image, side, side, resampling)]
+
+
+def _grid_size(width: int, height: int, sizes: GridTiles) -> tuple[int, int]:
+    """Return columns and rows of the grid with the nearest proportions; of several, the largest one of which the image fills more than
+    half."""
+    best, least = (1, 1), math.inf
+    sides = range(1, sizes.max_tiles + 1)
+    grids = [(x, y) for x in sides for y in sides if sizes.min_tiles <= x * y <= sizes.max_tiles]
+    for columns, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+        distance = abs(width / height - columns / rows)
+        is_filled = width * height > 0.5 * sizes.tile**2 * columns * rows
+        if distance < least or (distance == least and is_filled):
+            best, least = (columns, rows), distance
+    return best
 
 
 def _crops(width: int, height: int, rule: PanAndScan | None) -> list[tuple[int, int, int, int]]:
@@ -221,6 +272,8 @@ def _item(pixels: np.ndarray, config: ImageProcessorConfig) -> EncoderItem:
     if config.window is not None:
         patches, positions = _by_window(patches, positions, config.window, merge**2)
     line = width // merge if config.markup.line_break else 0
+    if config.has_class_token:
+        patches, positions = np.pad(patches, ((1, 0), (0, 0))), np.concatenate([_CLASS_PLACE, positions])
     return EncoderItem(np.ascontiguousarray(patches), positions, (height, width), height * width // merge**2, line)
 
 

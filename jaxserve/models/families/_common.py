@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from jaxserve.checkpoint.renamed import MULTIMODAL
 from jaxserve.model_config.activation import Activation
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.families._keys import Keys
@@ -110,6 +111,11 @@ def build(
         mlp_bias="mlp_bias" in computed and keys.flag("mlp_bias"),
         tied_embeddings=keys.flag("tie_word_embeddings"),
     )
+
+
+def with_sizes(sizes: Mapping[str, Any], hf: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a config with defaults of sizes if it is the text part of a multimodal one. Others must have them."""
+    return {**sizes, **hf} if MULTIMODAL in hf else hf
 
 
 def num_layers(keys: Keys) -> int:

@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
+from jaxserve.checkpoint.family import ReadVision
 from jaxserve.checkpoint.renamed import MULTIMODAL
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.model_config.images import BudgetSizes, FixedSize, ImageProcessorConfig, TileSizes
+from jaxserve.model_config.images import BudgetSizes, CentralSquare, FixedSize, ImageProcessorConfig, TileSizes
 from jaxserve.model_config.vision import BidirectionalLayers, Connector, Normalization, SectionLayout, VisionConfig
 from jaxserve.models.families._common import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, read_activation
 from jaxserve.models.families._keys import Keys
@@ -64,6 +65,17 @@ QWEN3_5_SECTIONS: Final = (11, 11, 10)
 QWEN_EPS: Final = 1e-6
 
 
+def by_model_type(readers: Mapping[str, ReadVision]) -> ReadVision:
+    """Return the function that reads the tower of a multimodal config by its `model_type`."""
+
+    def read(hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder: DecoderConfig) -> VisionConfig:
+        kind = hf[MULTIMODAL].get("model_type")
+        Keys({"model_type": kind}).require("model_type", *readers)
+        return readers[kind](hf, processor, decoder)
+
+    return read
+
+
 def siglip(
     hf: Mapping[str, Any],
     processor: ImageProcessorConfig,
@@ -79,9 +91,11 @@ def siglip(
     hidden_size, num_heads = read_width(keys, "num_attention_heads")
     patch_size = keys.integer("patch_size", MAX_PATCH)
     side = keys.integer("image_size", _MAX_IMAGE) // patch_size
+    if not isinstance(processor.sizes, TileSizes | FixedSize | CentralSquare):
+        raise keys.error("model_type", "a tower that takes images of any size, as the preprocessing makes them")
     if side % processor.merge:
         raise keys.error("image_size", f"pixels of whole blocks of {processor.merge} patches of {patch_size} pixels")
-    if side != (expected := _patches_per_side(processor)):
+    if side != (expected := _side(processor.sizes) // processor.patch_size):
         raise keys.error("image_size", f"{expected * patch_size}, as the preprocessing has it")
     eps = keys.number("layer_norm_eps")
     return VisionConfig(
@@ -229,12 +243,11 @@ def require_same(keys: Keys, key: str, value: int, expected: int) -> int:
     return value
 
 
-def _patches_per_side(processor: ImageProcessorConfig) -> int:
-    """Return the patches of a side of every image or tile, for towers whose images are all alike; 0 if they differ."""
-    match processor.sizes:
-        case TileSizes(tile=side) | FixedSize(height=side):
-            return side // processor.patch_size
-    return 0
+def _side(sizes: TileSizes | FixedSize | CentralSquare) -> int:
+    """Return the pixels of a side of every image or tile."""
+    match sizes:
+        case TileSizes(tile=side) | FixedSize(height=side) | CentralSquare(side=side):
+            return side
 
 
 def read_channels(keys: Keys, key: str) -> int:

@@ -9,13 +9,14 @@ from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers
 from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._rope import without_sections
 
 DEFAULTS = dict(COMMON_DEFAULTS, num_key_value_heads=2, head_dim=128, rms_norm_eps=1.5625e-7, attention_bias=True)
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Llama with QKV biases; the first half of each head rotates, in adjacent pairs."""
-    keys = Keys({**DEFAULTS, "partial_rotary_factor": 0.5, **hf})
+    keys = without_sections(Keys({**DEFAULTS, "partial_rotary_factor": 0.5, **hf}))
     config = build(
         keys, layers=full_layers(keys), qkv_bias=keys.flag("attention_bias"), computed=("partial_rotary_factor",)
     )

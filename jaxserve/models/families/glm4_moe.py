@@ -1,4 +1,4 @@
-"""GLM-4.5 and GLM-4.6 (arXiv 2508.06471)."""
+"""GLM-4.5 and GLM-4.6 (arXiv 2508.06471), GLM-4.5V and GLM-4.6V."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no_window
 from jaxserve.checkpoint.gguf.routing import GATING, SIGMOID, router_config
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers
+from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers, with_sizes
 from jaxserve.models.families._experts import COUNT_KEYS, dense_first, read_routed_experts
+from jaxserve.models.families._glm4v import glm4v
 from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._rope import without_sections
 
 _SECTIONS: Final = "rope.dimension_sections"
 
@@ -32,11 +34,21 @@ DEFAULTS = dict(
     topk_group=1,
     first_k_dense_replace=1,
 )
+_MULTIMODAL: Mapping[str, Any] = {
+    "vocab_size": 151_424,
+    "hidden_size": 4096,
+    "intermediate_size": 10_944,
+    "num_hidden_layers": 46,
+    "num_attention_heads": 96,
+    "max_position_embeddings": 65_536,
+    "attention_bias": True,
+}
+"""transformers' defaults of GLM-4.5V's text part."""
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Llama with partial rotation, QKV biases, sigmoid-routed and shared experts after the first dense layers."""
-    keys = Keys({**DEFAULTS, "partial_rotary_factor": 0.5, **hf})
+    keys = without_sections(Keys({**DEFAULTS, "partial_rotary_factor": 0.5, **with_sizes(_MULTIMODAL, hf)}))
     experts = read_routed_experts(keys, "n_routed_experts", "n_shared_experts")
     config = build(
         keys,
@@ -64,6 +76,9 @@ def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
 FAMILY = Family(
     ("Glm4MoeForCausalLM",),
     decoder_config,
+    text_part_of=("Glm4vMoeForConditionalGeneration", "Glm46VForConditionalGeneration"),
+    text_model_types=("glm4v_moe_text", "glm4v_moe", None),
+    read_vision=glm4v,
     mtp_names="layer",
     gguf=GGUFArchitecture(
         "glm4moe",

@@ -1,4 +1,4 @@
-"""Llama 2, 3 and 3.x, SmolLM2 and everything else published as LlamaForCausalLM; SmolVLM and Idefics3."""
+"""Llama 2, 3 and 3.x, SmolLM2 and everything else published as LlamaForCausalLM; SmolVLM, Idefics3 and LLaVA."""
 
 from __future__ import annotations
 
@@ -10,17 +10,28 @@ from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import WINDOW, GGUFArchitecture, GGUFKeys
 from jaxserve.checkpoint.maxtext.layout import MaxTextLayout
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers
+from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers, with_sizes
 from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._llava import llava
 from jaxserve.models.families._rope import without_sections
-from jaxserve.models.families._vision import siglip
+from jaxserve.models.families._vision import by_model_type, siglip
 
 DEFAULTS = dict(COMMON_DEFAULTS, head_dim=None, attention_bias=False, mlp_bias=False)
+_SIZES: Mapping[str, Any] = {
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+}
+"""transformers' defaults of further keys, which published LLaVA configs leave out."""
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """A plain pre-norm decoder; `attention_bias` is on all four projections."""
-    keys = without_sections(Keys({**DEFAULTS, **hf}))  # EAGLE-3 heads of models that read images have some
+    # EAGLE-3 heads of models that read images have sections.
+    keys = without_sections(Keys({**DEFAULTS, **with_sizes(_SIZES, hf)}))
     return build(keys, layers=full_layers(keys), computed=("mlp_bias",))
 
 
@@ -33,12 +44,17 @@ def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
     return {"architectures": ["MistralForCausalLM"], **window} if window else {}
 
 
+_TILED = partial(siglip, connector="linear")
 FAMILY = Family(
     ("LlamaForCausalLM",),
     decoder_config,
-    text_part_of=("SmolVLMForConditionalGeneration", "Idefics3ForConditionalGeneration"),
-    read_vision=partial(siglip, connector="linear"),
-    text_model_type="llama",
+    text_part_of=(
+        "SmolVLMForConditionalGeneration",
+        "Idefics3ForConditionalGeneration",
+        "LlavaForConditionalGeneration",
+    ),
+    read_vision=by_model_type({"smolvlm": _TILED, "idefics3": _TILED, "llava": llava}),
+    text_model_types=("llama", None),
     gguf=GGUFArchitecture(
         "llama",
         is_rope_permuted=True,

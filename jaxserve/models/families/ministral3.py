@@ -41,5 +41,5 @@ FAMILY = Family(
     decoder_config,
     text_part_of=("Mistral3ForConditionalGeneration",),
     read_vision=pixtral,
-    text_model_type="ministral3",
+    text_model_types=("ministral3",),
 )

@@ -76,6 +76,6 @@ FAMILY = Family(
     ("Mistral4ForCausalLM",),
     decoder_config,
     text_part_of=("Mistral3ForConditionalGeneration",),
-    text_model_type="mistral4",
+    text_model_types=("mistral4",),
     stacked_experts="halves",
 )

@@ -1,26 +1,39 @@
-"""Qwen2 and Qwen2.5, Qwen2-VL and Qwen2.5-VL."""
+"""Qwen2 and Qwen2.5, Qwen2-VL and Qwen2.5-VL, and LLaVA and InternVL models with them."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture
 from jaxserve.checkpoint.maxtext.layout import MaxTextLayout
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.families._common import COMMON_DEFAULTS, build, qwen_layers
+from jaxserve.models.families._common import COMMON_DEFAULTS, build, qwen_layers, with_sizes
+from jaxserve.models.families._internvl import internvl
 from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._llava import llava
 from jaxserve.models.families._qwen2_vision import qwen2_vision
 from jaxserve.models.families._rope import without_sections
+from jaxserve.models.families._vision import by_model_type
 
 DEFAULTS = dict(
     COMMON_DEFAULTS, num_key_value_heads=32, use_sliding_window=False, sliding_window=4096, max_window_layers=28
 )
+_SIZES: Mapping[str, Any] = {
+    "vocab_size": 151_936,
+    "hidden_size": 4096,
+    "intermediate_size": 22_016,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 32_768,
+}
+"""transformers' defaults of further keys, which multimodal configs may leave out."""
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Llama with biases of q, k and v (always) and none of the output projection."""
-    keys = without_sections(Keys({**DEFAULTS, **hf}))
+    keys = without_sections(Keys({**DEFAULTS, **with_sizes(_SIZES, hf)}))
     keys.require("attention_bias", True, None)
     return build(keys, layers=qwen_layers(keys), qkv_bias=True)
 
@@ -28,8 +41,16 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
 FAMILY = Family(
     ("Qwen2ForCausalLM",),
     decoder_config,
-    text_part_of=("Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"),
-    read_vision=qwen2_vision,
+    text_part_of=(
+        "Qwen2VLForConditionalGeneration",
+        "Qwen2_5_VLForConditionalGeneration",
+        "LlavaForConditionalGeneration",
+        "InternVLForConditionalGeneration",
+    ),
+    text_model_types=("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", None),
+    read_vision=by_model_type(
+        {"qwen2_vl": qwen2_vision, "qwen2_5_vl": qwen2_vision, "llava": llava, "internvl": internvl}
+    ),
     gguf=GGUFArchitecture("qwen2"),
     maxtext=MaxTextLayout(),
 )

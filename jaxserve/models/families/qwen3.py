@@ -1,4 +1,4 @@
-"""Qwen3 and Qwen3-VL, the dense models."""
+"""Qwen3 and Qwen3-VL, the dense models, and InternVL models with them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture
 from jaxserve.checkpoint.maxtext.layout import MaxTextLayout
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, qwen_layers
+from jaxserve.models.families._internvl import internvl
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._rope import without_sections
-from jaxserve.models.families._vision import qwen_vision
+from jaxserve.models.families._vision import by_model_type, qwen_vision
 
 DEFAULTS = dict(
     COMMON_DEFAULTS,
@@ -35,8 +36,9 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
 FAMILY = Family(
     ("Qwen3ForCausalLM",),
     decoder_config,
-    text_part_of=("Qwen3VLForConditionalGeneration",),
-    read_vision=qwen_vision,
+    text_part_of=("Qwen3VLForConditionalGeneration", "InternVLForConditionalGeneration"),
+    text_model_types=("qwen3", "qwen3_vl", "qwen3_vl_text", None),
+    read_vision=by_model_type({"qwen3_vl": qwen_vision, "internvl": internvl}),
     gguf=GGUFArchitecture("qwen3", has_bias_flags=True),
     maxtext=MaxTextLayout(),
 )

@@ -11,6 +11,7 @@ from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, de
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, uniform_layers
 from jaxserve.models.families._experts import COUNT_KEYS, read_experts, some_with_experts
+from jaxserve.models.families._internvl import internvl
 from jaxserve.models.families._keys import Keys
 
 DEFAULTS = dict(
@@ -53,5 +54,8 @@ def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
 FAMILY = Family(
     ("Qwen3MoeForCausalLM",),
     decoder_config,
+    text_part_of=("InternVLForConditionalGeneration",),
+    text_model_types=("qwen3_moe",),
+    read_vision=internvl,
     gguf=GGUFArchitecture("qwen3moe", experts="required", config=_gguf_config),
 )

@@ -21,7 +21,7 @@ from jaxserve.config import Config, ImagesConfig
 from jaxserve.errors import ConfigError
 from jaxserve.layers.segment_attention import alike_block
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.model_config.vision import VisionConfig
+from jaxserve.model_config.vision import VisionConfig, num_embeddings
 from jaxserve.models.vision import Heads
 from jaxserve.runner.buckets import resolve_limits
 from jaxserve.runner.images.parts import EncoderTiles, divide
@@ -73,10 +73,16 @@ class ImageShape:
     """None: every encoder call is one program."""
     has_windows: bool = False
     """True if the blocks of an image follow each other window by window, unlike its tokens."""
+    class_length: int | None = None
+    """See `VisionConfig`."""
 
     @property
     def max_patches(self) -> int:
         return max(self.buckets, default=0)
+
+    def rows_of(self, num_patches: int) -> int:
+        """Return the embeddings of whole images with this many patches."""
+        return int(num_embeddings(num_patches, self.block, self.class_length))
 
     def tile_of(self, num_patches: int) -> int:
         """Return the patches of a tile in calls of one size of `buckets`; 0: a program has the whole call."""
@@ -115,7 +121,7 @@ def image_shape(vision: VisionConfig, config: ImagesConfig, platform: str, items
     wanted = config.image_cache_memory
     if wanted is None:
         wanted = CACHE_BYTES.get(platform, ACCELERATOR_CACHE_BYTES)
-    smallest, row_bytes = buckets[-1] // vision.block, vision.row_width * itemsize
+    smallest, row_bytes = vision.num_rows(buckets[-1]), vision.row_width * itemsize
     if config.image_cache_memory is not None and wanted < smallest * row_bytes:
         raise ConfigError(
             f"--image-cache-memory {wanted}: the embeddings of one encoder call take {smallest * row_bytes} bytes"
@@ -123,6 +129,7 @@ def image_shape(vision: VisionConfig, config: ImagesConfig, platform: str, items
     return ImageShape(
         buckets=buckets,
         block=vision.block,
+        class_length=vision.class_length,
         patch_bytes=vision.patch_values,
         num_rows=max(smallest, wanted // row_bytes),
         width=vision.row_width,
@@ -171,7 +178,7 @@ def encoder_bytes(vision: VisionConfig, num_patches: int, itemsize: int) -> int:
     width = 2 * vision.hidden_size + max(4 * vision.num_heads * vision.head_dim, feed_forward)
     pixels = 4 * vision.patch_values
     scores = 2 * 4 * vision.num_heads * _scores_per_head(vision, num_patches)
-    rows = num_patches // vision.block * (vision.row_width + vision.block * vision.hidden_size) * itemsize
+    rows = int(vision.num_rows(num_patches)) * (vision.row_width + vision.block * vision.hidden_size) * itemsize
     return num_patches * (width * itemsize + pixels) + scores + rows
 
 
@@ -224,7 +231,7 @@ def image_settings(config: Config, decoder: DecoderConfig, platform: str) -> Con
     if vision is None or not vision.is_bidirectional or vision.most_patches is None:
         return config
     limits = resolve_limits(platform, scheduler)
-    own = _largest(vision, config.images.max_image_patches, platform) // vision.block
+    own = vision.num_rows(_largest(vision, config.images.max_image_patches, platform))
     needed = own + limits.max_num_seqs - 1
     if limits.max_num_batched_tokens >= needed:
         return config
@@ -285,16 +292,16 @@ def pack_items(items: Sequence[EncodeItem], num_patches: int, shape: ImageShape,
     patches = None
     if "patches" in field:
         patches = field["patches"].view(np.uint8)[: num_patches * shape.patch_bytes].reshape(num_patches, -1)
-    first = 0
+    first = first_row = 0
     for index, item in enumerate(items):
-        end = first + len(item.patches)
+        end, end_row = first + len(item.patches), first_row + len(item.rows)
         field["image_ids"][first:end] = index
         field["patch_places"][first:end] = item.positions
         rows = item.rows[block_tokens(item.positions, shape.block)] if shape.has_windows else item.rows
-        field["embedding_rows"][first // shape.block : end // shape.block] = rows
+        field["embedding_rows"][first_row:end_row] = rows
         if patches is not None:
             patches[first:end] = item.patches
-        first = end
+        first, first_row = end, end_row
 
 
 def block_tokens(positions: np.ndarray, block: int) -> np.ndarray:
@@ -312,6 +319,6 @@ def unpack_patches(words: Int[Array, "M"], num_patches: int, shape: ImageShape) 
 
 def dummy_item(num_patches: int, shape: ImageShape, units: tuple[int, int] | None = None) -> EncodeItem:
     """Return an image of no request, for the first run of a program; its embeddings go to the row of padding."""
-    rows = np.full(num_patches // shape.block, shape.num_rows, np.int32)
+    rows = np.full(shape.rows_of(num_patches), shape.num_rows, np.int32)
     patches, places = np.zeros((num_patches, shape.patch_bytes), np.uint8), np.zeros((num_patches, 2), np.int32)
     return EncodeItem(patches, places, rows, units=units)

@@ -178,13 +178,19 @@ def unit_work(vision: VisionConfig, unit: Unit, tile: int, num_patches: int) -> 
             feed_forward = (2 if vision.layers == "pre" else 3) * vision.intermediate_size * d
             return tile * (d * width + feed_forward + 2 * keys * width)
     joint = vision.block * d
-    if vision.connector in ("projector", "merged_projector"):
+    if vision.connector in ("projector", "normed_projector", "merged_projector"):
         width = d if vision.connector == "merged_projector" else joint
         merging = joint * d if vision.connector == "merged_projector" else 0
-        return num_patches // vision.block * (merging + (width + vision.output_size) * vision.output_size)
+        return int(vision.num_rows(num_patches)) * (merging + (width + vision.output_size) * vision.output_size)
+    if vision.connector_width is not None:
+        return (
+            vision.num_rows(num_patches)
+            * vision.output_size
+            * (joint + vision.output_size + 3 * vision.connector_width)
+        )
     inner = joint * joint if vision.connector in ("mlp", "rms_mlp") or unit.kind == "encode_deepstack" else 0
     inputs = joint if inner or vision.connector == "linear" else d
-    return num_patches // vision.block * (inner + inputs * vision.output_size)
+    return int(vision.num_rows(num_patches)) * (inner + inputs * vision.output_size)
 
 
 _SHARED: Final[dict[ProgramKind, str]] = {

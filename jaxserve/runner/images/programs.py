@@ -48,12 +48,12 @@ _DEEPSTACK_FIELDS: Final = PLACE_FIELDS | {"column": ""}  # of the rows of embed
 def with_images(programs: tuple[Program, ...], shape: ImageShape) -> tuple[Program, ...]:
     """Return the programs of a model that reads rows of embeddings, and those that fill the rows.
 
-    The encoder's have P patches and P / block rows; the one that writes embeddings of prompts has as many tokens as rows.
+    The encoder's have P patches and as many rows as these become; the one that writes embeddings of prompts has as many tokens as rows.
     """
     own = tuple(replace(program, images=shape) for program in programs)
     ride = own[0]
     fill = [
-        replace(ride, kind=kind, num_tokens=size, num_rows=size // shape.block)
+        replace(ride, kind=kind, num_tokens=size, num_rows=shape.rows_of(size))
         for size in shape.buckets
         for kind in _encoder_kinds(shape, size)
     ]
@@ -239,7 +239,7 @@ def write_deepstack_features(
     """Write features of a layer's output to their column of the rows. DONATES the state; returns it."""
     field, tower = split(packed, program, _DEEPSTACK_FIELDS), _tower(skeleton, params)
     with jax.named_scope("encode"):
-        num_rows = tower.images(field["image_ids"]).num_tokens // tower.config.block
+        num_rows = tower.config.num_rows(tower.images(field["image_ids"]).num_tokens)
         made = tower.deepstack[0](_activations(state).inputs[: program.num_tokens], num_rows)
     return _with_columns(state, field["embedding_rows"], field["column"], made), ()
 
@@ -250,7 +250,7 @@ def end_encoder(
     """Write the embeddings of images to their rows. DONATES the state; returns it."""
     field, tower = split(packed, program, PLACE_FIELDS), _tower(skeleton, params)
     with jax.named_scope("encode"):
-        num_rows = tower.images(field["image_ids"]).num_tokens // tower.config.block
+        num_rows = tower.config.num_rows(tower.images(field["image_ids"]).num_tokens)
         made = tower.connect(_activations(state).inputs[: program.num_tokens], num_rows)
     return _with_columns(state, field["embedding_rows"], jnp.int32(0), made), ()
 

@@ -1,0 +1,89 @@
+"""Keys of InternVL's towers, InternViT-300M and InternViT-6B (arXiv 2504.10479), as transformers has them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from jaxserve.checkpoint.renamed import MULTIMODAL
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.images import GridTiles, ImageProcessorConfig
+from jaxserve.model_config.vision import VisionConfig
+from jaxserve.models.families._common import MAX_LAYERS, MAX_WIDTH, read_activation
+from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._vision import MAX_PATCH, read_channels, read_width, require_same, vision_table
+
+_TOWER: Final[Mapping[str, Any]] = {
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "attention_bias": False,
+    "use_qk_norm": False,
+    "intermediate_size": 4096,
+    "hidden_act": "gelu",
+    "norm_type": "layer_norm",
+    "layer_norm_eps": 1e-6,
+    "image_size": 448,
+    "patch_size": 14,
+    "num_channels": 3,
+    "use_mean_pooling": True,
+}
+_WHOLE: Final[Mapping[str, Any]] = {
+    "vision_feature_layer": -1,
+    "vision_feature_select_strategy": "default",
+    "projector_hidden_act": "gelu",
+}
+_QK_NORM_EPS: Final = 1e-6
+_CONNECTOR_EPS: Final = 1e-5
+_MAX_IMAGE: Final = 1 << 14
+
+
+def internvl(hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder: DecoderConfig) -> VisionConfig:
+    """Read a tower with a class token and scaled layers, and a projector over normalised blocks of patches."""
+    keys, whole = vision_table(_TOWER, hf[MULTIMODAL]), Keys({**_WHOLE, **hf[MULTIMODAL]})
+    whole.require("vision_feature_layer", -1)
+    whole.require("vision_feature_select_strategy", "default")
+    keys.require("use_absolute_position_embeddings", True)
+    keys.require("norm_type", "layer_norm", "rms_norm")
+    hidden_size, num_heads = read_width(keys, "num_attention_heads")
+    patch = require_same(keys, "patch_size", _square(keys, "patch_size", MAX_PATCH), processor.patch_size)
+    side = _square(keys, "image_size", _MAX_IMAGE) // patch
+    if not isinstance(processor.sizes, GridTiles) or side * patch != processor.sizes.tile or side % processor.merge:
+        raise keys.error("image_size", f"the size of the preprocessing's tiles, in blocks of {processor.merge} patches")
+    return VisionConfig(
+        hidden_size=hidden_size,
+        intermediate_size=keys.integer("intermediate_size", MAX_WIDTH),
+        num_layers=keys.integer("num_hidden_layers", MAX_LAYERS),
+        num_heads=num_heads,
+        patch_size=patch,
+        norm_eps=keys.number("layer_norm_eps"),
+        activation=read_activation(keys, "hidden_act"),
+        positions="table",
+        positions_per_side=side,
+        connector="normed_projector",
+        connector_eps=_CONNECTOR_EPS,
+        connector_activation=read_activation(whole, "projector_hidden_act"),
+        merge=processor.merge,
+        output_size=decoder.hidden_size,
+        normalization=processor.normalization,
+        image_token_id=processor.image_token_id,
+        num_channels=read_channels(keys, "num_channels"),
+        has_qkv_biases=keys.flag("attention_bias"),
+        has_rms_norms=keys.table["norm_type"] == "rms_norm",
+        joint_norm_eps=_QK_NORM_EPS if keys.flag("use_qk_norm") else None,
+        has_layer_scales=True,
+        has_class_token=True,
+        has_final_norm=not keys.flag("use_mean_pooling"),
+        image_patches=side**2 + 1,
+        unused_tensors=("mask_token",),
+    )
+
+
+def _square(keys: Keys, key: str, high: int) -> int:
+    """Read the side of a square, of which a config may have height and width."""
+    found = keys.get(key)
+    if isinstance(found, list | tuple):
+        if len(found) != 2 or found[0] != found[1]:
+            raise keys.error(key, "a square")
+        return Keys({key: found[0]}, keys.prefix).integer(key, high)
+    return keys.integer(key, high)

@@ -1,0 +1,117 @@
+"""LLaVA's images: squares from the middle of any picture, layers whose features are read, and sizes that configs leave out."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxserve.checkpoint.image_processor import read_image_processor
+from jaxserve.checkpoint.safetensors_file import open_safetensors
+from jaxserve.errors import CheckpointError
+from jaxserve.frontend.images.processor import process_image
+from jaxserve.layers.policy import plain
+from jaxserve.model_config.vision import VisionConfig
+from jaxserve.models.registry import decoder_of, open_model, read_decoder, with_vision
+from jaxserve.models.skeleton import make_skeleton
+from jaxserve.weights.loader import check_tensors
+from tests.models.goldens import DATA
+from tests.models.pictures import picture
+from tests.unit.checkpoint.checkpoint_files import write_safetensors
+
+MODEL = DATA / "vision" / "llava_tiny"
+SIGLIP = DATA / "vision" / "llava_siglip_odd_tiny"
+
+
+def changed(folder: Path, model: Path = MODEL, processor: dict[str, Any] | None = None, **keys: Any) -> Path:
+    """Return a copy of a model with other values in its config and its preprocessing."""
+    shutil.copytree(model, folder, dirs_exist_ok=True)
+    for name, values in (("config.json", keys), ("preprocessor_config.json", processor or {})):
+        (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | values))
+    return folder
+
+
+def vision_of(path: Path) -> VisionConfig:
+    decoder, _ = read_decoder(path)
+    vision = with_vision(decoder, path, open_model(path).config).vision
+    assert vision is not None
+    return vision
+
+
+@pytest.mark.parametrize("name", ["CLIPImageProcessor", "LlavaImageProcessor"])
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_squares_of_pictures_of_any_size_equal_those_of_transformers(
+    name: str, is_padded: bool, tmp_path: Path
+) -> None:
+    if is_padded and name == "CLIPImageProcessor":
+        pytest.skip("CLIP's preprocessing has no margins")
+    transformers = pytest.importorskip("transformers")
+    table = {"image_processor_type": name, "do_pad": is_padded}
+    config = read_image_processor(changed(tmp_path, processor=table))
+    theirs = getattr(transformers, f"{name}Pil").from_pretrained(tmp_path)
+    assert config is not None
+    for seed, (width, height) in enumerate(((80, 50), (31, 90), (7, 5), (28, 28), (200, 33))):
+        image = picture(width, height, seed)
+        (item,) = process_image(image, config).items
+        pixels = theirs(image, do_rescale=False, do_normalize=False)["pixel_values"][0]
+        cut = np.asarray(pixels, np.uint8).reshape(3, 4, 7, 4, 7).transpose(1, 3, 0, 2, 4).reshape(16, -1)
+        np.testing.assert_array_equal(item.patches[1:], cut)
+        assert item.num_tokens == 16 and item.positions[0].tolist() == [0, -1]
+
+
+def test_features_may_be_those_of_any_layer_and_later_layers_are_not_loaded(tmp_path: Path) -> None:
+    assert json.loads((MODEL / "config.json").read_text())["vision_config"]["num_hidden_layers"] == 3
+    for number, (layer, count) in enumerate(((-2, 2), (-1, 3), (1, 1), (3, 3))):
+        vision = vision_of(changed(tmp_path / str(number), vision_feature_layer=layer))
+        assert vision.num_layers == count and ("layers.2." in vision.unused_tensors) == (count < 3)
+    with pytest.raises(CheckpointError, match="vision_feature_layer is 0"):
+        vision_of(changed(tmp_path / "none", vision_feature_layer=0))
+
+
+@pytest.mark.parametrize(
+    ("model", "keys", "message"),
+    [
+        (MODEL, {"vision_feature_select_strategy": "full"}, "vision_feature_select_strategy is 'full'"),
+        (SIGLIP, {"vision_feature_select_strategy": "default"}, "vision_feature_select_strategy is 'default'"),
+        (MODEL, {"vision_feature_layer": [-2, -1]}, "vision_feature_layer"),
+        (MODEL, {"processor": {"crop_size": 21}}, "image_size is 28; supported: 21"),
+        (MODEL, {"processor": {"crop_size": 35}}, "crop_size: expected a square with sides of at most 33 pixels"),
+        (MODEL, {"processor": {"do_center_crop": False}}, "do_center_crop: expected true"),
+        (SIGLIP, {"processor": {"size": {"height": 25, "width": 30}}}, "size: expected a square"),
+    ],
+)
+def test_what_is_not_computed_is_refused_with_its_key(
+    model: Path, keys: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        vision_of(changed(tmp_path, model, **keys))
+
+
+def test_a_tower_may_have_the_names_of_published_checkpoints_and_integers_that_nothing_reads(tmp_path: Path) -> None:
+    (file,) = map(open_safetensors, MODEL.glob("*.safetensors"))
+    tower = "vision_tower."
+    published = {name.replace(tower, f"{tower}vision_model."): file.read(name) for name in file.tensors}
+    assert "vision_tower.vision_model.pre_layrnorm.weight" in published
+    published["vision_tower.vision_model.embeddings.position_ids"] = np.arange(17)[None]
+    write_safetensors(tmp_path / "model.safetensors", published)
+    for name in ("config.json", "preprocessor_config.json"):
+        shutil.copy(MODEL / name, tmp_path)
+    found, expected = open_model(tmp_path), open_model(MODEL)
+    assert found.tensors.keys() == expected.tensors.keys()
+    assert all(np.array_equal(found.read(name), expected.read(name)) for name in expected.tensors)
+    decoder = with_vision(decoder_of(found), tmp_path, found.config)
+    check_tensors(found, make_skeleton(decoder, plain(np.dtype("float32"))))
+
+
+@pytest.mark.parametrize(("kind", "width"), [("llama", 11_008), ("mistral", 14_336), ("qwen2", 22_016), (None, 11_008)])
+def test_sizes_that_a_text_part_omits_are_those_of_transformers(kind: str | None, width: int, tmp_path: Path) -> None:
+    text = {"vocab_size": 32_064} | ({} if kind is None else {"model_type": kind})
+    whole = {"architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    config, _ = read_decoder(tmp_path)
+    assert (config.hidden_size, config.intermediate_size, config.num_layers) == (4096, width, 32)
+    assert (config.vocab_size, config.num_heads) == (32_064, 32)
