@@ -62,6 +62,8 @@ def seeing_checkpoint(folder: Path, source: str, architecture: str, naming: str)
         ("gemma4_tiny", "Gemma4ForConditionalGeneration"),
         ("gemma4_moe_odd_tiny", "Gemma4ForConditionalGeneration"),
         ("llama4_tiny", "Llama4ForConditionalGeneration"),
+        ("cohere2_tiny", "Cohere2VisionForConditionalGeneration"),
+        ("cohere2_moe_tiny", "Cohere2VisionForConditionalGeneration"),
         ("mistral_sliding_tiny", "Mistral3ForConditionalGeneration"),
         ("mistral_sliding_tiny", "LlavaForConditionalGeneration"),
         ("llama3_tiny", "LlavaForConditionalGeneration"),

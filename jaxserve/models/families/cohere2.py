@@ -25,4 +25,9 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return command_r.cohere(keys, tuple(replace(layer, use_rope=layer.sliding_window is not None) for layer in layers))
 
 
-FAMILY = Family(("Cohere2ForCausalLM",), decoder_config, text_part_of=("Cohere2VisionForConditionalGeneration",))
+FAMILY = Family(
+    ("Cohere2ForCausalLM",),
+    decoder_config,
+    text_part_of=("Cohere2VisionForConditionalGeneration",),
+    text_model_types=("cohere2", None),
+)

@@ -78,4 +78,9 @@ def _experts(keys: Keys) -> ExpertsConfig:
     )
 
 
-FAMILY = Family(("Cohere2MoeForCausalLM",), decoder_config)
+FAMILY = Family(
+    ("Cohere2MoeForCausalLM",),
+    decoder_config,
+    text_part_of=("Cohere2VisionForConditionalGeneration",),
+    text_model_types=("cohere2_moe",),
+)
