@@ -183,11 +183,8 @@ def unit_work(vision: VisionConfig, unit: Unit, tile: int, num_patches: int) -> 
         merging = joint * d if vision.connector == "merged_projector" else 0
         return int(vision.num_rows(num_patches)) * (merging + (width + vision.output_size) * vision.output_size)
     if vision.connector_width is not None:
-        return (
-            vision.num_rows(num_patches)
-            * vision.output_size
-            * (joint + vision.output_size + 3 * vision.connector_width)
-        )
+        width = joint + vision.output_size + 3 * vision.connector_width
+        return int(vision.num_rows(num_patches)) * vision.output_size * width
     inner = joint * joint if vision.connector in ("mlp", "rms_mlp") or unit.kind == "encode_deepstack" else 0
     inputs = joint if inner or vision.connector == "linear" else d
     return int(vision.num_rows(num_patches)) * (inner + inputs * vision.output_size)
