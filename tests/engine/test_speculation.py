@@ -96,7 +96,7 @@ def check_drafts_change_nothing(
         assert engine.kv.usage == 0.0
 
 
-@pytest.mark.parametrize("which", ["itself", "windows"])
+@pytest.mark.parametrize("which", [pytest.param("itself", marks=pytest.mark.exhaustive), "windows"])
 def test_tokens_and_log_probabilities_are_those_without_a_draft_model(
     which: str, request: pytest.FixtureRequest
 ) -> None:
@@ -127,7 +127,7 @@ def test_a_model_that_drafts_for_itself_is_always_right(itself: tuple[GoldenChec
     assert engine.num_steps == 3 + 1 + 10
 
 
-@pytest.mark.parametrize("which", ["itself", "windows"])
+@pytest.mark.parametrize("which", [pytest.param("itself", marks=pytest.mark.exhaustive), "windows"])
 def test_sampled_replies_have_the_distribution_of_the_model(which: str, request: pytest.FixtureRequest) -> None:
     """Chi-square of 400 replies of five tokens, of the 32 that two choices a token allow, against products of the model's
     probabilities. The last three tokens have drafts: all right, or all wrong. Seeds are fixed."""
