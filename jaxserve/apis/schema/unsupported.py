@@ -97,7 +97,7 @@ INSTEAD: dict[str, str] = {
     "functions": "tools",
     "stop_regex": "stop",
 }
-"""What to use in place of fields of `UNSUPPORTED`, in requests that have it."""
+"""Fields that replace those of `UNSUPPORTED`, in requests that have them."""
 
 
 def is_neutral(name: str, value: Any) -> bool:

@@ -503,7 +503,7 @@ def test_completion_accepts_best_of_n_and_echo_without_tokens() -> None:
 
 
 @pytest.mark.parametrize(("name", "instead"), INSTEAD.items())
-def test_a_refused_field_is_told_with_the_one_to_use_where_the_request_has_it(name: str, instead: str) -> None:
+def test_the_error_for_a_field_names_the_one_to_use_where_the_request_has_it(name: str, instead: str) -> None:
     for struct, body in ((ChatRequest, CHAT), (EmbeddingRequest, {"input": "Hi"})):
         with pytest.raises(UnsupportedParameterError) as error:
             decode_request(struct, msgspec.json.encode(body | {name: ASKING[name]}))
