@@ -169,7 +169,7 @@ class DecoderConfig:
     attention_out_bias: bool = False
     mlp_bias: bool = False
     qk_norm: Literal["none", "heads", "whole", "rotated_heads", "rotated_unit"] = "none"
-    """RMSNorm of queries and keys: over the H of each head (Qwen3), or over all heads together (OLMo 2), before rope;
+    """Norms of queries and keys: over the H of each head (Qwen3), or over all heads together (OLMo 2), before rope;
     or over the H of each head after rope, with weights (Hunyuan), or without and only in layers with rope (Llama 4)."""
     qk_norm_kind: NormKind = "rms"
     """Kind of the norms of queries and keys."""

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from jaxserve.checkpoint.image_processor import read_image_processor
 from jaxserve.checkpoint.safetensors_file import open_safetensors
-from jaxserve.errors import CheckpointError
+from jaxserve.errors import CheckpointError, InvalidRequestError
 from jaxserve.frontend.images.processor import process_image
 from jaxserve.layers.policy import plain
 from jaxserve.model_config.vision import VisionConfig
@@ -115,3 +116,12 @@ def test_sizes_that_a_text_part_omits_are_those_of_transformers(kind: str | None
     config, _ = read_decoder(tmp_path)
     assert (config.hidden_size, config.intermediate_size, config.num_layers) == (4096, width, 32)
     assert (config.vocab_size, config.num_heads) == (32_064, 32)
+
+
+def test_an_image_whose_square_would_take_gigabytes_is_refused(tmp_path: Path) -> None:
+    """A thin strip has few pixels, which decoding allows."""
+    config = read_image_processor(changed(tmp_path, processor={"do_pad": True}))
+    assert config is not None
+    with pytest.raises(InvalidRequestError, match=r"20000 x 100 pixels; this model pads .* at most 10000 pixels"):
+        process_image(Image.new("RGB", (20_000, 100)), config)
+    assert process_image(Image.new("RGB", (2_000, 10)), config).num_tokens > 0

@@ -40,6 +40,8 @@ _FILTERS: Final[dict[Resampling, Image.Resampling]] = {
 _MAX_TILED_SIDE: Final = 4096
 """Longest side of an image that is cut into tiles, whatever its checkpoint says (transformers' constant)."""
 _MAX_RATIO: Final = 200
+_MAX_PADDED_SIDE: Final = 10_000
+"""Pixels of a side of a square that an image is padded to: 300 MB."""
 """Largest ratio of the sides of an image whose area is bounded (transformers' constant)."""
 
 _CLASS_PLACE: Final = np.array([[0, -1]], np.int32)
@@ -165,6 +167,11 @@ def _limited_size(height: int, width: int, block: int, longest: int) -> tuple[in
 def _central_square(image: Image.Image, sizes: CentralSquare, resampling: Resampling) -> Image.Image:
     if sizes.padding is not None and image.width != image.height:
         longest = max(image.size)
+        if longest > _MAX_PADDED_SIDE:
+            raise InvalidRequestError(
+                f"The image has {image.width} x {image.height} pixels; this model pads images to squares and takes sides of "
+                f"at most {_MAX_PADDED_SIDE} pixels."
+            )
         square = Image.new("RGB", (longest, longest), sizes.padding)
         square.paste(image, ((longest - image.width) // 2, (longest - image.height) // 2))
         image = square
