@@ -26,8 +26,7 @@ RELEASE_VENV := .venv-release
 JAX_LOCK ?=
 KERNELS_LOCK := requirements/jax-0.11.lock
 SECOND_TESTS := tests/unit/runner tests/unit/sampling tests/kernels/test_native.py tests/models tests/engine \
-	$(addprefix tests/e2e/test_,engine_restarts.py failed_start.py http_lifecycle.py http_raw.py llm.py real_lifecycle.py \
-	real_model.py)
+	$(addprefix tests/e2e/test_,engine_restarts.py failed_start.py http_raw.py llm.py real_model.py)
 # Of the other side of 3.12: its environment is that of the newest kernels where it has the newest jax.
 SECOND_VENV = $$($$second -c 'import sys; print("$(NEWEST_VENV)" if sys.version_info >= (3, 12) else "$(OLDEST_VENV)")')
 ifndef STARTED

@@ -10,7 +10,7 @@ from tests.engine.model_engine import ModelEngine, request
 from tests.engine.test_weight_updates import Operator
 from tests.models.goldens import DATA, adapter_goldens
 
-pytestmark = [pytest.mark.slow, pytest.mark.versions]
+pytestmark = pytest.mark.slow
 
 NAME = "qwen3_moe_tiny"
 GOLDENS = adapter_goldens(NAME)

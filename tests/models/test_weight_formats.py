@@ -31,7 +31,14 @@ def cpu_kernels(request: pytest.FixtureRequest) -> CpuKernels:
     return kernels
 
 
-@pytest.mark.parametrize("golden", golden_checkpoints(), ids=lambda golden: golden.name)
+@pytest.mark.parametrize(
+    "golden",
+    [
+        pytest.param(golden, marks=[pytest.mark.exhaustive] if "_odd_" in golden.name else [])
+        for golden in golden_checkpoints()
+    ],
+    ids=lambda golden: golden.name,
+)
 def test_logits_and_greedy_tokens_equal_transformers(golden: GoldenCheckpoint) -> None:
     """With native kernels where they can be built; also of a request that is computed again after a preemption, and of one whose
     prefix an earlier request has left in the cache.
