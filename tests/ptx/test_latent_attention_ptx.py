@@ -25,10 +25,14 @@ SCHEDULES = [
 ]
 MUTATED = Case((1, 1, 1), (5, 0, 330), num_heads=5, width=320, value_width=256)
 """Seven tiles and several units for each of two programs, with a ring of two tiles."""
+IN_CI = (CASES[2], CASES[6], CASES[8])
+"""Decode, drafts to verify, and a cache of 8 bits."""
 
 
 @pytest.mark.parametrize(
-    "case", [*CASES[::2], *(pytest.param(each, marks=pytest.mark.exhaustive) for each in CASES[1::2])], ids=str
+    "case",
+    [each if each in IN_CI else pytest.param(each, marks=pytest.mark.exhaustive) for each in CASES],
+    ids=str,
 )
 def test_the_kernel_equals_dense_softmax_in_any_order(case: Case) -> None:
     given = operands(case)
