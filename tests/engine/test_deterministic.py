@@ -269,6 +269,7 @@ def test_the_place_of_an_adapter_changes_no_bit_of_its_sums(backend: Backend, ra
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("kernels")
 def test_adapters_of_experts_change_no_bit_of_other_requests() -> None:
     model = "qwen3_moe_tiny"

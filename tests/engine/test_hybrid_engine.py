@@ -19,7 +19,11 @@ NUM_DRAFTS = 3
 
 @pytest.fixture(
     scope="module",
-    params=[("qwen3_5_odd_tiny", "xla"), ("falcon_h1_odd_tiny", "native"), ("kimi_linear_odd_tiny", "native")],
+    params=[
+        ("qwen3_5_odd_tiny", "xla"),
+        ("falcon_h1_odd_tiny", "native"),
+        pytest.param(("kimi_linear_odd_tiny", "native"), marks=pytest.mark.exhaustive),
+    ],
 )
 def engine(request: Any) -> Iterator[tuple[str, ModelEngine]]:
     name, kernels = request.param

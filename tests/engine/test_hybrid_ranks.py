@@ -21,7 +21,7 @@ NUM_RANKS = 2
     scope="module",
     params=[
         ("qwen3_next_tiny", {"tensor_parallel_size": 4, "expert_parallel_size": 4}),
-        ("falcon_h1_odd_tiny", {}),
+        pytest.param(("falcon_h1_odd_tiny", {}), marks=pytest.mark.exhaustive),
     ],
     ids=lambda param: param[0],
 )

@@ -113,7 +113,8 @@ def numpy_drafts(
     return tokens, all_logits
 
 
-@pytest.mark.parametrize("name", ["qwen3_vl_tiny", pytest.param("gemma3_vision_tiny", marks=pytest.mark.exhaustive)])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", ["qwen3_vl_tiny", "gemma3_vision_tiny"])
 def test_a_draft_model_that_reads_no_images_changes_no_token(name: str) -> None:
     """Positions in three dimensions, and images that are seen whole."""
     draft = golden_checkpoint("mistral_sliding_tiny").path

@@ -39,7 +39,10 @@ def given(engine: ModelEngine, name: str, values: np.ndarray, **sampling: Any) -
     return msgspec.structs.replace(request(name, [0] * loaded.num_tokens, **sampling), prompt_embeds=loaded.parts)
 
 
-@pytest.fixture(scope="module", params=["llama3_tiny", "qwen3_5_tiny", "vision/qwen3_vl_tiny"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param("llama3_tiny", marks=pytest.mark.exhaustive), "qwen3_5_tiny", "vision/qwen3_vl_tiny"],
+)
 def engine(request: Any) -> Iterator[ModelEngine]:
     engine = ModelEngine(DATA / request.param, max_model_len=256, images=ENABLED)
     yield engine
