@@ -224,10 +224,11 @@ newest-kernels: ## the same compilers with the newest jax, and its detector of r
 		echo "== no Python >= 3.12 found: NO KERNEL WAS COMPILED BY THE NEWEST JAX"; \
 	else \
 		$(call make_in,$(NEWEST_VENV)) PYTHON="$$newest" AOT_BACKEND=mosaic_tpu AOT_CASES="$(NEWEST_CASES)" \
-			AOT_TESTS="tests/aot tests/kernels/tpu tests/kernels/test_conformance.py tests/models/test_xla_kernels.py" \
+			AOT_TESTS="$(NEWEST_TESTS)" \
 			LANE="kernels and step programs for accelerators, $$($$newest --version) and its jax" announce aot-tests; \
 	fi
 
+NEWEST_TESTS := tests/aot tests/kernels/tpu tests/kernels/test_conformance.py tests/models/test_xla_kernels.py
 # What the newest jax compiles beside the cases that `make kernels-check` has compiled with jax 0.11.
 NEWEST_CASES := newest and not exhaustive
 AOT_CASES := not newest and not exhaustive

@@ -226,6 +226,7 @@ def test_a_log_probability_has_the_same_bits_among_any_number_of_rows(vocab_size
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("kernels")
 def test_adapters_of_others_and_their_places_change_no_bit(tmp_path: Path) -> None:
     """Requests run alone in an engine without adapters, or with their own only, by its largest programs; mixes run in an engine

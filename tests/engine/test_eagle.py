@@ -102,6 +102,7 @@ def test_drafts_are_those_of_the_head_in_numpy(served: Served) -> None:
             assert expected in rows, (options, others)
 
 
+@pytest.mark.exhaustive
 def test_a_head_that_must_be_right_has_every_draft_accepted(tmp_path: Path) -> None:
     """Its drafts are tokens of its own vocabulary, and it continues from its own output."""
     target = certain_predictor(tmp_path / "model", "token")
@@ -129,6 +130,7 @@ def test_a_head_of_a_model_that_reads_images_changes_no_token(tmp_path: Path) ->
     engine.close()
 
 
+@pytest.mark.exhaustive
 def test_sleep_and_new_weights_keep_the_head(tmp_path: Path) -> None:
     found = served_with(tmp_path, "qwen3_tiny")
     weights, engine, message = found.engine.executor.weights, found.engine, request("a", list(range(20, 50)))

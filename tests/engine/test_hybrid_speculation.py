@@ -26,7 +26,7 @@ MISTAKE = 5
     scope="module",
     params=[
         ("qwen3_next_tiny", "native"),
-        ("granitemoehybrid_tiny", "xla"),
+        pytest.param(("granitemoehybrid_tiny", "xla"), marks=pytest.mark.exhaustive),
         pytest.param(("lfm2_odd_tiny", "xla"), marks=pytest.mark.exhaustive),
         pytest.param(("falcon_h1_tiny", "native"), marks=pytest.mark.exhaustive),
     ],

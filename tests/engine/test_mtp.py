@@ -24,7 +24,12 @@ NUM_DRAFTS = 3
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param("glm4_moe", marks=pytest.mark.exhaustive), "deepseek_v3", "qwen3_next"]
+    scope="module",
+    params=[
+        pytest.param("glm4_moe", marks=pytest.mark.exhaustive),
+        pytest.param("deepseek_v3", marks=pytest.mark.exhaustive),
+        "qwen3_next",
+    ],
 )
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[MTPGolden, ModelEngine]]:
     """Grouped-query attention with native kernels, latent attention by XLA, and a gated delta net before attention."""

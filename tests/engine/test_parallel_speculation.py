@@ -13,7 +13,7 @@ from tests.engine.test_mtp import drafted
 from tests.engine.test_speculation import check_drafts_change_nothing
 from tests.models.goldens import MTPGolden, golden_checkpoint, mtp_golden
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("speculates")]  # real models
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("speculates"), pytest.mark.exhaustive]  # real models
 NUM_DRAFTS = 3
 
 

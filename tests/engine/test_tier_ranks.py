@@ -12,7 +12,7 @@ from jaxserve.config import TierConfig
 from tests.engine.model_engine import ModelEngine, request
 from tests.models.goldens import golden_checkpoint
 
-pytestmark = pytest.mark.slow  # real models
+pytestmark = [pytest.mark.slow, pytest.mark.exhaustive]  # real models
 NUM_RANKS = 2
 STEMS = [np.random.default_rng(seed).integers(3, 300, 70) for seed in range(4)]
 
