@@ -16,9 +16,9 @@ from jaxserve.errors import CheckpointError, InvalidRequestError
 from jaxserve.frontend.images.prepared import with_bounded_area
 from jaxserve.frontend.images.processor import _bounded_size
 from jaxserve.model_config.images import AreaSizes
-from jaxserve.model_config.vision import VisionConfig
-from jaxserve.models.registry import open_model, read_decoder, with_vision
+from jaxserve.models.registry import read_decoder
 from tests.models.goldens import DATA
+from tests.models.vision_files import vision_of
 
 MODEL = DATA / "vision" / "glm4v_tiny"
 
@@ -31,13 +31,6 @@ def changed(folder: Path, **keys: Any) -> Path:
         config[table] |= keys.pop(table, {})
     (folder / "config.json").write_text(json.dumps(config | keys))
     return folder
-
-
-def vision_of(path: Path) -> VisionConfig:
-    decoder, _ = read_decoder(path)
-    vision = with_vision(decoder, path, open_model(path).config).vision
-    assert vision is not None
-    return vision
 
 
 def test_sizes_of_pictures_equal_those_of_transformers() -> None:

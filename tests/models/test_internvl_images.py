@@ -14,10 +14,9 @@ from jaxserve.checkpoint.image_processor import read_image_processor
 from jaxserve.errors import CheckpointError
 from jaxserve.frontend.images.processor import _grid_size, process_image
 from jaxserve.model_config.images import GridTiles
-from jaxserve.model_config.vision import VisionConfig
-from jaxserve.models.registry import open_model, read_decoder, with_vision
 from tests.models.goldens import DATA
 from tests.models.pictures import picture
+from tests.models.vision_files import vision_of
 
 MODEL = DATA / "vision" / "internvl_tiny"
 ODD = DATA / "vision" / "internvl_odd_tiny"
@@ -33,13 +32,6 @@ def changed(folder: Path, processor: dict[str, Any] | None = None, **keys: Any) 
     table = json.loads((folder / "preprocessor_config.json").read_text())
     (folder / "preprocessor_config.json").write_text(json.dumps(table | (processor or {})))
     return folder
-
-
-def vision_of(path: Path) -> VisionConfig:
-    decoder, _ = read_decoder(path)
-    vision = with_vision(decoder, path, open_model(path).config).vision
-    assert vision is not None
-    return vision
 
 
 def test_grids_of_pictures_of_any_size_equal_those_of_transformers() -> None:

@@ -16,12 +16,12 @@ from jaxserve.checkpoint.safetensors_file import open_safetensors
 from jaxserve.errors import CheckpointError, InvalidRequestError
 from jaxserve.frontend.images.processor import process_image
 from jaxserve.layers.policy import plain
-from jaxserve.model_config.vision import VisionConfig
 from jaxserve.models.registry import decoder_of, open_model, read_decoder, with_vision
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.weights.loader import check_tensors
 from tests.models.goldens import DATA
 from tests.models.pictures import picture
+from tests.models.vision_files import vision_of
 from tests.unit.checkpoint.checkpoint_files import write_safetensors
 
 MODEL = DATA / "vision" / "llava_tiny"
@@ -34,13 +34,6 @@ def changed(folder: Path, model: Path = MODEL, processor: dict[str, Any] | None 
     for name, values in (("config.json", keys), ("preprocessor_config.json", processor or {})):
         (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | values))
     return folder
-
-
-def vision_of(path: Path) -> VisionConfig:
-    decoder, _ = read_decoder(path)
-    vision = with_vision(decoder, path, open_model(path).config).vision
-    assert vision is not None
-    return vision
 
 
 @pytest.mark.parametrize("name", ["CLIPImageProcessor", "LlavaImageProcessor"])

@@ -16,9 +16,8 @@ from jaxserve.errors import CheckpointError
 from jaxserve.frontend.images.prepared import with_bounded_area
 from jaxserve.frontend.images.processor import _limited_size, process_image
 from jaxserve.model_config.images import LimitedSides
-from jaxserve.model_config.vision import VisionConfig
-from jaxserve.models.registry import open_model, read_decoder, with_vision
 from tests.models.goldens import DATA
+from tests.models.vision_files import vision_of
 
 MODEL = DATA / "vision" / "mistral3_vision_tiny"
 PIXTRAL = DATA / "vision" / "pixtral_tiny"
@@ -41,14 +40,6 @@ def without(folder: Path, key: str, table: str | None = None) -> Path:
     del (config if table is None else config[table])[key]
     (path / "config.json").write_text(json.dumps(config))
     return path
-
-
-def vision_of(path: Path) -> VisionConfig:
-    decoder, checkpoint = read_decoder(path)
-    assert checkpoint is not None
-    vision = with_vision(decoder, path, open_model(path).config).vision
-    assert vision is not None
-    return vision
 
 
 def test_sizes_of_any_picture_equal_those_of_transformers() -> None:
