@@ -60,8 +60,8 @@ beside_types = @{ $(MYPY); } >$(STAMPS)/types.log 2>&1 & types=$$!; trap 'kill $
 	$(MAKE) --no-print-directory $(1) && status=0 || status=$$?; \
 	wait $$types || { cat $(STAMPS)/types.log; echo "== types: FAILED"; exit 1; }; \
 	grep -h '^== ' $(STAMPS)/types.log || true; exit $$status
-# Checks of annotated shapes take a fifth of the time of tracing. These tests have them: together they trace every layer, kernel,
-# stage of the sampler and kind of step. Others leave them out.
+# Checks of annotated shapes take a fifth of the time of tracing. These tests have them: together they trace every layer, kernel
+# but those for TPUs, stage of the sampler and kind of step. Others leave them out.
 SHAPES_TESTS := tests/architecture tests/unit tests/perf tests/aot tests/ptx tests/kernels tests/models/test_weight_formats.py \
 	tests/models/test_vision.py tests/models/test_adapters.py tests/models/test_predictor.py \
 	tests/engine/test_speculation.py tests/engine/test_prompt_logprobs.py
@@ -218,7 +218,7 @@ kernels-check: ## kernels with jax 0.11: interpreted, emulated, and compiled for
 			LANE="kernels and step programs for accelerators, $$($$newest --version) and jax 0.11" announce aot-tests; \
 	fi
 
-newest-kernels: ## the same compilers with the newest jax, and its detector of races in kernels for TPUs
+newest-kernels: ## further cases of the same compilers with the newest jax, and its detector of races in kernels for TPUs
 	@newest="$$(.ci/second-python new)"; \
 	if [ -z "$$newest" ]; then \
 		echo "== no Python >= 3.12 found: NO KERNEL WAS COMPILED BY THE NEWEST JAX"; \

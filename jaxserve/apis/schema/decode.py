@@ -137,9 +137,8 @@ def _unknown_fields(struct: type[msgspec.Struct], fields: dict[str, msgspec.Raw]
         if name not in UNSUPPORTED:
             unknown.append(name)
         elif not is_neutral(name, msgspec.json.decode(raw)):
-            instead = INSTEAD.get(name, "")
-            has_it = instead.partition(".")[0] in struct.__struct_encode_fields__
-            raise refuse(name, instead=instead if has_it else None)
+            instead = INSTEAD.get(name)
+            raise refuse(name, instead=instead if instead in struct.__struct_encode_fields__ else None)
     return unknown
 
 
