@@ -17,6 +17,10 @@ LOG_MULTIPLIER: Final = "rope.scaling.yarn_log_multiplier"
 KV_HEADS: Final = "attention.head_count_kv"
 WINDOW: Final = "attention.sliding_window"
 WINDOW_PATTERN: Final = "attention.sliding_window_pattern"
+SECTIONS: Final = "rope.dimension_sections"
+SLIDING_THETA: Final = "rope.freq_base_swa"
+RMS_NORM_EPS: Final = "rms_norm_eps"
+"""Key of `config.json` for the epsilon of RMSNorm."""
 
 _TOP_LEVEL = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -46,6 +50,9 @@ POST_NORMS: Final[Mapping[str, str]] = {
 SANDWICH_NORMS: Final[Mapping[str, str]] = {**POST_NORMS, "ffn_norm": "pre_feedforward_layernorm"}
 """`tensor_names` of a decoder with norms before and after its blocks."""
 
+LAYER_NORM_NAMES: Final[Mapping[str, str]] = {"output_norm.bias": "model.norm.bias"}
+"""`top_names` of a decoder whose norms have biases."""
+
 _EXPERTS = {
     "ffn_gate_inp": "mlp.gate",
     "exp_probs_b": "mlp.gate.e_score_correction",
@@ -69,7 +76,9 @@ STACKED: Final = ".experts."
 _BLOCK_NAME = re.compile(r"blk\.(0|[1-9][0-9]{0,3})\.([a-z0-9_.]+?)(?:\.(weight|bias))?")
 _JOINED_BY_UNDERSCORE: Final = (_EXPERTS["exp_probs_b"], "mamba.dt", "linear_attn.dt")
 """Parts whose `bias` is joined with an underscore."""
-_WITHOUT_SUFFIX: Final = ("mamba.A_log", "mamba.D", "linear_attn.A_log")
+_WITHOUT_SUFFIX: Final = ("mamba.A_log", "mamba.D", "linear_attn.A_log", "router.scale", "router.per_expert_scale")
+_BARE: Final = (SINKS, "layer_scalar", "altup.correct_output_scale")
+"""Parts whose `weight` has no suffix in Hugging Face's names."""
 
 ROPE_FACTORS = "rope_freqs.weight"
 SHORT_DIVISORS, LONG_DIVISORS = "rope_factors_short.weight", "rope_factors_long.weight"
@@ -133,6 +142,18 @@ def no_window(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def no_sections(keys: GGUFKeys) -> None:
+    """Raise CheckpointError if a token has several positions."""
+    if keys.get(SECTIONS) not in (None, [0] * 4):
+        keys.fail(SECTIONS, "none: one position per token", keys.get(SECTIONS))
+
+
+def same_theta(keys: GGUFKeys, config: Mapping[str, Any]) -> None:
+    """Raise CheckpointError if layers with a sliding window have a rope base of their own."""
+    if keys.number(SLIDING_THETA, config["rope_theta"]) != config["rope_theta"]:
+        keys.fail(SLIDING_THETA, "the base of all layers", keys.get(SLIDING_THETA))
+
+
 def layer_types(keys: GGUFKeys, config: Mapping[str, Any], period: int) -> list[str]:
     """Return `layer_types` as the file lists them; by default the last of every `period` layers has full attention."""
     count, stored = config["num_hidden_layers"], keys.get(WINDOW_PATTERN)
@@ -169,8 +190,13 @@ class GGUFArchitecture:
     has_mixers: bool = False
     """True if `attention.head_count_kv` is a list in which recurrent layers have 0, and the width of feed-forward blocks may be
     one, too: see gguf/mixers.py."""
+    varies_by_layer: bool = False
+    """True if the KV heads, the width of feed-forward blocks and rope may differ between layers: `config` reads them, see
+    gguf/per_layer.py."""
     has_latent_attention: bool = False
     """True if queries and keys have the sizes of latent attention: see gguf/latent.py."""
+    eps_key: str = RMS_NORM_EPS
+    """Key of `config.json` for the epsilon of norms; that of LayerNorm has another name, also in the file."""
     norm_offset: float = 0.0
     """Offset that the file adds to norm weights, those of gated delta nets excepted."""
     tensor_names: Mapping[str, str] = field(default_factory=dict)
@@ -214,4 +240,4 @@ class GGUFArchitecture:
             return name
         if STACKED in name or part in _JOINED_BY_UNDERSCORE:
             return name if suffix == "weight" else f"{name}_{suffix}"
-        return name if part == SINKS and suffix == "weight" else f"{name}.{suffix}"
+        return name if part in _BARE and suffix == "weight" else f"{name}.{suffix}"

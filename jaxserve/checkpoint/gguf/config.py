@@ -14,6 +14,7 @@ from jaxserve.checkpoint.gguf.architecture import (
     KV_HEADS,
     LOG_MULTIPLIER,
     LONG_DIVISORS,
+    RMS_NORM_EPS,
     ROPE_FACTORS,
     SHORT_DIVISORS,
     GGUFArchitecture,
@@ -21,6 +22,7 @@ from jaxserve.checkpoint.gguf.architecture import (
     decimal,
 )
 from jaxserve.checkpoint.gguf.file import GGUFFile
+from jaxserve.checkpoint.gguf.per_layer import by_layer
 from jaxserve.errors import CheckpointError, shown
 
 _EMBEDDING = "token_embd.weight"
@@ -106,7 +108,11 @@ def hf_config(file: GGUFFile, hf_architecture: str, architecture: GGUFArchitectu
         "head_dim": head_dim,
         "hidden_act": "silu",
         "max_position_embeddings": keys.integer("context_length"),
-        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        architecture.eps_key: keys.number(
+            "attention.layer_norm_rms_epsilon"
+            if architecture.eps_key == RMS_NORM_EPS
+            else "attention.layer_norm_epsilon"
+        ),
         "rope_theta": keys.number("rope.freq_base", 10_000.0),
         "tie_word_embeddings": "output.weight" not in file.tensors,
     }
@@ -116,8 +122,8 @@ def hf_config(file: GGUFFile, hf_architecture: str, architecture: GGUFArchitectu
     if architecture.has_bias_flags:
         config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
         config["mlp_bias"] = "blk.0.ffn_down.bias" in file.tensors
-    if rotary_dim != head_dim:
-        config["partial_rotary_factor"] = math.nextafter(rotary_dim / head_dim, 1.0)  # it is rounded down when read
+    if architecture.has_partial_rotary:  # the factor is rounded down when read
+        config["partial_rotary_factor"] = math.nextafter(rotary_dim / head_dim, 1.0)
     scaling = _rope_scaling(keys, architecture, rotary_dim, config["rope_theta"])
     if scaling is not None:
         config["rope_scaling"] = scaling
@@ -131,8 +137,11 @@ def _num_layers(keys: GGUFKeys) -> int:
 
 
 def _of_all_layers(keys: GGUFKeys, key: str, architecture: GGUFArchitecture, default: int | None = None) -> int:
-    """Return a number, here of KV heads or of the width of feed-forward blocks, which all layers share that have any."""
+    """Return a number, here of KV heads or of the width of feed-forward blocks, which all layers share that have any; that of the
+    first layer if they may differ."""
     counts = keys.get(key)
+    if architecture.varies_by_layer and isinstance(counts, list):
+        return by_layer(keys, key, _num_layers(keys))[0]
     if not architecture.has_mixers or not isinstance(counts, list):
         return keys.integer(key, default)
     num_layers = _num_layers(keys)
@@ -201,10 +210,11 @@ def _rope_scaling(
     kind = keys.get("rope.scaling.type") or "none"
     if LONG_DIVISORS in keys.file.tensors:
         return _longrope_scaling(keys, kind)
-    factors = _llama3_scaling(keys.file, rotary_dim, theta)
+    is_own = architecture.varies_by_layer and ROPE_FACTORS in keys.file.tensors
+    factors = None if is_own else _llama3_scaling(keys.file, rotary_dim, theta)
+    if (is_own or factors is not None) and kind != "none":
+        keys.fail("rope.scaling.type", f"none beside '{ROPE_FACTORS}'", kind)
     if factors is not None:
-        if kind != "none":
-            keys.fail("rope.scaling.type", f"none beside '{ROPE_FACTORS}'", kind)
         return factors
     if kind == "linear":
         return {"rope_type": "linear", "factor": keys.number("rope.scaling.factor")}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no_window
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.families._common import LAYER_NORM_DEFAULTS, build, full_layers
 from jaxserve.models.families._keys import Keys
@@ -41,4 +43,13 @@ def cohere(
     )
 
 
-FAMILY = Family(("CohereForCausalLM",), decoder_config)
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    has_norms = any(name.endswith(("attn_q_norm.weight", "attn_k_norm.weight")) for name in keys.file.tensors)
+    return no_window(keys, config) | {"logit_scale": keys.number("logit_scale"), "use_qk_norm": has_norms}
+
+
+FAMILY = Family(
+    ("CohereForCausalLM",),
+    decoder_config,
+    gguf=GGUFArchitecture("command-r", eps_key="layer_norm_eps", config=_gguf_config),
+)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import WINDOW, GGUFArchitecture, GGUFKeys, layer_types, same_theta
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families import cohere as command_r
 from jaxserve.models.families._common import LAYER_NORM_DEFAULTS, MAX_LAYERS, alternating_layers
@@ -25,9 +27,19 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return command_r.cohere(keys, tuple(replace(layer, use_rope=layer.sliding_window is not None) for layer in layers))
 
 
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    same_theta(keys, config)
+    return {
+        "logit_scale": keys.number("logit_scale"),
+        "sliding_window": keys.integer(WINDOW),
+        "layer_types": layer_types(keys, config, 4),
+    }
+
+
 FAMILY = Family(
     ("Cohere2ForCausalLM",),
     decoder_config,
     text_part_of=("Cohere2VisionForConditionalGeneration",),
     text_model_types=("cohere2", None),
+    gguf=GGUFArchitecture("cohere2", eps_key="layer_norm_eps", config=_gguf_config),
 )

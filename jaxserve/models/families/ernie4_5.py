@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no_window
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers
 from jaxserve.models.families._keys import Keys
@@ -34,4 +36,8 @@ def ernie(keys: Keys, layers: tuple[LayerConfig, ...]) -> DecoderConfig:
     return replace(config, attention_out_bias=has_bias, mlp_bias=has_bias, rotary_pairs="adjacent")
 
 
-FAMILY = Family(("Ernie4_5ForCausalLM",), decoder_config)
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    return no_window(keys, config) | {"use_bias": "blk.0.ffn_down.bias" in keys.file.tensors}
+
+
+FAMILY = Family(("Ernie4_5ForCausalLM",), decoder_config, gguf=GGUFArchitecture("ernie4_5", config=_gguf_config))

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import (
+    POST_NORMS,
+    WINDOW,
+    GGUFArchitecture,
+    GGUFKeys,
+    layer_types,
+    same_theta,
+)
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.families._common import (
     COMMON_DEFAULTS,
@@ -37,4 +46,15 @@ def read_layers(keys: Keys) -> tuple[LayerConfig, ...]:
     return tuple(replace(layer, use_rope=layer.sliding_window is not None) for layer in layers)
 
 
-FAMILY = Family(("Exaone4ForCausalLM",), decoder_config)
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    if not keys.get(WINDOW):
+        return {"sliding_window": None}
+    same_theta(keys, config)
+    return {"sliding_window": keys.integer(WINDOW), "layer_types": layer_types(keys, config, 4)}
+
+
+FAMILY = Family(
+    ("Exaone4ForCausalLM",),
+    decoder_config,
+    gguf=GGUFArchitecture("exaone4", tensor_names=POST_NORMS, config=_gguf_config),
+)

@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
-from jaxserve.checkpoint.gguf.architecture import SANDWICH_NORMS, WINDOW, GGUFArchitecture, GGUFKeys, layer_types
+from jaxserve.checkpoint.gguf.architecture import (
+    SANDWICH_NORMS,
+    WINDOW,
+    GGUFArchitecture,
+    GGUFKeys,
+    layer_types,
+    same_theta,
+)
 from jaxserve.checkpoint.maxtext.layout import SANDWICH_NORM_NAMES, MaxTextLayout
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families import _gemma
@@ -22,8 +29,7 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
 
 
 def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
-    if keys.number("rope.freq_base_swa", config["rope_theta"]) != config["rope_theta"]:
-        keys.fail("rope.freq_base_swa", "the base of all layers", keys.get("rope.freq_base_swa"))
+    same_theta(keys, config)
     return gemma_gguf_config(config, num_layers_of_27b=46) | {
         "sliding_window": keys.integer(WINDOW, 4096),
         "layer_types": layer_types(keys, config, 2),

@@ -7,6 +7,16 @@ from dataclasses import replace
 from typing import Any, Final
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import SANDWICH_NORMS, GGUFArchitecture, GGUFKeys
+from jaxserve.checkpoint.gguf.per_layer import (
+    TENSOR_NAMES,
+    TOP_NAMES,
+    embeddings_config,
+    heads_config,
+    proportional_rope,
+    widths_config,
+    windows_config,
+)
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, RopeScaling
 from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.models.families._common import (
@@ -200,6 +210,45 @@ def _renames(hf: Mapping[str, Any]) -> Mapping[str, str]:
     return _EXPERT_RENAMES if hf.get("enable_moe_block") is True else {}
 
 
+_GGUF_NAMES: Final = {
+    **SANDWICH_NORMS,
+    **TENSOR_NAMES,
+    "layer_output_scale": "layer_scalar",
+    "post_ffw_norm_1": "post_feedforward_layernorm_1",
+    "pre_ffw_norm_2": "pre_feedforward_layernorm_2",
+    "post_ffw_norm_2": "post_feedforward_layernorm_2",
+    "ffn_gate_inp": "router.proj",
+    "ffn_gate_inp.scale": "router.scale",
+    "ffn_gate_exps": "experts.gate_proj",
+    "ffn_up_exps": "experts.up_proj",
+    "ffn_gate_up_exps": "experts.gate_up_proj",
+    "ffn_down_exps": "experts.down_proj",
+    "ffn_down_exps.scale": "router.per_expert_scale",
+}
+
+
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of both kinds of layers. The file's head size is that of layers with full attention."""
+    full_dim = config["head_dim"]
+    windows = windows_config(keys, config, _PATTERN, proportional_rope(keys, full_dim))
+    embeddings = embeddings_config(keys, config)
+    num_shared = embeddings["num_kv_shared_layers"]
+    found = {
+        **windows,
+        **embeddings,
+        **widths_config(keys, config, num_shared),
+        **heads_config(keys, windows["layer_types"], num_shared),
+        "global_head_dim": full_dim,
+    }
+    if "num_experts" not in config:
+        return found
+    return found | {
+        "enable_moe_block": True,
+        "top_k_experts": config["num_experts_per_tok"],
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+    }
+
+
 FAMILY = Family(
     ("Gemma4ForCausalLM",),
     decoder_config,
@@ -208,4 +257,13 @@ FAMILY = Family(
     renames=_RENAMES,
     config_renames=_renames,
     stacked_experts="halves",
+    gguf=GGUFArchitecture(
+        "gemma4",
+        varies_by_layer=True,
+        tensor_names=_GGUF_NAMES,
+        renames=_renames,
+        top_names=TOP_NAMES,
+        experts="optional",
+        config=_gguf_config,
+    ),
 )

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import SANDWICH_NORMS, GGUFArchitecture, GGUFKeys, no_sections, no_window
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families import glm
 from jaxserve.models.families._common import with_sizes
@@ -32,6 +33,12 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return replace(glm.decoder_config(dict(with_sizes(_MULTIMODAL, hf))), norm_placement="sandwich")
 
 
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return no keys of its own; raise CheckpointError for positions of images, whose files have rows in another order."""
+    no_sections(keys)
+    return no_window(keys, config)
+
+
 FAMILY = Family(
     ("Glm4ForCausalLM",),
     decoder_config,
@@ -43,4 +50,11 @@ FAMILY = Family(
         "post_attention_layernorm": "pre_feedforward_layernorm",
         "post_mlp_layernorm": "post_feedforward_layernorm",
     },
+    gguf=GGUFArchitecture(
+        "glm4",
+        has_bias_flags=True,
+        has_partial_rotary=True,
+        tensor_names={**SANDWICH_NORMS, "ffn_up": "mlp.gate_up_proj"},
+        config=_gguf_config,
+    ),
 )

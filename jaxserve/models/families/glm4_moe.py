@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 from jaxserve.checkpoint.family import Family
-from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no_window
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no_sections, no_window
 from jaxserve.checkpoint.gguf.routing import GATING, SIGMOID, router_config
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers, with_sizes
@@ -15,8 +15,6 @@ from jaxserve.models.families._experts import COUNT_KEYS, dense_first, read_rout
 from jaxserve.models.families._glm4v import glm4v
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._rope import without_sections
-
-_SECTIONS: Final = "rope.dimension_sections"
 
 DEFAULTS = dict(
     COMMON_DEFAULTS,
@@ -63,13 +61,11 @@ def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the router's keys, and what tensors and sizes tell of attention. Positions of images are not read."""
     if (keys.get(GATING) or SIGMOID) != SIGMOID:
         keys.fail(GATING, f"{SIGMOID} (sigmoid) or none", keys.get(GATING))
-    if keys.get(_SECTIONS) not in (None, [0] * 4):
-        keys.fail(_SECTIONS, "none: one position per token", keys.get(_SECTIONS))
+    no_sections(keys)
     return {
         **no_window(keys, config),
         **router_config(keys, config),
         "use_qk_norm": "blk.0.attn_q_norm.weight" in keys.file.tensors,
-        "partial_rotary_factor": config.get("partial_rotary_factor", 1.0),
     }
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers
 from jaxserve.models.families._keys import Keys
@@ -42,4 +43,5 @@ FAMILY = Family(
     ("HunYuanDenseV1ForCausalLM",),
     decoder_config,
     renames={"query_layernorm": "q_norm", "key_layernorm": "k_norm"},
+    gguf=GGUFArchitecture("hunyuan-dense", has_bias_flags=True),
 )

@@ -7,7 +7,14 @@ from dataclasses import replace
 from typing import Any, Final
 
 from jaxserve.checkpoint.family import Family
-from jaxserve.checkpoint.gguf.architecture import WINDOW, WINDOW_PATTERN, GGUFArchitecture, GGUFKeys, decimal
+from jaxserve.checkpoint.gguf.architecture import (
+    WINDOW,
+    WINDOW_PATTERN,
+    GGUFArchitecture,
+    GGUFKeys,
+    decimal,
+    same_theta,
+)
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, QueryScaling
 from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, MAX_LAYERS, MAX_WIDTH, build, num_layers
@@ -113,8 +120,7 @@ def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in _GGUF_FIXED.items():
         if keys.has(key) and decimal(keys.get(key)) != value:
             keys.fail(key, f"{value:g} or none", keys.get(key))
-    if keys.number("rope.freq_base_swa", config["rope_theta"]) != config["rope_theta"]:
-        keys.fail("rope.freq_base_swa", "the base of all layers", keys.get("rope.freq_base_swa"))
+    same_theta(keys, config)
     return {
         "intermediate_size": keys.integer("expert_feed_forward_length"),
         "intermediate_size_mlp": config["intermediate_size"],

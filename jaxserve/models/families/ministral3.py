@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import LOG_MULTIPLIER, WINDOW, GGUFArchitecture, GGUFKeys, no_window
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, uniform_layers
 from jaxserve.models.families._keys import Keys
@@ -24,6 +26,8 @@ _ROPE = {
     "mscale_all_dim": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
+_FACTOR: Final = "attention.temperature_scale"
+_STEP: Final = "attention.temperature_length"
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
@@ -36,10 +40,29 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return replace(build(keys, layers=uniform_layers(keys), qkv_bias=False), query_scaling=query_scaling(keys))
 
 
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Read a file without a factor on queries as Mistral: converters give Mistral Small 3 the same name."""
+    if not keys.get(_FACTOR):
+        return {
+            "architectures": ["MistralForCausalLM"],
+            "sliding_window": keys.integer(WINDOW) if keys.get(WINDOW) else None,
+        }
+    scaling = config.get("rope_scaling") or {}
+    if scaling.get("rope_type") != "yarn":
+        keys.fail("rope.scaling.type", f"yarn beside '{_FACTOR}'", keys.get("rope.scaling.type"))
+    original = scaling["original_max_position_embeddings"]
+    if keys.get(_STEP) not in (None, original):
+        keys.fail(_STEP, f"the original context length {original} or none", keys.get(_STEP))
+    mscale = keys.number(LOG_MULTIPLIER)
+    own = {"mscale": mscale, "mscale_all_dim": mscale, "llama_4_scaling_beta": keys.number(_FACTOR)}
+    return {**no_window(keys, config), "rope_scaling": None, "rope_parameters": {**scaling, **own}}
+
+
 FAMILY = Family(
     ("Ministral3ForCausalLM",),
     decoder_config,
     text_part_of=("Mistral3ForConditionalGeneration",),
     read_vision=pixtral,
     text_model_types=("ministral3",),
+    gguf=GGUFArchitecture("mistral3", is_rope_permuted=True, config=_gguf_config),
 )

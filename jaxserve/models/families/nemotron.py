@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import LAYER_NORM_NAMES, GGUFArchitecture, GGUFKeys, no_window
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import build, full_layers
 from jaxserve.models.families._keys import Keys
@@ -29,4 +31,20 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return replace(config, norm_kind="layer_with_bias", norm_weights="offset", mlp_has_gate=False)
 
 
-FAMILY = Family(("NemotronForCausalLM",), decoder_config)
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    return no_window(keys, config) | {"hidden_act": "relu2"}
+
+
+FAMILY = Family(
+    ("NemotronForCausalLM",),
+    decoder_config,
+    gguf=GGUFArchitecture(
+        "nemotron",
+        has_bias_flags=True,
+        has_partial_rotary=True,
+        eps_key="norm_eps",
+        norm_offset=1.0,
+        top_names=LAYER_NORM_NAMES,
+        config=_gguf_config,
+    ),
+)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import LAYER_NORM_NAMES, GGUFArchitecture, GGUFKeys, no_window
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import LAYER_NORM_DEFAULTS, build, full_layers
 from jaxserve.models.families._keys import Keys
@@ -35,8 +37,19 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     )
 
 
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    return no_window(keys, config) | {"hidden_act": "gelu_new"}
+
+
 FAMILY = Family(
     ("PhiForCausalLM",),
     decoder_config,
     renames={"dense": "o_proj", "fc1": "up_proj", "fc2": "down_proj", "final_layernorm": "norm"},
+    gguf=GGUFArchitecture(
+        "phi2",
+        has_partial_rotary=True,
+        eps_key="layer_norm_eps",
+        top_names={**LAYER_NORM_NAMES, "output.bias": "lm_head.bias"},
+        config=_gguf_config,
+    ),
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no_window
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers
 from jaxserve.models.families._keys import Keys
@@ -27,4 +29,17 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return replace(config, attention_out_bias=keys.flag("attention_out_bias"))
 
 
-FAMILY = Family(("SeedOssForCausalLM",), decoder_config)
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    return no_window(keys, config) | {"attention_out_bias": "blk.0.attn_output.bias" in keys.file.tensors}
+
+
+FAMILY = Family(
+    ("SeedOssForCausalLM",),
+    decoder_config,
+    gguf=GGUFArchitecture(
+        "seed_oss",
+        has_bias_flags=True,
+        tensor_names={"post_attention_norm": "post_attention_layernorm"},
+        config=_gguf_config,
+    ),
+)

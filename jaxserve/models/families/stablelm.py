@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import LAYER_NORM_NAMES, GGUFArchitecture, GGUFKeys, no_window
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import LAYER_NORM_DEFAULTS, build, full_layers
 from jaxserve.models.families._keys import Keys
@@ -37,4 +39,24 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return replace(config, norm_placement="parallel") if keys.flag("use_parallel_residual") else config
 
 
-FAMILY = Family(("StableLmForCausalLM",), decoder_config)
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the tensors of a layer say: parallel blocks share one norm. Converters always write the key for them."""
+    names = {name.partition("blk.0.")[2] for name in keys.file.tensors}
+    return no_window(keys, config) | {
+        "use_qkv_bias": "attn_q.bias" in names,
+        "use_parallel_residual": "ffn_norm.weight" not in names,
+        "qk_layernorm": "attn_q_norm.weight" in names,
+    }
+
+
+FAMILY = Family(
+    ("StableLmForCausalLM",),
+    decoder_config,
+    gguf=GGUFArchitecture(
+        "stablelm",
+        has_partial_rotary=True,
+        eps_key="layer_norm_eps",
+        top_names=LAYER_NORM_NAMES,
+        config=_gguf_config,
+    ),
+)

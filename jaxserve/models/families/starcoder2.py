@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import LAYER_NORM_NAMES, WINDOW, GGUFArchitecture, GGUFKeys
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import LAYER_NORM_DEFAULTS, build, uniform_layers
 from jaxserve.models.families._keys import Keys
@@ -19,6 +21,7 @@ DEFAULTS = dict(
     use_bias=True,
     tie_word_embeddings=True,
 )
+_WINDOW: Final = 4096
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
@@ -31,4 +34,18 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     )
 
 
-FAMILY = Family(("Starcoder2ForCausalLM",), decoder_config, renames={"c_fc": "up_proj", "c_proj": "down_proj"})
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the published models' window, which converters leave out, and whether there are biases."""
+    return {
+        "hidden_act": "gelu_pytorch_tanh",
+        "sliding_window": keys.integer(WINDOW, _WINDOW),
+        "use_bias": "blk.0.attn_q.bias" in keys.file.tensors,
+    }
+
+
+FAMILY = Family(
+    ("Starcoder2ForCausalLM",),
+    decoder_config,
+    renames={"c_fc": "up_proj", "c_proj": "down_proj"},
+    gguf=GGUFArchitecture("starcoder2", eps_key="norm_epsilon", top_names=LAYER_NORM_NAMES, config=_gguf_config),
+)

@@ -218,9 +218,9 @@ def rotate(heads: np.ndarray, angles: np.ndarray, is_paired: bool) -> np.ndarray
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "architecture": (
-        "gemma3n",
+        "mamba",
         {},
-        "key 'general.architecture': expected one of arcee, deepseek2, dots1, falcon-h1, gemma, gemma2, gemma3, glm4moe, ",
+        "key 'general.architecture': expected one of arcee, ",
     ),
     "adapter": ("llama", {"general__type": "adapter"}, "key 'general.type': expected 'model', found 'adapter'"),
     "split": (

@@ -1,0 +1,239 @@
+"""Tiny checkpoints as llama.cpp's converter writes them: from the tensors and the config of Hugging Face's files.
+
+`gguf_families.py` has the families that were read before; names here are those of the gguf package alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import gguf
+import numpy as np
+from safetensors.numpy import load_file
+
+from tests.unit.checkpoint.checkpoint_files import as_llama_cpp_stores, stored, write_gguf
+from tests.unit.checkpoint.gguf_families import head_dim, with_stacked_experts
+
+Config = Mapping[str, Any]
+Tensors = dict[str, np.ndarray]
+_SUFFIXES: Final = (".weight", ".bias")
+_BARE: Final = ("layer_scalar", "_scale")
+_FIRST_KEYS: Final = {
+    "context_length": ("max_position_embeddings",),
+    "embedding_length": ("hidden_size",),
+    "feed_forward_length": ("intermediate_size",),
+    "attention.head_count": ("num_attention_heads",),
+    "attention.head_count_kv": ("num_key_value_heads",),
+    "attention.layer_norm_rms_epsilon": ("rms_norm_eps", "norm_eps"),
+    "attention.layer_norm_epsilon": ("layer_norm_eps", "norm_epsilon", "norm_eps"),
+    "expert_count": ("num_local_experts", "num_experts"),
+    "expert_used_count": ("num_experts_per_tok", "top_k_experts"),
+    "attention.key_length": ("head_dim",),
+    "attention.value_length": ("head_dim",),
+}
+"""Keys of every file, and those of `config.json` of which the first that there is has their value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """The converter's treatment of one architecture."""
+
+    architecture: gguf.MODEL_ARCH
+    keys: Callable[[Config], dict[str, Any]] = lambda hf: {}
+    change: Callable[[str, np.ndarray, Config], np.ndarray] = lambda name, tensor, hf: tensor
+    """Return a tensor as it is stored, by its Hugging Face name."""
+    prepare: Callable[[Tensors, Config], Tensors] = lambda tensors, hf: tensors
+    """Return all tensors with others in the place of some."""
+    factors: Callable[[Config], np.ndarray] | None = None
+    """Return what rope's frequencies are divided by, which is a tensor of the file."""
+    stored_names: Mapping[str, str] = field(default_factory=dict)
+    """Names of parts of a layer in the file, by Hugging Face's, that the converter writes without the map of the gguf package."""
+
+
+def rope_table(hf: Config) -> Mapping[str, Any]:
+    table = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    return table.get("full_attention", table)  # type: ignore[no-any-return]
+
+
+def rope_keys(hf: Config) -> dict[str, Any]:
+    """Return the keys of every file for rope: the base, and yarn's scaling."""
+    table = rope_table(hf)
+    keys = {"rope.freq_base": float(table.get("rope_theta") or hf.get("rope_theta", 10_000.0))}
+    if table.get("rope_type") != "yarn":
+        return keys
+    names = {"factor": "factor", "original_context_length": "original_max_position_embeddings"}
+    names |= {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
+    own = {f"rope.scaling.{key}": table[name] for key, name in names.items() if name in table}
+    return keys | {"rope.scaling.type": "yarn"} | own
+
+
+def partial_rotary(default: float) -> Callable[[Config], dict[str, Any]]:
+    return lambda hf: {"rope.dimension_count": int(hf.get("partial_rotary_factor", default) * head_dim(hf))}
+
+
+def ministral3_keys(hf: Config) -> dict[str, Any]:
+    table = rope_table(hf)
+    return {
+        "rope.dimension_count": head_dim(hf),
+        "rope.scaling.yarn_log_multiplier": table["mscale_all_dim"],
+        "attention.temperature_scale": table["llama_4_scaling_beta"],
+    }
+
+
+def exaone4_keys(hf: Config) -> dict[str, Any]:
+    count, pattern = hf["num_hidden_layers"], hf["sliding_window_pattern"]
+    return {
+        "attention.sliding_window": hf["sliding_window"],
+        "attention.sliding_window_pattern": [(index + 1) % pattern != 0 for index in range(count)],
+    }
+
+
+def hunyuan_keys(hf: Config) -> dict[str, Any]:
+    """Return the stretched base; contexts are those of the published models."""
+    size = head_dim(hf)
+    return {
+        "rope.freq_base": hf["rope_theta"] * rope_table(hf)["alpha"] ** (size / (size - 2)),
+        "rope.scaling.type": "none",
+        "rope.scaling.factor": 1,
+        "rope.scaling.original_context_length": 256 * 1024,
+        "context_length": 256 * 1024,
+    }
+
+
+def cohere2_keys(hf: Config) -> dict[str, Any]:
+    return {
+        "logit_scale": hf["logit_scale"],
+        "attention.sliding_window": hf["sliding_window"],
+        "attention.sliding_window_pattern": hf["sliding_window_pattern"],
+        "rope.dimension_count": head_dim(hf),
+        "rope.scaling.type": "none",
+    }
+
+
+def permuted(name: str, tensor: np.ndarray, hf: Config) -> np.ndarray:
+    """Return a tensor with the rows of queries and keys in pairs."""
+    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}.get(name.split(".")[-2])
+    return tensor if heads is None else as_llama_cpp_stores(tensor, hf[heads])
+
+
+def with_unit_norms(name: str, tensor: np.ndarray, hf: Config) -> np.ndarray:
+    return tensor + 1 if name.endswith("norm.weight") else tensor
+
+
+def llama3_divisors(hf: Config) -> np.ndarray:
+    """Return what Llama 3's scaling divides each frequency by."""
+    table, size = rope_table(hf), head_dim(hf)
+    low, high, original = table["low_freq_factor"], table["high_freq_factor"], table["original_max_position_embeddings"]
+    base = table.get("rope_theta") or hf["rope_theta"]
+    divisors = []
+    for index in range(0, size, 2):
+        turns = original / (2 * np.pi * base ** (index / size))
+        smooth = min(max((turns - low) / (high - low), 0.0), 1.0)
+        divisors.append(1 / ((1 - smooth) / table["factor"] + smooth))
+    return np.array(divisors, np.float32)
+
+
+def gemma4_keys(hf: Config) -> dict[str, Any]:
+    count, num_shared = hf["num_hidden_layers"], hf.get("num_kv_shared_layers", 0)
+    is_sliding = [kind == "sliding_attention" for kind in hf["layer_types"]]
+    width, heads, full_heads = (
+        hf.get(f"{name}") for name in ("intermediate_size", "num_key_value_heads", "num_global_key_value_heads")
+    )
+    keys = {
+        "attention.sliding_window": hf["sliding_window"],
+        "attention.sliding_window_pattern": is_sliding,
+        "attention.shared_kv_layers": num_shared,
+        "embedding_length_per_layer_input": hf.get("hidden_size_per_layer_input", 256),
+        "expert_feed_forward_length": hf.get("moe_intermediate_size"),
+        "final_logit_softcapping": hf.get("final_logit_softcapping"),
+        "rope.freq_base_swa": hf["rope_parameters"]["sliding_attention"]["rope_theta"],
+    }
+    for name in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
+        keys |= {name: hf["global_head_dim"], f"{name}_swa": hf["head_dim"]}
+    if hf.get("use_double_wide_mlp"):
+        keys["feed_forward_length"] = [width * (1 + (layer >= count - num_shared)) for layer in range(count)]
+    if full_heads is not None:
+        keys["attention.head_count_kv"] = [heads if each else full_heads for each in is_sliding]
+    return keys
+
+
+def proportional_divisors(hf: Config) -> np.ndarray:
+    """Return 1 for pairs that rotate and 1e30 for the others."""
+    size, fraction = hf["global_head_dim"], rope_table(hf)["partial_rotary_factor"]
+    num_rotated = int(size * fraction / 2)
+    return np.array([1.0] * num_rotated + [1e30] * (size // 2 - num_rotated), np.float32)
+
+
+CONVERSIONS: Final[Mapping[str, Conversion]] = {
+    "Ministral3ForCausalLM": Conversion(gguf.MODEL_ARCH.MISTRAL3, ministral3_keys, permuted),
+    "Glm4ForCausalLM": Conversion(gguf.MODEL_ARCH.GLM4, partial_rotary(0.5)),
+    "Gemma4ForCausalLM": Conversion(
+        gguf.MODEL_ARCH.GEMMA4,
+        gemma4_keys,
+        factors=proportional_divisors,
+        stored_names={"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"},
+    ),
+    "Ernie4_5ForCausalLM": Conversion(gguf.MODEL_ARCH.ERNIE4_5),
+    "SeedOssForCausalLM": Conversion(gguf.MODEL_ARCH.SEED_OSS),
+    "Exaone4ForCausalLM": Conversion(gguf.MODEL_ARCH.EXAONE4, exaone4_keys, factors=llama3_divisors),
+    "HunYuanDenseV1ForCausalLM": Conversion(gguf.MODEL_ARCH.HUNYUAN_DENSE, hunyuan_keys),
+    "CohereForCausalLM": Conversion(
+        gguf.MODEL_ARCH.COMMAND_R, lambda hf: {"logit_scale": hf["logit_scale"], "rope.scaling.type": "none"}
+    ),
+    "Cohere2ForCausalLM": Conversion(gguf.MODEL_ARCH.COHERE2, cohere2_keys),
+    "PhiForCausalLM": Conversion(gguf.MODEL_ARCH.PHI2, partial_rotary(0.5)),
+    "Starcoder2ForCausalLM": Conversion(gguf.MODEL_ARCH.STARCODER2),
+    "StableLmForCausalLM": Conversion(
+        gguf.MODEL_ARCH.STABLELM,
+        lambda hf: partial_rotary(0.25)(hf) | {"use_parallel_residual": hf.get("use_parallel_residual", True)},
+    ),
+    "NemotronForCausalLM": Conversion(
+        gguf.MODEL_ARCH.NEMOTRON,
+        lambda hf: partial_rotary(0.5)(hf) | {"rope.scaling.type": "none"},
+        with_unit_norms,
+    ),
+}
+"""Conversions by the class of the model."""
+
+
+def converted(path: Path, folder: Path, hf: Config, kind: str = "F32", **more: Any) -> Path:
+    """Write the checkpoint of a folder as a GGUF file. hf: its config, perhaps with what a file can hold. kind: type of the matrices
+    of experts. more: further keys, or None for those to leave out, with `__` for a dot."""
+    conversion = CONVERSIONS[hf["architectures"][0]]
+    name, count = gguf.MODEL_ARCH_NAMES[conversion.architecture], hf["num_hidden_layers"]
+    found = {
+        key: next((hf[own] for own in names if hf.get(own) is not None), None) for key, names in _FIRST_KEYS.items()
+    }
+    keys = found | {"block_count": count} | rope_keys(hf) | conversion.keys(hf)
+    keys |= {key.replace("__", "."): value for key, value in more.items()}
+    metadata = {f"{name}.{key}": value for key, value in keys.items() if value is not None}
+    metadata |= {f"tokenizer.ggml.{key}": hf[key] for key in ("bos_token_id", "eos_token_id")}
+    mapped = gguf.get_tensor_name_map(conversion.architecture, count)
+    weights = {key: value.astype(np.float32) for key, value in load_file(folder / "model.safetensors").items()}
+    tensors = {}
+    for hf_name, tensor in with_stacked_experts(conversion.prepare(weights, hf)).items():
+        stored_name = own_name(hf_name, conversion) or mapped.get_name(with_suffix(hf_name), _SUFFIXES)
+        assert stored_name is not None, hf_name
+        is_stack = re.search(r"_exps\.weight$", stored_name) is not None
+        tensors[stored_name] = stored(kind if is_stack else "F32", conversion.change(hf_name, tensor, hf))
+    if conversion.factors is not None:
+        tensors["rope_freqs.weight"] = ("F32", conversion.factors(hf))
+    return write_gguf(path, name, metadata, tensors)
+
+
+def own_name(name: str, conversion: Conversion) -> str | None:
+    """Return the name that the converter itself gives a part of a layer."""
+    match = re.fullmatch(r"model\.layers\.(\d+)\.(.*)", name)
+    part = None if match is None else conversion.stored_names.get(match[2])
+    return None if match is None or part is None else f"blk.{match[1]}.{part}"
+
+
+def with_suffix(name: str) -> str:
+    """Return a Hugging Face name with the suffix that the converter adds to some."""
+    if name.endswith(_BARE) or (".experts." in name and not name.endswith(_SUFFIXES)):
+        return f"{name}.weight"
+    return re.sub(r"e_score_correction_bias$", "e_score_correction.bias", name)

@@ -1,0 +1,201 @@
+"""A tiny checkpoint of each family, converted as llama.cpp does, is read like its safetensors; keys that are not computed are refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxserve.errors import CheckpointError
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.models.registry import decoder_config, decoder_of, open_model
+from tests.models.goldens import golden_checkpoint
+from tests.unit.checkpoint.checkpoint_files import write_decoder
+from tests.unit.checkpoint.gguf_converted import converted
+
+IN_A_FILE: dict[str, dict[str, Any]] = {
+    "exaone4_tiny": {
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 16.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+        }
+    },
+    "hunyuan_tiny": {"max_position_embeddings": 256 * 1024},
+    "starcoder2_tiny": {"sliding_window": 4096},
+}
+"""Changes of configs to what files can hold: their keys lack the rest, which published models share."""
+
+
+def in_a_file(name: str) -> tuple[Path, dict[str, Any]]:
+    """Return the folder of a tiny checkpoint and its config with what a file can hold."""
+    folder = golden_checkpoint(name).path
+    return folder, json.loads((folder / "config.json").read_text()) | IN_A_FILE.get(name, {})
+
+
+def rounded(config: DecoderConfig) -> DecoderConfig:
+    """Files have numbers in float32."""
+    return replace(config, rope_theta=float(f"{config.rope_theta:.6g}"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gemma4_tiny",
+        "gemma4_moe_odd_tiny",
+        "ministral3_tiny",
+        "glm4_tiny",
+        "ernie4_5_tiny",
+        "seed_oss_tiny",
+        "exaone4_tiny",
+        "hunyuan_tiny",
+        "cohere_tiny",
+        "cohere2_tiny",
+        "phi_tiny",
+        "starcoder2_tiny",
+        "stablelm_tiny",
+        "stablelm_parallel_tiny",
+        "nemotron_tiny",
+    ],
+)
+def test_converted_files_are_read_as_their_safetensors(tmp_path: Path, name: str) -> None:
+    folder, hf = in_a_file(name)
+    expected, found = open_model(folder), open_model(converted(tmp_path / "a.gguf", folder, hf))
+    assert rounded(decoder_of(found)) == rounded(decoder_config(hf))
+    assert {key: info.shape for key, info in found.tensors.items()} == {
+        key: info.shape for key, info in expected.tensors.items()
+    }
+    for tensor in expected.tensors:
+        values = np.asarray(expected.read(tensor)).astype(np.float32)
+        np.testing.assert_allclose(found.read(tensor), values, atol=3e-7, rtol=0, err_msg=tensor)
+
+
+def test_mistral_small_3_has_the_name_of_ministral_3(tmp_path: Path) -> None:
+    """Its files have no yarn, and no factor on queries."""
+    folder, hf = in_a_file("ministral3_tiny")
+    plain = {"attention__temperature_scale": None} | {
+        f"rope__scaling__{key}": None for key in ("type", "factor", "original_context_length", "yarn_log_multiplier")
+    }
+    found = open_model(converted(tmp_path / "a.gguf", folder, hf, **plain))
+    expected = {**hf, "architectures": ["MistralForCausalLM"], "rope_parameters": None}
+    assert decoder_of(found) == decoder_config(expected)
+
+
+def test_divisors_of_gemma_4_are_those_of_proportional_rope(tmp_path: Path) -> None:
+    folder, hf = in_a_file("gemma4_tiny")
+    path = converted(tmp_path / "a.gguf", folder, hf)
+    stored = np.array([1.0] * 6 + [1e30] * 18, np.float32).tobytes()
+    for values in ([2.0] * 24, [1e30] * 24, [1.0] * 6 + [8.0] * 18):
+        damaged = tmp_path / "b.gguf"
+        assert path.read_bytes().count(stored) == 1
+        damaged.write_bytes(path.read_bytes().replace(stored, np.array(values, np.float32).tobytes()))
+        with pytest.raises(
+            CheckpointError, match=r"'rope_freqs\.weight': expected 24 divisors, the first of them 1 and"
+        ):
+            open_model(damaged)
+
+
+def test_exaone_4_without_a_window_rotates_all_layers(tmp_path: Path) -> None:
+    folder, hf = in_a_file("exaone4_tiny")
+    found = open_model(converted(tmp_path / "a.gguf", folder, hf, attention__sliding_window=None))
+    assert decoder_of(found) == decoder_config(hf | {"sliding_window": None})
+
+
+@pytest.mark.parametrize(("architecture", "key"), [("command-r", "use_qk_norm"), ("stablelm", "qk_layernorm")])
+def test_norms_of_single_heads_are_rejected(tmp_path: Path, architecture: str, key: str) -> None:
+    norms = {"blk.0.attn_q_norm.weight": np.ones((4, 8), np.float32)}
+    options = {"attention__layer_norm_epsilon": 1e-5, "logit_scale": 0.5}
+    with pytest.raises(CheckpointError, match=f"{key} is true; supported: false"):
+        decoder_of(open_model(write_decoder(tmp_path / "a.gguf", architecture, norms, **options)))
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "expected"),
+    [
+        (
+            "ministral3_tiny",
+            {"rope__scaling__type": "linear"},
+            "key 'mistral3.rope.scaling.type': expected yarn beside 'attention.temperature_scale', found 'linear'",
+        ),
+        (
+            "ministral3_tiny",
+            {"attention__temperature_length": 32},
+            "key 'mistral3.attention.temperature_length': expected the original context length 16 or none, found 32",
+        ),
+        (
+            "ministral3_tiny",
+            {"rope__scaling__yarn_log_multiplier": None},
+            "key 'mistral3.rope.scaling.yarn_log_multiplier': expected a positive number, found none",
+        ),
+        ("ministral3_tiny", {"expert_count": 4}, "key 'mistral3.expert_count': expected a dense model"),
+        (
+            "gemma4_tiny",
+            {"attention__value_length_swa": 16},
+            "key 'gemma4.attention.value_length_swa': expected the head size 32 of layers with a window, found 16",
+        ),
+        (
+            "gemma4_tiny",
+            {"rope__dimension_count_swa": 8},
+            "key 'gemma4.rope.dimension_count_swa': expected the head size 32 of layers with a window, found 8",
+        ),
+        (
+            "gemma4_tiny",
+            {"feed_forward_length": [56, 56, 56, 112, 112, 112]},
+            "key 'gemma4.feed_forward_length': expected one width, or twice as much in the last 2 layers, found [56, ",
+        ),
+        (
+            "gemma4_tiny",
+            {"feed_forward_length": [56, 112]},
+            "key 'gemma4.feed_forward_length': expected a number from 1 on for each of the 6 layers, found [56, 112]",
+        ),
+        (
+            "gemma4_tiny",
+            {"attention__head_count_kv": [2, 1, 2, 1, 2, 1]},
+            "key 'gemma4.attention.head_count_kv': expected one number for the layers of each kind, the same for both",
+        ),
+        (
+            "gemma4_tiny",
+            {"rope__dimension_count": 44},
+            "key 'gemma4.rope.dimension_count': expected the head size 48, found 44",
+        ),
+        (
+            "gemma4_tiny",
+            {"rope__scaling__type": "yarn"},
+            "key 'gemma4.rope.scaling.type': expected none beside",
+        ),
+        (
+            "gemma4_moe_odd_tiny",
+            {"expert_feed_forward_length": None},
+            "key 'gemma4.expert_feed_forward_length': expected",
+        ),
+        ("glm4_tiny", {"rope__dimension_sections": [4, 2, 2, 0]}, "key 'glm4.rope.dimension_sections': expected none"),
+        ("exaone4_tiny", {"rope__freq_base_swa": 5.0}, "key 'exaone4.rope.freq_base_swa': expected the base of all"),
+        ("cohere2_tiny", {"rope__freq_base_swa": 5.0}, "key 'cohere2.rope.freq_base_swa': expected the base of all"),
+        ("cohere2_tiny", {"rope__dimension_count": 4}, "key 'cohere2.rope.dimension_count': expected the head size 12"),
+        ("cohere_tiny", {"logit_scale": None}, "key 'command-r.logit_scale': expected a positive number, found none"),
+        (
+            "cohere_tiny",
+            {"attention__layer_norm_epsilon": None},
+            "key 'command-r.attention.layer_norm_epsilon': expected a positive number, found none",
+        ),
+        (
+            "hunyuan_tiny",
+            {"attention__sliding_window": 8},
+            "key 'hunyuan-dense.attention.sliding_window': expected none",
+        ),
+    ],
+)
+def test_keys_that_are_not_computed_are_rejected(
+    tmp_path: Path, name: str, changes: dict[str, Any], expected: str
+) -> None:
+    folder, hf = in_a_file(name)
+    with pytest.raises(CheckpointError) as caught:
+        open_model(converted(tmp_path / "a.gguf", folder, hf, **changes))
+    assert expected in str(caught.value)
+    assert "\n" not in str(caught.value)
