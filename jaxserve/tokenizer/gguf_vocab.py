@@ -1,7 +1,8 @@
 """A tokenizer from the metadata of a GGUF file.
 
-Two vocabulary models: "gpt2" (byte-level BPE, text cut as `tokenizer.ggml.pre` names) and "llama"
-(SentencePiece BPE: the merges follow from the scores, unknown characters become byte tokens).
+Three vocabulary models: "gpt2" (byte-level BPE, text cut as `tokenizer.ggml.pre` names), "llama"
+(SentencePiece BPE: the merges follow from the scores, unknown characters become byte tokens) and "gemma4" (the same with the
+file's merges).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _END_TEXTS = (
     "<|end|>",
     "<|end_of_turn|>",
     "<end_of_turn>",
+    "<turn|>",
     "<|end_of_text|>",
     "<|endoftext|>",
 )
@@ -65,12 +67,16 @@ class _Reader:
             backend = self._byte_level_backend(tokens, pre_tokenizer)
             adds_bos = pre_tokenizer.adds_bos
             default_ids: dict[str, int] = {}
+        elif model == "gemma4":
+            backend = self._sentencepiece_backend(tokens, self._merges(tokens), has_prefix=False)
+            adds_bos = True
+            default_ids = {}
         elif model == "llama":
-            backend = self._sentencepiece_backend(tokens, types)
+            backend = self._sentencepiece_backend(tokens, self._merges_of_pieces(tokens, types), has_prefix=True)
             adds_bos = True
             default_ids = {"bos_token_id": 1, "eos_token_id": 2, "unknown_token_id": 0}
         else:
-            raise self._error("model", "gpt2 or llama", repr(model))
+            raise self._error("model", "gpt2, llama or gemma4", repr(model))
         ids = {key: self._token_id(key, len(tokens), default_ids.get(key)) for key in _TEMPLATE_VARIABLES.values()}
         self._add_tokens(backend, tokens, types)
         self._add_post_processor(backend, ids, adds_bos)
@@ -135,8 +141,18 @@ class _Reader:
         return pre_tokenizer
 
     def _byte_level_backend(self, tokens: list[str], pre_tokenizer: PreTokenizer) -> tokenizers.Tokenizer:
-        merges = []
         vocab = {token: index for index, token in enumerate(tokens)}
+        backend = tokenizers.Tokenizer(
+            models.BPE(vocab, self._merges(tokens), ignore_merges=pre_tokenizer.ignores_merges)
+        )
+        splits = [pre_tokenizers.Split(Regex(step), behavior="isolated") for step in pre_tokenizer.steps]
+        to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
+        backend.decoder = decoders.ByteLevel()
+        return backend
+
+    def _merges(self, tokens: list[str]) -> list[tuple[str, str]]:
+        merges, vocab = [], set(tokens)
         for index, merge in enumerate(self._list("merges", str) or []):
             # A token may begin with a space that is not the separator.
             left, _, right = merge[1:].partition(" ")
@@ -144,14 +160,9 @@ class _Reader:
             if pair[0] not in vocab or pair[1] not in vocab or pair[0] + pair[1] not in vocab:
                 raise self._error("merges", "two tokens that join to a token", f"{merge[:80]!r} at index {index}")
             merges.append(pair)
-        backend = tokenizers.Tokenizer(models.BPE(vocab, merges, ignore_merges=pre_tokenizer.ignores_merges))
-        splits = [pre_tokenizers.Split(Regex(step), behavior="isolated") for step in pre_tokenizer.steps]
-        to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
-        backend.decoder = decoders.ByteLevel()
-        return backend
+        return merges
 
-    def _sentencepiece_backend(self, tokens: list[str], types: list[int]) -> tokenizers.Tokenizer:
+    def _merges_of_pieces(self, tokens: list[str], types: list[int]) -> list[tuple[str, str]]:
         scores = self._list("scores", (float, int), len(tokens))
         if scores is None:
             raise self._error("scores", "one score per token", "nothing")
@@ -162,12 +173,19 @@ class _Reader:
             for index, (token, kind) in enumerate(zip(tokens, types, strict=True))
             if kind in (_NORMAL, _USER_DEFINED)
         }
+        return _merges_by_score(pieces, scores)
+
+    def _sentencepiece_backend(
+        self, tokens: list[str], merges: list[tuple[str, str]], *, has_prefix: bool
+    ) -> tokenizers.Tokenizer:
+        """Return a tokenizer of text whose spaces are characters of their own. has_prefix: True if a text begins with one unless the
+        file says otherwise."""
         vocab = {token: index for index, token in enumerate(tokens)}
         unknown = self._token_id("unknown_token_id", len(tokens), 0)
         backend = tokenizers.Tokenizer(
             models.BPE(
                 vocab,
-                _merges_by_score(pieces, scores),
+                merges,
                 unk_token=None if unknown is None else tokens[unknown],
                 fuse_unk=True,
                 byte_fallback=True,
@@ -175,7 +193,8 @@ class _Reader:
         )
         steps: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
         to_space: list[Any] = [normalizers.Replace(" ", _SPACE)]
-        if self._get("add_space_prefix", bool) is not False:
+        declared = self._get("add_space_prefix", bool)
+        if has_prefix if declared is None else declared:
             to_space.insert(0, normalizers.Prepend(_SPACE))
             steps.append(decoders.Strip(" ", 1, 0))
         backend.normalizer = normalizers.Sequence(to_space)

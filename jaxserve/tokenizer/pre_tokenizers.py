@@ -102,7 +102,7 @@ _KINDS: Mapping[PreTokenizer, tuple[str, ...]] = {
     PreTokenizer((_QWEN2,)): ("qwen2", "deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan", "solar-open", "grok-2"),
     PreTokenizer((_QWEN35,)): ("qwen35",),
     PreTokenizer((_TEKKEN,), ignores_merges=True, adds_bos=True): ("tekken",),
-    PreTokenizer((_GPT4O,)): ("gpt-4o", "llama4", "kanana2"),
+    PreTokenizer((_GPT4O,)): ("gpt-4o", "llama4", "kanana2", "minimax-m2"),
     PreTokenizer((_SEED_CODER,)): ("seed-coder",),
     PreTokenizer(
         (

@@ -30,6 +30,7 @@ APPROXIMATED = {
     "gpt-4o": CASE,
     "llama4": CASE,
     "kanana2": CASE,
+    "minimax-m2": CASE,
     "deepseek-llm": SPACES,
     "deepseek-coder": SPACES,
 }
@@ -158,7 +159,7 @@ def test_chat_templates_by_name() -> None:
     ("changes", "message"),
     [
         ({"pre": "own-words"}, r"tokenizer\.ggml\.pre: expected one of .*smollm.*, found 'own-words'"),
-        ({"model": "t5"}, "expected gpt2 or llama, found 't5'"),
+        ({"model": "t5"}, "expected gpt2, llama or gemma4, found 't5'"),
         ({"model": None}, "expected a str, found nothing"),
         ({"tokens": []}, "expected a list of tokens, found nothing"),
         ({"tokens": ["a", "b", "a"]}, "expected every token once, found 'a' at index 0 and 2"),

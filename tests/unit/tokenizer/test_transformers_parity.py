@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from jaxserve.errors import CheckpointError, InvalidRequestError
-from jaxserve.tokenizer.tokenizer import load_tokenizer
+from jaxserve.tokenizer.gguf_vocab import read_gguf_tokenizer
+from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 pytestmark = pytest.mark.slow
 
@@ -71,6 +72,37 @@ def transformers() -> Any:
 
         transformers.PreTrainedTokenizerFast  # noqa: B018  (modules load on first use)
     return transformers
+
+
+def test_vocabularies_of_gemma_4_give_the_ids_of_transformers(transformers: Any) -> None:
+    """Their files have merges, among them those of runs of newlines, and no pieces that begin a text."""
+    data = Path(__file__).parent / "data"
+    vocab = json.loads((data / "vocabs.json").read_text(encoding="utf-8"))["sentencepiece"]
+    tokens = [*vocab["tokenizer.ggml.tokens"], "\n\n\n", "<turn|>"]
+    known = set(tokens[3:])
+    merges = [
+        (token[:cut], token[cut:])
+        for token in tokens[259:-1]
+        for cut in range(1, len(token))
+        if {token[:cut], token[cut:]} <= known
+    ]
+    ids = {token: index for index, token in enumerate(tokens)}
+    theirs = transformers.GemmaTokenizer(vocab=ids, merges=merges, bos_token="<s>", eos_token="</s>", pad_token="</s>")
+    metadata = vocab | {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.scores": [0.0] * len(tokens),
+        "tokenizer.ggml.token_type": [*vocab["tokenizer.ggml.token_type"], 1, 3],
+        "tokenizer.ggml.merges": [" ".join(pair) for pair in merges],
+    }
+    ours = Tokenizer(read_gguf_tokenizer(metadata, "tiny.gguf"))
+    corpus = json.loads((data / "golden.json").read_text(encoding="utf-8"))["corpus"]
+    texts = [*(text for text in corpus if "<s>" not in text), "a\n\n\n\nb  c", " 日本\n"]
+    for text in texts:
+        expected = theirs(text, add_special_tokens=False)["input_ids"]
+        assert ours.encode(text) == [1, *expected]
+        assert ours.decode(expected) == text.replace("▁", " ")
+    assert ids["<turn|>"] in ours.eos_token_ids
 
 
 @pytest.mark.parametrize("chat", CHATS)
