@@ -15,7 +15,7 @@ from jaxserve.checkpoint.gguf.value_heads import with_grouped_values
 from jaxserve.checkpoint.huggingface import open_huggingface
 from jaxserve.checkpoint.maxtext.checkpoint import open_maxtext
 from jaxserve.checkpoint.maxtext.folder import is_orbax
-from jaxserve.checkpoint.parts import split_fused, with_each_expert
+from jaxserve.checkpoint.parts import split_fused, with_each_expert, with_flat_vectors
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.errors import CheckpointError
 
@@ -47,4 +47,4 @@ def open_checkpoint(path: Path, families: Collection[Family]) -> Checkpoint:
     checkpoint = with_grouped_values(checkpoint)
     if any(STACKED in name for name in checkpoint.tensors):
         checkpoint = with_each_expert(checkpoint, "halves")
-    return split_fused(checkpoint)
+    return split_fused(with_flat_vectors(checkpoint))

@@ -9,11 +9,24 @@ from jaxserve.checkpoint.gguf.architecture import GGUFKeys
 
 SOFTMAX: Final = 1
 SIGMOID: Final = 2
+_GATINGS: Final[Mapping[int, str]] = {SOFTMAX: "softmax", SIGMOID: "sigmoid"}
 GATING: Final = "expert_gating_func"
 """Key of the function from a router's logits to scores. Files without it or with 0 are older than the key."""
+_WEIGHTS_NORM, _WEIGHTS_SCALE = "expert_weights_norm", "expert_weights_scale"
 _GROUPS, _USED_GROUPS = "expert_group_count", "expert_group_used_count"
 _PUBLISHED_GROUPS: Final[Mapping[tuple[int, int], tuple[int, int]]] = {(60, 160): (8, 3), (61, 256): (8, 4)}
 """Groups, and groups of a token, of DeepSeek-V2 and V3 by their numbers of layers and experts: older files lack the keys."""
+
+
+def fixed_router(keys: GGUFKeys, gating: int) -> None:
+    """Raise CheckpointError if scores have another function than `gating`, or weights do not sum to 1: what llama.cpp has hard-coded
+    for an architecture."""
+    if (keys.get(GATING) or gating) != gating:
+        keys.fail(GATING, f"{gating} ({_GATINGS[gating]}) or none", keys.get(GATING))
+    if keys.get(_WEIGHTS_NORM) is False:
+        keys.fail(_WEIGHTS_NORM, "true or none", False)
+    if keys.number(_WEIGHTS_SCALE, 1.0) != 1.0:
+        keys.fail(_WEIGHTS_SCALE, "1 or none", keys.get(_WEIGHTS_SCALE))
 
 
 def router_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -33,6 +46,6 @@ def router_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
         "n_shared_experts": keys.integer("expert_shared_count"),
         "n_group": num_groups,
         "topk_group": used_groups,
-        "norm_topk_prob": keys.flag("expert_weights_norm"),
-        "routed_scaling_factor": keys.number("expert_weights_scale", 1.0),
+        "norm_topk_prob": keys.flag(_WEIGHTS_NORM),
+        "routed_scaling_factor": keys.number(_WEIGHTS_SCALE, 1.0),
     }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, dense_layers, no_window
+from jaxserve.checkpoint.gguf.routing import SOFTMAX, fixed_router
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.models.families import ernie4_5
@@ -59,4 +62,26 @@ def _with_experts(keys: Keys, layers: tuple[LayerConfig, ...], experts: ExpertsC
     )
 
 
-FAMILY = Family(("Ernie4_5_MoeForCausalLM",), decoder_config, renames={"moe_statics": "gate"})
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of experts; the tensors say which layers have them. Weights are not scaled, and biases are not known."""
+    fixed_router(keys, SOFTMAX)
+    dense = dense_layers(keys, config)
+    sparse = [layer for layer in range(config["num_hidden_layers"]) if layer not in dense]
+    return no_window(keys, config) | {
+        "moe_num_experts": config["num_experts"],
+        "moe_k": config["num_experts_per_tok"],
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "moe_num_shared_experts": keys.integer("expert_shared_count", 0, minimum=0),
+        "moe_layer_interval": keys.integer("interleave_moe_layer_step", 1),
+        "moe_layer_start_index": min(sparse, default=0),
+        "moe_layer_end_index": max(sparse, default=0),
+        "num_experts": None,
+    }
+
+
+FAMILY = Family(
+    ("Ernie4_5_MoeForCausalLM",),
+    decoder_config,
+    renames={"moe_statics": "gate"},
+    gguf=GGUFArchitecture("ernie4_5-moe", experts="required", config=_gguf_config),
+)

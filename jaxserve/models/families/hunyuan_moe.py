@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no_window
+from jaxserve.checkpoint.gguf.routing import SOFTMAX, fixed_router
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.models.families import hunyuan
@@ -46,8 +49,21 @@ def _of_all_layers(keys: Keys, name: str, high: int) -> int:
     return Keys({name: value[0]}, keys.prefix).integer(name, high)
 
 
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the number of experts of a token; raise CheckpointError if experts differ in width, or there are several shared ones."""
+    fixed_router(keys, SOFTMAX)
+    width = config["intermediate_size"]
+    for key in ("expert_feed_forward_length", "expert_shared_feed_forward_length"):
+        if keys.integer(key, width) != width:
+            keys.fail(key, f"the width {width} of all blocks", keys.get(key))
+    if keys.integer("expert_shared_count", 1) != 1:
+        keys.fail("expert_shared_count", "1 or none", keys.get("expert_shared_count"))
+    return no_window(keys, config) | {"moe_topk": config["num_experts_per_tok"]}
+
+
 FAMILY = Family(
     ("HunYuanMoEV1ForCausalLM",),
     decoder_config,
     renames={**hunyuan.FAMILY.renames, "gate.wg": "gate", "shared_mlp": "shared_experts"},
+    gguf=GGUFArchitecture("hunyuan-moe", has_bias_flags=True, experts="required", config=_gguf_config),
 )

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no_window
+from jaxserve.checkpoint.gguf.routing import SIGMOID, fixed_router
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, MAX_HEAD_DIM, build, full_layers
 from jaxserve.models.families._experts import COUNT_KEYS, all_with_experts, read_experts
@@ -48,6 +51,11 @@ def _with_fraction(keys: Keys) -> Keys:
     return Keys({**keys.table, "partial_rotary_factor": fraction}, keys.prefix)
 
 
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    fixed_router(keys, SIGMOID)
+    return no_window(keys, config)
+
+
 FAMILY = Family(
     ("MiniMaxM2ForCausalLM",),
     decoder_config,
@@ -58,4 +66,11 @@ FAMILY = Family(
         "w2": "down_proj",
         "w3": "up_proj",
     },
+    gguf=GGUFArchitecture(
+        "minimax-m2",
+        has_partial_rotary=True,
+        experts="required",
+        width_key="expert_feed_forward_length",
+        config=_gguf_config,
+    ),
 )

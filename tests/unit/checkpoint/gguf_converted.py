@@ -104,6 +104,37 @@ def hunyuan_keys(hf: Config) -> dict[str, Any]:
     }
 
 
+def ernie_moe_keys(hf: Config) -> dict[str, Any]:
+    names = {
+        "expert_count": "moe_num_experts",
+        "expert_used_count": "moe_k",
+        "interleave_moe_layer_step": "moe_layer_interval",
+        "leading_dense_block_count": "moe_layer_start_index",
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "expert_shared_count": "moe_num_shared_experts",
+    }
+    return {key: hf[name] for key, name in names.items()} | {
+        "expert_shared_feed_forward_length": hf["intermediate_size"] // hf["num_key_value_heads"]
+    }
+
+
+def hunyuan_moe_keys(hf: Config) -> dict[str, Any]:
+    return hunyuan_keys(hf) | {
+        "expert_used_count": hf["moe_topk"][0],
+        "expert_feed_forward_length": hf["intermediate_size"],
+        "expert_shared_feed_forward_length": hf["intermediate_size"],
+        "expert_shared_count": 1,
+    }
+
+
+def minimax_keys(hf: Config) -> dict[str, Any]:
+    return {
+        "expert_feed_forward_length": hf["intermediate_size"],
+        "expert_gating_func": int(gguf.ExpertGatingFuncType.SIGMOID),
+        "rope.dimension_count": hf["rotary_dim"],
+    }
+
+
 def cohere2_keys(hf: Config) -> dict[str, Any]:
     return {
         "logit_scale": hf["logit_scale"],
@@ -181,6 +212,9 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
     "SeedOssForCausalLM": Conversion(gguf.MODEL_ARCH.SEED_OSS),
     "Exaone4ForCausalLM": Conversion(gguf.MODEL_ARCH.EXAONE4, exaone4_keys, factors=llama3_divisors),
     "HunYuanDenseV1ForCausalLM": Conversion(gguf.MODEL_ARCH.HUNYUAN_DENSE, hunyuan_keys),
+    "HunYuanMoEV1ForCausalLM": Conversion(gguf.MODEL_ARCH.HUNYUAN_MOE, hunyuan_moe_keys),
+    "Ernie4_5_MoeForCausalLM": Conversion(gguf.MODEL_ARCH.ERNIE4_5_MOE, ernie_moe_keys),
+    "MiniMaxM2ForCausalLM": Conversion(gguf.MODEL_ARCH.MINIMAXM2, minimax_keys),
     "CohereForCausalLM": Conversion(
         gguf.MODEL_ARCH.COMMAND_R, lambda hf: {"logit_scale": hf["logit_scale"], "rope.scaling.type": "none"}
     ),

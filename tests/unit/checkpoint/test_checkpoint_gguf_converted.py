@@ -28,6 +28,7 @@ IN_A_FILE: dict[str, dict[str, Any]] = {
         }
     },
     "hunyuan_tiny": {"max_position_embeddings": 256 * 1024},
+    "hunyuan_moe_tiny": {"max_position_embeddings": 256 * 1024},
     "starcoder2_tiny": {"sliding_window": 4096},
 }
 """Changes of configs to what files can hold: their keys lack the rest, which published models share."""
@@ -52,6 +53,9 @@ def rounded(config: DecoderConfig) -> DecoderConfig:
         "ministral3_tiny",
         "glm4_tiny",
         "ernie4_5_tiny",
+        "ernie4_5_moe_tiny",
+        "hunyuan_moe_tiny",
+        "minimax_m2_tiny",
         "seed_oss_tiny",
         "exaone4_tiny",
         "hunyuan_tiny",
@@ -183,6 +187,31 @@ def test_norms_of_single_heads_are_rejected(tmp_path: Path, architecture: str, k
             "cohere_tiny",
             {"attention__layer_norm_epsilon": None},
             "key 'command-r.attention.layer_norm_epsilon': expected a positive number, found none",
+        ),
+        (
+            "ernie4_5_moe_tiny",
+            {"expert_weights_scale": 2.0},
+            "key 'ernie4_5-moe.expert_weights_scale': expected 1 or none, found 2.0",
+        ),
+        (
+            "ernie4_5_moe_tiny",
+            {"expert_weights_norm": False},
+            "key 'ernie4_5-moe.expert_weights_norm': expected true or none, found False",
+        ),
+        (
+            "minimax_m2_tiny",
+            {"expert_gating_func": 1},
+            "key 'minimax-m2.expert_gating_func': expected 2 (sigmoid) or none, found 1",
+        ),
+        (
+            "hunyuan_moe_tiny",
+            {"expert_feed_forward_length": 8},
+            "key 'hunyuan-moe.expert_feed_forward_length': expected the width 16 of all blocks, found 8",
+        ),
+        (
+            "hunyuan_moe_tiny",
+            {"expert_shared_count": 2},
+            "key 'hunyuan-moe.expert_shared_count': expected 1 or none, found 2",
         ),
         (
             "hunyuan_tiny",
