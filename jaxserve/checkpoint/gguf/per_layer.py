@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from jaxserve.checkpoint.gguf.architecture import KV_HEADS, ROPE_FACTORS, SLIDING_THETA, WINDOW, GGUFKeys, layer_types
+from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
 from jaxserve.errors import CheckpointError
+from jaxserve.quant.tensor import Tensor
 
 TENSOR_NAMES: Final[Mapping[str, str]] = {
     "inp_gate": "per_layer.gate",
@@ -24,6 +28,11 @@ TOP_NAMES: Final[Mapping[str, str]] = {
     "per_layer_model_proj.weight": "model.per_layer.projection.weight",
     "per_layer_proj_norm.weight": "model.per_layer.norm.weight",
 }
+STREAMS: Final[Mapping[str, str]] = {
+    "altup_proj.weight": "model.altup.projections",
+    "altup_unembd_proj.weight": "model.altup.unembed_projections",
+}
+"""Our names by llama.cpp's, of the matrices of all residual streams of Gemma 3n."""
 _WIDTH: Final = "feed_forward_length"
 _CAP: Final = "final_logit_softcapping"
 _FULL: Final = "full_attention"
@@ -46,10 +55,28 @@ def embeddings_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, An
     """Return the keys of `config.json` for embeddings of each layer, and for layers that read others' keys and values."""
     table = keys.file.tensors.get(_EMBEDDINGS)
     return {
-        "num_kv_shared_layers": keys.integer(_SHARED, 0, minimum=0, maximum=config["num_hidden_layers"] - 1),
+        "num_kv_shared_layers": keys.integer(_SHARED, minimum=0, maximum=config["num_hidden_layers"] - 1),
         "hidden_size_per_layer_input": keys.integer("embedding_length_per_layer_input", 0, minimum=0),
         "vocab_size_per_layer_input": config["vocab_size"] if table is None else table.shape[0],
     }
+
+
+def with_each_stream(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with a matrix for each residual stream of Gemma 3n but the active one; files have them as one tensor."""
+    tensors, readers = dict(checkpoint.tensors), {}
+    for name in [name for name in tensors if name in STREAMS.values()]:
+        info = tensors.pop(name)
+        count, *shape = info.shape
+        for index in range(count):
+            own = f"{name}.{index}.weight"
+            size = info.num_stored_bytes // count
+            tensors[own] = replace(info, name=own, shape=tuple(shape), num_stored_bytes=size)
+            readers[own] = partial(_read_stream, name, index)
+    return CheckpointView(checkpoint, tensors, readers) if readers else checkpoint
+
+
+def _read_stream(stored: str, index: int, inner: Checkpoint) -> Tensor:
+    return inner.read(stored)[index]
 
 
 def windows_config(keys: GGUFKeys, config: Mapping[str, Any], period: int, rope: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,7 +103,8 @@ def widths_config(keys: GGUFKeys, config: Mapping[str, Any], num_shared: int) ->
     widths, own = by_layer(keys, _WIDTH, count), count - num_shared
     is_double = num_shared > 0 and widths[-1] != width
     if widths != [width] * own + [width * (1 + is_double)] * num_shared:
-        keys.fail(_WIDTH, f"one width, or twice as much in the last {num_shared} layers", widths)
+        others = f", or twice as much in the last {num_shared} layers" if num_shared else ""
+        keys.fail(_WIDTH, f"one width{others}", widths)
     return {"use_double_wide_mlp": is_double}
 
 

@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from statistics import NormalDist
 from typing import Any, Final
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import SANDWICH_NORMS, GGUFArchitecture, GGUFKeys
+from jaxserve.checkpoint.gguf.per_layer import (
+    STREAMS,
+    TENSOR_NAMES,
+    TOP_NAMES,
+    embeddings_config,
+    widths_config,
+    windows_config,
+)
 from jaxserve.model_config.altup import AltUpConfig
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.families._common import (
@@ -143,9 +153,56 @@ def _altup(keys: Keys) -> AltUpConfig:
     )
 
 
+_GGUF_NAMES: Final = {
+    **SANDWICH_NORMS,
+    **TENSOR_NAMES,
+    "altup_correct_coef": "altup.correction_coefs",
+    "altup_correct_scale": "altup.correct_output_scale",
+    "altup_predict_coef": "altup.prediction_coefs",
+    "altup_router": "altup.modality_router",
+    "altup_router_norm": "altup.router_norm",
+    "laurel_l": "laurel.linear_left",
+    "laurel_r": "laurel.linear_right",
+    "laurel_post_norm": "laurel.post_laurel_norm",
+}
+_GGUF_SPARSITY: Final = "activation_sparsity_scale"
+
+
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of all layers, which have one width. llama.cpp caps logits at 30 without a key."""
+    widths_config(keys, config, 0)
+    cap, left = "final_logit_softcapping", keys.file.tensors.get("blk.0.laurel_l.weight")
+    return {
+        **windows_config(keys, config, _PATTERN, config.get("rope_scaling") or {"rope_type": "default"}),
+        **embeddings_config(keys, config),
+        "altup_num_inputs": keys.integer("altup.num_inputs", minimum=2),
+        "altup_active_idx": keys.integer("altup.active_idx", minimum=0),
+        "laurel_rank": DEFAULTS["laurel_rank"] if left is None else left.shape[0],
+        "activation_sparsity_pattern": _gguf_sparsities(keys, config["num_hidden_layers"]),
+        cap: keys.number(cap, DEFAULTS[cap]),
+    }
+
+
+def _gguf_sparsities(keys: GGUFKeys, count: int) -> list[float] | None:
+    """Return the fraction of activations that are left out for each layer: the file has its standard deviations above the mean."""
+    scales = keys.get(_GGUF_SPARSITY)
+    if scales is None:
+        return None
+    if not isinstance(scales, list) or len(scales) != count or not all(isinstance(scale, float) for scale in scales):
+        keys.fail(_GGUF_SPARSITY, f"a number for each of the {count} layers", scales)
+    return [round(NormalDist().cdf(scale), 6) for scale in scales]
+
+
 FAMILY = Family(
     ("Gemma3nForCausalLM",),
     decoder_config,
     text_part_of=("Gemma3nForConditionalGeneration",),
     renames=_RENAMES,
+    gguf=GGUFArchitecture(
+        "gemma3n",
+        varies_by_layer=True,
+        tensor_names=_GGUF_NAMES,
+        top_names={**TOP_NAMES, **STREAMS},
+        config=_gguf_config,
+    ),
 )

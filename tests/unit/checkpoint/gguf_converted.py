@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any, Final
 
 import gguf
@@ -168,6 +169,37 @@ def llama3_divisors(hf: Config) -> np.ndarray:
     return np.array(divisors, np.float32)
 
 
+def gemma3n_keys(hf: Config) -> dict[str, Any]:
+    """Return the keys; a sparsity is stored as the quantile of the normal distribution."""
+    return {
+        "attention.sliding_window": hf["sliding_window"],
+        "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in hf["layer_types"]],
+        "attention.shared_kv_layers": hf["num_kv_shared_layers"],
+        "embedding_length_per_layer_input": hf["hidden_size_per_layer_input"],
+        "altup.active_idx": hf.get("altup_active_idx", 0),
+        "altup.num_inputs": hf.get("altup_num_inputs", 4),
+        "activation_sparsity_scale": [
+            NormalDist().inv_cdf(each) if each else -np.inf for each in hf["activation_sparsity_pattern"]
+        ],
+        "final_logit_softcapping": hf["final_logit_softcapping"],
+        "rope.freq_base_swa": hf.get("rope_local_base_freq", 10_000.0),
+    }
+
+
+def with_stacked_streams(tensors: Tensors, hf: Config) -> Tensors:
+    """Return the tensors with the matrices of residual streams as one, and embeddings of each layer for all tokens."""
+    found, stacks = {}, dict[str, list[np.ndarray]]()
+    for name in sorted(tensors):
+        match = re.fullmatch(r"(model\.altup_\w+)\.\d+\.weight", name)
+        if match is None:
+            found[name] = tensors[name]
+        else:
+            stacks.setdefault(f"{match[1]}.weight", []).append(tensors[name])
+    table = "model.embed_tokens_per_layer.weight"
+    found[table] = np.pad(found[table], ((0, hf["vocab_size"] - len(found[table])), (0, 0)))
+    return found | {name: np.stack(matrices) for name, matrices in stacks.items()}
+
+
 def gemma4_keys(hf: Config) -> dict[str, Any]:
     count, num_shared = hf["num_hidden_layers"], hf.get("num_kv_shared_layers", 0)
     is_sliding = [kind == "sliding_attention" for kind in hf["layer_types"]]
@@ -202,6 +234,7 @@ def proportional_divisors(hf: Config) -> np.ndarray:
 CONVERSIONS: Final[Mapping[str, Conversion]] = {
     "Ministral3ForCausalLM": Conversion(gguf.MODEL_ARCH.MISTRAL3, ministral3_keys, permuted),
     "Glm4ForCausalLM": Conversion(gguf.MODEL_ARCH.GLM4, partial_rotary(0.5)),
+    "Gemma3nForCausalLM": Conversion(gguf.MODEL_ARCH.GEMMA3N, gemma3n_keys, prepare=with_stacked_streams),
     "Gemma4ForCausalLM": Conversion(
         gguf.MODEL_ARCH.GEMMA4,
         gemma4_keys,
