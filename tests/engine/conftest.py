@@ -15,7 +15,11 @@ from tests.models.goldens import golden_checkpoint
 def engine() -> Iterator[ModelEngine]:
     """Up to 16 requests and 64 tokens a step. Begin with `restart`."""
     engine = ModelEngine(
-        golden_checkpoint(MODEL_NAME).path, max_num_seqs=16, max_num_batched_tokens=64, has_all_buckets=True
+        golden_checkpoint(MODEL_NAME).path,
+        max_num_seqs=16,
+        max_num_batched_tokens=64,
+        has_all_buckets=True,
+        has_all_options=True,
     )
     yield engine
     engine.close()

@@ -39,7 +39,7 @@ from jaxserve.scheduler.constrained import Grammars
 from jaxserve.scheduler.plan import Buckets
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.types import LogprobsMode, RequestId
-from tests.engine.greedy import greedy_programs, is_greedy
+from tests.engine.quick_sampler import needs_other_options, quick_programs
 from tests.programs import shared_programs
 from tests.smollm2 import LIMITS
 from tests.unit.checkpoint.checkpoint_files import smollm2_file
@@ -91,8 +91,8 @@ class ModelEngine:
     """An EngineCore over a LocalExecutor; `restart` gives a fresh scheduler and cache over the same programs.
 
     It compiles the largest bucket of each kind: half as many programs as a server does. has_all_buckets: those of a server,
-    for tests in which rows and their number must not affect each other. is_greedy: requests are greedy and have no log-probabilities,
-    so programs are compiled without the sampler, which takes half of the time.
+    for tests in which rows and their number must not affect each other. has_all_options: requests may have all sampling options; else
+    programs are compiled with a sampler that knows temperature, seed and raw log-probabilities (`quick_sampler.py`), in half of the time.
     """
 
     def __init__(
@@ -121,10 +121,10 @@ class ModelEngine:
         num_speculative_tokens: int = 0,
         speculative_method: SpeculativeMethod = "auto",
         has_all_buckets: bool = False,
-        is_greedy: bool = False,
+        has_all_options: bool = False,
         reports_tokens: bool = False,
     ) -> None:
-        self._is_greedy = is_greedy
+        self.has_all_options = has_all_options
         model = ModelConfig(
             model=str(path),
             max_model_len=max_model_len,
@@ -156,7 +156,7 @@ class ModelEngine:
         )
         self.progress: list[tuple[str, int, int, str]] = []
         table = make_buckets if has_all_buckets else _largest_buckets
-        programs = greedy_programs() if is_greedy else contextlib.nullcontext(shared_programs())
+        programs = contextlib.nullcontext(shared_programs()) if has_all_options else quick_programs()
         with mock.patch("jaxserve.runner.limits.make_buckets", table), programs as folder:
             self.config = dataclasses.replace(
                 self.config, compile=dataclasses.replace(self.config.compile, compile_cache=str(folder))
@@ -235,7 +235,9 @@ class ModelEngine:
         """Run all requests together, to the end."""
         results = {item.request_id: Generated() for item in requests}
         for item in requests:
-            assert not self._is_greedy or is_greedy(item.sampling), "programs of this engine have no sampler"
+            assert self.has_all_options or not needs_other_options(item.sampling), (
+                "this engine has few sampling options"
+            )
             for output in self.core.handle(item):
                 results[output.request_id].add(output)
         while self.core.has_work:
@@ -262,4 +264,6 @@ class ModelEngine:
 
 def smollm2_engine() -> ModelEngine:
     """Return the default model, with the kernels that users have."""
-    return ModelEngine(smollm2_file(), quantization="auto", cpu_kernels="auto", has_all_buckets=True, **LIMITS)
+    return ModelEngine(
+        smollm2_file(), quantization="auto", cpu_kernels="auto", has_all_buckets=True, has_all_options=True, **LIMITS
+    )

@@ -18,7 +18,7 @@ OTHER = [9, 8, 7, 6, 5]
 @pytest.fixture(scope="module", params=GOLDENS, ids=lambda golden: golden.name)
 def case(request: pytest.FixtureRequest) -> Iterator[tuple[ModelEngine, GoldenCheckpoint]]:
     """Up to 2 requests and 48 tokens a step. Begin with `restart`."""
-    engine = ModelEngine(request.param.path, max_num_seqs=2, max_num_batched_tokens=48, is_greedy=True)
+    engine = ModelEngine(request.param.path, max_num_seqs=2, max_num_batched_tokens=48)
     yield engine, request.param
     engine.close()
 

@@ -32,6 +32,7 @@ def processed() -> Iterator[ModelEngine]:
         max_num_seqs=4,
         max_num_batched_tokens=16,
         logprobs_mode="processed_logprobs",
+        has_all_options=True,
     )
     yield engine
     engine.close()

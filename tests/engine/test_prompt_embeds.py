@@ -21,6 +21,8 @@ from tests.unit.checkpoint.checkpoint_files import smollm2_file
 pytestmark = [pytest.mark.slow]
 
 ENABLED = ImagesConfig(enable_prompt_embeds=True)
+WITH_PENALTIES = "qwen3_5_tiny"
+"""The model whose engine has all sampling options."""
 
 
 def rows_of(engine: ModelEngine, ids: list[int]) -> np.ndarray:
@@ -41,10 +43,12 @@ def given(engine: ModelEngine, name: str, values: np.ndarray, **sampling: Any) -
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param("llama3_tiny", marks=pytest.mark.exhaustive), "qwen3_5_tiny", "vision/qwen3_vl_tiny"],
+    params=[pytest.param("llama3_tiny", marks=pytest.mark.exhaustive), WITH_PENALTIES, "vision/qwen3_vl_tiny"],
 )
 def engine(request: Any) -> Iterator[ModelEngine]:
-    engine = ModelEngine(DATA / request.param, max_model_len=256, images=ENABLED)
+    engine = ModelEngine(
+        DATA / request.param, max_model_len=256, images=ENABLED, has_all_options=request.param == WITH_PENALTIES
+    )
     yield engine
     engine.close()
 
@@ -93,6 +97,7 @@ def test_preempted_requests_write_their_embeddings_again(engine: ModelEngine) ->
     assert [together[each.request_id].token_ids for each in messages] == alone
 
 
+@pytest.mark.parametrize("engine", [WITH_PENALTIES], indirect=True)
 def test_penalties_see_generated_tokens_only(engine: ModelEngine) -> None:
     engine.restart()
     plain = engine.run([given(engine, "a", rows_of(engine, IDS), max_tokens=1)])["a"].token_ids
@@ -116,12 +121,12 @@ def test_what_does_not_fit_is_rejected_by_the_engine(engine: ModelEngine) -> Non
         assert output.error is not None and output.error.param == "prompt_embeds"
 
 
-def test_tokens_equal_transformers() -> None:
-    golden = golden_checkpoint("llama3_tiny")
-    engine = ModelEngine(golden.path, max_model_len=256, images=ENABLED)
+@pytest.mark.parametrize("engine", [WITH_PENALTIES], indirect=True)
+def test_tokens_equal_transformers(engine: ModelEngine) -> None:
+    golden = golden_checkpoint(WITH_PENALTIES)
+    engine.restart()
     values = rows_of(engine, golden.prompt_ids.tolist())
     found = engine.run([given(engine, "a", values, max_tokens=len(golden.output_ids))])["a"]
-    engine.close()
     assert found.token_ids == golden.output_ids.tolist()
 
 

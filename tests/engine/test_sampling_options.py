@@ -103,7 +103,7 @@ def test_tensor_parallel_counts_alike(engine: ModelEngine) -> None:
     engine.restart()
     expected = tokens(engine.run(mix(8)))
     path = golden_checkpoint(MODEL_NAME).path
-    other = ModelEngine(path, max_num_seqs=2, max_num_batched_tokens=16, tensor_parallel_size=2)
+    other = ModelEngine(path, max_num_seqs=2, max_num_batched_tokens=16, tensor_parallel_size=2, has_all_options=True)
     assert tokens(other.run(mix(8))) == expected
     assert other.executor.compilations()["serving"] == 0
     other.close()

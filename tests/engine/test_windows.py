@@ -32,7 +32,7 @@ CHUNKS = {"llama4_odd_tiny": 13}
 )
 def case(request: Any) -> Iterator[tuple[GoldenCheckpoint, ModelEngine]]:
     name, kernels = request.param
-    made = ModelEngine(golden_checkpoint(name).path, cpu_kernels=kernels, is_greedy=True)
+    made = ModelEngine(golden_checkpoint(name).path, cpu_kernels=kernels)
     yield golden_checkpoint(name), made
     made.executor.close()
 
