@@ -27,7 +27,7 @@ def check(engine: ModelEngine, numbers: dict[str, int]) -> None:
         assert result.token_ids == GOLDENS[name].output_ids.tolist()
 
 
-@pytest.mark.parametrize("kernels", ["xla", "native"])
+@pytest.mark.parametrize("kernels", [pytest.param("xla", marks=pytest.mark.exhaustive), "native"])
 def test_requests_of_all_adapters_share_steps(kernels: str) -> None:
     if kernels == "native":
         try:

@@ -26,7 +26,11 @@ def source(model: str, name: str) -> str:
     return str(adapter_goldens(model)[name].path)
 
 
-@pytest.fixture(scope="module", params=[("lfm2_tiny", "native"), ("qwen3_next_tiny", "xla")], ids=str)
+@pytest.fixture(
+    scope="module",
+    params=[("lfm2_tiny", "native"), pytest.param(("qwen3_next_tiny", "xla"), marks=pytest.mark.exhaustive)],
+    ids=str,
+)
 def served(request: Any) -> Iterator[tuple[str, ModelEngine]]:
     name, kernels = request.param
     if kernels == "native":

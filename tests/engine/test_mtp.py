@@ -93,7 +93,7 @@ def test_a_preempted_request_gets_the_drafts_of_one_that_was_not(served: tuple[M
     assert (was_preempted, is_preempted) == (False, True)
 
 
-@pytest.mark.parametrize("name", ["glm4_moe", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["glm4_moe", pytest.param("deepseek_v3", marks=pytest.mark.exhaustive)])
 def test_pages_from_host_memory_bring_the_keys_of_the_layer(name: str) -> None:
     golden = mtp_golden(name)
     tiers = TierConfig(kv_offload_memory=4 << 20, kv_fetch="always")
