@@ -26,7 +26,10 @@ RELEASE_VENV := .venv-release
 JAX_LOCK ?=
 KERNELS_LOCK := requirements/jax-0.11.lock
 SECOND_TESTS := tests/unit/runner tests/unit/sampling tests/kernels/test_native.py tests/models tests/engine \
-	$(addprefix tests/e2e/test_,engine_restarts.py failed_start.py http_raw.py llm.py real_model.py)
+	$(addprefix tests/e2e/test_,engine_restarts.py failed_start.py http_raw.py llm.py real_model.py) \
+	$(addprefix --ignore=tests/models/test_,families.py goldens.py registry.py text_part.py encoder_configs.py image_models.py \
+	gemma4_images.py glm4v_images.py internvl_images.py llava_images.py pixtral_images.py served_table.py) \
+	$(addprefix --ignore=tests/engine/test_,cache_groups.py core.py draft_model.py grammar_rows.py updates_with_tiers.py)
 # Of the other side of 3.12: its environment is that of the newest kernels where it has the newest jax.
 SECOND_VENV = $$($$second -c 'import sys; print("$(NEWEST_VENV)" if sys.version_info >= (3, 12) else "$(OLDEST_VENV)")')
 ifndef STARTED
@@ -155,7 +158,8 @@ fast-tests: install
 
 # `make exhaustive` asks for the cases that all other lanes leave out.
 CASES := not exhaustive
-MAIN := not optimized and not scale and not newest and $(CASES)
+# Tests that need an accelerator's compiler would be collected here to be skipped: `.venv` has none.
+MAIN := not optimized and not scale and not newest and not aot and $(CASES)
 
 all-tests: install $(STAMPS)/test-models
 	$(call lane,tests and types)

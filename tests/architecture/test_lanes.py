@@ -28,6 +28,31 @@ def test_what_is_marked_newest_lies_where_that_lane_looks() -> None:
     assert [name for name in marked if not name.startswith(folders)] == []
 
 
+def test_what_needs_a_compiler_lies_where_its_lane_looks() -> None:
+    """`make kernels-check` takes a few folders, and `make test` leaves out what has the mark `aot`."""
+    found = re.search(r"^AOT_TESTS := ([\w/ ]+) ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    assert found is not None
+    marked = [
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if re.search(r"mark\.aot\b", path.read_text(encoding="utf-8"))
+    ]
+    assert marked
+    assert [name for name in marked if not name.startswith(tuple(found[1].split()))] == []
+
+
+def test_files_that_the_other_python_leaves_out_have_no_test_for_it() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    left_out = [
+        prefix + name
+        for prefix, names in re.findall(r"addprefix --ignore=(tests/\w+/test_),([\w.\s\\]+)\)", makefile)
+        for name in re.findall(r"[\w.]+", names)
+    ]
+    assert len(left_out) > 10
+    texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in left_out}
+    assert [name for name, text in texts.items() if re.search(r"mark\.versions\b", text)] == []
+
+
 def test_marks_that_select_tests_are_set_in_test_files_only() -> None:
     """`tests/selection.py` tells by a file's text which of its tests may have a mark."""
     declared = re.findall(r'^  "([a-z]+): ', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.M)
