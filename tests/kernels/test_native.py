@@ -19,7 +19,7 @@ from jaxserve_kernels.grouped_matmul import cases
 from jaxserve_kernels.grouped_matmul.reference import Scales
 from jaxserve_kernels.kv_write import KVScales
 from jaxserve_kernels.matmul import api as dense
-from jaxserve_kernels.matmul import multiplies, quantize_rows
+from jaxserve_kernels.matmul import quantize_rows
 from jaxserve_kernels.native.build import BuildError, build
 from jaxserve_kernels.paged_attention import Paging, Scoring, ragged_layout
 from jaxserve_kernels.paged_attention import api as attention
@@ -104,8 +104,6 @@ def test_matmul_with_int8_weights_equals_the_reference(tokens: int, dense_backen
 @pytest.mark.versions
 @pytest.mark.parametrize(("tokens", "outputs"), [(1, 70), (3, 64), (32, 61), (131, 9)])
 def test_int8_matmul_equals_the_reference(tokens: int, outputs: int) -> None:
-    if not multiplies(jnp.dtype(jnp.int8), dynamic=True):
-        pytest.skip("this processor has no AVX512-VNNI")
     x = jnp.asarray(_normal(1, tokens, 192)).at[0].set(0.0)
     values, scales = quantize_rows(jnp.asarray(_normal(2, outputs, 192)))
     values = values.at[0, :].set(-128)  # the least int8 there is
@@ -127,8 +125,6 @@ def test_matmuls_of_one_input_are_one_call_with_the_bits_of_each(
 ) -> None:
     """Some outputs end within the tasks of threads, and within tiles; tokens after the third are padding."""
     dynamic = dtype == "int8"
-    if dynamic and not multiplies(jnp.dtype(jnp.int8), dynamic=True):
-        pytest.skip("this processor has no AVX512-VNNI")
     x, num_rows = jnp.asarray(_normal(1, tokens, 128)), jnp.int32(min(tokens, 3))
     weights = [jnp.asarray(_normal(seed, outputs, 128)) for seed, outputs in ((2, 160), (3, 37), (4, 1), (5, 450))]
     scales: list[Array] = []
@@ -165,8 +161,6 @@ def test_inputs_that_fill_no_vector_go_through_the_reference() -> None:
 def test_a_row_of_a_matmul_does_not_depend_on_the_others(inputs: int, dtype: str, dense_backend: Backend) -> None:
     """Few rows and many are computed in different ways, and many inputs chunk by chunk. Activations beside int8 are quantised."""
     dynamic = dtype == "int8"
-    if dynamic and not multiplies(jnp.dtype(jnp.int8), dynamic=True):
-        pytest.skip("this processor has no AVX512-VNNI")
     x, weight = jnp.asarray(_normal(1, 300, inputs)), jnp.asarray(_normal(2, 123, inputs))
     stored, scales = quantize_rows(weight) if dynamic else (weight.astype(dtype), None)
     together = matmul(x, stored, scales, dynamic=dynamic, backend=dense_backend)
@@ -209,8 +203,6 @@ def test_grouped_matmul_equals_the_one_in_float64(case: cases.Case, backend: Bac
 def test_a_row_of_a_grouped_matmul_is_that_of_its_expert_alone(dtype: str, backend: Backend) -> None:
     """Bit for bit, whatever the groups, and with int8 by int8 as well."""
     dynamic, group_sizes = dtype == "int8", (3, 0, 17, 1, 0, 40)
-    if dynamic and not multiplies(jnp.dtype(jnp.int8), dynamic=True):
-        pytest.skip("this processor has no AVX512-VNNI")
     x, weight, scales = jnp.asarray(_normal(1, 70, 192)), jnp.asarray(_normal(2, 6, 101, 192)), None
     if dynamic:
         weight, scales = jax.vmap(quantize_rows)(weight)

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Num
 
-from jaxserve_kernels import native
 from jaxserve_kernels.backend import Backend
 
 _LANES = 16
@@ -29,8 +28,8 @@ def supports(x: jax.Array, weight: jax.Array, *, dynamic: bool) -> bool:
 
 
 def multiplies(dtype: jnp.dtype, *, dynamic: bool) -> bool:
-    """Return True if there is a kernel for weights of this type; `dynamic` ones need AVX512-VNNI or ARM64, and must have been built."""
-    return dtype == jnp.int8 and native.has("jaxserve_matmul_int8") if dynamic else str(dtype) in _WEIGHTS
+    """Return True if there is a kernel for weights of this type, with quantised activations if `dynamic`."""
+    return dtype == jnp.int8 if dynamic else str(dtype) in _WEIGHTS
 
 
 def matmuls(

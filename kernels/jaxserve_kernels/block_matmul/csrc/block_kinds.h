@@ -120,52 +120,100 @@ struct Q6K {
   }
 };
 
-// sums += dot products of four unsigned codes with the four signed bytes in `inputs`, exact in every lane.
-template <int Bits>
-inline __attribute__((always_inline)) Ints add_products(Ints sums, Words codes, Words inputs) {
-#if defined(__AVX512VNNI__)
-  return reinterpret_cast<Ints>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sums), reinterpret_cast<__m512i>(codes),
-                                                    reinterpret_cast<__m512i>(inputs)));
-#elif defined(__aarch64__)
-  const auto x = reinterpret_cast<int8x16_t>(inputs);
-  if constexpr (Bits < 8) {
-    return reinterpret_cast<Ints>(vdotq_s32(reinterpret_cast<int32x4_t>(sums), reinterpret_cast<int8x16_t>(codes), x));
-  } else {  // as signed bytes codes are 128 too small
-    const auto low = reinterpret_cast<int8x16_t>(codes ^ 0x80808080u);
-    const int32x4_t rest = vdotq_s32(vdupq_n_s32(0), vdupq_n_s8(64), x);
-    return reinterpret_cast<Ints>(vdotq_s32(reinterpret_cast<int32x4_t>(sums) + rest * 2, low, x));
-  }
-#elif defined(__AVX512F__)
-  const auto u = reinterpret_cast<__m512i>(codes), x = reinterpret_cast<__m512i>(inputs);
-  if constexpr (Bits < 8) {  // 2 * 63 * 127 fits 16 bits
-    const auto pairs = _mm512_madd_epi16(_mm512_maddubs_epi16(u, x), _mm512_set1_epi16(1));
-    return sums + reinterpret_cast<Ints>(pairs);
-  } else {
-    const auto even = _mm512_madd_epi16(_mm512_and_si512(u, _mm512_set1_epi16(255)),
-                                        _mm512_srai_epi16(_mm512_slli_epi16(x, 8), 8));
-    const auto odd = _mm512_madd_epi16(_mm512_srli_epi16(u, 8), _mm512_srai_epi16(x, 8));
-    return sums + reinterpret_cast<Ints>(even) + reinterpret_cast<Ints>(odd);
-  }
-#else
-  const auto u = reinterpret_cast<__m256i>(codes), x = reinterpret_cast<__m256i>(inputs);
-  if constexpr (Bits < 8) {
-    const auto pairs = _mm256_madd_epi16(_mm256_maddubs_epi16(u, x), _mm256_set1_epi16(1));
-    return sums + reinterpret_cast<Ints>(pairs);
-  } else {
-    const auto even = _mm256_madd_epi16(_mm256_and_si256(u, _mm256_set1_epi16(255)),
-                                        _mm256_srai_epi16(_mm256_slli_epi16(x, 8), 8));
-    const auto odd = _mm256_madd_epi16(_mm256_srli_epi16(u, 8), _mm256_srai_epi16(x, 8));
-    return sums + reinterpret_cast<Ints>(even) + reinterpret_cast<Ints>(odd);
-  }
-#endif
-}
-
 // Four neighbouring bytes in every lane.
 inline Words broadcast_four(const int8_t* p) {
   uint32_t four;
   std::memcpy(&four, p, sizeof(four));
   return four - Words{};
 }
+
+// What rounded inputs of a row are multiplied with has to be a byte: codes of 8 bits that are unsigned, or 128 smaller.
+#if defined(__AVX512VNNI__)
+constexpr bool kBytesAreSigned = false;
+#else
+constexpr bool kBytesAreSigned = true;
+#endif
+template <typename Kind>
+constexpr int kByteZero = Kind::kBits == 8 && kBytesAreSigned ? 0 : Kind::kZero;
+
+#if defined(__AVX512VNNI__) || defined(__aarch64__)
+// Adds the products of four bytes in each lane.
+template <int Bits>
+inline __attribute__((always_inline)) Ints add_products(Ints sums, Words codes, Words inputs) {
+#if defined(__AVX512VNNI__)
+  return reinterpret_cast<Ints>(_mm512_dpbusd_epi32(reinterpret_cast<__m512i>(sums), reinterpret_cast<__m512i>(codes),
+                                                    reinterpret_cast<__m512i>(inputs)));
+#else
+  const auto bytes = reinterpret_cast<int8x16_t>(Bits == 8 ? codes ^ 0x80808080u : codes);
+  return reinterpret_cast<Ints>(vdotq_s32(reinterpret_cast<int32x4_t>(sums), bytes, reinterpret_cast<int8x16_t>(inputs)));
+#endif
+}
+
+// sums += codes of some steps times the inputs of each row, exact in every lane.
+template <int Bits, int Steps, int Rows>
+inline __attribute__((always_inline)) void add_steps(Ints (&sums)[Rows], const uint8_t* codes, int first, const int8_t* x,
+                                                     int64_t k) {
+#pragma GCC unroll 8
+  for (int step = first; step < first + Steps; ++step) {
+    const Words four = codes_of<Bits>(codes, step);
+    for (int r = 0; r < Rows; ++r) sums[r] = add_products<Bits>(sums[r], four, broadcast_four(x + r * k + 4 * step));
+  }
+}
+#else
+typedef int16_t Pairs __attribute__((vector_size(kLanes * 4)));  // sums of two products each
+
+// Products of four bytes in each lane, in pairs. `sizes`, and `signs` for codes of 8 bits: what `codes` are the product of.
+template <int Bits>
+inline __attribute__((always_inline)) Pairs pairs_of(Words sizes, Words signs, Words inputs) {
+#if defined(__AVX512F__)
+  auto x = reinterpret_cast<__m512i>(inputs);
+  if constexpr (Bits == 8) {
+    x = _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(reinterpret_cast<__m512i>(signs)), _mm512_setzero_si512(), x);
+  }
+  return reinterpret_cast<Pairs>(_mm512_maddubs_epi16(reinterpret_cast<__m512i>(sizes), x));
+#else
+  auto x = reinterpret_cast<__m256i>(inputs);
+  if constexpr (Bits == 8) x = _mm256_sign_epi8(x, reinterpret_cast<__m256i>(signs));
+  return reinterpret_cast<Pairs>(_mm256_maddubs_epi16(reinterpret_cast<__m256i>(sizes), x));
+#endif
+}
+
+inline Ints wide_sums(Pairs pairs) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Ints>(_mm512_madd_epi16(reinterpret_cast<__m512i>(pairs), _mm512_set1_epi16(1)));
+#else
+  return reinterpret_cast<Ints>(_mm256_madd_epi16(reinterpret_cast<__m256i>(pairs), _mm256_set1_epi16(1)));
+#endif
+}
+
+inline Words sizes_of(Words bytes) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Words>(_mm512_abs_epi8(reinterpret_cast<__m512i>(bytes)));
+#else
+  return reinterpret_cast<Words>(_mm256_abs_epi8(reinterpret_cast<__m256i>(bytes)));
+#endif
+}
+
+// sums += codes of some steps times the inputs of each row, exact in every lane: inputs are at most 127, and pairs are widened before
+// they could leave 16 bits.
+template <int Bits, int Steps, int Rows>
+inline __attribute__((always_inline)) void add_steps(Ints (&sums)[Rows], const uint8_t* codes, int first, const int8_t* x,
+                                                     int64_t k) {
+  constexpr int kLargest = Bits == 8 ? 128 : (1 << Bits) - 1, kFitting = 32767 / (2 * 127 * kLargest);
+  constexpr int kBatch = kFitting < Steps ? kFitting : Steps;
+#pragma GCC unroll 8
+  for (int start = first; start < first + Steps; start += kBatch) {
+    Pairs pairs[Rows] = {};
+#pragma GCC unroll 8
+    for (int step = start; step < start + kBatch; ++step) {
+      const Words four = codes_of<Bits>(codes, step), bytes = Bits == 8 ? four ^ 0x80808080u : four;
+      const Words sizes = Bits == 8 ? sizes_of(bytes) : four;
+      for (int r = 0; r < Rows; ++r) pairs[r] += pairs_of<Bits>(sizes, bytes, broadcast_four(x + r * k + 4 * step));
+    }
+    for (int r = 0; r < Rows; ++r) sums[r] += wide_sums(pairs[r]);
+  }
+}
+#endif
 
 }  // namespace blocks
 }  // namespace jaxserve

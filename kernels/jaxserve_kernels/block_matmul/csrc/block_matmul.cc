@@ -166,19 +166,14 @@ void byte_tile(const Call& call, int64_t row, int64_t tile, int half) {
       const uint8_t* codes = block + group * Kind::kCodeBytes + half * 4 * kLanes;
       fetch(codes, Kind::kCodeBytes);
       const Scales<Kind::kParts> scales = Kind::scales(block, group, half);
+#pragma GCC unroll 2
       for (int part = 0; part < Kind::kParts; ++part) {
         Ints sums[Rows] = {};
-        if constexpr (!Kind::kHasMinimum) {
+        if constexpr (kByteZero<Kind> != 0) {
           for (int r = 0; r < Rows; ++r) sums[r] = rounded[r * groups].starts[part] - Ints{};
         }
-#pragma GCC unroll 8
-        for (int i = 0; i < kSteps / Kind::kParts; ++i) {
-          const int step = part * kSteps / Kind::kParts + i;
-          const Words four = codes_of<Kind::kBits>(codes, step);
-          for (int r = 0; r < Rows; ++r) {
-            sums[r] = add_products<Kind::kBits>(sums[r], four, broadcast_four(x + r * call.k + 4 * step));
-          }
-        }
+        constexpr int kPartSteps = kSteps / Kind::kParts;
+        add_steps<Kind::kBits, kPartSteps>(sums, codes, part * kPartSteps, x, call.k);
         for (int r = 0; r < Rows; ++r) {
           const Floats d = scales.d[part] * broadcast(rounded[r * groups].scale);
           totals[r] = multiply_add(totals[r], d, __builtin_convertvector(sums[r], Floats));
@@ -296,7 +291,7 @@ void multiply_rounded(ffi::ThreadPool& pool, Calls calls, const Groups& groups) 
   parallel_for(pool, (call.m + kRoundRows - 1) / kRoundRows, [=, to = bytes.data(), info = rounded.data()](int64_t i) {
     const int64_t end = std::min((i + 1) * kRoundRows, call.m) * count;
     for (int64_t group = i * kRoundRows * count; group < end; ++group) {
-      info[group] = round_group(call.x + group * kGroup, to + group * kGroup, Kind::kZero, Kind::kParts);
+      info[group] = round_group(call.x + group * kGroup, to + group * kGroup, kByteZero<Kind>, Kind::kParts);
     }
   });
   for (Call& each : calls) {

@@ -145,12 +145,11 @@ ffi::Error grouped_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x, ffi:
   return all.has_error() ? all.error() : multiply_stored(pool, w.element_type(), *all, is_tiled, groups);
 }
 
-#if defined(JAXSERVE_INT8)
 constexpr int64_t kQuantizeRows = 16;  // rows one task quantises
 constexpr int64_t kFewRows = 4;        // of int8, which the vector unit serves as well: sums are exact on both
 
 // Symmetric int8 by the row's largest value, rounded to even.
-Quantized quantize(const float* x, int64_t k, int8_t* to) {
+Quantized quantize(const float* x, int64_t k, Int8Inputs::Input* to) {
   Floats largest = {};
   for (int64_t i = 0; i < k; i += kLanes) {
     const Floats v = load(x + i), magnitude = v < 0.0f ? -v : v;
@@ -164,7 +163,7 @@ Quantized quantize(const float* x, int64_t k, int8_t* to) {
 
 // The rows of x in int8.
 struct QuantizedRows {
-  std::vector<int8_t> values;
+  std::vector<Int8Inputs::Input> values;
   std::vector<Quantized> rows;
 
   QuantizedRows(ffi::ThreadPool& pool, const float* x, int64_t m, int64_t k) : values(m * k), rows(m) {
@@ -204,7 +203,6 @@ ffi::Error grouped_int8_handler(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x,
   multiply(pool, quantized.product_of(*all), groups);
   return ffi::Error::Success();
 }
-#endif
 
 }  // namespace
 }  // namespace jaxserve
@@ -224,7 +222,5 @@ JAXSERVE_MATMUL(jaxserve_matmul, matmul_handler, JAXSERVE_TOGETHER.Attr<bool>("m
 JAXSERVE_MATMUL(jaxserve_matmul_panels, panels_handler,
                 .Arg<xla::ffi::BufferR0<xla::ffi::S32>>().Arg<xla::ffi::AnyBuffer>().Ret<xla::ffi::BufferR2<xla::ffi::F32>>());
 JAXSERVE_MATMUL(jaxserve_grouped_matmul, grouped_handler, JAXSERVE_GROUPED.Attr<bool>("matrix_unit"));
-#if defined(JAXSERVE_INT8)
 JAXSERVE_MATMUL(jaxserve_matmul_int8, matmul_int8_handler, JAXSERVE_TOGETHER);
 JAXSERVE_MATMUL(jaxserve_grouped_matmul_int8, grouped_int8_handler, JAXSERVE_GROUPED);
-#endif

@@ -40,7 +40,6 @@ float finish(const Product<P>&, int64_t, const Floats (&sums)[1]) {
   return sum(sums[0]);
 }
 
-#if defined(JAXSERVE_INT8)
 template <typename P>
 FourFloats finish(const Product<P>& product, int64_t row, const Ints (&sums)[kTileOutputs]) {
   const Quantized own = product.quantized[row];
@@ -53,7 +52,6 @@ float finish(const Product<P>& product, int64_t row, const Ints (&sums)[1]) {
   const Ints four[kTileOutputs] = {sums[0], sums[0], sums[0], sums[0]};
   return finish(product, row, four)[0];
 }
-#endif
 
 template <typename P>
 inline void store_sums(const Product<P>& product, int64_t row, int64_t out, FourFloats sums) {
