@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import threading
+import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +22,7 @@ pytest.importorskip("ray", reason="needs `jaxserve[ray]`: make scale-check")
 
 from tests.e2e.http_server import command_of, until
 from tests.scale.network import can_make_hosts
-from tests.scale.ray_cluster import App, Cluster, cluster, drain_node, processes_on
+from tests.scale.ray_cluster import AGENT_PORTS, App, Cluster, cluster, drain_node, processes_on
 
 pytestmark = [
     pytest.mark.slow,
@@ -31,6 +32,8 @@ pytestmark = [
 ]
 
 NUM_REPLICAS, NUM_GROUPS, NUM_TURNS, PREFIX_TOKENS = 4, 8, 6, 320
+METRICS_PORT = AGENT_PORTS["metrics-export-port"]
+ROUTER_TIMES = "ray_serve_request_router_fulfillment_time_ms_bucket"
 FAKE: dict[str, Any] = {
     "vocab_size": 384,
     "eos_token_ids": [],
@@ -69,6 +72,19 @@ def prefix_hits(app: App) -> tuple[int, set[str]]:
     return num_cached, replicas
 
 
+def router_times(nodes: Cluster) -> dict[float, float]:
+    """Return how many requests Ray counted that waited for their replica at most so many milliseconds."""
+    counts: dict[float, float] = {}
+    for host in nodes.hosts:
+        with urllib.request.urlopen(f"http://{host.address}:{METRICS_PORT}/metrics", timeout=60) as reply:
+            lines = reply.read().decode().splitlines()
+        for line in lines:
+            if line.startswith(ROUTER_TIMES) and 'deployment="engine"' in line:
+                bound = float(line.partition('le="')[2].partition('"')[0])
+                counts[bound] = counts.get(bound, 0.0) + float(line.rpartition(" ")[2])
+    return counts
+
+
 def open_stream(app: App, fields: dict[str, Any]) -> socket.socket:
     body = json.dumps(fields | {"stream": True}).encode()
     head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -98,6 +114,8 @@ def test_exact_prefixes_hit_at_least_twice_as_often_as_round_robin(nodes: Cluste
         assert [len([p for p in processes_on(host) if p in servers(nodes)]) > 0 for host in nodes.hosts] == [True, True]
         by_pages, replicas = prefix_hits(app)
         assert len(replicas) > 1, "conversations without a common prefix share the replicas"
+        until(lambda: max(router_times(nodes).values(), default=0) >= NUM_GROUPS * NUM_TURNS, "Ray counts no routed request", 180)
+        print(f"requests by milliseconds until they had a replica: {router_times(nodes)}")
         for ends_first in ("actor", "server"):
             check_killed_replica(nodes, app, ends_first)
     with nodes.deployed(FAKE, routing="round-robin", **SMALL) as app:
