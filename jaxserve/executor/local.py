@@ -151,6 +151,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         load = _load(prepared, checkpoint, draft, cache, late, clock, progress)
         params, state, steps, reports, measured = load
         runner = Runner(prepared.task, params, state, executables(steps), prepared.shared_params)
+        hosts.exchange("first run", {})  # others may compile for minutes; the first collective waits for them for 30 s
         with clock.phase("first_run"):
             platform = prepared.device.platform
             there = [program for program in prepared.programs if program in steps]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from jaxserve.config import CacheConfig, CompileConfig, Config, ModelConfig, SchedulerConfig
 from jaxserve.errors import ConfigError
+from jaxserve.executor.hosts.agreement import OneHost
 from jaxserve.executor.local import LocalExecutor
 from jaxserve.executor.precompile import precompile
 from jaxserve.runner.program_cache import FILE_NAME, read_manifest
@@ -68,7 +70,11 @@ def test_a_server_starts_from_what_was_compiled_ahead_of_a_config_alone(
     _check_dummy_run_left_no_trace(executor)
     executor.close()
 
-    shorter = LocalExecutor.start(config_for(model, cache, max_model_len=16), model, ignore)
+    events = Events()
+    shorter = LocalExecutor.start(config_for(model, cache, max_model_len=16), model, events.progress, events)
+    others = events.names.index("first run")
+    assert "first_run" not in events.names[:others], "the first collective waits for the other hosts for 30 s only"
+    assert "compile" not in events.names[others:]
     assert {program.source for program in shorter.model_info.startup.programs} == {"cache"}
     assert shorter.compilations() == {"warmup": 0, "serving": 0}, "no shape depends on --max-model-len"
     assert (executor.model_info.max_model_len, shorter.model_info.max_model_len) == (32, 16)
@@ -79,6 +85,20 @@ def test_a_server_starts_from_what_was_compiled_ahead_of_a_config_alone(
     assert {program.source for program in other.model_info.startup.programs} == {"compiled"}
     assert "6 programs had to be compiled: KV pages: 64 there, 32 here" in caplog.text
     other.close()
+
+
+class Events(OneHost):
+    """What a start tells and asks, by name."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def exchange(self, topic: str, values: dict[str, str]) -> Sequence[Mapping[str, str]]:
+        self.names.append(topic)
+        return super().exchange(topic, values)
+
+    def progress(self, phase: str, done: int, total: int, detail: str) -> None:
+        self.names.append(phase)
 
 
 def _check_dummy_run_left_no_trace(executor: LocalExecutor[Any, Any]) -> None:

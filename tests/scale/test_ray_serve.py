@@ -114,7 +114,11 @@ def test_exact_prefixes_hit_at_least_twice_as_often_as_round_robin(nodes: Cluste
         assert [len([p for p in processes_on(host) if p in servers(nodes)]) > 0 for host in nodes.hosts] == [True, True]
         by_pages, replicas = prefix_hits(app)
         assert len(replicas) > 1, "conversations without a common prefix share the replicas"
-        until(lambda: max(router_times(nodes).values(), default=0) >= NUM_GROUPS * NUM_TURNS, "Ray counts no routed request", 180)
+        until(
+            lambda: max(router_times(nodes).values(), default=0) >= NUM_GROUPS * NUM_TURNS,
+            "Ray counts no routed request",
+            180,
+        )
         print(f"requests by milliseconds until they had a replica: {router_times(nodes)}")
         for ends_first in ("actor", "server"):
             check_killed_replica(nodes, app, ends_first)
