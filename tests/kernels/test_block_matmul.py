@@ -75,6 +75,20 @@ def test_a_row_has_the_same_bits_alone_and_among_others(kind: BlockKind, dynamic
 
 
 @KINDS
+@pytest.mark.parametrize("byte", [0, 255])
+def test_the_largest_codes_times_the_largest_inputs_are_exact(kind: BlockKind, byte: int) -> None:
+    """Kernels that add products of bytes in 16 bits have to widen them in time."""
+    if not native.has("jaxserve_block_matmul"):
+        pytest.skip("the native kernels are not built")
+    tiles = pack_tiles(kind, _stored(kind))
+    tiles[..., : kind.num_groups * kind.code_bytes] = byte
+    x = jnp.ones((3, NUM_BLOCKS * kind.num_inputs), jnp.float32).at[1].multiply(-1.0).at[2, ::2].multiply(-1.0)
+    made = block_matmul(x, jnp.asarray(tiles), kind=kind, dynamic=True, backend="native")
+    expected = block_matmul(x, jnp.asarray(tiles), kind=kind, dynamic=True)
+    np.testing.assert_allclose(made, expected, rtol=1e-5, atol=1e-5 * float(jnp.abs(expected).max()))
+
+
+@KINDS
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_matmuls_of_one_input_are_one_call_with_the_bits_of_each(kind: BlockKind, dynamic: bool) -> None:
     if not native.has("jaxserve_block_matmul"):
