@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -11,8 +13,10 @@ from jaxserve.config import CompileConfig, Config, ModelConfig, ParallelConfig, 
 from jaxserve.engine.core import EngineCore
 from jaxserve.executor.local import LocalExecutor
 from jaxserve.ipc.messages import AddRequest, RequestOutput
+from jaxserve.runner.buckets import embed_buckets
 from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.scheduler.embedding import EmbedScheduler
+from jaxserve.scheduler.plan import Buckets
 from jaxserve.types import RequestId
 from tests.programs import shared_programs
 
@@ -23,8 +27,13 @@ def text(name: str, token_ids: Any, text_pair_start: int | None = None) -> AddRe
     return AddRequest(RequestId(name), ids, EngineSamplingParams(), text_pair_start=text_pair_start)
 
 
+def _largest_bucket(*arguments: Any) -> Buckets:
+    table = embed_buckets(*arguments)
+    return dataclasses.replace(table, mixed=table.mixed[-1:])
+
+
 class EmbeddingEngine:
-    """Scheduler and executor in this process."""
+    """Scheduler and executor in this process. It compiles the largest bucket alone, unless it has_all_buckets."""
 
     def __init__(
         self,
@@ -34,6 +43,7 @@ class EmbeddingEngine:
         tensor_parallel_size: int = 1,
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 64,
+        has_all_buckets: bool = False,
         **model: Any,
     ) -> None:
         self.config = Config(
@@ -42,7 +52,9 @@ class EmbeddingEngine:
             parallel=ParallelConfig(tensor_parallel_size=tensor_parallel_size),
             compile=CompileConfig(compile_cache=str(shared_programs()), cpu_kernels=cpu_kernels),
         )
-        self.executor = LocalExecutor.start(self.config, path, lambda *_: None)
+        table = embed_buckets if has_all_buckets else _largest_bucket
+        with mock.patch("jaxserve.executor.preparation.embed_buckets", table):
+            self.executor = LocalExecutor.start(self.config, path, lambda *_: None)
         self.model_info = self.executor.model_info
         self.scheduler = EmbedScheduler(
             self.config.scheduler, self.executor.buckets, self.model_info.max_model_len, self.model_info.vocab_size

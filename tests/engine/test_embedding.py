@@ -27,7 +27,7 @@ MEANS = [hidden.mean(0) for hidden in BERT.hidden]
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[EmbeddingEngine]:
-    engine = EmbeddingEngine(BERT.path)
+    engine = EmbeddingEngine(BERT.path, has_all_buckets=True)
     yield engine
     engine.close()
 

@@ -20,13 +20,13 @@ NUM_RANKS = 2
 @pytest.fixture(
     scope="module",
     params=[
-        ("qwen3_next_tiny", {"tensor_parallel_size": 4, "expert_parallel_size": 4}),
+        ("qwen3_next_tiny", {"tensor_parallel_size": 2, "expert_parallel_size": 2}),
         pytest.param(("falcon_h1_odd_tiny", {}), marks=pytest.mark.exhaustive),
     ],
     ids=lambda param: param[0],
 )
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[GoldenCheckpoint, ModelEngine]]:
-    """Gated delta nets on eight devices, which also share their heads, and Mamba-2 on two."""
+    """Gated delta nets on four devices, which also share their heads, and Mamba-2 on two."""
     name, devices = request.param
     golden = golden_checkpoint(name)
     engine = ModelEngine(golden.path, data_parallel_size=NUM_RANKS, num_speculative_tokens=NUM_DRAFTS, **devices)
