@@ -13,6 +13,7 @@ from jaxserve.checkpoint.gguf.delta_net import with_joined_gates
 from jaxserve.checkpoint.gguf.latent import with_joined_latents
 from jaxserve.checkpoint.gguf.per_layer import with_each_stream
 from jaxserve.checkpoint.gguf.value_heads import with_grouped_values
+from jaxserve.checkpoint.gguf.xielu import with_activations
 from jaxserve.checkpoint.huggingface import open_huggingface
 from jaxserve.checkpoint.maxtext.checkpoint import open_maxtext
 from jaxserve.checkpoint.maxtext.folder import is_orbax
@@ -45,7 +46,7 @@ def open_checkpoint(path: Path, families: Collection[Family]) -> Checkpoint:
             f"found a file that starts with {magic!r}"
         )
     checkpoint = with_joined_gates(with_joined_latents(open_gguf_checkpoint(path, families)))
-    checkpoint = with_each_stream(with_grouped_values(checkpoint))
+    checkpoint = with_activations(with_each_stream(with_grouped_values(checkpoint)))
     if any(STACKED in name for name in checkpoint.tensors):
         checkpoint = with_each_expert(checkpoint, "halves")
     return split_fused(with_flat_vectors(checkpoint))

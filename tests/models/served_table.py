@@ -76,6 +76,7 @@ VARIANTS: Mapping[str, tuple[Mapping[str, int], ...]] = {
     "olmo2": ({WINDOW: 4096},),
     "granitemoe": ({"expert_shared_feed_forward_length": 8},),
     "deepseek2": (SIGMOID_ROUTER,),
+    "mistral3": ({},),
 }
 """Metadata of GGUF files that have another architecture than the family's first."""
 STORED_AS: Mapping[str, str] = {"Glm4MoeLiteForCausalLM": "DeepseekV3ForCausalLM"}

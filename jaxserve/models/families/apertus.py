@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no_window
+from jaxserve.checkpoint.gguf.xielu import xielu_config
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import ACTIVATIONS, COMMON_DEFAULTS, build, full_layers
 from jaxserve.models.families._keys import Keys
@@ -30,8 +33,16 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return replace(config, qk_norm="heads", mlp_has_gate=False)
 
 
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the activation with its numbers. A file without factors of Llama 3 has plain rope."""
+    plain = {"rope_type": "default", "rope_theta": config["rope_theta"]}
+    rope = {} if config.get("rope_scaling") else {"rope_parameters": plain}
+    return {**no_window(keys, config), **xielu_config(keys, config), **rope, "hidden_act": "xielu"}
+
+
 FAMILY = Family(
     ("ApertusForCausalLM",),
     decoder_config,
     renames={"attention_layernorm": "input_layernorm", "feedforward_layernorm": "post_attention_layernorm"},
+    gguf=GGUFArchitecture("apertus", has_bias_flags=True, config=_gguf_config),
 )

@@ -51,6 +51,6 @@ FAMILY = Family(
     read_vision=by_model_type(
         {"qwen2_vl": qwen2_vision, "qwen2_5_vl": qwen2_vision, "llava": llava, "internvl": internvl}
     ),
-    gguf=GGUFArchitecture("qwen2"),
+    gguf=GGUFArchitecture("qwen2", other_names=("qwen2vl",)),
     maxtext=MaxTextLayout(),
 )

@@ -39,6 +39,6 @@ FAMILY = Family(
     text_part_of=("Qwen3VLForConditionalGeneration", "InternVLForConditionalGeneration"),
     text_model_types=("qwen3", "qwen3_vl", "qwen3_vl_text", None),
     read_vision=by_model_type({"qwen3_vl": qwen_vision, "internvl": internvl}),
-    gguf=GGUFArchitecture("qwen3", has_bias_flags=True),
+    gguf=GGUFArchitecture("qwen3", other_names=("qwen3vl",), has_bias_flags=True),
     maxtext=MaxTextLayout(),
 )

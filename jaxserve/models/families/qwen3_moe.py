@@ -42,7 +42,7 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return replace(config, qk_norm="heads")
 
 
-def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+def gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the width of experts, and that weights sum to 1, which llama.cpp hard-codes and no key carries."""
     return no_window(keys, config) | {
         "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
@@ -57,5 +57,5 @@ FAMILY = Family(
     text_part_of=("InternVLForConditionalGeneration",),
     text_model_types=("qwen3_moe",),
     read_vision=internvl,
-    gguf=GGUFArchitecture("qwen3moe", experts="required", config=_gguf_config),
+    gguf=GGUFArchitecture("qwen3moe", experts="required", config=gguf_config),
 )

@@ -6,7 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture
 from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.models.families import qwen3_moe
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers
 from jaxserve.models.families._experts import COUNT_KEYS, read_experts, some_with_experts
 from jaxserve.models.families._keys import Keys
@@ -42,4 +44,5 @@ FAMILY = Family(
     text_part_of=("Qwen3VLMoeForConditionalGeneration",),
     read_vision=qwen_vision,
     stacked_experts="halves_of_either_order",
+    gguf=GGUFArchitecture("qwen3vlmoe", experts="required", config=qwen3_moe.gguf_config),
 )

@@ -93,6 +93,20 @@ def exaone4_keys(hf: Config) -> dict[str, Any]:
     }
 
 
+def without_activations(tensors: Tensors, hf: Config) -> Tensors:
+    return {name: tensor for name, tensor in tensors.items() if ".act_fn." not in name}
+
+
+def xielu_keys(tensors: Tensors) -> dict[str, list[float]]:
+    """Return the numbers of the activation by layer, which the converter writes as metadata."""
+    found: dict[str, dict[int, float]] = {}
+    for name, tensor in tensors.items():
+        match = re.fullmatch(r"model\.layers\.(\d+)\.mlp\.act_fn\.(\w+)", name)
+        if match is not None:
+            found.setdefault(match[2], {})[int(match[1])] = float(tensor.reshape(-1)[0])
+    return {f"xielu.{part}": [values[layer] for layer in sorted(values)] for part, values in found.items()}
+
+
 def hunyuan_keys(hf: Config) -> dict[str, Any]:
     """Return the stretched base; contexts are those of the published models."""
     size = head_dim(hf)
@@ -241,6 +255,19 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
         factors=proportional_divisors,
         stored_names={"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"},
     ),
+    "ApertusForCausalLM": Conversion(gguf.MODEL_ARCH.APERTUS, prepare=without_activations, factors=llama3_divisors),
+    "Qwen2ForCausalLM": Conversion(gguf.MODEL_ARCH.QWEN2VL, lambda hf: {"rope.dimension_sections": [16, 24, 24, 0]}),
+    "Qwen3ForCausalLM": Conversion(
+        gguf.MODEL_ARCH.QWEN3VL, lambda hf: {"rope.dimension_sections": [24, 20, 20, 0], "n_deepstack_layers": 3}
+    ),
+    "Qwen3VLMoeTextModel": Conversion(
+        gguf.MODEL_ARCH.QWEN3VLMOE,
+        lambda hf: {
+            "rope.dimension_sections": [24, 20, 20, 0],
+            "n_deepstack_layers": 3,
+            "expert_feed_forward_length": hf["moe_intermediate_size"],
+        },
+    ),
     "Ernie4_5ForCausalLM": Conversion(gguf.MODEL_ARCH.ERNIE4_5),
     "SeedOssForCausalLM": Conversion(gguf.MODEL_ARCH.SEED_OSS),
     "Exaone4ForCausalLM": Conversion(gguf.MODEL_ARCH.EXAONE4, exaone4_keys, factors=llama3_divisors),
@@ -275,15 +302,16 @@ def converted(path: Path, folder: Path, hf: Config, kind: str = "F32", **more: A
     found = {
         key: next((hf[own] for own in names if hf.get(own) is not None), None) for key, names in _FIRST_KEYS.items()
     }
-    keys = found | {"block_count": count} | rope_keys(hf) | conversion.keys(hf)
+    weights = {key: value.astype(np.float32) for key, value in load_file(folder / "model.safetensors").items()}
+    keys = found | {"block_count": count} | rope_keys(hf) | conversion.keys(hf) | xielu_keys(weights)
     keys |= {key.replace("__", "."): value for key, value in more.items()}
     metadata = {f"{name}.{key}": value for key, value in keys.items() if value is not None}
     metadata |= {f"tokenizer.ggml.{key}": hf[key] for key in ("bos_token_id", "eos_token_id")}
-    mapped = gguf.get_tensor_name_map(conversion.architecture, count)
-    weights = {key: value.astype(np.float32) for key, value in load_file(folder / "model.safetensors").items()}
+    maps = [gguf.get_tensor_name_map(each, count) for each in (conversion.architecture, gguf.MODEL_ARCH.LLAMA)]
     tensors = {}
     for hf_name, tensor in with_stacked_experts(conversion.prepare(weights, hf)).items():
-        stored_name = own_name(hf_name, conversion) or mapped.get_name(with_suffix(hf_name), _SUFFIXES)
+        mapped = (each.get_name(with_suffix(hf_name), _SUFFIXES) for each in maps)  # Llama's, of layers without experts
+        stored_name = own_name(hf_name, conversion) or next(filter(None, mapped), None)
         assert stored_name is not None, hf_name
         is_stack = re.search(r"_exps\.weight$", stored_name) is not None
         tensors[stored_name] = stored(kind if is_stack else "F32", conversion.change(hf_name, tensor, hf))

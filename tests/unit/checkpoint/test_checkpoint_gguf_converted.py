@@ -17,16 +17,17 @@ from tests.models.goldens import golden_checkpoint
 from tests.unit.checkpoint.checkpoint_files import write_decoder
 from tests.unit.checkpoint.gguf_converted import converted
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 16.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 IN_A_FILE: dict[str, dict[str, Any]] = {
-    "exaone4_tiny": {
-        "rope_scaling": {
-            "rope_type": "llama3",
-            "factor": 16.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-        }
-    },
+    "exaone4_tiny": {"rope_scaling": LLAMA3},
+    "apertus_tiny": {"rope_parameters": LLAMA3 | {"rope_theta": 10_000.0}},
+    "qwen3_moe_tiny": {"architectures": ["Qwen3VLMoeTextModel"]},
     "gemma3n_tiny": {"vocab_size_per_layer_input": 320},
     "hunyuan_tiny": {"max_position_embeddings": 256 * 1024},
     "hunyuan_moe_tiny": {"max_position_embeddings": 256 * 1024},
@@ -64,6 +65,10 @@ def rounded(config: DecoderConfig) -> DecoderConfig:
         "cohere_tiny",
         "cohere2_tiny",
         "phi_tiny",
+        "apertus_tiny",
+        "qwen2_tiny",
+        "qwen3_tiny",
+        "qwen3_moe_tiny",
         "starcoder2_tiny",
         "stablelm_tiny",
         "stablelm_parallel_tiny",
@@ -207,6 +212,12 @@ def test_norms_of_single_heads_are_rejected(tmp_path: Path, architecture: str, k
             "key 'gemma3n.activation_sparsity_scale': expected a number for each of the 6 layers, found [1.0]",
         ),
         ("gemma3n_tiny", {"altup__num_inputs": 1}, "key 'gemma3n.altup.num_inputs': expected a whole number from 2 to"),
+        (
+            "apertus_tiny",
+            {"xielu__alpha_n": [0.5]},
+            "key 'apertus.xielu.alpha_n': expected a number for each of the 2 layers, found [0.5]",
+        ),
+        ("apertus_tiny", {"xielu__eps": None}, "key 'apertus.xielu.eps': expected a number for each of the 2 layers"),
         (
             "ernie4_5_moe_tiny",
             {"expert_weights_scale": 2.0},
