@@ -220,22 +220,16 @@ class _Reader:
 
     def _add_post_processor(self, backend: tokenizers.Tokenizer, ids: Mapping[str, int | None], adds_bos: bool) -> None:
         declared = self._get("add_bos_token", bool)
-        parts = ["$A"]
+        is_added = {"bos": adds_bos if declared is None else declared, "eos": self._get("add_eos_token", bool)}
         special = []
-        if adds_bos if declared is None else declared:
-            parts.insert(0, "bos")
-            special.append(("bos", self._required_id(ids, "bos_token_id", "add_bos_token")))
-        if self._get("add_eos_token", bool):
-            parts.append("eos")
-            special.append(("eos", self._required_id(ids, "eos_token_id", "add_eos_token")))
+        for name in (name for name in is_added if is_added[name]):
+            token_id = ids[f"{name}_token_id"]
+            if token_id is None:
+                raise self._error(f"{name}_token_id", f"a token id, because of add_{name}_token", "nothing")
+            special.append((name, token_id))
         if special:
+            parts = [name for name in ("bos", "$A", "eos") if is_added.get(name, True)]
             backend.post_processor = processors.TemplateProcessing(single=parts, special_tokens=special)
-
-    def _required_id(self, ids: Mapping[str, int | None], key: str, because: str) -> int:
-        token_id = ids[key]
-        if token_id is None:
-            raise self._error(key, f"a token id, because of {because}", "nothing")
-        return token_id
 
     def _end_ids(self, tokens: list[str], types: list[int], eos_token_id: int | None) -> tuple[int, ...]:
         declared = [eos_token_id, *(self._token_id(key, len(tokens)) for key in _END_KEYS)]
