@@ -79,7 +79,10 @@ VARIANTS: Mapping[str, tuple[Mapping[str, int], ...]] = {
     "mistral3": ({},),
 }
 """Metadata of GGUF files that have another architecture than the family's first."""
-STORED_AS: Mapping[str, str] = {"Glm4MoeLiteForCausalLM": "DeepseekV3ForCausalLM"}
+STORED_AS: Mapping[str, str] = {
+    "Glm4MoeLiteForCausalLM": "DeepseekV3ForCausalLM",
+    "SolarOpenForCausalLM": "Glm4MoeForCausalLM",
+}
 """Architectures whose GGUF files are those of another one, as which they are read."""
 PLAIN = Config(model=ModelConfig(model="model"))
 EMBEDDER = ModelConfig(model="model", task="embed")

@@ -17,7 +17,7 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from tests.unit.checkpoint.checkpoint_files import as_llama_cpp_stores, stored, write_gguf
-from tests.unit.checkpoint.gguf_families import head_dim, with_stacked_experts
+from tests.unit.checkpoint.gguf_families import head_dim, router_keys, with_stacked_experts
 
 Config = Mapping[str, Any]
 Tensors = dict[str, np.ndarray]
@@ -105,6 +105,15 @@ def xielu_keys(tensors: Tensors) -> dict[str, list[float]]:
         if match is not None:
             found.setdefault(match[2], {})[int(match[1])] = float(tensor.reshape(-1)[0])
     return {f"xielu.{part}": [values[layer] for layer in sorted(values)] for part, values in found.items()}
+
+
+def solar_keys(hf: Config) -> dict[str, Any]:
+    """Return the keys of GLM-4.5, whose converter writes this model, too."""
+    return {
+        **router_keys({"first_k_dense_replace": 0, "n_shared_experts": 1, "n_group": 1, "topk_group": 1, **hf}),
+        "expert_gating_func": int(gguf.ExpertGatingFuncType.SIGMOID),
+        "rope.dimension_count": int(head_dim(hf) * hf.get("partial_rotary_factor", 1.0)),
+    }
 
 
 def hunyuan_keys(hf: Config) -> dict[str, Any]:
@@ -268,6 +277,7 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
             "expert_feed_forward_length": hf["moe_intermediate_size"],
         },
     ),
+    "SolarOpenForCausalLM": Conversion(gguf.MODEL_ARCH.GLM4_MOE, solar_keys),
     "Ernie4_5ForCausalLM": Conversion(gguf.MODEL_ARCH.ERNIE4_5),
     "SeedOssForCausalLM": Conversion(gguf.MODEL_ARCH.SEED_OSS),
     "Exaone4ForCausalLM": Conversion(gguf.MODEL_ARCH.EXAONE4, exaone4_keys, factors=llama3_divisors),

@@ -69,6 +69,7 @@ def rounded(config: DecoderConfig) -> DecoderConfig:
         "qwen2_tiny",
         "qwen3_tiny",
         "qwen3_moe_tiny",
+        "solar_open_tiny",
         "starcoder2_tiny",
         "stablelm_tiny",
         "stablelm_parallel_tiny",
