@@ -22,6 +22,11 @@ class ImagesConfig:
         help='most images of one prompt, as `image=N` or `{"image": N}`; image=0: serve text only, without the model\'s image '
         "encoder (default: image=16 if the model's images are served, else 0)",
     )
+    mmproj: str | None = option(
+        None,
+        help="GGUF file of the image encoder and projector of a GGUF text model, as llama.cpp's `--mmproj`: a path, or "
+        "owner/name:FILE.gguf on the hub (default: none, GGUF models read texts only)",
+    )
     allowed_media_domains: str | None = option(
         None,
         help="hosts that images may be fetched from over HTTP and HTTPS, comma separated; host:port for a port other than "
@@ -100,6 +105,11 @@ class ImagesConfig:
         if count < 0 or limits:
             raise ConfigError(f'--limit-mm-per-prompt {text!r}: expected image=N or {{"image": N}}, with N at least 0')
         return count
+
+    @property
+    def asks_for_images(self) -> bool:
+        """True if a model whose images cannot be served does not start."""
+        return self.limit_mm_per_prompt is not None or self.mmproj is not None
 
     @property
     def domains(self) -> frozenset[str]:

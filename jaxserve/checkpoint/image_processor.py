@@ -1,5 +1,6 @@
 """Reads how a checkpoint's images are preprocessed: `preprocessor_config.json`, or its table in `processor_config.json`,
-with the sizes of the vision part of `config.json` and the texts of control tokens in `tokenizer_config.json`."""
+with the sizes of the vision part of `config.json` and the texts of control tokens in `tokenizer_config.json`; or their equivalents in
+GGUF files."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from jaxserve.checkpoint.files import read_object
+from jaxserve.checkpoint.gguf.file import open_gguf
+from jaxserve.checkpoint.gguf.mmproj import open_mmproj
 from jaxserve.errors import CheckpointError, shown
 from jaxserve.model_config.images import (
     AreaSizes,
@@ -41,11 +44,15 @@ FILES: Final = (_OWN, _JOINT)
 """Files of a checkpoint that describe preprocessing."""
 
 
-def read_image_processor(directory: Path) -> ImageProcessorConfig | None:
+def read_image_processor(directory: Path, mmproj: Path | None = None) -> ImageProcessorConfig | None:
     """Read the preprocessing of the checkpoint in `directory`; None if it describes none.
 
-    Raises CheckpointError naming file and key for a value that is not supported.
+    mmproj: the file of the image encoder, if `directory` is the GGUF file of a text model. Raises CheckpointError naming file and
+    key for a value that is not supported.
     """
+    if mmproj is not None:
+        tower, text = open_mmproj(mmproj), open_gguf(directory)
+        return _read(_Table(mmproj, tower.preprocessing()), tower.config(text), tower.tokens(text))
     own, joint = directory / _OWN, directory / _JOINT
     table: Any = read_object(own) if own.is_file() else None
     path = own

@@ -11,6 +11,7 @@ from jaxserve.checkpoint.gguf.architecture import STACKED
 from jaxserve.checkpoint.gguf.checkpoint import open_gguf_checkpoint
 from jaxserve.checkpoint.gguf.delta_net import with_joined_gates
 from jaxserve.checkpoint.gguf.latent import with_joined_latents
+from jaxserve.checkpoint.gguf.mmproj import open_mmproj, with_tower
 from jaxserve.checkpoint.gguf.per_layer import with_each_stream
 from jaxserve.checkpoint.gguf.value_heads import with_grouped_values
 from jaxserve.checkpoint.gguf.xielu import with_activations
@@ -24,11 +25,15 @@ from jaxserve.errors import CheckpointError
 _GGUF_MAGIC = b"GGUF"
 
 
-def open_checkpoint(path: Path, families: Collection[Family]) -> Checkpoint:
+def open_checkpoint(path: Path, families: Collection[Family], mmproj: Path | None = None) -> Checkpoint:
     """Open a Hugging Face directory, a conversion, a MaxText checkpoint or a GGUF file.
 
-    Raises CheckpointError in one line.
+    mmproj: the GGUF file with the image encoder of a GGUF text model. Raises CheckpointError in one line.
     """
+    if path.is_dir() and mmproj is not None:
+        raise CheckpointError(
+            f"--mmproj {mmproj}: goes with a model in a GGUF file; the image encoder of {path} is in that directory, if it has one"
+        )
     if path.is_dir() and is_converted(path):
         return open_converted(path, families)
     if path.is_dir() and is_orbax(path):
@@ -45,8 +50,10 @@ def open_checkpoint(path: Path, families: Collection[Family]) -> Checkpoint:
             f"{path}: expected a GGUF file or a directory with config.json and safetensors, "
             f"found a file that starts with {magic!r}"
         )
-    checkpoint = with_joined_gates(with_joined_latents(open_gguf_checkpoint(path, families)))
+    tower = None if mmproj is None else open_mmproj(mmproj)
+    checkpoint = with_joined_gates(with_joined_latents(open_gguf_checkpoint(path, families, tower)))
     checkpoint = with_activations(with_each_stream(with_grouped_values(checkpoint)))
     if any(STACKED in name for name in checkpoint.tensors):
         checkpoint = with_each_expert(checkpoint, "halves")
-    return split_fused(with_flat_vectors(checkpoint))
+    checkpoint = split_fused(with_flat_vectors(checkpoint))
+    return checkpoint if tower is None else with_tower(checkpoint, tower)

@@ -1,4 +1,4 @@
-"""Find a model: a local path, or a Hugging Face hub id downloaded to the hub's cache."""
+"""Find a model, or the image encoder of one: a local path, or a Hugging Face hub id downloaded to the hub's cache."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 
 from jaxserve.checkpoint.files import MODEL_OPTIMIZER
 from jaxserve.checkpoint.image_processor import FILES as PROCESSOR_FILES
+from jaxserve.config_images import ImagesConfig
 from jaxserve.errors import CheckpointError, ConfigError, shown
 
 _HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<file>[^:]+\.gguf))?", re.ASCII)
@@ -49,6 +50,23 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True, pr
     if not (snapshot / file_name).is_file():
         raise CheckpointError(f"model {model}: expected {shown(file_name)} in the repository, found no such file")
     return snapshot / file_name
+
+
+def resolve_tower(images: ImagesConfig, *, progress: bool = False) -> Path | None:
+    """Return the local path of the GGUF file with a model's image encoder; None without one, or if no image is served.
+
+    Raises ConfigError and CheckpointError naming the setting.
+    """
+    if images.mmproj is None or not images.max_images:
+        return None
+    try:
+        return resolve(images.mmproj, progress=progress)
+    except ConfigError as error:
+        raise ConfigError(
+            f"--mmproj {shown(images.mmproj, 200)}: expected an existing file, or owner/name:FILE.gguf"
+        ) from error
+    except CheckpointError as error:
+        raise CheckpointError(f"--mmproj {images.mmproj}: {error}") from error
 
 
 def hub_id(model: str) -> tuple[str, str | None]:

@@ -20,6 +20,7 @@ from jaxserve.checkpoint.files import read_object
 from jaxserve.checkpoint.peft import Adapter
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.sentence import read_sentence_modules
+from jaxserve.checkpoint.source import resolve_tower
 from jaxserve.config import Config
 from jaxserve.errors import CheckpointError
 from jaxserve.executor.adapters import adapters_config, open_adapters
@@ -119,11 +120,12 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         counter = CompilationCounter()
         with clock.phase("open"):
             files = LoadedFiles(model_path) if config.tiers.are_shared else None
-            checkpoint = open_model(model_path)
+            mmproj = resolve_tower(config.images)
+            checkpoint = open_model(model_path, mmproj)
             model = model_of(checkpoint)
             if isinstance(model, DecoderConfig):
                 if resolve_task(config.model, model) == "generate":
-                    model = with_served_images(config.images, model, model_path, checkpoint)
+                    model = with_served_images(config.images, model, model_path, checkpoint, mmproj)
                 tested = with_tested_kernels(on_one_host(config), model, clock, progress)
                 config = agree_kernels(hosts, replace(config, compile=tested.compile))
             with clock.phase("hosts") if config.hosts.num_hosts > 1 else contextlib.nullcontext():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from jaxserve.checkpoint.source import resolve_tower
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError, StartupError
 from jaxserve.executor.adapters import adapters_config, open_adapters
@@ -44,8 +45,9 @@ def precompile(
     cache = ProgramCache(directory)
     if cache.directory is None:
         raise ConfigError(f"--output {directory}: not a directory that can be trusted (see the warning above)")
-    decoder, checkpoint = read_decoder(model_path)
-    decoder = with_served_images(config.images, decoder, model_path, checkpoint)
+    mmproj = resolve_tower(config.images)
+    decoder, checkpoint = read_decoder(model_path, mmproj)
+    decoder = with_served_images(config.images, decoder, model_path, checkpoint, mmproj)
     there = replace(config, compile=replace(config.compile, compile_cache=str(directory)))
     config = with_tested_kernels(there, decoder, PhaseClock(), lambda *_: None)
     hf = text_model(model_path, checkpoint)

@@ -16,7 +16,7 @@ from jaxserve.checkpoint.peft import Adapter, open_adapter
 from jaxserve.checkpoint.peft_modules import declared_module
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.renamed import with_decoder_names, with_encoder_names
-from jaxserve.checkpoint.source import resolve, resolve_adapter
+from jaxserve.checkpoint.source import resolve, resolve_adapter, resolve_tower
 from jaxserve.config import Config
 from jaxserve.errors import CheckpointError, InvalidRequestError, invalid, shown
 from jaxserve.executor.adapters import target_model
@@ -85,7 +85,7 @@ class ServedWeights:
     def load(self, model: str) -> Callable[[], None]:
         """Read the weights of `model` beside those that serve: until they are in use, both are on the devices."""
         path = resolve(model, progress=False)
-        checkpoint = open_model(path)
+        checkpoint = open_model(path, resolve_tower(self._config.images))
         _check_same(self._config, self._prepared, checkpoint, self._base)
         draft = self._draft.of_model(path)
         drafting = draft.load(self._prepared) if draft.is_mtp else self._draft_params()

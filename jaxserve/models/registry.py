@@ -70,9 +70,12 @@ def encoder_architectures() -> Mapping[str, ReadEncoderConfig]:
     )
 
 
-def open_model(path: Path) -> Checkpoint:
-    """Open the checkpoint of any known family, or of an encoder; raise CheckpointError in one line."""
-    return open_checkpoint(path, families())
+def open_model(path: Path, mmproj: Path | None = None) -> Checkpoint:
+    """Open the checkpoint of any known family, or of an encoder; raise CheckpointError in one line.
+
+    mmproj: the GGUF file with the image encoder of a GGUF text model.
+    """
+    return open_checkpoint(path, families(), mmproj)
 
 
 def _modules(package: ModuleType) -> Iterator[ModuleType]:
@@ -124,18 +127,18 @@ def decoder_of(checkpoint: Checkpoint) -> DecoderConfig:
     return replace(config, stored=_with_kv_scales(stored, kv_scale_dtype(checkpoint.config, checkpoint.tensors)))
 
 
-def with_vision(config: DecoderConfig, path: Path, hf: Mapping[str, Any]) -> DecoderConfig:
+def with_vision(config: DecoderConfig, path: Path, hf: Mapping[str, Any], mmproj: Path | None = None) -> DecoderConfig:
     """Return `config` with the tower of the checkpoint at `path`, whose text model's config is `hf`; unchanged if the model
     has none.
 
-    Raises CheckpointError for a tower or a preprocessing that is not supported.
+    mmproj: the GGUF file with the image encoder of a GGUF text model. Raises CheckpointError for a tower or a preprocessing that is not supported.
     """
     if "vision_config" not in hf.get(MULTIMODAL, {}):
         return config
     family = family_of(hf)
     if family.read_vision is None:
         raise CheckpointError(f"{path}: images of {family.architectures[0]} models are not supported")
-    processor = read_image_processor(path)
+    processor = read_image_processor(path, mmproj)
     if processor is None:
         raise CheckpointError(f"{path}: neither {' nor '.join(FILES)} says how images are prepared")
     try:
@@ -155,14 +158,14 @@ def model_of(checkpoint: Checkpoint) -> DecoderConfig | EncoderConfig:
         raise CheckpointError(f"{checkpoint.path}: {error}") from error
 
 
-def read_decoder(path: Path) -> tuple[DecoderConfig, Checkpoint | None]:
+def read_decoder(path: Path, mmproj: Path | None = None) -> tuple[DecoderConfig, Checkpoint | None]:
     """Return the decoder config at `path`, without a tower, and its checkpoint, reading headers only.
 
-    The checkpoint is None for a directory with only config.json. Raises CheckpointError in one line.
+    mmproj: the GGUF file with the image encoder of a GGUF text model, which the checkpoint then has, too. The checkpoint is None for a directory with only config.json. Raises CheckpointError in one line.
     """
     config, generation = path / "config.json", path / "generation_config.json"
-    if not config.is_file() or any(path.glob("*.safetensors")) or is_orbax(path):
-        checkpoint = open_model(path)
+    if mmproj is not None or not config.is_file() or any(path.glob("*.safetensors")) or is_orbax(path):
+        checkpoint = open_model(path, mmproj)
         return decoder_of(checkpoint), checkpoint
     return _named(path, text_model(path, None), read_object(generation) if generation.is_file() else {}), None
 

@@ -29,7 +29,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
-from jaxserve.checkpoint.source import resolve
+from jaxserve.checkpoint.source import resolve, resolve_tower
 from jaxserve.config import Config
 from jaxserve.http.api_keys import api_keys
 from jaxserve.http.event_loop import run_measured
@@ -302,7 +302,9 @@ class _Server:
 
 
 def _resolve(config: Config) -> Path:
-    return resolve(config.model.model, config.model.revision)
+    path = resolve(config.model.model, config.model.revision)
+    resolve_tower(config.images, progress=True)  # fetched here, with a bar
+    return path
 
 
 async def _phase(model: ModelRuntime, name: str, work: Callable[[], T]) -> T:

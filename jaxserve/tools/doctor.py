@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
-from jaxserve.checkpoint.source import hub_id
+from jaxserve.checkpoint.source import hub_id, resolve_tower
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError, StartupError
 from jaxserve.runner.host.cgroup import ROOT, cpu_quota
@@ -192,7 +192,7 @@ def _model(config: Config) -> Finding:
     from jaxserve.models.registry import open_model  # imports jax, which takes seconds
 
     try:
-        open_model(path)
+        open_model(path, resolve_tower(config.images))
     except StartupError as error:
         return Finding("model", "wrong", str(error), "`jaxserve plan MODEL` explains what can be loaded")
     size = sum(file.stat().st_size for file in ([path] if path.is_file() else path.glob("*.safetensors")))

@@ -135,6 +135,15 @@ def decimal(value: Any) -> Any:
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
+def split_halves(array: np.ndarray, num_heads: int) -> np.ndarray:
+    """Undo llama.cpp's row order: within a head, rows (0, h, 1, h+1, ...) become (0, 1, ..., h, h+1, ...).
+
+    llama.cpp rotates adjacent rows, Hugging Face row i with row i + head_dim / 2.
+    """
+    pairs = array.reshape(num_heads, array.shape[0] // num_heads // 2, 2, *array.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(array.shape)
+
+
 def no_window(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return no keys of its own for `config.json`; raise CheckpointError if the file has a sliding window."""
     if keys.get(WINDOW):

@@ -10,11 +10,12 @@ from typing import Any, Final
 import numpy as np
 
 from jaxserve.checkpoint.family import Family
-from jaxserve.checkpoint.gguf.architecture import NO_WEIGHTS, GGUFArchitecture
+from jaxserve.checkpoint.gguf.architecture import NO_WEIGHTS, GGUFArchitecture, split_halves
 from jaxserve.checkpoint.gguf.config import find_family, generation_config, hf_config
 from jaxserve.checkpoint.gguf.file import GGUFFile, open_gguf
 from jaxserve.checkpoint.gguf.mixers import GATED_NORM, LOG_DECAY, mixer_shape
-from jaxserve.checkpoint.renamed import our_name
+from jaxserve.checkpoint.gguf.mmproj import MmprojFile
+from jaxserve.checkpoint.renamed import MULTIMODAL, our_name
 from jaxserve.errors import CheckpointError, shown
 from jaxserve.quant.tensor import Tensor, TensorInfo
 
@@ -70,13 +71,18 @@ class GGUFCheckpoint:
         return np.log(-decay.astype(np.float32))
 
 
-def open_gguf_checkpoint(path: Path, families: Collection[Family]) -> GGUFCheckpoint:
-    """Open a GGUF file of one of `families`; raise CheckpointError for a tensor that its decoder does not have."""
+def open_gguf_checkpoint(path: Path, families: Collection[Family], mmproj: MmprojFile | None = None) -> GGUFCheckpoint:
+    """Open a GGUF file of one of `families`; raise CheckpointError for a tensor that its decoder does not have.
+
+    mmproj: the image encoder that the config describes, too; its tensors are not among those of the result.
+    """
     file = open_gguf(path)
     family = find_family(file, families)
     architecture = family.gguf
     assert architecture is not None, "find_family returns families with GGUF files"
     config = hf_config(file, family.architectures[0], architecture)
+    if mmproj is not None:
+        config[MULTIMODAL] = mmproj.config(file)
     mtp_blocks = _mtp_blocks(file, architecture, config)
     renames = {} if architecture.renames is None else architecture.renames(config)
     stored_names: dict[str, str] = {}
@@ -106,15 +112,6 @@ def _mtp_blocks(file: GGUFFile, architecture: GGUFArchitecture, config: Mapping[
     """Return the prefixes of the tensors of multi-token-prediction layers, which are not read."""
     blocks = range(config["num_hidden_layers"], file.metadata[f"{architecture.name}.block_count"])
     return tuple(f"blk.{block}." for block in blocks)
-
-
-def split_halves(array: np.ndarray, num_heads: int) -> np.ndarray:
-    """Undo llama.cpp's row order: within a head, rows (0, h, 1, h+1, ...) become (0, 1, ..., h, h+1, ...).
-
-    llama.cpp rotates adjacent rows, Hugging Face row i with row i + head_dim / 2.
-    """
-    pairs = array.reshape(num_heads, array.shape[0] // num_heads // 2, 2, *array.shape[1:])
-    return pairs.swapaxes(1, 2).reshape(array.shape)
 
 
 def _permuted_heads(file: GGUFFile, stored_names: Mapping[str, str], config: dict[str, Any]) -> dict[str, int]:

@@ -61,6 +61,10 @@ def find_family(file: GGUFFile, families: Collection[Family]) -> Family:
         for own in (family.gguf.name, *family.gguf.other_names)
     }
     found = known.get(name) if isinstance(name, str) else None
+    if name == "clip":
+        raise CheckpointError(
+            f"{file.path}: is an image encoder; give it with --mmproj, and the text model's file as the model"
+        )
     if found is None:
         what = "none" if name is None else shown(str(name))
         raise CheckpointError(
@@ -125,8 +129,9 @@ def hf_config(file: GGUFFile, hf_architecture: str, architecture: GGUFArchitectu
     if architecture.has_partial_rotary:  # the factor is rounded down when read
         config["partial_rotary_factor"] = math.nextafter(rotary_dim / head_dim, 1.0)
     scaling = _rope_scaling(keys, architecture, rotary_dim, config["rope_theta"])
-    if scaling is not None:
-        config["rope_scaling"] = scaling
+    sections = _sections(keys)
+    if scaling is not None or sections:
+        config["rope_scaling"] = {"rope_type": "default", **(scaling or {}), **sections}
     return config | architecture.config(keys, config) | special_tokens(file, vocab_size)
 
 
@@ -223,6 +228,16 @@ def _rope_scaling(
     if kind != "none":
         keys.fail("rope.scaling.type", "none, linear or yarn", kind)
     return None
+
+
+def _sections(keys: GGUFKeys) -> dict[str, Any]:
+    """Return `mrope_section`, if the tokens of images have three positions: frequencies of time, row and column."""
+    found = keys.get("rope.dimension_sections")
+    if found is None or not any(found):
+        return {}
+    if not isinstance(found, list) or len(found) not in (3, 4) or any(found[3:]):
+        keys.fail("rope.dimension_sections", "three numbers, and a fourth of 0", found)
+    return {"mrope_section": found[:3]}
 
 
 def _longrope_scaling(keys: GGUFKeys, kind: str) -> dict[str, Any]:

@@ -40,7 +40,8 @@ def without_image(is_timeout: bool, config: ImagesConfig) -> DecodeReply:
 
 def load(spec: DecodeSpec) -> Service[DecodeJob]:
     """Return the service. Raises CheckpointError."""
-    config, prepare = spec.config, load_preparer(Path(spec.model_path), spec.max_patches)
+    mmproj = None if spec.mmproj is None else Path(spec.mmproj)
+    config, prepare = spec.config, load_preparer(Path(spec.model_path), spec.max_patches, mmproj)
     return Service(
         DecodeJob,
         run=lambda job: decoded(job, prepare, config),

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from jaxserve.checkpoint.image_processor import read_image_processor
+from jaxserve.checkpoint.source import resolve_tower
 from jaxserve.config import ImagesConfig
 from jaxserve.errors import RateLimitError, UnavailableError, invalid, unsupported
 from jaxserve.forkserver.client import ForkServerClient
@@ -62,6 +63,7 @@ class ImageLoader:
         self.num_bytes = 0
         """Bytes of the prepared images and of the embeddings of all requests."""
         self._model_path: Path | None = None
+        self._mmproj: Path | None = None
         self._processor: ImageProcessorConfig | None = None
         self._decoder = ForkServerClient(
             MODULE, "decodes images", max_jobs=_MAX_JOBS, timeout_s=config.image_decode_timeout
@@ -83,7 +85,11 @@ class ImageLoader:
         if info is None:
             reason = "text only (--limit-mm-per-prompt image=0)" if not self._max_images else "text only"
             raise unsupported(sources[0].place, f"is an image, and this server's model reads {reason}")
-        processor = self._read_processor()
+        if self._processor is None:
+            await asyncio.to_thread(self._read_processor)  # a GGUF file's vocabulary takes half a second
+        processor = self._processor
+        if processor is None:
+            raise UnavailableError("The model is loading.")
         if len(sources) > self._max_images:
             place, most = sources[self._max_images].place, self._max_images
             raise invalid(place, f"a prompt may have at most {most} images (--limit-mm-per-prompt), got {len(sources)}")
@@ -127,13 +133,11 @@ class ImageLoader:
         """End the process."""
         await self._decoder.aclose()
 
-    def _read_processor(self) -> ImageProcessorConfig:
-        """Return the preprocessing of the model, which the engine has read, too."""
-        if self._processor is None:
-            self._processor = None if self._model_path is None else read_image_processor(self._model_path)
-            if self._processor is None:
-                raise UnavailableError("The model is loading.")
-        return self._processor
+    def _read_processor(self) -> None:
+        """Read the preprocessing of the model, which the engine has read, too."""
+        if self._model_path is not None:
+            self._mmproj = resolve_tower(self.config)
+            self._processor = read_image_processor(self._model_path, self._mmproj)
 
     async def _decoded(self, source: ImageSource, max_patches: int) -> DecodeReply:
         if is_data(source.url):
@@ -141,7 +145,9 @@ class ImageLoader:
         else:
             async with self._fetches:
                 data = await fetch(source, self.config)
-        spec, job = DecodeSpec(str(self._model_path), self.config, max_patches), DecodeJob(data, source.detail == "low")
+        mmproj = None if self._mmproj is None else str(self._mmproj)
+        spec = DecodeSpec(str(self._model_path), mmproj, self.config, max_patches)
+        job = DecodeJob(data, source.detail == "low")
         try:
             return await self._decoder.ask(job, lambda: spec, DecodeReply)
         except UnavailableError as error:

@@ -19,13 +19,13 @@ from jaxserve.frontend.images.protocol import PreparedImage, PreparedItem
 from jaxserve.model_config.images import AreaSizes, BudgetSizes, ImageProcessorConfig, LimitedSides
 
 
-def load_preparer(path: Path, max_patches: int) -> Callable[[Image.Image], PreparedImage]:
+def load_preparer(path: Path, max_patches: int, mmproj: Path | None = None) -> Callable[[Image.Image], PreparedImage]:
     """Return the function that prepares images for the checkpoint at `path`.
 
     max_patches: patches of one item that the engine can encode; images of a model that takes any size are reduced to it.
-    Raises CheckpointError.
+    mmproj: the GGUF file with the image encoder of a GGUF text model. Raises CheckpointError.
     """
-    config = read_image_processor(path)
+    config = read_image_processor(path, mmproj)
     if config is None:
         raise CheckpointError(f"{path}: no preprocessor_config.json, which says how images are prepared")
     bounded = with_bounded_area(config, max_patches)

@@ -15,6 +15,8 @@ class DecodeSpec(msgspec.Struct, frozen=True, array_like=True):
     """Everything the process needs to start."""
 
     model_path: str
+    mmproj: str | None
+    """GGUF file with the image encoder of a GGUF text model."""
     config: ImagesConfig
     max_patches: int
     """Patches of one item that the engine can encode."""

@@ -13,6 +13,7 @@ from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers, with_sizes
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._llava import llava
+from jaxserve.models.families._pixtral import pixtral
 from jaxserve.models.families._rope import without_sections
 from jaxserve.models.families._vision import by_model_type, siglip
 
@@ -53,7 +54,8 @@ FAMILY = Family(
         "Idefics3ForConditionalGeneration",
         "LlavaForConditionalGeneration",
     ),
-    read_vision=by_model_type({"smolvlm": _TILED, "idefics3": _TILED, "llava": llava}),
+    # Mistral 3 in GGUF files, which have the architecture `llama`.
+    read_vision=by_model_type({"smolvlm": _TILED, "idefics3": _TILED, "llava": llava, "mistral3": pixtral}),
     text_model_types=("llama", None),
     gguf=GGUFArchitecture(
         "llama",

@@ -16,18 +16,22 @@ _LOG = logging.getLogger(__name__)
 
 
 def with_served_images(
-    settings: ImagesConfig, decoder: DecoderConfig, path: Path, checkpoint: Checkpoint | None
+    settings: ImagesConfig,
+    decoder: DecoderConfig,
+    path: Path,
+    checkpoint: Checkpoint | None,
+    mmproj: Path | None = None,
 ) -> DecoderConfig:
     """Return `decoder` with its tower if images are to be served.
 
-    checkpoint: None for a directory with only config.json. A tower that cannot be served is left out with a warning; raises
-    CheckpointError instead if --limit-mm-per-prompt asks for images.
+    checkpoint: None for a directory with only config.json. mmproj: the GGUF file with the image encoder of a GGUF text model. A tower
+    that cannot be served is left out with a warning; raises CheckpointError instead if a setting asks for images.
     """
     if not settings.max_images:
         return decoder
     try:
-        found = with_vision(decoder, path, text_model(path, checkpoint))
-        if found.vision is None and settings.limit_mm_per_prompt is not None:
+        found = with_vision(decoder, path, text_model(path, checkpoint), mmproj)
+        if found.vision is None and settings.asks_for_images:
             raise CheckpointError(f"{path}: the model reads no images")
         if found.vision is not None and checkpoint is not None:
             _check_tensors(checkpoint)
@@ -35,6 +39,8 @@ def with_served_images(
         if settings.limit_mm_per_prompt is not None:
             limit = f"--limit-mm-per-prompt {settings.limit_mm_per_prompt}"
             raise CheckpointError(f"{limit}: {error}; use image=0 to serve text only") from error
+        if settings.asks_for_images:
+            raise CheckpointError(f"--mmproj {settings.mmproj}: {error}") from error
         _LOG.warning("images are not served, texts are: %s", error)
         return decoder
     return found

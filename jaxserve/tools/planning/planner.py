@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jaxserve.checkpoint.source import resolve
+from jaxserve.checkpoint.source import resolve, resolve_tower
 from jaxserve.config import Config, ImagesConfig, ServerConfig
 from jaxserve.errors import DoesNotFitError
 from jaxserve.model_config.decoder import DecoderConfig
@@ -70,8 +70,10 @@ def read_model(path: Path, images: ImagesConfig | None = None) -> PlannedModel:
 
     images: settings of image input; None for the defaults. Raises CheckpointError with one line.
     """
-    decoder, checkpoint = read_decoder(path)
-    decoder = with_served_images(images or ImagesConfig(), decoder, path, checkpoint)
+    images = images or ImagesConfig()
+    mmproj = resolve_tower(images, progress=True)
+    decoder, checkpoint = read_decoder(path, mmproj)
+    decoder = with_served_images(images, decoder, path, checkpoint, mmproj)
     if checkpoint is None:
         return PlannedModel(path, decoder, None, ())
     by_dtype = bytes_by_dtype(checkpoint)

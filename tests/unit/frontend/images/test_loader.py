@@ -25,6 +25,7 @@ from jaxserve.frontend.images.processor import process_image
 from jaxserve.frontend.images.source import ImageSource
 from jaxserve.ipc.image_info import ImageInfo
 from tests.models.goldens import DATA
+from tests.models.mmproj_files import write_pair
 from tests.models.pictures import picture
 from tests.unit.frontend.images.test_decode import JPEG, file_of, png
 
@@ -67,6 +68,19 @@ async def test_images_cross_as_the_model_takes_them() -> None:
         again = await images.load([source(file_of(image, "BMP"))], INFO)
         assert [item.digest for item in again.images[0].items] == [item.digest for item in first.items]
         assert first.items[0].digest != second.items[0].digest  # one changed pixel
+
+
+async def test_images_of_a_gguf_model_cross_as_its_encoder_file_says(tmp_path: Path) -> None:
+    pair, image = write_pair(tmp_path, "qwen2_5_vl_tiny"), picture(80, 50, 0)
+    config = read_image_processor(pair.source)
+    assert config is not None
+    expected = process_image(image, config)
+    info = ImageInfo(max_patches=256, max_tokens=64, cache_rows=64, merge=2, patch_bytes=192)
+    async with loader(pair.text, mmproj=str(pair.mmproj)) as images:
+        loaded = await images.load([source(file_of(image))], info)
+        (found,) = loaded.images
+        assert found.text == expected.text and loaded.image_token_id == config.image_token_id
+        assert [item.patches for item in found.items] == [item.patches.tobytes() for item in expected.items]
 
 
 async def test_base64_of_a_url_is_decoded_beside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
