@@ -13,11 +13,12 @@ import os
 import signal
 import sys
 from argparse import _SubParsersAction
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
 from jaxserve.errors import ConfigError, StartupError
+from jaxserve.foreign_settings import advice_for_flag
 from jaxserve.log import report
 
 HELP = """\
@@ -43,6 +44,10 @@ Every setting is a flag (--max-num-seqs), an environment variable (JAXSERVE_MAX_
 """
 
 
+_LIKENESS = 0.7
+"""A flag that is less like any known one, from 0 to 1, is not taken for a misspelt one."""
+
+
 class Parser(argparse.ArgumentParser):
     """An argparse parser whose errors are ConfigErrors of one line that names the nearest flag."""
 
@@ -53,8 +58,18 @@ class Parser(argparse.ArgumentParser):
             help_ = f"`{self.prog} --help` lists the options"
             if not unknown[0].startswith("-"):
                 raise ConfigError(f"unexpected argument `{unknown[0]}`; {help_}")
-            raise ConfigError(f"unknown option `{unknown[0]}`; {_hint(unknown[0].split('=')[0], self._flags(), help_)}")
+            flag = unknown[0].split("=")[0]
+            raise ConfigError(f"unknown option `{unknown[0]}`; {self._advice(flag) or help_}")
         return arguments
+
+    def _advice(self, flag: str) -> str | None:
+        """Return what to use instead of a flag of other servers, or the flag that was probably meant."""
+        flags = self._flags()
+        if "--max-model-len" in flags and (advice := advice_for_flag(flag)) is not None:
+            return advice
+        names = {known.lstrip("-"): known for known in flags}
+        near = difflib.get_close_matches(flag.lstrip("-"), names, n=1, cutoff=_LIKENESS)
+        return f"did you mean `{names[near[0]]}`?" if near else None
 
     def _flags(self) -> list[str]:
         children = [action.choices.values() for action in self._actions if isinstance(action, _SubParsersAction)]
@@ -114,14 +129,10 @@ def _run(words: list[str]) -> int:
         words[0] = "version"
     commands = {command.name: command for command in COMMANDS}
     if words[0] not in commands:
-        hint = _hint(words[0], commands, "`jaxserve --help` lists the commands")
+        near = difflib.get_close_matches(words[0], commands, n=1)
+        hint = f"did you mean `{near[0]}`?" if near else "`jaxserve --help` lists the commands"
         return _complain(f"unknown command `{words[0]}`; {hint}")
     return commands[words[0]](words[1:])
-
-
-def _hint(word: str, known: Iterable[str], otherwise: str) -> str:
-    near = difflib.get_close_matches(word, known, n=1)
-    return f"did you mean `{near[0]}`?" if near else otherwise
 
 
 def _help() -> str:

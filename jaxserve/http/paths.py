@@ -16,6 +16,7 @@ _MAX_CHARS = 256
 _KINDS: Final = "It reads texts and images, and writes texts."
 _STORES: Final = "It keeps no files and no jobs: send requests side by side, it computes them together."
 _OLLAMA: Final = "It speaks OpenAI's and Anthropic's API, not Ollama's: use /v1/chat/completions, /v1/completions, /v1/models or /v1/embeddings."
+_OLLAMA_NAMES: Final = "blobs chat copy create delete embed embeddings generate ps pull push show tags version".split()
 UNSERVED: Final[Mapping[str, str]] = MappingProxyType(
     {
         "/v1/responses/compact": "It does not compact conversations: ask for a summary with /v1/responses, and go on from that.",
@@ -38,13 +39,16 @@ UNSERVED: Final[Mapping[str, str]] = MappingProxyType(
         "/generate": "Use /v1/completions.",
         "/completion": "Use /v1/completions.",
         "/infill": "Use /v1/completions with the model's own tokens for the gap.",
-        "/api/chat": _OLLAMA,
-        "/api/generate": _OLLAMA,
-        "/api/embed": _OLLAMA,
-        "/api/embeddings": _OLLAMA,
-        "/api/tags": _OLLAMA,
-        "/api/show": _OLLAMA,
-        "/api/version": _OLLAMA,
+        "/embedding": "Use /v1/embeddings.",
+        "/apply-template": "/tokenize with messages returns the tokens of the prompt that they make, /detokenize its text.",
+        "/lora-adapters": "Use /v1/load_lora_adapter, and an adapter's name as `model` of a request.",
+        "/props": "/v1/models has the name and the context length, /tokenizer_info the chat template.",
+        "/slots": "`jaxserve status` and /metrics show what runs.",
+        "/load": "`jaxserve status` and /metrics show what runs.",
+        "/server_info": "/v1/models has the name and the context length, `jaxserve config` prints the settings.",
+        "/get_model_info": "/v1/models has the name and the context length.",
+        "/get_server_info": "/v1/models has the name and the context length, `jaxserve config` prints the settings.",
+        **{f"/api/{name}": _OLLAMA for name in _OLLAMA_NAMES},
     }
 )
 """The advice for endpoints that only other servers have, by path; paths below one have the same."""
@@ -90,7 +94,7 @@ def likely_path(path: str, routes: Iterable[Route]) -> str | None:
     if plain in known and plain != path:
         return plain
     ends = [one for one in known if one.count("/") > 1 and (one.endswith(plain) or plain.endswith(one))]
-    return max(ends, key=len) if plain.count("/") and ends else None
+    return min(ends, key=lambda one: abs(len(one) - len(plain))) if plain.count("/") and ends else None
 
 
 def style_of_path(path: str, styles: Mapping[str, ApiStyle]) -> ApiStyle:

@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
+from jaxserve.foreign_settings import advice_for_name
 
 Kind = Literal["text", "integer", "number", "switch", "choice", "bytes"]
 Value = str | int | float | bool | None
@@ -230,6 +231,8 @@ def describe_changes(config: Config) -> str:
 
 
 def closest(word: str, known: Iterable[str]) -> str:
-    """Return `; did you mean X?` for the nearest known word, or an empty text."""
+    """Return `; ` and what to use instead of a setting of other servers, or the nearest known word; else an empty text."""
+    if (advice := advice_for_name(word)) is not None:
+        return f"; {advice}"
     matches = difflib.get_close_matches(word, list(known), n=1)
     return f"; did you mean `{matches[0]}`?" if matches else ""

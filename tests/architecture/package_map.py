@@ -23,6 +23,7 @@ SHARED = frozenset(
         "config_server",
         "config_tls",
         "errors",
+        "foreign_settings",
         "host_settings",
         "log",
         "metrics",

@@ -19,6 +19,7 @@ from jaxserve.apis.schema.large_bodies import (
     check_utf8,
     count_values,
     decode_numbers,
+    half_a_pair,
     may_exceed,
     shorten_texts,
 )
@@ -64,7 +65,7 @@ def decode_request(struct: type[T], body: bytes, max_values: int | None = None) 
     except msgspec.ValidationError as error:
         raise invalid_field(short.worded(str(error), MAX_ECHOED_CHARS + 1), struct=struct) from None
     except msgspec.DecodeError as error:
-        message = short.worded(str(error), MAX_ECHOED_CHARS)
+        message = "it is empty" if not body.strip() else half_a_pair(body) or short.worded(str(error), MAX_ECHOED_CHARS)
         raise InvalidRequestError(f"The body is not valid JSON: {message}.", code="invalid_json") from None
 
 

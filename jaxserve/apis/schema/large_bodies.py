@@ -28,6 +28,9 @@ _LIST: Final = msgspec.json.Decoder(list[Any])
 _NUMERIC: Final = b"0123456789+-.eE, \t\r\n[]"
 _ESCAPE_AT_END: Final = re.compile(rb"(?:\\u[dD][89abAB][0-9a-fA-F]{2})?(?:\\(?:u[0-9a-fA-F]{0,3})?)?\Z")
 """An escape that is cut off, and the first half of a pair of surrogates."""
+_PAIR: Final = rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+_WHOLE_ESCAPES: Final = re.compile(rb"(?:[^\\]++|\\[^u]|%b|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4})*+" % _PAIR)
+_HALF_A_PAIR: Final = re.compile(rb"(?!%b)\\u[dD][89a-fA-F][0-9a-fA-F]{2}" % _PAIR)
 _LONGEST_ESCAPE: Final = 12
 _POSITION: Final = re.compile(r"\(byte (\d+)\)$")
 
@@ -129,6 +132,18 @@ def check_utf8(body: bytes) -> None:
         except UnicodeDecodeError as error:
             raise UnicodeDecodeError("utf-8", body, start + error.start, start + error.end, error.reason) from None
         start = end
+
+
+def half_a_pair(body: bytes) -> str | None:
+    """Return what is wrong with a text in which an escape is half of a pair of surrogates; None if none is."""
+    start, end = -1, 0
+    while start < end:
+        start = end
+        whole = _WHOLE_ESCAPES.match(body, start, start + PART_BYTES)
+        end = start if whole is None else whole.end()
+        if (half := _HALF_A_PAIR.match(body, end)) is not None:
+            return f"JSON is malformed: `{half[0].decode()}` is half of a surrogate pair (byte {end})"
+    return None
 
 
 def shorten_texts(body: bytes) -> ShortenedBody:

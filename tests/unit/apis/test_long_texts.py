@@ -92,6 +92,23 @@ def test_a_wrong_escape_is_named_with_its_place(escape: bytes, before: int) -> N
     assert body.index(b"\\") <= int(place) <= body.index(b"\\") + 12
 
 
+@pytest.mark.parametrize(
+    "body", [b'{"prompt": "%b"}', b'{"prompt": "%b', b'{"stop": "\\ud83d\\ude00\\\\%b b"}', b'{"%b": 1}']
+)
+@pytest.mark.parametrize("half", [b"\\ud800", b"\\uDC00", b"\\ud83d\\ud83d", b"\\ude00\\ud83d"])
+def test_half_a_surrogate_pair_is_named_with_its_place(body: bytes, half: bytes) -> None:
+    message, _ = outcome(body % half)
+    place = (body % half).index(half)
+    assert message == (
+        f"The body is not valid JSON: JSON is malformed: `{half[:6].decode()}` is half of a surrogate pair (byte {place})."
+    )
+
+
+@pytest.mark.parametrize("body", [b"", b" \n"])
+def test_an_empty_body_is_called_so(body: bytes) -> None:
+    assert outcome(body) == ("The body is not valid JSON: it is empty.", None)
+
+
 def test_texts_inside_structs_are_restored() -> None:
     parts = [{"type": "text", "text": "é" * 50}, {"type": "text", "text": "b"}]
     tool = {"type": "function", "function": {"name": "f", "parameters": {"c" * 50: ["d" * 50]}}}

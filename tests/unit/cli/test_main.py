@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 import threading
@@ -15,6 +16,8 @@ import pytest
 from jaxserve import __version__
 from jaxserve.cli.internal.reference import pages
 from jaxserve.cli.main import COMMANDS, main
+from jaxserve.foreign_settings import ADVICE, advice_for_flag
+from jaxserve.runtime.settings import BY_NAME, SETTINGS, closest
 
 ROOT = Path(__file__).parents[3]
 
@@ -61,6 +64,12 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
     [
         (["srve"], "unknown command `srve`; did you mean `serve`?"),
         (["serve", "--max-num-seq", "3"], "unknown option `--max-num-seq`; did you mean `--max-num-seqs`?"),
+        (["serve", "--ctx-size=4096"], "unknown option `--ctx-size=4096`; use `--max-model-len`"),
+        (["serve", "-c", "4096"], "unknown option `-c`; use `--max-model-len`"),
+        (["plan", "-tp", "2"], "unknown option `-tp`; use `--tensor-parallel-size`"),
+        (["serve", "--enforce-eager"], "unknown option `--enforce-eager`; not needed: no request waits for a compiler"),
+        (["serve", "--nope-size", "3"], "unknown option `--nope-size`; `jaxserve serve --help` lists the options"),
+        (["status", "--parallel", "3"], "unknown option `--parallel`; `jaxserve status --help` lists the options"),
         (["serve", "a", "b"], "unexpected argument `b`; `jaxserve serve --help` lists the options"),
         (["serve", "m", "--port", "x"], "--port 'x': expected an integer, at least 0 and at most 65535"),
         (["serve", "--port"], "argument --port: expected one argument"),
@@ -77,6 +86,23 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == f"jaxserve: error: {message}\n"
+
+
+def test_advice_for_settings_of_other_servers_names_settings_of_this_one() -> None:
+    named = {flag for text in ADVICE.values() for flag in re.findall(r"`(--[a-z-]+)", text)}
+    own = {setting.flag for setting in SETTINGS} | {f"--no-{s.flag[2:]}" for s in SETTINGS if s.kind == "switch"}
+    assert named - own == set()
+    assert ADVICE.keys() & BY_NAME.keys() == set()
+    assert closest("ctx_size", BY_NAME) == "; use `max_model_len`"
+
+
+def test_every_flag_of_the_page_about_vllm_that_is_unknown_here_has_advice() -> None:
+    page = (ROOT / "docs" / "differences.md").read_text("utf-8").partition("## The flags of `vllm serve`")[2]
+    rows = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `--")]
+    flags = {flag for row in rows for flag in re.findall(r"`(--[a-z-]+)", row)}
+    own = {setting.flag for setting in SETTINGS}
+    assert len(flags) > 20
+    assert [flag for flag in sorted(flags - own) if advice_for_flag(flag) is None] == []
 
 
 def test_version_names_jaxserve_jax_and_python(capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,6 +68,10 @@ async def test_refusal_has_shape_and_status(
         ("GET", "/v1/batches/batch_1", "send requests side by side"),
         ("POST", "/v1/audio/transcriptions", "reads texts and images"),
         ("POST", "/api/chat", "use /v1/chat/completions"),
+        ("GET", "/api/ps", "use /v1/chat/completions"),
+        ("GET", "/props", "/tokenizer_info the chat template"),
+        ("GET", "/slots/0", "/metrics show what runs"),
+        ("POST", "/apply-template", "/tokenize with messages"),
         ("POST", "/v1/messages/batches", "send requests side by side"),
     ],
 )
@@ -79,6 +83,12 @@ async def test_endpoints_of_other_servers_are_answered_with_what_to_use_instead(
     assert response.status == 404
     assert error["message"].startswith(f"This server does not have {method} {path}. ")
     assert instead in error["message"]
+
+
+@pytest.mark.parametrize("path", ["/chat/completions", "/completions", "/messages", "/api/v1/completions"])
+async def test_a_path_without_its_version_is_answered_with_the_shortest_that_ends_so(api: Api, path: str) -> None:
+    _, error = await refusal(api, "POST", path, json={})
+    assert error["message"].endswith(f"Did you mean /v1{path.removeprefix('/api/v1')}?")
 
 
 def test_no_endpoint_that_is_served_counts_as_one_of_other_servers() -> None:
