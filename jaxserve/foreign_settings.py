@@ -1,4 +1,4 @@
-"""What to use instead of a setting that only vLLM, llama.cpp or SGLang has.
+"""Advice for settings that only vLLM, llama.cpp or SGLang has.
 
 It imports nothing of the settings, so that the command can ask it without loading them.
 """

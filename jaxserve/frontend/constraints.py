@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
-from jaxserve.errors import invalid
+from jaxserve.errors import invalid, unsupported
 
 Kind = Literal["json", "json_object", "regex", "choice", "grammar"]
 _NOTHING: tuple[Any, ...] = (None, False, "", [], {})
@@ -36,24 +36,35 @@ class Constraint:
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Exactly one of these."""
+    """Exactly one of the first five. The switches change nothing here, and the last two are refused."""
 
     json: dict[str, Any] | str | None = None
     json_object: bool | None = None
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    disable_fallback: bool | None = None
+    whitespace_pattern: str | None = None
+    structural_tag: dict[str, Any] | str | None = None
 
 
 def structured_constraint(structured: StructuredOutputs | None) -> Constraint | None:
-    """Return the constraint of vLLM's `structured_outputs`. Raises InvalidRequestError for more than one kind."""
+    """Return the constraint of vLLM's `structured_outputs`. Raises InvalidRequestError for more than one kind,
+    and UnsupportedParameterError for what is not enforced.
+    """
     if structured is None:
         return None
-    asked = {name: value for name, value in msgspec.structs.asdict(structured).items() if value not in (None, False)}
+    for name in ("whitespace_pattern", "structural_tag"):
+        if getattr(structured, name) is not None:
+            raise unsupported(f"structured_outputs.{name}", "is not supported by this server")
+    values = {name: getattr(structured, name) for name in get_args(Kind)}
+    asked = {name: value for name, value in values.items() if value not in (None, False)}
     if len(asked) > 1:
         raise invalid("structured_outputs", f"one kind of constraint, got {', '.join(asked)}")
     for name, value in asked.items():
-        return Constraint(name, value, f"structured_outputs.{name}")  # type: ignore[arg-type]
+        return Constraint(name, value, f"structured_outputs.{name}")
     return None
 
 

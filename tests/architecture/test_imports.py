@@ -197,6 +197,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config_server": set(),
     "config_tls": set(),
     "errors": set(),
+    "foreign_settings": set(),
     "host_settings": set(),
     "types": set(),
     "log": set(),

@@ -439,3 +439,7 @@ def test_importing_the_package_imports_nothing_else() -> None:
     done = subprocess.run([sys.executable, "-c", script], env={"PYTHONPATH": SOURCES}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert not hasattr(jaxserve, "LMM")
+
+
+def test_the_public_names_are_completed() -> None:
+    assert set(jaxserve.__all__) <= set(dir(jaxserve))

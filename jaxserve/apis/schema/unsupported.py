@@ -77,6 +77,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "repetition_detection": _NULL,
     "return_routed_experts": _OFF,
     "return_token_ids": _OFF,
+    "return_tokens_as_token_ids": _OFF,
     "speed": (None, "standard"),
     "stop_regex": _EMPTY,
     "structural_tag": _NULL,
@@ -87,6 +88,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "tools": _EMPTY,
     "truncate_prompt_tokens": _NULL,
     "use_beam_search": _OFF,
+    "vllm_xargs": _EMPTY,
     "web_search_options": _NULL,
     "whitespace_pattern": _NULL,  # outlines' name of `guided_whitespace_pattern`
 }
@@ -95,6 +97,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 INSTEAD: dict[str, str] = {
     "function_call": "tool_choice",
     "functions": "tools",
+    "return_tokens_as_token_ids": "return_token_ids",
     "stop_regex": "stop",
 }
 """Fields that replace those of `UNSUPPORTED`, in requests that have them."""

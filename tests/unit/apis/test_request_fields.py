@@ -73,6 +73,7 @@ ASKING = {
     "repetition_detection": {"a": 1},
     "return_routed_experts": True,
     "return_token_ids": True,
+    "return_tokens_as_token_ids": True,
     "speed": "fast",
     "conversation": "conv_1",
     "image": {"context_compression": "auto"},
@@ -87,6 +88,7 @@ ASKING = {
     "tools": [{"type": "function", "function": {"name": "f"}}],
     "truncate_prompt_tokens": 5,
     "use_beam_search": True,
+    "vllm_xargs": {"a": 1},
     "web_search_options": {},
     "whitespace_pattern": "x",
 }

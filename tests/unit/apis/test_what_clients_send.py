@@ -244,6 +244,18 @@ async def test_a_choice_among_no_tools_is_fine_unless_it_forces_a_call(api: Api)
 
 # 5, 7: the many names of a constraint
 
+VLLM_OUTPUTS: dict[str, Any] = {
+    "json": None,
+    "choice": None,
+    "json_object": None,
+    "disable_fallback": False,
+    "disable_any_whitespace": True,
+    "disable_additional_properties": True,
+    "whitespace_pattern": None,
+    "structural_tag": None,
+}
+"""vLLM's `StructuredOutputsParams` as a mapping, without what is asked for."""
+
 
 @pytest.mark.parametrize(
     ("fields", "kind", "value", "param"),
@@ -265,6 +277,7 @@ async def test_a_choice_among_no_tools_is_fine_unless_it_forces_a_call(api: Api)
             CITY,
             "structured_outputs.json",
         ),
+        ({"structured_outputs": VLLM_OUTPUTS | {"regex": "a+"}}, "regex", "a+", "structured_outputs.regex"),
         ({"json_schema": CITY}, "json", CITY, "json_schema"),
         ({"regex": "a+"}, "regex", "a+", "regex"),
         ({"ebnf": 'root ::= "a"'}, "grammar", 'root ::= "a"', "ebnf"),
@@ -293,6 +306,8 @@ def test_names_of_other_servers_constrain_messages_too() -> None:
     ("fields", "param"),
     [
         ({"structured_outputs": {"regex": "a"}, "guided_regex": "b"}, "guided_regex"),
+        ({"structured_outputs": VLLM_OUTPUTS | {"whitespace_pattern": " "}}, "structured_outputs.whitespace_pattern"),
+        ({"structured_outputs": VLLM_OUTPUTS | {"structural_tag": "{}"}}, "structured_outputs.structural_tag"),
         ({"regex": "a", "json_schema": CITY}, "regex"),
         ({"response_format": {"type": "json_object"}, "regex": "a"}, "regex"),
         ({"response_format": {"type": "text", "schema": CITY}}, "response_format.schema"),
