@@ -88,7 +88,7 @@ def test_a_server_starts_from_what_was_compiled_ahead_of_a_config_alone(
 
 
 class Events(OneHost):
-    """What a start tells and asks, by name."""
+    """Records the names of what a start reports and exchanges."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
