@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import weakref
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from typing import Any, Final, Literal, TypeAlias, TypeVar
@@ -98,7 +98,7 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Iterable[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         adapter: str | None = None,
@@ -165,7 +165,7 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
 
     def embed(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Iterable[Prompt],
         *,
         dimensions: int | None = None,
         normalize: bool | None = None,
@@ -290,11 +290,14 @@ def llm_config(model: str | None, settings: Mapping[str, object]) -> Config:
     return load_config(flags=given if model is None else {"model": model, **given}, environ=caches_environment())
 
 
-def _listed_prompts(prompts: Prompt | Sequence[Prompt], listed: Callable[[Any, str], T]) -> list[T]:
+def _listed_prompts(prompts: Prompt | Iterable[Prompt], listed: Callable[[Any, str], T]) -> list[T]:
     """Return each prompt as `listed` makes it from the prompt and its place."""
-    if isinstance(prompts, str | Mapping) or (prompts and all(isinstance(token, int) for token in prompts)):
-        return [listed(prompts, "prompts")]
-    return [listed(prompt, f"prompts[{i}]") for i, prompt in enumerate(prompts)]
+    if not isinstance(prompts, Iterable):
+        raise invalid("prompts", f"must be texts or token ids, got {shorten(prompts)}")
+    given: Any = prompts if isinstance(prompts, str | Mapping) else list(prompts)  # a generator is read once
+    if isinstance(given, str | Mapping) or (given and all(isinstance(token, int) for token in given)):
+        return [listed(given, "prompts")]
+    return [listed(prompt, f"prompts[{i}]") for i, prompt in enumerate(given)]
 
 
 def _listed_input(prompt: Any, name: str) -> str | list[int] | EmbedsSource:

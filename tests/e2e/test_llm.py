@@ -313,6 +313,15 @@ def test_given_tokens_are_replayed(llm: LLM) -> None:
             llm.replay(prompts, completions)
 
 
+def test_every_prompt_of_a_generator_is_computed(llm: LLM) -> None:
+    prompts = [[5, 6], [7], [8, 9]]
+    results = llm.generate((prompt for prompt in prompts), SamplingParams(max_tokens=1))
+    assert [result.prompt_token_ids for result in results] == prompts
+    for wrong in (np.array([5, 6]), 5):
+        with pytest.raises(InvalidRequestError, match="token ids, got"):
+            llm.generate(wrong)  # type: ignore[arg-type]
+
+
 def test_a_prompt_too_large_for_the_cache_is_refused_by_us(tmp_path: Path) -> None:
     with fake_llm(tmp_path, num_blocks=3) as llm:
         assert len(llm.generate([3] * 20, SamplingParams(max_tokens=13))[0].outputs[0].token_ids) == 13
