@@ -114,7 +114,7 @@ $(STAMPS)/package: pyproject.toml | $(STAMPS)/$(DEVICE)
 
 # Optional: without a C++ compiler, or on another processor, CPUs compute with XLA's kernels.
 $(STAMPS)/native: $(wildcard kernels/jaxserve_kernels/*/csrc/*) | $(STAMPS)/package
-	@echo "== $(VENV): native CPU kernels (optional, about ten seconds)"
+	@echo "== $(VENV): native CPU kernels (optional, about 90 seconds of a processor)"
 	@$(BIN)/python -m jaxserve_kernels.native.build || true
 	@touch $@
 

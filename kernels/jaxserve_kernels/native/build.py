@@ -1,6 +1,6 @@
 """Compiles the kernels for this host: `python -m jaxserve_kernels.native.build`.
 
-Takes a C++17 compiler (g++ or clang++) and about a minute of a processor. The library goes into this package, so it is
+Takes a C++17 compiler (g++ or clang++) and about 90 seconds of a processor. The library goes into this package, so it is
 trusted exactly as far as the package is. With `--portable` there is one for each generation of processors of a machine
 instead, for an image that is built here and runs elsewhere; the host that runs it takes the best that it can. For
 another machine than this one (`--machine aarch64`) it takes a cross compiler (`aarch64-linux-gnu-g++`).
