@@ -7,9 +7,11 @@ import sys
 import weakref
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from numbers import Integral
 from os import PathLike
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
+import numpy as np
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
@@ -136,6 +138,9 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         tool_choice: as there, too. Tool calls and reasoning are parsed as by the server: the result has them
         as `tool_calls` and `reasoning`, and the content as `text`.
         """
+        given_messages: Any = messages
+        if isinstance(given_messages, str):
+            raise invalid("messages", f"must be a list of messages with a role and a content, got {shorten(messages)}")
         listed = [messages] if messages and isinstance(messages[0], dict) else messages
         given = {"tools": tools, "tool_choice": tool_choice, "chat_template_kwargs": chat_template_kwargs}
         template: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
@@ -295,7 +300,7 @@ def _listed_prompts(prompts: Prompt | Iterable[Prompt], listed: Callable[[Any, s
     if not isinstance(prompts, Iterable):
         raise invalid("prompts", f"must be texts or token ids, got {shorten(prompts)}")
     given: Any = prompts if isinstance(prompts, str | Mapping) else list(prompts)  # a generator is read once
-    if isinstance(given, str | Mapping) or (given and all(isinstance(token, int) for token in given)):
+    if isinstance(given, str | Mapping) or (given and all(isinstance(token, Integral) for token in given)):
         return [listed(given, "prompts")]
     return [listed(prompt, f"prompts[{i}]") for i, prompt in enumerate(given)]
 
@@ -313,8 +318,8 @@ def _listed_prompt(prompt: Any, name: str) -> str | list[int]:
         content = prompt.get("prompt", prompt.get("prompt_token_ids"))
     if isinstance(content, str):
         return content
-    if isinstance(content, Sequence) and all(isinstance(token, int) for token in content):
-        return list(content)
+    if isinstance(content, Sequence | np.ndarray) and all(isinstance(token, Integral) for token in content):
+        return list(map(int, content))
     raise invalid(name, f"must be a text or token ids, got {shorten(prompt)}")
 
 

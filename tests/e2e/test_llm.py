@@ -317,9 +317,20 @@ def test_every_prompt_of_a_generator_is_computed(llm: LLM) -> None:
     prompts = [[5, 6], [7], [8, 9]]
     results = llm.generate((prompt for prompt in prompts), SamplingParams(max_tokens=1))
     assert [result.prompt_token_ids for result in results] == prompts
-    for wrong in (np.array([5, 6]), 5):
+    for wrong in (np.array([5.0, 6.0]), 5):
         with pytest.raises(InvalidRequestError, match="token ids, got"):
             llm.generate(wrong)  # type: ignore[arg-type]
+
+
+def test_token_ids_may_be_those_of_numpy(llm: LLM) -> None:
+    given: list[Any] = [np.array([5, 6]), [np.array([5, 6]), np.array([7])], {"prompt_token_ids": np.array([5, 6])}]
+    results = [llm.generate(prompts, SamplingParams(max_tokens=1)) for prompts in given]
+    assert [[each.prompt_token_ids for each in result] for result in results] == [[[5, 6]], [[5, 6], [7]], [[5, 6]]]
+
+
+def test_a_text_is_no_conversation(llm: LLM) -> None:
+    with pytest.raises(InvalidRequestError, match="must be a list of messages with a role and a content, got 'hi'"):
+        llm.chat("hi")  # type: ignore[arg-type]
 
 
 def test_a_prompt_too_large_for_the_cache_is_refused_by_us(tmp_path: Path) -> None:
