@@ -10,7 +10,7 @@ from jaxserve.checkpoint.image_processor import read_image_processor
 from jaxserve.config import ImagesConfig
 from tests.engine.image_reader import ORDER, SIZES, Reader, limits
 from tests.engine.model_engine import ModelEngine
-from tests.models.mmproj_files import CONVERSIONS, VISION_CONFIGS, write_pair
+from tests.models.mmproj_files import CHANGES, CONVERSIONS, write_pair
 from tests.models.pictures import picture
 
 IN_CI = ("gemma3_vision_tiny",)
@@ -22,7 +22,7 @@ IN_CI = ("gemma3_vision_tiny",)
     [
         name if name in IN_CI else pytest.param(name, marks=pytest.mark.exhaustive)
         for name in CONVERSIONS
-        if name not in VISION_CONFIGS
+        if name not in CHANGES
     ],
 )
 def test_tokens_after_images_equal_transformers(name: str, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from jaxserve.checkpoint.vision_names import VISION
 from jaxserve.models.registry import open_model
 from tests.models.goldens import DATA
 from tests.unit.checkpoint.checkpoint_files import as_llama_cpp_stores, write_gguf
+from tests.unit.checkpoint.gguf_converted import ministral3_keys, rope_keys
 from tests.unit.checkpoint.gguf_families import write_as_gguf
 
 Arrays = Mapping[str, np.ndarray]
@@ -145,7 +146,8 @@ def _pixtral_vision(name: str, array: np.ndarray, config: dict[str, Any]) -> Ite
 
 
 def _pixtral_keys(config: dict[str, Any], processor: dict[str, Any]) -> dict[str, Any]:
-    keys = {"use_silu": True, "vision.image_size": processor["size"]["longest_edge"]}
+    activation = config["vision_config"]["hidden_act"]
+    keys = {f"use_{activation}": True, "vision.image_size": processor["size"]["longest_edge"]}
     merge = config.get("spatial_merge_size")
     return keys if merge is None else keys | {"vision.spatial_merge_size": merge}
 
@@ -226,9 +228,17 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
         _pixtral_vision,
     ),
     "mistral3_vision_tiny": Conversion(
-        gguf.MODEL_ARCH.LLAMA,
+        gguf.MODEL_ARCH.MISTRAL3,
         gguf.VisionProjectorType.PIXTRAL,
         lambda text: {},
+        _pixtral_keys,
+        _permuted,
+        _pixtral_vision,
+    ),
+    "mistral3_vision_odd_tiny": Conversion(
+        gguf.MODEL_ARCH.MISTRAL3,
+        gguf.VisionProjectorType.PIXTRAL,
+        lambda text: rope_keys(text) | ministral3_keys(text),
         _pixtral_keys,
         _permuted,
         _pixtral_vision,
@@ -236,26 +246,26 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
 }
 
 
-VISION_CONFIGS: Final[Mapping[str, dict[str, Any]]] = {
-    "qwen3_vl_tiny": {"deepstack_visual_indexes": [0, 2]},
-    "qwen3_vl_moe_odd_tiny": {"deepstack_visual_indexes": [0, 1]},
-    "pixtral_tiny": {"rope_theta": 10_000.0},
+CHANGES: Final[Mapping[str, dict[str, Any]]] = {
+    "qwen3_vl_tiny": {"vision_config": {"deepstack_visual_indexes": [0, 2]}},
+    "qwen3_vl_moe_odd_tiny": {"vision_config": {"deepstack_visual_indexes": [0, 1]}},
+    "pixtral_tiny": {"vision_config": {"rope_theta": 10_000.0}},
+    "mistral3_vision_odd_tiny": {"projector_hidden_act": "gelu"},
 }
-"""Changes of checkpoints that files cannot hold as they are: files have no order of their own for these layers, and one base."""
+"""Changes of the configs of checkpoints that files cannot hold as they are: files have no order of their own for these layers, one base,
+and one activation of Mistral's projector."""
 
 
-def write_pair(folder: Path, name: str, **vision_config: Any) -> GGUFPair:
-    """Write the files of a checkpoint of tests/models/data/vision in float32, and a copy of it.
-
-    vision_config: other values of `vision_config`, of both.
-    """
+def write_pair(folder: Path, name: str) -> GGUFPair:
+    """Write the files of a checkpoint of tests/models/data/vision in float32, and a copy of it, both with CHANGES."""
     source, conversion = folder / name, CONVERSIONS[name]
     source.mkdir(parents=True)
     for file in (DATA / "vision" / name).iterdir():
         if not file.name.endswith(".npz"):
             (source / file.name).write_bytes(file.read_bytes())
     config = json.loads((source / "config.json").read_text())
-    config["vision_config"] |= vision_config
+    for key, value in CHANGES.get(name, {}).items():
+        config[key] = config[key] | value if isinstance(value, dict) else value
     (source / "config.json").write_text(json.dumps(config))
     stored = open_safetensors(source / "model.safetensors")
     arrays = {name: np.asarray(stored.read(name)).astype(np.float32) for name in stored.tensors}

@@ -19,7 +19,7 @@ from jaxserve.models.registry import decoder_of, open_model, read_decoder, with_
 from jaxserve.runner.images.served import with_served_images
 from jaxserve.tokenizer.tokenizer import load_tokenizer
 from jaxserve.tools.planning.planner import read_model
-from tests.models.mmproj_files import CONVERSIONS, VISION_CONFIGS, GGUFPair, write_pair
+from tests.models.mmproj_files import CONVERSIONS, GGUFPair, write_pair
 from tests.models.pictures import picture
 from tests.models.vision_model import PROMPTS, SIZES, VisionGolden
 from tests.unit.checkpoint.checkpoint_files import stored, write_gguf
@@ -29,7 +29,7 @@ NAMES = list(CONVERSIONS)
 
 @pytest.fixture(scope="module", params=NAMES)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> GGUFPair:
-    return write_pair(tmp_path_factory.mktemp("pair"), request.param, **VISION_CONFIGS.get(request.param, {}))
+    return write_pair(tmp_path_factory.mktemp("pair"), request.param)
 
 
 def only(*names: str) -> Any:
@@ -42,6 +42,17 @@ def decoder_at(path: Path, mmproj: Path | None = None) -> DecoderConfig:
     decoder = with_vision(decoder_of(checkpoint), path, checkpoint.config, mmproj)
     assert decoder.vision is not None
     return decoder
+
+
+def renamed(path: Path, folder: Path, architecture: str) -> Path:
+    """Return a text model's file under another architecture."""
+    file = open_gguf(path)
+    old = file.metadata["general.architecture"]
+    values = {key.replace(f"{old}.", f"{architecture}."): value for key, value in file.metadata.items()}
+    del values["general.architecture"]
+    return write_gguf(
+        folder / "renamed.gguf", architecture, values, {each: ("F32", file.read(each)) for each in file.tensors}
+    )
 
 
 def changed(
@@ -93,6 +104,21 @@ def test_a_text_file_alone_is_served_for_texts(pair: GGUFPair) -> None:
     assert with_served_images(ImagesConfig(), decoder, pair.text, checkpoint).vision is None
     text_only = read_model(pair.text, ImagesConfig(mmproj=str(pair.mmproj), limit_mm_per_prompt="image=0"))
     assert text_only.decoder.vision is None
+
+
+@only("mistral3_vision_tiny")
+def test_older_files_of_mistral_3_are_named_llama(pair: GGUFPair, tmp_path: Path) -> None:
+    text = renamed(pair.text, tmp_path, "llama")
+    older, source = decoder_at(text, pair.mmproj), decoder_at(pair.source)
+    assert older.vision == source.vision and older.layers == source.layers
+
+
+@only("smolvlm_tiny")
+def test_the_converters_epsilon_of_a_siglip_tower_is_read_as_that_of_transformers(
+    pair: GGUFPair, tmp_path: Path
+) -> None:
+    file = changed(pair, tmp_path, clip__vision__attention__layer_norm_epsilon=1e-5)
+    assert decoder_at(pair.text, file) == decoder_at(pair.source)
 
 
 @only("gemma3_vision_tiny")
@@ -198,6 +224,17 @@ def test_an_encoder_goes_with_a_gguf_text_model_only(pair: GGUFPair, tmp_path: P
         read_decoder(pair.text, pair.text)
     with pytest.raises(CheckpointError, match=r"is an image encoder; give it with --mmproj, and the text model's file"):
         read_decoder(pair.mmproj)
+
+
+@only("gemma3_vision_tiny")
+def test_errors_of_the_file_itself_name_the_setting(pair: GGUFPair, tmp_path: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    for num_bytes, expected in ((40_000, "tensor .* found a file of 40000 bytes"), (700, ""), (0, "")):
+        cut.write_bytes(pair.mmproj.read_bytes()[:num_bytes])
+        with pytest.raises(CheckpointError, match=f"^--mmproj .*cut.gguf: {expected}"):
+            read_decoder(pair.text, cut)
+    with pytest.raises(CheckpointError, match=r"^--mmproj .*: key 'clip\.vision\.block_count': "):
+        read_decoder(pair.text, changed(pair, tmp_path, clip__vision__block_count=None))
 
 
 @only("gemma3_vision_tiny")

@@ -4,7 +4,8 @@ describe and store them."""
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from jaxserve.checkpoint.vision_names import VISION, split_vision_qkv
 from jaxserve.errors import CheckpointError, shown
 from jaxserve.quant.tensor import TensorInfo
 
+_SETTING: Final = "--mmproj"
 _ARCHITECTURE: Final = "clip"
 _AUDIO: Final = ("a.", "mm.a.")
 """Starts of the names of an audio encoder's tensors, which are not read."""
@@ -67,12 +69,13 @@ class MmprojFile:
         text: the text model's file. Raises CheckpointError if both do not go together.
         """
         self._check_text(text)
-        own = {
-            "model_type": self.projector.model_type,
-            "vision_config": self.projector.vision(self.keys),
-            "image_token_id": self._token(text, "image_token")[1],
-        }
-        return own | self.projector.whole(self.keys)
+        with _naming_setting():
+            own = {
+                "model_type": self.projector.model_type,
+                "vision_config": self.projector.vision(self.keys),
+                "image_token_id": self._token(text, "image_token")[1],
+            }
+            return own | self.projector.whole(self.keys)
 
     def preprocessing(self) -> dict[str, Any]:
         """Return `preprocessor_config.json` of the multimodal model."""
@@ -119,9 +122,19 @@ class MmprojFile:
         return CheckpointError(f"--mmproj {self.file.path}: {text}")
 
 
+@contextmanager
+def _naming_setting() -> Iterator[None]:
+    """Put the setting before an error's text, which starts with the file's path."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise CheckpointError(f"{_SETTING} {str(error).removeprefix(f'{_SETTING} ')}") from error
+
+
 def open_mmproj(path: Path) -> MmprojFile:
     """Open the image encoder in a GGUF file. Raises CheckpointError in one line, for one that is not served, too."""
-    file = open_gguf(path)
+    with _naming_setting():
+        file = open_gguf(path)
     kind = file.metadata.get("general.architecture")
     if kind != _ARCHITECTURE:
         raise CheckpointError(

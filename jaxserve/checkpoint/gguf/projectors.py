@@ -29,6 +29,7 @@ _QWEN_NAMES: Final = {
 _GATED: Final = {"ffn_up": "mlp.up_proj", "ffn_gate": "mlp.gate_proj", "ffn_down": "mlp.down_proj"}
 _GEMMA3_SCALE: Final = 4
 """Patches of a block's side of every published Gemma 3; files of other models have a key."""
+_SIGLIP_EPS, _CONVERTERS_EPS = 1e-6, 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +127,15 @@ def _siglip(keys: TowerKeys) -> dict[str, Any]:
         "layer_norm_eps": vision.number("attention.layer_norm_epsilon"),
         "hidden_act": keys.activation("gelu_pytorch_tanh"),
     }
+
+
+def _idefics3(keys: TowerKeys) -> dict[str, Any]:
+    """Return the keys of SmolVLM's and Idefics3's tower.
+
+    Published configs leave the epsilon of norms out: transformers computes with 1e-6, and converters write 1e-5.
+    """
+    found = _siglip(keys)
+    return found | ({"layer_norm_eps": _SIGLIP_EPS} if found["layer_norm_eps"] == _CONVERTERS_EPS else {})
 
 
 def _qwen(keys: TowerKeys, gelu: str) -> dict[str, Any]:
@@ -291,14 +301,14 @@ PROJECTORS: Final[Mapping[str, Projector]] = {
                 "fake_image_token": ("<fake_token_around_image>",),
                 "global_image_token": ("<global-img>",),
             },
-            vision=_siglip,
+            vision=_idefics3,
             preprocessing=_tiles,
             whole=_scale,
             names={"mm.model.fc.": "connector.proj."},
         ),
         Projector(
             "pixtral",
-            architectures=("llama",),
+            architectures=("mistral3", "llama"),
             model_type="mistral3",
             processor_type="PixtralImageProcessor",
             tokens={
