@@ -13,15 +13,16 @@ from typing import Any, Final
 
 import gguf
 import numpy as np
+from safetensors.numpy import save_file
 
-from jaxserve.checkpoint.gguf.file import open_gguf
+from jaxserve.checkpoint.gguf.file import GGUFFile, open_gguf
 from jaxserve.checkpoint.protocol import CheckpointView
 from jaxserve.checkpoint.safetensors_file import open_safetensors
 from jaxserve.checkpoint.vision_names import VISION
 from jaxserve.models.registry import open_model
 from tests.models.goldens import DATA
 from tests.unit.checkpoint.checkpoint_files import as_llama_cpp_stores, write_gguf
-from tests.unit.checkpoint.gguf_converted import ministral3_keys, rope_keys
+from tests.unit.checkpoint.gguf_converted import converted, ministral3_keys, rope_keys
 from tests.unit.checkpoint.gguf_families import write_as_gguf
 
 Arrays = Mapping[str, np.ndarray]
@@ -152,6 +153,55 @@ def _pixtral_keys(config: dict[str, Any], processor: dict[str, Any]) -> dict[str
     return keys if merge is None else keys | {"vision.spatial_merge_size": merge}
 
 
+_BOUNDS: Final = (".input_max", ".input_min", ".output_max", ".output_min")
+
+
+def _gemma4_vision(name: str, array: np.ndarray, config: dict[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
+    array = array.reshape(1) if array.ndim == 0 else array
+    if "audio" in name:
+        yield f"a.{name}", array
+        return
+    name = name.replace("model.vision_tower.encoder.", "vision_model.model.").replace(".linear.weight", ".weight")
+    if name.endswith("input_proj.weight"):
+        side = config["vision_config"]["patch_size"]
+        array = array.reshape(-1, side, side, 3).transpose(0, 3, 1, 2)
+    name += ".weight" * name.endswith("position_embedding_table")
+    mapped = _tower_names().get_name(name, (*_ENDS, *_BOUNDS))
+    assert mapped is not None, name
+    yield mapped, array
+
+
+def _gemma4_keys(config: dict[str, Any], processor: dict[str, Any]) -> dict[str, Any]:
+    side = processor["pooling_kernel_size"]
+    return {
+        "vision.projector.scale_factor": side,
+        "vision.image_max_pixels": processor["max_soft_tokens"] * (side * processor["patch_size"]) ** 2,
+    }
+
+
+def _internvl_vision(name: str, array: np.ndarray, config: dict[str, Any]) -> Iterator[tuple[str, np.ndarray]]:
+    for old, new in (("layer_norm", "0"), ("linear_1", "1"), ("linear_2", "3")):
+        name = name.replace(f"multi_modal_projector.{old}.", f"mlp1.{new}.")
+    name = name.replace("vision_tower.layernorm.", "vision_tower.vision_model.post_layernorm.")
+    name = f"model.{name}" if name.startswith(("vision_tower.embeddings.", "vision_tower.encoder.")) else name
+    name += ".weight" * (".lambda_" in name or name.endswith("position_embeddings"))
+    mapped = _tower_names().get_name(name, _ENDS)
+    assert mapped is not None, name
+    yield mapped, array
+
+
+def _internvl_keys(config: dict[str, Any], processor: dict[str, Any]) -> dict[str, Any]:
+    vision = config["vision_config"]
+    return {
+        "use_gelu": True,
+        "vision.image_size": vision["image_size"][0],
+        "vision.patch_size": vision["patch_size"][0],
+        "vision.projector.scale_factor": round(1 / config["downsample_ratio"]),
+        "vision.preproc_min_tiles": processor["min_patches"],
+        "vision.preproc_max_tiles": processor["max_patches"],
+    }
+
+
 def _tile_keys(config: dict[str, Any], processor: dict[str, Any]) -> dict[str, Any]:
     return {
         "use_gelu": True,
@@ -243,6 +293,34 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
         _permuted,
         _pixtral_vision,
     ),
+    "internvl_tiny": Conversion(
+        gguf.MODEL_ARCH.QWEN2,
+        gguf.VisionProjectorType.INTERNVL,
+        lambda text: {},
+        _internvl_keys,
+        stored_vision=_internvl_vision,
+    ),
+    "internvl_odd_tiny": Conversion(
+        gguf.MODEL_ARCH.QWEN3,
+        gguf.VisionProjectorType.INTERNVL,
+        lambda text: {},
+        _internvl_keys,
+        stored_vision=_internvl_vision,
+    ),
+    "gemma4_vision_tiny": Conversion(
+        gguf.MODEL_ARCH.GEMMA4,
+        gguf.VisionProjectorType.GEMMA4V,
+        lambda text: {},
+        _gemma4_keys,
+        stored_vision=_gemma4_vision,
+    ),
+    "gemma4_vision_odd_tiny": Conversion(
+        gguf.MODEL_ARCH.GEMMA4,
+        gguf.VisionProjectorType.GEMMA4V,
+        lambda text: {},
+        _gemma4_keys,
+        stored_vision=_gemma4_vision,
+    ),
 }
 
 
@@ -251,6 +329,7 @@ CHANGES: Final[Mapping[str, dict[str, Any]]] = {
     "qwen3_vl_moe_odd_tiny": {"vision_config": {"deepstack_visual_indexes": [0, 1]}},
     "pixtral_tiny": {"vision_config": {"rope_theta": 10_000.0}},
     "mistral3_vision_odd_tiny": {"projector_hidden_act": "gelu"},
+    "gemma4_vision_odd_tiny": {"vision_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 100.0}}},
 }
 """Changes of the configs of checkpoints that files cannot hold as they are: files have no order of their own for these layers, one base,
 and one activation of Mistral's projector."""
@@ -271,7 +350,7 @@ def write_pair(folder: Path, name: str) -> GGUFPair:
     arrays = {name: np.asarray(stored.read(name)).astype(np.float32) for name in stored.tensors}
     is_text = {
         name: bool(_TEXT.match(name))
-        or name.startswith(("model.layers.", "model.embed", "model.norm", "lm_head", "language_model.lm_head"))
+        or name.startswith(("model.layers.", "model.embed_tokens", "model.norm", "lm_head", "language_model.lm_head"))
         for name in arrays
     }
     text = {name: array for name, array in arrays.items() if is_text[name]}
@@ -288,6 +367,8 @@ def _write_text(path: Path, conversion: Conversion, text: dict[str, Any], arrays
     name = gguf.MODEL_ARCH_NAMES[conversion.architecture]
     if conversion.architecture == gguf.MODEL_ARCH.QWEN35:
         return _write_hybrid(path, conversion, text, source)
+    if conversion.architecture == gguf.MODEL_ARCH.GEMMA4:
+        return _write_gemma4(path, text, arrays, source)
     head_dim = text.get("head_dim", text["hidden_size"] // text["num_attention_heads"])
     keys = {
         "block_count": text["num_hidden_layers"],
@@ -322,10 +403,26 @@ def _write_hybrid(path: Path, conversion: Conversion, text: dict[str, Any], sour
     text_only = CheckpointView(CheckpointView(whole, tensors, {}), tensors, {})
     file = open_gguf(write_as_gguf(path.with_name("text-only.gguf"), text_only, whole.config))
     name = gguf.MODEL_ARCH_NAMES[conversion.architecture]
-    own = {f"{name}.{key}": value for key, value in conversion.text_keys(text).items()}
-    keys = dict(file.metadata) | own | _vocabulary(source)
-    del keys["general.architecture"]
-    return write_gguf(path, name, keys, {each: ("F32", file.read(each)) for each in file.tensors})
+    return _with_keys(
+        path, file, {f"{name}.{key}": value for key, value in conversion.text_keys(text).items()} | _vocabulary(source)
+    )
+
+
+def _write_gemma4(path: Path, text: dict[str, Any], arrays: Arrays, source: Path) -> Path:
+    """Write a model of Gemma 4, whose layers have sizes of their own."""
+    folder = path.with_name(f"{path.stem}-text")
+    folder.mkdir()
+    save_file({_TEXT.sub("model.", name): array for name, array in arrays.items()}, folder / "model.safetensors")
+    file = converted(path.with_name("text-only.gguf"), folder, {**text, "architectures": ["Gemma4ForCausalLM"]})
+    padding = {"tokenizer.ggml.padding_token_id": text["pad_token_id"]}
+    return _with_keys(path, open_gguf(file), padding | _vocabulary(source))
+
+
+def _with_keys(path: Path, file: GGUFFile, more: Mapping[str, Any]) -> Path:
+    """Write a file with further keys."""
+    keys = {**file.metadata, **more}
+    architecture = keys.pop("general.architecture")
+    return write_gguf(path, architecture, keys, {each: ("F32", file.read(each)) for each in file.tensors})
 
 
 def _with_expert_matrices(arrays: Arrays) -> dict[str, np.ndarray]:

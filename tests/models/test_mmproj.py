@@ -15,6 +15,7 @@ from jaxserve.config import ImagesConfig
 from jaxserve.errors import CheckpointError
 from jaxserve.frontend.images.processor import process_image
 from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.images import BudgetSizes, GridTiles
 from jaxserve.models.registry import decoder_of, open_model, read_decoder, with_vision
 from jaxserve.runner.images.served import with_served_images
 from jaxserve.tokenizer.tokenizer import load_tokenizer
@@ -119,6 +120,18 @@ def test_the_converters_epsilon_of_a_siglip_tower_is_read_as_that_of_transformer
 ) -> None:
     file = changed(pair, tmp_path, clip__vision__attention__layer_norm_epsilon=1e-5)
     assert decoder_at(pair.text, file) == decoder_at(pair.source)
+
+
+@only("gemma4_vision_tiny", "internvl_tiny")
+def test_sizes_that_published_files_leave_out_are_those_of_the_published_models(pair: GGUFPair, tmp_path: Path) -> None:
+    names = ("projector__scale_factor", "image_max_pixels", "preproc_min_tiles", "preproc_max_tiles")
+    file = changed(pair, tmp_path, **{f"clip__vision__{name}": None for name in names})
+    found = read_image_processor(pair.text, file)
+    assert found is not None
+    if pair.source.name == "internvl_tiny":
+        assert (found.sizes, found.merge) == (GridTiles(24, 1, 12), 2)
+    else:
+        assert (found.sizes, found.merge) == (BudgetSizes(280 * 9), 3)
 
 
 @only("gemma3_vision_tiny")

@@ -3,6 +3,7 @@ describe and store them."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,9 +16,10 @@ import numpy as np
 
 from jaxserve.checkpoint.gguf.architecture import GGUFKeys, split_halves
 from jaxserve.checkpoint.gguf.file import GGUFFile, open_gguf
-from jaxserve.checkpoint.gguf.projectors import PROJECTORS, Projector, TowerKeys
+from jaxserve.checkpoint.gguf.projectors import PROJECTORS, Projector
+from jaxserve.checkpoint.gguf.tower_keys import TowerKeys
 from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
-from jaxserve.checkpoint.vision_names import VISION, split_vision_qkv
+from jaxserve.checkpoint.vision_names import VISION, join_bounds, split_vision_qkv, without_single_axes
 from jaxserve.errors import CheckpointError, shown
 from jaxserve.quant.tensor import TensorInfo
 
@@ -44,8 +46,10 @@ _LAYER: Final[Mapping[str, str]] = {
     "ffn_down": "mlp.fc2",
 }
 """Our names of parts of a layer."""
+_WITHOUT_SUFFIX: Final = ("layer_scale1", "layer_scale2")
+_PATCHES: Final = "patch_embedding.weight"
 _SWAPPED: Final = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
-_LAYER_NAME: Final = re.compile(r"v\.blk\.(0|[1-9][0-9]{0,3})\.([a-z0-9_]+)\.(weight|bias)")
+_LAYER_NAME: Final = re.compile(r"v\.blk\.(0|[1-9][0-9]{0,3})\.([a-z0-9_]+)\.(weight|bias|(?:in|out)put_(?:min|max))")
 _DEEPSTACK_NAME: Final = re.compile(r"v\.deepstack\.(0|[1-9][0-9]{0,3})\.(norm|fc1|fc2)\.(weight|bias)")
 _PERMUTED: Final = re.compile(r"\.self_attn\.[qk]_proj\.")
 _SECOND_FRAME: Final = "v.patch_embd.weight.1"
@@ -179,8 +183,12 @@ def with_tower(checkpoint: Checkpoint, mmproj: MmprojFile) -> Checkpoint:
         if (second := file.tensors.get(_SECOND_FRAME)) is not None and stored_name == _SECOND_FRAME.removesuffix(".1"):
             shape, count = (*stored.shape[:2], 2, *stored.shape[2:]), stored.num_bytes + second.num_bytes
             info, read = replace(info, shape=shape, num_stored_bytes=count), partial(_read_frames, file, stored_name)
+        if mmproj.projector.has_linear_patches and bare == _PATCHES:
+            info = replace(info, shape=(stored.shape[0], math.prod(stored.shape[1:])))
+            read = partial(_read_linear, file, stored_name)
         tensors[name], readers[name] = info, read
-    return split_vision_qkv(CheckpointView(checkpoint, tensors, readers))
+    view = split_vision_qkv(CheckpointView(checkpoint, tensors, readers))
+    return without_single_axes(join_bounds(view))
 
 
 def _our_name(projector: Projector, stored_name: str, *, is_swapped: bool) -> str | None:
@@ -189,7 +197,8 @@ def _our_name(projector: Projector, stored_name: str, *, is_swapped: bool) -> st
     if match is not None:
         part = _SWAPPED.get(match[2], match[2]) if is_swapped else match[2]
         own = projector.names.get(part, _LAYER.get(part))
-        return None if own is None else f"layers.{match[1]}.{own}.{match[3]}"
+        suffix = "" if own in _WITHOUT_SUFFIX else f".{match[3]}"
+        return None if own is None else f"layers.{match[1]}.{own}{suffix}"
     for start, own in {**_NAMES, **projector.names}.items():
         if stored_name == start:
             return own
@@ -214,6 +223,11 @@ def _read(file: GGUFFile, stored_name: str, offset: float, inner: Checkpoint) ->
 
 def _read_halves(file: GGUFFile, stored_name: str, num_heads: int, inner: Checkpoint) -> np.ndarray:
     return split_halves(file.read(stored_name), num_heads)
+
+
+def _read_linear(file: GGUFFile, stored_name: str, inner: Checkpoint) -> np.ndarray:
+    kernel = file.read(stored_name)
+    return np.moveaxis(kernel, 1, -1).reshape(len(kernel), -1)
 
 
 def _read_frames(file: GGUFFile, stored_name: str, inner: Checkpoint) -> np.ndarray:

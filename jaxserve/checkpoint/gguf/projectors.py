@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from jaxserve.checkpoint.gguf.architecture import GGUFKeys, decimal
-from jaxserve.checkpoint.gguf.file import GGUFFile
-from jaxserve.errors import CheckpointError
+from jaxserve.checkpoint.gguf.tower_keys import TowerKeys
 
 _SIDE: Final = 1 << 14
 """Most pixels of an image's side, and most patches of a block's."""
@@ -26,61 +24,14 @@ _QWEN_NAMES: Final = {
     "mm.0.": "connector.linear_fc1.",
     "mm.2.": "connector.linear_fc2.",
 }
+_HEAD_NORMS: Final = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 _GATED: Final = {"ffn_up": "mlp.up_proj", "ffn_gate": "mlp.gate_proj", "ffn_down": "mlp.down_proj"}
 _GEMMA3_SCALE: Final = 4
 """Patches of a block's side of every published Gemma 3; files of other models have a key."""
+_GEMMA4_SCALE, _GEMMA4_TOKENS = 3, 280
+_INTERNVL_SCALE, _INTERNVL_TILES = 2, 12
+"""Values of published models, which some files leave out: a block's side in patches, and most tokens or tiles of an image."""
 _SIGLIP_EPS, _CONVERTERS_EPS = 1e-6, 1e-5
-
-
-@dataclass(frozen=True, slots=True)
-class TowerKeys:
-    """Keys of an image encoder."""
-
-    vision: GGUFKeys
-    """Keys under `clip.vision`."""
-    clip: GGUFKeys
-    """Keys under `clip`."""
-
-    @property
-    def file(self) -> GGUFFile:
-        return self.vision.file
-
-    def activation(self, gelu: str) -> str:
-        """Return the activation of feed-forward blocks. gelu: the one that llama.cpp calls gelu."""
-        if self.clip.flag("use_gelu"):
-            return gelu
-        return "silu" if self.clip.flag("use_silu") else "quick_gelu"
-
-    def is_swapped(self) -> bool:
-        """Return True if the names of both matrices of feed-forward blocks are swapped, as converters of early 2025 wrote them."""
-        up, down = (self.file.tensors.get(f"v.blk.0.ffn_{name}.weight") for name in ("up", "down"))
-        width = self.vision.integer("embedding_length")
-        return up is not None and down is not None and down.shape[-1] == width and up.shape[-1] != width
-
-    def intermediate_size(self) -> int:
-        """Return the width of feed-forward blocks, whose key is wrong in files of Qwen2-VL."""
-        return self.outputs(f"v.blk.0.ffn_{'down' if self.is_swapped() else 'up'}.weight")
-
-    def outputs(self, tensor: str) -> int:
-        """Return the number of rows of a matrix. Raises CheckpointError if there is none."""
-        found = self.file.tensors.get(tensor)
-        if found is None:
-            raise CheckpointError(f"{self.file.path}: tensor '{tensor}': expected in the file, found none")
-        return found.shape[0]
-
-    def deepstack_layers(self) -> list[int]:
-        """Return the layers whose outputs are added to the first layers of the text model."""
-        flags = self.vision.get("is_deepstack_layers") or []
-        if not isinstance(flags, list) or not all(isinstance(flag, bool) for flag in flags):
-            self.vision.fail("is_deepstack_layers", "true or false for each layer", flags)
-        return [layer for layer, flag in enumerate(flags) if flag]
-
-    def values(self, key: str) -> list[float]:
-        """Return one number for each colour."""
-        found = self.vision.get(key)
-        if not isinstance(found, list) or len(found) != 3 or not all(isinstance(value, float) for value in found):
-            self.vision.fail(key, "three numbers", found)
-        return [decimal(value) for value in found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +61,8 @@ class Projector:
     """Numbers that the file adds to tensors, by our names."""
     unused: tuple[str, ...] = ()
     """llama.cpp's names of tensors that are not read."""
+    has_linear_patches: bool = False
+    """True if a kernel of patches is a matrix in Hugging Face's checkpoints, whose columns have the channels last."""
     is_rope_permuted: bool = False
     """True if the rows of queries and keys are reordered as in `GGUFArchitecture.is_rope_permuted`."""
 
@@ -222,6 +175,65 @@ def _pixtral_projector(keys: TowerKeys) -> dict[str, Any]:
     return projector | {"spatial_merge_size": keys.vision.integer("spatial_merge_size", maximum=_SIDE)}
 
 
+def _internvl(keys: TowerKeys) -> dict[str, Any]:
+    """Return the keys of InternViT, most of which the tensors tell."""
+    tensors = keys.file.tensors
+    return _siglip(keys) | {
+        "hidden_act": keys.activation("gelu"),
+        "attention_bias": "v.blk.0.attn_q.bias" in tensors,
+        "use_qk_norm": "v.blk.0.attn_q_norm.weight" in tensors,
+        "norm_type": "layer_norm" if "v.blk.0.ln1.bias" in tensors else "rms_norm",
+        "use_mean_pooling": "v.post_ln.weight" not in tensors,
+    }
+
+
+def _internvl_ratio(keys: TowerKeys) -> dict[str, Any]:
+    return {"downsample_ratio": 1 / keys.vision.integer("projector.scale_factor", _INTERNVL_SCALE, maximum=_SIDE)}
+
+
+def _grid(keys: TowerKeys) -> dict[str, Any]:
+    """Return the size and the numbers of tiles."""
+    vision = keys.vision
+    most = vision.integer("preproc_max_tiles", _INTERNVL_TILES, maximum=_SIDE)
+    return _square(keys) | {"min_patches": vision.integer("preproc_min_tiles", 1, maximum=most), "max_patches": most}
+
+
+def _gemma4(keys: TowerKeys) -> dict[str, Any]:
+    """Return the keys of Gemma 4's tower, whose files have none for the activation: it is that of every published model."""
+    vision, tensors = keys.vision, keys.file.tensors
+    num_heads = vision.integer("attention.head_count")
+    return {
+        "hidden_size": vision.integer("embedding_length"),
+        "intermediate_size": keys.intermediate_size(),
+        "num_hidden_layers": vision.integer("block_count"),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_heads,
+        "head_dim": keys.outputs("v.blk.0.attn_q.weight") // num_heads,
+        "patch_size": vision.integer("patch_size"),
+        "pooling_kernel_size": _pooled(keys),
+        "position_embedding_size": keys.shape("v.position_embd.weight")[-2],
+        "rms_norm_eps": vision.number("attention.layer_norm_epsilon"),
+        "use_clipped_linears": "v.blk.0.attn_q.input_max" in tensors,
+        "standardize": "v.std_bias" in tensors,
+    }
+
+
+def _pooled(keys: TowerKeys) -> int:
+    return keys.vision.integer("projector.scale_factor", _GEMMA4_SCALE, maximum=_SIDE)
+
+
+def _budget(keys: TowerKeys) -> dict[str, Any]:
+    """Return the number of tokens of an image, which published files leave out."""
+    patch, side = keys.vision.integer("patch_size", maximum=_SIDE), _pooled(keys)
+    area = (patch * side) ** 2
+    return {
+        "do_normalize": False,
+        "patch_size": patch,
+        "pooling_kernel_size": side,
+        "max_soft_tokens": max(keys.vision.integer("image_max_pixels", _GEMMA4_TOKENS * area) // area, 1),
+    }
+
+
 def _longest(keys: TowerKeys) -> dict[str, Any]:
     return {"size": {"longest_edge": keys.vision.integer("image_size", maximum=_SIDE)}}
 
@@ -328,6 +340,47 @@ PROJECTORS: Final[Mapping[str, Projector]] = {
             },
             unused=("v.token_embd.img_break",),  # a row of the text model's embeddings
             is_rope_permuted=True,
+        ),
+        Projector(
+            "internvl",
+            architectures=("qwen2", "qwen3", "qwen3moe"),
+            model_type="internvl",
+            processor_type="GotOcr2ImageProcessor",
+            tokens={
+                "image_token": ("<IMG_CONTEXT>",),
+                "start_image_token": ("<img>",),
+                "end_image_token": ("</img>",),
+            },
+            vision=_internvl,
+            preprocessing=_grid,
+            whole=_internvl_ratio,
+            names={
+                **_HEAD_NORMS,
+                "ls1": "layer_scale1",
+                "ls2": "layer_scale2",
+                "mm.model.mlp.0.": "connector.norm.",
+                "mm.model.mlp.1.": "connector.linear_1.",
+                "mm.model.mlp.3.": "connector.linear_2.",
+            },
+        ),
+        Projector(
+            "gemma4v",
+            architectures=("gemma4",),
+            model_type="gemma4",
+            processor_type="Gemma4ImageProcessor",
+            tokens={"image_token": ("<|image|>",), "boi_token": ("<|image>",), "eoi_token": ("<image|>",)},
+            vision=_gemma4,
+            preprocessing=_budget,
+            names={
+                **_GATED,
+                **_HEAD_NORMS,
+                "attn_post_norm": "post_attention_layernorm",
+                "ffn_post_norm": "post_feedforward_layernorm",
+                "v.std_bias": "connector.std_bias",
+                "v.std_scale": "connector.std_scale",
+                "mm.input_projection.": "connector.embedding_projection.",
+            },
+            has_linear_patches=True,
         ),
     )
 }

@@ -239,6 +239,9 @@ def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
         **widths_config(keys, config, num_shared),
         **heads_config(keys, windows["layer_types"], num_shared),
         "global_head_dim": full_dim,
+        # Of the published models, those without embeddings of each layer see images whole; files do not say so.
+        "use_bidirectional_attention": None if embeddings["hidden_size_per_layer_input"] else "vision",
+        "pad_token_id": keys.file.metadata.get("tokenizer.ggml.padding_token_id", 0),
     }
     if "num_experts" not in config:
         return found
