@@ -27,5 +27,7 @@ def compiled_quickly(*, is_on: bool = True) -> Iterator[None]:
     """Within it, LLVM does not optimise programs for CPUs, as with JAX_DISABLE_MOST_OPTIMIZATIONS=1. is_on: False changes nothing."""
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", before or is_on)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", before)

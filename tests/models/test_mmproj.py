@@ -261,6 +261,21 @@ def test_a_tensor_without_a_place_is_named(pair: GGUFPair, tmp_path: Path) -> No
         open_model(pair.text, changed(pair, tmp_path, more))
 
 
+@only("qwen2_5_vl_tiny")
+def test_absurd_sizes_of_an_encoder_are_refused(pair: GGUFPair, tmp_path: Path) -> None:
+    def halved(name: str, array: np.ndarray) -> dict[str, tuple[str, np.ndarray]]:
+        return {name: ("F32", array[:, :1] if name == "v.patch_embd.weight.1" else array)}
+
+    with pytest.raises(
+        CheckpointError, match=r"block_count': expected a whole number from 1 to 1024, found 2147483647"
+    ):
+        open_model(pair.text, changed(pair, tmp_path, clip__vision__block_count=(1 << 31) - 1))
+    with pytest.raises(
+        CheckpointError, match=r"^--mmproj .*: tensor 'v\.patch_embd\.weight\.1': expected the shape \("
+    ):
+        open_model(pair.text, changed(pair, tmp_path, halved))
+
+
 @only("qwen3_vl_tiny")
 def test_a_text_model_with_other_deepstack_layers_is_refused(pair: GGUFPair, tmp_path: Path) -> None:
     file = changed(pair, tmp_path, clip__vision__is_deepstack_layers=[True, False, False])

@@ -38,6 +38,7 @@ _YARN_KEYS_WITHOUT_HF_MEANING = (
     LOG_MULTIPLIER,
 )
 
+_LINEAR_FACTORS = ("rope.scaling.factor", "rope.scale_linear")
 _MAX_LAYERS = 1024
 
 _SAMPLING = {
@@ -211,10 +212,16 @@ def _head_dim(keys: GGUFKeys, hidden_size: int, num_heads: int) -> int:
 def _rope_scaling(
     keys: GGUFKeys, architecture: GGUFArchitecture, rotary_dim: int, theta: float
 ) -> dict[str, Any] | None:
-    """Return `rope_scaling` from the scaling keys, from longrope's divisors or from the factors of Llama 3."""
+    """Return `rope_scaling` from the scaling keys, from longrope's divisors or from the factors of Llama 3.
+
+    A factor without a type is that of linear scaling, and has another key in files of 2023.
+    """
     kind = keys.get("rope.scaling.type") or "none"
     if LONG_DIVISORS in keys.file.tensors:
         return _longrope_scaling(keys, kind)
+    factor = next((key for key in _LINEAR_FACTORS if keys.get(key) is not None), _LINEAR_FACTORS[0])
+    if not keys.has("rope.scaling.type") and keys.get(factor) not in (None, 0.0, 1.0):
+        kind = "linear"
     is_own = architecture.varies_by_layer and ROPE_FACTORS in keys.file.tensors
     factors = None if is_own else _llama3_scaling(keys.file, rotary_dim, theta)
     if (is_own or factors is not None) and kind != "none":
@@ -222,7 +229,7 @@ def _rope_scaling(
     if factors is not None:
         return factors
     if kind == "linear":
-        return {"rope_type": "linear", "factor": keys.number("rope.scaling.factor")}
+        return {"rope_type": "linear", "factor": keys.number(factor)}
     if kind == "yarn":
         return _yarn_scaling(keys, architecture)
     if kind != "none":
@@ -233,7 +240,7 @@ def _rope_scaling(
 def _sections(keys: GGUFKeys) -> dict[str, Any]:
     """Return `mrope_section`, if the tokens of images have three positions: frequencies of time, row and column."""
     found = keys.get("rope.dimension_sections")
-    if found is None or not any(found):
+    if found is None or (isinstance(found, list) and not any(found)):
         return {}
     if not isinstance(found, list) or len(found) not in (3, 4) or any(found[3:]):
         keys.fail("rope.dimension_sections", "three numbers, and a fourth of 0", found)
@@ -258,7 +265,7 @@ def _yarn_scaling(keys: GGUFKeys, architecture: GGUFArchitecture) -> dict[str, A
     stored = next((key for key in factors if keys.has(key)), None)
     meaning = (*factors, LOG_MULTIPLIER) if architecture.has_latent_attention else factors
     for key in set(_YARN_KEYS_WITHOUT_HF_MEANING).difference(meaning):
-        if keys.get(key) not in (None, 1.0):
+        if keys.get(key) not in (None, 1.0) and (key, keys.get(key)) != (LOG_MULTIPLIER, 0.0):
             keys.fail(key, "1 or none", keys.get(key))
     scaling: dict[str, Any] = {
         "rope_type": "yarn",

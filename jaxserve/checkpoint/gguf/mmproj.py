@@ -181,6 +181,10 @@ def with_tower(checkpoint: Checkpoint, mmproj: MmprojFile) -> Checkpoint:
         if mmproj.projector.is_rope_permuted and _PERMUTED.search(name):
             read = partial(_read_halves, file, stored_name, keys.vision.integer("attention.head_count"))
         if (second := file.tensors.get(_SECOND_FRAME)) is not None and stored_name == _SECOND_FRAME.removesuffix(".1"):
+            if second.shape != stored.shape:
+                raise mmproj.error(
+                    f"tensor '{_SECOND_FRAME}': expected the shape {stored.shape} of the first frame's, found {second.shape}"
+                )
             shape, count = (*stored.shape[:2], 2, *stored.shape[2:]), stored.num_bytes + second.num_bytes
             info, read = replace(info, shape=shape, num_stored_bytes=count), partial(_read_frames, file, stored_name)
         if mmproj.projector.has_linear_patches and bare == _PATCHES:

@@ -12,6 +12,7 @@ from jaxserve.checkpoint.gguf.tower_keys import TowerKeys
 
 _SIDE: Final = 1 << 14
 """Most pixels of an image's side, and most patches of a block's."""
+_MAX_LAYERS: Final = 1024
 _QWEN_MERGE: Final = 2
 _QWEN_WINDOW: Final = 112
 _FRAMES: Final = 2
@@ -95,7 +96,7 @@ def _qwen(keys: TowerKeys, gelu: str) -> dict[str, Any]:
     """Return the keys that the towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL have."""
     vision = keys.vision
     return {
-        "depth": vision.integer("block_count"),
+        "depth": vision.integer("block_count", maximum=_MAX_LAYERS),
         "num_heads": vision.integer("attention.head_count"),
         "patch_size": vision.integer("patch_size"),
         "spatial_merge_size": vision.integer("spatial_merge_size", _QWEN_MERGE, maximum=_SIDE),

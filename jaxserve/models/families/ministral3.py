@@ -41,20 +41,27 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
 
 
 def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Read a file without a factor on queries as Mistral: converters give Mistral Small 3 the same name."""
+    """Read a file without a factor on queries as Mistral: converters give Mistral Small 3 and Devstral 2 the same name.
+
+    With a logarithmic multiplier, which is 1 then, yarn leaves cos and sin as they are.
+    """
+    scaling = config.get("rope_scaling") or {}
+    if keys.get(LOG_MULTIPLIER) and scaling.get("rope_type") == "yarn":
+        scaling = {**scaling, "attention_factor": 1.0}
     if not keys.get(_FACTOR):
         return {
             "architectures": ["MistralForCausalLM"],
             "sliding_window": keys.integer(WINDOW) if keys.get(WINDOW) else None,
+            "rope_scaling": scaling or None,
         }
-    scaling = config.get("rope_scaling") or {}
     if scaling.get("rope_type") != "yarn":
         keys.fail("rope.scaling.type", f"yarn beside '{_FACTOR}'", keys.get("rope.scaling.type"))
     original = scaling["original_max_position_embeddings"]
     if keys.get(_STEP) not in (None, original):
         keys.fail(_STEP, f"the original context length {original} or none", keys.get(_STEP))
-    mscale = keys.number(LOG_MULTIPLIER)
-    own = {"mscale": mscale, "mscale_all_dim": mscale, "llama_4_scaling_beta": keys.number(_FACTOR)}
+    if not keys.has(LOG_MULTIPLIER):
+        keys.fail(LOG_MULTIPLIER, "0 or 1", None)
+    own = {"llama_4_scaling_beta": keys.number(_FACTOR)}
     return {**no_window(keys, config), "rope_scaling": None, "rope_parameters": {**scaling, **own}}
 
 

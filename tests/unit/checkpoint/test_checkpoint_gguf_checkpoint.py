@@ -220,7 +220,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "architecture": (
         "mamba",
         {},
-        "key 'general.architecture': expected one of arcee, ",
+        "key 'general.architecture': expected one of apertus, arcee, ",
     ),
     "adapter": ("llama", {"general__type": "adapter"}, "key 'general.type': expected 'model', found 'adapter'"),
     "split": (

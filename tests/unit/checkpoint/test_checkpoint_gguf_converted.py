@@ -100,6 +100,30 @@ def test_mistral_small_3_has_the_name_of_ministral_3(tmp_path: Path) -> None:
     assert decoder_of(found) == decoder_config(expected)
 
 
+@pytest.mark.parametrize(("multiplier", "attention_factor"), [(1.0, 1.0), (0.0, None), (None, None)])
+def test_yarn_of_devstral_2_has_a_factor_without_a_multiplier(
+    tmp_path: Path, multiplier: float | None, attention_factor: float | None
+) -> None:
+    """Files have the name of Ministral 3 and yarn, and a factor on queries of 0 or none."""
+    folder, hf = in_a_file("ministral3_tiny")
+    own: dict[str, Any] = {"attention__temperature_scale": 0.0, "rope__scaling__yarn_log_multiplier": multiplier}
+    found = open_model(converted(tmp_path / "a.gguf", folder, hf, **own))
+    rope = {key: value for key, value in hf["rope_parameters"].items() if not key.startswith(("mscale", "llama_4"))}
+    expected = {
+        **hf,
+        "architectures": ["MistralForCausalLM"],
+        "rope_parameters": {**rope, "attention_factor": attention_factor},
+    }
+    assert decoder_of(found) == decoder_config(expected)
+
+
+def test_yarn_beside_a_factor_on_queries_may_have_no_multiplier(tmp_path: Path) -> None:
+    folder, hf = in_a_file("ministral3_tiny")
+    found = open_model(converted(tmp_path / "a.gguf", folder, hf, rope__scaling__yarn_log_multiplier=0.0))
+    rope = {**hf["rope_parameters"], "mscale_all_dim": 0.0}
+    assert decoder_of(found) == decoder_config({**hf, "rope_parameters": rope})
+
+
 def test_divisors_of_gemma_4_are_those_of_proportional_rope(tmp_path: Path) -> None:
     folder, hf = in_a_file("gemma4_tiny")
     path = converted(tmp_path / "a.gguf", folder, hf)
@@ -144,7 +168,12 @@ def test_norms_of_single_heads_are_rejected(tmp_path: Path, architecture: str, k
         (
             "ministral3_tiny",
             {"rope__scaling__yarn_log_multiplier": None},
-            "key 'mistral3.rope.scaling.yarn_log_multiplier': expected a positive number, found none",
+            "key 'mistral3.rope.scaling.yarn_log_multiplier': expected 0 or 1, found none",
+        ),
+        (
+            "ministral3_tiny",
+            {"rope__scaling__yarn_log_multiplier": 0.5},
+            "key 'mistral3.rope.scaling.yarn_log_multiplier': expected 1 or none, found 0.5",
         ),
         ("ministral3_tiny", {"expert_count": 4}, "key 'mistral3.expert_count': expected a dense model"),
         (
@@ -188,6 +217,11 @@ def test_norms_of_single_heads_are_rejected(tmp_path: Path, architecture: str, k
             "key 'gemma4.expert_feed_forward_length': expected",
         ),
         ("glm4_tiny", {"rope__dimension_sections": [4, 2, 2, 0]}, "key 'glm4.rope.dimension_sections': expected none"),
+        (
+            "qwen2_tiny",
+            {"rope__dimension_sections": 4},
+            "key 'qwen2vl.rope.dimension_sections': expected three numbers",
+        ),
         ("exaone4_tiny", {"rope__freq_base_swa": 5.0}, "key 'exaone4.rope.freq_base_swa': expected the base of all"),
         ("cohere2_tiny", {"rope__freq_base_swa": 5.0}, "key 'cohere2.rope.freq_base_swa': expected the base of all"),
         ("cohere2_tiny", {"rope__dimension_count": 4}, "key 'cohere2.rope.dimension_count': expected the head size 12"),

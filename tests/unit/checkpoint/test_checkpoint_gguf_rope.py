@@ -96,6 +96,16 @@ def test_other_rope_factors_are_rejected(tmp_path: Path, factors: list[float], f
     assert found in message
 
 
+@pytest.mark.parametrize("key", ["rope__scaling__factor", "rope__scale_linear"])
+def test_a_factor_without_a_type_is_linear(tmp_path: Path, key: str) -> None:
+    own: dict[str, Any] = {key: 4.0}
+    config = config_of(write_decoder(tmp_path / "a.gguf", "llama", **own))
+    assert config["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
+    plain: tuple[dict[str, Any], ...] = ({key: 1.0}, {"rope__scaling__type": "none", key: 4.0})
+    for index, each in enumerate(plain):
+        assert "rope_scaling" not in config_of(write_decoder(tmp_path / f"{index}.gguf", "llama", **each))
+
+
 def test_linear_and_yarn_scaling_are_kept(tmp_path: Path) -> None:
     linear: dict[str, Any] = {"rope__scaling__type": "linear", "rope__scaling__factor": 4.0}
     config = config_of(write_decoder(tmp_path / "a.gguf", "llama", **linear))
