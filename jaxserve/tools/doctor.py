@@ -65,9 +65,10 @@ def examine(configs: Sequence[Config]) -> list[Finding]:
         _memory(config),
     ]
     if len(configs) == 1:
-        findings.append(_model(config))
+        findings += _models(config)
     else:
-        findings += [replace(_model(one), subject=f"model {model_name(one)}") for one in configs]
+        for one in configs:
+            findings += [replace(each, subject=f"{each.subject} {model_name(one)}") for each in _models(one)]
         findings.append(_together(configs, devices))
     return [*findings, _cache(config), _port(config), _descriptors(config)]
 
@@ -184,19 +185,40 @@ def _descriptors(config: Config) -> Finding:
     return Finding("open files", "ok", "no limit" if hard == resource.RLIM_INFINITY else f"up to {hard}")
 
 
+def _models(config: Config) -> list[Finding]:
+    """Look at a model, and for a file of --mmproj of the hub at its cache."""
+    tower = _hub_tower(config)
+    return [_model(config)] if tower is None else [_model(config), replace(_hub_model(tower, None), subject="mmproj")]
+
+
 def _model(config: Config) -> Finding:
-    """Look at a local model's files, or for those of the hub at its cache."""
+    """Look at the files of a local model and its image encoder, or for a model of the hub at its cache."""
     path = Path(config.model.model).expanduser()
     if not path.exists():
         return _hub_model(config.model.model, config.model.revision)
     from jaxserve.models.registry import open_model  # imports jax, which takes seconds
 
     try:
-        open_model(path, resolve_tower(config.images))
+        tower = None if _hub_tower(config) else resolve_tower(config.images)
+        open_model(path, tower)
     except StartupError as error:
         return Finding("model", "wrong", str(error), "`jaxserve plan MODEL` explains what can be loaded")
-    size = sum(file.stat().st_size for file in ([path] if path.is_file() else path.glob("*.safetensors")))
-    return Finding("model", "ok", f"{path.name}: {size / _GIB:.2f} GiB")
+    files = [path] if path.is_file() else list(path.glob("*.safetensors"))
+    size = sum(file.stat().st_size for file in (files if tower is None else [*files, tower]))
+    names = path.name if tower is None else f"{path.name} with {tower.name}"
+    return Finding("model", "ok", f"{names}: {size / _GIB:.2f} GiB")
+
+
+def _hub_tower(config: Config) -> str | None:
+    """Return the hub id of --mmproj; None if it is none, which a local path may be, or if no image is served."""
+    tower = config.images.mmproj
+    if tower is None or not config.images.max_images or Path(tower).expanduser().exists():
+        return None
+    try:
+        hub_id(tower)
+    except ConfigError:
+        return None
+    return tower
 
 
 def _hub_model(model: str, revision: str | None) -> Finding:
@@ -251,7 +273,7 @@ def _together(configs: Sequence[Config], found: FoundDevices | NoDeviceError) ->
     """Plan all models on the devices of this machine, as the server divides them."""
     subject, look = "all models", "`jaxserve plan` with the same models and settings shows what would fit"
     for config in configs:
-        if not Path(config.model.model).expanduser().exists():
+        if not Path(config.model.model).expanduser().exists() or _hub_tower(config):
             text = f"not checked: {model_name(config)} is fetched from the hub at the start"
             return Finding(subject, "note", text, "`jaxserve plan` with the same models reads their configs only")
     if isinstance(found, NoDeviceError) or (found.platform != "cpu" and found.limit_bytes is None):

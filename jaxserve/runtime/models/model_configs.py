@@ -18,7 +18,7 @@ from jaxserve.runtime.settings import BY_NAME, Value
 _OWN_SECTIONS: Final = ("model", "cache", "tiers", "scheduler", "parallel", "compile", "structured", "images")
 _OWN_SETTINGS: Final = ("tool_call_parser", "reasoning_parser")
 """Settings of other sections that a model may have for itself."""
-_ONE_MODELS: Final = ("revision", "lora_modules", "chat_template", "kv_offload_dir", "kv_listen", "kv_peers")
+_ONE_MODELS: Final = ("revision", "lora_modules", "chat_template", "mmproj", "kv_offload_dir", "kv_listen", "kv_peers")
 """Settings that cannot hold for several models."""
 _ONE_EACH: Final = ("api_processes", "num_hosts", "replicas")
 """Settings that can only be 1 with several models."""

@@ -18,6 +18,7 @@ from jaxserve.runtime.settings import describe_changes
 from jaxserve.tools import doctor
 from jaxserve.tools.config_check import file_mistakes
 from jaxserve.tools.found_devices import FoundDevices, NoDeviceError, find_devices
+from tests.models.mmproj_files import write_pair
 from tests.unit.tools.planning.configs import SMOLLM2, write_config
 
 ROOT = Path(__file__).parents[3]
@@ -309,6 +310,20 @@ def test_doctor_looks_for_a_model_of_the_hub_in_its_cache(tmp_path: Path, monkey
         assert (finding.verdict, finding.fix) == ("wrong", "set HF_HOME=DIR")
     nowhere = doctor._model(load_config(flags={"model": "./nowhere.gguf"}))
     assert nowhere.verdict == "wrong" and "found no such path" in nowhere.text
+
+
+def test_doctor_fetches_no_image_encoder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    pair = write_pair(tmp_path, "smolvlm_tiny")
+    model = str(pair.text)
+    fetched = doctor._models(load_config(flags={"model": model, "mmproj": "org/name:mmproj.gguf"}))
+    assert [(each.subject, each.verdict) for each in fetched] == [("model", "ok"), ("mmproj", "note")]
+    assert fetched[1].text.startswith("org/name:mmproj.gguf is not in ")
+    (local,) = doctor._models(load_config(flags={"model": model, "mmproj": str(pair.mmproj)}))
+    assert local.text.startswith("smolvlm_tiny.gguf with mmproj-smolvlm_tiny.gguf: ")
+    (missing,) = doctor._models(load_config(flags={"model": model, "mmproj": "./nowhere.gguf"}))
+    assert missing.text == "--mmproj './nowhere.gguf': expected an existing file, or owner/name:FILE.gguf"
 
 
 def test_doctor_finds_the_weights_of_the_named_file_and_revision_in_the_cache(

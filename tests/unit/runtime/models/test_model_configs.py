@@ -71,6 +71,7 @@ def test_the_default_model_is_named_default_unless_there_is_a_folder_of_that_nam
         (("a=x", "b=y"), {"replicas": "2"}, "--replicas 2: not with several models"),
         (("a=x", "b=y"), {"num_hosts": "2", "coordinator": "h:1", "host_rank": "0"}, "--num-hosts 2: not with several"),
         (("a=x", "b=y"), {"lora_modules": "sql=p"}, "--lora-modules: belongs to one model"),
+        (("a=x", "b=y"), {"mmproj": "p"}, "--mmproj: belongs to one model"),
         (("a=x", "b=y"), {"kv_offload_dir": "p"}, "--kv-offload-dir: belongs to one model"),
         (("a=x", "b=y"), {"served_model_name": "c"}, "--served-model-name: each model has the name before its `=`"),
         (("a=x",), {"served_model_name": "c"}, "--served-model-name: each model has the name before its `=`"),
