@@ -202,6 +202,8 @@ class GGUFArchitecture:
     varies_by_layer: bool = False
     """True if the KV heads, the width of feed-forward blocks and rope may differ between layers: `config` reads them, see
     gguf/per_layer.py."""
+    has_own_rope_factors: bool = False
+    """True if `config` reads the factors of rope's frequencies (`rope_freqs.weight`); others are those of Llama 3."""
     has_latent_attention: bool = False
     """True if queries and keys have the sizes of latent attention: see gguf/latent.py."""
     eps_key: str = RMS_NORM_EPS

@@ -222,7 +222,7 @@ def _rope_scaling(
     factor = next((key for key in _LINEAR_FACTORS if keys.get(key) is not None), _LINEAR_FACTORS[0])
     if not keys.has("rope.scaling.type") and keys.get(factor) not in (None, 0.0, 1.0):
         kind = "linear"
-    is_own = architecture.varies_by_layer and ROPE_FACTORS in keys.file.tensors
+    is_own = architecture.has_own_rope_factors and ROPE_FACTORS in keys.file.tensors
     factors = None if is_own else _llama3_scaling(keys.file, rotary_dim, theta)
     if (is_own or factors is not None) and kind != "none":
         keys.fail("rope.scaling.type", f"none beside '{ROPE_FACTORS}'", kind)

@@ -70,10 +70,12 @@ def _scaled(keys: Keys, table: Keys, theta: float, declared: int, rotary_dim: in
             )
 
 
-def query_scaling(keys: Keys) -> QueryScaling:
-    """Read the factor on queries from a table of yarn: `llama_4_scaling_beta`, a step every original length."""
+def query_scaling(keys: Keys) -> QueryScaling | None:
+    """Read the factor on queries from a table of yarn: `llama_4_scaling_beta`, a step every original length. None if it is always 1."""
     table = _table(keys)
     table.require("rope_type", "yarn", None)
+    if table.get("llama_4_scaling_beta") == 0:
+        return None
     return QueryScaling(table.number("llama_4_scaling_beta"), table.integer(_ORIGINAL, MAX_POSITION))
 
 

@@ -263,6 +263,7 @@ FAMILY = Family(
     gguf=GGUFArchitecture(
         "gemma4",
         varies_by_layer=True,
+        has_own_rope_factors=True,
         tensor_names=_GGUF_NAMES,
         renames=_renames,
         top_names=TOP_NAMES,

@@ -15,7 +15,7 @@ from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.registry import decoder_config, decoder_of, open_model
 from tests.models.goldens import golden_checkpoint
 from tests.unit.checkpoint.checkpoint_files import write_decoder
-from tests.unit.checkpoint.gguf_converted import converted
+from tests.unit.checkpoint.gguf_converted import CONVERSIONS, converted
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -122,6 +122,21 @@ def test_yarn_beside_a_factor_on_queries_may_have_no_multiplier(tmp_path: Path) 
     found = open_model(converted(tmp_path / "a.gguf", folder, hf, rope__scaling__yarn_log_multiplier=0.0))
     rope = {**hf["rope_parameters"], "mscale_all_dim": 0.0}
     assert decoder_of(found) == decoder_config({**hf, "rope_parameters": rope})
+
+
+def test_a_factor_on_queries_of_0_is_none() -> None:
+    _, hf = in_a_file("ministral3_tiny")
+    given = decoder_config({**hf, "rope_parameters": {**hf["rope_parameters"], "llama_4_scaling_beta": 0}})
+    assert given == replace(decoder_config(hf), query_scaling=None)
+
+
+def test_divisors_of_gemma_3n_are_not_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, hf = in_a_file("gemma3n_tiny")
+    divisors = np.linspace(1.0, 9.0, hf["head_dim"] // 2, dtype=np.float32)
+    name = hf["architectures"][0]
+    monkeypatch.setitem(CONVERSIONS, name, replace(CONVERSIONS[name], factors=lambda hf: divisors))
+    with pytest.raises(CheckpointError, match=r"'rope_freqs\.weight': "):
+        open_model(converted(tmp_path / "a.gguf", folder, hf))
 
 
 def test_divisors_of_gemma_4_are_those_of_proportional_rope(tmp_path: Path) -> None:
