@@ -57,6 +57,11 @@ class ChatTemplates:
         template = self._find(has_tools=has_tools)
         return template is not None and variable in template.variables
 
+    def read_parts(self, *, has_tools: bool = False) -> bool:
+        """Return True if the template of such a chat reads parts of a message, not its text only; False without a template."""
+        template = self._find(has_tools=has_tools)
+        return template is not None and template.content_format == "parts"
+
     def render(
         self,
         messages: Sequence[Message],

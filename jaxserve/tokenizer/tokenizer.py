@@ -216,7 +216,8 @@ class Tokenizer:
         """Return the ids of a chat. No BOS is added: the template writes it. See the module on control tokens.
 
         `continue_final_message` ends them with the text of the last message and drops what the template adds after it.
-        images: the text of each image part; it replaces the `placeholder`, a control token, that the template writes.
+        images: the text of each image part; it replaces the `placeholder`, a control token, that the template writes, or that is a
+        line of its own if the template reads texts only.
         Raises TooManyTokensError for more than `max_tokens`, and InvalidRequestError.
         """
         # A mark inside each control token of the request passes through the template and breaks it in two; the
@@ -226,6 +227,8 @@ class Tokenizer:
             data = self.control_tokens.broken([list(messages), list(tools or ()), dict(template_variables or {})], mark)
         except RecursionError as error:
             raise InvalidRequestError("messages or tools are nested too deeply", param="messages") from error
+        if images and not self.chat_templates.read_parts(has_tools=bool(tools)):
+            data[0] = [_with_placeholders(message, placeholder) for message in data[0]]
         end = _new_mark()
         if continue_final_message:
             data[0][-1] = _with_end(data[0][-1], end)
@@ -260,6 +263,15 @@ def _num_bytes(text: str) -> int:
         raise InvalidRequestError(
             f"The text is not valid Unicode: a lone surrogate at character {error.start}"
         ) from error
+
+
+def _with_placeholders(message: Message, placeholder: str) -> Message:
+    """Return the message with texts in the place of its images."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    parts = [{"type": "text", "text": placeholder} if part.get("type") == "image" else part for part in content]
+    return {**message, "content": parts}
 
 
 def _with_images(prompt: str, placeholder: str, images: Sequence[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from jaxserve.errors import CheckpointError, InvalidRequestError
 from jaxserve.tokenizer.source import TokenizerSource
 from jaxserve.tokenizer.token_bytes import byte_alphabet
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from tests.models.goldens import DATA
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "tokenizers"
 TEXTS = ["", " ", "Hello world 123", "  two  spaces ", "é€😀 ünï", "tab\tline\nline\r\n", "▁", "日本語", "\u0000\ufffd"]
@@ -263,3 +265,22 @@ def test_variables_of_the_tool_template_count_for_chats_with_tools() -> None:
     without = Tokenizer(source_of(backend))
     assert not without.chat_templates.read("tools")
     assert not without.chat_templates.take_tools
+
+
+def test_images_are_lines_of_text_for_templates_that_read_texts_only(tmp_path: Path) -> None:
+    for file in (DATA / "vision" / "internvl_tiny").glob("*.json"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    config["chat_template"] = "{% for m in messages %}{{ '<|im_start|>' + m['content'] + '<|im_end|>' }}{% endfor %}"
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    loaded, image = load_tokenizer(tmp_path), {"type": "image"}
+    parts = [image, {"type": "text", "text": "two <IMG_CONTEXT>"}, image]
+    messages = [{"role": "user", "content": "hi"}, {"role": "user", "content": parts}]
+    texts = ["<img><IMG_CONTEXT></img>", "<img><IMG_CONTEXT><IMG_CONTEXT></img>"]
+    ids = loaded.encode_chat(messages, placeholder="<IMG_CONTEXT>", images=texts)
+    expected = f"<|im_start|>hi<|im_end|><|im_start|>{texts[0]}\ntwo <IMG_CONTEXT>\n{texts[1]}<|im_end|>"
+    assert loaded.decode(ids, skip_special_tokens=False) == expected
+    (control,) = loaded.encode("<IMG_CONTEXT>")
+    assert ids.count(control) == 3, "the text of a message is no image"
+    with pytest.raises(InvalidRequestError, match="takes text only"):
+        loaded.encode_chat(messages)
