@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -108,13 +109,18 @@ def join_bounds(checkpoint: Checkpoint) -> Checkpoint:
     for name in checkpoint.tensors:
         module, _, last = name.rpartition(".")
         parts = [f"{module}.{part}" for part in _BOUNDS]
-        if last != _BOUNDS[0] or not name.startswith(VISION) or not all(part in checkpoint.tensors for part in parts):
+        if last != _BOUNDS[0] or not name.startswith(VISION) or not all(_is_number(checkpoint, part) for part in parts):
             continue
         own, infos = f"{module}.bounds", [tensors.pop(part) for part in parts]
         size = sum(info.num_stored_bytes for info in infos)
         tensors[own] = replace(infos[0], name=own, shape=(len(parts),), num_stored_bytes=size)
         readers[own] = partial(_read_bounds, parts)
     return CheckpointView(checkpoint, tensors, readers) if readers else checkpoint
+
+
+def _is_number(checkpoint: Checkpoint, name: str) -> bool:
+    info = checkpoint.tensors.get(name)
+    return info is not None and math.prod(info.shape) == 1
 
 
 def split_vision_qkv(checkpoint: Checkpoint) -> Checkpoint:

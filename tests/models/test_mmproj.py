@@ -261,6 +261,29 @@ def test_a_tensor_without_a_place_is_named(pair: GGUFPair, tmp_path: Path) -> No
         open_model(pair.text, changed(pair, tmp_path, more))
 
 
+@only("mistral3_vision_tiny")
+def test_rows_in_another_order_are_not_split_out_of_one_matrix(pair: GGUFPair, tmp_path: Path) -> None:
+    def fused(name: str, array: np.ndarray) -> dict[str, tuple[str, np.ndarray]]:
+        return {
+            name.replace("attn_q.", "attn_qkv."): ("F32", np.concatenate([array] * 3) if "attn_q." in name else array)
+        }
+
+    with pytest.raises(
+        CheckpointError, match=r"tensor 'v\.blk\.0\.attn_qkv\.weight': expected queries, keys and values"
+    ):
+        open_model(pair.text, changed(pair, tmp_path, fused))
+
+
+@only("gemma4_vision_odd_tiny")
+def test_bounds_of_a_matmul_are_one_number_each(pair: GGUFPair, tmp_path: Path) -> None:
+    def longer(name: str, array: np.ndarray) -> dict[str, tuple[str, np.ndarray]]:
+        return {name: ("F32", np.ones(2, np.float32) if name == "v.blk.0.attn_q.input_max" else array)}
+
+    whole, damaged = (open_model(pair.text, each).tensors for each in (pair.mmproj, changed(pair, tmp_path, longer)))
+    (missing,) = whole.keys() - damaged.keys()
+    assert missing.endswith(".q_proj.bounds"), "a vector of four numbers was read from five"
+
+
 @only("qwen2_5_vl_tiny")
 def test_absurd_sizes_of_an_encoder_are_refused(pair: GGUFPair, tmp_path: Path) -> None:
     def halved(name: str, array: np.ndarray) -> dict[str, tuple[str, np.ndarray]]:

@@ -52,6 +52,7 @@ _SWAPPED: Final = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
 _LAYER_NAME: Final = re.compile(r"v\.blk\.(0|[1-9][0-9]{0,3})\.([a-z0-9_]+)\.(weight|bias|(?:in|out)put_(?:min|max))")
 _DEEPSTACK_NAME: Final = re.compile(r"v\.deepstack\.(0|[1-9][0-9]{0,3})\.(norm|fc1|fc2)\.(weight|bias)")
 _PERMUTED: Final = re.compile(r"\.self_attn\.[qk]_proj\.")
+_FUSED: Final = ".attn.qkv."
 _SECOND_FRAME: Final = "v.patch_embd.weight.1"
 """The kernel of patch embeddings for the second of two frames, whose first is in `v.patch_embd.weight`."""
 
@@ -175,6 +176,8 @@ def with_tower(checkpoint: Checkpoint, mmproj: MmprojFile) -> Checkpoint:
         name = f"{VISION}{bare}"
         if bare is None or name in tensors:
             raise mmproj.error(f"tensor {shown(stored_name)}: it has no place in an image encoder of this type")
+        if mmproj.projector.is_rope_permuted and _FUSED in bare:
+            raise mmproj.error(f"tensor {shown(stored_name)}: expected queries, keys and values in three tensors")
         is_float = stored.kind.block_elements == 1
         info = TensorInfo(name, stored.shape, stored.kind.name if is_float else "F32", stored.num_bytes, file.path)
         read = partial(_read, file, stored_name, mmproj.projector.offsets.get(bare, 0.0))
