@@ -16,6 +16,7 @@ from jaxserve.checkpoint.gguf.architecture import (
     LONG_DIVISORS,
     RMS_NORM_EPS,
     ROPE_FACTORS,
+    SECTIONS,
     SHORT_DIVISORS,
     GGUFArchitecture,
     GGUFKeys,
@@ -239,11 +240,11 @@ def _rope_scaling(
 
 def _sections(keys: GGUFKeys) -> dict[str, Any]:
     """Return `mrope_section`, if the tokens of images have three positions: frequencies of time, row and column."""
-    found = keys.get("rope.dimension_sections")
+    found = keys.get(SECTIONS)
     if found is None or (isinstance(found, list) and not any(found)):
         return {}
     if not isinstance(found, list) or len(found) not in (3, 4) or any(found[3:]):
-        keys.fail("rope.dimension_sections", "three numbers, and a fourth of 0", found)
+        keys.fail(SECTIONS, "three numbers, and a fourth of 0", found)
     return {"mrope_section": found[:3]}
 
 

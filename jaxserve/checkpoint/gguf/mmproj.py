@@ -124,7 +124,7 @@ class MmprojFile:
 
     def error(self, text: str) -> CheckpointError:
         """Return the error for a file that cannot be used."""
-        return CheckpointError(f"--mmproj {self.file.path}: {text}")
+        return CheckpointError(f"{_SETTING} {self.file.path}: {text}")
 
 
 @contextmanager
@@ -143,18 +143,18 @@ def open_mmproj(path: Path) -> MmprojFile:
     kind = file.metadata.get("general.architecture")
     if kind != _ARCHITECTURE:
         raise CheckpointError(
-            f"--mmproj {path}: expected a GGUF file of an image encoder (general.architecture {_ARCHITECTURE}), found "
+            f"{_SETTING} {path}: expected a GGUF file of an image encoder (general.architecture {_ARCHITECTURE}), found "
             f"{'none' if kind is None else shown(str(kind))}"
         )
     own = (file.metadata.get(f"{_ARCHITECTURE}.{key}") for key in ("vision.projector_type", "projector_type"))
     name = str(next((name for name in own if name is not None), "none"))
     if file.metadata.get(f"{_ARCHITECTURE}.has_vision_encoder") is not True:
         raise CheckpointError(
-            f"--mmproj {path}: it has no image encoder (projector type {shown(name)}), audio is not served"
+            f"{_SETTING} {path}: it has no image encoder (projector type {shown(name)}), audio is not served"
         )
     if name not in PROJECTORS:
         raise CheckpointError(
-            f"--mmproj {path}: the projector type {shown(name)} is not supported; supported: {', '.join(PROJECTORS)}"
+            f"{_SETTING} {path}: the projector type {shown(name)} is not supported; supported: {', '.join(PROJECTORS)}"
         )
     return MmprojFile(file, PROJECTORS[name])
 
