@@ -46,14 +46,13 @@ def missing(param: str) -> InvalidRequestError:
     )
 
 
-def refuse(name: str, value: object = None, *, instead: str | None = None) -> UnsupportedParameterError:
+def refuse(name: str, value: object = None, *, advice: str | None = None) -> UnsupportedParameterError:
     """Return the error for a known field that this server does not honour, at all or with this value.
 
-    instead: the field to use in its place.
+    advice: what to do in its place.
     """
     got = "is" if value is None else f"is {shorten(value)}, which is"
-    advice = "" if instead is None else f"; use `{instead}`"
-    return unsupported(name, f"{got} not supported by this server{advice}")
+    return unsupported(name, f"{got} not supported by this server" + (f"; {advice}" if advice else ""))
 
 
 @cache

@@ -23,7 +23,7 @@ from jaxserve.apis.schema.large_bodies import (
     may_exceed,
     shorten_texts,
 )
-from jaxserve.apis.schema.unsupported import INSTEAD, NO_OPS, UNSUPPORTED, is_neutral
+from jaxserve.apis.schema.unsupported import ADVICE, INSTEAD, NO_OPS, UNSUPPORTED, is_neutral
 from jaxserve.errors import InvalidRequestError
 from jaxserve.frontend.checks import MAX_ECHOED_CHARS, invalid_field, refuse
 
@@ -139,7 +139,8 @@ def _unknown_fields(struct: type[msgspec.Struct], fields: dict[str, msgspec.Raw]
             unknown.append(name)
         elif not is_neutral(name, msgspec.json.decode(raw)):
             instead = INSTEAD.get(name)
-            raise refuse(name, instead=instead if instead in struct.__struct_encode_fields__ else None)
+            is_field = instead in struct.__struct_encode_fields__
+            raise refuse(name, advice=f"use `{instead}`" if is_field else ADVICE.get(name))
     return unknown
 
 

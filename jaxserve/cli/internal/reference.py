@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from jaxserve.apis.routes import Tag
-from jaxserve.apis.schema.unsupported import NO_OPS, UNSUPPORTED
+from jaxserve.apis.schema.unsupported import ADVICE, INSTEAD, NO_OPS, UNSUPPORTED
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import REQUEST_ERRORS, RequestError
 from jaxserve.http.app import collect_routes
@@ -183,7 +183,11 @@ def _type(schema: dict[str, Any]) -> str:
 
 def _not_honoured() -> list[str]:
     refused = [
-        (f"`{name}`", ", ".join(f"`{json.dumps(value)}`" for value in neutral))
+        (
+            f"`{name}`",
+            ", ".join(f"`{json.dumps(value)}`" for value in neutral),
+            f"`{INSTEAD[name]}`" if name in INSTEAD else ADVICE.get(name, ""),
+        )
         for name, neutral in sorted(UNSUPPORTED.items())
     ]
     return [
@@ -196,7 +200,7 @@ def _not_honoured() -> list[str]:
         "Refused with 400 and the code `unsupported_parameter`, but for the values that ask for nothing, where the "
         "endpoint's table does not have them:",
         "",
-        markdown_table(("field", "accepted"), refused),
+        markdown_table(("field", "accepted", "instead"), refused),
         "",
         "Any other field is ignored and named in the reply's header `x-jaxserve-ignored`; with `--strict-parameters` it "
         "is 400 (`unknown_parameter`).",

@@ -14,7 +14,7 @@ from jaxserve.apis.openai.chat_schema import ChatRequest
 from jaxserve.apis.openai.completions_schema import CompletionRequest
 from jaxserve.apis.openai.embeddings import EmbeddingRequest
 from jaxserve.apis.schema.decode import decode_request
-from jaxserve.apis.schema.unsupported import INSTEAD, NO_OPS, UNSUPPORTED, is_neutral
+from jaxserve.apis.schema.unsupported import ADVICE, INSTEAD, NO_OPS, UNSUPPORTED, is_neutral
 from jaxserve.config import LimitsConfig
 from jaxserve.errors import InvalidRequestError, UnsupportedParameterError
 from jaxserve.frontend.checks import check_bounds
@@ -91,6 +91,56 @@ ASKING = {
     "vllm_xargs": {"a": 1},
     "web_search_options": {},
     "whitespace_pattern": "x",
+    "context": [1, 2],
+    "custom_logit_processor": "x",
+    "do_sample": False,
+    "dry_multiplier": 0.8,
+    "dynatemp_range": 0.5,
+    "epsilon_cutoff": 0.1,
+    "eta_cutoff": 0.1,
+    "format": "json",
+    "image_data": [{"id": 1, "data": "x"}],
+    "images": ["x"],
+    "lora": [{"id": 0, "scale": 1.0}],
+    "lora_path": "x",
+    "max_completion_tokens": 4,
+    "max_length": 4,
+    "max_new_tokens": 4,
+    "max_output_tokens": 4,
+    "min_new_tokens": 4,
+    "mirostat": 2,
+    "mirostat_mode": 2,
+    "n_cmpl": 2,
+    "n_predict": 4,
+    "n_probs": 3,
+    "negative_prompt": "x",
+    "no_repeat_ngram_size": 3,
+    "no_stop_trim": True,
+    "num_beams": 4,
+    "num_predict": 4,
+    "options": {"temperature": 0},
+    "post_sampling_probs": True,
+    "random_seed": 1,
+    "repeat_penalty": 1.1,
+    "return_tokens": True,
+    "samplers": ["top_k"],
+    "sampling_params": {"temperature": 0},
+    "separate_reasoning": False,
+    "session_params": {"id": 1},
+    "smoothing_factor": 0.1,
+    "stop_sequences": ["x"],
+    "system": "Be brief.",
+    "t_max_predict_ms": 9,
+    "template": "{{ x }}",
+    "tfs": 0.5,
+    "tfs_z": 0.5,
+    "think": True,
+    "top_a": 0.5,
+    "top_n_sigma": 1.0,
+    "typical": 0.5,
+    "typical_p": 0.5,
+    "watermark": True,
+    "xtc_probability": 0.5,
 }
 
 
@@ -506,7 +556,16 @@ def test_completion_accepts_best_of_n_and_echo_without_tokens() -> None:
 
 @pytest.mark.parametrize(("name", "instead"), INSTEAD.items())
 def test_the_error_for_a_field_names_the_one_to_use_where_the_request_has_it(name: str, instead: str) -> None:
-    for struct, body in ((ChatRequest, CHAT), (EmbeddingRequest, {"input": "Hi"})):
+    chat = (ChatRequest, CHAT) if name not in ChatRequest.__struct_fields__ else (CompletionRequest, {"prompt": "Hi"})
+    for struct, body in (chat, (EmbeddingRequest, {"input": "Hi"})):
         with pytest.raises(UnsupportedParameterError) as error:
             decode_request(struct, msgspec.json.encode(body | {name: ASKING[name]}))
-        assert (f"not supported by this server; use `{instead}`" in str(error.value)) == (struct is ChatRequest)
+        names_it = f"not supported by this server; use `{instead}`" in str(error.value)
+        assert names_it == (struct is not EmbeddingRequest)
+
+
+@pytest.mark.parametrize(("name", "advice"), ADVICE.items())
+def test_the_error_for_a_field_without_a_replacement_says_what_to_do(name: str, advice: str) -> None:
+    with pytest.raises(UnsupportedParameterError) as error:
+        decode_chat(**{name: ASKING[name]})
+    assert str(error.value) == f"Unsupported parameter: '{name}' is not supported by this server; {advice}."
