@@ -29,6 +29,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     client_options.add_arguments(parser)
 
 
+def edit_lines() -> None:
+    """Give `input` line editing and history, and make a paste of several lines one message."""
+    with contextlib.suppress(ImportError):  # a Python built without it
+        import readline
+
+        if "libedit" not in (readline.__doc__ or ""):
+            readline.parse_and_bind("set enable-bracketed-paste on")  # Python turns it off
+
+
 def run(arguments: argparse.Namespace, serve_words: Sequence[str]) -> int:
     """Chat until the user ends it; returns 1 if there is no server or a piped question gets no answer, else 0."""
     question = None if sys.stdin.isatty() else client_options.read_stdin()
@@ -46,8 +55,7 @@ def run(arguments: argparse.Namespace, serve_words: Sequence[str]) -> int:
             conversation=Conversation(arguments.system),
         )
         if question is None:
-            with contextlib.suppress(ImportError):  # a Python built without it
-                import readline  # noqa: F401  # gives `input` line editing and history
+            edit_lines()
             chat.screen.remark(f"{session.model} at {session.remote.url}; /help lists the commands, Ctrl-D ends")
             chat.run(input)
             return

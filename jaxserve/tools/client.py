@@ -66,6 +66,8 @@ class Remote:
                     yield delta
         except (aiohttp.ClientConnectorError, aiohttp.InvalidURL) as error:
             raise _no_server(self.url, error) from error
+        except (aiohttp.ClientPayloadError, aiohttp.ServerDisconnectedError, ConnectionError) as error:
+            raise RemoteError("the reply broke off: the server closed the connection") from error
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise RemoteError(f"the reply broke off: {type(error).__name__}: {error}") from error
 
@@ -80,9 +82,10 @@ async def first_model(session: aiohttp.ClientSession, url: str) -> str:
     """Return the first model that the server lists. Raises RemoteError."""
     try:
         async with session.get(f"{url}/v1/models") as response:
-            reply = await response.json(content_type=None)
+            text = await response.text()
             if response.status != 200:
-                raise RemoteError(f"{url}/v1/models answered {response.status}: {str(reply)[:200]}")
+                raise RemoteError(f"{url}/v1/models answered {response.status}: {_error_text(text)}")
+            reply = json.loads(text)
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         raise _no_server(url, error) from error
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import readline
 import select
 import signal
 import subprocess
@@ -91,7 +92,7 @@ class Terminal:
         return (new + found).decode(errors="replace").replace("\r", "")
 
     def type(self, text: str) -> None:
-        os.write(self._ours, text.encode())
+        os.write(self._ours, text.encode(errors="surrogateescape"))
 
     def close(self) -> None:
         self.process.kill()
@@ -125,6 +126,17 @@ def test_a_chat_at_a_terminal(server: Server, terminal: Any) -> None:
     assert "forgotten: hi" in screen.wait_for("> ")
     screen.type("\x04")
     assert screen.process.wait(TIMEOUT_S) == 0
+
+
+@pytest.mark.skipif("libedit" in (readline.__doc__ or ""), reason="libedit knows no bracketed paste")
+def test_a_paste_of_several_lines_is_one_message_whatever_its_bytes(server: Server, terminal: Any) -> None:
+    screen = terminal("chat", server=server)
+    screen.wait_for("> ")
+    screen.type("\x1b[200~one\ncaf\udce9\x1b[201~\n")
+    screen.wait_for("She sells")
+    screen.wait_for("> ")
+    screen.type("/undo\n")
+    assert "forgotten: one\ncaf\ufffd" in screen.wait_for("> ")
 
 
 def test_ctrl_c_ends_the_reply_and_its_request_but_not_the_chat(endless: Server, terminal: Any) -> None:

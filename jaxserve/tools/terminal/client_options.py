@@ -60,7 +60,7 @@ def run(arguments: argparse.Namespace, serve_words: Sequence[str], work: Callabl
         raise ConfigError(f"MODEL {arguments.path} starts a server, --url {arguments.url} names one: give one of them")
     if serve_words and not arguments.path:
         raise ConfigError("options after `--` are for the server that MODEL starts: name a model")
-    for stream in (sys.stdout, sys.stderr):
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:

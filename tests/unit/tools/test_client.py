@@ -83,3 +83,33 @@ async def test_no_server_there() -> None:
         await remote.first_model()
     with pytest.raises(NoServerError, match="Connection refused"):
         _ = [delta async for delta in remote.stream("/v1/completions", {})]
+
+
+async def test_a_server_that_is_killed_within_a_reply_is_one_plain_line() -> None:
+    async def die(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        await response.write((CHUNK % "null").encode())
+        assert request.transport is not None
+        request.transport.close()
+        return response
+
+    app = web.Application()
+    app.router.add_post("/v1/chat/completions", die)
+    async with TestServer(app) as server:
+        remote = Remote(url=str(server.make_url("")).rstrip("/"), options={})
+        with pytest.raises(RemoteError) as failure:
+            _ = [delta async for delta in remote.stream("/v1/chat/completions", {})]
+    assert str(failure.value) == "the reply broke off: the server closed the connection"
+
+
+async def test_a_refused_list_of_models_says_why() -> None:
+    async def refuse(request: web.Request) -> web.Response:
+        return web.json_response({"error": {"message": "Missing API key.", "code": "invalid_api_key"}}, status=401)
+
+    app = web.Application()
+    app.router.add_get("/v1/models", refuse)
+    async with TestServer(app) as server:
+        remote = Remote(url=str(server.make_url("")).rstrip("/"), options={})
+        with pytest.raises(RemoteError, match=r"/v1/models answered 401: Missing API key\.$"):
+            await remote.first_model()
