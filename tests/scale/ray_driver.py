@@ -10,15 +10,17 @@ import sys
 
 import ray
 from ray import serve
+from ray.serve._private import api as serve_api
 
 from jaxserve.ray.deployments import build
 from tests.e2e.http_server import TOKENIZER, fake_server_command
-from tests.scale.ray_cluster import HTTP_PORT
+from tests.scale.ray_cluster import HTTP_PORT, START_TIMEOUT_S
 
 
 def main() -> None:
     arguments, fake = json.loads(sys.argv[1]), json.loads(sys.argv[2])
     sections = {"cache": {"publish_pages": True}, "server": {"port": 0, "engine_restarts": 0}}
+    serve_api.HTTP_PROXY_TIMEOUT = START_TIMEOUT_S  # 60 s, which the proxies' imports alone take on a busy machine
     ray.init(log_to_driver=True)
     serve.start(http_options={"host": "0.0.0.0", "port": HTTP_PORT, "location": "HeadOnly"})
     command = None if fake is None else fake_server_command(sections, fake)

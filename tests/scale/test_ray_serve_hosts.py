@@ -50,7 +50,10 @@ def nodes() -> Iterator[Cluster]:
 
 @pytest.fixture
 def slices() -> Iterator[Cluster]:
-    """Four nodes that describe themselves as the hosts of two TPU slices; they have no TPUs."""
+    """Four nodes that describe themselves as the hosts of two TPU slices; they have no TPUs.
+
+    A slice's first node has a CPU for the replica, one for its host of the engine, and perhaps a part of one for the ingress.
+    """
     slices = "ray.io/tpu-slice-name"
     names, firsts = ["a", "b", "b", "a"], [True, True, False, False]
     nodes = [
@@ -60,7 +63,7 @@ def slices() -> Iterator[Cluster]:
         ]
         for name, first in zip(names, firsts, strict=True)
     ]
-    with cluster(4, cpus_per_node=2, own_words=nodes) as running:
+    with cluster(4, cpus_per_node=3, own_words=nodes) as running:
         yield running
 
 
