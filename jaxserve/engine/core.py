@@ -33,6 +33,7 @@ from jaxserve.executor.protocol import BrokenExecutorError, Executor, Pending
 from jaxserve.flight.flight_recorder import FlightRecorder
 from jaxserve.ipc.messages import (
     ENGINE_STOPPED,
+    STOPPED,
     Abort,
     AddRequest,
     Command,
@@ -59,7 +60,7 @@ MEMORY_ERROR: Final = error_info(UnavailableError("The device ran out of memory.
 STOP_ERROR: Final = msgspec.structs.replace(
     error_info(UnavailableError("The engine is stopping. Please retry later.")), code=ENGINE_STOPPED
 )
-BROKEN_ERROR: Final = msgspec.structs.replace(STEP_ERROR, code=ENGINE_STOPPED)
+BROKEN_ERROR: Final = msgspec.structs.replace(error_info(UnavailableError(STOPPED)), code=ENGINE_STOPPED)
 
 _LONG_STEP_S: Final = 0.005
 """Shorter steps are dispatched at once, without listening for further requests."""
@@ -297,7 +298,7 @@ class EngineCore:
         reason = "memory" if is_out_of_memory else "error"
         stats = self._scheduler.stats
         stats.failed_steps[reason] = stats.failed_steps.get(reason, 0) + 1
-        info = MEMORY_ERROR if is_out_of_memory else STEP_ERROR
+        info = BROKEN_ERROR if is_broken else MEMORY_ERROR if is_out_of_memory else STEP_ERROR
         ends = self._scheduler.fail(plan, info, may_shrink=is_out_of_memory)
         self._num_culprits += len(ends)
         _log.error(
@@ -305,7 +306,7 @@ class EngineCore:
             plan.kind,
             plan.bucket,
             error if is_broken else f"{self._num_failures} in a row",
-            "this request ends" if ends else "its requests are computed again",
+            "the engine ends" if is_broken else "this request ends" if ends else "its requests are computed again",
             ", ".join([end.request_id for end in ends] or plan.request_ids),
             exc_info=None if is_broken else error,
         )

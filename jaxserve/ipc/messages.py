@@ -299,6 +299,8 @@ class ErrorInfo(msgspec.Struct, frozen=True, array_like=True):
 
 ENGINE_STOPPED: Final = "engine_stopped"
 """Code of the error of requests that end because the engine does."""
+STOPPED: Final = "The engine stopped while the request was running."
+"""Message of that error, if the engine was not asked to stop."""
 
 
 class RequestOutput(msgspec.Struct, frozen=True, array_like=True):

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from jaxserve.engine.core import MEMORY_ERROR, STEP_ERROR, STOP_ERROR, EngineCore
+from jaxserve.engine.core import BROKEN_ERROR, MEMORY_ERROR, STEP_ERROR, STOP_ERROR, EngineCore
 from jaxserve.executor.fake.executor import FakePending
 from jaxserve.executor.protocol import BrokenExecutorError
 from jaxserve.ipc.messages import Abort, Hello, RequestOutput
@@ -78,7 +78,9 @@ def test_an_executor_that_is_broken_breaks_the_engine_with_its_first_step(
     while not rig.core.is_broken and turn(rig):
         pass
     assert rig.core.is_broken
-    assert rig.ends["victim"].error == STEP_ERROR
+    assert rig.ends["victim"].error == BROKEN_ERROR, (
+        "with its code, by which a request without output waits for the next engine"
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from jaxserve.frontend.engine_client.output_stream import OutputStream
 from jaxserve.frontend.engine_client.watch import EngineWatch
 from jaxserve.ipc.messages import (
     ENGINE_STOPPED,
+    STOPPED,
     Abort,
     AdaptersChanged,
     AddRequest,
@@ -45,7 +46,6 @@ from jaxserve.types import RequestId
 _log = logging.getLogger(__name__)
 
 LOADING = "The model is loading."
-STOPPED: Final = "The engine stopped while the request was running."
 MAX_UNANSWERED: Final = 1024
 """Aborted requests that the engine has not answered, beyond which no request is submitted."""
 

@@ -6,8 +6,16 @@ import asyncio
 from collections.abc import Callable
 
 from jaxserve.errors import UnavailableError
-from jaxserve.frontend.engine_client.connection import LOADING, STOPPED, EngineConnection
-from jaxserve.ipc.messages import CommandName, CommandOptions, EngineState, ModelInfo, PagesChanged, StartupProgress
+from jaxserve.frontend.engine_client.connection import LOADING, EngineConnection
+from jaxserve.ipc.messages import (
+    STOPPED,
+    CommandName,
+    CommandOptions,
+    EngineState,
+    ModelInfo,
+    PagesChanged,
+    StartupProgress,
+)
 from jaxserve.routing.pages import HeldPages
 from jaxserve.types import BlockHash
 
