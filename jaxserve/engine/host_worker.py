@@ -28,7 +28,7 @@ from jaxserve.executor.hosts.messages import Failed, HostStats
 from jaxserve.executor.hosts.worker import LOST, REFUSED, STOPPED, Worker
 from jaxserve.executor.local import LocalExecutor
 from jaxserve.executor.profiler import Profiler
-from jaxserve.ipc.engine_spec import MAX_SPEC_BYTES, HostWorkerSpec, parse_host_worker_spec
+from jaxserve.ipc.engine_spec import BEAT, MAX_SPEC_BYTES, SERVING_BEAT, HostWorkerSpec, parse_host_worker_spec
 from jaxserve.log import configure_logging
 from jaxserve.parent import die_with_parent
 
@@ -88,7 +88,7 @@ def main() -> int:
             spec.host_id,
             shared_settings(spec.config),
             on_end=_end,
-            on_beat=partial(_beat, spec.beat_descriptor),
+            on_beat=partial(_beat, spec.beat_descriptor, BEAT),
         )
     except StartupError as error:
         _LOG.error("%s", error)
@@ -117,13 +117,14 @@ def _serve(spec: HostWorkerSpec, worker: Worker) -> None:
     loop = StepLoop(executor, Profiler(None if folder is None else str(Path(folder, f"host-{rank}"))))
     _LOG.info("host %d of %d is ready", rank, spec.config.hosts.num_hosts)
     worker.serve(loop.stats)
+    _beat(spec.beat_descriptor, SERVING_BEAT)
     loop.run(worker)
 
 
-def _beat(descriptor: int) -> None:
+def _beat(descriptor: int, beat: bytes) -> None:
     """Show the supervisor that this process is not frozen."""
     with contextlib.suppress(BlockingIOError, BrokenPipeError):
-        os.write(descriptor, b".")
+        os.write(descriptor, beat)
 
 
 def _end(code: int, reason: str) -> None:

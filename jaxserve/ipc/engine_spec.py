@@ -12,6 +12,10 @@ from jaxserve.errors import ConfigError
 from jaxserve.ipc.report import PhaseSpan
 
 MAX_SPEC_BYTES: Final = 1 << 20
+BEAT: Final = b"."
+"""Sign of life of a host's worker process."""
+SERVING_BEAT: Final = b"s"
+"""The sign of life with which it begins to serve."""
 
 
 class Script(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +81,7 @@ class HostWorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     host_id: str
     """Equal for this worker and those that are started after it, and different on every host."""
     beat_descriptor: int
-    """File to write a byte to at every sign of life."""
+    """File to write `BEAT` to at every sign of life, and `SERVING_BEAT` once."""
 
     def to_line(self) -> bytes:
         return msgspec.json.encode(self) + b"\n"

@@ -154,11 +154,11 @@ def check_tokenizer(tokenizer: Tokenizer, model_info: ModelInfo, path: Path) -> 
         )
 
 
-def exit_text(code: int | None) -> str:
-    """Return how the engine process ended, in words."""
+def exit_text(code: int | None, name: str = "engine") -> str:
+    """Return how the process of an engine, or of another `name`, ended, in words."""
     if code is not None and code < 0:
-        return f"the engine process was ended by signal {-code}"
-    return f"the engine process ended with exit code {code}"
+        return f"the {name} process was ended by signal {-code}"
+    return f"the {name} process ended with exit code {code}"
 
 
 async def _ended(pid: int) -> None:

@@ -2,7 +2,7 @@
 
 SIGTERM, SIGINT   the worker goes on until host 0 has drained, at most `--shutdown-timeout`; a second signal ends it at once
 worker dies       another one is started and joins the next engine, at most `--engine-restarts` times within 10 minutes
-worker freezes    it counts as dead after twice `--host-timeout` without a sign of life
+worker freezes    it counts as dead after twice `--host-timeout` without a sign of life, while it starts after a minute
 exit              0 the server has stopped, 1 the worker died too often, 2 could not start (one line on stderr)
 """
 
@@ -20,7 +20,7 @@ from uuid import uuid4
 
 from jaxserve.checkpoint.source import resolve
 from jaxserve.config import Config
-from jaxserve.ipc.engine_spec import HostWorkerSpec
+from jaxserve.ipc.engine_spec import SERVING_BEAT, HostWorkerSpec
 from jaxserve.log import configure_logging
 from jaxserve.runtime.engine_process import exit_text
 from jaxserve.runtime.engine_supervisor import RestartBudget
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 _CANNOT_START: Final = 2
 _POLL_S: Final = 0.5
 _START_GRACE_S: Final = 60.0
-"""Time that a worker may be silent before its first sign of life."""
+"""Time that a worker may be silent until it serves: drivers and compilers may hold it up."""
 
 
 def run_host(config: Config) -> int:
@@ -55,9 +55,9 @@ def run_workers(config: Config, signals: Sequence[int]) -> int:
         if code in (0, _CANNOT_START) or signals:
             return max(code, 0)
         if not budget.take():
-            _log.error("%s; not started again: %s", exit_text(code), budget)
+            _log.error("%s; not started again: %s", exit_text(code, "worker"), budget)
             return 1
-        _log.error("%s; starting it again (%s)", exit_text(code), budget)
+        _log.error("%s; starting it again (%s)", exit_text(code, "worker"), budget)
 
 
 @contextlib.contextmanager
@@ -71,6 +71,27 @@ def _signals() -> Iterator[list[int]]:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
+
+
+class Silence:
+    """The time since a worker's last sign of life, in polls of `_POLL_S`: time in which this process does not run is not counted."""
+
+    def __init__(self, host_timeout_s: float) -> None:
+        self._serving_limit_s = 2 * host_timeout_s
+        self._num_polls = 0
+        self.limit_s = _START_GRACE_S
+        """Time after which the worker counts as frozen."""
+
+    def end(self, beats: bytes) -> None:
+        """Take signs of life."""
+        self._num_polls = 0
+        if SERVING_BEAT in beats:
+            self.limit_s = self._serving_limit_s
+
+    def is_too_long(self) -> bool:
+        """Count a poll without a sign of life; return True if the worker counts as frozen."""
+        self._num_polls += 1
+        return self._num_polls * _POLL_S > self.limit_s
 
 
 class _Run:
@@ -94,16 +115,17 @@ class _Run:
 
     def wait(self) -> int:
         """Wait for the end of the process, which is negative for a signal; end it if it freezes or a signal asks for it."""
-        silent_s, last_s = _START_GRACE_S, time.monotonic()
+        silence = Silence(self._config.hosts.host_timeout)
         stop_s: float | None = None
         with selectors.DefaultSelector() as selector, self._process:
             selector.register(self._beats, selectors.EVENT_READ)
             while self._process.poll() is None:
-                if selector.select(_POLL_S) and self._read_beats():
-                    silent_s, last_s = 2 * self._config.hosts.host_timeout, time.monotonic()
-                if time.monotonic() > last_s + silent_s:
-                    _log.error("the worker has been silent for more than %g s", silent_s)
+                if selector.select(_POLL_S):
+                    silence.end(self._read_beats())
+                elif silence.is_too_long():
+                    _log.error("the worker has been silent for more than %g s", silence.limit_s)
                     self._process.kill()
+                    self._process.wait()
                 if self._signals and stop_s is None:
                     stop_s = time.monotonic() + self._config.server.shutdown_timeout
                     _log.info("waiting for host 0 to stop, at most %g s", self._config.server.shutdown_timeout)
@@ -115,9 +137,9 @@ class _Run:
         os.close(self._beats)
         return self._process.returncode
 
-    def _read_beats(self) -> bool:
-        """Return False at the end of the pipe, which is that of the process."""
-        if os.read(self._beats, 4096):
-            return True
-        self._process.wait()
-        return False
+    def _read_beats(self) -> bytes:
+        """Return the worker's signs of life. At the end of the pipe, which is that of the process, wait for that."""
+        beats = os.read(self._beats, 4096)
+        if not beats:
+            self._process.wait()
+        return beats

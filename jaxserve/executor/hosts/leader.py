@@ -38,6 +38,7 @@ from jaxserve.executor.hosts.messages import (
 from jaxserve.executor.hosts.plan_socket import PlanSocket
 from jaxserve.executor.hosts.sockets import (
     BEATS,
+    SHOW_S,
     START_TIMEOUT_S,
     bind,
     free_port,
@@ -96,11 +97,18 @@ class Leader:
         self._thread.start()
 
     def gather(self, progress: Callable[[int, int], None]) -> None:
-        """Wait until all workers have joined. Raises StartupError. progress: called with (hosts, hosts in all)."""
-        deadline = time.monotonic() + self._config.host_join_timeout
+        """Wait until all workers have joined; the log repeats which have not. Raises StartupError.
+
+        progress: called with (hosts, hosts in all).
+        """
+        started_s, num_shown = time.monotonic(), 0
         while not self._joined.done():
             progress(1 + len(self.members.all), self._config.num_hosts)
-            if time.monotonic() > deadline:
+            waited_s = time.monotonic() - started_s
+            if waited_s > (num_shown + 1) * SHOW_S:
+                num_shown += 1
+                _LOG.warning("waiting for %s since %.0f s", self.members.missing, waited_s)
+            if waited_s > self._config.host_join_timeout:
                 raise StartupError(
                     f"{self.members.missing} did not join within {self._config.host_join_timeout:g} s "
                     "(--host-join-timeout)"

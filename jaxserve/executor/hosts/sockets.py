@@ -20,6 +20,8 @@ BEATS: Final = 10
 """Signs of life within `--host-timeout`. A host is lost when so many are missing."""
 START_TIMEOUT_S: Final = 60.0
 """Used instead of a shorter `--host-timeout` until the engine serves: drivers and compilers may hold a process up."""
+SHOW_S: Final = 30.0
+"""Time after which the log of each host says which hosts it waits for, and again after that."""
 _CONNECT_S: Final = 5.0
 _RETRY_S: Final = 0.1
 
@@ -91,14 +93,19 @@ def _await_listener(address: str, timeout_s: float) -> None:
     """Wait until host 0 listens on `address`. Raises StartupError; `jax.distributed` would abort this process."""
     host, _, port = address.rpartition(":")
     deadline = time.monotonic() + timeout_s
-    while True:
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
-            return
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise StartupError(
-                    f"host 0 cannot be reached at {address}: {error.strerror or error} (hosts use free ports: all of them "
-                    "must be open between the hosts)"
-                ) from error
+    while (error := unreachable(host.strip("[]"), int(port))) is not None:
+        if time.monotonic() > deadline:
+            raise StartupError(
+                f"host 0 cannot be reached at {address}: {error} (hosts use free ports: all of them must be open between the "
+                "hosts)"
+            )
         time.sleep(_RETRY_S)
+
+
+def unreachable(host: str, port: int) -> str | None:
+    """Return the error of a connection to a port; None if a process takes it."""
+    try:
+        socket.create_connection((host, port), timeout=_CONNECT_S).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import threading
@@ -37,14 +38,17 @@ from jaxserve.executor.hosts.messages import (
 from jaxserve.executor.hosts.plans import Order, decode_order
 from jaxserve.executor.hosts.sockets import (
     BEATS,
+    SHOW_S,
     START_TIMEOUT_S,
     endpoint,
     join_program,
     resolve_host,
     tcp_socket,
+    unreachable,
 )
 from jaxserve.host_settings import coordinator_address
 
+_LOG = logging.getLogger(__name__)
 STOPPED: Final = 0
 LOST: Final = 1
 REFUSED: Final = 2
@@ -85,6 +89,8 @@ class Worker:
         self._wake = os.eventfd(0, os.EFD_NONBLOCK)
         self._num_beats = BEATS * max(1, round(START_TIMEOUT_S / config.host_timeout))
         self._num_missed = 0
+        self._has_answer = False
+        """True once host 0 has sent something."""
         self._end: tuple[int, str] | None = None
         self._has_last_word = False
         self.stats: Callable[[], HostStats] | None = None
@@ -93,14 +99,21 @@ class Worker:
         self._thread.start()
 
     def gather(self) -> None:
-        """Wait until all hosts have joined. Raises StartupError if they have not within `--host-join-timeout`."""
-        try:
-            self._joined.result(self._config.host_join_timeout)
-        except TimeoutError:
-            raise StartupError(
-                f"--coordinator {self._config.coordinator}: no start within {self._config.host_join_timeout:g} s "
-                "(--host-join-timeout): host 0 does not answer, or waits for other hosts"
-            ) from None
+        """Wait until all hosts have joined; the log repeats what is waited for.
+
+        Raises StartupError if they have not within `--host-join-timeout`.
+        """
+        started_s, limit_s = time.monotonic(), self._config.host_join_timeout
+        while True:
+            with contextlib.suppress(TimeoutError):
+                self._joined.result(max(0.0, min(SHOW_S, started_s + limit_s - time.monotonic())))
+                return
+            waited_s, setting = time.monotonic() - started_s, f"--coordinator {self._config.coordinator}"
+            if waited_s >= limit_s:
+                raise StartupError(
+                    f"{setting}: no start within {limit_s:g} s (--host-join-timeout): {self._obstacle()}"
+                )
+            _LOG.warning("%s: waiting since %.0f s: %s", setting, waited_s, self._obstacle())
 
     def connect(self) -> None:
         """Join the hosts' program."""
@@ -137,6 +150,17 @@ class Worker:
         self._thread.join()
         self._plans.close()
         self._contexts[1].term()
+
+    def _obstacle(self) -> str:
+        """Return the reason why this host has not joined yet, in words."""
+        if self._has_answer:
+            return "host 0 waits for other hosts"
+        error = unreachable(*coordinator_address(self._config))
+        if error is not None:
+            return f"host 0 does not listen there, or cannot be reached: {error}"
+        return (
+            "the process that listens there does not answer: it is not host 0, or its engine has all its hosts already"
+        )
 
     def _send(self, message: ToLeader) -> None:
         self._outbox.put(message)
@@ -182,7 +206,7 @@ class Worker:
             self._end = LOST, f"host 0 has been silent for {self._config.host_timeout:g} s"
 
     def _take(self, message: ToWorker) -> None:
-        self._num_missed = 0
+        self._num_missed, self._has_answer = 0, True
         match message:
             case Welcome():
                 if not self._joined.done():

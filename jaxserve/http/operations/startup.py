@@ -29,11 +29,12 @@ class PhaseProgress:
         return self.progress.done >= self.progress.total
 
     def seconds_left(self, now_s: float) -> float | None:
-        """Return the time left at the pace so far; None before the first unit is done."""
+        """Return the time left at the pace so far; None before the first unit is done, and for hosts, which join at no pace."""
         done, total = self.progress.done, self.progress.total
         if self.is_over:
             return 0.0
-        return (now_s - self.started_s) / done * (total - done) if done else None
+        has_pace = done > 0 and self.progress.phase != "hosts"
+        return (now_s - self.started_s) / done * (total - done) if has_pace else None
 
 
 class StartupLog:

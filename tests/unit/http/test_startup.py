@@ -38,6 +38,14 @@ def test_time_left_follows_the_pace_so_far() -> None:
     assert log.under_way() == Loading("compile", 8, 8, None)
 
 
+def test_hosts_join_at_no_pace() -> None:
+    clock = Clock()
+    log = StartupLog(clock)
+    log.note(StartupProgress("hosts", 1, 2))
+    clock.now_s += 10
+    assert log.under_way() == Loading("hosts", 1, 2, None)
+
+
 def test_of_phases_that_overlap_the_one_that_takes_longest_is_reported() -> None:
     clock = Clock()
     log = StartupLog(clock)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -18,6 +19,7 @@ from jaxserve.config import CompileConfig, Config, HostsConfig, ModelConfig
 from jaxserve.errors import ConfigError, StartupError
 from jaxserve.executor.hosts import exchanges, sockets
 from jaxserve.executor.hosts import leader as leader_module
+from jaxserve.executor.hosts import worker as worker_module
 from jaxserve.executor.hosts.agreement import agree_common, agree_equal, agree_kernels, agree_smallest
 from jaxserve.executor.hosts.leader import Leader
 from jaxserve.executor.hosts.messages import Failed, HostStats, Left, Refused, Restart, Stop
@@ -272,6 +274,46 @@ def test_a_start_without_all_hosts_names_those_that_are_missing(ends: Ends) -> N
     leader = leader_of(ends, settings(num_hosts=3, host_join_timeout=1.0))
     with pytest.raises(StartupError, match=r"host 1, host 2 did not join within 1 s \(--host-join-timeout\)"):
         leader.gather(ignore)
+
+
+def test_a_worker_says_that_host_0_waits_for_others(ends: Ends) -> None:
+    config = settings(num_hosts=3, host_timeout=0.5, host_join_timeout=WAIT_S)
+    leader_of(ends, config)
+    joined = Joined(ends, replace(config, host_join_timeout=2.0))
+    with pytest.raises(StartupError, match=r"no start within 2 s .*: host 0 waits for other hosts"):
+        joined.worker.gather()
+
+
+def test_a_worker_says_that_host_0_cannot_be_reached_while_it_waits_and_at_the_end(
+    ends: Ends, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "SHOW_S", 0.01)
+    shown: list[str] = []
+    monkeypatch.setattr(worker_module._LOG, "warning", lambda text, *args: shown.append(text % args))
+    config = settings(host_join_timeout=1.0)
+    with pytest.raises(
+        StartupError, match=r"\(--host-join-timeout\): host 0 does not listen there.*: Connection refused"
+    ):
+        Joined(ends, config).worker.gather()
+    line = f"--coordinator {config.coordinator}: waiting since 0 s: host 0 does not listen there, or cannot be reached"
+    assert shown[0] == f"{line}: Connection refused"
+
+
+def test_a_worker_says_that_another_process_has_the_port_of_host_0(ends: Ends) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        config = settings(coordinator=f"127.0.0.1:{stranger.getsockname()[1]}", host_join_timeout=1.0)
+        with pytest.raises(StartupError, match="the process that listens there does not answer: it is not host 0, or"):
+            Joined(ends, config).worker.gather()
+
+
+def test_host_0_names_the_hosts_that_it_waits_for(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leader_module, "SHOW_S", 0.0)
+    shown: list[str] = []
+    monkeypatch.setattr(leader_module._LOG, "warning", lambda text, *args: shown.append(text % args))
+    leader = leader_of(ends, settings(num_hosts=3, host_join_timeout=1.0))
+    with pytest.raises(StartupError):
+        leader.gather(ignore)
+    assert shown[0] == "waiting for host 1, host 2 since 0 s"
 
 
 def test_an_address_of_another_host_is_named() -> None:
