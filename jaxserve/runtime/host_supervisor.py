@@ -2,7 +2,8 @@
 
 SIGTERM, SIGINT   the worker goes on until host 0 has drained, at most `--shutdown-timeout`; a second signal ends it at once
 worker dies       another one is started and joins the next engine, at most `--engine-restarts` times within 10 minutes
-worker freezes    it counts as dead after twice `--host-timeout` without a sign of life, while it starts after a minute
+worker freezes    it counts as dead after twice `--host-timeout` without a sign of life, while it starts after a minute, and after
+                  `--startup-timeout` without the first one
 exit              0 the server has stopped, 1 the worker died too often, 2 could not start (one line on stderr)
 """
 
@@ -31,7 +32,7 @@ _log = logging.getLogger(__name__)
 _CANNOT_START: Final = 2
 _POLL_S: Final = 0.5
 _START_GRACE_S: Final = 60.0
-"""Time that a worker may be silent until it serves: drivers and compilers may hold it up."""
+"""Time that a worker may be silent between its first sign of life and serving: drivers and compilers may hold it up."""
 
 
 def run_host(config: Config) -> int:
@@ -76,17 +77,18 @@ def _signals() -> Iterator[list[int]]:
 class Silence:
     """The time since a worker's last sign of life, in polls of `_POLL_S`: time in which this process does not run is not counted."""
 
-    def __init__(self, host_timeout_s: float) -> None:
-        self._serving_limit_s = 2 * host_timeout_s
+    def __init__(self, startup_timeout_s: float, host_timeout_s: float) -> None:
+        self._host_timeout_s = host_timeout_s
         self._num_polls = 0
-        self.limit_s = _START_GRACE_S
-        """Time after which the worker counts as frozen."""
+        self._is_serving = False
+        self.limit_s = startup_timeout_s
+        """Time after which the worker counts as frozen. Before its first sign of life it imports, on a busy machine for minutes."""
 
     def end(self, beats: bytes) -> None:
         """Take signs of life."""
         self._num_polls = 0
-        if SERVING_BEAT in beats:
-            self.limit_s = self._serving_limit_s
+        self._is_serving |= SERVING_BEAT in beats
+        self.limit_s = 2 * self._host_timeout_s if self._is_serving else _START_GRACE_S
 
     def is_too_long(self) -> bool:
         """Count a poll without a sign of life; return True if the worker counts as frozen."""
@@ -115,7 +117,7 @@ class _Run:
 
     def wait(self) -> int:
         """Wait for the end of the process, which is negative for a signal; end it if it freezes or a signal asks for it."""
-        silence = Silence(self._config.hosts.host_timeout)
+        silence = Silence(self._config.server.startup_timeout, self._config.hosts.host_timeout)
         stop_s: float | None = None
         with selectors.DefaultSelector() as selector, self._process:
             selector.register(self._beats, selectors.EVENT_READ)

@@ -35,6 +35,7 @@ VARIABLES: Final = {
     "RAY_memory_monitor_refresh_ms": "0",
     "RAY_agent_register_timeout_ms": "120000",  # 15 s by default: agents import for longer on a busy machine
     "RAY_raylet_start_wait_time_s": "400",
+    "RAY_worker_niceness": "0",  # 15 by default: engines get what all other processes of the machine leave
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",  # 5 s by default: then Ray Serve kills the proxy that a busy machine starts
     "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "120",
     "RAY_DISABLE_DOCKER_CPU_WARNING": "1",
