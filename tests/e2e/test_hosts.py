@@ -77,7 +77,7 @@ def check_that_a_killed_worker_ends_each_request_once(replica: Replica) -> None:
     os.kill(replica.worker_pid(1), signal.SIGKILL)
     for stream in streams:
         rest = read_until(stream, b"data: [DONE]\n\n")
-        assert rest.count(b'data: {"error":') == 1
+        assert (rest.count(b'data: {"error":'), rest.count(STOPPED)) == (1, 1)
         stream.close()
     assert server.request("GET", "/live")[0] == 200, "the server lives, and starts the engine again"
     assert server.request("GET", "/health")[0] == 503, "it does not serve meanwhile"
