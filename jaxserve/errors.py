@@ -198,3 +198,8 @@ REQUEST_ERRORS: dict[str, type[RequestError]] = _subclasses(RequestError)
 def shown(text: str, limit: int = 80) -> str:
     """Return a name quoted for a one-line error: control characters escaped, long names cut."""
     return repr(text if len(text) <= limit else text[:limit] + "...")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True if this process or its device had too little memory, in the words of Python or of XLA."""
+    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)

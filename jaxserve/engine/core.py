@@ -26,7 +26,7 @@ import msgspec
 
 from jaxserve.engine.adapters import AdapterPlaces
 from jaxserve.engine.control import EngineControl
-from jaxserve.errors import InternalError, RequestError, UnavailableError
+from jaxserve.errors import InternalError, RequestError, UnavailableError, is_out_of_memory
 from jaxserve.executor.measured import Measured, resident_bytes
 from jaxserve.executor.profiler import Profiler
 from jaxserve.executor.protocol import BrokenExecutorError, Executor, Pending
@@ -293,13 +293,13 @@ class EngineCore:
 
     def _failed(self, plan: Plan, error: Exception) -> list[RequestOutput]:
         is_broken = isinstance(error, BrokenExecutorError)
-        is_out_of_memory = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)
+        lacks_memory = is_out_of_memory(error)
         self._num_failures = _MAX_FAILURES if is_broken else self._num_failures + 1
-        reason = "memory" if is_out_of_memory else "error"
+        reason = "memory" if lacks_memory else "error"
         stats = self._scheduler.stats
         stats.failed_steps[reason] = stats.failed_steps.get(reason, 0) + 1
-        info = BROKEN_ERROR if is_broken else MEMORY_ERROR if is_out_of_memory else STEP_ERROR
-        ends = self._scheduler.fail(plan, info, may_shrink=is_out_of_memory)
+        info = BROKEN_ERROR if is_broken else MEMORY_ERROR if lacks_memory else STEP_ERROR
+        ends = self._scheduler.fail(plan, info, may_shrink=lacks_memory)
         self._num_culprits += len(ends)
         _log.error(
             "step %s/%d failed (%s), %s: %s",

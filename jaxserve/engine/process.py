@@ -33,7 +33,7 @@ from jaxserve.engine.adapters import AdapterPlaces
 from jaxserve.engine.core import EngineCore, rejected
 from jaxserve.engine.loop import EngineLoop
 from jaxserve.engine.signals import Signals
-from jaxserve.errors import ConfigError, StartupError, UnavailableError
+from jaxserve.errors import ConfigError, StartupError, UnavailableError, is_out_of_memory
 from jaxserve.executor.fake.executor import FakeExecutor
 from jaxserve.executor.profiler import Profiler
 from jaxserve.executor.protocol import Executor, Progress
@@ -128,6 +128,8 @@ def _failure(error: BaseException, socket: EngineSocket) -> StartupError:
     """Send the clients the reason of a failed start; waits a moment for the first one to connect."""
     if isinstance(error, StartupError):
         reason = error
+    elif is_out_of_memory(error):  # where it happened helps no one
+        reason = StartupError(f"the engine could not start: out of memory ({_first_line(error)}); {_TOO_LARGE}")
     else:
         _log.error("the engine could not start", exc_info=error)
         reason = StartupError(f"the engine could not start: {type(error).__name__}: {_first_line(error)}")
@@ -135,6 +137,11 @@ def _failure(error: BaseException, socket: EngineSocket) -> StartupError:
         _answer(socket, None, _GREETING_S)
     socket.broadcast(StartupFailed(str(reason)))
     return reason
+
+
+_TOO_LARGE: Final = (
+    "`jaxserve plan MODEL` says what fits; --kv-cache-memory, --max-model-len and --quantization make it smaller"
+)
 
 
 def _first_line(error: BaseException) -> str:

@@ -55,6 +55,8 @@ class ProgramCache:
         self._is_writable = self.directory is not None and os.access(self.directory, os.W_OK | os.X_OK)
         self._max_bytes = max_bytes
         self._in_all = in_all
+        self._said: set[str] = set()
+        """Reasons for which a program was not kept: one line for each."""
         if self.directory is not None and not self._is_writable:
             _LOG.warning("compile cache %s is read-only: what it lacks is compiled at every start", directory)
 
@@ -113,7 +115,15 @@ class ProgramCache:
             write_whole(self._file(self.directory, key), checksum + content)
             self._prune(self.directory)
         except Exception as error:  # a full disk, or a backend that cannot serialise
-            _LOG.warning("program not kept in the compile cache: %s", error)
+            reason = (isinstance(error, OSError) and error.strerror) or str(error)
+            level = logging.DEBUG if reason in self._said else logging.WARNING
+            self._said.add(reason)
+            _LOG.log(
+                level,
+                "compile cache %s does not keep programs, so every start compiles them: %s",
+                self.directory,
+                reason,
+            )
 
     def num_bytes(self, key: str) -> int | None:
         """Return the entry's size on disk; None if there is none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -105,6 +106,30 @@ async def test_failure_is_sent_to_a_client_that_greets_only_afterwards(
     assert await connection.receive() == StartupFailed(line)
     with pytest.raises(StartupError):
         done.result()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 755343360 bytes.\nmore"), "755343360 bytes."),
+        (MemoryError(), "no details"),
+    ],
+)
+async def test_a_start_without_enough_memory_is_one_line_that_says_what_to_do(
+    startup: Startup, connection: ClientSocket, error: Exception, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def build(progress: Progress) -> Executor:
+        raise error
+
+    startup.begin(build)
+    await connection.send(Hello())
+    message = await connection.receive()
+    assert isinstance(message, StartupFailed)
+    assert re.fullmatch(
+        rf"the engine could not start: out of memory \(.*{re.escape(said)}\); `jaxserve plan MODEL` says what fits; .+",
+        message.message,
+    )
+    assert not caplog.records, "no traceback"
 
 
 def test_stop_does_not_wait_for_the_build(startup: Startup) -> None:
