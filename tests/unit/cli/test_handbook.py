@@ -92,10 +92,11 @@ def is_logged(line: str) -> bool:
 
 
 def commands() -> set[str]:
-    """Return the commands in blocks and lines of the handbook."""
-    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", HANDBOOK, re.M | re.S)
+    """Return the commands in blocks and lines of the handbook and the runbook."""
+    pages = f"{HANDBOOK}\n{RUNBOOK}"
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", pages, re.M | re.S)
     texts = [line.strip() for kind, block in blocks if kind in ("console", "sh", "") for line in block.splitlines()]
-    texts += re.findall(r"=\S*(jaxserve .*)", HANDBOOK) + re.findall(r"`([^`\n]+)`", HANDBOOK)
+    texts += re.findall(r"=\S*(jaxserve .*)", pages) + re.findall(r"`([^`\n]+)`", pages)
     return {re.sub(r"^\S+/jaxserve ", "jaxserve ", text) for text in texts if _WORDS.match(text)}
 
 
