@@ -192,8 +192,8 @@ second-python: install ## device and process tests on the other line of Python, 
 
 # More models, shapes, settings and versions of what a case of each other lane checks: after a change of layers or kernels, and
 # before a release.
-exhaustive: ## the cases that all other lanes leave out (about an hour on two cores)
-	@$(MAKE) --no-print-directory all-tests kernels-check newest-kernels CASES=exhaustive NEWEST_CASES="exhaustive or not newest"
+exhaustive: ## the cases that all other lanes leave out (more than an hour on two cores)
+	@$(MAKE) --no-print-directory all-tests kernels-check newest-kernels scale-check CASES=exhaustive NEWEST_CASES="exhaustive or not newest"
 
 # The environments of the other lanes of `.ci/run`, made beside tests that leave a processor idle. A lane that needs one
 # in the making waits for it.
@@ -278,8 +278,8 @@ scale-check: ## several hosts and replicas, in network namespaces if root may ma
 SCALE_TESTS := tests
 
 scale-tests: install $(STAMPS)/ray
-	$(QUICKLY) $(PYTEST) -m "scale and not optimized" --timeout 900 $(SCALE_TESTS)
-	$(PYTEST) -m "scale and optimized" --timeout 900 $(SCALE_TESTS) || [ $$? = 5 ]  # 5: none among them
+	$(QUICKLY) $(PYTEST) -m "scale and not optimized and $(CASES)" --timeout 900 $(SCALE_TESTS)
+	$(PYTEST) -m "scale and optimized and $(CASES)" --timeout 900 $(SCALE_TESTS) || [ $$? = 5 ]  # 5: none among them
 
 $(STAMPS)/ray: requirements/ray.lock | $(STAMPS)/dev
 	@echo "== $(VENV): Ray"

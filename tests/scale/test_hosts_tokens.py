@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,7 +66,22 @@ def flags_of(golden: GoldenCheckpoint) -> tuple[str, ...]:
     return ("--tensor-parallel-size", str(tensor), "--data-parallel-size", str(data), "--max-model-len", "128")
 
 
-@pytest.mark.parametrize("model", [golden.name for golden in golden_checkpoints()])
+def _models() -> list[Any]:
+    """Return every checkpoint; of one architecture, all but the last are `exhaustive`."""
+    last = {_architecture(golden): golden.name for golden in golden_checkpoints()}
+    models = []
+    for golden in golden_checkpoints():
+        is_further = golden.name != last[_architecture(golden)] and golden.name not in SPLIT_OVER_TWO_HOSTS
+        models.append(pytest.param(golden.name, marks=[pytest.mark.exhaustive] if is_further else []))
+    return models
+
+
+def _architecture(golden: GoldenCheckpoint) -> str:
+    config = json.loads((golden.path / "config.json").read_bytes())
+    return str(config["architectures"][0])
+
+
+@pytest.mark.parametrize("model", _models())
 def test_every_family_gives_the_same_tokens_on_two_hosts(model: str, programs: Path) -> None:
     golden = golden_checkpoint(model)
     flags = SPLIT_OVER_TWO_HOSTS.get(model) or flags_of(golden)
