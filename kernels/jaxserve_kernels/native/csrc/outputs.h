@@ -175,10 +175,11 @@ struct Group {
 };
 
 #if defined(JAXSERVE_TILES)
+// Multiplies the same rows with several matrices. A thread decomposes the inputs of a piece once for all of these.
 template <typename P>
-void multiply_tiled(ffi::ThreadPool& pool, const Product<P>& product, const std::vector<Group>& groups) {
+void multiply_tiled(ffi::ThreadPool& pool, const std::vector<Product<P>>& products, const std::vector<Group>& groups) {
   static std::atomic<int64_t> pieces_before{0};
-  const int64_t threads = std::max<int64_t>(1, pool.num_threads()), most = piece_rows(product, threads);
+  const int64_t threads = std::max<int64_t>(1, pool.num_threads()), most = piece_rows(products.front(), threads);
   std::vector<Group> pieces;
   for (const Group& group : groups) {
     for (int64_t row = 0; row < group.rows; row += most) {
@@ -186,12 +187,19 @@ void multiply_tiled(ffi::ThreadPool& pool, const Product<P>& product, const std:
     }
   }
   if (pieces.empty()) return;
-  const int64_t count = pieces.size();
-  const Split split(product.n, std::max<int64_t>(1, threads / count), kTaskOutputs);
-  const int64_t tasks = split.count(), first = pieces_before.fetch_add(count);
-  parallel_for(pool, count * tasks, [=, pieces = pieces.data()](int64_t task) {
-    const int64_t piece = task / tasks, begin = split.begin(task % tasks), end = split.begin(task % tasks + 1);
-    if (begin < end) tiled_outputs(pieces[piece].of(product), first + piece, begin, end);
+  const int64_t count = pieces.size(), first = pieces_before.fetch_add(count);
+  std::vector<Split> splits;
+  int64_t all = 0;
+  for (const Product<P>& product : products) {
+    splits.emplace_back(product.n, std::max<int64_t>(1, threads / count), kTaskOutputs);
+    all += count * splits.back().count();
+  }
+  parallel_for(pool, all, [=, products = products.data(), splits = splits.data(), pieces = pieces.data()](int64_t task) {
+    int64_t i = 0;
+    for (; task >= count * splits[i].count(); ++i) task -= count * splits[i].count();
+    const Split& split = splits[i];
+    const int64_t tasks = split.count(), piece = task / tasks, begin = split.begin(task % tasks), end = split.begin(task % tasks + 1);
+    if (begin < end) tiled_outputs(pieces[piece].of(products[i]), first + piece, begin, end);
   });
 }
 #endif
@@ -201,10 +209,7 @@ void multiply_tiled(ffi::ThreadPool& pool, const Product<P>& product, const std:
 template <typename P>
 void multiply(ffi::ThreadPool& pool, const std::vector<Product<P>>& products) {
 #if defined(JAXSERVE_TILES)
-  if (products.front().is_tiled) {
-    for (const Product<P>& product : products) multiply_tiled(pool, product, {{0, 0, product.m}});
-    return;
-  }
+  if (products.front().is_tiled) return multiply_tiled(pool, products, {{0, 0, products.front().m}});
 #endif
   int64_t n = 0;
   for (const Product<P>& product : products) n += product.n;
@@ -222,7 +227,7 @@ void multiply(ffi::ThreadPool& pool, const std::vector<Product<P>>& products) {
 template <typename P>
 void multiply(ffi::ThreadPool& pool, const Product<P>& product, const std::vector<Group>& groups) {
 #if defined(JAXSERVE_TILES)
-  if (product.is_tiled) return multiply_tiled(pool, product, groups);
+  if (product.is_tiled) return multiply_tiled<P>(pool, {product}, groups);
 #endif
   const int64_t count = groups.size(), threads = std::max<int64_t>(1, pool.num_threads());
   const int64_t per_group = std::max<int64_t>(1, 4 * threads / std::max<int64_t>(1, count));

@@ -31,11 +31,19 @@ struct Tiling {
 
   static constexpr int kSteps = kPlanes * (7 - kPlanes) / 2;  // products of planes
 
-  static void inputs(const float* p, int64_t left, __m512i (&planes)[kInputPlanes]) {
-    split<Float32>(p, left, planes, 0x8000);
+  // Decomposes and transposes the inputs of up to 16 rows, k apart: tiles [plane].
+  static void turn(const float* p, int64_t rows, int64_t k, int64_t left, char* to) {
+    __m512i low[tiles::kSide], high[tiles::kSide];
+    tiles::turn(p, rows, k, low);
+    tiles::turn(p + kLanes, left > kLanes ? rows : 0, k, high);
+    for (int l = 0; l < tiles::kSide; ++l, to += 64) {
+      __m512i planes[kInputPlanes];
+      split(reinterpret_cast<Floats>(low[l]), reinterpret_cast<Floats>(high[l]), planes, 0x8000);
+      for (int i = 0; i < kInputPlanes; ++i) _mm512_store_si512(to + i * tiles::kBytes, planes[i]);
+    }
   }
   static void weights(const typename P::Stored* p, int64_t left, __m512i (&planes)[kPlanes]) {
-    split<P>(p, left, planes, 0);
+    split(P::weights(p), left > kLanes ? P::weights(p + kLanes) : Floats{}, planes, 0);
   }
   template <int Sums, int Left, int Right>
   static void add() {
@@ -46,10 +54,9 @@ struct Tiling {
  private:
   // `half` a unit of what is kept is added for inputs, so that rests have either sign and what is left out has no bias;
   // for weights there is no time.
-  template <typename Q, int Planes>
-  static inline void split(const typename Q::Stored* p, int64_t left, __m512i (&planes)[Planes], int32_t half) {
+  template <int Planes>
+  static inline void split(Floats low, Floats high, __m512i (&planes)[Planes], int32_t half) {
     const __m512i upper = _mm512_set1_epi32(0xffff0000), added = _mm512_set1_epi32(half);
-    Floats low = Q::weights(p), high = left > kLanes ? Q::weights(p + kLanes) : Floats{};
     for (int i = 0; i < Planes; ++i) {  // inputs j and j + 16 beside each other, in both operands alike
       auto a = reinterpret_cast<__m512i>(low), b = reinterpret_cast<__m512i>(high);
       if (half && i < 2) a = _mm512_add_epi32(a, added), b = _mm512_add_epi32(b, added);
@@ -67,7 +74,14 @@ template <>
 struct Tiling<Int8Inputs> {
   static constexpr int kBlock = 64, kInputPlanes = 1, kPlanes = 1, kSteps = 1;
 
-  static void inputs(const int8_t* p, int64_t, __m512i (&planes)[1]) { planes[0] = _mm512_loadu_si512(p); }
+  static void turn(const int8_t* p, int64_t rows, int64_t k, int64_t, char* to) {
+    __m512i lines[tiles::kSide];
+    tiles::turn(p, rows, k, lines);
+    for (const __m512i& line : lines) {
+      _mm512_store_si512(to, line);
+      to += sizeof(line);
+    }
+  }
   static void weights(const int8_t* p, int64_t, __m512i (&planes)[1]) { planes[0] = _mm512_loadu_si512(p); }
   template <int Sums, int Left, int Right>
   static void add() {
@@ -104,25 +118,12 @@ int64_t blocks_of(int64_t k) {
   return (k + Tiling<P>::kBlock - 1) / Tiling<P>::kBlock;
 }
 
-// One tile of rows: [block of k, plane].
+// Decomposes and transposes `count` inputs of up to 16 rows into tiles [block of k, plane]. Blocks are `block_bytes` apart.
 template <typename P>
-void turn_inputs(const typename P::Input* x, int64_t rows, int64_t k, char* to) {
+void turn_inputs(const typename P::Input* x, int64_t rows, int64_t k, int64_t count, char* to, int64_t block_bytes) {
   using T = Tiling<P>;
-  for (int64_t i = 0; i < k; i += T::kBlock) {
-    __m512i planes[T::kInputPlanes][tiles::kSide] = {};
-    for (int64_t r = 0; r < std::min<int64_t>(rows, tiles::kSide); ++r) {
-      __m512i own[T::kInputPlanes];
-      T::inputs(x + r * k + i, k - i, own);
-      for (int p = 0; p < T::kInputPlanes; ++p) planes[p][r] = own[p];
-    }
-    for (auto& plane : planes) {
-      tiles::transpose(plane);
-      for (const __m512i& line : plane) {
-        _mm512_store_si512(to, line);
-        to += sizeof(line);
-      }
-    }
-  }
+  rows = std::min<int64_t>(rows, tiles::kSide);
+  for (int64_t i = 0; i < count; i += T::kBlock, to += block_bytes) T::turn(x + i, rows, k, count - i, to);
 }
 
 // Takes apart the weights of 32 outputs after another, each for so many pairs of tiles of rows, block by block of k:
@@ -186,25 +187,47 @@ class Splitter {
   int output_ = 0, side_ = 0;
 };
 
-// Adds a block of k. Tiles 0 and 1: sums of the first 16 outputs with one or two tiles of rows; 2 and 3: of the others.
+// Adds the products of one plane of weights, in tiles 4 and 5, with one of inputs, in tiles 6 and 7.
+template <typename P, int RowTiles>
+inline __attribute__((always_inline)) void add_planes() {
+  using T = Tiling<P>;
+  T::template add<0, 4, 6>();
+  T::template add<2, 5, 6>();
+  if constexpr (RowTiles == 2) {
+    T::template add<1, 4, 7>();
+    T::template add<3, 5, 7>();
+  }
+}
+
+// Adds a block of k. Tiles 0 and 1: sums of the first 16 outputs with one or two tiles of rows; 2 and 3: of the others. From one
+// product of planes to the next, one of the operands stays in its tiles: 14 loads for 24 products.
 template <typename P, int RowTiles, typename Meanwhile>
 inline __attribute__((always_inline)) void add_block(const char* weights, const char* inputs, int64_t next_rows,
                                                      Meanwhile&& meanwhile) {
   using T = Tiling<P>;
-  for (int q = 0; q < T::kPlanes; ++q, weights += 2 * tiles::kBytes) {
-    tiles::load<4>(weights);
-    tiles::load<5>(weights + tiles::kBytes);
-    for (int p = 0; p < T::kInputPlanes && p + q < 3; ++p) {
-      meanwhile();
-      tiles::load<6>(inputs + p * tiles::kBytes);
-      T::template add<0, 4, 6>();
-      T::template add<2, 5, 6>();
-      if constexpr (RowTiles == 2) {
-        tiles::load<7>(inputs + next_rows + p * tiles::kBytes);
-        T::template add<1, 4, 7>();
-        T::template add<3, 5, 7>();
-      }
-    }
+  const auto load_weights = [&](int q) {
+    tiles::load<4>(weights + q * 2 * tiles::kBytes);
+    tiles::load<5>(weights + (q * 2 + 1) * tiles::kBytes);
+  };
+  const auto load_inputs = [&](int p) {
+    tiles::load<6>(inputs + p * tiles::kBytes);
+    if constexpr (RowTiles == 2) tiles::load<7>(inputs + next_rows + p * tiles::kBytes);
+  };
+  load_weights(0);
+  for (int p = T::kInputPlanes - 1; p >= 0; --p) {
+    meanwhile();
+    load_inputs(p);
+    add_planes<P, RowTiles>();
+  }
+  for (int q = T::kPlanes - 1; q > 0; --q) {
+    meanwhile();
+    load_weights(q);
+    add_planes<P, RowTiles>();
+  }
+  if constexpr (T::kPlanes > 1) {
+    meanwhile();
+    load_inputs(1);
+    add_planes<P, RowTiles>();
   }
 }
 
@@ -225,6 +248,17 @@ void store_tile(const Product<P>& product, int64_t row, int64_t out) {
   }
 }
 
+// Stores the sums of 32 outputs from `out` on with one or two tiles of rows from `row` on.
+template <int RowTiles, typename P>
+void store_tiles(const Product<P>& product, int64_t row, int64_t out) {
+  store_tile<0>(product, row, out);
+  store_tile<2>(product, row, out + tiles::kSide);
+  if constexpr (RowTiles == 2) {
+    store_tile<1>(product, row + tiles::kSide, out);
+    store_tile<3>(product, row + tiles::kSide, out + tiles::kSide);
+  }
+}
+
 // The sums of 32 outputs with one or two tiles of rows.
 template <int RowTiles, typename P>
 void tile_sums(const Product<P>& product, const char* inputs, int64_t row, int64_t out, Splitter<P>& weights) {
@@ -241,12 +275,7 @@ void tile_sums(const Product<P>& product, const char* inputs, int64_t row, int64
       weights.template run<(kOutputs + T::kSteps - 1) / T::kSteps>();
     });
   }
-  store_tile<0>(product, row, out);
-  store_tile<2>(product, row, out + tiles::kSide);
-  if constexpr (RowTiles == 2) {
-    store_tile<1>(product, row + tiles::kSide, out);
-    store_tile<3>(product, row + tiles::kSide, out + tiles::kSide);
-  }
+  store_tiles<RowTiles>(product, row, out);
 }
 
 // This thread's own tiles of a piece's inputs: another's would have to come from that one's cache. `piece` is unlike
@@ -259,7 +288,8 @@ const char* tiled_inputs(const Product<P>& product, int64_t piece) {
   char* to = memory.hold(tiles_of(product.m) * size);
   for (int64_t row = 0; piece != held && row < product.m; row += tiles::kSide) {
     const auto* x = product.x + row * product.k;
-    turn_inputs<P>(x, product.m - row, product.k, to + row / tiles::kSide * size * tiles::kBytes);
+    char* tile = to + row / tiles::kSide * size * tiles::kBytes;
+    turn_inputs<P>(x, product.m - row, product.k, product.k, tile, Tiling<P>::kInputPlanes * tiles::kBytes);
   }
   held = piece;
   return to;

@@ -90,6 +90,17 @@ inline void transpose(__m512i (&rows)[kSide]) {
   for (int i = 0; i < kSide; ++i) rows[i] = pairs[i];
 }
 
+// Transposes the first 64 bytes of up to 16 rows, `stride` numbers apart. Others are zeros.
+template <typename Number>
+inline __attribute__((always_inline)) void turn(const Number* p, int64_t rows, int64_t stride, __m512i (&lines)[kSide]) {
+  if (rows == kSide) {  // then they are in registers
+    for (int r = 0; r < kSide; ++r) lines[r] = _mm512_loadu_si512(p + r * stride);
+  } else {
+    for (int r = 0; r < kSide; ++r) lines[r] = r < rows ? _mm512_loadu_si512(p + r * stride) : __m512i{};
+  }
+  transpose(lines);
+}
+
 }  // namespace tiles
 }  // namespace jaxserve
 #else
