@@ -40,9 +40,9 @@ _FILTERS: Final[dict[Resampling, Image.Resampling]] = {
 _MAX_TILED_SIDE: Final = 4096
 """Longest side of an image that is cut into tiles, whatever its checkpoint says (transformers' constant)."""
 _MAX_RATIO: Final = 200
+"""Largest ratio of the sides of an image whose area is bounded (transformers' constant)."""
 _MAX_PADDED_SIDE: Final = 10_000
 """Pixels of a side of a square that an image is padded to: 300 MB."""
-"""Largest ratio of the sides of an image whose area is bounded (transformers' constant)."""
 
 _CLASS_PLACE: Final = np.array([[0, -1]], np.int32)
 
@@ -123,12 +123,13 @@ def _resize(image: Image.Image, height: int, width: int, resampling: Resampling)
 
 def _bounded_size(height: int, width: int, factor: int, sizes: AreaSizes) -> tuple[int, int]:
     """Return multiples of `factor` near the image's sides, with an area within the bounds."""
+    shown = f"{width} x {height}"
     if sizes.is_enlarged and min(height, width) < factor:
         scale = max(factor / height, factor / width)
         height, width = int(height * scale), int(width * scale)
     if max(height, width) > _MAX_RATIO * min(height, width):
         raise InvalidRequestError(
-            f"The image has {width} x {height} pixels; this model takes sides of a ratio up to {_MAX_RATIO}."
+            f"The image has {shown} pixels; this model takes sides of a ratio up to {_MAX_RATIO}."
         )
     new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
     frames = sizes.frames
