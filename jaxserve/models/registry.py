@@ -36,7 +36,15 @@ from jaxserve.quant.stored_blocks import stored_kinds
 
 _SPARSE: Final = ("DeepseekV3ForCausalLM", "sparse attention, its indexer and a cache of the indexer's keys")
 _ALIBI: Final = ("FalconForCausalLM", "attention scores with a linear bias by distance (ALiBi)")
+_JOINED_TILES: Final = "tiles of an image whose rows of features are joined"
 _MISSING: Final[Mapping[str, tuple[str, str]]] = {
+    "LlavaNextForConditionalGeneration": ("LlamaForCausalLM", _JOINED_TILES),
+    "LlavaOnevisionForConditionalGeneration": ("Qwen2ForCausalLM", _JOINED_TILES),
+    "Idefics2ForConditionalGeneration": ("MistralForCausalLM", "a resampler of an image's features"),
+    "MllamaForConditionalGeneration": ("LlamaForCausalLM", "attention of texts to an image's features"),
+    "PaliGemmaForConditionalGeneration": ("Gemma2ForCausalLM", "attention in both directions over a whole prompt"),
+    "KimiVLForConditionalGeneration": ("DeepseekV3ForCausalLM", "the tower MoonViT"),
+    "InternVLChatModel": ("Qwen2ForCausalLM", "tensors with transformers' names, as in checkpoints that end in -hf"),
     "DeepseekV32ForCausalLM": _SPARSE,
     "DeepseekV4ForCausalLM": _SPARSE,
     "GlmMoeDsaForCausalLM": _SPARSE,

@@ -151,6 +151,10 @@ def test_unknown_architecture_is_rejected_with_the_supported_ones() -> None:
             "MptForCausalLM",
             "nearest: FalconForCausalLM; missing: attention scores with a linear bias by distance (ALiBi)",
         ),
+        (
+            "LlavaOnevisionForConditionalGeneration",
+            "nearest: Qwen2ForCausalLM; missing: tiles of an image whose rows of features are joined",
+        ),
     ],
 )
 def test_a_well_known_architecture_is_rejected_with_what_is_missing(architecture: str, expected: str) -> None:

@@ -41,7 +41,7 @@ _WHOLE: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """transformers' defaults of Mistral 3, and of Pixtral, which is published as LLaVA, by `model_type`."""
 _TOWERS: Final = {"mistral3": "pixtral", "llava": "clip_vision_model"}
-"""transformers' default of a tower's `model_type`. CLIP's, which most LLaVA models have, is not computed."""
+"""transformers' default of a tower's `model_type`. LLaVA models with CLIP's are read in `_llava`."""
 _EPS: Final = 1e-5
 
 
