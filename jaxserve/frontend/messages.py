@@ -99,13 +99,24 @@ def check_messages(messages: Sequence[ChatMessage], *, is_last_continued: bool =
         if message.content is None and message.role != "assistant":
             raise invalid(f"messages[{i}].content", f"a {message.role} message needs a string or text parts")
         if isinstance(message.content, list):
-            types = IMAGE_ROLE_PARTS if message.role in IMAGE_ROLES else _TEXT_PARTS
-            check_parts(f"messages[{i}].content", message.content, *types)
+            if message.role not in IMAGE_ROLES:
+                refuse_images(f"messages[{i}].content", message.content, message.role)
+            check_parts(f"messages[{i}].content", message.content, *IMAGE_ROLE_PARTS)
     last = messages[-1]
     if is_last_continued and (last.role != "assistant" or not last.content or last.tool_calls):
         raise invalid(
             "continue_final_message", "the last message must be an assistant's, with content and without tool calls"
         )
+
+
+def refuse_images(place: str, parts: list[ContentPart], role: str) -> None:
+    """Raise UnsupportedParameterError for the first image in a message of a role that shows none."""
+    for i, part in enumerate(parts):
+        if part.is_image:
+            raise unsupported(
+                f"{place}[{i}].type",
+                f"is {shorten(part.type)}: images are read with the role user and in results of tools, not with the role {role}",
+            )
 
 
 def check_parts(place: str, parts: list[ContentPart], *types: str) -> None:
@@ -115,6 +126,9 @@ def check_parts(place: str, parts: list[ContentPart], *types: str) -> None:
             raise refuse(f"{place}[{i}].type", part.type)
         if part.text is None and not part.is_image:
             raise missing(f"{place}[{i}].text")
+        other = "text" if part.is_image else "image_url"
+        if getattr(part, other):
+            raise invalid(f"{place}[{i}].{other}", f"a part of type {part.type} has none: send it as a part of its own")
 
 
 def read_images(messages: Sequence[ChatMessage]) -> list[ImageSource]:

@@ -22,7 +22,7 @@ from jaxserve.apis.responses.items import (
 )
 from jaxserve.errors import invalid
 from jaxserve.frontend.checks import missing, refuse, shorten
-from jaxserve.frontend.messages import IMAGE_ROLE_PARTS, ContentPart, check_parts
+from jaxserve.frontend.messages import IMAGE_ROLE_PARTS, ContentPart, check_parts, refuse_images
 
 _ROLES: Final = ("user", "system", "developer", "assistant")
 
@@ -95,6 +95,8 @@ def _message(place: str, item: InputItem) -> MessageItem:
     if role == "user" and isinstance(item.content, list):
         content += _shown(f"{place}.content", item.content)
     else:
+        if isinstance(item.content, list):
+            refuse_images(f"{place}.content", item.content, role)
         texts = _texts(f"{place}.content", item.content)
         content += [OutputText(text=text) if role == "assistant" else InputText(text) for text in texts]
     return MessageItem(id=item.id or new_id("msg"), role=role, content=content)  # type: ignore[arg-type]

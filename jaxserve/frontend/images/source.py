@@ -49,7 +49,11 @@ def read_data(source: ImageSource, max_bytes: int) -> bytes:
     try:
         data = decode_base64(source.url[end + 1 :])
     except ValueError:
-        raise invalid(source.place, "its content is not base64") from None
+        raise invalid(
+            source.place, "its content is not base64 of the standard alphabet, padded and without line breaks"
+        ) from None
+    if not data:
+        raise invalid(source.place, "the image is empty")
     if len(data) > max_bytes:
         raise too_large(source.place, max_bytes)
     return data
@@ -80,8 +84,10 @@ def read_url(source: ImageSource, domains: Collection[str]) -> URL:
         port == _PORTS[url.scheme] and (host in domains or shown_host in domains)
     )
     if not host or not allowed:
+        shown = host if port == _PORTS[url.scheme] else f"{shown_host}:{port}"
         raise invalid(
-            source.place, f"the host {shorten(host)} is not one that this server fetches from (--allowed-media-domains)"
+            source.place,
+            f"the host {shorten(shown)} is not one that this server fetches from (--allowed-media-domains)",
         )
     return url
 

@@ -104,6 +104,7 @@ def image(kind: str) -> dict[str, Any]:
         ),
         (image("input_image"), "input[0].content[0].image_url"),
         (image("input_file"), "input[0].content[0].type"),
+        ({"input": [image("input_image")["input"][0] | {"role": "system"}]}, "input[0].content[0].type"),
         ({"input": []}, "input"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),

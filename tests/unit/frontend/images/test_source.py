@@ -63,6 +63,8 @@ def test_data_url_is_decoded() -> None:
         ("data:" + "x" * 1000 + ";base64,AAAA", "base64"),
         ("data:image/png;base64,A!AA", "not base64"),
         ("data:image/png;base64,A", "not base64"),
+        ("data:image/png;base64,AAAA\nAAAA", "without line breaks"),
+        ("data:image/png;base64,", "the image is empty"),
         ("data:image/svg+xml;base64,AAAA", "SVG"),
         ("data:image/png;base64," + "A" * 1000, "at most 100 bytes"),
     ],
@@ -78,6 +80,8 @@ def test_no_url_is_fetched_unless_its_host_is_allowed() -> None:
         read_url(source("https://example.org/a.png"), ())
     assert read_url(source("https://example.org/a.png"), {"example.org"}).host == "example.org"
     assert read_url(source("http://127.0.0.1:81/a.png"), {"127.0.0.1:81"}).port == 81
+    with pytest.raises(InvalidRequestError, match=r"the host '127\.0\.0\.1:82' is not one"):
+        read_url(source("http://127.0.0.1:82/a.png"), {"127.0.0.1:81"})
 
 
 @pytest.mark.parametrize(
