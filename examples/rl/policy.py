@@ -64,14 +64,16 @@ class Policy:
         config = decoder_of(checkpoint)
         policy = plain(jnp.dtype("float32"))
         skeleton = make_skeleton(config, policy)
-        params = load_params(checkpoint, skeleton, make_sharding(config, MeshShape()), lambda *_: None)
+        sharding = make_sharding(config, MeshShape())
+        params = load_params(checkpoint, skeleton, sharding, lambda *_: None)
         last = f"model.layers.{len(config.layers) - 1}.mlp."
         names = [leaf.name for leaf in skeleton.leaves]
         self._params = tuple(params)
         self._places = {name: index for index, name in enumerate(names) if name.startswith(last)}
         self.weights: Weights = {name: params[index] for name, index in self._places.items()}
         zeros = {name: jnp.zeros_like(weight) for name, weight in self.weights.items()}
-        self._moments = Moments(jnp.int32(0), zeros, zeros)
+        # Placed as a step returns it: otherwise the second step would be another program.
+        self._moments = Moments(jax.device_put(jnp.int32(0), sharding.replicated), zeros, zeros)
         backend = make_policy(Config(model=ModelConfig(model=str(path))), config, chip_of(jax.devices()[0])).backend
         served = make_skeleton(config, replace(policy, backend=backend)) if backend in NATIVE else None
         logprobs = partial(_token_logprobs, skeleton, served, tuple(self._places.values()))

@@ -223,8 +223,8 @@ def prepare(
     model = model if draft is None else with_tapped_layers(config, model, draft)
     config = image_settings(config, model, device.platform)
     policy = make_policy(config, model, chip_of(device))
-    check_deterministic(config, model, policy)
     skeleton = make_skeleton(model, policy, adapters)
+    check_deterministic(config, skeleton)
     sharding = make_sharding(model, shape, host_devices(shape.num_devices, config.hosts.num_hosts))
     kv_shards = cache_shards(model, sharding.rules)
     num_slots = resolve_limits(device.platform, config.scheduler).max_num_seqs
@@ -256,7 +256,7 @@ def _prepare_embedding(
 ) -> Preparation:
     skeleton = make_embedding_skeleton(config, model, chip_of(device))
     limits = embed_limits(config, skeleton, device.platform, modules)
-    check_deterministic(config, skeleton.config, skeleton.policy)
+    check_deterministic(config, skeleton)
     model_info = embedding_info(config, skeleton.config, modules)
     return Preparation(
         device,

@@ -16,6 +16,7 @@ from jaxserve.layers.linear import Linear, Tokens
 from jaxserve.layers.norm import make_norm, means
 from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
+from jaxserve.layers.routing import sums
 from jaxserve.model_config.altup import AltUpConfig
 from jaxserve.model_config.decoder import DecoderConfig
 
@@ -48,7 +49,7 @@ class AltUpStreams(nnx.Module):
         with jax.named_scope("altup"):
             pairs = zip(self.unembed_projections, others, strict=True)
             made = [first, *(self._scaled(project(x, tokens), first) for project, x in pairs)]
-            return jnp.mean(jnp.stack(made), 0)
+            return sums(jnp.stack(made), 0, is_alike=self.is_alike)[0] / len(made)
 
     def _scaled(self, x: Float[Array, "T D"], like: Float[Array, "T D"]) -> Float[Array, "T D"]:
         own, wanted = (means(jnp.square(each.astype(jnp.float32)), is_alike=self.is_alike) for each in (x, like))
@@ -66,13 +67,14 @@ class AltUp(nnx.Module):
         self.correction_coefs = Linear(count, count, (None, None), plain)
         self.correct_output_scale = parameter((d,), (None,), policy.vectors) if altup.scales_active else None
         self.count, self.active, self.input_scale = count, altup.active, 1 / d
+        self.is_alike = policy.backend in NATIVE
 
     def predict(self, streams: Float[Array, "A T D"], tokens: Tokens) -> Float[Array, "A T D"]:
         """Return every stream with a mixture of all streams added."""
         with jax.named_scope("altup"):
             routed = self._routed(streams[self.active], tokens)
             coefs = self.prediction_coefs.multiply(routed, tokens.num_real).reshape(-1, self.count, self.count)
-            mixed = jnp.sum(coefs.transpose(1, 2, 0)[..., None] * streams, 1)  # (A, T, D)
+            mixed = mixtures(streams, coefs, is_alike=self.is_alike)
             return streams + mixed.astype(streams.dtype)
 
     def correct(
@@ -97,6 +99,11 @@ class AltUp(nnx.Module):
     def _routed(self, x: Float[Array, "T D"], tokens: Tokens) -> Float[Array, "T A"]:
         normed = self.router_norm(x) * self.input_scale
         return jnp.tanh(self.modality_router.multiply(normed, tokens.num_real)).astype(x.dtype)
+
+
+def mixtures(streams: Float[Array, "A T D"], coefs: Float[Array, "T A A"], *, is_alike: bool) -> Float[Array, "A T D"]:
+    """Return each token's sums of its streams, times one row of its coefficients for each sum. is_alike: see `sums`."""
+    return sums(coefs.transpose(1, 2, 0)[..., None] * streams, 1, is_alike=is_alike)[:, 0]
 
 
 class Laurel(nnx.Module):

@@ -154,18 +154,13 @@ def _quant_policy(config: Config, decoder: DecoderConfig, chip: Chip) -> QuantPo
     name, stored = _format_name(config, decoder.stored), decoder.stored
     kinds = _kept_kinds(name, stored)
     _check_experts(name, has_experts=decoder.experts is not None)
-    if stored is None or stored.format != name or _has_only_kv_scales(stored):
+    if stored is None or stored.format != name or name == NO_QUANTIZATION:
         return QuantPolicy(name, stored_kinds=kinds, platform=chip.platform)
     is_stored = config.model.quantization == "auto"
     plain_matrices = stored.plain_matrices if is_stored else ()
     return QuantPolicy(
         name, stored.group_size, stored.has_offsets, plain_matrices, is_stored=is_stored, platform=chip.platform
     )
-
-
-def _has_only_kv_scales(stored: CheckpointQuantization) -> bool:
-    """Return True if a checkpoint's matrices are those of one that is not quantised."""
-    return stored == CheckpointQuantization(NO_QUANTIZATION, kv_scales=stored.kv_scales)
 
 
 def _kept_kinds(name: str, stored: CheckpointQuantization | None) -> StoredKinds:

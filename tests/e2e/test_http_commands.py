@@ -79,9 +79,12 @@ def test_weights_are_updated_and_replies_name_their_version(tmp_path: Path) -> N
         assert metrics["weight_version_tokens"] == {"1": 4}
         status, headers, _ = server.request("POST", "/v1/completions", PROMPT | {"stream": True})
         assert headers["x-weight-version"] == "1"
-        for body in ({}, {"model": "other", "tensors": "other"}):
+        for body, text in (
+            ({}, "'model': is needed, or `tensors` instead"),
+            ({"model": "other", "tensors": "other"}, "'tensors': must not be given beside `model`"),
+        ):
             status, refused = post(server, "/update_weights", body)
-            assert (status, "`tensors` instead" in refused["error"]["message"]) == (400, True)
+            assert (status, text in refused["error"]["message"]) == (400, True)
         path = tmp_path / "step.safetensors"
         write_safetensors(path, {"a": np.zeros(3, np.float32)})
         assert post(server, "/update_weights", {"tensors": str(path)})[1]["weight_version"] == 2

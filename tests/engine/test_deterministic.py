@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,14 +19,16 @@ from jaxserve_kernels.backend import Backend
 from jaxserve_kernels.matmul import matmul
 from jaxserve_kernels.native.build import BuildError, build
 
-from jaxserve.config import CompileConfig, Config, CpuKernels, KVCacheDtype, ModelConfig
+from jaxserve.config import CacheConfig, CompileConfig, Config, CpuKernels, KVCacheDtype, ModelConfig
 from jaxserve.errors import ConfigError
 from jaxserve.executor.adapters import padded_rank
 from jaxserve.ipc.messages import AddRequest
 from jaxserve.layers.policy import DtypePolicy, plain
 from jaxserve.models.registry import decoder_of, open_model
+from jaxserve.models.skeleton import make_skeleton
 from jaxserve.quant.policy import QuantPolicy
 from jaxserve.runner.determinism import check_deterministic
+from jaxserve.runner.limits import with_cache_groups
 from jaxserve.sampling.sampler import score
 from tests.engine.model_engine import MODEL_NAME, Generated, ModelEngine, request
 from tests.models.expert_adapters import of_modules
@@ -292,12 +295,38 @@ def test_what_may_round_a_row_by_its_neighbours_is_refused() -> None:
     config = Config(model=ModelConfig(model="any"), compile=CompileConfig(deterministic=True))
     exact = DtypePolicy(jnp.dtype("float32"), jnp.dtype("float32"), backend="native")
     for name in ("none", "mxfp4-weight-only", "nvfp4-weight-only"):
-        check_deterministic(config, model, replace(exact, quant=QuantPolicy(name)))
-    check_deterministic(Config(model=ModelConfig(model="any")), model, plain(jnp.dtype("float32")))
-    refused = [
-        (plain(jnp.dtype("float32")), "only with the native kernels"),
-        (DtypePolicy(exact.weights, exact.activations, plain(exact.weights, "fp8").quant, "native"), "fp8"),
-    ]
-    for policy, text in refused:
+        check_deterministic(config, make_skeleton(model, replace(exact, quant=QuantPolicy(name))))
+    xla = make_skeleton(model, plain(jnp.dtype("float32")))
+    check_deterministic(Config(model=ModelConfig(model="any")), xla)
+    fp8 = make_skeleton(
+        model, DtypePolicy(exact.weights, exact.activations, plain(exact.weights, "fp8").quant, "native")
+    )
+    for skeleton, text in (xla, "only with the native kernels"), (fp8, "fp8"):
         with pytest.raises(ConfigError, match=text):
-            check_deterministic(config, model, policy)
+            check_deterministic(config, skeleton)
+
+
+@pytest.mark.parametrize(
+    ("name", "quantization", "block_size", "text"),
+    [
+        ("gemma2_tiny", "none", None, "not with attention_softcap"),
+        ("mistral_sliding_tiny", "none", 8, "pages of 8 tokens"),
+        ("dots1_tiny", "none", None, "the 56 inputs of model.layers.0.mlp.down_proj.weight"),
+        ("gemma3n_tiny", "none", None, "the 40 inputs of .*: the native matmul kernels take multiples of 16"),
+        ("qwen3_moe_tiny", "int8", None, "the 32 inputs of .*: the native matmul kernels take multiples of 64"),
+        ("qwen3_moe_tiny", "none", None, None),
+    ],
+)
+def test_shapes_that_native_kernels_leave_to_xla_are_refused(
+    name: str, quantization: str, block_size: int | None, text: str | None
+) -> None:
+    config = Config(
+        model=ModelConfig(model="any"),
+        cache=CacheConfig(block_size=block_size),
+        compile=CompileConfig(deterministic=True),
+    )
+    model, float32 = decoder_of(open_model(DATA / name)), jnp.dtype("float32")
+    policy = DtypePolicy(float32, float32, QuantPolicy(quantization, platform="cpu"), backend="native")
+    skeleton = make_skeleton(with_cache_groups(config, model), policy)
+    with contextlib.nullcontext() if text is None else pytest.raises(ConfigError, match=text):
+        check_deterministic(config, skeleton)

@@ -92,8 +92,10 @@ async def unload_lora_adapter(call: HttpCall, body: UnloadAdapterRequest, query:
 @partial(_Command, "/update_weights")
 async def update_weights(call: HttpCall, body: UpdateWeightsRequest, query: ModelQuery) -> ControlResult:
     """Replace the weights by others of the same shapes, between two steps. Nothing is compiled."""
-    if (body.model is None) == (body.tensors is None):
+    if body.model is None and body.tensors is None:
         raise invalid("model", "is needed, or `tensors` instead of it")
+    if body.model is not None and body.tensors is not None:
+        raise invalid("tensors", "must not be given beside `model`, which has all tensors")
     options = CommandOptions(mode=body.mode or "keep", model=body.model or "", tensors=body.tensors or "")
     return await _run(call, "update_weights", options)
 

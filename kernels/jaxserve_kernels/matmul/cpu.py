@@ -21,10 +21,14 @@ _WEIGHTS = ("float32", "float16", "bfloat16", "int8")
 
 def supports(x: jax.Array, weight: jax.Array, *, dynamic: bool) -> bool:
     """Return True if the kernel computes this matmul."""
+    return multiplies(weight.dtype, dynamic=dynamic) and takes_inputs(x.shape[1], dynamic=dynamic)
+
+
+def takes_inputs(num_inputs: int, *, dynamic: bool) -> bool:
+    """Return True if there is a kernel for this number of inputs, with quantised activations if `dynamic`."""
     if dynamic:
-        is_exact = x.shape[1] <= _MOST_INT8_INPUTS
-        return multiplies(weight.dtype, dynamic=True) and is_exact and x.shape[1] % _INT8_LANES == 0
-    return multiplies(weight.dtype, dynamic=False) and x.shape[1] % _LANES == 0
+        return num_inputs <= _MOST_INT8_INPUTS and num_inputs % _INT8_LANES == 0
+    return num_inputs % _LANES == 0
 
 
 def multiplies(dtype: jnp.dtype, *, dynamic: bool) -> bool:

@@ -62,6 +62,11 @@ def unsupported(
     return None
 
 
+def is_native(num_heads: int, pool_shape: tuple[int, ...], kv_dtype: jnp.dtype, scoring: Scoring) -> bool:
+    """Return True if the native kernel attends over a pool `[L, P, K, S, H]`; XLA does otherwise, also with a native backend."""
+    return cpu.supports(num_heads, pool_shape, kv_dtype, scoring)
+
+
 def ragged_layout(
     query_starts: Int[Array, "B1"],
     num_decode_rows: Int[Array, ""],
