@@ -119,14 +119,14 @@ def test_int8_matmul_equals_the_reference(tokens: int, outputs: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8-weight-only", "int8"])
-@pytest.mark.parametrize("tokens", [1, 5, 40])
+@pytest.mark.parametrize(("tokens", "rows"), [(1, 1), (5, 3), (40, 3), (530, 523)])
 def test_matmuls_of_one_input_are_one_call_with_the_bits_of_each(
-    tokens: int, dtype: str, dense_backend: Backend
+    tokens: int, rows: int, dtype: str, dense_backend: Backend
 ) -> None:
-    """Some outputs end within the tasks of threads, and within tiles; tokens after the third are padding."""
+    """Some outputs end within the tasks of threads, and within tiles, and some are many; tokens after the real rows are padding."""
     dynamic = dtype == "int8"
-    x, num_rows = jnp.asarray(_normal(1, tokens, 128)), jnp.int32(min(tokens, 3))
-    weights = [jnp.asarray(_normal(seed, outputs, 128)) for seed, outputs in ((2, 160), (3, 37), (4, 1), (5, 450))]
+    x, num_rows = jnp.asarray(_normal(1, tokens, 128)), jnp.int32(rows)
+    weights = [jnp.asarray(_normal(seed, outputs, 128)) for seed, outputs in ((2, 160), (3, 37), (4, 1), (5, 4250))]
     scales: list[Array] = []
     if dtype.startswith("int8"):
         weights, scales = map(list, zip(*map(quantize_rows, weights), strict=True))
@@ -156,11 +156,12 @@ def test_inputs_that_fill_no_vector_go_through_the_reference() -> None:
     np.testing.assert_array_equal(matmul(x, weight, backend="native"), matmul(x, weight))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("inputs", [192, 1600])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("inputs", [192, 1616])
 def test_a_row_of_a_matmul_does_not_depend_on_the_others(inputs: int, dtype: str, dense_backend: Backend) -> None:
     """Few rows and many are computed in different ways, and many inputs chunk by chunk. Activations beside int8 are quantised."""
     dynamic = dtype == "int8"
+    inputs -= inputs % 64 if dynamic else 0
     x, weight = jnp.asarray(_normal(1, 530, inputs)), jnp.asarray(_normal(2, 123, inputs))
     stored, scales = quantize_rows(weight) if dynamic else (weight.astype(dtype), None)
     together = matmul(x, stored, scales, dynamic=dynamic, backend=dense_backend)

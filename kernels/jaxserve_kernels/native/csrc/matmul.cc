@@ -24,8 +24,8 @@ struct Operands {
 ffi::ErrorOr<Operands> operands(ffi::BufferR2<ffi::F32> x, ffi::AnyBuffer w, ffi::BufferR0<ffi::S32> count,
                                 const float* scales, ffi::ResultBufferR2<ffi::F32> y, int step) {
   const int64_t k = x.dimensions()[1], n = w.dimensions()[0];
-  if (k % step || w.dimensions()[1] != k) {
-    return ffi::Unexpected(ffi::Error::InvalidArgument("matmul: K is not a multiple of the inputs taken at once"));
+  if (k == 0 || k % step || w.dimensions()[1] != k) {
+    return ffi::Unexpected(ffi::Error::InvalidArgument("matmul: K is zero, or not a multiple of the inputs taken at once"));
   }
   const int64_t m = std::clamp<int64_t>(*count.typed_data(), 0, x.dimensions()[0]);
   std::fill_n(y->typed_data() + m * n, (x.dimensions()[0] - m) * n, 0.0f);
@@ -70,7 +70,7 @@ ffi::ErrorOr<Operands> operands(ffi::BufferR2<ffi::F32> x, ffi::AnyBuffer w, ffi
                                 std::vector<Group>& groups) {
   const auto shape = w.dimensions();
   const int64_t k = x.dimensions()[1];
-  if (shape.size() != 3 || shape[0] != sizes.dimensions()[0] || shape[2] != k || k % step) {
+  if (shape.size() != 3 || shape[0] != sizes.dimensions()[0] || shape[2] != k || k == 0 || k % step) {
     return ffi::Unexpected(ffi::Error::InvalidArgument("grouped matmul: shapes that do not go together"));
   }
   int64_t m = 0;

@@ -175,7 +175,7 @@ struct Group {
 };
 
 #if defined(JAXSERVE_TILES)
-// Multiplies the same rows with several matrices. A thread decomposes the inputs of a piece once for all of these.
+// Multiplies the same rows with several matrices. If they are one piece, a thread decomposes its inputs once for all of these.
 template <typename P>
 void multiply_tiled(ffi::ThreadPool& pool, const std::vector<Product<P>>& products, const std::vector<Group>& groups) {
   static std::atomic<int64_t> pieces_before{0};

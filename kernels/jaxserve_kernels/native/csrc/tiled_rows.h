@@ -9,7 +9,7 @@
 #if defined(JAXSERVE_TILES)
 namespace jaxserve {
 
-constexpr int64_t kChunk = 768;                  // inputs of a chunk: 256 rows and 32 outputs have 1.3 MB of planes
+constexpr int64_t kChunk = 768;                  // inputs of a chunk: 256 rows and twice 32 outputs have 1.5 MB of planes
 constexpr int64_t kPairRows = 2 * tiles::kSide;  // rows whose sums fill half of the tiles, with as many outputs
 constexpr int64_t kStreamedRows = 64;            // most rows for which weights are decomposed for 32 at a time
 constexpr int64_t kHeldOutputs = 4096;           // outputs whose sums wait in memory: 4 MiB with 256 rows
