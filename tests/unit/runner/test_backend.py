@@ -23,7 +23,7 @@ from jaxserve.config import (
     SchedulerConfig,
 )
 from jaxserve.errors import ConfigError
-from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
+from jaxserve.model_config.decoder import CheckpointQuantization, DecoderConfig, LayerConfig
 from jaxserve.model_config.latent import LatentConfig
 from jaxserve.model_config.recurrent import GatedDeltaConfig, ShortConvConfig
 from jaxserve.runner.backend import Chip, attention_notes, choose_backend, matmul_backend
@@ -359,3 +359,11 @@ def test_plans_say_how_a_gpu_computes_attention(chip: Chip, dtype: jnp.dtype, wa
     notes = attention_notes(_config(), DECODER, chip, dtype, dtype)
     assert len(notes) == len(wanted)
     assert all(text in note for text, note in zip(wanted, notes, strict=True))
+
+
+@pytest.mark.parametrize("quantization", ["auto", "none"])
+def test_a_gguf_file_that_is_dequantised_has_the_policy_of_floats(quantization: str) -> None:
+    """So weights of a folder of floats can replace its own."""
+    stored = CheckpointQuantization("none", stored_kinds=(("model.layers.0.mlp.down_proj", "Q4_1"),))
+    config = Config(model=ModelConfig(model="any", quantization=quantization))
+    assert make_policy(config, replace(DECODER, stored=stored), CPU) == make_policy(config, DECODER, CPU)
