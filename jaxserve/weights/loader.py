@@ -38,6 +38,8 @@ MAX_THREADS: Final = 8
 """Parameters in work at a time, at most; also at most one for each processor."""
 _DERIVED_SUFFIXES = ("rotary_emb.inv_freq",)
 """Buffers that some checkpoints store and every implementation computes."""
+_INTEGERS = frozenset({"BOOL", "I8", "I16", "I32", "I64", "U8", "U16", "U32", "U64"})
+"""Types of numbers in safetensors files that no weight has by itself."""
 
 
 def load_params(
@@ -170,12 +172,13 @@ def _load_leaf(leaf: LeafSpec, reader: TensorReader, places: Sequence[NamedShard
 
 
 def check_tensors(checkpoint: Checkpoint, skeleton: AnySkeleton, leaves: Iterable[LeafSpec] | None = None) -> None:
-    """Raise CheckpointError unless the headers have the tensors that the model needs, and no others.
+    """Raise CheckpointError unless the headers have the tensors that the model needs, numbers where it needs them, and no others.
 
     leaves: the only ones that are needed; None: all.
     """
     needed = [leaf for leaf in (skeleton.leaves if leaves is None else leaves) if not leaf.is_measured]
     parts = {name: shape for leaf in needed for name, shape in leaf.parts.items()}
+    integers = {name for leaf in needed if leaf.has_integers for name in leaf.parts}
     for name, (rows, *rest) in parts.items():
         info, shape = checkpoint.tensors.get(name), (rows // kv_copies(name, skeleton.config), *rest)
         if info is None:
@@ -183,6 +186,10 @@ def check_tensors(checkpoint: Checkpoint, skeleton: AnySkeleton, leaves: Iterabl
         if info.shape != shape and not (is_kv_scale(name) and info.shape == (1,)):
             raise CheckpointError(
                 f"{info.file}: tensor {name!r}: shape {shape} expected by the model config, found {info.shape}"
+            )
+        if info.stored_dtype in _INTEGERS and not info.is_quantized and name not in integers:
+            raise CheckpointError(
+                f"{info.file}: tensor {name!r}: float32, float16 or bfloat16 expected, found {info.stored_dtype}"
             )
     config = skeleton.config
     vision = config.vision if isinstance(config, DecoderConfig) else None

@@ -37,7 +37,7 @@ class TensorReader:
     heads (see `DecoderConfig.for_devices`).
 
     Weights, scales, biases and norms are reordered. A tensor that is a view of its file is read where it is indexed. Raises
-    CheckpointError for integers without scales, and for NaN among weights in e4m3.
+    CheckpointError for NaN among weights in e4m3.
     """
 
     def __init__(
@@ -111,10 +111,6 @@ class TensorReader:
 
     def _read_stored(self, name: str, rows: range, columns: range | None) -> Tensor:
         tensor, info = self._checkpoint.read(name), self._checkpoint.tensors[name]
-        if isinstance(tensor, np.ndarray) and tensor.dtype.kind in "biu":
-            raise CheckpointError(
-                f"{info.file}: tensor {shown(name)}: expected float32, float16 or bfloat16, found {tensor.dtype}"
-            )
         order = self._order if _is_rotated(name) else None
         if order is not None and _module(name).endswith("q_proj"):
             order = self._query_order

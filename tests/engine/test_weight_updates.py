@@ -269,7 +269,7 @@ def test_some_tensors_replace_those_of_their_names(
     for name, array, text in (
         ("model.layers.0.mlp.down_proj.weight", np.zeros((3, 3), np.float32), "expected by the model config"),
         ("model.layers.0.mlp.none", np.zeros(3, np.float32), "not expected"),
-        ("model.norm.weight", np.ones_like(tensors["model.norm.weight"], np.int32), "bfloat16, found int32"),
+        ("model.norm.weight", np.ones_like(tensors["model.norm.weight"], np.int32), "bfloat16 expected, found I32"),
     ):
         write_safetensors(tmp_path / "bad", {name: array})
         assert text in operator.refused("update_weights", tensors=str(tmp_path / "bad"))
