@@ -84,11 +84,6 @@ class LeafSpec:
         return self.layout is not None and len(self.tensors) < len(self.layout.counts)
 
     @property
-    def has_integers(self) -> bool:
-        """True if the parameter itself holds integers, such as a map of tokens."""
-        return isinstance(self.declared, ArraySpec) and np.issubdtype(self.declared.dtype, np.integer)
-
-    @property
     def is_adapter(self) -> bool:
         """True for a parameter that holds adapters."""
         return _ADAPTER in self.tensors[0]

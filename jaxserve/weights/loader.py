@@ -23,7 +23,7 @@ from jaxserve.checkpoint.vision_names import VISION
 from jaxserve.errors import CheckpointError
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import AnySkeleton, LeafSpec, ModelSkeleton
-from jaxserve.quant.array import Ranges
+from jaxserve.quant.array import ArraySpec, Ranges
 from jaxserve.quant.kv_scales import is_kv_scale
 from jaxserve.sharding.mesh import Sharding
 from jaxserve.weights.converted import restore_arrays
@@ -178,7 +178,7 @@ def check_tensors(checkpoint: Checkpoint, skeleton: AnySkeleton, leaves: Iterabl
     """
     needed = [leaf for leaf in (skeleton.leaves if leaves is None else leaves) if not leaf.is_measured]
     parts = {name: shape for leaf in needed for name, shape in leaf.parts.items()}
-    integers = {name for leaf in needed if leaf.has_integers for name in leaf.parts}
+    integers = {name for leaf in needed if _has_integers(leaf) for name in leaf.parts}
     for name, (rows, *rest) in parts.items():
         info, shape = checkpoint.tensors.get(name), (rows // kv_copies(name, skeleton.config), *rest)
         if info is None:
@@ -195,6 +195,11 @@ def check_tensors(checkpoint: Checkpoint, skeleton: AnySkeleton, leaves: Iterabl
     vision = config.vision if isinstance(config, DecoderConfig) else None
     unused = (VISION,) if vision is None else tuple(VISION + start for start in vision.unused_tensors)
     _reject_unexpected(checkpoint, parts.keys() | config.spare_tensors, unused)
+
+
+def _has_integers(leaf: LeafSpec) -> bool:
+    """Return True for a parameter that is no weight, such as a map of tokens."""
+    return isinstance(leaf.declared, ArraySpec) and np.issubdtype(leaf.declared.dtype, np.integer)
 
 
 def _reject_unexpected(checkpoint: Checkpoint, known: Set[str], unused: tuple[str, ...]) -> None:
