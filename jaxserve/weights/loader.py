@@ -172,7 +172,7 @@ def _load_leaf(leaf: LeafSpec, reader: TensorReader, places: Sequence[NamedShard
 
 
 def check_tensors(checkpoint: Checkpoint, skeleton: AnySkeleton, leaves: Iterable[LeafSpec] | None = None) -> None:
-    """Raise CheckpointError unless the headers have the tensors that the model needs, numbers where it needs them, and no others.
+    """Raise CheckpointError unless the headers have the tensors that the model needs, floats for its weights, and no others.
 
     leaves: the only ones that are needed; None: all.
     """
