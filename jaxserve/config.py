@@ -191,8 +191,8 @@ class CompileConfig:
 
     attention_backend: AttentionBackend = option(
         "auto",
-        help="paged-attention kernel; auto: pallas on GPUs from Ampere on, native kernels on CPUs if they are built, else "
-        "reference (XLA)",
+        help="paged-attention kernel; auto: pallas on TPUs and on GPUs from Ampere on, native kernels on CPUs if they are built, "
+        "else reference (XLA)",
     )
     cpu_kernels: CpuKernels = option(
         "auto",

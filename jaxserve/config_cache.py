@@ -18,7 +18,11 @@ class CacheConfig:
 
     block_size: int | None = option(None, ge=1, le=1024, help="tokens per KV page (default: 64 on TPUs, 16 elsewhere)")
     kv_cache_memory: int | None = option(
-        None, ge=1, unit="bytes", help="bytes for the KV cache, e.g. 2GiB (default: from --memory-fraction)"
+        None,
+        ge=1,
+        unit="bytes",
+        help="bytes for the KV cache, e.g. 2GiB (default: on accelerators from --memory-fraction; on CPUs a quarter of the "
+        "memory that weights leave free, at most 2GiB)",
     )
     memory_fraction: float = option(
         0.9, ge=0.01, le=0.99, help="fraction of the accelerator's memory to use if --kv-cache-memory is not set"

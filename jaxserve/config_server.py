@@ -103,8 +103,8 @@ class ServerConfig:
     profile_dir: str | None = option(None, help="directory for the profiles of /start_profile (default: none)")
     allow_weight_updates: bool = option(
         False,
-        help="run the commands /update_weights, /sleep, /pause, /v1/load_lora_adapter and their opposites for any client "
-        "that may send requests; they read any path that the server can read",
+        help="accept the operator's commands /update_weights, /sleep, /pause, /v1/load_lora_adapter and their opposites, which "
+        "read any path that the server can read; --public-commands says who may send them",
     )
     uds_dir: str | None = option(None, help="directory for the IPC sockets (default: a private one in /tmp)")
 

@@ -35,7 +35,7 @@ TOKENS = tuple(mantissa * 10**exponent for exponent in range(6) for mantissa in 
 
 METRICS: Final[dict[str, MetricSpec]] = ENGINE_METRICS | {
     "cache_config_info": MetricSpec("gauge", "KV cache settings as labels.", ("block_size", "num_gpu_blocks", "cache_dtype")),
-    "lora_requests_info": MetricSpec("gauge", "Time at which the engine became ready, in seconds since 1970; all adapters are in memory, so none waits.", ("max_lora", "running_lora_adapters", "waiting_lora_adapters")),
+    "lora_requests_info": MetricSpec("gauge", "Time at which the loaded adapters last changed, in seconds since 1970; all are in memory, so none waits.", ("max_lora", "running_lora_adapters", "waiting_lora_adapters")),
     "model_token_flops": MetricSpec("gauge", "Operations for one token of the layers' weights, and of the output matrix (head) for each token that is sampled from, on all devices; without attention.", ("part",)),
     "model_step_read_bytes": MetricSpec("gauge", "Bytes of weights that a step reads on one device; without the KV cache."),
     "adapter_requests": MetricSpec("counter", "Requests of each adapter of --lora-modules.", ("adapter",)),
@@ -162,6 +162,13 @@ def exposition(*snapshots: Iterable[FamilySnapshot]) -> bytes:
     return generate_latest(_Merged(snapshots))
 
 
+def _new_family(name: str, spec: MetricSpec, registry: CollectorRegistry) -> Counter | Gauge | Histogram:
+    extra: dict[str, Any] = {"buckets": spec.buckets} if spec.buckets else {}
+    family: Counter | Gauge | Histogram
+    family = _KINDS[spec.kind](PREFIX + name, spec.help, BASE_LABELS + spec.labels, registry=registry, **extra)
+    return family
+
+
 class Metrics:
     """The registry and its metrics, addressed by the names of `METRICS`."""
 
@@ -172,14 +179,16 @@ class Metrics:
         shared: Metrics | None = None,
         *,
         adapters: Sequence[str] = (),
+        max_adapters: int = 0,
         names: Collection[str] = METRICS,
     ) -> None:
         """engine: number of the replica. shared: other metrics of this server, whose registry is used.
 
-        adapters: names of the adapters that each engine loads. names: metrics that have a value from the start if they
-        have no labels of their own.
+        adapters: names of the adapters that each engine loads at its start. max_adapters: places for adapters in each.
+        names: metrics that have a value from the start if they have no labels of their own.
         """
-        self._adapters = tuple(adapters)
+        self.model_name = model_name
+        self._adapters, self._max_adapters = tuple(adapters), max_adapters
         self.registry: CollectorRegistry = CollectorRegistry() if shared is None else shared.registry
         self._base = {"model_name": model_name, "engine": engine}
         self._families: dict[str, Counter | Gauge | Histogram] = {} if shared is None else shared._families
@@ -189,7 +198,7 @@ class Metrics:
         """The last total that the engine reported, by metric and label values."""
         if shared is None:
             ProcessCollector(registry=self.registry)
-            self._families = {name: self._new_family(name, spec) for name, spec in METRICS.items()}
+            self._families = {name: _new_family(name, spec, self.registry) for name, spec in METRICS.items()}
         for name in names:
             if not METRICS[name].labels:
                 self._child(name)
@@ -201,21 +210,23 @@ class Metrics:
             for reason in ("stop", "length", "abort", "error"):
                 self._child("request_success", finished_reason=reason)
 
-    @property
-    def model_name(self) -> str:
-        return self._base["model_name"]
-
     def of_engine(self, replica: int) -> Metrics:
         """Return the metrics of a replica of this server: its samples have the replica's number as the label `engine`."""
         if replica and replica not in self._replicas:
             self._replicas[replica] = Metrics(
-                self.model_name, str(replica), self, adapters=self._adapters, names=ENGINE_METRICS
+                self.model_name,
+                str(replica),
+                self,
+                adapters=self._adapters,
+                max_adapters=self._max_adapters,
+                names=ENGINE_METRICS,
             )
         return self._replicas[replica] if replica else self
 
-    def of_model(self, name: str, adapters: Sequence[str] = ()) -> Metrics:
+    def of_model(self, name: str, *, adapters: Sequence[str] = (), max_adapters: int = 0) -> Metrics:
         """Return the metrics of a further model of this server: its samples have its name as the label `model_name`."""
-        return Metrics(name, shared=self, adapters=adapters, names=METRICS.keys() - _PROCESS_METRICS)
+        names = METRICS.keys() - _PROCESS_METRICS
+        return Metrics(name, shared=self, adapters=adapters, max_adapters=max_adapters, names=names)
 
     def inc(self, name: str, amount: float = 1, **labels: str) -> None:
         """Add to a counter."""
@@ -237,13 +248,7 @@ class Metrics:
 
     def record_ready(self, model_info: ModelInfo) -> None:
         """Publish what the engine reports when it is ready."""
-        self.set(
-            "lora_requests_info",
-            time.time(),
-            max_lora=str(len(self._adapters)),
-            running_lora_adapters=",".join(self._adapters),
-            waiting_lora_adapters="",
-        )
+        self.record_adapters(self._adapters)
         self.set(
             "cache_config_info",
             1,
@@ -255,6 +260,17 @@ class Metrics:
             self.set("model_token_flops", work.layer_flops, part="layers")
             self.set("model_token_flops", work.head_flops, part="head")
             self.set("model_step_read_bytes", work.read_bytes)
+
+    def record_adapters(self, names: Sequence[str]) -> None:
+        """Publish the names of the adapters that are loaded from now on."""
+        self._forget({"lora_requests_info"})
+        self.set(
+            "lora_requests_info",
+            time.time(),
+            max_lora=str(self._max_adapters),
+            running_lora_adapters=",".join(names),
+            waiting_lora_adapters="",
+        )
 
     def record_stats(self, stats: EngineStats) -> None:
         """Publish one report of the engine."""
@@ -284,10 +300,14 @@ class Metrics:
         for key, child in self._children.items():
             if key[0] in ENGINE_METRICS and isinstance(child, Gauge):
                 child.set(0)
-        for name, *labels in [key for key in self._children if key[0] in _MODEL_GAUGES]:
-            self._families[name].remove(*self._base.values(), *labels)
-        self._children = {key: child for key, child in self._children.items() if key[0] not in _MODEL_GAUGES}
+        self._forget(_MODEL_GAUGES)
         self._totals = {}
+
+    def _forget(self, names: Collection[str]) -> None:
+        for key in [key for key in self._children if key[0] in names]:
+            name, *labels = key
+            self._families[name].remove(*self._base.values(), *labels)
+            del self._children[key]
 
     def snapshot(self) -> list[FamilySnapshot]:
         """All samples as they are now."""
@@ -305,12 +325,6 @@ class Metrics:
         """The current value of a counter or gauge, or the number of observations of a histogram."""
         suffix = {Counter: "_total", Gauge: "", Histogram: "_count"}[type(self._families[name])]
         return self.registry.get_sample_value(PREFIX + name + suffix, self._base | labels) or 0.0
-
-    def _new_family(self, name: str, spec: MetricSpec) -> Counter | Gauge | Histogram:
-        extra: dict[str, Any] = {"buckets": spec.buckets} if spec.buckets else {}
-        family: Counter | Gauge | Histogram
-        family = _KINDS[spec.kind](PREFIX + name, spec.help, BASE_LABELS + spec.labels, registry=self.registry, **extra)
-        return family
 
     def _child(self, name: str, **labels: str) -> Counter | Gauge | Histogram:
         key = (name, *labels.values())

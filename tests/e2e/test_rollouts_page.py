@@ -37,7 +37,8 @@ def test_the_program_runs_and_scores_what_it_sampled(programs: Path, capsys: pyt
 
 
 def test_each_request_of_the_table_does_what_the_page_says(programs: Path) -> None:
-    flags = ("--served-model-name", "policy", "--allow-weight-updates", "--dtype", "float32", *BATCH_PROGRAMS)
+    [shown] = re.findall(r"^jaxserve serve models/policy (.*)$", PAGE, re.M)
+    flags = (*shown.split(), "--served-model-name", "policy", "--dtype", "float32", *BATCH_PROGRAMS)
     replies: dict[str, Any] = {}
     with serving(str(model().path), *flags, programs=programs) as server:
         for step, path, body in STEPS:

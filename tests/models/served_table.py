@@ -45,7 +45,7 @@ set of answers: a window or recurrent layers are optional in some.
 
 All of them are read from safetensors. `--quantization` offers every one the formats
 {formats}
-(`mxfp4-weight-only` if it has experts); [quantization](quantization.md) says which quantised checkpoints load. An architecture that is not listed is refused with the
+(`mxfp4-weight-only` if it has experts), and `gguf` and `gguf-weight-only` if the model is a GGUF file; [quantization](quantization.md) says which quantised checkpoints load. An architecture that is not listed is refused with the
 nearest one and the keys of its `config.json` that make the difference.
 
 """
@@ -91,7 +91,7 @@ TWO_DEVICES = ParallelConfig(tensor_parallel_size=2)
 
 def page() -> str:
     """Return the page as Markdown. Raises ValueError for a family without a tiny checkpoint."""
-    formats = ", ".join(f"`{name}`" for name in format_names())
+    formats = ", ".join(f"`{name}`" for name in format_names() if not name.startswith("gguf"))
     rows = [row for family in families() for row in _rows(family)]
     return HEADER.format(formats=formats) + markdown_table(HEAD, rows) + FOOTER
 

@@ -39,14 +39,25 @@ def test_compilations_arrive_as_totals() -> None:
 def test_adapters_are_reported_as_protocol_003_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them are in memory, so each is ready and none waits; the value is the time of the last change."""
     monkeypatch.setattr("jaxserve.metrics.time.time", lambda: 1234.0)
-    processes = [Metrics("m", adapters=("sql", "poems")) for _ in range(2)]
+    processes = [Metrics("m", adapters=("sql", "poems"), max_adapters=3) for _ in range(2)]
     for metrics in processes:
         metrics.record_ready(MODEL_INFO)
-    labels = 'max_lora="2",model_name="m",running_lora_adapters="sql,poems",waiting_lora_adapters=""'
-    text = exposition(*(metrics.snapshot() for metrics in processes)).decode()
-    assert f'jaxserve:lora_requests_info{{engine="0",{labels}}} 1234.0' in text
+    assert _adapters_samples(*processes) == [_adapters_sample("sql,poems")]
+    for metrics in processes:
+        metrics.record_adapters(["poems", "law"])
+    assert _adapters_samples(*processes) == [_adapters_sample("poems,law")]
     processes[0].forget_engine()
     assert "lora_requests_info{" not in exposition(processes[0].snapshot()).decode()
+
+
+def _adapters_samples(*processes: Metrics) -> list[str]:
+    text = exposition(*(metrics.snapshot() for metrics in processes)).decode()
+    return [line for line in text.splitlines() if line.startswith("jaxserve:lora_requests_info{")]
+
+
+def _adapters_sample(names: str) -> str:
+    labels = f'max_lora="3",model_name="m",running_lora_adapters="{names}",waiting_lora_adapters=""'
+    return f'jaxserve:lora_requests_info{{engine="0",{labels}}} 1234.0'
 
 
 def test_two_servers_in_one_process_do_not_meet() -> None:

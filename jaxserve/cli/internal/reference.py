@@ -156,7 +156,8 @@ def _endpoints(operations: Sequence[tuple[str, str, dict[str, Any]]]) -> list[st
             f"{'events of ' if media == 'text/event-stream' else ''}{_type(payload_of(spec['schema']))}"
             for media, spec in content
         )
-        key = "yes" if operation["security"] else "no"
+        is_command = "Operation" in operation["tags"] and method != "GET"
+        key = "operator" if is_command else "yes" if operation["security"] else "no"
         query = [f"`{one['name']}`" for one in operation.get("parameters", ()) if one["in"] == "query"]
         given = operation["summary"] + (f" Query: {', '.join(query)}." if query else "")
         rows.append((f"`{method} {path}`", given, "; ".join(replies), key))

@@ -284,6 +284,7 @@ class EngineConnection:
         elif isinstance(message, PagesChanged):
             self._on_pages(message)
         elif isinstance(message, AdaptersChanged):
+            self._metrics.record_adapters([adapter.name for adapter in message.adapters])
             self._on_adapters(message)
         elif message.stats is not None:
             self._metrics.record_stats(message.stats)

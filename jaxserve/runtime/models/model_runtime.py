@@ -84,7 +84,7 @@ def make_frontend(
         raise ConfigError(f"--lora-modules: {min(both)!r} is the name of the model itself")
     loaded = AdapterNames(adapters)
     new_metrics = Metrics if first is None else first.metrics.of_model
-    metrics = new_metrics(names[0], adapters=tuple(adapters))
+    metrics = new_metrics(names[0], adapters=tuple(adapters), max_adapters=config.model.num_adapter_places)
     return Frontend(
         model_names=names,
         adapters=loaded,

@@ -22,11 +22,13 @@ from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.http.listener import NUM_SURPLUS
 from jaxserve.ipc.messages import (
     ENGINE_STOPPED,
+    AdaptersChanged,
     AddRequest,
     CommandDone,
     ErrorInfo,
     FromEngine,
     Heartbeat,
+    LoadedAdapter,
     Ready,
     RequestOutput,
     StartupFailed,
@@ -487,6 +489,18 @@ async def test_stats_become_metrics(api: Api) -> None:
     assert value("padding_tokens", kind="decode") == 10
     assert (value("iteration_tokens_total"), value("device_step_seconds"), value("host_gap_seconds")) == (4, 2, 4)
     assert (value("compilations", phase="warmup"), value("compilations", phase="serving")) == (7, 0)
+
+
+async def test_adapters_of_an_engine_are_published(api: Api) -> None:
+    api.engine.say(AdaptersChanged([LoadedAdapter("sql", "adapters/sql", 1)]))
+    await api.engine.is_heard()
+    [(_, labels, _)] = [
+        sample
+        for family in api.metrics.snapshot()
+        if family.name == "jaxserve:lora_requests_info"
+        for sample in family.samples
+    ]
+    assert labels["running_lora_adapters"] == "sql"
 
 
 async def test_second_ready_changes_nothing(api: Api) -> None:

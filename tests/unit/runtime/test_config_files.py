@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxserve.runtime.api_process import is_loopback
 from jaxserve.runtime.environment import load_config
 
 CONFIGS = Path(__file__).parents[3] / "configs"
@@ -25,3 +26,9 @@ def test_config_file_is_loaded(file: Path) -> None:
     assert config.model.model == "other"
     assert config.server.port == 1
     assert config.scheduler != alone.scheduler, "the file changed nothing"
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_servers_without_keys_are_for_this_host_only(file: Path) -> None:
+    config = load_config(file=file)
+    assert config.server.api_key is not None or is_loopback(config.server.host)
