@@ -170,7 +170,7 @@ class EngineConnection:
                 for number, part in enumerate(_parts(message)):
                     if number:
                         await asyncio.sleep(0)  # other work of the event loop comes between two parts
-                    if not (number and self._over.is_set()):
+                    if not self._over.is_set():  # else its requests have ended, or belong to the next engine
                         self._dispatch(part)
 
         try:

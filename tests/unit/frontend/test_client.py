@@ -41,7 +41,7 @@ from jaxserve.metrics import Metrics
 from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.tokenizer.tokenizer import Tokenizer
 from jaxserve.types import RequestId
-from tests.loop_clock import LoopClock
+from tests.loop_clock import NUM_TURNS, LoopClock
 from tests.unit.running_api import ALONE, MODEL_INFO, Api, ScriptedEngine, running_api
 
 STALL_TIMEOUT_S = 4.0
@@ -214,6 +214,22 @@ async def test_requests_without_output_are_submitted_to_the_next_engine_once(api
             assert ends == {"a": "stop", "b": "error"}, "once only"
             assert engine.aborted == []
         assert api.metrics.value("request_retries") == 3
+
+
+async def test_an_engine_that_was_given_up_ends_no_request_of_the_next_one(api: Api) -> None:
+    """It was silent for too long, and revives before its process is killed."""
+    with api.client.submit([add("a")]) as generation:
+        request = await api.engine.added()
+        api.connection.end("silent")
+        api.engine.output(request, [1], finish_reason="stop")
+        for _ in range(NUM_TURNS):
+            await asyncio.sleep(0)
+        await api.exit_stack.aclose()
+        engine = ScriptedEngine()
+        async with api.client.connected(engine):
+            engine.say(Ready(MODEL_INFO))
+            engine.output(await engine.added(), [7], finish_reason="stop")
+            assert [(o.request_id, o.token_ids) for o in await drained(generation)] == [("a", [7])]
 
 
 async def test_the_last_words_of_an_engine_that_breaks_do_not_end_what_it_never_began(api: Api) -> None:
