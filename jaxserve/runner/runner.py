@@ -129,7 +129,7 @@ class Runner(Generic[PlanT, ResultT]):
 
     def next_tokens(self, step: PendingStep[PlanT, ResultT]) -> np.ndarray | None:
         """Return what `Pending.next_tokens` does, for the oldest step whose result was not read."""
-        if self.reports is None or step.program.max_steps == 1 or step.index in self._lost:
+        if self.reports is None or not _may_report(step.program) or step.index in self._lost:
             return None
         return self.reports.next(step.program.num_rows, step.is_done)
 
@@ -143,7 +143,7 @@ class Runner(Generic[PlanT, ResultT]):
             self._renew(step.index)
             raise
         finally:
-            if self.reports is not None and step.program.max_steps > 1:
+            if self.reports is not None and _may_report(step.program):
                 self.reports.end(step.program.num_rows)
         now = time.monotonic()
         seconds, self._last_read = now - max(step.started, self._last_read), now
@@ -155,3 +155,8 @@ class Runner(Generic[PlanT, ResultT]):
             self.reports = None
         self._lost = range(failed + 1, self._num_submitted)
         self._state.renew()
+
+
+def _may_report(program: Program) -> bool:
+    """Return True if a program may report tokens before it is done: a loop over decode steps. A speculative step is no loop."""
+    return program.kind == "decode" and program.max_steps > 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -15,13 +16,13 @@ from jaxserve_kernels import native
 
 from jaxserve.layers.cache import KVPool
 from jaxserve.runner.inputs import OUTPUT_FIELDS, Program, packed_size
-from jaxserve.runner.runner import Runner, StepLostError
+from jaxserve.runner.runner import PendingStep, Runner, StepLostError
 from jaxserve.runner.state import DeviceState, StateArrays, StateShapes
 from jaxserve.runner.steps import GENERATION
 from jaxserve.runner.warmup import warm_up
 from jaxserve.sampling.params import COLUMNS
 from jaxserve.scheduler.plan import MAX_STOP_TOKENS, StepPlan, StepResult
-from jaxserve.types import RequestId
+from jaxserve.types import ProgramKind, RequestId
 
 PROGRAM = Program("decode", num_tokens=1, num_rows=1, max_pages=1, num_slots=1)
 PLAN = StepPlan(
@@ -187,6 +188,19 @@ def test_after_a_failed_step_tokens_come_with_results(fails_at: str) -> None:
     reports.close.assert_called_once_with()
     assert runner.reports is None
     assert tokens(runner) == [1]
+
+
+@pytest.mark.parametrize(("kind", "num_calls"), [("decode", 1), ("speculate", 0)])
+def test_only_loops_over_decode_steps_are_asked_for_tokens_before_their_end(kind: ProgramKind, num_calls: int) -> None:
+    """A speculative step reports none, and the wait for a report would count as its time."""
+    runner, reports = new_runner(CountingStep("never", -1)), mock.create_autospec(native.Reports)
+    runner.reports = reports
+    program = replace(PROGRAM, kind=kind, max_steps=4)
+    outputs = [jnp.zeros(packed_size(program, OUTPUT_FIELDS), jnp.int32)]
+    step = PendingStep(runner, PLAN, program, outputs, index=0, started=0.0)
+    step.next_tokens()
+    step.result()
+    assert reports.next.call_count == reports.end.call_count == num_calls
 
 
 def new_runner(step: CountingStep) -> Runner[StepPlan, StepResult]:
