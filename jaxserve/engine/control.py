@@ -149,12 +149,14 @@ class EngineControl:
                 if not self._advance(change, num_in_flight, outputs):
                     break
                 error = None
-            except (RequestError, StartupError) as failure:
-                known = failure if isinstance(failure, RequestError) else InvalidRequestError(str(failure))
-                error = error_info(known)
+            except RequestError as failure:
+                error = error_info(failure)
+            except StartupError as failure:
+                error = error_info(InvalidRequestError(str(failure)))
             except Exception:
                 _log.exception("%s failed", change.command.name)
                 error = error_info(_FAILED)
+            change.prepared = None  # an error, the frames of its traceback and this future would keep half-read weights
             self._changes.popleft()
             self._scheduler.starts_requests = True
             change.on_done(error, self.state)

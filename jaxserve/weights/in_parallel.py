@@ -29,4 +29,8 @@ def in_parallel(
             for done in wait(running, return_when=FIRST_COMPLETED).done:
                 item = running.pop(done)
                 used -= cost(item)
-                yield item, done.result()
+                try:
+                    result = done.result()
+                finally:
+                    del done  # an error and this frame, which is in its traceback, would keep each other
+                yield item, result

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from jaxserve.scheduler.embedding import EmbedScheduler
 from jaxserve.scheduler.plan import Buckets
 from jaxserve.types import RequestId, place_of
 from jaxserve.weights.loader import load_changed
+from jaxserve.weights.reader import TensorReader
 from tests.engine.model_engine import MODEL_NAME, Generated, ModelEngine, request
 from tests.engine.rig import Rig, add, expected, prompt
 from tests.models.goldens import DATA, adapter_goldens
@@ -55,6 +57,15 @@ def changed(folder: Path, factor: float, model: str = MODEL_NAME) -> Path:
     return folder
 
 
+def changed_adapter(folder: Path, source: Path, factor: float) -> Path:
+    """Write an adapter with other matrices B; files that are there are overwritten."""
+    shutil.copytree(source, folder, dirs_exist_ok=True)
+    file = open_safetensors(source / "adapter_model.safetensors")
+    tensors = {name: np.array(file.read(name)) * (factor if "lora_B" in name else 1) for name in file.tensors}
+    write_safetensors(folder / "adapter_model.safetensors", tensors)
+    return folder
+
+
 class AtOnce(Executor):
     """Runs work where it is submitted, so that a command takes a known number of steps."""
 
@@ -70,10 +81,12 @@ class AtOnce(Executor):
 class Operator:
     """Gives commands to a core and keeps their ends."""
 
-    def __init__(self, rig: Rig | ModelEngine, adapters: AdapterPlaces | None = None) -> None:
+    def __init__(
+        self, rig: Rig | ModelEngine, adapters: AdapterPlaces | None = None, threads: Executor | None = None
+    ) -> None:
         self.core = rig.core
         self.core.control = EngineControl(
-            rig.scheduler, rig.executor.weights, AtOnce(), adapters=adapters, tiers=rig.core.tiers
+            rig.scheduler, rig.executor.weights, threads or AtOnce(), adapters=adapters, tiers=rig.core.tiers
         )
         self.ends: list[tuple[ErrorInfo | None, EngineState]] = []
         self.outputs: list[RequestOutput] = []
@@ -219,6 +232,35 @@ def test_weights_that_do_not_fit_change_nothing(engine: ModelEngine, tmp_path: P
         assert error.error_class == "InvalidRequestError"
         assert state.weight_version == 0
     assert run(engine, PROMPTS) == old
+
+
+@pytest.mark.slow
+def test_a_read_that_fails_half_way_keeps_nothing_on_the_device(
+    engine: ModelEngine, new: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that collects no cycles for a while would else run out of memory."""
+    read, names = TensorReader.read, list[str]()
+
+    def fail_late(self: TensorReader, name: str, *rows: range) -> Any:
+        names.append(name)
+        if len(names) == 12:
+            raise CheckpointError("the file vanished")
+        return read(self, name, *rows)
+
+    gc.collect()
+    gc.disable()
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            operator, before = Operator(engine, threads=threads), len(jax.live_arrays())
+            monkeypatch.setattr(TensorReader, "read", fail_late)
+            operator.command("update_weights", model=str(new))
+            while engine.core.control.is_busy:
+                operator.step()
+        error, _ = operator.ends[-1]
+        assert error is not None and "vanished" in error.message
+        assert len(jax.live_arrays()) == before
+    finally:
+        gc.enable()
 
 
 @pytest.mark.slow
