@@ -59,6 +59,8 @@ class Adapter:
     """An opened adapter, of which only the header was read."""
 
     name: str
+    config: Mapping[str, Any]
+    """`adapter_config.json`"""
     file: SafetensorsFile
     additions: Mapping[str, Addition]
     """Updates by module name in the model's checkpoint, such as `model.layers.0.self_attn.q_proj`; each expert has its own."""
@@ -91,7 +93,7 @@ def _open(name: str, path: Path, target: TargetModel) -> Adapter:
         additions |= found
     if not additions:
         raise CheckpointError(f"{file.path}: expected tensors `...lora_A.weight` and `...lora_B.weight`, found none")
-    return Adapter(name, file, additions)
+    return Adapter(name, config, file, additions)
 
 
 def _check_config(path: Path, config: Mapping[str, Any], *, is_transposed: bool) -> None:

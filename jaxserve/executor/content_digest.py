@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
+from jaxserve.checkpoint.peft import Adapter
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.errors import CheckpointError
 from jaxserve.runner.host.cores import num_cores
@@ -18,13 +22,13 @@ _NUM_HOST_WINDOWS: Final = 16
 _WINDOW_BYTES: Final = 256
 _HEADER_BYTES: Final = 64 << 10
 _MAX_THREADS: Final = 8
-_CONFIGS: Final = ("config.json", "adapter_config.json")
+_CONFIG: Final = "config.json"
 
 
-def content_digest(checkpoint: Checkpoint, identity: str) -> str:
-    """Return a digest of `identity` and of samples of every file of the weights and of its adapters.
+def content_digest(checkpoint: Checkpoint, identity: str, adapters: Sequence[Adapter] = ()) -> str:
+    """Return a digest of `identity`, of samples of every file of the weights, and of all of the adapters in their order.
 
-    The samples are the first 64 KiB of each file, 1,024 windows of 256 bytes at equal distances, and the configs beside
+    The samples are the first 64 KiB of each file, 1,024 windows of 256 bytes at equal distances, and the config beside
     it: two fine-tunings of a model differ in nearly all of them. Reading everything would take longer than loading.
     """
     digest = hashlib.sha256(identity.encode())
@@ -32,10 +36,10 @@ def content_digest(checkpoint: Checkpoint, identity: str) -> str:
     for file in files:
         digest.update(file.name.encode())
         _add_samples(digest, file, _NUM_WINDOWS)
-    for folder in sorted({file.parent for file in files}):
-        for config in (folder / name for name in _CONFIGS):
-            if config.is_file():
-                digest.update(hashlib.sha256(config.read_bytes()).digest())
+    for config in (folder / _CONFIG for folder in sorted({file.parent for file in files})):
+        if config.is_file():
+            digest.update(hashlib.sha256(config.read_bytes()).digest())
+    _add_adapters(digest, adapters)
     return digest.hexdigest()
 
 
@@ -91,8 +95,8 @@ def _file_hash(file: Path) -> str:
         raise CheckpointError(f"{file}: {error.strerror}") from None
 
 
-def weights_digest(checkpoints: Iterable[Checkpoint]) -> str:
-    """Return 16 hex digits over samples of every file of the weights, whatever its name on this host.
+def weights_digest(checkpoints: Iterable[Checkpoint], adapters: Sequence[Adapter] = ()) -> str:
+    """Return 16 hex digits over samples of every file of the weights, whatever its name on this host, and all of the adapters.
 
     The samples are the first 64 KiB of each file and 16 windows of 256 bytes: few, since a large model has hundreds of files, which
     may lie on a network. Hosts with different revisions of a model have different samples.
@@ -101,7 +105,17 @@ def weights_digest(checkpoints: Iterable[Checkpoint]) -> str:
     for checkpoint in checkpoints:
         for file in sorted({info.file for info in checkpoint.tensors.values()}):
             _add_samples(digest, file, _NUM_HOST_WINDOWS)
+    _add_adapters(digest, adapters)
     return digest.hexdigest()[:16]
+
+
+def _add_adapters(digest: hashlib._Hash, adapters: Sequence[Adapter]) -> None:
+    """Add configs and tensors. An adapter's number is its position, so another order is another content."""
+    for adapter in adapters:
+        digest.update(json.dumps(adapter.config, sort_keys=True).encode())
+        for name, tensor in sorted(adapter.file.tensors.items()):
+            digest.update(repr((name, tensor.shape, tensor.dtype)).encode())
+            digest.update(np.ascontiguousarray(adapter.file.read(name)).reshape(-1).view(np.uint8).data)
 
 
 def _add_samples(digest: hashlib._Hash, file: Path, num_windows: int) -> None:

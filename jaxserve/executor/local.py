@@ -135,7 +135,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
             base, checkpoint = checkpoint, served_tensors(prepared, checkpoint, adapters)
             parts = {"checkpoint": checkpoint_hash(checkpoint)} | prepared.key_parts()
             if config.hosts.num_hosts > 1:
-                parts["samples of the weights"] = weights_digest([checkpoint, *draft.checkpoints])
+                parts["samples of the weights"] = weights_digest([base, *draft.checkpoints], adapters)
             agree_equal(hosts, "programs", parts)
             check_tensors(checkpoint, prepared.skeleton)
             draft.check_tensors(prepared)
@@ -164,7 +164,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         identity = fingerprint(checkpoint, prepared.skeleton, config)
         pages = snapshots = None
         if prepared.has_tiers:
-            digest = content_digest(checkpoint, identity)
+            digest = content_digest(base, identity, adapters)
             if draft.checkpoint is not None:
                 digest = content_digest(draft.checkpoint, digest)
             pages, snapshots = open_pages(page_layout(digest, prepared.limits.shapes or ()), state)

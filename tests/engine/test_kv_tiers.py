@@ -4,6 +4,7 @@ groups of several shapes."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from jaxserve.config import TierConfig
 from jaxserve.errors import DoesNotFitError
 from jaxserve.types import BlockId
 from tests.engine.model_engine import MODEL_NAME, ModelEngine, request
-from tests.models.goldens import golden_checkpoint
+from tests.engine.test_weight_updates import changed_adapter
+from tests.models.goldens import adapter_goldens, golden_checkpoint
 
 PROMPT = [5 + 3 * i % 200 for i in range(100)]
 
@@ -85,3 +87,20 @@ def test_pages_move_among_requests_that_run(engine: ModelEngine) -> None:
 def test_more_host_memory_than_there_is_is_refused() -> None:
     with pytest.raises(DoesNotFitError, match=r"--kv-offload-memory of 1048576\.00 GiB is more than the"):
         ModelEngine(golden_checkpoint(MODEL_NAME).path, tiers=TierConfig(kv_offload_memory=1 << 50))
+
+
+def test_pages_of_an_adapter_that_was_trained_again_have_another_layout(tmp_path: Path) -> None:
+    """Folders and peers are chosen by the layout; adapters have the same number after each start."""
+    goldens = adapter_goldens("llama3_tiny")
+    first, second = goldens["first"].path, goldens["second"].path
+
+    def identity(*folders: Path) -> str:
+        modules = ",".join(f"{name}={folder}" for name, folder in zip("ab", folders, strict=True))
+        tiers = TierConfig(kv_offload_memory=1 << 20)
+        engine = ModelEngine(golden_checkpoint("llama3_tiny").path, lora_modules=modules, tiers=tiers)
+        engine.close()
+        assert engine.executor.pages is not None
+        return engine.executor.pages.layout.identity
+
+    again = changed_adapter(tmp_path / "again", second, -1.0)
+    assert len({identity(first, second), identity(first, again), identity(second, first)}) == 3
