@@ -7,7 +7,7 @@ import contextlib
 import socket
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -20,6 +20,38 @@ MIN_SILENCE_S: Final = 5.0
 """The least time of silence that counts, whatever is set: signs of life may be late on a busy machine."""
 _LOOKS: Final = 8
 """Number of checks that find a process silent before it counts as frozen: a pause of the parent itself proves nothing."""
+
+
+class NextEngine(msgspec.Struct, frozen=True, tag_field="order", tag="next_engine"):
+    """Order after the end of an engine: end its requests, and connect to the replica's next one."""
+
+    replica: int
+    address: str | None
+    """None: the replica gets no further engine."""
+
+
+class Stop(msgspec.Struct, frozen=True, tag_field="order", tag="stop"):
+    """Order at the end of the server: end all requests with an error, and exit."""
+
+    reason: str
+
+
+class Accept(msgspec.Struct, frozen=True, tag_field="order", tag="accept"):
+    """Order to accept connections, after the start in place of another server or after Suspend."""
+
+
+class Suspend(msgspec.Struct, frozen=True, tag_field="order", tag="suspend"):
+    """Order to accept no connection, finish all requests and report it."""
+
+
+class Leave(msgspec.Struct, frozen=True, tag_field="order", tag="leave"):
+    """Order to finish all requests and exit, since another server has the port."""
+
+    receiver: str
+    """Unix socket that takes idle connections."""
+
+
+Order: TypeAlias = NextEngine | Stop | Accept | Suspend | Leave
 
 
 class ApiWorker:
@@ -61,7 +93,7 @@ class ApiWorker:
     def has_ended(self) -> bool:
         return self.process.returncode is not None
 
-    async def send(self, order: msgspec.Struct) -> None:
+    async def send(self, order: Order) -> None:
         """Send an order; nothing happens if the process is dead."""
         await self._write(msgspec.json.encode(order) + b"\n")
 

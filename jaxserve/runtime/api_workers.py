@@ -21,7 +21,7 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 
@@ -31,7 +31,19 @@ from jaxserve.http.event_loop import run_measured
 from jaxserve.ipc.address import replica_address
 from jaxserve.log import configure_logging
 from jaxserve.runtime.api_process import ABORT_FLUSH_S, DEATH_GRACE_S, ApiProcess, serving_api
-from jaxserve.runtime.api_worker import ALIVE_LINE, ALIVE_S, READY_LINE, SUSPENDED_LINE, ApiWorker
+from jaxserve.runtime.api_worker import (
+    ALIVE_LINE,
+    ALIVE_S,
+    READY_LINE,
+    SUSPENDED_LINE,
+    Accept,
+    ApiWorker,
+    Leave,
+    NextEngine,
+    Order,
+    Stop,
+    Suspend,
+)
 from jaxserve.runtime.departure import Departure
 from jaxserve.runtime.engine_supervisor import RestartBudget
 from jaxserve.runtime.models.model_runtime import install, tokenizer_of
@@ -65,36 +77,6 @@ class ApiWorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(self) + b"\n"
 
 
-class NextEngine(msgspec.Struct, frozen=True, tag_field="order", tag="next_engine"):
-    """Order after the end of an engine: end its requests, and connect to the replica's next one."""
-
-    replica: int
-    address: str | None
-    """None: the replica gets no further engine."""
-
-
-class Stop(msgspec.Struct, frozen=True, tag_field="order", tag="stop"):
-    """Order at the end of the server: end all requests with an error, and exit."""
-
-    reason: str
-
-
-class Accept(msgspec.Struct, frozen=True, tag_field="order", tag="accept"):
-    """Order to accept connections, after the start in place of another server or after Suspend."""
-
-
-class Suspend(msgspec.Struct, frozen=True, tag_field="order", tag="suspend"):
-    """Order to accept no connection, finish all requests and report it."""
-
-
-class Leave(msgspec.Struct, frozen=True, tag_field="order", tag="leave"):
-    """Order to finish all requests and exit, since another server has the port."""
-
-    receiver: str
-    """Unix socket that takes idle connections."""
-
-
-Order: TypeAlias = NextEngine | Stop | Accept | Suspend | Leave
 _ORDER: Final[msgspec.json.Decoder[Order]] = msgspec.json.Decoder(Order)
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from jaxserve.config import Config, ModelConfig
 from jaxserve.runtime import api_worker, api_workers
-from jaxserve.runtime.api_worker import ApiWorker
-from jaxserve.runtime.api_workers import ApiWorkers, NextEngine
+from jaxserve.runtime.api_worker import ApiWorker, NextEngine
+from jaxserve.runtime.api_workers import ApiWorkers
 
 
 @contextlib.asynccontextmanager
