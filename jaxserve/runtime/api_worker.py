@@ -11,6 +11,8 @@ from typing import Final, TypeAlias
 
 import msgspec
 
+from jaxserve.runtime.tasks import first_of
+
 READY_LINE: Final = b"ready\n"
 SUSPENDED_LINE: Final = b"suspended\n"
 ALIVE_LINE: Final = b"alive\n"
@@ -63,6 +65,8 @@ class ApiWorker:
         """Set when the process has reported that it is suspended, or has ended."""
         self.is_silent = False
         """True once it reports nothing more, because it has ended."""
+        self._alive = asyncio.Event()
+        """Set when the process has given its first sign of life, or has ended."""
         self._is_ready = False
         self._ready = asyncio.Event()
         self._num_lines = 0
@@ -102,18 +106,27 @@ class ApiWorker:
         await self._ready.wait()
         return self._is_ready
 
+    async def wait_ready_or_slow(self, timeout_s: float) -> None:
+        """Wait until the process accepts requests, for at most `timeout_s` after its first sign of life."""
+        await self._alive.wait()
+        await first_of(self._ready.wait(), asyncio.sleep(timeout_s))
+
     async def wait_lost(self, silence_s: float, startup_s: float) -> str:
         """Wait until the process has ended, or was silent for too long and was killed; returns what happened.
 
         silence_s, startup_s: the longest silence once it has started, and before that. 0: no limit.
         """
-        ended = asyncio.create_task(self.process.wait())
+        ended: asyncio.Task[object] = asyncio.create_task(self.process.wait())
+        alive: asyncio.Task[object] = asyncio.create_task(self._alive.wait())
         try:
             num_silent, limit_s = 0, 0.0
             while num_silent < _LOOKS:
                 num_lines = self._num_lines
                 limit_s = (silence_s and max(silence_s, MIN_SILENCE_S)) if num_lines else startup_s
-                await asyncio.wait({ended}, timeout=(limit_s or MIN_SILENCE_S) / _LOOKS)
+                # The first sign of life ends a look that is as long as the start may take.
+                watched = {ended} if self._alive.is_set() else {ended, alive}
+                look_s = (limit_s or MIN_SILENCE_S) / _LOOKS
+                await asyncio.wait(watched, timeout=look_s, return_when=asyncio.FIRST_COMPLETED)
                 if ended.done():
                     return f"ended with exit code {ended.result()}"
                 num_silent = num_silent + 1 if limit_s and self._num_lines == num_lines else 0
@@ -121,6 +134,7 @@ class ApiWorker:
             return f"gave no sign of life for {limit_s:g} s and was killed"
         finally:
             ended.cancel()
+            alive.cancel()
 
     async def kill(self) -> None:
         """End the process at once, if it still runs."""
@@ -139,11 +153,13 @@ class ApiWorker:
         assert self.process.stdout is not None, "stdout is a pipe"
         while line := await self.process.stdout.readline():
             self._num_lines += 1
+            self._alive.set()
             if line == READY_LINE:
                 self._is_ready = True
                 self._ready.set()
             elif line == SUSPENDED_LINE:
                 self.suspended.set()
         self.is_silent = True
+        self._alive.set()
         self._ready.set()
         self.suspended.set()

@@ -52,7 +52,8 @@ from jaxserve.runtime.tasks import StopSignals, first_of, in_thread, running
 _log = logging.getLogger(__name__)
 
 ACCEPT_S: Final = 10.0
-"""Longest time that a process which follows a dead one leaves connections in the queue while there is no engine."""
+"""Longest time that a process which follows a dead one, once it has started, leaves connections in the queue while there
+is no engine."""
 STOP_GRACE_S: Final = 3.0
 """Time that a process may take beyond its drain time. Then it is killed unless it gives signs of life: it still sends errors."""
 
@@ -185,22 +186,24 @@ class ApiWorkers:
             await (worker.wait_lost(STOP_GRACE_S, STOP_GRACE_S) if self._stop_timeout_s else worker.kill())
 
     async def _supervise_one(self, number: int) -> str:
+        server, worker, is_replacement = self._config.server, self._workers[number - 1], False
         while True:
-            server = self._config.server
-            what = await self._workers[number - 1].wait_lost(server.stall_timeout, server.startup_timeout)
+            async with running(worker.wait_lost(server.stall_timeout, server.startup_timeout)) as lost:
+                if is_replacement:
+                    # Connections wait until it is ready: their requests would get 503.
+                    await first_of(worker.wait_ready_or_slow(ACCEPT_S), asyncio.wait({lost}))
+                    if not self._is_suspended:  # else `accept` orders it
+                        await worker.send(Accept())
+                    if self._stop_timeout_s:  # the order to end came meanwhile
+                        await worker.kill()
+                what = await lost
             if self._stop_timeout_s:
                 await asyncio.Event().wait()  # it was ordered to end
             reason = f"API process {number} {what}"
             if self._is_suspended or not self._budget.take():
                 return reason
             _log.error("%s; starting it again (%s)", reason, self._budget)
-            worker = await self._start(number, is_successor=False, is_replacement=True)
-            # Connections wait until it is ready: their requests would get 503.
-            await first_of(worker.wait_ready(), asyncio.sleep(ACCEPT_S))
-            if not self._is_suspended:  # else `accept` orders it
-                await worker.send(Accept())
-            if self._stop_timeout_s:  # the order to end came meanwhile
-                await worker.kill()
+            worker, is_replacement = await self._start(number, is_successor=False, is_replacement=True), True
 
     async def _start(self, number: int, *, is_successor: bool, is_replacement: bool) -> ApiWorker:
         spec = ApiWorkerSpec(

@@ -13,8 +13,9 @@ import pytest
 
 from jaxserve.config import Config, ModelConfig
 from jaxserve.runtime import api_worker, api_workers
-from jaxserve.runtime.api_worker import ApiWorker, NextEngine
+from jaxserve.runtime.api_worker import Accept, ApiWorker, NextEngine, Order
 from jaxserve.runtime.api_workers import ApiWorkers
+from jaxserve.runtime.tasks import running
 
 
 @contextlib.asynccontextmanager
@@ -44,6 +45,14 @@ async def test_a_process_that_freezes_is_found_without_a_limit_on_its_start(monk
         assert worker.has_ended
 
 
+async def test_a_process_that_freezes_soon_after_its_start_is_found_although_that_may_take_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(api_worker, "MIN_SILENCE_S", 0.2)
+    async with worker_that_runs("sleep 0.2; echo alive; exec sleep 600") as worker, asyncio.timeout(60):
+        assert "gave no sign of life for 0.2 s" in await worker.wait_lost(0.1, startup_s=10_000)
+
+
 @pytest.fixture
 def stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """No time for the end of a process but its silence."""
@@ -51,9 +60,12 @@ def stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(api_workers, name, 0.01)
 
 
-async def workers_with(worker: ApiWorker, monkeypatch: pytest.MonkeyPatch) -> ApiWorkers:
+async def workers_with(worker: ApiWorker, monkeypatch: pytest.MonkeyPatch, *replacements: ApiWorker) -> ApiWorkers:
+    """Return workers with one process, which is replaced by others if it is watched and ends."""
+    processes = iter((worker, *replacements))
+
     async def start(module: str, line: bytes, listeners: object) -> ApiWorker:
-        return worker
+        return next(processes)
 
     monkeypatch.setattr(ApiWorker, "start", start)
     workers = ApiWorkers(Config(model=ModelConfig(model="tiny")), Path(), "ipc:///x", [[]])
@@ -120,3 +132,26 @@ async def test_a_started_process_learns_of_all_engines_that_died_meanwhile(monke
     started.workers = ApiWorkers(Config(model=ModelConfig(model="tiny")), Path(), "ipc:///x", [[]])
     await started.workers.start(is_successor=True)
     assert started.addresses == ["ipc:///x.1", "ipc:///x.2"]
+
+
+@pytest.mark.parametrize(
+    ("script", "is_ready"),
+    [("sleep 0.5; printf 'alive\\nready\\n'; exec sleep 60", True), ("echo alive; exec sleep 60", False)],
+    ids=["slow start", "no engine"],
+)
+async def test_a_replacement_leaves_connections_in_the_queue_until_it_is_ready_or_finds_no_engine(
+    script: str, is_ready: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it is ready, requests of connections that it accepts get 503."""
+    monkeypatch.setattr(api_workers, "ACCEPT_S", 0.05)
+    accepting: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+
+    async def send(worker: ApiWorker, order: Order) -> None:
+        assert order == Accept()
+        accepting.set_result(worker._is_ready)
+
+    async with worker_that_runs("exit 0") as dead, worker_that_runs(script) as replacement:
+        workers = await workers_with(dead, monkeypatch, replacement)
+        monkeypatch.setattr(ApiWorker, "send", send)
+        async with running(workers.supervise()), asyncio.timeout(60):
+            assert await accepting is is_ready
