@@ -17,8 +17,9 @@ _HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<fi
 
 _DIRECTORY_PATTERNS = ["model*.safetensors", "*.json", "tokenizer*", "vocab.txt", "*.jinja"]
 """Files of a safetensors model: no pickle, no second copy of the weights."""
-_IGNORED_PATTERNS = ["[!0-9]*/*", "[0-9][!_]*/*"]
-"""Subdirectories except sentence-transformers' modules, such as `1_Pooling`: a `*` also matches slashes."""
+_IGNORED_PATTERNS = ["[!0-9a]*/*", "[0-9][!_]*/*", "a[!d]*/*", "ad[!d]*/*"]
+"""Subdirectories except sentence-transformers' modules, such as `1_Pooling`, and `additional_chat_templates`: a `*` also matches
+slashes."""
 _ADAPTER_PATTERNS = ["adapter_config.json", "adapter_model.safetensors"]
 _CONFIG_PATTERNS = ["config.json", MODEL_OPTIMIZER, "generation_config.json", "tokenizer_config.json", *PROCESSOR_FILES]
 """Files that describe a safetensors model."""

@@ -27,7 +27,7 @@ from jaxserve.weights.converted import array_layout, described_tensors, save_arr
 from jaxserve.weights.loader import load_params
 
 _LOG = logging.getLogger(__name__)
-_COPIED: Final = ("*.json", "tokenizer*", "vocab.txt", "merges.txt", "*.jinja")
+_COPIED: Final = ("*.json", "tokenizer*", "vocab.txt", "merges.txt", "*.jinja", "additional_chat_templates/*.jinja")
 _NOT_COPIED: Final = ".safetensors.index.json"
 
 
@@ -104,7 +104,9 @@ def _write(
     assert isinstance(prepared.skeleton, ModelSkeleton), "a decoder"
     for file in {file for pattern in _COPIED for file in model_path.glob(pattern)}:
         if file.is_file() and not file.name.endswith(_NOT_COPIED):
-            shutil.copyfile(file, folder / file.name)
+            copy = folder / file.relative_to(model_path)
+            copy.parent.mkdir(exist_ok=True)
+            shutil.copyfile(file, copy)
     save_arrays(folder, prepared.skeleton, params)
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     manifest = ConversionManifest(

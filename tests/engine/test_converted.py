@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxserve.checkpoint.converted import MANIFEST_FILE
+from jaxserve.checkpoint.converted import MANIFEST_FILE, open_converted
 from jaxserve.checkpoint.zarr_arrays import ZarrArrays
 from jaxserve.config import Config, ModelConfig, ParallelConfig
 from jaxserve.errors import CheckpointError, StartupError
@@ -111,6 +111,18 @@ def test_a_converted_model_generates_the_tokens_of_the_model(plain: Path) -> Non
     engine.executor.weights.load(str(MODEL))()  # type: ignore[union-attr]
     engine.executor.weights.load(str(plain))()  # type: ignore[union-attr]
     engine.close()
+
+
+def test_a_conversion_has_all_chat_templates_of_the_model(tmp_path: Path) -> None:
+    model, template = tmp_path / "model", Path("additional_chat_templates", "tool_use.jinja")
+    shutil.copytree(MODEL, model)
+    (model / template.parent).mkdir()
+    (model / template).write_text("for tools", encoding="utf-8")
+    (model / template.with_name("notes.txt")).write_text("not a template", encoding="utf-8")
+    path = converted(config_of(), tmp_path / "out", model)
+    assert (path / template).read_text(encoding="utf-8") == "for tools"
+    assert str(template) in open_converted(path, ()).manifest.files
+    assert [file.name for file in (path / template.parent).iterdir()] == [template.name]
 
 
 @pytest.mark.parametrize("damage", ["short", "missing", "manifest"])

@@ -82,7 +82,7 @@ def test_hub_id_fetches_safetensors_and_text_only(hub: FakeHub) -> None:
             "bars": True,
             "revision": "v1.0",
             "allow_patterns": ["model*.safetensors", "*.json", "tokenizer*", "vocab.txt", "*.jinja"],
-            "ignore_patterns": ["[!0-9]*/*", "[0-9][!_]*/*"],
+            "ignore_patterns": ["[!0-9a]*/*", "[0-9][!_]*/*", "a[!d]*/*", "ad[!d]*/*"],
         }
     ]
 
@@ -103,11 +103,13 @@ def test_an_adapter_is_two_downloaded_files_or_a_local_folder(hub: FakeHub) -> N
             resolve_adapter(source)
 
 
-def test_a_repository_is_downloaded_with_its_pooling_but_no_second_copy(hub: FakeHub) -> None:
+def test_a_repository_is_downloaded_with_pooling_and_chat_templates_but_no_second_copy(hub: FakeHub) -> None:
     (hub.snapshot / "model.safetensors").touch()
     resolve("owner/name")
     files = ["config.json", "model.safetensors", "modules.json", "vocab.txt", "1_Pooling/config.json"]
+    files += ["chat_template.jinja", "additional_chat_templates/tool_use.jinja"]
     others = ["pytorch_model.bin", "onnx/config.json", "original/model.safetensors", "16bit/tokenizer.json"]
+    others += ["assets/tokenizer.json", "adapter/config.json", "original/chat_template.jinja"]
     call = hub.calls[0]
     fetched = filter_repo_objects(
         files + others, allow_patterns=call["allow_patterns"], ignore_patterns=call["ignore_patterns"]
