@@ -8,7 +8,8 @@
 A folder of the same layout that no engine has used for a day, such as that of a replica that is not started any more, is removed.
 
 A file is written under another name and renamed, so none is ever half there; a page whose checksum is wrong is deleted and
-counts as missing. Writes have a thread and a queue of their own: a slow disk loses pages, which are counted, and delays nothing.
+counts as missing. Writes, and the deletion of all pages, have a thread and a queue of their own: a slow disk loses pages, which
+are counted, and delays nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import stat
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from queue import Empty, Queue
 from typing import Final
@@ -60,7 +62,7 @@ class _Files:
 
     def __init__(self, max_bytes: int, layout: PageLayout) -> None:
         self._names = OrderedDict[BlockHash, None]()
-        self._free_bytes = max_bytes
+        self._max_bytes = self._free_bytes = max_bytes
         self._layout = layout
 
     def __contains__(self, name: BlockHash) -> bool:
@@ -86,11 +88,10 @@ class _Files:
             del self._names[name]
             self._free_bytes += _file_bytes(self._layout, name)
 
-    def clear(self) -> list[BlockHash]:
-        """Forget all files; returns them."""
-        names = list(self._names)
-        for name in names:
-            self.remove(name)
+    def clear(self) -> Iterable[BlockHash]:
+        """Forget all files, in a time that does not depend on their number; returns them."""
+        names, self._names = self._names, OrderedDict()
+        self._free_bytes = self._max_bytes
         return names
 
 
@@ -109,7 +110,7 @@ class DiskStore:
         self._lock = threading.Lock()
         self._files = _Files(num_bytes, layout)
         self._find_files()
-        self._queue: Queue[tuple[BlockHash, Page, int] | None] = Queue()
+        self._queue: Queue[Callable[[], None] | None] = Queue()
         self._queued_bytes = 0
         """Bytes that wait to be written."""
         self._epoch = 0
@@ -148,21 +149,20 @@ class DiskStore:
         if is_busy:
             self._stats.failed("disk_busy")
         else:
-            self._queue.put((name, page, epoch))
+            self._queue.put(partial(self._write, name, page, epoch))
 
     def clear(self) -> None:
+        """Forget every page; the files are deleted a little later, before any page that is put from now on is stored."""
         with self._lock:
             self._epoch += 1
-            dropped = self._files.clear()
-        for name in dropped:
-            self._delete(name)
+            self._queue.put(partial(self._delete, self._files.clear()))
 
     def settle(self) -> None:
-        """Return when everything that was put before is stored."""
+        """Return when everything that was put before is stored, and everything that was cleared is deleted."""
         self._queue.join()
 
     def close(self) -> None:
-        """Store what is queued, and unlock the folder."""
+        """Finish what is queued, and unlock the folder."""
         self._queue.put(None)
         self._thread.join()
         with contextlib.suppress(OSError):
@@ -187,8 +187,7 @@ class DiskStore:
             else:
                 path.unlink(missing_ok=True)
         for _, block_hash in sorted(found):
-            for old in self._files.add(block_hash):
-                self._delete(old)
+            self._delete(self._files.add(block_hash))
 
     def _read(self, block_hash: BlockHash, page: Page) -> bool:
         """Read a file into `page`. Returns False for one that is gone or damaged, which is forgotten."""
@@ -211,14 +210,15 @@ class DiskStore:
         self._stats.failed(reason)
         with self._lock:
             self._files.remove(block_hash)
-        self._delete(block_hash)
+        self._delete([block_hash])
 
-    def _delete(self, block_hash: BlockHash) -> None:
-        with contextlib.suppress(OSError):
-            self._path(block_hash).unlink(missing_ok=True)
+    def _delete(self, names: Iterable[BlockHash]) -> None:
+        for name in names:
+            with contextlib.suppress(OSError):
+                self._path(name).unlink(missing_ok=True)
 
     def _run(self) -> None:
-        """Store what is queued, and look at the folders once in a while; the thread's work."""
+        """Do what is queued, and look at the folders once in a while; the thread's work."""
         look_s = time.monotonic() + _LOOK_S
         while True:
             if time.monotonic() >= look_s:
@@ -227,47 +227,54 @@ class DiskStore:
                     os.utime(self._lock_file)
                     _remove_unused(self._folder)
             try:
-                item = self._queue.get(timeout=max(0.0, look_s - time.monotonic()))
+                work = self._queue.get(timeout=max(0.0, look_s - time.monotonic()))
             except Empty:
                 continue
-            if item is None:
-                break
             try:
-                self._write(*item)
-            except OSError as error:  # a full or broken disk: the page is computed again if it is needed
-                self._stats.failed("disk_write")
-                _log.warning("a KV page could not be stored: %s", error)
+                if work is None:
+                    return
+                work()
             finally:
-                with self._lock:
-                    self._queued_bytes -= _file_bytes(self._layout, item[0])
                 self._queue.task_done()
-        self._queue.task_done()
 
     def _write(self, block_hash: BlockHash, page: Page, epoch: int) -> None:
-        path = self._path(block_hash)
-        with self._lock:
-            if block_hash in self._files or epoch != self._epoch:
-                return
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        unfinished = path.with_suffix(".part")
+        """Store a page, unless it is known or the store was cleared after `epoch`."""
         try:
-            with unfinished.open("wb", buffering=0) as file:
-                file.write(_MAGIC + checksum(page))
-                for block in page:
-                    _write_all(file.fileno(), np.ascontiguousarray(block).data)
-            unfinished.rename(path)
-        except OSError:
-            unfinished.unlink(missing_ok=True)
-            raise
+            with self._lock:
+                if block_hash in self._files or epoch != self._epoch:
+                    return
+            _write_file(self._path(block_hash), page)
+        except OSError as error:  # a full or broken disk: the page is computed again if it is needed
+            self._stats.failed("disk_write")
+            _log.warning("a KV page could not be stored: %s", error)
+            return
+        finally:
+            with self._lock:
+                self._queued_bytes -= _file_bytes(self._layout, block_hash)
         with self._lock:
-            if epoch != self._epoch:
-                self._delete(block_hash)
-                return
-            evicted = self._files.add(block_hash)
+            is_cleared = epoch != self._epoch
+            dropped = [block_hash] if is_cleared else self._files.add(block_hash)
+        self._delete(dropped)
+        if is_cleared:
+            return
         self._stats.stored(self.tier, block_hash, self._layout.of(block_hash).num_bytes)
-        for old in evicted:
-            self._delete(old)
+        for old in dropped:
             self._stats.evicted(self.tier, old)
+
+
+def _write_file(path: Path, page: Page) -> None:
+    """Write a page under another name and rename it. Raises OSError."""
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    unfinished = path.with_suffix(".part")
+    try:
+        with unfinished.open("wb", buffering=0) as file:
+            file.write(_MAGIC + checksum(page))
+            for block in page:
+                _write_all(file.fileno(), np.ascontiguousarray(block).data)
+        unfinished.rename(path)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def _write_all(descriptor: int, content: memoryview) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -147,6 +148,39 @@ def test_clear_deletes_stored_and_queued_pages(opened: Open, tmp_path: Path) -> 
     store.settle()
     assert [store.num_leading([name]) for name in NAMES[1:3]] == [0, 0]
     assert list(tmp_path.glob("kv/*/??/*")) == []
+
+
+def test_clear_does_not_wait_until_files_are_deleted(
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = opened()
+    put(store, 1, 2)
+    may_delete, unlink = threading.Event(), Path.unlink
+
+    def slow(path: Path, missing_ok: bool = False) -> None:
+        assert may_delete.wait(30)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", slow)
+    store.clear()
+    assert content(store, 1) is None, "it is forgotten"
+    store.put(NAMES[2], page(2))
+    assert len(list(tmp_path.glob("kv/*/??/*.page"))) == 2, "its file is still there"
+    may_delete.set()
+    store.settle()
+    assert content(store, 2) == [block.tobytes() for block in page(2)]
+    assert len(list(tmp_path.glob("kv/*/??/*"))) == 1
+
+
+def test_a_cleared_store_has_its_whole_limit_again(opened: Open, stats: TierStats) -> None:
+    store = opened(num_pages=2)
+    put(store, 0, 1)
+    store.clear()
+    put(store, 2, 3)
+    assert [store.num_leading([name]) for name in NAMES[:4]] == [0, 0, 1, 1]
+    assert stats.take().evicted_pages == {}
+    put(store, 4)
+    assert stats.take().evicted_pages == {"disk": 1}
 
 
 def test_full_disk_loses_a_page_and_nothing_else(opened: Open, stats: TierStats, tmp_path: Path) -> None:
