@@ -101,6 +101,14 @@ def open_converted(directory: Path, families: Collection[Family]) -> ConvertedCh
     )
 
 
+def converted_files(directory: Path) -> dict[str, Path]:
+    """Return the files that the parameters of a conversion depend on, by their path in the folder: the arrays, the manifest and the
+    config."""
+    arrays = sorted(file for file in (directory / ARRAYS).rglob("*") if file.is_file())
+    files = (*arrays, directory / MANIFEST_FILE, directory / "config.json")
+    return {str(file.relative_to(directory)): file for file in files}
+
+
 def converted_of(checkpoint: Checkpoint) -> ConvertedCheckpoint | None:
     """Return the conversion that a checkpoint is, or is a view of; None for any other."""
     while isinstance(checkpoint, CheckpointView):

@@ -16,7 +16,7 @@ import numpy as np
 from jaxserve.checkpoint.drafters.eagle import eagle_config, with_head_names
 from jaxserve.checkpoint.drafters.mtp import as_first_layer, mtp_config, only_mtp_layer
 from jaxserve.checkpoint.family import Family
-from jaxserve.checkpoint.files import read_config, read_object
+from jaxserve.checkpoint.files import MODEL_OPTIMIZER, read_config, read_object
 from jaxserve.checkpoint.gguf.factors import check_not_multiplied
 from jaxserve.checkpoint.parts import split_fused, with_each_expert, with_flat_vectors, with_transposed
 from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
@@ -120,6 +120,17 @@ def _open_stored(directory: Path, families: Collection[Family]) -> HuggingFaceCh
         tensors=tensors,
         shards=shards,
     )
+
+
+def huggingface_files(directory: Path) -> dict[str, Path]:
+    """Return the files that the parameters of a directory depend on, by name: the shards, their index and the configs.
+
+    Raises CheckpointError in one line.
+    """
+    single, index = directory / _SINGLE_FILE, directory / _INDEX_FILE
+    files = [single] if single.is_file() else [index, *sorted(set(_weight_map(index).values()))]
+    configs = [directory / name for name in ("config.json", MODEL_OPTIMIZER)]
+    return {file.name: file for file in (*files, *filter(Path.is_file, configs))}
 
 
 def open_tensors(file: Path, like: Checkpoint, families: Collection[Family]) -> Checkpoint:

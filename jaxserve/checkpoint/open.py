@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from jaxserve.checkpoint.converted import is_converted, open_converted
+from jaxserve.checkpoint.converted import converted_files, is_converted, open_converted
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import STACKED
 from jaxserve.checkpoint.gguf.checkpoint import open_gguf_checkpoint
@@ -15,8 +15,8 @@ from jaxserve.checkpoint.gguf.mmproj import open_mmproj, with_tower
 from jaxserve.checkpoint.gguf.per_layer import with_each_stream
 from jaxserve.checkpoint.gguf.value_heads import with_grouped_values
 from jaxserve.checkpoint.gguf.xielu import with_activations
-from jaxserve.checkpoint.huggingface import open_huggingface
-from jaxserve.checkpoint.maxtext.checkpoint import open_maxtext
+from jaxserve.checkpoint.huggingface import huggingface_files, open_huggingface
+from jaxserve.checkpoint.maxtext.checkpoint import maxtext_files, open_maxtext
 from jaxserve.checkpoint.maxtext.folder import is_orbax
 from jaxserve.checkpoint.parts import split_fused, with_each_expert, with_flat_vectors
 from jaxserve.checkpoint.protocol import Checkpoint
@@ -57,3 +57,16 @@ def open_checkpoint(path: Path, families: Collection[Family], mmproj: Path | Non
         checkpoint = with_each_expert(checkpoint, "halves")
     checkpoint = split_fused(with_flat_vectors(checkpoint))
     return checkpoint if tower is None else with_tower(checkpoint, tower)
+
+
+def checkpoint_files(path: Path, mmproj: Path | None = None) -> dict[str, Path]:
+    """Return the files that the parameters of a checkpoint depend on, by names that do not depend on where it is.
+
+    Other files of its folder, such as a tokenizer or the state of an optimizer, are left out. path, mmproj: as for
+    `open_checkpoint`; `path` may be a safetensors file as well. Raises CheckpointError in one line.
+    """
+    if not path.is_dir():
+        return {path.name: path} | ({} if mmproj is None else {"mmproj": mmproj})
+    if is_converted(path):
+        return converted_files(path)
+    return maxtext_files(path) if is_orbax(path) else huggingface_files(path)

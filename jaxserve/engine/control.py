@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import secrets
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor as Threads
@@ -275,7 +276,9 @@ class EngineControl:
 
 def _name_of_new(store: WeightStore, options: CommandOptions, name: str) -> str:
     """Return what stands for the content of new weights, as `name` for that of those that serve: see `_weights_name`."""
-    content = store.content_hash(options.tensors or options.model)
+    content = store.new_hash()
+    if content is None:  # the files have changed while they were read: no other weights are known to be these
+        return secrets.token_hex()
     if options.tensors:  # the others stay
         content = f"{name}+{content}"
     elif content == store.start_hash():

@@ -12,6 +12,7 @@ from typing import Final
 
 import numpy as np
 
+from jaxserve.checkpoint.open import checkpoint_files
 from jaxserve.checkpoint.peft import Adapter
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.errors import CheckpointError
@@ -44,19 +45,20 @@ def content_digest(checkpoint: Checkpoint, identity: str, adapters: Sequence[Ada
 
 
 class LoadedFiles:
-    """The file or folder that weights are loaded from."""
+    """The files that weights are loaded from."""
 
-    def __init__(self, path: Path) -> None:
-        """Note the state of the files: call this before they are opened, since they may change while they are read."""
-        self._path = path
+    def __init__(self, path: Path, mmproj: Path | None = None) -> None:
+        """Note the state of the files of a checkpoint (`checkpoint_files`): call this before they are opened, since they may change
+        while they are read."""
+        self._paths = path, mmproj
         self._stamps = self._read_stamps()
         self._hash: str | None = None
 
     def hash(self) -> str | None:
         """Return the `content_hash` of what was loaded, which reads it once; None if it has changed before that."""
         if self._hash is None and self._is_unchanged():
-            with contextlib.suppress(CheckpointError, OSError):  # a file vanishes meanwhile
-                found = content_hash(self._path)
+            with contextlib.suppress(CheckpointError, OSError):  # a file vanishes meanwhile, or cannot be read any more
+                found = content_hash(*self._paths)
                 self._hash = found if self._is_unchanged() else None
         return self._hash
 
@@ -66,23 +68,21 @@ class LoadedFiles:
     def _read_stamps(self) -> list[tuple[Path, int, int, int]]:
         """Return what changes with the content of each file; nothing if one cannot be read."""
         try:
-            found = [(file, file.stat()) for file in _files(self._path)]
-        except OSError:
+            found = [(file, file.stat()) for file in checkpoint_files(*self._paths).values()]
+        except (CheckpointError, OSError):
             return []
         return [(file, stat.st_size, stat.st_mtime_ns, stat.st_ino) for file, stat in found]
 
 
-def _files(path: Path) -> list[Path]:
-    return [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
+def content_hash(path: Path, mmproj: Path | None = None) -> str:
+    """Return a hash of the names and of every byte of the files of a checkpoint (`checkpoint_files`). Other weights have another hash.
 
-
-def content_hash(path: Path) -> str:
-    """Return a hash of every byte of a file, or of the names and bytes of all files in a folder. Any other content has another hash."""
-    files = _files(path)
-    names = [path.name] if path.is_file() else [str(file.relative_to(path)) for file in files]
+    Raises CheckpointError in one line.
+    """
+    files = checkpoint_files(path, mmproj)
     digest = hashlib.sha256()
     with ThreadPoolExecutor(min(num_cores(), _MAX_THREADS), thread_name_prefix="hash") as threads:
-        for name, of_file in zip(names, threads.map(_file_hash, files), strict=True):
+        for name, of_file in zip(files, threads.map(_file_hash, files.values()), strict=True):
             digest.update(repr((name, of_file)).encode())
     return digest.hexdigest()
 

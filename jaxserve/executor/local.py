@@ -119,8 +119,8 @@ class LocalExecutor(Generic[PlanT, ResultT]):
         clock = PhaseClock()
         counter = CompilationCounter()
         with clock.phase("open"):
-            files = LoadedFiles(model_path) if config.tiers.are_shared else None
             mmproj = resolve_tower(config.images)
+            files = LoadedFiles(model_path, mmproj) if config.tiers.are_shared else None
             checkpoint = open_model(model_path, mmproj)
             model = model_of(checkpoint)
             if isinstance(model, DecoderConfig):

@@ -58,13 +58,13 @@ class WeightStore(Protocol):
         in one line."""
         ...
 
-    def content_hash(self, source: str) -> str:
-        """Return a hash of every byte of a file, or of the files of a folder or hub id, as `load` and `load_tensors` take them. Raises
-        StartupError or RequestError in one line."""
+    def new_hash(self) -> str | None:
+        """Return a hash of every byte of the files that the last call of `load` or `load_tensors` has read; None if they have changed
+        since it began."""
         ...
 
     def start_hash(self) -> str | None:
-        """Return the `content_hash` of the weights that the executor started with; None if their files have changed."""
+        """Return the hash of the weights that the executor started with, as `new_hash` does; None if their files have changed."""
         ...
 
     def load_adapter(self, place: int, name: str, source: str) -> Callable[[], None]:

@@ -20,7 +20,7 @@ from jaxserve.checkpoint.source import resolve, resolve_adapter, resolve_tower
 from jaxserve.config import Config
 from jaxserve.errors import CheckpointError, InvalidRequestError, invalid, shown
 from jaxserve.executor.adapters import target_model
-from jaxserve.executor.content_digest import LoadedFiles, content_hash
+from jaxserve.executor.content_digest import LoadedFiles
 from jaxserve.executor.draft_model import FREE, DraftCheckpoint
 from jaxserve.executor.preparation import Preparation
 from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig
@@ -71,6 +71,8 @@ class ServedWeights:
         self._prepared = prepared
         self._base = checkpoint
         self._start = start
+        self._new: LoadedFiles | None = None
+        """Files that were read last to replace the weights."""
         shapes = prepared.skeleton.adapters
         count = 0 if shapes is None else shapes.count
         self._adapters: list[Adapter | None] = [*adapters, *[None] * (count - len(adapters))]
@@ -85,7 +87,9 @@ class ServedWeights:
     def load(self, model: str) -> Callable[[], None]:
         """Read the weights of `model` beside those that serve: until they are in use, both are on the devices."""
         path = resolve(model, progress=False)
-        checkpoint = open_model(path, resolve_tower(self._config.images))
+        mmproj = resolve_tower(self._config.images)
+        self._new = LoadedFiles(path, mmproj)
+        checkpoint = open_model(path, mmproj)
         _check_same(self._config, self._prepared, checkpoint, self._base)
         draft = self._draft.of_model(path)
         drafting = draft.load(self._prepared) if draft.is_mtp else self._draft_params()
@@ -101,6 +105,7 @@ class ServedWeights:
     def load_tensors(self, file: str) -> Callable[[], None]:
         """Read the tensors in a safetensors file, which may be some of the model's; the others stay as they are."""
         prepared = self._prepared
+        self._new = LoadedFiles(Path(file))
         tensors = open_tensors(Path(file), self._base, families())
         if prepared.embedding is not None:
             tensors = served_tensors(prepared, tensors, ())
@@ -117,9 +122,8 @@ class ServedWeights:
 
         return install
 
-    def content_hash(self, source: str) -> str:
-        file = Path(source)
-        return content_hash(file if file.is_file() else resolve(source, progress=False))
+    def new_hash(self) -> str | None:
+        return None if self._new is None else self._new.hash()
 
     def start_hash(self) -> str | None:
         return None if self._start is None else self._start.hash()

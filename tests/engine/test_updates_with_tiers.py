@@ -6,14 +6,16 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jaxserve.config import CacheConfig, Config, ModelConfig, SchedulerConfig, TierConfig
 from jaxserve.engine.control import EngineControl
-from jaxserve.executor import content_digest
+from jaxserve.executor import content_digest, served_weights
 from jaxserve.executor.content_digest import LoadedFiles, content_hash
 from jaxserve.executor.local import LocalExecutor
+from jaxserve.weights.loader import load_params
 from tests.engine.model_engine import ModelEngine, request
 from tests.engine.rig import Rig, add, expected, prompt
 from tests.engine.test_weight_updates import MODEL, AtOnce, Operator, changed
@@ -118,30 +120,67 @@ def test_tensors_are_other_weights_than_those_they_were_put_among(tmp_path: Path
     assert num_cached(rig, "tensors among b") == 0
 
 
+def test_weights_whose_files_change_while_they_are_read_are_known_as_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = Rig(tiers=disk(tmp_path))
+    operator = Operator(rig)
+    num_cached(rig, "cold")
+    with monkeypatch.context() as patched:
+        patched.setattr(rig.executor.weights, "new_hash", lambda: None)
+        operator.finish("update_weights", model="b")
+        assert [num_cached(rig, "changed"), num_cached(rig, "changed again")] == [0, 28]
+        operator.finish("update_weights", model="b")
+        assert num_cached(rig, "once more") == 0
+    operator.finish("update_weights", model="b")
+    assert num_cached(rig, "b") == 0
+    operator.finish("update_weights", model="start")
+    assert num_cached(rig, "as at the start") == 28
+
+
+def folder_of(path: Path, content: bytes) -> Path:
+    """Write a folder with files of a model's names."""
+    path.mkdir()
+    (path / "config.json").write_bytes(b"{}")
+    (path / "model.safetensors").write_bytes(content)
+    return path
+
+
 def test_contents_of_files_and_folders_have_hashes_of_their_own(tmp_path: Path) -> None:
-    for name in ("a", "same", "other"):
-        (tmp_path / name / "inner").mkdir(parents=True)
-        (tmp_path / name / "inner" / "x.bin").write_bytes(bytes(1 << 20))
-    (tmp_path / "other" / "inner" / "x.bin").write_bytes(bytes((1 << 20) - 1) + b"\1")
-    a, same, other = (content_hash(tmp_path / name) for name in ("a", "same", "other"))
+    zeros = bytes(1 << 20)
+    folders = [
+        folder_of(tmp_path / name, content) for name, content in (("a", zeros), ("b", zeros), ("c", zeros[1:] + b"1"))
+    ]
+    a, same, other = map(content_hash, folders)
     assert a == same != other
-    assert content_hash(tmp_path / "a" / "inner" / "x.bin") != content_hash(tmp_path / "other" / "inner" / "x.bin")
+    assert content_hash(folders[0] / "model.safetensors") != content_hash(folders[2] / "model.safetensors")
+    (folders[1] / "config.json").write_bytes(b"[]")
+    assert content_hash(folders[1]) != a
+
+
+def test_files_beside_the_weights_may_vanish_or_change(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path / "model", bytes(100))
+    before = content_hash(folder)
+    (folder / "optimizer.pt").write_bytes(bytes(10))
+    (folder / "model.safetensors.tmp").symlink_to(folder / "nothing")
+    loaded = LoadedFiles(folder)
+    (folder / "optimizer.pt").unlink()
+    assert loaded.hash() == before
 
 
 def test_files_that_were_loaded_have_the_hash_of_their_content_unless_they_have_changed(tmp_path: Path) -> None:
-    file = tmp_path / "x.bin"
-    file.write_bytes(bytes(100))
-    first, second = LoadedFiles(tmp_path), LoadedFiles(tmp_path)
-    assert first.hash() == content_hash(tmp_path)
-    before = content_hash(tmp_path)
+    folder = folder_of(tmp_path / "model", bytes(100))
+    file = folder / "model.safetensors"
+    first, second = LoadedFiles(folder), LoadedFiles(folder)
+    before = content_hash(folder)
+    assert first.hash() == before
     file.unlink()
     file.write_bytes(bytes(99) + b"1")
     assert (first.hash(), second.hash()) == (before, None)
 
 
 def test_files_that_vanish_while_they_are_hashed_have_no_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "x.bin").write_bytes(bytes(100))
-    loaded, read = LoadedFiles(tmp_path), content_digest._file_hash
+    loaded, read = LoadedFiles(folder_of(tmp_path / "model", bytes(100))), content_digest._file_hash
 
     def vanished(file: Path) -> str:
         file.unlink()
@@ -223,6 +262,29 @@ def generate(engine: ModelEngine, name: str) -> tuple[list[int], int]:
         engine.tiers.settle()
     engine.kv.reset_prefix_cache()
     return result.token_ids, result.num_cached_tokens
+
+
+@pytest.mark.slow
+def test_pages_of_weights_that_a_file_had_while_it_was_read_are_not_those_of_the_weights_it_has_later(
+    engine: ModelEngine, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, later = (changed(tmp_path / name, factor, model) for name, factor in (("model", -0.7), ("later", 0.5)))
+    operator = Operator(engine)
+
+    def read_and_overwrite(*args: Any) -> Any:
+        params = load_params(*args)
+        shutil.copyfile(later / "model.safetensors", folder / "model.safetensors")
+        return params
+
+    with monkeypatch.context() as patched:
+        patched.setattr(served_weights, "load_params", read_and_overwrite)
+        operator.finish("update_weights", model=str(folder))
+    old = generate(engine, "old")[0]
+    operator.finish("update_weights", model=str(folder))
+    tokens, num_cached_tokens = generate(engine, "new")
+    assert num_cached_tokens == 0
+    assert tokens != old
+    operator.finish("update_weights", model=str(MODEL.parent / model))
 
 
 @pytest.mark.slow

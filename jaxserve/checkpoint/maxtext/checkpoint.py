@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.files import read_object
-from jaxserve.checkpoint.maxtext.folder import OrbaxArrays, StoredArray
+from jaxserve.checkpoint.maxtext.folder import OrbaxArrays, StoredArray, orbax_files
 from jaxserve.checkpoint.maxtext.layout import MaxTextLayout, Role
 from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
 from jaxserve.checkpoint.renamed import MULTIMODAL, architecture, text_config
@@ -88,6 +88,14 @@ def open_maxtext(directory: Path, families: Collection[Family]) -> MaxTextCheckp
         sources=tensors.sources,
         arrays=arrays,
     )
+
+
+def maxtext_files(directory: Path) -> dict[str, Path]:
+    """Return the files that the parameters of a checkpoint depend on, by name: the arrays, and the config, which may be in a folder above.
+
+    Raises CheckpointError in one line.
+    """
+    return {**orbax_files(directory), "config.json": _described(directory) / "config.json"}
 
 
 class ReadingOrder:

@@ -44,6 +44,13 @@ def _items(directory: Path) -> Path | None:
     return max(found, key=lambda path: int(path.parent.name), default=None)
 
 
+def orbax_files(directory: Path) -> dict[str, Path]:
+    """Return the files of a checkpoint, or of the newest step of a run, by their path in the folder with the arrays."""
+    items = _items(directory)
+    assert items is not None, "an Orbax checkpoint"
+    return {str(file.relative_to(items)): file for file in sorted(items.rglob("*")) if file.is_file()}
+
+
 @dataclass(frozen=True, slots=True)
 class StoredArray:
     """An array as its header describes it."""
