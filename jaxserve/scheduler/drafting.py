@@ -160,6 +160,7 @@ def with_drafts(
         length_limits=plan.length_limits[row],
         stop_token_ids=plan.stop_token_ids[row],
         targets=None if plan.targets is None else plan.targets[row],
+        next_token_ids=None if plan.next_token_ids is None else plan.next_token_ids[row],
         adapters=None if plan.adapters is None else plan.adapters[row],
         rope_positions=None if plan.rope_positions is None else plan.rope_positions[:, row] + ahead.astype(np.int32),
         key_ends=None if plan.key_ends is None else plan.key_ends[row] + ahead.astype(np.int32),

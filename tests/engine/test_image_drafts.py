@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from msgspec import structs
 
+from jaxserve.scheduler.plan import NO_SLOT
 from tests.engine.image_reader import SIZES, Reader, limits
 from tests.engine.model_engine import ModelEngine, request
+from tests.engine.test_image_steps import begin_reply, finish, joined, plans_of
 from tests.engine.test_speculation import predicting
 from tests.models.goldens import DATA
 from tests.models.pictures import picture
@@ -68,3 +71,23 @@ def test_a_step_with_a_token_of_an_image_has_no_drafts(reader: Reader) -> None:
     engine.restart(num_speculative_tokens=NUM_DRAFTS, max_burst_ms=0.0)
     assert engine.run([predicting(message, expected)])["image"].token_ids == expected
     assert engine.num_accepted_tokens
+
+
+@pytest.mark.parametrize("reader", ["qwen3_vl_tiny"], indirect=True)
+def test_drafts_beside_the_only_token_of_text_before_an_image_fail_no_step(
+    reader: Reader, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A prompt is cut before an image that is being encoded."""
+    engine, prompt = reader.engine, reader.golden["ids_1"].tolist()
+    prompt = [30, *prompt[prompt.index(reader.processor.image_token_id) :]]
+    image = reader.request_of("image", prompt, [picture(*SIZES[0], 0)], reader.processor)
+    text = request("text", list(range(20, 60)), max_tokens=100)
+    engine.restart(max_burst_ms=0.0)
+    expected = {message.request_id: engine.run([message])[message.request_id].token_ids for message in (image, text)}
+    engine.restart(num_speculative_tokens=NUM_DRAFTS, max_burst_ms=0.0)
+    plans = plans_of(engine)
+    outputs = begin_reply(engine, structs.replace(text, prediction_token_ids=expected[text.request_id]))
+    outputs += engine.core.handle(image)
+    assert joined(outputs + finish(engine)) == expected
+    assert any(plan.next_token_ids is not None and NO_SLOT in plan.slots for plan in plans)
+    assert "failed" not in caplog.text

@@ -11,6 +11,8 @@ import pytest
 from msgspec import structs
 
 from jaxserve.ipc.engine_spec import Script
+from jaxserve.runner.inputs import INPUT_FIELDS, Program, pack, split
+from jaxserve.scheduler.budget import PrefillBudget
 from jaxserve.scheduler.plan import NO_SLOT, UNREAD_TOKEN, StepPlan
 from jaxserve.scheduler.prompt_lookup import continuation
 from jaxserve.scheduler.speculation import Payoff
@@ -143,6 +145,27 @@ def test_a_draft_takes_no_page_from_others(made: Callable[..., Rig]) -> None:
     assert rig.scheduler.take_stats().num_preemptions == 0
     assert any(map(num_guesses, rig.plans))
     assert rig.tokens == {message.request_id: expected(message, script=PERIODIC) for message in messages}
+
+
+def test_drafts_are_rows_beside_a_prompt_that_is_cut_to_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt is cut before an image that is not encoded yet."""
+    share = PrefillBudget.share
+
+    def share_single_tokens(*arguments: Any, **options: Any) -> Any:
+        counts, started = share(*arguments, **options)
+        return [min(count, 1) for count in counts], started
+
+    monkeypatch.setattr(PrefillBudget, "share", share_single_tokens)
+    messages = [add("a", [CUE], max_tokens=20), add("b", prompt(20), max_tokens=4)]
+    rig = drafting(PERIODIC)
+    assert rig.run(*messages) == {message.request_id: expected(message, script=PERIODIC) for message in messages}
+    plans = [plan for plan in rig.plans if plan.next_token_ids is not None and num_guesses(plan)]
+    assert plans
+    for plan in plans:
+        program = Program("decode", plan.bucket, plan.bucket, plan.block_tables.shape[1], num_slots=8)
+        targets = split(pack(plan, program), program, INPUT_FIELDS)["targets"][: plan.num_tokens]
+        place = messages[1].prompt_token_ids[int(plan.num_computed_tokens[plan.request_ids.index("b")]) + 1]
+        assert dict(zip(plan.request_ids, targets.tolist(), strict=True)) == {"a": 0, "b": place}
 
 
 def test_a_prediction_is_a_draft_from_the_first_token_on() -> None:
