@@ -23,6 +23,7 @@ from jaxserve.ipc.messages import (
     CommandDone,
     EngineState,
     ErrorInfo,
+    FromEngine,
     Hello,
     LoadedAdapter,
     ModelInfo,
@@ -101,15 +102,15 @@ class EngineLoop:
     def _receive(self, client: ClientId, message: ToEngine | ProtocolError) -> None:
         match message:
             case Hello():
-                self._socket.send(client, self._ready)
+                self._send(client, self._ready)
                 if (places := self._core.control.adapters) is not None:
-                    self._socket.send(client, AdaptersChanged(places.loaded))
+                    self._send(client, AdaptersChanged(places.loaded))
                 if (changes := self._core.page_changes) is not None:
-                    self._socket.send(client, PagesChanged([*changes.held()]))
+                    self._send(client, PagesChanged([*changes.held()]))
             case AddRequest():
                 rejections = self._core.handle(message)
                 if rejections:  # sent to this client only: another client may own the id
-                    self._socket.send(client, StepOutputs(rejections))
+                    self._send(client, StepOutputs(rejections))
                 else:
                     self._socket.claim(message.request_id, client)
             case Abort():
@@ -125,13 +126,17 @@ class EngineLoop:
 
     def _answer(self, client: ClientId, command_id: int, error: ErrorInfo | None, state: EngineState) -> None:
         self._publish_adapters()
-        self._abandon(self._socket.send(client, CommandDone(command_id, error, state)))
+        self._send(client, CommandDone(command_id, error, state))
 
     def _reject(self, client: ClientId, error: ProtocolError) -> None:
         _log.error("ignored a frame: %s", error)
         if error.request_id is not None:
             damaged = error_info(InvalidRequestError("The request reached the engine damaged."))
-            self._socket.send(client, StepOutputs([rejected(error.request_id, damaged)]))
+            self._send(client, StepOutputs([rejected(error.request_id, damaged)]))
+
+    def _send(self, client: ClientId, message: FromEngine) -> None:
+        """Send to one client; if it is gone, its requests are aborted."""
+        self._abandon(self._socket.send(client, message))
 
     def _publish(self, step: StepOutputs) -> None:
         self._last_sent = self._clock()

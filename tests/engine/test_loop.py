@@ -7,16 +7,17 @@ import os
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import zmq
 
-from jaxserve.engine.core import BROKEN_ERROR, STOP_ERROR
+from jaxserve.engine.core import BROKEN_ERROR, STOP_ERROR, rejected
 from jaxserve.engine.loop import EngineLoop
 from jaxserve.ipc.address import new_address
 from jaxserve.ipc.messages import Abort, Heartbeat, Hello, PagesChanged, Ready, RequestOutput, StepOutputs
-from jaxserve.ipc.transport import ClientSocket, EngineSocket, decode_from_engine
+from jaxserve.ipc.transport import ClientSocket, EngineSocket, ProtocolError, decode_from_engine
 from jaxserve.routing.request import page_hashes
 from jaxserve.types import RequestId
 from tests.engine.rig import Rig, add, expected, prompt
@@ -263,6 +264,38 @@ def test_request_that_comes_early_in_a_long_step_joins_the_next_one() -> None:
     for _ in range(3):
         loop.turn()
     assert events == ["listen 0.5", "added", "listen 0.25", "added", "listen 0.0", "step"]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [Hello(), add("new", prompt(3)), ProtocolError("damaged", RequestId("new"))],
+    ids=lambda m: type(m).__name__,
+)
+def test_requests_of_a_client_are_aborted_if_any_reply_to_it_finds_it_gone(message: object) -> None:
+    """The socket reports its requests once only, to the call that notices."""
+    handled: list[object] = []
+
+    class Core:
+        has_work = True
+        control = SimpleNamespace(adapters=None)
+        page_changes = None
+
+        def patience_s(self) -> float:
+            return 1.0
+
+        def handle(self, message: object) -> list[RequestOutput]:
+            handled.append(message)
+            return [rejected(RequestId("new"), BROKEN_ERROR)]
+
+    class Socket:
+        def receive(self, timeout_s: float) -> list[tuple[bytes, object]]:
+            return [(b"client", message)]
+
+        def send(self, client: bytes, message: object) -> list[RequestId]:
+            return [RequestId("old")]
+
+    EngineLoop(Core(), Socket(), Rig().executor.model_info, lambda: 0.0).turn()  # type: ignore[arg-type]
+    assert handled[-1:] == [Abort([RequestId("old")])]
 
 
 async def test_pages_of_a_request_are_published_before_it_ends_and_to_later_clients(tmp_path: Path) -> None:
