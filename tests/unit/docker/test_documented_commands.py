@@ -231,6 +231,7 @@ def test_the_unit_of_systemd_has_what_the_command_to_reload_it_needs() -> None:
     assert "systemctl reload" in HANDBOOK
     assert " upgrade --detach " in keys["ExecReload"], "the server reports the process that has taken over"
     assert (keys["Type"], keys["NotifyAccess"]) == ("notify", "all")
+    assert keys["KillMode"] == "mixed", "SIGTERM to the first process only"
     assert keys["ExecStart"].replace(" serve ", " upgrade --detach ") == keys["ExecReload"], "the same options"
 
 
