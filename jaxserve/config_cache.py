@@ -22,7 +22,7 @@ class CacheConfig:
         ge=1,
         unit="bytes",
         help="bytes for the KV cache, e.g. 2GiB (default: on accelerators from --memory-fraction; on CPUs a quarter of the "
-        "memory that weights leave free, at most 2GiB)",
+        "memory that weights leave free, but no more than 2GiB or a request of the whole context takes)",
     )
     memory_fraction: float = option(
         0.9, ge=0.01, le=0.99, help="fraction of the accelerator's memory to use if --kv-cache-memory is not set"

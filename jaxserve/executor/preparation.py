@@ -49,6 +49,7 @@ from jaxserve.runner.limits import (
     cache_shapes,
     context_notes,
     kv_cache_dtype,
+    kv_context_bytes,
     kv_specs,
     make_encoder_policy,
     make_limits,
@@ -240,7 +241,9 @@ def prepare(
     draft_model = None if draft is None else make_draft_model(config, model, draft, chip_of(device))
     held_bytes += 0 if draft_model is None else _weight_bytes(draft_model.skeleton, sharding)
     held_bytes *= shape.num_devices // config.hosts.num_hosts if device.platform == "cpu" else 1
-    kv_bytes = agree_smallest(hosts, "KV cache bytes", kv_cache_bytes(config.cache, device, kv_shards, held_bytes))
+    whole = kv_context_bytes(config, model, policy, device.platform, draft_model)
+    own_bytes = kv_cache_bytes(config.cache, device, kv_shards, held_bytes, whole)
+    kv_bytes = agree_smallest(hosts, "KV cache bytes", own_bytes)
     limits = make_limits(config, model, policy, device.platform, kv_bytes, draft_model)
     parts: EncoderParts = ()
     if model.vision is not None and images is not None and images.tiles is not None:

@@ -111,7 +111,7 @@ def divide_cache(
     longest: tokens of the longest context; max_chunk: prompt tokens of a step.
     """
     planned = min(longest, PLANNED_TOKENS)
-    chunks = [1 if spec.window is None else 3 + 2 * -(-max_chunk // spec.block_size) for spec in specs]
+    chunks = _chunk_pages(specs, max_chunk)
     fixed = slot_bytes + sum(spec.bytes_per_block * count for spec, count in zip(specs, chunks, strict=True))
     unit = SLOTS_PER_REQUEST * slot_bytes
     unit += sum(spec.bytes_per_block * request_pages(spec, planned) for spec in specs)
@@ -138,3 +138,21 @@ def divide_cache(
             f"--kv-cache-memory of {num_bytes} bytes is too small: windows and states of one request need {held} of them"
         )
     return CacheSizes(specs, tuple(rest if found is None else found for found in blocks), slot_bytes, slots)
+
+
+def context_bytes(
+    specs: tuple[KVSpec, ...], slot_bytes: int, *, longest: int, max_num_seqs: int, max_chunk: int
+) -> int:
+    """Return the fewest bytes that `divide_cache` surely makes a cache of that holds a request of the longest context."""
+    planned = min(longest, PLANNED_TOKENS)
+    total = (1 + SLOTS_PER_REQUEST * max_num_seqs) * slot_bytes
+    for spec, chunk in zip(specs, _chunk_pages(specs, max_chunk), strict=True):
+        pages = request_pages(spec, longest)
+        if spec.window is not None:
+            pages = max(pages, max_num_seqs * request_pages(spec, planned))
+        total += spec.bytes_per_block * (chunk + pages)
+    return total
+
+
+def _chunk_pages(specs: tuple[KVSpec, ...], max_chunk: int) -> list[int]:
+    return [1 if spec.window is None else 3 + 2 * -(-max_chunk // spec.block_size) for spec in specs]

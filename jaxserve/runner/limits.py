@@ -27,7 +27,7 @@ from jaxserve.quant.registry import find_format
 from jaxserve.quant.stored_blocks import StoredKinds, without_kernel
 from jaxserve.runner.backend import Chip, choose_backend, choose_encoder_backend, matmul_backend, why_no_state_kernel
 from jaxserve.runner.buckets import make_buckets, page_tokens, pool_context, resolve_limits, table_pages
-from jaxserve.runner.cache_sizes import CacheSizes, divide_cache, slot_bytes
+from jaxserve.runner.cache_sizes import CacheSizes, context_bytes, divide_cache, slot_bytes
 from jaxserve.runner.inputs import DraftModel
 from jaxserve.runner.memory import fit_model_len, num_kv_blocks
 from jaxserve.scheduler.plan import Buckets
@@ -352,6 +352,15 @@ def make_limits(
     )
 
 
+def kv_context_bytes(
+    config: Config, decoder: DecoderConfig, policy: DtypePolicy, platform: str, draft: DraftModel | None = None
+) -> int:
+    """Return the bytes of a KV cache, over all devices, that holds a request of the whole context."""
+    drafting = None if draft is None else draft.skeleton.config
+    specs, slot = _cache_contents(config, decoder, policy, platform, drafting)
+    return config.parallel.data_parallel_size * context_bytes(specs, slot, **_cache_use(config, decoder, platform))
+
+
 def _cache_sizes(
     config: Config,
     decoder: DecoderConfig,
@@ -361,21 +370,30 @@ def _cache_sizes(
     draft: DecoderConfig | None = None,
 ) -> CacheSizes:
     """Return the pages of each group, and the state slots, that `kv_bytes` allow."""
-    specs, num_ranks = kv_specs(config, decoder, platform), config.parallel.data_parallel_size
+    specs, slot = _cache_contents(config, decoder, policy, platform, draft)
+    use, num_ranks = _cache_use(config, decoder, platform), config.parallel.data_parallel_size
+    if len(specs) == 1 and not slot:
+        num_blocks = num_kv_blocks(kv_bytes // num_ranks, specs[0], use["longest"], use["max_num_seqs"])
+        return CacheSizes(specs, (num_blocks,)).of_ranks(num_ranks)
+    return divide_cache(kv_bytes // num_ranks, specs, slot, **use).of_ranks(num_ranks)
+
+
+def _cache_contents(
+    config: Config, decoder: DecoderConfig, policy: DtypePolicy, platform: str, draft: DecoderConfig | None
+) -> tuple[tuple[KVSpec, ...], int]:
+    """Return the pages of each group, and the bytes of a state slot; 0 without states."""
+    specs = kv_specs(config, decoder, platform)
     if draft is not None:
         specs += kv_specs(of_draft_model(config), draft, platform)
-    longest = pool_context(platform, config.model.max_model_len or decoder.max_position)
-    step, states = resolve_limits(platform, config.scheduler), decoder.cache.states
-    if len(specs) == 1 and not states:
-        num_blocks = num_kv_blocks(kv_bytes // num_ranks, specs[0], longest, step.max_num_seqs)
-        return CacheSizes(specs, (num_blocks,)).of_ranks(num_ranks)
     rules = axis_rules(decoder, policy.mesh)
-    of_rank = divide_cache(
-        kv_bytes // num_ranks,
-        specs,
-        slot_bytes(states, policy.activations, rules, rules.count("kv_heads")),
-        longest=longest,
-        max_num_seqs=step.max_num_seqs,
-        max_chunk=step.max_num_batched_tokens,
-    )
-    return of_rank.of_ranks(num_ranks)
+    return specs, slot_bytes(decoder.cache.states, policy.activations, rules, rules.count("kv_heads"))
+
+
+def _cache_use(config: Config, decoder: DecoderConfig, platform: str) -> dict[str, int]:
+    """Return the longest context, the requests and the prompt tokens of a step that the cache is for."""
+    step = resolve_limits(platform, config.scheduler)
+    return {
+        "longest": pool_context(platform, config.model.max_model_len or decoder.max_position),
+        "max_num_seqs": step.max_num_seqs,
+        "max_chunk": step.max_num_batched_tokens,
+    }

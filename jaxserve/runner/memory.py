@@ -14,6 +14,7 @@ from jaxserve.runner.host.memory import available_bytes
 
 CPU_SHARE = 0.25
 CPU_MOST_BYTES = 2 << 30
+"""More than this only holds a request of the whole context."""
 WORKSPACE_BYTES = 1 << 30
 """Left free on an accelerator for activations, logits and the compiler's scratch."""
 CPU_STEPS = 2
@@ -32,15 +33,18 @@ class DeviceMemory:
     in_use: int
 
 
-def kv_cache_bytes(config: CacheConfig, device: jax.Device, kv_shards: int, held_bytes: int = 0) -> int:
+def kv_cache_bytes(
+    config: CacheConfig, device: jax.Device, kv_shards: int, held_bytes: int = 0, context_bytes: int = 0
+) -> int:
     """Return the bytes for the KV cache over all devices, from the settings or measured.
 
-    held_bytes: weights and slots, which are placed later, on each device or in the one memory of a CPU.
+    held_bytes: weights and slots, which are placed later, on each device or in the one memory of a CPU. context_bytes: those
+    of a cache that holds a request of the whole context.
     """
     if config.kv_cache_memory is not None:
         return config.kv_cache_memory
     if device.platform == "cpu":
-        return kv_bytes_left(config, "cpu", DeviceMemory(available_bytes(), held_bytes), kv_shards)
+        return kv_bytes_left(config, "cpu", DeviceMemory(available_bytes(), held_bytes), kv_shards, context_bytes)
     stats = device.memory_stats() or {}
     if "bytes_limit" not in stats:
         raise ConfigError(f"{device.device_kind} does not report its memory: give --kv-cache-memory")
@@ -68,10 +72,16 @@ def check_offload_memory(num_bytes: int) -> None:
         )
 
 
-def kv_bytes_left(config: CacheConfig, platform: str, memory: DeviceMemory, kv_shards: int) -> int:
-    """Return the bytes for the KV cache over all devices, after weights and slots are in `memory`."""
+def kv_bytes_left(
+    config: CacheConfig, platform: str, memory: DeviceMemory, kv_shards: int, context_bytes: int = 0
+) -> int:
+    """Return the bytes for the KV cache over all devices, after weights and slots are in `memory`.
+
+    context_bytes: those of a cache that holds a request of the whole context.
+    """
     if platform == "cpu":  # all of its "devices" share one memory
-        return max(0, min(_steady(int((memory.limit - memory.in_use) * CPU_SHARE), CPU_STEPS), CPU_MOST_BYTES))
+        most = max(CPU_MOST_BYTES, context_bytes)
+        return max(0, min(_steady(int((memory.limit - memory.in_use) * CPU_SHARE), CPU_STEPS), most))
     free = int(memory.limit * config.memory_fraction) - memory.in_use - WORKSPACE_BYTES
     if free <= 0:
         raise DoesNotFitError(

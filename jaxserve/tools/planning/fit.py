@@ -17,7 +17,7 @@ from jaxserve.runner.buckets import resolve_limits
 from jaxserve.runner.cache_sizes import CacheSizes
 from jaxserve.runner.images.encoder import ImageShape, encoder_bytes, image_settings, image_step_tokens, rows_shape
 from jaxserve.runner.inputs import DraftModel, Program, programs
-from jaxserve.runner.limits import Limits, make_limits, make_policy, with_cache_groups
+from jaxserve.runner.limits import Limits, kv_context_bytes, make_limits, make_policy, with_cache_groups
 from jaxserve.runner.memory import DeviceMemory, kv_bytes_left
 from jaxserve.runner.slots import slots_bytes
 from jaxserve.runner.speculation.model import draft_source, make_draft_model
@@ -91,13 +91,14 @@ def make_fit(config: Config, decoder: DecoderConfig, device: Device) -> Fit:
         embeddings = images.num_bytes(sizes.activation_itemsize)
     if images is not None and decoder.vision is not None:
         encoder = encoder_bytes(decoder.vision, images.max_patches, sizes.activation_itemsize)
-    kv_total = config.cache.kv_cache_memory
+    kv_total, policy = config.cache.kv_cache_memory, planned_policy(config, decoder, device)
     if kv_total is None:
         num_slots = resolve_limits(device.platform, config.scheduler).max_num_seqs
         others = slots_bytes(num_slots, decoder.vocab_size) + embeddings + encoder
         memory = DeviceMemory(limit=device.limit_bytes, in_use=weights + drafting + held_bytes(device, sizes, others))
-        kv_total = kv_bytes_left(config.cache, device.platform, memory, sizes.kv_shards)
-    limits = make_limits(config, decoder, planned_policy(config, decoder, device), device.platform, kv_total, draft)
+        whole = kv_context_bytes(config, decoder, policy, device.platform, draft)
+        kv_total = kv_bytes_left(config.cache, device.platform, memory, sizes.kv_shards, whole)
+    limits = make_limits(config, decoder, policy, device.platform, kv_total, draft)
     fit = Fit(
         limits=limits,
         limit_bytes=device.limit_bytes,

@@ -24,7 +24,7 @@ from jaxserve.types import GPU_SHARE
 
 Sharing = Literal["own devices", "memory"]
 _CACHES: Final = tuple(1 << power for power in range(31, 25, -1))
-"""Sizes of a KV cache that are tried on a CPU, 2 GiB to 64 MiB; its default is at most the first."""
+"""Sizes of a KV cache that are tried on a CPU, 2 GiB to 64 MiB."""
 _MOVES: Final = ("--device ", "--tensor-parallel-size ", "--memory-fraction ")
 _PERCENT: Final = 90
 """Part of a GPU's memory that models which share it may have together."""

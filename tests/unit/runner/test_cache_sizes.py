@@ -20,8 +20,8 @@ from jaxserve.model_config.cache import CacheGroup, CachePlace, LayerCache, Laye
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.recurrent import ShortConvConfig
 from jaxserve.runner.backend import Chip
-from jaxserve.runner.cache_sizes import divide_cache, request_pages
-from jaxserve.runner.limits import kv_specs, make_limits, make_policy, with_cache_groups
+from jaxserve.runner.cache_sizes import context_bytes, divide_cache, request_pages
+from jaxserve.runner.limits import kv_context_bytes, kv_specs, make_limits, make_policy, with_cache_groups
 
 GEMMA = DecoderConfig(
     vocab_size=262_208,
@@ -66,6 +66,25 @@ def test_what_is_divided_fits_and_holds_the_longest_window(longest: int, slot_by
             WindowPages(sizes.num_blocks[1], 16, 100, 40)  # raises if it holds no request
     with pytest.raises(DoesNotFitError, match="is too small"):
         divide_cache(50_000, (GROWING, SLIDING), slot_bytes, longest=longest, max_num_seqs=8, max_chunk=40)
+
+
+@pytest.mark.parametrize("slot_bytes", [0, 10_000])
+@pytest.mark.parametrize("longest", [90, 101, 1000, 20_000])
+@pytest.mark.parametrize("specs", [(GROWING,), (GROWING, SLIDING), (GROWING, SLIDING, GROWING)])
+def test_the_bytes_of_a_whole_context_hold_it(specs: tuple[KVSpec, ...], longest: int, slot_bytes: int) -> None:
+    needed = context_bytes(specs, slot_bytes, longest=longest, max_num_seqs=8, max_chunk=40)
+    sizes = divide_cache(needed, specs, slot_bytes, longest=longest, max_num_seqs=8, max_chunk=40)
+    assert sizes.num_blocks[0] - 1 >= -(-longest // 16)
+
+
+def test_a_cache_for_the_whole_context_shortens_none() -> None:
+    config = replace(CONFIG, model=replace(CONFIG.model, max_model_len=None))
+    for model in (GEMMA, LATENT, TWO_SHAPES, HYBRID):
+        decoder = with_cache_groups(config, model)
+        policy = make_policy(config, decoder, Chip("cpu", None))
+        needed = kv_context_bytes(config, decoder, policy, "cpu")
+        assert make_limits(config, decoder, policy, "cpu", needed).max_model_len == model.max_position
+        assert make_limits(config, decoder, policy, "cpu", needed // 2).max_model_len < model.max_position
 
 
 def test_windows_that_no_context_outgrows_are_not_split() -> None:

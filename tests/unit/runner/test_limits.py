@@ -128,6 +128,15 @@ def test_cache_memory_is_taken_as_given() -> None:
     assert 1 << 20 < measured <= 2 << 30
 
 
+def test_a_cpu_gives_the_cache_more_than_its_cap_only_for_the_whole_context() -> None:
+    def left(context_bytes: int) -> int:
+        return kv_bytes_left(CacheConfig(), "cpu", DeviceMemory(64 << 30, 0), 1, context_bytes)
+
+    assert left(1 << 30) == 2 << 30
+    assert left(9 << 30) == 9 << 30
+    assert left(99 << 30) == 16 << 30, "a quarter of the memory"
+
+
 @pytest.mark.parametrize(("platform", "limit", "noise"), [("cpu", 27 << 28, 0.1), ("tpu", 95 << 30, 0.002)])
 def test_a_little_more_or_less_free_memory_changes_no_program(platform: str, limit: int, noise: float) -> None:
     """The next start would otherwise find nothing in the compile cache."""
