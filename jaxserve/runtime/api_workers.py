@@ -217,6 +217,8 @@ class ApiWorkers:
         )
         worker = await ApiWorker.start("jaxserve.runtime.api_workers", spec.to_line(), self._listeners[number - 1])
         self._workers[number - 1 : number] = [worker]  # at once: orders that come from now on are its, too
+        if self._stop_timeout_s:  # the order to end came while the process was started
+            await worker.kill()
         for replica, address in enumerate(self._addresses):
             if address != spec.engines[replica]:  # it changed while the process was started
                 await worker.send(NextEngine(replica, address))

@@ -155,3 +155,21 @@ async def test_a_replacement_leaves_connections_in_the_queue_until_it_is_ready_o
         monkeypatch.setattr(ApiWorker, "send", send)
         async with running(workers.supervise()), asyncio.timeout(60):
             assert await accepting is is_ready
+
+
+@pytest.mark.usefixtures("stops_at_once")
+async def test_a_process_that_was_being_started_when_the_server_was_stopped_does_not_keep_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    workers = ApiWorkers(Config(model=ModelConfig(model="tiny")), Path(), "ipc:///x", [[]])
+    async with worker_that_runs("while :; do echo alive; sleep 0.02; done") as late:
+
+        async def start(module: str, line: bytes, listeners: object) -> ApiWorker:
+            workers.terminate()  # reaches the processes that run
+            return late
+
+        monkeypatch.setattr(ApiWorker, "start", start)
+        await workers.start(is_successor=False)
+        async with asyncio.timeout(10):
+            await workers.wait_ended()
+        assert late.has_ended
