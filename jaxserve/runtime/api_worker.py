@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -66,7 +67,9 @@ class ApiWorker:
         self.is_silent = False
         """True once it reports nothing more, because it has ended."""
         self._alive = asyncio.Event()
-        """Set when the process has given its first sign of life, or has ended."""
+        """Set when the process has given its first sign of life, or has ended. Before that SIGHUP ends it or is ignored."""
+        self._must_reload = False
+        """True: the process gets SIGHUP after its first sign of life."""
         self._is_ready = False
         self._ready = asyncio.Event()
         self._num_lines = 0
@@ -111,6 +114,13 @@ class ApiWorker:
         await self._alive.wait()
         await first_of(self._ready.wait(), asyncio.sleep(timeout_s))
 
+    def reload(self) -> None:
+        """Let the process read the API keys and the certificate again, as soon as it handles the signal."""
+        if not self._alive.is_set():
+            self._must_reload = True
+        elif not self.has_ended:
+            self.process.send_signal(signal.SIGHUP)
+
     async def wait_lost(self, silence_s: float, startup_s: float) -> str:
         """Wait until the process has ended, or was silent for too long and was killed; returns what happened.
 
@@ -154,6 +164,9 @@ class ApiWorker:
         while line := await self.process.stdout.readline():
             self._num_lines += 1
             self._alive.set()
+            if self._must_reload:
+                self._must_reload = False
+                self.reload()
             if line == READY_LINE:
                 self._is_ready = True
                 self._ready.set()

@@ -163,8 +163,7 @@ class ApiWorkers:
     def reload(self) -> None:
         """Let all read the API keys and the certificate again."""
         for worker in self._workers:
-            if not worker.has_ended:
-                worker.process.send_signal(signal.SIGHUP)
+            worker.reload()
 
     async def switch_engine(self, replica: int, address: str | None) -> None:
         """Order all to end the requests of the dead engine and to connect to the replica's next one, if any, at `address`."""

@@ -173,3 +173,20 @@ async def test_a_process_that_was_being_started_when_the_server_was_stopped_does
         async with asyncio.timeout(10):
             await workers.wait_ended()
         assert late.has_ended
+
+
+async def test_a_process_that_starts_reads_keys_and_certificate_again_once_it_handles_the_signal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with worker_that_runs(
+        "sleep 0.3; trap 'echo reloaded' HUP; echo alive; while :; do sleep 0.02; done"
+    ) as worker:
+        workers = await workers_with(worker, monkeypatch)
+        workers.reload()
+        workers.reload()
+        for num_lines in (2, 3):
+            async with asyncio.timeout(60):
+                while worker._num_lines < num_lines:
+                    assert not worker.is_silent, "the signal has ended it"
+                    await asyncio.sleep(0.01)
+            workers.reload()
