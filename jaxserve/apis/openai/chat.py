@@ -175,7 +175,7 @@ class ChatFormatter:
 
     def _finish_reason(self, delta: OutputDelta, *, has_calls: bool) -> str:
         """Report the calls as the reason of a natural end, unless the request named the function."""
-        is_named = isinstance(self._body.tool_choice, dict)
+        is_named = ToolChoice.read(self._body.tool_choice).mode == "function"
         return (
             "tool_calls"
             if has_calls and not is_named and delta.finish_reason == "stop"

@@ -98,6 +98,24 @@ async def test_a_call_is_one_of_the_allowed_tools(api: Api) -> None:
     assert not forced.allows_text
 
 
+@pytest.mark.parametrize(
+    ("choice", "reason"),
+    [
+        ("required", "tool_calls"),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": TOOLS}}, "tool_calls"),
+        ({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": TOOLS}}, "tool_calls"),
+        ({"type": "function", "function": {"name": "now"}}, "stop"),
+    ],
+)
+async def test_only_a_named_function_ends_its_call_with_stop(api: Api, choice: Any, reason: str) -> None:
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    body = BODY | {"tool_choice": choice}
+    plain, chunks = await both(api, CHAT, body, steps(api, call), finish_reason="stop")
+    assert [call["function"]["name"] for call in plain["choices"][0]["message"]["tool_calls"]] == ["now"]
+    assert plain["choices"][0]["finish_reason"] == reason
+    assert chunks[-1]["choices"][0]["finish_reason"] == reason
+
+
 async def test_a_format_that_is_no_json_is_refused_beside_tools(api: Api) -> None:
     status, reply = await api.post(CHAT, BODY | {"structured_outputs": {"regex": "a+"}})
     assert (status, reply["error"]["param"]) == (400, "structured_outputs.regex")
