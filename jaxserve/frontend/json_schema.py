@@ -147,12 +147,12 @@ def _mark(schema: dict[str, Any], root: dict[str, Any], found: set[int]) -> None
         found.add(id(part))
         lists = (part.get(name) for name in _COMBINING)
         places += [member for members in lists if isinstance(members, list) for member in _objects(members)]
-        target = _target(part.get("$ref"), root)
+        target = referenced_schema(part.get("$ref"), root)
         if target is not None:
             places.append(target)
 
 
-def _target(reference: Any, root: dict[str, Any]) -> dict[str, Any] | None:
+def referenced_schema(reference: Any, root: dict[str, Any]) -> dict[str, Any] | None:
     """Return the schema that a reference inside the document means."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None

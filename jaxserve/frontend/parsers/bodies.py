@@ -24,6 +24,7 @@ from jaxserve.frontend.parsers.scanner import (
     show_but_last_newline,
     stops,
 )
+from jaxserve.frontend.parsers.schema_types import ParameterTypes, type_of
 
 Tools = Mapping[str, Mapping[str, Any]]
 """The functions that the request offers, with the JSON schemas of their parameters."""
@@ -186,7 +187,7 @@ class TaggedBody:
         name = (yield from scanner.text_until(stops(self.name_end), MAX_HEADER_CHARS)).strip()
         scanner.take(len(self.name_end))
         place.announce(scanner, name)
-        properties = _properties(place.tools, name)
+        types = ParameterTypes(place.tools.get(name, {}))
         scanner.emit("arguments", "{")
         between = ""
         while True:
@@ -198,7 +199,7 @@ class TaggedBody:
             yield from scanner.accept("\n")
             scanner.emit("arguments", f"{between}{json.dumps(key, ensure_ascii=False)}: ")
             between = ", "
-            yield from self._read_value(scanner, _types(properties.get(key)))
+            yield from self._read_value(scanner, types.of(key))
         scanner.emit("arguments", "}")
         scanner.num_calls_read += 1
 
@@ -214,31 +215,20 @@ class TaggedBody:
         scanner.emit("arguments", closing)
 
 
-def _properties(tools: Tools, name: str) -> Mapping[str, Any]:
-    properties = tools.get(name, {}).get("properties")
-    return properties if isinstance(properties, dict) else {}
-
-
-def _types(schema: Any) -> frozenset[str]:
-    """Return the JSON types that a schema allows; empty if it does not say."""
-    if not isinstance(schema, dict):
-        return frozenset()
-    alternatives = [*(schema.get("anyOf") or ()), *(schema.get("oneOf") or ())]
-    types = schema.get("type")
-    own = frozenset(types if isinstance(types, list) else [types] if isinstance(types, str) else [])
-    return own.union(*(_types(alternative) for alternative in alternatives))
-
-
 def _typed_json(text: str, types: frozenset[str]) -> str:
-    """Return the JSON of a value that need not be a string; text that is no JSON becomes a string."""
-    text = text.strip()
-    text = {"True": "true", "False": "false", "None": "null"}.get(text, text)
+    """Return the JSON of a value that need not be a string.
+
+    Text that is no JSON is a string, and so is JSON of another type than `types` if they include strings.
+    """
+    stripped = text.strip()
+    written = {"True": "true", "False": "false", "None": "null"}.get(stripped, stripped)
+    as_string = json.dumps(text.removesuffix("\n") if "string" in types else stripped, ensure_ascii=False)
     try:
-        value = json.loads(text, parse_constant=_refuse)
+        value = json.loads(written, parse_constant=_refuse)
     except (ValueError, RecursionError):
-        return json.dumps(text, ensure_ascii=False)
-    is_string = "string" in types and not isinstance(value, dict | list | bool | None)
-    return json.dumps(text, ensure_ascii=False) if is_string else text
+        return as_string
+    is_string = "string" in types and (isinstance(value, str) or type_of(value) not in types)
+    return as_string if is_string else written
 
 
 def _refuse(constant: str) -> None:

@@ -249,11 +249,53 @@ def test_gemma_values_become_json(text: str, value: Any) -> None:
         ("note", "5", "5"),
         ("limit", "2.5", 2.5),
         ("unknown", "5", "5"),
+        ("note", "    return 1\n", "    return 1\n"),
+        ("note", '{"a": 1}', '{"a": 1}'),
+        ("note", '"quoted"', '"quoted"'),
+        ("note", "True", "True"),
+        ("note", "", ""),
+        ("text", "  two\n\n", "  two\n\n"),
+        ("text", "[1]", "[1]"),
+        ("text", "null", None),
+        ("either", " 5", 5),
+        ("either", " five ", " five "),
+        ("either", "2.5", "2.5"),
+        ("limit", "3", 3),
+        ("limit", " none ", "none"),
+        ("size", "2", 2),
+        ("share", "1", 1),
+        ("fixed", "3", 3),
+        ("place", '{"x": 1}', {"x": 1}),
+        ("described", '{"x": 1}', {"x": 1}),
+        ("maybe", '{"x": 1}', {"x": 1}),
+        ("maybe", "None", None),
+        ("tree", "[1, 2]", [1, 2]),
+        ("broken", "5", "5"),
     ],
 )
 def test_tagged_values_have_the_type_of_the_schema(parameter: str, text: str, value: Any) -> None:
-    call = f"<function=get_weather>\n<parameter={parameter}>\n{text}\n</parameter>\n</function>"
-    assert arguments(read(output_format("qwen3_coder"), call).calls) == [("get_weather", {parameter: value})]
+    assert tagged(parameter, text) == {parameter: value}
+
+
+def tagged(parameter: str, text: str, tools: Any = TOOLS) -> Any:
+    """The arguments of a call with one parameter, of the first of `tools`."""
+    call = f"<function={next(iter(tools))}>\n<parameter={parameter}>\n{text}\n</parameter>\n</function>"
+    [(_, found)] = arguments(read(output_format("qwen3_coder"), call, tools=tools).calls)
+    return found
+
+
+def test_the_schema_of_a_function_may_be_a_reference() -> None:
+    days = {"type": "object", "properties": {"days": {"type": "integer"}}}
+    assert tagged("days", "3", {"f": {"$ref": "#/$defs/Days", "$defs": {"Days": days}}}) == {"days": 3}
+    assert tagged("days", "3", {"f": {"allOf": [{"$ref": "#/$defs/Days"}], "$defs": {"Days": days}}}) == {"days": 3}
+
+
+def test_a_schema_of_many_references_is_read_in_bounded_time() -> None:
+    chain = {f"D{i}": {"$ref": f"#/$defs/D{i + 1}"} for i in range(5000)}
+    doubled = {f"D{i}": {"anyOf": [{"$ref": f"#/$defs/D{i + 1}"}] * 2} for i in range(40)}
+    for definitions in (chain, doubled):
+        tools = {"f": {"properties": {"x": {"$ref": "#/$defs/D0"}}, "$defs": definitions}}
+        assert tagged("x", "5", tools) == {"x": "5"}
 
 
 def test_nesting_beyond_the_limit_is_no_value() -> None:
