@@ -39,15 +39,15 @@ class OutputItems:
                 self._num_chars += len(event.text)
                 found += self._grow_text(event, self._take_placed(waiting))
             elif event.kind == "reasoning":
+                found += self._add_logprobs(waiting)
                 found += self._grow_text(event, [])
             elif event.kind == "name":
+                found += self._add_logprobs(waiting)
                 found += self._end("completed")
                 found += self._begin(OpenCall(event.text, self._new_call_id(), len(self._done), self._numbers))
             elif event.kind == "arguments" and isinstance(self._open, OpenCall):
                 found += self._open.grow(event.text)
-        if waiting:
-            found += self._grow_text(Event("content", "", ""), self._take_placed(waiting))
-        return found
+        return found + self._add_logprobs(waiting)
 
     def finish(self, status: ItemStatus) -> list[ResponseEvent]:
         """Return the events that end the last item; an empty reply is an empty message."""
@@ -63,6 +63,12 @@ class OutputItems:
         while waiting and waiting[0][1] <= self._num_chars:
             taken.append(waiting.popleft()[0])
         return taken
+
+    def _add_logprobs(self, waiting: deque[PlacedLogprob]) -> list[ResponseEvent]:
+        """Give the open message the log-probabilities of tokens whose text it already has."""
+        takes_logprobs = self._open is None or self._open.kind == "content"
+        placed = self._take_placed(waiting) if takes_logprobs else []
+        return self._grow_text(Event("content", "", ""), placed) if placed else []
 
     def _grow_text(self, event: Event, logprobs: Sequence[ContentLogprob]) -> list[ResponseEvent]:
         if not isinstance(self._open, OpenText) or self._open.kind != event.kind:

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 
+from jaxserve.apis.openai.chat_schema import ContentLogprob
+from jaxserve.apis.responses.items import FunctionCallItem, MessageItem, OutputText, ReasoningItem
+from jaxserve.apis.responses.output import OutputItems
 from jaxserve.apis.responses.reply import ResponseFormatter
 from jaxserve.apis.responses.response import ResponseObject
 from jaxserve.frontend.choices.choice_stream import OutputDelta
 from jaxserve.frontend.handle import TokenCounts
+from jaxserve.frontend.parsers.events import Event
 from jaxserve.frontend.parsers.formats import REASONING_FORMATS, TOOL_FORMATS
 from jaxserve.frontend.parsers.output_format import OutputFormat
 from jaxserve.frontend.tokenization import tokenization
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from tests.unit.apis.test_replies import EOS, ids, play
 from tests.unit.apis.test_response_store import stored
+from tests.unit.apis.test_tools import play_slowly
 from tests.unit.running_api import TOKENIZERS, Api, running_api
 
 PATH = "/v1/responses"
@@ -133,6 +141,53 @@ async def test_any_cut_of_a_reply_gives_the_same_response(with_tools: Tokenizer,
     if reason == "stop":
         assert [part["text"] for part in texts] == ["A caf\u00e9 \U0001f600.", "It is noon."]
         assert [item["type"] for item in plain["output"]] == ["reasoning", "message", "function_call", "message"]
+
+
+def test_a_logprob_that_comes_with_a_call_belongs_to_the_message_before_it() -> None:
+    output = OutputItems(lambda: "call_1", itertools.count())
+    entry = ContentLogprob(".\n\n", -1.0, [0x2E, 0x0A, 0x0A], [])
+    output.take([Event("content", ".", ".")], [])
+    output.take([Event("name", "now", "\n\n<tool_call>now")], [(entry, 1)])
+    output.take([Event("arguments", "{}", "{}")], [])
+    output.finish("completed")
+    message, call = output.items("completed")
+    assert isinstance(message, MessageItem) and isinstance(call, FunctionCallItem)
+    assert message.content == [OutputText(text=".", logprobs=[entry])]
+    assert (call.name, call.arguments) == ("now", "{}")
+
+
+def test_a_logprob_that_comes_with_reasoning_belongs_to_the_message_before_it() -> None:
+    output = OutputItems(lambda: "call_1", itertools.count())
+    entry = ContentLogprob(".\n", -1.0, [0x2E, 0x0A], [])
+    output.take([Event("content", ".", ".")], [])
+    output.take([Event("reasoning", "Why?", "\n<think>Why?")], [(entry, 1)])
+    output.finish("completed")
+    message, reasoning = output.items("completed")
+    assert isinstance(message, MessageItem) and isinstance(reasoning, ReasoningItem)
+    assert message.content == [OutputText(text=".", logprobs=[entry])]
+
+
+@pytest.mark.parametrize("size", [1, 4, 1000])
+async def test_a_token_of_text_and_the_space_before_a_call_keeps_the_call(tmp_path: Path, size: int) -> None:
+    backend = tokenizers.Tokenizer.from_file(str(TOKENIZERS / "byte_level" / "tokenizer.json"))
+    backend.add_tokens([".\n\n"])
+    backend.save(str(tmp_path / "tokenizer.json"))
+    config = json.loads((TOKENIZERS / "byte_level" / "tokenizer_config.json").read_text())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": TEMPLATE}))
+    mixed = load_tokenizer(tmp_path)
+    call = '<tool_call>\n{"name": "now", "arguments": {"zone": "UTC"}}\n</tool_call>'
+    async with running_api(mixed, max_model_len=1000, output_format=HERMES) as api:
+        tokens = [*ids(api, "Wait"), *mixed.encode(".\n\n"), *ids(api, call)]
+        steps = [*(tokens[i : i + size] for i in range(0, len(tokens), size)), [EOS]]
+        (_, plain), _ = await asyncio.gather(api.post(PATH, BODY), play_slowly(api, steps))
+        events, _ = await asyncio.gather(streamed(api, BODY), play_slowly(api, steps))
+    assert grown(events) == events[-1]["response"]["output"]
+    assert without_ids(events[-1]["response"]) == without_ids(plain)
+    message, made = plain["output"]
+    assert (message["type"], made["type"], made["arguments"]) == ("message", "function_call", '{"zone": "UTC"}')
+    (part,) = message["content"]
+    assert part["text"] == "Wait."
+    assert [entry["token"] for entry in part["logprobs"]] == ["W", "a", "i", "t", ".\n\n"]
 
 
 async def test_the_events_of_a_text_are_openais_word_for_word(api: Api) -> None:
