@@ -111,13 +111,17 @@ class ConstrainedDecoding:
         )
 
     def poll(self, running: Sequence[Request], *, is_idle: bool) -> GrammarEvents:
-        """Return what grammars have done. Waits a few milliseconds for the masks that are late.
+        """Return what grammars have done. Waits a few milliseconds for the masks that are late, and for new grammars only if no
+        running request can continue.
 
         is_idle: no other request can be computed.
         """
         rows = [request for request in running if request.grammar is not None]
         is_idle = is_idle and len(rows) == len(running)
-        _await_ready(self._active.values() if is_idle else rows, _IDLE_WAIT_S if is_idle else _MASK_WAIT_S)
+        deadline = time.monotonic() + (_IDLE_WAIT_S if is_idle else _MASK_WAIT_S)
+        has_mask = _await_ready(rows, deadline)
+        if is_idle and not has_mask:
+            _await_ready(self._active.values(), deadline)
         events = self.last_events = GrammarEvents()
         for request in self._active.values():
             grammar = request.grammar
@@ -140,8 +144,13 @@ class ConstrainedDecoding:
         return events
 
 
-def _await_ready(requests: Iterable[Request], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
+def _await_ready(requests: Iterable[Request], deadline: float) -> bool:
+    """Wait until all masks of `requests` are ready, at most until `deadline`; returns True if one is."""
+    is_one_ready = False
     for request in requests:
-        if request.grammar is not None and not request.grammar.is_ready:
+        if request.grammar is None:
+            continue
+        if not request.grammar.is_ready:
             request.grammar.wait(max(0.0, deadline - time.monotonic()))
+        is_one_ready = is_one_ready or request.grammar.is_ready
+    return is_one_ready

@@ -166,6 +166,45 @@ def test_a_step_asks_no_grammar_of_a_request_that_only_waits() -> None:
     assert [rig.tokens[f"r{i}"] for i in range(4)] == [list(range(5 + i, 5 + i + LENGTH)) for i in range(4)]
 
 
+class Unprepared(Counting):
+    """A grammar that is never ready; counts the waits for it."""
+
+    num_waits = 0
+
+    @property
+    def is_ready(self) -> bool:
+        return False
+
+    def wait(self, seconds: float) -> None:
+        self.num_waits += 1
+
+
+class LastUnprepared(CountingGrammars):
+    """The second grammar is never ready."""
+
+    def follow(self, grammar: Grammar, allowed_token_ids: Collection[int], *, jump_forward: bool = False) -> Counting:
+        if not self.made:
+            return super().follow(grammar, allowed_token_ids, jump_forward=jump_forward)
+        self.made.append(Unprepared(int(grammar.text)))
+        return self.made[-1]
+
+
+def test_running_requests_do_not_wait_for_the_first_mask_of_another() -> None:
+    grammars = LastUnprepared()
+    rig = Rig(grammars=grammars)
+    rig.send(counting("a", 5))
+    while not rig.tokens.get("a"):
+        rig.step()
+    rig.send(counting("b", 40))
+    other = grammars.made[1]
+    assert isinstance(other, Unprepared)
+    while "a" not in rig.ends:
+        rig.step()
+    assert other.num_waits == 0
+    rig.step()
+    assert other.num_waits == 1, "nothing else is left to compute"
+
+
 def test_a_request_that_is_aborted_before_its_grammar_is_ready_leaves_nothing() -> None:
     rig = Rig(grammars=CountingGrammars())
     message = counting("a", 5)

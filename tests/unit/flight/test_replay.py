@@ -43,13 +43,16 @@ LOADS: dict[str, dict[str, Any]] = {
     "states": {"depth": 1, "num_state_slots": 12},
     "ranks": {"depth": 1, "num_ranks": 2, "num_blocks": 66},
     "fcfs": {"depth": 1, "scheduling_policy": "fcfs"},
+    "keys": {"depth": 1, "num_keys": 3},
     "grammars": {"depth": 1, "seed": 1, "grammars": CountingGrammars(num_jump_forward=2)},
 }
 
 
-def under_load(*, num_turns: int = 250, seed: int = 0, recorded_steps: int = 40, **options: Any) -> Rig:
+def under_load(
+    *, num_turns: int = 250, seed: int = 0, recorded_steps: int = 40, num_keys: int = 1, **options: Any
+) -> Rig:
     """Return a rig that was under mixed load, with requests under way: prefix hits, preemptions, aborts and a failed step."""
-    chance = random.Random(seed)
+    chance, has_failed = random.Random(seed), False
     rig = Rig(**{"num_blocks": 40, "recorded_steps": recorded_steps, **options})
     for turn in range(num_turns):
         if len(rig.scheduler.requests) < 12 and chance.random() < 0.4:
@@ -67,10 +70,12 @@ def under_load(*, num_turns: int = 250, seed: int = 0, recorded_steps: int = 40,
                 num_top_logprobs=chance.choice([None, None, 2]),
             )
             is_constrained = options.get("grammars") is not None and chance.random() < 0.5
-            rig.send(counting(f"r{turn}", chance.randint(3, 60)) if is_constrained else message)
+            message = counting(f"r{turn}", chance.randint(3, 60)) if is_constrained else message
+            rig.send(msgspec.structs.replace(message, key_name=str(turn % num_keys)))
         if rig.scheduler.requests and chance.random() < 0.05:
             rig.collect(rig.scheduler.abort([chance.choice(list(rig.scheduler.requests))]))
-        if turn == num_turns - 20 and rig.pending:
+        if turn >= num_turns - 20 and rig.pending and not has_failed:
+            has_failed = True
             rig.collect(rig.scheduler.fail(rig.pending[0][0], ErrorInfo("InternalError", "broken")))
             rig.pending.clear()
             rig.executor.lose_state()
@@ -90,6 +95,8 @@ def test_the_scheduler_decides_the_same_again(load: str) -> None:
         assert any(slot < 0 for plan in plans(record) for slot in plan["slots"])
     if load == "draft model":
         assert any(plan["kind"] == "speculate" and any(plan["draft_lengths"]) for plan in plans(record))
+    if load == "keys":
+        assert any(call.kind == "abort" for call in record.calls)
     if load == "grammars":
         assert any(call.value["jumped"] for call in record.calls if call.kind == "poll_grammars")
     assert replay(record) is None
