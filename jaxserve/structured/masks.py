@@ -3,6 +3,9 @@
 Grammars advance in a small pool of threads, since a step takes from 50 microseconds to 30 ms; llguidance releases the
 interpreter meanwhile. The scheduler asks whether a mask is ready, and waits a few milliseconds at most.
 
+A new grammar may take seconds to compile. That happens once for all requests that have it, in threads of their own, so that
+grammars that are known advance meanwhile.
+
 A request whose grammar is too costly ends with an error; other requests are not affected.
 
 A matcher may take hundreds of KB, and many requests may wait: until its first token is chosen, a request has its first
@@ -29,6 +32,7 @@ from jaxserve.sampling.bits import pack_bits
 from jaxserve.structured.compiling import GrammarError, new_matcher
 
 _NUM_THREADS: Final = 4
+"""Threads that advance grammars, and as many that compile new ones."""
 _MAX_STEP_S: Final = 0.1
 """Processor time for one token; ordinary grammars need a thousandth of it."""
 _NUM_KEPT: Final = 32
@@ -51,7 +55,7 @@ class GrammarMasks:
     """The grammars of one engine, on one vocabulary."""
 
     def __init__(self, load: Callable[[], LLTokenizer], vocab_size: int, config: StructuredConfig) -> None:
-        """`load` reads the vocabulary, which takes about a second; the thread of the first grammar calls it.
+        """`load` reads the vocabulary, which takes about a second; the thread that compiles the first grammar calls it.
 
         `vocab_size`: of the model's logits.
         """
@@ -63,6 +67,9 @@ class GrammarMasks:
         self._vocab_size = vocab_size
         self._config = config
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="grammar")
+        self._compilers = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="compiler")
+        self._compiling: dict[Grammar, Future[None]] = {}
+        """The work on new grammars; done when the start is kept."""
         self._starts: OrderedDict[Grammar, _Start] = OrderedDict()
         self._num_kept_bytes = 0
         self._lock = Lock()
@@ -78,11 +85,30 @@ class GrammarMasks:
         return GrammarState(self, grammar, allowed, jump_forward=jump_forward)
 
     def close(self) -> None:
+        self._compilers.shutdown(wait=False, cancel_futures=True)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def submit(self, state: GrammarState, token: int | None) -> Future[None]:
-        """Let `state` take a token, or start, in a thread; called by it."""
-        return self._threads.submit(state.move, token)
+    def submit(self, state: GrammarState, token: int | None, grammar: Grammar | None) -> Future[None]:
+        """Let `state` take a token, or start, in a thread; called by it. grammar: None if it has its matcher."""
+        if grammar is None:
+            return self._threads.submit(state.move, token)
+        with self._lock:
+            if grammar in self._starts:
+                return self._threads.submit(state.move, token)
+            compiling = self._compiling.get(grammar)
+            if compiling is None:
+                compiling = self._compiling[grammar] = self._compilers.submit(self._compile, grammar)
+        work: Future[None] = Future()
+        compiling.add_done_callback(lambda compiled: _go_on(compiled, state, token, work))
+        return work
+
+    def _compile(self, grammar: Grammar) -> None:
+        """Make the start of requests with this grammar. Raises GrammarError."""
+        try:
+            self.start_of(grammar)
+        finally:
+            with self._lock:
+                del self._compiling[grammar]
 
     def _tokenizer(self) -> LLTokenizer:
         with self._loading:
@@ -130,6 +156,19 @@ class GrammarMasks:
         return start
 
 
+def _go_on(compiled: Future[None], state: GrammarState, token: int | None, work: Future[None]) -> None:
+    """Let `state` take a token, or start, after its grammar was compiled; then `work` is done."""
+    if compiled.cancelled():
+        work.cancel()
+        return
+    error = compiled.exception()
+    if error is None:
+        state.move(token)
+    else:
+        state.fail(error)
+    work.set_result(None)
+
+
 @contextlib.contextmanager
 def _watched(matcher: LLMatcher) -> Iterator[None]:
     """Raise GrammarError if `matcher` failed in the block, or took too long."""
@@ -160,7 +199,7 @@ class GrammarState:
         """True if no token may come next."""
         self.error: str | None = None
         """The reason why the grammar cannot be followed any further."""
-        self.work = masks.submit(self, None)
+        self.work = masks.submit(self, None, grammar)
 
     def wait(self, seconds: float) -> None:
         """Wait until it is ready, at most `seconds`."""
@@ -178,7 +217,7 @@ class GrammarState:
     def advance(self, token: int) -> None:
         """Take the chosen token; ready again when the next mask is made."""
         self.work.result()
-        self.work = self._masks.submit(self, token)
+        self.work = self._masks.submit(self, token, self._grammar if self._matcher is None else None)
 
     def move(self, token: int | None) -> None:
         """Take a token, or start. Runs in a thread, one call at a time."""
@@ -191,7 +230,11 @@ class GrammarState:
             with _watched(self._matcher):
                 self._move(self._matcher, token)
         except Exception as error:  # any error ends this request, since it would be unconstrained without a mask
-            self.error = str(error) or type(error).__name__
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """End the request with `error`."""
+        self.error = str(error) or type(error).__name__
 
     def _move(self, matcher: LLMatcher, token: int) -> None:
         self._jumped = []

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import weakref
 from pathlib import Path
+from threading import Event
 from typing import Any, ClassVar
 
 import msgspec
@@ -397,4 +398,50 @@ def test_text_without_choice_is_jumped_over(vocabulary: LLTokenizer, tokenizer: 
         if state.is_terminated:
             break
     assert state.error is None
+    masks.close()
+
+
+def test_grammars_that_are_known_advance_while_a_new_one_is_compiled_once_for_all_choices(
+    vocabulary: LLTokenizer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_end, compiled = Event(), []
+
+    def slow(grammar: Grammar, *others: Any) -> LLMatcher:
+        compiled.append(grammar)
+        assert grammar == YES or may_end.wait(60)
+        return new_matcher(grammar, *others)
+
+    monkeypatch.setattr(masks_module, "new_matcher", slow)
+    masks, state = follow(vocabulary, tokenizer.max_token_id + 1, [])
+    new = Grammar("regex", "a|b")
+    choices = [masks.follow(new, []) for _ in range(5)]
+    try:
+        state.advance(Vocabulary(tokenizer)(b"y")[0])
+        state.wait(20)
+        assert state.is_ready, "one that runs"
+        known = masks.follow(YES, [])
+        known.wait(20)
+        assert known.is_ready, "one that starts"
+        assert not any(choice.is_ready for choice in choices)
+    finally:
+        may_end.set()
+    for choice in choices:
+        choice.wait(60)
+        assert choice.is_ready and choice.error is None
+        np.testing.assert_array_equal(choice.mask, choices[0].mask)
+    assert compiled == [YES, new]
+    choices[0].advance(Vocabulary(tokenizer)(b"a")[0])
+    choices[0].wait(60)
+    assert choices[0].is_terminated
+    masks.close()
+
+
+def test_all_choices_get_the_error_of_a_grammar_that_cannot_be_compiled(
+    vocabulary: LLTokenizer, tokenizer: Tokenizer
+) -> None:
+    masks = GrammarMasks(lambda: vocabulary, tokenizer.max_token_id + 1, CONFIG)
+    choices = [masks.follow(Grammar("regex", "["), []) for _ in range(4)]
+    for choice in choices:
+        choice.wait(60)
+        assert choice.is_ready and choice.error
     masks.close()
