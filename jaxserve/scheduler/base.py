@@ -6,32 +6,23 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable
-from operator import attrgetter
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from jaxserve.errors import InvalidRequestError, RequestError
 from jaxserve.ipc.messages import AddRequest, ErrorInfo, RequestOutput
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.scheduler.admission import Admission, EmbedAdmission, error_info
-from jaxserve.scheduler.fair_keys import FairKeys, Rank
+from jaxserve.scheduler.fair_keys import FairKeys, KeyedRequest, Rank, by_rank
 from jaxserve.scheduler.isolation import Isolation
 from jaxserve.scheduler.plan import Plan, Result
 from jaxserve.types import FinishReason, RequestId
 
-by_rank: Final = attrgetter("rank")
-"""Sort key of the waiting and of the running requests."""
 
-
-class Ranked(Protocol):
+class Ranked(KeyedRequest, Protocol):
     """A request in a queue."""
 
     @property
     def request_id(self) -> RequestId: ...
-
-    @property
-    def rank(self) -> Rank:
-        """Priority, then order of arrival: the lowest goes first. Unique."""
-        ...
 
 
 R = TypeVar("R", bound=Ranked)
@@ -52,7 +43,7 @@ class BaseScheduler(ABC, Generic[R, P, T]):
         self._admission = admission
         self._clock = clock
         self.requests: dict[RequestId, R] = {}
-        """Requests that have not ended."""
+        """Requests that have not ended, in order of arrival."""
         self.running: list[R] = []
         """Requests that take part in steps, in order of rank."""
         self.waiting: list[R] = []
@@ -84,12 +75,11 @@ class BaseScheduler(ABC, Generic[R, P, T]):
             error = self._admission.rejection(message, len(self.requests))
         if error is not None:
             return error_info(error)
-        tag = 0
+        rank = (message.priority, 0, self._num_arrivals)
         if self._fair_keys is not None:
-            self._fair_keys.set_time(self.waiting[0].rank[1] if self.waiting else None)
-            max_output = message.sampling.max_tokens
-            tag = self._fair_keys.tag(message.key_name, len(message.prompt_token_ids), max_output)
-        self.requests[message.request_id] = self._queue(message, (message.priority, tag, self._num_arrivals))
+            self._fair_keys.close_gaps(self.requests.values(), self.waiting)
+            rank = self._fair_keys.rank(message, self._num_arrivals, self.waiting)
+        self.requests[message.request_id] = self._queue(message, rank)
         self._num_arrivals += 1
         return None
 

@@ -23,9 +23,9 @@ from heapq import merge
 from typing import Final
 
 from jaxserve.kv.manager import KVManager
-from jaxserve.scheduler.base import by_rank, discard
+from jaxserve.scheduler.base import discard
 from jaxserve.scheduler.constrained import ConstrainedDecoding
-from jaxserve.scheduler.fair_keys import FairKeys
+from jaxserve.scheduler.fair_keys import FairKeys, by_rank
 from jaxserve.scheduler.limits import StepLimits
 from jaxserve.scheduler.request import Request
 from jaxserve.scheduler.resources import Resources

@@ -17,8 +17,8 @@ import numpy as np
 from jaxserve.config import SchedulerConfig
 from jaxserve.ipc.messages import AddRequest, ErrorInfo, RequestOutput
 from jaxserve.scheduler.admission import EmbedAdmission
-from jaxserve.scheduler.base import BaseScheduler, by_rank
-from jaxserve.scheduler.fair_keys import FairKeys, Rank
+from jaxserve.scheduler.base import BaseScheduler
+from jaxserve.scheduler.fair_keys import FairKeys, Rank, by_rank
 from jaxserve.scheduler.isolation import Isolation
 from jaxserve.scheduler.plan import Buckets, EmbedPlan, EmbedResult
 from jaxserve.types import FinishReason, RequestId
@@ -33,8 +33,9 @@ class _Text:
     text_pair_start: int
     """The first token of a pair's second text; the number of tokens if there is none."""
     rank: Rank
+    key_name: str
     arrival_s: float
-    queue_seconds: float = 0.0
+    queue_seconds: float | None = None
 
 
 class EmbedScheduler(BaseScheduler[_Text, EmbedPlan, EmbedResult]):
@@ -59,6 +60,8 @@ class EmbedScheduler(BaseScheduler[_Text, EmbedPlan, EmbedResult]):
     def schedule(self) -> EmbedPlan | None:
         """Return the next step; None if no text waits."""
         self._isolation.advance()
+        if self._fair_keys is not None:
+            self._fair_keys.close_gaps(self.requests.values(), self.waiting)
         num_texts = num_tokens = 0
         for text in self.waiting[: self._buckets.max_num_seqs if self.starts_requests else 0]:
             if num_tokens + len(text.token_ids) > self._max_tokens:
@@ -102,7 +105,7 @@ class EmbedScheduler(BaseScheduler[_Text, EmbedPlan, EmbedResult]):
     def _queue(self, message: AddRequest, rank: Rank) -> _Text:
         token_ids = np.asarray(message.prompt_token_ids, np.int32)
         start = len(token_ids) if message.text_pair_start is None else message.text_pair_start
-        text = _Text(message.request_id, token_ids, start, rank, self._clock())
+        text = _Text(message.request_id, token_ids, start, rank, message.key_name, self._clock())
         self._enqueue(text)
         return text
 
@@ -113,3 +116,8 @@ class EmbedScheduler(BaseScheduler[_Text, EmbedPlan, EmbedResult]):
     def _end(self, request: _Text, reason: FinishReason, error: ErrorInfo | None = None) -> RequestOutput:
         self._remove(request)
         return RequestOutput(request.request_id, [], finish_reason=reason, error=error)
+
+    def _remove(self, request: _Text) -> None:
+        super()._remove(request)
+        if self._fair_keys is not None:
+            self._fair_keys.end(request, 0)

@@ -132,6 +132,7 @@ class Request:
         """True if the request has no grammar and wants no log-probabilities."""
         self.table = table
         self.rank = rank
+        """Its turn; the scheduler's policy changes it until the request starts."""
         self.key_name = message.key_name
         self.num_prompt_tokens = len(message.prompt_token_ids)
         self.length_limit = self.num_prompt_tokens + max_output_tokens

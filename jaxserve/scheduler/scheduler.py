@@ -54,11 +54,11 @@ from jaxserve.kv.manager import KVManager, name_weights
 from jaxserve.kv.routed_experts import PageExperts
 from jaxserve.kv.tiers.tiers import KVTiers
 from jaxserve.scheduler.admission import Admission
-from jaxserve.scheduler.base import BaseScheduler, by_rank
+from jaxserve.scheduler.base import BaseScheduler
 from jaxserve.scheduler.budget import PrefillBudget, ShortestFirst
 from jaxserve.scheduler.constrained import ConstrainedDecoding, Grammars
 from jaxserve.scheduler.drafting import Drafter, by_request, confirmed, num_drafted, with_chunks, with_drafts
-from jaxserve.scheduler.fair_keys import FairKeys, Rank
+from jaxserve.scheduler.fair_keys import FairKeys, Rank, by_rank
 from jaxserve.scheduler.images.policy import ImagePolicy
 from jaxserve.scheduler.images.request_images import images_of
 from jaxserve.scheduler.isolation import Isolation
@@ -178,6 +178,8 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         if self._waits_for_results():
             return None
         self._isolation.advance()
+        if self._fair_keys is not None:
+            self._fair_keys.close_gaps(self.requests.values(), self.waiting)
         for request in self._prefetch.poll(is_idle=not (self.running or self.waiting or self.in_flight)):
             self._enqueue(request)
         if self.waiting and is_speculating(self.in_flight):  # they may start, and that step needs exact positions
@@ -385,7 +387,7 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         if self._shortest_first is not None:
             self._shortest_first.remove(request)
         if self._fair_keys is not None:
-            self._fair_keys.end(request.key_name, request.num_tokens - request.num_prompt_tokens)
+            self._fair_keys.end(request, request.num_tokens - request.num_prompt_tokens)
         self._constrained.remove(request)
         self._prefetch.forget(request)
         self._resources.finish(request)

@@ -24,8 +24,9 @@ def scheduler(max_num_seqs: int = 4, max_queued_requests: int = 100) -> EmbedSch
     return EmbedScheduler(config, Buckets((), (8, 16, 20), max_num_seqs), 16, 100, clock=lambda: 5.0)
 
 
-def add(texts: EmbedScheduler, name: str, length: int, priority: int = 0) -> None:
-    assert texts.add(AddRequest(RequestId(name), [7] * length, EngineSamplingParams(), priority)) is None
+def add(texts: EmbedScheduler, name: str, length: int, priority: int = 0, key_name: str = "") -> None:
+    message = AddRequest(RequestId(name), [7] * length, EngineSamplingParams(), priority, key_name=key_name)
+    assert texts.add(message) is None
 
 
 def result(plan: EmbedPlan) -> EmbedResult:
@@ -88,6 +89,28 @@ def test_the_text_that_fails_is_found_by_halves_and_ends_alone() -> None:
         ("d", "stop"),
         ("e", "stop"),
     ]
+
+
+def test_cancelled_texts_that_never_started_cost_their_key_nothing() -> None:
+    texts = scheduler(max_num_seqs=1)
+    for key in "ba":
+        for number in range(20):
+            add(texts, f"{key}{number}", 9, key_name=key)
+    texts.abort([RequestId(f"a{number}") for number in range(19)])
+    assert [scheduled(texts).request_ids for _ in range(3)] == [("b0",), ("a19",), ("b1",)]
+
+
+def test_texts_are_expected_to_have_no_output() -> None:
+    texts = scheduler(max_num_seqs=1)
+    for key in "ba":
+        add(texts, f"{key}0", 1, key_name=key)
+        plan = scheduled(texts)
+        texts.update(plan, result(plan))
+    for key, length in (("b", 8), ("a", 2)):
+        for number in range(1, 5):
+            add(texts, f"{key}{number}", length, key_name=key)
+    order = [scheduled(texts).request_ids[0] for _ in range(6)]
+    assert order == ["b1", "a1", "a2", "a3", "a4", "b2"]
 
 
 def test_texts_of_later_steps_are_computed_again() -> None:

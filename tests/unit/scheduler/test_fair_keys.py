@@ -28,8 +28,8 @@ def busy_rig(policy: SchedulingPolicy = "fair") -> Rig:
     )
 
 
-def of_key(name: str, number: int, length: int = 24, max_tokens: int = 8) -> AddRequest:
-    message = add(f"{name}{number}", prompt(length, number + 3), max_tokens=max_tokens)
+def of_key(name: str, number: int, length: int = 24, max_tokens: int = 8, priority: int = 0) -> AddRequest:
+    message = add(f"{name}{number}", prompt(length, number + 3), priority=priority, max_tokens=max_tokens)
     return msgspec.structs.replace(message, key_name=name)
 
 
@@ -113,3 +113,82 @@ def test_a_key_owes_nothing_after_the_engine_was_idle() -> None:
     rig.send(of_key("a", 10, length=30), of_key("b", 10, length=30))
     first, second = (rig.scheduler.requests[RequestId(name)].rank for name in ("a10", "b10"))
     assert first[1] == second[1]
+
+
+def beside_a_flood(*messages: AddRequest) -> Rig:
+    """Return an engine in which these requests wait beside 400 of key `b`."""
+    rig = busy_rig()
+    rig.send(*(of_key("b", number) for number in range(400)))
+    rig.step()
+    rig.send(*messages)
+    return rig
+
+
+def ids(messages: list[AddRequest]) -> list[RequestId]:
+    return [message.request_id for message in messages]
+
+
+def test_cancelled_requests_that_never_started_cost_their_key_nothing() -> None:
+    cancelled = [of_key("a", number) for number in range(400)]
+    rig = beside_a_flood(*cancelled)
+    rig.scheduler.abort(ids(cancelled))
+    assert steps_to_first_token(rig, of_key("a", 999)) < 10
+
+
+def test_requests_move_up_when_earlier_ones_of_their_key_are_cancelled() -> None:
+    """They get the turns that they would have had without the cancelled ones, and keep their order."""
+    messages = [of_key("a", number, length=1 + number % 47) for number in range(300)]
+    rig = beside_a_flood(*messages)
+    kept = [messages[number] for number in (40, 99, 100, 230)]
+    cancelled = [message for message in messages if message not in kept]
+    random.Random(1).shuffle(cancelled)
+    for message in cancelled:
+        rig.scheduler.abort([message.request_id])
+    kept.append(of_key("a", 999))
+    rig.send(kept[-1])
+    tags, expected_tags = (
+        [engine.scheduler.requests[message.request_id].rank[1] for message in kept]
+        for engine in (rig, beside_a_flood(*kept))
+    )
+    assert tags == expected_tags == sorted(tags)
+    rig.finish()
+    assert all(rig.tokens[message.request_id] == expected(message) for message in kept)
+
+
+def test_requests_that_never_started_do_not_count_in_the_expected_output() -> None:
+    rig = beside_a_flood()
+    cancelled = [of_key("a", number, max_tokens=40) for number in range(3)]
+    rig.send(*cancelled)
+    rig.scheduler.abort(ids(cancelled))
+    one, two = of_key("a", 10, max_tokens=40), of_key("a", 11)
+    rig.send(one, two)
+    first, second = (rig.scheduler.requests[message.request_id].rank[1] for message in (one, two))
+    assert second - first == 24 + 40
+
+
+def test_a_request_that_started_costs_its_key_what_it_was_expected_to() -> None:
+    rig = beside_a_flood(of_key("a", 1))
+    while not rig.tokens.get("a1"):
+        rig.step()
+    rig.scheduler.abort([RequestId("a1")])
+    rig.send(of_key("a", 2))
+    assert rig.scheduler.requests[RequestId("a2")].rank[1] >= 24 + 8
+
+
+def test_a_busy_key_of_a_better_priority_does_not_delay_a_new_key() -> None:
+    rig = beside_a_flood(*(of_key("c", number, length=100, priority=-1) for number in range(200)))
+    while sum(str(name).startswith("c") for name in rig.ends) < 150:
+        rig.step()
+    rig.send(of_key("d", 1))
+    waiting = [request.request_id for request in rig.scheduler.waiting if request.rank[0] == 0]
+    assert waiting.index(RequestId("d1")) < 3
+    assert len(waiting) > 300
+
+
+def test_priorities_without_requests_are_forgotten() -> None:
+    rig = busy_rig()
+    for number in range(30):
+        rig.run(of_key("a", number, priority=number))
+    fair_keys = rig.scheduler._fair_keys
+    assert fair_keys is not None
+    assert not fair_keys._turns

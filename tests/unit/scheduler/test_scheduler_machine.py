@@ -12,6 +12,7 @@ from collections import Counter
 from typing import Any
 
 import hypothesis.strategies as st
+import msgspec
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -39,6 +40,7 @@ REQUESTS = st.fixed_dictionaries(
         "num_prompt_logprobs": st.sampled_from([None, None, 1]),
         "presence_penalty": st.sampled_from([0.0, 0.0, 1.0]),  # the fake executor counts its tokens
         "priority": st.sampled_from([0, 0, 0, -1, 1]),
+        "key_name": st.sampled_from(["", "", "a", "b"]),
         "salt": st.sampled_from([None, None, "a"]),
         "returns_experts": st.booleans(),
     }
@@ -117,7 +119,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.num_added += 1
             prompt = [11] * options.pop("shared") + options.pop("own")
             options["returns_experts"] &= self.rig.model.model_info.routed_experts is not None
+            key_name = options.pop("key_name")
             message = add(f"r{self.num_added}", prompt, seed=self.num_added, **options)
+            message = msgspec.structs.replace(message, key_name=key_name)
             before = self.rig.kv.usage
             if self.rig.scheduler.add(message) is None:
                 self.messages[message.request_id] = message
