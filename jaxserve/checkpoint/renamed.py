@@ -33,7 +33,7 @@ MULTIMODAL: Final = "multimodal_config"
 """Key under which a text model's config keeps that of the multimodal model that it is a part of."""
 _DERIVED: Final = ".embeddings.position_ids"
 """End of the name of integers that older towers store and every implementation computes."""
-_MTP: Final = ("mtp.", "model.mtp.")
+_MTP: Final = ("mtp.", "model.mtp.", "model.mtp_")
 _MTP_COUNTS: Final = ("num_nextn_predict_layers", "num_mtp_modules")
 
 
@@ -73,7 +73,7 @@ def without_unused(checkpoint: Checkpoint, ends: tuple[str, ...]) -> Checkpoint:
 
 def without_mtp_layers(checkpoint: Checkpoint) -> Checkpoint:
     """Leave out multi-token-prediction layers: those after the last layer of some decoders (DeepSeek-V3, GLM-4.5, MiniMax-M2), and
-    modules named `mtp` (Qwen3-Next, Qwen3.5, MiMo-V2-Flash)."""
+    modules whose names begin with `mtp` (Qwen3-Next, Qwen3.5, MiMo-V2-Flash, ERNIE 4.5)."""
     if any(name.startswith(_MTP) for name in checkpoint.tensors):
         checkpoint = renamed(checkpoint, lambda name: None if name.startswith(_MTP) else name)
     counts, first = [checkpoint.config.get(key) for key in _MTP_COUNTS], checkpoint.config.get("num_hidden_layers")

@@ -121,6 +121,18 @@ def test_published_gemma_3_configs_omit_default_sizes(tmp_path: Path) -> None:
     assert sum(layer.sliding_window is None for layer in config.layers) == 5
 
 
+def test_modules_of_ernie_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
+    source = golden_checkpoint("ernie4_5_moe_tiny").path
+    (file,) = map(open_safetensors, source.glob("*.safetensors"))
+    modules = ("mtp_block.0.input_layernorm", "mtp_emb_norm.0", "mtp_hidden_norm.0", "mtp_linear_proj.0")
+    predicting = {f"model.{name}.weight": np.zeros(4, np.float32) for name in modules}
+    write_safetensors(tmp_path / "model.safetensors", {name: file.read(name) for name in file.tensors} | predicting)
+    shutil.copy(source / "config.json", tmp_path)
+    found = open_model(tmp_path)
+    assert found.tensors.keys() == open_model(source).tensors.keys()
+    check_tensors(found, make_skeleton(decoder_of(found), plain_policy(jnp.dtype("float32"))))
+
+
 def test_fused_matrices_are_read_as_their_parts() -> None:
     folder = golden_checkpoint("phi3_tiny").path
     found, config = open_model(folder), decoder_of(open_model(folder))
