@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 
 from jaxserve.frontend.parsers.scanner import MalformedError, Reading, Scanner, Stops, stops
 
 _QUOTE_OR_ESCAPE = stops('"', "\\")
 _SCALAR_END = stops(*", ]}\n\t\r")
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _BRACKETS = ('"', "{", "}", "[", "]")
 
 
@@ -18,7 +20,7 @@ def escaped(text: str) -> str:
 
 
 def read_string(scanner: Scanner) -> Reading[str]:
-    """Take a JSON string and return its value."""
+    """Take a JSON string and return its value, with U+FFFD for half a surrogate pair, which UTF-8 cannot express."""
     pieces: list[str] = []
     yield from _pass_string(scanner, lambda piece: pieces.append(scanner.take(len(piece))))
     try:
@@ -26,7 +28,7 @@ def read_string(scanner: Scanner) -> Reading[str]:
     except ValueError:
         raise MalformedError from None
     assert isinstance(text, str), "it began with a quote"
-    return text
+    return _LONE_SURROGATE.sub("\ufffd", text)
 
 
 def pass_value(scanner: Scanner, closers: tuple[str, ...], consume: Callable[[str], object]) -> Reading[None]:

@@ -146,6 +146,21 @@ async def test_stream_of_calls_adds_up_to_the_plain_reply(api: Api, size: int) -
     assert plain["choices"][0]["finish_reason"] == "tool_calls"
 
 
+@pytest.mark.parametrize(
+    ("call", "name", "arguments"),
+    [
+        ('{"name": "no\\ud83dw", "arguments": {}}', "no\ufffdw", "{}"),
+        ('{"name": "now", "arguments": "{\\"zone\\": \\"\\udc1a\\"}"}', "now", '{"zone": "\ufffd"}'),
+        ('{"name": "now", "arguments": "{\\"zone\\": \\"\\ud83d\\udc1a\\"}"}', "now", '{"zone": "\U0001f41a"}'),
+    ],
+)
+async def test_half_a_surrogate_pair_in_a_call_is_replaced(api: Api, call: str, name: str, arguments: str) -> None:
+    made = steps(api, f"<tool_call>\n{call}\n</tool_call>")
+    plain, chunks = await both(api, CHAT, BODY, made, finish_reason="stop")
+    assert [each["function"] for each in plain["choices"][0]["message"]["tool_calls"]] == folded(chunks)["calls"]
+    assert folded(chunks)["calls"] == [{"name": name, "arguments": arguments}]
+
+
 async def test_content_is_null_beside_calls_only(api: Api) -> None:
     call = CALLS.removeprefix("Wait.")
     (_, plain), _ = await asyncio.gather(api.post(CHAT, BODY), play(api, steps(api, call), finish_reason="stop"))
