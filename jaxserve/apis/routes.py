@@ -84,6 +84,8 @@ class Generated:
     """True: every chunk carries the usage so far."""
     fail: Callable[[RequestError], msgspec.Struct] | None = None
     """Returns the last chunk of a stream that fails. None: the error object of the route's style."""
+    keep: Callable[[Any], None] | None = None
+    """Stores a whole reply. Called on the event loop once the reply is encoded, before it is sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -136,12 +136,15 @@ async def _collect(http: web.Request, reply: Generated) -> web.StreamResponse:
     handle = reply.handle
     choices = await handle.collect()
 
-    def encode() -> bytes:
-        return encode_in_parts(reply.formatter.reply(choices, handle.counts()))
+    def encode() -> tuple[msgspec.Struct, bytes]:
+        whole = reply.formatter.reply(choices, handle.counts())
+        return whole, encode_in_parts(whole)
 
     # Many log-probabilities take seconds to encode, in which the event loop must serve other requests.
     is_large = handle.is_large or http.get(LARGE_BODY, False)
-    body = await asyncio.to_thread(encode) if is_large else encode()
+    whole, body = await asyncio.to_thread(encode) if is_large else encode()
+    if reply.keep is not None:
+        reply.keep(whole)
     return await json_response(http, body, _version_header(handle))
 
 

@@ -54,6 +54,7 @@ async def create_response(call: Call, body: ResponsesRequest) -> Generated | Res
         formatter=formatter,
         is_streamed=bool(body.stream),
         fail=formatter.fail,
+        keep=formatter.publish,
     )
 
 

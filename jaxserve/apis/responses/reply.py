@@ -73,7 +73,7 @@ class ResponseFormatter:
 
     def begin(self) -> ResponseObject:
         """Return the response as it is before anything is generated, and store it."""
-        self._publish(self._response)
+        self.publish(self._response)
         return self._response
 
     def opening(self) -> list[msgspec.Struct]:
@@ -92,10 +92,12 @@ class ResponseFormatter:
 
     def closing(self, counts: TokenCounts) -> list[msgspec.Struct]:
         response = self._finished(counts)
+        self.publish(response)
         last = events.ResponseIncomplete if self._is_cut else events.ResponseCompleted
         return [last(response, next(self._numbers))]
 
-    def reply(self, choices: Sequence[Sequence[OutputDelta]], counts: TokenCounts) -> msgspec.Struct:
+    def reply(self, choices: Sequence[Sequence[OutputDelta]], counts: TokenCounts) -> ResponseObject:
+        """Return the whole reply; `publish` stores it."""
         for delta in choices[0]:
             self.chunks(delta, None)
         return self._finished(counts)
@@ -103,14 +105,20 @@ class ResponseFormatter:
     def cancel(self) -> None:
         """End a response that its client no longer waits for. One that no client has seen is not stored."""
         if self._is_known and not self._is_over:
-            self._publish(self._state("cancelled"))
+            self.publish(self._state("cancelled"))
 
     def fail(self, error: RequestError) -> msgspec.Struct:
         """Return the last event of a response that fails, and store its state."""
         response = self._state("failed")
         response.error = ResponseError(_ERROR_CODES.get(type(error), "server_error"), error.message)
-        self._publish(response)
+        self.publish(response)
         return events.ResponseFailed(response, next(self._numbers))
+
+    def publish(self, response: ResponseObject) -> None:
+        """Store a state of the response. Only on the event loop: the store has no lock."""
+        self._keep(response, not self._is_known)
+        self._is_known = True
+        self._is_over = response.status != "in_progress"
 
     def _finished(self, counts: TokenCounts) -> ResponseObject:
         response = self._state("incomplete" if self._is_cut else "completed")
@@ -119,13 +127,7 @@ class ResponseFormatter:
         response.usage = response_usage(counts)
         if self._timing is not None:
             response.metrics = self._timing()
-        self._publish(response)
         return response
-
-    def _publish(self, response: ResponseObject) -> None:
-        self._keep(response, not self._is_known)
-        self._is_known = True
-        self._is_over = response.status != "in_progress"
 
     def _state(self, status: ResponseStatus) -> ResponseObject:
         return msgspec.structs.replace(self._response, status=status, output=self._output.items("incomplete"))

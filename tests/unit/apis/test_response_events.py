@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import json
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from jaxserve.apis.responses.items import FunctionCallItem, MessageItem, OutputT
 from jaxserve.apis.responses.output import OutputItems
 from jaxserve.apis.responses.reply import ResponseFormatter
 from jaxserve.apis.responses.response import ResponseObject
+from jaxserve.apis.responses.store import StoredResponse
 from jaxserve.frontend.choices.choice_stream import OutputDelta
 from jaxserve.frontend.handle import TokenCounts
 from jaxserve.frontend.parsers.events import Event
@@ -236,11 +238,11 @@ async def test_a_failure_in_a_stream_is_its_last_event_and_is_kept(api: Api) -> 
         assert await response.json() == failed
 
 
-def test_a_client_that_leaves_during_the_last_event_finds_a_completed_response(tokenizer: Tokenizer) -> None:
-    kept: list[ResponseObject] = []
+def formatter_that_keeps(kept: list[ResponseObject], tokenizer: Tokenizer) -> ResponseFormatter:
+    """A response in progress, with a store that adds its states to `kept`."""
     with tokenization() as tokens:
         tokens.install(tokenizer, OutputFormat())
-        reply = ResponseFormatter(
+        return ResponseFormatter(
             stored("resp_1", status="in_progress").response,
             tokens,
             num_top_logprobs=None,
@@ -248,6 +250,39 @@ def test_a_client_that_leaves_during_the_last_event_finds_a_completed_response(t
             keep=lambda response, is_first: kept.append(response),
             forget=lambda response_id: None,
         )
+
+
+def test_a_client_that_leaves_while_its_reply_is_encoded_leaves_nothing(tokenizer: Tokenizer) -> None:
+    kept: list[ResponseObject] = []
+    reply = formatter_that_keeps(kept, tokenizer)
+    reply.reply([[OutputDelta(0, "Hey", finish_reason="stop")]], TokenCounts(1, 1))
+    reply.cancel()
+    assert kept == []
+
+
+async def test_a_response_to_a_large_body_is_stored_on_the_event_loop(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_api(tokenizer, max_body_size=64 << 10) as api:
+        threads, put = [], api.responses.store.put
+
+        def noted_put(state: StoredResponse) -> None:
+            threads.append(threading.current_thread())
+            put(state)
+
+        monkeypatch.setattr(api.responses.store, "put", noted_put)
+        body = json.dumps({"input": "Hi"}) + " " * (40 << 10)
+        sent = api.post(PATH, data=body, headers={"Content-Type": "application/json"})
+        (status, response), _ = await asyncio.gather(sent, play(api, [[*ids(api, "Hey"), EOS]], finish_reason="stop"))
+        assert (status, response["status"]) == (200, "completed")
+        assert threads == [threading.current_thread()]
+        async with api.http.get(f"{PATH}/{response['id']}") as kept:
+            assert await kept.json() == response
+
+
+def test_a_client_that_leaves_during_the_last_event_finds_a_completed_response(tokenizer: Tokenizer) -> None:
+    kept: list[ResponseObject] = []
+    reply = formatter_that_keeps(kept, tokenizer)
     reply.opening()
     reply.chunks(OutputDelta(0, "Hey", finish_reason="stop"), None)
     reply.closing(TokenCounts(1, 1))
