@@ -136,11 +136,12 @@ class TextOffsets:
         *,
         skip_special_tokens: bool = True,
         shown_token_ids: frozenset[int] = frozenset(),
+        start: int = 0,
     ) -> None:
-        """shown_token_ids: as for IncrementalDetokenizer."""
+        """shown_token_ids: as for IncrementalDetokenizer. start: characters before the first token."""
         self._state = tokenizer.text_state(skip_special_tokens=skip_special_tokens, shown_token_ids=shown_token_ids)
         self._state.skip_prompt(prompt_token_ids)
-        self._offset = 0
+        self._offset = start
 
     def push(self, token_ids: Sequence[int]) -> list[int]:
         """Return the offsets of the next tokens."""

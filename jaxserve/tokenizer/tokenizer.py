@@ -72,6 +72,9 @@ class Tokenizer:
         self.bos_token_id = source.bos_token_id
         self.eos_token_ids = source.eos_token_ids
         """All tokens that end a generation, the tokenizer's EOS first."""
+        mask = source.backend.encode("a").special_tokens_mask
+        self.num_tokens_before_text = mask.index(0) if 0 in mask else len(mask)
+        """Number of tokens that `add_special_tokens` puts before a text (BOS)."""
         self.vocab_size = source.backend.get_vocab_size(with_added_tokens=True)
         """Number of tokens; the model may have more rows."""
         self.max_token_id = len(self._token_bytes.table) - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import msgspec
@@ -29,6 +30,7 @@ from jaxserve.frontend.prepare import prepare
 from jaxserve.frontend.request import GenerationRequest, Texts
 from jaxserve.ipc.messages import AddRequest
 from jaxserve.tokenizer.detokenizer import TextOffsets
+from jaxserve.tokenizer.tokenizer import Tokenizer
 
 
 @partial(
@@ -94,18 +96,36 @@ def _shown_ids(request: AddRequest) -> list[int]:
     return [] if request.prompt_embeds else request.prompt_token_ids
 
 
+@dataclass(frozen=True, slots=True)
+class _Echo:
+    """The text of a prompt at the beginning of a choice."""
+
+    text: str
+    num_added: int
+    """Tokens at the beginning of the prompt that the text does not have: the tokenizer added them."""
+    skip_special_tokens: bool
+    """False: the text shows control tokens."""
+
+    def offsets(self, tokenizer: Tokenizer, token_ids: Sequence[int]) -> list[int]:
+        """Return the character at which each of the prompt's tokens begins."""
+        shown = TextOffsets(tokenizer, skip_special_tokens=self.skip_special_tokens)
+        return [0] * self.num_added + shown.push(token_ids[self.num_added :])
+
+
 async def _echoes(
     frontend: Frontend, body: CompletionRequest, request: GenerationRequest, prompts: Sequence[list[int]]
-) -> list[str]:
-    """Return the text of each choice's prompt."""
+) -> list[_Echo]:
+    """Return the prompt of each choice; embeddings are never echoed."""
     assert isinstance(request.prompt, Texts), "completions continue texts"
-    texts = [
-        given  # embeddings are never echoed
+    skips = request.skip_special_tokens
+    tokens, adds = frontend.tokenization, request.prompt.add_special_tokens
+    echoes = [
+        _Echo(given, tokens.tokenizer.num_tokens_before_text if adds else 0, skip_special_tokens=False)
         if isinstance(given, str)
-        else await frontend.tokenization.decode(ids, skip_special_tokens=request.skip_special_tokens)
+        else _Echo(await tokens.decode(ids, skip_special_tokens=skips), 0, skip_special_tokens=skips)
         for given, ids in zip(request.prompt.prompts, prompts, strict=True)
     ]
-    return [text for text in texts for _ in range(body.num_choices)]
+    return [echo for echo in echoes for _ in range(body.num_choices)]
 
 
 class CompletionFormatter:
@@ -117,9 +137,9 @@ class CompletionFormatter:
         frontend: Frontend,
         handle: RequestHandle | None,
         prompts: Sequence[list[int]],
-        echoes: Sequence[str],
+        echoes: Sequence[_Echo],
     ) -> None:
-        """`prompts`: token ids; `echoes`: the text of each choice's prompt, if it is part of the reply."""
+        """`prompts`: token ids; `echoes`: each choice's prompt, if it is part of the reply."""
         self._body = body
         self._handle = handle
         self._tokenizer = frontend.tokenization.tokenizer
@@ -132,15 +152,19 @@ class CompletionFormatter:
         self._num_top = None if body.logprobs is None else len(body.logprob_token_ids or ()) or body.logprobs
         skip_special_tokens = body.skip_special_tokens is not False
         self._offsets = [
-            TextOffsets(self._tokenizer, () if body.echo else prompt, skip_special_tokens=skip_special_tokens)
-            for prompt in (prompts if body.logprobs is not None else ())
-            for _ in range(body.num_choices)
+            TextOffsets(
+                self._tokenizer,
+                prompts[index // body.num_choices],
+                skip_special_tokens=skip_special_tokens,
+                start=len(echoes[index].text) if echoes else 0,
+            )
+            for index in range(len(prompts) * body.num_choices if body.logprobs is not None else 0)
         ]
 
     def opening(self) -> list[msgspec.Struct]:
         return [
             self._completion(
-                [CompletionChoice(index, echo, None, None, prompt_token_ids=self._prompt_token_ids(index))],
+                [CompletionChoice(index, echo.text, None, None, prompt_token_ids=self._prompt_token_ids(index))],
                 self._no_usage,
             )
             for index, echo in enumerate(self._echoes)
@@ -169,7 +193,7 @@ class CompletionFormatter:
             [
                 CompletionChoice(
                     index=index,
-                    text=(self._echoes[index] if self._echoes else "") + "".join(delta.text for delta in deltas),
+                    text=(self._echoes[index].text if self._echoes else "") + "".join(delta.text for delta in deltas),
                     logprobs=self._logprobs(deltas),
                     finish_reason=deltas[-1].finish_reason,
                     stop_reason=deltas[-1].stop_reason,
@@ -205,5 +229,10 @@ class CompletionFormatter:
     def _logprobs(self, deltas: Sequence[OutputDelta]) -> CompletionLogprobs | None:
         if self._num_top is None:
             return None
-        tokens = [token for delta in deltas for token in (*(delta.prompt if self._body.echo else ()), *delta.tokens)]
-        return completion_logprobs(self._tokenizer, tokens, self._num_top, self._offsets[deltas[0].index])
+        index = deltas[0].index
+        prompt = [token for delta in deltas for token in delta.prompt] if self._echoes else []
+        tokens = [token for delta in deltas for token in delta.tokens]
+        offsets = self._offsets[index].push([token.token_id for token in tokens])
+        if prompt:
+            offsets = [*self._echoes[index].offsets(self._tokenizer, [token.token_id for token in prompt]), *offsets]
+        return completion_logprobs(self._tokenizer, [*prompt, *tokens], self._num_top, offsets)

@@ -10,7 +10,6 @@ from jaxserve.apis.openai.chat_schema import ChoiceLogprobs, ContentLogprob, Top
 from jaxserve.apis.openai.completions_schema import CompletionLogprobs
 from jaxserve.apis.schema.common import PromptLogprob
 from jaxserve.frontend.choices.content_tokens import ScoredToken
-from jaxserve.tokenizer.detokenizer import TextOffsets
 from jaxserve.tokenizer.tokenizer import Tokenizer
 
 
@@ -29,9 +28,9 @@ def chat_logprobs(tokenizer: Tokenizer, tokens: Sequence[ScoredToken], num_top: 
 
 
 def completion_logprobs(
-    tokenizer: Tokenizer, tokens: Sequence[ScoredToken], num_top: int, offsets: TextOffsets
+    tokenizer: Tokenizer, tokens: Sequence[ScoredToken], num_top: int, offsets: list[int]
 ) -> CompletionLogprobs:
-    """Return the `logprobs` object of the next tokens of a text choice; moves `offsets` on."""
+    """Return the `logprobs` object of tokens of a text choice that begin at `offsets`."""
     tops: list[dict[str, float] | None] = []
     for token in tokens:
         if token.logprob is None:
@@ -45,7 +44,7 @@ def completion_logprobs(
         tokens=[tokenizer.token_text(token.token_id) for token in tokens],
         token_logprobs=[token.logprob for token in tokens],
         top_logprobs=tops if num_top else None,
-        text_offset=offsets.push([token.token_id for token in tokens]),
+        text_offset=offsets,
     )
 
 

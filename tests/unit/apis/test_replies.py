@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jaxserve.ipc.messages import AddRequest, RequestOutput, StepOutputs, TokenLogprobs
-from jaxserve.tokenizer.tokenizer import Tokenizer
+from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from tests.unit.running_api import MAX_MODEL_LEN, TOKENIZERS, Api, running_api
 
 EOS = 2
@@ -347,6 +347,57 @@ async def test_listed_tokens_take_the_place_of_the_most_likely(api: Api, message
     )
     assert request.sampling.num_top_logprobs == 2
     assert len(text[1]["choices"][0]["logprobs"]["top_logprobs"][0]) == 2
+
+
+async def check_echo(api: Api, prompt: str | list[int], added: int, generated: list[int], **fields: Any) -> str:
+    """The text of a reply in which every shown token begins at its offset, plain and streamed.
+
+    added: tokens at the beginning of the prompt that the tokenizer added.
+    """
+    body = {"prompt": prompt, "echo": True, "logprobs": 0, "max_tokens": len(generated), **fields}
+    plain, chunks = await both(api, TEXT, body, [generated])
+    text, logprobs = plain["choices"][0]["text"], plain["choices"][0]["logprobs"]
+    assert text == streamed_text(chunks)
+    parts = [chunk["choices"][0]["logprobs"] for chunk in chunks if chunk["choices"][0]["logprobs"]]
+    assert [offset for part in parts for offset in part["text_offset"]] == logprobs["text_offset"]
+    assert logprobs["text_offset"][:added] == [0] * added
+    for token, offset in list(zip(logprobs["tokens"], logprobs["text_offset"], strict=True))[added:]:
+        is_hidden = token.startswith("<") and token not in text
+        assert is_hidden or text[offset:].startswith(token.strip(" ") if offset == 0 else token), (token, offset)
+    return str(text)
+
+
+@pytest.mark.parametrize("skips", [True, False])
+async def test_offsets_count_the_control_tokens_of_an_echoed_text(api: Api, skips: bool) -> None:
+    prompt = "<|im_start|>user\nHi<|im_end|>\n"
+    text = await check_echo(api, prompt, 0, [*ids(api, "a"), 0, *ids(api, "b")], skip_special_tokens=skips)
+    assert text == prompt + ("ab" if skips else "a<|endoftext|>b")
+
+
+@pytest.mark.parametrize("skips", [True, False])
+async def test_offsets_count_the_control_tokens_of_echoed_ids_as_the_text_does(api: Api, skips: bool) -> None:
+    prompt = [1, *ids(api, "cat"), 2]
+    text = await check_echo(api, prompt, 0, ids(api, "s!"), skip_special_tokens=skips)
+    assert text == ("cats!" if skips else "<|im_start|>cat<|im_end|>s!")
+
+
+async def test_offsets_follow_an_echo_that_ends_inside_a_character(api: Api) -> None:
+    first, second = ids(api, "\u00e9")
+    body = {"prompt": [first], "echo": True, "logprobs": 0}
+    plain, _ = await both(api, TEXT, body, [[second, *ids(api, "ab")]])
+    assert plain["choices"][0]["text"] == "\ufffd\u00e9ab"
+    assert plain["choices"][0]["logprobs"]["text_offset"] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("skips", [True, False])
+@pytest.mark.parametrize("adds", [True, False])
+async def test_an_added_begin_token_has_no_text_in_an_echo(skips: bool, adds: bool) -> None:
+    async with running_api(load_tokenizer(TOKENIZERS / "sentencepiece")) as api:
+        [bos] = api.tokenizer.encode("")
+        generated = api.tokenizer.encode("the dog", add_special_tokens=False)
+        fields = {"skip_special_tokens": skips, "add_special_tokens": adds}
+        text = await check_echo(api, "Hello dog", int(adds), [*generated, bos, *generated], **fields)
+    assert text == "Hello dog the dog" + (" the dog" if skips else api.tokenizer.token_text(bos) + " the dog")
 
 
 @pytest.mark.parametrize("max_tokens", [0, 2])
