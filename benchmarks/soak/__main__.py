@@ -2,8 +2,9 @@
 
 `python -m benchmarks.soak --minutes 30 --out soak.png` starts `jaxserve serve` with two API processes and one adapter, sends
 requests of all kinds, of which some are left early, and kills the engine and API processes in turn. It fails if a request
-never ends, if the end of one is neither a whole reply nor one that a kill explains, if a program is compiled while serving,
-or if memory, descriptors or threads grow.
+takes more than two minutes in which the engine serves, if the end of one is neither a whole reply nor one that a kill
+explains, if a killed process is not replaced within five minutes, if a program is compiled while serving, or if memory,
+descriptors or threads grow.
 """
 
 from __future__ import annotations
@@ -39,7 +40,15 @@ KILL_S: Final = 180.0
 """Seconds from the recovery after a kill to the next: the engine, then an API process, in turns."""
 GRACE_S: Final = 5.0
 """Time after the server is whole again in which a reply may still tell of the kill."""
+MAX_WAIT_S: Final = 120.0
+"""The longest that a request may take, not counting the time in which a killed engine is being replaced."""
+MAX_BACK_S: Final = 300.0
+"""The longest that a killed process may take to be replaced."""
 POLL_S: Final = 0.5
+NUM_PROBES: Final = 16
+"""Connections that must find the server ready after a kill: the kernel shares them out among the API processes."""
+MIN_SAMPLES: Final = 3
+"""One in each third of the time."""
 MAX_GROWTH: Final = 1.05
 MAX_GROWTH_BYTES: Final = 8 << 20
 FLAGS: Final = ("--max-model-len", "2048", "--api-processes", "2", "--engine-restarts", "1000")
@@ -54,6 +63,8 @@ class Soak:
         self.traffic = Traffic(url, ADAPTER)
         self.samples: list[Sample] = []
         self.kills: list[Kill] = []
+        self.errors: list[str] = []
+        """Errors of the tasks that take samples and kill processes."""
         self.began_s = time.monotonic()
 
     async def run(self, minutes: float, num_clients: int) -> None:
@@ -65,7 +76,8 @@ class Soak:
         finally:
             for helper in helpers:
                 helper.cancel()
-            await asyncio.gather(*helpers, return_exceptions=True)
+            ends = await asyncio.gather(*helpers, return_exceptions=True)
+            self.errors += [f"the soak itself failed: {end!r}" for end in ends if isinstance(end, Exception)]
 
     async def metrics(self) -> dict[str, float]:
         """Return the samples of `/metrics` by name and labels; none while the server is busy with a kill."""
@@ -110,21 +122,48 @@ class Soak:
                 kill.back_s = time.monotonic() - self.began_s
 
     async def _await_back(self, role: Role, before: Sequence[int]) -> None:
-        """Wait until the first of the processes `before` is replaced, and the server serves."""
+        """Wait until the first of the processes `before` is replaced, and all API processes serve."""
         while True:
             left = pids_of(self.server.pid, role)
-            if before[0] not in left and len(left) == len(before) and await self.is_ready():
-                return
+            if before[0] not in left and len(left) == len(before):
+                answers = await asyncio.gather(*(self.is_ready() for _ in range(NUM_PROBES)))
+                if all(answers):
+                    return
             await asyncio.sleep(POLL_S)
 
-    def faults(self, compiled: float) -> list[str]:
-        """Return what went wrong, in one line each."""
-        found = [f"{compiled:g} programs were compiled while serving"] if compiled else []
+    def faults(self, compiled: float | None) -> list[str]:
+        """Return what went wrong, in one line each. compiled: programs compiled while serving; None if it is not known."""
+        found = list(self.errors)
+        if compiled is None:
+            found.append("/metrics did not answer at the end: compiled programs are not known")
+        elif compiled:
+            found.append(f"{compiled:g} programs were compiled while serving")
+        end_s = self.samples[-1].time_s if self.samples else 0.0
+        found += [
+            f"{kill.role}, killed at {kill.time_s:.0f} s, was not replaced within {MAX_BACK_S:.0f} s"
+            for kill in self.kills
+            if min(kill.back_s, end_s) > kill.time_s + MAX_BACK_S
+        ]
         for each in self.traffic.ended:
-            if each.outcome in ("silent", "wrong") or (each.outcome != "ok" and not self._is_explained(each)):
-                began = each.began_s - self.began_s
-                found.append(f"{each.kind}, sent at {began:.0f} s: {each.outcome} {each.detail}")
+            waited_s = self._waited_s(each)
+            is_wrong = each.outcome == "wrong" or not (each.outcome in ("ok", "silent") or self._is_explained(each))
+            if is_wrong or waited_s > MAX_WAIT_S:
+                began, took = each.began_s - self.began_s, each.ended_s - each.began_s
+                found.append(
+                    f"{each.kind}, sent at {began:.0f} s: {each.outcome} after {took:.0f} s,"
+                    f" {waited_s:.0f} of them with an engine; {each.detail}"
+                )
         return found + self._growth()
+
+    def _waited_s(self, ended: Ended) -> float:
+        """Return how long a request took, without the time in which a killed engine was being replaced."""
+        began_s, ended_s = ended.began_s - self.began_s, ended.ended_s - self.began_s
+        without_engine_s = sum(
+            max(0.0, min(ended_s, kill.back_s) - max(began_s, kill.time_s))
+            for kill in self.kills
+            if kill.role == "engine"
+        )
+        return ended_s - began_s - without_engine_s
 
     def _is_explained(self, ended: Ended) -> bool:
         """Return True if the client left, or a process was killed while the request ran or shortly before."""
@@ -140,6 +179,8 @@ class Soak:
 
     def _growth(self) -> list[str]:
         """Compare the last third with the one before it: by then caches are as large as they get."""
+        if len(self.samples) < MIN_SAMPLES:
+            return [f"growth is not known from {len(self.samples)} samples"]
         found, end_s = [], self.samples[-1].time_s
         middle = [each for each in self.samples if end_s / 3 <= each.time_s < 2 * end_s / 3]
         last = [each for each in self.samples if each.time_s >= 2 * end_s / 3]
@@ -198,12 +239,9 @@ def served(flags: Sequence[str]) -> Iterator[Soak]:
 async def measure(run: Soak, minutes: float, num_clients: int) -> list[str]:
     """Run the soak; returns its faults."""
     await run.run(minutes, num_clients)
-    compiled = (
-        value
-        for name, value in (await run.metrics()).items()
-        if "compilations_total" in name and 'phase="serving"' in name
-    )
-    return run.faults(sum(compiled))
+    found = await run.metrics()
+    compiled = (value for name, value in found.items() if "compilations_total" in name and 'phase="serving"' in name)
+    return run.faults(sum(compiled) if found else None)
 
 
 def main() -> int:

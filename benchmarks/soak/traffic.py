@@ -16,7 +16,8 @@ import aiohttp
 Outcome = Literal["ok", "left", "error event", "refused", "busy", "cut", "silent", "wrong"]
 """ok: answered in full; left: this client went away, as it meant to; error event: a stream that ended with one error; refused:
 503, or no connection; busy: 429; cut: the connection broke; silent: no end within TIMEOUT_S; wrong: any other reply."""
-TIMEOUT_S: Final = 120.0
+TIMEOUT_S: Final = 900.0
+"""Longer than any reply takes: a request that is silent for so long is lost, and not slow."""
 REQUEST_SPACING_S: Final = 0.25
 """Mean time between two requests of a client."""
 SHARED: Final = "You are a helpful assistant in the kitchen of a small restaurant. Answer in one short sentence. " * 4
@@ -39,6 +40,32 @@ class Ended:
     ended_s: float
     """Both of `time.monotonic`."""
     detail: str = ""
+
+
+@dataclass(slots=True)
+class Received:
+    """The part of a reply that has arrived."""
+
+    began_s: float
+    """When the request was sent."""
+    status: int | None = None
+    first_byte_s: float | None = None
+    body: bytearray = field(default_factory=bytearray)
+
+    async def read(self, reply: aiohttp.ClientResponse) -> str:
+        """Read the reply to its end; returns its text."""
+        self.status = reply.status
+        async for chunk in reply.content.iter_any():
+            if self.first_byte_s is None:
+                self.first_byte_s = time.monotonic()
+            self.body += chunk
+        return self.body.decode()
+
+    def __str__(self) -> str:
+        if self.status is None:
+            return "no status"
+        first = "" if self.first_byte_s is None else f", the first after {self.first_byte_s - self.began_s:.1f} s"
+        return f"status {self.status}, {len(self.body)} bytes{first}"
 
 
 @dataclass
@@ -64,19 +91,22 @@ class Traffic:
     async def _client(self, session: aiohttp.ClientSession, chance: random.Random, stop_s: float) -> None:
         while time.monotonic() < stop_s:
             kind = chance.choice(list(KINDS))
-            began_s, (outcome, detail) = time.monotonic(), await self._outcome(session, kind, chance)
-            self.ended.append(Ended(kind, outcome, began_s, time.monotonic(), detail))
+            received = Received(time.monotonic())
+            outcome, detail = await self._outcome(session, kind, chance, received)
+            detail = f"{detail} ({received})".lstrip()
+            self.ended.append(Ended(kind, outcome, received.began_s, time.monotonic(), detail))
             await asyncio.sleep(chance.expovariate(1 / REQUEST_SPACING_S))
 
-    async def _outcome(self, session: aiohttp.ClientSession, kind: str, chance: random.Random) -> tuple[Outcome, str]:
+    async def _outcome(
+        self, session: aiohttp.ClientSession, kind: str, chance: random.Random, received: Received
+    ) -> tuple[Outcome, str]:
         path, body, accepts = KINDS[kind](chance, self.adapter)
         leaves_s = chance.uniform(0.05, 1.0) if kind == "left early" else None
         try:
             async with asyncio.timeout(leaves_s), session.post(f"{self.url}{path}", json=body) as reply:
+                text = await received.read(reply)
                 if reply.status in (429, 503):
-                    await reply.read()
                     return "busy" if reply.status == 429 else "refused", ""
-                text = await reply.text()
                 if reply.status != 200:
                     return "wrong", f"{reply.status} {text[:200]}"
                 return stream_outcome(text) if body.get("stream") else accepts(json.loads(text))
