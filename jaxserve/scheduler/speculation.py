@@ -171,9 +171,11 @@ def _may_draft(request: Request) -> bool:
 
 
 def is_decoding(request: Request) -> bool:
-    """Return True if one token of the request is missing, and no log-probability of its prompt."""
-    length = request.num_tokens + request.num_unread_tokens
-    return request.num_computed_tokens + 1 == length and not request.num_unscored
+    """Return True if one token of the request is missing, which is text, and no log-probability of its prompt."""
+    length, first = request.num_tokens + request.num_unread_tokens, request.num_computed_tokens
+    if first + 1 != length or request.num_unscored:
+        return False
+    return request.images is None or not request.images.overlapping(first, length)
 
 
 def count_draft(request: Request, num_drafted: int, num_accepted: int, stats: EngineStats) -> None:

@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 
 from jaxserve.frontend.images.positions import image_spans, mrope_positions
-from tests.engine.image_reader import Reader, limits
+from tests.engine.image_reader import SIZES, Reader, limits
 from tests.engine.model_engine import ModelEngine, request
+from tests.engine.test_image_steps import begin_reply, finish, joined, plans_of
 from tests.models.goldens import golden_checkpoint
 from tests.models.image_predictor import PLAIN, NumpyPredictor, with_predictor
+from tests.models.pictures import picture
 from tests.models.vision_model import VisionModel, process
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("speculates")]  # real models
@@ -58,6 +60,29 @@ def check_tokens(reader: Reader) -> None:
 
 def test_an_mtp_layer_after_images_changes_no_token(predicted: Predicted) -> None:
     check_tokens(predicted.reader)
+
+
+def test_the_last_token_of_a_prompt_is_computed_as_one_of_its_image(predicted: Predicted) -> None:
+    """The prompt ends with its image, and its last step computes one token: alone, and beside a reply with drafts, for which it is
+    encoded once more."""
+    reader, engine = predicted.reader, predicted.reader.engine
+    prompt = reader.golden["ids_1"].tolist()
+    prompt = prompt[: len(prompt) - prompt[::-1].index(reader.processor.image_token_id)]
+    prompt = [*range(30, 30 + (1 - len(prompt)) % 32), *prompt]
+    image = reader.request_of("image", prompt, [picture(*SIZES[0], 0)], reader.processor)
+    text = request("text", list(range(20, 60)), max_tokens=100)
+    engine.restart(max_burst_ms=0.0)
+    expected = {message.request_id: engine.run([message])[message.request_id].token_ids for message in (image, text)}
+    engine.restart(num_speculative_tokens=NUM_DRAFTS, max_num_batched_tokens=16)
+    plans = plans_of(engine)
+    assert engine.run([image])["image"].token_ids == expected["image"]
+    engine.scheduler._images.forget()
+    outputs = begin_reply(engine, text) + engine.core.handle(image)
+    assert joined(outputs + finish(engine)) == expected
+    with_images = [plan for plan in plans if plan.image_rows is not None]
+    assert sum(plan.num_tokens <= 2 for plan in with_images) == 2
+    assert {plan.kind for plan in with_images} == {"mixed"}
+    assert sum(plan.kind == "speculate" for plan in plans) > 40
 
 
 @pytest.mark.exhaustive
