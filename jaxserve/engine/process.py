@@ -19,8 +19,8 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -60,6 +60,7 @@ from jaxserve.scheduler.plan import Buckets
 from jaxserve.scheduler.scheduler import Scheduler
 from jaxserve.structured.compiling import load_ll_tokenizer
 from jaxserve.structured.masks import GrammarMasks
+from jaxserve.tokenizer.tokenizer import load_eos_token_ids
 from jaxserve.types import PRELOAD_FLAG
 
 E = TypeVar("E")
@@ -199,6 +200,9 @@ def preload() -> None:
 def serve(spec: EngineSpec, socket: EngineSocket, signals: Signals) -> int:
     clock = PhaseClock()
     build = partial(build_executor, spec, clock=clock, has_late_programs=spec.config.compile.warmup == "auto")
+    reader = ThreadPoolExecutor(1, thread_name_prefix="end-tokens")
+    ends = reader.submit(tokenizer_ends, spec)
+    reader.shutdown(wait=False)
     executor = start_executor(build, socket, signals.should_stop)
     if executor is None:
         return 0
@@ -206,7 +210,7 @@ def serve(spec: EngineSpec, socket: EngineSocket, signals: Signals) -> int:
     report = StartupReport([*spec.phases, *clock.spans, *made.phases], made.programs)
     model_info = msgspec.structs.replace(executor.model_info, startup=report)
     try:
-        core = build_core(spec, executor)
+        core = build_core(spec, executor, ends.result)
     except StartupError as error:
         raise _failure(error, socket) from error
     if core.flight is not None:
@@ -243,13 +247,21 @@ def build_executor(
     )
 
 
-def build_core(spec: EngineSpec, executor: Executor[Any, Any]) -> EngineCore:
-    """Return the core with the scheduler of the executor's task."""
+def build_core(
+    spec: EngineSpec, executor: Executor[Any, Any], ends: Callable[[], Iterable[int]] | None = None
+) -> EngineCore:
+    """Return the core with the scheduler of the executor's task.
+
+    A reply ends, as in vLLM, at the end tokens of the model's configs and of its tokenizer. Only the scheduler knows them: the device
+    gets them with each request, so no program depends on them. ends: returns `tokenizer_ends`; None: they are read here.
+    """
     model_info, config = executor.model_info, spec.config
     depth, profiler = int(config.scheduler.overlap), Profiler(config.server.profile_dir, executor.profile)
     if model_info.embedding is not None:
         texts = EmbedScheduler(config.scheduler, executor.buckets, model_info.max_model_len, model_info.vocab_size)
         return EngineCore(texts, executor, depth=depth, profiler=profiler)
+    of_tokenizer = tokenizer_ends(spec) if ends is None else ends()
+    eos_token_ids = executor.eos_token_ids.union(end for end in of_tokenizer if end < model_info.vocab_size)
     changes = PageChanges() if spec.publishes_pages else None
     kv = KVManager(
         model_info.num_kv_blocks,
@@ -267,7 +279,7 @@ def build_core(spec: EngineSpec, executor: Executor[Any, Any]) -> EngineCore:
         kv,
         executor.buckets,
         model_info.max_model_len,
-        executor.eos_token_ids,
+        eos_token_ids,
         model_info.vocab_size,
     )
     grammars = GrammarMasks(partial(load_ll_tokenizer, Path(spec.model_path)), model_info.vocab_size, config.structured)
@@ -276,7 +288,7 @@ def build_core(spec: EngineSpec, executor: Executor[Any, Any]) -> EngineCore:
     if config.recorder.flight_recorder_steps and tiers is None and not any(further):
         recorder = Recorder(config.recorder.flight_recorder_steps, kv.block_size, 1 + len(model_info.windows))
         scheduler: Scheduler = RecordedScheduler(recorder, *parts, grammars=grammars)
-        shape = shape_of(config, model_info, executor.buckets, executor.eos_token_ids)
+        shape = shape_of(config, model_info, executor.buckets, eos_token_ids)
         flight = FlightRecorder(recorder, shape, config.model.model, config.recorder.flight_recorder_dir)
     else:
         images, embeds, routed = further
@@ -293,6 +305,14 @@ def build_core(spec: EngineSpec, executor: Executor[Any, Any]) -> EngineCore:
         adapters=AdapterPlaces(config.model.adapters, config.model.num_adapter_places),
         flight=flight,
     )
+
+
+def tokenizer_ends(spec: EngineSpec) -> tuple[int, ...]:
+    """Return the end tokens of the model's tokenizer; none of a fake model. Raises CheckpointError.
+
+    For a GGUF file it takes up to a second of reading, which can be done while the executor starts.
+    """
+    return () if spec.executor == "fake" else load_eos_token_ids(Path(spec.model_path))
 
 
 def side_groups(config: Config, model_info: ModelInfo, buckets: Buckets) -> SideGroups:

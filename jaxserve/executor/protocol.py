@@ -94,7 +94,7 @@ class Executor(Protocol[PlanT_contra, ResultT_co]):
 
     @property
     def eos_token_ids(self) -> frozenset[int]:
-        """Empty if the engine embeds."""
+        """Return the end tokens of the model's configs; none if the engine embeds."""
         ...
 
     @property

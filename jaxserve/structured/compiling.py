@@ -17,12 +17,12 @@ from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 
 class Vocabulary:
-    """A tokenizer as `LLTokenizer` needs it. Control tokens have no text, so no grammar allows them."""
+    """A tokenizer as `LLTokenizer` needs it. Control tokens and end tokens have no text, so no text of a grammar has them."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self.tokens = [tokenizer.token_bytes(token_id) for token_id in range(tokenizer.max_token_id + 1)]
-        self.special_token_ids = sorted(tokenizer.control_tokens.ids)
+        self.special_token_ids = sorted(tokenizer.control_tokens.ids.union(tokenizer.eos_token_ids))
         self.eos_token_id = tokenizer.eos_token_id or 0
         self.bos_token_id = tokenizer.bos_token_id
         special = set(self.special_token_ids)

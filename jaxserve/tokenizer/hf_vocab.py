@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -36,6 +37,46 @@ def read_hf_tokenizer(directory: Path) -> TokenizerSource:
         special_tokens=special_tokens,
         chat_templates=_chat_templates(directory, config),
     )
+
+
+def read_hf_eos_token_ids(directory: Path) -> tuple[int, ...]:
+    """Return the `eos_token_ids` of the tokenizer of `directory`; raise CheckpointError as `read_hf_tokenizer`.
+
+    The vocabulary is read only if the EOS is none of the added tokens, which takes up to a second.
+    """
+    config = _read_json(directory / "tokenizer_config.json")
+    text = _special_tokens(directory, config).get("eos_token")
+    eos = None if text is None else _added_token_ids(directory, config).get(text)
+    if text is not None and eos is None:
+        eos = _backend(directory, config).token_to_id(text)
+    return _eos_token_ids(directory, eos)
+
+
+class _AddedToken(msgspec.Struct):
+    id: int
+    content: str
+
+
+class _AddedTokens(msgspec.Struct):
+    """The part of `tokenizer.json` that is read without the vocabulary."""
+
+    added_tokens: list[_AddedToken] = []
+
+
+def _added_token_ids(directory: Path, config: Mapping[str, Any]) -> dict[str, int]:
+    """Return the ids of added tokens by text; none if they cannot be read.
+
+    config: tokenizer_config.json, which has them as well and counts if there is no tokenizer.json.
+    """
+    path = directory / "tokenizer.json"
+    try:
+        if path.is_file():
+            read = msgspec.json.decode(path.read_bytes(), type=_AddedTokens)
+            return {token.content: token.id for token in read.added_tokens}
+        decoder = msgspec.convert(config.get("added_tokens_decoder") or {}, dict[int, Any], strict=False)
+        return {text: token_id for token_id, token in decoder.items() if (text := _text(token)) is not None}
+    except (OSError, msgspec.DecodeError):  # the vocabulary's reader says it in words of its own
+        return {}
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -146,7 +187,7 @@ def _special_tokens(directory: Path, config: Mapping[str, Any]) -> dict[str, str
 
 
 def _eos_token_ids(directory: Path, tokenizer_eos: int | None) -> tuple[int, ...]:
-    """Return the tokenizer's EOS, then those of generation_config.json (else of config.json)."""
+    """Return the tokenizer's EOS, then those of generation_config.json and config.json: some models name it in only one of them."""
     found = [] if tokenizer_eos is None else [tokenizer_eos]
     for name in ("generation_config.json", "config.json"):
         declared = _read_json(directory / name).get("eos_token_id")
@@ -156,7 +197,6 @@ def _eos_token_ids(directory: Path, tokenizer_eos: int | None) -> tuple[int, ...
         if not all(isinstance(token_id, int) and token_id >= 0 for token_id in token_ids):
             raise CheckpointError(f"{directory / name}: eos_token_id: expected token ids, found {declared!r}")
         found += token_ids
-        break
     return tuple(dict.fromkeys(found))
 
 

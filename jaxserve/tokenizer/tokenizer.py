@@ -29,8 +29,8 @@ from jaxserve.checkpoint.gguf.file import open_gguf
 from jaxserve.errors import CheckpointError, InvalidRequestError, invalid
 from jaxserve.tokenizer.chat_templates import ChatTemplates
 from jaxserve.tokenizer.control_tokens import ControlTokens
-from jaxserve.tokenizer.gguf_vocab import read_gguf_tokenizer
-from jaxserve.tokenizer.hf_vocab import read_hf_tokenizer
+from jaxserve.tokenizer.gguf_vocab import read_gguf_eos_token_ids, read_gguf_tokenizer
+from jaxserve.tokenizer.hf_vocab import read_hf_eos_token_ids, read_hf_tokenizer
 from jaxserve.tokenizer.source import TokenizerSource
 from jaxserve.tokenizer.template import ChatTemplate, Message
 from jaxserve.tokenizer.text_state import TextState
@@ -315,6 +315,16 @@ def load_tokenizer(path: Path, *, chat_template: Path | None = None) -> Tokenize
     if chat_template is not None:
         source = _with_chat_template(source, chat_template)
     return Tokenizer(source)
+
+
+def load_eos_token_ids(path: Path) -> tuple[int, ...]:
+    """Return the `eos_token_ids` of the tokenizer that `load_tokenizer` loads, in a fraction of the time.
+
+    A directory without a tokenizer has those of its configs. Raises CheckpointError in one line.
+    """
+    if path.is_dir():
+        return read_hf_eos_token_ids(path)
+    return read_gguf_eos_token_ids(open_gguf(path).metadata, str(path))
 
 
 def _with_chat_template(source: TokenizerSource, path: Path) -> TokenizerSource:

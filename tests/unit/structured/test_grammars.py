@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import weakref
@@ -53,6 +54,17 @@ def test_jump_forward_text_becomes_tokens_of_exactly_these_bytes(tokenizer: Toke
     ids = vocabulary(text.encode())
     assert b"".join(tokenizer.token_bytes(token) for token in ids) == text.encode()
     assert not set(ids) & tokenizer.control_tokens.ids
+
+
+def test_an_end_token_that_is_no_control_token_is_in_no_text(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(TOKENIZERS / "byte_level", tmp_path / "model"))
+    file = folder / "tokenizer.json"
+    file.write_text(file.read_text(encoding="utf-8").replace('"special":true', '"special":false'), encoding="utf-8")
+    loaded = load_tokenizer(folder)
+    assert (loaded.eos_token_ids, loaded.control_tokens.ids) == ((2,), frozenset())
+    assert 2 not in Vocabulary(loaded)(b"<|im_end|>x")
+    matcher = new_matcher(Grammar("regex", "[^x]+x"), ll_tokenizer(loaded), CONFIG)
+    assert not matcher.consume_token(2)
 
 
 @pytest.mark.parametrize(

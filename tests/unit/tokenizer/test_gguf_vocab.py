@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jaxserve.errors import CheckpointError
-from jaxserve.tokenizer.gguf_vocab import read_gguf_tokenizer
+from jaxserve.tokenizer.gguf_vocab import read_gguf_eos_token_ids, read_gguf_tokenizer
 from jaxserve.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
@@ -210,3 +210,26 @@ def test_phi_3_control_tokens_strip_the_white_space_after_them() -> None:
         loaded = tokenizer(vocab | {"general.architecture": architecture})
         ids = [loaded.encode(f"{token}\nx") for token in ("<|endoftext|>", "<|user|>")]
         assert ["\n" in map(loaded.token_text, found) for found in ids] == has_lines
+
+
+@pytest.mark.parametrize(
+    ("added", "ends"),
+    [
+        (("<|end|>", "<|assistant|>"), {"</s>", "<|end|>"}),
+        (("<|return|>", "<|end|>", "<|call|>"), {"</s>", "<|return|>", "<|call|>"}),
+        (("<|flush|>", "<|end|>", "<|calls|>"), {"</s>", "<|flush|>", "<|calls|>"}),
+        (("<|call|>", "<|end|>"), {"</s>", "<|call|>", "<|end|>"}),
+        (("<turn|>", "<|tool_response>"), {"</s>", "<turn|>", "<|tool_response>"}),
+    ],
+)
+@pytest.mark.parametrize("kind", [1, 3, 4])
+def test_tokens_that_end_a_reply_are_those_of_llama_cpp(added: tuple[str, ...], ends: set[str], kind: int) -> None:
+    """In replies of several messages `<|end|>` ends one message. The first files of Phi-3 have it as a user-defined token (4). A token
+    (1) that is no added one is text."""
+    metadata = with_tokens(SENTENCEPIECE, dict.fromkeys(added, kind))
+    loaded = tokenizer(metadata)
+    found = {loaded.token_text(token_id) for token_id in loaded.eos_token_ids}
+    assert found == (ends if kind != 1 else {"</s>"})
+    assert read_gguf_eos_token_ids(metadata, "tiny.gguf") == loaded.eos_token_ids
+    undeclared = {key: value for key, value in metadata.items() if key != "tokenizer.ggml.eos_token_id"}
+    assert read_gguf_eos_token_ids(undeclared, "tiny.gguf") == loaded.eos_token_ids

@@ -13,7 +13,8 @@ import pytest
 
 from jaxserve.checkpoint.files import read_config
 from jaxserve.errors import CheckpointError
-from jaxserve.tokenizer.tokenizer import load_tokenizer
+from jaxserve.tokenizer import hf_vocab
+from jaxserve.tokenizer.tokenizer import load_eos_token_ids, load_tokenizer
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "tokenizers"
 USER = [{"role": "user", "content": "hi"}]
@@ -33,12 +34,38 @@ def change_config(directory: Path, **changes: Any) -> None:
     write(directory / "tokenizer_config.json", {key: value for key, value in config.items() if value is not None})
 
 
-def test_eos_ids_are_the_tokenizers_then_the_generation_configs(directory: Path) -> None:
+def test_eos_ids_are_the_tokenizers_then_those_of_both_configs(directory: Path) -> None:
     assert load_tokenizer(directory).eos_token_ids == (2,)
     write(directory / "config.json", {"eos_token_id": 7})
     assert load_tokenizer(directory).eos_token_ids == (2, 7)
     write(directory / "generation_config.json", {"eos_token_id": [0, 2]})
-    assert load_tokenizer(directory).eos_token_ids == (2, 0)
+    assert load_tokenizer(directory).eos_token_ids == (2, 0, 7)
+
+
+@pytest.mark.parametrize("eos", ["<|im_end|>", {"content": "<|endoftext|>"}, "!", "no such token", None])
+def test_eos_ids_are_the_same_without_the_vocabulary(directory: Path, eos: Any) -> None:
+    change_config(directory, eos_token=eos)
+    write(directory / "config.json", {"eos_token_id": [0, 5]})
+    assert load_eos_token_ids(directory) == load_tokenizer(directory).eos_token_ids
+
+
+def test_eos_ids_of_a_folder_that_would_have_to_be_converted(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (directory / "tokenizer.json").unlink()
+    change_config(directory, added_tokens_decoder={"32000": {"content": "<|im_end|>", "special": True}})
+    monkeypatch.setattr(hf_vocab, "_converted_backend", None)
+    assert load_eos_token_ids(directory) == (32000,)
+
+
+def test_eos_ids_of_a_folder_without_a_tokenizer_are_those_of_its_configs(tmp_path: Path) -> None:
+    assert load_eos_token_ids(tmp_path) == ()
+    write(tmp_path / "generation_config.json", {"eos_token_id": 9})
+    assert load_eos_token_ids(tmp_path) == (9,)
+
+
+def test_eos_ids_of_a_damaged_tokenizer_are_no_ids(directory: Path) -> None:
+    write(directory / "tokenizer.json", "{")
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: not a usable tokenizer"):
+        load_eos_token_ids(directory)
 
 
 def test_special_tokens_are_strings_or_objects_in_either_file(directory: Path) -> None:
