@@ -15,19 +15,26 @@ from jaxserve.checkpoint.files import read_object, read_objects
 from jaxserve.errors import CheckpointError, shown
 from jaxserve.types import Pooling
 
-_MODES: Final[Mapping[str, Pooling]] = {
+_MODE: Final = "pooling_mode"
+_MODES: Final[Mapping[str, Pooling]] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
+_SWITCHES: Final[Mapping[str, Pooling]] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_lasttoken": "last",
 }
+"""Keys of sentence-transformers before 5.4, one of which is true."""
+_LENGTHS: Final = (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length"))
+"""Files and keys of the longest text. sentence-transformers writes only the second one since 5.4."""
 _MAX_TOKENS: Final = 1 << 27
+"""Longest text that is a limit: transformers writes 1e30 for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class SentenceModules:
     """Reduction from token vectors to one vector per text."""
 
-    pooling: Pooling
+    pooling: Pooling | None
+    """None: the file lists none, as for cross-encoders."""
     normalizes: bool
     max_tokens: int | None
     """Longest text the model was trained on; None: not given."""
@@ -48,9 +55,7 @@ def read_sentence_modules(directory: Path) -> SentenceModules | None:
             normalizes = True
         elif kind != "Transformer":
             raise CheckpointError(f"{path}: module {shown(kind)}: supported: Transformer, Pooling, Normalize")
-    if pooling is None:
-        raise CheckpointError(f"{path}: expected a module of type Pooling, found none")
-    return SentenceModules(pooling, normalizes, _max_tokens(directory / "sentence_bert_config.json"))
+    return SentenceModules(pooling, normalizes, _max_tokens(directory))
 
 
 def _folder(path: Path, module: Mapping[str, Any]) -> str:
@@ -62,17 +67,27 @@ def _folder(path: Path, module: Mapping[str, Any]) -> str:
 
 def _pooling(path: Path) -> Pooling:
     config = read_object(path)
-    modes = [key for key, value in config.items() if key.startswith("pooling_mode_") and value is True]
-    if len(modes) != 1 or modes[0] not in _MODES:
-        found = ", ".join(map(shown, modes)) or "none"
-        raise CheckpointError(f"{path}: expected one of {', '.join(_MODES)} to be true, found {found}")
-    return _MODES[modes[0]]
+    if _MODE in config:
+        mode = config[_MODE]
+        name = mode[0] if isinstance(mode, list) and len(mode) == 1 else mode
+        if not isinstance(name, str) or name not in _MODES:
+            raise CheckpointError(f"{path}: {_MODE}: expected one of {', '.join(_MODES)}, found {shown(str(mode))}")
+        return _MODES[name]
+    switches = [key for key, value in config.items() if key.startswith(f"{_MODE}_") and value is True]
+    if len(switches) != 1 or switches[0] not in _SWITCHES:
+        found = ", ".join(map(shown, switches)) or "none"
+        raise CheckpointError(f"{path}: expected one of {', '.join(_SWITCHES)} to be true, found {found}")
+    return _SWITCHES[switches[0]]
 
 
-def _max_tokens(path: Path) -> int | None:
-    value = read_object(path).get("max_seq_length") if path.is_file() else None
-    if value is None:
-        return None
-    if type(value) is not int or not 1 <= value <= _MAX_TOKENS:
-        raise CheckpointError(f"{path}: max_seq_length: expected an integer from 1 to {_MAX_TOKENS}, found {value!r}")
-    return value
+def _max_tokens(directory: Path) -> int | None:
+    for name, key in _LENGTHS:
+        path = directory / name
+        value = read_object(path).get(key) if path.is_file() else None
+        if isinstance(value, int | float) and value > _MAX_TOKENS:
+            return None
+        if value is not None and (type(value) is not int or value < 1):
+            raise CheckpointError(f"{path}: {key}: expected an integer from 1, found {value!r}")
+        if value is not None:
+            return value
+    return None

@@ -366,9 +366,11 @@ def _pooling(config: Config, model: DecoderConfig | EncoderConfig, modules: Sent
         return "cls"
     if config.model.pooling != "auto":
         return config.model.pooling
-    if modules is not None:
-        return modules.pooling
-    return "mean" if isinstance(model, EncoderConfig) else "last"
+    if modules is None:
+        return "mean" if isinstance(model, EncoderConfig) else "last"
+    if modules.pooling is None:
+        raise ConfigError("--pooling auto: modules.json lists no Pooling; name one: last, mean or cls")
+    return modules.pooling
 
 
 def _max_model_len(

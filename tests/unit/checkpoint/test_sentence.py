@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jaxserve.checkpoint.sentence import SentenceModules, read_sentence_modules
-from jaxserve.errors import CheckpointError
+from jaxserve.config import Config, ModelConfig
+from jaxserve.errors import CheckpointError, ConfigError
+from jaxserve.executor.preparation import embedding_info
+from jaxserve.models.registry import model_of, open_model
+from jaxserve.types import Pooling
 from tests.models.goldens import DATA
 
 
@@ -34,6 +39,44 @@ def test_last_token_pooling_is_read_without_a_length(tmp_path: Path) -> None:
     assert read_sentence_modules(tmp_path) == SentenceModules("last", False, None)
 
 
+@pytest.mark.parametrize(
+    ("mode", "expected"), [("cls", "cls"), ("mean", "mean"), ("lasttoken", "last"), (["mean"], "mean")]
+)
+def test_pooling_may_be_named_by_one_key_as_sentence_transformers_saves_it_since_5_4(
+    tmp_path: Path, mode: Any, expected: Pooling
+) -> None:
+    modes = {"embedding_dimension": 384, "pooling_mode": mode, "include_prompt": True}
+    write(tmp_path, kinds=("Transformer", "Pooling"), modes=modes)
+    assert read_sentence_modules(tmp_path) == SentenceModules(expected, False, None)
+
+
+@pytest.mark.parametrize(
+    ("declared", "expected"), [(512, 512), (1000000000000000019884624838656, None), (1e30, None), (None, None)]
+)
+def test_the_longest_text_is_the_tokenizers_without_a_length_of_its_own(
+    tmp_path: Path, declared: Any, expected: int | None
+) -> None:
+    write(tmp_path, kinds=("Transformer", "Pooling"), modes={"pooling_mode": "mean"})
+    (tmp_path / "sentence_bert_config.json").write_text('{"transformer_task": "feature-extraction"}')
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"model_max_length": declared}))
+    assert read_sentence_modules(tmp_path) == SentenceModules("mean", False, expected)
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 128}')
+    assert read_sentence_modules(tmp_path) == SentenceModules("mean", False, 128)
+
+
+def test_a_cross_encoder_has_a_transformer_alone(tmp_path: Path) -> None:
+    write(tmp_path, kinds=("Transformer",), modes={}, max_tokens=256)
+    modules = read_sentence_modules(tmp_path)
+    assert modules == SentenceModules(None, False, 256)
+    config = Config(model=ModelConfig(model="any"))
+    scorer, encoder = (model_of(open_model(DATA / "encoders" / name)) for name in ("bert_cross_tiny", "bert_tiny"))
+    assert embedding_info(config, scorer, modules).pooling == "cls"
+    with pytest.raises(ConfigError, match="lists no Pooling; name one: last, mean or cls"):
+        embedding_info(config, encoder, modules)
+    asked = replace(config, model=replace(config.model, pooling="mean"))
+    assert embedding_info(asked, encoder, modules).pooling == "mean"
+
+
 def test_a_directory_without_modules_has_no_pooling(tmp_path: Path) -> None:
     assert read_sentence_modules(tmp_path) is None
 
@@ -42,13 +85,18 @@ def test_a_directory_without_modules_has_no_pooling(tmp_path: Path) -> None:
     ("case", "expected"),
     [
         ({"kinds": ("Transformer", "Pooling", "Dense"), "modes": {"pooling_mode_mean_tokens": True}}, "'Dense'"),
-        ({"kinds": ("Transformer",), "modes": {}}, "a module of type Pooling, found none"),
         ({"kinds": ("Pooling",), "modes": {"pooling_mode_max_tokens": True}}, "found 'pooling_mode_max_tokens'"),
         ({"kinds": ("Pooling",), "modes": {}}, "to be true, found none"),
         (
             {"kinds": ("Pooling",), "modes": {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True}},
             "'pooling_mode_mean_tokens', 'pooling_mode_cls_token'",
         ),
+        (
+            {"kinds": ("Pooling",), "modes": {"pooling_mode": "max"}},
+            "pooling_mode: expected one of cls, mean, lasttoken",
+        ),
+        ({"kinds": ("Pooling",), "modes": {"pooling_mode": ["cls", "mean"]}}, "found \"['cls', 'mean']\""),
+        ({"kinds": ("Pooling",), "modes": {"pooling_mode": [{}]}}, "found '[{}]'"),
         (
             {"kinds": ("Pooling",), "modes": {"pooling_mode_mean_tokens": True}, "max_tokens": 0},
             "max_seq_length: expected an integer from 1",
