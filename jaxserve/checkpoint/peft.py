@@ -56,7 +56,7 @@ _OTHER_BASES: Final = ("pissa", "olora", "corda", "loftq")
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An opened adapter, of which only the header was read."""
+    """An opened adapter."""
 
     name: str
     config: Mapping[str, Any]
@@ -71,20 +71,23 @@ class Adapter:
         return max(addition.rank for addition in self.additions.values())
 
 
-def open_adapter(name: str, path: Path, target: TargetModel) -> Adapter:
-    """Open the adapter of `target` in a folder. Raises CheckpointError naming the key or the tensor that is not supported."""
+def open_adapter(name: str, path: Path, target: TargetModel, *, in_memory: bool = False) -> Adapter:
+    """Open the adapter of `target` in a folder. Raises CheckpointError naming the key or the tensor that is not supported.
+
+    in_memory: read all tensors now, so that the folder may change or vanish; else only the header is read.
+    """
     try:
-        return _open(name, path, target)
+        return _open(name, path, target, in_memory=in_memory)
     except CheckpointError as error:
         raise CheckpointError(f"adapter {shown(name)}: {error}") from error
 
 
-def _open(name: str, path: Path, target: TargetModel) -> Adapter:
+def _open(name: str, path: Path, target: TargetModel, *, in_memory: bool) -> Adapter:
     if not (path / CONFIG_FILE).is_file() or not (path / WEIGHTS_FILE).is_file():
         raise CheckpointError(f"{path}: expected a folder with {CONFIG_FILE} and {WEIGHTS_FILE}")
     config = read_object(path / CONFIG_FILE)
     _check_config(path / CONFIG_FILE, config, is_transposed=target.is_transposed)
-    file = open_safetensors(path / WEIGHTS_FILE)
+    file = open_safetensors(path / WEIGHTS_FILE, in_memory=in_memory)
     additions: dict[str, Addition] = {}
     for module, sides in _pairs(file).items():
         found = _additions(file, config, module, sides, target)

@@ -1,16 +1,18 @@
-"""Safetensors files: read with the header checked before anything is allocated and tensors as views of the file; written.
+"""Safetensors files: read with the header checked before anything is allocated and tensors as views of the file, or in memory;
+written.
 
 The format is an 8-byte length, a JSON header and the data. Every byte of the data belongs to exactly one tensor.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, BinaryIO, Final, NoReturn, Protocol
 
 import ml_dtypes
 import numpy as np
@@ -61,9 +63,11 @@ class SafetensorsFile:
     path: Path
     tensors: Mapping[str, SafetensorsTensor]
     num_file_bytes: int
+    content: bytes | None = field(default=None, repr=False)
+    """All bytes of the file as they were when it was opened; None: tensors are read from the file."""
 
     def read(self, name: str) -> np.ndarray:
-        """Return a tensor in F32, F16, BF16, F8_E4M3, U8 or signed integers: a read-only view of the file."""
+        """Return a tensor in F32, F16, BF16, F8_E4M3, U8 or signed integers: a read-only view of the file, or of its bytes in memory."""
         tensor = self.tensors.get(name)
         if tensor is None:
             raise CheckpointError(f"{self.path}: tensor {shown(name)}: expected to be in the file, found none")
@@ -73,13 +77,26 @@ class SafetensorsFile:
             raise CheckpointError(
                 f"{self.path}: tensor {shown(name)}: expected one of the types {expected}, found {tensor.dtype}"
             )
+        if self.content is not None and tensor.num_bytes:
+            count = math.prod(tensor.shape)
+            return np.frombuffer(self.content, dtype, count, tensor.offset).reshape(tensor.shape)
         return map_array(self.path, dtype, tensor.shape, offset=tensor.offset, expected_file_size=self.num_file_bytes)
 
 
-def open_safetensors(path: Path) -> SafetensorsFile:
-    """Open and validate a safetensors file; raise CheckpointError in one line."""
-    num_file_bytes = file_size(path)
-    header_bytes = _read_header(path, num_file_bytes)
+def open_safetensors(path: Path, *, in_memory: bool = False) -> SafetensorsFile:
+    """Open and validate a safetensors file; raise CheckpointError in one line.
+
+    in_memory: read all of it now and nothing later, so that the file may change or vanish.
+    """
+    num_file_bytes, content = file_size(path), None
+    try:
+        with path.open("rb") as file:
+            if in_memory:
+                content = file.read()
+                num_file_bytes = len(content)
+            header_bytes = _read_header(path, file if content is None else io.BytesIO(content), num_file_bytes)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
     data_start = _LENGTH_BYTES + len(header_bytes)
     header = parse_object(header_bytes, f"{path}: header")
     metadata = header.pop("__metadata__", {})
@@ -103,7 +120,7 @@ def open_safetensors(path: Path) -> SafetensorsFile:
             _fail(path, f"tensor {shown(tensor.name)}", f"a file of at least {end} bytes", f"{num_file_bytes}")
     if end != num_file_bytes:
         _fail(path, "data", f"a file of {end} bytes, as the header describes", str(num_file_bytes))
-    return SafetensorsFile(path, {tensor.name: tensor for tensor in tensors}, num_file_bytes)
+    return SafetensorsFile(path, {tensor.name: tensor for tensor in tensors}, num_file_bytes, content)
 
 
 class ArrayLike(Protocol):
@@ -139,18 +156,14 @@ def write_safetensors(path: Path, tensors: Mapping[str, ArrayLike]) -> int:
     return _LENGTH_BYTES + len(encoded) + end
 
 
-def _read_header(path: Path, num_file_bytes: int) -> bytes:
+def _read_header(path: Path, file: BinaryIO, num_file_bytes: int) -> bytes:
     if num_file_bytes < _LENGTH_BYTES:
         _fail(path, "header", f"at least {_LENGTH_BYTES} bytes", f"{num_file_bytes} in the file")
-    try:
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            most = min(MAX_HEADER_BYTES, num_file_bytes - _LENGTH_BYTES)
-            if length > most:
-                _fail(path, "header length", f"at most {most}", str(length))
-            return file.read(length)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from error
+    length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    most = min(MAX_HEADER_BYTES, num_file_bytes - _LENGTH_BYTES)
+    if length > most:
+        _fail(path, "header length", f"at most {most}", str(length))
+    return file.read(length)
 
 
 def _tensor(path: Path, name: str, entry: Any, data_start: int) -> SafetensorsTensor:

@@ -23,17 +23,22 @@ _TILE: Final = 32
 every second place (decision 0086)."""
 
 
-def open_adapters(config: Config, decoder: DecoderConfig, hf: Mapping[str, Any]) -> tuple[Adapter, ...]:
+def open_adapters(
+    config: Config, decoder: DecoderConfig, hf: Mapping[str, Any], *, in_memory: bool = False
+) -> tuple[Adapter, ...]:
     """Open the adapters of `--lora-modules`, in their order: requests name them by number, from 1.
 
-    hf: the model's `config.json`. Raises StartupError in one line.
+    hf: the model's `config.json`. in_memory: see `open_adapter`. Raises StartupError in one line.
     """
     if config.model.num_adapter_places:
         check_not_multiplied(hf, "--lora-modules, --max-loras")
     if not config.model.adapters:
         return ()
     target = target_model(decoder, hf)
-    return tuple(open_adapter(name, resolve_adapter(source), target) for name, source in config.model.adapters.items())
+    return tuple(
+        open_adapter(name, resolve_adapter(source), target, in_memory=in_memory)
+        for name, source in config.model.adapters.items()
+    )
 
 
 def target_model(decoder: DecoderConfig, hf: Mapping[str, Any]) -> TargetModel:

@@ -220,7 +220,7 @@ def _prepare(
         path = checkpoint.path
         return (), prepare(config, model, modules=read_sentence_modules(path) if path.is_dir() else None, hosts=hosts)
     assert isinstance(model, DecoderConfig), "an encoder embeds"
-    adapters = open_adapters(config, model, checkpoint.config)
+    adapters = open_adapters(config, model, checkpoint.config, in_memory=True)
     return adapters, prepare(config, model, adapters_config(adapters, config.model, model), hosts=hosts, draft=draft)
 
 

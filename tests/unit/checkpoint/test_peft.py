@@ -66,6 +66,17 @@ def test_adapters_are_stacked_and_padded_with_zeros(tmp_path: Path) -> None:
     )
 
 
+def test_an_adapter_in_memory_stays_as_it_was_opened(tmp_path: Path) -> None:
+    saved(tmp_path)
+    adapter = open_adapter("mine", tmp_path, TargetModel(), in_memory=True)
+    addition = adapter.additions[MODULE]
+    saved(tmp_path, matrices(rank=3), r=3)
+    down, up = matrices().values()
+    np.testing.assert_array_equal(addition.down.read(adapter.file), down)
+    (tmp_path / "adapter_model.safetensors").unlink()
+    np.testing.assert_array_equal(addition.up.read(adapter.file), up)
+
+
 def test_a_place_without_an_adapter_has_matrices_of_zeros(tmp_path: Path) -> None:
     other = "model.layers.1.mlp.down_proj"
     model = with_adapters(open_model(DATA / "llama3_tiny"), (None, saved(tmp_path)), 4, [MODULE, other])
