@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxserve.checkpoint.maxtext.checkpoint import stored_path
 from jaxserve.checkpoint.maxtext.folder import OrbaxArrays, StoredArray
 from jaxserve.checkpoint.safetensors_file import open_safetensors, write_safetensors
 from jaxserve.config import Config, ModelConfig
@@ -184,8 +185,12 @@ def test_the_newest_whole_step_is_read_and_steps_find_the_config_of_their_run(ll
     shutil.copytree(run / "0", run / "20")
     (run / "100" / "items").mkdir(parents=True)  # has no _METADATA: not whole
     shutil.copytree(run / "0", run / "300.orbax-checkpoint-tmp")
-    newest = {str(info.file) for info in open_model(run).tensors.values()}
+    found = open_model(run)
+    newest = {str(info.file) for info in found.tensors.values()}
     assert newest == {str(run / "20" / "items" / "manifest.ocdbt")}
+    shutil.copytree(run / "0", run / "21")
+    again = open_model(stored_path(found))
+    assert {str(info.file) for info in again.tensors.values()} == newest, "the same step as before"
     decoder, checkpoint = read_decoder(run)
     assert checkpoint is not None
     for path in (run / "0", run / "0" / "items"):

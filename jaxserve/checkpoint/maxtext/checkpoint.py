@@ -98,13 +98,24 @@ def maxtext_files(directory: Path) -> dict[str, Path]:
     return {**orbax_files(directory), "config.json": _described(directory) / "config.json"}
 
 
+def stored_path(checkpoint: Checkpoint) -> Path:
+    """Return the path that opens an opened checkpoint again: the step of a run, which may have a newer one by now."""
+    found = _maxtext_of(checkpoint)
+    return checkpoint.path if found is None else found.arrays.folder
+
+
+def _maxtext_of(checkpoint: Checkpoint) -> MaxTextCheckpoint | None:
+    """Return the MaxText checkpoint that a checkpoint is, or is a view of; None for any other."""
+    while isinstance(checkpoint, CheckpointView):
+        checkpoint = checkpoint.inner
+    return checkpoint if isinstance(checkpoint, MaxTextCheckpoint) else None
+
+
 class ReadingOrder:
     """An order of tensors in which each stacked array of MaxText is read once; other checkpoints keep theirs."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        while isinstance(checkpoint, CheckpointView):
-            checkpoint = checkpoint.inner
-        self._checkpoint = checkpoint if isinstance(checkpoint, MaxTextCheckpoint) else None
+        self._checkpoint = _maxtext_of(checkpoint)
 
     def position(self, name: str) -> str:
         """Return a sort key for a tensor: that of all tensors of one stacked array; empty if there is none."""
