@@ -3,7 +3,7 @@
 They run one after the other, each in these phases. The engine's other work goes on meanwhile: steps in the first one, and
 messages and heartbeats always.
 
-    prepare    another thread reads the new weights, beside those that serve
+    prepare    another thread reads the new weights beside those that serve, or copies these to host memory
     quiesce    by the command's mode, until no step is in flight:
                    keep   no further step starts; running requests are kept
                    wait   running requests end; no waiting request starts, not even one that was preempted meanwhile
@@ -157,6 +157,7 @@ class EngineControl:
             except Exception:
                 _log.exception("%s failed", change.command.name)
                 error = error_info(_FAILED)
+            _forget_adapters(self._weights, self.adapters, self._scheduler)
             change.prepared = None  # an error, the frames of its traceback and this future would keep half-read weights
             self._changes.popleft()
             self._scheduler.starts_requests = True
@@ -200,7 +201,7 @@ class EngineControl:
             case "wake_up" if state.is_sleeping:
                 return self._threads.submit(lambda: self._waking(self._store().restore()))
             case "sleep" if not state.is_sleeping:
-                return _ready(self._sleeping(options.sleep_level))
+                return self._threads.submit(self._sleeping, options.sleep_level)
             case "pause":
                 return _ready(lambda: self._set(is_paused=True))
             case "resume" if state.is_sleeping:
@@ -248,19 +249,23 @@ class EngineControl:
         store = self._store()
         if level not in (1, 2):
             raise invalid("level", f"must be 1 or 2, got {level}")
+        discard = store.discard(keeps_copy=level == 1)
 
         def apply() -> None:
             self._scheduler.reset_prefix_cache(reset_running_requests=True)
-            store.discard(keeps_copy=level == 1)
+            discard()
             if level == 2 and self._tiers is not None:
                 self._tiers.release_memory()
             self._set(is_paused=True, is_sleeping=True)
 
         return apply
 
-    def _waking(self, restore: Callable[[], None]) -> Callable[[], None]:
+    def _waking(self, restore: Callable[[], bool]) -> Callable[[], None]:
         def apply() -> None:
-            restore()
+            is_same = restore()
+            if not is_same and self._tiers is not None and self._tiers.are_shared:
+                self._weights_name = secrets.token_hex(32)
+                self._scheduler.reset_prefix_cache(weights_name=self._weights_name)
             self._set(is_paused=False, is_sleeping=False)
 
         return apply
@@ -284,6 +289,15 @@ def _name_of_new(store: WeightStore, options: CommandOptions, name: str) -> str:
     elif content == store.start_hash():
         return ""
     return hashlib.sha256(content.encode()).hexdigest()
+
+
+def _forget_adapters(
+    weights: WeightStore | None, places: AdapterPlaces | None, scheduler: BaseScheduler[Any, Any, Any]
+) -> None:
+    """Let the store forget adapters that were unloaded and that no request uses any more."""
+    if weights is not None and places is not None:
+        loaded = {place_of(adapter.number) for adapter in places.loaded}
+        weights.keep_adapters(loaded | {request.adapter for request in scheduler.requests.values()})
 
 
 def _ready(apply: Callable[[], None]) -> Future[Callable[[], None]]:

@@ -56,13 +56,14 @@ class LoadedFiles:
 
     def hash(self) -> str | None:
         """Return the `content_hash` of what was loaded, which reads it once; None if it has changed before that."""
-        if self._hash is None and self._is_unchanged():
+        if self._hash is None and self.are_unchanged():
             with contextlib.suppress(CheckpointError, OSError):  # a file vanishes meanwhile, or cannot be read any more
                 found = content_hash(*self._paths)
-                self._hash = found if self._is_unchanged() else None
+                self._hash = found if self.are_unchanged() else None
         return self._hash
 
-    def _is_unchanged(self) -> bool:
+    def are_unchanged(self) -> bool:
+        """Return True if no file has changed since it was noted."""
         return bool(self._stamps) and self._read_stamps() == self._stamps
 
     def _read_stamps(self) -> list[tuple[Path, int, int, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -45,8 +45,8 @@ class Pending(Protocol[ResultT_co]):
 class WeightStore(Protocol):
     """The weights of an executor, which can be replaced between two steps. Shapes and programs stay as they are.
 
-    `load` and `restore` read in any thread, while steps run, and return the function that puts what they have read into
-    use; it is called between two steps. `discard` is called between two steps, too.
+    `load`, `restore` and `discard` read or copy in any thread, while steps run, and return the function that makes the change;
+    it is called between two steps. So is `keep_adapters`.
     """
 
     def load(self, model: str) -> Callable[[], None]:
@@ -68,16 +68,21 @@ class WeightStore(Protocol):
         ...
 
     def load_adapter(self, place: int, name: str, source: str) -> Callable[[], None]:
-        """Read a LoRA adapter for a place, from 1. Raises StartupError or RequestError in one line."""
+        """Read a LoRA adapter for a place, from 1. Its files are not read again. Raises StartupError or RequestError in one line."""
         ...
 
-    def discard(self, *, keeps_copy: bool) -> None:
+    def keep_adapters(self, places: Set[int]) -> None:
+        """Forget the adapters of all other places."""
+        ...
+
+    def discard(self, *, keeps_copy: bool) -> Callable[[], None]:
         """Give the memory of the weights and of the state back. keeps_copy: copy the weights to host memory first."""
         ...
 
-    def restore(self) -> Callable[[], None]:
+    def restore(self) -> Callable[[], bool]:
         """Bring back what `discard` has given up, with empty state; without a copy, weights are read again from where they
-        came. Raises StartupError or RequestError in one line."""
+        came. The function returns False if these may be other weights, since their files have changed. Raises StartupError or
+        RequestError in one line."""
         ...
 
 

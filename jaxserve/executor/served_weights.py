@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxserve.checkpoint.adapted import with_adapters
 from jaxserve.checkpoint.huggingface import open_tensors
+from jaxserve.checkpoint.maxtext.checkpoint import stored_path
 from jaxserve.checkpoint.peft import Adapter, open_adapter
 from jaxserve.checkpoint.peft_modules import declared_module
 from jaxserve.checkpoint.protocol import Checkpoint
@@ -64,13 +65,14 @@ class ServedWeights:
         with_measured: WithMeasured = lambda params: params,
         start: LoadedFiles | None = None,
     ) -> None:
-        """checkpoint: the one that was loaded, without adapters. draft: the draft model, which stays as it is, or
-        the MTP layer, which is read with the model; tensors of a file do not change it. start: the files of `checkpoint`, for
-        pages that outlive an update; None: there are no such pages."""
+        """checkpoint: the one that was loaded, without adapters. adapters: opened in memory. draft: the draft model, which stays as
+        it is, or the MTP layer, which is read with the model; tensors of a file do not change it. start: the files of
+        `checkpoint`, for pages that outlive an update; None: there are no such pages."""
         self._config = config
         self._prepared = prepared
         self._base = checkpoint
-        self._start = start
+        self._start = self._files = start
+        """The files of the start, and those of `_base`."""
         self._new: LoadedFiles | None = None
         """Files that were read last to replace the weights."""
         shapes = prepared.skeleton.adapters
@@ -88,7 +90,7 @@ class ServedWeights:
         """Read the weights of `model` beside those that serve: until they are in use, both are on the devices."""
         path = resolve(model, progress=False)
         mmproj = resolve_tower(self._config.images)
-        self._new = LoadedFiles(path, mmproj)
+        self._new = files = LoadedFiles(path, mmproj)
         checkpoint = open_model(path, mmproj)
         _check_same(self._config, self._prepared, checkpoint, self._base)
         draft = self._draft.of_model(path)
@@ -99,6 +101,7 @@ class ServedWeights:
             # Measured now: two threads that start programs on several devices may start them in different orders.
             self._runner.params = self._with_measured(params) + drafting
             self._base, self._copies, self._are_stored, self._draft = checkpoint, (), True, draft
+            self._files = files
 
         return install
 
@@ -111,8 +114,11 @@ class ServedWeights:
             tensors = served_tensors(prepared, tensors, ())
         arrays = load_changed(tensors, prepared.skeleton, prepared.sharding)
         indices = range(len(prepared.skeleton.arrays))
-        if not self._runner.params and not arrays.keys() >= set(indices):
-            raise invalid("tensors", "must have all tensors of the model, and no adapters, while the engine sleeps")
+        if not self._runner.params:
+            adapters = self._load_adapters(self._adapters) if self._adapters else {}
+            arrays = adapters | arrays
+            if not arrays.keys() >= set(indices):
+                raise invalid("tensors", "must have all tensors of the model while the engine sleeps")
         drafting = self._draft_params()
 
         def install() -> None:
@@ -133,30 +139,37 @@ class ServedWeights:
         skeleton = self._prepared.skeleton
         assert isinstance(skeleton, ModelSkeleton) and skeleton.adapters is not None, "there is a place"
         target = target_model(skeleton.config, self._base.config)
-        adapter = open_adapter(name, resolve_adapter(source), target)
+        adapter = open_adapter(name, resolve_adapter(source), target, in_memory=True)
         _check_reserved(adapter, skeleton.adapters)
         adapters = [*self._adapters]
         adapters[place - 1] = adapter
-        tensors = served_tensors(self._prepared, self._base, adapters)
-        arrays = load_adapters(tensors, skeleton, self._prepared.sharding)
+        arrays = self._load_adapters(adapters)
+        copies = tuple(_host_copy(arrays[i]) if i in arrays else copy for i, copy in enumerate(self._copies))
 
         def install() -> None:
-            self._adapters = adapters
+            self._adapters, self._copies = adapters, copies
             self._runner.params = tuple(arrays.get(i, param) for i, param in enumerate(self._runner.params))
-            self._copies = ()
 
         return install
 
-    def discard(self, *, keeps_copy: bool) -> None:
-        if keeps_copy:
-            self._copies = tuple(np.array(param) for param in self._runner.params)
-        for param in self._runner.params:
-            param.delete()
-        self._runner.params = ()
-        self._state.release()
+    def keep_adapters(self, places: Set[int]) -> None:
+        """Matrices of other places stay on the device until they are read again: no request uses them."""
+        self._adapters = [adapter if place in places else None for place, adapter in enumerate(self._adapters, start=1)]
 
-    def restore(self) -> Callable[[], None]:
-        params = self._runner.params
+    def discard(self, *, keeps_copy: bool) -> Callable[[], None]:
+        copies = tuple(map(_host_copy, self._runner.params)) if keeps_copy else ()
+
+        def apply() -> None:
+            self._copies = copies
+            for param in self._runner.params:
+                param.delete()
+            self._runner.params = ()
+            self._state.release()
+
+        return apply
+
+    def restore(self) -> Callable[[], bool]:
+        params, base, draft, files, is_same = self._runner.params, self._base, self._draft, self._files, True
         if not params and self._copies:
             draft_model = self._prepared.task.draft_model
             specs = self._prepared.skeleton.arrays + (() if draft_model is None else draft_model.skeleton.arrays)
@@ -166,14 +179,30 @@ class ServedWeights:
             raise InvalidRequestError(
                 "The weights came as tensors, and no copy was kept: they cannot be read again. Update the weights first."
             )
-        params = params or self._with_measured(self._read(self._base)) + self._draft_params()
+        if not params:
+            path, mmproj = stored_path(base), resolve_tower(self._config.images)
+            files = LoadedFiles(path, mmproj)
+            base = open_model(path, mmproj)  # the headers may have changed
+            _check_same(self._config, self._prepared, base, self._base)
+            draft = draft.of_model(path)
+            params = self._with_measured(self._read(base)) + draft.load(self._prepared)
+            is_same = self._files is None or self._files.are_unchanged()
+        jax.block_until_ready(params)
 
-        def install() -> None:
-            self._copies = ()
-            self._runner.params = jax.block_until_ready(params)
+        def install() -> bool:
+            self._copies, self._base, self._draft, self._files = (), base, draft, files
+            self._runner.params = params
             self._state.renew()
+            return is_same
 
         return install
+
+    def _load_adapters(self, adapters: Sequence[Adapter | None]) -> dict[int, jax.Array]:
+        """Return the arrays of all adapters on the devices, by their index among those of the model."""
+        skeleton = self._prepared.skeleton
+        assert isinstance(skeleton, ModelSkeleton), "it has adapters"
+        tensors = served_tensors(self._prepared, self._base, adapters)
+        return load_adapters(tensors, skeleton, self._prepared.sharding)
 
     def _draft_params(self) -> tuple[jax.Array, ...]:
         """Return the parameters of the draft model, read again if they are not on the device; none without one."""
@@ -185,6 +214,12 @@ class ServedWeights:
         tensors = served_tensors(self._prepared, checkpoint, self._adapters)
         prepared = self._prepared
         return load_params(tensors, prepared.skeleton, prepared.sharding, lambda done, total, name: None)
+
+
+def _host_copy(param: jax.Array) -> np.ndarray:
+    """Return an array's content in memory of its own. jax copies it, but not from one CPU device."""
+    is_shared = param.is_fully_replicated and all(device.platform == "cpu" for device in param.devices())
+    return np.array(param) if is_shared else np.asarray(param)
 
 
 def _check_reserved(adapter: Adapter, shapes: AdaptersConfig) -> None:

@@ -269,7 +269,7 @@ def test_images_are_encoded_again_after_sleep_and_after_an_update_of_the_weights
         step = engine.core.step()
         outputs += [] if step is None else step.outputs
     engine.scheduler.reset_prefix_cache(reset_running_requests=True)
-    weights.discard(keeps_copy=True)
+    weights.discard(keeps_copy=True)()
     weights.restore()()
     del plans[:]
     tokens = joined(outputs + finish(engine))

@@ -203,7 +203,7 @@ def test_sleep_and_new_weights_keep_the_draft_model(itself: tuple[GoldenCheckpoi
     weights = engine.executor.weights
     assert weights is not None
     for keeps_copy in (True, False):
-        weights.discard(keeps_copy=keeps_copy)
+        weights.discard(keeps_copy=keeps_copy)()
         weights.restore()()
         weights.load(str(golden.path))()
         engine.restart(num_speculative_tokens=NUM_DRAFTS)

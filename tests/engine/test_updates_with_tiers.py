@@ -109,6 +109,18 @@ def test_tiers_keep_their_pages_while_the_engine_sleeps_but_level_2_gives_host_m
     assert num_cached(rig, "again") == 28, "the tiers take new pages"
 
 
+def test_weights_whose_files_have_changed_in_sleep_find_no_page_of_those_before(tiers: TierConfig) -> None:
+    rig = Rig(tiers=tiers)
+    operator = Operator(rig)
+    num_cached(rig, "cold")
+    rig.executor.weights.has_changed_files = True
+    operator.finish("sleep", sleep_level=2)
+    operator.finish("wake_up")
+    assert [num_cached(rig, "changed"), num_cached(rig, "again")] == [0, 28]
+    operator.finish("update_weights", model="start")
+    assert num_cached(rig, "as at the start") == (28 if tiers.are_shared else 0)
+
+
 def test_tensors_are_other_weights_than_those_they_were_put_among(tmp_path: Path) -> None:
     rig = Rig(tiers=disk(tmp_path))
     operator = Operator(rig)
@@ -208,6 +220,11 @@ def test_a_folder_that_changes_while_the_engine_starts_is_not_the_one_it_started
     executor = LocalExecutor.start(config, folder, rewrite)
     assert executor.weights is not None
     assert executor.weights.start_hash() is None
+    are_same = []
+    for _ in range(2):
+        executor.weights.discard(keeps_copy=False)()
+        are_same.append(executor.weights.restore()())
+    assert are_same == [False, True], "the second time from the files of the first"
     executor.close()
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import shutil
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from jaxserve.config import Config, ModelConfig, SchedulerConfig
 from jaxserve.engine.adapters import AdapterPlaces
 from jaxserve.engine.control import EngineControl
 from jaxserve.errors import CheckpointError
+from jaxserve.executor.fake.executor import FakeWeights
 from jaxserve.executor.preparation import prepare
 from jaxserve.ipc.messages import (
     AddRequest,
@@ -393,6 +395,160 @@ def test_adapters_are_loaded_and_unloaded_while_others_run(tmp_path: Path) -> No
     check("first", "second")
     assert engine.executor.compilations()["serving"] == 0
     engine.close()
+
+
+class Adapters:
+    """An engine with two places for adapters, in which they are copies of the goldens."""
+
+    def __init__(self, folder: Path) -> None:
+        self.goldens = adapter_goldens("llama3_tiny")
+        self.model = DATA / "llama3_tiny"
+        self.engine = ModelEngine(self.model, max_loras=2)
+        self.places = AdapterPlaces({}, 2)
+        self.operator = Operator(self.engine, self.places)
+        self._folder = folder
+
+    def copy(self, golden: str) -> Path:
+        return changed_adapter(self._folder / golden, self.goldens[golden].path, 1.0)
+
+    def load(self, name: str, folder: Path) -> None:
+        self.operator.finish("load_adapter", adapter=name, source=str(folder))
+
+    def request(self, name: str, golden: str) -> AddRequest:
+        number = next(adapter.number for adapter in self.places.loaded if adapter.name == name)
+        return request(name, self.goldens[golden].prompt_ids, adapter=number, max_tokens=32)
+
+    def check(self, **goldens: str) -> None:
+        """Generate with loaded adapters; each must have the tokens of its golden."""
+        found = self.engine.run([self.request(*each) for each in goldens.items()])
+        for name, golden in goldens.items():
+            assert found[name].token_ids == self.goldens[golden].output_ids.tolist(), name
+
+
+@pytest.fixture(scope="module")
+def served_adapters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Adapters]:
+    adapters = Adapters(tmp_path_factory.mktemp("adapters"))
+    yield adapters
+    adapters.engine.close()
+
+
+@pytest.fixture
+def adapters(served_adapters: Adapters) -> Iterator[Adapters]:
+    """The engine without adapters, and with the model's weights."""
+    yield served_adapters
+    for adapter in served_adapters.places.loaded:
+        served_adapters.operator.finish("unload_adapter", adapter=adapter.name)
+    served_adapters.operator.finish("update_weights", model=str(served_adapters.model))
+
+
+@pytest.mark.slow
+def test_files_of_adapters_may_vanish(adapters: Adapters) -> None:
+    """One adapter is loaded, and another one was unloaded while a request goes on with it."""
+    operator, first, second = adapters.operator, adapters.copy("first"), adapters.copy("second")
+    adapters.load("a", first)
+    adapters.load("b", second)
+    late = adapters.request("b", "second")
+    operator.outputs.clear()
+    assert adapters.engine.core.handle(late) == []
+    operator.step()
+    operator.finish("unload_adapter", adapter="b")
+    shutil.rmtree(first)
+    shutil.rmtree(second)
+    operator.finish("update_weights", model=str(adapters.model))
+    while adapters.engine.core.has_work:
+        operator.step()
+    tokens = [token for output in operator.outputs for token in output.token_ids]
+    assert tokens == adapters.goldens["second"].output_ids.tolist()
+    adapters.load("c", adapters.goldens["second"].path)
+    adapters.check(a="first", c="second")
+    operator.finish("sleep", sleep_level=2)
+    operator.finish("wake_up")
+    adapters.check(a="first", c="second")
+
+
+@pytest.mark.slow
+def test_adapters_that_were_unloaded_are_forgotten_when_no_request_uses_them(adapters: Adapters) -> None:
+    weights, operator = adapters.engine.executor.weights, adapters.operator
+    assert weights is not None
+    adapters.load("a", adapters.copy("first"))
+    assert adapters.engine.core.handle(adapters.request("a", "first")) == []
+    operator.finish("unload_adapter", adapter="a")
+    assert sum(map(bool, weights._adapters)) == 1
+    while adapters.engine.core.has_work:
+        operator.step()
+    operator.finish("engine_state")
+    assert not any(weights._adapters)
+
+
+@pytest.mark.slow
+def test_an_adapter_that_is_overwritten_stays_as_it_was_loaded(adapters: Adapters) -> None:
+    operator, first = adapters.operator, adapters.copy("first")
+    adapters.load("a", first)
+    changed_adapter(first, adapters.goldens["first"].path, -1.0)
+    adapters.load("b", adapters.goldens["second"].path)
+    adapters.check(a="first", b="second")
+    operator.finish("update_weights", model=str(adapters.model))
+    adapters.check(a="first", b="second")
+    operator.finish("sleep", sleep_level=2)
+    operator.finish("wake_up")
+    adapters.check(a="first", b="second")
+
+
+@pytest.mark.slow
+def test_adapters_are_loaded_in_sleep_beside_weights_that_came_as_tensors(adapters: Adapters) -> None:
+    """Level 1 keeps its copy of the weights. After level 2 all tensors of the model suffice, without those of adapters."""
+    operator, file = adapters.operator, adapters.model / "model.safetensors"
+    adapters.load("a", adapters.goldens["first"].path)
+    operator.finish("update_weights", tensors=str(file))
+    operator.finish("sleep", sleep_level=1)
+    adapters.load("b", adapters.goldens["second"].path)
+    operator.finish("wake_up")
+    adapters.check(a="first", b="second")
+    operator.finish("sleep", sleep_level=2)
+    assert "cannot be read again" in operator.refused("wake_up")
+    operator.finish("update_weights", tensors=str(file))
+    operator.finish("wake_up")
+    adapters.check(a="first", b="second")
+
+
+@pytest.mark.slow
+def test_weights_are_read_again_by_the_headers_that_their_files_have_then(
+    engine: ModelEngine, fresh: ModelEngine, new: Path, tmp_path: Path
+) -> None:
+    folder, operator = changed(tmp_path / "model", 1.0), Operator(engine)
+    operator.finish("update_weights", model=str(folder))
+    operator.finish("sleep", sleep_level=2)
+    tensors = tensors_of(new)
+    write_safetensors(folder / "model.safetensors", {name: tensors[name] for name in reversed(tensors)})
+    operator.finish("wake_up")
+    assert run(engine, PROMPTS) == run(fresh, PROMPTS)
+
+
+def test_steps_and_heartbeats_go_on_while_weights_are_copied_for_a_sleep() -> None:
+    rig, is_copied = Rig(), threading.Event()
+
+    class SlowWeights(FakeWeights):
+        def discard(self, *, keeps_copy: bool) -> Callable[[], None]:
+            assert is_copied.wait(60) and keeps_copy
+            return super().discard(keeps_copy=keeps_copy)
+
+    rig.executor.weights = SlowWeights()
+    message = add("a", prompt(5), max_tokens=6)
+    with ThreadPoolExecutor(1) as pool:
+        operator = Operator(rig, threads=pool)
+        operator.command("sleep", sleep_level=1)
+        rig.send(message)
+        while rig.core.has_work:
+            operator.step()
+        rig.core.heartbeat()
+        assert not operator.ends
+        is_copied.set()
+        while rig.core.control.is_busy:
+            operator.step()
+    rig.collect(operator.outputs)
+    assert rig.tokens["a"] == expected(message)
+    assert operator.ends == [(None, EngineState(is_paused=True, is_sleeping=True))]
+    assert rig.executor.weights.installed == ["none"]
 
 
 @pytest.mark.parametrize("mode", ["keep", "wait", "abort"])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -82,6 +82,8 @@ class FakeWeights:
     def __init__(self) -> None:
         self.installed: list[str] = []
         """Names that were installed, in order; "none" for weights that were discarded."""
+        self.has_changed_files = False
+        """True if weights that are read again may be others."""
         self._new = ""
 
     def load(self, model: str) -> Callable[[], None]:
@@ -109,11 +111,18 @@ class FakeWeights:
         """Take any source but a path that does not exist."""
         return self.load(source)
 
-    def discard(self, *, keeps_copy: bool) -> None:
-        self.installed.append("none")
+    def keep_adapters(self, places: Set[int]) -> None:
+        """The fake model has none."""
 
-    def restore(self) -> Callable[[], None]:
-        return lambda: self.installed.append("restored")
+    def discard(self, *, keeps_copy: bool) -> Callable[[], None]:
+        return lambda: self.installed.append("none")
+
+    def restore(self) -> Callable[[], bool]:
+        def install() -> bool:
+            self.installed.append("restored")
+            return not self.has_changed_files
+
+        return install
 
 
 class FakeExecutor(Generic[PlanT, ResultT]):
