@@ -201,28 +201,10 @@ def _eos_token_ids(directory: Path, tokenizer_eos: int | None) -> tuple[int, ...
 
 
 def _chat_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return templates by name. Files win over tokenizer_config.json, which holds one template or a list of them."""
-    templates = {}
-    declared = config.get("chat_template")
-    if isinstance(declared, str):
-        templates["default"] = declared
-    elif isinstance(declared, list):
-        for entry in declared:
-            if not (
-                isinstance(entry, Mapping)
-                and isinstance(entry.get("name"), str)
-                and isinstance(entry.get("template"), str)
-            ):
-                raise CheckpointError(
-                    f"{directory / 'tokenizer_config.json'}: chat_template: expected a list of "
-                    f'{{"name", "template"}} objects, found {str(entry)[:80]}'
-                )
-            templates[entry["name"]] = entry["template"]
-    elif declared is not None:
-        raise CheckpointError(
-            f"{directory / 'tokenizer_config.json'}: chat_template: expected text or a list, "
-            f"found {type(declared).__name__}"
-        )
+    """Return templates by name. Jinja files win over chat_template.json (a processor's), which wins over tokenizer_config.json."""
+    processor = directory / "chat_template.json"
+    templates = _declared_templates(directory / "tokenizer_config.json", config)
+    templates |= _declared_templates(processor, _read_json(processor))
     files = {path.stem: path for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
     files["default"] = directory / "chat_template.jinja"
     for name, path in files.items():
@@ -231,4 +213,25 @@ def _chat_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str
                 templates[name] = path.read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
                 raise CheckpointError(f"{path}: chat template cannot be read: {error}") from error
+    return templates
+
+
+def _declared_templates(path: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the templates by name of a JSON file, which holds one template or a list of them."""
+    declared = config.get("chat_template")
+    if declared is None:
+        return {}
+    if isinstance(declared, str):
+        return {"default": declared}
+    if not isinstance(declared, list):
+        raise CheckpointError(f"{path}: chat_template: expected text or a list, found {type(declared).__name__}")
+    templates = {}
+    for entry in declared:
+        if not (
+            isinstance(entry, Mapping) and isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str)
+        ):
+            raise CheckpointError(
+                f'{path}: chat_template: expected a list of {{"name", "template"}} objects, found {str(entry)[:80]}'
+            )
+        templates[entry["name"]] = entry["template"]
     return templates

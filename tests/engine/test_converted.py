@@ -118,10 +118,11 @@ def test_a_conversion_has_all_chat_templates_of_the_model(tmp_path: Path) -> Non
     shutil.copytree(MODEL, model)
     (model / template.parent).mkdir()
     (model / template).write_text("for tools", encoding="utf-8")
+    (model / "chat_template.json").write_text('{"chat_template": "of the processor"}', encoding="utf-8")
     (model / template.with_name("notes.txt")).write_text("not a template", encoding="utf-8")
     path = converted(config_of(), tmp_path / "out", model)
     assert (path / template).read_text(encoding="utf-8") == "for tools"
-    assert str(template) in open_converted(path, ()).manifest.files
+    assert {str(template), "chat_template.json"} <= open_converted(path, ()).manifest.files.keys()
     assert [file.name for file in (path / template.parent).iterdir()] == [template.name]
 
 

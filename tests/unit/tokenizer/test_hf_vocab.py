@@ -84,11 +84,20 @@ def test_chat_templates_come_from_the_first_of_option_file_and_config(directory:
     )
     assert load_tokenizer(directory).chat_templates.render(USER) == "named"
     assert load_tokenizer(directory).chat_templates.render(USER, tools=[{}]) == "t"
+    write(directory / "chat_template.json", {"chat_template": "of the processor"})
+    assert load_tokenizer(directory).chat_templates.render(USER) == "of the processor"
+    assert load_tokenizer(directory).chat_templates.render(USER, tools=[{}]) == "t"
     write(directory / "chat_template.jinja", "file")
     assert load_tokenizer(directory).chat_templates.render(USER) == "file"
     write(tmp_path / "own.jinja", "option")
     loaded = load_tokenizer(directory, chat_template=tmp_path / "own.jinja")
     assert loaded.chat_templates.render(USER) == loaded.chat_templates.render(USER, tools=[{}]) == "option"
+
+
+def test_a_processor_may_have_the_only_chat_template(directory: Path) -> None:
+    change_config(directory, chat_template=None)
+    write(directory / "chat_template.json", {"chat_template": "of the processor"})
+    assert load_tokenizer(directory).chat_templates.render(USER) == "of the processor"
 
 
 def test_additional_templates_are_found_by_file_name(directory: Path) -> None:
@@ -113,6 +122,7 @@ def test_code_of_the_checkpoint_is_never_run(directory: Path, tmp_path: Path) ->
         ("tokenizer_config.json", "\x00", r"tokenizer_config\.json: expected JSON, found"),
         ("tokenizer_config.json", '{"chat_template": 3}', "chat_template: expected text or a list, found int"),
         ("tokenizer_config.json", '{"chat_template": [3]}', "chat_template: expected a list of .* objects, found 3"),
+        ("chat_template.json", '{"chat_template": 3}', r"chat_template\.json: chat_template: expected text or a list"),
         ("generation_config.json", '{"eos_token_id": "x"}', "eos_token_id: expected token ids, found 'x'"),
         ("chat_template.jinja", "{% if %}", "chat template, line 1: "),
     ],
