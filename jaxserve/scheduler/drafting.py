@@ -44,6 +44,7 @@ class Drafter:
         self._limits = limits
         self._kv = kv
         self._longest_chunk = buckets.num_drafts
+        self._max_chunks = buckets.max_speculative_rows
         self._payoff = Payoff(buckets) if buckets.plans_have_drafts else None
         """Measures steps that verify drafts as chunks; None: drafts are rows."""
 
@@ -99,8 +100,8 @@ class Drafter:
         count_draft(request, num_drafted, num_accepted, stats)
 
     def _is_on(self, running: Sequence[Request]) -> bool:
-        is_small = 0 < 2 * len(running) <= self._limits.max_rows
-        if self._max_tokens == 0 or self._has_model or not is_small:
+        max_running = self._limits.max_rows // 2 if self._payoff is None else self._max_chunks
+        if self._max_tokens == 0 or self._has_model or not 0 < len(running) <= max_running:
             return False
         return self._payoff is None or self._payoff.choose(len(running)) == "speculate"
 

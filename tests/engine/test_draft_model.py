@@ -49,6 +49,15 @@ def test_plans_bring_the_drafts_of_prompt_lookup_for_a_model_with_recurrent_stat
     assert num_planned_drafts(settings(), hybrid) == 0, "a draft model drafts"
 
 
+def test_prompt_lookup_needs_a_row_for_drafts_unless_they_are_chunks() -> None:
+    scheduler = SchedulerConfig(num_speculative_tokens=3, max_num_seqs=1)
+    config = replace(settings(cache=CacheConfig(kv_cache_memory=8 << 20)), scheduler=scheduler)
+    with pytest.raises(ConfigError, match="--max-num-seqs must be at least 2"):
+        prepare(config, read_decoder(TARGET)[0])
+    assert prepare(config, read_decoder(HYBRID)[0]).limits.buckets.speculate == (1,)
+    prepare(replace(config, scheduler=replace(scheduler, max_num_seqs=2)), read_decoder(TARGET)[0])
+
+
 @pytest.mark.parametrize(
     ("config", "target", "message"),
     [

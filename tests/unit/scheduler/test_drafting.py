@@ -136,6 +136,13 @@ def test_there_are_no_drafts_while_more_than_half_of_the_rows_are_taken() -> Non
     assert any(map(num_guesses, rig.plans))
 
 
+def test_the_only_request_that_may_run_has_chunks() -> None:
+    message = add("a", [CUE], max_tokens=20)
+    rig = chunked(PERIODIC, max_num_seqs=1)
+    assert rig.run(message) == {"a": expected(message, script=PERIODIC)}
+    assert any(map(num_guesses, rig.plans))
+
+
 @pytest.mark.parametrize("made", [drafting, chunked])
 def test_a_draft_takes_no_page_from_others(made: Callable[..., Rig]) -> None:
     """Two requests fill the pool to its last page: no request is preempted for a draft."""
