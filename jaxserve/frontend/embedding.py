@@ -88,7 +88,9 @@ def check_total(frontend: Frontend, texts: Sequence[list[int]], param: str) -> N
 
 
 def check_truncation(truncate: int | None, limit: int) -> int | None:
-    """Return the number of tokens of a text to keep; None: all. Raises InvalidRequestError for more than the model takes."""
+    """Return the number of tokens of a text to keep; None: all. Raises InvalidRequestError for more than the model takes, or none."""
+    if truncate is not None and truncate != -1 and truncate < 1:
+        raise invalid("truncate_prompt_tokens", f"must be -1 or at least 1, got {truncate}")
     if truncate is not None and truncate > limit:
         raise invalid("truncate_prompt_tokens", f"this model takes {limit} tokens, got {truncate}")
     return limit if truncate == -1 else truncate
@@ -267,9 +269,11 @@ async def encode_pairs(
     limit = model_info.max_model_len
     most = check_truncation(truncate, limit)
     partners = first if len(first) == len(second) else [*first] * len(second)
-    encoded = await frontend.tokenization.encode_pairs(list(zip(partners, second, strict=True)), most)
-    for place, (ids, _) in enumerate(encoded):
-        check_length(len(ids), limit, params[1], place)
+    encoded = await frontend.tokenization.encode_pairs(
+        list(zip(partners, second, strict=True)),
+        most,
+        lambda num_tokens, place: check_length(num_tokens, limit, params[1], place),
+    )
     return Pairs([ids for ids, _ in encoded], [start for _, start in encoded], 0)
 
 

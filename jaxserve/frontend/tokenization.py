@@ -108,11 +108,21 @@ class Tokenization:
         )
 
     async def encode_pairs(
-        self, pairs: Sequence[tuple[str, str]], truncate: int | None
+        self, pairs: Sequence[tuple[str, str]], truncate: int | None, check: Callable[[int, int], None]
     ) -> list[tuple[list[int], int | None]]:
-        """Return the token ids of pairs of texts, cut to `truncate` tokens, and the start of each second text."""
+        """Return the token ids of pairs of texts, cut to `truncate` tokens, and the start of each second text.
+
+        check: is called with the number of tokens and the place of each pair; its error ends the work.
+        """
         tokenizer = self.tokenizer
-        return await self.call(lambda: [tokenizer.encode_pair(one, other, truncate) for one, other in pairs])
+
+        def encode() -> Iterator[tuple[list[int], int | None]]:
+            for place, (one, other) in enumerate(pairs):
+                ids, start = tokenizer.encode_pair(one, other, truncate)
+                check(len(ids), place)
+                yield ids, start
+
+        return await self.call(lambda: list(encode()))
 
     async def encode_words(self, options: object) -> dict[str, list[tuple[int, ...]]]:
         """Return the token ids of all options that hold words, by option; `options` has them as attributes."""

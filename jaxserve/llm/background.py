@@ -6,6 +6,7 @@ import asyncio
 import concurrent.futures
 import contextlib
 import logging
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
@@ -28,6 +29,7 @@ class Background(Generic[T]):
         self._running = concurrent.futures.Future()
         self._entered: concurrent.futures.Future[T] = concurrent.futures.Future()
         self._is_stopped = False
+        self._pid = os.getpid()
         self._thread = threading.Thread(target=self._main, name="jaxserve", daemon=True)
 
     def start(self) -> None:
@@ -41,6 +43,8 @@ class Background(Generic[T]):
 
     def call(self, work: Callable[[T], Coroutine[Any, Any, R]]) -> R:
         """Run `work` in the loop and wait for it. An interruption of the wait cancels the work."""
+        if os.getpid() != self._pid:
+            raise UnavailableError("This LLM belongs to the process that made it: a forked one cannot use it.")
         if self._is_stopped:
             raise UnavailableError("This LLM is closed.")
         future = asyncio.run_coroutine_threadsafe(work(self._entered.result()), self._running.result()[0])

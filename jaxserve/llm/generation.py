@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
 import msgspec
+from PIL import Image, ImageOps
 
 from jaxserve.bounds import Bound
 from jaxserve.errors import RequestError, invalid
@@ -124,12 +125,13 @@ def _with_url(part: Any, place: str) -> Any:
         return part
     image: Any = part.get("image_pil")
     buffer = io.BytesIO()
-    if not hasattr(image, "save"):
+    if not isinstance(image, Image.Image):
         raise invalid(f"{place}.image_pil", "must be an image of Pillow")
     try:
-        image.save(buffer, "PNG")
-    except OSError as error:  # a mode that PNG does not have
-        raise invalid(f"{place}.image_pil", f"must be of a mode that PNG has: {error}") from None
+        ImageOps.exif_transpose(image).save(buffer, "PNG")
+    except (OSError, ValueError, AssertionError) as error:  # another mode; a file that is damaged, or closed
+        reason = str(error) or "its file is closed"
+        raise invalid(f"{place}.image_pil", f"must be an open image of a mode that PNG has: {reason}") from None
     return {
         "type": "image_url",
         "image_url": {"url": f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"},

@@ -61,6 +61,10 @@ _SERVER_SETTINGS: Final = {
 _EXCLUDED: Final = {"served_model_name", "max_queued_requests", "max_queued_tokens"}
 _UNLIMITED: Final = 2**31 - 1
 """The caller waits for all prompts: none is rejected because the queue is full."""
+_UNLIMITED_BYTES: Final = 1 << 62
+"""Inputs and results of a call are the caller's: no prompt is rejected for the memory that those of others take."""
+_MAX_IMAGE_SIZE: Final = 1 << 30
+"""Bytes of an image that a caller hands over, whose pixels are bounded: a picture without losses may be larger than a photo's file."""
 ACCEPTED: Final = frozenset(
     setting.name for setting in SETTINGS if setting.section in ENGINE_SECTIONS or setting.name in _SERVER_SETTINGS
 ) - (_EXCLUDED)
@@ -291,7 +295,9 @@ def llm_config(model: str | None, settings: Mapping[str, object]) -> Config:
     for name in settings:
         if name not in ACCEPTED:
             raise ConfigError(f"LLM(..., {name}=...): not a setting of an engine{closest(name, ACCEPTED)}")
-    given = {"log_level": "warning", **settings, "max_queued_requests": _UNLIMITED, "max_queued_tokens": _UNLIMITED}
+    own = {"log_level": "warning", "max_image_memory": _UNLIMITED_BYTES, "max_image_size": _MAX_IMAGE_SIZE}
+    queue = {"max_queued_requests": _UNLIMITED, "max_queued_tokens": _UNLIMITED, "max_reply_memory": _UNLIMITED_BYTES}
+    given = {**own, **settings, **queue}
     return load_config(flags=given if model is None else {"model": model, **given}, environ=caches_environment())
 
 

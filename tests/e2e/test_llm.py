@@ -454,6 +454,39 @@ def test_an_interrupted_start_leaves_its_context() -> None:
     assert left.is_set()
 
 
+FORKED = """
+import contextlib, os, signal
+from jaxserve.errors import UnavailableError
+from jaxserve.llm.background import Background
+
+@contextlib.asynccontextmanager
+async def entered():
+    yield 1
+
+async def work(number):
+    return number
+
+background = Background(entered())
+background.start()
+assert background.call(work) == 1
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    try:
+        background.call(work)
+    except UnavailableError:
+        os._exit(0)
+    os._exit(1)
+assert os.waitpid(child, 0)[1] == 0
+background.stop()
+"""
+
+
+def test_a_forked_process_is_told_that_the_llm_is_not_its_own() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED], env={"PYTHONPATH": SOURCES}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_importing_the_package_imports_nothing_else() -> None:
     script = "import sys, jaxserve; assert 'LLM' in jaxserve.__all__; sys.exit(', '.join({'msgspec', 'numpy', 'aiohttp'} & set(sys.modules)) or 0)"
     done = subprocess.run([sys.executable, "-c", script], env={"PYTHONPATH": SOURCES}, capture_output=True, text=True)

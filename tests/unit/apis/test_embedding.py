@@ -13,7 +13,7 @@ import pytest
 
 from jaxserve.frontend.embedding import finished
 from jaxserve.ipc.messages import EmbeddingInfo, Ready
-from jaxserve.tokenizer.tokenizer import load_tokenizer
+from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
 from tests.models.goldens import DATA
 from tests.unit.cli.test_documented_commands import read
 from tests.unit.running_api import MAX_MODEL_LEN, MODEL_INFO, Api, running_api
@@ -117,6 +117,22 @@ async def test_a_pair_that_is_too_long_is_refused_or_cut(api: Api) -> None:
         api.engine.output(request, [], finish_reason="stop", vector=np.float32(0.5).tobytes())
     status, reply = await task
     assert [score["score"] for score in reply["data"]] == [0.5, 0.5]
+
+
+async def test_pairs_after_one_that_is_too_long_are_not_encoded(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    await ready(api, scores_pairs=True)
+    encoded: list[str] = []
+    encode_pair = Tokenizer.encode_pair
+
+    def counted(tokenizer: Tokenizer, one: str, other: str, most: int | None) -> tuple[list[int], int | None]:
+        encoded.append(other)
+        return encode_pair(tokenizer, one, other, most)
+
+    monkeypatch.setattr(Tokenizer, "encode_pair", counted)
+    body = {"query": "word " * 80, "documents": [str(number) for number in range(50)]}
+    status, reply = await api.post("/v1/rerank", body)
+    assert (status, reply["error"]["code"]) == (400, "context_length_exceeded")
+    assert encoded == ["0"]
 
 
 async def test_a_cross_encoder_makes_no_vectors(api: Api) -> None:

@@ -96,6 +96,7 @@ def test_a_program_that_loads_a_model_keeps_its_programs_there_too(monkeypatch: 
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
     monkeypatch.setenv("JAXSERVE_MAX_NUM_SEQS", "7")
     config = llm_config("m", {})
+    assert min(config.images.max_image_memory, config.memory.max_reply_memory) > 1 << 40, "the caller's own memory"
     assert (config.compile.compile_cache, config.scheduler.max_num_seqs) == ("/x/jaxserve/programs", None)
 
 
