@@ -15,6 +15,8 @@ MAX_HEADER_BYTES = 100_000_000
 MODEL_OPTIMIZER: Final = "hf_quant_config.json"
 """File in which NVIDIA's Model Optimizer describes the quantisation; its later versions write it into config.json as well."""
 _QUANTIZATION: Final = "quantization_config"
+_VOCABULARIES: Final = ("tokenizer.json", "vocab.*", "*[!n].model", "*[!e]n.model")
+"""Files that a tokenizer is read or converted from: any model of SentencePiece, but not tiktoken.model."""
 
 
 def file_size(path: Path) -> int:
@@ -69,6 +71,19 @@ def expect_model_folder(directory: Path) -> None:
     file = min(directory.glob("*.gguf"), default=None)
     hint = "the folder of a model has one, beside its weights and tokenizer.json" if file is None else f"give {file}"
     raise CheckpointError(f"{directory}: no config.json: {hint}")
+
+
+def expect_tokenizer_files(directory: Path, subject: str) -> None:
+    """Raise CheckpointError if only code of the checkpoint can read its tokenizer, as for Kimi K2; `subject` opens the message."""
+    path = directory / "tokenizer_config.json"
+    if not path.is_file() or any(any(directory.glob(each)) for each in _VOCABULARIES):
+        return
+    auto_map = read_object(path).get("auto_map")
+    if isinstance(auto_map, dict) and "AutoTokenizer" in auto_map:
+        raise CheckpointError(
+            f"{subject}: no tokenizer.json, and its tokenizer is code (auto_map in tokenizer_config.json), which is not run; "
+            "put a tokenizer.json of the same tokens beside the weights in a local folder, and give its path"
+        )
 
 
 def read_config(directory: Path) -> dict[str, Any]:

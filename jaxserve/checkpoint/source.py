@@ -8,14 +8,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from jaxserve.checkpoint.files import MODEL_OPTIMIZER
+from jaxserve.checkpoint.files import MODEL_OPTIMIZER, expect_tokenizer_files
 from jaxserve.checkpoint.image_processor import FILES as PROCESSOR_FILES
 from jaxserve.config_images import ImagesConfig
 from jaxserve.errors import CheckpointError, ConfigError, shown
 
 _HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<file>[^:]+\.gguf))?", re.ASCII)
 
-_DIRECTORY_PATTERNS = ["model*.safetensors", "*.json", "tokenizer*", "vocab.txt", "*.jinja"]
+_TEXT_PATTERNS = ["*.json", "tokenizer*", "vocab.txt", "*.jinja"]
+_DIRECTORY_PATTERNS = ["model*.safetensors", *_TEXT_PATTERNS]
 """Files of a safetensors model: no pickle, no second copy of the weights."""
 _IGNORED_PATTERNS = ["[!0-9a]*/*", "[0-9][!_]*/*", "a[!d]*/*", "ad[!d]*/*"]
 """Subdirectories except sentence-transformers' modules, such as `1_Pooling`, and `additional_chat_templates`: a `*` also matches
@@ -25,14 +26,21 @@ _CONFIG_PATTERNS = ["config.json", MODEL_OPTIMIZER, "generation_config.json", "t
 """Files that describe a safetensors model."""
 
 
-def resolve(model: str, revision: str | None = None, *, weights: bool = True, progress: bool = True) -> Path:
+def resolve(
+    model: str,
+    revision: str | None = None,
+    *,
+    weights: bool = True,
+    progress: bool = True,
+    needs_tokenizer: bool = True,
+) -> Path:
     """Return the local path of a model: an existing file or directory, or the snapshot of a hub id.
 
     A hub id is `owner/name`, or `owner/name:FILE.gguf` for one GGUF file of that repository; `revision` is a
     branch, tag or commit of it. Files already in the hub's cache are used without a network. `progress` shows the
     hub's own bars on stderr. Without `weights` only a repository's config is fetched; a GGUF file has it inside and is
-    fetched whole. Raises ConfigError if `model` cannot be a source and CheckpointError if it cannot be
-    downloaded.
+    fetched whole. needs_tokenizer: do not fetch the weights of a repository whose tokenizer cannot be read. Raises ConfigError if
+    `model` cannot be a source and CheckpointError if it cannot be downloaded.
     """
     path = _existing(model)
     if path is not None:
@@ -40,6 +48,8 @@ def resolve(model: str, revision: str | None = None, *, weights: bool = True, pr
     repository, file_name = hub_id(model)
     described = _DIRECTORY_PATTERNS if weights else _CONFIG_PATTERNS
     patterns = [glob.escape(file_name)] if file_name else described
+    if weights and needs_tokenizer and file_name is None:
+        expect_tokenizer_files(_download(repository, revision, _TEXT_PATTERNS, progress), f"model {repository}")
     snapshot = _download(repository, revision, patterns, progress)
     if file_name is None:
         if weights and not any(snapshot.glob("*.safetensors")):

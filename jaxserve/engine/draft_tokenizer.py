@@ -20,7 +20,7 @@ def with_draft_path(config: Config, model_path: Path) -> Config:
     name = config.scheduler.speculative_model
     if name is None:
         return config
-    path = resolve(name, progress=False)
+    path = resolve(name, progress=False, needs_tokenizer=False)
     drafting = replace(config, scheduler=replace(config.scheduler, speculative_model=str(path)))
     if is_eagle_head(path):  # without a tokenizer: its tokens are numbers of the model's
         return drafting

@@ -77,7 +77,7 @@ def open_draft_model(config: Config, model: DecoderConfig | EncoderConfig, path:
     if is_mtp:
         layer, checkpoint = read_mtp_layer(path)
         return DraftCheckpoint(checkpoint, layer, is_mtp=True)
-    source = resolve(name, progress=False)
+    source = resolve(name, progress=False, needs_tokenizer=False)
     if is_eagle_head(source):
         head, checkpoint = read_eagle_head(source)
         return DraftCheckpoint(checkpoint, head)

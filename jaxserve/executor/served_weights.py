@@ -88,7 +88,7 @@ class ServedWeights:
 
     def load(self, model: str) -> Callable[[], None]:
         """Read the weights of `model` beside those that serve: until they are in use, both are on the devices."""
-        path = resolve(model, progress=False)
+        path = resolve(model, progress=False, needs_tokenizer=False)
         mmproj = resolve_tower(self._config.images)
         self._new = files = LoadedFiles(path, mmproj)
         checkpoint = open_model(path, mmproj)

@@ -12,7 +12,7 @@ import msgspec
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
-from jaxserve.checkpoint.files import expect_model_folder
+from jaxserve.checkpoint.files import expect_model_folder, expect_tokenizer_files
 from jaxserve.errors import CheckpointError
 from jaxserve.tokenizer.source import TokenizerSource
 
@@ -147,6 +147,7 @@ def _switch(path: Path, config: Mapping[str, Any], key: str, default: bool | Non
 def _converted_backend(directory: Path) -> tokenizers.Tokenizer:
     if not (directory / "tokenizer_config.json").is_file():  # with it, a tokenizer may have a folder of its own
         expect_model_folder(directory)
+    expect_tokenizer_files(directory, str(directory))
     log = logging.getLogger("transformers")
     log.addFilter(_is_error)  # it says that PyTorch is missing, which no tokenizer needs
     try:

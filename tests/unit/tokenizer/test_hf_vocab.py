@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from jaxserve.checkpoint.files import read_config
+from jaxserve.checkpoint.files import expect_tokenizer_files, read_config
 from jaxserve.errors import CheckpointError
 from jaxserve.tokenizer import hf_vocab
 from jaxserve.tokenizer.tokenizer import load_eos_token_ids, load_tokenizer
@@ -111,6 +111,20 @@ def test_code_of_the_checkpoint_is_never_run(directory: Path, tmp_path: Path) ->
     write(directory / "evil.py", f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass\n")
     load_tokenizer(directory)
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_tokenizer_that_only_code_of_the_checkpoint_reads_is_named(directory: Path) -> None:
+    (directory / "tokenizer.json").rename(directory / "tiktoken.model")
+    change_config(directory, auto_map={"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]})
+    with pytest.raises(
+        CheckpointError, match=r"no tokenizer\.json, and its tokenizer is code .*put a tokenizer\.json"
+    ) as caught:
+        load_tokenizer(directory)
+    assert "\n" not in str(caught.value)
+    for name in ("tokenizer.model", "spiece.model", "vocab.json"):
+        (directory / name).touch()
+        expect_tokenizer_files(directory, "model")
+        (directory / name).unlink()
 
 
 @pytest.mark.parametrize(
