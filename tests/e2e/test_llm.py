@@ -482,7 +482,7 @@ background.stop()
 """
 
 
-def test_a_forked_process_is_told_that_the_llm_is_not_its_own() -> None:
+def test_a_forked_process_cannot_use_the_llm_of_its_parent() -> None:
     done = subprocess.run([sys.executable, "-c", FORKED], env={"PYTHONPATH": SOURCES}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
