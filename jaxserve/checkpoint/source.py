@@ -15,7 +15,7 @@ from jaxserve.errors import CheckpointError, ConfigError, shown
 
 _HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<file>[^:]+\.gguf))?", re.ASCII)
 
-_TEXT_PATTERNS = ["*.json", "tokenizer*", "vocab.txt", "*.jinja"]
+_TEXT_PATTERNS = ["*.json", "tokenizer*", "vocab.txt", "merges.txt", "*.jinja"]
 _DIRECTORY_PATTERNS = ["model*.safetensors", *_TEXT_PATTERNS]
 """Files of a safetensors model: no pickle, no second copy of the weights."""
 _IGNORED_PATTERNS = ["[!0-9a]*/*", "[0-9][!_]*/*", "a[!d]*/*", "ad[!d]*/*"]

@@ -76,7 +76,7 @@ def test_existing_paths_are_returned_without_the_hub(hub: FakeHub, monkeypatch: 
 def test_hub_id_fetches_safetensors_and_text_only(hub: FakeHub) -> None:
     (hub.snapshot / "model.safetensors").touch()
     assert resolve("owner/name", "v1.0") == hub.snapshot
-    texts = ["*.json", "tokenizer*", "vocab.txt", "*.jinja"]
+    texts = ["*.json", "tokenizer*", "vocab.txt", "merges.txt", "*.jinja"]
     assert hub.calls == [
         {
             "repository": "owner/name",
@@ -120,7 +120,7 @@ def test_an_adapter_is_two_downloaded_files_or_a_local_folder(hub: FakeHub) -> N
 def test_a_repository_is_downloaded_with_pooling_and_chat_templates_but_no_second_copy(hub: FakeHub) -> None:
     (hub.snapshot / "model.safetensors").touch()
     resolve("owner/name")
-    files = ["config.json", "model.safetensors", "modules.json", "vocab.txt", "1_Pooling/config.json"]
+    files = ["config.json", "model.safetensors", "modules.json", "vocab.txt", "merges.txt", "1_Pooling/config.json"]
     files += ["chat_template.jinja", "additional_chat_templates/tool_use.jinja"]
     others = ["pytorch_model.bin", "onnx/config.json", "original/model.safetensors", "16bit/tokenizer.json"]
     others += ["assets/tokenizer.json", "adapter/config.json", "original/chat_template.jinja"]
@@ -227,7 +227,7 @@ FAILURES: dict[str, tuple[Callable[[], Exception], str]] = {
     ),
     "file gone": (
         lambda: http_error(hub_errors.RemoteEntryNotFoundError, 404),
-        "the repository has none of the files *.json, tokenizer*, vocab.txt, *.jinja",
+        "the repository has none of the files *.json, tokenizer*, vocab.txt, merges.txt, *.jinja",
     ),
     "disk full": (
         lambda: OSError(28, "No space left on device"),
