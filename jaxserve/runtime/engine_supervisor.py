@@ -101,7 +101,7 @@ class EngineSupervisor:
         await self._stopped.wait()
 
     async def resume(self) -> None:
-        """Start an engine after `suspend`; returns when it is ready."""
+        """Start an engine after `suspend`; returns when it is ready or given up."""
         self._stopped.clear()
         self._running.clear()
         self._suspended.clear()
@@ -124,6 +124,8 @@ class EngineSupervisor:
                     await self._on_next(self._replica, None)
                     # inside the block: after it, requests would wait for the next engine
                     self._model.client.give_up(self._replica, reason)
+                    self._stopped.set()  # nobody is to wait for an engine that never comes
+                    self._running.set()
                     return reason
                 else:
                     _log.error("%s%s; starting it again (%s)", self._name, reason, self._budget)

@@ -72,7 +72,7 @@ class ReplicaSupervisors:
         await asyncio.gather(*(supervisor.suspend() for supervisor in self._running.values()))
 
     async def resume(self) -> None:
-        """Start the engines after `suspend`; returns when they are ready."""
+        """Start the engines after `suspend`; returns when all are ready or given up."""
         await asyncio.gather(*(supervisor.resume() for supervisor in self._running.values()))
 
     async def run(self) -> str:

@@ -37,7 +37,7 @@ class ModelSupervisors:
         await asyncio.gather(*(supervisors.suspend() for _, supervisors in self._running.values()))
 
     async def resume(self) -> None:
-        """Start the engines after `suspend`, one after another; returns when they are ready."""
+        """Start the engines after `suspend`, one after another; returns when all are ready or given up."""
         for _, supervisors in list(self._running.values()):
             await supervisors.resume()
 

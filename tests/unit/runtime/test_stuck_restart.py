@@ -1,4 +1,5 @@
-"""Engines that do not start again: one that hangs is replaced after --startup-timeout, and public pages name no file."""
+"""Engines that do not start again: one that hangs is replaced after --startup-timeout, public pages name no file, and
+one that is given up holds up nobody who waits for it."""
 
 from __future__ import annotations
 
@@ -143,3 +144,31 @@ async def test_the_reason_of_a_failed_restart_is_in_the_log_and_not_at_health(
     assert followers[-1] is None, "it is given up"
     assert engines.client.ailment() == reason == "the engine has not started"
     assert caplog.text.count("the engine has not started: /srv/secret/model.safetensors: truncated") == 3
+
+
+async def test_an_engine_that_is_given_up_does_not_hold_up_the_resumption_of_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server of several engines serves again with those that are left when the one that was to replace it fails."""
+    engines = Engines()
+    spec = EngineSpec(config=Config(model=ModelConfig(model="m")), model_path="", address="ipc:///x/engine")
+    monkeypatch.setattr(engine_supervisor, "engine_process", engines.engine_process)
+
+    async def on_next(replica: int, address: str | None) -> None:
+        """Tell no other process."""
+
+    supervisor = EngineSupervisor(cast(Any, engines), spec, None, on_next)
+    running = asyncio.create_task(supervisor.run())
+    async with asyncio.timeout(60):
+        assert await engines.started.get() == 1
+        engines.scripts[0].say(Ready(MODEL_INFO))
+        await supervisor._running.wait()
+        supervisor.allow_restarts()
+        await supervisor.suspend()
+        resumed = asyncio.create_task(supervisor.resume())
+        for number in range(1, 2 + spec.config.server.engine_restarts):
+            assert await engines.started.get() == number + 1
+            engines.scripts[number].say(StartupFailed("damaged"))
+        assert await running == "the engine has not started"
+        await asyncio.wait_for(resumed, 5)
+        await supervisor.suspend()
