@@ -29,7 +29,8 @@ _NUMERIC: Final = b"0123456789+-.eE, \t\r\n[]"
 _ESCAPE_AT_END: Final = re.compile(rb"(?:\\u[dD][89abAB][0-9a-fA-F]{2})?(?:\\(?:u[0-9a-fA-F]{0,3})?)?\Z")
 """An escape that is cut off, and the first half of a pair of surrogates."""
 _PAIR: Final = rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
-_WHOLE_ESCAPES: Final = re.compile(rb"(?:[^\\]++|\\[^u]|%b|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4})*+" % _PAIR)
+_WHOLE_ESCAPES: Final = re.compile(rb"(?:[^\\]+|\\[^u]|%b|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4})*" % _PAIR)
+"""Whole escapes and what is between them. Its repeats are not possessive, which Python before 3.11.5 matches wrongly."""
 _HALF_A_PAIR: Final = re.compile(rb"(?!%b)\\u[dD][89a-fA-F][0-9a-fA-F]{2}" % _PAIR)
 _LONGEST_ESCAPE: Final = 12
 _POSITION: Final = re.compile(r"\(byte (\d+)\)$")
