@@ -78,8 +78,8 @@ class EngineSupervisor:
         self._on_next = on_next
         self._replica = replica
         self._devices = devices
-        num_replicas = spec.config.parallel.replicas
-        self._name = model.label + (f"replica {replica}: " if num_replicas > 1 else "")
+        self._has_peers = spec.config.parallel.replicas > 1
+        self._name = model.label + (f"replica {replica}: " if self._has_peers else "")
         self._budget = RestartBudget(spec.config.server.engine_restarts)
         self._may_restart = False
         self._suspended = asyncio.Event()
@@ -91,7 +91,10 @@ class EngineSupervisor:
         """Time at which the last engine died; None while the first one runs."""
 
     def allow_restarts(self) -> None:
-        """Restart engines that die from now on. Before this call the end of the engine is a failed start."""
+        """Restart engines that die from now on; a replica that has been ready is restarted before this call as well.
+
+        Before it, the end of an engine is a failed start.
+        """
         self._may_restart = True
 
     async def suspend(self) -> None:
@@ -144,6 +147,7 @@ class EngineSupervisor:
                     self._model.record_start(model_info, self._replica)
                     _log.info("%sthe engine is back after %.1f s", self._name, time.monotonic() - self._lost_s)
                 self._running.set()
+                self._may_restart |= self._has_peers  # the server answers while the other replicas still start
                 async with running(wait_dead(connection, engine)) as dead, running(self._suspended.wait()) as suspended:
                     await asyncio.wait({dead, suspended}, return_when=asyncio.FIRST_COMPLETED)
                     reason = dead.result() if dead.done() else "the engine has been stopped"

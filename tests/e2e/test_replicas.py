@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.http_server import Server, children_of, command_of, running, until
+from tests.e2e.http_server import Server, await_ready, children_of, command_of, running, started, until
 from tests.e2e.test_api_processes import open_streams
 from tests.e2e.test_http_lifecycle import LONG, SLOW, UNENDING
 from tests.e2e.test_http_raw import open_post, read_until
-from tests.processes import freeze
+from tests.processes import freeze, frozen
 
 pytestmark = pytest.mark.slow
 
@@ -118,6 +118,21 @@ def test_server_goes_on_without_a_replica_that_keeps_dying_and_ends_with_the_las
         assert read_until(stream, b"data: [DONE]\n\n").count(STOPPED) == 1
         stream.close()
         assert server.process.wait(30) == 1
+        assert "Traceback" not in server.output
+
+
+def test_replica_that_dies_while_the_others_still_start_comes_back() -> None:
+    with started(SLOW, parallel={"replicas": 2}, server={"engine_restarts": 10}) as server:
+        until(lambda: len(engines_of(server)) == 2, "the second engine was never started")
+        first, second = engines_of(server)
+        with frozen(second):
+            os.kill(first, signal.SIGKILL)
+            until(lambda: "replica 0: " in server.output, "the server did not notice")
+        await_ready(server)
+        until(lambda: "replica 0: the engine is back after" in server.output, "it never came back")
+        assert "replicas are left" not in server.output
+        assert len(engines_of(server)) == 2
+        assert server.stop() == 0
         assert "Traceback" not in server.output
 
 
