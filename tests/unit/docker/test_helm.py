@@ -166,6 +166,11 @@ def test_everything_selects_the_pods_of_the_release() -> None:
     assert relabeling == {"targetLabel": "job", "replacement": "jaxserve"}, "the job of the alerts"
 
 
+def test_pods_that_are_not_ready_do_not_block_a_drain() -> None:
+    budget = fixture("gpu")["PodDisruptionBudget", "jaxserve"]["spec"]
+    assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
+
+
 def test_the_network_policy_lets_in_who_is_named_and_prometheus() -> None:
     policy = fixture("everything")["NetworkPolicy", "jaxserve"]["spec"]
     ((rule,), egress) = policy["ingress"], policy["egress"]
