@@ -135,6 +135,8 @@ def test_workers_on_ray_get_what_pods_get() -> None:
     assert head["imagePullSecrets"] == pod["imagePullSecrets"] == [{"name": "registry"}]
     mounted = {mount["name"]: mount["mountPath"] for mount in pod["containers"][0]["volumeMounts"]}
     assert mounted["shm"] == "/dev/shm"
+    (container,) = pod["containers"]
+    assert container["readinessProbe"]["httpGet"] == {"path": "/-/healthz", "port": 8000}
     assert set(mounted) == {volume["name"] for volume in pod["volumes"]}
 
 

@@ -163,6 +163,16 @@ def test_the_ray_service_starts_the_application_on_workers_that_have_its_devices
     assert int(resources["requests"]["cpu"]) * replicas >= arguments["num_cpus"] * arguments["replicas"]
 
 
+def test_workers_on_ray_are_ready_when_their_proxy_answers() -> None:
+    """KubeRay's default probe of a RayService's workers runs wget, which the image does not have."""
+    (probe,) = (pod.container["readinessProbe"] for pod in PODS if pod.container["name"] == "ray-worker")
+    (file,) = (file for file in FILES if file.stem == "rayservice")
+    (service,) = (doc for doc in documents(file) if doc["kind"] == "RayService")
+    port = yaml.safe_load(service["spec"]["serveConfigV2"])["http_options"]["port"]
+    assert probe["httpGet"] == {"path": "/-/healthz", "port": port}
+    assert probe["failureThreshold"] == 1, "no requests to a worker without a replica"
+
+
 def test_a_rolling_update_keeps_the_old_replica_until_the_new_one_is_ready() -> None:
     updates = [
         json.dumps(doc["spec"].get("strategy") or doc["spec"].get("rolloutStrategy"))
