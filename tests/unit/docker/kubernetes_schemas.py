@@ -141,7 +141,7 @@ _SERVICE_MONITOR: Final = _object(
             authorization=_object(
                 (),
                 type={"type": "string"},
-                credentials=_object(("key",), name=_NAME, key=_NAME, optional={"type": "boolean"}),
+                credentials=_object(("name", "key"), name=_NAME, key=_NAME),
             ),
             relabelings=_list(_object((), targetLabel=_NAME, replacement={"type": "string"})),
         ),

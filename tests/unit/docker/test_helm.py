@@ -166,6 +166,22 @@ def test_everything_selects_the_pods_of_the_release() -> None:
     assert relabeling == {"targetLabel": "job", "replacement": "jaxserve"}, "the job of the alerts"
 
 
+@pytest.mark.parametrize("case", ["everything", "multi-host-gateway"])
+def test_prometheus_sends_no_key_that_the_secret_may_not_have(case: str) -> None:
+    """The Prometheus operator ignores `optional`, and rejects a monitor whose key is not in the secret."""
+    (endpoint,) = fixture(case)["ServiceMonitor", "jaxserve"]["spec"]["endpoints"]
+    assert "authorization" not in endpoint
+
+
+@pytest.mark.skipif(not can_render(), reason="no helm, and no package helm-python-sdk")
+def test_prometheus_sends_the_key_of_the_secret_if_asked_to() -> None:
+    rendered = render("gpu", {"secretName": "keys", "monitoring": {"enabled": True, "sendKey": True}})
+    (monitor,) = (document for document in rendered if document["kind"] == "ServiceMonitor")
+    (endpoint,) = monitor["spec"]["endpoints"]
+    assert endpoint["authorization"] == {"credentials": {"name": "keys", "key": "api-key"}}
+    validate(monitor)
+
+
 def test_pods_that_are_not_ready_do_not_block_a_drain() -> None:
     budget = fixture("gpu")["PodDisruptionBudget", "jaxserve"]["spec"]
     assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
