@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -162,6 +163,14 @@ def test_compiled_programs_go_to_a_folder_that_the_server_makes_for_itself() -> 
     """The volume is group-writable, and the program cache refuses such a folder."""
     assert "JAXSERVE_COMPILE_CACHE=/cache/programs/private" in stages()["runtime"]
     assert "/cache/programs/private" not in stages()["runtime"].split("ENV ")[0]
+
+
+def test_flight_records_go_to_a_volume() -> None:
+    """Pods have a root file system that they cannot write, and with it a home that they cannot write."""
+    folder = re.findall(r"JAXSERVE_FLIGHT_RECORDER_DIR=(\S+)", stages()["runtime"])
+    volumes = json.loads(stages()["runtime"].split("VOLUME ")[1].splitlines()[0])
+    assert len(folder) == 1
+    assert any(folder[0].startswith(f"{volume}/") for volume in volumes)
 
 
 def test_the_build_context_holds_what_the_dockerfile_copies() -> None:
