@@ -12,6 +12,7 @@ Kernels for another machine than this one take a cross compiler (aarch64-linux-g
 from __future__ import annotations
 
 import ast
+import importlib.metadata
 import os
 import platform
 import re
@@ -27,6 +28,7 @@ ROOT: Final = Path(__file__).parents[1]
 DIST: Final = ROOT / "dist"
 CROSS_COMPILERS: Final = {machine: f"{machine}-linux-gnu-g++" for machine in ("x86_64", "aarch64")}
 GLIBC: Final = re.compile(rb"GLIBC_2\.(\d+)")
+OLDEST_JAX: Final = re.compile(r'^ *"jax>=([0-9.]+)"', re.M)
 HEADING: Final = re.compile(r"^## (\S+)", re.M)
 QUESTION: Final = """
 from jaxserve import LLM, SamplingParams
@@ -39,6 +41,7 @@ with LLM(max_model_len=512, max_num_seqs=1) as llm:
 def main() -> None:
     """Build, describe and check. Raises SystemExit with a reason if anything does not hold."""
     version = the_one_version()
+    check_jax()
     shutil.rmtree(DIST, ignore_errors=True)
     with tempfile.TemporaryDirectory() as folder:
         source = committed_files(Path(folder))
@@ -83,6 +86,17 @@ def the_one_version() -> str:
             f"release: CHANGELOG.md begins with {entry and entry[1]}, but jaxserve/__init__.py has {version}"
         )
     return version
+
+
+def check_jax() -> None:
+    """Raise SystemExit unless the installed jax is the oldest supported one: newer versions accept handlers compiled against it."""
+    found = importlib.metadata.version("jax")
+    oldest = OLDEST_JAX.search((ROOT / "pyproject.toml").read_text("utf-8"))
+    if oldest is None or oldest[1] != found:
+        raise SystemExit(
+            f"release: native kernels are compiled against jax {oldest and oldest[1]}, the oldest supported one, and this is "
+            f"{found}: rm -r .venv-release; make PYTHON=python3.11 VENV=.venv-oldest release"
+        )
 
 
 def committed_files(folder: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -36,6 +37,28 @@ def test_a_version_without_an_entry_in_the_changelog_is_refused(
     monkeypatch.setattr(release, "ROOT", tmp_path)
     with pytest.raises(SystemExit, match=r"begins with 0\.2\.0, but .* has 0\.3\.0"):
         release.the_one_version()
+
+
+def test_kernels_are_compiled_against_the_oldest_supported_jax_only(
+    release: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (oldest,) = release.OLDEST_JAX.findall((release.ROOT / "pyproject.toml").read_text("utf-8"))
+    monkeypatch.setattr(release.importlib.metadata, "version", {"jax": oldest}.get)
+    release.check_jax()
+    monkeypatch.setattr(release.importlib.metadata, "version", {"jax": "0.99.0"}.get)
+    with pytest.raises(SystemExit, match=rf"jax {re.escape(oldest)}, .* this is 0\.99\.0: .*PYTHON=python3\.11"):
+        release.check_jax()
+
+
+def test_a_release_with_another_jax_is_refused_before_anything_is_removed(
+    release: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(release, "DIST", tmp_path)
+    monkeypatch.setattr(release, "committed_files", lambda folder: pytest.fail("the build begins"))
+    monkeypatch.setattr(release.importlib.metadata, "version", {"jax": "0.99.0"}.get)
+    with pytest.raises(SystemExit, match="native kernels"):
+        release.main()
+    assert tmp_path.exists()
 
 
 def test_the_wheel_names_the_newest_c_library_that_a_kernel_asks_for(release: ModuleType) -> None:
