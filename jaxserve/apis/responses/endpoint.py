@@ -25,7 +25,7 @@ from jaxserve.frontend.encode import encode_conversation
 from jaxserve.frontend.errors import hide_internal_error
 from jaxserve.frontend.handle import RequestHandle
 from jaxserve.frontend.prepare import prepare
-from jaxserve.frontend.request import Conversation
+from jaxserve.frontend.request import Conversation, GenerationRequest
 from jaxserve.ipc.messages import RequestOutput
 
 _ONE = "/v1/responses/{response_id}"
@@ -41,8 +41,7 @@ async def create_response(call: Call, body: ResponsesRequest) -> Generated | Res
     frontend = call.frontend
     given = await call.off_loop(_read, call, body)
     frontend.require_generation(body.model)
-    before = await items_before(call.responses, body.previous_response_id)
-    request = await call.off_loop(to_request, body, [*before, *given], frontend.limits, len(before))
+    request = await _translated(call, body, given)
     call.cleanup.enter_context(frontend.admitted(request))
     handle = await prepare(frontend, request)
     formatter = _formatter(call, body, handle, given)
@@ -64,8 +63,7 @@ async def count_input_tokens(call: Call, body: ResponsesRequest) -> InputTokens:
     frontend = call.frontend
     given = await call.off_loop(_read, call, body)
     frontend.require_generation(body.model)
-    before = await items_before(call.responses, body.previous_response_id)
-    request = await call.off_loop(to_request, body, [*before, *given], frontend.limits, len(before))
+    request = await _translated(call, body, given)
     assert isinstance(request.prompt, Conversation)
     model_info = frontend.client.require_ready()
     images = await frontend.images.load(request.prompt.images, model_info.images)
@@ -108,6 +106,13 @@ def _read(call: Call, body: ResponsesRequest) -> list[Item]:
     check_moved(call.ignored_fields)
     check_responses(body)
     return read_input(body.input)
+
+
+async def _translated(call: Call, body: ResponsesRequest, given: list[Item]) -> GenerationRequest:
+    """Return the request with the conversation that it continues, which may be long where its body is short."""
+    before = await items_before(call.responses, body.previous_response_id)
+    translate = partial(to_request, body, [*before, *given], call.frontend.limits, len(before))
+    return await (call.frontend.tokenization.call(translate) if before else call.off_loop(translate))
 
 
 def _start(call: Call, handle: RequestHandle, formatter: ResponseFormatter) -> ResponseObject:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -78,8 +79,8 @@ def to_request(
 
 def chat_messages(items: Sequence[Item]) -> list[ChatMessage]:
     """Return the conversation as chat messages: all that a model wrote in one turn is one message."""
-    messages: list[ChatMessage] = []
-    turn: ChatMessage | None = None
+    messages: list[ChatMessage | _Turn] = []
+    turn: _Turn | None = None
     for item in items:
         if isinstance(item, FunctionCallOutputItem):
             messages.append(ChatMessage(role="tool", tool_call_id=item.call_id, content=_content(item.output)))
@@ -89,21 +90,40 @@ def chat_messages(items: Sequence[Item]) -> list[ChatMessage]:
             turn = None
         else:
             if turn is None or (turn.content is not None and not isinstance(item, FunctionCallItem)):
-                turn = ChatMessage(role="assistant")
+                turn = _Turn()
                 messages.append(turn)
-            _add(turn, item)
-    return messages
+            turn.add(item)
+    return [one.message() if isinstance(one, _Turn) else one for one in messages]
 
 
-def _add(turn: ChatMessage, item: MessageItem | ReasoningItem | FunctionCallItem) -> None:
-    if isinstance(item, MessageItem):
-        turn.content = "".join(part.text for part in item.content if not isinstance(part, InputImage))
-    elif isinstance(item, ReasoningItem):
-        text = "\n".join(part.text for part in item.content or item.summary)
-        turn.reasoning = turn.reasoning_content = "\n".join(filter(None, (turn.reasoning, text))) or None
-    else:
-        call = MessageToolCall(id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments))
-        turn.tool_calls = [*(turn.tool_calls or ()), call]
+@dataclass(slots=True)
+class _Turn:
+    """The items that a model wrote in one turn. Their parts are joined once: there may be tens of thousands."""
+
+    content: str | None = None
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[MessageToolCall] = field(default_factory=list)
+
+    def add(self, item: MessageItem | ReasoningItem | FunctionCallItem) -> None:
+        """Add an item."""
+        if isinstance(item, MessageItem):
+            self.content = "".join(part.text for part in item.content if not isinstance(part, InputImage))
+        elif isinstance(item, ReasoningItem):
+            self.reasoning.append("\n".join(part.text for part in item.content or item.summary))
+        else:
+            function = CalledFunction(name=item.name, arguments=item.arguments)
+            self.calls.append(MessageToolCall(id=item.call_id, function=function))
+
+    def message(self) -> ChatMessage:
+        """Return the turn as one message."""
+        reasoning = "\n".join(filter(None, self.reasoning)) or None
+        return ChatMessage(
+            role="assistant",
+            content=self.content,
+            reasoning=reasoning,
+            reasoning_content=reasoning,
+            tool_calls=self.calls or None,
+        )
 
 
 def image_sources(items: Sequence[Item], num_earlier: int) -> list[ImageSource]:

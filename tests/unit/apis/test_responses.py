@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from typing import Any
 
 import msgspec
 import pytest
 
+from jaxserve.apis.responses import endpoint
 from jaxserve.apis.responses.input import InputItem, read_input
-from jaxserve.apis.responses.to_request import chat_messages
+from jaxserve.apis.responses.items import ReasoningItem, ReasoningText
+from jaxserve.apis.responses.to_request import chat_messages, to_request
 from jaxserve.frontend.encode import template_messages
+from jaxserve.frontend.request import GenerationRequest
 from tests.unit.apis.test_replies import EOS, ids, play
 from tests.unit.running_api import Api
 
@@ -59,6 +64,23 @@ def test_what_a_model_wrote_in_one_turn_is_one_message() -> None:
         {"role": "assistant", "content": "It is noon.", "reasoning": "Hm.", "reasoning_content": "Hm."},
         {"role": "assistant", "content": "It is noon."},
     ]
+
+
+def test_a_turn_of_many_items_is_joined_once() -> None:
+    """Joined one by one, they would take a time that grows with the square of their number."""
+
+    def seconds(num_items: int) -> float:
+        reasoning = [ReasoningItem(id="r", content=[ReasoningText(text)]) for _ in range(num_items)]
+        times = []
+        for _ in range(3):
+            start_s = time.thread_time()
+            (message,) = chat_messages(reasoning)
+            times.append(time.thread_time() - start_s)
+            assert message.reasoning is not None and len(message.reasoning) == num_items * (len(text) + 1) - 1
+        return min(times)
+
+    text = "x" * 400
+    assert seconds(4000) < 20 * seconds(500), "8 times as many items"
 
 
 def image(kind: str) -> dict[str, Any]:
@@ -234,6 +256,24 @@ async def test_the_tokens_of_an_input_are_those_of_the_response_to_it(api: Api) 
     )
     _, longer = await api.post(f"{PATH}/input_tokens", body | {"previous_response_id": first["id"]})
     assert longer["input_tokens"] > counted["input_tokens"]
+
+
+async def test_a_stored_conversation_is_translated_off_the_event_loop(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be long where the request that continues it is short."""
+    threads = []
+
+    def noting(*arguments: Any) -> GenerationRequest:
+        threads.append(threading.current_thread())
+        return to_request(*arguments)
+
+    monkeypatch.setattr(endpoint, "to_request", noting)
+    (_, first), _ = await asyncio.gather(api.post(PATH, {"input": "Hi"}), play(api, [[EOS]], finish_reason="stop"))
+    more = {"input": "More", "previous_response_id": first["id"]}
+    await asyncio.gather(api.post(PATH, more), play(api, [[EOS]], finish_reason="stop"))
+    assert (await api.post(f"{PATH}/input_tokens", more))[0] == 200
+    assert [thread is threading.current_thread() for thread in threads] == [True, False, False]
 
 
 @pytest.mark.parametrize(("change", "param"), [({"max_tokens": 3}, "max_tokens"), ({"model": "other"}, "model")])
