@@ -89,7 +89,7 @@ def section_class(section: str) -> Any:
 
 
 def parse_value(setting: Setting, raw: object, source: str) -> Value:
-    """Return the value of `raw`: text, or a value that YAML parsed.
+    """Return the value of `raw`: text, or a value of Python.
 
     Raises ConfigError with `source` (the flag, variable or file key), the value and the allowed values.
     """
@@ -154,7 +154,7 @@ def _text(raw: object) -> str:
     if isinstance(raw, str) and raw:
         return raw
     if isinstance(raw, int | float) and not isinstance(raw, bool):
-        return str(raw)  # YAML reads `api_key: 12345` as a number
+        return str(raw)
     raise ValueError
 
 

@@ -11,7 +11,7 @@ import yaml
 
 from jaxserve.errors import ConfigError
 from jaxserve.runtime.environment import config_from, load_settings
-from jaxserve.runtime.models.config_file import BESIDE_MODELS, MODELS_FORM, MODELS_KEY, name_mistake
+from jaxserve.runtime.models.config_file import BESIDE_MODELS, MODELS_FORM, MODELS_KEY, name_mistake, yaml_loader
 from jaxserve.runtime.models.model_configs import common_setting_mistake, configs_of_models, own_setting_mistake
 from jaxserve.runtime.settings import BY_NAME, SECTIONS, SETTINGS, Value, closest, parse_value
 
@@ -46,7 +46,7 @@ class NotYamlError(ConfigError):
 def _compose(file: Path) -> yaml.Node | None:
     """Return the nodes of a file; None if it has none. Raises ConfigError for a file that cannot be read or is not YAML."""
     try:
-        root: yaml.Node | None = yaml.compose(file.read_text(encoding="utf-8"), yaml.SafeLoader)
+        root: yaml.Node | None = yaml.compose(file.read_text(encoding="utf-8"), yaml_loader())
     except OSError as error:
         raise ConfigError(f"{file}: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from jaxserve.errors import ConfigError
 from jaxserve.runtime.settings import BY_NAME, SECTIONS, SETTINGS, Value, closest, parse_value
+
+if TYPE_CHECKING:
+    import yaml
 
 MODELS_KEY: Final = "models"
 """The key below which several models stand, by name."""
@@ -69,6 +72,21 @@ def values_of_file(file: Path) -> dict[str, Value]:
     return _settings_of(content, str(file), "")
 
 
+def yaml_loader() -> type[yaml.SafeLoader]:
+    """Return a loader that keeps every plain value but null as the text that the file has."""
+    import yaml  # 30 ms that `--help` and a start without a file do not pay
+
+    class Loader(yaml.SafeLoader):
+        pass
+
+    # YAML 1.1 reads `off` as false, `010` as 8, `1.10` as 1.1 and `12:30` as 750; a setting knows its own kind.
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] in ("null", "merge")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    return Loader
+
+
 def name_mistake(name: str) -> str | None:
     """Return what is wrong with the name of a model; None if it can be one."""
     if name.strip() != name or not name or "," in name or "=" in name:
@@ -120,14 +138,15 @@ def _settings_of(content: Mapping[Any, Any], file: str, prefix: str) -> dict[str
 
 
 def _read_yaml(file: Path) -> Mapping[Any, Any]:
-    import yaml  # 30 ms that `--help` and a start without a file do not pay
+    import yaml
 
-    class Loader(yaml.SafeLoader):
+    class Loader(yaml_loader()):  # type: ignore[misc]
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
             keys = Counter(str(key.value) for key, _ in node.value)
             if twice := [key for key, count in keys.items() if count > 1]:
                 raise ConfigError(f"{file}: `{twice[0]}` is given twice")
-            return super().construct_mapping(node, deep)
+            mapping: dict[Any, Any] = super().construct_mapping(node, deep)
+            return mapping
 
     try:
         content = yaml.load(file.read_text(encoding="utf-8"), Loader)

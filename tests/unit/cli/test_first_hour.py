@@ -56,10 +56,10 @@ def test_the_line_of_a_start_has_only_what_was_changed() -> None:
         ("a: [\n", ["2: not YAML"]),
         ("models:\n  chat: org/model\n  vectors:\n    model: {model: m, task: embed}\n    max_num_seqs: 3\n", []),
         (
-            "model: m\nmodels:\n  chat: 3\n  vectors:\n    task: embd\n    port: 1\napi_processes: 2\n",
+            "model: m\nmodels:\n  chat: [3]\n  vectors:\n    task: embd\n    port: 1\napi_processes: 2\n",
             [
                 "1: model: not beside `models`, which names every model",
-                "3: models.chat 3: expected `NAME: MODEL`, `NAME: FILE.yaml`, or `NAME:` with",
+                "3: models.chat ['3']: expected `NAME: MODEL`, `NAME: FILE.yaml`, or `NAME:` with",
                 "4: models.vectors.model: missing: GGUF file",
                 "5: models.vectors.task 'embd': expected one of auto, generate, embed",
                 "6: models.vectors.port: a setting of the server, not of one of its models",

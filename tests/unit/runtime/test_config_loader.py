@@ -16,7 +16,8 @@ from jaxserve.errors import ConfigError
 from jaxserve.llm.llm import llm_config
 from jaxserve.runtime import environment
 from jaxserve.runtime.environment import base_url, load_config, server_url
-from jaxserve.runtime.settings import SETTINGS, declared_setting, describe, parse_value
+from jaxserve.runtime.settings import SETTINGS, declared_setting, describe, parse_value, value_of
+from jaxserve.tools.config_check import file_mistakes
 
 
 def registered_names() -> list[str]:
@@ -198,6 +199,27 @@ def test_unknown_file_key_is_refused_with_the_nearest_known_one(tmp_path: Path) 
 def test_a_setting_given_twice_in_a_file_is_refused(tmp_path: Path) -> None:
     for text in ("port: 1\nserver: {port: 2}\n", "port: 1\nport: 2\n", "server:\n  port: 1\n  port: 1\n"):
         assert "`port` is given twice" in refusal(file=write(tmp_path / "c.yaml", text))
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "expected"),
+    [
+        ("compile_cache: off", "compile_cache", "off"),
+        ("api_key: 0123456", "api_key", "0123456"),
+        ("revision: 1.10", "revision", "1.10"),
+        ("revision: 2024-01-01", "revision", "2024-01-01"),
+        ("revision: 12:30", "revision", "12:30"),
+        ("revision: ~", "revision", None),
+        ("max_num_seqs: 010", "max_num_seqs", 10),
+        ("enable_prefix_caching: off", "enable_prefix_caching", False),
+        ("enable_prefix_caching: True", "enable_prefix_caching", True),
+        ("memory_fraction: 0.5", "memory_fraction", 0.5),
+    ],
+)
+def test_a_file_gives_the_value_that_is_written(tmp_path: Path, line: str, name: str, expected: object) -> None:
+    file = write(tmp_path / "c.yaml", f"model: m\n{line}\n")
+    assert value_of(load_config(file=file), SETTING[name]) == expected
+    assert file_mistakes(file) == []
 
 
 @pytest.mark.parametrize("text", ["", "# all defaults\n", "server:\n  # port: 1\n", "model:\n"])

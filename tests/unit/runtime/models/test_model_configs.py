@@ -181,7 +181,7 @@ def test_a_command_for_one_model_refuses_a_file_with_several(tmp_path: Path) -> 
     [
         ("models: [a]\n", "`models`: expected lines of `NAME: MODEL`"),
         ("models:\n", "`models`: expected lines of `NAME: MODEL`"),
-        ("models: {a: 3}\n", "`models.a` 3: expected `NAME: MODEL`"),
+        ("models: {a: [3]}\n", r"`models.a` \['3'\]: expected `NAME: MODEL`"),
         ("models: {'a,b': x}\n", "expected instead of 'a,b'"),
         ("models: {a: x, a: y}\n", "`a` is given twice"),
         ("model: z\nmodels: {a: x}\n", "`model`: not beside `models`"),
