@@ -41,16 +41,16 @@ RATES = (
     ("output tokens/s", "output_throughput", ".1f"),
     ("all tokens/s", "total_token_throughput", ".1f"),
 )
+PROMPT_TOKENS = (("prompt tokens", "total_input_tokens", "d"), ("  of them cached", "total_cached_tokens", "d"))
 TOTALS = (
     ("completed", "completed", "d"),
     FAILED,
     ("duration (s)", "duration", ".2f"),
-    ("prompt tokens", "total_input_tokens", "d"),
-    ("  of them cached", "total_cached_tokens", "d"),
+    *PROMPT_TOKENS,
     ("output tokens", "total_output_tokens", "d"),
     *RATES,
 )
-SWEEP = (FAILED, *RATES)
+SWEEP = (FAILED, *PROMPT_TOKENS, *RATES)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -201,7 +201,10 @@ def _levels(concurrencies: Sequence[int] | None, counts: Sequence[int]) -> list[
             f"--num-prompts has {len(counts)} numbers and --max-concurrency {len(at_a_time)}: give one, or as many"
         )
     counts = counts if len(counts) == len(at_a_time) else [*counts] * len(at_a_time)
-    return [Level(num_prompts=n, max_concurrency=most) for n, most in zip(counts, at_a_time, strict=True)]
+    return [
+        Level(num_prompts=n, max_concurrency=most, repeat=at_a_time[:i].count(most))
+        for i, (n, most) in enumerate(zip(counts, at_a_time, strict=True))
+    ]
 
 
 def print_run(figures: Figures, percentiles: Sequence[float]) -> None:

@@ -32,10 +32,13 @@ class Level:
 
     num_prompts: int
     max_concurrency: int | None
+    repeat: int = 0
+    """Number of earlier runs of the sweep with the same concurrency; each run has prompts of its own."""
 
     @property
     def name(self) -> str:
-        return "all" if self.max_concurrency is None else str(self.max_concurrency)
+        name = "all" if self.max_concurrency is None else str(self.max_concurrency)
+        return f"{name}#{self.repeat}" if self.repeat else name
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

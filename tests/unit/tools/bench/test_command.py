@@ -59,6 +59,12 @@ def test_a_list_of_concurrencies_is_a_sweep(
     assert "at a time" in capsys.readouterr().out
 
 
+def test_runs_of_the_same_concurrency_share_no_prompt(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench(server, "--num-prompts 2 --max-concurrency 2,2") == 0
+    assert len({json.dumps(body["messages"]) for body in server.bodies}) == len(server.bodies) == 4
+    assert "of them cached" in capsys.readouterr().out
+
+
 def test_command_fails_when_a_request_failed(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     server.fail_every = 2
     assert bench(server, "--num-prompts 2") == 1
