@@ -155,7 +155,13 @@ def _run_offline(arguments: argparse.Namespace) -> list[Figures]:
 def _run_startup(arguments: argparse.Namespace) -> list[Figures]:
     command = [sys.executable, "-m", "jaxserve.cli.internal.child", "serve", *arguments.serve_words]
     changed = shlex.split(arguments.changed_flags or "")
-    figures = measure_startup(command, num_warm=arguments.num_warm, timeout_s=arguments.timeout, changed=changed)
+    figures = measure_startup(
+        command,
+        num_warm=arguments.num_warm,
+        timeout_s=arguments.timeout,
+        changed=changed,
+        environment=child_environment(("ssl_certfile", "ssl_keyfile", "ssl_ca_certs")),
+    )
     print_startup(figures)
     return [figures]
 

@@ -134,7 +134,10 @@ def _delta_of(arrived_s: float, choice: dict[str, Any]) -> OutputDelta:
     )
 
 
-def _no_server(url: str, error: Exception) -> NoServerError:
+def _no_server(url: str, error: Exception) -> RemoteError:
+    if isinstance(error, aiohttp.ClientSSLError):
+        is_unknown = isinstance(error, aiohttp.ClientConnectorCertificateError)
+        return RemoteError(f"{url}: {error}" + ("; SSL_CERT_FILE names further authorities" if is_unknown else ""))
     number = error.errno if isinstance(error, OSError) else None
     return NoServerError(f"no server at {url}: {os.strerror(number) if number and number > 0 else error}")
 

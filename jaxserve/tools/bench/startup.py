@@ -34,16 +34,21 @@ class StartTimes:
 
 
 def measure_startup(
-    command: Sequence[str], *, num_warm: int, timeout_s: float, changed: Sequence[str] = ()
+    command: Sequence[str],
+    *,
+    num_warm: int,
+    timeout_s: float,
+    changed: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Start `command` once with an empty compile cache and `num_warm` times with the filled one.
 
     A start between them, which is not measured, fills the cache: the first server ends when it is ready, maybe without some of its
     programs. command: `jaxserve serve ...` without `--port` and `--compile-cache`. changed: flags of as many further starts, to see
-    whether they find their programs in that cache. Raises StartFailedError.
+    whether they find their programs in that cache. environment: None: this process's. Raises StartFailedError.
     """
     with tempfile.TemporaryDirectory(prefix="jaxserve-bench-") as folder:
-        start = partial(_start_once, command, Path(folder), timeout_s)
+        start = partial(_start_once, command, Path(folder), timeout_s, environment)
         cold = start()
         if num_warm:
             start("--warmup", "all")
@@ -63,11 +68,13 @@ def measure_startup(
     return figures
 
 
-def _start_once(command: Sequence[str], folder: Path, timeout_s: float, *flags: str) -> StartTimes:
+def _start_once(
+    command: Sequence[str], folder: Path, timeout_s: float, environment: Mapping[str, str] | None, *flags: str
+) -> StartTimes:
     """Start a server, and end it when it is ready. folder: has its log and the compile cache."""
     port = free_port()
     place = ("--host", HOST, "--port", str(port), "--compile-cache", str(folder / "programs"))
-    with started([*command, *flags, *place], port, folder / "server.log", timeout_s) as times:
+    with started([*command, *flags, *place], port, folder / "server.log", timeout_s, environment=environment) as times:
         return times
 
 

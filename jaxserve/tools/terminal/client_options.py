@@ -18,6 +18,8 @@ from jaxserve.tools.client import NoServerError, Remote, RemoteError
 from jaxserve.tools.terminal.local_server import LocalServer, ServerEndedError, local_server
 from jaxserve.tools.terminal.reply import Reply, Screen
 
+NOT_OF_OWN_SERVER = ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs", "api_key_file", "admin_socket")
+"""Settings of the environment for a public server, which the own one must not get: it has one user and one key."""
 SAMPLING = ("temperature", "top_p", "max_tokens", "seed", "stop")
 
 
@@ -116,5 +118,5 @@ def _server(arguments: argparse.Namespace, serve_words: Sequence[str]) -> Iterat
     if arguments.path is None:
         yield None
         return
-    with local_server([arguments.path, *serve_words], child_environment()) as own:
+    with local_server([arguments.path, *serve_words], child_environment(NOT_OF_OWN_SERVER)) as own:
         yield own

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ssl
 from typing import Any
 
 import pytest
+import trustme
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
@@ -83,6 +85,23 @@ async def test_no_server_there() -> None:
         await remote.first_model()
     with pytest.raises(NoServerError, match="Connection refused"):
         _ = [delta async for delta in remote.stream("/v1/completions", {})]
+
+
+async def test_a_certificate_of_an_unknown_authority_is_no_missing_server() -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
+    server = TestServer(web.Application())
+    await server.start_server(ssl=context)
+    try:
+        remote = Remote(url=str(server.make_url("")).rstrip("/"), options={})
+        for ask in (remote.first_model(), anext(remote.stream("/v1/completions", {}))):
+            with pytest.raises(
+                RemoteError, match=r"^https://127\.0\.0\.1:.*certificate verify.*SSL_CERT_FILE"
+            ) as failure:
+                await ask
+            assert not isinstance(failure.value, NoServerError)
+    finally:
+        await server.close()
 
 
 async def test_a_server_that_is_killed_within_a_reply_is_one_plain_line() -> None:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from jaxserve.cli import bench
 from jaxserve.cli.bench import print_startup
+from jaxserve.cli.main import main
 from jaxserve.tools.bench.startup import StartFailedError, measure_startup
 
 SERVER = """
@@ -51,6 +55,21 @@ def test_first_start_is_cold_and_the_others_find_the_cache(tmp_path: Path) -> No
     assert len(figures["warm_ready_s"]) == 2
     assert 0 < figures["cold_listening_s"] < figures["cold_ready_s"]
     assert "changed_ready_s" not in figures
+
+
+def test_bench_startup_measures_a_server_without_tls(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    def measure(command: Sequence[str], **options: Any) -> dict[str, Any]:
+        given.append(options["environment"])
+        raise StartFailedError("no start")
+
+    monkeypatch.setattr(bench, "measure_startup", measure)
+    monkeypatch.setenv("JAXSERVE_SSL_CERTFILE", "chain.pem")
+    monkeypatch.setenv("JAXSERVE_MAX_NUM_SEQS", "7")
+    assert main(["bench", "startup"]) == 1
+    assert "JAXSERVE_SSL_CERTFILE" not in given[0]
+    assert given[0]["JAXSERVE_MAX_NUM_SEQS"] == "7"
 
 
 def test_further_starts_have_the_changed_flags_and_the_same_cache(
