@@ -178,11 +178,14 @@ class Chat:
         question = self.conversation.take_back()
         if question is None:
             return "there is nothing to regenerate"
+        images, self.conversation.images = self.conversation.images, []
+        has_answer = False
         try:
-            self.ask(question)
-        except RemoteError:
-            self.conversation.turns = before
-            raise
+            has_answer = bool(self.ask(question).text)
+        finally:
+            self.conversation.images = images
+            if not has_answer:
+                self.conversation.turns = before
         return None
 
     def help(self, words: str) -> str:

@@ -29,10 +29,14 @@ class ScriptedRemote:
     def __init__(self) -> None:
         self.sent: list[list[dict[str, str]]] = []
         self.failures: dict[int, BaseException] = {}
+        self.stopped: set[int] = set()
+        """Requests that Ctrl-C stops before their first token."""
 
     async def stream(self, endpoint: str, fields: Any) -> AsyncIterator[OutputDelta]:
         assert endpoint == "/v1/chat/completions"
         self.sent.append(list(fields["messages"]))
+        if len(self.sent) in self.stopped:
+            raise KeyboardInterrupt
         yield OutputDelta(1.0, text="reply ")
         if failure := self.failures.get(len(self.sent)):
             raise failure
@@ -154,6 +158,17 @@ def test_an_image_goes_with_the_next_message_and_stays_after_a_failure(scene: Sc
     )
     assert "dog.png: No such file" in shown and "notes.txt: its name does not end as that of an image" in shown
     assert scene.remote.sent[-1] == [user("text only")]
+
+
+def test_a_stopped_regenerate_keeps_the_answer_and_the_next_image(scene: Scene, tmp_path: Path) -> None:
+    (tmp_path / "cat.png").write_bytes(b"cat")
+    scene.remote.stopped.add(2)
+    scene.play("one", f"/image {tmp_path}/cat.png", "/regenerate")
+    assert scene.chat.conversation.turns == [user("one"), assistant("reply 1")]
+    scene.play("/regenerate", "two")
+    assert scene.remote.sent[1:3] == [[user("one")]] * 2
+    parts: Any = scene.remote.sent[3][-1]["content"]
+    assert [part["type"] for part in parts] == ["image_url", "text"]
 
 
 def test_commands_are_listed_and_typos_are_not_sent(scene: Scene) -> None:
