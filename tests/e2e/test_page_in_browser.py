@@ -98,6 +98,20 @@ _DROP = """(() => { const data = new DataTransfer();
 })()"""
 
 
+async def test_two_tabs_keep_each_others_conversations() -> None:
+    with running({}) as server:
+        async with tab() as page:
+            await page.open(server.url)
+            await page.until("document.getElementById('status').textContent === 'ready'")
+            await page.run("""localStorage.setItem('jaxserve-chats',
+                JSON.stringify([{ id: 'other', messages: [{ role: 'user', content: 'of the other tab' }] }]))""")
+            await page.run("dispatchEvent(new StorageEvent('storage', { key: 'jaxserve-chats' }))")
+            await page.run("document.getElementById('prompt').value = 'of this tab'")
+            await page.run("document.getElementById('send').click()")
+            stored = "JSON.parse(localStorage.getItem('jaxserve-chats')).map(one => one.messages[0].content)"
+            assert await page.run(stored) == ["of this tab", "of the other tab"]
+
+
 async def test_a_dropped_picture_is_shown_and_sent_and_not_kept() -> None:
     with running() as server:
         async with tab() as page:

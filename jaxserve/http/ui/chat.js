@@ -33,7 +33,7 @@ const EXAMPLE_TOOLS = JSON.stringify([{
   },
 }], null, 2);
 
-let chats = read(STORE, []);
+let chats = read(STORE, []).map((chat) => ({ ...newChat(), ...chat }));
 let pictures = [];  // of the next message, as data: URLs
 let current = null;
 let running = null;
@@ -55,6 +55,17 @@ function write(name, value) {
   }
 }
 
+function newChat() {
+  return { id: `${Date.now()}-${Math.random()}`, messages: [] };
+}
+
+// Other tabs write the whole list too: take theirs, and keep the conversation that is shown here.
+function takeChats(event) {
+  if (event.key !== STORE) return;
+  chats = read(STORE, []).map((chat) => (chat.id === current.id ? current : chat));
+  showChats();
+}
+
 function notify(text) {
   $("notice").textContent = text;
   $("notice").hidden = !text;
@@ -66,7 +77,7 @@ function titleOf(chat) {
 }
 
 function save() {
-  if (current.messages.length && !chats.includes(current)) chats.unshift(current);
+  if (current.messages.length && !chats.some((chat) => chat.id === current.id)) chats.unshift(current);
   chats = chats.slice(0, MAX_CHATS);
   write(STORE, chats);
   showChats();
@@ -81,7 +92,7 @@ function showChats() {
 function remove(chat) {
   chats = chats.filter((one) => one !== chat);
   write(STORE, chats);
-  if (chat === current) open({ messages: [] });
+  if (chat === current) open(newChat());
   else showChats();
 }
 
@@ -396,6 +407,8 @@ export function startChat(keyNeeded) {
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") stop(); });
   $("stop").addEventListener("click", stop);
   $("again").addEventListener("click", again);
-  $("new-chat").addEventListener("click", () => open({ messages: [] }));
-  open(chats[0] ?? { messages: [] });
+  $("new-chat").addEventListener("click", () => open(newChat()));
+  if (chats.length) write(STORE, chats);  // the ids, for other tabs
+  addEventListener("storage", takeChats);
+  open(chats[0] ?? newChat());
 }
