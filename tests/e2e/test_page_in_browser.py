@@ -99,9 +99,9 @@ _DROP = """(() => { const data = new DataTransfer();
 
 
 async def test_two_tabs_keep_each_others_conversations() -> None:
-    with running({}) as server:
+    with running() as server:
         async with tab() as page:
-            await page.open(server.url)
+            await page.open(f"{server.url}/")
             await page.until("document.getElementById('status').textContent === 'ready'")
             await page.run("""localStorage.setItem('jaxserve-chats',
                 JSON.stringify([{ id: 'other', messages: [{ role: 'user', content: 'of the other tab' }] }]))""")
@@ -110,6 +110,20 @@ async def test_two_tabs_keep_each_others_conversations() -> None:
             await page.run("document.getElementById('send').click()")
             stored = "JSON.parse(localStorage.getItem('jaxserve-chats')).map(one => one.messages[0].content)"
             assert await page.run(stored) == ["of this tab", "of the other tab"]
+
+
+async def test_regenerate_within_a_reply_shows_the_new_one_as_it_comes() -> None:
+    with running({"device_seconds": 0.01}) as server:
+        async with tab() as page:
+            await page.open(f"{server.url}/")
+            await page.until("document.getElementById('status').textContent === 'ready'")
+            await page.run("document.getElementById('max_completion_tokens').value = '400'")
+            await page.run("document.getElementById('prompt').value = 'Hello'")
+            await page.run("document.getElementById('send').click()")
+            text = "[...document.querySelectorAll('.message.assistant .body')].at(-1).textContent"
+            await page.until(f"{text}.length > 3")
+            await page.run("document.getElementById('again').click()")
+            await page.until(f"!document.getElementById('stop').hidden && {text}.length > 3")
 
 
 async def test_a_dropped_picture_is_shown_and_sent_and_not_kept() -> None:

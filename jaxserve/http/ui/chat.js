@@ -327,10 +327,11 @@ async function reply() {
     }
   }
   cancelAnimationFrame(frame);
-  if (mine === running) setRunning(null);
+  const isLast = mine === running;  // a later reply draws into a message of its own
+  if (isLast) setRunning(null);
   if (chat === current) {
     save();
-    showMessages();
+    if (isLast) showMessages();
   } else write(STORE, chats);
 }
 
