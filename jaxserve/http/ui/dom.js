@@ -45,7 +45,8 @@ function block(lines) {
   if (heading) return el(`h${Math.min(6, heading[1].length + 2)}`, {}, ...inline(heading[2]));
   for (const [tag, mark] of LISTS) {
     if (lines.every((line) => mark.test(line))) {
-      return el(tag, {}, ...lines.map((line) => el("li", {}, ...inline(line.replace(mark, "")))));
+      const start = tag === "ol" ? { start: parseInt(lines[0], 10) } : {};
+      return el(tag, start, ...lines.map((line) => el("li", {}, ...inline(line.replace(mark, "")))));
     }
   }
   const nodes = lines.flatMap((line, i) => (i ? [el("br"), ...inline(line)] : inline(line)));
@@ -57,15 +58,20 @@ export function markdown(text) {
   const nodes = [];
   let lines = [];
   let fence = null;
+  let ending = null;
   const flush = () => {
     if (lines.length) nodes.push(block(lines));
     lines = [];
   };
   for (const line of text.split("\n")) {
     if (fence !== null) {
-      if (/^\s*```/.test(line)) { nodes.push(codeBlock(fence)); fence = null; }
+      if (ending.test(line)) { nodes.push(codeBlock(fence)); fence = null; }
       else fence.push(line);
-    } else if (/^\s*```/.test(line)) { flush(); fence = []; }
+    } else if (/^\s*```/.test(line)) {
+      flush();
+      fence = [];
+      ending = new RegExp(`^\\s*\`{${/`+/.exec(line)[0].length},}`);
+    }
     else if (!line.trim()) flush();
     else if (/^#{1,6} /.test(line)) { flush(); lines = [line]; flush(); }
     else {
