@@ -105,7 +105,8 @@ class Connection(RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        finished = await super().finish_response(request, resp, start_time)
+        async with self.patience():
+            finished = await super().finish_response(request, resp, start_time)
         self._has_input = not request.content.is_eof()
         self.stream_probe = b""
         self._num_replies += 1

@@ -58,6 +58,26 @@ async def test_a_server_that_stops_accepting_answers_what_it_has_accepted(num_tu
                 assert next_one.num_connections == (not was_accepted)
 
 
+async def test_a_client_that_takes_no_small_replies_is_given_up() -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.Response(body=bytes(100_000))
+
+    app = web.Application()
+    app.router.add_get("/", answer)
+    with bind_sockets("127.0.0.1", 0, 1)[0] as listener, socket.socket() as client:
+        async with listening(app, [listener], ConnectionConfig(write_timeout=0.05), max_connections=8) as server:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(listener.getsockname())
+            client.sendall(
+                b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n" * 200
+            )  # 20 MB: more than the kernel's buffers hold
+            async with asyncio.timeout(20):
+                while not server.num_connections:  # noqa: ASYNC110  (nothing announces it)
+                    await asyncio.sleep(0)
+                while server.num_connections:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+
+
 async def test_connections_wait_while_no_descriptor_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(acceptor, "RETRY_S", 0.01)
     with bind_sockets("127.0.0.1", 0, 1)[0] as listener:
