@@ -21,13 +21,17 @@ from ray.util import get_current_placement_group
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
+from jaxserve.apis.routes import ApiStyle
 from jaxserve.checkpoint.source import resolve
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, RequestError
 from jaxserve.frontend.tokenization import NUM_THREADS, Tokenization
+from jaxserve.http.access import CorsPolicy
 from jaxserve.http.api_keys import api_keys
 from jaxserve.http.app import collect_routes
 from jaxserve.http.operations.schema import RoutingState
-from jaxserve.ray.relay import Relay
+from jaxserve.http.paths import style_of_path
+from jaxserve.ray.access import IngressKeys, read_body
+from jaxserve.ray.relay import Relay, error_reply
 from jaxserve.ray.request_router import PageRequestRouter, QueuedTokensPolicy
 from jaxserve.ray.route_key import NO_PROMPT, PageSize, RouteKeys, response_replica
 from jaxserve.ray.server_process import ServerProcess, serve_command
@@ -106,17 +110,25 @@ class Ingress:
         tokens = Tokenization(ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="tokenize"))
         self._keys = RouteKeys.load(config, resolve(config.model.model, config.model.revision), tokens)
         self._routes = {(route.method, route.path): route for route in collect_routes()}
+        self._styles = {path: route.style for (_, path), route in self._routes.items() if route.style != ApiStyle()}
+        self._access = IngressKeys(config)
+        self._cors = CorsPolicy(config.server.cors_allowed_origins)
+        self._max_body_size = config.server.max_body_size
         self._api_key = next(iter(api_keys(config.server)), None)
         self._page_size = PageSize(self._asked_page_size)
 
     async def __call__(self, http: Request) -> Response:
         """Answer one HTTP request."""
-        body, path = await http.body(), http.url.path
+        path, key, body = http.url.path, NO_PROMPT, b""
+        if http.method == "POST":  # requests of other methods have neither a body nor a prompt
+            try:
+                self._access.check(http.headers)
+                body = await self._body(http)
+            except RequestError as error:
+                return self._error_response(http, error)
+            key = await self._keys.of(path, body, await self._page_size.get())
         headers = tuple((name, value) for name, value in http.headers.items() if name.lower() not in HOP_HEADERS)
         target = path + (f"?{http.url.query}" if http.url.query else "")
-        key = NO_PROMPT
-        if http.method == "POST":
-            key = await self._keys.of(path, body, await self._page_size.get())
         request = WireRequest(http.method, target, headers, body, key, stored_at=response_replica(path, body))
         relay = Relay(self._send, request, self._routes.get((http.method, path)), (RayActorError, RayTaskError))
         try:
@@ -128,6 +140,15 @@ class Ingress:
             return StreamingResponse(_closing(relay, parts), head.status, dict(head.headers))
         content = b"".join([part async for part in parts])
         return Response(content, head.status, dict(head.headers))
+
+    async def _body(self, http: Request) -> bytes:
+        """Return the body of a request. Raises PayloadTooLargeError."""
+        async with contextlib.aclosing(http.stream()) as chunks:
+            return await read_body(chunks, http.headers.get("Content-Length"), self._max_body_size)
+
+    def _error_response(self, http: Request, error: RequestError) -> Response:
+        head, body = error_reply(error, style_of_path(http.url.path, self._styles))
+        return Response(body, head.status, dict(head.headers) | self._cors.headers(http.headers))
 
     async def _asked_page_size(self) -> int | None:
         """Return the tokens per page that a replica reports; None if it does not."""

@@ -13,7 +13,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from jaxserve.apis.routes import Route
+from jaxserve.apis.routes import ApiStyle, Route
 from jaxserve.errors import RequestError, UnavailableError
 from jaxserve.http.errors import error_response
 from jaxserve.http.handler import end_of
@@ -141,13 +141,17 @@ class Relay:
         return frame(body) + end_of(self._route)
 
     def _failed_reply(self) -> tuple[ReplyHead, AsyncIterator[bytes]]:
-        style = None if self._route is None else self._route.style.error_body
-        error = UnavailableError(LOST)
-        response = error_response(error) if style is None else error_response(error, body=lambda e: style(e, ""))
-        body = response.body
-        assert isinstance(body, bytes), "errors are JSON"
-        headers = tuple((name, value) for name, value in response.headers.items() if name.lower() != "content-length")
-        return ReplyHead(response.status, headers, ""), _once(body)
+        head, body = error_reply(UnavailableError(LOST), ApiStyle() if self._route is None else self._route.style)
+        return head, _once(body)
+
+
+def error_reply(error: RequestError, style: ApiStyle) -> tuple[ReplyHead, bytes]:
+    """Return the head and the body of a reply that no replica gives."""
+    response = error_response(error, body=lambda shown: style.error_body(shown, ""))
+    body = response.body
+    assert isinstance(body, bytes), "errors are JSON"
+    headers = tuple((name, value) for name, value in response.headers.items() if name.lower() != "content-length")
+    return ReplyHead(response.status, headers, ""), body
 
 
 _LAST_EVENTS: Final = (

@@ -1,0 +1,73 @@
+"""Access to the ingress: it checks the API key of a request and the size of its body before it reads the prompt."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import AsyncIterator, Mapping
+
+from jaxserve.config import Config
+from jaxserve.errors import AuthenticationError, ConfigError
+from jaxserve.http.access import KeyRing
+from jaxserve.http.api_keys import key_records, make_tenants
+from jaxserve.http.errors import too_large
+from jaxserve.metrics import Metrics
+from jaxserve.tenants import Tenant
+
+
+class IngressKeys:
+    """The API keys with which requests are passed on to a replica, which checks them again.
+
+    A key that is added to the file is accepted at once, and one that is removed is still passed on: the servers of replicas
+    read the file when their operator wants it.
+    """
+
+    def __init__(self, config: Config) -> None:
+        """Read the keys. Raises ConfigError if they cannot be read."""
+        self._config = config
+        self._metrics = Metrics(config.model.model)  # counted by replicas, not here
+        self._tenants: list[Tenant] = []
+        self._ring = KeyRing()
+        self._stamp = self._file_stamp()
+        self._read()
+
+    def check(self, headers: Mapping[str, str]) -> Tenant | None:
+        """Return the tenant of a request's key; None without keys. Raises AuthenticationError."""
+        offered = headers.get("Authorization"), headers.get("X-Api-Key", headers.get("Api-Key"))
+        try:
+            return self._ring.check(*offered)
+        except AuthenticationError:
+            if (stamp := self._file_stamp()) == self._stamp:
+                raise
+        self._stamp = stamp
+        with contextlib.suppress(ConfigError):  # such as a file that is half written
+            self._read()
+        return self._ring.check(*offered)
+
+    def _read(self) -> None:
+        records = key_records(self._config.server)
+        others = [tenant for tenant in self._tenants if tenant.record not in records]
+        self._tenants = [*make_tenants(records, self._config, self._metrics), *others]
+        self._ring.replace(self._tenants)
+
+    def _file_stamp(self) -> tuple[int, int, int] | None:
+        """Return values that change when the file of the keys changes; None without a file."""
+        if self._config.server.api_key_file is None:
+            return None
+        with contextlib.suppress(OSError):
+            found = os.stat(self._config.server.api_key_file)
+            return found.st_ino, found.st_mtime_ns, found.st_size
+        return None
+
+
+async def read_body(chunks: AsyncIterator[bytes], content_length: str | None, max_body_size: int) -> bytes:
+    """Return the body that `chunks` make. Raises PayloadTooLargeError as soon as it is known to be larger than `max_body_size`."""
+    if content_length is not None and int(content_length) > max_body_size:
+        raise too_large(max_body_size)
+    body, num_bytes = list[bytes](), 0
+    async for chunk in chunks:
+        body.append(chunk)
+        num_bytes += len(chunk)
+        if num_bytes > max_body_size:
+            raise too_large(max_body_size)
+    return b"".join(body)
