@@ -122,11 +122,11 @@ class Ingress:
         path, key, body = http.url.path, NO_PROMPT, b""
         if http.method == "POST":  # requests of other methods have neither a body nor a prompt
             try:
-                self._access.check(http.headers)
+                tenant = self._access.check(http.headers)
                 body = await self._body(http)
             except RequestError as error:
                 return self._error_response(http, error)
-            key = await self._keys.of(path, body, await self._page_size.get())
+            key = await self._keys.of(path, body, await self._page_size.get(), tenant)
         headers = tuple((name, value) for name, value in http.headers.items() if name.lower() not in HOP_HEADERS)
         target = path + (f"?{http.url.query}" if http.url.query else "")
         request = WireRequest(http.method, target, headers, body, key, stored_at=response_replica(path, body))

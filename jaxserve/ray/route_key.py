@@ -41,6 +41,7 @@ from jaxserve.http.operations.routing import PAGE_KEY_BYTES
 from jaxserve.ray.server_process import STATUS_TIMEOUT_S
 from jaxserve.routing.request import RouteRequest, page_hashes
 from jaxserve.runtime.models.model_runtime import tokenizer_of
+from jaxserve.tenants import Tenant
 from jaxserve.types import BlockHash
 
 
@@ -121,10 +122,11 @@ class RouteKeys:
         tokens.install(tokenizer, output_format)
         return cls(config, tokens, {name: number for number, name in enumerate(config.model.adapters, start=1)})
 
-    async def of(self, path: str, body: bytes, block_size: int | None) -> RouteRequest:
+    async def of(self, path: str, body: bytes, block_size: int | None, tenant: Tenant | None = None) -> RouteRequest:
         """Return the properties of a request by which it is routed. Of several prompts the first one counts.
 
-        block_size: tokens per page of the replicas; None: not known yet, and the request is routed by load.
+        block_size: tokens per page of the replicas; None: not known yet, and the request is routed by load. tenant: that of the
+        request's key, whose pages the replicas keep apart.
         """
         if path not in _PROMPT_ROUTES:
             return NO_PROMPT
@@ -133,7 +135,8 @@ class RouteKeys:
         try:
             request = await self.tokens.call(read) if is_large else read()
             token_ids = await self._prompt(request)
-            describe = partial(self._described, request, token_ids, block_size)
+            salt = request.cache_salt if tenant is None else tenant.salt(request.cache_salt)
+            describe = partial(self._described, request, token_ids, block_size, salt)
             return await self.tokens.call(describe) if is_large else describe()
         except (JaxserveError, OverflowError):
             return NO_PROMPT
@@ -144,11 +147,13 @@ class RouteKeys:
         decoded, _ = decode_request(struct, body, self.config.limits.max_body_values)
         return translate(decoded, self.config.limits)
 
-    def _described(self, request: GenerationRequest, token_ids: list[int], block_size: int | None) -> RouteRequest:
+    def _described(
+        self, request: GenerationRequest, token_ids: list[int], block_size: int | None, salt: str | None
+    ) -> RouteRequest:
         """Return the properties of a request with this prompt. Raises OverflowError for ids that no vocabulary has."""
         tokens = np.array(token_ids, np.int32)
         adapter = self.adapters.get(request.model or "", 0)
-        pages = () if block_size is None else page_hashes(tokens, block_size, request.cache_salt, adapter)
+        pages = () if block_size is None else page_hashes(tokens, block_size, salt, adapter)
         most = EXPECTED_OUTPUT_TOKENS if request.max_tokens is None else request.max_tokens
         return RouteRequest(
             num_prompt_tokens=len(tokens),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from base64 import b64encode
 from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 pytest.importorskip("ray", reason="needs `jaxserve[ray]`: make scale-check")
@@ -15,9 +17,13 @@ pytest.importorskip("ray", reason="needs `jaxserve[ray]`: make scale-check")
 from starlette.requests import Request
 
 from jaxserve.http.app import collect_routes
+from jaxserve.http.operations.routing import PAGE_KEY_BYTES
 from jaxserve.http.operations.schema import RoutingState
+from jaxserve.metrics import Metrics
 from jaxserve.ray.deployments import Ingress
 from jaxserve.ray.wire import ReplyHead, ReplyPart, WireRequest
+from jaxserve.routing.request import page_hashes
+from jaxserve.tenants import KeyRecord, Tenant
 from tests.e2e.http_server import TOKENIZER
 
 pytestmark = pytest.mark.scale
@@ -123,3 +129,14 @@ def test_routes_with_a_body_are_guarded_and_have_the_method_post() -> None:
     routes = collect_routes()
     assert not [route.path for route in routes if route.method == "POST" and route.is_public]
     assert not [route.path for route in routes if route.method != "POST" and "body" in route.parameters]
+
+
+async def test_requests_with_a_named_key_are_routed_by_pages_with_its_salt(tmp_path: Path) -> None:
+    file, token_ids = tmp_path / "keys.json", list(range(1, 65))
+    file.write_text(json.dumps([{"key": "a-key", "name": "a"}]))
+    served, engines = ingress(api_key=None, api_key_file=str(file))
+    client = Client([json.dumps({"prompt": token_ids}).encode()])
+    assert (await served(request(client, authorization="Bearer a-key"))).status_code == 200
+    salt = Tenant(KeyRecord(key="a-key", name="a"), Metrics("m")).salt(None)
+    pages = page_hashes(np.array(token_ids, np.int32), PAGE_SIZE, salt)
+    assert engines.requests[0].route.pages == tuple(page[:PAGE_KEY_BYTES] for page in pages) != ()

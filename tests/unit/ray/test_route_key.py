@@ -13,11 +13,13 @@ import pytest
 
 from jaxserve.frontend.tokenization import Tokenization
 from jaxserve.http.operations.routing import PAGE_KEY_BYTES
+from jaxserve.metrics import Metrics
 from jaxserve.ray import route_key
 from jaxserve.ray.route_key import PageSize, RouteKeys, response_replica
 from jaxserve.ray.server_process import STATUS_TIMEOUT_S
 from jaxserve.ray.settings import read_arguments
 from jaxserve.routing.request import page_hashes
+from jaxserve.tenants import KeyRecord, Tenant
 from jaxserve.tokenizer.tokenizer import load_tokenizer
 from tests.e2e.http_server import TOKENIZER
 from tests.loop_clock import LoopClock
@@ -47,6 +49,26 @@ async def test_pages_of_texts_tokens_and_conversations() -> None:
         ):
             key = await keys.of(path, json.dumps(body).encode(), 16)
             assert key.pages == ()
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        KeyRecord(key="k"),
+        KeyRecord(key="k", name="a"),
+        KeyRecord(key="k", name="a", shares_cache=True),
+    ],
+)
+async def test_pages_have_the_salt_of_the_key(record: KeyRecord) -> None:
+    config, token_ids = read_arguments({"model": str(TOKENIZER)}).config, list(range(1, 65))
+    tenant = Tenant(record, Metrics("m"))
+    with ThreadPoolExecutor(1) as threads:
+        keys = RouteKeys.load(config, TOKENIZER, Tokenization(threads))
+        for salt in (None, "s"):
+            body = json.dumps({"prompt": token_ids, "cache_salt": salt}).encode()
+            key = await keys.of("/v1/completions", body, 16, tenant)
+            pages = page_hashes(np.array(token_ids, np.int32), 16, tenant.salt(salt))
+            assert key.pages == tuple(page[:PAGE_KEY_BYTES] for page in pages) != ()
 
 
 def test_requests_that_name_a_response_know_the_replica_that_stores_it() -> None:
