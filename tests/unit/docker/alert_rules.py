@@ -26,7 +26,7 @@ class Case:
     """Values of a metric, one every 30 s in promtool's notation, of a server that fires the alert and of one that does not."""
 
     metric: str
-    """With its labels other than job, instance, model_name and engine."""
+    """With its labels other than job, instance and engine, and than model_name if that is `m`."""
     bad: str
     good: str
 
@@ -60,7 +60,8 @@ CASES: Final[dict[str, tuple[Case, ...]]] = {
     ),
     "JaxserveRequestsRefused": (
         counting(_OK, 95, 100),
-        counting('jaxserve:admission_rejections_total{reason="queue_full"}', 5, 0),
+        # Refusals have the name of their model, and HTTP requests that of the first one.
+        counting('jaxserve:admission_rejections_total{reason="queue_full", model_name="second"}', 5, 0),
     ),
     "JaxserveQueueFull": (
         constant("jaxserve:num_requests_running", 32, 32),
@@ -133,5 +134,5 @@ def _series(metric: str, instance: str) -> str:
     name, _, labels = metric.rstrip("}").partition("{")
     common = f'job="jaxserve", instance="{instance}"'
     if name.startswith("jaxserve:"):
-        common += ', model_name="m", engine="0"'
+        common += ', engine="0"' if "model_name=" in labels else ', model_name="m", engine="0"'
     return f"{name}{{{', '.join(filter(None, (common, labels)))}}}"

@@ -40,6 +40,13 @@ def test_an_alert_asks_for_series_and_labels_that_exist(alert: str) -> None:
         assert {name.strip() for name in names.split(",")} <= everything
 
 
+def test_refusals_of_any_model_are_compared_with_the_requests_of_the_server() -> None:
+    """HTTP requests have the first model's name: a quotient by model would have no value for another one."""
+    refused, requests = re.findall(r"without \(([^)]*)\)", RULES["JaxserveRequestsRefused"]["expr"])
+    assert "model_name" in refused.split(", ")
+    assert "model_name" in requests.split(", ")
+
+
 @pytest.mark.parametrize("alert", RULES)
 def test_an_alert_says_what_happened_and_where_to_read_on(alert: str) -> None:
     rule = RULES[alert]

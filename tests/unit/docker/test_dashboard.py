@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from jaxserve.metrics import METRICS
+from jaxserve.metrics import _PROCESS_METRICS, METRICS
 
 BOARD: dict[str, Any] = json.loads(Path(__file__, "../../../../docker/grafana.json").resolve().read_text("utf-8"))
 PANELS: list[dict[str, Any]] = BOARD["panels"]
@@ -30,6 +30,17 @@ def test_every_series_and_label_exists() -> None:
         for series, labels in found:
             assert series in SERIES
             assert {*re.findall(r"(\w+)=", labels), *grouped} <= SERIES[series], expression
+
+
+def test_metrics_of_the_process_are_shown_whatever_model_is_chosen() -> None:
+    """They have the first model's name, whatever models the process serves."""
+    of_process = {"http_requests", *_PROCESS_METRICS}
+    found = [
+        (series, labels) for text in EXPRESSIONS for series, labels in re.findall(r"jaxserve:(\w+)\{([^}]*)\}", text)
+    ]
+    chosen = {series for series, labels in found if "model_name" in labels}
+    assert chosen
+    assert not {series for series in chosen if re.sub(r"_(total|bucket|sum|count)$", "", series) in of_process}
 
 
 def test_panels_lie_beside_each_other_and_have_numbers_of_their_own() -> None:
