@@ -74,6 +74,7 @@ OTHERS: Final[dict[str, Any]] = {
     "monitoring.labels": {"release": "prometheus"},
     "networkPolicy.from": [{"namespaceSelector": {"matchLabels": {"team": "chat"}}}],
     "networkPolicy.monitoringNamespaceLabels": {"team": "operators"},
+    "networkPolicy.egress": [{"ports": [{"port": 8080, "protocol": "TCP"}]}],
 }
 """A value for each path that is no boolean, different from those of all bases. Booleans are negated."""
 _REFUSAL: Final = re.compile(r"checks\.yaml:\d+:\d+\): (.*)")

@@ -31,7 +31,11 @@ EVERYTHING: Final[dict[str, Any]] = {
     "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
     "autoscaling": {"enabled": True},
     "monitoring": {"enabled": True, "labels": {"release": "prometheus"}},
-    "networkPolicy": {"from": [{"namespaceSelector": {"matchLabels": {"team": "chat"}}}], "allowHub": False},
+    "networkPolicy": {
+        "from": [{"namespaceSelector": {"matchLabels": {"team": "chat"}}}],
+        "allowHub": False,
+        "egress": [{"to": [{"ipBlock": {"cidr": "10.1.0.0/16"}}], "ports": [{"port": 8080, "protocol": "TCP"}]}],
+    },
 }
 GATEWAY: Final[dict[str, Any]] = {
     "settings": {"public_metrics": True, "shutdown_timeout": 300.5},

@@ -192,7 +192,8 @@ def test_the_network_policy_lets_in_who_is_named_and_prometheus() -> None:
     ((rule,), egress) = policy["ingress"], policy["egress"]
     assert rule["from"][0] == EVERYTHING["networkPolicy"]["from"][0]
     assert rule["from"][1] == {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
-    assert [port["port"] for entry in egress for port in entry["ports"]] == [53, 53]
+    assert [port["port"] for entry in egress for port in entry["ports"]] == [53, 53, 8080]
+    assert egress[-1:] == EVERYTHING["networkPolicy"]["egress"]
     policy = fixture("gpu")["NetworkPolicy", "jaxserve"]["spec"]
     assert policy["ingress"][0]["from"] == [{"podSelector": {}}]
     assert [port["port"] for entry in policy["egress"] for port in entry["ports"]] == [53, 53, 443]
