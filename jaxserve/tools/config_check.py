@@ -15,6 +15,8 @@ from jaxserve.runtime.models.config_file import BESIDE_MODELS, MODELS_FORM, MODE
 from jaxserve.runtime.models.model_configs import common_setting_mistake, configs_of_models, own_setting_mistake
 from jaxserve.runtime.settings import BY_NAME, SECTIONS, SETTINGS, Value, closest, parse_value
 
+_MERGE = "tag:yaml.org,2002:merge"
+
 
 @dataclass(frozen=True, slots=True)
 class Given:
@@ -62,7 +64,7 @@ def _compose(file: Path) -> yaml.Node | None:
 def _mistakes(root: yaml.MappingNode) -> Iterator[tuple[int, str]]:
     seen: dict[str, Given] = {}
     models: list[tuple[yaml.Node, yaml.Node]] = []
-    for key, value in root.value:
+    for key, value in _entries(root):
         if key.value != MODELS_KEY:
             yield from _settings(key, value, "", seen)
         elif models:
@@ -74,7 +76,7 @@ def _mistakes(root: yaml.MappingNode) -> Iterator[tuple[int, str]]:
             models.append((key, value))
     for key, value in models:
         yield from _models(key, value)
-        yield from _beside_models(seen, len(value.value) if isinstance(value, yaml.MappingNode) else 0)
+        yield from _beside_models(seen, len(_entries(value)) if isinstance(value, yaml.MappingNode) else 0)
 
 
 def _models(key: yaml.Node, models: yaml.Node) -> Iterator[tuple[int, str]]:
@@ -83,7 +85,7 @@ def _models(key: yaml.Node, models: yaml.Node) -> Iterator[tuple[int, str]]:
         yield key.start_mark.line + 1, f"{MODELS_KEY}: expected lines of {MODELS_FORM}"
         return
     lines: dict[str, int] = {}
-    for name_node, node in models.value:
+    for name_node, node in _entries(models):
         name, line = str(name_node.value), name_node.start_mark.line + 1
         path = f"{MODELS_KEY}.{name}"
         if name in lines:
@@ -106,7 +108,7 @@ def _own_settings(node: yaml.MappingNode, prefix: str, line: int) -> Iterator[tu
     prefix: the path of the mapping that has them, with a dot; line: where a missing model is reported.
     """
     seen: dict[str, Given] = {}
-    for key, value in node.value:
+    for key, value in _entries(node):
         yield from _settings(key, value, prefix, seen)
     for name, given in seen.items():
         if problem := own_setting_mistake(name):
@@ -141,7 +143,7 @@ def _beside_models(common: Mapping[str, Given], num_models: int) -> Iterator[tup
 def _settings(key: yaml.Node, value: yaml.Node, prefix: str, seen: dict[str, Given]) -> Iterator[tuple[int, str]]:
     """Yield what is wrong with a setting, or with those of a section. prefix: the path of the mapping that has it."""
     if key.value in SECTIONS and isinstance(value, yaml.MappingNode):
-        for inner, inner_value in value.value:
+        for inner, inner_value in _entries(value):
             yield from _entry(inner, inner_value, key.value, prefix, seen)
     else:
         yield from _entry(key, value, None, prefix, seen)
@@ -172,6 +174,19 @@ def _entry(
         yield line, str(error)
     except yaml.YAMLError as error:
         yield line, f"{path}: {' '.join(str(error).split())}"
+
+
+def _entries(node: yaml.MappingNode) -> list[tuple[yaml.Node, yaml.Node]]:
+    """Return the entries of a mapping, after those that `<<` merges into it and that are not its own."""
+    own = [(key, value) for key, value in node.value if key.tag != _MERGE]
+    merged = yaml.MappingNode(node.tag, [(key, value) for key, value in node.value if key.tag == _MERGE])
+    try:
+        yaml.SafeLoader("").flatten_mapping(merged)
+    except yaml.YAMLError:  # the merge key stays, as an unknown one
+        return list(node.value)
+    names = {key.value for key, _ in own}
+    others = {key.value: (key, value) for key, value in merged.value if key.value not in names}
+    return [*others.values(), *own]
 
 
 def _value(node: yaml.Node) -> Any:

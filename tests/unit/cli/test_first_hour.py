@@ -66,6 +66,8 @@ def test_the_line_of_a_start_has_only_what_was_changed() -> None:
                 "7: api_processes: not with several models",
             ],
         ),
+        ("models:\n  a: &a {model: m, max_num_seqs: 3}\n  b:\n    <<: *a\n    model: n\n", []),
+        ("models:\n  a: x\n  b: {<<: 3, model: n}\n", ["3: models.b.<<: unknown key"]),
         ("models:\n  a: x\n  a: y\n", ["3: models.a: given twice, first in line 2"]),
         ("models: x\n", ["1: models: expected lines of `NAME: MODEL`"]),
         ("models: {a: x}\nmodels: {b: y}\n", ["2: models: given twice, first in line 1"]),
