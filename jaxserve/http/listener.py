@@ -99,13 +99,20 @@ class _ConnectionLimiter:
         self.closes_after_reply = False
         """True: new connections carry one request."""
 
-    def __call__(self) -> asyncio.Protocol:
+    def limited(self) -> asyncio.Protocol:
+        """Return the protocol of a connection, which depends on the number of those that are open."""
         num_surplus = len(self._server.connections) - self._max_connections
         if num_surplus >= 0:
             self._note_surplus()
         if num_surplus >= NUM_SURPLUS:
             return _Closed()
-        exceeded = self._max_connections if num_surplus >= 0 else None
+        return self._connection(self._max_connections if num_surplus >= 0 else None)
+
+    def unlimited(self) -> asyncio.Protocol:
+        """Return the protocol of a connection on the operator's socket, of which there may be any number."""
+        return self._connection(None)
+
+    def _connection(self, exceeded: int | None) -> Connection:
         protocol = Connection(self._server, self._config, exceeded=exceeded)
         protocol.closes_after_reply = self.closes_after_reply
         self._silent[protocol] = asyncio.get_running_loop().call_later(
@@ -205,7 +212,9 @@ class HttpServer:
 
     async def _connect(self, connection: socket.socket, **tls: Any) -> asyncio.Protocol:
         loop = asyncio.get_running_loop()
-        return (await loop.connect_accepted_socket(self._limiter, connection, **tls))[1]
+        is_operators = connection.family == socket.AF_UNIX
+        factory = self._limiter.unlimited if is_operators else self._limiter.limited
+        return (await loop.connect_accepted_socket(factory, connection, **tls))[1]
 
 
 @contextlib.asynccontextmanager

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from jaxserve.config import ConnectionConfig
-from jaxserve.http.listener import bind_sockets, listening
+from jaxserve.http.listener import NUM_SURPLUS, bind_sockets, listening
 from jaxserve.http.sockets import acceptor
 from jaxserve.http.sockets.acceptor import BACKLOG
 
@@ -76,6 +76,25 @@ async def test_a_client_that_takes_no_small_replies_is_given_up() -> None:
                     await asyncio.sleep(0)
                 while server.num_connections:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
+
+
+async def test_the_operators_socket_answers_where_no_more_connections_may_be_open(tmp_path: Path) -> None:
+    path = str(tmp_path / "operator.sock")
+    with bind_sockets("127.0.0.1", 0, 1)[0] as listener, socket.socket(socket.AF_UNIX) as operators:
+        operators.bind(path)
+        operators.setblocking(False)
+        listeners = [listener, operators]
+        async with listening(web.Application(), listeners, ConnectionConfig(), max_connections=1) as server:
+            clients = [socket.create_connection(listener.getsockname()) for _ in range(1 + NUM_SURPLUS)]
+            async with asyncio.timeout(20):
+                while server.num_connections < len(clients):  # noqa: ASYNC110  (nothing announces it)
+                    await asyncio.sleep(0)
+                reader, writer = await asyncio.open_unix_connection(path)
+                writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                assert (await reader.readline()).startswith(b"HTTP/1.1 404")
+                assert server.num_connections == len(clients) + 1
+            for client in (writer, *clients):
+                client.close()
 
 
 async def test_connections_wait_while_no_descriptor_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
