@@ -80,13 +80,16 @@ Step = Callable[[], Awaitable[None]]
 
 
 class HandOver:
-    """The running server's side: offers its port to one process at a time."""
+    """The running server's side: offers its port to one process at a time, or refuses it to all."""
 
-    def __init__(self, listeners: Sequence[socket.socket], suspend: Step, resume: Step) -> None:
-        """suspend, resume: stop serving and free the device; serve again after that."""
+    def __init__(
+        self, listeners: Sequence[socket.socket], suspend: Step, resume: Step, refusal: str | None = None
+    ) -> None:
+        """suspend, resume: stop serving and free the device; serve again after that. refusal: why no process gets the port."""
         self._listeners = listeners
         self._suspend = suspend
         self._resume = resume
+        self._refusal = refusal
         self._is_busy = False
         self._path: Path | None = None
         self.receivers: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
@@ -130,8 +133,9 @@ class HandOver:
     async def _talk(self, channel: socket.socket) -> None:
         """Talk to one process that asks for the port, to its end or this process's."""
         with channel, contextlib.suppress(OSError):  # it was killed
-            if self._is_busy:
-                await _send(channel, Refusal("another process is about to replace it, or has done so"))
+            busy = "another process is about to replace it, or has done so" if self._is_busy else None
+            if refusal := self._refusal or busy:
+                await _send(channel, Refusal(refusal))
                 return
             self._is_busy = True
             try:

@@ -29,6 +29,8 @@ class Replacement:
     supervisors: ModelSupervisors
     timeout_s: float
     """Time that the requests of an API process may take once another server has the port."""
+    num_hosts: int
+    """Hosts of the engine. Processes on other hosts are not replaced, so a server over several hosts keeps its port."""
 
     @contextlib.asynccontextmanager
     async def offered(self, listeners: Sequence[socket.socket], folder: Path) -> AsyncIterator[asyncio.Task[None]]:
@@ -37,7 +39,9 @@ class Replacement:
         Yields a task that ends when another process has the port and the requests of this one have ended. folder: the
         server's private directory.
         """
-        hand_over = HandOver(listeners, self._suspend, self._resume)
+        hosts = "it spans several hosts: start the new hosts beside it and move the balancer"
+        refusal = hosts if self.num_hosts > 1 else None
+        hand_over = HandOver(listeners, self._suspend, self._resume, refusal)
 
         async def leave() -> None:
             receivers = await hand_over.receivers

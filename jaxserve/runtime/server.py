@@ -213,7 +213,8 @@ class _Server:
                             supervisors.allow_restarts()
                             display.close()
                             await self._take_port(api, ready.result(), workers, address)
-                    replacement = Replacement(Departure(api), workers, supervisors, self.config.server.upgrade_timeout)
+                    timeout_s, num_hosts = self.config.server.upgrade_timeout, self.config.hosts.num_hosts
+                    replacement = Replacement(Departure(api), workers, supervisors, timeout_s, num_hosts)
                     async with replacement.offered(self.listeners, folder_of(address)) as left:
                         if is_started:
                             self._announce(tokenizers[0], ready.result()[0])

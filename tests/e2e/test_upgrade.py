@@ -262,6 +262,22 @@ def test_a_second_next_server_is_refused_and_a_signal_still_ends_the_first(socke
             stream.close()
 
 
+def test_a_server_over_several_hosts_keeps_its_port(sockets: Path) -> None:
+    """The processes on its other hosts would not be replaced."""
+    sections: dict[str, Any] = {
+        "hosts": {"num_hosts": 2, "host_rank": 0, "coordinator": "127.0.0.1:7600"},
+        "parallel": {"tensor_parallel_size": 2},
+    }
+    with running(SLOW, server={"uds_dir": str(sockets)}, **sections) as server:
+        engine = server.engine_pid()
+        with replacing(server, sockets, SLOW) as successor:
+            assert successor.process.wait(60) == 2
+            successor.reader.join(10)
+            assert "cannot be replaced now: it spans several hosts" in successor.output
+        assert server.engine_pid() == engine
+        assert server.request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 2})[0] == 200
+
+
 def test_without_a_server_there_is_one_line(sockets: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         nothing = Server(process=None, port=other.getsockname()[1])  # type: ignore[arg-type]
