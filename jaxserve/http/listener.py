@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import socket
 import ssl
@@ -52,6 +53,17 @@ def bind_sockets(host: str, port: int, count: int) -> list[socket.socket]:
             bound.close()
         raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror} (--host, --port)") from None
     return sockets
+
+
+def is_in_use(host: str, port: int) -> bool:
+    """Return True if another socket has the address; False also if it is none of this host's, which its user finds out."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family, _, _, _, address = min(found, key=lambda entry: str(entry[4][0]))
+        _bound(family, address, is_shared=False).close()
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE
+    return False
 
 
 def resolve_address(host: str, port: int) -> tuple[int, Any]:

@@ -31,9 +31,10 @@ from typing import Any, Final, Literal, TypeVar
 
 from jaxserve.checkpoint.source import resolve, resolve_tower
 from jaxserve.config import Config
+from jaxserve.errors import ConfigError
 from jaxserve.http.api_keys import api_keys
 from jaxserve.http.event_loop import run_measured
-from jaxserve.http.listener import bind_sockets
+from jaxserve.http.listener import bind_sockets, is_in_use
 from jaxserve.http.operations.startup import startup_table
 from jaxserve.ipc.address import folder_of, own_address, replica_address
 from jaxserve.ipc.engine_spec import EngineSpec, FakeOptions
@@ -108,6 +109,8 @@ def run_serve(
         if found is not None:
             listeners = found.listeners
             _log.info("replacing process %d (jaxserve %s)", found.pid, found.version)
+            if upgrade is not None and not upgrade.after_drain:
+                check_page_addresses([config, *others])
         else:
             bound = bind_sockets(config.server.host, config.server.port, config.server.api_processes)
             listeners = [sockets.enter_context(listener) for listener in bound]
@@ -139,6 +142,19 @@ def allow_connections(max_connections: int) -> None:
             wanted,
             possible,
         )
+
+
+def check_page_addresses(configs: Sequence[Config]) -> None:
+    """Raise ConfigError if an address of --kv-listen is in use, before the model is loaded for an engine that cannot have it."""
+    for config in configs:
+        for replica in range(config.parallel.replicas):
+            address = config.tiers.for_replica(replica).kv_listen or ""
+            host, _, port = address.rpartition(":")
+            if port.isdigit() and is_in_use(host.removeprefix("[").removesuffix("]"), int(port)):
+                raise ConfigError(
+                    f"--kv-listen {address}: in use; the engine of the running server keeps its address until it ends, so "
+                    "use --after-drain or another port"
+                )
 
 
 @dataclass(slots=True)

@@ -278,6 +278,21 @@ def test_a_server_over_several_hosts_keeps_its_port(sockets: Path) -> None:
         assert server.request("POST", "/v1/completions", {"prompt": "x", "max_tokens": 2})[0] == 200
 
 
+def test_an_address_for_pages_that_the_running_engine_has_is_named_before_an_engine_starts(sockets: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        tiers = {"kv_listen": f"127.0.0.1:{free.getsockname()[1]}", "kv_offload_memory": 1 << 20}
+    with running(SLOW, server={"uds_dir": str(sockets)}, tiers=tiers) as server:
+        with replacing(server, sockets, {"start_error": "an engine started"}, tiers=tiers) as successor:
+            assert successor.process.wait(60) == 2
+            successor.reader.join(10)
+            assert f"--kv-listen {tiers['kv_listen']}: in use" in successor.output
+            assert "use --after-drain or another port" in successor.output
+        with replacing(server, sockets, SLOW, after_drain=True, tiers=tiers) as successor:
+            await_ready(successor)
+            assert server.process.wait(30) == 0
+            assert successor.stop() == 0
+
+
 def test_without_a_server_there_is_one_line(sockets: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         nothing = Server(process=None, port=other.getsockname()[1])  # type: ignore[arg-type]
