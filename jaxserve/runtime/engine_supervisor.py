@@ -127,7 +127,7 @@ class EngineSupervisor:
                     await self._on_next(self._replica, None)
                     # inside the block: after it, requests would wait for the next engine
                     self._model.client.give_up(self._replica, reason)
-                    self._stopped.set()  # nobody is to wait for an engine that never comes
+                    self._stopped.set()  # `suspend` and `resume` are not to wait for an engine that never comes
                     self._running.set()
                     return reason
                 else:

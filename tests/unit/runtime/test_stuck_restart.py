@@ -1,5 +1,5 @@
 """Engines that do not start again: one that hangs is replaced after --startup-timeout, public pages name no file, and
-one that is given up holds up nobody who waits for it."""
+one that is given up does not hold up the others."""
 
 from __future__ import annotations
 
