@@ -120,6 +120,13 @@ class _ConnectionLimiter:
             return _Closed()
         return self._connection(self._max_connections if num_surplus >= 0 else None)
 
+    def is_far_exceeded(self, num_shaking_hands: int) -> bool:
+        """Return True if a connection beside these, whose handshakes are under way, would be closed at once."""
+        is_exceeded = len(self._server.connections) + num_shaking_hands >= self._max_connections + NUM_SURPLUS
+        if is_exceeded:
+            self._note_surplus()
+        return is_exceeded
+
     def unlimited(self) -> asyncio.Protocol:
         """Return the protocol of a connection on the operator's socket, of which there may be any number."""
         return self._connection(None)
@@ -163,6 +170,7 @@ class HttpServer:
         self._limiter = limiter
         self._listeners = listeners
         self._tls = tls
+        self._num_shaking_hands = 0
         self._acceptor = Acceptor(self._open)
 
     @property
@@ -214,13 +222,19 @@ class HttpServer:
         """Serve a connection that was accepted here. Raises OSError if the TLS handshake fails."""
         if self._tls is None or connection.family == socket.AF_UNIX:
             await self._connect(connection)
+        elif self._limiter.is_far_exceeded(self._num_shaking_hands):
+            connection.close()
         else:
-            await self._connect(
-                connection,
-                ssl=self._tls,
-                ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S,
-                ssl_shutdown_timeout=CLOSE_TIMEOUT_S,
-            )
+            self._num_shaking_hands += 1
+            try:
+                await self._connect(
+                    connection,
+                    ssl=self._tls,
+                    ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S,
+                    ssl_shutdown_timeout=CLOSE_TIMEOUT_S,
+                )
+            finally:
+                self._num_shaking_hands -= 1
 
     async def _connect(self, connection: socket.socket, **tls: Any) -> asyncio.Protocol:
         loop = asyncio.get_running_loop()
