@@ -68,6 +68,8 @@ class ImageLoader:
         self._decoder = ForkServerClient(
             MODULE, "decodes images", max_jobs=_MAX_JOBS, timeout_s=config.image_decode_timeout
         )
+        self._turns = asyncio.Semaphore(_MAX_JOBS)
+        """Held from the check of the memory until the image counts: an image that waits for its turn is checked after the wait."""
         self._fetches = asyncio.Semaphore(_MAX_FETCHES)
 
     def install(self, model_path: Path) -> None:
@@ -98,12 +100,15 @@ class ImageLoader:
         try:
             for source in sources:  # one after the other: other requests get their turns
                 self.require_memory()
-                reply = await self._decoded(source, info.max_patches)
-                if reply.image is None:
-                    raise invalid(source.place, reply.error or "the image cannot be read")
-                images.append(reply.image)
-                num_bytes += reply.image.num_bytes
-                self.num_bytes += reply.image.num_bytes
+                data = await self._read(source)
+                async with self._turns:
+                    self.require_memory()
+                    reply = await self._decoded(source, data, info.max_patches)
+                    if reply.image is None:
+                        raise invalid(source.place, reply.error or "the image cannot be read")
+                    images.append(reply.image)
+                    num_bytes += reply.image.num_bytes
+                    self.num_bytes += reply.image.num_bytes
                 if num_bytes > most:
                     raise invalid(
                         source.place,
@@ -139,12 +144,13 @@ class ImageLoader:
             self._mmproj = resolve_tower(self.config)
             self._processor = read_image_processor(self._model_path, self._mmproj)
 
-    async def _decoded(self, source: ImageSource, max_patches: int) -> DecodeReply:
+    async def _read(self, source: ImageSource) -> bytes:
         if is_data(source.url):
-            data = await asyncio.to_thread(read_data, source, self.config.max_image_size)  # 4 ns for each byte
-        else:
-            async with self._fetches:
-                data = await fetch(source, self.config)
+            return await asyncio.to_thread(read_data, source, self.config.max_image_size)  # 4 ns for each byte
+        async with self._fetches:
+            return await fetch(source, self.config)
+
+    async def _decoded(self, source: ImageSource, data: bytes, max_patches: int) -> DecodeReply:
         mmproj = None if self._mmproj is None else str(self._mmproj)
         spec = DecodeSpec(str(self._model_path), mmproj, self.config, max_patches)
         job = DecodeJob(data, source.detail == "low")

@@ -22,6 +22,7 @@ from jaxserve.errors import InvalidRequestError, RateLimitError, UnavailableErro
 from jaxserve.frontend.images import loader as loader_module
 from jaxserve.frontend.images.loader import NO_IMAGES, ImageLoader
 from jaxserve.frontend.images.processor import process_image
+from jaxserve.frontend.images.protocol import DecodeReply, PreparedImage, PreparedItem
 from jaxserve.frontend.images.source import ImageSource
 from jaxserve.ipc.image_info import ImageInfo
 from tests.models.goldens import DATA
@@ -163,6 +164,37 @@ async def test_memory_counts_until_the_images_are_gone(monkeypatch: pytest.Monke
         del loaded
         gc.collect()
         assert images.num_bytes == 0
+
+
+class HeldDecoder:
+    """Answers each job with an image of 600 kB, when it may."""
+
+    def __init__(self) -> None:
+        self.has_jobs, self.may_answer = asyncio.Event(), asyncio.Event()
+
+    async def ask(self, *_: object) -> DecodeReply:
+        self.has_jobs.set()
+        await self.may_answer.wait()
+        item = PreparedItem(1, (1, 1), 1, bytes(600_000), b"", b"")
+        return DecodeReply(None, PreparedImage([item], "<image>"))
+
+    async def aclose(self) -> None: ...
+
+
+async def test_images_that_wait_for_the_decoder_are_checked_when_their_turn_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limit, decoder = 1 << 20, HeldDecoder()
+    async with loader(max_image_memory=limit) as images:
+        await asyncio.to_thread(images._read_processor)  # else the first await is before the first check
+        monkeypatch.setattr(images, "_decoder", decoder)
+        loads = [asyncio.create_task(images.load([source(JPEG)], INFO)) for _ in range(20)]
+        await decoder.has_jobs.wait()
+        decoder.may_answer.set()
+        outcomes = await asyncio.gather(*loads, return_exceptions=True)
+        refused = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+        assert refused and all(isinstance(error, RateLimitError) for error in refused)
+        assert (len(outcomes) - len(refused)) * 600_000 == images.num_bytes <= limit + 5 * 600_000
 
 
 async def test_too_many_images_and_models_without_images_are_refused() -> None:
