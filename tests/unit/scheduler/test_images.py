@@ -8,9 +8,12 @@ import msgspec
 import numpy as np
 
 from jaxserve.ipc.image_info import ImageInfo
+from jaxserve.ipc.messages import AddRequest, PromptImage
+from jaxserve.ipc.prompt_embeds import PromptEmbeds
+from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.scheduler.images.embedding_rows import EmbeddingRows
 from jaxserve.scheduler.images.policy import ImagePolicy
-from jaxserve.scheduler.images.request_images import PlacedImage, RequestImages
+from jaxserve.scheduler.images.request_images import PlacedImage, RequestImages, images_of
 from jaxserve.scheduler.plan import NO_IMAGE_ROW
 from jaxserve.types import RequestId
 
@@ -145,3 +148,33 @@ def test_prompts_with_images_that_are_seen_whole_all_end_in_steps_that_are_just_
             assert sum(counts) <= 9
             assert not any(own.cut_by(first) for own, first in zip(prompts, firsts, strict=True))
         assert firsts == ends
+
+
+def test_an_image_is_shared_only_among_requests_with_the_same_salt() -> None:
+    def placed(salt: str | None) -> RequestImages:
+        sent = [PromptImage(0, 3, b"d" * 32, bytes(3 * 4), bytes(3 * 8))]
+        message = AddRequest(RequestId("a"), [7] * 4, EngineSamplingParams(max_tokens=1), cache_salt=salt, images=sent)
+        found = images_of(message)
+        assert found is not None
+        return found
+
+    policy = ImagePolicy(msgspec.structs.replace(INFO, cache_rows=32))
+    num_encoded = []
+    for salt in ("a", "b", None, "a", "b", None):
+        own = placed(salt)
+        _, items = policy.cut([own], [0], [4], [False])
+        num_encoded.append(len(items))
+        policy.release(own)
+    assert num_encoded == [1, 1, 1, 0, 0, 0]
+
+
+def test_given_embeddings_are_shared_only_among_requests_with_the_same_salt() -> None:
+    part = PromptEmbeds(0, 1, b"d" * 32, bytes(4))
+    digests = set()
+    for salt in ("a", "b", None, "a"):
+        sampling = EngineSamplingParams(max_tokens=1)
+        message = AddRequest(RequestId("a"), [7], sampling, cache_salt=salt, prompt_embeds=[part])
+        found = images_of(message)
+        assert found is not None
+        digests.add(found.images[0].digest)
+    assert len(digests) == 3
