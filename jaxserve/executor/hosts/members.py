@@ -42,6 +42,8 @@ class Members:
         self._num_hosts = num_hosts
         self._shared_settings = shared_settings
         self._by_rank: dict[int, Member] = {}
+        self._replaced_ids: set[str] = set()
+        """Host ids of members that another host has replaced. One of them that still asks to join is a second host of its rank."""
         self.is_closed = False
         """True once the engine has begun with the members it has."""
 
@@ -69,14 +71,18 @@ class Members:
         return next((member for member in self._by_rank.values() if member.identity == identity), None)
 
     def join(self, identity: bytes, join: Join) -> None:
-        """Add a worker, or replace one that was started again.
+        """Add a worker, or replace one that was started again. Before the engine begins its whole host may be, with another id.
 
         Raises RefusedError if it cannot be a member, and HostLostError if it follows one that the engine has begun with.
         """
         name = f"host {join.rank} ({join.host_name})"
         known = self._by_rank.get(join.rank)
         if known is not None and known.join.host_id != join.host_id:
-            raise RefusedError(f"two hosts have --host-rank {join.rank}: {known.join.host_name} and {join.host_name}")
+            if self.is_closed or join.host_id in self._replaced_ids:
+                raise RefusedError(
+                    f"two hosts have --host-rank {join.rank}: {known.join.host_name} and {join.host_name}"
+                )
+            self._replaced_ids.add(known.join.host_id)
         if known is not None and self.is_closed:
             if known.join.incarnation == join.incarnation:
                 return  # it was sent before the answer to the one before

@@ -82,12 +82,25 @@ def test_a_host_of_any_version_can_read_what_another_one_asks_and_why_it_is_refu
     assert TO_WORKER.decode(b"\x92\xa7Refused\xa3why") == Refused("why")
 
 
-def test_two_hosts_with_one_rank_are_refused_before_and_after_the_start() -> None:
-    members = Members(2, SETTINGS)
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_two_hosts_with_one_rank_are_refused_before_and_after_the_start(is_closed: bool) -> None:
+    members, other = Members(3, SETTINGS), join(host_id="another", incarnation="other", host_name="other")
     members.join(b"a", join())
-    for members.is_closed in (False, True):
-        with pytest.raises(RefusedError, match="two hosts have --host-rank 1: node and other"):
-            members.join(b"b", join(host_id="another", host_name="other"))
+    members.join(b"b", other)
+    members.is_closed = is_closed
+    members.join(b"b", other)  # repeated before it was answered
+    with pytest.raises(RefusedError, match="two hosts have --host-rank 1: other and node"):
+        members.join(b"a", join())
+
+
+def test_a_host_that_is_started_again_replaces_the_one_before_while_others_are_awaited() -> None:
+    """Its machine or container was started again, so that nothing remembers the host's identity."""
+    members = Members(3, SETTINGS)
+    members.join(b"a", join())
+    members.join(b"b", join(host_id="restarted", incarnation="second"))
+    assert members.find(b"a") is None and members.find(b"b") is not None
+    members.join(b"c", join(2))
+    assert [member.identity for member in members.all] == [b"b", b"c"]
 
 
 def test_a_worker_that_is_started_again_replaces_the_one_before_until_the_engine_begins() -> None:
