@@ -65,7 +65,9 @@ class TierConfig:
         None, help="HOST:PORT of --kv-listen of other engines, comma separated: pages are fetched from them"
     )
     kv_peer_token: str | None = option(
-        None, secret=True, help="shared secret that signs what engines exchange; needed beyond this host"
+        None,
+        secret=True,
+        help="shared secret of engines that exchange pages: their connections are encrypted with it; needed beyond this host",
     )
     kv_fetch: KVFetch = option(
         "auto",

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import zmq
 
-from jaxserve.kv.tiers.page import Page, PageLayout, checksum, copy_page
+from jaxserve.kv.tiers.page import Page, PageLayout, copy_page
 from jaxserve.kv.tiers.stats import TierStats
 from jaxserve.kv.tiers.wire import (
     MAX_HASHES,
@@ -22,8 +22,9 @@ from jaxserve.kv.tiers.wire import (
     PageReply,
     PageRequest,
     WireError,
+    header_of,
     open_reply,
-    sign,
+    secure_client,
 )
 from jaxserve.types import BlockHash
 
@@ -80,14 +81,14 @@ class PeerStore:
         reply, frames = self._ask(names[:most], min(len(names), most))
         if reply is None:
             return 0
-        for count, (expected, frame, name, page) in enumerate(zip(reply.checksums, frames, names, pages, strict=False)):
+        for count, (frame, name, page) in enumerate(zip(frames, names, pages, strict=False)):
             row, layout = np.frombuffer(frame, np.uint8), self._layout.of(name)
-            if len(row) != layout.num_bytes or checksum(layout.views(row)) != expected:
+            if len(row) != layout.num_bytes:
                 with self._lock:
-                    self._fail("checksum", "a page is damaged")
+                    self._fail("peer_error", f"a page of {len(row)} bytes")
                 return count
             copy_page(layout.views(row), page)
-        return min(len(reply.checksums), len(frames), len(pages))
+        return min(len(frames), len(pages))
 
     def put(self, name: BlockHash, page: Page) -> None:
         """Do nothing: engines fetch pages, they do not send them."""
@@ -124,10 +125,13 @@ class PeerStore:
             if reply is None and self._closed.is_set():
                 return None, []
             if reply is None:
-                self._fail("peer_timeout", f"no reply in {self._timeout_s:g} seconds")
+                text = (
+                    f"no reply in {self._timeout_s:g} seconds: the peer is gone or slow, or has another --kv-peer-token"
+                )
+                self._fail("peer_timeout", text)
                 return None, []
             if isinstance(reply, PageRefusal):
-                self._fail(f"peer_{reply.reason}", f"it refuses our {reply.reason}")
+                self._fail("peer_layout", "they have another layout")
                 self._retry_s = self._clock() + _LONGEST_PAUSE_S
                 return None, []
             self._pause_s = 0.0
@@ -136,15 +140,15 @@ class PeerStore:
     def _exchange(self, request: PageRequest) -> tuple[PageReply | PageRefusal | None, list[Any]]:
         """Send a request and wait for its reply; None if there is none in time."""
         connection = self._connected()
-        connection.send_multipart(sign(request, self._token))
+        connection.send(header_of(request))
         deadline_s = time.monotonic() + self._timeout_s
         while time.monotonic() < deadline_s and not self._closed.is_set():
             if not connection.poll(_POLL_MS):
                 continue
             frames = connection.recv_multipart(copy=False)
-            reply = open_reply([frame.bytes for frame in frames[:2]], self._token)
+            reply = open_reply(frames[0].bytes)
             if reply.nonce == request.nonce:
-                return reply, [frame.buffer for frame in frames[2:]]
+                return reply, [frame.buffer for frame in frames[1:]]
         return None, []
 
     def _connected(self) -> zmq.Socket[bytes]:
@@ -155,6 +159,7 @@ class PeerStore:
             self._socket.setsockopt(
                 zmq.MAXMSGSIZE, max(MAX_REQUEST_BYTES, *(each.num_bytes for each in self._layout.all))
             )
+            secure_client(self._socket, self._token)
             self._socket.connect(self._endpoint)
         return self._socket
 

@@ -14,7 +14,7 @@ import numpy as np
 import zmq
 
 from jaxserve.errors import ConfigError
-from jaxserve.kv.tiers.page import PageLayout, checksum
+from jaxserve.kv.tiers.page import PageLayout
 from jaxserve.kv.tiers.store import PageStore, leading_tiers
 from jaxserve.kv.tiers.wire import (
     MAX_REPLY_BYTES,
@@ -23,9 +23,10 @@ from jaxserve.kv.tiers.wire import (
     PageReply,
     PageRequest,
     WireError,
+    header_of,
     known_hashes,
     open_request,
-    sign,
+    secure_server,
 )
 from jaxserve.types import BlockHash
 
@@ -35,8 +36,8 @@ _POLL_S: Final = 0.1
 _SHORT_POLL_S: Final = 0.002
 """The poll while a request waits for a page."""
 _LONGEST_WAIT_S: Final = 30.0
-_MAX_SEND_FRAMES: Final = 256
-"""Frames that wait for a client that does not read; further replies are dropped, and it computes its prompt."""
+_MAX_REPLIES: Final = 4
+"""Replies that wait for a client that does not read; further ones are dropped, and it computes its prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,6 @@ class PageServer:
         self._layout = layout
         self._stores = stores
         self._is_coming = is_coming
-        self._token = token
         self._clock = clock
         self._waiting: list[_Waiting] = []
         self._context = zmq.Context()
@@ -72,7 +72,8 @@ class PageServer:
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.IPV6, int("[" in endpoint))
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
-        self._socket.setsockopt(zmq.SNDHWM, _MAX_SEND_FRAMES)
+        self._socket.setsockopt(zmq.SNDHWM, _MAX_REPLIES)
+        secure_server(self._socket, token)
         try:
             self._socket.bind(endpoint)
         except zmq.ZMQError as error:
@@ -105,13 +106,12 @@ class PageServer:
     def _receive(self) -> None:
         client, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
         try:
-            request = open_request(frames, self._token)
+            request = open_request(frames)
         except WireError as error:
-            _log.warning("refused a request for KV pages: %s", error)
-            self._socket.send_multipart([client, *sign(PageRefusal(b"", "signature"), self._token)])
+            _log.warning("ignored a request for KV pages: %s", error)
             return
         if request.identity != self._layout.identity:
-            self._socket.send_multipart([client, *sign(PageRefusal(request.nonce, "layout"), self._token)])
+            self._socket.send_multipart([client, header_of(PageRefusal(request.nonce))])
             return
         self._answer(_Waiting(client, request, self._clock() + min(request.wait_s, _LONGEST_WAIT_S)))
 
@@ -127,7 +127,7 @@ class PageServer:
         if may_wait and count < len(names) and not self._has(names[count]) and self._is_coming(names[count]):
             self._waiting.append(entry)
             return
-        rows, checksums = list[np.ndarray](), list[bytes]()
+        rows = list[np.ndarray]()
         for name in names[: min(count, request.max_pages)]:
             layout = self._layout.of(name)
             row = np.empty(layout.num_bytes, np.uint8)
@@ -136,9 +136,8 @@ class PageServer:
             if not any(store.get([name], [layout.views(row)]) for store in self._stores):
                 break  # evicted since it was counted
             rows.append(row)
-            checksums.append(checksum(layout.views(row)))
-        header = sign(PageReply(request.nonce, count, checksums), self._token)
-        self._socket.send_multipart([entry.client, *header, *(row.data for row in rows)], copy=False)
+        header = header_of(PageReply(request.nonce, count))
+        self._socket.send_multipart([entry.client, header, *(row.data for row in rows)], copy=False)
 
     def _has(self, name: BlockHash) -> bool:
         return any(store.num_leading([name]) for store in self._stores)

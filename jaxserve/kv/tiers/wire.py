@@ -1,11 +1,12 @@
-"""The messages between engines that exchange pages, their signatures, and the addresses that may be used.
+"""The messages between engines that exchange pages, the keys of their connections, and the addresses that may be used.
 
-    request   header, signature
-    reply     header, signature, then one frame for each page: its blocks, one after the other
+    request   header
+    reply     header, then one frame for each page: its blocks, one after the other
 
-Headers are MessagePack. A signature is an HMAC of the header with the shared token (`--kv-peer-token`); a reply names the
-request that it answers and the checksum of every page, so neither can be replaced. Nothing is encrypted: pages belong on a
-private network, and addresses outside of one are refused. A peer can only be asked for pages, never be given any.
+Headers are MessagePack. A connection is encrypted and authenticated (CurveZMQ). The server's key pair is made from the shared
+token (`--kv-peer-token`), and its public key is never sent: only a client with the token can open a connection, and only a
+server with the token can answer. Until then neither takes a frame of the other. A peer can only be asked for pages, never be
+given any.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import socket
-from typing import Final, Literal
+from typing import Any, Final
 
 import msgspec
+import zmq
+from zmq.utils import z85
 
 from jaxserve.errors import ConfigError, JaxserveError
 from jaxserve.types import BlockHash
@@ -29,7 +32,7 @@ MAX_REPLY_BYTES: Final = 32 << 20
 
 
 class WireError(JaxserveError):
-    """A message that is no valid one of an authorised peer."""
+    """A message that is no valid request or reply."""
 
 
 class PageRequest(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -54,31 +57,43 @@ class PageReply(msgspec.Struct, frozen=True, array_like=True, tag=True):
     nonce: bytes
     count: int
     """Leading pages of the request that the peer has; with `finds_first` the index of the first that it has, or the number of names."""
-    checksums: list[bytes] = []
-    """Checksum of each page that follows, the first pages of the request."""
 
 
 class PageRefusal(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """The request cannot be answered."""
+    """The pages of the engine have another layout."""
 
     nonce: bytes
-    reason: Literal["signature", "layout"]
 
 
 _REQUEST: Final = msgspec.msgpack.Decoder(PageRequest)
 _REPLY: Final[msgspec.msgpack.Decoder[PageReply | PageRefusal]] = msgspec.msgpack.Decoder(PageReply | PageRefusal)
 
 
-def sign(message: PageRequest | PageReply | PageRefusal, token: str) -> list[bytes]:
-    """Return header and signature."""
-    header = msgspec.msgpack.encode(message)
-    return [header, _signature(header, token)]
+def secure_server(server: zmq.Socket[Any], token: str) -> None:
+    """Let a socket that binds take connections of clients with the token only."""
+    server.curve_secretkey = _server_key(token)
+    server.curve_server = True
 
 
-def open_request(frames: list[bytes], token: str) -> PageRequest:
+def secure_client(client: zmq.Socket[Any], token: str) -> None:
+    """Let a socket that connects talk to servers with the token only."""
+    client.curve_publickey, client.curve_secretkey = zmq.curve_keypair()
+    client.curve_serverkey = zmq.curve_public(_server_key(token))
+
+
+def _server_key(token: str) -> bytes:
+    """Return the secret key of servers with this token."""
+    return z85.encode(hmac.digest(token.encode("utf-8", "surrogatepass"), b"jaxserve KV pages", "sha256"))
+
+
+def header_of(message: PageRequest | PageReply | PageRefusal) -> bytes:
+    return msgspec.msgpack.encode(message)
+
+
+def open_request(frames: list[bytes]) -> PageRequest:
     """Return the request in `frames`. Raises WireError."""
-    if len(frames) != 2 or not hmac.compare_digest(frames[1], _signature(frames[0], token)):
-        raise WireError("a request with a wrong signature")
+    if len(frames) != 1:
+        raise WireError(f"a request of {len(frames)} frames")
     try:
         request = _REQUEST.decode(frames[0])
     except (msgspec.DecodeError, RecursionError) as error:
@@ -88,22 +103,16 @@ def open_request(frames: list[bytes], token: str) -> PageRequest:
     return request
 
 
-def open_reply(frames: list[bytes], token: str) -> PageReply | PageRefusal:
-    """Return the reply whose header and signature are the first of `frames`. Raises WireError."""
-    if len(frames) < 2 or not hmac.compare_digest(frames[1], _signature(frames[0], token)):
-        raise WireError("a reply with a wrong signature")
+def open_reply(header: bytes) -> PageReply | PageRefusal:
+    """Return the reply with this header. Raises WireError."""
     try:
-        return _REPLY.decode(frames[0])
+        return _REPLY.decode(header)
     except (msgspec.DecodeError, RecursionError) as error:
         raise WireError(f"no reply: {error}") from error
 
 
 def known_hashes(request: PageRequest) -> list[BlockHash]:
     return [BlockHash(block_hash) for block_hash in request.hashes]
-
-
-def _signature(header: bytes, token: str) -> bytes:
-    return hmac.digest(token.encode("utf-8", "surrogatepass"), header, "sha256")
 
 
 def split_addresses(setting: str | None) -> list[str]:
@@ -129,7 +138,7 @@ def endpoint_of(address: str, flag: str, token: str | None) -> str:
     for one in addresses:
         if one.is_unspecified or not (one.is_loopback or one.is_private or one.is_link_local):
             raise ConfigError(
-                f"{flag} {address!r}: {one} is no loopback or private address, and pages are not encrypted"
+                f"{flag} {address!r}: {one} is no loopback or private address: pages belong on a private network"
             )
         if not one.is_loopback and not token:
             raise ConfigError(f"{flag} {address!r}: an address beyond this host needs --kv-peer-token")
