@@ -166,19 +166,26 @@ def cache_directory(setting: str | None) -> Path | None:
 
 def trusted_directory(directory: Path) -> Path | None:
     """Return `directory`, created if it is missing (0700); None with a warning if it cannot be used."""
-    problem = _problem(directory)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        problem = directory_problem(directory)
+    except OSError as error:
+        problem = str(error)
     if problem is not None:
         _LOG.warning("compile cache %s is off: %s", directory, problem)
         return None
+    status = directory.stat()
+    if status.st_uid == os.getuid() and status.st_mode & stat.S_IWGRP:
+        with contextlib.suppress(OSError):  # a read-only volume
+            directory.chmod(0o700)
     return directory
 
 
-def _problem(directory: Path) -> str | None:
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = directory.stat()
-    except OSError as error:
-        return str(error)
+def directory_problem(directory: Path) -> str | None:
+    """Return the reason why a directory that exists cannot be used; None if it can. Raises OSError."""
+    status = directory.stat()
+    if not stat.S_ISDIR(status.st_mode):
+        return "it is not a directory"
     if not os.access(directory, os.R_OK | os.X_OK):
         return "no permission to read it"
     writers = stat.S_IWOTH if status.st_gid == _TRUSTED_GROUP else stat.S_IWGRP | stat.S_IWOTH
@@ -187,9 +194,6 @@ def _problem(directory: Path) -> str | None:
             "the directory must belong to this user, or to root, and no other user may write to it (mode 0700 or 0755; "
             "on a volume of Kubernetes fsGroup: 0)"
         )
-    if status.st_uid == os.getuid() and status.st_mode & stat.S_IWGRP:
-        with contextlib.suppress(OSError):  # a read-only volume
-            directory.chmod(0o700)
     return None
 
 

@@ -23,7 +23,7 @@ from jaxserve.errors import ConfigError, StartupError
 from jaxserve.runner.host.cgroup import ROOT, cpu_quota
 from jaxserve.runner.host.cores import num_cores
 from jaxserve.runner.host.memory import available_bytes
-from jaxserve.runner.program_cache import cache_directory
+from jaxserve.runner.program_cache import cache_directory, directory_problem
 from jaxserve.runtime.environment import child_environment
 from jaxserve.runtime.models.model_configs import model_name
 from jaxserve.tools.found_devices import FoundDevices, NoDeviceError, find_devices
@@ -141,16 +141,19 @@ def _cache(config: Config) -> Finding:
     folder = cache_directory(config.compile.compile_cache)
     if folder is None:
         return Finding("compile cache", "note", "off: every start compiles all programs", "set --compile-cache DIR")
-    existing = next(path for path in (folder, *folder.parents) if path.exists())
-    if not os.access(existing, os.W_OK | os.X_OK):
-        return Finding(
-            "compile cache", "wrong", f"{existing} is not writable", f"chown {existing}, or --compile-cache DIR"
-        )
-    if folder.exists() and folder.stat().st_mode & 0o022:
-        return Finding(
-            "compile cache", "wrong", f"others may write to {folder}: it is not used", f"chmod go-w {folder}"
-        )
-    programs = sum(1 for _ in folder.iterdir()) if folder.exists() else 0
+    existing = next(path for path in (folder, *folder.parents) if os.path.exists(path))
+    is_writable = existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
+    if existing == folder:
+        problem = directory_problem(folder)
+        fix = f"chown {os.getuid()} {folder} and chmod 0700 {folder}, or --compile-cache DIR"
+        if problem is not None:
+            return Finding("compile cache", "wrong", f"{folder} is not used: {problem}", fix)
+        if not is_writable:
+            return Finding("compile cache", "note", f"{folder} is read-only: every start compiles what it lacks", fix)
+    elif not is_writable:
+        fix = f"chown {existing}, or --compile-cache DIR"
+        return Finding("compile cache", "wrong", f"{existing} is not a directory that this user may write to", fix)
+    programs = sum(1 for _ in folder.iterdir()) if existing == folder else 0
     free = shutil.disk_usage(existing).free
     text = f"{folder}: {programs} entries, {free / _GIB:.1f} GiB free"
     if free < _LITTLE_DISK:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 from jaxserve.cli.main import main
 from jaxserve.cli.status import describe_health, status_lines
 from jaxserve.errors import ConfigError
+from jaxserve.runner import program_cache
+from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.runtime.environment import load_config
 from jaxserve.runtime.settings import describe_changes
 from jaxserve.tools import doctor
@@ -219,7 +222,38 @@ def test_doctor_has_a_fix_for_everything_that_is_wrong(tmp_path: Path) -> None:
         "port",
     }
     assert all(finding.fix for finding in findings.values() if finding.verdict != "ok")
-    assert "chmod go-w" in findings["compile cache"].fix
+    assert "chmod 0700" in findings["compile cache"].fix
+
+
+@pytest.mark.parametrize(
+    ("mode", "allowed", "verdict"),
+    [
+        (0o700, os.R_OK | os.W_OK | os.X_OK, "ok"),
+        (0o770, os.R_OK | os.W_OK | os.X_OK, "ok"),  # `fsGroup: 0`
+        (0o755, os.R_OK | os.X_OK, "note"),
+        (0o700, 0, "wrong"),
+        (0o777, os.R_OK | os.W_OK | os.X_OK, "wrong"),
+    ],
+)
+def test_doctor_and_the_server_agree_on_a_compile_cache(
+    mode: int, allowed: int, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    folder.chmod(mode)
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & ~allowed)
+    monkeypatch.setattr(program_cache, "_TRUSTED_GROUP", os.getgid())
+    config = load_config(flags={"model": "m", "compile_cache": str(folder)})
+    assert doctor._cache(config).verdict == verdict
+    assert folder.stat().st_mode & 0o777 == mode, "doctor changes nothing"
+    assert (ProgramCache(folder).directory is None) == (verdict == "wrong")
+
+
+def test_doctor_names_what_is_in_the_way_of_a_compile_cache(tmp_path: Path) -> None:
+    (tmp_path / "file").touch(mode=0o755)
+    for folder in (tmp_path / "file", tmp_path / "file" / "programs"):
+        config = load_config(flags={"model": "m", "compile_cache": str(folder)})
+        assert doctor._cache(config).verdict == "wrong"
 
 
 @pytest.mark.slow
