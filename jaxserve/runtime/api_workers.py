@@ -229,19 +229,11 @@ class ApiWorkers:
 
 
 @contextlib.asynccontextmanager
-async def api_workers(
-    config: Config,
-    model_path: Path,
-    address: str,
-    listeners: Sequence[Sequence[socket.socket]],
-    *,
-    is_successor: bool = False,
-) -> AsyncIterator[ApiWorkers]:
-    """Start one additional API process for each entry of `listeners`; they have ended after the block."""
-    workers = ApiWorkers(config, model_path, address, listeners)
+async def running_workers(workers: ApiWorkers, *, is_successor: bool = False) -> AsyncIterator[None]:
+    """Start the additional API processes; they have ended after the block."""
     try:
         await workers.start(is_successor=is_successor)
-        yield workers
+        yield
     finally:
         await workers.wait_ended()
 

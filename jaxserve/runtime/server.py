@@ -47,7 +47,7 @@ from jaxserve.runtime.api_process import (
     receiver_path,
     serving_api,
 )
-from jaxserve.runtime.api_workers import ApiWorkers, api_workers
+from jaxserve.runtime.api_workers import ApiWorkers, running_workers
 from jaxserve.runtime.departure import Departure
 from jaxserve.runtime.engine_process import check_tokenizer
 from jaxserve.runtime.environment import child_environment
@@ -57,7 +57,7 @@ from jaxserve.runtime.models.model_runtime import ModelRuntime, install, model_n
 from jaxserve.runtime.models.model_supervisors import ModelSupervisors
 from jaxserve.runtime.notify import notify
 from jaxserve.runtime.replacement import Replacement
-from jaxserve.runtime.replicas import ReplicaSupervisors
+from jaxserve.runtime.replicas import NextEngine, ReplicaSupervisors
 from jaxserve.runtime.settings import describe, describe_changes
 from jaxserve.runtime.spawn import Spawned
 from jaxserve.runtime.startup_display import StartupDisplay
@@ -212,15 +212,16 @@ class _Server:
             paths = [await _phase(model, "model", partial(_resolve, model.config)) for model in api.models]
             if self.predecessor is not None and self.upgrade.after_drain:
                 await self.predecessor.suspend()
-            supervisors = self._supervisors(api, paths, address)
+            shares, is_successor = self._shares()[1:], self.predecessor is not None
+            workers = ApiWorkers(self.config, paths[0], address, shares)
+            supervisors = self._supervisors(api, paths, address, workers.switch_engine)
             async with running(supervisors.run()) as engine_end:
                 tokenizers = []
                 for model, path in zip(api.models, paths, strict=True):
                     tokenizer = await _phase(model, "tokenizer", partial(tokenizer_of, model.config, path))
                     install(model.frontend, model.config, tokenizer, path)
                     tokenizers.append(tokenizer)
-                shares, is_successor = self._shares()[1:], self.predecessor is not None
-                async with api_workers(self.config, paths[0], address, shares, is_successor=is_successor) as workers:
+                async with running_workers(workers, is_successor=is_successor):
                     self.workers = workers
                     async with running(_all_ready(api, tokenizers, paths, workers)) as ready:
                         await asyncio.wait({ready, engine_end}, return_when=asyncio.FIRST_COMPLETED)
@@ -266,7 +267,9 @@ class _Server:
         _log.info("serving in place of process %d, which finishes its requests", self.predecessor.pid)
         self.upgrade.on_done()
 
-    def _supervisors(self, api: ApiProcess, paths: Sequence[Path], address: str) -> ModelSupervisors:
+    def _supervisors(
+        self, api: ApiProcess, paths: Sequence[Path], address: str, on_next: NextEngine
+    ) -> ModelSupervisors:
         supervisors = []
         shares = divide_among_models(self.configs, child_environment())
         for number, (model, path, share) in enumerate(zip(api.models, paths, shares, strict=True)):
@@ -280,12 +283,8 @@ class _Server:
                 phases=model.startup.own.take(),
             )
             process = None if number else self.spawned
-            supervisors.append(ReplicaSupervisors(model, spec, process, self._switch_engine, share.devices))
+            supervisors.append(ReplicaSupervisors(model, spec, process, on_next, share.devices))
         return ModelSupervisors(api.models, supervisors)
-
-    async def _switch_engine(self, replica: int, address: str | None) -> None:
-        if self.workers is not None:
-            await self.workers.switch_engine(replica, address)
 
     def _reload(self, api: ApiProcess) -> None:
         """Read API keys and certificate again, here and in the other API processes."""
