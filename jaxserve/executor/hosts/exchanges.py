@@ -6,13 +6,11 @@ import logging
 import threading
 import time
 from concurrent.futures import Future
-from typing import Final
 
 from jaxserve.errors import StartupError
+from jaxserve.executor.hosts.sockets import SHOW_S
 
 _LOG = logging.getLogger(__name__)
-_SHOW_S: Final = 60.0
-"""Time after which the log names the hosts that are waited for, and again after that: one of them may hang."""
 
 AllValues = list[dict[str, str]]
 """The values of all hosts, by rank."""
@@ -48,7 +46,7 @@ class Exchanges:
         started_s = time.monotonic()
         while True:
             try:
-                return future.result(_SHOW_S)
+                return future.result(SHOW_S)
             except TimeoutError:
                 _LOG.warning(
                     "waiting for %s since %.0f s: %s", self._missing(topic), time.monotonic() - started_s, topic

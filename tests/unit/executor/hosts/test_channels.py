@@ -259,7 +259,7 @@ def test_messages_of_other_programs_are_ignored(ends: Ends, monkeypatch: pytest.
 
 
 def test_the_log_names_a_host_that_is_waited_for(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchanges, "_SHOW_S", 0.01)
+    monkeypatch.setattr(exchanges, "SHOW_S", 0.01)
     shown: Future[str] = Future()
     monkeypatch.setattr(exchanges._LOG, "warning", lambda text, *args: shown.done() or shown.set_result(text % args))
     leader, joined, _ = pair(ends)
