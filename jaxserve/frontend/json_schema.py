@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, Final
+from urllib.parse import unquote
 
 from jaxserve.errors import invalid
 from jaxserve.frontend.checks import shorten
@@ -153,11 +154,12 @@ def _mark(schema: dict[str, Any], root: dict[str, Any], found: set[int]) -> None
 
 
 def referenced_schema(reference: Any, root: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the schema that a reference inside the document means."""
+    """Return the schema that a reference inside the document means: a JSON pointer (RFC 6901) as the fragment of a URI."""
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
-    value: Any = root
-    for step in reference.removeprefix("#").split("/")[1:]:
+    name, *steps = unquote(reference.removeprefix("#")).split("/")
+    value: Any = root if not name else None  # what has a name is an anchor
+    for step in steps:
         value = value.get(step.replace("~1", "/").replace("~0", "~")) if isinstance(value, dict) else None
     return value if isinstance(value, dict) else None
 

@@ -288,6 +288,8 @@ def test_the_schema_of_a_function_may_be_a_reference() -> None:
     days = {"type": "object", "properties": {"days": {"type": "integer"}}}
     assert tagged("days", "3", {"f": {"$ref": "#/$defs/Days", "$defs": {"Days": days}}}) == {"days": 3}
     assert tagged("days", "3", {"f": {"allOf": [{"$ref": "#/$defs/Days"}], "$defs": {"Days": days}}}) == {"days": 3}
+    escaped = {"$ref": "#/$defs/all%20the~1d%C3%A4ys%25", "$defs": {"all the/däys%": days}}
+    assert tagged("days", "3", {"f": escaped}) == {"days": 3}
 
 
 def test_a_schema_of_many_references_is_read_in_bounded_time() -> None:
