@@ -117,8 +117,7 @@ class Tokenization:
         tokenizer = self.tokenizer
 
         def encode() -> Iterator[tuple[list[int], int | None]]:
-            for place, (one, other) in enumerate(pairs):
-                ids, start = tokenizer.encode_pair(one, other, truncate)
+            for place, (ids, start) in enumerate(tokenizer.encode_pairs(pairs, truncate)):
                 check(len(ids), place)
                 yield ids, start
 

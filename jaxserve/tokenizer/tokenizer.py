@@ -163,24 +163,35 @@ class Tokenizer:
                 return encoding
             num_chars *= 2
 
-    def encode_pair(self, one: str, other: str, max_tokens: int | None) -> tuple[list[int], int | None]:
-        """Return the ids of a pair of texts, and the start of the second if the model has token types.
+    def encode_pairs(
+        self, pairs: Iterable[tuple[str, str]], max_tokens: int | None
+    ) -> Iterator[tuple[list[int], int | None]]:
+        """Yield the ids of pairs of texts, and the start of each second one if the model has token types.
 
-        The longer one is truncated at its end to at most `max_tokens` in all. Raises InvalidRequestError.
+        A first text that follows itself is encoded once. The longer text of a pair is truncated at its end to at most
+        `max_tokens` in all. Raises InvalidRequestError.
         """
-        if max_tokens is None:
-            first, second = self._encodings([one, other], add_special_tokens=False)
-        else:
-            first, second = self._beginning(one, max_tokens), self._beginning(other, max_tokens)
-            room = max_tokens - self._backend.num_special_tokens_to_add(True)
-            if room < 2:
-                raise invalid("truncate_prompt_tokens", f"{max_tokens} leaves no room beside the special tokens")
-            keep = min(len(first), max(room - len(second), room // 2))
-            first.truncate(keep)
-            second.truncate(room - keep)
-        whole = self._backend.post_process(first, second, add_special_tokens=True)
-        types = whole.type_ids
-        return list(whole.ids), types.index(1) if 1 in types else None
+
+        def encoded(text: str) -> Encoding:
+            if max_tokens is not None:
+                return self._beginning(text, max_tokens)
+            return next(self._encodings([text], add_special_tokens=False))
+
+        last: tuple[str, Encoding] | None = None
+        for one, other in pairs:
+            if last is None or last[0] != one:
+                last = one, encoded(one)
+            first, second = Encoding.merge([last[1]], growing_offsets=False), encoded(other)  # a copy, to be truncated
+            if max_tokens is not None:
+                room = max_tokens - self._backend.num_special_tokens_to_add(True)
+                if room < 2:
+                    raise invalid("truncate_prompt_tokens", f"{max_tokens} leaves no room beside the special tokens")
+                keep = min(len(first), max(room - len(second), room // 2))
+                first.truncate(keep)
+                second.truncate(room - keep)
+            whole = self._backend.post_process(first, second, add_special_tokens=True)
+            types = whole.type_ids
+            yield list(whole.ids), types.index(1) if 1 in types else None
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of `token_ids`, with U+FFFD for malformed UTF-8. Ids outside the vocabulary have no text."""

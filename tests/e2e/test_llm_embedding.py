@@ -99,7 +99,7 @@ def test_a_cross_encoder_is_given_pairs_with_their_border(programs: Path) -> Non
     """Through tokenizer, messages and scheduler; `tests/engine` compares the model itself with transformers."""
     path = pair_golden("bert_cross_tiny").path
     documents = ["the lazy dog", "a list of tokens", "jumps"]
-    pairs = [load_tokenizer(path).encode_pair("the quick fox", document, None) for document in documents]
+    pairs = list(load_tokenizer(path).encode_pairs([("the quick fox", document) for document in documents], None))
     engine = EmbeddingEngine(path, has_all_buckets=True)
     expected = np.concatenate(engine.vectors([ids for ids, _ in pairs], [start for _, start in pairs]))
     engine.close()

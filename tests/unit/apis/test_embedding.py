@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import re
 import shlex
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import msgspec
 import numpy as np
 import pytest
+from tokenizers import Encoding
 
 from jaxserve.frontend.embedding import finished
 from jaxserve.ipc.messages import EmbeddingInfo, Ready
@@ -81,17 +82,17 @@ async def pairs_api() -> AsyncIterator[Api]:
 
 async def test_a_cross_encoder_reads_each_pair_at_once(pairs_api: Api) -> None:
     api, documents = pairs_api, ["first", "second one", "third"]
+    pairs = list(api.tokenizer.encode_pairs([("what?", document) for document in documents], None))
     task = asyncio.create_task(api.post("/v1/rerank", {"query": "what?", "documents": documents, "top_n": 2}))
-    for document, score in zip(documents, (0.25, -3.5, 7.0), strict=True):
+    for pair, score in zip(pairs, (0.25, -3.5, 7.0), strict=True):
         request = await api.engine.added()
-        assert (request.prompt_token_ids, request.text_pair_start) == api.tokenizer.encode_pair("what?", document, None)
+        assert (request.prompt_token_ids, request.text_pair_start) == pair
         assert request.text_pair_start is not None
         api.engine.output(request, [], finish_reason="stop", vector=np.float32(score).tobytes())
     status, reply = await task
     assert status == 200
     assert [(result["index"], result["relevance_score"]) for result in reply["results"]] == [(2, 7.0), (0, 0.25)]
-    tokens = sum(len(api.tokenizer.encode_pair("what?", document, None)[0]) for document in documents)
-    assert reply["usage"]["prompt_tokens"] == tokens
+    assert reply["usage"]["prompt_tokens"] == sum(len(ids) for ids, _ in pairs)
 
 
 @pytest.mark.parametrize("num_tokens", [MAX_MODEL_LEN, MAX_MODEL_LEN + 1])
@@ -111,7 +112,8 @@ async def test_a_pair_that_is_too_long_is_refused_or_cut(api: Api) -> None:
     assert (status, reply["error"]["code"]) == (400, "context_length_exceeded")
     assert "number 1 of 'text_2'" in reply["error"]["message"]
     task = asyncio.create_task(api.post("/v1/score", {**body, "truncate_prompt_tokens": 10}))
-    for length in (len(api.tokenizer.encode_pair("a b c", "d", None)[0]), 10):
+    [(short, _)] = api.tokenizer.encode_pairs([("a b c", "d")], None)
+    for length in (len(short), 10):
         request = await api.engine.added()
         assert len(request.prompt_token_ids) == length
         api.engine.output(request, [], finish_reason="stop", vector=np.float32(0.5).tobytes())
@@ -122,17 +124,17 @@ async def test_a_pair_that_is_too_long_is_refused_or_cut(api: Api) -> None:
 async def test_pairs_after_one_that_is_too_long_are_not_encoded(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     await ready(api, scores_pairs=True)
     encoded: list[str] = []
-    encode_pair = Tokenizer.encode_pair
+    encodings = Tokenizer._encodings
 
-    def counted(tokenizer: Tokenizer, one: str, other: str, most: int | None) -> tuple[list[int], int | None]:
-        encoded.append(other)
-        return encode_pair(tokenizer, one, other, most)
+    def counted(tokenizer: Tokenizer, texts: list[str], add_special_tokens: bool) -> Iterator[Encoding]:
+        encoded.extend(texts)
+        return encodings(tokenizer, texts, add_special_tokens)
 
-    monkeypatch.setattr(Tokenizer, "encode_pair", counted)
+    monkeypatch.setattr(Tokenizer, "_encodings", counted)
     body = {"query": "word " * 80, "documents": [str(number) for number in range(50)]}
     status, reply = await api.post("/v1/rerank", body)
     assert (status, reply["error"]["code"]) == (400, "context_length_exceeded")
-    assert encoded == ["0"]
+    assert encoded == ["word " * 80, "0"]
 
 
 async def test_a_cross_encoder_makes_no_vectors(api: Api) -> None:

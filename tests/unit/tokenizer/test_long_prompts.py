@@ -132,14 +132,14 @@ def test_the_beginning_of_a_text_has_the_tokens_of_the_whole(folder: str, monkey
     texts = ["Hello world " * 3000, " " * 9000 + "é😀" * 3000, "a" * 9000 + "\n\n b" * 3000, "x"]
     ids = [loaded.encode(text, add_special_tokens=False) for text in texts]
     special = [loaded.encode_cut(text, 300, add_special_tokens=True) for text in texts]
-    pairs = [loaded.encode_pair(texts[0], text, 300) for text in texts]
+    pairs = list(loaded.encode_pairs([(texts[0], text) for text in texts], 300))
     monkeypatch.setattr(tokenizer, "_MARGIN_CHARS", 16)
     monkeypatch.setattr(tokenizer, "_MARGIN_TOKENS", 64)
     for text, whole, with_special, pair in zip(texts, ids, special, pairs, strict=True):
         for num_tokens in (1, 10, 300, 20_000):
             assert loaded.encode_cut(text, num_tokens, add_special_tokens=False) == whole[:num_tokens]
         assert loaded.encode_cut(text, 300, add_special_tokens=True) == with_special
-        assert loaded.encode_pair(texts[0], text, 300) == pair
+        assert list(loaded.encode_pairs([(texts[0], text)], 300)) == [pair]
 
 
 def test_of_a_text_that_is_cut_only_the_beginning_is_encoded(byte_level: Tokenizer, backend: Backend) -> None:

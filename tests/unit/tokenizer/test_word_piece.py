@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +65,36 @@ def test_a_setting_of_the_wrong_type_is_rejected(tmp_path: Path) -> None:
 def test_pairs_are_those_of_transformers_cut_from_the_longer_text(one: str, other: str, most: int | None) -> None:
     theirs = theirs_of_bert()
     expected = theirs(one, other, truncation="longest_first" if most else False, max_length=most)
-    ids, start = load_tokenizer(BERT).encode_pair(one, other, most)
+    [(ids, start)] = load_tokenizer(BERT).encode_pairs([(one, other)], most)
     assert len(ids) == len(expected["input_ids"])
     assert start == expected["token_type_ids"].index(1)
     assert ids == expected["input_ids"]
+
+
+class Backend:
+    """The library's tokenizer, and the texts that it has encoded."""
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self.texts: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._backend, name)
+
+    def encode_batch_fast(self, texts: Sequence[str], add_special_tokens: bool) -> Any:
+        self.texts += texts
+        return self._backend.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+
+
+@pytest.mark.parametrize("most", [None, 12, 6])
+def test_the_first_text_of_many_pairs_is_encoded_once(most: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long query of white space has no tokens, so that no check of a length ends the work."""
+    loaded = load_tokenizer(BERT)
+    pairs = [(one, other) for one in (" " * 40, "a b c d e f g h") for other in ("fox", "the lazy dogs jump over many")]
+    expected = [each for pair in pairs for each in loaded.encode_pairs([pair], most)]
+    monkeypatch.setattr(loaded, "_backend", backend := Backend(loaded._backend))
+    assert list(loaded.encode_pairs(pairs, most)) == expected
+    assert [backend.texts.count(pairs[place][0]) for place in (0, 2)] == [1, 1]
 
 
 def test_special_tokens_that_leave_no_space_are_an_error() -> None:
@@ -79,4 +106,4 @@ def test_special_tokens_that_leave_no_space_are_an_error() -> None:
     with pytest.raises(InvalidRequestError, match="2 leaves no room beside the special tokens"):
         tokenizer.encode_cut("fox", 2, add_special_tokens=True)
     with pytest.raises(InvalidRequestError, match="4 leaves no room"):
-        tokenizer.encode_pair("fox", "dog", 4)
+        next(tokenizer.encode_pairs([("fox", "dog")], 4))
