@@ -23,8 +23,15 @@ _SWITCHES: Final[Mapping[str, Pooling]] = {
     "pooling_mode_lasttoken": "last",
 }
 """Keys of sentence-transformers before 5.4, one of which is true."""
-_LENGTHS: Final = (("sentence_bert_config.json", "max_seq_length"), ("tokenizer_config.json", "model_max_length"))
-"""Files and keys of the longest text. sentence-transformers writes only the second one since 5.4."""
+_LENGTHS: Final = (
+    *(
+        (f"sentence_{kind}_config.json", "max_seq_length")
+        for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+    ),
+    ("tokenizer_config.json", "model_max_length"),
+)
+"""Files and keys of the longest text. sentence-transformers once named the first one by the model's kind, and writes only the last
+one since 5.4."""
 _MAX_TOKENS: Final = 1 << 27
 """Longest text that is a limit: transformers writes 1e30 for none."""
 

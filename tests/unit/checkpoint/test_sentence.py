@@ -64,6 +64,14 @@ def test_the_longest_text_is_the_tokenizers_without_a_length_of_its_own(
     assert read_sentence_modules(tmp_path) == SentenceModules("mean", False, 128)
 
 
+@pytest.mark.parametrize("kind", ["roberta", "xlm-roberta", "distilbert"])
+def test_the_longest_text_may_be_in_a_file_named_by_the_kind_of_model(tmp_path: Path, kind: str) -> None:
+    write(tmp_path, kinds=("Transformer", "Pooling"), modes={"pooling_mode": "mean"})
+    (tmp_path / f"sentence_{kind}_config.json").write_text('{"max_seq_length": 128}')
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 512}')
+    assert read_sentence_modules(tmp_path) == SentenceModules("mean", False, 128)
+
+
 def test_a_cross_encoder_has_a_transformer_alone(tmp_path: Path) -> None:
     write(tmp_path, kinds=("Transformer",), modes={}, max_tokens=256)
     modules = read_sentence_modules(tmp_path)
