@@ -202,10 +202,10 @@ def _eos_token_ids(directory: Path, tokenizer_eos: int | None) -> tuple[int, ...
 
 
 def _chat_templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Return templates by name. Jinja files win over chat_template.json (a processor's), which wins over tokenizer_config.json."""
-    processor = directory / "chat_template.json"
+    """Return templates by name. Jinja files win over those of a processor, which win over tokenizer_config.json."""
     templates = _declared_templates(directory / "tokenizer_config.json", config)
-    templates |= _declared_templates(processor, _read_json(processor))
+    for name in ("chat_template.json", "processor_config.json"):
+        templates |= _declared_templates(directory / name, _read_json(directory / name))
     files = {path.stem: path for path in sorted((directory / "additional_chat_templates").glob("*.jinja"))}
     files["default"] = directory / "chat_template.jinja"
     for name, path in files.items():

@@ -94,9 +94,10 @@ def test_chat_templates_come_from_the_first_of_option_file_and_config(directory:
     assert loaded.chat_templates.render(USER) == loaded.chat_templates.render(USER, tools=[{}]) == "option"
 
 
-def test_a_processor_may_have_the_only_chat_template(directory: Path) -> None:
+@pytest.mark.parametrize("name", ["chat_template.json", "processor_config.json"])
+def test_a_processor_may_have_the_only_chat_template(directory: Path, name: str) -> None:
     change_config(directory, chat_template=None)
-    write(directory / "chat_template.json", {"chat_template": "of the processor"})
+    write(directory / name, {"chat_template": "of the processor"})
     assert load_tokenizer(directory).chat_templates.render(USER) == "of the processor"
 
 
