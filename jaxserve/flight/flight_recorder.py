@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 import time
 from pathlib import Path
@@ -35,7 +36,9 @@ class FlightRecorder:
             record = make_record(self._recorder, self._shape, model=self._model, reason=reason)
             stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
             self._num_written += 1
-            path = write_record(record, self._directory, f"{stamp}-{os.getpid()}-{self._num_written}")
+            # With the host: replicas may share a directory, and in containers their processes have the same numbers.
+            name = f"{stamp}-{socket.gethostname()}-{os.getpid()}-{self._num_written}"
+            path = write_record(record, self._directory, name)
         _log.info("wrote the flight record of %d steps to %s (%s)", record.num_steps, path, reason)
         return path
 

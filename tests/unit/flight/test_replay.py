@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import random
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -14,7 +17,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from jaxserve.flight import flight_recorder
 from jaxserve.flight.errors import RecordError
+from jaxserve.flight.flight_recorder import FlightRecorder
 from jaxserve.flight.record import KEPT_FILES, SUFFIX, FlightRecord, read_record, write_record
 from jaxserve.flight.recorder import MAX_OVERRUN
 from jaxserve.flight.replay import Difference, replay
@@ -317,6 +322,18 @@ def test_files_are_private_whole_and_few(tmp_path: Path) -> None:
     assert read_record(path) == record
     assert (folder.stat().st_mode & 0o777, path.stat().st_mode & 0o777) == (0o700, 0o600)
     assert [each.name for each in sorted(folder.iterdir())] == [f"{n:03}{SUFFIX}" for n in range(3, KEPT_FILES + 3)]
+
+
+def test_pods_with_one_folder_write_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their processes have the same numbers, and an operator may ask all of them within a second."""
+    record = under_load(num_turns=10).record()
+    monkeypatch.setattr(flight_recorder, "make_record", lambda *arguments, **names: record)
+    monkeypatch.setattr(time, "strftime", lambda form, when: "20260101T120000Z")
+    unread: Any = None
+    for host in ("pod-a", "pod-b"):
+        monkeypatch.setattr(socket, "gethostname", lambda name=host: name)
+        path = FlightRecorder(unread, unread, "m", str(tmp_path)).write("signal")
+        assert path.name == f"20260101T120000Z-{host}-{os.getpid()}-1{SUFFIX}"
 
 
 def test_files_that_are_no_records_are_refused_in_one_line(tmp_path: Path) -> None:
