@@ -90,7 +90,7 @@ INPUT_FIELDS: Final = {
     "num_prompt_logprobs": "",
     "tokens": "T",  # UNREAD_TOKEN: the one in the row's slot
     "positions": "T",
-    "rows": "T",  # row of each token; padding tokens point at row B - 1 with page 0
+    "rows": "T",  # row of each token; padding tokens have row 0, and write to the null page
     "is_real": "T",
     "targets": "T",
     "query_starts": "B+1",
