@@ -88,7 +88,8 @@ class ServerConfig:
         256 << 20,
         ge=1024,
         unit="bytes",
-        help="bytes of all request bodies that are being read or prepared; beyond, requests get 429",
+        help="bytes of all request bodies that are being read or prepared, and of the stored responses that they continue; "
+        "beyond, requests get 429",
     )
     sse_keep_alive: float = option(15.0, ge=0, help="seconds between keep-alive comments on an idle stream; 0: none")
     max_connections: int = option(4096, ge=1, help="open HTTP connections; requests on further ones get 503")

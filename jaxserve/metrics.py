@@ -73,7 +73,7 @@ METRICS: Final[dict[str, MetricSpec]] = ENGINE_METRICS | {
     "reply_bytes": MetricSpec("gauge", "Bytes reserved for the log-probabilities of replies under way (--max-reply-memory)."),
     "http_request_duration_seconds": MetricSpec("histogram", "Time from the headers of an HTTP request to the end of its reply.", (), LATENCY_S),
     "http_connections": MetricSpec("gauge", "Open HTTP connections."),
-    "body_bytes": MetricSpec("gauge", "Bytes of request bodies that are being read or prepared (--max-body-memory)."),
+    "body_bytes": MetricSpec("gauge", "Bytes of request bodies that are being read or prepared, and of the stored responses that they continue (--max-body-memory)."),
     "queued_prompt_tokens": MetricSpec("gauge", "Prompt tokens of requests that have no output yet."),
     "request_capacity": MetricSpec("gauge", "Requests that may run and wait (--max-num-seqs + --max-queued-requests); 0 without an engine."),
     "build_info": MetricSpec("gauge", "1, with the version as a label.", ("version",)),

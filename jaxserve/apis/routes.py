@@ -43,6 +43,9 @@ class Call:
     """True: looking at the whole body takes too long for the event loop."""
     note: Callable[[RequestNotes], None]
     """Keeps what the headers of the reply say of the request; called before the reply begins."""
+    reserve: Callable[[int], None]
+    """Reserves memory for bytes that the request makes the server read beside its body, until its handler returns. Raises
+    RateLimitError if there is none."""
     cleanup: ExitStack
     """Closed at the end of the reply."""
 

@@ -62,11 +62,12 @@ def handler_of(route: Route) -> Handler:
         ignored: list[str] = []
         is_large = False
         with ExitStack() as cleanup, ExitStack() as reading:
+            reserve = reading.enter_context(state.bodies.reservation())
             if (admission := http.get(ADMISSION)) is not None:
                 cleanup.enter_context(admission.pop_all())
             if "body" in inputs:
                 size = http.content_length if http.content_length is not None else state.max_body_size
-                reading.enter_context(state.bodies.reserved(min(size, state.max_body_size)))
+                reserve(min(size, state.max_body_size))
                 body = await read_body(http, inputs["body"])
                 arguments["body"], ignored, is_large = body.request, body.unknown, body.is_large
             if "query" in inputs:
@@ -80,6 +81,7 @@ def handler_of(route: Route) -> Handler:
                 ignored_fields=ignored,
                 is_large=is_large,
                 note=partial(take_notes, http),
+                reserve=reserve,
                 cleanup=cleanup,
                 state=state,
                 routes=http.app[ROUTES],

@@ -110,7 +110,7 @@ def _read(call: Call, body: ResponsesRequest) -> list[Item]:
 
 async def _translated(call: Call, body: ResponsesRequest, given: list[Item]) -> GenerationRequest:
     """Return the request with the conversation that it continues, which may be long where its body is short."""
-    before = await items_before(call.responses, body.previous_response_id)
+    before = await items_before(call.responses, body.previous_response_id, call.reserve)
     translate = partial(to_request, body, [*before, *given], call.frontend.limits, len(before))
     return await (call.frontend.tokenization.call(translate) if before else call.off_loop(translate))
 

@@ -22,6 +22,7 @@ from jaxserve.frontend.peers import PeerProcesses
 RESPONSE_ID: Final = re.compile(r"resp_([0-9a-f]{3})[0-9a-f]{32}([0-9a-z]{0,32})")
 """Process and server of a response."""
 _ANSWER: Final[msgspec.msgpack.Decoder[StoredResponse | None]] = msgspec.msgpack.Decoder(StoredResponse | None)
+_NONE: Final = msgspec.msgpack.encode(None)
 
 
 class ResponseService:
@@ -37,7 +38,7 @@ class ResponseService:
         self._peers = peers
         self._suffix = config.response_id_suffix
         self._runs: dict[str, asyncio.Task[None]] = {}
-        self._own: dict[str, Callable[[str], Awaitable[StoredResponse | None]]] = {
+        self._own: dict[str, Callable[[str], Awaitable[bytes]]] = {
             "get": self._get,
             "cancel": self._cancel,
             "delete": self._delete,
@@ -47,9 +48,11 @@ class ResponseService:
         """Return an id for a response that is made here."""
         return f"resp_{self._peers.index:03x}{uuid.uuid4().hex}{self._suffix}"
 
-    async def get(self, response_id: str) -> StoredResponse | None:
-        """Return the response; None if no process stores it. Counts as a use."""
-        return await self._ask("get", response_id)
+    async def get(
+        self, response_id: str, reserve: Callable[[int], None] = lambda num_bytes: None
+    ) -> StoredResponse | None:
+        """Return the response; None if no process stores it. Counts as a use. reserve: takes its bytes before it is decoded."""
+        return await self._ask("get", response_id, reserve)
 
     async def cancel(self, response_id: str) -> StoredResponse | None:
         """Cancel a background response; return its last state."""
@@ -78,34 +81,32 @@ class ResponseService:
     @property
     def answers(self) -> Mapping[str, Callable[[str], Awaitable[bytes]]]:
         """Answers to the questions of the other processes, by topic."""
+        return {f"response.{name}": own for name, own in self._own.items()}
 
-        def encoded(own: Callable[[str], Awaitable[StoredResponse | None]]) -> Callable[[str], Awaitable[bytes]]:
-            async def answer(response_id: str) -> bytes:
-                return msgspec.msgpack.encode(await own(response_id))
-
-            return answer
-
-        return {f"response.{name}": encoded(own) for name, own in self._own.items()}
-
-    async def _ask(self, what: str, response_id: str) -> StoredResponse | None:
+    async def _ask(
+        self, what: str, response_id: str, reserve: Callable[[int], None] = lambda num_bytes: None
+    ) -> StoredResponse | None:
         match = RESPONSE_ID.fullmatch(response_id)
         if match is None or match[2] != self._suffix or (index := int(match[1], 16)) >= self._peers.count:
             return None
         if index == self._peers.index:
-            return await self._own[what](response_id)
-        return _ANSWER.decode(await self._peers.ask(index, f"response.{what}", response_id))
+            data = await self._own[what](response_id)
+        else:
+            data = await self._peers.ask(index, f"response.{what}", response_id)
+        reserve(len(data))
+        return _ANSWER.decode(data)
 
-    async def _get(self, response_id: str) -> StoredResponse | None:
-        return self.store.get(response_id)
+    async def _get(self, response_id: str) -> bytes:
+        return self.store.get(response_id) or _NONE
 
-    async def _cancel(self, response_id: str) -> StoredResponse | None:
+    async def _cancel(self, response_id: str) -> bytes:
         run = self._runs.get(response_id)
         if run is not None:
             run.cancel()
             await asyncio.wait({run})
-        return self.store.get(response_id)
+        return await self._get(response_id)
 
-    async def _delete(self, response_id: str) -> StoredResponse | None:
-        stored = await self._cancel(response_id)
+    async def _delete(self, response_id: str) -> bytes:
+        data = await self._cancel(response_id)
         self.store.remove(response_id)
-        return stored
+        return data

@@ -62,14 +62,14 @@ class ResponseStore:
         while self._num_bytes > self._config.max_stored_bytes or len(self) > self._config.max_stored_responses:
             self.remove(next(iter(self._entries)))
 
-    def get(self, response_id: str) -> StoredResponse | None:
-        """Return the response; None if it is not stored any more. Counts as a use."""
+    def get(self, response_id: str) -> bytes | None:
+        """Return the response, encoded; None if it is not stored any more. Counts as a use."""
         self._forget_old()
         entry = self._entries.pop(response_id, None)
         if entry is None:
             return None
         self._entries[response_id] = _Entry(entry.data, self._clock())
-        return _DECODER.decode(entry.data)
+        return entry.data
 
     def remove(self, response_id: str) -> bool:
         """Drop a response; return False if it is not stored."""
@@ -82,6 +82,3 @@ class ResponseStore:
         oldest_use_s = self._clock() - self._config.response_ttl
         while self._entries and next(iter(self._entries.values())).last_use_s < oldest_use_s:
             self._num_bytes -= len(self._entries.popitem(last=False)[1].data)
-
-
-_DECODER: msgspec.msgpack.Decoder[StoredResponse] = msgspec.msgpack.Decoder(StoredResponse)

@@ -14,9 +14,11 @@ from jaxserve.config import ResponsesConfig
 from jaxserve.errors import ConfigError, UnavailableError
 from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.metrics import Metrics
+from jaxserve.tokenizer.tokenizer import Tokenizer
 from tests.unit.apis.test_replies import EOS, ids, play
 from tests.unit.apis.test_response_store import stored
-from tests.unit.running_api import Api
+from tests.unit.http.test_http_tenants import until_reserved
+from tests.unit.running_api import Api, running_api
 
 PATH = "/v1/responses"
 BODY: dict[str, Any] = {"input": "Hi", "background": True}
@@ -82,6 +84,28 @@ async def test_a_response_in_progress_cannot_be_continued(api: Api) -> None:
     await ask(api, "DELETE", begun["id"])
 
 
+async def test_the_responses_that_a_request_continues_count_among_bodies_before_they_are_decoded(
+    tokenizer: Tokenizer,
+) -> None:
+    async with running_api(tokenizer, max_body_memory=5000) as api:
+        earlier = stored(api.responses.new_id(), "x" * 3000, status="completed")
+        later = stored(api.responses.new_id(), status="completed", previous_response_id=earlier.response.id)
+        for one in (earlier, later):
+            api.responses.store.put(one)
+        body = {"input": "Hi", "previous_response_id": later.response.id}
+        _, writer = await asyncio.open_connection("127.0.0.1", api.port)
+        head = "POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1500\r\n\r\n{"
+        writer.write(head.encode())
+        await until_reserved(api, 1500)
+        status, reply = await api.post(PATH, body)
+        assert status == 429 and "(--max-body-memory)" in reply["error"]["message"]
+        writer.close()
+        await until_reserved(api, 0)
+        status, reply = await api.post(PATH, body)
+        assert (status, reply["error"]["code"]) == (400, "context_length_exceeded"), "it was read"
+        assert api.bodies.num_bytes == 0
+
+
 @pytest.mark.parametrize("fields", [{"stream": True}, {"store": False}])
 async def test_background_is_refused_where_no_client_could_ask_for_it(api: Api, fields: dict[str, Any]) -> None:
     status, reply = await api.post(PATH, BODY | fields)
@@ -109,6 +133,9 @@ async def test_each_process_finds_and_deletes_the_responses_of_the_other(service
     response_id = kept.response.id
     services[1].store.put(kept)
     assert await services[0].get(response_id) == await services[1].get(response_id) == kept
+    sizes: list[int] = []
+    assert await services[0].get(response_id, sizes.append) == kept
+    assert sizes == [services[1].store.num_bytes]
     assert await services[0].delete(response_id) == kept
     assert await services[0].get(response_id) is None
     assert len(services[1].store) == 0
