@@ -25,16 +25,25 @@ class KeyRing:
 
     def __init__(self, keys: Iterable[str] = (), tenants: Iterable[Tenant] = ()) -> None:
         """keys: without limits; tenants: of further keys."""
-        self._tenants: tuple[tuple[bytes, Tenant | None], ...] = tuple((_digest(key.encode()), None) for key in keys)
-        self._tenants += tuple((_digest(tenant.record.key.encode()), tenant) for tenant in tenants)
+        self.has_several_names = False
+        """True: keys have at least two names."""
+        self._tenants: tuple[tuple[bytes, Tenant | None], ...] = ()
+        self.replace(tenants)
+        self._tenants += tuple((_digest(key.encode()), None) for key in keys)
 
     @property
     def is_open(self) -> bool:
         return not self._tenants
 
+    def shared_name(self, tenant: Tenant | None) -> str:
+        """Return the name of a tenant that has to leave a part of the server to other keys; an empty text for the others."""
+        return tenant.record.name if tenant is not None and self.has_several_names else ""
+
     def replace(self, tenants: Iterable[Tenant]) -> None:
         """Accept these keys from now on, and no others. Requests under way are not touched."""
-        self._tenants = tuple((_digest(tenant.record.key.encode()), tenant) for tenant in tenants)
+        found = [*tenants]
+        self._tenants = tuple((_digest(tenant.record.key.encode()), tenant) for tenant in found)
+        self.has_several_names = len({tenant.record.name for tenant in found} - {""}) > 1
 
     def check(self, authorization: str | None, api_key: str | None = None) -> Tenant | None:
         """Return the tenant of the key in the `Authorization` or the `X-Api-Key` header; None for a key without limits.

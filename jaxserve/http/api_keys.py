@@ -68,11 +68,6 @@ def make_tenants(records: Sequence[KeyRecord], config: Config, metrics: Metrics)
     return [Tenant(record, metrics, config.server.api_processes) for record in records]
 
 
-def has_several_names(records: Sequence[KeyRecord]) -> bool:
-    """Return True if keys have at least two names."""
-    return len({record.name for record in records} - {""}) > 1
-
-
 def _required(source: str, texts: list[str]) -> list[str]:
     keys = [text.strip() for text in texts if text.strip()]
     if not keys:

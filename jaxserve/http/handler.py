@@ -24,6 +24,7 @@ from jaxserve.http.listener import Handler
 from jaxserve.http.sse import KEEP_ALIVE, EventStream, frame, frames_that_repeat
 from jaxserve.http.state import STATE, ServerState
 from jaxserve.ipc.messages import RequestOutput
+from jaxserve.tenants import TENANT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +63,7 @@ def handler_of(route: Route) -> Handler:
         ignored: list[str] = []
         is_large = False
         with ExitStack() as cleanup, ExitStack() as reading:
-            reserve = reading.enter_context(state.bodies.reservation())
+            reserve = reading.enter_context(state.bodies.reservation(state.keys.shared_name(TENANT.get())))
             if (admission := http.get(ADMISSION)) is not None:
                 cleanup.enter_context(admission.pop_all())
             if "body" in inputs:

@@ -21,7 +21,7 @@ from jaxserve.frontend.frontend import ServedModels
 from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.frontend.tokenization import tokenization
 from jaxserve.http.access import CorsPolicy, KeyRing
-from jaxserve.http.api_keys import has_several_names, key_records, make_tenants
+from jaxserve.http.api_keys import key_records, make_tenants
 from jaxserve.http.app import make_app
 from jaxserve.http.body_budget import BodyBudget
 from jaxserve.http.event_loop import MeasuredLoop
@@ -113,7 +113,7 @@ class ApiProcess:
         if records:
             self.keys.replace(self._tenants(records))
             for model in self.models:
-                model.client.admission.has_several_keys = has_several_names(records)
+                model.client.admission.has_several_keys = self.keys.has_several_names
             _log.info("%d API keys are accepted from now on", len(records))
 
     def _tenants(self, records: Sequence[KeyRecord]) -> list[Tenant]:
@@ -257,12 +257,13 @@ def _server_state(models: Sequence[ModelRuntime], config: Config, peers: PeerPro
     """Return the state of the HTTP side. Raises ConfigError for keys that cannot be read."""
     server = config.server
     records = key_records(server)
+    keys = KeyRing(tenants=make_tenants(records, config, models[0].frontend.metrics))
     for model in models:
-        model.client.admission.has_several_keys = has_several_names(records)
+        model.client.admission.has_several_keys = keys.has_several_names
     return ServerState(
         models=ServedModels([model.frontend for model in models]),
         startups={model.frontend.model_name: model.startup for model in models},
-        keys=KeyRing(tenants=make_tenants(records, config, models[0].frontend.metrics)),
+        keys=keys,
         allows_commands=server.public_commands or (is_local(server) and not records),
         is_local=is_local(server),
         logs_access=server.access_log,

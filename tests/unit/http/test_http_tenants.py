@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -105,6 +106,32 @@ async def test_bodies_share_a_budget(tokenizer: Tokenizer) -> None:
         writer.close()
         await until_reserved(api, 0)
         assert (await api.post("/tokenize", {"prompt": "x" * 200}))[0] == 200, "one body alone is never too large"
+
+
+async def test_a_key_leaves_a_quarter_of_the_memory_of_bodies_to_other_keys(tokenizer: Tokenizer) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        api = await stack.enter_async_context(
+            running_api(tokenizer, records=[KeyRecord(key="a", name="team"), OPERATOR], max_body_memory=1000)
+        )
+
+        async def upload(key: str, num_bytes: int) -> None:
+            _, writer = await asyncio.open_connection("127.0.0.1", api.port)
+            stack.callback(writer.close)
+            head = f"POST /tokenize HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\nContent-Type: application/json\r\n"
+            writer.write(f"{head}Content-Length: {num_bytes}\r\n\r\n{{".encode())
+
+        await upload("a", 750)
+        await until_reserved(api, 750)
+        status, body = await api.post("/tokenize", {"prompt": "x"}, headers=AS_TEAM)
+        assert status == 429 and "at most 750 may" in body["error"]["message"]
+        await upload("o", 200)
+        await until_reserved(api, 950)
+        assert (await api.post("/tokenize", {"prompt": "x"}, headers=AS_OPERATOR))[0] == 200
+
+
+async def test_one_request_of_a_key_may_take_more_than_its_share_of_bodies(tokenizer: Tokenizer) -> None:
+    async with running_api(tokenizer, records=[KeyRecord(key="a", name="team"), OPERATOR], max_body_memory=100) as api:
+        assert (await api.post("/tokenize", {"prompt": "x" * 70}, headers=AS_TEAM))[0] == 200
 
 
 async def test_engine_requests_carry_the_clients_id_and_failed_streams_are_not_counted_as_200(
