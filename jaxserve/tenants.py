@@ -34,7 +34,7 @@ class KeyRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     tokens_per_minute: int | None = None
     """Tokens of prompts and replies."""
     highest_priority: int = 0
-    """The lowest number that requests may have as `priority`."""
+    """The lowest number that requests may have as `priority`, and what those without one get if it is over 0."""
     shares_cache: bool = False
     """True: prefixes are shared with other keys, so that times tell whether another key has sent the same text."""
     is_operator: bool = False
@@ -99,11 +99,19 @@ class Tenant:
         finally:
             self._num_running -= 1
 
-    def check_priority(self, priority: int) -> None:
-        """Raise InvalidRequestError for a priority that requests of this key may not have."""
-        if self.record.name and priority < self.record.highest_priority:
-            reason = f"must be at least {self.record.highest_priority} with this API key, got {priority}"
-            raise invalid("priority", reason)
+    def priority(self, given: int | None) -> int:
+        """Return the priority of a request; `given`: the request's own, None if it has none.
+
+        Raises InvalidRequestError for one that requests of this key may not have.
+        """
+        highest = self.record.highest_priority
+        if not self.record.name:
+            return given or 0
+        if given is None:
+            return max(0, highest)
+        if given < highest:
+            raise invalid("priority", f"must be at least {highest} with this API key, got {given}")
+        return given
 
     def salt(self, salt: str | None) -> str | None:
         """Return the salt of the request's pages in the prefix cache; `salt`: the request's own.

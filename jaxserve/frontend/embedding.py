@@ -128,7 +128,7 @@ async def vectors_of(
     frontend: Frontend,
     model_info: ModelInfo,
     texts: Sequence[list[int]],
-    priority: int = 0,
+    priority: int | None = None,
     *,
     text_pair_starts: Sequence[int | None] | None = None,
     on_done: Callable[[], None] = lambda: None,
@@ -138,8 +138,8 @@ async def vectors_of(
     However long the list, the engine holds no more of it than fills its next steps. text_pair_starts: for pairs, the
     start of each second text. on_done: called for each text.
     """
-    if (tenant := TENANT.get()) is not None:
-        tenant.check_priority(priority)
+    tenant = TENANT.get()
+    rank = priority or 0 if tenant is None else tenant.priority(priority)
     for user in (tenant, USAGE.get()):
         if user is not None:
             user.use(sum(map(len, texts)), 0)
@@ -151,7 +151,7 @@ async def vectors_of(
             RequestId(f"{request_id}-{i}"),
             ids,
             EngineSamplingParams(),
-            priority,
+            rank,
             text_pair_start=start,
             key_name=key_name,
         )
@@ -234,7 +234,7 @@ async def scores_with_counts(
     second: Sequence[str],
     *,
     truncate: int | None,
-    priority: int,
+    priority: int | None,
     params: tuple[str, str],
 ) -> tuple[list[float], int]:
     """Return the score of each of `second` with its partner in `first`, or with the only one there, and the token count.
@@ -281,7 +281,7 @@ async def scores_of(
     frontend: Frontend,
     model_info: ModelInfo,
     pairs: Pairs,
-    priority: int = 0,
+    priority: int | None = None,
     on_done: Callable[[], None] = lambda: None,
 ) -> list[float]:
     """Return the score of each pair."""

@@ -49,10 +49,9 @@ async def prepare(frontend: Frontend, request: GenerationRequest) -> RequestHand
     adapter = frontend.adapter_of(request.model)
     if adapter:
         frontend.metrics.inc("adapter_requests", adapter=frontend.shown_name(request.model))
-    tenant, salt = TENANT.get(), request.cache_salt
+    tenant, salt, priority = TENANT.get(), request.cache_salt, request.priority or 0
     if tenant is not None:
-        tenant.check_priority(request.priority)
-        salt = tenant.salt(salt)
+        salt, priority = tenant.salt(salt), tenant.priority(request.priority)
     request_id = f"{HTTP_REQUEST_ID.get()}:{uuid.uuid4().hex[:12]}"  # the client's id need not be unique
     choices: list[ChoiceStream] = []
     for index, (prompt, max_tokens) in enumerate(zip(encoded.prompts, encoded.max_tokens, strict=True)):
@@ -73,7 +72,7 @@ async def prepare(frontend: Frontend, request: GenerationRequest) -> RequestHand
                 RequestId(f"{request_id}-{len(choices)}"),
                 prompt,
                 sampling,
-                request.priority,
+                priority,
                 salt,
                 grammar,
                 adapter=adapter,

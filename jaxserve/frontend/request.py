@@ -132,7 +132,8 @@ class GenerationRequest:
     """The format that replies must have."""
     prediction: str = ""
     """Text that the reply is expected to resemble: drafts are taken from it."""
-    priority: int = 0
+    priority: int | None = None
+    """Requests with a lower number are served first. None: what is usual for the API key."""
     cache_salt: str | None = None
 
     @property

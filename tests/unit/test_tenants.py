@@ -79,9 +79,9 @@ def test_processes_divide_a_limit() -> None:
 
 def test_priority_and_salt_are_those_of_the_key() -> None:
     team, _, _ = tenant(highest_priority=-1)
-    team.check_priority(-1)
+    assert [team.priority(given) for given in (-1, 0, 7, None)] == [-1, 0, 7, 0]
     with pytest.raises(InvalidRequestError, match="must be at least -1 with this API key, got -2"):
-        team.check_priority(-2)
+        team.priority(-2)
     assert team.salt(None) != team.salt("x") and "team" in str(team.salt(None))
     assert tenant()[0].salt("x") == team.salt("x"), "the same in all API processes"
     assert Tenant(KeyRecord(key="other", name="team"), Metrics("tiny")).salt("x") != team.salt("x"), (
@@ -89,8 +89,15 @@ def test_priority_and_salt_are_those_of_the_key() -> None:
     )
     assert tenant(shares_cache=True)[0].salt(None) is None
     plain = Tenant(KeyRecord(key="k"), Metrics("tiny"))
-    plain.check_priority(-(2**31))
+    assert (plain.priority(-(2**31)), plain.priority(None)) == (-(2**31), 0)
     assert plain.salt("x") == "x"
+
+
+def test_a_request_without_a_priority_gets_one_that_its_key_may_have() -> None:
+    team, _, _ = tenant(highest_priority=5)
+    assert (team.priority(None), team.priority(5)) == (5, 5)
+    with pytest.raises(InvalidRequestError, match="must be at least 5 with this API key, got 0"):
+        team.priority(0)
 
 
 RECORDS = """

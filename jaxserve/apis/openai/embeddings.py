@@ -44,7 +44,9 @@ class InputFields(msgspec.Struct, kw_only=True):
     priority: Annotated[
         int | None,
         Bound("value", -(2**31), 2**31 - 1),
-        Meta(description="Requests with a lower number are computed first. Default: 0."),
+        Meta(
+            description="Requests with a lower number are computed first. Default: 0, or the lowest number that the API key may use if that is higher."
+        ),
     ] = None
     request_id: OwnId = None
 
@@ -129,7 +131,7 @@ async def embeddings(call: Call, body: EmbeddingRequest) -> Encoded:
     )
     check_total(frontend, texts, "input")
     with noting_departure(frontend):
-        vectors = await vectors_of(frontend, model_info, texts, body.priority or 0)
+        vectors = await vectors_of(frontend, model_info, texts, body.priority)
     normalizes = next((asked for asked in (body.normalize, body.use_activation) if asked is not None), model.normalizes)
     num_tokens = sum(map(len, texts))
 

@@ -166,7 +166,7 @@ async def _scores(
         first,
         second,
         truncate=body.truncate_prompt_tokens,
-        priority=body.priority or 0,
+        priority=body.priority,
         params=params,
     )
     return scores, EmbeddingUsage(num_tokens, num_tokens)

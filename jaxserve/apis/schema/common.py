@@ -100,7 +100,9 @@ class GenerationFields(SamplerFields, kw_only=True):
     priority: Annotated[
         int | None,
         Bound("value", -(2**31), 2**31 - 1),
-        Meta(description="Requests with a lower number are served first. Default: 0."),
+        Meta(
+            description="Requests with a lower number are served first. Default: 0, or the lowest number that the API key may use if that is higher."
+        ),
     ] = None
     cache_salt: Annotated[
         str | None,
@@ -247,7 +249,7 @@ def shared_fields(request: GenerationFields) -> dict[str, Any]:
         "stop": request.stop_strings,
         "include_stop": bool(request.include_stop_str_in_output),
         "skip_special_tokens": request.skip_special_tokens is not False,
-        "priority": request.priority or 0,
+        "priority": request.priority,
         "cache_salt": request.cache_salt,
         "logprobs_mode": request.logprobs_mode,
     }

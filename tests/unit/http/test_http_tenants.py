@@ -49,6 +49,20 @@ async def test_a_key_has_its_limits_its_salt_and_its_counters(tokenizer: Tokeniz
         assert api.metrics.value("key_rejections", key="team", reason="tokens") == 1
 
 
+async def test_a_request_without_a_priority_gets_the_most_urgent_one_of_a_key_that_may_not_have_0(
+    tokenizer: Tokenizer,
+) -> None:
+    async with running_api(tokenizer, records=[KeyRecord(key="a", name="team", highest_priority=5)]) as api:
+        for given, expected in ((None, 5), (6, 6)):
+            reply = asyncio.create_task(api.post("/v1/completions", BODY | {"priority": given}, headers=AS_TEAM))
+            request = await api.engine.added()
+            assert request.priority == expected
+            api.engine.output(request, [5], finish_reason="length")
+            assert (await reply)[0] == 200
+        status, body = await api.post("/v1/completions", BODY | {"priority": 0}, headers=AS_TEAM)
+        assert (status, body["error"]["param"]) == (400, "priority")
+
+
 async def test_a_background_response_counts_among_the_requests_of_its_key_until_its_end(tokenizer: Tokenizer) -> None:
     record = KeyRecord(key="a", name="team", max_concurrent_requests=1)
     async with running_api(tokenizer, records=[record]) as api:
