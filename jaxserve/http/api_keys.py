@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from jaxserve.config import Config, ServerConfig
 from jaxserve.errors import ConfigError
 from jaxserve.metrics import Metrics
 from jaxserve.tenants import KeyRecord, Tenant
+from jaxserve.yaml_values import integer, switch, yaml_loader
 
 
 def api_keys(server: ServerConfig) -> list[str]:
@@ -45,7 +47,9 @@ def _read_records(source: str, text: str) -> list[KeyRecord]:
     import yaml  # only a server with such a file pays for it
 
     try:
-        records = msgspec.convert(yaml.safe_load(text), list[KeyRecord])
+        content = yaml.load(text, yaml_loader())
+        listed = [_parsed(one) for one in content] if isinstance(content, list) else content
+        records = msgspec.convert(listed, list[KeyRecord])
     except yaml.YAMLError:
         raise ConfigError(f"{source}: not YAML") from None
     except msgspec.ValidationError as error:
@@ -61,6 +65,18 @@ def _read_records(source: str, text: str) -> list[KeyRecord]:
             if limit is not None and limit < 1:
                 raise ConfigError(f"{source}: {name} of {record.name!r} must be at least 1, got {limit}")
     return records
+
+
+def _parsed(record: object) -> object:
+    """Return a record with the values of its fields parsed; those that cannot be stay for the error of the conversion."""
+    if not isinstance(record, dict):
+        return record
+    found = dict(record)
+    for field in msgspec.structs.fields(KeyRecord):
+        if field.type is not str and found.get(field.name) is not None:
+            with contextlib.suppress(ValueError):
+                found[field.name] = (switch if field.type is bool else integer)(found[field.name])
+    return found
 
 
 def make_tenants(records: Sequence[KeyRecord], config: Config, metrics: Metrics) -> list[Tenant]:

@@ -20,6 +20,7 @@ from typing import Any, Literal
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
 from jaxserve.foreign_settings import advice_for_name
+from jaxserve.yaml_values import integer, switch
 
 Kind = Literal["text", "integer", "number", "switch", "choice", "bytes"]
 Value = str | int | float | bool | None
@@ -33,7 +34,6 @@ BYTE_UNITS: Mapping[str, int] = types.MappingProxyType(
         **{f"{letter}B": 1000**power for power, letter in enumerate("KMGT", start=1)},
     }
 )
-_SWITCH_WORDS = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 _KINDS: Mapping[type, Kind] = types.MappingProxyType({str: "text", int: "integer", float: "number", bool: "switch"})
 
 
@@ -158,23 +158,9 @@ def _text(raw: object) -> str:
     raise ValueError
 
 
-def _integer(raw: object) -> int:
-    if isinstance(raw, int | str) and not isinstance(raw, bool):
-        return int(raw)
-    raise ValueError
-
-
 def _number(raw: object) -> float:
     if isinstance(raw, int | float | str) and not isinstance(raw, bool) and math.isfinite(float(raw)):
         return float(raw)
-    raise ValueError
-
-
-def _switch(raw: object) -> bool:
-    if isinstance(raw, bool):
-        return raw
-    if isinstance(raw, str) and raw.lower() in _SWITCH_WORDS:
-        return _SWITCH_WORDS[raw.lower()]
     raise ValueError
 
 
@@ -184,11 +170,11 @@ def _bytes(raw: object) -> int:
         if unit not in BYTE_UNITS:
             raise ValueError
         return int(float(number) * BYTE_UNITS[unit]) if "." in number else int(number) * BYTE_UNITS[unit]
-    return _integer(raw)
+    return integer(raw)
 
 
 _PARSERS: Mapping[Kind, Callable[[object], Value]] = types.MappingProxyType(
-    {"text": _text, "choice": _text, "integer": _integer, "number": _number, "switch": _switch, "bytes": _bytes}
+    {"text": _text, "choice": _text, "integer": integer, "number": _number, "switch": switch, "bytes": _bytes}
 )
 
 

@@ -11,9 +11,10 @@ import yaml
 
 from jaxserve.errors import ConfigError
 from jaxserve.runtime.environment import config_from, load_settings
-from jaxserve.runtime.models.config_file import BESIDE_MODELS, MODELS_FORM, MODELS_KEY, name_mistake, yaml_loader
+from jaxserve.runtime.models.config_file import BESIDE_MODELS, MODELS_FORM, MODELS_KEY, name_mistake
 from jaxserve.runtime.models.model_configs import common_setting_mistake, configs_of_models, own_setting_mistake
 from jaxserve.runtime.settings import BY_NAME, SECTIONS, SETTINGS, Value, closest, parse_value
+from jaxserve.yaml_values import yaml_loader
 
 _MERGE = "tag:yaml.org,2002:merge"
 

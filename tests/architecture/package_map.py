@@ -30,6 +30,7 @@ SHARED = frozenset(
         "parent",
         "tenants",
         "types",
+        "yaml_values",
     }
 )
 """Modules that every package may use: arrows to them would hide the others."""

@@ -32,6 +32,7 @@ SHARED = {
     "jaxserve.parent",
     "jaxserve.tenants",
     "jaxserve.types",
+    "jaxserve.yaml_values",
 }
 KERNELS = "jaxserve_kernels"
 
@@ -203,6 +204,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "log": set(),
     "parent": set(),
     "tenants": set(),
+    "yaml_values": set(),
 }
 
 NO_JAX = [
@@ -215,6 +217,7 @@ NO_JAX = [
     "jaxserve.log",
     "jaxserve.metrics",
     "jaxserve.parent",
+    "jaxserve.yaml_values",
     "jaxserve.cli",
     "jaxserve.llm",
     "jaxserve.runtime",

@@ -114,9 +114,25 @@ def test_records_are_read_from_a_file(tmp_path: Path) -> None:
     assert records[1].tokens_per_minute == 100 and records[2].is_operator
 
 
+def test_records_are_read_as_the_file_has_them(tmp_path: Path) -> None:
+    file = tmp_path / "keys.yaml"
+    file.write_text(
+        "- {key: 0012, name: off, tokens_per_minute: 010, requests_per_minute: 1_000, is_operator: yes, shares_cache: Off}\n"
+        "- {key: 2024-13-45, name: 1.10, highest_priority: -5, max_concurrent_requests: null}\n"
+    )
+    assert key_records(ServerConfig(api_key_file=str(file))) == [
+        KeyRecord(key="0012", name="off", tokens_per_minute=10, requests_per_minute=1000, is_operator=True),
+        KeyRecord(key="2024-13-45", name="1.10", highest_priority=-5),
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
+        ("- {key: null, name: a}", "Expected `str`, got `null`"),
+        ("- {key: one, name: a, tokens_per_minute: many}", "Expected `int | null`, got `str`"),
+        ("- {key: one, name: a, is_operator: 2}", "Expected `bool`, got `str`"),
+        ("one", "Expected `array`, got `str`"),
         ("- {key: one}", "each with `key` and `name`"),
         ("[]", "each with `key` and `name`"),
         ("- {key: one, name: a, tokens: 5}", "unknown field `tokens`"),

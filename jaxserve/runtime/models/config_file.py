@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jaxserve.errors import ConfigError
 from jaxserve.runtime.settings import BY_NAME, SECTIONS, SETTINGS, Value, closest, parse_value
+from jaxserve.yaml_values import yaml_loader
 
 if TYPE_CHECKING:
     import yaml
@@ -70,21 +71,6 @@ def values_of_file(file: Path) -> dict[str, Value]:
     if MODELS_KEY in content:
         raise ConfigError(f"{file}: `{MODELS_KEY}`: a model's own file has the settings of one model")
     return _settings_of(content, str(file), "")
-
-
-def yaml_loader() -> type[yaml.SafeLoader]:
-    """Return a loader that keeps every plain value but null as the text that the file has."""
-    import yaml  # 30 ms that `--help` and a start without a file do not pay
-
-    class Loader(yaml.SafeLoader):
-        pass
-
-    # YAML 1.1 reads `off` as false, `010` as 8, `1.10` as 1.1 and `12:30` as 750; a setting knows its own kind.
-    Loader.yaml_implicit_resolvers = {
-        first: [(tag, pattern) for tag, pattern in resolvers if tag.rpartition(":")[2] in ("null", "merge")]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-    return Loader
 
 
 def name_mistake(name: str) -> str | None:
