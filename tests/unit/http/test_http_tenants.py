@@ -109,6 +109,17 @@ async def test_pages_of_other_hosts_write_nothing_to_a_local_server(
         assert (await api.post("/tokenize", {"prompt": "x"}, headers=headers))[0] == status
 
 
+async def test_a_name_of_another_host_reads_only_what_needs_no_key(tokenizer: Tokenizer) -> None:
+    async with running_api(tokenizer, is_local=True, has_page=True) as api:
+        for host, status in (("evil.example", 403), ("localhost:8000", 200), ("[::1]", 200)):
+            for path in ("/metrics", "/v1/models", "/ui/state", "/docs", "/startup"):
+                async with api.http.get(path, headers={"Host": host}) as response:
+                    assert response.status == status, path
+            for path in ("/live", "/health", "/ready", "/version", "/"):
+                async with api.http.get(path, headers={"Host": host}) as response:
+                    assert response.status == 200, path
+
+
 async def test_bodies_share_a_budget(tokenizer: Tokenizer) -> None:
     async with running_api(tokenizer, max_body_memory=100) as api:
         _, writer = await asyncio.open_connection("127.0.0.1", api.port)
