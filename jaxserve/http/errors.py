@@ -64,5 +64,9 @@ def response_from_http_error(
 _HTTP_CODES = {405: "method_not_allowed"}
 
 
+def too_slow(timeout_s: float) -> InvalidRequestError:
+    return InvalidRequestError(f"The body did not arrive within {timeout_s:g} s (--body-timeout).")
+
+
 def too_large(max_body_size: int) -> PayloadTooLargeError:
     return PayloadTooLargeError(f"The request body is larger than {max_body_size} bytes (--max-body-size).")

@@ -17,7 +17,7 @@ from jaxserve.apis.schema.unsupported import IGNORED_HEADER, TOOL_FORMAT_HEADER
 from jaxserve.errors import InvalidRequestError, UnsupportedMediaTypeError
 from jaxserve.frontend.checks import MAX_ECHOED_CHARS, check_bounds, invalid_field, refuse, shorten
 from jaxserve.frontend.encode import RequestNotes
-from jaxserve.http.errors import too_large
+from jaxserve.http.errors import too_large, too_slow
 from jaxserve.http.state import STATE
 
 T = TypeVar("T", bound=msgspec.Struct)
@@ -76,7 +76,7 @@ async def read_body(http: web.Request, struct: type[T]) -> Body[T]:
         async with asyncio.timeout(timeout_s):
             body = await http.read()
     except TimeoutError:
-        raise InvalidRequestError(f"The body did not arrive within {timeout_s:g} s (--body-timeout).") from None
+        raise too_slow(timeout_s) from None
     limits, is_large = state.frontend.limits, len(body) > MAX_BYTES_ON_LOOP
 
     def decode() -> tuple[T, list[str]]:

@@ -1,7 +1,8 @@
-"""Access to the ingress: it checks the API key of a request and the size of its body before it reads the prompt."""
+"""Access to the ingress: it checks the API key of a request, and reads its body within limits, before it reads the prompt."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator, Mapping
@@ -10,7 +11,8 @@ from jaxserve.config import Config
 from jaxserve.errors import AuthenticationError, ConfigError
 from jaxserve.http.access import KeyRing
 from jaxserve.http.api_keys import key_records, make_tenants
-from jaxserve.http.errors import too_large
+from jaxserve.http.body_budget import BodyBudget
+from jaxserve.http.errors import too_large, too_slow
 from jaxserve.metrics import Metrics
 from jaxserve.tenants import Tenant
 
@@ -44,6 +46,10 @@ class IngressKeys:
             self._read()
         return self._ring.check(*offered)
 
+    def shared_name(self, tenant: Tenant | None) -> str:
+        """Return what `KeyRing.shared_name` does."""
+        return self._ring.shared_name(tenant)
+
     def _read(self) -> None:
         records = key_records(self._config.server)
         others = [tenant for tenant in self._tenants if tenant.record not in records]
@@ -60,14 +66,40 @@ class IngressKeys:
         return None
 
 
-async def read_body(chunks: AsyncIterator[bytes], content_length: str | None, max_body_size: int) -> bytes:
-    """Return the body that `chunks` make. Raises PayloadTooLargeError as soon as it is known to be larger than `max_body_size`."""
-    if content_length is not None and int(content_length) > max_body_size:
-        raise too_large(max_body_size)
-    body, num_bytes = list[bytes](), 0
-    async for chunk in chunks:
-        body.append(chunk)
-        num_bytes += len(chunk)
-        if num_bytes > max_body_size:
-            raise too_large(max_body_size)
-    return b"".join(body)
+class IngressBodies:
+    """Reads bodies within the limits that a server has for their size, their time, and their memory while they are read."""
+
+    def __init__(self, config: Config) -> None:
+        self._max_body_size = config.server.max_body_size
+        self._timeout_s = config.connection.body_timeout
+        self._budget = BodyBudget(config.server.max_body_memory)
+
+    @contextlib.asynccontextmanager
+    async def read(
+        self, chunks: AsyncIterator[bytes], content_length: str | None, key_name: str
+    ) -> AsyncIterator[bytes]:
+        """Yield the body that `chunks` make, for which memory is reserved until the end of the block.
+
+        key_name: as in `BodyBudget.reservation`. Raises RequestError, PayloadTooLargeError as soon as the body is known to be
+        too large.
+        """
+        size = self._max_body_size if content_length is None else int(content_length)
+        if size > self._max_body_size:
+            raise too_large(self._max_body_size)
+        with self._budget.reservation(key_name) as reserve:
+            reserve(size)
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    body = await self._joined(chunks)
+            except TimeoutError:
+                raise too_slow(self._timeout_s) from None
+            yield body
+
+    async def _joined(self, chunks: AsyncIterator[bytes]) -> bytes:
+        body, num_bytes = list[bytes](), 0
+        async for chunk in chunks:
+            body.append(chunk)
+            num_bytes += len(chunk)
+            if num_bytes > self._max_body_size:
+                raise too_large(self._max_body_size)
+        return b"".join(body)

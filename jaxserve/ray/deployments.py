@@ -30,7 +30,7 @@ from jaxserve.http.api_keys import api_keys
 from jaxserve.http.app import collect_routes
 from jaxserve.http.operations.schema import RoutingState
 from jaxserve.http.paths import style_of_path
-from jaxserve.ray.access import IngressKeys, read_body
+from jaxserve.ray.access import IngressBodies, IngressKeys
 from jaxserve.ray.relay import Relay, error_reply
 from jaxserve.ray.request_router import PageRequestRouter, QueuedTokensPolicy
 from jaxserve.ray.route_key import NO_PROMPT, PageSize, RouteKeys, response_replica
@@ -113,7 +113,7 @@ class Ingress:
         self._styles = {path: route.style for (_, path), route in self._routes.items() if route.style != ApiStyle()}
         self._access = IngressKeys(config)
         self._cors = CorsPolicy(config.server.cors_allowed_origins)
-        self._max_body_size = config.server.max_body_size
+        self._bodies = IngressBodies(config)
         self._api_key = next(iter(api_keys(config.server)), None)
         self._page_size = PageSize(self._asked_page_size)
 
@@ -123,10 +123,15 @@ class Ingress:
         if http.method == "POST":  # requests of other methods have neither a body nor a prompt
             try:
                 tenant = self._access.check(http.headers)
-                body = await self._body(http)
+                async with (
+                    contextlib.aclosing(http.stream()) as chunks,
+                    self._bodies.read(
+                        chunks, http.headers.get("Content-Length"), self._access.shared_name(tenant)
+                    ) as body,
+                ):
+                    key = await self._keys.of(path, body, await self._page_size.get(), tenant)
             except RequestError as error:
                 return self._error_response(http, error)
-            key = await self._keys.of(path, body, await self._page_size.get(), tenant)
         headers = tuple((name, value) for name, value in http.headers.items() if name.lower() not in HOP_HEADERS)
         target = path + (f"?{http.url.query}" if http.url.query else "")
         request = WireRequest(http.method, target, headers, body, key, stored_at=response_replica(path, body))
@@ -140,11 +145,6 @@ class Ingress:
             return StreamingResponse(_closing(relay, parts), head.status, dict(head.headers))
         content = b"".join([part async for part in parts])
         return Response(content, head.status, dict(head.headers))
-
-    async def _body(self, http: Request) -> bytes:
-        """Return the body of a request. Raises PayloadTooLargeError."""
-        async with contextlib.aclosing(http.stream()) as chunks:
-            return await read_body(chunks, http.headers.get("Content-Length"), self._max_body_size)
 
     def _error_response(self, http: Request, error: RequestError) -> Response:
         head, body = error_reply(error, style_of_path(http.url.path, self._styles))
