@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -79,13 +79,20 @@ class PeerProcesses:
             path.unlink(missing_ok=True)
 
     async def exposition(self, metrics: Metrics) -> bytes:
-        """Return the sums over all API processes, in the Prometheus text format."""
-        return exposition(*await self.snapshots(metrics))
+        """Return the sums over all API processes, in the Prometheus text format.
+
+        Raises UnavailableError if a process does not answer in time. Without its numbers the sums would fall, and
+        Prometheus would take them for counters that began at 0 again: it counts all that they had as new.
+        """
+        answers = await self._numbers_of_others()
+        for answer in answers:
+            if isinstance(answer, UnavailableError) and not isinstance(answer, _NoProcessError):
+                raise answer
+        return exposition(metrics.snapshot(), *_given(answers))
 
     async def snapshots(self, metrics: Metrics) -> list[list[FamilySnapshot]]:
-        """Return the metrics of all API processes, beginning with those of this one."""
-        others = [index for index in range(self.count) if index != self.index]
-        return [metrics.snapshot(), *await asyncio.gather(*map(self._numbers_of, others))]
+        """Return the metrics of the API processes that answer in time, beginning with those of this one."""
+        return [metrics.snapshot(), *_given(await self._numbers_of_others())]
 
     async def ask(self, index: int, topic: str, subject: str) -> bytes:
         """Return another process's answer. Raises UnavailableError if it gives none in time."""
@@ -96,24 +103,39 @@ class PeerProcesses:
                     writer.write(msgspec.msgpack.encode(Question(topic, subject)))
                     writer.write_eof()
                     data = await reader.read()
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            raise _silent(index, str(error), _NoProcessError) from error
         except (OSError, TimeoutError) as error:
             raise _silent(index, str(error) or type(error).__name__) from error
         if not data:
             raise _silent(index, "it hung up")
         return data
 
-    async def _numbers_of(self, index: int) -> list[FamilySnapshot]:
-        """Return the metrics of another process; none while it starts or if it is gone."""
-        try:
-            return _SNAPSHOT.decode(await self.ask(index, _METRICS, ""))
-        except (UnavailableError, msgspec.DecodeError) as error:
-            _log.warning("API process %d does not tell its metrics: %s", index, error)
-            return []
+    async def _numbers_of_others(self) -> list[list[FamilySnapshot] | UnavailableError]:
+        """Return the metrics of each other process, or the reason why it gave none."""
+
+        async def numbers_of(index: int) -> list[FamilySnapshot] | UnavailableError:
+            try:
+                return _SNAPSHOT.decode(await self.ask(index, _METRICS, ""))
+            except UnavailableError as error:
+                return error
+            except msgspec.DecodeError as error:
+                return _silent(index, str(error))
+
+        return await asyncio.gather(*(numbers_of(index) for index in range(self.count) if index != self.index))
 
     def _socket(self, index: int) -> Path:
         return self.directory / f"api-{index}.sock"
 
 
-def _silent(index: int, reason: str) -> UnavailableError:
+class _NoProcessError(UnavailableError):
+    """No process listens: it starts, or it is gone and its numbers with it."""
+
+
+def _silent(index: int, reason: str, kind: type[UnavailableError] = UnavailableError) -> UnavailableError:
     _log.warning("API process %d does not answer: %s", index, reason)
-    return UnavailableError("The API process that could tell does not answer. Please retry.")
+    return kind("The API process that could tell does not answer. Please retry.")
+
+
+def _given(answers: Sequence[list[FamilySnapshot] | UnavailableError]) -> list[list[FamilySnapshot]]:
+    return [answer for answer in answers if not isinstance(answer, UnavailableError)]

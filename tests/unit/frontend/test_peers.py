@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 from pathlib import Path
 
 import pytest
 
+from jaxserve.errors import UnavailableError
 from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.metrics import Metrics
 
@@ -36,7 +39,30 @@ async def test_process_that_is_gone_is_left_out_with_a_warning(
     only, metrics = PeerProcesses(0, 2, tmp_path), numbered(1)
     async with only.answering(metrics):
         assert disconnects(await only.exposition(metrics)) == "1.0"
-    assert "API process 1 does not tell its metrics" in caplog.text
+    assert "API process 1 does not answer" in caplog.text
+
+
+@pytest.mark.parametrize("reply", [b"", b"cut", None], ids=["hangs up", "broken", "late"])
+async def test_metrics_are_refused_while_a_process_gives_none_so_that_no_counter_falls(
+    reply: bytes | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jaxserve.frontend.peers.ANSWER_TIMEOUT_S", 2.0 if reply is not None else 0.0)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.closing(writer):
+            await reader.read()
+            if reply is None:
+                await asyncio.Event().wait()
+            writer.write(reply or b"")
+
+    first, metrics = PeerProcesses(0, 2, tmp_path), numbered(1)
+    server = await asyncio.start_unix_server(answer, tmp_path / "api-1.sock")
+    try:
+        with pytest.raises(UnavailableError):
+            await first.exposition(metrics)
+        assert len(await first.snapshots(metrics)) == 1, "the page shows those that answer"
+    finally:
+        server.close()
 
 
 async def test_process_without_peers_needs_no_socket(tmp_path: Path) -> None:
