@@ -64,6 +64,8 @@ class KVManager:
         """Gives the pages of new tables hashes of their own, for weights of this name; None: those of the start."""
         self.on_publish: Callable[[BlockHash], None] | None = None
         """Called with the hash of each page that becomes full and cached."""
+        self.on_free: Callable[[Sequence[BlockHash]], None] | None = None
+        """Called with the hashes of a request's published pages, in their order, when it gives them up."""
         self._pending: dict[BlockHash, int] = {}
         """The last shareable page of each prompt that is being computed, and the number of shareable pages; see
         `BlockTable.pending`."""
@@ -240,6 +242,8 @@ class KVManager:
     def free(self, table: BlockTable) -> None:
         """Release all pages; published ones stay cached until they are evicted."""
         self._drop_pending(table)
+        if self.on_free is not None and table.num_published:
+            self.on_free(table.chain.known[: table.num_published])
         self.pool.release(table.blocks)
         self.groups.free(table)
         table.clear()

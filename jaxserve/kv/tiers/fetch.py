@@ -16,7 +16,7 @@ from jaxserve.kv.tiers.page import Page, snapshot_name
 from jaxserve.kv.tiers.rule import FetchRule
 from jaxserve.kv.tiers.snapshots import Snapshots
 from jaxserve.kv.tiers.stats import TierStats
-from jaxserve.kv.tiers.store import PageStore
+from jaxserve.kv.tiers.store import OwnStore, PageStore
 from jaxserve.types import BlockHash, RequestId
 
 _log = logging.getLogger(__name__)
@@ -77,7 +77,7 @@ class FetchJob:
     def __init__(
         self,
         device: PageDevice[Any],
-        stores: Sequence[PageStore],
+        stores: Sequence[OwnStore],
         peers: Sequence[PageStore],
         rule: FetchRule,
         stats: TierStats,
@@ -146,21 +146,13 @@ class FetchJob:
 
     def _get(self, names: Sequence[BlockHash], pages: Sequence[Page]) -> tuple[str, int]:
         """Read the leading pages that one tier has, and give the stores above it a copy; returns tier and number."""
-        above: list[PageStore] = []
-        for store in self._stores:
+        for index, store in enumerate([*self._stores, *self._peers]):
             if count := store.get(names, pages):
-                break
-            above.append(store)
-        else:
-            for store in self._peers:
-                if count := store.get(names, pages):
-                    break
-            else:
-                return "", 0
-        for name, page in zip(names[:count], pages, strict=False):
-            for faster in above:
-                faster.put(name, page)
-        return store.tier, count
+                for name, page in zip(names[:count], pages, strict=False):
+                    for faster in self._stores[:index]:
+                        faster.put(name, page)
+                return store.tier, count
+        return "", 0
 
     def _hand_over(self, fetch: Fetch, batch: StagedBatch | None) -> None:
         """Pass `batch` to the engine's thread; waits while it has enough, until the fetch is given up."""

@@ -29,7 +29,7 @@ from jaxserve.kv.tiers.page import hash_before, is_snapshot
 from jaxserve.kv.tiers.rule import FetchRule
 from jaxserve.kv.tiers.snapshots import Snapshots
 from jaxserve.kv.tiers.stats import TierStats
-from jaxserve.kv.tiers.store import PageStore
+from jaxserve.kv.tiers.store import OwnStore, PageStore
 from jaxserve.types import BlockId, RequestId
 
 _MAX_JOBS: Final = 4
@@ -43,7 +43,7 @@ class PageFetcher:
         self,
         pool: BlockPool,
         device: PageDevice[Any],
-        stores: Sequence[PageStore],
+        stores: Sequence[OwnStore],
         rule: FetchRule,
         stats: TierStats,
         *,

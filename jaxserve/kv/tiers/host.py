@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -43,6 +43,7 @@ class HostStore:
         self._stats = stats
         self._pieces = {each: _pieces(each, layout.num_bytes) for each in layout.all}
         self._arena = np.empty((num_bytes // layout.num_bytes, layout.num_bytes), np.uint8)
+        self.max_pages = len(self._arena)
         self._free = _all_rows(self._arena)
         self._rows: OrderedDict[BlockHash, list[int]] = OrderedDict()
         """Rows of each page and snapshot, least recently used first."""
@@ -62,15 +63,21 @@ class HostStore:
                 rows = self._rows.get(name)
                 if rows is None:
                     return count
-                self._rows.move_to_end(name)
                 for piece, stored in self._stored(name, rows):
                     page[piece.block][piece.first : piece.end] = stored
         return len(names)
 
+    def touch(self, names: Collection[BlockHash]) -> list[BlockHash]:
+        with self._lock:
+            missing = [name for name in names if name not in self._rows]
+            for name in names:
+                if name in self._rows:
+                    self._rows.move_to_end(name)
+        return missing
+
     def put(self, name: BlockHash, page: Page) -> None:
         with self._lock:
             if name in self._rows:
-                self._rows.move_to_end(name)
                 return
             rows = self._take(-(-self._layout.of(name).num_bytes // self._layout.num_bytes))
             for piece, stored in self._stored(name, rows):

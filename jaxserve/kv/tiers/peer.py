@@ -90,12 +90,6 @@ class PeerStore:
             copy_page(layout.views(row), page)
         return min(len(frames), len(pages))
 
-    def put(self, name: BlockHash, page: Page) -> None:
-        """Do nothing: engines fetch pages, they do not send them."""
-
-    def clear(self) -> None:
-        """Do nothing: the pages belong to the peer."""
-
     def close(self) -> None:
         self._closed.set()
         with self._lock:

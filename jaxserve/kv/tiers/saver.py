@@ -2,7 +2,8 @@
 
 A page is copied once, after it is full, and not when it is evicted: then its copy would have to be waited for, and a long
 prompt that evicts another one would move thousands of pages at once. So eviction costs nothing and loses nothing, except
-pages that were evicted before their turn to be copied. The same holds for snapshots, which are named by the hash of the last
+pages that were evicted before their turn to be copied. A page that the device still has when a request has used it, and the
+tiers have not, is copied again. The same holds for snapshots, which are named by the hash of the last
 page before them; here both are called pages.
 """
 
@@ -13,11 +14,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from jaxserve.kv.tiers.device import PageDevice, PendingPages
 from jaxserve.kv.tiers.stats import TierStats
-from jaxserve.kv.tiers.store import PageStore
+from jaxserve.kv.tiers.store import OwnStore
 from jaxserve.types import BlockHash, BlockId
 
 _log = logging.getLogger(__name__)
@@ -28,14 +29,22 @@ _MAX_COPY_BYTES: Final = 128 << 20
 """Bytes of these batches, unless there is only one."""
 
 
+class _Use(NamedTuple):
+    """Pages that a request has used, the first one last."""
+
+    hashes: Sequence[BlockHash]
+    publishes: bool
+    """True: those that no store has are copied again."""
+
+
 class PageSaver:
-    """The pages that wait for their copy. `publish`, `save`, `forget` and `clear` belong to the engine's thread."""
+    """The pages that wait for their copy. `publish`, `use`, `save`, `forget` and `clear` belong to the engine's thread."""
 
     def __init__(
         self,
         find: Callable[[BlockHash], BlockId | None],
         device: PageDevice[Any],
-        stores: Sequence[PageStore],
+        stores: Sequence[OwnStore],
         stats: TierStats,
         *,
         name: Callable[[BlockHash], BlockHash] = lambda block_hash: block_hash,
@@ -49,8 +58,11 @@ class PageSaver:
         self._max_copies = max(1, min(_MAX_COPIES, _MAX_COPY_BYTES // batch_bytes))
         self._stores = stores
         self._stats = stats
-        self._waiting: deque[BlockHash] = deque()
-        self._copies: dict[Future[None], tuple[BlockHash, ...]] = {}
+        self._waiting: deque[BlockHash | _Use] = deque()
+        """Pages that wait for their copy, and uses that stores learn of after the copies before them."""
+        self._copies: set[Future[None]] = set()
+        self._uses: dict[Future[list[BlockHash]], _Use] = {}
+        """The uses that stores are learning of."""
         self._lock = threading.Lock()
         self._coming: dict[BlockHash, int] = {}
         """Copies that wait or are under way, by name, for other threads."""
@@ -62,13 +74,19 @@ class PageSaver:
     @property
     def is_waiting(self) -> bool:
         """True if pages wait for a call of `save`."""
-        return bool(self._waiting)
+        return bool(self._waiting or self._uses)
 
     def publish(self, block_hash: BlockHash) -> None:
         """Copy this page at the next `save`: the pool has it, and no step writes to it any more."""
         if any(not store.num_leading([self._name(block_hash)]) for store in self._stores):
             self._waiting.append(block_hash)
             self._count_coming([block_hash], 1)
+
+    def use(self, hashes: Sequence[BlockHash]) -> None:
+        """Count the leading pages of a request as used: stores evict the end of a prefix before its start. Pages that no store has any
+        more are copied again, up to as many as fit."""
+        if most := max((store.max_pages for store in self._stores), default=0):
+            self._waiting.append(_Use(hashes[:most][::-1], publishes=True))
 
     def is_coming(self, name: BlockHash) -> bool:
         """Return True if a copy of the page with this name in the stores waits or is under way. Any thread may call it."""
@@ -80,11 +98,14 @@ class PageSaver:
 
         unwritten: pages whose content the device does not have yet.
         """
-        self._copies = {copy: hashes for copy, hashes in self._copies.items() if not copy.done()}
+        self._copies = {copy for copy in self._copies if not copy.done()}
+        self._publish_lost()
         while self._waiting and len(self._copies) < self._max_copies:
             found: dict[BlockHash, BlockId] = {}
             while self._waiting and len(found) < self._device.max_batch:
-                block_hash = self._waiting.popleft()
+                if isinstance(block_hash := self._waiting[0], _Use):
+                    break
+                self._waiting.popleft()
                 block = self._find(block_hash)
                 if block is None or block in unwritten or block_hash in found:
                     self._count_coming([block_hash], -1)
@@ -93,11 +114,15 @@ class PageSaver:
                     found[block_hash] = block
             if found:
                 self._copy(tuple(found), list(found.values()))
+            elif self._waiting and isinstance(use := self._waiting[0], _Use):
+                self._waiting.popleft()
+                self._uses[self._thread.submit(self._touch, use)] = use
 
     def forget(self) -> None:
         """Drop the pages that wait: the device has lost them."""
-        self._count_coming(self._waiting, -1)
+        self._count_coming([entry for entry in self._waiting if not isinstance(entry, _Use)], -1)
         self._waiting.clear()
+        self._uses.clear()
 
     def clear(self) -> None:
         """Drop the pages that wait and those under way."""
@@ -107,9 +132,9 @@ class PageSaver:
 
     def settle(self) -> None:
         """Save everything that waits, and return when it is stored."""
-        while self._waiting or self._copies:
+        while self._waiting or self._copies or self._uses:
             self.save()
-            wait(self._copies)
+            wait([*self._copies, *self._uses])
 
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
@@ -122,7 +147,7 @@ class PageSaver:
             self._stats.failed("read", len(blocks))
             self._count_coming(hashes, -1)
             return
-        self._copies[self._thread.submit(self._store, pending, hashes, self._epoch)] = hashes
+        self._copies.add(self._thread.submit(self._store, pending, hashes, self._epoch))
 
     def _store(self, pending: PendingPages, hashes: Sequence[BlockHash], epoch: int) -> None:
         """Wait for the pages and put them into the stores."""
@@ -138,6 +163,29 @@ class PageSaver:
             self._stats.failed("save", len(hashes))
         finally:
             self._count_coming(hashes, -1)
+
+    def _touch(self, use: _Use) -> list[BlockHash]:
+        """Let the stores count pages as used; returns those that none has."""
+        names = {self._name(block_hash): block_hash for block_hash in use.hashes}
+        missing = set(names)
+        for store in self._stores:
+            missing &= set(store.touch(names))
+        return [block_hash for name, block_hash in names.items() if name in missing]
+
+    def _publish_lost(self) -> None:
+        """Copy again what was used and is in no store, as long as the device has it."""
+        for touched, use in [entry for entry in self._uses.items() if entry[0].done()]:
+            del self._uses[touched]
+            if not use.publishes:
+                continue
+            lost = [
+                block_hash
+                for block_hash in reversed(touched.result())
+                if not self.is_coming(self._name(block_hash)) and self._find(block_hash) is not None
+            ]
+            if lost:
+                self._count_coming(lost, 1)
+                self._waiting += [*lost, use._replace(publishes=False)]
 
     def _count_coming(self, hashes: Collection[BlockHash], change: int) -> None:
         with self._lock:

@@ -15,7 +15,7 @@ import zmq
 
 from jaxserve.errors import ConfigError
 from jaxserve.kv.tiers.page import PageLayout
-from jaxserve.kv.tiers.store import PageStore, leading_tiers
+from jaxserve.kv.tiers.store import OwnStore, leading_tiers
 from jaxserve.kv.tiers.wire import (
     MAX_REPLY_BYTES,
     MAX_REQUEST_BYTES,
@@ -55,7 +55,7 @@ class PageServer:
     def __init__(
         self,
         layout: PageLayout,
-        stores: Sequence[PageStore],
+        stores: Sequence[OwnStore],
         is_coming: Callable[[BlockHash], bool],
         endpoint: str,
         token: str,
@@ -120,13 +120,17 @@ class PageServer:
         request, names = entry.request, known_hashes(entry.request)
         may_wait = self._clock() < entry.deadline_s
         if request.finds_first:
-            found = (i for i, name in enumerate(names) if self._has(name) or (may_wait and self._is_coming(name)))
-            count = next(found, len(names))
+            indices = (i for i, name in enumerate(names) if self._has(name) or (may_wait and self._is_coming(name)))
+            count = next(indices, len(names))
         else:
             count = len(leading_tiers(self._stores, names))
         if may_wait and count < len(names) and not self._has(names[count]) and self._is_coming(names[count]):
             self._waiting.append(entry)
             return
+        if not request.max_pages:  # asked first, about a whole prefix: its end is evicted before its start
+            found = names[count : count + 1] if request.finds_first else names[:count][::-1]
+            for store in self._stores:
+                store.touch(found)
         rows = list[np.ndarray]()
         for name in names[: min(count, request.max_pages)]:
             layout = self._layout.of(name)

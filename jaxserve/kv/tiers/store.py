@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from jaxserve.kv.tiers.page import Page
@@ -30,16 +30,29 @@ class PageStore(Protocol):
         """Copy what has these names into `pages`, up to the first that is not here; returns how many."""
         ...
 
+    def close(self) -> None:
+        """Release files, sockets and threads."""
+        ...
+
+
+class OwnStore(PageStore, Protocol):
+    """A store of this engine. It evicts the least recently used: what was stored or touched longest ago."""
+
+    @property
+    def max_pages(self) -> int:
+        """The most pages that it holds."""
+        ...
+
+    def touch(self, names: Collection[BlockHash]) -> list[BlockHash]:
+        """Count these as used, the last one as the most recently used. Returns those that are not here."""
+        ...
+
     def put(self, name: BlockHash, page: Page) -> None:
         """Store a copy. Does nothing if the name is known."""
         ...
 
     def clear(self) -> None:
         """Forget every page."""
-        ...
-
-    def close(self) -> None:
-        """Release files, sockets and threads."""
         ...
 
 

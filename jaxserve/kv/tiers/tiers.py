@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -21,7 +22,7 @@ from jaxserve.kv.tiers.saver import PageSaver
 from jaxserve.kv.tiers.server import PageServer
 from jaxserve.kv.tiers.snapshots import Snapshots
 from jaxserve.kv.tiers.stats import TierStats
-from jaxserve.kv.tiers.store import PageStore
+from jaxserve.kv.tiers.store import OwnStore
 from jaxserve.kv.tiers.wire import endpoint_of, split_addresses
 from jaxserve.types import BlockHash
 
@@ -95,11 +96,15 @@ class KVTiers:
         return any(saver.is_coming(name) for saver in self._savers)
 
     def follow(self, kv: KVManager) -> None:
-        """Copy from now on whatever pages and snapshots `kv` publishes."""
-        kv.on_publish = self.saver.publish
+        """Copy from now on whatever pages and snapshots `kv` publishes, and keep what its requests use."""
+        kv.on_publish, kv.on_free = self.saver.publish, self._use
         if self._snapshot_saver is not None:
             for states in kv.groups.states:
                 states.on_publish = self._snapshot_saver.publish
+
+    def _use(self, hashes: Sequence[BlockHash]) -> None:
+        for saver in self._savers:
+            saver.use(hashes)
 
     def settle(self) -> None:
         """Save everything that waits, and return when it is stored."""
@@ -163,9 +168,9 @@ class KVTiers:
                 changes.remove(block_hash)
 
 
-def _open_stores(config: TierConfig, layout: PageLayout, stats: TierStats) -> list[PageStore]:
+def _open_stores(config: TierConfig, layout: PageLayout, stats: TierStats) -> list[OwnStore]:
     """Return the stores of the settings, the fastest first."""
-    stores: list[PageStore] = []
+    stores: list[OwnStore] = []
     if config.kv_offload_memory:
         stores.append(HostStore(layout, config.kv_offload_memory, stats))
     if config.kv_offload_dir is not None:

@@ -91,7 +91,7 @@ def test_layouts_do_not_see_each_others_pages(opened: Open) -> None:
 def test_least_recently_used_file_is_deleted(opened: Open, stats: TierStats, tmp_path: Path) -> None:
     store = opened(num_pages=3)
     put(store, 0, 1, 2)
-    assert content(store, 0) is not None
+    assert store.touch([NAMES[4], NAMES[0]]) == [NAMES[4]]
     put(store, 3)
     assert [store.num_leading([name]) for name in NAMES[:4]] == [1, 0, 1, 1]
     assert len(list(tmp_path.glob("kv/*/??/*"))) == 3

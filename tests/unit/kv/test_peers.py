@@ -88,6 +88,18 @@ def test_pages_arrive_with_equal_bytes(endpoint: str) -> None:
         assert store.num_leading(NAMES[3:]) == store.get(NAMES[3:], pages[3:]) == 0
 
 
+def test_a_prefix_that_peers_ask_for_stays_and_loses_its_end_first(endpoint: str) -> None:
+    with served(3, endpoint) as store, peer(endpoint, TierStats()) as client:
+        num_others = store.max_pages - 3
+        others = [BlockHash(i.to_bytes(32)) for i in range(2 * num_others + 1)]
+        for name in others[:num_others]:
+            store.put(name, LAYOUT.new_page())
+        assert client.num_leading(NAMES) == 3
+        for name in others[num_others:]:
+            store.put(name, LAYOUT.new_page())
+        assert client.num_leading(NAMES) == 2
+
+
 def test_request_waits_for_a_page_on_its_way_from_the_device(endpoint: str) -> None:
     coming = threading.Event()
 

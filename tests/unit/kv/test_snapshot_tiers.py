@@ -229,6 +229,7 @@ def test_snapshots_and_pages_share_the_budget_of_host_memory() -> None:
         store.put(name, content(name))
     target = [LAYOUT.of(name).new_page() for name in (NAMES[0], STATES[0])]
     assert store.get([NAMES[0], STATES[0]], target) == 2
+    assert store.touch([NAMES[0], STATES[0]]) == []
     store.put(NAMES[2], content(NAMES[2]))  # takes the row of page 1
     for name, found in zip((NAMES[0], STATES[0]), target, strict=True):
         assert [block.tobytes() for block in found] == [block.tobytes() for block in content(name)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import pytest
@@ -66,6 +66,54 @@ def test_prefixes_that_return_together_are_divided_over_the_data_ranks() -> None
         for chain, own in zip(chains, tokens, strict=True)
     ]
     assert sorted(found) == [[False, True], [True, False]]
+
+
+def test_a_prefix_that_requests_find_on_the_device_stays_in_the_tiers() -> None:
+    """Host memory of 20 pages; each request computes 3 pages after a prefix of 8."""
+    rig = Rig(tiers=TierConfig(kv_offload_memory=20 * PAGE_BYTES, kv_fetch="always"))
+    for number in range(8):
+        own = [number * 10 + i % 10 for i in range(3, 15)]
+        rig.run(add(f"r{number}", prompt(32) + own, max_tokens=1))
+    evict(rig)
+    rig.run(add("again", [*prompt(32), 1], max_tokens=1))
+    assert rig.ends["again"].num_cached_tokens == 32
+
+
+def test_a_prefix_that_only_the_device_has_is_copied_again_when_it_is_used() -> None:
+    rig = Rig(tiers=ALWAYS)
+    assert rig.tiers is not None
+    rig.run(add("first", prompt(30), max_tokens=1))
+    rig.tiers.settle()
+    rig.tiers._stores[0].clear()
+    rig.run(add("hit", prompt(30), max_tokens=1))
+    assert rig.ends["hit"].num_cached_tokens == 28
+    evict(rig)
+    rig.run(add("again", prompt(30), max_tokens=1))
+    assert rig.ends["again"].num_cached_tokens == 28
+
+
+def test_a_prefix_that_is_longer_than_the_tiers_keeps_its_start_there() -> None:
+    """Host memory of 6 pages: the same ones are kept however often the 8 pages of the prefix are used."""
+    rig = Rig(tiers=TierConfig(kv_offload_memory=6 * PAGE_BYTES, kv_fetch="always"))
+    assert rig.tiers is not None
+    for number in range(4):
+        rig.run(add(f"r{number}", prompt(33), max_tokens=1))
+        rig.tiers.settle()
+        stored = rig.tiers.stats.take().stored_pages["host"]
+        assert stored == (0 if number else 8 + 2), "the first two were evicted for the last two"
+    evict(rig)
+    rig.run(add("again", prompt(33), max_tokens=1))
+    assert rig.ends["again"].num_cached_tokens == 24
+
+
+def test_tiers_evict_the_end_of_a_prefix_before_its_start() -> None:
+    """Two prefixes of 8 pages, and host memory of 12."""
+    rig = Rig(tiers=TierConfig(kv_offload_memory=12 * PAGE_BYTES, kv_fetch="always"))
+    for name, first in (("a", 3), ("b", 50)):
+        rig.run(add(name, prompt(33, first), max_tokens=1))
+    evict(rig)
+    rig.run(add("again", prompt(33), max_tokens=1))
+    assert rig.ends["again"].num_cached_tokens == 16
 
 
 def test_other_salt_finds_nothing_in_the_tiers() -> None:
@@ -252,7 +300,7 @@ def test_routers_learn_when_the_last_copy_of_a_page_is_gone() -> None:
     rig.run(add("other", prompt(12, first=50), max_tokens=1))
     rig.tiers.saver.settle()
     rig.tiers.save()
-    assert rig.core.page_changes.held()[:5] == first[3:]
+    assert rig.core.page_changes.held()[:5] == first[:5]
     rig.scheduler.reset_prefix_cache()
     assert rig.core.page_changes.held() == []
 
@@ -267,6 +315,7 @@ def test_host_memory_evicts_the_least_recently_used_page() -> None:
         store.put(name, page)
     target = [pages.layout.new_page() for _ in range(2)]
     assert store.get(names[:2], target) == 2
+    assert store.touch([names[1], names[3], names[0]]) == [names[3]]
     store.put(names[3], content.pages()[3])  # takes the place of names[2]
     assert [store.num_leading([name]) for name in names] == [1, 1, 0, 1]
     assert store.get([names[3], names[2]], target) == 1
@@ -293,6 +342,11 @@ class BrokenStore:
 
     def get(self, names: Sequence[BlockHash], pages: Sequence[Page]) -> int:
         raise OSError("the memory is unhappy")
+
+    max_pages = 1
+
+    def touch(self, names: Collection[BlockHash]) -> list[BlockHash]:
+        return []
 
     def put(self, name: BlockHash, page: Page) -> None: ...
 
