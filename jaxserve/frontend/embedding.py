@@ -206,6 +206,8 @@ async def _run(
 def _count(frontend: Frontend, output: RequestOutput, num_tokens: int, submitted: float) -> None:
     metrics = frontend.metrics
     metrics.inc("request_success", finished_reason=output.finish_reason or "stop")
+    if output.is_rate_limited:
+        return
     metrics.observe("e2e_request_latency_seconds", time.monotonic() - submitted)
     metrics.observe("request_prompt_tokens", num_tokens)
     if output.queue_seconds is not None:

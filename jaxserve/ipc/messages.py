@@ -333,6 +333,11 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     """Experts of the next tokens that were computed, prompt and reply, if the request wants them: `[tokens, L, k]` as
     `RoutedExpertsInfo` says, little-endian."""
 
+    @property
+    def is_rate_limited(self) -> bool:
+        """True if the engine rejected the request because its queue is full: nothing of it was computed."""
+        return self.error is not None and self.error.error_class == "RateLimitError"
+
 
 class StepOutputs(Message, frozen=True):
     """All outputs of one engine step: one message per step, not one per token."""

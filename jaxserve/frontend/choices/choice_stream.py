@@ -77,6 +77,8 @@ class ChoiceTimes:
         num_prompt, num_cached = len(request.prompt_token_ids), output.num_cached_tokens
         self._trace(request, reason, num_tokens, num_cached)
         metrics.inc("request_success", finished_reason=reason)
+        if output.is_rate_limited:
+            return
         metrics.observe("e2e_request_latency_seconds", now - self.submitted_s)
         metrics.observe("request_prompt_tokens", num_prompt)
         metrics.observe("request_generation_tokens", num_tokens)

@@ -291,7 +291,8 @@ class EngineConnection:
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         """Deliver the outputs of one engine step; an HTTP request with several sequences gets them together."""
-        fresh: dict[OutputStream, None] = {}
+        fresh: dict[OutputStream, bool] = {}
+        """True: the engine's queue is full for one of the sequences, which rejects the HTTP request."""
         for output in outputs:
             self.waiting.remove(output.request_id)
             if self._ledger is not None:
@@ -308,6 +309,8 @@ class EngineConnection:
                 stream = self._streams.get(output.request_id)
             if stream is not None:
                 stream.put(output)
-                fresh[stream] = None
-        for stream in fresh:
+                fresh[stream] = fresh.get(stream, False) or output.is_rate_limited
+        for stream, is_rejected in fresh.items():
+            if is_rejected:
+                self._metrics.inc("admission_rejections", reason="queue_full")
             stream.push()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -15,7 +16,8 @@ from jaxserve.http.app import collect_routes
 from jaxserve.http.errors import error_response
 from jaxserve.http.paths import instead_of
 from jaxserve.http.sse import EventStream
-from jaxserve.ipc.messages import ErrorInfo
+from jaxserve.ipc.messages import ErrorInfo, RequestOutput, StepOutputs
+from jaxserve.scheduler.admission import error_info, queue_full
 from jaxserve.tokenizer.tokenizer import Tokenizer
 from tests.unit.running_api import MAX_BODY_SIZE, MAX_MODEL_LEN, Api, running_api
 
@@ -203,6 +205,26 @@ async def test_full_queue_is_429_with_retry_after(api: Api) -> None:
     assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
     assert "at most 8 may" in error["message"], "3 run by the engine's word, 5 wait by the settings"
     assert api.metrics.value("admission_rejections", reason="queue_full") == 1
+
+
+@pytest.mark.parametrize("body", [{"prompt": "x"}, {"prompt": "x", "n": 2}], ids=["one choice", "two"])
+async def test_request_that_the_engine_rejects_counts_as_rejected_and_has_no_times(
+    api: Api, body: dict[str, Any]
+) -> None:
+    """With several API processes the engine rejects what is too much for all of them."""
+    reply = asyncio.create_task(api.post("/v1/completions", body))
+    requests = [await api.engine.added() for _ in range(body.get("n", 1))]
+    full = queue_full(9, 9)
+    assert full is not None
+    error = error_info(full)
+    api.engine.say(
+        StepOutputs([RequestOutput(each.request_id, [], finish_reason="error", error=error) for each in requests])
+    )
+    assert (await reply)[0] == 429
+    assert api.metrics.value("admission_rejections", reason="queue_full") == 1, "of HTTP requests"
+    for name in ("e2e_request_latency_seconds", "request_prompt_tokens", "request_generation_tokens"):
+        assert api.metrics.value(name) == 0
+    assert api.metrics.value("request_success", finished_reason="error") >= 1
 
 
 @pytest.mark.parametrize(
