@@ -165,6 +165,8 @@ class RateLimitError(RequestError):
     type = "rate_limit_error"
     default_code = "rate_limit_exceeded"
     retry_after_s: int = 1
+    reason: str = "queue_full"
+    """The limit, as the metric `admission_rejections` names it, of requests that are submitted to an engine."""
 
 
 class InternalError(RequestError):

@@ -14,6 +14,16 @@ from jaxserve.tenants import TENANT
 from jaxserve.types import RequestId
 
 
+@contextlib.contextmanager
+def counting_rejections(metrics: Metrics) -> Iterator[None]:
+    """Count a RateLimitError that leaves the block."""
+    try:
+        yield
+    except RateLimitError as error:
+        metrics.inc("admission_rejections", reason=error.reason)
+        raise
+
+
 class Admission:
     """Counts the sequences of all HTTP requests. It outlives engines."""
 
@@ -94,10 +104,12 @@ class WaitingPrompts:
         fresh = {request.request_id: len(request.prompt_token_ids) for request in shared.values()}
         num_fresh = sum(fresh.values())
         if self._max_tokens is not None and self._tokens and self.num_tokens + num_fresh > self._max_tokens:
-            raise RateLimitError(
+            error = RateLimitError(
                 f"The server is busy: prompts of {self.num_tokens} tokens wait, yours has {num_fresh}, and at most "
                 f"{self._max_tokens} may (--max-queued-tokens). Please retry later."
             )
+            error.reason = "queued_tokens"
+            raise error
         self._tokens |= fresh
         self.num_tokens += num_fresh
 

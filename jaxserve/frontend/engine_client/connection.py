@@ -202,15 +202,12 @@ class EngineConnection:
         if not self.is_ready:
             raise UnavailableError(LOADING)
         if len(self._unanswered) >= MAX_UNANSWERED:
-            self._metrics.inc("admission_rejections", reason="unanswered")
-            raise RateLimitError(
+            error = RateLimitError(
                 f"The engine has not answered {len(self._unanswered)} aborted requests. Please retry later."
             )
-        try:
-            self.waiting.add(requests)
-        except RateLimitError:
-            self._metrics.inc("admission_rejections", reason="queued_tokens")
-            raise
+            error.reason = "unanswered"
+            raise error
+        self.waiting.add(requests)
         if not self._streams:
             self.watch.note_work()
         for request in requests:

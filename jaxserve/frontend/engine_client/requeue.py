@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from jaxserve.errors import RateLimitError
+from jaxserve.frontend.engine_client.admission import counting_rejections
 from jaxserve.frontend.engine_client.connection import EngineConnection, failed_output
 from jaxserve.frontend.engine_client.output_stream import OutputStream
 from jaxserve.ipc.messages import AddRequest, RequestOutput
@@ -41,7 +42,8 @@ class RequeuedRequests:
     def attach(self, stream: OutputStream, requests: Sequence[AddRequest]) -> None:
         """Submit requests; called by `OutputStream`. Raises UnavailableError without an engine, RateLimitError if too much waits."""
         connection = self._connection()
-        connection.attach(stream, requests)
+        with counting_rejections(self._metrics):
+            connection.attach(stream, requests)
         for request in requests:
             self._followed[request.request_id] = _Followed(request, stream, connection)
 
@@ -80,7 +82,8 @@ class RequeuedRequests:
         for stream, requests in waiting.items():
             try:
                 connection = self._connection()
-                connection.attach(stream, requests)
+                with counting_rejections(self._metrics):
+                    connection.attach(stream, requests)
             except RateLimitError as error:
                 self._end([request.request_id for request in requests], error.message)
                 continue

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxserve.errors import JaxserveError, RateLimitError, UnavailableError
+from jaxserve.frontend.engine_client.admission import counting_rejections
 from jaxserve.frontend.engine_client.connection import LOADING
 from jaxserve.frontend.engine_client.engines import Engines
 from jaxserve.frontend.engine_client.output_stream import OutputStream, PromptPages
@@ -67,8 +68,9 @@ class RoutedRequests:
         for request in requests:
             groups.setdefault(id(request.prompt_token_ids), []).append(request)
         try:
-            for group in groups.values():
-                self._submit(stream, group)
+            with counting_rejections(self._metrics):
+                for group in groups.values():
+                    self._submit(stream, group)
         except JaxserveError:
             self.detach([request.request_id for request in requests])
             raise

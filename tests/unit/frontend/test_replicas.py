@@ -182,8 +182,10 @@ async def test_prompts_beyond_the_queued_tokens_of_one_engine_go_to_the_next() -
                 streams.enter_context(replicas.client.submit([add(str(name), [*PREFIX, name])]))
             assert [(await replicas.engines[0].added()).request_id for _ in range(2)] == ["0", "1"]
             assert [(await replicas.engines[1].added()).request_id for _ in range(2)] == ["2", "3"]
+            assert replicas.metrics.value("admission_rejections", reason="queued_tokens") == 0
             with pytest.raises(RateLimitError), replicas.client.submit([add("4", [*PREFIX, 4])]):
                 pass
+            assert replicas.metrics.value("admission_rejections", reason="queued_tokens") == 1
 
 
 async def test_a_new_engine_is_used_and_its_numbers_have_its_label() -> None:
