@@ -19,6 +19,7 @@ from jaxserve.frontend.checks import MAX_ECHOED_CHARS, check_bounds, invalid_fie
 from jaxserve.frontend.encode import RequestNotes
 from jaxserve.http.errors import too_large, too_slow
 from jaxserve.http.state import STATE
+from jaxserve.tenants import HTTP_REQUEST_ID
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -32,6 +33,7 @@ def adopt_request_id(request: web.Request, offered: str | None) -> None:
     """Take the body's `request_id` if no header gave one."""
     if offered is not None and HEADER not in request.headers and _USABLE.fullmatch(offered):
         request[_REQUEST_ID] = offered
+        HTTP_REQUEST_ID.set(offered)
 
 
 def request_id_of(request: web.Request) -> str:

@@ -53,7 +53,7 @@ class Tracing:
         self._tracer = self._provider.get_tracer("jaxserve", __version__)
 
     @contextlib.contextmanager
-    def request(self, request: web.Request, route: str, request_id: str) -> Iterator[Span]:
+    def request(self, request: web.Request, route: str) -> Iterator[Span]:
         """Trace one HTTP request inside the block."""
         from opentelemetry.trace import SpanKind
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -66,7 +66,6 @@ class Tracing:
                 "http.request.method": request.method,
                 "http.route": route,
                 "url.path": request.path,
-                "jaxserve.request_id": request_id,
             },
         )
         token = REQUEST_SPAN.set(_RequestSpan(self._tracer, span, _OPERATIONS.get(route, "inference")))
@@ -161,8 +160,11 @@ def tracing_middleware(
         resource = request.match_info.route.resource
         if resource is None or resource in untraced:
             return await handler(request)
-        with tracing.request(request, resource.canonical.rstrip("/"), request_id_of(request)) as span:
-            response = await handler(request)
+        with tracing.request(request, resource.canonical.rstrip("/")) as span:
+            try:
+                response = await handler(request)
+            finally:
+                span.set_attribute("jaxserve.request_id", request_id_of(request))  # the body may name it
             span.set_attribute("http.response.status_code", response.status)
             if response.status >= 500:
                 from opentelemetry.trace import StatusCode

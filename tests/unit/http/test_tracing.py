@@ -67,6 +67,18 @@ async def test_a_reply_has_a_span_for_the_request_its_choice_and_its_phases(toke
         )
 
 
+async def test_an_id_in_the_body_is_that_of_the_reply_of_the_span_and_in_the_engine(tokenizer: Tokenizer) -> None:
+    async with traced(tokenizer) as (api, spans):
+        reply = asyncio.ensure_future(api.http.post(CHAT, json=BODY | {"request_id": "from-the-body"}))
+        request = await api.engine.added()
+        api.engine.output(request, [5], finish_reason="length")
+        async with await reply as response:
+            assert response.headers["X-Request-Id"] == "from-the-body"
+            await response.read()
+        assert request.request_id.startswith("from-the-body:")
+        assert attributes(named(spans, f"POST {CHAT}"))["jaxserve.request_id"] == "from-the-body"
+
+
 async def test_a_refused_request_has_a_span_with_its_status_and_operation_has_none(tokenizer: Tokenizer) -> None:
     async with traced(tokenizer) as (api, spans):
         assert (await api.post(CHAT, BODY | {"n": 0}))[0] == 400
