@@ -85,7 +85,8 @@ def make_app(state: ServerState) -> web.Application:
     )
     app.on_response_prepare.append(_add_headers)
     if state.tracing is not None:
-        app.middlewares.insert(0, tracing_middleware(state.tracing, frozenset(public | operation), request_id_of))
+        untraced = frozenset(public | operation)
+        app.middlewares.insert(0, tracing_middleware(state.tracing, untraced, request_id_of, failed_status_of))
     return app
 
 

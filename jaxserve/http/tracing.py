@@ -151,9 +151,15 @@ def open_tracing(endpoint: str | None) -> Tracing | None:
 
 
 def tracing_middleware(
-    tracing: Tracing, untraced: frozenset[web.AbstractResource], request_id_of: Callable[[web.Request], str]
+    tracing: Tracing,
+    untraced: frozenset[web.AbstractResource],
+    request_id_of: Callable[[web.Request], str],
+    failed_status_of: Callable[[web.Request], int | None],
 ) -> Any:
-    """Return the middleware that traces the requests of all resources but those of `untraced`, and of unknown paths."""
+    """Return the middleware that traces the requests of all resources but those of `untraced`, and of unknown paths.
+
+    failed_status_of: returns the status of the error that ended a stream after its status line.
+    """
 
     @web.middleware
     async def trace(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -166,7 +172,9 @@ def tracing_middleware(
             finally:
                 span.set_attribute("jaxserve.request_id", request_id_of(request))  # the body may name it
             span.set_attribute("http.response.status_code", response.status)
-            if response.status >= 500:
+            status = failed_status_of(request) or response.status
+            if status >= 500:
+                span.set_attribute("error.type", str(status))
                 from opentelemetry.trace import StatusCode
 
                 span.set_status(StatusCode.ERROR)

@@ -11,6 +11,7 @@ import pytest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
 
 from jaxserve.errors import ConfigError
 from jaxserve.http.tracing import Tracing, open_tracing
@@ -87,6 +88,24 @@ async def test_a_refused_request_has_a_span_with_its_status_and_operation_has_no
                 await response.read()
         (only,) = spans.get_finished_spans()
         assert attributes(only)["http.response.status_code"] == 400
+
+
+async def test_a_stream_that_fails_after_its_status_line_has_a_span_with_an_error(tokenizer: Tokenizer) -> None:
+    async with traced(tokenizer) as (api, spans):
+        async with api.http.post(CHAT, json=BODY | {"stream": True}) as response:
+            request = await api.engine.added()
+            api.engine.output(request, [5])
+            await response.content.readany()
+            api.engine.output(request, [], finish_reason="error")
+            assert "error" in (await response.text())
+        for _ in range(100_000):
+            if len(spans.get_finished_spans()) >= 5:
+                break
+            await asyncio.sleep(0)
+        server = named(spans, f"POST {CHAT}")
+        assert attributes(server)["http.response.status_code"] == 200
+        assert attributes(server)["error.type"] == "500"
+        assert server.status.status_code is StatusCode.ERROR
 
 
 async def test_a_client_that_leaves_ends_its_spans(tokenizer: Tokenizer) -> None:
