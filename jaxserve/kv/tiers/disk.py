@@ -177,6 +177,7 @@ class DiskStore:
         self._stats.failed(reason)
         with self._lock:
             self._files.remove(block_hash)
+        self._stats.lost([block_hash])
         self._delete([block_hash])
 
     def _delete(self, names: Iterable[BlockHash]) -> None:

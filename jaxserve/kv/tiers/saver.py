@@ -188,10 +188,12 @@ class PageSaver:
                 self._waiting += [*lost, use._replace(publishes=False)]
 
     def _count_coming(self, hashes: Collection[BlockHash], change: int) -> None:
+        ended = []
         with self._lock:
             for name in map(self._name, hashes):
                 count = self._coming.get(name, 0) + change
                 if count > 0:
                     self._coming[name] = count
-                else:
-                    self._coming.pop(name, None)
+                elif self._coming.pop(name, None):
+                    ended.append(name)
+        self._stats.lost(ended)  # unless they are stored

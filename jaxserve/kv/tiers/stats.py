@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from jaxserve.kv.tiers.page import is_snapshot
@@ -34,9 +34,9 @@ class TierCounts:
 class TierStats:
     """Collects counts until they are taken."""
 
-    def __init__(self, *, keeps_evicted: bool = False) -> None:
-        """`keeps_evicted`: keep the hashes of evicted pages for `take_evicted`."""
-        self._evicted: list[BlockHash] | None = [] if keeps_evicted else None
+    def __init__(self, *, keeps_lost: bool = False) -> None:
+        """`keeps_lost`: keep the hashes of pages that a tier does not have any more for `take_lost`."""
+        self._lost: list[BlockHash] | None = [] if keeps_lost else None
         self._lock = threading.Lock()
         self._counts = TierCounts()
 
@@ -66,14 +66,19 @@ class TierStats:
                 self._counts.snapshots[f"{tier}/evicted"] += 1
                 return
             self._counts.evicted_pages[tier] += 1
-            if self._evicted is not None:
-                self._evicted.append(name)
+        self.lost([name])
 
-    def take_evicted(self) -> list[BlockHash]:
-        """Return the hashes of pages that a tier has dropped since the last call."""
+    def lost(self, names: Collection[BlockHash]) -> None:
+        """Note pages that a tier, or the copies to all of them, may have dropped; they may be elsewhere."""
+        if self._lost is not None:
+            with self._lock:
+                self._lost += [name for name in names if not is_snapshot(name)]
+
+    def take_lost(self) -> list[BlockHash]:
+        """Return the hashes of pages that were noted as lost since the last call."""
         with self._lock:
-            evicted, self._evicted = self._evicted or [], [] if self._evicted is not None else None
-        return evicted
+            lost, self._lost = self._lost or [], [] if self._lost is not None else None
+        return lost
 
     def failed(self, reason: str, count: int = 1) -> None:
         with self._lock:

@@ -50,7 +50,7 @@ class KVTiers:
         peer_endpoints = [endpoint_of(address, "--kv-peers", token) for address in split_addresses(config.kv_peers)]
         self.are_shared = config.are_shared
         """True if pages outlive the engine, or move between engines."""
-        self.stats = TierStats(keeps_evicted=changes is not None)
+        self.stats = TierStats(keeps_lost=changes is not None)
         self.rule = FetchRule(block_size, always=config.kv_fetch == "always")
         self._stores = _open_stores(config, device.layout, self.stats)
         self._peers = [
@@ -125,13 +125,15 @@ class KVTiers:
         if self._snapshots is not None and self._snapshot_saver is not None:
             self._snapshot_saver.save(self.fetcher.unwritten(self._snapshots.device))
         if self._changes is not None:
-            self._note_dropped(self._changes, self.stats.take_evicted())
+            self._note_dropped(self._changes, self.stats.take_lost())
 
     def lose_device(self) -> None:
         """Drop work on pages of the device, which has lost them. The stores keep theirs."""
         for saver in self._savers:
             saver.forget()
         self.fetcher.lose_writes()
+        if self._changes is not None:
+            self._note_dropped(self._changes, self.stats.take_lost())
 
     def clear(self) -> None:
         """Forget the pages of all tiers of this engine, and those on their way."""

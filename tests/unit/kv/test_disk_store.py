@@ -192,6 +192,16 @@ def test_full_disk_loses_a_page_and_nothing_else(opened: Open, stats: TierStats,
     assert stats.take().failures == {"disk_write": 1}
 
 
+def test_pages_that_the_disk_loses_are_noted(tmp_path: Path) -> None:
+    stats = TierStats(keeps_lost=True)
+    store = DiskStore(LAYOUT, str(tmp_path / "kv"), 4 * FILE_BYTES, stats)
+    put(store, 1)
+    next(tmp_path.glob("kv/*/??/*.page")).write_bytes(b"damaged")
+    assert content(store, 1) is None
+    assert stats.take_lost() == [NAMES[1]]
+    store.close()
+
+
 def test_each_engine_of_a_model_has_a_folder_of_its_own(opened: Open, tmp_path: Path) -> None:
     """The next engines find both folders."""
     first, second = opened(), opened()

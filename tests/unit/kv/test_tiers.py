@@ -305,6 +305,22 @@ def test_routers_learn_when_the_last_copy_of_a_page_is_gone() -> None:
     assert rig.core.page_changes.held() == []
 
 
+def test_routers_learn_of_pages_that_were_evicted_before_their_copy() -> None:
+    rig = Rig(tiers=ALWAYS, publishes_pages=True, num_blocks=12)
+    assert rig.core.page_changes is not None
+    assert rig.tiers is not None
+    save, rig.tiers.saver.save = rig.tiers.saver.save, lambda _: None  # type: ignore[assignment, method-assign]
+    for first in (3, 40, 77):
+        rig.run(add(f"{first}", prompt(30, first), max_tokens=1))
+    rig.tiers.saver.save = save  # type: ignore[method-assign]
+    rig.tiers.settle()
+    rig.tiers.save()
+    assert rig.tiers.stats.take().failures["evicted_early"]
+    held = rig.core.page_changes.held()
+    assert held
+    assert all(rig.kv.pool.find(each) is not None or rig.tiers.holds(each) for each in held)
+
+
 def test_host_memory_evicts_the_least_recently_used_page() -> None:
     pages = FakePages(np.arange(40, dtype=np.int64).reshape(10, 4))
     stats = TierStats()
