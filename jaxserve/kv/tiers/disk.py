@@ -27,7 +27,7 @@ from queue import Empty, Queue
 from typing import Final
 
 from jaxserve.kv.tiers.disk_folders import open_folder, remove_other_layouts, remove_unused
-from jaxserve.kv.tiers.page import Page, PageLayout, check_holds_each
+from jaxserve.kv.tiers.page import Page, PageLayout, check_holds_each, copy_page
 from jaxserve.kv.tiers.page_file import HEADER_BYTES, file_bytes, find_pages, page_path, read_page, write_page
 from jaxserve.kv.tiers.stats import TierStats
 from jaxserve.types import BlockHash
@@ -42,22 +42,22 @@ _LOOK_S: Final = 3600.0
 
 
 class _Files:
-    """Names of the stored files, least recently used first, up to a number of bytes."""
+    """Names of the stored files, least recently used first, up to a number of bytes, and pages that wait to be written."""
 
     def __init__(self, max_bytes: int, layout: PageLayout) -> None:
         self._names = OrderedDict[BlockHash, None]()
+        self.queued: dict[BlockHash, Page] = {}
         self._max_bytes = self._free_bytes = max_bytes
         self._layout = layout
 
     def __contains__(self, name: BlockHash) -> bool:
-        return name in self._names
+        return name in self._names or name in self.queued
 
     def touch(self, name: BlockHash) -> bool:
-        """Note that a file was used; returns False if it is not known."""
-        if name not in self._names:
-            return False
-        self._names.move_to_end(name)
-        return True
+        """Note that a page was used; returns False if it is not known."""
+        if name in self._names:
+            self._names.move_to_end(name)
+        return name in self
 
     def add(self, name: BlockHash) -> list[BlockHash]:
         """Add a file; returns those that made place for it, which are forgotten."""
@@ -76,7 +76,8 @@ class _Files:
             self._free_bytes += file_bytes(self._layout, name)
 
     def clear(self) -> Iterable[BlockHash]:
-        """Forget all files, in a time that does not depend on their number; returns them."""
+        """Forget all pages, in a time that does not depend on the number of files; returns those."""
+        self.queued = {}
         names, self._names = self._names, OrderedDict()
         self._free_bytes = self._max_bytes
         return names
@@ -101,8 +102,7 @@ class DiskStore:
             self._delete(self._files.add(name))
         self._queue: Queue[Callable[[], None] | None] = Queue()
         self._queued_bytes = 0
-        """Bytes that wait to be written."""
-        self._epoch = 0
+        """Bytes that wait to be written, those that were cleared since among them."""
         self._thread = threading.Thread(target=self._run, name="kv-disk", daemon=True)
         self._thread.start()
 
@@ -117,9 +117,11 @@ class DiskStore:
     def get(self, names: Sequence[BlockHash], pages: Sequence[Page]) -> int:
         for count, (name, page) in enumerate(zip(names, pages, strict=True)):
             with self._lock:
-                if name not in self._files:
-                    return count
-            if not self._read(name, page):
+                queued = self._files.queued.get(name)
+                is_known = name in self._files
+            if queued is not None:
+                copy_page(queued, page)
+            elif not (is_known and self._read(name, page)):
                 return count
         return len(names)
 
@@ -128,7 +130,7 @@ class DiskStore:
             return [name for name in names if not self._files.touch(name)]
 
     def put(self, name: BlockHash, page: Page) -> None:
-        """Queue a page; it is stored a little later, or lost if too much waits."""
+        """Queue a page; it is in a file a little later, or lost if too much waits."""
         size = file_bytes(self._layout, name)
         with self._lock:
             if name in self._files:
@@ -136,16 +138,15 @@ class DiskStore:
             is_busy = self._queued_bytes + size > max(_MAX_QUEUED_BYTES, _MIN_QUEUED * size)
             if not is_busy:
                 self._queued_bytes += size
-            epoch = self._epoch
+                self._files.queued[name] = page
         if is_busy:
             self._stats.failed("disk_busy")
         else:
-            self._queue.put(partial(self._write, name, page, epoch))
+            self._queue.put(partial(self._write, name, page))
 
     def clear(self) -> None:
         """Forget every page; the files are deleted a little later, before any page that is put from now on is stored."""
         with self._lock:
-            self._epoch += 1
             self._queue.put(partial(self._delete, self._files.clear()))
 
     def settle(self) -> None:
@@ -205,26 +206,28 @@ class DiskStore:
             finally:
                 self._queue.task_done()
 
-    def _write(self, block_hash: BlockHash, page: Page, epoch: int) -> None:
-        """Store a page, unless it is known or the store was cleared after `epoch`."""
+    def _write(self, name: BlockHash, page: Page) -> None:
+        """Store a queued page, unless it is cleared before its end."""
+        is_written = False
         try:
-            with self._lock:
-                if block_hash in self._files or epoch != self._epoch:
-                    return
-            write_page(page_path(self._folder, block_hash), page)
+            if self._files.queued.get(name) is page:
+                write_page(page_path(self._folder, name), page)
+                is_written = True
         except OSError as error:  # a full or broken disk: the page is computed again if it is needed
             self._stats.failed("disk_write")
             _log.warning("a KV page could not be stored: %s", error)
-            return
-        finally:
-            with self._lock:
-                self._queued_bytes -= file_bytes(self._layout, block_hash)
         with self._lock:
-            is_cleared = epoch != self._epoch
-            dropped = [block_hash] if is_cleared else self._files.add(block_hash)
+            self._queued_bytes -= file_bytes(self._layout, name)
+            if is_wanted := self._files.queued.get(name) is page:
+                del self._files.queued[name]
+            is_stored = is_written and is_wanted
+            dropped = self._files.add(name) if is_stored else []
+        if is_stored:
+            self._stats.stored(self.tier, name, self._layout.of(name).num_bytes)
+        elif is_wanted:
+            self._stats.lost([name])
+        elif is_written:
+            self._delete([name])
         self._delete(dropped)
-        if is_cleared:
-            return
-        self._stats.stored(self.tier, block_hash, self._layout.of(block_hash).num_bytes)
         for old in dropped:
             self._stats.evicted(self.tier, old)

@@ -150,6 +150,23 @@ def test_clear_deletes_stored_and_queued_pages(opened: Open, tmp_path: Path) -> 
     assert list(tmp_path.glob("kv/*/??/*")) == []
 
 
+def test_pages_that_wait_to_be_written_are_there(opened: Open) -> None:
+    store = opened()
+    may_write = threading.Event()
+    store._queue.put(may_write.wait)  # type: ignore[arg-type]
+    store.put(NAMES[1], page(1))
+    assert store.num_leading(NAMES[1:]) == 1
+    assert store.find_first(NAMES) == 1
+    assert store.touch(NAMES[:2]) == NAMES[:1]
+    assert content(store, 1) == [block.tobytes() for block in page(1)]
+    store.clear()
+    assert content(store, 1) is None
+    store.put(NAMES[1], page(2))
+    may_write.set()
+    store.settle()
+    assert content(store, 1) == [block.tobytes() for block in page(2)]
+
+
 def test_clear_does_not_wait_until_files_are_deleted(
     opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
