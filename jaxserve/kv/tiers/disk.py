@@ -15,6 +15,7 @@ are counted, and delays nothing.
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import threading
@@ -39,6 +40,8 @@ _MIN_QUEUED: Final = 4
 """Pages or snapshots that may be queued even if they have more bytes."""
 _LOOK_S: Final = 3600.0
 """Time until an engine looks for such folders, and between two looks. Other engines of a host start meanwhile."""
+_QUIET_S: Final = 60.0
+"""Time between two log lines about writes that fail."""
 
 
 class _Files:
@@ -47,7 +50,7 @@ class _Files:
     def __init__(self, max_bytes: int, layout: PageLayout) -> None:
         self._names = OrderedDict[BlockHash, None]()
         self.queued: dict[BlockHash, Page] = {}
-        self._max_bytes = self._free_bytes = max_bytes
+        self._max_bytes = self.free_bytes = max_bytes
         self._layout = layout
 
     def __contains__(self, name: BlockHash) -> bool:
@@ -62,9 +65,9 @@ class _Files:
     def add(self, name: BlockHash) -> list[BlockHash]:
         """Add a file; returns those that made place for it, which are forgotten."""
         self._names[name] = None
-        self._free_bytes -= file_bytes(self._layout, name)
+        self.free_bytes -= file_bytes(self._layout, name)
         dropped = []
-        while self._free_bytes < 0:
+        while self.free_bytes < 0:
             dropped.append(next(iter(self._names)))
             self.remove(dropped[-1])
         return dropped
@@ -73,13 +76,13 @@ class _Files:
         """Forget a file, if it is known."""
         if name in self._names:
             del self._names[name]
-            self._free_bytes += file_bytes(self._layout, name)
+            self.free_bytes += file_bytes(self._layout, name)
 
     def clear(self) -> Iterable[BlockHash]:
         """Forget all pages, in a time that does not depend on the number of files; returns those."""
         self.queued = {}
         names, self._names = self._names, OrderedDict()
-        self._free_bytes = self._max_bytes
+        self.free_bytes = self._max_bytes
         return names
 
 
@@ -95,11 +98,14 @@ class DiskStore:
         self._stats = stats
         self.max_pages = num_bytes // (HEADER_BYTES + layout.num_bytes)
         self._folder, self._lock_file = open_folder(Path(directory).expanduser(), layout.identity)
-        remove_other_layouts(self._folder, num_bytes)
         self._lock = threading.Lock()
         self._files = _Files(num_bytes, layout)
         for name in find_pages(self._folder, layout):
             self._delete(self._files.add(name))
+        self._others_bytes = remove_other_layouts(self._folder, self._files.free_bytes)
+        """Bytes of folders of other layouts that no engine used at the last look."""
+        self._quiet_until_s = 0.0
+        """Time until which writes that fail are counted, and not logged."""
         self._queue: Queue[Callable[[], None] | None] = Queue()
         self._queued_bytes = 0
         """Bytes that wait to be written, those that were cleared since among them."""
@@ -195,6 +201,7 @@ class DiskStore:
                 with contextlib.suppress(OSError):
                     os.utime(self._lock_file)
                     remove_unused(self._folder)
+                    self._others_bytes = remove_other_layouts(self._folder, self._files.free_bytes)
             try:
                 work = self._queue.get(timeout=max(0.0, look_s - time.monotonic()))
             except Empty:
@@ -215,7 +222,11 @@ class DiskStore:
                 is_written = True
         except OSError as error:  # a full or broken disk: the page is computed again if it is needed
             self._stats.failed("disk_write")
-            _log.warning("a KV page could not be stored: %s", error)
+            if time.monotonic() >= self._quiet_until_s:
+                self._quiet_until_s = time.monotonic() + _QUIET_S
+                _log.warning("KV pages cannot be stored: %s", error)
+            if error.errno == errno.ENOSPC and self._others_bytes:
+                self._others_bytes = remove_other_layouts(self._folder, self._others_bytes - 1)
         with self._lock:
             self._queued_bytes -= file_bytes(self._layout, name)
             if is_wanted := self._files.queued.get(name) is page:
@@ -231,3 +242,5 @@ class DiskStore:
         self._delete(dropped)
         for old in dropped:
             self._stats.evicted(self.tier, old)
+        if self._others_bytes > self._files.free_bytes:
+            self._others_bytes = remove_other_layouts(self._folder, self._files.free_bytes)

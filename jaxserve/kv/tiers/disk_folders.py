@@ -52,19 +52,17 @@ def _try_lock(folder: Path) -> int | None:
     return None
 
 
-def remove_other_layouts(own: Path, num_bytes: int) -> None:
-    """Remove folders of other layouts that no engine uses, oldest first, until they and ours have `num_bytes` at most."""
-    folders = sorted(own.parent.glob(f"{_PREFIX}*"), key=_last_change)
-    sizes = {folder: _bytes_in(folder) for folder in folders}
-    total = sum(size for folder, size in sizes.items() if folder == own or folder.stem != own.stem)
-    for folder, size in sizes.items():
-        if total <= num_bytes:
-            return
-        if folder.stem == own.stem:
-            continue
+def remove_other_layouts(own: Path, num_bytes: int) -> int:
+    """Remove folders of other layouts that no engine uses, oldest first, until they have `num_bytes` at most; returns the bytes of the
+    others."""
+    folders = [folder for folder in own.parent.glob(f"{_PREFIX}*") if folder.stem != own.stem]
+    unused = {folder: _bytes_in(folder) for folder in sorted(folders, key=_last_change) if _is_unused(folder)}
+    for folder in list(unused):
+        if sum(unused.values()) <= num_bytes:
+            break
         _remove_if_unlocked(folder)
-        if not folder.exists():  # this engine or another one has removed it
-            total -= size
+        del unused[folder]  # it is gone, or an engine has taken it
+    return sum(unused.values())
 
 
 def remove_unused(own: Path) -> None:
@@ -72,6 +70,14 @@ def remove_unused(own: Path) -> None:
     for folder in own.parent.glob(f"{own.stem}*"):
         if folder.stem == own.stem and _last_change(folder) < _last_change(own) - _UNUSED_S:
             _remove_if_unlocked(folder)
+
+
+def _is_unused(folder: Path) -> bool:
+    with contextlib.suppress(OSError):  # it cannot be opened
+        if (lock := _try_lock(folder)) is not None:
+            os.close(lock)
+            return True
+    return False
 
 
 def _remove_if_unlocked(folder: Path) -> None:
@@ -83,10 +89,10 @@ def _remove_if_unlocked(folder: Path) -> None:
 
 
 def _last_change(folder: Path) -> float:
-    """Return the time of a folder's last change; 0 if it is gone."""
+    """Return the time of a folder's last change; 0 if it is gone or unreadable."""
     try:
         return folder.stat().st_mtime
-    except FileNotFoundError:
+    except OSError:
         return 0.0
 
 
@@ -95,6 +101,6 @@ def _bytes_in(folder: Path) -> int:
     total = 0
     for parent, _, names in os.walk(folder):  # passes over folders that are gone
         for name in names:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(OSError):
                 total += Path(parent, name).stat().st_size
     return total

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import fcntl
 import os
 import threading
@@ -294,9 +295,27 @@ def test_unused_folders_of_other_models_make_place(opened: Open, tmp_path: Path)
     other = dataclasses.replace(LAYOUT, model="other")
     store = restart(store, opened, layout=other, num_pages=4)  # three pages of four: both fit
     assert len(list(tmp_path.glob("kv/*"))) == 2
-    put(store, 0, 1)
-    restart(store, opened, layout=other, num_pages=4)
+    put(store, 0)
+    assert len(list(tmp_path.glob("kv/*"))) == 2
+    put(store, 1)
     assert len(list(tmp_path.glob("kv/*"))) == 1
+    assert [content(store, number) is not None for number in (0, 1)] == [True, True]
+
+
+def test_full_disk_removes_unused_folders_of_other_models_and_is_logged_once(
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = opened()
+    put(store, 0)
+    store = restart(store, opened, layout=dataclasses.replace(LAYOUT, model="other"))
+
+    def fail(path: Path, page: Page) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(disk, "write_page", fail)
+    put(store, 1, 2)
+    assert len(list(tmp_path.glob("kv/*"))) == 1
+    assert caplog.messages == ["KV pages cannot be stored: [Errno 28] No space left on device"]
 
 
 def test_engine_starts_beside_one_that_removes_files_and_folders(opened: Open, tmp_path: Path) -> None:
