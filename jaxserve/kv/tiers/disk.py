@@ -29,7 +29,15 @@ from typing import Final
 
 from jaxserve.kv.tiers.disk_folders import open_folder, remove_other_layouts, remove_unused
 from jaxserve.kv.tiers.page import Page, PageLayout, check_holds_each, copy_page
-from jaxserve.kv.tiers.page_file import HEADER_BYTES, file_bytes, find_pages, page_path, read_page, write_page
+from jaxserve.kv.tiers.page_file import (
+    HEADER_BYTES,
+    file_bytes,
+    find_pages,
+    page_path,
+    read_page,
+    write_order,
+    write_page,
+)
 from jaxserve.kv.tiers.stats import TierStats
 from jaxserve.types import BlockHash
 
@@ -77,6 +85,10 @@ class _Files:
         if name in self._names:
             del self._names[name]
             self.free_bytes += file_bytes(self._layout, name)
+
+    def names(self) -> list[BlockHash]:
+        """Return the names of all files, least recently used first."""
+        return list(self._names)
 
     def clear(self) -> Iterable[BlockHash]:
         """Forget all pages, in a time that does not depend on the number of files; returns those."""
@@ -164,7 +176,7 @@ class DiskStore:
         self._queue.put(None)
         self._thread.join()
         with contextlib.suppress(OSError):
-            os.utime(self._lock_file)
+            self._note_use()
         os.close(self._lock_file)
 
     def _read(self, block_hash: BlockHash, page: Page) -> bool:
@@ -199,7 +211,7 @@ class DiskStore:
             if time.monotonic() >= look_s:
                 look_s = time.monotonic() + _LOOK_S
                 with contextlib.suppress(OSError):
-                    os.utime(self._lock_file)
+                    self._note_use()
                     remove_unused(self._folder)
                     self._others_bytes = remove_other_layouts(self._folder, self._files.free_bytes)
             try:
@@ -212,6 +224,13 @@ class DiskStore:
                 work()
             finally:
                 self._queue.task_done()
+
+    def _note_use(self) -> None:
+        """Keep the order in which pages were used, and the time, for the next engine. Raises OSError."""
+        with self._lock:
+            names = self._files.names()
+        write_order(self._folder, names)
+        os.utime(self._lock_file)
 
     def _write(self, name: BlockHash, page: Page) -> None:
         """Store a queued page, unless it is cleared before its end."""

@@ -97,10 +97,10 @@ def _last_change(folder: Path) -> float:
 
 
 def _bytes_in(folder: Path) -> int:
-    """Return the bytes of the files in a folder, whose engine may write, rename and remove some meanwhile."""
+    """Return the bytes of the pages in a folder, whose engine may write, rename and remove some meanwhile."""
     total = 0
     for parent, _, names in os.walk(folder):  # passes over folders that are gone
-        for name in names:
+        for name in names if Path(parent) != folder else ():
             with contextlib.suppress(OSError):
                 total += Path(parent, name).stat().st_size
     return total

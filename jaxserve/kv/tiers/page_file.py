@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,8 @@ from jaxserve.types import BlockHash
 _MAGIC: Final = b"jaxserve-kv-page"
 HEADER_BYTES: Final = len(_MAGIC) + CHECKSUM_BYTES
 _SUFFIX: Final = ".page"
+_ORDER: Final = "order"
+"""File with the hex digits of an engine's pages, one per line, the least recently used first."""
 
 
 def file_bytes(layout: PageLayout, name: BlockHash) -> int:
@@ -29,8 +32,12 @@ def page_path(folder: Path, name: BlockHash) -> Path:
 
 
 def find_pages(folder: Path, layout: PageLayout) -> list[BlockHash]:
-    """Return the pages in the folder of an engine, the one that was changed longest ago first; delete what is no whole page."""
-    found: list[tuple[int, BlockHash]] = []
+    """Return the pages in the folder of an engine, least recently used first; delete what is no whole page.
+
+    Those that were stored since `write_order` come last, in the order of their times.
+    """
+    places = {digits: place for place, digits in enumerate(_read_order(folder))}
+    found: list[tuple[int, int, BlockHash]] = []
     for path in folder.glob("??/*"):
         try:
             name, status = BlockHash(bytes.fromhex(path.name.removesuffix(_SUFFIX))), path.lstat()
@@ -38,10 +45,24 @@ def find_pages(folder: Path, layout: PageLayout) -> list[BlockHash]:
         except (OSError, ValueError):
             is_page = False
         if is_page and path == page_path(folder, name):
-            found.append((status.st_mtime_ns, name))
+            found.append((places.get(name.hex(), len(places)), status.st_mtime_ns, name))
         else:
             path.unlink(missing_ok=True)
-    return [name for _, name in sorted(found)]
+    return [name for _, _, name in sorted(found)]
+
+
+def write_order(folder: Path, names: Iterable[BlockHash]) -> None:
+    """Store the order in which the pages of an engine were used, least recently used first. Raises OSError."""
+    unfinished = folder / f"{_ORDER}.part"
+    unfinished.write_text("".join(f"{name.hex()}\n" for name in names))
+    unfinished.rename(folder / _ORDER)
+
+
+def _read_order(folder: Path) -> list[str]:
+    try:
+        return (folder / _ORDER).read_text(errors="replace").split()
+    except OSError:
+        return []
 
 
 def read_page(path: Path, page: Page) -> bool:

@@ -99,7 +99,10 @@ def test_least_recently_used_file_is_deleted(opened: Open, stats: TierStats, tmp
     assert stats.take().evicted_pages == {"disk": 1}
 
 
-def test_smaller_limit_deletes_the_oldest_files_at_the_start(opened: Open, tmp_path: Path) -> None:
+def test_smaller_limit_deletes_the_oldest_files_of_an_engine_that_was_killed(
+    opened: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(disk, "write_order", lambda folder, names: None)
     store = opened()
     put(store, 0, 1, 2)
     for age, name in enumerate(reversed(NAMES[:3])):
@@ -107,6 +110,14 @@ def test_smaller_limit_deletes_the_oldest_files_at_the_start(opened: Open, tmp_p
         os.utime(path, (1000 - age, 1000 - age))
     store = restart(store, opened, num_pages=2)
     assert [store.num_leading([name]) for name in NAMES[:3]] == [0, 1, 1]
+
+
+def test_the_order_of_use_survives_a_restart(opened: Open) -> None:
+    store = opened(num_pages=6)
+    put(store, 0, 1, 2, 3)
+    assert store.touch([NAMES[2], NAMES[0]]) == []
+    store = restart(store, opened, num_pages=2)
+    assert [store.num_leading([name]) for name in NAMES[:4]] == [1, 0, 1, 0]
 
 
 @pytest.mark.parametrize("damage", ["one bit", "cut short", "other page"])
