@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +16,9 @@ MAX_HEADER_BYTES = 100_000_000
 MODEL_OPTIMIZER: Final = "hf_quant_config.json"
 """File in which NVIDIA's Model Optimizer describes the quantisation; its later versions write it into config.json as well."""
 _QUANTIZATION: Final = "quantization_config"
+_FLOAT: Final = "__float__"
+"""The only key of the object that transformers 5 writes for a number that JSON has not; its value names the number."""
+_FLOATS: Final = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 _VOCABULARIES: Final = ("tokenizer.json", "vocab.*", "*[!n].model", "*[!e]n.model")
 """Files that a tokenizer is read or converted from: any model of SentencePiece, but not tiktoken.model."""
 
@@ -117,13 +121,14 @@ def _read(path: Path) -> bytes:
 
 
 def _parse(text: bytes, what: str) -> Any:
-    def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any] | float:
         found: dict[str, Any] = {}
         for key, value in pairs:
             if key in found:
                 raise CheckpointError(f"{what}: key {shown(key)}: expected each key once, found a duplicate")
             found[key] = value
-        return found
+        number = found.get(_FLOAT) if len(found) == 1 else None
+        return _FLOATS.get(number, found) if isinstance(number, str) else found
 
     try:
         return json.loads(text.decode("utf-8"), object_pairs_hook=without_duplicates)

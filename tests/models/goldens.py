@@ -146,7 +146,7 @@ def rope_goldens() -> dict[str, dict[str, Any]]:
 
 
 def config_goldens() -> dict[str, dict[str, Any]]:
-    """`layers` by case (`config`, `windows`, `use_rope`) and `defaults` by architecture."""
+    """`layers` by case (`config`, `saved`, `windows`, `use_rope`) and `defaults` by architecture."""
     found: dict[str, dict[str, Any]] = json.loads((DATA / "configs.json").read_text())
     return found
 

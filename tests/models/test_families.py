@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from jaxserve.checkpoint.files import parse_object
 from jaxserve.errors import CheckpointError
 from jaxserve.layers.rope import inverse_frequencies, row_order
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, RopeScaling
@@ -201,6 +202,13 @@ def test_windows_and_rope_of_layers_equal_transformers(name: str) -> None:
     layers = decoder_config(case["config"]).layers
     assert [layer.sliding_window for layer in layers] == case["windows"]
     assert [layer.use_rope for layer in layers] == case["use_rope"]
+
+
+@pytest.mark.parametrize("name", sorted(name for name, case in config_goldens()["layers"].items() if case["saved"]))
+def test_layers_of_a_config_saved_by_transformers_equal_those_of_the_original(name: str) -> None:
+    case = config_goldens()["layers"][name]
+    saved = parse_object(json.dumps(case["saved"]).encode(), "config.json")
+    assert decoder_config(saved).layers == decoder_config(case["config"]).layers
 
 
 @pytest.mark.parametrize("architecture", sorted(architectures()))

@@ -4,8 +4,8 @@ Run from the repository root where torch and transformers are installed: python 
 
 rope.json, by name of the case: the keys of a Llama config, `inv_freq` (H / 2 numbers) and the factor on cos and sin,
 for sequences up to the declared length.
-configs.json: `layers`, by name of the case: a config.json and, layer by layer, the window and whether the layer
-rotates; `defaults`, by architecture: what absent keys mean.
+configs.json: `layers`, by name of the case: a config.json, what `save_pretrained` writes for it if that is no part of a
+model, and, layer by layer, the window and whether the layer rotates; `defaults`, by architecture: what absent keys mean.
 """
 
 from __future__ import annotations
@@ -333,7 +333,7 @@ def rope_case(keys: dict[str, Any]) -> dict[str, Any]:
 
 
 def layer_case(keys: dict[str, Any]) -> dict[str, Any]:
-    """One layers case: the window of each layer (null: none) and whether it rotates."""
+    """One layers case: the window of each layer (null: none), whether it rotates, and the config as transformers saves it."""
     hf = {**SIZES, "num_hidden_layers": 6, "num_key_value_heads": 4, "max_position_embeddings": 8192, **keys}
     config = _config_class(hf["architectures"][0])(
         **{
@@ -354,7 +354,17 @@ def layer_case(keys: dict[str, Any]) -> dict[str, Any]:
         marks = [0] * config.num_hidden_layers
     if hf["architectures"][0] in ROTATES_WINDOWS:
         marks = [window is not None for window in windows]
-    return {"config": hf, "windows": windows, "use_rope": [bool(m) for m in marks[: config.num_hidden_layers]]}
+    use_rope = [bool(mark) for mark in marks[: config.num_hidden_layers]]
+    return {"config": hf, "saved": saved_config(config, hf), "windows": windows, "use_rope": use_rope}
+
+
+def saved_config(config: transformers.PreTrainedConfig, hf: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what `save_pretrained` writes, without default ids of tokens, which are outside of a small vocabulary."""
+    if hf["architectures"][0].endswith("TextModel"):
+        return None
+    saved = json.loads(config.to_json_string())
+    saved = {key: value for key, value in saved.items() if not key.endswith("_token_id")}
+    return {**saved, "architectures": hf["architectures"]}
 
 
 def defaults(architecture: str) -> dict[str, Any]:
