@@ -256,6 +256,11 @@ def test_absurd_size_is_rejected_naming_key_and_limit(key: str, value: object) -
         ("Qwen3Moe", {"num_experts": 0}, "num_experts is 0; supported: an integer from 1"),
         ("Qwen3Moe", {"mlp_only_layers": [2]}, r"mlp_only_layers is [2]; supported: a list of layers from 0 to 1"),
         ("Qwen3Moe", {"n_shared_experts": 1}, "n_shared_experts is 1; supported: 0 or null"),
+        (
+            "Gemma4",
+            {"per_layer_config": {"2": {}}},
+            "per_layer_config is {'2': {}}; supported: tables by layer, from 0 to 1",
+        ),
         ("Qwen2", {"attention_bias": False}, "attention_bias is false; supported: true"),
         ("Qwen2", {"mlp_bias": True}, "mlp_bias is true"),
         ("Qwen2", {"layer_types": ["sliding_attention"] * 2}, "no sliding window is set"),

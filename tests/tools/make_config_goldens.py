@@ -251,6 +251,11 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
     "falcon_h1": {"architectures": ["FalconH1ForCausalLM"]},
     "bamba": {"architectures": ["BambaForCausalLM"], "attn_layer_indices": [2, 5]},
     "gemma4": {"architectures": ["Gemma4ForCausalLM"], "vocab_size_per_layer_input": 256},
+    "gemma4_many_layers": {
+        "architectures": ["Gemma4ForCausalLM"],
+        "vocab_size_per_layer_input": 256,
+        "num_hidden_layers": 12,
+    },
     "gemma4_last_layer": {
         "architectures": ["Gemma4ForCausalLM"],
         "vocab_size_per_layer_input": 256,

@@ -129,8 +129,9 @@ def _layers(keys: Keys) -> tuple[LayerConfig, ...]:
     default = tuple(bool((index + 1) % _PATTERN) for index in range(count))
     is_sliding = (*layer_types(keys, window, default)[:-1], False)  # as transformers forces it
     layers = sliding_layers(Keys({**keys.table, "layer_types": None}, keys.prefix), window, is_sliding)
+    tables = _tables_by_layer(keys, count)
     layers = tuple(
-        replace(layer, **_heads(keys, index, is_sliding=layer.sliding_window is not None))
+        replace(layer, **_heads(keys, tables, index, is_sliding=layer.sliding_window is not None))
         for index, layer in enumerate(layers)
     )
     is_wide = keys.flag("use_double_wide_mlp")
@@ -141,19 +142,31 @@ def _layers(keys: Keys) -> tuple[LayerConfig, ...]:
     return tuple(replace(layer, experts=experts) for layer in layers)
 
 
-def _heads(keys: Keys, index: int, *, is_sliding: bool) -> dict[str, Any]:
+def _tables_by_layer(keys: Keys, count: int) -> dict[int, dict[str, Any]] | None:
+    """Read `per_layer_config`, whose numbers of layers begin with zeros if others have more digits."""
+    tables = keys.get("per_layer_config")
+    if tables is None:
+        return None
+    numbers, found = {str(index): index for index in range(count)}, dict[int, dict[str, Any]]()
+    for name, table in tables.items() if isinstance(tables, dict) else [("", tables)]:
+        index = numbers.get(name.lstrip("0") or name[-1:])
+        if index is None or not isinstance(table, dict):
+            raise keys.error("per_layer_config", f"tables by layer, from 0 to {count - 1}")
+        found[index] = table
+    return found
+
+
+def _heads(keys: Keys, tables: Mapping[int, dict[str, Any]] | None, index: int, *, is_sliding: bool) -> dict[str, Any]:
     """Return the fields of a layer's heads: of layers with full attention, or those that `per_layer_config` lists."""
     has_shared_projection = keys.flag("attention_k_eq_v") and not is_sliding
-    table, num_heads = keys.get("per_layer_config"), keys.integer("num_attention_heads", MAX_HEADS)
-    if table is None:
+    num_heads = keys.integer("num_attention_heads", MAX_HEADS)
+    if tables is None:
         own, dim_key, heads_key = keys, "global_head_dim", "num_global_key_value_heads"
         if is_sliding:
             return {}
         has_own_number = has_shared_projection
     else:
-        if not isinstance(table, dict) or not all(isinstance(each, dict) for each in table.values()):
-            raise keys.error("per_layer_config", "tables by layer")
-        own = Keys(table.get(str(index)) or {}, f"per_layer_config.{index}.")
+        own = Keys(tables.get(index, {}), f"per_layer_config.{index}.")
         dim_key, heads_key, has_own_number = "head_dim", "num_key_value_heads", True
         unknown = sorted(set(own.table) - {dim_key, heads_key})
         if unknown:
