@@ -112,6 +112,7 @@ MORE_OPS = [
     (V5P, replace(DECODE, num_kv_heads=32)),
     (V5P, replace(MIXED, num_heads=10, num_kv_heads=1, dim=256, window=4096)),
     (V5E, replace(DECODE, page_size=16, max_pages=8192)),
+    (V5E, replace(DECODE, kv_dtype="int8", page_size=48)),
     *[(chip, replace(op, **HEADS_OF_64)) for chip, op in ((V5E, MIXED), (V5P, DECODE))],
 ]
 

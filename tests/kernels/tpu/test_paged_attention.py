@@ -25,8 +25,16 @@ from jaxserve_kernels.paged_attention.cases import (
     long_row,
     operands,
 )
-from jaxserve_kernels.paged_attention.tpu import fused, plan
-from jaxserve_kernels.paged_attention.tpu.plan import BlockSizes, Chip, Plan, Shape, chunk_plan, decode_plan
+from jaxserve_kernels.paged_attention.tpu import fused, plan, unsupported
+from jaxserve_kernels.paged_attention.tpu.plan import (
+    BlockSizes,
+    Chip,
+    Plan,
+    Shape,
+    chunk_plan,
+    decode_plan,
+    slots_per_tile,
+)
 from jaxserve_kernels.paged_attention.tpu.stream import IDS_PER_LINE
 
 from tests.kernels.tpu_interpreter import QUICKLY, tpu_interpreter
@@ -45,6 +53,7 @@ MORE_CASES = (
     Case((1, 1, 1), (65, 64, 100), num_heads=6, dim=80, page_size=64),  # heads that share no row; a tile within a page
     Case((1, 1, 70), (129, 63, 90), num_heads=8, num_kv_heads=4, dim=32, page_size=64),  # four heads in a row
     Case((1, 30), (70, 90), page_size=64, kv_dtype="int8", dtype="bfloat16"),
+    Case((1, 1), (40, 96), num_heads=2, dim=128, page_size=48, kv_dtype="int8"),  # a page of a tile and a half
 )
 FAST = tuple(case for case in CASES if case.kv_dtype == "float8_e4m3fn" and not case.is_decode)
 SLOW = tuple(case for case in (*CASES, *MORE_CASES) if case.dtype != "float16" and case not in FAST)
@@ -178,3 +187,11 @@ def test_blocks_shrink_until_they_fit_into_vmem() -> None:
     for found in (decode_plan(shape, chip), chunk_plan(shape, chip, 4096)):
         assert found.vmem_bytes(shape) <= found.vmem_limit_bytes(shape, chip) <= chip.vmem_bytes
         assert IDS_PER_LINE % found.pages_per_block == 0
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float8_e4m3fn", "int8"])
+def test_slots_copied_at_once_divide_every_page(name: str) -> None:
+    dtype, bfloat16 = jnp.dtype(name), jnp.dtype("bfloat16")
+    sizes = [size for size in range(1, 1025) if unsupported((1, 1, 8, size, 128), bfloat16, dtype) is None]
+    assert {16, 48, 64, 80, 1024} <= set(sizes)
+    assert [size for size in sizes if size % slots_per_tile(dtype, size)] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import jax.numpy as jnp
@@ -133,8 +134,8 @@ def heads_at_once(heads: int, rows: int, keys: int) -> int:
 
 
 def slots_per_tile(dtype: jnp.dtype, page_size: int) -> int:
-    """Return the slots of a page that are copied at once: a packed tile of the type, or a smaller page."""
-    return min(page_size, _MOST_TILE_SLOTS // dtype.itemsize)
+    """Return the slots of a page that are copied at once: a packed tile of the type, or the largest part of it that divides pages."""
+    return math.gcd(page_size, _MOST_TILE_SLOTS // dtype.itemsize)
 
 
 def round_up(count: int, multiple: int) -> int:
