@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from jaxserve.ipc.stats import EngineStats
@@ -26,20 +27,31 @@ class Prefetch:
         self._tiers = tiers
         self._requests: dict[RequestId, Request] = {}
         """The requests that wait for pages."""
+        self._refused: dict[RequestId, float] = {}
+        """The waiting requests for which nothing was to be fetched, the one that was looked up longest ago first, and the free pages
+        and slots above which there may be something."""
 
     def __len__(self) -> int:
         return len(self._requests)
 
     def begin(self, waiting: list[Request], shortest_first: ShortestFirst | None, num_running: int) -> None:
-        """Take requests that may start next and whose pages are worth a fetch from the queue, until `poll` returns them."""
+        """Take requests that may start next and whose pages are worth a fetch from the queue, until `poll` returns them.
+
+        A look-up costs more the longer a prompt is: one request that was refused is looked up again by a call.
+        """
         if self._tiers is None or not waiting:
             return
         next_ones = dict.fromkeys(waiting[:_LOOK_AHEAD])
         if shortest_first is not None:
             next_ones |= dict.fromkeys(request for _, request in shortest_first.first(_LOOK_AHEAD))
+        names = {request.request_id for request in next_ones}
+        turn = next((key for key in self._refused if key in names), None)
+        num_free = self._kv.pool.num_free + sum(states.num_free for states in self._kv.groups.states)
         for request in next_ones:
-            if request.num_unscored:
+            key = request.request_id
+            if request.num_unscored or (key != turn and num_free <= self._refused.get(key, -1)):
                 continue
+            self._refused.pop(key, None)
             missing = self._kv.missing_prefix(
                 request.table,
                 request.tokens,
@@ -47,11 +59,14 @@ class Prefetch:
                 num_awaited=self._tiers.fetcher.num_awaited,
             )
             if missing is None:
+                self._refused[key] = num_free
                 continue
-            is_fetched = self._tiers.fetcher.begin(request.request_id, missing)
+            is_fetched = self._tiers.fetcher.begin(key, missing)
             request.table.num_found = max(request.table.num_found, missing.num_found)
-            if is_fetched:
-                self._requests[request.request_id] = request
+            if not is_fetched:
+                self._refused[key] = math.inf
+            else:
+                self._requests[key] = request
                 discard(waiting, request)
                 if shortest_first is not None:
                     shortest_first.remove(request)
@@ -68,6 +83,7 @@ class Prefetch:
         if self._tiers is not None:
             self._tiers.fetcher.forget(request.request_id)
             self._requests.pop(request.request_id, None)
+            self._refused.pop(request.request_id, None)
 
     def clear_tiers(self) -> None:
         if self._tiers is not None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Collection, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,8 @@ from jaxserve.config import TierConfig
 from jaxserve.errors import ConfigError
 from jaxserve.executor.fake.pages import FakePages
 from jaxserve.kv.block_pool import BlockPool
+from jaxserve.kv.block_table import BlockTable
+from jaxserve.kv.manager import KVManager
 from jaxserve.kv.prefix import MissingPrefix
 from jaxserve.kv.tiers.fetcher import PageFetcher
 from jaxserve.kv.tiers.host import HostStore
@@ -175,6 +178,24 @@ def test_requests_with_one_prefix_share_its_fetch() -> None:
     tokens = rig.run(*twins)
     assert all(tokens[twin.request_id] == expected(twin) for twin in twins)
     assert rig.scheduler.take_stats().kv_tier_fetched_pages == {"host": 7}
+
+
+def test_requests_without_pages_in_the_tiers_are_looked_up_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a long prompt is computed, with the whole budget of each step, six others wait."""
+    rig = Rig(tiers=ALWAYS, max_num_batched_tokens=4)
+    missing_prefix = KVManager.missing_prefix
+    looked_up: list[int] = []
+
+    def counted(kv: KVManager, table: BlockTable, *args: Any, **options: Any) -> MissingPrefix | None:
+        looked_up[-1] += 1
+        return missing_prefix(kv, table, *args, **options)
+
+    monkeypatch.setattr(KVManager, "missing_prefix", counted)
+    rig.send(*(add(f"{first}", prompt(100, first), max_tokens=2) for first in range(3, 10)))
+    for _ in range(20):
+        looked_up.append(0)
+        rig.step()
+    assert looked_up == [7] + [1] * 19
 
 
 def test_aborted_request_leaves_its_fetch() -> None:
