@@ -38,10 +38,11 @@ class BlockPool:
         self._references = [0] * num_blocks
         self._hashes: list[BlockHash | None] = [None] * num_blocks
         self._cached: list[dict[BlockHash, BlockId]] = [{} for _ in range(num_ranks)]
-        self._blank = [
+        self.blank = [
             [BlockId(i) for i in range(rank * size + size - 1, rank * size + NULL_BLOCK, -1)]
             for rank in range(num_ranks)
         ]
+        """Free pages without cached content, by rank."""
         # Linked lists: O(1) removal anywhere.
         self._evictable: list[OrderedDict[BlockId, None]] = [OrderedDict() for _ in range(num_ranks)]
         self._changes = changes
@@ -49,6 +50,8 @@ class BlockPool:
         """The number of times that a page became both cached and held."""
         self.num_evictions = 0
         """Cached pages that were given up for others."""
+        self.num_forgotten = 0
+        """Cached pages that were given up, for others or not."""
 
     @property
     def num_usable(self) -> int:
@@ -67,7 +70,7 @@ class BlockPool:
 
     def num_free_of(self, rank: int) -> int:
         """Return the number of pages that `allocate` can return now."""
-        return len(self._blank[rank]) + len(self._evictable[rank])
+        return len(self.blank[rank]) + len(self._evictable[rank])
 
     def num_free_among(self, blocks: Iterable[BlockId]) -> int:
         """Return the number of `blocks` without a reference."""
@@ -75,7 +78,7 @@ class BlockPool:
 
     def blank_blocks(self) -> list[BlockId]:
         """Return the free pages without cached content."""
-        return [block for blank in self._blank for block in blank]
+        return [block for blank in self.blank for block in blank]
 
     def references(self, block: BlockId) -> int:
         return self._references[block]
@@ -86,8 +89,8 @@ class BlockPool:
             raise RuntimeError(f"{count} blocks wanted, {self.num_free_of(rank)} are free")
         blocks = []
         for _ in range(count):
-            if self._blank[rank]:
-                block = self._blank[rank].pop()
+            if self.blank[rank]:
+                block = self.blank[rank].pop()
             else:
                 block = self._evict(rank)
                 self.num_evictions += 1
@@ -111,7 +114,7 @@ class BlockPool:
             self._references[block] -= 1
             if self._references[block] == 0:
                 if self._hashes[block] is None:
-                    self._blank[self._ranks[block]].append(block)
+                    self.blank[self._ranks[block]].append(block)
                 else:
                     self._evictable[self._ranks[block]][block] = None
 
@@ -137,7 +140,7 @@ class BlockPool:
         """Turn every evictable page into a blank one."""
         for rank, evictable in enumerate(self._evictable):
             while evictable:
-                self._blank[rank].append(self._evict(rank))
+                self.blank[rank].append(self._evict(rank))
 
     def _evict(self, rank: int) -> BlockId:
         block, _ = self._evictable[rank].popitem(last=False)
@@ -145,6 +148,7 @@ class BlockPool:
         if block_hash is None:
             raise RuntimeError(f"block {block} is evictable and not cached")
         self._hashes[block] = None
+        self.num_forgotten += 1
         del self._cached[rank][block_hash]
         if self._changes is not None and not any(block_hash in cached for cached in self._cached):
             self._changes.remove(block_hash)

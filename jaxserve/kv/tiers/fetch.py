@@ -13,6 +13,7 @@ from jaxserve.kv.prefix import MissingPrefix
 from jaxserve.kv.tiers.device import PageDevice, StagedPages
 from jaxserve.kv.tiers.fetch_plan import FetchPlan, plan_fetch
 from jaxserve.kv.tiers.page import Page, snapshot_name
+from jaxserve.kv.tiers.restored import RestoredPages
 from jaxserve.kv.tiers.rule import FetchRule
 from jaxserve.kv.tiers.snapshots import Snapshots
 from jaxserve.kv.tiers.stats import TierStats
@@ -44,8 +45,7 @@ class Fetch:
     missing: MissingPrefix
     plan: FetchPlan | None
     """None: the job asks peers, and makes it."""
-    num_restored: int
-    """Leading pages that are in the prefix cache."""
+    restored: RestoredPages
     keys: list[RequestId]
     """The requests that wait for it."""
     begun_s: float
@@ -68,7 +68,7 @@ class Fetch:
         """Return True if another request, that misses this, should wait for this fetch."""
         if missing.rank != self.missing.rank or self.given_up.is_set():
             return False
-        return missing.next_hash in self.hashes[min(self.num_restored, len(self.hashes) - 1) :]
+        return missing.next_hash in self.hashes[min(self.restored.count, len(self.hashes) - 1) :]
 
 
 class FetchJob:

@@ -26,6 +26,7 @@ from jaxserve.kv.tiers.device import PageDevice, StagedPages
 from jaxserve.kv.tiers.fetch import Fetch, FetchJob, StagedBatch
 from jaxserve.kv.tiers.fetch_plan import plan_fetch, snapshot_pages
 from jaxserve.kv.tiers.page import hash_before, is_snapshot
+from jaxserve.kv.tiers.restored import RestoredPages
 from jaxserve.kv.tiers.rule import FetchRule
 from jaxserve.kv.tiers.snapshots import Snapshots
 from jaxserve.kv.tiers.stats import TierStats
@@ -99,7 +100,8 @@ class PageFetcher:
             return False
         self._tried[key] = state
         now = self._clock()
-        fetch = Fetch(missing, plan, missing.num_cached, [key], now, now)
+        restored = RestoredPages(self._pool, missing.hashes, missing.num_cached, missing.rank)
+        fetch = Fetch(missing, plan, restored, [key], now, now)
         self._fetches.append(fetch)
         self._threads.submit(self._job.run, fetch)
         return True
@@ -177,15 +179,9 @@ class PageFetcher:
 
     def _restore(self, fetch: Fetch, batch: StagedBatch) -> bool:
         """Cache what `batch` brings; returns False if there is no place for it next to the pages before it."""
-        rank = fetch.missing.rank
-        before = [self._pool.find(block_hash, rank) for block_hash in fetch.hashes[: fetch.num_restored]]
-        cached = [block for block in before if block is not None]
-        if len(cached) < len(before):
-            return False  # evicted meanwhile: without them the rest is of no use
-        if is_snapshot(batch.names[0]):
-            is_restored = self._restore_snapshot(fetch, batch)
-        else:
-            is_restored = self._restore_pages(fetch, batch, cached)
+        is_restored = (
+            self._restore_snapshot(fetch, batch) if is_snapshot(batch.names[0]) else self._restore_pages(fetch, batch)
+        )
         if is_restored:
             for tier in sorted(set(batch.tiers)):
                 names = [name for name, source in zip(batch.names, batch.tiers, strict=True) if source == tier]
@@ -193,25 +189,19 @@ class PageFetcher:
                 self._stats.fetched(tier, names, num_bytes)
         return is_restored
 
-    def _restore_pages(self, fetch: Fetch, batch: StagedBatch, cached: Sequence[BlockId]) -> bool:
-        """Cache pages. cached: those before them."""
-        rank, count = fetch.missing.rank, batch.staged.count
-        self._pool.share(cached)
-        if count > self._pool.num_free_of(rank):
-            self._pool.release(cached)
+    def _restore_pages(self, fetch: Fetch, batch: StagedBatch) -> bool:
+        blocks = fetch.restored.add(batch.staged.count)
+        if blocks is None:
             return False
-        blocks = self._pool.allocate(count, rank)
-        for block, block_hash in zip(blocks, batch.names, strict=True):
-            self._pool.cache(block, block_hash)
         self._writes.append((self._device, blocks, batch.staged))
-        self._pool.release([*cached, *blocks])
-        fetch.num_restored += count
         fetch.tiers += batch.tiers
         return True
 
     def _restore_snapshot(self, fetch: Fetch, batch: StagedBatch) -> bool:
         """Take a slot for the snapshot."""
         assert self._snapshots is not None, "a fetch of a snapshot"
+        if not fetch.restored.are_cached():
+            return False
         slot = self._snapshots.restore(hash_before(batch.names[0]), fetch.missing.rank)
         if slot is None:
             return False

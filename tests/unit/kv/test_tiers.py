@@ -15,7 +15,7 @@ import pytest
 
 from jaxserve.config import TierConfig
 from jaxserve.errors import ConfigError
-from jaxserve.executor.fake.pages import FakePages
+from jaxserve.executor.fake.pages import FakeCopies, FakePages
 from jaxserve.kv.block_pool import BlockPool
 from jaxserve.kv.block_table import BlockTable
 from jaxserve.kv.manager import KVManager
@@ -25,7 +25,7 @@ from jaxserve.kv.tiers.host import HostStore
 from jaxserve.kv.tiers.page import Page
 from jaxserve.kv.tiers.rule import FetchRule
 from jaxserve.kv.tiers.stats import TierStats
-from jaxserve.types import BlockHash, RequestId
+from jaxserve.types import BlockHash, BlockId, RequestId
 from tests.engine.rig import Rig, add, expected, prompt
 
 ALWAYS = TierConfig(kv_offload_memory=1 << 20, kv_fetch="always")
@@ -364,6 +364,64 @@ def test_host_memory_smaller_than_a_page_is_refused() -> None:
     layout = FakePages(np.zeros((2, 4), np.int64)).layout
     with pytest.raises(ConfigError, match="--kv-offload-memory of 31 bytes is too small: one KV page takes 32 bytes"):
         HostStore(layout, PAGE_BYTES - 1, TierStats())
+
+
+@pytest.mark.parametrize("pool_is_full", [False, True])
+def test_fetch_finds_each_of_its_pages_a_few_times(pool_is_full: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prefix of 200 pages comes in 50 batches, into a pool that is blank, or full of pages that may be evicted."""
+    device, stats = FakePages(np.zeros((601, 4), np.int64)), TierStats()
+    store, pool = HostStore(device.layout, 1 << 14, stats), BlockPool(601)
+    names = [BlockHash(bytes([i]) * 32) for i in range(200)]
+    for name in names:
+        store.put(name, device.layout.new_page())
+    if pool_is_full:
+        others = pool.allocate(600)
+        for number, block in enumerate(others):
+            pool.cache(block, BlockHash(number.to_bytes(32)))
+        pool.release(others)
+    found: list[BlockHash] = []
+    find = pool.find
+
+    def counted(block_hash: BlockHash, rank: int | None = 0) -> BlockId | None:
+        found.append(block_hash)
+        return find(block_hash, rank)
+
+    monkeypatch.setattr(pool, "find", counted)
+    fetcher = PageFetcher(pool, device, [store], FetchRule(4, always=True), stats)
+    assert fetcher.begin(RequestId("r"), MissingPrefix(names, 0))
+    while not fetcher.poll(0.01):
+        pass
+    assert stats.take().fetched_pages == {"host": 200}
+    assert len(found) <= 200
+    assert all(find(name) is not None for name in names)
+    fetcher.close()
+
+
+def test_fetch_ends_when_a_page_before_it_was_evicted() -> None:
+    device, stats = FakePages(np.zeros((9, 4), np.int64)), TierStats()
+    store, pool = HostStore(device.layout, 1 << 12, stats), BlockPool(9)
+    names = [BlockHash(bytes([i]) * 32) for i in range(8)]
+    for name in names:
+        store.put(name, device.layout.new_page())
+    stage, gates = device.stage, [threading.Event(), threading.Event()]
+    gates[0].set()
+    gate = iter(gates)
+
+    def slow(pages: Sequence[Page], rank: int) -> FakeCopies:
+        next(gate).wait()
+        return stage(pages, rank)
+
+    device.stage = slow  # type: ignore[method-assign]
+    fetcher = PageFetcher(pool, device, [store], FetchRule(4, always=True), stats)
+    assert fetcher.begin(RequestId("r"), MissingPrefix(names, 0))
+    while pool.find(names[0]) is None:
+        fetcher.poll(0.01)
+    pool.release(pool.allocate(8))
+    gates[1].set()
+    while not fetcher.poll(0.01):
+        pass
+    assert stats.take().fetched_pages == {"host": 4}
+    fetcher.close()
 
 
 class BrokenStore:
