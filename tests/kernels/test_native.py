@@ -379,6 +379,22 @@ def test_attention_equals_the_reference(
     np.testing.assert_array_equal(np.asarray(own_v)[:, 1:], np.asarray(v)[:, 1:])
 
 
+def test_float32_pages_take_neither_nan_nor_infinity() -> None:
+    """Padding tokens write to the null page, and the values of keys that a window hides are multiplied by zero."""
+    step = Step([1], [65], num_tokens=4, num_pages=6)
+    released = step.paging._replace(block_tables=step.paging.block_tables.at[0, :2].set(0))
+    q, *given = step.tokens()
+    bad = [each.at[1:, :, :3].set(jnp.asarray([jnp.nan, jnp.inf, -jnp.inf])) for each in given]
+    options = {"scoring": Scoring(SCALE, sliding_window=20), "backend": "native"}
+    pool = [jnp.zeros((L, P, K, S, H))] * 2
+    expected, *_ = write_and_attend(q, *given, *pool, jnp.int32(LAYER), released, **options)
+    out, *pool = write_and_attend(q, *bad, *pool, jnp.int32(LAYER), released, **options)
+    np.testing.assert_array_equal(out[0], expected[0])
+    largest = np.finfo(np.float32).max
+    assert np.asarray(pool[1])[LAYER, 0, 0, 0, :3].tolist() == [0, largest, -largest]
+    assert all(np.isfinite(each).all() for each in pool)
+
+
 def _8_bit_pools(dtype: str) -> tuple[list[jax.Array], list[jax.Array]]:
     """Return a random pool as the reference stores it, and as the native kernel does. dtype uint8: bits of e4m3 from -128 to 128."""
     random = np.random.default_rng(3)

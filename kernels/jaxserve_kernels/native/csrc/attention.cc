@@ -7,6 +7,7 @@
 // A pool of 8-bit numbers (integers, or floats in e4m3) has a scale for each number of each head: keys and values are divided by
 // them, limited and rounded to the nearest number as they are written; queries are multiplied by those of keys, and sums by those of values.
 #include <algorithm>
+#include <cfloat>
 #include <cmath>
 #include <cstring>
 #include <type_traits>
@@ -41,10 +42,11 @@ struct Pool {
   const float* value_scales;  // likewise
 };
 
-inline void put(float x, const float*, int64_t, float* to) { *to = x; }
-
-// What is no number becomes 0.
+// What is no number becomes 0. Pages hold finite numbers only: keys that a window hides may be those of the null page, to which
+// tokens of any request write, and their values are multiplied by zero.
 inline float limited(float x, float least, float largest) { return x > largest ? largest : x < least ? least : x == x ? x : 0.0f; }
+
+inline void put(float x, const float*, int64_t, float* to) { *to = limited(x, -FLT_MAX, FLT_MAX); }
 
 inline void put(float x, const float* scales, int64_t i, int8_t* to) {
   *to = static_cast<int8_t>(std::lrint(limited(x / scales[i], -128.0f, 127.0f)));
