@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import zmq
 
+from jaxserve.errors import ConfigError
 from jaxserve.kv.tiers.page import Page, PageLayout, copy_page
 from jaxserve.kv.tiers.stats import TierStats
 from jaxserve.kv.tiers.wire import (
@@ -22,6 +23,7 @@ from jaxserve.kv.tiers.wire import (
     PageReply,
     PageRequest,
     WireError,
+    endpoint_of,
     header_of,
     open_reply,
     secure_client,
@@ -45,15 +47,16 @@ class PeerStore:
     def __init__(
         self,
         layout: PageLayout,
-        endpoint: str,
+        address: str,
         token: str,
         timeout_s: float,
         stats: TierStats,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`timeout_s`: longest wait for a reply. Connecting waits for the first request."""
+        """`address`: HOST:PORT. `timeout_s`: longest wait for a reply. Connecting waits for the first request; each time the host is
+        resolved anew."""
         self._layout = layout
-        self._endpoint = endpoint
+        self._address = address
         self._token = token
         self._timeout_s = timeout_s
         self._stats = stats
@@ -113,7 +116,7 @@ class PeerStore:
             )
             try:
                 reply, frames = self._exchange(request)
-            except (WireError, zmq.ZMQError) as error:
+            except (WireError, ConfigError, zmq.ZMQError) as error:
                 self._fail("peer_error", str(error))
                 return None, []
             if reply is None and self._closed.is_set():
@@ -147,14 +150,15 @@ class PeerStore:
 
     def _connected(self) -> zmq.Socket[bytes]:
         if self._socket is None:
+            endpoint = endpoint_of(self._address, "--kv-peers", self._token)
             self._socket = self._context.socket(zmq.DEALER)
             self._socket.setsockopt(zmq.LINGER, 0)
-            self._socket.setsockopt(zmq.IPV6, int("[" in self._endpoint))
+            self._socket.setsockopt(zmq.IPV6, int("[" in endpoint))
             self._socket.setsockopt(
                 zmq.MAXMSGSIZE, max(MAX_REQUEST_BYTES, *(each.num_bytes for each in self._layout.all))
             )
             secure_client(self._socket, self._token)
-            self._socket.connect(self._endpoint)
+            self._socket.connect(endpoint)
         return self._socket
 
     def _disconnect(self) -> None:
@@ -168,4 +172,4 @@ class PeerStore:
         self._pause_s = min(_LONGEST_PAUSE_S, max(_FIRST_PAUSE_S, 2 * self._pause_s))
         self._retry_s = self._clock() + self._pause_s
         self._disconnect()
-        _log.warning("KV pages of %s: %s; it is asked again in %g s", self._endpoint, text, self._pause_s)
+        _log.warning("KV pages of %s: %s; it is asked again in %g s", self._address, text, self._pause_s)

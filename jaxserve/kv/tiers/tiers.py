@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -23,7 +24,7 @@ from jaxserve.kv.tiers.server import PageServer
 from jaxserve.kv.tiers.snapshots import Snapshots
 from jaxserve.kv.tiers.stats import TierStats
 from jaxserve.kv.tiers.store import OwnStore
-from jaxserve.kv.tiers.wire import endpoint_of, split_addresses
+from jaxserve.kv.tiers.wire import UnresolvedError, endpoint_of, split_addresses
 from jaxserve.types import BlockHash
 
 
@@ -47,15 +48,17 @@ class KVTiers:
         self._pool = pool
         self._changes = changes
         token = config.kv_peer_token or ""
-        peer_endpoints = [endpoint_of(address, "--kv-peers", token) for address in split_addresses(config.kv_peers)]
+        peer_addresses = split_addresses(config.kv_peers)
+        for address in peer_addresses:
+            with contextlib.suppress(UnresolvedError):  # it may come later
+                endpoint_of(address, "--kv-peers", token)
         self.are_shared = config.are_shared
         """True if pages outlive the engine, or move between engines."""
         self.stats = TierStats(keeps_lost=changes is not None)
         self.rule = FetchRule(block_size, always=config.kv_fetch == "always")
         self._stores = _open_stores(config, device.layout, self.stats)
         self._peers = [
-            PeerStore(device.layout, endpoint, token, config.kv_fetch_timeout, self.stats)
-            for endpoint in peer_endpoints
+            PeerStore(device.layout, address, token, config.kv_fetch_timeout, self.stats) for address in peer_addresses
         ]
         self._device = device
         self._snapshots = snapshots

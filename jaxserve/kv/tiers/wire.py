@@ -35,6 +35,10 @@ class WireError(JaxserveError):
     """A message that is no valid request or reply."""
 
 
+class UnresolvedError(ConfigError):
+    """A host that has no address now."""
+
+
 class PageRequest(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Asks how many pages of a prefix the peer has, or for those pages. Snapshots have names in place of hashes."""
 
@@ -124,7 +128,7 @@ def endpoint_of(address: str, flag: str, token: str | None) -> str:
     """Return ZeroMQ's endpoint of `HOST:PORT`.
 
     Raises ConfigError if it is none, if it is not a loopback or private address, or if it needs a token: without one
-    only programs of this host can be kept out, by the loopback address.
+    only programs of this host can be kept out, by the loopback address. Raises UnresolvedError if the host has no address now.
     """
     host, separator, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -133,7 +137,7 @@ def endpoint_of(address: str, flag: str, token: str | None) -> str:
     try:
         found = {entry[4][0] for entry in socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)}
     except OSError as error:
-        raise ConfigError(f"{flag} {address!r}: the host cannot be resolved: {error.strerror}") from error
+        raise UnresolvedError(f"{flag} {address!r}: the host cannot be resolved: {error.strerror}") from error
     addresses = [ipaddress.ip_address(str(entry).partition("%")[0]) for entry in sorted(map(str, found))]
     for one in addresses:
         if one.is_unspecified or not (one.is_loopback or one.is_private or one.is_link_local):

@@ -74,7 +74,8 @@ def peer(
     timeout_s: float = 10.0,
     clock: Callable[[], float] = lambda: 0.0,
 ) -> Iterator[PeerStore]:
-    with contextlib.closing(PeerStore(layout, endpoint, token, timeout_s, stats, clock)) as store:
+    address = endpoint.removeprefix("tcp://")
+    with contextlib.closing(PeerStore(layout, address, token, timeout_s, stats, clock)) as store:
         yield store
 
 
@@ -170,6 +171,30 @@ def test_client_takes_no_frame_of_a_server_without_the_token(endpoint: str) -> N
         assert is_closed(listener.accept()[0])
         store._closed.set()
         asking.join()
+
+
+def test_peer_that_comes_back_with_another_address_is_found(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = int(endpoint.rpartition(":")[2])
+    stats, now, found = TierStats(), [0.0], list[str]()
+
+    def resolve(host: str, port: int, **options: object) -> list[tuple[object, ...]]:
+        if not found:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (found[0], port))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    config = TierConfig(kv_peers=f"pod:{port}", kv_peer_token=TOKEN)
+    rig = Rig(tiers=config)
+    assert rig.tiers is not None
+    rig.tiers.close()
+    with served(2, endpoint), peer(f"pod:{port}", stats, timeout_s=0.1, clock=lambda: now[0]) as store:
+        assert store.num_leading(NAMES) == 0
+        assert stats.take().failures == {"peer_error": 1}
+        now[0], found[:] = 60.0, ["127.0.0.2"]
+        assert store.num_leading(NAMES) == 0
+        assert stats.take().failures == {"peer_timeout": 1}
+        store._timeout_s, now[0], found[:] = 10.0, 120.0, ["127.0.0.1"]
+        assert store.num_leading(NAMES) == 2
 
 
 @contextmanager
