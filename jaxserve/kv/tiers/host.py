@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -31,8 +31,8 @@ class HostStore:
     """A fixed number of rows in one allocation. A page takes one row, a snapshot as many as it needs; the least recently used of
     both makes place for a new one.
 
-    The system provides the memory as pages are stored. They are copied under a lock, so that none is evicted while it
-    is read.
+    The system provides the memory as pages are stored. They are copied without the lock, which the engine's thread takes: rows
+    belong to no page until they are written, and a page is not evicted while it is read.
     """
 
     tier = "host"
@@ -47,6 +47,10 @@ class HostStore:
         self._free = _all_rows(self._arena)
         self._rows: OrderedDict[BlockHash, list[int]] = OrderedDict()
         """Rows of each page and snapshot, least recently used first."""
+        self._read = Counter[BlockHash]()
+        """Reads under way of pages and snapshots."""
+        self._written: set[BlockHash] = set()
+        """Pages and snapshots that are being written."""
         self._lock = threading.Lock()
 
     def num_leading(self, names: Sequence[BlockHash]) -> int:
@@ -60,11 +64,16 @@ class HostStore:
     def get(self, names: Sequence[BlockHash], pages: Sequence[Page]) -> int:
         for count, (name, page) in enumerate(zip(names, pages, strict=True)):
             with self._lock:
-                rows = self._rows.get(name)
+                rows, arena = self._rows.get(name), self._arena
                 if rows is None:
                     return count
-                for piece, stored in self._stored(name, rows):
-                    page[piece.block][piece.first : piece.end] = stored
+                self._read[name] += 1
+            for piece, stored in self._stored(name, rows, arena):
+                page[piece.block][piece.first : piece.end] = stored
+            with self._lock:
+                self._read[name] -= 1
+                if not self._read[name]:
+                    del self._read[name]
         return len(names)
 
     def touch(self, names: Collection[BlockHash]) -> list[BlockHash]:
@@ -77,11 +86,18 @@ class HostStore:
 
     def put(self, name: BlockHash, page: Page) -> None:
         with self._lock:
-            if name in self._rows:
+            if name in self._rows or name in self._written:
                 return
-            rows = self._take(-(-self._layout.of(name).num_bytes // self._layout.num_bytes))
-            for piece, stored in self._stored(name, rows):
-                stored[:] = page[piece.block][piece.first : piece.end]
+            rows, arena = self._take(-(-self._layout.of(name).num_bytes // self._layout.num_bytes)), self._arena
+            if rows is None:
+                return
+            self._written.add(name)
+        for piece, stored in self._stored(name, rows, arena):
+            stored[:] = page[piece.block][piece.first : piece.end]
+        with self._lock:
+            self._written.remove(name)
+            if arena is not self._arena:
+                return  # cleared meanwhile
             self._rows[name] = rows
         self._stats.stored(self.tier, name, self._layout.of(name).num_bytes)
 
@@ -95,18 +111,20 @@ class HostStore:
     def close(self) -> None:
         """There is nothing to release."""
 
-    def _take(self, count: int) -> list[int]:
-        """Return so many rows, evicting what was not used for longest."""
+    def _take(self, count: int) -> list[int] | None:
+        """Return so many rows, evicting what was not used for longest. None if all that is left is read or written."""
         while len(self._free) < count:
-            old, rows = self._rows.popitem(last=False)
-            self._free += rows
+            old = next((name for name in self._rows if name not in self._read), None)
+            if old is None:
+                return None
+            self._free += self._rows.pop(old)
             self._stats.evicted(self.tier, old)
         return [self._free.pop() for _ in range(count)]
 
-    def _stored(self, name: BlockHash, rows: Sequence[int]) -> list[tuple[_Piece, np.ndarray]]:
+    def _stored(self, name: BlockHash, rows: Sequence[int], arena: np.ndarray) -> list[tuple[_Piece, np.ndarray]]:
         """Return the pieces of a page or snapshot, and their memory in its rows."""
         pieces = self._pieces[self._layout.of(name)]
-        return [(each, self._arena[rows[each.row], each.place :][: each.end - each.first]) for each in pieces]
+        return [(each, arena[rows[each.row], each.place :][: each.end - each.first]) for each in pieces]
 
 
 def _all_rows(arena: np.ndarray) -> list[int]:

@@ -360,6 +360,60 @@ def test_host_memory_evicts_the_least_recently_used_page() -> None:
     assert stats.take().evicted_pages == {"host": 1}
 
 
+class SlowPage(tuple[np.ndarray, ...]):
+    """A page whose copy waits for `gate`."""
+
+    def __init__(self, _: Page) -> None:
+        self.begun, self.gate = threading.Event(), threading.Event()
+
+    def __getitem__(self, index: Any) -> Any:
+        self.begun.set()
+        assert self.gate.wait(10)
+        return super().__getitem__(index)
+
+
+def test_host_memory_answers_while_it_copies_and_keeps_what_is_read() -> None:
+    layout, stats = FakePages(np.zeros((2, 4), np.int64)).layout, TierStats()
+    store = HostStore(layout, 2 * PAGE_BYTES, stats)
+    names = [BlockHash(bytes([i])) for i in range(5)]
+    written, read = (SlowPage(layout.views(np.full(PAGE_BYTES, fill, np.uint8))) for fill in (7, 0))
+    writing = threading.Thread(target=store.put, args=(names[0], written))
+    writing.start()
+    assert written.begun.wait(10)
+    assert store.num_leading(names) == 0, "it is not there before its end"
+    store.put(names[0], layout.new_page())
+    written.gate.set()
+    writing.join()
+    reading = threading.Thread(target=store.get, args=([names[0]], [read]))
+    reading.start()
+    assert read.begun.wait(10)
+    for name in names[1:]:
+        store.put(name, layout.new_page())
+    assert [store.num_leading([name]) for name in names] == [1, 0, 0, 0, 1]
+    store.clear()
+    store.put(names[1], layout.new_page())
+    read.gate.set()
+    reading.join()
+    assert read[0].tolist() == [7] * PAGE_BYTES
+    assert stats.take().evicted_pages == {"host": 3}
+    for name in names[2:]:
+        store.put(name, layout.new_page())
+    assert [store.num_leading([name]) for name in names] == [0, 0, 0, 1, 1]
+
+
+def test_pages_that_are_written_during_a_clear_are_not_stored() -> None:
+    layout = FakePages(np.zeros((2, 4), np.int64)).layout
+    store = HostStore(layout, 2 * PAGE_BYTES, TierStats())
+    page = SlowPage(layout.new_page())
+    writing = threading.Thread(target=store.put, args=(BlockHash(b"0"), page))
+    writing.start()
+    assert page.begun.wait(10)
+    store.clear()
+    page.gate.set()
+    writing.join()
+    assert store.num_leading([BlockHash(b"0")]) == 0
+
+
 def test_host_memory_smaller_than_a_page_is_refused() -> None:
     layout = FakePages(np.zeros((2, 4), np.int64)).layout
     with pytest.raises(ConfigError, match="--kv-offload-memory of 31 bytes is too small: one KV page takes 32 bytes"):
