@@ -25,7 +25,7 @@ _ABSENT: Final = re.compile(r"model config: the key (\w+)[\w.]* is missing")
 _INERT: Final = frozenset(
     "architectures attention_dropout auto_map bos_token_id classifier_dropout dropout dtype embd_pdrop eos_token_id "
     "hidden_dropout initializer_range max_window_layers model_type output_attentions output_hidden_states "
-    "output_router_logits pad_token_id quantization_config resid_pdrop router_aux_loss_coef torch_dtype "
+    "output_router_logits pad_token_id pretraining_tp quantization_config resid_pdrop router_aux_loss_coef torch_dtype "
     "transformers_version use_cache _attn_implementation _name_or_path aux_loss_alpha seq_aux num_nextn_predict_layers "
     "router_jitter_noise".split()
 )

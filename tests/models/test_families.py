@@ -54,6 +54,11 @@ def test_llama_2_keys_are_all_read() -> None:
     )
 
 
+@pytest.mark.parametrize("architecture", ["Llama", "SmolLM3"])
+def test_a_tensor_parallel_size_of_training_changes_nothing(architecture: str) -> None:
+    assert decoder_config(of(architecture, pretraining_tp=2)) == decoder_config(of(architecture))
+
+
 def test_llama_without_kv_heads_has_one_for_each_query_head() -> None:
     hf = of("Llama")
     del hf["num_key_value_heads"]

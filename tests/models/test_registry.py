@@ -228,7 +228,6 @@ def test_absurd_size_is_rejected_naming_key_and_limit(key: str, value: object) -
         ("Llama", {"rope_theta": None}, "rope_theta is null"),
         ("Llama", {"attention_bias": "yes"}, "attention_bias is 'yes'; supported: true or false"),
         ("Llama", {"tie_word_embeddings": None}, "tie_word_embeddings is null; supported: true or false"),
-        ("Llama", {"pretraining_tp": 2}, "pretraining_tp is 2; supported: 1 or null"),
         ("Llama", {"is_causal": False}, "is_causal is false; supported: true or null"),
         ("Llama", {"sliding_window": 4096}, "sliding_window is 4096; supported: null"),
         ("Llama", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is ["),

@@ -47,7 +47,6 @@ LAYER_NORM_DEFAULTS: Mapping[str, Any] = {
 
 NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "mlp_bias": (False, None),
-    "pretraining_tp": (1, None),
     "partial_rotary_factor": (1.0, None),
     "rope_interleaved": (False, None),
     "attn_logit_softcapping": (None,),
