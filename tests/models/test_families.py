@@ -194,6 +194,14 @@ def test_mimo_reads_the_names_of_its_published_config() -> None:
     assert (config.value_dim, config.value_scale, config.sinks) == (128, 0.707, "windows")
 
 
+def test_k_exaones_published_keys_give_one_dense_layer_and_full_attention_without_rotation() -> None:
+    keys = {"num_experts": 8, "num_experts_per_tok": 2, "is_moe_layer": [False, *[True] * 7], "sliding_window": 8}
+    keys |= {"sliding_window_pattern": "LLLG", "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 2}
+    layers = decoder_config(of("ExaoneMoE", num_hidden_layers=8, first_last_k_dense_replace=1, **keys)).layers
+    assert [layer.experts is None for layer in layers] == [True] + [False] * 7
+    assert [(layer.sliding_window, layer.use_rope) for layer in layers] == [*[(8, True)] * 3, (None, False)] * 2
+
+
 def test_gemmas_window_pattern_and_caps_are_read() -> None:
     config = decoder_config(of("Gemma2", num_hidden_layers=3, sliding_window=8, query_pre_attn_scalar=144))
     assert [layer.sliding_window for layer in config.layers] == [8, None, 8]

@@ -40,4 +40,8 @@ def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
     return no_window(keys, config) | {"use_bias": "blk.0.ffn_down.bias" in keys.file.tensors}
 
 
-FAMILY = Family(("Ernie4_5ForCausalLM",), decoder_config, gguf=GGUFArchitecture("ernie4_5", config=_gguf_config))
+FAMILY = Family(
+    ("Ernie4_5ForCausalLM", "Ernie4_5_ForCausalLM"),
+    decoder_config,
+    gguf=GGUFArchitecture("ernie4_5", config=_gguf_config),
+)

@@ -35,7 +35,7 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
 
 
 FAMILY = Family(
-    ("ExaoneMoeForCausalLM",),
+    ("ExaoneMoeForCausalLM", "ExaoneMoEForCausalLM"),
     decoder_config,
     renames={"mlp.e_score_correction_bias": "mlp.gate.e_score_correction_bias"},
 )
