@@ -230,8 +230,6 @@ class EngineCore:
 
     def stop(self, error: ErrorInfo) -> StepOutputs:
         """End every request that is left with `error`; no step follows."""
-        if self.tiers is not None:
-            self.tiers.close()
         return StepOutputs(self._scheduler.abort_all(error), self._stats())
 
     def _add(self, message: AddRequest) -> list[RequestOutput]:

@@ -73,6 +73,8 @@ class EngineLoop:
         if is_broken and self._core.flight is not None:
             self._core.flight.try_to_write("crash")
         self._publish(self._core.stop(BROKEN_ERROR if is_broken else STOP_ERROR))
+        if self._core.tiers is not None:  # clients do not wait for a slow disk
+            self._core.tiers.close()
         return 1 if is_broken else 0
 
     def turn(self) -> None:

@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -215,6 +216,22 @@ async def test_stop_gives_every_request_its_end(engine: Engine, connect: Connect
     engine.stop()
     assert engine.exit_code == 0
     assert (await ending(connection))[1].error == STOP_ERROR
+
+
+async def test_requests_end_before_the_tiers_are_closed(engine: Engine, connect: Connect) -> None:
+    may_close = threading.Event()
+    tiers = Mock()
+    tiers.close.side_effect = lambda: may_close.wait(10)
+    engine.rig.core.tiers = tiers
+    connection = await connect()
+    await connection.send(add("r", prompt(5), max_tokens=ENDLESS))
+    await first_output(connection)
+    stopping = asyncio.create_task(asyncio.to_thread(engine.stop))
+    assert (await ending(connection))[1].error == STOP_ERROR
+    assert not stopping.done()
+    may_close.set()
+    await stopping
+    tiers.close.assert_called_once()
 
 
 async def test_bug_in_the_loop_ends_every_request_and_the_engine(
