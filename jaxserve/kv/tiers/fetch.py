@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from queue import Full, Queue
+from queue import Empty, Full, Queue
 from typing import Any, Final
 
 from jaxserve.kv.prefix import MissingPrefix
@@ -64,6 +65,12 @@ class Fetch:
         """All pages that the request could share."""
         return self.missing.hashes
 
+    def drop_batches(self) -> None:
+        """Free the buffers of batches that no one takes any more."""
+        with contextlib.suppress(Empty):
+            while True:
+                self.batches.get_nowait()
+
     def brings(self, missing: MissingPrefix) -> bool:
         """Return True if another request, that misses this, should wait for this fetch."""
         if missing.rank != self.missing.rank or self.given_up.is_set():
@@ -90,11 +97,20 @@ class FetchJob:
         self._rule = rule
         self._stats = stats
         self._progress = threading.Condition()
+        self._keeping = threading.Lock()
 
     def wait(self, seconds: float) -> None:
         """Wait until a job has a batch or its end, at most so long."""
         with self._progress:
             self._progress.wait(seconds)
+
+    def give_up(self, fetches: Sequence[Fetch]) -> None:
+        """Let jobs end: from now on none of them puts a page into a store."""
+        with self._keeping:
+            for fetch in fetches:
+                fetch.given_up.set()
+        for fetch in fetches:
+            fetch.drop_batches()
 
     def run(self, fetch: Fetch) -> None:
         """Stage what is missing, batch by batch."""
@@ -138,19 +154,21 @@ class FetchJob:
         tiers: list[str] = []
         while len(tiers) < len(names) and not fetch.given_up.is_set():
             rest = slice(len(tiers), None)
-            tier, count = self._get(names[rest], pages[rest])
+            tier, count = self._get(fetch, names[rest], pages[rest])
             if not count:
                 break
             tiers += [tier] * count
         return tiers
 
-    def _get(self, names: Sequence[BlockHash], pages: Sequence[Page]) -> tuple[str, int]:
+    def _get(self, fetch: Fetch, names: Sequence[BlockHash], pages: Sequence[Page]) -> tuple[str, int]:
         """Read the leading pages that one tier has, and give the stores above it a copy; returns tier and number."""
         for index, store in enumerate([*self._stores, *self._peers]):
             if count := store.get(names, pages):
                 for name, page in zip(names[:count], pages, strict=False):
                     for faster in self._stores[:index]:
-                        faster.put(name, page)
+                        with self._keeping:
+                            if not fetch.given_up.is_set():
+                                faster.put(name, page)
                 return store.tier, count
         return "", 0
 
@@ -162,5 +180,7 @@ class FetchJob:
                 break
             except Full:
                 continue
+        if fetch.given_up.is_set():
+            fetch.drop_batches()
         with self._progress:
             self._progress.notify_all()

@@ -139,9 +139,10 @@ class PageFetcher:
         self._writes.clear()
 
     def give_up(self) -> None:
-        """End every fetch: the next `poll` returns their requests."""
+        """End every fetch: the next `poll` returns their requests. Their pages leave the device's buffers, and get into no store."""
+        self._job.give_up(self._fetches)
         for fetch in self._fetches:
-            fetch.given_up.set()
+            fetch.head = None
 
     def close(self) -> None:
         self.give_up()

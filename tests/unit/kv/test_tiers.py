@@ -5,6 +5,7 @@ The fake model reads each request's whole past back from the pages, so a wrong, 
 
 from __future__ import annotations
 
+import itertools
 import random
 import threading
 from collections.abc import Collection, Sequence
@@ -22,7 +23,7 @@ from jaxserve.kv.manager import KVManager
 from jaxserve.kv.prefix import MissingPrefix
 from jaxserve.kv.tiers.fetcher import PageFetcher
 from jaxserve.kv.tiers.host import HostStore
-from jaxserve.kv.tiers.page import Page
+from jaxserve.kv.tiers.page import Page, PageLayout
 from jaxserve.kv.tiers.rule import FetchRule
 from jaxserve.kv.tiers.stats import TierStats
 from jaxserve.types import BlockHash, BlockId, RequestId
@@ -539,6 +540,58 @@ def test_fetch_without_progress_is_given_up() -> None:
     assert stats.take().failures == {"timeout": 1}
     store.gate.set()
     fetcher.close()
+
+
+class Slower(HostStore):
+    """A store whose pages come when a test lets them."""
+
+    tier = "disk"
+
+    def __init__(self, layout: PageLayout, num_bytes: int, stats: TierStats) -> None:
+        super().__init__(layout, num_bytes, stats)
+        self.asked, self.gate = threading.Event(), threading.Event()
+
+    def get(self, names: Sequence[BlockHash], pages: Sequence[Page]) -> int:
+        self.asked.set()
+        self.gate.wait()
+        return super().get(names, pages)
+
+
+def test_pages_of_a_fetch_that_is_given_up_get_into_no_store() -> None:
+    device, stats, names = FakePages(np.zeros((8, 4), np.int64)), TierStats(), [BlockHash(b"0")]
+    fast, slow = HostStore(device.layout, 1 << 10, stats), Slower(device.layout, 1 << 10, stats)
+    slow.put(names[0], device.layout.new_page())
+    fetcher = PageFetcher(BlockPool(8), device, [fast, slow], FetchRule(4), stats)
+    assert fetcher.begin(RequestId("r"), MissingPrefix(names, 0))
+    assert slow.asked.wait(10)
+    fetcher.give_up()
+    fast.clear()
+    slow.gate.set()
+    fetcher.close()
+    assert fast.num_leading(names) == 0
+
+
+def test_batches_of_a_fetch_that_is_given_up_are_dropped_at_once() -> None:
+    """Nothing polls while the device sleeps."""
+    device, stats, names = FakePages(np.zeros((9, 4), np.int64)), TierStats(), [BlockHash(bytes([i])) for i in range(8)]
+    store = HostStore(device.layout, 1 << 10, stats)
+    for name in names:
+        store.put(name, device.layout.new_page())
+    stage, numbers, both = device.stage, itertools.count(1), threading.Event()
+
+    def noted(pages: Sequence[Page], rank: int) -> FakeCopies:
+        if next(numbers) == 2:
+            both.set()
+        return stage(pages, rank)
+
+    device.stage = noted  # type: ignore[method-assign]
+    fetcher = PageFetcher(BlockPool(9), device, [store], FetchRule(4), stats)
+    assert fetcher.begin(RequestId("r"), MissingPrefix(names, 0))
+    (fetch,) = fetcher._fetches
+    assert both.wait(10)
+    assert not fetch.batches.empty()
+    fetcher.close()
+    assert fetch.batches.empty()
 
 
 def test_rule_compares_seconds_per_page_with_seconds_of_its_tokens() -> None:
