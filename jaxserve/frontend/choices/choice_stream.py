@@ -352,8 +352,8 @@ class ChoiceStream:
     def _keep(self, events: list[Event]) -> None:
         for event in events:
             self._num_calls += event.kind == "name"
-            if self._num_calls > self._max_calls:
-                return
+            if self._num_calls > self._max_calls:  # dropped, but it ends the tokens before it
+                event = Event("syntax", "", event.source)
             self._content.read(event)
             if event.kind != "syntax":
                 self._events.append(event)
