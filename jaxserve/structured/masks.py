@@ -6,7 +6,8 @@ interpreter meanwhile. The scheduler asks whether a mask is ready, and waits a f
 A new grammar may take seconds to compile. That happens once for all requests that have it, in threads of their own, so that
 grammars that are known advance meanwhile.
 
-A request whose grammar is too costly ends with an error; other requests are not affected.
+A request whose grammar is too costly ends with an error; other requests are not affected. Copies of a matcher share the
+states of its lexer, and the limit counts those of all copies: a request that meets it continues with a matcher of its own.
 
 A matcher may take hundreds of KB, and many requests may wait: until its first token is chosen, a request has its first
 mask and no matcher. Then the matcher is a copy of the kept one at its start, or made anew if that was dropped.
@@ -38,11 +39,13 @@ _MAX_STEP_S: Final = 0.1
 _NUM_KEPT: Final = 32
 """Kept matchers at their start, for requests with the same grammar."""
 _MAX_KEPT_BYTES: Final = 64 << 20
-"""Largest total memory of kept matchers; one that is larger is kept alone."""
+"""Largest total memory of kept matchers, before requests added states to them; one that is larger is kept alone."""
+_TOO_MANY_STATES: Final = "too many states"
+"""Part of llguidance's error for a lexer at its limit."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Start:
+class Start:
     """The start of every request with the same grammar."""
 
     matcher: LLMatcher
@@ -70,7 +73,7 @@ class GrammarMasks:
         self._compilers = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="compiler")
         self._compiling: dict[Grammar, Future[None]] = {}
         """The work on new grammars; done when the start is kept."""
-        self._starts: OrderedDict[Grammar, _Start] = OrderedDict()
+        self._starts: OrderedDict[Grammar, Start] = OrderedDict()
         self._num_kept_bytes = 0
         self._lock = Lock()
 
@@ -90,17 +93,33 @@ class GrammarMasks:
 
     def submit(self, state: GrammarState, token: int | None, grammar: Grammar | None) -> Future[None]:
         """Let `state` take a token, or start, in a thread; called by it. grammar: None if it has its matcher."""
-        if grammar is None:
-            return self._threads.submit(state.move, token)
+        work: Future[None] = Future()
         with self._lock:
-            if grammar in self._starts:
-                return self._threads.submit(state.move, token)
+            if grammar is None or grammar in self._starts:
+                self._threads.submit(self._move, state, token, work)
+                return work
             compiling = self._compiling.get(grammar)
             if compiling is None:
                 compiling = self._compiling[grammar] = self._compilers.submit(self._compile, grammar)
-        work: Future[None] = Future()
-        compiling.add_done_callback(lambda compiled: _go_on(compiled, state, token, work))
+        compiling.add_done_callback(lambda compiled: self._go_on(compiled, state, token, work))
         return work
+
+    def _go_on(self, compiled: Future[None], state: GrammarState, token: int | None, work: Future[None]) -> None:
+        """Let `state` take a token, or start, after its grammar was compiled; then `work` is done."""
+        if compiled.cancelled():
+            work.cancel()
+        elif (error := compiled.exception()) is not None:
+            state.fail(error)
+            work.set_result(None)
+        else:
+            self._move(state, token, work)
+
+    def _move(self, state: GrammarState, token: int | None, work: Future[None]) -> None:
+        """Let `state` take a token, or start; then `work` is done."""
+        if state.move(token):
+            work.set_result(None)
+        else:
+            self._compilers.submit(_restart, state, token, work)
 
     def _compile(self, grammar: Grammar) -> None:
         """Make the start of requests with this grammar. Raises GrammarError."""
@@ -117,10 +136,20 @@ class GrammarMasks:
             return self._vocabulary
 
     def new_matcher(self, grammar: Grammar) -> LLMatcher:
-        """Return a matcher at the start. Raises GrammarError."""
-        start = self.start_of(grammar)
+        """Return a matcher at the start that shares no states. Raises GrammarError."""
+        return new_matcher(grammar, self._tokenizer(), self._config)
+
+    def copied(self, start: Start) -> LLMatcher:
+        """Return a matcher at the start that shares its states."""
         with self._lock:
             return start.matcher.deep_copy()
+
+    def drop(self, grammar: Grammar, start: Start) -> None:
+        """Keep `start` no longer, so that the next request compiles its grammar again."""
+        with self._lock:
+            if self._starts.get(grammar) is start:
+                del self._starts[grammar]
+                self._num_kept_bytes -= grammar.matcher_bytes
 
     def mask_of(self, matcher: LLMatcher) -> np.ndarray:
         """Return the tokens that may come next. Raises GrammarError.
@@ -136,16 +165,16 @@ class GrammarMasks:
         mask &= self.everything
         return mask
 
-    def start_of(self, grammar: Grammar) -> _Start:
+    def start_of(self, grammar: Grammar) -> Start:
         """Return the start of every request with this grammar. Raises GrammarError."""
         with self._lock:
             start = self._starts.get(grammar)
             if start is not None:
                 self._starts.move_to_end(grammar)
                 return start
-        matcher = new_matcher(grammar, self._tokenizer(), self._config)
+        matcher = self.new_matcher(grammar)
         with _watched(matcher):
-            start = _Start(matcher, None if matcher.is_stopped() else self.mask_of(matcher))
+            start = Start(matcher, None if matcher.is_stopped() else self.mask_of(matcher))
         with self._lock:
             if grammar not in self._starts:  # another thread may have made it meanwhile
                 self._num_kept_bytes += grammar.matcher_bytes
@@ -156,16 +185,9 @@ class GrammarMasks:
         return start
 
 
-def _go_on(compiled: Future[None], state: GrammarState, token: int | None, work: Future[None]) -> None:
-    """Let `state` take a token, or start, after its grammar was compiled; then `work` is done."""
-    if compiled.cancelled():
-        work.cancel()
-        return
-    error = compiled.exception()
-    if error is None:
-        state.move(token)
-    else:
-        state.fail(error)
+def _restart(state: GrammarState, token: int | None, work: Future[None]) -> None:
+    """Let `state` take a token with a matcher of its own; then `work` is done."""
+    state.restart(token)
     work.set_result(None)
 
 
@@ -189,6 +211,10 @@ class GrammarState:
         self._masks = masks
         self._grammar = grammar
         self._matcher: LLMatcher | None = None
+        self._start: Start | None = None
+        """The start whose states the matcher shares; None if it shares none."""
+        self._taken: list[int] = []
+        """The tokens that the matcher has consumed."""
         self._allowed = allowed
         self._jump_forward = jump_forward
         self._jumped: list[int] = []
@@ -219,17 +245,35 @@ class GrammarState:
         self.work.result()
         self.work = self._masks.submit(self, token, self._grammar if self._matcher is None else None)
 
-    def move(self, token: int | None) -> None:
-        """Take a token, or start. Runs in a thread, one call at a time."""
+    def move(self, token: int | None) -> bool:
+        """Take a token, or start. Runs in a thread, one call at a time.
+
+        Returns False if it has to `restart`, since the requests with its grammar have made too many states together.
+        """
         try:
             if token is None:
                 self._set_mask(self._masks.start_of(self._grammar).mask)
-                return
+                return True
             if self._matcher is None:
-                self._matcher = self._masks.new_matcher(self._grammar)
-            with _watched(self._matcher):
-                self._move(self._matcher, token)
+                self._start = self._masks.start_of(self._grammar)
+                self._matcher = self._masks.copied(self._start)
+            self._move(self._matcher, token)
         except Exception as error:  # any error ends this request, since it would be unconstrained without a mask
+            if self._start is not None and _TOO_MANY_STATES in str(error):
+                self._masks.drop(self._grammar, self._start)
+                return False
+            self.fail(error)
+        return True
+
+    def restart(self, token: int | None) -> None:
+        """Take a token with a matcher of its own. Runs in a thread, in place of other calls."""
+        assert token is not None, "the first mask needs no copy of a matcher"
+        self._start = None
+        try:
+            self._matcher = self._masks.new_matcher(self._grammar)
+            self._consume(self._matcher, self._taken)
+            self._move(self._matcher, token)
+        except Exception as error:  # as in `move`
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
@@ -238,11 +282,13 @@ class GrammarState:
 
     def _move(self, matcher: LLMatcher, token: int) -> None:
         self._jumped = []
-        self._consume(matcher, [token])
-        if self._jump_forward and not matcher.is_stopped():
-            self._jumped = matcher.compute_ff_tokens()
-            self._consume(matcher, self._jumped)
-        self._set_mask(None if matcher.is_stopped() else self._masks.mask_of(matcher))
+        with _watched(matcher):
+            self._consume(matcher, [token])
+            if self._jump_forward and not matcher.is_stopped():
+                self._jumped = matcher.compute_ff_tokens()
+                self._consume(matcher, self._jumped)
+            self._set_mask(None if matcher.is_stopped() else self._masks.mask_of(matcher))
+        self._taken += [token, *self._jumped]
 
     def _set_mask(self, mask: np.ndarray | None) -> None:
         """Set the tokens that may come next, if the request allows them; None: none may."""

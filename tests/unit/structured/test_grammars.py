@@ -261,6 +261,33 @@ def test_states_of_a_lexer_are_bounded(vocabulary: LLTokenizer, tokenizer: Token
     assert "too many states" in few.get_error()
 
 
+def test_states_that_other_replies_made_count_for_none(vocabulary: LLTokenizer, tokenizer: Tokenizer) -> None:
+    """Replies with one grammar share its lexer's states: 250 suffice for each of these, and not for all."""
+    grammar = Grammar("regex", "(a|b)*a(a|b){12}c")
+    letters = [Vocabulary(tokenizer)(letter)[0] for letter in (b"a", b"b")]
+    generator = np.random.default_rng(0)
+
+    def reply(most: int, num_replies: int) -> GrammarState:
+        """Return the state after the last of some replies."""
+        masks = GrammarMasks(lambda: vocabulary, tokenizer.max_token_id + 1, StructuredConfig(max_grammar_states=most))
+        for _ in range(num_replies):
+            text = [letters[letter] for letter in generator.integers(2, size=60)]
+            alone = new_matcher(grammar, vocabulary, CONFIG)
+            state = masks.follow(grammar, [])
+            for token in text:
+                state.wait(60)
+                state.advance(token)
+                assert alone.consume_token(token)
+            state.wait(60)
+            if state.error is None:
+                np.testing.assert_array_equal(state.mask, masks.mask_of(alone))
+        masks.close()
+        return state
+
+    assert reply(250, 3).error is None
+    assert "too many states" in (reply(50, 1).error or "")
+
+
 def follow(
     vocabulary: LLTokenizer, vocab_size: int, allowed: list[int], grammar: Grammar = YES, *, jump_forward: bool = False
 ) -> tuple[GrammarMasks, GrammarState]:
