@@ -37,6 +37,8 @@ class ForkServerClient:
         self._reading: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
         self._turns = asyncio.Semaphore(max_jobs)
+        self._exchanges: set[asyncio.Task[bytes]] = set()
+        """The jobs that have a turn."""
         self._numbers = itertools.count(1)
         self._waiting: dict[int, asyncio.Future[bytes]] = {}
 
@@ -45,26 +47,41 @@ class ForkServerClient:
 
         Raises UnavailableError if the process ends or hangs meanwhile; the next job starts another.
         """
-        async with self._turns:
-            number = next(self._numbers)
-            reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-            process = await self._running(spec)
-            waiting = self._waiting
-            waiting[number] = reply
-            try:
-                async with asyncio.timeout(self.deadline_s):
-                    assert process.stdin is not None
-                    process.stdin.write(framed(number, msgspec.msgpack.encode(job)))
-                    await process.stdin.drain()
-                    return msgspec.msgpack.decode(await reply, type=reply_type)
-            except TimeoutError:
-                _log.error("the process that %s did not answer within %g s", self.does, self.deadline_s)
-                _kill(process)
-                raise self._gone() from None
-            except (BrokenPipeError, ConnectionResetError):
-                raise self._gone() from None
-            finally:
-                waiting.pop(number, None)
+        await self._turns.acquire()
+        exchange = asyncio.create_task(self._exchange(job, spec))
+        self._exchanges.add(exchange)
+        exchange.add_done_callback(self._end)
+        await asyncio.wait({exchange})  # and if the caller is cancelled, the job still has its turn: its child runs on
+        return msgspec.msgpack.decode(exchange.result(), type=reply_type)
+
+    async def _exchange(self, job: object, spec: Callable[[], object]) -> bytes:
+        """Send a job and return its reply."""
+        number = next(self._numbers)
+        reply: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        process = await self._running(spec)
+        waiting = self._waiting
+        waiting[number] = reply
+        try:
+            async with asyncio.timeout(self.deadline_s):
+                assert process.stdin is not None
+                process.stdin.write(framed(number, msgspec.msgpack.encode(job)))
+                await process.stdin.drain()
+                return await reply
+        except TimeoutError:
+            _log.error("the process that %s did not answer within %g s", self.does, self.deadline_s)
+            _kill(process)
+            raise self._gone() from None
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._gone() from None
+        finally:
+            waiting.pop(number, None)
+
+    def _end(self, exchange: asyncio.Task[bytes]) -> None:
+        """Pass on the turn of a job that has ended."""
+        self._exchanges.discard(exchange)
+        self._turns.release()
+        if not exchange.cancelled():
+            exchange.exception()  # else asyncio logs one that no caller waits for any more
 
     async def aclose(self) -> None:
         """End the process."""

@@ -42,8 +42,14 @@ async def held(client: ForkServerClient) -> asyncio.Task[bytes]:
     assert client.process is not None
     os.kill(client.process.pid, signal.SIGSTOP)
     waiting = asyncio.create_task(ask(client, b"held"))
-    await asyncio.sleep(0)  # it asks, and waits for the reply
+    await turns_of_the_loop()  # it asks, and waits for the reply
     return waiting
+
+
+async def turns_of_the_loop() -> None:
+    """Let every task that is ready run until it waits."""
+    for _ in range(10):
+        await asyncio.sleep(0)
 
 
 def test_frames_are_cut_wherever_the_stream_is_divided() -> None:
@@ -91,3 +97,31 @@ async def test_a_process_that_hangs_is_killed(caplog: pytest.LogCaptureFixture) 
         assert caplog.records[0].getMessage() == "the process that echoes did not answer within 0.01 s"
         client.deadline_s = 60
         assert await ask(client, b"next") == b"first next"
+
+
+async def test_a_job_keeps_its_turn_when_its_caller_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that disconnects ends no child, so it must not let another one start."""
+    async with running(max_jobs=2) as client:
+        await ask(client, b"")
+        process, sent = client.process, 0
+        assert process is not None and process.stdin is not None
+        write = process.stdin.write
+
+        def counted(data: bytes) -> None:
+            nonlocal sent
+            sent += 1
+            write(data)
+
+        monkeypatch.setattr(process.stdin, "write", counted)
+        os.kill(process.pid, signal.SIGSTOP)
+        first = [asyncio.create_task(ask(client, b"left")) for _ in range(2)]
+        await turns_of_the_loop()
+        others = [asyncio.create_task(ask(client, b"%d" % index)) for index in range(3)]
+        for task in first:
+            task.cancel()
+        await turns_of_the_loop()
+        assert sent == 2
+        others.pop().cancel()  # it waits for its turn, and is never sent
+        os.kill(process.pid, signal.SIGCONT)
+        assert await asyncio.gather(*others) == [b"first 0", b"first 1"]
+        assert sent == 4
