@@ -12,12 +12,12 @@ from typing import Final
 
 import msgspec
 from llguidance import LLTokenizer
-from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from jaxserve.config import StructuredConfig
 from jaxserve.forkserver.serve import Service, serve
 from jaxserve.ipc.messages import Grammar
 from jaxserve.structured.compiling import GrammarError, load_ll_tokenizer, new_matcher
+from jaxserve.structured.gbnf import gbnf_to_lark
 from jaxserve.structured.protocol import CheckReply, CheckSpec
 
 _MAX_ERROR_CHARS: Final = 500
@@ -35,7 +35,7 @@ def converted(grammar: Grammar) -> tuple[Grammar, str | None]:
         text = gbnf_to_lark(grammar.text)
     except RecursionError:
         return grammar, "the GBNF grammar is nested too deeply"
-    except Exception as error:  # llguidance's converter raises Exception itself
+    except ValueError as error:
         return grammar, f"the GBNF grammar cannot be read: {error}"[:_MAX_ERROR_CHARS]
     if len(text.encode()) > _MAX_CONVERTED_BYTES:
         return grammar, f"the GBNF grammar has more than {_MAX_CONVERTED_BYTES} bytes in Lark's form"

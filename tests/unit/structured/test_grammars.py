@@ -20,7 +20,7 @@ from jaxserve.config import StructuredConfig
 from jaxserve.ipc.messages import CallGrammar, CallTemplate, Grammar, Terminals, Thinking, ThinkingBudget
 from jaxserve.sampling.bits import pack_bits
 from jaxserve.structured import masks as masks_module
-from jaxserve.structured.check_process import checked
+from jaxserve.structured.check_process import checked, converted
 from jaxserve.structured.compiling import Vocabulary, ll_tokenizer, new_matcher
 from jaxserve.structured.masks import GrammarMasks, GrammarState
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -367,6 +367,49 @@ def test_kept_matchers_have_bounded_memory(
     assert num_kept("c", 2 * most) == 1, "the same one"
     assert num_kept("d", 5) == 1, "the large one made room"
     masks.close()
+
+
+@pytest.mark.parametrize(
+    ("gbnf", "fits", "fails"),
+    [
+        ('root ::= name " is " name\nname ::= [a-zA-Z ]+ # greedy', "Bob is nice", "Bob is"),
+        ('root ::= "(" root ")" | word "ax"\nword ::= [a-z]+', "(aaxbax)", "(ax)"),
+        ('root ::= a b\na ::= "x"*\nb ::= "x" "y"', "xxxy", "xxx"),
+        ('root ::= "\\u00e9\\x61b" [^\\u0000-\\u001F] [\\U0001F600-\\U0001F603]', "éabé\U0001f601", "\ue9abé\U0001f601"),
+        ("root ::= [a&&b~~^/-]{5} [+--] [^]", "&~b-^,\n", "&~c-^,\n"),
+        ('root ::= start (Start |\n a-b)? a_b "\\"" .\nstart ::= "1"\nStart ::= "2"\na-b ::= "3"\na_b ::= "4"', '134"\n', '13"\n'),
+        ('root ::= ("a"{2} ("b"*)?){1,2} | "[" root{0,} "]" |', "[[]aabaa]", "[[]aabaaaa"),
+    ],
+)  # fmt: skip
+def test_a_gbnf_grammar_keeps_its_language(
+    vocabulary: LLTokenizer, tokenizer: Tokenizer, gbnf: str, fits: str, fails: str
+) -> None:
+    reply = checked(Grammar("gbnf", gbnf), vocabulary, CONFIG)
+    assert reply.error is None and reply.lark is not None
+    grammar = Grammar("lark", reply.lark)
+    assert accepts(vocabulary, tokenizer, grammar, fits)
+    assert not accepts(vocabulary, tokenizer, grammar, fails)
+
+
+@pytest.mark.parametrize(
+    ("gbnf", "reason"),
+    [
+        ("root ::= other", "rule 'other' not found"),
+        ('other ::= "a"', "rule 'root' not found"),
+        ('root ::= "a"\nother "b"', "line 2: expected ::=, found"),
+        ('root ::= ("a"', "line 1: expected ), found the end"),
+        ("root ::= [a", "line 1: expected a character, found the end"),
+        ("root ::= []", "line 1: expected a character in the class before, found the end"),
+        ('root ::= "\\d"', "line 1: expected an escape of GBNF after \\, found"),
+        ('root ::= "\\ud83d"', "U+D83D is no character"),
+        ('root ::= "a"{x}', "line 1: expected a number of repetitions, found"),
+        ("root ::= <[5]>", "line 1: expected the end of the rule, found"),
+        ("root ::= " + "(" * 5000, "the GBNF grammar is nested too deeply"),
+    ],
+)
+def test_a_gbnf_grammar_that_cannot_be_read_is_refused(gbnf: str, reason: str) -> None:
+    _, error = converted(Grammar("gbnf", gbnf))
+    assert error is not None and reason in error
 
 
 MEASURE = """
