@@ -109,9 +109,10 @@ def _word_piece(path: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
     config: tokenizer_config.json. Texts become `[CLS] text [SEP]`, pairs `[CLS] a [SEP] b [SEP]`.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path}: cannot be read: {error}") from error
+    lines = text.removesuffix("\n").split("\n")  # a token may be U+2028, where `splitlines` would cut
     vocab = {token: token_id for token_id, token in enumerate(lines)}
     missing = [token for token in _CONTROL if token not in vocab]
     if missing:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers.models import WordPiece
 
 from jaxserve.errors import CheckpointError, InvalidRequestError
 from jaxserve.tokenizer.tokenizer import load_tokenizer
@@ -41,6 +42,14 @@ def test_word_piece_tokens_do_not_bound_the_text() -> None:
     tokenizer = load_tokenizer(BERT)
     assert len(tokenizer.encode("y" * 5000)) == 3
     assert tokenizer.longest_token_chars == sys.maxsize
+
+
+def test_a_token_may_be_a_line_separator(tmp_path: Path) -> None:
+    """Only line feeds end the lines of the file. Chinese vocabularies have U+2028."""
+    path = tmp_path / "vocab.txt"
+    path.write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n\u2028\n\x85x\n我\n你\n", encoding="utf-8")
+    expected = WordPiece.read_file(str(path))
+    assert load_tokenizer(tmp_path).encode("我你") == [2, expected["我"], expected["你"], 3] == [2, 7, 8, 3]
 
 
 def test_a_vocabulary_without_control_tokens_is_rejected(tmp_path: Path) -> None:
