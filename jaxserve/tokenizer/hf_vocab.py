@@ -17,6 +17,21 @@ from jaxserve.errors import CheckpointError
 from jaxserve.tokenizer.source import TokenizerSource
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_BERT_CLASSES: Final = (
+    "BertTokenizer",
+    "ConvBertTokenizer",
+    "DistilBertTokenizer",
+    "ElectraTokenizer",
+    "MobileBertTokenizer",
+    "PreTrainedTokenizer",
+    "TokenizersBackend",
+)
+"""Tokenizers of transformers whose vocab.txt is BERT's, without "Fast", and those that any checkpoint may name."""
+_BERT_SETTINGS: Final = {
+    "word_tokenizer_type": "basic",
+    "subword_tokenizer_type": "wordpiece",
+    "do_basic_tokenize": True,
+}
 _CONTROL: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 
@@ -96,11 +111,27 @@ def _backend(directory: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer
     path = directory / "tokenizer.json"
     if not path.is_file():
         vocab = directory / "vocab.txt"
-        return _word_piece(vocab, config) if vocab.is_file() else _converted_backend(directory)
+        if not vocab.is_file():
+            return _converted_backend(directory)
+        _expect_bert(directory, config)
+        return _word_piece(vocab, config)
     try:
         return tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the package raises plain Exception
         raise CheckpointError(f"{path}: not a usable tokenizer: {' '.join(str(error).split())}") from error
+
+
+def _expect_bert(directory: Path, config: Mapping[str, Any]) -> None:
+    """Raise CheckpointError if the vocab.txt is that of a tokenizer that divides texts in another way than BERT's."""
+    name = config.get("tokenizer_class") or _read_json(directory / "config.json").get("tokenizer_class")
+    if name is not None and str(name).removesuffix("Fast") not in _BERT_CLASSES:
+        raise CheckpointError(f"{directory}: expected the tokenizer.json of {name}: its vocab.txt is not enough")
+    for key, expected in _BERT_SETTINGS.items():
+        if config.get(key) not in (None, expected):
+            raise CheckpointError(
+                f"{directory / 'tokenizer_config.json'}: {key}: expected {json.dumps(expected)} without a tokenizer.json, "
+                f"found {config[key]!r}"
+            )
 
 
 def _word_piece(path: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:

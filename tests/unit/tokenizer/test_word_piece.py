@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Sequence
@@ -58,6 +59,32 @@ def test_a_vocabulary_without_control_tokens_is_rejected(tmp_path: Path) -> None
         CheckpointError, match=r"vocab.txt: expected the tokens .*, found no \[CLS\], \[SEP\], \[MASK\]"
     ):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "settings", "reason"),
+    [
+        ("tokenizer_config.json", {"tokenizer_class": "BertJapaneseTokenizer"}, "BertJapaneseTokenizer"),
+        ("config.json", {"tokenizer_class": "RoFormerTokenizerFast"}, "RoFormerTokenizerFast"),
+        ("tokenizer_config.json", {"word_tokenizer_type": "mecab"}, 'word_tokenizer_type: expected "basic"'),
+        ("tokenizer_config.json", {"subword_tokenizer_type": "character"}, 'subword_tokenizer_type: expected "wordpiece"'),
+        ("tokenizer_config.json", {"do_basic_tokenize": False}, "do_basic_tokenize: expected true"),
+    ],
+)  # fmt: skip
+def test_a_vocabulary_of_another_tokenizer_is_rejected(
+    file: str, settings: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nfox\n")
+    (tmp_path / file).write_text(json.dumps(settings))
+    with pytest.raises(CheckpointError, match=reason):
+        load_tokenizer(tmp_path)
+
+
+def test_a_vocabulary_of_berts_tokenizer_may_name_it(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nfox\n")
+    settings = {"tokenizer_class": "DistilBertTokenizerFast", "do_basic_tokenize": True}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert load_tokenizer(tmp_path).encode("fox") == [2, 5, 3]
 
 
 def test_a_setting_of_the_wrong_type_is_rejected(tmp_path: Path) -> None:
