@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 from urllib.parse import unquote
@@ -37,6 +38,12 @@ _LARGEST: Final = (1 << 63) - 1024
 """Numbers are compared with bounds as far as this: it is the largest one of 64 bits that is a float, too."""
 _OPEN: Final = 10**17
 """The grammar compiler takes larger bounds only beside one on the other side."""
+_MOST_COUNTS: Final = ("maxLength", "maxItems", "maxProperties")
+_LARGEST_COUNT: Final = (1 << 32) - 1
+"""The grammar compiler reads no larger one. No context holds as much."""
+_CLASS: Final = re.compile(r"\\.|\[(\^?)((?:\\.|[^\]\\])*)\]", re.DOTALL)
+"""An escape, or a class of characters: its `^` and its body."""
+_RANGE: Final = re.compile(r"(\\.|.)(?:-(\\.|.))?", re.DOTALL)
 _UNIQUE: Final = (
     "uniqueItems: nothing can keep a model from repeating an item. Remove uniqueItems from the schema (in pydantic: a "
     "list instead of a set) and drop repeated items from the reply"
@@ -44,7 +51,8 @@ _UNIQUE: Final = (
 
 
 def intended_schema(schema: dict[str, Any], param: str) -> dict[str, Any]:
-    """Return the schema to enforce: closed objects, without formats that are annotations, and with bounds of 64 bits.
+    """Return the schema to enforce: closed objects, without formats that are annotations, with bounds of 64 bits, and with
+    patterns that Rust reads as ECMA-262 does.
 
     An object schema that lists `properties` and says nothing of others allows no others, as users, OpenAI's strict mode
     and other engines understand it; `"additionalProperties": true` keeps it open. A schema that is combined with others
@@ -61,13 +69,17 @@ def _rewritten(schema: dict[str, Any], combined: frozenset[int], param: str) -> 
 
     result: dict[str, Any] = {}
     for name, value in schema.items():
-        if name in _MAPPINGS and isinstance(value, dict):
+        if name == "patternProperties" and isinstance(value, dict):
+            result[name] = {_rust_pattern(key): of(child) for key, child in value.items()}
+        elif name in _MAPPINGS and isinstance(value, dict):
             result[name] = {key: of(child) for key, child in value.items()}
         elif name in _LISTS and isinstance(value, list):
             result[name] = [of(child) for child in value]
         elif name in _SINGLE:
             result[name] = of(value)
-        elif name == "format" and isinstance(value, str) and value not in _FORMATS:
+        elif name == "pattern" and isinstance(value, str):
+            result[name] = _rust_pattern(value)
+        elif _has_no_effect(name, value):
             continue
         elif name == "uniqueItems" and isinstance(value, bool):
             if value and not _has_few_items(schema):
@@ -96,6 +108,32 @@ def _with_bounds(schema: dict[str, Any], param: str) -> dict[str, Any]:
             if sign * value <= -_OPEN:
                 found.setdefault(other, -sign * _LARGEST)
     return found
+
+
+def _has_no_effect(name: str, value: Any) -> bool:
+    """Return True for formats that are annotations, and for bounds that no reply reaches."""
+    if name in _MOST_COUNTS:
+        return isinstance(value, int | float) and value > _LARGEST_COUNT
+    return name == "format" and isinstance(value, str) and value not in _FORMATS
+
+
+def _rust_pattern(pattern: str) -> str:
+    """Return a pattern of ECMA-262 in Rust's syntax, where a class may have others in it, and the operators &&, ~~ and --."""
+    return _CLASS.sub(_rust_class, pattern)
+
+
+def _rust_class(match: re.Match[str]) -> str:
+    negation, body = match.groups()
+    if body is None:  # an escape
+        return match[0]
+    if not body:
+        return r"[\s\S]" if negation else r"[^\s\S]"
+    ranges = ("-".join(_in_class(char) for char in found.groups() if char) for found in _RANGE.finditer(body))
+    return f"[{negation}{''.join(ranges)}]"
+
+
+def _in_class(char: str) -> str:
+    return f"\\{char}" if char in ("[", "&", "~", "-") else char
 
 
 def _has_few_items(schema: dict[str, Any]) -> bool:

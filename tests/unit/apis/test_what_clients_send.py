@@ -390,6 +390,44 @@ def test_what_cannot_be_enforced_says_how_to_go_on(vocabulary: LLTokenizer) -> N
     assert endless.startswith("it allows no text at all")
 
 
+@pytest.mark.parametrize(
+    ("pattern", "fits", "fails"),
+    [
+        (r"^[a-z~~]+$", "a~", "&"),
+        (r"^[a&&b]$", "&", "c"),
+        (r"^[+--]$", ",", "."),
+        (r"^[^--/&]$", "0", "."),
+        (r"^[[\]a-]+$", "[a]-", "b"),
+        (r"^\[[^]\]$", "[&]", "[&"),
+        (r"^[]?[\w.%+-]+@[\d-]$", "a.b-%@-", "a@b"),
+    ],
+)
+def test_classes_of_patterns_have_the_meaning_of_ecma_262(
+    vocabulary: LLTokenizer, pattern: str, fits: str, fails: str
+) -> None:
+    tokenizer = Vocabulary(load_tokenizer(TOKENIZERS / "byte_level"))
+    value = {"type": "string", "pattern": pattern}
+    named = {
+        "type": "object",
+        "patternProperties": {pattern: {"const": 1}},
+        "additionalProperties": False,
+        "required": [],
+    }
+    for schema, texts in ((value, (f'"{fits}"', f'"{fails}"')), (named, (f'{{"{fits}":1}}', f'{{"{fails}":1}}'))):
+        grammar = Grammar("json_schema", json.dumps(intended_schema(schema, "p")))
+        matchers = [new_matcher(grammar, vocabulary, StructuredConfig()) for _ in texts]
+        accepted = [
+            all(map(matcher.consume_token, tokenizer(text.encode()))) and matcher.is_accepting()
+            for matcher, text in zip(matchers, texts, strict=True)
+        ]
+        assert accepted == [True, False], schema
+
+
+def test_counts_that_no_reply_reaches_are_no_bounds() -> None:
+    schema = {"type": "string", "maxLength": (1 << 63) - 1, "maxItems": 1 << 70, "maxProperties": (1 << 32) - 1}
+    assert intended_schema(schema, "p") == {"type": "string", "maxProperties": (1 << 32) - 1}
+
+
 @pytest.mark.parametrize("kind", ["integer", "number"])
 def test_bounds_of_64_bits_and_beyond_are_enforced_as_far_as_there_are_numbers(
     vocabulary: LLTokenizer, kind: str
