@@ -143,11 +143,27 @@ def _to_json(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
+@pass_context
+def _bounded_json(context: Context, value: Any, *args: Any, **kwargs: Any) -> str:
+    """Return the JSON of a value. It is measured first, since a small value may contain another one many times."""
+    budget, pending, num_chars = _budget(context), [value], 0
+    while pending:
+        item = pending.pop()
+        if isinstance(item, Mapping):
+            pending += item.values()
+        elif isinstance(item, list | tuple):
+            pending += item
+        num_chars += len(item) if isinstance(item, str) else 1
+        budget.check_size(num_chars)
+        budget.check_time()
+    return _to_json(value, *args, **kwargs)
+
+
 def _environment() -> _BoundedEnvironment:
     environment = _BoundedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols, _GenerationTag], cache_size=0
     )
-    environment.filters["tojson"] = _to_json
+    environment.filters["tojson"] = _bounded_json
     environment.filters["bounded_loop"] = _bounded_loop
     environment.filters["bounded_size"] = _bounded_size
     environment.globals["raise_exception"] = _raise_exception
@@ -228,6 +244,8 @@ class ChatTemplate:
             self._template = environment.from_string(tree)
         except jinja2.TemplateSyntaxError as error:
             raise CheckpointError(f"{origin}: chat template, line {error.lineno}: {error.message}") from error
+        except (SyntaxError, RecursionError) as error:  # of the Python code that jinja makes
+            raise CheckpointError(f"{origin}: chat template: {error}") from error
         self.reserved_names = frozenset(environment.globals) | {"messages", "tools", "add_generation_prompt"}
         """Variables that a request may not set."""
 

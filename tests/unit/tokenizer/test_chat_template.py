@@ -177,6 +177,9 @@ def test_a_template_that_never_ends_is_stopped(source: str) -> None:
         "{{ 1000000000000 * messages[0].content }}",
         "{{ messages * 1000000000000 }}",
         "{% for i in range(9999) %}{{ messages }}{% endfor %}",
+        "{% set n = namespace(s=1) %}{% for i in range(99) %}{% set n.s = [n.s, n.s] %}{% endfor %}{{ n.s | tojson }}",
+        "{% set n = namespace(s='ab') %}{% for i in range(99) %}{% set n.s = {'a': n.s, 'b': n.s} %}{% endfor %}"
+        "{{ n.s | tojson(indent=1) }}",
     ],
 )
 def test_a_template_that_makes_too_much_text_is_stopped(source: str) -> None:
@@ -195,6 +198,12 @@ def test_endless_recursion_is_an_error_of_the_request() -> None:
 def test_a_template_that_does_not_compile_names_its_line() -> None:
     with pytest.raises(CheckpointError, match="model: chat template, line 2: "):
         ChatTemplate("ok\n{% if %}", "model")
+
+
+@pytest.mark.parametrize("source", ["{% break %}", "{{ " + "(" * 50_000 + "1" + ")" * 50_000 + " }}"])
+def test_a_template_that_python_cannot_compile_is_rejected(source: str) -> None:
+    with pytest.raises(CheckpointError, match=r"^model: chat template: "):
+        ChatTemplate(source, "model")
 
 
 def test_variables_cannot_reach_the_render_call() -> None:
