@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+import tracemalloc
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -114,6 +115,21 @@ def test_logits_equal_those_of_transformers(
         write_maxtext(golden.path, run)
     found = prompt_logits(replace(golden, path=run), "float32")
     np.testing.assert_allclose(found, golden.logits, atol=1e-4, rtol=0)
+
+
+def test_opening_a_checkpoint_computes_no_parameters(models: dict[str, Path], tmp_path: Path) -> None:
+    """Shapes of arrays that are scaled when they are read are found without the memory of the arrays."""
+    num_rows = 1 << 16
+    write_maxtext(models["gemma2"], tmp_path / "run", vocab_padding=num_rows)
+    change_config(tmp_path / "run", vocab_size=num_rows)
+    open_model(tmp_path / "run")  # reads modules
+    tracemalloc.start()
+    try:
+        [width] = {info.shape[1] for name, info in open_model(tmp_path / "run").tensors.items() if "embed" in name}
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < num_rows * width
 
 
 def test_each_stacked_array_is_read_once_and_none_is_kept(llama_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

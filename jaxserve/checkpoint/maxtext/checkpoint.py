@@ -244,14 +244,14 @@ class _Tensors:
 
     def _unscaled(self, query: np.ndarray) -> np.ndarray:
         key = self._layout.query_scale
-        if key is None:
+        if key is None or _is_placeholder(query):
             return query
         found = self._config.get(key)
         size = query.shape[-1] if found is None or key == "head_dim" else found
         return query.astype(np.float32) * np.float32(math.sqrt(size))
 
     def _embedding(self, rows: np.ndarray) -> np.ndarray:
-        if self._layout.embedding_divisor is None:
+        if self._layout.embedding_divisor is None or _is_placeholder(rows):
             return rows
         divisor = math.sqrt(rows.shape[1])
         if self._layout.embedding_divisor == "bfloat16":
@@ -260,13 +260,20 @@ class _Tensors:
 
     def _norm(self, weights: np.ndarray) -> np.ndarray:
         offset = self._layout.norm_offset
-        return weights.astype(np.float32) - np.float32(offset) if offset else weights
+        if not offset or _is_placeholder(weights):
+            return weights
+        return weights.astype(np.float32) - np.float32(offset)
 
     def _integer(self, key: str) -> int:
         value = self._config.get(key)
         if not isinstance(value, int) or not 0 < value < 1 << 32:
             raise CheckpointError(f"model config: {key}: expected a positive integer, found {shown(str(value))}")
         return value
+
+
+def _is_placeholder(array: np.ndarray) -> bool:
+    """Return True for a single number in the shape of a tensor: computing with it would take the memory of the tensor."""
+    return not any(array.strides)
 
 
 def _by_outputs(array: np.ndarray) -> np.ndarray:
