@@ -103,9 +103,18 @@ class ModelConfig:
         "decoders and mean for encoders",
     )
 
+    def __post_init__(self) -> None:
+        count = len(self.adapters)
+        if self.max_lora_rank is not None and self.max_loras is None:
+            raise ConfigError(f"--max-lora-rank {self.max_lora_rank}: needs --max-loras")
+        if self.max_loras is not None and count > self.max_loras:
+            raise ConfigError(f"--max-loras {self.max_loras}: --lora-modules has {count} adapters")
+        if self.task == "generate":
+            self.check_generates()
+
     @property
     def adapters(self) -> dict[str, str]:
-        """Path of each adapter of `lora_modules`, by name. Raises ConfigError."""
+        """Path of each adapter of `lora_modules`, by name."""
         adapters: dict[str, str] = {}
         for entry in filter(None, (part.strip() for part in (self.lora_modules or "").split(","))):
             name, separator, path = (part.strip() for part in entry.partition("="))
@@ -118,15 +127,8 @@ class ModelConfig:
 
     @property
     def num_adapter_places(self) -> int:
-        """Number of adapters that can be loaded at the same time. Raises ConfigError."""
-        count = len(self.adapters)
-        if self.max_loras is None:
-            if self.max_lora_rank is not None:
-                raise ConfigError(f"--max-lora-rank {self.max_lora_rank}: needs --max-loras")
-            return count
-        if count > self.max_loras:
-            raise ConfigError(f"--max-loras {self.max_loras}: --lora-modules has {count} adapters")
-        return self.max_loras
+        """Number of adapters that can be loaded at the same time."""
+        return len(self.adapters) if self.max_loras is None else self.max_loras
 
     def check_generates(self) -> None:
         """Raise ConfigError for settings that need the task `embed`."""
@@ -174,10 +176,28 @@ class SchedulerConfig:
         help="smaller model with the same tokenizer, or EAGLE-3 head of the model, that drafts: directory, GGUF file or hub id (default: none)",
     )
 
+    def __post_init__(self) -> None:
+        if self.speculative_method == "mtp" and self.speculative_model is not None:
+            raise ConfigError(
+                f"--speculative-method mtp: not with --speculative-model {self.speculative_model}; one of them drafts"
+            )
+        if self.drafter is not None and not self.num_speculative_tokens:
+            start = 1 if self.speculative_method == "mtp" else 3
+            raise ConfigError(
+                f"{self.drafter}: set --num-speculative-tokens, the tokens of a draft; {start} is a good start"
+            )
+
+    @property
+    def drafter(self) -> str | None:
+        """Flag that chooses what drafts on the device: a draft model or a multi-token-prediction layer; None if nothing does."""
+        if self.speculative_method == "mtp":
+            return "--speculative-method mtp"
+        return None if self.speculative_model is None else f"--speculative-model {self.speculative_model}"
+
     @property
     def has_drafter(self) -> bool:
         """True if a draft model or a multi-token-prediction layer drafts on the device."""
-        return self.speculative_model is not None or self.speculative_method == "mtp"
+        return self.drafter is not None
 
     @property
     def has_priorities(self) -> bool:
@@ -221,6 +241,17 @@ class CompileConfig:
         "`off`: none)",
     )
 
+    def __post_init__(self) -> None:
+        if self.needs_cpu_kernels and self.attention_backend != "auto":
+            raise ConfigError(
+                f"--cpu-kernels {self.cpu_kernels} and --attention-backend {self.attention_backend} exclude each other"
+            )
+
+    @property
+    def needs_cpu_kernels(self) -> bool:
+        """True if an engine without native kernels does not start."""
+        return self.cpu_kernels not in ("auto", "xla")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
@@ -251,9 +282,39 @@ class Config:
                 "every running request needs one token a step"
             )
         check_hosts(self.hosts, self.parallel)
+        self.tiers.for_replica(self.parallel.replicas - 1)  # the last one has a port
+        if self.compile.needs_cpu_kernels and self.parallel.num_devices > 1:
+            raise ConfigError(
+                f"--cpu-kernels {self.compile.cpu_kernels}: only on one CPU device, not on {self.parallel.num_devices}"
+            )
+        if self.compile.deterministic and self.scheduler.drafter is not None:
+            raise ConfigError(f"{self.scheduler.drafter}: not with --deterministic, with which it was not tested")
+        if self.model.task == "embed":
+            self.check_embeds()
         if self.tiers.has_stores:
             flags = ", ".join(self.tiers.settings)
             if not self.cache.enable_prefix_caching:
                 raise ConfigError(f"{flags}: needs --enable-prefix-caching, pages come back by their prefix")
             if self.hosts.num_hosts > 1:
                 raise ConfigError(f"{flags}: not with --num-hosts {self.hosts.num_hosts}, pages lie on one host")
+
+    def check_embeds(self) -> None:
+        """Raise ConfigError for settings that only an engine that generates has."""
+        if self.scheduler.drafter is not None:
+            raise ConfigError(f"{self.scheduler.drafter}: an engine that embeds drafts no tokens")
+        if self.model.num_adapter_places:
+            raise ConfigError("--lora-modules, --max-loras: adapters of models that embed are not served")
+        if self.images.enable_prompt_embeds:
+            raise ConfigError("--enable-prompt-embeds: not with a model that embeds texts")
+        if self.model.logprobs_mode != "raw_logprobs":
+            raise ConfigError(
+                f"--logprobs-mode {self.model.logprobs_mode}: a model that embeds returns no log-probabilities"
+            )
+        if self.cache.kv_cache_dtype == "int8":
+            raise ConfigError("--kv-cache-dtype int8: an engine that embeds keeps no KV cache")
+        if self.tiers.has_stores:
+            raise ConfigError(f"{', '.join(self.tiers.settings)}: an engine that embeds keeps no KV pages")
+        if (num_ranks := self.parallel.data_parallel_size) > 1:
+            raise ConfigError(
+                f"--data-parallel-size {num_ranks}: a model that embeds keeps no KV cache to divide; use 1"
+            )

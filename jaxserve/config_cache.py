@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxserve.config_option import option
+from jaxserve.errors import ConfigError
+from jaxserve.host_settings import host_and_port
 
 KVCacheDtype = Literal["auto", "fp8", "int8"]
 KVFetch = Literal["auto", "always"]
@@ -78,6 +80,21 @@ class TierConfig:
         2.0, ge=0.01, help="seconds without a page after which a fetch is given up, and the prefix is computed"
     )
 
+    def __post_init__(self) -> None:
+        for address in self.peers:
+            host_and_port("--kv-peers", address)
+        if self.kv_listen is not None:
+            host_and_port("--kv-listen", self.kv_listen)
+            if not self.kv_offload_memory and self.kv_offload_dir is None:
+                raise ConfigError(
+                    "--kv-listen needs --kv-offload-memory or --kv-offload-dir: peers get pages from there"
+                )
+
+    @property
+    def peers(self) -> list[str]:
+        """Addresses of `kv_peers`."""
+        return [entry.strip() for entry in (self.kv_peers or "").split(",") if entry.strip()]
+
     @property
     def has_stores(self) -> bool:
         """True if pages are copied from or to the device."""
@@ -89,9 +106,11 @@ class TierConfig:
         return any((self.kv_offload_dir, self.kv_listen, self.kv_peers))
 
     def for_replica(self, replica: int) -> TierConfig:
-        """Return the settings of one of several engines on this host: each listens on a port of its own."""
-        host, _, port = (self.kv_listen or "").rpartition(":")
-        return dataclasses.replace(self, kv_listen=f"{host}:{int(port) + replica}") if port.isdigit() else self
+        """Return the settings of one of several engines on this host: each listens on a port of its own. Raises ConfigError."""
+        if self.kv_listen is None:
+            return self
+        host, _, port = self.kv_listen.rpartition(":")
+        return dataclasses.replace(self, kv_listen=f"{host}:{int(port) + replica}")
 
     @property
     def settings(self) -> list[str]:

@@ -88,23 +88,13 @@ class ImagesConfig:
         help="take embeddings in place of a prompt's tokens: `prompt_embeds` of /v1/completions and of LLM.generate",
     )
 
+    def __post_init__(self) -> None:
+        _max_images(self.limit_mm_per_prompt)
+
     @property
     def max_images(self) -> int:
-        """The number of images that one prompt may have. Raises ConfigError."""
-        if self.limit_mm_per_prompt is None:
-            return DEFAULT_MAX_IMAGES
-        text = self.limit_mm_per_prompt.strip()
-        try:
-            if text.startswith("{"):
-                limits = json.loads(text)
-            else:
-                limits = dict(part.strip().split("=") for part in text.split(",") if part.strip())
-            count = int(limits.pop("image", DEFAULT_MAX_IMAGES))
-        except (ValueError, TypeError, AttributeError):
-            count, limits = -1, {}
-        if count < 0 or limits:
-            raise ConfigError(f'--limit-mm-per-prompt {text!r}: expected image=N or {{"image": N}}, with N at least 0')
-        return count
+        """The number of images that one prompt may have."""
+        return _max_images(self.limit_mm_per_prompt)
 
     @property
     def asks_for_images(self) -> bool:
@@ -117,3 +107,21 @@ class ImagesConfig:
         return frozenset(
             domain for part in (self.allowed_media_domains or "").split(",") if (domain := part.strip().lower())
         )
+
+
+def _max_images(setting: str | None) -> int:
+    """Return the number of images that `limit_mm_per_prompt` allows. Raises ConfigError."""
+    if setting is None:
+        return DEFAULT_MAX_IMAGES
+    text = setting.strip()
+    try:
+        if text.startswith("{"):
+            limits = json.loads(text)
+        else:
+            limits = dict(part.strip().split("=") for part in text.split(",") if part.strip())
+        count = int(limits.pop("image", DEFAULT_MAX_IMAGES))
+    except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
+        count, limits = -1, {}
+    if count < 0 or limits:
+        raise ConfigError(f'--limit-mm-per-prompt {text!r}: expected image=N or {{"image": N}}, with N at least 0')
+    return count

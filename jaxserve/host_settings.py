@@ -1,4 +1,4 @@
-"""Checks of the settings of `HostsConfig`, and the address that they contain."""
+"""Checks of addresses in settings, and of the settings of `HostsConfig`."""
 
 from __future__ import annotations
 
@@ -10,12 +10,18 @@ if TYPE_CHECKING:
     from jaxserve.config import HostsConfig, ParallelConfig
 
 
+def host_and_port(flag: str, address: str) -> tuple[str, int]:
+    """Return host and port of an address that `flag` gives. Raises ConfigError."""
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not (host and port.isdecimal() and len(port) <= 5 and 0 < int(port) < 1 << 16):
+        raise ConfigError(f"{flag} {address!r}: expected HOST:PORT, such as 10.0.0.1:7600")
+    return host, int(port)
+
+
 def coordinator_address(hosts: HostsConfig) -> tuple[str, int]:
     """Return host and port of `--coordinator`. Raises ConfigError."""
-    host, separator, port = (hosts.coordinator or "").rpartition(":")
-    if not (separator and host and port.isdecimal() and 0 < int(port) < 1 << 16):
-        raise ConfigError(f"--coordinator {hosts.coordinator!r}: expected HOST:PORT, such as 10.0.0.1:7600")
-    return host.removeprefix("[").removesuffix("]"), int(port)
+    return host_and_port("--coordinator", hosts.coordinator or "")
 
 
 def check_hosts(hosts: HostsConfig, parallel: ParallelConfig) -> None:

@@ -70,11 +70,9 @@ def open_draft_model(config: Config, model: DecoderConfig | EncoderConfig, path:
     name = draft_source(config)
     if name is None:
         return DraftCheckpoint()
-    is_mtp = config.scheduler.speculative_method == "mtp"
     if resolve_task(config.model, model) == "embed":
-        flag = "--speculative-method mtp" if is_mtp else f"--speculative-model {name}"
-        raise ConfigError(f"{flag}: an engine that embeds drafts no tokens")
-    if is_mtp:
+        config.check_embeds()
+    if config.scheduler.speculative_method == "mtp":
         layer, checkpoint = read_mtp_layer(path)
         return DraftCheckpoint(checkpoint, layer, is_mtp=True)
     source = resolve(name, progress=False, needs_tokenizer=False)

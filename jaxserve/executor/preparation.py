@@ -194,8 +194,6 @@ def resolve_task(config: ModelConfig, model: DecoderConfig | EncoderConfig) -> L
     if config.task != "embed" and not is_encoder:
         config.check_generates()
         return "generate"
-    if config.num_adapter_places:
-        raise ConfigError("--lora-modules, --max-loras: adapters of models that embed are not served")
     return "embed"
 
 
@@ -280,18 +278,7 @@ def make_embedding_skeleton(
 ) -> ModelSkeleton | EncoderSkeleton:
     """Declare the model of an engine that embeds. Raises ConfigError for settings that such an engine cannot have."""
     routed_experts_info(config, model)
-    if config.images.enable_prompt_embeds:
-        raise ConfigError("--enable-prompt-embeds: not with a model that embeds texts")
-    if config.model.logprobs_mode != "raw_logprobs":
-        raise ConfigError(
-            f"--logprobs-mode {config.model.logprobs_mode}: a model that embeds returns no log-probabilities"
-        )
-    if config.cache.kv_cache_dtype == "int8":
-        raise ConfigError("--kv-cache-dtype int8: an engine that embeds keeps no KV cache")
-    if config.tiers.has_stores:
-        raise ConfigError(f"{', '.join(config.tiers.settings)}: an engine that embeds keeps no KV pages")
-    if (num_ranks := config.parallel.data_parallel_size) > 1:
-        raise ConfigError(f"--data-parallel-size {num_ranks}: a model that embeds keeps no KV cache to divide; use 1")
+    config.check_embeds()
     if isinstance(model, EncoderConfig):
         return make_encoder_skeleton(model, make_encoder_policy(config, chip))
     model = model.with_context(config.model.max_model_len).for_devices(config.parallel.tensor_parallel_size)

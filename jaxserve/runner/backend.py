@@ -212,22 +212,16 @@ def shared_bytes(chip: Chip) -> int | None:
 
 
 def _refuse_cpu_kernels(config: Config, chip: Chip) -> None:
-    wanted = config.compile.cpu_kernels
-    if wanted not in ("auto", "xla"):
-        raise ConfigError(f"--cpu-kernels {wanted}: only on CPUs, not on {chip.platform}")
+    if config.compile.needs_cpu_kernels:
+        raise ConfigError(f"--cpu-kernels {config.compile.cpu_kernels}: only on CPUs, not on {chip.platform}")
 
 
 def _for_cpu(config: Config) -> Backend:
     """The native kernels are for one device: XLA cannot partition them."""
     wanted, attention = config.compile.cpu_kernels, config.compile.attention_backend
-    num_devices, is_demanded = config.parallel.num_devices, wanted not in ("auto", "xla")
     if attention == "pallas":
         raise ConfigError("--attention-backend pallas: no kernel for CPUs; use auto or reference")
-    if is_demanded and num_devices > 1:
-        raise ConfigError(f"--cpu-kernels {wanted}: only on one CPU device, not on {num_devices}")
-    if is_demanded and attention == "reference":
-        raise ConfigError(f"--cpu-kernels {wanted} and --attention-backend reference exclude each other")
-    if wanted == "xla" or num_devices > 1 or attention == "reference":
+    if wanted == "xla" or config.parallel.num_devices > 1 or attention == "reference":
         return "reference"
     library = native.register()
     if library is not None:
@@ -235,7 +229,7 @@ def _for_cpu(config: Config) -> Backend:
         unit = "AMX" if backend == "native_matrix" else "the vector unit"
         _LOG.info("native CPU kernels: %s, float matmuls on %s", library.name, unit)
         return backend
-    if is_demanded:
+    if config.compile.needs_cpu_kernels:
         raise ConfigError(f"--cpu-kernels {wanted}: not built for this host: run `{_BUILD}`")
     _LOG.info("native CPU kernels are not built for this host, XLA's are used; to build them: %s", _BUILD)
     return "reference"

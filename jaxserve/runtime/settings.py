@@ -103,7 +103,7 @@ def parse_value(setting: Setting, raw: object, source: str) -> Value:
             least, most = setting.least, setting.most
             if (least is not None and value < least) or (most is not None and value > most):
                 raise ValueError
-    except ValueError:
+    except (ValueError, OverflowError):
         raise _rejected(setting, raw, source) from None
     return value
 

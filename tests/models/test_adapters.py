@@ -173,7 +173,7 @@ def test_reserved_places_change_no_logits() -> None:
 )
 def test_places_that_contradict_the_adapters_are_refused(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        _ = ModelConfig(model="any", **settings).num_adapter_places
+        ModelConfig(model="any", **settings)
 
 
 def test_an_adapter_of_another_model_is_rejected(tmp_path: Path) -> None:

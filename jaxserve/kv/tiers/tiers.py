@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from jaxserve.config import TierConfig
-from jaxserve.errors import ConfigError
 from jaxserve.kv.block_pool import BlockPool
 from jaxserve.kv.manager import KVManager
 from jaxserve.kv.page_changes import PageChanges
@@ -24,7 +23,7 @@ from jaxserve.kv.tiers.server import PageServer
 from jaxserve.kv.tiers.snapshots import Snapshots
 from jaxserve.kv.tiers.stats import TierStats
 from jaxserve.kv.tiers.store import OwnStore
-from jaxserve.kv.tiers.wire import UnresolvedError, endpoint_of, split_addresses
+from jaxserve.kv.tiers.wire import UnresolvedError, endpoint_of
 from jaxserve.types import BlockHash
 
 
@@ -48,8 +47,7 @@ class KVTiers:
         self._pool = pool
         self._changes = changes
         token = config.kv_peer_token or ""
-        peer_addresses = split_addresses(config.kv_peers)
-        for address in peer_addresses:
+        for address in config.peers:
             with contextlib.suppress(UnresolvedError):  # it may come later
                 endpoint_of(address, "--kv-peers", token)
         self.are_shared = config.are_shared
@@ -58,7 +56,7 @@ class KVTiers:
         self.rule = FetchRule(block_size, always=config.kv_fetch == "always")
         self._stores = _open_stores(config, device.layout, self.stats)
         self._peers = [
-            PeerStore(device.layout, address, token, config.kv_fetch_timeout, self.stats) for address in peer_addresses
+            PeerStore(device.layout, address, token, config.kv_fetch_timeout, self.stats) for address in config.peers
         ]
         self._device = device
         self._snapshots = snapshots
@@ -180,6 +178,4 @@ def _open_stores(config: TierConfig, layout: PageLayout, stats: TierStats) -> li
         stores.append(HostStore(layout, config.kv_offload_memory, stats))
     if config.kv_offload_dir is not None:
         stores.append(DiskStore(layout, config.kv_offload_dir, config.kv_offload_disk, stats))
-    if config.kv_listen is not None and not stores:
-        raise ConfigError("--kv-listen needs --kv-offload-memory or --kv-offload-dir: peers get pages from there")
     return stores

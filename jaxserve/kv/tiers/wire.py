@@ -21,6 +21,7 @@ import zmq
 from zmq.utils import z85
 
 from jaxserve.errors import ConfigError, JaxserveError
+from jaxserve.host_settings import host_and_port
 from jaxserve.types import BlockHash
 
 MAX_HASHES: Final = 4096
@@ -119,23 +120,15 @@ def known_hashes(request: PageRequest) -> list[BlockHash]:
     return [BlockHash(block_hash) for block_hash in request.hashes]
 
 
-def split_addresses(setting: str | None) -> list[str]:
-    """Return the entries of a comma-separated setting."""
-    return [entry.strip() for entry in (setting or "").split(",") if entry.strip()]
-
-
 def endpoint_of(address: str, flag: str, token: str | None) -> str:
     """Return ZeroMQ's endpoint of `HOST:PORT`.
 
     Raises ConfigError if it is none, if it is not a loopback or private address, or if it needs a token: without one
     only programs of this host can be kept out, by the loopback address. Raises UnresolvedError if the host has no address now.
     """
-    host, separator, port = address.rpartition(":")
-    host = host.removeprefix("[").removesuffix("]")
-    if not (host and separator and port.isdigit() and 0 < int(port) < 1 << 16):
-        raise ConfigError(f"{flag} {address!r}: expected HOST:PORT")
+    host, port = host_and_port(flag, address)
     try:
-        found = {entry[4][0] for entry in socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)}
+        found = {entry[4][0] for entry in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     except OSError as error:
         raise UnresolvedError(f"{flag} {address!r}: the host cannot be resolved: {error.strerror}") from error
     addresses = [ipaddress.ip_address(str(entry).partition("%")[0]) for entry in sorted(map(str, found))]

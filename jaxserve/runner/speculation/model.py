@@ -15,17 +15,9 @@ from jaxserve.sharding.rules import AxisRules, axis_rules
 
 
 def draft_source(config: Config) -> str | None:
-    """Return the path or hub id of the checkpoint with the weights that draft; None without any. Raises ConfigError for settings
-    that contradict each other."""
-    scheduler = config.scheduler
-    if scheduler.speculative_method == "auto":
-        return scheduler.speculative_model
-    if scheduler.speculative_model is not None:
-        raise ConfigError(
-            f"--speculative-method {scheduler.speculative_method}: not with --speculative-model {scheduler.speculative_model}; "
-            "one of them drafts"
-        )
-    return str(config.model.model)
+    """Return the path or hub id of the checkpoint with the weights that draft; None without any."""
+    is_mtp = config.scheduler.speculative_method == "mtp"
+    return config.model.model if is_mtp else config.scheduler.speculative_model
 
 
 def make_draft_model(config: Config, decoder: DecoderConfig, draft: DecoderConfig, chip: Chip) -> DraftModel:
@@ -51,7 +43,7 @@ def with_tapped_layers(config: Config, decoder: DecoderConfig, draft: DecoderCon
 
     Raises ConfigError for a head of another model.
     """
-    head, name = draft.eagle, _name(config)
+    head, name = draft.eagle, config.scheduler.drafter
     if head is None:
         return decoder
     if decoder.altup is not None:
@@ -76,26 +68,15 @@ def check_split(config: Config, rules: AxisRules, draft: DecoderSkeleton) -> Non
     axes = {"kv_heads"} | {axis for array in draft.arrays for axis in array.axes if axis is not None}
     if others := sorted(axis for axis in axes if rules.mesh_axes(axis) != own.mesh_axes(axis)):
         raise ConfigError(
-            f"{_name(config)}: not with --tensor-parallel-size {config.parallel.tensor_parallel_size}: {', '.join(others)} cannot be "
+            f"{config.scheduler.drafter}: not with --tensor-parallel-size {config.parallel.tensor_parallel_size}: {', '.join(others)} cannot be "
             "divided over the devices as in the model"
         )
 
 
 def check_draft_model(config: Config, decoder: DecoderConfig, draft: DecoderConfig) -> None:
     """Raise ConfigError for a draft model, EAGLE-3 head or MTP layer that is not served, or for a setting that does not work with one."""
-    name = _name(config)
-    if not config.scheduler.num_speculative_tokens:
-        start = 1 if config.scheduler.speculative_method == "mtp" else 3
-        raise ConfigError(f"{name}: set --num-speculative-tokens, the tokens of a draft; {start} is a good start")
-    if config.compile.deterministic:
-        raise ConfigError(f"{name}: not with --deterministic, with which it was not tested")
     with_tapped_layers(config, decoder, draft)  # refuses a head of another model
     if draft.cache.states:
-        raise ConfigError(f"{name}: a draft model with recurrent states is not served; choose one with attention only")
-
-
-def _name(config: Config) -> str:
-    """Return the flag that chooses what drafts."""
-    if config.scheduler.speculative_method == "mtp":
-        return "--speculative-method mtp"
-    return f"--speculative-model {config.scheduler.speculative_model}"
+        raise ConfigError(
+            f"{config.scheduler.drafter}: a draft model with recurrent states is not served; choose one with attention only"
+        )

@@ -45,6 +45,7 @@ def test_the_line_of_a_start_has_only_what_was_changed() -> None:
     ("text", "mistakes"),
     [
         ("model: m\nscheduler:\n  max_num_seqs: 4\n", []),
+        (f"model: m\nmax_body_size: {'1' * 309}.5GiB\n", ["2: max_body_size"]),
         ("# nothing\n", []),
         (
             "model: m\nscheduler:\n  max_num_seq: 4\nport: high\n",
@@ -85,6 +86,44 @@ def test_check_names_line_key_and_suggestion(tmp_path: Path, text: str, mistakes
     found = file_mistakes(file)
     assert len(found) == len(mistakes), found
     assert all(one.startswith(f"{file}:{expected}") for one, expected in zip(found, mistakes, strict=True)), found
+
+
+@pytest.mark.parametrize(
+    ("text", "mistake"),
+    [
+        ("lora_modules: foo", "--lora-modules 'foo': expected NAME=PATH"),
+        ("max_lora_rank: 8", "--max-lora-rank 8: needs --max-loras"),
+        ("lora_modules: 'a=x,b=y'\nmax_loras: 1", "--max-loras 1: --lora-modules has 2 adapters"),
+        ("limit_mm_per_prompt: banana", "--limit-mm-per-prompt 'banana': expected image=N"),
+        ("limit_mm_per_prompt: '{\"image\": Infinity}'", "--limit-mm-per-prompt"),
+        ("kv_listen: nonsense\nkv_offload_memory: 1GiB", "--kv-listen 'nonsense': expected HOST:PORT"),
+        ("kv_listen: 127.0.0.1:7000", "--kv-listen needs --kv-offload-memory"),
+        (
+            "kv_listen: '10.0.0.1:65535'\nkv_offload_memory: 1\nreplicas: 2",
+            "--kv-listen '10.0.0.1:65536': expected HOST:PORT",
+        ),
+        ("kv_peers: 'a:1, host'", "--kv-peers 'host': expected HOST:PORT"),
+        (
+            "speculative_method: mtp\nspeculative_model: d\nnum_speculative_tokens: 1",
+            "--speculative-method mtp: not with --speculative-model d",
+        ),
+        ("speculative_method: mtp", "--speculative-method mtp: set --num-speculative-tokens"),
+        ("speculative_model: d", "--speculative-model d: set --num-speculative-tokens"),
+        ("task: generate\npooling: mean", "--pooling mean: needs --task embed"),
+        ("task: embed\nkv_offload_memory: 1", "--kv-offload-memory: an engine that embeds keeps no KV pages"),
+        ("attention_backend: reference\ncpu_kernels: native", "--cpu-kernels native and --attention-backend reference"),
+        ("tensor_parallel_size: 2\ncpu_kernels: native", "--cpu-kernels native: only on one CPU device, not on 2"),
+        (
+            "speculative_model: d\nnum_speculative_tokens: 1\ndeterministic: true",
+            "--speculative-model d: not with --deterministic",
+        ),
+    ],
+)
+def test_check_finds_settings_that_no_server_starts_with(tmp_path: Path, text: str, mistake: str) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(f"model: m\n{text}\n")
+    (only,) = file_mistakes(file)
+    assert only.startswith(mistake)
 
 
 def test_check_looks_into_the_files_of_models(tmp_path: Path) -> None:

@@ -107,7 +107,9 @@ def test_file_keys_may_stand_flat_or_under_their_section_and_with_dashes(tmp_pat
     assert load_config(file=flat) == load_config(file=nested)
 
 
-ADDRESSES = {
+SAMPLES = {
+    "lora_modules": "name=path",
+    "limit_mm_per_prompt": "image=3",
     "coordinator": "10.0.0.1:7600",
     "placement_group": "ab12",
     "kv_listen": "10.0.0.1:7700",
@@ -121,6 +123,10 @@ NEEDED_BESIDE: dict[str, dict[str, object]] = {
     "ssl_keyfile": {"ssl_certfile": "chain.pem"},
     "ssl_ca_certs": {"ssl_certfile": "chain.pem"},
     "placement": {"tensor_parallel_size": 2, "num_hosts": 2},
+    "speculative_method": {"num_speculative_tokens": 1},
+    "speculative_model": {"num_speculative_tokens": 1},
+    "kv_listen": {"kv_offload_memory": 1},
+    "max_lora_rank": {"max_loras": 1},
     "placement_group": {"tensor_parallel_size": 2, "num_hosts": 2, "placement": "ray"},
 }
 """Settings without which another one's sample is an error."""
@@ -129,7 +135,7 @@ NEEDED_BESIDE: dict[str, dict[str, object]] = {
 def test_every_setting_can_be_given_by_flag_environment_and_file(tmp_path: Path) -> None:
     samples = {"choice": None, "text": "text", "integer": "300", "number": "0.5", "switch": "false", "bytes": "1GiB"}
     for setting in SETTINGS:
-        raw = ADDRESSES.get(setting.name) or samples[setting.kind] or setting.choices[-1]
+        raw = SAMPLES.get(setting.name) or samples[setting.kind] or setting.choices[-1]
         if setting.kind == "integer" and setting.most is not None:
             raw = str(min(int(raw), int(setting.most)))
         if setting.kind == "number" and setting.least is not None:
