@@ -15,10 +15,10 @@ from jaxserve.errors import ConfigError, DoesNotFitError
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.quant.names import NO_QUANTIZATION, format_names
 from jaxserve.quant.registry import find_format
-from jaxserve.runner.limits import kv_spec, weights_dtype
+from jaxserve.runner.limits import kv_context_bytes, weights_dtype
 from jaxserve.runtime.settings import BY_NAME, Value, format_value
 from jaxserve.tools.planning.devices import ACCELERATORS, Device
-from jaxserve.tools.planning.fit import Fit, make_fit, model_sizes
+from jaxserve.tools.planning.fit import Fit, held_bytes, make_fit, model_sizes, planned_draft, planned_policy
 
 _LARGEST_PERCENT = 99
 
@@ -130,13 +130,14 @@ def _cache_sizes(config: Config, decoder: DecoderConfig, device: Device) -> Iter
     asked = config.cache.kv_cache_memory
     if asked is None and device.platform != "cpu":
         return  # the cache has all the memory already: --memory-fraction decides
-    length = config.model.max_model_len or decoder.max_position
-    spec = kv_spec(config, decoder, device.platform)
-    needed = (-(-length // spec.block_size) + 1) * spec.bytes_per_block
-    sizes = [-(-needed >> 20) << 20]
-    free = device.limit_bytes - model_sizes(config, decoder, device).weights_bytes
-    sizes += [free * percent // 100 for percent in range(95, 0, -5)]
-    for num_bytes in sizes:
+    policy, draft = planned_policy(config, decoder, device), planned_draft(config, decoder, device)
+    needed = kv_context_bytes(config, decoder, policy, device.platform, draft)
+    candidates = [-(-needed >> 20) << 20]
+    sizes = model_sizes(config, decoder, device)
+    free = device.limit_bytes - held_bytes(device, sizes, sizes.weights_bytes)
+    most = free * sizes.kv_shards // held_bytes(device, sizes, 1)
+    candidates += [most * percent // 100 for percent in range(95, 0, -5)]
+    for num_bytes in candidates:
         if num_bytes >> 20 and num_bytes != asked:
             yield attempt(config, device, "kv_cache_memory", num_bytes >> 20 << 20)
 

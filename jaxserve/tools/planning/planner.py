@@ -22,7 +22,7 @@ from jaxserve.runner.limits import Limits, context_notes, kv_cache_dtype, kv_spe
 from jaxserve.runtime.environment import child_environment
 from jaxserve.runtime.startup_display import StartupDisplay
 from jaxserve.tools.planning.adapters import adapters_notes
-from jaxserve.tools.planning.advice import Advice, Attempt, advice_for, attempt, find_advice
+from jaxserve.tools.planning.advice import Advice, advice_for, attempt, find_advice
 from jaxserve.tools.planning.collectives import Links, step_collectives
 from jaxserve.tools.planning.compiler import Answers, CompileJob, ProgramMemory, compile_programs
 from jaxserve.tools.planning.devices import Device, Rates, measure_cpu_rates
@@ -293,23 +293,21 @@ class Planner:
     def _smaller_cache(self, config: Config, sizes: Sizes, fit: Fit, compile_job: Compile) -> tuple[Advice, ...]:
         """Return a KV cache with which the compiler's numbers fit: at least 84 % of the largest one that does.
 
-        A search: peaks are not linear in the size, since a compiler short of memory chooses other layouts. The size is
+        A search over the bytes of all cache groups: peaks are not linear in the size, since a compiler short of memory chooses other layouts. The size is
         halved until it fits, then refined with two geometric means between a size that fits and one that does not.
         """
 
-        def changed(num_blocks: int) -> Attempt:
-            num_bytes = num_blocks * fit.limits.spec.bytes_per_block >> 20 << 20
-            return attempt(config, self._device, "kv_cache_memory", num_bytes)
-
-        def tried(num_blocks: int) -> Fit | None:
-            candidate = changed(num_blocks).config
-            if candidate.cache.kv_cache_memory:
+        def tried(num_bytes: int) -> tuple[int, Advice] | None:
+            num_bytes = num_bytes >> 20 << 20
+            candidate = attempt(config, self._device, "kv_cache_memory", num_bytes)
+            if num_bytes:
                 with contextlib.suppress(DoesNotFitError):
-                    found = make_fit(candidate, self._decoder(config), self._device)
-                    return found if self._outcome(config, sizes, found, compile_job).problem is None else None
+                    found = make_fit(candidate.config, self._decoder(config), self._device)
+                    if self._outcome(candidate.config, sizes, found, compile_job).problem is None:
+                        return num_bytes, advice_for(candidate.change, found)
             return None
 
-        too_many, best = fit.limits.num_blocks, None
+        too_many, best = fit.limits.cache.num_bytes, None
         for _ in range(_MOST_HALVINGS):
             if best := tried(too_many // 2):
                 break
@@ -317,12 +315,12 @@ class Planner:
         if best is None:
             return ()
         for _ in range(_NUM_REFINEMENTS):
-            middle = math.isqrt(best.limits.num_blocks * too_many)
+            middle = math.isqrt(best[0] * too_many)
             if larger := tried(middle):
                 best = larger
             else:
                 too_many = middle
-        return (advice_for(changed(best.limits.num_blocks).change, best),)
+        return (best[1],)
 
     def _programs(self, fit: Fit) -> tuple[Program, ...]:
         """Return all programs, or the largest of each kind, which bound the memory."""

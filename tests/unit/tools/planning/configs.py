@@ -126,6 +126,27 @@ SMOLLM2 = _LLAMA | {
     "rope_theta": 100000.0,
     "tie_word_embeddings": True,
 }
+GEMMA_3: dict[str, Any] = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "vocab_size": 262_208,
+    "hidden_size": 1152,
+    "intermediate_size": 6912,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "num_hidden_layers": 26,
+    "max_position_embeddings": 32_768,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 1e4,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+}
+"""The shape of its 1B model, which has windows."""
 TINY = _LLAMA | {
     "vocab_size": 256,
     "hidden_size": 32,

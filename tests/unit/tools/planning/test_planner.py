@@ -31,6 +31,7 @@ from jaxserve.tools.planning.planner import Planner, read_model
 from jaxserve.tools.planning.roofline import decode_bound
 from tests.models.goldens import DATA
 from tests.unit.tools.planning.configs import (
+    GEMMA_3,
     GPT_OSS_20B,
     LLAMA_8B,
     LLAMA_70B,
@@ -364,7 +365,7 @@ class CopyingCompiler:
 
     def __call__(self, job: CompileJob) -> Answers:
         self.num_jobs += 1
-        pool = 2 * prod(job.shapes[0].arrays[0].shape) * 2
+        pool = 2 * sum(prod(array.shape) for group in job.shapes for array in group.arrays)
         temp = int(self._copies * pool) + _FIXED_BYTES
         if self._refuses and self._weights + pool + temp > self._limit:
             return {program.name: "Ran out of memory" for program in job.programs}
@@ -386,12 +387,15 @@ def test_a_context_that_the_model_would_stretch_is_planned_when_asked_for(tmp_pa
     assert not any("--max-model-len" in note for note in asked.notes)
 
 
-@pytest.mark.parametrize("refuses", [False, True])
-def test_a_pool_that_is_copied_does_not_fit_and_a_smaller_one_is_found(tmp_path: Path, refuses: bool) -> None:
+@pytest.mark.parametrize(("shapes", "refuses"), [(SMOLLM2, False), (SMOLLM2, True), (GEMMA_3, False)])
+def test_a_pool_that_is_copied_does_not_fit_and_a_smaller_one_is_found(
+    tmp_path: Path, shapes: dict[str, Any], refuses: bool
+) -> None:
     v5e = ACCELERATORS["v5e"]
-    path = write_config(tmp_path, SMOLLM2)
-    planner = Planner(read_model(path), v5e, v5e.rates)
-    compiler = CopyingCompiler(v5e.limit_bytes, 2 * 134_515_008, 3.0, refuses=refuses)
+    path = write_config(tmp_path, shapes)
+    model = read_model(path)
+    planner, weights = Planner(model, v5e, v5e.rates), model_sizes(config_for(path), model.decoder, v5e).weights_bytes
+    compiler = CopyingCompiler(v5e.limit_bytes, weights, 3.0, refuses=refuses)
     plan = planner.plan(config_for(path), compiler)
     assert not plan.fits
     assert plan.reason is not None
@@ -401,10 +405,10 @@ def test_a_pool_that_is_copied_does_not_fit_and_a_smaller_one_is_found(tmp_path:
     assert (flag, size[-3:]) == ("--kv-cache-memory", "MiB")
     num_bytes = int(size[:-3]) << 20
     changed = config_for(path, cache=CacheConfig(kv_cache_memory=num_bytes))
-    assert planner.plan(changed, compiler).fits
-    assert num_bytes > 0.84 * (v5e.limit_bytes - 2 * 134_515_008 - _FIXED_BYTES) / 4, (
-        "close to the largest there is room for"
-    )
+    again = planner.plan(changed, compiler)
+    assert again.fits and again.step is not None
+    assert again.step.max_model_len == advice.max_model_len
+    assert num_bytes > 0.84 * (v5e.limit_bytes - weights - _FIXED_BYTES) / 4, "close to the largest there is room for"
     assert compiler.num_jobs <= 7, "one for the plan, five to find it, one for this test"
 
 
