@@ -28,6 +28,26 @@ class Machine:
     """None: as many as the settings take."""
     num_hosts: int = 1
 
+    def of_one_replica(self, parallel: ParallelConfig) -> Machine:
+        """Return the devices of one engine of the settings' replicas, or its part of the memory of a CPU. Raises ConfigError."""
+        count, num_devices = parallel.replicas, self.num_devices
+        if count == 1:
+            return self
+        if self.num_hosts > 1:
+            raise ConfigError(f"--hosts {self.num_hosts}: replicas (--replicas {count}) are engines of one machine")
+        if self.device.platform == "cpu":
+            return replace(
+                self, device=replace(self.device, memory_bytes=self.device.limit_bytes // count, runtime_share=1.0)
+            )
+        if num_devices is None:
+            return self
+        if num_devices < count * parallel.num_devices:
+            raise ConfigError(
+                f"--replicas {count}: engines of {parallel.num_devices} devices need {count * parallel.num_devices}, "
+                f"--device {self.device.name} has {num_devices}"
+            )
+        return replace(self, num_devices=num_devices // count)
+
 
 def find_machine(name: str, num_hosts: int = 1, memory_bytes: int | None = None) -> Machine:
     """Read NAME, NAMExN (N devices of each host) or NAME-N (a TPU slice of N devices). Raises ConfigError.

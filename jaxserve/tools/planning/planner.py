@@ -119,7 +119,11 @@ def plan_model(
 ) -> Plan:
     """Return the plan of one model, with the arguments of `make_plan`. rates: None leaves the roofline out."""
     path = resolve(config.model.model, config.model.revision, weights=False)
+    machine = machine.of_one_replica(config.parallel)
     device = machine.device
+    if (replicas := config.parallel.replicas) > 1:
+        share = "an equal part of the memory" if device.platform == "cpu" else "devices of its own"
+        notes = (*notes, f"the plan is that of one of {replicas} replicas, each of which has {share}")
     if is_embedding(config, path):
         return plan_embedding(config, read_embedding_model(path), device, rates, notes)
     config.model.check_generates()

@@ -56,6 +56,17 @@ def test_a_machine_that_does_not_exist_is_refused_in_one_line(name: str, num_hos
         find_machine(name, num_hosts)
 
 
+def test_each_replica_has_devices_of_its_own() -> None:
+    machine = find_machine("h200x8")
+    assert machine.of_one_replica(ParallelConfig()) == machine
+    assert machine.of_one_replica(ParallelConfig(replicas=8)).num_devices == 1
+    assert machine.of_one_replica(ParallelConfig(replicas=2, tensor_parallel_size=2)).num_devices == 4
+    with pytest.raises(ConfigError, match="--replicas 8: engines of 2 devices need 16, --device h200 has 8"):
+        machine.of_one_replica(ParallelConfig(replicas=8, tensor_parallel_size=2))
+    with pytest.raises(ConfigError, match=r"--hosts 2: replicas .* are engines of one machine"):
+        find_machine("h200x8", 2).of_one_replica(ParallelConfig(replicas=2))
+
+
 def test_sizes_are_proposed_so_that_the_cache_holds_most_tokens() -> None:
     assert sizes_on("h200x8", 1, LLAMA_70B) == (8, 1, 1), "8 KV heads"
     assert sizes_on("h200x8", 2, LLAMA_70B) == (8, 2, 1), "copies of KV heads would halve the cache"

@@ -26,8 +26,9 @@ from jaxserve.tools.planning.collectives import Collective
 from jaxserve.tools.planning.compiler import Answers, CompileJob, ProgramMemory
 from jaxserve.tools.planning.devices import ACCELERATORS, Device, Rates, find_device
 from jaxserve.tools.planning.fit import model_sizes
+from jaxserve.tools.planning.machine import Machine
 from jaxserve.tools.planning.plan import FORMAT_VERSION, Exchanges, Plan, to_json
-from jaxserve.tools.planning.planner import Planner, read_model
+from jaxserve.tools.planning.planner import Planner, plan_model, read_model
 from jaxserve.tools.planning.roofline import decode_bound
 from tests.models.goldens import DATA
 from tests.unit.tools.planning.configs import (
@@ -424,3 +425,15 @@ def test_what_compiles_in_bounds_fits_as_compiled(tmp_path: Path) -> None:
     every = Planner(read_model(path), H200, H200.rates, all_programs=True).plan(config_for(path), compiler)
     assert every.step is not None
     assert len(every.programs) == len(every.step.decode_rows) + len(every.step.mixed_tokens)
+
+
+def test_replicas_on_a_cpu_fit_its_memory_together(tmp_path: Path) -> None:
+    """The weights take 0.5 GiB in each."""
+    path = write_config(tmp_path, SMOLLM2)
+    machine, parallel = Machine(find_device("cpu", 8 * GIB)), ParallelConfig(replicas=8)
+    plan = plan_model(config_for(path, parallel=parallel), machine, None, compiles=False)
+    assert plan.fits and plan.memory is not None
+    assert 8 * (plan.memory.limit_bytes - plan.memory.free_bytes) <= 8 * GIB
+    assert any("one of 8 replicas" in note for note in plan.notes)
+    large = config_for(path, parallel=parallel, cache=CacheConfig(kv_cache_memory=GIB))
+    assert not plan_model(large, machine, None, compiles=False).fits
