@@ -11,7 +11,7 @@ from jaxserve.cli.flags import add_flags, config_from_flags
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
 from jaxserve.log import configure_logging
-from jaxserve.runtime.settings import BY_NAME, ENGINE_SECTIONS, SETTINGS, format_value, value_of
+from jaxserve.runtime.settings import BY_NAME, SETTINGS, SIZE_SECTIONS, format_value, value_of
 from jaxserve.runtime.startup_display import StartupDisplay
 
 EPILOG = """\
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     parser.add_argument("--output", metavar="DIR", help="directory to fill; programs that it has already are kept")
-    add_flags(parser, sections=ENGINE_SECTIONS)
+    add_flags(parser, sections=SIZE_SECTIONS)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -54,11 +54,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _settings(config: Config) -> dict[str, str]:
-    """Return the settings that differ from their defaults, by name."""
+    """Return the settings that differ from their defaults, by name, without secrets."""
     return {
         setting.name: str(format_value(setting, value))
         for setting in SETTINGS
-        if setting.section in ENGINE_SECTIONS and setting.name not in ("model", "compile_cache")
+        if setting.section in SIZE_SECTIONS and setting.name not in ("model", "compile_cache") and not setting.is_secret
         if (value := value_of(config, setting)) != setting.default
     }
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from jaxserve.cli.flags import add_flags, add_model_flag, configs_from_flags
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
-from jaxserve.runtime.settings import BY_NAME, ENGINE_SECTIONS, parse_value
+from jaxserve.runtime.settings import BY_NAME, SIZE_SECTIONS, parse_value
 from jaxserve.tools.planning.devices import NAMES
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--all-programs", action="store_true", help="compile every program, not only the largest of each kind"
     )
     add_model_flag(parser)
-    add_flags(parser, sections=ENGINE_SECTIONS)
+    add_flags(parser, sections=SIZE_SECTIONS)
 
 
 def run(arguments: argparse.Namespace) -> int:

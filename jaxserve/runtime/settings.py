@@ -192,6 +192,8 @@ BY_NAME: Mapping[str, Setting] = types.MappingProxyType({setting.name: setting f
 SECTIONS = tuple(dict.fromkeys(setting.section for setting in SETTINGS))
 ENGINE_SECTIONS = ("model", "cache", "scheduler", "parallel", "compile", "images")
 """Sections that an engine needs; the others are about HTTP."""
+SIZE_SECTIONS = (*ENGINE_SECTIONS, "tiers")
+"""Sections that decide sizes and programs: an engine whose pages are copied has other groups of pages, and programs that copy."""
 
 
 def value_of(config: Config, setting: Setting) -> Value:

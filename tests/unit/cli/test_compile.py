@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 from pathlib import Path
 
 import pytest
 
+from jaxserve.cli import compile as compile_command
+from jaxserve.cli import plan as plan_command
 from jaxserve.cli.compile import _flags, _settings
 from jaxserve.cli.main import main
 from jaxserve.runtime.environment import load_config
@@ -42,3 +45,13 @@ def test_settings_that_were_chosen_are_kept_and_repeated() -> None:
         flags={"model": "m", "dtype": words[1], "kv_cache_memory": words[3], "enable_prefix_caching": False}
     )
     assert dataclasses.replace(again, server=config.server) == config
+
+
+def test_copies_of_pages_decide_programs_and_are_repeated_without_the_secret() -> None:
+    config = load_config(flags={"model": "m", "kv_offload_memory": "1GiB", "kv_peer_token": "secret"})
+    words = _flags(config)
+    assert words == ["--kv-offload-memory", "1GiB"]
+    for command in (compile_command, plan_command):
+        parser = argparse.ArgumentParser()
+        command.add_arguments(parser)
+        assert parser.parse_args(["m", *words]).kv_offload_memory
