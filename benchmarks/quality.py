@@ -21,7 +21,7 @@ from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.quant.names import NO_QUANTIZATION, format_names
 from jaxserve.runner.backend import chip_of
-from jaxserve.runner.kv_scales import make_measurement
+from jaxserve.runner.kv_scales.measurement import make_measurement
 from jaxserve.runner.limits import make_policy, pool_dtype
 from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.runtime.environment import default_model

@@ -24,12 +24,13 @@ from jaxserve.layers.cache import CacheShapes, pool_shapes
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import make_skeleton
+from jaxserve.runner.compiler_options import compiler_options
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.runner.runner import PendingStep, Runner
 from jaxserve.runner.state import DeviceState, StateShapes
 from jaxserve.runner.steps import generation_task, lower
-from jaxserve.runner.warmup import compiler_options, executables, make_state_programs
+from jaxserve.runner.warmup import executables, make_state_programs
 from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.scheduler.plan import Buckets, StepPlan, StepResult
 from jaxserve.scheduler.scheduler import Scheduler

@@ -54,7 +54,7 @@ from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
 from jaxserve.models.step_work import step_work
 from jaxserve.runner.images.served import with_served_images
 from jaxserve.runner.inputs import PlanT, Program, ResultT
-from jaxserve.runner.kv_scales import KVScaleMeasurement
+from jaxserve.runner.kv_scales.measurement import KVScaleMeasurement
 from jaxserve.runner.memory import check_host_memory, check_offload_memory
 from jaxserve.runner.outputs.reports import open_reports
 from jaxserve.runner.pages import DevicePages, open_pages, page_layout

@@ -43,7 +43,7 @@ from jaxserve.runner.images.encoder import ImageShape, encoder_bytes, image_sett
 from jaxserve.runner.images.parts import EncoderParts, SharedParams, part_ends
 from jaxserve.runner.images.programs import with_images
 from jaxserve.runner.inputs import Program, StepTask
-from jaxserve.runner.kv_scales import KVScaleMeasurement, make_measurement
+from jaxserve.runner.kv_scales.measurement import KVScaleMeasurement, make_measurement
 from jaxserve.runner.limits import (
     Limits,
     cache_shapes,

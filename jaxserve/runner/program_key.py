@@ -22,17 +22,22 @@ import jaxserve_kernels
 from jaxserve_kernels.devices import multiprocessors
 
 import jaxserve
+from jaxserve.runner.compiler_options import PROGRAM_OPTIONS
 from jaxserve.runner.host.cores import num_threads
 
 _JAX_SETTINGS = (
+    "jax_compiler_enable_remat_pass",
     "jax_default_matmul_precision",
     "jax_default_prng_impl",
     "jax_disable_most_optimizations",
     "jax_enable_x64",
     "jax_exec_time_optimization_effort",
     "jax_high_dynamic_range_gumbel",
+    "jax_memory_fitting_effort",
+    "jax_memory_fitting_level",
     "jax_numpy_dtype_promotion",
     "jax_optimization_level",
+    "jax_pallas_use_mosaic_gpu",
     "jax_threefry_partitionable",
     "jax_use_shardy_partitioner",
 )
@@ -61,6 +66,8 @@ def host_key_parts() -> dict[str, str]:
     }
     if device.platform == "gpu":  # kernels have as many thread blocks; parts of a GPU have fewer than the whole
         parts["multiprocessors"] = str(multiprocessors(0))
+    if options := PROGRAM_OPTIONS.get(device.platform):
+        parts["compiler options"] = str(dict(options))
     if device.platform == "cpu":  # XLA cuts loops into as many parts as it has threads
         parts["cores"] = str(num_threads())
     return parts
@@ -92,7 +99,7 @@ def _processor() -> str:
     return "; ".join(sorted(lines))
 
 
-STEPS: Final = ("runner/steps.py", "runner/embedding.py", "runner/speculation/step.py")
+STEPS: Final = ("runner/steps.py", "runner/embedding.py", "runner/speculation/step.py", "runner/kv_scales/step.py")
 """The step functions. They may reach no traced code but by their imports."""
 _SUFFIXES: Final = (".py", ".cc", ".h", ".json")
 _IMPORT: Final = re.compile(

@@ -14,6 +14,7 @@ import jax
 
 from jaxserve.layers.cache import CacheShapes
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
+from jaxserve.runner.compiler_options import compiler_options
 from jaxserve.runner.images.programs import ROW_KINDS, dummy_items
 from jaxserve.runner.inputs import Program, StepTask
 from jaxserve.runner.program_cache import ProgramCache
@@ -143,21 +144,6 @@ def compile_all(
     finally:
         pool.shutdown(cancel_futures=True)
     return made
-
-
-def compiler_options(platform: str, cache: ProgramCache) -> dict[str, Any] | None:
-    """Return the compiler's options for a platform, None for its defaults.
-
-    GPUs: nothing is computed twice to save memory. XLA counts the KV cache twice, as an argument and as a result, finds that
-    both do not fit the device, and repeats matmuls and writes, which saves none of it. Choices of the autotuner are kept,
-    so that a program that is compiled later, or for another context length, takes what was measured when the device was
-    idle.
-    """
-    if platform != "gpu":
-        return None
-    tuned = cache.tuned_directory
-    kept = {} if tuned is None else {"xla_gpu_per_fusion_autotune_cache_dir": str(tuned)}
-    return {"xla_disable_hlo_passes": "rematerialization", **kept}
 
 
 def executables(made: Mapping[P, MadeProgram]) -> dict[P, jax.stages.Compiled]:

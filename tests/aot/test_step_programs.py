@@ -25,12 +25,12 @@ from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig, LayerCo
 from jaxserve.model_config.vision import Normalization, VisionConfig
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.buckets import page_tokens
+from jaxserve.runner.compiler_options import compiler_options
 from jaxserve.runner.images.encoder import ImageShape
 from jaxserve.runner.inputs import Program, StepTask
 from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.runner.slots import slots_bytes, slots_shape
 from jaxserve.runner.steps import GENERATION, abstract_params, forward, generation_task, lower
-from jaxserve.runner.warmup import compiler_options
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
 from tests.aot.addresses import kernels_given_parts

@@ -17,7 +17,7 @@ from jaxserve.layers.policy import KVScaleKind, plain
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.quant.kv_scales import is_kv_scale
-from jaxserve.runner.kv_scales import make_measurement
+from jaxserve.runner.kv_scales.measurement import make_measurement
 from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape

@@ -20,7 +20,8 @@ from jaxserve.layers import attention
 from jaxserve.layers.policy import plain
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
-from jaxserve.runner.kv_scales import MARGIN, NUM_TOKENS, measured_names
+from jaxserve.runner.kv_scales.measurement import NUM_TOKENS
+from jaxserve.runner.kv_scales.step import MARGIN, measured_names
 from tests.models.goldens import golden_checkpoint
 from tests.models.kv_scale_files import ScaledModel, cache_logits, random_scales, scheme, write_scales
 from tests.models.one_row import PAGE_SIZE, new_cache, step_context

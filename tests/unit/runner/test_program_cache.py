@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import pytest
 
 from jaxserve.runner import program_cache
+from jaxserve.runner.compiler_options import compiler_options
 from jaxserve.runner.program_cache import ProgramCache, cache_directory
-from jaxserve.runner.warmup import compiler_options
 
 DEVICES = jax.devices()[:1]
 

@@ -34,7 +34,14 @@ def test_flags_are_in_the_key(variable: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"), [("jax_default_matmul_precision", "highest"), ("jax_numpy_dtype_promotion", "strict")]
+    ("setting", "value"),
+    [
+        ("jax_default_matmul_precision", "highest"),
+        ("jax_numpy_dtype_promotion", "strict"),
+        ("jax_memory_fitting_level", "O3"),
+        ("jax_memory_fitting_effort", 0.5),
+        ("jax_compiler_enable_remat_pass", False),
+    ],
 )
 def test_settings_of_jax_are_in_the_key(setting: str, value: str) -> None:
     before, old = program_key(host_key_parts()), jax.config.values[setting]
@@ -43,6 +50,12 @@ def test_settings_of_jax_are_in_the_key(setting: str, value: str) -> None:
         assert program_key(host_key_parts()) != before
     finally:
         jax.config.update(setting, old)
+
+
+def test_options_of_the_compiler_are_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = program_key(host_key_parts())
+    monkeypatch.setattr(module, "PROGRAM_OPTIONS", {jax.devices()[0].platform: {"xla_disable_hlo_passes": "dce"}})
+    assert program_key(host_key_parts()) != before
 
 
 def test_another_processor_is_another_key(monkeypatch: pytest.MonkeyPatch) -> None:

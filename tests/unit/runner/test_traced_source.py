@@ -18,6 +18,7 @@ ROOT = Path(jaxserve.__file__).parent
 def test_packages_of_the_model_are_traced_and_those_of_the_server_are_not() -> None:
     names = {file.relative_to(ROOT).parts[0] for file in traced_files(ROOT)}
     assert names >= {"layers", "models", "runner", "sampling", "sharding", "model_config", "types.py"}
+    assert ROOT / "runner/kv_scales/step.py" in traced_files(ROOT)
     assert not names & {"http", "apis", "frontend", "cli", "runtime", "tools", "llm", "engine", "kv", "tokenizer"}
 
 

@@ -7,30 +7,25 @@ of each head. Keys are measured as they are stored, after their rotation.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Int
 
-from jaxserve.layers.cache import CacheShapes, KVPool, group_shapes
-from jaxserve.model_config.cache import CachePlace
+from jaxserve.layers.cache import CacheShapes, group_shapes
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.runner.inputs import INPUT_FIELDS, Program, packed_size, split
+from jaxserve.runner.kv_scales.step import measure, measured_names
 from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.runner.program_key import host_key_parts, process_key_parts, program_key
 from jaxserve.runner.state import StateArrays, new_cache
-from jaxserve.runner.steps import GENERATION, abstract_params, forward, lower
+from jaxserve.runner.steps import GENERATION, abstract_params, lower
 from jaxserve.runner.warmup import MadeProgram, compile_all
 from jaxserve.sharding.mesh import Sharding
 
 NUM_TOKENS: Final = 512
 PAGE_SIZE: Final = 16
-MARGIN: Final = 2.0
-"""Largest number that is not clipped, over the largest measured one: text has larger keys than random tokens (see decision 0091)."""
-_LARGEST: Final = 127
-_HALVES: Final[tuple[Literal["k", "v"], ...]] = ("k", "v")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +75,8 @@ def make_measurement(
     plain = make_skeleton(skeleton.config, policy, skeleton.adapters)
     program, shapes = _program(plain, num_ranks)
     model = (plain.config, plain.policy, plain.adapters, abstract_params(plain, sharding))
-    key = program_key(host_key_parts() | process_key_parts(), "KV scales", MARGIN, *model, sharding, shapes)
-    task: Any = replace(GENERATION, step=_measure)
+    key = program_key(host_key_parts() | process_key_parts(), "KV scales", *model, sharding, shapes)
+    task: Any = replace(GENERATION, step=measure)
     made = compile_all(
         lambda program: lower(plain, sharding, program, shapes, task),
         key,
@@ -93,16 +88,6 @@ def make_measurement(
     )
     places = tuple(map(names.index, measured_names(skeleton)))
     return KVScaleMeasurement(places, sharding, shapes, _plan(plain, program), made[program])
-
-
-def measured_names(skeleton: ModelSkeleton) -> dict[str, tuple[CachePlace, Literal["k", "v"]]]:
-    """Return the names of all scales, and the places of the keys and values that they are for."""
-    return {
-        f"model.layers.{index}.self_attn.{half}_scale": (places.paged, half)
-        for index, places in enumerate(skeleton.config.cache.places)
-        if places.paged is not None and places.paged.is_owner
-        for half in _HALVES
-    }
 
 
 def _program(skeleton: ModelSkeleton, num_ranks: int) -> tuple[Program, CacheShapes]:
@@ -135,18 +120,3 @@ def _plan(skeleton: ModelSkeleton, program: Program) -> Int[np.ndarray, "I"]:
     if program.num_state_slots:
         field["state_writes"][:] = 1
     return packed
-
-
-def _measure(
-    skeleton: ModelSkeleton, params: tuple[Array, ...], state: StateArrays, packed: Int[Array, "I"], program: Program
-) -> tuple[StateArrays, tuple[Float[Array, "K H"], ...]]:
-    """Compute a step; returns the state (DONATED) and the scales, in the order of `measured_names`. Traced."""
-    state, _ = forward(skeleton, params, state, packed, program)
-    scales = []
-    for place, half in measured_names(skeleton).values():
-        pool = (state.cache or ())[place.group]
-        assert isinstance(pool, KVPool), "keys and values"
-        pages = (pool.k if half == "k" else pool.v)[place.index]
-        largest = jnp.abs(pages.astype(jnp.float32)).max((0, 2))  # (K, H)
-        scales.append(jnp.where(largest > 0, largest * (MARGIN / _LARGEST), 1))
-    return state, tuple(scales)
