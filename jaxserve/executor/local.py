@@ -321,6 +321,7 @@ def _model_info(
         windows=limits.cache.windows,
         num_state_slots=limits.cache.num_state_slots,
         work=_work(prepared.skeleton),
+        kv_cache_bytes=limits.cache.num_bytes,
     )
 
 

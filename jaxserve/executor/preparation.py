@@ -240,7 +240,7 @@ def prepare(
     held_bytes += 0 if draft_model is None else _weight_bytes(draft_model.skeleton, sharding)
     held_bytes *= shape.num_devices // config.hosts.num_hosts if device.platform == "cpu" else 1
     whole = kv_context_bytes(config, model, policy, device.platform, draft_model)
-    own_bytes = kv_cache_bytes(config.cache, device, kv_shards, held_bytes, whole)
+    own_bytes = kv_cache_bytes(config.cache, device, kv_shards, held_bytes, whole, config.parallel.replicas)
     kv_bytes = agree_smallest(hosts, "KV cache bytes", own_bytes)
     limits = make_limits(config, model, policy, device.platform, kv_bytes, draft_model)
     parts: EncoderParts = ()

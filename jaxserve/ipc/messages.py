@@ -264,6 +264,8 @@ class ModelInfo(msgspec.Struct, frozen=True, array_like=True):
     """None: the engine does not return the experts that tokens chose."""
     work: ModelWork | None = None
     """None: it is not known."""
+    kv_cache_bytes: int = 0
+    """Bytes of the KV cache over all devices."""
 
 
 class Ready(Message, frozen=True):

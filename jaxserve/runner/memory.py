@@ -34,17 +34,23 @@ class DeviceMemory:
 
 
 def kv_cache_bytes(
-    config: CacheConfig, device: jax.Device, kv_shards: int, held_bytes: int = 0, context_bytes: int = 0
+    config: CacheConfig,
+    device: jax.Device,
+    kv_shards: int,
+    held_bytes: int = 0,
+    context_bytes: int = 0,
+    num_replicas: int = 1,
 ) -> int:
     """Return the bytes for the KV cache over all devices, from the settings or measured.
 
     held_bytes: weights and slots, which are placed later, on each device or in the one memory of a CPU. context_bytes: those
-    of a cache that holds a request of the whole context.
+    of a cache that holds a request of the whole context. num_replicas: engines that share the memory of a CPU; this is the first.
     """
     if config.kv_cache_memory is not None:
         return config.kv_cache_memory
     if device.platform == "cpu":
-        return kv_bytes_left(config, "cpu", DeviceMemory(available_bytes(), held_bytes), kv_shards, context_bytes)
+        memory = DeviceMemory(available_bytes() // num_replicas, held_bytes)
+        return kv_bytes_left(config, "cpu", memory, kv_shards, context_bytes)
     stats = device.memory_stats() or {}
     if "bytes_limit" not in stats:
         raise ConfigError(f"{device.device_kind} does not report its memory: give --kv-cache-memory")

@@ -7,6 +7,7 @@ however late an API process learns of the end.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import logging
 import time
@@ -20,6 +21,7 @@ from jaxserve.errors import StartupError
 from jaxserve.frontend.engine_client.connection import EngineConnection
 from jaxserve.ipc.address import incarnation_address
 from jaxserve.ipc.engine_spec import EngineSpec
+from jaxserve.ipc.messages import ModelInfo
 from jaxserve.runtime.devices import ALL_DEVICES, ReplicaDevices
 from jaxserve.runtime.engine_process import engine_process, wait_dead, wait_started
 from jaxserve.runtime.models.model_runtime import ModelRuntime
@@ -140,6 +142,7 @@ class EngineSupervisor:
 
     async def _run_engine(self, connection: EngineConnection, spec: EngineSpec, process: Spawned | None) -> str:
         """Run one engine and return how it ended. Raises StartupError if the first cannot start."""
+        spec = with_cache_of(spec, self._model.client.model_info)
         try:
             async with engine_process(spec, process, self._devices) as engine:
                 model_info = await wait_started(connection, engine)
@@ -168,3 +171,14 @@ class EngineSupervisor:
             _log.error("%sthe engine is not started again: %s", self._name, self._budget)
             return False
         return True
+
+
+def with_cache_of(spec: EngineSpec, peer: ModelInfo | None) -> EngineSpec:
+    """Return the specification of a replica on CPUs with the size of the KV cache of a running one, which the first of them has
+    measured for all. So they share its memory equally, and have the same programs."""
+    config = spec.config
+    is_measured = config.cache.kv_cache_memory is None and config.parallel.replicas > 1
+    if not is_measured or peer is None or peer.platform != "cpu" or not peer.kv_cache_bytes:
+        return spec
+    cache = dataclasses.replace(config.cache, kv_cache_memory=peer.kv_cache_bytes)
+    return msgspec.structs.replace(spec, config=dataclasses.replace(config, cache=cache))

@@ -13,7 +13,9 @@ from tests.models.goldens import golden_checkpoint
 def test_devices_of_a_cpu_all_take_their_weights_from_its_one_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
 
-    def kv_cache_bytes(config: object, device: object, kv_shards: int, weight_bytes: int, whole: int) -> int:
+    def kv_cache_bytes(
+        config: object, device: object, kv_shards: int, weight_bytes: int, whole: int, num_replicas: int
+    ) -> int:
         taken.append(weight_bytes)
         return 1 << 20
 

@@ -11,6 +11,7 @@ from jaxserve.config import CacheConfig, Config, ModelConfig, ParallelConfig, Sc
 from jaxserve.errors import ConfigError
 from jaxserve.kv.spec import KVSpec
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
+from jaxserve.runner import memory
 from jaxserve.runner.buckets import StepLimits, make_buckets, pool_context, resolve_limits, table_pages
 from jaxserve.runner.inputs import INPUT_FIELDS, Program, field_shapes, pack, packed_size, programs, split
 from jaxserve.runner.limits import kv_spec
@@ -135,6 +136,17 @@ def test_a_cpu_gives_the_cache_more_than_its_cap_only_for_the_whole_context() ->
     assert left(1 << 30) == 2 << 30
     assert left(9 << 30) == 9 << 30
     assert left(99 << 30) == 16 << 30, "a quarter of the memory"
+
+
+def test_replicas_on_a_cpu_divide_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    import jax
+
+    free, weights = 64 << 30, 5 << 30
+    monkeypatch.setattr(memory, "available_bytes", lambda: free)
+    device = jax.devices("cpu")[0]
+    sizes = [memory.kv_cache_bytes(CacheConfig(), device, 1, weights, 8 << 30, count) for count in (1, 8)]
+    assert sizes[0] == 8 << 30
+    assert sizes[1] > 0 and 8 * (weights + sizes[1]) <= free
 
 
 @pytest.mark.parametrize(("platform", "limit", "noise"), [("cpu", 27 << 28, 0.1), ("tpu", 95 << 30, 0.002)])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from jaxserve.config import Config, ModelConfig, TierConfig
+from jaxserve.config import CacheConfig, Config, ModelConfig, ParallelConfig, TierConfig
 from jaxserve.ipc.engine_spec import EngineSpec
+from jaxserve.ipc.messages import ModelInfo
+from jaxserve.runtime.engine_supervisor import with_cache_of
 from jaxserve.runtime.replicas import spec_of
 
 
@@ -19,3 +21,37 @@ def test_each_engine_listens_for_peers_on_a_port_of_its_own(listen: str, ports: 
     specs = [spec_of(spec, replica) for replica in (0, 2)]
     assert [each.config.tiers.kv_listen for each in specs] == ports
     assert len({each.address for each in specs}) == 2 and all(each.publishes_pages for each in specs)
+
+
+def model_info(platform: str) -> ModelInfo:
+    sizes = {
+        "vocab_size": 8,
+        "max_model_len": 8,
+        "num_kv_blocks": 2,
+        "block_size": 8,
+        "max_num_seqs": 1,
+        "num_devices": 1,
+    }
+    return ModelInfo(**sizes, kv_dtype="float32", platform=platform, fingerprint="0", kv_cache_bytes=1 << 20)
+
+
+@pytest.mark.parametrize(
+    ("platform", "replicas", "given", "expected"),
+    [
+        ("cpu", 2, None, 1 << 20),
+        ("cpu", 2, 1 << 30, 1 << 30),
+        ("cpu", 1, None, None),
+        ("gpu", 2, None, None),
+    ],
+)
+def test_replicas_on_cpus_have_the_cache_size_that_the_first_has_measured(
+    platform: str, replicas: int, given: int | None, expected: int | None
+) -> None:
+    config = Config(
+        model=ModelConfig(model="model"),
+        cache=CacheConfig(kv_cache_memory=given),
+        parallel=ParallelConfig(replicas=replicas),
+    )
+    spec = EngineSpec(config=config, model_path="model", address="ipc:///tmp/engine")
+    assert with_cache_of(spec, None) == spec
+    assert with_cache_of(spec, model_info(platform)).config.cache.kv_cache_memory == expected
