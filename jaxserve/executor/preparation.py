@@ -326,7 +326,7 @@ def _embed_cache(
     decoder, policy = skeleton.config, skeleton.policy
     specs, states = kv_specs(config, decoder, platform), decoder.cache.states
     num_blocks, num_slots = pool_pages(buckets, specs[0].block_size), 1 if states else 0
-    held = slot_bytes(states, policy.activations, policy.rules, policy.rules.count("kv_heads"))
+    held = slot_bytes(decoder, policy.activations, policy.rules)
     counts = [num_blocks if group.has_pages else num_slots for group in decoder.cache.groups]
     sizes = CacheSizes(specs, (num_blocks,) * len(specs), held, num_slots)
     return sizes, cache_shapes(config, decoder, policy, platform, counts)

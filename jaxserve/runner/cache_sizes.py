@@ -16,8 +16,8 @@ import jax.numpy as jnp
 
 from jaxserve.errors import DoesNotFitError
 from jaxserve.kv.spec import KVSpec
-from jaxserve.model_config.cache import CacheGroup
-from jaxserve.sharding.rules import AxisRules
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.sharding.rules import AxisRules, cache_shards
 
 PLANNED_TOKENS: Final = 4096
 """Length of the requests that sliding and state groups are sized for, where contexts may be longer."""
@@ -83,17 +83,17 @@ def request_pages(spec: KVSpec, num_tokens: int) -> int:
     return num_pages if spec.window is None else min(num_pages, -(-spec.window // spec.block_size) + 2)
 
 
-def slot_bytes(groups: tuple[CacheGroup, ...], activations: jnp.dtype, rules: AxisRules, kv_shards: int) -> int:
-    """Return the bytes of one state slot over all layers of these state groups.
+def slot_bytes(decoder: DecoderConfig, activations: jnp.dtype, rules: AxisRules) -> int:
+    """Return the bytes of one state slot over all layers and over the devices that split a page.
 
-    Arrays that fewer devices split than the pages count as often as they are copied.
+    Arrays that fewer devices split than the pages count as often as they are copied, those that more devices split in part.
     """
-    total = 0
-    for group in groups:
+    shards, total = cache_shards(decoder, rules) // rules.count("pages"), 0
+    for group in decoder.cache.states:
         for array in group.arrays:
             itemsize = 4 if array.dtype == "float32" else activations.itemsize
-            shards = math.prod(rules.count(axis) for axis in array.axes)
-            total += group.num_layers * math.prod(array.shape) * itemsize * max(1, kv_shards // shards)
+            own_shards = math.prod(rules.count(axis) for axis in array.axes)
+            total += -(-group.num_layers * math.prod(array.shape) * itemsize * shards // own_shards)
     return total
 
 

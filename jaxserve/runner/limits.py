@@ -385,8 +385,7 @@ def _cache_contents(
     specs = kv_specs(config, decoder, platform)
     if draft is not None:
         specs += kv_specs(of_draft_model(config), draft, platform)
-    rules = axis_rules(decoder, policy.mesh)
-    return specs, slot_bytes(decoder.cache.states, policy.activations, rules, rules.count("kv_heads"))
+    return specs, slot_bytes(decoder, policy.activations, axis_rules(decoder, policy.mesh))
 
 
 def _cache_use(config: Config, decoder: DecoderConfig, platform: str) -> dict[str, int]:

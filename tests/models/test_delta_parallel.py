@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxserve.config import CompileConfig, Config, ModelConfig, ParallelConfig
 from jaxserve.layers.policy import plain
-from jaxserve.models.registry import decoder_config
+from jaxserve.models.registry import decoder_config, read_decoder
 from jaxserve.models.skeleton import make_skeleton
-from jaxserve.runner.cache_sizes import slot_bytes
+from jaxserve.runner.backend import Chip
+from jaxserve.runner.limits import make_limits, make_policy
 from jaxserve.sharding.mesh import make_sharding
-from jaxserve.sharding.rules import MeshShape
+from jaxserve.sharding.rules import MeshShape, cache_shards
+from tests.models.goldens import golden_checkpoint
 from tests.models.loading import load
 from tests.models.random_checkpoint import write_random
 from tests.models.tiny_model import TinyModel
@@ -105,9 +109,28 @@ def test_each_device_holds_its_share_of_weights_and_states(config: dict[str, Any
         for array in leaf.arrays:
             own = sharding.place(array.axes).shard_shape(array.shape)
             assert np.prod(own) * num_devices == np.prod(array.shape), leaf.name
-    groups, bytes_of = decoder.cache.states, jnp.dtype("float32")
-    alone = slot_bytes(groups, bytes_of, skeleton.policy.rules, 1)
-    assert slot_bytes(groups, bytes_of, skeleton.policy.rules, num_devices) == alone
+
+
+@pytest.mark.parametrize("name", ["kimi_linear_tiny", "qwen3_next_tiny", "lfm2_tiny", "falcon_h1_tiny"])
+@pytest.mark.parametrize("num_devices", [2, 4])
+def test_a_cache_is_charged_for_what_it_takes_on_each_device(name: str, num_devices: int) -> None:
+    """States may be split over more devices than pages, which all devices have of latent attention."""
+    path = golden_checkpoint(name).path
+    config = Config(
+        model=ModelConfig(model=str(path)),
+        parallel=ParallelConfig(tensor_parallel_size=num_devices),
+        compile=CompileConfig(cpu_kernels="xla"),
+    )
+    decoder = read_decoder(path)[0].for_devices(num_devices)
+    limits = make_limits(config, decoder, make_policy(config, decoder, Chip("cpu", None)), "cpu", 1 << 20)
+    sharding = make_sharding(decoder, MeshShape(num_devices))
+    taken = sum(
+        math.prod(sharding.place(array.axes).shard_shape(array.shape)) * jnp.dtype(array.dtype).itemsize
+        for group in limits.shapes or ()
+        for array in group.arrays
+    )
+    assert limits.cache.num_state_slots
+    assert taken == limits.cache.num_bytes // cache_shards(decoder, sharding.rules)
 
 
 def test_devices_that_do_not_divide_the_key_heads_hold_all_of_them() -> None:
