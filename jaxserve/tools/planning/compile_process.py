@@ -18,9 +18,11 @@ import jax
 import msgspec
 
 from jaxserve.models.skeleton import make_skeleton
+from jaxserve.runner.compiler_options import compiler_options
 from jaxserve.runner.host.cores import num_cores
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.limits import mesh_shape
+from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.runner.speculation.model import with_tapped_layers
 from jaxserve.runner.speculation.task import engine_task
 from jaxserve.runner.steps import lower
@@ -62,7 +64,7 @@ def compile_program(job: CompileJob, program: Program) -> ProgramMemory | str:
     with jax.default_device(devices[0] if job.device.platform == "gpu" else None):
         lowered = lower(skeleton, sharding, program, job.shapes, task)
     try:
-        compiled = lowered.compile()
+        compiled = lowered.compile(compiler_options(job.device.platform, ProgramCache(None)))
     except jax.errors.JaxRuntimeError as error:
         return (str(error).splitlines() or ["no reason given"])[0][:_MAX_REASON]
     memory = compiled.memory_analysis()

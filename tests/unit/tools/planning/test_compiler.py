@@ -7,6 +7,7 @@ import pickle
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import msgspec
 import pytest
 
@@ -14,8 +15,11 @@ from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import StartupError
 from jaxserve.layers.cache import pool_shapes
 from jaxserve.model_config.decoder import CheckpointQuantization
+from jaxserve.runner.compiler_options import compiler_options
 from jaxserve.runner.inputs import programs
+from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.scheduler.plan import Buckets
+from jaxserve.tools.planning import compile_process
 from jaxserve.tools.planning.compiler import CompileJob, compile_programs
 from jaxserve.tools.planning.devices import ACCELERATORS, NAMES, find_device
 from jaxserve.tools.planning.planner import read_model
@@ -77,3 +81,25 @@ def test_larger_slices_than_are_described_are_not_compiled_for() -> None:
     assert missing_compiler(find_device("cpu"), 4) is None
     missing = missing_compiler(ACCELERATORS["v5p"], 128)
     assert missing in ("libtpu is not installed", "no topology of 128 devices is known here: at most 64")
+
+
+class FullCompiler:
+    """A program whose compilation is refused, and the options that it was asked with."""
+
+    def __init__(self) -> None:
+        self.options: list[object] = []
+
+    def compile(self, options: object = None) -> None:
+        self.options.append(options)
+        raise jax.errors.JaxRuntimeError("no room")
+
+
+def test_programs_are_compiled_with_the_servers_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lowered = FullCompiler()
+    monkeypatch.setattr(compile_process, "lower", lambda *_: lowered)
+    monkeypatch.setattr(compile_process, "described_devices", lambda *_: jax.devices()[:1])
+    job = small_job(tmp_path)
+    for device in (job.device, ACCELERATORS["h100"]):
+        program = compile_process.compile_program(msgspec.structs.replace(job, device=device), job.programs[0])
+        assert program == "no room"
+    assert lowered.options == [None, compiler_options("gpu", ProgramCache(None))]
