@@ -47,8 +47,8 @@ class ProgramCache:
     def __init__(
         self, directory: Path | None, max_bytes: int = DEFAULT_MAX_BYTES, in_all: InAll = lambda topic, names: names
     ) -> None:
-        """in_all: called with a topic and the names of programs that this cache has; returns those that the caches of all
-        hosts have. The compilers of several hosts wait for each other, so hosts load a program or compile it together.
+        """in_all: called with a topic and the names of programs that this host has loaded; returns those that all hosts have
+        loaded. The compilers of several hosts wait for each other, so hosts compile a program together or not at all.
         """
         self.directory = None if directory is None else trusted_directory(directory)
         """None if the cache is off, also because the directory cannot be used."""
@@ -101,9 +101,9 @@ class ProgramCache:
                 os.utime(file)
         return compiled
 
-    def usable(self, topic: str, keys: Mapping[str, str]) -> Collection[str]:
-        """Return the names of the programs that can be loaded. keys: the key of each program by name."""
-        return self._in_all(topic, [name for name, key in keys.items() if self.num_bytes(key) is not None])
+    def loaded_by_all(self, topic: str, names: Collection[str]) -> Collection[str]:
+        """Return those of the programs of these names, which this host has loaded, that all hosts have loaded."""
+        return self._in_all(topic, names)
 
     def store(self, key: str, compiled: jax.stages.Compiled) -> None:
         """Store a program; another process sees the whole file or none."""

@@ -118,29 +118,36 @@ def compile_all(
     common_key: covers everything that decides what these programs compute, except the program itself.
     """
     options = compiler_options(sharding.devices[0].platform, cache)
-
     keys = {program.name: program_key({}, common_key, program) for program in wanted}
-    usable = cache.usable(f"cached programs: {', '.join(keys)}", keys)
+    made: dict[P, MadeProgram] = {}
 
-    def make(program: P) -> MadeProgram:
-        started = time.monotonic()
-        key = keys[program.name]
-        compiled = cache.load(key, sharding.devices) if program.name in usable else None
-        if compiled is not None:
-            return MadeProgram(compiled, key, "cache", time.monotonic() - started)
+    def load(program: P) -> MadeProgram | None:
+        started, key = time.monotonic(), keys[program.name]
+        compiled = cache.load(key, sharding.devices)
+        return None if compiled is None else MadeProgram(compiled, key, "cache", time.monotonic() - started)
+
+    def compile_one(program: P) -> MadeProgram:
+        started, key = time.monotonic(), keys[program.name]
         compiled = lower_one(program).compile(options)
         cache.store(key, compiled)
         return MadeProgram(compiled, key, "compiled", time.monotonic() - started)
 
-    made: dict[P, MadeProgram] = {}
-    pool = ThreadPoolExecutor(num_threads, thread_name_prefix=_COMPILE_THREADS)
-    try:
-        futures = {pool.submit(make, program): program for program in wanted}
-        progress(0, len(wanted), "")
+    def make(one: Callable[[P], MadeProgram | None], programs: Sequence[P]) -> None:
+        futures = {pool.submit(one, program): program for program in programs}
         for future in as_completed(futures):
             program = futures[future]
-            made[program] = future.result()
-            progress(len(made), len(wanted), program.name)
+            if (result := future.result()) is not None:
+                made[program] = result
+                progress(len(made), len(wanted), program.name)
+
+    pool = ThreadPoolExecutor(num_threads, thread_name_prefix=_COMPILE_THREADS)
+    try:
+        progress(0, len(wanted), "")
+        make(load, wanted)
+        loaded = [program.name for program in wanted if program in made]
+        usable = cache.loaded_by_all(f"cached programs: {', '.join(keys)}", loaded)
+        made = {program: result for program, result in made.items() if program.name in usable}
+        make(compile_one, [program for program in wanted if program not in made])
     finally:
         pool.shutdown(cancel_futures=True)
     return made

@@ -7,15 +7,23 @@ import os
 import pickle
 import pwd
 import zlib
+from collections.abc import Collection
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from jaxserve.models.registry import read_decoder
 from jaxserve.runner import program_cache
 from jaxserve.runner.compiler_options import compiler_options
-from jaxserve.runner.program_cache import ProgramCache, cache_directory
+from jaxserve.runner.inputs import Program
+from jaxserve.runner.program_cache import InAll, ProgramCache, cache_directory
+from jaxserve.runner.program_key import program_key
+from jaxserve.runner.warmup import compile_all
+from jaxserve.sharding.mesh import make_sharding
+from jaxserve.sharding.rules import MeshShape
+from tests.models.goldens import golden_checkpoint
 
 DEVICES = jax.devices()[:1]
 
@@ -223,3 +231,30 @@ def test_choices_of_the_autotuner_are_kept_beside_the_programs_of_gpus(tmp_path:
     assert not cache.has_tuned
     (tmp_path / "cache" / "autotune" / "choice.textproto").touch()
     assert cache.has_tuned and not ProgramCache(None).has_tuned
+
+
+def test_hosts_compile_together_what_one_of_them_cannot_load(tmp_path: Path) -> None:
+    """The compilers of several hosts wait for each other."""
+    sharding = make_sharding(read_decoder(golden_checkpoint("llama3_tiny").path)[0], MeshShape(1))
+    wanted = [Program("decode", count, count, 1, 1) for count in (1, 2)]
+    lowered = jax.jit(lambda x: x + 1).lower(jax.ShapeDtypeStruct((4,), jnp.float32))
+
+    def sources(host: str, in_all: InAll) -> dict[str, str]:
+        cache = ProgramCache(tmp_path / host, in_all=in_all)
+        made = compile_all(
+            lambda program: lowered, "key", sharding, wanted, cache, num_threads=1, progress=lambda *_: None
+        )
+        return {program.name: result.source for program, result in made.items()}
+
+    for host in ("one", "other"):
+        sources(host, lambda topic, names: names)
+    (tmp_path / "one" / f"{program_key({}, 'key', wanted[0])}.program").write_bytes(b"damaged")
+    loaded: list[Collection[str]] = []
+
+    def all_of_one(topic: str, names: Collection[str]) -> Collection[str]:
+        loaded.append(names)
+        return names
+
+    expected = {"decode/1": "compiled", "decode/2": "cache"}
+    assert sources("one", all_of_one) == expected
+    assert sources("other", lambda topic, names: [name for name in names if name in loaded[0]]) == expected
