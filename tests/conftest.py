@@ -28,6 +28,7 @@ jax.config.update("jax_num_cpu_devices", 8)
 FIRST_FOLDERS = ("architecture", "unit", "perf")
 """Fast tests that fail likeliest. The longest files follow, then the others in the order of their names."""
 LONGEST = (
+    "tests/engine/test_model_engine.py",
     "tests/engine/test_speculation.py",
     "tests/engine/test_deterministic.py",
     "tests/engine/test_images.py",

@@ -15,13 +15,27 @@ from xdist.scheduler import LoadScopeScheduling
 BY_CASE = ("tests/aot/", "tests/kernels/", "tests/models/", "tests/ptx/", "tests/trained/")
 BY_FILE = ("tests/aot/test_tcgen05.py",)
 """Files in these folders whose cases share what takes longer than all of them."""
+ONE_ENGINE = tuple(
+    f"tests/engine/test_{name}.py"
+    for name in (
+        "model_engine",
+        "overlap",
+        "processed_logprobs",
+        "prompt_logprobs",
+        "sampling_options",
+        "flight_record",
+    )
+)
+"""Files that share the engine of `tests/engine/conftest.py`, whose programs take longer to compile than their tests."""
 
 
 class Distribution(LoadScopeScheduling):
-    """Groups of tests that stay together: by file, or in BY_CASE, but for BY_FILE, by file and parameters."""
+    """Groups of tests that stay together: by file, with those of ONE_ENGINE in one; in BY_CASE, but for BY_FILE, by parameters, too."""
 
     def _split_scope(self, nodeid: str) -> str:
         file, _, test = nodeid.partition("::")
+        if file in ONE_ENGINE:
+            return ONE_ENGINE[0]
         if file in BY_FILE or not file.startswith(BY_CASE):
             return file
         _, bracket, case = test.partition("[")

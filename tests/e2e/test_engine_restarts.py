@@ -17,7 +17,7 @@ from tests.e2e.test_http_lifecycle import LONG, SLOW, UNENDING, is_alive
 from tests.e2e.test_http_raw import open_post, read_until
 from tests.processes import freeze
 
-pytestmark = [pytest.mark.slow, pytest.mark.versions]
+pytestmark = pytest.mark.slow
 
 BODY: dict[str, Any] = {"prompt": [5, 6], "max_tokens": 4, "temperature": 0}
 STOPPED = b"The engine stopped while the request was running."
@@ -50,6 +50,7 @@ def spoil(sockets: Path, is_spoilt: bool = True) -> None:
     folder.chmod(0o755 if is_spoilt else 0o700)
 
 
+@pytest.mark.versions
 def test_streams_end_with_one_error_and_the_server_goes_on_with_the_next_engine(tmp_path: Path) -> None:
     with running(SLOW, server={"uds_dir": str(tmp_path), "engine_restarts": 10**6}) as server:
         text, pid = text_of(server), server.engine_pid()
@@ -143,6 +144,7 @@ def test_engine_that_cannot_start_again_is_given_up(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("api_processes", [1, 2])
 def test_sigterm_while_there_is_no_engine_ends_cleanly(tmp_path: Path, api_processes: int) -> None:
     sections = {"uds_dir": str(tmp_path), "engine_restarts": 10**6, "api_processes": api_processes}
@@ -201,6 +203,7 @@ def test_response_in_the_background_fails_and_is_kept() -> None:
         assert server.stop() == 0
 
 
+@pytest.mark.versions
 def test_every_process_turns_to_the_next_engine_and_brings_no_work_along() -> None:
     """One of them hears of it late: what its clients asked for meanwhile is meant for an engine that is gone."""
     with running(UNENDING, server={"api_processes": 2}) as server:
@@ -232,6 +235,7 @@ def test_every_process_turns_to_the_next_engine_and_brings_no_work_along() -> No
         assert "Traceback" not in server.output
 
 
+@pytest.mark.versions
 def test_an_engine_that_hangs_is_killed_and_started_again() -> None:
     with running(SLOW, server={"stall_timeout": 2}) as server:
         text, pid = text_of(server), server.engine_pid()

@@ -27,7 +27,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("reinforce")
 
 
-@pytest.fixture(params=["xla", "native"])
+@pytest.fixture(params=[pytest.param("xla", marks=pytest.mark.exhaustive), "native"])
 def llm(programs: Path, request: pytest.FixtureRequest) -> Iterator[LLM]:
     if request.param == "native" and native.register() is None:
         pytest.skip("the native kernels are not built")

@@ -19,7 +19,13 @@ pytestmark = pytest.mark.slow
 SETTINGS = ModelConfig(model="any", max_loras=1)
 
 
-@pytest.mark.parametrize("name", [golden.name for golden in golden_checkpoints()])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(golden.name, marks=[pytest.mark.exhaustive] if "_odd_" in golden.name else [])
+        for golden in golden_checkpoints()
+    ],
+)
 def test_reserved_places_have_tensors_in_every_model(name: str) -> None:
     path = next(golden.path for golden in golden_checkpoints() if golden.name == name)
     checkpoint = open_model(path)

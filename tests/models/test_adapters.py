@@ -101,7 +101,7 @@ def test_adapter_logits_equal_peft(model: str, fused_for: int) -> None:
     ("model", "adapter"),
     [
         ("llama3_tiny", "second"),
-        ("qwen3_5_tiny", "all"),
+        pytest.param("qwen3_5_tiny", "all", marks=pytest.mark.exhaustive),
         pytest.param("qwen3_next_tiny", "states", marks=pytest.mark.versions),
     ],
 )

@@ -66,9 +66,10 @@ def row_logits(golden: GoldenCheckpoint, adapters: tuple[Adapter, ...], *numbers
 @pytest.mark.parametrize(
     ("kind", "fused_for"),
     [
-        *(("modules", fused_for) for fused_for in (0, 1)),
+        ("modules", 0),
+        pytest.param("modules", 1, marks=pytest.mark.exhaustive),
         *((kind, 0) for kind in ("parameters", "exchanged")),
-        ("mixtral", 1),
+        pytest.param("mixtral", 1, marks=pytest.mark.exhaustive),
         pytest.param("exchanged mixtral", 0, marks=pytest.mark.exhaustive),
         pytest.param("inputs by outputs", 1, marks=pytest.mark.exhaustive),
     ],
@@ -97,9 +98,9 @@ def test_adapters_of_one_step_do_not_change_each_other(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("shape", "exchange", "fused_for"),
     [
-        (MeshShape(2), "auto", 2),
+        pytest.param(MeshShape(2), "auto", 2, marks=pytest.mark.exhaustive),
         (MeshShape(2, expert=2), "all-reduce", 0),
-        (MeshShape(2, expert=2), "all-to-all", 2),
+        pytest.param(MeshShape(2, expert=2), "all-to-all", 2, marks=pytest.mark.exhaustive),
         (MeshShape(4, expert=2), "all-to-all", 0),
     ],
     ids=str,

@@ -187,7 +187,9 @@ def test_rounded_activations_stay_close(path: Path, expected: tuple[np.ndarray, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("shape", "fused_for"), [(MeshShape(2), 0), (MeshShape(2), 2), (MeshShape(2, expert=2), 0)], ids=str
+    ("shape", "fused_for"),
+    [pytest.param(MeshShape(2), 0, marks=pytest.mark.exhaustive), (MeshShape(2), 2), (MeshShape(2, expert=2), 0)],
+    ids=str,
 )
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 def test_devices_split_experts_in_blocks(

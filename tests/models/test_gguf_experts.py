@@ -40,23 +40,23 @@ def written(folder: Path, name: str, kind: str = "F32") -> Path:
     [
         "mixtral_tiny",
         "qwen2_moe_tiny",
-        "granitemoe_tiny",
         "glm4_moe_tiny",
         "deepseek_v3_tiny",
         "granitemoehybrid_tiny",
         "lfm2_tiny",
         "falcon_h1_tiny",
         "qwen3_next_tiny",
-        "qwen3_5_tiny",
-        "qwen3_5_moe_tiny",
         *(
             pytest.param(f"{name}_tiny", marks=pytest.mark.exhaustive)
             for name in (
+                "granitemoe",
                 "granitemoeshared_odd",
                 "granitemoehybrid_dense",
                 "lfm2_odd",
                 "falcon_h1_odd",
                 "qwen3_next_odd",
+                "qwen3_5",
+                "qwen3_5_moe",
                 "qwen3_5_odd",
             )
         ),
@@ -79,7 +79,10 @@ def in_a_file(hf: dict[str, Any]) -> dict[str, Any]:
     return hf | {"rope_scaling": scaling | {"mscale": scaling["mscale_all_dim"]}}
 
 
-@pytest.mark.parametrize("name", ["deepseek_v2_tiny", "llama4_tiny", "llama4_odd_tiny", "lfm2_moe_tiny"])
+@pytest.mark.parametrize(
+    "name",
+    ["deepseek_v2_tiny", "llama4_tiny", pytest.param("llama4_odd_tiny", marks=pytest.mark.exhaustive), "lfm2_moe_tiny"],
+)
 def test_models_with_what_a_file_can_hold_give_the_logits_of_their_safetensors(tmp_path: Path, name: str) -> None:
     golden, folder = golden_checkpoint(name), tmp_path / "safetensors"
     shutil.copytree(golden.path, folder)
@@ -117,8 +120,8 @@ def check_logits_are_those_of_the_safetensors(path: Path, folder: Path, prompt: 
     [
         ("nemotron_h_tiny", "moe"),
         ("nemotron_h_tiny", "mlp"),
-        ("nemotron_h_odd_tiny", "mlp"),
-        ("nemotron_h_odd_tiny", "moe"),
+        pytest.param("nemotron_h_odd_tiny", "mlp", marks=pytest.mark.exhaustive),
+        pytest.param("nemotron_h_odd_tiny", "moe", marks=pytest.mark.exhaustive),
     ],
 )
 def test_nemotron_h_dense_or_with_experts_gives_the_logits_of_its_safetensors(

@@ -56,7 +56,7 @@ def as_stated(kv: str, scales: np.ndarray) -> Callable[..., Any]:
     [
         (LLAMA, "int8", ("k_scale", "v_scale"), True),
         (LLAMA, "fp8", ("k_proj.k_scale", "v_proj.v_scale"), False),
-        (LLAMA, "fp8-bits", ("k_scale", "v_scale"), True),
+        pytest.param(LLAMA, "fp8-bits", ("k_scale", "v_scale"), True, marks=pytest.mark.exhaustive),
         (GEMMA, "int8", ("k_proj.output_scale", "v_proj.output_scale"), True),
     ],
     ids=["int8-heads", "fp8-modelopt", "fp8-bits", "shared-keys"],

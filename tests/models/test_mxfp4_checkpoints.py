@@ -78,7 +78,7 @@ def test_native_kernels_give_the_bits_of_dequantised_experts(tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "exchange", "fused_for"),
-    [(MeshShape(4), "auto", 4), (MeshShape(4, expert=4), "all-to-all", 0)],
+    [pytest.param(MeshShape(4), "auto", 4, marks=pytest.mark.exhaustive), (MeshShape(4, expert=4), "all-to-all", 0)],
     ids=str,
 )
 def test_devices_split_experts_in_mxfp4(tmp_path: Path, shape: MeshShape, exchange: str, fused_for: int) -> None:

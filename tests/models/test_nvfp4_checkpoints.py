@@ -132,8 +132,7 @@ def test_a_table_in_nvfp4_is_kept_and_serves_as_the_head(tmp_path: Path) -> None
     np.testing.assert_allclose(model.logits(prompt), wide.logits(prompt), atol=1e-5, rtol=0)
 
 
-@pytest.mark.versions
-@pytest.mark.parametrize("exporter", CONFIGS)
+@pytest.mark.parametrize("exporter", [pytest.param("compressed-tensors", marks=pytest.mark.versions), "modelopt"])
 def test_logits_and_tokens_are_those_of_the_dequantised_checkpoint(tmp_path: Path, exporter: Exporter) -> None:
     dequantised = write_nvfp4(tmp_path / "stored", SOURCE, CONFIGS[exporter], exporter=exporter)
     folder = tmp_path / "wide"
@@ -162,7 +161,7 @@ def test_native_kernels_give_the_bits_of_dequantised_weights(tmp_path: Path, sou
 
 @pytest.mark.parametrize(
     ("shape", "exchange", "fused_for"),
-    [(MeshShape(4), "auto", 4), (MeshShape(2, expert=2), "all-to-all", 0)],
+    [pytest.param(MeshShape(4), "auto", 4, marks=pytest.mark.exhaustive), (MeshShape(2, expert=2), "all-to-all", 0)],
     ids=str,
 )
 def test_devices_split_dense_matrices_and_experts(

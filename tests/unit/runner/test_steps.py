@@ -68,7 +68,7 @@ IN_PLACE = [
         program,
         size,
         id=f"{program.name} on {size}",
-        marks=[] if (program.name, size) in FAST else [pytest.mark.slow, pytest.mark.versions],
+        marks=[] if (program.name, size) in FAST else [pytest.mark.slow, pytest.mark.versions][:size],
     )
     for program in PROGRAMS
     for size in (1, 2)
