@@ -173,6 +173,7 @@ def test_looking_up_embeddings_copies_no_table(target: Target, num_tokens: int) 
     assert memory is not None and memory.temp_size_in_bytes < 64 << 20
 
 
+@pytest.mark.exhaustive
 def test_devices_that_share_a_table_copy_none_of_it() -> None:
     """Two devices, each with half of 570 MB: more than fits VMEM."""
     require_compiler(V6E)

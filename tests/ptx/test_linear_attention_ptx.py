@@ -110,8 +110,8 @@ def test_tokens_in_several_steps_give_the_bits_of_one_step() -> None:
 @pytest.mark.parametrize(
     ("case", "target"),
     [
-        *((case, H200) for case in CHUNKED[:2]),
-        *(pytest.param(case, H200, marks=pytest.mark.exhaustive) for case in CHUNKED[2:]),
+        *((case, H200) for case in CHUNKED[:1]),
+        *(pytest.param(case, H200, marks=pytest.mark.exhaustive) for case in CHUNKED[1:]),
         pytest.param(CHUNKED[0], A100, marks=pytest.mark.exhaustive),
         pytest.param(CHUNKED[3], A100, marks=pytest.mark.exhaustive),
     ],
