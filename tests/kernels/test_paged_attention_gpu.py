@@ -1,6 +1,6 @@
 """Paged attention by the kernels for Hopper, interpreted with the race detector on.
 
-The other half of the cases is computed by the kernels' PTX, with other detectors of races: tests/ptx/test_attention_ptx.py.
+Every second slow one, of which `make exhaustive` has the others. The other half of the cases is computed by the kernels' PTX, with other detectors of races: tests/ptx/test_attention_ptx.py.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ def _run(case: Case, given: Operands, decode: Callable[..., jax.Array], mixed: C
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, marks=[pytest.mark.slow] if case in SLOW else [])
-        for case in CASES
-        if case not in (*DECODE, *PREFILL)
+        pytest.param(case, marks=[pytest.mark.slow, pytest.mark.exhaustive][: 1 + i % 2] if case in SLOW else [])
+        for i, case in enumerate(case for case in CASES if case not in (*DECODE, *PREFILL))
     ],
     ids=str,
 )
@@ -42,6 +41,7 @@ def test_the_kernels_for_hopper_equal_dense_softmax_without_a_race(case: Case, m
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_long_row(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of tiles for each of several splits; the test of the window below has the places of 131,072 tokens."""
     case, given = long_row(1, 32768)

@@ -22,7 +22,7 @@ from tests.kernels.gpu_interpreter import gpu_interpreter
     "case",
     [
         CASES[12],
-        pytest.param(CASES[14], marks=pytest.mark.slow),
+        pytest.param(CASES[14], marks=[pytest.mark.slow, pytest.mark.exhaustive]),
         pytest.param(Case((130,), (500,), 3, 1, dim=128, scale=1.0, dtype="float16"), marks=pytest.mark.slow),
         pytest.param(
             Case((3, 40), (167, 50), num_heads=5, num_kv_heads=1, softcap=10.0, has_sinks=True), marks=pytest.mark.slow
