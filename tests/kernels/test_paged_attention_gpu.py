@@ -1,6 +1,7 @@
 """Paged attention by the kernels for Hopper, interpreted with the race detector on.
 
-Every second slow one, of which `make exhaustive` has the others. The other half of the cases is computed by the kernels' PTX, with other detectors of races: tests/ptx/test_attention_ptx.py.
+The other half of the cases is computed by the kernels' PTX, with other detectors of races: tests/ptx/test_attention_ptx.py.
+Of the slow cases CI has every second one.
 """
 
 from __future__ import annotations
