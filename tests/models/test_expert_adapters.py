@@ -66,8 +66,8 @@ def row_logits(golden: GoldenCheckpoint, adapters: tuple[Adapter, ...], *numbers
 @pytest.mark.parametrize(
     ("kind", "fused_for"),
     [
-        ("modules", 0),
-        pytest.param("modules", 1, marks=pytest.mark.exhaustive),
+        pytest.param("modules", 0, marks=pytest.mark.exhaustive),
+        ("modules", 1),
         *((kind, 0) for kind in ("parameters", "exchanged")),
         pytest.param("mixtral", 1, marks=pytest.mark.exhaustive),
         pytest.param("exchanged mixtral", 0, marks=pytest.mark.exhaustive),
