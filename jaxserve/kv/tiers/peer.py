@@ -16,6 +16,7 @@ from jaxserve.errors import ConfigError
 from jaxserve.kv.tiers.page import Page, PageLayout, copy_page
 from jaxserve.kv.tiers.stats import TierStats
 from jaxserve.kv.tiers.wire import (
+    CURVE_BYTES,
     MAX_HASHES,
     MAX_REPLY_BYTES,
     MAX_REQUEST_BYTES,
@@ -154,9 +155,8 @@ class PeerStore:
             self._socket = self._context.socket(zmq.DEALER)
             self._socket.setsockopt(zmq.LINGER, 0)
             self._socket.setsockopt(zmq.IPV6, int("[" in endpoint))
-            self._socket.setsockopt(
-                zmq.MAXMSGSIZE, max(MAX_REQUEST_BYTES, *(each.num_bytes for each in self._layout.all))
-            )
+            longest = max(MAX_REQUEST_BYTES, *(each.num_bytes for each in self._layout.all))
+            self._socket.setsockopt(zmq.MAXMSGSIZE, longest + CURVE_BYTES)
             secure_client(self._socket, self._token)
             self._socket.connect(endpoint)
         return self._socket

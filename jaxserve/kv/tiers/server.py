@@ -17,6 +17,7 @@ from jaxserve.errors import ConfigError
 from jaxserve.kv.tiers.page import PageLayout
 from jaxserve.kv.tiers.store import OwnStore, leading_tiers
 from jaxserve.kv.tiers.wire import (
+    CURVE_BYTES,
     MAX_REPLY_BYTES,
     MAX_REQUEST_BYTES,
     PageRefusal,
@@ -71,7 +72,7 @@ class PageServer:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.IPV6, int("[" in endpoint))
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_REQUEST_BYTES + CURVE_BYTES)
         self._socket.setsockopt(zmq.SNDHWM, _MAX_REPLIES)
         secure_server(self._socket, token)
         try:

@@ -30,6 +30,8 @@ MAX_REQUEST_BYTES: Final = 1 << 18
 """At least MAX_HASHES names of snapshots."""
 MAX_REPLY_BYTES: Final = 32 << 20
 """Bytes of the pages of one reply, unless a single page is larger."""
+CURVE_BYTES: Final = 33
+"""By so much encryption makes a frame longer; zmq.MAXMSGSIZE counts them, too."""
 
 
 class WireError(JaxserveError):

@@ -89,6 +89,19 @@ def test_pages_arrive_with_equal_bytes(endpoint: str) -> None:
         assert store.num_leading(NAMES[3:]) == store.get(NAMES[3:], pages[3:]) == 0
 
 
+def test_a_page_as_large_as_those_of_real_models_arrives(endpoint: str) -> None:
+    """A limit on the bytes of a frame counts what its encryption adds."""
+    layout = PageLayout("model", "int8", (CacheBlock("attention", "k", 1 << 21),))
+    page = [np.full(1 << 21, 7, np.uint8)]
+    store = HostStore(layout, 1 << 22, TierStats())
+    store.put(NAMES[0], page)
+    server = PageServer(layout, [store], lambda _: False, endpoint, TOKEN)
+    with contextlib.closing(server), peer(endpoint, TierStats(), layout=layout) as client:
+        found = layout.new_page()
+        assert client.get(NAMES[:1], [found]) == 1
+        np.testing.assert_array_equal(found, page)
+
+
 def test_a_prefix_that_peers_ask_for_stays_and_loses_its_end_first(endpoint: str) -> None:
     with served(3, endpoint) as store, peer(endpoint, TierStats()) as client:
         num_others = store.max_pages - 3
