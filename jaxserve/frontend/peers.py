@@ -78,15 +78,15 @@ class PeerProcesses:
             server.close()
             path.unlink(missing_ok=True)
 
-    async def exposition(self, metrics: Metrics) -> bytes:
+    async def exposition(self, metrics: Metrics, *, is_ending: bool = False) -> bytes:
         """Return the sums over all API processes, in the Prometheus text format.
 
-        Raises UnavailableError if a process does not answer in time. Without its numbers the sums would fall, and
+        Raises UnavailableError if a process does not answer in time, or is gone while the server ends. Without its numbers the sums would fall, and
         Prometheus would take them for counters that began at 0 again: it counts all that they had as new.
         """
         answers = await self._numbers_of_others()
         for answer in answers:
-            if isinstance(answer, UnavailableError) and not isinstance(answer, _NoProcessError):
+            if isinstance(answer, UnavailableError) and (is_ending or not isinstance(answer, _NoProcessError)):
                 raise answer
         return exposition(metrics.snapshot(), *_given(answers))
 

@@ -92,5 +92,6 @@ async def version(call: Call) -> VersionReply:
 @partial(Route, "GET", "/metrics", tag="Operation", media_type="text/plain")
 async def metrics(call: HttpCall) -> Encoded:
     """Report metrics for Prometheus, summed over all API processes."""
-    body = await call.state.peers.exposition(call.frontend.metrics)
+    frontend = call.frontend
+    body = await call.state.peers.exposition(frontend.metrics, is_ending=frontend.client.is_draining)
     return Encoded(body=body, media_type=CONTENT_TYPE_LATEST)

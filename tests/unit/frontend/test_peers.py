@@ -39,6 +39,8 @@ async def test_process_that_is_gone_is_left_out_with_a_warning(
     only, metrics = PeerProcesses(0, 2, tmp_path), numbered(1)
     async with only.answering(metrics):
         assert disconnects(await only.exposition(metrics)) == "1.0"
+        with pytest.raises(UnavailableError):
+            await only.exposition(metrics, is_ending=True)
     assert "API process 1 does not answer" in caplog.text
 
 
