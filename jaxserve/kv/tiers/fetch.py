@@ -11,10 +11,10 @@ from queue import Empty, Full, Queue
 from typing import Any, Final
 
 from jaxserve.kv.prefix import MissingPrefix
+from jaxserve.kv.restored import RestoredPages
 from jaxserve.kv.tiers.device import PageDevice, StagedPages
 from jaxserve.kv.tiers.fetch_plan import FetchPlan, plan_fetch
 from jaxserve.kv.tiers.page import Page, snapshot_name
-from jaxserve.kv.tiers.restored import RestoredPages
 from jaxserve.kv.tiers.rule import FetchRule
 from jaxserve.kv.tiers.snapshots import Snapshots
 from jaxserve.kv.tiers.stats import TierStats

@@ -22,11 +22,11 @@ from typing import Any, Final
 
 from jaxserve.kv.block_pool import BlockPool
 from jaxserve.kv.prefix import MissingPrefix
+from jaxserve.kv.restored import RestoredPages
 from jaxserve.kv.tiers.device import PageDevice, StagedPages
 from jaxserve.kv.tiers.fetch import Fetch, FetchJob, StagedBatch
 from jaxserve.kv.tiers.fetch_plan import plan_fetch, snapshot_pages
 from jaxserve.kv.tiers.page import hash_before, is_snapshot
-from jaxserve.kv.tiers.restored import RestoredPages
 from jaxserve.kv.tiers.rule import FetchRule
 from jaxserve.kv.tiers.snapshots import Snapshots
 from jaxserve.kv.tiers.stats import TierStats

@@ -134,7 +134,8 @@ class PageSaver:
         """Save everything that waits, and return when it is stored."""
         while self._waiting or self._copies or self._uses:
             self.save()
-            wait([*self._copies, *self._uses])
+            wait(self._copies)
+            wait(self._uses)
 
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
