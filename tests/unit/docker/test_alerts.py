@@ -47,6 +47,14 @@ def test_refusals_of_any_model_are_compared_with_the_requests_of_the_server() ->
     assert "model_name" in requests.split(", ")
 
 
+def test_a_long_prompt_that_is_being_computed_is_no_stall() -> None:
+    """`prompt_tokens` counts a whole prompt with its first output token; `iteration_tokens_total` counts every step."""
+    assert _METRIC.findall(RULES["JaxserveStalled"]["expr"]) == [
+        ("jaxserve:num_requests_running", ""),
+        ("jaxserve:iteration_tokens_total_sum", ""),
+    ]
+
+
 @pytest.mark.parametrize("alert", RULES)
 def test_an_alert_says_what_happened_and_where_to_read_on(alert: str) -> None:
     rule = RULES[alert]
