@@ -111,8 +111,9 @@ _LARGEST: Final = (
     PREFIX + "build_info",
     PREFIX + "event_loop_longest_turn_seconds",
     "process_max_fds",
+    "process_open_fds",
 )
-"""Gauges that are equal in all API processes, or missing in some."""
+"""Gauges that are equal in all API processes, or missing in some, or that have a limit for each process."""
 _EARLIEST: Final = "process_start_time_seconds"
 _CREATED_SUFFIX: Final = "_created"
 

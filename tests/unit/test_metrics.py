@@ -6,7 +6,7 @@ import pytest
 
 from jaxserve.cli.internal.reference import metrics_table
 from jaxserve.ipc.stats import EngineStats
-from jaxserve.metrics import METRICS, PREFIX, Metrics, exposition
+from jaxserve.metrics import METRICS, PREFIX, FamilySnapshot, Metrics, exposition
 from tests.unit.running_api import MODEL_INFO
 
 
@@ -21,6 +21,15 @@ def test_every_metric_is_exposed_with_its_type() -> None:
     for name, spec in METRICS.items():
         name = PREFIX + name + ("_total" if spec.kind == "counter" else "")
         assert f"# TYPE {name} {spec.kind}\n" in text
+
+
+def test_descriptors_of_the_fullest_process_are_compared_with_the_limit_of_each() -> None:
+    def process(num_open: float) -> list[FamilySnapshot]:
+        values = {"process_open_fds": num_open, "process_max_fds": 1024.0}
+        return [FamilySnapshot(name, "", "gauge", [(name, {}, value)]) for name, value in values.items()]
+
+    lines = exposition(process(5), process(9)).decode().splitlines()
+    assert {"process_open_fds 9.0", "process_max_fds 1024.0"} <= set(lines)
 
 
 def test_samples_carry_model_and_engine() -> None:
