@@ -11,6 +11,7 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -29,8 +30,18 @@ NextEngine = Callable[[int, str | None], Awaitable[None]]
 
 
 def spec_of(spec: EngineSpec, replica: int) -> EngineSpec:
-    """Return what an engine process of this replica needs, from that of the first one."""
-    config = dataclasses.replace(spec.config, tiers=spec.config.tiers.for_replica(replica))
+    """Return what an engine process of this replica needs, from what all of them have in common."""
+
+    def own(folder: str | None) -> str | None:
+        return folder and str(Path(folder, f"replica-{replica}"))
+
+    server, recorder = spec.config.server, spec.config.recorder
+    config = dataclasses.replace(
+        spec.config,
+        tiers=spec.config.tiers.for_replica(replica),
+        server=dataclasses.replace(server, profile_dir=own(server.profile_dir)),
+        recorder=dataclasses.replace(recorder, flight_recorder_dir=own(recorder.flight_recorder_dir)),
+    )
     return msgspec.structs.replace(
         spec, config=config, address=replica_address(spec.address, replica), publishes_pages=True
     )

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from jaxserve.config import CacheConfig, Config, ModelConfig, ParallelConfig, TierConfig
+from jaxserve.config import (
+    CacheConfig,
+    Config,
+    ModelConfig,
+    ParallelConfig,
+    RecorderConfig,
+    ServerConfig,
+    TierConfig,
+)
 from jaxserve.ipc.engine_spec import EngineSpec
 from jaxserve.ipc.messages import ModelInfo
 from jaxserve.runtime.engine_supervisor import with_cache_of
@@ -55,3 +63,18 @@ def test_replicas_on_cpus_have_the_cache_size_that_the_first_has_measured(
     spec = EngineSpec(config=config, model_path="model", address="ipc:///tmp/engine")
     assert with_cache_of(spec, None) == spec
     assert with_cache_of(spec, model_info(platform)).config.cache.kv_cache_memory == expected
+
+
+def test_each_engine_writes_profiles_and_flight_records_to_a_folder_of_its_own() -> None:
+    """Profiles of one second have one name, and of flight records the last of a folder stay."""
+    server, recorder = ServerConfig(profile_dir="/p"), RecorderConfig(flight_recorder_dir="/f")
+    spec = EngineSpec(
+        config=Config(model=ModelConfig(model="model"), server=server, recorder=recorder),
+        model_path="model",
+        address="ipc:///tmp/engine",
+    )
+    configs = [spec_of(spec, replica).config for replica in (0, 2)]
+    assert [each.server.profile_dir for each in configs] == ["/p/replica-0", "/p/replica-2"]
+    assert [each.recorder.flight_recorder_dir for each in configs] == ["/f/replica-0", "/f/replica-2"]
+    without = EngineSpec(config=Config(model=ModelConfig(model="model")), model_path="model", address="ipc:///tmp/e")
+    assert spec_of(without, 1).config.server.profile_dir is None
