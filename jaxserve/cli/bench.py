@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         content = runs[0] if len(runs) == 1 else {"runs": runs}
         Path(arguments.json).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    return 1 if any(figures.get("failed") for figures in runs) else 0
+    return 1 if any(figures.get("failed") or figures.get("ended_by") for figures in runs) else 0
 
 
 def _run_serve(arguments: argparse.Namespace) -> list[Figures]:
@@ -114,15 +114,23 @@ def _run_serve(arguments: argparse.Namespace) -> list[Figures]:
 
 
 async def _sweep(load: Load, levels: Sequence[Level]) -> list[Figures]:
+    """Return the figures of each level; if one cannot be measured, those before it, with the reason as `ended_by`."""
     with _progress() as add_bar:
         async with connected(load) as server:
-            runs = []
+            runs: list[Figures] = []
             for level in levels:
                 name: str = load.workload.name
                 if level.max_concurrency is not None:
                     name += f", {level.max_concurrency} at a time"
                 on_start, on_done = add_bar(name, level.num_prompts)
-                runs.append(await server.run(level, on_start=on_start, on_done=on_done))
+                try:
+                    runs.append(await server.run(level, on_start=on_start, on_done=on_done))
+                except (BenchmarkError, RemoteError, TokenizeError, asyncio.CancelledError) as error:
+                    if not runs:
+                        raise
+                    runs[-1]["ended_by"] = str(error) or "interrupted"
+                    print(f"jaxserve bench: {name}: {runs[-1]['ended_by']}", file=sys.stderr)
+                    break
             return runs
 
 

@@ -71,6 +71,20 @@ def test_command_fails_when_a_request_failed(server: FakeServer, capsys: pytest.
     assert "1 x HTTP 500" in capsys.readouterr().out
 
 
+def test_a_sweep_whose_server_ends_keeps_the_levels_that_are_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "figures.json"
+    with running(FakeServer(forgets_tokenizer=True)) as server:
+        assert bench(server, f"--num-prompts 2 --max-concurrency 1,2 --json {file}") == 1
+        figures = json.loads(file.read_text())
+    said = capsys.readouterr()
+    assert (figures["max_concurrency"], figures["completed"]) == (1, 2)
+    assert "/tokenize answered 500" in figures["ended_by"]
+    assert "/tokenize answered 500" in said.err
+    assert "output tokens/s" in said.out
+
+
 def test_a_prompt_shorter_than_the_template_is_refused(server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(f"bench serve --url {server.url} --num-prompts 1 --input-len 3".split()) == 1
     assert "cannot make a prompt of 3 tokens" in capsys.readouterr().err
