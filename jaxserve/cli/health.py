@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import http.client
 import ssl
 import sys
 import urllib.error
@@ -59,7 +60,14 @@ def check_health(url: str, *, timeout_s: float, opener: urllib.request.OpenerDir
     except urllib.error.HTTPError as error:
         error.close()
         return f"answered {error.code}"
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", error)
-        reason = getattr(reason, "strerror", None) or reason
-        return f"no answer: {reason}"
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        return no_answer(error)
+
+
+def no_answer(error: Exception) -> str:
+    """Return why a server gave no answer, in a few words."""
+    reason = getattr(error, "reason", error)
+    reason = getattr(reason, "strerror", None) or reason
+    if not isinstance(error, OSError | ValueError):
+        reason = repr(error)  # it may quote the server
+    return f"no answer: {reason}"

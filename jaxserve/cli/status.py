@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import sys
 import urllib.error
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from jaxserve.cli.health import check_health, opener_of
+from jaxserve.cli.health import check_health, no_answer, opener_of
 from jaxserve.runtime.environment import base_url, environment_api_key
 
 
@@ -40,6 +41,12 @@ def run(arguments: argparse.Namespace) -> int:
         hint = {401: "give the key with --api-key or JAXSERVE_API_KEY", 404: "the server runs with --no-ui"}
         print(f"{url}: answered {error.code}; {hint.get(error.code, 'try again')}", file=sys.stderr)
         error.close()
+        return 1
+    except (OSError, http.client.HTTPException) as error:
+        print(f"{url}: {no_answer(error)}", file=sys.stderr)
+        return 1
+    except (ValueError, KeyError, TypeError):
+        print(f"{url}: not a jaxserve server: /v1/models or /ui/state answered something else", file=sys.stderr)
         return 1
     unhealthy = _health(opener, f"{url}/health", arguments.timeout)
     print("\n".join(status_lines(url, states, [str(card["id"]) for card in cards], unhealthy)))
@@ -128,7 +135,7 @@ def _health(opener: urllib.request.OpenerDirector, url: str, timeout_s: float) -
                 return describe_health(json.load(error))
             except (ValueError, KeyError, TypeError):
                 return f"/health answered {error.code}"
-    except OSError as error:
+    except (OSError, http.client.HTTPException) as error:
         return f"/health gave no answer: {getattr(error, 'reason', error)}"
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +245,35 @@ def test_status_without_a_server_says_how_to_start_one(capsys: pytest.CaptureFix
         port = closed.getsockname()[1]
     assert main(["status", "--url", f"http://127.0.0.1:{port}"]) == 1
     assert "jaxserve serve" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("reply", "text"),
+    [
+        (b"", "Remote end closed connection"),
+        (b"nonsense\r\n\r\n", "nonsense"),
+        (b"HTTP/1.0 200 OK\r\n\r\n[not json", "not a jaxserve server"),
+        (b"HTTP/1.0 200 OK\r\n\r\n{}", "not a jaxserve server"),
+    ],
+    ids=["closes", "no HTTP", "no JSON", "other JSON"],
+)
+def test_status_of_a_server_that_lives_and_gives_no_state_is_one_line(
+    reply: bytes, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(listener: socket.socket) -> None:
+        for data in (b"HTTP/1.0 200 OK\r\n\r\n", reply):
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(data)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer, args=(listener,))
+        thread.start()
+        assert main(["status", "--url", f"http://127.0.0.1:{listener.getsockname()[1]}"]) == 1
+        thread.join()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert text in line
 
 
 def test_doctor_has_a_fix_for_everything_that_is_wrong(tmp_path: Path) -> None:
