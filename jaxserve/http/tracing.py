@@ -136,7 +136,7 @@ class _RequestSpan:
 def open_tracing(endpoint: str | None) -> Tracing | None:
     """Return what sends traces to `endpoint`, the URL of a collector that takes OTLP over HTTP; None without one.
 
-    Raises ConfigError if the packages are missing or it is no URL.
+    Raises ConfigError if the packages are missing, it is no URL, or the SDK refuses its variables.
     """
     if endpoint is None:
         return None
@@ -147,7 +147,10 @@ def open_tracing(endpoint: str | None) -> Tracing | None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError:
         raise ConfigError("--otlp-traces-endpoint: needs `pip install 'jaxserve[otel]'`") from None
-    return Tracing(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
+    try:
+        return Tracing(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
+    except ValueError as error:
+        raise ConfigError(f"--otlp-traces-endpoint: a variable OTEL_* is wrong: {error}") from error
 
 
 def tracing_middleware(

@@ -122,6 +122,12 @@ async def test_a_client_that_leaves_ends_its_spans(tokenizer: Tokenizer) -> None
         assert attributes(named(spans, "chat tiny"))["gen_ai.response.finish_reasons"] == ("abort",)
 
 
+def test_settings_that_the_sdk_refuses_end_the_start_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "100")
+    with pytest.raises(ConfigError, match=r"OTEL_\*.*max_queue_size"):
+        open_tracing("http://127.0.0.1:1/v1/traces")
+
+
 def test_a_collector_is_a_url() -> None:
     assert open_tracing(None) is None
     with pytest.raises(ConfigError, match=r"--otlp-traces-endpoint 'localhost:4318'"):
