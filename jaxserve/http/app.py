@@ -136,7 +136,7 @@ def _note(request: web.Request, route: str, status: int, seconds: float) -> None
         _log.info(
             "%s %s %d %.1f ms id=%s key=%s prompt_tokens=%d completion_tokens=%d",
             request.method,
-            request.path,
+            request.rel_url.raw_path,  # a decoded one may have spaces, and so further fields
             status,
             1000 * seconds,
             request_id_of(request),

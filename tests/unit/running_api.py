@@ -195,6 +195,7 @@ async def running_api(
     max_body_memory: int | None = None,
     max_reply_memory: int | None = None,
     tracing: Tracing | None = None,
+    logs_access: bool = False,
     others: Mapping[str, ScriptedEngine] = MappingProxyType({}),
     max_body_size: int = MAX_BODY_SIZE,
     num_replicas: int = 1,
@@ -248,6 +249,7 @@ async def running_api(
             max_body_size=max_body_size,
             keep_alive_s=keep_alive_s,
             tracing=tracing,
+            logs_access=logs_access,
             responses=ResponseService(responses or ResponsesConfig(), ALONE),
         )
         async with contextlib.AsyncExitStack() as exit_stack:

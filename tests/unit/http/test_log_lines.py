@@ -7,6 +7,8 @@ import logging
 from typing import Any
 
 import pytest
+from aiohttp import ClientSession
+from yarl import URL
 
 from jaxserve.tokenizer.tokenizer import Tokenizer
 from tests.unit.running_api import MAX_MODEL_LEN, Api, running_api
@@ -65,3 +67,15 @@ async def test_prompts_and_replies_are_in_no_line(tokenizer: Tokenizer, caplog: 
                 assert response.status == 400
     assert "refused: " in caplog.text
     assert SECRET not in caplog.text
+
+
+async def test_a_path_cannot_forge_fields_of_the_access_log(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with running_api(tokenizer, logs_access=True) as api:
+        url = URL(f"http://127.0.0.1:{api.port}/x%20200%200.1%20ms%20id=a%20key=admin", encoded=True)
+        async with ClientSession() as http, http.get(url) as response:
+            assert response.status == 404
+    (line,) = (record.getMessage() for record in caplog.records if record.name == "jaxserve.http.app")
+    assert line.startswith("GET /x%20200%200.1%20ms%20id=a%20key=admin 404 ")
