@@ -124,7 +124,7 @@ def write_record(record: FlightRecord, directory: Path, name: str) -> Path:
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     data = gzip.compress(msgspec.msgpack.encode(record), compresslevel=1)
-    descriptor, temporary = tempfile.mkstemp(dir=directory)  # mode 0600
+    descriptor, temporary = tempfile.mkstemp(prefix=f"{name}{SUFFIX}.", dir=directory)  # mode 0600
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
@@ -134,7 +134,7 @@ def write_record(record: FlightRecord, directory: Path, name: str) -> Path:
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise
-    for old in sorted(directory.glob(f"*{SUFFIX}"))[:-KEPT_FILES]:
+    for old in sorted(directory.glob(f"*{SUFFIX}*"))[:-KEPT_FILES]:  # also what a killed process left
         with contextlib.suppress(OSError):
             old.unlink()
     return path

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import time
+import unittest.mock
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType, SimpleNamespace
@@ -322,6 +323,20 @@ def test_files_are_private_whole_and_few(tmp_path: Path) -> None:
     assert read_record(path) == record
     assert (folder.stat().st_mode & 0o777, path.stat().st_mode & 0o777) == (0o700, 0o600)
     assert [each.name for each in sorted(folder.iterdir())] == [f"{n:03}{SUFFIX}" for n in range(3, KEPT_FILES + 3)]
+
+
+def test_what_a_killed_process_left_of_a_file_is_removed_like_an_old_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = under_load(num_turns=10).record()
+    with monkeypatch.context() as killed:
+        killed.setattr("os.replace", unittest.mock.Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            write_record(record, tmp_path, "000")
+    assert len(os.listdir(tmp_path)) == 1
+    for number in range(1, KEPT_FILES + 1):
+        write_record(record, tmp_path, f"{number:03}")
+    assert sorted(os.listdir(tmp_path)) == [f"{n:03}{SUFFIX}" for n in range(1, KEPT_FILES + 1)]
 
 
 def test_pods_with_one_folder_write_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
