@@ -125,38 +125,35 @@ class _JsonObject(dict[str, Any]):
     """Arguments of a call: an object for templates that encode them, its JSON for templates that print them."""
 
     def __str__(self) -> str:
-        return _to_json(self)
+        return json.dumps(self, ensure_ascii=False)
 
 
 def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
 
 
-def _to_json(
+@pass_context
+def _bounded_json(
+    context: Context,
     value: Any,
     ensure_ascii: bool = False,
-    indent: int | None = None,
+    indent: int | str | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    # jinja's own filter escapes <, >, & and ' for HTML; a prompt must not be escaped.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    """Return the JSON of a value, made part by part, since a small value may contain another one many times.
 
-
-@pass_context
-def _bounded_json(context: Context, value: Any, *args: Any, **kwargs: Any) -> str:
-    """Return the JSON of a value. It is measured first, since a small value may contain another one many times."""
-    budget, pending, num_chars = _budget(context), [value], 0
-    while pending:
-        item = pending.pop()
-        if isinstance(item, Mapping):
-            pending += item.values()
-        elif isinstance(item, list | tuple):
-            pending += item
-        num_chars += len(item) if isinstance(item, str) else 1
+    jinja's own filter escapes <, >, & and ' for HTML; a prompt must not be escaped.
+    """
+    budget, parts, num_chars = _budget(context), list[str](), 0
+    budget.check_size(len(indent) if isinstance(indent, str) else indent or 0)
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    for part in encoder.iterencode(value):
+        parts.append(part)
+        num_chars += len(part)
         budget.check_size(num_chars)
         budget.check_time()
-    return _to_json(value, *args, **kwargs)
+    return "".join(parts)
 
 
 def _environment() -> _BoundedEnvironment:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from datetime import datetime
 from typing import Any
 
@@ -184,6 +185,24 @@ def test_a_template_that_never_ends_is_stopped(source: str) -> None:
 )
 def test_a_template_that_makes_too_much_text_is_stopped(source: str) -> None:
     assert "over the limit of 10000" in rejection(source, max_output_chars=10000)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ([{'k' * 9000: 1}] * 1000) | tojson }}",
+        "{{ ([[[1]]] * 1000) | tojson(indent=9000) }}",
+        "{{ ([1] * 1000) | tojson(separators=(',' * 9000, ':')) }}",
+    ],
+    ids=["keys", "indent", "separators"],
+)
+def test_json_of_too_much_text_is_not_made_first(source: str) -> None:
+    tracemalloc.start()
+    try:
+        assert "over the limit of 10000" in rejection(source, max_output_chars=10000)
+        assert tracemalloc.get_traced_memory()[1] < 4 << 20, "the whole would take 9 MB"
+    finally:
+        tracemalloc.stop()
 
 
 def test_huge_powers_are_stopped() -> None:
