@@ -18,10 +18,10 @@ from jaxserve.errors import CheckpointError, ConfigError
 from jaxserve.executor.convert import convert
 from jaxserve.executor.preparation import prepare
 from jaxserve.executor.served_weights import ServedWeights, _check_same
-from jaxserve.models.registry import decoder_of, open_model
+from jaxserve.models.registry import decoder_of, model_of, open_model
 from jaxserve.weights.loader import load_params
 from tests.engine.model_engine import ModelEngine, request
-from tests.models.goldens import golden_checkpoint
+from tests.models.goldens import encoder_golden, golden_checkpoint
 from tests.models.kv_scale_files import PROMPT, cache_logits, random_scales, scheme, write_scales
 from tests.unit.checkpoint.checkpoint_files import write_safetensors
 
@@ -168,7 +168,6 @@ def test_what_cannot_have_a_cache_of_integers_is_refused(path: Path) -> None:
     other = golden_checkpoint("deepseek_v3_tiny").path
     with pytest.raises(ConfigError, match="--kv-cache-dtype int8: not with latent attention"):
         prepare(config_of(other, "int8"), decoder_of(open_model(other)))
-    config = config_of(path, "int8")
-    config = replace(config, model=replace(config.model, task="embed"))
+    encoder = encoder_golden("bert_tiny").path
     with pytest.raises(ConfigError, match="--kv-cache-dtype int8: an engine that embeds keeps no KV cache"):
-        prepare(config, decoder_of(open_model(path)))
+        prepare(config_of(encoder, "int8"), model_of(open_model(encoder)))

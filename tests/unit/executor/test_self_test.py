@@ -33,7 +33,7 @@ REFERENCE = '{"kind": "reference", "device": "H200"}'
 
 @pytest.fixture
 def config(tmp_path: Path) -> Config:
-    compiling = CompileConfig(compile_cache=str(tmp_path / "cache"), cpu_kernels="native")
+    compiling = CompileConfig(compile_cache=str(tmp_path / "cache"))
     return Config(model=ModelConfig(model="any"), compile=compiling)
 
 
