@@ -1,14 +1,15 @@
-"""Only listed modules may run what they read, and only listed ones may read the wall clock."""
+"""Only listed modules may run what they read, only listed ones may read the wall clock, and no file is a link."""
 
 from __future__ import annotations
 
 import ast
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.architecture.sources import Source, program
+from tests.architecture.sources import ROOT, Source, program
 
 CODE_READERS = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "marshal", "shelve", "multiprocessing", "joblib"}
 """Modules that run code of what they load, or send it pickled."""
@@ -84,3 +85,12 @@ def test_the_check_sees_what_would_run_data(code: str) -> None:
 def test_the_check_sees_a_read_of_the_wall_clock() -> None:
     code = "deadline = time.time() + 5\n"
     assert len(list(wall_clock_reads(Source("jaxserve.http.example", Path(__file__), code)))) == 1
+
+
+def test_no_file_of_the_repository_is_a_link() -> None:
+    """A link may lead out of the repository, to what other machines do not have."""
+    command = ["git", "-C", str(ROOT), "ls-files", "--stage"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    if found.returncode != 0:
+        pytest.skip("this is no checkout of git")
+    assert [line for line in found.stdout.splitlines() if line.startswith("120000")] == []

@@ -127,5 +127,5 @@ def test_a_hostile_text_leaves_nothing_waiting(name: str, kind: str) -> None:
 @pytest.mark.parametrize("kind", sorted(HOSTILE))
 @pytest.mark.parametrize("name", ["hermes", "pythonic", "qwen3_coder"])
 def test_a_long_text_is_read_in_linear_time(name: str, kind: str) -> None:
-    """What `events_of` leaves waiting is bounded, whatever the length of the text."""
+    """However long the text is, `events_of` leaves a bounded part of it waiting."""
     read_hostile(name, kind, 100_000, 3)
