@@ -120,6 +120,7 @@ def compile_all(
     options = compiler_options(sharding.devices[0].platform, cache)
     keys = {program.name: program_key({}, common_key, program) for program in wanted}
     made: dict[P, MadeProgram] = {}
+    pool = ThreadPoolExecutor(num_threads, thread_name_prefix=_COMPILE_THREADS)
 
     def load(program: P) -> MadeProgram | None:
         started, key = time.monotonic(), keys[program.name]
@@ -140,7 +141,6 @@ def compile_all(
                 made[program] = result
                 progress(len(made), len(wanted), program.name)
 
-    pool = ThreadPoolExecutor(num_threads, thread_name_prefix=_COMPILE_THREADS)
     try:
         progress(0, len(wanted), "")
         make(load, wanted)
