@@ -9,11 +9,11 @@ from jaxserve.types import BlockHash, BlockId
 
 
 class RestoredPages:
-    """The leading pages of one prefix: they are in the prefix cache and free, as if a request had just left them.
+    """The leading pages of one prefix: they are in the prefix cache and free.
 
     Finding all of them for every batch would take a time that grows with the square of the prefix. When all were found and
     counted as used, pages of others were less recently used, and are evicted before: until the pool has taken as many pages,
-    those of the prefix are safe.
+    those of the prefix are safe. `count_as_used` puts the pages of all batches in the order in which a request leaves them.
     """
 
     def __init__(self, pool: BlockPool, hashes: Sequence[BlockHash], count: int, rank: int) -> None:
@@ -28,7 +28,7 @@ class RestoredPages:
 
     def are_cached(self) -> bool:
         """Return False if one was evicted meanwhile: without it the rest is of no use."""
-        return self._num_taken <= self._safe_until or self._find() is not None
+        return self._num_taken <= self._safe_until or len(self._find()) == self.count
 
     def add(self, count: int) -> list[BlockId] | None:
         """Return blocks for the next pages, which are cached under their hashes from now on. None if there is no place for them next to
@@ -36,7 +36,7 @@ class RestoredPages:
         num_evictions = max(0, count - len(self._pool.blank[self._rank]))
         is_safe = self._num_taken + num_evictions <= self._safe_until
         before = [] if is_safe else self._find()
-        if before is None:
+        if not is_safe and len(before) < self.count:
             return None
         self._pool.share(before)
         if count > self._pool.num_free_of(self._rank):
@@ -57,11 +57,22 @@ class RestoredPages:
             self._safe_until = self._num_taken + num_evictable - self._pool.num_free_among(own)
         return blocks
 
+    def count_as_used(self) -> None:
+        """Make the first page the most recently used one: the pool evicts the end of the prefix before its start."""
+        pages = self._find()
+        self._pool.share(pages)
+        self._pool.release(pages)
+
     @property
     def _num_taken(self) -> int:
         """Pages that were evicted, forgotten or shared, or more: pages that become cached count as well."""
         return self._pool.num_gains + self._pool.num_forgotten
 
-    def _find(self) -> list[BlockId] | None:
-        found = [self._pool.find(block_hash, self._rank) for block_hash in self._hashes[: self.count]]
-        return None if None in found else [block for block in found if block is not None]
+    def _find(self) -> list[BlockId]:
+        """Return the pages up to the first that was evicted."""
+        blocks: list[BlockId] = []
+        for block_hash in self._hashes[: self.count]:
+            if (block := self._pool.find(block_hash, self._rank)) is None:
+                break
+            blocks.append(block)
+        return blocks

@@ -5,9 +5,10 @@
     poll      engine's thread   for a batch that is staged: allocate pages, cache them under their hashes, and queue the write
     write     engine's thread   dispatch the queued writes; every step comes after them
 
-A fetch holds no pages of the pool between these calls: what it restored is in the prefix cache and free, most recently
-used, as if a request had just left it. So a fetch never keeps a running request from its pages, and the request that waited
-for the fetch starts like any other, with as many cached pages as there are. If anything fails, that is fewer.
+A fetch holds no pages of the pool between these calls: what it restored is in the prefix cache and free, and when it
+ends most recently used, as if a request had just left it. So a fetch never keeps a running request from its pages, and the
+request that waited for the fetch starts like any other, with as many cached pages as there are. If anything fails, that is
+fewer.
 
 In a model with recurrent states a fetch ends at a snapshot, which comes last: it gets a slot, as the most recently used snapshot.
 """
@@ -153,6 +154,7 @@ class PageFetcher:
         self._fetches = [fetch for fetch in self._fetches if fetch not in ended]
         for fetch in ended:
             fetch.given_up.set()
+            fetch.restored.count_as_used()
             seconds = self._clock() - fetch.begun_s
             self._stats.took(seconds)
             self._rule.observe_fetch(fetch.tiers, seconds)

@@ -452,6 +452,26 @@ def test_fetch_finds_each_of_its_pages_a_few_times(pool_is_full: bool, monkeypat
     fetcher.close()
 
 
+def test_end_of_a_fetched_prefix_is_evicted_before_its_start() -> None:
+    """A prefix of 16 pages comes in 4 batches, into a pool that is full of pages that may be evicted."""
+    device, stats = FakePages(np.zeros((33, 4), np.int64)), TierStats()
+    store, pool = HostStore(device.layout, 1 << 12, stats), BlockPool(33)
+    names, others = ([BlockHash(bytes([i]) * 32) for i in range(first, first + 32)] for first in (0, 100))
+    for name in names[:16]:
+        store.put(name, device.layout.new_page())
+    blocks = pool.allocate(32)
+    for block, name in zip(blocks, others, strict=True):
+        pool.cache(block, name)
+    pool.release(blocks)
+    fetcher = PageFetcher(pool, device, [store], FetchRule(4, always=True), stats)
+    assert fetcher.begin(RequestId("r"), MissingPrefix(names[:16], 0))
+    while not fetcher.poll(0.01):
+        pass
+    pool.allocate(20)
+    assert [name for name in names[:16] if pool.find(name) is not None] == names[:12], "all others, and the last four"
+    fetcher.close()
+
+
 def test_fetch_ends_when_a_page_before_it_was_evicted() -> None:
     device, stats = FakePages(np.zeros((9, 4), np.int64)), TierStats()
     store, pool = HostStore(device.layout, 1 << 12, stats), BlockPool(9)
