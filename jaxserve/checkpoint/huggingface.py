@@ -21,7 +21,10 @@ from jaxserve.checkpoint.gguf.factors import check_not_multiplied
 from jaxserve.checkpoint.parts import split_fused, with_each_expert, with_flat_vectors, with_transposed
 from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
 from jaxserve.checkpoint.renamed import (
+    EMBEDDING,
+    HEAD,
     architecture,
+    renamed,
     text_config,
     with_our_names,
     with_text_names,
@@ -62,7 +65,8 @@ class HuggingFaceCheckpoint:
 
 def open_huggingface(directory: Path, families: Collection[Family]) -> Checkpoint:
     """Open a directory and validate every shard's header; `families` say how tensors are named."""
-    return _with_our_tensors(_open_stored(directory, families), families)
+    checkpoint = _with_our_tensors(_open_stored(directory, families), families)
+    return _with_embedding(checkpoint, _find_family(checkpoint.config, families))
 
 
 def open_mtp_layer(directory: Path, families: Collection[Family]) -> Checkpoint:
@@ -148,6 +152,17 @@ def _with_our_tensors(checkpoint: HuggingFaceCheckpoint, families: Collection[Fa
     family = _find_family(checkpoint.config, families)
     named = _with_family_names(without_mtp_layers(with_text_names(checkpoint)), family)
     return _with_single_matrices(_with_quantized_matrices(named), family)
+
+
+def _with_embedding(checkpoint: Checkpoint, family: Family | None) -> Checkpoint:
+    """Return the checkpoint with the embedding matrix of a decoder that stores it as its output head only."""
+    if family is None or HEAD not in checkpoint.tensors or EMBEDDING in checkpoint.tensors:
+        return checkpoint
+    try:
+        is_tied = family.decoder_config(dict(checkpoint.config)).tied_embeddings
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from error
+    return renamed(checkpoint, lambda name: EMBEDDING if name == HEAD else name) if is_tied else checkpoint
 
 
 def _with_family_names(checkpoint: Checkpoint, family: Family | None) -> Checkpoint:

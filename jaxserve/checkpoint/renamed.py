@@ -29,6 +29,8 @@ _PREFIXES: Final = {
     "model.text_model.": "model.",
 }
 """Prefixes of the text model's tensors, of which transformers has used several orders, and our prefixes."""
+EMBEDDING: Final = "model.embed_tokens.weight"
+HEAD: Final = "lm_head.weight"
 MULTIMODAL: Final = "multimodal_config"
 """Key under which a text model's config keeps that of the multimodal model that it is a part of."""
 _DERIVED: Final = ".embeddings.position_ids"

@@ -29,6 +29,7 @@ from jaxserve.models import encoders as encoders_package
 from jaxserve.models import families as families_package
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.nearest import differences, nearest_family
+from jaxserve.models.output_head import has_own_head
 from jaxserve.quant.kv_scales import kv_scale_dtype
 from jaxserve.quant.names import NO_QUANTIZATION
 from jaxserve.quant.registry import read_form
@@ -125,8 +126,10 @@ def _with_kv_scales(stored: CheckpointQuantization | None, dtype: KVScaleDtype |
 
 
 def decoder_of(checkpoint: Checkpoint) -> DecoderConfig:
-    """Read the decoder config of `checkpoint`; raise CheckpointError naming its path."""
+    """Read the decoder config of `checkpoint`; raise CheckpointError naming its path. Tensors are read only to compare a tied output
+    head that is stored nevertheless."""
     config = _named(checkpoint.path, checkpoint.config, checkpoint.generation_config)
+    config = replace(config, tied_embeddings=config.tied_embeddings and not has_own_head(checkpoint))
     form, stored = read_form(checkpoint.config), None
     if form is not None:
         stored = form.quantization(with_decoder_names(checkpoint).tensors)

@@ -1,0 +1,72 @@
+"""A checkpoint's output head is the one that it stores, whether or not its config says that the embedding matrix is the head."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxserve.checkpoint.converted import FORMAT, ConversionManifest, ConvertedCheckpoint
+from jaxserve.checkpoint.protocol import Checkpoint
+from jaxserve.checkpoint.safetensors_file import open_safetensors
+from jaxserve.layers.policy import plain
+from jaxserve.models.registry import decoder_of, open_model
+from jaxserve.models.skeleton import make_skeleton
+from jaxserve.weights.loader import check_tensors
+from tests.models.goldens import golden_checkpoint
+from tests.unit.checkpoint.checkpoint_files import write_safetensors
+
+SOURCE = golden_checkpoint("smollm3_tiny").path
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def tied(folder: Path, head: np.ndarray, *, has_embedding: bool = True) -> Checkpoint:
+    """Return the checkpoint, whose config says that the head is tied, with a stored head."""
+    stored = open_safetensors(SOURCE / "model.safetensors")
+    names = [name for name in stored.tensors if has_embedding or name != EMBEDDING]
+    write_safetensors(folder / "model.safetensors", {name: stored.read(name) for name in names} | {HEAD: head})
+    shutil.copy(SOURCE / "config.json", folder)
+    shutil.copy(SOURCE / "generation_config.json", folder)
+    return open_model(folder)
+
+
+def embedding() -> np.ndarray:
+    return np.asarray(open_safetensors(SOURCE / "model.safetensors").read(EMBEDDING))
+
+
+def check(checkpoint: Checkpoint) -> None:
+    check_tensors(checkpoint, make_skeleton(decoder_of(checkpoint), plain(jnp.dtype("float32"))))
+
+
+@pytest.mark.parametrize("rows", [slice(None), slice(-1, None)])
+def test_a_head_with_other_numbers_is_not_tied(tmp_path: Path, rows: slice) -> None:
+    head = embedding().copy()
+    head[rows] = -head[rows]
+    found = tied(tmp_path, head)
+    assert decoder_of(open_model(SOURCE)).tied_embeddings
+    assert not decoder_of(found).tied_embeddings
+    assert np.array_equal(found.read(HEAD), head)
+    check(found)
+
+
+def test_a_head_with_the_numbers_of_the_embedding_takes_no_memory(tmp_path: Path) -> None:
+    found = tied(tmp_path, embedding())
+    assert decoder_of(found) == decoder_of(open_model(SOURCE))
+    check(found)
+
+
+def test_a_head_without_an_embedding_is_both(tmp_path: Path) -> None:
+    found, original = tied(tmp_path, embedding(), has_embedding=False), open_model(SOURCE)
+    assert found.tensors.keys() == original.tensors.keys()
+    assert np.array_equal(found.read(EMBEDDING), original.read(EMBEDDING))
+    assert decoder_of(found) == decoder_of(original)
+
+
+def test_a_conversion_with_a_head_has_its_own(tmp_path: Path) -> None:
+    source = tied(tmp_path, -embedding())
+    manifest = ConversionManifest(FORMAT, "digest", {}, [], {})
+    converted = ConvertedCheckpoint(tmp_path, source.config, {}, source.tensors, manifest)
+    assert not decoder_of(converted).tied_embeddings
