@@ -21,7 +21,8 @@ from jaxserve.checkpoint.vision_names import (
 
 _DECODER_PREFIX: Final = "model."
 _ENCODER_PREFIXES: Final = ("bert", "roberta")
-_SHARED_KEYS: Final = ("quantization_config", "bos_token_id", "eos_token_id", "tie_word_embeddings")
+_TIED: Final = "tie_word_embeddings"
+_SHARED_KEYS: Final = ("quantization_config", "bos_token_id", "eos_token_id", _TIED)
 _PREFIXES: Final = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
@@ -121,7 +122,9 @@ def text_config(config: dict[str, Any], families: Collection[Family]) -> dict[st
         return config
     shared = {key: config[key] for key in _SHARED_KEYS if key in config}
     whole = {key: value for key, value in config.items() if key != "text_config"}
-    return {**shared, **text, "architectures": [family.architectures[0]], MULTIMODAL: whole}
+    # transformers ties by the outer key, by that of the text part, or by either, and saves them apart.
+    tied = {_TIED: True} if config.get(_TIED) is True or text.get(_TIED) is True else {}
+    return {**shared, **text, **tied, "architectures": [family.architectures[0]], MULTIMODAL: whole}
 
 
 def _is_text_part(family: Family, name: str | None, text: Mapping[str, Any]) -> bool:

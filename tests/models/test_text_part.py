@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from jaxserve.checkpoint.protocol import Checkpoint
+from jaxserve.checkpoint.renamed import text_config
 from jaxserve.checkpoint.safetensors_file import open_safetensors
 from jaxserve.errors import CheckpointError
 from jaxserve.layers.policy import plain as plain_policy
-from jaxserve.models.registry import decoder_of, open_model, read_decoder
+from jaxserve.models.registry import decoder_of, families, open_model, read_decoder
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.weights.loader import check_tensors
 from tests.models.goldens import DATA, golden_checkpoint
@@ -27,6 +28,7 @@ SEEING = {
     "audio_tower.norm.weight": (4,),
     "embed_vision.norm.weight": (4,),
 }
+TIED = "tie_word_embeddings"
 PREDICTING = "mtp.fc.weight"
 """A tensor of multi-token prediction."""
 NAMES = {
@@ -93,6 +95,26 @@ def test_keys_of_the_text_part_may_be_beside_those_of_the_vision_part(tmp_path: 
     sections = {"type": "mrope", "mrope_section": [2, 3, 3]}
     (tmp_path / "config.json").write_text(json.dumps({**whole.pop("text_config"), **whole, "rope_scaling": sections}))
     assert decoder_of(open_model(tmp_path)) == decoder_of(plain)
+
+
+@pytest.mark.parametrize(
+    ("whole", "text", "is_tied"),
+    [
+        ({TIED: True}, {TIED: False}, True),
+        ({TIED: False}, {TIED: True}, True),
+        ({TIED: True}, {}, True),
+        ({}, {TIED: True}, True),
+        ({TIED: False}, {TIED: False}, False),
+        ({TIED: False}, {}, False),
+        ({}, {TIED: False}, False),
+        ({}, {}, None),
+    ],
+)
+def test_the_head_is_tied_if_the_whole_config_or_the_text_part_says_so(
+    whole: dict[str, bool], text: dict[str, bool], is_tied: bool | None
+) -> None:
+    config = {"architectures": ["Gemma3ForConditionalGeneration"], **whole, "text_config": text}
+    assert text_config(config, families()).get(TIED) is is_tied
 
 
 def test_a_text_part_of_another_model_type_is_rejected(tmp_path: Path) -> None:
