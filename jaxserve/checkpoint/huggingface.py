@@ -26,6 +26,7 @@ from jaxserve.checkpoint.renamed import (
     architecture,
     renamed,
     text_config,
+    with_decoder_names,
     with_our_names,
     with_text_names,
     without_mtp_layers,
@@ -151,6 +152,7 @@ def _with_our_tensors(checkpoint: HuggingFaceCheckpoint, families: Collection[Fa
     """Return the checkpoint with a tensor for each matrix, under the names that families of decoders share."""
     family = _find_family(checkpoint.config, families)
     named = _with_family_names(without_mtp_layers(with_text_names(checkpoint)), family)
+    named = named if family is None else with_decoder_names(named)
     return _with_single_matrices(_with_quantized_matrices(named), family)
 
 

@@ -20,6 +20,8 @@ from jaxserve.checkpoint.vision_names import (
 )
 
 _DECODER_PREFIX: Final = "model."
+_OUTSIDE: Final = ("lm_head.", VISION)
+"""Starts of the names of tensors that are not part of the decoder without its head."""
 _ENCODER_PREFIXES: Final = ("bert", "roberta")
 _TIED: Final = "tie_word_embeddings"
 _SHARED_KEYS: Final = ("quantization_config", "bos_token_id", "eos_token_id", _TIED)
@@ -41,10 +43,10 @@ _MTP_COUNTS: Final = ("num_nextn_predict_layers", "num_mtp_modules")
 
 
 def with_decoder_names(checkpoint: Checkpoint) -> Checkpoint:
-    """Add the prefix `model.` to a decoder saved without its head, as sentence-transformers saves decoders."""
+    """Add the prefix `model.` to a decoder saved without its head, as GPT-2 was published and sentence-transformers saves decoders."""
     if any(name.startswith(_DECODER_PREFIX) for name in checkpoint.tensors):
         return checkpoint
-    return renamed(checkpoint, lambda name: _DECODER_PREFIX + name)
+    return renamed(checkpoint, lambda name: name if name.startswith(_OUTSIDE) else _DECODER_PREFIX + name)
 
 
 def with_our_names(checkpoint: Checkpoint, renames: Mapping[str, str]) -> Checkpoint:

@@ -16,7 +16,7 @@ from jaxserve.checkpoint.maxtext.checkpoint import stored_path
 from jaxserve.checkpoint.peft import Adapter, open_adapter
 from jaxserve.checkpoint.peft_modules import declared_module
 from jaxserve.checkpoint.protocol import Checkpoint
-from jaxserve.checkpoint.renamed import with_decoder_names, with_encoder_names
+from jaxserve.checkpoint.renamed import with_encoder_names
 from jaxserve.checkpoint.source import resolve, resolve_adapter, resolve_tower
 from jaxserve.config import Config
 from jaxserve.errors import CheckpointError, InvalidRequestError, invalid, shown
@@ -37,8 +37,7 @@ from jaxserve.weights.loader import load_adapters, load_changed, load_params
 def served_tensors(prepared: Preparation, checkpoint: Checkpoint, adapters: Sequence[Adapter | None]) -> Checkpoint:
     """Return `checkpoint` with its adapters, under the names that the model gives its tensors."""
     if prepared.embedding is not None:
-        is_decoder = isinstance(prepared.skeleton.config, DecoderConfig)
-        return (with_decoder_names if is_decoder else with_encoder_names)(checkpoint)
+        return checkpoint if isinstance(prepared.skeleton.config, DecoderConfig) else with_encoder_names(checkpoint)
     shapes = prepared.skeleton.adapters
     if shapes is None:
         return checkpoint

@@ -21,7 +21,7 @@ from jaxserve.checkpoint.image_processor import FILES, read_image_processor
 from jaxserve.checkpoint.maxtext.folder import is_orbax
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.checkpoint.protocol import Checkpoint
-from jaxserve.checkpoint.renamed import MULTIMODAL, architecture, text_config, with_decoder_names
+from jaxserve.checkpoint.renamed import MULTIMODAL, architecture, text_config
 from jaxserve.errors import CheckpointError
 from jaxserve.model_config.decoder import CheckpointQuantization, DecoderConfig, KVScaleDtype
 from jaxserve.model_config.encoder import EncoderConfig
@@ -132,7 +132,7 @@ def decoder_of(checkpoint: Checkpoint) -> DecoderConfig:
     config = replace(config, tied_embeddings=config.tied_embeddings and not has_own_head(checkpoint))
     form, stored = read_form(checkpoint.config), None
     if form is not None:
-        stored = form.quantization(with_decoder_names(checkpoint).tensors)
+        stored = form.quantization(checkpoint.tensors)
     elif kinds := stored_kinds(checkpoint.tensors):
         stored = CheckpointQuantization(NO_QUANTIZATION, stored_kinds=kinds)
     return replace(config, stored=_with_kv_scales(stored, kv_scale_dtype(checkpoint.config, checkpoint.tensors)))

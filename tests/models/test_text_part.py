@@ -143,6 +143,21 @@ def test_published_gemma_3_configs_omit_default_sizes(tmp_path: Path) -> None:
     assert sum(layer.sliding_window is None for layer in config.layers) == 5
 
 
+@pytest.mark.parametrize(("source", "prefix"), [("gpt2_tiny", "transformer."), ("llama2_tiny", "model.")])
+def test_a_decoder_saved_without_its_head_may_have_names_without_a_prefix(
+    tmp_path: Path, source: str, prefix: str
+) -> None:
+    folder = golden_checkpoint(source).path
+    (file,) = map(open_safetensors, folder.glob("*.safetensors"))
+    bare = {name.removeprefix(prefix): file.read(name) for name in file.tensors}
+    assert bare.keys() != file.tensors.keys()
+    write_safetensors(tmp_path / "model.safetensors", bare)
+    shutil.copy(folder / "config.json", tmp_path)
+    found, expected = open_model(tmp_path), open_model(folder)
+    assert found.tensors.keys() == expected.tensors.keys()
+    assert all(np.array_equal(found.read(name), expected.read(name)) for name in expected.tensors)
+
+
 def test_modules_of_ernie_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
     source = golden_checkpoint("ernie4_5_moe_tiny").path
     (file,) = map(open_safetensors, source.glob("*.safetensors"))
