@@ -22,6 +22,9 @@ from jaxserve.checkpoint.vision_names import (
 _DECODER_PREFIX: Final = "model."
 _OUTSIDE: Final = ("lm_head.", VISION)
 """Starts of the names of tensors that are not part of the decoder without its head."""
+_BARE: Final = "Model"
+_WITH_HEAD: Final = ("ForCausalLM", "LMHeadModel")
+"""Ends of the names of transformers' classes of decoders without and with their heads."""
 _ENCODER_PREFIXES: Final = ("bert", "roberta")
 _TIED: Final = "tie_word_embeddings"
 _SHARED_KEYS: Final = ("quantization_config", "bos_token_id", "eos_token_id", _TIED)
@@ -113,8 +116,13 @@ def architecture(config: Mapping[str, Any]) -> str | None:
 
 
 def text_config(config: dict[str, Any], families: Collection[Family]) -> dict[str, Any]:
-    """Return `config.json` of the text model in a multimodal checkpoint; any other config unchanged."""
+    """Return `config.json` of the text model in a multimodal checkpoint, or of a decoder saved without its head with the name of the
+    class that has one (`Qwen3ForCausalLM` for `Qwen3Model`); any other config unchanged."""
     name, text = architecture(config), config.get("text_config")
+    known = {each for family in families for each in family.architectures}
+    if name is not None and name.endswith(_BARE) and name not in known:
+        headed = {name.removesuffix(_BARE) + end for end in _WITH_HEAD} & known
+        return {**config, "architectures": [*headed]} if headed else config
     if text is None and "vision_config" in config:  # the text model's keys are beside the vision model's (Qwen2-VL)
         text = {key: value for key, value in config.items() if key != "vision_config"}
     if not isinstance(text, dict):

@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding
 from jaxserve.checkpoint.converted import ConvertedCheckpoint, converted_of
 from jaxserve.checkpoint.maxtext.checkpoint import ReadingOrder
 from jaxserve.checkpoint.protocol import Checkpoint
+from jaxserve.checkpoint.renamed import HEAD
 from jaxserve.checkpoint.vision_names import VISION
 from jaxserve.errors import CheckpointError
 from jaxserve.model_config.decoder import DecoderConfig
@@ -182,7 +183,8 @@ def check_tensors(checkpoint: Checkpoint, skeleton: AnySkeleton, leaves: Iterabl
     for name, (rows, *rest) in parts.items():
         info, shape = checkpoint.tensors.get(name), (rows // kv_copies(name, skeleton.config), *rest)
         if info is None:
-            raise CheckpointError(f"{checkpoint.path}: tensor {name!r} expected with shape {shape}, not found")
+            hint = "; a model without an output head is served with --task embed" if name == HEAD else ""
+            raise CheckpointError(f"{checkpoint.path}: tensor {name!r} expected with shape {shape}, not found{hint}")
         if info.shape != shape and not (is_kv_scale(name) and info.shape == (1,)):
             raise CheckpointError(
                 f"{info.file}: tensor {name!r}: shape {shape} expected by the model config, found {info.shape}"

@@ -12,6 +12,7 @@ import pytest
 from jaxserve.checkpoint.converted import FORMAT, ConversionManifest, ConvertedCheckpoint
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.safetensors_file import open_safetensors
+from jaxserve.errors import CheckpointError
 from jaxserve.layers.policy import plain
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
@@ -63,6 +64,17 @@ def test_a_head_without_an_embedding_is_both(tmp_path: Path) -> None:
     assert found.tensors.keys() == original.tensors.keys()
     assert np.array_equal(found.read(EMBEDDING), original.read(EMBEDDING))
     assert decoder_of(found) == decoder_of(original)
+
+
+def test_the_error_of_a_model_without_a_head_names_the_task_embed(tmp_path: Path) -> None:
+    source = golden_checkpoint("llama2_tiny").path
+    stored = open_safetensors(source / "model.safetensors")
+    write_safetensors(
+        tmp_path / "model.safetensors", {name: stored.read(name) for name in stored.tensors if name != HEAD}
+    )
+    shutil.copy(source / "config.json", tmp_path)
+    with pytest.raises(CheckpointError, match=r"'lm_head\.weight' expected .* served with --task embed$"):
+        check(open_model(tmp_path))
 
 
 def test_a_conversion_with_a_head_has_its_own(tmp_path: Path) -> None:

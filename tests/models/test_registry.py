@@ -231,6 +231,11 @@ def test_absurd_size_is_rejected_naming_key_and_limit(key: str, value: object) -
         ("Llama", {"attention_bias": "yes"}, "attention_bias is 'yes'; supported: true or false"),
         ("Llama", {"tie_word_embeddings": None}, "tie_word_embeddings is null; supported: true or false"),
         ("Llama", {"is_causal": False}, "is_causal is false; supported: true or null"),
+        (
+            "Llama",
+            {"use_bidirectional_attention": True},
+            "use_bidirectional_attention is true; supported: false or null",
+        ),
         ("Llama", {"sliding_window": 4096}, "sliding_window is 4096; supported: null"),
         ("Llama", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types is ["),
         ("Llama", {"layer_types": ["full_attention"]}, "one entry for each of the 2 layers"),

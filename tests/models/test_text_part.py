@@ -158,6 +158,17 @@ def test_a_decoder_saved_without_its_head_may_have_names_without_a_prefix(
     assert all(np.array_equal(found.read(name), expected.read(name)) for name in expected.tensors)
 
 
+@pytest.mark.parametrize(("source", "name"), [("gpt2_tiny", "GPT2Model"), ("qwen3_tiny", "Qwen3Model")])
+def test_a_decoder_saved_without_its_head_may_have_the_name_of_the_class_without_it(
+    tmp_path: Path, source: str, name: str
+) -> None:
+    folder = golden_checkpoint(source).path
+    shutil.copytree(folder, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "architectures": [name]}))
+    assert decoder_of(open_model(tmp_path / "model")) == decoder_of(open_model(folder))
+
+
 def test_modules_of_ernie_that_predict_further_tokens_are_left_out(tmp_path: Path) -> None:
     source = golden_checkpoint("ernie4_5_moe_tiny").path
     (file,) = map(open_safetensors, source.glob("*.safetensors"))

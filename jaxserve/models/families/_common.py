@@ -64,6 +64,7 @@ NEUTRAL_VALUES: Mapping[str, tuple[object, ...]] = {
     "is_encoder_decoder": (False, None),
     "add_cross_attention": (False, None),
     "is_causal": (True, None),
+    "use_bidirectional_attention": (False, None),
 }
 """Keys that change the computation in some family, with the values that leave the decoder unchanged."""
 

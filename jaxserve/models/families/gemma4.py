@@ -72,7 +72,7 @@ _SIZES: Final[Mapping[str, Any]] = {
 """Defaults of further keys."""
 _PATTERN: Final = 6
 """By default the last of so many layers has full attention."""
-_COMPUTED: Final = ("final_logit_softcapping", *COUNT_KEYS)
+_COMPUTED: Final = ("final_logit_softcapping", "use_bidirectional_attention", *COUNT_KEYS)
 _RENAMES: Final = {
     "embed_tokens_per_layer": "per_layer.embed_tokens",
     "per_layer_model_projection": "per_layer.projection",
