@@ -19,7 +19,7 @@ from benchmarks.gpu.context import Context
 from benchmarks.gpu.crew import Check, run_all
 from benchmarks.gpu.device import first_device
 from benchmarks.gpu.expert_checks import CASES as EXPERTS
-from benchmarks.gpu.expert_checks import check_experts
+from benchmarks.gpu.expert_checks import check_experts, check_sums
 from benchmarks.gpu.op_checks import (
     check_blocks,
     check_case,
@@ -96,4 +96,5 @@ def _backend_checks(backend: Backend, dtypes: Sequence[str], *, is_quick: bool) 
         found[f"{backend}: {experts}"] = partial(check_experts, experts, backend)
         if experts.weights in ("int8", "float8_e4m3fn"):
             found[f"{backend}: {experts}, rounded"] = partial(check_experts, experts, backend, dynamic=True)
+    found[f"{backend}: sums of experts in e4m3"] = partial(check_sums, backend)
     return found

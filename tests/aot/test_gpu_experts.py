@@ -106,6 +106,7 @@ MORE_MATMULS = [
     Matmul(4096, 8, 28672, 4096),  # gate and up of Mixtral 8x7B: a prompt
     Matmul(256, 128, 1536, 2048, "float8_e4m3fn"),
     Matmul(4096, 8, 28672, 4096, "float8_e4m3fn"),
+    *(Matmul(rows, 8, 28672, 4096, "float8_e4m3fn", dynamic=True) for rows in (256, 4096)),
     Matmul(256, 128, 1536, 2048, "int4"),
     Matmul(4096, 8, 4096, 14336, "int4"),
 ]

@@ -131,12 +131,19 @@ def test_the_kernel_is_taken_for_shapes_that_it_computes(monkeypatch: pytest.Mon
 
 
 def _small_choice(
-    weights: str, num_rows: int, group: int = 0, dtype: str = "bfloat16", num_inputs: int = 2048
+    weights: str,
+    num_rows: int,
+    group: int = 0,
+    dtype: str = "bfloat16",
+    num_inputs: int = 2048,
+    *,
+    dynamic: bool = False,
 ) -> GroupedTuning | None:
     of_groups = dtype if weights == "int4" else "float32"
     scales = ((128, num_inputs // group, 1536), of_groups) if group else ((128, 1536), "float32")
     arrays = ((num_rows, num_inputs), dtype), ((128, 1536, num_inputs), weights), scales
-    return gpu.small_choice(*(jax.ShapeDtypeStruct(shape, jnp.dtype(name)) for shape, name in arrays))
+    shapes = (jax.ShapeDtypeStruct(shape, jnp.dtype(name)) for shape, name in arrays)
+    return gpu.small_choice(*shapes, dynamic=dynamic)
 
 
 def test_sizes_follow_the_bits_of_the_weights_and_the_rows_of_an_expert(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +172,19 @@ def test_stages_of_fp8_in_blocks_fit_shared_memory(num_rows: int, group: int, mo
     assert (sizes.inputs, sizes.stages >= 3) == (group, True)
     outputs = 2 * sizes.outputs
     assert sizes.stages * (group * (2 * sizes.rows + outputs) + 4 * outputs) <= 200_000
+
+
+@pytest.mark.parametrize(("num_inputs", "step"), [(2048, 128), (2048 + 64, 64)])
+@pytest.mark.parametrize("num_rows", [8, 1024, 128 * 64])
+def test_two_sums_of_e4m3_by_e4m3_fit_registers_and_the_stages_shared_memory(
+    num_rows: int, num_inputs: int, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu, "_FIRST_JAX", (0, 0, 0))
+    sizes = _small_choice("float8_e4m3fn", num_rows, num_inputs=num_inputs, dynamic=True)
+    assert sizes is not None
+    assert (sizes.inputs, sizes.stages >= 3) == (step, True)
+    assert sizes.stages * step * (sizes.rows + 2 * sizes.outputs) <= 200_000
+    assert 2 * sizes.rows * sizes.outputs // 128 <= 128, "registers of a thread"
 
 
 def test_blocks_of_outputs_in_mxfp4_may_overlap(monkeypatch: pytest.MonkeyPatch) -> None:

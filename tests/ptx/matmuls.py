@@ -7,8 +7,9 @@ be read or written, nor its operands written. Registers that threads wrote need 
 them.
 
 Not modelled: a zero for `scale-d`, unswizzled operands and a transposed A (refused), that a warpgroup's four warps start
-the same matmul, threads that only read registers between matmuls, how the hardware rounds its sums (here: float32),
-and the few bits that it keeps of sums of e4m3.
+the same matmul, threads that only read registers between matmuls, and how the hardware rounds its sums (here: float32).
+Of sums of e4m3 it keeps the first 14 bits of each product, shifted to the largest one, and no others (DeepSeek-V3 report,
+section 3.5.2).
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from tests.ptx.parser import Instruction, Source, elements
 _OPCODE = re.compile(r"wgmma\.mma_async\.sync\.aligned\.m64n(\d+)k(\d+)\.(f32|s32)\.(\w+)\.(\w+)")
 _NUMBERS = {"bf16": TYPES["bf16"], "f16": TYPES["f16"], "e4m3": np.dtype(ml_dtypes.float8_e4m3fn), "s8": TYPES["s8"]}
 _SUMS = {"bf16": "f32", "f16": "f32", "e4m3": "f32", "s8": "s32"}
+_E4M3_BITS = 14
+"""Bits of each product, and of the sum so far, that a matmul of e4m3 adds."""
 _DEPTH_BYTES = 32
 """Bytes of the inputs of one matmul."""
 _ROWS = 16
@@ -171,11 +174,13 @@ def _multiply(instruction: Instruction, source: Source) -> Step:
         a, b = of_a(warp), of_b(warp)
 
         def multiply() -> None:
-            result = a().astype(dtype) @ b().astype(dtype).T
+            x, y = a().astype(dtype), b().astype(dtype)
+            result = None if shape[4] == "e4m3" else x @ y.T
             for i, name in enumerate(names):
                 rows = _FRAGMENT_ROW + i // 2 % 2 * _ATOM
                 columns = i // 4 * _ATOM + _FRAGMENT_COLUMN + i % 2
-                total = warp.sums[name].view(dtype) + result[rows, columns]
+                before = warp.sums[name].view(dtype)
+                total = _cut_sum(before, x[rows] * y[columns]) if result is None else before + result[rows, columns]
                 warp.sums[name] = total.view(np.uint32)
 
         warp.matmuls.started.append(Task(multiply, names))
@@ -184,6 +189,15 @@ def _multiply(instruction: Instruction, source: Source) -> Step:
                 task.finish()
 
     return step
+
+
+def _cut_sum(before: Lanes, added: np.ndarray) -> Lanes:
+    """Return the sum of what each lane adds and the one before, all cut to the first bits of the largest."""
+    terms = np.concatenate((before[:, None], added), axis=1).astype(np.float64)
+    _, exponents = np.frexp(np.abs(terms).max(1, keepdims=True))
+    cut = np.floor(np.ldexp(terms, _E4M3_BITS - exponents))
+    total: Lanes = np.ldexp(cut.sum(1), exponents[:, 0] - _E4M3_BITS).astype(np.float32)
+    return total
 
 
 def _take(warp: Warp, names: Sequence[str]) -> None:

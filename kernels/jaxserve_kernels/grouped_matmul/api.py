@@ -58,7 +58,7 @@ def _on_gpu(
     dynamic: bool,
 ) -> Float[Array, "R O"] | None:
     """By a kernel, where one computes such a matmul."""
-    sizes = gpu.choice(x, weight) if scales is None else gpu.small_choice(x, weight, scales)
+    sizes = gpu.choice(x, weight) if scales is None else gpu.small_choice(x, weight, scales, dynamic=dynamic)
     if sizes is None:
         return None
     from jaxserve_kernels.grouped_matmul.gpu import small, whole  # they import Pallas

@@ -79,6 +79,15 @@ def operands(case: Case, seed: int = 0) -> Operands:
     return Operands(x, _codes(random, shape, _GROUPED.get(case.weights, case.weights)), sizes, scales)
 
 
+def of_one_sign(given: Operands) -> Operands:
+    """Return operands whose e4m3 numbers have one sign, so that errors of a sum add up. Quantising rows of x changes no number."""
+    num_rows = given.group_sizes.sum()
+    weight, x = np.abs(given.weight), given.x.copy()
+    x[:num_rows] = weight.reshape(-1, x.shape[1])[:num_rows]
+    x[:num_rows, 0] = 448
+    return given._replace(x=x, weight=weight)
+
+
 def expected(case: Case, given: Operands) -> tuple[np.ndarray, np.ndarray]:
     """The answer for the rows that are no padding, and the sums of its products' sizes: (R, O)."""
     experts = np.repeat(np.arange(len(given.weight)), given.group_sizes)

@@ -20,6 +20,8 @@ WORKERS = 2
 """Warpgroups of a program that compute."""
 _GROUPS = (64, 128)
 """Inputs that a scale of weights in groups may belong to."""
+_PROMOTED_INPUTS = (128, 64)
+"""Inputs of a step of e4m3 by e4m3, whose tensor cores add no more: the first of these that divides all."""
 _RING_BYTES = 200_000
 """Bytes that the stages may use of the 227 KiB of shared memory."""
 BLOCK = 32
@@ -43,14 +45,19 @@ def choice(x: Operand, weight: Operand) -> GroupedTuning | None:
     return _fitting(grouped_tuning(DEVICE, 16, num_rows // num_experts), num_inputs, num_outputs)
 
 
-def small_choice(x: Operand, weight: Operand, scales: Operand) -> GroupedTuning | None:
+def small_choice(x: Operand, weight: Operand, scales: Operand, *, dynamic: bool = False) -> GroupedTuning | None:
     """Return the sizes for 8-bit weights with a scale per output, or 4-bit and e4m3 ones with one per output and group of
-    inputs, of MXFP4 an exponent, of NVFP4 that of a block; None: the reference computes it."""
+    inputs, of MXFP4 an exponent, of NVFP4 that of a block; None: the reference computes it.
+
+    dynamic: see `api.matmul`.
+    """
     (num_rows, num_inputs), (num_experts, num_outputs, _) = x.shape, weight.shape
     rows_per_expert = num_rows // num_experts
     if len(scales.shape) == 2:
         if x.dtype not in (jnp.bfloat16, jnp.float16) or weight.dtype not in (jnp.int8, jnp.float8_e4m3fn):
             return None
+        if dynamic and weight.dtype == jnp.float8_e4m3fn:
+            return _fitting(_promoted(rows_per_expert, num_inputs), num_inputs, num_outputs)
         return _fitting(grouped_tuning(DEVICE, 8, rows_per_expert), num_inputs, num_outputs)
     group = num_inputs // scales.shape[1]
     if scales.dtype == jnp.uint8:
@@ -70,6 +77,14 @@ def small_choice(x: Operand, weight: Operand, scales: Operand) -> GroupedTuning 
         stage_bytes = group * (2 * sizes.rows + outputs) + 4 * outputs
         sizes = replace(sizes, stages=min(sizes.stages, _RING_BYTES // stage_bytes))
     return _fitting(sizes, num_inputs, num_outputs)
+
+
+def _promoted(rows_per_expert: int, num_inputs: int) -> GroupedTuning:
+    """Return sizes for e4m3 by e4m3: two sums of a tile, as with 4 bits."""
+    sizes = grouped_tuning(DEVICE, 4, rows_per_expert)
+    inputs = next((each for each in _PROMOTED_INPUTS if num_inputs % each == 0), _PROMOTED_INPUTS[-1])
+    stage_bytes = inputs * (sizes.rows + WORKERS * sizes.outputs)
+    return replace(sizes, inputs=inputs, stages=min(sizes.stages, _RING_BYTES // stage_bytes))
 
 
 def _fitting_numbers(sizes: GroupedTuning, num_inputs: int, num_outputs: int, block: int) -> GroupedTuning | None:

@@ -6,7 +6,8 @@ has, and rows are its columns, so a tile can have as few as 16. Every tile write
 takes each row from where it lies, adds the parts of the inputs, and applies the scales.
 
 4-bit weights, and e4m3 ones in blocks, have a scale for each output and group of inputs; a group is a step, whose matmul is
-scaled before it is added. Weights in MXFP4 and NVFP4 are multiplied with the scales of their blocks themselves, which is exact (see `blocks` and `upcast`).
+scaled before it is added. Tensor cores keep about 14 bits of a sum of e4m3 by e4m3: where activations are e4m3, too, they add no
+more than a step, and steps are added in float32. Weights in MXFP4 and NVFP4 are multiplied with the scales of their blocks themselves, which is exact (see `blocks` and `upcast`).
 
 Letters: see `plan`; G groups of inputs, P bytes of two numbers.
 """
@@ -58,6 +59,8 @@ class _Kernel:
     """True if weights are upcast in words, and the inputs of each step of x permuted for that."""
     blocks_of_step: int = 0
     """Blocks of NVFP4."""
+    is_promoted: bool = False
+    """True if the matmul of each step is added to those before it in float32."""
 
     @property
     def step_columns(self) -> int:
@@ -81,7 +84,8 @@ def grouped_matmul(
     is_upcast = not (is_emulated or scaling == "mxfp4" or dynamic) and upcast.is_supported(x.dtype, weight.dtype)
     plan = make_plan(x.shape, (*weight.shape[:2], num_inputs), tuning)
     blocks_of_step = scales.shape[1] * tuning.inputs // num_inputs if scaling == "nvfp4" else 0
-    kernel = _Kernel(plan, is_emulated, scaling, is_upcast, blocks_of_step)
+    is_promoted = dynamic and weight.dtype == jnp.float8_e4m3fn and scaling == "outputs"
+    kernel = _Kernel(plan, is_emulated, scaling, is_upcast, blocks_of_step, is_promoted)
     places = places_of(group_sizes, len(x), tuning.rows, ALIGNMENT)
     if scales.ndim == 3:
         return _launch(kernel, x, weight, group_sizes, scales)[:, places.rows].sum(0)
@@ -195,18 +199,28 @@ def _work(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any], worker: Any, un
         multiply_step(step, accumulator)
         plgpu.barrier_arrive(scratch["free"].at[slot_of(step)])
 
-    def add_group(step: Any, total: Array) -> Array:
-        """The matmul of one group, scaled, on top of the others."""
-
+    def matmul_of_step(step: Any) -> Array:
         def multiply(accumulator: Any) -> Array:
             multiply_step(step, accumulator)
             return accumulator[...]
 
+        result: Array = pl.run_scoped(multiply, plgpu.ACC(shape, jnp.float32))
+        return result
+
+    def add_promoted(step: Any, total: Array) -> Array:
+        """Return the sum of the steps before and this one, in float32."""
+        plgpu.barrier_wait(scratch["ready"].at[slot_of(step)])
+        result = matmul_of_step(step)
+        plgpu.barrier_arrive(scratch["free"].at[slot_of(step)])
+        return total + result
+
+    def add_group(step: Any, total: Array) -> Array:
+        """The matmul of one group, scaled, on top of the others."""
         plgpu.barrier_wait(scratch["ready"].at[slot_of(step)])
         by_output = plgpu.Layout.WGMMA.reduce(1)
         scales = plgpu.load(scratch["s_ring"].at[slot_of(step), outputs], layout=by_output).astype(jnp.float32)
         scales = scales * factor
-        result = pl.run_scoped(multiply, plgpu.ACC(shape, jnp.float32))
+        result = matmul_of_step(step)
         plgpu.barrier_arrive(scratch["free"].at[slot_of(step)])
         return total + result * jax.lax.broadcast_in_dim(scales, shape, (0,))
 
@@ -220,9 +234,10 @@ def _work(kernel: _Kernel, refs: _Refs, scratch: dict[str, Any], worker: Any, un
         jax.lax.fori_loop(unit.first, unit.last, lambda step, _: add(step, accumulator), None)
         return accumulator[...]
 
-    if kernel.scaling == "groups":
+    if kernel.scaling == "groups" or kernel.is_promoted:
+        add = add_promoted if kernel.is_promoted else add_group
         zeros = plgpu.layout_cast(jnp.zeros(shape, jnp.float32), plgpu.Layout.WGMMA)
-        total = jax.lax.fori_loop(unit.first, unit.last, add_group, zeros)
+        total = jax.lax.fori_loop(unit.first, unit.last, add, zeros)
     else:
         total = pl.run_scoped(multiply, plgpu.ACC(shape, refs.out.dtype)) * factor
     store(kernel.plan, refs.out, worker, unit, total)
