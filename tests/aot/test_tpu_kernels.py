@@ -22,7 +22,7 @@ from jaxserve.runner.buckets import page_tokens
 from tests.aot.devices import V5E, V5P, V6E, V7X, Target
 
 pytestmark = [pytest.mark.aot, pytest.mark.slow]
-LAYERS, PAGES = 4, 4096
+LAYERS = 4
 
 
 def need(target: Target) -> None:
@@ -41,6 +41,7 @@ class Op:
     num_kv_heads: int = 8
     dim: int = 128
     page_size: int = page_tokens("tpu", None)
+    num_pages: int = 4096
     num_rows: int = 256
     max_pages: int = 2048
     window: int | None = None
@@ -54,7 +55,7 @@ class Op:
     @property
     def pool_shape(self) -> tuple[int, ...]:
         heads, dim = pool_heads(self.num_kv_heads, self.dim, "tpu")
-        return (LAYERS, PAGES, heads, self.page_size, dim)
+        return (LAYERS, self.num_pages, heads, self.page_size, dim)
 
     def compile(self, target: Target) -> jax.stages.Compiled:
         mesh = Mesh(np.array(target.devices(1)), ("model",))
@@ -99,6 +100,7 @@ OPS = [
     (V6E, replace(DECODE, **HEADS_OF_64)),
 ]
 NEWEST_OPS = [
+    (V5E, replace(MIXED, num_kv_heads=32, page_size=128, num_pages=512)),  # Llama-2-7B
     (V5P, MIXED),
     (V5E, replace(DECODE, num_heads=9, num_kv_heads=3, dim=64, window=512, softcap=30.0)),
     (V6E, replace(MIXED, num_heads=64, dim=80, page_size=128)),
@@ -113,6 +115,9 @@ MORE_OPS = [
     (V5P, replace(MIXED, num_heads=10, num_kv_heads=1, dim=256, window=4096)),
     (V5E, replace(DECODE, page_size=16, max_pages=8192)),
     (V5E, replace(DECODE, kv_dtype="int8", page_size=48)),
+    # Pages whose copies take more VMEM than the compiler grants by itself.
+    (V5E, replace(MIXED, page_size=512, num_pages=512, max_pages=16)),
+    (V5E, replace(MIXED, num_kv_heads=32, kv_dtype="float32", page_size=256, num_pages=64, max_pages=16)),
     *[(chip, replace(op, **HEADS_OF_64)) for chip, op in ((V5E, MIXED), (V5P, DECODE))],
 ]
 

@@ -34,6 +34,7 @@ from jaxserve_kernels.paged_attention.tpu.plan import (
     chunk_plan,
     decode_plan,
     slots_per_tile,
+    write_plan,
 )
 from jaxserve_kernels.paged_attention.tpu.stream import IDS_PER_LINE
 
@@ -187,6 +188,18 @@ def test_blocks_shrink_until_they_fit_into_vmem() -> None:
     for found in (decode_plan(shape, chip), chunk_plan(shape, chip, 4096)):
         assert found.vmem_bytes(shape) <= found.vmem_limit_bytes(shape, chip) <= chip.vmem_bytes
         assert IDS_PER_LINE % found.pages_per_block == 0
+
+
+def test_heads_are_written_in_parts_that_fit_into_vmem() -> None:
+    chip = Chip(BlockSizes(1 << 20, 1 << 10, 128), 1, 128 << 20)
+    splits = [
+        write_plan(Shape(32, heads, 128, page_size, 16, kv_bytes, query_bytes=2), chip).head_splits
+        for heads, page_size, kv_bytes in ((8, 64, 2), (32, 128, 2), (32, 1024, 2), (32, 1024, 1), (40, 1024, 4))
+    ]
+    assert splits == [1, 1, 4, 4, 8]
+    shape = Shape(32, 32, 128, 128, 16, 2, 2)
+    plan = write_plan(shape, chip)
+    assert 16 << 20 < plan.vmem_bytes(shape) < plan.vmem_limit_bytes(shape, chip) <= chip.vmem_bytes
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "float8_e4m3fn", "int8"])

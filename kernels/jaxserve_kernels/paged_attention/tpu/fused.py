@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, Num
 from jaxserve_kernels.paged_attention.layout import Paging
 from jaxserve_kernels.paged_attention.options import Scoring
 from jaxserve_kernels.paged_attention.tpu.attention import Mask, NewTokens, attend
-from jaxserve_kernels.paged_attention.tpu.plan import Chip, Plan, Shape, chunk_plan, decode_plan, this_chip
+from jaxserve_kernels.paged_attention.tpu.plan import Chip, Plan, Shape, chunk_plan, decode_plan, this_chip, write_plan
 from jaxserve_kernels.paged_attention.tpu.stream import IDS_PER_LINE
 from jaxserve_kernels.paged_attention.tpu.units import chunk_units, decode_units
 from jaxserve_kernels.paged_attention.tpu.write import page_writes, write_pages
@@ -132,8 +132,9 @@ def _chunks(
     rows = (is_chunk, paging.kv_lengths, paging.query_starts)
     writes = page_writes(*rows, paging.block_tables, num_tokens=tokens, page_size=shape.page_size)
     new_k, new_v = (x.transpose(1, 0, 2) for x in (k, v))  # (K, T, H)
-    plan = chunk_plan(shape, chip, tokens)
-    pools = write_pages((new_k, new_v), pools, layer, writes, plan.head_splits)
+    plan, writing = chunk_plan(shape, chip, tokens), write_plan(shape, chip)
+    limit = writing.vmem_limit_bytes(shape, chip)
+    pools = write_pages((new_k, new_v), pools, layer, writes, head_splits=writing.head_splits, vmem_limit_bytes=limit)
     units = chunk_units(*rows, mask.sliding_window, num_tokens=tokens, tokens_per_tile=plan.tokens_per_tile)
     tiles = _to_tiles(q, shape, plan)
     attended, sums, pools = attend(

@@ -86,8 +86,8 @@ class Plan:
         return blocks + queries + on_the_way * min(2, heads_at_once(heads, rows, keys))
 
     def vmem_limit_bytes(self, shape: Shape, chip: Chip) -> int:
-        """Return the compiler's parameters."""
-        return min(chip.vmem_bytes, max(_SCOPED_VMEM_BYTES, self.vmem_bytes(shape) * 3 // 2))
+        """Return the bytes that the compiler may give the kernel."""
+        return _limit_bytes(self.vmem_bytes(shape), chip)
 
     def cost(self, shape: Shape, num_tiles: int) -> pl.CostEstimate:
         """For XLA's scheduler, which cannot know the lengths: rows of half the longest."""
@@ -98,6 +98,25 @@ class Plan:
             bytes_accessed=2 * keys * shape.head_dim * shape.kv_bytes,
             transcendentals=scores,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class WritePlan:
+    """The static parameters of the kernel that writes whole pages."""
+
+    head_splits: int
+    """Programs that write a page, each some of its kv heads."""
+
+    def vmem_bytes(self, shape: Shape) -> int:
+        """Return the bytes of the kernel's blocks, all of them twice, and of the values in flight: two pages of float32, and again
+        rolled, of keys and of values."""
+        numbers = shape.kv_heads // self.head_splits * shape.page_size * shape.head_dim
+        new_bytes = max(shape.kv_bytes, 2)  # see `write._in_tiles`
+        return numbers * (2 * (4 * new_bytes + 4 * shape.kv_bytes) + 2 * 2 * 2 * 4)
+
+    def vmem_limit_bytes(self, shape: Shape, chip: Chip) -> int:
+        """Return the bytes that the compiler may give the kernel."""
+        return _limit_bytes(self.vmem_bytes(shape), chip)
 
 
 def decode_plan(shape: Shape, chip: Chip) -> Plan:
@@ -113,6 +132,14 @@ def chunk_plan(shape: Shape, chip: Chip, num_tokens: int) -> Plan:
     tokens = min(chip.sizes.chunk_tile_tokens, round_up(num_tokens, _TOKENS_PER_TILE))
     pages = _pages_per_block(chip.sizes.chunk_block_keys // shape.page_size, shape)
     return _fitting(Plan(tokens, shape.group, pages, _head_splits(shape, chip)), shape, chip)
+
+
+def write_plan(shape: Shape, chip: Chip) -> WritePlan:
+    """Return the plan that writes as many heads at once as fit."""
+    plan = WritePlan(_head_splits(shape, chip))
+    while plan.vmem_bytes(shape) > _budget(chip) and shape.kv_heads % (2 * plan.head_splits) == 0:
+        plan = WritePlan(2 * plan.head_splits)
+    return plan
 
 
 def this_chip() -> Chip:
@@ -159,8 +186,17 @@ def _pages_per_block(wanted: int, shape: Shape) -> int:
     return 1 << (max(most, 1).bit_length() - 1)
 
 
+def _budget(chip: Chip) -> int:
+    return int(chip.vmem_bytes * _USABLE_VMEM)
+
+
+def _limit_bytes(wanted: int, chip: Chip) -> int:
+    """Return a limit with room for what the compiler adds to the bytes that a plan knows of."""
+    return min(chip.vmem_bytes, max(_SCOPED_VMEM_BYTES, wanted * 3 // 2))
+
+
 def _fitting(plan: Plan, shape: Shape, chip: Chip) -> Plan:
-    budget = int(chip.vmem_bytes * _USABLE_VMEM)
+    budget = _budget(chip)
     while plan.vmem_bytes(shape) > budget and plan.pages_per_block > 1:
         plan = replace(plan, pages_per_block=plan.pages_per_block // 2)
     while plan.vmem_bytes(shape) > budget and plan.tokens_per_tile > _TOKENS_PER_TILE:

@@ -67,9 +67,11 @@ def write_pages(
     pools: Pools,
     layer: Int[Array, ""],
     writes: PageWrites,
+    *,
     head_splits: int,
+    vmem_limit_bytes: int,
 ) -> Pools:
-    """Put tokens of the flat axis into their pages; returns the pools in their own buffers."""
+    """Put tokens of the flat axis into their pages; returns the pools in their own buffers. See `plan.WritePlan`."""
     page_size, dim = pools[0].shape[3:]
     heads = pools[0].shape[2] // head_splits
     num_blocks = -(-new[0].shape[1] // page_size)
@@ -100,7 +102,9 @@ def write_pages(
             out_specs=(page, page),
         ),
         input_output_aliases={num_scalars + 4: 0, num_scalars + 5: 1},
-        compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=vmem_limit_bytes
+        ),
         name="paged_write",
     )(scalars, padded, padded, pools)
     return written
