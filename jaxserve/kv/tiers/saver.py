@@ -3,8 +3,9 @@
 A page is copied once, after it is full, and not when it is evicted: then its copy would have to be waited for, and a long
 prompt that evicts another one would move thousands of pages at once. So eviction costs nothing and loses nothing, except
 pages that were evicted before their turn to be copied. A page that the device still has when a request has used it, and the
-tiers have not, is copied again. The same holds for snapshots, which are named by the hash of the last
-page before them; here both are called pages.
+tiers have not, is copied again if a tier holds more pages than the device: a smaller one would evict others for it that the
+device still has, too. The same holds for snapshots, which are named by the hash of the last page before them; here both are
+called pages.
 """
 
 from __future__ import annotations
@@ -47,11 +48,13 @@ class PageSaver:
         stores: Sequence[OwnStore],
         stats: TierStats,
         *,
+        copies_again: bool,
         name: Callable[[BlockHash], BlockHash] = lambda block_hash: block_hash,
     ) -> None:
-        """Every page goes to all `stores`. find: returns where the device has a page, None if it was evicted. name: returns the name
-        that stores have for it."""
+        """Every page goes to all `stores`. find: returns where the device has a page, None if it was evicted. copies_again: True:
+        pages that a request has used, and no store has any more, are copied again. name: returns the name that stores have for it."""
         self._find = find
+        self._copies_again = copies_again
         self._name = name
         self._device = device
         batch_bytes = device.max_batch * device.layout.num_bytes
@@ -83,10 +86,9 @@ class PageSaver:
             self._count_coming([block_hash], 1)
 
     def use(self, hashes: Sequence[BlockHash]) -> None:
-        """Count the leading pages of a request as used: stores evict the end of a prefix before its start. Pages that no store has any
-        more are copied again, up to as many as fit."""
-        if most := max((store.max_pages for store in self._stores), default=0):
-            self._waiting.append(_Use(hashes[:most][::-1], publishes=True))
+        """Count the pages of a request as used: stores evict the end of a prefix before its start."""
+        if self._stores:
+            self._waiting.append(_Use(hashes[::-1], publishes=self._copies_again))
 
     def is_coming(self, name: BlockHash) -> bool:
         """Return True if a copy of the page with this name in the stores waits or is under way. Any thread may call it."""

@@ -60,11 +60,19 @@ class KVTiers:
         ]
         self._device = device
         self._snapshots = snapshots
-        self.saver = PageSaver(partial(pool.find, rank=None), device, self._stores, self.stats)
+        copies_again = max((store.max_pages for store in self._stores), default=0) > pool.num_usable
+        self.saver = PageSaver(
+            partial(pool.find, rank=None), device, self._stores, self.stats, copies_again=copies_again
+        )
         self._snapshot_saver: PageSaver | None = None
         if snapshots is not None:
             self._snapshot_saver = PageSaver(
-                snapshots.find, snapshots.device, self._stores, self.stats, name=snapshot_name
+                snapshots.find,
+                snapshots.device,
+                self._stores,
+                self.stats,
+                copies_again=copies_again,
+                name=snapshot_name,
             )
         self.fetcher = PageFetcher(
             pool,

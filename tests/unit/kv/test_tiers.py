@@ -96,18 +96,17 @@ def test_a_prefix_that_only_the_device_has_is_copied_again_when_it_is_used() -> 
     assert rig.ends["again"].num_cached_tokens == 28
 
 
-def test_a_prefix_that_is_longer_than_the_tiers_keeps_its_start_there() -> None:
-    """Host memory of 6 pages: the same ones are kept however often the 8 pages of the prefix are used."""
-    rig = Rig(tiers=TierConfig(kv_offload_memory=6 * PAGE_BYTES, kv_fetch="always"))
+def test_tiers_smaller_than_the_device_do_not_copy_what_it_keeps_again() -> None:
+    """The device keeps three chats that grow by a page each turn, and host memory has 20 pages."""
+    rig = Rig(tiers=TierConfig(kv_offload_memory=20 * PAGE_BYTES, kv_fetch="always"))
     assert rig.tiers is not None
-    for number in range(4):
-        rig.run(add(f"r{number}", prompt(33), max_tokens=1))
-        rig.tiers.settle()
-        stored = rig.tiers.stats.take().stored_pages["host"]
-        assert stored == (0 if number else 8 + 2), "the first two were evicted for the last two"
-    evict(rig)
-    rig.run(add("again", prompt(33), max_tokens=1))
-    assert rig.ends["again"].num_cached_tokens == 24
+    stored = []
+    for turn in range(4):
+        for first in (3, 40, 77):
+            rig.run(add(f"{first} {turn}", prompt(32 + 4 * turn, first), max_tokens=1))
+            rig.tiers.settle()
+            stored.append(rig.tiers.stats.take().stored_pages["host"])
+    assert stored == [8] * 3 + [1] * 9
 
 
 def test_tiers_evict_the_end_of_a_prefix_before_its_start() -> None:
