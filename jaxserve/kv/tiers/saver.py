@@ -184,7 +184,7 @@ class PageSaver:
             lost = [
                 block_hash
                 for block_hash in reversed(touched.result())
-                if not self.is_coming(self._name(block_hash)) and self._find(block_hash) is not None
+                if self._find(block_hash) is not None and not self.is_coming(self._name(block_hash))
             ]
             if lost:
                 self._count_coming(lost, 1)

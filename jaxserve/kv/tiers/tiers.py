@@ -45,6 +45,7 @@ class KVTiers:
         """changes: gets pages that only a tier holds as well. snapshots: those of a model with recurrent states. Raises
         ConfigError."""
         self._pool = pool
+        self._block_size = block_size
         self._changes = changes
         token = config.kv_peer_token or ""
         for address in config.peers:
@@ -112,8 +113,10 @@ class KVTiers:
                 states.on_publish = self._snapshot_saver.publish
 
     def _use(self, hashes: Sequence[BlockHash]) -> None:
-        for saver in self._savers:
-            saver.use(hashes)
+        self.saver.use(hashes)
+        if self._snapshots is not None and self._snapshot_saver is not None:
+            every = self._snapshots.states[0].unit // self._block_size
+            self._snapshot_saver.use(hashes[every - 1 :: every])
 
     def settle(self) -> None:
         """Save everything that waits, and return when it is stored."""

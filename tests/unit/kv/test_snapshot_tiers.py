@@ -103,6 +103,33 @@ def test_other_salt_finds_no_snapshot() -> None:
     assert num_cached(rig, "same", prompt(40), salt="a") == 32
 
 
+def test_end_of_a_request_looks_for_snapshots_only_where_there_can_be_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt of 24 pages, which has 12 places of snapshots, is found on the device."""
+    rig = hybrid()
+    num_cached(rig, "first", prompt(96))
+    assert rig.tiers is not None
+    saver = rig.tiers._snapshot_saver
+    assert saver is not None
+    rig.tiers.settle()
+    calls = dict.fromkeys(("_find", "is_coming"), 0)
+
+    def count(name: str) -> None:
+        method = getattr(saver, name)
+
+        def counted(block_hash: BlockHash) -> object:
+            calls[name] += 1
+            return method(block_hash)
+
+        monkeypatch.setattr(saver, name, counted)
+
+    for name in calls:
+        count(name)
+    assert num_cached(rig, "again", prompt(96)) > 0
+    rig.tiers.settle()
+    assert 0 < calls["_find"] <= 12
+    assert calls["is_coming"] == 0, "the stores have the snapshots that the device has"
+
+
 def test_reset_clears_the_snapshots_of_the_tiers() -> None:
     rig = hybrid()
     num_cached(rig, "first", prompt(40))
