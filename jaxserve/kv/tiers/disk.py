@@ -175,8 +175,7 @@ class DiskStore:
         """Finish what is queued, and unlock the folder."""
         self._queue.put(None)
         self._thread.join()
-        with contextlib.suppress(OSError):
-            self._note_use()
+        self._note_use()
         os.close(self._lock_file)
 
     def _read(self, block_hash: BlockHash, page: Page) -> bool:
@@ -210,8 +209,8 @@ class DiskStore:
         while True:
             if time.monotonic() >= look_s:
                 look_s = time.monotonic() + _LOOK_S
+                self._note_use()
                 with contextlib.suppress(OSError):
-                    self._note_use()
                     remove_unused(self._folder)
                     self._others_bytes = remove_other_layouts(self._folder, self._files.free_bytes)
             try:
@@ -226,11 +225,12 @@ class DiskStore:
                 self._queue.task_done()
 
     def _note_use(self) -> None:
-        """Keep the order in which pages were used, and the time, for the next engine. Raises OSError."""
+        """Keep the time, and the order in which pages were used, for the next engine: on a full disk the time only."""
         with self._lock:
             names = self._files.names()
-        write_order(self._folder, names)
-        os.utime(self._lock_file)
+        with contextlib.suppress(OSError):
+            os.utime(self._lock_file)
+            write_order(self._folder, names)
 
     def _write(self, name: BlockHash, page: Page) -> None:
         """Store a queued page, unless it is cleared before its end."""

@@ -54,8 +54,12 @@ def find_pages(folder: Path, layout: PageLayout) -> list[BlockHash]:
 def write_order(folder: Path, names: Iterable[BlockHash]) -> None:
     """Store the order in which the pages of an engine were used, least recently used first. Raises OSError."""
     unfinished = folder / f"{_ORDER}.part"
-    unfinished.write_text("".join(f"{name.hex()}\n" for name in names))
-    unfinished.rename(folder / _ORDER)
+    try:
+        unfinished.write_text("".join(f"{name.hex()}\n" for name in names))
+        unfinished.rename(folder / _ORDER)
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def _read_order(folder: Path) -> list[str]:

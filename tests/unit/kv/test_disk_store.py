@@ -19,6 +19,7 @@ from jaxserve.errors import ConfigError
 from jaxserve.kv.tiers import disk
 from jaxserve.kv.tiers.disk import DiskStore
 from jaxserve.kv.tiers.page import CacheBlock, Page, PageLayout
+from jaxserve.kv.tiers.page_file import write_order
 from jaxserve.kv.tiers.stats import TierStats
 from jaxserve.types import BlockHash
 from tests.e2e.http_server import until
@@ -327,6 +328,41 @@ def test_full_disk_removes_unused_folders_of_other_models_and_is_logged_once(
     put(store, 1, 2)
     assert len(list(tmp_path.glob("kv/*"))) == 1
     assert caplog.messages == ["KV pages cannot be stored: [Errno 28] No space left on device"]
+
+
+def test_full_disk_does_not_stop_the_removal_of_unused_folders(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine whose order of use cannot be stored outlives one of another model, and a second one of its own model."""
+
+    def fail(folder: Path, names: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(disk, "write_order", fail)
+    stores = [opened(num_pages=1), opened(), opened(dataclasses.replace(LAYOUT, model="other"))]
+    for store in stores:
+        put(store, 1)
+    own, second, other = (store._folder for store in stores)
+    monkeypatch.setattr(disk, "_LOOK_S", 0.02)
+    restart(stores[0], opened, num_pages=1)
+    for store in stores[1:]:
+        restart(store, opened, layout=dataclasses.replace(LAYOUT, model="third"))
+    long_ago = time.time() - 25 * 3600
+    for folder in (second, own):
+        os.utime(folder, (long_ago, long_ago))
+    until(lambda: own.stat().st_mtime > long_ago + 3600, "the folder in use looks like an unused one", 30)
+    until(lambda: not second.exists() and not other.exists(), "the unused folders are still there", 30)
+
+
+def test_order_that_cannot_be_stored_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = Path.write_text
+
+    def fail(path: Path, text: str) -> int:
+        write(path, text[:3])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", fail)
+    with pytest.raises(OSError, match="No space left"):
+        write_order(tmp_path, NAMES)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_engine_starts_beside_one_that_removes_files_and_folders(opened: Open, tmp_path: Path) -> None:
