@@ -7,6 +7,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from typing import Any, Final
 
 import numpy as np
@@ -55,7 +56,7 @@ class PeerStore:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`address`: HOST:PORT. `timeout_s`: longest wait for a reply. Connecting waits for the first request; each time the host is
-        resolved anew."""
+        resolved anew, in a thread of its own, because a resolver may take a minute."""
         self._layout = layout
         self._address = address
         self._token = token
@@ -66,6 +67,8 @@ class PeerStore:
         self._closed = threading.Event()
         self._context = zmq.Context()
         self._socket: zmq.Socket[bytes] | None = None
+        self._endpoint: Future[str] | None = None
+        """The endpoint of the next connection, or its error; None before the host is resolved."""
         self._pause_s = 0.0
         self._retry_s = 0.0
         """Time from which the peer is asked again after a failure."""
@@ -124,7 +127,8 @@ class PeerStore:
                 return None, []
             if reply is None:
                 text = (
-                    f"no reply in {self._timeout_s:g} seconds: the peer is gone or slow, or has another --kv-peer-token"
+                    f"no reply in {self._timeout_s:g} seconds: the peer, or the resolver of its name, is gone or slow, "
+                    "or the peer has another --kv-peer-token"
                 )
                 self._fail("peer_timeout", text)
                 return None, []
@@ -137,9 +141,11 @@ class PeerStore:
 
     def _exchange(self, request: PageRequest) -> tuple[PageReply | PageRefusal | None, list[Any]]:
         """Send a request and wait for its reply; None if there is none in time."""
-        connection = self._connected()
-        connection.send(header_of(request))
         deadline_s = time.monotonic() + self._timeout_s
+        connection = self._connected(deadline_s)
+        if connection is None:
+            return None, []
+        connection.send(header_of(request))
         while time.monotonic() < deadline_s and not self._closed.is_set():
             if not connection.poll(_POLL_MS):
                 continue
@@ -149,9 +155,17 @@ class PeerStore:
                 return reply, [frame.buffer for frame in frames[1:]]
         return None, []
 
-    def _connected(self) -> zmq.Socket[bytes]:
+    def _connected(self, deadline_s: float) -> zmq.Socket[bytes] | None:
+        """Return the connection; None if the host is not resolved in time: the next request waits for the same answer."""
         if self._socket is None:
-            endpoint = endpoint_of(self._address, "--kv-peers", self._token)
+            if self._endpoint is None:
+                self._endpoint = _resolve(self._address, self._token)
+            while not self._endpoint.done():
+                if time.monotonic() >= deadline_s or self._closed.is_set():
+                    return None
+                wait([self._endpoint], _POLL_MS / 1000)
+            resolved, self._endpoint = self._endpoint, None
+            endpoint = resolved.result()
             self._socket = self._context.socket(zmq.DEALER)
             self._socket.setsockopt(zmq.LINGER, 0)
             self._socket.setsockopt(zmq.IPV6, int("[" in endpoint))
@@ -173,3 +187,17 @@ class PeerStore:
         self._retry_s = self._clock() + self._pause_s
         self._disconnect()
         _log.warning("KV pages of %s: %s; it is asked again in %g s", self._address, text, self._pause_s)
+
+
+def _resolve(address: str, token: str) -> Future[str]:
+    """Resolve the host of a peer in a thread, which no one waits for at the end; returns its endpoint or error."""
+    endpoint = Future[str]()
+
+    def run() -> None:
+        try:
+            endpoint.set_result(endpoint_of(address, "--kv-peers", token))
+        except Exception as error:  # raised again where the endpoint is needed
+            endpoint.set_exception(error)
+
+    threading.Thread(target=run, name="kv-resolve", daemon=True).start()
+    return endpoint

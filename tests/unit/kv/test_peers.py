@@ -200,14 +200,37 @@ def test_peer_that_comes_back_with_another_address_is_found(endpoint: str, monke
     rig = Rig(tiers=config)
     assert rig.tiers is not None
     rig.tiers.close()
-    with served(2, endpoint), peer(f"pod:{port}", stats, timeout_s=0.1, clock=lambda: now[0]) as store:
+    with served(2, endpoint), peer(f"pod:{port}", stats, clock=lambda: now[0]) as store:
         assert store.num_leading(NAMES) == 0
         assert stats.take().failures == {"peer_error": 1}
-        now[0], found[:] = 60.0, ["127.0.0.2"]
+        store._timeout_s, now[0], found[:] = 0.5, 60.0, ["127.0.0.2"]
         assert store.num_leading(NAMES) == 0
         assert stats.take().failures == {"peer_timeout": 1}
         store._timeout_s, now[0], found[:] = 10.0, 120.0, ["127.0.0.1"]
         assert store.num_leading(NAMES) == 2
+
+
+def test_slow_resolver_holds_up_neither_fetches_nor_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_answer, now, stats = threading.Semaphore(0), threading.Event(), [0.0], TierStats()
+
+    def resolve(host: str, port: int, **options: object) -> list[tuple[object, ...]]:
+        begun.release()
+        may_answer.wait(30)
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    with peer("pod:7000", stats, timeout_s=0.05, clock=lambda: now[0]) as store:
+        for now[0] in (0.0, 60.0):
+            assert store.num_leading(NAMES) == 0
+            assert stats.take().failures == {"peer_timeout": 1}
+        assert begun.acquire(timeout=30)
+        assert not begun.acquire(blocking=False), "the second try waits for the answer to the first"
+        store._timeout_s, now[0] = 60.0, 120.0
+        asking = threading.Thread(target=store.num_leading, args=(NAMES,))
+        asking.start()
+    asking.join()
+    assert stats.take().failures == {}
+    may_answer.set()
 
 
 @contextmanager
