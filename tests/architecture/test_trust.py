@@ -88,7 +88,7 @@ def test_the_check_sees_a_read_of_the_wall_clock() -> None:
 
 
 def test_links_stay_in_the_repository() -> None:
-    """What is outside of it, other machines do not have."""
+    """Other machines do not have what is outside of it."""
     command = ["git", "-C", str(ROOT), "ls-files", "--stage"]
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     if found.returncode != 0:
