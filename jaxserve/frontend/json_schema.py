@@ -41,8 +41,8 @@ _OPEN: Final = 10**17
 _MOST_COUNTS: Final = ("maxLength", "maxItems", "maxProperties")
 _LARGEST_COUNT: Final = (1 << 32) - 1
 """The grammar compiler reads no larger one. No context holds as much."""
-_CLASS: Final = re.compile(r"\\.|\[(\^?)((?:\\.|[^\]\\])*)\]", re.DOTALL)
-"""An escape, or a class of characters: its `^` and its body."""
+_CLASS: Final = re.compile(r"\\.|\[(\^?)((?:\\.|[^\]\\])*)(\]?)", re.DOTALL)
+"""An escape, or a class of characters: its `^`, its body and its end, without which it reaches to the end of the pattern."""
 _RANGE: Final = re.compile(r"(\\.|.)(?:-(\\.|.))?", re.DOTALL)
 _UNIQUE: Final = (
     "uniqueItems: nothing can keep a model from repeating an item. Remove uniqueItems from the schema (in pydantic: a "
@@ -123,8 +123,8 @@ def _rust_pattern(pattern: str) -> str:
 
 
 def _rust_class(match: re.Match[str]) -> str:
-    negation, body = match.groups()
-    if body is None:  # an escape
+    negation, body, end = match.groups()
+    if not end:  # an escape, or no pattern
         return match[0]
     if not body:
         return r"[\s\S]" if negation else r"[^\s\S]"

@@ -423,6 +423,13 @@ def test_classes_of_patterns_have_the_meaning_of_ecma_262(
         assert accepted == [True, False], schema
 
 
+@pytest.mark.parametrize("part", ["[", "[\\a", "[^\\]"])
+def test_classes_without_an_end_are_read_once(part: str) -> None:
+    """Looking for the end from each beginning would take hours."""
+    schema = {"type": "string", "pattern": part * 200_000}
+    assert intended_schema(schema, "p") == schema
+
+
 def test_counts_that_no_reply_reaches_are_no_bounds() -> None:
     schema = {"type": "string", "maxLength": (1 << 63) - 1, "maxItems": 1 << 70, "maxProperties": (1 << 32) - 1}
     assert intended_schema(schema, "p") == {"type": "string", "maxProperties": (1 << 32) - 1}
