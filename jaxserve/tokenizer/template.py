@@ -141,19 +141,36 @@ def _bounded_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return the JSON of a value, made part by part, since a small value may contain another one many times.
+    """Return the JSON of a value, measured first, or made part by part if what is between values may be large.
 
     jinja's own filter escapes <, >, & and ' for HTML; a prompt must not be escaped.
     """
-    budget, parts, num_chars = _budget(context), list[str](), 0
-    budget.check_size(len(indent) if isinstance(indent, str) else indent or 0)
+    budget = _budget(context)
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    if indent is None and separators is None:
+        _check_json(value, budget)
+        return encoder.encode(value)
+    budget.check_size(len(indent) if isinstance(indent, str) else indent or 0)
+    parts, num_chars = list[str](), 0
     for part in encoder.iterencode(value):
         parts.append(part)
         num_chars += len(part)
         budget.check_size(num_chars)
-        budget.check_time()
     return "".join(parts)
+
+
+def _check_json(value: Any, budget: _Budget) -> None:
+    """Raise RenderLimitError for a value whose JSON would be over the limit. A small value may contain another one many times."""
+    pending, num_chars = [value], 0
+    while pending:
+        item = pending.pop()
+        num_chars += len(item) if isinstance(item, str) else 1
+        if isinstance(item, dict):
+            num_chars += sum(len(key) for key in item if isinstance(key, str))
+            pending += item.values()
+        elif isinstance(item, list | tuple):
+            pending += item
+        budget.check_size(num_chars + len(pending))
 
 
 def _environment() -> _BoundedEnvironment:
