@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from jaxserve.config_option import option
+
+DEFAULT_FLIGHT_DIRECTORY: Final = "~/.cache/jaxserve/flight"
+"""Of flight records, if no setting and no variable names another one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,15 +8,13 @@ import socket
 import threading
 import time
 from pathlib import Path
-from typing import Final
 
+from jaxserve.config_recorder import DEFAULT_FLIGHT_DIRECTORY
 from jaxserve.flight.dump import make_record
 from jaxserve.flight.record import EngineShape, write_record
 from jaxserve.flight.recorder import Recorder
 
 _log = logging.getLogger(__name__)
-
-DEFAULT_DIRECTORY: Final = "~/.cache/jaxserve/flight"
 
 
 class FlightRecorder:
@@ -26,7 +24,7 @@ class FlightRecorder:
         self._recorder = recorder
         self._shape = shape
         self._model = model
-        self._directory = Path(directory or DEFAULT_DIRECTORY).expanduser()
+        self._directory = Path(directory or DEFAULT_FLIGHT_DIRECTORY).expanduser()
         self._lock = threading.Lock()
         self._num_written = 0
 

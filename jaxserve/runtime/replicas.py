@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from jaxserve.config_recorder import DEFAULT_FLIGHT_DIRECTORY
 from jaxserve.ipc.address import replica_address
 from jaxserve.ipc.engine_spec import EngineSpec
 from jaxserve.runtime.devices import ReplicaDevices
@@ -36,11 +37,12 @@ def spec_of(spec: EngineSpec, replica: int) -> EngineSpec:
         return folder and str(Path(folder, f"replica-{replica}"))
 
     server, recorder = spec.config.server, spec.config.recorder
+    records = recorder.flight_recorder_dir or DEFAULT_FLIGHT_DIRECTORY
     config = dataclasses.replace(
         spec.config,
         tiers=spec.config.tiers.for_replica(replica),
         server=dataclasses.replace(server, profile_dir=own(server.profile_dir)),
-        recorder=dataclasses.replace(recorder, flight_recorder_dir=own(recorder.flight_recorder_dir)),
+        recorder=dataclasses.replace(recorder, flight_recorder_dir=own(records)),
     )
     return msgspec.structs.replace(
         spec, config=config, address=replica_address(spec.address, replica), publishes_pages=True

@@ -77,4 +77,6 @@ def test_each_engine_writes_profiles_and_flight_records_to_a_folder_of_its_own()
     assert [each.server.profile_dir for each in configs] == ["/p/replica-0", "/p/replica-2"]
     assert [each.recorder.flight_recorder_dir for each in configs] == ["/f/replica-0", "/f/replica-2"]
     without = EngineSpec(config=Config(model=ModelConfig(model="model")), model_path="model", address="ipc:///tmp/e")
-    assert spec_of(without, 1).config.server.profile_dir is None
+    config = spec_of(without, 1).config
+    assert config.server.profile_dir is None
+    assert config.recorder.flight_recorder_dir == "~/.cache/jaxserve/flight/replica-1"
