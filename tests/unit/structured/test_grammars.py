@@ -369,6 +369,9 @@ def test_kept_matchers_have_bounded_memory(
     masks.close()
 
 
+WORDS = '"word" | ' + " | ".join(f'"word{i}"' for i in range(600))
+
+
 @pytest.mark.parametrize(
     ("gbnf", "fits", "fails"),
     [
@@ -379,6 +382,8 @@ def test_kept_matchers_have_bounded_memory(
         ("root ::= [a&&b~~^/-]{5} [+--] [^]", "&~b-^,\n", "&~c-^,\n"),
         ('root ::= start (Start |\n a-b)? a_b "\\"" .\nstart ::= "1"\nStart ::= "2"\na-b ::= "3"\na_b ::= "4"', '134"\n', '13"\n'),
         ('root ::= ("a"{2} ("b"*)?){1,2} | "[" root{0,} "]" |', "[[]aabaa]", "[[]aabaaaa"),
+        ('root ::= item (" " root)?\nitem ::= ' + WORDS, "word599 word1 word", "word600"),
+        ('root ::= "[" str ("," str){0,50} "]" # counts multiply\nstr ::= ["] ([^"]{0,300} ("" | "ab" | "a" "c"?)) ["]', '["",".a"]', '["",.a"]'),
     ],
 )  # fmt: skip
 def test_a_gbnf_grammar_keeps_its_language(
@@ -389,6 +394,18 @@ def test_a_gbnf_grammar_keeps_its_language(
     grammar = Grammar("lark", reply.lark)
     assert accepts(vocabulary, tokenizer, grammar, fits)
     assert not accepts(vocabulary, tokenizer, grammar, fails)
+
+
+def test_a_gbnf_grammar_with_nested_counts_has_few_lexer_states(vocabulary: LLTokenizer, tokenizer: Tokenizer) -> None:
+    gbnf = 'root ::= "[" text ("," text){0,200} "]"\ntext ::= "\\"" [^"]{0,300} "\\""'
+    grammar, error = converted(Grammar("gbnf", gbnf))
+    assert error is None
+    matcher = new_matcher(grammar, vocabulary, StructuredConfig(max_grammar_states=500))
+    reply = "[" + ",".join('"' + f"{i} bottles " * 8 + '"' for i in range(10)) + "]"
+    for token in Vocabulary(tokenizer)(reply.encode()):
+        matcher.compute_bitmask()
+        assert matcher.consume_token(token), matcher.get_error()
+    assert matcher.is_accepting()
 
 
 @pytest.mark.parametrize(
