@@ -122,7 +122,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
             mmproj = resolve_tower(config.images)
             files = LoadedFiles(model_path, mmproj) if config.tiers.are_shared else None
             checkpoint = open_model(model_path, mmproj)
-            model = model_of(checkpoint)
+            model = stored_model = model_of(checkpoint)
             if isinstance(model, DecoderConfig):
                 if resolve_task(config.model, model) == "generate":
                     model = with_served_images(config.images, model, model_path, checkpoint, mmproj)
@@ -177,7 +177,7 @@ class LocalExecutor(Generic[PlanT, ResultT]):
             routed_experts=routed_experts_info(config, model),
         )
         eos_token_ids = frozenset(model.eos_token_ids if isinstance(model, DecoderConfig) else ())
-        weights = ServedWeights(config, prepared, base, adapters, runner, state, draft, measured, files)
+        weights = ServedWeights(config, prepared, base, stored_model, adapters, runner, state, draft, measured, files)
         rest = LatePrograms(prepared, cache, late, runner)
         sizes = prepared.limits.buckets, eos_token_ids
         return cls(runner, model_info, *sizes, counter, pages, snapshots, weights, rest)

@@ -25,6 +25,7 @@ from jaxserve.executor.content_digest import LoadedFiles
 from jaxserve.executor.draft_model import FREE, DraftCheckpoint
 from jaxserve.executor.preparation import Preparation
 from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig
+from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.registry import families, model_of, open_model
 from jaxserve.models.skeleton import ModelSkeleton
 from jaxserve.runner.backend import chip_of
@@ -57,6 +58,7 @@ class ServedWeights:
         config: Config,
         prepared: Preparation,
         checkpoint: Checkpoint,
+        model: DecoderConfig | EncoderConfig,
         adapters: Sequence[Adapter],
         runner: Runner[Any, Any],
         state: DeviceState,
@@ -64,12 +66,13 @@ class ServedWeights:
         with_measured: WithMeasured = lambda params: params,
         start: LoadedFiles | None = None,
     ) -> None:
-        """checkpoint: the one that was loaded, without adapters. adapters: opened in memory. draft: the draft model, which stays as
-        it is, or the MTP layer, which is read with the model; tensors of a file do not change it. start: the files of
+        """checkpoint: the one that was loaded, without adapters. model: its config, as stored. adapters: opened in memory. draft: the
+        draft model, which stays as it is, or the MTP layer, which is read with the model; tensors of a file do not change it. start: the files of
         `checkpoint`, for pages that outlive an update; None: there are no such pages."""
         self._config = config
         self._prepared = prepared
         self._base = checkpoint
+        self._model = model
         self._start = self._files = start
         """The files of the start, and those of `_base`."""
         self._new: LoadedFiles | None = None
@@ -91,7 +94,7 @@ class ServedWeights:
         mmproj = resolve_tower(self._config.images)
         self._new = files = LoadedFiles(path, mmproj)
         checkpoint = open_model(path, mmproj)
-        _check_same(self._config, self._prepared, checkpoint, self._base)
+        _check_same(self._config, self._prepared, checkpoint, self._model)
         draft = self._draft.of_model(path)
         drafting = draft.load(self._prepared) if draft.is_mtp else self._draft_params()
         params = self._read(checkpoint)
@@ -182,7 +185,7 @@ class ServedWeights:
             path, mmproj = stored_path(base), resolve_tower(self._config.images)
             files = LoadedFiles(path, mmproj)
             base = open_model(path, mmproj)  # the headers may have changed
-            _check_same(self._config, self._prepared, base, self._base)
+            _check_same(self._config, self._prepared, base, self._model)
             draft = draft.of_model(path)
             params = self._with_measured(self._read(base)) + draft.load(self._prepared)
             is_same = self._files is None or self._files.are_unchanged()
@@ -233,9 +236,11 @@ def _check_reserved(adapter: Adapter, shapes: AdaptersConfig) -> None:
         )
 
 
-def _check_same(config: Config, prepared: Preparation, checkpoint: Checkpoint, base: Checkpoint) -> None:
-    """Raise CheckpointError unless the programs, made for the model of `base`, compute what `checkpoint` describes."""
-    served, found = model_of(base), model_of(checkpoint)
+def _check_same(
+    config: Config, prepared: Preparation, checkpoint: Checkpoint, served: DecoderConfig | EncoderConfig
+) -> None:
+    """Raise CheckpointError unless the programs, made for the model that is served, compute what `checkpoint` describes."""
+    found = model_of(checkpoint)
     if isinstance(served, DecoderConfig) and isinstance(found, DecoderConfig):
         policy = make_policy(config, found, chip_of(prepared.device))
         quant = policy.quant

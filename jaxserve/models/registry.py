@@ -126,8 +126,10 @@ def _with_kv_scales(stored: CheckpointQuantization | None, dtype: KVScaleDtype |
 
 
 def decoder_of(checkpoint: Checkpoint) -> DecoderConfig:
-    """Read the decoder config of `checkpoint`; raise CheckpointError naming its path. Tensors are read only to compare a tied output
-    head that is stored nevertheless."""
+    """Read the decoder config of `checkpoint`; raise CheckpointError naming its path.
+
+    Only headers are read, and of a tied output head that is stored nevertheless the numbers, in each call (`has_own_head`).
+    """
     config = _named(checkpoint.path, checkpoint.config, checkpoint.generation_config)
     config = replace(config, tied_embeddings=config.tied_embeddings and not has_own_head(checkpoint))
     form, stored = read_form(checkpoint.config), None
@@ -159,7 +161,7 @@ def with_vision(config: DecoderConfig, path: Path, hf: Mapping[str, Any], mmproj
 
 
 def model_of(checkpoint: Checkpoint) -> DecoderConfig | EncoderConfig:
-    """Read the decoder or encoder config of `checkpoint`; raise CheckpointError naming its path."""
+    """Read the decoder or encoder config of `checkpoint`, as `decoder_of` does for a decoder; raise CheckpointError naming its path."""
     read = encoder_architectures().get(architecture(checkpoint.config) or "")
     if read is None:
         return decoder_of(checkpoint)
@@ -170,7 +172,7 @@ def model_of(checkpoint: Checkpoint) -> DecoderConfig | EncoderConfig:
 
 
 def read_decoder(path: Path, mmproj: Path | None = None) -> tuple[DecoderConfig, Checkpoint | None]:
-    """Return the decoder config at `path`, without a tower, and its checkpoint, reading headers only.
+    """Return the decoder config at `path`, without a tower, and its checkpoint, reading what `decoder_of` reads.
 
     mmproj: the GGUF file with the image encoder of a GGUF text model, which the checkpoint then has, too. The checkpoint is None for a directory with only config.json. Raises CheckpointError in one line.
     """
@@ -183,7 +185,7 @@ def read_decoder(path: Path, mmproj: Path | None = None) -> tuple[DecoderConfig,
 
 def read_mtp_layer(path: Path) -> tuple[DecoderConfig, Checkpoint | None]:
     """Return the first multi-token-prediction layer of the decoder at `path` as a decoder of one layer, and its checkpoint,
-    reading headers only.
+    reading what `decoder_of` reads.
 
     The checkpoint is None for a directory with only config.json. Raises CheckpointError in one line, also for a model
     without such a layer.
@@ -205,8 +207,8 @@ def read_mtp_layer(path: Path) -> tuple[DecoderConfig, Checkpoint | None]:
 
 
 def read_eagle_head(path: Path) -> tuple[DecoderConfig, Checkpoint]:
-    """Return the EAGLE-3 head at `path` as a decoder of one layer, and its checkpoint, reading headers only. Raises CheckpointError
-    in one line."""
+    """Return the EAGLE-3 head at `path` as a decoder of one layer, and its checkpoint, reading what `decoder_of` reads. Raises
+    CheckpointError in one line."""
     checkpoint = open_eagle_head(path, families())
     return replace(decoder_of(checkpoint), eagle=eagle_config(read_config(path))[1]), checkpoint
 

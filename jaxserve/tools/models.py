@@ -68,7 +68,7 @@ def models_in(folder: Path, name: str, *, separator: str) -> Iterator[LocalModel
 
 
 def describe_model(model: LocalModel, machine: Machine) -> ModelRow:
-    """Read the headers of a model, and plan it for a machine with default settings; nothing is compiled."""
+    """Read the config of a model, and plan it for a machine with default settings; nothing is compiled."""
     config = Config(model=ModelConfig(model=str(model.path)))
     try:
         with quiet_engine():

@@ -147,12 +147,13 @@ def test_new_weights_are_refused_only_if_the_cache_would_have_other_scales(path:
     checkpoints = [open_model(each) for each in (path, golden_checkpoint(MODEL).path)]
     for served, new in (checkpoints, checkpoints[::-1]):
         config = config_of(served.path, "int8")
-        prepared = prepare(config, decoder_of(served))
-        _check_same(config, prepared, served, served)
+        model = decoder_of(served)
+        prepared = prepare(config, model)
+        _check_same(config, prepared, served, model)
         with pytest.raises(CheckpointError, match="kind of scales of the KV cache is"):
-            _check_same(config, prepared, new, served)
+            _check_same(config, prepared, new, model)
         config = config_of(served.path, "auto")
-        _check_same(config, prepare(config, decoder_of(served)), new, served)
+        _check_same(config, prepare(config, model), new, model)
 
 
 def test_a_draft_model_has_a_cache_of_floats_beside_integers(path: Path) -> None:

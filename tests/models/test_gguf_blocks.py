@@ -122,10 +122,11 @@ def served(path: Path) -> tuple[ServedWeights, SimpleNamespace, Any]:
     """Return the weights of an engine without programs, its runner, and its preparation."""
     config = Config(model=ModelConfig(model=str(path), quantization=KEPT))
     checkpoint = open_model(path)
-    prepared = prepare(config, decoder_of(checkpoint))
+    model = decoder_of(checkpoint)
+    prepared = prepare(config, model)
     runner = SimpleNamespace(params=load_params(checkpoint, prepared.skeleton, prepared.sharding, lambda *_: None))
     state: Any = None
-    return ServedWeights(config, prepared, checkpoint, (), runner, state), runner, prepared  # type: ignore[arg-type]
+    return ServedWeights(config, prepared, checkpoint, model, (), runner, state), runner, prepared  # type: ignore[arg-type]
 
 
 def test_weights_are_replaced_by_those_of_a_file_of_the_same_types(path: Path, tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,12 +13,15 @@ import pytest
 
 from jaxserve.checkpoint.converted import FORMAT, ConversionManifest, ConvertedCheckpoint
 from jaxserve.checkpoint.protocol import Checkpoint
-from jaxserve.checkpoint.safetensors_file import open_safetensors
+from jaxserve.checkpoint.safetensors_file import SafetensorsFile, open_safetensors
+from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import CheckpointError
+from jaxserve.executor.preparation import prepare
+from jaxserve.executor.served_weights import ServedWeights
 from jaxserve.layers.policy import plain
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
-from jaxserve.weights.loader import check_tensors
+from jaxserve.weights.loader import check_tensors, load_params
 from tests.models.goldens import golden_checkpoint
 from tests.unit.checkpoint.checkpoint_files import write_safetensors
 
@@ -82,3 +87,29 @@ def test_a_conversion_with_a_head_has_its_own(tmp_path: Path) -> None:
     manifest = ConversionManifest(FORMAT, "digest", {}, [], {})
     converted = ConvertedCheckpoint(tmp_path, source.config, {}, source.tensors, manifest)
     assert not decoder_of(converted).tied_embeddings
+
+
+def served(checkpoint: Checkpoint) -> ServedWeights:
+    """Return the weights of an engine without programs."""
+    config, model = Config(model=ModelConfig(model="any", max_model_len=128)), decoder_of(checkpoint)
+    prepared = prepare(config, model)
+    runner = SimpleNamespace(params=load_params(checkpoint, prepared.skeleton, prepared.sharding, lambda *_: None))
+    return ServedWeights(config, prepared, checkpoint, model, (), runner, None)  # type: ignore[arg-type]
+
+
+def test_an_update_compares_the_head_of_the_new_checkpoint_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        tied(tmp_path / name, embedding())
+    weights, reads, read = served(open_model(tmp_path / "old")), Counter[tuple[str, str]](), SafetensorsFile.read
+
+    def counted(self: SafetensorsFile, name: str) -> np.ndarray:
+        reads[self.path.parent.name, name] += 1
+        return read(self, name)
+
+    monkeypatch.setattr(SafetensorsFile, "read", counted)
+    weights.load(str(tmp_path / "new"))()
+    assert {folder for folder, _ in reads} == {"new"}
+    assert reads["new", HEAD] == 1

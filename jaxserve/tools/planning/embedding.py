@@ -73,7 +73,7 @@ def is_embedding(config: Config, path: Path) -> bool:
 
 
 def read_embedding_model(path: Path) -> EmbeddingModel:
-    """Read the config, and of weights the headers. Raises CheckpointError with one line."""
+    """Read the config, and of weights what `read_model_config` reads. Raises CheckpointError with one line."""
     config, checkpoint = read_model_config(path)
     return EmbeddingModel(path, config, read_sentence_modules(path) if path.is_dir() else None, checkpoint)
 

@@ -66,7 +66,7 @@ class PlannedModel:
 
 
 def read_model(path: Path, images: ImagesConfig | None = None) -> PlannedModel:
-    """Read a GGUF file, or a directory with config.json, with or without weights; of weights only the headers.
+    """Read a GGUF file, or a directory with config.json, with or without weights; of weights what `decoder_of` reads.
 
     images: settings of image input; None for the defaults. Raises CheckpointError with one line.
     """
