@@ -16,7 +16,7 @@ from jaxserve.checkpoint.maxtext.checkpoint import stored_path
 from jaxserve.checkpoint.peft import Adapter, open_adapter
 from jaxserve.checkpoint.peft_modules import declared_module
 from jaxserve.checkpoint.protocol import Checkpoint
-from jaxserve.checkpoint.renamed import with_encoder_names
+from jaxserve.checkpoint.renamed import EMBEDDING, HEAD, with_encoder_names
 from jaxserve.checkpoint.source import resolve, resolve_adapter, resolve_tower
 from jaxserve.config import Config
 from jaxserve.errors import CheckpointError, InvalidRequestError, invalid, shown
@@ -26,6 +26,7 @@ from jaxserve.executor.draft_model import FREE, DraftCheckpoint
 from jaxserve.executor.preparation import Preparation
 from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
+from jaxserve.models.output_head import has_own_head
 from jaxserve.models.registry import families, model_of, open_model
 from jaxserve.models.skeleton import ModelSkeleton
 from jaxserve.runner.backend import chip_of
@@ -114,6 +115,8 @@ class ServedWeights:
         tensors = open_tensors(Path(file), self._base, families())
         if prepared.embedding is not None:
             tensors = served_tensors(prepared, tensors, ())
+        else:
+            _check_head(tensors, self._model)
         arrays = load_changed(tensors, prepared.skeleton, prepared.sharding)
         indices = range(len(prepared.skeleton.arrays))
         if not self._runner.params:
@@ -233,6 +236,17 @@ def _check_reserved(adapter: Adapter, shapes: AdaptersConfig) -> None:
     if others := set(map(declared_module, adapter.additions)) - set(shapes.modules):
         raise invalid(
             "lora_path", f"the adapter changes {shown(min(others))}, for which nothing is reserved (--max-loras)"
+        )
+
+
+def _check_head(tensors: Checkpoint, served: DecoderConfig | EncoderConfig) -> None:
+    """Raise CheckpointError if some tensors have an output head, but the one that is served is the embedding matrix, and they do not
+    have the same numbers for both."""
+    if not isinstance(served, DecoderConfig) or not served.tied_embeddings or HEAD not in tensors.tensors:
+        return
+    if EMBEDDING not in tensors.tensors or has_own_head(tensors):
+        raise CheckpointError(
+            f"{tensors.path}: {HEAD} must come with an equal {EMBEDDING}, which is the output head of the model that is served"
         )
 
 

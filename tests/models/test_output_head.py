@@ -113,3 +113,18 @@ def test_an_update_compares_the_head_of_the_new_checkpoint_only(
     weights.load(str(tmp_path / "new"))()
     assert {folder for folder, _ in reads} == {"new"}
     assert reads["new", HEAD] == 1
+
+
+def test_an_update_does_not_drop_a_head_that_differs(tmp_path: Path) -> None:
+    """Programs of a tied model have no place for it."""
+    weights, matrix = served(open_model(SOURCE)), embedding()
+    tied(tmp_path, -matrix)
+    with pytest.raises(CheckpointError, match="tied_embeddings is 'False' and, in the model that is served, 'True'"):
+        weights.load(str(tmp_path))
+    for arrays in ({EMBEDDING: matrix, HEAD: -matrix}, {"model.norm.weight": matrix[0], HEAD: matrix}):
+        file = write_safetensors(tmp_path / "some", arrays)
+        with pytest.raises(
+            CheckpointError, match=r"lm_head\.weight must come with an equal model\.embed_tokens\.weight"
+        ):
+            weights.load_tensors(str(file))
+    weights.load_tensors(str(write_safetensors(tmp_path / "some", {EMBEDDING: -matrix, HEAD: -matrix})))()
