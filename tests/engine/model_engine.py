@@ -199,6 +199,7 @@ class ModelEngine:
             overlap=overlap,
             max_burst_ms=max_burst_ms,
             num_speculative_tokens=num_speculative_tokens,
+            **({} if num_speculative_tokens else {"speculative_model": None, "speculative_method": "auto"}),
         )
         if max_num_batched_tokens is not None:
             scheduler = dataclasses.replace(
