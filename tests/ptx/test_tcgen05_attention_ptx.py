@@ -37,6 +37,7 @@ def test_segments_equal_dense_softmax_in_any_order() -> None:
     assert all(error <= 1 for error in errors.values()), errors
 
 
+@pytest.mark.exhaustive
 def test_waits_commits_and_fences_that_are_missing_are_caught() -> None:
     found = _process("mutants")
     assert found["tried"] > 30
