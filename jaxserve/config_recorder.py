@@ -8,7 +8,7 @@ from typing import Final
 from jaxserve.config_option import option
 
 DEFAULT_FLIGHT_DIRECTORY: Final = "~/.cache/jaxserve/flight"
-"""Of flight records, if no setting and no variable names another one."""
+"""The directory of flight records that no setting and no variable names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
