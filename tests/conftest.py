@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import tempfile
@@ -43,7 +42,6 @@ LONGEST = (
 )
 """Files, none of whose tests go to another worker, that take longest: they begin early, so that no worker is left with one at the end."""
 NEW_OBJECTS_PER_COLLECTION = 50_000
-MOST_FREED_BYTES = 512 << 20
 
 gc.disable()
 """Until all tests are collected: what is imported and collected stays, and walking through it takes seconds."""
@@ -77,36 +75,6 @@ def pytest_collection_finish() -> None:
     gc.freeze()
     gc.set_threshold(NEW_OBJECTS_PER_COLLECTION)
     gc.enable()
-
-
-def pytest_runtest_logfinish() -> None:
-    """Give memory back to the system when there is much more: an allocator keeps what programs took while they were compiled,
-    several GB in a worker."""
-    if _memory.grown_bytes() > MOST_FREED_BYTES:
-        _memory.trim()
-
-
-class _Memory:
-    """The memory of this process."""
-
-    def __init__(self) -> None:
-        self._bytes_after_trim = 0
-
-    def grown_bytes(self) -> int:
-        """Return how many bytes more than after the last `trim` are resident; 0 where the system does not say."""
-        try:
-            num_pages = int(Path("/proc/self/statm").read_text().split()[1])
-        except OSError:
-            return 0
-        return num_pages * os.sysconf("SC_PAGE_SIZE") - self._bytes_after_trim
-
-    def trim(self) -> None:
-        if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc's
-            trim(0)
-        self._bytes_after_trim += self.grown_bytes()
-
-
-_memory = _Memory()
 
 
 def _rank(item: pytest.Item) -> int:
