@@ -24,7 +24,7 @@ _HEX: Final = re.compile(r"x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}")
 _ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t"} | {char: char for char in '"\\[]-'}
 
 
-_MAX_TERMINAL_CHARS: Final = 2000
+_MAX_TERMINAL_CHARS: Final = 10_000
 """Characters of a grammar that becomes one terminal, with each repetition written out: its lexer has states for each of them."""
 
 

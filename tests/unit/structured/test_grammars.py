@@ -408,6 +408,12 @@ def test_a_gbnf_grammar_with_nested_counts_has_few_lexer_states(vocabulary: LLTo
     assert matcher.is_accepting()
 
 
+def test_a_gbnf_grammar_may_count_words_that_can_be_divided(vocabulary: LLTokenizer, tokenizer: Tokenizer) -> None:
+    grammar, error = converted(Grammar("gbnf", 'root ::= (word | " " | [.,]){1,1000}\nword ::= [a-zA-Z]+'))
+    assert error is None
+    assert accepts(vocabulary, tokenizer, grammar, "This is an answer, and it goes on. " * 20)
+
+
 @pytest.mark.parametrize(
     ("gbnf", "reason"),
     [
