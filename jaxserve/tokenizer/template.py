@@ -164,13 +164,20 @@ def _check_json(value: Any, budget: _Budget) -> None:
     pending, num_chars = [value], 0
     while pending:
         item = pending.pop()
-        num_chars += len(item) if isinstance(item, str) else 1
+        num_chars += _num_json_chars(item)
         if isinstance(item, dict):
-            num_chars += sum(len(key) for key in item if isinstance(key, str))
+            num_chars += sum(map(_num_json_chars, item))
             pending += item.values()
         elif isinstance(item, list | tuple):
             pending += item
         budget.check_size(num_chars + len(pending))
+
+
+def _num_json_chars(item: Any) -> int:
+    """Return about how many characters of JSON an item has, without those of the items in it."""
+    if isinstance(item, str):
+        return len(item)
+    return 1 + item.bit_length() // 4 if isinstance(item, int) else 1
 
 
 def _environment() -> _BoundedEnvironment:

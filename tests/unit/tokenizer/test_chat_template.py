@@ -191,10 +191,11 @@ def test_a_template_that_makes_too_much_text_is_stopped(source: str) -> None:
     "source",
     [
         "{{ ([{'k' * 9000: 1}] * 1000) | tojson }}",
+        "{% set n = 2 ** 2000 %}{{ ([n * n * n * n * n] * 4000) | tojson }}",
         "{{ ([[[1]]] * 1000) | tojson(indent=9000) }}",
         "{{ ([1] * 1000) | tojson(separators=(',' * 9000, ':')) }}",
     ],
-    ids=["keys", "indent", "separators"],
+    ids=["keys", "numbers", "indent", "separators"],
 )
 def test_json_of_too_much_text_is_not_made_first(source: str) -> None:
     tracemalloc.start()
