@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence, Set
 from dataclasses import fields, replace
 from pathlib import Path
@@ -34,6 +35,8 @@ from jaxserve.runner.limits import make_policy
 from jaxserve.runner.runner import Runner
 from jaxserve.runner.state import DeviceState
 from jaxserve.weights.loader import load_adapters, load_changed, load_params
+
+_log = logging.getLogger(__name__)
 
 
 def served_tensors(prepared: Preparation, checkpoint: Checkpoint, adapters: Sequence[Adapter | None]) -> Checkpoint:
@@ -240,13 +243,15 @@ def _check_reserved(adapter: Adapter, shapes: AdaptersConfig) -> None:
 
 
 def _check_head(tensors: Checkpoint, served: DecoderConfig | EncoderConfig) -> None:
-    """Raise CheckpointError if some tensors have an output head, but the one that is served is the embedding matrix, and they do not
-    have the same numbers for both."""
+    """Raise CheckpointError if some tensors have an output head that differs from their embedding matrix, which is the head that is
+    served. A head alone is not read: trainers send the matrix, of which it is a copy, in an earlier file."""
     if not isinstance(served, DecoderConfig) or not served.tied_embeddings or HEAD not in tensors.tensors:
         return
-    if EMBEDDING not in tensors.tensors or has_own_head(tensors):
+    if EMBEDDING not in tensors.tensors:
+        _log.warning("%s: %s is not read, the output head is %s", tensors.path, HEAD, EMBEDDING)
+    elif has_own_head(tensors):
         raise CheckpointError(
-            f"{tensors.path}: {HEAD} must come with an equal {EMBEDDING}, which is the output head of the model that is served"
+            f"{tensors.path}: {HEAD} must equal {EMBEDDING}, which is the output head of the model that is served"
         )
 
 
