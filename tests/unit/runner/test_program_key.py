@@ -44,6 +44,8 @@ def test_flags_are_in_the_key(variable: str, monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 def test_settings_of_jax_are_in_the_key(setting: str, value: str) -> None:
+    if setting not in jax.config.values:
+        pytest.skip("this jax has no such setting")
     before, old = program_key(host_key_parts()), jax.config.values[setting]
     jax.config.update(setting, value)
     try:
