@@ -22,8 +22,6 @@ from tests.models.layer_kinds import names_of_all_choices
 from tests.models.one_row import PAGE_SIZE, new_cache, step_context
 
 MAX_MODEL_LEN = 128
-GEMMA4 = ("gemma4_tiny", "gemma4_moe_odd_tiny")
-"""Shared keys and values with embeddings of each layer; experts beside the dense block, and heads that differ by layer."""
 
 
 def prompt_logits(
