@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +22,10 @@ _FLOAT: Final = "__float__"
 _FLOATS: Final = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 _VOCABULARIES: Final = ("tokenizer.json", "vocab.*", "*[!n].model", "*[!e]n.model")
 """Files that a tokenizer is read or converted from: any model of SentencePiece, but not tiktoken.model."""
+TIKTOKEN: Final = "tiktoken.model"
+"""File of byte strings and ranks, which do not say how a text is divided."""
+_TIKTOKEN_CODE: Final = ("tokenization_kimi.TikTokenTokenizer", "tokenization_moonshot.TikTokenTokenizer")
+"""Classes in repositories of Moonshot AI that all read this file in the same way."""
 
 
 def file_size(path: Path) -> int:
@@ -78,16 +83,29 @@ def expect_model_folder(directory: Path) -> None:
 
 
 def expect_tokenizer_files(directory: Path, subject: str) -> None:
-    """Raise CheckpointError if only code of the checkpoint can read its tokenizer, as for Kimi K2; `subject` opens the message."""
+    """Raise CheckpointError if only code of the checkpoint can read its tokenizer; `subject` opens the message."""
     path = directory / "tokenizer_config.json"
     if not path.is_file() or any(any(directory.glob(each)) for each in _VOCABULARIES):
         return
-    auto_map = read_object(path).get("auto_map")
-    if isinstance(auto_map, dict) and "AutoTokenizer" in auto_map:
+    config = read_object(path)
+    if _tokenizer_code(config) is not None and not has_known_ranks(directory, config):
         raise CheckpointError(
             f"{subject}: no tokenizer.json, and its tokenizer is code (auto_map in tokenizer_config.json), which is not run; "
             "put a tokenizer.json of the same tokens beside the weights in a local folder, and give its path"
         )
+
+
+def has_known_ranks(directory: Path, config: Mapping[str, Any]) -> bool:
+    """Return True if the tokenizer is a file of ranks whose code is known. config: tokenizer_config.json."""
+    return _tokenizer_code(config) in _TIKTOKEN_CODE and (directory / TIKTOKEN).is_file()
+
+
+def _tokenizer_code(config: Mapping[str, Any]) -> str | None:
+    """Return the class of the repository that reads its tokenizer, without the name of the repository; None: there is none."""
+    auto_map = config.get("auto_map")
+    found = auto_map.get("AutoTokenizer") if isinstance(auto_map, dict) else None
+    name = found[0] if isinstance(found, list) and found else found
+    return None if found is None else str(name).rpartition("--")[2]
 
 
 def read_config(directory: Path) -> dict[str, Any]:

@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from jaxserve.checkpoint.files import MODEL_OPTIMIZER, expect_tokenizer_files
+from jaxserve.checkpoint.files import MODEL_OPTIMIZER, TIKTOKEN, expect_tokenizer_files
 from jaxserve.checkpoint.image_processor import FILES as PROCESSOR_FILES
 from jaxserve.config_images import ImagesConfig
 from jaxserve.errors import CheckpointError, ConfigError, shown
 
 _HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<file>[^:]+\.gguf))?", re.ASCII)
 
-_TEXT_PATTERNS = ["*.json", "tokenizer*", "vocab.txt", "merges.txt", "*.jinja"]
+_TEXT_PATTERNS = ["*.json", "tokenizer*", "vocab.txt", "merges.txt", TIKTOKEN, "*.jinja"]
 _DIRECTORY_PATTERNS = ["model*.safetensors", *_TEXT_PATTERNS]
 """Files of a safetensors model: no pickle, no second copy of the weights."""
 _IGNORED_PATTERNS = ["[!0-9a]*/*", "[0-9][!_]*/*", "a[!d]*/*", "ad[!d]*/*"]

@@ -12,9 +12,10 @@ import msgspec
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
-from jaxserve.checkpoint.files import expect_model_folder, expect_tokenizer_files
+from jaxserve.checkpoint.files import TIKTOKEN, expect_model_folder, expect_tokenizer_files, has_known_ranks
 from jaxserve.errors import CheckpointError
 from jaxserve.tokenizer.source import TokenizerSource
+from jaxserve.tokenizer.tiktoken_vocab import read_tiktoken
 
 _SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _BERT_CLASSES: Final = (
@@ -38,7 +39,7 @@ _CONTROL: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 def read_hf_tokenizer(directory: Path) -> TokenizerSource:
     """Read the tokenizer of `directory`; raise CheckpointError naming the file.
 
-    Without `tokenizer.json` or `vocab.txt`, transformers converts the files that are there, which takes seconds.
+    Without `tokenizer.json`, `vocab.txt` or Kimi's `tiktoken.model`, transformers converts the files that are there, which takes seconds.
     """
     config = _read_json(directory / "tokenizer_config.json")
     backend = _backend(directory, config)
@@ -110,6 +111,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 def _backend(directory: Path, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
     path = directory / "tokenizer.json"
     if not path.is_file():
+        if has_known_ranks(directory, config):
+            return read_tiktoken(directory / TIKTOKEN, config)
         vocab = directory / "vocab.txt"
         if not vocab.is_file():
             return _converted_backend(directory)

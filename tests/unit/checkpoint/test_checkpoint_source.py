@@ -76,7 +76,7 @@ def test_existing_paths_are_returned_without_the_hub(hub: FakeHub, monkeypatch: 
 def test_hub_id_fetches_safetensors_and_text_only(hub: FakeHub) -> None:
     (hub.snapshot / "model.safetensors").touch()
     assert resolve("owner/name", "v1.0") == hub.snapshot
-    texts = ["*.json", "tokenizer*", "vocab.txt", "merges.txt", "*.jinja"]
+    texts = ["*.json", "tokenizer*", "vocab.txt", "merges.txt", "tiktoken.model", "*.jinja"]
     assert hub.calls == [
         {
             "repository": "owner/name",
@@ -227,7 +227,7 @@ FAILURES: dict[str, tuple[Callable[[], Exception], str]] = {
     ),
     "file gone": (
         lambda: http_error(hub_errors.RemoteEntryNotFoundError, 404),
-        "the repository has none of the files *.json, tokenizer*, vocab.txt, merges.txt, *.jinja",
+        "the repository has none of the files *.json, tokenizer*, vocab.txt, merges.txt, tiktoken.model, *.jinja",
     ),
     "disk full": (
         lambda: OSError(28, "No space left on device"),

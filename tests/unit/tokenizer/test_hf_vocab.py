@@ -116,7 +116,7 @@ def test_code_of_the_checkpoint_is_never_run(directory: Path, tmp_path: Path) ->
 
 def test_a_tokenizer_that_only_code_of_the_checkpoint_reads_is_named(directory: Path) -> None:
     (directory / "tokenizer.json").rename(directory / "tiktoken.model")
-    change_config(directory, auto_map={"AutoTokenizer": ["tokenization_kimi.TikTokenTokenizer", None]})
+    change_config(directory, auto_map={"AutoTokenizer": ["tokenization_other.TikTokenTokenizer", None]})
     with pytest.raises(
         CheckpointError, match=r"no tokenizer\.json, and its tokenizer is code .*put a tokenizer\.json"
     ) as caught:
