@@ -126,7 +126,8 @@ async def encode_conversation(
 
     def encode() -> list[int]:
         _check_chars(tokens, sum(map(_num_chars, conversation.messages)), context, param)
-        messages, tools = template_messages(conversation.messages), _template_tools(functions)
+        messages = template_messages(conversation.messages, tokens.output_format.prompt_call_id)
+        tools = _template_tools(functions)
         if is_explained:
             messages = with_explained_tools(messages, tools, takes_system=tokenizer.chat_templates.take_system)
         return tokenizer.encode_chat(
@@ -158,13 +159,15 @@ async def encode_text(
         raise _too_many(error, context, "prompt") from None
 
 
-def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+def template_messages(messages: Sequence[ChatMessage], prompt_id: str | None = None) -> list[dict[str, Any]]:
     """Return the conversation as a chat template reads it: fields that were not given are absent.
 
     Arguments of calls are objects. A result gets the name of the function that was called, which some templates read
-    and OpenAI's messages do not carry.
+    and OpenAI's messages do not carry. prompt_id: see `ToolFormat`.
     """
     called: dict[str, str] = {}
+    ids: dict[str, str] = {}
+    num_calls = 0
     rendered = []
     for message in messages:
         fields: dict[str, Any] = {"role": message.role, "content": message.content if message.content else ""}
@@ -175,9 +178,14 @@ def template_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
         if message.tool_calls:
             fields["tool_calls"] = [_template_call(call) for call in message.tool_calls]
             called |= {call.id: call.function.name for call in message.tool_calls if call.id is not None}
+            for call, shown in zip(message.tool_calls, fields["tool_calls"], strict=True):
+                if prompt_id is not None:
+                    shown["id"] = prompt_id.format(name=call.function.name, index=num_calls)
+                    ids |= {} if call.id is None else {call.id: shown["id"]}
+                num_calls += 1
         extras = {
             "name": message.name,
-            "tool_call_id": message.tool_call_id,
+            "tool_call_id": ids.get(message.tool_call_id or "", message.tool_call_id),
             "reasoning": message.reasoning,
             "reasoning_content": message.reasoning_content,
         }

@@ -83,6 +83,11 @@ class OutputFormat:
         sections = self.tools.sections if self.tools is not None and with_tools else ()
         return (*reasoning, *(marker for section in sections for marker in section.markers if marker))
 
+    @property
+    def prompt_call_id(self) -> str | None:
+        """Return the form of ids of calls in prompts: see `ToolFormat.prompt_id`."""
+        return None if self.tools is None else self.tools.prompt_id
+
     def new_call_id(self) -> str:
         """Return an id for a call, as the model's chat template accepts it."""
         length = self.tools.num_id_characters if self.tools is not None else None

@@ -42,6 +42,9 @@ class ToolFormat:
     """Texts that show that the template only looks like it: an unsupported format that uses the same marker."""
     num_id_characters: int | None = None
     """Length of call ids, letters and digits, if the template requires one. None: any id."""
+    prompt_id: str | None = None
+    """Id of a call in prompts, from its {name} and its {index} among the calls of a conversation, if the model reads the name from
+    it. None: the request's id."""
     syntaxes: tuple[CallSyntax, ...] = ()
     """Syntaxes for a grammar; the first one whose control tokens exist is used. Empty: calls cannot be constrained."""
     is_explained: bool = False

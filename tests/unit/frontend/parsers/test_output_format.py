@@ -58,6 +58,7 @@ def test_templates_of_families_are_known(template: str, tools: str | None, reaso
         ("<start_function_call>", "gemma"),
         ("<|tool_call>call:", "gemma"),
         ("<｜tool▁calls▁begin｜>", "deepseek"),
+        ("<|tool_calls_section_begin|>", "kimi_k2"),
         ("nothing", "generic"),
     ],
 )
@@ -120,3 +121,25 @@ def test_what_a_template_writes_for_calls_is_read_as_these_calls(template: str, 
 def test_ids_are_as_the_family_takes_them() -> None:
     assert re.fullmatch(r"call_[0-9a-f]{24}", choose_output_format([], "hermes", "none").new_call_id())
     assert re.fullmatch(r"[A-Za-z0-9]{9}", choose_output_format([], "mistral", "none").new_call_id())
+
+
+def test_prompts_have_the_ids_from_which_a_family_reads_names() -> None:
+    """Whatever ids the client has: those of this server, or of another one."""
+
+    def calls(*ids: str | None) -> list[MessageToolCall]:
+        return [MessageToolCall(id=each, function=CalledFunction(name="now")) for each in ids]
+
+    messages = [
+        ChatMessage(role="assistant", tool_calls=calls("call_1", None)),
+        ChatMessage(role="tool", tool_call_id="call_1", content="12:00"),
+        ChatMessage(role="assistant", tool_calls=calls("x")),
+        ChatMessage(role="tool", tool_call_id="x", content="12:01"),
+        ChatMessage(role="tool", tool_call_id="y", content="?"),
+    ]
+    prompt_id = choose_output_format([], "kimi_k2", "none").prompt_call_id
+    first, one, second, other, unknown = template_messages(messages, prompt_id)
+    assert [call["id"] for call in first["tool_calls"]] == ["functions.now:0", "functions.now:1"]
+    assert (one["tool_call_id"], one["name"]) == ("functions.now:0", "now")
+    assert [second["tool_calls"][0]["id"], other["tool_call_id"]] == ["functions.now:2"] * 2
+    assert unknown["tool_call_id"] == "y"
+    assert template_messages(messages)[0]["tool_calls"][0]["id"] == "call_1"

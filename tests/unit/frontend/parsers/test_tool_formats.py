@@ -26,6 +26,9 @@ ONE_CALL = {
     "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
     + JSON
     + "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
+    + JSON
+    + "<|tool_call_end|><|tool_calls_section_end|>",
     "harmony": "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>" + JSON,
 }
 
@@ -47,6 +50,8 @@ VARIANTS = [
     ("gemma", "<start_function_call>call:get_weather{city:<escape>Par}is<escape>,days:3}<end_function_call>"),
     ("gemma", '<|tool_call>call:get_weather{"city": "Par}is", days: 3}<tool_call|>'),
     ("deepseek", "<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>" + JSON + "<｜tool▁call▁end｜>"),
+    ("kimi_k2", "<|tool_call_begin|> functions.get_weather:12 <|tool_call_argument_begin|> " + JSON + " <|tool_call_end|>"),
+    ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>get_weather<|tool_call_argument_begin|>" + JSON),
     ("harmony", "<|channel|>commentary<|message|>" + "<|end|><|start|>assistant to=functions.get_weather<|channel|>"
      "commentary json<|message|> " + JSON + "<|call|>"),
 ]  # fmt: skip
@@ -85,6 +90,10 @@ def test_a_complete_call_is_counted_when_its_arguments_end(name: str, text: str)
         ("qwen3_coder", "{0}\n<tool_call>\n<function=now>\n</function>\n</tool_call>"),
         ("gemma", "{0}<|tool_call>call:now{{}}<tool_call|>"),
         ("deepseek", "{2}\n<｜tool▁call▁begin｜>now<｜tool▁sep｜><｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
+        (
+            "kimi_k2",
+            "{3}<|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{{}}<|tool_call_end|><|tool_calls_section_end|>",
+        ),
         ("harmony", "{0}<|end|><|start|>assistant<|channel|>commentary to=functions.now<|message|><|call|>"),
         ("pythonic", '[get_weather(city="Par}}is", days=3), now()]'),
         ("pythonic", '<function_calls>\nget_weather(city="Par}}is", days=3)\nnow()\n</function_calls>'),
@@ -92,7 +101,8 @@ def test_a_complete_call_is_counted_when_its_arguments_end(name: str, text: str)
 )
 def test_two_calls_are_read(name: str, text: str) -> None:
     first = ONE_CALL[name]
-    whole = text.format(first, JSON, first.removesuffix("<｜tool▁calls▁end｜>"))
+    ends = ("<｜tool▁calls▁end｜>", "<|tool_calls_section_end|>")
+    whole = text.format(first, JSON, *map(first.removesuffix, ends))
     assert arguments(read(output_format(name), whole).calls) == [("get_weather", WEATHER), NOW]
 
 
@@ -130,6 +140,7 @@ def test_text_without_a_call_is_content_unchanged(name: str) -> None:
         ("qwen3_coder", "<function=" + "x" * 1000 + ">"),
         ("gemma", "<|tool_call>get_weather{}"),
         ("deepseek", "<｜tool▁calls▁begin｜>none<｜tool▁calls▁end｜>"),
+        ("kimi_k2", "<|tool_calls_section_begin|>none<|tool_calls_section_end|>"),
     ],
 )
 def test_what_is_no_call_stays_content(name: str, text: str) -> None:
@@ -144,6 +155,7 @@ def test_what_is_no_call_stays_content(name: str, text: str) -> None:
         ("llama3_json", '{"name": "now", "parameters": {"city": "Pa', '{"city": "Pa'),
         ("mistral", '[TOOL_CALLS]now{"city": "Pa', '{"city": "Pa'),
         ("deepseek", '<｜tool▁call▁begin｜>now<｜tool▁sep｜>{"city": "Pa', '{"city": "Pa'),
+        ("kimi_k2", '<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{"city": "Pa', '{"city": "Pa'),
         ("harmony", '<|channel|>commentary to=functions.now<|message|>{"city": "Pa', '{"city": "Pa'),
         ("pythonic", '[now(city="Pa', '{"city": "Pa'),
         ("qwen3_coder", "<function=now><parameter=city>Pa", '{"city": "Pa'),
