@@ -55,6 +55,7 @@ _PREFIXES: Final[Mapping[str, str]] = {
     "multi_modal_projector.patch_merger.": "connector.",
     "multi_modal_projector.": "connector.",
     "embed_vision.": "connector.",
+    "mm_projector.": "connector.",
 }
 """Our prefix after VISION by that of a checkpoint, the longer before the shorter."""
 _AUDIO: Final = ("audio_tower.", "embed_audio.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from jaxserve.tools.planning.devices import ACCELERATORS
 from jaxserve.tools.planning.fit import model_sizes
 from tests.models.goldens import golden_checkpoint
 from tests.models.loading import load
+from tests.models.random_checkpoint import write_random
 from tests.models.test_fp8_checkpoints import LLAMA
 from tests.models.tiny_model import TinyModel
 from tests.unit.checkpoint.checkpoint_files import write_safetensors
@@ -215,6 +217,34 @@ def test_a_missing_or_contradictory_tensor_is_named(
         loaded(tmp_path)
     assert expected in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_only_experts_may_have_4_bits(tmp_path: Path) -> None:
+    """Kimi K2.5 is published so, as the text part of a multimodal checkpoint whose `text_config` says how it is quantised."""
+    source, folder = tmp_path / "source", tmp_path / "folder"
+    source.mkdir()
+    folder.mkdir()
+    tiny = json.loads((golden_checkpoint("deepseek_v3_tiny").path / "config.json").read_text())
+    write_random(source, {**tiny, "hidden_size": 64, "moe_intermediate_size": 32})
+    dequantised = write_int4(folder, source, LAYOUTS["packed"], only=".mlp.experts.")
+    stored = open_safetensors(folder / "model.safetensors")
+    tensors = {f"language_model.{name}": np.array(stored.read(name)) for name in stored.tensors}
+    write_safetensors(folder / "model.safetensors", tensors)
+    text = {**json.loads((folder / "config.json").read_text()), "model_type": "kimi_k2"}
+    whole = {"architectures": ["KimiK25ForConditionalGeneration"], "text_config": text, "vision_config": {}}
+    (folder / "config.json").write_text(json.dumps(whole))
+    chosen, params = loaded(folder)
+    assert chosen == "int4-weight-only"
+    assert {name for name, array in params.items() if array.dtype == np.int8} == {
+        f"model.layers.1.mlp.experts.{part}_proj.weight" for part in ("gate", "up", "down")
+    }
+    np.testing.assert_array_equal(
+        params["model.layers.1.mlp.shared_experts.up_proj.weight"],
+        dequantised["model.layers.1.mlp.shared_experts.up_proj.weight"],
+    )
+    numbers, scales = (params[f"model.layers.1.mlp.experts.up_proj.weight{end}"][3] for end in ("", "_scale"))
+    found = numbers * scales.T.repeat(32, axis=1)
+    np.testing.assert_allclose(found, dequantised["model.layers.1.mlp.experts.3.up_proj.weight"], rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["packed zeros", "gptq zeros", "awq"])

@@ -27,6 +27,7 @@ SEEING = {
     "visual.norm.weight": (4,),
     "audio_tower.norm.weight": (4,),
     "embed_vision.norm.weight": (4,),
+    "mm_projector.pre_norm.weight": (4,),
 }
 TIED = "tie_word_embeddings"
 PREDICTING = "mtp.fc.weight"
@@ -76,6 +77,7 @@ def seeing_checkpoint(folder: Path, source: str, architecture: str, naming: str)
         ("qwen3_tiny", "Qwen3VLForConditionalGeneration"),
         ("qwen3_5_tiny", "Qwen3_5ForConditionalGeneration"),
         ("qwen3_5_moe_tiny", "Qwen3_5MoeForConditionalGeneration"),
+        ("deepseek_v3_tiny", "KimiK25ForConditionalGeneration"),
     ],
 )
 def test_the_text_part_equals_the_text_model(tmp_path: Path, source: str, architecture: str, naming: str) -> None:

@@ -1,4 +1,4 @@
-"""DeepSeek-V3, V3.1 and R1 (arXiv 2412.19437), and Kimi K2 (arXiv 2507.20534)."""
+"""DeepSeek-V3, V3.1 and R1 (arXiv 2412.19437), Kimi K2 (arXiv 2507.20534) and the text part of Kimi K2.5 and K2.6."""
 
 from __future__ import annotations
 
@@ -36,4 +36,10 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return latent_decoder(keys, dense_first(keys, full_layers(keys), experts))
 
 
-FAMILY = Family(("DeepseekV3ForCausalLM",), decoder_config, mtp_names="layer")
+FAMILY = Family(
+    ("DeepseekV3ForCausalLM",),
+    decoder_config,
+    text_part_of=("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),
+    text_model_types=("deepseek_v3", "kimi_k2", None),
+    mtp_names="layer",
+)

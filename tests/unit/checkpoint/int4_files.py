@@ -52,14 +52,14 @@ LAYOUTS = {
 }
 
 
-def write_int4(folder: Path, source: Path, layout: Layout) -> dict[str, np.ndarray]:
-    """Write the checkpoint at `source` in 4 bits; return its dequantised tensors in float32."""
+def write_int4(folder: Path, source: Path, layout: Layout, only: str = "") -> dict[str, np.ndarray]:
+    """Write the checkpoint at `source` in 4 bits; return its dequantised tensors in float32. only: part of the names of quantised matrices."""
     whole, random = open_safetensors(source / "model.safetensors"), np.random.default_rng(0)
     tensors: dict[str, np.ndarray] = {}
     dequantised: dict[str, np.ndarray] = {}
     for name, info in whole.tensors.items():
         values = whole.read(name).astype(np.float32)
-        if len(info.shape) < 2 or name in WHOLE:
+        if len(info.shape) < 2 or name in WHOLE or only not in name:
             tensors[name] = dequantised[name] = values
             continue
         matrix = _quantized(values, layout, random)
