@@ -114,7 +114,7 @@ def _mixer_matmuls(decoder: DecoderConfig, layer: LayerConfig) -> list[str]:
         names = ["q_proj", "o_proj"]
         if layer.kv_source is None:
             names += ["k_proj", "v_proj"] if layer.has_value_projection else ["k_proj"]
-        if decoder.output_gate == "apart":
+        if decoder.output_gate in ("apart", "heads"):
             names.append("gate_proj")
         found += [f"self_attn.{name}" for name in names]
     if layer.recurrent is not None:

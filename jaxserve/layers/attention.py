@@ -106,8 +106,8 @@ class Attention(nnx.Module):
         parts = {"q_proj": n * h * (2 if self.output_gate == "queries" else 1)}
         if layer.kv_source is None:
             parts |= {"k_proj": k * h, "v_proj": k * v} if layer.has_value_projection else {"k_proj": k * h}
-        if self.output_gate == "apart":
-            parts["gate_proj"] = n * v
+        if self.output_gate in ("apart", "heads"):
+            parts["gate_proj"] = n if self.output_gate == "heads" else n * v
         make = partial(Linear, in_dim=in_dim or d, axes=("kv_heads", "embed"), policy=policy, bias=config.qkv_bias)
         self.qkv_proj = FusedLinear(parts, make, policy, num_units=k)
         self.o_proj = Linear(d, n * v, ("embed", "heads"), policy, bias=config.attention_out_bias)
@@ -153,8 +153,8 @@ class Attention(nnx.Module):
         gate = None
         if self.output_gate == "queries":
             query, gate = jnp.split(query.reshape(-1, n, 2 * h), 2, -1)
-        elif self.output_gate == "apart":
-            gate = stored.pop().reshape(-1, n, self.value_dim)
+        elif self.output_gate != "none":
+            gate = stored.pop().reshape(len(x), n, -1)  # (T, N, H), or (T, N, 1)
         query, stored, rotation = self._positioned(query, stored, step)
         # Without keys and values of its own only their shape counts: the pages hold what another layer wrote.
         key, value = stored or [jnp.zeros((len(x), k, h), x.dtype)] * 2

@@ -29,9 +29,9 @@ NormWeights = Literal["plain", "wide", "offset", "none"]
 Sinks = Literal["none", "all", "windows"]
 """Attention sinks, a logit in the softmax without a value for each head: in all layers (gpt-oss), or in those with a window
 (MiMo-V2-Flash)."""
-OutputGate = Literal["none", "queries", "apart"]
+OutputGate = Literal["none", "queries", "apart", "heads"]
 """Gate of each head's output. queries: the query projection has it after the head's query (Qwen3-Next); apart: a projection of
-its own has it (AFMoE)."""
+its own has it (AFMoE); heads: the same, with one number for each head (LFM3)."""
 
 RotaryPairs = Literal["halves", "swapped_halves", "adjacent"]
 """Dimensions that rotate together: i and i + R / 2 (Llama), i + R / 2 and i (NanoChat, which turns the other way round), or 2 i

@@ -23,6 +23,7 @@ NUM_DRAFTS = 3
         ("qwen3_5_odd_tiny", "xla"),
         ("falcon_h1_odd_tiny", "native"),
         pytest.param(("kimi_linear_odd_tiny", "native"), marks=pytest.mark.exhaustive),
+        pytest.param(("lfm3_tiny", "native"), marks=pytest.mark.exhaustive),  # windows beside states
     ],
 )
 def engine(request: Any) -> Iterator[tuple[str, ModelEngine]]:

@@ -25,6 +25,9 @@ LFM2 = {
 }
 
 
+LFM3 = {**LFM2, "architectures": ["Lfm3ForCausalLM"]}
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
@@ -37,3 +40,18 @@ LFM2 = {
 def test_layers_that_are_not_computed_are_refused(keys: dict[str, object], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         decoder_config({**LFM2, **keys})
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"layer_types": ["conv", "conv"]}, "at least one layer of full_attention"),
+        ({"layer_types": ["conv", "linear_attention"]}, "conv and full_attention and sliding_attention only"),
+        ({"attention_bias": True}, "attention_bias is true; supported: false"),
+        ({"rope_parameters": {"rope_type": "default"}}, "tables full_attention and sliding_attention"),
+    ],
+)
+def test_settings_of_lfm3_that_are_not_computed_are_refused(keys: dict[str, object], message: str) -> None:
+    layers = {"layer_types": ["conv", "full_attention"]}
+    with pytest.raises(CheckpointError, match=message):
+        decoder_config({**LFM3, **layers, **keys})

@@ -94,6 +94,7 @@ def test_every_family_file_is_found() -> None:
         "KimiLinearForCausalLM",
         "Lfm2ForCausalLM",
         "Lfm2MoeForCausalLM",
+        "Lfm3ForCausalLM",
         "Llama4ForCausalLM",
         "LlamaForCausalLM",
         "MellumForCausalLM",

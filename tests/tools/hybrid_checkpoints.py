@@ -141,6 +141,11 @@ _BAMBA: dict[str, Any] = {
     "attn_layer_indices": [1],
 }
 
+_LFM3_ROPE: dict[str, Any] = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e2},
+    "full_attention": {"rope_type": "proportional", "rope_theta": 1e3, "partial_rotary_factor": 0.5},
+}
+
 HYBRID_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]] = {
     "kimi_linear_tiny": (
         _config(
@@ -286,6 +291,49 @@ HYBRID_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]]
             conv_bias=True,
             conv_L_cache=4,
             rope_theta=1e4,
+        ),
+        "bfloat16",
+        {"eps": {"norm_eps": 0.1}},
+    ),
+    "lfm3_tiny": (
+        _config(
+            "Lfm3ForCausalLM",
+            "lfm3",
+            hidden_size=48,
+            intermediate_size=72,
+            head_dim=24,
+            num_hidden_layers=5,
+            norm_eps=1e-5,
+            conv_L_cache=7,
+            sliding_window=8,
+            layer_types=["conv", "sliding_attention", "conv", "full_attention", "sliding_attention"],
+            rope_parameters=_LFM3_ROPE,
+            tie_word_embeddings=True,
+        ),
+        "bfloat16",
+        {
+            "window": {"sliding_window": 9},
+            "gate": {"use_attention_gate": False},
+            "theta": {"rope_parameters": {**_LFM3_ROPE, "full_attention": {"rope_type": "default", "rope_theta": 1e3}}},
+        },
+    ),
+    "lfm3_odd_tiny": (
+        _config(
+            "Lfm3ForCausalLM",
+            "lfm3",
+            hidden_size=48,
+            intermediate_size=72,
+            head_dim=40,
+            num_attention_heads=3,
+            num_key_value_heads=1,
+            layer_types=["conv", "full_attention", "conv"],
+            norm_eps=1e-5,
+            conv_bias=True,
+            conv_L_cache=4,
+            use_sandwich_norm=False,
+            use_attention_gate=False,
+            attention_bias=True,
+            rope_parameters=_LFM3_ROPE,
         ),
         "bfloat16",
         {"eps": {"norm_eps": 0.1}},

@@ -219,6 +219,8 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
     "kimi_linear": {"architectures": ["KimiLinearForCausalLM"]},
     "qwen3_5_moe": {"architectures": ["Qwen3_5MoeForCausalLM"]},
     "lfm2": {"architectures": ["Lfm2ForCausalLM"]},
+    "lfm3": {"architectures": ["Lfm3ForCausalLM"], "sliding_window": 16},
+    "lfm3_layer_types": {"architectures": ["Lfm3ForCausalLM"], "layer_types": ["conv", "full_attention"] * 3},
     "lfm2_moe": {"architectures": ["Lfm2MoeForCausalLM"], "layer_types": ["conv", "full_attention"] * 3},
     "granitemoehybrid": {
         "architectures": ["GraniteMoeHybridForCausalLM"],
@@ -323,6 +325,7 @@ DEFAULTED_KEYS += ("ffn_hidden_size", "num_kv_heads", "num_ln_in_parallel_attn",
 DEFAULTED_KEYS += ("parallel_attn", "bias", "global_attn_every_n_layers", "mup_enabled", "route_scale")
 DEFAULTED_KEYS += ("attention_value_scale", "shared_expert_combination_strategy", "expert_selection_fn")
 DEFAULTED_KEYS += ("prefix_dense_sliding_window_pattern", "prefix_dense_intermediate_size")
+DEFAULTED_KEYS += ("use_sandwich_norm", "use_attention_gate")
 
 
 def rope_case(keys: dict[str, Any]) -> dict[str, Any]:

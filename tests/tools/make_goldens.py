@@ -52,6 +52,7 @@ _PUBLISHED_NAMES: dict[str, dict[str, str]] = {
         ".mlp.gate.": ".block_sparse_moe.gate.",
         ".mlp.shared_experts.": ".block_sparse_moe.shared_experts.",
     },
+    "lfm3": {".self_attn.g_proj.": ".self_attn.gate_proj."},
     "mimo_v2_flash": {".sinks": ".attention_sink_bias"},
     "hy_v3": {
         ".mlp.gate.": ".mlp.router.gate.",

@@ -40,15 +40,26 @@ QWEN_SIZES: Final[Mapping[str, Any]] = {
 
 
 def hybrid_layers(
-    keys: Keys, names: list[str], kind: str, recurrent: RecurrentConfig, attention: str = "full_attention"
+    keys: Keys,
+    names: list[str],
+    kind: str,
+    recurrent: RecurrentConfig,
+    attention: str = "full_attention",
+    *,
+    window: int | None = None,
 ) -> tuple[LayerConfig, ...]:
-    """Return layers of which those named `kind` are recurrent, and those named `attention` have full attention."""
-    if any(name not in (kind, attention) for name in names):
-        raise keys.error("layer_types", f"{kind} and {attention} only")
-    if attention not in names:
+    """Return layers of which those named `kind` are recurrent, and those named `attention` have full attention.
+
+    window: the window of layers named `sliding_attention`; None: there are no such layers.
+    """
+    found = {kind: LayerConfig(recurrent=recurrent, has_kv=False), attention: LayerConfig()}
+    if window is not None:
+        found["sliding_attention"] = LayerConfig(window)
+    if any(name not in found for name in names):
+        raise keys.error("layer_types", f"{' and '.join(found)} only")
+    if set(names) == {kind}:
         raise keys.error("layer_types", f"at least one layer of {attention}: a model without KV pages is not served")
-    mixed, plain = LayerConfig(recurrent=recurrent, has_kv=False), LayerConfig()
-    return tuple(mixed if name == kind else plain for name in names)
+    return tuple(found[name] for name in names)
 
 
 def layer_names(keys: Keys, default: list[str]) -> list[str]:

@@ -119,6 +119,20 @@ def by_layer_type(keys: Keys, sliding_theta: float, *, fraction: float | None = 
     return Keys({**keys.table, name: full}, keys.prefix), own.number("rope_theta", low=1.0)
 
 
+def without_proportional(keys: Keys, head_dim: int) -> tuple[Keys, RopeScaling | None]:
+    """Return keys whose rope has no kind of its own, and the scaling of a proportional one."""
+    table = keys.get("rope_parameters") or {}
+    if not isinstance(table, dict) or table.get("rope_type") != "proportional":
+        return keys, None
+    own = Keys({"factor": 1.0, "partial_rotary_factor": 1.0, **table}, "rope_parameters.full_attention.")
+    num_pairs = int(own.number("partial_rotary_factor", high=1.0) * head_dim // 2)
+    if not num_pairs:
+        raise own.error("partial_rotary_factor", f"at least one pair of a head of {head_dim}")
+    scaling = RopeScaling("proportional", own.number("factor", low=1.0, high=MAX_FACTOR), num_pairs=num_pairs)
+    rest = {key: value for key, value in table.items() if key not in ("factor", "partial_rotary_factor")}
+    return Keys({**keys.table, "rope_parameters": {**rest, "rope_type": "default"}}, keys.prefix), scaling
+
+
 def _table(keys: Keys) -> Keys:
     for key in ("rope_scaling", "rope_parameters"):
         table = keys.get(key)

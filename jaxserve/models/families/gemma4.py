@@ -17,7 +17,7 @@ from jaxserve.checkpoint.gguf.per_layer import (
     widths_config,
     windows_config,
 )
-from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, RopeScaling
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.models.families._common import (
     MAX_HEAD_DIM,
@@ -32,7 +32,7 @@ from jaxserve.models.families._common import (
 from jaxserve.models.families._experts import COUNT_KEYS, MAX_EXPERTS
 from jaxserve.models.families._gemma import sharing_layers
 from jaxserve.models.families._keys import Keys
-from jaxserve.models.families._rope import MAX_FACTOR, by_layer_type
+from jaxserve.models.families._rope import by_layer_type, without_proportional
 from jaxserve.models.families._vision import gemma4_vision
 
 DEFAULTS: Final[Mapping[str, Any]] = {
@@ -103,7 +103,7 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     keys.require("use_bidirectional_attention", None, "vision")
     keys, sliding_theta = by_layer_type(keys, 10_000.0)
     layers = _layers(keys)
-    keys, scaling = _without_proportional(keys, _full_head_dim(layers, keys))
+    keys, scaling = without_proportional(keys, _full_head_dim(layers, keys))
     config = build(keys, layers=layers, computed=_COMPUTED, activation_key="hidden_activation")
     cap, dim = "final_logit_softcapping", keys.integer("hidden_size_per_layer_input", MAX_WIDTH, low=0)
     if dim and keys.get("vocab_size_per_layer_input") != config.vocab_size:
@@ -203,20 +203,6 @@ def _full_head_dim(layers: tuple[LayerConfig, ...], keys: Keys) -> int:
     if len(dims) != 1:
         raise keys.error("per_layer_config", "one head_dim for all layers with full attention")
     return dims.pop() or keys.integer("head_dim", MAX_HEAD_DIM, low=2)
-
-
-def _without_proportional(keys: Keys, head_dim: int) -> tuple[Keys, RopeScaling | None]:
-    """Return keys whose rope has no kind of its own, and the scaling of a proportional one."""
-    table = keys.get("rope_parameters") or {}
-    if not isinstance(table, dict) or table.get("rope_type") != "proportional":
-        return keys, None
-    own = Keys({"factor": 1.0, "partial_rotary_factor": 1.0, **table}, "rope_parameters.full_attention.")
-    num_pairs = int(own.number("partial_rotary_factor", high=1.0) * head_dim // 2)
-    if not num_pairs:
-        raise own.error("partial_rotary_factor", f"at least one pair of a head of {head_dim}")
-    scaling = RopeScaling("proportional", own.number("factor", low=1.0, high=MAX_FACTOR), num_pairs=num_pairs)
-    rest = {key: value for key, value in table.items() if key not in ("factor", "partial_rotary_factor")}
-    return Keys({**keys.table, "rope_parameters": {**rest, "rope_type": "default"}}, keys.prefix), scaling
 
 
 def _renames(hf: Mapping[str, Any]) -> Mapping[str, str]:
