@@ -32,6 +32,8 @@ class AreaSizes:
     """Number of times that the bounds count an image's area (GLM-4.1V)."""
     is_enlarged: bool = False
     """True if a side shorter than a block becomes as long as one first, in the image's proportions (GLM-4.1V)."""
+    has_whole_blocks: bool = False
+    """True if no side is rounded to less than a block before the area is compared with the bounds (LFM2-VL)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,19 @@ class GridTiles:
 
 
 @dataclass(frozen=True, slots=True)
+class TiledAreas:
+    """A large image is cut into the tiles of a grid, and followed by the whole image with an area within bounds; other images are whole
+    (LFM2-VL)."""
+
+    whole: AreaSizes
+    grid: GridTiles
+    most_pixels: float
+    """Largest area of an image that is not cut, counted in whole blocks."""
+    has_whole: bool
+    """True if the whole image follows its tiles."""
+
+
+@dataclass(frozen=True, slots=True)
 class BudgetSizes:
     """Both sides are scaled by one factor until the image has `max_patches` patches, then rounded down to whole blocks (Gemma 4)."""
 
@@ -92,7 +107,7 @@ class LimitedSides:
     longest: int
 
 
-Sizes = TileSizes | GridTiles | AreaSizes | FixedSize | CentralSquare | BudgetSizes | LimitedSides
+Sizes = TileSizes | GridTiles | TiledAreas | AreaSizes | FixedSize | CentralSquare | BudgetSizes | LimitedSides
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +122,18 @@ class ImageMarkup:
     """Text before the tokens of an image or tile."""
     end: str = ""
     """Text after the tokens of an image, or of the last tile."""
+    opening: str = ""
+    """Text before an image and all of its tiles."""
     line_break: str = ""
     """Text between two rows of an image's tokens: one token; empty: rows follow each other."""
+    single: str = ""
+    """Mark of an image that is not cut, after `begin`."""
     whole: str = ""
-    """Mark of the tile with the whole image, after `begin`."""
+    """Mark of the whole image after its tiles, after `begin`."""
     tile: str = ""
     """Mark of any other tile, with {row} and {column} from 1 on, after `begin`."""
+    row_end: str = ""
+    """Text after each row of tiles, and once more after all of them."""
     cropped: str = "{image}{crops}"
     """Text of an image with crops, from the texts of the image and of its crops."""
 

@@ -13,11 +13,12 @@ from jaxserve.model_config.activation import Activation
 
 PatchKind = Literal["convolution", "linear"]
 """convolution: the weight has channels, then rows, then columns, and there may be a bias (SigLIP, Qwen3-VL).
-linear: a matrix over rows, then columns, then channels, without a bias (Gemma 4)."""
-PositionKind = Literal["table", "interpolated", "cubic", "axes", "none"]
+linear: a matrix over rows, then columns, then channels, and there may be a bias (Gemma 4, SigLIP 2)."""
+PositionKind = Literal["table", "interpolated", "cubic", "filtered", "axes", "none"]
 """table: a patch's row and column index a square table of learned positions, which a class token's may precede (SigLIP, CLIP).
 interpolated: the table is stretched bilinearly over the grid of each image (Qwen3-VL).
 cubic: the same bicubically, and the edges of the grid are those of the table (GLM-4.1V).
+filtered: as cubic, but bilinearly, and a place of a grid smaller than the table has the mean of all that it covers (SigLIP 2 NaFlex).
 axes: the sum of two vectors, of the patch's column from a first table and of its row from a second one (Gemma 4).
 none: positions do nothing but rotate queries and keys (Qwen2-VL)."""
 LayerKind = Literal["pre", "gated", "sandwich"]
@@ -44,7 +45,7 @@ Connector = Literal[
 
 linear: their vectors side by side, one matrix (SmolVLM). mlp: a LayerNorm of each vector, then two layers over the vectors
 side by side (Qwen2-VL, Qwen3-VL). rms_mlp: the same with an RMSNorm (Qwen2.5-VL). projector: two layers over
-them (LLaVA, Pixtral). normed_projector: a LayerNorm of the vectors side by side before these (InternVL). merged_projector: an RMSNorm of each vector and one matrix before these (Mistral 3). average: their mean, an RMSNorm, one matrix (Gemma 3). scaled_average: their mean times sqrt(D), perhaps
+them (LLaVA, Pixtral). normed_projector: a LayerNorm of the vectors side by side before these (InternVL, LFM2-VL). merged_projector: an RMSNorm of each vector and one matrix before these (Mistral 3). average: their mean, an RMSNorm, one matrix (Gemma 3). scaled_average: their mean times sqrt(D), perhaps
 standardised, an RMSNorm without weights, one matrix (Gemma 4). downsampled: one matrix over the vectors side by side, another one, a LayerNorm,
 and a feed-forward block with a gate (GLM-4.1V)."""
 BidirectionalLayers = Literal["none", "sliding", "all"]
@@ -107,11 +108,12 @@ class VisionConfig:
     has_connector_biases: bool = True
     """True if the two layers of a projector have biases."""
     connector_width: int | None = None
-    """Width within the feed-forward block of a connector of kind `downsampled`."""
+    """Width between the two layers of a projector, None: that of the decoder; width within the feed-forward block of a connector of kind
+    `downsampled`."""
     num_channels: int = 3
     patches: PatchKind = "convolution"
     has_patch_bias: bool = True
-    """True if a patch embedding of kind `convolution` has a bias."""
+    """True if the patch embedding has a bias."""
     layers: LayerKind = "pre"
     has_biases: bool = True
     """True if matmuls of layers have biases."""

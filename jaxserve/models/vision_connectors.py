@@ -51,11 +51,12 @@ class ProjectorConnector(nnx.Module):
 
     def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
         d, o, self.block = config.hidden_size, config.output_size, config.block
+        width = config.connector_width or o
         is_merged, bias = config.connector == "merged_projector", config.has_connector_biases
         self.norm = _projector_norm(config, policy)
         self.merging_layer = Linear(d, config.block * d, (None, None), policy) if is_merged else None
-        self.linear_1 = Linear(o, d if is_merged else config.block * d, (None, None), policy, bias=bias)
-        self.linear_2 = Linear(o, o, (None, None), policy, bias=bias)
+        self.linear_1 = Linear(width, d if is_merged else config.block * d, (None, None), policy, bias=bias)
+        self.linear_2 = Linear(o, width, (None, None), policy, bias=bias)
         self.activation = config.connector_activation
 
     def __call__(self, x: Float[Array, "P D"], num_rows: Int[Array, ""]) -> Float[Array, "N O"]:

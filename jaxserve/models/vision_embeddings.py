@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -23,8 +24,7 @@ class PatchEmbedding(nnx.Module):
             kernel = (config.patch_values,)
         axes = (None,) * (1 + len(kernel))
         self.weight = parameter((config.hidden_size, *kernel), axes, policy.weights)
-        has_bias = config.has_patch_bias and not self.is_linear
-        self.bias = parameter((config.hidden_size,), (None,), policy.vectors) if has_bias else None
+        self.bias = parameter((config.hidden_size,), (None,), policy.vectors) if config.has_patch_bias else None
         self.num_channels = config.num_channels
         self.normalization = config.normalization
         self.dtype = policy.activations
@@ -66,6 +66,8 @@ class PositionTable(nnx.Module):
             return table[self.first + positions[:, 0] * self.side + positions[:, 1]].astype(dtype)
         if self.kind == "cubic":
             return self._cubic(table, positions, sizes).astype(dtype)
+        if self.kind == "filtered":
+            return self._filtered(table, positions, sizes).astype(dtype)
         # The grid's corners are the table's corners.
         exact = positions * (self.side - 1) / jnp.maximum(sizes - 1, 1)
         low = jnp.floor(exact).astype(jnp.int32)
@@ -90,6 +92,18 @@ class PositionTable(nnx.Module):
             for column, of_column in zip(places, shares, strict=True):
                 found += table[row[:, 0] * self.side + column[:, 1]] * (of_row[:, 0] * of_column[:, 1])[:, None]
         return found
+
+    def _filtered(
+        self, table: Float[Array, "S D"], positions: Int[Array, "P 2"], sizes: Int[Array, "P 2"]
+    ) -> Float[Array, "P D"]:
+        """Return the position of each patch from the places whose middles are nearer to its own than a step of the grid, or of the
+        table if that is longer."""
+        step = self.side / sizes
+        distance = jnp.abs(np.arange(self.side) + 0.5 - ((positions + 0.5) * step)[..., None])  # (P, 2, side)
+        shares = jnp.maximum(1 - distance / jnp.maximum(step, 1)[..., None], 0)
+        shares /= shares.sum(-1, keepdims=True)
+        both = (shares[:, 0, :, None] * shares[:, 1, None, :]).reshape(len(positions), -1)
+        return jnp.einsum("ps,sd->pd", both, table.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)
 
 
 def _cubic_share(distance: Float[Array, "P 2"]) -> Float[Array, "P 2"]:

@@ -34,6 +34,7 @@ NAMES = (
     "llava_tiny",
     "internvl_tiny",
     "glm4v_tiny",
+    "lfm2_vl_odd_tiny",
     "qwen3_5_vision_tiny",
     "gemma4_vision_tiny",
     "gemma4_vision_odd_tiny",

@@ -32,6 +32,7 @@ IN_ENGINES = (
     "mistral3_vision_tiny",
     "pixtral_odd_tiny",
     "llava_tiny",
+    "lfm2_vl_tiny",
     "qwen3_5_moe_vision_odd_tiny",
     "gemma3_vision_tiny",
     "gemma4_vision_tiny",

@@ -71,6 +71,8 @@ def seeing_checkpoint(folder: Path, source: str, architecture: str, naming: str)
         ("mistral_sliding_tiny", "LlavaForConditionalGeneration"),
         ("llama3_tiny", "LlavaForConditionalGeneration"),
         ("qwen2_tiny", "LlavaForConditionalGeneration"),
+        ("lfm2_tiny", "Lfm2VlForConditionalGeneration"),
+        ("lfm2_moe_tiny", "Lfm2VlForConditionalGeneration"),
         ("qwen3_tiny", "InternVLForConditionalGeneration"),
         ("qwen3_moe_tiny", "InternVLForConditionalGeneration"),
         ("ministral3_tiny", "Mistral3ForConditionalGeneration"),

@@ -44,6 +44,7 @@ NUM_PATCHES = {
     "gemma4_vision_odd_tiny": 1620,
     "internvl_tiny": 136,
     "internvl_odd_tiny": 296,
+    "lfm2_vl_odd_tiny": 405,
     "llava_tiny": 68,
     "llava_siglip_odd_tiny": 100,
 }

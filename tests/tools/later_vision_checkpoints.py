@@ -126,6 +126,45 @@ def _internvl(text: dict[str, Any], vision: dict[str, Any], tile: int, patch: in
     )
 
 
+def _lfm2(text: dict[str, Any], vision: dict[str, Any], processor: dict[str, Any], **keys: Any) -> VisionCheckpoint:
+    tiles = tuple(f"<|img_row_{row}_col_{column}|>" for row in range(1, 4) for column in range(1, 4))
+    return VisionCheckpoint(
+        multimodal(
+            "Lfm2VlForConditionalGeneration",
+            "lfm2_vl",
+            {"model_type": "lfm2", "norm_eps": 1e-5, "block_auto_adjust_ff_dim": False, **text},
+            {
+                "model_type": "siglip2_vision_model",
+                "hidden_size": 24,
+                "intermediate_size": 40,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                **vision,
+            },
+            image_token_id=3,
+            downsample_factor=processor["downsample_factor"],
+            **keys,
+        ),
+        {
+            "image_processor_type": "Lfm2VlImageProcessorFast",
+            "do_image_splitting": True,
+            "do_normalize": True,
+            "do_rescale": True,
+            "do_resize": False,
+            "encoder_patch_size": vision["patch_size"],
+            "image_mean": [0.5, 0.4, 0.5],
+            "image_std": [0.5, 0.5, 0.25],
+            "rescale_factor": 1 / 255,
+            **processor,
+        },
+        "Lfm2VlProcessor",
+        "<image>",
+        ("<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>", *tiles),
+        {},
+        {},
+    )
+
+
 def _glm(architecture: str, model_type: str, text: dict[str, Any], vision: dict[str, Any]) -> VisionCheckpoint:
     return VisionCheckpoint(
         multimodal(
@@ -384,5 +423,57 @@ LATER_VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
             "rope_parameters": {**_CHUNKS, "mrope_section": [2, 2, 2], "partial_rotary_factor": 0.5},
         },
         {"hidden_size": 36, "num_heads": 3, "out_hidden_size": 40, "image_size": 24, "attention_bias": True},
+    ),
+    "lfm2_vl_tiny": _lfm2(
+        {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3},
+        {"patch_size": 8, "num_patches": 36},
+        {
+            "downsample_factor": 2,
+            "max_image_tokens": 6,
+            "max_pixels_tolerance": 2.0,
+            "max_tiles": 4,
+            "min_image_tokens": 2,
+            "min_tiles": 2,
+            "resample": 2,
+            "tile_size": 32,
+            "use_thumbnail": True,
+        },
+        projector_hidden_size=56,
+        projector_use_layernorm=True,
+    ),
+    "lfm2_vl_odd_tiny": _lfm2(
+        {
+            "hidden_size": 40,
+            "intermediate_size": 56,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+            "layer_types": ["full_attention", "conv", "conv"],
+            "conv_L_cache": 4,
+            "tie_word_embeddings": True,
+        },
+        {
+            "patch_size": 5,
+            "num_patches": 9,
+            "hidden_size": 36,
+            "intermediate_size": 44,
+            "num_attention_heads": 3,
+            "hidden_act": "gelu",
+        },
+        {
+            "downsample_factor": 3,
+            "max_image_tokens": 6,
+            "max_pixels_tolerance": 1.5,
+            "max_tiles": 6,
+            "min_image_tokens": 3,
+            "min_tiles": 2,
+            "resample": 3,
+            "tile_size": 30,
+            "use_thumbnail": False,
+        },
+        projector_hidden_size=72,
+        projector_use_layernorm=False,
+        projector_bias=False,
+        projector_hidden_act="gelu_pytorch_tanh",
+        tie_word_embeddings=True,
     ),
 }

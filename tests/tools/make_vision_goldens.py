@@ -18,15 +18,19 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL.Image
 import tokenizers
 import torch
 import transformers
 from later_vision_checkpoints import LATER_VISION_CHECKPOINTS
 from make_goldens import CORPUS, random_weights
+from transformers.image_processing_backends import TorchvisionBackend
 from vision_checkpoints import BOS, EOS, SIZES, VISION_CHECKPOINTS, VOCAB_SIZE, VisionCheckpoint
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -128,10 +132,31 @@ def make_processor(folder: Path, tiny: VisionCheckpoint, backend: str | None = "
     return getattr(transformers, tiny.processor_class)(image_processor=images, tokenizer=tokens, **keys)
 
 
-def inputs(processor: Any, text: str, tiny: VisionCheckpoint, pictures: list[Any]) -> dict[str, Any]:
-    """Return the model's inputs of a prompt."""
+@contextmanager
+def resizing_with_pillow() -> Iterator[None]:
+    """Let image processors that have no implementation with Pillow (LFM2-VL) resize with it."""
+    kept = TorchvisionBackend.resize
+
+    def resize(self: Any, image: torch.Tensor, size: Any, resample: Any = None, **options: Any) -> torch.Tensor:
+        flat = image.reshape(-1, *image.shape[-3:])
+        pictures = [PIL.Image.fromarray(each.permute(1, 2, 0).numpy()) for each in flat]
+        made = [np.asarray(each.resize((size.width, size.height), int(resample))) for each in pictures]
+        return torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2).reshape(*image.shape[:-2], size.height, size.width)
+
+    TorchvisionBackend.resize = resize
+    try:
+        yield
+    finally:
+        TorchvisionBackend.resize = kept
+
+
+def inputs(
+    processor: Any, text: str, tiny: VisionCheckpoint, pictures: list[Any], *, is_default: bool = False
+) -> dict[str, Any]:
+    """Return the model's inputs of a prompt. is_default: the image processor is the one that is chosen by default."""
     places = [tiny.placeholder] * len(pictures)
-    return dict(processor(text=[text.format(*places)], images=[pictures], return_tensors="pt"))
+    with nullcontext() if is_default else resizing_with_pillow():
+        return dict(processor(text=[text.format(*places)], images=[pictures], return_tensors="pt"))
 
 
 def patches(given: dict[str, Any], config: dict[str, Any], processor: dict[str, Any]) -> np.ndarray:
@@ -142,6 +167,11 @@ def patches(given: dict[str, Any], config: dict[str, Any], processor: dict[str, 
         frames = values.reshape(len(values), 3, 2, -1)
         assert torch.equal(frames[:, :, 0], frames[:, :, 1])
         values = frames[:, :, 0]
+    elif "spatial_shapes" in given:
+        shapes, merge = given["spatial_shapes"].tolist(), config["downsample_factor"]
+        places = [np.indices(shape)[::-1].reshape(2, -1).T for shape in shapes]
+        parts = zip(values, places, strict=True)
+        values = torch.cat([in_blocks(own, torch.from_numpy(each.copy()), merge) for own, each in parts])
     elif "image_position_ids" in given:
         values = in_blocks(values[0], given["image_position_ids"][0], config["vision_config"]["pooling_kernel_size"])
     elif "image_sizes" in given:
@@ -199,7 +229,14 @@ def block_side(config: dict[str, Any]) -> int:
 
 def features(model: Any, given: dict[str, Any]) -> np.ndarray:
     """Return embeddings of the prompt's pictures with their deepstack features beside them."""
-    names = ("pixel_values", "pixel_attention_mask", "image_grid_thw", "image_position_ids", "image_sizes")
+    names = (
+        "pixel_values",
+        "pixel_attention_mask",
+        "image_grid_thw",
+        "image_position_ids",
+        "image_sizes",
+        "spatial_shapes",
+    )
     made = model.model.get_image_features(**{name: given[name] for name in names if name in given})
     main = made.pooler_output
     main = torch.cat(list(main)) if isinstance(main, list | tuple) else main.flatten(0, -2)
@@ -233,7 +270,7 @@ def golden(folder: Path, tiny: VisionCheckpoint) -> tuple[dict[str, np.ndarray],
         given = inputs(processor, "{}", tiny, [each])
         arrays[f"pixels_{index}"] = patches(given, tiny.config, tiny.processor)
         arrays[f"features_{index}"] = features(model, given)
-        found = patches(inputs(default, "{}", tiny, [each]), tiny.config, tiny.processor)
+        found = patches(inputs(default, "{}", tiny, [each], is_default=True), tiny.config, tiny.processor)
         arrays[f"default_{index}"] = found.astype(np.int16) - arrays[f"pixels_{index}"]
     for count, (text, chosen) in PROMPTS.items():
         given = inputs(processor, text, tiny, [pictures[index] for index in chosen])

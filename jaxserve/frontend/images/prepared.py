@@ -16,7 +16,7 @@ from jaxserve.errors import CheckpointError, RequestError
 from jaxserve.frontend.images.decode import ImageError
 from jaxserve.frontend.images.processor import EncoderItem, process_image
 from jaxserve.frontend.images.protocol import PreparedImage, PreparedItem
-from jaxserve.model_config.images import AreaSizes, BudgetSizes, ImageProcessorConfig, LimitedSides
+from jaxserve.model_config.images import AreaSizes, BudgetSizes, ImageProcessorConfig, LimitedSides, TiledAreas
 
 
 def load_preparer(path: Path, max_patches: int, mmproj: Path | None = None) -> Callable[[Image.Image], PreparedImage]:
@@ -48,15 +48,23 @@ def load_preparer(path: Path, max_patches: int, mmproj: Path | None = None) -> C
 def with_bounded_area(config: ImageProcessorConfig, max_patches: int) -> ImageProcessorConfig:
     """Return the preprocessing with no image larger than `max_patches`, for a model that takes images of any size."""
     match config.sizes:
-        case AreaSizes(low, high) as sizes:
-            most = sizes.frames * max_patches * config.patch_size**2
-            return replace(config, sizes=replace(sizes, min_pixels=min(low, most), max_pixels=min(high, most)))
+        case AreaSizes() as sizes:
+            return replace(config, sizes=_bounded(sizes, config, max_patches))
+        case TiledAreas(whole, grid) as sizes:
+            whole = _bounded(whole, config, max_patches)
+            is_cut = (grid.tile // config.patch_size) ** 2 <= max_patches
+            return replace(config, sizes=replace(sizes, whole=whole) if is_cut else whole)
         case BudgetSizes(budget):
             return replace(config, sizes=BudgetSizes(min(budget, max_patches)))
         case LimitedSides(longest):
             blocks, block = math.isqrt(max_patches // config.merge**2), config.patch_size * config.merge
             return replace(config, sizes=LimitedSides(min(longest, max(blocks, 1) * block)))
     return config
+
+
+def _bounded(sizes: AreaSizes, config: ImageProcessorConfig, max_patches: int) -> AreaSizes:
+    most = sizes.frames * max_patches * config.patch_size**2
+    return replace(sizes, min_pixels=min(sizes.min_pixels, most), max_pixels=min(sizes.max_pixels, most))
 
 
 def prepared_item(item: EncoderItem) -> PreparedItem:

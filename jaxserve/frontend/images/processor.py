@@ -26,6 +26,7 @@ from jaxserve.model_config.images import (
     LimitedSides,
     PanAndScan,
     Resampling,
+    TiledAreas,
     TileSizes,
 )
 
@@ -102,6 +103,8 @@ def _resized(image: Image.Image, config: ImageProcessorConfig) -> tuple[tuple[in
             return _tiles(image, sizes, config.resampling)
         case GridTiles() as sizes:
             return (0, 0), _grid_tiles(image, sizes, config.resampling)
+        case TiledAreas() as sizes:
+            return _tiled_area(image, sizes, config)
         case AreaSizes() as sizes:
             factor = config.patch_size * config.merge
             size = _bounded_size(image.height, image.width, factor, sizes)
@@ -131,8 +134,8 @@ def _bounded_size(height: int, width: int, factor: int, sizes: AreaSizes) -> tup
         raise InvalidRequestError(
             f"The image has {shown} pixels; this model takes sides of a ratio up to {_MAX_RATIO}."
         )
-    new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
-    frames = sizes.frames
+    least, frames = factor if sizes.has_whole_blocks else 0, sizes.frames
+    new_height, new_width = (max(round(side / factor) * factor, least) for side in (height, width))
     if frames * new_height * new_width > sizes.max_pixels:
         ratio = math.sqrt(frames * height * width / sizes.max_pixels)
         return tuple(max(factor, math.floor(side / ratio / factor) * factor) for side in (height, width))  # type: ignore[return-value]
@@ -184,13 +187,29 @@ def _central_square(image: Image.Image, sizes: CentralSquare, resampling: Resamp
 
 
 def _grid_tiles(image: Image.Image, sizes: GridTiles, resampling: Resampling) -> list[Image.Image]:
+    (rows, columns), tiles = _cut(image, sizes, resampling)
+    return tiles if rows * columns == 1 else [*tiles, _resize(image, sizes.tile, sizes.tile, resampling)]
+
+
+def _cut(image: Image.Image, sizes: GridTiles, resampling: Resampling) -> tuple[tuple[int, int], list[Image.Image]]:
+    """Return rows and columns of the grid of an image, and its tiles row by row."""
     side = sizes.tile
     columns, rows = _grid_size(image.width, image.height, sizes)
     whole = _resize(image, rows * side, columns * side, resampling)
-    if rows * columns == 1:
-        return [whole]
     boxes = [(left * side, top * side) for top in range(rows) for left in range(columns)]
-    return [*(whole.crop((x, y, x + side, y + side)) for x, y in boxes), _resize(image, side, side, resampling)]
+    return (rows, columns), [whole.crop((x, y, x + side, y + side)) for x, y in boxes]
+
+
+def _tiled_area(
+    image: Image.Image, sizes: TiledAreas, config: ImageProcessorConfig
+) -> tuple[tuple[int, int], list[Image.Image]]:
+    factor = config.patch_size * config.merge
+    whole = _resize(image, *_bounded_size(image.height, image.width, factor, sizes.whole), config.resampling)
+    height, width = (max(round(side / factor) * factor, config.patch_size) for side in (image.height, image.width))
+    if height * width <= sizes.most_pixels:
+        return (0, 0), [whole]
+    grid, tiles = _cut(image, sizes.grid, config.resampling)
+    return grid, [*tiles, whole] if sizes.has_whole else tiles
 
 
 def _grid_size(width: int, height: int, sizes: GridTiles) -> tuple[int, int]:
@@ -311,10 +330,13 @@ def _cropped_text(tokens: list[str], markup: ImageMarkup) -> str:
 
 def _parts(grid: tuple[int, int], tokens: Iterator[str], markup: ImageMarkup) -> Iterator[str]:
     rows, columns = grid
+    yield markup.opening
     for row in range(1, rows + 1):
         for column in range(1, columns + 1):
             yield markup.begin + markup.tile.format(row=row, column=column) + next(tokens)
-        yield "\n"
+        yield markup.row_end
     if rows:
-        yield "\n"
-    yield markup.begin + markup.whole + next(tokens) + markup.end
+        yield markup.row_end
+    for whole in tokens:
+        yield markup.begin + (markup.whole if rows else markup.single) + whole
+    yield markup.end

@@ -11,7 +11,14 @@ from jaxserve.model_config.images import GridTiles, ImageProcessorConfig
 from jaxserve.model_config.vision import VisionConfig
 from jaxserve.models.families._common import MAX_LAYERS, MAX_WIDTH, read_activation
 from jaxserve.models.families._keys import Keys
-from jaxserve.models.families._vision import MAX_PATCH, read_channels, read_width, require_same, vision_table
+from jaxserve.models.families._vision import (
+    MAX_PATCH,
+    read_channels,
+    read_square,
+    read_width,
+    require_same,
+    vision_table,
+)
 
 _TOWER: Final[Mapping[str, Any]] = {
     "hidden_size": 1024,
@@ -46,8 +53,8 @@ def internvl(hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder: De
     keys.require("use_absolute_position_embeddings", True)
     keys.require("norm_type", "layer_norm", "rms_norm")
     hidden_size, num_heads = read_width(keys, "num_attention_heads")
-    patch = require_same(keys, "patch_size", _square(keys, "patch_size", MAX_PATCH), processor.patch_size)
-    side = _square(keys, "image_size", _MAX_IMAGE) // patch
+    patch = require_same(keys, "patch_size", read_square(keys, "patch_size", MAX_PATCH), processor.patch_size)
+    side = read_square(keys, "image_size", _MAX_IMAGE) // patch
     if not isinstance(processor.sizes, GridTiles) or side * patch != processor.sizes.tile or side % processor.merge:
         raise keys.error("image_size", f"the size of the preprocessing's tiles, in blocks of {processor.merge} patches")
     return VisionConfig(
@@ -77,13 +84,3 @@ def internvl(hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder: De
         image_patches=side**2 + 1,
         unused_tensors=("mask_token",),
     )
-
-
-def _square(keys: Keys, key: str, high: int) -> int:
-    """Read the side of a square, of which a config may have height and width."""
-    found = keys.get(key)
-    if isinstance(found, list | tuple):
-        if len(found) != 2 or found[0] != found[1]:
-            raise keys.error(key, "a square")
-        return Keys({key: found[0]}, keys.prefix).integer(key, high)
-    return keys.integer(key, high)

@@ -191,6 +191,7 @@ def gemma4_vision(hf: Mapping[str, Any], processor: ImageProcessorConfig, decode
         attention_head_dim=head_dim,
         patch_size=require_same(keys, "patch_size", keys.integer("patch_size", MAX_PATCH), processor.patch_size),
         patches="linear",
+        has_patch_bias=False,
         layers="sandwich",
         has_biases=False,
         norm_eps=eps,
@@ -254,6 +255,16 @@ def read_channels(keys: Keys, key: str) -> int:
     """Read the number of channels of a pixel, which must be 3."""
     keys.require(key, 3)
     return 3
+
+
+def read_square(keys: Keys, key: str, high: int) -> int:
+    """Read the side of a square, of which a config may have height and width."""
+    found = keys.get(key)
+    if isinstance(found, list | tuple):
+        if len(found) != 2 or found[0] != found[1]:
+            raise keys.error(key, "a square")
+        return Keys({key: found[0]}, keys.prefix).integer(key, high)
+    return keys.integer(key, high)
 
 
 def read_theta(keys: Keys, default: float = 10_000.0) -> float:

@@ -1,4 +1,4 @@
-"""LFM2 (arXiv 2511.23404): gated short convolutions and attention."""
+"""LFM2 and LFM2-VL (arXiv 2511.23404): gated short convolutions and attention."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from jaxserve.model_config.recurrent import ShortConvConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, MAX_LAYERS, MAX_WIDTH, build
 from jaxserve.models.families._hybrid import MAX_TAPS, hybrid_layers, layer_names
 from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._lfm2_vl import lfm2_vl
 
 DEFAULTS = {key: value for key, value in COMMON_DEFAULTS.items() if key not in ("hidden_act", "rms_norm_eps")} | {
     "num_key_value_heads": 8,
@@ -27,6 +28,7 @@ DEFAULTS = {key: value for key, value in COMMON_DEFAULTS.items() if key not in (
     "block_multiple_of": 256,
     "full_attn_idxs": None,
 }
+VISION_MODEL = "Lfm2VlForConditionalGeneration"
 RENAMES = {
     "operator_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
@@ -99,6 +101,9 @@ def gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
 FAMILY = Family(
     ("Lfm2ForCausalLM",),
     decoder_config,
+    text_part_of=(VISION_MODEL,),
+    read_vision=lfm2_vl,
+    text_model_types=("lfm2", None),
     renames=RENAMES,
     gguf=GGUFArchitecture("lfm2", has_mixers=True, tensor_names=TENSOR_NAMES, top_names=FINAL_NORM, config=gguf_config),
 )

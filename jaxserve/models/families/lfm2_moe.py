@@ -13,6 +13,7 @@ from jaxserve.checkpoint.gguf.short_conv import FINAL_NORM, TENSOR_NAMES
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families import lfm2
 from jaxserve.models.families._experts import COUNT_KEYS, all_with_experts, read_experts
+from jaxserve.models.families._lfm2_vl import lfm2_vl
 from jaxserve.models.families.lfm2 import build_lfm2, lfm2_layers, read_keys
 
 _SCALE: Final = "expert_weights_scale"
@@ -65,6 +66,9 @@ def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
 FAMILY = Family(
     ("Lfm2MoeForCausalLM",),
     decoder_config,
+    text_part_of=(lfm2.VISION_MODEL,),
+    read_vision=lfm2_vl,
+    text_model_types=("lfm2_moe",),
     renames={**lfm2.RENAMES, "expert_bias": "gate.e_score_correction_bias"},
     gguf=GGUFArchitecture(
         "lfm2moe",

@@ -181,7 +181,8 @@ def unit_work(vision: VisionConfig, unit: Unit, tile: int, num_patches: int) -> 
     if vision.connector in ("projector", "normed_projector", "merged_projector"):
         width = d if vision.connector == "merged_projector" else joint
         merging = joint * d if vision.connector == "merged_projector" else 0
-        return int(vision.num_rows(num_patches)) * (merging + (width + vision.output_size) * vision.output_size)
+        inner = vision.connector_width or vision.output_size
+        return int(vision.num_rows(num_patches)) * (merging + (width + vision.output_size) * inner)
     if vision.connector_width is not None:
         width = joint + vision.output_size + 3 * vision.connector_width
         return int(vision.num_rows(num_patches)) * vision.output_size * width

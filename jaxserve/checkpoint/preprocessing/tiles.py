@@ -1,0 +1,96 @@
+"""Preprocessing that cuts images into tiles: Idefics3, InternVL and LFM2-VL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from jaxserve.checkpoint.preprocessing.table import MAX_SIDE, Geometry, Table, token_text
+from jaxserve.model_config.images import AreaSizes, GridTiles, ImageMarkup, TiledAreas, TileSizes
+
+HAS_MARKS: Final = "use_image_special_tokens"
+_MAX_TILES: Final = 64
+_MAX_TOKENS: Final = 1 << 16
+
+
+def tiles(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
+    """Read sizes of Idefics3 and SmolVLM: square tiles in rows, then the whole image as one more tile."""
+    tile = table.table("max_image_size", {"longest_edge": 364}).integer("longest_edge", 364, MAX_SIDE)
+    longest = table.table("size", {"longest_edge": 4 * 364}).integer("longest_edge", 4 * 364, MAX_SIDE)
+    sizes = TileSizes(longest, tile, table.flag("do_image_splitting", default=True))
+    image = token_text(tokens, "image_token", "<image>")
+    around = token_text(tokens, "fake_image_token", "<fake_token_around_image>")
+    whole = token_text(tokens, "global_image_token", "<global-img>")
+    markup = ImageMarkup(
+        placeholder=image,
+        token=image,
+        begin=around,
+        end=around,
+        single=whole,
+        whole=whole,
+        tile="<row_{row}_col_{column}>",
+        row_end="\n",
+    )
+    patch = config.table("vision_config", {}).integer("patch_size", 32, MAX_SIDE)
+    return Geometry(sizes, patch, config.integer("scale_factor", 2, 64), markup)
+
+
+def grid(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
+    """Read sizes of InternVL: tiles, as its processor of images and texts cuts them whatever `crop_to_patches` says, and one mark around
+    all of them."""
+    size = table.table("size", {"height": 384, "width": 384})
+    height, width = (size.integer(side, None, MAX_SIDE) for side in ("height", "width"))
+    if height != width:
+        raise table.error("size", "a square")
+    most = table.integer("max_patches", 12, _MAX_TILES)
+    sizes = GridTiles(height, table.integer("min_patches", 1, most), most)
+    token = token_text(tokens, "context_image_token", "<IMG_CONTEXT>")
+    begin, end = token_text(tokens, "start_image_token", "<img>"), token_text(tokens, "end_image_token", "</img>")
+    patch = config.table("vision_config", {}).get("patch_size", 14)
+    patch = patch[0] if isinstance(patch, list) and patch else patch
+    side = Table(config.path, {"patch_size": patch}).integer("patch_size", None, MAX_SIDE)
+    ratio = config.number("downsample_ratio", 0.5)
+    if not 1 / 64 <= ratio <= 1:
+        raise config.error("downsample_ratio", "a number from 1/64 to 1")
+    markup = ImageMarkup(token, token, begin, end)
+    return Geometry(sizes, side, int(1 / ratio), markup, has_class_token=True)
+
+
+def tiled_areas(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
+    """Read sizes of LFM2-VL: images within bounds of area; larger ones in tiles, with marks between them, then as a whole."""
+    patch, merge = table.integer("encoder_patch_size", 16, MAX_SIDE), table.integer("downsample_factor", 2, 64)
+    most = table.integer("max_image_tokens", 256, _MAX_TOKENS)
+    least = table.integer("min_image_tokens", min(64, most), most)
+    pixels = (patch * merge) ** 2
+    whole = AreaSizes(least * pixels, most * pixels, has_whole_blocks=True)
+    markup = _marks(tokens) if table.flag(HAS_MARKS, default=True) else ImageMarkup(*2 * [_image(tokens)])
+    most_tiles = table.integer("max_tiles", 10, _MAX_TILES)
+    if not table.flag("do_image_splitting", default=True) or most_tiles == 1:
+        return Geometry(whole, patch, merge, markup)
+    least_tiles, side = table.integer("min_tiles", 2, most_tiles), table.integer("tile_size", 512, MAX_SIDE)
+    if least_tiles == 1:  # a grid of one tile has no prompt: the text is that of the whole image
+        raise table.error("min_tiles", f"an integer from 2 to {most_tiles}")
+    if side % (patch * merge):
+        raise table.error("tile_size", f"pixels of whole blocks of {patch * merge} pixels")
+    sizes = TiledAreas(
+        whole,
+        GridTiles(side, least_tiles, most_tiles),
+        table.number("max_pixels_tolerance", 2.0) * most * pixels,
+        table.flag("use_thumbnail", default=True),
+    )
+    return Geometry(sizes, patch, merge, markup)
+
+
+def _image(tokens: Mapping[str, Any]) -> str:
+    return token_text(tokens, "image_token", "<image>")
+
+
+def _marks(tokens: Mapping[str, Any]) -> ImageMarkup:
+    return ImageMarkup(
+        _image(tokens),
+        _image(tokens),
+        opening=token_text(tokens, "image_start_token", "<|image_start|>"),
+        end=token_text(tokens, "image_end_token", "<|image_end|>"),
+        whole=token_text(tokens, "image_thumbnail_token", "<|img_thumbnail|>"),
+        tile="<|img_row_{row}_col_{column}|>",
+    )

@@ -1,0 +1,146 @@
+"""Preprocessing that reads images as a whole, and perhaps crops of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from jaxserve.checkpoint.preprocessing.table import MAX_SIDE, Geometry, Table, token_text
+from jaxserve.model_config.images import (
+    AreaSizes,
+    BudgetSizes,
+    CentralSquare,
+    FixedSize,
+    ImageMarkup,
+    LimitedSides,
+    PanAndScan,
+    Sizes,
+)
+
+_MAX_AREA: Final = 1 << 28
+_MAX_CROPS: Final = 64
+_CROPPED: Final = "Here is the original image {image} and here are some crops to help you see better {crops}"
+"""Text of an image with crops (transformers' text of Gemma 3)."""
+_CLIP: Final = "clip_vision_model"
+CLIP_MEANS: Final = (0.48145466, 0.4578275, 0.40821073)
+CLIP_DEVIATIONS: Final = (0.26862954, 0.26130258, 0.27577711)
+
+
+def areas(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
+    """Read sizes of Qwen2-VL and its successors: the area stays within bounds, and templates mark begin and end themselves."""
+    size = table.table("size", {})
+    low = table.get("min_pixels", size.get("shortest_edge", 56 * 56))
+    high = table.get("max_pixels", size.get("longest_edge", 28 * 28 * 1280))
+    bounds = Table(table.path, {"min_pixels": low, "max_pixels": high})
+    sizes = AreaSizes(bounds.integer("min_pixels", None, _MAX_AREA), bounds.integer("max_pixels", None, _MAX_AREA))
+    image = token_text(tokens, "image_token", "<|image_pad|>")
+    patch, merge = table.integer("patch_size", 14, MAX_SIDE), table.integer("merge_size", 2, 64)
+    return Geometry(sizes, patch, merge, ImageMarkup(image, image), _window(config, patch, merge))
+
+
+def frames(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
+    """Read sizes of GLM-4.1V and its successors: as Qwen2-VL, but bounds are those of an image's equal frames together."""
+    size = table.table("size", {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15_000})
+    low, high = (size.integer(f"{edge}_edge", None, _MAX_AREA) for edge in ("shortest", "longest"))
+    sizes = AreaSizes(low, high, table.integer("temporal_patch_size", 2, 16), is_enlarged=True)
+    image = token_text(tokens, "image_token", "<|image|>")
+    patch, merge = table.integer("patch_size", 14, MAX_SIDE), table.integer("merge_size", 2, 64)
+    return Geometry(sizes, patch, merge, ImageMarkup(image, image))
+
+
+def _window(config: Table, patch: int, merge: int) -> int | None:
+    """Return the patches of the side of a window, whole blocks, of Qwen2.5-VL's tower; None for its relatives."""
+    if config.get("model_type", None) != "qwen2_5_vl":
+        return None
+    own = config.table("vision_config", {})
+    pixels = own.integer("window_size", 112, MAX_SIDE)
+    if pixels < patch * merge:
+        raise own.error("window_size", f"at least {patch * merge} pixels, the side of a block")
+    return pixels // (patch * merge) * merge
+
+
+def fixed(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
+    """Read sizes of Gemma 3: every image and crop has one size, and blank lines around it."""
+    size = table.table("size", {"height": 224, "width": 224})
+    height, width = (size.integer(side, None, MAX_SIDE) for side in ("height", "width"))
+    sizes = FixedSize(height, width, _pan_and_scan(table))
+    begin, end = token_text(tokens, "boi_token", "<start_of_image>"), token_text(tokens, "eoi_token", "<end_of_image>")
+    token = token_text(tokens, "image_token", "<image_soft_token>")
+    markup = ImageMarkup(placeholder=begin, token=token, begin=f"\n\n{begin}", end=f"{end}\n\n", cropped=_CROPPED)
+    patch = config.table("vision_config", {}).integer("patch_size", 16, MAX_SIDE)
+    per_side = sizes.height // patch
+    blocks = round(config.integer("mm_tokens_per_image", 256, 1 << 16) ** 0.5)
+    if sizes.height != sizes.width or per_side % blocks:
+        raise table.error("size", f"a square whose patches of {patch} pixels divide into {blocks} blocks a side")
+    return Geometry(sizes, patch, per_side // blocks, markup)
+
+
+def _pan_and_scan(table: Table) -> PanAndScan | None:
+    """Read how images are cropped. Defaults are those of transformers' `Gemma3Processor`."""
+    if not table.flag("do_pan_and_scan", default=False):
+        return None
+    return PanAndScan(
+        min_crop_size=table.integer("pan_and_scan_min_crop_size", 256, MAX_SIDE),
+        max_crops=table.integer("pan_and_scan_max_num_crops", 4, _MAX_CROPS),
+        min_ratio=table.number("pan_and_scan_min_ratio_to_activate", 1.2),
+    )
+
+
+def plain(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
+    """Read sizes of LLaVA with SigLIP or CLIP: images of one size, and nothing around their tokens."""
+    size = table.get("size", {"shortest_edge": 224})
+    if isinstance(size, int):
+        size = {"shortest_edge": size}
+    bounds = Table(table.path, {"size": size}).table("size", {})
+    sizes: Sizes
+    if "height" in size:
+        height, width = (bounds.integer(side, None, MAX_SIDE) for side in ("height", "width"))
+        sizes = FixedSize(height, width)
+        if height != width:
+            raise table.error("size", "a square")
+    else:
+        sizes = _central_square(table, bounds.integer("shortest_edge", None, MAX_SIDE))
+    token, vision = token_text(tokens, "image_token", "<image>"), config.table("vision_config", {})
+    patch = vision.integer("patch_size", 32, MAX_SIDE)
+    has_class_token = vision.get("model_type", _CLIP) == _CLIP
+    return Geometry(sizes, patch, 1, ImageMarkup(token, token), has_class_token=has_class_token)
+
+
+def _central_square(table: Table, shortest: int) -> CentralSquare:
+    if not table.flag("do_center_crop", default=True):
+        raise table.error("do_center_crop", "true")
+    crop = table.get("crop_size", {"height": 224, "width": 224})
+    crop = {"height": crop, "width": crop} if isinstance(crop, int) else crop
+    bounds = Table(table.path, {"crop_size": crop}).table("crop_size", {})
+    height, width = (bounds.integer(side, None, MAX_SIDE) for side in ("height", "width"))
+    if height != width or height > shortest:
+        raise table.error("crop_size", f"a square with sides of at most {shortest} pixels")
+    if not table.flag("do_pad", default=False):
+        return CentralSquare(shortest, height)
+    red, green, blue = (int(mean * 255) for mean in table.numbers("image_mean", list(CLIP_MEANS), 3))
+    return CentralSquare(shortest, height, (red, green, blue))
+
+
+def budget(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
+    """Read sizes of Gemma 4: as many patches as fit a number of tokens, in the image's proportions."""
+    merge = table.integer("pooling_kernel_size", 3, 64)
+    sizes = BudgetSizes(table.integer("max_soft_tokens", 280, 1 << 14) * merge**2)
+    image = token_text(tokens, "image_token", "<|image|>")
+    begin, end = token_text(tokens, "boi_token", "<|image>"), token_text(tokens, "eoi_token", "<image|>")
+    markup = ImageMarkup(placeholder=image, token=image, begin=begin, end=end)
+    return Geometry(sizes, table.integer("patch_size", 16, MAX_SIDE), merge, markup)
+
+
+def limited(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
+    """Read sizes of Pixtral and Mistral 3: sides up to a limit, and a break after each row of tokens. Those of patches are the tower's."""
+    longest = table.table("size", {"longest_edge": 1024}).integer("longest_edge", 1024, MAX_SIDE)
+    merge = config.integer("spatial_merge_size", 2 if config.get("model_type", None) == "mistral3" else 1, 64)
+    patch = config.table("vision_config", {}).integer("patch_size", 16, MAX_SIDE)
+    image = token_text(tokens, "image_token", "[IMG]")
+    markup = ImageMarkup(
+        placeholder=image,
+        token=image,
+        end=token_text(tokens, "image_end_token", "[IMG_END]"),
+        line_break=token_text(tokens, "image_break_token", "[IMG_BREAK]"),
+    )
+    return Geometry(LimitedSides(longest), patch, merge, markup)
