@@ -23,6 +23,7 @@ _DECODER_PREFIX: Final = "model."
 _OUTSIDE: Final = ("lm_head.", VISION)
 """Starts of the names of tensors that are not part of the decoder without its head."""
 _BARE: Final = "Model"
+_TEXT: Final = "Text"
 _WITH_HEAD: Final = ("ForCausalLM", "LMHeadModel")
 """Ends of the names of transformers' classes of decoders without and with their heads."""
 _ENCODER_PREFIXES: Final = ("bert", "roberta")
@@ -121,7 +122,8 @@ def text_config(config: dict[str, Any], families: Collection[Family]) -> dict[st
     name, text = architecture(config), config.get("text_config")
     known = {each for family in families for each in family.architectures}
     if name is not None and name.endswith(_BARE) and name not in known:
-        headed = {name.removesuffix(_BARE) + end for end in _WITH_HEAD} & known
+        stem = name.removesuffix(_BARE).removesuffix(_TEXT)  # as in Gemma3TextModel
+        headed = {stem + end for end in _WITH_HEAD} & known
         return {**config, "architectures": [*headed]} if headed else config
     if text is None and "vision_config" in config:  # the text model's keys are beside the vision model's (Qwen2-VL)
         text = {key: value for key, value in config.items() if key != "vision_config"}

@@ -10,19 +10,38 @@ from pathlib import Path
 
 from jaxserve.checkpoint.files import MODEL_OPTIMIZER, TIKTOKEN, expect_tokenizer_files
 from jaxserve.checkpoint.image_processor import FILES as PROCESSOR_FILES
+from jaxserve.checkpoint.sentence.folders import transformer_folder
 from jaxserve.config_images import ImagesConfig
 from jaxserve.errors import CheckpointError, ConfigError, shown
 
 _HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?::(?P<file>[^:]+\.gguf))?", re.ASCII)
 
-_TEXT_PATTERNS = ["*.json", "tokenizer*", "vocab.txt", "merges.txt", TIKTOKEN, "*.jinja"]
-_DIRECTORY_PATTERNS = ["model*.safetensors", *_TEXT_PATTERNS]
+_TEXT_PATTERNS = [
+    "*.json",
+    "tokenizer*",
+    "vocab.txt",
+    "merges.txt",
+    TIKTOKEN,
+    "*.jinja",
+    "0_*/tokenizer*",
+    "0_*/vocab.txt",
+]
+_MODULE_CONFIGS = ["modules.json", "sentence_bert_config.json", "[0-9]_*/config.json"]
+"""Files of sentence-transformers that describe what comes after a model."""
+_DIRECTORY_PATTERNS = ["model*.safetensors", "[0-9]_*/model*.safetensors", *_TEXT_PATTERNS]
 """Files of a safetensors model: no pickle, no second copy of the weights."""
 _IGNORED_PATTERNS = ["[!0-9a]*/*", "[0-9][!_]*/*", "a[!d]*/*", "ad[!d]*/*"]
 """Subdirectories except sentence-transformers' modules, such as `1_Pooling`, and `additional_chat_templates`: a `*` also matches
 slashes."""
 _ADAPTER_PATTERNS = ["adapter_config.json", "adapter_model.safetensors"]
-_CONFIG_PATTERNS = ["config.json", MODEL_OPTIMIZER, "generation_config.json", "tokenizer_config.json", *PROCESSOR_FILES]
+_CONFIG_PATTERNS = [
+    "config.json",
+    MODEL_OPTIMIZER,
+    "generation_config.json",
+    "tokenizer_config.json",
+    *PROCESSOR_FILES,
+    *_MODULE_CONFIGS,
+]
 """Files that describe a safetensors model."""
 
 
@@ -36,7 +55,7 @@ def resolve(
 ) -> Path:
     """Return the local path of a model: an existing file or directory, or the snapshot of a hub id.
 
-    A hub id is `owner/name`, or `owner/name:FILE.gguf` for one GGUF file of that repository; `revision` is a
+    Of a model that sentence-transformers saved in a folder (`0_Transformer`) it is that folder. A hub id is `owner/name`, or `owner/name:FILE.gguf` for one GGUF file of that repository; `revision` is a
     branch, tag or commit of it. Files already in the hub's cache are used without a network. `progress` shows the
     hub's own bars on stderr. Without `weights` only a repository's config is fetched; a GGUF file has it inside and is
     fetched whole. needs_tokenizer: do not fetch the weights of a repository whose tokenizer cannot be read. Raises ConfigError if
@@ -44,14 +63,16 @@ def resolve(
     """
     path = _existing(model)
     if path is not None:
-        return path
+        return transformer_folder(path)
     repository, file_name = hub_id(model)
     described = _DIRECTORY_PATTERNS if weights else _CONFIG_PATTERNS
     patterns = [glob.escape(file_name)] if file_name else described
     if weights and needs_tokenizer and file_name is None:
-        expect_tokenizer_files(_download(repository, revision, _TEXT_PATTERNS, progress), f"model {repository}")
+        texts = transformer_folder(_download(repository, revision, _TEXT_PATTERNS, progress))
+        expect_tokenizer_files(texts, f"model {repository}")
     snapshot = _download(repository, revision, patterns, progress)
     if file_name is None:
+        snapshot = transformer_folder(snapshot)
         if weights and not any(snapshot.glob("*.safetensors")):
             raise CheckpointError(
                 f"model {model}: expected model*.safetensors in the repository, found none (pickle weights are not "

@@ -13,7 +13,8 @@ from jaxserve.checkpoint.renamed import our_name
 from jaxserve.checkpoint.source import resolve_adapter
 from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import ConfigError
-from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig, LayerConfig
+from jaxserve.model_config.adapters import AdaptersConfig
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.registry import family_of
 
 _LANES: Final = 16

@@ -19,7 +19,7 @@ from jaxserve import __version__
 from jaxserve.checkpoint.files import read_object
 from jaxserve.checkpoint.peft import Adapter
 from jaxserve.checkpoint.protocol import Checkpoint
-from jaxserve.checkpoint.sentence import read_sentence_modules
+from jaxserve.checkpoint.sentence.modules import read_sentence_modules
 from jaxserve.checkpoint.source import resolve_tower
 from jaxserve.config import Config
 from jaxserve.errors import CheckpointError

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import jax
 
-from jaxserve.checkpoint.sentence import SentenceModules
+from jaxserve.checkpoint.sentence.modules import SentenceModules
 from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import ConfigError
 from jaxserve.executor.device import first_device
@@ -22,7 +22,9 @@ from jaxserve.executor.routed_experts import routed_experts_info
 from jaxserve.ipc.messages import EmbeddingInfo
 from jaxserve.kv.spec import KVSpec
 from jaxserve.layers.cache import CacheShapes
-from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig
+from jaxserve.model_config.adapters import AdaptersConfig
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.embedding_head import EmbeddingHead
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.skeleton import (
     DecoderSkeleton,
@@ -188,10 +190,12 @@ class Preparation:
 
 def resolve_task(config: ModelConfig, model: DecoderConfig | EncoderConfig) -> Literal["generate", "embed"]:
     """Return the task that `config` asks for, or that `model` is made for. Raises ConfigError if `model` cannot do it."""
-    is_encoder = isinstance(model, EncoderConfig)
-    if config.task == "generate" and is_encoder:
-        raise ConfigError("--task generate: this model is an encoder: it makes vectors, no text; use embed or auto")
-    if config.task != "embed" and not is_encoder:
+    kind = "an encoder" if isinstance(model, EncoderConfig) or model.is_bidirectional else None
+    if isinstance(model, DecoderConfig) and model.head is not None:
+        kind = "a model that scores texts"
+    if config.task == "generate" and kind is not None:
+        raise ConfigError(f"--task generate: this model is {kind}: it makes vectors, no text; use embed or auto")
+    if config.task != "embed" and kind is None:
         config.check_generates()
         return "generate"
     return "embed"
@@ -255,7 +259,7 @@ def prepare(
 def _prepare_embedding(
     config: Config, model: DecoderConfig | EncoderConfig, modules: SentenceModules | None, device: jax.Device
 ) -> Preparation:
-    skeleton = make_embedding_skeleton(config, model, chip_of(device))
+    skeleton = make_embedding_skeleton(config, model, chip_of(device), modules)
     limits = embed_limits(config, skeleton, device.platform, modules)
     check_deterministic(config, skeleton)
     model_info = embedding_info(config, skeleton.config, modules)
@@ -274,16 +278,31 @@ def _prepare_embedding(
 
 
 def make_embedding_skeleton(
-    config: Config, model: DecoderConfig | EncoderConfig, chip: Chip
+    config: Config, model: DecoderConfig | EncoderConfig, chip: Chip, modules: SentenceModules | None = None
 ) -> ModelSkeleton | EncoderSkeleton:
     """Declare the model of an engine that embeds. Raises ConfigError for settings that such an engine cannot have."""
     routed_experts_info(config, model)
     config.check_embeds()
+    model = _with_dense_layers(model, modules)
     if isinstance(model, EncoderConfig):
         return make_encoder_skeleton(model, make_encoder_policy(config, chip))
     model = model.with_context(config.model.max_model_len).for_devices(config.parallel.tensor_parallel_size)
     model = replace(model, tied_embeddings=True)  # no memory goes into an unused head
     return make_skeleton(model, make_policy(config, model, chip))
+
+
+def _with_dense_layers(
+    model: DecoderConfig | EncoderConfig, modules: SentenceModules | None
+) -> DecoderConfig | EncoderConfig:
+    """Return the config with the layers that the checkpoint has after its pooling. Raises ConfigError if their sizes do not fit."""
+    if modules is None or not modules.dense or model.head is not None:
+        return model
+    width = model.hidden_size
+    for layer in modules.dense:
+        if layer.in_dim != width:
+            raise ConfigError(f"{layer.name}: takes {layer.in_dim} numbers, and what is before it makes {width}")
+        width = layer.out_dim
+    return replace(model, head=EmbeddingHead(modules.dense))
 
 
 def _weight_bytes(skeleton: DecoderSkeleton, sharding: Sharding) -> int:
@@ -326,6 +345,7 @@ def _embed_cache(
     decoder, policy = skeleton.config, skeleton.policy
     specs, states = kv_specs(config, decoder, platform), decoder.cache.states
     num_blocks, num_slots = pool_pages(buckets, specs[0].block_size), 1 if states else 0
+    num_blocks = 1 if decoder.is_bidirectional else num_blocks  # nothing is written
     held = slot_bytes(decoder, policy.activations, policy.rules)
     counts = [num_blocks if group.has_pages else num_slots for group in decoder.cache.groups]
     sizes = CacheSizes(specs, (num_blocks,) * len(specs), held, num_slots)
@@ -336,25 +356,24 @@ def embedding_info(
     config: Config, model: DecoderConfig | EncoderConfig, modules: SentenceModules | None
 ) -> EmbeddingInfo:
     """Describe the vectors of `model`. Raises ConfigError."""
-    scores_pairs = isinstance(model, EncoderConfig) and model.scoring is not None
     return EmbeddingInfo(
-        size=1 if scores_pairs else model.hidden_size,
+        size=model.hidden_size if model.head is None else model.head.size,
         pooling=_pooling(config, model, modules),
         normalizes=modules is None or modules.normalizes,
-        scores_pairs=scores_pairs,
+        scores_pairs=model.head is not None and model.head.scores_pairs,
     )
 
 
 def _pooling(config: Config, model: DecoderConfig | EncoderConfig, modules: SentenceModules | None) -> Pooling:
     """Return the pooling of the settings, of the checkpoint, or of the model's kind."""
-    if isinstance(model, EncoderConfig) and model.scoring is not None:
-        if config.model.pooling not in ("auto", "cls"):
-            raise ConfigError(f"--pooling {config.model.pooling}: a cross-encoder scores with the first token")
-        return "cls"
+    if model.head is not None and model.head.pooling is not None:
+        if config.model.pooling not in ("auto", model.head.pooling):
+            raise ConfigError(f"--pooling {config.model.pooling}: this model scores with {model.head.pooling}")
+        return model.head.pooling
     if config.model.pooling != "auto":
         return config.model.pooling
     if modules is None:
-        return "mean" if isinstance(model, EncoderConfig) else "last"
+        return "mean" if isinstance(model, EncoderConfig) or model.is_bidirectional else "last"
     if modules.pooling is None:
         raise ConfigError("--pooling auto: modules.json lists no Pooling; name one: last, mean or cls")
     return modules.pooling

@@ -18,6 +18,7 @@ from jaxserve.checkpoint.peft import Adapter, open_adapter
 from jaxserve.checkpoint.peft_modules import declared_module
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.renamed import EMBEDDING, HEAD, with_encoder_names
+from jaxserve.checkpoint.sentence.head import with_head
 from jaxserve.checkpoint.source import resolve, resolve_adapter, resolve_tower
 from jaxserve.config import Config
 from jaxserve.errors import CheckpointError, InvalidRequestError, invalid, shown
@@ -25,7 +26,8 @@ from jaxserve.executor.adapters import target_model
 from jaxserve.executor.content_digest import LoadedFiles
 from jaxserve.executor.draft_model import FREE, DraftCheckpoint
 from jaxserve.executor.preparation import Preparation
-from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig
+from jaxserve.model_config.adapters import AdaptersConfig
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.output_head import has_own_head
 from jaxserve.models.registry import families, model_of, open_model
@@ -42,7 +44,9 @@ _log = logging.getLogger(__name__)
 def served_tensors(prepared: Preparation, checkpoint: Checkpoint, adapters: Sequence[Adapter | None]) -> Checkpoint:
     """Return `checkpoint` with its adapters, under the names that the model gives its tensors."""
     if prepared.embedding is not None:
-        return checkpoint if isinstance(prepared.skeleton.config, DecoderConfig) else with_encoder_names(checkpoint)
+        model = prepared.skeleton.config
+        named = checkpoint if isinstance(model, DecoderConfig) else with_encoder_names(checkpoint)
+        return named if model.head is None else with_head(named, model.head)
     shapes = prepared.skeleton.adapters
     if shapes is None:
         return checkpoint

@@ -23,6 +23,7 @@ from jaxserve.layers.linear import Linear, Tokens
 from jaxserve.layers.norm import LayerNorm, RMSNorm, norm_of, normalized
 from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
+from jaxserve.layers.segment_attention import Texts, attend
 from jaxserve.model_config.cache import CachePlace, LayerPlaces
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 
@@ -47,6 +48,8 @@ class StepContext(NamedTuple):
     """Scales of keys and values for layers that read those of others, by the place in the cache; None: no layer does."""
     positions: Int[Array, "T"] | None = None
     """Position of each token, for models with learned embeddings of positions."""
+    texts: Texts | None = None
+    """Texts in which every token attends to all others, without a cache; None: tokens attend to those before them."""
 
     def rotation_of(self, layer: LayerConfig) -> Rotation | None:
         """Return the rotation of a layer's queries and keys; None without positional encoding."""
@@ -139,6 +142,7 @@ class Attention(nnx.Module):
         self.shape = (n, k, h)
         self.value_dim, self.value_scale = v, config.value_scale
         self.backend, self.is_alike = policy.attention_backend, policy.backend in NATIVE
+        self.text_backend = policy.backend
         self.shards = ShardAxes(policy.rules.mesh_axes("kv_heads"), policy.rules.mesh_axes("pages"))
 
     def __call__(
@@ -164,27 +168,45 @@ class Attention(nnx.Module):
             value = value * self.value_scale
         if stored and self.value_dim < h:
             value = jnp.pad(value, ((0, 0), (0, 0), (0, h - self.value_dim)))
-        with jax.named_scope("paged_attention"):
-            attended, *pages = write_and_attend(
-                query,
-                key,
-                value,
-                *pool,
-                jnp.int32(place.index),
-                step.causal_paging(place) if self.is_causal else step.paging(place),
-                rotation=rotation,
-                scoring=self.scoring,
-                sinks=None if self.sinks is None else self.sinks[...],
-                scales=self.kv_scales or _scales_of_other(place, step),
-                backend=self.backend,
-                shards=self.shards,
-                is_written=self.layer.kv_source is not None,
-            )  # (T, N, H)
+        if step.texts is not None:
+            with jax.named_scope("text_attention"):
+                attended, pages = self._attend_texts(query, key, value, rotation, step.texts), [*pool]
+        else:
+            with jax.named_scope("paged_attention"):
+                attended, *pages = write_and_attend(
+                    query,
+                    key,
+                    value,
+                    *pool,
+                    jnp.int32(place.index),
+                    step.causal_paging(place) if self.is_causal else step.paging(place),
+                    rotation=rotation,
+                    scoring=self.scoring,
+                    sinks=None if self.sinks is None else self.sinks[...],
+                    scales=self.kv_scales or _scales_of_other(place, step),
+                    backend=self.backend,
+                    shards=self.shards,
+                    is_written=self.layer.kv_source is not None,
+                )  # (T, N, H)
         attended = attended[..., : self.value_dim]
         if gate is not None:
             attended = attended * jax.nn.sigmoid(gate)
         out = self.o_proj(attended.reshape(-1, n * self.value_dim), step.tokens)
         return out if self.out_scale == 1 else out * self.out_scale, with_group(cache, place, KVPool(*pages))
+
+    def _attend_texts(
+        self,
+        query: Float[Array, "T N H"],
+        key: Float[Array, "T K H"],
+        value: Float[Array, "T K H"],
+        rotation: Rotation | None,
+        texts: Texts,
+    ) -> Float[Array, "T N H"]:
+        """Attend within each text, in both directions."""
+        if rotation is not None:
+            query, key = rotate(query, rotation), rotate(key, rotation)
+        scale, window = self.scoring.scale, self.scoring.sliding_window
+        return attend(query, key, value, texts, scale, window=window, backend=self.text_backend)
 
     @property
     def kv_scales(self) -> KVScales | None:

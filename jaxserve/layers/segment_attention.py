@@ -29,21 +29,36 @@ class Texts(NamedTuple):
 
 def attend(
     query: Float[Array, "Q N H"],
-    key: Float[Array, "T N H"],
-    value: Float[Array, "T N H"],
+    key: Float[Array, "T K H"],
+    value: Float[Array, "T K H"],
     texts: Texts,
     scale: float | None = None,
     *,
     first: Int[Array, ""] | None = None,
+    window: int | None = None,
     backend: Backend = "reference",
 ) -> Float[Array, "Q N H"]:
     """Return softmax(q k * scale) v within each text; scores and their sums are float32.
 
-    scale: None: 1 / sqrt(H). first: the token of the first query, which the tokens of the others follow; None: 0.
+    scale: None: 1 / sqrt(H). first: the token of the first query, which the tokens of the others follow; None: 0. window: a token
+    attends to those that are fewer tokens away; None: to all of its text. There may be fewer heads of keys and values than of
+    queries, each for as many neighbouring heads.
     """
     factor = query.shape[-1] ** -0.5 if scale is None else scale
+    group = query.shape[1] // key.shape[1]
+    if group > 1:
+        key, value = (jnp.repeat(array, group, axis=1) for array in (key, value))
     return attend_segments(
-        query, key, value, texts.rows, texts.num_tokens, first, scale=factor, longest=texts.longest, backend=backend
+        query,
+        key,
+        value,
+        texts.rows,
+        texts.num_tokens,
+        first,
+        scale=factor,
+        longest=texts.longest,
+        window=window,
+        backend=backend,
     )
 
 

@@ -11,6 +11,7 @@ from jaxserve.model_config.activation import Activation
 from jaxserve.model_config.altup import AltUpConfig
 from jaxserve.model_config.cache import CacheGroup, CacheLayout, LayerCache, cache_layout
 from jaxserve.model_config.eagle import EagleConfig
+from jaxserve.model_config.embedding_head import EmbeddingHead
 from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.model_config.latent import LatentConfig
 from jaxserve.model_config.recurrent import RecurrentConfig
@@ -85,7 +86,7 @@ class LayerConfig:
     """Features that may differ from layer to layer."""
 
     sliding_window: int | None = None
-    """Tokens a query attends to, itself included; None: all tokens before it."""
+    """Tokens a query attends to, itself included, on each side if the model `is_bidirectional`; None: all tokens."""
     use_rope: bool = True
     """False: no positional encoding in this layer (SmolLM3's NoPE layers)."""
     is_chunked: bool = False
@@ -241,6 +242,10 @@ class DecoderConfig:
     """The inputs of an EAGLE-3 head, which this is a layer of; None: this is a model."""
     vision: VisionConfig | None = None
     """Tower whose embeddings stand for images among the tokens; None: the model is served for texts."""
+    is_bidirectional: bool = False
+    """True if every token attends to those after it, too: such a model embeds, and generates nothing."""
+    head: EmbeddingHead | None = None
+    """Layers after the pooling of a text; None: there are none, as in models that generate."""
     splits_windows: bool = False
     """True: sliding-window layers have cache groups of their own, which keep only the window's pages, if other layers keep
     all. False: their cache is like that of the other layers, and only attention knows the window."""
@@ -378,20 +383,3 @@ def _mean(config: DecoderConfig, width: Callable[[int, int], int]) -> int:
     """Return the mean of a number that follows from KV heads and their dim, over the layers with attention."""
     widths = [width(*config.kv_shape(layer)) for layer in config.layers if layer.has_kv]
     return sum(widths) // len(widths)
-
-
-@dataclass(frozen=True, slots=True)
-class AdaptersConfig:
-    """Space reserved for LoRA adapters."""
-
-    count: int
-    rank: int
-    """Rank reserved for each adapter; smaller adapters are padded with zeros."""
-    modules: tuple[str, ...]
-    """Names in the decoder of every module that at least one adapter changes. One module holds a projection of all experts
-    of a layer: its name has no expert's number."""
-
-    @property
-    def num_ranks(self) -> int:
-        """Total rank of all adapters."""
-        return self.count * self.rank

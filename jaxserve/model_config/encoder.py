@@ -3,19 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from jaxserve.model_config.activation import Activation
-
-
-@dataclass(frozen=True, slots=True)
-class ScoringHead:
-    """Cross-encoder head: two layers over the first token's vector give one score per pair of texts."""
-
-    names: Literal["bert", "roberta"]
-    """Checkpoint names of the two layers: `pooler.dense` and `classifier`, or `classifier.dense` and `.out_proj`."""
-    is_sigmoid: bool
-    """True if a sigmoid is applied to the score."""
+from jaxserve.model_config.embedding_head import EmbeddingHead
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +24,8 @@ class EncoderConfig:
     activation: Activation = "gelu"
     first_position: int = 0
     """Row of the first token's position: RoBERTa's tables begin after the padding token's."""
-    scoring: ScoringHead | None = None
-    """Head of a cross-encoder; None: the output is one vector per token."""
+    head: EmbeddingHead | None = None
+    """Layers after the pooling of a text, such as those of a cross-encoder; None: there are none."""
 
     @property
     def max_position(self) -> int:
@@ -54,5 +44,4 @@ class EncoderConfig:
     @property
     def spare_tensors(self) -> frozenset[str]:
         """Tensors a checkpoint may hold that are not loaded, such as a pooler that embeddings do not use."""
-        pooler = {"pooler.dense.weight", "pooler.dense.bias"} if self.scoring is None else set()
-        return frozenset({"embeddings.position_ids", *pooler})
+        return frozenset({"embeddings.position_ids", "pooler.dense.weight", "pooler.dense.bias"})

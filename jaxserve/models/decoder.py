@@ -30,6 +30,7 @@ from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.cache import CachePlace, LayerPlaces
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, NormPlacement
 from jaxserve.models.altup import AltUp, AltUpStreams, Laurel
+from jaxserve.models.embedding_head import VectorHead
 from jaxserve.models.per_layer import PerLayerBlock, PerLayerInputs
 from jaxserve.models.vision import VisionTower
 
@@ -236,6 +237,7 @@ class Decoder(nnx.Module):
         self.model = DecoderStack(config, policy)
         self.lm_head = None if config.tied_embeddings else _output_head(config, policy)
         self.vision = None if config.vision is None else VisionTower(config.vision, policy)
+        self.head = None if config.head is None else VectorHead(config.head, policy)
 
     def hidden(
         self, token_ids: Int[Array, "T"], cache: Cache, step: StepContext, images: ImageTokens | None = None

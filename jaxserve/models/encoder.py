@@ -8,7 +8,6 @@ from __future__ import annotations
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -19,7 +18,8 @@ from jaxserve.layers.norm import LayerNorm
 from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.layers.segment_attention import Texts, attend
-from jaxserve.model_config.encoder import EncoderConfig, ScoringHead
+from jaxserve.model_config.encoder import EncoderConfig
+from jaxserve.models.embedding_head import VectorHead
 
 
 class Table(nnx.Module):
@@ -119,32 +119,13 @@ class EncoderStack(nnx.Module):
         self.layer = nnx.List([EncoderLayer(config, policy) for _ in range(config.num_layers)])
 
 
-class Pooler(nnx.Module):
-    """First layer of BERT's scoring head; the second is `Encoder.classifier`."""
-
-    def __init__(self, config: EncoderConfig, policy: DtypePolicy) -> None:
-        self.dense = Linear(config.hidden_size, config.hidden_size, (None, "embed"), policy, bias=True)
-
-
-class Classifier(nnx.Module):
-    """Both layers of RoBERTa's scoring head."""
-
-    def __init__(self, config: EncoderConfig, policy: DtypePolicy) -> None:
-        self.dense = Linear(config.hidden_size, config.hidden_size, (None, "embed"), policy, bias=True)
-        self.out_proj = Linear(1, config.hidden_size, (None, "embed"), policy, bias=True)
-
-
 class Encoder(nnx.Module):
-    """Encoder of texts to one vector per token; a cross-encoder also scores pairs of texts."""
+    """Encoder of texts to one vector per token, and the head after their pooling."""
 
     def __init__(self, config: EncoderConfig, policy: DtypePolicy) -> None:
         self.embeddings = Embeddings(config, policy)
         self.encoder = EncoderStack(config, policy)
-        if config.scoring is not None and config.scoring.names == "bert":
-            self.pooler = Pooler(config, policy)
-            self.classifier: Linear | Classifier = Linear(1, config.hidden_size, (None, "embed"), policy, bias=True)
-        elif config.scoring is not None:
-            self.classifier = Classifier(config, policy)
+        self.head = None if config.head is None else VectorHead(config.head, policy)
 
     def hidden(
         self, token_ids: Int[Array, "T"], positions: Int[Array, "T"], token_types: Int[Array, "T"], texts: Texts
@@ -156,13 +137,3 @@ class Encoder(nnx.Module):
             with jax.named_scope(f"layer_{index}"):
                 x = layer(x, texts)
         return x
-
-    def scores(self, firsts: Float[Array, "B D"], head: ScoringHead) -> Float[Array, "B 1"]:
-        """Return one score per pair, from the vectors of their first tokens."""
-        pairs = Tokens(jnp.int32(len(firsts)))
-        if isinstance(self.classifier, Classifier):
-            inner, outer = self.classifier.dense, self.classifier.out_proj
-        else:
-            inner, outer = self.pooler.dense, self.classifier
-        scores = outer(jnp.tanh(inner(firsts, pairs)), pairs).astype(jnp.float32)
-        return jax.nn.sigmoid(scores) if head.is_sigmoid else scores

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -244,6 +245,17 @@ def read_model_config(path: Path) -> tuple[DecoderConfig | EncoderConfig, Checkp
 def text_model(path: Path, checkpoint: Checkpoint | None) -> Mapping[str, Any]:
     """Return the text model's config of a checkpoint, or of a directory with only config.json."""
     return text_config(read_config(path), families()) if checkpoint is None else checkpoint.config
+
+
+def only_embeds(hf: Mapping[str, Any]) -> bool:
+    """Return True if this `config.json` of a text model is that of an encoder, or of a decoder that generates nothing."""
+    name = architecture(hf)
+    if name in encoder_architectures():
+        return True
+    with contextlib.suppress(CheckpointError):  # reported when the config is read for its model
+        config = family_of(hf).decoder_config(dict(hf))
+        return config.is_bidirectional or config.head is not None
+    return False
 
 
 def _named(path: Path, hf: Mapping[str, Any], generation: Mapping[str, Any]) -> DecoderConfig:

@@ -23,7 +23,8 @@ from jaxserve.layers.linear import Linear, Matrix
 from jaxserve.layers.param import FusedLayout, array_axes
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.layers.recurrent import DepthwiseConv
-from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig
+from jaxserve.model_config.adapters import AdaptersConfig
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.decoder import Decoder
 from jaxserve.models.eagle import EagleHead

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Int
 from jaxserve.layers.attention import StepContext
 from jaxserve.layers.cache import Cache, GroupStep, StateSlots, pages_shape
 from jaxserve.layers.rope import query_scales, rotation, sliding_rotation
-from jaxserve.model_config.decoder import AdaptersConfig
+from jaxserve.model_config.adapters import AdaptersConfig
 from jaxserve.models.skeleton import DecoderSkeleton
 from jaxserve.runner.inputs import Program
 

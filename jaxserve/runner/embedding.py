@@ -1,7 +1,7 @@
 """Embedding as a task of the runner: packed texts in, one pooled vector per text out.
 
 Every text is whole. A decoder keeps keys and values in pages only within the step: the texts' pages follow each other
-from page 1 on, and the next step overwrites them. Recurrent layers begin every text at a slot of zeros, and keep no states. An
+from page 1 on, and the next step overwrites them; one whose tokens attend in both directions uses none. Recurrent layers begin every text at a slot of zeros, and keep no states. An
 encoder has no pages.
 
 Letters: B texts, T tokens of the step, D numbers of a vector, M pages of a text.
@@ -23,6 +23,8 @@ from jaxserve.layers.attention import StepContext
 from jaxserve.layers.cache import Cache, StateSlots, pages_shape
 from jaxserve.layers.rope import query_scales, rotation, sliding_rotation
 from jaxserve.layers.segment_attention import Texts
+from jaxserve.models.decoder import Decoder
+from jaxserve.models.encoder import Encoder
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
 from jaxserve.runner.inputs import Program, StepTask, leading_ones, packed_size, split
 from jaxserve.runner.state import StateArrays
@@ -105,28 +107,27 @@ def embed(
     packed: Int[Array, "I"],
     program: Program,
     pooling: Pooling,
-) -> tuple[StateArrays, tuple[Float[Array, "B D"]]]:
+) -> tuple[StateArrays, tuple[Float[Array, "B O"]]]:
     """Compute the texts' vectors in float32, not normalised, or the scores of pairs, (B, 1). DONATES the state.
 
     Rows after the last text have no meaning.
     """
     field, cache = split(packed, program, EMBED_FIELDS), state.cache
+    model: Encoder | Decoder
     if isinstance(skeleton, EncoderSkeleton):
         longest = min(program.max_pages, program.num_tokens)  # a page of an encoder is a token
         texts = Texts(field["rows"], field["starts"][-1], longest)
         model = skeleton.build(params)
         hidden = model.hidden(field["tokens"], field["positions"], field["token_types"], texts)
-        if skeleton.config.scoring is not None:
-            firsts = pooled(hidden, field["rows"], field["starts"], "cls")
-            return state, (model.scores(firsts, skeleton.config.scoring),)
     else:
         if cache is None:
             raise ValueError("a decoder needs pages")
         context = _context(skeleton, field, cache, program)
-        hidden, cache = skeleton.build(params).hidden(field["tokens"], cache, context)
+        model = skeleton.build(params)
+        hidden, cache = model.hidden(field["tokens"], cache, context)
     with jax.named_scope("pool"):
         vectors = pooled(hidden.astype(jnp.float32), field["rows"], field["starts"], pooling)
-        return StateArrays(cache, None), (vectors,)
+        return StateArrays(cache, None), (vectors if model.head is None else model.head(vectors),)
 
 
 def pooled(
@@ -162,10 +163,12 @@ def _context(skeleton: ModelSkeleton, field: dict[str, Any], cache: Cache, progr
     )
     zeros = jnp.zeros(program.num_rows, jnp.int32)
     states = StateSlots(reads=zeros, writes=zeros + 1)  # there is one slot: what is after it is dropped
+    longest = min(program.max_pages * page_size, program.num_tokens)
     return StepContext(
         rotation=rotation(skeleton.config, positions),
         sliding_rotation=sliding_rotation(skeleton.config, positions),
         query_scales=query_scales(skeleton.config, positions),
         positions=positions,
+        texts=Texts(rows, starts[-1], longest) if skeleton.config.is_bidirectional else None,
         groups=tuple(paging if group.has_pages else states for group in skeleton.config.cache.groups),
     )

@@ -238,7 +238,7 @@ def test_a_cross_encoder_of_roberta_ends_in_a_sigmoid() -> None:
 
 
 def test_a_cross_encoder_has_no_other_pooling() -> None:
-    with pytest.raises(ConfigError, match="--pooling mean: a cross-encoder scores with the first token"):
+    with pytest.raises(ConfigError, match="--pooling mean: this model scores with cls"):
         EmbeddingEngine(pair_golden("bert_cross_tiny").path, pooling="mean")
 
 

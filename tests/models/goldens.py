@@ -173,6 +173,31 @@ def encoder_golden(name: str) -> EncoderGolden:
 
 
 @dataclass(frozen=True, slots=True)
+class SentenceGolden:
+    """A tiny model as sentence-transformers saves it, and the vectors of its last module, of texts computed alone in float32."""
+
+    path: Path
+    token_ids: list[np.ndarray]
+    """int32 (T) each"""
+    vectors: np.ndarray
+    """float32 (texts, D)"""
+
+
+def sentence_golden(name: str) -> SentenceGolden:
+    """One model of `sentence_goldens`."""
+    path = DATA / "encoders" / name
+    with np.load(path / "golden.npz", allow_pickle=False) as arrays:
+        vectors = arrays["vectors"]
+        return SentenceGolden(path, [arrays[f"ids_{i}"] for i in range(len(vectors))], vectors)
+
+
+def sentence_goldens() -> list[str]:
+    """The names of models that tests/tools/make_sentence_goldens.py writes and that embed."""
+    files = sorted((DATA / "encoders").glob("*/golden.npz"))
+    return [file.parent.name for file in files if "vectors" in np.load(file, allow_pickle=False).files]
+
+
+@dataclass(frozen=True, slots=True)
 class PairGolden:
     """A tiny cross-encoder and what it makes of pairs."""
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from jaxserve.errors import CheckpointError
-from jaxserve.model_config.encoder import EncoderConfig, ScoringHead
+from jaxserve.model_config.embedding_head import EmbeddingHead, HeadLayer
+from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.encoders.bert import encoder_config
 
 BERT: dict[str, Any] = {
@@ -23,6 +24,11 @@ BERT: dict[str, Any] = {
 
 def read(architecture: str = "BertModel", **keys: Any) -> EncoderConfig:
     return encoder_config({**BERT, "architectures": [architecture], **keys})
+
+
+def scoring(inner: str, outer: str, is_sigmoid: bool) -> EmbeddingHead:
+    layers = HeadLayer(inner, 32, 32, activation="tanh"), HeadLayer(outer, 32, 1)
+    return EmbeddingHead(layers, "cls", scores_pairs=True, is_sigmoid=is_sigmoid)
 
 
 def test_defaults_are_those_of_transformers() -> None:
@@ -46,9 +52,9 @@ def test_roberta_positions_begin_after_the_padding_token() -> None:
 )
 def test_score_activation_is_read_from_the_checkpoint(keys: dict[str, Any], is_sigmoid: bool) -> None:
     config = read("BertForSequenceClassification", id2label={"0": "LABEL_0"}, **keys)
-    assert config.scoring == ScoringHead("bert", is_sigmoid)
+    assert config.head == scoring("pooler.dense", "classifier", is_sigmoid)
     roberta = read("XLMRobertaForSequenceClassification", num_labels=1, **keys)
-    assert roberta.scoring == ScoringHead("roberta", is_sigmoid)
+    assert roberta.head == scoring("classifier.dense", "classifier.out_proj", is_sigmoid)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import CheckpointError, ConfigError
 from jaxserve.executor.preparation import prepare
 from jaxserve.executor.served_weights import ServedWeights
-from jaxserve.model_config.decoder import AdaptersConfig
+from jaxserve.model_config.adapters import AdaptersConfig
 from jaxserve.models.registry import decoder_of, families, open_model
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.quant.array import QuantArray

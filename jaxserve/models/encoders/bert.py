@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxserve.model_config.encoder import EncoderConfig, ScoringHead
+from jaxserve.model_config.embedding_head import EmbeddingHead, HeadLayer
+from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.families._common import (
     MAX_HEADS,
     MAX_LAYERS,
@@ -19,12 +20,10 @@ from jaxserve.models.families._common import (
 )
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._rope import MAX_POSITION
+from jaxserve.models.families._scoring import scoring_head
 
 SCORERS = ("BertForSequenceClassification", "RobertaForSequenceClassification", "XLMRobertaForSequenceClassification")
 ARCHITECTURES = ("BertModel", "RobertaModel", "XLMRobertaModel", *SCORERS)
-ACTIVATIONS: Mapping[str, bool] = {"Sigmoid": True, "Identity": False}
-"""True by the name of sentence-transformers' activation if it is a sigmoid."""
-
 DEFAULTS: Mapping[str, Any] = {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "type_vocab_size": 2, "pad_token_id": 0}
 ROBERTA_DEFAULTS: Mapping[str, Any] = {"pad_token_id": 1}
 MAX_TOKEN_TYPES = 16
@@ -55,30 +54,12 @@ def encoder_config(hf: dict[str, Any]) -> EncoderConfig:
         norm_eps=keys.number("layer_norm_eps"),
         activation=read_activation(keys),
         first_position=first,
-        scoring=_scoring_head(keys, is_roberta=is_roberta) if name in SCORERS else None,
+        head=_scoring_head(keys, hidden_size, is_roberta=is_roberta) if name in SCORERS else None,
     )
 
 
-def _scoring_head(keys: Keys, *, is_roberta: bool) -> ScoringHead:
-    """Read the scoring head, which has one label (`num_labels` or `id2label`)."""
-    labels = keys.get("id2label")
-    count = len(labels) if isinstance(labels, dict) else keys.get("num_labels")
-    if count != 1:
-        key = "id2label" if isinstance(labels, dict) else "num_labels"
-        raise keys.error(key, "one label, as in a cross-encoder")
-    keys.require("problem_type", None, "regression")
-    return ScoringHead("roberta" if is_roberta else "bert", _is_sigmoid(keys))
-
-
-def _is_sigmoid(keys: Keys) -> bool:
-    """Read sentence-transformers' activation from its newer or older key; by default a sigmoid."""
-    nested = keys.get("sentence_transformers")
-    inner = Keys(nested, "sentence_transformers.") if isinstance(nested, dict) else Keys({})
-    for table, key in ((inner, "activation_fn"), (keys, "sbert_ce_default_activation_function")):
-        value = table.get(key)
-        if value is not None:
-            name = str(value).rpartition(".")[2]
-            if name not in ACTIVATIONS:
-                raise table.error(key, " or ".join(ACTIVATIONS))
-            return ACTIVATIONS[name]
-    return True
+def _scoring_head(keys: Keys, hidden_size: int, *, is_roberta: bool) -> EmbeddingHead:
+    """Return the scoring head: two layers over the first token's vector."""
+    inner, outer = ("classifier.dense", "classifier.out_proj") if is_roberta else ("pooler.dense", "classifier")
+    layers = HeadLayer(inner, hidden_size, hidden_size, activation="tanh"), HeadLayer(outer, hidden_size, 1)
+    return scoring_head(keys, layers, "cls")

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import SANDWICH_NORMS, WINDOW, GGUFArchitecture, GGUFKeys, layer_types
 from jaxserve.checkpoint.maxtext.layout import SANDWICH_NORM_NAMES, MaxTextLayout
+from jaxserve.checkpoint.renamed import MULTIMODAL
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families import _gemma
-from jaxserve.models.families._common import MAX_LAYERS
+from jaxserve.models.families._common import MAX_LAYERS, read_window
 from jaxserve.models.families._gemma import gemma, gemma_gguf_config
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._rope import by_layer_type
@@ -37,6 +38,7 @@ _SIZES: Mapping[str, Any] = {
     "sliding_window_pattern": 6,
 }
 """Defaults of further keys that published multimodal configs leave out."""
+_BOTH_WAYS: Final = "use_bidirectional_attention"
 _TOWER: Mapping[str, Any] = {"hidden_size": 768, "num_attention_heads": 12, "patch_size": 16}
 """transformers' defaults of SigLIP, other than those of SmolVLM's tower."""
 
@@ -45,9 +47,20 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Gemma 2 with norms of query and key heads, and another rope base in sliding-window layers: five of six."""
     keys = Keys({**DEFAULTS, **_SIZES, **hf})
     keys, sliding_theta = by_layer_type(keys, keys.number("rope_local_base_freq", low=1.0))
+    is_bidirectional = MULTIMODAL not in hf and keys.get(_BOTH_WAYS) is True
+    if is_bidirectional:
+        keys = _with_half_windows(keys)
     config = gemma(keys, pattern=keys.integer("sliding_window_pattern", MAX_LAYERS))
+    config = replace(config, is_bidirectional=is_bidirectional)
     # transformers has `attn_logit_softcapping` but ignores it.
     return replace(config, qk_norm="heads", sliding_rope_theta=sliding_theta, attention_softcap=None)
+
+
+def _with_half_windows(keys: Keys) -> Keys:
+    """Return the keys of a model that attends in both directions (EmbeddingGemma): half of its window is on each side of a token."""
+    table = {key: value for key, value in keys.table.items() if key != _BOTH_WAYS}
+    window = read_window(keys)
+    return Keys(table if window is None else {**table, "sliding_window": window // 2 + 1}, keys.prefix)
 
 
 def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:

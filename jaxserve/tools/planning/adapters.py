@@ -8,7 +8,8 @@ from jaxserve.checkpoint.peft import Adapter
 from jaxserve.checkpoint.source import resolve
 from jaxserve.config import Config, ModelConfig
 from jaxserve.executor.adapters import adapters_config, open_adapters
-from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig
+from jaxserve.model_config.adapters import AdaptersConfig
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.registry import read_decoder, text_model
 
 

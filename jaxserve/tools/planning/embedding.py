@@ -12,16 +12,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jaxserve.checkpoint.files import read_object
 from jaxserve.checkpoint.protocol import Checkpoint
-from jaxserve.checkpoint.renamed import architecture
-from jaxserve.checkpoint.sentence import SentenceModules, read_sentence_modules
+from jaxserve.checkpoint.sentence.modules import SentenceModules, read_sentence_modules
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError, DoesNotFitError
 from jaxserve.executor.preparation import embed_limits, embedding_info, make_embedding_skeleton, resolve_task
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
-from jaxserve.models.registry import encoder_architectures, read_model_config
+from jaxserve.models.registry import only_embeds, read_model_config, text_model
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
 from jaxserve.quant.names import NO_QUANTIZATION
 from jaxserve.runner.limits import Limits
@@ -65,11 +63,10 @@ class EmbeddingModel:
 
 
 def is_embedding(config: Config, path: Path) -> bool:
-    """Return True if the engine of these settings embeds: by its task, or because the model is an encoder."""
+    """Return True if the engine of these settings embeds: by its task, or because the model does nothing else."""
     if config.model.task != "auto":
         return config.model.task == "embed"
-    file = path / "config.json"
-    return file.is_file() and architecture(read_object(file)) in encoder_architectures()
+    return (path / "config.json").is_file() and only_embeds(text_model(path, None))
 
 
 def read_embedding_model(path: Path) -> EmbeddingModel:
@@ -141,7 +138,7 @@ def plan_embedding(
 
 def fit_embedding(config: Config, model: EmbeddingModel, device: Device) -> EmbeddingFit:
     """Return the sizes of the engine on a device. Raises ConfigError for settings that it cannot have."""
-    skeleton = make_embedding_skeleton(config, model.config, planned_chip(device))
+    skeleton = make_embedding_skeleton(config, model.config, planned_chip(device), model.modules)
     limits = embed_limits(config, skeleton, device.platform, model.modules)
     rules = skeleton.policy.rules
     weights = sum(

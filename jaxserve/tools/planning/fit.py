@@ -9,7 +9,8 @@ from jaxserve.checkpoint.source import resolve
 from jaxserve.config import Config
 from jaxserve.errors import DoesNotFitError
 from jaxserve.layers.policy import DtypePolicy
-from jaxserve.model_config.decoder import AdaptersConfig, DecoderConfig
+from jaxserve.model_config.adapters import AdaptersConfig
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.registry import read_draft, read_mtp_layer
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.runner.backend import Chip

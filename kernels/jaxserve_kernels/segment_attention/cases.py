@@ -28,6 +28,8 @@ class Case:
     scale: float = 0.3
     queries: tuple[int, int] | None = None
     """The first token that attends, and the number of those that do; None: all."""
+    window: int | None = None
+    """Tokens on each side of one, itself included, that it attends to; None: all."""
 
     @property
     def num_tokens(self) -> int:
@@ -41,6 +43,7 @@ class Case:
 
     def __str__(self) -> str:
         name = f"{'.'.join(map(str, self.lengths))}+{self.padding}-{self.num_heads}x{self.head_dim}-{self.scale}"
+        name = name if self.window is None else f"{name}-window{self.window}"
         return name if self.queries is None else f"{name}-{self.attending.start}to{self.attending.stop}"
 
 
@@ -70,7 +73,8 @@ def run(case: Case, given: Operands, backend: Backend, *, is_emulated: bool = Fa
     query, key, value, numbers = as_arrays(given)
     first = None if case.queries is None else jnp.int32(case.attending.start)
     own = query[case.attending]
-    return attend_segments(own, key, value, numbers, count, first, scale=case.scale, longest=longest, backend=backend)
+    options: dict[str, Any] = {"scale": case.scale, "longest": longest, "window": case.window}
+    return attend_segments(own, key, value, numbers, count, first, **options, backend=backend)
 
 
 def error(case: Case, given: Operands, out: Any) -> float:
@@ -80,6 +84,8 @@ def error(case: Case, given: Operands, out: Any) -> float:
         own = slice(begin, begin + length)
         query, key, value = (array[own].astype(np.float64) for array in given[:3])
         scores = np.einsum("qnh,knh->nqk", query, key) * case.scale
+        distances = np.abs(np.subtract.outer(np.arange(length), np.arange(length)))
+        scores = np.where(distances < (case.window or length), scores, -np.inf)
         shares = np.exp(scores - scores.max(-1, keepdims=True))
         exact[own] = np.einsum("nqk,knh->qnh", shares / shares.sum(-1, keepdims=True), value)
         begin += length
@@ -97,8 +103,11 @@ CASES = (
     Case((64, 1, 130, 7), queries=(60, 100)),
     Case((300,), queries=(128, 128), head_dim=72),
     Case((100, 60), padding=96, queries=(128, 128)),
+    Case((300, 9, 140), window=17),
+    Case((70, 30), window=40, queries=(20, 60)),
+    Case((5, 3), window=1),
 )
 """One token, blocks of keys that are full or not, groups of queries that are full or not, head dims that fill no vector, and some
-of the queries: across segments, in the middle of one, and with padding."""
+of the queries: across segments, in the middle of one, and with padding; windows that are shorter than some segments or than all."""
 SLOW: tuple[Case, ...] = ()
 BACKENDS: tuple[Backend, ...] = ("native",)

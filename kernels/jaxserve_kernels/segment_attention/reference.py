@@ -22,6 +22,7 @@ def attend_segments(
     *,
     scale: float,
     longest: int,
+    window: int | None = None,
 ) -> Float[Array, "Q N H"]:
     """See `api.attend_segments`: a block reads the keys of neighbouring segments and masks them."""
     num_queries, num_heads, head_dim = query.shape
@@ -29,18 +30,25 @@ def attend_segments(
     # Padding may be NaN, and NaN * 0 is NaN.
     value = jnp.where((jnp.arange(count) < num_tokens)[:, None, None], value, 0)
     block = min(QUERY_BLOCK, num_queries)
-    window = min(count, block + 2 * longest)
+    reach = longest if window is None else min(longest, window - 1)  # tokens on each side
+    num_keys = min(count, block + 2 * reach)
     arrays = [array.swapaxes(0, 1) for array in (query, key, value)]  # (N, T, H): CPUs multiply whole heads
 
     def attend_from(start: Int[Array, ""]) -> Float[Array, "N Q H"]:
-        low = jnp.clip(first + start - longest, 0, count - window)
-        own, others = (jax.lax.dynamic_slice_in_dim(numbers, *each) for each in ((first + start, block), (low, window)))
-        places = (start, block), (low, window), (low, window)
+        low = jnp.clip(first + start - reach, 0, count - num_keys)
+        own, others = (
+            jax.lax.dynamic_slice_in_dim(numbers, *each) for each in ((first + start, block), (low, num_keys))
+        )
+        places = (start, block), (low, num_keys), (low, num_keys)
         queries, keys, values = (
             jax.lax.dynamic_slice_in_dim(array, *place, axis=1) for array, place in zip(arrays, places, strict=True)
         )
         scores = jnp.einsum("nqh,nkh->nqk", queries, keys, preferred_element_type=jnp.float32) * scale
-        shares = jax.nn.softmax(jnp.where(own[:, None] == others, scores, -jnp.inf))
+        is_seen = own[:, None] == others
+        if window is not None:
+            distances = (first + start + jnp.arange(block))[:, None] - (low + jnp.arange(num_keys))
+            is_seen &= jnp.abs(distances) < window
+        shares = jax.nn.softmax(jnp.where(is_seen, scores, -jnp.inf))
         return jnp.einsum("nqk,nkh->nqh", shares.astype(values.dtype), values)
 
     num_blocks = -(-num_queries // block)

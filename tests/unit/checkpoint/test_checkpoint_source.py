@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,16 @@ def test_existing_paths_are_returned_without_the_hub(hub: FakeHub, monkeypatch: 
 def test_hub_id_fetches_safetensors_and_text_only(hub: FakeHub) -> None:
     (hub.snapshot / "model.safetensors").touch()
     assert resolve("owner/name", "v1.0") == hub.snapshot
-    texts = ["*.json", "tokenizer*", "vocab.txt", "merges.txt", "tiktoken.model", "*.jinja"]
+    texts = [
+        "*.json",
+        "tokenizer*",
+        "vocab.txt",
+        "merges.txt",
+        "tiktoken.model",
+        "*.jinja",
+        "0_*/tokenizer*",
+        "0_*/vocab.txt",
+    ]
     assert hub.calls == [
         {
             "repository": "owner/name",
@@ -85,8 +95,20 @@ def test_hub_id_fetches_safetensors_and_text_only(hub: FakeHub) -> None:
             "allow_patterns": patterns,
             "ignore_patterns": ["[!0-9a]*/*", "[0-9][!_]*/*", "a[!d]*/*", "ad[!d]*/*"],
         }
-        for patterns in (texts, ["model*.safetensors", *texts])
+        for patterns in (texts, ["model*.safetensors", "[0-9]_*/model*.safetensors", *texts])
     ]
+
+
+def test_a_model_in_a_folder_of_sentence_transformers_is_that_folder(tmp_path: Path) -> None:
+    inner = tmp_path / "0_Transformer"
+    modules = [{"type": "sentence_transformers.models.Transformer", "path": "0_Transformer"}]
+    (tmp_path / "modules.json").write_text(json.dumps(modules))
+    inner.mkdir()
+    (inner / "config.json").write_text("{}")
+    assert resolve(str(tmp_path)) == inner
+    assert resolve(str(inner)) == inner
+    (tmp_path / "config.json").write_text("{}")
+    assert resolve(str(tmp_path)) == tmp_path
 
 
 def test_weights_are_not_fetched_if_only_code_of_the_repository_reads_its_tokenizer(hub: FakeHub) -> None:
@@ -104,7 +126,9 @@ def test_weights_are_not_fetched_if_only_code_of_the_repository_reads_its_tokeni
 def test_without_weights_only_the_config_of_a_hub_id_is_fetched(hub: FakeHub) -> None:
     assert resolve("owner/name", weights=False) == hub.snapshot
     described = ["config.json", "hf_quant_config.json", "generation_config.json", "tokenizer_config.json"]
-    assert hub.calls[0]["allow_patterns"] == [*described, "preprocessor_config.json", "processor_config.json"]
+    described += ["preprocessor_config.json", "processor_config.json"]
+    described += ["modules.json", "sentence_bert_config.json", "[0-9]_*/config.json"]
+    assert hub.calls[0]["allow_patterns"] == described
 
 
 def test_an_adapter_is_two_downloaded_files_or_a_local_folder(hub: FakeHub) -> None:
@@ -121,6 +145,12 @@ def test_a_repository_is_downloaded_with_pooling_and_chat_templates_but_no_secon
     (hub.snapshot / "model.safetensors").touch()
     resolve("owner/name")
     files = ["config.json", "model.safetensors", "modules.json", "vocab.txt", "merges.txt", "1_Pooling/config.json"]
+    files += [
+        "2_Dense/config.json",
+        "2_Dense/model.safetensors",
+        "0_Transformer/vocab.txt",
+        "0_Transformer/tokenizer.json",
+    ]
     files += ["chat_template.jinja", "additional_chat_templates/tool_use.jinja"]
     others = ["pytorch_model.bin", "onnx/config.json", "original/model.safetensors", "16bit/tokenizer.json"]
     others += ["assets/tokenizer.json", "adapter/config.json", "original/chat_template.jinja"]

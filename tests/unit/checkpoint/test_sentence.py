@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from jaxserve.checkpoint.sentence import SentenceModules, read_sentence_modules
+from jaxserve.checkpoint.sentence.modules import SentenceModules, read_sentence_modules
 from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import CheckpointError, ConfigError
 from jaxserve.executor.preparation import embedding_info
+from jaxserve.model_config.embedding_head import HeadLayer
 from jaxserve.models.registry import model_of, open_model
 from jaxserve.types import Pooling
 from tests.models.goldens import DATA
@@ -27,6 +28,16 @@ def write(folder: Path, *, kinds: tuple[str, ...], modes: dict[str, Any], max_to
     if max_tokens is not None:
         (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": max_tokens}))
     return folder
+
+
+DENSE = {"pooling_mode": "mean", "in_features": 8, "out_features": 4}
+
+
+def test_dense_layers_are_read_with_the_activation_that_they_have_without_a_key(tmp_path: Path) -> None:
+    write(tmp_path, kinds=("Transformer", "Pooling", "Dense"), modes=DENSE)
+    modules = read_sentence_modules(tmp_path)
+    assert modules is not None
+    assert modules.dense == (HeadLayer("2_Dense/linear", 8, 4, has_bias=True, activation="tanh"),)
 
 
 def test_modules_of_the_tiny_encoders_are_read() -> None:
@@ -92,7 +103,25 @@ def test_a_directory_without_modules_has_no_pooling(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("case", "expected"),
     [
-        ({"kinds": ("Transformer", "Pooling", "Dense"), "modes": {"pooling_mode_mean_tokens": True}}, "'Dense'"),
+        ({"kinds": ("Transformer", "Pooling", "WordWeights"), "modes": {"pooling_mode": "mean"}}, "'WordWeights'"),
+        (
+            {"kinds": ("Pooling", "Normalize", "Dense"), "modes": {"pooling_mode": "mean"}},
+            "after Pooling and before Normalize",
+        ),
+        ({"kinds": ("Dense",), "modes": {}}, "after Pooling and before Normalize"),
+        (
+            {"kinds": ("Pooling", "Dense"), "modes": {**DENSE, "out_features": 0}},
+            "out_features: expected integers from 1",
+        ),
+        (
+            {"kinds": ("Pooling", "Dense"), "modes": {**DENSE, "activation_function": "torch.nn.ELU"}},
+            "activation_function: expected one of Identity, Tanh, ReLU, GELU, SiLU, found 'ELU'",
+        ),
+        ({"kinds": ("Pooling", "Dense"), "modes": {**DENSE, "use_residual": True}}, "use_residual: expected false"),
+        (
+            {"kinds": ("Pooling", "Dense"), "modes": {**DENSE, "module_input_name": "token_embeddings"}},
+            "module_input_name and module_output_name: expected sentence_embedding",
+        ),
         ({"kinds": ("Pooling",), "modes": {"pooling_mode_max_tokens": True}}, "found 'pooling_mode_max_tokens'"),
         ({"kinds": ("Pooling",), "modes": {}}, "to be true, found none"),
         (

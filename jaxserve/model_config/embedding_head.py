@@ -1,0 +1,45 @@
+"""Head of a model that embeds or scores, as data: matmuls after the pooling of a text's token vectors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from jaxserve.model_config.activation import Activation
+from jaxserve.types import Pooling
+
+HeadActivation = Activation | Literal["tanh", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLayer:
+    """One matmul of a head, then its activation, then perhaps a norm."""
+
+    name: str
+    """The module's name in checkpoints. One that ends in `/linear` is in a folder of that name beside the model (`2_Dense/linear`)."""
+    in_dim: int
+    out_dim: int
+    has_bias: bool = True
+    activation: HeadActivation = "none"
+    norm: str | None = None
+    """Name in checkpoints of a LayerNorm after the activation; None: there is none."""
+    norm_eps: float = 1e-5
+    norm_has_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingHead:
+    """Layers that make a text's vector into another one, or a pair's vector into its score."""
+
+    layers: tuple[HeadLayer, ...]
+    pooling: Pooling | None = None
+    """Pooling that a scoring head was trained with; None: as the checkpoint or the settings say."""
+    scores_pairs: bool = False
+    """True if the one output is the score of a pair of texts, or of a text that holds both."""
+    is_sigmoid: bool = False
+    """True if a sigmoid is applied to the score."""
+
+    @property
+    def size(self) -> int:
+        """Numbers of the last layer's output."""
+        return self.layers[-1].out_dim

@@ -1,0 +1,165 @@
+"""Write tiny models as sentence-transformers saves them, and what it makes of texts: tests/models/data/encoders/NAME.
+
+Run from the repository root where torch, transformers and sentence-transformers are installed:
+    python tests/tools/make_sentence_goldens.py [NAME ...]
+Without names, all are written. Everything is computed in float32, one text at a time, so that no padding is involved.
+
+golden.npz of a model that embeds: ids_i (T) int32 and vectors (texts, D), as the last module makes them. Of one that scores:
+ids_i, and scores (texts) before any sigmoid.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+import torch
+import transformers
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Dense, Normalize, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling
+
+DATA = Path(__file__).parents[1] / "models" / "data" / "encoders"
+WORDS = "the quick brown fox jumps over lazy dog a server answers many requests at once each is list of tokens yes no"
+VOCAB = 285
+SIZES: dict[str, Any] = {"vocab_size": VOCAB, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2}
+LENGTHS = (1, 2, 7, 30, 47)
+
+Modules = list[torch.nn.Module]
+Case = tuple[str, dict[str, Any], Callable[[int], Modules]]
+"""Name of transformers' model, its config, and the modules after it by its width."""
+
+
+def mean(width: int) -> Modules:
+    """Average and normalise."""
+    return [Pooling(width, "mean"), Normalize()]
+
+
+def gemma(window: int, **sizes: Any) -> dict[str, Any]:
+    """EmbeddingGemma's text model: Gemma 3 whose tokens attend in both directions."""
+    return {
+        "num_hidden_layers": 3,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "sliding_window": window,
+        "use_bidirectional_attention": True,
+        "max_position_embeddings": 64,
+        **sizes,
+    }
+
+
+CASES: dict[str, Case] = {
+    "embedding_gemma_tiny": (
+        "Gemma3TextModel",
+        gemma(8, hidden_size=48, intermediate_size=56, num_attention_heads=3, num_key_value_heads=1, head_dim=40),
+        lambda width: [
+            Pooling(width, "mean"),
+            Dense(width, 72, bias=False, activation_function=torch.nn.Identity()),
+            Dense(72, width, bias=False, activation_function=torch.nn.Identity()),
+            Normalize(),
+        ],
+    ),
+    "embedding_gemma_odd_tiny": (
+        "Gemma3TextModel",
+        gemma(7, hidden_size=40, intermediate_size=48, num_attention_heads=5, num_key_value_heads=5, head_dim=24),
+        lambda width: [
+            Pooling(width, "lasttoken"),
+            Dense(width, 20),
+            Dense(20, 16, activation_function=torch.nn.GELU()),
+        ],
+    ),
+}
+
+
+def random_weights(model: torch.nn.Module, seed: int) -> None:
+    """Weights under which heads attend unevenly and every table counts."""
+    generator = torch.Generator().manual_seed(seed)
+    for name, weight in model.named_parameters():
+        noise = torch.randn(weight.shape, generator=generator)
+        if "norm" in name.lower() and name.endswith("weight"):
+            value = (0 if "Gemma" in type(model).__name__ else 1) + 0.2 * noise
+        elif name.endswith("bias"):
+            value = 0.2 * noise
+        elif "embed" in name:
+            value = noise
+        else:
+            value = noise * 1.5 / weight.shape[-1] ** 0.5
+        weight.data.copy_(value)
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A byte-level BPE with the special tokens of RoBERTa."""
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=VOCAB,
+        special_tokens=["<s>", "<pad>", "</s>", "<unk>"],
+        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([WORDS] * 3, trainer)
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
+    special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 64, **special}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
+
+
+def write_model(folder: Path, name: str, keys: dict[str, Any], seed: int) -> Any:
+    """Save transformers' model with a tokenizer, and return it."""
+    made = getattr(transformers, name)
+    model = made(made.config_class(**{**SIZES, **keys})).eval()
+    random_weights(model, seed)
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    return model
+
+
+@torch.no_grad()
+def make_sentences(name: str, case: Case, seed: int) -> None:
+    """Write one model that embeds."""
+    architecture, keys, modules = case
+    folder, plain = DATA / name, DATA / f"{name}.plain"
+    for each in (folder, plain):
+        shutil.rmtree(each, ignore_errors=True)
+    plain.mkdir(parents=True)
+    model = write_model(plain, architecture, keys, seed)
+    width = model.config.hidden_size
+    head = modules(width)
+    for index, module in enumerate(head):
+        random_weights(module, seed + 1 + index)
+    SentenceTransformer(modules=[Transformer(str(plain)), *head], device="cpu").save(
+        str(folder), create_model_card=False
+    )
+    shutil.rmtree(plain)
+    sentences = SentenceTransformer(str(folder), device="cpu", model_kwargs={"attn_implementation": "eager"})
+    rng = np.random.default_rng(seed)
+    arrays, vectors = {}, []
+    for i, length in enumerate(LENGTHS):
+        ids = rng.integers(5, VOCAB, length)
+        given = torch.tensor([ids.tolist()])
+        features = {"input_ids": given, "attention_mask": torch.ones_like(given)}
+        vectors.append(sentences(features)["sentence_embedding"][0].float().numpy())
+        arrays[f"ids_{i}"] = ids.astype(np.int32)
+    np.savez_compressed(folder / "golden.npz", vectors=np.stack(vectors), **arrays)
+    print(name, np.stack(vectors).std(0).mean())
+
+
+def main() -> None:
+    """Write those named, or all."""
+    torch.set_num_threads(1)
+    for index, (name, case) in enumerate(CASES.items()):
+        if not sys.argv[1:] or name in sys.argv[1:]:
+            make_sentences(name, case, 40 + 10 * index)
+
+
+if __name__ == "__main__":
+    main()
