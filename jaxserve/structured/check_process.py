@@ -29,10 +29,13 @@ _MAX_CONVERTED_BYTES: Final = 1 << 19
 """Largest converted grammar, which crosses to the engine in place of the one that was sent."""
 
 
-def converted(grammar: Grammar) -> tuple[Grammar, str | None]:
-    """Return a grammar in llama.cpp's format (GBNF) in Lark's, or why it cannot be read."""
+def converted(grammar: Grammar, *, has_terminals: bool = True) -> tuple[Grammar, str | None]:
+    """Return a grammar in llama.cpp's format (GBNF) in Lark's, or why it cannot be read.
+
+    has_terminals: False for terminals of single characters only.
+    """
     try:
-        text = gbnf_to_lark(grammar.text)
+        text = gbnf_to_lark(grammar.text, has_terminals=has_terminals)
     except RecursionError:
         return grammar, "the GBNF grammar is nested too deeply"
     except ValueError as error:
@@ -81,11 +84,16 @@ def _reason(text: str) -> str:
 
 def checked(grammar: Grammar, tokenizer: LLTokenizer, config: StructuredConfig) -> CheckReply:
     """Return the reply for a grammar, with Lark's form of one in llama.cpp's format."""
-    is_gbnf, error = grammar.kind == "gbnf", None
-    if is_gbnf:
-        grammar, error = converted(grammar)
-    reply = CheckReply(error) if error is not None else _check(grammar, tokenizer, config)
-    return msgspec.structs.replace(reply, lark=grammar.text) if is_gbnf and reply.error is None else reply
+    if grammar.kind != "gbnf":
+        return _check(grammar, tokenizer, config)
+    replies = []
+    for has_terminals in (True, False):  # the lexer may fail on a terminal whose characters the parser can follow
+        lark, error = converted(grammar, has_terminals=has_terminals)
+        reply = CheckReply(error) if error is not None else _check(lark, tokenizer, config)
+        if reply.error is None:
+            return msgspec.structs.replace(reply, lark=lark.text)
+        replies.append(reply)
+    return replies[0]
 
 
 def _resident_bytes() -> int:

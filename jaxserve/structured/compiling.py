@@ -74,6 +74,8 @@ _MAX_ITEMS: Final = 500
 """Parser items per position of the text: the cost of ambiguous grammars grows cubically beyond."""
 _MAX_STEP_ITEMS: Final = 10_000
 """Parser items per step: about thirty milliseconds."""
+_STEP_FUEL: Final = 5_000_000
+"""Work of the lexer per step: a tenth of a second, as for `masks`. A count that divides a text in many ways needs most."""
 
 
 class GrammarError(ValueError):
@@ -97,6 +99,7 @@ def new_matcher(grammar: Grammar, tokenizer: LLTokenizer, config: StructuredConf
     limits = LLParserLimits(
         max_items_in_row=_MAX_ITEMS,
         step_max_items=_MAX_STEP_ITEMS,
+        step_lexer_fuel=_STEP_FUEL,
         max_lexer_states=config.max_grammar_states,
         verbose_errors=False,
     )

@@ -1,62 +1,43 @@
 """Converts grammars in llama.cpp's format (GBNF) to Lark's, which llguidance reads.
 
 A GBNF grammar has no lexer: a text fits if any division of it does. Lark's lexer takes the longest terminal that fits, so that
-`[a-z ]+ " is "` would match nothing. A small grammar without recursion therefore becomes one terminal, a regular expression. In
-all others every terminal is a single character, and alternatives that begin alike share their beginning: each alternative that
-could come next is an item of the parser, whose number is limited.
+`[a-z ]+ " is "` would match nothing. `gbnf_terminals` chooses terminals that keep the language: a small grammar without recursion
+is a single one, a regular expression. All other terminals are single characters, and alternatives that begin alike share their
+beginning: each alternative that could come next is an item of the parser, whose number is limited.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain
-from typing import Final, TypeAlias
+from typing import Final
 
-_NAME: Final = re.compile(r"[\w-]+")
-_BLANK: Final = re.compile(r"(?:[ \t]|#[^\r\n]*)*")
-_BLANK_LINES: Final = re.compile(r"(?:[ \t\r\n]|#[^\r\n]*)*")
-_COUNT: Final = re.compile(r"[*+?]|\{\s*(\d+)\s*(?:(,)\s*(\d*)\s*)?\}")
-_HEX: Final = re.compile(r"x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}")
-_ESCAPES: Final = {"n": "\n", "r": "\r", "t": "\t"} | {char: char for char in '"\\[]-'}
-
+from jaxserve.structured.gbnf_rules import (
+    Class,
+    Group,
+    Literal,
+    Part,
+    Reference,
+    is_nullable,
+    nullable_rules,
+    read_rules,
+)
+from jaxserve.structured.gbnf_terminals import choose_terminals
 
 _MAX_TERMINAL_CHARS: Final = 10_000
-"""Characters of a grammar that becomes one terminal, with each repetition written out: its lexer has states for each of them."""
+"""Characters of a terminal, with each repetition written out: its lexer has states for each of them."""
+_SOME_TEXT: Final = "/(?s:.+)/"
 
 
-@dataclass(frozen=True)
-class _Class:
-    pattern: str
+def gbnf_to_lark(text: str, *, has_terminals: bool = True) -> str:
+    """Return the grammar in Lark's format. Raises ValueError for one that cannot be read.
 
-
-@dataclass(frozen=True)
-class _Literal:
-    text: str
-
-
-@dataclass(frozen=True)
-class _Reference:
-    name: str
-
-
-@dataclass(frozen=True)
-class _Group:
-    alternatives: list[list[_Part]]
-    count: str = ""
-    num_copies: int = 1
-    """The number of times its characters occur once the repetition is written out."""
-
-
-_Part: TypeAlias = "_Class | _Literal | _Reference | _Group"
-
-
-def gbnf_to_lark(text: str) -> str:
-    """Return the grammar in Lark's format. Raises ValueError for one that cannot be read."""
-    rules = _Parser(text).rules()
+    has_terminals: False for terminals of single characters only.
+    """
+    rules = read_rules(text)
     graph, new = dict[str, list[str]](), ["root"]
     while new:
         name = new.pop()
@@ -65,58 +46,138 @@ def gbnf_to_lark(text: str) -> str:
         if name not in graph:
             graph[name] = list(_references(rules[name]))
             new += graph[name]
-    is_terminal = _is_small(rules, graph)
-    prefix = "R" if is_terminal else "r"  # Lark's terminals are in capitals
-    names = {name: f"{prefix}{index}" for index, name in enumerate(graph)}
-    lines = [f"{names[name]}: {_lark(rules[name], names, is_terminal)}\n" for name in graph]
-    return f"start: {names['root']}\n" + "".join(lines)
+    if not rules["root"].alternatives:
+        return 'start: ""\n'
+    sizes = _sizes(rules, graph)
+
+    def is_regular(part: Part) -> bool:
+        size = _num_chars(part, sizes)
+        return size is not None and size <= _MAX_TERMINAL_CHARS
+
+    rules = {name: rules[name] for name in graph}
+    return _Writer(rules, choose_terminals(rules, is_regular) if has_terminals else ()).grammar()
 
 
-def _references(group: _Group) -> Iterator[str]:
+def _references(group: Group) -> Iterator[str]:
     for part in chain(*group.alternatives):
-        if isinstance(part, _Reference):
+        if isinstance(part, Reference):
             yield part.name
-        elif isinstance(part, _Group):
+        elif isinstance(part, Group):
             yield from _references(part)
 
 
-def _is_small(rules: Mapping[str, _Group], graph: Mapping[str, list[str]]) -> bool:
-    """Return True if the grammar, with each reference and repetition written out, has few characters."""
-    sizes = dict[str, int]()
-    try:
-        for name in TopologicalSorter(graph).static_order():
-            sizes[name] = _num_chars(rules[name], sizes)
-    except CycleError:
-        return False
-    return sizes["root"] <= _MAX_TERMINAL_CHARS
+def _sizes(rules: Mapping[str, Group], graph: Mapping[str, list[str]]) -> dict[str, int]:
+    """Return the number of characters of rules without recursion, with each reference and repetition written out."""
+    sizes, sorter = dict[str, int](), TopologicalSorter(graph)
+    with suppress(CycleError):
+        sorter.prepare()
+    while names := sorter.get_ready():  # none of those whose references lead to a cycle
+        for name in names:
+            sizes[name] = _num_chars(rules[name], sizes) or 0
+        sorter.done(*names)
+    return sizes
 
 
-def _num_chars(part: _Part, sizes: Mapping[str, int]) -> int:
+def _num_chars(part: Part, sizes: Mapping[str, int]) -> int | None:
+    """Return None for a part with recursion."""
     match part:
-        case _Class():
+        case Class():
             return 1
-        case _Literal(text):
+        case Literal(text):
             return len(text)
-        case _Reference(name):
-            return sizes[name]
-    return part.num_copies * sum(_num_chars(inner, sizes) for inner in chain(*part.alternatives))
+        case Reference(name):
+            return sizes.get(name)
+    found = 0
+    for inner in chain(*part.alternatives):
+        size = _num_chars(inner, sizes)
+        if size is None:
+            return None
+        found += size
+    return part.num_copies * found
 
 
-def _lark(group: _Group, names: Mapping[str, str], is_terminal: bool) -> str:
-    """Return the alternatives in Lark's format."""
+class _Writer:
+    """Writes a grammar in Lark's format."""
 
-    def terms(part: _Part) -> list[str]:
+    def __init__(self, rules: dict[str, Group], terminals: Collection[Part]) -> None:
+        self._rules = rules
+        self._nullable_rules = nullable_rules(rules)
+        self._terminals = terminals
+        self._names: dict[str | Group, str] = {}
+        """The names of rules in Lark's format, and of terminals by their groups."""
+        self._new: list[str | Group] = []
+
+    def grammar(self) -> str:
+        lines = [f"start: {self._term(Reference('root'))}\n"]
+        while self._new:
+            key = self._new.pop()
+            text = self._alternatives(self._rules[key]) if isinstance(key, str) else self._text(key)
+            lines.append(f"{self._names[key]}: {text}\n")
+        return "".join(lines)
+
+    def _name(self, key: str | Group) -> str:
+        if key not in self._names:
+            self._names[key] = f"{'r' if isinstance(key, str) else 'R'}{len(self._names)}"  # terminals are in capitals
+            self._new.append(key)
+        return self._names[key]
+
+    def _term(self, part: Class | Reference | Group) -> str:
+        """Return a part of a rule."""
+        if isinstance(part, Class):
+            return part.pattern
+        group = self._rules[part.name] if isinstance(part, Reference) else part
+        if group in self._terminals:
+            return self._optional(group)
+        if isinstance(part, Reference):
+            return self._name(part.name) + ("?" if group.least == 0 else "")
+        return f"({self._alternatives(part)}){_count(part.least, part.most)}"
+
+    def _alternatives(self, group: Group) -> str:
+        """Return the alternatives of a group that is no terminal."""
+
+        def terms(part: Part) -> list[str]:
+            if not isinstance(part, Literal):
+                return [self._term(part)]
+            return [json.dumps(part.text)] if part in self._terminals else list(map(json.dumps, part.text))
+
+        return _factored([[term for part in sequence for term in terms(part)] for sequence in group.alternatives])
+
+    def _text(self, group: Group) -> str:
+        """Return the regular expression of a terminal. One that may be empty is optional where it is used instead."""
+        if not self._is_nullable(group):
+            return self._repeated(group, group.least)
+        if any(all(map(self._is_nullable, sequence)) for sequence in group.alternatives):
+            return f"({self._repeated(group, group.least)}) & {_SOME_TEXT}"
+        return self._repeated(group, 1)
+
+    def _inner(self, part: Part) -> str:
+        """Return a part of a terminal."""
         match part:
-            case _Class(pattern):
-                return [pattern]
-            case _Literal(text):
-                return [json.dumps(text)] if is_terminal else list(map(json.dumps, text))
-            case _Reference(name):
-                return [names[name]]
-        return [f"({_lark(part, names, is_terminal)}){part.count}"]
+            case Class(pattern):
+                return pattern
+            case Literal(text):
+                return json.dumps(text)
+            case Reference(name):
+                return self._optional(self._rules[name])
+        return self._repeated(part, part.least)
 
-    sequences = [[term for part in sequence for term in terms(part)] for sequence in group.alternatives]
-    return " | ".join(" ".join(sequence or ['""']) for sequence in sequences) if is_terminal else _factored(sequences)
+    def _optional(self, terminal: Group) -> str:
+        return self._name(terminal) + ("?" if self._is_nullable(terminal) else "")
+
+    def _repeated(self, group: Group, least: int) -> str:
+        text = " | ".join(" ".join(map(self._inner, sequence)) for sequence in group.alternatives)
+        return f"({text}){_count(least, group.most)}"
+
+    def _is_nullable(self, part: Part) -> bool:
+        return is_nullable(part, self._nullable_rules)
+
+
+def _count(least: int, most: int | None) -> str:
+    if most is None:
+        return "*+"[least] if least < 2 else f"{{{least},}}"
+    if most == 1:
+        return "" if least else "?"
+    return f"{{{least},{most}}}"
 
 
 def _factored(sequences: list[list[str]]) -> str:
@@ -135,131 +196,3 @@ def _with_shared_start(sequences: list[list[str]]) -> str:
     columns = enumerate(zip(*sequences, strict=False))
     length = next((i for i, terms in columns if len(set(terms)) > 1), min(map(len, sequences)))
     return f"{' '.join(first[:length])} ({_factored([sequence[length:] for sequence in sequences])})"
-
-
-class _Parser:
-    """Reads the rules of a grammar. Raises ValueError naming the line."""
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._place = 0
-
-    def rules(self) -> dict[str, _Group]:
-        """Return the right side of each rule by its name."""
-        rules = {}
-        self._skip(_BLANK_LINES)
-        while self._place < len(self._text):
-            name = self._take(_NAME, "the name of a rule")[0]
-            self._skip(_BLANK)
-            if not self._found("::="):
-                raise self._error("::=")
-            self._skip(_BLANK_LINES)
-            rules[name] = self._alternatives(is_nested=False)
-            if self._next not in ("", "\r", "\n"):
-                raise self._error("the end of the rule")
-            self._skip(_BLANK_LINES)
-        return rules
-
-    @property
-    def _next(self) -> str:
-        return self._text[self._place : self._place + 1]
-
-    def _found(self, text: str) -> bool:
-        """Return True if `text` comes next, and skip it."""
-        is_next = self._text.startswith(text, self._place)
-        if is_next:
-            self._place += len(text)
-        return is_next
-
-    def _skip(self, pattern: re.Pattern[str]) -> None:
-        self._take(pattern, "")
-
-    def _take(self, pattern: re.Pattern[str], expected: str) -> re.Match[str]:
-        match = pattern.match(self._text, self._place)
-        if match is None:
-            raise self._error(expected)
-        self._place = match.end()
-        return match
-
-    def _error(self, expected: str) -> ValueError:
-        line = self._text.count("\n", 0, self._place) + 1
-        found = self._text[self._place : self._place + 20]
-        return ValueError(f"line {line}: expected {expected}, found {json.dumps(found) if found else 'the end'}")
-
-    def _alternatives(self, *, is_nested: bool) -> _Group:
-        found = [self._sequence(is_nested)]
-        while self._found("|"):
-            self._skip(_BLANK_LINES)
-            found.append(self._sequence(is_nested))
-        return _Group(found)
-
-    def _sequence(self, is_nested: bool) -> list[_Part]:
-        items: list[_Part] = []
-        blank = _BLANK_LINES if is_nested else _BLANK
-        while self._next:
-            if self._next in "*+?{" and items:
-                items[-1] = self._repeated(items[-1])
-            elif self._found('"'):
-                items.append(_Literal(self._literal()))
-            elif self._found("["):
-                items.append(_Class(self._class()))
-            elif self._found("."):
-                items.append(_Class("/(?s:.)/"))
-            elif self._found("("):
-                self._skip(_BLANK_LINES)
-                items.append(self._alternatives(is_nested=True))
-                if not self._found(")"):
-                    raise self._error(")")
-            elif _NAME.match(self._next):
-                items.append(_Reference(self._take(_NAME, "a name")[0]))
-            else:
-                break
-            self._skip(blank)
-        return items
-
-    def _repeated(self, part: _Part) -> _Group:
-        match = self._take(_COUNT, "a number of repetitions")
-        least, comma, most = match.groups()
-        if least is None:
-            return _Group([[part]], match[0])
-        most = most if comma else least
-        return _Group([[part]], f"{{{least},{most}}}", num_copies=int(most or least) or 1)
-
-    def _literal(self) -> str:
-        chars = []
-        while not self._found('"'):
-            chars.append(self._char())
-        return "".join(chars)
-
-    def _class(self) -> str:
-        """Return a class of characters as a regular expression, whose syntax has operators that GBNF does not have."""
-        start = "[^" if self._found("^") else "["
-        ranges = []
-        while not self._found("]"):
-            first = last = self._char()
-            if self._next == "-" and not self._text.startswith("-]", self._place):
-                self._place += 1
-                last = self._char()
-            ranges.append(f"{_in_class(first)}-{_in_class(last)}")
-        if not ranges and start == "[":
-            raise self._error("a character in the class before")
-        return f"/{start}{''.join(ranges)}]/" if ranges else "/(?s:.)/"
-
-    def _char(self) -> str:
-        char = self._next
-        if not char:
-            raise self._error("a character")
-        self._place += 1
-        if char != "\\":
-            return char
-        if self._next in _ESCAPES:
-            self._place += 1
-            return _ESCAPES[self._text[self._place - 1]]
-        code = int(self._take(_HEX, "an escape of GBNF after \\")[0][1:], 16)
-        if code > 0x10FFFF or 0xD800 <= code < 0xE000:
-            raise ValueError(f"U+{code:04X} is no character")
-        return chr(code)
-
-
-def _in_class(char: str) -> str:
-    return char if char.isascii() and char.isalnum() else f"\\x{{{ord(char):x}}}"

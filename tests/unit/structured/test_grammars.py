@@ -400,7 +400,7 @@ def test_a_gbnf_grammar_with_nested_counts_has_few_lexer_states(vocabulary: LLTo
     gbnf = 'root ::= "[" text ("," text){0,200} "]"\ntext ::= "\\"" [^"]{0,300} "\\""'
     grammar, error = converted(Grammar("gbnf", gbnf))
     assert error is None
-    matcher = new_matcher(grammar, vocabulary, StructuredConfig(max_grammar_states=500))
+    matcher = new_matcher(grammar, vocabulary, StructuredConfig(max_grammar_states=2000))
     reply = "[" + ",".join('"' + f"{i} bottles " * 8 + '"' for i in range(10)) + "]"
     for token in Vocabulary(tokenizer)(reply.encode()):
         matcher.compute_bitmask()
