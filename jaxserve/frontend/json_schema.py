@@ -43,7 +43,9 @@ _LARGEST_COUNT: Final = (1 << 32) - 1
 """The grammar compiler reads no larger one. No context holds as much."""
 _CLASS: Final = re.compile(r"\\.|\[(\^?)((?:\\.|[^\]\\])*)(\]?)", re.DOTALL)
 """An escape, or a class of characters: its `^`, its body and its end, without which it reaches to the end of the pattern."""
-_RANGE: Final = re.compile(r"(\\.|.)(?:-(\\.|.))?", re.DOTALL)
+_RANGE: Final = re.compile(r"(\\[pP]\{[^}]{0,99}\}|\\.|.)(?:-(\\[pP]\{[^}]{0,99}\}|\\.|.))?", re.DOTALL)
+_SETS: Final = tuple(f"\\{letter}" for letter in "dDsSwWpP")
+"""Beginnings of escapes for more than one character: beside them, `-` is itself."""
 _UNIQUE: Final = (
     "uniqueItems: nothing can keep a model from repeating an item. Remove uniqueItems from the schema (in pydantic: a "
     "list instead of a set) and drop repeated items from the reply"
@@ -128,8 +130,13 @@ def _rust_class(match: re.Match[str]) -> str:
         return match[0]
     if not body:
         return r"[\s\S]" if negation else r"[^\s\S]"
-    ranges = ("-".join(_in_class(char) for char in found.groups() if char) for found in _RANGE.finditer(body))
-    return f"[{negation}{''.join(ranges)}]"
+    return f"[{negation}{''.join(map(_rust_range, _RANGE.finditer(body)))}]"
+
+
+def _rust_range(match: re.Match[str]) -> str:
+    chars = [char for char in match.groups() if char]
+    is_range = not any(char.startswith(_SETS) for char in chars)
+    return ("-" if is_range else r"\-").join(map(_in_class, chars))
 
 
 def _in_class(char: str) -> str:

@@ -400,6 +400,9 @@ def test_what_cannot_be_enforced_says_how_to_go_on(vocabulary: LLTokenizer) -> N
         (r"^[[\]a-]+$", "[a]-", "b"),
         (r"^\[[^]\]$", "[&]", "[&"),
         (r"^[]?[\w.%+-]+@[\d-]$", "a.b-%@-", "a@b"),
+        (r"^[\s-.]+$", " -.", "/"),
+        (r"^[\w-.]+[+-\d]$", "a-.-", "a,"),
+        (r"^[\p{Lu}-.]+$", "É-.", "é"),
     ],
 )
 def test_classes_of_patterns_have_the_meaning_of_ecma_262(
