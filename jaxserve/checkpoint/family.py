@@ -55,6 +55,8 @@ class Family:
     """Ends of the names of tensors that are not read, such as causal masks, under the names that checkpoints have."""
     stacked_experts: StackedExperts | None = None
     """Layout of checkpoints that store all experts of a layer in one tensor; None: there are none."""
+    only_embeds: bool = False
+    """True if no model of the family generates."""
     gguf: GGUFArchitecture | None = None
     """None: GGUF files of the family are not read."""
     maxtext: MaxTextLayout | None = None

@@ -17,9 +17,10 @@ from jaxserve.model_config.latent import LatentConfig
 from jaxserve.model_config.recurrent import RecurrentConfig
 from jaxserve.model_config.vision import VisionConfig
 
-NormPlacement = Literal["pre", "post", "sandwich", "parallel", "parallel_apart"]
+NormPlacement = Literal["pre", "pre_mlp", "post", "sandwich", "parallel", "parallel_apart"]
 """Each block normalises its input (pre: Llama), its output (post: OLMo 2) or both (sandwich: Gemma).
 
+pre_mlp: only the feed-forward block normalises its input (the first layer of ModernBERT).
 parallel: attention and the feed-forward block read the same normalised input, and both are added to x (Cohere 2).
 parallel_apart: the same, but each has a norm of its own (GPT-NeoX)."""
 NormKind = Literal["rms", "layer", "layer_with_bias"]
@@ -117,7 +118,7 @@ class LayerConfig:
     recurrent: RecurrentConfig | None = None
     """A mixer with a state of fixed size; None: there is none."""
     norm_placement: NormPlacement | None = None
-    """Norms of this layer; None: as in the model (OLMo Hybrid)."""
+    """Norms of this layer; None: as in the model (OLMo Hybrid, ModernBERT)."""
 
 
 KVScaleDtype = Literal["fp8", "int8"]

@@ -36,6 +36,7 @@ from jaxserve.models.vision import VisionTower
 
 _NORMS: Final[Mapping[NormPlacement, tuple[str | None, str | None, str | None, str | None]]] = {
     "pre": ("input_layernorm", None, "post_attention_layernorm", None),
+    "pre_mlp": (None, None, "post_attention_layernorm", None),
     "post": (None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
     "sandwich": (
         "input_layernorm",

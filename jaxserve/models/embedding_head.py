@@ -30,9 +30,9 @@ class DenseLayer(nnx.Module):
     def __init__(self, config: HeadLayer, policy: DtypePolicy) -> None:
         self.dense = Linear(config.out_dim, config.in_dim, (None, "embed"), policy.unquantized, bias=config.has_bias)
         self.activation = config.activation
-        self.norm = None
-        if config.norm is not None:
-            self.norm = LayerNorm(config.out_dim, config.norm_eps, policy, has_bias=config.norm_has_bias)
+        has_bias = config.norm_has_bias
+        norm = None if config.norm is None else LayerNorm(config.out_dim, config.norm_eps, policy, has_bias=has_bias)
+        self.norm = nnx.data(norm)
 
     def __call__(self, x: Float[Array, "B I"]) -> Float[Array, "B O"]:
         made = _activation(self.activation)(self.dense(x, Tokens(jnp.int32(len(x)))))

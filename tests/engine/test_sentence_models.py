@@ -14,7 +14,7 @@ from jaxserve.executor.preparation import resolve_task
 from jaxserve.frontend.embedding import finished
 from jaxserve.models.registry import model_of, open_model
 from tests.engine.embedding_engine import EmbeddingEngine
-from tests.models.goldens import DATA, sentence_golden, sentence_goldens
+from tests.models.goldens import DATA, pair_golden, pair_goldens, sentence_golden, sentence_goldens
 
 TOLERANCE = 1e-4
 QUICK = ("embedding_gemma_tiny",)
@@ -42,8 +42,21 @@ def test_vectors_are_those_of_sentence_transformers(name: str) -> None:
     np.testing.assert_allclose(vectors(golden.path, golden.token_ids), golden.vectors, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in pair_goldens()]
+)
+def test_scores_are_those_of_transformers(name: str) -> None:
+    """The score ends in a sigmoid, as sentence-transformers applies it to one label."""
+    golden = pair_golden(name)
+    engine = EmbeddingEngine(golden.path, max_num_batched_tokens=96)
+    assert engine.model_info.embedding is not None and engine.model_info.embedding.scores_pairs
+    found = np.concatenate(engine.vectors(golden.token_ids))
+    np.testing.assert_allclose(found, 1 / (1 + np.exp(-golden.scores)), atol=TOLERANCE)
+    engine.close()
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["embedding_gemma_odd_tiny"])
+@pytest.mark.parametrize("name", ["embedding_gemma_odd_tiny", "modernbert_odd_tiny"])
 def test_two_devices_make_the_same_vectors(name: str) -> None:
     golden = sentence_golden(name)
     found = vectors(golden.path, golden.token_ids, tensor_parallel_size=2)

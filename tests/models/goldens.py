@@ -193,8 +193,17 @@ def sentence_golden(name: str) -> SentenceGolden:
 
 def sentence_goldens() -> list[str]:
     """The names of models that tests/tools/make_sentence_goldens.py writes and that embed."""
+    return _names_with("vectors")
+
+
+def pair_goldens() -> list[str]:
+    """The names of models that it writes and that score texts; all end in a sigmoid."""
+    return [name for name in _names_with("scores") if not name.startswith(("bert", "roberta"))]
+
+
+def _names_with(array: str) -> list[str]:
     files = sorted((DATA / "encoders").glob("*/golden.npz"))
-    return [file.parent.name for file in files if "vectors" in np.load(file, allow_pickle=False).files]
+    return [file.parent.name for file in files if array in np.load(file, allow_pickle=False).files]
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ TWO_DEVICES = ParallelConfig(tensor_parallel_size=2)
 def page() -> str:
     """Return the page as Markdown. Raises ValueError for a family without a tiny checkpoint."""
     formats = ", ".join(f"`{name}`" for name in format_names() if not name.startswith("gguf"))
-    rows = [row for family in families() for row in _rows(family)]
+    rows = [row for family in families() if not family.only_embeds for row in _rows(family)]
     return HEADER.format(formats=formats) + markdown_table(HEAD, rows) + FOOTER
 
 

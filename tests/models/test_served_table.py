@@ -13,4 +13,5 @@ pytestmark = pytest.mark.slow
 def test_the_page_of_models_is_fresh_and_has_every_architecture() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert text == page(), "run `make docs`"
+    text += PAGE.with_name("embeddings.md").read_text(encoding="utf-8")
     assert [name for name in architectures() if f"`{name}`" not in text] == []

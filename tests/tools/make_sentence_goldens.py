@@ -53,6 +53,27 @@ def gemma(window: int, **sizes: Any) -> dict[str, Any]:
     }
 
 
+def modernbert(window: int, **sizes: Any) -> dict[str, Any]:
+    """ModernBERT with two layers in three that have windows."""
+    control = {"cls_token_id": 0, "sep_token_id": 2}
+    return {"num_hidden_layers": 4, "local_attention": window, "max_position_embeddings": 64, **control, **sizes}
+
+
+MODERNBERT_ODD = modernbert(
+    7,
+    hidden_size=40,
+    intermediate_size=56,
+    num_attention_heads=5,
+    norm_bias=True,
+    attention_bias=True,
+    mlp_bias=True,
+    hidden_activation="silu",
+    rope_parameters={
+        "full_attention": {"rope_type": "default", "rope_theta": 5000.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+    },
+)
+
 CASES: dict[str, Case] = {
     "embedding_gemma_tiny": (
         "Gemma3TextModel",
@@ -72,6 +93,35 @@ CASES: dict[str, Case] = {
             Dense(width, 20),
             Dense(20, 16, activation_function=torch.nn.GELU()),
         ],
+    ),
+    "modernbert_tiny": (
+        "ModernBertModel",
+        modernbert(12, hidden_size=48, intermediate_size=40, num_attention_heads=3),
+        lambda width: [Pooling(width, "cls")],
+    ),
+    "modernbert_odd_tiny": ("ModernBertModel", MODERNBERT_ODD, mean),
+    "eurobert_tiny": (
+        "EuroBertModel",
+        {
+            "hidden_size": 48,
+            "intermediate_size": 40,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "num_hidden_layers": 2,
+            "max_position_embeddings": 64,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 250000.0},
+        },
+        mean,
+    ),
+}
+SCORERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "modernbert_cross_tiny": (
+        "ModernBertForSequenceClassification",
+        modernbert(12, hidden_size=48, intermediate_size=40, num_attention_heads=3),
+    ),
+    "modernbert_cross_odd_tiny": (
+        "ModernBertForSequenceClassification",
+        {**MODERNBERT_ODD, "classifier_pooling": "mean", "classifier_bias": True, "classifier_activation": "silu"},
     ),
 }
 
@@ -153,12 +203,34 @@ def make_sentences(name: str, case: Case, seed: int) -> None:
     print(name, np.stack(vectors).std(0).mean())
 
 
+@torch.no_grad()
+def make_scores(name: str, case: tuple[str, dict[str, Any]], seed: int) -> None:
+    """Write one model that scores texts."""
+    architecture, keys = case
+    folder = DATA / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    write_model(folder, architecture, {"num_labels": 1, **keys}, seed)
+    model = getattr(transformers, architecture).from_pretrained(folder, attn_implementation="eager").eval()
+    rng = np.random.default_rng(seed)
+    arrays, scores = {}, []
+    for i, length in enumerate(LENGTHS):
+        ids = rng.integers(5, VOCAB, length)
+        scores.append(float(model(torch.tensor([ids.tolist()])).logits[0, 0]))
+        arrays |= {f"ids_{i}": ids.astype(np.int32), f"types_{i}": np.zeros(length, np.int32)}
+    np.savez_compressed(folder / "golden.npz", scores=np.asarray(scores, np.float32), **arrays)
+    print(name, scores)
+
+
 def main() -> None:
     """Write those named, or all."""
     torch.set_num_threads(1)
     for index, (name, case) in enumerate(CASES.items()):
         if not sys.argv[1:] or name in sys.argv[1:]:
             make_sentences(name, case, 40 + 10 * index)
+    for index, (name, scorer) in enumerate(SCORERS.items()):
+        if not sys.argv[1:] or name in sys.argv[1:]:
+            make_scores(name, scorer, 400 + 10 * index)
 
 
 if __name__ == "__main__":
