@@ -21,8 +21,8 @@ from jaxserve.frontend.peers import PeerProcesses
 
 RESPONSE_ID: Final = re.compile(r"resp_([0-9a-f]{3})[0-9a-f]{32}([0-9a-z]{0,32})")
 """Process and server of a response."""
-_ANSWER: Final[msgspec.msgpack.Decoder[StoredResponse | None]] = msgspec.msgpack.Decoder(StoredResponse | None)
-_NONE: Final = msgspec.msgpack.encode(None)
+_ANSWER: Final[msgspec.json.Decoder[StoredResponse | None]] = msgspec.json.Decoder(StoredResponse | None)
+_NONE: Final = msgspec.json.encode(None)
 
 
 class ResponseService:
@@ -97,6 +97,7 @@ class ResponseService:
         return _ANSWER.decode(data)
 
     async def _get(self, response_id: str) -> bytes:
+        await self.store.settle(response_id)
         return self.store.get(response_id) or _NONE
 
     async def _cancel(self, response_id: str) -> bytes:

@@ -6,6 +6,7 @@ live after its last use.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -17,6 +18,7 @@ from msgspec import Meta
 
 from jaxserve.apis.responses.items import Item
 from jaxserve.apis.responses.response import ResponseObject
+from jaxserve.apis.schema.encode import encode_in_parts, is_large
 from jaxserve.config import ResponsesConfig
 
 
@@ -34,7 +36,7 @@ class _Entry:
 
 
 class ResponseStore:
-    """Responses by id, encoded, so that the bound in bytes is one on memory."""
+    """Responses by id, as JSON, so that the bound in bytes is one on memory. A large one is encoded in a thread."""
 
     def __init__(self, config: ResponsesConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config
@@ -42,23 +44,49 @@ class ResponseStore:
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
         """The one that was used last at the end."""
         self._num_bytes = 0
+        self._encoding: dict[str, asyncio.Task[None]] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def __contains__(self, response_id: str) -> bool:
-        return response_id in self._entries
+        return response_id in self._entries or response_id in self._encoding
 
     @property
     def num_bytes(self) -> int:
         return self._num_bytes
 
     def put(self, stored: StoredResponse) -> None:
-        """Store a state in place of an earlier one, and drop others if needed. One larger than the store is not stored."""
-        self.remove(stored.response.id)
-        entry = _Entry(msgspec.msgpack.encode(stored), self._clock())
-        self._entries[stored.response.id] = entry
-        self._num_bytes += len(entry.data)
+        """Store a state in place of an earlier one, and drop others if needed. One larger than the store is not stored.
+
+        `get` returns a large one after `settle`.
+        """
+        response_id = stored.response.id
+        self.remove(response_id)
+        if is_large(stored):
+            self._encoding[response_id] = asyncio.create_task(self._encode(stored))
+        else:
+            self._add(response_id, encode_in_parts(stored))
+
+    async def settle(self, response_id: str) -> None:
+        """Wait until the last state that was put is encoded."""
+        while (task := self._encoding.get(response_id)) is not None:
+            await asyncio.wait({task})
+
+    async def _encode(self, stored: StoredResponse) -> None:
+        response_id, task = stored.response.id, asyncio.current_task()
+        data = None
+        try:
+            data = await asyncio.to_thread(encode_in_parts, stored)
+        finally:
+            if self._encoding.get(response_id) is task:  # no later state was put, and it was not removed
+                del self._encoding[response_id]
+                if data is not None:
+                    self._add(response_id, data)
+
+    def _add(self, response_id: str, data: bytes) -> None:
+        self._entries[response_id] = _Entry(data, self._clock())
+        self._num_bytes += len(data)
         while self._num_bytes > self._config.max_stored_bytes or len(self) > self._config.max_stored_responses:
             self.remove(next(iter(self._entries)))
 
@@ -74,9 +102,10 @@ class ResponseStore:
     def remove(self, response_id: str) -> bool:
         """Drop a response; return False if it is not stored."""
         self._forget_old()
+        task = self._encoding.pop(response_id, None)
         entry = self._entries.pop(response_id, None)
         self._num_bytes -= 0 if entry is None else len(entry.data)
-        return entry is not None
+        return entry is not None or task is not None
 
     def _forget_old(self) -> None:
         oldest_use_s = self._clock() - self._config.response_ttl

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import msgspec
+import asyncio
+import threading
 
+import msgspec
+import pytest
+
+from jaxserve.apis.responses import store as store_module
 from jaxserve.apis.responses.items import (
     FunctionCallOutputItem,
     InputText,
@@ -15,6 +20,7 @@ from jaxserve.apis.responses.items import (
 from jaxserve.apis.responses.response import ReasoningEcho, ResponseObject
 from jaxserve.apis.responses.schema import TextOptions
 from jaxserve.apis.responses.store import ResponseStore, StoredResponse
+from jaxserve.apis.schema.encode import encode_in_parts
 from jaxserve.config import ResponsesConfig
 
 
@@ -55,7 +61,7 @@ def stored(response_id: str, text: str = "x", **fields: object) -> StoredRespons
 
 def read(store: ResponseStore, response_id: str) -> StoredResponse | None:
     data = store.get(response_id)
-    return None if data is None else msgspec.msgpack.decode(data, type=StoredResponse)
+    return None if data is None else msgspec.json.decode(data, type=StoredResponse)
 
 
 class Clock:
@@ -94,7 +100,7 @@ def test_the_least_recently_used_one_goes_first() -> None:
 
 
 def test_bytes_are_bounded_and_the_count_of_them_is_exact() -> None:
-    size = len(msgspec.msgpack.encode(stored("a", "x" * 100)))
+    size = len(msgspec.json.encode(stored("a", "x" * 100)))
     store = ResponseStore(ResponsesConfig(max_stored_bytes=3 * size))
     for name in "abcd":
         store.put(stored(name, "x" * 100))
@@ -123,3 +129,39 @@ def test_a_store_of_no_room_keeps_nothing() -> None:
     store = ResponseStore(ResponsesConfig(max_stored_responses=0))
     store.put(stored("a"))
     assert read(store, "a") is None
+
+
+LARGE = "x" * (1 << 20)
+
+
+async def test_a_large_response_is_encoded_in_a_thread_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call of the encoder would keep the event loop busy: 24 ms for the log-probabilities of 16,000 tokens."""
+    threads = set[str]()
+
+    def watched(stored_response: StoredResponse) -> bytes:
+        threads.add(threading.current_thread().name)
+        return encode_in_parts(stored_response)
+
+    monkeypatch.setattr(store_module, "encode_in_parts", watched)
+    store = ResponseStore(ResponsesConfig())
+    store.put(stored("a", LARGE))
+    assert "a" in store
+    await store.settle("a")
+    assert read(store, "a") == stored("a", LARGE)
+    assert threading.current_thread().name not in threads
+
+
+async def test_a_state_that_is_put_or_removed_while_one_is_encoded_is_the_last() -> None:
+    store = ResponseStore(ResponsesConfig())
+    store.put(stored("a", LARGE))
+    store.put(stored("a", LARGE, status="failed"))
+    store.put(stored("b", LARGE))
+    assert store.remove("b")
+    store.put(stored("c", LARGE))
+    store.put(stored("c", "short"))
+    for name in "abc":
+        await store.settle(name)
+    await asyncio.gather(*(task for task in asyncio.all_tasks() if task is not asyncio.current_task()))
+    assert read(store, "a") == stored("a", LARGE, status="failed")
+    assert (read(store, "b"), read(store, "c")) == (None, stored("c", "short"))
+    assert store.num_bytes == len(store.get("a") or b"") + len(store.get("c") or b"")
