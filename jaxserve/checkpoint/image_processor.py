@@ -70,6 +70,7 @@ _READERS: Final[Mapping[str, _Reader]] = {
     "Gemma3ImageProcessor": _Reader(whole.fixed, "bilinear"),
     "Glm4vImageProcessor": _GLM,
     "Glm46VImageProcessor": _GLM,
+    "PaddleOCRVLImageProcessor": _Reader(whole.enlarged, "bicubic", whole.CLIP_MEANS, whole.CLIP_DEVIATIONS),
     "CLIPImageProcessor": _Reader(whole.plain, "bicubic", whole.CLIP_MEANS, whole.CLIP_DEVIATIONS),
     "LlavaImageProcessor": _Reader(whole.plain, "bicubic", whole.CLIP_MEANS, whole.CLIP_DEVIATIONS),
     "GotOcr2ImageProcessor": _Reader(tiles.grid, "bicubic", whole.CLIP_MEANS, whole.CLIP_DEVIATIONS),

@@ -15,6 +15,8 @@ from jaxserve.quant.tensor import Tensor, TensorInfo
 
 VISION: Final = "vision."
 """Prefix of a tower's tensors."""
+_PROJECTORS: Final = ("mlp_AR", "projector")
+"""Names of PaddleOCR-VL's connector: as published, and transformers'."""
 _PREFIXES: Final[Mapping[str, str]] = {
     "visual.merger.ln_q.": "connector.norm.",
     "visual.merger.mlp.0.": "connector.linear_fc1.",
@@ -27,6 +29,9 @@ _PREFIXES: Final[Mapping[str, str]] = {
     "visual.post_conv_layernorm.": "patch_norm.",
     "visual.downsample.": "connector.downsample.",
     "visual.blocks.": "layers.",
+    "visual.vision_model.encoder.": "",
+    "visual.vision_model.embeddings.": "",
+    "visual.vision_model.": "",
     "visual.": "",
     "vision_model.encoder.": "",
     "vision_model.embeddings.": "",
@@ -50,12 +55,19 @@ _PREFIXES: Final[Mapping[str, str]] = {
     "vision_tower.layernorm.": "post_layernorm.",
     "vision_tower.std_": "connector.std_",
     "vision_tower.": "",
+    "vision_encoder.patch_conv.": "patch_embedding.",
+    "vision_encoder.ln_pre.": "pre_layernorm.",
+    "vision_encoder.transformer.": "",
+    "vision_projection.patch_merger.": "connector.",
+    "vision_projection.": "connector.",
     "connector.modality_projection.": "connector.",
     "multi_modal_projector.layer_norm.": "connector.norm.",
     "multi_modal_projector.patch_merger.": "connector.",
     "multi_modal_projector.": "connector.",
     "embed_vision.": "connector.",
     "mm_projector.": "connector.",
+    **{f"{name}.pre_norm.": "connector.norm." for name in _PROJECTORS},
+    **{f"{name}.linear_{number}.": f"connector.linear_fc{number}." for name in _PROJECTORS for number in (1, 2)},
 }
 """Our prefix after VISION by that of a checkpoint, the longer before the shorter."""
 _AUDIO: Final = ("audio_tower.", "embed_audio.")
@@ -67,6 +79,8 @@ _PARTS: Final[Mapping[str, str]] = {
     ".norm1.": ".layer_norm1.",
     ".norm2.": ".layer_norm2.",
     ".attn.proj.": ".self_attn.out_proj.",
+    ".attn.q_norm.": ".self_attn.q_norm.",
+    ".attn.k_norm.": ".self_attn.k_norm.",
     ".mlp.linear_fc1.": ".mlp.fc1.",
     ".mlp.linear_fc2.": ".mlp.fc2.",
     ".input_layernorm.": ".layer_norm1.",

@@ -7,6 +7,9 @@ from typing import Literal
 
 from jaxserve.model_config.vision import Normalization
 
+Enlargement = Literal["none", "both", "in_turn"]
+"""both: both sides grow by one factor, until the shorter one is as long as a block, and are rounded down (GLM-4.1V). in_turn: the same if the
+height is too short, with the width rounded, and then if the width is (PaddleOCR-VL)."""
 Resampling = Literal["nearest", "lanczos", "bilinear", "bicubic", "box", "hamming"]
 
 
@@ -30,8 +33,8 @@ class AreaSizes:
     max_pixels: int
     frames: int = 1
     """Number of times that the bounds count an image's area (GLM-4.1V)."""
-    is_enlarged: bool = False
-    """True if a side shorter than a block becomes as long as one first, in the image's proportions (GLM-4.1V)."""
+    enlargement: Enlargement = "none"
+    """Rule for an image with a side shorter than a block."""
     has_whole_blocks: bool = False
     """True if no side is rounded to less than a block before the area is compared with the bounds (LFM2-VL)."""
 

@@ -14,11 +14,11 @@ from jaxserve.model_config.activation import Activation
 PatchKind = Literal["convolution", "linear"]
 """convolution: the weight has channels, then rows, then columns, and there may be a bias (SigLIP, Qwen3-VL).
 linear: a matrix over rows, then columns, then channels, and there may be a bias (Gemma 4, SigLIP 2)."""
-PositionKind = Literal["table", "interpolated", "cubic", "filtered", "axes", "none"]
+PositionKind = Literal["table", "interpolated", "linear", "cubic", "filtered", "axes", "none"]
 """table: a patch's row and column index a square table of learned positions, which a class token's may precede (SigLIP, CLIP).
 interpolated: the table is stretched bilinearly over the grid of each image (Qwen3-VL).
-cubic: the same bicubically, and the edges of the grid are those of the table (GLM-4.1V).
-filtered: as cubic, but bilinearly, and a place of a grid smaller than the table has the mean of all that it covers (SigLIP 2 NaFlex).
+linear: the same, and the edges of the grid are those of the table, not its corners (PaddleOCR-VL). cubic: as linear, bicubically (GLM-4.1V).
+filtered: as linear, and a place of a grid smaller than the table has the mean of all that it covers (SigLIP 2 NaFlex).
 axes: the sum of two vectors, of the patch's column from a first table and of its row from a second one (Gemma 4).
 none: positions do nothing but rotate queries and keys (Qwen2-VL)."""
 LayerKind = Literal["pre", "gated", "sandwich"]
@@ -44,8 +44,8 @@ Connector = Literal[
 """From the patches of a block to one embedding.
 
 linear: their vectors side by side, one matrix (SmolVLM). mlp: a LayerNorm of each vector, then two layers over the vectors
-side by side (Qwen2-VL, Qwen3-VL). rms_mlp: the same with an RMSNorm (Qwen2.5-VL). projector: two layers over
-them (LLaVA, Pixtral). normed_projector: a LayerNorm of the vectors side by side before these (InternVL, LFM2-VL). merged_projector: an RMSNorm of each vector and one matrix before these (Mistral 3). average: their mean, an RMSNorm, one matrix (Gemma 3). scaled_average: their mean times sqrt(D), perhaps
+side by side (Qwen2-VL, Qwen3-VL, PaddleOCR-VL). rms_mlp: the same with an RMSNorm (Qwen2.5-VL). projector: two layers over
+them (LLaVA, Pixtral). normed_projector: a LayerNorm of the vectors side by side before these (InternVL, LFM2-VL). merged_projector: an RMSNorm of each vector and one matrix before these (Mistral 3, LightOnOCR). average: their mean, an RMSNorm, one matrix (Gemma 3). scaled_average: their mean times sqrt(D), perhaps
 standardised, an RMSNorm without weights, one matrix (Gemma 4). downsampled: one matrix over the vectors side by side, another one, a LayerNorm,
 and a feed-forward block with a gate (GLM-4.1V)."""
 BidirectionalLayers = Literal["none", "sliding", "all"]
@@ -121,6 +121,8 @@ class VisionConfig:
     """True if matmuls of queries, keys and values have biases; None: as other matmuls of layers."""
     has_rms_norms: bool = False
     """True if the norms of layers of kind `pre` are RMSNorms (InternViT-6B)."""
+    has_head_norms: bool = False
+    """True if queries and keys of layers of kind `gated` are normalised by head (GLM-OCR)."""
     joint_norm_eps: float | None = None
     """Epsilon of an RMSNorm over the queries of all heads together, and of one over the keys; None: there are none (InternViT-6B)."""
     has_layer_scales: bool = False

@@ -92,6 +92,8 @@ def _head_norm(config: VisionConfig, policy: DtypePolicy) -> RMSNorm | None:
     """Return the norm of queries or keys: of all heads together, or of each head; None: there is none."""
     if config.joint_norm_eps is not None:
         return RMSNorm(config.num_heads * config.head_dim, config.joint_norm_eps, policy)
+    if config.has_head_norms:
+        return RMSNorm(config.head_dim, config.norm_eps, policy)
     return RMSNorm(config.head_dim, config.norm_eps, policy, "wide") if config.layers == "sandwich" else None
 
 

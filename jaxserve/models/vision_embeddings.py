@@ -64,8 +64,8 @@ class PositionTable(nnx.Module):
             return (table[0, positions[:, 1]] + table[1, positions[:, 0]]).astype(dtype)
         if self.kind == "table":
             return table[self.first + positions[:, 0] * self.side + positions[:, 1]].astype(dtype)
-        if self.kind == "cubic":
-            return self._cubic(table, positions, sizes).astype(dtype)
+        if self.kind in ("linear", "cubic"):
+            return self._between_edges(table, positions, sizes).astype(dtype)
         if self.kind == "filtered":
             return self._filtered(table, positions, sizes).astype(dtype)
         # The grid's corners are the table's corners.
@@ -78,15 +78,18 @@ class PositionTable(nnx.Module):
                 found += table[rows * self.side + columns] * (of_row * of_column)[:, None]
         return found.astype(dtype)
 
-    def _cubic(
+    def _between_edges(
         self, table: Float[Array, "S D"], positions: Int[Array, "P 2"], sizes: Int[Array, "P 2"]
     ) -> Float[Array, "P D"]:
-        """Return the position of each patch from the 16 places around its middle; those beyond an edge are the edge's."""
+        """Return the position of each patch from the 4 or 16 places around its middle; those beyond an edge are the edge's."""
         exact = (positions + 0.5) * (self.side / sizes) - 0.5
         low = jnp.floor(exact).astype(jnp.int32)
         past = exact - low  # (P, 2)
-        shares = [_cubic_share(past + 1), _cubic_share(past), _cubic_share(1 - past), _cubic_share(2 - past)]
-        places = [jnp.clip(low + step, 0, self.side - 1) for step in (-1, 0, 1, 2)]
+        first, shares = 0, [1 - past, past]
+        if self.kind == "cubic":
+            first = -1
+            shares = [_cubic_share(past + 1), _cubic_share(past), _cubic_share(1 - past), _cubic_share(2 - past)]
+        places = [jnp.clip(low + step, 0, self.side - 1) for step in range(first, first + len(shares))]
         found = jnp.zeros((len(positions), table.shape[1]), jnp.float32)
         for row, of_row in zip(places, shares, strict=True):
             for column, of_column in zip(places, shares, strict=True):

@@ -1,4 +1,4 @@
-"""Images of GLM-4.1V: sizes of any picture, and configs that are refused."""
+"""Images of GLM-4.1V and GLM-OCR: sizes of any picture, configs that are refused, and defaults of text parts."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from tests.models.vision_files import vision_of
 MODEL = DATA / "vision" / "glm4v_tiny"
 
 
-def changed(folder: Path, **keys: Any) -> Path:
-    """Return a copy of the model with other values in its config; those of `vision_config` and `text_config` are added to it."""
-    shutil.copytree(MODEL, folder, dirs_exist_ok=True)
+def changed(folder: Path, model: Path = MODEL, **keys: Any) -> Path:
+    """Return a copy of a model with other values in its config; those of `vision_config` and `text_config` are added to it."""
+    shutil.copytree(model, folder, dirs_exist_ok=True)
     config = json.loads((folder / "config.json").read_text())
     for table in ("vision_config", "text_config"):
         config[table] |= keys.pop(table, {})
@@ -37,7 +37,7 @@ def test_sizes_of_pictures_equal_those_of_transformers() -> None:
     module = pytest.importorskip("transformers.models.glm4v.image_processing_pil_glm4v")
     random, refused = np.random.default_rng(0), 0
     for factor, low, high in ((28, 12_544, 9_633_792), (16, 2048, 6144), (16, 2049, 6143)):
-        sizes = AreaSizes(low, high, 2, is_enlarged=True)
+        sizes = AreaSizes(low, high, 2, "both")
         for height, width in [*random.integers(1, 3000, (150, 2)).tolist(), *random.integers(1, 40, (50, 2)).tolist()]:
             try:
                 expected = module.smart_resize(2, height, width, 2, factor, low, high)
@@ -53,7 +53,7 @@ def test_sizes_of_pictures_equal_those_of_transformers() -> None:
 def test_images_have_no_more_patches_than_the_encoder_takes() -> None:
     config = read_image_processor(MODEL)
     assert config is not None
-    assert config.sizes == AreaSizes(2048, 6144, 2, is_enlarged=True)
+    assert config.sizes == AreaSizes(2048, 6144, 2, "both")
     assert with_bounded_area(config, 4096).sizes == config.sizes
     bounded = with_bounded_area(config, 20).sizes
     assert bounded == replace(config.sizes, max_pixels=2 * 20 * 64)
@@ -76,6 +76,18 @@ def test_what_is_not_computed_is_refused_with_its_key(keys: dict[str, Any], mess
         vision_of(changed(tmp_path, **keys))
 
 
+def test_a_head_of_glm_ocr_has_norms_and_layers_have_a_width_of_their_own(tmp_path: Path) -> None:
+    vision = vision_of(changed(tmp_path, DATA / "vision" / "glm_ocr_tiny", vision_config={"image_size": 4}))
+    assert (vision.intermediate_size, vision.connector_width, vision.positions) == (56, 3 * 48, "none")
+    assert vision.has_head_norms and vision.has_biases and not vision.has_patch_norm
+
+
+def test_biases_that_glm_ocr_does_not_have_are_refused(tmp_path: Path) -> None:
+    path = changed(tmp_path, DATA / "vision" / "glm_ocr_tiny", text_config={"attention_bias": True})
+    with pytest.raises(CheckpointError, match="attention_bias is true; supported: false or null"):
+        vision_of(path)
+
+
 @pytest.mark.parametrize(
     ("architecture", "kind", "layers", "heads"),
     [
@@ -83,6 +95,7 @@ def test_what_is_not_computed_is_refused_with_its_key(keys: dict[str, Any], mess
         ("Glm46VForConditionalGeneration", "glm4v_text", 40, 32),
         ("Glm4vMoeForConditionalGeneration", "glm4v_moe_text", 46, 96),
         ("Glm46VForConditionalGeneration", "glm4v_moe_text", 46, 96),
+        ("GlmOcrForConditionalGeneration", "glm_ocr_text", 16, 16),
     ],
 )
 def test_a_text_part_has_the_class_that_its_type_names_and_the_sizes_of_transformers(
@@ -93,7 +106,8 @@ def test_a_text_part_has_the_class_that_its_type_names_and_the_sizes_of_transfor
         "rope_parameters": {"rope_type": "default", "mrope_section": [8, 12, 12]},
     }
     text |= {"head_dim": 128} if kind == "glm4v_moe_text" else {}
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": [architecture], "text_config": text}))
+    whole = {"architectures": [architecture], "model_type": kind.removesuffix("_text"), "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
     config, _ = read_decoder(tmp_path)
-    assert (config.num_layers, config.num_heads, config.qkv_bias) == (layers, heads, True)
-    assert (config.norm_placement == "sandwich") == (kind == "glm4v_text")
+    assert (config.num_layers, config.num_heads, config.qkv_bias) == (layers, heads, kind != "glm_ocr_text")
+    assert (config.norm_placement == "sandwich") == (kind != "glm4v_moe_text")

@@ -18,7 +18,7 @@ from tests.models.pictures import picture
 NAMES = (
     "smolvlm_tiny", "idefics3_tiny", "qwen3_vl_tiny", "qwen2_5_vl_tiny", "glm4v_tiny", "gemma3_vision_tiny",
     "gemma4_vision_tiny", "gemma4_vision_odd_tiny", "mistral3_vision_tiny", "pixtral_odd_tiny", "llava_tiny",
-    "llava_siglip_odd_tiny", "internvl_tiny",
+    "llava_siglip_odd_tiny", "internvl_tiny", "paddleocr_vl_tiny", "paddleocr_vl_odd_tiny",
 )  # fmt: skip
 SIZES = (
     (1, 1), (2, 1), (3, 7), (17, 3), (1, 200), (1, 300), (600, 3), (1, 2000), (3000, 17), (13, 999), (333, 332), (33, 32),
@@ -54,6 +54,8 @@ def expected_of(processor: Any, image: Any, config: ImageProcessorConfig) -> lis
     if "image_grid_thw" in made:
         _, height, width = np.asarray(made["image_grid_thw"])[0]
         rows, columns = np.indices((height, width)).reshape(2, -1)
+        if values.ndim == 4:  # one frame, row by row
+            return [canvas(values.reshape(len(values), -1), np.stack([rows, columns], axis=1))]
         order = np.lexsort((columns % config.merge, rows % config.merge, columns // config.merge, rows // config.merge))
         frames = values.reshape(len(values), 3, 2, -1)
         return [canvas(frames[:, :, 0].reshape(len(values), -1), np.stack([rows, columns], axis=1)[order])]

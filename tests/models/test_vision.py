@@ -26,7 +26,7 @@ from tests.models.pictures import picture
 from tests.models.vision_model import PROMPTS, SIZES, VisionGolden, VisionModel, process
 
 NAMES = sorted(path.parent.name for path in (DATA / "vision").glob("*/golden.npz"))
-WITH_SECTIONS = [name for name in NAMES if name.startswith(("qwen", "glm"))]
+WITH_SECTIONS = [name for name in NAMES if name.startswith(("qwen", "glm", "paddleocr"))]
 IN_ALL_VERSIONS = ("gemma4_vision_odd_tiny", "qwen3_5_moe_vision_odd_tiny", "smolvlm_tiny")
 """Both kinds of attention, positions in three sections with experts and states, and tiles."""
 IN_CI = [
@@ -37,9 +37,16 @@ GENERATING = [*IN_ALL_VERSIONS, "gemma3_vision_tiny", "gemma4_vision_tiny", "ide
 COMPUTED = [name if name in IN_CI else pytest.param(name, marks=pytest.mark.exhaustive) for name in NAMES]
 """NAMES for tests that compile: second shapes are computed by `make exhaustive`."""
 IN_BFLOAT16 = ("gemma4_vision_odd_tiny", "mistral3_vision_tiny", "qwen2_5_vl_tiny", "qwen3_vl_tiny", "smolvlm_tiny")
+OF_TEMPLATES = {
+    "qwen": ("<|vision_start|>", "<|vision_end|>"),
+    "paddleocr": ("<|IMAGE_START|>", "<|IMAGE_END|>"),
+}
+"""Marks that chat templates write around an image, by the start of a model's name."""
 NUM_PATCHES = {
     "gemma3_vision_tiny": 216,
     "mistral3_vision_odd_tiny": 405,
+    "lighton_ocr_odd_tiny": 405,
+    "paddleocr_vl_odd_tiny": 405,
     "gemma4_vision_tiny": 720,
     "gemma4_vision_odd_tiny": 1620,
     "internvl_tiny": 136,
@@ -116,7 +123,7 @@ def prompt_of(name: str, count: int) -> np.ndarray:
     config = read_image_processor(golden_of(name).path)
     assert config is not None
     text, chosen = PROMPTS[count]
-    before, after = ("<|vision_start|>", "<|vision_end|>") if name.startswith("qwen") else ("", "")
+    before, after = next((marks for start, marks in OF_TEMPLATES.items() if name.startswith(start)), ("", ""))
     places = [f"{before}{images_of(name)[index].text}{after}" for index in chosen]
     return model_of(name).tokens(text.format(*places))
 

@@ -6,10 +6,10 @@ from typing import Any
 
 from vision_checkpoints import VisionCheckpoint, multimodal, qwen
 
-_CHUNKS: dict[str, Any] = {"rope_type": "default", "mrope_section": [2, 2, 2], "rope_theta": 1e4}
+CHUNKS: dict[str, Any] = {"rope_type": "default", "mrope_section": [2, 2, 2], "rope_theta": 1e4}
 
 
-def _pixtral(
+def pixtral(
     text: dict[str, Any],
     vision: dict[str, Any],
     merge: int,
@@ -17,6 +17,7 @@ def _pixtral(
     names: tuple[str, str] = ("Mistral3ForConditionalGeneration", "mistral3"),
     **keys: Any,
 ) -> VisionCheckpoint:
+    """Return a checkpoint with Pixtral's tower."""
     vision = {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2, **vision}
     return VisionCheckpoint(
         multimodal(
@@ -165,7 +166,10 @@ def _lfm2(text: dict[str, Any], vision: dict[str, Any], processor: dict[str, Any
     )
 
 
-def _glm(architecture: str, model_type: str, text: dict[str, Any], vision: dict[str, Any]) -> VisionCheckpoint:
+def glm(
+    architecture: str, model_type: str, text: dict[str, Any], vision: dict[str, Any], processor: str = "Glm4v"
+) -> VisionCheckpoint:
+    """Return a checkpoint of GLM's, whose images have any size. processor: start of the names of its processors."""
     return VisionCheckpoint(
         multimodal(
             architecture,
@@ -192,7 +196,7 @@ def _glm(architecture: str, model_type: str, text: dict[str, Any], vision: dict[
             video_end_token_id=8,
         ),
         {
-            "image_processor_type": "Glm4vImageProcessor",
+            "image_processor_type": f"{processor}ImageProcessor",
             "image_mean": [0.5, 0.4, 0.5],
             "image_std": [0.5, 0.5, 0.25],
             "merge_size": 2,
@@ -200,7 +204,7 @@ def _glm(architecture: str, model_type: str, text: dict[str, Any], vision: dict[
             "temporal_patch_size": 2,
             "size": {"shortest_edge": 2048, "longest_edge": 6144},
         },
-        "Glm4vProcessor",
+        f"{processor}Processor",
         "<|image|>",
         (
             "<|image|>",
@@ -211,7 +215,7 @@ def _glm(architecture: str, model_type: str, text: dict[str, Any], vision: dict[
             "<|end_of_video|>",
         ),
         {},
-        {"video_processor": "Glm4vVideoProcessor"},
+        {"video_processor": f"{processor}VideoProcessor"},
     )
 
 
@@ -219,7 +223,7 @@ LATER_VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
     "qwen2_vl_tiny": qwen(
         "Qwen2VLForConditionalGeneration",
         "qwen2_vl",
-        {"rope_parameters": _CHUNKS},
+        {"rope_parameters": CHUNKS},
         {"embed_dim": 24, "hidden_size": 48, "mlp_ratio": 2},
         "Qwen2VLProcessor",
         "Qwen2VLVideoProcessor",
@@ -227,7 +231,7 @@ LATER_VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
     "qwen2_5_vl_tiny": qwen(
         "Qwen2_5_VLForConditionalGeneration",
         "qwen2_5_vl",
-        {"rope_parameters": {**_CHUNKS, "mrope_section": [1, 3, 2]}},
+        {"rope_parameters": {**CHUNKS, "mrope_section": [1, 3, 2]}},
         {"window_size": 40, "fullatt_block_indexes": [1]},
         "Qwen2_5_VLProcessor",
         "Qwen2VLVideoProcessor",
@@ -240,7 +244,7 @@ LATER_VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
             "intermediate_size": 56,
             "num_attention_heads": 5,
             "num_key_value_heads": 1,
-            "rope_parameters": {**_CHUNKS, "mrope_section": [2, 1, 1]},
+            "rope_parameters": {**CHUNKS, "mrope_section": [2, 1, 1]},
         },
         {
             "depth": 2,
@@ -254,7 +258,7 @@ LATER_VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
         "Qwen2_5_VLProcessor",
         "Qwen2VLVideoProcessor",
     ),
-    "mistral3_vision_tiny": _pixtral(
+    "mistral3_vision_tiny": pixtral(
         {"model_type": "mistral", "rope_theta": 1e4, "sliding_window": None, "head_dim": 16},
         {"patch_size": 8, "hidden_act": "silu"},
         2,
@@ -262,7 +266,7 @@ LATER_VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
         projector_hidden_act="gelu",
         multimodal_projector_bias=False,
     ),
-    "pixtral_tiny": _pixtral(
+    "pixtral_tiny": pixtral(
         {"model_type": "mistral", "rope_theta": 1e4, "sliding_window": None, "head_dim": 16},
         {"patch_size": 12, "hidden_act": "silu", "rope_theta": 1e3},
         1,
@@ -271,7 +275,7 @@ LATER_VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
         vision_feature_select_strategy="full",
         projector_hidden_act="gelu",
     ),
-    "pixtral_odd_tiny": _pixtral(
+    "pixtral_odd_tiny": pixtral(
         {
             "model_type": "mistral",
             "hidden_size": 40,
@@ -290,7 +294,7 @@ LATER_VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
         projector_hidden_act="silu",
         multimodal_projector_bias=False,
     ),
-    "mistral3_vision_odd_tiny": _pixtral(
+    "mistral3_vision_odd_tiny": pixtral(
         {
             "model_type": "ministral3",
             "hidden_size": 40,
@@ -397,17 +401,17 @@ LATER_VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
         30,
         5,
     ),
-    "glm4v_tiny": _glm(
+    "glm4v_tiny": glm(
         "Glm4vForConditionalGeneration",
         "glm4v",
         {
             "num_attention_heads": 3,
             "num_key_value_heads": 1,
-            "rope_parameters": {**_CHUNKS, "mrope_section": [1, 2, 1], "partial_rotary_factor": 0.5},
+            "rope_parameters": {**CHUNKS, "mrope_section": [1, 2, 1], "partial_rotary_factor": 0.5},
         },
         {"out_hidden_size": 48},
     ),
-    "glm4v_moe_odd_tiny": _glm(
+    "glm4v_moe_odd_tiny": glm(
         "Glm4vMoeForConditionalGeneration",
         "glm4v_moe",
         {
@@ -420,7 +424,7 @@ LATER_VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
             "num_experts_per_tok": 2,
             "moe_intermediate_size": 24,
             "routed_scaling_factor": 1.5,
-            "rope_parameters": {**_CHUNKS, "mrope_section": [2, 2, 2], "partial_rotary_factor": 0.5},
+            "rope_parameters": {**CHUNKS, "mrope_section": [2, 2, 2], "partial_rotary_factor": 0.5},
         },
         {"hidden_size": 36, "num_heads": 3, "out_hidden_size": 40, "image_size": 24, "attention_bias": True},
     ),

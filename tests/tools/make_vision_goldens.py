@@ -28,6 +28,7 @@ import PIL.Image
 import tokenizers
 import torch
 import transformers
+from document_checkpoints import DOCUMENT_CHECKPOINTS
 from later_vision_checkpoints import LATER_VISION_CHECKPOINTS
 from make_goldens import CORPUS, random_weights
 from transformers.image_processing_backends import TorchvisionBackend
@@ -36,7 +37,7 @@ from vision_checkpoints import BOS, EOS, SIZES, VISION_CHECKPOINTS, VOCAB_SIZE, 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.models.pictures import picture
 
-ALL = VISION_CHECKPOINTS | LATER_VISION_CHECKPOINTS
+ALL = VISION_CHECKPOINTS | LATER_VISION_CHECKPOINTS | DOCUMENT_CHECKPOINTS
 DATA = Path(__file__).parents[1] / "models" / "data" / "vision"
 NUM_TOKENS, NUM_LOGITS, MIN_GAP, MIN_MOVED = 24, 8, 5e-3, 0.1
 PROMPTS = {1: ("Look: {}\nhello", (0,)), 3: ("{} and {}, then{}?\n\nHow are you", (2, 0, 1))}
@@ -163,7 +164,10 @@ def patches(given: dict[str, Any], config: dict[str, Any], processor: dict[str, 
     """Return the pixels of a prompt's pictures as 8-bit patches, block by block."""
     values, means = given["pixel_values"].double(), torch.tensor(processor["image_mean"], dtype=torch.float64)
     deviations = torch.tensor(processor["image_std"], dtype=torch.float64)
-    if "image_grid_thw" in given:
+    if "image_grid_thw" in given and values.dim() == 4:  # one frame, row by row
+        (_, height, width), merge = given["image_grid_thw"][0].tolist(), config["vision_config"]["spatial_merge_size"]
+        values = values.flatten(2)[block_order(height, width, merge)]
+    elif "image_grid_thw" in given:
         frames = values.reshape(len(values), 3, 2, -1)
         assert torch.equal(frames[:, :, 0], frames[:, :, 1])
         values = frames[:, :, 0]
@@ -201,8 +205,13 @@ def in_lines(pixels: torch.Tensor, size: int, merge: int) -> torch.Tensor:
     """Return an image's patches, (P, 3, pixels), block by block."""
     cut = torch.nn.functional.unfold(pixels[None], size, stride=size)[0].T.reshape(-1, 3, size * size)
     height, width = (side // size for side in pixels.shape[1:])
+    return cut[block_order(height, width, merge)]
+
+
+def block_order(height: int, width: int, merge: int) -> np.ndarray:
+    """Return the numbers of patches, which follow each other row by row, in the order of blocks."""
     rows, columns = np.indices((height, width)).reshape(2, -1)
-    return cut[np.lexsort((columns % merge, rows % merge, columns // merge, rows // merge))]
+    return np.lexsort((columns % merge, rows % merge, columns // merge, rows // merge))
 
 
 def in_blocks(values: torch.Tensor, places: torch.Tensor, merge: int) -> torch.Tensor:

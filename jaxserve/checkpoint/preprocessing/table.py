@@ -17,10 +17,10 @@ class Table:
 
     def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
         self.path = path
-        self._values = values
+        self.values = values
 
     def get(self, key: str, default: Any) -> Any:
-        return self._values.get(key, default)
+        return self.values.get(key, default)
 
     def integer(self, key: str, default: int | None, high: int) -> int:
         value = self.get(key, default)
@@ -52,7 +52,7 @@ class Table:
         return Table(self.path, value)
 
     def error(self, key: str, expected: str) -> CheckpointError:
-        found = shown(str(self._values.get(key))) if key in self._values else "nothing"
+        found = shown(str(self.values.get(key))) if key in self.values else "nothing"
         return CheckpointError(f"{self.path}: {key}: expected {expected}, found {found}")
 
 

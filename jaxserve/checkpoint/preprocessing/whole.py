@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from jaxserve.checkpoint.preprocessing.table import MAX_SIDE, Geometry, Table, token_text
+from jaxserve.checkpoint.renamed import architecture
 from jaxserve.model_config.images import (
     AreaSizes,
     BudgetSizes,
@@ -22,27 +23,44 @@ _MAX_CROPS: Final = 64
 _CROPPED: Final = "Here is the original image {image} and here are some crops to help you see better {crops}"
 """Text of an image with crops (transformers' text of Gemma 3)."""
 _CLIP: Final = "clip_vision_model"
+_WITHOUT_BREAKS: Final = ("LightOnOcrForConditionalGeneration", "LightOnOCRForConditionalGeneration")
+"""Architectures that share an image processor with Pixtral: LightOnOCR's, now and as first published."""
 CLIP_MEANS: Final = (0.48145466, 0.4578275, 0.40821073)
 CLIP_DEVIATIONS: Final = (0.26862954, 0.26130258, 0.27577711)
 
 
 def areas(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
     """Read sizes of Qwen2-VL and its successors: the area stays within bounds, and templates mark begin and end themselves."""
-    size = table.table("size", {})
-    low = table.get("min_pixels", size.get("shortest_edge", 56 * 56))
-    high = table.get("max_pixels", size.get("longest_edge", 28 * 28 * 1280))
-    bounds = Table(table.path, {"min_pixels": low, "max_pixels": high})
-    sizes = AreaSizes(bounds.integer("min_pixels", None, _MAX_AREA), bounds.integer("max_pixels", None, _MAX_AREA))
+    sizes = AreaSizes(*_bounds(table, 56 * 56, 28 * 28 * 1280))
     image = token_text(tokens, "image_token", "<|image_pad|>")
     patch, merge = table.integer("patch_size", 14, MAX_SIDE), table.integer("merge_size", 2, 64)
     return Geometry(sizes, patch, merge, ImageMarkup(image, image), _window(config, patch, merge))
+
+
+def enlarged(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
+    """Read sizes of PaddleOCR-VL: as Qwen2-VL, but small images are enlarged."""
+    sizes = AreaSizes(*_bounds(table, 384 * 384, 1536 * 1536), enlargement="in_turn")
+    image = token_text(tokens, "image_token", "<|IMAGE_PLACEHOLDER|>")
+    patch, merge = table.integer("patch_size", 14, MAX_SIDE), table.integer("merge_size", 2, 64)
+    return Geometry(sizes, patch, merge, ImageMarkup(image, image))
+
+
+def _bounds(table: Table, low: int, high: int) -> tuple[int, int]:
+    """Read the bounds of an image's area. low, high: their defaults."""
+    size = table.table("size", {})
+    found = {
+        "min_pixels": table.get("min_pixels", size.get("shortest_edge", low)),
+        "max_pixels": table.get("max_pixels", size.get("longest_edge", high)),
+    }
+    bounds = Table(table.path, found)
+    return bounds.integer("min_pixels", None, _MAX_AREA), bounds.integer("max_pixels", None, _MAX_AREA)
 
 
 def frames(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
     """Read sizes of GLM-4.1V and its successors: as Qwen2-VL, but bounds are those of an image's equal frames together."""
     size = table.table("size", {"shortest_edge": 112 * 112, "longest_edge": 28 * 28 * 15_000})
     low, high = (size.integer(f"{edge}_edge", None, _MAX_AREA) for edge in ("shortest", "longest"))
-    sizes = AreaSizes(low, high, table.integer("temporal_patch_size", 2, 16), is_enlarged=True)
+    sizes = AreaSizes(low, high, table.integer("temporal_patch_size", 2, 16), enlargement="both")
     image = token_text(tokens, "image_token", "<|image|>")
     patch, merge = table.integer("patch_size", 14, MAX_SIDE), table.integer("merge_size", 2, 64)
     return Geometry(sizes, patch, merge, ImageMarkup(image, image))
@@ -133,6 +151,8 @@ def budget(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
 
 def limited(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
     """Read sizes of Pixtral and Mistral 3: sides up to a limit, and a break after each row of tokens. Those of patches are the tower's."""
+    if architecture(config.values) in _WITHOUT_BREAKS:
+        return _without_breaks(table, config, tokens)
     longest = table.table("size", {"longest_edge": 1024}).integer("longest_edge", 1024, MAX_SIDE)
     merge = config.integer("spatial_merge_size", 2 if config.get("model_type", None) == "mistral3" else 1, 64)
     patch = config.table("vision_config", {}).integer("patch_size", 16, MAX_SIDE)
@@ -144,3 +164,17 @@ def limited(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
         line_break=token_text(tokens, "image_break_token", "[IMG_BREAK]"),
     )
     return Geometry(LimitedSides(longest), patch, merge, markup)
+
+
+def _without_breaks(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
+    """Read sizes of LightOnOCR: as Mistral 3, with nothing between and after an image's tokens."""
+    merge = config.integer("spatial_merge_size", 2, 64)
+    patch = config.table("vision_config", {}).integer("patch_size", 14, MAX_SIDE)
+    sides = table.get("patch_size", patch * merge)
+    sides = {"height": sides, "width": sides} if isinstance(sides, int) else sides
+    # The first release has the side of a patch here, and code that multiplies it.
+    if sides not in ({"height": side, "width": side} for side in (patch, patch * merge)):
+        raise table.error("patch_size", f"{patch * merge}, the side of {merge} patches")
+    longest = table.table("size", {"longest_edge": 1024}).integer("longest_edge", 1024, MAX_SIDE)
+    image = token_text(tokens, "image_token", "<|image_pad|>")
+    return Geometry(LimitedSides(longest), patch, merge, ImageMarkup(image, image))

@@ -19,6 +19,7 @@ from jaxserve.model_config.images import (
     AreaSizes,
     BudgetSizes,
     CentralSquare,
+    Enlargement,
     FixedSize,
     GridTiles,
     ImageMarkup,
@@ -127,9 +128,7 @@ def _resize(image: Image.Image, height: int, width: int, resampling: Resampling)
 def _bounded_size(height: int, width: int, factor: int, sizes: AreaSizes) -> tuple[int, int]:
     """Return multiples of `factor` near the image's sides, with an area within the bounds."""
     shown = f"{width} x {height}"
-    if sizes.is_enlarged and min(height, width) < factor:
-        scale = max(factor / height, factor / width)
-        height, width = int(height * scale), int(width * scale)
+    height, width = _enlarged(height, width, factor, sizes.enlargement)
     if max(height, width) > _MAX_RATIO * min(height, width):
         raise InvalidRequestError(
             f"The image has {shown} pixels; this model takes sides of a ratio up to {_MAX_RATIO}."
@@ -143,6 +142,18 @@ def _bounded_size(height: int, width: int, factor: int, sizes: AreaSizes) -> tup
         ratio = math.sqrt(sizes.min_pixels / (frames * height * width))
         return tuple(math.ceil(side * ratio / factor) * factor for side in (height, width))  # type: ignore[return-value]
     return new_height, new_width
+
+
+def _enlarged(height: int, width: int, factor: int, rule: Enlargement) -> tuple[int, int]:
+    """Return the sides of an image, of which none is shorter than `factor` pixels if the rule says so."""
+    if rule == "both" and min(height, width) < factor:
+        scale = max(factor / height, factor / width)
+        return int(height * scale), int(width * scale)
+    if rule == "in_turn" and height < factor:
+        height, width = factor, round(width * factor / height)
+    if rule == "in_turn" and width < factor:
+        height, width = round(height * factor / width), factor
+    return height, width
 
 
 def _budget_size(height: int, width: int, config: ImageProcessorConfig, max_patches: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Keys of Pixtral's tower (arXiv 2410.07073), which Mistral 3 models have, too."""
+"""Keys of Pixtral's tower (arXiv 2410.07073), which Mistral 3 models and LightOnOCR have, too."""
 
 from __future__ import annotations
 
@@ -38,25 +38,37 @@ _WHOLE: Final[Mapping[str, Mapping[str, Any]]] = {
         "projector_hidden_act": "gelu",
         "multimodal_projector_bias": True,
     },
+    "lighton_ocr": {
+        "vision_feature_layer": -1,
+        "projector_hidden_act": "gelu",
+        "multimodal_projector_bias": False,
+    },
 }
-"""transformers' defaults of Mistral 3, and of Pixtral, which is published as LLaVA, by `model_type`."""
-_TOWERS: Final = {"mistral3": "pixtral", "llava": "clip_vision_model"}
-"""transformers' default of a tower's `model_type`. LLaVA models with CLIP's are read in `_llava`."""
+"""transformers' defaults of Mistral 3, of Pixtral, which is published as LLaVA, and of LightOnOCR, by `model_type`."""
+_TOWERS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "mistral3": {"model_type": "pixtral"},
+    "llava": {"model_type": "clip_vision_model"},
+    "lighton_ocr": {"model_type": "pixtral", "patch_size": 14, "hidden_act": "silu"},
+}
+"""transformers' defaults of towers that are not Pixtral's. LLaVA models with CLIP's are read in `_llava`."""
 _EPS: Final = 1e-5
 
 
 def pixtral(hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder: DecoderConfig) -> VisionConfig:
-    """Read a tower without biases, whose patches rotate by row and column, and a projector; that of Mistral 3 joins blocks of
-    patches."""
+    """Read a tower without biases, whose patches rotate by row and column, and a projector; those of Mistral 3 and LightOnOCR join
+    blocks of patches."""
     own = hf[MULTIMODAL]
     kind = own.get("model_type")
     Keys({"model_type": kind}).require("model_type", *_WHOLE)
-    keys = vision_table({**_TOWER, "model_type": _TOWERS[kind]}, own)
+    keys = vision_table({**_TOWER, **_TOWERS[kind]}, own)
     keys.require("model_type", "pixtral")
     whole = Keys({**_WHOLE[kind], **own})
     whole.require("vision_feature_layer", -1)
     if kind == "llava":
         whole.require("vision_feature_select_strategy", "full")
+    if kind == "lighton_ocr":
+        whole.require("projector_hidden_act", "gelu")
+        whole.require("multimodal_projector_bias", False)
     hidden_size, num_heads = read_width(keys, "num_attention_heads")
     head_dim = keys.get("head_dim")
     if head_dim is not None:
@@ -71,7 +83,7 @@ def pixtral(hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder: Dec
         activation=read_activation(keys, "hidden_act"),
         positions="none",
         positions_per_side=0,
-        connector="merged_projector" if kind == "mistral3" else "projector",
+        connector="projector" if kind == "llava" else "merged_projector",
         connector_eps=decoder.norm_eps,
         connector_activation=read_activation(whole, "projector_hidden_act"),
         has_connector_biases=whole.flag("multimodal_projector_bias"),

@@ -1,4 +1,4 @@
-"""GLM-4-0414: the 9B and 32B models of 2025; GLM-4.1V and GLM-4.6V-Flash."""
+"""GLM-4-0414: the 9B and 32B models of 2025; GLM-4.1V, GLM-4.6V-Flash and GLM-OCR."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from typing import Any
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import SANDWICH_NORMS, GGUFArchitecture, GGUFKeys, no_sections, no_window
+from jaxserve.checkpoint.renamed import MULTIMODAL
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families import glm
 from jaxserve.models.families._common import with_sizes
 from jaxserve.models.families._glm4v import glm4v
+from jaxserve.models.families._keys import Keys
 
 DEFAULTS = glm.DEFAULTS
 _MULTIMODAL: Mapping[str, Any] = {
@@ -26,11 +28,27 @@ _MULTIMODAL: Mapping[str, Any] = {
     "partial_rotary_factor": 1.0,
 }
 """transformers' defaults of GLM-4.1V's text part."""
+_OCR: Mapping[str, Any] = {
+    **_MULTIMODAL,
+    "vocab_size": 59_392,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+    "attention_bias": False,
+}
+"""transformers' defaults of GLM-OCR's text part, and the absence of biases, for which its config has no key."""
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
-    """GLM-4 with sandwich norms."""
-    return replace(glm.decoder_config(dict(with_sizes(_MULTIMODAL, hf))), norm_placement="sandwich")
+    """GLM-4 with sandwich norms; that of GLM-OCR without biases."""
+    is_ocr = hf.get(MULTIMODAL, {}).get("model_type") == "glm_ocr"
+    if is_ocr:
+        Keys(hf).require("attention_bias", False, None)
+        hf = {key: value for key, value in hf.items() if key != "attention_bias"}
+    return replace(glm.decoder_config({**with_sizes(_OCR if is_ocr else _MULTIMODAL, hf)}), norm_placement="sandwich")
 
 
 def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,8 +60,12 @@ def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
 FAMILY = Family(
     ("Glm4ForCausalLM",),
     decoder_config,
-    text_part_of=("Glm4vForConditionalGeneration", "Glm46VForConditionalGeneration"),
-    text_model_types=("glm4v_text", "glm4v", None),
+    text_part_of=(
+        "Glm4vForConditionalGeneration",
+        "Glm46VForConditionalGeneration",
+        "GlmOcrForConditionalGeneration",
+    ),
+    text_model_types=("glm4v_text", "glm4v", "glm_ocr_text", None),
     read_vision=glm4v,
     renames={
         "post_self_attn_layernorm": "post_attention_layernorm",

@@ -1,0 +1,192 @@
+"""Models of documents: configs as published, sizes of pictures, what is refused, and prompts of their chat templates."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxserve.checkpoint.image_processor import read_image_processor
+from jaxserve.checkpoint.safetensors_file import open_safetensors
+from jaxserve.errors import CheckpointError, InvalidRequestError
+from jaxserve.frontend.images.processor import _bounded_size
+from jaxserve.layers.policy import plain as plain_policy
+from jaxserve.model_config.images import AreaSizes
+from jaxserve.models.registry import decoder_of, open_model, read_decoder, with_vision
+from jaxserve.models.skeleton import make_skeleton
+from jaxserve.tokenizer.tokenizer import load_tokenizer
+from jaxserve.weights.loader import check_tensors
+from tests.models.goldens import DATA
+from tests.models.vision_files import vision_of
+from tests.unit.checkpoint.checkpoint_files import write_safetensors
+
+PADDLE, LIGHTON, GLM = (DATA / "vision" / name for name in ("paddleocr_vl_tiny", "lighton_ocr_tiny", "glm_ocr_tiny"))
+TEXT: dict[str, Any] = {
+    "head_dim": 128,
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "max_position_embeddings": 131_072,
+    "num_attention_heads": 16,
+    "num_hidden_layers": 18,
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500_000,
+    "rope_scaling": {"mrope_section": [16, 24, 24], "rope_type": "default", "type": "default"},
+    "tie_word_embeddings": False,
+    "use_bias": False,
+    "vocab_size": 103_424,
+}
+"""Keys that published PaddleOCR-VL configs have beside `vision_config`, with further ones that change nothing."""
+FIXED = {"compression_ratio": 1.0, "rope_is_neox_style": True, "use_3d_rope": True, "weight_share_add_bias": True}
+
+
+def changed(folder: Path, model: Path, file: str = "config.json", **keys: Any) -> Path:
+    """Return a copy of a model, or the copy that `folder` has, with other values in one of its files; None removes a key."""
+    if folder != model:
+        shutil.copytree(model, folder, dirs_exist_ok=True)
+    values = json.loads((folder / file).read_text()) | keys
+    (folder / file).write_text(json.dumps({key: value for key, value in values.items() if value is not None}))
+    return folder
+
+
+def test_paddleocr_configs_as_published_have_the_values_of_transformers(tmp_path: Path) -> None:
+    whole = {"architectures": ["PaddleOCRVLForConditionalGeneration"], "model_type": "paddleocr_vl"}
+    found = []
+    for config in (
+        {**whole, **TEXT, **FIXED, "vision_config": {"model_type": "paddleocr_vl"}},
+        {
+            **whole,
+            "tie_word_embeddings": False,
+            "vision_config": {},
+            "text_config": {"rope_parameters": {"rope_theta": 5e5}},
+        },
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        found.append(read_decoder(tmp_path)[0])
+    assert found[0] == found[1]
+    assert (found[0].rotary_pairs, found[0].head_dim, found[0].tied_embeddings) == ("halves", 128, False)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"rope_is_neox_style": False}, "rope_is_neox_style is false"),
+        ({"use_3d_rope": False}, "use_3d_rope is false"),
+        ({"compression_ratio": 2.0}, "compression_ratio is 2.0"),
+        ({"rope_scaling": {"mrope_section": [16, 24, 23]}}, "mrope_section"),
+    ],
+)
+def test_what_paddleocr_does_not_compute_is_refused_with_its_key(
+    keys: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    text = {**json.loads((PADDLE / "config.json").read_text())["text_config"], **keys}
+    with pytest.raises(CheckpointError, match=message):
+        vision_of(changed(tmp_path, PADDLE, text_config=text))
+
+
+def test_tensors_of_published_paddleocr_checkpoints_that_nothing_reads_are_left_out(tmp_path: Path) -> None:
+    path, file = changed(tmp_path, PADDLE), open_safetensors(PADDLE / "model.safetensors")
+    tensors = {name: np.asarray(file.read(name), np.float32) for name in file.tensors}
+    start = "visual.vision_model."
+    more = ("embeddings.packing_position_embedding.weight", "head.probe", "head.attention.in_proj_weight")
+    write_safetensors(
+        path / "model.safetensors", tensors | {start + name: np.zeros((2, 2), np.float32) for name in more}
+    )
+    checkpoint = open_model(path)
+    config = with_vision(decoder_of(checkpoint), path, checkpoint.config)
+    check_tensors(checkpoint, make_skeleton(config, plain_policy(np.dtype("float32"))))
+
+
+def test_sizes_of_paddleocrs_pictures_equal_those_of_transformers() -> None:
+    module = pytest.importorskip("transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl")
+    random = np.random.default_rng(0)
+    for factor, low, high in ((28, 147_384, 2_822_400), (28, 384 * 384, 1536 * 1536), (15, 1024, 3072)):
+        sizes = AreaSizes(low, high, enlargement="in_turn")
+        for height, width in [*random.integers(1, 3000, (150, 2)).tolist(), *random.integers(1, 40, (50, 2)).tolist()]:
+            try:
+                expected = module.smart_resize(height, width, factor, low, high)
+            except ValueError:
+                with pytest.raises(InvalidRequestError):
+                    _bounded_size(height, width, factor, sizes)
+            else:
+                assert _bounded_size(height, width, factor, sizes) == expected
+
+
+def test_the_first_release_of_lighton_ocr_is_read_as_later_ones_are(tmp_path: Path) -> None:
+    decoder, vision = read_decoder(LIGHTON)[0], vision_of(LIGHTON)
+    processor = read_image_processor(LIGHTON)
+    text = json.loads((LIGHTON / "config.json").read_text())["text_config"] | {"tie_word_embeddings": True}
+    first = {
+        "architectures": ["LightOnOCRForConditionalGeneration"],
+        "model_type": "mistral3",
+        "multimodal_projector_bias": False,
+        "projector_hidden_act": "gelu",
+        "vision_feature_layer": -1,
+        "tie_word_embeddings": None,
+        "text_config": text,
+    }
+    path = changed(tmp_path, LIGHTON, **first)
+    changed(path, path, "preprocessor_config.json", patch_size=8)
+    changed(path, path, "tokenizer_config.json", extra_special_tokens=None)
+    assert read_decoder(path)[0] == decoder and decoder.tied_embeddings
+    assert vision_of(path) == vision
+    assert read_image_processor(path) == processor
+
+
+@pytest.mark.parametrize(
+    ("file", "keys", "message"),
+    [
+        ("preprocessor_config.json", {"patch_size": 24}, "patch_size: expected 16, the side of 2 patches, found '24'"),
+        ("config.json", {"multimodal_projector_bias": True}, "multimodal_projector_bias is true"),
+        ("config.json", {"projector_hidden_act": "relu"}, "projector_hidden_act is 'relu'"),
+    ],
+)
+def test_what_lighton_ocr_does_not_compute_is_refused_with_its_key(
+    file: str, keys: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        vision_of(changed(tmp_path, LIGHTON, file, **keys))
+
+
+_IN_ORDER = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{% if message.content is string %}{{ message.content }}"
+    "{% else %}{% for item in message.content %}{% if item.type == 'image' or 'image' in item %}IMAGE"
+    "{% elif item.type == 'text' %}{{ item.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}Reply: "
+)
+"""Parts in the order of the request, as in the templates of GLM-OCR and LightOnOCR."""
+_IMAGES_FIRST = (
+    '{%- if not image_token is defined -%}{%- set image_token = "IMAGE" -%}{%- endif -%}'
+    '{%- for message in messages -%}{{- "User: " -}}'
+    '{%- for content in message["content"] -%}{%- if content["type"] == "image" -%}{{ image_token }}{%- endif -%}{%- endfor -%}'
+    '{%- for content in message["content"] -%}{%- if content["type"] == "text" -%}{{ content["text"] }}{%- endif -%}{%- endfor -%}'
+    '{{ "\\n" -}}{%- endfor -%}{{- "Reply: " -}}'
+)
+"""Images before texts, as in the template of PaddleOCR-VL."""
+_MARKED, _PLACED = "<|begin_of_image|>{}<|end_of_image|>", "<|IMAGE_START|>{}<|IMAGE_END|>"
+PROMPTS: list[tuple[Path, str, str, list[str | None], str]] = [
+    (GLM, _IN_ORDER, _MARKED, [None, "Text Recognition:"], "<|im_start|>user\n{}Text Recognition:<|im_end|>\nReply: "),
+    (GLM, _IN_ORDER, _MARKED, ["Text Recognition:", None], "<|im_start|>user\nText Recognition:{}<|im_end|>\nReply: "),
+    (LIGHTON, _IN_ORDER, "{}", [None], "<|im_start|>user\n{}<|im_end|>\nReply: "),
+    (PADDLE, _IMAGES_FIRST, _PLACED, [None, "OCR:"], "User: {}OCR:\nReply: "),
+    (PADDLE, _IMAGES_FIRST, _PLACED, ["OCR:", None, None], "User: {}{}OCR:\nReply: "),
+]
+"""A model, a template, marks around an image, the parts of a message, None for an image, and the prompt."""
+
+
+@pytest.mark.parametrize(("path", "template", "marks", "parts", "prompt"), PROMPTS)
+def test_documented_prompts_have_images_and_texts_in_the_order_of_the_template(
+    path: Path, template: str, marks: str, parts: list[str | None], prompt: str, tmp_path: Path
+) -> None:
+    config = read_image_processor(path)
+    assert config is not None
+    token, count = config.markup.placeholder, parts.count(None)
+    (tmp_path / "template.jinja").write_text(template.replace("IMAGE", marks.format(token), 1))
+    tokenizer = load_tokenizer(path, chat_template=tmp_path / "template.jinja")
+    content = [{"type": "image"} if part is None else {"type": "text", "text": part} for part in parts]
+    texts = [token * 3, token * 2][:count]
+    ids = tokenizer.encode_chat([{"role": "user", "content": content}], placeholder=token, images=texts)
+    assert ids == tokenizer.encode(prompt.format(*map(marks.format, texts)))

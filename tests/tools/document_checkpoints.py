@@ -1,0 +1,143 @@
+"""Tiny checkpoints of tests/models/data/vision that read documents."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from later_vision_checkpoints import CHUNKS, glm, pixtral
+from vision_checkpoints import VisionCheckpoint, multimodal
+
+
+def _paddle(text: dict[str, Any], vision: dict[str, Any], merge: int) -> VisionCheckpoint:
+    return VisionCheckpoint(
+        multimodal(
+            "PaddleOCRVLForConditionalGeneration",
+            "paddleocr_vl",
+            {"model_type": "paddleocr_vl_text", "rms_norm_eps": 1e-5, **text},
+            {
+                "model_type": "paddleocr_vl_vision",
+                "hidden_size": 24,
+                "intermediate_size": 40,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "image_size": 44,
+                "patch_size": 8,
+                "spatial_merge_size": merge,
+                **vision,
+            },
+            image_token_id=3,
+            video_token_id=6,
+            vision_start_token_id=4,
+            vision_end_token_id=5,
+        ),
+        {
+            "image_processor_type": "PaddleOCRVLImageProcessor",
+            "do_convert_rgb": True,
+            "do_normalize": True,
+            "do_rescale": True,
+            "do_resize": True,
+            "image_mean": [0.5, 0.4, 0.5],
+            "image_std": [0.5, 0.5, 0.25],
+            "merge_size": merge,
+            "min_pixels": 1024,
+            "max_pixels": 3072,
+            "patch_size": vision.get("patch_size", 8),
+            "resample": 3,
+            "rescale_factor": 1 / 255,
+            "temporal_patch_size": 1,
+        },
+        "PaddleOCRVLProcessor",
+        "<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>",
+        ("<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>", "<|video_pad|>"),
+        {"image_token": "<|IMAGE_PLACEHOLDER|>"},
+        {},
+    )
+
+
+def _lighton(text: dict[str, Any], vision: dict[str, Any], merge: int, longest: int, **keys: Any) -> VisionCheckpoint:
+    made = pixtral(
+        {"model_type": "qwen3", "rms_norm_eps": 1e-6, **text},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}, **vision},
+        merge,
+        longest,
+        ("LightOnOcrForConditionalGeneration", "lighton_ocr"),
+    )
+    named = {"image_token": "<|image_pad|>", "image_break_token": "<|vision_pad|>", "image_end_token": "<|vision_end|>"}
+    config = {
+        key: value for key, value in made.config.items() if key not in ("image_token_index", "vision_feature_layer")
+    }
+    return replace(
+        made,
+        config={**config, "image_token_id": 3, **keys},
+        processor={**made.processor, "patch_size": vision["patch_size"] * merge},
+        processor_class="LightOnOcrProcessor",
+        placeholder="<|image_pad|>",
+        markers=tuple(named.values()),
+        named_tokens=named,
+    )
+
+
+DOCUMENT_CHECKPOINTS: dict[str, VisionCheckpoint] = {
+    "glm_ocr_tiny": glm(
+        "GlmOcrForConditionalGeneration",
+        "glm_ocr",
+        {
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "rope_parameters": {**CHUNKS, "mrope_section": [2, 3, 3], "partial_rotary_factor": 1.0},
+        },
+        {"out_hidden_size": 48, "attention_bias": True},
+        "Glm46V",
+    ),
+    "glm_ocr_odd_tiny": glm(
+        "GlmOcrForConditionalGeneration",
+        "glm_ocr",
+        {
+            "hidden_size": 40,
+            "intermediate_size": 56,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+            "head_dim": 24,
+            "rope_parameters": {**CHUNKS, "mrope_section": [4, 4, 4]},
+        },
+        {"hidden_size": 36, "num_heads": 3, "out_hidden_size": 40, "intermediate_size": 44, "attention_bias": False},
+        "Glm46V",
+    ),
+    "paddleocr_vl_tiny": _paddle(
+        {"head_dim": 16, "rope_parameters": {**CHUNKS, "mrope_section": [2, 3, 3], "rope_theta": 5e5}}, {}, 2
+    ),
+    "paddleocr_vl_odd_tiny": _paddle(
+        {
+            "hidden_size": 40,
+            "intermediate_size": 56,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+            "head_dim": 24,
+            "use_bias": True,
+            "rope_parameters": {**CHUNKS, "mrope_section": [4, 4, 4]},
+        },
+        {"hidden_size": 36, "intermediate_size": 44, "num_attention_heads": 3, "image_size": 21, "patch_size": 5},
+        3,
+    ),
+    "lighton_ocr_tiny": _lighton(
+        {"head_dim": 16, "rope_theta": 1e4, "tie_word_embeddings": False},
+        {"patch_size": 8, "hidden_size": 24, "hidden_act": "silu"},
+        2,
+        56,
+        tie_word_embeddings=True,
+    ),
+    "lighton_ocr_odd_tiny": _lighton(
+        {
+            "hidden_size": 40,
+            "intermediate_size": 56,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+            "head_dim": 24,
+            "rope_theta": 1e3,
+        },
+        {"patch_size": 5, "hidden_size": 36, "intermediate_size": 44, "num_attention_heads": 3, "hidden_act": "gelu"},
+        3,
+        50,
+    ),
+}
