@@ -341,9 +341,8 @@ class ChoiceStream:
     @property
     def _has_all_calls(self) -> bool:
         """True once the reply has made the last call that it may, or begins another one."""
-        if self._parser is None:
-            return False
-        return self._parser.num_calls_read >= self._max_calls or self._num_calls > self._max_calls
+        num_read = 0 if self._parser is None else self._parser.num_calls_read
+        return max(num_read, self._num_calls - 1) >= self._max_calls
 
     def _read(self, text: str) -> None:
         if self._parser is not None and text:
@@ -352,8 +351,9 @@ class ChoiceStream:
     def _keep(self, events: list[Event]) -> None:
         for event in events:
             self._num_calls += event.kind == "name"
-            if self._num_calls > self._max_calls:  # dropped, but it ends the tokens before it
-                event = Event("syntax", "", event.source)
+            is_over = self._num_calls == self._max_calls and self._has_all_calls  # a stop string held back what follows
+            if self._num_calls > self._max_calls or (is_over and event.kind in ("content", "reasoning")):
+                event = Event("syntax", "", event.source)  # dropped, but it ends the tokens before it
             self._content.read(event)
             if event.kind != "syntax":
                 self._events.append(event)

@@ -192,18 +192,19 @@ async def test_a_second_call_after_a_broken_one_is_not_begun(api: Api) -> None:
     assert [call["function"]["name"] for call in plain["choices"][0]["message"]["tool_calls"]] == ["get_weather"]
 
 
-async def test_text_that_a_stop_string_held_back_up_to_a_second_call_has_its_log_probabilities(api: Api) -> None:
+async def test_text_after_the_first_call_is_dropped_though_a_stop_string_held_it_back(api: Api) -> None:
+    """Without the stop string, the reply ends with the call."""
     text = CALLS.replace("</tool_call>\n<", "</tool_call>\nThen\n<")
     held = text[text.index('"}}') : text.index(', "arguments": {}')]
     tools = [{"type": "function"} | tool["function"] for tool in TOOLS]
     body = {"input": "Hi", "tools": tools, "parallel_tool_calls": False, "include": ["message.output_text.logprobs"]}
-    (_, reply), _ = await asyncio.gather(
-        api.post("/v1/responses", body | {"stop": [held + "x"]}), play(api, steps(api, text), finish_reason="stop")
-    )
-    message = reply["output"][-1]["content"][0]
-    assert message["text"].strip() == "Then"
-    assert "Then" in "".join(token["token"] for token in message["logprobs"])
-    assert [item["type"] for item in reply["output"]] == ["message", "function_call", "message"]
+    for stop in ([], [held + "x"]):
+        (_, reply), _ = await asyncio.gather(
+            api.post("/v1/responses", body | {"stop": stop}), play(api, steps(api, text), finish_reason="stop")
+        )
+        message, call = reply["output"]
+        assert (message["content"][0]["text"], call["arguments"]) == ("Wait.", '{"city": "Paris"}')
+        assert "Then" not in "".join(token["token"] for token in message["content"][0]["logprobs"])
 
 
 async def test_a_call_cut_by_the_limit_ends_with_length(api: Api) -> None:
