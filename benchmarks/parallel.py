@@ -19,8 +19,9 @@ from types import MappingProxyType
 from jaxserve.config import Config, ModelConfig, ParallelConfig
 from jaxserve.errors import DoesNotFitError
 from jaxserve.layers.cache import pool_shapes
-from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, RopeScaling
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.experts import ExpertsConfig
+from jaxserve.model_config.rope import RopeScaling
 from jaxserve.runner.inputs import Program
 from jaxserve.runtime.environment import child_environment
 from jaxserve.tools.planning.collectives import Collective, step_collectives

@@ -25,7 +25,7 @@ from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.layers.segment_attention import Texts, attend
 from jaxserve.model_config.cache import CachePlace, LayerPlaces
-from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, query_heads
 
 
 class StepContext(NamedTuple):
@@ -102,10 +102,10 @@ class Attention(nnx.Module):
         self, config: DecoderConfig, layer: LayerConfig, policy: DtypePolicy, *, in_dim: int | None = None
     ) -> None:
         """in_dim: width of the input; None: D."""
-        d, n = config.hidden_size, config.num_heads
+        d, n = config.hidden_size, query_heads(config, layer)
         k, h = config.kv_shape(layer)
         v = config.value_dim or h
-        self.output_gate = config.output_gate
+        self.output_gate, self.gate_activation = config.output_gate, config.gate_activation
         parts = {"q_proj": n * h * (2 if self.output_gate == "queries" else 1)}
         if layer.kv_source is None:
             parts |= {"k_proj": k * h, "v_proj": k * v} if layer.has_value_projection else {"k_proj": k * h}
@@ -190,7 +190,7 @@ class Attention(nnx.Module):
                 )  # (T, N, H)
         attended = attended[..., : self.value_dim]
         if gate is not None:
-            attended = attended * jax.nn.sigmoid(gate)
+            attended = attended * self._activated(gate)
         out = self.o_proj(attended.reshape(-1, n * self.value_dim), step.tokens)
         return out if self.out_scale == 1 else out * self.out_scale, with_group(cache, place, KVPool(*pages))
 
@@ -207,6 +207,11 @@ class Attention(nnx.Module):
             query, key = rotate(query, rotation), rotate(key, rotation)
         scale, window = self.scoring.scale, self.scoring.sliding_window
         return attend(query, key, value, texts, scale, window=window, backend=self.text_backend)
+
+    def _activated(self, gate: Float[Array, "T N G"]) -> Float[Array, "T N G"]:
+        if self.gate_activation == "sigmoid":
+            return jax.nn.sigmoid(gate)
+        return jax.nn.softplus(gate.astype(jnp.float32)).astype(gate.dtype)
 
     @property
     def kv_scales(self) -> KVScales | None:

@@ -9,7 +9,8 @@ import numpy as np
 from jaxserve_kernels.rope import Rotation
 from jaxtyping import Array, Float, Int
 
-from jaxserve.model_config.decoder import DecoderConfig, RopeScaling
+from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.rope import RopeScaling
 from jaxserve.model_config.vision import SectionLayout
 
 
@@ -43,7 +44,7 @@ def sliding_rotation(config: DecoderConfig, positions: Int[Array, "T"]) -> Rotat
     """Return the rotation of sliding-window layers; None if it is that of the others."""
     if config.sliding_rope_theta is None:
         return None
-    rotary_dim = config.head_dim if config.rotary_dim is None else config.rotary_dim
+    rotary_dim = config.sliding_rotary_dim or config.rotary_dim or config.head_dim
     return _rotation(_base(config.sliding_rope_theta, rotary_dim), 1.0, positions[:, None], config.head_dim)
 
 
@@ -55,13 +56,16 @@ def query_scales(config: DecoderConfig, positions: Int[Array, "T"]) -> Float[Arr
     return 1 + scaling.slope * jnp.log1p(((positions + scaling.offset) // scaling.period).astype(jnp.float32))
 
 
-def row_order(config: DecoderConfig) -> np.ndarray | None:
+def row_order(config: DecoderConfig, *, is_sliding: bool = False) -> np.ndarray | None:
     """Return the checkpoint's index of each dimension of a head in our order; None if the orders are the same.
+
+    is_sliding: True for heads of layers with a window.
 
     Kernels rotate dimension i with i + H / 2 in every model. Pairs that rotate come first, the other dimensions after
     them. Scores do not change, because queries and keys are reordered alike.
     """
-    head_dim, rotary_dim = config.full_head_dim, _rotary_dim(config)
+    own = config.sliding_rotary_dim if is_sliding else None
+    head_dim, rotary_dim = config.full_head_dim, own or _rotary_dim(config)
     if config.latent is not None or (config.rotary_pairs == "halves" and rotary_dim == head_dim):
         return None  # latent attention reorders queries and keys while it computes them
     turning = np.arange(rotary_dim)

@@ -59,6 +59,9 @@ class Router(Linear):
         logits = self.multiply(x, tokens.num_real)
         if self.bias is not None:
             logits = logits + self.bias[...]
+        cap = self.config.logit_softcap
+        if cap is not None:
+            logits = jnp.tanh(logits / cap) * cap
         correction = None if self.e_score_correction_bias is None else self.e_score_correction_bias[...]
         routing = route(logits, tokens.num_real, self.config, correction, is_alike=self.is_alike)
         routing = routing._replace(adapters=tokens.adapters)

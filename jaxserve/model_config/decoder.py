@@ -15,6 +15,7 @@ from jaxserve.model_config.embedding_head import EmbeddingHead
 from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.model_config.latent import LatentConfig
 from jaxserve.model_config.recurrent import RecurrentConfig
+from jaxserve.model_config.rope import QueryScaling, RopeScaling, RotaryPairs
 from jaxserve.model_config.vision import VisionConfig
 
 NormPlacement = Literal["pre", "pre_mlp", "post", "sandwich", "parallel", "parallel_apart"]
@@ -34,52 +35,8 @@ Sinks = Literal["none", "all", "windows"]
 OutputGate = Literal["none", "queries", "apart", "heads"]
 """Gate of each head's output. queries: the query projection has it after the head's query (Qwen3-Next); apart: a projection of
 its own has it (AFMoE); heads: the same, with one number for each head (LFM3)."""
-
-RotaryPairs = Literal["halves", "swapped_halves", "adjacent"]
-"""Dimensions that rotate together: i and i + R / 2 (Llama), i + R / 2 and i (NanoChat, which turns the other way round), or 2 i
-and 2 i + 1 (GLM)."""
-
-
-@dataclass(frozen=True, slots=True)
-class RopeScaling:
-    """Scaling of rotary frequencies for long contexts. Fields a kind does not use stay None.
-
-    linear:  all frequencies / factor
-    llama3:  https://github.com/meta-llama/llama-models (low frequencies / factor, smooth in between)
-    yarn:    arXiv 2309.00071 (NTK-by-parts, with the attention factor)
-    dynamic: NTK-aware base; equals no scaling up to the declared length, and longer contexts are not served
-    longrope: arXiv 2402.13753 (one divisor per frequency, with the attention factor)
-    proportional: the first pairs of dimensions rotate with the frequencies that they have where all rotate, the others
-        do not (Gemma 4)
-    """
-
-    kind: Literal["linear", "llama3", "yarn", "dynamic", "longrope", "proportional"]
-    factor: float
-    original_max_position: int | None = None
-    low_freq_factor: float | None = None
-    high_freq_factor: float | None = None
-    beta_fast: float | None = None
-    beta_slow: float | None = None
-    attention_factor: float | None = None
-    truncate: bool | None = None
-    """True if the bounds between parts are rounded to whole dimensions."""
-    short_divisors: tuple[float, ...] | None = None
-    """Divisors for contexts up to the original length: see `DecoderConfig.with_context`."""
-    long_divisors: tuple[float, ...] | None = None
-    """Divisors for longer contexts."""
-    num_pairs: int | None = None
-    """Pairs of dimensions that rotate."""
-
-
-@dataclass(frozen=True, slots=True)
-class QueryScaling:
-    """Factor 1 + slope * ln(1 + floor((position + offset) / period)) on queries, for attention over long texts (Llama 4)."""
-
-    slope: float
-    period: int
-    offset: int = 0
-    only_without_rope: bool = False
-    """True: layers that rotate queries do not scale them."""
+GateActivation = Literal["sigmoid", "softplus"]
+"""Activation of the gate of each head's output: sigmoid (Qwen3-Next), or softplus in float32 (Laguna)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +56,8 @@ class LayerConfig:
     activation_sparsity: float = 0.0
     """Share of the gate's outputs that the feed-forward block sets to zero if they are normally distributed: those below a
     multiple of their standard deviation above their mean; the others are lowered by it (Gemma 3n). 0: none."""
+    num_heads: int | None = None
+    """Query heads of this layer; None: the model's."""
     num_kv_heads: int | None = None
     """KV heads of this layer; None: the model's."""
     kv_copies: int = 1
@@ -182,6 +141,8 @@ class DecoderConfig:
     """Kind of all norms outside of attention."""
     norm_weights: NormWeights = "plain"
     """Weights of all norms."""
+    sliding_rotary_dim: int | None = None
+    """Leading dimensions of a head that rotate in sliding-window layers; None: as many as in the others."""
     sliding_rope_theta: float | None = None
     """Rope base of sliding-window layers, whose frequencies are then not scaled; None: that of the other layers."""
     attention_scale: float | None = None
@@ -191,6 +152,7 @@ class DecoderConfig:
     attention_softcap: float | None = None
     """c: a score s becomes c * tanh(s / c)."""
     output_gate: OutputGate = "none"
+    gate_activation: GateActivation = "sigmoid"
     attention_out_scale: float = 1.0
     """Factor on the output of attention."""
     latent: LatentConfig | None = None
@@ -293,8 +255,10 @@ class DecoderConfig:
     @property
     def pair_width(self) -> int:
         """Multiplications of one layer for a query token and a token that it attends to, on average over such layers."""
-        width = _mean(self, lambda _, dim: dim) if self.latent is None else self.latent.width
-        return 2 * self.num_heads * width
+        if self.latent is not None:
+            return 2 * self.num_heads * self.latent.width
+        widths = [query_heads(self, layer) * self.kv_shape(layer)[1] for layer in self.layers if layer.has_kv]
+        return 2 * sum(widths) // len(widths)
 
     @property
     def num_layers(self) -> int:
@@ -355,11 +319,22 @@ class DecoderConfig:
         If they are a multiple of the KV heads, and divide the query heads, every device gets one KV head: as many devices
         as share a KV head hold a copy of its weights and of its cache, and each attends with its own query heads.
         """
-        copies = _copies(self.num_stored_kv_heads, self.num_heads, num_devices)
-        layers = tuple(_layer_for_devices(layer, self.num_heads, num_devices) for layer in self.layers)
+        num_heads = math.gcd(*head_counts(self))
+        copies = _copies(self.num_stored_kv_heads, num_heads, num_devices)
+        layers = tuple(_layer_for_devices(layer, num_heads, num_devices) for layer in self.layers)
         if copies == self.kv_copies and layers == self.layers:
             return self
         return replace(self, num_kv_heads=self.num_stored_kv_heads * copies, kv_copies=copies, layers=layers)
+
+
+def query_heads(config: DecoderConfig, layer: LayerConfig) -> int:
+    """Return the query heads of a layer with attention."""
+    return layer.num_heads or config.num_heads
+
+
+def head_counts(config: DecoderConfig) -> tuple[int, ...]:
+    """Return the numbers of query heads that layers with attention have, ascending."""
+    return tuple(sorted({query_heads(config, layer) for layer in config.layers if layer.has_kv}))
 
 
 def _unchunked(layer: LayerConfig, max_model_len: int) -> LayerConfig:

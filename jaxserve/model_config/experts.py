@@ -28,6 +28,8 @@ class ExpertsConfig:
     score: Literal["softmax", "sigmoid", "sparse_mixer"] = "softmax"
     """Function from a router's logits to weights. sparse_mixer: each of two experts has the softmax of its logit among
     those close to it, see `margin` (Phi-3.5-MoE)."""
+    logit_softcap: float | None = None
+    """Soft cap on a router's logits, as `DecoderConfig.logit_softcap`; None: there is none (Laguna)."""
     margin: float = 0.0
     """Relative distance from the best logit within which sparse_mixer counts others."""
     has_correction_bias: bool = False

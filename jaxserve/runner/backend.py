@@ -15,7 +15,7 @@ from jaxserve_kernels.paged_attention import unsupported
 
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
-from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.decoder import DecoderConfig, head_counts
 from jaxserve.model_config.recurrent import KimiDeltaConfig
 from jaxserve.runner.buckets import page_tokens, resolve_limits
 
@@ -191,7 +191,9 @@ def _rejection(
         if group.kind == "latent" and decoder.latent is not None:
             reason = latent_attention.unsupported(backend, pool_shape, decoder.latent.rank, *dtypes)
         else:
-            reason = unsupported(backend, decoder.num_heads, pool_shape, *dtypes, shared_bytes(chip))
+            shared = shared_bytes(chip)
+            reasons = (unsupported(backend, count, pool_shape, *dtypes, shared) for count in head_counts(decoder))
+            reason = next(filter(None, reasons), None)
         if reason is not None:
             return reason
     return None

@@ -12,7 +12,7 @@ from jaxserve_kernels.paged_attention import Scoring, is_native
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
 from jaxserve.layers.policy import DtypePolicy
-from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.decoder import DecoderConfig, head_counts
 from jaxserve.models.skeleton import EncoderSkeleton, ModelSkeleton
 from jaxserve.quant.array import QuantArray
 from jaxserve.runner.limits import cache_shapes
@@ -50,10 +50,11 @@ def _xla_attention(config: Config, model: DecoderConfig, policy: DtypePolicy) ->
     scoring = Scoring(scale=1.0)
     for group in cache_shapes(config, model, policy, "cpu", [1] * len(model.cache.groups)):
         array = group.arrays[0]
-        if not is_native(model.num_heads, array.shape, jnp.dtype(array.dtype), scoring):
+        num_heads = max(head_counts(model))
+        if not is_native(num_heads, array.shape, jnp.dtype(array.dtype), scoring):
             _, _, kv_heads, page_size, dim = array.shape
             return (
-                f"not with {model.num_heads} heads, {kv_heads} KV heads of {dim} numbers and pages of {page_size} tokens: the native "
+                f"not with {num_heads} heads, {kv_heads} KV heads of {dim} numbers and pages of {page_size} tokens: the native "
                 "attention kernel takes multiples of 16 numbers and tokens, and up to 48 heads for each KV head"
             )
     return None

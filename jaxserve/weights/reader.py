@@ -49,12 +49,19 @@ class TensorReader:
         """on_read: called with the stored bytes of each part that is read."""
         self._checkpoint = checkpoint
         self._config = config
-        self._order = row_order(config) if isinstance(config, DecoderConfig) else None
-        self._query_order = self._order
-        if self._order is not None and isinstance(config, DecoderConfig) and config.output_gate == "queries":
-            gates = np.arange(config.head_dim, 2 * config.head_dim)
-            self._query_order = np.concatenate([self._order, gates])
         self._on_read = on_read
+
+    def _order(self, name: str) -> np.ndarray | None:
+        """Return the order of the rows of each head of a tensor; None: that of the checkpoint."""
+        config = self._config
+        if not isinstance(config, DecoderConfig) or not _is_rotated(name):
+            return None
+        found = _LAYER.match(name)
+        is_sliding = found is not None and config.layers[int(found[1])].sliding_window is not None
+        order = row_order(config, is_sliding=is_sliding)
+        if order is None or config.output_gate != "queries" or not _module(name).endswith("q_proj"):
+            return order
+        return np.concatenate([order, np.arange(config.head_dim, 2 * config.head_dim)])
 
     def part(self, leaf: LeafSpec, held: Sequence[Ranges]) -> tuple[np.ndarray, ...] | None:
         """Return one device's part of each array of a leaf; None if only the whole leaf can be assembled.
@@ -111,9 +118,7 @@ class TensorReader:
 
     def _read_stored(self, name: str, rows: range, columns: range | None) -> Tensor:
         tensor, info = self._checkpoint.read(name), self._checkpoint.tensors[name]
-        order = self._order if _is_rotated(name) else None
-        if order is not None and _module(name).endswith("q_proj"):
-            order = self._query_order
+        order = self._order(name)
         step = 1 if order is None else len(order)
         if rows.start % step or rows.stop % step:
             raise ValueError(f"{name}: rows {rows.start} to {rows.stop} are not whole heads of {step}")

@@ -22,7 +22,8 @@ from benchmarks.gpu.static import KV_SCALES, THUNKS, launches, outside_graphs
 from jaxserve.layers.cache import pool_shapes
 from jaxserve.layers.policy import DtypePolicy, plain
 from jaxserve.model_config.adapters import AdaptersConfig
-from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, RopeScaling
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
+from jaxserve.model_config.rope import RopeScaling
 from jaxserve.model_config.vision import Normalization, VisionConfig
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.buckets import page_tokens

@@ -13,8 +13,9 @@ import pytest
 from jaxserve.checkpoint.files import parse_object
 from jaxserve.errors import CheckpointError
 from jaxserve.layers.rope import inverse_frequencies, row_order
-from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, RopeScaling
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.experts import ExpertsConfig
+from jaxserve.model_config.rope import RopeScaling
 from jaxserve.models.registry import architectures, decoder_config, families
 from tests.models.goldens import DATA, config_goldens, golden_checkpoints, rope_goldens, sentence_goldens
 

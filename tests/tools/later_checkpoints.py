@@ -65,6 +65,19 @@ _LLAMA3: dict[str, Any] = {
     "original_max_position_embeddings": 64,
 }
 
+_LAGUNA_ROPE: dict[str, Any] = {
+    "full_attention": {
+        "rope_type": "yarn",
+        "rope_theta": 5000.0,
+        "partial_rotary_factor": 0.5,
+        "factor": 4.0,
+        "original_max_position_embeddings": 128,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+    },
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 1.0},
+}
+
 _COHERE_LAYERS: Final = ["full_attention", "sliding_attention", "full_attention", "sliding_attention"]
 
 LATER_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]] = {
@@ -194,6 +207,41 @@ LATER_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]] 
         ),
         "float16",
         {**_THETA, "whole": {"partial_rotary_factor": 1.0}, "norm": {"qk_layernorm": False}},
+    ),
+    "laguna_tiny": (
+        {
+            key: value
+            for key, value in _config(
+                "LagunaForCausalLM",
+                "laguna",
+                head_dim=16,
+                num_hidden_layers=3,
+                layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+                num_attention_heads_per_layer=[4, 6, 6],
+                mlp_layer_types=["dense", "sparse", "sparse"],
+                sliding_window=8,
+                rope_parameters=_LAGUNA_ROPE,
+                moe_intermediate_size=16,
+                shared_expert_intermediate_size=24,
+                num_experts=6,
+                num_experts_per_tok=2,
+                moe_routed_scaling_factor=1.5,
+            ).items()
+            if key != "rope_theta"
+        },
+        "bfloat16",
+        {
+            "window": {"sliding_window": 9},
+            "choices": {"num_experts_per_tok": 3},
+            "scale": {"moe_routed_scaling_factor": 1.0},
+            "cap": {"moe_router_logit_softcapping": 1.0},
+            "rope": {
+                "rope_parameters": {
+                    **_LAGUNA_ROPE,
+                    "sliding_attention": {**_LAGUNA_ROPE["sliding_attention"], "partial_rotary_factor": 0.5},
+                }
+            },
+        },
     ),
     "cohere2_moe_tiny": (
         _config(

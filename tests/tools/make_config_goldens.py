@@ -170,6 +170,13 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
     },
     "apertus": {"architectures": ["ApertusForCausalLM"]},
     "mimo_v2_flash": {"architectures": ["MiMoV2FlashForCausalLM"], "num_key_value_heads": 2, "num_hidden_layers": 7},
+    "laguna": {"architectures": ["LagunaForCausalLM"]},
+    "laguna_layer_types": {
+        "architectures": ["LagunaForCausalLM"],
+        "sliding_window": 16,
+        "layer_types": ["full_attention", "sliding_attention"] * 3,
+        "num_attention_heads_per_layer": [4, 8] * 3,
+    },
     "nemotron": {"architectures": ["NemotronForCausalLM"]},
     "nanochat": {"architectures": ["NanoChatForCausalLM"]},
     "persimmon": {"architectures": ["PersimmonForCausalLM"]},
@@ -325,7 +332,8 @@ DEFAULTED_KEYS += ("ffn_hidden_size", "num_kv_heads", "num_ln_in_parallel_attn",
 DEFAULTED_KEYS += ("parallel_attn", "bias", "global_attn_every_n_layers", "mup_enabled", "route_scale")
 DEFAULTED_KEYS += ("attention_value_scale", "shared_expert_combination_strategy", "expert_selection_fn")
 DEFAULTED_KEYS += ("prefix_dense_sliding_window_pattern", "prefix_dense_intermediate_size")
-DEFAULTED_KEYS += ("use_sandwich_norm", "use_attention_gate")
+DEFAULTED_KEYS += ("use_sandwich_norm", "use_attention_gate", "gating", "moe_routed_scaling_factor")
+DEFAULTED_KEYS += ("moe_router_logit_softcapping",)
 
 
 def rope_case(keys: dict[str, Any]) -> dict[str, Any]:

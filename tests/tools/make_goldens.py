@@ -52,6 +52,10 @@ _PUBLISHED_NAMES: dict[str, dict[str, str]] = {
         ".mlp.gate.": ".block_sparse_moe.gate.",
         ".mlp.shared_experts.": ".block_sparse_moe.shared_experts.",
     },
+    "laguna": {
+        ".gate.e_score_correction_bias": ".experts.e_score_correction_bias",
+        ".shared_experts.": ".shared_expert.",
+    },
     "lfm3": {".self_attn.g_proj.": ".self_attn.gate_proj."},
     "mimo_v2_flash": {".sinks": ".attention_sink_bias"},
     "hy_v3": {

@@ -40,6 +40,15 @@ CHANGES: Final[dict[str, dict[str, Any]]] = {
     "helium_tiny": {"hidden_size": 200},  # its heads are as wide together as the model
     "granitemoehybrid_dense_tiny": {"mamba_n_heads": 10, "mamba_n_groups": 5, "mamba_d_state": 24},
     "phi_tiny": {"partial_rotary_factor": 0.5},
+    "laguna_tiny": {
+        "gating": "per-element",
+        "moe_router_logit_softcapping": 2.0,
+        "num_attention_heads_per_layer": [5, 3, 5],
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 5000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.4},
+        },
+    },
     "cohere2_moe_tiny": {
         "rms_norm_eps": 1e-5,
         "expert_selection_fn": "sigmoid",

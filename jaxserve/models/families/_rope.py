@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
-from jaxserve.model_config.decoder import QueryScaling, RopeScaling
+from jaxserve.model_config.rope import QueryScaling, RopeScaling
 from jaxserve.models.families._keys import Keys
 
 MAX_POSITION = 1 << 27
@@ -117,6 +117,21 @@ def by_layer_type(keys: Keys, sliding_theta: float, *, fraction: float | None = 
     accepted = (1.0, None) if fraction is None else (full.get(name_of_fraction, fraction),)
     Keys({name_of_fraction: fraction, **own.table}, own.prefix).require(name_of_fraction, *accepted)
     return Keys({**keys.table, name: full}, keys.prefix), own.number("rope_theta", low=1.0)
+
+
+def by_fraction(keys: Keys, head_dim: int) -> tuple[Keys, int]:
+    """Return keys whose table for sliding-window layers says that whole heads rotate, and the dimensions of a head that do.
+
+    transformers has a fraction in each of the two tables; whole heads rotate if there is none.
+    """
+    name, fraction = "rope_parameters", "partial_rotary_factor"
+    tables = keys.get(name)
+    if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
+        raise keys.error(name, "tables full_attention and sliding_attention")
+    tables = {kind: {fraction: 1.0, **table} for kind, table in tables.items()}
+    sliding = tables.get("sliding_attention", {})
+    dim = _rotary_dim(Keys(sliding, f"{name}.sliding_attention."), head_dim)
+    return Keys({**keys.table, name: {**tables, "sliding_attention": {**sliding, fraction: 1.0}}}, keys.prefix), dim
 
 
 def without_proportional(keys: Keys, head_dim: int) -> tuple[Keys, RopeScaling | None]:

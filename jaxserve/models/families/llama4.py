@@ -15,8 +15,9 @@ from jaxserve.checkpoint.gguf.architecture import (
     decimal,
     same_theta,
 )
-from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, QueryScaling
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.experts import ExpertsConfig
+from jaxserve.model_config.rope import QueryScaling
 from jaxserve.models.families._common import COMMON_DEFAULTS, MAX_LAYERS, MAX_WIDTH, build, num_layers
 from jaxserve.models.families._experts import COUNT_KEYS, read_experts
 from jaxserve.models.families._keys import Keys

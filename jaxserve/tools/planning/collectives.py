@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from jaxserve.layers.expert_parallel import uses_all_to_all
+from jaxserve.model_config.decoder import head_counts
 from jaxserve.sharding.rules import MeshAxes
 from jaxserve.tools.planning.devices import Device
 from jaxserve.tools.planning.sizes import Sizes
@@ -111,7 +112,7 @@ def _all(sizes: Sizes, num_tokens: int, num_rows: int, groups: _Groups) -> Itera
 
     layers, pages, vocab = decoder.num_layers, rules.mesh_axes("pages"), rules.mesh_axes("vocab")
     width = decoder.head_dim if decoder.latent is None else decoder.latent.value_dim
-    heads = num_tokens * decoder.num_heads // rules.count("heads") * width * itemsize
+    heads = num_tokens * max(head_counts(decoder)) // rules.count("heads") * width * itemsize
     yield over(vocab, "embedding", "all-reduce", 1, residual)
     yield over(pages, "rows of data ranks", "all-reduce", layers, heads)
     yield over(rules.mesh_axes("heads"), "attention output", "all-reduce", layers, residual)
