@@ -291,12 +291,31 @@ class Config:
             raise ConfigError(f"{self.scheduler.drafter}: not with --deterministic, with which it was not tested")
         if self.model.task == "embed":
             self.check_embeds()
+        if self.images.enable_prompt_embeds:
+            self._check_prompt_embeds()
         if self.tiers.has_stores:
             flags = ", ".join(self.tiers.settings)
+            if self.model.enable_return_routed_experts:
+                raise ConfigError(
+                    f"{flags}: not with --enable-return-routed-experts, pages come back without their experts"
+                )
             if not self.cache.enable_prefix_caching:
                 raise ConfigError(f"{flags}: needs --enable-prefix-caching, pages come back by their prefix")
             if self.hosts.num_hosts > 1:
                 raise ConfigError(f"{flags}: not with --num-hosts {self.hosts.num_hosts}, pages lie on one host")
+
+    def _check_prompt_embeds(self) -> None:
+        hosts, ranks = self.hosts.num_hosts, self.parallel.data_parallel_size
+        drafts = self.scheduler.num_speculative_tokens
+        for flag, is_set in (
+            (f"--num-hosts {hosts}", hosts > 1),
+            (f"--data-parallel-size {ranks}", ranks > 1),
+            (f"--num-speculative-tokens {drafts}", drafts > 0),
+            ("--deterministic", self.compile.deterministic),
+            (", ".join(self.tiers.settings), self.tiers.has_stores),
+        ):
+            if is_set:
+                raise ConfigError(f"{flag}: not with --enable-prompt-embeds")
 
     def check_embeds(self) -> None:
         """Raise ConfigError for settings that only an engine that generates has."""

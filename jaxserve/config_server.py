@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxserve.config_option import option
+from jaxserve.host_settings import check_collector, check_origin
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
@@ -108,6 +109,12 @@ class ServerConfig:
         "read any path that the server can read; --public-commands says who may send them",
     )
     uds_dir: str | None = option(None, help="directory for the IPC sockets (default: a private one in /tmp)")
+
+    def __post_init__(self) -> None:
+        for origin in (self.cors_allowed_origins or "").split(","):
+            check_origin(origin.strip())
+        if self.otlp_traces_endpoint is not None:
+            check_collector(self.otlp_traces_endpoint)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,13 +1,39 @@
-"""Checks of addresses in settings, and of the settings of `HostsConfig`."""
+"""Checks of addresses and URLs in settings, and of the settings of `HostsConfig`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 from jaxserve.errors import ConfigError
 
 if TYPE_CHECKING:
     from jaxserve.config import HostsConfig, ParallelConfig
+
+_ORIGIN: Final = re.compile(r"https?://[A-Za-z0-9.\-\[\]:_]+")
+
+
+def check_origin(origin: str) -> None:
+    """Raise ConfigError for an entry of `--cors-allowed-origins` that is neither empty nor an origin nor `*`."""
+    if origin not in ("", "*") and not (_ORIGIN.fullmatch(origin) and _has_host(origin)):
+        raise ConfigError(
+            f"--cors-allowed-origins {origin!r}: expected `*` or origins such as https://chat.example.org"
+        )
+
+
+def check_collector(url: str) -> None:
+    """Raise ConfigError unless `--otlp-traces-endpoint` is a URL."""
+    if not url.startswith(("http://", "https://")) or not _has_host(url):
+        raise ConfigError(f"--otlp-traces-endpoint {url!r}: expected a URL like http://127.0.0.1:4318/v1/traces")
+
+
+def _has_host(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0  # raises ValueError for a port that is no number of 16 bits
+    except ValueError:
+        return False
 
 
 def host_and_port(flag: str, address: str) -> tuple[str, int]:

@@ -19,10 +19,6 @@ def routed_experts_info(config: Config, model: DecoderConfig | EncoderConfig) ->
         return None
     if not isinstance(model, DecoderConfig) or config.model.task == "embed":
         raise ConfigError(f"{_FLAG}: a model that embeds returns no experts")
-    if config.tiers.has_stores:
-        raise ConfigError(
-            f"{', '.join(config.tiers.settings)}: not with {_FLAG}, pages come back without their experts"
-        )
     if model.experts is None:
         raise ConfigError(f"{_FLAG}: this model has no experts")
     return RoutedExpertsInfo(model.num_expert_layers, model.experts.num_per_token, model.experts.num_experts)

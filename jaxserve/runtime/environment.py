@@ -19,6 +19,7 @@ from pathlib import Path
 
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
+from jaxserve.frontend.parsers.formats import check_parsers
 from jaxserve.runtime.models.config_file import ConfigFile, ModelEntry, read_config_file
 from jaxserve.runtime.settings import (
     BY_NAME,
@@ -98,6 +99,7 @@ def config_from(values: Mapping[str, Value]) -> Config:
         section: section_class(section)(**{n: v for n, v in values.items() if BY_NAME[n].section == section})
         for section in SECTIONS
     }
+    check_parsers(sections["server"].tool_call_parser, sections["server"].reasoning_parser)
     return Config(**sections)
 
 

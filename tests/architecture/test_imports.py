@@ -63,7 +63,16 @@ MAY_IMPORT: dict[str, set[str]] = {
         "routing",
         "checkpoint",
     },
-    "runtime": {"http", "apis", "frontend", "tokenizer", "ipc", "checkpoint", "routing"},
+    "runtime": {
+        "http",
+        "apis",
+        "frontend",
+        "tokenizer",
+        "ipc",
+        "checkpoint",
+        "routing",
+        "runner.host.memory",  # the free memory of the host
+    },
     "": {"llm"},  # the package itself: its public names, imported when they are asked for
     "llm": {
         "runtime",

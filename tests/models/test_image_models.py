@@ -102,14 +102,6 @@ def test_settings_that_do_not_work_with_images_name_the_way_out(flag: str, setti
         check_images(replace(plain, scheduler=scheduler), served(MODEL))
 
 
-def test_drafts_are_refused_with_embeddings_of_prompts_whether_the_model_reads_images_or_not() -> None:
-    scheduler, images = SchedulerConfig(num_speculative_tokens=3), ImagesConfig(enable_prompt_embeds=True)
-    config = Config(model=ModelConfig(model=str(MODEL)), scheduler=scheduler, images=images)
-    for limit in ("image=1", "image=0"):
-        with pytest.raises(ConfigError, match=r"^--num-speculative-tokens 3: not with --enable-prompt-embeds$"):
-            check_images(config, served(MODEL, limit))
-
-
 def test_a_step_holds_an_image_that_is_seen_whole_and_a_token_of_every_other_request() -> None:
     plain = Config(model=ModelConfig(model="model"))
     decoder = served(DATA / "vision" / "gemma3_vision_tiny")

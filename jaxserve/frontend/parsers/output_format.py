@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TypeVar
 
-from jaxserve.errors import ConfigError, invalid
+from jaxserve.errors import invalid
 from jaxserve.frontend.parsers.bodies import Tools
 from jaxserve.frontend.parsers.calls import read_calls_or_json, read_reply
 from jaxserve.frontend.parsers.channels import ChannelFormat
-from jaxserve.frontend.parsers.formats import CHANNEL_FORMATS, REASONING_FORMATS, TOOL_FORMATS
+from jaxserve.frontend.parsers.formats import CHANNEL_FORMATS, REASONING_FORMATS, TOOL_FORMATS, check_parsers
 from jaxserve.frontend.parsers.formats.generic import GENERIC_TOOLS
 from jaxserve.frontend.parsers.parser import OutputParser
 from jaxserve.frontend.parsers.reasoning import ReasoningFormat, read_reasoning
@@ -119,14 +119,10 @@ def choose_output_format(
     tools. Without one, and without a known sign, calls are in the generic format, which is explained to the model. Raises ConfigError if only one of them names a
     format of channels, which has calls and reasoning in one.
     """
+    check_parsers(tool_call_parser, reasoning_parser)
     template = "\n".join(templates)
     flags = {tool_call_parser, reasoning_parser}
     for name in flags & CHANNEL_FORMATS.keys():
-        if not flags <= {name, "auto"}:
-            raise ConfigError(
-                f"--tool-call-parser {tool_call_parser} with --reasoning-parser {reasoning_parser}: {name} is a format of "
-                f"both, so both must be {name} or auto"
-            )
         return OutputFormat(channels=CHANNEL_FORMATS[name])
     if flags == {"auto"} and (channels := _matching(CHANNEL_FORMATS, template)) is not None:
         return OutputFormat(channels=channels)

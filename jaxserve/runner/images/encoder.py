@@ -245,25 +245,21 @@ def image_settings(config: Config, decoder: DecoderConfig, platform: str) -> Con
 
 
 def check_images(config: Config, decoder: DecoderConfig) -> None:
-    """Raise ConfigError for a setting that does not work with image input or with embeddings of prompts."""
+    """Raise ConfigError for a setting that does not work with image input, or a model without embeddings of prompts."""
     if config.images.enable_prompt_embeds:
         _check_prompt_embeds(decoder)
-    elif decoder.vision is None:
+    if decoder.vision is None:
         return
     hosts, ranks = config.hosts.num_hosts, config.parallel.data_parallel_size
-    scheduler, stores = config.scheduler, ", ".join(config.tiers.settings)
-    has_embeds = config.images.enable_prompt_embeds
-    drafts = scheduler.num_speculative_tokens
+    stores = ", ".join(config.tiers.settings)
     for flag, is_set in (
         (f"--num-hosts {hosts}", hosts > 1),
         (f"--data-parallel-size {ranks}", ranks > 1),
-        (f"--num-speculative-tokens {drafts}", drafts > 0 and has_embeds),
         ("--deterministic", config.compile.deterministic),
         (stores, config.tiers.has_stores),
     ):
         if is_set:
-            images = "image input; use --limit-mm-per-prompt image=0 to serve text only"
-            raise ConfigError(f"{flag}: not with {'--enable-prompt-embeds' if has_embeds else images}")
+            raise ConfigError(f"{flag}: not with image input; use --limit-mm-per-prompt image=0 to serve text only")
 
 
 def _check_prompt_embeds(decoder: DecoderConfig) -> None:

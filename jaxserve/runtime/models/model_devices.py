@@ -15,6 +15,7 @@ from typing import Final
 
 from jaxserve.config import CacheConfig, Config
 from jaxserve.errors import ConfigError, DoesNotFitError
+from jaxserve.runner.host.memory import available_bytes
 from jaxserve.runtime.devices import (
     ALL_DEVICES,
     ReplicaDevices,
@@ -50,13 +51,18 @@ def divide_among_models(
     environ: Mapping[str, str],
     names: Callable[[], Iterable[str]] = list_devices,
     cores: Callable[[], Iterable[int]] = lambda: os.sched_getaffinity(0),
+    free_bytes: Callable[[], int] = available_bytes,
 ) -> list[ModelShare]:
     """Return the share of each model. Raises ConfigError for too few devices, DoesNotFitError for too little memory.
 
     environ: environment of the engines. names: lists the machine's device files. cores: lists the usable cores.
+    free_bytes: returns the memory that is free on this host.
     """
     if len(configs) == 1:
-        return [ModelShare(configs[0], divide_devices(configs[0].parallel, environ, names, cores))]
+        devices = divide_devices(configs[0].parallel, environ, names, cores)
+        if not any(own.variables for own in devices):
+            _check_memory(configs[0], free_bytes)
+        return [ModelShare(configs[0], devices)]
     if environ.get("JAX_PLATFORMS", "").split(",")[0] != "cpu":
         found = list(names())
         if gpus := visible_gpus(environ, found):
@@ -64,6 +70,19 @@ def divide_among_models(
         if chips := visible_chips(found):
             return divide_chips(configs, chips)
     return [ModelShare(config, [ALL_DEVICES]) for config in configs]
+
+
+def _check_memory(config: Config, free_bytes: Callable[[], int]) -> None:
+    """Raise DoesNotFitError for KV caches of replicas on a CPU that are larger together than the free memory.
+
+    Each engine sees the memory of the others as free until it is written.
+    """
+    own, replicas = config.cache.kv_cache_memory, config.parallel.replicas
+    if own is not None and replicas > 1 and own * replicas > (free := free_bytes()):
+        raise DoesNotFitError(
+            f"--kv-cache-memory with --replicas {replicas}: {own / 2**30:.2f} GiB for each are {own * replicas / 2**30:.2f} "
+            f"GiB, and {free / 2**30:.2f} GiB are free on this host: lower one of them"
+        )
 
 
 def divide_gpus(configs: Sequence[Config], gpus: list[str]) -> list[ModelShare]:

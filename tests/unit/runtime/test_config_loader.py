@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import yaml
 
 from jaxserve.cli.flags import add_flags, config_from_flags
 from jaxserve.cli.main import main
@@ -114,6 +115,8 @@ SAMPLES = {
     "placement_group": "ab12",
     "kv_listen": "10.0.0.1:7700",
     "kv_peers": "10.0.0.1:7700",
+    "otlp_traces_endpoint": "http://127.0.0.1:4318/v1/traces",
+    "cors_allowed_origins": "https://chat.example.org",
 }
 NEEDED_BESIDE: dict[str, dict[str, object]] = {
     "expert_parallel_size": {"tensor_parallel_size": 300},
@@ -260,6 +263,28 @@ def test_a_rule_over_two_settings_is_one_line() -> None:
         flags={"model": "m", "max_num_batched_tokens": "8", "max_num_seqs": "16"}
     )
     assert load_config(flags={"model": "m", "max_num_batched_tokens": "8"}).scheduler.max_num_seqs is None
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"num_speculative_tokens": 3, "enable_prompt_embeds": True}, "--num-speculative-tokens 3: not with --enable-prompt-embeds"),
+        ({"kv_offload_memory": 1 << 20, "enable_prompt_embeds": True}, "--kv-offload-memory: not with --enable-prompt-embeds"),
+        ({"deterministic": True, "enable_prompt_embeds": True}, "--deterministic: not with --enable-prompt-embeds"),
+        ({"kv_offload_memory": 1 << 20, "enable_return_routed_experts": True}, "--kv-offload-memory: not with --enable-return-routed-experts"),
+        ({"tool_call_parser": "harmony", "reasoning_parser": "qwen3"}, "--tool-call-parser harmony with --reasoning-parser qwen3: harmony is a format of both"),
+        *(({"cors_allowed_origins": origin}, f"--cors-allowed-origins '{origin}': expected")
+          for origin in ("chat.example.org", "https://a.org/", "https://a.org b", "ftp://a.org", "null", "http://a:b")),
+        *(({"otlp_traces_endpoint": url}, f"--otlp-traces-endpoint '{url}': expected a URL like")
+          for url in ("localhost:4318", "http://", "http:///v1/traces", "http://host:99999/v1/traces", "http://[::1/v1/traces")),
+    ],
+)  # fmt: skip
+def test_what_does_not_go_together_is_refused_before_the_start(
+    tmp_path: Path, given: dict[str, object], reason: str
+) -> None:
+    assert refusal(flags={"model": "m", **given}).startswith(reason)
+    (found,) = file_mistakes(write(tmp_path / "c.yaml", yaml.safe_dump({"model": "m", **given})))
+    assert found.startswith(reason)
 
 
 def test_secrets_never_show(tmp_path: Path) -> None:

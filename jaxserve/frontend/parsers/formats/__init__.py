@@ -12,6 +12,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import Final, Protocol, TypeVar
 
+from jaxserve.errors import ConfigError
 from jaxserve.frontend.parsers.channels import ChannelFormat
 from jaxserve.frontend.parsers.reasoning import ReasoningFormat
 from jaxserve.frontend.parsers.tool_format import ToolFormat
@@ -38,6 +39,17 @@ def _declared(kind: type[F]) -> Mapping[str, F]:
 TOOL_FORMATS: Final = _declared(ToolFormat)
 REASONING_FORMATS: Final = _declared(ReasoningFormat)
 CHANNEL_FORMATS: Final = _declared(ChannelFormat)
+
+
+def check_parsers(tool_call_parser: str, reasoning_parser: str) -> None:
+    """Raise ConfigError if only one of them names a format of channels, which has calls and reasoning in one."""
+    flags = {tool_call_parser, reasoning_parser}
+    for name in flags & CHANNEL_FORMATS.keys():
+        if not flags <= {name, "auto"}:
+            raise ConfigError(
+                f"--tool-call-parser {tool_call_parser} with --reasoning-parser {reasoning_parser}: {name} is a format of "
+                f"both, so both must be {name} or auto"
+            )
 
 
 def tool_call_parsers() -> list[str]:
