@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 from collections.abc import Callable
+from pathlib import Path
 
 from jaxserve.errors import InvalidRequestError
 
@@ -15,8 +18,11 @@ class Profiler:
 
     def __init__(self, folder: str | None, on_change: Callable[[bool], None] = lambda is_on: None) -> None:
         """`folder`: the folder for profiles; None: profiles are refused. on_change: called with True when a profile has
-        begun, and with False when it has ended."""
-        self._folder = folder
+        begun, and with False when it has ended.
+
+        Profiles are in the folder HOST-PID in it: JAX names them by host and second, and several engines may share `folder`.
+        """
+        self._folder = folder and str(Path(folder, f"{socket.gethostname()}-{os.getpid()}"))
         self._on_change = on_change
         self._is_on = False
 
