@@ -19,13 +19,18 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class _EscapingFormatter(logging.Formatter):
-    """Escapes control characters of the message; the lines of a traceback stay lines."""
+    """Escapes control characters. The lines of a traceback stay lines, which are indented, as no record is."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = _CONTROL.sub(lambda match: f"\\x{ord(match.group()):02x}", record.getMessage())
-        traceback = "\n" + self.formatException(record.exc_info) if record.exc_info else ""
         time = self.formatTime(record, "%Y-%m-%d %H:%M:%S")
-        return f"{time} {record.levelname:<7} {record.name}: {text}{traceback}"
+        lines = [f"{time} {record.levelname:<7} {record.name}: {_escaped(record.getMessage())}"]
+        if record.exc_info:
+            lines += [f"  {_escaped(line)}" for line in self.formatException(record.exc_info).split("\n")]
+        return "\n".join(lines)
+
+
+def _escaped(text: str) -> str:
+    return _CONTROL.sub(lambda match: f"\\x{ord(match.group()):02x}", text)
 
 
 class _JsonFormatter(logging.Formatter):

@@ -40,6 +40,21 @@ def test_control_characters_cannot_forge_a_line(monkeypatch: pytest.MonkeyPatch)
     assert r"a\x0ab\x1b[31m\x2028c" in text
 
 
+def test_what_was_raised_cannot_forge_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    configure_logging("info")
+    try:
+        raise ValueError("why\n2026-01-01 00:00:00 INFO    jaxserve: forged\x1b[31m\u2028not")
+    except ValueError:
+        logging.getLogger("jaxserve.test").exception("failed")
+    first, *traceback = stream.getvalue().split("\n")[:-1]
+    assert first.endswith("ERROR   jaxserve.test: failed")
+    assert traceback[0] == "  Traceback (most recent call last):"
+    assert traceback[-1] == r"  2026-01-01 00:00:00 INFO    jaxserve: forged\x1b[31m\x2028not"
+    assert all(line.startswith("  ") for line in traceback)
+
+
 def test_json_is_one_object_a_line_with_what_was_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = io.StringIO()
     monkeypatch.setattr("sys.stderr", stream)
