@@ -21,7 +21,7 @@ _RESAMPLING: Final[tuple[Resampling, ...]] = ("nearest", "lanczos", "bilinear", 
 _OWN, _JOINT = "preprocessor_config.json", "processor_config.json"
 FILES: Final = (_OWN, _JOINT)
 """Files of a checkpoint that describe preprocessing."""
-_OF_TEXTS: Final = (tiles.HAS_MARKS,)
+_OF_TEXTS: Final = (tiles.HAS_MARKS, tiles.PLACEHOLDER)
 """Keys of `processor_config.json` beside the table that change the text of an image."""
 
 

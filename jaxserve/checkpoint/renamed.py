@@ -30,6 +30,7 @@ _ENCODER_PREFIXES: Final = ("bert", "roberta")
 _TIED: Final = "tie_word_embeddings"
 _SHARED_KEYS: Final = ("quantization_config", "bos_token_id", "eos_token_id", _TIED)
 _PREFIXES: Final = {
+    "language_model.model.encoder.layers.": "model.layers.",  # as transformers saves Qianfan-OCR
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",

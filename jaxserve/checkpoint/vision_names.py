@@ -33,6 +33,9 @@ _PREFIXES: Final[Mapping[str, str]] = {
     "visual.vision_model.embeddings.": "",
     "visual.vision_model.": "",
     "visual.": "",
+    "vision_model.embeddings.position_embedding.": "position_embedding.",
+    "vision_model.embeddings.position_embedding": "position_embedding.weight",
+    "vision_model.layernorm.": "post_layernorm.",
     "vision_model.encoder.": "",
     "vision_model.embeddings.": "",
     "vision_model.": "",
@@ -66,6 +69,9 @@ _PREFIXES: Final[Mapping[str, str]] = {
     "multi_modal_projector.": "connector.",
     "embed_vision.": "connector.",
     "mm_projector.": "connector.",
+    "mlp1.0.": "connector.norm.",
+    "mlp1.1.": "connector.linear_1.",
+    "mlp1.3.": "connector.linear_2.",
     **{f"{name}.pre_norm.": "connector.norm." for name in _PROJECTORS},
     **{f"{name}.linear_{number}.": f"connector.linear_fc{number}." for name in _PROJECTORS for number in (1, 2)},
 }
@@ -91,6 +97,8 @@ _PARTS: Final[Mapping[str, str]] = {
     ".layernorm_after.": ".layer_norm2.",
     ".lambda_1": ".layer_scale1",
     ".lambda_2": ".layer_scale2",
+    ".ls1": ".layer_scale1",
+    ".ls2": ".layer_scale2",
     "_proj.linear.": "_proj.",
 }
 """Our names of parts of a layer."""

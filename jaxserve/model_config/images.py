@@ -115,7 +115,7 @@ Sizes = TileSizes | GridTiles | TiledAreas | AreaSizes | FixedSize | CentralSqua
 
 @dataclass(frozen=True, slots=True)
 class ImageMarkup:
-    """Texts of a prompt that stand for images. They are control tokens of the tokenizer, but for line breaks."""
+    """Texts of a prompt that stand for images. They are control tokens of the tokenizer, but for line breaks and Qianfan-OCR's placeholder."""
 
     placeholder: str
     """Text that chat templates write for an image, and that `ImagePrompt.text` replaces."""

@@ -230,7 +230,7 @@ class Tokenizer:
         """Return the ids of a chat. No BOS is added: the template writes it. See the module on control tokens.
 
         `continue_final_message` ends them with the text of the last message and drops what the template adds after it.
-        images: the text of each image part; it replaces the `placeholder`, a control token, that the template writes, or that is a
+        images: the text of each image part; it replaces the `placeholder` that the template writes, or that is a
         line of its own if the template reads texts only.
         Raises TooManyTokensError for more than `max_tokens`, and InvalidRequestError.
         """
@@ -241,6 +241,8 @@ class Tokenizer:
             data = self.control_tokens.broken([list(messages), list(tools or ()), dict(template_variables or {})], mark)
         except RecursionError as error:
             raise InvalidRequestError("messages or tools are nested too deeply", param="messages") from error
+        if images and not self.control_tokens.include([placeholder]):
+            data = ControlTokens({0: placeholder}).broken(data, mark)
         if images and not self.chat_templates.read_parts(has_tools=bool(tools)):
             data[0] = [_with_placeholders(message, placeholder) for message in data[0]]
         end = _new_mark()

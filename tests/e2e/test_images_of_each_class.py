@@ -38,6 +38,7 @@ NAMES = (
     "glm_ocr_tiny",
     "paddleocr_vl_odd_tiny",
     "lighton_ocr_tiny",
+    "qianfan_ocr_tiny",
     "qwen3_5_vision_tiny",
     "gemma4_vision_tiny",
     "gemma4_vision_odd_tiny",

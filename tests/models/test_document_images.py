@@ -24,7 +24,9 @@ from tests.models.goldens import DATA
 from tests.models.vision_files import vision_of
 from tests.unit.checkpoint.checkpoint_files import write_safetensors
 
-PADDLE, LIGHTON, GLM = (DATA / "vision" / name for name in ("paddleocr_vl_tiny", "lighton_ocr_tiny", "glm_ocr_tiny"))
+PADDLE, LIGHTON, GLM, QIANFAN = (
+    DATA / "vision" / f"{name}_tiny" for name in ("paddleocr_vl", "lighton_ocr", "glm_ocr", "qianfan_ocr")
+)
 TEXT: dict[str, Any] = {
     "head_dim": 128,
     "hidden_size": 1024,
@@ -152,6 +154,44 @@ def test_what_lighton_ocr_does_not_compute_is_refused_with_its_key(
         vision_of(changed(tmp_path, LIGHTON, file, **keys))
 
 
+def test_qianfan_ocr_is_read_with_the_names_of_its_publisher(tmp_path: Path) -> None:
+    path, file = changed(tmp_path, QIANFAN), open_safetensors(QIANFAN / "model.safetensors")
+    names = {name: name.replace("language_model.model.encoder.", "language_model.model.") for name in file.tensors}
+    assert names.keys() != set(names.values()), "transformers saves other names"
+    write_safetensors(path / "model.safetensors", {names[name]: np.asarray(file.read(name)) for name in names})
+    published, saved = open_model(path), open_model(QIANFAN)
+    assert {name: info.shape for name, info in published.tensors.items()} == {
+        name: info.shape for name, info in saved.tensors.items()
+    }
+
+
+@pytest.mark.parametrize("keys", [{"qkv_bias": False}, {"qk_normalization": True}])
+def test_what_transformers_does_not_read_of_qianfan_ocr_is_refused_with_its_key(
+    keys: dict[str, bool], tmp_path: Path
+) -> None:
+    vision = json.loads((QIANFAN / "config.json").read_text())["vision_config"] | keys
+    with pytest.raises(CheckpointError, match=f"vision_config.{next(iter(keys))} is"):
+        vision_of(changed(tmp_path, QIANFAN, vision_config=vision))
+
+
+def test_a_placeholder_that_is_no_control_token_is_broken_in_messages() -> None:
+    config, tokenizer = read_image_processor(QIANFAN), load_tokenizer(QIANFAN)
+    assert config is not None and config.markup.placeholder == "<image>"
+    assert not tokenizer.control_tokens.include(["<image>"])
+    image = {"type": "image"}
+    found = [
+        tokenizer.encode_chat(
+            [{"role": "user", "content": [image, {"type": "text", "text": text}]}],
+            placeholder="<image>",
+            images=["<img></img>"],
+        )
+        for text in ("What is <image>?", "What is it?")
+    ]
+    marks = tokenizer.encode("<img></img>")
+    assert [sum(each in marks for each in ids) for ids in found] == [2, 2]
+    assert tokenizer.decode(found[0]).count("<image>") == 1
+
+
 _IN_ORDER = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{% if message.content is string %}{{ message.content }}"
     "{% else %}{% for item in message.content %}{% if item.type == 'image' or 'image' in item %}IMAGE"
@@ -171,6 +211,7 @@ PROMPTS: list[tuple[Path, str, str, list[str | None], str]] = [
     (GLM, _IN_ORDER, _MARKED, [None, "Text Recognition:"], "<|im_start|>user\n{}Text Recognition:<|im_end|>\nReply: "),
     (GLM, _IN_ORDER, _MARKED, ["Text Recognition:", None], "<|im_start|>user\nText Recognition:{}<|im_end|>\nReply: "),
     (LIGHTON, _IN_ORDER, "{}", [None], "<|im_start|>user\n{}<|im_end|>\nReply: "),
+    (QIANFAN, _IN_ORDER, "{}\n", [None, "Parse this."], "<|im_start|>user\n{}Parse this.<|im_end|>\nReply: "),
     (PADDLE, _IMAGES_FIRST, _PLACED, [None, "OCR:"], "User: {}OCR:\nReply: "),
     (PADDLE, _IMAGES_FIRST, _PLACED, ["OCR:", None, None], "User: {}{}OCR:\nReply: "),
 ]
@@ -183,10 +224,12 @@ def test_documented_prompts_have_images_and_texts_in_the_order_of_the_template(
 ) -> None:
     config = read_image_processor(path)
     assert config is not None
-    token, count = config.markup.placeholder, parts.count(None)
-    (tmp_path / "template.jinja").write_text(template.replace("IMAGE", marks.format(token), 1))
+    token, count = config.markup.token, parts.count(None)
+    (tmp_path / "template.jinja").write_text(template.replace("IMAGE", marks.format(config.markup.placeholder), 1))
     tokenizer = load_tokenizer(path, chat_template=tmp_path / "template.jinja")
     content = [{"type": "image"} if part is None else {"type": "text", "text": part} for part in parts]
     texts = [token * 3, token * 2][:count]
-    ids = tokenizer.encode_chat([{"role": "user", "content": content}], placeholder=token, images=texts)
+    ids = tokenizer.encode_chat(
+        [{"role": "user", "content": content}], placeholder=config.markup.placeholder, images=texts
+    )
     assert ids == tokenizer.encode(prompt.format(*map(marks.format, texts)))

@@ -53,6 +53,8 @@ NUM_PATCHES = {
     "internvl_odd_tiny": 296,
     "lfm2_vl_odd_tiny": 405,
     "llava_tiny": 68,
+    "qianfan_ocr_tiny": 136,
+    "qianfan_ocr_odd_tiny": 296,
     "llava_siglip_odd_tiny": 100,
 }
 """Patches of one encoder call: those of all pictures and padding, whole images where they are alike; 400 where not listed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from later_vision_checkpoints import CHUNKS, glm, pixtral
+from later_vision_checkpoints import CHUNKS, glm, internvl, pixtral
 from vision_checkpoints import VisionCheckpoint, multimodal
 
 
@@ -78,6 +78,23 @@ def _lighton(text: dict[str, Any], vision: dict[str, Any], merge: int, longest: 
     )
 
 
+def _qianfan(text: dict[str, Any], vision: dict[str, Any], tile: int, patch: int) -> VisionCheckpoint:
+    made = internvl({"model_type": "qwen3", "rms_norm_eps": 1e-6, **text}, vision, tile, patch)
+    names = ("context_image_token", "start_image_token", "end_image_token")
+    named = {name: made.named_tokens[name] for name in names}
+    config = {**made.config, "architectures": ["QianfanOCRForConditionalGeneration"], "model_type": "qianfan_ocr"}
+    config["vision_config"] = {**config["vision_config"], "model_type": "qianfan_ocr_vision"}
+    return replace(
+        made,
+        config=config,
+        processor_class="QianfanOCRProcessor",
+        placeholder="<image>",
+        markers=tuple(named.values()),
+        named_tokens=named,
+        processor_keys={"image_seq_length": made.processor_keys["image_seq_length"]},
+    )
+
+
 DOCUMENT_CHECKPOINTS: dict[str, VisionCheckpoint] = {
     "glm_ocr_tiny": glm(
         "GlmOcrForConditionalGeneration",
@@ -119,6 +136,33 @@ DOCUMENT_CHECKPOINTS: dict[str, VisionCheckpoint] = {
         },
         {"hidden_size": 36, "intermediate_size": 44, "num_attention_heads": 3, "image_size": 21, "patch_size": 5},
         3,
+    ),
+    "qianfan_ocr_tiny": _qianfan(
+        {"head_dim": 16, "rope_theta": 1e4},
+        {"hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2},
+        24,
+        6,
+    ),
+    "qianfan_ocr_odd_tiny": _qianfan(
+        {
+            "hidden_size": 40,
+            "intermediate_size": 56,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+            "head_dim": 24,
+            "rope_theta": 1e3,
+        },
+        {
+            "hidden_size": 36,
+            "intermediate_size": 44,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 3,
+            "norm_type": "rms_norm",
+            "use_mean_pooling": False,
+            "use_qk_norm": True,
+        },
+        30,
+        5,
     ),
     "lighton_ocr_tiny": _lighton(
         {"head_dim": 16, "rope_theta": 1e4, "tie_word_embeddings": False},

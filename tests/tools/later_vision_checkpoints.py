@@ -86,7 +86,8 @@ def _llava(text: dict[str, Any], vision: dict[str, Any], processor: dict[str, An
     )
 
 
-def _internvl(text: dict[str, Any], vision: dict[str, Any], tile: int, patch: int) -> VisionCheckpoint:
+def internvl(text: dict[str, Any], vision: dict[str, Any], tile: int, patch: int) -> VisionCheckpoint:
+    """Return a checkpoint of InternVL's, whose images are tiles."""
     named = {
         "context_image_token": "<IMG_CONTEXT>",
         "start_image_token": "<img>",
@@ -364,7 +365,7 @@ LATER_VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
         projector_hidden_act="silu",
         multimodal_projector_bias=False,
     ),
-    "internvl_tiny": _internvl(
+    "internvl_tiny": internvl(
         {"model_type": "qwen2", "rms_norm_eps": 1e-6, "rope_theta": 1e4},
         {
             "hidden_size": 24,
@@ -377,7 +378,7 @@ LATER_VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
         24,
         6,
     ),
-    "internvl_odd_tiny": _internvl(
+    "internvl_odd_tiny": internvl(
         {
             "model_type": "qwen3",
             "hidden_size": 40,

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from jaxserve.checkpoint.preprocessing.table import MAX_SIDE, Geometry, Table, token_text
+from jaxserve.checkpoint.renamed import architecture
 from jaxserve.model_config.images import AreaSizes, GridTiles, ImageMarkup, TiledAreas, TileSizes
 
 HAS_MARKS: Final = "use_image_special_tokens"
+PLACEHOLDER: Final = "image_placeholder_token"
 _MAX_TILES: Final = 64
 _MAX_TOKENS: Final = 1 << 16
 
@@ -36,7 +38,7 @@ def tiles(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
 
 
 def grid(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
-    """Read sizes of InternVL: tiles, as its processor of images and texts cuts them whatever `crop_to_patches` says, and one mark around
+    """Read sizes of InternVL and Qianfan-OCR: tiles, as its processor of images and texts cuts them whatever `crop_to_patches` says, and one mark around
     all of them."""
     size = table.table("size", {"height": 384, "width": 384})
     height, width = (size.integer(side, None, MAX_SIDE) for side in ("height", "width"))
@@ -52,7 +54,11 @@ def grid(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
     ratio = config.number("downsample_ratio", 0.5)
     if not 1 / 64 <= ratio <= 1:
         raise config.error("downsample_ratio", "a number from 1/64 to 1")
-    markup = ImageMarkup(token, token, begin, end)
+    is_qianfan = architecture(config.values) == "QianfanOCRForConditionalGeneration"
+    placeholder = table.get(PLACEHOLDER, "<image>" if is_qianfan else token)
+    if not isinstance(placeholder, str) or not placeholder:
+        raise table.error(PLACEHOLDER, "a text")
+    markup = ImageMarkup(placeholder, token, begin, end)
     return Geometry(sizes, side, int(1 / ratio), markup, has_class_token=True)
 
 

@@ -1,4 +1,4 @@
-"""Keys of InternVL's towers, InternViT-300M and InternViT-6B (arXiv 2504.10479), as transformers has them."""
+"""Keys of InternVL's towers, InternViT-300M and InternViT-6B (arXiv 2504.10479), as transformers has them, and of Qianfan-OCR's."""
 
 from __future__ import annotations
 
@@ -40,6 +40,10 @@ _WHOLE: Final[Mapping[str, Any]] = {
     "vision_feature_select_strategy": "default",
     "projector_hidden_act": "gelu",
 }
+_QIANFAN: Final[Mapping[str, Any]] = {**_TOWER, "attention_bias": True}
+"""transformers' defaults of Qianfan-OCR."""
+_ORIGINAL: Final[Mapping[str, Any]] = {"qkv_bias": True, "qk_normalization": False}
+"""InternVL's first names of two keys, which transformers does not read in configs of Qianfan-OCR, and its values."""
 _QK_NORM_EPS: Final = 1e-6
 _CONNECTOR_EPS: Final = 1e-5
 _MAX_IMAGE: Final = 1 << 14
@@ -47,7 +51,11 @@ _MAX_IMAGE: Final = 1 << 14
 
 def internvl(hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder: DecoderConfig) -> VisionConfig:
     """Read a tower with a class token and scaled layers, and a projector over normalised blocks of patches."""
-    keys, whole = vision_table(_TOWER, hf[MULTIMODAL]), Keys({**_WHOLE, **hf[MULTIMODAL]})
+    is_qianfan = hf[MULTIMODAL].get("model_type") == "qianfan_ocr"
+    keys = vision_table(_QIANFAN if is_qianfan else _TOWER, hf[MULTIMODAL])
+    whole = Keys({**_WHOLE, **hf[MULTIMODAL]})
+    for key, value in _ORIGINAL.items() if is_qianfan else ():
+        keys.require(key, value, None)
     whole.require("vision_feature_layer", -1)
     whole.require("vision_feature_select_strategy", "default")
     keys.require("use_absolute_position_embeddings", True)

@@ -1,4 +1,4 @@
-"""Qwen3 and Qwen3-VL, the dense models, and InternVL models and LightOnOCR with them."""
+"""Qwen3 and Qwen3-VL, the dense models, and InternVL models, Qianfan-OCR and LightOnOCR with them."""
 
 from __future__ import annotations
 
@@ -58,12 +58,19 @@ FAMILY = Family(
     text_part_of=(
         "Qwen3VLForConditionalGeneration",
         "InternVLForConditionalGeneration",
+        "QianfanOCRForConditionalGeneration",
         "LightOnOcrForConditionalGeneration",
         "LightOnOCRForConditionalGeneration",
     ),
     text_model_types=("qwen3", "qwen3_vl", "qwen3_vl_text", None),
     read_vision=by_model_type(
-        {"qwen3_vl": qwen_vision, "internvl": internvl, "lighton_ocr": pixtral, "mistral3": pixtral}
+        {
+            "qwen3_vl": qwen_vision,
+            "internvl": internvl,
+            "qianfan_ocr": internvl,
+            "lighton_ocr": pixtral,
+            "mistral3": pixtral,
+        }
     ),
     gguf=GGUFArchitecture("qwen3", other_names=("qwen3vl",), has_bias_flags=True),
     maxtext=MaxTextLayout(),
