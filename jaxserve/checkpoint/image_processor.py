@@ -62,6 +62,7 @@ class _Reader(NamedTuple):
 
 _QWEN: Final = _Reader(whole.areas, "bicubic", whole.CLIP_MEANS, whole.CLIP_DEVIATIONS)
 _GLM: Final = _Reader(whole.frames, "bicubic", whole.CLIP_MEANS, whole.CLIP_DEVIATIONS)
+_GEMMA4: Final = _Reader(whole.budget, "bicubic", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), is_normalized=False)
 _READERS: Final[Mapping[str, _Reader]] = {
     "Idefics3ImageProcessor": _Reader(tiles.tiles, "lanczos"),
     "SmolVLMImageProcessor": _Reader(tiles.tiles, "lanczos"),
@@ -77,7 +78,8 @@ _READERS: Final[Mapping[str, _Reader]] = {
     "SiglipImageProcessor": _Reader(whole.plain, "bicubic"),
     "Lfm2VlImageProcessor": _Reader(tiles.tiled_areas, "bilinear", is_always_resized=True),
     "PixtralImageProcessor": _Reader(whole.limited, "bicubic", whole.CLIP_MEANS, whole.CLIP_DEVIATIONS),
-    "Gemma4ImageProcessor": _Reader(whole.budget, "bicubic", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0), is_normalized=False),
+    "Gemma4ImageProcessor": _GEMMA4,
+    "Gemma4UnifiedImageProcessor": _GEMMA4._replace(geometry=whole.merged_budget),
 }
 """By `image_processor_type`, which transformers may extend by the kind of its implementation."""
 

@@ -67,6 +67,17 @@ _PREFIXES: Final[Mapping[str, str]] = {
     "multi_modal_projector.layer_norm.": "connector.norm.",
     "multi_modal_projector.patch_merger.": "connector.",
     "multi_modal_projector.": "connector.",
+    "vision_embedder.patch_ln1.": "patch_embedding.norm.",
+    "vision_embedder.patch_dense.": "patch_embedding.",
+    "vision_embedder.patch_ln2.": "patch_norm.",
+    "vision_embedder.pos_embedding": "position_embedding.weight",
+    "vision_embedder.pos_norm.": "pre_layernorm.",
+    "embed_vision.patch_ln1.": "patch_embedding.norm.",
+    "embed_vision.patch_dense.": "patch_embedding.",
+    "embed_vision.patch_ln2.": "patch_norm.",
+    "embed_vision.pos_embedding": "position_embedding.weight",
+    "embed_vision.pos_norm.": "pre_layernorm.",
+    "embed_vision.multimodal_embedder.": "connector.",
     "embed_vision.": "connector.",
     "mm_projector.": "connector.",
     "mlp1.0.": "connector.norm.",
@@ -174,6 +185,20 @@ def without_single_axes(checkpoint: Checkpoint) -> Checkpoint:
         tensors[name] = replace(info, shape=info.shape[-count:])
         readers[name] = partial(_read_as, name, info.shape[-count:])
     return CheckpointView(checkpoint, tensors, readers) if readers else checkpoint
+
+
+def with_axes_first(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the positions of each axis of a tower as a table for each axis, if both share a row for each place (Gemma 4 12B)."""
+    name = f"{VISION}position_embedding.weight"
+    info = checkpoint.tensors.get(name)
+    if info is None or len(info.shape) != 3 or info.shape[0] == 2 or info.shape[1] != 2:
+        return checkpoint
+    tensors = {**checkpoint.tensors, name: replace(info, shape=(2, info.shape[0], info.shape[2]))}
+    return CheckpointView(checkpoint, tensors, {name: partial(_read_axes_first, name)})
+
+
+def _read_axes_first(stored: str, inner: Checkpoint) -> np.ndarray:
+    return np.ascontiguousarray(np.asarray(inner.read(stored)).swapaxes(0, 1))
 
 
 def _read_as(stored: str, shape: tuple[int, ...], inner: Checkpoint) -> np.ndarray:

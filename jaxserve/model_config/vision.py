@@ -39,6 +39,7 @@ Connector = Literal[
     "merged_projector",
     "average",
     "scaled_average",
+    "normed",
     "downsampled",
 ]
 """From the patches of a block to one embedding.
@@ -46,7 +47,7 @@ Connector = Literal[
 linear: their vectors side by side, one matrix (SmolVLM). mlp: a LayerNorm of each vector, then two layers over the vectors
 side by side (Qwen2-VL, Qwen3-VL, PaddleOCR-VL). rms_mlp: the same with an RMSNorm (Qwen2.5-VL). projector: two layers over
 them (LLaVA, Pixtral). normed_projector: a LayerNorm of the vectors side by side before these (InternVL, LFM2-VL). merged_projector: an RMSNorm of each vector and one matrix before these (Mistral 3, LightOnOCR). average: their mean, an RMSNorm, one matrix (Gemma 3). scaled_average: their mean times sqrt(D), perhaps
-standardised, an RMSNorm without weights, one matrix (Gemma 4). downsampled: one matrix over the vectors side by side, another one, a LayerNorm,
+standardised, an RMSNorm without weights, one matrix (Gemma 4). normed: an RMSNorm without weights, one matrix (Gemma 4 12B). downsampled: one matrix over the vectors side by side, another one, a LayerNorm,
 and a feed-forward block with a gate (GLM-4.1V)."""
 BidirectionalLayers = Literal["none", "sliding", "all"]
 """Layers of the decoder in which the tokens of an image attend to each other in both directions: none; those with a window, which
@@ -85,6 +86,7 @@ class VisionConfig:
     hidden_size: int  # D
     intermediate_size: int
     num_layers: int
+    """0: embeddings are made of patches by matrices and norms alone (Gemma 4 12B)."""
     num_heads: int  # N
     patch_size: int
     """Pixels of a patch's side."""
@@ -114,6 +116,8 @@ class VisionConfig:
     patches: PatchKind = "convolution"
     has_patch_bias: bool = True
     """True if the patch embedding has a bias."""
+    pixel_norm_eps: float | None = None
+    """Epsilon of a LayerNorm of the numbers of a patch before a patch embedding of kind `linear`; None: there is none (Gemma 4 12B)."""
     layers: LayerKind = "pre"
     has_biases: bool = True
     """True if matmuls of layers have biases."""

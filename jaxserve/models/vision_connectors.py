@@ -134,7 +134,7 @@ class AverageConnector(nnx.Module):
 
 
 class ScaledAverageConnector(nnx.Module):
-    """One matrix over the normalised mean of a block times sqrt(D), which may be standardised before."""
+    """One matrix over the normalised mean of a block, which may be multiplied by sqrt(D) and standardised before."""
 
     def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
         d = config.hidden_size
@@ -142,11 +142,12 @@ class ScaledAverageConnector(nnx.Module):
         self.std_scale = parameter((d,), (None,), policy.vectors) if config.is_standardized else None
         self.embedding_projection = Linear(config.output_size, d, (None, None), policy)
         self.block, self.eps, self.is_alike = config.block, config.connector_eps, policy.backend in NATIVE
+        self.scale = 1.0 if config.connector == "normed" else d**0.5
 
     def __call__(self, x: Float[Array, "P D"], num_rows: Int[Array, ""]) -> Float[Array, "N O"]:
         means = x.astype(jnp.float32).reshape(len(x) // self.block, self.block, -1).mean(1).astype(x.dtype)
         # Standardising subtracts large numbers from each other, so it stays in float32.
-        wide = means.astype(jnp.float32) * x.shape[1] ** 0.5
+        wide = means.astype(jnp.float32) * self.scale
         if self.std_bias is not None and self.std_scale is not None:
             wide = (wide - self.std_bias[...].astype(jnp.float32)) * self.std_scale[...].astype(jnp.float32)
         normed = normalized(wide.astype(x.dtype), self.eps, is_alike=self.is_alike).astype(x.dtype)
@@ -170,6 +171,7 @@ _CONNECTORS: Final[Mapping[Connector, type[AnyConnector]]] = {
     "merged_projector": ProjectorConnector,
     "average": AverageConnector,
     "scaled_average": ScaledAverageConnector,
+    "normed": ScaledAverageConnector,
     "downsampled": DownsampledConnector,
 }
 

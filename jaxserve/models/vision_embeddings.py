@@ -8,6 +8,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Int, UInt8
 
+from jaxserve.layers.norm import LayerNorm
 from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.vision import VisionConfig
@@ -26,6 +27,8 @@ class PatchEmbedding(nnx.Module):
         self.weight = parameter((config.hidden_size, *kernel), axes, policy.weights)
         self.bias = parameter((config.hidden_size,), (None,), policy.vectors) if config.has_patch_bias else None
         self.num_channels = config.num_channels
+        eps = config.pixel_norm_eps
+        self.norm = None if eps is None else LayerNorm(config.patch_values, eps, policy)
         self.normalization = config.normalization
         self.dtype = policy.activations
 
@@ -35,11 +38,13 @@ class PatchEmbedding(nnx.Module):
             np.asarray(each, np.float32)[:, None] for each in (self.normalization.means, self.normalization.deviations)
         )
         values = (pixels * np.float32(self.normalization.scale) - means) / deviations
-        values = values.reshape(patches.shape).astype(self.dtype)
         kernel = self.weight[...]
+        if self.norm is not None:  # channels last, as in the matrix
+            values = self.norm(values.swapaxes(1, 2).reshape(patches.shape).astype(self.dtype))
+        values = values.reshape(patches.shape).astype(self.dtype)
         if kernel.ndim == 5:  # every frame of an image is the same
             kernel = kernel.astype(jnp.float32).sum(2).astype(kernel.dtype)
-        elif self.is_linear:  # channels last
+        elif self.is_linear and self.norm is None:  # channels last
             kernel = kernel.reshape(len(kernel), -1, self.num_channels).swapaxes(1, 2)
         kernel = kernel.reshape(kernel.shape[0], -1).astype(self.dtype)
         made = jnp.einsum("pf,df->pd", values, kernel, preferred_element_type=jnp.float32)

@@ -42,6 +42,7 @@ NAMES = (
     "qwen3_5_vision_tiny",
     "gemma4_vision_tiny",
     "gemma4_vision_odd_tiny",
+    "gemma4_unified_vision_odd_tiny",
 )
 """SmolVLM is in test_images_real."""
 INVERTED = "data:image/png;base64," + base64.b64encode(file_of(ImageOps.invert(picture(30, 45, 0)))).decode()

@@ -37,6 +37,7 @@ IN_ENGINES = (
     "gemma3_vision_tiny",
     "gemma4_vision_tiny",
     "gemma4_vision_odd_tiny",
+    "gemma4_unified_vision_tiny",
 )
 """Models that an engine runs without a server."""
 

@@ -74,6 +74,7 @@ def test_every_family_file_is_found() -> None:
         "Gemma3ForCausalLM",
         "Gemma3nForCausalLM",
         "Gemma4ForCausalLM",
+        "Gemma4UnifiedForCausalLM",
         "GemmaForCausalLM",
         "Glm4ForCausalLM",
         "Glm4MoeForCausalLM",

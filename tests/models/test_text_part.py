@@ -64,6 +64,7 @@ def seeing_checkpoint(folder: Path, source: str, architecture: str, naming: str)
         ("gemma3n_tiny", "Gemma3nForConditionalGeneration"),
         ("gemma4_tiny", "Gemma4ForConditionalGeneration"),
         ("gemma4_moe_odd_tiny", "Gemma4ForConditionalGeneration"),
+        ("gemma4_unified_tiny", "Gemma4UnifiedForConditionalGeneration"),
         ("llama4_tiny", "Llama4ForConditionalGeneration"),
         ("cohere2_tiny", "Cohere2VisionForConditionalGeneration"),
         ("cohere2_moe_tiny", "Cohere2VisionForConditionalGeneration"),

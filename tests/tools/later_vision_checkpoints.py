@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from vision_checkpoints import VisionCheckpoint, multimodal, qwen
+from vision_checkpoints import GEMMA4_ROPE, VisionCheckpoint, gemma4, multimodal, qwen
 
 CHUNKS: dict[str, Any] = {"rope_type": "default", "mrope_section": [2, 2, 2], "rope_theta": 1e4}
 
@@ -164,6 +165,32 @@ def _lfm2(text: dict[str, Any], vision: dict[str, Any], processor: dict[str, Any
         ("<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>", *tiles),
         {},
         {},
+    )
+
+
+def _gemma4_unified(text: dict[str, Any], vision: dict[str, Any]) -> VisionCheckpoint:
+    tiny = gemma4(
+        {
+            "model_type": "gemma4_unified_text",
+            "attention_k_eq_v": True,
+            "global_head_dim": 24,
+            "num_global_key_value_heads": 1,
+            **text,
+        },
+        {"model_type": "gemma4_unified_vision", "output_proj_dims": vision["mm_embed_dim"], **vision},
+        architecture="Gemma4UnifiedForConditionalGeneration",
+        model_type="gemma4_unified",
+        audio_config={"model_type": "gemma4_unified_audio", "audio_embed_dim": 24},
+    )
+    del tiny.config["vision_config"]["num_hidden_layers"]
+    return replace(
+        tiny,
+        processor={**tiny.processor, "image_processor_type": "Gemma4UnifiedImageProcessor"},
+        processor_class="Gemma4UnifiedProcessor",
+        processor_keys={
+            "feature_extractor": "Gemma4UnifiedAudioFeatureExtractor",
+            "video_processor": "Gemma4UnifiedVideoProcessor",
+        },
     )
 
 
@@ -480,5 +507,29 @@ LATER_VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
         projector_bias=False,
         projector_hidden_act="gelu_pytorch_tanh",
         tie_word_embeddings=True,
+    ),
+    "gemma4_unified_vision_tiny": _gemma4_unified(
+        {
+            "head_dim": 16,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "sliding_window": 24,
+            "rope_parameters": GEMMA4_ROPE,
+        },
+        {"mm_embed_dim": 40, "mm_posemb_size": 72, "patch_size": 4, "pooling_kernel_size": 2},
+    ),
+    "gemma4_unified_vision_odd_tiny": _gemma4_unified(
+        {
+            "hidden_size": 40,
+            "intermediate_size": 56,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+            "head_dim": 40,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "sliding_window": 8,
+            "final_logit_softcapping": 8.0,
+            "rope_parameters": GEMMA4_ROPE,
+            "use_bidirectional_attention": None,
+        },
+        {"mm_embed_dim": 28, "mm_posemb_size": 70, "patch_size": 5, "pooling_kernel_size": 1, "rms_norm_eps": 1e-5},
     ),
 }

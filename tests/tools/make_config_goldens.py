@@ -260,6 +260,7 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
     "falcon_h1": {"architectures": ["FalconH1ForCausalLM"]},
     "bamba": {"architectures": ["BambaForCausalLM"], "attn_layer_indices": [2, 5]},
     "gemma4": {"architectures": ["Gemma4ForCausalLM"], "vocab_size_per_layer_input": 256},
+    "gemma4_unified": {"architectures": ["Gemma4UnifiedForCausalLM"]},
     "gemma4_many_layers": {
         "architectures": ["Gemma4ForCausalLM"],
         "vocab_size_per_layer_input": 256,
@@ -278,6 +279,7 @@ WITH_TEXT_CONFIG = (
     "Gemma3ForCausalLM",
     "Gemma3nForCausalLM",
     "Gemma4ForCausalLM",
+    "Gemma4UnifiedForCausalLM",
     "Qwen3_5ForCausalLM",
     "Qwen3_5MoeForCausalLM",
 )

@@ -84,7 +84,7 @@ def random_weights(model: transformers.PreTrainedModel, seed: int) -> None:
     is_offset = config.model_type.startswith(("qwen3_next", "qwen3_5")) or config.model_type == "nemotron"
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
-        is_plain = config.model_type in ("gemma3n_text", "gemma4_text")
+        is_plain = config.model_type in ("gemma3n_text", "gemma4_text", "gemma4_unified_text")
         if is_plain and (scale := _gemma4_scale(name, config.hidden_size)) is not None:
             value = scale * (1 + 0.2 * noise)
         elif (spread := _altup_spread(name, config.hidden_size)) is not None:

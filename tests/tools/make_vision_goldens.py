@@ -31,7 +31,8 @@ import transformers
 from document_checkpoints import DOCUMENT_CHECKPOINTS
 from later_vision_checkpoints import LATER_VISION_CHECKPOINTS
 from make_goldens import CORPUS, random_weights
-from transformers.image_processing_backends import TorchvisionBackend
+from torchvision.transforms.v2 import functional
+from transformers.models.gemma4_unified import modeling_gemma4_unified
 from vision_checkpoints import BOS, EOS, SIZES, VISION_CHECKPOINTS, VOCAB_SIZE, VisionCheckpoint
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
@@ -136,19 +137,20 @@ def make_processor(folder: Path, tiny: VisionCheckpoint, backend: str | None = "
 @contextmanager
 def resizing_with_pillow() -> Iterator[None]:
     """Let image processors that have no implementation with Pillow (LFM2-VL) resize with it."""
-    kept = TorchvisionBackend.resize
+    kept = functional.resize
 
-    def resize(self: Any, image: torch.Tensor, size: Any, resample: Any = None, **options: Any) -> torch.Tensor:
-        flat = image.reshape(-1, *image.shape[-3:])
+    def resize(image: torch.Tensor, size: Any, interpolation: Any, **options: Any) -> torch.Tensor:
+        number = PIL.Image.Resampling[interpolation.name] if hasattr(interpolation, "name") else interpolation
+        flat, (height, width) = image.reshape(-1, *image.shape[-3:]), size
         pictures = [PIL.Image.fromarray(each.permute(1, 2, 0).numpy()) for each in flat]
-        made = [np.asarray(each.resize((size.width, size.height), int(resample))) for each in pictures]
-        return torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2).reshape(*image.shape[:-2], size.height, size.width)
+        made = [np.asarray(each.resize((width, height), number)) for each in pictures]
+        return torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2).reshape(*image.shape[:-2], height, width)
 
-    TorchvisionBackend.resize = resize
+    functional.resize = resize
     try:
         yield
     finally:
-        TorchvisionBackend.resize = kept
+        functional.resize = kept
 
 
 def inputs(
@@ -177,7 +179,9 @@ def patches(given: dict[str, Any], config: dict[str, Any], processor: dict[str, 
         parts = zip(values, places, strict=True)
         values = torch.cat([in_blocks(own, torch.from_numpy(each.copy()), merge) for own, each in parts])
     elif "image_position_ids" in given:
-        values = in_blocks(values[0], given["image_position_ids"][0], config["vision_config"]["pooling_kernel_size"])
+        is_merged = config["model_type"] == "gemma4_unified"
+        merge = 1 if is_merged else config["vision_config"]["pooling_kernel_size"]
+        values = in_blocks(values[0], given["image_position_ids"][0], merge)
     elif "image_sizes" in given:
         size, merge = config["vision_config"]["patch_size"], block_side(config)
         sizes = given["image_sizes"].tolist()
@@ -267,6 +271,22 @@ def greedy(model: Any, given: dict[str, Any]) -> tuple[np.ndarray, torch.Tensor]
     return out.sequences[0, given["input_ids"].shape[1] :].numpy().astype(np.int32), torch.cat(out.logits)
 
 
+def see_images_within_windows() -> None:
+    """Let Gemma 4 12B see images whole in layers with a window only, within it, as Gemma 4 does.
+
+    In transformers 5.23 its masks do so for caches of one size only; https://github.com/vllm-project/vllm/pull/47217 has what the published
+    model does.
+    """
+    plain = modeling_gemma4_unified.create_masks_for_generate
+
+    def masks(block_sequence_ids: torch.Tensor | None = None, **given: Any) -> Any:
+        if block_sequence_ids is None:
+            return plain(**given)
+        return modeling_gemma4_unified.create_masks_for_vision_model(block_sequence_ids=block_sequence_ids, **given)
+
+    modeling_gemma4_unified.create_masks_for_generate = masks
+
+
 @torch.no_grad()
 def golden(folder: Path, tiny: VisionCheckpoint) -> tuple[dict[str, np.ndarray], float, float, int]:
     """Return the arrays of golden.npz, the least distance of two best logits, how much other pictures change them, and the least
@@ -336,6 +356,7 @@ def make(name: str, tiny: VisionCheckpoint) -> None:
 def main() -> None:
     """Write the folders named on the command line, or all."""
     torch.set_num_threads(1)
+    see_images_within_windows()
     transformers.utils.logging.disable_progress_bar()
     for name in sys.argv[1:] or ALL:
         make(name, ALL[name])

@@ -66,14 +66,14 @@ def _gemma(architecture: str, model_type: str, **keys: Any) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key in keys or key not in ("hidden_act", "rope_theta")}
 
 
-def _gemma4(**keys: Any) -> dict[str, Any]:
+def _gemma4(architecture: str = "Gemma4ForCausalLM", model_type: str = "gemma4_text", **keys: Any) -> dict[str, Any]:
     theta = {"sliding_attention": 10000.0, "full_attention": 100000.0}
     rope: dict[str, Any] = {kind: {"rope_type": "default", "rope_theta": base} for kind, base in theta.items()}
     rope["full_attention"] |= {"rope_type": "proportional", "partial_rotary_factor": 0.25}
     kinds = ["sliding_attention", "full_attention"]
     config = _config(
-        "Gemma4ForCausalLM",
-        "gemma4_text",
+        architecture,
+        model_type,
         **{
             **SMALL,
             "hidden_size": 40,
@@ -392,6 +392,18 @@ TINY_CHECKPOINTS: dict[str, TinyCheckpoint] = {
             moe_intermediate_size=16,
         ),
         controls={"window": {"sliding_window": 9}, "experts": {"top_k_experts": 1}},
+    ),
+    "gemma4_unified_tiny": TinyCheckpoint(
+        _gemma4(
+            "Gemma4UnifiedForCausalLM",
+            "gemma4_unified_text",
+            num_hidden_layers=4,
+            num_global_key_value_heads=1,
+            attention_k_eq_v=True,
+            head_dim=32,
+            global_head_dim=48,
+        ),
+        controls={"window": {"sliding_window": 9}, "cap": {"final_logit_softcapping": 2.0}},
     ),
     "gemma3_tiny": TinyCheckpoint(
         _gemma(

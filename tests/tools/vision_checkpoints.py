@@ -213,7 +213,14 @@ def _gemma(text: dict[str, Any]) -> VisionCheckpoint:
     )
 
 
-def _gemma4(text: dict[str, Any], vision: dict[str, Any], **keys: Any) -> VisionCheckpoint:
+def gemma4(
+    text: dict[str, Any],
+    vision: dict[str, Any],
+    architecture: str = "Gemma4ForConditionalGeneration",
+    model_type: str = "gemma4",
+    **keys: Any,
+) -> VisionCheckpoint:
+    """Return a checkpoint of Gemma 4."""
     tokens = {
         "image_token": "<|image|>",
         "boi_token": "<|image>",
@@ -225,8 +232,8 @@ def _gemma4(text: dict[str, Any], vision: dict[str, Any], **keys: Any) -> Vision
     return VisionCheckpoint(
         {
             **multimodal(
-                "Gemma4ForConditionalGeneration",
-                "gemma4",
+                architecture,
+                model_type,
                 {"model_type": "gemma4_text", "rms_norm_eps": 1e-6, "tie_word_embeddings": True, **text},
                 {"model_type": "gemma4_vision", "num_hidden_layers": 2, "patch_size": 4, **vision},
                 image_token_id=_FIRST_MARKER,
@@ -262,7 +269,7 @@ def _gemma4(text: dict[str, Any], vision: dict[str, Any], **keys: Any) -> Vision
     )
 
 
-_GEMMA4_ROPE: dict[str, Any] = {
+GEMMA4_ROPE: dict[str, Any] = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     "full_attention": {"rope_type": "proportional", "rope_theta": 1e5, "partial_rotary_factor": 0.25},
 }
@@ -338,7 +345,7 @@ VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
             "tie_word_embeddings": True,
         },
     ),
-    "gemma4_vision_tiny": _gemma4(  # as the large models: images seen both ways, experts, standardised embeddings
+    "gemma4_vision_tiny": gemma4(  # as the large models: images seen both ways, experts, standardised embeddings
         {
             "num_hidden_layers": 4,
             "head_dim": 16,
@@ -353,7 +360,7 @@ VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
             "layer_types": _ALTERNATING,
             "sliding_window": 24,
             "use_bidirectional_attention": "vision",
-            "rope_parameters": _GEMMA4_ROPE,
+            "rope_parameters": GEMMA4_ROPE,
         },
         {
             "hidden_size": 32,
@@ -366,7 +373,7 @@ VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
             "standardize": True,
         },
     ),
-    "gemma4_vision_odd_tiny": _gemma4(  # as the small models: embeddings for each layer, clipped matmuls, an audio encoder
+    "gemma4_vision_odd_tiny": gemma4(  # as the small models: embeddings for each layer, clipped matmuls, an audio encoder
         {
             "hidden_size": 40,
             "intermediate_size": 56,
@@ -383,7 +390,7 @@ VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
             "layer_types": [*_ALTERNATING, *_ALTERNATING[:2]],
             "sliding_window": 8,
             "pad_token_id": 9,
-            "rope_parameters": _GEMMA4_ROPE,
+            "rope_parameters": GEMMA4_ROPE,
         },
         {
             "hidden_size": 28,

@@ -139,6 +139,14 @@ def _central_square(table: Table, shortest: int) -> CentralSquare:
     return CentralSquare(shortest, height, (red, green, blue))
 
 
+def merged_budget(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
+    """Read sizes of Gemma 4 without encoders: as of Gemma 4, and the patches of a token are one."""
+    found = budget(table, config, tokens)
+    assert isinstance(found.sizes, BudgetSizes)
+    sizes = BudgetSizes(found.sizes.max_patches // found.merge**2)
+    return found._replace(sizes=sizes, patch_size=found.patch_size * found.merge, merge=1)
+
+
 def budget(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
     """Read sizes of Gemma 4: as many patches as fit a number of tokens, in the image's proportions."""
     merge = table.integer("pooling_kernel_size", 3, 64)

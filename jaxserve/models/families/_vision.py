@@ -59,7 +59,7 @@ _GEMMA4: Final[Mapping[str, Any]] = {
 }
 """transformers' defaults of Gemma 4."""
 _GEMMA4_THETA: Final = 100.0
-_MAX_POSITIONS: Final = 1 << 20
+MAX_POSITIONS: Final = 1 << 20
 QWEN3_5_SECTIONS: Final = (11, 11, 10)
 """Qwen3.5's default of `mrope_section`."""
 QWEN_EPS: Final = 1e-6
@@ -177,7 +177,7 @@ def gemma4_vision(hf: Mapping[str, Any], processor: ImageProcessorConfig, decode
     assert isinstance(processor.sizes, BudgetSizes), "Gemma 4's preprocessing"
     merge = require_same(keys, "pooling_kernel_size", keys.integer("pooling_kernel_size", 64), processor.merge)
     budget = processor.sizes.max_patches
-    positions = keys.integer("position_embedding_size", _MAX_POSITIONS)
+    positions = keys.integer("position_embedding_size", MAX_POSITIONS)
     if positions < budget // merge:  # a strip of one row of tokens
         raise keys.error("position_embedding_size", f"at least {budget // merge}, for images of {budget} patches")
     per_layer = None

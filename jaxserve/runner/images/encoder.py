@@ -184,6 +184,8 @@ def encoder_bytes(vision: VisionConfig, num_patches: int, itemsize: int) -> int:
 
 def _scores_per_head(vision: VisionConfig, num_patches: int) -> int:
     """Return the scores that one head has at a time, of a block of queries."""
+    if not vision.num_layers:
+        return 0
     own, longest = vision.image_patches, vision.most_patches or num_patches
     if own is None:
         return QUERY_BLOCK * min(num_patches, QUERY_BLOCK + 2 * longest)

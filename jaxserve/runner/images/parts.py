@@ -120,7 +120,9 @@ def _tiles(vision: VisionConfig, sizes: tuple[int, ...], heads: tuple[int, int])
 
 
 def _tile_size(vision: VisionConfig, num_patches: int, step_work: int) -> int:
-    """Return the patches of a tile in calls of `num_patches` patches; 0: the whole call is no more than `step_work`."""
+    """Return the patches of a tile in calls of `num_patches` patches; 0: the whole call is no more than `step_work`, or has no layers."""
+    if not vision.num_layers:
+        return 0
     whole = _tiles(vision, (num_patches,), (0, 0))
     units = units_of(whole, num_patches, num_patches)
     if sum(unit_work(vision, unit, num_patches, num_patches) for unit in units) <= step_work:
