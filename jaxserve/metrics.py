@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
@@ -114,6 +115,7 @@ _LARGEST: Final = (
     "process_open_fds",
 )
 """Gauges that are equal in all API processes, or missing in some, or that have a limit for each process."""
+_TOTALS: Final = frozenset(PREFIX + name for name, spec in ENGINE_METRICS.items() if spec.is_total)
 _EARLIEST: Final = "process_start_time_seconds"
 _CREATED_SUFFIX: Final = "_created"
 
@@ -129,27 +131,42 @@ class FamilySnapshot(msgspec.Struct, frozen=True, array_like=True):
     samples: list[tuple[str, dict[str, str], float]]
 
 
-class _Merged(Collector):
-    """The metrics of several API processes as those of one."""
+class _Snapshot(Collector):
+    """The metrics of a snapshot."""
 
-    def __init__(self, snapshots: Sequence[Iterable[FamilySnapshot]]) -> None:
-        self._snapshots = snapshots
+    def __init__(self, families: Iterable[FamilySnapshot]) -> None:
+        self._families = families
 
     def collect(self) -> Iterator[Metric]:
-        families: dict[str, FamilySnapshot] = {}
-        totals: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
-        for snapshot in self._snapshots:
-            for family in snapshot:
-                families.setdefault(family.name, family)
-                samples = totals.setdefault(family.name, {})
-                for name, labels, value in family.samples:
-                    key = (name, tuple(labels.items()))
-                    samples[key] = _together(name, samples[key], value) if key in samples else value
-        for name, family in families.items():
-            metric = Metric(name, family.help, family.kind)
-            for (sample, pairs), value in totals[name].items():
-                metric.add_sample(sample, dict(pairs), value)
+        for family in self._families:
+            metric = Metric(family.name, family.help, family.kind)
+            for sample in family.samples:
+                metric.add_sample(*sample)
             yield metric
+
+
+def merged(snapshots: Sequence[Iterable[FamilySnapshot]]) -> list[FamilySnapshot]:
+    """Return the metrics of several API processes as those of one."""
+    families: dict[str, FamilySnapshot] = {}
+    totals: dict[str, dict[tuple[str, tuple[tuple[str, str], ...]], float]] = {}
+    for family in chain(*snapshots):
+        families.setdefault(family.name, family)
+        samples = totals.setdefault(family.name, {})
+        for name, labels, value in family.samples:
+            key = (name, tuple(labels.items()))
+            samples[key] = _together(name, samples[key], value) if key in samples else value
+    return [
+        FamilySnapshot(name, family.help, family.kind, [(s, dict(pairs), v) for (s, pairs), v in totals[name].items()])
+        for name, family in families.items()
+    ]
+
+
+def counted(snapshot: Iterable[FamilySnapshot]) -> list[FamilySnapshot]:
+    """Return what a process has counted: what its successor adds to its own counts, so that no sum falls.
+
+    The totals of the engine are left out: it reports them to the next process anew.
+    """
+    return [family for family in snapshot if family.kind in ("counter", "histogram") and family.name not in _TOTALS]
 
 
 def _together(name: str, one: float, other: float) -> float:
@@ -160,7 +177,7 @@ def _together(name: str, one: float, other: float) -> float:
 
 def exposition(*snapshots: Iterable[FamilySnapshot]) -> bytes:
     """The Prometheus text format of the sums over API processes."""
-    return generate_latest(_Merged(snapshots))
+    return generate_latest(_Snapshot(merged(snapshots)))
 
 
 def _new_family(name: str, spec: MetricSpec, registry: CollectorRegistry) -> Counter | Gauge | Histogram:

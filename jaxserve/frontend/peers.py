@@ -1,7 +1,8 @@
 """The API processes that share one port: their numbers, and questions among them.
 
 Each listens on a private Unix socket beside the engine's and answers one question per connection: for a snapshot of
-its metrics (the process that serves `/metrics` collects them all), or on further topics.
+its metrics (the process that serves `/metrics` collects them all), or on further topics. The counts that it reported last are in
+a file beside its socket: they belong to the sums while it is gone, and the process that takes its place adds them to its own.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -18,7 +20,7 @@ from typing import Final
 import msgspec
 
 from jaxserve.errors import UnavailableError
-from jaxserve.metrics import FamilySnapshot, Metrics, exposition
+from jaxserve.metrics import FamilySnapshot, Metrics, counted, exposition, merged
 
 _log = logging.getLogger(__name__)
 
@@ -65,11 +67,13 @@ class PeerProcesses:
             with contextlib.suppress(ConnectionError), contextlib.closing(writer):
                 question = _QUESTION.decode(await reader.read())
                 if question.topic == _METRICS:
-                    writer.write(msgspec.msgpack.encode(metrics.snapshot()))
+                    writer.write(msgspec.msgpack.encode(await self._report(metrics)))
                 else:
                     writer.write(await answers[question.topic](question.subject))
                 await writer.drain()
 
+        with contextlib.suppress(FileNotFoundError):
+            self._counts(self.index).replace(self._inherited)
         path = self._socket(self.index)
         server = await asyncio.start_unix_server(answer, path)
         try:
@@ -77,6 +81,9 @@ class PeerProcesses:
         finally:
             server.close()
             path.unlink(missing_ok=True)
+            if self.index == 0:  # it ends last
+                for file in (*self.directory.glob("api-*.counts"), *self.directory.glob("api-*.inherited")):
+                    file.unlink(missing_ok=True)
 
     async def exposition(self, metrics: Metrics, *, is_ending: bool = False) -> bytes:
         """Return the sums over all API processes, in the Prometheus text format.
@@ -85,14 +92,15 @@ class PeerProcesses:
         Prometheus would take them for counters that began at 0 again: it counts all that they had as new.
         """
         answers = await self._numbers_of_others()
-        for answer in answers:
+        for answer in answers.values():
             if isinstance(answer, UnavailableError) and (is_ending or not isinstance(answer, _NoProcessError)):
                 raise answer
-        return exposition(metrics.snapshot(), *_given(answers))
+        gone = [_read(self._counts(index)) for index, answer in answers.items() if isinstance(answer, _NoProcessError)]
+        return exposition(await self._report(metrics), *_given(answers), *gone)
 
     async def snapshots(self, metrics: Metrics) -> list[list[FamilySnapshot]]:
         """Return the metrics of the API processes that answer in time, beginning with those of this one."""
-        return [metrics.snapshot(), *_given(await self._numbers_of_others())]
+        return [await self._report(metrics), *_given(await self._numbers_of_others())]
 
     async def ask(self, index: int, topic: str, subject: str) -> bytes:
         """Return another process's answer. Raises UnavailableError if it gives none in time."""
@@ -111,8 +119,17 @@ class PeerProcesses:
             raise _silent(index, "it hung up")
         return data
 
-    async def _numbers_of_others(self) -> list[list[FamilySnapshot] | UnavailableError]:
-        """Return the metrics of each other process, or the reason why it gave none."""
+    async def _report(self, metrics: Metrics) -> list[FamilySnapshot]:
+        """Return the metrics of this process with the counts of those before it in its place, and keep the counts."""
+        if self.count == 1:
+            return metrics.snapshot()
+        found = merged([metrics.snapshot(), _read(self._inherited)])
+        with contextlib.suppress(OSError):  # a sum may then fall, should this process die
+            await asyncio.to_thread(_write, self._counts(self.index), msgspec.msgpack.encode(counted(found)))
+        return found
+
+    async def _numbers_of_others(self) -> dict[int, list[FamilySnapshot] | UnavailableError]:
+        """Return the metrics of each other process by its number, or the reason why it gave none."""
 
         async def numbers_of(index: int) -> list[FamilySnapshot] | UnavailableError:
             try:
@@ -122,10 +139,18 @@ class PeerProcesses:
             except msgspec.DecodeError as error:
                 return _silent(index, str(error))
 
-        return await asyncio.gather(*(numbers_of(index) for index in range(self.count) if index != self.index))
+        others = [index for index in range(self.count) if index != self.index]
+        return dict(zip(others, await asyncio.gather(*map(numbers_of, others)), strict=True))
 
     def _socket(self, index: int) -> Path:
         return self.directory / f"api-{index}.sock"
+
+    def _counts(self, index: int) -> Path:
+        return self.directory / f"api-{index}.counts"
+
+    @property
+    def _inherited(self) -> Path:
+        return self.directory / f"api-{self.index}.inherited"
 
 
 class _NoProcessError(UnavailableError):
@@ -137,5 +162,20 @@ def _silent(index: int, reason: str, kind: type[UnavailableError] = UnavailableE
     return kind("The API process that could tell does not answer. Please retry.")
 
 
-def _given(answers: Sequence[list[FamilySnapshot] | UnavailableError]) -> list[list[FamilySnapshot]]:
-    return [answer for answer in answers if not isinstance(answer, UnavailableError)]
+def _given(answers: Mapping[int, list[FamilySnapshot] | UnavailableError]) -> list[list[FamilySnapshot]]:
+    return [answer for answer in answers.values() if not isinstance(answer, UnavailableError)]
+
+
+def _read(path: Path) -> list[FamilySnapshot]:
+    """Return the counts in a file; none without it."""
+    try:
+        return _SNAPSHOT.decode(path.read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return []
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write a file whole or not at all. Threads that write at the same time have files of their own."""
+    new = path.with_suffix(f".{threading.get_ident()}")
+    new.write_bytes(data)
+    new.replace(path)

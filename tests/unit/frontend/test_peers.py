@@ -11,6 +11,7 @@ import pytest
 
 from jaxserve.errors import UnavailableError
 from jaxserve.frontend.peers import PeerProcesses
+from jaxserve.ipc.stats import EngineStats
 from jaxserve.metrics import Metrics
 
 
@@ -42,6 +43,29 @@ async def test_process_that_is_gone_is_left_out_with_a_warning(
         with pytest.raises(UnavailableError):
             await only.exposition(metrics, is_ending=True)
     assert "API process 1 does not answer" in caplog.text
+
+
+async def test_no_sum_falls_when_a_process_is_gone_and_another_takes_its_place(tmp_path: Path) -> None:
+    first, second = (PeerProcesses(index, 2, tmp_path) for index in range(2))
+    metrics, dead, next_ones = numbered(1), numbered(20), [numbered(300), numbered(4000)]
+    dead.set("http_connections", 5)
+    dead.observe("e2e_request_latency_seconds", 1.0)
+    dead.record_stats(EngineStats(kv_cache_evictions=7))
+    async with first.answering(metrics):
+        async with second.answering(dead):
+            assert disconnects(await first.exposition(metrics)) == "21.0"
+        for expected in ("21.0", "21.0"):
+            assert disconnects(await first.exposition(metrics)) == expected
+        for following, expected in zip(next_ones, ("321.0", "4321.0"), strict=True):
+            async with second.answering(following):
+                text = await first.exposition(metrics)
+                assert disconnects(text) == disconnects(await second.exposition(following)) == expected
+        sums = text.decode()
+        assert 'jaxserve:e2e_request_latency_seconds_count{engine="0",model_name="m"} 1.0' in sums
+        assert 'jaxserve:http_connections{engine="0",model_name="m"} 0.0' in sums, "those of the living"
+        assert 'jaxserve:kv_cache_evictions_total{engine="0",model_name="m"} 0.0' in sums, (
+            "the engine tells the next one"
+        )
 
 
 @pytest.mark.parametrize("reply", [b"", b"cut", None], ids=["hangs up", "broken", "late"])
