@@ -12,7 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxserve_kernels.backend import NATIVE
+from jaxserve_kernels.backend import NATIVE, Backend
 from jaxserve_kernels.low_rank.api import add_low_rank, has_kernel
 from jaxtyping import Array, Bool, Float, Int
 
@@ -229,6 +229,28 @@ class ExpertLowRank(nnx.Module):
         return jnp.where(rows.adapters.any(1, keepdims=True), y, 0)
 
 
+class LocalLinear(NamedTuple):
+    """The arrays of a `Linear` without its bias, for code that runs on each device; every device has all of them."""
+
+    weight: QuantArray[Array]
+    adapters: tuple[QuantArray[Array], QuantArray[Array]] | None
+
+    def __call__(self, x: Float[Array, "T I"], tokens: Tokens, backend: Backend) -> Float[Array, "T O"]:
+        """Return the matmul and what its adapters add, in float32."""
+
+        def multiply(x: Array, weight: QuantArray[Array]) -> Array:
+            made: Array = weight.format.matmuls(x, [weight], tokens.num_real, backend, jnp.dtype(jnp.float32))[0]
+            return made
+
+        y = multiply(x, self.weight)
+        if self.adapters is None:
+            return y
+        assert tokens.adapters is not None, "a model with adapters needs every token's adapter"
+        down, up = self.adapters
+        ranks = jnp.where(tokens.adapters, multiply(x, down), 0).astype(x.dtype)
+        return y + multiply(ranks, up)
+
+
 class Linear(Matrix):
     """`[out, in]` weight and an optional bias."""
 
@@ -259,6 +281,13 @@ class Linear(Matrix):
     def with_outputs(self, out_dim: int) -> Linear:
         """Return a matmul like this one with another number of outputs, in the checkpoint's order."""
         return Linear(out_dim, self.spec.in_dim, self.spec.axes, self.policy, bias=self.bias is not None)
+
+    @property
+    def local(self) -> LocalLinear:
+        """The arrays for code that runs on each device."""
+        own = self.adapters
+        adapters = None if own is None else (own.lora_A.weight.get_value(), own.lora_B.weight.get_value())
+        return LocalLinear(self.weight.get_value(), adapters)
 
     def __call__(self, x: Float[Array, "T I"], tokens: Tokens) -> Float[Array, "T O"]:
         y = self.multiply(x, tokens.num_real, is_rounded=self.adapters is None)

@@ -15,12 +15,19 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxserve.layers.attention import StepContext
 from jaxserve.layers.cache import Cache, GroupCache, PendingStates, StatePool, StateSlots, with_group
-from jaxserve.layers.gated_conv import GatedConv
-from jaxserve.layers.gated_delta import GatedDeltaNet, KimiDelta
-from jaxserve.layers.mamba2 import Mamba2
 from jaxserve.layers.recurrent import Parameters, RecurrentMixer, RecurrentState
+from jaxserve.layers.recurrent_mixers.gated_conv import GatedConv
+from jaxserve.layers.recurrent_mixers.gated_delta import GatedDeltaNet, KimiDelta
+from jaxserve.layers.recurrent_mixers.mamba import Mamba
+from jaxserve.layers.recurrent_mixers.mamba2 import Mamba2
 from jaxserve.model_config.cache import CachePlace, LayerPlaces
-from jaxserve.model_config.recurrent import GatedDeltaConfig, KimiDeltaConfig, Mamba2Config, ShortConvConfig
+from jaxserve.model_config.recurrent import (
+    GatedDeltaConfig,
+    KimiDeltaConfig,
+    Mamba2Config,
+    MambaConfig,
+    ShortConvConfig,
+)
 from jaxserve.sharding.rules import Axes, MeshAxes
 from jaxserve.sharding.shard_map import all_reduce, sharded
 
@@ -28,6 +35,7 @@ MIXERS: Final[Mapping[type, Callable[..., nnx.Module]]] = {
     GatedDeltaConfig: GatedDeltaNet,
     KimiDeltaConfig: KimiDelta,
     Mamba2Config: Mamba2,
+    MambaConfig: Mamba,
     ShortConvConfig: GatedConv,
 }
 """The module of a mixer, by the type of its config."""
@@ -120,7 +128,7 @@ def _recur(
 
     axes: list[Axes] = [(None, "pages", None, heads), (None, "pages", heads)][: len(pool.arrays)]
     operands = [
-        (mixer.parameters, (heads,)),
+        (mixer.parameters, () if heads is None else (heads,)),
         (inputs, (None, heads)),
         *((each, ()) for each in (step.slots(place), step.segments, counts)),
         *zip(pool.arrays, axes, strict=True),

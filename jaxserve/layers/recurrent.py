@@ -24,12 +24,14 @@ class RecurrentState(NamedTuple):
 
     windows: Float[Array, "B W1 C"] | PooledStates
     """Last inputs of the convolution, the oldest first."""
-    states: Float[Array, "B N H V"] | PooledStates | None = None
-    """State of linear attention, in float32; None in layers without it. Kernels update both in their pools."""
+    states: Float[Array, "B *state"] | PooledStates | None = None
+    """State of linear attention or of a selective scan, in float32; None in layers without it. Kernels update both in their
+    pools."""
 
 
 Parameters = tuple[Any, ...]
-"""Parameters of `RecurrentMixer.recur`: arrays whose first axis is that of heads or channels, or None."""
+"""Parameters of `RecurrentMixer.recur`: arrays whose first axis is that of heads or channels, or None. Mixers without a
+`head_axis` may have trees of arrays."""
 
 
 @runtime_checkable  # arguments are checked in tests

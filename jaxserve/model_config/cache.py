@@ -7,7 +7,8 @@
     state     arrays of fixed shape, in a slot per request               nothing
 
 A layer has at most one place in a group with pages and one in a state group: layers of Falcon-H1 have both. A layer that
-reads the keys and values of another layer has that layer's place, and stores nothing.
+reads the keys and values of another layer has that layer's place, and stores nothing. A model without attention has a group
+without layers, with pages of one number for each token: prefixes are found by pages.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ class CacheGroup:
 
     @property
     def num_layers(self) -> int:
-        return len(self.layers)
+        """Layers that the group's arrays have: that of a group without layers holds nothing."""
+        return len(self.layers) or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,11 @@ class CacheLayout:
         return tuple(group for group in self.groups if group.has_pages)
 
     @property
+    def has_attention(self) -> bool:
+        """True if layers have keys and values in pages."""
+        return any(group.layers for group in self.paged)
+
+    @property
     def num_tables(self) -> int:
         """Page tables of a request: one for the groups that grow with the text, and one for each window."""
         return 1 + max(group.table for group in self.groups)
@@ -110,16 +117,15 @@ class CacheLayout:
 
 
 def cache_layout(layers: Sequence[LayerCache]) -> CacheLayout:
-    """Gather the storage of layers into groups. Raises ValueError if no layer has pages."""
+    """Gather the storage of layers into groups."""
     owners: dict[CacheGroup, list[int]] = {}
     for index, layer in enumerate(layers):
         for stored in (layer.paged if layer.source is None else None, layer.state):
             if stored is not None:
                 owners.setdefault(stored, []).append(index)
+    if not any(group.has_pages for group in owners):
+        owners[CacheGroup("full", head_dim=1)] = []
     kinds = sorted(owners, key=lambda group: _ORDER.index(group.kind))  # stable: else in order of the first layer
-    if not kinds or not kinds[0].has_pages:
-        raise ValueError("a model without attention layers is not served: no layer has KV pages")
-
     windows = list(dict.fromkeys(group.window for group in kinds if group.window is not None))
 
     def place(stored: CacheGroup | None, index: int, source: int | None = None) -> CachePlace | None:

@@ -258,7 +258,7 @@ class DecoderConfig:
         if self.latent is not None:
             return 2 * self.num_heads * self.latent.width
         widths = [query_heads(self, layer) * self.kv_shape(layer)[1] for layer in self.layers if layer.has_kv]
-        return 2 * sum(widths) // len(widths)
+        return 2 * sum(widths) // max(len(widths), 1)
 
     @property
     def num_layers(self) -> int:
@@ -305,6 +305,8 @@ class DecoderConfig:
         a server uses one set of divisors, and texts beyond the original length are served only on request. Texts that
         are no longer than a chunk are attended to as a whole.
         """
+        if max_model_len is not None and not self.cache.has_attention:
+            return replace(self, max_position=max(max_model_len, self.max_position))
         if max_model_len is not None and any(layer.is_chunked for layer in self.layers):
             return replace(self, layers=tuple(_unchunked(layer, max_model_len) for layer in self.layers))
         scaling = self.rope_scaling
@@ -333,8 +335,9 @@ def query_heads(config: DecoderConfig, layer: LayerConfig) -> int:
 
 
 def head_counts(config: DecoderConfig) -> tuple[int, ...]:
-    """Return the numbers of query heads that layers with attention have, ascending."""
-    return tuple(sorted({query_heads(config, layer) for layer in config.layers if layer.has_kv}))
+    """Return the numbers of query heads that layers with attention have, ascending; the model's if there are none."""
+    found = {query_heads(config, layer) for layer in config.layers if layer.has_kv}
+    return tuple(sorted(found or {config.num_heads}))
 
 
 def _unchunked(layer: LayerConfig, max_model_len: int) -> LayerConfig:
@@ -358,4 +361,4 @@ def _copies(stored: int, num_heads: int, num_devices: int) -> int:
 def _mean(config: DecoderConfig, width: Callable[[int, int], int]) -> int:
     """Return the mean of a number that follows from KV heads and their dim, over the layers with attention."""
     widths = [width(*config.kv_shape(layer)) for layer in config.layers if layer.has_kv]
-    return sum(widths) // len(widths)
+    return sum(widths) // max(len(widths), 1)

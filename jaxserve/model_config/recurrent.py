@@ -1,6 +1,6 @@
 """Layers that keep a state of fixed size per request in place of keys and values, as data.
 
-They are tagged structs: a layer has one of four kinds, and configs travel between processes as JSON.
+They are tagged structs: a layer has one of five kinds, and configs travel between processes as JSON.
 """
 
 from __future__ import annotations
@@ -93,6 +93,36 @@ class KimiDeltaConfig(msgspec.Struct, frozen=True, tag="kimi_delta"):
         return _arrays(self, (self.num_heads, self.head_dim, self.head_dim), "delta_heads")
 
 
+class MambaConfig(msgspec.Struct, frozen=True, tag="mamba"):
+    """A Mamba mixer, the first version (arXiv 2312.00752): a selective scan with a state for each channel."""
+
+    module: ClassVar[str] = "mamba"
+    """Name of the mixer in a layer, as in checkpoints."""
+    num_channels: int  # C
+    state_dim: int  # N
+    step_rank: int
+    """Width of the projection between a token and its steps."""
+    num_taps: int
+    """Tokens that a convolution sees, its own included."""
+    has_bias: bool
+    """True if the projections of inputs and outputs have biases."""
+    has_conv_bias: bool
+    norm: Literal["plain", "weightless", "none"] = "none"
+    """RMSNorm of B, of C and of what steps are projected from (Jamba), or without weights (Falcon Mamba)."""
+    norm_eps: float | None = None
+    """Epsilon of these norms; None: that of the other norms."""
+
+    @property
+    def projections(self) -> tuple[str, ...]:
+        """Names of the mixer's matmuls, which adapters may change."""
+        return "in_proj", "x_proj", "dt_proj", "out_proj"
+
+    @property
+    def arrays(self) -> tuple[StateArray, ...]:
+        """The convolution's window, and the state N, C."""
+        return _arrays(self, (self.state_dim, self.num_channels))
+
+
 class Mamba2Config(msgspec.Struct, frozen=True, tag="mamba2"):
     """A Mamba-2 mixer (arXiv 2405.21060)."""
 
@@ -160,11 +190,11 @@ class ShortConvConfig(msgspec.Struct, frozen=True, tag="short_conv"):
         return _arrays(self)
 
 
-RecurrentConfig = GatedDeltaConfig | KimiDeltaConfig | Mamba2Config | ShortConvConfig
+RecurrentConfig = GatedDeltaConfig | KimiDeltaConfig | MambaConfig | Mamba2Config | ShortConvConfig
 
 
 def _arrays(
-    mixer: RecurrentConfig, state: tuple[int, int, int] | None = None, axis: str | None = None
+    mixer: RecurrentConfig, state: tuple[int, ...] | None = None, axis: str | None = None
 ) -> tuple[StateArray, ...]:
     """Return a request's arrays. A window holds activations as they were; sums over a whole text need float32.
 

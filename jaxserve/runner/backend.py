@@ -16,7 +16,7 @@ from jaxserve_kernels.paged_attention import unsupported
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
 from jaxserve.model_config.decoder import DecoderConfig, head_counts
-from jaxserve.model_config.recurrent import KimiDeltaConfig
+from jaxserve.model_config.recurrent import KimiDeltaConfig, MambaConfig
 from jaxserve.runner.buckets import page_tokens, resolve_limits
 
 _LOG = logging.getLogger(__name__)
@@ -106,7 +106,7 @@ def why_no_state_kernel(decoder: DecoderConfig, backend: Backend) -> str | None:
     """Return in a few words why recurrent states have no kernel; None if they have one, or where no device has one."""
     if backend not in STATE_KERNELS or decoder.recurrent is None:
         return None
-    if isinstance(decoder.recurrent, KimiDeltaConfig):
+    if isinstance(decoder.recurrent, KimiDeltaConfig | MambaConfig):
         return "decays that differ by channel"
     _, *states = decoder.recurrent.arrays
     return next(filter(None, (no_state_kernel(*array.shape[1:]) for array in states)), None)
@@ -121,6 +121,8 @@ def attention_notes(
     notes = []
     if chip.capability is not None and chip.capability < _FIRST_MMA and dtype == jnp.bfloat16:
         notes.append(f"compute capability {_dotted(chip)} has no bfloat16 arithmetic: use --dtype float16")
+    if not decoder.cache.has_attention:
+        return tuple(notes)
     backend = choose_backend(config, decoder, chip, dtype, kv_dtype)
     if decoder.latent is not None and backend == "mosaic_gpu":
         notes.append(
@@ -186,7 +188,7 @@ def _rejection(
 ) -> str | None:
     """Return in a few words why a backend does not serve a model's shapes and types; None if it does."""
     page_size = page_tokens(chip.platform, config.cache.block_size)
-    for group in decoder.cache.paged:
+    for group in decoder.cache.paged if decoder.cache.has_attention else ():
         pool_shape = (group.num_layers, 1, group.num_kv_heads, page_size, group.head_dim)
         if group.kind == "latent" and decoder.latent is not None:
             reason = latent_attention.unsupported(backend, pool_shape, decoder.latent.rank, *dtypes)

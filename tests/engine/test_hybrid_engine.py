@@ -22,8 +22,10 @@ NUM_DRAFTS = 3
     params=[
         ("qwen3_5_odd_tiny", "xla"),
         ("falcon_h1_odd_tiny", "native"),
+        ("falcon_mamba_tiny", "native"),
         pytest.param(("kimi_linear_odd_tiny", "native"), marks=pytest.mark.exhaustive),
         pytest.param(("lfm3_tiny", "native"), marks=pytest.mark.exhaustive),  # windows beside states
+        pytest.param(("jamba_tiny", "xla"), marks=pytest.mark.exhaustive),
     ],
 )
 def engine(request: Any) -> Iterator[tuple[str, ModelEngine]]:

@@ -18,6 +18,8 @@ MODELS = {
     "Mamba-2 beside attention, native kernels": ("falcon_h1_odd_tiny", {"cpu_kernels": "native"}),
 }
 MORE_MODELS = {
+    "selective scans without attention": ("mamba_tiny", {"cpu_kernels": "native"}),
+    "selective scans beside attention": ("jamba_odd_tiny", {}),
     "gated delta net": ("qwen3_5_odd_tiny", {}),
     "Mamba-2": ("granitemoehybrid_tiny", {}),
     "Mamba-2 with int8 keys and values": ("nemotron_h_tiny", {"kv_cache_dtype": "int8"}),

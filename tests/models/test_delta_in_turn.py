@@ -12,9 +12,9 @@ import pytest
 from jaxserve_kernels import native
 from jaxserve_kernels.segments import Segments, cut_segments, decode_segments
 
-from jaxserve.layers.gated_delta import GatedDeltaNet
 from jaxserve.layers.policy import plain
 from jaxserve.layers.recurrent import RecurrentState
+from jaxserve.layers.recurrent_mixers.gated_delta import GatedDeltaNet
 from jaxserve.model_config.recurrent import GatedDeltaConfig
 from jaxserve.models.registry import decoder_config
 from tests.models.test_delta_parallel import QWEN3_5

@@ -18,6 +18,7 @@ FAMILIES = (
     "falcon_h1_tiny",  # attention and Mamba-2 side by side
     "gemma2_tiny",  # sliding windows, capped scores
     "gemma4_tiny",  # keys of two shapes
+    "falcon_mamba_odd_tiny",  # no attention
     "gpt_bigcode_tiny",  # one KV head, embeddings of positions
     "gpt_oss_tiny",  # a mixture with biases, sinks, windows
     "kimi_linear_tiny",  # decays by channel, beside latent vectors

@@ -146,7 +146,105 @@ _LFM3_ROPE: dict[str, Any] = {
     "full_attention": {"rope_type": "proportional", "rope_theta": 1e3, "partial_rotary_factor": 0.5},
 }
 
+_JAMBA: dict[str, Any] = {
+    "hidden_size": 48,
+    "intermediate_size": 56,
+    "num_hidden_layers": 4,
+    "rms_norm_eps": 1e-5,
+    "attn_layer_period": 3,
+    "attn_layer_offset": 1,
+    "expert_layer_period": 2,
+    "expert_layer_offset": 1,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "mamba_d_state": 8,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_dt_rank": "auto",
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+}
+_SCAN: dict[str, Any] = {
+    "hidden_size": 48,
+    "state_size": 8,
+    "expand": 2,
+    "conv_kernel": 4,
+    "layer_norm_epsilon": 1e-5,
+    "use_bias": False,
+    "use_conv_bias": True,
+    "hidden_act": "silu",
+    "time_step_rank": "auto",
+}
+_ODD_SCAN: dict[str, Any] = {
+    **_SCAN,
+    "hidden_size": 40,
+    "num_hidden_layers": 2,
+    "state_size": 5,
+    "expand": 3,
+    "conv_kernel": 3,
+    "use_bias": True,
+    "use_conv_bias": False,
+    "time_step_rank": 7,
+}
+
+
+def _without_attention(architecture: str, model_type: str, **keys: Any) -> dict[str, Any]:
+    found = _config(architecture, model_type, **keys)
+    return {key: value for key, value in found.items() if key not in ("num_attention_heads", "num_key_value_heads")} | {
+        "max_position_embeddings": 512
+    }
+
+
 HYBRID_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]] = {
+    "jamba_tiny": (
+        _config("JambaForCausalLM", "jamba", **_JAMBA),
+        "bfloat16",
+        {"choices": {"num_experts_per_tok": 3}, "eps": {"rms_norm_eps": 0.1}},
+    ),
+    "jamba_odd_tiny": (
+        _config("JambaForCausalLM", "jamba", **_JAMBA)
+        | {"hidden_size": 40, "head_dim": 40, "num_attention_heads": 3, "num_key_value_heads": 1}
+        | {"num_hidden_layers": 2, "attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 1}
+        | {"num_experts_per_tok": 1, "mamba_d_state": 5, "mamba_d_conv": 3, "mamba_expand": 1, "mamba_dt_rank": 7}
+        | {"mamba_conv_bias": False, "mamba_proj_bias": True, "tie_word_embeddings": True},
+        "bfloat16",
+        {"eps": {"rms_norm_eps": 0.1}},
+    ),
+    "mamba_tiny": (
+        _without_attention("MambaForCausalLM", "mamba", **_SCAN, tie_word_embeddings=True),
+        "bfloat16",
+        {"eps": {"layer_norm_epsilon": 0.1}},
+    ),
+    "mamba_odd_tiny": (
+        _without_attention("MambaForCausalLM", "mamba", **_ODD_SCAN),
+        "bfloat16",
+        {"eps": {"layer_norm_epsilon": 0.1}},
+    ),
+    "mamba2_tiny": (
+        _without_attention("Mamba2ForCausalLM", "mamba2", **_SCAN, num_heads=6, head_dim=16, n_groups=2, chunk_size=16),
+        "bfloat16",
+        {"eps": {"layer_norm_epsilon": 0.1}},
+    ),
+    "mamba2_odd_tiny": (
+        _without_attention(
+            "Mamba2ForCausalLM", "mamba2", **_ODD_SCAN, num_heads=3, head_dim=40, n_groups=1, chunk_size=16
+        )
+        | {"tie_word_embeddings": True, "use_conv_bias": True},
+        "bfloat16",
+        {"eps": {"layer_norm_epsilon": 0.1}},
+    ),
+    "falcon_mamba_tiny": (
+        _without_attention("FalconMambaForCausalLM", "falcon_mamba", **_SCAN, mixer_rms_eps=1e-6),
+        "bfloat16",
+        {"eps": {"mixer_rms_eps": 1.0}},
+    ),
+    "falcon_mamba_odd_tiny": (
+        _without_attention(
+            "FalconMambaForCausalLM", "falcon_mamba", **_ODD_SCAN, mixer_rms_eps=1e-2, tie_word_embeddings=True
+        ),
+        "bfloat16",
+        {"eps": {"mixer_rms_eps": 1.0}},
+    ),
     "kimi_linear_tiny": (
         _config(
             "KimiLinearForCausalLM",

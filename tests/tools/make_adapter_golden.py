@@ -49,6 +49,7 @@ OTHER = "layers.1.mlp.down_proj"
 EXPERTS = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
 """Parameters that hold the matrices of all experts of a layer."""
 GRANITE_EXPERTS = ["block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"]
+EXPERTS_OF_BLOCKS = ["feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"]
 ATTENTION, GATED = ["q_proj", "k_proj", "v_proj", "o_proj"], ["gate_proj", "up_proj", "down_proj"]
 SHARED = [f"shared_expert.{name}" for name in GATED]
 
@@ -127,6 +128,12 @@ ADAPTERS: dict[str, dict[str, TinyAdapter]] = {
     },
     "nemotron_h_tiny": {
         "all": hybrid("in_proj", *ATTENTION, *GATED[1:], experts=["experts.up_proj", "experts.down_proj"]),
+    },
+    "jamba_tiny": {
+        "all": hybrid("in_proj", "x_proj", "out_proj", *ATTENTION, *GATED, experts=EXPERTS_OF_BLOCKS),
+    },
+    "falcon_mamba_tiny": {
+        "states": hybrid("in_proj", "x_proj"),
     },
     "falcon_h1_tiny": {
         "all": hybrid("in_proj", *ATTENTION, *GATED),

@@ -258,6 +258,10 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
     "granitemoeshared": {"architectures": ["GraniteMoeSharedForCausalLM"]},
     "mistral4": {"architectures": ["Mistral4ForCausalLM"]},
     "falcon_h1": {"architectures": ["FalconH1ForCausalLM"]},
+    "jamba": {"architectures": ["JambaForCausalLM"], "attn_layer_period": 3, "attn_layer_offset": 1},
+    "mamba": {"architectures": ["MambaForCausalLM"]},
+    "mamba2": {"architectures": ["Mamba2ForCausalLM"], "expand": 2, "num_heads": 8, "head_dim": 16},
+    "falcon_mamba": {"architectures": ["FalconMambaForCausalLM"]},
     "bamba": {"architectures": ["BambaForCausalLM"], "attn_layer_indices": [2, 5]},
     "gemma4": {"architectures": ["Gemma4ForCausalLM"], "vocab_size_per_layer_input": 256},
     "gemma4_unified": {"architectures": ["Gemma4UnifiedForCausalLM"]},
@@ -291,7 +295,8 @@ ROTATES_WINDOWS = (
     "ExaoneMoeForCausalLM",
 )
 """Their attention rotates in sliding-window layers only; no key says so."""
-NEVER_ROTATES = ("KimiLinearForCausalLM", "NemotronHForCausalLM")
+NEVER_ROTATES = ("KimiLinearForCausalLM", "NemotronHForCausalLM", "JambaForCausalLM")
+NEVER_ROTATES += ("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM")
 NEVER_ROTATES += ("GPT2LMHeadModel", "GPTBigCodeForCausalLM", "OPTForCausalLM")
 DEFAULTED_KEYS = ("num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias")
 DEFAULTED_KEYS += ("sliding_window", "use_sliding_window", "max_window_layers", "no_rope_layer_interval")
@@ -333,6 +338,8 @@ DEFAULTED_KEYS += ("do_layer_norm_before", "_remove_final_layer_norm", "enable_b
 DEFAULTED_KEYS += ("ffn_hidden_size", "num_kv_heads", "num_ln_in_parallel_attn", "alibi", "new_decoder_architecture")
 DEFAULTED_KEYS += ("parallel_attn", "bias", "global_attn_every_n_layers", "mup_enabled", "route_scale")
 DEFAULTED_KEYS += ("attention_value_scale", "shared_expert_combination_strategy", "expert_selection_fn")
+DEFAULTED_KEYS += ("state_size", "time_step_rank", "mixer_rms_eps", "mamba_dt_rank", "attn_layer_period")
+DEFAULTED_KEYS += ("attn_layer_offset", "expert_layer_period", "expert_layer_offset")
 DEFAULTED_KEYS += ("prefix_dense_sliding_window_pattern", "prefix_dense_intermediate_size")
 DEFAULTED_KEYS += ("use_sandwich_norm", "use_attention_gate", "gating", "moe_routed_scaling_factor")
 DEFAULTED_KEYS += ("moe_router_logit_softcapping",)

@@ -29,8 +29,8 @@ class FetchPlan:
 
 
 def snapshot_pages(layout: PageLayout) -> int:
-    """Return the number of pages that take as many bytes as a snapshot."""
-    return 0 if layout.snapshot is None else -(-layout.snapshot.num_bytes // layout.num_bytes)
+    """Return the number of rows, mostly pages, that take as many bytes as a snapshot."""
+    return 0 if layout.snapshot is None else -(-layout.snapshot.num_bytes // layout.row_bytes)
 
 
 def plan_fetch(stores: Sequence[PageStore], missing: MissingPrefix) -> FetchPlan | None:

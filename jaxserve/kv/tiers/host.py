@@ -38,11 +38,11 @@ class HostStore:
     tier = "host"
 
     def __init__(self, layout: PageLayout, num_bytes: int, stats: TierStats) -> None:
-        check_holds_each("--kv-offload-memory", num_bytes, layout)
+        check_holds_each("--kv-offload-memory", num_bytes, layout, layout.row_bytes - layout.num_bytes)
         self._layout = layout
         self._stats = stats
-        self._pieces = {each: _pieces(each, layout.num_bytes) for each in layout.all}
-        self._arena = np.empty((num_bytes // layout.num_bytes, layout.num_bytes), np.uint8)
+        self._pieces = {each: _pieces(each, layout.row_bytes) for each in layout.all}
+        self._arena = np.empty((num_bytes // layout.row_bytes, layout.row_bytes), np.uint8)
         self.max_pages = len(self._arena)
         self._free = _all_rows(self._arena)
         self._rows: OrderedDict[BlockHash, list[int]] = OrderedDict()
@@ -88,7 +88,7 @@ class HostStore:
         with self._lock:
             if name in self._rows or name in self._written:
                 return
-            rows, arena = self._take(-(-self._layout.of(name).num_bytes // self._layout.num_bytes)), self._arena
+            rows, arena = self._take(-(-self._layout.of(name).num_bytes // self._layout.row_bytes)), self._arena
             if rows is None:
                 return
             self._written.add(name)

@@ -22,6 +22,8 @@ from jaxserve.types import BlockHash
 FORMAT_VERSION: Final = 1
 """Version of the bytes of a page, of its file and of its messages: a part of every identity."""
 CHECKSUM_BYTES: Final = 16
+MAX_ROWS: Final = 1024
+"""Rows of host memory that a snapshot takes at most: the pages of a model without attention are a few bytes."""
 _HASH_BYTES: Final = 32
 _SNAPSHOT_MARK: Final = b"states"
 
@@ -80,6 +82,11 @@ class PageLayout:
     def num_bytes(self) -> int:
         """Bytes of one page."""
         return sum(block.num_bytes for block in self.blocks)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of host memory: those of a page, or more if a snapshot would take over MAX_ROWS of them."""
+        return self.num_bytes if self.snapshot is None else max(self.num_bytes, -(-self.snapshot.num_bytes // MAX_ROWS))
 
     @property
     def identity(self) -> str:

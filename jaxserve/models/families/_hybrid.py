@@ -57,8 +57,6 @@ def hybrid_layers(
         found["sliding_attention"] = LayerConfig(window)
     if any(name not in found for name in names):
         raise keys.error("layer_types", f"{' and '.join(found)} only")
-    if set(names) == {kind}:
-        raise keys.error("layer_types", f"at least one layer of {attention}: a model without KV pages is not served")
     return tuple(found[name] for name in names)
 
 

@@ -36,8 +36,6 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
         type(index) is not int or index not in range(count) for index in attention
     ):
         raise keys.error("attn_layer_indices", f"a list of layers from 0 to {count - 1}")
-    if not attention:
-        raise keys.error("attn_layer_indices", "at least one layer: a model without KV pages is not served")
     names = ["full_attention" if index in attention else "linear_attention" for index in range(count)]
     mamba = read_mamba(keys, mamba_width(keys), norm="gate_first")
     config = build(

@@ -79,8 +79,6 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     keys.require("mamba_hidden_act", "silu")
     keys.require("sliding_window", None)
     names = _names(keys)
-    if "full_attention" not in names:
-        raise keys.error(_given(keys), "at least one layer of full_attention: a model without KV pages is not served")
     plain = LayerConfig(use_rope=False)
     kinds = {
         "linear_attention": replace(plain, has_kv=False, has_mlp=False, recurrent=_mamba(keys)),

@@ -16,7 +16,7 @@ from jaxserve.config import TierConfig
 from jaxserve.errors import ConfigError
 from jaxserve.executor.fake.pages import FakePages
 from jaxserve.kv.prefix import MissingPrefix
-from jaxserve.kv.tiers.fetch_plan import FetchPlan, plan_fetch
+from jaxserve.kv.tiers.fetch_plan import FetchPlan, plan_fetch, snapshot_pages
 from jaxserve.kv.tiers.host import HostStore
 from jaxserve.kv.tiers.page import CacheBlock, Page, PageLayout, snapshot_name
 from jaxserve.kv.tiers.stats import TierStats
@@ -267,6 +267,22 @@ def test_snapshots_and_pages_share_the_budget_of_host_memory() -> None:
     assert [block.tobytes() for block in target[1]] == [block.tobytes() for block in content(STATES[1])]
     counts = stats.take()
     assert (counts.evicted_pages, counts.snapshots) == ({"host": 2}, {"host/stored": 2, "host/evicted": 1})
+
+
+def test_a_snapshot_takes_few_rows_where_pages_are_tiny() -> None:
+    """Models without attention have pages of some bytes; a page then takes the row of a part of a snapshot."""
+    states = CacheBlock("state 1", "0", 5000)
+    layout = PageLayout("model", "int8", (CacheBlock("full 0", "k", 2),), snapshot=PageLayout("model", "s", (states,)))
+    assert (layout.row_bytes, snapshot_pages(layout)) == (5, 1000)
+    store = HostStore(layout, 1002 * layout.row_bytes, TierStats())
+    page, taken = (layout.of(name).new_page() for name in (NAMES[0], STATES[0]))
+    page[0][:], taken[0][:] = (7, 8), np.arange(5000) % 251
+    for name, own in ((NAMES[0], page), (STATES[0], taken)):
+        store.put(name, own)
+        found = layout.of(name).new_page()
+        assert store.get([name], [found]) == 1
+        assert found[0].tobytes() == own[0].tobytes()
+    assert store.num_leading([NAMES[0]]) == 1
 
 
 def test_memory_below_a_page_and_a_snapshot_is_refused() -> None:

@@ -112,8 +112,16 @@ def test_layers_that_share_and_layers_with_two_kinds_have_their_places() -> None
         LayerPlaces(None, CachePlace(2, 1)),
         LayerPlaces(CachePlace(0, 0, is_owner=False)),
     )
-    with pytest.raises(ValueError, match="without attention layers"):
-        cache_layout([LayerCache(None, state)])
+
+
+def test_a_model_without_attention_has_pages_of_one_number_a_token() -> None:
+    state = CacheGroup("state", arrays=(StateArray("conv", (4, 3)),))
+    layout = cache_layout([LayerCache(None, state)] * 2)
+    assert [(group.kind, group.layers, group.num_layers) for group in layout.groups] == [
+        ("full", (), 1),
+        ("state", (0, 1), 2),
+    ]
+    assert layout.places == (LayerPlaces(None, CachePlace(1, 0)), LayerPlaces(None, CachePlace(1, 1)))
 
 
 LATENT = replace(GEMMA, layers=(LayerConfig(latent_dim=576),) * 2)
