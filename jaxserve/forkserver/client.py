@@ -45,7 +45,7 @@ class ForkServerClient:
     async def ask(self, job: object, spec: Callable[[], object], reply_type: type[Reply]) -> Reply:
         """Return the reply to a job. spec: returns what the service is made from, if a process has to be started.
 
-        Raises UnavailableError if the process ends or hangs meanwhile; the next job starts another.
+        Raises UnavailableError if the process ends or hangs meanwhile, the next job starts another; or if it cannot fork.
         """
         await self._turns.acquire()
         exchange = asyncio.create_task(self._exchange(job, spec))
@@ -113,16 +113,23 @@ class ForkServerClient:
             while data := await process.stdout.read(_READ_BYTES):
                 for number, content in frames.push(data):
                     reply = waiting.pop(number, None)
+                    if not content:
+                        _log.error(
+                            "the process that %s cannot start a child: no process, memory or file is left", self.does
+                        )
                     if reply is not None and not reply.done():
-                        reply.set_result(content)
+                        if content:
+                            reply.set_result(content)
+                        else:
+                            reply.set_exception(self._gone("cannot start a child now"))
             _log.error("the process that %s ended with %s", self.does, await process.wait())
         finally:
             for reply in waiting.values():
                 if not reply.done():
                     reply.set_exception(self._gone())
 
-    def _gone(self) -> UnavailableError:
-        return UnavailableError(f"The process that {self.does} ended. Please retry.")
+    def _gone(self, what: str = "ended") -> UnavailableError:
+        return UnavailableError(f"The process that {self.does} {what}. Please retry.")
 
 
 def _kill(process: asyncio.subprocess.Process) -> None:

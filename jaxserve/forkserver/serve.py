@@ -1,7 +1,7 @@
 """The loop of a fork server, the main function of `python -m` modules that an API process starts.
 
 stdin     frames: first what the service is made from, then jobs; when it ends, the parent is gone, and this process exits
-stdout    a frame with the reply to every job, in the order in which jobs end
+stdout    a frame with the reply to every job, in the order in which jobs end; an empty one if no child could be started
 
 Each job runs in a child process, forked after the service is loaded. The kernel ends a child that takes too much time or
 memory, in whatever code it is. This process stays single-threaded, so that forking is safe.
@@ -67,15 +67,24 @@ def serve(load: Callable[[Spec], Service[Job]], spec_type: type[Spec]) -> None:
                 for number, content in frames.push(data):
                     if service is None:
                         service = load(msgspec.msgpack.decode(content, type=spec_type))
-                    else:
-                        reader, pid = _start_child(service, number, content)
+                    elif (child := _start_child(service, number, content)) is not None:
+                        reader, pid = child
                         selector.register(reader, selectors.EVENT_READ, (number, pid))
+                    else:
+                        sys.stdout.buffer.write(framed(number, b""))
+                        sys.stdout.flush()
 
 
-def _start_child(service: Service[Job], number: int, job: bytes) -> tuple[int, int]:
-    """Fork a child for this job; returns the descriptor of its reply, and its process id."""
-    reader, writer = os.pipe()
-    pid = os.fork()
+def _start_child(service: Service[Job], number: int, job: bytes) -> tuple[int, int] | None:
+    """Fork a child for this job; returns the descriptor of its reply, and its process id; None without room for it."""
+    pipe_ends: tuple[int, ...] = ()
+    try:
+        reader, writer = pipe_ends = os.pipe()
+        pid = os.fork()
+    except OSError:
+        for end in pipe_ends:
+            os.close(end)
+        return None
     if pid:
         os.close(writer)
         return reader, pid

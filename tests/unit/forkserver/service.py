@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 
@@ -10,6 +11,14 @@ from jaxserve.forkserver.serve import Service, serve
 
 def load(content: bytes) -> Service[bytes]:
     memory = 256 << 20
+    if content == b"full":
+        fork = os.fork
+
+        def full_once() -> int:
+            os.fork = fork
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+        os.fork = full_once
 
     def run(job: bytes) -> bytes:
         match job:

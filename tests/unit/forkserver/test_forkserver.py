@@ -84,6 +84,16 @@ async def test_its_death_fails_what_waits_and_the_next_job_starts_another(caplog
     assert caplog.records == []  # an end that its owner wants is no error
 
 
+async def test_a_machine_without_room_for_a_child_fails_one_job(caplog: pytest.LogCaptureFixture) -> None:
+    async with running() as client:
+        with pytest.raises(UnavailableError, match=r"The process that echoes cannot start a child now\. Please retry"):
+            await client.ask(b"a", lambda: b"full", bytes)
+        process = client.process
+        assert await ask(client, b"b") == b"full b" and client.process is process
+    (record,) = caplog.records
+    assert record.getMessage().startswith("the process that echoes cannot start a child")
+
+
 async def test_a_process_that_hangs_is_killed(caplog: pytest.LogCaptureFixture) -> None:
     async with running(max_jobs=1) as client:
         await ask(client, b"")
