@@ -39,6 +39,7 @@ from jaxserve.quant.stored_blocks import stored_kinds
 _SPARSE: Final = ("DeepseekV3ForCausalLM", "sparse attention, its indexer and a cache of the indexer's keys")
 _ALIBI: Final = ("FalconForCausalLM", "attention scores with a linear bias by distance (ALiBi)")
 _JOINED_TILES: Final = "tiles of an image whose rows of features are joined"
+_SAM: Final = "the tower SAM, whose windows have relative positions"
 _MISSING: Final[Mapping[str, tuple[str, str]]] = {
     "LlavaNextForConditionalGeneration": ("LlamaForCausalLM", _JOINED_TILES),
     "LlavaOnevisionForConditionalGeneration": ("Qwen2ForCausalLM", _JOINED_TILES),
@@ -46,6 +47,18 @@ _MISSING: Final[Mapping[str, tuple[str, str]]] = {
     "MllamaForConditionalGeneration": ("LlamaForCausalLM", "attention of texts to an image's features"),
     "PaliGemmaForConditionalGeneration": ("Gemma2ForCausalLM", "attention in both directions over a whole prompt"),
     "KimiVLForConditionalGeneration": ("DeepseekV3ForCausalLM", "the tower MoonViT"),
+    "HunYuanVLForConditionalGeneration": (
+        "HunYuanDenseV1ForCausalLM",
+        "four positions of a token, of which two turn each pair of numbers, and learned embeddings after rows of an image's tokens",
+    ),
+    "DeepseekOCRForCausalLM": ("DeepseekV2ForCausalLM", f"{_SAM}, before one of CLIP"),
+    "DeepseekOCR2ForCausalLM": ("DeepseekV2ForCausalLM", f"{_SAM}, before an encoder with queries"),
+    "DeepseekOcr2ForConditionalGeneration": ("DeepseekV2ForCausalLM", f"{_SAM}, before an encoder with queries"),
+    "UnlimitedOcrForConditionalGeneration": (
+        "DeepseekV2ForCausalLM",
+        f"{_SAM}, before one of CLIP, and sliding windows that keep the prompt",
+    ),
+    "GotOcr2ForConditionalGeneration": ("Qwen2ForCausalLM", _SAM),
     "InternVLChatModel": ("Qwen2ForCausalLM", "tensors with transformers' names, as in checkpoints that end in -hf"),
     "DeepseekV32ForCausalLM": _SPARSE,
     "DeepseekV4ForCausalLM": _SPARSE,

@@ -167,6 +167,8 @@ def test_unknown_architecture_is_rejected_with_the_supported_ones() -> None:
             "LlavaOnevisionForConditionalGeneration",
             "nearest: Qwen2ForCausalLM; missing: tiles of an image whose rows of features are joined",
         ),
+        ("DeepseekOCRForCausalLM", "nearest: DeepseekV2ForCausalLM; missing: the tower SAM"),
+        ("HunYuanVLForConditionalGeneration", "nearest: HunYuanDenseV1ForCausalLM; missing: four positions of a token"),
     ],
 )
 def test_a_well_known_architecture_is_rejected_with_what_is_missing(architecture: str, expected: str) -> None:
