@@ -21,6 +21,8 @@ _RESAMPLING: Final[tuple[Resampling, ...]] = ("nearest", "lanczos", "bilinear", 
 _OWN, _JOINT = "preprocessor_config.json", "processor_config.json"
 FILES: Final = (_OWN, _JOINT)
 """Files of a checkpoint that describe preprocessing."""
+_TOKEN_IDS: Final = ("image_token_id", "image_token_index", "media_placeholder_token_id")
+"""Keys of the token that stands for one embedding, in configs of different families."""
 _OF_TEXTS: Final = (tiles.HAS_MARKS, tiles.PLACEHOLDER)
 """Keys of `processor_config.json` beside the table that change the text of an image."""
 
@@ -45,6 +47,7 @@ def read_image_processor(directory: Path, mmproj: Path | None = None) -> ImagePr
     tokens = directory / "tokenizer_config.json"
     outer = {key: joint[key] for key in _OF_TEXTS if key in joint}
     table = {key: value for key, value in {**table, **outer}.items() if value is not None}
+    table = whole.with_our_names(path, table)
     return _read(Table(path, table), read_object(config), read_object(tokens) if tokens.is_file() else {})
 
 
@@ -78,6 +81,7 @@ _READERS: Final[Mapping[str, _Reader]] = {
     "SiglipImageProcessor": _Reader(whole.plain, "bicubic"),
     "Lfm2VlImageProcessor": _Reader(tiles.tiled_areas, "bilinear", is_always_resized=True),
     "PixtralImageProcessor": _Reader(whole.limited, "bicubic", whole.CLIP_MEANS, whole.CLIP_DEVIATIONS),
+    "Kimi_K25ImageProcessor": _Reader(whole.padded, "bicubic"),
     "Gemma4ImageProcessor": _GEMMA4,
     "Gemma4UnifiedImageProcessor": _GEMMA4._replace(geometry=whole.merged_budget),
 }
@@ -92,7 +96,7 @@ def _read(table: Table, config: Mapping[str, Any], tokens: Mapping[str, Any]) ->
     if not (reader.is_always_resized or table.flag("do_resize", default=True)):
         raise table.error("do_resize", "true")
     model = Table(table.path.parent / "config.json", config)
-    token = "image_token_id" if config.get("image_token_id") is not None else "image_token_index"
+    token = next((key for key in _TOKEN_IDS if config.get(key) is not None), _TOKEN_IDS[1])
     geometry = reader.geometry(table, model, tokens)
     return ImageProcessorConfig(
         sizes=geometry.sizes,

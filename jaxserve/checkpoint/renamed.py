@@ -17,6 +17,7 @@ from jaxserve.checkpoint.vision_names import (
     split_vision_qkv,
     vision_name,
     with_axes_first,
+    with_position_table,
     without_single_axes,
 )
 
@@ -151,7 +152,8 @@ def with_text_names(checkpoint: Checkpoint) -> Checkpoint:
     an audio encoder; any other checkpoint unchanged."""
     if not any(name.startswith(tuple(_PREFIXES)) or vision_name(name) or is_audio(name) for name in checkpoint.tensors):
         return checkpoint
-    return with_axes_first(without_single_axes(join_bounds(split_vision_qkv(renamed(checkpoint, _our_part)))))
+    checkpoint = join_bounds(split_vision_qkv(renamed(checkpoint, _our_part)))
+    return with_axes_first(without_single_axes(with_position_table(checkpoint)))
 
 
 def _our_part(name: str) -> str | None:

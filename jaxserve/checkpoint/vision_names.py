@@ -17,6 +17,8 @@ VISION: Final = "vision."
 """Prefix of a tower's tensors."""
 _PROJECTORS: Final = ("mlp_AR", "projector")
 """Names of PaddleOCR-VL's connector: as published, and transformers'."""
+_BLOCKS: Final = "vision_tower.encoder.blocks."
+"""Prefix of the layers of MoonViT, which number from 0 what others number from 1."""
 _PREFIXES: Final[Mapping[str, str]] = {
     "visual.merger.ln_q.": "connector.norm.",
     "visual.merger.mlp.0.": "connector.linear_fc1.",
@@ -44,6 +46,9 @@ _PREFIXES: Final[Mapping[str, str]] = {
     "vision_tower.vision_model.embeddings.": "",
     "vision_tower.vision_model.": "",
     "vision_tower.encoder.layer.": "layers.",
+    _BLOCKS: "layers.",
+    "vision_tower.encoder.final_layernorm.": "post_layernorm.",
+    "vision_tower.encoder.patch_embed.proj.": "patch_embedding.",
     "vision_tower.encoder.": "",
     "vision_tower.embeddings.cls_token": "class_embedding",
     "vision_tower.embeddings.position_embeddings": "position_embedding.weight",
@@ -51,6 +56,8 @@ _PREFIXES: Final[Mapping[str, str]] = {
     "vision_tower.embeddings.": "",
     "vision_tower.patch_embedder.input_proj.": "patch_embedding.",
     "vision_tower.patch_embedder.position_embedding_table": "position_embedding.weight",
+    "vision_tower.patch_embed.pos_emb.weight": "position_embedding.grid",
+    "vision_tower.patch_embed.proj.": "patch_embedding.",
     "vision_tower.patch_conv.": "patch_embedding.",
     "vision_tower.ln_pre.": "pre_layernorm.",
     "vision_tower.pre_layrnorm.": "pre_layernorm.",
@@ -79,6 +86,9 @@ _PREFIXES: Final[Mapping[str, str]] = {
     "embed_vision.pos_norm.": "pre_layernorm.",
     "embed_vision.multimodal_embedder.": "connector.",
     "embed_vision.": "connector.",
+    "mm_projector.pre_norm.": "connector.norm.",
+    "mm_projector.proj.0.": "connector.linear_fc1.",
+    "mm_projector.proj.2.": "connector.linear_fc2.",
     "mm_projector.": "connector.",
     "mlp1.0.": "connector.norm.",
     "mlp1.1.": "connector.linear_1.",
@@ -113,6 +123,15 @@ _PARTS: Final[Mapping[str, str]] = {
     "_proj.linear.": "_proj.",
 }
 """Our names of parts of a layer."""
+_BLOCK_PARTS: Final[Mapping[str, str]] = {
+    ".norm1.": ".layer_norm2.",
+    ".norm0.": ".layer_norm1.",
+    ".fc1.": ".fc2.",
+    ".fc0.": ".fc1.",
+    ".wqkv.": ".attn.qkv.",
+    ".wo.": ".self_attn.out_proj.",
+}
+"""Our names of parts of a layer of MoonViT."""
 _FUSED: Final = ".attn.qkv."
 _QKV: Final = ("q_proj", "k_proj", "v_proj")
 _BOUNDS: Final = ("input_min", "input_max", "output_min", "output_max")
@@ -125,7 +144,7 @@ def vision_name(name: str) -> str | None:
     for prefix, own in _PREFIXES.items():
         if bare.startswith(prefix):
             made = VISION + own + bare.removeprefix(prefix)
-            for old, new in _PARTS.items():
+            for old, new in (_BLOCK_PARTS if prefix == _BLOCKS else _PARTS).items():
                 made = made.replace(old, new)
             return made
     return None
@@ -199,6 +218,18 @@ def with_axes_first(checkpoint: Checkpoint) -> Checkpoint:
 
 def _read_axes_first(stored: str, inner: Checkpoint) -> np.ndarray:
     return np.ascontiguousarray(np.asarray(inner.read(stored)).swapaxes(0, 1))
+
+
+def with_position_table(checkpoint: Checkpoint) -> Checkpoint:
+    """Return a grid of positions, rows by columns by width (MoonViT), as a table with a row for each place."""
+    grid, table = f"{VISION}position_embedding.grid", f"{VISION}position_embedding.weight"
+    info = checkpoint.tensors.get(grid)
+    if info is None or len(info.shape) != 3:
+        return checkpoint
+    shape = (info.shape[0] * info.shape[1], info.shape[2])
+    tensors = {name: each for name, each in checkpoint.tensors.items() if name != grid}
+    tensors[table] = replace(info, name=table, shape=shape)
+    return CheckpointView(checkpoint, tensors, {table: partial(_read_as, grid, shape)})
 
 
 def _read_as(stored: str, shape: tuple[int, ...], inner: Checkpoint) -> np.ndarray:

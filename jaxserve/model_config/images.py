@@ -110,7 +110,29 @@ class LimitedSides:
     longest: int
 
 
-Sizes = TileSizes | GridTiles | TiledAreas | AreaSizes | FixedSize | CentralSquare | BudgetSizes | LimitedSides
+@dataclass(frozen=True, slots=True)
+class PaddedSizes:
+    """An image is reduced until it has at most `max_patches` whole patches; then black margins at its right and lower end make whole
+    blocks (Kimi K2.5)."""
+
+    max_patches: int
+    max_side: int
+    """Most patches of a row and of a column."""
+    bound: int | None = None
+    """Most patches with those of the margins; None: there is no bound."""
+
+
+Sizes = (
+    TileSizes
+    | GridTiles
+    | TiledAreas
+    | AreaSizes
+    | FixedSize
+    | CentralSquare
+    | BudgetSizes
+    | LimitedSides
+    | PaddedSizes
+)
 
 
 @dataclass(frozen=True, slots=True)

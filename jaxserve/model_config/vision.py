@@ -17,7 +17,7 @@ linear: a matrix over rows, then columns, then channels, and there may be a bias
 PositionKind = Literal["table", "interpolated", "linear", "cubic", "filtered", "axes", "none"]
 """table: a patch's row and column index a square table of learned positions, which a class token's may precede (SigLIP, CLIP).
 interpolated: the table is stretched bilinearly over the grid of each image (Qwen3-VL).
-linear: the same, and the edges of the grid are those of the table, not its corners (PaddleOCR-VL). cubic: as linear, bicubically (GLM-4.1V).
+linear: the same, and the edges of the grid are those of the table, not its corners (PaddleOCR-VL). cubic: as linear, bicubically (GLM-4.1V, Kimi K2.5).
 filtered: as linear, and a place of a grid smaller than the table has the mean of all that it covers (SigLIP 2 NaFlex).
 axes: the sum of two vectors, of the patch's column from a first table and of its row from a second one (Gemma 4).
 none: positions do nothing but rotate queries and keys (Qwen2-VL)."""
@@ -26,10 +26,11 @@ LayerKind = Literal["pre", "gated", "sandwich"]
 gated: RMSNorms before both, and the feed-forward block has a gate (Qwen2.5-VL).
 sandwich: RMSNorms before and after both, the feed-forward block has a gate, queries, keys and values are normalised by head,
 and scores are not scaled (Gemma 4)."""
-RotaryLayout = Literal["joint", "alternating", "halves"]
+RotaryLayout = Literal["joint", "alternating", "halves", "adjacent"]
 """joint: dimensions i and i + H / 2 rotate together, by row for the first half of the i, by column for the second (Qwen3-VL).
 alternating: as joint, but with frequencies of the whole head, those of even number by row and the others by column (Pixtral).
-halves: the first half of a head rotates by column, the second by row, and i and i + H / 4 of a half together (Gemma 4)."""
+halves: the first half of a head rotates by column, the second by row, and i and i + H / 4 of a half together (Gemma 4).
+adjacent: dimensions 2 i and 2 i + 1 rotate together, by column for even i and by row for odd i, both with the frequency of i / 2 (Kimi K2.5)."""
 Connector = Literal[
     "linear",
     "mlp",
@@ -45,7 +46,7 @@ Connector = Literal[
 """From the patches of a block to one embedding.
 
 linear: their vectors side by side, one matrix (SmolVLM). mlp: a LayerNorm of each vector, then two layers over the vectors
-side by side (Qwen2-VL, Qwen3-VL, PaddleOCR-VL). rms_mlp: the same with an RMSNorm (Qwen2.5-VL). projector: two layers over
+side by side (Qwen2-VL, Qwen3-VL, PaddleOCR-VL, Kimi K2.5). rms_mlp: the same with an RMSNorm (Qwen2.5-VL). projector: two layers over
 them (LLaVA, Pixtral). normed_projector: a LayerNorm of the vectors side by side before these (InternVL, LFM2-VL). merged_projector: an RMSNorm of each vector and one matrix before these (Mistral 3, LightOnOCR). average: their mean, an RMSNorm, one matrix (Gemma 3). scaled_average: their mean times sqrt(D), perhaps
 standardised, an RMSNorm without weights, one matrix (Gemma 4). normed: an RMSNorm without weights, one matrix (Gemma 4 12B). downsampled: one matrix over the vectors side by side, another one, a LayerNorm,
 and a feed-forward block with a gate (GLM-4.1V)."""

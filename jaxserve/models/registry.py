@@ -46,7 +46,7 @@ _MISSING: Final[Mapping[str, tuple[str, str]]] = {
     "Idefics2ForConditionalGeneration": ("MistralForCausalLM", "a resampler of an image's features"),
     "MllamaForConditionalGeneration": ("LlamaForCausalLM", "attention of texts to an image's features"),
     "PaliGemmaForConditionalGeneration": ("Gemma2ForCausalLM", "attention in both directions over a whole prompt"),
-    "KimiVLForConditionalGeneration": ("DeepseekV3ForCausalLM", "the tower MoonViT"),
+    "KimiVLForConditionalGeneration": ("DeepseekV3ForCausalLM", "its preprocessing and its projector"),
     "HunYuanVLForConditionalGeneration": (
         "HunYuanDenseV1ForCausalLM",
         "four positions of a token, of which two turn each pair of numbers, and learned embeddings after rows of an image's tokens",

@@ -110,7 +110,7 @@ class VisionAttention(nnx.Module):
         self.q_norm, self.k_norm = _head_norm(config, policy), _head_norm(config, policy)
         self.is_joint, self.value_eps = config.joint_norm_eps is not None, None if is_plain else eps
         self.scale = None if is_plain else 1.0
-        self.length = config.image_patches
+        self.length, self.has_adjacent_pairs = config.image_patches, config.rotary_layout == "adjacent"
         self.backend = policy.backend
 
     def heads(self, x: Float[Array, "R D"], tokens: Tokens, rotations: Rotations) -> Heads:
@@ -123,6 +123,8 @@ class VisionAttention(nnx.Module):
             query, key = self.q_norm(query), self.k_norm(key)
         if self.value_eps is not None:
             value = normalized(value, self.value_eps, is_alike=self.backend in NATIVE).astype(value.dtype)
+        if self.has_adjacent_pairs:  # scores do not change if dimensions of queries and keys are reordered alike
+            query, key = (jnp.concatenate([each[..., 0::2], each[..., 1::2]], -1) for each in (query, key))
         return Heads(_rotated(query, rotations), _rotated(key, rotations), value)
 
     def attend(self, heads: Heads, images: Texts, tile: Tile) -> Float[Array, "R D"]:
@@ -320,5 +322,7 @@ def _rotations(config: VisionConfig, positions: Int[Array, "P 2"]) -> Rotations:
     angles = positions[:, :, None].astype(jnp.float32) * frequencies  # (P, 2, H/4)
     if config.rotary_layout == "halves":
         return tuple(Rotation(jnp.cos(angles[:, axis]), jnp.sin(angles[:, axis])) for axis in (1, 0))
+    if config.rotary_layout == "adjacent":
+        angles = angles[:, ::-1].swapaxes(1, 2)
     angles = angles.reshape(len(positions), -1)
     return (Rotation(jnp.cos(angles), jnp.sin(angles)),)

@@ -38,6 +38,7 @@ IN_ENGINES = (
     "gemma4_vision_tiny",
     "gemma4_vision_odd_tiny",
     "gemma4_unified_vision_tiny",
+    "kimi_k25_tiny",
 )
 """Models that an engine runs without a server."""
 

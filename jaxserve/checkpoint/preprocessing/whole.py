@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from jaxserve.checkpoint.preprocessing.table import MAX_SIDE, Geometry, Table, token_text
@@ -14,6 +15,7 @@ from jaxserve.model_config.images import (
     FixedSize,
     ImageMarkup,
     LimitedSides,
+    PaddedSizes,
     PanAndScan,
     Sizes,
 )
@@ -186,3 +188,39 @@ def _without_breaks(table: Table, config: Table, tokens: Mapping[str, Any]) -> G
     longest = table.table("size", {"longest_edge": 1024}).integer("longest_edge", 1024, MAX_SIDE)
     image = token_text(tokens, "image_token", "<|image_pad|>")
     return Geometry(LimitedSides(longest), patch, merge, ImageMarkup(image, image))
+
+
+def padded(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
+    """Read sizes of Kimi K2.5: a limit on patches, black margins, and templates mark begin and end themselves."""
+    size = table.table("size", {"max_height": 512, "max_width": 512})
+    side, width = (size.integer(f"max_{each}", None, MAX_SIDE) for each in ("height", "width"))
+    if side != width:
+        raise table.error("size", "the same max_height and max_width")
+    sizes = PaddedSizes(table.integer("max_patches", 1 << 14, _MAX_AREA), side)
+    image = token_text(tokens, "image_token", "<|media_pad|>")
+    patch, merge = table.integer("patch_size", 14, MAX_SIDE), table.integer("merge_size", 2, 64)
+    return Geometry(sizes, patch, merge, ImageMarkup(image, image))
+
+
+_PUBLISHED: Final = "media_proc_cfg"
+"""Key of the table in which Kimi K2.5's published preprocessing has other names, for code of its own."""
+
+
+def with_our_names(path: Path, table: dict[str, Any]) -> dict[str, Any]:
+    """Return Kimi K2.5's published preprocessing under transformers' names; any other one unchanged."""
+    if _PUBLISHED not in table:
+        return table
+    own = Table(path, table).table(_PUBLISHED, {})
+    if own.get("fixed_output_tokens", None) is not None:
+        raise own.error("fixed_output_tokens", "null")
+    side = own.get("patch_limit_on_one_side", 512)
+    named = {
+        "image_processor_type": "Kimi_K25ImageProcessor",
+        "max_patches": own.get("in_patch_limit", None),
+        "merge_size": own.get("merge_kernel_size", None),
+        "patch_size": own.get("patch_size", None),
+        "size": {"max_height": side, "max_width": side},
+        "image_mean": own.get("image_mean", None),
+        "image_std": own.get("image_std", None),
+    }
+    return {key: value for key, value in named.items() if value is not None}

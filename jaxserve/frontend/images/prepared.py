@@ -16,7 +16,14 @@ from jaxserve.errors import CheckpointError, RequestError
 from jaxserve.frontend.images.decode import ImageError
 from jaxserve.frontend.images.processor import EncoderItem, process_image
 from jaxserve.frontend.images.protocol import PreparedImage, PreparedItem
-from jaxserve.model_config.images import AreaSizes, BudgetSizes, ImageProcessorConfig, LimitedSides, TiledAreas
+from jaxserve.model_config.images import (
+    AreaSizes,
+    BudgetSizes,
+    ImageProcessorConfig,
+    LimitedSides,
+    PaddedSizes,
+    TiledAreas,
+)
 
 
 def load_preparer(path: Path, max_patches: int, mmproj: Path | None = None) -> Callable[[Image.Image], PreparedImage]:
@@ -59,6 +66,8 @@ def with_bounded_area(config: ImageProcessorConfig, max_patches: int) -> ImagePr
         case LimitedSides(longest):
             blocks, block = math.isqrt(max_patches // config.merge**2), config.patch_size * config.merge
             return replace(config, sizes=LimitedSides(min(longest, max(blocks, 1) * block)))
+        case PaddedSizes() as padded:
+            return replace(config, sizes=replace(padded, bound=max_patches))
     return config
 
 

@@ -25,6 +25,7 @@ from jaxserve.model_config.images import (
     ImageMarkup,
     ImageProcessorConfig,
     LimitedSides,
+    PaddedSizes,
     PanAndScan,
     Resampling,
     TiledAreas,
@@ -118,6 +119,8 @@ def _resized(image: Image.Image, config: ImageProcessorConfig) -> tuple[tuple[in
             size = _budget_size(image.height, image.width, config, sizes.max_patches)
         case LimitedSides(longest):
             size = _limited_size(image.height, image.width, config.patch_size * config.merge, longest)
+        case PaddedSizes() as sizes:
+            return (0, 0), [_padded(image, config, sizes)]
     return (0, 0), [_resize(image, *size, config.resampling)]
 
 
@@ -177,6 +180,28 @@ def _limited_size(height: int, width: int, block: int, longest: int) -> tuple[in
     if ratio > 1:
         height, width = (max(math.floor(side / ratio), 1) for side in (height, width))
     return -(-height // block) * block, -(-width // block) * block
+
+
+def _padded(image: Image.Image, config: ImageProcessorConfig, sizes: PaddedSizes) -> Image.Image:
+    block, budget = config.patch_size * config.merge, float(sizes.max_patches)
+    while True:
+        size = _reduced_size(image.height, image.width, config.patch_size, sizes.max_side, budget)
+        height, width = (-(-side // block) * block for side in size)
+        count = height * width // config.patch_size**2
+        if sizes.bound is None or count <= sizes.bound or count == config.merge**2:
+            break
+        budget *= sizes.bound / count
+    padded = Image.new("RGB", (width, height))
+    padded.paste(_resize(image, *size, config.resampling))
+    return padded
+
+
+def _reduced_size(height: int, width: int, patch: int, max_side: int, budget: float) -> tuple[int, int]:
+    """Return the sides of an image with at most `budget` whole patches, `max_side` of them in a row and in a column."""
+    longest = max_side * patch
+    count = max(height // patch, 1) * max(width // patch, 1)
+    scale = min(1.0, math.sqrt(budget / count), longest / height, longest / width)
+    return tuple(min(max(int(side * scale), 1), longest) for side in (height, width))  # type: ignore[return-value]
 
 
 def _central_square(image: Image.Image, sizes: CentralSquare, resampling: Resampling) -> Image.Image:

@@ -1,4 +1,4 @@
-"""DeepSeek-V3, V3.1 and R1 (arXiv 2412.19437), Kimi K2 (arXiv 2507.20534) and the text part of Kimi K2.5 and K2.6."""
+"""DeepSeek-V3, V3.1 and R1 (arXiv 2412.19437), Kimi K2 (arXiv 2507.20534), K2.5 and K2.6."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from jaxserve.models.families._common import full_layers
 from jaxserve.models.families._experts import dense_first, with_sigmoid_router
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._latent import latent_decoder, read_deepseek_experts
+from jaxserve.models.families._moonvit import moonvit
 
 DEFAULTS = dict(
     _latent.DEFAULTS,
@@ -41,5 +42,7 @@ FAMILY = Family(
     decoder_config,
     text_part_of=("KimiK25ForConditionalGeneration", "Kimi_K25ForConditionalGeneration"),
     text_model_types=("deepseek_v3", "kimi_k2", None),
+    read_vision=moonvit,
+    renames={"blocks": "layers"},
     mtp_names="layer",
 )
