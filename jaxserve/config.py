@@ -103,12 +103,20 @@ class ModelConfig:
         "decoders and mean for encoders",
     )
 
+    classifier_from_token: str | None = option(
+        None,
+        help="score texts with a model that generates: two tokens, separated by a comma, of which the logit of the first (no) "
+        "is subtracted from that of the second (yes), or one token; implies --task embed",
+    )
+
     def __post_init__(self) -> None:
         count = len(self.adapters)
         if self.max_lora_rank is not None and self.max_loras is None:
             raise ConfigError(f"--max-lora-rank {self.max_lora_rank}: needs --max-loras")
         if self.max_loras is not None and count > self.max_loras:
             raise ConfigError(f"--max-loras {self.max_loras}: --lora-modules has {count} adapters")
+        if self.classifier_from_token is not None and not 1 <= len(self.classifier_from_token.split(",")) <= 2:
+            raise ConfigError("--classifier-from-token: expected one token, or two separated by a comma")
         if self.task == "generate":
             self.check_generates()
 
@@ -136,6 +144,8 @@ class ModelConfig:
             raise ConfigError("--task embed: `compile` and `convert` support the task generate only")
         if self.pooling != "auto":
             raise ConfigError(f"--pooling {self.pooling}: needs --task embed")
+        if self.classifier_from_token is not None:
+            raise ConfigError(f"--classifier-from-token {self.classifier_from_token}: not with --task generate")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

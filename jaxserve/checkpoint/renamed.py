@@ -26,9 +26,12 @@ _OUTSIDE: Final = ("lm_head.", VISION)
 """Starts of the names of tensors that are not part of the decoder without its head."""
 _BARE: Final = "Model"
 _TEXT: Final = "Text"
+_SCORER: Final = "ForSequenceClassification"
 _WITH_HEAD: Final = ("ForCausalLM", "LMHeadModel")
 """Ends of the names of transformers' classes of decoders without and with their heads."""
 _ENCODER_PREFIXES: Final = ("bert", "roberta")
+SCORES: Final = "scores_texts"
+"""Key under which a decoder's config says that its checkpoint has a head for scores, `score`, in place of one for tokens."""
 _TIED: Final = "tie_word_embeddings"
 _SHARED_KEYS: Final = ("quantization_config", "bos_token_id", "eos_token_id", _TIED)
 _PREFIXES: Final = {
@@ -120,14 +123,15 @@ def architecture(config: Mapping[str, Any]) -> str | None:
 
 
 def text_config(config: dict[str, Any], families: Collection[Family]) -> dict[str, Any]:
-    """Return `config.json` of the text model in a multimodal checkpoint, or of a decoder saved without its head with the name of the
-    class that has one (`Qwen3ForCausalLM` for `Qwen3Model`); any other config unchanged."""
+    """Return `config.json` of the text model in a multimodal checkpoint, or of a decoder saved without its head, or with one for scores,
+    with the name of the class that has one (`Qwen3ForCausalLM` for `Qwen3Model`); any other config unchanged."""
     name, text = architecture(config), config.get("text_config")
     known = {each for family in families for each in family.architectures}
-    if name is not None and name.endswith(_BARE) and name not in known:
-        stem = name.removesuffix(_BARE).removesuffix(_TEXT)  # as in Gemma3TextModel
+    if name is not None and name.endswith((_BARE, _SCORER)) and name not in known:
+        stem = name.removesuffix(_BARE).removesuffix(_SCORER).removesuffix(_TEXT)  # as in Gemma3TextModel
         headed = {stem + end for end in _WITH_HEAD} & known
-        return {**config, "architectures": [*headed]} if headed else config
+        scores = {SCORES: True} if name.endswith(_SCORER) else {}
+        return {**config, **scores, "architectures": [*headed]} if headed else config
     if text is None and "vision_config" in config:  # the text model's keys are beside the vision model's (Qwen2-VL)
         text = {key: value for key, value in config.items() if key != "vision_config"}
     if not isinstance(text, dict):

@@ -19,13 +19,13 @@ from jaxserve import __version__
 from jaxserve.checkpoint.files import read_object
 from jaxserve.checkpoint.peft import Adapter
 from jaxserve.checkpoint.protocol import Checkpoint
-from jaxserve.checkpoint.sentence.modules import read_sentence_modules
 from jaxserve.checkpoint.source import resolve_tower
 from jaxserve.config import Config
 from jaxserve.errors import CheckpointError
 from jaxserve.executor.adapters import adapters_config, open_adapters
 from jaxserve.executor.content_digest import LoadedFiles, content_digest, weights_digest
 from jaxserve.executor.draft_model import DraftCheckpoint, open_draft_model
+from jaxserve.executor.embedding import read_modules
 from jaxserve.executor.hosts.agreement import (
     ONE_HOST,
     Hosts,
@@ -217,8 +217,7 @@ def _prepare(
 ) -> tuple[tuple[Adapter, ...], Preparation]:
     """Open the adapters, and prepare the engine."""
     if resolve_task(config.model, model) == "embed":
-        path = checkpoint.path
-        return (), prepare(config, model, modules=read_sentence_modules(path) if path.is_dir() else None, hosts=hosts)
+        return (), prepare(config, model, modules=read_modules(config.model, checkpoint.path), hosts=hosts)
     assert isinstance(model, DecoderConfig), "an encoder embeds"
     adapters = open_adapters(config, model, checkpoint.config, in_memory=True)
     return adapters, prepare(config, model, adapters_config(adapters, config.model, model), hosts=hosts, draft=draft)

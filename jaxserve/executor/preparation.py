@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
@@ -17,29 +17,26 @@ from jaxserve.checkpoint.sentence.modules import SentenceModules
 from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import ConfigError
 from jaxserve.executor.device import first_device
+from jaxserve.executor.embedding import embed_limits, embedding_info, make_embedding_skeleton
 from jaxserve.executor.hosts.agreement import ONE_HOST, Hosts, agree_smallest
 from jaxserve.executor.routed_experts import routed_experts_info
 from jaxserve.ipc.messages import EmbeddingInfo
-from jaxserve.kv.spec import KVSpec
 from jaxserve.layers.cache import CacheShapes
 from jaxserve.model_config.adapters import AdaptersConfig
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.model_config.embedding_head import EmbeddingHead
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.skeleton import (
     DecoderSkeleton,
     EncoderSkeleton,
     ModelSkeleton,
-    make_encoder_skeleton,
     make_skeleton,
 )
 from jaxserve.models.step_work import step_work
 from jaxserve.quant.array import array_bytes
-from jaxserve.runner.backend import Chip, chip_of
-from jaxserve.runner.buckets import embed_buckets, resolve_embed_limits, resolve_limits
-from jaxserve.runner.cache_sizes import CacheSizes, slot_bytes
+from jaxserve.runner.backend import chip_of
+from jaxserve.runner.buckets import resolve_limits
 from jaxserve.runner.determinism import check_deterministic
-from jaxserve.runner.embedding import embedding_task, pool_pages
+from jaxserve.runner.embedding import embedding_task
 from jaxserve.runner.host.cores import num_cores
 from jaxserve.runner.images.encoder import ImageShape, encoder_bytes, image_settings, image_step_tokens, rows_shape
 from jaxserve.runner.images.parts import EncoderParts, SharedParams, part_ends
@@ -48,12 +45,8 @@ from jaxserve.runner.inputs import Program, StepTask
 from jaxserve.runner.kv_scales.measurement import KVScaleMeasurement, make_measurement
 from jaxserve.runner.limits import (
     Limits,
-    cache_shapes,
     context_notes,
-    kv_cache_dtype,
     kv_context_bytes,
-    kv_specs,
-    make_encoder_policy,
     make_limits,
     make_policy,
     mesh_shape,
@@ -69,10 +62,8 @@ from jaxserve.runner.speculation.task import engine_task
 from jaxserve.runner.state import StateProgram, StateShapes
 from jaxserve.runner.steps import GENERATION, abstract_params
 from jaxserve.runner.warmup import MadeProgram, Progress, cached_programs, make_programs, make_state_programs
-from jaxserve.scheduler.plan import Buckets
 from jaxserve.sharding.mesh import Sharding, host_devices, make_sharding
 from jaxserve.sharding.rules import cache_shards
-from jaxserve.types import Pooling
 
 MAX_COMPILE_THREADS = 8
 _LOG = logging.getLogger(__name__)
@@ -190,12 +181,12 @@ class Preparation:
 
 def resolve_task(config: ModelConfig, model: DecoderConfig | EncoderConfig) -> Literal["generate", "embed"]:
     """Return the task that `config` asks for, or that `model` is made for. Raises ConfigError if `model` cannot do it."""
-    kind = "an encoder" if isinstance(model, EncoderConfig) or model.is_bidirectional else None
-    if isinstance(model, DecoderConfig) and model.head is not None:
-        kind = "a model that scores texts"
-    if config.task == "generate" and kind is not None:
-        raise ConfigError(f"--task generate: this model is {kind}: it makes vectors, no text; use embed or auto")
-    if config.task != "embed" and kind is None:
+    only_embeds = isinstance(model, EncoderConfig) or model.is_bidirectional or model.head is not None
+    if config.task == "generate" and only_embeds:
+        raise ConfigError(
+            "--task generate: this model is an encoder, or scores texts: it makes no text; use embed or auto"
+        )
+    if config.task != "embed" and not only_embeds and config.classifier_from_token is None:
         config.check_generates()
         return "generate"
     return "embed"
@@ -277,34 +268,6 @@ def _prepare_embedding(
     )
 
 
-def make_embedding_skeleton(
-    config: Config, model: DecoderConfig | EncoderConfig, chip: Chip, modules: SentenceModules | None = None
-) -> ModelSkeleton | EncoderSkeleton:
-    """Declare the model of an engine that embeds. Raises ConfigError for settings that such an engine cannot have."""
-    routed_experts_info(config, model)
-    config.check_embeds()
-    model = _with_dense_layers(model, modules)
-    if isinstance(model, EncoderConfig):
-        return make_encoder_skeleton(model, make_encoder_policy(config, chip))
-    model = model.with_context(config.model.max_model_len).for_devices(config.parallel.tensor_parallel_size)
-    model = replace(model, tied_embeddings=True)  # no memory goes into an unused head
-    return make_skeleton(model, make_policy(config, model, chip))
-
-
-def _with_dense_layers(
-    model: DecoderConfig | EncoderConfig, modules: SentenceModules | None
-) -> DecoderConfig | EncoderConfig:
-    """Return the config with the layers that the checkpoint has after its pooling. Raises ConfigError if their sizes do not fit."""
-    if modules is None or not modules.dense or model.head is not None:
-        return model
-    width = model.hidden_size
-    for layer in modules.dense:
-        if layer.in_dim != width:
-            raise ConfigError(f"{layer.name}: takes {layer.in_dim} numbers, and what is before it makes {width}")
-        width = layer.out_dim
-    return replace(model, head=EmbeddingHead(modules.dense))
-
-
 def _weight_bytes(skeleton: DecoderSkeleton, sharding: Sharding) -> int:
     """Return the bytes of the weights on each device."""
     total = 0
@@ -312,87 +275,3 @@ def _weight_bytes(skeleton: DecoderSkeleton, sharding: Sharding) -> int:
         shape = leaf.sharding.shard_shape(leaf.shape) if leaf.sharding is not None else leaf.shape
         total += array_bytes(shape, leaf.dtype)
     return total
-
-
-_NO_PAGES = KVSpec(num_layers=0, num_kv_heads=0, head_dim=0, dtype_bytes=0, block_size=1)
-"""An encoder's pages: one per token, only counted."""
-
-
-def embed_limits(
-    config: Config, skeleton: ModelSkeleton | EncoderSkeleton, platform: str, modules: SentenceModules | None
-) -> Limits:
-    """Return the sizes of an engine that embeds. Raises ConfigError."""
-    step = resolve_embed_limits(platform, config.scheduler, config.model.max_model_len)
-    buckets = embed_buckets(platform, step)
-    cache, shapes = CacheSizes((_NO_PAGES,), (0,)), None
-    if isinstance(skeleton, ModelSkeleton):
-        cache, shapes = _embed_cache(config, skeleton, platform, buckets)
-    max_model_len = _max_model_len(config, skeleton.config, modules, step.max_num_batched_tokens)
-    return Limits(
-        cache=cache,
-        shapes=shapes,
-        kv_dtype=kv_cache_dtype(config, platform),
-        max_model_len=max_model_len,
-        max_pages=-(-max_model_len // cache.specs[0].block_size),
-        buckets=buckets,
-    )
-
-
-def _embed_cache(
-    config: Config, skeleton: ModelSkeleton, platform: str, buckets: Buckets
-) -> tuple[CacheSizes, CacheShapes]:
-    """Return the pages that hold any step in each group, and the one state slot that all texts begin at."""
-    decoder, policy = skeleton.config, skeleton.policy
-    specs, states = kv_specs(config, decoder, platform), decoder.cache.states
-    num_blocks, num_slots = pool_pages(buckets, specs[0].block_size), 1 if states else 0
-    num_blocks = 1 if decoder.is_bidirectional else num_blocks  # nothing is written
-    held = slot_bytes(decoder, policy.activations, policy.rules)
-    counts = [num_blocks if group.has_pages else num_slots for group in decoder.cache.groups]
-    sizes = CacheSizes(specs, (num_blocks,) * len(specs), held, num_slots)
-    return sizes, cache_shapes(config, decoder, policy, platform, counts)
-
-
-def embedding_info(
-    config: Config, model: DecoderConfig | EncoderConfig, modules: SentenceModules | None
-) -> EmbeddingInfo:
-    """Describe the vectors of `model`. Raises ConfigError."""
-    return EmbeddingInfo(
-        size=model.hidden_size if model.head is None else model.head.size,
-        pooling=_pooling(config, model, modules),
-        normalizes=modules is None or modules.normalizes,
-        scores_pairs=model.head is not None and model.head.scores_pairs,
-    )
-
-
-def _pooling(config: Config, model: DecoderConfig | EncoderConfig, modules: SentenceModules | None) -> Pooling:
-    """Return the pooling of the settings, of the checkpoint, or of the model's kind."""
-    if model.head is not None and model.head.pooling is not None:
-        if config.model.pooling not in ("auto", model.head.pooling):
-            raise ConfigError(f"--pooling {config.model.pooling}: this model scores with {model.head.pooling}")
-        return model.head.pooling
-    if config.model.pooling != "auto":
-        return config.model.pooling
-    if modules is None:
-        return "mean" if isinstance(model, EncoderConfig) or model.is_bidirectional else "last"
-    if modules.pooling is None:
-        raise ConfigError("--pooling auto: modules.json lists no Pooling; name one: last, mean or cls")
-    return modules.pooling
-
-
-def _max_model_len(
-    config: Config, model: DecoderConfig | EncoderConfig, modules: SentenceModules | None, max_tokens: int
-) -> int:
-    """Return the tokens of the longest text: one step must hold it."""
-    wanted, declared = config.model.max_model_len, model.max_position
-    if wanted is None:
-        trained = declared if modules is None or modules.max_tokens is None else min(declared, modules.max_tokens)
-        if trained > max_tokens:
-            _LOG.warning("texts may have %d of %d tokens: --max-num-batched-tokens", max_tokens, trained)
-        return min(trained, max_tokens)
-    if wanted > declared:
-        raise ConfigError(f"--max-model-len {wanted} is more than the {declared} tokens the model was made for")
-    if wanted > max_tokens:
-        raise ConfigError(
-            f"--max-model-len {wanted} is more than --max-num-batched-tokens {max_tokens}: a text is embedded in one step"
-        )
-    return wanted

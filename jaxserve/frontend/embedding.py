@@ -238,13 +238,15 @@ async def scores_with_counts(
     truncate: int | None,
     priority: int | None,
     params: tuple[str, str],
+    instruction: str | None = None,
 ) -> tuple[list[float], int]:
     """Return the score of each of `second` with its partner in `first`, or with the only one there, and the token count.
 
-    params: the fields of both sides, for errors. Raises RequestError.
+    params: the fields of both sides, for errors. instruction: see `encode_score_pairs`. Raises RequestError.
     """
     model_info, model = frontend.require_embedding()
-    pairs = await encode_pairs(frontend, model_info, model, first, second, truncate=truncate, params=params)
+    options: dict[str, Any] = {"truncate": truncate, "params": params, "instruction": instruction}
+    pairs = await encode_pairs(frontend, model_info, model, first, second, **options)
     check_total(frontend, pairs.texts, params[1])
     with noting_departure(frontend):
         values = await scores_of(frontend, model_info, pairs, priority)
@@ -260,9 +262,12 @@ async def encode_pairs(
     *,
     truncate: int | None,
     params: tuple[str, str],
+    instruction: str | None = None,
 ) -> Pairs:
     """Return the token ids of each text, or of each pair. Raises InvalidRequestError, or ContextLengthError for what is too long."""
     if not model.scores_pairs:
+        if instruction is not None:
+            raise invalid("instruction", "this model makes a vector of each text: put it before the texts instead")
         sides = [
             await encode_inputs(frontend, model_info, side, truncate=truncate, param=param)
             for side, param in zip((first, second), params, strict=True)
@@ -275,6 +280,7 @@ async def encode_pairs(
         list(zip(partners, second, strict=True)),
         most,
         lambda num_tokens, place: check_length(num_tokens, limit, params[1], place),
+        instruction,
     )
     return Pairs([ids for ids, _ in encoded], [start for _, start in encoded], 0)
 

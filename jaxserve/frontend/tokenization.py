@@ -12,6 +12,7 @@ from jaxserve.errors import ContextLengthError, UnavailableError
 from jaxserve.frontend.checks import check_token_ids
 from jaxserve.frontend.parsers.output_format import OutputFormat
 from jaxserve.sampling.params import OPTIONS
+from jaxserve.tokenizer.score_prompts import encode_score_pairs
 from jaxserve.tokenizer.tokenizer import Tokenizer
 
 T = TypeVar("T")
@@ -108,16 +109,21 @@ class Tokenization:
         )
 
     async def encode_pairs(
-        self, pairs: Sequence[tuple[str, str]], truncate: int | None, check: Callable[[int, int], None]
+        self,
+        pairs: Sequence[tuple[str, str]],
+        truncate: int | None,
+        check: Callable[[int, int], None],
+        instruction: str | None = None,
     ) -> list[tuple[list[int], int | None]]:
         """Return the token ids of pairs of texts, cut to `truncate` tokens, and the start of each second text.
 
-        check: is called with the number of tokens and the place of each pair; its error ends the work.
+        check: is called with the number of tokens and the place of each pair; its error ends the work. instruction: the system message
+        of a chat template for pairs.
         """
         tokenizer = self.tokenizer
 
         def encode() -> Iterator[tuple[list[int], int | None]]:
-            for place, (ids, start) in enumerate(tokenizer.encode_pairs(pairs, truncate)):
+            for place, (ids, start) in enumerate(encode_score_pairs(tokenizer, pairs, truncate, instruction)):
                 check(len(ids), place)
                 yield ids, start
 

@@ -25,6 +25,9 @@ class HeadLayer:
     """Name in checkpoints of a LayerNorm after the activation; None: there is none."""
     norm_eps: float = 1e-5
     norm_has_bias: bool = False
+    token_ids: tuple[int, ...] = ()
+    """Tokens whose rows of the output head are the weights of this layer: that of the first, minus that of the second if there are two.
+    Empty: the layer has weights of its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,13 +22,15 @@ from jaxserve.checkpoint.image_processor import FILES, read_image_processor
 from jaxserve.checkpoint.maxtext.folder import is_orbax
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.checkpoint.protocol import Checkpoint
-from jaxserve.checkpoint.renamed import MULTIMODAL, architecture, text_config
+from jaxserve.checkpoint.renamed import MULTIMODAL, SCORES, architecture, text_config
 from jaxserve.errors import CheckpointError
 from jaxserve.model_config.decoder import CheckpointQuantization, DecoderConfig, KVScaleDtype
+from jaxserve.model_config.embedding_head import HeadLayer
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models import encoders as encoders_package
 from jaxserve.models import families as families_package
 from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._scoring import scoring_head
 from jaxserve.models.nearest import differences, nearest_family
 from jaxserve.models.output_head import has_own_head
 from jaxserve.quant.kv_scales import kv_scale_dtype
@@ -123,6 +125,9 @@ def decoder_config(hf: Mapping[str, Any], generation: Mapping[str, Any] | None =
     """
     family, form = family_of(hf), read_form(hf)
     config = family.decoder_config(dict(hf))
+    if hf.get(SCORES) is True:
+        head = scoring_head(Keys(hf), (HeadLayer("score", config.hidden_size, 1, has_bias=False),), "last")
+        config = replace(config, head=head, tied_embeddings=True)  # no memory goes into an output head
     bos = hf.get("bos_token_id")
     return replace(
         config,
@@ -266,8 +271,8 @@ def only_embeds(hf: Mapping[str, Any]) -> bool:
     if name in encoder_architectures():
         return True
     with contextlib.suppress(CheckpointError):  # reported when the config is read for its model
-        config = family_of(hf).decoder_config(dict(hf))
-        return config.is_bidirectional or config.head is not None
+        family = family_of(hf)
+        return family.only_embeds or hf.get(SCORES) is True or family.decoder_config(dict(hf)).is_bidirectional
     return False
 
 

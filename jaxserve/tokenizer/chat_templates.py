@@ -11,6 +11,7 @@ from jaxserve.tokenizer.source import TokenizerSource
 from jaxserve.tokenizer.template import ChatTemplate, Message
 
 _PROBE: Final = "a system message"
+_PAIR: Final = ("query", "document")
 
 
 class ChatTemplates:
@@ -51,6 +52,18 @@ class ChatTemplates:
             return _PROBE in self.render(probe)
         except InvalidRequestError:
             return False
+
+    @cached_property
+    def take_pairs(self) -> bool:
+        """True if the template names the roles `query` and `document` and shows their messages, as those of rerankers do."""
+        if not all(role in (self.default_source or "") for role in _PAIR):  # others show messages of any role
+            return False
+        probe = [{"role": role, "content": f"{_PROBE} {role}"} for role in _PAIR]
+        try:
+            shown = self.render(probe)
+        except InvalidRequestError:
+            return False
+        return all(f"{_PROBE} {role}" in shown for role in _PAIR)
 
     def read(self, variable: str, *, has_tools: bool = False) -> bool:
         """Return True if the template of such a chat reads a variable; False without a template."""

@@ -98,7 +98,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "tokenizer",
         "engine",  # `bench offline` runs an EngineCore
         "executor.adapters",  # the places that adapters take
-        "executor.preparation",  # the sizes of an engine that embeds
+        "executor.embedding",  # the sizes of an engine that embeds
+        "executor.preparation",  # its task
         "runtime",
         "frontend.constraints",
         "frontend.grammar",

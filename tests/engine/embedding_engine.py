@@ -53,7 +53,7 @@ class EmbeddingEngine:
             compile=CompileConfig(compile_cache=str(shared_programs()), cpu_kernels=cpu_kernels),
         )
         table = embed_buckets if has_all_buckets else _largest_bucket
-        with mock.patch("jaxserve.executor.preparation.embed_buckets", table):
+        with mock.patch("jaxserve.executor.embedding.embed_buckets", table):
             self.executor = LocalExecutor.start(self.config, path, lambda *_: None)
         self.model_info = self.executor.model_info
         self.scheduler = EmbedScheduler(

@@ -8,11 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxserve.config import ModelConfig
+from jaxserve.checkpoint.sentence.modules import SentenceModules
+from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import ConfigError
+from jaxserve.executor.embedding import make_embedding_skeleton, read_modules
 from jaxserve.executor.preparation import resolve_task
 from jaxserve.frontend.embedding import finished
 from jaxserve.models.registry import model_of, open_model
+from jaxserve.runner.backend import Chip
+from jaxserve.tokenizer.score_prompts import encode_score_pairs
+from jaxserve.tokenizer.tokenizer import load_tokenizer
 from tests.engine.embedding_engine import EmbeddingEngine
 from tests.models.goldens import DATA, pair_golden, pair_goldens, sentence_golden, sentence_goldens
 
@@ -55,6 +60,43 @@ def test_scores_are_those_of_transformers(name: str) -> None:
     engine.close()
 
 
+@pytest.mark.parametrize(
+    ("tokens", "sign"), [("no,yes", 1), pytest.param("yes, no", -1, marks=pytest.mark.slow)], ids=["yes", "no"]
+)
+def test_a_decoder_scores_texts_with_the_logits_of_tokens_that_a_setting_names(
+    tmp_path: Path, tokens: str, sign: int
+) -> None:
+    golden = pair_golden("qwen3_reranker_tiny")
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (tmp_path / name).symlink_to(golden.path / name)
+    engine = EmbeddingEngine(tmp_path, max_num_batched_tokens=96, classifier_from_token=tokens)
+    found = np.concatenate(engine.vectors(golden.token_ids))
+    np.testing.assert_allclose(found, 1 / (1 + np.exp(-sign * golden.scores)), atol=TOLERANCE)
+    pairs = [("the quick fox", "jumps over"), ("a server", "answers many requests at once")]
+    prompts = [ids for ids, _ in encode_score_pairs(load_tokenizer(golden.path), pairs, None)]
+    of_texts = np.load(golden.path / "golden.npz")["of_texts"]
+    found = np.concatenate(engine.vectors(prompts))
+    np.testing.assert_allclose(found, 1 / (1 + np.exp(-sign * of_texts)), atol=TOLERANCE)
+    engine.close()
+
+
+def test_tokens_that_cannot_score_are_rejected(tmp_path: Path) -> None:
+    path = DATA / "encoders" / "qwen3_reranker_tiny"
+    config = ModelConfig(model="any", classifier_from_token="no,maybe")
+    with pytest.raises(ConfigError, match="--classifier-from-token: 'maybe' is no token of"):
+        read_modules(config, path)
+    with pytest.raises(ConfigError, match="has no tokenizer"):
+        read_modules(config, tmp_path)
+    with pytest.raises(ConfigError, match="expected one token, or two"):
+        ModelConfig(model="any", classifier_from_token="a,b,c")
+    with pytest.raises(ConfigError, match="--classifier-from-token no: not with --task generate"):
+        ModelConfig(model="any", classifier_from_token="no", task="generate")
+    encoder = model_of(open_model(DATA / "encoders" / "modernbert_tiny"))
+    tokens = SentenceModules(None, False, None, logit_tokens=(5, 6))
+    with pytest.raises(ConfigError, match="scores from the logits of tokens: an encoder has none"):
+        make_embedding_skeleton(Config(model=config), encoder, Chip("cpu", None), tokens)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["embedding_gemma_odd_tiny", "modernbert_odd_tiny"])
 def test_two_devices_make_the_same_vectors(name: str) -> None:
@@ -75,5 +117,5 @@ def test_native_kernels_make_the_same_vectors(name: str) -> None:
 def test_a_model_whose_tokens_attend_in_both_directions_embeds_and_generates_nothing() -> None:
     model = model_of(open_model(DATA / "encoders" / "embedding_gemma_tiny"))
     assert resolve_task(ModelConfig(model="any"), model) == "embed"
-    with pytest.raises(ConfigError, match="--task generate: this model is an encoder"):
+    with pytest.raises(ConfigError, match="--task generate: this model is an encoder, or scores texts"):
         resolve_task(ModelConfig(model="any", task="generate"), model)

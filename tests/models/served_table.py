@@ -21,7 +21,7 @@ from jaxserve.config import Config, HostsConfig, ModelConfig, ParallelConfig, Sc
 from jaxserve.config_cache import TierConfig
 from jaxserve.errors import ConfigError
 from jaxserve.executor.adapters import adaptable_modules
-from jaxserve.executor.preparation import make_embedding_skeleton
+from jaxserve.executor.embedding import make_embedding_skeleton
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.recurrent import RecurrentConfig
 from jaxserve.models.registry import decoder_config, families

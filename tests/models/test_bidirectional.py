@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from jaxserve.checkpoint.renamed import text_config
 from jaxserve.errors import CheckpointError
-from jaxserve.models.registry import decoder_config, only_embeds
+from jaxserve.model_config.embedding_head import EmbeddingHead, HeadLayer
+from jaxserve.models.registry import decoder_config, families, only_embeds
 from tests.models.goldens import DATA
 
 SIZES: dict[str, Any] = {
@@ -42,6 +44,24 @@ def test_modernbert_configs_of_before_and_after_transformers_5_mean_the_same() -
     assert decoder_config({**old, "position_embedding_type": "absolute", "reference_compile": None}) == new
     assert [layer.sliding_window for layer in new.layers] == [None, 7, 7, None]
     assert (new.rope_theta, new.sliding_rope_theta) == (160000.0, 10000.0)
+
+
+@pytest.mark.parametrize("name", ["Qwen3", "Qwen2", "Llama", "Gemma3Text", "GPT2"])
+def test_a_decoder_saved_with_a_head_for_scores_is_that_decoder(name: str) -> None:
+    hf = {"architectures": [f"{name}ForSequenceClassification"], "id2label": {"0": "LABEL_0"}}
+    read = text_config(hf, families())
+    assert read["architectures"][0] in (f"{name.removesuffix('Text')}ForCausalLM", "GPT2LMHeadModel")
+    assert only_embeds(read)
+
+
+def test_a_head_for_scores_has_one_label_and_reads_the_last_token() -> None:
+    hf = {**SIZES, "num_key_value_heads": 1, "architectures": ["LlamaForSequenceClassification"]}
+    head = decoder_config(text_config({**hf, "num_labels": 1}, families())).head
+    assert head == EmbeddingHead(
+        (HeadLayer("score", 48, 1, has_bias=False),), "last", scores_pairs=True, is_sigmoid=True
+    )
+    with pytest.raises(CheckpointError, match="num_labels is 2; supported: one label"):
+        decoder_config(text_config({**hf, "num_labels": 2}, families()))
 
 
 def test_windows_of_gemma_are_halved_only_if_its_tokens_attend_in_both_directions() -> None:

@@ -21,7 +21,7 @@ import numpy as np
 import tokenizers
 import torch
 import transformers
-from sentence_transformers import SentenceTransformer
+from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
@@ -114,6 +114,20 @@ CASES: dict[str, Case] = {
         mean,
     ),
 }
+QWEN3: dict[str, Any] = {
+    "hidden_size": 40,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 5,
+    "num_key_value_heads": 1,
+    "head_dim": 24,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+}
+TEMPLATE = """<s>judge{% for message in messages %}{% if message.role == 'query' %} q {{ message.content }}{% endif %}\
+{% if message.role == 'document' %} d {{ message.content }}{% endif %}{% endfor %}</s>"""
+"""A chat template with the roles that sentence-transformers gives the texts of a pair."""
+
 SCORERS: dict[str, tuple[str, dict[str, Any]]] = {
     "modernbert_cross_tiny": (
         "ModernBertForSequenceClassification",
@@ -123,6 +137,7 @@ SCORERS: dict[str, tuple[str, dict[str, Any]]] = {
         "ModernBertForSequenceClassification",
         {**MODERNBERT_ODD, "classifier_pooling": "mean", "classifier_bias": True, "classifier_activation": "silu"},
     ),
+    "qwen3_scores_tiny": ("Qwen3ForSequenceClassification", QWEN3),
 }
 
 
@@ -142,8 +157,8 @@ def random_weights(model: torch.nn.Module, seed: int) -> None:
         weight.data.copy_(value)
 
 
-def write_tokenizer(folder: Path) -> None:
-    """A byte-level BPE with the special tokens of RoBERTa."""
+def write_tokenizer(folder: Path, *words: str) -> None:
+    """A byte-level BPE with the special tokens of RoBERTa, and tokens for some words."""
     tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = tokenizers.decoders.ByteLevel()
@@ -157,19 +172,20 @@ def write_tokenizer(folder: Path) -> None:
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
         single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
     )
+    tokenizer.add_tokens(list(words))
     tokenizer.save(str(folder / "tokenizer.json"), pretty=False)
     special = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 64, **special}
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
 
 
-def write_model(folder: Path, name: str, keys: dict[str, Any], seed: int) -> Any:
+def write_model(folder: Path, name: str, keys: dict[str, Any], seed: int, *words: str) -> Any:
     """Save transformers' model with a tokenizer, and return it."""
     made = getattr(transformers, name)
     model = made(made.config_class(**{**SIZES, **keys})).eval()
     random_weights(model, seed)
     model.save_pretrained(folder)
-    write_tokenizer(folder)
+    write_tokenizer(folder, *words)
     return model
 
 
@@ -222,6 +238,31 @@ def make_scores(name: str, case: tuple[str, dict[str, Any]], seed: int) -> None:
     print(name, scores)
 
 
+@torch.no_grad()
+def make_reranker(name: str, keys: dict[str, Any], seed: int) -> None:
+    """Write one model whose score is the logit of `yes` less that of `no`, as sentence-transformers saves it."""
+    folder, plain = DATA / name, DATA / f"{name}.plain"
+    shutil.rmtree(folder, ignore_errors=True)
+    plain.mkdir(parents=True)
+    write_model(plain, "Qwen3ForCausalLM", {**keys, "vocab_size": VOCAB + 2}, seed, "yes", "no")
+    (plain / "chat_template.jinja").write_text(TEMPLATE)
+    CrossEncoder(str(plain), device="cpu").save_pretrained(str(folder), create_model_card=False)
+    shutil.rmtree(plain)
+    model = CrossEncoder(str(folder), device="cpu", activation_fn=torch.nn.Identity())
+    rng = np.random.default_rng(seed)
+    arrays, scores = {}, []
+    for i, length in enumerate(LENGTHS):
+        ids = rng.integers(5, VOCAB, length)
+        given = torch.tensor([ids.tolist()])
+        features = {"input_ids": given, "attention_mask": torch.ones_like(given), "modality": "text"}
+        scores.append(float(model(features)["scores"][0, 0]))
+        arrays |= {f"ids_{i}": ids.astype(np.int32), f"types_{i}": np.zeros(length, np.int32)}
+    pairs = [["the quick fox", "jumps over"], ["a server", "answers many requests at once"]]
+    arrays["of_texts"] = np.asarray(model.predict(pairs), np.float32)
+    np.savez_compressed(folder / "golden.npz", scores=np.asarray(scores, np.float32), **arrays)
+    print(name, scores, arrays["of_texts"])
+
+
 def main() -> None:
     """Write those named, or all."""
     torch.set_num_threads(1)
@@ -231,6 +272,8 @@ def main() -> None:
     for index, (name, scorer) in enumerate(SCORERS.items()):
         if not sys.argv[1:] or name in sys.argv[1:]:
             make_scores(name, scorer, 400 + 10 * index)
+    if not sys.argv[1:] or "qwen3_reranker_tiny" in sys.argv[1:]:
+        make_reranker("qwen3_reranker_tiny", QWEN3, 800)
 
 
 if __name__ == "__main__":

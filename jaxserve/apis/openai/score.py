@@ -22,7 +22,18 @@ from jaxserve.errors import invalid
 from jaxserve.frontend.embedding import check_partners, scores_with_counts
 
 
-class ScoreRequest(InputFields, kw_only=True):
+class PairFields(InputFields, kw_only=True):
+    """Options for pairs of texts."""
+
+    instruction: Annotated[
+        str | None,
+        Meta(
+            description="What makes a document fit a query, for a reranker whose chat template shows a system message. Default: that of the template."
+        ),
+    ] = None
+
+
+class ScoreRequest(PairFields, kw_only=True):
     """Pairs of texts to score."""
 
     text_1: Annotated[str | list[str], Bound("items", 1, "max_inputs"), Meta(description="A text or a list of texts.")]
@@ -57,7 +68,7 @@ class Document(msgspec.Struct):
     text: str
 
 
-class RerankRequest(InputFields, kw_only=True):
+class RerankRequest(PairFields, kw_only=True):
     """A query, and documents to order by their closeness to it."""
 
     query: Annotated[str, Meta(description="Query text.")]
@@ -158,7 +169,7 @@ rerank_unversioned = replace(rerank, path="/rerank", name="rerank_unversioned", 
 
 
 async def _scores(
-    call: Call, body: InputFields, first: list[str], second: list[str], params: tuple[str, str]
+    call: Call, body: PairFields, first: list[str], second: list[str], params: tuple[str, str]
 ) -> tuple[list[float], EmbeddingUsage]:
     call.frontend.require_model(body.model)
     scores, num_tokens = await scores_with_counts(
@@ -168,5 +179,6 @@ async def _scores(
         truncate=body.truncate_prompt_tokens,
         priority=body.priority,
         params=params,
+        instruction=body.instruction,
     )
     return scores, EmbeddingUsage(num_tokens, num_tokens)

@@ -41,6 +41,7 @@ _ACTIVATIONS: Final[Mapping[str, HeadActivation]] = {
     "SiLU": "silu",
 }
 """Our names of activations by those of torch's classes."""
+_KINDS: Final = ("Transformer", "Pooling", "Dense", "Normalize", "LogitScore")
 _DENSE_INPUT: Final = "sentence_embedding"
 _MAX_WIDTH: Final = 1 << 17
 _MAX_TOKENS: Final = 1 << 27
@@ -58,6 +59,8 @@ class SentenceModules:
     """Longest text the model was trained on; None: not given."""
     dense: tuple[HeadLayer, ...] = ()
     """Layers after the pooling."""
+    logit_tokens: tuple[int, ...] = ()
+    """Tokens whose logits after a text make its score: that of a match, and perhaps that of none, which is subtracted."""
 
 
 def read_sentence_modules(directory: Path) -> SentenceModules | None:
@@ -69,6 +72,7 @@ def read_sentence_modules(directory: Path) -> SentenceModules | None:
     pooling: Pooling | None = None
     dense: list[HeadLayer] = []
     normalizes = False
+    logit_tokens: tuple[int, ...] = ()
     for module in read_objects(path):
         kind = module_kind(module)
         if kind == "Pooling":
@@ -79,9 +83,24 @@ def read_sentence_modules(directory: Path) -> SentenceModules | None:
             raise CheckpointError(f"{path}: a Dense module must come after Pooling and before Normalize")
         elif kind == "Normalize":
             normalizes = True
+        elif kind == "LogitScore":
+            logit_tokens = _logit_tokens(base / module_folder(path, module) / "config.json")
         elif kind != "Transformer":
-            raise CheckpointError(f"{path}: module {shown(kind)}: supported: Transformer, Pooling, Dense, Normalize")
-    return SentenceModules(pooling, normalizes, _max_tokens(directory), tuple(dense))
+            names = ", ".join(_KINDS)
+            raise CheckpointError(f"{path}: module {shown(kind)}: supported: {names}")
+    return SentenceModules(pooling, normalizes, _max_tokens(directory), tuple(dense), logit_tokens)
+
+
+def _logit_tokens(path: Path) -> tuple[int, ...]:
+    """Return the token of a match and, if there is one, that of none."""
+    config = read_object(path)
+    ids = [config.get("true_token_id"), config.get("false_token_id")]
+    tokens = [each for each in ids if type(each) is int and 0 <= each <= _MAX_TOKENS]
+    if tokens != ids[: 1 if ids[1] is None else 2]:
+        raise CheckpointError(
+            f"{path}: true_token_id and false_token_id: expected ids of tokens, found {shown(str(ids))}"
+        )
+    return tuple(tokens)
 
 
 def _dense(directory: Path, folder: str) -> HeadLayer:

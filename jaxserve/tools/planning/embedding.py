@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxserve.checkpoint.protocol import Checkpoint
-from jaxserve.checkpoint.sentence.modules import SentenceModules, read_sentence_modules
-from jaxserve.config import Config
+from jaxserve.checkpoint.sentence.modules import SentenceModules
+from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import ConfigError, DoesNotFitError
-from jaxserve.executor.preparation import embed_limits, embedding_info, make_embedding_skeleton, resolve_task
+from jaxserve.executor.embedding import embed_limits, embedding_info, make_embedding_skeleton, read_modules
+from jaxserve.executor.preparation import resolve_task
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models.registry import only_embeds, read_model_config, text_model
@@ -64,15 +65,15 @@ class EmbeddingModel:
 
 def is_embedding(config: Config, path: Path) -> bool:
     """Return True if the engine of these settings embeds: by its task, or because the model does nothing else."""
-    if config.model.task != "auto":
-        return config.model.task == "embed"
+    if config.model.task != "auto" or config.model.classifier_from_token is not None:
+        return config.model.task != "generate"
     return (path / "config.json").is_file() and only_embeds(text_model(path, None))
 
 
-def read_embedding_model(path: Path) -> EmbeddingModel:
+def read_embedding_model(config: ModelConfig, path: Path) -> EmbeddingModel:
     """Read the config, and of weights what `read_model_config` reads. Raises CheckpointError with one line."""
-    config, checkpoint = read_model_config(path)
-    return EmbeddingModel(path, config, read_sentence_modules(path) if path.is_dir() else None, checkpoint)
+    model, checkpoint = read_model_config(path)
+    return EmbeddingModel(path, model, read_modules(config, path), checkpoint)
 
 
 def plan_embedding(

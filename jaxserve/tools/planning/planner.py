@@ -125,7 +125,7 @@ def plan_model(
         share = "an equal part of the memory" if device.platform == "cpu" else "devices of its own"
         notes = (*notes, f"the plan is that of one of {replicas} replicas, each of which has {share}")
     if is_embedding(config, path):
-        return plan_embedding(config, read_embedding_model(path), device, rates, notes)
+        return plan_embedding(config, read_embedding_model(config.model, path), device, rates, notes)
     config.model.check_generates()
     model = read_model(path, config.images)
     config = with_sizes(config, model.decoder.with_context(config.model.max_model_len), machine)

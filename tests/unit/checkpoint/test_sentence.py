@@ -12,7 +12,7 @@ import pytest
 from jaxserve.checkpoint.sentence.modules import SentenceModules, read_sentence_modules
 from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import CheckpointError, ConfigError
-from jaxserve.executor.preparation import embedding_info
+from jaxserve.executor.embedding import embedding_info
 from jaxserve.model_config.embedding_head import HeadLayer
 from jaxserve.models.registry import model_of, open_model
 from jaxserve.types import Pooling
