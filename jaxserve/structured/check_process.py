@@ -6,7 +6,6 @@ too costly.
 
 from __future__ import annotations
 
-import resource
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +17,7 @@ from jaxserve.forkserver.serve import Service, serve
 from jaxserve.ipc.messages import Grammar
 from jaxserve.structured.compiling import GrammarError, load_ll_tokenizer, new_matcher
 from jaxserve.structured.gbnf import gbnf_to_lark
+from jaxserve.structured.memory import resident_bytes
 from jaxserve.structured.protocol import CheckReply, CheckSpec
 
 _MAX_ERROR_CHARS: Final = 500
@@ -47,7 +47,7 @@ def converted(grammar: Grammar, *, has_terminals: bool = True) -> tuple[Grammar,
 
 def _check(grammar: Grammar, tokenizer: LLTokenizer, config: StructuredConfig) -> CheckReply:
     """Return why the grammar cannot be followed, or the memory of its matcher and its first mask."""
-    before = _resident_bytes()
+    before = resident_bytes()
     try:
         matcher = new_matcher(grammar, tokenizer, config)
         mask = matcher.compute_bitmask()
@@ -57,7 +57,7 @@ def _check(grammar: Grammar, tokenizer: LLTokenizer, config: StructuredConfig) -
             raise GrammarError("it allows no text at all")
     except GrammarError as error:
         return CheckReply(_reason(str(error)))
-    num_steps = -(-max(0, _resident_bytes() - before) // _MEMORY_STEP)
+    num_steps = -(-max(0, resident_bytes() - before) // _MEMORY_STEP)
     return CheckReply(None, matcher_bytes=num_steps * _MEMORY_STEP)
 
 
@@ -94,12 +94,6 @@ def checked(grammar: Grammar, tokenizer: LLTokenizer, config: StructuredConfig) 
             return msgspec.structs.replace(reply, lark=lark.text)
         replies.append(reply)
     return replies[0]
-
-
-def _resident_bytes() -> int:
-    """Return the memory of this process. Pages that it shares with its parent, and copies of them, do not change it."""
-    num_pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return num_pages * resource.getpagesize()
 
 
 def unchecked(is_timeout: bool, config: StructuredConfig) -> CheckReply:

@@ -31,6 +31,7 @@ from jaxserve.config import StructuredConfig
 from jaxserve.ipc.messages import Grammar
 from jaxserve.sampling.bits import pack_bits
 from jaxserve.structured.compiling import GrammarError, new_matcher
+from jaxserve.structured.memory import resident_bytes
 
 _NUM_THREADS: Final = 4
 """Threads that advance grammars, and as many that compile new ones."""
@@ -40,6 +41,8 @@ _NUM_KEPT: Final = 32
 """Kept matchers at their start, for requests with the same grammar."""
 _MAX_KEPT_BYTES: Final = 64 << 20
 """Largest total memory of kept matchers, before requests added states to them; one that is larger is kept alone."""
+_MAX_GROWTH_BYTES: Final = 256 << 20
+"""Growth of the process after which no matcher is kept: states that requests add to one may take 100 MB."""
 _TOO_MANY_STATES: Final = "too many states"
 """Part of llguidance's error for a lexer at its limit."""
 
@@ -75,6 +78,8 @@ class GrammarMasks:
         """The work on new grammars; done when the start is kept."""
         self._starts: OrderedDict[Grammar, Start] = OrderedDict()
         self._num_kept_bytes = 0
+        self._grown_from_bytes = resident_bytes()
+        """The memory of the process when matchers were dropped last."""
         self._lock = Lock()
 
     def follow(
@@ -171,6 +176,7 @@ class GrammarMasks:
             start = self._starts.get(grammar)
             if start is not None:
                 self._starts.move_to_end(grammar)
+                self._bound_growth()
                 return start
         matcher = self.new_matcher(grammar)
         with _watched(matcher):
@@ -183,6 +189,18 @@ class GrammarMasks:
                 dropped, _ = self._starts.popitem(last=False)
                 self._num_kept_bytes -= dropped.matcher_bytes
         return start
+
+    def _bound_growth(self) -> None:
+        """Drop all kept matchers, with the states that requests added to them, if the process has grown.
+
+        Call it with the lock. Something else may have grown: then they are compiled again without need.
+        """
+        now_bytes = resident_bytes()
+        if now_bytes - self._grown_from_bytes > _MAX_GROWTH_BYTES:
+            self._starts.clear()
+            self._num_kept_bytes = 0
+            self._grown_from_bytes = now_bytes
+        self._grown_from_bytes = min(self._grown_from_bytes, now_bytes)
 
 
 def _restart(state: GrammarState, token: int | None, work: Future[None]) -> None:

@@ -369,6 +369,36 @@ def test_kept_matchers_have_bounded_memory(
     masks.close()
 
 
+def test_kept_matchers_are_dropped_once_the_process_has_grown(
+    vocabulary: LLTokenizer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests add states to the matcher that they share, and it does not tell how large they are."""
+    memory = [1 << 30]
+    monkeypatch.setattr(masks_module, "new_matcher", lambda *words: Counted(new_matcher(*words)))
+    monkeypatch.setattr(masks_module, "resident_bytes", lambda: memory[0])
+    masks = GrammarMasks(lambda: vocabulary, tokenizer.max_token_id + 1, CONFIG)
+    grammars = [Grammar("regex", f"a{i}") for i in range(3)]
+
+    def num_kept(*growths: int) -> list[int]:
+        found = []
+        for growth in growths:
+            memory[0] += growth
+            for grammar in grammars:
+                masks.follow(grammar, []).wait(60)
+            found.append(len(Counted.living))
+        return found
+
+    most = masks_module._MAX_GROWTH_BYTES
+    start = masks.start_of(grammars[0])
+    assert num_kept(0, most, -most) == [3, 3, 3]
+    memory[0] += most + 1
+    assert masks.start_of(grammars[0]) is start, "the request that finds the growth still has it"
+    del start
+    assert len(Counted.living) == 0
+    assert num_kept(0) == [3]
+    masks.close()
+
+
 WORDS = '"word" | ' + " | ".join(f'"word{i}"' for i in range(600))
 
 
