@@ -70,6 +70,7 @@ _PREFIXES: Final[Mapping[str, str]] = {
     "vision_encoder.transformer.": "",
     "vision_projection.patch_merger.": "connector.",
     "vision_projection.": "connector.",
+    "vision_adapter.": "connector.adapter.",
     "connector.modality_projection.": "connector.",
     "multi_modal_projector.layer_norm.": "connector.norm.",
     "multi_modal_projector.patch_merger.": "connector.",

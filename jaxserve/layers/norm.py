@@ -69,14 +69,24 @@ class LayerNorm(nnx.Module):
         return made if self.bias is None else made + self.bias[...]
 
 
-def make_norm(config: DecoderConfig, policy: DtypePolicy) -> RMSNorm | LayerNorm:
-    """Return a norm of a decoder's D values of each token."""
-    return norm_of(config.norm_kind, config.hidden_size, config, policy)
+def make_norm(
+    config: DecoderConfig, policy: DtypePolicy, *, weights: NormWeights | None = None, eps: float | None = None
+) -> RMSNorm | LayerNorm:
+    """Return a norm of a decoder's D values of each token. weights, eps: None: those of the decoder's norms."""
+    return norm_of(config.norm_kind, config.hidden_size, config, policy, weights=weights, eps=eps)
 
 
-def norm_of(kind: NormKind, dim: int, config: DecoderConfig, policy: DtypePolicy) -> RMSNorm | LayerNorm:
-    """Return a norm of `dim` values with the weights that the decoder's norms have."""
-    eps, weights = config.norm_eps, config.norm_weights
+def norm_of(
+    kind: NormKind,
+    dim: int,
+    config: DecoderConfig,
+    policy: DtypePolicy,
+    *,
+    weights: NormWeights | None = None,
+    eps: float | None = None,
+) -> RMSNorm | LayerNorm:
+    """Return a norm of `dim` values. weights, eps: see `make_norm`."""
+    eps, weights = eps or config.norm_eps, weights or config.norm_weights
     if kind == "rms":
         return RMSNorm(dim, eps, policy, weights)
     has_bias, is_alike = kind == "layer_with_bias", policy.backend in NATIVE

@@ -32,6 +32,9 @@ NormWeights = Literal["plain", "wide", "offset", "none"]
 Sinks = Literal["none", "all", "windows"]
 """Attention sinks, a logit in the softmax without a value for each head: in all layers (gpt-oss), or in those with a window
 (MiMo-V2-Flash)."""
+EmbeddingNorm = Literal["none", "tokens", "inputs"]
+"""Norm of embeddings. tokens: of those of tokens, without weights (Muse Glimmer); inputs: of those that the first layer gets, with the
+weights that norms of layers have (ModernBERT)."""
 OutputGate = Literal["none", "queries", "apart", "heads"]
 """Gate of each head's output. queries: the query projection has it after the head's query (Qwen3-Next); apart: a projection of
 its own has it (AFMoE); heads: the same, with one number for each head (LFM3)."""
@@ -140,7 +143,13 @@ class DecoderConfig:
     norm_kind: NormKind = "rms"
     """Kind of all norms outside of attention."""
     norm_weights: NormWeights = "plain"
-    """Weights of all norms."""
+    """Weights of norms, if the next two fields say nothing else."""
+    qk_norm_weights: NormWeights | None = None
+    """Weights of the norms of queries and keys; None: `norm_weights`."""
+    final_norm_weights: NormWeights | None = None
+    """Weights of the norm after the last layer; None: `norm_weights` (Muse Glimmer)."""
+    post_norm_eps: float | None = None
+    """Epsilon of norms after blocks; None: `norm_eps` (Muse Glimmer)."""
     sliding_rotary_dim: int | None = None
     """Leading dimensions of a head that rotate in sliding-window layers; None: as many as in the others."""
     sliding_rope_theta: float | None = None
@@ -163,8 +172,7 @@ class DecoderConfig:
     """Factor on values."""
     sinks: Sinks = "none"
     embedding_scale: float = 1.0
-    has_embedding_norm: bool = False
-    """True if the embeddings that the first layer gets are normalised (NanoChat)."""
+    embedding_norm: EmbeddingNorm = "none"
     first_position_row: int | None = None
     """Row of the first position in a table of learned embeddings of positions, which are added to those of tokens (GPT-2: 0,
     OPT: 2); None: there is no table."""

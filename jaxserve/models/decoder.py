@@ -28,7 +28,7 @@ from jaxserve.layers.norm import make_norm
 from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.cache import CachePlace, LayerPlaces
-from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, NormPlacement
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, NormPlacement, NormWeights
 from jaxserve.models.altup import AltUp, AltUpStreams, Laurel
 from jaxserve.models.embedding_head import VectorHead
 from jaxserve.models.per_layer import PerLayerBlock, PerLayerInputs
@@ -107,8 +107,9 @@ class DecoderLayer(nnx.Module):
             self.norms = (None, None, *self.norms[2:])
         if not layer.has_mlp:
             self.norms = (*self.norms[:2], None, None)
-        for name in filter(None, self.norms):
-            setattr(self, name, make_norm(config, policy))
+        for index, name in enumerate(self.norms):
+            if name is not None:
+                setattr(self, name, make_norm(config, policy, eps=config.post_norm_eps if index % 2 else None))
         attention = Attention if config.latent is None else LatentAttention
         self.self_attn = attention(config, layer, policy) if layer.has_kv else None
         self.mixer: str | None = None
@@ -220,10 +221,11 @@ class DecoderStack(nnx.Module):
         self.per_layer = None if dim is None else PerLayerInputs(config, dim, policy)
         self.altup = None if config.altup is None else AltUpStreams(config, config.altup, policy)
         first = config.first_position_row
-        self.embed_norm = make_norm(config, policy) if config.has_embedding_norm else None
+        weights: NormWeights | None = "none" if config.embedding_norm == "tokens" else None
+        self.embed_norm = None if config.embedding_norm == "none" else make_norm(config, policy, weights=weights)
         self.embed_positions = None if first is None else PositionEmbedding(config, first, policy)
         self.layers = nnx.List([DecoderLayer(config, layer, policy) for layer in config.layers])
-        self.norm = make_norm(config, policy)
+        self.norm = make_norm(config, policy, weights=config.final_norm_weights)
 
 
 def _output_head(config: DecoderConfig, policy: DtypePolicy) -> Embedding:
@@ -289,7 +291,7 @@ class Decoder(nnx.Module):
         if table is not None:
             assert step.positions is not None, "a step of a model with embeddings of positions"
             x = x + table(step.positions).astype(x.dtype)
-        return x if norm is None else norm(x)
+        return x if norm is None or self.config.embedding_norm != "inputs" else norm(x)
 
     def _kv_scales(self) -> Mapping[CachePlace, KVScales]:
         """Return the scales of layers that store keys and values, by their place in the cache."""
@@ -313,7 +315,10 @@ class Decoder(nnx.Module):
 
     def embed(self, token_ids: Int[Array, "T"]) -> Float[Array, "T D"]:
         """Return the embeddings of tokens as the first layer takes them."""
-        return scaled(self.model.embed_tokens(token_ids), self.config.embedding_scale)
+        x, norm = self.model.embed_tokens(token_ids), self.model.embed_norm
+        if norm is not None and self.config.embedding_norm == "tokens":
+            x = norm(x)
+        return scaled(x, self.config.embedding_scale)
 
     def logits(self, hidden: Float[Array, "B D"], num_rows: Int[Array, ""]) -> Float[Array, "B V"]:
         """Return logits in float32; rows from `num_rows` on are padding."""

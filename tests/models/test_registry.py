@@ -32,7 +32,8 @@ BOTH = ["full_attention", "sliding_attention"]
 
 
 def of(architecture: str, keys: dict[str, Any]) -> dict[str, Any]:
-    return {**LLAMA, "architectures": [f"{architecture}ForCausalLM"], **keys}
+    name = architecture if architecture.endswith("Model") else f"{architecture}ForCausalLM"
+    return {**LLAMA, "architectures": [name], **keys}
 
 
 def rejection(hf: dict[str, Any]) -> str:
@@ -114,6 +115,7 @@ def test_every_family_file_is_found() -> None:
         "MixtralForCausalLM",
         "ModernBertForSequenceClassification",
         "ModernBertModel",
+        "MuseGlimmerTextModel",
         "NanoChatForCausalLM",
         "NemotronForCausalLM",
         "NemotronHForCausalLM",
@@ -355,6 +357,12 @@ def test_absurd_size_is_rejected_naming_key_and_limit(key: str, value: object) -
             "moe_apply_router_weight_on_input is true; supported: f",
         ),
         ("Laguna", {"mlp_only_layers": [1]}, "mlp_only_layers is [1]; supported: [0] or null"),
+        (
+            "MuseGlimmerTextModel",
+            {"layer_rope_theta": [0, 5.0]},
+            "[0, 5.0]; supported: 10000, the base of all layers, or 0",
+        ),
+        ("MuseGlimmerTextModel", {"attention_bias": True}, "attention_bias is true; supported: false"),
         ("Afmoe", {"attention_bias": True}, "attention_bias is true; supported: false"),
         ("Cohere2Moe", {"expert_selection_fn": "tanh"}, "is 'tanh'; supported: 'softmax' or 'sigmoid'"),
         ("MiMoV2Flash", {"num_key_value_heads": 4}, "num_key_value_heads is 4; supported: half of a divisor of num_"),

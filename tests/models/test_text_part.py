@@ -28,6 +28,7 @@ SEEING = {
     "audio_tower.norm.weight": (4,),
     "embed_vision.norm.weight": (4,),
     "mm_projector.pre_norm.weight": (4,),
+    "vision_adapter.fc1.weight": (4, 4),
 }
 TIED = "tie_word_embeddings"
 PREDICTING = "mtp.fc.weight"
@@ -66,6 +67,7 @@ def seeing_checkpoint(folder: Path, source: str, architecture: str, naming: str)
         ("gemma4_moe_odd_tiny", "Gemma4ForConditionalGeneration"),
         ("gemma4_unified_tiny", "Gemma4UnifiedForConditionalGeneration"),
         ("llama4_tiny", "Llama4ForConditionalGeneration"),
+        ("muse_glimmer_tiny", "MuseGlimmerForConditionalGeneration"),
         ("cohere2_tiny", "Cohere2VisionForConditionalGeneration"),
         ("cohere2_moe_tiny", "Cohere2VisionForConditionalGeneration"),
         ("mistral_sliding_tiny", "Mistral3ForConditionalGeneration"),

@@ -243,6 +243,35 @@ LATER_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]] 
             },
         },
     ),
+    "muse_glimmer_tiny": (
+        {
+            key: value
+            for key, value in _config(
+                "MuseGlimmerTextModel",
+                "muse_glimmer_text",
+                head_dim=16,
+                num_hidden_layers=4,
+                hidden_activation="silu",
+                sliding_window=8,
+                layer_types=["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+                layer_rope_theta=[10000.0, 10000.0, 10000.0, 0],
+                rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+                final_logit_softcapping=8.0,
+                output_multiplier=0.9,
+                qk_scale_factor=1.3,
+                post_norm_eps=1e-8,
+            ).items()
+            if key not in ("rope_theta", "hidden_act")
+        },
+        "bfloat16",
+        {
+            "window": {"sliding_window": 9},
+            "rope": {"layer_rope_theta": [10000.0] * 4},
+            "eps": {"post_norm_eps": 0.1},
+            "scores": {"qk_scale_factor": 1.0},
+            "cap": {"final_logit_softcapping": 4.0},
+        },
+    ),
     "cohere2_moe_tiny": (
         _config(
             "Cohere2MoeForCausalLM",

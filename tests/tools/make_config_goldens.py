@@ -177,6 +177,14 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
         "layer_types": ["full_attention", "sliding_attention"] * 3,
         "num_attention_heads_per_layer": [4, 8] * 3,
     },
+    "muse_glimmer": {"architectures": ["MuseGlimmerTextModel"]},
+    "muse_glimmer_rope": {
+        "architectures": ["MuseGlimmerTextModel"],
+        "sliding_window": 16,
+        "layer_types": ["full_attention", "sliding_attention"] * 3,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "layer_rope_theta": [0, 10000.0, 10000.0] * 2,
+    },
     "nemotron": {"architectures": ["NemotronForCausalLM"]},
     "nanochat": {"architectures": ["NanoChatForCausalLM"]},
     "persimmon": {"architectures": ["PersimmonForCausalLM"]},
@@ -342,7 +350,7 @@ DEFAULTED_KEYS += ("state_size", "time_step_rank", "mixer_rms_eps", "mamba_dt_ra
 DEFAULTED_KEYS += ("attn_layer_offset", "expert_layer_period", "expert_layer_offset")
 DEFAULTED_KEYS += ("prefix_dense_sliding_window_pattern", "prefix_dense_intermediate_size")
 DEFAULTED_KEYS += ("use_sandwich_norm", "use_attention_gate", "gating", "moe_routed_scaling_factor")
-DEFAULTED_KEYS += ("moe_router_logit_softcapping",)
+DEFAULTED_KEYS += ("moe_router_logit_softcapping", "qk_scale_factor", "output_multiplier", "post_norm_eps")
 
 
 def rope_case(keys: dict[str, Any]) -> dict[str, Any]:
@@ -372,7 +380,8 @@ def layer_case(keys: dict[str, Any]) -> dict[str, Any]:
     else:
         sizes = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
         windows = [getattr(config, sizes[name]) if name in sizes else None for name in types]
-    marks = getattr(config, "no_rope_layers", None) or [1] * config.num_hidden_layers
+    marks = getattr(config, "no_rope_layers", None) or getattr(config, "layer_rope_theta", None)
+    marks = marks or [1] * config.num_hidden_layers
     if "position_embedding_type" in vars(config):
         marks = [config.position_embedding_type == "rope"] * config.num_hidden_layers
     if hf["architectures"][0] in NEVER_ROTATES:
@@ -401,7 +410,7 @@ def defaults(architecture: str) -> dict[str, Any]:
     }  # a removed key
     if architecture.endswith("TextModel"):  # Only a part of a model, whose own config says whether the head is tied.
         whole = getattr(transformers, architecture.replace("TextModel", "Config"))
-        found["tie_word_embeddings"] = whole.tie_word_embeddings
+        found["tie_word_embeddings"] = getattr(whole, "tie_word_embeddings", False)
     theta = config_class.default_theta
     if isinstance(theta, dict):
         return found | {"rope_theta": theta["global"], "rope_local_base_freq": theta["local"]}

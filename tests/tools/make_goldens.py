@@ -14,6 +14,7 @@ float32 decoders is far below the 1e-4 that tests allow.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -42,6 +43,8 @@ _TABLES = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embe
 _POSITIONS = ("wpe", "embed_positions")
 _SCORES = ("q_proj", "k_proj", "qkv_proj", "c_attn", "query_key_value")
 """Parts of the names of embeddings and heads, of embeddings of positions, and of projections that scores come from."""
+_PLAIN_NORMS = ("linear_attn", "language_model.norm.")
+"""Parts of the names of norms that are stored whole in models that store others minus 1."""
 _GPTS = ("gpt2", "gpt_bigcode", "opt", "gpt_neox", "gptj", "codegen", "falcon", "persimmon")
 """Types of models whose texts would repeat one token if their biases were larger."""
 _PUBLISHED_NAMES: dict[str, dict[str, str]] = {
@@ -66,6 +69,25 @@ _PUBLISHED_NAMES: dict[str, dict[str, str]] = {
 }
 """By type of model: names in checkpoints for those of transformers."""
 
+_TEXT_PARTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "muse_glimmer_text": (
+        "MuseGlimmerForConditionalGeneration",
+        {
+            "vision_config": {
+                "hidden_size": 8,
+                "intermediate_size": 8,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 1,
+            },
+            "out_hidden_size": 8,
+            "projector_hidden_size": 8,
+        },
+    ),
+}
+"""By type of text model: the class with a head, which transformers has with a tower only, and what its config needs."""
+_OWN, _OF_TEXT = "model.", "model.language_model."
+"""Prefix of a decoder's tensors, and that of a text part's."""
+
 CORPUS = (
     "The quick brown fox jumps over the lazy dog. A server answers many requests at once; each request is a list of "
     "tokens, and each token is a piece of a word. Hello world! How are you today? I am fine, thank you. One, two, "
@@ -81,7 +103,9 @@ def random_weights(model: transformers.PreTrainedModel, seed: int) -> None:
     """Weights under which heads attend unevenly, layers outweigh the embedding and logits spread by about 2."""
     config = model.config.get_text_config()
     generator = torch.Generator().manual_seed(seed)
-    is_offset = config.model_type.startswith(("qwen3_next", "qwen3_5")) or config.model_type == "nemotron"
+    is_offset = (
+        config.model_type.startswith(("qwen3_next", "qwen3_5", "muse_glimmer")) or config.model_type == "nemotron"
+    )
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
         is_plain = config.model_type in ("gemma3n_text", "gemma4_text", "gemma4_unified_text")
@@ -93,7 +117,7 @@ def random_weights(model: transformers.PreTrainedModel, seed: int) -> None:
             # Of Kimi delta attention transformers subtracts sums of decays, which cancel if decays are strong.
             log_decay = -3 if config.model_type == "kimi_linear" else -1
             value = (1 if name.endswith(".D") else log_decay) + 0.5 * noise
-        elif is_offset and "norm" in name and "linear_attn" not in name:
+        elif is_offset and "norm" in name and not any(part in name for part in _PLAIN_NORMS):
             value = 0.2 * noise
         elif ("norm" in name or ".ln_" in name) and not name.endswith("bias"):
             value = (_gemma_norm(name) if config.model_type.startswith("gemma") else 1) + 0.2 * noise
@@ -164,15 +188,40 @@ def _gemma_norm(name: str) -> float:
     return 4.0 if "post_" in name else 0.0
 
 
-def save_weights(model: transformers.PreTrainedModel, tiny: TinyCheckpoint, folder: Path) -> None:
-    """One file, or shards with an index; a tied head is left out, as in published checkpoints."""
-    dtype = getattr(torch, tiny.dtype)
+def class_and_config(hf: dict[str, Any]) -> tuple[Any, transformers.PreTrainedConfig]:
+    """Return transformers' class of a `config.json`, and its config; for a text part those of the whole model."""
+    config = type(transformers.AutoConfig.for_model(hf["model_type"])).from_dict(hf)
+    if hf["model_type"] not in _TEXT_PARTS:
+        return getattr(transformers, hf["architectures"][0]), config
+    name, others = _TEXT_PARTS[hf["model_type"]]
+    whole = getattr(transformers, name)
+    return whole, whole.config_class(text_config=config.to_dict(), **others)
+
+
+def text_name(name: str) -> str | None:
+    """Return a tensor's name in a checkpoint of the text model alone; None if it belongs to a tower."""
+    if name.startswith(_OF_TEXT):
+        return name.replace(_OF_TEXT, _OWN, 1)
+    return None if "vision" in name else name
+
+
+def text_state(model: transformers.PreTrainedModel, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return the tensors of a checkpoint of the text model alone, with the names that checkpoints have; buffers keep their types."""
+    kind = model.config.get_text_config().model_type
     state = {
         name: part.detach().to(dtype).contiguous()
         for whole, weight in model.named_parameters()
-        for name, part in published(whole, weight, model.config.model_type).items()
+        if (own := text_name(whole)) is not None
+        for name, part in published(own, weight, kind).items()
         if not whole.endswith("e_score_correction_bias")
-    } | {published_correction(name, model.config.model_type): buffer for name, buffer in stored_buffers(model).items()}
+    }
+    return state | {published_correction(name, kind): buffer for name, buffer in stored_buffers(model).items()}
+
+
+def save_weights(model: transformers.PreTrainedModel, tiny: TinyCheckpoint, folder: Path) -> None:
+    """One file, or shards with an index; a tied head is left out, as in published checkpoints."""
+    dtype = getattr(torch, tiny.dtype)
+    state = text_state(model, dtype)
     if tiny.num_shards == 1:
         save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
         return
@@ -247,9 +296,15 @@ def save_tokenizer(folder: Path) -> None:
 def load(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> transformers.PreTrainedModel:
     """The folder in transformers with changes to its config."""
     hf = json.loads((folder / "config.json").read_text()) | changes
-    config = type(transformers.AutoConfig.for_model(hf["model_type"])).from_dict(hf)
-    model = getattr(transformers, hf["architectures"][0]).from_pretrained(
-        folder, config=config, dtype=dtype, attn_implementation="eager", experts_implementation="eager"
+    whole, config = class_and_config(hf)
+    names = {f"^{re.escape(_OWN)}": _OF_TEXT} if hf["model_type"] in _TEXT_PARTS else None
+    model = whole.from_pretrained(
+        folder,
+        config=config,
+        dtype=dtype,
+        attn_implementation="eager",
+        experts_implementation="eager",
+        key_mapping=names,
     )
     return model.eval()
 
@@ -291,7 +346,7 @@ def make(name: str, tiny: TinyCheckpoint) -> None:
     generation = {"bos_token_id": BOS, "eos_token_id": tiny.generation_eos or hf["eos_token_id"]}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=1) + "\n")
     save_tokenizer(folder)
-    config = transformers.AutoConfig.from_pretrained(folder)
+    whole, config = class_and_config(hf)
     prompt_ids = np.random.default_rng(len(name)).integers(3, VOCAB_SIZE, NUM_PROMPT).tolist()
     arrays: dict[str, np.ndarray] = {}
 
@@ -299,7 +354,7 @@ def make(name: str, tiny: TinyCheckpoint) -> None:
         return float(np.abs(last_logits(other, prompt_ids).numpy() - arrays["logits"]).max())
 
     for seed in range(100):
-        model = getattr(transformers, hf["architectures"][0])._from_config(config, dtype=torch.float32)
+        model = whole._from_config(config, dtype=torch.float32)
         random_weights(model, seed)
         save_weights(model, tiny, folder)
         arrays = golden(load(folder), prompt_ids)

@@ -21,13 +21,12 @@ from make_goldens import (
     MIN_DISTINCT,
     MIN_GAP,
     NUM_PROMPT,
+    class_and_config,
     golden,
     last_logits,
     load,
-    published,
-    published_correction,
     random_weights,
-    stored_buffers,
+    text_state,
 )
 from odd_checkpoints import odd_configs
 
@@ -39,19 +38,12 @@ MAX_NOISE: Final = 2e-5
 """Wider layers than those of make_goldens.py round more."""
 
 
-def tensors_of(config: dict[str, Any], folder: Path) -> Tensors:
+def tensors_of(config: dict[str, Any]) -> Tensors:
     """Return shape, mean and spread of the tensors of a checkpoint, as `make_goldens.py` would write it."""
-    (folder / "config.json").write_text(json.dumps(config))
-    made = transformers.AutoConfig.from_pretrained(folder)
-    model = getattr(transformers, config["architectures"][0])._from_config(made, dtype=torch.float32)
+    whole, made = class_and_config(config)
+    model = whole._from_config(made, dtype=torch.float32)
     random_weights(model, 0)
-    kind = model.config.model_type
-    found = {
-        name: part
-        for whole, tensor in model.named_parameters()
-        for name, part in published(whole, tensor, kind).items()
-        if not whole.endswith("e_score_correction_bias")
-    } | {published_correction(name, kind): buffer for name, buffer in stored_buffers(model).items()}
+    found = text_state(model, torch.float32)
     return {name: _form(tensor.detach().float()) for name, tensor in found.items()}
 
 
@@ -69,7 +61,7 @@ def make(name: str, config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, n
     prompt_ids = np.random.default_rng(len(name)).integers(3, config["vocab_size"], NUM_PROMPT).tolist()
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        tensors = tensors_of(config, folder)
+        tensors = tensors_of(config)
         for seed in range(100):
             write_checkpoint(folder, config, tensors, seed)
             arrays = golden(load(folder), prompt_ids)

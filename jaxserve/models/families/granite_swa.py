@@ -31,14 +31,14 @@ def read_layers(keys: Keys) -> tuple[LayerConfig, ...]:
     layers = sliding_layers(keys, window, tuple(window is not None and index % 4 > 0 for index in range(count)))
     return tuple(
         replace(layer, use_rope=theta is None or theta > 0)
-        for layer, theta in zip(layers, _read_thetas(keys, count), strict=True)
+        for layer, theta in zip(layers, read_thetas(keys, count), strict=True)
     )
 
 
 def with_windows(keys: Keys, config: DecoderConfig) -> DecoderConfig:
     """Add attention sinks, and the rope bases of layers with full attention and of those with a window."""
     thetas: tuple[set[float], set[float]] = set(), set()
-    for layer, theta in zip(config.layers, _read_thetas(keys, config.num_layers), strict=True):
+    for layer, theta in zip(config.layers, read_thetas(keys, config.num_layers), strict=True):
         if layer.use_rope:
             thetas[layer.sliding_window is not None].add(config.rope_theta if theta is None else theta)
     if any(len(found) > 1 for found in thetas):
@@ -52,7 +52,7 @@ def with_windows(keys: Keys, config: DecoderConfig) -> DecoderConfig:
     return replace(config, sliding_rope_theta=sliding)
 
 
-def _read_thetas(keys: Keys, count: int) -> list[float | None]:
+def read_thetas(keys: Keys, count: int) -> list[float | None]:
     """Read the rope base of each layer, 0 for one without rope; None: that of all."""
     found = keys.get(_THETAS)
     if found is None:

@@ -56,7 +56,7 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return replace(
         config,
         norm_kind="layer_with_bias" if keys.flag("norm_bias") else "layer",
-        has_embedding_norm=True,
+        embedding_norm="inputs",
         sliding_rope_theta=sliding_theta,
         is_bidirectional=True,
         head=_scoring_head(keys, config) if hf["architectures"][0] == _SCORER else None,

@@ -24,7 +24,7 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
         norm_weights="none",
         qk_norm="rotated_unit",
         rotary_pairs="swapped_halves",
-        has_embedding_norm=True,
+        embedding_norm="inputs",
         mlp_has_gate=False,
         logit_softcap=None if keys.get(_CAP) is None else keys.number(_CAP),
     )
