@@ -32,8 +32,8 @@ _WITH_HEAD: Final = ("ForCausalLM", "LMHeadModel")
 _ENCODER_PREFIXES: Final = ("bert", "roberta")
 SCORES: Final = "scores_texts"
 """Key under which a decoder's config says that its checkpoint has a head for scores, `score`, in place of one for tokens."""
-_TIED: Final = "tie_word_embeddings"
-_SHARED_KEYS: Final = ("quantization_config", "bos_token_id", "eos_token_id", _TIED)
+TIED: Final = "tie_word_embeddings"
+_SHARED_KEYS: Final = ("quantization_config", "bos_token_id", "eos_token_id", TIED)
 _PREFIXES: Final = {
     "language_model.model.encoder.layers.": "model.layers.",  # as transformers saves Qianfan-OCR
     "language_model.model.": "model.",
@@ -142,8 +142,15 @@ def text_config(config: dict[str, Any], families: Collection[Family]) -> dict[st
     shared = {key: config[key] for key in _SHARED_KEYS if key in config}
     whole = {key: value for key, value in config.items() if key != "text_config"}
     # transformers ties by the outer key, by that of the text part, or by either, and saves them apart.
-    tied = {_TIED: True} if config.get(_TIED) is True or text.get(_TIED) is True else {}
+    tied = {TIED: True} if config.get(TIED) is True or text.get(TIED) is True else {}
     return {**shared, **text, **tied, "architectures": [family.architectures[0]], MULTIMODAL: whole}
+
+
+def is_tied_in_part(config: Mapping[str, Any]) -> bool:
+    """Return True if only one of a multimodal `config.json` and its text part says that the output head is the embedding
+    matrix, and the other one denies it."""
+    text = config.get("text_config")
+    return isinstance(text, dict) and {config.get(TIED), text.get(TIED)} == {True, False}
 
 
 def _is_text_part(family: Family, name: str | None, text: Mapping[str, Any]) -> bool:

@@ -22,7 +22,7 @@ from jaxserve.checkpoint.image_processor import FILES, read_image_processor
 from jaxserve.checkpoint.maxtext.folder import is_orbax
 from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.checkpoint.protocol import Checkpoint
-from jaxserve.checkpoint.renamed import MULTIMODAL, SCORES, architecture, text_config
+from jaxserve.checkpoint.renamed import MULTIMODAL, SCORES, TIED, architecture, is_tied_in_part, text_config
 from jaxserve.errors import CheckpointError
 from jaxserve.model_config.decoder import CheckpointQuantization, DecoderConfig, KVScaleDtype
 from jaxserve.model_config.embedding_head import HeadLayer
@@ -261,8 +261,16 @@ def read_model_config(path: Path) -> tuple[DecoderConfig | EncoderConfig, Checkp
 
 
 def text_model(path: Path, checkpoint: Checkpoint | None) -> Mapping[str, Any]:
-    """Return the text model's config of a checkpoint, or of a directory with only config.json."""
-    return text_config(read_config(path), families()) if checkpoint is None else checkpoint.config
+    """Return the text model's config of a checkpoint, or of a directory with only config.json.
+
+    If the whole config and its text part contradict each other about a tied output head, which only weights could decide, the
+    family's default counts in the second case.
+    """
+    if checkpoint is not None:
+        return checkpoint.config
+    whole = read_config(path)
+    text = text_config(whole, families())
+    return {key: value for key, value in text.items() if key != TIED} if is_tied_in_part(whole) else text
 
 
 def only_embeds(hf: Mapping[str, Any]) -> bool:

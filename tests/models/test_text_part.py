@@ -124,6 +124,27 @@ def test_the_head_is_tied_if_the_whole_config_or_the_text_part_says_so(
     assert text_config(config, families()).get(TIED) is is_tied
 
 
+@pytest.mark.parametrize(("source", "architecture", "is_tied"), [
+    ("qwen3_tiny", "Qwen3VLForConditionalGeneration", False),
+    ("gemma3_tiny", "Gemma3ForConditionalGeneration", True),
+])  # fmt: skip
+@pytest.mark.parametrize("says_whole", [True, False])
+def test_without_weights_a_contradiction_about_a_tied_head_is_decided_by_the_family(
+    tmp_path: Path, source: str, architecture: str, is_tied: bool, says_whole: bool
+) -> None:
+    seeing_checkpoint(tmp_path, source, architecture, "new")
+    (tmp_path / "model.safetensors").unlink()
+    whole = json.loads((tmp_path / "config.json").read_text())
+
+    def read(whole_tied: bool, text_tied: bool) -> bool:
+        config = {**whole, TIED: whole_tied, "text_config": {**whole["text_config"], TIED: text_tied}}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return read_decoder(tmp_path)[0].tied_embeddings
+
+    assert read(says_whole, not says_whole) is is_tied
+    assert read(says_whole, says_whole) is says_whole
+
+
 def test_a_text_part_of_another_model_type_is_rejected(tmp_path: Path) -> None:
     seeing_checkpoint(tmp_path, "mistral_sliding_tiny", "Mistral3ForConditionalGeneration", "old")
     whole = json.loads((tmp_path / "config.json").read_text())
