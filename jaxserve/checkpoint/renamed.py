@@ -29,7 +29,6 @@ _TEXT: Final = "Text"
 _SCORER: Final = "ForSequenceClassification"
 _WITH_HEAD: Final = ("ForCausalLM", "LMHeadModel")
 """Ends of the names of transformers' classes of decoders without and with their heads."""
-_ENCODER_PREFIXES: Final = ("bert", "roberta")
 SCORES: Final = "scores_texts"
 """Key under which a decoder's config says that its checkpoint has a head for scores, `score`, in place of one for tokens."""
 TIED: Final = "tie_word_embeddings"
@@ -97,16 +96,6 @@ def without_mtp_layers(checkpoint: Checkpoint) -> Checkpoint:
         return checkpoint
     prefixes = tuple(f"model.layers.{first + index}." for index in range(count))
     return renamed(checkpoint, lambda name: None if name.startswith(prefixes) else name)
-
-
-def with_encoder_names(checkpoint: Checkpoint) -> Checkpoint:
-    """Remove the prefix of an encoder that was saved with a head."""
-
-    def bare(name: str) -> str:
-        prefix, _, rest = name.partition(".")
-        return rest if prefix in _ENCODER_PREFIXES else name
-
-    return renamed(checkpoint, bare)
 
 
 def renamed(checkpoint: Checkpoint, rename: Callable[[str], str | None]) -> Checkpoint:

@@ -17,7 +17,8 @@ from jaxserve.checkpoint.maxtext.checkpoint import stored_path
 from jaxserve.checkpoint.peft import Adapter, open_adapter
 from jaxserve.checkpoint.peft_modules import declared_module
 from jaxserve.checkpoint.protocol import Checkpoint
-from jaxserve.checkpoint.renamed import EMBEDDING, HEAD, with_encoder_names
+from jaxserve.checkpoint.renamed import EMBEDDING, HEAD
+from jaxserve.checkpoint.sentence.encoder_names import with_encoder_names
 from jaxserve.checkpoint.sentence.head import with_head
 from jaxserve.checkpoint.source import resolve, resolve_adapter, resolve_tower
 from jaxserve.config import Config
@@ -45,7 +46,9 @@ def served_tensors(prepared: Preparation, checkpoint: Checkpoint, adapters: Sequ
     """Return `checkpoint` with its adapters, under the names that the model gives its tensors."""
     if prepared.embedding is not None:
         model = prepared.skeleton.config
-        named = checkpoint if isinstance(model, DecoderConfig) else with_encoder_names(checkpoint)
+        named = checkpoint
+        if isinstance(model, EncoderConfig):
+            named = with_encoder_names(checkpoint, dict(model.renames))
         return named if model.head is None else with_head(named, model.head)
     shapes = prepared.skeleton.adapters
     if shapes is None:

@@ -48,6 +48,11 @@ def sliding_rotation(config: DecoderConfig, positions: Int[Array, "T"]) -> Rotat
     return _rotation(_base(config.sliding_rope_theta, rotary_dim), 1.0, positions[:, None], config.head_dim)
 
 
+def plain_rotation(theta: float, head_dim: int, positions: Int[Array, "T"]) -> Rotation:
+    """Return the rotation of whole heads with frequencies that are not scaled."""
+    return _rotation(_base(theta, head_dim), 1.0, positions[:, None], head_dim)
+
+
 def query_scales(config: DecoderConfig, positions: Int[Array, "T"]) -> Float[Array, "T"] | None:
     """Return the factor on each token's queries in float32; None if positions do not scale them."""
     scaling = config.query_scaling

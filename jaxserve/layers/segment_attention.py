@@ -36,13 +36,14 @@ def attend(
     *,
     first: Int[Array, ""] | None = None,
     window: int | None = None,
+    bias: Float[Array, "N R"] | None = None,
     backend: Backend = "reference",
 ) -> Float[Array, "Q N H"]:
     """Return softmax(q k * scale) v within each text; scores and their sums are float32.
 
     scale: None: 1 / sqrt(H). first: the token of the first query, which the tokens of the others follow; None: 0. window: a token
     attends to those that are fewer tokens away; None: to all of its text. There may be fewer heads of keys and values than of
-    queries, each for as many neighbouring heads.
+    queries, each for as many neighbouring heads. bias: added to scores by head and distance, see `attend_segments`.
     """
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     group = query.shape[1] // key.shape[1]
@@ -58,6 +59,7 @@ def attend(
         scale=factor,
         longest=texts.longest,
         window=window,
+        bias=bias,
         backend=backend,
     )
 

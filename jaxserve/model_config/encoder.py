@@ -18,12 +18,27 @@ class EncoderConfig:
     num_heads: int  # N
     num_layers: int  # L
     num_positions: int
-    """Rows of the position table."""
+    """Rows of the position table; with rope, the positions that the model was trained for."""
     num_token_types: int
+    """Rows of the table of token types; 0: there is none."""
     norm_eps: float
     activation: Activation = "gelu"
     first_position: int = 0
     """Row of the first token's position: RoBERTa's tables begin after the padding token's."""
+    rope_theta: float | None = None
+    """Base of the rotation of queries and keys, which then takes the place of the position table; None: there is the table."""
+    num_relative_buckets: int = 0
+    """Rows of the table of biases of scores by distance, which all layers share (MPNet); 0: there is none."""
+    is_gated: bool = False
+    """True if feed-forward blocks compute down(activation(gate(x)) * up(x))."""
+    has_attention_bias: bool = True
+    """True if the four projections of attention have a bias."""
+    has_mlp_bias: bool = True
+    """True if the matmuls into feed-forward blocks have a bias."""
+    has_mlp_out_bias: bool = True
+    """True if the matmul out of feed-forward blocks has a bias."""
+    renames: tuple[tuple[str, str], ...] = ()
+    """BERT's name by the checkpoint's, for components of tensor names, as in `Family.renames`."""
     head: EmbeddingHead | None = None
     """Layers after the pooling of a text, such as those of a cross-encoder; None: there are none."""
 

@@ -22,7 +22,7 @@ from tests.engine.embedding_engine import EmbeddingEngine
 from tests.models.goldens import DATA, pair_golden, pair_goldens, sentence_golden, sentence_goldens
 
 TOLERANCE = 1e-4
-QUICK = ("embedding_gemma_tiny",)
+QUICK = ("embedding_gemma_tiny", "mpnet_tiny")
 
 
 def vectors(path: Path, texts: list[np.ndarray], **settings: Any) -> np.ndarray:
@@ -98,7 +98,7 @@ def test_tokens_that_cannot_score_are_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["embedding_gemma_odd_tiny", "modernbert_odd_tiny"])
+@pytest.mark.parametrize("name", ["embedding_gemma_odd_tiny", "eurobert_tiny", "mpnet_tiny"])
 def test_two_devices_make_the_same_vectors(name: str) -> None:
     golden = sentence_golden(name)
     found = vectors(golden.path, golden.token_ids, tensor_parallel_size=2)

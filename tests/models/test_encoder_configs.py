@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxserve.errors import CheckpointError
 from jaxserve.model_config.embedding_head import EmbeddingHead, HeadLayer
 from jaxserve.model_config.encoder import EncoderConfig
+from jaxserve.models.encoder import distance_buckets
 from jaxserve.models.encoders.bert import encoder_config
+from jaxserve.models.registry import encoder_architectures
 
 BERT: dict[str, Any] = {
     "architectures": ["BertModel"],
@@ -24,6 +27,10 @@ BERT: dict[str, Any] = {
 
 def read(architecture: str = "BertModel", **keys: Any) -> EncoderConfig:
     return encoder_config({**BERT, "architectures": [architecture], **keys})
+
+
+def read_any(hf: dict[str, Any]) -> EncoderConfig:
+    return encoder_architectures()[hf["architectures"][0]](hf)
 
 
 def scoring(inner: str, outer: str, is_sigmoid: bool) -> EmbeddingHead:
@@ -55,6 +62,54 @@ def test_score_activation_is_read_from_the_checkpoint(keys: dict[str, Any], is_s
     assert config.head == scoring("pooler.dense", "classifier", is_sigmoid)
     roberta = read("XLMRobertaForSequenceClassification", num_labels=1, **keys)
     assert roberta.head == scoring("classifier.dense", "classifier.out_proj", is_sigmoid)
+
+
+def test_published_keys_of_nomic_bert_mean_what_those_of_transformers_mean() -> None:
+    published = {
+        "architectures": ["NomicBertModel"],
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+        "n_inner": 64,
+        "n_positions": 66,
+        "activation_function": "swiglu",
+        "layer_norm_epsilon": 1e-12,
+        "rotary_emb_base": 1000,
+        "rotary_emb_fraction": 1.0,
+        "rotary_scaling_factor": None,
+        "qkv_proj_bias": False,
+        "prenorm": False,
+        "vocab_size": 100,
+        "type_vocab_size": 2,
+    }
+    assert read_any(published) == read_any({**BERT, "architectures": ["NomicBertModel"]})
+    assert (read_any(published).rope_theta, read_any(published).is_gated) == (1000.0, True)
+    for key, value in (
+        ("qkv_proj_bias", True),
+        ("rotary_emb_fraction", 0.5),
+        ("num_experts", 8),
+        ("rotary_scaling_factor", 2.0),
+    ):
+        with pytest.raises(CheckpointError, match=f"{key} is "):
+            read_any({**published, key: value})
+
+
+def test_distances_of_mpnet_have_buckets_that_grow() -> None:
+    found = distance_buckets(np.array([-500, -128, -20, -8, -7, 0, 1, 8, 500]), 32)
+    assert found.tolist() == [15, 15, 10, 8, 7, 0, 17, 24, 31]
+
+
+def test_encoders_without_token_types_or_positions_of_their_own_are_read() -> None:
+    mpnet = read_any({**BERT, "architectures": ["MPNetForMaskedLM"], "pad_token_id": 5})
+    assert (mpnet.num_token_types, mpnet.first_position, mpnet.max_position) == (0, 2, 64)
+    sizes = {"dim": 32, "hidden_dim": 64, "n_layers": 2, "n_heads": 4, "activation": "relu"}
+    distil = read_any({"architectures": ["DistilBertModel"], "vocab_size": 9, "max_position_embeddings": 8, **sizes})
+    assert (distil.num_token_types, distil.norm_eps, distil.activation) == (0, 1e-12, "relu")
+    with pytest.raises(CheckpointError, match="relative_attention_num_buckets is 64; supported: 32"):
+        read_any({**BERT, "architectures": ["MPNetModel"], "relative_attention_num_buckets": 64})
+    scaled = {"rope_scaling": {"type": "linear", "factor": 8.0}}
+    with pytest.raises(CheckpointError, match="supported: rope without scaling"):
+        read_any({**BERT, "architectures": ["GteModel"], **scaled})
 
 
 @pytest.mark.parametrize(

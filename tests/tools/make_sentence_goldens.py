@@ -74,6 +74,15 @@ MODERNBERT_ODD = modernbert(
     },
 )
 
+BERT: dict[str, Any] = {"intermediate_size": 56, "num_hidden_layers": 2, "hidden_dropout_prob": 0.0}
+MPNET: dict[str, Any] = {
+    "hidden_size": 40,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 66,
+    "attention_probs_dropout_prob": 0.0,
+    **BERT,
+}
+
 CASES: dict[str, Case] = {
     "embedding_gemma_tiny": (
         "Gemma3TextModel",
@@ -113,6 +122,22 @@ CASES: dict[str, Case] = {
         },
         mean,
     ),
+    "mpnet_tiny": ("MPNetModel", MPNET, mean),
+    "distilbert_tiny": (
+        "DistilBertModel",
+        {"dim": 48, "hidden_dim": 40, "n_heads": 3, "n_layers": 2, "max_position_embeddings": 64},
+        lambda width: [Pooling(width, "mean"), Dense(width, 20)],
+    ),
+    "nomic_bert_tiny": (
+        "NomicBertModel",
+        {"num_attention_heads": 3, "max_position_embeddings": 64, "hidden_size": 48, **BERT},
+        mean,
+    ),
+    "gte_tiny": (
+        "GteModel",
+        {"num_attention_heads": 5, "max_position_embeddings": 64, "hidden_size": 40, **BERT},
+        lambda width: [Pooling(width, "cls"), Normalize()],
+    ),
 }
 QWEN3: dict[str, Any] = {
     "hidden_size": 40,
@@ -136,6 +161,15 @@ SCORERS: dict[str, tuple[str, dict[str, Any]]] = {
     "modernbert_cross_odd_tiny": (
         "ModernBertForSequenceClassification",
         {**MODERNBERT_ODD, "classifier_pooling": "mean", "classifier_bias": True, "classifier_activation": "silu"},
+    ),
+    "mpnet_cross_tiny": ("MPNetForSequenceClassification", MPNET),
+    "distilbert_cross_tiny": (
+        "DistilBertForSequenceClassification",
+        {"dim": 40, "hidden_dim": 48, "n_heads": 5, "n_layers": 2, "max_position_embeddings": 64},
+    ),
+    "gte_cross_tiny": (
+        "GteForSequenceClassification",
+        {"num_attention_heads": 3, "max_position_embeddings": 64, "hidden_size": 48, "type_vocab_size": 0, **BERT},
     ),
     "qwen3_scores_tiny": ("Qwen3ForSequenceClassification", QWEN3),
 }

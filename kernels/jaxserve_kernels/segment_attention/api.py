@@ -27,19 +27,21 @@ def attend_segments(
     scale: float,
     longest: int,
     window: int | None = None,
+    bias: Float[Array, "N R"] | None = None,
     backend: Backend = "reference",
 ) -> Float[Array, "Q N H"]:
     """Return softmax(q k * scale) v of Q neighbouring tokens, each with all tokens of its segment; scores and their sums are float32.
 
     numbers: neighbours of the same number are a segment; each segment has its own. num_tokens: tokens after these are padding,
     whose results have no meaning. first: the token of the first query; None: 0. The last one has keys as well. longest: tokens of the longest segment without padding, which bounds what the reference
-    computes. window: a token attends to those of its segment that are fewer tokens away than these, on both sides; None: to all. The native kernel computes no padding, and gives a token the same bits wherever its segment lies; it has no windows
-    shorter than the longest segment.
+    computes. window: a token attends to those of its segment that are fewer tokens away than these, on both sides; None: to all. bias: a number for
+    each head and each distance of a key after its query, from 1 - longest to longest - 1, that is added to scores. The native kernel computes no padding, and gives a token the same bits wherever its segment lies; it has no windows
+    shorter than the longest segment, and no bias.
     """
     first = jnp.int32(0) if first is None else first
     window = None if window is None or window >= longest else window
-    if has_kernel(backend) and window is None:
+    if has_kernel(backend) and window is None and bias is None:
         return cpu.attend_segments(query, key, value, numbers, num_tokens, first, scale=scale)
     return reference.attend_segments(
-        query, key, value, numbers, num_tokens, first, scale=scale, longest=longest, window=window
+        query, key, value, numbers, num_tokens, first, scale=scale, longest=longest, window=window, bias=bias
     )

@@ -23,6 +23,7 @@ def attend_segments(
     scale: float,
     longest: int,
     window: int | None = None,
+    bias: Float[Array, "N R"] | None = None,
 ) -> Float[Array, "Q N H"]:
     """See `api.attend_segments`: a block reads the keys of neighbouring segments and masks them."""
     num_queries, num_heads, head_dim = query.shape
@@ -45,8 +46,10 @@ def attend_segments(
         )
         scores = jnp.einsum("nqh,nkh->nqk", queries, keys, preferred_element_type=jnp.float32) * scale
         is_seen = own[:, None] == others
+        distances = (low + jnp.arange(num_keys)) - (first + start + jnp.arange(block))[:, None]
+        if bias is not None:
+            scores += bias[:, jnp.clip(distances + longest - 1, 0, bias.shape[1] - 1)]
         if window is not None:
-            distances = (first + start + jnp.arange(block))[:, None] - (low + jnp.arange(num_keys))
             is_seen &= jnp.abs(distances) < window
         shares = jax.nn.softmax(jnp.where(is_seen, scores, -jnp.inf))
         return jnp.einsum("nqk,nkh->nqh", shares.astype(values.dtype), values)
