@@ -86,7 +86,7 @@ class Output(nnx.Module):
 
 
 class EncoderStep(NamedTuple):
-    """What all layers of a step share."""
+    """Inputs that all layers of a step share."""
 
     texts: Texts
     rotation: Rotation | None
