@@ -53,6 +53,10 @@ class Family:
     """Names of our modules, the last components, whose matrices are stored inputs by outputs (GPT-2)."""
     unused_tensors: tuple[str, ...] = ()
     """Ends of the names of tensors that are not read, such as causal masks, under the names that checkpoints have."""
+    config_unused: Callable[[Mapping[str, Any]], tuple[str, ...]] = lambda config: ()
+    """Return further ends of names of tensors that are not read, which depend on `config.json`."""
+    has_optional_corrections: bool = False
+    """True if checkpoints without correction biases of routers have zeros instead of them (A.X-K1)."""
     stacked_experts: StackedExperts | None = None
     """Layout of checkpoints that store all experts of a layer in one tensor; None: there are none."""
     only_embeds: bool = False

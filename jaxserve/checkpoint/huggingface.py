@@ -29,6 +29,7 @@ from jaxserve.checkpoint.renamed import (
     with_decoder_names,
     with_our_names,
     with_text_names,
+    with_zero_corrections,
     without_mtp_layers,
     without_unused,
 )
@@ -170,8 +171,14 @@ def _with_embedding(checkpoint: Checkpoint, family: Family | None) -> Checkpoint
 def _with_family_names(checkpoint: Checkpoint, family: Family | None) -> Checkpoint:
     if family is None:
         return checkpoint
-    used = without_unused(checkpoint, family.unused_tensors)
-    return with_our_names(used, {**family.renames, **family.config_renames(checkpoint.config)})
+    try:
+        unused = (*family.unused_tensors, *family.config_unused(checkpoint.config))
+    except CheckpointError as error:
+        raise CheckpointError(f"{checkpoint.path}: {error}") from error
+    named = with_our_names(
+        without_unused(checkpoint, unused), {**family.renames, **family.config_renames(checkpoint.config)}
+    )
+    return with_zero_corrections(named) if family.has_optional_corrections else named
 
 
 def _with_single_matrices(checkpoint: Checkpoint, family: Family | None) -> Checkpoint:

@@ -8,6 +8,8 @@ from functools import partial
 from operator import methodcaller
 from typing import Any, Final
 
+import numpy as np
+
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
 from jaxserve.checkpoint.vision_names import (
@@ -20,6 +22,7 @@ from jaxserve.checkpoint.vision_names import (
     with_position_table,
     without_single_axes,
 )
+from jaxserve.quant.tensor import TensorInfo
 
 _DECODER_PREFIX: Final = "model."
 _OUTSIDE: Final = ("lm_head.", VISION)
@@ -47,6 +50,8 @@ MULTIMODAL: Final = "multimodal_config"
 """Key under which a text model's config keeps that of the multimodal model that it is a part of."""
 _DERIVED: Final = ".embeddings.position_ids"
 """End of the name of integers that older towers store and every implementation computes."""
+_ROUTER: Final = ".mlp.gate.weight"
+_CORRECTION: Final = "e_score_correction_bias"
 _MTP: Final = ("mtp.", "model.mtp.", "model.mtp_")
 _MTP_COUNTS: Final = ("num_nextn_predict_layers", "num_mtp_modules")
 
@@ -83,6 +88,21 @@ def with_our_keys(config: Mapping[str, Any], key_names: Mapping[str, str]) -> di
 def without_unused(checkpoint: Checkpoint, ends: tuple[str, ...]) -> Checkpoint:
     """Leave out the tensors whose names end so."""
     return renamed(checkpoint, lambda name: None if name.endswith(ends) else name) if ends else checkpoint
+
+
+def with_zero_corrections(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with a correction bias of zeros for each router of experts that has none."""
+    missing: dict[str, TensorInfo] = {}
+    for name, info in checkpoint.tensors.items():
+        own = name.removesuffix("weight") + _CORRECTION
+        if name.endswith(_ROUTER) and own not in checkpoint.tensors:
+            missing[own] = replace(info, name=own, shape=info.shape[:1], stored_dtype="F32", num_stored_bytes=0)
+    readers = {name: partial(_zeros, info.shape) for name, info in missing.items()}
+    return CheckpointView(checkpoint, {**checkpoint.tensors, **missing}, readers) if missing else checkpoint
+
+
+def _zeros(shape: tuple[int, ...], inner: Checkpoint) -> np.ndarray:
+    return np.zeros(shape, np.float32)
 
 
 def without_mtp_layers(checkpoint: Checkpoint) -> Checkpoint:

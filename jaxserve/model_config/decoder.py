@@ -18,10 +18,11 @@ from jaxserve.model_config.recurrent import RecurrentConfig
 from jaxserve.model_config.rope import QueryScaling, RopeScaling, RotaryPairs
 from jaxserve.model_config.vision import VisionConfig
 
-NormPlacement = Literal["pre", "pre_mlp", "post", "sandwich", "parallel", "parallel_apart"]
+NormPlacement = Literal["pre", "pre_mlp", "post", "sandwich", "sandwich_mlp", "parallel", "parallel_apart"]
 """Each block normalises its input (pre: Llama), its output (post: OLMo 2) or both (sandwich: Gemma).
 
 pre_mlp: only the feed-forward block normalises its input (the first layer of ModernBERT).
+sandwich_mlp: as pre, and the feed-forward block normalises its output, too (A.X-K1's layers with experts).
 parallel: attention and the feed-forward block read the same normalised input, and both are added to x (Cohere 2).
 parallel_apart: the same, but each has a norm of its own (GPT-NeoX)."""
 NormKind = Literal["rms", "layer", "layer_with_bias"]

@@ -44,6 +44,7 @@ _NORMS: Final[Mapping[NormPlacement, tuple[str | None, str | None, str | None, s
         "pre_feedforward_layernorm",
         "post_feedforward_layernorm",
     ),
+    "sandwich_mlp": ("input_layernorm", None, "post_attention_layernorm", "post_feedforward_layernorm"),
     "parallel": ("input_layernorm", None, None, None),
     "parallel_apart": ("input_layernorm", None, "post_attention_layernorm", None),
 }

@@ -46,6 +46,7 @@ def rejection(hf: dict[str, Any]) -> str:
 
 def test_every_family_file_is_found() -> None:
     assert sorted(architectures()) == [
+        "AXK1ForCausalLM",
         "AfmoeForCausalLM",
         "ApertusForCausalLM",
         "ArceeForCausalLM",

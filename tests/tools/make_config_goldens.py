@@ -215,6 +215,7 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
     "stablelm": {"architectures": ["StableLmForCausalLM"]},
     "deepseek_v2": {"architectures": ["DeepseekV2ForCausalLM"], "num_experts_per_tok": 2},
     "deepseek_v3": {"architectures": ["DeepseekV3ForCausalLM"]},
+    "axk1": {"architectures": ["AXK1ForCausalLM"]},
     "glm4_moe_lite": {"architectures": ["Glm4MoeLiteForCausalLM"]},
     "minimax_m2": {"architectures": ["MiniMaxM2ForCausalLM"]},
     "ernie4_5": {"architectures": ["Ernie4_5ForCausalLM"]},

@@ -48,6 +48,7 @@ _PLAIN_NORMS = ("linear_attn", "language_model.norm.")
 _GPTS = ("gpt2", "gpt_bigcode", "opt", "gpt_neox", "gptj", "codegen", "falcon", "persimmon")
 """Types of models whose texts would repeat one token if their biases were larger."""
 _PUBLISHED_NAMES: dict[str, dict[str, str]] = {
+    "axk1": {".mlp.post_mlp_layernorm": ".post_mlp_layernorm"},
     "exaone_moe": {".gate.e_score_correction_bias": ".e_score_correction_bias"},
     "kimi_linear": {
         ".forget_gate.": ".",

@@ -805,6 +805,17 @@ TINY_CHECKPOINTS: dict[str, TinyCheckpoint] = {
             "interleaved": {"rope_interleave": False},
         },
     ),
+    "axk1_tiny": TinyCheckpoint(
+        _latent(
+            "AXK1ForCausalLM",
+            "axk1",
+            norm_topk_prob=True,
+            scoring_func="sigmoid",
+            topk_method="noaux_tc",
+            rope_scaling={**DEEPSEEK_ROPE, "type": "yarn", "mscale": 1.0, "mscale_all_dim": 1.0},
+        ),
+        controls={"groups": {"n_group": 1, "topk_group": 1}, "interleaved": {"rope_interleave": False}},
+    ),
     "glm4_moe_lite_tiny": TinyCheckpoint(
         _latent(
             "Glm4MoeLiteForCausalLM",
