@@ -61,6 +61,8 @@ class _Reader(NamedTuple):
     is_normalized: bool = True
     is_always_resized: bool = False
     """True if `do_resize` changes nothing."""
+    has_rounded_pixels: bool = False
+    """True if normalised values are rounded to bfloat16."""
 
 
 _QWEN: Final = _Reader(whole.areas, "bicubic", whole.CLIP_MEANS, whole.CLIP_DEVIATIONS)
@@ -79,6 +81,7 @@ _READERS: Final[Mapping[str, _Reader]] = {
     "LlavaImageProcessor": _Reader(whole.plain, "bicubic", whole.CLIP_MEANS, whole.CLIP_DEVIATIONS),
     "GotOcr2ImageProcessor": _Reader(tiles.grid, "bicubic", whole.CLIP_MEANS, whole.CLIP_DEVIATIONS),
     "SiglipImageProcessor": _Reader(whole.plain, "bicubic"),
+    "Llama4ImageProcessor": _Reader(tiles.canvas, "bilinear", has_rounded_pixels=True),
     "Lfm2VlImageProcessor": _Reader(tiles.tiled_areas, "bilinear", is_always_resized=True),
     "PixtralImageProcessor": _Reader(whole.limited, "bicubic", whole.CLIP_MEANS, whole.CLIP_DEVIATIONS),
     "Kimi_K25ImageProcessor": _Reader(whole.padded, "bicubic"),
@@ -123,4 +126,5 @@ def _normalization(table: Table, reader: _Reader) -> Normalization:
     if not table.flag("do_normalize", default=reader.is_normalized):
         return Normalization(scale, (0.0,) * 3, (1.0,) * 3)
     means = table.numbers("image_mean", list(reader.means), 3)
-    return Normalization(scale, means, table.numbers("image_std", list(reader.deviations), 3))
+    deviations = table.numbers("image_std", list(reader.deviations), 3)
+    return Normalization(scale, means, deviations, is_rounded=reader.has_rounded_pixels)

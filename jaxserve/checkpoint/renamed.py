@@ -19,6 +19,7 @@ from jaxserve.checkpoint.vision_names import (
     split_vision_qkv,
     vision_name,
     with_axes_first,
+    with_class_first,
     with_position_table,
     without_single_axes,
 )
@@ -173,7 +174,7 @@ def with_text_names(checkpoint: Checkpoint) -> Checkpoint:
     if not any(name.startswith(tuple(_PREFIXES)) or vision_name(name) or is_audio(name) for name in checkpoint.tensors):
         return checkpoint
     checkpoint = join_bounds(split_vision_qkv(renamed(checkpoint, _our_part)))
-    return with_axes_first(without_single_axes(with_position_table(checkpoint)))
+    return with_class_first(with_axes_first(without_single_axes(with_position_table(checkpoint))))
 
 
 def _our_part(name: str) -> str | None:

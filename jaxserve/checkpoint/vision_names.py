@@ -38,6 +38,12 @@ _PREFIXES: Final[Mapping[str, str]] = {
     "vision_model.embeddings.position_embedding.": "position_embedding.",
     "vision_model.embeddings.position_embedding": "position_embedding.weight",
     "vision_model.layernorm.": "post_layernorm.",
+    "vision_model.patch_embedding.linear.": "patch_embedding.",
+    "vision_model.positional_embedding_vlm": "position_embedding.weight_and_class",
+    "vision_model.layernorm_pre.": "pre_layernorm.",
+    "vision_model.layernorm_post.": "post_layernorm.",
+    "vision_model.vision_adapter.mlp.": "connector.",
+    "vision_model.model.": "",
     "vision_model.encoder.": "",
     "vision_model.embeddings.": "",
     "vision_model.": "",
@@ -133,6 +139,12 @@ _BLOCK_PARTS: Final[Mapping[str, str]] = {
     ".wo.": ".self_attn.out_proj.",
 }
 """Our names of parts of a layer of MoonViT."""
+_LLAMA4: Final = "vision_model.model."
+_OTHER_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
+    _BLOCKS: _BLOCK_PARTS,
+    _LLAMA4: {**_PARTS, ".post_attention_layernorm.": ".layer_norm2."},
+}
+"""Our names of parts of a layer, by the prefix of a tower that has others."""
 _FUSED: Final = ".attn.qkv."
 _QKV: Final = ("q_proj", "k_proj", "v_proj")
 _BOUNDS: Final = ("input_min", "input_max", "output_min", "output_max")
@@ -145,7 +157,7 @@ def vision_name(name: str) -> str | None:
     for prefix, own in _PREFIXES.items():
         if bare.startswith(prefix):
             made = VISION + own + bare.removeprefix(prefix)
-            for old, new in (_BLOCK_PARTS if prefix == _BLOCKS else _PARTS).items():
+            for old, new in _OTHER_PARTS.get(prefix, _PARTS).items():
                 made = made.replace(old, new)
             return made
     return None
@@ -215,6 +227,20 @@ def with_axes_first(checkpoint: Checkpoint) -> Checkpoint:
         return checkpoint
     tensors = {**checkpoint.tensors, name: replace(info, shape=(2, info.shape[0], info.shape[2]))}
     return CheckpointView(checkpoint, tensors, {name: partial(_read_axes_first, name)})
+
+
+def with_class_first(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the positions of a tower with that of the class token before the others, if it is stored after them (Llama 4)."""
+    name, stored = (f"{VISION}position_embedding.{last}" for last in ("weight", "weight_and_class"))
+    if stored not in checkpoint.tensors:
+        return checkpoint
+    tensors = dict(checkpoint.tensors)
+    tensors[name] = replace(tensors.pop(stored), name=name)
+    return CheckpointView(checkpoint, tensors, {name: partial(_read_class_first, stored)})
+
+
+def _read_class_first(stored: str, inner: Checkpoint) -> np.ndarray:
+    return np.roll(np.asarray(inner.read(stored)), 1, axis=0)
 
 
 def _read_axes_first(stored: str, inner: Checkpoint) -> np.ndarray:

@@ -84,6 +84,19 @@ class GridTiles:
 
 
 @dataclass(frozen=True, slots=True)
+class CanvasTiles:
+    """An image is scaled in its proportions to fit the best of all grids of square tiles, with black margins at its right or lower edge, cut
+    into the tiles, and followed by the whole image as one more tile (Llama 4)."""
+
+    tile: int
+    """Pixels of a tile's side."""
+    max_tiles: int
+    is_enlarged: bool
+    """True if an image is scaled to the largest grid; False: to the smallest that holds it, and it stays as it is if its sides are longer
+    than a tile's."""
+
+
+@dataclass(frozen=True, slots=True)
 class TiledAreas:
     """A large image is cut into the tiles of a grid, and followed by the whole image with an area within bounds; other images are whole
     (LFM2-VL)."""
@@ -125,6 +138,7 @@ class PaddedSizes:
 Sizes = (
     TileSizes
     | GridTiles
+    | CanvasTiles
     | TiledAreas
     | AreaSizes
     | FixedSize
@@ -157,8 +171,12 @@ class ImageMarkup:
     """Mark of the whole image after its tiles, after `begin`."""
     tile: str = ""
     """Mark of any other tile, with {row} and {column} from 1 on, after `begin`."""
+    tile_break: str = ""
+    """Text between two tiles of a row."""
     row_end: str = ""
-    """Text after each row of tiles, and once more after all of them."""
+    """Text after each row of tiles."""
+    tiles_end: str = ""
+    """Text after all rows of tiles."""
     cropped: str = "{image}{crops}"
     """Text of an image with crops, from the texts of the image and of its crops."""
 

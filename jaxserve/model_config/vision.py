@@ -11,9 +11,10 @@ from typing import Any, Literal
 
 from jaxserve.model_config.activation import Activation
 
-PatchKind = Literal["convolution", "linear"]
+PatchKind = Literal["convolution", "linear", "flat"]
 """convolution: the weight has channels, then rows, then columns, and there may be a bias (SigLIP, Qwen3-VL).
-linear: a matrix over rows, then columns, then channels, and there may be a bias (Gemma 4, SigLIP 2)."""
+linear: a matrix over rows, then columns, then channels, and there may be a bias (Gemma 4, SigLIP 2).
+flat: as convolution, stored as a matrix (Llama 4)."""
 PositionKind = Literal["table", "interpolated", "linear", "cubic", "filtered", "axes", "none"]
 """table: a patch's row and column index a square table of learned positions, which a class token's may precede (SigLIP, CLIP).
 interpolated: the table is stretched bilinearly over the grid of each image (Qwen3-VL).
@@ -26,11 +27,13 @@ LayerKind = Literal["pre", "gated", "sandwich"]
 gated: RMSNorms before both, and the feed-forward block has a gate (Qwen2.5-VL).
 sandwich: RMSNorms before and after both, the feed-forward block has a gate, queries, keys and values are normalised by head,
 and scores are not scaled (Gemma 4)."""
-RotaryLayout = Literal["joint", "alternating", "halves", "adjacent"]
+RotaryLayout = Literal["joint", "alternating", "halves", "adjacent", "adjacent_halves"]
 """joint: dimensions i and i + H / 2 rotate together, by row for the first half of the i, by column for the second (Qwen3-VL).
 alternating: as joint, but with frequencies of the whole head, those of even number by row and the others by column (Pixtral).
 halves: the first half of a head rotates by column, the second by row, and i and i + H / 4 of a half together (Gemma 4).
-adjacent: dimensions 2 i and 2 i + 1 rotate together, by column for even i and by row for odd i, both with the frequency of i / 2 (Kimi K2.5)."""
+adjacent: dimensions 2 i and 2 i + 1 rotate together, by column for even i and by row for odd i, both with the frequency of i / 2 (Kimi K2.5).
+adjacent_halves: dimensions 2 i and 2 i + 1 rotate together, by column for the first half of the i, by row for the second, both counted from 1; a
+class token does not rotate (Llama 4)."""
 Connector = Literal[
     "linear",
     "mlp",
@@ -41,6 +44,7 @@ Connector = Literal[
     "average",
     "scaled_average",
     "normed",
+    "activated",
     "downsampled",
 ]
 """From the patches of a block to one embedding.
@@ -48,7 +52,7 @@ Connector = Literal[
 linear: their vectors side by side, one matrix (SmolVLM). mlp: a LayerNorm of each vector, then two layers over the vectors
 side by side (Qwen2-VL, Qwen3-VL, PaddleOCR-VL, Kimi K2.5). rms_mlp: the same with an RMSNorm (Qwen2.5-VL). projector: two layers over
 them (LLaVA, Pixtral). normed_projector: a LayerNorm of the vectors side by side before these (InternVL, LFM2-VL). merged_projector: an RMSNorm of each vector and one matrix before these (Mistral 3, LightOnOCR). average: their mean, an RMSNorm, one matrix (Gemma 3). scaled_average: their mean times sqrt(D), perhaps
-standardised, an RMSNorm without weights, one matrix (Gemma 4). normed: an RMSNorm without weights, one matrix (Gemma 4 12B). downsampled: one matrix over the vectors side by side, another one, a LayerNorm,
+standardised, an RMSNorm without weights, one matrix (Gemma 4). normed: an RMSNorm without weights, one matrix (Gemma 4 12B). activated: two layers over the vectors side by side, an activation after each, one matrix (Llama 4). downsampled: one matrix over the vectors side by side, another one, a LayerNorm,
 and a feed-forward block with a gate (GLM-4.1V)."""
 BidirectionalLayers = Literal["none", "sliding", "all"]
 """Layers of the decoder in which the tokens of an image attend to each other in both directions: none; those with a window, which
@@ -65,6 +69,8 @@ class Normalization:
     scale: float
     means: tuple[float, ...]
     deviations: tuple[float, ...]
+    is_rounded: bool = False
+    """True if means, deviations and each of the three results are rounded to bfloat16 (Llama 4)."""
 
 
 def num_embeddings(num_patches: Any, block: int, class_length: int | None) -> Any:

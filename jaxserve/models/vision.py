@@ -110,7 +110,8 @@ class VisionAttention(nnx.Module):
         self.q_norm, self.k_norm = _head_norm(config, policy), _head_norm(config, policy)
         self.is_joint, self.value_eps = config.joint_norm_eps is not None, None if is_plain else eps
         self.scale = None if is_plain else 1.0
-        self.length, self.has_adjacent_pairs = config.image_patches, config.rotary_layout == "adjacent"
+        self.length = config.image_patches
+        self.has_adjacent_pairs = config.rotary_layout in ("adjacent", "adjacent_halves")
         self.backend = policy.backend
 
     def heads(self, x: Float[Array, "R D"], tokens: Tokens, rotations: Rotations) -> Heads:
@@ -319,6 +320,8 @@ def _rotations(config: VisionConfig, positions: Int[Array, "P 2"]) -> Rotations:
     frequencies = (config.rope_theta ** -(np.arange(0, count, 2, dtype=np.float64) / count)).astype(np.float32)
     if is_alternating:
         frequencies = frequencies.reshape(-1, 2).T
+    if config.rotary_layout == "adjacent_halves":
+        positions = jnp.where(positions[:, 1:] < 0, 0, positions + 1)[:, ::-1]
     angles = positions[:, :, None].astype(jnp.float32) * frequencies  # (P, 2, H/4)
     if config.rotary_layout == "halves":
         return tuple(Rotation(jnp.cos(angles[:, axis]), jnp.sin(angles[:, axis])) for axis in (1, 0))

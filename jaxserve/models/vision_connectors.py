@@ -117,6 +117,23 @@ class DownsampledConnector(nnx.Module):
         return self.down_proj(gate * self.up_proj(x, tokens), tokens)
 
 
+class ActivatedConnector(nnx.Module):
+    """Two layers over the vectors of a block, an activation after each, and one matrix."""
+
+    def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
+        width, self.block = config.connector_width, config.block
+        assert width is not None, "a connector with layers of a width of their own"
+        self.fc1 = Linear(width, config.block * config.hidden_size, (None, None), policy)
+        self.fc2 = Linear(width, width, (None, None), policy)
+        self.linear_1 = Linear(config.output_size, width, (None, None), policy)
+        self.activation = config.connector_activation
+
+    def __call__(self, x: Float[Array, "P D"], num_rows: Int[Array, ""]) -> Float[Array, "N O"]:
+        tokens, activation = Tokens(num_rows), ACTIVATIONS[self.activation]
+        x = activation(self.fc1(x.reshape(len(x) // self.block, -1), tokens))
+        return self.linear_1(activation(self.fc2(x, tokens)), tokens)
+
+
 class AverageConnector(nnx.Module):
     """One matrix over the normalised mean of a block. Stored as inputs by outputs."""
 
@@ -160,6 +177,7 @@ AnyConnector = (
     | ProjectorConnector
     | AverageConnector
     | ScaledAverageConnector
+    | ActivatedConnector
     | DownsampledConnector
 )
 _CONNECTORS: Final[Mapping[Connector, type[AnyConnector]]] = {
@@ -172,6 +190,7 @@ _CONNECTORS: Final[Mapping[Connector, type[AnyConnector]]] = {
     "average": AverageConnector,
     "scaled_average": ScaledAverageConnector,
     "normed": ScaledAverageConnector,
+    "activated": ActivatedConnector,
     "downsampled": DownsampledConnector,
 }
 

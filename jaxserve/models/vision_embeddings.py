@@ -21,7 +21,7 @@ class PatchEmbedding(nnx.Module):
         depth = () if config.num_frames is None else (config.num_frames,)
         kernel: tuple[int, ...] = (config.num_channels, *depth, config.patch_size, config.patch_size)
         self.is_linear = config.patches == "linear"
-        if self.is_linear:
+        if config.patches != "convolution":
             kernel = (config.patch_values,)
         axes = (None,) * (1 + len(kernel))
         self.weight = parameter((config.hidden_size, *kernel), axes, policy.weights)
@@ -35,9 +35,11 @@ class PatchEmbedding(nnx.Module):
     def __call__(self, patches: UInt8[Array, "P F"]) -> Float[Array, "P D"]:
         pixels = patches.astype(jnp.float32).reshape(len(patches), len(self.normalization.means), -1)
         means, deviations = (
-            np.asarray(each, np.float32)[:, None] for each in (self.normalization.means, self.normalization.deviations)
+            self._rounded(jnp.asarray(each, jnp.float32)[:, None])
+            for each in (self.normalization.means, self.normalization.deviations)
         )
-        values = (pixels * np.float32(self.normalization.scale) - means) / deviations
+        scaled = self._rounded(pixels * np.float32(self.normalization.scale))
+        values = self._rounded(self._rounded(scaled - means) / deviations)
         kernel = self.weight[...]
         if self.norm is not None:  # channels last, as in the matrix
             values = self.norm(values.swapaxes(1, 2).reshape(patches.shape).astype(self.dtype))
@@ -50,6 +52,10 @@ class PatchEmbedding(nnx.Module):
         made = jnp.einsum("pf,df->pd", values, kernel, preferred_element_type=jnp.float32)
         made = made.astype(self.dtype)
         return made if self.bias is None else made + self.bias[...]
+
+    def _rounded(self, values: Float[Array, "*rows F"]) -> Float[Array, "*rows F"]:
+        # A cast to bfloat16 and back is one that XLA may leave out.
+        return jax.lax.reduce_precision(values, 8, 7) if self.normalization.is_rounded else values
 
 
 class PositionTable(nnx.Module):

@@ -12,7 +12,8 @@ import pytest
 
 from jaxserve.checkpoint.image_processor import read_image_processor
 from jaxserve.errors import CheckpointError
-from jaxserve.frontend.images.processor import _grid_size, process_image
+from jaxserve.frontend.images.processor import process_image
+from jaxserve.frontend.images.tiles import grid_size
 from jaxserve.model_config.images import GridTiles
 from tests.models.goldens import DATA
 from tests.models.pictures import picture
@@ -40,7 +41,7 @@ def test_grids_of_pictures_of_any_size_equal_those_of_transformers() -> None:
     for side, least, most in ((448, 1, 12), (24, 1, 4), (30, 3, 6)):
         for height, width in random.integers(1, 1500, (100, 2)).tolist():
             expected = module.get_optimal_tiled_canvas((height, width), (side, side), least, most)
-            assert _grid_size(width, height, GridTiles(side, least, most)) == expected
+            assert grid_size(width, height, GridTiles(side, least, most)) == expected
 
 
 def test_the_tokens_of_all_tiles_follow_each_other_and_the_whole_image_is_the_last_tile() -> None:

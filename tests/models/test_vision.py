@@ -52,6 +52,8 @@ NUM_PATCHES = {
     "internvl_tiny": 136,
     "internvl_odd_tiny": 296,
     "lfm2_vl_odd_tiny": 405,
+    "llama4_vision_tiny": 204,
+    "llama4_vision_odd_tiny": 444,
     "llava_tiny": 68,
     "qianfan_ocr_tiny": 136,
     "qianfan_ocr_odd_tiny": 296,

@@ -168,6 +168,69 @@ def _lfm2(text: dict[str, Any], vision: dict[str, Any], processor: dict[str, Any
     )
 
 
+def _llama4(text: dict[str, Any], vision: dict[str, Any], tile: int, most: int) -> VisionCheckpoint:
+    patch, width = vision["patch_size"], vision["projector_output_dim"]
+    markers = (
+        "<|patch|>",
+        "<|image|>",
+        "<|image_start|>",
+        "<|image_end|>",
+        "<|tile_x_separator|>",
+        "<|tile_y_separator|>",
+    )
+    return VisionCheckpoint(
+        multimodal(
+            "Llama4ForConditionalGeneration",
+            "llama4",
+            {
+                "model_type": "llama4_text",
+                "head_dim": 16,
+                "intermediate_size": 24,
+                "intermediate_size_mlp": 56,
+                "interleave_moe_layer_step": 2,
+                "num_local_experts": 4,
+                "num_experts_per_tok": 1,
+                "attention_chunk_size": 32,
+                "no_rope_layer_interval": 3,
+                "rope_theta": 1e4,
+                "rms_norm_eps": 1e-5,
+                **text,
+            },
+            {
+                "model_type": "llama4_vision_model",
+                "num_hidden_layers": 2,
+                "image_size": tile,
+                "intermediate_size": 4 * vision["hidden_size"],
+                "projector_input_dim": width,
+                "vision_output_dim": width,
+                "pixel_shuffle_ratio": 0.5,
+                **vision,
+            },
+            image_token_index=3,
+            boi_token_index=5,
+            eoi_token_index=6,
+        ),
+        {
+            "image_processor_type": "Llama4ImageProcessorFast",
+            "do_convert_rgb": True,
+            "do_normalize": True,
+            "do_rescale": True,
+            "do_resize": True,
+            "image_mean": [0.5, 0.4, 0.5],
+            "image_std": [0.5, 0.5, 0.25],
+            "max_patches": most,
+            "resample": 2,
+            "rescale_factor": 1 / 255,
+            "size": {"height": tile, "width": tile},
+        },
+        "Llama4Processor",
+        "<|image|>",
+        markers,
+        {},
+        {"patch_size": patch, "pixel_shuffle_ratio": 0.5},
+    )
+
+
 def _gemma4_unified(text: dict[str, Any], vision: dict[str, Any]) -> VisionCheckpoint:
     tiny = gemma4(
         {
@@ -531,5 +594,31 @@ LATER_VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
             "use_bidirectional_attention": None,
         },
         {"mm_embed_dim": 28, "mm_posemb_size": 70, "patch_size": 5, "pooling_kernel_size": 1, "rms_norm_eps": 1e-5},
+    ),
+    "llama4_vision_tiny": _llama4(
+        {},
+        {"hidden_size": 32, "num_attention_heads": 2, "patch_size": 7, "projector_output_dim": 40},
+        28,
+        4,
+    ),
+    "llama4_vision_odd_tiny": _llama4(
+        {
+            "hidden_size": 40,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+            "head_dim": 24,
+            "num_local_experts": 3,
+            "interleave_moe_layer_step": 1,
+            "use_qk_norm": False,
+        },
+        {
+            "hidden_size": 36,
+            "num_attention_heads": 3,
+            "patch_size": 5,
+            "projector_output_dim": 28,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+        },
+        30,
+        6,
     ),
 }

@@ -161,13 +161,20 @@ def inputs(
     """Return the model's inputs of a prompt. is_default: the image processor is the one that is chosen by default."""
     places = [tiny.placeholder] * len(pictures)
     with nullcontext() if is_default else resizing_with_pillow():
-        return dict(processor(text=[text.format(*places)], images=[pictures], return_tensors="pt"))
+        given = dict(processor(text=[text.format(*places)], images=[pictures], return_tensors="pt"))
+        if given["pixel_values"].dtype == torch.bfloat16:  # Llama 4's, which do not say what pixels they come from
+            options = {"do_rescale": False, "do_normalize": False, "return_tensors": "pt"}
+            given["pixels"] = processor.image_processor(images=[pictures], **options)["pixel_values"]
+    return {name: value.float() if name == "pixel_values" else value for name, value in given.items()}
 
 
 def patches(given: dict[str, Any], config: dict[str, Any], processor: dict[str, Any]) -> np.ndarray:
     """Return the pixels of a prompt's pictures as 8-bit patches, block by block."""
     values, means = given["pixel_values"].double(), torch.tensor(processor["image_mean"], dtype=torch.float64)
     deviations = torch.tensor(processor["image_std"], dtype=torch.float64)
+    if "pixels" in given:
+        wide = (1, 3, 1, 1)
+        values = (given.pop("pixels").double() / 255 - means.reshape(wide)) / deviations.reshape(wide)
     if "image_grid_thw" in given and values.dim() == 4:  # one frame, row by row
         (_, height, width), own = given["image_grid_thw"][0].tolist(), config["vision_config"]
         merge = own["spatial_merge_size"] if "spatial_merge_size" in own else own["merge_kernel_size"][0]
@@ -235,6 +242,8 @@ def block_side(config: dict[str, Any]) -> int:
         return int(config.get("spatial_merge_size", 1))
     if config["model_type"] == "llava":
         return 1
+    if "pixel_shuffle_ratio" in config["vision_config"]:
+        return int(1 / config["vision_config"]["pixel_shuffle_ratio"])
     if "downsample_ratio" in config:
         return int(1 / config["downsample_ratio"])
     if "scale_factor" in config:
@@ -253,6 +262,9 @@ def features(model: Any, given: dict[str, Any]) -> np.ndarray:
         "image_sizes",
         "spatial_shapes",
     )
+    if model.config.model_type == "llama4":
+        whole = model.get_image_features(given["pixel_values"], return_dict=True).last_hidden_state
+        return model.multi_modal_projector(whole.flatten(0, 1)).numpy()
     made = model.model.get_image_features(**{name: given[name] for name in names if name in given})
     main = made.pooler_output
     main = torch.cat(list(main)) if isinstance(main, list | tuple) else main.flatten(0, -2)
@@ -306,6 +318,7 @@ def golden(folder: Path, tiny: VisionCheckpoint) -> tuple[dict[str, np.ndarray],
         arrays[f"default_{index}"] = found.astype(np.int16) - arrays[f"pixels_{index}"]
     for count, (text, chosen) in PROMPTS.items():
         given = inputs(processor, text, tiny, [pictures[index] for index in chosen])
+        given.pop("pixels", None)
         ids = given["input_ids"]
         logits = model(**given).logits[0, -NUM_LOGITS:]
         outputs, scores = greedy(model, given)

@@ -1,4 +1,4 @@
-"""Preprocessing that cuts images into tiles: Idefics3, InternVL and LFM2-VL."""
+"""Preprocessing that cuts images into tiles: Idefics3, InternVL, LFM2-VL and Llama 4."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from jaxserve.checkpoint.preprocessing.table import MAX_SIDE, Geometry, Table, token_text
 from jaxserve.checkpoint.renamed import architecture
-from jaxserve.model_config.images import AreaSizes, GridTiles, ImageMarkup, TiledAreas, TileSizes
+from jaxserve.model_config.images import AreaSizes, CanvasTiles, GridTiles, ImageMarkup, TiledAreas, TileSizes
 
 HAS_MARKS: Final = "use_image_special_tokens"
 PLACEHOLDER: Final = "image_placeholder_token"
@@ -32,6 +32,7 @@ def tiles(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
         whole=whole,
         tile="<row_{row}_col_{column}>",
         row_end="\n",
+        tiles_end="\n",
     )
     patch = config.table("vision_config", {}).integer("patch_size", 32, MAX_SIDE)
     return Geometry(sizes, patch, config.integer("scale_factor", 2, 64), markup)
@@ -100,3 +101,30 @@ def _marks(tokens: Mapping[str, Any]) -> ImageMarkup:
         whole=token_text(tokens, "image_thumbnail_token", "<|img_thumbnail|>"),
         tile="<|img_row_{row}_col_{column}|>",
     )
+
+
+def canvas(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
+    """Read sizes of Llama 4: tiles of a grid that holds the image in its proportions, with separators between them, then the whole image."""
+    size = table.table("size", {"height": 336, "width": 336})
+    height, width = (size.integer(side, None, MAX_SIDE) for side in ("height", "width"))
+    if height != width:
+        raise table.error("size", "a square")
+    sizes = CanvasTiles(
+        height, table.integer("max_patches", 16, _MAX_TILES), table.flag("resize_to_max_canvas", default=False)
+    )
+    vision = config.table("vision_config", {})
+    ratio = vision.number("pixel_shuffle_ratio", 0.5)
+    if not 1 / 64 <= ratio <= 1:
+        raise vision.error("pixel_shuffle_ratio", "a number from 1/64 to 1")
+    markup = ImageMarkup(
+        placeholder="<|image|>",
+        token="<|patch|>",
+        opening="<|image_start|>",
+        tile_break="<|tile_x_separator|>",
+        row_end="<|tile_y_separator|>",
+        single="<|image|>",
+        whole="<|image|>",
+        end="<|image_end|>",
+    )
+    patch = vision.integer("patch_size", 14, MAX_SIDE)
+    return Geometry(sizes, patch, round(1 / ratio), markup, has_class_token=True)

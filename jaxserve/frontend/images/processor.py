@@ -15,9 +15,12 @@ import numpy as np
 from PIL import Image
 
 from jaxserve.errors import InvalidRequestError
+from jaxserve.frontend.images.resize import resize
+from jaxserve.frontend.images.tiles import canvas_tiles, cut_grid, grid_tiles, square_tiles
 from jaxserve.model_config.images import (
     AreaSizes,
     BudgetSizes,
+    CanvasTiles,
     CentralSquare,
     Enlargement,
     FixedSize,
@@ -32,16 +35,6 @@ from jaxserve.model_config.images import (
     TileSizes,
 )
 
-_FILTERS: Final[dict[Resampling, Image.Resampling]] = {
-    "nearest": Image.Resampling.NEAREST,
-    "lanczos": Image.Resampling.LANCZOS,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "box": Image.Resampling.BOX,
-    "hamming": Image.Resampling.HAMMING,
-}
-_MAX_TILED_SIDE: Final = 4096
-"""Longest side of an image that is cut into tiles, whatever its checkpoint says (transformers' constant)."""
 _MAX_RATIO: Final = 200
 """Largest ratio of the sides of an image whose area is bounded (transformers' constant)."""
 _MAX_PADDED_SIDE: Final = 10_000
@@ -102,9 +95,11 @@ def _resized(image: Image.Image, config: ImageProcessorConfig) -> tuple[tuple[in
     """Return rows and columns of the tiles that the whole image is cut into, (0, 0) if it is not, and all tiles or crops."""
     match config.sizes:
         case TileSizes() as sizes:
-            return _tiles(image, sizes, config.resampling)
+            return square_tiles(image, sizes, config.resampling)
         case GridTiles() as sizes:
-            return (0, 0), _grid_tiles(image, sizes, config.resampling)
+            return (0, 0), grid_tiles(image, sizes, config.resampling)
+        case CanvasTiles() as sizes:
+            return canvas_tiles(image, sizes, config.resampling)
         case TiledAreas() as sizes:
             return _tiled_area(image, sizes, config)
         case AreaSizes() as sizes:
@@ -112,7 +107,7 @@ def _resized(image: Image.Image, config: ImageProcessorConfig) -> tuple[tuple[in
             size = _bounded_size(image.height, image.width, factor, sizes)
         case FixedSize() as sizes:
             parts = [image, *map(image.crop, _crops(image.width, image.height, sizes.crops))]
-            return (0, 0), [_resize(part, sizes.height, sizes.width, config.resampling) for part in parts]
+            return (0, 0), [resize(part, sizes.height, sizes.width, config.resampling) for part in parts]
         case CentralSquare() as sizes:
             return (0, 0), [_central_square(image, sizes, config.resampling)]
         case BudgetSizes() as sizes:
@@ -121,11 +116,7 @@ def _resized(image: Image.Image, config: ImageProcessorConfig) -> tuple[tuple[in
             size = _limited_size(image.height, image.width, config.patch_size * config.merge, longest)
         case PaddedSizes() as sizes:
             return (0, 0), [_padded(image, config, sizes)]
-    return (0, 0), [_resize(image, *size, config.resampling)]
-
-
-def _resize(image: Image.Image, height: int, width: int, resampling: Resampling) -> Image.Image:
-    return image if image.size == (width, height) else image.resize((width, height), _FILTERS[resampling])
+    return (0, 0), [resize(image, *size, config.resampling)]
 
 
 def _bounded_size(height: int, width: int, factor: int, sizes: AreaSizes) -> tuple[int, int]:
@@ -192,7 +183,7 @@ def _padded(image: Image.Image, config: ImageProcessorConfig, sizes: PaddedSizes
             break
         budget *= sizes.bound / count
     padded = Image.new("RGB", (width, height))
-    padded.paste(_resize(image, *size, config.resampling))
+    padded.paste(resize(image, *size, config.resampling))
     return padded
 
 
@@ -217,49 +208,21 @@ def _central_square(image: Image.Image, sizes: CentralSquare, resampling: Resamp
         image = square
     shortest = min(image.size)
     width, height = (int(sizes.shortest * each / shortest) for each in image.size)
-    scaled = _resize(image, height, width, resampling)
+    scaled = resize(image, height, width, resampling)
     left, top = (width - sizes.side) // 2, (height - sizes.side) // 2
     return scaled.crop((left, top, left + sizes.side, top + sizes.side))
-
-
-def _grid_tiles(image: Image.Image, sizes: GridTiles, resampling: Resampling) -> list[Image.Image]:
-    (rows, columns), tiles = _cut(image, sizes, resampling)
-    return tiles if rows * columns == 1 else [*tiles, _resize(image, sizes.tile, sizes.tile, resampling)]
-
-
-def _cut(image: Image.Image, sizes: GridTiles, resampling: Resampling) -> tuple[tuple[int, int], list[Image.Image]]:
-    """Return rows and columns of the grid of an image, and its tiles row by row."""
-    side = sizes.tile
-    columns, rows = _grid_size(image.width, image.height, sizes)
-    whole = _resize(image, rows * side, columns * side, resampling)
-    boxes = [(left * side, top * side) for top in range(rows) for left in range(columns)]
-    return (rows, columns), [whole.crop((x, y, x + side, y + side)) for x, y in boxes]
 
 
 def _tiled_area(
     image: Image.Image, sizes: TiledAreas, config: ImageProcessorConfig
 ) -> tuple[tuple[int, int], list[Image.Image]]:
     factor = config.patch_size * config.merge
-    whole = _resize(image, *_bounded_size(image.height, image.width, factor, sizes.whole), config.resampling)
+    whole = resize(image, *_bounded_size(image.height, image.width, factor, sizes.whole), config.resampling)
     height, width = (max(round(side / factor) * factor, config.patch_size) for side in (image.height, image.width))
     if height * width <= sizes.most_pixels:
         return (0, 0), [whole]
-    grid, tiles = _cut(image, sizes.grid, config.resampling)
+    grid, tiles = cut_grid(image, sizes.grid, config.resampling)
     return grid, [*tiles, whole] if sizes.has_whole else tiles
-
-
-def _grid_size(width: int, height: int, sizes: GridTiles) -> tuple[int, int]:
-    """Return columns and rows of the grid with the nearest proportions; of several, the largest one of which the image fills more than
-    half."""
-    best, least = (1, 1), math.inf
-    sides = range(1, sizes.max_tiles + 1)
-    grids = [(x, y) for x in sides for y in sides if sizes.min_tiles <= x * y <= sizes.max_tiles]
-    for columns, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
-        distance = abs(width / height - columns / rows)
-        is_filled = width * height > 0.5 * sizes.tile**2 * columns * rows
-        if distance < least or (distance == least and is_filled):
-            best, least = (columns, rows), distance
-    return best
 
 
 def _crops(width: int, height: int, rule: PanAndScan | None) -> list[tuple[int, int, int, int]]:
@@ -277,50 +240,6 @@ def _crops(width: int, height: int, rule: PanAndScan | None) -> list[tuple[int, 
     if width >= height:
         return [(start, 0, end, height) for start, end in spans]
     return [(0, start, width, end) for start, end in spans]
-
-
-def _tiles(image: Image.Image, sizes: TileSizes, resampling: Resampling) -> tuple[tuple[int, int], list[Image.Image]]:
-    side = sizes.tile
-    scaled = _resize(image, *_scaled_size(image.height, image.width, sizes.longest_edge), resampling)
-    height, width = _tiled_size(image.height, image.width, sizes)
-    whole = _resize(scaled, height, width, resampling)
-    rows, columns = height // side, width // side
-    if rows * columns == 1:
-        return (0, 0), [whole]
-    boxes = [(left * side, top * side) for top in range(rows) for left in range(columns)]
-    tiles = [whole.crop((x, y, x + side, y + side)) for x, y in boxes]
-    return (rows, columns), [*tiles, _resize(whole, side, side, resampling)]
-
-
-def _tiled_size(height: int, width: int, sizes: TileSizes) -> tuple[int, int]:
-    """Return the size in whole tiles to which an image is stretched before it is cut."""
-    side = sizes.tile
-    if not sizes.is_split:
-        return side, side
-    height, width = _scaled_size(height, width, sizes.longest_edge)
-    ratio = width / height
-    if width >= height:
-        width = math.ceil(width / side) * side
-        return math.ceil(int(width / ratio) / side) * side, width
-    height = math.ceil(height / side) * side
-    return height, math.ceil(int(height * ratio) / side) * side
-
-
-def _scaled_size(height: int, width: int, longest: int) -> tuple[int, int]:
-    """Return the size whose longer side is `longest`, or the largest allowed one; the other side becomes even."""
-    ratio = width / height
-    if width >= height:
-        height = int(longest / ratio)
-        height, width = max(height + height % 2, 1), longest
-    else:
-        width = int(longest * ratio)
-        height, width = longest, max(width + width % 2, 1)
-    ratio, most = width / height, _MAX_TILED_SIDE
-    if width >= height and width > most:
-        height, width = int(most / ratio), most
-    elif height > width and height > most:
-        height, width = most, int(most * ratio)
-    return max(height, 1), max(width, 1)
 
 
 def _item(pixels: np.ndarray, config: ImageProcessorConfig) -> EncoderItem:
@@ -369,10 +288,10 @@ def _parts(grid: tuple[int, int], tokens: Iterator[str], markup: ImageMarkup) ->
     yield markup.opening
     for row in range(1, rows + 1):
         for column in range(1, columns + 1):
+            yield markup.tile_break if column > 1 else ""
             yield markup.begin + markup.tile.format(row=row, column=column) + next(tokens)
         yield markup.row_end
-    if rows:
-        yield markup.row_end
+    yield markup.tiles_end if rows else ""
     for whole in tokens:
         yield markup.begin + (markup.whole if rows else markup.single) + whole
     yield markup.end

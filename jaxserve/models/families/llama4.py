@@ -21,6 +21,7 @@ from jaxserve.model_config.rope import QueryScaling
 from jaxserve.models.families._common import COMMON_DEFAULTS, MAX_LAYERS, MAX_WIDTH, build, num_layers
 from jaxserve.models.families._experts import COUNT_KEYS, read_experts
 from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._llama4_vision import llama4_vision
 from jaxserve.models.families._rope import MAX_POSITION
 from jaxserve.models.families.smollm3 import rope_layers
 
@@ -139,6 +140,7 @@ FAMILY = Family(
     ("Llama4ForCausalLM",),
     decoder_config,
     text_part_of=("Llama4ForConditionalGeneration",),
+    read_vision=llama4_vision,
     renames={"feed_forward": "mlp", "shared_expert": "shared_experts", "router": "gate"},
     stacked_experts="halves_by_inputs",
     gguf=GGUFArchitecture("llama4", experts="required", config=_gguf_config),

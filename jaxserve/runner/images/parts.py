@@ -185,6 +185,9 @@ def unit_work(vision: VisionConfig, unit: Unit, tile: int, num_patches: int) -> 
         merging = joint * d if vision.connector == "merged_projector" else 0
         inner = vision.connector_width or vision.output_size
         return int(vision.num_rows(num_patches)) * (merging + (width + vision.output_size) * inner)
+    if vision.connector == "activated" and vision.connector_width is not None:
+        width = vision.connector_width
+        return int(vision.num_rows(num_patches)) * width * (joint + width + vision.output_size)
     if vision.connector_width is not None:
         width = joint + vision.output_size + 3 * vision.connector_width
         return int(vision.num_rows(num_patches)) * vision.output_size * width
