@@ -16,9 +16,9 @@ from jaxserve.apis.responses.pages import PageQuery, page_of
 from jaxserve.apis.responses.reply import ResponseFormatter
 from jaxserve.apis.responses.response import DeletedResponse, InputTokens, ItemList, ReasoningEcho, ResponseObject
 from jaxserve.apis.responses.schema import ResponsesRequest, TextFormat, TextOptions, check_moved, check_responses
-from jaxserve.apis.responses.store import StoredResponse
+from jaxserve.apis.responses.store import KeptResponse, StoredResponse
 from jaxserve.apis.responses.to_request import to_request
-from jaxserve.apis.routes import Call, Generated, Route
+from jaxserve.apis.routes import Call, Encoded, Generated, Route
 from jaxserve.errors import InvalidRequestError, RequestError, ResponseNotFoundError
 from jaxserve.frontend.checks import shorten
 from jaxserve.frontend.encode import encode_conversation
@@ -71,34 +71,34 @@ async def count_input_tokens(call: Call, body: ResponsesRequest) -> InputTokens:
 
 
 @partial(Route, "GET", _ONE, tag="OpenAI", reply=ResponseObject)
-async def retrieve_response(call: Call, response_id: str, query: NoQuery) -> ResponseObject:
+async def retrieve_response(call: Call, response_id: str, query: NoQuery) -> Encoded:
     """Return a stored response."""
-    return _found(response_id, await call.responses.get(response_id)).response
+    return Encoded(body=_found(response_id, await call.responses.get(response_id)).response)
 
 
 @partial(Route, "POST", f"{_ONE}/cancel", tag="OpenAI", reply=ResponseObject)
-async def cancel_response(call: Call, response_id: str) -> ResponseObject:
+async def cancel_response(call: Call, response_id: str) -> Encoded:
     """Cancel a background response."""
-    response = _found(response_id, await call.responses.get(response_id)).response
+    response = _found(response_id, await call.responses.get(response_id))
     if not response.background:
         raise InvalidRequestError("Cannot cancel a synchronous response.")
     if response.status == "in_progress":
-        response = _found(response_id, await call.responses.cancel(response_id)).response
+        response = _found(response_id, await call.responses.cancel(response_id))
     if response.status != "cancelled":
         raise InvalidRequestError(f"Cannot cancel a response that is {response.status}.")
-    return response
+    return Encoded(body=response.response)
 
 
 @partial(Route, "DELETE", _ONE, tag="OpenAI", reply=DeletedResponse)
 async def delete_response(call: Call, response_id: str) -> DeletedResponse:
     """Delete a stored response."""
-    return DeletedResponse(_found(response_id, await call.responses.delete(response_id)).response.id)
+    return DeletedResponse(_found(response_id, await call.responses.delete(response_id)).id)
 
 
 @partial(Route, "GET", f"{_ONE}/input_items", tag="OpenAI", reply=ItemList)
 async def list_input_items(call: Call, response_id: str, query: PageQuery) -> ItemList:
     """List the items that a response was given."""
-    return page_of(_found(response_id, await call.responses.get(response_id)).input, query)
+    return page_of(_found(response_id, await call.responses.get(response_id)).input_items(), query)
 
 
 def _read(call: Call, body: ResponsesRequest) -> list[Item]:
@@ -144,7 +144,7 @@ def _start(call: Call, handle: RequestHandle, formatter: ResponseFormatter) -> R
     return response
 
 
-def _found(response_id: str, stored: StoredResponse | None) -> StoredResponse:
+def _found(response_id: str, stored: KeptResponse | None) -> KeptResponse:
     if stored is None:
         raise ResponseNotFoundError(f"Response with id {shorten(response_id)} not found.")
     return stored

@@ -31,8 +31,8 @@ async def items_before(
                 param=_PARAM,
                 code="previous_response_not_found",
             )
-        if stored.response.status == "in_progress":
+        if stored.status == "in_progress":
             raise invalid(_PARAM, f"the response {shorten(response_id)} is still in progress")
-        turns.append([*stored.input, *stored.response.output])
-        response_id = stored.response.previous_response_id
+        turns.append(stored.items())
+        response_id = stored.previous_response_id
     return [item for turn in reversed(turns) for item in turn]

@@ -15,14 +15,14 @@ from typing import Any, Final
 
 import msgspec
 
-from jaxserve.apis.responses.store import ResponseStore, StoredResponse
+from jaxserve.apis.responses.store import KeptResponse, ResponseStore
 from jaxserve.config import ResponsesConfig
 from jaxserve.frontend.peers import PeerProcesses
 
 RESPONSE_ID: Final = re.compile(r"resp_([0-9a-f]{3})[0-9a-f]{32}([0-9a-z]{0,32})")
 """Process and server of a response."""
-_ANSWER: Final[msgspec.json.Decoder[StoredResponse | None]] = msgspec.json.Decoder(StoredResponse | None)
-_NONE: Final = msgspec.json.encode(None)
+_ANSWER: Final[msgspec.msgpack.Decoder[KeptResponse | None]] = msgspec.msgpack.Decoder(KeptResponse | None)
+_NONE: Final = msgspec.msgpack.encode(None)
 
 
 class ResponseService:
@@ -50,15 +50,15 @@ class ResponseService:
 
     async def get(
         self, response_id: str, reserve: Callable[[int], None] = lambda num_bytes: None
-    ) -> StoredResponse | None:
+    ) -> KeptResponse | None:
         """Return the response; None if no process stores it. Counts as a use. reserve: takes its bytes before it is decoded."""
         return await self._ask("get", response_id, reserve)
 
-    async def cancel(self, response_id: str) -> StoredResponse | None:
+    async def cancel(self, response_id: str) -> KeptResponse | None:
         """Cancel a background response; return its last state."""
         return await self._ask("cancel", response_id)
 
-    async def delete(self, response_id: str) -> StoredResponse | None:
+    async def delete(self, response_id: str) -> KeptResponse | None:
         """Delete a response and end its run; return its last state."""
         return await self._ask("delete", response_id)
 
@@ -85,7 +85,7 @@ class ResponseService:
 
     async def _ask(
         self, what: str, response_id: str, reserve: Callable[[int], None] = lambda num_bytes: None
-    ) -> StoredResponse | None:
+    ) -> KeptResponse | None:
         match = RESPONSE_ID.fullmatch(response_id)
         if match is None or match[2] != self._suffix or (index := int(match[1], 16)) >= self._peers.count:
             return None

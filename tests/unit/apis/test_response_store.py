@@ -8,6 +8,7 @@ import threading
 import msgspec
 import pytest
 
+from jaxserve.apis.openai.chat_schema import ContentLogprob
 from jaxserve.apis.responses import store as store_module
 from jaxserve.apis.responses.items import (
     FunctionCallOutputItem,
@@ -19,8 +20,7 @@ from jaxserve.apis.responses.items import (
 )
 from jaxserve.apis.responses.response import ReasoningEcho, ResponseObject
 from jaxserve.apis.responses.schema import TextOptions
-from jaxserve.apis.responses.store import ResponseStore, StoredResponse
-from jaxserve.apis.schema.encode import encode_in_parts
+from jaxserve.apis.responses.store import KeptResponse, ResponseStore, StoredResponse, encode_stored
 from jaxserve.config import ResponsesConfig
 
 
@@ -61,7 +61,12 @@ def stored(response_id: str, text: str = "x", **fields: object) -> StoredRespons
 
 def read(store: ResponseStore, response_id: str) -> StoredResponse | None:
     data = store.get(response_id)
-    return None if data is None else msgspec.json.decode(data, type=StoredResponse)
+    if data is None:
+        return None
+    kept = msgspec.msgpack.decode(data, type=KeptResponse)
+    response = msgspec.json.decode(kept.response, type=ResponseObject)
+    assert (kept.id, kept.status, kept.background) == (response_id, response.status, response.background)
+    return StoredResponse(response, kept.input_items())
 
 
 class Clock:
@@ -100,7 +105,7 @@ def test_the_least_recently_used_one_goes_first() -> None:
 
 
 def test_bytes_are_bounded_and_the_count_of_them_is_exact() -> None:
-    size = len(msgspec.json.encode(stored("a", "x" * 100)))
+    size = len(encode_stored(stored("a", "x" * 100)))
     store = ResponseStore(ResponsesConfig(max_stored_bytes=3 * size))
     for name in "abcd":
         store.put(stored(name, "x" * 100))
@@ -140,9 +145,9 @@ async def test_a_large_response_is_encoded_in_a_thread_in_parts(monkeypatch: pyt
 
     def watched(stored_response: StoredResponse) -> bytes:
         threads.add(threading.current_thread().name)
-        return encode_in_parts(stored_response)
+        return encode_stored(stored_response)
 
-    monkeypatch.setattr(store_module, "encode_in_parts", watched)
+    monkeypatch.setattr(store_module, "encode_stored", watched)
     store = ResponseStore(ResponsesConfig())
     store.put(stored("a", LARGE))
     assert "a" in store
@@ -165,3 +170,15 @@ async def test_a_state_that_is_put_or_removed_while_one_is_encoded_is_the_last()
     assert read(store, "a") == stored("a", LARGE, status="failed")
     assert (read(store, "b"), read(store, "c")) == (None, stored("c", "short"))
     assert store.num_bytes == len(store.get("a") or b"") + len(store.get("c") or b"")
+
+
+def test_items_of_a_response_are_read_without_its_log_probabilities() -> None:
+    """They are most of it, and decoding them all would keep the event loop busy."""
+    given = stored("a", "Hey")
+    text = given.response.output[1].content[0]  # type: ignore[union-attr]
+    assert isinstance(text, OutputText)
+    text.logprobs = [ContentLogprob("Hey", -0.5, [72, 101, 121], [])]
+    kept = msgspec.msgpack.decode(encode_stored(given), type=KeptResponse)
+    assert b'"logprob":-0.5' in kept.response
+    text.logprobs = []
+    assert kept.items() == [*given.input, *given.response.output]
