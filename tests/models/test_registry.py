@@ -108,6 +108,7 @@ def test_every_family_file_is_found() -> None:
         "MambaForCausalLM",
         "MellumForCausalLM",
         "MiMoV2FlashForCausalLM",
+        "MiniCPM3ForCausalLM",
         "MiniMaxM2ForCausalLM",
         "Ministral3ForCausalLM",
         "MinistralForCausalLM",

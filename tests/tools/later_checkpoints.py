@@ -391,6 +391,35 @@ LATER_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]] 
         "bfloat16",
         {**_THETA, "pairs": {"rope_interleave": False}},
     ),
+    "minicpm3_tiny": (
+        _config(
+            "MiniCPM3ForCausalLM",
+            "minicpm3",
+            num_key_value_heads=4,
+            q_lora_rank=24,
+            kv_lora_rank=20,
+            qk_rope_head_dim=8,
+            qk_nope_head_dim=16,
+            scale_emb=2.0,
+            scale_depth=1.2,
+            dim_model_base=40,
+            tie_word_embeddings=True,
+            pad_token_id=None,  # transformers sets its embedding to zero
+            rope_scaling={
+                "rope_type": "longrope",
+                "short_factor": [1.0, 1.1, 1.3, 1.6],
+                "long_factor": [1.0, 1.5, 2.0, 3.0],
+                "original_max_position_embeddings": 512,
+            },
+        ),
+        "bfloat16",
+        {
+            **_THETA,
+            "embeddings": {"scale_emb": 3.0},
+            "residuals": {"scale_depth": None},
+            "logits": {"dim_model_base": None},
+        },
+    ),
     "solar_open_tiny": (
         _config("SolarOpenForCausalLM", "solar_open", n_routed_experts=6, n_shared_experts=1, **_ROUTED),
         "bfloat16",

@@ -201,6 +201,7 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
     },
     "hyperclovax": {"architectures": ["HyperCLOVAXForCausalLM"]},
     "youtu": {"architectures": ["YoutuForCausalLM"]},
+    "minicpm3": {"architectures": ["MiniCPM3ForCausalLM"]},
     "solar_open": {"architectures": ["SolarOpenForCausalLM"]},
     "dots1_default": {
         "architectures": ["Dots1ForCausalLM"],

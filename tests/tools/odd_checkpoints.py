@@ -49,6 +49,14 @@ CHANGES: Final[dict[str, dict[str, Any]]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.4},
         },
     },
+    "minicpm3_tiny": {
+        "hidden_size": 216,  # three heads of values of 72 numbers, which no key says
+        "v_head_dim": None,
+        "q_lora_rank": None,
+        "rope_scaling": None,
+        "scale_depth": None,
+        "dim_model_base": None,
+    },
     "cohere2_moe_tiny": {
         "rms_norm_eps": 1e-5,
         "expert_selection_fn": "sigmoid",
