@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from jaxserve.checkpoint.sentence.modules import SentenceModules, read_sentence_modules
+from jaxserve.checkpoint.sentence.texts import TextSettings
 from jaxserve.checkpoint.sentence.tokens import token_ids
 from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import ConfigError
@@ -58,10 +59,13 @@ def make_embedding_skeleton(
 
 def _with_head(model: DecoderConfig | EncoderConfig, modules: SentenceModules | None) -> DecoderConfig | EncoderConfig:
     """Return the config with the layers that come after the pooling. Raises ConfigError if they do not fit the model."""
-    if modules is None or model.head is not None:
+    if modules is None:
         return model
+    if model.head is not None:
+        is_sigmoid = modules.texts.is_sigmoid
+        return model if is_sigmoid is None else replace(model, head=replace(model.head, is_sigmoid=is_sigmoid))
     if modules.logit_tokens:
-        return replace(model, head=_logit_head(model, modules.logit_tokens))
+        return _with_head(replace(model, head=_logit_head(model, modules.logit_tokens)), modules)
     if not modules.dense:
         return model
     width = model.hidden_size
@@ -127,11 +131,15 @@ def embedding_info(
     config: Config, model: DecoderConfig | EncoderConfig, modules: SentenceModules | None
 ) -> EmbeddingInfo:
     """Describe the vectors of `model`. Raises ConfigError."""
+    texts = TextSettings() if modules is None else modules.texts
     return EmbeddingInfo(
         size=model.hidden_size if model.head is None else model.head.size,
         pooling=_pooling(config, model, modules),
         normalizes=modules is None or modules.normalizes,
         scores_pairs=model.head is not None and model.head.scores_pairs,
+        prompts=dict(texts.prompts),
+        default_prompt=texts.default_prompt,
+        lowers_texts=texts.is_lowered,
     )
 
 

@@ -57,14 +57,19 @@ async def encode_inputs(
     truncate: int | None,
     param: str,
     add_special_tokens: bool = True,
+    prompt_name: str | None = None,
 ) -> list[list[int]]:
     """Return the token ids of each input. Raises InvalidRequestError, or ContextLengthError for one that is too long.
 
-    truncate: `truncate_prompt_tokens`.
+    truncate: `truncate_prompt_tokens`. prompt_name: a prompt of the model to put before texts; None: its default, if it has one.
     """
     limit = model_info.max_model_len
     most = check_truncation(truncate, limit)
     texts = [one for one in inputs if isinstance(one, str)]
+    if model_info.embedding is not None:
+        texts = with_prompt(model_info.embedding, texts, prompt_name)
+    if prompt_name is not None and len(texts) < len(inputs):
+        raise invalid("prompt_name", f"needs texts: '{param}' has token ids")
     encoded = iter(
         await frontend.tokenization.encode_inputs(
             texts, add_special_tokens=add_special_tokens, truncate=most, max_tokens=limit, param=param
@@ -78,6 +83,17 @@ async def encode_inputs(
         check_length(len(ids), limit, param, place)
         found.append(ids)
     return found
+
+
+def with_prompt(model: EmbeddingInfo, texts: Sequence[str], prompt_name: str | None) -> list[str]:
+    """Return texts as the model's tokenizer takes them. Raises InvalidRequestError for a prompt that the model does not have."""
+    if prompt_name is not None and prompt_name not in model.prompts:
+        names = ", ".join(model.prompts)
+        reason = f"must be one of {names}" if names else "this model's checkpoint has no prompts"
+        raise invalid("prompt_name", f"{reason}, got {prompt_name[:64]!r}")
+    prompt = model.prompts.get(prompt_name or model.default_prompt or "", "")
+    made = [prompt + text for text in texts]
+    return [text.lower() for text in made] if model.lowers_texts else made
 
 
 def check_total(frontend: Frontend, texts: Sequence[list[int]], param: str) -> None:
@@ -275,6 +291,8 @@ async def encode_pairs(
         return Pairs([ids for side in sides for ids in side], None, len(first))
     limit = model_info.max_model_len
     most = check_truncation(truncate, limit)
+    if model.lowers_texts:
+        first, second = ([text.lower() for text in side] for side in (first, second))
     partners = first if len(first) == len(second) else [*first] * len(second)
     encoded = await frontend.tokenization.encode_pairs(
         list(zip(partners, second, strict=True)),

@@ -222,13 +222,16 @@ class StartupProgress(Message, frozen=True):
 class EmbeddingInfo(msgspec.Struct, frozen=True, array_like=True):
     """Properties of a model that embeds."""
 
-    size: int
-    """Dimensions of a vector."""
+    size: int  # of a vector
     pooling: Pooling
     normalizes: bool
     """True if its vectors should have length 1. The engine does not normalise them."""
     scores_pairs: bool = False
     """True for a cross-encoder: each text is a pair, and its vector is the pair's score."""
+    prompts: dict[str, str] = {}
+    """Texts that a request may have put before its own, by name; `default_prompt` is the name for those that name none."""
+    default_prompt: str | None = None
+    lowers_texts: bool = False
 
 
 class ModelInfo(msgspec.Struct, frozen=True, array_like=True):

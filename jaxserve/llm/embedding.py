@@ -23,12 +23,15 @@ async def embed_all(
     dimensions: int | None,
     normalize: bool | None,
     truncate_prompt_tokens: int | None,
+    prompt_name: str | None,
     on_done: Callable[[], None],
 ) -> list[EmbeddingRequestOutput]:
     """Return vectors in the order of `prompts`, all of which are checked before anything runs. Raises RequestError."""
     model_info, model = frontend.require_vectors()
     check_dimensions(dimensions, model)
-    texts = await encode_inputs(frontend, model_info, prompts, truncate=truncate_prompt_tokens, param="prompts")
+    texts = await encode_inputs(
+        frontend, model_info, prompts, truncate=truncate_prompt_tokens, param="prompts", prompt_name=prompt_name
+    )
     if not texts:
         return []
     vectors = await vectors_of(frontend, model_info, texts, on_done=on_done)

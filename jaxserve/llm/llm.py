@@ -179,6 +179,7 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         dimensions: int | None = None,
         normalize: bool | None = None,
         truncate_prompt_tokens: int | None = None,
+        prompt_name: str | None = None,
         progress_bar: bool = True,
     ) -> list[EmbeddingRequestOutput]:
         """Return the vectors of one prompt or many (texts or token ids). Needs an encoder, or `task="embed"`.
@@ -188,7 +189,9 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         listed = _listed_prompts(prompts, _listed_prompt)
         with _progress(len(listed), progress_bar) as on_done:
             return self._engine.call(
-                lambda frontend: embed_all(frontend, listed, dimensions, normalize, truncate_prompt_tokens, on_done)
+                lambda frontend: embed_all(
+                    frontend, listed, dimensions, normalize, truncate_prompt_tokens, prompt_name, on_done
+                )
             )
 
     def score(

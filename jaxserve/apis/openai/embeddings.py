@@ -71,6 +71,12 @@ class EmbeddingRequest(InputFields, kw_only=True):
         bool | None,
         Meta(description="False: texts do not get the model's special tokens, such as [CLS] and [SEP]. Default: true."),
     ] = None
+    prompt_name: Annotated[
+        str | None,
+        Meta(
+            description="Name of a prompt of the checkpoint (`config_sentence_transformers.json`) to put before texts, such as `query`. Default: the checkpoint's default, if it has one."
+        ),
+    ] = None
     normalize: Annotated[
         bool | None,
         Meta(description="True: vectors have length 1. Default: as the model's checkpoint says."),
@@ -128,6 +134,7 @@ async def embeddings(call: Call, body: EmbeddingRequest) -> Encoded:
         truncate=body.truncate_prompt_tokens,
         param="input",
         add_special_tokens=body.add_special_tokens is not False,
+        prompt_name=body.prompt_name,
     )
     check_total(frontend, texts, "input")
     with noting_departure(frontend):

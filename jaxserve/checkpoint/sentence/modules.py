@@ -6,12 +6,13 @@ modules.json lists them: a pooling, perhaps dense layers and a normalisation. Wi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from jaxserve.checkpoint.files import read_object, read_objects
 from jaxserve.checkpoint.sentence.folders import MODULES, module_folder, module_kind, modules_directory
+from jaxserve.checkpoint.sentence.texts import TextSettings, read_text_settings
 from jaxserve.errors import CheckpointError, shown
 from jaxserve.model_config.embedding_head import HeadActivation, HeadLayer
 from jaxserve.types import Pooling
@@ -61,6 +62,7 @@ class SentenceModules:
     """Layers after the pooling."""
     logit_tokens: tuple[int, ...] = ()
     """Tokens whose logits after a text make its score: that of a match, and perhaps that of none, which is subtracted."""
+    texts: TextSettings = TextSettings()
 
 
 def read_sentence_modules(directory: Path) -> SentenceModules | None:
@@ -71,12 +73,13 @@ def read_sentence_modules(directory: Path) -> SentenceModules | None:
     path = base / MODULES
     pooling: Pooling | None = None
     dense: list[HeadLayer] = []
-    normalizes = False
+    normalizes, reads_prompts = False, True
     logit_tokens: tuple[int, ...] = ()
     for module in read_objects(path):
         kind = module_kind(module)
         if kind == "Pooling":
-            pooling = _pooling(base / module_folder(path, module) / "config.json")
+            settings = base / module_folder(path, module) / "config.json"
+            pooling, reads_prompts = _pooling(settings), read_object(settings).get("include_prompt") is not False
         elif kind == "Dense" and pooling is not None and not normalizes:
             dense.append(_dense(base, module_folder(path, module)))
         elif kind == "Dense":
@@ -88,7 +91,14 @@ def read_sentence_modules(directory: Path) -> SentenceModules | None:
         elif kind != "Transformer":
             names = ", ".join(_KINDS)
             raise CheckpointError(f"{path}: module {shown(kind)}: supported: {names}")
-    return SentenceModules(pooling, normalizes, _max_tokens(directory), tuple(dense), logit_tokens)
+    texts = read_text_settings(base, directory)
+    if not reads_prompts:  # pooling would have to leave out their tokens
+        if texts.prompts.get(texts.default_prompt or ""):
+            raise CheckpointError(
+                f"{path}: a default prompt, which its pooling leaves out (include_prompt), is not supported"
+            )
+        texts = replace(texts, prompts={}, default_prompt=None)
+    return SentenceModules(pooling, normalizes, _max_tokens(directory), tuple(dense), logit_tokens, texts)
 
 
 def _logit_tokens(path: Path) -> tuple[int, ...]:

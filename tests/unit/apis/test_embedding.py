@@ -46,6 +46,42 @@ async def test_an_engine_that_generates_does_not_embed(api: Api, path: str, body
     assert [command.split()[-1] for command in commands] == ["vectors=sentence-transformers/all-MiniLM-L6-v2", "embed"]
 
 
+async def sent(api: Api, body: dict[str, object]) -> list[int]:
+    """Return the token ids of a text, as the engine gets them."""
+    task = asyncio.create_task(api.post("/v1/embeddings", body))
+    request = await api.engine.added()
+    api.engine.output(request, [], finish_reason="stop", vector=np.ones(2, np.float32).tobytes())
+    assert (await task)[0] == 200
+    return request.prompt_token_ids
+
+
+async def test_a_request_chooses_a_prompt_of_the_checkpoint(api: Api) -> None:
+    prompts = {"query": "find: ", "document": "", "default": "text "}
+    info = EmbeddingInfo(2, "mean", normalizes=True, prompts=prompts, default_prompt="default", lowers_texts=True)
+    api.engine.say(Ready(msgspec.structs.replace(MODEL_INFO, embedding=info)))
+    await api.engine.is_heard()
+    expected = {"query": "find: a b", "document": "a b", None: "text a b"}
+    for name, text in expected.items():
+        assert await sent(api, {"input": "A b", "prompt_name": name}) == api.tokenizer.encode(text)
+    assert await sent(api, {"input": [5, 6]}) == [5, 6]
+    status, reply = await api.post("/v1/embeddings", {"input": "a", "prompt_name": "other"})
+    assert (status, reply["error"]["param"]) == (400, "prompt_name")
+    assert "must be one of query, document, default, got 'other'" in reply["error"]["message"]
+    status, reply = await api.post("/v1/embeddings", {"input": [[5], [6]], "prompt_name": "query"})
+    assert (status, reply["error"]["param"]) == (400, "prompt_name")
+
+
+async def test_an_instruction_is_for_rerankers_with_a_template(api: Api) -> None:
+    api.engine.say(Ready(EMBEDDING))
+    await api.engine.is_heard()
+    body = {"query": "a", "documents": ["b"], "instruction": "judge"}
+    status, reply = await api.post("/v1/rerank", body)
+    assert (status, reply["error"]["param"]) == (400, "instruction")
+    await ready(api, scores_pairs=True)
+    status, reply = await api.post("/v1/rerank", body)
+    assert (status, reply["error"]["param"]) == (400, "instruction")
+
+
 async def test_a_client_that_leaves_ends_its_texts(api: Api) -> None:
     api.engine.say(Ready(EMBEDDING))
     await api.engine.is_heard()

@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from jaxserve.checkpoint.sentence.modules import SentenceModules, read_sentence_modules
+from jaxserve.checkpoint.sentence.texts import TextSettings
 from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import CheckpointError, ConfigError
-from jaxserve.executor.embedding import embedding_info
+from jaxserve.executor.embedding import embedding_info, make_embedding_skeleton
 from jaxserve.model_config.embedding_head import HeadLayer
 from jaxserve.models.registry import model_of, open_model
+from jaxserve.runner.backend import Chip
 from jaxserve.types import Pooling
 from tests.models.goldens import DATA
 
@@ -38,6 +40,64 @@ def test_dense_layers_are_read_with_the_activation_that_they_have_without_a_key(
     modules = read_sentence_modules(tmp_path)
     assert modules is not None
     assert modules.dense == (HeadLayer("2_Dense/linear", 8, 4, has_bias=True, activation="tanh"),)
+
+
+def test_prompts_lower_case_and_the_activation_of_scores_are_read(tmp_path: Path) -> None:
+    write(tmp_path, kinds=("Transformer", "Pooling"), modes={"pooling_mode": "mean"})
+    config = {"prompts": {"query": "query: ", "document": ""}, "default_prompt_name": "query"}
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(config))
+    (tmp_path / "sentence_bert_config.json").write_text('{"do_lower_case": true}')
+    modules = read_sentence_modules(tmp_path)
+    assert modules is not None
+    assert modules.texts == TextSettings(config["prompts"], "query", is_lowered=True)
+    encoder = model_of(open_model(DATA / "encoders" / "bert_tiny"))
+    info = embedding_info(Config(model=ModelConfig(model="any")), encoder, modules)
+    assert (info.prompts, info.default_prompt, info.lowers_texts) == (config["prompts"], "query", True)
+
+
+@pytest.mark.parametrize(("name", "is_sigmoid"), [("Identity", False), ("Sigmoid", True), (None, False)])
+def test_the_newer_file_says_whether_scores_go_through_a_sigmoid(
+    tmp_path: Path, name: str | None, is_sigmoid: bool
+) -> None:
+    write(tmp_path, kinds=("Transformer",), modes={})
+    activation = None if name is None else f"torch.nn.modules.activation.{name}"
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps({"activation_fn": activation}))
+    scorer = model_of(open_model(DATA / "encoders" / "bert_cross_tiny"))  # its config names Identity
+    config = Config(model=ModelConfig(model="any"))
+    skeleton = make_embedding_skeleton(config, scorer, Chip("cpu", None), read_sentence_modules(tmp_path))
+    assert skeleton.config.head is not None
+    assert skeleton.config.head.is_sigmoid is is_sigmoid
+
+
+@pytest.mark.parametrize(
+    ("modes", "config", "expected"),
+    [
+        ({}, {"prompts": {"query": 1}}, "prompts: expected a table of texts"),
+        ({}, {"prompts": {"query": "q"}, "default_prompt_name": "other"}, "default_prompt_name: expected the name"),
+        ({}, {"activation_fn": "torch.nn.Tanh"}, "activation_fn: expected one of Sigmoid, Identity, found 'Tanh'"),
+        (
+            {"include_prompt": False},
+            {"prompts": {"query": "q"}, "default_prompt_name": "query"},
+            "a default prompt, which its pooling leaves out",
+        ),
+    ],
+)
+def test_settings_of_texts_that_are_not_computed_are_rejected(
+    tmp_path: Path, modes: dict[str, Any], config: dict[str, Any], expected: str
+) -> None:
+    write(tmp_path, kinds=("Transformer", "Pooling"), modes={"pooling_mode": "mean", **modes})
+    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError) as caught:
+        read_sentence_modules(tmp_path)
+    assert expected in str(caught.value)
+
+
+def test_a_pooling_that_leaves_prompts_out_has_none_to_choose(tmp_path: Path) -> None:
+    write(tmp_path, kinds=("Transformer", "Pooling"), modes={"pooling_mode": "mean", "include_prompt": False})
+    (tmp_path / "config_sentence_transformers.json").write_text('{"prompts": {"query": "q: "}}')
+    modules = read_sentence_modules(tmp_path)
+    assert modules is not None
+    assert modules.texts.prompts == {}
 
 
 def test_modules_of_the_tiny_encoders_are_read() -> None:
