@@ -325,6 +325,7 @@ DEFAULTED_KEYS += ("linear_num_value_heads", "norm_eps", "conv_bias", "conv_L_ca
 DEFAULTED_KEYS += ("block_ffn_dim_multiplier", "block_multiple_of", "full_attn_idxs", "shared_intermediate_size")
 DEFAULTED_KEYS += ("mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_d_head", "mamba_d_conv", "mamba_expand")
 DEFAULTED_KEYS += ("mamba_conv_bias", "mamba_proj_bias", "mamba_d_ssm", "mamba_norm_before_gate", "mamba_rms_norm")
+DEFAULTED_KEYS += ("scale_emb", "scale_depth", "dim_model_base")
 DEFAULTED_KEYS += ("projectors_bias", "lm_head_multiplier", "key_multiplier", "attention_in_multiplier")
 DEFAULTED_KEYS += ("attention_out_multiplier", "ssm_in_multiplier", "ssm_out_multiplier", "mlp_multipliers")
 DEFAULTED_KEYS += ("ssm_multipliers", "num_dense_layers", "use_expert_bias", "vocab_size_per_layer_input")

@@ -25,6 +25,7 @@ DEFAULTS = dict(
     scale_emb=12,
     scale_depth=1.4,
     dim_model_base=256,
+    mlp_bias=False,
 )
 
 
