@@ -138,7 +138,7 @@ class Attention(nnx.Module):
         self.is_causal = (
             vision is not None and vision.bidirectional_layers == "sliding" and layer.sliding_window is None
         )
-        self.out_scale = config.attention_out_scale
+        self.out_scale, self.clip = config.attention_out_scale, config.qkv_clip
         self.shape = (n, k, h)
         self.value_dim, self.value_scale = v, config.value_scale
         self.backend, self.is_alike = policy.attention_backend, policy.backend in NATIVE
@@ -154,6 +154,8 @@ class Attention(nnx.Module):
         assert isinstance(pool, KVPool), "a full or sliding group"
         n, k, h = self.shape
         query, *stored = self.qkv_proj(x, step.tokens)
+        if self.clip is not None:
+            query, *stored = (jnp.clip(each, -self.clip, self.clip) for each in (query, *stored))
         gate = None
         if self.output_gate == "queries":
             query, gate = jnp.split(query.reshape(-1, n, 2 * h), 2, -1)

@@ -50,11 +50,12 @@ class LayerNorm(nnx.Module):
         policy: DtypePolicy,
         *,
         has_bias: bool = True,
+        has_weight: bool = True,
         is_offset: bool = False,
         is_alike: bool = False,
     ) -> None:
         """is_offset: True if weights are stored minus 1. is_alike: True if a row's result must not depend on the number of rows."""
-        self.weight = parameter((dim,), (None,), policy.vectors)
+        self.weight = parameter((dim,), (None,), policy.vectors) if has_weight else None
         self.bias = parameter((dim,), (None,), policy.vectors) if has_bias else None
         self.eps, self.is_offset, self.is_alike = eps, is_offset, is_alike
 
@@ -62,7 +63,9 @@ class LayerNorm(nnx.Module):
         wide = x.astype(jnp.float32)
         centred = wide - means(wide, is_alike=self.is_alike)
         scaled = centred * jax.lax.rsqrt(means(centred * centred, is_alike=self.is_alike) + self.eps)
-        if self.is_offset:
+        if self.weight is None:
+            made = scaled.astype(x.dtype)
+        elif self.is_offset:
             made = ((self.weight[...].astype(jnp.float32) + 1) * scaled).astype(x.dtype)
         else:
             made = self.weight[...] * scaled.astype(x.dtype)
@@ -90,7 +93,8 @@ def norm_of(
     if kind == "rms":
         return RMSNorm(dim, eps, policy, weights)
     has_bias, is_alike = kind == "layer_with_bias", policy.backend in NATIVE
-    return LayerNorm(dim, eps, policy, has_bias=has_bias, is_offset=weights == "offset", is_alike=is_alike)
+    has_weight, is_offset = weights != "none", weights == "offset"
+    return LayerNorm(dim, eps, policy, has_bias=has_bias, has_weight=has_weight, is_offset=is_offset, is_alike=is_alike)
 
 
 def means(values: Float[Array, "*rows D"], *, is_alike: bool) -> Float[Array, "*rows 1"]:

@@ -158,7 +158,7 @@ def _choose(
     else:
         scores = jax.nn.sigmoid(logits) if config.score == "sigmoid" else _softmax(logits, is_alike=is_alike)
         if correction is not None:
-            ranks = scores + correction
+            ranks = (logits if config.ranks_by_logits else scores) + correction
         else:  # Large logits have the same sigmoid: without groups, whose scores are added, they are ranked as they are.
             ranks = logits if config.score == "sigmoid" and config.num_groups == 1 else scores
         _, experts = jax.lax.top_k(_within_best_groups(ranks, config, is_alike=is_alike), config.num_per_token)

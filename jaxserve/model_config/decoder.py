@@ -133,6 +133,8 @@ class DecoderConfig:
     qkv_bias: bool = False
     attention_out_bias: bool = False
     mlp_bias: bool = False
+    qkv_clip: float | None = None
+    """Bound of projected queries, keys and values, which are clipped to it (OLMo); None: they are not."""
     qk_norm: Literal["none", "heads", "whole", "rotated_heads", "rotated_unit"] = "none"
     """Norms of queries and keys: over the H of each head (Qwen3), or over all heads together (OLMo 2), before rope;
     or over the H of each head after rope, with weights (Hunyuan), or without and only in layers with rope (Llama 4)."""

@@ -34,6 +34,8 @@ class ExpertsConfig:
     """Relative distance from the best logit within which sparse_mixer counts others."""
     has_correction_bias: bool = False
     """True if a bias is added to the scores that choose experts, though not to their weights (DeepSeek-V3)."""
+    ranks_by_logits: bool = False
+    """True if the bias is added to logits instead of to scores (Kolibri 1)."""
     weight_scale: float = 1.0
     """Factor on all weights (`routed_scaling_factor`)."""
     num_groups: int = 1

@@ -67,6 +67,7 @@ def seeing_checkpoint(folder: Path, source: str, architecture: str, naming: str)
         ("gemma4_moe_odd_tiny", "Gemma4ForConditionalGeneration"),
         ("gemma4_unified_tiny", "Gemma4UnifiedForConditionalGeneration"),
         ("llama4_tiny", "Llama4ForConditionalGeneration"),
+        ("exaone4_tiny", "Exaone4_5_ForConditionalGeneration"),
         ("muse_glimmer_tiny", "MuseGlimmerForConditionalGeneration"),
         ("cohere2_tiny", "Cohere2VisionForConditionalGeneration"),
         ("cohere2_moe_tiny", "Cohere2VisionForConditionalGeneration"),

@@ -272,6 +272,67 @@ LATER_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]] 
             "cap": {"final_logit_softcapping": 4.0},
         },
     ),
+    "internlm3_tiny": (
+        _config("InternLM3ForCausalLM", "internlm3", head_dim=16, qkv_bias=True, bias=True),
+        "bfloat16",
+        _THETA,
+    ),
+    "iquestcoder_tiny": (
+        _config(
+            "IQuestCoderForCausalLM",
+            "iquestcoder",
+            head_dim=16,
+            clip_qkv=None,
+            use_sliding_window=False,
+        ),
+        "bfloat16",
+        _THETA,
+    ),
+    "olmo_tiny": (
+        {
+            key: value
+            for key, value in _config("OlmoForCausalLM", "olmo", hidden_size=64, clip_qkv=0.7).items()
+            if key != "rms_norm_eps"
+        },
+        "bfloat16",
+        {**_THETA, "clip": {"clip_qkv": None}},
+    ),
+    "flex_olmo_tiny": (
+        _config(
+            "FlexOlmoForCausalLM",
+            "flex_olmo",
+            hidden_size=64,
+            intermediate_size=24,
+            num_experts=5,
+            num_experts_per_tok=2,
+        ),
+        "bfloat16",
+        {**_THETA, "choices": {"num_experts_per_tok": 3}},
+    ),
+    "kolibri1_tiny": (
+        {
+            key: value
+            for key, value in _config(
+                "Kolibri1ForCausalLM",
+                "kolibri1",
+                head_dim=16,
+                num_hidden_layers=3,
+                sliding_window=8,
+                layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+                moe_intermediate_size=16,
+                shared_expert_intermediate_size=24,
+                num_experts=6,
+                num_experts_per_tok=2,
+            ).items()
+            if key != "intermediate_size"
+        },
+        "bfloat16",
+        {
+            "window": {"sliding_window": 9},
+            "choices": {"num_experts_per_tok": 3},
+            "weights": {"norm_topk_prob": True},
+        },
+    ),
     "cohere2_moe_tiny": (
         _config(
             "Cohere2MoeForCausalLM",

@@ -185,6 +185,16 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         "layer_rope_theta": [0, 10000.0, 10000.0] * 2,
     },
+    "internlm3": {"architectures": ["InternLM3ForCausalLM"]},
+    "iquestcoder": {"architectures": ["IQuestCoderForCausalLM"]},
+    "olmo": {"architectures": ["OlmoForCausalLM"]},
+    "flex_olmo": {"architectures": ["FlexOlmoForCausalLM"]},
+    "kolibri1": {"architectures": ["Kolibri1ForCausalLM"]},
+    "kolibri1_no_windows": {
+        "architectures": ["Kolibri1ForCausalLM"],
+        "sliding_window": None,
+        "layer_types": ["full_attention"] * 6,
+    },
     "nemotron": {"architectures": ["NemotronForCausalLM"]},
     "nanochat": {"architectures": ["NanoChatForCausalLM"]},
     "persimmon": {"architectures": ["PersimmonForCausalLM"]},
@@ -303,8 +313,9 @@ ROTATES_WINDOWS = (
     "Cohere2MoeForCausalLM",
     "Exaone4ForCausalLM",
     "ExaoneMoeForCausalLM",
+    "Kolibri1ForCausalLM",
 )
-"""Their attention rotates in sliding-window layers only; no key says so."""
+"""Their attention rotates in sliding-window layers only, if the model has a window; no other key says so."""
 NEVER_ROTATES = ("KimiLinearForCausalLM", "NemotronHForCausalLM", "JambaForCausalLM")
 NEVER_ROTATES += ("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM")
 NEVER_ROTATES += ("GPT2LMHeadModel", "GPTBigCodeForCausalLM", "OPTForCausalLM")
@@ -354,6 +365,7 @@ DEFAULTED_KEYS += ("attn_layer_offset", "expert_layer_period", "expert_layer_off
 DEFAULTED_KEYS += ("prefix_dense_sliding_window_pattern", "prefix_dense_intermediate_size")
 DEFAULTED_KEYS += ("use_sandwich_norm", "use_attention_gate", "gating", "moe_routed_scaling_factor")
 DEFAULTED_KEYS += ("moe_router_logit_softcapping", "qk_scale_factor", "output_multiplier", "post_norm_eps")
+DEFAULTED_KEYS += ("clip_qkv",)
 
 
 def rope_case(keys: dict[str, Any]) -> dict[str, Any]:
@@ -389,7 +401,7 @@ def layer_case(keys: dict[str, Any]) -> dict[str, Any]:
         marks = [config.position_embedding_type == "rope"] * config.num_hidden_layers
     if hf["architectures"][0] in NEVER_ROTATES:
         marks = [0] * config.num_hidden_layers
-    if hf["architectures"][0] in ROTATES_WINDOWS:
+    if hf["architectures"][0] in ROTATES_WINDOWS and getattr(config, "sliding_window", None) is not None:
         marks = [window is not None for window in windows]
     use_rope = [bool(mark) for mark in marks[: config.num_hidden_layers]]
     return {"config": hf, "saved": saved_config(config, hf), "windows": windows, "use_rope": use_rope}

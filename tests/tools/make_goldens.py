@@ -56,6 +56,11 @@ _PUBLISHED_NAMES: dict[str, dict[str, str]] = {
         ".mlp.gate.": ".block_sparse_moe.gate.",
         ".mlp.shared_experts.": ".block_sparse_moe.shared_experts.",
     },
+    "kolibri1": {
+        ".mlp.gate.e_score_correction_bias": ".moe.router.expert_bias",
+        ".post_self_attn_layernorm.": ".post_attn_norm.",
+        ".post_mlp_layernorm.": ".post_ffn_norm.",
+    },
     "laguna": {
         ".gate.e_score_correction_bias": ".experts.e_score_correction_bias",
         ".shared_experts.": ".shared_expert.",
@@ -86,6 +91,8 @@ _TEXT_PARTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 """By type of text model: the class with a head, which transformers has with a tower only, and what its config needs."""
+_LLAMAS = ("internlm3", "iquestcoder")
+"""Types of models that transformers computes with the class of Llama."""
 _OWN, _OF_TEXT = "model.", "model.language_model."
 """Prefix of a decoder's tensors, and that of a text part's."""
 
@@ -193,7 +200,8 @@ def class_and_config(hf: dict[str, Any]) -> tuple[Any, transformers.PreTrainedCo
     """Return transformers' class of a `config.json`, and its config; for a text part those of the whole model."""
     config = type(transformers.AutoConfig.for_model(hf["model_type"])).from_dict(hf)
     if hf["model_type"] not in _TEXT_PARTS:
-        return getattr(transformers, hf["architectures"][0]), config
+        name = "LlamaForCausalLM" if hf["model_type"] in _LLAMAS else hf["architectures"][0]
+        return getattr(transformers, name), config
     name, others = _TEXT_PARTS[hf["model_type"]]
     whole = getattr(transformers, name)
     return whole, whole.config_class(text_config=config.to_dict(), **others)

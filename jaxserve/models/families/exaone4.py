@@ -56,5 +56,6 @@ def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
 FAMILY = Family(
     ("Exaone4ForCausalLM",),
     decoder_config,
+    text_part_of=("Exaone4_5_ForConditionalGeneration",),
     gguf=GGUFArchitecture("exaone4", tensor_names=POST_NORMS, config=_gguf_config),
 )

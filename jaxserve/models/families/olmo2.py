@@ -21,9 +21,9 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return olmo(keys, full_layers(keys))
 
 
-def olmo(keys: Keys, layers: tuple[LayerConfig, ...]) -> DecoderConfig:
-    """Build the features that OLMo 2 and OLMo 3 share."""
-    config = build(keys, layers=layers)
+def olmo(keys: Keys, layers: tuple[LayerConfig, ...], *computed: str) -> DecoderConfig:
+    """Build the features that OLMo 2, OLMo 3 and FlexOlmo share. computed: see `build`."""
+    config = build(keys, layers=layers, computed=computed)
     return replace(config, norm_placement="post", norm_weights="wide", qk_norm="whole")
 
 

@@ -19,6 +19,7 @@ DEFAULTS = dict(
     num_experts=64,
     num_experts_per_tok=8,
     norm_topk_prob=False,
+    clip_qkv=None,
 )
 
 

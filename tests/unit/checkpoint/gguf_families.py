@@ -41,6 +41,7 @@ ARCHITECTURES = {
     "Qwen3MoeForCausalLM": ("qwen3moe", gguf.MODEL_ARCH.QWEN3MOE),
     "Qwen2MoeForCausalLM": ("qwen2moe", gguf.MODEL_ARCH.QWEN2MOE),
     "MixtralForCausalLM": ("llama", gguf.MODEL_ARCH.LLAMA),
+    "OlmoForCausalLM": ("olmo", gguf.MODEL_ARCH.OLMO),
     "OlmoeForCausalLM": ("olmoe", gguf.MODEL_ARCH.OLMOE),
     "GptOssForCausalLM": ("gpt-oss", gguf.MODEL_ARCH.GPT_OSS),
 }
@@ -456,6 +457,7 @@ OWN_KEYS: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {
     "Qwen3MoeForCausalLM": expert_keys,
     "Qwen2MoeForCausalLM": expert_keys,
     "MixtralForCausalLM": expert_keys,
+    "OlmoForCausalLM": lambda hf: {"attention.layer_norm_epsilon": 1e-5, "attention.clamp_kqv": hf["clip_qkv"]},
     "OlmoeForCausalLM": expert_keys,
     "GptOssForCausalLM": gpt_oss_keys,
 }
@@ -484,7 +486,9 @@ def as_stored(name: str, tensor: np.ndarray, hf: Mapping[str, Any]) -> np.ndarra
     has_offset = model.startswith(("Gemma", "Qwen3Next", "Qwen3_5")) and not name.endswith("linear_attn.norm.weight")
     if has_offset and name.endswith("norm.weight"):
         return tensor + 1
-    if model.startswith(("Arcee", "Granite", "Mixtral", "Nemotron")) and ("q_proj" in name or "k_proj" in name):
+    if model.startswith(("Arcee", "Granite", "Mixtral", "Nemotron", "OlmoFor")) and (
+        "q_proj" in name or "k_proj" in name
+    ):
         heads = hf["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
         return as_llama_cpp_stores(tensor, heads)
     return tensor[0] if name.endswith("shared_expert_gate.weight") else tensor

@@ -82,6 +82,7 @@ LLAMA4: dict[str, Any] = {
         "phi3_tiny",
         "phi3_longrope_tiny",
         "phi4_mini_tiny",
+        "olmo_tiny",
         "olmo2_tiny",
         "olmo3_tiny",
         "granite_tiny",
