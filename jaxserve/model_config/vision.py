@@ -40,6 +40,7 @@ Connector = Literal[
     "rms_mlp",
     "projector",
     "normed_projector",
+    "patch_normed_projector",
     "merged_projector",
     "average",
     "scaled_average",
@@ -51,7 +52,7 @@ Connector = Literal[
 
 linear: their vectors side by side, one matrix (SmolVLM). mlp: a LayerNorm of each vector, then two layers over the vectors
 side by side (Qwen2-VL, Qwen3-VL, PaddleOCR-VL, Kimi K2.5). rms_mlp: the same with an RMSNorm (Qwen2.5-VL). projector: two layers over
-them (LLaVA, Pixtral). normed_projector: a LayerNorm of the vectors side by side before these (InternVL, LFM2-VL). merged_projector: an RMSNorm of each vector and one matrix before these (Mistral 3, LightOnOCR). average: their mean, an RMSNorm, one matrix (Gemma 3). scaled_average: their mean times sqrt(D), perhaps
+them (LLaVA, Pixtral). normed_projector: a LayerNorm of the vectors side by side before these (InternVL, LFM2-VL). patch_normed_projector: a LayerNorm of each vector before these (LFM3-VL). merged_projector: an RMSNorm of each vector and one matrix before these (Mistral 3, LightOnOCR). average: their mean, an RMSNorm, one matrix (Gemma 3). scaled_average: their mean times sqrt(D), perhaps
 standardised, an RMSNorm without weights, one matrix (Gemma 4). normed: an RMSNorm without weights, one matrix (Gemma 4 12B). activated: two layers over the vectors side by side, an activation after each, one matrix (Llama 4). downsampled: one matrix over the vectors side by side, another one, a LayerNorm,
 and a feed-forward block with a gate (GLM-4.1V)."""
 BidirectionalLayers = Literal["none", "sliding", "all"]
@@ -95,6 +96,7 @@ class VisionConfig:
     num_layers: int
     """0: embeddings are made of patches by matrices and norms alone (Gemma 4 12B)."""
     num_heads: int  # N
+    """Query heads."""
     patch_size: int
     """Pixels of a patch's side."""
     norm_eps: float
@@ -143,6 +145,12 @@ class VisionConfig:
     the axis of patches. None: patches of all layers attend within their image."""
     full_layers: tuple[int, ...] = ()
     """Layers whose patches attend within their image, in a tower with windows."""
+    num_kv_heads: int | None = None
+    """Key and value heads, None: as many as queries have."""
+    conv_layers: tuple[int, ...] = ()
+    """Layers with a gated convolution over the grid of each image in place of attention."""
+    conv_size: int | None = None
+    """Patches of a side of these convolutions' kernels."""
     attention_head_dim: int | None = None
     """Head dim; None: D / N."""
     has_clipped_matmuls: bool = False

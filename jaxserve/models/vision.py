@@ -29,6 +29,7 @@ from jaxserve.layers.policy import DtypePolicy
 from jaxserve.layers.segment_attention import Texts, attend, attend_alike
 from jaxserve.model_config.vision import VisionConfig
 from jaxserve.models.vision_connectors import MLPConnector, make_connector
+from jaxserve.models.vision_conv import Neighbours, VisionConv, neighbours_of
 from jaxserve.models.vision_embeddings import PatchEmbedding, PositionTable
 from jaxserve.sharding.rules import Axes
 
@@ -103,8 +104,10 @@ class VisionAttention(nnx.Module):
     def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
         heads, self.head_dim = config.num_heads, config.head_dim
         width = heads * self.head_dim
-        parts = {"q_proj": width, "k_proj": width, "v_proj": width}
-        self.qkv_proj = _fused(config, parts, policy, heads, bias=config.has_qkv_biases)
+        kv_heads = config.num_kv_heads or heads
+        parts = {"q_proj": width, "k_proj": kv_heads * self.head_dim, "v_proj": kv_heads * self.head_dim}
+        self.qkv_proj = _fused(config, parts, policy, kv_heads, bias=config.has_qkv_biases)
+        self.group = heads // kv_heads
         self.out_proj = _linear(config, config.hidden_size, width, policy)
         is_plain, eps = config.layers != "sandwich", config.norm_eps
         self.q_norm, self.k_norm = _head_norm(config, policy), _head_norm(config, policy)
@@ -126,7 +129,10 @@ class VisionAttention(nnx.Module):
             value = normalized(value, self.value_eps, is_alike=self.backend in NATIVE).astype(value.dtype)
         if self.has_adjacent_pairs:  # scores do not change if dimensions of queries and keys are reordered alike
             query, key = (jnp.concatenate([each[..., 0::2], each[..., 1::2]], -1) for each in (query, key))
-        return Heads(_rotated(query, rotations), _rotated(key, rotations), value)
+        query, key = _rotated(query, rotations), _rotated(key, rotations)
+        if self.group > 1:
+            key, value = jnp.repeat(key, self.group, axis=1), jnp.repeat(value, self.group, axis=1)
+        return Heads(query, key, value)
 
     def attend(self, heads: Heads, images: Texts, tile: Tile) -> Float[Array, "R D"]:
         """Return the outputs of a tile. heads: its queries, and the keys and values of all patches."""
@@ -181,10 +187,11 @@ class GatedVisionMLP(nnx.Module):
 class VisionLayer(nnx.Module):
     """Compute x + attention(norm(x)), then x + mlp(norm(x)); what is added may be normalised (sandwich layers) or scaled as well."""
 
-    def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
+    def __init__(self, config: VisionConfig, policy: DtypePolicy, index: int) -> None:
         is_plain = config.layers != "sandwich"
         self.layer_norm1 = _norm(config, policy)
-        self.self_attn = VisionAttention(config, policy)
+        self.conv = VisionConv(config, policy) if index in config.conv_layers else None
+        self.self_attn = None if index in config.conv_layers else VisionAttention(config, policy)
         self.post_attention_layernorm = None if is_plain else _norm(config, policy)
         self.layer_norm2 = _norm(config, policy)
         self.mlp = (VisionMLP if config.layers == "pre" else GatedVisionMLP)(config, policy)
@@ -193,19 +200,29 @@ class VisionLayer(nnx.Module):
         self.layer_scale1 = parameter(width, (None,), policy.vectors) if config.has_layer_scales else None
         self.layer_scale2 = parameter(width, (None,), policy.vectors) if config.has_layer_scales else None
 
-    def __call__(self, x: Float[Array, "P D"], images: Texts, rotations: Rotations) -> Float[Array, "P D"]:
+    def __call__(
+        self, x: Float[Array, "P D"], images: Texts, rotations: Rotations, neighbours: Neighbours | None
+    ) -> Float[Array, "P D"]:
         tile = Tile(jnp.int32(0), Tokens(images.num_tokens))
+        if self.conv is not None and neighbours is not None:
+            return self._after(x, self.conv(self.layer_norm1(x), neighbours, tile.tokens), tile)
         return self.run(x, self.heads(x, tile.tokens, rotations), images, tile)
 
     def heads(self, x: Float[Array, "R D"], tokens: Tokens, rotations: Rotations) -> Heads:
         """Return queries, keys and values of some patches."""
         with jax.named_scope("attention"):
+            assert self.self_attn is not None, "a layer with attention"
             return self.self_attn.heads(self.layer_norm1(x), tokens, rotations)
 
     def run(self, x: Float[Array, "R D"], heads: Heads, images: Texts, tile: Tile) -> Float[Array, "R D"]:
         """Return the output of a tile. heads: its queries, and the keys and values of all patches."""
         with jax.named_scope("attention"):
-            made = self.self_attn.attend(heads, images, tile)
+            assert self.self_attn is not None, "a layer with attention"
+            return self._after(x, self.self_attn.attend(heads, images, tile), tile)
+
+    def _after(self, x: Float[Array, "R D"], made: Float[Array, "R D"], tile: Tile) -> Float[Array, "R D"]:
+        """Return the output of a tile. made: that of its attention or convolution."""
+        with jax.named_scope("attention"):
             made = made if self.layer_scale1 is None else made * self.layer_scale1[...].astype(made.dtype)
             x = x + (made if self.post_attention_layernorm is None else self.post_attention_layernorm(made))
         with jax.named_scope("mlp"):
@@ -226,7 +243,7 @@ class VisionTower(nnx.Module):
         self.position_embedding = None if config.positions == "none" else PositionTable(config, policy)
         self.patch_norm = _norm(config, policy) if config.has_patch_norm else None
         self.pre_layernorm = _norm(config, policy) if config.has_first_norm else None
-        self.layers = nnx.List([VisionLayer(config, policy) for _ in range(config.num_layers)])
+        self.layers = nnx.List([VisionLayer(config, policy, index) for index in range(config.num_layers)])
         make_norm = RMSNorm if config.layers == "gated" else LayerNorm
         self.post_layernorm = make_norm(config.hidden_size, config.norm_eps, policy) if config.has_final_norm else None
         self.connector = make_connector(config, policy)
@@ -243,11 +260,12 @@ class VisionTower(nnx.Module):
         config, images = self.config, self.images(image_ids)
         windows = self.windows(images, positions) if config.window_layers else images
         sizes, rotations = _grid_sizes(positions, images), _rotations(config, positions)
+        neighbours = neighbours_of(config, positions, sizes) if config.conv_layers else None
         x = self._embed(patches, positions, sizes)
         num_rows, features = config.num_rows(images.num_tokens), []
         for index, layer in enumerate(self.layers):
             with jax.named_scope(f"layer_{index}"):
-                x = layer(x, windows if index in config.window_layers else images, rotations)
+                x = layer(x, windows if index in config.window_layers else images, rotations, neighbours)
             if index in config.deepstack_layers:
                 features.append(self.deepstack[config.deepstack_layers.index(index)](x, num_rows))
         return jnp.concatenate([self.connect(x, num_rows), *features], axis=1)

@@ -47,12 +47,13 @@ class MLPConnector(nnx.Module):
 
 
 class ProjectorConnector(nnx.Module):
-    """Two layers over the vectors of a block, which one matrix may join before, or a LayerNorm normalise together."""
+    """Two layers over the vectors of a block, which one matrix may join before, or a LayerNorm normalise, each or together."""
 
     def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
         d, o, self.block = config.hidden_size, config.output_size, config.block
         width = config.connector_width or o
         is_merged, bias = config.connector == "merged_projector", config.has_connector_biases
+        self.norms_patches = config.connector == "patch_normed_projector"
         self.norm = _projector_norm(config, policy)
         self.merging_layer = Linear(d, config.block * d, (None, None), policy) if is_merged else None
         self.linear_1 = Linear(width, d if is_merged else config.block * d, (None, None), policy, bias=bias)
@@ -62,7 +63,7 @@ class ProjectorConnector(nnx.Module):
     def __call__(self, x: Float[Array, "P D"], num_rows: Int[Array, ""]) -> Float[Array, "N O"]:
         tokens, count = Tokens(num_rows), len(x) // self.block
         if self.norm is not None and self.merging_layer is None:
-            x = self.norm(x.reshape(count, -1))
+            x = self.norm(x if self.norms_patches else x.reshape(count, -1))
         elif self.norm is not None and self.merging_layer is not None:
             # Inputs of the matrix are in the order of channels, then patches.
             x = self.norm(x).reshape(count, self.block, -1).swapaxes(1, 2)
@@ -75,6 +76,8 @@ def _projector_norm(config: VisionConfig, policy: DtypePolicy) -> RMSNorm | Laye
     match config.connector:
         case "merged_projector":
             return RMSNorm(config.hidden_size, config.connector_eps, policy)
+        case "patch_normed_projector":
+            return LayerNorm(config.hidden_size, config.connector_eps, policy)
         case "normed_projector":
             return LayerNorm(config.block * config.hidden_size, config.connector_eps, policy)
     return None
@@ -186,6 +189,7 @@ _CONNECTORS: Final[Mapping[Connector, type[AnyConnector]]] = {
     "rms_mlp": MLPConnector,
     "projector": ProjectorConnector,
     "normed_projector": ProjectorConnector,
+    "patch_normed_projector": ProjectorConnector,
     "merged_projector": ProjectorConnector,
     "average": AverageConnector,
     "scaled_average": ScaledAverageConnector,

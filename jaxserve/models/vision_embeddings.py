@@ -21,8 +21,9 @@ class PatchEmbedding(nnx.Module):
         depth = () if config.num_frames is None else (config.num_frames,)
         kernel: tuple[int, ...] = (config.num_channels, *depth, config.patch_size, config.patch_size)
         self.is_linear = config.patches == "linear"
+        self.num_frames = config.num_frames if config.patches == "flat" else None
         if config.patches != "convolution":
-            kernel = (config.patch_values,)
+            kernel = (config.patch_values * (self.num_frames or 1),)
         axes = (None,) * (1 + len(kernel))
         self.weight = parameter((config.hidden_size, *kernel), axes, policy.weights)
         self.bias = parameter((config.hidden_size,), (None,), policy.vectors) if config.has_patch_bias else None
@@ -46,6 +47,9 @@ class PatchEmbedding(nnx.Module):
         values = values.reshape(patches.shape).astype(self.dtype)
         if kernel.ndim == 5:  # every frame of an image is the same
             kernel = kernel.astype(jnp.float32).sum(2).astype(kernel.dtype)
+        elif self.num_frames is not None:  # the same, stored as a matrix
+            whole = kernel.astype(jnp.float32).reshape(len(kernel), self.num_channels, self.num_frames, -1)
+            kernel = whole.sum(2).astype(kernel.dtype)
         elif self.is_linear and self.norm is None:  # channels last
             kernel = kernel.reshape(len(kernel), -1, self.num_channels).swapaxes(1, 2)
         kernel = kernel.reshape(kernel.shape[0], -1).astype(self.dtype)

@@ -35,6 +35,7 @@ NAMES = (
     "internvl_tiny",
     "glm4v_tiny",
     "lfm2_vl_odd_tiny",
+    "lfm3_vl_odd_tiny",
     "llama4_vision_odd_tiny",
     "glm_ocr_tiny",
     "paddleocr_vl_odd_tiny",

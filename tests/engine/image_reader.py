@@ -33,6 +33,7 @@ IN_ENGINES = (
     "pixtral_odd_tiny",
     "llava_tiny",
     "lfm2_vl_tiny",
+    "lfm3_vl_tiny",
     "llama4_vision_tiny",
     "qwen3_5_moe_vision_odd_tiny",
     "gemma3_vision_tiny",

@@ -76,6 +76,7 @@ def seeing_checkpoint(folder: Path, source: str, architecture: str, naming: str)
         ("llama3_tiny", "LlavaForConditionalGeneration"),
         ("qwen2_tiny", "LlavaForConditionalGeneration"),
         ("lfm2_tiny", "Lfm2VlForConditionalGeneration"),
+        ("lfm3_tiny", "Lfm3VlForConditionalGeneration"),
         ("lfm2_moe_tiny", "Lfm2VlForConditionalGeneration"),
         ("qwen3_tiny", "InternVLForConditionalGeneration"),
         ("qwen3_moe_tiny", "InternVLForConditionalGeneration"),

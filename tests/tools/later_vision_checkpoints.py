@@ -168,6 +168,18 @@ def _lfm2(text: dict[str, Any], vision: dict[str, Any], processor: dict[str, Any
     )
 
 
+def _lfm3(text: dict[str, Any], vision: dict[str, Any], **keys: Any) -> VisionCheckpoint:
+    tiny = qwen(
+        "Lfm3VlForConditionalGeneration",
+        "lfm3_vl",
+        {"model_type": "lfm3", "norm_eps": 1e-5, "sliding_window": 8, "tie_word_embeddings": True, **text},
+        {},
+        "Lfm3VlProcessor",
+    )
+    own = {"model_type": "lfm3_vl_vision", "patch_size": 8, "spatial_merge_size": 2, **vision}
+    return replace(tiny, config={**tiny.config, "vision_config": own, "tie_word_embeddings": True, **keys})
+
+
 def _llama4(text: dict[str, Any], vision: dict[str, Any], tile: int, most: int) -> VisionCheckpoint:
     patch, width = vision["patch_size"], vision["projector_output_dim"]
     markers = (
@@ -620,5 +632,42 @@ LATER_VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
         },
         30,
         6,
+    ),
+    "lfm3_vl_tiny": _lfm3(
+        {"head_dim": 16, "layer_types": ["conv", "full_attention", "sliding_attention"], "conv_L_cache": 3},
+        {
+            "hidden_size": 32,
+            "intermediate_size": 40,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "layer_types": ["conv", "conv", "full_attention"],
+        },
+        projector_hidden_size=56,
+    ),
+    "lfm3_vl_odd_tiny": _lfm3(
+        {
+            "hidden_size": 40,
+            "intermediate_size": 56,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+            "head_dim": 24,
+            "layer_types": ["full_attention", "conv", "conv"],
+            "conv_L_cache": 4,
+            "use_sandwich_norm": False,
+        },
+        {
+            "hidden_size": 36,
+            "intermediate_size": 44,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "conv_kernel_size": 5,
+            "layer_types": ["full_attention", "conv"],
+            "rope_parameters": {"rope_type": "axial", "rope_theta": 100.0},
+        },
+        projector_hidden_size=72,
+        projector_bias=False,
+        projector_hidden_act="silu",
     ),
 }

@@ -1,4 +1,4 @@
-"""LFM3: LFM2 with sliding windows, gated attention and sandwich norms."""
+"""LFM3 and LFM3-VL: LFM2 with sliding windows, gated attention and sandwich norms."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from jaxserve.models.families import lfm2
 from jaxserve.models.families._common import COMMON_DEFAULTS, MAX_HEAD_DIM, MAX_WIDTH, build, num_layers, read_window
 from jaxserve.models.families._hybrid import MAX_TAPS, hybrid_layers, layer_names
 from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._lfm3_vl import lfm3_vl
 from jaxserve.models.families._rope import by_layer_type, without_proportional
 
 DEFAULTS = {key: value for key, value in COMMON_DEFAULTS.items() if key not in ("hidden_act", "rms_norm_eps")} | {
@@ -61,12 +62,15 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
 
 
 def _keys(hf: dict[str, Any]) -> Keys:
-    """Return the keys with the names of other families, and without a rope of a kind of its own."""
+    """Return the keys with the names of other families, and without a rope of a kind of its own.
+
+    transformers reads the epsilon of norms from either key, and the other families' first.
+    """
     keys = {**DEFAULTS, "hidden_act": "silu", "max_position_embeddings": 128_000, **hf}
     tables = keys.get("rope_parameters") or _ROPE
     if not isinstance(tables, dict) or not any(isinstance(table, dict) for table in tables.values()):
         raise Keys(keys).error("rope_parameters", "tables full_attention and sliding_attention")
-    return Keys({**keys, "rope_parameters": tables, "rms_norm_eps": keys["norm_eps"]})
+    return Keys({**keys, "rope_parameters": tables, "rms_norm_eps": hf.get("rms_norm_eps", keys["norm_eps"])})
 
 
 def _layers(keys: Keys) -> tuple[LayerConfig, ...]:
@@ -88,4 +92,11 @@ def _renames(hf: Mapping[str, Any]) -> Mapping[str, str]:
     }
 
 
-FAMILY = Family(("Lfm3ForCausalLM",), decoder_config, renames=_RENAMES, config_renames=_renames)
+FAMILY = Family(
+    ("Lfm3ForCausalLM",),
+    decoder_config,
+    text_part_of=("Lfm3VlForConditionalGeneration",),
+    read_vision=lfm3_vl,
+    renames=_RENAMES,
+    config_renames=_renames,
+)

@@ -120,8 +120,9 @@ def _tiles(vision: VisionConfig, sizes: tuple[int, ...], heads: tuple[int, int])
 
 
 def _tile_size(vision: VisionConfig, num_patches: int, step_work: int) -> int:
-    """Return the patches of a tile in calls of `num_patches` patches; 0: the whole call is no more than `step_work`, or has no layers."""
-    if not vision.num_layers:
+    """Return the patches of a tile in calls of `num_patches` patches; 0: the whole call is no more than `step_work`, or has no layers or
+    some with convolutions."""
+    if not vision.num_layers or vision.conv_layers:
         return 0
     whole = _tiles(vision, (num_patches,), (0, 0))
     units = units_of(whole, num_patches, num_patches)
@@ -180,7 +181,7 @@ def unit_work(vision: VisionConfig, unit: Unit, tile: int, num_patches: int) -> 
             feed_forward = (2 if vision.layers == "pre" else 3) * vision.intermediate_size * d
             return tile * (d * width + feed_forward + 2 * keys * width)
     joint = vision.block * d
-    if vision.connector in ("projector", "normed_projector", "merged_projector"):
+    if vision.connector in ("projector", "normed_projector", "patch_normed_projector", "merged_projector"):
         width = d if vision.connector == "merged_projector" else joint
         merging = joint * d if vision.connector == "merged_projector" else 0
         inner = vision.connector_width or vision.output_size
