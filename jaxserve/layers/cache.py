@@ -1,7 +1,7 @@
 """The cache of a model on the devices: one entry per cache group, in the order of `DecoderConfig.cache.groups`.
 
 Steps take the cache (DONATED) and return it in the same buffers. Letters: L layers of a group, P pages, K KV heads, S
-tokens of a page, H head dim, W width of a latent vector, Y state slots, B rows of a step, or pages that are copied.
+tokens of a page, H head dim, W width of a latent vector, I of an indexer's key, Y state slots, B rows of a step, or pages that are copied.
 """
 
 from __future__ import annotations
@@ -31,6 +31,12 @@ class LatentPool(NamedTuple):
     latents: Float[Array, "L P 1 S W"]
 
 
+class IndexPool(NamedTuple):
+    """Keys of the indexers of the layers of an index group."""
+
+    keys: Float[Array, "L P 1 S I"]
+
+
 class StatePool(NamedTuple):
     """Recurrent states of the layers of a state group, in the order of `CacheGroup.arrays`; each `[L, Y, *shape]`."""
 
@@ -46,7 +52,15 @@ class PendingStates(NamedTuple):
     """Inputs of the recurrence of each layer so far, arrays `[T, ...]` (`RecurrentMixer.project`)."""
 
 
-GroupCache = KVPool | LatentPool | StatePool | PendingStates
+class ChosenTokens(NamedTuple):
+    """An index group during a step, after the first of its layers."""
+
+    pool: IndexPool
+    positions: Int[Array, "*R T C"]
+    """The tokens that the last indexer has chosen for each token of the step (`sparse_attention.write_and_choose`)."""
+
+
+GroupCache = KVPool | LatentPool | IndexPool | StatePool | PendingStates | ChosenTokens
 Cache = tuple[GroupCache, ...]
 
 
@@ -120,7 +134,7 @@ def group_shapes(
         )
     num_heads, dim = heads or (group.num_kv_heads, group.head_dim)
     shape = (num_layers, count, num_heads, page_size, dim)
-    if group.kind == "latent":
+    if group.has_vectors:
         return GroupShapes(group.kind, (ArrayShape(shape, str(kv_dtype), (None, "pages")),), group.table)
     return GroupShapes(group.kind, pool_shapes(shape, kv_dtype)[0].arrays, group.table)
 
@@ -132,6 +146,8 @@ def assemble(kind: CacheKind, arrays: Sequence[Any]) -> GroupCache:
             return StatePool(tuple(arrays))
         case "latent":
             return LatentPool(*arrays)
+        case "index":
+            return IndexPool(*arrays)
         case _:
             return KVPool(*arrays)
 
@@ -139,6 +155,11 @@ def assemble(kind: CacheKind, arrays: Sequence[Any]) -> GroupCache:
 def with_pending_states(cache: Cache) -> Cache:
     """Return the cache for a step whose last tokens may not stay."""
     return tuple(PendingStates(group) if isinstance(group, StatePool) else group for group in cache)
+
+
+def without_chosen(cache: Cache) -> Cache:
+    """Return the cache after the last layer of a step, without what indexers have chosen in it."""
+    return tuple(group.pool if isinstance(group, ChosenTokens) else group for group in cache)
 
 
 def pages_shape(cache: Cache) -> tuple[int, ...]:

@@ -6,27 +6,28 @@ attention then reads one vector per token for all heads, as grouped-query attent
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxserve_kernels.latent_attention import write_and_attend
+from jaxserve_kernels import latent_attention, sparse_attention
+from jaxserve_kernels.backend import NATIVE
 from jaxserve_kernels.paged_attention import Scoring, ShardAxes
 from jaxserve_kernels.rope import Rotation, rotate
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from jaxserve.layers.attention import StepContext
-from jaxserve.layers.cache import Cache, LatentPool, with_group
+from jaxserve.layers.cache import Cache, ChosenTokens, IndexPool, LatentPool, with_group
 from jaxserve.layers.linear import Linear, Matrix, Tokens, apply_together
-from jaxserve.layers.norm import RMSNorm
+from jaxserve.layers.norm import LayerNorm, RMSNorm
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.cache import LayerPlaces
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.latent import LatentConfig
 
 _NORM_EPS: Final = 1e-6
-"""Epsilon of the norms of compressed queries, keys and values; the config has that of the other norms."""
+"""Epsilon of the norms of compressed queries, keys and values, and of an indexer's keys; the config has that of the other norms."""
 
 
 class LatentAttention(nnx.Module):
@@ -46,6 +47,8 @@ class LatentAttention(nnx.Module):
         self.kv_a_layernorm = RMSNorm(latent.rank, _NORM_EPS, policy)
         self.kv_b_proj = LatentMatrix(latent, n, policy)
         self.o_proj = Linear(d, n * latent.value_dim, ("embed", "heads"), policy, bias=bias)
+        has_indexer = latent.indexer is not None and layer.index_source is None
+        self.indexer = Indexer(config, latent, policy) if has_indexer else None
         self.layer, self.latent, self.num_heads = layer, latent, n
         self.has_adjacent_pairs = config.rotary_pairs == "adjacent"
         scale = latent.query_dim**-0.5 if config.attention_scale is None else config.attention_scale
@@ -62,30 +65,31 @@ class LatentAttention(nnx.Module):
         assert isinstance(pool, LatentPool), "a latent group"
         queries_from = self.q_proj if self.latent.query_rank is None else self.q_a_proj
         query, stored = apply_together((queries_from, self.kv_a_proj_with_mqa), x, step.tokens)
+        if self.latent.query_rank is not None:
+            query = self.q_a_layernorm(query)
+        if self.indexer is not None:
+            cache = self.indexer(x, query, cache, places, step, rotation)
         query = self._queries(query, step.tokens)
         plain, turning = jnp.split(query, [self.latent.plain_dim], -1)
         query = jnp.concatenate([self.kv_b_proj.absorb(plain), self._rotated(turning, rotation)], -1)  # (T, N, W)
         if step.query_scales is not None:
             query = query * step.query_scales[:, None, None].astype(query.dtype)
-        with jax.named_scope("latent_attention"):
-            attended, latents = write_and_attend(
-                query,
-                self._latents(stored, rotation),
-                pool.latents,
-                jnp.int32(place.index),
-                step.paging(place),
-                value_width=self.latent.rank,
-                scoring=self.scoring,
-                backend=self.backend,
-                shards=self.shards,
-            )  # (T, N, C), or (R, T, N, C) with pages on R data ranks; C: the rank
+        operands = query, self._latents(stored, rotation), pool.latents, jnp.int32(place.index), step.paging(place)
+        options: dict[str, Any] = {"value_width": self.latent.rank, "scoring": self.scoring}
+        options |= {"backend": self.backend, "shards": self.shards}
+        with jax.named_scope("latent_attention"):  # (T, N, C), or (R, T, N, C) with pages on R data ranks; C: the rank
+            if self.latent.indexer is None:
+                attended, latents = latent_attention.write_and_attend(*operands, **options)
+            else:
+                count, chosen = self.latent.indexer.num_chosen, _chosen(cache, places)
+                attended, latents = sparse_attention.write_and_attend(*operands, chosen, num_chosen=count, **options)
         values = self.kv_b_proj.values(attended)
         return self.o_proj(values, step.tokens), with_group(cache, place, LatentPool(latents))
 
     def _queries(self, query: Float[Array, "T _"], tokens: Tokens) -> Float[Array, "T N _"]:
         """Return the queries of all heads, from those or from their compressed form."""
         if self.latent.query_rank is not None:
-            query = self.q_b_proj(self.q_a_layernorm(query), tokens)
+            query = self.q_b_proj(query, tokens)
         return query.reshape(-1, self.num_heads, self.latent.query_dim)
 
     def _latents(self, stored: Float[Array, "T _"], rotation: Rotation | None) -> Float[Array, "T 1 W"]:
@@ -95,9 +99,15 @@ class LatentAttention(nnx.Module):
         return jnp.concatenate([self.kv_a_layernorm(compressed)[:, None], key], -1)
 
     def _rotated(self, x: Float[Array, "T N R"], rotation: Rotation | None) -> Float[Array, "T N R"]:
-        if self.has_adjacent_pairs:
-            x = jnp.concatenate([x[..., 0::2], x[..., 1::2]], -1)
-        return x if rotation is None else rotate(x, rotation)
+        return rotated(x, rotation, has_adjacent_pairs=self.has_adjacent_pairs)
+
+
+def _chosen(cache: Cache, places: LayerPlaces) -> Int[Array, "*R T C"]:
+    """Return the tokens that the layer attends to: chosen by its own indexer, or by an earlier layer's."""
+    assert places.index is not None, "a layer with an indexer, or after one"
+    group = cache[places.index.group]
+    assert isinstance(group, ChosenTokens), "an indexer comes before"
+    return group.positions
 
 
 class LatentMatrix(Matrix):
@@ -131,3 +141,79 @@ class LatentMatrix(Matrix):
     def _matmul(equation: str, x: Array, weight: Array) -> Array:
         precision = jax.lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
         return jnp.einsum(equation, x, weight.astype(x.dtype), precision=precision)
+
+
+class Indexer(nnx.Module):
+    """The indexer of sparse attention (DeepSeek-V3.2, arXiv 2512.02556, 2.1): it chooses the tokens that a query attends to.
+
+    It has queries made of compressed queries, one key for all heads, and a weight for each head; all devices compute all of it.
+    Its scores are those of the paper but for factors above zero, which do not change what is chosen: 1 / sqrt(I), and one over
+    the root of the number of heads. The published code rotates queries and keys by a Hadamard matrix, which changes no product,
+    before it rounds them to 8 bits; here only the cache's type rounds keys.
+    """
+
+    def __init__(self, config: DecoderConfig, latent: LatentConfig, policy: DtypePolicy) -> None:
+        indexer, rank = latent.indexer, latent.query_rank
+        assert indexer is not None and rank is not None, "an indexer reads compressed queries"
+        d, width = config.hidden_size, indexer.head_dim
+        self.wq_b = Linear(indexer.num_heads * width, rank, (None, None), policy)
+        self.wk = Linear(width, d, (None, "embed"), policy)
+        self.k_norm = LayerNorm(width, _NORM_EPS, policy, is_alike=policy.backend in NATIVE)
+        self.weights_proj = HeadWeights(indexer.num_heads, d, (None, "embed"), policy.unquantized)
+        self.config, self.rope_dim = indexer, latent.rope_dim
+        self.backend = policy.attention_backend
+        self.shards = ShardAxes(pages=policy.rules.mesh_axes("pages"))
+
+    def __call__(
+        self,
+        x: Float[Array, "T D"],
+        compressed: Float[Array, "T C"],
+        cache: Cache,
+        places: LayerPlaces,
+        step: StepContext,
+        rotation: Rotation | None,
+    ) -> Cache:
+        """Return the cache with the tokens' keys, and with the tokens that are chosen. compressed: queries of the attention."""
+        place = places.index
+        assert place is not None, "an indexer has a cache"
+        group = cache[place.group]
+        pool = group.pool if isinstance(group, ChosenTokens) else group
+        assert isinstance(pool, IndexPool), "an index group"
+        with jax.named_scope("indexer"):
+            query = self.wq_b(compressed, step.tokens).reshape(-1, self.config.num_heads, self.config.head_dim)
+            key = self.k_norm(self.wk(x, step.tokens))[:, None]
+            chosen, keys = sparse_attention.write_and_choose(
+                sparse_attention.IndexQueries(
+                    self._rotated(query, rotation), self.weights_proj.weights(x, step.tokens)
+                ),
+                self._rotated(key, rotation)[:, 0],
+                pool.keys,
+                jnp.int32(place.index),
+                step.paging(place),
+                num_chosen=self.config.num_chosen,
+                backend=self.backend,
+                shards=self.shards,
+            )
+        return with_group(cache, place, ChosenTokens(IndexPool(keys), chosen))
+
+    def _rotated(self, x: Float[Array, "T J I"], rotation: Rotation | None) -> Float[Array, "T J I"]:
+        """Return queries or keys whose first dimensions are rotated."""
+        turning, plain = jnp.split(x, [self.rope_dim], -1)
+        turning = rotated(turning, rotation, has_adjacent_pairs=self.config.has_adjacent_pairs)
+        return jnp.concatenate([turning, plain], -1)
+
+
+class HeadWeights(Linear):
+    """Matmul that makes the weights of an indexer's heads; never quantised."""
+
+    def weights(self, x: Float[Array, "T D"], tokens: Tokens) -> Float[Array, "T J"]:
+        """Return the weights in float32."""
+        made = self.multiply(x, tokens.num_real)
+        return made if self.adapters is None else self.adapters.added_to(made, x, tokens)
+
+
+def rotated(x: Float[Array, "T N R"], rotation: Rotation | None, *, has_adjacent_pairs: bool) -> Float[Array, "T N R"]:
+    """Return x rotated. Of adjacent pairs the first dimensions then come before the second ones, in queries as in keys."""
+    if has_adjacent_pairs:
+        x = jnp.concatenate([x[..., 0::2], x[..., 1::2]], -1)
+    return x if rotation is None else rotate(x, rotation)

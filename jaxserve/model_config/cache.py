@@ -4,10 +4,12 @@
     full      keys and values of every token, in pages                   the text
     sliding   keys and values of the last `window` tokens, in pages      the text, up to the window
     latent    one vector per token that all heads read (MLA), in pages   the text
+    index     one key per token that an indexer reads, in pages          the text
     state     arrays of fixed shape, in a slot per request               nothing
 
-A layer has at most one place in a group with pages and one in a state group: layers of Falcon-H1 have both. A layer that
-reads the keys and values of another layer has that layer's place, and stores nothing. A model without attention has a group
+A layer has at most one place in a group of keys and values or vectors, one in an index group and one in a state group: layers
+of Falcon-H1 have the first and the last. A layer that reads the keys and values of another layer, or attends to the tokens that
+another layer's indexer has chosen, has that layer's place, and stores nothing there. A model without attention has a group
 without layers, with pages of one number for each token: prefixes are found by pages.
 """
 
@@ -17,8 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-CacheKind = Literal["full", "sliding", "latent", "state"]
-_ORDER: Final[tuple[CacheKind, ...]] = ("full", "latent", "sliding", "state")
+CacheKind = Literal["full", "sliding", "latent", "index", "state"]
+_ORDER: Final[tuple[CacheKind, ...]] = ("full", "latent", "sliding", "index", "state")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,7 @@ class CacheGroup:
     """Decoder layers that own storage in this group: place i is that of layer `layers[i]`."""
     num_kv_heads: int = 1
     head_dim: int = 0
-    """Width of a key and of a value; in a latent group the width of the one vector. 0 in a state group."""
+    """Width of a key and of a value; in a latent or an index group the width of the one vector. 0 in a state group."""
     window: int | None = None
     """Tokens that a query attends to, itself included; sliding groups only."""
     arrays: tuple[StateArray, ...] = ()
@@ -53,6 +55,11 @@ class CacheGroup:
     def has_pages(self) -> bool:
         """True if the group's cache grows with the text, in pages."""
         return self.kind != "state"
+
+    @property
+    def has_vectors(self) -> bool:
+        """True if the group stores one vector per token, which devices do not split."""
+        return self.kind in ("latent", "index")
 
     @property
     def num_layers(self) -> int:
@@ -68,6 +75,10 @@ class LayerCache:
     state: CacheGroup | None = None
     source: int | None = None
     """Earlier layer whose pages it reads instead of its own."""
+    index: CacheGroup | None = None
+    """Keys of an indexer."""
+    index_source: int | None = None
+    """Earlier layer whose indexer has chosen the tokens that the layer attends to; None: its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +88,7 @@ class CachePlace:
     group: int
     index: int
     is_owner: bool = True
-    """False for a layer that reads another layer's keys and values."""
+    """False for a layer that reads another layer's keys and values, or what its indexer has chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +97,8 @@ class LayerPlaces:
 
     paged: CachePlace | None = None
     state: CachePlace | None = None
+    index: CachePlace | None = None
+    """Keys of the indexer that chooses the layer's tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +133,8 @@ def cache_layout(layers: Sequence[LayerCache]) -> CacheLayout:
     """Gather the storage of layers into groups."""
     owners: dict[CacheGroup, list[int]] = {}
     for index, layer in enumerate(layers):
-        for stored in (layer.paged if layer.source is None else None, layer.state):
+        own_index = layer.index if layer.index_source is None else None
+        for stored in (layer.paged if layer.source is None else None, own_index, layer.state):
             if stored is not None:
                 owners.setdefault(stored, []).append(index)
     if not any(group.has_pages for group in owners):
@@ -140,7 +154,11 @@ def cache_layout(layers: Sequence[LayerCache]) -> CacheLayout:
             for kind in kinds
         ),
         tuple(
-            LayerPlaces(place(layer.paged, index, layer.source), place(layer.state, index))
+            LayerPlaces(
+                place(layer.paged, index, layer.source),
+                place(layer.state, index),
+                place(layer.index, index, layer.index_source),
+            )
             for index, layer in enumerate(layers)
         ),
     )

@@ -76,6 +76,8 @@ class LayerConfig:
     """Width of the one vector per token that the layer caches instead of keys and values (MLA); None: it has none."""
     kv_source: int | None = None
     """Earlier layer whose cached keys and values this layer reads; None: its own."""
+    index_source: int | None = None
+    """Earlier layer whose indexer chooses the tokens that this layer attends to; None: its own, if there is one."""
     has_value_projection: bool = True
     """False: the values are the projected keys, before norm and rotation."""
     recurrent: RecurrentConfig | None = None
@@ -236,8 +238,9 @@ class DecoderConfig:
         state = None if recurrent is None else CacheGroup("state", arrays=recurrent.arrays)
         if not layer.has_kv:
             return LayerCache(None, state)
-        if layer.latent_dim is not None:
-            return LayerCache(CacheGroup("latent", head_dim=layer.latent_dim), state, layer.kv_source)
+        if layer.latent_dim is not None and self.latent is not None:
+            stored = CacheGroup("latent", head_dim=layer.latent_dim)
+            return LayerCache(stored, state, layer.kv_source, self.latent.index_cache, layer.index_source)
         window = layer.sliding_window if splits_windows else None
         heads, dim = self.kv_shape(layer)
         kind: Literal["full", "sliding"] = "full" if window is None else "sliding"

@@ -4,6 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxserve.model_config.cache import CacheGroup
+
+
+@dataclass(frozen=True, slots=True)
+class IndexerConfig:
+    """An indexer that chooses the tokens that a query attends to (DeepSeek-V3.2, arXiv 2512.02556, 2.1).
+
+    It has queries of several heads, and one key per token, which the cache holds. A token's score is the sum over heads of a
+    weight times the product of query and key, or zero where that is negative.
+    """
+
+    num_heads: int
+    head_dim: int
+    """Width of a key, whose first dimensions rotate as those of the attention's keys do: `LatentConfig.rope_dim`."""
+    num_chosen: int
+    """Tokens that are chosen; queries with fewer before them attend to all of these."""
+    has_adjacent_pairs: bool
+    """True: dimensions 2 i and 2 i + 1 rotate together (GLM-5); False: i and i + R / 2 (DeepSeek-V3.2)."""
+
 
 @dataclass(frozen=True, slots=True)
 class LatentConfig:
@@ -23,11 +42,18 @@ class LatentConfig:
     """Width of a head's value."""
     query_rank: int | None = None
     """Width of compressed queries; None: queries are not compressed."""
+    indexer: IndexerConfig | None = None
+    """Indexer of the layers, which reads compressed queries; None: queries attend to all tokens before them."""
 
     @property
     def width(self) -> int:
         """Width of the vector that is cached."""
         return self.rank + self.rope_dim
+
+    @property
+    def index_cache(self) -> CacheGroup | None:
+        """Cache of a layer's indexer; None without one."""
+        return None if self.indexer is None else CacheGroup("index", head_dim=self.indexer.head_dim)
 
     @property
     def query_dim(self) -> int:

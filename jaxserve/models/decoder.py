@@ -18,7 +18,7 @@ from jaxserve_kernels.kv_write import KVScales
 from jaxtyping import Array, Float, Int
 
 from jaxserve.layers.attention import Attention, StepContext
-from jaxserve.layers.cache import Cache, PendingStates
+from jaxserve.layers.cache import Cache, PendingStates, without_chosen
 from jaxserve.layers.experts import DenseAndExperts, Experts
 from jaxserve.layers.latent_attention import LatentAttention
 from jaxserve.layers.linear import Embedding
@@ -284,7 +284,7 @@ class Decoder(nnx.Module):
         taps = self.config.tapped_layers
         tapped = jnp.concatenate([inputs[index] for index in taps], -1) if taps else None
         hidden = self.model.norm(x if streams is None else streams.join(x, step.tokens))
-        return Forward(hidden, cache, chosen, tapped)
+        return Forward(hidden, without_chosen(cache), chosen, tapped)
 
     def _entered(self, x: Float[Array, "T D"], step: StepContext) -> Float[Array, "T D"]:
         """Return embeddings of tokens with those of positions, and normalised, if the model does so."""

@@ -21,7 +21,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jaxserve.layers.attention import StepContext
-from jaxserve.layers.cache import Cache
+from jaxserve.layers.cache import Cache, without_chosen
 from jaxserve.layers.linear import Linear, Tokens
 from jaxserve.layers.norm import make_norm
 from jaxserve.layers.policy import DtypePolicy
@@ -77,4 +77,4 @@ class MultiTokenPredictor(nnx.Module):
         (layer,), (places,) = stack.layers, self.config.cache.places
         with jax.named_scope("layer_0"):
             x, cache, _ = layer(x, cache, places, step)
-        return stack.norm(x), cache
+        return stack.norm(x), without_chosen(cache)

@@ -38,7 +38,6 @@ from jaxserve.quant.names import NO_QUANTIZATION
 from jaxserve.quant.registry import read_form
 from jaxserve.quant.stored_blocks import stored_kinds
 
-_SPARSE: Final = ("DeepseekV3ForCausalLM", "sparse attention, its indexer and a cache of the indexer's keys")
 _ALIBI: Final = ("FalconForCausalLM", "attention scores with a linear bias by distance (ALiBi)")
 _JOINED_TILES: Final = "tiles of an image whose rows of features are joined"
 _SAM: Final = "the tower SAM, whose windows have relative positions"
@@ -62,9 +61,10 @@ _MISSING: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "GotOcr2ForConditionalGeneration": ("Qwen2ForCausalLM", _SAM),
     "InternVLChatModel": ("Qwen2ForCausalLM", "tensors with transformers' names, as in checkpoints that end in -hf"),
-    "DeepseekV32ForCausalLM": _SPARSE,
-    "DeepseekV4ForCausalLM": _SPARSE,
-    "GlmMoeDsaForCausalLM": _SPARSE,
+    "DeepseekV4ForCausalLM": (
+        "DeepseekV32ForCausalLM",
+        "keys and values of several tokens, and mixed residual streams",
+    ),
     "BloomForCausalLM": _ALIBI,
     "MptForCausalLM": _ALIBI,
     "MPTForCausalLM": _ALIBI,

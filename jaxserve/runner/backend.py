@@ -128,6 +128,8 @@ def attention_notes(
         notes.append(
             "attention: our kernel for Hopper; every step is one CUDA graph, but for prompts of many tokens a step"
         )
+    elif decoder.latent is not None and decoder.latent.indexer is not None:
+        notes.append("sparse attention by XLA, in loops whose length the host reads: it has no kernel yet")
     elif decoder.latent is not None:
         pass
     elif backend == "mosaic_gpu":
@@ -187,6 +189,8 @@ def _rejection(
     backend: Backend, config: Config, decoder: DecoderConfig, chip: Chip, dtypes: tuple[jnp.dtype, jnp.dtype]
 ) -> str | None:
     """Return in a few words why a backend does not serve a model's shapes and types; None if it does."""
+    if decoder.latent is not None and decoder.latent.indexer is not None:
+        return "no kernel for sparse attention yet"
     page_size = page_tokens(chip.platform, config.cache.block_size)
     for group in decoder.cache.paged if decoder.cache.has_attention else ():
         pool_shape = (group.num_layers, 1, group.num_kv_heads, page_size, group.head_dim)

@@ -267,7 +267,7 @@ def kv_specs(config: Config, decoder: DecoderConfig, platform: str) -> tuple[KVS
             head_dim=heads[1],
             dtype_bytes=kv_cache_dtype(config, platform).itemsize,
             block_size=page_tokens(platform, config.cache.block_size),
-            num_arrays=1 if group.kind == "latent" else 2,
+            num_arrays=1 if group.has_vectors else 2,
             window=group.window,
         )
         for group in decoder.cache.paged
@@ -282,7 +282,7 @@ def kv_spec(config: Config, decoder: DecoderConfig, platform: str) -> KVSpec:
 
 def _heads(group: CacheGroup, config: Config, platform: str) -> tuple[int, int]:
     """Return the number and the dim of a group's heads as the device lays them out."""
-    if group.kind == "latent":
+    if group.has_vectors:
         return 1, group.head_dim
     return pool_heads(group.num_kv_heads, group.head_dim, platform, config.parallel.tensor_parallel_size)
 

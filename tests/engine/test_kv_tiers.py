@@ -27,6 +27,7 @@ pytestmark = pytest.mark.slow
         pytest.param((MODEL_NAME, {}), marks=pytest.mark.exhaustive),
         (MODEL_NAME, {"tensor_parallel_size": 2}),
         pytest.param(("deepseek_v3_tiny", {}), marks=pytest.mark.exhaustive),
+        pytest.param(("glm_moe_dsa_tiny", {}), marks=pytest.mark.exhaustive),
         ("mistral4_tiny", {"tensor_parallel_size": 2}),
         pytest.param(("gemma4_tiny", {}), marks=pytest.mark.exhaustive),
     ],

@@ -28,6 +28,7 @@ NUM_DRAFTS = 3
     params=[
         pytest.param("glm4_moe", marks=pytest.mark.exhaustive),
         pytest.param("deepseek_v3", marks=pytest.mark.exhaustive),
+        pytest.param("deepseek_v32", marks=pytest.mark.exhaustive),
         "qwen3_next",
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 from jaxserve.layers.policy import plain
 from jaxserve.layers.rope import inverse_frequencies
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.registry import decoder_config, open_model
+from jaxserve.models.registry import decoder_config, decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
@@ -82,8 +82,9 @@ def test_bfloat16_logits_stay_close_to_the_float32_reference(name: str) -> None:
     golden = golden_checkpoint(name)
     found = prompt_logits(golden, "bfloat16")
     assert found.dtype == np.float32
-    spread = golden.logits.std()
-    assert np.abs(found - golden.logits).mean() < 0.05 * spread
+    spread, latent = golden.logits.std(), decoder_of(open_model(golden.path)).latent
+    has_indexer = latent is not None and latent.indexer is not None  # rounded scores choose other tokens, of 8 each
+    assert np.abs(found - golden.logits).mean() < (0.15 if has_indexer else 0.05) * spread
 
 
 def test_an_8_bit_cache_changes_logits_a_little() -> None:

@@ -17,7 +17,12 @@ from tests.models.tiny_model import TinyModel
 from tests.unit.checkpoint.fp8_files import in_blocks, write_fp8
 
 pytestmark = pytest.mark.slow
-BLOCK = {"qwen3_tiny": (40, 32), "qwen3_moe_tiny": (40, 32), "deepseek_v3_tiny": (24, 16)}
+BLOCK = {
+    "qwen3_tiny": (40, 32),
+    "qwen3_moe_tiny": (40, 32),
+    "deepseek_v3_tiny": (24, 16),
+    "deepseek_v32_tiny": (24, 16),
+}
 """Outputs and inputs of a block; heads, experts and latent vectors end within some."""
 
 
@@ -27,7 +32,13 @@ def written(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param("qwen3_tiny", marks=pytest.mark.exhaustive), "qwen3_moe_tiny", "deepseek_v3_tiny"]
+    "name",
+    [
+        pytest.param("qwen3_tiny", marks=pytest.mark.exhaustive),
+        "qwen3_moe_tiny",
+        "deepseek_v3_tiny",
+        pytest.param("deepseek_v32_tiny", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_logits_and_tokens_are_those_of_the_dequantised_model(tmp_path: Path, name: str) -> None:
     path, prompt = written(tmp_path, name), golden_checkpoint(name).prompt_ids

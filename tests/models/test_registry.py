@@ -57,6 +57,7 @@ def test_every_family_file_is_found() -> None:
         "CohereForCausalLM",
         "CwmForCausalLM",
         "DeepseekV2ForCausalLM",
+        "DeepseekV32ForCausalLM",
         "DeepseekV3ForCausalLM",
         "Dots1ForCausalLM",
         "Ernie4_5ForCausalLM",
@@ -84,6 +85,7 @@ def test_every_family_file_is_found() -> None:
         "Glm4MoeForCausalLM",
         "Glm4MoeLiteForCausalLM",
         "GlmForCausalLM",
+        "GlmMoeDsaForCausalLM",
         "GptOssForCausalLM",
         "GraniteForCausalLM",
         "GraniteMoeForCausalLM",
@@ -163,7 +165,7 @@ def test_unknown_architecture_is_rejected_with_the_supported_ones() -> None:
 @pytest.mark.parametrize(
     ("architecture", "expected"),
     [
-        ("DeepseekV32ForCausalLM", "nearest: DeepseekV3ForCausalLM; missing: sparse attention"),
+        ("DeepseekV4ForCausalLM", "nearest: DeepseekV32ForCausalLM; missing: keys and values of several tokens"),
         (
             "BloomForCausalLM",
             "nearest: FalconForCausalLM; missing: attention scores with a linear bias by distance (ALiBi)",
@@ -202,7 +204,7 @@ def test_a_well_known_architecture_is_rejected_with_what_is_missing(architecture
             "(nearest: Gemma2ForCausalLM; keys it does not know: altup);",
         ),
         ("OtherModel", {"\n": 1}, "keys it does not know: '\\n')"),
-        ("DeepseekV32ForCausalLM", {"index_topk": 8}, "indexer's keys; values it rejects: index_topk)"),
+        ("DeepseekV4ForCausalLM", {"clip_qkv": 8.0}, "num_key_value_heads; values it rejects: clip_qkv)"),
     ],
 )
 def test_unknown_architecture_is_compared_with_the_nearest_family(
@@ -319,6 +321,16 @@ def test_absurd_size_is_rejected_naming_key_and_limit(key: str, value: object) -
         ),
         ("Llama4", {"moe_layers": [2]}, "moe_layers is [2]; supported: a list of layers from 0 to 1"),
         ("DeepseekV3", {"index_topk": 2048}, "index_topk is 2048; supported: null"),
+        ("DeepseekV32", {"layer_types": ["full_attention"] * 2}, "supported: indexed_attention for each layer"),
+        ("DeepseekV32", {"indexer_rope_interleave": True}, "indexer_rope_interleave is true; supported: false or null"),
+        ("DeepseekV32", {"index_head_dim": 32}, "index_head_dim is 32; supported: an integer from 64"),
+        ("DeepseekV32", {"q_lora_rank": None}, "q_lora_rank is null; supported: an integer"),
+        ("GlmMoeDsa", {"indexer_types": ["shared", "full"]}, "supported: full for the first layer"),
+        (
+            "GlmMoeDsa",
+            {"index_topk_pattern": "FX"},
+            "index_topk_pattern is 'FX'; supported: full or shared for each of",
+        ),
         ("DeepseekV3", {"scoring_func": "softmax"}, "scoring_func is 'softmax'; supported: 'sigmoid' or null"),
         (
             "DeepseekV3",

@@ -56,6 +56,30 @@ _GRANITE: dict[str, Any] = {
     "logits_scaling": 1.5,
 }
 
+_YARN: dict[str, Any] = {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
+_INDEXED: dict[str, Any] = {
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 12,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 6,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "routed_scaling_factor": 1.5,
+    "norm_topk_prob": True,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "first_k_dense_replace": 1,
+    "index_topk": 8,
+    "index_n_heads": 12,
+    "index_head_dim": 20,
+}
+"""A decoder whose indexers choose 8 tokens."""
+
 _LLAMA3: dict[str, Any] = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -599,6 +623,33 @@ LATER_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]] 
             "alpha": {"rope_scaling": {"type": "dynamic", "alpha": 5.0, "factor": 1.0}},
             "choices": {"moe_topk": [3, 3]},
         },
+    ),
+    "deepseek_v32_tiny": (
+        _config(
+            "DeepseekV32ForCausalLM",
+            "deepseek_v32",
+            n_group=3,
+            topk_group=2,
+            rope_scaling={**_YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+            **_INDEXED,
+        ),
+        "bfloat16",
+        {"chosen": {"index_topk": 9}, "all": {"index_topk": 512}, **_THETA},
+    ),
+    "glm_moe_dsa_tiny": (
+        _config(
+            "GlmMoeDsaForCausalLM",
+            "glm_moe_dsa",
+            num_hidden_layers=4,
+            n_group=1,
+            topk_group=1,
+            indexer_types=["full", "shared", "full", "shared"],
+            mlp_layer_types=["dense", "dense", "sparse", "dense"],
+            rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+            **_INDEXED,
+        ),
+        "bfloat16",
+        {"chosen": {"index_topk": 9}, "all": {"index_topk": 512}},
     ),
 }
 """By name: the config, the dtype of the weights, and the changes to the config that must change its logits."""

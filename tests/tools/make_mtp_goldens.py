@@ -32,6 +32,7 @@ SMALL = {"hidden_size": 48, "intermediate_size": 56, "num_hidden_layers": 2}
 MODELS = {
     "glm4_moe": "glm4_moe_tiny",
     "deepseek_v3": "deepseek_v3_tiny",
+    "deepseek_v32": "deepseek_v32_tiny",
     "glm4_moe_lite": "glm4_moe_lite_tiny",
     "qwen3_5": "qwen3_5_tiny",
     "qwen3_next": "qwen3_next_tiny",
@@ -75,7 +76,17 @@ def load_layer(folder: Path, model: Any) -> MtpModel:
     if not model.config.model_type.startswith("qwen"):
         model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{number}.*"]
     model.config.name_or_path = str(folder)
-    return MtpModel.from_pretrained(model).to(model.dtype).eval()
+    predictor = MtpModel.from_pretrained(model).to(model.dtype).eval()
+    if hasattr(model.config, "index_topk"):  # it has no masks for such layers
+        predictor.create_masks_for_mtp_layer = causal_mask
+    return predictor
+
+
+def causal_mask(layer: int, embeddings: torch.Tensor, *_: Any) -> dict[str, torch.Tensor]:
+    """Return the mask of a layer that sees the tokens before each token."""
+    count = embeddings.shape[1]
+    hidden = torch.full((count, count), torch.finfo(embeddings.dtype).min, dtype=embeddings.dtype)
+    return {"attention_mask": hidden.triu(1)[None, None]}
 
 
 @torch.no_grad()
@@ -135,8 +146,10 @@ def make(name: str, tiny: TinyCheckpoint) -> None:
     rng = np.random.default_rng(len(name))
     prompt_ids = rng.integers(3, VOCAB_SIZE, NUM_PROMPT).tolist()
     kind = type(transformers.AutoConfig.for_model(hf["model_type"]))
-    if "mlp_layer_types" in hf:  # transformers reads no number of MTP layers for GLM-4.7-Flash
+    if "mlp_layer_types" in hf or "index_topk" in hf:  # transformers reads no number of MTP layers there
         kind.num_mtp_layers, kind.mtp_mlp_layer_types = 1, ["sparse"]
+    if "index_topk" in hf:
+        kind.mtp_layer_types = ["indexed_attention"]
     if is_qwen:  # nor for Qwen, whose own modules it names as those of others
         kind.num_mtp_layers, kind.mtp_layer_types = 1, ["full_attention"]
     for seed in range(100):

@@ -23,6 +23,7 @@ from make_goldens import (
     NUM_PROMPT,
     class_and_config,
     golden,
+    is_repeatable,
     last_logits,
     load,
     random_weights,
@@ -65,8 +66,9 @@ def make(name: str, config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, n
         for seed in range(100):
             write_checkpoint(folder, config, tensors, seed)
             arrays = golden(load(folder), prompt_ids)
+            is_certain = is_repeatable(load(folder), arrays)
             distinct, gap = len(set(arrays["output_ids"].tolist())), float(arrays.pop("gaps").min())
-            if distinct < MIN_DISTINCT or gap < MIN_GAP:
+            if distinct < MIN_DISTINCT or gap < MIN_GAP or not is_certain:
                 continue
             noise = float(np.abs(last_logits(load(folder, torch.float64), prompt_ids).numpy() - arrays["logits"]).max())
             if noise <= MAX_NOISE:

@@ -18,6 +18,7 @@ _LATENT: Final[dict[str, Any]] = {
     "qk_rope_head_dim": 24,
     "v_head_dim": 72,
 }
+_INDEXED: Final[dict[str, Any]] = {"index_head_dim": 40, "index_n_heads": 15, "index_topk": 11}
 _HAS_ODD: Final = frozenset(
     "bamba codegen falcon falcon_h1 gemma3n gemma4 gpt2 gpt_bigcode gpt_neox gptj kimi_linear lfm2 lfm3 llama4 mistral4 nemotron_h olmo_hybrid "
     "opt qwen3_5 qwen3_next".split()
@@ -64,6 +65,8 @@ CHANGES: Final[dict[str, dict[str, Any]]] = {
     },
     "mimo_v2_flash_tiny": {"num_attention_heads": 6, "v_head_dim": 24},  # twice the KV heads in layers with a window
     "persimmon_tiny": {"num_key_value_heads": None},
+    "deepseek_v32_tiny": _INDEXED,
+    "glm_moe_dsa_tiny": _INDEXED,
     "phi3_longrope_tiny": _longrope(TINY_CHECKPOINTS["phi3_longrope_tiny"].config["rope_scaling"], 40),
     "phimoe_tiny": _longrope(TINY_CHECKPOINTS["phimoe_tiny"].config["rope_scaling"], 40),
 }

@@ -56,10 +56,13 @@ def mtp_config(config: Mapping[str, Any], families: Collection[Family]) -> dict[
             f"multi-token-prediction layers with embeddings of their own ({_DEDICATED}) are not served"
         )
     one = {"num_hidden_layers": 1, count_key: 0, "first_k_dense_replace": 0}
-    lists = {"layer_types": ["full_attention"], "mlp_layer_types": ["sparse"]}
+    kind = "full_attention" if config.get("index_topk") is None else "indexed_attention"
+    lists = {"layer_types": [kind], "mlp_layer_types": ["sparse"]}
     given: dict[str, Any] = {
         key: value for key, value in lists.items() if config.get(key) is not None or form == "module"
     }
+    own_indexer = {"indexer_types": ["full"], "index_topk_pattern": "F"}  # whichever layers of the model have one
+    given |= {key: value for key, value in own_indexer.items() if config.get(key) is not None}
     dense = config.get("mlp_only_layers")
     if isinstance(dense, list):  # of Qwen's layers; the MTP layer counts as layer 0
         given["mlp_only_layers"] = [layer for layer in dense if layer == 0]

@@ -3,6 +3,7 @@
 A step of B rows with C tokens each:  max(weights / BW, 2 x multiplied weights x B / FLOPS) + KV bytes x C x B / BW
 A prompt of T tokens, in chunks of c: sum over chunks of max(weights / BW, 2 x multiplied weights x c / FLOPS)
                                       + 4 x query width x attended pairs / FLOPS of activations
+Where an indexer chooses what queries attend to, C counts up to its choice; its keys are read, and its scores multiplied, for all.
 To both come the bytes of collectives between devices / bandwidth of the links. All per device. Experts count if a token
 selects them: see `Sizes.step_bytes`. Launches, latencies and sampling are not counted, so that no engine is faster that
 does not overlap collectives with its arithmetic.
@@ -61,7 +62,8 @@ def decode_bound(
     per_token = decoder.kv_width * kv_itemsize // sizes.kv_shards  # of one layer
     weights_s = sizes.step_bytes(num_requests) / rates.bytes_per_s
     arithmetic_s = 2 * sizes.num_matmul_weights * num_requests / sizes.num_devices / rates.of(sizes.arithmetic)
-    kv_s = per_token * sizes.attended_tokens(context) * num_requests / rates.bytes_per_s
+    scored = sizes.scored_numbers(context) * kv_itemsize // sizes.kv_shards
+    kv_s = (per_token * sizes.attended_tokens(context) + scored) * num_requests / rates.bytes_per_s
     exchange_s = links.seconds(step_collectives(sizes, num_requests, num_requests, num_hosts))
     step_s = max(weights_s, arithmetic_s) + kv_s + exchange_s
     bound = _longest(weights=weights_s, arithmetic=arithmetic_s, kv=kv_s, exchange=exchange_s)
@@ -80,6 +82,7 @@ def prefill_bound(
     weights_s = [sizes.step_bytes(size) / rates.bytes_per_s for size in chunks]
     matmuls_s = [2 * (sizes.num_layer_weights * size + sizes.num_head_weights) / flops for size in chunks]
     attention_s = 2 * decoder.pair_width * sizes.attended_pairs(num_tokens) / attention_flops
+    attention_s += 2 * sizes.scoring_work(num_tokens) * sizes.num_devices / attention_flops
     exchange_s = sum(links.seconds(step_collectives(sizes, size, 1, num_hosts)) for size in chunks)
     seconds = sum(map(max, weights_s, matmuls_s)) + attention_s + exchange_s
     bound = _longest(weights=sum(weights_s), arithmetic=sum(matmuls_s) + attention_s, exchange=exchange_s)

@@ -17,6 +17,8 @@ from jaxserve.models.step_work import local_bytes, step_work
 from jaxserve.quant.names import NO_QUANTIZATION
 from jaxserve.sharding.rules import AxisRules, MeshShape, cache_shards
 
+_TILE_QUERIES = 64
+"""Queries whose scores an indexer has in memory."""
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
 
 
@@ -70,15 +72,36 @@ class Sizes:
 
     def attended_tokens(self, context: int) -> int:
         """Return the keys that one query at the end of `context` tokens attends to, summed over the layers."""
-        return sum(min(context, layer.sliding_window or context) for layer in self.decoder.layers if layer.has_kv)
+        most = (layer.sliding_window or self._most_chosen for layer in self.decoder.layers if layer.has_kv)
+        return sum(min(context, each or context) for each in most)
 
     def attended_pairs(self, num_tokens: int) -> float:
         """Return the query-key pairs of a causal prompt, summed over the layers."""
         pairs = 0.0
         for layer in (layer for layer in self.decoder.layers if layer.has_kv):
-            window = min(num_tokens, layer.sliding_window or num_tokens)
+            window = min(num_tokens, layer.sliding_window or self._most_chosen or num_tokens)
             pairs += window * (num_tokens - window / 2)
         return pairs
+
+    @property
+    def _most_chosen(self) -> int | None:
+        """Tokens that a query attends to at most; None without an indexer."""
+        latent = self.decoder.latent
+        return None if latent is None or latent.indexer is None else latent.indexer.num_chosen
+
+    def scored_numbers(self, context: int) -> int:
+        """Return the numbers of keys that indexers read for one query at the end of `context` tokens, over the layers."""
+        latent = self.decoder.latent
+        if latent is None or latent.indexer is None or context <= latent.indexer.num_chosen:
+            return 0
+        return context * latent.indexer.head_dim * sum(layer.index_source is None for layer in self.decoder.layers)
+
+    def scoring_work(self, num_tokens: int) -> float:
+        """Return the multiplications of indexers for a causal prompt on one device: each computes the scores of its requests."""
+        latent = self.decoder.latent
+        if latent is None or latent.indexer is None:
+            return 0.0
+        return self.scored_numbers(num_tokens) * latent.indexer.num_heads * num_tokens / 2
 
 
 def make_sizes(skeleton: ModelSkeleton, decoder: DecoderConfig | None = None) -> Sizes:
@@ -137,7 +160,7 @@ def estimate_workspace(sizes: Sizes, num_tokens: int, num_rows: int) -> int:
     """Estimate the bytes for activations and logits of one step on one device.
 
     Counted are the widest point of a layer (residual, its norm, other residual streams, gate, up and gate * up; for experts these and the input
-    of each that a token uses) and three float32 copies of the logits for sampling. A compiler may need several times as
+    of each that a token uses), three float32 copies of the logits for sampling, and the choices of an indexer with the scores of a tile of queries. A compiler may need several times as
     much if it copies the KV pool.
     """
     decoder, count = sizes.decoder, sizes.rules.count
@@ -149,4 +172,10 @@ def estimate_workspace(sizes: Sizes, num_tokens: int, num_rows: int) -> int:
         blocks.append(decoder.experts.num_per_token * own + shared)
     num_streams = 0 if decoder.altup is None else decoder.altup.num_streams
     width = (2 + num_streams) * decoder.hidden_size + max(blocks)
-    return num_tokens * width * sizes.activation_itemsize + 3 * num_rows * decoder.vocab_size // count("vocab") * 4
+    indexer = None if decoder.latent is None else decoder.latent.indexer
+    chosen = 0 if indexer is None else 4 * (num_tokens * indexer.num_chosen + _TILE_QUERIES * decoder.max_position)
+    return (
+        chosen
+        + num_tokens * width * sizes.activation_itemsize
+        + 3 * num_rows * decoder.vocab_size // count("vocab") * 4
+    )

@@ -26,7 +26,7 @@ MASKED = -1e30
 """Score of a key that must not be seen: finite, so that a row without keys stays free of NaN."""
 
 
-class _Softmax(NamedTuple):
+class Softmax(NamedTuple):
     """Running maximum, sum of exponentials and weighted values of the keys seen so far."""
 
     maximum: Float[Array, "B K Q"]
@@ -34,10 +34,10 @@ class _Softmax(NamedTuple):
     values: Float[Array, "B K Q H"]
 
 
-def no_keys(batch: int, heads: int, queries: int, dim: int) -> _Softmax:
+def no_keys(batch: int, heads: int, queries: int, dim: int) -> Softmax:
     """Return the running softmax before any key."""
     shape = (batch, heads, queries)
-    return _Softmax(
+    return Softmax(
         jnp.full(shape, MASKED, jnp.float32), jnp.zeros(shape, jnp.float32), jnp.zeros((*shape, dim), jnp.float32)
     )
 
@@ -62,13 +62,13 @@ def matmul_dtype(q: Array, pages: Array) -> jnp.dtype:
 
 
 def attend(
-    state: _Softmax,
+    state: Softmax,
     q: Float[Array, "B K Q H"],
     k: Float[Array, "B K X H"],
     v: Float[Array, "B K X H"],
     visible: Array,
     softcap: float | None,
-) -> _Softmax:
+) -> Softmax:
     """Fold X more keys into the running softmax; `visible` broadcasts to [B, K, Q, X]."""
     # Float32 is multiplied as float32 on every device, as in `layers/linear.py`.
     precision = jax.lax.Precision.HIGHEST if k.dtype == jnp.float32 else None
@@ -81,10 +81,10 @@ def attend(
     weights = jnp.where(visible, jnp.exp(scores - maximum[..., None]), 0.0)
     decay = jnp.exp(state.maximum - maximum)
     added = matmul("bkqx,bkxh->bkqh", weights.astype(v.dtype), v)
-    return _Softmax(maximum, state.total * decay + weights.sum(-1), state.values * decay[..., None] + added)
+    return Softmax(maximum, state.total * decay + weights.sum(-1), state.values * decay[..., None] + added)
 
 
-def finish(state: _Softmax, sinks: Float[Array, "K Q"] | None) -> Float[Array, "B K Q H"]:
+def finish(state: Softmax, sinks: Float[Array, "K Q"] | None) -> Float[Array, "B K Q H"]:
     """Return the weighted values. sinks: a logit per query that takes its share and gives nothing (gpt-oss)."""
     total = state.total
     if sinks is not None:
@@ -120,7 +120,7 @@ def decode_attention(
         lowest = jnp.zeros_like(kv_lengths) if window is None else jnp.maximum(kv_lengths - window, 0)
     table = _pad_to_multiple(block_tables, block_pages)
 
-    def body(block: Array, state: _Softmax) -> _Softmax:
+    def body(block: Array, state: Softmax) -> Softmax:
         pages = jax.lax.dynamic_slice_in_dim(table, block * block_pages, block_pages, 1)
         positions = block * block_keys + jnp.arange(block_keys)
         visible = (positions < kv_lengths[:, None]) & (positions >= lowest[:, None])  # (B, X)
@@ -186,7 +186,7 @@ def mixed_attention(
             last_positions = jax.lax.dynamic_slice_in_dim(ends, start, tile, 0) - 1
         pages_of_row = table[row]
 
-        def body(block: Array, state: _Softmax) -> _Softmax:
+        def body(block: Array, state: Softmax) -> Softmax:
             pages = jax.lax.dynamic_slice_in_dim(pages_of_row, block * block_pages, block_pages, 0)[None]
             positions = block * block_keys + jnp.arange(block_keys)
             visible = positions <= last_positions[:, None]  # (tile, X)

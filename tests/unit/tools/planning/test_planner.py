@@ -117,7 +117,15 @@ def test_images_take_the_encoders_weights_its_activations_and_embeddings_that_ar
 
 
 @pytest.mark.parametrize(
-    "name", ["gemma4_tiny", "gemma4_moe_odd_tiny", "deepseek_v3_tiny", "qwen3_next_tiny", "vision/smolvlm_tiny"]
+    "name",
+    [
+        "gemma4_tiny",
+        "gemma4_moe_odd_tiny",
+        "deepseek_v3_tiny",
+        "glm_moe_dsa_tiny",
+        "qwen3_next_tiny",
+        "vision/smolvlm_tiny",
+    ],
 )
 @pytest.mark.parametrize("num_devices", [1, 2])
 def test_parameters_of_layers_that_differ_are_those_of_the_checkpoint(name: str, num_devices: int) -> None:
@@ -167,6 +175,19 @@ def test_experts_take_memory_all_and_time_as_tokens_take_them(tmp_path: Path) ->
     bound = decode_bound(sizes, H200.rates, 2, 1, 1024, fits=True)
     kv_bytes = 48 * 2 * 4 * 128 * 2 * 1024
     assert bound.step_s == pytest.approx((sizes.step_bytes(1) + kv_bytes) / H200.rates.bytes_per_s)
+
+
+def test_an_indexer_bounds_what_queries_attend_to_and_its_keys_are_read_whole() -> None:
+    """Four layers with vectors of 20 + 8 numbers, two of which have keys of 20; 8 tokens are chosen."""
+    path = DATA / "glm_moe_dsa_tiny"
+    sizes = model_sizes(config_for(path), read_model(path).decoder, H200)
+    assert (sizes.attended_tokens(100), sizes.scored_numbers(100)) == (4 * 8, 2 * 20 * 100)
+    assert (sizes.attended_tokens(8), sizes.scored_numbers(8)) == (4 * 8, 0), "all tokens are attended to"
+    assert sizes.attended_pairs(100) == 4 * 8 * (100 - 4)
+    assert sizes.scoring_work(100) == 2 * 20 * 12 * 100**2 / 2
+    bound = decode_bound(sizes, H200.rates, 2, 1, 100, fits=True)
+    num_bytes = sizes.step_bytes(1) + 2 * (4 * 28 * 8 + 2 * 20 * 100)
+    assert bound.step_s == pytest.approx(num_bytes / H200.rates.bytes_per_s)
 
 
 @pytest.mark.parametrize(

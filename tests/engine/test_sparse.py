@@ -1,0 +1,76 @@
+"""Sparse attention in the whole engine: what a query attends to depends on nothing but its own text.
+
+Indexers choose 8 tokens there: every prompt and reply is longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.engine.model_engine import ModelEngine, request
+from tests.models.goldens import GoldenCheckpoint, golden_checkpoint
+
+pytestmark = pytest.mark.slow
+NAMES = [pytest.param("deepseek_v32_tiny", marks=pytest.mark.exhaustive), "glm_moe_dsa_tiny"]
+"""An indexer in every layer, and layers that take what an earlier one has chosen."""
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def served(request: pytest.FixtureRequest) -> Iterator[tuple[GoldenCheckpoint, ModelEngine]]:
+    """Up to 2 requests and 16 tokens a step. Begin with `restart`."""
+    golden = golden_checkpoint(request.param)
+    engine = ModelEngine(golden.path, max_num_seqs=2, max_num_batched_tokens=16)
+    yield golden, engine
+    engine.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 7}, {"num_speculative_tokens": 3}], ids=str)
+def test_tokens_equal_transformers_among_other_requests(
+    served: tuple[GoldenCheckpoint, ModelEngine], options: dict[str, int]
+) -> None:
+    golden, engine = served
+    engine.restart(**options)  # type: ignore[arg-type]
+    mix = [request("a", golden.prompt_ids, max_tokens=64), request("b", [9, 8, 7], temperature=1.0, seed=3)]
+    assert engine.run(mix)["a"].token_ids == golden.output_ids.tolist()
+    assert engine.executor.compilations()["serving"] == 0
+
+
+def test_a_prefix_hit_and_a_preempted_request_equal_a_cold_one(served: tuple[GoldenCheckpoint, ModelEngine]) -> None:
+    golden, engine = served
+    engine.restart()
+    engine.run([request("a", [*golden.prompt_ids[:36], 5, 6])])
+    hit = engine.run([request("b", golden.prompt_ids)])["b"]
+    assert (hit.token_ids, hit.num_cached_tokens) == (golden.output_ids[:24].tolist(), 32)
+    engine.restart(num_blocks=8)
+    mix = [request("c", golden.prompt_ids, max_tokens=40), request("d", list(range(5, 15)), max_tokens=60)]
+    results = engine.run(mix)
+    assert engine.num_preemptions > 0
+    assert results["c"].token_ids == golden.output_ids[:40].tolist()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_data_ranks_divide_the_keys_of_indexers_and_generate_the_tokens_of_one_device(name: str) -> None:
+    golden = golden_checkpoint(name)
+    shape = {"tensor_parallel_size": 2, "data_parallel_size": 2, "expert_parallel_size": 2}
+    engine = ModelEngine(golden.path, max_num_seqs=4, **shape)  # type: ignore[arg-type]
+    prompts = dict.fromkeys("abc", golden.prompt_ids)
+    others = [request("d", [9, 8, 7], temperature=1.0, seed=3), request("e", [5, 4], max_tokens=40)]
+    results = engine.run([*(request(name, prompt, max_tokens=32) for name, prompt in prompts.items()), *others])
+    for each in prompts:
+        assert results[each].token_ids == golden.output_ids[:32].tolist()
+    assert engine.executor.compilations()["serving"] == 0
+    engine.close()
+
+
+@pytest.mark.exhaustive
+def test_an_8_bit_cache_gives_every_chunk_and_every_prefix_the_same_tokens() -> None:
+    golden = golden_checkpoint("glm_moe_dsa_tiny")
+    engine = ModelEngine(golden.path, max_num_seqs=2, max_num_batched_tokens=64, kv_cache_dtype="fp8")
+    found = []
+    for options in ({}, {"max_num_batched_tokens": 7}, {"max_num_batched_tokens": 16}):
+        engine.restart(**options)  # type: ignore[arg-type]
+        found += [engine.run([request("a", golden.prompt_ids, max_tokens=32)])["a"].token_ids for _ in range(2)]
+    assert all(each == found[0] for each in found)
+    engine.close()
