@@ -64,6 +64,21 @@ def test_a_head_for_scores_has_one_label_and_reads_the_last_token() -> None:
         decoder_config(text_config({**hf, "num_labels": 2}, families()))
 
 
+@pytest.mark.parametrize("name", ["Llama", "Qwen2", "Qwen3", "Mistral"])
+def test_decoders_whose_config_says_that_they_are_not_causal_attend_in_both_directions(name: str) -> None:
+    hf = {**SIZES, "architectures": [f"{name}ForCausalLM"], "num_key_value_heads": 1, "sliding_window": None}
+    assert decoder_config({**hf, "is_causal": False}).is_bidirectional
+    assert not decoder_config({**hf, "is_causal": True}).is_bidirectional
+    assert not decoder_config(hf).is_bidirectional
+
+
+def test_the_bidirectional_llama_is_not_causal_and_averages() -> None:
+    hf = {**SIZES, "architectures": ["LlamaBidirectionalModel"], "num_key_value_heads": 1, "pooling": "avg"}
+    assert decoder_config(hf).is_bidirectional
+    with pytest.raises(CheckpointError, match="pooling is 'last'; supported: 'avg' or null"):
+        decoder_config({**hf, "pooling": "last"})
+
+
 def test_windows_of_gemma_are_halved_only_if_its_tokens_attend_in_both_directions() -> None:
     both = decoder_config({**GEMMA, "sliding_window": 512})
     one = decoder_config({**GEMMA, "sliding_window": 512, "use_bidirectional_attention": False})

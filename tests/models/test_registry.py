@@ -109,6 +109,7 @@ def test_every_family_file_is_found() -> None:
         "Lfm2MoeForCausalLM",
         "Lfm3ForCausalLM",
         "Llama4ForCausalLM",
+        "LlamaBidirectionalModel",
         "LlamaForCausalLM",
         "Mamba2ForCausalLM",
         "MambaForCausalLM",
@@ -253,7 +254,12 @@ def test_absurd_size_is_rejected_naming_key_and_limit(key: str, value: object) -
         ("Llama", {"rope_theta": None}, "rope_theta is null"),
         ("Llama", {"attention_bias": "yes"}, "attention_bias is 'yes'; supported: true or false"),
         ("Llama", {"tie_word_embeddings": None}, "tie_word_embeddings is null; supported: true or false"),
-        ("Llama", {"is_causal": False}, "is_causal is false; supported: true or null"),
+        ("Olmo2", {"is_causal": False}, "is_causal is false; supported: true or null"),
+        (
+            "Mistral",
+            {"is_causal": False},
+            "is_causal is false; supported: true for models with images or sliding windows",
+        ),
         (
             "Llama",
             {"use_bidirectional_attention": True},

@@ -122,6 +122,19 @@ CASES: dict[str, Case] = {
         },
         mean,
     ),
+    "qwen2_both_ways_tiny": (
+        "Qwen2Model",
+        {
+            "is_causal": False,
+            "hidden_size": 40,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 64,
+        },
+        lambda width: [Pooling(width, "lasttoken"), Normalize()],
+    ),
     "mpnet_tiny": ("MPNetModel", MPNET, mean),
     "distilbert_tiny": (
         "DistilBertModel",

@@ -91,6 +91,9 @@ def build(
     hidden_size = keys.integer("hidden_size", MAX_WIDTH)
     num_heads = keys.integer("num_attention_heads", MAX_HEADS)
     head_dim = _head_dim(keys, hidden_size, num_heads)
+    is_bidirectional = "is_causal" in computed and keys.get("is_causal") is False
+    if is_bidirectional and (MULTIMODAL in keys.table or any(layer.sliding_window for layer in layers)):
+        raise keys.error("is_causal", "true for models with images or sliding windows")
     has_bias = qkv_bias is None and "attention_bias" in keys.table and keys.flag("attention_bias")
     rope = read_rope(keys, head_dim, is_partial="partial_rotary_factor" in computed)
     return DecoderConfig(
@@ -111,6 +114,7 @@ def build(
         attention_out_bias=has_bias,
         mlp_bias="mlp_bias" in computed and keys.flag("mlp_bias"),
         tied_embeddings=keys.flag("tie_word_embeddings"),
+        is_bidirectional=is_bidirectional,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import WINDOW, GGUFArchitecture, GGUFKeys
@@ -18,6 +18,7 @@ from jaxserve.models.families._rope import without_sections
 from jaxserve.models.families._vision import by_model_type, siglip
 
 DEFAULTS = dict(COMMON_DEFAULTS, head_dim=None, attention_bias=False, mlp_bias=False)
+_BIDIRECTIONAL: Final = "LlamaBidirectionalModel"
 _SIZES: Mapping[str, Any] = {
     "vocab_size": 32_000,
     "hidden_size": 4096,
@@ -33,7 +34,10 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """A plain pre-norm decoder; `attention_bias` is on all four projections."""
     # EAGLE-3 heads of models that read images have sections.
     keys = without_sections(Keys({**DEFAULTS, **with_sizes(_SIZES, hf)}))
-    return build(keys, layers=full_layers(keys), computed=("mlp_bias",))
+    if _BIDIRECTIONAL in hf.get("architectures", ()):
+        keys.require("pooling", "avg", None)
+        keys = Keys({**keys.table, "is_causal": False})
+    return build(keys, layers=full_layers(keys), computed=("mlp_bias", "is_causal"))
 
 
 def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -47,7 +51,7 @@ def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
 
 _TILED = partial(siglip, connector="linear")
 FAMILY = Family(
-    ("LlamaForCausalLM",),
+    ("LlamaForCausalLM", _BIDIRECTIONAL),
     decoder_config,
     text_part_of=(
         "SmolVLMForConditionalGeneration",

@@ -30,7 +30,7 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Llama without biases; `sliding_window` applies to every layer and defaults to 4096 (null is none)."""
     keys = Keys({**DEFAULTS, **with_sizes(_SIZES, hf)})
     keys.require("attention_bias", False, None)
-    return build(keys, layers=uniform_layers(keys), qkv_bias=False)
+    return build(keys, layers=uniform_layers(keys), qkv_bias=False, computed=("is_causal",))
 
 
 FAMILY = Family(

@@ -35,7 +35,7 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Llama with biases of q, k and v (always) and none of the output projection."""
     keys = without_sections(Keys({**DEFAULTS, **with_sizes(_SIZES, hf)}))
     keys.require("attention_bias", True, None)
-    return build(keys, layers=qwen_layers(keys), qkv_bias=True)
+    return build(keys, layers=qwen_layers(keys), qkv_bias=True, computed=("is_causal",))
 
 
 FAMILY = Family(

@@ -48,7 +48,7 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Llama with RMSNorm of each query and key head; `head_dim` defaults to 128, not D / N."""
     own = _LIGHTON if hf.get(MULTIMODAL, {}).get("model_type") == "lighton_ocr" else {}
     keys = without_sections(Keys({**DEFAULTS, **own, **hf}))
-    config = build(keys, layers=qwen_layers(keys))
+    config = build(keys, layers=qwen_layers(keys), computed=("is_causal",))
     return replace(config, qk_norm="heads")
 
 
