@@ -82,6 +82,7 @@ _READERS: Final[Mapping[str, _Reader]] = {
     "GotOcr2ImageProcessor": _Reader(tiles.grid, "bicubic", whole.CLIP_MEANS, whole.CLIP_DEVIATIONS),
     "SiglipImageProcessor": _Reader(whole.plain, "bicubic"),
     "Llama4ImageProcessor": _Reader(tiles.canvas, "bilinear", has_rounded_pixels=True),
+    "GraniteDoclingImageProcessor": _Reader(tiles.pages, "bicubic", whole.CLIP_MEANS, whole.CLIP_DEVIATIONS),
     "Lfm2VlImageProcessor": _Reader(tiles.tiled_areas, "bilinear", is_always_resized=True),
     "PixtralImageProcessor": _Reader(whole.limited, "bicubic", whole.CLIP_MEANS, whole.CLIP_DEVIATIONS),
     "Kimi_K25ImageProcessor": _Reader(whole.padded, "bicubic"),

@@ -81,6 +81,29 @@ class GridTiles:
     min_tiles: int
     """Fewest tiles of a grid."""
     max_tiles: int
+    max_side: int | None = None
+    """Most tiles of a row or column; None: `max_tiles`."""
+
+
+@dataclass(frozen=True, slots=True)
+class DensePages:
+    """Pages that a grid would show too small are cut into more tiles. 0 leaves a condition out."""
+
+    max_tiles: int
+    scale: float
+    """Ratio of the grid's width in pixels to the page's, below which a page is one of them."""
+    min_ratio: float
+    """Ratio of the width to the height above which a page is one of them."""
+    max_ratio: float
+    """Largest ratio of the width to the height."""
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedTiles:
+    """An image is cut as by a grid, and marks stand before all tiles, also before a single one (Granite for Docling)."""
+
+    grid: GridTiles
+    dense: DensePages | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +162,7 @@ Sizes = (
     TileSizes
     | GridTiles
     | CanvasTiles
+    | MarkedTiles
     | TiledAreas
     | AreaSizes
     | FixedSize
@@ -171,12 +195,14 @@ class ImageMarkup:
     """Mark of the whole image after its tiles, after `begin`."""
     tile: str = ""
     """Mark of any other tile, with {row} and {column} from 1 on, after `begin`."""
+    whole_end: str = ""
+    """Text after the tokens of the whole image after its tiles."""
     tile_break: str = ""
     """Text between two tiles of a row."""
     row_end: str = ""
     """Text after each row of tiles."""
     tiles_end: str = ""
-    """Text after all rows of tiles."""
+    """Text between all rows of tiles and the whole image."""
     cropped: str = "{image}{crops}"
     """Text of an image with crops, from the texts of the image and of its crops."""
 

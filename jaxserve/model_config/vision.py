@@ -47,6 +47,7 @@ Connector = Literal[
     "normed",
     "activated",
     "downsampled",
+    "placed",
 ]
 """From the patches of a block to one embedding.
 
@@ -54,7 +55,8 @@ linear: their vectors side by side, one matrix (SmolVLM). mlp: a LayerNorm of ea
 side by side (Qwen2-VL, Qwen3-VL, PaddleOCR-VL, Kimi K2.5). rms_mlp: the same with an RMSNorm (Qwen2.5-VL). projector: two layers over
 them (LLaVA, Pixtral). normed_projector: a LayerNorm of the vectors side by side before these (InternVL, LFM2-VL). patch_normed_projector: a LayerNorm of each vector before these (LFM3-VL). merged_projector: an RMSNorm of each vector and one matrix before these (Mistral 3, LightOnOCR). average: their mean, an RMSNorm, one matrix (Gemma 3). scaled_average: their mean times sqrt(D), perhaps
 standardised, an RMSNorm without weights, one matrix (Gemma 4). normed: an RMSNorm without weights, one matrix (Gemma 4 12B). activated: two layers over the vectors side by side, an activation after each, one matrix (Llama 4). downsampled: one matrix over the vectors side by side, another one, a LayerNorm,
-and a feed-forward block with a gate (GLM-4.1V)."""
+and a feed-forward block with a gate (GLM-4.1V). placed: a LayerNorm of each vector, one matrix over them side by side, a fixed vector for the
+block's row and column, a LayerNorm, an activation, another matrix and a LayerNorm (Granite for Docling)."""
 BidirectionalLayers = Literal["none", "sliding", "all"]
 """Layers of the decoder in which the tokens of an image attend to each other in both directions: none; those with a window, which
 hides earlier tokens only (Gemma 4); all (Gemma 3)."""
@@ -116,6 +118,8 @@ class VisionConfig:
     """Token that stands for one embedding in a prompt."""
     connector_activation: Activation = "gelu"
     """Activation of a connector of two layers."""
+    connector_scale: float = 1.0
+    """Factor on the output of a connector of kind `placed`."""
     has_connector_biases: bool = True
     """True if the two layers of a projector have biases."""
     connector_width: int | None = None
@@ -179,6 +183,8 @@ class VisionConfig:
     """Patches of an encoder item if all have equally many, with the place of a class token; None: items differ."""
     patch_budget: int | None = None
     """Most patches of an encoder item, which preprocessing makes as large as that allows; None: settings alone bound them."""
+    deepstack_connector: Connector = "mlp"
+    """Kind of the connectors of these layers. Of kind `mlp`, the vectors of a block are normalised together here."""
     mrope_sections: tuple[int, int, int] | None = None
     """Rotary frequencies of the decoder that time, row and column turn (M-RoPE); None: a token has one position."""
     mrope_layout: SectionLayout = "interleaved"

@@ -28,7 +28,7 @@ from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.layers.segment_attention import Texts, attend, attend_alike
 from jaxserve.model_config.vision import VisionConfig
-from jaxserve.models.vision_connectors import MLPConnector, make_connector
+from jaxserve.models.vision_connectors import make_connector, make_deepstack_connector
 from jaxserve.models.vision_conv import Neighbours, VisionConv, neighbours_of
 from jaxserve.models.vision_embeddings import PatchEmbedding, PositionTable
 from jaxserve.sharding.rules import Axes
@@ -247,7 +247,7 @@ class VisionTower(nnx.Module):
         make_norm = RMSNorm if config.layers == "gated" else LayerNorm
         self.post_layernorm = make_norm(config.hidden_size, config.norm_eps, policy) if config.has_final_norm else None
         self.connector = make_connector(config, policy)
-        self.deepstack = nnx.List([MLPConnector(config, policy, is_joint=True) for _ in config.deepstack_layers])
+        self.deepstack = nnx.List([make_deepstack_connector(config, policy) for _ in config.deepstack_layers])
 
     def encode(
         self, patches: UInt8[Array, "P F"], positions: Int[Array, "P 2"], image_ids: Int[Array, "P"]

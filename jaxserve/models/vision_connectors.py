@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jaxserve_kernels.backend import NATIVE
 from jaxtyping import Array, Float, Int
@@ -174,6 +177,40 @@ class ScaledAverageConnector(nnx.Module):
         return self.embedding_projection(normed, Tokens(num_rows))
 
 
+class PlacedConnector(nnx.Module):
+    """One matrix over the normalised vectors of a block, a fixed vector for the block's place, and another matrix between norms. All
+    images have the same size."""
+
+    def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
+        d, o, self.block, eps = config.hidden_size, config.output_size, config.block, config.connector_eps
+        assert config.image_patches is not None, "images of one size"
+        self.ln_in, self.ln_mid, self.ln_out = (
+            LayerNorm(d, eps, policy),
+            LayerNorm(o, eps, policy),
+            LayerNorm(o, eps, policy),
+        )
+        self.proj = Linear(o, config.block * d, (None, None), policy)
+        self.mlp_fc2 = Linear(o, o, (None, None), policy)
+        self.num_places, self.width = config.image_patches // config.block, o
+        self.scale, self.activation = config.connector_scale, config.connector_activation
+
+    def __call__(self, x: Float[Array, "P D"], num_rows: Int[Array, ""]) -> Float[Array, "N O"]:
+        tokens, count = Tokens(num_rows), len(x) // self.block
+        x = self.proj(self.ln_in(x).reshape(count, -1), tokens)
+        places = jnp.asarray(_waves(self.num_places, self.width), x.dtype)
+        x = x + places[jnp.arange(count) % self.num_places]
+        x = self.mlp_fc2(ACTIVATIONS[self.activation](self.ln_mid(x)), tokens)
+        return self.ln_out(x) * self.scale
+
+
+def _waves(count: int, width: int) -> np.ndarray:
+    """Return (count, width): sines and cosines of the column, then of the row, of each place of a square grid."""
+    side, quarter = math.isqrt(count), width // 4
+    frequencies = 1 / 10_000 ** (np.arange(quarter) / quarter)
+    rows, columns = np.indices((side, side)).reshape(2, -1, 1) * frequencies
+    return np.concatenate([np.sin(columns), np.cos(columns), np.sin(rows), np.cos(rows)], axis=1).astype(np.float32)
+
+
 AnyConnector = (
     LinearConnector
     | MLPConnector
@@ -182,6 +219,7 @@ AnyConnector = (
     | ScaledAverageConnector
     | ActivatedConnector
     | DownsampledConnector
+    | PlacedConnector
 )
 _CONNECTORS: Final[Mapping[Connector, type[AnyConnector]]] = {
     "linear": LinearConnector,
@@ -196,9 +234,17 @@ _CONNECTORS: Final[Mapping[Connector, type[AnyConnector]]] = {
     "normed": ScaledAverageConnector,
     "activated": ActivatedConnector,
     "downsampled": DownsampledConnector,
+    "placed": PlacedConnector,
 }
 
 
 def make_connector(config: VisionConfig, policy: DtypePolicy) -> AnyConnector:
     """Return the connector of a tower."""
     return _CONNECTORS[config.connector](config, policy)
+
+
+def make_deepstack_connector(config: VisionConfig, policy: DtypePolicy) -> AnyConnector:
+    """Return the connector of a deepstack layer."""
+    if config.deepstack_connector == "mlp":
+        return MLPConnector(config, policy, is_joint=True)
+    return make_connector(replace(config, connector=config.deepstack_connector), policy)

@@ -41,6 +41,7 @@ NAMES = (
     "paddleocr_vl_odd_tiny",
     "lighton_ocr_tiny",
     "qianfan_ocr_tiny",
+    "granite_docling_odd_tiny",
     "qwen3_5_vision_tiny",
     "gemma4_vision_tiny",
     "gemma4_vision_odd_tiny",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 from pathlib import Path
@@ -14,8 +15,9 @@ from jaxserve.checkpoint.image_processor import read_image_processor
 from jaxserve.checkpoint.safetensors_file import open_safetensors
 from jaxserve.errors import CheckpointError, InvalidRequestError
 from jaxserve.frontend.images.processor import _bounded_size
+from jaxserve.frontend.images.tiles import grid_size, page_grid
 from jaxserve.layers.policy import plain as plain_policy
-from jaxserve.model_config.images import AreaSizes
+from jaxserve.model_config.images import AreaSizes, DensePages, GridTiles, MarkedTiles
 from jaxserve.models.registry import decoder_of, open_model, read_decoder, with_vision
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.tokenizer.tokenizer import load_tokenizer
@@ -24,8 +26,9 @@ from tests.models.goldens import DATA
 from tests.models.vision_files import vision_of
 from tests.unit.checkpoint.checkpoint_files import write_safetensors
 
-PADDLE, LIGHTON, GLM, QIANFAN = (
-    DATA / "vision" / f"{name}_tiny" for name in ("paddleocr_vl", "lighton_ocr", "glm_ocr", "qianfan_ocr")
+PADDLE, LIGHTON, GLM, QIANFAN, DOCLING = (
+    DATA / "vision" / f"{name}_tiny"
+    for name in ("paddleocr_vl", "lighton_ocr", "glm_ocr", "qianfan_ocr", "granite_docling")
 )
 TEXT: dict[str, Any] = {
     "head_dim": 128,
@@ -190,6 +193,46 @@ def test_a_placeholder_that_is_no_control_token_is_broken_in_messages() -> None:
     marks = tokenizer.encode("<img></img>")
     assert [sum(each in marks for each in ids) for ids in found] == [2, 2]
     assert tokenizer.decode(found[0]).count("<image>") == 1
+
+
+def test_grids_of_pages_equal_those_of_transformers() -> None:
+    module = pytest.importorskip("transformers.models.granite_docling.image_processing_pil_granite_docling")
+    random, size = np.random.default_rng(0), {"height": 512, "width": 512}
+    rules = (None, DensePages(48, 0.7, 1.2, 0.0), DensePages(6, 0.0, 1.1, 3.0), DensePages(40, 0.9, 0.0, 2.0))
+    for most, rule in itertools.product((1, 8, 32), rules):
+        dense = () if rule is None else (rule.max_tiles, rule.scale, rule.min_ratio, rule.max_ratio)
+        sizes = MarkedTiles(GridTiles(512, 1, most, 16), rule if most > 1 else None)
+        for width, height in [*random.integers(1, 9000, (60, 2)).tolist(), *random.integers(1, 600, (20, 2)).tolist()]:
+            rows, columns = module.get_page_tile_grid(height, width, size, True, 1, most, *dense)
+            assert grid_size(width, height, page_grid(width, height, sizes)) == (columns, rows)
+
+
+@pytest.mark.parametrize(
+    ("file", "keys", "message"),
+    [
+        ("preprocessor_config.json", {"fine_route": True}, "fine_route: expected false"),
+        ("preprocessor_config.json", {"min_patches": 9}, "min_patches: expected an integer from 1 to 4"),
+        (
+            "config.json",
+            {"vision_config": {"image_size": 32, "patch_size": 8, "scale_factor": 2}},
+            "out_hidden_size is 1024",
+        ),
+    ],
+)
+def test_what_granite_for_docling_does_not_compute_is_refused_with_its_key(
+    file: str, keys: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        vision_of(changed(tmp_path, DOCLING, file, **keys))
+
+
+def test_the_text_part_of_granite_for_docling_has_the_defaults_of_transformers(tmp_path: Path) -> None:
+    whole = {"architectures": ["GraniteDoclingForConditionalGeneration"], "text_config": {}, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    config, _ = read_decoder(tmp_path)
+    assert (config.num_layers, config.num_kv_heads, config.vocab_size, config.tied_embeddings) == (28, 4, 133_800, True)
+    assert (config.embedding_scale, config.residual_scale, config.attention_scale) == (12.0, 0.263, 0.015625)
+    assert config.logit_scale == 0.25
 
 
 _IN_ORDER = (

@@ -19,6 +19,7 @@ NAMES = (
     "smolvlm_tiny", "idefics3_tiny", "qwen3_vl_tiny", "qwen2_5_vl_tiny", "glm4v_tiny", "gemma3_vision_tiny",
     "gemma4_vision_tiny", "gemma4_vision_odd_tiny", "mistral3_vision_tiny", "pixtral_odd_tiny", "llava_tiny",
     "llava_siglip_odd_tiny", "internvl_tiny", "paddleocr_vl_tiny", "paddleocr_vl_odd_tiny",
+    "granite_docling_tiny", "granite_docling_odd_tiny",
 )  # fmt: skip
 SIZES = (
     (1, 1), (2, 1), (3, 7), (17, 3), (1, 200), (1, 300), (600, 3), (1, 2000), (3000, 17), (13, 999), (333, 332), (33, 32),

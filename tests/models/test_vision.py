@@ -55,6 +55,8 @@ NUM_PATCHES = {
     "lfm2_vl_odd_tiny": 405,
     "llama4_vision_tiny": 204,
     "llama4_vision_odd_tiny": 444,
+    "granite_docling_tiny": 160,
+    "granite_docling_odd_tiny": 432,
     "llava_tiny": 68,
     "qianfan_ocr_tiny": 136,
     "qianfan_ocr_odd_tiny": 296,
@@ -114,7 +116,7 @@ def test_the_default_image_processor_differs_by_one_shade_where_pixels_are_resiz
     changes = np.concatenate([golden_of(name).arrays[f"default_{index}"].ravel() for index in range(len(SIZES))])
     far = np.abs(changes) > 1
     assert np.abs(changes).max() <= 4
-    assert far.mean() < (5e-4 if name.startswith(("smolvlm", "idefics3")) else 1e-9)
+    assert far.mean() < (5e-4 if name.startswith(("smolvlm", "idefics3", "granite")) else 1e-9)
 
 
 @pytest.mark.parametrize("count", PROMPTS)

@@ -95,6 +95,45 @@ def _qianfan(text: dict[str, Any], vision: dict[str, Any], tile: int, patch: int
     )
 
 
+def _docling(text: dict[str, Any], vision: dict[str, Any], processor: dict[str, Any], **keys: Any) -> VisionCheckpoint:
+    tiles = tuple(f"<row_{row}_col_{column}>" for row in range(1, 4) for column in range(1, 4))
+    side = vision["image_size"]
+    return VisionCheckpoint(
+        {
+            **multimodal(
+                "GraniteDoclingForConditionalGeneration",
+                "granite_docling",
+                {"model_type": "granite_docling_text", "rms_norm_eps": 1e-5, **text},
+                {"model_type": "granite_docling_vision", **vision},
+                image_token_id=3,
+                **keys,
+            ),
+            "tie_word_embeddings": text.get("tie_word_embeddings", False),
+        },
+        {
+            "image_processor_type": "GraniteDoclingImageProcessor",
+            "crop_to_patches": True,
+            "do_convert_rgb": True,
+            "do_normalize": True,
+            "do_rescale": True,
+            "do_resize": True,
+            "fine_route": False,
+            "image_mean": [0.5, 0.4, 0.5],
+            "image_std": [0.5, 0.5, 0.25],
+            "min_patches": 1,
+            "resample": 3,
+            "rescale_factor": 1 / 255,
+            "size": {"height": side, "width": side},
+            **processor,
+        },
+        "GraniteDoclingProcessor",
+        "<image>",
+        ("<image>", "<fake_token_around_image>", "<global-img>", *tiles),
+        {},
+        {"image_seq_len": (side // vision["patch_size"] // vision["scale_factor"]) ** 2},
+    )
+
+
 DOCUMENT_CHECKPOINTS: dict[str, VisionCheckpoint] = {
     "glm_ocr_tiny": glm(
         "GlmOcrForConditionalGeneration",
@@ -136,6 +175,63 @@ DOCUMENT_CHECKPOINTS: dict[str, VisionCheckpoint] = {
         },
         {"hidden_size": 36, "intermediate_size": 44, "num_attention_heads": 3, "image_size": 21, "patch_size": 5},
         3,
+    ),
+    "granite_docling_tiny": _docling(
+        {
+            "attention_multiplier": 0.25,
+            "embedding_multiplier": 2.0,
+            "logits_scaling": 0.5,
+            "residual_multiplier": 0.5,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+            "tie_word_embeddings": True,
+        },
+        {
+            "hidden_size": 24,
+            "intermediate_size": 40,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 2,
+            "image_size": 32,
+            "patch_size": 8,
+            "out_hidden_size": 48,
+            "scale_factor": 2,
+            "deepstack_visual_indexes": [0, 2],
+            "use_fine_route": True,
+        },
+        {"max_patches": 4},
+        density_router_hidden_size=8,
+    ),
+    "granite_docling_odd_tiny": _docling(
+        {
+            "hidden_size": 40,
+            "intermediate_size": 56,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+            "attention_bias": True,
+            "attention_multiplier": 0.3,
+            "embedding_multiplier": 1.5,
+            "logits_scaling": 0.25,
+            "residual_multiplier": 0.7,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e3},
+        },
+        {
+            "hidden_size": 36,
+            "intermediate_size": 44,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 3,
+            "image_size": 24,
+            "patch_size": 4,
+            "out_hidden_size": 40,
+            "scale_factor": 3,
+            "deepstack_visual_indexes": [1],
+            "use_fine_route": False,
+        },
+        {
+            "max_patches": 2,
+            "dense_max_patches": 6,
+            "dense_max_scale": 0.7,
+            "dense_min_aspect": 1.2,
+            "dense_max_aspect": 4.0,
+        },
     ),
     "qianfan_ocr_tiny": _qianfan(
         {"head_dim": 16, "rope_theta": 1e4},

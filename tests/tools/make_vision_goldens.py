@@ -249,11 +249,13 @@ def block_side(config: dict[str, Any]) -> int:
     if "scale_factor" in config:
         return int(config["scale_factor"])
     vision = config["vision_config"]
+    if "scale_factor" in vision:
+        return int(vision["scale_factor"])
     return int(vision["image_size"] // vision["patch_size"] / config["mm_tokens_per_image"] ** 0.5)
 
 
 def features(model: Any, given: dict[str, Any]) -> np.ndarray:
-    """Return embeddings of the prompt's pictures with their deepstack features beside them."""
+    """Return embeddings of the prompt's pictures, as the decoder's first layer gets them, with their deepstack features beside them."""
     names = (
         "pixel_values",
         "pixel_attention_mask",
@@ -268,6 +270,8 @@ def features(model: Any, given: dict[str, Any]) -> np.ndarray:
     made = model.model.get_image_features(**{name: given[name] for name in names if name in given})
     main = made.pooler_output
     main = torch.cat(list(main)) if isinstance(main, list | tuple) else main.flatten(0, -2)
+    if model.config.model_type == "granite_docling":
+        main = main * model.config.text_config.embedding_multiplier
     deep = [torch.cat(list(level)) for level in getattr(made, "deepstack_features", None) or []]
     return torch.cat([main, *deep], dim=-1).numpy()
 

@@ -1,4 +1,4 @@
-"""Preprocessing that cuts images into tiles: Idefics3, InternVL, LFM2-VL and Llama 4."""
+"""Preprocessing that cuts images into tiles: Idefics3, InternVL, LFM2-VL, Llama 4 and Granite for Docling."""
 
 from __future__ import annotations
 
@@ -7,11 +7,22 @@ from typing import Any, Final
 
 from jaxserve.checkpoint.preprocessing.table import MAX_SIDE, Geometry, Table, token_text
 from jaxserve.checkpoint.renamed import architecture
-from jaxserve.model_config.images import AreaSizes, CanvasTiles, GridTiles, ImageMarkup, TiledAreas, TileSizes
+from jaxserve.model_config.images import (
+    AreaSizes,
+    CanvasTiles,
+    DensePages,
+    GridTiles,
+    ImageMarkup,
+    MarkedTiles,
+    TiledAreas,
+    TileSizes,
+)
 
 HAS_MARKS: Final = "use_image_special_tokens"
 PLACEHOLDER: Final = "image_placeholder_token"
 _MAX_TILES: Final = 64
+_MAX_MARKED: Final = 16
+"""Most rows and columns of tiles that tokens mark."""
 _MAX_TOKENS: Final = 1 << 16
 
 
@@ -61,6 +72,43 @@ def grid(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
         raise table.error(PLACEHOLDER, "a text")
     markup = ImageMarkup(placeholder, token, begin, end)
     return Geometry(sizes, side, int(1 / ratio), markup, has_class_token=True)
+
+
+def pages(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
+    """Read sizes of Granite for Docling: tiles as InternVL's with marks as Idefics3's, more of them for pages that would be too small."""
+    if table.flag("fine_route", default=False):
+        raise table.error("fine_route", "false: the path of four times as many tokens is not computed")
+    size = table.table("size", {"height": 512, "width": 512})
+    height, width = (size.integer(side, None, MAX_SIDE) for side in ("height", "width"))
+    if height != width:
+        raise table.error("size", "a square")
+    most = table.integer("max_patches", 32, _MAX_TILES) if table.flag("crop_to_patches", default=True) else 1
+    grid = GridTiles(height, table.integer("min_patches", 1, _MAX_TILES) if most > 1 else 1, most, _MAX_MARKED)
+    if grid.min_tiles > most:
+        raise table.error("min_patches", f"an integer from 1 to {most}")
+    image, around = token_text(tokens, "image_token", "<image>"), "<fake_token_around_image>"
+    markup = ImageMarkup(
+        placeholder=image,
+        token=image,
+        begin=around,
+        whole="<global-img>",
+        whole_end=around,
+        tile="<row_{row}_col_{column}>",
+        row_end="\n",
+        tiles_end="\n",
+    )
+    vision = config.table("vision_config", {})
+    sizes = MarkedTiles(grid, _dense(table) if most > 1 else None)
+    return Geometry(sizes, vision.integer("patch_size", 16, MAX_SIDE), vision.integer("scale_factor", 4, 64), markup)
+
+
+def _dense(table: Table) -> DensePages | None:
+    """Read the rule for pages that get more tiles; None: there is none."""
+    scale, least, most = (table.number(f"dense_{key}", 0.0) for key in ("max_scale", "min_aspect", "max_aspect"))
+    if not table.get("dense_max_patches", 0) or (scale <= 0 and least <= 0):
+        return None
+    tiles = table.integer("dense_max_patches", None, _MAX_TILES)
+    return DensePages(tiles, max(scale, 0.0), max(least, 0.0), max(most, 0.0))
 
 
 def tiled_areas(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:

@@ -16,7 +16,7 @@ from PIL import Image
 
 from jaxserve.errors import InvalidRequestError
 from jaxserve.frontend.images.resize import resize
-from jaxserve.frontend.images.tiles import canvas_tiles, cut_grid, grid_tiles, square_tiles
+from jaxserve.frontend.images.tiles import canvas_tiles, cut_grid, grid_tiles, marked_tiles, square_tiles
 from jaxserve.model_config.images import (
     AreaSizes,
     BudgetSizes,
@@ -28,6 +28,7 @@ from jaxserve.model_config.images import (
     ImageMarkup,
     ImageProcessorConfig,
     LimitedSides,
+    MarkedTiles,
     PaddedSizes,
     PanAndScan,
     Resampling,
@@ -100,6 +101,8 @@ def _resized(image: Image.Image, config: ImageProcessorConfig) -> tuple[tuple[in
             return (0, 0), grid_tiles(image, sizes, config.resampling)
         case CanvasTiles() as sizes:
             return canvas_tiles(image, sizes, config.resampling)
+        case MarkedTiles() as sizes:
+            return marked_tiles(image, sizes, config.resampling)
         case TiledAreas() as sizes:
             return _tiled_area(image, sizes, config)
         case AreaSizes() as sizes:
@@ -291,7 +294,9 @@ def _parts(grid: tuple[int, int], tokens: Iterator[str], markup: ImageMarkup) ->
             yield markup.tile_break if column > 1 else ""
             yield markup.begin + markup.tile.format(row=row, column=column) + next(tokens)
         yield markup.row_end
-    yield markup.tiles_end if rows else ""
     for whole in tokens:
-        yield markup.begin + (markup.whole if rows else markup.single) + whole
+        if rows:
+            yield markup.tiles_end + markup.begin + markup.whole + whole + markup.whole_end
+        else:
+            yield markup.begin + markup.single + whole
     yield markup.end

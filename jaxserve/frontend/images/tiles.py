@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 from PIL import Image
 
 from jaxserve.frontend.images.resize import resize
-from jaxserve.model_config.images import CanvasTiles, GridTiles, Resampling, TileSizes
+from jaxserve.model_config.images import CanvasTiles, GridTiles, MarkedTiles, Resampling, TileSizes
 
 _MAX_TILED_SIDE: Final = 4096
 """Longest side of an image that is cut into tiles, whatever its checkpoint says (transformers' constant)."""
@@ -66,6 +67,26 @@ def grid_tiles(image: Image.Image, sizes: GridTiles, resampling: Resampling) -> 
     return tiles if rows * columns == 1 else [*tiles, resize(image, sizes.tile, sizes.tile, resampling)]
 
 
+def marked_tiles(
+    image: Image.Image, sizes: MarkedTiles, resampling: Resampling
+) -> tuple[tuple[int, int], list[Image.Image]]:
+    """Return rows and columns of the grid, and the tiles of an image and, if there are several, the whole image: see `MarkedTiles`."""
+    grid, side = page_grid(image.width, image.height, sizes), sizes.grid.tile
+    shape, tiles = cut_grid(image, grid, resampling)
+    return shape, tiles if len(tiles) == 1 else [*tiles, resize(image, side, side, resampling)]
+
+
+def page_grid(width: int, height: int, sizes: MarkedTiles) -> GridTiles:
+    """Return the grids that a page may be cut into."""
+    grid, rule, ratio = sizes.grid, sizes.dense, width / height
+    if rule is None or (rule.min_ratio and ratio <= rule.min_ratio) or (rule.max_ratio and ratio > rule.max_ratio):
+        return grid
+    columns, _ = grid_size(width, height, grid)
+    if rule.scale and columns * grid.tile / width >= rule.scale:
+        return grid
+    return replace(grid, min_tiles=min(grid.min_tiles, rule.max_tiles), max_tiles=rule.max_tiles)
+
+
 def cut_grid(image: Image.Image, sizes: GridTiles, resampling: Resampling) -> tuple[tuple[int, int], list[Image.Image]]:
     """Return rows and columns of the grid of an image, and its tiles row by row."""
     side = sizes.tile
@@ -83,7 +104,7 @@ def grid_size(width: int, height: int, sizes: GridTiles) -> tuple[int, int]:
     """Return columns and rows of the grid with the nearest proportions; of several, the largest one of which the image fills more than
     half."""
     best, least = (1, 1), math.inf
-    sides = range(1, sizes.max_tiles + 1)
+    sides = range(1, min(sizes.max_tiles, sizes.max_side or sizes.max_tiles) + 1)
     grids = [(x, y) for x in sides for y in sides if sizes.min_tiles <= x * y <= sizes.max_tiles]
     for columns, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
         distance = abs(width / height - columns / rows)

@@ -9,7 +9,14 @@ from typing import Any, Final
 from jaxserve.checkpoint.family import ReadVision
 from jaxserve.checkpoint.renamed import MULTIMODAL
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.model_config.images import BudgetSizes, CentralSquare, FixedSize, ImageProcessorConfig, TileSizes
+from jaxserve.model_config.images import (
+    BudgetSizes,
+    CentralSquare,
+    FixedSize,
+    ImageProcessorConfig,
+    MarkedTiles,
+    TileSizes,
+)
 from jaxserve.model_config.vision import BidirectionalLayers, Connector, Normalization, SectionLayout, VisionConfig
 from jaxserve.models.families._common import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS, MAX_WIDTH, read_activation
 from jaxserve.models.families._keys import Keys
@@ -91,7 +98,7 @@ def siglip(
     hidden_size, num_heads = read_width(keys, "num_attention_heads")
     patch_size = keys.integer("patch_size", MAX_PATCH)
     side = keys.integer("image_size", _MAX_IMAGE) // patch_size
-    if not isinstance(processor.sizes, TileSizes | FixedSize | CentralSquare):
+    if not isinstance(processor.sizes, TileSizes | FixedSize | CentralSquare | MarkedTiles):
         raise keys.error("model_type", "a tower that takes images of any size, as the preprocessing makes them")
     if side % processor.merge:
         raise keys.error("image_size", f"pixels of whole blocks of {processor.merge} patches of {patch_size} pixels")
@@ -160,7 +167,7 @@ def qwen_vision(
         num_channels=read_channels(keys, "in_channels"),
         num_frames=keys.integer("temporal_patch_size", 16),
         rope_theta=read_theta(keys),
-        deepstack_layers=_deepstack(keys, layers, decoder.num_layers),
+        deepstack_layers=read_deepstack(keys, layers, decoder.num_layers),
         mrope_sections=read_sections(hf, decoder, sections),
     )
 
@@ -244,11 +251,13 @@ def require_same(keys: Keys, key: str, value: int, expected: int) -> int:
     return value
 
 
-def _side(sizes: TileSizes | FixedSize | CentralSquare) -> int:
+def _side(sizes: TileSizes | FixedSize | CentralSquare | MarkedTiles) -> int:
     """Return the pixels of a side of every image or tile."""
     match sizes:
         case TileSizes(tile=side) | FixedSize(height=side) | CentralSquare(side=side):
             return side
+        case MarkedTiles(grid):
+            return grid.tile
 
 
 def read_channels(keys: Keys, key: str) -> int:
@@ -275,7 +284,8 @@ def read_theta(keys: Keys, default: float = 10_000.0) -> float:
     return own.number("rope_theta", low=1.0)
 
 
-def _deepstack(keys: Keys, num_layers: int, num_decoder_layers: int) -> tuple[int, ...]:
+def read_deepstack(keys: Keys, num_layers: int, num_decoder_layers: int) -> tuple[int, ...]:
+    """Read the layers of the tower whose outputs the decoder's first layers get."""
     found = keys.get("deepstack_visual_indexes") or []
     if not isinstance(found, list | tuple) or len(found) > num_decoder_layers or len(set(found)) != len(found):
         raise keys.error("deepstack_visual_indexes", f"at most {num_decoder_layers} different layers")

@@ -1,4 +1,4 @@
-"""Granite 3 and 4, the dense models."""
+"""Granite 3 and 4, the dense models, and Granite for Docling."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no_window
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers
+from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers, with_sizes
+from jaxserve.models.families._docling import docling
 from jaxserve.models.families._keys import Keys
 
 DEFAULTS = dict(
@@ -23,11 +24,27 @@ DEFAULTS = dict(
 )
 FACTORS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
 """Keys that `with_factors` reads."""
+_DOCLING: Mapping[str, Any] = {
+    "vocab_size": 133_800,
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32_768,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.263,
+    "attention_multiplier": 0.015625,
+    "logits_scaling": 4.0,
+}
+"""transformers' defaults of the text part of Granite for Docling."""
 
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Llama with factors on embeddings, block outputs and scores, and a divisor of logits."""
-    keys = Keys({**DEFAULTS, **hf})
+    keys = Keys({**DEFAULTS, **with_sizes(_DOCLING, hf)})
     return with_factors(keys, build(keys, layers=full_layers(keys), computed=("mlp_bias", *FACTORS)))
 
 
@@ -62,5 +79,8 @@ def gguf_factors(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
 FAMILY = Family(
     ("GraniteForCausalLM",),
     decoder_config,
+    text_part_of=("GraniteDoclingForConditionalGeneration",),
+    text_model_types=("granite_docling_text", None),
+    read_vision=docling,
     gguf=GGUFArchitecture("granite", is_rope_permuted=True, has_bias_flags=True, config=gguf_config),
 )

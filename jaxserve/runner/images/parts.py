@@ -31,7 +31,7 @@ import jax
 from jaxserve_kernels.segment_attention import QUERY_BLOCK
 
 from jaxserve.checkpoint.vision_names import VISION
-from jaxserve.model_config.vision import VisionConfig
+from jaxserve.model_config.vision import Connector, VisionConfig
 from jaxserve.models.skeleton import AnySkeleton
 from jaxserve.types import ProgramKind
 
@@ -180,21 +180,30 @@ def unit_work(vision: VisionConfig, unit: Unit, tile: int, num_patches: int) -> 
             keys = vision.image_patches or min(num_patches, QUERY_BLOCK + 2 * longest)
             feed_forward = (2 if vision.layers == "pre" else 3) * vision.intermediate_size * d
             return tile * (d * width + feed_forward + 2 * keys * width)
-    joint = vision.block * d
-    if vision.connector in ("projector", "normed_projector", "patch_normed_projector", "merged_projector"):
-        width = d if vision.connector == "merged_projector" else joint
-        merging = joint * d if vision.connector == "merged_projector" else 0
-        inner = vision.connector_width or vision.output_size
-        return int(vision.num_rows(num_patches)) * (merging + (width + vision.output_size) * inner)
-    if vision.connector == "activated" and vision.connector_width is not None:
-        width = vision.connector_width
-        return int(vision.num_rows(num_patches)) * width * (joint + width + vision.output_size)
-    if vision.connector_width is not None:
-        width = joint + vision.output_size + 3 * vision.connector_width
-        return int(vision.num_rows(num_patches)) * vision.output_size * width
-    inner = joint * joint if vision.connector in ("mlp", "rms_mlp") or unit.kind == "encode_deepstack" else 0
-    inputs = joint if inner or vision.connector == "linear" else d
-    return int(vision.num_rows(num_patches)) * (inner + inputs * vision.output_size)
+    connector = vision.deepstack_connector if unit.kind == "encode_deepstack" else vision.connector
+    return int(vision.num_rows(num_patches)) * _connector_work(vision, connector)
+
+
+def _connector_work(vision: VisionConfig, connector: Connector) -> int:
+    """Return the multiplications with weights for one row."""
+    d, joint, outputs = vision.hidden_size, vision.block * vision.hidden_size, vision.output_size
+    match connector:
+        case "projector" | "normed_projector" | "patch_normed_projector":
+            return (joint + outputs) * (vision.connector_width or outputs)
+        case "merged_projector":
+            return joint * d + (d + outputs) * (vision.connector_width or outputs)
+        case "downsampled":
+            return outputs * (joint + outputs + 3 * (vision.connector_width or outputs))
+        case "activated":
+            width = vision.connector_width or outputs
+            return width * (joint + width + outputs)
+        case "placed":
+            return (joint + outputs) * outputs
+        case "mlp" | "rms_mlp":
+            return joint * (joint + outputs)
+        case "linear":
+            return joint * outputs
+    return d * outputs
 
 
 _SHARED: Final[dict[ProgramKind, str]] = {
