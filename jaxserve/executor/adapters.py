@@ -15,6 +15,7 @@ from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import ConfigError
 from jaxserve.model_config.adapters import AdaptersConfig
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
+from jaxserve.model_config.recurrent import ConvolvedQKVConfig
 from jaxserve.models.registry import family_of
 
 _LANES: Final = 16
@@ -112,8 +113,9 @@ def _mixer_matmuls(decoder: DecoderConfig, layer: LayerConfig) -> list[str]:
     """Return the names of the matmuls of a layer's attention and of its recurrent mixer."""
     found = []
     if layer.has_kv:
-        names = ["q_proj", "o_proj"]
-        if layer.kv_source is None:
+        is_convolved = isinstance(layer.recurrent, ConvolvedQKVConfig)  # its projections are those of the mixer
+        names = ["o_proj"] if is_convolved else ["q_proj", "o_proj"]
+        if layer.kv_source is None and not is_convolved:
             names += ["k_proj", "v_proj"] if layer.has_value_projection else ["k_proj"]
         if decoder.output_gate in ("apart", "heads"):
             names.append("gate_proj")

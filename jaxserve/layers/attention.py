@@ -126,7 +126,7 @@ class Attention(nnx.Module):
         self.sinks = parameter((n,), ("heads",), jnp.dtype(jnp.float32)) if has_sinks else None
         has_scales = policy.kv_scales is not None and layer.kv_source is None
         shape = (k,) if policy.kv_scales == "heads" else (k, h)
-        self.k_scale, self.v_scale = (_kv_scale(shape) if has_scales else None for _ in range(2))
+        self.k_scale, self.v_scale = (kv_scale(shape) if has_scales else None for _ in range(2))
         self.layer = layer
         self.scoring = Scoring(
             scale=h**-0.5 if config.attention_scale is None else config.attention_scale,
@@ -257,7 +257,8 @@ def _scales_of_other(place: CachePlace, step: StepContext) -> KVScales | None:
     return None if step.kv_scales is None else step.kv_scales.get(replace(place, is_owner=True))
 
 
-def _kv_scale(shape: tuple[int, ...]) -> nnx.Param[jax.Array]:
+def kv_scale(shape: tuple[int, ...]) -> nnx.Param[jax.Array]:
+    """Declare the scales of a layer's keys or values."""
     return parameter(shape, ("kv_heads", None)[: len(shape)], jnp.dtype(jnp.float32))
 
 

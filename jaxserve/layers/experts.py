@@ -7,6 +7,7 @@ read no weights of unused experts, and give a row the same result whatever its n
 from __future__ import annotations
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from jaxserve.layers.expert_parallel import by_all_reduce, by_all_to_all, uses_a
 from jaxserve.layers.fused import FusedLinear
 from jaxserve.layers.linear import ExpertLowRank, ExpertRows, Linear, Matrix, Tokens
 from jaxserve.layers.mlp import ACTIVATIONS, MLP
+from jaxserve.layers.mlp_router import MLPRouter
 from jaxserve.layers.norm import make_norm
 from jaxserve.layers.param import array_axes, parameter
 from jaxserve.layers.policy import DtypePolicy
@@ -96,11 +98,22 @@ class ExpertMLPs(nnx.Module):
         return gate * jax.nn.sigmoid(self.clamp.slope * gate) * (jnp.clip(up, -limit, limit) + 1)
 
 
+class Mixture(NamedTuple):
+    """The results of a block with experts."""
+
+    output: Float[Array, "T D"]
+    experts: Int[Array, "T k"]
+    """Each token's experts (`Routing.experts`)."""
+    state: Float[Array, "T R"] | None = None
+    """The state of the router for that of the next layer; None: it has none."""
+
+
 class Experts(nnx.Module):
     """A router, its experts, and perhaps a shared expert that every token uses."""
 
     def __init__(self, config: DecoderConfig, experts: ExpertsConfig, policy: DtypePolicy) -> None:
-        self.gate = Router(config.hidden_size, experts, policy)
+        has_mlp = experts.router_width is not None
+        self.gate = MLPRouter(config, experts, policy) if has_mlp else Router(config.hidden_size, experts, policy)
         self.experts = ExpertMLPs(config, experts, policy)
         width = experts.shared_intermediate_size
         self.shared_experts = None if width is None else MLP(config, policy, width=width, axis="shared_ffn")
@@ -114,14 +127,22 @@ class Experts(nnx.Module):
         self.rules, self.exchange = policy.rules, policy.exchange
 
     def __call__(
-        self, x: Float[Array, "T D"], tokens: Tokens, routed: Float[Array, "T D"] | None = None
-    ) -> tuple[Float[Array, "T D"], Int[Array, "T k"]]:
-        """Return the block's output, zeros for padding tokens, and each token's experts (`Routing.experts`).
+        self,
+        x: Float[Array, "T D"],
+        tokens: Tokens,
+        routed: Float[Array, "T D"] | None = None,
+        before: Float[Array, "T R"] | None = None,
+    ) -> Mixture:
+        """Return the block's output, zeros for padding tokens.
 
-        routed: the router's input; None: x.
+        routed: the router's input; None: x. before: the state of the router of the layer before.
         """
+        state = None
         with jax.named_scope("route"):
-            routing = self.gate.route(x if routed is None else routed, tokens)
+            if isinstance(self.gate, MLPRouter):
+                routing, state = self.gate.route(x if routed is None else routed, tokens, before)
+            else:
+                routing = self.gate.route(x if routed is None else routed, tokens)
         made = self._sharded(x if self.fc1_latent_proj is None else self.fc1_latent_proj(x, tokens), routing)
         if self.fc2_latent_proj is not None:
             made = self.fc2_latent_proj(made.astype(x.dtype), tokens).astype(jnp.float32)
@@ -130,7 +151,10 @@ class Experts(nnx.Module):
                 made = made + self._shared(self.shared_experts, x, tokens)
         if self.sum_scale != 1:
             made = made * self.sum_scale
-        return jnp.where(jnp.arange(len(x))[:, None] < tokens.num_real, made.astype(x.dtype), 0), routing.experts
+        is_routed = jnp.arange(len(x)) < tokens.num_real
+        if state is not None:  # a real token may have no expert
+            is_routed &= (routing.weights > 0).any(-1)
+        return Mixture(jnp.where(is_routed[:, None], made.astype(x.dtype), 0), routing.experts, state)
 
     def _shared(self, mlp: MLP, x: Float[Array, "T D"], tokens: Tokens) -> Float[Array, "T D"]:
         made = mlp(x, tokens).astype(jnp.float32)
@@ -185,8 +209,8 @@ class DenseAndExperts(nnx.Module):
             make_norm(config, policy) for _ in range(4)
         )
 
-    def __call__(self, x: Float[Array, "T D"], tokens: Tokens) -> tuple[Float[Array, "T D"], Int[Array, "T k"]]:
-        """Return the output and each token's experts, as `Experts` does."""
+    def __call__(self, x: Float[Array, "T D"], tokens: Tokens, *, before: Float[Array, "T R"] | None = None) -> Mixture:
+        """Return what `Experts` returns."""
         dense = self.post_dense(self.dense(self.pre_dense(x), tokens))
-        made, experts = self.sparse(self.pre_sparse(x), tokens, routed=x)
-        return dense + self.post_sparse(made), experts
+        made = self.sparse(self.pre_sparse(x), tokens, x, before)
+        return made._replace(output=dense + self.post_sparse(made.output))

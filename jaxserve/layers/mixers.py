@@ -55,7 +55,7 @@ def with_segments(step: StepContext, num_tokens: int) -> StepContext:
 
 def mix(
     mixer: RecurrentMixer, x: Float[Array, "T D"], cache: Cache, places: LayerPlaces, step: StepContext
-) -> tuple[Float[Array, "T D"], Cache]:
+) -> tuple[Float[Array, "T O"], Cache]:
     """Apply a mixer to the states of the step's rows, and put the states after their last tokens into the cache, or what they
     depend on if the group has `PendingStates`."""
     place = places.state

@@ -63,7 +63,7 @@ class RecurrentMixer(Protocol):
         """Return what is read from the states for each token, and the state after each row's last token, for one device's heads."""
         ...
 
-    def finish(self, made: Float[Array, "T ..."], rest: Any, tokens: Tokens) -> Float[Array, "T D"]:
+    def finish(self, made: Float[Array, "T ..."], rest: Any, tokens: Tokens) -> Float[Array, "T O"]:
         """Return the mixer's outputs."""
         ...
 

@@ -83,10 +83,15 @@ def route(
     experts, weights = _choose(logits, config, correction, is_alike=is_alike)
     is_padding = jnp.arange(len(logits)) >= num_tokens
     experts = jnp.where(is_padding[:, None], config.num_experts, experts)
+    return sorted_by_expert(experts, weights, config.num_experts)
+
+
+def sorted_by_expert(experts: Int[Array, "T k"], weights: Float[Array, "T k"], num_experts: int) -> Routing:
+    """Return the routing of tokens to these experts; `num_experts` is none."""
     tokens, rows = sort_rows(experts)
     return Routing(
         tokens=tokens,
-        group_sizes=(experts.reshape(-1)[:, None] == jnp.arange(config.num_experts)).sum(0, dtype=jnp.int32),
+        group_sizes=(experts.reshape(-1)[:, None] == jnp.arange(num_experts)).sum(0, dtype=jnp.int32),
         rows=rows,
         weights=weights,
         experts=experts,
@@ -133,7 +138,8 @@ def _part(values: Float[Array, "..."], axis: int, start: int, end: int) -> Float
     return jax.lax.slice_in_dim(values, start, end, axis=axis)
 
 
-def _softmax(logits: Float[Array, "T E"], *, is_alike: bool) -> Float[Array, "T E"]:
+def softmax(logits: Float[Array, "T E"], *, is_alike: bool) -> Float[Array, "T E"]:
+    """Return the softmax of each token's logits. is_alike: see `sums`."""
     if not is_alike:
         return jax.nn.softmax(logits)
     return jnp.exp(logits - _log_sum(logits, is_alike=True))
@@ -156,7 +162,7 @@ def _choose(
         best, experts = jax.lax.top_k(logits, config.num_per_token)
         weights = jnp.exp(best - _log_sum(best if config.is_normalized else logits, is_alike=is_alike))
     else:
-        scores = jax.nn.sigmoid(logits) if config.score == "sigmoid" else _softmax(logits, is_alike=is_alike)
+        scores = jax.nn.sigmoid(logits) if config.score == "sigmoid" else softmax(logits, is_alike=is_alike)
         if correction is not None:
             ranks = (logits if config.ranks_by_logits else scores) + correction
         else:  # Large logits have the same sigmoid: without groups, whose scores are added, they are ranked as they are.
@@ -177,7 +183,7 @@ def _sparse_mixer(
     for _ in range(2):
         expert, best = left.argmax(-1), left.max(-1, keepdims=True)
         is_far = (best - logits) / jnp.maximum(jnp.abs(logits), best) > margin
-        weights.append(_softmax(jnp.where(is_far, -jnp.inf, left), is_alike=is_alike)[rows, expert])
+        weights.append(softmax(jnp.where(is_far, -jnp.inf, left), is_alike=is_alike)[rows, expert])
         experts.append(expert)
         left = left.at[rows, expert].set(-jnp.inf)
     return jnp.stack(experts, 1), jnp.stack(weights, 1)

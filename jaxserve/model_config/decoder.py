@@ -191,6 +191,9 @@ class DecoderConfig:
     """Rank of a learned augmented residual beside attention (Gemma 3n); None: there is none."""
     has_layer_scales: bool = False
     """True if each layer has a number in the checkpoint that its output is multiplied with (Gemma 4)."""
+    has_residual_affine: bool = False
+    """True if each dimension of a block's output, and of what it is added to, has a bias and a factor, and the embeddings have them,
+    too (ZAYA)."""
     residual_scale: float = 1.0
     """Factor on each block's output."""
     logit_scale: float = 1.0

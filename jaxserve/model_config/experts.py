@@ -38,6 +38,10 @@ class ExpertsConfig:
     """True if the bias is added to logits instead of to scores (Kolibri 1)."""
     weight_scale: float = 1.0
     """Factor on all weights (`routed_scaling_factor`)."""
+    router_width: int | None = None
+    """Width of a router that is an MLP: see `layers.mlp_router` (ZAYA); None: it is one matmul."""
+    has_router_state: bool = False
+    """True if such a router adds what it has of the layer before."""
     num_groups: int = 1
     """Groups of consecutive experts; a token chooses groups first, then experts in them."""
     num_groups_per_token: int = 1

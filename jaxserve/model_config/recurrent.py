@@ -1,6 +1,6 @@
 """Layers that keep a state of fixed size per request in place of keys and values, as data.
 
-They are tagged structs: a layer has one of five kinds, and configs travel between processes as JSON.
+They are tagged structs: a layer has one of six kinds, and configs travel between processes as JSON.
 """
 
 from __future__ import annotations
@@ -190,7 +190,47 @@ class ShortConvConfig(msgspec.Struct, frozen=True, tag="short_conv"):
         return _arrays(self)
 
 
-RecurrentConfig = GatedDeltaConfig | KimiDeltaConfig | MambaConfig | Mamba2Config | ShortConvConfig
+class ConvolvedQKVConfig(msgspec.Struct, frozen=True, tag="convolved_qkv"):
+    """Convolved queries, keys and values of the attention of the same layer (compressed convolutional attention, arXiv 2510.04476),
+    whose only state is a window."""
+
+    module: ClassVar[str] = "self_attn.convolved_qkv"
+    """Name of the mixer in a layer; checkpoints call it `self_attn.qkv_proj`."""
+    num_heads: int  # N
+    num_kv_heads: int  # K
+    head_dim: int  # H
+    num_depthwise_taps: int
+    """Tokens that the convolution of each channel sees, its own included."""
+    num_grouped_taps: int
+    """Tokens that the convolution of each head's channels, which follows, sees of its results."""
+
+    @property
+    def projections(self) -> tuple[str, ...]:
+        """Names of the mixer's matmuls, which adapters may change."""
+        return "q_proj", "k_proj", "v_proj_current", "v_proj_delayed"
+
+    @property
+    def num_taps(self) -> int:
+        """Tokens that both convolutions see together, the token itself included."""
+        return self.num_depthwise_taps + self.num_grouped_taps - 1
+
+    @property
+    def part_channels(self) -> tuple[int, int]:
+        """Channels of queries and keys together, and of the half of the values that comes a token late."""
+        return (self.num_heads + self.num_kv_heads) * self.head_dim, self.num_kv_heads * self.head_dim // 2
+
+    @property
+    def num_channels(self) -> int:
+        """Channels of the window."""
+        return sum(self.part_channels)
+
+    @property
+    def arrays(self) -> tuple[StateArray, ...]:
+        """The window."""
+        return _arrays(self)
+
+
+RecurrentConfig = GatedDeltaConfig | KimiDeltaConfig | MambaConfig | Mamba2Config | ShortConvConfig | ConvolvedQKVConfig
 
 
 def _arrays(

@@ -7,7 +7,7 @@ Forward never mutates: the cache is an argument and a result.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from typing import Final, NamedTuple
 
@@ -19,7 +19,8 @@ from jaxtyping import Array, Float, Int
 
 from jaxserve.layers.attention import Attention, StepContext
 from jaxserve.layers.cache import Cache, PendingStates, without_chosen
-from jaxserve.layers.experts import DenseAndExperts, Experts
+from jaxserve.layers.convolved_attention import ConvolvedAttention
+from jaxserve.layers.experts import DenseAndExperts, Experts, Mixture
 from jaxserve.layers.latent_attention import LatentAttention
 from jaxserve.layers.linear import Embedding
 from jaxserve.layers.mixers import MIXERS, mix, settle, with_segments
@@ -27,8 +28,10 @@ from jaxserve.layers.mlp import MLP
 from jaxserve.layers.norm import make_norm
 from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
+from jaxserve.layers.recurrent import RecurrentMixer
 from jaxserve.model_config.cache import CachePlace, LayerPlaces
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, NormPlacement, NormWeights
+from jaxserve.model_config.recurrent import ConvolvedQKVConfig
 from jaxserve.models.altup import AltUp, AltUpStreams, Laurel
 from jaxserve.models.embedding_head import VectorHead
 from jaxserve.models.per_layer import PerLayerBlock, PerLayerInputs
@@ -111,11 +114,10 @@ class DecoderLayer(nnx.Module):
         for index, name in enumerate(self.norms):
             if name is not None:
                 setattr(self, name, make_norm(config, policy, eps=config.post_norm_eps if index % 2 else None))
-        attention = Attention if config.latent is None else LatentAttention
-        self.self_attn = attention(config, layer, policy) if layer.has_kv else None
+        self.self_attn = _attention(config, layer, policy) if layer.has_kv else None
         self.mixer: str | None = None
-        """Attribute of the recurrent mixer, named as in checkpoints."""
-        if layer.recurrent is not None:
+        """Attribute of the recurrent mixer beside attention or in its place, named as in checkpoints."""
+        if layer.recurrent is not None and not isinstance(layer.recurrent, ConvolvedQKVConfig):
             self.mixer = layer.recurrent.module
             setattr(self, self.mixer, MIXERS[type(layer.recurrent)](config, layer.recurrent, policy))
         self.mlp = _feed_forward(config, layer, policy) if layer.has_mlp else None
@@ -124,6 +126,9 @@ class DecoderLayer(nnx.Module):
         self.per_layer = None if config.per_layer_dim is None else PerLayerBlock(config, config.per_layer_dim, policy)
         self.layer_scalar = parameter((1,), (None,), policy.vectors) if config.has_layer_scales else None
         self.residual_scale = config.residual_scale
+        self.post_attention_residual_scale, self.post_mlp_residual_scale = (
+            ResidualAffine(config.hidden_size, policy) if config.has_residual_affine else None for _ in range(2)
+        )
         self.is_parallel = placement == "parallel"
         self.is_apart = placement == "parallel_apart"
 
@@ -134,44 +139,48 @@ class DecoderLayer(nnx.Module):
         places: LayerPlaces,
         step: StepContext,
         own: Float[Array, "T P"] | None = None,
-    ) -> tuple[Float[Array, "*streams T D"], Cache, Int[Array, "T k"] | None]:
-        """Return the layer's output, the cache, and each token's experts, None in a layer without.
+        before: Mixture | None = None,
+    ) -> tuple[Float[Array, "*streams T D"], Cache, Mixture | None]:
+        """Return the layer's output, the cache, and what its experts gave, None in a layer without.
 
         x has the streams of `AltUpStreams` if the decoder has them. own: the layer's share of the inputs of `PerLayerInputs`.
+        before: what the experts of the last layer with some gave.
         """
         if self.altup is None:
-            x, cache, experts = self._blocks(x, cache, places, step)
+            x, cache, experts = self._blocks(x, cache, places, step, before)
             if self.per_layer is not None and own is not None:
                 x = x + self.per_layer(x, own, step.tokens)
             return x if self.layer_scalar is None else x * self.layer_scalar[...], cache, experts
         predictions = self.altup.predict(x, step.tokens)
-        found, cache, experts = self._blocks(predictions[self.altup.active], cache, places, step)
+        found, cache, experts = self._blocks(predictions[self.altup.active], cache, places, step, before)
         x = self.altup.correct(predictions, found, step.tokens)
         assert self.per_layer is not None and own is not None, "alternating updates come with per-layer embeddings"
         return self.altup.add(x, self.per_layer(self.altup.active_output(x), own, step.tokens)), cache, experts
 
     def _blocks(
-        self, x: Float[Array, "T D"], cache: Cache, places: LayerPlaces, step: StepContext
-    ) -> tuple[Float[Array, "T D"], Cache, Int[Array, "T k"] | None]:
-        """Return the residual stream after both blocks, the cache and each token's experts."""
+        self, x: Float[Array, "T D"], cache: Cache, places: LayerPlaces, step: StepContext, before: Mixture | None
+    ) -> tuple[Float[Array, "T D"], Cache, Mixture | None]:
+        """Return the residual stream after both blocks, the cache and what the experts gave."""
         pre_attention, post_attention, pre_mlp, post_mlp = map(self._norm, self.norms)
         normed, entered = x, x
         if self.has_mixer:
             with jax.named_scope("attention"):
                 normed = pre_attention(x)
                 mixed, cache = self._mixed(normed, cache, places, step)
-            x = x + scaled(post_attention(mixed), self.residual_scale)
+            made = scaled(post_attention(mixed), self.residual_scale)
+            x = _added(x, made, self.post_attention_residual_scale)
             if self.laurel is not None:
                 x = (x + self.laurel(normed, step.tokens)) * 2**-0.5
-        experts = None
+        experts: Mixture | None = None
         if self.mlp is not None:
             with jax.named_scope("mlp"):
                 inputs = normed if self.is_parallel else pre_mlp(entered if self.is_apart else x)
                 if isinstance(self.mlp, MLP):
                     made = self.mlp(inputs, step.tokens)
                 else:
-                    made, experts = self.mlp(inputs, step.tokens)
-            x = x + scaled(post_mlp(made), self.residual_scale)
+                    experts = self.mlp(inputs, step.tokens, before=None if before is None else before.state)
+                    made = experts.output
+            x = _added(x, scaled(post_mlp(made), self.residual_scale), self.post_mlp_residual_scale)
         return x, cache, experts
 
     def _mixed(
@@ -189,6 +198,39 @@ class DecoderLayer(nnx.Module):
 
     def _norm(self, name: str | None) -> Callable[[Array], Array]:
         return (lambda x: x) if name is None else getattr(self, name)
+
+    @property
+    def recurrent_mixer(self) -> RecurrentMixer | None:
+        """The mixer that the layer's recurrent state belongs to; None if it has none."""
+        if isinstance(self.self_attn, ConvolvedAttention):
+            mixer: RecurrentMixer = self.self_attn.convolved_qkv
+            return mixer
+        return None if self.mixer is None else getattr(self, self.mixer)
+
+
+class ResidualAffine(nnx.Module):
+    """Add a block's output to the residual stream; each dimension of both has a bias and then a factor."""
+
+    def __init__(self, dim: int, policy: DtypePolicy) -> None:
+        make = partial(parameter, (dim,), (None,), policy.vectors)
+        self.hidden_states_scale, self.hidden_states_bias = make(), make()
+        self.residual_scale, self.residual_bias = make(), make()
+
+    def __call__(self, x: Float[Array, "T D"], made: Float[Array, "T D"]) -> Float[Array, "T D"]:
+        made = (made + self.hidden_states_bias[...]) * self.hidden_states_scale[...]
+        return made + (x + self.residual_bias[...]) * self.residual_scale[...]
+
+
+def _added(x: Float[Array, "T D"], made: Float[Array, "T D"], affine: ResidualAffine | None) -> Float[Array, "T D"]:
+    return x + made if affine is None else affine(x, made)
+
+
+def _attention(
+    config: DecoderConfig, layer: LayerConfig, policy: DtypePolicy
+) -> Attention | LatentAttention | ConvolvedAttention:
+    if isinstance(layer.recurrent, ConvolvedQKVConfig):
+        return ConvolvedAttention(config, layer, layer.recurrent, policy)
+    return (Attention if config.latent is None else LatentAttention)(config, layer, policy)
 
 
 def _feed_forward(config: DecoderConfig, layer: LayerConfig, policy: DtypePolicy) -> MLP | Experts | DenseAndExperts:
@@ -227,6 +269,10 @@ class DecoderStack(nnx.Module):
         self.embed_positions = None if first is None else PositionEmbedding(config, first, policy)
         self.layers = nnx.List([DecoderLayer(config, layer, policy) for layer in config.layers])
         self.norm = make_norm(config, policy, weights=config.final_norm_weights)
+        self.input_hidden_states_scale, self.input_hidden_states_bias = (
+            parameter((config.hidden_size,), (None,), policy.vectors) if config.has_residual_affine else None
+            for _ in range(2)
+        )
 
 
 def _output_head(config: DecoderConfig, policy: DtypePolicy) -> Embedding:
@@ -268,27 +314,31 @@ class Decoder(nnx.Module):
             make = self.model.per_layer
             own_ids = token_ids if images is None else images.per_layer_ids(token_ids, self.config)
             own = None if make is None else make(own_ids, x, step.tokens)  # (T, L, P)
-        chosen, inputs = [], []
+        mixtures, inputs = list[Mixture](), []
         streams = self.model.altup
         if streams is not None:
             x = streams.split(x, step.tokens)  # (A, T, D)
         for index, (layer, places) in enumerate(zip(self.model.layers, self.config.cache.places, strict=True)):
             inputs.append(x)
             with jax.named_scope(f"layer_{index}"):
-                x, cache, experts = layer(x, cache, places, step, None if own is None else own[:, index])
+                own_inputs = None if own is None else own[:, index]
+                x, cache, experts = layer(x, cache, places, step, own_inputs, mixtures[-1] if mixtures else None)
                 if images is not None:
                     x = images.add_deepstack(x, index)
             if experts is not None:
-                chosen.append(experts)
+                mixtures.append(experts)
         inputs.append(x)
         taps = self.config.tapped_layers
         tapped = jnp.concatenate([inputs[index] for index in taps], -1) if taps else None
         hidden = self.model.norm(x if streams is None else streams.join(x, step.tokens))
-        return Forward(hidden, without_chosen(cache), chosen, tapped)
+        return Forward(hidden, without_chosen(cache), [each.experts for each in mixtures], tapped)
 
     def _entered(self, x: Float[Array, "T D"], step: StepContext) -> Float[Array, "T D"]:
         """Return embeddings of tokens with those of positions, and normalised, if the model does so."""
         table, norm = self.model.embed_positions, self.model.embed_norm
+        factors, biases = self.model.input_hidden_states_scale, self.model.input_hidden_states_bias
+        if factors is not None and biases is not None:
+            x = (x + biases[...]) * factors[...]
         if table is not None:
             assert step.positions is not None, "a step of a model with embeddings of positions"
             x = x + table(step.positions).astype(x.dtype)
@@ -300,7 +350,7 @@ class Decoder(nnx.Module):
             places.paged: layer.self_attn.kv_scales
             for layer, places in zip(self.model.layers, self.config.cache.places, strict=True)
             if places.paged is not None and places.paged.is_owner
-            if isinstance(layer.self_attn, Attention) and layer.self_attn.kv_scales is not None
+            if isinstance(layer.self_attn, Attention | ConvolvedAttention) and layer.self_attn.kv_scales is not None
         }
 
     def settle(self, cache: Cache, step: StepContext, counts: Int[Array, "B"]) -> Cache:
@@ -309,9 +359,9 @@ class Decoder(nnx.Module):
         cache: from the step, with `PendingStates`, or without states; then it is what it was.
         """
         for layer, places in zip(self.model.layers, self.config.cache.places, strict=True):
-            if layer.mixer is not None:
+            if layer.recurrent_mixer is not None:
                 assert places.state is not None, "a recurrent mixer has a state"
-                cache = settle(getattr(layer, layer.mixer), cache, places.state, step, counts)
+                cache = settle(layer.recurrent_mixer, cache, places.state, step, counts)
         return tuple(group.pool if isinstance(group, PendingStates) else group for group in cache)
 
     def embed(self, token_ids: Int[Array, "T"]) -> Float[Array, "T D"]:

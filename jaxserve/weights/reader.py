@@ -23,7 +23,7 @@ from jaxserve.weights.share import Share, share_of
 
 _ROTATED: Final = ("q_proj", "k_proj", "q_norm", "k_norm")
 _OF_KV_HEADS: Final = ("k_proj", "v_proj")
-_MIXER: Final = ".linear_attn."
+_MIXERS: Final = (".linear_attn.", ".convolved_qkv.")
 """Recurrent mixers may have projections with the names of those of attention."""
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
 _ADDED: Final = ".lora_B"
@@ -157,7 +157,7 @@ def _of_columns(scales: np.ndarray, first: np.ndarray, columns: range) -> np.nda
 
 def kv_copies(name: str, config: DecoderConfig | EncoderConfig) -> int:
     """Return the copies of each of a tensor's heads that the model has."""
-    if not isinstance(config, DecoderConfig) or name.startswith(VISION) or _MIXER in name:
+    if not isinstance(config, DecoderConfig) or name.startswith(VISION) or any(mixer in name for mixer in _MIXERS):
         return 1
     copied = (*_OF_KV_HEADS, "k_norm") if config.qk_norm == "whole" else _OF_KV_HEADS
     return _kv_heads(name, config)[1] if _module(name).endswith(copied) or is_kv_scale(name) else 1
@@ -173,7 +173,9 @@ def _kv_heads(name: str, config: DecoderConfig) -> tuple[int, int]:
 
 
 def _is_rotated(name: str) -> bool:
-    return _module(name).endswith(_ROTATED) and not name.startswith(VISION) and _MIXER not in name
+    return (
+        _module(name).endswith(_ROTATED) and not name.startswith(VISION) and not any(mixer in name for mixer in _MIXERS)
+    )
 
 
 def _module(name: str) -> str:

@@ -26,6 +26,7 @@ NUM_DRAFTS = 3
         pytest.param(("kimi_linear_odd_tiny", "native"), marks=pytest.mark.exhaustive),
         pytest.param(("lfm3_tiny", "native"), marks=pytest.mark.exhaustive),  # windows beside states
         pytest.param(("jamba_tiny", "xla"), marks=pytest.mark.exhaustive),
+        pytest.param(("zaya_odd_tiny", "native"), marks=pytest.mark.exhaustive),  # keys of a window depend on states
     ],
 )
 def engine(request: Any) -> Iterator[tuple[str, ModelEngine]]:

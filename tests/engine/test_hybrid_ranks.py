@@ -22,6 +22,7 @@ NUM_RANKS = 2
     params=[
         ("qwen3_next_tiny", {"tensor_parallel_size": 2, "expert_parallel_size": 2}),
         pytest.param(("falcon_h1_odd_tiny", {}), marks=pytest.mark.exhaustive),
+        pytest.param(("zaya_tiny", {"tensor_parallel_size": 2}), marks=pytest.mark.exhaustive),
         pytest.param(("mamba_odd_tiny", {}), marks=pytest.mark.exhaustive),
     ],
     ids=lambda param: param[0],

@@ -21,6 +21,7 @@ MORE_MODELS = {
     "selective scans without attention": ("mamba_tiny", {"cpu_kernels": "native"}),
     "selective scans beside attention": ("jamba_odd_tiny", {}),
     "gated delta net": ("qwen3_5_odd_tiny", {}),
+    "convolved queries and keys": ("zaya_tiny", {"kv_cache_dtype": "int8"}),
     "Mamba-2": ("granitemoehybrid_tiny", {}),
     "Mamba-2 with int8 keys and values": ("nemotron_h_tiny", {"kv_cache_dtype": "int8"}),
     "short convolution": ("lfm2_tiny", {}),

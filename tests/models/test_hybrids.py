@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from jaxserve_kernels.segments import CHUNK
 
@@ -9,6 +10,8 @@ from jaxserve.errors import CheckpointError
 from jaxserve.kv.states import UNIT_TOKENS
 from jaxserve.model_config.recurrent import MambaConfig
 from jaxserve.models.registry import decoder_config
+from tests.models.goldens import golden_checkpoint
+from tests.models.tiny_model import TinyModel
 
 
 def test_snapshots_are_at_borders_of_chunks() -> None:
@@ -101,3 +104,40 @@ def test_layers_of_jamba_follow_from_two_periods() -> None:
 def test_jambas_that_are_not_computed_are_refused(keys: dict[str, object], message: str) -> None:
     with pytest.raises(CheckpointError, match=message):
         decoder_config({**JAMBA, **keys})
+
+
+ZAYA = {**LFM2, "architectures": ["ZayaForCausalLM"], "head_dim": 16}
+ZAYA_ROPE = {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.5}
+
+
+def test_the_published_rope_tables_of_zaya_are_read() -> None:
+    """They have a kind beside the tables, which says nothing."""
+    decoder = decoder_config({**ZAYA, "rope_parameters": {"hybrid": ZAYA_ROPE, "rope_type": "default"}})
+    assert (decoder.rope_theta, decoder.rotary_dim) == (5e6, 8)
+    assert decoder_config(ZAYA) == decoder
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"num_experts_per_tok": 2}, "num_experts_per_tok is 2; supported: 1"),
+        ({"attention_bias": True}, "attention_bias is true; supported: false"),
+        ({"layer_types": ["hybrid", "hybrid_sliding"]}, "hybrid_sliding with a sliding_window"),
+        ({"lm_head_bias": True}, "tie_word_embeddings is true; supported: false"),
+        ({"rope_parameters": {"rope_type": "default"}}, "tables hybrid and hybrid_sliding"),
+    ],
+)
+def test_settings_of_zaya_that_are_not_computed_are_refused(keys: dict[str, object], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        decoder_config({**ZAYA, **keys})
+
+
+@pytest.mark.slow
+def test_a_token_may_have_no_expert() -> None:
+    """Its block adds nothing; logits are those of transformers (`test_weight_formats`)."""
+    golden = golden_checkpoint("zaya_tiny")
+    model = TinyModel(golden.path)
+    logits = model.logits(golden.prompt_ids)
+    np.testing.assert_allclose(logits[-8:], golden.logits, atol=1e-4, rtol=0)
+    assert (model.experts[0] == 4).any()
+    assert (model.experts[0] < 4).any()

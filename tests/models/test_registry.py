@@ -154,6 +154,7 @@ def test_every_family_file_is_found() -> None:
         "Starcoder2ForCausalLM",
         "VaultGemmaForCausalLM",
         "YoutuForCausalLM",
+        "ZayaForCausalLM",
     ]
 
 

@@ -188,6 +188,20 @@ _ODD_SCAN: dict[str, Any] = {
 }
 
 
+_ZAYA_ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+_ZAYA: dict[str, Any] = {
+    "hidden_size": 48,
+    "head_dim": 16,
+    "moe_intermediate_size": 24,
+    "num_experts": 4,
+    "num_experts_per_tok": 1,
+    "router_hidden_size": 20,
+    "rms_norm_eps": 1e-5,
+    "rope_parameters": {"hybrid": _ZAYA_ROPE},
+    "tie_word_embeddings": True,
+}
+
+
 def _without_attention(architecture: str, model_type: str, **keys: Any) -> dict[str, Any]:
     found = _config(architecture, model_type, **keys)
     return {key: value for key, value in found.items() if key not in ("num_attention_heads", "num_key_value_heads")} | {
@@ -244,6 +258,23 @@ HYBRID_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]]
         ),
         "bfloat16",
         {"eps": {"mixer_rms_eps": 1.0}},
+    ),
+    "zaya_tiny": (
+        _config("ZayaForCausalLM", "zaya", **_ZAYA),
+        "bfloat16",
+        {
+            "theta": {"rope_parameters": {"hybrid": {**_ZAYA_ROPE, "rope_theta": 1e2}}},
+            "eps": {"rms_norm_eps": 0.1},
+        },
+    ),
+    "zaya_odd_tiny": (
+        _config("ZayaForCausalLM", "zaya", **_ZAYA)
+        | {"hidden_size": 40, "head_dim": 40, "num_attention_heads": 3, "num_key_value_heads": 1, "num_experts": 5}
+        | {"layer_types": ["hybrid", "hybrid_sliding", "hybrid"], "sliding_window": 8}
+        | {"cca_time0": 3, "cca_time1": 3, "router_hidden_size": 12, "tie_word_embeddings": False}
+        | {"rope_parameters": {"hybrid": _ZAYA_ROPE, "hybrid_sliding": {**_ZAYA_ROPE, "rope_theta": 1e2}}},
+        "bfloat16",
+        {"window": {"sliding_window": 12}},
     ),
     "kimi_linear_tiny": (
         _config(

@@ -280,6 +280,7 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
     "granitemoeshared": {"architectures": ["GraniteMoeSharedForCausalLM"]},
     "mistral4": {"architectures": ["Mistral4ForCausalLM"]},
     "falcon_h1": {"architectures": ["FalconH1ForCausalLM"]},
+    "zaya": {"architectures": ["ZayaForCausalLM"], "num_experts_per_tok": 1},
     "jamba": {"architectures": ["JambaForCausalLM"], "attn_layer_period": 3, "attn_layer_offset": 1},
     "mamba": {"architectures": ["MambaForCausalLM"]},
     "mamba2": {"architectures": ["Mamba2ForCausalLM"], "expand": 2, "num_heads": 8, "head_dim": 16},
@@ -364,6 +365,7 @@ DEFAULTED_KEYS += ("ffn_hidden_size", "num_kv_heads", "num_ln_in_parallel_attn",
 DEFAULTED_KEYS += ("parallel_attn", "bias", "global_attn_every_n_layers", "mup_enabled", "route_scale")
 DEFAULTED_KEYS += ("attention_value_scale", "shared_expert_combination_strategy", "expert_selection_fn")
 DEFAULTED_KEYS += ("state_size", "time_step_rank", "mixer_rms_eps", "mamba_dt_rank", "attn_layer_period")
+DEFAULTED_KEYS += ("router_hidden_size", "cca_time0", "cca_time1")
 DEFAULTED_KEYS += ("attn_layer_offset", "expert_layer_period", "expert_layer_offset")
 DEFAULTED_KEYS += ("prefix_dense_sliding_window_pattern", "prefix_dense_intermediate_size")
 DEFAULTED_KEYS += ("use_sandwich_norm", "use_attention_gate", "gating", "moe_routed_scaling_factor")

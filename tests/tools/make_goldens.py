@@ -34,9 +34,10 @@ LOGIT_STD = 2.0
 _LAYER_SCALE = ".layer_scalar"
 _XIELU_EPS = ".act_fn.eps"
 """Names of numbers close to zero, which are not changed: the activation jumps there by as much."""
-_BUFFER_MEANS = {_LAYER_SCALE: 1.0, ".beta": 0.5}
+_BALANCING = ".balancing_biases"
+_BUFFER_MEANS = {_LAYER_SCALE: 1.0, ".beta": 0.5, _BALANCING: -1.0}
 """Means of buffers that checkpoints store, if not 0, by the ends of their names."""
-_STACKED_EXPERTS = ("gpt_oss", "qwen3_5_moe_text", "gemma4_text", "mistral4", "llama4_text")
+_STACKED_EXPERTS = ("gpt_oss", "qwen3_5_moe_text", "gemma4_text", "mistral4", "llama4_text", "zaya")
 """Types of models whose checkpoints have the experts of a layer in one tensor."""
 
 _TABLES = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings")
@@ -129,6 +130,10 @@ def random_weights(model: transformers.PreTrainedModel, seed: int) -> None:
             value = 0.2 * noise
         elif ("norm" in name or ".ln_" in name) and not name.endswith("bias"):
             value = (_gemma_norm(name) if config.model_type.startswith("gemma") else 1) + 0.2 * noise
+        elif name.endswith(("states_scale", "residual_scale")):  # ZAYA's factors on the residual stream
+            value = (3 if ".hidden_states" in name else 1) + 0.2 * noise
+        elif name.endswith(("states_bias", "residual_bias")):
+            value = 0.03 * noise
         elif ".act_fn.alpha_" in name:
             value = 0.2 + 0.3 * noise
         elif name.endswith("bias"):
@@ -147,6 +152,8 @@ def random_weights(model: transformers.PreTrainedModel, seed: int) -> None:
         noise = 0.2 * torch.randn(buffer.shape, generator=generator)
         if not name.endswith(_XIELU_EPS):
             buffer.copy_(_BUFFER_MEANS.get(name[name.rindex(".") :], 0) + noise)
+        if name.endswith(_BALANCING):
+            buffer[-1] = -1  # transformers puts this in place of what it loads
 
 
 def _gemma4_scale(name: str, dim: int) -> float | None:
@@ -173,7 +180,9 @@ def stored_buffers(model: transformers.PreTrainedModel) -> dict[str, torch.Tenso
     return {
         name: buffer
         for name, buffer in model.state_dict().items()
-        if name.endswith(("e_score_correction_bias", ".expert_bias", _LAYER_SCALE, ".act_fn.beta", _XIELU_EPS))
+        if name.endswith(
+            ("e_score_correction_bias", ".expert_bias", _BALANCING, _LAYER_SCALE, ".act_fn.beta", _XIELU_EPS)
+        )
     }
 
 
