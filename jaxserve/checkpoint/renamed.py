@@ -137,7 +137,7 @@ def text_config(config: dict[str, Any], families: Collection[Family]) -> dict[st
     with the name of the class that has one (`Qwen3ForCausalLM` for `Qwen3Model`); any other config unchanged."""
     name, text = architecture(config), config.get("text_config")
     known = {each for family in families for each in family.architectures}
-    if name is not None and name.endswith((_BARE, _SCORER)) and name not in known:
+    if name is not None and name.endswith((_BARE, _SCORER)) and name not in known and text is None:
         stem = name.removesuffix(_BARE).removesuffix(_SCORER).removesuffix(_TEXT)  # as in Gemma3TextModel
         headed = {stem + end for end in _WITH_HEAD} & known
         scores = {SCORES: True} if name.endswith(_SCORER) else {}

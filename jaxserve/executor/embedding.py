@@ -61,19 +61,20 @@ def _with_head(model: DecoderConfig | EncoderConfig, modules: SentenceModules | 
     """Return the config with the layers that come after the pooling. Raises ConfigError if they do not fit the model."""
     if modules is None:
         return model
-    if model.head is not None:
+    if model.head is not None and model.head.scores_pairs:
         is_sigmoid = modules.texts.is_sigmoid
         return model if is_sigmoid is None else replace(model, head=replace(model.head, is_sigmoid=is_sigmoid))
     if modules.logit_tokens:
         return _with_head(replace(model, head=_logit_head(model, modules.logit_tokens)), modules)
     if not modules.dense:
         return model
-    width = model.hidden_size
+    before = () if model.head is None else model.head.layers
+    width = model.hidden_size if model.head is None else model.head.size
     for layer in modules.dense:
         if layer.in_dim != width:
             raise ConfigError(f"{layer.name}: takes {layer.in_dim} numbers, and what is before it makes {width}")
         width = layer.out_dim
-    return replace(model, head=EmbeddingHead(modules.dense))
+    return replace(model, head=EmbeddingHead((*before, *modules.dense)))
 
 
 def _logit_head(model: DecoderConfig | EncoderConfig, tokens: tuple[int, ...]) -> EmbeddingHead:

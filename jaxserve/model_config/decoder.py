@@ -183,6 +183,8 @@ class DecoderConfig:
     OPT: 2); None: there is no table."""
     per_layer_dim: int | None = None  # P
     """Width of the embedding of each token that every layer gets beside the residual stream (Gemma 4); None: no layer has one."""
+    has_per_layer_table: bool = True
+    """False: these embeddings are projections of the tokens' own only (EmbeddingGemma 2)."""
     per_layer_vocab_size: int | None = None
     """Tokens that have such embeddings, the first ones; others have that of token 0. None: all V."""
     altup: AltUpConfig | None = None

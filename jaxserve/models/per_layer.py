@@ -19,12 +19,13 @@ from jaxserve.model_config.decoder import DecoderConfig
 
 
 class PerLayerInputs(nnx.Module):
-    """Compute (table[token] * sqrt(P) + norm(projection(x) / sqrt(D))) / sqrt(2), P numbers for each layer."""
+    """Compute (table[token] * sqrt(P) + norm(projection(x) / sqrt(D))) / sqrt(2), or without a table the norm, P numbers for each layer."""
 
     def __init__(self, config: DecoderConfig, dim: int, policy: DtypePolicy) -> None:
         width = config.num_layers * dim
         self.vocab_size = config.per_layer_vocab_size
-        self.embed_tokens = Embedding(self.vocab_size or config.vocab_size, width, policy)
+        table = Embedding(self.vocab_size or config.vocab_size, width, policy) if config.has_per_layer_table else None
+        self.embed_tokens = nnx.data(table)
         self.projection = Linear(width, config.hidden_size, (None, "embed"), policy)
         self.norm = RMSNorm(dim, config.norm_eps, policy, config.norm_weights)
         self.shape = (config.num_layers, dim)
@@ -36,6 +37,8 @@ class PerLayerInputs(nnx.Module):
         if self.vocab_size is not None:
             token_ids = jnp.where(token_ids < self.vocab_size, token_ids, 0)
         projected = self.norm((self.projection(x, tokens) * self.scale).reshape(shape))
+        if self.embed_tokens is None:
+            return projected
         own = (self.embed_tokens(token_ids) * self.shape[1] ** 0.5).reshape(shape)
         made: Array = (projected + own) * 2**-0.5
         return made

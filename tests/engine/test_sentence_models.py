@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from jaxserve.checkpoint.sentence.modules import SentenceModules
 from jaxserve.config import Config, ModelConfig
@@ -111,6 +113,20 @@ def test_two_devices_make_the_same_vectors(name: str) -> None:
 def test_native_kernels_make_the_same_vectors(name: str) -> None:
     golden = sentence_golden(name)
     found = vectors(golden.path, golden.token_ids, cpu_kernels="auto")
+    np.testing.assert_allclose(found, golden.vectors, atol=TOLERANCE)
+
+
+@pytest.mark.slow
+def test_the_text_part_of_a_multimodal_model_embeds(tmp_path: Path) -> None:
+    golden = sentence_golden("embedding_gemma2_tiny")
+    tensors = load_file(golden.path / "model.safetensors")
+    others = ("vision_tower.encoder.norm.weight", "embed_vision.embedding_projection.weight", "audio_tower.norm.weight")
+    whole = {f"language_model.{name}": tensor for name, tensor in tensors.items()}
+    save_file(whole | {name: np.ones((2, 2), np.float32) for name in others}, tmp_path / "model.safetensors")
+    text = json.loads((golden.path / "config.json").read_text())
+    config = {"architectures": ["EmbeddingGemma2Model"], "text_config": text, "vision_config": {}, "audio_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = vectors(tmp_path, golden.token_ids)  # averaged and normalised without modules.json, too
     np.testing.assert_allclose(found, golden.vectors, atol=TOLERANCE)
 
 

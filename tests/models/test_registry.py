@@ -60,6 +60,7 @@ def test_every_family_file_is_found() -> None:
         "DeepseekV32ForCausalLM",
         "DeepseekV3ForCausalLM",
         "Dots1ForCausalLM",
+        "EmbeddingGemma2TextModel",
         "Ernie4_5ForCausalLM",
         "Ernie4_5_ForCausalLM",
         "Ernie4_5_MoeForCausalLM",

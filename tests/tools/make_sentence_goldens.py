@@ -135,6 +135,25 @@ CASES: dict[str, Case] = {
         },
         lambda width: [Pooling(width, "lasttoken"), Normalize()],
     ),
+    "embedding_gemma2_tiny": (
+        "EmbeddingGemma2TextModel",
+        {
+            "hidden_size": 40,
+            "intermediate_size": 48,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "global_head_dim": 24,
+            "num_global_key_value_heads": 1,
+            "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+            "sliding_window": 4,
+            "hidden_size_per_layer_input": 8,
+            "embedding_dim": 24,
+            "max_position_embeddings": 64,
+        },
+        mean,
+    ),
     "mpnet_tiny": ("MPNetModel", MPNET, mean),
     "distilbert_tiny": (
         "DistilBertModel",
@@ -202,6 +221,9 @@ def random_weights(model: torch.nn.Module, seed: int) -> None:
         else:
             value = noise * 1.5 / weight.shape[-1] ** 0.5
         weight.data.copy_(value)
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.copy_(1 + 0.2 * torch.randn(buffer.shape, generator=generator))
 
 
 def write_tokenizer(folder: Path, *words: str) -> None:

@@ -129,9 +129,9 @@ def _layers(keys: Keys) -> tuple[LayerConfig, ...]:
     default = tuple(bool((index + 1) % _PATTERN) for index in range(count))
     is_sliding = (*layer_types(keys, window, default)[:-1], False)  # as transformers forces it
     layers = sliding_layers(Keys({**keys.table, "layer_types": None}, keys.prefix), window, is_sliding)
-    tables = _tables_by_layer(keys, count)
+    tables = tables_by_layer(keys, count)
     layers = tuple(
-        replace(layer, **_heads(keys, tables, index, is_sliding=layer.sliding_window is not None))
+        replace(layer, **layer_heads(keys, tables, index, is_sliding=layer.sliding_window is not None))
         for index, layer in enumerate(layers)
     )
     is_wide = keys.flag("use_double_wide_mlp")
@@ -142,7 +142,7 @@ def _layers(keys: Keys) -> tuple[LayerConfig, ...]:
     return tuple(replace(layer, experts=experts) for layer in layers)
 
 
-def _tables_by_layer(keys: Keys, count: int) -> dict[int, dict[str, Any]] | None:
+def tables_by_layer(keys: Keys, count: int) -> dict[int, dict[str, Any]] | None:
     """Read `per_layer_config`, whose numbers of layers begin with zeros if others have more digits."""
     tables = keys.get("per_layer_config")
     if tables is None:
@@ -156,7 +156,9 @@ def _tables_by_layer(keys: Keys, count: int) -> dict[int, dict[str, Any]] | None
     return found
 
 
-def _heads(keys: Keys, tables: Mapping[int, dict[str, Any]] | None, index: int, *, is_sliding: bool) -> dict[str, Any]:
+def layer_heads(
+    keys: Keys, tables: Mapping[int, dict[str, Any]] | None, index: int, *, is_sliding: bool
+) -> dict[str, Any]:
     """Return the fields of a layer's heads: of layers with full attention, or those that `per_layer_config` lists."""
     has_shared_projection = keys.flag("attention_k_eq_v") and not is_sliding
     num_heads = keys.integer("num_attention_heads", MAX_HEADS)
