@@ -113,7 +113,13 @@ def test_decoders_embed_as_transformers_does(name: str, pooling: Any) -> None:
         "nemotron_h_tiny",
         *(
             pytest.param(name, marks=pytest.mark.exhaustive)
-            for name in ("mistral4_odd_tiny", "qwen3_next_tiny", "lfm2_odd_tiny", "gemma4_moe_odd_tiny")
+            for name in (
+                "glm_moe_dsa_tiny",
+                "mistral4_odd_tiny",
+                "qwen3_next_tiny",
+                "lfm2_odd_tiny",
+                "gemma4_moe_odd_tiny",
+            )
         ),
     ],
 )

@@ -110,7 +110,13 @@ async def engines(*specs: EngineSpec) -> AsyncIterator[list[Engine]]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "model",
-    [MODEL_NAME, *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("glm4_moe_lite_tiny", "lfm2_tiny"))],
+    [
+        MODEL_NAME,
+        *(
+            pytest.param(name, marks=pytest.mark.exhaustive)
+            for name in ("glm4_moe_lite_tiny", "glm_moe_dsa_tiny", "lfm2_tiny")
+        ),
+    ],
 )
 async def test_decode_engine_continues_with_the_tokens_of_one_engine(tmp_path: Path, model: str) -> None:
     address = f"127.0.0.1:{free_port()}"
