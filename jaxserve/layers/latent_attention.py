@@ -159,7 +159,7 @@ class Indexer(nnx.Module):
         self.wq_b = Linear(indexer.num_heads * width, rank, (None, None), policy)
         self.wk = Linear(width, d, (None, "embed"), policy)
         self.k_norm = LayerNorm(width, _NORM_EPS, policy, is_alike=policy.backend in NATIVE)
-        self.weights_proj = HeadWeights(indexer.num_heads, d, (None, "embed"), policy.unquantized)
+        self.weights_proj = Linear(indexer.num_heads, d, (None, "embed"), policy.unquantized)
         self.config, self.rope_dim = indexer, latent.rope_dim
         self.backend = policy.attention_backend
         self.shards = ShardAxes(pages=policy.rules.mesh_axes("pages"))
@@ -181,11 +181,10 @@ class Indexer(nnx.Module):
         assert isinstance(pool, IndexPool), "an index group"
         with jax.named_scope("indexer"):
             query = self.wq_b(compressed, step.tokens).reshape(-1, self.config.num_heads, self.config.head_dim)
+            weights = self.weights_proj.multiply(x, step.tokens.num_real)  # in float32
             key = self.k_norm(self.wk(x, step.tokens))[:, None]
             chosen, keys = sparse_attention.write_and_choose(
-                sparse_attention.IndexQueries(
-                    self._rotated(query, rotation), self.weights_proj.weights(x, step.tokens)
-                ),
+                sparse_attention.IndexQueries(self._rotated(query, rotation), weights),
                 self._rotated(key, rotation)[:, 0],
                 pool.keys,
                 jnp.int32(place.index),
@@ -201,15 +200,6 @@ class Indexer(nnx.Module):
         turning, plain = jnp.split(x, [self.rope_dim], -1)
         turning = rotated(turning, rotation, has_adjacent_pairs=self.config.has_adjacent_pairs)
         return jnp.concatenate([turning, plain], -1)
-
-
-class HeadWeights(Linear):
-    """Matmul that makes the weights of an indexer's heads; never quantised."""
-
-    def weights(self, x: Float[Array, "T D"], tokens: Tokens) -> Float[Array, "T J"]:
-        """Return the weights in float32."""
-        made = self.multiply(x, tokens.num_real)
-        return made if self.adapters is None else self.adapters.added_to(made, x, tokens)
 
 
 def rotated(x: Float[Array, "T N R"], rotation: Rotation | None, *, has_adjacent_pairs: bool) -> Float[Array, "T N R"]:

@@ -226,6 +226,25 @@ def test_layers_of_a_config_saved_by_transformers_equal_those_of_the_original(na
 
 
 @pytest.mark.parametrize(
+    ("keys", "sources"),
+    [
+        ({}, [None] * 8),
+        ({"index_topk_freq": 4, "index_skip_topk_offset": 3}, [None, None, None, 2, 2, 2, None, 6]),
+        ({"index_topk_freq": 2}, [None, None, 1, None, 3, None, 5, None]),
+        ({"index_topk_pattern": "FSSFFSSS"}, [None, 0, 0, None, None, 4, 4, 4]),
+        ({"indexer_types": ["full"] + ["shared"] * 7, "index_topk_freq": 2}, [None] + [0] * 7),
+    ],
+    ids=str,
+)
+def test_layers_without_an_indexer_take_the_choice_of_the_one_before(keys: dict[str, Any], sources: list[Any]) -> None:
+    """GLM-5.2 has a period of 4 after 3 layers: transformers' `GlmMoeDsaConfig` says how these are read."""
+    config = decoder_config(of("GlmMoeDsa", num_hidden_layers=8, **keys))
+    assert [layer.index_source for layer in config.layers] == sources
+    kinds = [(group.kind, group.num_layers) for group in config.cache.groups]
+    assert kinds == [("latent", 8), ("index", sources.count(None))]
+
+
+@pytest.mark.parametrize(
     "architecture", sorted(name for name, family in architectures().items() if not family.only_embeds)
 )
 def test_defaults_of_absent_keys_are_those_of_transformers(architecture: str) -> None:

@@ -158,6 +158,17 @@ def test_a_config_without_weights_tells_the_same_layer(tmp_path: Path) -> None:
     assert read_mtp_layer(tmp_path) == (read_mtp_layer(path)[0], None)
 
 
+@pytest.mark.parametrize(
+    "keys", [{}, {"indexer_types": None, "index_topk_pattern": "FSSF"}, {"indexer_types": None, "index_topk_freq": 4}]
+)
+def test_the_layer_has_an_indexer_whichever_layers_of_the_model_have_one(tmp_path: Path, keys: dict[str, Any]) -> None:
+    config = json.loads((golden_checkpoint("glm_moe_dsa_tiny").path / "config.json").read_text(encoding="utf-8"))
+    kinds = {"layer_types": ["deepseek_sparse_attention"] * 4, "num_nextn_predict_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config | kinds | keys), encoding="utf-8")
+    (layer,) = read_mtp_layer(tmp_path)[0].layers
+    assert layer.index_source is None and layer.experts is not None
+
+
 def changed(tmp_path: Path, source: Path, **keys: Any) -> Path:
     """Return a copy of a checkpoint with other keys in its config."""
     folder = tmp_path / "changed"
