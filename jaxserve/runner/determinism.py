@@ -36,7 +36,7 @@ def _obstacle(config: Config, skeleton: ModelSkeleton | EncoderSkeleton) -> str 
     if name not in _FORMATS or not policy.is_native:
         known = "none with float32, int8, mxfp4-weight-only or nvfp4-weight-only"
         return f"not with {policy.matrices} weights of --quantization {name}; use {known}"
-    if not isinstance(model, DecoderConfig):
+    if not isinstance(model, DecoderConfig) or model.is_bidirectional or model.head is not None:
         return "only for models that generate"
     if any(layer.recurrent is not None or layer.latent_dim is not None for layer in model.layers):
         return "not with recurrent layers or latent attention, which were not tested"

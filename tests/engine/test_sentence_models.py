@@ -11,13 +11,14 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxserve.checkpoint.sentence.modules import SentenceModules
-from jaxserve.config import Config, ModelConfig
+from jaxserve.config import CompileConfig, Config, ModelConfig
 from jaxserve.errors import ConfigError
 from jaxserve.executor.embedding import make_embedding_skeleton, read_modules
 from jaxserve.executor.preparation import resolve_task
 from jaxserve.frontend.embedding import finished
 from jaxserve.models.registry import model_of, open_model
 from jaxserve.runner.backend import Chip
+from jaxserve.runner.determinism import check_deterministic
 from jaxserve.tokenizer.score_prompts import encode_score_pairs
 from jaxserve.tokenizer.tokenizer import load_tokenizer
 from tests.engine.embedding_engine import EmbeddingEngine
@@ -114,6 +115,14 @@ def test_native_kernels_make_the_same_vectors(name: str) -> None:
     golden = sentence_golden(name)
     found = vectors(golden.path, golden.token_ids, cpu_kernels="auto")
     np.testing.assert_allclose(found, golden.vectors, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("name", ["bert_tiny", "embedding_gemma_tiny", "qwen3_scores_tiny"])
+def test_deterministic_is_for_models_that_generate(name: str) -> None:
+    model = model_of(open_model(DATA / "encoders" / name))
+    config = Config(model=ModelConfig(model="any"), compile=CompileConfig(deterministic=True))
+    with pytest.raises(ConfigError, match="--deterministic: only"):  # with native kernels, or for models that generate
+        check_deterministic(config, make_embedding_skeleton(config, model, Chip("cpu", None)))
 
 
 @pytest.mark.slow

@@ -200,7 +200,7 @@ def test_a_well_known_architecture_is_rejected_with_what_is_missing(architecture
             "Glm4ForCausalLM; keys it does not know: index_topk)",
         ),
         ("Phi5ForCausalLM", {"clip_qkv": 8.0}, "(nearest: Phi3ForCausalLM; values it rejects: clip_qkv);"),
-        ("MiniCPMForCausalLM", {"n_experts": 4}, "(nearest: LlamaForCausalLM; keys it does not know: n_experts);"),
+        ("TinyStoriesForCausalLM", {"n_experts": 4}, "(nearest: LlamaForCausalLM; keys it does not know: n_experts);"),
         (
             "Gemma9Model",
             {"text_config": {**LLAMA, "altup": 4}},
