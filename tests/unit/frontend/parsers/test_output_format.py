@@ -52,6 +52,8 @@ def test_templates_of_families_are_known(template: str, tools: str | None, reaso
         ("<|python_tag|> or <function=example>{json}</function>", "generic"),
         ("<tool_call><invoke name=", "generic"),
         ("<tool_call>{name}\n<arg_key>k</arg_key>", "generic"),
+        ("{{- '<tool_calls>[' }}", "jamba"),
+        ("<tool_calls>\n<tool_call>{name}<tool_sep>", "generic"),
         ("{{- '<|python_tag|>' }}", "llama3_json"),
         ('{"name": function name, "parameters": dictionary of names}', "llama3_json"),
         ("[func_name1(params_name1=params_value1)]", "pythonic"),

@@ -17,6 +17,7 @@ NOW = ("now", {})
 
 ONE_CALL = {
     "hermes": '<tool_call>\n{"name": "get_weather", "arguments": ' + JSON + "}\n</tool_call>",
+    "jamba": '<tool_calls>[\n  {"name": "get_weather", "arguments": ' + JSON + "}\n]</tool_calls>",
     "llama3_json": '{"name": "get_weather", "parameters": ' + JSON + "}",
     "pythonic": "[get_weather(city='Par}is', days=3)]",
     "mistral": '[TOOL_CALLS] [{"name": "get_weather", "arguments": ' + JSON + "}]",
@@ -38,6 +39,7 @@ VARIANTS = [
     ("hermes", '<tool_call>[{"name": "get_weather", "arguments": ' + JSON + "}]</tool_call>"),
     ("hermes", '<tool_call>\n{"name": "get_weather", "arguments": ' + JSON + "</tool_call>"),
     ("hermes", '<tool_call>\n{"name": "get_weather", "arguments": ' + JSON + "}"),
+    ("jamba", '<tool_calls>[{"name": "get_weather", "arguments": ' + json.dumps(JSON) + "}"),
     ("llama3_json", '<|python_tag|>{"type": "function", "name": "get_weather", "parameters": ' + JSON + "}"),
     ("llama3_json", ' {"type": "function", "function": "get_weather", "parameters": ' + JSON + "}"),
     ("pythonic", '[get_weather(days=3, city="Par}is")]'),
@@ -84,6 +86,7 @@ def test_a_complete_call_is_counted_when_its_arguments_end(name: str, text: str)
     ("name", "text"),
     [
         ("hermes", '{0}\n<tool_call>{{"name": "now"}}</tool_call>'),
+        ("jamba", '<tool_calls>[{{"name": "get_weather", "arguments": {1}}},\n{{"name": "now"}}]</tool_calls>'),
         ("llama3_json", '{0}; {{"name": "now", "parameters": {{}}}}'),
         ("mistral", '{0}[TOOL_CALLS][{{"name": "now", "arguments": null}}]'),
         ("mistral", '[TOOL_CALLS][{{"name": "get_weather", "arguments": {1}}}, {{"name": "now", "arguments": ""}}]'),
