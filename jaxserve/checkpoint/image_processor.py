@@ -81,6 +81,7 @@ _READERS: Final[Mapping[str, _Reader]] = {
     "LlavaImageProcessor": _Reader(whole.plain, "bicubic", whole.CLIP_MEANS, whole.CLIP_DEVIATIONS),
     "GotOcr2ImageProcessor": _Reader(tiles.grid, "bicubic", whole.CLIP_MEANS, whole.CLIP_DEVIATIONS),
     "SiglipImageProcessor": _Reader(whole.plain, "bicubic"),
+    "Cohere2VisionImageProcessor": _Reader(tiles.nearest_grid, "bicubic", whole.CLIP_MEANS, whole.CLIP_DEVIATIONS),
     "Llama4ImageProcessor": _Reader(tiles.canvas, "bilinear", has_rounded_pixels=True),
     "GraniteDoclingImageProcessor": _Reader(tiles.pages, "bicubic", whole.CLIP_MEANS, whole.CLIP_DEVIATIONS),
     "Lfm2VlImageProcessor": _Reader(tiles.tiled_areas, "bilinear", is_always_resized=True),

@@ -83,6 +83,8 @@ class GridTiles:
     max_tiles: int
     max_side: int | None = None
     """Most tiles of a row or column; None: `max_tiles`."""
+    is_nearest_size: bool = False
+    """True if the grid is instead the one that enlarges the image least, or else reduces it least (Cohere 2 Vision)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +199,8 @@ class ImageMarkup:
     """Mark of any other tile, with {row} and {column} from 1 on, after `begin`."""
     whole_end: str = ""
     """Text after the tokens of the whole image after its tiles."""
+    tile_end: str = ""
+    """Text after the tokens of each tile, and of an image that is not cut."""
     tile_break: str = ""
     """Text between two tiles of a row."""
     row_end: str = ""

@@ -123,6 +123,22 @@ class DownsampledConnector(nnx.Module):
         return self.down_proj(gate * self.up_proj(x, tokens), tokens)
 
 
+class GatedConnector(nnx.Module):
+    """Two layers over the vectors of a block; the second one reads half of the first one's outputs times an activation of the other half."""
+
+    def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
+        width, self.block = config.connector_width, config.block
+        assert width is not None, "a connector with layers of a width of their own"
+        self.linear_1 = Linear(width, config.block * config.hidden_size, (None, None), policy, bias=True)
+        self.linear_2 = Linear(config.output_size, width // 2, (None, None), policy, bias=True)
+        self.activation = config.connector_activation
+
+    def __call__(self, x: Float[Array, "P D"], num_rows: Int[Array, ""]) -> Float[Array, "N O"]:
+        tokens = Tokens(num_rows)
+        up, gate = jnp.split(self.linear_1(x.reshape(len(x) // self.block, -1), tokens), 2, axis=-1)
+        return self.linear_2(up * ACTIVATIONS[self.activation](gate), tokens)
+
+
 class ActivatedConnector(nnx.Module):
     """Two layers over the vectors of a block, an activation after each, and one matrix."""
 
@@ -218,6 +234,7 @@ AnyConnector = (
     | AverageConnector
     | ScaledAverageConnector
     | ActivatedConnector
+    | GatedConnector
     | DownsampledConnector
     | PlacedConnector
 )
@@ -233,6 +250,7 @@ _CONNECTORS: Final[Mapping[Connector, type[AnyConnector]]] = {
     "scaled_average": ScaledAverageConnector,
     "normed": ScaledAverageConnector,
     "activated": ActivatedConnector,
+    "gated_projector": GatedConnector,
     "downsampled": DownsampledConnector,
     "placed": PlacedConnector,
 }

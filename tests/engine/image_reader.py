@@ -32,6 +32,7 @@ IN_ENGINES = (
     "mistral3_vision_tiny",
     "pixtral_odd_tiny",
     "llava_tiny",
+    "cohere2_vision_tiny",
     "lfm2_vl_tiny",
     "lfm3_vl_tiny",
     "llama4_vision_tiny",

@@ -180,6 +180,59 @@ def _lfm3(text: dict[str, Any], vision: dict[str, Any], **keys: Any) -> VisionCh
     return replace(tiny, config={**tiny.config, "vision_config": own, "tie_word_embeddings": True, **keys})
 
 
+def _cohere(text: dict[str, Any], vision: dict[str, Any], merge: int, most: int, **keys: Any) -> VisionCheckpoint:
+    tokens = {
+        "image_token": "<|IMG_PATCH|>",
+        "boi_token": "<|START_OF_IMG|>",
+        "eoi_token": "<|END_OF_IMG|>",
+        "img_line_break_token": "<|IMG_LINE_BREAK|>",
+    }
+    side = vision["image_size"]
+    return VisionCheckpoint(
+        {
+            **multimodal(
+                "Cohere2VisionForConditionalGeneration",
+                "cohere2_vision",
+                {
+                    "model_type": "cohere2",
+                    "logit_scale": 1.0,  # transformers' class of the whole model leaves it out
+                    "layer_norm_eps": 1e-5,
+                    "sliding_window": 24,
+                    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+                    "tie_word_embeddings": True,
+                    **text,
+                },
+                {"model_type": "siglip_vision_model", "num_hidden_layers": 2, "num_attention_heads": 2, **vision},
+                image_token_id=3,
+                downsample_factor=merge,
+                **keys,
+            ),
+            "tie_word_embeddings": True,
+        },
+        {
+            "image_processor_type": "Cohere2VisionImageProcessorFast",
+            "crop_to_patches": True,
+            "do_convert_rgb": True,
+            "do_normalize": True,
+            "do_rescale": True,
+            "do_resize": True,
+            "image_mean": [0.5, 0.4, 0.5],
+            "image_std": [0.5, 0.5, 0.25],
+            "max_patches": most,
+            "min_patches": 1,
+            "patch_size": side // vision["patch_size"] // merge,
+            "resample": 3,
+            "rescale_factor": 1 / 255,
+            "size": {"height": side, "width": side},
+        },
+        "Cohere2VisionProcessor",
+        "<|IMG_PATCH|>",
+        tuple(tokens.values()),
+        tokens,
+        {},
+    )
+
+
 def _llama4(text: dict[str, Any], vision: dict[str, Any], tile: int, most: int) -> VisionCheckpoint:
     patch, width = vision["patch_size"], vision["projector_output_dim"]
     markers = (
@@ -669,5 +722,34 @@ LATER_VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
         projector_hidden_size=72,
         projector_bias=False,
         projector_hidden_act="silu",
+    ),
+    "cohere2_vision_tiny": _cohere(
+        {"head_dim": 16},
+        {"hidden_size": 24, "intermediate_size": 40, "image_size": 32, "patch_size": 8},
+        2,
+        4,
+        alignment_intermediate_size=80,
+    ),
+    "cohere2_vision_odd_tiny": _cohere(
+        {
+            "hidden_size": 40,
+            "intermediate_size": 56,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+            "head_dim": 24,
+            "sliding_window": 8,
+        },
+        {
+            "hidden_size": 36,
+            "intermediate_size": 44,
+            "num_attention_heads": 3,
+            "image_size": 30,
+            "patch_size": 5,
+            "hidden_act": "gelu",
+            "vision_use_head": False,
+        },
+        3,
+        6,
+        alignment_intermediate_size=44,
     ),
 }

@@ -246,6 +246,8 @@ def block_side(config: dict[str, Any]) -> int:
         return int(1 / config["vision_config"]["pixel_shuffle_ratio"])
     if "downsample_ratio" in config:
         return int(1 / config["downsample_ratio"])
+    if "downsample_factor" in config:
+        return int(config["downsample_factor"])
     if "scale_factor" in config:
         return int(config["scale_factor"])
     vision = config["vision_config"]

@@ -1,4 +1,4 @@
-"""Preprocessing that cuts images into tiles: Idefics3, InternVL, LFM2-VL, Llama 4 and Granite for Docling."""
+"""Preprocessing that cuts images into tiles: Idefics3, InternVL, LFM2-VL, Llama 4, Cohere 2 Vision and Granite for Docling."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from jaxserve.model_config.images import (
     AreaSizes,
     CanvasTiles,
     DensePages,
+    FixedSize,
     GridTiles,
     ImageMarkup,
     MarkedTiles,
@@ -176,3 +177,27 @@ def canvas(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
     )
     patch = vision.integer("patch_size", 14, MAX_SIDE)
     return Geometry(sizes, patch, round(1 / ratio), markup, has_class_token=True)
+
+
+def nearest_grid(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
+    """Read sizes of Cohere 2 Vision: tiles of the grid of the nearest size, a break after each of them, and marks around all."""
+    size = table.table("size", {"height": 512, "width": 512})
+    height, width = (size.integer(side, None, MAX_SIDE) for side in ("height", "width"))
+    if height != width:
+        raise table.error("size", "a square")
+    most = table.integer("max_patches", 12, _MAX_TILES)
+    is_cut = table.flag("crop_to_patches", default=True)
+    sizes = GridTiles(height, 1, most, is_nearest_size=True) if is_cut else FixedSize(height, width)
+    token = token_text(tokens, "image_token", "<|IMG_PATCH|>")
+    markup = ImageMarkup(
+        token,
+        token,
+        begin=token_text(tokens, "boi_token", "<|START_OF_IMG|>"),
+        end=token_text(tokens, "eoi_token", "<|END_OF_IMG|>"),
+        tile_end=token_text(tokens, "img_line_break_token", "<|IMG_LINE_BREAK|>"),
+    )
+    patch = config.table("vision_config", {}).integer("patch_size", 16, MAX_SIDE)
+    merge, per_side = config.integer("downsample_factor", 2, 64), table.integer("patch_size", 16, MAX_SIDE)
+    if height != per_side * patch * merge:
+        raise table.error("patch_size", f"{height / patch / merge:g}, the tokens of a tile's side")
+    return Geometry(sizes, patch, merge, markup)

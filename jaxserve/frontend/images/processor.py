@@ -84,7 +84,7 @@ def process_image(image: Image.Image, config: ImageProcessorConfig) -> Processed
     """
     grid, tiles = _resized(image, config)
     items = tuple(_item(np.asarray(tile), config) for tile in tiles)
-    tokens = [_tokens(item, config.markup) for item in items]
+    tokens = [_tokens(item, config.markup) + config.markup.tile_end for item in items]
     if isinstance(config.sizes, GridTiles):  # nothing stands between them
         tokens = ["".join(tokens)]
     is_cropped = isinstance(config.sizes, FixedSize) and len(items) > 1

@@ -106,7 +106,12 @@ def grid_size(width: int, height: int, sizes: GridTiles) -> tuple[int, int]:
     best, least = (1, 1), math.inf
     sides = range(1, min(sizes.max_tiles, sizes.max_side or sizes.max_tiles) + 1)
     grids = [(x, y) for x in sides for y in sides if sizes.min_tiles <= x * y <= sizes.max_tiles]
-    for columns, rows in sorted(grids, key=lambda grid: grid[0] * grid[1]):
+    grids.sort(key=lambda grid: grid[0] * grid[1])
+    if sizes.is_nearest_size:
+        factors = (np.array(grids) * sizes.tile / np.array([width, height])).min(axis=1)
+        enlarging = np.where(factors < 1, np.inf, factors)
+        return grids[int(enlarging.argmin() if (factors >= 1).any() else factors.argmax())]
+    for columns, rows in grids:
         distance = abs(width / height - columns / rows)
         is_filled = width * height > 0.5 * sizes.tile**2 * columns * rows
         if distance < least or (distance == least and is_filled):

@@ -1,0 +1,84 @@
+"""Images of Cohere 2 Vision: grids of tiles, the text around them, and configs that are refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxserve.checkpoint.image_processor import read_image_processor
+from jaxserve.errors import CheckpointError
+from jaxserve.frontend.images.processor import process_image
+from jaxserve.frontend.images.tiles import grid_size
+from jaxserve.model_config.images import GridTiles, ImageProcessorConfig
+from tests.models.goldens import DATA
+from tests.models.pictures import picture
+from tests.models.vision_files import vision_of
+from tests.models.vision_model import count_tokens
+
+MODEL = DATA / "vision" / "cohere2_vision_tiny"
+
+
+def changed(folder: Path, processor: dict[str, Any] | None = None, **keys: Any) -> Path:
+    """Return a copy of the model with other values in its config, those of `vision_config` added to it, and its preprocessing."""
+    shutil.copytree(MODEL, folder, dirs_exist_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    config["vision_config"] |= keys.pop("vision_config", {})
+    (folder / "config.json").write_text(json.dumps(config | keys))
+    table = json.loads((folder / "preprocessor_config.json").read_text())
+    (folder / "preprocessor_config.json").write_text(json.dumps(table | (processor or {})))
+    return folder
+
+
+def processor_of(path: Path) -> ImageProcessorConfig:
+    config = read_image_processor(path)
+    assert config is not None
+    return config
+
+
+@pytest.mark.parametrize(
+    ("size", "grid"),
+    [
+        ((512, 512), (1, 1)),
+        ((512, 513), (1, 2)),
+        ((2000, 300), (4, 1)),
+        ((1000, 1500), (2, 3)),
+        ((3000, 3000), (3, 3)),
+    ],
+)
+def test_grids_are_those_of_transformers(size: tuple[int, int], grid: tuple[int, int]) -> None:
+    """Widths and heights, columns and rows; a script compared 1,960 sizes."""
+    assert grid_size(*size, GridTiles(512, 1, 12, is_nearest_size=True)) == grid
+
+
+def test_a_break_follows_each_tile_and_marks_stand_around_all() -> None:
+    config = processor_of(MODEL)
+    large, small = (process_image(picture(*size, 0), config).text for size in ((30, 45), (20, 22)))
+    tile = 4 * "<|IMG_PATCH|>" + "<|IMG_LINE_BREAK|>"
+    assert large == f"<|START_OF_IMG|>{3 * tile}<|END_OF_IMG|>"
+    assert small == f"<|START_OF_IMG|>{tile}<|END_OF_IMG|>"
+
+
+def test_an_image_is_one_tile_if_the_preprocessing_does_not_cut_it(tmp_path: Path) -> None:
+    folder = changed(tmp_path, {"crop_to_patches": False})
+    assert count_tokens(80, 50, processor_of(folder)) == [4]
+    assert vision_of(folder).image_patches == 16
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"vision_config": {"model_type": "clip_vision_model"}}, "vision_config.model_type is 'clip_vision_model'"),
+        ({"vision_config": {"image_size": 48}}, "vision_config.image_size is 48; supported: 32"),
+        ({"alignment_intermediate_size": 81}, "alignment_intermediate_size is 81; supported: an even number"),
+        ({"processor": {"patch_size": 4}}, "patch_size: expected 2, the tokens of a tile's side, found '4'"),
+        ({"processor": {"size": {"height": 32, "width": 16}}}, "size: expected a square"),
+        ({"processor": {"max_patches": 0}}, "max_patches: expected an integer"),
+    ],
+)
+def test_what_is_not_computed_is_refused_with_its_key(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        vision_of(changed(tmp_path, **keys))
