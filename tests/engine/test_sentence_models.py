@@ -22,7 +22,7 @@ from jaxserve.runner.determinism import check_deterministic
 from jaxserve.tokenizer.score_prompts import encode_score_pairs
 from jaxserve.tokenizer.tokenizer import load_tokenizer
 from tests.engine.embedding_engine import EmbeddingEngine
-from tests.models.goldens import DATA, pair_golden, pair_goldens, sentence_golden, sentence_goldens
+from tests.models.goldens import DATA, encoder_golden, pair_golden, pair_goldens, sentence_golden, sentence_goldens
 
 TOLERANCE = 1e-4
 QUICK = ("embedding_gemma_tiny", "mpnet_tiny")
@@ -123,6 +123,17 @@ def test_deterministic_is_for_models_that_generate(name: str) -> None:
     config = Config(model=ModelConfig(model="any"), compile=CompileConfig(deterministic=True))
     with pytest.raises(ConfigError, match="--deterministic: only"):  # with native kernels, or for models that generate
         check_deterministic(config, make_embedding_skeleton(config, model, Chip("cpu", None)))
+
+
+@pytest.mark.slow
+def test_an_encoder_saved_with_a_head_for_tokens_makes_the_same_vectors(tmp_path: Path) -> None:
+    golden = encoder_golden("roberta_tiny")
+    tensors = {f"roberta.{name}": tensor for name, tensor in load_file(golden.path / "model.safetensors").items()}
+    save_file(tensors | {"lm_head.bias": np.ones(280, np.float32)}, tmp_path / "model.safetensors")
+    config = json.loads((golden.path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["RobertaForMaskedLM"]}))
+    expected = finished([hidden.mean(0) for hidden in golden.hidden], normalizes=True)
+    np.testing.assert_allclose(vectors(tmp_path, golden.token_ids), expected, atol=TOLERANCE)
 
 
 @pytest.mark.slow

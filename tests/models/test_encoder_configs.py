@@ -48,6 +48,11 @@ def test_roberta_positions_begin_after_the_padding_token() -> None:
     assert read("RobertaModel", pad_token_id=0).first_position == 1
 
 
+@pytest.mark.parametrize("name", ["Bert", "Roberta", "XLMRoberta"])
+def test_a_class_with_a_head_for_tokens_is_the_encoder_without_it(name: str) -> None:
+    assert read(f"{name}ForMaskedLM") == read(f"{name}Model")
+
+
 @pytest.mark.parametrize(
     ("keys", "is_sigmoid"),
     [

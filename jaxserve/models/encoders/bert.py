@@ -17,7 +17,9 @@ from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._scoring import scoring_head
 
 SCORERS = ("BertForSequenceClassification", "RobertaForSequenceClassification", "XLMRobertaForSequenceClassification")
-ARCHITECTURES = ("BertModel", "RobertaModel", "XLMRobertaModel", *SCORERS)
+LANGUAGE_MODELS = ("BertForMaskedLM", "RobertaForMaskedLM", "XLMRobertaForMaskedLM")
+"""Classes with a head for tokens, which is not read: published models name that of the model that they were trained from."""
+ARCHITECTURES = ("BertModel", "RobertaModel", "XLMRobertaModel", *LANGUAGE_MODELS, *SCORERS)
 DEFAULTS: Mapping[str, Any] = {"hidden_act": "gelu", "layer_norm_eps": 1e-12, "type_vocab_size": 2, "pad_token_id": 0}
 ROBERTA_DEFAULTS: Mapping[str, Any] = {"pad_token_id": 1}
 

@@ -11,7 +11,7 @@ from jaxserve.models.encoders.bert import with_first_token_head
 from jaxserve.models.families._keys import Keys
 
 _SCORER: Final = "DistilBertForSequenceClassification"
-ARCHITECTURES = ("DistilBertModel", _SCORER)
+ARCHITECTURES = ("DistilBertModel", "DistilBertForMaskedLM", _SCORER)
 KEY_NAMES: Final = {
     "dim": "hidden_size",
     "n_layers": "num_hidden_layers",
