@@ -145,6 +145,15 @@ def test_a_terminal_on_which_the_lexer_fails_is_followed_by_characters(
     assert reply.lark == gbnf_to_lark(gbnf, has_terminals=False)
 
 
+def test_empty_parts_in_counts_are_no_terminals(vocabulary: LLTokenizer) -> None:
+    """llguidance's compiler panics at some of them, and refuses a count of 0."""
+    gbnf = """root ::= ("" ((x | "" "ab" | ){1,40} | ("a" ("a" y "c" | "" "abc" x | y "c"){2} | ){3,} [a-c] "" | ( | ("")* ("c")?
+      "b")+){1,40} "" | ( | (("" | "c" "ab" "" | "c" "" "ab"){2,5} x "abc" | x){2,5} [ab])? ("c" y){0})
+x ::= ("")
+y ::= ()"""
+    assert checked(Grammar("gbnf", gbnf), vocabulary, CONFIG).error is None
+
+
 def test_a_grammar_whose_terminals_are_too_costly_to_choose_has_single_characters(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
