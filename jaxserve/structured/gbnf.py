@@ -9,8 +9,10 @@ beginning: each alternative that could come next is an item of the parser, whose
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from contextlib import suppress
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 from typing import Final
@@ -21,6 +23,7 @@ from jaxserve.structured.gbnf_rules import (
     Literal,
     Part,
     Reference,
+    identity,
     is_nullable,
     nullable_rules,
     read_rules,
@@ -29,6 +32,10 @@ from jaxserve.structured.gbnf_terminals import choose_terminals
 
 _MAX_TERMINAL_CHARS: Final = 10_000
 """Characters of a terminal, with each repetition written out: its lexer has states for each of them."""
+_FREQUENT: Final = 4
+_FREQUENT_CHARS: Final = 30
+"""Rules of more characters, with so many references, are terminals of their own: with a copy in each part, such as a string
+in each property of an object, the choice would take long, and so would masks."""
 _SOME_TEXT: Final = "/(?s:.+)/"
 
 
@@ -48,14 +55,45 @@ def gbnf_to_lark(text: str, *, has_terminals: bool = True) -> str:
             new += graph[name]
     if not rules["root"].alternatives:
         return 'start: ""\n'
+    rules = {name: _with_beginnings(rules[name]) for name in graph}
+    return _Writer(rules, _terminals(rules, graph) if has_terminals else ()).grammar()
+
+
+def _with_beginnings(group: Group) -> Group:
+    """Return a group of the same texts in which a sequence without its last part is a part: a terminal if the whole is none.
+
+    The space after a string, for example, belongs to no terminal if it may be a part of what follows.
+    """
+    alternatives = []
+    for sequence in group.alternatives:
+        parts = [_with_beginnings(part) if isinstance(part, Group) else part for part in sequence]
+        alternatives.append(parts if len(parts) < 3 else [Group([parts[:-1]]), parts[-1]])
+    return Group(alternatives, group.least, group.most)
+
+
+def _terminals(rules: dict[str, Group], graph: Mapping[str, list[str]]) -> Collection[Hashable]:
+    """Return the identities of the parts to make terminals: the whole grammar if it is small and has no recursion."""
     sizes = _sizes(rules, graph)
 
-    def is_regular(part: Part) -> bool:
+    def is_small(part: Part) -> bool:
         size = _num_chars(part, sizes)
         return size is not None and size <= _MAX_TERMINAL_CHARS
 
-    rules = {name: rules[name] for name in graph}
-    return _Writer(rules, choose_terminals(rules, is_regular) if has_terminals else ()).grammar()
+    if is_small(rules["root"]):
+        return [rules["root"]]
+    uses = Counter(chain.from_iterable(graph.values()))
+    frequent = {name for name, size in sizes.items() if uses[name] >= _FREQUENT and size > _FREQUENT_CHARS}
+    for name in sizes:  # those that it refers to come before it
+        if not frequent.isdisjoint(graph[name]) and uses[name] < 2:
+            frequent.add(name)
+    several = {rules[name] for name in sizes if uses[name] > 1}
+
+    @cache
+    def may_be_terminal(part: Part) -> bool:
+        has_parts = isinstance(part, Group) and part not in several and not frequent.isdisjoint(_references(part))
+        return is_small(part) and not has_parts
+
+    return choose_terminals(rules, may_be_terminal)
 
 
 def _references(group: Group) -> Iterator[str]:
@@ -99,7 +137,7 @@ def _num_chars(part: Part, sizes: Mapping[str, int]) -> int | None:
 class _Writer:
     """Writes a grammar in Lark's format."""
 
-    def __init__(self, rules: dict[str, Group], terminals: Collection[Part]) -> None:
+    def __init__(self, rules: dict[str, Group], terminals: Collection[Hashable]) -> None:
         self._rules = rules
         self._nullable_rules = nullable_rules(rules)
         self._terminals = terminals
@@ -135,12 +173,19 @@ class _Writer:
     def _alternatives(self, group: Group) -> str:
         """Return the alternatives of a group that is no terminal."""
 
-        def terms(part: Part) -> list[str]:
-            if not isinstance(part, Literal):
-                return [self._term(part)]
-            return [json.dumps(part.text)] if part in self._terminals else list(map(json.dumps, part.text))
+        return _factored([self._terms(sequence) for sequence in group.alternatives])
 
-        return _factored([[term for part in sequence for term in terms(part)] for sequence in group.alternatives])
+    def _terms(self, sequence: list[Part]) -> list[str]:
+        found: list[str] = []
+        for part in sequence:
+            if isinstance(part, Literal):
+                is_terminal = identity(part) in self._terminals
+                found += [json.dumps(part.text)] if is_terminal else map(json.dumps, part.text)
+            elif isinstance(part, Group) and part not in self._terminals and _is_sequence(part):
+                found += self._terms(part.alternatives[0])
+            else:
+                found.append(self._term(part))
+        return found
 
     def _text(self, group: Group) -> str:
         """Return the regular expression of a terminal. One that may be empty is optional where it is used instead."""
@@ -151,12 +196,12 @@ class _Writer:
         return self._repeated(group, 1)
 
     def _inner(self, part: Part) -> str:
-        """Return a part of a terminal."""
+        """Return a part of a terminal. llguidance 1.9 panics at `"aé" | "a" "é"`, and not at single characters."""
         match part:
             case Class(pattern):
                 return pattern
             case Literal(text):
-                return json.dumps(text)
+                return " ".join(map(json.dumps, text))
             case Reference(name):
                 return self._optional(self._rules[name])
         return self._repeated(part, part.least)
@@ -170,6 +215,10 @@ class _Writer:
 
     def _is_nullable(self, part: Part) -> bool:
         return is_nullable(part, self._nullable_rules)
+
+
+def _is_sequence(group: Group) -> bool:
+    return len(group.alternatives) == group.least == group.most == 1
 
 
 def _count(least: int, most: int | None) -> str:

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Final, TypeAlias
 
 from jaxserve.structured.gbnf_rules import ALL_BYTES, Class, Group, Literal, Part, Reference, byte_range, first_byte
 
-_MAX_VISITS: Final = 500_000
-"""Nodes that may be visited for one division of a grammar: about half a second."""
+_MAX_VISITS: Final = 700_000
+"""Visits for one grammar: less than a second."""
+
+
+End: TypeAlias = tuple[frozenset[int], frozenset[tuple[int, int]]]
+"""Terminals that end with the same text, and each terminal that may go on, with the bytes of its next character."""
 
 
 class TooCostlyError(Exception):
     """The automata have too many states."""
+
+
+class Budget:
+    """The work that the choice of a grammar's terminals may take."""
+
+    def __init__(self) -> None:
+        self._num_visits = 0
+
+    def visit(self) -> None:
+        """Count a visit. Raises TooCostlyError."""
+        self._num_visits += 1
+        if self._num_visits > _MAX_VISITS:
+            raise TooCostlyError
 
 
 class Automaton:
@@ -21,56 +38,87 @@ class Automaton:
     Characters that begin with the same byte count as one, and counts as any number of times.
     """
 
-    def __init__(self, rules: Mapping[str, Group]) -> None:
+    def __init__(self, rules: Mapping[str, Group], budget: Budget) -> None:
         self._rules = rules
-        self.first_bytes: list[int] = []
+        self._visit = budget.visit
+        self._first_bytes: list[int] = []
         """The character after a node: a bit for each byte with which it may begin; 0 for none."""
         self._next: list[list[int]] = []
-        self.terminal_of: list[int] = []
-        self.ends: set[int] = set()
-        self.starts: list[frozenset[int]] = []
+        self._terminal_of: list[int] = []
+        self._ends: set[int] = set()
+        self._starts: list[frozenset[int]] = []
         """The nodes at which each terminal begins."""
+        self.begins: list[int] = []
+        """The bytes with which each terminal may begin."""
         self.is_nullable: list[bool] = []
-        self._num_visits = 0
+        self._after: dict[frozenset[int], list[frozenset[int]]] = {}
+        self._ends_of: dict[frozenset[int], Collection[End]] = {}
 
     def add(self, part: Part) -> int:
         """Add a terminal and return its number."""
-        number = len(self.starts)
+        number = len(self._starts)
         start = self._new(number)
         end = self._add_part(part, start, number)
-        self.ends.add(end)
+        self._ends.add(end)
         found = self._reached([start])
         self.is_nullable.append(end in found)
-        self.starts.append(found - {end})
+        self._starts.append(found - {end})
+        begins = 0
+        for node in found:
+            begins |= self._first_bytes[node]
+        self.begins.append(begins)
         return number
 
-    def steps(self, state: Iterable[int]) -> Iterator[frozenset[int]]:
-        """Return the states after one more character."""
-        blocks: list[tuple[int, list[int]]] = [(ALL_BYTES, [])]
-        for node in state:
-            first_bytes = self.first_bytes[node]
-            if not first_bytes:
-                continue
-            new = list[tuple[int, list[int]]]()
-            for block, nodes in blocks:
-                self.visit()
-                if both := block & first_bytes:
-                    new.append((both, [*nodes, *self._next[node]]))
-                if rest := block & ~first_bytes:
-                    new.append((rest, nodes))
-            blocks = new
-        return (self._reached(nodes) for _, nodes in blocks if nodes)
+    def ends_of(self, terminals: frozenset[int]) -> Collection[End]:
+        """Return the ways in which one of some terminals ends that all begin at the same place."""
+        if terminals not in self._ends_of:
+            found, known = set[End](), set[frozenset[int]]()
+            new = [frozenset[int]().union(*(self._starts[terminal] for terminal in terminals))]
+            while new:
+                for state in self._steps(new.pop()):
+                    if state not in known:
+                        known.add(state)
+                        new.append(state)
+                        if ended := state & self._ends:
+                            found.add((frozenset(self._terminal_of[node] for node in ended), self._going_on(state)))
+            self._ends_of[terminals] = found
+        return self._ends_of[terminals]
 
-    def visit(self) -> None:
-        self._num_visits += 1
-        if self._num_visits > _MAX_VISITS:
-            raise TooCostlyError
+    def _going_on(self, state: Iterable[int]) -> frozenset[tuple[int, int]]:
+        """Return terminals and bytes of their next character."""
+        found: dict[int, int] = {}
+        for node in state:
+            if self._first_bytes[node]:
+                terminal = self._terminal_of[node]
+                found[terminal] = found.get(terminal, 0) | self._first_bytes[node]
+        return frozenset(found.items())
+
+    def _steps(self, state: frozenset[int]) -> list[frozenset[int]]:
+        """Return the states after one more character."""
+        if state not in self._after:
+            blocks: list[tuple[int, list[int]]] = [(ALL_BYTES, [])]
+            for node in state:
+                if first_bytes := self._first_bytes[node]:
+                    blocks = list(self._divided(blocks, first_bytes, self._next[node]))
+            self._after[state] = [self._reached(nodes) for _, nodes in blocks if nodes]
+        return self._after[state]
+
+    def _divided(
+        self, blocks: list[tuple[int, list[int]]], first_bytes: int, after: list[int]
+    ) -> Iterator[tuple[int, list[int]]]:
+        """Yield the nodes after each set of bytes, with those `after` some of them."""
+        for block, nodes in blocks:
+            self._visit()
+            if both := block & first_bytes:
+                yield both, nodes + after
+            if rest := block & ~first_bytes:
+                yield rest, nodes
 
     def _new(self, terminal: int, first_bytes: int = 0) -> int:
-        self.visit()
-        self.first_bytes.append(first_bytes)
+        self._visit()
+        self._first_bytes.append(first_bytes)
         self._next.append([])
-        self.terminal_of.append(terminal)
+        self._terminal_of.append(terminal)
         return len(self._next) - 1
 
     def _reached(self, nodes: Iterable[int]) -> frozenset[int]:
@@ -79,10 +127,10 @@ class Automaton:
         while new:
             node = new.pop()
             if node not in found:
-                self.visit()
+                self._visit()
                 found.add(node)
-                new += () if self.first_bytes[node] else self._next[node]
-        return frozenset(node for node in found if self.first_bytes[node] or node in self.ends)
+                new += () if self._first_bytes[node] else self._next[node]
+        return frozenset(node for node in found if self._first_bytes[node] or node in self._ends)
 
     def _add_part(self, part: Part, start: int, terminal: int) -> int:
         """Return the node after a part that begins after the node `start`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
@@ -50,6 +50,16 @@ class Group:
 
 
 Part: TypeAlias = "Class | Literal | Reference | Group"
+
+
+def identity(part: Part) -> Hashable:
+    """Return what equal literals and equal classes have in common, and a group for itself."""
+    match part:
+        case Literal(text):
+            return Literal, text
+        case Class(pattern):
+            return Class, pattern
+    return part
 
 
 def read_rules(text: str) -> dict[str, Group]:

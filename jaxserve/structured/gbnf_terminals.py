@@ -3,44 +3,43 @@
 Masks of a grammar with long terminals are quick, but llguidance's lexer takes the longest text that fits a terminal, while GBNF
 allows every division of a text. A part becomes a terminal if the lexer divides each text where the grammar does: where its text
 ends, no terminal that may begin at the same place goes on with a character that may follow the part. This is decided by upper
-bounds: those of `Automaton`, and what may follow a terminal anywhere in the grammar may follow it everywhere. A part for which
+bounds: those of `Automaton`, and what may follow a rule anywhere in the grammar may follow it everywhere. A part for which
 it is not sure is divided into its own parts, down to single characters, which no text can go beyond.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
-from jaxserve.structured.gbnf_automaton import Automaton, TooCostlyError
-from jaxserve.structured.gbnf_rules import Class, Group, Literal, Part, Reference
+from jaxserve.structured.gbnf_automaton import Automaton, Budget, TooCostlyError
+from jaxserve.structured.gbnf_rules import Class, Group, Literal, Part, Reference, identity
 
 _MAX_LITERALS: Final = 100
 """Largest number of alternatives whose literals may be terminals: the beginnings that characters share are one parser item."""
 
 
-def choose_terminals(rules: Mapping[str, Group], is_regular: Callable[[Part], bool]) -> frozenset[Part]:
-    """Return the parts to make terminals.
+def choose_terminals(rules: Mapping[str, Group], may_be_terminal: Callable[[Part], bool]) -> frozenset[Hashable]:
+    """Return the identities of the parts to make terminals, as large as possible.
 
     A part is a group, a literal, or the body of a rule, in place of each reference to it outside of other terminals.
-    is_regular: returns True for parts that may be written as a regular expression.
+    may_be_terminal: returns True for some of the parts without recursion.
     """
-    if is_regular(rules["root"]):
-        return frozenset([rules["root"]])
-    divided = set[Part]()
+    divided = set[Hashable]()
 
     def is_allowed(part: Part) -> bool:
-        return part not in divided and is_regular(part)
+        return identity(part) not in divided and may_be_terminal(part)
 
+    budget = Budget()
     try:
-        division = _Division(rules, is_allowed)
+        division = _Division(rules, is_allowed, budget)
         while wrong := division.wrong_terminals():
             divided |= wrong
-            division = _Division(rules, is_allowed)
+            division = _Division(rules, is_allowed, budget)
     except (TooCostlyError, RecursionError):
         return frozenset()
-    return frozenset(division.parts)
+    return frozenset(division.terminals)
 
 
 @dataclass(eq=False)
@@ -53,18 +52,25 @@ class _Choice:
 
 
 _Item: TypeAlias = "int | str | _Choice"
-"""The number of a terminal, the name of a rule or a group."""
+"""The number of a terminal's occurrence, the name of a rule or a group."""
 
 
 class _Division:
-    """A grammar divided into terminals. A set of terminals is an integer with a bit for each number."""
+    """A grammar divided into terminals, of which the same one may occur in several places.
 
-    def __init__(self, rules: Mapping[str, Group], is_allowed: Callable[[Part], bool]) -> None:
+    Occurrences have numbers. A set of them is an integer with a bit for each.
+    """
+
+    def __init__(self, rules: Mapping[str, Group], is_allowed: Callable[[Part], bool], budget: Budget) -> None:
         self._rules = rules
         self._is_allowed = is_allowed
-        self._automaton = Automaton(rules)
-        self.parts: list[Part] = []
-        self._numbers: dict[Part, int] = {}
+        self._visit = budget.visit
+        self._automaton = Automaton(rules, budget)
+        self._terminals: dict[Hashable, int] = {}
+        """The numbers of terminals in the automaton, by their identity."""
+        self._terminal_of: list[int] = []
+        """The terminal of each occurrence."""
+        self._begins: dict[int, int] = {}
         self._choices: dict[str, _Choice] = {}
         new = ["root"]
         while new:
@@ -73,13 +79,19 @@ class _Division:
                 self._choices[name] = self._choice(rules[name], new)
         self._first = dict.fromkeys(self._choices, (0, False))
         self._follow = dict.fromkeys(self._choices, 0)
-        self._after = [0] * len(self.parts)
+        self._after = [0] * len(self._terminal_of)
 
-    def wrong_terminals(self) -> set[Part]:
+    @property
+    def terminals(self) -> Collection[Hashable]:
+        """The identities of the terminals."""
+        return self._terminals.keys()
+
+    def wrong_terminals(self) -> set[Hashable]:
         """Return terminals that may go on where another one, or themselves, has to end."""
         self._find_first()
         self._find_following()
-        return {self.parts[number] for number in self._going_on()}
+        identities = list(self._terminals)
+        return {identities[terminal] for terminal in self._going_on()}
 
     def _choice(self, group: Group, names: list[str]) -> _Choice:
         """Return a group divided into terminals, and add the names of its rules to `names`."""
@@ -103,13 +115,15 @@ class _Division:
         return [self._choice(part, names)]
 
     def _number(self, part: Part) -> int:
-        if part not in self._numbers:
-            self._numbers[part] = self._automaton.add(part)
-            self.parts.append(part)
-        return self._numbers[part]
+        """Return the number of a new occurrence of a terminal."""
+        key = identity(part)
+        if key not in self._terminals:
+            self._terminals[key] = self._automaton.add(part)
+        self._terminal_of.append(self._terminals[key])
+        return len(self._terminal_of) - 1
 
     def _find_first(self) -> None:
-        """Find the terminals that may come first in each rule, and which rules may be empty."""
+        """Find the occurrences that may come first in each rule, and which rules may be empty."""
         before = None
         while before != self._first:
             before = dict(self._first)
@@ -117,9 +131,9 @@ class _Division:
                 self._first[name] = self._first_of(self._choices[name])
 
     def _first_of(self, item: _Item) -> tuple[int, bool]:
-        self._automaton.visit()
+        self._visit()
         if isinstance(item, int):
-            return 1 << item, self._automaton.is_nullable[item]
+            return 1 << item, self._automaton.is_nullable[self._terminal_of[item]]
         if isinstance(item, str):
             return self._first[item]
         found, is_nullable = 0, item.is_optional
@@ -134,7 +148,7 @@ class _Division:
         return found, is_nullable
 
     def _find_following(self) -> None:
-        """Find the terminals that may come after each terminal and each rule."""
+        """Find the occurrences that may come after each occurrence and each rule."""
         before = None
         while before != (self._follow, self._after):
             before = dict(self._follow), list(self._after)
@@ -157,39 +171,40 @@ class _Division:
                     after = first | (after if may_be_empty else 0)
 
     def _going_on(self) -> Iterator[int]:
-        """Run the lexer from each set of terminals that may come next."""
-        automaton = self._automaton
-        new, known, states = [self._first["root"][0]], set[int](), set[frozenset[int]]()
+        """Run the lexer from each set of occurrences that may come next."""
+        new, known = [self._first["root"][0]], set[int]()
         while new:
             allowed = new.pop()
             if allowed in known:
                 continue
             known.add(allowed)
-            to_visit = [frozenset[int]().union(*(automaton.starts[number] for number in _numbers(allowed)))]
-            while to_visit:
-                for state in automaton.steps(to_visit.pop()):
-                    if state in states:
-                        continue
-                    states.add(state)
-                    to_visit.append(state)
-                    following = 0
-                    for node in state & automaton.ends:
-                        following |= self._after[automaton.terminal_of[node]]
-                    new.append(following)
-                    first_bytes = self._first_bytes(following)
-                    yield from (automaton.terminal_of[n] for n in state if automaton.first_bytes[n] & first_bytes)
+            after: dict[int, int] = {}
+            for number in _numbers(allowed):
+                self._visit()
+                terminal = self._terminal_of[number]
+                after[terminal] = after.get(terminal, 0) | self._after[number]
+            for ended, going_on in self._automaton.ends_of(frozenset(after)):
+                following = 0
+                for terminal in ended:
+                    following |= after[terminal]
+                new.append(following)
+                first_bytes = self._first_bytes(following)
+                yield from (terminal for terminal, next_bytes in going_on if next_bytes & first_bytes)
 
-    def _first_bytes(self, terminals: int) -> int:
+    def _first_bytes(self, occurrences: int) -> int:
         """Return the bytes with which the terminals may begin."""
-        found = 0
-        for number in _numbers(terminals):
-            for node in self._automaton.starts[number]:
-                found |= self._automaton.first_bytes[node]
-        return found
+        if occurrences not in self._begins:
+            found = 0
+            for number in _numbers(occurrences):
+                self._visit()
+                found |= self._automaton.begins[self._terminal_of[number]]
+            self._begins[occurrences] = found
+        return self._begins[occurrences]
 
 
-def _numbers(terminals: int) -> Iterator[int]:
-    while terminals:
-        lowest = terminals & -terminals
-        yield lowest.bit_length() - 1
-        terminals ^= lowest
+def _numbers(occurrences: int) -> Iterator[int]:
+    digits = f"{occurrences:b}"[::-1]
+    number = digits.find("1")
+    while number >= 0:
+        yield number
+        number = digits.find("1", number + 1)

@@ -73,6 +73,16 @@ number ::= [0-9]+
 comment ::= "//" [^\n]* "\n" | "/*" ([^*] | "*" [^/])* "*/"
 ws ::= [ \t\n]+
 """
+CALL = r"""
+root ::= "{" space a-kv ("," space b-kv)? "}" space
+a-kv ::= "\"a\"" space ":" space string
+b-kv ::= "\"b\"" space ":" space value
+value ::= object | string
+object ::= "{" space (string ":" space value ("," space string ":" space value)*)? "}" space
+string ::= "\"" [^"\\]* "\"" space
+space ::= | " " | "\n" [ \t]{0,20}
+"""
+CALL_TEXT = '{"a": "the quick brown fox" , "b":{"some key" : "value"} }'
 JSON_TEXT = '{"name": "Some long title \\u00e9","list": [1, 2.5e3, true, {"a":"b c"}],\n  "z":"the quick fox"}'
 CODE_TEXT = "int   sum_1 = a+12;// it\nreturns  = f(x, 1);{return\n ( 1-b );/* * */}"
 
@@ -90,6 +100,16 @@ def test_names_strings_and_space_of_recursive_grammars_are_few_items_of_the_pars
     monkeypatch.setattr(compiling, "_MAX_STEP_ITEMS", 100)
     assert follows(new_matcher(grammar, vocabulary, CONFIG), wide, text)
     assert not follows(new_matcher(characters, vocabulary, CONFIG), wide, text)
+
+
+def test_a_string_beside_keys_is_a_terminal_without_the_space_after_it(
+    vocabulary: LLTokenizer, encode: Vocabulary
+) -> None:
+    """A key ends where a string ends, and only the string of this grammar has the space after it."""
+    lark = gbnf_to_lark(CALL)
+    (string,) = [line for line in lark.splitlines() if "[^" in line]
+    assert string.startswith("R") and "x{20}" not in string
+    assert follows(new_matcher(Grammar("lark", lark), vocabulary, CONFIG), encode, CALL_TEXT)
 
 
 DIVISIONS = {
@@ -152,6 +172,12 @@ def test_empty_parts_in_counts_are_no_terminals(vocabulary: LLTokenizer) -> None
 x ::= ("")
 y ::= ()"""
     assert checked(Grammar("gbnf", gbnf), vocabulary, CONFIG).error is None
+
+
+def test_literals_that_begin_with_the_same_characters_are_one_terminal(vocabulary: LLTokenizer) -> None:
+    """llguidance's compiler panics at `"aé" | "a" "é"`."""
+    grammar, _ = converted(Grammar("gbnf", 'root ::= ("aé" | "c" | "a" "é")? "ab"'))
+    assert checked(grammar, vocabulary, CONFIG).error is None
 
 
 def test_a_grammar_whose_terminals_are_too_costly_to_choose_has_single_characters(
