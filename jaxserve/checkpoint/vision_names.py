@@ -87,6 +87,7 @@ _PREFIXES: Final[Mapping[str, str]] = {
     "vision_adapter.": "connector.adapter.",
     "connector.modality_projection.": "connector.",
     "multi_modal_projector.layer_norm.": "connector.norm.",
+    "multi_modal_projector.layernorm.": "connector.norm.",
     "multi_modal_projector.patch_merger.": "connector.",
     "multi_modal_projector.": "connector.",
     "vision_embedder.patch_ln1.": "patch_embedding.norm.",

@@ -196,7 +196,7 @@ class ImageMarkup:
     whole: str = ""
     """Mark of the whole image after its tiles, after `begin`."""
     tile: str = ""
-    """Mark of any other tile, with {row} and {column} from 1 on, after `begin`."""
+    """Mark of any other tile, with {row} and {column}, or {number}, from 1 on, after `begin`."""
     whole_end: str = ""
     """Text after the tokens of the whole image after its tiles."""
     tile_end: str = ""

@@ -42,6 +42,7 @@ Connector = Literal[
     "normed_projector",
     "patch_normed_projector",
     "gated_projector",
+    "normed_gated_projector",
     "merged_projector",
     "average",
     "scaled_average",
@@ -55,7 +56,7 @@ Connector = Literal[
 linear: their vectors side by side, one matrix (SmolVLM). mlp: a LayerNorm of each vector, then two layers over the vectors
 side by side (Qwen2-VL, Qwen3-VL, PaddleOCR-VL, Kimi K2.5). rms_mlp: the same with an RMSNorm (Qwen2.5-VL). projector: two layers over
 them (LLaVA, Pixtral). normed_projector: a LayerNorm of the vectors side by side before these (InternVL, LFM2-VL). patch_normed_projector: a LayerNorm of each vector before these (LFM3-VL). gated_projector: two layers
-over them, of which the second reads the first half of the first one's outputs times an activation of the other half (Cohere 2 Vision). merged_projector: an RMSNorm of each vector and one matrix before these (Mistral 3, LightOnOCR). average: their mean, an RMSNorm, one matrix (Gemma 3). scaled_average: their mean times sqrt(D), perhaps
+over them, of which the second reads the first half of the first one's outputs times an activation of the other half (Cohere 2 Vision). normed_gated_projector: a LayerNorm of the vectors side by side before these (Aya Vision). merged_projector: an RMSNorm of each vector and one matrix before these (Mistral 3, LightOnOCR). average: their mean, an RMSNorm, one matrix (Gemma 3). scaled_average: their mean times sqrt(D), perhaps
 standardised, an RMSNorm without weights, one matrix (Gemma 4). normed: an RMSNorm without weights, one matrix (Gemma 4 12B). activated: two layers over the vectors side by side, an activation after each, one matrix (Llama 4). downsampled: one matrix over the vectors side by side, another one, a LayerNorm,
 and a feed-forward block with a gate (GLM-4.1V). placed: a LayerNorm of each vector, one matrix over them side by side, a fixed vector for the
 block's row and column, a LayerNorm, an activation, another matrix and a LayerNorm (Granite for Docling)."""

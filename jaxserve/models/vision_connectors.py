@@ -124,18 +124,22 @@ class DownsampledConnector(nnx.Module):
 
 
 class GatedConnector(nnx.Module):
-    """Two layers over the vectors of a block; the second one reads half of the first one's outputs times an activation of the other half."""
+    """Two layers over the vectors of a block, which a LayerNorm may normalise together; the second one reads half of the first one's outputs
+    times an activation of the other half."""
 
     def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
         width, self.block = config.connector_width, config.block
         assert width is not None, "a connector with layers of a width of their own"
-        self.linear_1 = Linear(width, config.block * config.hidden_size, (None, None), policy, bias=True)
+        joint, is_normed = config.block * config.hidden_size, config.connector == "normed_gated_projector"
+        self.norm = LayerNorm(joint, config.connector_eps, policy) if is_normed else None
+        self.linear_1 = Linear(width, joint, (None, None), policy, bias=True)
         self.linear_2 = Linear(config.output_size, width // 2, (None, None), policy, bias=True)
         self.activation = config.connector_activation
 
     def __call__(self, x: Float[Array, "P D"], num_rows: Int[Array, ""]) -> Float[Array, "N O"]:
         tokens = Tokens(num_rows)
-        up, gate = jnp.split(self.linear_1(x.reshape(len(x) // self.block, -1), tokens), 2, axis=-1)
+        x = x.reshape(len(x) // self.block, -1)
+        up, gate = jnp.split(self.linear_1(x if self.norm is None else self.norm(x), tokens), 2, axis=-1)
         return self.linear_2(up * ACTIVATIONS[self.activation](gate), tokens)
 
 
@@ -251,6 +255,7 @@ _CONNECTORS: Final[Mapping[Connector, type[AnyConnector]]] = {
     "normed": ScaledAverageConnector,
     "activated": ActivatedConnector,
     "gated_projector": GatedConnector,
+    "normed_gated_projector": GatedConnector,
     "downsampled": DownsampledConnector,
     "placed": PlacedConnector,
 }

@@ -34,6 +34,7 @@ NAMES = (
     "llava_tiny",
     "internvl_tiny",
     "glm4v_tiny",
+    "aya_vision_tiny",
     "cohere2_vision_odd_tiny",
     "lfm2_vl_odd_tiny",
     "lfm3_vl_odd_tiny",

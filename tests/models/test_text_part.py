@@ -70,6 +70,8 @@ def seeing_checkpoint(folder: Path, source: str, architecture: str, naming: str)
         ("exaone4_tiny", "Exaone4_5_ForConditionalGeneration"),
         ("muse_glimmer_tiny", "MuseGlimmerForConditionalGeneration"),
         ("cohere2_tiny", "Cohere2VisionForConditionalGeneration"),
+        ("cohere2_tiny", "AyaVisionForConditionalGeneration"),
+        ("cohere_tiny", "AyaVisionForConditionalGeneration"),
         ("cohere2_moe_tiny", "Cohere2VisionForConditionalGeneration"),
         ("mistral_sliding_tiny", "Mistral3ForConditionalGeneration"),
         ("mistral_sliding_tiny", "LlavaForConditionalGeneration"),

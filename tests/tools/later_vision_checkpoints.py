@@ -233,6 +233,36 @@ def _cohere(text: dict[str, Any], vision: dict[str, Any], merge: int, most: int,
     )
 
 
+def _aya(text: dict[str, Any], vision: dict[str, Any], merge: int, most: int, **keys: Any) -> VisionCheckpoint:
+    tiny, side = _cohere(text, vision, merge, most), vision["image_size"]
+    tokens = (
+        "<|IMG_PATCH|>",
+        "<image>",
+        "<|START_OF_IMG|>",
+        "<|END_OF_IMG|>",
+        "TILE_GLOBAL",
+        *(f"TILE_{i}" for i in range(1, 7)),
+    )
+    config = {
+        key: value for key, value in tiny.config.items() if key not in ("image_token_id", "alignment_intermediate_size")
+    }
+    if text.get("model_type") == "cohere":
+        absent = ("sliding_window", "layer_types")
+        config["text_config"] = {key: value for key, value in config["text_config"].items() if key not in absent}
+    named = {"architectures": ["AyaVisionForConditionalGeneration"], "model_type": "aya_vision", "image_token_index": 3}
+    processor = {key: value for key, value in tiny.processor.items() if key != "patch_size"}
+    return replace(
+        tiny,
+        config={**config, **named, **keys},
+        processor={**processor, "image_processor_type": "GotOcr2ImageProcessorFast", "crop_to_patches": False},
+        processor_class="AyaVisionProcessor",
+        placeholder="<image>",
+        markers=tokens,
+        named_tokens={},
+        processor_keys={"patch_size": vision["patch_size"], "img_size": side, "downsample_factor": merge},
+    )
+
+
 def _llama4(text: dict[str, Any], vision: dict[str, Any], tile: int, most: int) -> VisionCheckpoint:
     patch, width = vision["patch_size"], vision["projector_output_dim"]
     markers = (
@@ -751,5 +781,34 @@ LATER_VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
         3,
         6,
         alignment_intermediate_size=44,
+    ),
+    "aya_vision_tiny": _aya(
+        {"head_dim": 16},
+        {"hidden_size": 24, "intermediate_size": 40, "image_size": 32, "patch_size": 8},
+        2,
+        4,
+    ),
+    "aya_vision_odd_tiny": _aya(
+        {
+            "model_type": "cohere",
+            "hidden_size": 40,
+            "intermediate_size": 56,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+        },
+        {
+            "hidden_size": 36,
+            "intermediate_size": 44,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 3,
+            "image_size": 30,
+            "patch_size": 5,
+            "hidden_act": "gelu",
+        },
+        3,
+        6,
+        vision_feature_layer=-2,
+        alignment_intermediate_size=44,
+        adapter_layer_norm_eps=1e-3,
     ),
 }

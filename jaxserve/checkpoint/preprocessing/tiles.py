@@ -59,6 +59,8 @@ def grid(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
         raise table.error("size", "a square")
     most = table.integer("max_patches", 12, _MAX_TILES)
     sizes = GridTiles(height, table.integer("min_patches", 1, most), most)
+    if architecture(config.values) == "AyaVisionForConditionalGeneration":
+        return _numbered(sizes, config)
     token = token_text(tokens, "context_image_token", "<IMG_CONTEXT>")
     begin, end = token_text(tokens, "start_image_token", "<img>"), token_text(tokens, "end_image_token", "</img>")
     patch = config.table("vision_config", {}).get("patch_size", 14)
@@ -73,6 +75,21 @@ def grid(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
         raise table.error(PLACEHOLDER, "a text")
     markup = ImageMarkup(placeholder, token, begin, end)
     return Geometry(sizes, side, int(1 / ratio), markup, has_class_token=True)
+
+
+def _numbered(sizes: GridTiles, config: Table) -> Geometry:
+    """Read sizes of Aya Vision: as InternVL, with a number before each tile."""
+    markup = ImageMarkup(
+        placeholder="<image>",
+        token="<|IMG_PATCH|>",
+        opening="<|START_OF_IMG|>",
+        tile="TILE_{number}",
+        single="TILE_GLOBAL",
+        whole="TILE_GLOBAL",
+        end="<|END_OF_IMG|>",
+    )
+    patch = config.table("vision_config", {}).integer("patch_size", 16, MAX_SIDE)
+    return Geometry(sizes, patch, config.integer("downsample_factor", 2, 64), markup)
 
 
 def pages(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:

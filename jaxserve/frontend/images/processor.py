@@ -85,8 +85,8 @@ def process_image(image: Image.Image, config: ImageProcessorConfig) -> Processed
     grid, tiles = _resized(image, config)
     items = tuple(_item(np.asarray(tile), config) for tile in tiles)
     tokens = [_tokens(item, config.markup) + config.markup.tile_end for item in items]
-    if isinstance(config.sizes, GridTiles):  # nothing stands between them
-        tokens = ["".join(tokens)]
+    if isinstance(config.sizes, GridTiles) and not config.markup.tile:  # nothing stands between them
+        grid, tokens = (0, 0), ["".join(tokens)]
     is_cropped = isinstance(config.sizes, FixedSize) and len(items) > 1
     text = _cropped_text(tokens, config.markup) if is_cropped else _text(grid, tokens, config.markup)
     return ProcessedImage(items, text)
@@ -98,7 +98,7 @@ def _resized(image: Image.Image, config: ImageProcessorConfig) -> tuple[tuple[in
         case TileSizes() as sizes:
             return square_tiles(image, sizes, config.resampling)
         case GridTiles() as sizes:
-            return (0, 0), grid_tiles(image, sizes, config.resampling)
+            return grid_tiles(image, sizes, config.resampling)
         case CanvasTiles() as sizes:
             return canvas_tiles(image, sizes, config.resampling)
         case MarkedTiles() as sizes:
@@ -292,7 +292,8 @@ def _parts(grid: tuple[int, int], tokens: Iterator[str], markup: ImageMarkup) ->
     for row in range(1, rows + 1):
         for column in range(1, columns + 1):
             yield markup.tile_break if column > 1 else ""
-            yield markup.begin + markup.tile.format(row=row, column=column) + next(tokens)
+            number = (row - 1) * columns + column
+            yield markup.begin + markup.tile.format(row=row, column=column, number=number) + next(tokens)
         yield markup.row_end
     for whole in tokens:
         if rows:

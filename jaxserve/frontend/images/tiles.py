@@ -61,10 +61,12 @@ def _scaled_size(height: int, width: int, longest: int) -> tuple[int, int]:
     return max(height, 1), max(width, 1)
 
 
-def grid_tiles(image: Image.Image, sizes: GridTiles, resampling: Resampling) -> list[Image.Image]:
-    """Return the tiles of an image and the whole image: see `GridTiles`."""
-    (rows, columns), tiles = cut_grid(image, sizes, resampling)
-    return tiles if rows * columns == 1 else [*tiles, resize(image, sizes.tile, sizes.tile, resampling)]
+def grid_tiles(
+    image: Image.Image, sizes: GridTiles, resampling: Resampling
+) -> tuple[tuple[int, int], list[Image.Image]]:
+    """Return rows and columns of the grid, (0, 0) if the image is not cut, its tiles and the whole image: see `GridTiles`."""
+    grid, tiles = cut_grid(image, sizes, resampling)
+    return ((0, 0), tiles) if len(tiles) == 1 else (grid, [*tiles, resize(image, sizes.tile, sizes.tile, resampling)])
 
 
 def marked_tiles(

@@ -48,7 +48,7 @@ def llava(hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder: Decod
     whole, is_clip = Keys({**_WHOLE, **own}), kind == "clip_vision_model"
     whole.require("vision_feature_select_strategy", "default" if is_clip else "full")
     tower = siglip(hf, processor, decoder, connector="projector", defaults=_TOWERS[kind])
-    count = _num_layers(whole, tower.num_layers)
+    count = feature_layers(whole, tower.num_layers)
     return replace(
         tower,
         num_layers=count,
@@ -63,7 +63,7 @@ def llava(hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder: Decod
     )
 
 
-def _num_layers(whole: Keys, stored: int) -> int:
+def feature_layers(whole: Keys, stored: int) -> int:
     """Read the layers before the features that the projector reads, which are counted from the last layer's if negative."""
     layer = whole.integer("vision_feature_layer", stored, low=-stored)
     if not layer:

@@ -9,6 +9,7 @@ from typing import Any
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no_window
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
+from jaxserve.models.families._cohere_vision import cohere_vision
 from jaxserve.models.families._common import LAYER_NORM_DEFAULTS, build, full_layers
 from jaxserve.models.families._keys import Keys
 
@@ -51,5 +52,8 @@ def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
 FAMILY = Family(
     ("CohereForCausalLM",),
     decoder_config,
+    text_part_of=("AyaVisionForConditionalGeneration",),
+    read_vision=cohere_vision,
+    text_model_types=("cohere",),
     gguf=GGUFArchitecture("command-r", eps_key="layer_norm_eps", config=_gguf_config),
 )

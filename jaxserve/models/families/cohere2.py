@@ -10,7 +10,7 @@ from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import WINDOW, GGUFArchitecture, GGUFKeys, layer_types, same_theta
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families import cohere as command_r
-from jaxserve.models.families._cohere2_vision import cohere2_vision
+from jaxserve.models.families._cohere_vision import cohere_vision
 from jaxserve.models.families._common import LAYER_NORM_DEFAULTS, MAX_LAYERS, alternating_layers
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._rope import MAX_POSITION
@@ -40,8 +40,8 @@ def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
 FAMILY = Family(
     ("Cohere2ForCausalLM",),
     decoder_config,
-    text_part_of=("Cohere2VisionForConditionalGeneration",),
-    read_vision=cohere2_vision,
+    text_part_of=("Cohere2VisionForConditionalGeneration", "AyaVisionForConditionalGeneration"),
+    read_vision=cohere_vision,
     text_model_types=("cohere2", None),
     gguf=GGUFArchitecture("cohere2", eps_key="layer_norm_eps", config=_gguf_config),
 )

@@ -10,7 +10,7 @@ from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.models.families import cohere as command_r
 from jaxserve.models.families import cohere2
-from jaxserve.models.families._cohere2_vision import cohere2_vision
+from jaxserve.models.families._cohere_vision import cohere_vision
 from jaxserve.models.families._common import MAX_LAYERS, num_layers, sliding_layers
 from jaxserve.models.families._experts import COUNT_KEYS, MAX_SHARED, dense_or_sparse, read_experts
 from jaxserve.models.families._keys import Keys
@@ -83,6 +83,6 @@ FAMILY = Family(
     ("Cohere2MoeForCausalLM",),
     decoder_config,
     text_part_of=("Cohere2VisionForConditionalGeneration",),
-    read_vision=cohere2_vision,
+    read_vision=cohere_vision,
     text_model_types=("cohere2_moe",),
 )

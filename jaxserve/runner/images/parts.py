@@ -197,7 +197,7 @@ def _connector_work(vision: VisionConfig, connector: Connector) -> int:
         case "activated":
             width = vision.connector_width or outputs
             return width * (joint + width + outputs)
-        case "gated_projector":
+        case "gated_projector" | "normed_gated_projector":
             return (vision.connector_width or outputs) * (2 * joint + outputs) // 2
         case "placed":
             return (joint + outputs) * outputs

@@ -1,4 +1,4 @@
-"""Images of Cohere 2 Vision: grids of tiles, the text around them, and configs that are refused."""
+"""Images of Cohere 2 Vision and Aya Vision: grids of tiles, the text around them, and configs that are refused."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ from tests.models.vision_files import vision_of
 from tests.models.vision_model import count_tokens
 
 MODEL = DATA / "vision" / "cohere2_vision_tiny"
+AYA = DATA / "vision" / "aya_vision_tiny"
+AYA_ODD = DATA / "vision" / "aya_vision_odd_tiny"
 
 
-def changed(folder: Path, processor: dict[str, Any] | None = None, **keys: Any) -> Path:
-    """Return a copy of the model with other values in its config, those of `vision_config` added to it, and its preprocessing."""
-    shutil.copytree(MODEL, folder, dirs_exist_ok=True)
+def changed(folder: Path, processor: dict[str, Any] | None = None, model: Path = MODEL, **keys: Any) -> Path:
+    """Return a copy of a model with other values in its config, those of `vision_config` added to it, and its preprocessing."""
+    shutil.copytree(model, folder, dirs_exist_ok=True)
     config = json.loads((folder / "config.json").read_text())
     config["vision_config"] |= keys.pop("vision_config", {})
     (folder / "config.json").write_text(json.dumps(config | keys))
@@ -82,3 +84,34 @@ def test_an_image_is_one_tile_if_the_preprocessing_does_not_cut_it(tmp_path: Pat
 def test_what_is_not_computed_is_refused_with_its_key(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=message):
         vision_of(changed(tmp_path, **keys))
+
+
+def test_tiles_of_aya_vision_have_numbers() -> None:
+    config, tokens = processor_of(AYA), 4 * "<|IMG_PATCH|>"
+    large, small = (process_image(picture(*size, 0), config).text for size in ((80, 50), (20, 22)))
+    tiles = f"TILE_1{tokens}TILE_2{tokens}"
+    assert large == f"<|START_OF_IMG|>{tiles}TILE_GLOBAL{tokens}<|END_OF_IMG|>"
+    assert small == f"<|START_OF_IMG|>TILE_GLOBAL{tokens}<|END_OF_IMG|>"
+
+
+def test_features_of_aya_vision_may_be_those_of_any_layer_and_later_layers_are_not_loaded() -> None:
+    whole, earlier = vision_of(AYA), vision_of(AYA_ODD)
+    assert (whole.num_layers, whole.connector_width, whole.has_final_norm) == (2, 48, False)
+    assert (earlier.num_layers, earlier.connector_width, earlier.connector_eps) == (2, 44, 1e-3)
+    assert "layers.2." in earlier.unused_tensors and "layers.2." not in whole.unused_tensors
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"vision_feature_select_strategy": "default"}, "vision_feature_select_strategy is 'default'"),
+        ({"vision_feature_layer": [-2, -1]}, "vision_feature_layer"),
+        ({"alignment_intermediate_size": 81}, "alignment_intermediate_size is 81; supported: an even number"),
+        ({"downsample_factor": 3}, "image_size"),
+    ],
+)
+def test_what_is_not_computed_of_aya_vision_is_refused_with_its_key(
+    keys: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        vision_of(changed(tmp_path, model=AYA, **keys))
