@@ -85,6 +85,7 @@ _PREFIXES: Final[Mapping[str, str]] = {
     "vision_projection.patch_merger.": "connector.",
     "vision_projection.": "connector.",
     "vision_adapter.": "connector.adapter.",
+    "vit_large_projector.": "connector.",
     "connector.modality_projection.": "connector.",
     "multi_modal_projector.layer_norm.": "connector.norm.",
     "multi_modal_projector.layernorm.": "connector.norm.",

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from jaxserve.layers.expert_parallel import by_all_reduce, by_all_to_all, uses_all_to_all
 from jaxserve.layers.fused import FusedLinear
 from jaxserve.layers.linear import ExpertLowRank, ExpertRows, Linear, Matrix, Tokens
-from jaxserve.layers.mlp import ACTIVATIONS, MLP
+from jaxserve.layers.mlp import ACTIVATIONS, MLP, gated
 from jaxserve.layers.mlp_router import MLPRouter
 from jaxserve.layers.norm import make_norm
 from jaxserve.layers.param import array_axes, parameter
@@ -80,7 +80,7 @@ class ExpertMLPs(nnx.Module):
         make = partial(own, in_dim=d, axes=(WIDTH, "embed"))
         self.gate_up_proj = FusedLinear(parts, make, policy, num_units=f)
         self.down_proj = own(d, f, ("embed", WIDTH))
-        self.activation, self.clamp = config.activation, experts.clamp
+        self.activation, self.clamp, self.limit = config.activation, experts.clamp, experts.limit
 
     def __call__(self, x: Float[Array, "R D"], rows: ExpertRows, *, num_shards: int = 1) -> Float[Array, "R D"]:
         """Return the outputs of rows sorted by expert, in float32. num_shards: devices whose partial sums are added up."""
@@ -92,7 +92,7 @@ class ExpertMLPs(nnx.Module):
         if up is None:
             return ACTIVATIONS[self.activation](gate)
         if self.clamp is None:
-            return ACTIVATIONS[self.activation](gate) * up
+            return gated(ACTIVATIONS[self.activation](gate), up, self.limit)
         limit = self.clamp.limit
         gate = jnp.minimum(gate, limit)
         return gate * jax.nn.sigmoid(self.clamp.slope * gate) * (jnp.clip(up, -limit, limit) + 1)
@@ -116,7 +116,10 @@ class Experts(nnx.Module):
         self.gate = MLPRouter(config, experts, policy) if has_mlp else Router(config.hidden_size, experts, policy)
         self.experts = ExpertMLPs(config, experts, policy)
         width = experts.shared_intermediate_size
-        self.shared_experts = None if width is None else MLP(config, policy, width=width, axis="shared_ffn")
+        limit = experts.shared_limit
+        self.shared_experts = (
+            None if width is None else MLP(config, policy, width=width, axis="shared_ffn", limit=limit)
+        )
         self.shared_expert_gate = (
             Linear(1, config.hidden_size, (None, "embed"), policy.unquantized) if experts.has_shared_gate else None
         )

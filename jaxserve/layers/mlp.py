@@ -47,6 +47,11 @@ ACTIVATIONS: Mapping[Activation, Callable[[Array], Array]] = {
 }
 
 
+def gated(activated: Array, up: Array, limit: float | None) -> Array:
+    """Return the product of an activated gate and the other input, within the bound of `LayerConfig.mlp_limit`."""
+    return activated * up if limit is None else jnp.minimum(activated, limit) * jnp.clip(up, -limit, limit)
+
+
 class XIELU(nnx.Module):
     """xIELU (arXiv 2411.13010): alpha_p x^2 + beta x above zero, alpha_n (e^x - 1 - x) + beta x below, with learned alphas."""
 
@@ -66,7 +71,7 @@ class XIELU(nnx.Module):
 class MLP(nnx.Module):
     """Compute down(activation(gate(x)) * up(x)), or down(activation(up(x))) without a gate.
 
-    width: F, by default the config's; axis: its logical axis; sparsity: see `LayerConfig.activation_sparsity`.
+    width: F, by default the config's; axis: its logical axis; sparsity, limit: see `LayerConfig.activation_sparsity` and `mlp_limit`.
     """
 
     def __init__(
@@ -77,6 +82,7 @@ class MLP(nnx.Module):
         width: int | None = None,
         axis: str = "ffn",
         sparsity: float = 0.0,
+        limit: float | None = None,
     ) -> None:
         d, f, bias = config.hidden_size, width or config.intermediate_size, config.mlp_bias
         parts = {"gate_proj": f, "up_proj": f} if config.mlp_has_gate else {"up_proj": f}
@@ -87,7 +93,7 @@ class MLP(nnx.Module):
         self.act_fn = XIELU(policy) if config.activation == "xielu" else None
         self.scales = config.mlp_gate_scale, config.mlp_out_scale
         self.num_deviations = NormalDist().inv_cdf(sparsity) if sparsity else None
-        self.is_alike = policy.backend in NATIVE
+        self.is_alike, self.limit = policy.backend in NATIVE, limit
 
     def __call__(self, x: Float[Array, "T D"], tokens: Tokens) -> Float[Array, "T D"]:
         gate_scale, out_scale = self.scales
@@ -97,7 +103,7 @@ class MLP(nnx.Module):
         if self.num_deviations is not None:
             gate = self._above(gate, self.num_deviations)
         activated = (self.act_fn or ACTIVATIONS[self.activation])(gate)
-        out = self.down_proj(activated * up[0] if up else activated, tokens)
+        out = self.down_proj(gated(activated, up[0], self.limit) if up else activated, tokens)
         return out if out_scale == 1 else out * out_scale
 
     def _above(self, gate: Float[Array, "T F"], num_deviations: float) -> Float[Array, "T F"]:

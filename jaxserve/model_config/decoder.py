@@ -60,6 +60,9 @@ class LayerConfig:
     activation_sparsity: float = 0.0
     """Share of the gate's outputs that the feed-forward block sets to zero if they are normally distributed: those below a
     multiple of their standard deviation above their mean; the others are lowered by it (Gemma 3n). 0: none."""
+    mlp_limit: float | None = None
+    """Bound of the activated gate of this layer's dense feed-forward block, and of its other input in both directions (Step 3.7); None:
+    there is none."""
     num_heads: int | None = None
     """Query heads of this layer; None: the model's."""
     num_kv_heads: int | None = None

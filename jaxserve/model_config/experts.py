@@ -65,5 +65,9 @@ class ExpertsConfig:
     """Width of a projection of the input that the experts compute with, whose sum is projected back; None: D."""
     has_biases: bool = False
     """True if the router and every matmul of an expert have a bias."""
+    limit: float | None = None
+    """Bound of the activated gate of an expert, as `LayerConfig.mlp_limit`; None: there is none."""
+    shared_limit: float | None = None
+    """Bound of the activated gate of the shared expert; None: there is none."""
     clamp: ClampedGate | None = None
     """None: activation(gate) * up."""

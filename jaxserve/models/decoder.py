@@ -235,7 +235,8 @@ def _attention(
 
 def _feed_forward(config: DecoderConfig, layer: LayerConfig, policy: DtypePolicy) -> MLP | Experts | DenseAndExperts:
     if layer.experts is None:
-        return MLP(config, policy, width=layer.intermediate_size, sparsity=layer.activation_sparsity)
+        width, sparsity, limit = layer.intermediate_size, layer.activation_sparsity, layer.mlp_limit
+        return MLP(config, policy, width=width, sparsity=sparsity, limit=limit)
     return (DenseAndExperts if layer.experts.has_dense else Experts)(config, layer.experts, policy)
 
 

@@ -29,6 +29,7 @@ SEEING = {
     "embed_vision.norm.weight": (4,),
     "mm_projector.pre_norm.weight": (4,),
     "vision_adapter.fc1.weight": (4, 4),
+    "vit_large_projector.weight": (4, 4),
 }
 TIED = "tie_word_embeddings"
 PREDICTING = "mtp.fc.weight"
@@ -68,6 +69,7 @@ def seeing_checkpoint(folder: Path, source: str, architecture: str, naming: str)
         ("gemma4_unified_tiny", "Gemma4UnifiedForConditionalGeneration"),
         ("llama4_tiny", "Llama4ForConditionalGeneration"),
         ("exaone4_tiny", "Exaone4_5_ForConditionalGeneration"),
+        ("step3p5_tiny", "Step3p7ForConditionalGeneration"),
         ("muse_glimmer_tiny", "MuseGlimmerForConditionalGeneration"),
         ("cohere2_tiny", "Cohere2VisionForConditionalGeneration"),
         ("cohere2_tiny", "AyaVisionForConditionalGeneration"),

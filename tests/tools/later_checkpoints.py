@@ -357,6 +357,48 @@ LATER_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]] 
             "weights": {"norm_topk_prob": True},
         },
     ),
+    "step3p5_tiny": (
+        {
+            key: value
+            for key, value in _config(
+                "Step3p5ForCausalLM",
+                "step3p5",
+                head_dim=16,
+                num_hidden_layers=3,
+                num_nextn_predict_layers=1,
+                num_attention_groups=2,
+                layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+                attention_other_setting={
+                    "attention_type": "sliding_attention",
+                    "num_attention_heads": 6,
+                    "num_attention_groups": 2,
+                    "head_dim": 16,
+                },
+                sliding_window=8,
+                rope_theta=[5000.0, 1000.0, 1000.0, 5000.0],
+                partial_rotary_factors=[0.5, 1.0, 1.0, 0.5],
+                rope_scaling={key: value for key, value in _LLAMA3.items() if key != "rope_theta"},
+                moe_layers_enum="1,2",
+                moe_num_experts=6,
+                moe_top_k=2,
+                moe_intermediate_size=16,
+                share_expert_dim=24,
+                moe_router_scaling_factor=1.5,
+                swiglu_limits=[0.0, 0.0, 0.4, 0.0],
+                swiglu_limits_shared=[0.5, None, 0.6, 0.0],
+            ).items()
+            if key not in ("hidden_act", "num_key_value_heads")
+        },
+        "bfloat16",
+        {
+            "window": {"sliding_window": 9},
+            "choices": {"moe_top_k": 3},
+            "limits": {"swiglu_limits": None},
+            "shared": {"swiglu_limits_shared": None},
+            "rope": {"partial_rotary_factors": [0.5, 0.5, 0.5, 0.5]},
+            "scores": {"query_pre_attn_scalar": 8},
+        },
+    ),
     "cohere2_moe_tiny": (
         _config(
             "Cohere2MoeForCausalLM",

@@ -195,6 +195,13 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
         "sliding_window": None,
         "layer_types": ["full_attention"] * 6,
     },
+    "step3p5": {"architectures": ["Step3p5ForCausalLM"]},
+    "step3p5_layer_types": {
+        "architectures": ["Step3p5ForCausalLM"],
+        "sliding_window": 16,
+        "layer_types": ["full_attention", "sliding_attention"] * 3,
+        "num_sliding_attention_heads": 8,
+    },
     "nemotron": {"architectures": ["NemotronForCausalLM"]},
     "nanochat": {"architectures": ["NanoChatForCausalLM"]},
     "persimmon": {"architectures": ["PersimmonForCausalLM"]},
@@ -370,7 +377,8 @@ DEFAULTED_KEYS += ("attn_layer_offset", "expert_layer_period", "expert_layer_off
 DEFAULTED_KEYS += ("prefix_dense_sliding_window_pattern", "prefix_dense_intermediate_size")
 DEFAULTED_KEYS += ("use_sandwich_norm", "use_attention_gate", "gating", "moe_routed_scaling_factor")
 DEFAULTED_KEYS += ("moe_router_logit_softcapping", "qk_scale_factor", "output_multiplier", "post_norm_eps")
-DEFAULTED_KEYS += ("clip_qkv",)
+DEFAULTED_KEYS += ("clip_qkv", "share_expert_dim", "moe_router_scaling_factor", "num_sliding_attention_heads")
+DEFAULTED_KEYS += ("swiglu_limits", "swiglu_limits_shared")
 
 
 def rope_case(keys: dict[str, Any]) -> dict[str, Any]:
@@ -428,6 +436,8 @@ def defaults(architecture: str) -> dict[str, Any]:
     found = {
         key: value for key, value in found.items() if not isinstance(value, AttributeError | property)
     }  # a removed key
+    if architecture == "Step3p5ForCausalLM":  # which reads another key in its place
+        del found["num_local_experts"]
     if architecture.endswith("TextModel"):  # Only a part of a model, whose own config says whether the head is tied.
         whole = getattr(transformers, architecture.replace("TextModel", "Config"))
         found["tie_word_embeddings"] = getattr(whole, "tie_word_embeddings", False)
@@ -443,6 +453,7 @@ def _config_class(architecture: str) -> type[transformers.PreTrainedConfig]:
         .replace("LMHeadModel", "Config")
         .replace("TextModel", "TextConfig")
     )
+    name = {"Step3p5Config": "Step3p7TextConfig"}.get(name, name)
     if architecture in WITH_TEXT_CONFIG:
         name = architecture.replace("ForCausalLM", "TextConfig")
     found: type[transformers.PreTrainedConfig] = getattr(transformers, name)

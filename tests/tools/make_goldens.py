@@ -44,8 +44,8 @@ _TABLES = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embe
 _POSITIONS = ("wpe", "embed_positions")
 _SCORES = ("q_proj", "k_proj", "qkv_proj", "c_attn", "query_key_value")
 """Parts of the names of embeddings and heads, of embeddings of positions, and of projections that scores come from."""
-_PLAIN_NORMS = ("linear_attn", "language_model.norm.")
-"""Parts of the names of norms that are stored whole in models that store others minus 1."""
+_PLAIN_NORM = {"muse_glimmer_text": "language_model.norm."}
+"""Part of the name of norms that are stored whole in a model that stores others minus 1, by its type; of others `linear_attn`."""
 _GPTS = ("gpt2", "gpt_bigcode", "opt", "gpt_neox", "gptj", "codegen", "falcon", "persimmon")
 """Types of models whose texts would repeat one token if their biases were larger."""
 _PUBLISHED_NAMES: dict[str, dict[str, str]] = {
@@ -61,6 +61,12 @@ _PUBLISHED_NAMES: dict[str, dict[str, str]] = {
         ".mlp.gate.e_score_correction_bias": ".moe.router.expert_bias",
         ".post_self_attn_layernorm.": ".post_attn_norm.",
         ".post_mlp_layernorm.": ".post_ffn_norm.",
+    },
+    "step3p5": {
+        ".mlp.gate.e_score_correction_bias": ".moe.router_bias",
+        ".mlp.gate.": ".moe.gate.",
+        ".mlp.experts.": ".moe.",
+        ".mlp.shared_experts.": ".share_expert.",
     },
     "laguna": {
         ".gate.e_score_correction_bias": ".experts.e_score_correction_bias",
@@ -90,6 +96,18 @@ _TEXT_PARTS: dict[str, tuple[str, dict[str, Any]]] = {
             "projector_hidden_size": 8,
         },
     ),
+    "step3p5": (
+        "Step3p7ForConditionalGeneration",
+        {
+            "vision_config": {
+                "hidden_size": 8,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 1,
+                "image_size": 28,
+                "mlp_ratio": 1.0,
+            }
+        },
+    ),
 }
 """By type of text model: the class with a head, which transformers has with a tower only, and what its config needs."""
 _LLAMAS = ("internlm3", "iquestcoder")
@@ -113,7 +131,8 @@ def random_weights(model: transformers.PreTrainedModel, seed: int) -> None:
     config = model.config.get_text_config()
     generator = torch.Generator().manual_seed(seed)
     is_offset = (
-        config.model_type.startswith(("qwen3_next", "qwen3_5", "muse_glimmer")) or config.model_type == "nemotron"
+        config.model_type.startswith(("qwen3_next", "qwen3_5", "muse_glimmer", "step3p5"))
+        or config.model_type == "nemotron"
     )
     for name, weight in model.named_parameters():
         noise = torch.randn(weight.shape, generator=generator)
@@ -126,7 +145,7 @@ def random_weights(model: transformers.PreTrainedModel, seed: int) -> None:
             # Of Kimi delta attention transformers subtracts sums of decays, which cancel if decays are strong.
             log_decay = -3 if config.model_type == "kimi_linear" else -1
             value = (1 if name.endswith(".D") else log_decay) + 0.5 * noise
-        elif is_offset and "norm" in name and not any(part in name for part in _PLAIN_NORMS):
+        elif is_offset and "norm" in name and _PLAIN_NORM.get(config.model_type, "linear_attn") not in name:
             value = 0.2 * noise
         elif ("norm" in name or ".ln_" in name) and not name.endswith("bias"):
             value = (_gemma_norm(name) if config.model_type.startswith("gemma") else 1) + 0.2 * noise
@@ -220,7 +239,7 @@ def text_name(name: str) -> str | None:
     """Return a tensor's name in a checkpoint of the text model alone; None if it belongs to a tower."""
     if name.startswith(_OF_TEXT):
         return name.replace(_OF_TEXT, _OWN, 1)
-    return None if "vision" in name else name
+    return None if "vision" in name or "multi_modal" in name else name
 
 
 def text_state(model: transformers.PreTrainedModel, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -233,7 +252,8 @@ def text_state(model: transformers.PreTrainedModel, dtype: torch.dtype) -> dict[
         for name, part in published(own, weight, kind).items()
         if not whole.endswith("e_score_correction_bias")
     }
-    return state | {published_correction(name, kind): buffer for name, buffer in stored_buffers(model).items()}
+    buffers = {published_correction(name, kind): buffer for name, buffer in stored_buffers(model).items()}
+    return state | {own: buffer for name, buffer in buffers.items() if (own := text_name(name)) is not None}
 
 
 def save_weights(model: transformers.PreTrainedModel, tiny: TinyCheckpoint, folder: Path) -> None:
@@ -270,6 +290,10 @@ def published(name: str, weight: torch.Tensor, model_type: str) -> dict[str, tor
     if is_mixtral:
         name = name.replace(".mlp.", ".block_sparse_moe.").replace(".router.", ".gate.")
     above, _, own = name.rpartition(".")
+    if model_type == "step3p5" and above.endswith(".moe"):
+        parts = zip(("gate_proj", "up_proj"), weight.chunk(2, dim=1), strict=True)
+        stacks = dict(parts) if own == "gate_up_proj" else {own: weight}
+        return {f"{above}.{part}.weight": stack.contiguous() for part, stack in stacks.items()}
     if model_type == "granitemoe_swa":  # transformers renames nothing
         return {name: weight}
     if model_type.startswith("granitemoe") and above.endswith(".experts"):
@@ -315,7 +339,7 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> tr
     """The folder in transformers with changes to its config."""
     hf = json.loads((folder / "config.json").read_text()) | changes
     whole, config = class_and_config(hf)
-    names = {f"^{re.escape(_OWN)}": _OF_TEXT} if hf["model_type"] in _TEXT_PARTS else None
+    names = {f"^{re.escape(_OWN)}": _OF_TEXT} if hf["model_type"] == "muse_glimmer_text" else None
     model = whole.from_pretrained(
         folder,
         config=config,

@@ -41,6 +41,12 @@ CHANGES: Final[dict[str, dict[str, Any]]] = {
     "helium_tiny": {"hidden_size": 200},  # its heads are as wide together as the model
     "granitemoehybrid_dense_tiny": {"mamba_n_heads": 10, "mamba_n_groups": 5, "mamba_d_state": 24},
     "phi_tiny": {"partial_rotary_factor": 0.5},
+    "step3p5_tiny": {
+        "num_attention_groups": 1,
+        "attention_other_setting": {"num_attention_heads": 3},
+        "partial_rotary_factors": [1.0, 0.4, 0.4, 1.0],
+        "query_pre_attn_scalar": 20,
+    },
     "laguna_tiny": {
         "gating": "per-element",
         "moe_router_logit_softcapping": 2.0,
