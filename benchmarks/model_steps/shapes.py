@@ -59,6 +59,21 @@ QWEN3_6_35B = Model(
     },
     layers=(0, 3),
 )
+FALCON_MAMBA_7B = Model(
+    "Falcon-Mamba-7B",
+    {
+        "architectures": ["FalconMambaForCausalLM"],
+        "model_type": "falcon_mamba",
+        "vocab_size": 65_024,
+        "hidden_size": 4096,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 64,
+        "time_step_rank": 256,
+        "tie_word_embeddings": False,
+    },
+    layers=(0, 1),
+)
+"""Two layers: a pool that is copied between them would be seen."""
 GEMMA_4_26B = Model(
     "Gemma-4-26B-A4B",
     {

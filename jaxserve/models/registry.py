@@ -39,6 +39,12 @@ from jaxserve.quant.registry import read_form
 from jaxserve.quant.stored_blocks import stored_kinds
 
 _ALIBI: Final = ("FalconForCausalLM", "attention scores with a linear bias by distance (ALiBi)")
+_INKLING: Final = (
+    "ZayaForCausalLM",
+    "attention scores with a term by distance that each query computes, convolved outputs of blocks, and shared experts among the "
+    "weights of the router",
+)
+_SHARED: Final = "a block of attention that several layers share and whose input is twice as wide"
 _JOINED_TILES: Final = "tiles of an image whose rows of features are joined"
 _SAM: Final = "the tower SAM, whose windows have relative positions"
 _MISSING: Final[Mapping[str, tuple[str, str]]] = {
@@ -65,6 +71,10 @@ _MISSING: Final[Mapping[str, tuple[str, str]]] = {
         "DeepseekV32ForCausalLM",
         "keys and values of several tokens, and mixed residual streams",
     ),
+    "InklingForConditionalGeneration": _INKLING,
+    "InklingForCausalLM": _INKLING,
+    "Zamba2ForCausalLM": ("BambaForCausalLM", f"{_SHARED}, and matrices of low rank for each use of it"),
+    "ZambaForCausalLM": ("JambaForCausalLM", _SHARED),
     "BloomForCausalLM": _ALIBI,
     "MptForCausalLM": _ALIBI,
     "MPTForCausalLM": _ALIBI,

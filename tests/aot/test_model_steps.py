@@ -12,6 +12,7 @@ from jaxserve_kernels.linear_attention.gpu import FEWEST_TOKENS
 
 from benchmarks.model_steps.shapes import (
     DEEPSEEK_V3_BLOCKS,
+    FALCON_MAMBA_7B,
     QWEN3_6_35B,
     QWEN3_8B_BLOCKS,
     QWEN3_8B_GGUF,
@@ -37,6 +38,9 @@ pytestmark = [pytest.mark.aot, pytest.mark.slow, pytest.mark.newest]
         pytest.param(QWEN3_8B_GGUF, V6E, 4, 1.1, id="qwen3-8b-gguf-v6e-x4"),
         pytest.param(QWEN3_8B_NVFP4, V6E, 1, 1.1, id="qwen3-8b-nvfp4-v6e", marks=pytest.mark.exhaustive),
         pytest.param(QWEN3_30B_NVFP4, V6E, 1, 1.1, id="qwen3-30b-nvfp4-v6e"),
+        # Selective scans: XLA moves each state a second time.
+        pytest.param(FALCON_MAMBA_7B, H200, 1, 1.55, id="falcon-mamba-7b-h200", marks=pytest.mark.exhaustive),
+        pytest.param(FALCON_MAMBA_7B, V6E, 1, 1.3, id="falcon-mamba-7b-v6e", marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_decode_step_moves_little_more_than_it_must(

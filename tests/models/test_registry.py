@@ -171,6 +171,14 @@ def test_unknown_architecture_is_rejected_with_the_supported_ones() -> None:
     [
         ("DeepseekV4ForCausalLM", "nearest: DeepseekV32ForCausalLM; missing: keys and values of several tokens"),
         (
+            "Zamba2ForCausalLM",
+            "nearest: BambaForCausalLM; missing: a block of attention that several layers share",
+        ),
+        (
+            "InklingForConditionalGeneration",
+            "nearest: ZayaForCausalLM; missing: attention scores with a term by distance",
+        ),
+        (
             "BloomForCausalLM",
             "nearest: FalconForCausalLM; missing: attention scores with a linear bias by distance (ALiBi)",
         ),
