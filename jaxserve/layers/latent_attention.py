@@ -42,7 +42,9 @@ class LatentAttention(nnx.Module):
         else:
             self.q_a_proj = Linear(latent.query_rank, d, (None, "embed"), policy, bias=bias)
             self.q_a_layernorm = RMSNorm(latent.query_rank, _NORM_EPS, policy)
-            self.q_b_proj = Linear(n * latent.query_dim, latent.query_rank, ("kv_heads", None), policy)
+            outputs, inputs = (latent.value_dim, 2) if latent.has_gate else (0, 1)
+            shape = n * (latent.query_dim + outputs), inputs * latent.query_rank
+            self.q_b_proj = Linear(*shape, ("kv_heads", None), policy)
         self.kv_a_proj_with_mqa = Linear(latent.width, d, (None, "embed"), policy, bias=bias)
         self.kv_a_layernorm = RMSNorm(latent.rank, _NORM_EPS, policy)
         self.kv_b_proj = LatentMatrix(latent, n, policy)
@@ -65,12 +67,13 @@ class LatentAttention(nnx.Module):
         assert isinstance(pool, LatentPool), "a latent group"
         queries_from = self.q_proj if self.latent.query_rank is None else self.q_a_proj
         query, stored = apply_together((queries_from, self.kv_a_proj_with_mqa), x, step.tokens)
-        if self.latent.query_rank is not None:
-            query = self.q_a_layernorm(query)
+        compressed = query if self.latent.query_rank is None else self.q_a_layernorm(query)
         if self.indexer is not None:
-            cache = self.indexer(x, query, cache, places, step, rotation)
-        query = self._queries(query, step.tokens)
-        plain, turning = jnp.split(query, [self.latent.plain_dim], -1)
+            cache = self.indexer(x, compressed, cache, places, step, rotation)
+        if self.latent.has_gate:
+            compressed = jnp.concatenate([compressed, query], -1)
+        query = self._queries(compressed, step.tokens)
+        plain, turning, gate = jnp.split(query, [self.latent.plain_dim, self.latent.query_dim], -1)
         query = jnp.concatenate([self.kv_b_proj.absorb(plain), self._rotated(turning, rotation)], -1)  # (T, N, W)
         if step.query_scales is not None:
             query = query * step.query_scales[:, None, None].astype(query.dtype)
@@ -84,13 +87,15 @@ class LatentAttention(nnx.Module):
                 count, chosen = self.latent.indexer.num_chosen, _chosen(cache, places)
                 attended, latents = sparse_attention.write_and_attend(*operands, chosen, num_chosen=count, **options)
         values = self.kv_b_proj.values(attended)
+        if self.latent.has_gate:
+            values = (values * jax.nn.sigmoid(gate.reshape(values.shape).astype(jnp.float32))).astype(values.dtype)
         return self.o_proj(values, step.tokens), with_group(cache, place, LatentPool(latents))
 
     def _queries(self, query: Float[Array, "T _"], tokens: Tokens) -> Float[Array, "T N _"]:
-        """Return the queries of all heads, from those or from their compressed form."""
+        """Return the queries of all heads, from those or from their compressed form, with gates after them if there are some."""
         if self.latent.query_rank is not None:
             query = self.q_b_proj(query, tokens)
-        return query.reshape(-1, self.num_heads, self.latent.query_dim)
+        return query.reshape(len(query), self.num_heads, -1)
 
     def _latents(self, stored: Float[Array, "T _"], rotation: Rotation | None) -> Float[Array, "T 1 W"]:
         """Return the vectors that are cached, from the output of their projection."""

@@ -9,6 +9,7 @@ from jaxserve_kernels.alike import padded_alike
 from jaxserve_kernels.backend import NATIVE
 from jaxtyping import Array, Float
 
+from jaxserve.layers.linear import Matrix
 from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.decoder import DecoderConfig, NormKind, NormWeights
@@ -70,6 +71,21 @@ class LayerNorm(nnx.Module):
         else:
             made = self.weight[...] * scaled.astype(x.dtype)
         return made if self.bias is None else made + self.bias[...]
+
+
+class GatedNorm(nnx.Module):
+    """Compute y * sigmoid(up(silu(down(y)))) of a decoder's normalised D values y, with two matrices of a small rank."""
+
+    def __init__(self, config: DecoderConfig, rank: int, policy: DtypePolicy) -> None:
+        self.norm = make_norm(config, policy)
+        self.gate_down = Matrix(rank, config.hidden_size, (None, "embed"), policy.unquantized)
+        self.gate_up = Matrix(config.hidden_size, rank, ("embed", None), policy.unquantized)
+
+    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
+        made, count = self.norm(x), jnp.int32(len(x))
+        inner = jax.nn.silu(self.gate_down.multiply(made, count, is_rounded=True))
+        gate = self.gate_up.multiply(inner, count, is_rounded=True)
+        return (made * jax.nn.sigmoid(gate.astype(jnp.float32))).astype(made.dtype)
 
 
 def make_norm(

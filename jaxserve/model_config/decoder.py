@@ -150,6 +150,8 @@ class DecoderConfig:
     norm_placement: NormPlacement = "pre"
     norm_kind: NormKind = "rms"
     """Kind of all norms outside of attention."""
+    norm_gate_rank: int | None = None
+    """Rank of gates on the outputs of the norms before attention and before experts (A.X-K2); None: there are none."""
     norm_weights: NormWeights = "plain"
     """Weights of norms, if the next two fields say nothing else."""
     qk_norm_weights: NormWeights | None = None

@@ -42,6 +42,9 @@ class LatentConfig:
     """Width of a head's value."""
     query_rank: int | None = None
     """Width of compressed queries; None: queries are not compressed."""
+    has_gate: bool = False
+    """True if compressed queries, normalised ones and then themselves, make a gate of each head's values beside its query
+    (A.X-K2)."""
     indexer: IndexerConfig | None = None
     """Indexer of the layers, which reads compressed queries; None: queries attend to all tokens before them."""
 

@@ -25,7 +25,7 @@ from jaxserve.layers.latent_attention import LatentAttention
 from jaxserve.layers.linear import Embedding
 from jaxserve.layers.mixers import MIXERS, mix, settle, with_segments
 from jaxserve.layers.mlp import MLP
-from jaxserve.layers.norm import make_norm
+from jaxserve.layers.norm import GatedNorm, make_norm
 from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.layers.recurrent import RecurrentMixer
@@ -111,8 +111,11 @@ class DecoderLayer(nnx.Module):
             self.norms = (None, None, *self.norms[2:])
         if not layer.has_mlp:
             self.norms = (*self.norms[:2], None, None)
+        gated = (0,) if layer.experts is None else (0, 2)
         for index, name in enumerate(self.norms):
-            if name is not None:
+            if name is not None and config.norm_gate_rank is not None and index in gated:
+                setattr(self, name, GatedNorm(config, config.norm_gate_rank, policy))
+            elif name is not None:
                 setattr(self, name, make_norm(config, policy, eps=config.post_norm_eps if index % 2 else None))
         self.self_attn = _attention(config, layer, policy) if layer.has_kv else None
         self.mixer: str | None = None

@@ -84,7 +84,7 @@ def test_bfloat16_logits_stay_close_to_the_float32_reference(name: str) -> None:
     assert found.dtype == np.float32
     spread, latent = golden.logits.std(), decoder_of(open_model(golden.path)).latent
     has_indexer = latent is not None and latent.indexer is not None  # rounded scores choose other tokens, of 8 each
-    assert np.abs(found - golden.logits).mean() < (0.15 if has_indexer else 0.05) * spread
+    assert np.abs(found - golden.logits).mean() < (0.25 if has_indexer else 0.05) * spread
 
 
 def test_an_8_bit_cache_changes_logits_a_little() -> None:

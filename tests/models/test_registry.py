@@ -47,6 +47,7 @@ def rejection(hf: dict[str, Any]) -> str:
 def test_every_family_file_is_found() -> None:
     assert sorted(architectures()) == [
         "AXK1ForCausalLM",
+        "AXK2ForCausalLM",
         "AfmoeForCausalLM",
         "ApertusForCausalLM",
         "ArceeForCausalLM",
@@ -342,6 +343,7 @@ def test_absurd_size_is_rejected_naming_key_and_limit(key: str, value: object) -
         ("DeepseekV32", {"indexer_rope_interleave": True}, "indexer_rope_interleave is true; supported: false or null"),
         ("DeepseekV32", {"index_head_dim": 32}, "index_head_dim is 32; supported: an integer from 64"),
         ("DeepseekV32", {"q_lora_rank": None}, "q_lora_rank is null; supported: an integer"),
+        ("AXK2", {"n_group": 8}, "n_group is 8; supported: null or 1"),
         ("GlmMoeDsa", {"indexer_types": ["shared", "full"]}, "supported: full for the first layer"),
         (
             "GlmMoeDsa",

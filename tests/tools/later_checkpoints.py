@@ -678,6 +678,17 @@ LATER_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]] 
         "bfloat16",
         {"chosen": {"index_topk": 9}, "all": {"index_topk": 512}, **_THETA},
     ),
+    "axk2_tiny": (
+        _config(
+            "AXK2ForCausalLM",
+            "axk2",
+            gated_norm_rank=4,
+            mlp_layer_types=["dense", "sparse"],
+            **{key: value for key, value in _INDEXED.items() if key != "first_k_dense_replace"},
+        ),
+        "bfloat16",
+        {"chosen": {"index_topk": 9}, "all": {"index_topk": 512}, **_THETA},
+    ),
     "glm_moe_dsa_tiny": (
         _config(
             "GlmMoeDsaForCausalLM",

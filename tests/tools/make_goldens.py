@@ -49,6 +49,11 @@ _PLAIN_NORM = {"muse_glimmer_text": "language_model.norm."}
 _GPTS = ("gpt2", "gpt_bigcode", "opt", "gpt_neox", "gptj", "codegen", "falcon", "persimmon")
 """Types of models whose texts would repeat one token if their biases were larger."""
 _PUBLISHED_NAMES: dict[str, dict[str, str]] = {
+    "axk2": {
+        "layernorm.mlp.fc1.": "layernorm.W_down.",
+        "layernorm.mlp.fc2.": "layernorm.W_up.",
+        ".q_gate_proj.": ".q_b_proj.",
+    },
     "axk1": {".mlp.post_mlp_layernorm": ".post_mlp_layernorm"},
     "exaone_moe": {".gate.e_score_correction_bias": ".e_score_correction_bias"},
     "kimi_linear": {
