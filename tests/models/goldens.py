@@ -62,7 +62,7 @@ def golden_checkpoint(name: str) -> GoldenCheckpoint:
         )
 
 
-MTP_NAMES: Final = ("glm4_moe", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "qwen3_5", "qwen3_next")
+MTP_NAMES: Final = ("glm4", "glm4_moe", "deepseek_v3", "deepseek_v32", "glm4_moe_lite", "qwen3_5", "qwen3_next")
 """Checkpoints with a multi-token-prediction layer."""
 
 

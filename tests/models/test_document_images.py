@@ -18,8 +18,8 @@ from jaxserve.frontend.images.processor import _bounded_size
 from jaxserve.frontend.images.tiles import grid_size, page_grid
 from jaxserve.layers.policy import plain as plain_policy
 from jaxserve.model_config.images import AreaSizes, DensePages, GridTiles, MarkedTiles
-from jaxserve.models.registry import decoder_of, open_model, read_decoder, with_vision
-from jaxserve.models.skeleton import make_skeleton
+from jaxserve.models.registry import decoder_of, open_model, read_decoder, read_mtp_layer, with_vision
+from jaxserve.models.skeleton import make_predictor_skeleton, make_skeleton
 from jaxserve.tokenizer.tokenizer import load_tokenizer
 from jaxserve.weights.loader import check_tensors
 from tests.models.goldens import DATA
@@ -155,6 +155,32 @@ def test_what_lighton_ocr_does_not_compute_is_refused_with_its_key(
 ) -> None:
     with pytest.raises(CheckpointError, match=message):
         vision_of(changed(tmp_path, LIGHTON, file, **keys))
+
+
+def test_the_layer_that_glm_ocr_predicts_tokens_with_is_read_and_is_no_layer_of_the_model(tmp_path: Path) -> None:
+    text = json.loads((GLM / "config.json").read_text())["text_config"]
+    path = changed(tmp_path, GLM, text_config={**text, "num_nextn_predict_layers": 1})
+    file, width = open_safetensors(GLM / "model.safetensors"), text["hidden_size"]
+    tensors = {name: np.asarray(file.read(name), np.float32) for name in file.tensors}
+    start = "model.language_model.layers."
+    layer = {
+        name.replace(f"{start}0.", f"{start}3."): array
+        for name, array in tensors.items()
+        if name.startswith(f"{start}0.")
+    }
+    layer |= {f"{start}3.{name}.weight": np.ones(width, np.float32) for name in ("enorm", "hnorm", "shared_head.norm")}
+    layer[f"{start}3.eh_proj.weight"] = np.ones((width, 2 * width), np.float32)
+    layer[f"{start}3.embed_tokens.weight"] = tensors["model.language_model.embed_tokens.weight"]
+    write_safetensors(path / "model.safetensors", tensors | layer)
+    model = open_model(path)
+    assert model.tensors.keys() == open_model(GLM).tensors.keys()
+    config, checkpoint = read_mtp_layer(path)
+    assert checkpoint is not None and (config.num_layers, config.qkv_bias, config.norm_placement) == (
+        1,
+        False,
+        "sandwich",
+    )
+    check_tensors(checkpoint, make_predictor_skeleton(config, plain_policy(np.dtype("float32"))))
 
 
 def test_qianfan_ocr_is_read_with_the_names_of_its_publisher(tmp_path: Path) -> None:

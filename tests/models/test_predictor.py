@@ -29,8 +29,8 @@ from tests.models.one_row import PAGE_SIZE, new_cache, step_context
 from tests.unit.checkpoint.fp8_files import LAYOUTS, write_fp8
 
 NUM_PAGES = 4
-LIKE_OTHERS = ("glm4_moe_lite", "qwen3_5")
-"""Have the layers of DeepSeek V3 and of Qwen3-Next."""
+LIKE_OTHERS = ("glm4", "glm4_moe_lite", "qwen3_5")
+"""Have the layers of decoders that other tests cover: GLM-4, DeepSeek V3 and Qwen3-Next."""
 
 
 class TinyPredictor:
@@ -118,7 +118,7 @@ def test_the_layer_is_a_decoder_of_one_attention_layer_without_embedding_and_hea
     assert checkpoint is not None
     assert layer.num_layers == 1
     assert layer.recurrent is None
-    assert (layer.experts is None) == (name == "qwen3_5")
+    assert (layer.experts is None) == (name in ("glm4", "qwen3_5"))
     names = set(checkpoint.tensors)
     own = {f"model.{part}.weight" for part in ("enorm", "hnorm", "eh_proj", "norm")}
     assert own < names

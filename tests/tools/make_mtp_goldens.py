@@ -30,6 +30,7 @@ DATA = Path(__file__).parents[1] / "models" / "data" / "mtp"
 NUM_PROMPT, NUM_LOGITS, NUM_DRAFTS = 40, 8, 3
 SMALL = {"hidden_size": 48, "intermediate_size": 56, "num_hidden_layers": 2}
 MODELS = {
+    "glm4": "glm4_tiny",
     "glm4_moe": "glm4_moe_tiny",
     "deepseek_v3": "deepseek_v3_tiny",
     "deepseek_v32": "deepseek_v32_tiny",
@@ -148,6 +149,8 @@ def make(name: str, tiny: TinyCheckpoint) -> None:
     kind = type(transformers.AutoConfig.for_model(hf["model_type"]))
     if "mlp_layer_types" in hf or "index_topk" in hf:  # transformers reads no number of MTP layers there
         kind.num_mtp_layers, kind.mtp_mlp_layer_types = 1, ["sparse"]
+    if hf["model_type"] == "glm4":
+        kind.num_mtp_layers = 1
     if "index_topk" in hf:
         kind.mtp_layer_types = ["indexed_attention"]
     if is_qwen:  # nor for Qwen, whose own modules it names as those of others
