@@ -46,6 +46,7 @@ CASES = {
     "nemotron_h_tiny": ("all",),
     "qwen3_5_tiny": ("all",),
     "qwen3_next_tiny": ("all", "states"),
+    "zaya_tiny": ("all",),
 }
 IN_ALL_VERSIONS = ("llama3_tiny", "gpt_oss_tiny", "qwen3_next_tiny")
 """Dense layers, experts and states."""

@@ -132,6 +132,9 @@ ADAPTERS: dict[str, dict[str, TinyAdapter]] = {
     "jamba_tiny": {
         "all": hybrid("in_proj", "x_proj", "out_proj", *ATTENTION, *GATED, experts=EXPERTS_OF_BLOCKS),
     },
+    "zaya_tiny": {
+        "all": hybrid("q_proj", "k_proj", "v_proj_current", "v_proj_delayed", "o_proj", experts=EXPERTS),
+    },
     "falcon_mamba_tiny": {
         "states": hybrid("in_proj", "x_proj"),
     },
