@@ -173,7 +173,8 @@ def with_text_names(checkpoint: Checkpoint) -> Checkpoint:
     an audio encoder; any other checkpoint unchanged."""
     if not any(name.startswith(tuple(_PREFIXES)) or vision_name(name) or is_audio(name) for name in checkpoint.tensors):
         return checkpoint
-    checkpoint = join_bounds(split_vision_qkv(renamed(checkpoint, _our_part)))
+    tower = checkpoint.config.get(MULTIMODAL, checkpoint.config).get("vision_config")
+    checkpoint = join_bounds(split_vision_qkv(renamed(checkpoint, _our_part), tower))
     return with_class_first(with_axes_first(without_single_axes(with_position_table(checkpoint))))
 
 

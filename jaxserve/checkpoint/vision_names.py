@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -206,21 +206,36 @@ def _is_number(checkpoint: Checkpoint, name: str) -> bool:
     return info is not None and math.prod(info.shape) == 1
 
 
-def split_vision_qkv(checkpoint: Checkpoint) -> Checkpoint:
-    """Replace the matrix of queries, keys and values of each layer of a tower by its three parts."""
+def split_vision_qkv(checkpoint: Checkpoint, tower: Any = None) -> Checkpoint:
+    """Replace the matrix of queries, keys and values of each layer of a tower by its three parts, of which those of keys and values
+    repeat each head for the query heads that share it. tower: `vision_config` of the config; None: there are as many KV heads as heads."""
     tensors: dict[str, TensorInfo] = {}
     readers: dict[str, Callable[[Checkpoint], Tensor]] = {}
+    num_heads, num_kv_heads = _heads(tower)
     for name, info in checkpoint.tensors.items():
-        if not (name.startswith(VISION) and _FUSED in name) or info.shape[0] % len(_QKV):
+        heads = num_heads + 2 * num_kv_heads
+        if not (name.startswith(VISION) and _FUSED in name) or info.shape[0] % heads:
             tensors[name] = info
             continue
-        rows = info.shape[0] // len(_QKV)
-        for index, part in enumerate(_QKV):
+        size = info.shape[0] // heads
+        first = 0
+        for part, count in zip(_QKV, (num_heads, num_kv_heads, num_kv_heads), strict=True):
             own = name.replace(_FUSED, f".self_attn.{part}.")
-            size = info.num_stored_bytes // len(_QKV)
-            tensors[own] = replace(info, name=own, shape=(rows, *info.shape[1:]), num_stored_bytes=size)
-            readers[own] = partial(_read_rows, name, slice(index * rows, (index + 1) * rows))
+            stored = info.num_stored_bytes * count // heads
+            tensors[own] = replace(info, name=own, shape=(num_heads * size, *info.shape[1:]), num_stored_bytes=stored)
+            rows = slice(first * size, (first + count) * size)
+            readers[own] = partial(_read_rows, name, rows, size, num_heads // count)
+            first += count
     return CheckpointView(checkpoint, tensors, readers) if readers else checkpoint
+
+
+def _heads(tower: Any) -> tuple[int, int]:
+    """Return the heads of a tower and its KV heads, or 1 each if they are as many."""
+    config = tower if isinstance(tower, dict) else {}
+    num_heads, num_kv_heads = config.get("num_heads"), config.get("num_key_value_heads")
+    if not isinstance(num_heads, int) or not isinstance(num_kv_heads, int) or not 0 < num_kv_heads < num_heads:
+        return 1, 1
+    return num_heads, num_kv_heads
 
 
 def without_single_axes(checkpoint: Checkpoint) -> Checkpoint:
@@ -284,7 +299,9 @@ def _read_bounds(stored: list[str], inner: Checkpoint) -> np.ndarray:
     return np.concatenate([np.asarray(inner.read(name)).reshape(1) for name in stored])
 
 
-def _read_rows(stored: str, rows: slice, inner: Checkpoint) -> np.ndarray:
+def _read_rows(stored: str, rows: slice, size: int, copies: int, inner: Checkpoint) -> np.ndarray:
+    """Return rows of a matrix, of heads of `size` rows, each as often as `copies` says."""
     whole = inner.read(stored)
     assert isinstance(whole, np.ndarray), "towers are not quantised"
-    return whole[rows]
+    own = whole[rows]
+    return own if copies == 1 else own.reshape(-1, size, *own.shape[1:]).repeat(copies, 0).reshape(-1, *own.shape[1:])

@@ -114,3 +114,14 @@ def test_a_step_holds_an_image_that_is_seen_whole_and_a_token_of_every_other_req
     with pytest.raises(ConfigError, match=r"--max-num-batched-tokens 40: .*; use 41, or --limit-mm-per-prompt image=0"):
         image_settings(small, decoder, "cpu")
     assert tokens == 9 and image_settings(small, served(MODEL), "cpu") is small
+
+
+def test_kv_heads_that_the_heads_of_a_tower_do_not_share_are_refused(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "vision" / "exaone4_5_odd_tiny", tmp_path, dirs_exist_ok=True)
+    hf = json.loads((tmp_path / "config.json").read_text())
+    hf["vision_config"]["num_key_value_heads"] = 4
+    (tmp_path / "config.json").write_text(json.dumps(hf))
+    with pytest.raises(
+        (CheckpointError, ConfigError), match=r"num_key_value_heads is 4; supported: a divisor of num_heads \(6\)"
+    ):
+        served(tmp_path, "image=1")

@@ -39,6 +39,7 @@ COMPUTED = [name if name in IN_CI else pytest.param(name, marks=pytest.mark.exha
 IN_BFLOAT16 = ("gemma4_vision_odd_tiny", "mistral3_vision_tiny", "qwen2_5_vl_tiny", "qwen3_vl_tiny", "smolvlm_tiny")
 OF_TEMPLATES = {
     "qwen": ("<|vision_start|>", "<|vision_end|>"),
+    "exaone": ("<|vision_start|>", "<|vision_end|>"),
     "lfm3": ("<|vision_start|>", "<|vision_end|>"),
     "paddleocr": ("<|IMAGE_START|>", "<|IMAGE_END|>"),
 }

@@ -69,8 +69,8 @@ def frames(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
 
 
 def _window(config: Table, patch: int, merge: int) -> int | None:
-    """Return the patches of the side of a window, whole blocks, of Qwen2.5-VL's tower; None for its relatives."""
-    if config.get("model_type", None) != "qwen2_5_vl":
+    """Return the patches of the side of a window, whole blocks, of the towers of Qwen2.5-VL and EXAONE 4.5; None for their relatives."""
+    if config.get("model_type", None) not in ("qwen2_5_vl", "exaone4_5"):
         return None
     own = config.table("vision_config", {})
     pixels = own.integer("window_size", 112, MAX_SIDE)

@@ -1,4 +1,4 @@
-"""Keys of the towers of Qwen2-VL (arXiv 2409.12191) and Qwen2.5-VL (arXiv 2502.13923), beside Qwen2 decoders."""
+"""Keys of the towers of Qwen2-VL (arXiv 2409.12191) and Qwen2.5-VL (arXiv 2502.13923), beside Qwen2 decoders, and of EXAONE 4.5."""
 
 from __future__ import annotations
 
@@ -41,13 +41,15 @@ _QWEN2_5: Final[Mapping[str, Any]] = {
     "fullatt_block_indexes": [7, 15, 23, 31],
 }
 """transformers' defaults of Qwen2.5-VL."""
+_EXAONE: Final = "exaone4_5"
+"""Type of a model whose tower is that of Qwen2.5-VL with fewer KV heads."""
 _SECTIONS: Final = (16, 24, 24)
 _MAX_RATIO: Final = 64
 
 
 def qwen2_vision(hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder: DecoderConfig) -> VisionConfig:
     """Read a tower whose patches rotate by row and column: with LayerNorms, or with RMSNorms, gates and windows."""
-    if hf[MULTIMODAL].get("model_type") == "qwen2_5_vl":
+    if hf[MULTIMODAL].get("model_type") in ("qwen2_5_vl", _EXAONE):
         return _with_windows(hf, processor, decoder)
     keys = vision_table(_QWEN2, hf[MULTIMODAL])
     require_same(keys, "hidden_size", keys.integer("hidden_size", MAX_WIDTH), decoder.hidden_size)
@@ -65,6 +67,8 @@ def _with_windows(hf: Mapping[str, Any], processor: ImageProcessorConfig, decode
     keys = vision_table(_QWEN2_5, hf[MULTIMODAL])
     require_same(keys, "out_hidden_size", keys.integer("out_hidden_size", MAX_WIDTH), decoder.hidden_size)
     width, num_heads = read_width(keys, "num_heads")
+    if hf[MULTIMODAL].get("model_type") == _EXAONE and num_heads % keys.integer("num_key_value_heads", num_heads):
+        raise keys.error("num_key_value_heads", f"a divisor of num_heads ({num_heads})")
     return VisionConfig(
         **_shared(keys, hf, processor, decoder),
         hidden_size=width,
@@ -80,7 +84,8 @@ def _with_windows(hf: Mapping[str, Any], processor: ImageProcessorConfig, decode
 def _shared(
     keys: Keys, hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder: DecoderConfig
 ) -> dict[str, Any]:
-    """Return the fields that both towers have."""
+    """Return the fields that both towers have. In EXAONE 4.5 a token has one position."""
+    is_flat = hf[MULTIMODAL].get("model_type") == _EXAONE
     return {
         "num_layers": keys.integer("depth", MAX_LAYERS),
         "patch_size": require_same(keys, "patch_size", keys.integer("patch_size", MAX_PATCH), processor.patch_size),
@@ -97,7 +102,7 @@ def _shared(
         "num_channels": read_channels(keys, "in_channels"),
         "num_frames": keys.integer("temporal_patch_size", 16),
         "rope_theta": read_theta(keys),
-        "mrope_sections": read_sections(hf, decoder, _SECTIONS, "chunks"),
+        "mrope_sections": None if is_flat else read_sections(hf, decoder, _SECTIONS, "chunks"),
         "mrope_layout": "chunks",
     }
 

@@ -1,4 +1,4 @@
-"""EXAONE 4.0 (arXiv 2507.11407)."""
+"""EXAONE 4.0 (arXiv 2507.11407), and EXAONE 4.5 with its tower."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from jaxserve.models.families._common import (
     read_window,
 )
 from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._qwen2_vision import qwen2_vision
 
 DEFAULTS = dict(COMMON_DEFAULTS, num_key_value_heads=32, rms_norm_eps=1e-5, sliding_window=4096)
 
@@ -57,5 +58,6 @@ FAMILY = Family(
     ("Exaone4ForCausalLM",),
     decoder_config,
     text_part_of=("Exaone4_5_ForConditionalGeneration",),
+    read_vision=qwen2_vision,
     gguf=GGUFArchitecture("exaone4", tensor_names=POST_NORMS, config=_gguf_config),
 )
