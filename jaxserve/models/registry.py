@@ -47,6 +47,7 @@ _INKLING: Final = (
 _SHARED: Final = "a block of attention that several layers share and whose input is twice as wide"
 _JOINED_TILES: Final = "tiles of an image whose rows of features are joined"
 _SAM: Final = "the tower SAM, whose windows have relative positions"
+_DOTS3: Final = ("DeepseekV32ForCausalLM", "latent attention with windows and a norm of the rotating key")
 _MISSING: Final[Mapping[str, tuple[str, str]]] = {
     "LlavaNextForConditionalGeneration": ("LlamaForCausalLM", _JOINED_TILES),
     "LlavaOnevisionForConditionalGeneration": ("Qwen2ForCausalLM", _JOINED_TILES),
@@ -70,6 +71,17 @@ _MISSING: Final[Mapping[str, tuple[str, str]]] = {
     "DeepseekV4ForCausalLM": (
         "DeepseekV32ForCausalLM",
         "keys and values of several tokens, and mixed residual streams",
+    ),
+    "HYV4ForCausalLM": ("GlmMoeDsaForCausalLM", "mixed residual streams"),
+    "Dots3NoteForCausalLM": _DOTS3,
+    "Dots3NoteForConditionalGeneration": _DOTS3,
+    "Glm5NextForConditionalGeneration": (
+        "KimiLinearForCausalLM",
+        "an indexer whose keys stand for several tokens, and mixed residual streams",
+    ),
+    "MistralLarge4ForConditionalGeneration": (
+        "Mistral4ForCausalLM",
+        "sparse attention of queries that are not compressed, latent vectors that layers share, and learned frequencies of rotation",
     ),
     "InklingForConditionalGeneration": _INKLING,
     "InklingForCausalLM": _INKLING,

@@ -171,6 +171,8 @@ def test_unknown_architecture_is_rejected_with_the_supported_ones() -> None:
     ("architecture", "expected"),
     [
         ("DeepseekV4ForCausalLM", "nearest: DeepseekV32ForCausalLM; missing: keys and values of several tokens"),
+        ("HYV4ForCausalLM", "nearest: GlmMoeDsaForCausalLM; missing: mixed residual streams"),
+        ("MistralLarge4ForConditionalGeneration", "nearest: Mistral4ForCausalLM; missing: sparse attention of queries"),
         (
             "Zamba2ForCausalLM",
             "nearest: BambaForCausalLM; missing: a block of attention that several layers share",
