@@ -193,6 +193,8 @@ def test_unknown_architecture_is_rejected_with_the_supported_ones() -> None:
             "LlavaOnevisionForConditionalGeneration",
             "nearest: Qwen2ForCausalLM; missing: tiles of an image whose rows of features are joined",
         ),
+        ("Granite4VisionForConditionalGeneration", "learned vector each, and a Q-Former over windows"),
+        ("Ovis2ForConditionalGeneration", "nearest: Qwen2ForCausalLM; missing: embeddings of images that are means of"),
         ("DeepseekOCRForCausalLM", "nearest: DeepseekV2ForCausalLM; missing: the tower SAM"),
         ("HunYuanVLForConditionalGeneration", "nearest: HunYuanDenseV1ForCausalLM; missing: four positions of a token"),
     ],
