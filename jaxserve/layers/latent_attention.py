@@ -51,6 +51,8 @@ class LatentAttention(nnx.Module):
         self.o_proj = Linear(d, n * latent.value_dim, ("embed", "heads"), policy, bias=bias)
         has_indexer = latent.indexer is not None and layer.index_source is None
         self.indexer = Indexer(config, latent, policy) if has_indexer else None
+        assert config.output_gate in ("none", "heads"), "the gates of latent attention are numbers of heads"
+        self.gate_proj = Linear(n, d, ("kv_heads", "embed"), policy) if config.output_gate == "heads" else None
         self.layer, self.latent, self.num_heads = layer, latent, n
         self.has_adjacent_pairs = config.rotary_pairs == "adjacent"
         scale = latent.query_dim**-0.5 if config.attention_scale is None else config.attention_scale
@@ -89,6 +91,9 @@ class LatentAttention(nnx.Module):
         values = self.kv_b_proj.values(attended)
         if self.latent.has_gate:
             values = (values * jax.nn.sigmoid(gate.reshape(values.shape).astype(jnp.float32))).astype(values.dtype)
+        if self.gate_proj is not None:
+            gates = jax.nn.sigmoid(self.gate_proj(x, step.tokens).astype(jnp.float32)).astype(values.dtype)
+            values = (values.reshape(len(x), self.num_heads, -1) * gates[..., None]).reshape(len(x), -1)
         return self.o_proj(values, step.tokens), with_group(cache, place, LatentPool(latents))
 
     def _queries(self, query: Float[Array, "T _"], tokens: Tokens) -> Float[Array, "T N _"]:

@@ -66,6 +66,10 @@ class KimiDeltaConfig(msgspec.Struct, frozen=True, tag="kimi_delta"):
     head_dim: int  # H
     num_taps: int
     """Tokens that a convolution sees, its own included."""
+    is_low_rank: bool = True
+    """True if decays and gates come from two matrices each, with `head_dim` numbers between them; False: from one (Ling 3)."""
+    decay_bound: float | None = None
+    """Logarithm of the strongest decay, of which each channel has a share by a sigmoid; None: decays are not bounded (Kimi Linear)."""
 
     @property
     def width(self) -> int:
@@ -80,7 +84,8 @@ class KimiDeltaConfig(msgspec.Struct, frozen=True, tag="kimi_delta"):
     @property
     def projections(self) -> tuple[str, ...]:
         """Names of the mixer's matmuls, which adapters may change."""
-        return tuple(f"{name}_proj" for name in ("q", "k", "v", "f_a", "f_b", "g_a", "g_b", "b", "o"))
+        rates = ("f_a", "f_b", "g_a", "g_b") if self.is_low_rank else ("f", "g")
+        return tuple(f"{name}_proj" for name in ("q", "k", "v", *rates, "b", "o"))
 
     @property
     def num_channels(self) -> int:

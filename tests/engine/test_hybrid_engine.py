@@ -24,6 +24,7 @@ NUM_DRAFTS = 3
         ("falcon_h1_odd_tiny", "native"),
         ("falcon_mamba_tiny", "native"),
         pytest.param(("kimi_linear_odd_tiny", "native"), marks=pytest.mark.exhaustive),
+        pytest.param(("bailing_hybrid_odd_tiny", "native"), marks=pytest.mark.exhaustive),
         pytest.param(("lfm3_tiny", "native"), marks=pytest.mark.exhaustive),  # windows beside states
         pytest.param(("jamba_tiny", "xla"), marks=pytest.mark.exhaustive),
         pytest.param(("zaya_odd_tiny", "native"), marks=pytest.mark.exhaustive),  # keys of a window depend on states

@@ -51,6 +51,8 @@ def test_every_family_file_is_found() -> None:
         "AfmoeForCausalLM",
         "ApertusForCausalLM",
         "ArceeForCausalLM",
+        "BailingHybridForCausalLM",
+        "BailingMoeV3ForCausalLM",
         "BambaForCausalLM",
         "CodeGenForCausalLM",
         "Cohere2ForCausalLM",

@@ -110,6 +110,17 @@ _KIMI: dict[str, Any] = {
     "topk_group": 1,
     "routed_scaling_factor": 1.5,
 }
+_LING: dict[str, Any] = {
+    **{key: value for key, value in _KIMI.items() if not key.startswith(("mla_", "moe_router", "q_lora"))},
+    "rms_norm_eps": 1e-6,
+    "head_dim": 16,
+    "layer_group_size": 2,
+    "short_conv_kernel_size": 4,
+    "kda_safe_gate": True,
+    "kda_lower_bound": -5.0,
+    "rope_theta": 1e4,
+    "num_nextn_predict_layers": 0,
+}
 _NEMOTRON: dict[str, Any] = {
     "hidden_size": 48,
     "head_dim": 32,
@@ -315,6 +326,35 @@ HYBRID_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]]
                 "linear_conv_kernel_dim": 3,
             },
         ),
+        "bfloat16",
+        {"groups": {"num_expert_group": 1, "topk_group": 1}},
+    ),
+    "bailing_hybrid_tiny": (
+        _config(
+            "BailingHybridForCausalLM",
+            "bailing_hybrid",
+            **_LING,
+            layer_types=["linear_attention", "full_attention", "linear_attention"],
+        ),
+        "bfloat16",
+        {
+            "scale": {"routed_scaling_factor": 1.0},
+            "bound": {"kda_lower_bound": -2.0},
+            "decay": {"kda_safe_gate": False},
+            "rope": {"rope_theta": 100.0},
+        },
+    ),
+    "bailing_hybrid_odd_tiny": (
+        _config("BailingHybridForCausalLM", "bailing_hybrid", **_LING)
+        | {
+            "hidden_size": 40,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 3,
+            "head_dim": 40,
+        }
+        | {"kv_lora_rank": 20, "v_head_dim": 24, "num_expert_group": 3, "topk_group": 2, "short_conv_kernel_size": 3}
+        | {"kda_safe_gate": False, "mlp_layer_types": ["sparse", "sparse"]},
         "bfloat16",
         {"groups": {"num_expert_group": 1, "topk_group": 1}},
     ),

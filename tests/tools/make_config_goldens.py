@@ -253,6 +253,7 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
     },
     "granitemoe_swa": {"architectures": ["GraniteMoeSWAForCausalLM"]},
     "olmo_hybrid": {"architectures": ["OlmoHybridForCausalLM"]},
+    "bailing_hybrid": {"architectures": ["BailingHybridForCausalLM"]},
     "kimi_linear": {"architectures": ["KimiLinearForCausalLM"]},
     "qwen3_5_moe": {"architectures": ["Qwen3_5MoeForCausalLM"]},
     "lfm2": {"architectures": ["Lfm2ForCausalLM"]},

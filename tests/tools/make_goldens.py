@@ -55,6 +55,12 @@ _PUBLISHED_NAMES: dict[str, dict[str, str]] = {
         ".q_gate_proj.": ".q_b_proj.",
     },
     "axk1": {".mlp.post_mlp_layernorm": ".post_mlp_layernorm"},
+    "bailing_hybrid": {
+        "model.embed_tokens.": "model.word_embeddings.",
+        ".forget_gate.": ".",
+        ".self_attn.": ".attention.",
+        ".gate.e_score_correction_bias": ".gate.expert_bias",
+    },
     "exaone_moe": {".gate.e_score_correction_bias": ".e_score_correction_bias"},
     "kimi_linear": {
         ".forget_gate.": ".",
@@ -160,6 +166,8 @@ def random_weights(model: transformers.PreTrainedModel, seed: int) -> None:
             value = 0.03 * noise
         elif ".act_fn.alpha_" in name:
             value = 0.2 + 0.3 * noise
+        elif name.endswith("dt_bias") and config.model_type == "bailing_hybrid":  # weak decays, as for kimi_linear
+            value = (-12 if config.kda_safe_gate else -2) + noise
         elif name.endswith("bias"):
             value = (0.1 if config.model_type in _GPTS else 0.3) * noise
         elif any(part in name for part in _POSITIONS):
@@ -284,7 +292,7 @@ def published(name: str, weight: torch.Tensor, model_type: str) -> dict[str, tor
     """A parameter as checkpoints have it: transformers joins experts as it loads them, but for those joined already."""
     name = published_name(name, model_type)
     is_mixtral = model_type in ("mixtral", "minimax_m2", "phimoe")
-    if model_type == "kimi_linear" and name.endswith(".conv1d.weight"):
+    if model_type in ("kimi_linear", "bailing_hybrid") and name.endswith(".conv1d.weight"):
         parts = zip("qkv", weight.chunk(3), strict=True)
         return {name.replace(".conv1d.", f".{part}_conv1d."): own.contiguous() for part, own in parts}
     names = (

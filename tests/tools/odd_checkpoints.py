@@ -20,7 +20,7 @@ _LATENT: Final[dict[str, Any]] = {
 }
 _INDEXED: Final[dict[str, Any]] = {"index_head_dim": 40, "index_n_heads": 15, "index_topk": 11}
 _HAS_ODD: Final = frozenset(
-    "bamba codegen falcon falcon_h1 gemma3n gemma4 gpt2 gpt_bigcode gpt_neox gptj kimi_linear lfm2 lfm3 llama4 mistral4 nemotron_h olmo_hybrid "
+    "bailing_hybrid bamba codegen falcon falcon_h1 gemma3n gemma4 gpt2 gpt_bigcode gpt_neox gptj kimi_linear lfm2 lfm3 llama4 mistral4 nemotron_h olmo_hybrid "
     "opt qwen3_5 qwen3_next".split()
 )
 """Types of models with a second shape of odd sizes in tiny_checkpoints.py."""

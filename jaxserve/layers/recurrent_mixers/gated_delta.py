@@ -144,7 +144,7 @@ class GatedDeltaNet(nnx.Module):
 
 
 class KimiDelta(nnx.Module):
-    """A gated delta net whose decays differ by channel of the key, and whose decays and gates come from low-rank projections.
+    """A gated delta net whose decays differ by channel of the key, and whose decays and gates may come from low-rank projections.
 
     The devices of a mesh share the heads as in `GatedDeltaNet`.
     """
@@ -156,10 +156,13 @@ class KimiDelta(nnx.Module):
         self.qkv_proj = FusedLinear(
             dict.fromkeys(("q_proj", "k_proj", "v_proj"), width), make, policy, num_units=delta.num_heads
         )
-        self.f_a_proj = Linear(rank, d, (None, "embed"), policy)
-        self.f_b_proj = Linear(width, rank, (_HEADS, None), policy)
-        self.g_a_proj = Linear(rank, d, (None, "embed"), policy)
-        self.g_b_proj = Linear(width, rank, (_HEADS, None), policy)
+        if delta.is_low_rank:
+            self.f_a_proj = Linear(rank, d, (None, "embed"), policy)
+            self.f_b_proj = Linear(width, rank, (_HEADS, None), policy)
+            self.g_a_proj = Linear(rank, d, (None, "embed"), policy)
+            self.g_b_proj = Linear(width, rank, (_HEADS, None), policy)
+        else:
+            self.f_proj, self.g_proj = make(width), make(width)
         self.b_proj = Linear(delta.num_heads, d, rows, policy.unquantized)
         conv = partial(DepthwiseConv, width, delta.num_taps, policy, bias=False, axis=_HEADS)
         self.q_conv1d, self.k_conv1d, self.v_conv1d = conv(), conv(), conv()
@@ -175,6 +178,9 @@ class KimiDelta(nnx.Module):
         """Return queries, keys and values side by side before the convolution, the rate of each head, the decay of each
         channel before its bias, and the gates."""
         qkv = _side_by_side(self.qkv_proj(x, tokens), self.rules)
+        if not self.delta.is_low_rank:
+            decays, gates, b = apply_together((self.f_proj, self.g_proj, self.b_proj), x, tokens)
+            return (qkv, b, decays), gates
         decays, gates, b = apply_together((self.f_a_proj, self.g_a_proj, self.b_proj), x, tokens)
         return (qkv, b, self.f_b_proj(decays, tokens)), self.g_b_proj(gates, tokens)
 
@@ -193,13 +199,16 @@ class KimiDelta(nnx.Module):
         sizes = [qkv.shape[1] // 3] * 3
         mixed, windows = convolve(jnp.concatenate(taps), None, qkv, state.windows, segments, self.backend, sizes=sizes)
         q, k, v = (part.reshape(len(qkv), -1, self.delta.head_dim) for part in mixed)
-        steps = jax.nn.softplus(decays.astype(jnp.float32) + biases).reshape(q.shape)
+        steps = (decays.astype(jnp.float32) + biases).reshape(q.shape)
+        rates = jnp.exp(log_rates)[:, None]
+        bound = self.delta.decay_bound
+        log_decay = -rates * jax.nn.softplus(steps) if bound is None else bound * jax.nn.sigmoid(rates * steps)
         with jax.named_scope("linear_attention"):
             made, states = linear_attention(
                 q,
                 k,
                 v,
-                -jnp.exp(log_rates)[:, None] * steps,
+                log_decay,
                 jax.nn.sigmoid(b),
                 state.states,
                 segments,

@@ -31,7 +31,7 @@ DEFAULTS = dict(
     topk_group=1,
     linear_conv_kernel_dim=4,
 )
-_OLD_NAMES: Final[Mapping[str, str]] = {
+OLD_NAMES: Final[Mapping[str, str]] = {
     "model_max_length": "max_position_embeddings",
     "moe_renormalize": "norm_topk_prob",
     "num_expert_group": "n_group",
@@ -71,7 +71,7 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
 
 def _with_names(hf: Mapping[str, Any]) -> Keys:
     """Return the keys by transformers' names."""
-    found = {_OLD_NAMES.get(key, key): value for key, value in hf.items()}
+    found = {OLD_NAMES.get(key, key): value for key, value in hf.items()}
     linear = hf.get("linear_attn_config")
     table = linear if isinstance(linear, dict) else {}
     found |= {_LINEAR_NAMES[key]: value for key, value in table.items() if key in _LINEAR_NAMES}
