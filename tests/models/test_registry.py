@@ -197,6 +197,8 @@ def test_unknown_architecture_is_rejected_with_the_supported_ones() -> None:
         ),
         ("Granite4VisionForConditionalGeneration", "learned vector each, and a Q-Former over windows"),
         ("Ovis2ForConditionalGeneration", "nearest: Qwen2ForCausalLM; missing: embeddings of images that are means of"),
+        ("LongcatFlashForCausalLM", "nearest: DeepseekV3ForCausalLM; missing: layers with two attentions"),
+        ("KimiVLForConditionalGeneration", "nearest: DeepseekV3ForCausalLM; missing: its preprocessing"),
         ("DeepseekOCRForCausalLM", "nearest: DeepseekV2ForCausalLM; missing: the tower SAM"),
         ("HunYuanVLForConditionalGeneration", "nearest: HunYuanDenseV1ForCausalLM; missing: four positions of a token"),
     ],
