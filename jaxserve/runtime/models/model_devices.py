@@ -8,6 +8,7 @@ models share cores and memory: each KV cache is sized by what is free when its m
 from __future__ import annotations
 
 import dataclasses
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from jaxserve.runtime.devices import (
     visible_gpus,
 )
 from jaxserve.types import GPU_SHARE
+
+_log = logging.getLogger(__name__)
 
 _WHOLE: Final = CacheConfig().memory_fraction
 """The default of `--memory-fraction`: a model that has it takes an equal part of what the others leave."""
@@ -61,7 +64,7 @@ def divide_among_models(
     if len(configs) == 1:
         devices = divide_devices(configs[0].parallel, environ, names, cores)
         if not any(own.variables for own in devices):
-            _check_memory(configs[0], free_bytes)
+            _warn_of_memory(configs[0], free_bytes)
         return [ModelShare(configs[0], devices)]
     if environ.get("JAX_PLATFORMS", "").split(",")[0] != "cpu":
         found = list(names())
@@ -72,16 +75,21 @@ def divide_among_models(
     return [ModelShare(config, [ALL_DEVICES]) for config in configs]
 
 
-def _check_memory(config: Config, free_bytes: Callable[[], int]) -> None:
-    """Raise DoesNotFitError for KV caches of replicas on a CPU that are larger together than the free memory.
+def _warn_of_memory(config: Config, free_bytes: Callable[[], int]) -> None:
+    """Log KV caches of replicas on a CPU that may be larger together than the free memory.
 
-    Each engine sees the memory of the others as free until it is written.
+    Each engine sees the memory of the others as free until it is written. A cache may be smaller than asked for: no larger than
+    full requests could use, which depends on the model.
     """
     own, replicas = config.cache.kv_cache_memory, config.parallel.replicas
     if own is not None and replicas > 1 and own * replicas > (free := free_bytes()):
-        raise DoesNotFitError(
-            f"--kv-cache-memory with --replicas {replicas}: {own / 2**30:.2f} GiB for each are {own * replicas / 2**30:.2f} "
-            f"GiB, and {free / 2**30:.2f} GiB are free on this host: lower one of them"
+        _log.warning(
+            "--kv-cache-memory with --replicas %d: up to %.2f GiB for each are %.2f GiB, and %.2f GiB are free on this host: "
+            "lower one of them unless the model's caches are smaller",
+            replicas,
+            own / 2**30,
+            own * replicas / 2**30,
+            free / 2**30,
         )
 
 
