@@ -303,18 +303,24 @@ class _Server:
         scheme = "http" if self.config.tls.ssl_certfile is None else "https"
         url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         key = ' -H "Authorization: Bearer $JAXSERVE_API_KEY"' if api_keys(self.config.server) else ""
-        prompt: Any
-        if model_info.embedding is not None:
-            path, name, prompt = "embeddings", "input", "Once upon a time"
-        elif tokenizer.chat_templates:
-            path, name, prompt = "chat/completions", "messages", [{"role": "user", "content": "Hello!"}]
-        else:
-            path, name, prompt = "completions", "prompt", "Once upon a time"
-        data = json.dumps({"model": model_names(self.config)[0], name: prompt}).replace("'", "'\\''")
+        path, fields = first_request(model_info, has_chat=bool(tokenizer.chat_templates))
+        data = json.dumps({"model": model_names(self.config)[0], **fields}).replace("'", "'\\''")
         curl = f"curl {url}/v1/{path} -H 'Content-Type: application/json'{key} -d '{data}'"
         line = line_of(f"jaxserve is ready at {url} - try: {curl}")
         with contextlib.suppress(OSError):  # a closed stdout is no reason to stop, now or in a last flush
             os.write(sys.stdout.fileno(), f"{line}\n".encode())
+
+
+def first_request(model_info: ModelInfo, *, has_chat: bool) -> tuple[str, dict[str, Any]]:
+    """Return the path and the fields of a request that the model takes, beside its name."""
+    text = "Once upon a time"
+    if model_info.embedding is not None and model_info.embedding.scores_pairs:
+        return "rerank", {"query": "How do stories begin?", "documents": [text, "The end"]}
+    if model_info.embedding is not None:
+        return "embeddings", {"input": text}
+    if has_chat:
+        return "chat/completions", {"messages": [{"role": "user", "content": "Hello!"}]}
+    return "completions", {"prompt": text}
 
 
 def _resolve(config: Config) -> Path:

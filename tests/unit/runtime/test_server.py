@@ -15,10 +15,12 @@ import pytest
 from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import StartupError
 from jaxserve.ipc.engine_spec import FakeOptions
+from jaxserve.ipc.messages import EmbeddingInfo
 from jaxserve.runtime import server
 from jaxserve.runtime.api_worker import ApiWorker
 from jaxserve.runtime.api_workers import ApiWorkerSpec
 from jaxserve.runtime.replicas import NextEngine
+from tests.unit.running_api import MODEL_INFO
 
 
 async def test_api_processes_connect_to_the_engine_that_replaced_one_before_they_were_started(
@@ -66,3 +68,12 @@ async def test_api_processes_connect_to_the_engine_that_replaced_one_before_they
     with pytest.raises(StartupError, match="enough"):
         await one._run_others(cast(Any, api), "ipc:///x")
     assert [spec.engines for spec in specs] == [["ipc:///x.1"]]
+
+
+def test_the_request_that_a_start_shows_is_one_that_the_model_takes() -> None:
+    cross = msgspec.structs.replace(MODEL_INFO, embedding=EmbeddingInfo(1, "cls", normalizes=False, scores_pairs=True))
+    vectors = msgspec.structs.replace(MODEL_INFO, embedding=EmbeddingInfo(8, "cls", normalizes=True))
+    assert server.first_request(cross, has_chat=True)[0] == "rerank"
+    assert server.first_request(vectors, has_chat=True)[0] == "embeddings"
+    assert server.first_request(MODEL_INFO, has_chat=True)[0] == "chat/completions"
+    assert server.first_request(MODEL_INFO, has_chat=False)[0] == "completions"
