@@ -1,6 +1,7 @@
 """Lower bounds of a model's step times: the larger of bytes / bandwidth and operations / arithmetic rate.
 
 A step of B rows with C tokens each:  max(weights / BW, 2 x multiplied weights x B / FLOPS) + KV bytes x C x B / BW
+                                      + 2 x bytes of a recurrent state x B / BW, since each is read and written
 A prompt of T tokens, in chunks of c: sum over chunks of max(weights / BW, 2 x multiplied weights x c / FLOPS)
                                       + 4 x query width x attended pairs / FLOPS of activations
 Where an indexer chooses what queries attend to, C counts up to its choice; its keys are read, and its scores multiplied, for all.
@@ -19,7 +20,7 @@ from jaxserve.tools.planning.devices import Rates
 from jaxserve.tools.planning.sizes import Sizes
 
 Bound = Literal["weights", "arithmetic", "kv", "exchange"]
-"""Longest part: reading weights, multiplying, reading keys and values, or collectives between devices."""
+"""Longest part: reading weights, multiplying, reading keys, values and states, or collectives between devices."""
 NO_LINKS: Final = Links(0.0, 0.0)
 
 
@@ -63,7 +64,8 @@ def decode_bound(
     weights_s = sizes.step_bytes(num_requests) / rates.bytes_per_s
     arithmetic_s = 2 * sizes.num_matmul_weights * num_requests / sizes.num_devices / rates.of(sizes.arithmetic)
     scored = sizes.scored_numbers(context) * kv_itemsize // sizes.kv_shards
-    kv_s = (per_token * sizes.attended_tokens(context) + scored) * num_requests / rates.bytes_per_s
+    read = per_token * sizes.attended_tokens(context) + scored
+    kv_s = (read + 2 * sizes.state_bytes) * num_requests / rates.bytes_per_s
     exchange_s = links.seconds(step_collectives(sizes, num_requests, num_requests, num_hosts))
     step_s = max(weights_s, arithmetic_s) + kv_s + exchange_s
     bound = _longest(weights=weights_s, arithmetic=arithmetic_s, kv=kv_s, exchange=exchange_s)

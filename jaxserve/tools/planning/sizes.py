@@ -59,6 +59,17 @@ class Sizes:
         return cache_shards(self.decoder, self.rules)
 
     @property
+    def state_bytes(self) -> float:
+        """Bytes of the recurrent states of one request on one device; the mean if devices have requests of their own."""
+        total = 0
+        for group in self.decoder.cache.states:
+            for array in group.arrays:
+                itemsize = 4 if array.dtype == "float32" else self.activation_itemsize
+                num_shards = math.prod(self.rules.count(axis) for axis in array.axes)
+                total += group.num_layers * math.prod(array.shape) * itemsize // num_shards
+        return total / self.rules.count("pages")
+
+    @property
     def num_matmul_weights(self) -> int:
         return self.num_layer_weights + self.num_head_weights
 

@@ -165,3 +165,17 @@ def write_config(folder: Path, config: dict[str, Any]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return folder
+
+
+CODESTRAL_MAMBA: dict[str, Any] = {
+    "architectures": ["Mamba2ForCausalLM"],
+    "vocab_size": 32_768,
+    "hidden_size": 4096,
+    "num_hidden_layers": 64,
+    "num_heads": 128,
+    "head_dim": 64,
+    "n_groups": 8,
+    "state_size": 128,
+    "expand": 2,
+    "conv_kernel": 4,
+}

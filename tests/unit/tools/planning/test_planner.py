@@ -32,6 +32,7 @@ from jaxserve.tools.planning.planner import Planner, plan_model, read_model
 from jaxserve.tools.planning.roofline import decode_bound
 from tests.models.goldens import DATA
 from tests.unit.tools.planning.configs import (
+    CODESTRAL_MAMBA,
     GEMMA_3,
     GPT_OSS_20B,
     LLAMA_8B,
@@ -188,6 +189,20 @@ def test_an_indexer_bounds_what_queries_attend_to_and_its_keys_are_read_whole() 
     bound = decode_bound(sizes, H200.rates, 2, 1, 100, fits=True)
     num_bytes = sizes.step_bytes(1) + 2 * (4 * 28 * 8 + 2 * 20 * 100)
     assert bound.step_s == pytest.approx(num_bytes / H200.rates.bytes_per_s)
+
+
+def test_a_decode_step_reads_and_writes_the_state_of_each_row(tmp_path: Path) -> None:
+    """Codestral Mamba: 64 layers, each with 128 states of 128 x 64 in float32 and 3 inputs of a convolution of 10,240 channels."""
+    path = write_config(tmp_path, CODESTRAL_MAMBA)
+    state = 64 * (128 * 128 * 64 * 4 + 3 * 10_240 * 2)
+    for ranks in (1, 2):
+        config = config_for(path, parallel=ParallelConfig(data_parallel_size=ranks))
+        sizes = model_sizes(config, read_model(path).decoder, H200)
+        assert sizes.state_bytes == state / ranks
+    sizes = model_sizes(config_for(path), read_model(path).decoder, H200)
+    bound = decode_bound(sizes, H200.rates, 2, 128, 4096, fits=True)
+    assert bound.step_s == pytest.approx((sizes.read_bytes + 2 * 128 * state) / H200.rates.bytes_per_s)
+    assert bound.limited_by == "kv"
 
 
 @pytest.mark.parametrize(
