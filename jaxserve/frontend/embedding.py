@@ -291,7 +291,9 @@ async def encode_pairs(
         return Pairs([ids for side in sides for ids in side], None, len(first))
     limit = model_info.max_model_len
     most = check_truncation(truncate, limit)
+    prompt = model.prompts.get(model.default_prompt or "", "")
     if model.lowers_texts:
+        prompt = prompt.lower()
         first, second = ([text.lower() for text in side] for side in (first, second))
     partners = first if len(first) == len(second) else [*first] * len(second)
     encoded = await frontend.tokenization.encode_pairs(
@@ -299,6 +301,7 @@ async def encode_pairs(
         most,
         lambda num_tokens, place: check_length(num_tokens, limit, params[1], place),
         instruction,
+        prompt,
     )
     return Pairs([ids for ids, _ in encoded], [start for _, start in encoded], 0)
 

@@ -114,16 +114,17 @@ class Tokenization:
         truncate: int | None,
         check: Callable[[int, int], None],
         instruction: str | None = None,
+        prompt: str = "",
     ) -> list[tuple[list[int], int | None]]:
         """Return the token ids of pairs of texts, cut to `truncate` tokens, and the start of each second text.
 
         check: is called with the number of tokens and the place of each pair; its error ends the work. instruction: the system message
-        of a chat template for pairs.
+        of a chat template for pairs. prompt: see `encode_score_pairs`.
         """
         tokenizer = self.tokenizer
 
         def encode() -> Iterator[tuple[list[int], int | None]]:
-            for place, (ids, start) in enumerate(encode_score_pairs(tokenizer, pairs, truncate, instruction)):
+            for place, (ids, start) in enumerate(encode_score_pairs(tokenizer, pairs, truncate, instruction, prompt)):
                 check(len(ids), place)
                 yield ids, start
 

@@ -10,12 +10,17 @@ from jaxserve.tokenizer.tokenizer import Tokenizer
 
 
 def encode_score_pairs(
-    tokenizer: Tokenizer, pairs: Iterable[tuple[str, str]], max_tokens: int | None, instruction: str | None = None
+    tokenizer: Tokenizer,
+    pairs: Iterable[tuple[str, str]],
+    max_tokens: int | None,
+    instruction: str | None = None,
+    prompt: str = "",
 ) -> Iterator[tuple[list[int], int | None]]:
     """Yield the ids of pairs of a query and a document, and the start of the document if the model has token types.
 
     A chat template that shows both roles writes the text around them; `instruction` is its system message. Otherwise the texts
-    follow each other. max_tokens: the document, or without a template the longer text, is truncated at its end. Raises InvalidRequestError.
+    follow each other. max_tokens: the document, or without a template the longer text, is truncated at its end. prompt: the checkpoint's
+    default prompt, which stands for `instruction`, or without a template before each query. Raises InvalidRequestError.
     """
     templates = tokenizer.chat_templates
     if instruction is not None and not (templates.take_pairs and templates.take_system):
@@ -23,10 +28,12 @@ def encode_score_pairs(
             "instruction", "this model has no chat template that shows a system message, a query and a document"
         )
     if templates.take_pairs:
+        if prompt and templates.take_system and instruction is None:
+            instruction = prompt
         for query, document in pairs:
             yield _in_template(tokenizer, query, document, max_tokens, instruction), None
         return
-    yield from tokenizer.encode_pairs(pairs, max_tokens)
+    yield from tokenizer.encode_pairs(((prompt + query, document) for query, document in pairs), max_tokens)
 
 
 def _in_template(

@@ -28,7 +28,7 @@ class PairFields(InputFields, kw_only=True):
     instruction: Annotated[
         str | None,
         Meta(
-            description="What makes a document fit a query, for a reranker whose chat template shows a system message. Default: that of the template."
+            description="What makes a document fit a query, for a reranker whose chat template shows a system message. Default: the checkpoint's default prompt, or that of the template."
         ),
     ] = None
 

@@ -131,6 +131,19 @@ async def test_a_cross_encoder_reads_each_pair_at_once(pairs_api: Api) -> None:
     assert reply["usage"]["prompt_tokens"] == sum(len(ids) for ids, _ in pairs)
 
 
+async def test_the_default_prompt_of_a_cross_encoder_comes_before_the_first_text_of_a_pair(pairs_api: Api) -> None:
+    api = pairs_api
+    info = EmbeddingInfo(1, "cls", True, True, {"judge": "Is it so? "}, "judge", lowers_texts=True)
+    api.engine.say(Ready(msgspec.structs.replace(MODEL_INFO, embedding=info)))
+    await api.engine.is_heard()
+    task = asyncio.create_task(api.post("/v1/score", {"text_1": "What", "text_2": "That"}))
+    request = await api.engine.added()
+    [(ids, _)] = api.tokenizer.encode_pairs([("is it so? what", "that")], None)
+    assert request.prompt_token_ids == ids
+    api.engine.output(request, [], finish_reason="stop", vector=np.float32(0.5).tobytes())
+    assert (await task)[0] == 200
+
+
 @pytest.mark.parametrize("num_tokens", [MAX_MODEL_LEN, MAX_MODEL_LEN + 1])
 async def test_a_text_may_fill_the_context(api: Api, num_tokens: int) -> None:
     await ready(api, scores_pairs=False)

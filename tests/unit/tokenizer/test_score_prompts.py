@@ -72,3 +72,17 @@ def test_an_instruction_needs_a_template_that_shows_it(tokenizer: Tokenizer) -> 
         list(encode_score_pairs(bert, [("a", "b")], None, "judge"))
     with pytest.raises(InvalidRequestError, match="instruction"):
         list(encode_score_pairs(tokenizer, [("a", "b")], None, "judge"))
+
+
+def test_the_default_prompt_stands_for_an_instruction_that_is_not_given(tokenizer: Tokenizer) -> None:
+    shows_system = load_tokenizer(ENCODERS / "qwen3_reranker_tiny", chat_template=EXAMPLE)
+    pairs = [("a", "b")]
+
+    def ids(instruction: str | None, prompt: str, of: Tokenizer = shows_system) -> list[tuple[list[int], int | None]]:
+        return list(encode_score_pairs(of, pairs, None, instruction, prompt))
+
+    assert ids(None, "find c") == ids("find c", "") != ids(None, "")
+    assert ids("find d", "find c") == ids("find d", "")
+    assert ids(None, "find c", tokenizer) == ids(None, "", tokenizer), "its template shows no system message"
+    bert = load_tokenizer(ENCODERS / "bert_tiny")
+    assert ids(None, "c: ", bert) == list(bert.encode_pairs([("c: a", "b")], None))
