@@ -91,11 +91,18 @@ _READERS: Final[Mapping[str, _Reader]] = {
     "Gemma4UnifiedImageProcessor": _GEMMA4._replace(geometry=whole.merged_budget),
 }
 """By `image_processor_type`, which transformers may extend by the kind of its implementation."""
+_OF_MODELS: Final[Mapping[str, str]] = {
+    "lfm3_vl": "Qwen2VLImageProcessor",
+    "lighton_ocr": "PixtralImageProcessor",
+    "qianfan_ocr": "GotOcr2ImageProcessor",
+}
+"""Processors of models that have none of their own in transformers, by `model_type`: they are taken if a checkpoint names none, or one that
+transformers does not have, such as that of LFM3-VL, which is code beside the published checkpoint."""
 
 
 def _read(table: Table, config: Mapping[str, Any], tokens: Mapping[str, Any]) -> ImageProcessorConfig:
-    name = str(table.get("image_processor_type", ""))
-    reader = _READERS.get(name.removesuffix("Fast").removesuffix("Pil"))
+    name, model_type = (str(each) for each in (table.get("image_processor_type", ""), config.get("model_type")))
+    reader = _READERS.get(name.removesuffix("Fast").removesuffix("Pil")) or _READERS.get(_OF_MODELS.get(model_type, ""))
     if reader is None:
         raise table.error("image_processor_type", f"one of {', '.join(_READERS)}")
     if not (reader.is_always_resized or table.flag("do_resize", default=True)):

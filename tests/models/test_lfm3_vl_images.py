@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxserve.checkpoint.image_processor import read_image_processor
 from jaxserve.checkpoint.safetensors_file import open_safetensors
 from jaxserve.config import ImagesConfig
 from jaxserve.errors import CheckpointError
@@ -75,6 +76,35 @@ def test_names_may_be_those_of_published_checkpoints(tmp_path: Path) -> None:
     found, expected = open_model(tmp_path), open_model(MODEL)
     assert found.tensors.keys() == expected.tensors.keys()
     assert all(np.array_equal(found.read(name), expected.read(name)) for name in expected.tensors)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("lfm3_vl_tiny", "Lfm3VlImageProcessorFast"),
+        ("lfm3_vl_tiny", None),
+        ("lighton_ocr_tiny", "LightOnOCRImageProcessor"),
+        ("qianfan_ocr_tiny", None),
+    ],
+)
+def test_processors_of_models_without_one_in_transformers_may_have_another_name(
+    name: str, kind: str | None, tmp_path: Path
+) -> None:
+    shutil.copytree(DATA / "vision" / name, tmp_path, dirs_exist_ok=True)
+    table = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    (tmp_path / "preprocessor_config.json").unlink()
+    joint = {"image_processor": table | {"image_processor_type": kind}, "video_processor": {}}
+    (tmp_path / "processor_config.json").write_text(json.dumps(joint))
+    assert read_image_processor(tmp_path) == read_image_processor(DATA / "vision" / name)
+
+
+def test_processors_of_other_models_must_have_a_known_name(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "vision" / "lfm2_vl_tiny", tmp_path, dirs_exist_ok=True)
+    (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "Siglip2ImageProcessor"}')
+    with pytest.raises(
+        CheckpointError, match=r"image_processor_type: expected one of .*, found 'Siglip2ImageProcessor'"
+    ):
+        read_image_processor(tmp_path)
 
 
 def test_the_epsilon_of_the_text_part_may_have_the_name_of_other_families(tmp_path: Path) -> None:
