@@ -213,9 +213,14 @@ def split_vision_qkv(checkpoint: Checkpoint, tower: Any = None) -> Checkpoint:
     readers: dict[str, Callable[[Checkpoint], Tensor]] = {}
     num_heads, num_kv_heads = _heads(tower)
     for name, info in checkpoint.tensors.items():
-        heads = num_heads + 2 * num_kv_heads
-        if not (name.startswith(VISION) and _FUSED in name) or info.shape[0] % heads:
+        heads, is_scale = num_heads + 2 * num_kv_heads, _is_number(checkpoint, name)
+        if not (name.startswith(VISION) and _FUSED in name and (is_scale or info.shape[0] % heads == 0)):
             tensors[name] = info
+            continue
+        if is_scale:  # of the whole matrix
+            parts = [name.replace(_FUSED, f".self_attn.{part}.") for part in _QKV]
+            tensors |= {own: replace(info, name=own) for own in parts}
+            readers |= {own: partial(_read_as, name, info.shape) for own in parts}
             continue
         size = info.shape[0] // heads
         first = 0

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -20,6 +21,7 @@ from jaxserve.layers.policy import plain as plain_policy
 from jaxserve.model_config.images import AreaSizes, DensePages, GridTiles, MarkedTiles
 from jaxserve.models.registry import decoder_of, open_model, read_decoder, read_mtp_layer, with_vision
 from jaxserve.models.skeleton import make_predictor_skeleton, make_skeleton
+from jaxserve.quant.tensor import as_floats
 from jaxserve.tokenizer.tokenizer import load_tokenizer
 from jaxserve.weights.loader import check_tensors
 from tests.models.goldens import DATA
@@ -104,6 +106,35 @@ def test_tensors_of_published_paddleocr_checkpoints_that_nothing_reads_are_left_
     checkpoint = open_model(path)
     config = with_vision(decoder_of(checkpoint), path, checkpoint.config)
     check_tensors(checkpoint, make_skeleton(config, plain_policy(np.dtype("float32"))))
+
+
+@pytest.mark.parametrize("shape", [(1,), ()])
+def test_queries_keys_and_values_of_a_tower_share_the_scale_of_their_matrix(
+    shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    group = {
+        "targets": ["re:.*attn.qkv"],
+        "weights": {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False},
+        "input_activations": None,
+    }
+    scheme = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"group_0": group}}
+    path, file = changed(tmp_path, GLM, quantization_config=scheme), open_safetensors(GLM / "model.safetensors")
+    tensors = {name: np.asarray(file.read(name)) for name in file.tensors}
+    for name in [each for each in tensors if each.endswith(".attn.qkv.weight")]:
+        whole = tensors[name].astype(np.float32)
+        scale = np.abs(whole).max() / 448
+        tensors[name] = (whole / scale).astype(ml_dtypes.float8_e4m3fn)
+        tensors[f"{name}_scale"] = np.full(shape, scale, np.float32)
+    write_safetensors(path / "model.safetensors", tensors)
+    found, expected = open_model(path), open_model(GLM)
+    config = with_vision(decoder_of(found), path, found.config)
+    check_tensors(found, make_skeleton(config, plain_policy(np.dtype("float32"))))
+    for part in ("q", "k", "v"):
+        name = f"vision.layers.0.self_attn.{part}_proj.weight"
+        stored = found.read(name)
+        assert not isinstance(stored, np.ndarray)
+        own, other = (as_floats(each).astype(np.float32) for each in (stored, expected.read(name)))
+        assert np.abs(own - other).max() < 0.05 * np.abs(other).max()
 
 
 def test_sizes_of_paddleocrs_pictures_equal_those_of_transformers() -> None:
