@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from jaxserve.config import TierConfig
 from tests.engine.model_engine import ModelEngine, request
 from tests.models.goldens import GoldenCheckpoint, golden_checkpoint
 
@@ -73,4 +74,23 @@ def test_an_8_bit_cache_gives_every_chunk_and_every_prefix_the_same_tokens() -> 
         engine.restart(**options)  # type: ignore[arg-type]
         found += [engine.run([request("a", golden.prompt_ids, max_tokens=32)])["a"].token_ids for _ in range(2)]
     assert all(each == found[0] for each in found)
+    engine.close()
+
+
+@pytest.mark.exhaustive
+def test_a_prefix_from_host_memory_has_the_keys_of_indexers() -> None:
+    golden = golden_checkpoint("glm_moe_dsa_tiny")
+    tiers = TierConfig(kv_offload_memory=16 << 20, kv_fetch="always", kv_fetch_timeout=60.0)
+    engine = ModelEngine(golden.path, tiers=tiers, max_num_seqs=2, max_num_batched_tokens=16)
+    engine.restart()
+    assert engine.tiers is not None
+    scored = request("a", golden.prompt_ids, max_tokens=20, num_top_logprobs=3)
+    cold = engine.run([scored])["a"]
+    engine.tiers.settle()
+    engine.kv.reset_prefix_cache()
+    engine.run([request("b", golden.prompt_ids[::-1], max_tokens=20)])  # takes the pages of the first
+    hit = engine.run([scored])["a"]
+    assert (cold.num_cached_tokens, hit.num_cached_tokens) == (0, (len(golden.prompt_ids) - 1) // 16 * 16)
+    assert (hit.token_ids, hit.logprobs) == (cold.token_ids, cold.logprobs)
+    assert engine.executor.compilations()["serving"] == 0
     engine.close()
