@@ -89,3 +89,4 @@ def test_a_stream_equals_the_whole_reply_and_another_picture_changes_it(server: 
             assert streamed == pytest.approx(scores(whole.choices[0]), abs=1e-3)
             found.append(streamed)
     assert found[0] != pytest.approx(found[2], abs=1e-2)  # as many tokens, so only the picture differs
+    assert server.metric('compilations_total{engine="0",model_name="tiny",phase="serving"') == 0
