@@ -13,6 +13,7 @@ from jaxserve.checkpoint.gguf.file import open_gguf
 from jaxserve.checkpoint.gguf.mmproj import open_mmproj
 from jaxserve.checkpoint.preprocessing import tiles, whole
 from jaxserve.checkpoint.preprocessing.table import Geometry, Table
+from jaxserve.checkpoint.renamed import without_speech
 from jaxserve.model_config.images import ImageProcessorConfig, Resampling
 from jaxserve.model_config.vision import Normalization
 
@@ -48,7 +49,8 @@ def read_image_processor(directory: Path, mmproj: Path | None = None) -> ImagePr
     outer = {key: joint[key] for key in _OF_TEXTS if key in joint}
     table = {key: value for key, value in {**table, **outer}.items() if value is not None}
     table = whole.with_our_names(path, table)
-    return _read(Table(path, table), read_object(config), read_object(tokens) if tokens.is_file() else {})
+    whole_config = without_speech(read_object(config))
+    return _read(Table(path, table), whole_config, read_object(tokens) if tokens.is_file() else {})
 
 
 class _Reader(NamedTuple):

@@ -13,6 +13,7 @@ import numpy as np
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
 from jaxserve.checkpoint.vision_names import (
+    THINKER,
     VISION,
     is_audio,
     join_bounds,
@@ -43,12 +44,15 @@ _PREFIXES: Final = {
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
     "model.text_model.": "model.",
+    THINKER + "model.language_model.": "model.",
+    THINKER: "",
 }
 """Prefixes of the text model's tensors, of which transformers has used several orders, and our prefixes."""
 EMBEDDING: Final = "model.embed_tokens.weight"
 HEAD: Final = "lm_head.weight"
 MULTIMODAL: Final = "multimodal_config"
 """Key under which a text model's config keeps that of the multimodal model that it is a part of."""
+_THINKER: Final = "thinker_config"
 _DERIVED: Final = ".embeddings.position_ids"
 """End of the name of integers that older towers store and every implementation computes."""
 _ROUTER: Final = ".mlp.gate.weight"
@@ -132,9 +136,19 @@ def architecture(config: Mapping[str, Any]) -> str | None:
     return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
 
 
+def without_speech(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `config.json` of the part of an omni model that makes texts, under the class of the whole one; any other config unchanged."""
+    thinker = config.get(_THINKER)
+    if not isinstance(thinker, dict):
+        return dict(config)
+    outer = {key: config[key] for key in ("architectures", "quantization_config") if key in config}
+    return {**thinker, **outer}
+
+
 def text_config(config: dict[str, Any], families: Collection[Family]) -> dict[str, Any]:
     """Return `config.json` of the text model in a multimodal checkpoint, or of a decoder saved without its head, or with one for scores,
     with the name of the class that has one (`Qwen3ForCausalLM` for `Qwen3Model`); any other config unchanged."""
+    config = without_speech(config)
     name, text = architecture(config), config.get("text_config")
     known = {each for family in families for each in family.architectures}
     if name is not None and name.endswith((_BARE, _SCORER)) and name not in known and text is None:
@@ -159,6 +173,7 @@ def text_config(config: dict[str, Any], families: Collection[Family]) -> dict[st
 def is_tied_in_part(config: Mapping[str, Any]) -> bool:
     """Return True if only one of a multimodal `config.json` and its text part says that the output head is the embedding
     matrix, and the other one denies it."""
+    config = without_speech(config)
     text = config.get("text_config")
     return isinstance(text, dict) and {config.get(TIED), text.get(TIED)} == {True, False}
 
@@ -185,7 +200,7 @@ def _our_part(name: str) -> str | None:
 
 def text_name(name: str) -> str | None:
     """Return the name of a tensor or module in the text model; None if it belongs to the vision or audio part."""
-    for prefix, text_prefix in _PREFIXES.items():
-        if name.startswith(prefix):
-            return text_prefix + name.removeprefix(prefix)
-    return None if vision_name(name) or is_audio(name) else name
+    if vision_name(name) or is_audio(name):
+        return None
+    found = next((prefix for prefix in _PREFIXES if name.startswith(prefix)), None)
+    return name if found is None else _PREFIXES[found] + name.removeprefix(found)

@@ -19,12 +19,15 @@ _PROJECTORS: Final = ("mlp_AR", "projector")
 """Names of PaddleOCR-VL's connector: as published, and transformers'."""
 _BLOCKS: Final = "vision_tower.encoder.blocks."
 """Prefix of the layers of MoonViT, which number from 0 what others number from 1."""
+_MERGERS: Final = "visual.merger_list."
+"""Prefix of the connectors of the deepstack layers of Qwen3-Omni."""
 _PREFIXES: Final[Mapping[str, str]] = {
     "visual.merger.ln_q.": "connector.norm.",
     "visual.merger.mlp.0.": "connector.linear_fc1.",
     "visual.merger.mlp.2.": "connector.linear_fc2.",
     "visual.merger.": "connector.",
     "visual.deepstack_merger_list.": "deepstack.",
+    _MERGERS: "deepstack.",
     "visual.patch_embed.proj.": "patch_embedding.",
     "visual.pos_embed.": "position_embedding.",
     "visual.embeddings.": "",
@@ -114,7 +117,9 @@ _PREFIXES: Final[Mapping[str, str]] = {
     **{f"{name}.linear_{number}.": f"connector.linear_fc{number}." for name in _PROJECTORS for number in (1, 2)},
 }
 """Our prefix after VISION by that of a checkpoint, the longer before the shorter."""
-_AUDIO: Final = ("audio_tower.", "embed_audio.")
+_AUDIO: Final = ("audio_tower.", "embed_audio.", "talker.", "code2wav.")
+THINKER: Final = "thinker."
+"""Prefix of the part of an omni model that makes texts, beside those that make speech of them."""
 _PARTS: Final[Mapping[str, str]] = {
     ".attention_norm.": ".layer_norm1.",
     ".ffn_norm.": ".layer_norm2.",
@@ -160,6 +165,7 @@ _LLAMA4: Final = "vision_model.model."
 _OTHER_PARTS: Final[Mapping[str, Mapping[str, str]]] = {
     _BLOCKS: _BLOCK_PARTS,
     _LLAMA4: {**_PARTS, ".post_attention_layernorm.": ".layer_norm2."},
+    _MERGERS: {".ln_q.": ".norm.", ".mlp.0.": ".linear_fc1.", ".mlp.2.": ".linear_fc2."},
 }
 """Our names of parts of a layer, by the prefix of a tower that has others."""
 _FUSED: Final = ".attn.qkv."
@@ -170,7 +176,7 @@ _BOUNDS: Final = ("input_min", "input_max", "output_min", "output_max")
 
 def vision_name(name: str) -> str | None:
     """Return our name of a tower's or connector's tensor; None if the tensor belongs to neither."""
-    bare = name.removeprefix("model.")
+    bare = name.removeprefix(THINKER).removeprefix("model.")
     for prefix, own in _PREFIXES.items():
         if bare.startswith(prefix):
             made = VISION + own + bare.removeprefix(prefix)
@@ -181,8 +187,8 @@ def vision_name(name: str) -> str | None:
 
 
 def is_audio(name: str) -> bool:
-    """Return True for a tensor of an audio encoder or its connector."""
-    return name.removeprefix("model.").startswith(_AUDIO)
+    """Return True for a tensor of an audio encoder or its connector, or of the parts of an omni model that make speech."""
+    return name.removeprefix(THINKER).removeprefix("model.").startswith(_AUDIO)
 
 
 def join_bounds(checkpoint: Checkpoint) -> Checkpoint:

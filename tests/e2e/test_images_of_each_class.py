@@ -28,6 +28,7 @@ NAMES = (
     *IN_CI,
     "idefics3_tiny",
     "qwen3_vl_moe_odd_tiny",
+    "qwen3_omni_moe_odd_tiny",
     "qwen2_vl_tiny",
     "mistral3_vision_odd_tiny",
     "pixtral_odd_tiny",

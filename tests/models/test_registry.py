@@ -148,6 +148,7 @@ def test_every_family_file_is_found() -> None:
         "Qwen3ForCausalLM",
         "Qwen3MoeForCausalLM",
         "Qwen3NextForCausalLM",
+        "Qwen3OmniMoeThinkerTextModel",
         "Qwen3VLMoeTextModel",
         "Qwen3_5ForCausalLM",
         "Qwen3_5MoeForCausalLM",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxserve.checkpoint.protocol import Checkpoint
-from jaxserve.checkpoint.renamed import text_config
+from jaxserve.checkpoint.renamed import MULTIMODAL, text_config
 from jaxserve.checkpoint.safetensors_file import open_safetensors
 from jaxserve.errors import CheckpointError
 from jaxserve.layers.policy import plain as plain_policy
@@ -267,3 +267,18 @@ def test_a_tower_may_have_the_names_of_published_checkpoints_or_those_that_trans
     found, expected = open_model(tmp_path), open_model(source)
     assert found.tensors.keys() == expected.tensors.keys()
     assert all(np.array_equal(found.read(name), expected.read(name)) for name in expected.tensors)
+
+
+def test_an_omni_model_is_its_part_that_makes_texts() -> None:
+    name = "Qwen3OmniMoeForConditionalGeneration"
+    thinker = {
+        "architectures": ["Other"],
+        TIED: False,
+        "text_config": {"hidden_size": 4},
+        "vision_config": {"depth": 2},
+    }
+    whole = {"architectures": [name], TIED: True, "quantization_config": {"bits": 4}, "thinker_config": thinker}
+    found = text_config(whole, families())
+    assert found["architectures"] == ["Qwen3OmniMoeThinkerTextModel"] and found.get(TIED) is False
+    assert found["quantization_config"] == {"bits": 4} and found["hidden_size"] == 4
+    assert found[MULTIMODAL]["vision_config"] == {"depth": 2}

@@ -7,6 +7,7 @@ from typing import Any
 
 from vision_checkpoints import GEMMA4_ROPE, VisionCheckpoint, gemma4, multimodal, qwen
 
+INTERLEAVED: dict[str, Any] = {"rope_type": "default", "mrope_interleaved": True, "rope_theta": 1e4}
 CHUNKS: dict[str, Any] = {"rope_type": "default", "mrope_section": [2, 2, 2], "rope_theta": 1e4}
 
 
@@ -405,7 +406,76 @@ def glm(
     )
 
 
+def _omni(text: dict[str, Any], vision: dict[str, Any]) -> VisionCheckpoint:
+    """Return a checkpoint of Qwen3-Omni's, whose config has that of the part that makes texts in a table."""
+    name, names = "qwen3_omni_moe", ("<|audio_pad|>", "<|audio_start|>", "<|audio_end|>")
+    made = qwen("Qwen3OmniMoeForConditionalGeneration", name, text, vision, "Qwen3OmniMoeProcessor")
+    thinker = {key: value for key, value in made.config.items() if key != "architectures"}
+    thinker |= {
+        "model_type": f"{name}_thinker",
+        "vision_config": {**thinker["vision_config"], "model_type": f"{name}_vision_encoder"},
+        "audio_config": {
+            "model_type": f"{name}_audio_encoder",
+            "d_model": 8,
+            "encoder_layers": 1,
+            "encoder_attention_heads": 2,
+            "encoder_ffn_dim": 8,
+            "downsample_hidden_size": 4,
+            "num_mel_bins": 8,
+            "max_source_positions": 16,
+            "output_dim": text.get("hidden_size", 48),
+        },
+        "audio_token_id": 7,
+        "audio_start_token_id": 8,
+        "audio_end_token_id": 9,
+    }
+    tokens = ("image_token", "video_token", "vision_bos_token", "vision_eos_token")
+    tokens += ("audio_token", "audio_bos_token", "audio_eos_token")
+    return replace(
+        made,
+        config={"architectures": made.config["architectures"], "model_type": name, "thinker_config": thinker},
+        markers=(*made.markers, *names),
+        named_tokens=dict(zip(tokens, (*made.markers, *names), strict=True)),
+        processor_keys={"video_processor": "Qwen2VLVideoProcessor", "feature_extractor": "WhisperFeatureExtractor"},
+    )
+
+
 LATER_VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
+    "qwen3_omni_moe_tiny": _omni(
+        {
+            "head_dim": 32,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 24,
+            "mlp_only_layers": [0],
+            "rope_parameters": {**INTERLEAVED, "mrope_section": [6, 5, 5]},
+        },
+        {"deepstack_visual_indexes": [2, 0]},
+    ),
+    "qwen3_omni_moe_odd_tiny": _omni(
+        {
+            "hidden_size": 40,
+            "intermediate_size": 56,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+            "head_dim": 24,
+            "num_experts": 5,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "norm_topk_prob": False,
+            "mlp_only_layers": [1],
+            "rope_parameters": {**INTERLEAVED, "mrope_section": [4, 4, 4]},
+        },
+        {
+            "depth": 2,
+            "hidden_size": 36,
+            "intermediate_size": 44,
+            "num_heads": 3,
+            "num_position_embeddings": 25,
+            "out_hidden_size": 40,
+            "deepstack_visual_indexes": [1, 0],
+        },
+    ),
     "qwen2_vl_tiny": qwen(
         "Qwen2VLForConditionalGeneration",
         "qwen2_vl",

@@ -18,6 +18,7 @@ from typing import Any
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.qwen3_omni_moe import configuration_qwen3_omni_moe
 
 DATA = Path(__file__).parents[1] / "models" / "data"
 
@@ -285,6 +286,7 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
     "opt": {"architectures": ["OPTForCausalLM"]},
     "falcon": {"architectures": ["FalconForCausalLM"]},
     "qwen3_vl_moe": {"architectures": ["Qwen3VLMoeTextModel"]},
+    "qwen3_omni_moe": {"architectures": ["Qwen3OmniMoeThinkerTextModel"]},
     "granitemoe": {"architectures": ["GraniteMoeForCausalLM"]},
     "granitemoeshared": {"architectures": ["GraniteMoeSharedForCausalLM"]},
     "mistral4": {"architectures": ["Mistral4ForCausalLM"]},
@@ -456,6 +458,8 @@ def _config_class(architecture: str) -> type[transformers.PreTrainedConfig]:
         .replace("TextModel", "TextConfig")
     )
     name = {"Step3p5Config": "Step3p7TextConfig"}.get(name, name)
+    if architecture == "Qwen3OmniMoeThinkerTextModel":
+        return configuration_qwen3_omni_moe.Qwen3OmniMoeTextConfig
     if architecture in WITH_TEXT_CONFIG:
         name = architecture.replace("ForCausalLM", "TextConfig")
     found: type[transformers.PreTrainedConfig] = getattr(transformers, name)

@@ -121,7 +121,15 @@ def load(folder: Path) -> Any:
     """Return the folder's model in float32."""
     hf = json.loads((folder / "config.json").read_text())
     kinds = {"attn_implementation": "eager", "experts_implementation": "eager"}
-    return getattr(transformers, hf["architectures"][0]).from_pretrained(folder, dtype=torch.float32, **kinds).eval()
+    if "thinker_config" in hf:
+        kinds["config"] = transformers.AutoConfig.from_pretrained(folder).thinker_config
+    return text_class(hf).from_pretrained(folder, dtype=torch.float32, **kinds).eval()
+
+
+def text_class(hf: dict[str, Any]) -> Any:
+    """Return transformers' class of a model, or of the part of an omni model that makes texts."""
+    name = hf["architectures"][0]
+    return getattr(transformers, name.replace("MoeFor", "MoeThinkerFor") if "thinker_config" in hf else name)
 
 
 def make_processor(folder: Path, tiny: VisionCheckpoint, backend: str | None = "pil") -> Any:
@@ -337,7 +345,9 @@ def golden(folder: Path, tiny: VisionCheckpoint) -> tuple[dict[str, np.ndarray],
         arrays[f"logits_{count}"] = logits.numpy()
         arrays[f"outputs_{count}"] = outputs
         if hasattr(model.model, "get_rope_index"):
-            found, delta = model.model.get_rope_index(ids, given["mm_token_type_ids"], given["image_grid_thw"])
+            kinds = [] if "thinker_config" in tiny.config else [given["mm_token_type_ids"]]
+            grids = {"image_grid_thw": given["image_grid_thw"], "attention_mask": given["attention_mask"]}
+            found, delta = model.model.get_rope_index(ids, *kinds, **grids)
             arrays |= {f"positions_{count}": found[:, 0].numpy().astype(np.int32), f"delta_{count}": delta[0].numpy()}
     return arrays, gap, moved, changed
 
@@ -362,14 +372,19 @@ def make(name: str, tiny: VisionCheckpoint) -> None:
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=1) + "\n")
     save_tokenizer(folder, tiny)
     config = transformers.AutoConfig.from_pretrained(folder)
-    others = {hf.get(f"{kind}_token_id") for kind in ("image", "audio", "video")}
+    is_omni = "thinker_config" in hf
+    config, hf_own = (config.thinker_config, hf["thinker_config"]) if is_omni else (config, hf)
+    others = {hf_own.get(f"{kind}_token_id") for kind in ("image", "audio", "video")}
     for seed in range(60):
-        model = getattr(transformers, hf["architectures"][0])._from_config(config, dtype=torch.float32)
+        model = text_class(hf)._from_config(config, dtype=torch.float32)
         random_weights(model, seed)
         random_tower(model, seed)
         scratch = folder / "saved"
         model.to(torch.bfloat16).save_pretrained(scratch)
         tensors = load_file(scratch / "model.safetensors")
+        if is_omni:
+            tensors = {f"thinker.{name.removeprefix('thinker.')}": tensor for name, tensor in tensors.items()}
+            tensors |= {f"{part}.norm.weight": torch.zeros(4) for part in ("talker.model", "code2wav.pre_transformer")}
         save_file({published_name(name): tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
         shutil.rmtree(scratch)
         arrays, gap, moved, changed = golden(folder, tiny)
