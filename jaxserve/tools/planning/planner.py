@@ -18,7 +18,7 @@ from jaxserve.runner.backend import attention_notes
 from jaxserve.runner.images.programs import with_images
 from jaxserve.runner.images.served import with_served_images
 from jaxserve.runner.inputs import Program, programs
-from jaxserve.runner.limits import Limits, context_notes, kv_cache_dtype, kv_spec, quantization_notes, with_cache_groups
+from jaxserve.runner.limits import Limits, context_notes, kv_cache_dtype, quantization_notes, with_cache_groups
 from jaxserve.runtime.environment import child_environment
 from jaxserve.runtime.startup_display import StartupDisplay
 from jaxserve.tools.planning.adapters import adapters_notes
@@ -40,7 +40,7 @@ from jaxserve.tools.planning.plan import (
     StepPart,
 )
 from jaxserve.tools.planning.roofline import decode_bound, prefill_bound
-from jaxserve.tools.planning.sizes import Sizes
+from jaxserve.tools.planning.sizes import Sizes, token_bytes
 from jaxserve.tools.planning.stored import bytes_by_dtype
 from jaxserve.tools.planning.targets import missing_compiler
 from jaxserve.types import GPU_SHARE
@@ -214,7 +214,7 @@ class Planner:
             weights_stored_as=sizes.stored_as,
             arithmetic=sizes.arithmetic,
             weights_bytes=sizes.weights_bytes,
-            kv_bytes_per_token=kv_spec(config, decoder, device.platform).bytes_per_token,
+            kv_bytes_per_token=token_bytes(config, decoder, device.platform),
             notes=tuple(notes),
         )
 

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
+from jaxserve.config import Config
 from jaxserve.layers.policy import Exchange
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.skeleton import DecoderSkeleton, LeafSpec, ModelSkeleton
 from jaxserve.models.step_work import local_bytes, step_work
 from jaxserve.quant.names import NO_QUANTIZATION
+from jaxserve.runner.cache_sizes import CacheSizes
+from jaxserve.runner.limits import kv_specs
 from jaxserve.sharding.rules import AxisRules, MeshShape, cache_shards
 
 _TILE_QUERIES = 64
@@ -153,6 +156,11 @@ def _repeated(skeleton: ModelSkeleton, decoder: DecoderConfig) -> Iterator[LeafS
     for leaf in skeleton.leaves:
         index = None if layers == decoder.layers else _LAYER.match(leaf.name)
         yield from itertools.repeat(leaf, 1 if index is None else decoder.layers.count(layers[int(index[1])]))
+
+
+def token_bytes(config: Config, decoder: DecoderConfig, platform: str) -> int:
+    """Return the bytes that one more token of a long text needs in the cache."""
+    return CacheSizes(kv_specs(config, decoder, platform), ()).bytes_per_token
 
 
 def _num_copied(config: DecoderConfig) -> int:

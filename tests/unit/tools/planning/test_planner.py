@@ -189,6 +189,8 @@ def test_an_indexer_bounds_what_queries_attend_to_and_its_keys_are_read_whole() 
     bound = decode_bound(sizes, H200.rates, 2, 1, 100, fits=True)
     num_bytes = sizes.step_bytes(1) + 2 * (4 * 28 * 8 + 2 * 20 * 100)
     assert bound.step_s == pytest.approx(num_bytes / H200.rates.bytes_per_s)
+    plan = Planner(read_model(path), H200, H200.rates).plan(config_for(path), None)
+    assert plan.kv_bytes_per_token == 2 * (4 * 28 + 2 * 20)
 
 
 def test_a_decode_step_reads_and_writes_the_state_of_each_row(tmp_path: Path) -> None:
