@@ -78,9 +78,9 @@ class JsonBody:
 
 _SPACE_OR_OPENING = re.compile(r"[\s\[]*")
 _BETWEEN_OBJECTS = re.compile(r"[\s\]},;]*")
-_NAME_KEYS = frozenset({"name", "function"})
+_NAME_KEYS = frozenset({"name", "function", "tool_name"})
 _ARGUMENT_KEYS = frozenset({"arguments", "parameters"})
-_OTHER_KEYS = frozenset({"type", "id", "index"})
+_OTHER_KEYS = frozenset({"type", "id", "index", "tool_call_id"})
 
 
 class _JsonCall:
@@ -174,17 +174,25 @@ class HeaderBody:
         yield from scanner.run(self.trailer)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaggedBody:
     """One tag per parameter, `<parameter=city>\\nParis\\n</parameter>`: the schema says which values are not strings."""
 
-    name_end: str
     parameter: str
     parameter_name_end: str
     parameter_end: str
+    name_end: str = ""
+    """Text after the function's name. Empty: the name, a word, ends where a parameter begins or the call ends."""
+    value_start: str = ""
+    """Text before a value, after white space."""
+    has_own_lines: bool = True
+    """True if a line break before a value and one after it are not part of it."""
 
     def read(self, scanner: Scanner, place: Place) -> Reading[None]:
-        name = (yield from scanner.text_until(stops(self.name_end), MAX_HEADER_CHARS)).strip()
+        ends = stops(self.name_end) if self.name_end else stops(self.parameter, *place.closers)
+        name = (yield from scanner.text_until(ends, MAX_HEADER_CHARS)).strip()
+        if not self.name_end and _NAME_CHARACTERS.fullmatch(name) is None:
+            raise MalformedError
         scanner.take(len(self.name_end))
         place.announce(scanner, name)
         types = ParameterTypes(place.tools.get(name, {}))
@@ -196,7 +204,11 @@ class TaggedBody:
                 break
             key = (yield from scanner.text_until(stops(self.parameter_name_end), MAX_HEADER_CHARS)).strip()
             scanner.take(len(self.parameter_name_end))
-            yield from scanner.accept("\n")
+            if self.value_start:
+                yield from scanner.run(SPACE)
+                yield from scanner.expect(self.value_start)
+            if self.has_own_lines:
+                yield from scanner.accept("\n")
             scanner.emit("arguments", f"{between}{json.dumps(key, ensure_ascii=False)}: ")
             between = ", "
             yield from self._read_value(scanner, types.of(key))
@@ -207,10 +219,12 @@ class TaggedBody:
         end = stops(self.parameter_end)
         if types <= {"string"}:
             scanner.emit("arguments", '"')
-            yield from scanner.until(end, show_but_last_newline(scanner, "arguments", escaped))
+            shown = show_but_last_newline if self.has_own_lines else show
+            yield from scanner.until(end, shown(scanner, "arguments", escaped))
             closing = '"'
         else:
-            closing = _typed_json((yield from scanner.text_until(end)), types)
+            text = yield from scanner.text_until(end)
+            closing = _typed_json(text.removesuffix("\n") if self.has_own_lines else text, types)
         yield from scanner.expect(self.parameter_end)
         scanner.emit("arguments", closing)
 
@@ -222,7 +236,7 @@ def _typed_json(text: str, types: frozenset[str]) -> str:
     """
     stripped = text.strip()
     written = {"True": "true", "False": "false", "None": "null"}.get(stripped, stripped)
-    as_string = json.dumps(text.removesuffix("\n") if "string" in types else stripped, ensure_ascii=False)
+    as_string = json.dumps(text if "string" in types else stripped, ensure_ascii=False)
     try:
         value = json.loads(written, parse_constant=_refuse)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Tool calls as Python calls: Llama 4, OLMo 3."""
+"""Tool calls as Python calls: Llama 4, OLMo 3, LFM2."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ PYTHONIC_TOOLS: Final = ToolFormat(
         Section(body=PythonBody()),
         Section(opener="<function_calls>", body=PythonBody(), closer="</function_calls>"),
         Section(opener="<|python_start|>", body=PythonBody(), closer="<|python_end|>"),
+        Section(opener="<|tool_call_start|>", body=PythonBody(), closer="<|tool_call_end|>"),
     ),
-    template_signs=("<function_calls>", "<|python_start|>", "[func_name1("),
+    template_signs=("<function_calls>", "<|python_start|>", "[func_name1(", "<|tool_list_start|>"),
     priority=2,
 )

@@ -23,6 +23,18 @@ ONE_CALL = {
     "mistral": '[TOOL_CALLS] [{"name": "get_weather", "arguments": ' + JSON + "}]",
     "qwen3_coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\nPar}is\n</parameter>\n"
     "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
+    "glm45": "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Par}is</arg_value>\n"
+    "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Par}is</parameter>\n'
+    '<parameter name="days">3</parameter>\n</invoke>\n</minimax:tool_call>',
+    "seed_oss": "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Par}is</parameter>\n"
+    "<parameter=days>3</parameter>\n</function>\n</seed:tool_call>",
+    "granite": '<|tool_call|>[{"name": "get_weather", "arguments": ' + JSON + "}]",
+    "phi4_mini_json": '<|tool_call|>[{"name": "get_weather", "arguments": ' + JSON + "}]<|/tool_call|>",
+    "nemotron_json": '<TOOLCALL>[{"name": "get_weather", "arguments": ' + JSON + "}]</TOOLCALL>",
+    "cohere": '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": '
+    + JSON
+    + "}\n]<|END_ACTION|>",
     "gemma": '<|tool_call>call:get_weather{city:<|"|>Par}is<|"|>,days:3}<tool_call|>',
     "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
     + JSON
@@ -49,6 +61,14 @@ VARIANTS = [
     ("mistral", "[TOOL_CALLS]get_weather[ARGS]" + JSON),
     ("mistral", "[TOOL_CALLS]get_weather[CALL_ID]a1B2c3D4e[ARGS]" + JSON),
     ("qwen3_coder", "<function=get_weather><parameter=city>Par}is</parameter><parameter=days>3</parameter></function>"),
+    ("pythonic", '<|tool_call_start|>[get_weather(city="Par}is", days=3)]<|tool_call_end|>'),
+    ("glm45", "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Par}is</arg_value><arg_key>days</arg_key>"
+     "<arg_value>3</arg_value></tool_call>"),
+    ("glm45", "<tool_call> get_weather \n<arg_key>days</arg_key><arg_value> 3 </arg_value><arg_key>city</arg_key><arg_value>Par}is</arg_value></tool_call>"),
+    ("minimax_m2", '<invoke name="get_weather"><parameter name="city">Par}is</parameter><parameter name="days">3</parameter></invoke>'),
+    ("seed_oss", "<function=get_weather><parameter=city>Par}is</parameter><parameter=days>3</parameter></function>"),
+    ("phi4_mini_json", 'functools[{"name": "get_weather", "arguments": ' + JSON + "}]"),
+    ("nemotron_json", '<TOOLCALL>[{"name": "get_weather", "arguments": ' + JSON + "}"),
     ("gemma", "<start_function_call>call:get_weather{city:<escape>Par}is<escape>,days:3}<end_function_call>"),
     ("gemma", '<|tool_call>call:get_weather{"city": "Par}is", days: 3}<tool_call|>'),
     ("deepseek", "<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>" + JSON + "<｜tool▁call▁end｜>"),
@@ -91,6 +111,17 @@ def test_a_complete_call_is_counted_when_its_arguments_end(name: str, text: str)
         ("mistral", '{0}[TOOL_CALLS][{{"name": "now", "arguments": null}}]'),
         ("mistral", '[TOOL_CALLS][{{"name": "get_weather", "arguments": {1}}}, {{"name": "now", "arguments": ""}}]'),
         ("qwen3_coder", "{0}\n<tool_call>\n<function=now>\n</function>\n</tool_call>"),
+        ("glm45", "{0}\n<tool_call>now</tool_call>"),
+        ("glm45", "{0}\n<tool_call>now\n</tool_call>"),
+        ("minimax_m2", '{4}<invoke name="now">\n</invoke>\n</minimax:tool_call>'),
+        ("seed_oss", "{0}\n<seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call>"),
+        ("granite", '<|tool_call|>[{{"name": "get_weather", "arguments": {1}}}, {{"name": "now", "arguments": {{}}}}]'),
+        ("phi4_mini_json", 'functools[{{"name": "get_weather", "arguments": {1}}}, {{"name": "now"}}]'),
+        ("nemotron_json", '<TOOLCALL>[{{"name": "get_weather", "arguments": {1}}}, {{"name": "now"}}]</TOOLCALL>'),
+        (
+            "cohere",
+            '{0}<|START_ACTION|>[{{"tool_call_id": "1", "tool_name": "now", "parameters": {{}}}}]<|END_ACTION|>',
+        ),
         ("gemma", "{0}<|tool_call>call:now{{}}<tool_call|>"),
         ("deepseek", "{2}\n<｜tool▁call▁begin｜>now<｜tool▁sep｜><｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
         (
@@ -104,7 +135,7 @@ def test_a_complete_call_is_counted_when_its_arguments_end(name: str, text: str)
 )
 def test_two_calls_are_read(name: str, text: str) -> None:
     first = ONE_CALL[name]
-    ends = ("<｜tool▁calls▁end｜>", "<|tool_calls_section_end|>")
+    ends = ("<｜tool▁calls▁end｜>", "<|tool_calls_section_end|>", "</minimax:tool_call>")
     whole = text.format(first, JSON, *map(first.removesuffix, ends))
     assert arguments(read(output_format(name), whole).calls) == [("get_weather", WEATHER), NOW]
 
@@ -141,6 +172,11 @@ def test_text_without_a_call_is_content_unchanged(name: str) -> None:
         ("mistral", "[TOOL_CALLS] no call here"),
         ("qwen3_coder", "<tool_call>\nno function"),
         ("qwen3_coder", "<function=" + "x" * 1000 + ">"),
+        ("glm45", "<tool_call> is a marker</tool_call>"),
+        ("glm45", "<tool_call>get_wea"),
+        ("minimax_m2", "<minimax:tool_call> none </minimax:tool_call>"),
+        ("granite", "<|tool_call|> none"),
+        ("cohere", "<|START_ACTION|>[]<|END_ACTION|>"),
         ("gemma", "<|tool_call>get_weather{}"),
         ("deepseek", "<｜tool▁calls▁begin｜>none<｜tool▁calls▁end｜>"),
         ("kimi_k2", "<|tool_calls_section_begin|>none<|tool_calls_section_end|>"),
@@ -162,6 +198,8 @@ def test_what_is_no_call_stays_content(name: str, text: str) -> None:
         ("harmony", '<|channel|>commentary to=functions.now<|message|>{"city": "Pa', '{"city": "Pa'),
         ("pythonic", '[now(city="Pa', '{"city": "Pa'),
         ("qwen3_coder", "<function=now><parameter=city>Pa", '{"city": "Pa'),
+        ("glm45", "<tool_call>now\n<arg_key>city</arg_key><arg_value>Pa", '{"city": "Pa'),
+        ("minimax_m2", '<invoke name="now"><parameter name="city">Pa', '{"city": "Pa'),
         ("gemma", '<|tool_call>call:now{city:<|"|>Pa', '{"city": "Pa'),
     ],
 )
@@ -290,6 +328,15 @@ def test_gemma_values_become_json(text: str, value: Any) -> None:
 )
 def test_tagged_values_have_the_type_of_the_schema(parameter: str, text: str, value: Any) -> None:
     assert tagged(parameter, text) == {parameter: value}
+
+
+@pytest.mark.parametrize("text", ["a\n", "\n\na", "    return 1\n", "", " "])
+def test_a_string_on_no_lines_of_its_own_keeps_its_line_breaks(text: str) -> None:
+    for name, call in (
+        ("glm45", f"<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>{text}</arg_value>\n</tool_call>"),
+        ("minimax_m2", f'<invoke name="get_weather">\n<parameter name="city">{text}</parameter>\n</invoke>'),
+    ):
+        assert arguments(read(output_format(name), call).calls) == [("get_weather", {"city": text})]
 
 
 def tagged(parameter: str, text: str, tools: Any = TOOLS) -> Any:

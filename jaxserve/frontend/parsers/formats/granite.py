@@ -1,0 +1,33 @@
+"""Tool calls of Granite 3 and Phi-4-mini: a JSON list after `<|tool_call|>`."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from jaxserve.frontend.parsers.bodies import JsonBody
+from jaxserve.frontend.parsers.calls import Section
+from jaxserve.frontend.parsers.tool_format import CallSyntax, ToolFormat
+
+GRANITE_TOOLS: Final = ToolFormat(
+    name="granite",
+    sections=(Section(opener="<|tool_call|>", body=JsonBody(), closer="<|/tool_call|>"),),
+    template_signs=("<|tool_call|>",),
+    syntaxes=(
+        CallSyntax(
+            begin="<|tool_call|>[",
+            before='{"name": ',
+            between=', "arguments": ',
+            after="}",
+            separator=", ",
+            end="]",
+            control_tokens=("<|tool_call|>",),
+        ),
+    ),
+)
+PHI4_MINI_TOOLS: Final = ToolFormat(
+    name="phi4_mini_json",
+    sections=(*GRANITE_TOOLS.sections, Section(opener="functools", body=JsonBody())),
+    template_signs=("<|/tool|>",),
+    syntaxes=GRANITE_TOOLS.syntaxes,
+    priority=4,
+)

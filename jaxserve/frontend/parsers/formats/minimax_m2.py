@@ -1,0 +1,29 @@
+"""Tool calls of MiniMax-M2: invocations whose parameters are tags with a name."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from jaxserve.frontend.parsers.bodies import TaggedBody
+from jaxserve.frontend.parsers.calls import Section
+from jaxserve.frontend.parsers.tool_format import ToolFormat
+
+MINIMAX_M2_TOOLS: Final = ToolFormat(
+    name="minimax_m2",
+    sections=(
+        Section(
+            wrapper="<minimax:tool_call>",
+            opener='<invoke name="',
+            body=TaggedBody(
+                name_end='">',
+                parameter='<parameter name="',
+                parameter_name_end='">',
+                parameter_end="</parameter>",
+                has_own_lines=False,
+            ),
+            closer="</invoke>",
+            wrapper_end="</minimax:tool_call>",
+        ),
+    ),
+    template_signs=("<minimax:tool_call>",),
+)
