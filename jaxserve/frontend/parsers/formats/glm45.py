@@ -1,4 +1,4 @@
-"""Tool calls of GLM-4.5 to GLM-5: a name, then keys and values between tags."""
+"""Tool calls of GLM-4.5 to GLM-5 and of Ling 3.0: a name, then keys and values between tags."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tool calls as Python calls: Llama 4, OLMo 3, LFM2."""
+"""Tool calls as Python calls: Llama 4, OLMo 3, LFM2 and LFM2.5."""
 
 from __future__ import annotations
 
@@ -16,6 +16,13 @@ PYTHONIC_TOOLS: Final = ToolFormat(
         Section(opener="<|python_start|>", body=PythonBody(), closer="<|python_end|>"),
         Section(opener="<|tool_call_start|>", body=PythonBody(), closer="<|tool_call_end|>"),
     ),
-    template_signs=("<function_calls>", "<|python_start|>", "[func_name1(", "<|tool_list_start|>"),
+    template_signs=(
+        "<function_calls>",
+        "<|python_start|>",
+        "[func_name1(",
+        "<|tool_list_start|>",
+        "<|tool_call_start|>",
+        "List of tools: [",
+    ),
     priority=2,
 )

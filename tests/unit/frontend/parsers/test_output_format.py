@@ -58,6 +58,7 @@ def test_templates_of_families_are_known(template: str, tools: str | None, reaso
         ("<TOOLCALL>[{calls}]</TOOLCALL>", "nemotron_json"),
         ("<|START_ACTION|>[", "cohere"),
         ("List of tools: <|tool_list_start|>", "pythonic"),
+        ("system_prompt + 'List of tools: ['", "pythonic"),
         ("{{- '<tool_calls>[' }}", "jamba"),
         ("<tool_calls>\n<tool_call>{name}<tool_sep>", "generic"),
         ("{{- '<|python_tag|>' }}", "llama3_json"),
