@@ -56,7 +56,7 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(tmp_path: Path) -> No
     assert dtype == "dtype: float32 model: the default one\n"
     assert "jaxserve is ready" in start
     assert ask == "The capital of France is Paris.\n"
-    assert int(stream.splitlines()[-1].removesuffix(" pieces")) > 3, "text comes as it is written"
+    assert int(stream.splitlines()[-1].removesuffix(" pieces")) > 1, "text comes as it is written"
     assert structured.startswith("City(name=")
     rows = [json.loads(line) for line in batch.splitlines() if line]
     assert [row["id"] for row in rows] == [0, 1, 2, 3]
