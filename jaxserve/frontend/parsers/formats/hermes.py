@@ -12,7 +12,7 @@ HERMES_TOOLS: Final = ToolFormat(
     name="hermes",
     sections=(Section(opener="<tool_call>", body=JsonBody(), closer="</tool_call>"),),
     template_signs=("<tool_call>",),
-    foreign_signs=("<arg_key>", "<tool_calls>", "<invoke"),
+    foreign_signs=("<tool_calls>", "<invoke"),
     syntaxes=(
         CallSyntax(
             begin="<tool_call>",

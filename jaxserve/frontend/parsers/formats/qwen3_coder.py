@@ -22,5 +22,4 @@ QWEN3_CODER_TOOLS: Final = ToolFormat(
         ),
     ),
     template_signs=("<parameter=",),
-    foreign_signs=("<seed:tool_call>",),
 )

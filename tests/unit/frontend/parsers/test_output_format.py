@@ -76,6 +76,21 @@ def test_signs_of_a_template(text: str, tools: str) -> None:
     assert (chosen.tools and chosen.tools.name, chosen.reasoning) == (tools, None)
 
 
+@pytest.mark.parametrize(
+    ("text", "reasoning"), [("<think>", "qwen3"), ("<seed:think>", "seed_oss"), ("<|START_THINKING|>", "cohere")]
+)
+def test_signs_of_reasoning_in_a_template(text: str, reasoning: str) -> None:
+    chosen = choose_output_format([text], "none", "auto")
+    assert chosen.reasoning is not None and chosen.reasoning.name == reasoning
+    parser = chosen.parser({}, "")
+    assert parser is not None
+    events = [*parser.feed(f"{chosen.reasoning.opener}a b{chosen.reasoning.closer}c"), *parser.finish()]
+    assert ["".join(each.text for each in events if each.kind == kind) for kind in ("reasoning", "content")] == [
+        "a b",
+        "c",
+    ]
+
+
 def test_a_template_without_a_place_for_tools_gets_the_generic_format() -> None:
     for flag in ("auto", "mistral"):
         chosen = choose_output_format(["[TOOL_CALLS]"], flag, "auto", takes_tools=False)
