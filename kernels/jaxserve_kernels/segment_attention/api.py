@@ -35,13 +35,11 @@ def attend_segments(
     numbers: neighbours of the same number are a segment; each segment has its own. num_tokens: tokens after these are padding,
     whose results have no meaning. first: the token of the first query; None: 0. The last one has keys as well. longest: tokens of the longest segment without padding, which bounds what the reference
     computes. window: a token attends to those of its segment that are fewer tokens away than these, on both sides; None: to all. bias: a number for
-    each head and each distance of a key after its query, from 1 - longest to longest - 1, that is added to scores. The native kernel computes no padding, and gives a token the same bits wherever its segment lies; it has no windows
-    shorter than the longest segment, and no bias.
+    each head and each distance of a key after its query, from 1 - longest to longest - 1, that is added to scores. The native kernel computes no padding, and gives a token the same bits wherever its segment lies.
     """
     first = jnp.int32(0) if first is None else first
     window = None if window is None or window >= longest else window
-    if has_kernel(backend) and window is None and bias is None:
-        return cpu.attend_segments(query, key, value, numbers, num_tokens, first, scale=scale)
-    return reference.attend_segments(
-        query, key, value, numbers, num_tokens, first, scale=scale, longest=longest, window=window, bias=bias
-    )
+    given = query, key, value, numbers, num_tokens, first
+    if has_kernel(backend):
+        return cpu.attend_segments(*given, scale=scale, window=window, bias=bias)
+    return reference.attend_segments(*given, scale=scale, longest=longest, window=window, bias=bias)

@@ -30,6 +30,7 @@ class Case:
     """The first token that attends, and the number of those that do; None: all."""
     window: int | None = None
     """Tokens on each side of one, itself included, that it attends to; None: all."""
+    has_bias: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -44,6 +45,7 @@ class Case:
     def __str__(self) -> str:
         name = f"{'.'.join(map(str, self.lengths))}+{self.padding}-{self.num_heads}x{self.head_dim}-{self.scale}"
         name = name if self.window is None else f"{name}-window{self.window}"
+        name = f"{name}-bias" if self.has_bias else name
         return name if self.queries is None else f"{name}-{self.attending.start}to{self.attending.stop}"
 
 
@@ -54,6 +56,8 @@ class Operands(NamedTuple):
     key: np.ndarray
     value: np.ndarray
     numbers: np.ndarray
+    bias: np.ndarray
+    """Numbers of each head and distance; without any distance if there are none."""
 
 
 def operands(case: Case, seed: int = 0) -> Operands:
@@ -64,16 +68,18 @@ def operands(case: Case, seed: int = 0) -> Operands:
     arrays[:, count:] = np.nan
     query, key, value = arrays
     numbers = np.repeat([*range(len(case.lengths)), len(query)], [*case.lengths, case.padding])
-    return Operands(query, key, value, numbers.astype(np.int32))
+    bias = random.standard_normal((case.num_heads, 2 * max(case.lengths) - 1 if case.has_bias else 0))
+    return Operands(query, key, value, numbers.astype(np.int32), bias.astype(np.float32))
 
 
 def run(case: Case, given: Operands, backend: Backend, *, is_emulated: bool = False) -> Float[Array, "Q N H"]:
     """Attend within the segments of a case. See `ops.OpCases`."""
     count, longest = jnp.int32(sum(case.lengths)), max(case.lengths)
-    query, key, value, numbers = as_arrays(given)
+    query, key, value, numbers, bias = as_arrays(given)
     first = None if case.queries is None else jnp.int32(case.attending.start)
     own = query[case.attending]
     options: dict[str, Any] = {"scale": case.scale, "longest": longest, "window": case.window}
+    options["bias"] = bias if case.has_bias else None
     return attend_segments(own, key, value, numbers, count, first, **options, backend=backend)
 
 
@@ -84,8 +90,10 @@ def error(case: Case, given: Operands, out: Any) -> float:
         own = slice(begin, begin + length)
         query, key, value = (array[own].astype(np.float64) for array in given[:3])
         scores = np.einsum("qnh,knh->nqk", query, key) * case.scale
-        distances = np.abs(np.subtract.outer(np.arange(length), np.arange(length)))
-        scores = np.where(distances < (case.window or length), scores, -np.inf)
+        distances = np.subtract.outer(np.arange(length), np.arange(length)).T  # of keys after their queries
+        if case.has_bias:
+            scores += given.bias[:, distances + max(case.lengths) - 1]
+        scores = np.where(np.abs(distances) < (case.window or length), scores, -np.inf)
         shares = np.exp(scores - scores.max(-1, keepdims=True))
         exact[own] = np.einsum("nqk,knh->qnh", shares / shares.sum(-1, keepdims=True), value)
         begin += length
@@ -106,8 +114,10 @@ CASES = (
     Case((300, 9, 140), window=17),
     Case((70, 30), window=40, queries=(20, 60)),
     Case((5, 3), window=1),
+    Case((300, 9, 140), has_bias=True),
+    Case((70, 230), window=90, queries=(90, 200), has_bias=True),
 )
 """One token, blocks of keys that are full or not, groups of queries that are full or not, head dims that fill no vector, and some
-of the queries: across segments, in the middle of one, and with padding; windows that are shorter than some segments or than all."""
+of the queries: across segments, in the middle of one, and with padding; windows that are shorter than some segments or than all; a bias."""
 SLOW: tuple[Case, ...] = ()
 BACKENDS: tuple[Backend, ...] = ("native",)

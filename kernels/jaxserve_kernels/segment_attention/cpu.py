@@ -12,6 +12,8 @@ from jaxtyping import Array, Float, Int
 from jaxserve_kernels import native
 
 _TARGET: Final = "jaxserve_segment_attention"
+_EVERYWHERE: Final = 1 << 30
+"""A window of more tokens than a segment has."""
 
 
 def is_built() -> bool:
@@ -28,10 +30,14 @@ def attend_segments(
     first: Int[Array, ""],
     *,
     scale: float,
+    window: int | None = None,
+    bias: Float[Array, "N R"] | None = None,
 ) -> Float[Array, "Q N H"]:
     """See `api.attend_segments`; everything is taken in float32, and padding becomes zeros."""
     call = jax.ffi.ffi_call(_TARGET, jax.ShapeDtypeStruct(query.shape, jnp.float32))
     arrays = [array.astype(jnp.float32) for array in (query, key, value)]
     numbers, num_tokens, first = (each.astype(jnp.int32) for each in (numbers, num_tokens, first))
-    found: jax.Array = call(*arrays, numbers, num_tokens, first, scale=np.float32(scale))
+    biases = jnp.zeros((query.shape[1], 0), jnp.float32) if bias is None else bias.astype(jnp.float32)
+    options = {"scale": np.float32(scale), "window": np.int32(_EVERYWHERE if window is None else window)}
+    found: jax.Array = call(*arrays, numbers, num_tokens, first, biases, **options)
     return found.astype(value.dtype)

@@ -28,6 +28,7 @@ struct Query {
   int32_t hidden;  // last key before its window, or a negative number
   float maximum;
   Floats total;  // of weights, by lane
+  const float* bias = nullptr;  // added to the score of each key, or null
 };
 
 struct Segment {
@@ -102,6 +103,7 @@ inline void rescale(Query& query, float* sums, int64_t head_dim, float maximum) 
 inline void weigh(Query& query, float* sums, int64_t head_dim, int32_t begin, float* scores) {
   Floats own[kBlockVectors];
   for (int v = 0; v < kBlockVectors; ++v) own[v] = load(scores + v * kLanes);
+  for (int v = 0; query.bias != nullptr && v < kBlockVectors; ++v) own[v] += load(query.bias + begin + v * kLanes);
   if (begin + kBlockKeys - 1 > query.last || begin <= query.hidden) mask(own, query.last - begin, query.hidden - begin);
   Floats best = own[0];
   for (int v = 1; v < kBlockVectors; ++v) best = larger(best, own[v]);
