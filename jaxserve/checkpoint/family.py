@@ -13,10 +13,11 @@ from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.images import ImageProcessorConfig
 from jaxserve.model_config.vision import VisionConfig
 
-StackedExperts = Literal["interleaved", "halves", "halves_by_inputs", "halves_of_either_order"]
+StackedExperts = Literal["interleaved", "halves", "halves_by_inputs", "halves_of_either_order", "rows_by_width"]
 """interleaved: a gate's output, then an up's, and inputs by outputs (gpt-oss). halves: all outputs of the gate, then those
 of up, and outputs by inputs (Qwen3.5). halves_by_inputs: the same, inputs by outputs (Llama 4). halves_of_either_order: as
-halves, but matrices whose shape says so are inputs by outputs (Qwen3-VL as published)."""
+halves, but matrices whose shape says so are inputs by outputs (Qwen3-VL as published). rows_by_width: gate, up and down apart, each
+with the F rows of one expert after those of another, whose axis is the experts' width (DBRX)."""
 MTPNames = Literal["layer", "module"]
 """Names of a multi-token-prediction layer in checkpoints: see `checkpoint.drafters.mtp`."""
 ReadVision = Callable[[Mapping[str, Any], ImageProcessorConfig, DecoderConfig], VisionConfig]

@@ -103,6 +103,8 @@ def _read_flat(stored: str, inner: Checkpoint) -> Tensor:
 
 def with_each_expert(checkpoint: Checkpoint, layout: StackedExperts) -> Checkpoint:
     """Return the checkpoint with a matrix and a bias for each expert."""
+    if layout == "rows_by_width":
+        checkpoint = _with_expert_axis(checkpoint)
     tensors: dict[str, TensorInfo] = {}
     readers: dict[str, Callable[[Checkpoint], Tensor]] = {}
     for name, info in checkpoint.tensors.items():
@@ -112,6 +114,22 @@ def with_each_expert(checkpoint: Checkpoint, layout: StackedExperts) -> Checkpoi
         else:
             tensors[name] = info
     return CheckpointView(checkpoint, tensors, readers)
+
+
+def _with_expert_axis(checkpoint: Checkpoint) -> Checkpoint:
+    """Return the checkpoint with an axis of experts for matrices that have the rows of all experts; routers say how many there are."""
+    tensors, readers = dict(checkpoint.tensors), {}
+    for name, info in checkpoint.tensors.items():
+        router = tensors.get(f"{name.partition('.experts.')[0]}.gate.weight")
+        if name.endswith(_STACKED) and router is not None and info.shape[0] % router.shape[0] == 0:
+            shape = (router.shape[0], info.shape[0] // router.shape[0], *info.shape[1:])
+            tensors[name] = replace(info, shape=shape)
+            readers[name] = partial(_read_reshaped, name, shape)
+    return CheckpointView(checkpoint, tensors, readers)
+
+
+def _read_reshaped(stored: str, shape: tuple[int, ...], inner: Checkpoint) -> Tensor:
+    return np.asarray(inner.read(stored)).reshape(shape)
 
 
 def _add_experts(
@@ -139,6 +157,8 @@ def _is_by_outputs(name: str, info: TensorInfo, layout: StackedExperts, hidden_s
     """Return True if the axis of outputs comes before that of inputs, or if the tensor holds biases."""
     if name.endswith(_BIAS) or info.is_quantized or layout == "halves":
         return True
+    if layout == "rows_by_width":
+        return not name.endswith("down_proj")
     # transformers saves outputs by inputs, and reads both: it compares shapes, so a square matrix is outputs by inputs.
     axis = -1 if name.endswith(_GATE_UP) else -2
     return layout == "halves_of_either_order" and len(info.shape) == 3 and info.shape[axis] == hidden_size

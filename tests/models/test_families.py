@@ -377,6 +377,7 @@ def test_every_architecture_has_a_tiny_checkpoint() -> None:
 def test_tiny_checkpoints_are_read_whole(golden: Any) -> None:
     hf = json.loads((golden.path / "config.json").read_text())
     config = decoder_config(hf, json.loads((golden.path / "generation_config.json").read_text()))
-    assert config.num_layers == hf.get("num_hidden_layers", hf.get("n_layer"))
+    counts = (hf.get(key) for key in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"))
+    assert config.num_layers == next(count for count in counts if count is not None)
     assert golden.logits.shape == (8, config.vocab_size)
     assert 2 in config.eos_token_ids

@@ -41,6 +41,24 @@ def _hf(architecture: str, model_type: str, **keys: Any) -> dict[str, Any]:
     }
 
 
+def _gpt_neo(**keys: Any) -> dict[str, Any]:
+    """Return a config of GPT-Neo."""
+    return {
+        "architectures": ["GPTNeoForCausalLM"],
+        "model_type": "gpt_neo",
+        "vocab_size": 320,
+        "hidden_size": 48,
+        "intermediate_size": 56,
+        "num_layers": 2,
+        "num_heads": 4,
+        "attention_types": [[["global", "local"], 1]],
+        "window_size": 8,
+        "max_position_embeddings": 128,
+        **_TOKENS,
+        **keys,
+    }
+
+
 _EPS: dict[str, dict[str, Any]] = {"eps": {"layer_norm_epsilon": 0.1}}
 _NEOX: dict[str, Any] = {"intermediate_size": 56, "hidden_act": "gelu", "layer_norm_eps": 1e-5, "rotary_pct": 0.5}
 _FALCON: dict[str, Any] = {"layer_norm_epsilon": 1e-5, "bias": False, "alibi": False}
@@ -116,6 +134,20 @@ GPT_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]] = 
         ),
         "bfloat16",
         {"order": {"use_parallel_residual": True}},
+    ),
+    "gpt_neo_tiny": (
+        _gpt_neo(attention_types=[[["global", "local"], 1], [["local"], 1]], num_layers=3),
+        "float16",
+        {
+            "activation": {"activation_function": "relu"},
+            "window": {"window_size": 9},
+            "kinds": {"attention_types": [[["global"], 3]]},
+        },
+    ),
+    "gpt_neo_odd_tiny": (
+        _gpt_neo(hidden_size=72, num_heads=3, intermediate_size=None, vocab_size=333),
+        "bfloat16",
+        {"window": {"window_size": 9}},
     ),
     "falcon_tiny": (
         _hf("FalconForCausalLM", "falcon", multi_query=True, parallel_attn=True, **_FALCON),

@@ -196,6 +196,14 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
         "sliding_window": None,
         "layer_types": ["full_attention"] * 6,
     },
+    "flint": {"architectures": ["FlintForCausalLM"]},
+    "flint_layer_types": {
+        "architectures": ["FlintForCausalLM"],
+        "sliding_window": 16,
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+    },
+    "dbrx": {"architectures": ["DbrxForCausalLM"], "attn_config": {"kv_n_heads": 4, "rope_theta": 10000.0}},
+    "gpt_neo": {"architectures": ["GPTNeoForCausalLM"], "attention_types": [[["global", "local"], 3]]},
     "step3p5": {"architectures": ["Step3p5ForCausalLM"]},
     "step3p5_layer_types": {
         "architectures": ["Step3p5ForCausalLM"],
@@ -328,11 +336,12 @@ ROTATES_WINDOWS = (
     "Exaone4ForCausalLM",
     "ExaoneMoeForCausalLM",
     "Kolibri1ForCausalLM",
+    "FlintForCausalLM",
 )
 """Their attention rotates in sliding-window layers only, if the model has a window; no other key says so."""
 NEVER_ROTATES = ("KimiLinearForCausalLM", "NemotronHForCausalLM", "JambaForCausalLM")
 NEVER_ROTATES += ("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM")
-NEVER_ROTATES += ("GPT2LMHeadModel", "GPTBigCodeForCausalLM", "OPTForCausalLM")
+NEVER_ROTATES += ("GPT2LMHeadModel", "GPTBigCodeForCausalLM", "GPTNeoForCausalLM", "OPTForCausalLM")
 DEFAULTED_KEYS = ("num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias")
 DEFAULTED_KEYS += ("sliding_window", "use_sliding_window", "max_window_layers", "no_rope_layer_interval")
 DEFAULTED_KEYS += ("tie_word_embeddings", "hidden_activation", "query_pre_attn_scalar", "attn_logit_softcapping")
@@ -382,7 +391,7 @@ DEFAULTED_KEYS += ("prefix_dense_sliding_window_pattern", "prefix_dense_intermed
 DEFAULTED_KEYS += ("use_sandwich_norm", "use_attention_gate", "gating", "moe_routed_scaling_factor")
 DEFAULTED_KEYS += ("moe_router_logit_softcapping", "qk_scale_factor", "output_multiplier", "post_norm_eps")
 DEFAULTED_KEYS += ("clip_qkv", "share_expert_dim", "moe_router_scaling_factor", "num_sliding_attention_heads")
-DEFAULTED_KEYS += ("swiglu_limits", "swiglu_limits_shared")
+DEFAULTED_KEYS += ("swiglu_limits", "swiglu_limits_shared", "window_size")
 
 
 def rope_case(keys: dict[str, Any]) -> dict[str, Any]:
@@ -406,6 +415,9 @@ def layer_case(keys: dict[str, Any]) -> dict[str, Any]:
         }  # a config changes its lists
     )
     types = getattr(config, "layer_types", None)
+    if hf["architectures"][0] == "GPTNeoForCausalLM":
+        config.sliding_window = config.window_size
+        types = ["sliding_attention" if kind == "local" else "full_attention" for kind in config.attention_layers]
     if types is None:
         window = getattr(config, "sliding_window", None)
         windows = [window] * config.num_hidden_layers

@@ -32,6 +32,8 @@ NUM_PROMPT, NUM_LOGITS, NUM_TOKENS = 40, 8, 64
 MIN_DISTINCT, MIN_GAP, MIN_CONTROL, MAX_NOISE = 24, 2e-3, 0.05, 8e-6
 LOGIT_STD = 2.0
 _LAYER_SCALE = ".layer_scalar"
+_BLOCK_WITH_NORMS = ".norm_attn_norm"
+"""Part of the names of DBRX's parameters, of which not all are norms."""
 _XIELU_EPS = ".act_fn.eps"
 """Names of numbers close to zero, which are not changed: the activation jumps there by as much."""
 _BALANCING = ".balancing_biases"
@@ -46,7 +48,7 @@ _SCORES = ("q_proj", "k_proj", "qkv_proj", "c_attn", "query_key_value")
 """Parts of the names of embeddings and heads, of embeddings of positions, and of projections that scores come from."""
 _PLAIN_NORM = {"muse_glimmer_text": "language_model.norm."}
 """Part of the name of norms that are stored whole in a model that stores others minus 1, by its type; of others `linear_attn`."""
-_GPTS = ("gpt2", "gpt_bigcode", "opt", "gpt_neox", "gptj", "codegen", "falcon", "persimmon")
+_GPTS = ("gpt2", "gpt_bigcode", "gpt_neo", "opt", "gpt_neox", "gptj", "codegen", "falcon", "persimmon")
 """Types of models whose texts would repeat one token if their biases were larger."""
 _PUBLISHED_NAMES: dict[str, dict[str, str]] = {
     "axk2": {
@@ -84,6 +86,7 @@ _PUBLISHED_NAMES: dict[str, dict[str, str]] = {
         ".shared_experts.": ".shared_expert.",
     },
     "lfm3": {".self_attn.g_proj.": ".self_attn.gate_proj."},
+    "flint": {".self_attn.sinks": ".self_attn.softmax_offset"},
     "mimo_v2_flash": {".sinks": ".attention_sink_bias"},
     "hy_v3": {
         ".mlp.gate.": ".mlp.router.gate.",
@@ -145,7 +148,8 @@ def random_weights(model: transformers.PreTrainedModel, seed: int) -> None:
         config.model_type.startswith(("qwen3_next", "qwen3_5", "muse_glimmer", "step3p5"))
         or config.model_type == "nemotron"
     )
-    for name, weight in model.named_parameters():
+    for whole_name, weight in model.named_parameters():
+        name = whole_name.replace(_BLOCK_WITH_NORMS, "")
         noise = torch.randn(weight.shape, generator=generator)
         is_plain = config.model_type in ("gemma3n_text", "gemma4_text", "gemma4_unified_text")
         if is_plain and (scale := _gemma4_scale(name, config.hidden_size)) is not None:

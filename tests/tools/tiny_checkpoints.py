@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from family_checkpoints import FAMILY_CONFIGS
 from gpt_checkpoints import GPT_CONFIGS
 from hybrid_checkpoints import HYBRID_CONFIGS
 from later_checkpoints import LATER_CONFIGS
@@ -832,5 +833,6 @@ TINY_CHECKPOINTS: dict[str, TinyCheckpoint] = {
 }
 TINY_CHECKPOINTS |= {
     name: TinyCheckpoint(config, dtype, controls=controls)
-    for name, (config, dtype, controls) in {**HYBRID_CONFIGS, **MIXTURE_CONFIGS, **LATER_CONFIGS, **GPT_CONFIGS}.items()
+    for configs in (HYBRID_CONFIGS, MIXTURE_CONFIGS, LATER_CONFIGS, GPT_CONFIGS, FAMILY_CONFIGS)
+    for name, (config, dtype, controls) in configs.items()
 }

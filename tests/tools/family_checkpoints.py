@@ -1,0 +1,90 @@
+"""Tiny checkpoints of families with layers or names of their own; see tiny_checkpoints.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from later_checkpoints import _config
+from mixture_checkpoints import BOS, EOS, PAD
+
+_THETA: dict[str, dict[str, Any]] = {"theta": {"rope_theta": 20000.0}}
+_DBRX_ATTENTION: dict[str, Any] = {"kv_n_heads": 2, "clip_qkv": 0.7, "rope_theta": 10000.0}
+_DBRX_EXPERTS: dict[str, Any] = {
+    "ffn_act_fn": {"name": "silu"},
+    "ffn_hidden_size": 24,
+    "moe_num_experts": 6,
+    "moe_top_k": 2,
+    "moe_normalize_expert_weights": 1.0,
+}
+
+
+def _dbrx(attention: dict[str, Any], experts: dict[str, Any], **keys: Any) -> dict[str, Any]:
+    """Return a config with DBRX's keys."""
+    return {
+        "architectures": ["DbrxForCausalLM"],
+        "model_type": "dbrx",
+        "vocab_size": 320,
+        "d_model": 48,
+        "n_heads": 4,
+        "n_layers": 2,
+        "max_seq_len": 512,
+        "attn_config": {**_DBRX_ATTENTION, **attention},
+        "ffn_config": {**_DBRX_EXPERTS, **experts},
+        "tie_word_embeddings": False,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "pad_token_id": PAD,
+        **keys,
+    }
+
+
+def _changed(key: str, table: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {key: {**table, **changes}}
+
+
+FAMILY_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]] = {
+    "flint_tiny": (
+        _config(
+            "FlintForCausalLM",
+            "flint",
+            head_dim=16,
+            num_hidden_layers=4,
+            layer_types=["full_attention", "sliding_attention", "sliding_attention", "full_attention"],
+            mlp_only_layers=[0],
+            sliding_window=8,
+            moe_intermediate_size=16,
+            shared_expert_intermediate_size=24,
+            num_experts=6,
+            num_experts_per_tok=2,
+        ),
+        "bfloat16",
+        {
+            **_THETA,
+            "window": {"sliding_window": 9},
+            "choices": {"num_experts_per_tok": 3},
+            "weights": {"norm_topk_prob": False},
+        },
+    ),
+    "dbrx_tiny": (
+        _dbrx({}, {}),
+        "bfloat16",
+        {
+            "clip": _changed("attn_config", _DBRX_ATTENTION, clip_qkv=8.0),
+            "choices": _changed("ffn_config", _DBRX_EXPERTS, moe_top_k=3),
+            "weights": _changed("ffn_config", _DBRX_EXPERTS, moe_normalize_expert_weights=None),
+        },
+    ),
+    "dbrx_odd_tiny": (
+        _dbrx(
+            {"kv_n_heads": 1, "clip_qkv": 8.0},
+            {"moe_num_experts": 5, "moe_top_k": 1, "moe_normalize_expert_weights": None},
+            d_model=120,
+            n_heads=3,
+            n_layers=1,
+            vocab_size=333,
+        ),
+        "bfloat16",
+        {"weights": _changed("ffn_config", _DBRX_EXPERTS, moe_num_experts=5, moe_top_k=1)},
+    ),
+}
+"""By name: the config, the dtype of the weights, and the changes to the config that must change its logits."""
