@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from jaxserve.frontend.embedding import (
     check_dimensions,
@@ -52,6 +53,7 @@ async def score_all(
     first: Sequence[str],
     second: Sequence[str],
     truncate_prompt_tokens: int | None,
+    instruction: str | None,
     on_done: Callable[[], None],
 ) -> list[ScoringRequestOutput]:
     """Return the score of each of `second` with its partner in `first`, or with the only one there. Raises RequestError."""
@@ -59,9 +61,9 @@ async def score_all(
     if not second:
         return []
     model_info, model = frontend.require_embedding()
-    pairs = await encode_pairs(
-        frontend, model_info, model, first, second, truncate=truncate_prompt_tokens, params=("text_1", "text_2")
-    )
+    fields = "text_1", "text_2"
+    options: dict[str, Any] = {"truncate": truncate_prompt_tokens, "instruction": instruction, "params": fields}
+    pairs = await encode_pairs(frontend, model_info, model, first, second, **options)
     for _ in first if pairs.num_first == 0 else ():  # the caller counts the texts of both sides
         on_done()
     scores = await scores_of(frontend, model_info, pairs, on_done=on_done)

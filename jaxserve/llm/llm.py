@@ -200,13 +200,16 @@ class LLM(contextlib.AbstractContextManager["LLM"]):
         text_2: str | Sequence[str],
         *,
         truncate_prompt_tokens: int | None = None,
+        instruction: str | None = None,
         progress_bar: bool = True,
     ) -> list[ScoringRequestOutput]:
-        """Return the similarity of one text to each of `text_2`, or of pairs of texts. Needs a model that embeds."""
+        """Return the similarity of one text to each of `text_2`, or of pairs of texts. Needs a model that embeds.
+
+        instruction: for a reranker whose chat template shows a system message: what makes a document fit a query."""
         first, second = ([side] if isinstance(side, str) else list(side) for side in (text_1, text_2))
         with _progress(len(first) + len(second), progress_bar) as on_done:
             return self._engine.call(
-                lambda frontend: score_all(frontend, first, second, truncate_prompt_tokens, on_done)
+                lambda frontend: score_all(frontend, first, second, truncate_prompt_tokens, instruction, on_done)
             )
 
     def get_default_sampling_params(self) -> SamplingParams:

@@ -77,6 +77,8 @@ def test_what_cannot_be_done_is_said_before_anything_runs(llm: LLM) -> None:
         llm.embed("a", dimensions=9)
     with pytest.raises(InvalidRequestError, match="as many texts as 'text_1' \\(2\\), got 1"):
         llm.score(["a", "b"], "c")
+    with pytest.raises(InvalidRequestError, match="put it before the texts"):
+        llm.score("a", "b", instruction="Find what answers.")
     with pytest.raises(InvalidRequestError, match="embeds texts"):
         llm.generate("a")
 
