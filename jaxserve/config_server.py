@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from jaxserve.config_option import option
-from jaxserve.host_settings import check_collector, check_origin
+from jaxserve.host_settings import check_collector, check_host, check_origin
 
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
@@ -111,6 +111,7 @@ class ServerConfig:
     uds_dir: str | None = option(None, help="directory for the IPC sockets (default: a private one in /tmp)")
 
     def __post_init__(self) -> None:
+        check_host(self.host)
         for origin in (self.cors_allowed_origins or "").split(","):
             check_origin(origin.strip())
         if self.otlp_traces_endpoint is not None:

@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 _ORIGIN: Final = re.compile(r"https?://[A-Za-z0-9.\-\[\]:_]+")
 
 
+def check_host(host: str) -> None:
+    """Raise ConfigError for a `--host` that is written as in a URL."""
+    if host.startswith("["):
+        raise ConfigError(f"--host {host}: write the address without brackets, as in --host ::1")
+
+
 def check_origin(origin: str) -> None:
     """Raise ConfigError for an entry of `--cors-allowed-origins` that is neither empty nor an origin nor `*`."""
     if origin not in ("", "*") and not (_ORIGIN.fullmatch(origin) and _has_host(origin)):

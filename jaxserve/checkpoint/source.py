@@ -137,10 +137,13 @@ def _existing(model: str) -> Path | None:
 def _download(repository: str, revision: str | None, patterns: list[str], progress: bool) -> Path:
     # Here: 0.3 s that a local path need not spend.
     import huggingface_hub
+    from huggingface_hub import constants
     from huggingface_hub import errors as hub_errors
 
     at_revision = f" at revision {shown(revision)}" if revision else ""
     subject = f"model {repository}{at_revision}"
+    if constants.HF_HUB_CACHE.startswith("~"):
+        raise ConfigError(f"{subject}: this user has no home directory to keep it in; set HF_HOME to a folder")
     try:
         with _bars(progress):
             snapshot = huggingface_hub.snapshot_download(

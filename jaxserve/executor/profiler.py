@@ -25,6 +25,8 @@ class Profiler:
         self._folder = folder and str(Path(folder, f"{socket.gethostname()}-{os.getpid()}"))
         self._on_change = on_change
         self._is_on = False
+        self._is_kept = False
+        """The profile has ended, and could not be written yet."""
 
     def start(self) -> None:
         """Begin a profile. Raises InvalidRequestError if profiles are refused, or one is being taken."""
@@ -42,12 +44,21 @@ class Profiler:
         _LOG.info("taking a profile")
 
     def stop(self) -> None:
-        """End the profile, and write it. Raises InvalidRequestError if none is being taken."""
+        """End the profile, and write it. Raises InvalidRequestError if none is being taken, or if it cannot be written: then
+        JAX keeps it, and the next call writes it.
+        """
         if not self._is_on:
             raise InvalidRequestError("No profile is being taken: /start_profile begins one.")
         from jax import profiler
 
-        self._is_on = False
-        self._on_change(False)
-        profiler.stop_trace()
+        if not self._is_kept:
+            self._on_change(False)
+        try:
+            profiler.stop_trace()
+        except RuntimeError as error:  # JAX's, for a full disk or a folder that is not writable
+            self._is_kept = True
+            raise InvalidRequestError(
+                f"The profile cannot be written: {error}. It is kept: once there is room, /stop_profile writes it."
+            ) from error
+        self._is_on = self._is_kept = False
         _LOG.info("wrote a profile to %s", self._folder)

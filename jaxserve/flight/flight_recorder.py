@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import socket
@@ -24,19 +25,23 @@ class FlightRecorder:
         self._recorder = recorder
         self._shape = shape
         self._model = model
-        self._directory = Path(directory or DEFAULT_FLIGHT_DIRECTORY).expanduser()
+        self._directory = Path(directory or DEFAULT_FLIGHT_DIRECTORY)
         self._lock = threading.Lock()
         self._num_written = 0
 
     def write(self, reason: str) -> Path:
         """Write a record and return its path. Raises OSError."""
+        try:
+            directory = self._directory.expanduser()
+        except RuntimeError as error:
+            raise FileNotFoundError(errno.ENOENT, "no home directory: set --flight-recorder-dir") from error
         with self._lock:
             record = make_record(self._recorder, self._shape, model=self._model, reason=reason)
             stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
             self._num_written += 1
             # With the host: replicas may share a directory, and in containers their processes have the same numbers.
             name = f"{stamp}-{socket.gethostname()}-{os.getpid()}-{self._num_written}"
-            path = write_record(record, self._directory, name)
+            path = write_record(record, directory, name)
         _log.info("wrote the flight record of %d steps to %s (%s)", record.num_steps, path, reason)
         return path
 

@@ -86,6 +86,12 @@ def kv_bytes_left(
     context_bytes: those of a cache that holds a request of the whole context.
     """
     if platform == "cpu":  # all of its "devices" share one memory
+        if memory.in_use >= memory.limit:
+            raise DoesNotFitError(
+                f"no memory left for the KV cache: the weights and what belongs to slots take {memory.in_use / 2**30:.2f} GiB, "
+                f"and {memory.limit / 2**30:.2f} GiB are free within the limits of this host and its control groups; use more "
+                "memory, a smaller --dtype or a --quantization"
+            )
         most = max(CPU_MOST_BYTES, context_bytes)
         return max(0, min(_steady(int((memory.limit - memory.in_use) * CPU_SHARE), CPU_STEPS), most))
     free = int(memory.limit * config.memory_fraction) - memory.in_use - WORKSPACE_BYTES

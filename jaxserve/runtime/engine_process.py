@@ -18,6 +18,7 @@ from jaxserve.frontend.engine_client.connection import EngineConnection
 from jaxserve.ipc.address import remove_socket
 from jaxserve.ipc.engine_spec import EngineSpec
 from jaxserve.ipc.messages import ModelInfo
+from jaxserve.runner.host.cgroup import oom_kills
 from jaxserve.runtime.devices import ALL_DEVICES, ReplicaDevices
 from jaxserve.runtime.environment import engine_environment
 from jaxserve.runtime.spawn import Spawned, spawn
@@ -36,6 +37,7 @@ class EngineProcess:
 
     def __init__(self, process: Spawned) -> None:
         self._process = process
+        self._oom_kills = oom_kills()
 
     @classmethod
     async def start(
@@ -67,6 +69,14 @@ class EngineProcess:
     def returncode(self) -> int | None:
         """The exit code; None while the process runs, negative if a signal ended it."""
         return self._process.returncode
+
+    @property
+    def exit_text(self) -> str:
+        """Return how the process ended, in words."""
+        text = exit_text(self.returncode)
+        if self.returncode == -signal.SIGKILL and oom_kills() > self._oom_kills:
+            text += " for lack of memory (raise the memory limit of its container, or lower --kv-cache-memory)"
+        return text
 
     async def wait(self) -> int:
         """Return the exit code: 0 stopped on request, 1 failed, 2 could not start."""
@@ -124,7 +134,7 @@ async def wait_started(connection: EngineConnection, engine: EngineProcess) -> M
     await first_of(connection.wait_started(), engine.wait(), _end_if_stuck(connection))
     if connection.model_info is None:
         await asyncio.sleep(LAST_MESSAGES_S)
-        connection.end(f"{exit_text(engine.returncode)} before it was ready")  # no effect if the engine gave a reason
+        connection.end(f"{engine.exit_text} before it was ready")  # no effect if the engine gave a reason
     return await connection.wait_started()
 
 
@@ -140,7 +150,7 @@ async def wait_dead(connection: EngineConnection, engine: EngineProcess) -> str:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(engine.wait(), RECORD_S)
     await asyncio.sleep(LAST_MESSAGES_S)
-    reason = connection.reason or exit_text(engine.returncode)
+    reason = connection.reason or engine.exit_text
     engine.kill()
     return reason
 

@@ -39,6 +39,7 @@ _DRIVERS: Final = {13: 580, 12: 525}
 """The oldest NVIDIA driver for each version of CUDA that jax comes with."""
 _GIB: Final = 1 << 30
 _LITTLE_MEMORY: Final = 2 * _GIB
+_LITTLE_SHARED_MEMORY: Final = _GIB
 _LITTLE_DISK: Final = 3 * _GIB
 """The compile cache takes up to 2 GiB."""
 
@@ -61,6 +62,7 @@ def examine(configs: Sequence[Config]) -> list[Finding]:
         _versions(config),
         *([] if driver is None else [driver]),
         _devices(devices),
+        *_shared_memory(devices),
         _processors(config),
         _memory(config),
     ]
@@ -118,6 +120,17 @@ def _devices(found: FoundDevices | NoDeviceError) -> Finding:
         fix = "pip install 'jaxserve[cuda]', or look for JAX_PLATFORMS=cpu in the environment"
         return Finding("devices", "wrong", "only the CPU, beside an NVIDIA GPU", fix)
     return Finding("devices", "ok", "only the CPU")
+
+
+def _shared_memory(found: FoundDevices | NoDeviceError, folder: Path = Path("/dev/shm")) -> list[Finding]:
+    """Look at the size of /dev/shm if this machine has several GPUs: containers give 64 MiB by default."""
+    if isinstance(found, NoDeviceError) or found.platform != "gpu" or found.count < 2 or not folder.is_dir():
+        return []
+    size = shutil.disk_usage(folder).total
+    if size >= _LITTLE_SHARED_MEMORY:
+        return []
+    text = f"{folder} has {size >> 20} MiB: NCCL may pass data between GPUs there"
+    return [Finding("shared memory", "note", text, "docker run --shm-size 1g, or a larger emptyDir in Kubernetes")]
 
 
 def _processors(config: Config) -> Finding:

@@ -48,7 +48,7 @@ def local_models(folders: Sequence[Path]) -> Iterator[LocalModel]:
         yield LocalModel(DEFAULT_MODEL, default_model())
     try:
         repositories = sorted(scan_cache_dir().repos, key=lambda repository: repository.repo_id)
-    except CacheNotFound:
+    except (CacheNotFound, RuntimeError):  # the user has no home directory
         repositories = []
     for repository in repositories:
         if repository.repo_type == "model" and repository.revisions:

@@ -72,6 +72,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "checkpoint",
         "routing",
         "runner.host.memory",  # the free memory of the host
+        "runner.host.cgroup",  # processes killed for lack of memory
     },
     "": {"llm"},  # the package itself: its public names, imported when they are asked for
     "llm": {

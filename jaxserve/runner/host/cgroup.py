@@ -36,6 +36,18 @@ def memory_left(root: Path = ROOT) -> int | None:
     return min((max(0, num_bytes) for num_bytes in left if num_bytes is not None), default=None)
 
 
+def oom_kills(root: Path = ROOT) -> int:
+    """Return the number of processes of this process's groups that the kernel has killed for lack of memory.
+
+    root: the folder that stands for `/`.
+    """
+    texts = [
+        _text(folder / name) for folder in _folders(root, "memory") for name in ("memory.events", "memory.oom_control")
+    ]
+    counts = [line.split()[1] for text in texts for line in text.splitlines() if line.startswith("oom_kill ")]
+    return max((int(count) for count in counts), default=0)
+
+
 def _quota(folder: Path) -> float | None:
     quota, _, period = _text(folder / "cpu.max").strip().partition(" ")
     if not quota:

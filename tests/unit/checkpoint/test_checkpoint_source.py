@@ -285,3 +285,9 @@ def test_offline_hub_answers_in_one_line(tmp_path: Path, monkeypatch: pytest.Mon
     assert rejection("owner/name") == (
         "model owner/name: not wholly in the local cache, and HF_HUB_OFFLINE is set; unset it, or give a local path"
     )
+
+
+def test_a_user_without_a_home_directory_is_asked_for_a_folder(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", "~/.cache/huggingface/hub")
+    assert "set HF_HOME" in rejection("owner/name", ConfigError)
+    assert not hub.calls

@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -527,6 +528,17 @@ def test_doctor_compares_the_driver_with_the_cuda_of_jax(
     if finding is not None:
         assert finding.text == text
         assert bool(finding.fix) == (verdict != "ok")
+
+
+def test_doctor_looks_at_the_shared_memory_of_several_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: SimpleNamespace(total=64 << 20))
+    assert not doctor._shared_memory(found("gpu", 1, 80), tmp_path) + doctor._shared_memory(
+        found("cpu", 8, None), tmp_path
+    )
+    (finding,) = doctor._shared_memory(found("gpu", 2, 80), tmp_path)
+    assert "64 MiB" in finding.text and "--shm-size" in finding.fix
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: SimpleNamespace(total=8 << 30))
+    assert not doctor._shared_memory(found("gpu", 2, 80), tmp_path)
 
 
 def test_doctor_warns_of_a_port_that_is_open_to_all() -> None:

@@ -27,6 +27,13 @@ def listed(text: str) -> dict[str, str]:
     return {line.split()[0]: line for line in text.splitlines()[1:]}
 
 
+def test_a_user_without_a_home_directory_has_no_hub_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    from jaxserve.tools.models import local_models
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", "~nosuchuser/hub")
+    assert [model.name for model in local_models([])] in (["default"], [])
+
+
 @pytest.mark.slow
 def test_models_of_the_hub_cache_and_of_folders_are_listed_with_a_verdict(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import pytest
 
+from jaxserve.errors import InvalidRequestError
 from jaxserve.executor.profiler import Profiler
 
 
@@ -27,3 +28,27 @@ def test_engines_that_share_a_folder_write_to_folders_of_their_own(
         Profiler(str(tmp_path)).start()
     assert [Path(folder).name.rpartition("-")[2] for folder in folders] == ["71", "72"]
     assert {Path(folder).parent for folder in folders} == {tmp_path}
+
+
+def test_a_profile_that_cannot_be_written_is_kept_for_the_next_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """JAX keeps a profile whose file it cannot write, and writes it when it is asked again."""
+    is_full, changes = True, list[bool]()
+
+    def stop_trace() -> None:
+        if is_full:
+            raise RuntimeError("RESOURCE_EXHAUSTED: vm.xplane.pb; No space left on device")
+
+    monkeypatch.setattr(jax.profiler, "start_trace", lambda folder, **options: None)
+    monkeypatch.setattr(jax.profiler, "stop_trace", stop_trace)
+    profiler = Profiler(str(tmp_path), changes.append)
+    profiler.start()
+    with pytest.raises(InvalidRequestError, match="No space left on device"):
+        profiler.stop()
+    with pytest.raises(InvalidRequestError, match="being taken already"):
+        profiler.start()
+    is_full = False
+    profiler.stop()
+    assert changes == [True, False], "other hosts end theirs once"
+    profiler.start()

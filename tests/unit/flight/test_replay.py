@@ -351,6 +351,13 @@ def test_pods_with_one_folder_write_files_of_their_own(tmp_path: Path, monkeypat
         assert path.name == f"20260101T120000Z-{host}-{os.getpid()}-1{SUFFIX}"
 
 
+def test_a_user_without_a_home_directory_is_asked_for_another_folder() -> None:
+    unread: Any = None
+    recorder = FlightRecorder(unread, unread, "m", "~nosuchuser/flight")
+    with pytest.raises(OSError, match="--flight-recorder-dir"):
+        recorder.write("command")
+
+
 def test_files_that_are_no_records_are_refused_in_one_line(tmp_path: Path) -> None:
     path = write_record(under_load(num_turns=10).record(), tmp_path, "a")
     whole = path.read_bytes()

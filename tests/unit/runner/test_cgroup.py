@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxserve.runner.host.cgroup import cpu_quota, memory_left
+from jaxserve.runner.host.cgroup import cpu_quota, memory_left, oom_kills
 from jaxserve.runner.host.cores import num_cores, num_threads
 from tests.unit.runner.cgroup_files import separate, unified, write_files
 
@@ -91,6 +91,16 @@ def test_memory_limits_of_cgroup_v1(tmp_path: Path) -> None:
     assert memory_left(root) == 400_000
     write_files(root, {f"{folder}/memory.limit_in_bytes": NO_LIMIT_V1})
     assert memory_left(root) is None
+
+
+def test_processes_that_the_kernel_killed_for_lack_of_memory_are_counted(tmp_path: Path) -> None:
+    assert oom_kills(write_files(tmp_path / "none", unified())) == 0
+    v2 = unified() | {f"{GROUP}/memory.events": "low 0\noom 3\noom_kill 2\noom_group_kill 0"}
+    assert oom_kills(write_files(tmp_path / "v2", v2)) == 2
+    v1 = separate("/docker/7f3a") | {
+        f"{GROUP}/memory/docker/7f3a/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1",
+    }
+    assert oom_kills(write_files(tmp_path / "v1", v1)) == 1
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("max", 8), ("50000", 1), ("299999", 2), ("300000", 3), ("1600000", 8)])

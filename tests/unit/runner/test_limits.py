@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxserve.config import CacheConfig, Config, ModelConfig, ParallelConfig, SchedulerConfig
-from jaxserve.errors import ConfigError
+from jaxserve.errors import ConfigError, DoesNotFitError
 from jaxserve.kv.spec import KVSpec
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.runner import memory
@@ -136,6 +136,11 @@ def test_a_cpu_gives_the_cache_more_than_its_cap_only_for_the_whole_context() ->
     assert left(1 << 30) == 2 << 30
     assert left(9 << 30) == 9 << 30
     assert left(99 << 30) == 16 << 30, "a quarter of the memory"
+
+
+def test_a_cpu_whose_memory_the_weights_fill_is_refused_with_both_sizes() -> None:
+    with pytest.raises(DoesNotFitError, match=r"take 3\.00 GiB, and 2\.00 GiB are free"):
+        kv_bytes_left(CacheConfig(), "cpu", DeviceMemory(2 << 30, 3 << 30), 1)
 
 
 def test_replicas_on_a_cpu_divide_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxserve.config import Config, HostsConfig, ModelConfig, ParallelConfig
+from jaxserve.config import Config, HostsConfig, ModelConfig, ParallelConfig, ServerConfig
 from jaxserve.errors import ConfigError
 from jaxserve.host_settings import coordinator_address
 from jaxserve.runtime.environment import load_config
@@ -53,6 +53,11 @@ def test_replicas_do_not_span_hosts() -> None:
     parallel = ParallelConfig(tensor_parallel_size=4, replicas=2)
     with pytest.raises(ConfigError, match="--replicas 2: engines over several hosts"):
         Config(model=ModelConfig(model="m"), parallel=parallel, hosts=HostsConfig(**TWO))
+
+
+def test_an_address_written_as_in_a_url_is_refused_with_the_right_one() -> None:
+    with pytest.raises(ConfigError, match="--host ::1"):
+        ServerConfig(host="[::1]")
 
 
 @pytest.mark.parametrize(("text", "address"), [("node:7", ("node", 7)), ("[fe80::1]:7", ("fe80::1", 7))])

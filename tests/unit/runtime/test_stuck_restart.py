@@ -20,6 +20,7 @@ from jaxserve.ipc.engine_spec import EngineSpec
 from jaxserve.ipc.messages import Ready, StartupFailed, StartupProgress
 from jaxserve.metrics import Metrics, exposition
 from jaxserve.runtime import engine_supervisor
+from jaxserve.runtime.engine_process import exit_text
 from jaxserve.runtime.engine_supervisor import EngineSupervisor
 from tests.loop_clock import LoopClock
 from tests.unit.running_api import ALONE, MODEL_INFO, ScriptedEngine
@@ -33,6 +34,10 @@ class Process:
     def __init__(self) -> None:
         self.returncode: int | None = None
         self._has_ended = asyncio.Event()
+
+    @property
+    def exit_text(self) -> str:
+        return exit_text(self.returncode)
 
     async def wait(self) -> int | None:
         await self._has_ended.wait()
