@@ -114,6 +114,7 @@ class Attention(nnx.Module):
         make = partial(Linear, in_dim=in_dim or d, axes=("kv_heads", "embed"), policy=policy, bias=config.qkv_bias)
         self.qkv_proj = FusedLinear(parts, make, policy, num_units=k)
         self.o_proj = Linear(d, n * v, ("embed", "heads"), policy, bias=config.attention_out_bias)
+        self.attn_sub_norm = norm_of(config.norm_kind, n * v, config, policy) if config.has_inner_norms else None
         self.has_whole_norm = config.qk_norm == "whole"
         self.is_rotated_norm = config.qk_norm == "rotated_heads"
         self.unit_eps = config.norm_eps if config.qk_norm == "rotated_unit" and layer.use_rope else None
@@ -193,7 +194,10 @@ class Attention(nnx.Module):
         attended = attended[..., : self.value_dim]
         if gate is not None:
             attended = attended * self._activated(gate)
-        out = self.o_proj(attended.reshape(-1, n * self.value_dim), step.tokens)
+        attended = attended.reshape(-1, n * self.value_dim)
+        if self.attn_sub_norm is not None:
+            attended = self.attn_sub_norm(attended)
+        out = self.o_proj(attended, step.tokens)
         return out if self.out_scale == 1 else out * self.out_scale, with_group(cache, place, KVPool(*pages))
 
     def _attend_texts(

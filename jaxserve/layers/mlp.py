@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from jaxserve.layers.fused import FusedLinear
 from jaxserve.layers.linear import Linear, Tokens
-from jaxserve.layers.norm import means
+from jaxserve.layers.norm import means, norm_of
 from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.activation import Activation
@@ -89,6 +89,7 @@ class MLP(nnx.Module):
         make = partial(Linear, in_dim=d, axes=(axis, "embed"), policy=policy, bias=bias)
         self.gate_up_proj = FusedLinear(parts, make, policy, num_units=f)
         self.down_proj = Linear(d, f, ("embed", axis), policy, bias=bias)
+        self.ffn_sub_norm = norm_of(config.norm_kind, f, config, policy) if config.has_inner_norms else None
         self.activation = config.activation
         self.act_fn = XIELU(policy) if config.activation == "xielu" else None
         self.scales = config.mlp_gate_scale, config.mlp_out_scale
@@ -103,7 +104,8 @@ class MLP(nnx.Module):
         if self.num_deviations is not None:
             gate = self._above(gate, self.num_deviations)
         activated = (self.act_fn or ACTIVATIONS[self.activation])(gate)
-        out = self.down_proj(gated(activated, up[0], self.limit) if up else activated, tokens)
+        inner = gated(activated, up[0], self.limit) if up else activated
+        out = self.down_proj(inner if self.ffn_sub_norm is None else self.ffn_sub_norm(inner), tokens)
         return out if out_scale == 1 else out * out_scale
 
     def _above(self, gate: Float[Array, "T F"], num_deviations: float) -> Float[Array, "T F"]:

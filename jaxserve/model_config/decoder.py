@@ -174,6 +174,8 @@ class DecoderConfig:
     gate_activation: GateActivation = "sigmoid"
     attention_out_scale: float = 1.0
     """Factor on the output of attention."""
+    has_inner_norms: bool = False
+    """True if the inputs of the output projection of attention, and of the last projection of feed-forward blocks, are normalised (BitNet)."""
     latent: LatentConfig | None = None
     """Widths of multi-head latent attention, which all layers then have; None: grouped-query attention."""
     value_dim: int | None = None

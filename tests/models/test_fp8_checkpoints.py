@@ -162,7 +162,7 @@ FP8_GROUP = {"num_bits": 8, "type": "float"}
 @pytest.mark.parametrize(
     ("found", "expected"),
     [
-        *(({"quant_method": name}, f".quant_method is '{name}'; supported: fp8, gptq, awq, mxfp4, modelopt, compressed-tensors")
+        *(({"quant_method": name}, f".quant_method is '{name}'; supported: fp8, gptq, awq, mxfp4, modelopt, bitnet, compressed-tensors")
           for name in ("bitsandbytes", "nvfp4", "fbgemm_fp8")),
         ("fp8", "quantization_config is 'fp8'; supported: a checkpoint in f32"),
         ({}, ".quant_method is None; supported: fp8"),

@@ -54,6 +54,7 @@ def test_every_family_file_is_found() -> None:
         "BailingHybridForCausalLM",
         "BailingMoeV3ForCausalLM",
         "BambaForCausalLM",
+        "BitNetForCausalLM",
         "CodeGenForCausalLM",
         "Cohere2ForCausalLM",
         "Cohere2MoeForCausalLM",

@@ -65,6 +65,11 @@ FAMILY_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]]
             "weights": {"norm_topk_prob": False},
         },
     ),
+    "bitnet_tiny": (
+        _config("BitNetForCausalLM", "bitnet", hidden_act="relu2", tie_word_embeddings=True, hidden_size=64),
+        "bfloat16",
+        {**_THETA, "activation": {"hidden_act": "silu"}, "eps": {"rms_norm_eps": 0.1}},
+    ),
     "dbrx_tiny": (
         _dbrx({}, {}),
         "bfloat16",

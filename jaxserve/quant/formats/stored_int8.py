@@ -1,6 +1,7 @@
 """int8 weights of compressed-tensors (`int-quantized`: W8A8, such as those after SmoothQuant): kept as they are stored.
 
-`NAME.weight` has int8 values, `NAME.weight_scale` one scale for the matrix or one for each output.
+`NAME.weight` has int8 values, `NAME.weight_scale` one scale for the matrix or one for each output. Ternary weights become the same: see
+`quant.ternary`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from jaxserve.quant.checkpoint import (
 from jaxserve.quant.formats._rows import has_rows, pop_scale, read_rows
 from jaxserve.quant.formats.int8 import FORMAT
 from jaxserve.quant.tensor import TensorInfo
+from jaxserve.quant.ternary import METHOD, read_ternary
 
 _STORED_DTYPE: Final = "I8"
 _STORED_AS: Final = (None, "int-quantized", "naive-quantized")
@@ -52,6 +54,8 @@ def _take(tensors: dict[str, TensorInfo], matrix: TensorInfo) -> ReadMatrix:
 
 
 def _read_config(found: Mapping[str, Any]) -> CheckpointForm | None:
+    if found.get("quant_method") == METHOD:
+        return read_ternary(found)
     if found.get("quant_method") != COMPRESSED_TENSORS or not has_weights(found, "int", 8):
         return None
     if found.get("format") not in _STORED_AS:
@@ -82,4 +86,4 @@ def _are_eight_bit_integers(table: Any) -> bool:
     return False
 
 
-CHECKPOINTS = CheckpointForms((), _read_config, compressed="8-bit integers with `format` int-quantized")
+CHECKPOINTS = CheckpointForms((METHOD,), _read_config, compressed="8-bit integers with `format` int-quantized")

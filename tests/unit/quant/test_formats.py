@@ -77,7 +77,7 @@ def test_bytes_of_an_array_count_bits_of_its_values(dtype: str, expected: int) -
     [
         (
             {"quant_method": "exl3"},
-            "supported: fp8, gptq, awq, mxfp4, modelopt, compressed-tensors with 8-bit floats or 4-bit",
+            "supported: fp8, gptq, awq, mxfp4, modelopt, bitnet, compressed-tensors with 8-bit floats or 4-bit",
         ),
         ({"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": {"num_bits": 2}}}}, ".a.weights is"),
     ],
