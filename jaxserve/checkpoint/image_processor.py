@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from jaxserve.checkpoint.files import read_object
 from jaxserve.checkpoint.gguf.file import open_gguf
 from jaxserve.checkpoint.gguf.mmproj import open_mmproj
-from jaxserve.checkpoint.preprocessing import tiles, whole
+from jaxserve.checkpoint.preprocessing import joined, tiles, whole
 from jaxserve.checkpoint.preprocessing.table import Geometry, Table
 from jaxserve.checkpoint.renamed import without_speech
 from jaxserve.model_config.images import ImageProcessorConfig, Resampling
@@ -24,7 +24,7 @@ FILES: Final = (_OWN, _JOINT)
 """Files of a checkpoint that describe preprocessing."""
 _TOKEN_IDS: Final = ("image_token_id", "image_token_index", "media_placeholder_token_id")
 """Keys of the token that stands for one embedding, in configs of different families."""
-_OF_TEXTS: Final = (tiles.HAS_MARKS, tiles.PLACEHOLDER)
+_OF_TEXTS: Final = (tiles.HAS_MARKS, tiles.PLACEHOLDER, joined.ASPECT)
 """Keys of `processor_config.json` beside the table that change the text of an image."""
 
 
@@ -80,6 +80,8 @@ _READERS: Final[Mapping[str, _Reader]] = {
     "Glm46VImageProcessor": _GLM,
     "PaddleOCRVLImageProcessor": _Reader(whole.enlarged, "bicubic", whole.CLIP_MEANS, whole.CLIP_DEVIATIONS),
     "CLIPImageProcessor": _Reader(whole.plain, "bicubic", whole.CLIP_MEANS, whole.CLIP_DEVIATIONS),
+    "LlavaNextImageProcessor": _Reader(joined.joined, "bicubic", whole.CLIP_MEANS, whole.CLIP_DEVIATIONS),
+    "LlavaOnevisionImageProcessor": _Reader(joined.bounded, "bicubic", whole.CLIP_MEANS, whole.CLIP_DEVIATIONS),
     "LlavaImageProcessor": _Reader(whole.plain, "bicubic", whole.CLIP_MEANS, whole.CLIP_DEVIATIONS),
     "GotOcr2ImageProcessor": _Reader(tiles.grid, "bicubic", whole.CLIP_MEANS, whole.CLIP_DEVIATIONS),
     "SiglipImageProcessor": _Reader(whole.plain, "bicubic"),

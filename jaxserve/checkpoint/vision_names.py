@@ -90,6 +90,8 @@ _PREFIXES: Final[Mapping[str, str]] = {
     "vision_adapter.": "connector.adapter.",
     "vit_large_projector.": "connector.",
     "connector.modality_projection.": "connector.",
+    "image_newline": "image_newline",
+    "multi_modal_projector.projector_layernorm.": "connector.norm.",
     "multi_modal_projector.layer_norm.": "connector.norm.",
     "multi_modal_projector.layernorm.": "connector.norm.",
     "multi_modal_projector.patch_merger.": "connector.",

@@ -36,6 +36,8 @@ def image_info(prepared: Preparation, settings: ImagesConfig) -> ImageInfo | Non
         step_tokens=image_step_tokens(prepared.device.platform, settings),
         encoder_parts=prepared.encoder_parts,
         has_class_token=shape.class_length is not None,
+        num_sources=shape.num_sources,
+        tile_patches=shape.tile_patches,
     )
 
 

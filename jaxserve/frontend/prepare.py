@@ -21,7 +21,8 @@ from jaxserve.frontend.prompt_embeds.prompt import EmbedsSource, LoadedEmbeds, l
 from jaxserve.frontend.request import Conversation, GenerationRequest, Texts
 from jaxserve.frontend.routed_experts import check_size, require_routed_experts
 from jaxserve.frontend.sampling import child_seed, sampling_params
-from jaxserve.ipc.messages import AddRequest, ModelInfo, PromptImage
+from jaxserve.ipc.messages import AddRequest, ModelInfo
+from jaxserve.ipc.prompt_images import PromptImage
 from jaxserve.ipc.routed_experts import RoutedExpertsInfo
 from jaxserve.routing.request import prompt_hashes
 from jaxserve.tenants import HTTP_REQUEST_ID, TENANT

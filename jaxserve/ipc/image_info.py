@@ -31,3 +31,7 @@ class ImageInfo(msgspec.Struct, frozen=True, array_like=True):
     programs; none: every call has one part."""
     has_class_token: bool = False
     """True if the place of a class token precedes the patches of each encoder input."""
+    num_sources: int = 0
+    """Numbers that say which outputs of the connector make an embedding: see `VisionConfig.num_sources`."""
+    tile_patches: int = 0
+    """Patches of each tile of an encoder input, with a class token, if `num_sources` is not 0; 0: there are no tiles."""

@@ -122,6 +122,22 @@ class CanvasTiles:
 
 
 @dataclass(frozen=True, slots=True)
+class JoinedTiles:
+    """An image is scaled in its proportions to fit the best of several grids of square tiles, and stands in the middle of it, on black. The
+    whole image, stretched to a tile, and the tiles are one encoder input. The embeddings of the tiles become one grid, from which the margins
+    are cut, and a learned vector ends each row of it (LLaVA-NeXT)."""
+
+    tile: int
+    """Pixels of a tile's side."""
+    grids: tuple[tuple[int, int], ...]
+    """Rows and columns of tiles."""
+    most_tiles: int | None = None
+    """Tiles whose embeddings are as many as those of the grid at most: a larger grid is stretched to it (LLaVA-OneVision); None: any number."""
+    padding: tuple[int, int, int] | None = None
+    """Colour of the margins that make images squares of one tile each if a prompt has several; None: these are cut, too."""
+
+
+@dataclass(frozen=True, slots=True)
 class TiledAreas:
     """A large image is cut into the tiles of a grid, and followed by the whole image with an area within bounds; other images are whole
     (LFM2-VL)."""
@@ -166,6 +182,7 @@ Sizes = (
     | CanvasTiles
     | MarkedTiles
     | TiledAreas
+    | JoinedTiles
     | AreaSizes
     | FixedSize
     | CentralSquare

@@ -6,6 +6,7 @@ An image is cut into square patches; the tower turns them into embeddings of the
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -87,6 +88,17 @@ def num_embeddings(num_patches: Any, block: int, class_length: int | None) -> An
     if class_length is not None:
         num_patches = num_patches // class_length * (class_length - 1)
     return num_patches // block
+
+
+def most_embeddings(num_outputs: int, num_patches: int, tile_patches: int) -> int:
+    """Return the most embeddings of whole images of which preprocessing says what they are (`VisionConfig.num_sources`).
+
+    These are the outputs of the connector, one more for each row of a tile, and one for an image without tiles.
+    """
+    if not tile_patches:
+        return 2 * num_outputs  # at least 2 x 2 outputs, a vector after each row, before and after all of them
+    num_tiles = num_patches // tile_patches
+    return num_outputs + num_outputs // math.isqrt(num_outputs // max(num_tiles, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,6 +194,8 @@ class VisionConfig:
     deepstack_layers: tuple[int, ...] = ()
     """Layers whose outputs, each through a connector of its own, are added to the decoder's first layers at the
     image's tokens (DeepStack, arXiv 2406.04334)."""
+    feature_layers: tuple[int, ...] = ()
+    """Numbers of layers, from 1 on, whose outputs side by side, in this order, the connector reads; none: the last one's."""
     image_patches: int | None = None
     """Patches of an encoder item if all have equally many, with the place of a class token; None: items differ."""
     patch_budget: int | None = None
@@ -192,6 +206,13 @@ class VisionConfig:
     """Rotary frequencies of the decoder that time, row and column turn (M-RoPE); None: a token has one position."""
     mrope_layout: SectionLayout = "interleaved"
     bidirectional_layers: BidirectionalLayers = "none"
+    num_sources: int = 0
+    """Numbers by which preprocessing says what each embedding of an image is. 0: none, each output of the connector is one. 1: the place
+    of an output, or, after all of them, of a learned vector. 8: the places of four outputs, and their shares as the bits of float32."""
+    most_tiles: int = 1
+    """Most tiles of `image_patches` patches that are one encoder input."""
+    has_newline: bool = False
+    """True if there is a learned vector that ends a row of embeddings (LLaVA-NeXT)."""
     unused_tensors: tuple[str, ...] = ()
     """Starts of our names of tensors that a checkpoint may hold and that are not read."""
     per_layer_token_id: int | None = None
@@ -224,6 +245,11 @@ class VisionConfig:
         return self.num_channels * self.patch_size**2
 
     @property
+    def feature_width(self) -> int:
+        """Numbers of a patch that the connector reads."""
+        return self.hidden_size * max(1, len(self.feature_layers))
+
+    @property
     def block(self) -> int:
         """Patches that become one embedding."""
         return self.merge**2
@@ -231,6 +257,11 @@ class VisionConfig:
     def num_rows(self, num_patches: Any) -> Any:
         """Return the embeddings of whole images with this many patches."""
         return num_embeddings(num_patches, self.block, self.class_length)
+
+    @property
+    def tile_patches(self) -> int:
+        """Patches of a tile of an encoder input that may have several; 0: inputs have no tiles."""
+        return (self.image_patches or 0) if self.num_sources else 0
 
     @property
     def class_length(self) -> int | None:

@@ -52,8 +52,6 @@ _SAM: Final = "the tower SAM, whose windows have relative positions"
 _OMNI: Final = ("Qwen2ForCausalLM", "the names of the tensors of its tower, and its defaults")
 _DOTS3: Final = ("DeepseekV32ForCausalLM", "latent attention with windows and a norm of the rotating key")
 _MISSING: Final[Mapping[str, tuple[str, str]]] = {
-    "LlavaNextForConditionalGeneration": ("LlamaForCausalLM", _JOINED_TILES),
-    "LlavaOnevisionForConditionalGeneration": ("Qwen2ForCausalLM", _JOINED_TILES),
     "Granite4VisionForConditionalGeneration": ("GraniteForCausalLM", f"{_JOINED_TILES}, and a Q-Former over windows"),
     "Ovis2ForConditionalGeneration": ("Qwen2ForCausalLM", "embeddings of images that are means of a table's rows"),
     "Qwen2_5OmniModel": _OMNI,

@@ -247,28 +247,38 @@ class VisionTower(nnx.Module):
         make_norm = RMSNorm if config.layers == "gated" else LayerNorm
         self.post_layernorm = make_norm(config.hidden_size, config.norm_eps, policy) if config.has_final_norm else None
         self.connector = make_connector(config, policy)
+        newline = parameter((config.output_size,), (None,), policy.vectors) if config.has_newline else None
+        self.image_newline = newline
         self.deepstack = nnx.List([make_deepstack_connector(config, policy) for _ in config.deepstack_layers])
 
     def encode(
-        self, patches: UInt8[Array, "P F"], positions: Int[Array, "P 2"], image_ids: Int[Array, "P"]
+        self,
+        patches: UInt8[Array, "P F"],
+        positions: Int[Array, "P 2"],
+        image_ids: Int[Array, "P"],
+        sources: Int[Array, "N S"] | None = None,
     ) -> Float[Array, "N W"]:
-        """Return an output row for each block of `merge` ** 2 patches: see `VisionConfig.row_width`.
+        """Return an output row for each block of `merge` ** 2 patches, or for each of `sources`: see `VisionConfig.row_width` and `num_sources`.
 
-        positions: row and column of each patch in its image; -1 is the column of a class token. image_ids: a number from 0 to P - 1 for each image's patches,
-        which lie side by side; -1 for padding, which comes last. Rows of padding have no meaning.
+        positions: row and column of each patch in its image; -1 is the column of a class token. image_ids: a number from 0 to P - 1 for each
+        image's or tile's patches, which lie side by side; -1 for padding, which comes last. Rows of padding have no meaning.
         """
         config, images = self.config, self.images(image_ids)
         windows = self.windows(images, positions) if config.window_layers else images
         sizes, rotations = _grid_sizes(positions, images), _rotations(config, positions)
         neighbours = neighbours_of(config, positions, sizes) if config.conv_layers else None
         x = self._embed(patches, positions, sizes)
-        num_rows, features = config.num_rows(images.num_tokens), []
+        num_rows, features, outputs = config.num_rows(images.num_tokens), [], {}
         for index, layer in enumerate(self.layers):
             with jax.named_scope(f"layer_{index}"):
                 x = layer(x, windows if index in config.window_layers else images, rotations, neighbours)
+            if index + 1 in config.feature_layers:
+                outputs[index + 1] = x
             if index in config.deepstack_layers:
                 features.append(self.deepstack[config.deepstack_layers.index(index)](x, num_rows))
-        return jnp.concatenate([self.connect(x, num_rows), *features], axis=1)
+        if config.feature_layers:
+            x = jnp.concatenate([outputs[number] for number in config.feature_layers], axis=1)
+        return jnp.concatenate([self.connect(x, num_rows, sources), *features], axis=1)
 
     def images(self, image_ids: Int[Array, "P"]) -> Texts:
         """Return the places of images on the axis of patches. image_ids: as in `encode`."""
@@ -302,13 +312,29 @@ class VisionTower(nnx.Module):
         windows, within which patches attend."""
         return self.layers[index].run(x, heads, images, tile)
 
-    def connect(self, x: Float[Array, "P D"], num_rows: Int[Array, ""]) -> Float[Array, "N O"]:
-        """Return the embeddings of the blocks from the output of the last layer. num_rows: blocks without padding."""
+    def connect(
+        self, x: Float[Array, "P D"], num_rows: Int[Array, ""], sources: Int[Array, "N S"] | None = None
+    ) -> Float[Array, "N O"]:
+        """Return the embeddings of the blocks, or of `sources`, from the output of the last layer. num_rows: blocks without padding."""
         with jax.named_scope("connector"):
             x = x if self.post_layernorm is None else self.post_layernorm(x)
             if (length := self.config.class_length) is not None:
                 x = x.reshape(-1, length, x.shape[1])[:, 1:].reshape(-1, x.shape[1])
-            return self.connector(x, num_rows)
+            made = self.connector(x, num_rows)
+            return made if sources is None else self._arranged(made, sources)
+
+    def _arranged(self, made: Float[Array, "M O"], sources: Int[Array, "N S"]) -> Float[Array, "N O"]:
+        """Return the embeddings that `sources` says: see `VisionConfig.num_sources`."""
+        if self.image_newline is not None:
+            made = jnp.concatenate([made, self.image_newline[...].astype(made.dtype)[None]])
+        if sources.shape[1] == 1:
+            return made[sources[:, 0]]
+        places, shares = jnp.split(sources, 2, axis=1)
+        shares = jax.lax.bitcast_convert_type(shares, jnp.float32)
+        found = jnp.zeros((len(sources), made.shape[1]), jnp.float32)
+        for number in range(places.shape[1]):
+            found += made[places[:, number]].astype(jnp.float32) * shares[:, number, None]
+        return found.astype(made.dtype)
 
     def _embed(
         self, patches: UInt8[Array, "P F"], positions: Int[Array, "P 2"], sizes: Int[Array, "P 2"]

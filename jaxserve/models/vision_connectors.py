@@ -53,7 +53,7 @@ class ProjectorConnector(nnx.Module):
     """Two layers over the vectors of a block, which one matrix may join before, or a LayerNorm normalise, each or together."""
 
     def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
-        d, o, self.block = config.hidden_size, config.output_size, config.block
+        d, o, self.block = config.feature_width, config.output_size, config.block
         width = config.connector_width or o
         is_merged, bias = config.connector == "merged_projector", config.has_connector_biases
         self.norms_patches = config.connector == "patch_normed_projector"
@@ -82,7 +82,7 @@ def _projector_norm(config: VisionConfig, policy: DtypePolicy) -> RMSNorm | Laye
         case "patch_normed_projector":
             return LayerNorm(config.hidden_size, config.connector_eps, policy)
         case "normed_projector":
-            return LayerNorm(config.block * config.hidden_size, config.connector_eps, policy)
+            return LayerNorm(config.block * config.feature_width, config.connector_eps, policy)
     return None
 
 

@@ -147,6 +147,7 @@ def field_shapes(program: Program, fields: Mapping[str, str]) -> dict[str, tuple
         "W": MAX_TOP_LOGPROBS,
         "2": 2,
         "D": 0 if program.images is None else program.images.given_width,
+        "S": 0 if program.images is None else program.images.num_sources,
         "TF": 0 if program.images is None else -(-program.num_tokens * program.images.patch_bytes // 4),
     }
     return {name: tuple(letters[letter] for letter in shape.split()) for name, shape in fields.items()}

@@ -18,12 +18,21 @@ from jaxserve.errors import (
 from jaxserve.ipc.image_info import ImageInfo
 from jaxserve.ipc.messages import AddRequest, ErrorInfo
 from jaxserve.ipc.prompt_embeds import PromptEmbedsInfo
+from jaxserve.ipc.prompt_images import PromptImage
 from jaxserve.sampling.params import token_ids_of
 
 
 def error_info(error: RequestError) -> ErrorInfo:
     """Return the error as it crosses the process boundary."""
     return ErrorInfo(type(error).__name__, error.message, error.param, error.code)
+
+
+def _num_patches(image: PromptImage, info: ImageInfo) -> int:
+    """Return the patches that an encoder input must have; 0 for none."""
+    if not info.num_sources:
+        return image.num_tokens * info.merge**2 + info.has_class_token
+    given, unit = len(image.positions) // 8, info.tile_patches or info.merge**2
+    return given // unit * unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +115,12 @@ class Admission:
         info = self.images
         if info is None:
             return UnsupportedParameterError("This engine reads no images.", param="prompt")
-        end, block = 0, info.merge**2
+        end = 0
         for image in message.images:
-            num_patches = image.num_tokens * block + info.has_class_token
+            num_patches = _num_patches(image, info)
             is_placed = end <= image.start and 0 < image.num_tokens <= info.max_tokens
-            is_sized = num_patches <= info.max_patches and len(image.positions) == 8 * num_patches
+            is_sized = 0 < num_patches <= info.max_patches and len(image.positions) == 8 * num_patches
+            is_sized &= len(image.sources) == 4 * image.num_tokens * info.num_sources
             has_lines = not image.line or (image.line > 0 and image.num_tokens % image.line == 0)
             if not (is_placed and is_sized and has_lines and len(image.patches) == num_patches * info.patch_bytes):
                 return InvalidRequestError(f"the image at token {image.start} does not fit its place", param="prompt")

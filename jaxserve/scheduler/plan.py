@@ -130,6 +130,7 @@ class EncodeItem:
     rows: np.ndarray  # int32 [N], the device's rows that its embeddings go to
     request_id: RequestId | None = None
     """The first request that needs it, which need not have tokens in the step; None for a dummy."""
+    sources: np.ndarray | None = None  # int32 [N, S], see `VisionConfig.num_sources`; None: S is 0
     units: tuple[int, int] | None = None
     """Calls of the encoder's programs, the first one and the end, that are this part of an encoder call: see `runner.images.parts`.
     The call's earlier parts, with the same images, have done those before. None: all, in one part."""

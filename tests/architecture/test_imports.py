@@ -144,6 +144,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "ipc.image_info",
         "ipc.messages",
         "ipc.prompt_embeds",
+        "ipc.prompt_images",
         "ipc.routed_experts",
         "ipc.stats",
     },

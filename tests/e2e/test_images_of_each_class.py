@@ -33,6 +33,8 @@ NAMES = (
     "mistral3_vision_odd_tiny",
     "pixtral_odd_tiny",
     "llava_tiny",
+    "llava_next_tiny",
+    "vipllava_tiny",
     "internvl_tiny",
     "glm4v_tiny",
     "aya_vision_tiny",

@@ -32,6 +32,8 @@ IN_ENGINES = (
     "mistral3_vision_tiny",
     "pixtral_odd_tiny",
     "llava_tiny",
+    "llava_next_tiny",
+    "llava_onevision_tiny",
     "cohere2_vision_tiny",
     "lfm2_vl_tiny",
     "lfm3_vl_tiny",
@@ -93,7 +95,7 @@ class Reader:
         assert info is not None
         prepared = []
         for image in images:
-            processed = process_image(image, processor)
+            processed = process_image(image, processor, is_alone=len(images) == 1)
             prepared.append(PreparedImage(list(map(prepared_item, processed.items)), processed.text))
         loaded = LoadedImages(tuple(prepared), processor.markup.placeholder, processor.image_token_id)
         placed, rope = prompt_images(prompt, loaded, info, "messages")

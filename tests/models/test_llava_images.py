@@ -71,7 +71,7 @@ def test_features_may_be_those_of_any_layer_and_later_layers_are_not_loaded(tmp_
     [
         (MODEL, {"vision_feature_select_strategy": "full"}, "vision_feature_select_strategy is 'full'"),
         (SIGLIP, {"vision_feature_select_strategy": "default"}, "vision_feature_select_strategy is 'default'"),
-        (MODEL, {"vision_feature_layer": [-2, -1]}, "vision_feature_layer"),
+        (MODEL, {"vision_feature_layer": [-2, "1"]}, "vision_feature_layer"),
         (MODEL, {"processor": {"crop_size": 21}}, "image_size is 28; supported: 21"),
         (MODEL, {"processor": {"crop_size": 35}}, "crop_size: expected a square with sides of at most 33 pixels"),
         (MODEL, {"processor": {"do_center_crop": False}}, "do_center_crop: expected true"),

@@ -104,7 +104,7 @@ def test_rows_of_a_tower_without_blocks_have_a_token_for_each_patch() -> None:
         ({"vision_feature_layer": [-2, -1]}, "vision_feature_layer"),
         ({"vision_feature_select_strategy": "default"}, "vision_feature_select_strategy is 'default'"),
         ({"projector_hidden_act": "relu7"}, "projector_hidden_act"),
-        ({"model_type": "llava_next"}, "model_type is 'llava_next'"),
+        ({"model_type": "llava_next"}, "vision_config.model_type is 'pixtral'"),
     ],
 )
 def test_a_llava_model_whose_tower_or_preprocessing_is_not_pixtrals_is_refused_with_its_key(
@@ -134,8 +134,8 @@ def test_keys_that_a_llava_config_omits_have_the_defaults_of_transformers(
 
 def test_a_llava_model_with_preprocessing_that_is_not_computed_is_refused_with_its_class(tmp_path: Path) -> None:
     path = changed(tmp_path, PIXTRAL)
-    (path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "LlavaNextImageProcessor"}))
-    with pytest.raises(CheckpointError, match=r"image_processor_type.*LlavaNextImageProcessor"):
+    (path / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "LlavaNextVideoImageProcessor"}))
+    with pytest.raises(CheckpointError, match=r"image_processor_type.*LlavaNextVideoImageProcessor"):
         vision_of(path)
 
 

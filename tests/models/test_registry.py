@@ -197,8 +197,8 @@ def test_unknown_architecture_is_rejected_with_the_supported_ones() -> None:
             "nearest: FalconForCausalLM; missing: attention scores with a linear bias by distance (ALiBi)",
         ),
         (
-            "LlavaOnevisionForConditionalGeneration",
-            "nearest: Qwen2ForCausalLM; missing: tiles of an image whose rows of features are joined",
+            "Granite4VisionForConditionalGeneration",
+            "nearest: GraniteForCausalLM; missing: tiles of an image whose rows of features are joined",
         ),
         ("Granite4VisionForConditionalGeneration", "learned vector each, and a Q-Former over windows"),
         ("Qwen2_5OmniModel", "nearest: Qwen2ForCausalLM; missing: the names of the tensors of its tower"),

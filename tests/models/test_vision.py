@@ -64,6 +64,12 @@ NUM_PATCHES = {
     "qianfan_ocr_tiny": 136,
     "qianfan_ocr_odd_tiny": 296,
     "llava_siglip_odd_tiny": 100,
+    "llava_next_tiny": 221,
+    "llava_next_odd_tiny": 160,
+    "llava_onevision_tiny": 224,
+    "llava_onevision_odd_tiny": 576,
+    "vipllava_tiny": 51,
+    "vipllava_odd_tiny": 78,
 }
 """Patches of one encoder call: those of all pictures and padding, whole images where they are alike; 400 where not listed."""
 
@@ -83,14 +89,15 @@ def model_of(name: str) -> VisionModel:
 
 
 @cache
-def images_of(name: str) -> tuple[ProcessedImage, ...]:
-    return tuple(process(golden_of(name).path, index) for index in range(len(SIZES)))
+def images_of(name: str, count: int = 1) -> tuple[ProcessedImage, ...]:
+    """Return all pictures as a prompt with `count` of them has them."""
+    return tuple(process(golden_of(name).path, index, is_alone=count == 1) for index in range(len(SIZES)))
 
 
 @cache
-def rows_of(name: str) -> tuple[np.ndarray, ...]:
-    """Encode the items of all pictures in one call; return the rows of each picture."""
-    images = images_of(name)
+def rows_of(name: str, count: int = 1) -> tuple[np.ndarray, ...]:
+    """Encode the items of all pictures in one call; return the rows of each picture. count: as in `images_of`."""
+    images = images_of(name, count)
     rows = iter(model_of(name).encode([item for image in images for item in image.items], num_patches(name)))
     return tuple(np.concatenate([next(rows) for _ in image.items]) for image in images)
 
@@ -108,6 +115,8 @@ def by_token(item: EncoderItem) -> np.ndarray:
     """Return the patches of an image, without a class token, block by block in the order of its tokens."""
     is_patch = item.positions[:, 1] >= 0
     patches, positions = item.patches[is_patch], item.positions[is_patch]
+    if item.sources is not None:  # tiles in their order
+        return patches
     block = len(patches) // item.num_tokens
     order = np.argsort(block_tokens(positions, block))
     return patches.reshape(item.num_tokens, block, -1)[order].reshape(patches.shape)
@@ -135,7 +144,7 @@ def prompt_of(name: str, count: int) -> np.ndarray:
     assert config is not None
     text, chosen = PROMPTS[count]
     before, after = next((marks for start, marks in OF_TEMPLATES.items() if name.startswith(start)), ("", ""))
-    places = [f"{before}{images_of(name)[index].text}{after}" for index in chosen]
+    places = [f"{before}{images_of(name, count)[index].text}{after}" for index in chosen]
     return model_of(name).tokens(text.format(*places))
 
 
@@ -148,6 +157,8 @@ def test_features_of_pictures_in_one_call_equal_transformers(name: str) -> None:
 
 TILES = {
     "gemma3_vision_tiny": (18, 72, 80),
+    "llava_next_tiny": (20,),
+    "llava_onevision_tiny": (24,),
     "llava_tiny": (20,),
     "qwen2_5_vl_tiny": (20, 128),
     "qwen3_vl_moe_odd_tiny": (100, 128),
@@ -232,8 +243,8 @@ def test_a_tower_of_accelerators_computes_in_bfloat16_near_the_features_of_float
 @pytest.mark.parametrize("name", [name for name in IN_CI if name not in GENERATING])
 def test_logits_after_images_equal_transformers(name: str) -> None:
     arrays, (_, chosen) = golden_of(name).arrays, PROMPTS[3]
-    items = [item for index in chosen for item in images_of(name)[index].items]
-    logits, _ = model_of(name).run(arrays["ids_3"], items, [rows_of(name)[index] for index in chosen], 1)
+    items = [item for index in chosen for item in images_of(name, 3)[index].items]
+    logits, _ = model_of(name).run(arrays["ids_3"], items, [rows_of(name, 3)[index] for index in chosen], 1)
     np.testing.assert_allclose(logits, arrays["logits_3"], atol=1e-3, rtol=0)
 
 
@@ -246,8 +257,8 @@ def test_logits_after_images_equal_transformers(name: str) -> None:
 def test_logits_and_greedy_tokens_after_images_equal_transformers(name: str) -> None:
     arrays = golden_of(name).arrays
     for count, (_, chosen) in PROMPTS.items():
-        items = [item for index in chosen for item in images_of(name)[index].items]
-        rows = [rows_of(name)[index] for index in chosen]
+        items = [item for index in chosen for item in images_of(name, count)[index].items]
+        rows = [rows_of(name, count)[index] for index in chosen]
         outputs = arrays[f"outputs_{count}"]
         logits, found = model_of(name).run(arrays[f"ids_{count}"], items, rows, len(outputs))
         np.testing.assert_allclose(logits, arrays[f"logits_{count}"], atol=1e-3, rtol=0)

@@ -23,11 +23,12 @@ from jaxserve.layers.policy import plain
 from jaxserve.layers.rope import rotation
 from jaxserve.layers.segment_attention import Texts
 from jaxserve.model_config.images import ImageProcessorConfig
+from jaxserve.model_config.vision import most_embeddings
 from jaxserve.models.decoder import ImageTokens
 from jaxserve.models.registry import decoder_of, open_model, with_vision
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.models.vision import Heads, Tile, VisionTower
-from jaxserve.runner.images.encoder import block_tokens
+from jaxserve.runner.images.encoder import block_tokens, placed_sources
 from jaxserve.runner.images.parts import SharedParams
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
@@ -62,11 +63,11 @@ class VisionGolden:
             return dict(arrays)
 
 
-def process(path: Path, index: int) -> ProcessedImage:
+def process(path: Path, index: int, *, is_alone: bool = True) -> ProcessedImage:
     """Process a golden's picture."""
     config = read_image_processor(path)
     assert config is not None, "a checkpoint that reads images"
-    return process_image(picture(*SIZES[index], index), config)
+    return process_image(picture(*SIZES[index], index), config, is_alone=is_alone)
 
 
 def count_tokens(width: int, height: int, config: ImageProcessorConfig) -> list[int]:
@@ -90,10 +91,12 @@ class VisionModel:
         self._tokenizer = load_tokenizer(path)
         self._new_cache = lambda pages: new_cache(decoder, pages, "float32", policy.activations, sharding)
 
-        def encode(params: tuple[Array, ...], patches: Array, positions: Array, image_ids: Array) -> Array:
+        def encode(
+            params: tuple[Array, ...], patches: Array, positions: Array, image_ids: Array, sources: Array | None
+        ) -> Array:
             vision = skeleton.build(params).vision
             assert vision is not None, "a model with a tower"
-            return vision.encode(patches, positions, image_ids)
+            return vision.encode(patches, positions, image_ids, sources)
 
         def compute(
             params: tuple[Array, ...],
@@ -122,7 +125,8 @@ class VisionModel:
     def encode(self, items: list[EncoderItem], num_patches: int) -> list[np.ndarray]:
         """Return the rows of each item, all encoded in one call of `num_patches` patches."""
         with jax.sharding.use_abstract_mesh(self._mesh):
-            rows = np.asarray(self._encode(self._params, *self._packed(items, num_patches)))
+            packed = self._packed(items, num_patches)
+            rows = np.asarray(self._encode(self._params, *packed, self._sources(items, num_patches)))
         return self._by_item(rows, items)
 
     def encode_in_tiles(self, items: list[EncoderItem], num_patches: int, size: int) -> list[np.ndarray]:
@@ -156,7 +160,8 @@ class VisionModel:
 
         run = jax.jit(run_tile, static_argnames="is_windowed")
         deepstack = jax.jit(lambda params, x: tower(params).deepstack[0](x, config.num_rows(num_real)))
-        connect = jax.jit(lambda params, x: tower(params).connect(x, config.num_rows(num_real)))
+        sources = self._sources(items, num_patches)
+        connect = jax.jit(lambda params, x: tower(params).connect(x, config.num_rows(num_real), sources))
         with jax.sharding.use_abstract_mesh(self._mesh):
             x, features = np.pad(start(self._params), [(0, padding), (0, 0)]), []
             for index in range(config.num_layers):
@@ -181,6 +186,8 @@ class VisionModel:
         """Return the rows of each item in the order of its tokens."""
         ends = np.cumsum([item.num_tokens for item in items])
         parts = np.split(rows[: ends[-1]], ends[:-1])
+        if self.vision.num_sources:
+            return parts
         places = [item.positions[item.positions[:, 1] >= 0] for item in items]  # without a class token
         orders = [np.argsort(block_tokens(each, self.vision.block)) for each in places]
         return [part[order] for part, order in zip(parts, orders, strict=True)]
@@ -193,7 +200,24 @@ class VisionModel:
         patches[: sum(counts)] = np.concatenate([item.patches for item in items])
         positions[: sum(counts)] = np.concatenate([item.positions for item in items])
         image_ids[: sum(counts)] = np.repeat(np.arange(len(items)), counts)
+        if self.vision.tile_patches:
+            image_ids[: sum(counts)] = np.arange(sum(counts)) // self.vision.tile_patches
         return patches, positions, image_ids
+
+    def _sources(self, items: list[EncoderItem], num_patches: int) -> np.ndarray | None:
+        """Return the sources of all embeddings of a call and of padding; None for a tower without them."""
+        vision = self.vision
+        if not vision.num_sources:
+            return None
+        num_outputs, ends = vision.num_rows(num_patches), np.cumsum([0, *(len(item.patches) for item in items)])
+        found = np.zeros((most_embeddings(num_outputs, num_patches, vision.tile_patches), vision.num_sources), np.int32)
+        parts = [
+            placed_sources(item.sources, vision.num_rows(first), vision.num_rows(len(item.patches)), num_outputs)
+            for item, first in zip(items, ends, strict=False)
+            if item.sources is not None
+        ]
+        found[: sum(map(len, parts))] = np.concatenate(parts)
+        return found
 
     def tokens(self, text: str) -> np.ndarray:
         """Encode a prompt in which images have been replaced by their text."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from later_vision_checkpoints import CHUNKS, glm, internvl, pixtral
-from vision_checkpoints import VisionCheckpoint, multimodal
+from vision_checkpoints import PREPROCESSING, VisionCheckpoint, multimodal
 
 
 def _paddle(text: dict[str, Any], vision: dict[str, Any], merge: int) -> VisionCheckpoint:
@@ -32,19 +32,12 @@ def _paddle(text: dict[str, Any], vision: dict[str, Any], merge: int) -> VisionC
             vision_end_token_id=5,
         ),
         {
+            **PREPROCESSING,
             "image_processor_type": "PaddleOCRVLImageProcessor",
-            "do_convert_rgb": True,
-            "do_normalize": True,
-            "do_rescale": True,
-            "do_resize": True,
-            "image_mean": [0.5, 0.4, 0.5],
-            "image_std": [0.5, 0.5, 0.25],
             "merge_size": merge,
             "min_pixels": 1024,
             "max_pixels": 3072,
             "patch_size": vision.get("patch_size", 8),
-            "resample": 3,
-            "rescale_factor": 1 / 255,
             "temporal_patch_size": 1,
         },
         "PaddleOCRVLProcessor",
@@ -111,18 +104,11 @@ def _docling(text: dict[str, Any], vision: dict[str, Any], processor: dict[str, 
             "tie_word_embeddings": text.get("tie_word_embeddings", False),
         },
         {
+            **PREPROCESSING,
             "image_processor_type": "GraniteDoclingImageProcessor",
             "crop_to_patches": True,
-            "do_convert_rgb": True,
-            "do_normalize": True,
-            "do_rescale": True,
-            "do_resize": True,
             "fine_route": False,
-            "image_mean": [0.5, 0.4, 0.5],
-            "image_std": [0.5, 0.5, 0.25],
             "min_patches": 1,
-            "resample": 3,
-            "rescale_factor": 1 / 255,
             "size": {"height": side, "width": side},
             **processor,
         },

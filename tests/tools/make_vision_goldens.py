@@ -33,6 +33,7 @@ from kimi_vision_checkpoints import KIMI_VISION_CHECKPOINTS
 from later_vision_checkpoints import LATER_VISION_CHECKPOINTS
 from make_goldens import CORPUS, random_weights
 from safetensors.torch import load_file, save_file
+from tiled_checkpoints import TILED_CHECKPOINTS
 from torchvision.transforms.v2 import functional
 from transformers.models.gemma4_unified import modeling_gemma4_unified
 from vision_checkpoints import BOS, EOS, SIZES, VISION_CHECKPOINTS, VOCAB_SIZE, VisionCheckpoint
@@ -40,7 +41,7 @@ from vision_checkpoints import BOS, EOS, SIZES, VISION_CHECKPOINTS, VOCAB_SIZE, 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.models.pictures import picture
 
-ALL = VISION_CHECKPOINTS | LATER_VISION_CHECKPOINTS | DOCUMENT_CHECKPOINTS | KIMI_VISION_CHECKPOINTS
+ALL = VISION_CHECKPOINTS | LATER_VISION_CHECKPOINTS | DOCUMENT_CHECKPOINTS | KIMI_VISION_CHECKPOINTS | TILED_CHECKPOINTS
 DATA = Path(__file__).parents[1] / "models" / "data" / "vision"
 NUM_TOKENS, NUM_LOGITS, MIN_GAP, MIN_MOVED = 24, 8, 5e-3, 0.1
 PROMPTS = {1: ("Look: {}\nhello", (0,)), 3: ("{} and {}, then{}?\n\nHow are you", (2, 0, 1))}
@@ -200,7 +201,7 @@ def patches(given: dict[str, Any], config: dict[str, Any], processor: dict[str, 
         is_merged = config["model_type"] == "gemma4_unified"
         merge = 1 if is_merged else config["vision_config"]["pooling_kernel_size"]
         values = in_blocks(values[0], given["image_position_ids"][0], merge)
-    elif "image_sizes" in given:
+    elif "image_sizes" in given and values.dim() == 4:
         size, merge = config["vision_config"]["patch_size"], block_side(config)
         sizes = given["image_sizes"].tolist()
         own = [whole[:, :height, :width] for whole, (height, width) in zip(values, sizes, strict=True)]
@@ -248,7 +249,7 @@ def block_side(config: dict[str, Any]) -> int:
     """Return the patches of a block's side."""
     if "spatial_merge_size" in config or config["vision_config"]["model_type"] == "pixtral":
         return int(config.get("spatial_merge_size", 1))
-    if config["model_type"] == "llava":
+    if "llava" in config["model_type"]:
         return 1
     if "pixel_shuffle_ratio" in config["vision_config"]:
         return int(1 / config["vision_config"]["pixel_shuffle_ratio"])
@@ -277,7 +278,10 @@ def features(model: Any, given: dict[str, Any]) -> np.ndarray:
     if model.config.model_type == "llama4":
         whole = model.get_image_features(given["pixel_values"], return_dict=True).last_hidden_state
         return model.multi_modal_projector(whole.flatten(0, 1)).numpy()
-    made = model.model.get_image_features(**{name: given[name] for name in names if name in given})
+    layers = (
+        {"vision_feature_layer": model.config.vision_feature_layer} if model.config.model_type == "vipllava" else {}
+    )
+    made = model.model.get_image_features(**{name: given[name] for name in names if name in given}, **layers)
     main = made.pooler_output
     main = torch.cat(list(main)) if isinstance(main, list | tuple) else main.flatten(0, -2)
     if model.config.model_type == "granite_docling":

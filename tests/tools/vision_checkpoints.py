@@ -48,6 +48,17 @@ _SIGLIP: dict[str, Any] = {
     "image_size": 32,
     "patch_size": 8,
 }
+PREPROCESSING: dict[str, Any] = {
+    "do_convert_rgb": True,
+    "do_normalize": True,
+    "do_rescale": True,
+    "do_resize": True,
+    "image_mean": [0.5, 0.4, 0.5],
+    "image_std": [0.5, 0.5, 0.25],
+    "resample": 3,
+    "rescale_factor": 1 / 255,
+}
+"""Keys that most preprocessings have."""
 _FIRST_MARKER = 3
 """Id of the first control token of images, after three others."""
 

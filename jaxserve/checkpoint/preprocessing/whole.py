@@ -120,10 +120,15 @@ def plain(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
             raise table.error("size", "a square")
     else:
         sizes = _central_square(table, bounds.integer("shortest_edge", None, MAX_SIDE))
-    token, vision = token_text(tokens, "image_token", "<image>"), config.table("vision_config", {})
-    patch = vision.integer("patch_size", 32, MAX_SIDE)
-    has_class_token = vision.get("model_type", _CLIP) == _CLIP
-    return Geometry(sizes, patch, 1, ImageMarkup(token, token), has_class_token=has_class_token)
+    token, is_vip = token_text(tokens, "image_token", "<image>"), config.get("model_type", None) == "vipllava"
+    patch = config.table("vision_config", {}).integer("patch_size", 14 if is_vip else 32, MAX_SIDE)
+    return Geometry(sizes, patch, 1, ImageMarkup(token, token), has_class_token=has_class_token(config))
+
+
+def has_class_token(config: Table) -> bool:
+    """Return True for a model with CLIP's tower, which all LLaVA models but LLaVA-OneVision have by default."""
+    default = "siglip_vision_model" if config.get("model_type", None) == "llava_onevision" else _CLIP
+    return bool(config.table("vision_config", {}).get("model_type", default) == _CLIP)
 
 
 def _central_square(table: Table, shortest: int) -> CentralSquare:

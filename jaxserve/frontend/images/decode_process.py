@@ -20,11 +20,11 @@ from jaxserve.frontend.images.protocol import DecodeJob, DecodeReply, DecodeSpec
 _NICENESS: Final = 5
 
 
-def decoded(job: DecodeJob, prepare: Callable[[Image.Image], PreparedImage], config: ImagesConfig) -> DecodeReply:
+def decoded(job: DecodeJob, prepare: Callable[[Image.Image, bool], PreparedImage], config: ImagesConfig) -> DecodeReply:
     """Return the reply to a job, with the image or the reason why it is rejected."""
     try:
         image = decode_image(job.data, config.max_image_pixels, low_detail=job.low_detail)
-        return DecodeReply(None, prepare(image))
+        return DecodeReply(None, prepare(image, job.is_alone))
     except ImageError as error:
         return DecodeReply(str(error))
 

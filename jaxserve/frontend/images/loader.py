@@ -103,7 +103,7 @@ class ImageLoader:
                 data = await self._read(source)
                 async with self._turns:
                     self.require_memory()
-                    reply = await self._decoded(source, data, info.max_patches)
+                    reply = await self._decoded(source, data, info.max_patches, is_alone=len(sources) == 1)
                     if reply.image is None:
                         raise invalid(source.place, reply.error or "the image cannot be read")
                     images.append(reply.image)
@@ -150,10 +150,10 @@ class ImageLoader:
         async with self._fetches:
             return await fetch(source, self.config)
 
-    async def _decoded(self, source: ImageSource, data: bytes, max_patches: int) -> DecodeReply:
+    async def _decoded(self, source: ImageSource, data: bytes, max_patches: int, *, is_alone: bool) -> DecodeReply:
         mmproj = None if self._mmproj is None else str(self._mmproj)
         spec = DecodeSpec(str(self._model_path), mmproj, self.config, max_patches)
-        job = DecodeJob(data, source.detail == "low")
+        job = DecodeJob(data, source.detail == "low", is_alone)
         try:
             return await self._decoder.ask(job, lambda: spec, DecodeReply)
         except UnavailableError as error:

@@ -20,14 +20,17 @@ from jaxserve.model_config.images import (
     AreaSizes,
     BudgetSizes,
     ImageProcessorConfig,
+    JoinedTiles,
     LimitedSides,
     PaddedSizes,
     TiledAreas,
 )
 
 
-def load_preparer(path: Path, max_patches: int, mmproj: Path | None = None) -> Callable[[Image.Image], PreparedImage]:
-    """Return the function that prepares images for the checkpoint at `path`.
+def load_preparer(
+    path: Path, max_patches: int, mmproj: Path | None = None
+) -> Callable[[Image.Image, bool], PreparedImage]:
+    """Return the function that prepares images for the checkpoint at `path`, of which some are the only ones of their prompts.
 
     max_patches: patches of one item that the engine can encode; images of a model that takes any size are reduced to it.
     mmproj: the GGUF file with the image encoder of a GGUF text model. Raises CheckpointError.
@@ -37,9 +40,9 @@ def load_preparer(path: Path, max_patches: int, mmproj: Path | None = None) -> C
         raise CheckpointError(f"{path}: no preprocessor_config.json, which says how images are prepared")
     bounded = with_bounded_area(config, max_patches)
 
-    def prepare(image: Image.Image) -> PreparedImage:
+    def prepare(image: Image.Image, is_alone: bool) -> PreparedImage:
         try:
-            processed = process_image(image, bounded)
+            processed = process_image(image, bounded, is_alone=is_alone)
         except RequestError as error:
             raise ImageError(error.message.rstrip(".")) from None
         for item in processed.items:
@@ -61,6 +64,10 @@ def with_bounded_area(config: ImageProcessorConfig, max_patches: int) -> ImagePr
             whole = _bounded(whole, config, max_patches)
             is_cut = (grid.tile // config.patch_size) ** 2 <= max_patches
             return replace(config, sizes=replace(sizes, whole=whole) if is_cut else whole)
+        case JoinedTiles(tile, grids) as joined:
+            own = (tile // config.patch_size) ** 2 + config.has_class_token
+            held = tuple((rows, columns) for rows, columns in grids if (rows * columns + 1) * own <= max_patches)
+            return replace(config, sizes=replace(joined, grids=held))
         case BudgetSizes(budget):
             return replace(config, sizes=BudgetSizes(min(budget, max_patches)))
         case LimitedSides(longest):
@@ -83,6 +90,15 @@ def prepared_item(item: EncoderItem) -> PreparedItem:
     digest = sha256(f"{patches.shape} {item.grid} {item.num_tokens}:".encode())
     digest.update(positions.tobytes())
     digest.update(patches.tobytes())
+    sources = b"" if item.sources is None else np.ascontiguousarray(item.sources, "<i4").tobytes()
+    digest.update(sources)
     return PreparedItem(
-        item.num_tokens, item.grid, len(patches), patches.tobytes(), positions.tobytes(), digest.digest(), item.line
+        item.num_tokens,
+        item.grid,
+        len(patches),
+        patches.tobytes(),
+        positions.tobytes(),
+        digest.digest(),
+        item.line,
+        sources,
     )

@@ -15,6 +15,7 @@ import numpy as np
 from PIL import Image
 
 from jaxserve.errors import InvalidRequestError
+from jaxserve.frontend.images.joined import joined_sources, joined_tiles
 from jaxserve.frontend.images.resize import resize
 from jaxserve.frontend.images.tiles import canvas_tiles, cut_grid, grid_tiles, marked_tiles, square_tiles
 from jaxserve.model_config.images import (
@@ -27,6 +28,7 @@ from jaxserve.model_config.images import (
     GridTiles,
     ImageMarkup,
     ImageProcessorConfig,
+    JoinedTiles,
     LimitedSides,
     MarkedTiles,
     PaddedSizes,
@@ -59,6 +61,8 @@ class EncoderItem:
     """Embeddings that the tower makes of it."""
     line: int = 0
     """Embeddings of a row, if prompts have a line break between rows; 0: they have none."""
+    sources: np.ndarray | None = None
+    """int32 (N, S): see `VisionConfig.num_sources`; None: S is 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +81,14 @@ class ProcessedImage:
         return sum(item.num_tokens for item in self.items)
 
 
-def process_image(image: Image.Image, config: ImageProcessorConfig) -> ProcessedImage:
+def process_image(image: Image.Image, config: ImageProcessorConfig, *, is_alone: bool = True) -> ProcessedImage:
     """Cut an RGB image into the items that the tower encodes.
 
-    Raises InvalidRequestError for an image of an impossible shape.
+    is_alone: the prompt has no other image. Raises InvalidRequestError for an image of an impossible shape.
     """
+    if isinstance(config.sizes, JoinedTiles):
+        item = _joined_item(image, config.sizes, config, is_alone=is_alone)
+        return ProcessedImage((item,), _text((0, 0), [_tokens(item, config.markup)], config.markup))
     grid, tiles = _resized(image, config)
     items = tuple(_item(np.asarray(tile), config) for tile in tiles)
     tokens = [_tokens(item, config.markup) + config.markup.tile_end for item in items]
@@ -90,6 +97,24 @@ def process_image(image: Image.Image, config: ImageProcessorConfig) -> Processed
     is_cropped = isinstance(config.sizes, FixedSize) and len(items) > 1
     text = _cropped_text(tokens, config.markup) if is_cropped else _text(grid, tokens, config.markup)
     return ProcessedImage(items, text)
+
+
+def _joined_item(
+    image: Image.Image, sizes: JoinedTiles, config: ImageProcessorConfig, *, is_alone: bool
+) -> EncoderItem:
+    """Return the only item of an image, with all of its tiles."""
+    if sizes.padding is not None and not is_alone:
+        square = CentralSquare(sizes.tile, sizes.tile, sizes.padding)
+        grid, tiles = (0, 0), [_central_square(image, square, config.resampling)]
+    else:
+        grid, tiles = joined_tiles(image, sizes, config.resampling)
+    items = [_item(np.asarray(tile), config) for tile in tiles]
+    side = sizes.tile // config.patch_size // config.merge
+    sources = joined_sources(image.height, image.width, grid, side, sizes)
+    patches, positions = (
+        np.concatenate(parts) for parts in zip(*((each.patches, each.positions) for each in items), strict=True)
+    )
+    return EncoderItem(patches, positions, items[0].grid, len(sources), sources=sources)
 
 
 def _resized(image: Image.Image, config: ImageProcessorConfig) -> tuple[tuple[int, int], list[Image.Image]]:
@@ -117,6 +142,8 @@ def _resized(image: Image.Image, config: ImageProcessorConfig) -> tuple[tuple[in
             size = _budget_size(image.height, image.width, config, sizes.max_patches)
         case LimitedSides(longest):
             size = _limited_size(image.height, image.width, config.patch_size * config.merge, longest)
+        case JoinedTiles():
+            raise AssertionError("an image whose tiles are one item")
         case PaddedSizes() as sizes:
             return (0, 0), [_padded(image, config, sizes)]
     return (0, 0), [resize(image, *size, config.resampling)]

@@ -10,7 +10,7 @@ from jaxserve.errors import invalid
 from jaxserve.frontend.images.loader import LoadedImages
 from jaxserve.frontend.images.positions import image_spans, mrope_positions
 from jaxserve.ipc.image_info import ImageInfo
-from jaxserve.ipc.messages import PromptImage, RopePositions
+from jaxserve.ipc.prompt_images import PromptImage, RopePositions
 
 
 def prompt_images(
@@ -27,7 +27,7 @@ def prompt_images(
     except ValueError as error:
         raise invalid(param, f"the chat template does not show its images as the model reads them: {error}") from None
     placed = [
-        PromptImage(span.start, item.num_tokens, item.digest, item.patches, item.positions, item.line)
+        PromptImage(span.start, item.num_tokens, item.digest, item.patches, item.positions, item.line, item.sources)
         for span, item in zip(spans, items, strict=True)
     ]
     if not info.has_rope_positions:

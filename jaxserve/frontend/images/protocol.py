@@ -27,6 +27,8 @@ class DecodeJob(msgspec.Struct, frozen=True, array_like=True):
 
     data: bytes
     low_detail: bool = False
+    is_alone: bool = True
+    """True if the prompt has no other image."""
 
 
 class PreparedItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -45,6 +47,8 @@ class PreparedItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """sha256 over shapes, patches and positions: equal digests mean equal embeddings."""
     line: int = 0
     """Embeddings of a row, if prompts have a line break between rows; 0: they have none."""
+    sources: bytes = b""
+    """int32 `[N, S]`, little-endian: see `VisionConfig.num_sources`."""
 
 
 class PreparedImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -57,7 +61,7 @@ class PreparedImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def num_bytes(self) -> int:
         """Bytes of the arrays."""
-        return sum(len(item.patches) + len(item.positions) for item in self.items)
+        return sum(len(item.patches) + len(item.positions) + len(item.sources) for item in self.items)
 
 
 class DecodeReply(msgspec.Struct, frozen=True, array_like=True):

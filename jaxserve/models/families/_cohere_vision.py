@@ -12,7 +12,7 @@ from jaxserve.model_config.images import ImageProcessorConfig
 from jaxserve.model_config.vision import VisionConfig
 from jaxserve.models.families._common import MAX_WIDTH
 from jaxserve.models.families._keys import Keys
-from jaxserve.models.families._llava import feature_layers
+from jaxserve.models.families._llava import feature_layer
 from jaxserve.models.families._vision import siglip, vision_table
 
 _TOWER: Final[Mapping[str, Any]] = {
@@ -47,7 +47,7 @@ def cohere_vision(hf: Mapping[str, Any], processor: ImageProcessorConfig, decode
     if not is_aya:
         return tower
     whole.require("vision_feature_select_strategy", "full")
-    count = feature_layers(whole, tower.num_layers)
+    count = feature_layer(whole, tower.num_layers)
     later = (f"layers.{index}." for index in range(count, tower.num_layers))
     return replace(
         tower,

@@ -15,6 +15,7 @@ from jaxserve.model_config.images import (
     FixedSize,
     GridTiles,
     ImageProcessorConfig,
+    JoinedTiles,
     MarkedTiles,
     TileSizes,
 )
@@ -99,7 +100,7 @@ def siglip(
     hidden_size, num_heads = read_width(keys, "num_attention_heads")
     patch_size = keys.integer("patch_size", MAX_PATCH)
     side = keys.integer("image_size", _MAX_IMAGE) // patch_size
-    if not isinstance(processor.sizes, TileSizes | GridTiles | FixedSize | CentralSquare | MarkedTiles):
+    if not isinstance(processor.sizes, TileSizes | GridTiles | FixedSize | CentralSquare | MarkedTiles | JoinedTiles):
         raise keys.error("model_type", "a tower that takes images of any size, as the preprocessing makes them")
     if side % processor.merge:
         raise keys.error("image_size", f"pixels of whole blocks of {processor.merge} patches of {patch_size} pixels")
@@ -252,10 +253,16 @@ def require_same(keys: Keys, key: str, value: int, expected: int) -> int:
     return value
 
 
-def _side(sizes: TileSizes | GridTiles | FixedSize | CentralSquare | MarkedTiles) -> int:
+def _side(sizes: TileSizes | GridTiles | FixedSize | CentralSquare | MarkedTiles | JoinedTiles) -> int:
     """Return the pixels of a side of every image or tile."""
     match sizes:
-        case TileSizes(tile=side) | GridTiles(tile=side) | FixedSize(height=side) | CentralSquare(side=side):
+        case (
+            TileSizes(tile=side)
+            | GridTiles(tile=side)
+            | JoinedTiles(tile=side)
+            | FixedSize(height=side)
+            | CentralSquare(side=side)
+        ):
             return side
         case MarkedTiles(grid):
             return grid.tile

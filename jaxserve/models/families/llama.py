@@ -57,9 +57,20 @@ FAMILY = Family(
         "SmolVLMForConditionalGeneration",
         "Idefics3ForConditionalGeneration",
         "LlavaForConditionalGeneration",
+        "LlavaNextForConditionalGeneration",
+        "VipLlavaForConditionalGeneration",
     ),
     # Mistral 3 in GGUF files, which have the architecture `llama`.
-    read_vision=by_model_type({"smolvlm": _TILED, "idefics3": _TILED, "llava": llava, "mistral3": pixtral}),
+    read_vision=by_model_type(
+        {
+            "smolvlm": _TILED,
+            "idefics3": _TILED,
+            "llava": llava,
+            "llava_next": llava,
+            "vipllava": llava,
+            "mistral3": pixtral,
+        }
+    ),
     text_model_types=("llama", None),
     gguf=GGUFArchitecture(
         "llama",

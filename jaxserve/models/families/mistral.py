@@ -36,8 +36,13 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
 FAMILY = Family(
     ("MistralForCausalLM",),
     decoder_config,
-    text_part_of=("Mistral3ForConditionalGeneration", "LlavaForConditionalGeneration"),
-    read_vision=by_model_type({"mistral3": pixtral, "llava": llava}),
+    text_part_of=(
+        "Mistral3ForConditionalGeneration",
+        "LlavaForConditionalGeneration",
+        "LlavaNextForConditionalGeneration",
+        "VipLlavaForConditionalGeneration",
+    ),
+    read_vision=by_model_type({"mistral3": pixtral, "llava": llava, "llava_next": llava, "vipllava": llava}),
     text_model_types=("mistral",),
     maxtext=MaxTextLayout(query_scale="head_dim", has_tied_logits=False),
 )

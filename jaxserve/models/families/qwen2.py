@@ -45,11 +45,20 @@ FAMILY = Family(
         "Qwen2VLForConditionalGeneration",
         "Qwen2_5_VLForConditionalGeneration",
         "LlavaForConditionalGeneration",
+        "LlavaNextForConditionalGeneration",
+        "LlavaOnevisionForConditionalGeneration",
         "InternVLForConditionalGeneration",
     ),
     text_model_types=("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", None),
     read_vision=by_model_type(
-        {"qwen2_vl": qwen2_vision, "qwen2_5_vl": qwen2_vision, "llava": llava, "internvl": internvl}
+        {
+            "qwen2_vl": qwen2_vision,
+            "qwen2_5_vl": qwen2_vision,
+            "llava": llava,
+            "llava_next": llava,
+            "llava_onevision": llava,
+            "internvl": internvl,
+        }
     ),
     gguf=GGUFArchitecture("qwen2", other_names=("qwen2vl",)),
     maxtext=MaxTextLayout(),

@@ -21,7 +21,7 @@ from jaxserve.config import Config, ImagesConfig
 from jaxserve.errors import ConfigError
 from jaxserve.layers.segment_attention import alike_block
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.model_config.vision import VisionConfig, num_embeddings
+from jaxserve.model_config.vision import VisionConfig, most_embeddings, num_embeddings
 from jaxserve.models.vision import Heads
 from jaxserve.runner.buckets import resolve_limits
 from jaxserve.runner.images.parts import EncoderTiles, divide
@@ -75,14 +75,19 @@ class ImageShape:
     """True if the blocks of an image follow each other window by window, unlike its tokens."""
     class_length: int | None = None
     """See `VisionConfig`."""
+    num_sources: int = 0  # S
+    """See `VisionConfig`."""
+    tile_patches: int = 0
+    """Patches of a tile, if an image may have several; 0: images have none."""
 
     @property
     def max_patches(self) -> int:
         return max(self.buckets, default=0)
 
     def rows_of(self, num_patches: int) -> int:
-        """Return the embeddings of whole images with this many patches."""
-        return int(num_embeddings(num_patches, self.block, self.class_length))
+        """Return the most embeddings of whole images with this many patches."""
+        outputs = int(num_embeddings(num_patches, self.block, self.class_length))
+        return most_embeddings(outputs, num_patches, self.tile_patches) if self.num_sources else outputs
 
     def tile_of(self, num_patches: int) -> int:
         """Return the patches of a tile in calls of one size of `buckets`; 0: a program has the whole call."""
@@ -121,22 +126,25 @@ def image_shape(vision: VisionConfig, config: ImagesConfig, platform: str, items
     wanted = config.image_cache_memory
     if wanted is None:
         wanted = CACHE_BYTES.get(platform, ACCELERATOR_CACHE_BYTES)
-    smallest, row_bytes = vision.num_rows(buckets[-1]), vision.row_width * itemsize
-    if config.image_cache_memory is not None and wanted < smallest * row_bytes:
-        raise ConfigError(
-            f"--image-cache-memory {wanted}: the embeddings of one encoder call take {smallest * row_bytes} bytes"
-        )
-    return ImageShape(
+    shape = ImageShape(
         buckets=buckets,
         block=vision.block,
         class_length=vision.class_length,
         patch_bytes=vision.patch_values,
-        num_rows=max(smallest, wanted // row_bytes),
+        num_rows=0,
         width=vision.row_width,
         has_rope_positions=vision.mrope_sections is not None,
         is_bidirectional=vision.is_bidirectional,
         has_windows=vision.window is not None,
+        num_sources=vision.num_sources,
+        tile_patches=vision.tile_patches,
     )
+    smallest, row_bytes = shape.rows_of(buckets[-1]), vision.row_width * itemsize
+    if config.image_cache_memory is not None and wanted < smallest * row_bytes:
+        raise ConfigError(
+            f"--image-cache-memory {wanted}: the embeddings of one encoder call take {smallest * row_bytes} bytes"
+        )
+    return replace(shape, num_rows=max(smallest, wanted // row_bytes))
 
 
 def image_step_tokens(platform: str, config: ImagesConfig) -> int:
@@ -178,7 +186,12 @@ def encoder_bytes(vision: VisionConfig, num_patches: int, itemsize: int) -> int:
     width = 2 * vision.hidden_size + max(4 * vision.num_heads * vision.head_dim, feed_forward)
     pixels = 4 * vision.patch_values
     scores = 2 * 4 * vision.num_heads * _scores_per_head(vision, num_patches)
-    rows = int(vision.num_rows(num_patches)) * (vision.row_width + vision.block * vision.hidden_size) * itemsize
+    rows = (
+        (1 + bool(vision.num_sources))
+        * int(vision.num_rows(num_patches))
+        * (vision.row_width + vision.block * vision.hidden_size)
+        * itemsize
+    )
     return num_patches * (width * itemsize + pixels) + scores + rows
 
 
@@ -195,6 +208,8 @@ def _scores_per_head(vision: VisionConfig, num_patches: int) -> int:
 
 def _buckets(vision: VisionConfig, most: int | None, platform: str) -> tuple[int, ...]:
     own, default = vision.image_patches, MAX_PATCHES.get(platform, MAX_ACCELERATOR_PATCHES)
+    if own is not None and vision.tile_patches:
+        return _tile_buckets(own, vision.most_tiles, default if most is None else most)
     if own is not None:
         if most is not None and most < own:
             raise ConfigError(f"--max-image-patches {most}: every image of this model has {own} patches")
@@ -212,6 +227,17 @@ def _buckets(vision: VisionConfig, most: int | None, platform: str) -> tuple[int
         sizes.append(size)
         size *= _GROWTH
     return (*sizes, most)
+
+
+def _tile_buckets(own: int, most_tiles: int, most: int) -> tuple[int, ...]:
+    """Return the patches of calls that encode images of up to `most_tiles` tiles of `own` patches."""
+    if most < own:
+        raise ConfigError(f"--max-image-patches {most}: every image of this model has at least {own} patches")
+    sizes, size = [], own
+    while size < (largest := min(most_tiles, most // own) * own):
+        sizes.append(size)
+        size *= _GROWTH
+    return (*sizes, largest)
 
 
 def _largest(vision: VisionConfig, most: int | None, platform: str) -> int:
@@ -276,9 +302,10 @@ def _check_prompt_embeds(decoder: DecoderConfig) -> None:
 
 
 PLACE_FIELDS: Final = {
-    "image_ids": "T",  # of each patch; -1: padding, which comes last
+    "image_ids": "T",  # of each patch, those of each tile of an image another one; -1: padding, which comes last
     "patch_places": "T 2",
-    "embedding_rows": "B",  # of each block of patches; padding points after the last one
+    "embedding_rows": "B",  # of each block of patches, or of each embedding; padding points after the last one
+    "row_sources": "B S",  # of each embedding, see `VisionConfig.num_sources`
 }
 ENCODE_FIELDS: Final = PLACE_FIELDS | {"patches": "TF"}  # uint8, four in a word
 
@@ -290,16 +317,33 @@ def pack_items(items: Sequence[EncodeItem], num_patches: int, shape: ImageShape,
     patches = None
     if "patches" in field:
         patches = field["patches"].view(np.uint8)[: num_patches * shape.patch_bytes].reshape(num_patches, -1)
-    first = first_row = 0
-    for index, item in enumerate(items):
+    first = first_row = first_tile = 0
+    num_outputs = int(num_embeddings(num_patches, shape.block, shape.class_length))
+    for item in items:
         end, end_row = first + len(item.patches), first_row + len(item.rows)
-        field["image_ids"][first:end] = index
+        tile = shape.tile_patches or len(item.patches)
+        field["image_ids"][first:end] = first_tile + np.arange(len(item.patches)) // tile
+        first_tile += len(item.patches) // tile
+        if item.sources is not None:
+            own, before = (int(num_embeddings(each, shape.block, shape.class_length)) for each in (end - first, first))
+            field["row_sources"][first_row:end_row] = placed_sources(item.sources, before, own, num_outputs)
         field["patch_places"][first:end] = item.positions
         rows = item.rows[block_tokens(item.positions, shape.block)] if shape.has_windows else item.rows
         field["embedding_rows"][first_row:end_row] = rows
         if patches is not None:
             patches[first:end] = item.patches
         first, first_row = end, end_row
+
+
+def placed_sources(sources: np.ndarray, first: int, count: int, num_outputs: int) -> np.ndarray:
+    """Return the sources of an image whose outputs are number `first` and so on of `num_outputs` of a call.
+
+    sources: those of an image alone with `count` outputs, int32 (N, S), see `VisionConfig.num_sources`.
+    """
+    found, width = sources.copy(), (sources.shape[1] + 1) // 2
+    places = found[:, :width]
+    places += np.where(places < count, first, num_outputs - count)
+    return found
 
 
 def block_tokens(positions: np.ndarray, block: int) -> np.ndarray:

@@ -120,9 +120,9 @@ def _tiles(vision: VisionConfig, sizes: tuple[int, ...], heads: tuple[int, int])
 
 
 def _tile_size(vision: VisionConfig, num_patches: int, step_work: int) -> int:
-    """Return the patches of a tile in calls of `num_patches` patches; 0: the whole call is no more than `step_work`, or has no layers or
-    some with convolutions."""
-    if not vision.num_layers or vision.conv_layers:
+    """Return the patches of a tile in calls of `num_patches` patches; 0: the whole call is no more than `step_work`, or has no layers,
+    some with convolutions, or some whose outputs the connector reads, too."""
+    if not vision.num_layers or vision.conv_layers or vision.feature_layers:
         return 0
     whole = _tiles(vision, (num_patches,), (0, 0))
     units = units_of(whole, num_patches, num_patches)
@@ -186,7 +186,7 @@ def unit_work(vision: VisionConfig, unit: Unit, tile: int, num_patches: int) -> 
 
 def _connector_work(vision: VisionConfig, connector: Connector) -> int:
     """Return the multiplications with weights for one row."""
-    d, joint, outputs = vision.hidden_size, vision.block * vision.hidden_size, vision.output_size
+    d, joint, outputs = vision.hidden_size, vision.block * vision.feature_width, vision.output_size
     match connector:
         case "projector" | "normed_projector" | "patch_normed_projector":
             return (joint + outputs) * (vision.connector_width or outputs)

@@ -164,7 +164,7 @@ def encode_images(
     assert shape is not None, "a model that reads images"
     patches = unpack_patches(field["patches"], program.num_tokens, shape)
     with jax.named_scope("encode"):
-        rows = tower.encode(patches, field["patch_places"], field["image_ids"])
+        rows = tower.encode(patches, field["patch_places"], field["image_ids"], field.get("row_sources"))
     return _with_rows(state, field["embedding_rows"], rows), ()
 
 
@@ -251,7 +251,8 @@ def end_encoder(
     field, tower = split(packed, program, PLACE_FIELDS), _tower(skeleton, params)
     with jax.named_scope("encode"):
         num_rows = tower.config.num_rows(tower.images(field["image_ids"]).num_tokens)
-        made = tower.connect(_activations(state).inputs[: program.num_tokens], num_rows)
+        x = _activations(state).inputs[: program.num_tokens]
+        made = tower.connect(x, num_rows, field.get("row_sources"))
     return _with_columns(state, field["embedding_rows"], jnp.int32(0), made), ()
 
 

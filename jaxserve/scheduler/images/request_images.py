@@ -23,6 +23,7 @@ class PlacedImage:
     positions: np.ndarray  # int32 [P, 2]
     line: int = 0
     """Embeddings between two tokens that are line breaks; 0: there are none."""
+    sources: np.ndarray | None = None  # int32 [N, S], see `EncodeItem`
 
     @property
     def num_rows(self) -> int:
@@ -41,7 +42,7 @@ class PlacedImage:
 
     def item(self, rows: np.ndarray, request_id: RequestId) -> EncodeItem:
         """Return the work that fills `rows`."""
-        return EncodeItem(self.patches, self.positions, rows, request_id)
+        return EncodeItem(self.patches, self.positions, rows, request_id, self.sources)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,7 +144,8 @@ def images_of(message: AddRequest, *, is_bidirectional: bool = False) -> Request
         patches = np.frombuffer(image.patches, np.uint8).reshape(len(positions), -1)
         end = image.start + image.length
         digest = _salted(image.digest, message.cache_salt)
-        placed.append(PlacedImage(image.start, end, digest, patches, positions, image.line))
+        sources = np.frombuffer(image.sources, "<i4").reshape(image.num_tokens, -1) if image.sources else None
+        placed.append(PlacedImage(image.start, end, digest, patches, positions, image.line, sources))
     rope = message.rope_positions
     turned = None if rope is None else np.frombuffer(rope.prompt, "<i4").reshape(3, -1)
     delta = 0 if rope is None else rope.delta

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from jaxserve.ipc.image_info import ImageInfo
-from jaxserve.ipc.messages import AddRequest, PromptImage
+from jaxserve.ipc.messages import AddRequest
+from jaxserve.ipc.prompt_images import PromptImage
 from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.scheduler.admission import Admission
 from jaxserve.types import RequestId

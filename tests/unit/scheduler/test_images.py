@@ -8,8 +8,9 @@ import msgspec
 import numpy as np
 
 from jaxserve.ipc.image_info import ImageInfo
-from jaxserve.ipc.messages import AddRequest, PromptImage
+from jaxserve.ipc.messages import AddRequest
 from jaxserve.ipc.prompt_embeds import PromptEmbeds
+from jaxserve.ipc.prompt_images import PromptImage
 from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.scheduler.images.embedding_rows import EmbeddingRows
 from jaxserve.scheduler.images.policy import ImagePolicy
