@@ -41,6 +41,7 @@ def convert(config: Config, model_path: Path, output: Path, progress: Callable[[
     checkpoint = open_model(model_path)
     prepared = prepare(config, decoder_of(checkpoint))
     assert isinstance(prepared.skeleton, ModelSkeleton), "a decoder"
+    _check_space(output, prepared.skeleton)
     params = load_params(checkpoint, prepared.skeleton, prepared.sharding, progress)
     partial = output.with_name(f"{_prefix(output)}{os.getpid()}")
     try:
@@ -95,6 +96,17 @@ def _check(config: Config, model_path: Path, output: Path) -> None:
         raise ConfigError("--lora-modules: adapters are not converted; name them when you serve")
     if config.hosts.num_hosts > 1:
         raise ConfigError(f"--num-hosts {config.hosts.num_hosts}: a conversion runs on one host")
+
+
+def _check_space(output: Path, skeleton: ModelSkeleton) -> None:
+    """Raise ConfigError before the model is loaded if the disk of `output` cannot hold its parameters."""
+    needed = sum(spec.num_bytes for leaf in skeleton.leaves if leaf.is_converted for spec in leaf.arrays)
+    folder = next(parent for parent in output.absolute().parents if parent.exists())
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise ConfigError(
+            f"{output}: the parameters take {needed / 2**20:.1f} MiB, and {folder} has {free / 2**20:.1f} MiB free"
+        )
 
 
 def _write(

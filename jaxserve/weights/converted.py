@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -49,7 +51,7 @@ def described_tensors(checkpoint: Checkpoint, skeleton: ModelSkeleton) -> list[T
 def save_arrays(folder: Path, skeleton: ModelSkeleton, params: Sequence[jax.Array]) -> None:
     """Write the parameters, in the order of the skeleton's arrays, as an Orbax checkpoint in `folder`.
 
-    They are not compressed: weights hardly shrink, and decompressing takes several times as long as reading.
+    They are not compressed: weights hardly shrink, and decompressing takes several times as long as reading. Raises OSError.
     """
     from orbax.checkpoint import PyTreeCheckpointer  # here: seconds that no other command need spend
 
@@ -57,7 +59,11 @@ def save_arrays(folder: Path, skeleton: ModelSkeleton, params: Sequence[jax.Arra
     tree = {leaf.name: [next(arrays) for _ in leaf.arrays] for leaf in skeleton.leaves}
     tree = {leaf.name: tree[leaf.name] for leaf in skeleton.leaves if leaf.is_converted}
     with PyTreeCheckpointer(use_compression=False) as checkpointer:
-        checkpointer.save((folder / ARRAYS).resolve(), tree)
+        try:
+            checkpointer.save((folder / ARRAYS).resolve(), tree)
+        except ValueError as error:  # TensorStore's, for what the file system refuses
+            number = errno.ENOSPC if "RESOURCE_EXHAUSTED" in str(error) else errno.EIO
+            raise OSError(number, os.strerror(number)) from error
 
 
 def restore_arrays(

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ import pytest
 from jaxserve.checkpoint.converted import MANIFEST_FILE, open_converted
 from jaxserve.checkpoint.zarr_arrays import ZarrArrays
 from jaxserve.config import Config, ModelConfig, ParallelConfig
-from jaxserve.errors import CheckpointError, StartupError
+from jaxserve.errors import CheckpointError, ConfigError, StartupError
 from jaxserve.executor.convert import _locked, convert
 from jaxserve.executor.preparation import prepare
 from jaxserve.models.registry import decoder_of, open_model
@@ -146,11 +147,21 @@ def test_a_conversion_that_is_not_whole_is_no_model(plain: Path, tmp_path: Path,
 
 def test_a_conversion_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object) -> None:
-        raise OSError(28, "No space left on device")
+        raise ValueError('RESOURCE_EXHAUSTED: Error writing "lm_head.weight.0/0.0" in OCDBT database')
 
-    monkeypatch.setattr("jaxserve.executor.convert.save_arrays", fail)
+    monkeypatch.setattr("orbax.checkpoint.PyTreeCheckpointer.save", fail)
     with pytest.raises(StartupError, match="No space left on device"):
         converted(config_of(), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_without_space_for_the_parameters_is_named_before_they_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1 << 10))
+    monkeypatch.setattr("jaxserve.executor.convert.load_params", pytest.fail)
+    with pytest.raises(ConfigError, match=r"parameters take 0\.\d MiB, and .* has 0\.0 MiB free"):
+        converted(config_of(), tmp_path / "models" / "out")
     assert list(tmp_path.iterdir()) == []
 
 
