@@ -42,6 +42,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PIP_INSTALL = $(BIN)/python -m pip install --require-hashes --no-deps --no-compile
 UV := $(shell command -v uv 2>/dev/null)
 export UV_SYSTEM_CERTS := true
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # $(call install_locked,LOCKS AND OPTIONS): by pip, too, where uv fails, as it does on a machine whose registry only pip knows.
 install_locked = $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python --require-hashes --no-deps $(1) || )$(PIP_INSTALL) $(1)
 # Compiled programs stay for the next run: their keys cover the sources, versions and settings they were made from.
@@ -109,7 +110,7 @@ $(STAMPS)/dev: requirements/dev.lock $(JAX_LOCK) | $(STAMPS)/venv
 
 $(STAMPS)/package: pyproject.toml | $(STAMPS)/$(DEVICE)
 	@echo "== $(VENV): jaxserve itself (editable)"
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 # Optional: without a C++ compiler, or on another processor, CPUs compute with XLA's kernels.

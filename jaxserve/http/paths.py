@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from jaxserve.apis.routes import ApiStyle, Route
 _SLASHES = re.compile(r"/{2,}")
 _VERSIONS = re.compile(r"(/v\d+)+(?=/v\d+/)")
 _MAX_CHARS = 256
+_LIKENESS: Final = 0.85
+"""Of a path with a few wrong letters: the share of letters that are right."""
 _KINDS: Final = "It reads texts and images, and writes texts."
 _STORES: Final = "It keeps no files and no jobs: send requests side by side, it computes them together."
 _OLLAMA: Final = "It speaks OpenAI's and Anthropic's API, not Ollama's: use /v1/chat/completions, /v1/completions, /v1/models or /v1/embeddings."
@@ -94,7 +97,9 @@ def likely_path(path: str, routes: Iterable[Route]) -> str | None:
     if plain in known and plain != path:
         return plain
     ends = [one for one in known if one.count("/") > 1 and (one.endswith(plain) or plain.endswith(one))]
-    return min(ends, key=lambda one: abs(len(one) - len(plain))) if plain.count("/") and ends else None
+    if plain.count("/") and ends:
+        return min(ends, key=lambda one: abs(len(one) - len(plain)))
+    return next(iter(difflib.get_close_matches(plain, sorted(known), n=1, cutoff=_LIKENESS)), None)
 
 
 def style_of_path(path: str, styles: Mapping[str, ApiStyle]) -> ApiStyle:

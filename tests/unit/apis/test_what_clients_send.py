@@ -564,6 +564,8 @@ async def test_a_slash_at_the_end_is_served(api: Api) -> None:
         ("/chat/completions", CHAT),
         ("/openai/v1/chat/completions", CHAT),
         ("/v1/v1/v1/messages/", "/v1/messages"),
+        ("/v1/chat/completion", CHAT),
+        ("/v1/chat/competions", CHAT),
         ("/v1/chat", None),
         ("/", None),
         ("/" * 300, None),
