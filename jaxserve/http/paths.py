@@ -15,7 +15,7 @@ _SLASHES = re.compile(r"/{2,}")
 _VERSIONS = re.compile(r"(/v\d+)+(?=/v\d+/)")
 _MAX_CHARS = 256
 _LIKENESS: Final = 0.85
-"""Of a path with a few wrong letters: the share of letters that are right."""
+"""The least share of equal letters of two paths of which one is taken for the other, misspelt."""
 _KINDS: Final = "It reads texts and images, and writes texts."
 _STORES: Final = "It keeps no files and no jobs: send requests side by side, it computes them together."
 _OLLAMA: Final = "It speaks OpenAI's and Anthropic's API, not Ollama's: use /v1/chat/completions, /v1/completions, /v1/models or /v1/embeddings."
