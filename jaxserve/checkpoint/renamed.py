@@ -57,7 +57,7 @@ _DERIVED: Final = ".embeddings.position_ids"
 """End of the name of integers that older towers store and every implementation computes."""
 _ROUTER: Final = ".mlp.gate.weight"
 _CORRECTION: Final = "e_score_correction_bias"
-_MTP: Final = ("mtp.", "model.mtp.", "model.mtp_")
+_MTP: Final = ("mtp.", "mtp_dspark.", "model.mtp.", "model.mtp_")
 _MTP_COUNTS: Final = ("num_nextn_predict_layers", "num_mtp_modules")
 
 

@@ -21,33 +21,55 @@ from jaxserve.layers.attention import StepContext
 from jaxserve.layers.cache import Cache, ChosenTokens, IndexPool, LatentPool, with_group
 from jaxserve.layers.linear import Linear, Matrix, Tokens, apply_together
 from jaxserve.layers.norm import LayerNorm, RMSNorm
+from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.cache import LayerPlaces
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.latent import LatentConfig
 
 _NORM_EPS: Final = 1e-6
-"""Epsilon of the norms of compressed queries, keys and values, and of an indexer's keys; the config has that of the other norms."""
+"""Epsilon of the norms of an indexer; the config has that of the other norms."""
+
+
+class PositionScales(nnx.Module):
+    """Factors on the queries of heads that are linear in the logarithm of the position: see `DecoderConfig.has_position_scales`."""
+
+    def __init__(self, num_heads: int, axis: str | None) -> None:
+        self.scale, self.bias = (parameter((num_heads,), (axis,), jnp.dtype(jnp.float32)) for _ in range(2))
+
+    def __call__(self, query: Float[Array, "T N W"], positions: Int[Array, "T"] | None) -> Float[Array, "T N W"]:
+        assert positions is not None, "a step of a model with factors by position"
+        logs = jnp.log1p(positions.astype(jnp.float32))
+        factors = self.scale[...] * logs[:, None] + self.bias[...]  # (T, N)
+        return query * factors[:, :, None].astype(query.dtype)
 
 
 class LatentAttention(nnx.Module):
-    """Compressed queries, keys and values, attention over latent vectors, output projection."""
+    """Compressed queries, keys and values, attention over latent vectors, output projection.
+
+    A layer that reads another layer's vectors makes none.
+    """
 
     def __init__(self, config: DecoderConfig, layer: LayerConfig, policy: DtypePolicy) -> None:
         latent = config.latent
         assert latent is not None, "a decoder with latent attention"
         d, n, bias = config.hidden_size, config.num_heads, config.attention_out_bias
+        is_still = latent.has_own_keys_without_rope and not layer.use_rope
+        self.rope_dim = 0 if is_still else latent.rope_dim
+        self.plain_dim = latent.query_dim - self.rope_dim
         if latent.query_rank is None:
             self.q_proj = Linear(n * latent.query_dim, d, ("kv_heads", "embed"), policy)
         else:
             self.q_a_proj = Linear(latent.query_rank, d, (None, "embed"), policy, bias=bias)
-            self.q_a_layernorm = RMSNorm(latent.query_rank, _NORM_EPS, policy)
+            self.q_a_layernorm = RMSNorm(latent.query_rank, latent.norm_eps, policy)
             outputs, inputs = (latent.value_dim, 2) if latent.has_gate else (0, 1)
             shape = n * (latent.query_dim + outputs), inputs * latent.query_rank
             self.q_b_proj = Linear(*shape, ("kv_heads", None), policy)
-        self.kv_a_proj_with_mqa = Linear(latent.width, d, (None, "embed"), policy, bias=bias)
-        self.kv_a_layernorm = RMSNorm(latent.rank, _NORM_EPS, policy)
-        self.kv_b_proj = LatentMatrix(latent, n, policy)
+        if layer.kv_source is None:
+            self.kv_a_proj_with_mqa = Linear(latent.rank + self.rope_dim, d, (None, "embed"), policy, bias=bias)
+            self.kv_a_layernorm = RMSNorm(latent.rank, latent.norm_eps, policy)
+        self.kv_b_proj = LatentMatrix(latent, n, policy, plain_dim=self.plain_dim)
+        self.softmax_scaling = PositionScales(n, "kv_heads") if config.has_position_scales else None
         self.o_proj = Linear(d, n * latent.value_dim, ("embed", "heads"), policy, bias=bias)
         has_indexer = latent.indexer is not None and layer.index_source is None
         self.indexer = Indexer(config, latent, policy) if has_indexer else None
@@ -68,18 +90,22 @@ class LatentAttention(nnx.Module):
         pool, rotation = cache[place.group], step.rotation_of(self.layer)
         assert isinstance(pool, LatentPool), "a latent group"
         queries_from = self.q_proj if self.latent.query_rank is None else self.q_a_proj
-        query, stored = apply_together((queries_from, self.kv_a_proj_with_mqa), x, step.tokens)
+        made_of_x = (queries_from,) if self.layer.kv_source is not None else (queries_from, self.kv_a_proj_with_mqa)
+        query, *stored = apply_together(made_of_x, x, step.tokens)
         compressed = query if self.latent.query_rank is None else self.q_a_layernorm(query)
         if self.indexer is not None:
             cache = self.indexer(x, compressed, cache, places, step, rotation)
         if self.latent.has_gate:
             compressed = jnp.concatenate([compressed, query], -1)
         query = self._queries(compressed, step.tokens)
-        plain, turning, gate = jnp.split(query, [self.latent.plain_dim, self.latent.query_dim], -1)
-        query = jnp.concatenate([self.kv_b_proj.absorb(plain), self._rotated(turning, rotation)], -1)  # (T, N, W)
+        plain, turning, gate = jnp.split(query, [self.plain_dim, self.latent.query_dim], -1)
+        query = self._whole(self.kv_b_proj.absorb(plain), self._rotated(turning, rotation))  # (T, N, W)
+        if self.softmax_scaling is not None:
+            query = self.softmax_scaling(query, step.positions)
         if step.query_scales is not None:
             query = query * step.query_scales[:, None, None].astype(query.dtype)
-        operands = query, self._latents(stored, rotation), pool.latents, jnp.int32(place.index), step.paging(place)
+        latents = self._latents(stored[0], rotation) if stored else None
+        operands = query, latents, pool.latents, jnp.int32(place.index), step.paging(place)
         options: dict[str, Any] = {"value_width": self.latent.rank, "scoring": self.scoring}
         options |= {"backend": self.backend, "shards": self.shards}
         with jax.named_scope("latent_attention"):  # (T, N, C), or (R, T, N, C) with pages on R data ranks; C: the rank
@@ -106,7 +132,13 @@ class LatentAttention(nnx.Module):
         """Return the vectors that are cached, from the output of their projection."""
         compressed, key = jnp.split(stored, [self.latent.rank], -1)
         key = self._rotated(key[:, None], rotation)
-        return jnp.concatenate([self.kv_a_layernorm(compressed)[:, None], key], -1)
+        return self._whole(self.kv_a_layernorm(compressed)[:, None], key)
+
+    def _whole(self, compressed: Float[Array, "T N C"], turning: Float[Array, "T N _"]) -> Float[Array, "T N W"]:
+        """Return both parts of a vector, with zeros after them if the second part has no numbers."""
+        missing = self.latent.rope_dim - self.rope_dim
+        whole = jnp.concatenate([compressed, turning], -1)
+        return jnp.pad(whole, ((0, 0), (0, 0), (0, missing))) if missing else whole
 
     def _rotated(self, x: Float[Array, "T N R"], rotation: Rotation | None) -> Float[Array, "T N R"]:
         return rotated(x, rotation, has_adjacent_pairs=self.has_adjacent_pairs)
@@ -123,11 +155,11 @@ def _chosen(cache: Cache, places: LayerPlaces) -> Int[Array, "*R T C"]:
 class LatentMatrix(Matrix):
     """The matrix that makes every head's key and value of a latent vector; never quantised."""
 
-    def __init__(self, latent: LatentConfig, num_heads: int, policy: DtypePolicy) -> None:
-        rows = latent.plain_dim + latent.value_dim
+    def __init__(self, latent: LatentConfig, num_heads: int, policy: DtypePolicy, *, plain_dim: int) -> None:
+        rows = plain_dim + latent.value_dim
         super().__init__(num_heads * rows, latent.rank, ("kv_heads", None), policy.unquantized)
         self.shape = (num_heads, rows, latent.rank)
-        self.split_at = latent.plain_dim
+        self.split_at = plain_dim
 
     def absorb(self, queries: Float[Array, "T N _"]) -> Float[Array, "T N C"]:
         """Return what the queries are to latent vectors instead of keys. C: the rank."""
@@ -156,19 +188,23 @@ class LatentMatrix(Matrix):
 class Indexer(nnx.Module):
     """The indexer of sparse attention (DeepSeek-V3.2, arXiv 2512.02556, 2.1): it chooses the tokens that a query attends to.
 
-    It has queries made of compressed queries, one key for all heads, and a weight for each head; all devices compute all of it.
+    It has queries made of compressed queries or of the layer's input, one key for all heads, and a weight for each head; all devices compute all of it.
     Its scores are those of the paper but for factors above zero, which do not change what is chosen: 1 / sqrt(I), and one over
     the root of the number of heads. The published code rotates queries and keys by a Hadamard matrix, which changes no product,
     before it rounds them to 8 bits; here only the cache's type rounds keys.
     """
 
     def __init__(self, config: DecoderConfig, latent: LatentConfig, policy: DtypePolicy) -> None:
-        indexer, rank = latent.indexer, latent.query_rank
-        assert indexer is not None and rank is not None, "an indexer reads compressed queries"
-        d, width = config.hidden_size, indexer.head_dim
+        indexer, d = latent.indexer, config.hidden_size
+        assert indexer is not None, "a decoder with an indexer"
+        rank, width = d if indexer.reads_inputs else latent.query_rank, indexer.head_dim
+        assert rank is not None, "an indexer reads compressed queries"
+        is_alike = policy.backend in NATIVE
+        self.q_input_norm = LayerNorm(d, _NORM_EPS, policy, is_alike=is_alike) if indexer.reads_inputs else None
+        self.softmax_scaling = PositionScales(indexer.num_heads, None) if config.has_position_scales else None
         self.wq_b = Linear(indexer.num_heads * width, rank, (None, None), policy)
         self.wk = Linear(width, d, (None, "embed"), policy)
-        self.k_norm = LayerNorm(width, _NORM_EPS, policy, is_alike=policy.backend in NATIVE)
+        self.k_norm = LayerNorm(width, _NORM_EPS, policy, is_alike=is_alike)
         self.weights_proj = Linear(indexer.num_heads, d, (None, "embed"), policy.unquantized)
         self.config, self.rope_dim = indexer, latent.rope_dim
         self.backend = policy.attention_backend
@@ -190,7 +226,10 @@ class Indexer(nnx.Module):
         pool = group.pool if isinstance(group, ChosenTokens) else group
         assert isinstance(pool, IndexPool), "an index group"
         with jax.named_scope("indexer"):
-            query = self.wq_b(compressed, step.tokens).reshape(-1, self.config.num_heads, self.config.head_dim)
+            source = compressed if self.q_input_norm is None else self.q_input_norm(x)
+            query = self.wq_b(source, step.tokens).reshape(-1, self.config.num_heads, self.config.head_dim)
+            if self.softmax_scaling is not None:
+                query = self.softmax_scaling(query, step.positions)
             weights = self.weights_proj.multiply(x, step.tokens.num_real)  # in float32
             key = self.k_norm(self.wk(x, step.tokens))[:, None]
             chosen, keys = sparse_attention.write_and_choose(

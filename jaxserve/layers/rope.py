@@ -6,12 +6,27 @@ import math
 
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jaxserve_kernels.rope import Rotation
 from jaxtyping import Array, Float, Int
 
+from jaxserve.layers.param import parameter
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.rope import RopeScaling
 from jaxserve.model_config.vision import SectionLayout
+
+
+class LearnedFrequencies(nnx.Module):
+    """Rotary frequencies times learned factors, which the checkpoint has as logarithms."""
+
+    def __init__(self, config: DecoderConfig) -> None:
+        self.config = config
+        self.alpha = parameter((_rotary_dim(config) // 2,), (None,), jnp.dtype(jnp.float32))
+
+    def __call__(self, positions: Int[Array, "T"]) -> Rotation:
+        """Return the rotation of tokens at these positions."""
+        frequencies, factor = inverse_frequencies(self.config)
+        return _rotation(frequencies * jnp.exp(self.alpha[...]), factor, positions[:, None], self.config.full_head_dim)
 
 
 def rotation(config: DecoderConfig, positions: Int[Array, "*3 T"]) -> Rotation:
@@ -84,7 +99,7 @@ def _rotary_dim(config: DecoderConfig) -> int:
     return config.full_head_dim if config.rotary_dim is None else config.rotary_dim
 
 
-def _rotation(frequencies: np.ndarray, factor: float, positions: Int[Array, "T _"], head_dim: int) -> Rotation:
+def _rotation(frequencies: np.ndarray | Array, factor: float, positions: Int[Array, "T _"], head_dim: int) -> Rotation:
     angles = positions.astype(jnp.float32) * jnp.asarray(frequencies)  # (T, R/2)
     still = ((0, 0), (0, head_dim // 2 - len(frequencies)))
     cos, sin = jnp.cos(angles) * factor, jnp.sin(angles) * factor

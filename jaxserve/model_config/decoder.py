@@ -168,6 +168,10 @@ class DecoderConfig:
     """Factor on query-key scores; None: 1 / sqrt(H)."""
     query_scaling: QueryScaling | None = None
     """Factor on queries that grows with their position; None: there is none."""
+    has_position_scales: bool = False
+    """True if each head, of an indexer too, has a factor on its queries: a number times ln(1 + position), plus one (Mistral Large 4)."""
+    has_learned_frequencies: bool = False
+    """True if each rotary frequency has a factor in the checkpoint, by its logarithm (Mistral Large 4)."""
     attention_softcap: float | None = None
     """c: a score s becomes c * tanh(s / c)."""
     output_gate: OutputGate = "none"

@@ -22,6 +22,8 @@ class IndexerConfig:
     """Tokens that are chosen; queries with fewer before them attend to all of these."""
     has_adjacent_pairs: bool
     """True: dimensions 2 i and 2 i + 1 rotate together (GLM-5); False: i and i + R / 2 (DeepSeek-V3.2)."""
+    reads_inputs: bool = False
+    """True: queries are made of the layer's input after a LayerNorm (Mistral Large 4); False: of compressed queries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +47,13 @@ class LatentConfig:
     has_gate: bool = False
     """True if compressed queries, normalised ones and then themselves, make a gate of each head's values beside its query
     (A.X-K2)."""
+    norm_eps: float = 1e-6
+    """Epsilon of the norms of compressed queries, keys and values."""
+    has_own_keys_without_rope: bool = False
+    """True: in layers without rope all dimensions of a head's key are made of the compressed keys, and the cached vector has zeros
+    in place of the key that rotates (Mistral Large 4)."""
     indexer: IndexerConfig | None = None
-    """Indexer of the layers, which reads compressed queries; None: queries attend to all tokens before them."""
+    """Indexer of the layers; None: queries attend to all tokens before them."""
 
     @property
     def width(self) -> int:

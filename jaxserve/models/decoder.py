@@ -29,6 +29,7 @@ from jaxserve.layers.norm import GatedNorm, make_norm
 from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.layers.recurrent import RecurrentMixer
+from jaxserve.layers.rope import LearnedFrequencies
 from jaxserve.model_config.cache import CachePlace, LayerPlaces
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, NormPlacement, NormWeights
 from jaxserve.model_config.recurrent import ConvolvedQKVConfig
@@ -271,6 +272,7 @@ class DecoderStack(nnx.Module):
         weights: NormWeights | None = "none" if config.embedding_norm == "tokens" else None
         self.embed_norm = None if config.embedding_norm == "none" else make_norm(config, policy, weights=weights)
         self.embed_positions = None if first is None else PositionEmbedding(config, first, policy)
+        self.rotary_emb = LearnedFrequencies(config) if config.has_learned_frequencies else None
         self.layers = nnx.List([DecoderLayer(config, layer, policy) for layer in config.layers])
         self.norm = make_norm(config, policy, weights=config.final_norm_weights)
         self.input_hidden_states_scale, self.input_hidden_states_bias = (
@@ -310,6 +312,8 @@ class Decoder(nnx.Module):
             step = with_segments(step, len(token_ids))
         if any(layer.kv_source is not None for layer in self.config.layers):
             step = step._replace(kv_scales=self._kv_scales())
+        if self.model.rotary_emb is not None and step.positions is not None:
+            step = step._replace(rotation=self.model.rotary_emb(step.positions))
         with jax.named_scope("embed"):
             x = self.embed(token_ids)  # (T, D)
             if images is not None:

@@ -88,10 +88,6 @@ _MISSING: Final[Mapping[str, tuple[str, str]]] = {
         "KimiLinearForCausalLM",
         "an indexer whose keys stand for several tokens, and mixed residual streams",
     ),
-    "MistralLarge4ForConditionalGeneration": (
-        "Mistral4ForCausalLM",
-        "sparse attention of queries that are not compressed, latent vectors that layers share, and learned frequencies of rotation",
-    ),
     "InklingForConditionalGeneration": _INKLING,
     "InklingForCausalLM": _INKLING,
     "Zamba2ForCausalLM": ("BambaForCausalLM", f"{_SHARED}, and matrices of low rank for each use of it"),

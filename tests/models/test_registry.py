@@ -129,6 +129,7 @@ def test_every_family_file_is_found() -> None:
         "MinistralForCausalLM",
         "Mistral4ForCausalLM",
         "MistralForCausalLM",
+        "MistralLarge4TextModel",
         "MixtralForCausalLM",
         "ModernBertForSequenceClassification",
         "ModernBertModel",
@@ -179,7 +180,6 @@ def test_unknown_architecture_is_rejected_with_the_supported_ones() -> None:
     [
         ("DeepseekV4ForCausalLM", "nearest: DeepseekV32ForCausalLM; missing: keys and values of several tokens"),
         ("HYV4ForCausalLM", "nearest: GlmMoeDsaForCausalLM; missing: mixed residual streams"),
-        ("MistralLarge4ForConditionalGeneration", "nearest: Mistral4ForCausalLM; missing: sparse attention of queries"),
         (
             "Zamba2ForCausalLM",
             "nearest: BambaForCausalLM; missing: a block of attention that several layers share",
@@ -437,6 +437,17 @@ def test_absurd_size_is_rejected_naming_key_and_limit(key: str, value: object) -
         ),
         ("Dbrx", {"ffn_config": {"ffn_act_fn": {"name": "silu", "beta": 2}}}, "supported: a table with a name"),
         ("GPTNeo", {"attention_types": [[["global"], 3]]}, "attention_types is [[['global'], 3]]; supported: lists of"),
+        (
+            "MistralLarge4TextModel",
+            {"num_key_value_heads": 4, "kv_source_layers": [0, 1, 2]},
+            "kv_source_layers is [0, 1, 2]; supported: a layer for each of the 2 layers",
+        ),
+        (
+            "MistralLarge4TextModel",
+            {"num_key_value_heads": 4, "kv_source_layers": [0, 0], "no_rope_layers": [1, 0]},
+            "kv_source_layers is [0, 0]; supported: for layer 1 itself, or the last source before it",
+        ),
+        ("MistralLarge4TextModel", {}, "num_key_value_heads is 2; supported: 4 or null"),
         ("Step3p5", {"gating": "per-element"}, "gating is 'per-element'; supported: true or 'per-head'"),
         ("Step3p5", {"sink": True}, "sink is true; supported: false or null"),
         ("Step3p5", {"attention_other_setting": {"head_dim": 64}}, "head_dim is 64; supported: 128 or null"),

@@ -102,6 +102,21 @@ def test_the_text_part_equals_the_text_model(tmp_path: Path, source: str, archit
     assert read_decoder(tmp_path) == (decoder_of(plain), None)
 
 
+def test_mistral_large_4_is_read_as_published_with_a_tower_and_a_drafter_beside_it(tmp_path: Path) -> None:
+    folder = golden_checkpoint("mistral_large4_tiny").path
+    plain, stored = open_model(folder), open_safetensors(folder / "model.safetensors")
+    others = ("vision_encoder.ln_pre", "patch_merger.merging_layer", "pre_mm_projector_norm")
+    others += ("vision_language_adapter.w_in", "mtp_dspark.layers.0.norm")
+    tensors = {f"{name}.weight": np.zeros(4, np.float32) for name in others}
+    write_safetensors(tmp_path / "model.safetensors", tensors | {name: stored.read(name) for name in stored.tensors})
+    text = {key: value for key, value in plain.config.items() if key not in ("architectures", "eos_token_id")}
+    whole = {"architectures": ["MistralLarge4ForConditionalGeneration"], "eos_token_id": 2, "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps({**whole, "vision_config": {"hidden_size": 4}}))
+    found = open_model(tmp_path)
+    assert decoder_of(found) == decoder_of(plain)
+    assert {name for name in found.tensors if not name.startswith("vision.")} == plain.tensors.keys()
+
+
 def test_keys_of_the_text_part_may_be_beside_those_of_the_vision_part(tmp_path: Path) -> None:
     plain = seeing_checkpoint(tmp_path, "qwen2_tiny", "Qwen2_5_VLForConditionalGeneration", "new")
     whole = json.loads((tmp_path / "config.json").read_text())

@@ -8,6 +8,15 @@ from later_checkpoints import _config
 from mixture_checkpoints import BOS, EOS, PAD
 
 _THETA: dict[str, dict[str, Any]] = {"theta": {"rope_theta": 20000.0}}
+_LEROPE: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "attention_factor": 1.0,
+}
 _DBRX_ATTENTION: dict[str, Any] = {"kv_n_heads": 2, "clip_qkv": 0.7, "rope_theta": 10000.0}
 _DBRX_EXPERTS: dict[str, Any] = {
     "ffn_act_fn": {"name": "silu"},
@@ -69,6 +78,43 @@ FAMILY_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]]
         _config("BitNetForCausalLM", "bitnet", hidden_act="relu2", tie_word_embeddings=True, hidden_size=64),
         "bfloat16",
         {**_THETA, "activation": {"hidden_act": "silu"}, "eps": {"rms_norm_eps": 0.1}},
+    ),
+    "mistral_large4_tiny": (
+        {
+            **_config(
+                "MistralLarge4TextModel",
+                "mistral_large4_text",
+                num_hidden_layers=4,
+                num_key_value_heads=4,
+                kv_lora_rank=20,
+                qk_rope_head_dim=8,
+                qk_nope_head_dim=16,
+                v_head_dim=12,
+                moe_intermediate_size=16,
+                n_routed_experts=6,
+                num_experts_per_tok=2,
+                routed_scaling_factor=1.5,
+                n_group=3,
+                topk_group=2,
+                index_topk=8,
+                index_n_heads=12,
+                index_head_dim=20,
+                no_rope_layers=[1, 0, 1, 0],
+                kv_source_layers=[0, 1, 0, 1],
+                indexer_types=["full", "shared", "full", "full"],
+                rope_parameters=_LEROPE,
+                final_logit_softcapping=20.0,
+            )
+        },
+        "bfloat16",
+        {
+            "theta": {"rope_parameters": {**_LEROPE, "rope_theta": 5000.0}},
+            "cap": {"final_logit_softcapping": 5.0},
+            "choices": {"num_experts_per_tok": 3},
+            "groups": {"n_group": 1, "topk_group": 1},
+            "chosen": {"index_topk": 12},
+            "shared": {"indexer_types": ["full", "shared", "full", "shared"]},
+        },
     ),
     "dbrx_tiny": (
         _dbrx({}, {}),

@@ -203,6 +203,7 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"] * 3,
     },
     "bitnet": {"architectures": ["BitNetForCausalLM"]},
+    "mistral_large4": {"architectures": ["MistralLarge4TextModel"]},
     "dbrx": {"architectures": ["DbrxForCausalLM"], "attn_config": {"kv_n_heads": 4, "rope_theta": 10000.0}},
     "gpt_neo": {"architectures": ["GPTNeoForCausalLM"], "attention_types": [[["global", "local"], 3]]},
     "step3p5": {"architectures": ["Step3p5ForCausalLM"]},

@@ -37,6 +37,7 @@ _BLOCK_WITH_NORMS = ".norm_attn_norm"
 _XIELU_EPS = ".act_fn.eps"
 """Names of numbers close to zero, which are not changed: the activation jumps there by as much."""
 _BALANCING = ".balancing_biases"
+_FREQUENCIES = ".rotary_emb.alpha"
 _BUFFER_MEANS = {_LAYER_SCALE: 1.0, ".beta": 0.5, _BALANCING: -1.0}
 """Means of buffers that checkpoints store, if not 0, by the ends of their names."""
 _STACKED_EXPERTS = ("gpt_oss", "qwen3_5_moe_text", "gemma4_text", "mistral4", "llama4_text", "zaya")
@@ -86,6 +87,31 @@ _PUBLISHED_NAMES: dict[str, dict[str, str]] = {
         ".shared_experts.": ".shared_expert.",
     },
     "lfm3": {".self_attn.g_proj.": ".self_attn.gate_proj."},
+    "mistral_large4_text": {
+        ".self_attn.kv_a_proj_with_mqa.": ".attention.wkv_a_with_mqa.",
+        ".self_attn.kv_a_layernorm.": ".attention.kv_a_norm.",
+        ".self_attn.kv_b_proj.": ".attention.wkv_b.",
+        ".self_attn.q_proj.": ".attention.wq.",
+        ".self_attn.o_proj.": ".attention.wo.",
+        ".self_attn.": ".attention.",
+        ".softmax_scaling.scale": ".ssmax_scaling.s",
+        ".softmax_scaling.bias": ".ssmax_scaling.b",
+        ".input_layernorm.": ".attention_norm.",
+        ".post_attention_layernorm.": ".ffn_norm.",
+        ".mlp.shared_experts.gate_proj.": ".shared_experts.w1.",
+        ".mlp.shared_experts.down_proj.": ".shared_experts.w2.",
+        ".mlp.shared_experts.up_proj.": ".shared_experts.w3.",
+        ".mlp.experts.": ".experts.",
+        ".mlp.gate_proj.": ".feed_forward.w1.",
+        ".mlp.down_proj.": ".feed_forward.w2.",
+        ".mlp.up_proj.": ".feed_forward.w3.",
+        ".mlp.gate.": ".gate.",
+        "model.embed_tokens.": "tok_embeddings.",
+        "model.norm.": "norm.",
+        "model.layers.": "layers.",
+        "model.rotary_emb.": "lerope.",
+        "lm_head.": "output.",
+    },
     "flint": {".self_attn.sinks": ".self_attn.softmax_offset"},
     "mimo_v2_flash": {".sinks": ".attention_sink_bias"},
     "hy_v3": {
@@ -108,6 +134,19 @@ _TEXT_PARTS: dict[str, tuple[str, dict[str, Any]]] = {
             },
             "out_hidden_size": 8,
             "projector_hidden_size": 8,
+        },
+    ),
+    "mistral_large4_text": (
+        "MistralLarge4ForConditionalGeneration",
+        {
+            "vision_config": {
+                "model_type": "pixtral",
+                "hidden_size": 8,
+                "intermediate_size": 8,
+                "num_hidden_layers": 1,
+                "num_attention_heads": 1,
+                "image_size": 28,
+            }
         },
     ),
     "step3p5": (
@@ -172,6 +211,10 @@ def random_weights(model: transformers.PreTrainedModel, seed: int) -> None:
             value = 0.2 + 0.3 * noise
         elif name.endswith("dt_bias") and config.model_type == "bailing_hybrid":  # weak decays, as for kimi_linear
             value = (-12 if config.kda_safe_gate else -2) + noise
+        elif name.endswith("softmax_scaling.bias"):
+            value = 1 + 0.2 * noise
+        elif name.endswith("softmax_scaling.scale"):
+            value = 0.05 * noise
         elif name.endswith("bias"):
             value = (0.1 if config.model_type in _GPTS else 0.3) * noise
         elif any(part in name for part in _POSITIONS):
@@ -217,7 +260,15 @@ def stored_buffers(model: transformers.PreTrainedModel) -> dict[str, torch.Tenso
         name: buffer
         for name, buffer in model.state_dict().items()
         if name.endswith(
-            ("e_score_correction_bias", ".expert_bias", _BALANCING, _LAYER_SCALE, ".act_fn.beta", _XIELU_EPS)
+            (
+                "e_score_correction_bias",
+                ".expert_bias",
+                _BALANCING,
+                _FREQUENCIES,
+                _LAYER_SCALE,
+                ".act_fn.beta",
+                _XIELU_EPS,
+            )
         )
     }
 
@@ -269,8 +320,8 @@ def text_state(model: transformers.PreTrainedModel, dtype: torch.dtype) -> dict[
         for name, part in published(own, weight, kind).items()
         if not whole.endswith("e_score_correction_bias")
     }
-    buffers = {published_correction(name, kind): buffer for name, buffer in stored_buffers(model).items()}
-    return state | {own: buffer for name, buffer in buffers.items() if (own := text_name(name)) is not None}
+    buffers = {text_name(name): buffer for name, buffer in stored_buffers(model).items()}
+    return state | {published_correction(name, kind): buffer for name, buffer in buffers.items() if name is not None}
 
 
 def save_weights(model: transformers.PreTrainedModel, tiny: TinyCheckpoint, folder: Path) -> None:
@@ -301,7 +352,7 @@ def published(name: str, weight: torch.Tensor, model_type: str) -> dict[str, tor
         return {name.replace(".conv1d.", f".{part}_conv1d."): own.contiguous() for part, own in parts}
     names = (
         ("w1", "w3", "w2")
-        if is_mixtral or model_type in ("lfm2_moe", "kimi_linear")
+        if is_mixtral or model_type in ("lfm2_moe", "kimi_linear", "mistral_large4_text")
         else ("gate_proj", "up_proj", "down_proj")
     )
     if is_mixtral:

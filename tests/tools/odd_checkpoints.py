@@ -73,6 +73,7 @@ CHANGES: Final[dict[str, dict[str, Any]]] = {
     "persimmon_tiny": {"num_key_value_heads": None},
     "deepseek_v32_tiny": _INDEXED,
     "glm_moe_dsa_tiny": _INDEXED,
+    "mistral_large4_tiny": _INDEXED,
     "axk2_tiny": {**_INDEXED, "gated_norm_rank": 5},
     "phi3_longrope_tiny": _longrope(TINY_CHECKPOINTS["phi3_longrope_tiny"].config["rope_scaling"], 40),
     "phimoe_tiny": _longrope(TINY_CHECKPOINTS["phimoe_tiny"].config["rope_scaling"], 40),

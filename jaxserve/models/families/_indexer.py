@@ -27,18 +27,27 @@ def without_indexer(keys: Keys) -> Keys:
 
 
 def with_indexer(
-    keys: Keys, config: DecoderConfig, *, has_adjacent_pairs: bool, kinds: tuple[str, ...] | None = None
+    keys: Keys,
+    config: DecoderConfig,
+    *,
+    has_adjacent_pairs: bool,
+    kinds: tuple[str, ...] | None = None,
+    reads_inputs: bool = False,
 ) -> DecoderConfig:
-    """Add an indexer to the layers. kinds: "full" for a layer with one, "shared" for one after it; None: all have one."""
+    """Add an indexer to the layers. kinds: "full" for a layer with one, "shared" for one after it; None: all have one.
+
+    reads_inputs: see `IndexerConfig`.
+    """
     latent = config.latent
     assert latent is not None, "a decoder with latent attention"
-    if latent.query_rank is None:
+    if latent.query_rank is None and not reads_inputs:
         raise keys.error("q_lora_rank", "an integer: an indexer reads compressed queries")
     indexer = IndexerConfig(
         num_heads=keys.integer("index_n_heads", MAX_HEADS),
         head_dim=keys.integer("index_head_dim", MAX_HEAD_DIM, low=latent.rope_dim),
         num_chosen=keys.integer("index_topk", MAX_POSITION),
         has_adjacent_pairs=has_adjacent_pairs,
+        reads_inputs=reads_inputs,
     )
     layers, source = list(config.layers), 0
     for index, kind in enumerate(kinds or ("full",) * len(layers)):

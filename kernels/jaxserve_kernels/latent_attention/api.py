@@ -36,7 +36,7 @@ def unsupported(
 
 def write_and_attend(
     q: Float[Array, "T N W"],
-    latents: Float[Array, "T 1 W"],
+    latents: Float[Array, "T 1 W"] | None,
     pages: Num[Array, "L P 1 S W"],
     layer: Int[Array, ""],
     paging: Paging,
@@ -49,7 +49,7 @@ def write_and_attend(
     """Put the tokens' latent vectors into their pages, then attend; returns the weighted sums of values, and the pool.
 
     Under donation the pool is the same buffer. `paging.ragged` may be cut for any backend. Queries and vectors are
-    taken as they are: rotated, and with the queries multiplied by the matrices that make keys. If `shards.pages` splits the
+    taken as they are (None: the pages hold the vectors, which another layer has written): rotated, and with the queries multiplied by the matrices that make keys. If `shards.pages` splits the
     pool over R ranks, the sums have a leading axis R over which the caller adds: see `latents_over_mesh`.
     """
     kernel = partial(_write_then_attend, value_width=value_width, scoring=scoring, backend=backend)
@@ -63,7 +63,7 @@ def write_and_attend(
 
 def _write_then_attend(
     q: Float[Array, "T N W"],
-    latents: Float[Array, "T 1 W"],
+    latents: Float[Array, "T 1 W"] | None,
     pages: Num[Array, "L P 1 S W"],
     layer: Int[Array, ""],
     paging: Paging,
@@ -72,7 +72,8 @@ def _write_then_attend(
     scoring: Scoring,
     backend: Backend,
 ) -> tuple[Float[Array, "T N V"], Num[Array, "L P 1 S W"]]:
-    pages = pages.at[layer, paging.pages, 0, paging.slots].set(storable(latents[:, 0], pages.dtype))
+    if latents is not None:
+        pages = pages.at[layer, paging.pages, 0, paging.slots].set(storable(latents[:, 0], pages.dtype))
     pool = (pages, layer, paging.block_tables, paging.kv_lengths)
     options: dict[str, Any] = {"value_width": value_width, "scoring": scoring, "backend": backend}
     if paging.ragged is None:

@@ -78,7 +78,7 @@ def over_mesh(kernel: AttentionKernel, shards: ShardAxes, tiling: Tiling | None 
     return shared
 
 
-LatentKernel = Callable[[Array, Array, Array, Array, Paging], tuple[Array, Array]]
+LatentKernel = Callable[[Array, Array | None, Array, Array, Paging], tuple[Array, Array]]
 
 
 def latents_over_mesh(kernel: LatentKernel, shards: ShardAxes) -> LatentKernel:
@@ -90,7 +90,7 @@ def latents_over_mesh(kernel: LatentKernel, shards: ShardAxes) -> LatentKernel:
 
     def on_rank(
         q: Float[Array, "T N W"],
-        latents: Float[Array, "T 1 W"],
+        latents: Float[Array, "T 1 W"] | None,
         pages: Num[Array, "L P 1 S W"],
         layer: Int[Array, ""],
         paging: Paging,
@@ -101,7 +101,7 @@ def latents_over_mesh(kernel: LatentKernel, shards: ShardAxes) -> LatentKernel:
 
     def shared(
         q: Float[Array, "T N W"],
-        latents: Float[Array, "T 1 W"],
+        latents: Float[Array, "T 1 W"] | None,
         pages: Num[Array, "L P 1 S W"],
         layer: Int[Array, ""],
         paging: Paging,

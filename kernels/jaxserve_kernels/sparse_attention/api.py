@@ -98,7 +98,7 @@ def write_and_choose(
 
 def write_and_attend(
     q: Float[Array, "T N W"],
-    latents: Float[Array, "T 1 W"],
+    latents: Float[Array, "T 1 W"] | None,
     pages: Num[Array, "L P 1 S W"],
     layer: Int[Array, ""],
     paging: Paging,
