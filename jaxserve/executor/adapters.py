@@ -119,6 +119,8 @@ def _mixer_matmuls(decoder: DecoderConfig, layer: LayerConfig) -> list[str]:
             names += ["k_proj", "v_proj"] if layer.has_value_projection else ["k_proj"]
         if decoder.output_gate in ("apart", "heads"):
             names.append("gate_proj")
+        if layer.blocks is not None:
+            names += ["indexer.q_proj", "indexer.k_proj"]
         found += [f"self_attn.{name}" for name in names]
     if layer.recurrent is not None:
         found += [f"{layer.recurrent.module}.{name}" for name in layer.recurrent.projections]

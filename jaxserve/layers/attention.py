@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jaxserve_kernels import block_sparse_attention
 from jaxserve_kernels.backend import NATIVE
 from jaxserve_kernels.kv_write import KVScales
 from jaxserve_kernels.paged_attention import Paging, Ragged, Scoring, ShardAxes, write_and_attend
@@ -17,7 +18,8 @@ from jaxserve_kernels.rope import Rotation, rotate
 from jaxserve_kernels.segments import Segments
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxserve.layers.cache import Cache, GroupStep, KVPool, StateSlots, with_group
+from jaxserve.layers.block_indexer import BlockIndexer
+from jaxserve.layers.cache import Cache, GroupStep, IndexPool, KVPool, StateSlots, with_group
 from jaxserve.layers.fused import FusedLinear
 from jaxserve.layers.linear import Linear, Tokens
 from jaxserve.layers.norm import LayerNorm, RMSNorm, norm_of, normalized
@@ -122,6 +124,7 @@ class Attention(nnx.Module):
         self.scales_queries = scaling is not None and not (scaling.only_without_rope and layer.use_rope)
         self.q_norm = _head_norm(config, n, h, policy)
         self.k_norm = _head_norm(config, k, h, policy) if layer.kv_source is None else None
+        self.indexer = None if layer.blocks is None else BlockIndexer(config, layer.blocks, policy)
         self.value_eps = config.norm_eps if config.has_value_norm else None
         has_sinks = config.sinks == "all" or (config.sinks == "windows" and layer.sliding_window is not None)
         self.sinks = parameter((n,), ("heads",), jnp.dtype(jnp.float32)) if has_sinks else None
@@ -174,6 +177,8 @@ class Attention(nnx.Module):
         if step.texts is not None:
             with jax.named_scope("text_attention"):
                 attended, pages = self._attend_texts(query, key, value, rotation, step.texts), [*pool]
+        elif self.indexer is not None:
+            attended, pages, cache = self._attend_blocks(self.indexer, x, (query, key, value), cache, places, step)
         else:
             with jax.named_scope("paged_attention"):
                 attended, *pages = write_and_attend(
@@ -199,6 +204,44 @@ class Attention(nnx.Module):
             attended = self.attn_sub_norm(attended)
         out = self.o_proj(attended, step.tokens)
         return out if self.out_scale == 1 else out * self.out_scale, with_group(cache, place, KVPool(*pages))
+
+    def _attend_blocks(
+        self,
+        indexer: BlockIndexer,
+        x: Float[Array, "T I"],
+        projected: tuple[Float[Array, "T N H"], Float[Array, "T K H"], Float[Array, "T K H"]],
+        cache: Cache,
+        places: LayerPlaces,
+        step: StepContext,
+    ) -> tuple[Float[Array, "T N H"], list[Array], Cache]:
+        """Attend to the blocks that the indexer chooses; returns the pools of keys and values, and the cache with the indexer's keys."""
+        paged, index = places.paged, places.index
+        assert paged is not None and index is not None, "an indexer has a cache"
+        pool, index_pool, rotation = cache[paged.group], cache[index.group], step.rotation_of(self.layer)
+        assert isinstance(pool, KVPool) and isinstance(index_pool, IndexPool), (
+            "groups of keys and values, and of indexers"
+        )
+        query, key, value = projected
+        if rotation is not None:
+            query, key = rotate(query, rotation), rotate(key, rotation)
+        with jax.named_scope("block_sparse_attention"):
+            attended, *pages, index_pages = block_sparse_attention.write_and_attend(
+                query,
+                key,
+                value,
+                *pool,
+                jnp.int32(paged.index),
+                step.paging(paged),
+                block_sparse_attention.IndexOperands(
+                    *indexer(x, step.tokens, rotation), index_pool.keys, jnp.int32(index.index)
+                ),
+                choice=indexer.choice,
+                scoring=self.scoring,
+                scales=self.kv_scales,
+                backend=self.backend,
+                shards=self.shards,
+            )
+        return attended, pages, with_group(cache, index, IndexPool(index_pages))
 
     def _attend_texts(
         self,

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from jaxserve.layers.expert_parallel import by_all_reduce, by_all_to_all, uses_all_to_all
 from jaxserve.layers.fused import FusedLinear
 from jaxserve.layers.linear import ExpertLowRank, ExpertRows, Linear, Matrix, Tokens
-from jaxserve.layers.mlp import ACTIVATIONS, MLP, gated
+from jaxserve.layers.mlp import ACTIVATIONS, MLP, clamped, gated
 from jaxserve.layers.mlp_router import MLPRouter
 from jaxserve.layers.norm import make_norm
 from jaxserve.layers.param import array_axes, parameter
@@ -93,9 +93,7 @@ class ExpertMLPs(nnx.Module):
             return ACTIVATIONS[self.activation](gate)
         if self.clamp is None:
             return gated(ACTIVATIONS[self.activation](gate), up, self.limit)
-        limit = self.clamp.limit
-        gate = jnp.minimum(gate, limit)
-        return gate * jax.nn.sigmoid(self.clamp.slope * gate) * (jnp.clip(up, -limit, limit) + 1)
+        return clamped(gate, up, self.clamp)
 
 
 class Mixture(NamedTuple):

@@ -19,6 +19,7 @@ from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.activation import Activation
 from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.experts import ClampedGate
 
 
 def _gelu(x: Array) -> Array:
@@ -45,6 +46,12 @@ ACTIVATIONS: Mapping[Activation, Callable[[Array], Array]] = {
     "relu": jax.nn.relu,
     "relu2": _relu2,
 }
+
+
+def clamped(gate: Array, up: Array, clamp: ClampedGate) -> Array:
+    """Return the product of gate and up that `ClampedGate` describes."""
+    gate = jnp.minimum(gate, clamp.limit)
+    return gate * jax.nn.sigmoid(clamp.slope * gate) * (jnp.clip(up, -clamp.limit, clamp.limit) + 1)
 
 
 def gated(activated: Array, up: Array, limit: float | None) -> Array:
@@ -94,7 +101,7 @@ class MLP(nnx.Module):
         self.act_fn = XIELU(policy) if config.activation == "xielu" else None
         self.scales = config.mlp_gate_scale, config.mlp_out_scale
         self.num_deviations = NormalDist().inv_cdf(sparsity) if sparsity else None
-        self.is_alike, self.limit = policy.backend in NATIVE, limit
+        self.is_alike, self.limit, self.clamp = policy.backend in NATIVE, limit, config.mlp_clamp
 
     def __call__(self, x: Float[Array, "T D"], tokens: Tokens) -> Float[Array, "T D"]:
         gate_scale, out_scale = self.scales
@@ -103,8 +110,11 @@ class MLP(nnx.Module):
             gate = gate * gate_scale
         if self.num_deviations is not None:
             gate = self._above(gate, self.num_deviations)
-        activated = (self.act_fn or ACTIVATIONS[self.activation])(gate)
-        inner = gated(activated, up[0], self.limit) if up else activated
+        if self.clamp is not None:
+            inner = clamped(gate, up[0], self.clamp)
+        else:
+            activated = (self.act_fn or ACTIVATIONS[self.activation])(gate)
+            inner = gated(activated, up[0], self.limit) if up else activated
         out = self.down_proj(inner if self.ffn_sub_norm is None else self.ffn_sub_norm(inner), tokens)
         return out if out_scale == 1 else out * out_scale
 

@@ -12,8 +12,9 @@ from jaxserve.model_config.altup import AltUpConfig
 from jaxserve.model_config.cache import CacheGroup, CacheLayout, LayerCache, cache_layout
 from jaxserve.model_config.eagle import EagleConfig
 from jaxserve.model_config.embedding_head import EmbeddingHead
-from jaxserve.model_config.experts import ExpertsConfig
-from jaxserve.model_config.latent import LatentConfig
+from jaxserve.model_config.experts import ClampedGate, ExpertsConfig
+from jaxserve.model_config.indexer import BlockIndexerConfig
+from jaxserve.model_config.latent import IndexerConfig, LatentConfig
 from jaxserve.model_config.recurrent import RecurrentConfig
 from jaxserve.model_config.rope import QueryScaling, RopeScaling, RotaryPairs
 from jaxserve.model_config.vision import VisionConfig
@@ -58,11 +59,9 @@ class LayerConfig:
     intermediate_size: int | None = None
     """Width of this layer's dense feed-forward block; None: the model's."""
     activation_sparsity: float = 0.0
-    """Share of the gate's outputs that the feed-forward block sets to zero if they are normally distributed: those below a
-    multiple of their standard deviation above their mean; the others are lowered by it (Gemma 3n). 0: none."""
+    """Share of the gate's outputs that the feed-forward block sets to zero if they are normally distributed: those below a multiple of their standard deviation above their mean; the others are lowered by it (Gemma 3n). 0: none."""
     mlp_limit: float | None = None
-    """Bound of the activated gate of this layer's dense feed-forward block, and of its other input in both directions (Step 3.7); None:
-    there is none."""
+    """Bound of the activated gate of this layer's dense feed-forward block, and of its other input in both directions (Step 3.7); None: none."""
     num_heads: int | None = None
     """Query heads of this layer; None: the model's."""
     num_kv_heads: int | None = None
@@ -79,6 +78,8 @@ class LayerConfig:
     """Width of the one vector per token that the layer caches instead of keys and values (MLA); None: it has none."""
     kv_source: int | None = None
     """Earlier layer whose cached keys and values this layer reads; None: its own."""
+    blocks: BlockIndexerConfig | None = None
+    """Indexer that chooses the blocks of tokens that grouped-query attention goes to; None: a query attends to all."""
     index_source: int | None = None
     """Earlier layer whose indexer chooses the tokens that this layer attends to; None: its own, if there is one."""
     has_value_projection: bool = True
@@ -110,14 +111,12 @@ class CheckpointQuantization:
     kv_scales: KVScaleDtype | None = None
     """Numbers of the KV cache that the checkpoint has scales for; None: it has none that can be used."""
     stored_kinds: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """Modules whose matrices a GGUF file stores in blocks, and ggml's names of their types. Programs of formats that do not
-    keep blocks do not depend on them."""
+    """Modules whose matrices a GGUF file stores in blocks, and ggml's names of their types. Programs of formats that do not keep blocks do not depend on them."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderConfig:
-    """One decoder-only transformer. Letters: L layers, D model, N query heads, K kv heads, H head dim, F ffn, V vocab,
-    E experts."""
+    """One decoder-only transformer. L layers, D model, N query heads, K kv heads, H head dim, F ffn, V vocab, E experts."""
 
     vocab_size: int  # V
     hidden_size: int  # D
@@ -216,6 +215,8 @@ class DecoderConfig:
     """True if the output head has a bias (Phi-3.5-MoE)."""
     mlp_has_gate: bool = True
     """False: feed-forward blocks and experts compute down(activation(up(x)))."""
+    mlp_clamp: ClampedGate | None = None
+    """Gate of dense feed-forward blocks and of shared experts (MiniMax-M3); None: activation(gate) * up."""
     mlp_gate_scale: float = 1.0
     """Factor on the gate of feed-forward blocks, before its activation."""
     mlp_out_scale: float = 1.0
@@ -239,8 +240,7 @@ class DecoderConfig:
     head: EmbeddingHead | None = None
     """Layers after the pooling of a text; None: there are none, as in models that generate."""
     splits_windows: bool = False
-    """True: sliding-window layers have cache groups of their own, which keep only the window's pages, if other layers keep
-    all. False: their cache is like that of the other layers, and only attention knows the window."""
+    """True: sliding-window layers have cache groups of their own, which keep only the window's pages, if other layers keep all. False: their cache is like that of the other layers, and only attention knows the window."""
 
     @property
     def cache(self) -> CacheLayout:
@@ -260,7 +260,8 @@ class DecoderConfig:
         window = layer.sliding_window if splits_windows else None
         heads, dim = self.kv_shape(layer)
         kind: Literal["full", "sliding"] = "full" if window is None else "sliding"
-        return LayerCache(CacheGroup(kind, (), heads, dim, window), state, layer.kv_source)
+        index = None if layer.blocks is None else layer.blocks.cache
+        return LayerCache(CacheGroup(kind, (), heads, dim, window), state, layer.kv_source, index)
 
     def kv_shape(self, layer: LayerConfig) -> tuple[int, int]:
         """Return the KV heads of a layer with attention, and their dim."""
@@ -362,6 +363,11 @@ class DecoderConfig:
 def query_heads(config: DecoderConfig, layer: LayerConfig) -> int:
     """Return the query heads of a layer with attention."""
     return layer.num_heads or config.num_heads
+
+
+def indexer_of(config: DecoderConfig, layer: LayerConfig) -> IndexerConfig | BlockIndexerConfig | None:
+    """Return the indexer that chooses what a layer with attention attends to; None: it attends to all tokens."""
+    return layer.blocks if config.latent is None else config.latent.indexer
 
 
 def head_counts(config: DecoderConfig) -> tuple[int, ...]:

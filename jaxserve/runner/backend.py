@@ -15,7 +15,7 @@ from jaxserve_kernels.paged_attention import unsupported
 
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
-from jaxserve.model_config.decoder import DecoderConfig, head_counts
+from jaxserve.model_config.decoder import DecoderConfig, head_counts, indexer_of
 from jaxserve.model_config.recurrent import KimiDeltaConfig, MambaConfig
 from jaxserve.runner.buckets import page_tokens, resolve_limits
 
@@ -53,7 +53,9 @@ def choose_backend(
     Registers the native kernels if they are chosen.
     """
     if chip.platform == "cpu":
-        return _for_cpu(config)
+        backend = _for_cpu(config)
+        has_blocks = any(layer.blocks is not None for layer in decoder.layers)
+        return "reference" if has_blocks else backend  # native kernels keep pages in an order of their own
     _refuse_cpu_kernels(config, chip)
     wanted = config.compile.attention_backend
     if wanted == "reference":
@@ -93,6 +95,8 @@ def matmul_backend(config: Config, decoder: DecoderConfig, chip: Chip, attention
 
     Their kernels do not need those for attention: experts of models with latent attention have them as well.
     """
+    if chip.platform == "cpu":
+        return _for_cpu(config)
     pallas = pallas_backend(chip)
     if attention == "mosaic_gpu_tcgen05" and pallas is not None:
         return pallas  # of other ops there are the kernels that all GPUs have
@@ -128,7 +132,7 @@ def attention_notes(
         notes.append(
             "attention: our kernel for Hopper; every step is one CUDA graph, but for prompts of many tokens a step"
         )
-    elif decoder.latent is not None and decoder.latent.indexer is not None:
+    elif any(indexer_of(decoder, layer) is not None for layer in decoder.layers):
         notes.append("sparse attention by XLA, in loops whose length the host reads: it has no kernel yet")
     elif decoder.latent is not None:
         pass
@@ -189,7 +193,7 @@ def _rejection(
     backend: Backend, config: Config, decoder: DecoderConfig, chip: Chip, dtypes: tuple[jnp.dtype, jnp.dtype]
 ) -> str | None:
     """Return in a few words why a backend does not serve a model's shapes and types; None if it does."""
-    if decoder.latent is not None and decoder.latent.indexer is not None:
+    if any(indexer_of(decoder, layer) is not None for layer in decoder.layers):
         return "no kernel for sparse attention yet"
     page_size = page_tokens(chip.platform, config.cache.block_size)
     for group in decoder.cache.paged if decoder.cache.has_attention else ():

@@ -40,6 +40,8 @@ def _obstacle(config: Config, skeleton: ModelSkeleton | EncoderSkeleton) -> str 
         return "only for models that generate"
     if any(layer.recurrent is not None or layer.latent_dim is not None for layer in model.layers):
         return "not with recurrent layers or latent attention, which were not tested"
+    if policy.attention_backend not in NATIVE:
+        return "not with indexers, whose attention XLA computes"
     return _xla_attention(config, model, policy) or _xla_matmul(skeleton)
 
 

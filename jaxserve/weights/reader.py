@@ -23,8 +23,8 @@ from jaxserve.weights.share import Share, share_of
 
 _ROTATED: Final = ("q_proj", "k_proj", "q_norm", "k_norm")
 _OF_KV_HEADS: Final = ("k_proj", "v_proj")
-_MIXERS: Final = (".linear_attn.", ".convolved_qkv.")
-"""Recurrent mixers may have projections with the names of those of attention."""
+_MIXERS: Final = (".linear_attn.", ".convolved_qkv.", ".indexer.")
+"""Recurrent mixers and indexers may have projections and norms with the names of those of attention."""
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
 _ADDED: Final = ".lora_B"
 """Adapters of queries and keys: their up matrices have rows in the same order."""

@@ -1,6 +1,6 @@
 """Sparse attention in the whole engine: what a query attends to depends on nothing but its own text.
 
-Indexers choose 8 tokens there: every prompt and reply is longer.
+Indexers choose 8 to 20 tokens there: every prompt and reply is longer.
 """
 
 from __future__ import annotations
@@ -14,8 +14,14 @@ from tests.engine.model_engine import ModelEngine, request
 from tests.models.goldens import GoldenCheckpoint, golden_checkpoint
 
 pytestmark = pytest.mark.slow
-NAMES = [pytest.param("deepseek_v32_tiny", marks=pytest.mark.exhaustive), "glm_moe_dsa_tiny"]
-"""An indexer in every layer, and layers that take what an earlier one has chosen."""
+NAMES = [
+    pytest.param("deepseek_v32_tiny", marks=pytest.mark.exhaustive),
+    "glm_moe_dsa_tiny",
+    "minimax_m3_tiny",
+    pytest.param("minimax_m3_odd_tiny", marks=pytest.mark.exhaustive),
+]
+"""An indexer in every layer, layers that take what an earlier one has chosen, and blocks of tokens for each KV head: of 4 tokens,
+and of 5, which cut pages."""
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -66,8 +72,9 @@ def test_data_ranks_divide_the_keys_of_indexers_and_generate_the_tokens_of_one_d
 
 
 @pytest.mark.exhaustive
-def test_an_8_bit_cache_gives_every_chunk_and_every_prefix_the_same_tokens() -> None:
-    golden = golden_checkpoint("glm_moe_dsa_tiny")
+@pytest.mark.parametrize("name", ["glm_moe_dsa_tiny", "minimax_m3_tiny"])
+def test_an_8_bit_cache_gives_every_chunk_and_every_prefix_the_same_tokens(name: str) -> None:
+    golden = golden_checkpoint(name)
     engine = ModelEngine(golden.path, max_num_seqs=2, max_num_batched_tokens=64, kv_cache_dtype="fp8")
     found = []
     for options in ({}, {"max_num_batched_tokens": 7}, {"max_num_batched_tokens": 16}):
@@ -78,8 +85,9 @@ def test_an_8_bit_cache_gives_every_chunk_and_every_prefix_the_same_tokens() -> 
 
 
 @pytest.mark.exhaustive
-def test_a_prefix_from_host_memory_has_the_keys_of_indexers() -> None:
-    golden = golden_checkpoint("glm_moe_dsa_tiny")
+@pytest.mark.parametrize("name", ["glm_moe_dsa_tiny", "minimax_m3_tiny"])
+def test_a_prefix_from_host_memory_has_the_keys_of_indexers(name: str) -> None:
+    golden = golden_checkpoint(name)
     tiers = TierConfig(kv_offload_memory=16 << 20, kv_fetch="always", kv_fetch_timeout=60.0)
     engine = ModelEngine(golden.path, tiers=tiers, max_num_seqs=2, max_num_batched_tokens=16)
     engine.restart()

@@ -244,6 +244,35 @@ def test_layers_without_an_indexer_take_the_choice_of_the_one_before(keys: dict[
     assert kinds == [("latent", 8), ("index", sources.count(None))]
 
 
+def test_minimax_m3_as_published_has_indexers_and_experts_after_its_first_layers() -> None:
+    """Published configs have a table of sparse attention and lists of 0 and 1, transformers' names of layers."""
+    flags = [0, 0, 0, 1, 1]
+    sparse = {
+        "use_sparse_attention": True,
+        "sparse_index_dim": 64,
+        "sparse_num_index_heads": 2,
+        "sparse_topk_blocks": 8,
+        "sparse_block_size": 64,
+        "sparse_score_type": "max",
+        "sparse_init_block": 0,
+        "sparse_local_block": 1,
+        "sparse_attention_freq": flags,
+        "sparse_disable_index_value": flags,
+    }
+    keys = {"num_hidden_layers": 5, "partial_rotary_factor": 0.5, "rotary_dim": 64, "hidden_act": "swigluoai"}
+    published = of(
+        "MiniMaxM3Sparse", **keys, num_key_value_heads=4, moe_layer_freq=flags, sparse_attention_config=sparse
+    )
+    names = ["minimax_m3_sparse" if flag else "full_attention" for flag in flags]
+    sizes = {"index_head_dim": 64, "index_n_heads": 2, "index_topk_blocks": 8, "index_block_size": 64}
+    kinds = {"mlp_layer_types": ["sparse" if flag else "dense" for flag in flags], "layer_types": names}
+    config = decoder_config(published)
+    assert config == decoder_config(of("MiniMaxM3VL", **keys, num_key_value_heads=4, **kinds, **sizes))
+    assert [layer.blocks is not None for layer in config.layers] == [bool(flag) for flag in flags]
+    assert [(group.kind, group.num_layers) for group in config.cache.groups] == [("full", 5), ("index", 2)]
+    assert config.layers[4].blocks is not None and config.layers[4].blocks.num_chosen == 512
+
+
 @pytest.mark.parametrize(
     "architecture", sorted(name for name, family in architectures().items() if not family.only_embeds)
 )

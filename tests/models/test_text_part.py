@@ -70,6 +70,7 @@ def seeing_checkpoint(folder: Path, source: str, architecture: str, naming: str)
         ("llama4_tiny", "Llama4ForConditionalGeneration"),
         ("exaone4_tiny", "Exaone4_5_ForConditionalGeneration"),
         ("step3p5_tiny", "Step3p7ForConditionalGeneration"),
+        ("minimax_m3_tiny", "MiniMaxM3SparseForConditionalGeneration"),
         ("muse_glimmer_tiny", "MuseGlimmerForConditionalGeneration"),
         ("cohere2_tiny", "Cohere2VisionForConditionalGeneration"),
         ("cohere2_tiny", "AyaVisionForConditionalGeneration"),

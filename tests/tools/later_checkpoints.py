@@ -57,6 +57,18 @@ _GRANITE: dict[str, Any] = {
 }
 
 _YARN: dict[str, Any] = {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
+_MINIMAX_M3: dict[str, Any] = {
+    "hidden_act": "silu",
+    "head_dim": 16,
+    "rotary_dim": 8,
+    "intermediate_size": 20,
+    "dense_intermediate_size": 56,
+    "shared_intermediate_size": 24,
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "swiglu_limit": 2.0,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+}
 _INDEXED: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
@@ -703,6 +715,44 @@ LATER_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]] 
         ),
         "bfloat16",
         {"chosen": {"index_topk": 9}, "all": {"index_topk": 512}},
+    ),
+    "minimax_m3_tiny": (
+        _config(
+            "MiniMaxM3VLForCausalLM",
+            "minimax_m3_vl_text",
+            num_hidden_layers=3,
+            layer_types=["full_attention", "minimax_m3_sparse", "minimax_m3_sparse"],
+            mlp_layer_types=["dense", "sparse", "sparse"],
+            index_n_heads=2,
+            index_head_dim=12,
+            index_block_size=4,
+            index_topk_blocks=3,
+            **_MINIMAX_M3,
+        ),
+        "bfloat16",
+        {
+            "chosen": {"index_topk_blocks": 4},
+            "all": {"index_topk_blocks": 64},
+            "local": {"index_local_blocks": 2},
+            "scale": {"routed_scaling_factor": 1.0},
+            "clamp": {"swiglu_limit": 0.5},
+        },
+    ),
+    "minimax_m3_odd_tiny": (
+        _config(
+            "MiniMaxM3VLForCausalLM",
+            "minimax_m3_vl_text",
+            layer_types=["minimax_m3_sparse", "full_attention"],
+            mlp_layer_types=["sparse", "dense"],
+            index_n_heads=1,
+            index_head_dim=9,
+            index_block_size=5,
+            index_topk_blocks=4,
+            index_local_blocks=2,
+            **{**_MINIMAX_M3, "num_attention_heads": 6, "num_local_experts": 5},
+        ),
+        "bfloat16",
+        {"chosen": {"index_topk_blocks": 5}, "blocks": {"index_block_size": 4}, "local": {"index_local_blocks": 0}},
     ),
 }
 """By name: the config, the dtype of the weights, and the changes to the config that must change its logits."""

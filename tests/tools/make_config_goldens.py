@@ -250,6 +250,7 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
     "glm_moe_dsa": {"architectures": ["GlmMoeDsaForCausalLM"]},
     "glm4_moe_lite": {"architectures": ["Glm4MoeLiteForCausalLM"]},
     "minimax_m2": {"architectures": ["MiniMaxM2ForCausalLM"]},
+    "minimax_m3": {"architectures": ["MiniMaxM3VLForCausalLM"], "partial_rotary_factor": 0.5, "rotary_dim": 64},
     "ernie4_5": {"architectures": ["Ernie4_5ForCausalLM"]},
     "ernie4_5_moe": {"architectures": ["Ernie4_5_MoeForCausalLM"]},
     "phimoe": {"architectures": ["PhimoeForCausalLM"]},
@@ -323,6 +324,7 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
 }
 
 WITH_TEXT_CONFIG = (
+    "MiniMaxM3VLForCausalLM",
     "Llama4ForCausalLM",
     "Gemma3ForCausalLM",
     "Gemma3nForCausalLM",
@@ -394,6 +396,7 @@ DEFAULTED_KEYS += ("use_sandwich_norm", "use_attention_gate", "gating", "moe_rou
 DEFAULTED_KEYS += ("moe_router_logit_softcapping", "qk_scale_factor", "output_multiplier", "post_norm_eps")
 DEFAULTED_KEYS += ("clip_qkv", "share_expert_dim", "moe_router_scaling_factor", "num_sliding_attention_heads")
 DEFAULTED_KEYS += ("swiglu_limits", "swiglu_limits_shared", "window_size")
+DEFAULTED_KEYS += ("dense_intermediate_size", "index_block_size", "index_topk_blocks", "index_local_blocks")
 
 
 def rope_case(keys: dict[str, Any]) -> dict[str, Any]:
@@ -454,8 +457,10 @@ def defaults(architecture: str) -> dict[str, Any]:
     found = {
         key: value for key, value in found.items() if not isinstance(value, AttributeError | property)
     }  # a removed key
-    if architecture == "Step3p5ForCausalLM":  # which reads another key in its place
-        del found["num_local_experts"]
+    for name in {"Step3p5ForCausalLM": ["num_local_experts"], "MiniMaxM3VLForCausalLM": ["rotary_dim"]}.get(
+        architecture, []
+    ):
+        del found[name]  # another key is read in its place
     if architecture.endswith("TextModel"):  # Only a part of a model, whose own config says whether the head is tied.
         whole = getattr(transformers, architecture.replace("TextModel", "Config"))
         found["tie_word_embeddings"] = getattr(whole, "tie_word_embeddings", False)

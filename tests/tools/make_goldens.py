@@ -40,7 +40,15 @@ _BALANCING = ".balancing_biases"
 _FREQUENCIES = ".rotary_emb.alpha"
 _BUFFER_MEANS = {_LAYER_SCALE: 1.0, ".beta": 0.5, _BALANCING: -1.0}
 """Means of buffers that checkpoints store, if not 0, by the ends of their names."""
-_STACKED_EXPERTS = ("gpt_oss", "qwen3_5_moe_text", "gemma4_text", "mistral4", "llama4_text", "zaya")
+_STACKED_EXPERTS = (
+    "gpt_oss",
+    "qwen3_5_moe_text",
+    "gemma4_text",
+    "mistral4",
+    "llama4_text",
+    "zaya",
+    "minimax_m3_vl_text",
+)
 """Types of models whose checkpoints have the experts of a layer in one tensor."""
 
 _TABLES = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings")
@@ -184,7 +192,7 @@ def random_weights(model: transformers.PreTrainedModel, seed: int) -> None:
     config = model.config.get_text_config()
     generator = torch.Generator().manual_seed(seed)
     is_offset = (
-        config.model_type.startswith(("qwen3_next", "qwen3_5", "muse_glimmer", "step3p5"))
+        config.model_type.startswith(("qwen3_next", "qwen3_5", "muse_glimmer", "step3p5", "minimax_m3"))
         or config.model_type == "nemotron"
     )
     for whole_name, weight in model.named_parameters():

@@ -63,7 +63,9 @@ def decode_bound(
     per_token = decoder.kv_width * kv_itemsize // sizes.kv_shards  # of one layer
     weights_s = sizes.step_bytes(num_requests) / rates.bytes_per_s
     arithmetic_s = 2 * sizes.num_matmul_weights * num_requests / sizes.num_devices / rates.of(sizes.arithmetic)
-    scored = sizes.scored_numbers(context) * kv_itemsize // sizes.kv_shards
+    scored = (
+        sizes.scored_numbers(context) * kv_itemsize // sizes.rules.count("pages")
+    )  # each device of a rank has all keys
     read = per_token * sizes.attended_tokens(context) + scored
     kv_s = (read + 2 * sizes.state_bytes) * num_requests / rates.bytes_per_s
     exchange_s = links.seconds(step_collectives(sizes, num_requests, num_requests, num_hosts))

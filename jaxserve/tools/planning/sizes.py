@@ -12,7 +12,9 @@ import jax.numpy as jnp
 
 from jaxserve.config import Config
 from jaxserve.layers.policy import Exchange
-from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, indexer_of
+from jaxserve.model_config.indexer import BlockIndexerConfig
+from jaxserve.model_config.latent import IndexerConfig
 from jaxserve.models.skeleton import DecoderSkeleton, LeafSpec, ModelSkeleton
 from jaxserve.models.step_work import local_bytes, step_work
 from jaxserve.quant.names import NO_QUANTIZATION
@@ -86,36 +88,40 @@ class Sizes:
 
     def attended_tokens(self, context: int) -> int:
         """Return the keys that one query at the end of `context` tokens attends to, summed over the layers."""
-        most = (layer.sliding_window or self._most_chosen for layer in self.decoder.layers if layer.has_kv)
-        return sum(min(context, each or context) for each in most)
+        return sum(self._attended(layer, context) for layer in self.decoder.layers if layer.has_kv)
 
     def attended_pairs(self, num_tokens: int) -> float:
         """Return the query-key pairs of a causal prompt, summed over the layers."""
         pairs = 0.0
         for layer in (layer for layer in self.decoder.layers if layer.has_kv):
-            window = min(num_tokens, layer.sliding_window or self._most_chosen or num_tokens)
+            window = self._attended(layer, num_tokens)
             pairs += window * (num_tokens - window / 2)
         return pairs
 
-    @property
-    def _most_chosen(self) -> int | None:
-        """Tokens that a query attends to at most; None without an indexer."""
-        latent = self.decoder.latent
-        return None if latent is None or latent.indexer is None else latent.indexer.num_chosen
+    def _attended(self, layer: LayerConfig, context: int) -> int:
+        """Return the keys that a query at the end of `context` tokens attends to in a layer with attention."""
+        indexer = indexer_of(self.decoder, layer)
+        most = layer.sliding_window or (None if indexer is None else indexer.num_chosen)
+        return min(context, most or context)
+
+    def _indexers(self, context: int) -> list[IndexerConfig | BlockIndexerConfig]:
+        """Return the indexers of the layers, without those that choose all of `context` tokens."""
+        layers = (layer for layer in self.decoder.layers if layer.has_kv and layer.index_source is None)
+        found = (indexer_of(self.decoder, layer) for layer in layers)
+        return [each for each in found if each is not None and context > each.num_chosen]
 
     def scored_numbers(self, context: int) -> int:
         """Return the numbers of keys that indexers read for one query at the end of `context` tokens, over the layers."""
-        latent = self.decoder.latent
-        if latent is None or latent.indexer is None or context <= latent.indexer.num_chosen:
-            return 0
-        return context * latent.indexer.head_dim * sum(layer.index_source is None for layer in self.decoder.layers)
+        return sum(context * indexer.head_dim for indexer in self._indexers(context))
 
     def scoring_work(self, num_tokens: int) -> float:
-        """Return the multiplications of indexers for a causal prompt on one device: each computes the scores of its requests."""
-        latent = self.decoder.latent
-        if latent is None or latent.indexer is None:
-            return 0.0
-        return self.scored_numbers(num_tokens) * latent.indexer.num_heads * num_tokens / 2
+        """Return the multiplications of indexers for a causal prompt on one device, which computes those of its requests. Devices
+        that split KV heads share those that choose blocks for each."""
+        work = 0.0
+        for indexer in self._indexers(num_tokens):
+            shared = self.rules.count("kv_heads") if isinstance(indexer, BlockIndexerConfig) else 1
+            work += indexer.num_heads / min(shared, indexer.num_heads) * indexer.head_dim * num_tokens**2 / 2
+        return work
 
 
 def make_sizes(skeleton: ModelSkeleton, decoder: DecoderConfig | None = None) -> Sizes:
@@ -191,10 +197,20 @@ def estimate_workspace(sizes: Sizes, num_tokens: int, num_rows: int) -> int:
         blocks.append(decoder.experts.num_per_token * own + shared)
     num_streams = 0 if decoder.altup is None else decoder.altup.num_streams
     width = (2 + num_streams) * decoder.hidden_size + max(blocks)
-    indexer = None if decoder.latent is None else decoder.latent.indexer
-    chosen = 0 if indexer is None else 4 * (num_tokens * indexer.num_chosen + _TILE_QUERIES * decoder.max_position)
     return (
-        chosen
+        max(
+            (_index_bytes(indexer_of(decoder, layer), num_tokens, decoder.max_position) for layer in decoder.layers),
+            default=0,
+        )
         + num_tokens * width * sizes.activation_itemsize
         + 3 * num_rows * decoder.vocab_size // count("vocab") * 4
     )
+
+
+def _index_bytes(indexer: IndexerConfig | BlockIndexerConfig | None, num_tokens: int, context: int) -> int:
+    """Return the bytes of an indexer's choices in a step, and of the scores of a tile of queries."""
+    if indexer is None:
+        return 0
+    if isinstance(indexer, IndexerConfig):
+        return 4 * (num_tokens * indexer.num_chosen + _TILE_QUERIES * context)
+    return 4 * indexer.num_heads * (num_tokens * indexer.num_blocks + _TILE_QUERIES * context // indexer.block_size)

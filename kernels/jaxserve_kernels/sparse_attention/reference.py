@@ -18,8 +18,9 @@ from jaxtyping import Array, Float, Int, Num, UInt32
 
 from jaxserve_kernels.kv_write import numbers
 from jaxserve_kernels.paged_attention import reference
-from jaxserve_kernels.paged_attention.layout import QUERIES_PER_TILE, Paging
+from jaxserve_kernels.paged_attention.layout import Paging
 from jaxserve_kernels.paged_attention.options import Scoring
+from jaxserve_kernels.query_tiles import TileLoop, over_tiles, token_ends
 
 
 class Blocks(NamedTuple):
@@ -50,70 +51,22 @@ def choose(
     blocks: Blocks = Blocks(),  # noqa: B008  (immutable)
 ) -> Int[Array, "T C"]:
     """Return the positions that each token of a long row attends to. See `api.write_and_choose`."""
-    num_tokens, num_rows, tile = len(queries), len(paging.kv_lengths), QUERIES_PER_TILE
     count = min(num_chosen, paging.block_tables.shape[1] * pages.shape[3])
     lengths = jnp.where(paging.kv_lengths > num_chosen, paging.kv_lengths, 0)
-    ragged = paging.ragged
-    first = lengths if ragged is None else jnp.where(jnp.arange(num_rows) < ragged.num_decode_rows, lengths, 0)
-    found = _choose_decoding(
-        queries[:num_rows], weights[:num_rows], pages, layer, paging.block_tables, first, count, blocks
-    )
-    if ragged is None:
-        return found
-    sizes = _sizes(blocks, tile, pages.shape[3], paging.block_tables.shape[1])
-    tables = _padded_table(paging.block_tables, sizes)
-    padded = [
-        jnp.pad(x, ((0, tile), *((0, 0),) * (x.ndim - 1))) for x in (queries, weights)
-    ]  # a tile may start at T - 1
-    out = jnp.pad(found, ((0, num_tokens + tile - num_rows), (0, 0)))
-    ranks = jnp.zeros((1, tile, sizes.num_keys(tables)), jnp.uint32)
 
-    def one_tile(index: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
-        out, ranks = state
-        row, start = ragged.tile_rows[index], ragged.tile_starts[index]
-        query, weight = (jax.lax.dynamic_slice_in_dim(x, start, tile, 0)[None] for x in padded)
-        ends = start + lengths[row] - ragged.query_starts[row + 1] + 1 + jnp.arange(tile)
-        ends = jnp.where(lengths[row] > 0, jnp.minimum(ends, lengths[row]), 0)[None]
-        chosen, ranks = _choose_tile(query, weight, pages, layer, tables[row][None], ends, ranks, count, sizes)
-        return jax.lax.dynamic_update_slice_in_dim(out, chosen[0], start, 0), ranks
+    def make(num_rows: int, num_queries: int) -> TileLoop:
+        sizes = _sizes(blocks, num_rows * num_queries, pages.shape[3], paging.block_tables.shape[1])
+        tables = _padded_table(paging.block_tables, sizes)
 
-    chosen: Array = jax.lax.fori_loop(0, ragged.num_tiles, one_tile, (out, ranks))[0]
-    return chosen[:num_tokens]
+        def body(
+            own: tuple[Array, ...], tables: Int[Array, "G M"], ends: Int[Array, "G Q"], ranks: UInt32[Array, "G Q K"]
+        ) -> tuple[Int[Array, "G Q C"], UInt32[Array, "G Q K"]]:
+            queries, weights = own
+            return _choose_tile(queries, weights, pages, layer, tables, ends, ranks, count, sizes)
 
+        return TileLoop(body, tables, jnp.zeros((num_rows, num_queries, sizes.num_keys(tables)), jnp.uint32))
 
-def _choose_decoding(
-    queries: Float[Array, "B J I"],
-    weights: Float[Array, "B J"],
-    pages: Num[Array, "L P 1 S I"],
-    layer: Int[Array, ""],
-    block_tables: Int[Array, "B M"],
-    lengths: Int[Array, "B"],
-    count: int,
-    blocks: Blocks,
-) -> Int[Array, "B C"]:
-    """Choose for one query token of each row."""
-    num_rows = len(lengths)
-    tile = min(num_rows, QUERIES_PER_TILE)
-    sizes = _sizes(blocks, tile, pages.shape[3], block_tables.shape[1])
-    tables = _padded_table(block_tables, sizes)
-    rest = -num_rows % tile
-    operands = [
-        jnp.pad(x, ((0, rest), *((0, 0),) * (x.ndim - 1))).reshape(-1, tile, *x.shape[1:])
-        for x in (queries, weights, tables, lengths)
-    ]
-
-    def one_tile(index: Array, state: tuple[Array, Array]) -> tuple[Array, Array]:
-        out, ranks = state
-        query, weight, table, ends = (x[index] for x in operands)
-        chosen, ranks = _choose_tile(
-            query[:, None], weight[:, None], pages, layer, table, ends[:, None], ranks, count, sizes
-        )
-        return jax.lax.dynamic_update_slice_in_dim(out, chosen[:, 0], index * tile, 0), ranks
-
-    out = jnp.zeros((num_rows + rest, count), jnp.int32)
-    ranks = jnp.zeros((tile, 1, sizes.num_keys(tables)), jnp.uint32)
-    chosen: Array = jax.lax.fori_loop(0, len(operands[0]), one_tile, (out, ranks))[0]
-    return chosen[:num_rows]
+    return over_tiles((queries, weights), paging, lengths, make, (count,))
 
 
 class _Sizes(NamedTuple):
@@ -236,14 +189,7 @@ def _ordered(scores: Float[Array, "*s"]) -> UInt32[Array, "*s"]:
 
 def num_attended(paging: Paging, num_tokens: int, num_chosen: int) -> tuple[Int[Array, "T"], Int[Array, "T"]]:
     """Return the row of each token, and how many chosen tokens it attends to: 0 if its row is not long."""
-    tokens, last_row = jnp.arange(num_tokens), len(paging.kv_lengths) - 1
-    if paging.ragged is None:
-        rows, ends = tokens, paging.kv_lengths
-    else:
-        starts = paging.query_starts
-        found = jnp.searchsorted(starts[1:], tokens, side="right", method="compare_all")
-        rows = jnp.minimum(found, last_row)
-        ends = jnp.where(tokens < starts[-1], tokens + 1 + paging.kv_lengths[rows] - starts[rows + 1], 0)
+    rows, ends = token_ends(paging, paging.kv_lengths, num_tokens)
     is_long = paging.kv_lengths[rows] > num_chosen
     return rows, jnp.where(is_long, jnp.minimum(ends, num_chosen), 0)
 

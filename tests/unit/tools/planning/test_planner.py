@@ -193,6 +193,17 @@ def test_an_indexer_bounds_what_queries_attend_to_and_its_keys_are_read_whole() 
     assert plan.kv_bytes_per_token == 2 * (4 * 28 + 2 * 20)
 
 
+def test_layers_without_an_indexer_attend_to_all_beside_those_whose_blocks_are_chosen() -> None:
+    """Two of three layers have keys of 12 numbers, and attend to 3 blocks of 4 tokens."""
+    path = DATA / "minimax_m3_tiny"
+    sizes = model_sizes(config_for(path), read_model(path).decoder, H200)
+    assert (sizes.attended_tokens(100), sizes.scored_numbers(100)) == (100 + 2 * 12, 2 * 12 * 100)
+    assert sizes.attended_pairs(100) == 100 * 50 + 2 * 12 * (100 - 6)
+    assert sizes.scoring_work(100) == 2 * 12 * 2 * 100**2 / 2
+    plan = Planner(read_model(path), H200, H200.rates).plan(config_for(path), None)
+    assert plan.kv_bytes_per_token == 2 * (3 * 2 * 2 * 16 + 2 * 12)
+
+
 def test_a_decode_step_reads_and_writes_the_state_of_each_row(tmp_path: Path) -> None:
     """Codestral Mamba: 64 layers, each with 128 states of 128 x 64 in float32 and 3 inputs of a convolution of 10,240 channels."""
     path = write_config(tmp_path, CODESTRAL_MAMBA)

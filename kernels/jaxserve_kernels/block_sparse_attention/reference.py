@@ -1,0 +1,174 @@
+"""Choice of blocks of tokens, and attention to the chosen ones, in plain jax.numpy.
+
+The keys of a text are scored in a loop that goes as far as the longest row of a tile needs; only the best score of each block is
+kept, so memory grows with tokens / block size. Attention gathers each token's blocks, in prompts as in decode steps, so its work
+does not grow with the text.
+
+Letters as in `api`; G rows of a tile and Q queries of each of them, X keys that are read at a time, Z blocks of a row's pages.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Num
+
+from jaxserve_kernels.kv_write import numbers
+from jaxserve_kernels.paged_attention import reference
+from jaxserve_kernels.paged_attention.layout import Paging
+from jaxserve_kernels.paged_attention.options import Scoring
+from jaxserve_kernels.query_tiles import TileLoop, over_tiles, token_ends
+
+SMALL_BLOCK: Final = 1 << 14
+"""Queries and keys whose scores are in memory at a time, for each head."""
+LARGE_BLOCK: Final = 1 << 17
+"""Queries and keys whose scores are in memory at a time on GPUs, where the host starts every pass of a loop."""
+_MOST_SCORED, _TOKENS_PER_TILE, _KEYS_PER_BLOCK = 1 << 15, 16, 512
+"""Keys that are scored at a time at most; tokens and keys that are gathered at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockChoice:
+    """The rule by which blocks are chosen for a query. Static."""
+
+    size: int
+    """Tokens of a block; block i has the tokens from `i * size` on."""
+    count: int
+    """Blocks that are chosen: those with the highest score of a key that the query sees. Of equal ones the earlier are taken."""
+    num_local: int
+    """The last blocks that a query sees, at most `count`, which are always chosen. The first of them holds the query."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the chosen blocks: a row with no more keys attends to all."""
+        return self.size * self.count
+
+
+def choose(
+    queries: Float[Array, "T K I"],
+    pages: Num[Array, "L P 1 S I"],
+    layer: Int[Array, ""],
+    paging: Paging,
+    choice: BlockChoice,
+    most_pairs: int = SMALL_BLOCK,
+) -> Int[Array, "T K C"]:
+    """Return the blocks that each token of a long row attends to, ascending; what is after the last one lies after all keys."""
+    page_size, num_pages = pages.shape[3], paging.block_tables.shape[1]
+    lengths = jnp.where(paging.kv_lengths > choice.num_tokens, paging.kv_lengths, 0)
+    count = min(choice.count, -(-num_pages * page_size // choice.size))
+
+    def make(num_rows: int, num_queries: int) -> TileLoop:
+        step = _pages_per_step(min(most_pairs // (num_rows * num_queries), _MOST_SCORED), page_size, num_pages, choice)
+        tables = jnp.pad(paging.block_tables, ((0, 0), (0, -num_pages % step)))
+
+        def body(
+            own: tuple[Array, ...], tables: Int[Array, "G M"], ends: Int[Array, "G Q"], state: tuple[()]
+        ) -> tuple[Int[Array, "G Q K C"], tuple[()]]:
+            best = _best_of_blocks(own[0], pages, layer, tables, ends, choice.size, step)
+            return _chosen(best, ends, choice, count), state
+
+        return TileLoop(body, tables)
+
+    return over_tiles((queries,), paging, lengths, make, (queries.shape[1], count))
+
+
+def _pages_per_step(num_keys: int, page_size: int, num_pages: int, choice: BlockChoice) -> int:
+    """Return how many pages are scored at a time: whole blocks, about `num_keys` keys, and no more than there are."""
+    unit = math.lcm(choice.size, page_size) // page_size
+    return unit * min(max(1, num_keys // (unit * page_size)), -(-num_pages // unit))
+
+
+def _best_of_blocks(
+    queries: Float[Array, "G Q K I"],
+    pages: Num[Array, "L P 1 S I"],
+    layer: Int[Array, ""],
+    tables: Int[Array, "G M"],
+    ends: Int[Array, "G Q"],
+    size: int,
+    step: int,
+) -> Float[Array, "G Q K Z"]:
+    """Return the highest score of each block for every query and head; -inf where the query sees none of its keys."""
+    dtype = reference.matmul_dtype(queries, pages)
+    precision = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
+    queries, num_keys = queries.astype(dtype), step * pages.shape[3]
+
+    def score(index: Array, best: Float[Array, "G Q K Z"]) -> Float[Array, "G Q K Z"]:
+        table = jax.lax.dynamic_slice_in_dim(tables, index * step, step, 1)
+        keys = reference.gather(pages, layer, table, dtype)[:, 0]  # (G, X, I)
+        scores = jnp.einsum("gqki,gxi->gqkx", queries, keys, precision=precision, preferred_element_type=jnp.float32)
+        is_visible = index * num_keys + jnp.arange(num_keys) < ends[..., None]
+        scores = jnp.where(is_visible[:, :, None], scores, -jnp.inf)
+        found = scores.reshape(*scores.shape[:-1], num_keys // size, size).max(-1)
+        return jax.lax.dynamic_update_slice_in_dim(best, found, index * (num_keys // size), 3)
+
+    num_blocks = tables.shape[1] * pages.shape[3] // size
+    best = jnp.full((*queries.shape[:3], num_blocks), -jnp.inf, jnp.float32)
+    found: Array = jax.lax.fori_loop(0, -(-ends.max() // num_keys), score, best)
+    return found
+
+
+def _chosen(
+    best: Float[Array, "G Q K Z"], ends: Int[Array, "G Q"], choice: BlockChoice, count: int
+) -> Int[Array, "G Q K C"]:
+    num_blocks = best.shape[-1]
+    blocks, after = jnp.arange(num_blocks), -(-ends // choice.size)[..., None]
+    is_local = (blocks < after) & (blocks >= after - choice.num_local)
+    scores, found = jax.lax.top_k(jnp.where(is_local[:, :, None], jnp.inf, best), count)
+    return jnp.sort(jnp.where(scores > -jnp.inf, found, num_blocks), axis=-1)
+
+
+def attend(
+    q: Float[Array, "T N H"],
+    k_pages: Num[Array, "L P K2 S H"],
+    v_pages: Num[Array, "L P K2 S H"],
+    layer: Int[Array, ""],
+    paging: Paging,
+    chosen: Int[Array, "T K C"],
+    choice: BlockChoice,
+    *,
+    scoring: Scoring,
+) -> Float[Array, "T N H"]:
+    """Attend with each token of a long row to the blocks that were chosen for it; zeros for tokens of other rows.
+
+    KV heads that share a row of the pool (`paged_attention.layout.pool_heads`) each read that row.
+    """
+    num_tokens, num_heads, dim = q.shape
+    num_kv_heads, count = chosen.shape[1:]
+    page_size, capacity = k_pages.shape[3], paging.block_tables.shape[1] * k_pages.shape[3]
+    dtype = reference.matmul_dtype(q, k_pages)
+    tile, at_once = min(num_tokens, _TOKENS_PER_TILE), min(count, max(1, _KEYS_PER_BLOCK // choice.size))
+    rows, ends = token_ends(paging, paging.kv_lengths, num_tokens)
+    ends = jnp.where(paging.kv_lengths[rows] > choice.num_tokens, ends, 0)
+    rest = -num_tokens % tile
+    q = (q * scoring.scale).astype(dtype).reshape(num_tokens, num_kv_heads, -1, dim)
+    operands = [jnp.pad(x, ((0, rest), *((0, 0),) * (x.ndim - 1))) for x in (q, rows, ends, chosen)]
+    pool_heads = jnp.arange(num_kv_heads)[:, None] * k_pages.shape[2] // num_kv_heads
+    num_steps = -(-count // at_once)
+
+    def one_tile(index: Array, out: Array) -> Array:
+        queries, rows, ends, chosen = (jax.lax.dynamic_slice_in_dim(x, index * tile, tile, 0) for x in operands)
+        missing = num_steps * at_once - count
+        chosen = jnp.pad(chosen, ((0, 0), (0, 0), (0, missing)), constant_values=capacity)
+
+        def body(step: Array, state: reference.Softmax) -> reference.Softmax:
+            blocks = jax.lax.dynamic_slice_in_dim(chosen, step * at_once, at_once, 2)  # (tile, K, .)
+            positions = (blocks[..., None] * choice.size + jnp.arange(choice.size)).reshape(tile, num_kv_heads, -1)
+            is_visible = positions < ends[:, None, None]
+            positions = jnp.minimum(positions, capacity - 1)
+            own = paging.block_tables[rows[:, None, None], positions // page_size]
+            places = layer, own, pool_heads, positions % page_size
+            keys, values = (numbers(pages[places]).astype(dtype) for pages in (k_pages, v_pages))  # (tile, K, X, H)
+            return reference.attend(state, queries, keys, values, is_visible[:, :, None], scoring.softcap)
+
+        start = reference.no_keys(tile, num_kv_heads, num_heads // num_kv_heads, dim)
+        state = jax.lax.fori_loop(0, jnp.where(ends.max() > 0, num_steps, 0), body, start)
+        made = reference.finish(state, None).reshape(tile, num_heads, dim).astype(out.dtype)
+        return jax.lax.dynamic_update_slice_in_dim(out, made, index * tile, 0)
+
+    out = jnp.zeros((num_tokens + rest, num_heads, dim), q.dtype)
+    attended: Array = jax.lax.fori_loop(0, (num_tokens + rest) // tile, one_tile, out)
+    return attended[:num_tokens]
