@@ -15,6 +15,10 @@ ARGS ?=
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 TESTS ?= tests
 
+ifeq ($(filter $(DEVICE),cpu cuda tpu),)
+$(error DEVICE=$(DEVICE): expected cpu, cuda or tpu)
+endif
+
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/.stamps
 NEWEST_VENV := .venv-newest

@@ -16,7 +16,7 @@ LogFormat = Literal["text", "json"]
 class ServerConfig:
     """The HTTP server."""
 
-    host: str = option("127.0.0.1", help="address to listen on; 0.0.0.0 for every interface")
+    host: str = option("127.0.0.1", help="address to listen on; 0.0.0.0 for every interface, :: for IPv6 and IPv4")
     port: int = option(8000, ge=0, le=65535, help="port to listen on; 0 picks a free one")
     api_key: str | None = option(None, secret=True, help="keys, comma separated; without any the API is open")
     api_key_file: str | None = option(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 from typing import Final
 
 import pytest
@@ -111,3 +112,8 @@ def test_marks_of_a_file_are_seen_in_its_text() -> None:
 )
 def test_files_without_a_selected_test_are_not_collected(expression: str, text: str, is_selected: bool) -> None:
     assert may_select(expression, text) == is_selected
+
+
+def test_a_device_that_make_does_not_know_is_named_with_those_it_does() -> None:
+    done = subprocess.run(["make", "-n", "serve", "DEVICE=gpu"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "DEVICE=gpu: expected cpu, cuda or tpu" in done.stderr

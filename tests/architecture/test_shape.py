@@ -25,6 +25,20 @@ class LongFunctionWarning(UserWarning):
     """A function is longer than it should be."""
 
 
+STAMPS = {
+    "jaxserve.apis.openai.score",
+    "jaxserve.apis.responses.endpoint",
+    "jaxserve.apis.responses.reply",
+    "jaxserve.apis.schema.common",
+    "jaxserve.flight.dump",
+    "jaxserve.frontend.frontend",
+    "jaxserve.http.rejections",
+    "jaxserve.metrics",
+    "jaxserve.tokenizer.template",
+}
+"""Modules that read the time of day: for `created` and the like, for metrics, records, and the date in a chat template."""
+
+
 def test_no_file_is_too_long() -> None:
     """Kernels are exempt: a Pallas kernel is one thought."""
     assert [f"{s.place}: {s.num_lines} lines" for s in SOURCES if s.num_lines > MAX_FILE_LINES] == []
@@ -65,3 +79,14 @@ def test_nothing_is_left_open() -> None:
         for number, line in enumerate(s.path.read_text(encoding="utf-8").splitlines(), start=1)
         if marks.search(line)
     ] == []
+
+
+def test_only_stamps_are_read_from_a_clock_that_may_jump() -> None:
+    """Time-outs, ages and rates are of `time.monotonic` and the event loop: a jump of the system's clock ends no request."""
+    readers = {
+        source.module
+        for source in program()
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in ("time.time", "datetime.now", "datetime.utcnow")
+    }
+    assert readers == STAMPS
