@@ -70,6 +70,8 @@ T = TypeVar("T")
 
 _NUM_OTHER_DESCRIPTORS: Final = 256
 """Upper bound of files that a server opens besides its connections."""
+_LEAST_DESCRIPTORS: Final = 32
+"""Beside its libraries' files and sockets a server opens the model and takes a few connections."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +129,19 @@ def run_serve(
 def allow_connections(max_connections: int) -> None:
     """Raise the soft limit to what `max_connections` need, as far as the hard limit allows.
 
-    Shells often set 1024. Without a free descriptor a connection is not refused: it waits in the kernel's queue.
+    Shells often set 1024. Without a free descriptor a connection is not refused: it waits in the kernel's queue. Raises
+    ConfigError for a limit with which no server starts.
     """
     wanted = max_connections + _NUM_OTHER_DESCRIPTORS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return
     possible = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if possible < _LEAST_DESCRIPTORS:
+        raise ConfigError(
+            f"this process may open {possible} files (ulimit -n), a server needs at least {_LEAST_DESCRIPTORS}, and one for "
+            "each connection"
+        )
     resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
     if possible < wanted:
         _log.warning(

@@ -7,6 +7,7 @@ from resource import RLIM_INFINITY
 
 import pytest
 
+from jaxserve.errors import ConfigError
 from jaxserve.runtime.server import allow_connections
 
 
@@ -33,3 +34,9 @@ def test_the_soft_limit_is_raised_as_far_as_connections_need(
     allow_connections(4096)
     assert made == ([] if after is None else [after])
     assert ("need 4352 file descriptors, this process may have 2048 (ulimit -n)" in caplog.text) == is_reported
+
+
+def test_a_limit_with_which_no_server_starts_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (16, 16))
+    with pytest.raises(ConfigError, match=r"may open 16 files \(ulimit -n\)"):
+        allow_connections(4096)
