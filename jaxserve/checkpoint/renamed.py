@@ -10,6 +10,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from jaxserve.checkpoint import cosmos
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.protocol import Checkpoint, CheckpointView
 from jaxserve.checkpoint.vision_names import (
@@ -42,6 +43,8 @@ _PREFIXES: Final = {
     "language_model.model.encoder.layers.": "model.layers.",  # as transformers saves Qianfan-OCR
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
+    "model.language_model.model.": "model.",
+    "model.language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
     "model.text_model.": "model.",
     THINKER + "model.language_model.": "model.",
@@ -185,7 +188,9 @@ def _is_text_part(family: Family, name: str | None, text: Mapping[str, Any]) -> 
 
 def with_text_names(checkpoint: Checkpoint) -> Checkpoint:
     """Return a multimodal checkpoint with the text model under its own names, the tower's tensors after `vision.`, and none of
-    an audio encoder; any other checkpoint unchanged."""
+    an audio encoder or a generator; any other checkpoint unchanged."""
+    if checkpoint.config.get(MULTIMODAL, {}).get("model_type") in cosmos.MODEL_TYPES:
+        checkpoint = renamed(checkpoint, cosmos.reader_name)
     if not any(name.startswith(tuple(_PREFIXES)) or vision_name(name) or is_audio(name) for name in checkpoint.tensors):
         return checkpoint
     tower = checkpoint.config.get(MULTIMODAL, checkpoint.config).get("vision_config")

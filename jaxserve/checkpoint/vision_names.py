@@ -34,10 +34,17 @@ _PREFIXES: Final[Mapping[str, str]] = {
     "visual.post_conv_layernorm.": "patch_norm.",
     "visual.downsample.": "connector.downsample.",
     "visual.blocks.": "layers.",
+    "visual.encoder.": "",
     "visual.vision_model.encoder.": "",
     "visual.vision_model.embeddings.": "",
     "visual.vision_model.": "",
     "visual.": "",
+    "vision_model.merger.ln_q.": "connector.norm.",
+    "vision_model.merger.mlp.0.": "connector.linear_fc1.",
+    "vision_model.merger.mlp.2.": "connector.linear_fc2.",
+    "vision_model.patch_embed.proj.": "patch_embedding.",
+    "vision_model.blocks.": "layers.",
+    "vision_projector.": "connector.proj.",
     "vision_model.embeddings.position_embedding.": "position_embedding.",
     "vision_model.embeddings.position_embedding": "position_embedding.weight",
     "vision_model.layernorm.": "post_layernorm.",
@@ -69,6 +76,9 @@ _PREFIXES: Final[Mapping[str, str]] = {
     "vision_tower.embeddings.patch_embeddings.projection.": "patch_embedding.",
     "vision_tower.embeddings.": "",
     "vision_tower.patch_embedder.input_proj.": "patch_embedding.",
+    "vision_tower.patch_embedder.patch_embedding.": "patch_embedding.",
+    "vision_tower.patch_embedder.position_embedding_table.": "position_embedding.",
+    "vision_tower.ln_post.": "post_layernorm.",
     "vision_tower.patch_embedder.position_embedding_table": "position_embedding.weight",
     "vision_tower.patch_embed.pos_emb.weight": "position_embedding.grid",
     "vision_tower.patch_embed.proj.": "patch_embedding.",
@@ -90,8 +100,9 @@ _PREFIXES: Final[Mapping[str, str]] = {
     "vision_language_adapter.w_in.": "connector.linear_1.",
     "vision_language_adapter.w_out.": "connector.linear_2.",
     "vision_projection.patch_merger.": "connector.",
+    "vision_projection.weight": "connector.linear_1.weight",
     "vision_projection.": "connector.",
-    "vision_adapter.": "connector.adapter.",
+    "vision_adapter.": "connector.",
     "vit_large_projector.": "connector.",
     "connector.modality_projection.": "connector.",
     "image_newline": "image_newline",
@@ -121,9 +132,14 @@ _PREFIXES: Final[Mapping[str, str]] = {
     "mlp1.3.": "connector.linear_2.",
     **{f"{name}.pre_norm.": "connector.norm." for name in _PROJECTORS},
     **{f"{name}.linear_{number}.": f"connector.linear_fc{number}." for name in _PROJECTORS for number in (1, 2)},
+    "projector.readout.0.": "connector.linear_1.",
+    "projector.readout.2.": "connector.linear_2.",
+    "projector.norm.": "connector.norm.",
+    "projector.linear_fc": "connector.linear_fc",
+    "projector.": "connector.proj.",
 }
 """Our prefix after VISION by that of a checkpoint, the longer before the shorter."""
-_AUDIO: Final = ("audio_tower.", "embed_audio.", "talker.", "code2wav.")
+_AUDIO: Final = ("audio_tower.", "embed_audio.", "talker.", "code2wav.", "token2wav.")
 THINKER: Final = "thinker."
 """Prefix of the part of an omni model that makes texts, beside those that make speech of them."""
 _PARTS: Final[Mapping[str, str]] = {
@@ -140,6 +156,8 @@ _PARTS: Final[Mapping[str, str]] = {
     ".norm1.": ".layer_norm1.",
     ".norm2.": ".layer_norm2.",
     ".attn.proj.": ".self_attn.out_proj.",
+    **{f".attn.{each}.": f".self_attn.{each}_proj." for each in "qkv"},
+    **{f".attn.{each}_proj.": f".self_attn.{each}_proj." for each in "qkv"},
     ".attn.q_norm.": ".self_attn.q_norm.",
     ".attn.k_norm.": ".self_attn.k_norm.",
     ".mlp.linear_fc1.": ".mlp.fc1.",

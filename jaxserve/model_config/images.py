@@ -165,6 +165,15 @@ class LimitedSides:
 
 
 @dataclass(frozen=True, slots=True)
+class NearestBlocks:
+    """An image is stretched to whole blocks, whose rows and columns are its sides in blocks, rounded down or up so that the proportions
+    change least (Muse Glimmer)."""
+
+    max_blocks: int
+    """Most blocks of an image; larger ones are reduced before."""
+
+
+@dataclass(frozen=True, slots=True)
 class PaddedSizes:
     """An image is reduced until it has at most `max_patches` whole patches; then black margins at its right and lower end make whole
     blocks (Kimi K2.5)."""
@@ -188,6 +197,7 @@ Sizes = (
     | CentralSquare
     | BudgetSizes
     | LimitedSides
+    | NearestBlocks
     | PaddedSizes
 )
 

@@ -12,14 +12,15 @@ from typing import Any, Literal
 
 from jaxserve.model_config.activation import Activation
 
-PatchKind = Literal["convolution", "linear", "flat"]
+PatchKind = Literal["convolution", "linear", "flat", "frames"]
 """convolution: the weight has channels, then rows, then columns, and there may be a bias (SigLIP, Qwen3-VL).
 linear: a matrix over rows, then columns, then channels, and there may be a bias (Gemma 4, SigLIP 2).
-flat: as convolution, stored as a matrix (Llama 4)."""
-PositionKind = Literal["table", "interpolated", "linear", "cubic", "filtered", "axes", "none"]
+flat: as convolution, stored as a matrix (Llama 4). frames: as flat, and frames come before channels (Muse Glimmer)."""
+PositionKind = Literal["table", "interpolated", "linear", "padded", "cubic", "filtered", "axes", "none"]
 """table: a patch's row and column index a square table of learned positions, which a class token's may precede (SigLIP, CLIP).
 interpolated: the table is stretched bilinearly over the grid of each image (Qwen3-VL).
-linear: the same, and the edges of the grid are those of the table, not its corners (PaddleOCR-VL). cubic: as linear, bicubically (GLM-4.1V, Kimi K2.5).
+linear: the same, and the edges of the grid are those of the table, not its corners (PaddleOCR-VL). padded: as linear, and what lies beyond an
+edge of the table is zero (Muse Glimmer). cubic: as linear, bicubically (GLM-4.1V, Kimi K2.5).
 filtered: as linear, and a place of a grid smaller than the table has the mean of all that it covers (SigLIP 2 NaFlex).
 axes: the sum of two vectors, of the patch's column from a first table and of its row from a second one (Gemma 4).
 none: positions do nothing but rotate queries and keys (Qwen2-VL)."""
@@ -28,8 +29,9 @@ LayerKind = Literal["pre", "gated", "sandwich"]
 gated: RMSNorms before both, and the feed-forward block has a gate (Qwen2.5-VL).
 sandwich: RMSNorms before and after both, the feed-forward block has a gate, queries, keys and values are normalised by head,
 and scores are not scaled (Gemma 4)."""
-RotaryLayout = Literal["joint", "alternating", "halves", "adjacent", "adjacent_halves"]
+RotaryLayout = Literal["joint", "columns_first", "alternating", "halves", "adjacent", "adjacent_halves"]
 """joint: dimensions i and i + H / 2 rotate together, by row for the first half of the i, by column for the second (Qwen3-VL).
+columns_first: as joint, but by column for the first half of the i, by row for the second (Muse Glimmer).
 alternating: as joint, but with frequencies of the whole head, those of even number by row and the others by column (Pixtral).
 halves: the first half of a head rotates by column, the second by row, and i and i + H / 4 of a half together (Gemma 4).
 adjacent: dimensions 2 i and 2 i + 1 rotate together, by column for even i and by row for odd i, both with the frequency of i / 2 (Kimi K2.5).
@@ -39,7 +41,9 @@ Connector = Literal[
     "linear",
     "mlp",
     "rms_mlp",
+    "rms_mlp_linear",
     "projector",
+    "mean_projector",
     "normed_projector",
     "patch_normed_projector",
     "gated_projector",
@@ -49,16 +53,18 @@ Connector = Literal[
     "scaled_average",
     "normed",
     "activated",
+    "activated_normed",
     "downsampled",
     "placed",
 ]
 """From the patches of a block to one embedding.
 
 linear: their vectors side by side, one matrix (SmolVLM). mlp: a LayerNorm of each vector, then two layers over the vectors
-side by side (Qwen2-VL, Qwen3-VL, PaddleOCR-VL, Kimi K2.5). rms_mlp: the same with an RMSNorm (Qwen2.5-VL). projector: two layers over
-them (LLaVA, Pixtral). normed_projector: a LayerNorm of the vectors side by side before these (InternVL, LFM2-VL). patch_normed_projector: a LayerNorm of each vector before these (LFM3-VL). gated_projector: two layers
+side by side (Qwen2-VL, Qwen3-VL, PaddleOCR-VL, Kimi K2.5). rms_mlp: the same with an RMSNorm (Qwen2.5-VL). rms_mlp_linear: the same and
+another matrix (HyperCLOVA X SEED Think 32B). projector: two layers over them (LLaVA, Pixtral). mean_projector: the same over their mean (VideoLLaMA 3). normed_projector: a LayerNorm of the vectors side by side before these (InternVL, LFM2-VL). patch_normed_projector: a LayerNorm of each vector before these (LFM3-VL). gated_projector: two layers
 over them, of which the second reads the first half of the first one's outputs times an activation of the other half (Cohere 2 Vision). normed_gated_projector: a LayerNorm of the vectors side by side before these (Aya Vision). merged_projector: an RMSNorm of each vector and one matrix before these (Mistral 3, LightOnOCR). average: their mean, an RMSNorm, one matrix (Gemma 3). scaled_average: their mean times sqrt(D), perhaps
-standardised, an RMSNorm without weights, one matrix (Gemma 4). normed: an RMSNorm without weights, one matrix (Gemma 4 12B). activated: two layers over the vectors side by side, an activation after each, one matrix (Llama 4). downsampled: one matrix over the vectors side by side, another one, a LayerNorm,
+standardised, an RMSNorm without weights, one matrix (Gemma 4). normed: an RMSNorm without weights, one matrix (Gemma 4 12B). activated: two layers over the vectors side by side, an activation after each, one matrix (Llama 4). activated_normed: the same over the first numbers of the vectors, then the second ones and so on, and
+an RMSNorm without weights (Muse Glimmer). downsampled: one matrix over the vectors side by side, another one, a LayerNorm,
 and a feed-forward block with a gate (GLM-4.1V). placed: a LayerNorm of each vector, one matrix over them side by side, a fixed vector for the
 block's row and column, a LayerNorm, an activation, another matrix and a LayerNorm (Granite for Docling)."""
 BidirectionalLayers = Literal["none", "sliding", "all"]
@@ -134,12 +140,13 @@ class VisionConfig:
     connector_activation: Activation = "gelu"
     """Activation of a connector of two layers."""
     connector_scale: float = 1.0
-    """Factor on the output of a connector of kind `placed`."""
+    """Factor on the output of a connector of kind `placed` or `rms_mlp_linear`."""
     has_connector_biases: bool = True
     """True if the two layers of a projector have biases."""
     connector_width: int | None = None
     """Width between the two layers of a projector, with a gate's, None: that of the decoder; width within the feed-forward block of a connector of kind
-    `downsampled`."""
+    `downsampled`; width before the last matrix of one of kind `rms_mlp_linear`; width between the two layers of one of kind `mlp`, None: that of a block's vectors
+    side by side."""
     num_channels: int = 3
     patches: PatchKind = "convolution"
     has_patch_bias: bool = True

@@ -49,13 +49,10 @@ _JOINED_TILES: Final = (
     "tiles of an image whose rows of features are joined, cut to the image, and end with a learned vector each"
 )
 _SAM: Final = "the tower SAM, whose windows have relative positions"
-_OMNI: Final = ("Qwen2ForCausalLM", "the names of the tensors of its tower, and its defaults")
 _DOTS3: Final = ("DeepseekV32ForCausalLM", "latent attention with windows and a norm of the rotating key")
 _MISSING: Final[Mapping[str, tuple[str, str]]] = {
     "Granite4VisionForConditionalGeneration": ("GraniteForCausalLM", f"{_JOINED_TILES}, and a Q-Former over windows"),
     "Ovis2ForConditionalGeneration": ("Qwen2ForCausalLM", "embeddings of images that are means of a table's rows"),
-    "Qwen2_5OmniModel": _OMNI,
-    "Qwen2_5OmniForConditionalGeneration": _OMNI,
     "Idefics2ForConditionalGeneration": ("MistralForCausalLM", "a resampler of an image's features"),
     "MllamaForConditionalGeneration": ("LlamaForCausalLM", "attention of texts to an image's features"),
     "PaliGemmaForConditionalGeneration": ("Gemma2ForCausalLM", "attention in both directions over a whole prompt"),

@@ -366,6 +366,8 @@ def _rotations(config: VisionConfig, positions: Int[Array, "P 2"]) -> Rotations:
         frequencies = frequencies.reshape(-1, 2).T
     if config.rotary_layout == "adjacent_halves":
         positions = jnp.where(positions[:, 1:] < 0, 0, positions + 1)[:, ::-1]
+    if config.rotary_layout == "columns_first":
+        positions = positions[:, ::-1]
     angles = positions[:, :, None].astype(jnp.float32) * frequencies  # (P, 2, H/4)
     if config.rotary_layout == "halves":
         return tuple(Rotation(jnp.cos(angles[:, axis]), jnp.sin(angles[:, axis])) for axis in (1, 0))

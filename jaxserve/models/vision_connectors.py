@@ -33,24 +33,29 @@ class LinearConnector(nnx.Module):
 
 
 class MLPConnector(nnx.Module):
-    """Two layers over the normalised vectors of a block. is_joint: the vectors of a block are normalised together."""
+    """Two layers over the normalised vectors of a block, and perhaps a matrix. is_joint: the vectors of a block are normalised together."""
 
     def __init__(self, config: VisionConfig, policy: DtypePolicy, *, is_joint: bool = False) -> None:
         d = config.block * config.hidden_size
-        make = RMSNorm if config.connector == "rms_mlp" else LayerNorm
+        make = RMSNorm if config.connector in ("rms_mlp", "rms_mlp_linear") else LayerNorm
+        width = None if is_joint or config.connector != "rms_mlp_linear" else config.connector_width
+        inner = d if is_joint or config.connector != "mlp" else config.connector_width or d
         self.norm = make(d if is_joint else config.hidden_size, config.connector_eps, policy)
-        self.linear_fc1 = Linear(d, d, (None, None), policy, bias=True)
-        self.linear_fc2 = Linear(config.output_size, d, (None, None), policy, bias=True)
-        self.block, self.is_joint = config.block, is_joint
+        self.linear_fc1 = Linear(inner, d, (None, None), policy, bias=True)
+        self.linear_fc2 = Linear(width or config.output_size, inner, (None, None), policy, bias=True)
+        self.proj = None if width is None else Linear(config.output_size, width, (None, None), policy, bias=True)
+        self.block, self.is_joint, self.scale = config.block, is_joint, config.connector_scale
 
     def __call__(self, x: Float[Array, "P D"], num_rows: Int[Array, ""]) -> Float[Array, "N O"]:
         shape, tokens = (len(x) // self.block, -1), Tokens(num_rows)
         x = self.norm(x.reshape(shape)) if self.is_joint else self.norm(x).reshape(shape)
-        return self.linear_fc2(ACTIVATIONS["gelu"](self.linear_fc1(x, tokens)), tokens)
+        x = self.linear_fc2(ACTIVATIONS["gelu"](self.linear_fc1(x, tokens)), tokens)
+        return x if self.proj is None else self.proj(x, tokens) * self.scale
 
 
 class ProjectorConnector(nnx.Module):
-    """Two layers over the vectors of a block, which one matrix may join before, or a LayerNorm normalise, each or together."""
+    """Two layers over the vectors of a block, which one matrix may join before, or a LayerNorm normalise, each or together, or over their
+    mean."""
 
     def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
         d, o, self.block = config.feature_width, config.output_size, config.block
@@ -59,13 +64,17 @@ class ProjectorConnector(nnx.Module):
         self.norms_patches = config.connector == "patch_normed_projector"
         self.norm = _projector_norm(config, policy)
         self.merging_layer = Linear(d, config.block * d, (None, None), policy) if is_merged else None
-        self.linear_1 = Linear(width, d if is_merged else config.block * d, (None, None), policy, bias=bias)
+        self.is_mean = config.connector == "mean_projector"
+        inputs = d if is_merged or self.is_mean else config.block * d
+        self.linear_1 = Linear(width, inputs, (None, None), policy, bias=bias)
         self.linear_2 = Linear(o, width, (None, None), policy, bias=bias)
         self.activation = config.connector_activation
 
     def __call__(self, x: Float[Array, "P D"], num_rows: Int[Array, ""]) -> Float[Array, "N O"]:
         tokens, count = Tokens(num_rows), len(x) // self.block
-        if self.norm is not None and self.merging_layer is None:
+        if self.is_mean:
+            x = _means(x, self.block)
+        elif self.norm is not None and self.merging_layer is None:
             x = self.norm(x if self.norms_patches else x.reshape(count, -1))
         elif self.norm is not None and self.merging_layer is not None:
             # Inputs of the matrix are in the order of channels, then patches.
@@ -144,20 +153,24 @@ class GatedConnector(nnx.Module):
 
 
 class ActivatedConnector(nnx.Module):
-    """Two layers over the vectors of a block, an activation after each, and one matrix."""
+    """Two layers over the vectors of a block, an activation after each, one matrix, and perhaps an RMSNorm without weights."""
 
     def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
         width, self.block = config.connector_width, config.block
         assert width is not None, "a connector with layers of a width of their own"
+        self.block = config.block
         self.fc1 = Linear(width, config.block * config.hidden_size, (None, None), policy)
         self.fc2 = Linear(width, width, (None, None), policy)
         self.linear_1 = Linear(config.output_size, width, (None, None), policy)
-        self.activation = config.connector_activation
+        self.activation, self.eps = config.connector_activation, config.connector_eps
+        self.is_normed, self.is_alike = config.connector == "activated_normed", policy.backend in NATIVE
 
     def __call__(self, x: Float[Array, "P D"], num_rows: Int[Array, ""]) -> Float[Array, "N O"]:
         tokens, activation = Tokens(num_rows), ACTIVATIONS[self.activation]
-        x = activation(self.fc1(x.reshape(len(x) // self.block, -1), tokens))
-        return self.linear_1(activation(self.fc2(x, tokens)), tokens)
+        x = x.reshape(len(x) // self.block, self.block, -1)
+        x = (x.swapaxes(1, 2) if self.is_normed else x).reshape(len(x), -1)
+        x = self.linear_1(activation(self.fc2(activation(self.fc1(x, tokens)), tokens)), tokens)
+        return normalized(x, self.eps, is_alike=self.is_alike).astype(x.dtype) if self.is_normed else x
 
 
 class AverageConnector(nnx.Module):
@@ -171,7 +184,7 @@ class AverageConnector(nnx.Module):
         self.block = config.block
 
     def __call__(self, x: Float[Array, "P D"], num_rows: Int[Array, ""]) -> Float[Array, "N O"]:
-        means = x.astype(jnp.float32).reshape(len(x) // self.block, self.block, -1).mean(1).astype(x.dtype)
+        means = _means(x, self.block)
         weight, normed = self.mm_input_projection_weight[...].astype(x.dtype), self.mm_soft_emb_norm(means)
         return jnp.einsum("nd,do->no", normed, weight, preferred_element_type=jnp.float32).astype(x.dtype)
 
@@ -188,7 +201,7 @@ class ScaledAverageConnector(nnx.Module):
         self.scale = 1.0 if config.connector == "normed" else d**0.5
 
     def __call__(self, x: Float[Array, "P D"], num_rows: Int[Array, ""]) -> Float[Array, "N O"]:
-        means = x.astype(jnp.float32).reshape(len(x) // self.block, self.block, -1).mean(1).astype(x.dtype)
+        means = _means(x, self.block)
         # Standardising subtracts large numbers from each other, so it stays in float32.
         wide = means.astype(jnp.float32) * self.scale
         if self.std_bias is not None and self.std_scale is not None:
@@ -223,6 +236,11 @@ class PlacedConnector(nnx.Module):
         return self.ln_out(x) * self.scale
 
 
+def _means(x: Float[Array, "P D"], block: int) -> Float[Array, "N D"]:
+    """Return the mean of the vectors of each block."""
+    return x.astype(jnp.float32).reshape(len(x) // block, block, -1).mean(1).astype(x.dtype)
+
+
 def _waves(count: int, width: int) -> np.ndarray:
     """Return (count, width): sines and cosines of the column, then of the row, of each place of a square grid."""
     side, quarter = math.isqrt(count), width // 4
@@ -246,7 +264,9 @@ _CONNECTORS: Final[Mapping[Connector, type[AnyConnector]]] = {
     "linear": LinearConnector,
     "mlp": MLPConnector,
     "rms_mlp": MLPConnector,
+    "rms_mlp_linear": MLPConnector,
     "projector": ProjectorConnector,
+    "mean_projector": ProjectorConnector,
     "normed_projector": ProjectorConnector,
     "patch_normed_projector": ProjectorConnector,
     "merged_projector": ProjectorConnector,
@@ -254,6 +274,7 @@ _CONNECTORS: Final[Mapping[Connector, type[AnyConnector]]] = {
     "scaled_average": ScaledAverageConnector,
     "normed": ScaledAverageConnector,
     "activated": ActivatedConnector,
+    "activated_normed": ActivatedConnector,
     "gated_projector": GatedConnector,
     "normed_gated_projector": GatedConnector,
     "downsampled": DownsampledConnector,

@@ -21,7 +21,8 @@ class PatchEmbedding(nnx.Module):
         depth = () if config.num_frames is None else (config.num_frames,)
         kernel: tuple[int, ...] = (config.num_channels, *depth, config.patch_size, config.patch_size)
         self.is_linear = config.patches == "linear"
-        self.num_frames = config.num_frames if config.patches == "flat" else None
+        self.num_frames = config.num_frames if config.patches in ("flat", "frames") else None
+        self.frame_axis = 1 if config.patches == "frames" else 2
         if config.patches != "convolution":
             kernel = (config.patch_values * (self.num_frames or 1),)
         axes = (None,) * (1 + len(kernel))
@@ -48,8 +49,11 @@ class PatchEmbedding(nnx.Module):
         if kernel.ndim == 5:  # every frame of an image is the same
             kernel = kernel.astype(jnp.float32).sum(2).astype(kernel.dtype)
         elif self.num_frames is not None:  # the same, stored as a matrix
-            whole = kernel.astype(jnp.float32).reshape(len(kernel), self.num_channels, self.num_frames, -1)
-            kernel = whole.sum(2).astype(kernel.dtype)
+            axes = [self.num_channels, self.num_channels]
+            axes[self.frame_axis - 1] = self.num_frames
+            kernel = (
+                kernel.astype(jnp.float32).reshape(len(kernel), *axes, -1).sum(self.frame_axis).astype(kernel.dtype)
+            )
         elif self.is_linear and self.norm is None:  # channels last
             kernel = kernel.reshape(len(kernel), -1, self.num_channels).swapaxes(1, 2)
         kernel = kernel.reshape(kernel.shape[0], -1).astype(self.dtype)
@@ -79,7 +83,7 @@ class PositionTable(nnx.Module):
             return (table[0, positions[:, 1]] + table[1, positions[:, 0]]).astype(dtype)
         if self.kind == "table":
             return table[self.first + positions[:, 0] * self.side + positions[:, 1]].astype(dtype)
-        if self.kind in ("linear", "cubic"):
+        if self.kind in ("linear", "padded", "cubic"):
             return self._between_edges(table, positions, sizes).astype(dtype)
         if self.kind == "filtered":
             return self._filtered(table, positions, sizes).astype(dtype)
@@ -96,7 +100,8 @@ class PositionTable(nnx.Module):
     def _between_edges(
         self, table: Float[Array, "S D"], positions: Int[Array, "P 2"], sizes: Int[Array, "P 2"]
     ) -> Float[Array, "P D"]:
-        """Return the position of each patch from the 4 or 16 places around its middle; those beyond an edge are the edge's."""
+        """Return the position of each patch from the 4 or 16 places around its middle; those beyond an edge are the edge's, or
+        zero."""
         exact = (positions + 0.5) * (self.side / sizes) - 0.5
         low = jnp.floor(exact).astype(jnp.int32)
         past = exact - low  # (P, 2)
@@ -104,7 +109,12 @@ class PositionTable(nnx.Module):
         if self.kind == "cubic":
             first = -1
             shares = [_cubic_share(past + 1), _cubic_share(past), _cubic_share(1 - past), _cubic_share(2 - past)]
-        places = [jnp.clip(low + step, 0, self.side - 1) for step in range(first, first + len(shares))]
+        reached = [low + step for step in range(first, first + len(shares))]
+        places = [jnp.clip(each, 0, self.side - 1) for each in reached]
+        if self.kind == "padded":
+            shares = [
+                jnp.where(each == place, share, 0) for each, place, share in zip(reached, places, shares, strict=True)
+            ]
         found = jnp.zeros((len(positions), table.shape[1]), jnp.float32)
         for row, of_row in zip(places, shares, strict=True):
             for column, of_column in zip(places, shares, strict=True):

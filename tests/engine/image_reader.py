@@ -29,6 +29,7 @@ IN_ENGINES = (
     "smolvlm_tiny",
     "qwen3_vl_tiny",
     "qwen2_5_vl_tiny",
+    "qwen2_5_omni_tiny",
     "mistral3_vision_tiny",
     "pixtral_odd_tiny",
     "llava_tiny",

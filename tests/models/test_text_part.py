@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxserve.checkpoint import cosmos
 from jaxserve.checkpoint.protocol import Checkpoint
-from jaxserve.checkpoint.renamed import MULTIMODAL, text_config
+from jaxserve.checkpoint.renamed import MULTIMODAL, text_config, text_name
 from jaxserve.checkpoint.safetensors_file import open_safetensors
+from jaxserve.checkpoint.vision_names import vision_name
 from jaxserve.errors import CheckpointError
 from jaxserve.layers.policy import plain as plain_policy
 from jaxserve.models.registry import decoder_of, families, open_model, read_decoder
@@ -298,3 +300,35 @@ def test_an_omni_model_is_its_part_that_makes_texts() -> None:
     assert found["architectures"] == ["Qwen3OmniMoeThinkerTextModel"] and found.get(TIED) is False
     assert found["quantization_config"] == {"bits": 4} and found["hidden_size"] == 4
     assert found[MULTIMODAL]["vision_config"] == {"depth": 2}
+
+
+@pytest.mark.parametrize(
+    ("published", "expected"),
+    [
+        ("layers.3.self_attn.to_q.weight", "model.language_model.layers.3.self_attn.q_proj.weight"),
+        ("layers.3.self_attn.norm_k.weight", "model.language_model.layers.3.self_attn.k_norm.weight"),
+        ("norm.weight", "model.language_model.norm.weight"),
+        ("blocks.0.norm1.bias", "model.visual.blocks.0.norm1.bias"),
+        ("model.visual.merger.norm.weight", "model.visual.merger.norm.weight"),
+        ("lm_head.weight", "lm_head.weight"),
+        ("model.visual.encoder.layers.0.mlp.up_proj.bias", "model.visual.encoder.layers.0.mlp.fc1.bias"),
+        ("layers.0.mlp.up_proj.weight", "model.language_model.layers.0.mlp.up_proj.weight"),
+        ("layers.3.self_attn.add_q_proj.weight", None),
+        ("layers.3.mlp_moe_gen.up_proj.weight", None),
+        ("time_embedder.linear_1.weight", None),
+        ("action_modality_embed", None),
+        ("model.language_model.time_embedder.linear_1.weight", None),
+        ("layers.0.self_attn.k_norm_und_for_gen.weight", None),
+    ],
+)
+def test_names_of_cosmos_3_are_those_of_transformers_without_its_generator(
+    published: str, expected: str | None
+) -> None:
+    assert cosmos.reader_name(published) == expected
+
+
+def test_names_of_hyperclovax_are_read_as_published() -> None:
+    prefix = "model.language_model."
+    assert text_name(f"{prefix}model.layers.0.post_norm1.weight") == "model.layers.0.post_norm1.weight"
+    assert text_name(f"{prefix}lm_head.weight") == text_name("lm_head.weight") == "lm_head.weight"
+    assert vision_name("model.vision_projector.bias") == vision_name("model.projector.bias")

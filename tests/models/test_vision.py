@@ -26,7 +26,7 @@ from tests.models.pictures import picture
 from tests.models.vision_model import PROMPTS, SIZES, VisionGolden, VisionModel, process
 
 NAMES = sorted(path.parent.name for path in (DATA / "vision").glob("*/golden.npz"))
-WITH_SECTIONS = [name for name in NAMES if name.startswith(("qwen", "glm", "paddleocr"))]
+WITH_SECTIONS = [name for name in NAMES if name.startswith(("qwen", "glm", "paddleocr", "cosmos3", "cohere_compass"))]
 IN_ALL_VERSIONS = ("gemma4_vision_odd_tiny", "qwen3_5_moe_vision_odd_tiny", "smolvlm_tiny")
 """Both kinds of attention, positions in three sections with experts and states, and tiles."""
 IN_CI = [
@@ -38,7 +38,8 @@ COMPUTED = [name if name in IN_CI else pytest.param(name, marks=pytest.mark.exha
 """NAMES for tests that compile: second shapes are computed by `make exhaustive`."""
 IN_BFLOAT16 = ("gemma4_vision_odd_tiny", "mistral3_vision_tiny", "qwen2_5_vl_tiny", "qwen3_vl_tiny", "smolvlm_tiny")
 OF_TEMPLATES = {
-    "qwen": ("<|vision_start|>", "<|vision_end|>"),
+    **dict.fromkeys(("qwen", "cosmos3", "hyperclovax", "video"), ("<|vision_start|>", "<|vision_end|>")),
+    "cohere_compass": ("<|VISION_START|>", "<|VISION_END|>"),
     "exaone": ("<|vision_start|>", "<|vision_end|>"),
     "lfm3": ("<|vision_start|>", "<|vision_end|>"),
     "paddleocr": ("<|IMAGE_START|>", "<|IMAGE_END|>"),

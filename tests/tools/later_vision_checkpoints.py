@@ -372,10 +372,11 @@ def glm(
     )
 
 
-def _omni(text: dict[str, Any], vision: dict[str, Any]) -> VisionCheckpoint:
-    """Return a checkpoint of Qwen3-Omni's, whose config has that of the part that makes texts in a table."""
-    name, names = "qwen3_omni_moe", ("<|audio_pad|>", "<|audio_start|>", "<|audio_end|>")
-    made = qwen("Qwen3OmniMoeForConditionalGeneration", name, text, vision, "Qwen3OmniMoeProcessor")
+def _omni(text: dict[str, Any], vision: dict[str, Any], stem: str = "Qwen3OmniMoe") -> VisionCheckpoint:
+    """Return a checkpoint of Qwen3-Omni's or Qwen2.5-Omni's, whose config has that of the part that makes texts in a table."""
+    name = {"Qwen3OmniMoe": "qwen3_omni_moe", "Qwen2_5Omni": "qwen2_5_omni"}[stem]
+    names = ("<|audio_pad|>", "<|audio_start|>", "<|audio_end|>")
+    made = qwen(f"{stem}ForConditionalGeneration", name, text, vision, f"{stem}Processor")
     thinker = {key: value for key, value in made.config.items() if key != "architectures"}
     thinker |= {
         "model_type": f"{name}_thinker",
@@ -441,6 +442,33 @@ LATER_VISION_CHECKPOINTS: dict[str, VisionCheckpoint] = {
             "out_hidden_size": 40,
             "deepstack_visual_indexes": [1, 0],
         },
+    ),
+    "qwen2_5_omni_tiny": _omni(
+        {"rope_parameters": {**CHUNKS, "mrope_section": [1, 3, 2]}},
+        {"window_size": 40, "fullatt_block_indexes": [1]},
+        "Qwen2_5Omni",
+    ),
+    "qwen2_5_omni_odd_tiny": _omni(
+        {
+            "hidden_size": 40,
+            "intermediate_size": 56,
+            "num_attention_heads": 5,
+            "num_key_value_heads": 1,
+            "use_sliding_window": True,
+            "sliding_window": 8,
+            "max_window_layers": 1,
+            "rope_parameters": {**CHUNKS, "mrope_section": [2, 1, 1]},
+        },
+        {
+            "depth": 2,
+            "hidden_size": 36,
+            "intermediate_size": 44,
+            "num_heads": 3,
+            "out_hidden_size": 40,
+            "window_size": 64,
+            "fullatt_block_indexes": [1, 7],
+        },
+        "Qwen2_5Omni",
     ),
     "qwen2_vl_tiny": qwen(
         "Qwen2VLForConditionalGeneration",

@@ -18,6 +18,7 @@ from typing import Any
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.qwen2_5_omni import configuration_qwen2_5_omni
 from transformers.models.qwen3_omni_moe import configuration_qwen3_omni_moe
 
 DATA = Path(__file__).parents[1] / "models" / "data"
@@ -298,6 +299,16 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
     "falcon": {"architectures": ["FalconForCausalLM"]},
     "qwen3_vl_moe": {"architectures": ["Qwen3VLMoeTextModel"]},
     "qwen3_omni_moe": {"architectures": ["Qwen3OmniMoeThinkerTextModel"]},
+    "cosmos3_edge": {"architectures": ["Cosmos3EdgeTextModel"], "head_dim": 128},
+    "cohere_compass": {
+        "architectures": ["CohereCompassForCausalLM"],
+        "layer_types": ["sliding_attention", "full_attention"] * 3,
+        "rope_parameters": {
+            "full_attention": None,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 50_000.0, "mrope_section": [24, 20, 20]},
+        },
+    },
+    "qwen2_5_omni": {"architectures": ["Qwen2_5OmniThinkerTextModel"]},
     "granitemoe": {"architectures": ["GraniteMoeForCausalLM"]},
     "granitemoeshared": {"architectures": ["GraniteMoeSharedForCausalLM"]},
     "mistral4": {"architectures": ["Mistral4ForCausalLM"]},
@@ -326,6 +337,7 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
 WITH_TEXT_CONFIG = (
     "MiniMaxM3VLForCausalLM",
     "Llama4ForCausalLM",
+    "CohereCompassForCausalLM",
     "Gemma3ForCausalLM",
     "Gemma3nForCausalLM",
     "Gemma4ForCausalLM",
@@ -337,6 +349,7 @@ ROTATES_WINDOWS = (
     "AfmoeForCausalLM",
     "Cohere2ForCausalLM",
     "Cohere2MoeForCausalLM",
+    "CohereCompassForCausalLM",
     "Exaone4ForCausalLM",
     "ExaoneMoeForCausalLM",
     "Kolibri1ForCausalLM",
@@ -479,6 +492,8 @@ def _config_class(architecture: str) -> type[transformers.PreTrainedConfig]:
     name = {"Step3p5Config": "Step3p7TextConfig"}.get(name, name)
     if architecture == "Qwen3OmniMoeThinkerTextModel":
         return configuration_qwen3_omni_moe.Qwen3OmniMoeTextConfig
+    if architecture == "Qwen2_5OmniThinkerTextModel":
+        return configuration_qwen2_5_omni.Qwen2_5OmniTextConfig
     if architecture in WITH_TEXT_CONFIG:
         name = architecture.replace("ForCausalLM", "TextConfig")
     found: type[transformers.PreTrainedConfig] = getattr(transformers, name)

@@ -29,6 +29,7 @@ import tokenizers
 import torch
 import transformers
 from document_checkpoints import DOCUMENT_CHECKPOINTS
+from further_vision_checkpoints import FURTHER_VISION_CHECKPOINTS
 from kimi_vision_checkpoints import KIMI_VISION_CHECKPOINTS
 from later_vision_checkpoints import LATER_VISION_CHECKPOINTS
 from make_goldens import CORPUS, random_weights
@@ -42,8 +43,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.models.pictures import picture
 
 ALL = VISION_CHECKPOINTS | LATER_VISION_CHECKPOINTS | DOCUMENT_CHECKPOINTS | KIMI_VISION_CHECKPOINTS | TILED_CHECKPOINTS
+ALL |= FURTHER_VISION_CHECKPOINTS
 DATA = Path(__file__).parents[1] / "models" / "data" / "vision"
 NUM_TOKENS, NUM_LOGITS, MIN_GAP, MIN_MOVED = 24, 8, 5e-3, 0.1
+SPEECH = ("talker.model", "code2wav.pre_transformer", "token2wav.code2wav_dit_model")
+"""Modules of omni models that make speech, of which a checkpoint has a tensor each."""
 PROMPTS = {1: ("Look: {}\nhello", (0,)), 3: ("{} and {}, then{}?\n\nHow are you", (2, 0, 1))}
 """Number of pictures: the text with a place for each, and the pictures."""
 
@@ -130,7 +134,7 @@ def load(folder: Path) -> Any:
 def text_class(hf: dict[str, Any]) -> Any:
     """Return transformers' class of a model, or of the part of an omni model that makes texts."""
     name = hf["architectures"][0]
-    return getattr(transformers, name.replace("MoeFor", "MoeThinkerFor") if "thinker_config" in hf else name)
+    return getattr(transformers, name.replace("ForCond", "ThinkerForCond") if "thinker_config" in hf else name)
 
 
 def make_processor(folder: Path, tiny: VisionCheckpoint, backend: str | None = "pil") -> Any:
@@ -170,7 +174,8 @@ def inputs(
     """Return the model's inputs of a prompt. is_default: the image processor is the one that is chosen by default."""
     places = [tiny.placeholder] * len(pictures)
     with nullcontext() if is_default else resizing_with_pillow():
-        given = dict(processor(text=[text.format(*places)], images=[pictures], return_tensors="pt"))
+        asked = {"return_mm_token_type_ids": True} if tiny.config["model_type"] == "cosmos3_edge" else {}
+        given = dict(processor(text=[text.format(*places)], images=[pictures], return_tensors="pt", **asked))
         if given["pixel_values"].dtype == torch.bfloat16:  # Llama 4's, which do not say what pixels they come from
             options = {"do_rescale": False, "do_normalize": False, "return_tensors": "pt"}
             given["pixels"] = processor.image_processor(images=[pictures], **options)["pixel_values"]
@@ -188,9 +193,16 @@ def patches(given: dict[str, Any], config: dict[str, Any], processor: dict[str, 
         (_, height, width), own = given["image_grid_thw"][0].tolist(), config["vision_config"]
         merge = own["spatial_merge_size"] if "spatial_merge_size" in own else own["merge_kernel_size"][0]
         values = values.flatten(2)[block_order(height, width, merge)]
+    elif config["model_type"] == "muse_glimmer":  # frames before channels, row by row
+        (_, height, width), own = given["image_grid_thw"][0].tolist(), config["vision_config"]
+        frames = values.reshape(len(values), own["patch_temporal"], 3, -1)
+        assert torch.equal(frames[:, 0], frames[:, -1])
+        values = frames[:, 0][block_order(height, width, own["merge_size"])]
+    elif config["model_type"] == "cosmos3_edge":  # channels last
+        values = values.reshape(len(values), -1, 3).transpose(1, 2)
     elif "image_grid_thw" in given:
-        frames = values.reshape(len(values), 3, 2, -1)
-        assert torch.equal(frames[:, :, 0], frames[:, :, 1])
+        frames = values.reshape(len(values), 3, processor["temporal_patch_size"], -1)
+        assert torch.equal(frames[:, :, 0], frames[:, :, -1])
         values = frames[:, :, 0]
     elif "spatial_shapes" in given:
         shapes, merge = given["spatial_shapes"].tolist(), config["downsample_factor"]
@@ -273,6 +285,7 @@ def features(model: Any, given: dict[str, Any]) -> np.ndarray:
         "image_grid_thw",
         "image_position_ids",
         "image_sizes",
+        "image_merge_sizes",
         "spatial_shapes",
     )
     if model.config.model_type == "llama4":
@@ -284,7 +297,7 @@ def features(model: Any, given: dict[str, Any]) -> np.ndarray:
     made = model.model.get_image_features(**{name: given[name] for name in names if name in given}, **layers)
     main = made.pooler_output
     main = torch.cat(list(main)) if isinstance(main, list | tuple) else main.flatten(0, -2)
-    if model.config.model_type == "granite_docling":
+    if model.config.model_type in ("granite_docling", "hyperclovax_vision_v2"):
         main = main * model.config.text_config.embedding_multiplier
     deep = [torch.cat(list(level)) for level in getattr(made, "deepstack_features", None) or []]
     return torch.cat([main, *deep], dim=-1).numpy()
@@ -388,7 +401,7 @@ def make(name: str, tiny: VisionCheckpoint) -> None:
         tensors = load_file(scratch / "model.safetensors")
         if is_omni:
             tensors = {f"thinker.{name.removeprefix('thinker.')}": tensor for name, tensor in tensors.items()}
-            tensors |= {f"{part}.norm.weight": torch.zeros(4) for part in ("talker.model", "code2wav.pre_transformer")}
+            tensors |= {f"{part}.norm.weight": torch.zeros(4) for part in SPEECH}
         save_file({published_name(name): tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
         shutil.rmtree(scratch)
         arrays, gap, moved, changed = golden(folder, tiny)

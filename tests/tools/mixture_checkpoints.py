@@ -42,7 +42,7 @@ _GRANITE_CONTROLS: dict[str, dict[str, Any]] = {
     "residual": {"residual_multiplier": 1.0},
     "logits": {"logits_scaling": 1.0},
 }
-_LATENT: dict[str, Any] = {
+LATENT: dict[str, Any] = {
     "num_key_value_heads": 4,
     "q_lora_rank": 24,
     "kv_lora_rank": 20,
@@ -57,7 +57,7 @@ _LATENT: dict[str, Any] = {
     "routed_scaling_factor": 0.8,
 }
 # The prompt is longer than the original length, so that its last queries grow.
-_ROPE: dict[str, Any] = {
+YARN: dict[str, Any] = {
     "rope_type": "yarn",
     "rope_theta": 1e4,
     "factor": 4.0,
@@ -116,20 +116,20 @@ MIXTURE_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]
         {"chunk": {"attention_chunk_size": 12}, "choices": {"num_experts_per_tok": 1}},
     ),
     "mistral4_tiny": (
-        _config("Mistral4ForCausalLM", "mistral4", **{**_LATENT, "n_group": 3, "topk_group": 2})
-        | {"intermediate_size": 56, "first_k_dense_replace": 1, "rope_parameters": _ROPE},
+        _config("Mistral4ForCausalLM", "mistral4", **{**LATENT, "n_group": 3, "topk_group": 2})
+        | {"intermediate_size": 56, "first_k_dense_replace": 1, "rope_parameters": YARN},
         "bfloat16",
         {
             "groups": {"n_group": 1, "topk_group": 1},
             "normalised": {"norm_topk_prob": False},
-            "scaling": {"rope_parameters": {**_ROPE, "llama_4_scaling_beta": 0.0001}},
+            "scaling": {"rope_parameters": {**YARN, "llama_4_scaling_beta": 0.0001}},
         },
     ),
     "mistral4_odd_tiny": (
-        _config("Mistral4ForCausalLM", "mistral4", **{**_LATENT, "n_routed_experts": 5})
+        _config("Mistral4ForCausalLM", "mistral4", **{**LATENT, "n_routed_experts": 5})
         | {"hidden_size": 40, "num_attention_heads": 3, "num_key_value_heads": 3, "n_group": 1, "topk_group": 1}
         | {"q_lora_rank": None, "qk_nope_head_dim": 10, "first_k_dense_replace": 0, "rope_interleave": False}
-        | {"rope_parameters": _ROPE},
+        | {"rope_parameters": YARN},
         "bfloat16",
         {"interleaved": {"rope_interleave": True}, "choices": {"num_experts_per_tok": 3}},
     ),

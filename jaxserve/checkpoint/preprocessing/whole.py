@@ -15,6 +15,7 @@ from jaxserve.model_config.images import (
     FixedSize,
     ImageMarkup,
     LimitedSides,
+    NearestBlocks,
     PaddedSizes,
     PanAndScan,
     Sizes,
@@ -25,6 +26,8 @@ _MAX_CROPS: Final = 64
 _CROPPED: Final = "Here is the original image {image} and here are some crops to help you see better {crops}"
 """Text of an image with crops (transformers' text of Gemma 3)."""
 _CLIP: Final = "clip_vision_model"
+_WITH_WINDOWS: Final = ("qwen2_5_vl", "exaone4_5", "qwen2_5_omni_thinker", "hyperclovax_vision_v2", "vlm")
+"""Values of `model_type` of models whose towers have windows."""
 _WITHOUT_BREAKS: Final = ("LightOnOcrForConditionalGeneration", "LightOnOCRForConditionalGeneration")
 """Architectures that share an image processor with Pixtral: LightOnOCR's, now and as first published."""
 CLIP_MEANS: Final = (0.48145466, 0.4578275, 0.40821073)
@@ -37,6 +40,21 @@ def areas(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
     image = token_text(tokens, "image_token", "<|image_pad|>")
     patch, merge = table.integer("patch_size", 14, MAX_SIDE), table.integer("merge_size", 2, 64)
     return Geometry(sizes, patch, merge, ImageMarkup(image, image), _window(config, patch, merge))
+
+
+def compass_areas(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
+    """Read sizes of Cohere's Compass: as Qwen2-VL, with an image token that the tokenizer's files do not name."""
+    return areas(table, config, {"image_token": "<|IMAGE_PAD|>"})
+
+
+def averaged(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
+    """Read sizes of VideoLLaMA 3: as Qwen2-VL, and a token is a patch or the mean of four."""
+    sizes = AreaSizes(*_bounds(table, 56 * 56, 28 * 28 * 1280))
+    if table.integer("temporal_patch_size", 1, 16) != 1:
+        raise table.error("temporal_patch_size", "1")
+    image = token_text(tokens, "image_token", "<|image_pad|>")
+    patch, merge = table.integer("patch_size", 14, MAX_SIDE), table.integer("merge_size", 1, 2)
+    return Geometry(sizes, patch, merge, ImageMarkup(image, image))
 
 
 def enlarged(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
@@ -68,9 +86,20 @@ def frames(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
     return Geometry(sizes, patch, merge, ImageMarkup(image, image))
 
 
+def edge_frames(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
+    """Read sizes of Cosmos 3 Edge: as GLM-4.1V, with other defaults and one frame."""
+    table.integer("temporal_patch_size", 1, 1)
+    size = {"shortest_edge": 256 * 256, "longest_edge": 4096 * 4096}
+    found = frames(
+        Table(table.path, {"size": size, "temporal_patch_size": 1, "patch_size": 16, **table.values}), config, tokens
+    )
+    image = token_text(tokens, "image_token", "<|image_pad|>")
+    return found._replace(markup=ImageMarkup(image, image))
+
+
 def _window(config: Table, patch: int, merge: int) -> int | None:
-    """Return the patches of the side of a window, whole blocks, of the towers of Qwen2.5-VL and EXAONE 4.5; None for their relatives."""
-    if config.get("model_type", None) not in ("qwen2_5_vl", "exaone4_5"):
+    """Return the patches of the side of a window, whole blocks, of towers as Qwen2.5-VL's; None for their relatives."""
+    if config.get("model_type", None) not in _WITH_WINDOWS:
         return None
     own = config.table("vision_config", {})
     pixels = own.integer("window_size", 112, MAX_SIDE)
@@ -193,6 +222,18 @@ def _without_breaks(table: Table, config: Table, tokens: Mapping[str, Any]) -> G
     longest = table.table("size", {"longest_edge": 1024}).integer("longest_edge", 1024, MAX_SIDE)
     image = token_text(tokens, "image_token", "<|image_pad|>")
     return Geometry(LimitedSides(longest), patch, merge, ImageMarkup(image, image))
+
+
+def nearest_blocks(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
+    """Read sizes of Muse Glimmer: whole blocks in proportions near the image's, and windows as large as the tower's table of positions."""
+    patch, merge = table.integer("patch_size", 14, MAX_SIDE), table.integer("merge_size", 2, 64)
+    vision = config.table("vision_config", {})
+    window = vision.integer("pos_emb_height", 32, MAX_SIDE)
+    if window % merge:
+        raise vision.error("pos_emb_height", f"whole blocks of {merge} patches")
+    image = "<|patch|>"
+    markup = ImageMarkup(image, image, begin="<|image_start|>", end="<|image_end|>")
+    return Geometry(NearestBlocks(table.integer("max_image_tokens", 4096, _MAX_AREA)), patch, merge, markup, window)
 
 
 def padded(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:

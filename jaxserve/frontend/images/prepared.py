@@ -22,6 +22,7 @@ from jaxserve.model_config.images import (
     ImageProcessorConfig,
     JoinedTiles,
     LimitedSides,
+    NearestBlocks,
     PaddedSizes,
     TiledAreas,
 )
@@ -73,6 +74,8 @@ def with_bounded_area(config: ImageProcessorConfig, max_patches: int) -> ImagePr
         case LimitedSides(longest):
             blocks, block = math.isqrt(max_patches // config.merge**2), config.patch_size * config.merge
             return replace(config, sizes=LimitedSides(min(longest, max(blocks, 1) * block)))
+        case NearestBlocks(most):
+            return replace(config, sizes=NearestBlocks(min(most, max(max_patches // config.merge**2, 1))))
         case PaddedSizes() as padded:
             return replace(config, sizes=replace(padded, bound=max_patches))
     return config

@@ -31,6 +31,7 @@ from jaxserve.model_config.images import (
     JoinedTiles,
     LimitedSides,
     MarkedTiles,
+    NearestBlocks,
     PaddedSizes,
     PanAndScan,
     Resampling,
@@ -142,6 +143,10 @@ def _resized(image: Image.Image, config: ImageProcessorConfig) -> tuple[tuple[in
             size = _budget_size(image.height, image.width, config, sizes.max_patches)
         case LimitedSides(longest):
             size = _limited_size(image.height, image.width, config.patch_size * config.merge, longest)
+        case NearestBlocks(most):
+            block = config.patch_size * config.merge
+            rows, columns = _nearest_blocks(image.height / block, image.width / block, most)
+            size = rows * block, columns * block
         case JoinedTiles():
             raise AssertionError("an image whose tiles are one item")
         case PaddedSizes() as sizes:
@@ -201,6 +206,21 @@ def _limited_size(height: int, width: int, block: int, longest: int) -> tuple[in
     if ratio > 1:
         height, width = (max(math.floor(side / ratio), 1) for side in (height, width))
     return -(-height // block) * block, -(-width // block) * block
+
+
+def _nearest_blocks(rows: float, columns: float, most: int) -> tuple[int, int]:
+    """Return whole rows and columns near those of an image. Raises InvalidRequestError for a strip of more than `most` blocks."""
+    ratio = rows / columns
+    if rows * columns > most:
+        rows = math.sqrt(most * ratio)
+        columns = rows / ratio
+    # Of equally good pairs transformers takes the first one of a set, whose order follows from the numbers.
+    ends = [(math.floor(side), math.ceil(side)) for side in (rows, columns)]
+    found = {(row, column) for row in ends[0] for column in ends[1]}
+    pairs = [pair for pair in found if min(pair) >= 1 and pair[0] * pair[1] <= most]
+    if not pairs:
+        raise InvalidRequestError(f"The image is a strip that {most} blocks cannot show in its proportions.")
+    return min(pairs, key=lambda pair: abs(pair[0] / pair[1] - ratio))
 
 
 def _padded(image: Image.Image, config: ImageProcessorConfig, sizes: PaddedSizes) -> Image.Image:

@@ -1,4 +1,5 @@
-"""Keys of the towers of Qwen2-VL (arXiv 2409.12191) and Qwen2.5-VL (arXiv 2502.13923), beside Qwen2 decoders, and of EXAONE 4.5."""
+"""Keys of the towers of Qwen2-VL (arXiv 2409.12191) and Qwen2.5-VL (arXiv 2502.13923), beside Qwen2 decoders, of Qwen2.5-Omni, EXAONE 4.5 and
+HyperCLOVA X SEED Think 32B."""
 
 from __future__ import annotations
 
@@ -43,13 +44,15 @@ _QWEN2_5: Final[Mapping[str, Any]] = {
 """transformers' defaults of Qwen2.5-VL."""
 _EXAONE: Final = "exaone4_5"
 """Type of a model whose tower is that of Qwen2.5-VL with fewer KV heads."""
+_HYPERCLOVAX: Final = ("hyperclovax_vision_v2", "vlm")
+"""Types of models whose tower is that of Qwen2.5-VL with a matrix after it: transformers' and as published."""
 _SECTIONS: Final = (16, 24, 24)
 _MAX_RATIO: Final = 64
 
 
 def qwen2_vision(hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder: DecoderConfig) -> VisionConfig:
     """Read a tower whose patches rotate by row and column: with LayerNorms, or with RMSNorms, gates and windows."""
-    if hf[MULTIMODAL].get("model_type") in ("qwen2_5_vl", _EXAONE):
+    if hf[MULTIMODAL].get("model_type") in ("qwen2_5_vl", "qwen2_5_omni_thinker", _EXAONE, *_HYPERCLOVAX):
         return _with_windows(hf, processor, decoder)
     keys = vision_table(_QWEN2, hf[MULTIMODAL])
     require_same(keys, "hidden_size", keys.integer("hidden_size", MAX_WIDTH), decoder.hidden_size)
@@ -64,10 +67,12 @@ def qwen2_vision(hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder
 
 
 def _with_windows(hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder: DecoderConfig) -> VisionConfig:
-    keys = vision_table(_QWEN2_5, hf[MULTIMODAL])
-    require_same(keys, "out_hidden_size", keys.integer("out_hidden_size", MAX_WIDTH), decoder.hidden_size)
+    keys, kind = vision_table(_QWEN2_5, hf[MULTIMODAL]), hf[MULTIMODAL].get("model_type")
+    made = keys.integer("out_hidden_size", MAX_WIDTH)
+    if kind not in _HYPERCLOVAX:
+        require_same(keys, "out_hidden_size", made, decoder.hidden_size)
     width, num_heads = read_width(keys, "num_heads")
-    if hf[MULTIMODAL].get("model_type") == _EXAONE and num_heads % keys.integer("num_key_value_heads", num_heads):
+    if kind == _EXAONE and num_heads % keys.integer("num_key_value_heads", num_heads):
         raise keys.error("num_key_value_heads", f"a divisor of num_heads ({num_heads})")
     return VisionConfig(
         **_shared(keys, hf, processor, decoder),
@@ -75,7 +80,9 @@ def _with_windows(hf: Mapping[str, Any], processor: ImageProcessorConfig, decode
         intermediate_size=keys.integer("intermediate_size", MAX_WIDTH),
         num_heads=num_heads,
         layers="gated",
-        connector="rms_mlp",
+        connector="rms_mlp_linear" if kind in _HYPERCLOVAX else "rms_mlp",
+        connector_width=made if kind in _HYPERCLOVAX else None,
+        connector_scale=decoder.embedding_scale if kind in _HYPERCLOVAX else 1.0,
         window=processor.window,
         full_layers=_full_layers(keys),
     )
@@ -84,8 +91,8 @@ def _with_windows(hf: Mapping[str, Any], processor: ImageProcessorConfig, decode
 def _shared(
     keys: Keys, hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder: DecoderConfig
 ) -> dict[str, Any]:
-    """Return the fields that both towers have. In EXAONE 4.5 a token has one position."""
-    is_flat = hf[MULTIMODAL].get("model_type") == _EXAONE
+    """Return the fields that both towers have. In EXAONE 4.5 and HyperCLOVA X a token has one position."""
+    is_flat = hf[MULTIMODAL].get("model_type") in (_EXAONE, *_HYPERCLOVAX)
     return {
         "num_layers": keys.integer("depth", MAX_LAYERS),
         "patch_size": require_same(keys, "patch_size", keys.integer("patch_size", MAX_PATCH), processor.patch_size),

@@ -1,4 +1,4 @@
-"""HyperCLOVA X SEED (text)."""
+"""HyperCLOVA X SEED, for texts, and SEED Think 32B, which reads images."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import Any
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers
+from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers, with_sizes
 from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._qwen2_vision import qwen2_vision
+from jaxserve.models.families._vision import by_model_type
 from jaxserve.models.families.granite import FACTORS
 
 DEFAULTS = dict(
@@ -22,6 +24,16 @@ DEFAULTS = dict(
     logits_scaling=1.0,
     use_post_norm=True,
 )
+_SIZES: Mapping[str, Any] = {
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+    "tie_word_embeddings": True,
+}
+"""transformers' defaults of further keys, which multimodal configs may leave out."""
 _SANDWICH: Mapping[str, str] = {
     "post_norm1": "post_attention_layernorm",
     "post_attention_layernorm": "pre_feedforward_layernorm",
@@ -31,7 +43,7 @@ _SANDWICH: Mapping[str, str] = {
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Llama with norms before and after blocks, and factors on embeddings, block outputs, scores and logits."""
-    keys = Keys({**DEFAULTS, **hf})
+    keys = Keys({**DEFAULTS, **with_sizes(_SIZES, hf)})
     config = build(keys, layers=full_layers(keys), computed=("mlp_bias", *FACTORS))
     scale = "attention_multiplier"
     return replace(
@@ -48,4 +60,11 @@ def _norm_names(hf: Mapping[str, Any]) -> Mapping[str, str]:
     return _SANDWICH if hf.get("use_post_norm", True) else {}
 
 
-FAMILY = Family(("HyperCLOVAXForCausalLM",), decoder_config, config_renames=_norm_names)
+FAMILY = Family(
+    ("HyperCLOVAXForCausalLM",),
+    decoder_config,
+    text_part_of=("HyperCLOVAXVisionV2ForConditionalGeneration", "HCXVisionV2ForCausalLM"),
+    text_model_types=("hyperclovax",),
+    read_vision=by_model_type({"hyperclovax_vision_v2": qwen2_vision, "vlm": qwen2_vision}),
+    config_renames=_norm_names,
+)

@@ -14,6 +14,7 @@ from jaxserve.models.families._common import MAX_HEAD_DIM, full_layers
 from jaxserve.models.families._experts import dense_first, read_groups
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._latent import latent_decoder, read_deepseek_experts
+from jaxserve.models.families._pixtral import pixtral
 from jaxserve.models.families._rope import query_scaling
 
 DEFAULTS = dict(
@@ -76,6 +77,7 @@ FAMILY = Family(
     ("Mistral4ForCausalLM",),
     decoder_config,
     text_part_of=("Mistral3ForConditionalGeneration",),
+    read_vision=pixtral,
     text_model_types=("mistral4",),
     stacked_experts="halves",
 )

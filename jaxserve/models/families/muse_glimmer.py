@@ -1,4 +1,4 @@
-"""Muse Glimmer: the text part of its checkpoints."""
+"""Muse Glimmer, for texts and images."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, num_layers, read_window, sliding_layers
 from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._muse_vision import muse_vision
 from jaxserve.models.families.granite_swa import read_thetas
 
 _CAP: Final = "final_logit_softcapping"
@@ -75,4 +76,5 @@ FAMILY = Family(
     ("MuseGlimmerTextModel",),
     decoder_config,
     text_part_of=("MuseGlimmerForConditionalGeneration",),
+    read_vision=muse_vision,
 )

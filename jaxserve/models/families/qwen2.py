@@ -1,4 +1,4 @@
-"""Qwen2 and Qwen2.5, Qwen2-VL and Qwen2.5-VL, and LLaVA and InternVL models with them."""
+"""Qwen2 and Qwen2.5, Qwen2-VL and Qwen2.5-VL, VideoLLaMA 3, and LLaVA and InternVL models with them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._llava import llava
 from jaxserve.models.families._qwen2_vision import qwen2_vision
 from jaxserve.models.families._rope import without_sections
+from jaxserve.models.families._video_llama3 import video_llama3
 from jaxserve.models.families._vision import by_model_type
 
 DEFAULTS = dict(
@@ -48,6 +49,7 @@ FAMILY = Family(
         "LlavaNextForConditionalGeneration",
         "LlavaOnevisionForConditionalGeneration",
         "InternVLForConditionalGeneration",
+        "VideoLlama3ForConditionalGeneration",
     ),
     text_model_types=("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", None),
     read_vision=by_model_type(
@@ -58,6 +60,7 @@ FAMILY = Family(
             "llava_next": llava,
             "llava_onevision": llava,
             "internvl": internvl,
+            "video_llama_3": video_llama3,
         }
     ),
     gguf=GGUFArchitecture("qwen2", other_names=("qwen2vl",)),

@@ -57,6 +57,7 @@ FAMILY = Family(
     decoder_config,
     text_part_of=(
         "Qwen3VLForConditionalGeneration",
+        "Cosmos3OmniForConditionalGeneration",
         "InternVLForConditionalGeneration",
         "QianfanOCRForConditionalGeneration",
         "LightOnOcrForConditionalGeneration",
@@ -66,6 +67,7 @@ FAMILY = Family(
     read_vision=by_model_type(
         {
             "qwen3_vl": qwen_vision,
+            "cosmos3_omni": qwen_vision,
             "internvl": internvl,
             "qianfan_ocr": internvl,
             "lighton_ocr": pixtral,

@@ -194,7 +194,7 @@ def _connector_work(vision: VisionConfig, connector: Connector) -> int:
             return joint * d + (d + outputs) * (vision.connector_width or outputs)
         case "downsampled":
             return outputs * (joint + outputs + 3 * (vision.connector_width or outputs))
-        case "activated":
+        case "activated" | "activated_normed":
             width = vision.connector_width or outputs
             return width * (joint + width + outputs)
         case "gated_projector" | "normed_gated_projector":
@@ -202,7 +202,12 @@ def _connector_work(vision: VisionConfig, connector: Connector) -> int:
         case "placed":
             return (joint + outputs) * outputs
         case "mlp" | "rms_mlp":
-            return joint * (joint + outputs)
+            return (joint + outputs) * (vision.connector_width or joint)
+        case "rms_mlp_linear":
+            width = vision.connector_width or outputs
+            return joint * (joint + width) + width * outputs
+        case "mean_projector":
+            return (d + outputs) * outputs
         case "linear":
             return joint * outputs
     return d * outputs
