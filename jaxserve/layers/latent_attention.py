@@ -112,8 +112,9 @@ class LatentAttention(nnx.Module):
             if self.latent.indexer is None:
                 attended, latents = latent_attention.write_and_attend(*operands, **options)
             else:
-                count, chosen = self.latent.indexer.num_chosen, _chosen(cache, places)
-                attended, latents = sparse_attention.write_and_attend(*operands, chosen, num_chosen=count, **options)
+                indexer, chosen = self.latent.indexer, _chosen(cache, places)
+                options |= {"num_chosen": indexer.num_chosen, "pool_size": indexer.pool_size}
+                attended, latents = sparse_attention.write_and_attend(*operands, chosen, **options)
         values = self.kv_b_proj.values(attended)
         if self.latent.has_gate:
             values = (values * jax.nn.sigmoid(gate.reshape(values.shape).astype(jnp.float32))).astype(values.dtype)
@@ -206,6 +207,10 @@ class Indexer(nnx.Module):
         self.wk = Linear(width, d, (None, "embed"), policy)
         self.k_norm = LayerNorm(width, _NORM_EPS, policy, is_alike=is_alike)
         self.weights_proj = Linear(indexer.num_heads, d, (None, "embed"), policy.unquantized)
+        has_pools = indexer.pool_size > 1
+        self.pool_gate = Linear(width, d, (None, "embed"), policy.unquantized) if has_pools else None
+        shape, single = (indexer.pool_size, width), jnp.dtype(jnp.float32)
+        self.pool_bias = parameter(shape, (None, None), single) if has_pools else None
         self.config, self.rope_dim = indexer, latent.rope_dim
         self.backend = policy.attention_backend
         self.shards = ShardAxes(pages=policy.rules.mesh_axes("pages"))
@@ -231,10 +236,13 @@ class Indexer(nnx.Module):
             if self.softmax_scaling is not None:
                 query = self.softmax_scaling(query, step.positions)
             weights = self.weights_proj.multiply(x, step.tokens.num_real)  # in float32
-            key = self.k_norm(self.wk(x, step.tokens))[:, None]
+            stored = self._rotated(self.k_norm(self.wk(x, step.tokens))[:, None], rotation)[:, 0]
+            if self.pool_gate is not None:
+                stored = jnp.concatenate([stored, self.pool_gate(x, step.tokens)], -1)
+            bias = None if self.pool_bias is None else self.pool_bias[...]
             chosen, keys = sparse_attention.write_and_choose(
-                sparse_attention.IndexQueries(self._rotated(query, rotation), weights),
-                self._rotated(key, rotation)[:, 0],
+                sparse_attention.IndexQueries(self._rotated(query, rotation), weights, bias),
+                stored,
                 pool.keys,
                 jnp.int32(place.index),
                 step.paging(place),

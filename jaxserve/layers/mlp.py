@@ -49,9 +49,9 @@ ACTIVATIONS: Mapping[Activation, Callable[[Array], Array]] = {
 
 
 def clamped(gate: Array, up: Array, clamp: ClampedGate) -> Array:
-    """Return the product of gate and up that `ClampedGate` describes."""
-    gate = jnp.minimum(gate, clamp.limit)
-    return gate * jax.nn.sigmoid(clamp.slope * gate) * (jnp.clip(up, -clamp.limit, clamp.limit) + 1)
+    """Return the product that `ClampedGate` describes."""
+    gate, up = jnp.minimum(gate, clamp.limit), jnp.clip(up, -clamp.limit, clamp.limit)
+    return gate * jax.nn.sigmoid(clamp.slope * gate) * (up + clamp.offset if clamp.offset else up)
 
 
 def gated(activated: Array, up: Array, limit: float | None) -> Array:

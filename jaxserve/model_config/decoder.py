@@ -13,6 +13,7 @@ from jaxserve.model_config.cache import CacheGroup, CacheLayout, LayerCache, cac
 from jaxserve.model_config.eagle import EagleConfig
 from jaxserve.model_config.embedding_head import EmbeddingHead
 from jaxserve.model_config.experts import ClampedGate, ExpertsConfig
+from jaxserve.model_config.hyper import HyperConfig
 from jaxserve.model_config.indexer import BlockIndexerConfig
 from jaxserve.model_config.latent import IndexerConfig, LatentConfig
 from jaxserve.model_config.recurrent import RecurrentConfig
@@ -140,8 +141,7 @@ class DecoderConfig:
     qkv_clip: float | None = None
     """Bound of projected queries, keys and values, which are clipped to it (OLMo); None: they are not."""
     qk_norm: Literal["none", "heads", "whole", "rotated_heads", "rotated_unit"] = "none"
-    """Norms of queries and keys: over the H of each head (Qwen3), or over all heads together (OLMo 2), before rope;
-    or over the H of each head after rope, with weights (Hunyuan), or without and only in layers with rope (Llama 4)."""
+    """Norms of queries and keys: over the H of each head (Qwen3), or over all heads together (OLMo 2), before rope; or over the H of each head after rope, with weights (Hunyuan), or without and only in layers with rope (Llama 4)."""
     qk_norm_kind: NormKind = "rms"
     """Kind of the norms of queries and keys."""
     has_value_norm: bool = False
@@ -189,8 +189,7 @@ class DecoderConfig:
     embedding_scale: float = 1.0
     embedding_norm: EmbeddingNorm = "none"
     first_position_row: int | None = None
-    """Row of the first position in a table of learned embeddings of positions, which are added to those of tokens (GPT-2: 0,
-    OPT: 2); None: there is no table."""
+    """Row of the first position in a table of learned embeddings of positions, which are added to those of tokens (GPT-2: 0, OPT: 2); None: there is no table."""
     per_layer_dim: int | None = None  # P
     """Width of the embedding of each token that every layer gets beside the residual stream (Gemma 4); None: no layer has one."""
     has_per_layer_table: bool = True
@@ -199,13 +198,14 @@ class DecoderConfig:
     """Tokens that have such embeddings, the first ones; others have that of token 0. None: all V."""
     altup: AltUpConfig | None = None
     """Residual streams of alternating updates, which need `per_layer_dim`; None: there is one residual stream."""
+    hyper: HyperConfig | None = None
+    """Residual streams with hyper-connections; None: there is one residual stream, or those of `altup`."""
     laurel_rank: int | None = None
     """Rank of a learned augmented residual beside attention (Gemma 3n); None: there is none."""
     has_layer_scales: bool = False
     """True if each layer has a number in the checkpoint that its output is multiplied with (Gemma 4)."""
     has_residual_affine: bool = False
-    """True if each dimension of a block's output, and of what it is added to, has a bias and a factor, and the embeddings have them,
-    too (ZAYA)."""
+    """True if each dimension of a block's output, and of what it is added to, has a bias and a factor, and the embeddings have them, too (ZAYA)."""
     residual_scale: float = 1.0
     """Factor on each block's output."""
     logit_scale: float = 1.0

@@ -8,10 +8,12 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class ClampedGate:
-    """gate * sigmoid(slope * gate) * (up + 1), with the gate at most `limit` and up within ±`limit` (gpt-oss)."""
+    """gate * sigmoid(slope * gate) * (up + offset), with the gate at most `limit` and up within ±`limit` (gpt-oss)."""
 
     limit: float
     slope: float
+    offset: float = 1.0
+    """0: SiLU of a bounded gate (GLM-5.3)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,14 @@ class IndexerConfig:
     """True: dimensions 2 i and 2 i + 1 rotate together (GLM-5); False: i and i + R / 2 (DeepSeek-V3.2)."""
     reads_inputs: bool = False
     """True: queries are made of the layer's input after a LayerNorm (Mistral Large 4); False: of compressed queries."""
+    pool_size: int = 1
+    """Consecutive tokens that have one key, a weighted sum of theirs, and are chosen together; the tokens after the last whole pool
+    are always attended to (GLM-5.3). `num_chosen` counts these, too: a multiple, and `pool_size` - 1 more."""
+
+    @property
+    def cached_width(self) -> int:
+        """Numbers of a token in the cache: its key, and its gates if tokens share keys."""
+        return self.head_dim * (1 if self.pool_size == 1 else 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +71,7 @@ class LatentConfig:
     @property
     def index_cache(self) -> CacheGroup | None:
         """Cache of a layer's indexer; None without one."""
-        return None if self.indexer is None else CacheGroup("index", head_dim=self.indexer.head_dim)
+        return None if self.indexer is None else CacheGroup("index", head_dim=self.indexer.cached_width)
 
     @property
     def query_dim(self) -> int:

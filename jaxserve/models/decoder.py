@@ -7,7 +7,7 @@ Forward never mutates: the cache is an argument and a result.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial, reduce
+from functools import reduce
 from operator import add
 from typing import Final, NamedTuple
 
@@ -36,6 +36,7 @@ from jaxserve.model_config.recurrent import ConvolvedQKVConfig
 from jaxserve.models.altup import AltUp, AltUpStreams, Laurel
 from jaxserve.models.embedding_head import VectorHead
 from jaxserve.models.per_layer import PerLayerBlock, PerLayerInputs
+from jaxserve.models.residual import HyperConnection, ResidualAffine, hyper_head
 from jaxserve.models.vision import VisionTower
 
 _NORMS: Final[Mapping[NormPlacement, tuple[str | None, str | None, str | None, str | None]]] = {
@@ -133,6 +134,10 @@ class DecoderLayer(nnx.Module):
         self.post_attention_residual_scale, self.post_mlp_residual_scale = (
             ResidualAffine(config.hidden_size, policy) if config.has_residual_affine else None for _ in range(2)
         )
+        hyper = config.hyper
+        self.attn_hc, self.ffn_hc = (
+            None if hyper is None else HyperConnection(config, hyper, policy) for _ in range(2)
+        )
         self.is_parallel = placement == "parallel"
         self.is_apart = placement == "parallel_apart"
 
@@ -147,7 +152,7 @@ class DecoderLayer(nnx.Module):
     ) -> tuple[Float[Array, "*streams T D"], Cache, Mixture | None]:
         """Return the layer's output, the cache, and what its experts gave, None in a layer without.
 
-        x has the streams of `AltUpStreams` if the decoder has them. own: the layer's share of the inputs of `PerLayerInputs`.
+        x has the streams of `AltUpStreams` or of hyper-connections if the decoder has them. own: the layer's share of the inputs of `PerLayerInputs`.
         before: what the experts of the last layer with some gave.
         """
         if self.altup is None:
@@ -162,29 +167,39 @@ class DecoderLayer(nnx.Module):
         return self.altup.add(x, self.per_layer(self.altup.active_output(x), own, step.tokens)), cache, experts
 
     def _blocks(
-        self, x: Float[Array, "T D"], cache: Cache, places: LayerPlaces, step: StepContext, before: Mixture | None
-    ) -> tuple[Float[Array, "T D"], Cache, Mixture | None]:
-        """Return the residual stream after both blocks, the cache and what the experts gave."""
+        self,
+        x: Float[Array, "*streams T D"],
+        cache: Cache,
+        places: LayerPlaces,
+        step: StepContext,
+        before: Mixture | None,
+    ) -> tuple[Float[Array, "*streams T D"], Cache, Mixture | None]:
+        """Return the residual streams after both blocks, the cache and what the experts gave. Those of AltUp are not among them."""
         pre_attention, post_attention, pre_mlp, post_mlp = map(self._norm, self.norms)
         normed, entered = x, x
         if self.has_mixer:
+            read, added = (
+                (x, self.post_attention_residual_scale or add) if self.attn_hc is None else self.attn_hc(x, step.tokens)
+            )
             with jax.named_scope("attention"):
-                normed = pre_attention(x)
+                normed = pre_attention(read)
                 mixed, cache = self._mixed(normed, cache, places, step)
-            made = scaled(post_attention(mixed), self.residual_scale)
-            x = _added(x, made, self.post_attention_residual_scale)
+            x = added(x, scaled(post_attention(mixed), self.residual_scale))
             if self.laurel is not None:
                 x = (x + self.laurel(normed, step.tokens)) * 2**-0.5
         experts: Mixture | None = None
         if self.mlp is not None:
+            read, added = (
+                (x, self.post_mlp_residual_scale or add) if self.ffn_hc is None else self.ffn_hc(x, step.tokens)
+            )
             with jax.named_scope("mlp"):
-                inputs = normed if self.is_parallel else pre_mlp(entered if self.is_apart else x)
+                inputs = normed if self.is_parallel else pre_mlp(entered if self.is_apart else read)
                 if isinstance(self.mlp, MLP):
                     made = self.mlp(inputs, step.tokens)
                 else:
                     experts = self.mlp(inputs, step.tokens, before=None if before is None else before.state)
                     made = experts.output
-            x = _added(x, scaled(post_mlp(made), self.residual_scale), self.post_mlp_residual_scale)
+            x = added(x, scaled(post_mlp(made), self.residual_scale))
         return x, cache, experts
 
     def _mixed(
@@ -210,23 +225,6 @@ class DecoderLayer(nnx.Module):
             mixer: RecurrentMixer = self.self_attn.convolved_qkv
             return mixer
         return None if self.mixer is None else getattr(self, self.mixer)
-
-
-class ResidualAffine(nnx.Module):
-    """Add a block's output to the residual stream; each dimension of both has a bias and then a factor."""
-
-    def __init__(self, dim: int, policy: DtypePolicy) -> None:
-        make = partial(parameter, (dim,), (None,), policy.vectors)
-        self.hidden_states_scale, self.hidden_states_bias = make(), make()
-        self.residual_scale, self.residual_bias = make(), make()
-
-    def __call__(self, x: Float[Array, "T D"], made: Float[Array, "T D"]) -> Float[Array, "T D"]:
-        made = (made + self.hidden_states_bias[...]) * self.hidden_states_scale[...]
-        return made + (x + self.residual_bias[...]) * self.residual_scale[...]
-
-
-def _added(x: Float[Array, "T D"], made: Float[Array, "T D"], affine: ResidualAffine | None) -> Float[Array, "T D"]:
-    return x + made if affine is None else affine(x, made)
 
 
 def _attention(
@@ -268,6 +266,7 @@ class DecoderStack(nnx.Module):
         dim = config.per_layer_dim
         self.per_layer = None if dim is None else PerLayerInputs(config, dim, policy)
         self.altup = None if config.altup is None else AltUpStreams(config, config.altup, policy)
+        self.hc_head = None if config.hyper is None else hyper_head(config, config.hyper, policy)
         first = config.first_position_row
         weights: NormWeights | None = "none" if config.embedding_norm == "tokens" else None
         self.embed_norm = None if config.embedding_norm == "none" else make_norm(config, policy, weights=weights)
@@ -323,7 +322,7 @@ class Decoder(nnx.Module):
             own_ids = token_ids if images is None else images.per_layer_ids(token_ids, self.config)
             own = None if make is None else make(own_ids, x, step.tokens)  # (T, L, P)
         mixtures, inputs = list[Mixture](), []
-        streams = self.model.altup
+        streams = self.model.altup or self.model.hc_head
         if streams is not None:
             x = streams.split(x, step.tokens)  # (A, T, D)
         for index, (layer, places) in enumerate(zip(self.model.layers, self.config.cache.places, strict=True)):

@@ -50,6 +50,10 @@ _JOINED_TILES: Final = (
 )
 _SAM: Final = "the tower SAM, whose windows have relative positions"
 _DOTS3: Final = ("DeepseekV32ForCausalLM", "latent attention with windows and a norm of the rotating key")
+_QWEN4: Final = (
+    "Qwen3_5MoeForCausalLM",
+    "embeddings of several tokens in a row, gated residual streams, and an indexer whose keys are means of several tokens",
+)
 _MISSING: Final[Mapping[str, tuple[str, str]]] = {
     "Granite4VisionForConditionalGeneration": ("GraniteForCausalLM", f"{_JOINED_TILES}, and a Q-Former over windows"),
     "Ovis2ForConditionalGeneration": ("Qwen2ForCausalLM", "embeddings of images that are means of a table's rows"),
@@ -81,10 +85,8 @@ _MISSING: Final[Mapping[str, tuple[str, str]]] = {
     "HYV4ForCausalLM": ("GlmMoeDsaForCausalLM", "mixed residual streams"),
     "Dots3NoteForCausalLM": _DOTS3,
     "Dots3NoteForConditionalGeneration": _DOTS3,
-    "Glm5NextForConditionalGeneration": (
-        "KimiLinearForCausalLM",
-        "an indexer whose keys stand for several tokens, and mixed residual streams",
-    ),
+    "Qwen4ExpForCausalLM": _QWEN4,
+    "Qwen4ExpForConditionalGeneration": _QWEN4,
     "InklingForConditionalGeneration": _INKLING,
     "InklingForCausalLM": _INKLING,
     "Zamba2ForCausalLM": ("BambaForCausalLM", f"{_SHARED}, and matrices of low rank for each use of it"),

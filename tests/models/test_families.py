@@ -273,6 +273,21 @@ def test_minimax_m3_as_published_has_indexers_and_experts_after_its_first_layers
     assert config.layers[4].blocks is not None and config.layers[4].blocks.num_chosen == 512
 
 
+def test_glm_5_3_as_published_has_pools_of_tokens_in_every_fourth_layer() -> None:
+    """Published configs have a table of delta nets."""
+    linear = {"head_dim": 64, "num_heads": 8, "short_conv_kernel_size": 4, "safe_gate": True, "gate_lower_bound": None}
+    pools = {"index_kpool": 4, "index_kpool_compress": True, "index_kpool_always_select_tail": True, "index_topk": 64}
+    config = decoder_config(of("Glm5Next", num_hidden_layers=8, linear_attn_config=linear, **pools))
+    named = {"linear_head_dim": 64, "linear_num_heads": 8}
+    assert config == decoder_config(of("Glm5Next", num_hidden_layers=8, **named, **pools))
+    assert [layer.has_kv for layer in config.layers] == [False, False, False, True] * 2
+    kinds = [(group.kind, group.num_layers, group.head_dim) for group in config.cache.groups]
+    assert kinds == [("latent", 2, 512), ("index", 2, 256), ("state", 6, 0)]
+    assert config.latent is not None and config.latent.indexer is not None
+    assert config.latent.indexer.num_chosen == 64 + 3
+    assert [layer.experts is not None for layer in config.layers] == [False] * 3 + [True] * 5
+
+
 @pytest.mark.parametrize(
     "architecture", sorted(name for name, family in architectures().items() if not family.only_embeds)
 )

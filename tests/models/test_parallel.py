@@ -20,6 +20,7 @@ FAMILIES = (
     "gemma4_tiny",  # keys of two shapes
     "falcon_mamba_odd_tiny",  # no attention
     "glm_moe_dsa_tiny",  # keys of indexers, and layers that share what they choose
+    "glm5_next_tiny",  # keys of pools of tokens, and mixed residual streams
     "gpt_bigcode_tiny",  # one KV head, embeddings of positions
     "gpt_oss_tiny",  # a mixture with biases, sinks, windows
     "kimi_linear_tiny",  # decays by channel, beside latent vectors

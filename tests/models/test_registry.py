@@ -94,6 +94,7 @@ def test_every_family_file_is_found() -> None:
         "Glm4ForCausalLM",
         "Glm4MoeForCausalLM",
         "Glm4MoeLiteForCausalLM",
+        "Glm5NextForCausalLM",
         "GlmForCausalLM",
         "GlmMoeDsaForCausalLM",
         "GptOssForCausalLM",
@@ -184,6 +185,10 @@ def test_unknown_architecture_is_rejected_with_the_supported_ones() -> None:
     ("architecture", "expected"),
     [
         ("DeepseekV4ForCausalLM", "nearest: DeepseekV32ForCausalLM; missing: keys and values of several tokens"),
+        (
+            "Qwen4ExpForConditionalGeneration",
+            "nearest: Qwen3_5MoeForCausalLM; missing: embeddings of several tokens in",
+        ),
         ("HYV4ForCausalLM", "nearest: GlmMoeDsaForCausalLM; missing: mixed residual streams"),
         (
             "Zamba2ForCausalLM",
@@ -223,7 +228,7 @@ def test_a_well_known_architecture_is_rejected_with_what_is_missing(architecture
         ("SomethingForCausalLM", {}, "(nearest: LlamaForCausalLM);"),
         ("SomethingForCausalLM", {"model_type": "qwen3"}, "(nearest: Qwen3ForCausalLM);"),
         (
-            "Glm5ForCausalLM",
+            "Glm4xForCausalLM",
             {"index_topk": 8, "use_cache": True, "n_gates": None},
             "Glm4ForCausalLM; keys it does not know: index_topk)",
         ),
@@ -363,6 +368,23 @@ def test_absurd_size_is_rejected_naming_key_and_limit(key: str, value: object) -
         ("DeepseekV32", {"q_lora_rank": None}, "q_lora_rank is null; supported: an integer"),
         ("AXK2", {"n_group": 8}, "n_group is 8; supported: null or 1"),
         ("GlmMoeDsa", {"indexer_types": ["shared", "full"]}, "supported: full for the first layer"),
+        ("Glm5Next", {"qk_rope_head_dim": 64}, "qk_rope_head_dim is 64; supported: 0"),
+        ("Glm5Next", {"index_topk": 100}, "index_topk is 100; supported: a multiple of index_kpool (16)"),
+        (
+            "Glm5Next",
+            {"index_kpool_always_select_tail": False},
+            "index_kpool_always_select_tail is false; supported: true",
+        ),
+        (
+            "Glm5Next",
+            {"layer_types": ["full_attention", "full_attention"], "indexer_types": ["full", "shared"]},
+            "indexer_types is ['full', 'shared']; supported: full for each layer with attention",
+        ),
+        (
+            "Glm5Next",
+            {"linear_attn_config": {"gate_lower_bound": 1.0}},
+            "linear_lower_bound is 1.0; supported: null, or a number from -100 to below 0",
+        ),
         (
             "GlmMoeDsa",
             {"index_topk_pattern": "FX"},

@@ -73,6 +73,7 @@ def seeing_checkpoint(folder: Path, source: str, architecture: str, naming: str)
         ("exaone4_tiny", "Exaone4_5_ForConditionalGeneration"),
         ("step3p5_tiny", "Step3p7ForConditionalGeneration"),
         ("minimax_m3_tiny", "MiniMaxM3SparseForConditionalGeneration"),
+        ("glm5_next_tiny", "Glm5NextForConditionalGeneration"),
         ("muse_glimmer_tiny", "MuseGlimmerForConditionalGeneration"),
         ("cohere2_tiny", "Cohere2VisionForConditionalGeneration"),
         ("cohere2_tiny", "AyaVisionForConditionalGeneration"),

@@ -57,6 +57,21 @@ _GRANITE: dict[str, Any] = {
 }
 
 _YARN: dict[str, Any] = {"type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
+_GLM5_NEXT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 24,
+    "kv_lora_rank": 20,
+    "qk_nope_head_dim": 16,
+    "v_head_dim": 12,
+    "moe_intermediate_size": 16,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "index_n_heads": 8,
+    "index_head_dim": 12,
+    "linear_num_heads": 4,
+    "linear_head_dim": 16,
+    "swiglu_limit": 2.0,
+}
 _MINIMAX_M3: dict[str, Any] = {
     "hidden_act": "silu",
     "head_dim": 16,
@@ -753,6 +768,50 @@ LATER_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]] 
         ),
         "bfloat16",
         {"chosen": {"index_topk_blocks": 5}, "blocks": {"index_block_size": 4}, "local": {"index_local_blocks": 0}},
+    ),
+    "glm5_next_tiny": (
+        _config(
+            "Glm5NextForCausalLM",
+            "glm5_next_text",
+            num_hidden_layers=3,
+            layer_types=["linear_attention", "indexed_attention", "indexed_attention"],
+            mlp_layer_types=["dense", "sparse", "dense"],
+            **{**_GLM5_NEXT, "index_topk": 8, "index_kpool": 4, "hidden_size": 32, "intermediate_size": 40},
+        ),
+        "bfloat16",
+        {
+            "chosen": {"index_topk": 12},
+            "all": {"index_topk": 512},
+            "bound": {"linear_lower_bound": -1.0},
+            "clamp": {"swiglu_limit": 0.5},
+        },
+    ),
+    "glm5_next_odd_tiny": (
+        _config(
+            "Glm5NextForCausalLM",
+            "glm5_next_text",
+            layer_types=["indexed_attention", "linear_attention"],
+            mlp_layer_types=["sparse", "dense"],
+            **{
+                **_GLM5_NEXT,
+                "linear_attn_config": {
+                    "head_dim": 9,
+                    "num_heads": 3,
+                    "short_conv_kernel_size": 3,
+                    "safe_gate": False,
+                    "gate_lower_bound": None,
+                },
+                "hc_mult": 3,
+                "index_n_heads": 7,
+                "index_head_dim": 7,
+                "index_topk": 9,
+                "index_kpool": 3,
+                "kv_lora_rank": 13,
+                "v_head_dim": 11,
+            },
+        ),
+        "bfloat16",
+        {"chosen": {"index_topk": 12}},
     ),
 }
 """By name: the config, the dtype of the weights, and the changes to the config that must change its logits."""

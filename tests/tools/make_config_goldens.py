@@ -251,6 +251,7 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
     "glm_moe_dsa": {"architectures": ["GlmMoeDsaForCausalLM"]},
     "glm4_moe_lite": {"architectures": ["Glm4MoeLiteForCausalLM"]},
     "minimax_m2": {"architectures": ["MiniMaxM2ForCausalLM"]},
+    "glm5_next": {"architectures": ["Glm5NextForCausalLM"], "num_key_value_heads": 4},
     "minimax_m3": {"architectures": ["MiniMaxM3VLForCausalLM"], "partial_rotary_factor": 0.5, "rotary_dim": 64},
     "ernie4_5": {"architectures": ["Ernie4_5ForCausalLM"]},
     "ernie4_5_moe": {"architectures": ["Ernie4_5_MoeForCausalLM"]},
@@ -335,6 +336,7 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
 }
 
 WITH_TEXT_CONFIG = (
+    "Glm5NextForCausalLM",
     "MiniMaxM3VLForCausalLM",
     "Llama4ForCausalLM",
     "CohereCompassForCausalLM",
@@ -357,7 +359,7 @@ ROTATES_WINDOWS = (
 )
 """Their attention rotates in sliding-window layers only, if the model has a window; no other key says so."""
 NEVER_ROTATES = ("KimiLinearForCausalLM", "NemotronHForCausalLM", "JambaForCausalLM")
-NEVER_ROTATES += ("MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM")
+NEVER_ROTATES += ("Glm5NextForCausalLM", "MambaForCausalLM", "Mamba2ForCausalLM", "FalconMambaForCausalLM")
 NEVER_ROTATES += ("GPT2LMHeadModel", "GPTBigCodeForCausalLM", "GPTNeoForCausalLM", "OPTForCausalLM")
 DEFAULTED_KEYS = ("num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps", "attention_bias", "mlp_bias")
 DEFAULTED_KEYS += ("sliding_window", "use_sliding_window", "max_window_layers", "no_rope_layer_interval")
@@ -409,6 +411,15 @@ DEFAULTED_KEYS += ("use_sandwich_norm", "use_attention_gate", "gating", "moe_rou
 DEFAULTED_KEYS += ("moe_router_logit_softcapping", "qk_scale_factor", "output_multiplier", "post_norm_eps")
 DEFAULTED_KEYS += ("clip_qkv", "share_expert_dim", "moe_router_scaling_factor", "num_sliding_attention_heads")
 DEFAULTED_KEYS += ("swiglu_limits", "swiglu_limits_shared", "window_size")
+DEFAULTED_KEYS += (
+    "linear_num_heads",
+    "linear_head_dim",
+    "linear_lower_bound",
+    "hc_mult",
+    "hc_eps",
+    "hc_sinkhorn_iters",
+)
+DEFAULTED_KEYS += ("index_kpool",)
 DEFAULTED_KEYS += ("dense_intermediate_size", "index_block_size", "index_topk_blocks", "index_local_blocks")
 
 

@@ -90,6 +90,14 @@ _PUBLISHED_NAMES: dict[str, dict[str, str]] = {
         ".mlp.experts.": ".moe.",
         ".mlp.shared_experts.": ".share_expert.",
     },
+    "glm5_next_text": {
+        ".forget_gate.": ".",
+        **{
+            f".{block}_hc.{part}": f".hc_{block}_{part}"
+            for block in ("attn", "ffn")
+            for part in ("fn", "base", "scale")
+        },
+    },
     "laguna": {
         ".gate.e_score_correction_bias": ".experts.e_score_correction_bias",
         ".shared_experts.": ".shared_expert.",
@@ -157,6 +165,19 @@ _TEXT_PARTS: dict[str, tuple[str, dict[str, Any]]] = {
             }
         },
     ),
+    "glm5_next_text": (
+        "Glm5NextForConditionalGeneration",
+        {
+            "vision_config": {
+                "hidden_size": 8,
+                "intermediate_size": 8,
+                "depth": 1,
+                "num_heads": 1,
+                "out_hidden_size": 8,
+                "projection_intermediate_size": 8,
+            }
+        },
+    ),
     "step3p5": (
         "Step3p7ForConditionalGeneration",
         {
@@ -205,7 +226,8 @@ def random_weights(model: transformers.PreTrainedModel, seed: int) -> None:
             value = spread * noise
         elif name.endswith(("A_log", ".D")):
             # Of Kimi delta attention transformers subtracts sums of decays, which cancel if decays are strong.
-            log_decay = -3 if config.model_type == "kimi_linear" else -1
+            is_unbounded = config.model_type == "kimi_linear" or getattr(config, "linear_lower_bound", 0) is None
+            log_decay = -3 if is_unbounded else -1
             value = (1 if name.endswith(".D") else log_decay) + 0.5 * noise
         elif is_offset and "norm" in name and _PLAIN_NORM.get(config.model_type, "linear_attn") not in name:
             value = 0.2 * noise
@@ -215,10 +237,15 @@ def random_weights(model: transformers.PreTrainedModel, seed: int) -> None:
             value = (3 if ".hidden_states" in name else 1) + 0.2 * noise
         elif name.endswith(("states_bias", "residual_bias")):
             value = 0.03 * noise
+        elif "_hc." in name:  # weights of residual streams, which would amplify rounding if they varied more
+            value = noise * 0.5 / weight.shape[-1] ** 0.5 + (0.5 if name.endswith("scale") else 0)
         elif ".act_fn.alpha_" in name:
             value = 0.2 + 0.3 * noise
-        elif name.endswith("dt_bias") and config.model_type == "bailing_hybrid":  # weak decays, as for kimi_linear
-            value = (-12 if config.kda_safe_gate else -2) + noise
+        elif name.endswith("dt_bias") and config.model_type in ("bailing_hybrid", "glm5_next_text"):
+            is_bounded = (
+                getattr(config, "kda_safe_gate", None) or getattr(config, "linear_lower_bound", None) is not None
+            )
+            value = (-12 if is_bounded else -2) + noise  # weak decays, as for kimi_linear
         elif name.endswith("softmax_scaling.bias"):
             value = 1 + 0.2 * noise
         elif name.endswith("softmax_scaling.scale"):
@@ -315,7 +342,7 @@ def text_name(name: str) -> str | None:
     """Return a tensor's name in a checkpoint of the text model alone; None if it belongs to a tower."""
     if name.startswith(_OF_TEXT):
         return name.replace(_OF_TEXT, _OWN, 1)
-    return None if "vision" in name or "multi_modal" in name else name
+    return None if any(part in name for part in ("vision", "multi_modal", ".visual.")) else name
 
 
 def text_state(model: transformers.PreTrainedModel, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -355,7 +382,7 @@ def published(name: str, weight: torch.Tensor, model_type: str) -> dict[str, tor
     """A parameter as checkpoints have it: transformers joins experts as it loads them, but for those joined already."""
     name = published_name(name, model_type)
     is_mixtral = model_type in ("mixtral", "minimax_m2", "phimoe")
-    if model_type in ("kimi_linear", "bailing_hybrid") and name.endswith(".conv1d.weight"):
+    if model_type in ("kimi_linear", "bailing_hybrid", "glm5_next_text") and name.endswith(".conv1d.weight"):
         parts = zip("qkv", weight.chunk(3), strict=True)
         return {name.replace(".conv1d.", f".{part}_conv1d."): own.contiguous() for part, own in parts}
     names = (
@@ -415,7 +442,8 @@ def load(folder: Path, dtype: torch.dtype = torch.float32, **changes: Any) -> tr
     """The folder in transformers with changes to its config."""
     hf = json.loads((folder / "config.json").read_text()) | changes
     whole, config = class_and_config(hf)
-    names = {f"^{re.escape(_OWN)}": _OF_TEXT} if hf["model_type"] == "muse_glimmer_text" else None
+    is_part = hf["model_type"] in ("muse_glimmer_text", "glm5_next_text")
+    names = {f"^{re.escape(_OWN)}": _OF_TEXT} if is_part else None
     model = whole.from_pretrained(
         folder,
         config=config,

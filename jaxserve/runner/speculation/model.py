@@ -46,7 +46,7 @@ def with_tapped_layers(config: Config, decoder: DecoderConfig, draft: DecoderCon
     head, name = draft.eagle, config.scheduler.drafter
     if head is None:
         return decoder
-    if decoder.altup is not None:
+    if decoder.altup is not None or decoder.hyper is not None:
         raise ConfigError(f"{name}: EAGLE-3 heads of models with several residual streams are not served")
     layers = head.tapped_layers(decoder.num_layers)
     needed = (head.hidden_size, head.vocab_size)

@@ -195,7 +195,8 @@ def estimate_workspace(sizes: Sizes, num_tokens: int, num_rows: int) -> int:
         own = decoder.hidden_size + 3 * decoder.experts.intermediate_size // count("expert_ffn")
         shared = 3 * (decoder.experts.shared_intermediate_size or 0) // count("shared_ffn")
         blocks.append(decoder.experts.num_per_token * own + shared)
-    num_streams = 0 if decoder.altup is None else decoder.altup.num_streams
+    streams = decoder.altup or decoder.hyper
+    num_streams = 0 if streams is None else streams.num_streams
     width = (2 + num_streams) * decoder.hidden_size + max(blocks)
     return (
         max(

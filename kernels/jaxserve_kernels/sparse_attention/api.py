@@ -3,6 +3,9 @@
 A row is long if it has more than C keys, C being the tokens that a query attends to. Rows that are not long take
 `latent_attention`, whose result is the same, and no row's path depends on other rows.
 
+Keys may stand for pools of Z tokens (GLM-5.3): whole pools are chosen, and the tokens after the last whole pool that a query sees
+come to them.
+
 Letters: B rows, T tokens, J heads of the indexer, I width of its keys, C tokens that are chosen, N query heads, W width of a
 latent vector, V of its value, L layers, P pages, S slots per page, M pages per row at most, R data ranks.
 """
@@ -31,21 +34,30 @@ class IndexQueries(NamedTuple):
     queries: Float[Array, "T J I"]
     weights: Float[Array, "T J"]
     """Float32. Of both, a factor above 0 does not change which keys are chosen."""
+    pool_bias: Float[Array, "Z I"] | None = None
+    """Float32. Tokens `i * Z ... i * Z + Z - 1` have one key: in each dimension the sum of theirs, weighted by the softmax over
+    these tokens of their gates and this bias. A token's gates come after its key in the pages. None: each token has a key of its
+    own."""
+
+    @property
+    def pool_size(self) -> int:
+        """Tokens of a key."""
+        return 1 if self.pool_bias is None else len(self.pool_bias)
 
 
 def write_and_choose(
     index: IndexQueries,
-    keys: Float[Array, "T I"],
-    pages: Num[Array, "L P 1 S I"],
+    keys: Float[Array, "T W"],
+    pages: Num[Array, "L P 1 S W"],
     layer: Int[Array, ""],
     paging: Paging,
     *,
     num_chosen: int,
     backend: Backend = "reference",
     shards: ShardAxes = ShardAxes(),  # noqa: B008  (immutable)
-) -> tuple[Int[Array, "*R T C"], Num[Array, "L P 1 S I"]]:
+) -> tuple[Int[Array, "*R T C"], Num[Array, "L P 1 S W"]]:
     """Put the tokens' keys into their pages, then choose the tokens that each token of a long row attends to; returns the
-    pool as well.
+    pool as well. num_chosen: of pools of Z tokens, those of the chosen pools and Z - 1 more. W: I, or twice that of pools.
 
     The positions of a token ascend, and there are as many as `reference.num_attended` says; the rest is 0, as are those of
     tokens of other rows. Of equal scores the earlier positions are chosen. If `shards.pages` splits the pool over R ranks,
@@ -56,29 +68,31 @@ def write_and_choose(
 
     def on_device(
         index: IndexQueries,
-        keys: Float[Array, "T I"],
-        pages: Num[Array, "L P 1 S I"],
+        keys: Float[Array, "T W"],
+        pages: Num[Array, "L P 1 S W"],
         layer: Int[Array, ""],
         paging: Paging,
-    ) -> tuple[Int[Array, "T C"], Num[Array, "L P 1 S I"]]:
+    ) -> tuple[Int[Array, "T C"], Num[Array, "L P 1 S W"]]:
         pages = pages.at[layer, paging.pages, 0, paging.slots].set(storable(keys, pages.dtype))
         shape = (len(keys), _most_chosen(paging, pages, num_chosen))
         if not _may_be_long(paging, pages, num_chosen):
             return jnp.zeros(shape, jnp.int32), pages
         chosen = jax.lax.cond(
             (paging.kv_lengths > num_chosen).any(),
-            lambda: reference.choose(*index, pages, layer, paging, num_chosen, blocks),
+            lambda: reference.choose(
+                index.queries, index.weights, pages, layer, paging, num_chosen, blocks, index.pool_bias
+            ),
             lambda: jnp.zeros(shape, jnp.int32),
         )
         return chosen, pages
 
     def on_rank(
         index: IndexQueries,
-        keys: Float[Array, "T I"],
-        pages: Num[Array, "L P 1 S I"],
+        keys: Float[Array, "T W"],
+        pages: Num[Array, "L P 1 S W"],
         layer: Int[Array, ""],
         paging: Paging,
-    ) -> tuple[Int[Array, "1 T C"], Num[Array, "L P 1 S I"]]:
+    ) -> tuple[Int[Array, "1 T C"], Num[Array, "L P 1 S W"]]:
         own, _ = own_rows(paging, pages.shape[1], jax.lax.axis_index(shards.pages))
         chosen, pages = on_device(index, keys, pages, layer, own)
         return chosen[None], pages
@@ -105,13 +119,14 @@ def write_and_attend(
     chosen: Int[Array, "*R T C"],
     *,
     num_chosen: int,
+    pool_size: int = 1,
     value_width: int,
     scoring: Scoring,
     backend: Backend = "reference",
     shards: ShardAxes = ShardAxes(),  # noqa: B008  (immutable)
 ) -> tuple[Float[Array, "*R T N V"], Num[Array, "L P 1 S W"]]:
     """Put the tokens' latent vectors into their pages, then attend to the chosen ones, as `latent_attention.write_and_attend`
-    does to all. chosen: from `write_and_choose`.
+    does to all. chosen: from `write_and_choose`. pool_size: that of the indexer.
     """
     is_long = paging.kv_lengths > num_chosen
     others = paging._replace(kv_lengths=jnp.where(is_long, 0, paging.kv_lengths))
@@ -139,7 +154,9 @@ def write_and_attend(
     ) -> Float[Array, "T N V"]:
         attended: Array = jax.lax.cond(
             (paging.kv_lengths > num_chosen).any(),
-            lambda: reference.attend(q, pages, layer, paging, chosen, num_chosen, scoring=scoring)[..., :value_width],
+            lambda: reference.attend(q, pages, layer, paging, chosen, num_chosen, pool_size=pool_size, scoring=scoring)[
+                ..., :value_width
+            ],
             lambda: jnp.zeros((*q.shape[:2], value_width), q.dtype),
         )
         return attended

@@ -37,6 +37,8 @@ class Case:
     dtype: str = "float32"
     kv_dtype: str | None = None
     padding: int = 0
+    pool_size: int = 1
+    """Tokens of a key; `num_chosen` counts those of whole pools and this number - 1 more."""
     seed: int = 0
 
     @property
@@ -56,7 +58,8 @@ class Case:
 
     def __str__(self) -> str:
         rows = str(self.rows) if len(self.counts) < 9 else f"{len(self.counts)}rows"
-        return f"{rows}-index{self.index_heads}x{self.index_dim}-best{self.num_chosen}"
+        pools = f"-pools{self.pool_size}" if self.pool_size > 1 else ""
+        return f"{rows}-index{self.index_heads}x{self.index_dim}-best{self.num_chosen}{pools}"
 
 
 class Operands(NamedTuple):
@@ -74,6 +77,7 @@ class Operands(NamedTuple):
     query_starts: np.ndarray  # (B + 1,)
     token_pages: np.ndarray  # (T,)
     token_slots: np.ndarray  # (T,)
+    pool_bias: np.ndarray | None  # (Z, I)
 
 
 def operands(case: Case, seed: int = 0) -> Operands:
@@ -82,14 +86,15 @@ def operands(case: Case, seed: int = 0) -> Operands:
     dtype = np.dtype(getattr(ml_dtypes, case.dtype, case.dtype))
     num_tokens, pages = len(given.q), given.pages
     key_pages = np.where(np.isnan(pages[..., :1].astype(np.float32)), np.nan, 400.0)
-    key_pages = np.broadcast_to(key_pages, (*pages.shape[:-1], case.index_dim)).astype(pages.dtype)
+    width = case.index_dim * (2 if case.pool_size > 1 else 1)
+    key_pages = np.broadcast_to(key_pages, (*pages.shape[:-1], width)).astype(pages.dtype)
     token_pages, token_slots = np.zeros((2, num_tokens), np.int32)
-    keys = np.zeros((num_tokens, case.index_dim), dtype)
+    keys = np.zeros((num_tokens, width), dtype)
     latents = np.zeros((num_tokens, 1, case.width), dtype)
     for row, (count, length) in enumerate(zip(case.counts, case.lengths, strict=True)):
         for position in range(length):
             page, slot = given.tables[row, position // case.page_size], position % case.page_size
-            key_pages[:, page, 0, slot] = random.integers(-2, 3, case.index_dim)
+            key_pages[:, page, 0, slot] = random.integers(-2, 3, width)
             token = given.query_starts[row] + position - (length - count)
             if position >= length - count:
                 token_pages[token], token_slots[token] = page, slot
@@ -108,6 +113,7 @@ def operands(case: Case, seed: int = 0) -> Operands:
         given.query_starts,
         token_pages,
         token_slots,
+        random.standard_normal((case.pool_size, case.index_dim)).astype(np.float32) if case.pool_size > 1 else None,
     )
 
 
@@ -119,7 +125,7 @@ def run(case: Case, given: Operands, backend: Backend, *, is_emulated: bool = Fa
     if not case.rows.rows.is_decode:
         ragged = ragged_layout(starts, jnp.int32(case.rows.rows.num_decode_rows), num_tokens=len(given.q))
     paging = Paging(own.tables, own.lengths, starts, own.token_pages, own.token_slots, ragged)
-    index = IndexQueries(own.queries, own.weights)
+    index = IndexQueries(own.queries, own.weights, own.pool_bias)
     layer = jnp.int32(LAYER)
     chosen, _ = write_and_choose(
         index, own.keys, own.key_pages, layer, paging, num_chosen=case.num_chosen, backend=backend
@@ -132,6 +138,7 @@ def run(case: Case, given: Operands, backend: Backend, *, is_emulated: bool = Fa
         paging,
         chosen,
         num_chosen=case.num_chosen,
+        pool_size=case.pool_size,
         value_width=case.value_width,
         scoring=case.rows.scoring,
         backend=backend,
@@ -158,11 +165,25 @@ def expected(case: Case, given: Operands) -> np.ndarray:
         )
         for i in range(count if length else 0):
             token, end = given.query_starts[row] + i, length - count + i + 1
-            scores = np.maximum(own_keys[:end] @ given.queries[token].astype(np.float64).T, 0) @ given.weights[token]
-            best = np.argsort(-scores, kind="stable")[: case.num_chosen]
+            whole = end - end % case.pool_size
+            seen = _pooled(own_keys[:whole], given.pool_bias)
+            scores = np.maximum(seen @ given.queries[token].astype(np.float64).T, 0) @ given.weights[token]
+            keys_chosen = np.argsort(-scores, kind="stable")[: (case.num_chosen + 1 - case.pool_size) // case.pool_size]
+            tokens = keys_chosen[:, None] * case.pool_size + np.arange(case.pool_size)
+            best = np.concatenate([tokens.ravel(), np.arange(whole, end)])
             found = np.exp((own[best] @ given.q[token].astype(np.float64).T) * case.rows.scoring.scale)  # (C, N)
             out[token] = ((found / found.sum(0)).T @ own[best])[:, : case.value_width]
     return out
+
+
+def _pooled(stored: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    """Return the keys of pools from those of their tokens, which have gates after them."""
+    if bias is None:
+        return stored
+    keys, gates = np.split(stored.reshape(-1, len(bias), stored.shape[-1]), 2, -1)
+    shares = np.exp(gates + bias)
+    found: np.ndarray = (shares / shares.sum(1, keepdims=True) * keys).sum(1)
+    return found
 
 
 CASES = (
@@ -174,8 +195,10 @@ CASES = (
     Case((1, 70), (40, 150), 16, kv_dtype="float8_e4m3fn"),
     Case((1, 20), (1300, 1100), 600, page_size=64),
     Case((1, 1), (30, 16), 64),
+    Case((1, 1, 70, 4), (90, 11, 150, 12), 11, pool_size=4, padding=2),
+    Case((1, 20), (77, 60), 26, pool_size=3),
 )
 """Rows that are long and that are not, of a token, of several and of tiles; as many tokens as are chosen, and one more;
-equal scores; rows that fill several tiles and blocks; choices that no row is long enough for."""
+equal scores; keys of pools, which cut pages; rows that fill several tiles and blocks; choices that no row is long enough for."""
 SLOW = CASES[2:]
 BACKENDS: tuple[Backend, ...] = ("bucketed",)

@@ -4,12 +4,14 @@ The scores of a tile of queries are kept as integers of the same order. The C-th
 those that are at least as large: XLA would sort all of them, and on CPUs compare them one by one. A loop over blocks of keys
 goes as far as the longest row needs, so one program serves every context, and short texts pay for what they have.
 
-Letters as in `api`; G rows of a tile and Q queries of each of them, X keys of a block, K those of all blocks.
+Letters as in `api`; G rows of a tile and Q queries of each of them, X keys of a block, K those of all blocks. If keys stand for pools
+of tokens, X and K count pools.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from typing import NamedTuple
 
 import jax
@@ -44,29 +46,47 @@ _BITS = 32
 def choose(
     queries: Float[Array, "T J I"],
     weights: Float[Array, "T J"],
-    pages: Num[Array, "L P 1 S I"],
+    pages: Num[Array, "L P 1 S W"],
     layer: Int[Array, ""],
     paging: Paging,
     num_chosen: int,
     blocks: Blocks = Blocks(),  # noqa: B008  (immutable)
+    pool_bias: Float[Array, "Z I"] | None = None,
 ) -> Int[Array, "T C"]:
     """Return the positions that each token of a long row attends to. See `api.write_and_choose`."""
+    pool_size = 1 if pool_bias is None else len(pool_bias)
     count = min(num_chosen, paging.block_tables.shape[1] * pages.shape[3])
+    num_keys = (count + 1 - pool_size) // pool_size
     lengths = jnp.where(paging.kv_lengths > num_chosen, paging.kv_lengths, 0)
 
     def make(num_rows: int, num_queries: int) -> TileLoop:
-        sizes = _sizes(blocks, num_rows * num_queries, pages.shape[3], paging.block_tables.shape[1])
+        sizes = _sizes(blocks, num_rows * num_queries, pages.shape[3], paging.block_tables.shape[1], pool_size)
         tables = _padded_table(paging.block_tables, sizes)
 
         def body(
             own: tuple[Array, ...], tables: Int[Array, "G M"], ends: Int[Array, "G Q"], ranks: UInt32[Array, "G Q K"]
         ) -> tuple[Int[Array, "G Q C"], UInt32[Array, "G Q K"]]:
             queries, weights = own
-            return _choose_tile(queries, weights, pages, layer, tables, ends, ranks, count, sizes)
+            key_ends = ends // pool_size
+            chosen, ranks = _choose_tile(
+                queries, weights, pages, layer, tables, key_ends, ranks, num_keys, sizes, pool_bias
+            )
+            return chosen if pool_bias is None else _tokens_of_pools(chosen, ends, pool_size, count), ranks
 
         return TileLoop(body, tables, jnp.zeros((num_rows, num_queries, sizes.num_keys(tables)), jnp.uint32))
 
     return over_tiles((queries, weights), paging, lengths, make, (count,))
+
+
+def _tokens_of_pools(
+    chosen: Int[Array, "G Q P"], ends: Int[Array, "G Q"], size: int, count: int
+) -> Int[Array, "G Q C"]:
+    """Return the positions of the tokens of the chosen pools, then those of the tokens after the last whole pool, then zeros."""
+    num_whole = (ends // size)[..., None]
+    num_chosen, places = jnp.minimum(num_whole, chosen.shape[-1]) * size, jnp.arange(count)
+    pools = jnp.take(chosen, jnp.minimum(places // size, chosen.shape[-1] - 1), axis=-1)
+    positions = jnp.where(places < num_chosen, pools * size + places % size, num_whole * size + places - num_chosen)
+    return jnp.where(places < num_chosen + (ends % size)[..., None], positions, 0)
 
 
 class _Sizes(NamedTuple):
@@ -77,17 +97,22 @@ class _Sizes(NamedTuple):
     counted: int
     """Pages of keys that are counted at a time: a multiple."""
     page_size: int
+    pool_size: int
 
     def num_keys(self, tables: Int[Array, "B M"]) -> int:
         """Return the keys of a row's pages."""
-        return tables.shape[1] * self.page_size
+        return self.keys_of(tables.shape[1])
+
+    def keys_of(self, num_pages: int) -> int:
+        """Return the keys of so many pages, which have whole pools."""
+        return num_pages * self.page_size // self.pool_size
 
 
-def _sizes(blocks: Blocks, num_queries: int, page_size: int, num_pages: int) -> _Sizes:
-    keys = min(blocks.pairs // num_queries, blocks.scored)
-    scored = min(max(1, keys // page_size), num_pages)
+def _sizes(blocks: Blocks, num_queries: int, page_size: int, num_pages: int, pool_size: int) -> _Sizes:
+    keys, unit = min(blocks.pairs // num_queries, blocks.scored), math.lcm(page_size, pool_size) // page_size
+    scored = unit * min(max(1, keys // (unit * page_size)), -(-num_pages // unit))
     most = min(max(1, blocks.counted // (scored * page_size)), -(-num_pages // scored))
-    return _Sizes(scored, scored * most, page_size)
+    return _Sizes(scored, scored * most, page_size, pool_size)
 
 
 def _padded_table(block_tables: Int[Array, "B M"], sizes: _Sizes) -> Int[Array, "B M2"]:
@@ -98,23 +123,26 @@ def _padded_table(block_tables: Int[Array, "B M"], sizes: _Sizes) -> Int[Array, 
 def _choose_tile(
     queries: Float[Array, "G Q J I"],
     weights: Float[Array, "G Q J"],
-    pages: Num[Array, "L P 1 S I"],
+    pages: Num[Array, "L P 1 S W"],
     layer: Int[Array, ""],
     tables: Int[Array, "G M"],
     ends: Int[Array, "G Q"],
     ranks: UInt32[Array, "G Q K"],
     count: int,
     sizes: _Sizes,
+    pool_bias: Float[Array, "Z I"] | None,
 ) -> tuple[Int[Array, "G Q C"], UInt32[Array, "G Q K"]]:
     """Choose up to `count` of the keys before `ends` for each query. ranks: memory for the scores, which is returned."""
     dtype = reference.matmul_dtype(queries, pages)
     precision = jax.lax.Precision.HIGHEST if dtype == jnp.float32 else None
-    queries, num_scored = queries.astype(dtype), sizes.scored * sizes.page_size
+    queries, num_scored = queries.astype(dtype), sizes.keys_of(sizes.scored)
     most = ends.max()
 
     def score(block: Array, ranks: UInt32[Array, "G Q K"]) -> UInt32[Array, "G Q K"]:
         table = jax.lax.dynamic_slice_in_dim(tables, block * sizes.scored, sizes.scored, 1)
         keys = reference.gather(pages, layer, table, dtype)[:, 0]  # (G, X, I)
+        if pool_bias is not None:
+            keys = _pooled(keys, pool_bias)
         of_heads = jnp.einsum("gqji,gxi->gqjx", queries, keys, precision=precision, preferred_element_type=jnp.float32)
         scores = jnp.einsum("gqjx,gqj->gqx", jax.nn.relu(of_heads), weights, precision=jax.lax.Precision.HIGHEST)
         is_visible = block * num_scored + jnp.arange(num_scored) < ends[..., None]
@@ -125,7 +153,7 @@ def _choose_tile(
         nothing = jnp.zeros((*ends.shape, num_scored), jnp.uint32)
         return jax.lax.dynamic_update_slice_in_dim(ranks, nothing, block * num_scored, 2)
 
-    num_counted = sizes.counted * sizes.page_size
+    num_counted = sizes.keys_of(sizes.counted)
     num_blocks, end = -(-most // num_counted), -(-most // num_scored)
     ranks = jax.lax.fori_loop(0, end, score, ranks)
     # What an earlier tile has left in the rest of the last block is of another text.
@@ -148,6 +176,14 @@ def _choose_tile(
     num_equal = count - num_where(">", smallest)  # that are chosen of those with the smallest score
     chosen = _positions(ranks, smallest, num_equal, num_blocks, num_counted, count)
     return chosen, ranks
+
+
+def _pooled(stored: Float[Array, "G Y W"], bias: Float[Array, "Z I"]) -> Float[Array, "G X I"]:
+    """Return the keys of pools of tokens: see `api.IndexQueries.pool_bias`. stored: keys and gates of Y tokens."""
+    pools = stored.reshape(len(stored), -1, *bias.shape[:1], stored.shape[-1])  # (G, X, Z, W)
+    keys, gates = jnp.split(pools, 2, -1)
+    shares = jax.nn.softmax(gates.astype(jnp.float32) + bias, axis=2).astype(keys.dtype)
+    return (shares * keys).sum(2)
 
 
 def _positions(
@@ -187,11 +223,14 @@ def _ordered(scores: Float[Array, "*s"]) -> UInt32[Array, "*s"]:
     return jnp.maximum(jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31)), 1)
 
 
-def num_attended(paging: Paging, num_tokens: int, num_chosen: int) -> tuple[Int[Array, "T"], Int[Array, "T"]]:
+def num_attended(
+    paging: Paging, num_tokens: int, num_chosen: int, pool_size: int = 1
+) -> tuple[Int[Array, "T"], Int[Array, "T"]]:
     """Return the row of each token, and how many chosen tokens it attends to: 0 if its row is not long."""
     rows, ends = token_ends(paging, paging.kv_lengths, num_tokens)
     is_long = paging.kv_lengths[rows] > num_chosen
-    return rows, jnp.where(is_long, jnp.minimum(ends, num_chosen), 0)
+    most = num_chosen + 1 - pool_size + ends % pool_size
+    return rows, jnp.where(is_long, jnp.minimum(ends, most), 0)
 
 
 def attend(
@@ -202,13 +241,14 @@ def attend(
     chosen: Int[Array, "T C"],
     num_chosen: int,
     *,
+    pool_size: int = 1,
     scoring: Scoring,
 ) -> Float[Array, "T N W"]:
     """Attend with each token of a long row to the vectors that were chosen for it; zeros for tokens of other rows."""
     num_tokens, num_heads, width = q.shape
     page_size, dtype = pages.shape[3], reference.matmul_dtype(q, pages)
     tile, block = min(num_tokens, _TOKENS_PER_TILE), min(chosen.shape[1], _CHOSEN_PER_BLOCK)
-    rows, counts = num_attended(paging, num_tokens, num_chosen)
+    rows, counts = num_attended(paging, num_tokens, num_chosen, pool_size)
     rest = -num_tokens % tile
     operands = [
         jnp.pad(x, ((0, rest), *((0, 0),) * (x.ndim - 1)))
