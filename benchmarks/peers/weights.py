@@ -72,7 +72,8 @@ def model_type_of(architecture: str) -> str:
     """Return transformers' `model_type` of a class, which GGUF files lack. Raises WeightsError."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    types = [name for name, classes in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items() if classes == architecture]
+    classes_of: dict[str, str] = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    types = [name for name, classes in classes_of.items() if classes == architecture]
     if not types:
         raise WeightsError(f"transformers has no {architecture}")
     return max(types, key=lambda name: architecture.lower().startswith(name.replace("_", "")))
