@@ -33,7 +33,7 @@ def _each(function: Function, result: str, *arguments: str) -> Decoder:
         read = [reader(source, operand, name) for operand, name in zip(operands, arguments, strict=True)]
 
         def step(warp: Warp) -> None:
-            write(warp, function(*(one(warp) for one in read)).astype(dtype))
+            write(warp, function(*[one(warp) for one in read]).astype(dtype, copy=False))
 
         return step
 

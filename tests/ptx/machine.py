@@ -33,6 +33,8 @@ from tests.ptx.tensor_map import TensorMap
 from tests.ptx.tensor_memory import TensorMemory, Use
 
 WARP = 32
+_ALL = np.ones(WARP, np.bool_)
+_ALL.setflags(write=False)
 _SLOWEST = 0.003
 """Turns of a warp for each of another: some are far ahead of others."""
 _BY_SOME_THREADS = (
@@ -171,7 +173,7 @@ class Warp:
     @property
     def here(self) -> Lanes:
         """True for the threads that execute."""
-        return np.ones(WARP, np.bool_) if self.some is None else self.some
+        return _ALL if self.some is None else self.some
 
     @property
     def instruction(self) -> Instruction:

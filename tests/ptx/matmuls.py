@@ -165,6 +165,8 @@ def _multiply(instruction: Instruction, source: Source) -> Step:
     assert shape is not None, instruction
     of_a, of_b = _operands(instruction, source)
     dtype, names = TYPES[shape[3]], elements(instruction.operands[0])
+    index = np.arange(len(names))[:, None]
+    rows, columns = _FRAGMENT_ROW + index // 2 % 2 * _ATOM, index // 4 * _ATOM + _FRAGMENT_COLUMN + index % 2
     is_added = reader(source, instruction.operands[3], "pred")
 
     def step(warp: Warp) -> None:
@@ -175,13 +177,9 @@ def _multiply(instruction: Instruction, source: Source) -> Step:
 
         def multiply() -> None:
             x, y = a().astype(dtype), b().astype(dtype)
-            result = None if shape[4] == "e4m3" else x @ y.T
-            for i, name in enumerate(names):
-                rows = _FRAGMENT_ROW + i // 2 % 2 * _ATOM
-                columns = i // 4 * _ATOM + _FRAGMENT_COLUMN + i % 2
-                before = warp.sums[name].view(dtype)
-                total = _cut_sum(before, x[rows] * y[columns]) if result is None else before + result[rows, columns]
-                warp.sums[name] = total.view(np.uint32)
+            before = np.stack([warp.sums[name] for name in names]).view(dtype)
+            sums = _cut_sum(before, x[rows] * y[columns]) if shape[4] == "e4m3" else before + (x @ y.T)[rows, columns]
+            warp.sums.update(zip(names, sums.view(np.uint32), strict=True))
 
         warp.matmuls.started.append(Task(multiply, names))
         if warp.block.chance.random() < warp.block.schedule.matmuls:
@@ -192,11 +190,11 @@ def _multiply(instruction: Instruction, source: Source) -> Step:
 
 
 def _cut_sum(before: Lanes, added: np.ndarray) -> Lanes:
-    """Return the sum of what each lane adds and the one before, all cut to the first bits of the largest."""
-    terms = np.concatenate((before[:, None], added), axis=1).astype(np.float64)
-    _, exponents = np.frexp(np.abs(terms).max(1, keepdims=True))
+    """Return the sums of what each lane adds and of those before, all cut to the first bits of the largest."""
+    terms = np.concatenate((before[..., None], added), axis=-1).astype(np.float64)
+    _, exponents = np.frexp(np.abs(terms).max(-1, keepdims=True))
     cut = np.floor(np.ldexp(terms, _E4M3_BITS - exponents))
-    total: Lanes = np.ldexp(cut.sum(1), exponents[:, 0] - _E4M3_BITS).astype(np.float32)
+    total: Lanes = np.ldexp(cut.sum(-1), exponents[..., 0] - _E4M3_BITS).astype(np.float32)
     return total
 
 

@@ -106,14 +106,15 @@ def writer(source: Source, operand: str) -> Writer:
     if operand not in source.registers:
         raise NotModelled(f"result {operand}")
     declared = TYPES[source.registers[operand]]
+    itemsize = declared.itemsize
 
     def write(warp: Warp, numbers: Lanes) -> None:
-        if numbers.dtype.itemsize < declared.itemsize:
+        if numbers.itemsize < itemsize:
             kind = "int" if numbers.dtype.kind == "i" else "uint"
-            numbers = numbers.astype(f"{kind}{8 * declared.itemsize}")
-        numbers, before = numbers.view(declared), warp.registers.get(operand)
-        if warp.some is not None and before is not None:
-            numbers = np.where(warp.some, numbers, before)
+            numbers = numbers.astype(f"{kind}{8 * itemsize}")
+        numbers = numbers.view(declared)
+        if warp.some is not None and operand in warp.registers:
+            numbers = np.where(warp.some, numbers, warp.registers[operand])
         warp.registers[operand] = numbers
 
     return write

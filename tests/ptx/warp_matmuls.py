@@ -9,34 +9,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from tests.ptx.machine import WARP, Lanes, Step, Warp
+from tests.ptx.machine import WARP, Step, Warp
 from tests.ptx.operands import TYPES, Decoder, reader, writer
 from tests.ptx.parser import Instruction, Source, elements
 
-_ROWS, _COLUMNS, _DEPTH = 16, 8, 16
-_GROUP, _PLACE = np.arange(WARP) // 4, np.arange(WARP) % 4
-_HALVES = np.arange(2)
-
-
-def _pairs(*numbers: Lanes) -> Lanes:
-    return np.stack(numbers).reshape(len(numbers), WARP, -1)
-
-
-def _a(registers: list[Lanes]) -> Lanes:
-    """Rows by inputs: registers of rows g and g + 8, then the same of inputs from 8 on; two neighbouring inputs each."""
-    out = np.empty((_ROWS, _DEPTH), registers[0].dtype)
-    for i, pair in enumerate(_pairs(*registers)):
-        rows, inputs = _GROUP[:, None] + 8 * (i % 2), 2 * _PLACE[:, None] + _HALVES + 8 * (i // 2)
-        out[rows, inputs] = pair
-    return out
-
-
-def _b(registers: list[Lanes]) -> Lanes:
-    """Inputs by columns: a register of inputs below 8 of column g, and one of those from 8 on."""
-    out = np.empty((_DEPTH, _COLUMNS), registers[0].dtype)
-    for i, pair in enumerate(_pairs(*registers)):
-        out[2 * _PLACE[:, None] + _HALVES + 8 * i, np.broadcast_to(_GROUP[:, None], (WARP, 2))] = pair
-    return out
+_GROUP, _PLACE = np.arange(WARP)[:, None] // 4, np.arange(WARP)[:, None] % 4
+_ROW, _INPUT = np.arange(16)[:, None], np.arange(16)
+# Places among the numbers of all registers of an operand: by register, thread and half of its word.
+_OF_A = ((_ROW // 8 + _INPUT // 8 * 2) * WARP + _ROW % 8 * 4 + _INPUT % 8 // 2) * 2 + _INPUT % 2
+"""Rows by inputs: registers of rows g and g + 8, then the same of inputs from 8 on; two neighbouring inputs each."""
+_OF_B = (_ROW // 8 * WARP + np.arange(8) * 4 + _ROW % 8 // 2) * 2 + _ROW % 2
+"""Inputs by columns: a register of inputs below 8 of column g, and one of those from 8 on."""
+_OF_SUMS = (np.arange(4)[:, None] // 2 * 8 + _GROUP.T) * 8 + 2 * _PLACE.T + np.arange(4)[:, None] % 2
+"""Registers by threads: two neighbouring columns of row g, then those of row g + 8."""
 
 
 def _multiply(instruction: Instruction, source: Source) -> Step:
@@ -48,11 +33,13 @@ def _multiply(instruction: Instruction, source: Source) -> Step:
     assert (len(writers), len(read_a), len(read_b), len(read_c)) == (4, 4, 2, 4), instruction
 
     def step(warp: Warp) -> None:
-        a, b = _a([read(warp).view(dtype) for read in read_a]), _b([read(warp).view(dtype) for read in read_b])
-        result = a.astype(np.float32) @ b.astype(np.float32)
-        before = [read(warp) for read in read_c]
-        for i, write in enumerate(writers):
-            write(warp, before[i] + result[_GROUP + 8 * (i // 2), 2 * _PLACE + i % 2])
+        a, b = (
+            np.concatenate([read(warp) for read in readers]).view(dtype).astype(np.float32)
+            for readers in (read_a, read_b)
+        )
+        result = np.stack([read(warp) for read in read_c]) + (a[_OF_A] @ b[_OF_B]).reshape(-1)[_OF_SUMS]
+        for write, numbers in zip(writers, result, strict=True):
+            write(warp, numbers)
 
     return step
 
