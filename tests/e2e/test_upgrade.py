@@ -24,8 +24,8 @@ from tests.e2e.test_http_raw import open_post, read_until
 pytestmark = pytest.mark.slow
 
 QUICK: dict[str, Any] = {"device_seconds": 0.002, "vocab_size": 384, "eos_token_ids": []}
-NUM_SWAPS = 5
-PAUSE_S = 0.02
+NUM_SWAPS = 3
+PAUSE_S = 0.05
 """Between two requests of a client, so that servers that start have a processor."""
 NUM_TOKENS = 24
 
@@ -40,7 +40,7 @@ class Load:
         self.failures: list[str] = []
 
     @contextlib.asynccontextmanager
-    async def running(self, num_workers: int = 8) -> AsyncIterator[None]:
+    async def running(self, num_workers: int = 4) -> AsyncIterator[None]:
         """Send requests inside the block; the last ones have ended after it."""
         workers = [asyncio.create_task(self._work(number)) for number in range(num_workers)]
         try:
@@ -137,7 +137,7 @@ async def test_every_api_process_hands_its_queue_and_connections_over_and_their_
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(replaceable(QUICK, sockets, api_processes=2))
         load = Load(server.port)
-        async with load.running(12):
+        async with load.running(8):
             server = await swap(stack, server, sockets, api_processes=3)
             server = await swap(stack, server, sockets, api_processes=1, after_drain=True)
             server = await swap(stack, server, sockets, api_processes=2)
