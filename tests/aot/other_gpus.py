@@ -37,7 +37,7 @@ KERNELS = {
     **{f"{dim}-{kv_dtype}": (dim, kv_dtype) for dim in (80, 96) for kv_dtype in ("bfloat16", "float8_e4m3fn")},
 }
 """Head dimensions and KV caches by name."""
-CORNERS = ("bfloat16", "int8", "80-float8_e4m3fn", "96-bfloat16")
+CORNERS = ("int8", "80-float8_e4m3fn", "96-bfloat16")
 """Kernels that together have each head dimension and each KV cache."""
 
 
