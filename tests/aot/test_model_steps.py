@@ -59,7 +59,10 @@ def test_a_decode_step_moves_little_more_than_it_must(
 @pytest.mark.parametrize(
     ("num_tokens", "num_kernels", "most"),
     # The states of all rows are counted for both kernels, though each row is one kernel's.
-    [pytest.param(256, 1, 1.2, id="tokens in turn"), pytest.param(FEWEST_TOKENS, 2, 1.4, id="chunks")],
+    [
+        pytest.param(256, 1, 1.2, id="tokens in turn", marks=pytest.mark.exhaustive),
+        pytest.param(FEWEST_TOKENS, 2, 1.4, id="chunks"),
+    ],
 )
 def test_a_mixed_step_of_recurrent_layers_is_one_cuda_graph(num_tokens: int, num_kernels: int, most: float) -> None:
     """A gated delta net and attention: the host waits for no loop over the tokens or chunks of prompts."""

@@ -104,7 +104,6 @@ NEWEST_OPS = [
     (V5P, MIXED),
     (V5E, replace(DECODE, num_heads=9, num_kv_heads=3, dim=64, window=512, softcap=30.0)),
     (V6E, replace(MIXED, num_heads=64, dim=80, page_size=128)),
-    (V7X, replace(MIXED, **HEADS_OF_64)),
 ]
 MORE_OPS = [
     (V5P, DECODE),
@@ -118,7 +117,7 @@ MORE_OPS = [
     # Pages whose copies take more VMEM than the compiler grants by itself.
     (V5E, replace(MIXED, page_size=512, num_pages=512, max_pages=16)),
     (V5E, replace(MIXED, num_kv_heads=32, kv_dtype="float32", page_size=256, num_pages=64, max_pages=16)),
-    *[(chip, replace(op, **HEADS_OF_64)) for chip, op in ((V5E, MIXED), (V5P, DECODE))],
+    *[(chip, replace(op, **HEADS_OF_64)) for chip, op in ((V5E, MIXED), (V5P, DECODE), (V7X, MIXED))],
 ]
 
 
