@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 from jaxserve.checkpoint.files import read_object
 from jaxserve.checkpoint.gguf.file import open_gguf
 from jaxserve.checkpoint.gguf.mmproj import open_mmproj
-from jaxserve.checkpoint.preprocessing import joined, tiles, whole
+from jaxserve.checkpoint.preprocessing import covering, joined, tiles, whole
 from jaxserve.checkpoint.preprocessing.table import Geometry, Table
 from jaxserve.checkpoint.renamed import without_speech
 from jaxserve.model_config.images import ImageProcessorConfig, Resampling
@@ -24,8 +24,8 @@ FILES: Final = (_OWN, _JOINT)
 """Files of a checkpoint that describe preprocessing."""
 _TOKEN_IDS: Final = ("image_token_id", "image_token_index", "media_placeholder_token_id")
 """Keys of the token that stands for one embedding, in configs of different families."""
-_OF_TEXTS: Final = (tiles.HAS_MARKS, tiles.PLACEHOLDER, joined.ASPECT)
-"""Keys of `processor_config.json` beside the table that change the text of an image."""
+_OUTER: Final = (tiles.HAS_MARKS, tiles.PLACEHOLDER, joined.ASPECT, *tiles.FIRST_LFM2_VL)
+"""Keys of `processor_config.json` beside the table that change the text or the tiles of an image."""
 
 
 def read_image_processor(directory: Path, mmproj: Path | None = None) -> ImageProcessorConfig | None:
@@ -46,7 +46,7 @@ def read_image_processor(directory: Path, mmproj: Path | None = None) -> ImagePr
     if not isinstance(table, dict) or not config.is_file():
         return None
     tokens = directory / "tokenizer_config.json"
-    outer = {key: joint[key] for key in _OF_TEXTS if key in joint}
+    outer = {key: joint[key] for key in _OUTER if key in joint}
     table = {key: value for key, value in {**table, **outer}.items() if value is not None}
     table = whole.with_our_names(path, table)
     whole_config = without_speech(read_object(config))
@@ -86,6 +86,7 @@ _READERS: Final[Mapping[str, _Reader]] = {
     "LlavaNextImageProcessor": _Reader(joined.joined, "bicubic", whole.CLIP_MEANS, whole.CLIP_DEVIATIONS),
     "LlavaOnevisionImageProcessor": _Reader(joined.bounded, "bicubic", whole.CLIP_MEANS, whole.CLIP_DEVIATIONS),
     "LlavaImageProcessor": _Reader(whole.plain, "bicubic", whole.CLIP_MEANS, whole.CLIP_DEVIATIONS),
+    "Ovis2ImageProcessor": _Reader(covering.covering, "bicubic", whole.CLIP_MEANS, whole.CLIP_DEVIATIONS),
     "GotOcr2ImageProcessor": _Reader(tiles.grid, "bicubic", whole.CLIP_MEANS, whole.CLIP_DEVIATIONS),
     "SiglipImageProcessor": _Reader(whole.plain, "bicubic"),
     "Cohere2VisionImageProcessor": _Reader(tiles.nearest_grid, "bicubic", whole.CLIP_MEANS, whole.CLIP_DEVIATIONS),
@@ -100,6 +101,7 @@ _READERS: Final[Mapping[str, _Reader]] = {
 }
 """By `image_processor_type`, which transformers may extend by the kind of its implementation."""
 _OF_MODELS: Final[Mapping[str, str]] = {
+    "lfm2_vl": "Lfm2VlImageProcessor",
     "lfm3_vl": "Qwen2VLImageProcessor",
     "lighton_ocr": "PixtralImageProcessor",
     "qianfan_ocr": "GotOcr2ImageProcessor",
@@ -125,6 +127,7 @@ def _read(table: Table, config: Mapping[str, Any], tokens: Mapping[str, Any]) ->
         markup=geometry.markup,
         window=geometry.window,
         has_class_token=geometry.has_class_token,
+        mark_token_ids=geometry.mark_token_ids,
         resampling=_resampling(table, reader.resampling),
         normalization=_normalization(table, reader),
         image_token_id=model.integer(token, None, 1 << 22),

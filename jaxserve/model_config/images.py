@@ -109,6 +109,15 @@ class MarkedTiles:
 
 
 @dataclass(frozen=True, slots=True)
+class CoveringTiles:
+    """An image is cut as by a grid, after the whole image as a first tile, and marks between the tiles have learned vectors (Ovis2)."""
+
+    grid: GridTiles
+    is_covering: bool
+    """True if the grid is instead the smallest one whose tiles, unless they are reduced, cover nearly all of the image."""
+
+
+@dataclass(frozen=True, slots=True)
 class CanvasTiles:
     """An image is scaled in its proportions to fit the best of all grids of square tiles, with black margins at its right or lower edge, cut
     into the tiles, and followed by the whole image as one more tile (Llama 4)."""
@@ -190,6 +199,7 @@ Sizes = (
     | GridTiles
     | CanvasTiles
     | MarkedTiles
+    | CoveringTiles
     | TiledAreas
     | JoinedTiles
     | AreaSizes
@@ -252,6 +262,8 @@ class ImageProcessorConfig:
     normalization: Normalization
     image_token_id: int
     """Token that stands for one embedding in a prompt."""
+    mark_token_ids: tuple[int, ...] = ()
+    """Tokens that stand for learned vectors among those of an image, in the order of the vectors (Ovis2)."""
     window: int | None = None
     """Patches of a window's side, whose blocks follow each other as the tower reads them; None: blocks follow each other row by row."""
     has_class_token: bool = False

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from jaxserve.model_config.activation import Activation
 
@@ -56,6 +56,7 @@ Connector = Literal[
     "activated_normed",
     "downsampled",
     "placed",
+    "tabled",
 ]
 """From the patches of a block to one embedding.
 
@@ -66,7 +67,8 @@ over them, of which the second reads the first half of the first one's outputs t
 standardised, an RMSNorm without weights, one matrix (Gemma 4). normed: an RMSNorm without weights, one matrix (Gemma 4 12B). activated: two layers over the vectors side by side, an activation after each, one matrix (Llama 4). activated_normed: the same over the first numbers of the vectors, then the second ones and so on, and
 an RMSNorm without weights (Muse Glimmer). downsampled: one matrix over the vectors side by side, another one, a LayerNorm,
 and a feed-forward block with a gate (GLM-4.1V). placed: a LayerNorm of each vector, one matrix over them side by side, a fixed vector for the
-block's row and column, a LayerNorm, an activation, another matrix and a LayerNorm (Granite for Docling)."""
+block's row and column, a LayerNorm, an activation, another matrix and a LayerNorm (Granite for Docling). tabled: one matrix over the vectors side by side, a
+LayerNorm, and the mean of the rows of a table with the softmax of these numbers as shares (Ovis2)."""
 BidirectionalLayers = Literal["none", "sliding", "all"]
 """Layers of the decoder in which the tokens of an image attend to each other in both directions: none; those with a window, which
 hides earlier tokens only (Gemma 4); all (Gemma 3)."""
@@ -96,15 +98,18 @@ def num_embeddings(num_patches: Any, block: int, class_length: int | None) -> An
     return num_patches // block
 
 
+_MOST_MARKS: Final = 3
+
+
 def most_embeddings(num_outputs: int, num_patches: int, tile_patches: int) -> int:
     """Return the most embeddings of whole images of which preprocessing says what they are (`VisionConfig.num_sources`).
 
-    These are the outputs of the connector, one more for each row of a tile, and one for an image without tiles.
+    These are the outputs of the connector, and one more for each row of a tile, or up to three marks around it.
     """
     if not tile_patches:
         return 2 * num_outputs  # at least 2 x 2 outputs, a vector after each row, before and after all of them
     num_tiles = num_patches // tile_patches
-    return num_outputs + num_outputs // math.isqrt(num_outputs // max(num_tiles, 1))
+    return num_outputs + num_tiles * max(math.isqrt(num_outputs // num_tiles), _MOST_MARKS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +149,7 @@ class VisionConfig:
     has_connector_biases: bool = True
     """True if the two layers of a projector have biases."""
     connector_width: int | None = None
-    """Width between the two layers of a projector, with a gate's, None: that of the decoder; width within the feed-forward block of a connector of kind
+    """Rows of the table of a connector of kind `tabled`; width between the two layers of a projector, with a gate's, None: that of the decoder; width within the feed-forward block of a connector of kind
     `downsampled`; width before the last matrix of one of kind `rms_mlp_linear`; width between the two layers of one of kind `mlp`, None: that of a block's vectors
     side by side."""
     num_channels: int = 3
@@ -218,6 +223,10 @@ class VisionConfig:
     of an output, or, after all of them, of a learned vector. 8: the places of four outputs, and their shares as the bits of float32."""
     most_tiles: int = 1
     """Most tiles of `image_patches` patches that are one encoder input."""
+    num_marks: int = 0
+    """Last rows of the table of a connector of kind `tabled`, which are learned vectors of their own."""
+    has_one_share: bool = False
+    """True if a connector of kind `tabled` takes the row with the largest share only."""
     has_newline: bool = False
     """True if there is a learned vector that ends a row of embeddings (LLaVA-NeXT)."""
     unused_tensors: tuple[str, ...] = ()

@@ -56,7 +56,6 @@ _QWEN4: Final = (
 )
 _MISSING: Final[Mapping[str, tuple[str, str]]] = {
     "Granite4VisionForConditionalGeneration": ("GraniteForCausalLM", f"{_JOINED_TILES}, and a Q-Former over windows"),
-    "Ovis2ForConditionalGeneration": ("Qwen2ForCausalLM", "embeddings of images that are means of a table's rows"),
     "Idefics2ForConditionalGeneration": ("MistralForCausalLM", "a resampler of an image's features"),
     "MllamaForConditionalGeneration": ("LlamaForCausalLM", "attention of texts to an image's features"),
     "PaliGemmaForConditionalGeneration": ("Gemma2ForCausalLM", "attention in both directions over a whole prompt"),

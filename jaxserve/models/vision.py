@@ -28,7 +28,7 @@ from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.layers.segment_attention import Texts, attend, attend_alike
 from jaxserve.model_config.vision import VisionConfig
-from jaxserve.models.vision_connectors import make_connector, make_deepstack_connector
+from jaxserve.models.vision_connectors import TableConnector, make_connector, make_deepstack_connector
 from jaxserve.models.vision_conv import Neighbours, VisionConv, neighbours_of
 from jaxserve.models.vision_embeddings import PatchEmbedding, PositionTable
 from jaxserve.sharding.rules import Axes
@@ -325,6 +325,8 @@ class VisionTower(nnx.Module):
 
     def _arranged(self, made: Float[Array, "M O"], sources: Int[Array, "N S"]) -> Float[Array, "N O"]:
         """Return the embeddings that `sources` says: see `VisionConfig.num_sources`."""
+        if isinstance(self.connector, TableConnector):
+            made = jnp.concatenate([made, self.connector.marks.astype(made.dtype)])
         if self.image_newline is not None:
             made = jnp.concatenate([made, self.image_newline[...].astype(made.dtype)[None]])
         if sources.shape[1] == 1:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -249,6 +250,39 @@ def _waves(count: int, width: int) -> np.ndarray:
     return np.concatenate([np.sin(columns), np.cos(columns), np.sin(rows), np.cos(rows)], axis=1).astype(np.float32)
 
 
+class TableConnector(nnx.Module):
+    """The mean of the rows of a table but the last ones, `marks`; its shares are computed by one matrix over the vectors of a block."""
+
+    def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
+        size, self.block = config.connector_width, config.block
+        assert size is not None, "a connector with a table"
+        self.num_rows = size - config.num_marks
+        self.head_linear = Linear(self.num_rows, config.block * config.hidden_size, (None, None), policy)
+        self.head_norm = LayerNorm(self.num_rows, config.connector_eps, policy)
+        self.table = Embeddings(size, config, policy)
+        self.has_one_share = config.has_one_share
+
+    def __call__(self, x: Float[Array, "P D"], num_rows: Int[Array, ""]) -> Float[Array, "N O"]:
+        scores = self.head_norm(self.head_linear(x.reshape(len(x) // self.block, -1), Tokens(num_rows)))
+        rows = self.table.weight[...][: self.num_rows]
+        if self.has_one_share:
+            return rows[scores.argmax(-1)].astype(x.dtype)
+        shares = jax.nn.softmax(scores.astype(jnp.float32), axis=-1).astype(x.dtype)
+        return jnp.einsum("nv,vo->no", shares, rows.astype(x.dtype), preferred_element_type=jnp.float32).astype(x.dtype)
+
+    @property
+    def marks(self) -> Float[Array, "M O"]:
+        """Learned vectors of their own."""
+        return self.table.weight[...][self.num_rows :]
+
+
+class Embeddings(nnx.Module):
+    """A table with a row of the decoder's width for each number."""
+
+    def __init__(self, size: int, config: VisionConfig, policy: DtypePolicy) -> None:
+        self.weight = parameter((size, config.output_size), (None, None), policy.weights)
+
+
 AnyConnector = (
     LinearConnector
     | MLPConnector
@@ -259,6 +293,7 @@ AnyConnector = (
     | GatedConnector
     | DownsampledConnector
     | PlacedConnector
+    | TableConnector
 )
 _CONNECTORS: Final[Mapping[Connector, type[AnyConnector]]] = {
     "linear": LinearConnector,
@@ -279,6 +314,7 @@ _CONNECTORS: Final[Mapping[Connector, type[AnyConnector]]] = {
     "normed_gated_projector": GatedConnector,
     "downsampled": DownsampledConnector,
     "placed": PlacedConnector,
+    "tabled": TableConnector,
 }
 
 

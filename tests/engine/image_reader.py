@@ -35,6 +35,7 @@ IN_ENGINES = (
     "llava_tiny",
     "llava_next_tiny",
     "llava_onevision_tiny",
+    "ovis2_tiny",
     "cohere2_vision_tiny",
     "lfm2_vl_tiny",
     "lfm3_vl_tiny",
@@ -98,7 +99,9 @@ class Reader:
         for image in images:
             processed = process_image(image, processor, is_alone=len(images) == 1)
             prepared.append(PreparedImage(list(map(prepared_item, processed.items)), processed.text))
-        loaded = LoadedImages(tuple(prepared), processor.markup.placeholder, processor.image_token_id)
+        loaded = LoadedImages(
+            tuple(prepared), processor.markup.placeholder, processor.image_token_id, processor.mark_token_ids
+        )
         placed, rope = prompt_images(prompt, loaded, info, "messages")
         return msgspec.structs.replace(request(name, prompt, **sampling), images=placed, rope_positions=rope)
 

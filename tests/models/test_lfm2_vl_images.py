@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from jaxserve.checkpoint.image_processor import read_image_processor
+from jaxserve.checkpoint.preprocessing.tiles import FIRST_LFM2_VL
 from jaxserve.errors import CheckpointError
 from jaxserve.frontend.images.prepared import with_bounded_area
 from jaxserve.frontend.images.processor import process_image
@@ -90,6 +91,18 @@ def test_the_table_of_the_joint_file_comes_first_and_its_flag_removes_marks(tmp_
     joint = {"image_processor": own | {"use_thumbnail": False}, "use_image_special_tokens": True}
     (folder / "processor_config.json").write_text(json.dumps(joint))
     assert process_image(picture(80, 50, 0), processor_of(folder)).text.count("<image>") == 8
+
+
+def test_the_first_releases_have_their_tiles_in_the_joint_file_and_the_name_of_another_preprocessing(
+    tmp_path: Path,
+) -> None:
+    folder = changed(tmp_path)
+    own = json.loads((folder / "preprocessor_config.json").read_text())
+    of_tiles = {key: own.pop(key) for key in FIRST_LFM2_VL}
+    own |= {"image_processor_type": "Siglip2ImageProcessor", "do_resize": True, "patch_size": 8, "max_num_patches": 24}
+    (folder / "preprocessor_config.json").write_text(json.dumps(own))
+    (folder / "processor_config.json").write_text(json.dumps({"processor_class": "Lfm2VlProcessor", **of_tiles}))
+    assert processor_of(folder) == processor_of(MODEL)
 
 
 def test_a_norm_that_the_config_does_not_name_is_not_read(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_processors_of_models_without_one_in_transformers_may_have_another_name(
 
 
 def test_processors_of_other_models_must_have_a_known_name(tmp_path: Path) -> None:
-    shutil.copytree(DATA / "vision" / "lfm2_vl_tiny", tmp_path, dirs_exist_ok=True)
+    shutil.copytree(DATA / "vision" / "smolvlm_tiny", tmp_path, dirs_exist_ok=True)
     (tmp_path / "preprocessor_config.json").write_text('{"image_processor_type": "Siglip2ImageProcessor"}')
     with pytest.raises(
         CheckpointError, match=r"image_processor_type: expected one of .*, found 'Siglip2ImageProcessor'"

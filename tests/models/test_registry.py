@@ -211,7 +211,6 @@ def test_unknown_architecture_is_rejected_with_the_supported_ones() -> None:
             "nearest: GraniteForCausalLM; missing: tiles of an image whose rows of features are joined",
         ),
         ("Granite4VisionForConditionalGeneration", "learned vector each, and a Q-Former over windows"),
-        ("Ovis2ForConditionalGeneration", "nearest: Qwen2ForCausalLM; missing: embeddings of images that are means of"),
         ("LongcatFlashForCausalLM", "nearest: DeepseekV3ForCausalLM; missing: layers with two attentions"),
         ("KimiVLForConditionalGeneration", "nearest: DeepseekV3ForCausalLM; missing: its preprocessing"),
         ("DeepseekOCRForCausalLM", "nearest: DeepseekV2ForCausalLM; missing: the tower SAM"),

@@ -71,6 +71,8 @@ NUM_PATCHES = {
     "llava_onevision_odd_tiny": 576,
     "vipllava_tiny": 51,
     "vipllava_odd_tiny": 78,
+    "ovis2_tiny": 240,
+    "ovis2_odd_tiny": 176,
 }
 """Patches of one encoder call: those of all pictures and padding, whole images where they are alike; 400 where not listed."""
 

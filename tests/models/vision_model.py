@@ -89,6 +89,9 @@ class VisionModel:
         self._mesh = sharding.mesh.abstract_mesh
         self._params = load_params(checkpoint, skeleton, sharding, lambda *_: None)
         self._tokenizer = load_tokenizer(path)
+        processor = read_image_processor(path)
+        assert processor is not None, "a checkpoint that reads images"
+        self._marks = processor.mark_token_ids
         self._new_cache = lambda pages: new_cache(decoder, pages, "float32", policy.activations, sharding)
 
         def encode(
@@ -229,11 +232,17 @@ class VisionModel:
         """Return the logits (8, V) of the prompt's last tokens, and the greedy tokens after it. `hidden` are then the hidden
         states (T, D) of the prompt and all of these tokens but the last."""
         spans = image_spans(
-            token_ids, self.vision.image_token_id, [item.num_tokens for item in items], [item.line for item in items]
+            token_ids,
+            self.vision.image_token_id,
+            [item.num_tokens for item in items],
+            [item.line for item in items],
+            self._marks,
         )
         embeddings = np.concatenate(rows) if rows else np.zeros((1, self.vision.row_width), np.float32)
         which = np.full(len(token_ids), -1, np.int32)
-        which[token_ids == self.vision.image_token_id] = np.arange(sum(item.num_tokens for item in items))
+        which[np.isin(token_ids, (self.vision.image_token_id, *self._marks))] = np.arange(
+            sum(item.num_tokens for item in items)
+        )
         rope, delta = np.tile(np.arange(len(token_ids)), (3, 1)), 0
         if self.vision.mrope_sections is not None:
             rope, delta = mrope_positions(len(token_ids), spans, [item.grid for item in items], self.vision.merge)

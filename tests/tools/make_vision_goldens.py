@@ -272,6 +272,8 @@ def block_side(config: dict[str, Any]) -> int:
     if "scale_factor" in config:
         return int(config["scale_factor"])
     vision = config["vision_config"]
+    if config["model_type"] == "ovis2":
+        return int(vision.get("hidden_stride", 1))
     if "scale_factor" in vision:
         return int(vision["scale_factor"])
     return int(vision["image_size"] // vision["patch_size"] / config["mm_tokens_per_image"] ** 0.5)
@@ -296,6 +298,12 @@ def features(model: Any, given: dict[str, Any]) -> np.ndarray:
     )
     made = model.model.get_image_features(**{name: given[name] for name in names if name in given}, **layers)
     main = made.pooler_output
+    if model.config.model_type == "ovis2":
+        marks, ids = model.config.visual_indicator_token_ids, given["input_ids"][0].tolist()
+        rows = iter(main.flatten(0, 1))
+        own = [each for each in ids if each in (model.config.image_token_id, *marks)]
+        vectors = made.visual_indicator_features
+        return torch.stack([vectors[marks.index(each)] if each in marks else next(rows) for each in own]).numpy()
     main = torch.cat(list(main)) if isinstance(main, list | tuple) else main.flatten(0, -2)
     if model.config.model_type in ("granite_docling", "hyperclovax_vision_v2"):
         main = main * model.config.text_config.embedding_multiplier

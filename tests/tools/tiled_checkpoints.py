@@ -123,3 +123,71 @@ TILED_CHECKPOINTS: dict[str, VisionCheckpoint] = {
         projector_layernorm_eps=1e-3,
     ),
 }
+
+
+def _ovis(
+    text: dict[str, Any], vision: dict[str, Any], processor: dict[str, Any], *, is_tied: bool
+) -> VisionCheckpoint:
+    side, patch, stride = vision["image_size"], vision["patch_size"], vision.get("hidden_stride", 1)
+    marks = ("<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG_ROW>", "<IMG_END>")
+    config = multimodal(
+        "Ovis2ForConditionalGeneration",
+        "ovis2",
+        {**text, "model_type": text.get("model_type", "qwen2"), "tie_word_embeddings": is_tied},
+        {"model_type": "ovis2_vision", "num_visual_indicator_tokens": 5, **vision},
+        image_token_id=4,
+        visual_indicator_token_ids=[5, 6, 7, 8, 9],
+    )
+    own = config["text_config"]
+    return VisionCheckpoint(
+        {**config, "vocab_size": own["vocab_size"], "hidden_size": own["hidden_size"], "tie_word_embeddings": is_tied},
+        {
+            **PREPROCESSING,
+            "image_processor_type": "Ovis2ImageProcessor",
+            "size": {"height": side, "width": side},
+            **processor,
+        },
+        "Ovis2Processor",
+        "<image>",
+        ("<image>", "<IMG_ATOM>", *marks),
+        {},
+        {"image_seq_length": (side // patch // stride) ** 2},
+    )
+
+
+TILED_CHECKPOINTS |= {
+    "ovis2_tiny": _ovis(
+        {**_ODD_TEXT, "hidden_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2},
+        {
+            "hidden_size": 24,
+            "intermediate_size": 40,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": 28,
+            "patch_size": 7,
+            "hidden_stride": 2,
+            "vocab_size": 37,
+        },
+        {"crop_to_patches": True, "max_patches": 4},
+        is_tied=True,
+    ),
+    "ovis2_odd_tiny": _ovis(
+        _ODD_TEXT,
+        {
+            "hidden_size": 36,
+            "intermediate_size": 44,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 3,
+            "image_size": 20,
+            "patch_size": 5,
+            "vocab_size": 29,
+            "qkv_bias": True,
+            "mlp_bias": True,
+            "hidden_act": "gelu",
+            "rms_norm_eps": 1e-3,
+            "tokenize_function": "st_argmax",
+        },
+        {"crop_to_patches": True, "max_patches": 3, "use_covering_area_grid": False},
+        is_tied=False,
+    ),
+}

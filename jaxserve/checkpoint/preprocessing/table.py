@@ -65,6 +65,7 @@ class Geometry(NamedTuple):
     markup: ImageMarkup
     window: int | None = None
     has_class_token: bool = False
+    mark_token_ids: tuple[int, ...] = ()
 
 
 def token_text(tokens: Mapping[str, Any], key: str, default: str) -> str:

@@ -21,6 +21,19 @@ from jaxserve.model_config.images import (
 
 HAS_MARKS: Final = "use_image_special_tokens"
 PLACEHOLDER: Final = "image_placeholder_token"
+FIRST_LFM2_VL: Final = (
+    "do_image_splitting",
+    "downsample_factor",
+    "encoder_patch_size",
+    "max_image_tokens",
+    "max_pixels_tolerance",
+    "max_tiles",
+    "min_image_tokens",
+    "min_tiles",
+    "tile_size",
+    "use_thumbnail",
+)
+"""Keys that the first releases of LFM2-VL have beside the table of their preprocessing, whose name is that of SigLIP 2."""
 _MAX_TILES: Final = 64
 _MAX_MARKED: Final = 16
 """Most rows and columns of tiles that tokens mark."""

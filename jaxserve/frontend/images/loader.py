@@ -38,6 +38,8 @@ class LoadedImages:
     """Text that the chat template writes for an image."""
     image_token_id: int = 0
     """Token that stands for one embedding."""
+    mark_token_ids: tuple[int, ...] = ()
+    """Tokens that stand for learned vectors among those of an image."""
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -114,7 +116,9 @@ class ImageLoader:
                         source.place,
                         f"the prepared images of one prompt may take {most} bytes (--max-image-memory), got {num_bytes}",
                     )
-            loaded = LoadedImages(tuple(images), processor.markup.placeholder, processor.image_token_id)
+            loaded = LoadedImages(
+                tuple(images), processor.markup.placeholder, processor.image_token_id, processor.mark_token_ids
+            )
         except BaseException:
             self._release(num_bytes)
             raise

@@ -17,14 +17,18 @@ class ImageSpan:
 
 
 def image_spans(
-    token_ids: np.ndarray, image_token_id: int, counts: Sequence[int], lines: Sequence[int] | None = None
+    token_ids: np.ndarray,
+    image_token_id: int,
+    counts: Sequence[int],
+    lines: Sequence[int] | None = None,
+    mark_token_ids: tuple[int, ...] = (),
 ) -> list[ImageSpan]:
     """Return the span of each item, whose numbers of image tokens are `counts`, in their order.
 
     lines: image tokens of each item between two line breaks, 0: an item has no line breaks; None: none has.
-    Raises ValueError if the prompt does not have exactly these image tokens, each item's side by side but for line breaks.
+    mark_token_ids: tokens that count as image tokens, too. Raises ValueError if the prompt does not have exactly these image tokens, each item's side by side but for line breaks.
     """
-    places = np.flatnonzero(np.asarray(token_ids) == image_token_id)
+    places = np.flatnonzero(np.isin(token_ids, (image_token_id, *mark_token_ids)))
     if len(places) != sum(counts):
         raise ValueError(f"the prompt has {len(places)} image tokens, the images make {sum(counts)}")
     spans, first = [], 0

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 from PIL import Image
 
 from jaxserve.errors import InvalidRequestError
+from jaxserve.frontend.images.covering import covering_marks, covering_sources, covering_tiles, mark_texts
 from jaxserve.frontend.images.joined import joined_sources, joined_tiles
 from jaxserve.frontend.images.resize import resize
 from jaxserve.frontend.images.tiles import canvas_tiles, cut_grid, grid_tiles, marked_tiles, square_tiles
@@ -23,6 +24,7 @@ from jaxserve.model_config.images import (
     BudgetSizes,
     CanvasTiles,
     CentralSquare,
+    CoveringTiles,
     Enlargement,
     FixedSize,
     GridTiles,
@@ -90,6 +92,8 @@ def process_image(image: Image.Image, config: ImageProcessorConfig, *, is_alone:
     if isinstance(config.sizes, JoinedTiles):
         item = _joined_item(image, config.sizes, config, is_alone=is_alone)
         return ProcessedImage((item,), _text((0, 0), [_tokens(item, config.markup)], config.markup))
+    if isinstance(config.sizes, CoveringTiles):
+        return _marked_image(image, config.sizes, config)
     grid, tiles = _resized(image, config)
     items = tuple(_item(np.asarray(tile), config) for tile in tiles)
     tokens = [_tokens(item, config.markup) + config.markup.tile_end for item in items]
@@ -116,6 +120,20 @@ def _joined_item(
         np.concatenate(parts) for parts in zip(*((each.patches, each.positions) for each in items), strict=True)
     )
     return EncoderItem(patches, positions, items[0].grid, len(sources), sources=sources)
+
+
+def _marked_image(image: Image.Image, sizes: CoveringTiles, config: ImageProcessorConfig) -> ProcessedImage:
+    """Return an image whose tiles have marks before and after their embeddings."""
+    grid, tiles = covering_tiles(image, sizes, config.resampling)
+    marks, items, text = mark_texts(config.markup), [], ""
+    for tile, (before, after) in zip(tiles, covering_marks(grid), strict=True):
+        item = _item(np.asarray(tile), config)
+        sources = covering_sources(before, item.num_tokens, after)
+        text += "".join(
+            [*(marks[each] for each in before), _tokens(item, config.markup), *(marks[each] for each in after)]
+        )
+        items.append(replace(item, num_tokens=len(sources), sources=sources))
+    return ProcessedImage(tuple(items), text)
 
 
 def _resized(image: Image.Image, config: ImageProcessorConfig) -> tuple[tuple[int, int], list[Image.Image]]:
@@ -147,8 +165,8 @@ def _resized(image: Image.Image, config: ImageProcessorConfig) -> tuple[tuple[in
             block = config.patch_size * config.merge
             rows, columns = _nearest_blocks(image.height / block, image.width / block, most)
             size = rows * block, columns * block
-        case JoinedTiles():
-            raise AssertionError("an image whose tiles are one item")
+        case JoinedTiles() | CoveringTiles():
+            raise AssertionError("an image with learned vectors among its embeddings")
         case PaddedSizes() as sizes:
             return (0, 0), [_padded(image, config, sizes)]
     return (0, 0), [resize(image, *size, config.resampling)]

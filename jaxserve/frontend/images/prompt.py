@@ -23,7 +23,7 @@ def prompt_images(
     items, prompt = images.items, np.array(token_ids, np.int32)
     try:
         counts, lines = [item.num_tokens for item in items], [item.line for item in items]
-        spans = image_spans(prompt, images.image_token_id, counts, lines)
+        spans = image_spans(prompt, images.image_token_id, counts, lines, images.mark_token_ids)
     except ValueError as error:
         raise invalid(param, f"the chat template does not show its images as the model reads them: {error}") from None
     placed = [

@@ -27,7 +27,7 @@ def square_tiles(
     rows, columns = height // side, width // side
     if rows * columns == 1:
         return (0, 0), [whole]
-    return (rows, columns), [*_boxes(whole, side), resize(whole, side, side, resampling)]
+    return (rows, columns), [*boxes(whole, side), resize(whole, side, side, resampling)]
 
 
 def _tiled_size(height: int, width: int, sizes: TileSizes) -> tuple[int, int]:
@@ -93,10 +93,10 @@ def cut_grid(image: Image.Image, sizes: GridTiles, resampling: Resampling) -> tu
     """Return rows and columns of the grid of an image, and its tiles row by row."""
     side = sizes.tile
     columns, rows = grid_size(image.width, image.height, sizes)
-    return (rows, columns), _boxes(resize(image, rows * side, columns * side, resampling), side)
+    return (rows, columns), boxes(resize(image, rows * side, columns * side, resampling), side)
 
 
-def _boxes(image: Image.Image, side: int) -> list[Image.Image]:
+def boxes(image: Image.Image, side: int) -> list[Image.Image]:
     """Return the tiles of an image row by row."""
     corners = [(left, top) for top in range(0, image.height, side) for left in range(0, image.width, side)]
     return [image.crop((x, y, x + side, y + side)) for x, y in corners]
@@ -130,7 +130,7 @@ def canvas_tiles(
     canvas.paste(resize(image, *_fitting_size(image.height, image.width, (rows, columns), sizes), resampling))
     if rows * columns == 1:
         return (0, 0), [canvas]
-    return (rows, columns), [*_boxes(canvas, side), resize(image, side, side, resampling)]
+    return (rows, columns), [*boxes(canvas, side), resize(image, side, side, resampling)]
 
 
 def canvas_grid(height: int, width: int, sizes: CanvasTiles) -> tuple[int, int]:

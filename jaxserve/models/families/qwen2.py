@@ -8,11 +8,13 @@ from typing import Any
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture
 from jaxserve.checkpoint.maxtext.layout import MaxTextLayout
+from jaxserve.checkpoint.renamed import MULTIMODAL, TIED
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, qwen_layers, with_sizes
 from jaxserve.models.families._internvl import internvl
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._llava import llava
+from jaxserve.models.families._ovis import ovis2
 from jaxserve.models.families._qwen2_vision import qwen2_vision
 from jaxserve.models.families._rope import without_sections
 from jaxserve.models.families._video_llama3 import video_llama3
@@ -34,7 +36,9 @@ _SIZES: Mapping[str, Any] = {
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Llama with biases of q, k and v (always) and none of the output projection."""
-    keys = without_sections(Keys({**DEFAULTS, **with_sizes(_SIZES, hf)}))
+    is_tied = hf.get(MULTIMODAL, {}).get("model_type") == "ovis2" and TIED not in hf[MULTIMODAL]
+    tied = {TIED: True} if is_tied else {}  # as transformers, whatever the text part says
+    keys = without_sections(Keys({**DEFAULTS, **with_sizes(_SIZES, hf), **tied}))
     keys.require("attention_bias", True, None)
     return build(keys, layers=qwen_layers(keys), qkv_bias=True, computed=("is_causal",))
 
@@ -49,6 +53,7 @@ FAMILY = Family(
         "LlavaNextForConditionalGeneration",
         "LlavaOnevisionForConditionalGeneration",
         "InternVLForConditionalGeneration",
+        "Ovis2ForConditionalGeneration",
         "VideoLlama3ForConditionalGeneration",
     ),
     text_model_types=("qwen2", "qwen2_vl", "qwen2_vl_text", "qwen2_5_vl", "qwen2_5_vl_text", None),
@@ -60,6 +65,7 @@ FAMILY = Family(
             "llava_next": llava,
             "llava_onevision": llava,
             "internvl": internvl,
+            "ovis2": ovis2,
             "video_llama_3": video_llama3,
         }
     ),

@@ -199,6 +199,8 @@ def _connector_work(vision: VisionConfig, connector: Connector) -> int:
             return width * (joint + width + outputs)
         case "gated_projector" | "normed_gated_projector":
             return (vision.connector_width or outputs) * (2 * joint + outputs) // 2
+        case "tabled":
+            return (joint + outputs) * ((vision.connector_width or 0) - vision.num_marks)
         case "placed":
             return (joint + outputs) * outputs
         case "mlp" | "rms_mlp":
