@@ -114,6 +114,7 @@ _PREFIXES: Final[Mapping[str, str]] = {
     "connector.modality_projection.": "connector.",
     "image_newline": "image_newline",
     "multi_modal_projector.projector_layernorm.": "connector.norm.",
+    "multi_modal_projector.linear.": "connector.proj.",
     "multi_modal_projector.layer_norm.": "connector.norm.",
     "multi_modal_projector.layernorm.": "connector.norm.",
     "multi_modal_projector.patch_merger.": "connector.",

@@ -98,6 +98,8 @@ def embed_limits(
     config: Config, skeleton: ModelSkeleton | EncoderSkeleton, platform: str, modules: SentenceModules | None
 ) -> Limits:
     """Return the sizes of an engine that embeds. Raises ConfigError."""
+    if isinstance(skeleton, ModelSkeleton) and skeleton.config.has_whole_prompts:
+        raise ConfigError("this model sees prompts whole: it generates, and embeds no texts")
     step = resolve_embed_limits(platform, config.scheduler, config.model.max_model_len)
     buckets = embed_buckets(platform, step)
     cache, shapes = CacheSizes((_NO_PAGES,), (0,)), None

@@ -9,6 +9,7 @@ from jaxserve.config import ImagesConfig
 from jaxserve.executor.preparation import Preparation
 from jaxserve.ipc.image_info import ImageInfo
 from jaxserve.ipc.prompt_embeds import PromptEmbedsInfo
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.runner.images.encoder import image_step_tokens
 
 STEP_PATCHES: Final = {"cpu": 1024}
@@ -36,9 +37,20 @@ def image_info(prepared: Preparation, settings: ImagesConfig) -> ImageInfo | Non
         step_tokens=image_step_tokens(prepared.device.platform, settings),
         encoder_parts=prepared.encoder_parts,
         has_class_token=shape.class_length is not None,
+        whole_prompt_tokens=_whole_prompt_tokens(prepared),
         num_sources=shape.num_sources,
         tile_patches=shape.tile_patches,
     )
+
+
+def _whole_prompt_tokens(prepared: Preparation) -> int:
+    """Return the most tokens of a prompt that is seen whole: those of a step beside a token of every other request, within any window."""
+    decoder = prepared.skeleton.config
+    if not isinstance(decoder, DecoderConfig) or not decoder.has_whole_prompts:
+        return 0
+    windows = [layer.sliding_window for layer in decoder.layers if layer.sliding_window is not None]
+    buckets = prepared.limits.buckets
+    return min([max(buckets.mixed) - buckets.max_num_seqs + 1, *windows])
 
 
 def prompt_embeds_info(prepared: Preparation) -> PromptEmbedsInfo | None:

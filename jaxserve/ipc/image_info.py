@@ -31,6 +31,8 @@ class ImageInfo(msgspec.Struct, frozen=True, array_like=True):
     programs; none: every call has one part."""
     has_class_token: bool = False
     """True if the place of a class token precedes the patches of each encoder input."""
+    whole_prompt_tokens: int = 0
+    """Most tokens of a prompt whose tokens all attend to each other; 0: they attend to earlier ones, but for `is_bidirectional`."""
     num_sources: int = 0
     """Numbers that say which outputs of the connector make an embedding: see `VisionConfig.num_sources`."""
     tile_patches: int = 0

@@ -33,11 +33,9 @@ NormWeights = Literal["plain", "wide", "offset", "none"]
 """plain: multiplied in the activations' dtype; wide: in float32; offset: in float32 by 1 + weight (Gemma); none: there are none
 (NanoChat). Norms of layers have these, and those of queries and keys."""
 Sinks = Literal["none", "all", "windows"]
-"""Attention sinks, a logit in the softmax without a value for each head: in all layers (gpt-oss), or in those with a window
-(MiMo-V2-Flash)."""
+"""Attention sinks, a logit in the softmax without a value for each head: in all layers (gpt-oss), or in those with a window (MiMo-V2-Flash)."""
 EmbeddingNorm = Literal["none", "tokens", "inputs"]
-"""Norm of embeddings. tokens: of those of tokens, without weights (Muse Glimmer); inputs: of those that the first layer gets, with the
-weights that norms of layers have (ModernBERT)."""
+"""Norm of embeddings. tokens: of those of tokens, without weights (Muse Glimmer); inputs: of those that the first layer gets, with the weights that norms of layers have (ModernBERT)."""
 OutputGate = Literal["none", "queries", "apart", "heads"]
 """Gate of each head's output. queries: the query projection has it after the head's query (Qwen3-Next); apart: a projection of
 its own has it (AFMoE); heads: the same, with one number for each head (LFM3)."""
@@ -237,6 +235,8 @@ class DecoderConfig:
     """Tower whose embeddings stand for images among the tokens; None: the model is served for texts."""
     is_bidirectional: bool = False
     """True if every token attends to those after it, too: such a model embeds, and generates nothing."""
+    has_whole_prompts: bool = False
+    """True if the tokens of a prompt attend to all of it, and only generated ones to those before them alone (PaliGemma)."""
     head: EmbeddingHead | None = None
     """Layers after the pooling of a text; None: there are none, as in models that generate."""
     splits_windows: bool = False

@@ -39,6 +39,7 @@ adjacent_halves: dimensions 2 i and 2 i + 1 rotate together, by column for the f
 class token does not rotate (Llama 4)."""
 Connector = Literal[
     "linear",
+    "biased_linear",
     "mlp",
     "rms_mlp",
     "rms_mlp_linear",
@@ -60,7 +61,7 @@ Connector = Literal[
 ]
 """From the patches of a block to one embedding.
 
-linear: their vectors side by side, one matrix (SmolVLM). mlp: a LayerNorm of each vector, then two layers over the vectors
+linear: their vectors side by side, one matrix (SmolVLM). biased_linear: the same with a bias (PaliGemma). mlp: a LayerNorm of each vector, then two layers over the vectors
 side by side (Qwen2-VL, Qwen3-VL, PaddleOCR-VL, Kimi K2.5). rms_mlp: the same with an RMSNorm (Qwen2.5-VL). rms_mlp_linear: the same and
 another matrix (HyperCLOVA X SEED Think 32B). projector: two layers over them (LLaVA, Pixtral). mean_projector: the same over their mean (VideoLLaMA 3). normed_projector: a LayerNorm of the vectors side by side before these (InternVL, LFM2-VL). patch_normed_projector: a LayerNorm of each vector before these (LFM3-VL). gated_projector: two layers
 over them, of which the second reads the first half of the first one's outputs times an activation of the other half (Cohere 2 Vision). normed_gated_projector: a LayerNorm of the vectors side by side before these (Aya Vision). merged_projector: an RMSNorm of each vector and one matrix before these (Mistral 3, LightOnOCR). average: their mean, an RMSNorm, one matrix (Gemma 3). scaled_average: their mean times sqrt(D), perhaps
@@ -71,7 +72,7 @@ block's row and column, a LayerNorm, an activation, another matrix and a LayerNo
 LayerNorm, and the mean of the rows of a table with the softmax of these numbers as shares (Ovis2)."""
 BidirectionalLayers = Literal["none", "sliding", "all"]
 """Layers of the decoder in which the tokens of an image attend to each other in both directions: none; those with a window, which
-hides earlier tokens only (Gemma 4); all (Gemma 3)."""
+hides earlier tokens only (Gemma 4); all (Gemma 3, and PaliGemma with its whole prompt: `DecoderConfig.has_whole_prompts`)."""
 SectionLayout = Literal["interleaved", "chunks"]
 """interleaved: neighbouring frequencies turn by time, row, column, time and so on (Qwen3-VL). chunks: the first frequencies turn by
 time, the next ones by row, the last ones by column (Qwen2-VL)."""

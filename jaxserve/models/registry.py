@@ -58,7 +58,6 @@ _MISSING: Final[Mapping[str, tuple[str, str]]] = {
     "Granite4VisionForConditionalGeneration": ("GraniteForCausalLM", f"{_JOINED_TILES}, and a Q-Former over windows"),
     "Idefics2ForConditionalGeneration": ("MistralForCausalLM", "a resampler of an image's features"),
     "MllamaForConditionalGeneration": ("LlamaForCausalLM", "attention of texts to an image's features"),
-    "PaliGemmaForConditionalGeneration": ("Gemma2ForCausalLM", "attention in both directions over a whole prompt"),
     "LongcatFlashForCausalLM": (
         "DeepseekV3ForCausalLM",
         "layers with two attentions and two feed-forward blocks beside their experts, of which some return their input",

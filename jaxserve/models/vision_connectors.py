@@ -26,7 +26,8 @@ class LinearConnector(nnx.Module):
     """One matrix over the vectors of a block side by side."""
 
     def __init__(self, config: VisionConfig, policy: DtypePolicy) -> None:
-        self.proj = Linear(config.output_size, config.block * config.hidden_size, (None, None), policy)
+        bias = config.connector == "biased_linear"
+        self.proj = Linear(config.output_size, config.block * config.hidden_size, (None, None), policy, bias=bias)
         self.block = config.block
 
     def __call__(self, x: Float[Array, "P D"], num_rows: Int[Array, ""]) -> Float[Array, "N O"]:
@@ -297,6 +298,7 @@ AnyConnector = (
 )
 _CONNECTORS: Final[Mapping[Connector, type[AnyConnector]]] = {
     "linear": LinearConnector,
+    "biased_linear": LinearConnector,
     "mlp": MLPConnector,
     "rms_mlp": MLPConnector,
     "rms_mlp_linear": MLPConnector,

@@ -100,6 +100,18 @@ class Admission:
                 f"{num_tokens} input tokens, which leaves no room for output tokens. "
                 "Please reduce the length of the input prompt."
             )
+        whole = 0 if self.images is None else self.images.whole_prompt_tokens
+        if whole and len(message.images) > 1:
+            return InvalidRequestError(
+                f"the prompt has {len(message.images)} images: this model, which sees prompts whole, reads one of them here",
+                param="prompt",
+            )
+        if whole and num_tokens > whole:
+            return ContextLengthError(
+                f"prompt has {num_tokens} tokens. This model sees prompts whole, and one step computes up to {whole} of them "
+                "(--max-num-batched-tokens, less a token for each other of --max-num-seqs requests, or the model's window). "
+                "Please reduce the length of the prompt."
+            )
         # The last token is never fed back, so it needs no KV.
         num_kv_tokens = num_tokens + self.max_output_tokens(message) - 1
         if num_kv_tokens > self.num_usable_tokens:

@@ -117,7 +117,7 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
         is_fair = config.scheduling_policy == "fair"
         super().__init__(admission, clock, FairKeys() if is_fair else None)
         self._max_output_tokens = admission.max_output_tokens
-        self._has_whole_images = images is not None and images.is_bidirectional
+        self._image_info = images
         has_rows = images is not None or prompt_embeds is not None
         self._images = ImagePolicy(images, prompt_embeds, max_tokens) if has_rows else None
         self._experts = None if routed_experts is None else PageExperts(kv, routed_experts.shape, routed_experts.dtype)
@@ -312,7 +312,7 @@ class Scheduler(BaseScheduler[Request, StepPlan, StepResult]):
     def _queue(self, message: AddRequest, rank: Rank) -> Request:
         if not self.requests:
             self._limits.restore()
-        images = images_of(message, is_bidirectional=self._has_whole_images)
+        images = images_of(message, self._image_info)
         request = Request(
             message,
             self._kv.new_table(message.cache_salt, message.adapter, () if images is None else images.spans),

@@ -55,7 +55,7 @@ def limits(name: str) -> dict[str, int]:
 
     An image of Gemma 4 has up to 70 tokens, and one step holds it beside a token of every other request.
     """
-    sizes = (320, 73) if name.startswith("gemma4") else (256, 16)
+    sizes = (320, 73) if name.startswith("gemma4") else (256, 160) if name.startswith("paligemma") else (256, 16)
     return {**dict(zip(("max_model_len", "max_num_batched_tokens"), sizes, strict=True)), "max_num_seqs": 4}
 
 

@@ -252,6 +252,7 @@ class VisionModel:
         ends = np.arange(1, length + 1)
         for span in spans:
             ends[span.start : span.start + span.length] = span.start + span.length
+        ends = np.full(length, length) if self.config.has_whole_prompts else ends
         logits, cache = self._step(cache, token_ids, 0, rope, ImageTokens(embeddings, which), ends)
         hidden = [self.hidden]
         outputs = [int(logits[-1].argmax())]

@@ -33,6 +33,7 @@ from further_vision_checkpoints import FURTHER_VISION_CHECKPOINTS
 from kimi_vision_checkpoints import KIMI_VISION_CHECKPOINTS
 from later_vision_checkpoints import LATER_VISION_CHECKPOINTS
 from make_goldens import CORPUS, random_weights
+from prefix_checkpoints import PREFIX_CHECKPOINTS
 from safetensors.torch import load_file, save_file
 from tiled_checkpoints import TILED_CHECKPOINTS
 from torchvision.transforms.v2 import functional
@@ -42,8 +43,15 @@ from vision_checkpoints import BOS, EOS, SIZES, VISION_CHECKPOINTS, VOCAB_SIZE, 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.models.pictures import picture
 
-ALL = VISION_CHECKPOINTS | LATER_VISION_CHECKPOINTS | DOCUMENT_CHECKPOINTS | KIMI_VISION_CHECKPOINTS | TILED_CHECKPOINTS
-ALL |= FURTHER_VISION_CHECKPOINTS
+ALL = (
+    VISION_CHECKPOINTS
+    | LATER_VISION_CHECKPOINTS
+    | DOCUMENT_CHECKPOINTS
+    | KIMI_VISION_CHECKPOINTS
+    | TILED_CHECKPOINTS
+    | PREFIX_CHECKPOINTS
+    | FURTHER_VISION_CHECKPOINTS
+)
 DATA = Path(__file__).parents[1] / "models" / "data" / "vision"
 NUM_TOKENS, NUM_LOGITS, MIN_GAP, MIN_MOVED = 24, 8, 5e-3, 0.1
 SPEECH = ("talker.model", "code2wav.pre_transformer", "token2wav.code2wav_dit_model")
@@ -179,6 +187,7 @@ def inputs(
         if given["pixel_values"].dtype == torch.bfloat16:  # Llama 4's, which do not say what pixels they come from
             options = {"do_rescale": False, "do_normalize": False, "return_tensors": "pt"}
             given["pixels"] = processor.image_processor(images=[pictures], **options)["pixel_values"]
+    given.pop("labels", None)
     return {name: value.float() if name == "pixel_values" else value for name, value in given.items()}
 
 
@@ -261,7 +270,7 @@ def block_side(config: dict[str, Any]) -> int:
     """Return the patches of a block's side."""
     if "spatial_merge_size" in config or config["vision_config"]["model_type"] == "pixtral":
         return int(config.get("spatial_merge_size", 1))
-    if "llava" in config["model_type"]:
+    if "llava" in config["model_type"] or config["model_type"] == "paligemma":
         return 1
     if "pixel_shuffle_ratio" in config["vision_config"]:
         return int(1 / config["vision_config"]["pixel_shuffle_ratio"])

@@ -149,14 +149,16 @@ def plain(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
             raise table.error("size", "a square")
     else:
         sizes = _central_square(table, bounds.integer("shortest_edge", None, MAX_SIDE))
-    token, is_vip = token_text(tokens, "image_token", "<image>"), config.get("model_type", None) == "vipllava"
-    patch = config.table("vision_config", {}).integer("patch_size", 14 if is_vip else 32, MAX_SIDE)
+    token, kind = token_text(tokens, "image_token", "<image>"), config.get("model_type", None)
+    default = 14 if kind in ("vipllava", "paligemma") else 32
+    patch = config.table("vision_config", {}).integer("patch_size", default, MAX_SIDE)
     return Geometry(sizes, patch, 1, ImageMarkup(token, token), has_class_token=has_class_token(config))
 
 
 def has_class_token(config: Table) -> bool:
-    """Return True for a model with CLIP's tower, which all LLaVA models but LLaVA-OneVision have by default."""
-    default = "siglip_vision_model" if config.get("model_type", None) == "llava_onevision" else _CLIP
+    """Return True for a model with CLIP's tower, which all LLaVA models but LLaVA-OneVision have by default, unlike PaliGemma."""
+    has_siglip = config.get("model_type", None) in ("llava_onevision", "paligemma")
+    default = "siglip_vision_model" if has_siglip else _CLIP
     return bool(config.table("vision_config", {}).get("model_type", default) == _CLIP)
 
 

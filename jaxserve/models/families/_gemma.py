@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from jaxserve.checkpoint.renamed import MULTIMODAL
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.families._common import alternating_layers, build
 from jaxserve.models.families._keys import Keys
@@ -21,7 +22,7 @@ DEFAULTS: Mapping[str, Any] = {
     "tie_word_embeddings": True,
 }
 """transformers' defaults that Gemma 2 and Gemma 3 share."""
-_COMPUTED = ("attn_logit_softcapping", "final_logit_softcapping")
+_COMPUTED = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
 
 
 def gemma(keys: Keys, *, pattern: int) -> DecoderConfig:
@@ -29,7 +30,7 @@ def gemma(keys: Keys, *, pattern: int) -> DecoderConfig:
 
     pattern: the last of every `pattern` layers has full attention, the others a sliding window.
     """
-    keys.require("use_bidirectional_attention", False, None)
+    is_whole = has_whole_prompts(keys)
     layers = alternating_layers(keys, pattern)
     config = build(keys, layers=layers, computed=_COMPUTED, activation_key="hidden_activation")
     return replace(
@@ -40,7 +41,16 @@ def gemma(keys: Keys, *, pattern: int) -> DecoderConfig:
         attention_scale=keys.number("query_pre_attn_scalar") ** -0.5,
         attention_softcap=_cap(keys, "attn_logit_softcapping"),
         logit_softcap=_cap(keys, "final_logit_softcapping"),
+        has_whole_prompts=is_whole,
     )
+
+
+def has_whole_prompts(keys: Keys) -> bool:
+    """Return True for the text part of PaliGemma; raise CheckpointError for other models that attend in both directions."""
+    whole = keys.table.get(MULTIMODAL)
+    is_whole = isinstance(whole, Mapping) and whole.get("model_type") == "paligemma"
+    keys.require("use_bidirectional_attention", *((True, None) if is_whole else (False, None)))
+    return is_whole
 
 
 def _cap(keys: Keys, key: str) -> float | None:

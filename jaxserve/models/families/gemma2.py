@@ -19,6 +19,7 @@ from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families import _gemma
 from jaxserve.models.families._gemma import gemma, gemma_gguf_config
 from jaxserve.models.families._keys import Keys
+from jaxserve.models.families._paligemma import paligemma
 
 DEFAULTS = dict(_gemma.DEFAULTS, rope_theta=10_000.0, attn_logit_softcapping=50.0, final_logit_softcapping=30.0)
 
@@ -41,6 +42,9 @@ def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
 FAMILY = Family(
     ("Gemma2ForCausalLM",),
     decoder_config,
+    text_part_of=("PaliGemmaForConditionalGeneration",),
+    text_model_types=("gemma2",),
+    read_vision=paligemma,
     gguf=GGUFArchitecture("gemma2", norm_offset=1.0, tensor_names=SANDWICH_NORMS, config=_gguf_config),
     maxtext=MaxTextLayout(
         SANDWICH_NORM_NAMES,

@@ -36,6 +36,8 @@ STEP_TOKENS: Final = {"cpu": 20}
 """Tokens of a prompt, by platform, that take about as long as a decode step of few requests: a device multiplies so many while it
 reads the weights once."""
 ACCELERATOR_STEP_TOKENS: Final = 128
+PROMPT_TOKENS: Final = 256
+"""Tokens of text beside an image that a step holds by default if prompts are seen whole."""
 GIVEN_ROWS: Final = 256
 """Embeddings of prompts that one call writes."""
 _TILES_AT_ONCE: Final = 4
@@ -260,14 +262,15 @@ def image_settings(config: Config, decoder: DecoderConfig, platform: str) -> Con
         return config
     limits = resolve_limits(platform, scheduler)
     own = vision.num_rows(_largest(vision, config.images.max_image_patches, platform))
-    needed = own + limits.max_num_seqs - 1
+    text = PROMPT_TOKENS if decoder.has_whole_prompts and scheduler.max_num_batched_tokens is None else 0
+    needed = own + text + limits.max_num_seqs - 1
     if limits.max_num_batched_tokens >= needed:
         return config
     if scheduler.max_num_batched_tokens is not None:
         raise ConfigError(
             f"--max-num-batched-tokens {scheduler.max_num_batched_tokens}: an image of this model has up to {own} tokens, which one "
-            f"step computes beside a token for each other of --max-num-seqs {limits.max_num_seqs} requests; use {needed}, or "
-            "--limit-mm-per-prompt image=0 to serve text only"
+            f"step computes beside a token for each other of --max-num-seqs {limits.max_num_seqs} requests; use {needed}"
+            + ("" if decoder.has_whole_prompts else ", or --limit-mm-per-prompt image=0 to serve text only")
         )
     return replace(config, scheduler=replace(scheduler, max_num_batched_tokens=needed))
 

@@ -210,7 +210,7 @@ def _connector_work(vision: VisionConfig, connector: Connector) -> int:
             return joint * (joint + width) + width * outputs
         case "mean_projector":
             return (d + outputs) * outputs
-        case "linear":
+        case "linear" | "biased_linear":
             return joint * outputs
     return d * outputs
 

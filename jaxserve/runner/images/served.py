@@ -28,7 +28,7 @@ def with_served_images(
     that cannot be served is left out with a warning; raises CheckpointError instead if a setting asks for images.
     """
     if not settings.max_images:
-        return decoder
+        return _of_texts(decoder, path)
     try:
         found = with_vision(decoder, path, text_model(path, checkpoint), mmproj)
         if found.vision is None and settings.asks_for_images:
@@ -42,8 +42,17 @@ def with_served_images(
         if settings.asks_for_images:
             raise CheckpointError(f"--mmproj {settings.mmproj}: {error}") from error
         _LOG.warning("images are not served, texts are: %s", error)
-        return decoder
+        return _of_texts(decoder, path)
     return found
+
+
+def _of_texts(decoder: DecoderConfig, path: Path) -> DecoderConfig:
+    """Return a decoder without its tower. Raises CheckpointError for one whose prompts are seen whole, as steps with images alone do."""
+    if decoder.has_whole_prompts:
+        raise CheckpointError(
+            f"{path}: prompts of this model are seen whole, which is served with its image encoder only"
+        )
+    return decoder
 
 
 def _check_tensors(checkpoint: Checkpoint) -> None:

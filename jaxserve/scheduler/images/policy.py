@@ -25,7 +25,7 @@ arithmetic: they have no budget, and go to the device before the step that reads
 
 A decoder may let the tokens of an image attend to each other in both directions (`ImageInfo.is_bidirectional`). Then a chunk
 never ends inside an image: it ends before it, or a prompt that holds the image's rows gets tokens up to the image's end,
-if need be from prompts of lower rank.
+if need be from prompts of lower rank. If a whole prompt is seen so, it has one image at most, and no token before the image has its rows.
 
 So a reply waits for one part of an encoder call or for one chunk of prompts, never for both. A request never waits for rows that
 it holds itself, a call needs no further rows, and those who hold rows move at least with every second step after it: the rows of
@@ -190,10 +190,11 @@ class ImagePolicy:
 
     def _hold(self, images: RequestImages, first: int, end: int, step: StepItems) -> int:
         """Hold the images of tokens `first` ... `end - 1`; returns the end of those that can be computed."""
-        for i in images.overlapping(first, end):
+        needed = end if images.prompt is None else max(end, images.prompt[0])
+        for i in images.overlapping(first, needed):
             image = images.images[i]
             if (i not in images.held and not self._find(images, i, step)) or image.digest in step.awaited:
-                return max(first, image.start)
+                return first if images.prompt is not None else max(first, image.start)
         return end
 
     def _find(self, images: RequestImages, index: int, step: StepItems) -> bool:

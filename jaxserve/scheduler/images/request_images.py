@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import NamedTuple
 
 import numpy as np
 
+from jaxserve.ipc.image_info import ImageInfo
 from jaxserve.ipc.messages import AddRequest
 from jaxserve.scheduler.plan import NO_IMAGE_ROW, EmbedsItem, EncodeItem
 from jaxserve.types import RequestId
@@ -68,6 +70,13 @@ class PlacedEmbeds:
         return EmbedsItem(self.values, rows, request_id)
 
 
+class Span(NamedTuple):
+    """Tokens of a prompt that attend to each other in both directions."""
+
+    start: int
+    end: int
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class RequestImages:
     """The images, or the given embeddings, of one request."""
@@ -78,6 +87,8 @@ class RequestImages:
     rope_delta: int
     is_bidirectional: bool = False
     """True if each image's tokens see the whole image."""
+    prompt: tuple[int, bytes] | None = None
+    """End and digest of a prompt whose tokens all see each other; None: they do not."""
     held: dict[int, np.ndarray] = field(default_factory=dict)
     """Rows of the images that are held, by their index."""
 
@@ -93,7 +104,15 @@ class RequestImages:
     @property
     def spans(self) -> list[tuple[int, int, bytes]]:
         """First token, end and digest of each image, for the names of pages."""
-        return [(image.start, image.end, image.digest) for image in self.images]
+        whole = [] if self.prompt is None else [(0, *self.prompt)]
+        return whole + [(image.start, image.end, image.digest) for image in self.images]
+
+    @property
+    def _whole(self) -> list[Span]:
+        """Tokens that are seen whole."""
+        if self.prompt is not None:
+            return [Span(0, self.prompt[0])]
+        return [Span(image.start, image.end) for image in self.images] if self.is_bidirectional else []
 
     def overlapping(self, first: int, end: int) -> list[int]:
         """Return the indices of the images that have tokens among `first` ... `end - 1`."""
@@ -109,18 +128,15 @@ class RequestImages:
             rows[low - first : high - first] = own[low - image.start : high - image.start]
         return rows
 
-    def cut_by(self, end: int) -> PlacedImage | PlacedEmbeds | None:
-        """Return the image that a chunk with the end `end` would cut, though its tokens see it whole; None if there is none."""
-        if not self.is_bidirectional:
-            return None
-        return next((image for image in self.images if image.start < end < image.end), None)
+    def cut_by(self, end: int) -> Span | None:
+        """Return the image or prompt that a chunk with the end `end` would cut, though its tokens see it whole; None if there is none."""
+        return next((span for span in self._whole if span.start < end < span.end), None)
 
     def key_ends(self, first: int, count: int) -> np.ndarray:
-        """Return where the keys that each of `count` tokens sees end, int32: after it, or after its image."""
+        """Return where the keys that each of `count` tokens sees end, int32: after it, or after its image or prompt."""
         ends = np.arange(first + 1, first + count + 1, dtype=np.int32)
-        for i in self.overlapping(first, first + count) if self.is_bidirectional else ():
-            image = self.images[i]
-            ends[max(image.start - first, 0) : image.end - first] = image.end
+        for span in self._whole:
+            ends[max(span.start - first, 0) : max(span.end - first, 0)] = span.end
         return ends
 
     def rope(self, first: int, count: int) -> np.ndarray:
@@ -132,11 +148,12 @@ class RequestImages:
         return np.concatenate([known, np.tile(places[known.shape[1] :] + self.rope_delta, (3, 1))], axis=1)
 
 
-def images_of(message: AddRequest, *, is_bidirectional: bool = False) -> RequestImages | None:
-    """Return the images or the given embeddings of a request that admission has passed; None without any."""
+def images_of(message: AddRequest, info: ImageInfo | None = None) -> RequestImages | None:
+    """Return the images or the given embeddings of a request that admission has passed, or a prompt that is seen whole; None without any."""
     if message.prompt_embeds:
         return RequestImages(message.request_id, _placed_embeds(message), None, 0)
-    if not message.images:
+    is_whole = info is not None and info.whole_prompt_tokens > 0
+    if not message.images and not is_whole:
         return None
     placed = []
     for image in message.images:
@@ -149,7 +166,15 @@ def images_of(message: AddRequest, *, is_bidirectional: bool = False) -> Request
     rope = message.rope_positions
     turned = None if rope is None else np.frombuffer(rope.prompt, "<i4").reshape(3, -1)
     delta = 0 if rope is None else rope.delta
-    return RequestImages(message.request_id, tuple(placed), turned, delta, is_bidirectional)
+    is_bidirectional = info is not None and info.is_bidirectional
+    prompt = (len(message.prompt_token_ids), _prompt_digest(message)) if is_whole else None
+    return RequestImages(message.request_id, tuple(placed), turned, delta, is_bidirectional, prompt)
+
+
+def _prompt_digest(message: AddRequest) -> bytes:
+    """Return a digest of a whole prompt: if its tokens see each other, pages of it serve no other prompt."""
+    tokens = np.array(message.prompt_token_ids, "<i4").tobytes()
+    return sha256(b"".join([tokens, *(image.digest for image in message.images)])).digest()
 
 
 def _placed_embeds(message: AddRequest) -> tuple[PlacedEmbeds, ...]:
