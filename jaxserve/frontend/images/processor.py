@@ -162,9 +162,7 @@ def _resized(image: Image.Image, config: ImageProcessorConfig) -> tuple[tuple[in
         case LimitedSides(longest):
             size = _limited_size(image.height, image.width, config.patch_size * config.merge, longest)
         case NearestBlocks(most):
-            block = config.patch_size * config.merge
-            rows, columns = _nearest_blocks(image.height / block, image.width / block, most)
-            size = rows * block, columns * block
+            size = _nearest_blocks(image.height, image.width, config.patch_size * config.merge, most)
         case JoinedTiles() | CoveringTiles():
             raise AssertionError("an image with learned vectors among its embeddings")
         case PaddedSizes() as sizes:
@@ -226,19 +224,23 @@ def _limited_size(height: int, width: int, block: int, longest: int) -> tuple[in
     return -(-height // block) * block, -(-width // block) * block
 
 
-def _nearest_blocks(rows: float, columns: float, most: int) -> tuple[int, int]:
-    """Return whole rows and columns near those of an image. Raises InvalidRequestError for a strip of more than `most` blocks."""
-    ratio = rows / columns
+def _nearest_blocks(height: int, width: int, block: int, most: int) -> tuple[int, int]:
+    """Return multiples of `block` near the image's sides. Raises InvalidRequestError for a strip of more than `most` blocks."""
+    rows, columns = height / block, width / block
+    ratio = columns / rows
     if rows * columns > most:
-        rows = math.sqrt(most * ratio)
-        columns = rows / ratio
+        rows = (most / ratio) ** 0.5
+        columns = rows * ratio
     # Of equally good pairs transformers takes the first one of a set, whose order follows from the numbers.
     ends = [(math.floor(side), math.ceil(side)) for side in (rows, columns)]
     found = {(row, column) for row in ends[0] for column in ends[1]}
     pairs = [pair for pair in found if min(pair) >= 1 and pair[0] * pair[1] <= most]
     if not pairs:
-        raise InvalidRequestError(f"The image is a strip that {most} blocks cannot show in its proportions.")
-    return min(pairs, key=lambda pair: abs(pair[0] / pair[1] - ratio))
+        raise InvalidRequestError(
+            f"The image has {width} x {height} pixels, a strip that {most} blocks of {block} pixels cannot show in its proportions."
+        )
+    best = min(pairs, key=lambda pair: abs(pair[0] / pair[1] - height / width))
+    return best[0] * block, best[1] * block
 
 
 def _padded(image: Image.Image, config: ImageProcessorConfig, sizes: PaddedSizes) -> Image.Image:
