@@ -49,6 +49,11 @@ _JOINED_TILES: Final = (
     "tiles of an image whose rows of features are joined, cut to the image, and end with a learned vector each"
 )
 _SAM: Final = "the tower SAM, whose windows have relative positions"
+_ERNIE_VL: Final = (
+    "Ernie4_5_MoeForCausalLM",
+    "experts of their own for the tokens of images, and positions by row and column in turn before those by time",
+)
+_PHI4: Final = ("Phi3ForCausalLM", "matrices of low rank that are added for prompts with images only")
 _DOTS3: Final = ("DeepseekV32ForCausalLM", "latent attention with windows and a norm of the rotating key")
 _QWEN4: Final = (
     "Qwen3_5MoeForCausalLM",
@@ -57,6 +62,14 @@ _QWEN4: Final = (
 _MISSING: Final[Mapping[str, tuple[str, str]]] = {
     "Granite4VisionForConditionalGeneration": ("GraniteForCausalLM", f"{_JOINED_TILES}, and a Q-Former over windows"),
     "Idefics2ForConditionalGeneration": ("MistralForCausalLM", "a resampler of an image's features"),
+    "Ernie4_5_VLMoeForConditionalGeneration": _ERNIE_VL,
+    "Ernie4_5_VL_MoeForConditionalGeneration": _ERNIE_VL,
+    "AriaForConditionalGeneration": ("DeepseekV2ForCausalLM", "queries that attend to an image's features"),
+    "Molmo2ForConditionalGeneration": ("Qwen3ForCausalLM", "attention of a block's mean to features of several layers"),
+    "FastVlmForConditionalGeneration": ("Qwen2ForCausalLM", "the tower FastViT, which has convolutions"),
+    "PerceptionLMForConditionalGeneration": ("LlamaForCausalLM", "the tower Perception Encoder"),
+    "Phi4MultimodalForCausalLM": _PHI4,
+    "Phi4MMForCausalLM": _PHI4,
     "MllamaForConditionalGeneration": ("LlamaForCausalLM", "attention of texts to an image's features"),
     "LongcatFlashForCausalLM": (
         "DeepseekV3ForCausalLM",

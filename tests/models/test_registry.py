@@ -211,6 +211,13 @@ def test_unknown_architecture_is_rejected_with_the_supported_ones() -> None:
             "nearest: GraniteForCausalLM; missing: tiles of an image whose rows of features are joined",
         ),
         ("Granite4VisionForConditionalGeneration", "learned vector each, and a Q-Former over windows"),
+        (
+            "Ernie4_5_VLMoeForConditionalGeneration",
+            "nearest: Ernie4_5_MoeForCausalLM; missing: experts of their own for the tokens of images",
+        ),
+        ("AriaForConditionalGeneration", "missing: queries that attend to an image's features"),
+        ("Molmo2ForConditionalGeneration", "nearest: Qwen3ForCausalLM; missing: attention of a block's mean"),
+        ("Phi4MultimodalForCausalLM", "nearest: Phi3ForCausalLM; missing: matrices of low rank"),
         ("LongcatFlashForCausalLM", "nearest: DeepseekV3ForCausalLM; missing: layers with two attentions"),
         ("KimiVLForConditionalGeneration", "nearest: DeepseekV3ForCausalLM; missing: its preprocessing"),
         ("DeepseekOCRForCausalLM", "nearest: DeepseekV2ForCausalLM; missing: the tower SAM"),
