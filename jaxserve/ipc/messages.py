@@ -10,10 +10,11 @@ message): finished ("stop", "length"), aborted ("abort"), or failed/rejected ("e
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
+from jaxserve.ipc.call_grammar import Terminals
 from jaxserve.ipc.image_info import ImageInfo
 from jaxserve.ipc.prompt_embeds import PromptEmbeds, PromptEmbedsInfo
 from jaxserve.ipc.prompt_images import PromptImage, RopePositions
@@ -30,36 +31,6 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True, gc=False):
 
 class Hello(Message, frozen=True):
     """First message of an API process: the engine answers with progress, then `Ready`."""
-
-
-Terminals = tuple[str | int, ...]
-"""Text, and control tokens by their ids."""
-
-
-class CallTemplate(msgspec.Struct, frozen=True, array_like=True):
-    """The format of a call of one function: its arguments as JSON between two texts."""
-
-    begin: Terminals
-    schema: dict[str, Any]
-    end: Terminals
-
-
-class CallGrammar(msgspec.Struct, frozen=True, array_like=True):
-    """A reply that consists of at least one call, or of text with calls in it."""
-
-    begin: Terminals
-    """Precedes the calls."""
-    templates: list[CallTemplate]
-    separator: Terminals | None
-    """Stands between two calls; None: there is exactly one call."""
-    end: Terminals
-    """Follows the calls."""
-    allows_text: bool = False
-    """True if the reply may be any text, with calls after each `begin`; if that is empty, text or calls."""
-    reasoning: str = ""
-    """The start of the model's reasoning. Text must not begin with it, since `Thinking` covers it."""
-    answer: str = ""
-    """A JSON schema as JSON: a reply without calls has it. Empty: the text of a reply is free, if it is allowed at all."""
 
 
 class ThinkingBudget(msgspec.Struct, frozen=True, array_like=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -12,7 +11,9 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from jaxserve.config import StructuredConfig
-from jaxserve.ipc.messages import CallGrammar, Grammar, Thinking
+from jaxserve.ipc.call_grammar import ANY_TEXT, CallGrammar, without
+from jaxserve.ipc.messages import Grammar, Thinking
+from jaxserve.structured.calls import call_parts, suffix
 from jaxserve.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -69,7 +70,6 @@ def load_ll_tokenizer(model_path: Path) -> LLTokenizer:
 
 _JSON_OPTIONS: Final[dict[str, Any]] = {"whitespace_flexible": False, "lenient": False, "coerce_one_of": False}
 """Compact JSON, since weak models emit spaces until they reach the limit. Unenforceable schemas are rejected."""
-_ANY_TEXT: Final = "/(?s:.*)/"
 _MAX_ITEMS: Final = 500
 """Parser items per position of the text: the cost of ambiguous grammars grows cubically beyond."""
 _MAX_STEP_ITEMS: Final = 10_000
@@ -121,41 +121,12 @@ def _parts(grammar: Grammar) -> list[dict[str, Any]]:
             return list(json.loads(LLMatcher.grammar_from_regex(grammar.text))["grammars"])
         case "lark":
             return [{"lark_grammar": grammar.text}]
-    return _calls(msgspec.json.decode(grammar.text, type=CallGrammar))
+    return call_parts(msgspec.json.decode(grammar.text, type=CallGrammar), _schema_part)
 
 
-def _calls(calls: CallGrammar) -> list[dict[str, Any]]:
-    """Return the grammar of calls and one per function's arguments, so that a schema's references find its root."""
-    templates = [f"{_terms(call.begin)} @arguments{i} {_terms(call.end)}" for i, call in enumerate(calls.templates)]
-    more = "" if calls.separator is None else f"({_terms(calls.separator)} call)*"
-    rules = [f"calls: call {more} {_terms(calls.end)}", f"call: {' | '.join(templates)}", *_around(calls)]
-    found: list[dict[str, Any]] = [{"lark_grammar": "\n".join(rules) + "\n"}]
-    for i, template in enumerate(calls.templates):
-        (part,) = _parts(Grammar("json_schema", json.dumps(template.schema)))
-        found.append(part | {"name": f"arguments{i}"})
-    if calls.answer:
-        (part,) = _parts(Grammar("json_schema", calls.answer))
-        found.append(part | {"name": "object"})
-    return found
-
-
-def _around(calls: CallGrammar) -> list[str]:
-    """Return the rules for the reply as a whole."""
-    if calls.answer:
-        return [f"start: {_terms(calls.begin)} calls | @object"]
-    if not calls.allows_text:
-        return [f"start: {_terms(calls.begin)} calls"]
-    but_reasoning = rf" & ~/\s*{_pattern(calls.reasoning)}(?s:.*)/" if calls.reasoning else ""
-    if not calls.begin:
-        return ["start: calls | TEXT", rf"TEXT: /\s*([^\s\[{{](?s:.*))?/{but_reasoning}"]
-    mark, *rest = calls.begin
-    if isinstance(mark, int):
-        return [f"start: TEXT (<[{mark}]> {_terms(rest)} calls TEXT)*", f"TEXT: {_ANY_TEXT}{but_reasoning}"]
-    return [
-        f"start: (lead {_terms(rest)} calls)* TEXT",
-        f"lead[suffix={json.dumps(mark)}]: {_ANY_TEXT}{but_reasoning}",
-        f"TEXT: {_text_without(mark)}{but_reasoning}",
-    ]
+def _schema_part(schema: str) -> dict[str, Any]:
+    (part,) = _parts(Grammar("json_schema", schema))
+    return part
 
 
 def _terms(parts: Sequence[str | int]) -> str:
@@ -177,20 +148,12 @@ answer: @answer
 def _thoughts(thinking: Thinking) -> str:
     """Return the end of the rule for thinking, and the rule for its text."""
     (closer,) = thinking.closer
-    text = _text_without(closer) if isinstance(closer, str) else _ANY_TEXT
+    text = f"{ANY_TEXT} & {without(closer)}" if isinstance(closer, str) else ANY_TEXT
     if thinking.budget is not None:
         # Text that exceeds the budget would continue after the rule; so the end is a token that the text cannot contain.
         return (
             f"thoughts <[{thinking.budget.closer}]> space?\nthoughts[max_tokens={thinking.budget.max_tokens}]: {text}"
         )
     if isinstance(closer, str):
-        return f"thoughts space?\nthoughts[suffix={json.dumps(closer)}]: {_ANY_TEXT}"
-    return f"thoughts <[{closer}]> space?\nthoughts: {_ANY_TEXT}"
-
-
-def _text_without(mark: str) -> str:
-    return f"{_ANY_TEXT} & ~/(?s:.*){_pattern(mark)}(?s:.*)/"
-
-
-def _pattern(text: str) -> str:
-    return re.escape(text).replace("/", r"\/")
+        return f"thoughts space?\nthoughts{suffix(closer)}: {ANY_TEXT}"
+    return f"thoughts <[{closer}]> space?\nthoughts: {ANY_TEXT}"

@@ -23,12 +23,13 @@ from typing import Final
 
 from jaxserve.frontend.parsers.bodies import HeaderBody
 from jaxserve.frontend.parsers.calls import Section
-from jaxserve.frontend.parsers.tool_format import ToolFormat
+from jaxserve.frontend.parsers.tool_format import CallSyntax, ToolFormat
 
 SHOUT_TOOLS: Final = ToolFormat(
     name="shout",
     sections=(Section(opener="CALL", body=HeaderBody(re.compile(r"\\\\s*(?P<name>\\\\w+)\\\\s*")), closer="END"),),
     template_signs=("CALL name",),
+    syntaxes=(CallSyntax(begin="CALL", before=" ", between=" ", after=" END", is_name_quoted=False),),
 )
 '''.replace("\\\\", "\\")
 REPLY = 'One moment. CALL get_weather {"city": "Paris"} END'

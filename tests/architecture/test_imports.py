@@ -136,7 +136,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "tokenizer",  # a draft model needs the same one
     },
     "flight": {"scheduler", "kv", "ipc.messages", "sampling.params"},
-    "structured": {"forkserver", "tokenizer", "ipc.messages", "sampling.bits"},
+    "structured": {"forkserver", "tokenizer", "ipc.call_grammar", "ipc.messages", "sampling.bits"},
     "forkserver": set(),
     "scheduler": {
         "kv",

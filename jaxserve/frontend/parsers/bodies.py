@@ -7,24 +7,17 @@ is content.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
-from jaxserve.frontend.parsers.json_value import escaped, pass_value, read_string
-from jaxserve.frontend.parsers.literals import GEMMA, PYTHON, convert_members, convert_value
-from jaxserve.frontend.parsers.scanner import (
-    SPACE,
-    MalformedError,
-    Reading,
-    Scanner,
-    show,
-    show_but_last_newline,
-    stops,
-)
-from jaxserve.frontend.parsers.schema_types import ParameterTypes, type_of
+from jaxserve.frontend.parsers.arguments import Arguments, other_name
+from jaxserve.frontend.parsers.json_value import pass_value, read_string
+from jaxserve.frontend.parsers.literals import PYTHON, convert_members
+from jaxserve.frontend.parsers.raw_values import python_value
+from jaxserve.frontend.parsers.scanner import SPACE, MalformedError, Reading, Scanner, show, stops
+from jaxserve.ipc.call_grammar import Member, Members, Terms
 
 Tools = Mapping[str, Mapping[str, Any]]
 """The functions that the request offers, with the JSON schemas of their parameters."""
@@ -70,8 +63,8 @@ class JsonBody:
         yield from scanner.run(_SPACE_OR_OPENING)
         while True:
             yield from _JsonCall(scanner, place).read()
-            yield from scanner.run(_BETWEEN_OBJECTS)
-            if (yield from scanner.peek()) != "{":
+            separator = yield from scanner.run(_BETWEEN_OBJECTS)
+            if "]" in separator or (yield from scanner.peek()) != "{":
                 return
             scanner.emit("syntax")
 
@@ -148,6 +141,30 @@ class _JsonCall:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyedBody:
+    """A JSON list of objects with one member, whose key is a name and whose value are arguments: `[{"f": {...}}]`."""
+
+    def read(self, scanner: Scanner, place: Place) -> Reading[None]:
+        yield from scanner.run(_SPACE_OR_OPENING)
+        while True:
+            yield from scanner.expect("{")
+            yield from scanner.run(SPACE)
+            name = yield from read_string(scanner)
+            yield from scanner.run(SPACE)
+            yield from scanner.expect(":")
+            yield from scanner.run(SPACE)
+            if (yield from scanner.peek()) != "{":
+                raise MalformedError
+            place.announce(scanner, name)
+            yield from pass_value(scanner, place.closers, show(scanner, "arguments"))
+            scanner.num_calls_read += 1
+            separator = yield from scanner.run(_BETWEEN_OBJECTS)
+            if "]" in separator or (yield from scanner.peek()) != "{":
+                return
+            scanner.emit("syntax")
+
+
+@dataclass(frozen=True, slots=True)
 class HeaderBody:
     """A name in a header, then its arguments as JSON: `f[ARGS]{...}`. A list of objects is read like a JsonBody."""
 
@@ -174,91 +191,17 @@ class HeaderBody:
         yield from scanner.run(self.trailer)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaggedBody:
-    """One tag per parameter, `<parameter=city>\\nParis\\n</parameter>`: the schema says which values are not strings."""
-
-    parameter: str
-    parameter_name_end: str
-    parameter_end: str
-    name_end: str = ""
-    """Text after the function's name. Empty: the name, a word, ends where a parameter begins or the call ends."""
-    value_start: str = ""
-    """Text before a value, after white space."""
-    has_own_lines: bool = True
-    """True if a line break before a value and one after it are not part of it."""
-
-    def read(self, scanner: Scanner, place: Place) -> Reading[None]:
-        ends = stops(self.name_end) if self.name_end else stops(self.parameter, *place.closers)
-        name = (yield from scanner.text_until(ends, MAX_HEADER_CHARS)).strip()
-        if not self.name_end and _NAME_CHARACTERS.fullmatch(name) is None:
-            raise MalformedError
-        scanner.take(len(self.name_end))
-        place.announce(scanner, name)
-        types = ParameterTypes(place.tools.get(name, {}))
-        scanner.emit("arguments", "{")
-        between = ""
-        while True:
-            yield from scanner.run(SPACE)
-            if not (yield from scanner.accept(self.parameter)):
-                break
-            key = (yield from scanner.text_until(stops(self.parameter_name_end), MAX_HEADER_CHARS)).strip()
-            scanner.take(len(self.parameter_name_end))
-            if self.value_start:
-                yield from scanner.run(SPACE)
-                yield from scanner.expect(self.value_start)
-            if self.has_own_lines:
-                yield from scanner.accept("\n")
-            scanner.emit("arguments", f"{between}{json.dumps(key, ensure_ascii=False)}: ")
-            between = ", "
-            yield from self._read_value(scanner, types.of(key))
-        scanner.emit("arguments", "}")
-        scanner.num_calls_read += 1
-
-    def _read_value(self, scanner: Scanner, types: frozenset[str]) -> Reading[None]:
-        end = stops(self.parameter_end)
-        if types <= {"string"}:
-            scanner.emit("arguments", '"')
-            shown = show_but_last_newline if self.has_own_lines else show
-            yield from scanner.until(end, shown(scanner, "arguments", escaped))
-            closing = '"'
-        else:
-            text = yield from scanner.text_until(end)
-            closing = _typed_json(text.removesuffix("\n") if self.has_own_lines else text, types)
-        yield from scanner.expect(self.parameter_end)
-        scanner.emit("arguments", closing)
-
-
-def _typed_json(text: str, types: frozenset[str]) -> str:
-    """Return the JSON of a value that need not be a string.
-
-    Text that is no JSON is a string, and so is JSON of another type than `types` if they include strings.
-    """
-    stripped = text.strip()
-    written = {"True": "true", "False": "false", "None": "null"}.get(stripped, stripped)
-    as_string = json.dumps(text if "string" in types else stripped, ensure_ascii=False)
-    try:
-        value = json.loads(written, parse_constant=_refuse)
-    except (ValueError, RecursionError):
-        return as_string
-    is_string = "string" in types and (isinstance(value, str) or type_of(value) not in types)
-    return as_string if is_string else written
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not JSON")
-
-
 @dataclass(frozen=True, slots=True)
 class PythonBody:
     """Calls of Python functions with literals for arguments: `[f(city="Paris", days=3), g()]`."""
 
     def read(self, scanner: Scanner, place: Place) -> Reading[None]:
         opening = yield from scanner.run(_SPACE_OR_OPENING)
-        if not (place.is_marked or "[" in opening) or not (yield from scanner.peek()).isidentifier():
+        first = yield from scanner.peek()
+        if not (place.is_marked or "[" in opening) or not (first and NAME_CHARACTERS.fullmatch(first)):
             raise MalformedError
         while True:
-            name = yield from scanner.run(_NAME_CHARACTERS)
+            name = yield from scanner.run(NAME_CHARACTERS)
             yield from scanner.expect("(")
             yield from scanner.run(SPACE)
             first = yield from scanner.peek()
@@ -272,20 +215,29 @@ class PythonBody:
                 return
             scanner.emit("syntax")
 
+    def terms(self, arguments: Arguments) -> Terms:
+        """Return the arguments as keywords; a value of its own that is true, false or null has Python's word."""
+        members = [
+            Member((f"{_python_name(one.name, arguments)}=", python_value(one.schema, arguments)), one.count)
+            for one in arguments.named
+        ]
+        if arguments.additional is not None:
+            names = [one.name for one in arguments.named]
+            members.append(
+                Member((other_name(_PYTHON_NAME, names), "=", python_value(arguments.additional, arguments)), "any")
+            )
+        return (Members(tuple(members), (", ",)),)
 
-_NAME_CHARACTERS = re.compile(r"[\w.-]*")
+
+_PYTHON_NAME: Final = r"[A-Za-z_][A-Za-z0-9_]*"
+_IS_PYTHON_NAME = re.compile(r"[^\W\d][\w.-]*")
+
+
+def _python_name(name: str, arguments: Arguments) -> str:
+    if _IS_PYTHON_NAME.fullmatch(name) is None:
+        raise arguments.unsupported(f"the name {name!r}")
+    return name
+
+
+NAME_CHARACTERS = re.compile(r"[\w.-]*")
 _BETWEEN_CALLS = re.compile(r"[\s\],;]*")
-
-
-@dataclass(frozen=True, slots=True)
-class GemmaBody:
-    """Calls of Gemma: `call:f{city:<escape>Paris<escape>,days:3}`, with any of its string markers."""
-
-    def read(self, scanner: Scanner, place: Place) -> Reading[None]:
-        yield from scanner.run(SPACE)
-        yield from scanner.expect("call:")
-        name = (yield from scanner.text_until(stops("{"), MAX_HEADER_CHARS)).strip()
-        place.announce(scanner, name)
-        yield from convert_value(scanner, GEMMA)
-        scanner.num_calls_read += 1
-        yield from scanner.run(SPACE)

@@ -42,18 +42,25 @@ class Section:
         return (*self.starts, self.closer, self.wrapper_end, *self.inner)
 
 
-def read_reply(scanner: Scanner, sections: tuple[Section, ...], tools: Tools) -> Reading[None]:
-    """Read content and calls to the end, and drop white space between them."""
+def read_reply(
+    scanner: Scanner, sections: tuple[Section, ...], tools: Tools, dropped: tuple[str, ...] = ()
+) -> Reading[None]:
+    """Read content and calls to the end, and drop white space between them. dropped: tags that are no content."""
     for section in sections:
         if not section.opener:
             yield from _read_bare(scanner, section, tools)
     by_start = {start: section for section in sections for start in section.starts}
-    ends = stops(*by_start)
+    ends = stops(*by_start, *dropped)
     while True:
         start = yield from scanner.until(ends, show_but_trailing_space(scanner, "content"))
         if not start:
             break
-        yield from _read_section(scanner, by_start[start], tools)
+        if start in dropped:
+            scanner.take(len(start))
+            yield from scanner.run(SPACE)
+            scanner.emit("syntax")
+        else:
+            yield from _read_section(scanner, by_start[start], tools)
     scanner.emit("content")
 
 

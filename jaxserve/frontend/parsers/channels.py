@@ -15,6 +15,10 @@ class ChannelFormat:
 
     name: str
     """Its name as a choice of both `--tool-call-parser` and `--reasoning-parser`."""
+    tool_aliases: tuple[str, ...] = ()
+    """Names that vLLM has for it, as choices of `--tool-call-parser`."""
+    reasoning_aliases: tuple[str, ...] = ()
+    """Names that vLLM has for it, as choices of `--reasoning-parser`."""
     template_signs: tuple[str, ...]
     """Texts that show in a chat template that the model uses this format; one is enough."""
     markers: tuple[str, ...]

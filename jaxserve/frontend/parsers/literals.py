@@ -19,8 +19,11 @@ MAX_DEPTH = 64
 """Largest nesting of lists and objects; deeper ones are malformed."""
 
 _MAX_NUMBER_CHARS = 64
+_MAX_INTEGER_CHARS = 4000
+"""Longer ones are more than Python's readers of JSON take."""
+_INTEGER = re.compile(r"-?(0|[1-9][0-9]*)")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "/": "/", "\n": ""}
 _HEX_DIGITS = {"x": 2, "u": 4, "U": 8}
 _HEX = re.compile(r"[0-9a-fA-F]+")
 
@@ -76,8 +79,7 @@ def convert_members(scanner: Scanner, syntax: LiteralSyntax, sign: str, end: str
     scanner.emit("arguments", "{")
     between = ""
     while not (yield from _at_end(scanner, end)):
-        key = yield from _read_key(scanner, syntax, sign)
-        scanner.emit("arguments", f"{between}{json.dumps(key, ensure_ascii=False)}: ")
+        yield from _convert_key(scanner, syntax, sign, between)
         between = ", "
         yield from convert_value(scanner, syntax, depth)
         yield from _pass_comma(scanner, end)
@@ -113,16 +115,19 @@ def _pass_comma(scanner: Scanner, end: str) -> Reading[None]:
         yield from scanner.expect(",")
 
 
-def _read_key(scanner: Scanner, syntax: LiteralSyntax, sign: str) -> Reading[str]:
-    quote = yield from scanner.accept(*syntax.quotes)
-    if quote:
-        key = yield from scanner.text_until(stops(quote))
-        scanner.take(len(quote))
-        yield from scanner.run(SPACE)
-    else:
+def _convert_key(scanner: Scanner, syntax: LiteralSyntax, sign: str, between: str) -> Reading[None]:
+    """Take a key and `sign`, and emit them after `between`."""
+    quote = yield from scanner.starting(*syntax.quotes)
+    if not quote:
         key = (yield from scanner.text_until(stops(sign, *"'\",()[]{}\n"))).strip()
+        yield from scanner.expect(sign)
+        scanner.emit("arguments", f"{between}{json.dumps(key, ensure_ascii=False)}: ")
+        return
+    scanner.emit("arguments", between)
+    yield from _convert_string(scanner, syntax, quote)
+    yield from scanner.run(SPACE)
     yield from scanner.expect(sign)
-    return key
+    scanner.emit("arguments", ": ")
 
 
 def _read_atom(scanner: Scanner, ends: Stops) -> Reading[str]:
@@ -135,6 +140,8 @@ def _read_atom(scanner: Scanner, ends: Stops) -> Reading[str]:
 def _atom_json(atom: str, syntax: LiteralSyntax) -> str:
     if atom in syntax.words:
         return syntax.words[atom]
+    if len(atom) <= _MAX_INTEGER_CHARS and _INTEGER.fullmatch(atom):
+        return atom
     if len(atom) <= _MAX_NUMBER_CHARS:
         if _NUMBER.fullmatch(atom) and math.isfinite(float(atom)):
             return atom

@@ -13,7 +13,14 @@ from jaxserve.errors import invalid
 from jaxserve.frontend.parsers.bodies import Tools
 from jaxserve.frontend.parsers.calls import read_calls_or_json, read_reply
 from jaxserve.frontend.parsers.channels import ChannelFormat
-from jaxserve.frontend.parsers.formats import CHANNEL_FORMATS, REASONING_FORMATS, TOOL_FORMATS, check_parsers
+from jaxserve.frontend.parsers.formats import (
+    CHANNEL_FORMATS,
+    REASONING_FORMATS,
+    REASONING_PARSERS,
+    TOOL_FORMATS,
+    TOOL_PARSERS,
+    check_parsers,
+)
 from jaxserve.frontend.parsers.formats.generic import GENERIC_TOOLS
 from jaxserve.frontend.parsers.parser import OutputParser
 from jaxserve.frontend.parsers.reasoning import ReasoningFormat, read_reasoning
@@ -79,7 +86,7 @@ class OutputFormat:
         """Return the texts that a parser needs to see even if they are control tokens."""
         if self.channels is not None:
             return self.channels.markers
-        reasoning = (self.reasoning.opener, self.reasoning.closer) if self.reasoning is not None else ()
+        reasoning = self.reasoning.markers if self.reasoning is not None else ()
         sections = self.tools.sections if self.tools is not None and with_tools else ()
         return (*reasoning, *(marker for section in sections for marker in section.markers if marker))
 
@@ -103,11 +110,15 @@ class OutputFormat:
         return continued
 
     def _read(self, scanner: Scanner, tools: Tools, is_json: bool) -> Reading[None]:
+        tags: tuple[str, ...] = ()
         if self.reasoning is not None:
             yield from read_reasoning(scanner, self.reasoning)
-        if self.tools is not None and tools:
-            read = read_calls_or_json if is_json else read_reply
-            yield from read(scanner, self.tools.sections, tools)
+            tags = self.reasoning.answer_tags
+        sections = self.tools.sections if self.tools is not None and tools else ()
+        if sections and is_json:
+            yield from read_calls_or_json(scanner, sections, tools)
+        elif (sections or tags) and not is_json:
+            yield from read_reply(scanner, sections, tools, tags)
 
 
 def choose_output_format(
@@ -120,6 +131,7 @@ def choose_output_format(
     format of channels, which has calls and reasoning in one.
     """
     check_parsers(tool_call_parser, reasoning_parser)
+    tool_call_parser, reasoning_parser = TOOL_PARSERS[tool_call_parser], REASONING_PARSERS[reasoning_parser]
     template = "\n".join(templates)
     flags = {tool_call_parser, reasoning_parser}
     for name in flags & CHANNEL_FORMATS.keys():

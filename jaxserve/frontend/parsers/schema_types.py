@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
@@ -28,6 +29,26 @@ def type_of(value: Any) -> str:
     return _TYPES[type(value)]
 
 
+def typed_json(text: str, types: frozenset[str]) -> str:
+    """Return the JSON of a value that need not be a string.
+
+    Text that is no JSON is a string, and so is JSON of another type than `types` if they include strings.
+    """
+    stripped = text.strip()
+    written = {"True": "true", "False": "false", "None": "null"}.get(stripped, stripped)
+    as_string = json.dumps(text if "string" in types else stripped, ensure_ascii=False)
+    try:
+        value = json.loads(written, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError):
+        return as_string
+    is_string = "string" in types and (isinstance(value, str) or type_of(value) not in types)
+    return as_string if is_string else written
+
+
+def _refuse_constant(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
+
+
 class ParameterTypes:
     """The JSON types that a function's schema allows for each of its parameters."""
 
@@ -40,10 +61,10 @@ class ParameterTypes:
         """Return the types of a parameter, `integer` with each `number`; empty if the schema does not say."""
         objects = [self._root, *_members(self._root.get("allOf"))]
         objects += [referenced_schema(one.get("$ref"), self._root) for one in objects if isinstance(one, dict)]
-        lists = (one.get("properties") for one in objects if isinstance(one, dict))
-        return _common(self._types(properties.get(name)) for properties in lists if isinstance(properties, dict))
+        return _common(self.of_schema(_property(one, name)) for one in objects if isinstance(one, dict))
 
-    def _types(self, schema: Any, depth: int = 0) -> frozenset[str]:
+    def of_schema(self, schema: Any, depth: int = 0) -> frozenset[str]:
+        """Return the types of a value of this schema, in the same way."""
         if not isinstance(schema, dict):
             return frozenset()
         known = self._known.get(id(schema))
@@ -57,16 +78,24 @@ class ParameterTypes:
                 _named_types(schema.get("type")),
                 frozenset(map(type_of, _members(schema.get("enum")))),
                 frozenset([type_of(schema["const"])] if "const" in schema else []),
-                self._types(referenced_schema(schema.get("$ref"), self._root), depth + 1),
-                *(self._types(part, depth + 1) for part in _members(schema.get("allOf"))),
+                self.of_schema(referenced_schema(schema.get("$ref"), self._root), depth + 1),
+                *(self.of_schema(part, depth + 1) for part in _members(schema.get("allOf"))),
                 *(
-                    frozenset().union(*(self._types(part, depth + 1) for part in _members(schema.get(name))))
+                    frozenset().union(*(self.of_schema(part, depth + 1) for part in _members(schema.get(name))))
                     for name in ("anyOf", "oneOf")
                 ),
             ]
         )
         self._known[id(schema)] = types
         return types
+
+
+def _property(schema: Mapping[str, Any], name: str) -> Any:
+    """Return the schema of a property, or that of additional ones."""
+    properties = schema.get("properties")
+    return (
+        properties[name] if isinstance(properties, dict) and name in properties else schema.get("additionalProperties")
+    )
 
 
 def _named_types(named: Any) -> frozenset[str]:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from jaxserve.frontend.parsers.arguments import ArgumentSyntax, JsonArguments
 from jaxserve.frontend.parsers.calls import Section
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSyntax:
-    """Texts around the name and the JSON arguments of a call, from which a grammar for calls is built."""
+    """Texts around the name and the arguments of a call, as the model writes them: a grammar for calls is built from it."""
 
     begin: str = ""
-    """Text before the first call. Empty: the calls are the whole reply."""
+    """Text before the first call."""
+    is_bare: bool = False
+    """True if `begin` is no marker that only calls begin with: the calls are the whole reply."""
     before: str
-    """Text before a name."""
+    """Text before a name; {index} stands for a number."""
     between: str
-    """Text between name and arguments."""
+    """Text between name and arguments; {index} stands for a number."""
+    arguments: ArgumentSyntax = field(default_factory=JsonArguments)
+    """The way in which arguments are written."""
     after: str
     """Text after the arguments."""
     separator: str | None = None
@@ -35,6 +40,8 @@ class ToolFormat:
 
     name: str
     """Its name as a choice of `--tool-call-parser`."""
+    aliases: tuple[str, ...] = ()
+    """Names that vLLM has for it, which are choices as well."""
     sections: tuple[Section, ...]
     template_signs: tuple[str, ...]
     """Texts that show in a chat template that the model uses this format; one is enough."""
@@ -45,8 +52,8 @@ class ToolFormat:
     prompt_id: str | None = None
     """Id of a call in prompts, from its {name} and its {index} among the calls of a conversation, if the model reads the name from
     it. None: the request's id."""
-    syntaxes: tuple[CallSyntax, ...] = ()
-    """Syntaxes for a grammar; the first one whose control tokens exist is used. Empty: calls cannot be constrained."""
+    syntaxes: tuple[CallSyntax, ...]
+    """Syntaxes for a grammar; the first one whose control tokens exist is used."""
     is_explained: bool = False
     """True if the system message explains the format, instead of the chat template."""
     priority: int = 3

@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from jaxserve.frontend.grammar_checker import GrammarChecker
-from jaxserve.ipc.messages import CallGrammar, Grammar
+from jaxserve.ipc.call_grammar import CallGrammar
+from jaxserve.ipc.messages import Grammar
 from tests.unit.apis.test_replies import CHAT, both, play
 from tests.unit.apis.test_tools import BODY, CALLS, TOOLS, api, folded, steps, tooled
 from tests.unit.running_api import Api
@@ -71,7 +72,7 @@ async def test_every_api_asks_for_both(api: Api) -> None:
     function = TOOLS[0]["function"]
     chat = await grammar_of(api, CHAT, BODY | FORMAT)
     assert msgspec.json.decode(chat.answer) == closed
-    assert [template.schema for template in chat.templates] == [{"type": "object"}] * 2
+    assert [call[1].schema for call in chat.calls] == [{"type": "object"}] * 2
     asked = {
         "/v1/responses": {
             "input": "Hi",
@@ -94,7 +95,7 @@ async def test_every_api_asks_for_both(api: Api) -> None:
 async def test_a_call_is_one_of_the_allowed_tools(api: Api) -> None:
     options = {"mode": "required", "tools": TOOLS[1:]}
     forced = await grammar_of(api, CHAT, BODY | {"tool_choice": {"type": "allowed_tools", "allowed_tools": options}})
-    assert ["now" in str(template.begin) for template in forced.templates] == [True]
+    assert ["now" in str(call[0]) for call in forced.calls] == [True]
     assert not forced.allows_text
 
 

@@ -17,7 +17,8 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from jaxserve.config import StructuredConfig
-from jaxserve.ipc.messages import CallGrammar, CallTemplate, Grammar, Terminals, Thinking, ThinkingBudget
+from jaxserve.ipc.call_grammar import CallGrammar, Json, Terminals
+from jaxserve.ipc.messages import Grammar, Thinking, ThinkingBudget
 from jaxserve.sampling.bits import pack_bits
 from jaxserve.structured import masks as masks_module
 from jaxserve.structured.check_process import checked, converted
@@ -112,11 +113,20 @@ def test_thinking_ends_when_its_budget_is_spent(vocabulary: LLTokenizer, tokeniz
 
 def calls(begin: Terminals, separator: Terminals | None, end: Terminals = (), *, allows_text: bool) -> Grammar:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "additionalProperties": False}
-    templates = [CallTemplate((f"{name}:",), schema, (";",)) for name in "fg"]
+    written = tuple((f"{name}:", Json(schema), ";") for name in "fg")
     return Grammar(
         "calls",
         msgspec.json.encode(
-            CallGrammar(begin, templates, separator, end, allows_text, "<t>" if allows_text else "")
+            CallGrammar(
+                begin,
+                written,
+                separator,
+                end,
+                allows_text,
+                is_bare=not begin,
+                excludes_brackets=not begin,
+                reasoning="<t>" if allows_text else "",
+            )
         ).decode(),
     )
 

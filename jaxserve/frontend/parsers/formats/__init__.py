@@ -41,9 +41,23 @@ REASONING_FORMATS: Final = _declared(ReasoningFormat)
 CHANNEL_FORMATS: Final = _declared(ChannelFormat)
 
 
+TOOL_PARSERS: Final[Mapping[str, str]] = MappingProxyType(
+    {name: name for name in ("auto", "none", *TOOL_FORMATS, *CHANNEL_FORMATS)}
+    | {alias: one.name for one in TOOL_FORMATS.values() for alias in one.aliases}
+    | {alias: one.name for one in CHANNEL_FORMATS.values() for alias in one.tool_aliases}
+)
+"""The format of each choice of `--tool-call-parser`: its name, or that of vLLM."""
+REASONING_PARSERS: Final[Mapping[str, str]] = MappingProxyType(
+    {name: name for name in ("auto", "none", *REASONING_FORMATS, *CHANNEL_FORMATS)}
+    | {alias: one.name for one in REASONING_FORMATS.values() for alias in one.aliases}
+    | {alias: one.name for one in CHANNEL_FORMATS.values() for alias in one.reasoning_aliases}
+)
+"""The format of each choice of `--reasoning-parser`: its name, or that of vLLM."""
+
+
 def check_parsers(tool_call_parser: str, reasoning_parser: str) -> None:
     """Raise ConfigError if only one of them names a format of channels, which has calls and reasoning in one."""
-    flags = {tool_call_parser, reasoning_parser}
+    flags = {TOOL_PARSERS[tool_call_parser], REASONING_PARSERS[reasoning_parser]}
     for name in flags & CHANNEL_FORMATS.keys():
         if not flags <= {name, "auto"}:
             raise ConfigError(
@@ -54,9 +68,9 @@ def check_parsers(tool_call_parser: str, reasoning_parser: str) -> None:
 
 def tool_call_parsers() -> list[str]:
     """Return the choices of `--tool-call-parser` besides `auto`."""
-    return ["none", *sorted({*TOOL_FORMATS, *CHANNEL_FORMATS})]
+    return ["none", *sorted(TOOL_PARSERS.keys() - {"auto", "none"})]
 
 
 def reasoning_parsers() -> list[str]:
     """Return the choices of `--reasoning-parser` besides `auto`."""
-    return ["none", *sorted({*REASONING_FORMATS, *CHANNEL_FORMATS})]
+    return ["none", *sorted(REASONING_PARSERS.keys() - {"auto", "none"})]

@@ -11,21 +11,23 @@ from jaxserve.frontend.parsers.tool_format import CallSyntax, ToolFormat
 
 COHERE_TOOLS: Final = ToolFormat(
     name="cohere",
+    aliases=("cohere_command3",),
     sections=(Section(opener="<|START_ACTION|>", body=JsonBody(), closer="<|END_ACTION|>"),),
     template_signs=("<|START_ACTION|>",),
     syntaxes=(
         CallSyntax(
             begin="<|START_ACTION|>[\n    ",
-            before='{"tool_call_id": "0", "tool_name": ',
+            before='{"tool_call_id": "{index}", "tool_name": ',
             between=', "parameters": ',
             after="}",
+            separator=",\n    ",
             end="\n]<|END_ACTION|>",
-            control_tokens=("<|START_ACTION|>", "<|END_ACTION|>"),
         ),
     ),
 )
 COHERE_REASONING: Final = ReasoningFormat(
     name="cohere",
+    aliases=("cohere_command3", "cohere_command4"),
     opener="<|START_THINKING|>",
     closer="<|END_THINKING|>",
     template_signs=("<|START_THINKING|>",),

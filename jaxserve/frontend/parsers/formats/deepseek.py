@@ -1,18 +1,19 @@
-"""Tool calls of DeepSeek V3 and R1: a name in a header, then arguments as JSON."""
+"""Tool calls of DeepSeek V3, R1 and V3.1: a name in a header, then arguments as JSON."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Final
 
 from jaxserve.frontend.parsers.bodies import HeaderBody
 from jaxserve.frontend.parsers.calls import Section
-from jaxserve.frontend.parsers.tool_format import ToolFormat
+from jaxserve.frontend.parsers.tool_format import CallSyntax, ToolFormat
 
 _HEADER = re.compile(r"\s*(?:function<｜tool▁sep｜>)?(?P<name>[^\s<`]+)\s*(?:<｜tool▁sep｜>)?\s*(?:```(?:json)?)?\s*")
 
-DEEPSEEK_TOOLS: Final = ToolFormat(
-    name="deepseek",
+DEEPSEEK_V31_TOOLS: Final = ToolFormat(
+    name="deepseek_v31",
     sections=(
         Section(
             wrapper="<｜tool▁calls▁begin｜>",
@@ -24,4 +25,31 @@ DEEPSEEK_TOOLS: Final = ToolFormat(
         ),
     ),
     template_signs=("<｜tool▁calls▁begin｜>",),
+    syntaxes=(
+        CallSyntax(
+            begin="<｜tool▁calls▁begin｜>",
+            before="<｜tool▁call▁begin｜>",
+            between="<｜tool▁sep｜>",
+            after="<｜tool▁call▁end｜>",
+            separator="",
+            end="<｜tool▁calls▁end｜>",
+            is_name_quoted=False,
+        ),
+    ),
+)
+DEEPSEEK_TOOLS: Final = replace(
+    DEEPSEEK_V31_TOOLS,
+    name="deepseek",
+    aliases=("deepseek_v3",),
+    template_signs=("tool['type'] + '<｜tool▁sep｜>'", "function<｜tool▁sep｜>"),
+    syntaxes=(
+        replace(
+            DEEPSEEK_V31_TOOLS.syntaxes[0],
+            before="<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+            between="\n```json\n",
+            after="\n```<｜tool▁call▁end｜>",
+            separator="\n",
+        ),
+    ),
+    priority=4,
 )

@@ -4,23 +4,41 @@ from __future__ import annotations
 
 from typing import Final
 
-from jaxserve.frontend.parsers.bodies import GemmaBody
 from jaxserve.frontend.parsers.calls import Section
+from jaxserve.frontend.parsers.gemma_calls import GemmaBody
 from jaxserve.frontend.parsers.reasoning import ReasoningFormat
-from jaxserve.frontend.parsers.tool_format import ToolFormat
+from jaxserve.frontend.parsers.tool_format import CallSyntax, ToolFormat
+
+_SECTION: Final = Section(
+    opener="<start_function_call>", body=GemmaBody("<escape>"), closer="<end_function_call>", inner=("<escape>",)
+)
+_SECTION4: Final = Section(opener="<|tool_call>", body=GemmaBody('<|"|>'), closer="<tool_call|>", inner=('<|"|>',))
+
+
+def _syntax(section: Section, body: GemmaBody) -> CallSyntax:
+    return CallSyntax(
+        begin=section.opener,
+        before="call:",
+        between="{",
+        arguments=body,
+        after="}" + section.closer,
+        separator=section.opener,
+        is_name_quoted=False,
+    )
+
 
 GEMMA_TOOLS: Final = ToolFormat(
-    name="gemma",
-    sections=(
-        Section(
-            opener="<start_function_call>",
-            body=GemmaBody(),
-            closer="<end_function_call>",
-            inner=("<escape>",),
-        ),
-        Section(opener="<|tool_call>", body=GemmaBody(), closer="<tool_call|>", inner=('<|"|>',)),
-    ),
-    template_signs=("<start_function_call>", "<|tool_call>"),
+    name="functiongemma",
+    sections=(_SECTION,),
+    template_signs=("<start_function_call>",),
+    syntaxes=(_syntax(_SECTION, GemmaBody("<escape>")),),
+)
+GEMMA4_TOOLS: Final = ToolFormat(
+    name="gemma4",
+    aliases=("gemma",),
+    sections=(_SECTION4,),
+    template_signs=("<|tool_call>",),
+    syntaxes=(_syntax(_SECTION4, GemmaBody('<|"|>')),),
 )
 
 GEMMA4_REASONING: Final = ReasoningFormat(

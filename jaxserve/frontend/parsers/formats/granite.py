@@ -6,6 +6,7 @@ from typing import Final
 
 from jaxserve.frontend.parsers.bodies import JsonBody
 from jaxserve.frontend.parsers.calls import Section
+from jaxserve.frontend.parsers.reasoning import ReasoningFormat
 from jaxserve.frontend.parsers.tool_format import CallSyntax, ToolFormat
 
 GRANITE_TOOLS: Final = ToolFormat(
@@ -20,7 +21,6 @@ GRANITE_TOOLS: Final = ToolFormat(
             after="}",
             separator=", ",
             end="]",
-            control_tokens=("<|tool_call|>",),
         ),
     ),
 )
@@ -31,3 +31,13 @@ PHI4_MINI_TOOLS: Final = ToolFormat(
     syntaxes=GRANITE_TOOLS.syntaxes,
     priority=4,
 )
+GRANITE_REASONING: Final = ReasoningFormat(
+    name="granite",
+    opener="Here is my thought process:",
+    closer="Here is my response:",
+    other_openers=("Here's my thought process:",),
+    other_closers=("Here's my response:",),
+    template_signs=("Here is my thought process:",),
+    priority=1,
+)
+"""Granite 3.2."""

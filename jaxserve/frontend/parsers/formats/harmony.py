@@ -92,6 +92,8 @@ def _read_body(scanner: Scanner, kind: Kind) -> Reading[None]:
 
 HARMONY: Final = ChannelFormat(
     name="harmony",
+    tool_aliases=("openai",),
+    reasoning_aliases=("openai_gptoss",),
     template_signs=(_CHANNEL_MARKER,),
     markers=(_START, _MESSAGE, *_ENDS, _CHANNEL_MARKER, "<|constrain|>"),
     read=_read,

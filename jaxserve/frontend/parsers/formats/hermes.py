@@ -10,6 +10,7 @@ from jaxserve.frontend.parsers.tool_format import CallSyntax, ToolFormat
 
 HERMES_TOOLS: Final = ToolFormat(
     name="hermes",
+    aliases=("ernie45", "exaone4", "granite4"),
     sections=(Section(opener="<tool_call>", body=JsonBody(), closer="</tool_call>"),),
     template_signs=("<tool_call>",),
     foreign_signs=("<tool_calls>", "<invoke"),

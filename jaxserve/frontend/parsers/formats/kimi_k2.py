@@ -7,7 +7,7 @@ from typing import Final
 
 from jaxserve.frontend.parsers.bodies import HeaderBody
 from jaxserve.frontend.parsers.calls import Section
-from jaxserve.frontend.parsers.tool_format import ToolFormat
+from jaxserve.frontend.parsers.tool_format import CallSyntax, ToolFormat
 
 _HEADER = re.compile(
     r"\s*(?:functions\.)?(?P<name>[^\s<:]+)(?::\d+)?\s*(?:<\|tool_call_argument_begin\|>)?\s*", re.ASCII
@@ -26,5 +26,16 @@ KIMI_K2_TOOLS: Final = ToolFormat(
         ),
     ),
     template_signs=("<|tool_calls_section_begin|>",),
+    syntaxes=(
+        CallSyntax(
+            begin="<|tool_calls_section_begin|>",
+            before="<|tool_call_begin|>functions.",
+            between=":{index}<|tool_call_argument_begin|>",
+            after="<|tool_call_end|>",
+            separator="",
+            end="<|tool_calls_section_end|>",
+            is_name_quoted=False,
+        ),
+    ),
     prompt_id="functions.{name}:{index}",
 )

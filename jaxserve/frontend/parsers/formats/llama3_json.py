@@ -10,9 +10,10 @@ from jaxserve.frontend.parsers.tool_format import CallSyntax, ToolFormat
 
 LLAMA3_JSON_TOOLS: Final = ToolFormat(
     name="llama3_json",
+    aliases=("llama4_json",),
     sections=(Section(body=JsonBody()), Section(opener="<|python_tag|>", body=JsonBody())),
     template_signs=("<|python_tag|>", '"parameters": dictionary'),
     foreign_signs=("<function=",),
-    syntaxes=(CallSyntax(before='{"name": ', between=', "parameters": ', after="}"),),
+    syntaxes=(CallSyntax(is_bare=True, before='{"name": ', between=', "parameters": ', after="}"),),
     priority=0,
 )

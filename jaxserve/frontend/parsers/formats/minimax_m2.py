@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from jaxserve.frontend.parsers.bodies import TaggedBody
 from jaxserve.frontend.parsers.calls import Section
-from jaxserve.frontend.parsers.tool_format import ToolFormat
+from jaxserve.frontend.parsers.tagged import TaggedBody
+from jaxserve.frontend.parsers.tool_format import CallSyntax, ToolFormat
+
+_BODY: Final = TaggedBody(
+    name_end='">',
+    parameter='<parameter name="',
+    parameter_name_end='">',
+    parameter_end="</parameter>",
+    has_own_lines=False,
+)
 
 MINIMAX_M2_TOOLS: Final = ToolFormat(
     name="minimax_m2",
@@ -14,16 +22,22 @@ MINIMAX_M2_TOOLS: Final = ToolFormat(
         Section(
             wrapper="<minimax:tool_call>",
             opener='<invoke name="',
-            body=TaggedBody(
-                name_end='">',
-                parameter='<parameter name="',
-                parameter_name_end='">',
-                parameter_end="</parameter>",
-                has_own_lines=False,
-            ),
+            body=_BODY,
             closer="</invoke>",
             wrapper_end="</minimax:tool_call>",
         ),
     ),
     template_signs=("<minimax:tool_call>",),
+    syntaxes=(
+        CallSyntax(
+            begin="<minimax:tool_call>",
+            before='\n<invoke name="',
+            between='">\n',
+            arguments=_BODY,
+            after="</invoke>",
+            separator="",
+            end="\n</minimax:tool_call>",
+            is_name_quoted=False,
+        ),
+    ),
 )

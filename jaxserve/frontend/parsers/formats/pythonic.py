@@ -2,27 +2,56 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 from jaxserve.frontend.parsers.bodies import PythonBody
 from jaxserve.frontend.parsers.calls import Section
-from jaxserve.frontend.parsers.tool_format import ToolFormat
+from jaxserve.frontend.parsers.tool_format import CallSyntax, ToolFormat
+
+_LIST: Final = CallSyntax(
+    begin="[",
+    is_bare=True,
+    before="",
+    between="(",
+    arguments=PythonBody(),
+    after=")",
+    separator=", ",
+    end="]",
+    is_name_quoted=False,
+)
+_LLAMA: Final = Section(opener="<|python_start|>", body=PythonBody(), closer="<|python_end|>")
+_OLMO: Final = Section(opener="<function_calls>", body=PythonBody(), closer="</function_calls>")
+_LFM: Final = Section(opener="<|tool_call_start|>", body=PythonBody(), closer="<|tool_call_end|>")
 
 PYTHONIC_TOOLS: Final = ToolFormat(
     name="pythonic",
-    sections=(
-        Section(body=PythonBody()),
-        Section(opener="<function_calls>", body=PythonBody(), closer="</function_calls>"),
-        Section(opener="<|python_start|>", body=PythonBody(), closer="<|python_end|>"),
-        Section(opener="<|tool_call_start|>", body=PythonBody(), closer="<|tool_call_end|>"),
+    aliases=("llama4_pythonic",),
+    sections=(Section(body=PythonBody()), _LLAMA),
+    template_signs=("<|python_start|>", "[func_name1("),
+    syntaxes=(_LIST,),
+    priority=2,
+)
+OLMO3_TOOLS: Final = ToolFormat(
+    name="olmo3",
+    sections=(_OLMO,),
+    template_signs=("<function_calls>",),
+    syntaxes=(
+        replace(
+            _LIST,
+            begin="<function_calls>",
+            is_bare=False,
+            before="\n",
+            separator="",
+            end="\n</function_calls>",
+        ),
     ),
-    template_signs=(
-        "<function_calls>",
-        "<|python_start|>",
-        "[func_name1(",
-        "<|tool_list_start|>",
-        "<|tool_call_start|>",
-        "List of tools: [",
-    ),
+    priority=2,
+)
+LFM2_TOOLS: Final = ToolFormat(
+    name="lfm2",
+    sections=(_LFM,),
+    template_signs=("<|tool_call_start|>", "<|tool_list_start|>", "List of tools: ["),
+    syntaxes=(replace(_LIST, begin="<|tool_call_start|>[", is_bare=False, end="]<|tool_call_end|>"),),
     priority=2,
 )

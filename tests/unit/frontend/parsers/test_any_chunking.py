@@ -22,7 +22,20 @@ SPECIAL = {
     ]
     for name in NAMES
 }
-NOT_JSON = ("pythonic", "gemma", "qwen3_coder", "glm45", "minimax_m2", "seed_oss")
+NOT_JSON = (
+    "glm47",
+    "deepseek_v32",
+    "deepseek_v4",
+    "pythonic",
+    "olmo3",
+    "lfm2",
+    "functiongemma",
+    "gemma4",
+    "qwen3_coder",
+    "glm45",
+    "minimax_m2",
+    "seed_oss",
+)
 COMMON = [
     *'{}[]()"\\,:;=<>`|\' \n', "now", "get_weather", '{"name": "now", "arguments": {', '"a"', "null", "1", "é🐚",
     "<think>", "</think>", "now(", "a=", "call:now{", "</parameter>", "<parameter=city>", '"""',

@@ -14,7 +14,9 @@ from jaxserve.frontend.messages import CalledFunction, ChatMessage, MessageToolC
 from jaxserve.frontend.parsers.formats import (
     CHANNEL_FORMATS,
     REASONING_FORMATS,
+    REASONING_PARSERS,
     TOOL_FORMATS,
+    TOOL_PARSERS,
 )
 from jaxserve.frontend.parsers.output_format import choose_output_format
 from jaxserve.runtime.settings import SETTINGS
@@ -26,8 +28,24 @@ TEMPLATES = Path(__file__).parents[2] / "tokenizer" / "data" / "templates"
 
 def test_flags_offer_every_format() -> None:
     choices = {setting.name: setting.choices for setting in SETTINGS}
-    assert set(choices["tool_call_parser"]) == {"auto", "none", *TOOL_FORMATS, *CHANNEL_FORMATS}
-    assert set(choices["reasoning_parser"]) == {"auto", "none", *REASONING_FORMATS, *CHANNEL_FORMATS}
+    assert set(choices["tool_call_parser"]) == TOOL_PARSERS.keys() > {"auto", "none", *TOOL_FORMATS, *CHANNEL_FORMATS}
+    assert set(choices["reasoning_parser"]) == REASONING_PARSERS.keys() > {"none", *REASONING_FORMATS, *CHANNEL_FORMATS}
+
+
+@pytest.mark.parametrize(
+    ("tools", "reasoning", "found"),
+    [
+        ("deepseek_v3", "deepseek_v3", ("deepseek", "qwen3")),
+        ("llama4_pythonic", "step3", ("pythonic", "deepseek_r1")),
+        ("step3p5", "step3p5", ("qwen3_coder", "qwen3")),
+        ("poolside_v1", "poolside_v1", ("glm45", "qwen3")),
+        ("openai", "openai_gptoss", ("harmony", "harmony")),
+        ("openai", "auto", ("harmony", "harmony")),
+    ],
+)
+def test_names_of_vllm_are_choices(tools: str, reasoning: str, found: tuple[str, str]) -> None:
+    chosen = choose_output_format([], tools, reasoning)
+    assert str(chosen) == "output format: tool calls {}, reasoning {}".format(*found)
 
 
 @pytest.mark.parametrize(
@@ -51,23 +69,35 @@ def test_templates_of_families_are_known(template: str, tools: str | None, reaso
         ("<seed:tool_call>\n<function=example>\n<parameter=x>", "seed_oss"),
         ("<|python_tag|> or <function=example>{json}</function>", "generic"),
         ("<tool_call><invoke name=", "generic"),
-        ("<tool_call>{name}\n<arg_key>k</arg_key>", "glm45"),
+        ("<tool_call>{name}\n<arg_key>k</arg_key>\n<arg_value>", "glm45"),
+        ("<tool_call>{name}<arg_key>k</arg_key><arg_value>", "glm47"),
+        ("tool['type'] + '<｜tool▁sep｜>' <｜tool▁calls▁begin｜>", "deepseek"),
+        ("<｜DSML｜function_calls>", "deepseek_v32"),
+        ("<{{ dsml_token }}function_calls>", "deepseek_v32"),
+        ("<{{ dsml_token }}tool_calls>", "deepseek_v4"),
+        ("wrapped in <function_calls></function_calls> XML tags", "olmo3"),
         ('<minimax:tool_call>\n<invoke name="f">\n<parameter name="x">', "minimax_m2"),
         ("write <|tool_call|> and a JSON list of the tools used", "granite"),
         ("<|tool|>{tools}<|/tool|> <|tool_call|>", "phi4_mini_json"),
         ("<TOOLCALL>[{calls}]</TOOLCALL>", "nemotron_json"),
         ("<|START_ACTION|>[", "cohere"),
-        ("List of tools: <|tool_list_start|>", "pythonic"),
-        ("system_prompt + 'List of tools: ['", "pythonic"),
+        ("List of tools: <|tool_list_start|>", "lfm2"),
+        ("system_prompt + 'List of tools: ['", "lfm2"),
         ("{{- '<tool_calls>[' }}", "jamba"),
-        ("<tool_calls>\n<tool_call>{name}<tool_sep>", "generic"),
+        ("<tool_calls>\n<tool_call>{name}<tool_sep>\n<arg_key>", "hy_v3"),
         ("{{- '<|python_tag|>' }}", "llama3_json"),
         ('{"name": function name, "parameters": dictionary of names}', "llama3_json"),
         ("[func_name1(params_name1=params_value1)]", "pythonic"),
-        ("<start_function_call>", "gemma"),
-        ("<|tool_call>call:", "gemma"),
-        ("<｜tool▁calls▁begin｜>", "deepseek"),
+        ("<start_function_call>", "functiongemma"),
+        ("<|tool_call>call:", "gemma4"),
+        ("<｜tool▁calls▁begin｜>", "deepseek_v31"),
         ("<|tool_calls_section_begin|>", "kimi_k2"),
+        ('<tool_calls>[{"name": "func_name1", "arguments": {"argument1": "value1"}}]</tool_calls>', "hunyuan_a13b"),
+        ("'<|action_start|><|plugin|>'", "internlm"),
+        ("<longcat_tool_call>", "longcat"),
+        ("<function_call> {json}", "granite-20b-fc"),
+        ("When using tools, make calls in a single JSON array:", "xlam"),
+        ("<|tools_prefix|>[", "apertus"),
         ("nothing", "generic"),
     ],
 )
@@ -77,7 +107,15 @@ def test_signs_of_a_template(text: str, tools: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "reasoning"), [("<think>", "qwen3"), ("<seed:think>", "seed_oss"), ("<|START_THINKING|>", "cohere")]
+    ("text", "reasoning"),
+    [
+        ("<think>", "qwen3"),
+        ("<seed:think>", "seed_oss"),
+        ("<|START_THINKING|>", "cohere"),
+        ("<think></think> and <response></response>", "ernie45"),
+        ("<think> <|extra_4|>", "hunyuan_a13b"),
+        ("Here is my thought process:", "granite"),
+    ],
 )
 def test_signs_of_reasoning_in_a_template(text: str, reasoning: str) -> None:
     chosen = choose_output_format([text], "none", "auto")

@@ -68,6 +68,28 @@ def test_other_markers(name: str, text: str) -> None:
     assert (reply.reasoning, reply.content) == ("Why?", "So.")
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "content"),
+    [
+        ("ernie45", "<think>\nWhy?\n</think>\n\n\n<response>\nSo.\n</response>\n", "So."),
+        ("hunyuan_a13b", "<think>\nWhy?\n</think>\n<answer>\nSo.\n</answer>", "So."),
+        ("hunyuan_a13b", "<think>\nWhy?\n</think>\nSo <answer", "So <answer"),
+        ("granite", "Here is my thought process: Why? Here is my response: So.", "So."),
+        ("granite", "Here's my thought process: Why? Here's my response:\nSo.", "So."),
+    ],
+)
+def test_tags_around_the_answer_and_other_openers(name: str, text: str, content: str) -> None:
+    for tools in (None, "hermes"):
+        reply = read(output_format(tools, name), text)
+        assert (reply.reasoning, reply.content) == ("Why?", content)
+
+
+def test_calls_beside_tags_of_answers_are_read() -> None:
+    text = 'Why?\n</think>\n\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>\n'
+    reply = read(output_format("hermes", "ernie45"), text, "<think>\n")
+    assert (reply.reasoning, reply.calls, reply.content) == ("Why?", [("now", "{}")], "")
+
+
 def test_calls_in_the_reasoning_are_thoughts_and_after_it_are_calls() -> None:
     call = '<tool_call>{"name": "now"}</tool_call>'
     reply = read(output_format("hermes", "qwen3"), f"<think>I could {call}</think>\n{call}")

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 
-from jaxserve.frontend.parsers.formats import TOOL_FORMATS
-from jaxserve.frontend.parsers.tool_format import CallSyntax
 from tests.unit.frontend.parsers.reading import TOOLS, output_format, read
 
 WEATHER = {"city": "Par}is", "days": 3}
@@ -25,6 +23,25 @@ ONE_CALL = {
     "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
     "glm45": "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>Par}is</arg_value>\n"
     "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>",
+    "glm47": "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Par}is</arg_value><arg_key>days</arg_key>"
+    "<arg_value>3</arg_value></tool_call>",
+    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>"
+    + JSON
+    + "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek_v32": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
+    '<｜DSML｜parameter name="city" string="true">Par}is</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+    "deepseek_v4": '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="get_weather">\n'
+    '<｜DSML｜parameter name="city" string="true">Par}is</｜DSML｜parameter>\n'
+    '<｜DSML｜parameter name="days" string="false">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n</｜DSML｜tool_calls>',
+    "hy_v3": "<tool_calls>\n<tool_call>get_weather<tool_sep>\n<arg_key>city</arg_key>\n<arg_value>Par}is</arg_value>\n"
+    "<arg_key>days</arg_key>\n<arg_value>3</arg_value>\n</tool_call>\n</tool_calls>",
+    "hunyuan_a13b": '<tool_calls>[{"name": "get_weather", "arguments": ' + JSON + "}]</tool_calls>",
+    "internlm": '<|action_start|><|plugin|>\n{"name": "get_weather", "parameters": ' + JSON + "}<|action_end|>",
+    "longcat": '<longcat_tool_call>\n{"name": "get_weather", "arguments": ' + JSON + "}\n</longcat_tool_call>",
+    "granite-20b-fc": '<function_call> {"name": "get_weather", "arguments": ' + JSON + "}",
+    "xlam": '[{"name": "get_weather", "arguments": ' + JSON + "}]",
+    "apertus": '<|tools_prefix|>[{"get_weather": ' + JSON + "}]<|tools_suffix|>",
     "minimax_m2": '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Par}is</parameter>\n'
     '<parameter name="days">3</parameter>\n</invoke>\n</minimax:tool_call>',
     "seed_oss": "<seed:tool_call>\n<function=get_weather>\n<parameter=city>Par}is</parameter>\n"
@@ -35,7 +52,10 @@ ONE_CALL = {
     "cohere": '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "get_weather", "parameters": '
     + JSON
     + "}\n]<|END_ACTION|>",
-    "gemma": '<|tool_call>call:get_weather{city:<|"|>Par}is<|"|>,days:3}<tool_call|>',
+    "functiongemma": "<start_function_call>call:get_weather{city:<escape>Par}is<escape>,days:3}<end_function_call>",
+    "olmo3": "<function_calls>\nget_weather(city='Par}is', days=3)\n</function_calls>",
+    "lfm2": "<|tool_call_start|>[get_weather(city='Par}is', days=3)]<|tool_call_end|>",
+    "gemma4": '<|tool_call>call:get_weather{city:<|"|>Par}is<|"|>,days:3}<tool_call|>',
     "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
     + JSON
     + "\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
@@ -56,12 +76,12 @@ VARIANTS = [
     ("llama3_json", ' {"type": "function", "function": "get_weather", "parameters": ' + JSON + "}"),
     ("pythonic", '[get_weather(days=3, city="Par}is")]'),
     ("pythonic", '<|python_start|>[get_weather(city="Par}is", days=3,)]<|python_end|>'),
-    ("pythonic", '<function_calls>\nget_weather(city="Par}is", days=3)\n</function_calls>'),
+    ("olmo3", '<function_calls>\nget_weather(city="Par}is", days=3)\n</function_calls>'),
     ("mistral", "[TOOL_CALLS]get_weather" + JSON),
     ("mistral", "[TOOL_CALLS]get_weather[ARGS]" + JSON),
     ("mistral", "[TOOL_CALLS]get_weather[CALL_ID]a1B2c3D4e[ARGS]" + JSON),
     ("qwen3_coder", "<function=get_weather><parameter=city>Par}is</parameter><parameter=days>3</parameter></function>"),
-    ("pythonic", '<|tool_call_start|>[get_weather(city="Par}is", days=3)]<|tool_call_end|>'),
+    ("lfm2", '<|tool_call_start|>[get_weather(city="Par}is", days=3)]<|tool_call_end|>'),
     ("glm45", "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Par}is</arg_value><arg_key>days</arg_key>"
      "<arg_value>3</arg_value></tool_call>"),
     ("glm45", "<tool_call> get_weather \n<arg_key>days</arg_key><arg_value> 3 </arg_value><arg_key>city</arg_key><arg_value>Par}is</arg_value></tool_call>"),
@@ -69,8 +89,7 @@ VARIANTS = [
     ("seed_oss", "<function=get_weather><parameter=city>Par}is</parameter><parameter=days>3</parameter></function>"),
     ("phi4_mini_json", 'functools[{"name": "get_weather", "arguments": ' + JSON + "}]"),
     ("nemotron_json", '<TOOLCALL>[{"name": "get_weather", "arguments": ' + JSON + "}"),
-    ("gemma", "<start_function_call>call:get_weather{city:<escape>Par}is<escape>,days:3}<end_function_call>"),
-    ("gemma", '<|tool_call>call:get_weather{"city": "Par}is", days: 3}<tool_call|>'),
+    ("gemma4", '<|tool_call>call:get_weather{"city": "Par}is", days: 3}<tool_call|>'),
     ("deepseek", "<｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>" + JSON + "<｜tool▁call▁end｜>"),
     ("kimi_k2", "<|tool_call_begin|> functions.get_weather:12 <|tool_call_argument_begin|> " + JSON + " <|tool_call_end|>"),
     ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>get_weather<|tool_call_argument_begin|>" + JSON),
@@ -113,6 +132,13 @@ def test_a_complete_call_is_counted_when_its_arguments_end(name: str, text: str)
         ("qwen3_coder", "{0}\n<tool_call>\n<function=now>\n</function>\n</tool_call>"),
         ("glm45", "{0}\n<tool_call>now</tool_call>"),
         ("glm45", "{0}\n<tool_call>now\n</tool_call>"),
+        ("deepseek_v32", '{5}<｜DSML｜invoke name="now">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>'),
+        ("hy_v3", "{6}<tool_call>now<tool_sep></tool_call></tool_calls>"),
+        ("hunyuan_a13b", '<tool_calls>[{{"name": "get_weather", "arguments": {1}}}, {{"name": "now"}}]</tool_calls>'),
+        ("longcat", '{0}\n<longcat_tool_call>{{"name": "now"}}</longcat_tool_call>'),
+        ("granite-20b-fc", '{0}\n<function_call> {{"name": "now", "arguments": {{}}}}'),
+        ("xlam", '[{{"name": "get_weather", "arguments": {1}}}, {{"name": "now", "arguments": {{}}}}]'),
+        ("apertus", '<|tools_prefix|>[{{"get_weather": {1}}}, {{"now": {{}}}}]<|tools_suffix|>'),
         ("minimax_m2", '{4}<invoke name="now">\n</invoke>\n</minimax:tool_call>'),
         ("seed_oss", "{0}\n<seed:tool_call>\n<function=now>\n</function>\n</seed:tool_call>"),
         ("granite", '<|tool_call|>[{{"name": "get_weather", "arguments": {1}}}, {{"name": "now", "arguments": {{}}}}]'),
@@ -122,7 +148,7 @@ def test_a_complete_call_is_counted_when_its_arguments_end(name: str, text: str)
             "cohere",
             '{0}<|START_ACTION|>[{{"tool_call_id": "1", "tool_name": "now", "parameters": {{}}}}]<|END_ACTION|>',
         ),
-        ("gemma", "{0}<|tool_call>call:now{{}}<tool_call|>"),
+        ("gemma4", "{0}<|tool_call>call:now{{}}<tool_call|>"),
         ("deepseek", "{2}\n<｜tool▁call▁begin｜>now<｜tool▁sep｜><｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
         (
             "kimi_k2",
@@ -130,17 +156,20 @@ def test_a_complete_call_is_counted_when_its_arguments_end(name: str, text: str)
         ),
         ("harmony", "{0}<|end|><|start|>assistant<|channel|>commentary to=functions.now<|message|><|call|>"),
         ("pythonic", '[get_weather(city="Par}}is", days=3), now()]'),
-        ("pythonic", '<function_calls>\nget_weather(city="Par}}is", days=3)\nnow()\n</function_calls>'),
+        ("olmo3", '<function_calls>\nget_weather(city="Par}}is", days=3)\nnow()\n</function_calls>'),
     ],
 )
 def test_two_calls_are_read(name: str, text: str) -> None:
     first = ONE_CALL[name]
-    ends = ("<｜tool▁calls▁end｜>", "<|tool_calls_section_end|>", "</minimax:tool_call>")
+    ends = (
+        "<｜tool▁calls▁end｜>", "<|tool_calls_section_end|>", "</minimax:tool_call>", "</｜DSML｜function_calls>",
+        "</tool_calls>",
+    )  # fmt: skip
     whole = text.format(first, JSON, *map(first.removesuffix, ends))
     assert arguments(read(output_format(name), whole).calls) == [("get_weather", WEATHER), NOW]
 
 
-@pytest.mark.parametrize("name", sorted(set(ONE_CALL) - {"llama3_json", "pythonic", "harmony"}))
+@pytest.mark.parametrize("name", sorted(set(ONE_CALL) - {"llama3_json", "pythonic", "harmony", "xlam"}))
 def test_content_around_a_call_is_content(name: str) -> None:
     reply = read(output_format(name), f" Let me see.\n\n{ONE_CALL[name]}\n\nThere. \n")
     assert arguments(reply.calls) == [("get_weather", WEATHER)]
@@ -177,9 +206,14 @@ def test_text_without_a_call_is_content_unchanged(name: str) -> None:
         ("minimax_m2", "<minimax:tool_call> none </minimax:tool_call>"),
         ("granite", "<|tool_call|> none"),
         ("cohere", "<|START_ACTION|>[]<|END_ACTION|>"),
-        ("gemma", "<|tool_call>get_weather{}"),
+        ("gemma4", "<|tool_call>get_weather{}"),
         ("deepseek", "<｜tool▁calls▁begin｜>none<｜tool▁calls▁end｜>"),
         ("kimi_k2", "<|tool_calls_section_begin|>none<|tool_calls_section_end|>"),
+        ("deepseek_v32", '<｜DSML｜function_calls> <｜DSML｜invoke name="x'),
+        ("hy_v3", "<tool_calls>none</tool_calls>"),
+        ("apertus", '<|tools_prefix|>[{"now": 5}]<|tools_suffix|>'),
+        ("xlam", '[{"name": "print", "arguments": {}}]'),
+        ("internlm", "<|action_start|><|plugin|> none"),
     ],
 )
 def test_what_is_no_call_stays_content(name: str, text: str) -> None:
@@ -200,7 +234,9 @@ def test_what_is_no_call_stays_content(name: str, text: str) -> None:
         ("qwen3_coder", "<function=now><parameter=city>Pa", '{"city": "Pa'),
         ("glm45", "<tool_call>now\n<arg_key>city</arg_key><arg_value>Pa", '{"city": "Pa'),
         ("minimax_m2", '<invoke name="now"><parameter name="city">Pa', '{"city": "Pa'),
-        ("gemma", '<|tool_call>call:now{city:<|"|>Pa', '{"city": "Pa'),
+        ("gemma4", '<|tool_call>call:now{city:<|"|>Pa', '{"city": "Pa'),
+        ("deepseek_v32", '<｜DSML｜invoke name="now"><｜DSML｜parameter name="city" string="true">Pa', '{"city": "Pa'),
+        ("apertus", '<|tools_prefix|>[{"now": {"city": "Pa', '{"city": "Pa'),
     ],
 )
 def test_a_call_cut_short_keeps_what_is_there(name: str, text: str, partial: str) -> None:
@@ -263,7 +299,10 @@ def test_a_call_that_stops_making_sense_ends_there() -> None:
         ("Paris", "Paris"),
         ("1e999", "1e999"),
         ("nan", "nan"),
-        ("9" * 100, "9" * 100),
+        ("9" * 100, int("9" * 100)),
+        ("9" * 5000, "9" * 5000),
+        ('{"a\\"b": 1, "\\u00e9": [2], \'\\\\\': 3}', {'a"b': 1, "é": [2], "\\": 3}),
+        ('"a\\/b"', "a/b"),
         ("__import__", "__import__"),
     ],
 )
@@ -284,7 +323,7 @@ def test_python_literals_become_json(literal: str, value: Any) -> None:
 )
 def test_gemma_values_become_json(text: str, value: Any) -> None:
     call = f"<start_function_call>call:now{{x:{text}}}<end_function_call>"
-    assert arguments(read(output_format("gemma"), call).calls) == [("now", {"x": value})]
+    assert arguments(read(output_format("functiongemma"), call).calls) == [("now", {"x": value})]
 
 
 @pytest.mark.parametrize(
@@ -328,6 +367,37 @@ def test_gemma_values_become_json(text: str, value: Any) -> None:
 )
 def test_tagged_values_have_the_type_of_the_schema(parameter: str, text: str, value: Any) -> None:
     assert tagged(parameter, text) == {parameter: value}
+
+
+@pytest.mark.parametrize(
+    ("parameter", "flag", "text", "value"),
+    [
+        ("city", ' string="true">', "3", "3"),
+        ("city", ' string="false">', "3", "3"),
+        ("days", ' string="true">', "3", "3"),
+        ("days", ' string="false">', "3", 3),
+        ("either", ' string="true">', "3", "3"),
+        ("either", ' string="false">', "3", 3),
+        ("unknown", ' string="false">', '{"a": [1]}', {"a": [1]}),
+        ("unknown", ' string="false">', "so", "so"),
+        ("unknown", ">", "3", "3"),
+        ("days", ">", "3", 3),
+    ],
+)
+def test_a_flag_says_whether_a_value_is_a_string(parameter: str, flag: str, text: str, value: Any) -> None:
+    call = (
+        f'<｜DSML｜invoke name="get_weather"><｜DSML｜parameter name="{parameter}"{flag}{text}'
+        "</｜DSML｜parameter></｜DSML｜invoke>"
+    )
+    assert arguments(read(output_format("deepseek_v32"), call).calls) == [("get_weather", {parameter: value})]
+
+
+def test_the_end_of_a_parameter_inside_a_string_of_json_does_not_end_it() -> None:
+    value = {"x": 'a</parameter>b\\"</parameter>'}
+    assert tagged("place", json.dumps(value)) == {"place": value}
+    assert tagged("note", '["</parameter>') == {"note": '["'}, "a string ends there"
+    reply = read(output_format("qwen3_coder"), '<function=get_weather><parameter=place>{"x": "</parameter>end')
+    assert (reply.calls, reply.content) == ([("get_weather", '{"place": ')], '{"x": "</parameter>end')
 
 
 @pytest.mark.parametrize("text", ["a\n", "\n\na", "    return 1\n", "", " "])
@@ -389,18 +459,3 @@ def test_harmony_goes_on_with_the_message_that_the_prompt_began() -> None:
     assert [event.text for event in parser.feed(" ris.")] == [" ris."]
     cut = read(output_format("harmony"), "<|channel|>anal", prompt_end="<|start|>assistant")
     assert (cut.content, cut.reasoning) == ("", "")
-
-
-@pytest.mark.parametrize(
-    ("name", "syntax"), [(name, syntax) for name, row in TOOL_FORMATS.items() for syntax in row.syntaxes]
-)
-def test_what_a_grammar_spells_is_read_as_calls(name: str, syntax: CallSyntax) -> None:
-    def call(function: str) -> str:
-        quoted = json.dumps(function) if syntax.is_name_quoted else function
-        return syntax.before + quoted + syntax.between + JSON + syntax.after
-
-    begin, end = syntax.begin, syntax.end
-    assert arguments(read(output_format(name), begin + call("get_weather") + end).calls) == [("get_weather", WEATHER)]
-    if syntax.separator is not None:
-        both = begin + call("get_weather") + syntax.separator + call("now") + end
-        assert arguments(read(output_format(name), both).calls) == [("get_weather", WEATHER), ("now", WEATHER)]

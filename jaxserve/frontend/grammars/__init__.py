@@ -1,0 +1,1 @@
+"""Grammars of replies with tool calls, and checks of schemas."""
