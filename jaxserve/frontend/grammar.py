@@ -15,6 +15,7 @@ from jaxserve.frontend.constraints import Constraint
 from jaxserve.frontend.grammars.calls import NamedGrammar, call_grammar
 from jaxserve.frontend.grammars.schema_checks import check_schema, too_deep
 from jaxserve.frontend.json_schema import intended_schema
+from jaxserve.frontend.parsers.channels import ChannelFormat
 from jaxserve.frontend.parsers.output_format import ParserSpec
 from jaxserve.frontend.parsers.reasoning import ReasoningFormat
 from jaxserve.frontend.request import Conversation, GenerationRequest
@@ -92,7 +93,9 @@ def after_thinking(
     if spec.continued is not None:
         raise _unsupported(param, "for the rest of a message (continue_final_message)")
     if spec.output_format.channels is not None:
-        raise _unsupported(param, "with this model's format of reasoning (--reasoning-parser none)")
+        if named is None:
+            raise _unsupported(param, "with this model's format of reasoning (--reasoning-parser none)")
+        return _in_channels(spec.output_format.channels, tokenizer, spec, named)
     reasoning = spec.output_format.reasoning
     if reasoning is None:
         return named
@@ -110,6 +113,17 @@ def after_thinking(
     )
     grammar = named.grammar if named is not None else _any_reply(tokenizer, spec, reasoning)
     return NamedGrammar(msgspec.structs.replace(grammar, thinking=thinking), param)
+
+
+def _in_channels(channels: ChannelFormat, tokenizer: Tokenizer, spec: ParserSpec, named: NamedGrammar) -> NamedGrammar:
+    """Return the grammar after any messages of reasoning; one that is not of calls is in the channel of answers."""
+    tokens = tokenizer.control_tokens
+    if not tokens.include(channels.markers) or not spec.prompt_end.endswith(channels.begin):
+        raise _unsupported(named.param, f"with a prompt that does not end with {channels.begin} as control tokens")
+    opener, closer = map(tokens.split, channels.reasoning)
+    answer = () if named.grammar.kind == "calls" else tokens.split(channels.answer)
+    thinking = Thinking(opener, closer, is_open=False, answer_begin=answer)
+    return NamedGrammar(msgspec.structs.replace(named.grammar, thinking=thinking), named.param)
 
 
 def _any_reply(tokenizer: Tokenizer, spec: ParserSpec, reasoning: ReasoningFormat) -> Grammar:

@@ -76,6 +76,8 @@ class CallGrammar(msgspec.Struct, frozen=True, array_like=True):
     """The start of the model's reasoning. Text must not begin with it, since `Thinking` covers it."""
     other_starts: tuple[str, ...] = ()
     """Further texts that a parser takes for the start of a call: text does not contain them."""
+    text_begin: Terminals = ()
+    """Precedes the text, or the answer, of a reply without calls."""
     answer: str = ""
     """A JSON schema as JSON: a reply without calls has it. Empty: the text of a reply is free, if it is allowed at all."""
 

@@ -50,6 +50,8 @@ class Thinking(msgspec.Struct, frozen=True, array_like=True):
     """True if it has begun in the prompt; otherwise the reply may begin with it."""
     budget: ThinkingBudget | None = None
     """None: the model decides when it ends."""
+    answer_begin: Terminals = ()
+    """Precedes what follows the reasoning."""
 
 
 class Grammar(msgspec.Struct, frozen=True, array_like=True):

@@ -95,16 +95,16 @@ class _Rules:
 
 def _around(calls: CallGrammar, rules: _Rules) -> list[str]:
     """Return the rules for the reply as a whole."""
-    begin = rules.sequence(calls.begin)
+    begin, text_begin = rules.sequence(calls.begin), rules.sequence(calls.text_begin)
     if calls.answer:
-        return [f"start: {begin} calls | @object"]
+        return [f"start: {begin} calls | {text_begin} @object"]
     if not calls.allows_text:
         return [f"start: {begin} calls"]
     excluded = rf" & ~/\s*{pattern_of(calls.reasoning)}(?s:.*)/" if calls.reasoning else ""
     excluded += "".join(f" & {without(start)}" for start in calls.other_starts)
     excluded += r" & ~/\s*[\[{](?s:.*)/" if calls.excludes_brackets else ""
     if calls.is_bare:
-        return [f"start: {begin} calls | TEXT", f"TEXT: {ANY_TEXT}{excluded}"]
+        return [f"start: {begin} calls | {text_begin} TEXT", f"TEXT: {ANY_TEXT}{excluded}"]
     mark, *rest = calls.begin
     begin = rules.sequence(rest)
     if isinstance(mark, int):

@@ -136,24 +136,26 @@ def _terms(parts: Sequence[str | int]) -> str:
 def _with_thinking(thinking: Thinking) -> dict[str, Any]:
     """Return the grammar of reasoning up to and with its end, optional space, then the grammar "answer"."""
     opener = "" if thinking.is_open else _terms(thinking.opener)
+    _, *rest = thinking.closer
     start = "start: thinking answer" if thinking.is_open else "start: thinking answer | answer"
+    if rest:  # a message, of which there may be several
+        start = "start: thinking* answer"
     lark = f"""{start}
 thinking: {opener} {_thoughts(thinking)}
 space: /[ \\n]{{1,2}}/
-answer: @answer
+answer: {_terms(thinking.answer_begin)} @answer
 """
     return {"name": "main", "lark_grammar": lark}
 
 
 def _thoughts(thinking: Thinking) -> str:
     """Return the end of the rule for thinking, and the rule for its text."""
-    (closer,) = thinking.closer
+    closer, *rest = thinking.closer
+    following = _terms(rest) or "space?"
     text = f"{ANY_TEXT} & {without(closer)}" if isinstance(closer, str) else ANY_TEXT
     if thinking.budget is not None:
         # Text that exceeds the budget would continue after the rule; so the end is a token that the text cannot contain.
-        return (
-            f"thoughts <[{thinking.budget.closer}]> space?\nthoughts[max_tokens={thinking.budget.max_tokens}]: {text}"
-        )
+        return f"thoughts <[{thinking.budget.closer}]> {following}\nthoughts[max_tokens={thinking.budget.max_tokens}]: {text}"
     if isinstance(closer, str):
-        return f"thoughts space?\nthoughts{suffix(closer)}: {ANY_TEXT}"
-    return f"thoughts <[{closer}]> space?\nthoughts: {ANY_TEXT}"
+        return f"thoughts {following}\nthoughts{suffix(closer)}: {ANY_TEXT}"
+    return f"thoughts <[{closer}]> {following}\nthoughts: {ANY_TEXT}"

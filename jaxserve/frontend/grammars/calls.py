@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -12,8 +12,9 @@ from jaxserve.frontend.grammars.schema_checks import check_schema
 from jaxserve.frontend.json_schema import intended_schema
 from jaxserve.frontend.messages import FunctionDefinition
 from jaxserve.frontend.parsers.arguments import Arguments
+from jaxserve.frontend.parsers.calls import Section
 from jaxserve.frontend.parsers.output_format import OutputFormat
-from jaxserve.frontend.parsers.tool_format import CallSyntax, ToolFormat
+from jaxserve.frontend.parsers.tool_format import CallSyntax
 from jaxserve.frontend.request import Conversation
 from jaxserve.ipc.call_grammar import CallGrammar, Either, Member, Members, Term, Terminals, Terms, Text
 from jaxserve.ipc.messages import Grammar
@@ -51,13 +52,13 @@ def call_grammar(
         answer = None
     if not offered or not (choice.is_forced or strict or answer):
         return None
-    format_ = output_format.tools
-    syntax = None if format_ is None else _syntax(tokenizer, format_)
-    if format_ is None or syntax is None:
+    format_, channels = output_format.tools, output_format.channels
+    syntax = _syntax(tokenizer, output_format)
+    if syntax is None:
         path = f"{names.function.format(strict[0])}.strict" if strict else "tools"
         param = "tool_choice" if choice.is_forced else path if answer is None else answer.param
         raise unsupported(param, "is not supported together with tools by this model (--tool-call-parser)")
-    if answer is not None and syntax.is_bare:
+    if answer is not None and syntax.is_bare and channels is None:
         raise unsupported(
             answer.param,
             "is not supported together with tools by this model: no marker tells its calls from a reply in JSON "
@@ -75,7 +76,8 @@ def call_grammar(
     if is_parallel is None:
         is_parallel = not (choice.is_forced and output_format.explains_tools)
     separator = syntax.separator if is_parallel and choice.name is None else None
-    begin = _begin(format_, syntax, tokens)
+    sections = () if format_ is None else format_.sections
+    begin = _begin(sections, syntax, tokens)
     grammar = CallGrammar(
         begin,
         tuple(calls),
@@ -83,18 +85,23 @@ def call_grammar(
         tokens(syntax.end),
         allows_text=not choice.is_forced,
         is_bare=syntax.is_bare,
-        excludes_brackets=any(not section.opener for section in format_.sections),
+        excludes_brackets=any(not section.opener for section in sections),
         reasoning=output_format.reasoning.opener if output_format.reasoning is not None else "",
-        other_starts=_other_starts(format_, begin, tokens),
+        other_starts=_other_starts(sections, begin, tokens),
+        text_begin=() if channels is None else tokens(channels.answer),
         answer="" if answer is None else answer.grammar.text,
     )
     param = "tools" if answer is None else answer.param
     return NamedGrammar(Grammar("calls", msgspec.json.encode(grammar).decode()), param)
 
 
-def _syntax(tokenizer: Tokenizer, tools: ToolFormat) -> CallSyntax | None:
+def _syntax(tokenizer: Tokenizer, output_format: OutputFormat) -> CallSyntax | None:
     """Return the first call syntax whose control tokens the vocabulary has."""
-    return next((one for one in tools.syntaxes if tokenizer.control_tokens.include(one.control_tokens)), None)
+    if output_format.channels is not None:
+        has_markers = tokenizer.control_tokens.include(output_format.channels.markers)
+        return output_format.channels.syntax if has_markers else None
+    syntaxes = output_format.tools.syntaxes if output_format.tools is not None else ()
+    return next((one for one in syntaxes if tokenizer.control_tokens.include(one.control_tokens)), None)
 
 
 def _schema(function: FunctionDefinition, param: str, max_depth: int) -> dict[str, Any]:
@@ -144,18 +151,18 @@ def _parts(term: Term, tokens: Callable[[str], Terminals]) -> Terms:
             return (term,)
 
 
-def _begin(tools: ToolFormat, syntax: CallSyntax, tokens: Callable[[str], Terminals]) -> Terminals:
+def _begin(sections: Sequence[Section], syntax: CallSyntax, tokens: Callable[[str], Terminals]) -> Terminals:
     """Return what precedes the calls; its first part is the text that a parser takes for the start of calls."""
-    start = max((start for start in _starts(tools) if syntax.begin.startswith(start)), key=len, default="")
+    start = max((start for start in _starts(sections) if syntax.begin.startswith(start)), key=len, default="")
     return (*tokens(start), *tokens(syntax.begin.removeprefix(start)))
 
 
-def _starts(tools: ToolFormat) -> Iterator[str]:
-    return (start for section in tools.sections for start in section.starts)
+def _starts(sections: Sequence[Section]) -> Iterator[str]:
+    return (start for section in sections for start in section.starts)
 
 
-def _other_starts(tools: ToolFormat, begin: Terminals, tokens: Callable[[str], Terminals]) -> tuple[str, ...]:
+def _other_starts(sections: Sequence[Section], begin: Terminals, tokens: Callable[[str], Terminals]) -> tuple[str, ...]:
     """Return the starts of calls, besides the one of the grammar, that a text could have."""
     return tuple(
-        start for start in dict.fromkeys(_starts(tools)) if begin[:1] != (start,) and tokens(start) == (start,)
+        start for start in dict.fromkeys(_starts(sections)) if begin[:1] != (start,) and tokens(start) == (start,)
     )

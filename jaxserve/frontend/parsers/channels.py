@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from jaxserve.frontend.parsers.bodies import Tools
 from jaxserve.frontend.parsers.scanner import Reading, Scanner
+from jaxserve.frontend.parsers.tool_format import CallSyntax
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,4 +28,12 @@ class ChannelFormat:
     """Parses a reply."""
     prefill: Callable[[str, str | None], str]
     """Returns the text of the format that the prompt's end, or the continued message, has already begun."""
+    begin: str
+    """The end of a prompt, after which a reply begins."""
+    reasoning: tuple[str, str]
+    """The texts before and after a message of reasoning; another message follows."""
+    answer: str
+    """The text before the answer."""
+    syntax: CallSyntax
+    """The way in which calls are written, for a grammar."""
     priority: int = 0

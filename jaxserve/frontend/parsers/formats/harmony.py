@@ -24,6 +24,7 @@ from jaxserve.frontend.parsers.scanner import (
     show_but_trailing_space,
     stops,
 )
+from jaxserve.frontend.parsers.tool_format import CallSyntax
 
 _START: Final = "<|start|>"
 _MESSAGE: Final = "<|message|>"
@@ -98,4 +99,14 @@ HARMONY: Final = ChannelFormat(
     markers=(_START, _MESSAGE, *_ENDS, _CHANNEL_MARKER, "<|constrain|>"),
     read=_read,
     prefill=_prefill,
+    begin=f"{_START}assistant",
+    reasoning=(f"{_CHANNEL_MARKER}analysis{_MESSAGE}", f"<|end|>{_START}assistant"),
+    answer=f"{_CHANNEL_MARKER}final{_MESSAGE}",
+    syntax=CallSyntax(
+        is_bare=True,
+        before=f"{_CHANNEL_MARKER}commentary to=functions.",
+        between=f" <|constrain|>json{_MESSAGE}",
+        after="",
+        is_name_quoted=False,
+    ),
 )
