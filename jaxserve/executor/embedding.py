@@ -84,7 +84,7 @@ def _logit_head(model: DecoderConfig | EncoderConfig, tokens: tuple[int, ...]) -
         raise ConfigError(f"{setting}: an encoder has none")
     if max(tokens) >= model.vocab_size:
         raise ConfigError(f"{setting}: token {max(tokens)} is not one of the {model.vocab_size} of this model")
-    if model.logit_softcap is not None or model.lm_head_bias or model.logit_scale != 1:
+    if model.logit_softcap is not None or model.logit_layer or model.lm_head_bias or model.logit_scale != 1:
         raise ConfigError(f"{setting}: not for models that scale or cap their logits, or add a bias")
     layer = HeadLayer("output head", model.hidden_size, 1, has_bias=False, token_ids=tokens)
     return EmbeddingHead((layer,), "last", scores_pairs=True, is_sigmoid=True)

@@ -11,7 +11,7 @@ from jaxserve.model_config.activation import Activation
 from jaxserve.model_config.altup import AltUpConfig
 from jaxserve.model_config.cache import CacheGroup, CacheLayout, LayerCache, cache_layout
 from jaxserve.model_config.eagle import EagleConfig
-from jaxserve.model_config.embedding_head import EmbeddingHead
+from jaxserve.model_config.embedding_head import EmbeddingHead, HeadLayer
 from jaxserve.model_config.experts import ClampedGate, ExpertsConfig
 from jaxserve.model_config.hyper import HyperConfig
 from jaxserve.model_config.indexer import BlockIndexerConfig
@@ -30,15 +30,13 @@ parallel_apart: the same, but each has a norm of its own (GPT-NeoX)."""
 NormKind = Literal["rms", "layer", "layer_with_bias"]
 """rms: RMSNorm; layer: LayerNorm without a bias (Cohere 2); layer_with_bias: LayerNorm (StableLM)."""
 NormWeights = Literal["plain", "wide", "offset", "none"]
-"""plain: multiplied in the activations' dtype; wide: in float32; offset: in float32 by 1 + weight (Gemma); none: there are none
-(NanoChat). Norms of layers have these, and those of queries and keys."""
+"""plain: multiplied in the activations' dtype; wide: in float32; offset: in float32 by 1 + weight (Gemma); none: there are none (NanoChat). Norms of layers have these, and those of queries and keys."""
 Sinks = Literal["none", "all", "windows"]
-"""Attention sinks, a logit in the softmax without a value for each head: in all layers (gpt-oss), or in those with a window (MiMo-V2-Flash)."""
+"""Attention sinks, a logit in the softmax without a value for each head: in all layers, or in those with a window."""
 EmbeddingNorm = Literal["none", "tokens", "inputs"]
-"""Norm of embeddings. tokens: of those of tokens, without weights (Muse Glimmer); inputs: of those that the first layer gets, with the weights that norms of layers have (ModernBERT)."""
+"""Norm of embeddings. tokens: of those of tokens, without weights; inputs: of those that the first layer gets, with weights."""
 OutputGate = Literal["none", "queries", "apart", "heads"]
-"""Gate of each head's output. queries: the query projection has it after the head's query (Qwen3-Next); apart: a projection of
-its own has it (AFMoE); heads: the same, with one number for each head (LFM3)."""
+"""Gate of each head's output. queries: the query projection has it after the head's query (Qwen3-Next); apart: a projection of its own has it (AFMoE); heads: the same, with one number for each head (LFM3)."""
 GateActivation = Literal["sigmoid", "softplus"]
 """Activation of the gate of each head's output: sigmoid (Qwen3-Next), or softplus in float32 (Laguna)."""
 
@@ -203,12 +201,14 @@ class DecoderConfig:
     has_layer_scales: bool = False
     """True if each layer has a number in the checkpoint that its output is multiplied with (Gemma 4)."""
     has_residual_affine: bool = False
-    """True if each dimension of a block's output, and of what it is added to, has a bias and a factor, and the embeddings have them, too (ZAYA)."""
+    """True if each dimension of a block's output, of what it is added to, and of embeddings has a bias and a factor (ZAYA)."""
     residual_scale: float = 1.0
     """Factor on each block's output."""
     logit_scale: float = 1.0
     logit_softcap: float | None = None
     """Soft cap on logits after `logit_scale`, as `attention_softcap`."""
+    logit_layer: HeadLayer | None = None
+    """Layer between the final norm and the output head (ModernBERT's decoders); None: there is none."""
     lm_head_bias: bool = False
     """True if the output head has a bias (Phi-3.5-MoE)."""
     mlp_has_gate: bool = True

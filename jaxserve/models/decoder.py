@@ -34,7 +34,7 @@ from jaxserve.model_config.cache import CachePlace, LayerPlaces
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig, NormPlacement, NormWeights
 from jaxserve.model_config.recurrent import ConvolvedQKVConfig
 from jaxserve.models.altup import AltUp, AltUpStreams, Laurel
-from jaxserve.models.embedding_head import VectorHead
+from jaxserve.models.embedding_head import DenseLayer, VectorHead
 from jaxserve.models.per_layer import PerLayerBlock, PerLayerInputs
 from jaxserve.models.residual import HyperConnection, ResidualAffine, hyper_head
 from jaxserve.models.vision import VisionTower
@@ -262,7 +262,7 @@ class DecoderStack(nnx.Module):
     """Embedding, layers, final norm: the checkpoint's `model.` prefix."""
 
     def __init__(self, config: DecoderConfig, policy: DtypePolicy) -> None:
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, policy)
+        self.embed_tokens = _table(config, policy, has_bias=config.lm_head_bias and config.tied_embeddings)
         dim = config.per_layer_dim
         self.per_layer = None if dim is None else PerLayerInputs(config, dim, policy)
         self.altup = None if config.altup is None else AltUpStreams(config, config.altup, policy)
@@ -280,8 +280,8 @@ class DecoderStack(nnx.Module):
         )
 
 
-def _output_head(config: DecoderConfig, policy: DtypePolicy) -> Embedding:
-    return Embedding(config.vocab_size, config.hidden_size, policy, has_logit_bias=config.lm_head_bias)
+def _table(config: DecoderConfig, policy: DtypePolicy, *, has_bias: bool) -> Embedding:
+    return Embedding(config.vocab_size, config.hidden_size, policy, has_logit_bias=has_bias)
 
 
 class Decoder(nnx.Module):
@@ -290,7 +290,8 @@ class Decoder(nnx.Module):
     def __init__(self, config: DecoderConfig, policy: DtypePolicy) -> None:
         self.config = config
         self.model = DecoderStack(config, policy)
-        self.lm_head = None if config.tied_embeddings else _output_head(config, policy)
+        self.lm_head = None if config.tied_embeddings else _table(config, policy, has_bias=config.lm_head_bias)
+        self.logit_layer = None if config.logit_layer is None else DenseLayer(config.logit_layer, policy)
         self.vision = None if config.vision is None else VisionTower(config.vision, policy)
         self.head = None if config.head is None else VectorHead(config.head, policy)
 
@@ -383,5 +384,6 @@ class Decoder(nnx.Module):
         head = self.model.embed_tokens if self.lm_head is None else self.lm_head
         cap = self.config.logit_softcap
         with jax.named_scope("head"):
+            hidden = hidden if self.logit_layer is None else self.logit_layer(hidden)
             logits = scaled(head.logits(hidden, num_rows), self.config.logit_scale)
             return logits if cap is None else jnp.tanh(logits / cap) * cap

@@ -44,6 +44,10 @@ _INKLING: Final = (
     "attention scores with a term by distance that each query computes, convolved outputs of blocks, and shared experts among the "
     "weights of the router",
 )
+_ASSISTANT: Final = (
+    "Gemma4ForCausalLM",
+    "attention to the keys and values of the model that it drafts for; draft with a smaller Gemma 4 or an EAGLE-3 head",
+)
 _SHARED: Final = "a block of attention that several layers share and whose input is twice as wide"
 _JOINED_TILES: Final = (
     "tiles of an image whose rows of features are joined, cut to the image, and end with a learned vector each"
@@ -98,6 +102,23 @@ _MISSING: Final[Mapping[str, tuple[str, str]]] = {
     "Dots3NoteForConditionalGeneration": _DOTS3,
     "Qwen4ExpForCausalLM": _QWEN4,
     "Qwen4ExpForConditionalGeneration": _QWEN4,
+    "Gemma4AssistantForCausalLM": _ASSISTANT,
+    "Gemma4UnifiedAssistantForCausalLM": _ASSISTANT,
+    "MuseSparkForConditionalGeneration": (
+        "MuseGlimmerTextModel",
+        "gates on residuals, and norms of the outputs of heads and of each expert",
+    ),
+    "RecurrentGemmaForCausalLM": ("GemmaForCausalLM", "real-gated linear recurrent units"),
+    "DiffLlamaForCausalLM": ("LlamaForCausalLM", "differences of two attentions with learned factors"),
+    "JetMoeForCausalLM": ("MixtralForCausalLM", "experts among the projections of attention"),
+    "DogeForCausalLM": (
+        "LlamaForCausalLM",
+        "attention to keys that values choose, and experts chosen by products of keys",
+    ),
+    "HrmTextForCausalLM": (
+        "LlamaForCausalLM",
+        "layers that are applied several times, and attention in both directions over a prompt",
+    ),
     "InklingForConditionalGeneration": _INKLING,
     "InklingForCausalLM": _INKLING,
     "Zamba2ForCausalLM": ("BambaForCausalLM", f"{_SHARED}, and matrices of low rank for each use of it"),

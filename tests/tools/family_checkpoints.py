@@ -47,6 +47,32 @@ def _dbrx(attention: dict[str, Any], experts: dict[str, Any], **keys: Any) -> di
     }
 
 
+def _modernbert(**keys: Any) -> dict[str, Any]:
+    """Return a config with the keys of ModernBERT's decoders."""
+    return {
+        "architectures": ["ModernBertDecoderForCausalLM"],
+        "model_type": "modernbert-decoder",
+        "vocab_size": 320,
+        "hidden_size": 48,
+        "intermediate_size": 56,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 512,
+        "hidden_activation": "gelu",
+        "norm_eps": 1e-5,
+        "global_attn_every_n_layers": 3,
+        "local_attention": 16,
+        "global_rope_theta": 10000.0,
+        "local_rope_theta": 5000.0,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "pad_token_id": PAD,
+        "cls_token_id": BOS,
+        "sep_token_id": EOS,
+        **keys,
+    }
+
+
 def _changed(key: str, table: dict[str, Any], **changes: Any) -> dict[str, Any]:
     return {key: {**table, **changes}}
 
@@ -115,6 +141,29 @@ FAMILY_CONFIGS: dict[str, tuple[dict[str, Any], str, dict[str, dict[str, Any]]]]
             "chosen": {"index_topk": 12},
             "shared": {"indexer_types": ["full", "shared", "full", "shared"]},
         },
+    ),
+    "modernbert_decoder_tiny": (
+        _modernbert(attention_bias=True, mlp_bias=True, classifier_bias=True, norm_bias=True),
+        "float16",
+        {
+            "window": {"local_attention": 18},
+            "theta": {"global_rope_theta": 20000.0},
+            "local": {"local_rope_theta": 20000.0},
+            "activation": {"classifier_activation": "silu"},
+            "eps": {"norm_eps": 0.1},
+        },
+    ),
+    "modernbert_decoder_odd_tiny": (
+        _modernbert(
+            hidden_size=72,
+            num_attention_heads=3,
+            num_hidden_layers=2,
+            vocab_size=333,
+            decoder_bias=False,
+            tie_word_embeddings=False,
+        ),
+        "bfloat16",
+        {"window": {"local_attention": 18}},
     ),
     "dbrx_tiny": (
         _dbrx({}, {}),

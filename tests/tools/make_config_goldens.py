@@ -205,6 +205,7 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
     },
     "bitnet": {"architectures": ["BitNetForCausalLM"]},
     "mistral_large4": {"architectures": ["MistralLarge4TextModel"]},
+    "modernbert_decoder": {"architectures": ["ModernBertDecoderForCausalLM"]},
     "dbrx": {"architectures": ["DbrxForCausalLM"], "attn_config": {"kv_n_heads": 4, "rope_theta": 10000.0}},
     "gpt_neo": {"architectures": ["GPTNeoForCausalLM"], "attention_types": [[["global", "local"], 3]]},
     "step3p5": {"architectures": ["Step3p5ForCausalLM"]},
@@ -421,6 +422,7 @@ DEFAULTED_KEYS += (
 )
 DEFAULTED_KEYS += ("index_kpool",)
 DEFAULTED_KEYS += ("dense_intermediate_size", "index_block_size", "index_topk_blocks", "index_local_blocks")
+DEFAULTED_KEYS += ("norm_bias", "local_attention", "classifier_bias", "classifier_activation", "decoder_bias")
 
 
 def rope_case(keys: dict[str, Any]) -> dict[str, Any]:

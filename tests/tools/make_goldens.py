@@ -51,13 +51,33 @@ _STACKED_EXPERTS = (
 )
 """Types of models whose checkpoints have the experts of a layer in one tensor."""
 
-_TABLES = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings")
+_TABLES = (
+    "embed_tokens",
+    "tok_embeddings",
+    "decoder.weight",
+    "lm_head",
+    "wte",
+    "embed_in",
+    "embed_out",
+    "word_embeddings",
+)
 _POSITIONS = ("wpe", "embed_positions")
 _SCORES = ("q_proj", "k_proj", "qkv_proj", "c_attn", "query_key_value")
 """Parts of the names of embeddings and heads, of embeddings of positions, and of projections that scores come from."""
 _PLAIN_NORM = {"muse_glimmer_text": "language_model.norm."}
 """Part of the name of norms that are stored whole in a model that stores others minus 1, by its type; of others `linear_attn`."""
-_GPTS = ("gpt2", "gpt_bigcode", "gpt_neo", "opt", "gpt_neox", "gptj", "codegen", "falcon", "persimmon")
+_GPTS = (
+    "gpt2",
+    "gpt_bigcode",
+    "gpt_neo",
+    "modernbert-decoder",
+    "opt",
+    "gpt_neox",
+    "gptj",
+    "codegen",
+    "falcon",
+    "persimmon",
+)
 """Types of models whose texts would repeat one token if their biases were larger."""
 _PUBLISHED_NAMES: dict[str, dict[str, str]] = {
     "axk2": {
