@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxserve.model_config.decoder import CheckpointQuantization, DecoderConfig
+from jaxserve.model_config.checkpoint_quantization import CheckpointQuantization
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.registry import decoder_config
 from jaxserve.quant.names import NO_QUANTIZATION
 

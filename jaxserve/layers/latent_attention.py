@@ -73,8 +73,9 @@ class LatentAttention(nnx.Module):
         self.o_proj = Linear(d, n * latent.value_dim, ("embed", "heads"), policy, bias=bias)
         has_indexer = latent.indexer is not None and layer.index_source is None
         self.indexer = Indexer(config, latent, policy) if has_indexer else None
-        assert config.output_gate in ("none", "heads"), "the gates of latent attention are numbers of heads"
-        self.gate_proj = Linear(n, d, ("kv_heads", "embed"), policy) if config.output_gate == "heads" else None
+        gates = {"none": 0, "heads": n, "apart": n * latent.value_dim}[config.output_gate]
+        self.gate_proj = Linear(gates, d, ("kv_heads", "embed"), policy) if gates else None
+        self.sinks = parameter((n,), ("heads",), jnp.dtype(jnp.float32)) if config.sinks == "all" else None
         self.layer, self.latent, self.num_heads = layer, latent, n
         self.has_adjacent_pairs = config.rotary_pairs == "adjacent"
         scale = latent.query_dim**-0.5 if config.attention_scale is None else config.attention_scale
@@ -108,6 +109,7 @@ class LatentAttention(nnx.Module):
         operands = query, latents, pool.latents, jnp.int32(place.index), step.paging(place)
         options: dict[str, Any] = {"value_width": self.latent.rank, "scoring": self.scoring}
         options |= {"backend": self.backend, "shards": self.shards}
+        options["sinks"] = None if self.sinks is None else self.sinks[...]
         with jax.named_scope("latent_attention"):  # (T, N, C), or (R, T, N, C) with pages on R data ranks; C: the rank
             if self.latent.indexer is None:
                 attended, latents = latent_attention.write_and_attend(*operands, **options)
@@ -120,7 +122,8 @@ class LatentAttention(nnx.Module):
             values = (values * jax.nn.sigmoid(gate.reshape(values.shape).astype(jnp.float32))).astype(values.dtype)
         if self.gate_proj is not None:
             gates = jax.nn.sigmoid(self.gate_proj(x, step.tokens).astype(jnp.float32)).astype(values.dtype)
-            values = (values.reshape(len(x), self.num_heads, -1) * gates[..., None]).reshape(len(x), -1)
+            gates = gates.reshape(len(x), self.num_heads, -1)  # (T, N, V), or (T, N, 1)
+            values = (values.reshape(len(x), self.num_heads, -1) * gates).reshape(len(x), -1)
         return self.o_proj(values, step.tokens), with_group(cache, place, LatentPool(latents))
 
     def _queries(self, query: Float[Array, "T _"], tokens: Tokens) -> Float[Array, "T N _"]:
@@ -205,7 +208,7 @@ class Indexer(nnx.Module):
         self.softmax_scaling = PositionScales(indexer.num_heads, None) if config.has_position_scales else None
         self.wq_b = Linear(indexer.num_heads * width, rank, (None, None), policy)
         self.wk = Linear(width, d, (None, "embed"), policy)
-        self.k_norm = LayerNorm(width, _NORM_EPS, policy, is_alike=is_alike)
+        self.k_norm = LayerNorm(width, indexer.norm_eps, policy, is_alike=is_alike)
         self.weights_proj = Linear(indexer.num_heads, d, (None, "embed"), policy.unquantized)
         has_pools = indexer.pool_size > 1
         self.pool_gate = Linear(width, d, (None, "embed"), policy.unquantized) if has_pools else None
@@ -253,8 +256,9 @@ class Indexer(nnx.Module):
         return with_group(cache, place, ChosenTokens(IndexPool(keys), chosen))
 
     def _rotated(self, x: Float[Array, "T J I"], rotation: Rotation | None) -> Float[Array, "T J I"]:
-        """Return queries or keys whose first dimensions are rotated."""
-        turning, plain = jnp.split(x, [self.rope_dim], -1)
+        """Return queries or keys whose first dimensions are rotated, or the last ones. Those that are come first."""
+        parts = jnp.split(x, [x.shape[-1] - self.rope_dim if self.config.rotates_last else self.rope_dim], -1)
+        turning, plain = reversed(parts) if self.config.rotates_last else parts
         turning = rotated(turning, rotation, has_adjacent_pairs=self.config.has_adjacent_pairs)
         return jnp.concatenate([turning, plain], -1)
 

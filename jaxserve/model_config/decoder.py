@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from jaxserve.model_config.activation import Activation
 from jaxserve.model_config.altup import AltUpConfig
 from jaxserve.model_config.cache import CacheGroup, CacheLayout, LayerCache, cache_layout
+from jaxserve.model_config.checkpoint_quantization import CheckpointQuantization
 from jaxserve.model_config.eagle import EagleConfig
 from jaxserve.model_config.embedding_head import EmbeddingHead, HeadLayer
 from jaxserve.model_config.experts import ClampedGate, ExpertsConfig
@@ -85,30 +86,6 @@ class LayerConfig:
     """A mixer with a state of fixed size; None: there is none."""
     norm_placement: NormPlacement | None = None
     """Norms of this layer; None: as in the model (OLMo Hybrid, ModernBERT)."""
-
-
-KVScaleDtype = Literal["fp8", "int8"]
-"""Numbers that scales of a KV cache are for."""
-
-
-@dataclass(frozen=True, slots=True)
-class CheckpointQuantization:
-    """Quantisation of a checkpoint as it is served unless --quantization says otherwise."""
-
-    format: str
-    """Format that keeps the stored values; "none" if they are dequantised while they are loaded."""
-    plain_matrices: tuple[str, ...] = ()
-    """Modules that the checkpoint does not quantise."""
-    group_size: int | None = None
-    """Inputs that share a scale; None: all of an output."""
-    has_offsets: bool = False
-    """True if every group has an offset as well as a scale."""
-    note: str | None = None
-    """Advice for a user who serves the checkpoint as it is."""
-    kv_scales: KVScaleDtype | None = None
-    """Numbers of the KV cache that the checkpoint has scales for; None: it has none that can be used."""
-    stored_kinds: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """Modules whose matrices a GGUF file stores in blocks, and ggml's names of their types. Programs of formats that do not keep blocks do not depend on them."""
 
 
 @dataclass(frozen=True, slots=True)

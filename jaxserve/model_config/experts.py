@@ -13,7 +13,7 @@ class ClampedGate:
     limit: float
     slope: float
     offset: float = 1.0
-    """0: SiLU of a bounded gate (GLM-5.3)."""
+    """0: SiLU of a bounded gate (GLM-5.3, Hy4)."""
 
 
 @dataclass(frozen=True, slots=True)

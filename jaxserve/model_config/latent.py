@@ -27,6 +27,10 @@ class IndexerConfig:
     pool_size: int = 1
     """Consecutive tokens that have one key, a weighted sum of theirs, and are chosen together; the tokens after the last whole pool
     are always attended to (GLM-5.3). `num_chosen` counts these, too: a multiple, and `pool_size` - 1 more."""
+    rotates_last: bool = False
+    """True: the last dimensions of a key rotate instead of the first (Hy4)."""
+    norm_eps: float = 1e-6
+    """Epsilon of the norm of keys."""
 
     @property
     def cached_width(self) -> int:

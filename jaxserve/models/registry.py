@@ -24,7 +24,8 @@ from jaxserve.checkpoint.open import open_checkpoint
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.renamed import MULTIMODAL, SCORES, TIED, architecture, is_tied_in_part, text_config
 from jaxserve.errors import CheckpointError
-from jaxserve.model_config.decoder import CheckpointQuantization, DecoderConfig, KVScaleDtype
+from jaxserve.model_config.checkpoint_quantization import CheckpointQuantization, KVScaleDtype
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.embedding_head import HeadLayer
 from jaxserve.model_config.encoder import EncoderConfig
 from jaxserve.models import encoders as encoders_package
@@ -97,7 +98,6 @@ _MISSING: Final[Mapping[str, tuple[str, str]]] = {
         "DeepseekV32ForCausalLM",
         "keys and values of several tokens, and mixed residual streams",
     ),
-    "HYV4ForCausalLM": ("GlmMoeDsaForCausalLM", "mixed residual streams"),
     "Dots3NoteForCausalLM": _DOTS3,
     "Dots3NoteForConditionalGeneration": _DOTS3,
     "Qwen4ExpForCausalLM": _QWEN4,

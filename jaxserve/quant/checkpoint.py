@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 
 from jaxserve.errors import CheckpointError
-from jaxserve.model_config.decoder import CheckpointQuantization
+from jaxserve.model_config.checkpoint_quantization import CheckpointQuantization
 from jaxserve.quant.names import NO_QUANTIZATION
 from jaxserve.quant.tensor import Tensor, TensorInfo
 

@@ -23,7 +23,7 @@ from typing import Any, Final
 import numpy as np
 
 from jaxserve.errors import CheckpointError, shown
-from jaxserve.model_config.decoder import KVScaleDtype
+from jaxserve.model_config.checkpoint_quantization import KVScaleDtype
 from jaxserve.quant.checkpoint import COMPRESSED_TENSORS, Read, ReadMatrix
 from jaxserve.quant.tensor import TensorInfo
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 
 from jaxserve.errors import CheckpointError, shown
-from jaxserve.model_config.decoder import CheckpointQuantization
+from jaxserve.model_config.checkpoint_quantization import CheckpointQuantization
 from jaxserve.quant.array import QuantArray
 from jaxserve.quant.checkpoint import CheckpointForm, Read, ReadMatrix, unsupported
 from jaxserve.quant.format import Host

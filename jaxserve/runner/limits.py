@@ -20,7 +20,8 @@ from jaxserve.kv.spec import KVSpec
 from jaxserve.layers.cache import CacheShapes, group_shapes
 from jaxserve.layers.policy import DtypePolicy, KVScaleKind
 from jaxserve.model_config.cache import CacheGroup
-from jaxserve.model_config.decoder import CheckpointQuantization, DecoderConfig
+from jaxserve.model_config.checkpoint_quantization import CheckpointQuantization
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.quant.names import NO_QUANTIZATION
 from jaxserve.quant.policy import QuantPolicy
 from jaxserve.quant.registry import find_format
@@ -243,8 +244,7 @@ def of_draft_model(config: Config) -> Config:
 def with_cache_groups(config: Config, decoder: DecoderConfig) -> DecoderConfig:
     """Return the decoder with the cache groups that the engine of `config` has.
 
-    Windows have pages of their own if they are shorter than the longest context, without data-parallel attention and
-    without tiers.
+    Windows have pages of their own if they are shorter than the longest context, without data-parallel attention and without tiers.
     """
     windows = [layer.sliding_window for layer in decoder.layers if layer.sliding_window is not None]
     longest = min(config.model.max_model_len or decoder.max_position, decoder.max_position)

@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxserve.quant.tensor import TensorInfo
-from jaxserve.model_config.decoder import CheckpointQuantization
+from jaxserve.model_config.checkpoint_quantization import CheckpointQuantization
 from jaxserve.quant.array import QuantArray
 from jaxserve.quant.checkpoint import CheckpointForm, CheckpointForms, Read, ReadMatrix
 from jaxserve.quant.format import Host

@@ -71,14 +71,20 @@ def test_each_device_attends_to_latent_vectors_with_its_heads_and_its_pages(
     own_page = 2 * rows + 1  # of ranks 0, 1 and 2, if each has two
     paging = Paging(own_page[:, None], rows + 1, jnp.arange(TOKENS + 1), own_page, rows, None)
 
-    def kernel(q: Array, latents: Array, pages: Array, layer: Array, paging: Paging) -> tuple[Array, Array]:
+    sinks = jnp.arange(8) / 16
+
+    def kernel(
+        q: Array, latents: Array, pages: Array, layer: Array, paging: Paging, sinks: Array | None
+    ) -> tuple[Array, Array]:
+        assert sinks is not None
         out = q[..., :2] + 100.0 * q.shape[1] + pages.shape[1] + 1000.0 * paging.kv_lengths[:, None, None]
+        out = out + sinks[:, None]
         return out, pages.at[layer, paging.pages, 0, paging.slots].set(latents[:, 0])
 
     @jax.jit
     def shared(*operands: Array) -> tuple[Array, Array]:
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-            return latents_over_mesh(kernel, ShardAxes(heads, pages))(*operands, paging)
+            return latents_over_mesh(kernel, ShardAxes(heads, pages))(*operands, paging, sinks)
 
     operands = jax.device_put((q, latents, pool, jnp.int32(1)), NamedSharding(mesh, PartitionSpec()))
     out, written = shared(*operands)
@@ -87,7 +93,9 @@ def test_each_device_attends_to_latent_vectors_with_its_heads_and_its_pages(
         assert out.shape == (4, TOKENS, 8, 2)
         np.testing.assert_array_equal(np.asarray(out[:3] != 0).all((2, 3)), np.eye(3, dtype=bool))
         out = out.sum(0)
-    np.testing.assert_array_equal(np.asarray(out), np.broadcast_to(own[:, None, None], out.shape))
+    np.testing.assert_array_equal(
+        np.asarray(out), np.broadcast_to(own[:, None, None] + np.asarray(sinks)[:, None], out.shape)
+    )
     expected = np.zeros(pool.shape)
     expected[1, own_page, 0, rows] = 1.0
     first_pages = slice(1, None, 2)  # the others are ranks' null pages

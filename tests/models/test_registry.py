@@ -105,6 +105,7 @@ def test_every_family_file_is_found() -> None:
         "GraniteMoeSharedForCausalLM",
         "GraniteSWAForCausalLM",
         "HYV3ForCausalLM",
+        "HYV4ForCausalLM",
         "HeliumForCausalLM",
         "HunYuanDenseV1ForCausalLM",
         "HunYuanMoEV1ForCausalLM",
@@ -190,7 +191,6 @@ def test_unknown_architecture_is_rejected_with_the_supported_ones() -> None:
             "Qwen4ExpForConditionalGeneration",
             "nearest: Qwen3_5MoeForCausalLM; missing: embeddings of several tokens in",
         ),
-        ("HYV4ForCausalLM", "nearest: GlmMoeDsaForCausalLM; missing: mixed residual streams"),
         (
             "Zamba2ForCausalLM",
             "nearest: BambaForCausalLM; missing: a block of attention that several layers share",
@@ -397,6 +397,7 @@ def test_absurd_size_is_rejected_naming_key_and_limit(key: str, value: object) -
             {"linear_attn_config": {"gate_lower_bound": 1.0}},
             "linear_lower_bound is 1.0; supported: null, or a number from -100 to below 0",
         ),
+        ("HYV4", {"swiglu_limit": 0.0}, "swiglu_limit is 0.0; supported: a finite number above 0"),
         (
             "GlmMoeDsa",
             {"index_topk_pattern": "FX"},

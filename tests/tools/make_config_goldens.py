@@ -250,6 +250,7 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
     "deepseek_v32": {"architectures": ["DeepseekV32ForCausalLM"]},
     "axk2": {"architectures": ["AXK2ForCausalLM"]},
     "glm_moe_dsa": {"architectures": ["GlmMoeDsaForCausalLM"]},
+    "hy_v4": {"architectures": ["HYV4ForCausalLM"]},
     "glm4_moe_lite": {"architectures": ["Glm4MoeLiteForCausalLM"]},
     "minimax_m2": {"architectures": ["MiniMaxM2ForCausalLM"]},
     "glm5_next": {"architectures": ["Glm5NextForCausalLM"], "num_key_value_heads": 4},
@@ -385,7 +386,8 @@ DEFAULTED_KEYS += ("attention_out_multiplier", "ssm_in_multiplier", "ssm_out_mul
 DEFAULTED_KEYS += ("ssm_multipliers", "num_dense_layers", "use_expert_bias", "vocab_size_per_layer_input")
 DEFAULTED_KEYS += ("hidden_size_per_layer_input", "attention_k_eq_v", "num_kv_shared_layers", "enable_moe_block")
 DEFAULTED_KEYS += ("use_double_wide_mlp", "top_k_experts", "ssm_state_size", "mamba_num_heads", "mamba_head_dim")
-DEFAULTED_KEYS += ("index_topk", "index_n_heads", "index_head_dim", "gated_norm_rank")
+DEFAULTED_KEYS += ("index_topk", "index_n_heads", "index_head_dim", "gated_norm_rank", "swiglu_limit")
+DEFAULTED_KEYS += ("hc_mult", "hc_magnitude", "hc_eps")
 DEFAULTED_KEYS += ("altup_active_idx", "altup_correct_scale", "altup_num_inputs", "laurel_rank")
 DEFAULTED_KEYS += ("activation_sparsity_pattern",)
 DEFAULTED_KEYS += ("attention_chunk_size", "attn_temperature_tuning", "attn_scale", "floor_scale", "moe_layers")

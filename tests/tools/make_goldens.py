@@ -47,6 +47,7 @@ _STACKED_EXPERTS = (
     "mistral4",
     "llama4_text",
     "zaya",
+    "hy_v4",
     "minimax_m3_vl_text",
 )
 """Types of models whose checkpoints have the experts of a layer in one tensor."""
@@ -150,6 +151,13 @@ _PUBLISHED_NAMES: dict[str, dict[str, str]] = {
     },
     "flint": {".self_attn.sinks": ".self_attn.softmax_offset"},
     "mimo_v2_flash": {".sinks": ".attention_sink_bias"},
+    "hy_v4": {
+        ".attn_hc.": ".hc_attn_layer.hc_pre.hc_",
+        ".ffn_hc.": ".hc_mlp_layer.hc_pre.hc_",
+        ".hc_head.hc_": ".hc_head.hc_head_",
+        ".sinks": ".learnable_sink_param",
+        ".self_attn.gate_proj.": ".self_attn.linear_gate.",
+    },
     "hy_v3": {
         ".mlp.gate.": ".mlp.router.gate.",
         ".e_score_correction_bias": ".expert_bias",

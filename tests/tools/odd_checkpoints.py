@@ -75,6 +75,7 @@ CHANGES: Final[dict[str, dict[str, Any]]] = {
     "glm_moe_dsa_tiny": _INDEXED,
     "mistral_large4_tiny": _INDEXED,
     "axk2_tiny": {**_INDEXED, "gated_norm_rank": 5},
+    "hy_v4_tiny": {**_INDEXED, "hc_mult": 5},
     "phi3_longrope_tiny": _longrope(TINY_CHECKPOINTS["phi3_longrope_tiny"].config["rope_scaling"], 40),
     "phimoe_tiny": _longrope(TINY_CHECKPOINTS["phimoe_tiny"].config["rope_scaling"], 40),
 }

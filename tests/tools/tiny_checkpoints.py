@@ -13,6 +13,7 @@ from typing import Any
 from family_checkpoints import FAMILY_CONFIGS
 from gpt_checkpoints import GPT_CONFIGS
 from hybrid_checkpoints import HYBRID_CONFIGS
+from hyper_checkpoints import HYPER_CONFIGS
 from later_checkpoints import LATER_CONFIGS
 from mixture_checkpoints import MIXTURE_CONFIGS
 
@@ -833,6 +834,6 @@ TINY_CHECKPOINTS: dict[str, TinyCheckpoint] = {
 }
 TINY_CHECKPOINTS |= {
     name: TinyCheckpoint(config, dtype, controls=controls)
-    for configs in (HYBRID_CONFIGS, MIXTURE_CONFIGS, LATER_CONFIGS, GPT_CONFIGS, FAMILY_CONFIGS)
+    for configs in (HYBRID_CONFIGS, MIXTURE_CONFIGS, LATER_CONFIGS, HYPER_CONFIGS, GPT_CONFIGS, FAMILY_CONFIGS)
     for name, (config, dtype, controls) in configs.items()
 }

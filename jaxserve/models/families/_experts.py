@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jaxserve.model_config.decoder import LayerConfig
-from jaxserve.model_config.experts import ExpertsConfig
+from jaxserve.model_config.experts import ClampedGate, ExpertsConfig
 from jaxserve.models.families._common import MAX_LAYERS, MAX_WIDTH
 from jaxserve.models.families._keys import Keys
 
@@ -86,6 +86,11 @@ def with_sigmoid_router(keys: Keys, experts: ExpertsConfig) -> ExpertsConfig:
         has_correction_bias=True,
         weight_scale=keys.number("routed_scaling_factor"),
     )
+
+
+def with_clamp(keys: Keys, experts: ExpertsConfig) -> ExpertsConfig:
+    """Add the bound `swiglu_limit` of gates, before SiLU, and of what they are multiplied with."""
+    return replace(experts, clamp=ClampedGate(keys.number("swiglu_limit"), slope=1.0, offset=0.0))
 
 
 def read_groups(keys: Keys, experts: ExpertsConfig) -> ExpertsConfig:

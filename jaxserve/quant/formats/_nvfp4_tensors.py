@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 
 from jaxserve.errors import CheckpointError, shown
-from jaxserve.model_config.decoder import CheckpointQuantization
+from jaxserve.model_config.checkpoint_quantization import CheckpointQuantization
 from jaxserve.quant.array import QuantArray
 from jaxserve.quant.checkpoint import (
     COMPRESSED_TENSORS,

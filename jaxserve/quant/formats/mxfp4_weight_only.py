@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Final
 import ml_dtypes
 import numpy as np
 
-from jaxserve.model_config.decoder import CheckpointQuantization
+from jaxserve.model_config.checkpoint_quantization import CheckpointQuantization
 from jaxserve.quant.array import ArraySpec, MatrixSpec, QuantArray
 from jaxserve.quant.checkpoint import CheckpointForm, CheckpointForms
 from jaxserve.quant.format import Cutting, Format, Host

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Final
 
 from jaxserve.errors import CheckpointError, shown
-from jaxserve.model_config.decoder import CheckpointQuantization
+from jaxserve.model_config.checkpoint_quantization import CheckpointQuantization
 from jaxserve.quant.checkpoint import (
     COMPRESSED_TENSORS,
     INSTEAD,

@@ -43,6 +43,7 @@ def write_and_attend(
     *,
     value_width: int,
     scoring: Scoring,
+    sinks: Float[Array, "N"] | None = None,
     backend: Backend = "reference",
     shards: ShardAxes = ShardAxes(),  # noqa: B008  (immutable)
 ) -> tuple[Float[Array, "*R T N V"], Num[Array, "L P 1 S W"]]:
@@ -50,15 +51,16 @@ def write_and_attend(
 
     Under donation the pool is the same buffer. `paging.ragged` may be cut for any backend. Queries and vectors are
     taken as they are (None: the pages hold the vectors, which another layer has written): rotated, and with the queries multiplied by the matrices that make keys. If `shards.pages` splits the
-    pool over R ranks, the sums have a leading axis R over which the caller adds: see `latents_over_mesh`.
+    pool over R ranks, the sums have a leading axis R over which the caller adds: see `latents_over_mesh`. sinks: a logit of each
+    head that takes its share and gives nothing; not by Pallas kernels.
     """
     kernel = partial(_write_then_attend, value_width=value_width, scoring=scoring, backend=backend)
     if backend != "mosaic_gpu" and not shards.pages:
-        return kernel(q, latents, pages, layer, paging)  # XLA splits its own operations by heads
+        return kernel(q, latents, pages, layer, paging, sinks)  # XLA splits its own operations by heads
     if paging.ragged is not None:
         starts, num_decode_rows = paging.ragged.query_starts, paging.ragged.num_decode_rows
         paging = paging._replace(ragged=ragged_layout(starts, num_decode_rows, num_tokens=len(q)))
-    return latents_over_mesh(kernel, shards)(q, latents, pages, layer, paging)
+    return latents_over_mesh(kernel, shards)(q, latents, pages, layer, paging, sinks)
 
 
 def _write_then_attend(
@@ -67,6 +69,7 @@ def _write_then_attend(
     pages: Num[Array, "L P 1 S W"],
     layer: Int[Array, ""],
     paging: Paging,
+    sinks: Float[Array, "N"] | None = None,
     *,
     value_width: int,
     scoring: Scoring,
@@ -75,7 +78,7 @@ def _write_then_attend(
     if latents is not None:
         pages = pages.at[layer, paging.pages, 0, paging.slots].set(storable(latents[:, 0], pages.dtype))
     pool = (pages, layer, paging.block_tables, paging.kv_lengths)
-    options: dict[str, Any] = {"value_width": value_width, "scoring": scoring, "backend": backend}
+    options: dict[str, Any] = {"value_width": value_width, "scoring": scoring, "sinks": sinks, "backend": backend}
     if paging.ragged is None:
         return decode_attention(q, *pool, **options), pages
     return mixed_attention(q, *pool, paging.ragged, **options), pages
@@ -90,11 +93,13 @@ def decode_attention(
     *,
     value_width: int,
     scoring: Scoring,
+    sinks: Float[Array, "N"] | None = None,
     backend: Backend = "reference",
 ) -> Float[Array, "B N V"]:
     """Attend with one query token per row over its first `kv_lengths` vectors; zeros for a row of length 0. No window."""
     attend = buckets.decode_attention if backend == "bucketed" else _kernels(backend).decode_attention
-    out: Array = attend(q, pages, layer, block_tables, kv_lengths, value_width=value_width, scoring=scoring)
+    options = _options(value_width, scoring, sinks, backend)
+    out: Array = attend(q, pages, layer, block_tables, kv_lengths, **options)
     return out
 
 
@@ -108,12 +113,22 @@ def mixed_attention(
     *,
     value_width: int,
     scoring: Scoring,
+    sinks: Float[Array, "N"] | None = None,
     backend: Backend = "reference",
 ) -> Float[Array, "T N V"]:
     """Attend with query segments of a flat token axis: see `paged_attention.mixed_attention`. `ragged` is cut for `reference`."""
     attend = _kernels(backend).mixed_attention
-    out: Array = attend(q, pages, layer, block_tables, kv_lengths, ragged, value_width=value_width, scoring=scoring)
+    options = _options(value_width, scoring, sinks, backend)
+    out: Array = attend(q, pages, layer, block_tables, kv_lengths, ragged, **options)
     return out
+
+
+def _options(value_width: int, scoring: Scoring, sinks: Array | None, backend: Backend) -> dict[str, Any]:
+    options: dict[str, Any] = {"value_width": value_width, "scoring": scoring}
+    if backend == "mosaic_gpu":
+        assert sinks is None, "the kernel for Hopper has no sinks"
+        return options
+    return options | {"sinks": sinks}
 
 
 def _kernels(backend: Backend) -> ModuleType:

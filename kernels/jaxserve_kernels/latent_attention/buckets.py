@@ -33,18 +33,21 @@ def decode_attention(
     *,
     value_width: int,
     scoring: Scoring,
+    sinks: Float[Array, "N"] | None = None,
 ) -> Float[Array, "B N V"]:
     """See `api.decode_attention`."""
     (num_rows, most_pages), (page_size, width) = block_tables.shape, pages.shape[3:]
     block_pages = max(1, _BLOCK_BYTES // (num_rows * page_size * width * q.dtype.itemsize))
     if most_pages > _MOST_BLOCKS * block_pages:
         pool = (pages, pages, layer, block_tables, kv_lengths)
-        return reference.decode_attention(q, *pool, scoring=scoring)[..., :value_width]
+        return reference.decode_attention(q, *pool, scoring=scoring, sinks=sinks)[..., :value_width]
     needed = jnp.max(-(-kv_lengths // page_size))
     sizes = buckets(most_pages, page_size)
     bucket = sum((needed > size).astype(jnp.int32) for size in sizes[:-1])
     branches = [functools.partial(_attend, scoring, size, block_pages) for size in sizes]
-    out: Array = jax.lax.switch(jnp.asarray(bucket, jnp.int32), branches, q, pages, layer, block_tables, kv_lengths)
+    out: Array = jax.lax.switch(
+        jnp.asarray(bucket, jnp.int32), branches, q, pages, layer, block_tables, kv_lengths, sinks
+    )
     return out[..., :value_width]
 
 
@@ -57,6 +60,7 @@ def _attend(
     layer: Int[Array, ""],
     block_tables: Int[Array, "B M"],
     kv_lengths: Int[Array, "B"],
+    sinks: Float[Array, "N"] | None,
 ) -> Float[Array, "B N W"]:
     """Attend to the first `num_pages` pages of each row."""
     dtype = reference.matmul_dtype(q, pages)
@@ -69,4 +73,4 @@ def _attend(
         positions = start * pages.shape[3] + jnp.arange(vectors.shape[2])
         visible = (positions < kv_lengths[:, None])[:, None, None]
         state = reference.attend(state, queries, vectors, vectors, visible, scoring.softcap)
-    return reference.finish(state, None)[:, 0].astype(q.dtype)
+    return reference.finish(state, None if sinks is None else sinks[None])[:, 0].astype(q.dtype)

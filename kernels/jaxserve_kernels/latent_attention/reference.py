@@ -24,10 +24,11 @@ def decode_attention(
     *,
     value_width: int,
     scoring: Scoring,
+    sinks: Float[Array, "N"] | None = None,
 ) -> Float[Array, "B N V"]:
     """See `api.decode_attention`."""
     where = (layer, block_tables, kv_lengths)
-    return reference.decode_attention(q, pages, pages, *where, scoring=scoring)[..., :value_width]
+    return reference.decode_attention(q, pages, pages, *where, scoring=scoring, sinks=sinks)[..., :value_width]
 
 
 def mixed_attention(
@@ -40,7 +41,8 @@ def mixed_attention(
     *,
     value_width: int,
     scoring: Scoring,
+    sinks: Float[Array, "N"] | None = None,
 ) -> Float[Array, "T N V"]:
     """See `api.mixed_attention`."""
     where = (layer, block_tables, kv_lengths, ragged)
-    return reference.mixed_attention(q, pages, pages, *where, scoring=scoring)[..., :value_width]
+    return reference.mixed_attention(q, pages, pages, *where, scoring=scoring, sinks=sinks)[..., :value_width]

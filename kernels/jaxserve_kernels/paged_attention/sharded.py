@@ -78,7 +78,7 @@ def over_mesh(kernel: AttentionKernel, shards: ShardAxes, tiling: Tiling | None 
     return shared
 
 
-LatentKernel = Callable[[Array, Array | None, Array, Array, Paging], tuple[Array, Array]]
+LatentKernel = Callable[[Array, Array | None, Array, Array, Paging, Array | None], tuple[Array, Array]]
 
 
 def latents_over_mesh(kernel: LatentKernel, shards: ShardAxes) -> LatentKernel:
@@ -94,9 +94,10 @@ def latents_over_mesh(kernel: LatentKernel, shards: ShardAxes) -> LatentKernel:
         pages: Num[Array, "L P 1 S W"],
         layer: Int[Array, ""],
         paging: Paging,
+        sinks: Float[Array, "N"] | None,
     ) -> tuple[Float[Array, "1 T N V"], Num[Array, "L P 1 S W"]]:
         own, is_own = own_rows(paging, pages.shape[1], jax.lax.axis_index(shards.pages))
-        out, pages = kernel(q, latents, pages, layer, own)
+        out, pages = kernel(q, latents, pages, layer, own, sinks)
         return jnp.where(is_own[:, None, None], out, jnp.zeros_like(out))[None], pages
 
     def shared(
@@ -105,19 +106,20 @@ def latents_over_mesh(kernel: LatentKernel, shards: ShardAxes) -> LatentKernel:
         pages: Num[Array, "L P 1 S W"],
         layer: Int[Array, ""],
         paging: Paging,
+        sinks: Float[Array, "N"] | None,
     ) -> tuple[Float[Array, "*R T N V"], Num[Array, "L P 1 S W"]]:
         mesh = jax.sharding.get_abstract_mesh()
         if mesh.empty or mesh.size == 1:
-            return kernel(q, latents, pages, layer, paging)
+            return kernel(q, latents, pages, layer, paging, sinks)
         heads, ranks, whole = _entry(shards.heads), _entry(shards.pages), PartitionSpec()
         queries, pool = PartitionSpec(None, heads), PartitionSpec(None, ranks)
         split: LatentKernel = jax.shard_map(
             on_rank if shards.pages else kernel,
-            in_specs=(queries, whole, pool, whole, whole),
+            in_specs=(queries, whole, pool, whole, whole, PartitionSpec(heads)),
             out_specs=(PartitionSpec(ranks, None, heads) if shards.pages else queries, pool),
             check_vma=False,  # kernels do not say how their results vary
         )
-        return split(q, latents, pages, layer, paging)
+        return split(q, latents, pages, layer, paging, sinks)
 
     return shared
 

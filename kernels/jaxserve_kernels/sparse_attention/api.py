@@ -12,6 +12,7 @@ latent vector, V of its value, L layers, P pages, S slots per page, M pages per 
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -122,6 +123,7 @@ def write_and_attend(
     pool_size: int = 1,
     value_width: int,
     scoring: Scoring,
+    sinks: Float[Array, "N"] | None = None,
     backend: Backend = "reference",
     shards: ShardAxes = ShardAxes(),  # noqa: B008  (immutable)
 ) -> tuple[Float[Array, "*R T N V"], Num[Array, "L P 1 S W"]]:
@@ -139,6 +141,7 @@ def write_and_attend(
         others if may_be_long else paging,
         value_width=value_width,
         scoring=scoring,
+        sinks=sinks,
         backend=backend,
         shards=shards,
     )
@@ -151,12 +154,12 @@ def write_and_attend(
         layer: Int[Array, ""],
         paging: Paging,
         chosen: Int[Array, "T C"],
+        sinks: Float[Array, "N"] | None,
     ) -> Float[Array, "T N V"]:
+        attend = partial(reference.attend, num_chosen=num_chosen, pool_size=pool_size, scoring=scoring, sinks=sinks)
         attended: Array = jax.lax.cond(
             (paging.kv_lengths > num_chosen).any(),
-            lambda: reference.attend(q, pages, layer, paging, chosen, num_chosen, pool_size=pool_size, scoring=scoring)[
-                ..., :value_width
-            ],
+            lambda: attend(q, pages, layer, paging, chosen)[..., :value_width],
             lambda: jnp.zeros((*q.shape[:2], value_width), q.dtype),
         )
         return attended
@@ -167,21 +170,29 @@ def write_and_attend(
         layer: Int[Array, ""],
         paging: Paging,
         chosen: Int[Array, "1 T C"],
+        sinks: Float[Array, "N"] | None,
     ) -> Float[Array, "1 T N V"]:
         own, _ = own_rows(paging, pages.shape[1], jax.lax.axis_index(shards.pages))
-        return on_device(q, pages, layer, own, chosen[0])[None]
+        return on_device(q, pages, layer, own, chosen[0], sinks)[None]
 
     attend = on_device
     if _has_mesh():
         heads, ranks, whole = PartitionSpec(None, shards.heads or None), shards.pages or None, PartitionSpec()
         attend = jax.shard_map(
             on_rank if shards.pages else on_device,
-            in_specs=(heads, PartitionSpec(None, ranks), whole, whole, PartitionSpec(ranks)),
+            in_specs=(
+                heads,
+                PartitionSpec(None, ranks),
+                whole,
+                whole,
+                PartitionSpec(ranks),
+                PartitionSpec(shards.heads or None),
+            ),
             out_specs=PartitionSpec(ranks, None, shards.heads or None) if shards.pages else heads,
             check_vma=False,  # loops do not say how their results vary
         )
     # Of each token one of the two is zero.
-    return out + attend(q, pages, layer, paging, chosen), pages
+    return out + attend(q, pages, layer, paging, chosen, sinks), pages
 
 
 def _most_chosen(paging: Paging, pages: Array, num_chosen: int) -> int:

@@ -39,7 +39,13 @@ class Case:
     padding: int = 0
     pool_size: int = 1
     """Tokens of a key; `num_chosen` counts those of whole pools and this number - 1 more."""
+    has_sinks: bool = False
     seed: int = 0
+
+    @property
+    def sinks(self) -> np.ndarray | None:
+        """Return a logit of each head that takes its share; None without."""
+        return np.linspace(-1, 2, self.num_heads, dtype=np.float32) if self.has_sinks else None
 
     @property
     def rows(self) -> cases.Case:
@@ -59,7 +65,7 @@ class Case:
     def __str__(self) -> str:
         rows = str(self.rows) if len(self.counts) < 9 else f"{len(self.counts)}rows"
         pools = f"-pools{self.pool_size}" if self.pool_size > 1 else ""
-        return f"{rows}-index{self.index_heads}x{self.index_dim}-best{self.num_chosen}{pools}"
+        return f"{rows}-index{self.index_heads}x{self.index_dim}-best{self.num_chosen}{pools}{'-sinks' if self.has_sinks else ''}"
 
 
 class Operands(NamedTuple):
@@ -141,6 +147,7 @@ def run(case: Case, given: Operands, backend: Backend, *, is_emulated: bool = Fa
         pool_size=case.pool_size,
         value_width=case.value_width,
         scoring=case.rows.scoring,
+        sinks=None if case.sinks is None else jnp.asarray(case.sinks),
         backend=backend,
     )[0]
 
@@ -172,7 +179,8 @@ def expected(case: Case, given: Operands) -> np.ndarray:
             tokens = keys_chosen[:, None] * case.pool_size + np.arange(case.pool_size)
             best = np.concatenate([tokens.ravel(), np.arange(whole, end)])
             found = np.exp((own[best] @ given.q[token].astype(np.float64).T) * case.rows.scoring.scale)  # (C, N)
-            out[token] = ((found / found.sum(0)).T @ own[best])[:, : case.value_width]
+            total = found.sum(0) + (0 if case.sinks is None else np.exp(case.sinks.astype(np.float64)))
+            out[token] = ((found / total).T @ own[best])[:, : case.value_width]
     return out
 
 
@@ -188,7 +196,7 @@ def _pooled(stored: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
 
 CASES = (
     Case((1, 1, 1, 1), (5, 77, 1, 0), 8),
-    Case((1, 1, 9, 70, 1, 0), (40, 1, 9, 133, 21, 0), 8, padding=3, num_heads=5, page_size=32),
+    Case((1, 1, 9, 70, 1, 0), (40, 1, 9, 133, 21, 0), 8, padding=3, num_heads=5, page_size=32, has_sinks=True),
     Case((1, 4, 130), (700, 64, 200), 64, index_heads=8, index_dim=40, dtype="bfloat16"),
     Case((70, 3), (70, 9), 9, dtype="float16"),
     Case((1,) * 70, tuple(range(70)), 12),

@@ -243,6 +243,7 @@ def attend(
     *,
     pool_size: int = 1,
     scoring: Scoring,
+    sinks: Float[Array, "N"] | None = None,
 ) -> Float[Array, "T N W"]:
     """Attend with each token of a long row to the vectors that were chosen for it; zeros for tokens of other rows."""
     num_tokens, num_heads, width = q.shape
@@ -270,7 +271,7 @@ def attend(
 
         num_blocks = -(-counts.max() // block)
         state = jax.lax.fori_loop(0, num_blocks, body, reference.no_keys(tile, 1, num_heads, width))
-        made = reference.finish(state, None)[:, 0].astype(q.dtype)
+        made = reference.finish(state, None if sinks is None else sinks[None])[:, 0].astype(q.dtype)
         return jax.lax.dynamic_update_slice_in_dim(out, made, index * tile, 0)
 
     out = jnp.zeros((num_tokens + rest, num_heads, width), q.dtype)

@@ -23,7 +23,8 @@ from jaxserve.config import (
     SchedulerConfig,
 )
 from jaxserve.errors import ConfigError
-from jaxserve.model_config.decoder import CheckpointQuantization, DecoderConfig, LayerConfig
+from jaxserve.model_config.checkpoint_quantization import CheckpointQuantization
+from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.latent import LatentConfig
 from jaxserve.model_config.recurrent import GatedDeltaConfig, ShortConvConfig
 from jaxserve.runner.backend import Chip, attention_notes, choose_backend, matmul_backend

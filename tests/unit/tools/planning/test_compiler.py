@@ -14,7 +14,7 @@ import pytest
 from jaxserve.config import Config, ModelConfig
 from jaxserve.errors import StartupError
 from jaxserve.layers.cache import pool_shapes
-from jaxserve.model_config.decoder import CheckpointQuantization
+from jaxserve.model_config.checkpoint_quantization import CheckpointQuantization
 from jaxserve.runner.compiler_options import compiler_options
 from jaxserve.runner.inputs import programs
 from jaxserve.runner.program_cache import ProgramCache
