@@ -24,7 +24,7 @@ _LENGTH_BYTES = 8
 _MAX_DIMENSIONS = 8
 
 _ITEM_BYTES = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "BOOL": 1,
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1, "BOOL": 1,
     "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1,
 }  # fmt: skip
 """Types that a header may name. A file may carry tensors that are not read, such as an index buffer."""
@@ -34,6 +34,7 @@ _READABLE_DTYPES: dict[str, np.dtype] = {
     "F16": np.dtype("<f2"),
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
     "I8": np.dtype(np.int8),
     "I16": np.dtype("<i2"),
     "I32": np.dtype("<i4"),
@@ -67,7 +68,7 @@ class SafetensorsFile:
     """All bytes of the file as they were when it was opened; None: tensors are read from the file."""
 
     def read(self, name: str) -> np.ndarray:
-        """Return a tensor in F32, F16, BF16, F8_E4M3, U8 or signed integers: a read-only view of the file, or of its bytes in memory."""
+        """Return a tensor in F32, F16, BF16, F8_E4M3, F8_E8M0, U8 or signed integers: a read-only view of the file, or of its bytes in memory."""
         tensor = self.tensors.get(name)
         if tensor is None:
             raise CheckpointError(f"{self.path}: tensor {shown(name)}: expected to be in the file, found none")

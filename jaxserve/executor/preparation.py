@@ -35,6 +35,7 @@ from jaxserve.models.step_work import step_work
 from jaxserve.quant.array import array_bytes
 from jaxserve.runner.backend import chip_of
 from jaxserve.runner.buckets import resolve_limits
+from jaxserve.runner.cache_sizes import with_cache_groups
 from jaxserve.runner.determinism import check_deterministic
 from jaxserve.runner.embedding import embedding_task
 from jaxserve.runner.host.cores import num_cores
@@ -43,15 +44,7 @@ from jaxserve.runner.images.parts import EncoderParts, SharedParams, part_ends
 from jaxserve.runner.images.programs import with_images
 from jaxserve.runner.inputs import Program, StepTask
 from jaxserve.runner.kv_scales.measurement import KVScaleMeasurement, make_measurement
-from jaxserve.runner.limits import (
-    Limits,
-    context_notes,
-    kv_context_bytes,
-    make_limits,
-    make_policy,
-    mesh_shape,
-    with_cache_groups,
-)
+from jaxserve.runner.limits import Limits, context_notes, kv_context_bytes, make_limits, make_policy, mesh_shape
 from jaxserve.runner.memory import kv_cache_bytes
 from jaxserve.runner.pages import page_batches
 from jaxserve.runner.program_cache import ProgramCache

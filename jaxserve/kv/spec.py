@@ -20,16 +20,19 @@ class KVSpec:
     """Keys and values, or 1 for one vector that is both."""
     window: int | None = None
     """Tokens whose pages are kept; None: all."""
+    rate: int = 1
+    """Tokens for which there is one vector."""
 
     @property
     def bytes_per_token(self) -> int:
-        """Key and value of one token over all layers."""
-        return self.num_arrays * self.num_layers * self.num_kv_heads * self.head_dim * self.dtype_bytes
+        """Key and value of one token over all layers, its share of those of a page."""
+        return -(-self.bytes_per_block // self.block_size)
 
     @property
     def bytes_per_block(self) -> int:
         """One page over all layers."""
-        return self.bytes_per_token * self.block_size
+        numbers = self.num_arrays * self.num_layers * self.num_kv_heads * self.head_dim
+        return numbers * self.dtype_bytes * -(-self.block_size // self.rate)
 
     def num_blocks_for(self, num_bytes: int) -> int:
         """Return the pages that fit in `num_bytes`, the null page included."""

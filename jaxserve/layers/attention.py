@@ -50,6 +50,8 @@ class StepContext(NamedTuple):
     """Scales of keys and values for layers that read those of others, by the place in the cache; None: no layer does."""
     positions: Int[Array, "T"] | None = None
     """Position of each token, for models with learned embeddings of positions."""
+    token_ids: Int[Array, "T"] | None = None
+    """The tokens, for routers that choose experts by them; None: there are no such routers."""
     texts: Texts | None = None
     """Texts in which every token attends to all others, without a cache; None: tokens attend to those before them."""
 
@@ -70,8 +72,8 @@ class StepContext(NamedTuple):
 
     @property
     def tokens(self) -> Tokens:
-        """Number of real tokens, which come before padding, and their adapters."""
-        return Tokens(self.rows.query_starts[-1], self.adapters)
+        """Number of real tokens, which come before padding, their adapters, and the tokens for routers that choose by them."""
+        return Tokens(self.rows.query_starts[-1], self.adapters, self.token_ids)
 
     def paging(self, place: CachePlace) -> Paging:
         """Return the pages of the group of `place`."""

@@ -26,7 +26,7 @@ class KVPool(NamedTuple):
 
 
 class LatentPool(NamedTuple):
-    """Latent vectors of the layers of a latent group."""
+    """Vectors of the layers of a latent group, or of blocks of tokens, then of fewer slots: see `CacheGroup.rate`."""
 
     latents: Float[Array, "L P 1 S W"]
 
@@ -133,7 +133,7 @@ def group_shapes(
             ),
         )
     num_heads, dim = heads or (group.num_kv_heads, group.head_dim)
-    shape = (num_layers, count, num_heads, page_size, dim)
+    shape = (num_layers, count, num_heads, group.slots(page_size), dim)
     if group.has_vectors:
         return GroupShapes(group.kind, (ArrayShape(shape, str(kv_dtype), (None, "pages")),), group.table)
     return GroupShapes(group.kind, pool_shapes(shape, kv_dtype)[0].arrays, group.table)
@@ -144,7 +144,7 @@ def assemble(kind: CacheKind, arrays: Sequence[Any]) -> GroupCache:
     match kind:
         case "state":
             return StatePool(tuple(arrays))
-        case "latent":
+        case "latent" | "compressed":
             return LatentPool(*arrays)
         case "index":
             return IndexPool(*arrays)
@@ -163,9 +163,10 @@ def without_chosen(cache: Cache) -> Cache:
 
 
 def pages_shape(cache: Cache) -> tuple[int, ...]:
-    """Return the shape of the first group's first array: `[L, P, K, S, H]`."""
-    shape: tuple[int, ...] = jax.tree.leaves(cache)[0].shape
-    return shape
+    """Return the shape of the first array that has a slot for each token of a page: `[L, P, K, S, H]`."""
+    paged = [group for group in cache if not isinstance(group, StatePool | PendingStates)]
+    shapes: list[tuple[int, ...]] = [array.shape for array in jax.tree.leaves(paged)]
+    return max(shapes, key=lambda shape: shape[3])
 
 
 def with_group(cache: Cache, place: CachePlace, pool: GroupCache) -> Cache:

@@ -111,7 +111,7 @@ class Experts(nnx.Module):
 
     def __init__(self, config: DecoderConfig, experts: ExpertsConfig, policy: DtypePolicy) -> None:
         has_mlp = experts.router_width is not None
-        self.gate = MLPRouter(config, experts, policy) if has_mlp else Router(config.hidden_size, experts, policy)
+        self.gate = MLPRouter(config, experts, policy) if has_mlp else Router(config, experts, policy)
         self.experts = ExpertMLPs(config, experts, policy)
         width = experts.shared_intermediate_size
         limit = experts.shared_limit

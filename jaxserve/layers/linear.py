@@ -31,6 +31,8 @@ class Tokens(NamedTuple):
     """Rows that are tokens; those after them are padding."""
     adapters: Bool[Array, "T A"] | None = None
     """True for the ranks of each token's adapter, among the ranks of all adapters; None: there are no adapters."""
+    ids: Int[Array, "T"] | None = None
+    """The tokens, for routers that choose experts by them; None: there are no such routers."""
 
 
 class ExpertRows(NamedTuple):

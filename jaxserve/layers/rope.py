@@ -86,8 +86,12 @@ def row_order(config: DecoderConfig, *, is_sliding: bool = False) -> np.ndarray 
     """
     own = config.sliding_rotary_dim if is_sliding else None
     head_dim, rotary_dim = config.full_head_dim, own or _rotary_dim(config)
-    if config.latent is not None or (config.rotary_pairs == "halves" and rotary_dim == head_dim):
-        return None  # latent attention reorders queries and keys while it computes them
+    if (
+        config.latent is not None
+        or config.compressed is not None
+        or (config.rotary_pairs == "halves" and rotary_dim == head_dim)
+    ):
+        return None  # attention to vectors reorders queries and keys while it computes them
     turning = np.arange(rotary_dim)
     pairs = turning.reshape(-1, 2).T if config.rotary_pairs == "adjacent" else turning.reshape(2, -1)
     if config.rotary_pairs == "swapped_halves":

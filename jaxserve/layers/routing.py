@@ -13,6 +13,7 @@ from jaxserve.layers.linear import ExpertRows, Linear, Tokens
 from jaxserve.layers.norm import normalized
 from jaxserve.layers.param import parameter
 from jaxserve.layers.policy import DtypePolicy
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.experts import ExpertsConfig
 
 
@@ -39,7 +40,9 @@ class Routing(NamedTuple):
 class Router(Linear):
     """Matmul that scores experts; never quantised."""
 
-    def __init__(self, dim: int, config: ExpertsConfig, policy: DtypePolicy) -> None:
+    def __init__(self, decoder: DecoderConfig, config: ExpertsConfig, policy: DtypePolicy) -> None:
+        dim, table = decoder.hidden_size, (decoder.vocab_size, config.num_per_token)
+        self.tid2eid = parameter(table, (None, None), jnp.dtype(jnp.int32)) if config.is_hashed else None
         super().__init__(config.num_experts, dim, (None, "embed"), policy.unquantized, bias=config.has_biases)
         has_correction = config.has_correction_bias
         self.e_score_correction_bias = (
@@ -62,6 +65,10 @@ class Router(Linear):
         cap = self.config.logit_softcap
         if cap is not None:
             logits = jnp.tanh(logits / cap) * cap
+        if self.tid2eid is not None:
+            assert tokens.ids is not None, "a router that chooses by tokens"
+            hashed = self.tid2eid[...][tokens.ids]
+            return routed(hashed, logits, tokens, self.config, is_alike=self.is_alike)
         correction = None if self.e_score_correction_bias is None else self.e_score_correction_bias[...]
         routing = route(logits, tokens.num_real, self.config, correction, is_alike=self.is_alike)
         routing = routing._replace(adapters=tokens.adapters)
@@ -81,9 +88,22 @@ def route(
 ) -> Routing:
     """Choose the experts of every token; rows of `logits` from `num_tokens` on are padding. is_alike: see `sums`."""
     experts, weights = _choose(logits, config, correction, is_alike=is_alike)
-    is_padding = jnp.arange(len(logits)) >= num_tokens
-    experts = jnp.where(is_padding[:, None], config.num_experts, experts)
-    return sorted_by_expert(experts, weights, config.num_experts)
+    return _sorted(experts, weights, num_tokens, config.num_experts)
+
+
+def routed(
+    experts: Int[Array, "T k"], logits: Float[Array, "T E"], tokens: Tokens, config: ExpertsConfig, *, is_alike: bool
+) -> Routing:
+    """Return the routing of every token to experts that are known, with the weights that the router gives them."""
+    weights = _weights(_scores(logits, config, is_alike=is_alike), experts, config, is_alike=is_alike)
+    return _sorted(experts, weights, tokens.num_real, config.num_experts)._replace(adapters=tokens.adapters)
+
+
+def _sorted(
+    experts: Int[Array, "T k"], weights: Float[Array, "T k"], num_tokens: Int[Array, ""], num_experts: int
+) -> Routing:
+    is_padding = jnp.arange(len(experts)) >= num_tokens
+    return sorted_by_expert(jnp.where(is_padding[:, None], num_experts, experts), weights, num_experts)
 
 
 def sorted_by_expert(experts: Int[Array, "T k"], weights: Float[Array, "T k"], num_experts: int) -> Routing:
@@ -162,16 +182,31 @@ def _choose(
         best, experts = jax.lax.top_k(logits, config.num_per_token)
         weights = jnp.exp(best - _log_sum(best if config.is_normalized else logits, is_alike=is_alike))
     else:
-        scores = jax.nn.sigmoid(logits) if config.score == "sigmoid" else softmax(logits, is_alike=is_alike)
+        scores = _scores(logits, config, is_alike=is_alike)
         if correction is not None:
             ranks = (logits if config.ranks_by_logits else scores) + correction
         else:  # Large logits have the same sigmoid: without groups, whose scores are added, they are ranked as they are.
             ranks = logits if config.score == "sigmoid" and config.num_groups == 1 else scores
         _, experts = jax.lax.top_k(_within_best_groups(ranks, config, is_alike=is_alike), config.num_per_token)
-        weights = jnp.take_along_axis(scores, experts, axis=1)
-        if config.is_normalized:
-            weights = weights / (sums(weights, -1, is_alike=is_alike) + 1e-20)  # as DeepSeek-V3 guards it
+        return experts, _weights(scores, experts, config, is_alike=is_alike)
     return experts, weights if config.weight_scale == 1 else weights * config.weight_scale
+
+
+def _scores(logits: Float[Array, "T E"], config: ExpertsConfig, *, is_alike: bool) -> Float[Array, "T E"]:
+    if config.score == "sigmoid":
+        return jax.nn.sigmoid(logits)
+    if config.score == "sqrt_softplus":
+        return jnp.sqrt(jax.nn.softplus(logits))
+    return softmax(logits, is_alike=is_alike)
+
+
+def _weights(
+    scores: Float[Array, "T E"], experts: Int[Array, "T k"], config: ExpertsConfig, *, is_alike: bool
+) -> Float[Array, "T k"]:
+    weights = jnp.take_along_axis(scores, experts, axis=1)
+    if config.is_normalized:
+        weights = weights / (sums(weights, -1, is_alike=is_alike) + 1e-20)  # as DeepSeek-V3 guards it
+    return weights if config.weight_scale == 1 else weights * config.weight_scale
 
 
 def _sparse_mixer(

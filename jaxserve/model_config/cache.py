@@ -1,14 +1,16 @@
 """Cache groups as data: layers of a decoder that store the same kind of cache between steps.
 
-    kind      stores                                                     grows with
-    full      keys and values of every token, in pages                   the text
-    sliding   keys and values of the last `window` tokens, in pages      the text, up to the window
-    latent    one vector per token that all heads read (MLA), in pages   the text
-    index     one key per token that an indexer reads, in pages          the text
-    state     arrays of fixed shape, in a slot per request               nothing
+    kind        stores                                                     grows with
+    full        keys and values of every token, in pages                   the text
+    sliding     keys and values of the last `window` tokens, in pages      the text, up to the window
+    latent      one vector per token that all heads read (MLA), in pages   the text, up to the window if there is one
+    compressed  one vector for each block of `rate` tokens, in pages       the text
+    index       one key per token or block that an indexer reads, in pages the text
+    state       arrays of fixed shape, in a slot per request               nothing
 
 A layer has at most one place in a group of keys and values or vectors, one in an index group and one in a state group: layers
-of Falcon-H1 have the first and the last. A layer that reads the keys and values of another layer, or attends to the tokens that
+of Falcon-H1 have the first and the last. Layers with compressed blocks have a place in two further groups: one of the blocks' vectors,
+and one of what the last tokens add to the next of them. A layer that reads the keys and values of another layer, or attends to the tokens that
 another layer's indexer has chosen, has that layer's place, and stores nothing there. A model without attention has a group
 without layers, with pages of one number for each token: prefixes are found by pages.
 """
@@ -19,8 +21,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-CacheKind = Literal["full", "sliding", "latent", "index", "state"]
-_ORDER: Final[tuple[CacheKind, ...]] = ("full", "latent", "sliding", "index", "state")
+CacheKind = Literal["full", "sliding", "latent", "compressed", "index", "state"]
+_ORDER: Final[tuple[CacheKind, ...]] = ("full", "compressed", "latent", "sliding", "index", "state")
+"""The first group grows with the text, if one does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +46,11 @@ class CacheGroup:
     """Decoder layers that own storage in this group: place i is that of layer `layers[i]`."""
     num_kv_heads: int = 1
     head_dim: int = 0
-    """Width of a key and of a value; in a latent or an index group the width of the one vector. 0 in a state group."""
+    """Width of a key and of a value; in groups of vectors the width of the one vector. 0 in a state group."""
     window: int | None = None
-    """Tokens that a query attends to, itself included; sliding groups only."""
+    """Tokens that a query attends to, itself included, or that a block is made of; sliding and latent groups only."""
+    rate: int = 1
+    """Tokens for which there is one vector."""
     arrays: tuple[StateArray, ...] = ()
     """Arrays of a state group."""
     table: int = 0
@@ -59,7 +64,11 @@ class CacheGroup:
     @property
     def has_vectors(self) -> bool:
         """True if the group stores one vector per token, which devices do not split."""
-        return self.kind in ("latent", "index")
+        return self.kind in ("latent", "compressed", "index")
+
+    def slots(self, page_size: int) -> int:
+        """Return the vectors, or keys and values, that a page of `page_size` tokens has room for."""
+        return -(-page_size // self.rate)
 
     @property
     def num_layers(self) -> int:
@@ -79,6 +88,10 @@ class LayerCache:
     """Keys of an indexer."""
     index_source: int | None = None
     """Earlier layer whose indexer has chosen the tokens that the layer attends to; None: its own."""
+    added: CacheGroup | None = None
+    """Numbers and scores that tokens add to the vectors of blocks."""
+    blocks: CacheGroup | None = None
+    """Vectors of blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +111,11 @@ class LayerPlaces:
     paged: CachePlace | None = None
     state: CachePlace | None = None
     index: CachePlace | None = None
-    """Keys of the indexer that chooses the layer's tokens."""
+    """Keys of the indexer that chooses the layer's tokens or blocks."""
+    added: CachePlace | None = None
+    """Numbers and scores that tokens add to the vectors of blocks."""
+    blocks: CachePlace | None = None
+    """Vectors of blocks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +151,13 @@ def cache_layout(layers: Sequence[LayerCache]) -> CacheLayout:
     owners: dict[CacheGroup, list[int]] = {}
     for index, layer in enumerate(layers):
         own_index = layer.index if layer.index_source is None else None
-        for stored in (layer.paged if layer.source is None else None, own_index, layer.state):
+        for stored in (
+            layer.paged if layer.source is None else None,
+            layer.added,
+            layer.blocks,
+            own_index,
+            layer.state,
+        ):
             if stored is not None:
                 owners.setdefault(stored, []).append(index)
     if not any(group.has_pages for group in owners):
@@ -158,6 +181,8 @@ def cache_layout(layers: Sequence[LayerCache]) -> CacheLayout:
                 place(layer.paged, index, layer.source),
                 place(layer.state, index),
                 place(layer.index, index, layer.index_source),
+                place(layer.added, index),
+                place(layer.blocks, index),
             )
             for index, layer in enumerate(layers)
         ),

@@ -11,6 +11,7 @@ from jaxserve.model_config.activation import Activation
 from jaxserve.model_config.altup import AltUpConfig
 from jaxserve.model_config.cache import CacheGroup, CacheLayout, LayerCache, cache_layout
 from jaxserve.model_config.checkpoint_quantization import CheckpointQuantization
+from jaxserve.model_config.compressed import CompressedConfig, Compression
 from jaxserve.model_config.eagle import EagleConfig
 from jaxserve.model_config.embedding_head import EmbeddingHead, HeadLayer
 from jaxserve.model_config.experts import ClampedGate, ExpertsConfig
@@ -78,6 +79,8 @@ class LayerConfig:
     """Earlier layer whose cached keys and values this layer reads; None: its own."""
     blocks: BlockIndexerConfig | None = None
     """Indexer that chooses the blocks of tokens that grouped-query attention goes to; None: a query attends to all."""
+    compression: Compression | None = None
+    """Blocks of tokens that queries attend to as well as to a window, in a model with `compressed`; None: to the window only."""
     index_source: int | None = None
     """Earlier layer whose indexer chooses the tokens that this layer attends to; None: its own, if there is one."""
     has_value_projection: bool = True
@@ -154,6 +157,9 @@ class DecoderConfig:
     """True if the inputs of the output projection of attention, and of the last projection of feed-forward blocks, are normalised (BitNet)."""
     latent: LatentConfig | None = None
     """Widths of multi-head latent attention, which all layers then have; None: grouped-query attention."""
+    compressed: CompressedConfig | None = None
+    """Widths of attention to one vector per token, and to one for each block of tokens, which all layers then have; None: keys and
+    values are two, or `latent`. `head_dim` is then that of the numbers that rotate."""
     value_dim: int | None = None
     """Numbers of a head's values, at most H; None: H. The cache has zeros after them (MiMo-V2-Flash)."""
     value_scale: float = 1.0
@@ -231,6 +237,8 @@ class DecoderConfig:
         state = None if recurrent is None else CacheGroup("state", arrays=recurrent.arrays)
         if not layer.has_kv:
             return LayerCache(None, state)
+        if self.compressed is not None:
+            return self.compressed.layer_cache(layer.compression, splits_windows=splits_windows)
         if layer.latent_dim is not None and self.latent is not None:
             stored = CacheGroup("latent", head_dim=layer.latent_dim)
             return LayerCache(stored, state, layer.kv_source, self.latent.index_cache, layer.index_source)
@@ -258,13 +266,14 @@ class DecoderConfig:
     @property
     def kv_width(self) -> int:
         """Numbers of a token that a layer with attention reads from the cache, on average over such layers."""
-        return self.latent.width if self.latent is not None else 2 * _mean(self, lambda heads, dim: heads * dim)
+        vector = self.compressed.dim if self.compressed is not None else self.latent and self.latent.width
+        return vector or 2 * _mean(self, lambda heads, dim: heads * dim)
 
     @property
     def pair_width(self) -> int:
         """Multiplications of one layer for a query token and a token that it attends to, on average over such layers."""
-        if self.latent is not None:
-            return 2 * self.num_heads * self.latent.width
+        if self.latent is not None or self.compressed is not None:
+            return 2 * self.num_heads * self.kv_width
         widths = [query_heads(self, layer) * self.kv_shape(layer)[1] for layer in self.layers if layer.has_kv]
         return 2 * sum(widths) // max(len(widths), 1)
 
@@ -329,6 +338,8 @@ class DecoderConfig:
         If they are a multiple of the KV heads, and divide the query heads, every device gets one KV head: as many devices
         as share a KV head hold a copy of its weights and of its cache, and each attends with its own query heads.
         """
+        if self.compressed is not None:
+            return self  # there is one vector, which every device has
         num_heads = math.gcd(*head_counts(self))
         copies = _copies(self.num_stored_kv_heads, num_heads, num_devices)
         layers = tuple(_layer_for_devices(layer, num_heads, num_devices) for layer in self.layers)

@@ -27,8 +27,8 @@ class ExpertsConfig:
     """Width of one expert."""
     is_normalized: bool
     """True if the weights of a token's k experts are divided by their sum."""
-    score: Literal["softmax", "sigmoid", "sparse_mixer"] = "softmax"
-    """Function from a router's logits to weights. sparse_mixer: each of two experts has the softmax of its logit among
+    score: Literal["softmax", "sigmoid", "sqrt_softplus", "sparse_mixer"] = "softmax"
+    """Function from a router's logits to weights. sqrt_softplus: the root of log(1 + e^x) (DeepSeek-V4). sparse_mixer: each of two experts has the softmax of its logit among
     those close to it, see `margin` (Phi-3.5-MoE)."""
     logit_softcap: float | None = None
     """Soft cap on a router's logits, as `DecoderConfig.logit_softcap`; None: there is none (Laguna)."""
@@ -38,6 +38,8 @@ class ExpertsConfig:
     """True if a bias is added to the scores that choose experts, though not to their weights (DeepSeek-V3)."""
     ranks_by_logits: bool = False
     """True if the bias is added to logits instead of to scores (Kolibri 1)."""
+    is_hashed: bool = False
+    """True: a table of the checkpoint has the experts of each token of the vocabulary; the router's scores are weights only (DeepSeek-V4)."""
     weight_scale: float = 1.0
     """Factor on all weights (`routed_scaling_factor`)."""
     router_width: int | None = None

@@ -19,6 +19,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxserve.layers.attention import Attention, StepContext
 from jaxserve.layers.cache import Cache, PendingStates, without_chosen
+from jaxserve.layers.compressed.attention import CompressedAttention
 from jaxserve.layers.convolved_attention import ConvolvedAttention
 from jaxserve.layers.experts import DenseAndExperts, Experts, Mixture
 from jaxserve.layers.latent_attention import LatentAttention
@@ -229,9 +230,11 @@ class DecoderLayer(nnx.Module):
 
 def _attention(
     config: DecoderConfig, layer: LayerConfig, policy: DtypePolicy
-) -> Attention | LatentAttention | ConvolvedAttention:
+) -> Attention | LatentAttention | CompressedAttention | ConvolvedAttention:
     if isinstance(layer.recurrent, ConvolvedQKVConfig):
         return ConvolvedAttention(config, layer, layer.recurrent, policy)
+    if config.compressed is not None:
+        return CompressedAttention(config, layer, policy)
     return (Attention if config.latent is None else LatentAttention)(config, layer, policy)
 
 
@@ -308,6 +311,8 @@ class Decoder(nnx.Module):
         self, token_ids: Int[Array, "T"], cache: Cache, step: StepContext, images: ImageTokens | None = None
     ) -> Forward:
         """Return what `hidden` returns, and what else the layers give."""
+        if any(layer.experts is not None and layer.experts.is_hashed for layer in self.config.layers):
+            step = step._replace(token_ids=token_ids)
         if self.config.recurrent is not None:
             step = with_segments(step, len(token_ids))
         if any(layer.kv_source is not None for layer in self.config.layers):

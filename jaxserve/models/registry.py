@@ -94,10 +94,6 @@ _MISSING: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "GotOcr2ForConditionalGeneration": ("Qwen2ForCausalLM", _SAM),
     "InternVLChatModel": ("Qwen2ForCausalLM", "tensors with transformers' names, as in checkpoints that end in -hf"),
-    "DeepseekV4ForCausalLM": (
-        "DeepseekV32ForCausalLM",
-        "keys and values of several tokens, and mixed residual streams",
-    ),
     "Dots3NoteForCausalLM": _DOTS3,
     "Dots3NoteForConditionalGeneration": _DOTS3,
     "Qwen4ExpForCausalLM": _QWEN4,

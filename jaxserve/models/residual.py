@@ -58,7 +58,7 @@ class HyperWeights(nnx.Module):
         count, plain = sum(sizes), replace(policy.unquantized, weights=jnp.dtype(jnp.float32))
         self.fn = Matrix(count, hyper.num_streams * config.hidden_size, (None, None), plain)
         self.base = parameter((count,), (None,), jnp.dtype(jnp.float32))
-        self.scale = parameter((len(sizes),), (None,), jnp.dtype(jnp.float32))
+        self.factors = parameter((len(sizes),), (None,), jnp.dtype(jnp.float32))
         self.sizes, self.eps, self.norm_eps = sizes, hyper.eps, config.norm_eps
         self.is_alike = policy.backend in NATIVE
 
@@ -67,7 +67,7 @@ class HyperWeights(nnx.Module):
         flat = jnp.moveaxis(streams, 0, 1).reshape(streams.shape[1], -1).astype(jnp.float32)  # (T, A * D)
         factors = jax.lax.rsqrt(means(jnp.square(flat), is_alike=self.is_alike) + self.norm_eps)
         found = self.fn.multiply(flat, tokens.num_real) * factors
-        scales = jnp.repeat(self.scale[...], jnp.array(self.sizes), total_repeat_length=sum(self.sizes))
+        scales = jnp.repeat(self.factors[...], jnp.array(self.sizes), total_repeat_length=sum(self.sizes))
         starts = [sum(self.sizes[:index]) for index in range(1, len(self.sizes))]
         return jnp.split((found * scales + self.base[...]).T, starts)
 

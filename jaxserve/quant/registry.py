@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import Any, Final
 
 from jaxserve.quant import formats
 from jaxserve.quant.checkpoint import (
@@ -19,6 +19,8 @@ from jaxserve.quant.checkpoint import (
 from jaxserve.quant.format import Format
 from jaxserve.quant.kv_scales import has_only_kv_scales
 from jaxserve.quant.names import format_modules
+
+_EXPERTS: Final = "expert_dtype"
 
 
 @cache
@@ -42,6 +44,8 @@ def read_form(config: Mapping[str, Any]) -> CheckpointForm | None:
         raise unsupported("", found, INSTEAD)
     if has_only_kv_scales(found):
         return None
+    if config.get(_EXPERTS) is not None:  # DeepSeek-V4 has it beside the table
+        found = {_EXPERTS: config[_EXPERTS], **found}
     known = _checkpoint_forms()
     for forms in known:
         form = forms.read(found)

@@ -134,6 +134,10 @@ def attention_notes(
         )
     elif any(indexer_of(decoder, layer) is not None for layer in decoder.layers):
         notes.append("sparse attention by XLA, in loops whose length the host reads: it has no kernel yet")
+    elif decoder.compressed is not None:
+        notes.append(
+            "attention to compressed blocks by XLA, in loops whose length the host reads: it has no kernel yet"
+        )
     elif decoder.latent is not None:
         pass
     elif backend == "mosaic_gpu":
@@ -195,6 +199,10 @@ def _rejection(
     """Return in a few words why a backend does not serve a model's shapes and types; None if it does."""
     if any(indexer_of(decoder, layer) is not None for layer in decoder.layers):
         return "no kernel for sparse attention yet"
+    if decoder.compressed is not None:
+        return "no kernel for attention to compressed blocks yet"
+    if decoder.latent is not None and decoder.sinks != "none":
+        return "no kernel for latent attention with sinks yet"
     page_size = page_tokens(chip.platform, config.cache.block_size)
     for group in decoder.cache.paged if decoder.cache.has_attention else ():
         pool_shape = (group.num_layers, 1, group.num_kv_heads, page_size, group.head_dim)

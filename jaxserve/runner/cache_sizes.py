@@ -14,13 +14,16 @@ from typing import Final
 
 import jax.numpy as jnp
 
-from jaxserve.errors import DoesNotFitError
+from jaxserve.config import Config
+from jaxserve.errors import ConfigError, DoesNotFitError
 from jaxserve.kv.spec import KVSpec
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.sharding.rules import AxisRules, cache_shards
 
 PLANNED_TOKENS: Final = 4096
 """Length of the requests that sliding and state groups are sized for, where contexts may be longer."""
+_COMMON_PAGE: Final = 16
+"""Tokens of a page by default, or of a part of it on TPUs."""
 SLOTS_PER_REQUEST: Final = 3
 """State slots per request: its own, and two snapshots."""
 
@@ -81,6 +84,47 @@ def request_pages(spec: KVSpec, num_tokens: int) -> int:
     """Return the pages of a group that a request of so many tokens holds while it decodes."""
     num_pages = -(-num_tokens // spec.block_size)
     return num_pages if spec.window is None else min(num_pages, -(-spec.window // spec.block_size) + 2)
+
+
+def with_cache_groups(config: Config, decoder: DecoderConfig) -> DecoderConfig:
+    """Return the decoder with the cache groups that the engine of `config` has.
+
+    Windows have pages of their own if they are shorter than the longest context, without data-parallel attention and
+    without tiers. Raises ConfigError for settings that do not work with blocks of tokens.
+    """
+    if decoder.compressed is not None:
+        _check_blocks(config, decoder)
+    windows = _window_sizes(decoder)
+    longest = min(config.model.max_model_len or decoder.max_position, decoder.max_position)
+    is_split = bool(windows) and min(windows) < longest
+    is_split &= config.parallel.data_parallel_size == 1 and not config.tiers.has_stores
+    return decoder if is_split == decoder.splits_windows else replace(decoder, splits_windows=is_split)
+
+
+def _window_sizes(config: DecoderConfig) -> set[int]:
+    """Return the windows of the layers that have one."""
+    windows = {layer.sliding_window for layer in config.layers if layer.sliding_window is not None}
+    if config.compressed is None:
+        return windows
+    blocks = {layer.compression.window for layer in config.layers if layer.compression is not None}
+    return {config.compressed.window} | blocks
+
+
+def _check_blocks(config: Config, decoder: DecoderConfig) -> None:
+    """Raise ConfigError for a setting of the cache that does not work with attention to compressed blocks."""
+    ranks, dtype = config.parallel.data_parallel_size, config.cache.kv_cache_dtype
+    if ranks > 1:
+        raise ConfigError(f"--data-parallel-size {ranks}: not with attention to compressed blocks")
+    if dtype != "auto":
+        raise ConfigError(
+            f"--kv-cache-dtype {dtype}: not with attention to compressed blocks, whose scores it would round"
+        )
+    size = config.cache.block_size or _COMMON_PAGE
+    rates = {layer.compression.rate for layer in decoder.layers if layer.compression and layer.compression.indexer}
+    if any(size % rate for rate in rates):
+        raise ConfigError(
+            f"--block-size {size}: a multiple of {max(rates)}, the tokens of a block that an indexer chooses"
+        )
 
 
 def slot_bytes(decoder: DecoderConfig, activations: jnp.dtype, rules: AxisRules) -> int:

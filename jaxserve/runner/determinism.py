@@ -38,8 +38,10 @@ def _obstacle(config: Config, skeleton: ModelSkeleton | EncoderSkeleton) -> str 
         return f"not with {policy.matrices} weights of --quantization {name}; use {known}"
     if not isinstance(model, DecoderConfig) or model.is_bidirectional or model.head is not None:
         return "only for models that generate"
-    if any(layer.recurrent is not None or layer.latent_dim is not None for layer in model.layers):
-        return "not with recurrent layers or latent attention, which were not tested"
+    if model.compressed is not None or any(
+        layer.recurrent is not None or layer.latent_dim is not None for layer in model.layers
+    ):
+        return "not with recurrent layers, latent attention or compressed blocks, which were not tested"
     if policy.attention_backend not in NATIVE:
         return "not with indexers, whose attention XLA computes"
     return _xla_attention(config, model, policy) or _xla_matmul(skeleton)

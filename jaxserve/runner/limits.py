@@ -241,18 +241,6 @@ def of_draft_model(config: Config) -> Config:
     return replace(config, cache=replace(config.cache, kv_cache_dtype="auto"))
 
 
-def with_cache_groups(config: Config, decoder: DecoderConfig) -> DecoderConfig:
-    """Return the decoder with the cache groups that the engine of `config` has.
-
-    Windows have pages of their own if they are shorter than the longest context, without data-parallel attention and without tiers.
-    """
-    windows = [layer.sliding_window for layer in decoder.layers if layer.sliding_window is not None]
-    longest = min(config.model.max_model_len or decoder.max_position, decoder.max_position)
-    is_split = bool(windows) and min(windows) < longest
-    is_split &= config.parallel.data_parallel_size == 1 and not config.tiers.has_stores
-    return decoder if is_split == decoder.splits_windows else replace(decoder, splits_windows=is_split)
-
-
 def num_planned_drafts(config: Config, decoder: DecoderConfig) -> int:
     """Return the most drafted tokens of a row that plans bring for speculative programs: those of prompt lookup for a model with
     recurrent states. 0 for other models, which verify them as rows of decode steps, and if the device drafts."""
@@ -271,6 +259,7 @@ def kv_specs(config: Config, decoder: DecoderConfig, platform: str) -> tuple[KVS
             block_size=page_tokens(platform, config.cache.block_size),
             num_arrays=1 if group.has_vectors else 2,
             window=group.window,
+            rate=group.rate,
         )
         for group in decoder.cache.paged
         for heads in (_heads(group, config, platform),)

@@ -81,8 +81,9 @@ class AxisRules:
 
 
 def cache_shards(config: DecoderConfig, rules: AxisRules) -> int:
-    """Return the number of devices that split the KV cache. Every device of a layer holds all latent vectors."""
-    return rules.count("pages") * (rules.count("kv_heads") if config.latent is None else 1)
+    """Return the number of devices that split the KV cache. Every device of a layer holds all vectors that are key and value in one."""
+    has_vectors = config.latent is not None or config.compressed is not None
+    return rules.count("pages") * (1 if has_vectors else rules.count("kv_heads"))
 
 
 def common_kv_heads(config: DecoderConfig | EncoderConfig) -> int:

@@ -27,8 +27,8 @@ from jaxserve.layers.policy import DtypePolicy, plain
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.quant.policy import QuantPolicy
+from jaxserve.runner.cache_sizes import with_cache_groups
 from jaxserve.runner.determinism import check_deterministic
-from jaxserve.runner.limits import with_cache_groups
 from jaxserve.sampling.sampler import score
 from tests.engine.model_engine import MODEL_NAME, Generated, ModelEngine, request
 from tests.models.expert_adapters import of_modules

@@ -28,7 +28,8 @@ from jaxserve.models.registry import decoder_config, families
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.quant.names import format_names
 from jaxserve.runner.backend import Chip
-from jaxserve.runner.limits import make_policy, mesh_shape, with_cache_groups
+from jaxserve.runner.cache_sizes import with_cache_groups
+from jaxserve.runner.limits import make_policy, mesh_shape
 from jaxserve.sharding.mesh import check_shape
 from jaxserve.tools.markdown import markdown_table
 from tests.models.goldens import DATA

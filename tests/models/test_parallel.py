@@ -15,6 +15,7 @@ from tests.models.mesh_model import MeshModel
 NUM_OUTPUTS = 4
 FAMILIES = (
     "deepseek_v3_tiny",  # latent vectors
+    "deepseek_v4_tiny",  # blocks of tokens, groups of heads, residual streams
     "falcon_h1_tiny",  # attention and Mamba-2 side by side
     "gemma2_tiny",  # sliding windows, capped scores
     "gemma4_tiny",  # keys of two shapes
@@ -46,6 +47,7 @@ SHAPES = {
     "llama4_tiny": MeshShape(4, data=2),  # experts whose inputs are scaled are not distributed
     "llama4_odd_tiny": MeshShape(1, data=8),
     "gemma4_moe_odd_tiny": MeshShape(1, expert=2, data=2),
+    "deepseek_v4_tiny": MeshShape(2, expert=2),  # data ranks are refused
 }
 """Shapes of checkpoints that do not take the largest one."""
 

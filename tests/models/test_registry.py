@@ -66,6 +66,7 @@ def test_every_family_file_is_found() -> None:
         "DeepseekV2ForCausalLM",
         "DeepseekV32ForCausalLM",
         "DeepseekV3ForCausalLM",
+        "DeepseekV4ForCausalLM",
         "Dots1ForCausalLM",
         "EmbeddingGemma2TextModel",
         "Ernie4_5ForCausalLM",
@@ -186,7 +187,6 @@ def test_unknown_architecture_is_rejected_with_the_supported_ones() -> None:
 @pytest.mark.parametrize(
     ("architecture", "expected"),
     [
-        ("DeepseekV4ForCausalLM", "nearest: DeepseekV32ForCausalLM; missing: keys and values of several tokens"),
         (
             "Qwen4ExpForConditionalGeneration",
             "nearest: Qwen3_5MoeForCausalLM; missing: embeddings of several tokens in",
@@ -252,7 +252,7 @@ def test_a_well_known_architecture_is_rejected_with_what_is_missing(architecture
             "(nearest: Gemma2ForCausalLM; keys it does not know: altup);",
         ),
         ("OtherModel", {"\n": 1}, "keys it does not know: '\\n')"),
-        ("DeepseekV4ForCausalLM", {"clip_qkv": 8.0}, "num_key_value_heads; values it rejects: clip_qkv)"),
+        ("Dots3NoteForCausalLM", {"clip_qkv": 8.0}, "num_key_value_heads; values it rejects: clip_qkv)"),
     ],
 )
 def test_unknown_architecture_is_compared_with_the_nearest_family(
@@ -396,6 +396,23 @@ def test_absurd_size_is_rejected_naming_key_and_limit(key: str, value: object) -
             "Glm5Next",
             {"linear_attn_config": {"gate_lower_bound": 1.0}},
             "linear_lower_bound is 1.0; supported: null, or a number from -100 to below 0",
+        ),
+        ("DeepseekV4", {}, "num_key_value_heads is 2; supported: 1 or null"),
+        ("DeepseekV4", {"n_shared_experts": 2, "num_key_value_heads": 1}, "n_shared_experts is 2; supported: 1"),
+        (
+            "DeepseekV4",
+            {"compress_ratios": [0, 8], "num_key_value_heads": 1},
+            "supported: 0, 128, 4 for each of the 2 layers",
+        ),
+        (
+            "DeepseekV4",
+            {"scoring_func": "softmax", "num_key_value_heads": 1},
+            "scoring_func is 'softmax'; supported: sqrtsoftplus or sigmoid",
+        ),
+        (
+            "DeepseekV4",
+            {"o_groups": 3, "num_key_value_heads": 1},
+            "o_groups is 3; supported: a divisor of num_attention_heads",
         ),
         ("HYV4", {"swiglu_limit": 0.0}, "swiglu_limit is 0.0; supported: a finite number above 0"),
         (

@@ -18,7 +18,8 @@ from jaxserve.layers.cache import Cache, StatePool
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.runner.backend import chip_of
-from jaxserve.runner.limits import kv_cache_dtype, make_policy, with_cache_groups
+from jaxserve.runner.cache_sizes import with_cache_groups
+from jaxserve.runner.limits import kv_cache_dtype, make_policy
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
 from jaxserve.weights.loader import load_params

@@ -251,6 +251,7 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
     "axk2": {"architectures": ["AXK2ForCausalLM"]},
     "glm_moe_dsa": {"architectures": ["GlmMoeDsaForCausalLM"]},
     "hy_v4": {"architectures": ["HYV4ForCausalLM"]},
+    "deepseek_v4": {"architectures": ["DeepseekV4ForCausalLM"], "num_key_value_heads": 1, "o_groups": 2},
     "glm4_moe_lite": {"architectures": ["Glm4MoeLiteForCausalLM"]},
     "minimax_m2": {"architectures": ["MiniMaxM2ForCausalLM"]},
     "glm5_next": {"architectures": ["Glm5NextForCausalLM"], "num_key_value_heads": 4},

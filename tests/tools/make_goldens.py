@@ -38,6 +38,7 @@ _XIELU_EPS = ".act_fn.eps"
 """Names of numbers close to zero, which are not changed: the activation jumps there by as much."""
 _BALANCING = ".balancing_biases"
 _FREQUENCIES = ".rotary_emb.alpha"
+_HASHED = ".tid2eid"
 _BUFFER_MEANS = {_LAYER_SCALE: 1.0, ".beta": 0.5, _BALANCING: -1.0}
 """Means of buffers that checkpoints store, if not 0, by the ends of their names."""
 _STACKED_EXPERTS = (
@@ -151,6 +152,36 @@ _PUBLISHED_NAMES: dict[str, dict[str, str]] = {
     },
     "flint": {".self_attn.sinks": ".self_attn.softmax_offset"},
     "mimo_v2_flash": {".sinks": ".attention_sink_bias"},
+    "deepseek_v4": {
+        "model.embed_tokens.": "embed.",
+        "model.": "",
+        "lm_head.": "head.",
+        "hc_head.hc_": "hc_head_",
+        ".attn_hc.": ".hc_attn_",
+        ".ffn_hc.": ".hc_ffn_",
+        ".self_attn.": ".attn.",
+        ".mlp.": ".ffn.",
+        ".input_layernorm.": ".attn_norm.",
+        ".post_attention_layernorm.": ".ffn_norm.",
+        ".attn.compressor.indexer.q_b_proj.": ".attn.indexer.wq_b.",
+        ".attn.compressor.indexer.scorer.": ".attn.indexer.",
+        ".attn.compressor.indexer.": ".attn.indexer.compressor.",
+        ".compressor.kv_norm.": ".compressor.norm.",
+        ".position_bias": ".ape",
+        ".sinks": ".attn_sink",
+        ".q_a_proj.": ".wq_a.",
+        ".q_a_norm.": ".q_norm.",
+        ".attn.q_b_proj.": ".attn.wq_b.",
+        ".attn.kv_proj.": ".attn.wkv.",
+        ".compressor.kv_proj.": ".compressor.wkv.",
+        ".compressor.gate_proj.": ".compressor.wgate.",
+        ".o_a_proj.": ".wo_a.",
+        ".o_b_proj.": ".wo_b.",
+        ".gate.e_score_correction_bias": ".gate.bias",
+        ".shared_experts.gate_proj.": ".shared_experts.w1.",
+        ".shared_experts.down_proj.": ".shared_experts.w2.",
+        ".shared_experts.up_proj.": ".shared_experts.w3.",
+    },
     "hy_v4": {
         ".attn_hc.": ".hc_attn_layer.hc_pre.hc_",
         ".ffn_hc.": ".hc_mlp_layer.hc_pre.hc_",
@@ -291,6 +322,10 @@ def random_weights(model: transformers.PreTrainedModel, seed: int) -> None:
             value = noise * 1.5 / weight.shape[-1] ** 0.5
         weight.data.copy_(value)
     for name, buffer in stored_buffers(model).items():
+        if name.endswith(_HASHED):
+            scores = torch.rand(len(buffer), config.n_routed_experts, generator=generator)
+            buffer.copy_(scores.argsort()[:, : buffer.shape[1]])
+            continue
         noise = 0.2 * torch.randn(buffer.shape, generator=generator)
         if not name.endswith(_XIELU_EPS):
             buffer.copy_(_BUFFER_MEANS.get(name[name.rindex(".") :], 0) + noise)
@@ -331,6 +366,7 @@ def stored_buffers(model: transformers.PreTrainedModel) -> dict[str, torch.Tenso
                 _LAYER_SCALE,
                 ".act_fn.beta",
                 _XIELU_EPS,
+                _HASHED,
             )
         )
     }
@@ -415,7 +451,7 @@ def published(name: str, weight: torch.Tensor, model_type: str) -> dict[str, tor
         return {name.replace(".conv1d.", f".{part}_conv1d."): own.contiguous() for part, own in parts}
     names = (
         ("w1", "w3", "w2")
-        if is_mixtral or model_type in ("lfm2_moe", "kimi_linear", "mistral_large4_text")
+        if is_mixtral or model_type in ("lfm2_moe", "kimi_linear", "mistral_large4_text", "deepseek_v4")
         else ("gate_proj", "up_proj", "down_proj")
     )
     if is_mixtral:

@@ -76,6 +76,24 @@ CHANGES: Final[dict[str, dict[str, Any]]] = {
     "mistral_large4_tiny": _INDEXED,
     "axk2_tiny": {**_INDEXED, "gated_norm_rank": 5},
     "hy_v4_tiny": {**_INDEXED, "hc_mult": 5},
+    "deepseek_v4_tiny": {
+        "num_hidden_layers": 4,
+        "moe_intermediate_size": 88,
+        "o_groups": 5,
+        "layer_types": None,
+        "compress_ratios": [4, 128, 0, 4, 0],  # the last one is of a layer that drafts
+        "compress_rates": None,
+        "compress_rate_hca": 10,
+        "hc_mult": 5,
+        "rope_scaling": None,
+        "rope_parameters": {
+            "main": {"rope_type": "default", "rope_theta": 5000.0, "partial_rotary_factor": 0.4},
+            "compress": {"rope_type": "default", "rope_theta": 9000.0, "partial_rotary_factor": 0.4},
+        },
+        "scoring_func": "sigmoid",
+        **_INDEXED,
+        "index_topk": 5,
+    },
     "phi3_longrope_tiny": _longrope(TINY_CHECKPOINTS["phi3_longrope_tiny"].config["rope_scaling"], 40),
     "phimoe_tiny": _longrope(TINY_CHECKPOINTS["phimoe_tiny"].config["rope_scaling"], 40),
 }

@@ -2,7 +2,8 @@
 
 A stored scale multiplies the values (`weight_scale`, and `weight_scale_inv` too) and belongs to a matrix, to an output,
 or to a block of outputs and inputs. The tensors decide which matrices are quantised, not the lists and patterns of
-`quantization_config`.
+`quantization_config`. With `expert_dtype` fp4 (DeepSeek-V4) the experts are MXFP4: I8 `[out, in / 2]` with an F8_E8M0 scale for 32 inputs.
+Then they are kept, and matrices in fp8 are dequantised.
 """
 
 from __future__ import annotations
@@ -30,11 +31,14 @@ from jaxserve.quant.checkpoint import (
     unsupported,
 )
 from jaxserve.quant.format import Host
+from jaxserve.quant.formats import _mxfp4_tensors as mxfp4
 from jaxserve.quant.formats import fp8_block_weight_only as blocks
+from jaxserve.quant.formats import mxfp4_weight_only
 from jaxserve.quant.formats._rows import RowFormat, has_rows, pop_scale, read_rows
 from jaxserve.quant.tensor import TensorInfo
 
 _STORED_DTYPE: Final = "F8_E4M3"
+_FP4_DTYPE, _FP4_SCALES = "I8", ("F8_E8M0", "U8")
 _SCALE_SUFFIXES: Final = ("_scale", "_scale_inv")
 _UNUSED: Final = frozenset({"input_scale", "activation_scale", "output_scale", "q_scale", "k_scale", "v_scale"})
 """Static scales of activations, which are scaled token by token. Scales of the KV cache that are used were taken before."""
@@ -72,20 +76,51 @@ class _Scheme(NamedTuple):
     """True if scales belong to blocks."""
     block: tuple[int, int]
     """Outputs and inputs of a block."""
+    has_fp4: bool = False
+    """True if experts are MXFP4."""
 
     @property
     def kept(self) -> CheckpointQuantization:
-        """The format that stores such matrices as they are."""
+        """The format that stores such matrices as they are; experts only if these are MXFP4."""
+        if self.has_fp4:
+            return CheckpointQuantization(mxfp4_weight_only.FORMAT.name)
         if self.has_blocks:
             return CheckpointQuantization(blocks.FORMAT.name, group_size=self.block[1])
         return CheckpointQuantization("fp8" if self.quantizes_activations else "fp8-weight-only")
 
 
-def _take_matrices(block: tuple[int, int], tensors: dict[str, TensorInfo]) -> dict[str, ReadMatrix]:
+def _take_matrices(scheme: _Scheme, tensors: dict[str, TensorInfo]) -> dict[str, ReadMatrix]:
     for name in [name for name in tensors if name.rpartition(".")[2] in _UNUSED]:
         del tensors[name]
     matrices = [info for info in tensors.values() if info.stored_dtype == _STORED_DTYPE]
-    return {matrix.name: _take(tensors, matrix, block) for matrix in matrices}
+    taken = {matrix.name: _take(tensors, matrix, scheme.block) for matrix in matrices}
+    packed = [info for info in tensors.values() if scheme.has_fp4 and info.stored_dtype == _FP4_DTYPE]
+    return taken | {matrix.name: _take_fp4(tensors, matrix) for matrix in packed}
+
+
+def _take_fp4(tensors: dict[str, TensorInfo], matrix: TensorInfo) -> ReadMatrix:
+    scale = pop_scale(tensors, matrix, *_SCALE_SUFFIXES)
+    *outputs, num_bytes = matrix.shape
+    shape = (*outputs, 2 * num_bytes)
+    if (
+        len(outputs) != 1
+        or scale.shape != (*outputs, 2 * num_bytes // mxfp4.BLOCK)
+        or scale.stored_dtype not in _FP4_SCALES
+    ):
+        raise CheckpointError(
+            f"{scale.file}: tensor {shown(scale.name)}: expected an {_FP4_SCALES[0]} scale for each {mxfp4.BLOCK} inputs of {shape}, "
+            f"found {scale.stored_dtype} of shape {scale.shape}"
+        )
+    num_stored = matrix.num_stored_bytes + scale.num_stored_bytes
+    tensors[matrix.name] = replace(
+        matrix, shape=shape, stored_dtype="MXFP4", num_stored_bytes=num_stored, is_quantized=True
+    )
+    return partial(_read_fp4, matrix.name, scale.name)
+
+
+def _read_fp4(matrix: str, scale: str, read: Read) -> Host:
+    values, exponents = (read(name).view(np.uint8) for name in (matrix, scale))
+    return QuantArray(mxfp4_weight_only.FORMAT, values, exponents)
 
 
 def _take(tensors: dict[str, TensorInfo], matrix: TensorInfo, block: tuple[int, int]) -> ReadMatrix:
@@ -116,15 +151,19 @@ def _read_config(found: Mapping[str, Any]) -> CheckpointForm | None:
             scheme = only_scheme(found, _read_group)
         case _:
             return None
-    return CheckpointForm(partial(_take_matrices, scheme.block), scheme.kept)
+    return CheckpointForm(partial(_take_matrices, scheme), scheme.kept)
 
 
 def _read_fp8(found: Mapping[str, Any]) -> _Scheme:
     scheme = found.get("activation_scheme", "dynamic")
     if scheme not in ("dynamic", "static"):
         raise unsupported(".activation_scheme", scheme, "dynamic and static")
+    experts = found.get("expert_dtype", "fp8")
+    if experts not in ("fp8", "fp4"):
+        raise unsupported(".expert_dtype", experts, "fp8 and fp4")
     block = found.get("weight_block_size")
-    return _Scheme(True, block is not None, _DEFAULT_BLOCK if block is None else _block("weight_block_size", block))
+    size = _DEFAULT_BLOCK if block is None else _block("weight_block_size", block)
+    return _Scheme(True, block is not None, size, has_fp4=experts == "fp4")
 
 
 def _read_group(where: str, group: Mapping[str, Any]) -> _Scheme:

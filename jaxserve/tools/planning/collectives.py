@@ -112,6 +112,7 @@ def _all(sizes: Sizes, num_tokens: int, num_rows: int, groups: _Groups) -> Itera
 
     layers, pages, vocab = decoder.num_layers, rules.mesh_axes("pages"), rules.mesh_axes("vocab")
     width = decoder.head_dim if decoder.latent is None else decoder.latent.value_dim
+    width = width if decoder.compressed is None else decoder.compressed.dim
     heads = num_tokens * max(head_counts(decoder)) // rules.count("heads") * width * itemsize
     yield over(vocab, "embedding", "all-reduce", 1, residual)
     yield over(pages, "rows of data ranks", "all-reduce", layers, heads)

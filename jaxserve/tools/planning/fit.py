@@ -15,10 +15,10 @@ from jaxserve.models.registry import read_draft, read_mtp_layer
 from jaxserve.models.skeleton import ModelSkeleton, make_skeleton
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.buckets import resolve_limits
-from jaxserve.runner.cache_sizes import CacheSizes
+from jaxserve.runner.cache_sizes import CacheSizes, with_cache_groups
 from jaxserve.runner.images.encoder import ImageShape, encoder_bytes, image_settings, image_step_tokens, rows_shape
 from jaxserve.runner.inputs import DraftModel, Program, programs
-from jaxserve.runner.limits import Limits, kv_context_bytes, make_limits, make_policy, with_cache_groups
+from jaxserve.runner.limits import Limits, kv_context_bytes, make_limits, make_policy
 from jaxserve.runner.memory import DeviceMemory, kv_bytes_left
 from jaxserve.runner.slots import slots_bytes
 from jaxserve.runner.speculation.model import draft_source, make_draft_model

@@ -15,10 +15,11 @@ from jaxserve.errors import DoesNotFitError
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.registry import read_decoder
 from jaxserve.runner.backend import attention_notes
+from jaxserve.runner.cache_sizes import with_cache_groups
 from jaxserve.runner.images.programs import with_images
 from jaxserve.runner.images.served import with_served_images
 from jaxserve.runner.inputs import Program, programs
-from jaxserve.runner.limits import Limits, context_notes, kv_cache_dtype, quantization_notes, with_cache_groups
+from jaxserve.runner.limits import Limits, context_notes, kv_cache_dtype, quantization_notes
 from jaxserve.runtime.environment import child_environment
 from jaxserve.runtime.startup_display import StartupDisplay
 from jaxserve.tools.planning.adapters import adapters_notes

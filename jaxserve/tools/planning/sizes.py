@@ -93,6 +93,8 @@ class Sizes:
     def attended_pairs(self, num_tokens: int) -> float:
         """Return the query-key pairs of a causal prompt, summed over the layers."""
         pairs = 0.0
+        if self.decoder.compressed is not None:
+            return num_tokens * self.attended_tokens(num_tokens // 2)  # which grows with the context, or not
         for layer in (layer for layer in self.decoder.layers if layer.has_kv):
             window = self._attended(layer, num_tokens)
             pairs += window * (num_tokens - window / 2)
@@ -100,6 +102,8 @@ class Sizes:
 
     def _attended(self, layer: LayerConfig, context: int) -> int:
         """Return the keys that a query at the end of `context` tokens attends to in a layer with attention."""
+        if self.decoder.compressed is not None:
+            return self.decoder.compressed.attended(layer.compression, context)
         indexer = indexer_of(self.decoder, layer)
         most = layer.sliding_window or (None if indexer is None else indexer.num_chosen)
         return min(context, most or context)
@@ -112,12 +116,16 @@ class Sizes:
 
     def scored_numbers(self, context: int) -> int:
         """Return the numbers of keys that indexers read for one query at the end of `context` tokens, over the layers."""
-        return sum(context * indexer.head_dim for indexer in self._indexers(context))
+        of_blocks = (layer.compression.scored_numbers(context) for layer in self.decoder.layers if layer.compression)
+        return sum(context * indexer.head_dim for indexer in self._indexers(context)) + sum(of_blocks)
 
     def scoring_work(self, num_tokens: int) -> float:
         """Return the multiplications of indexers for a causal prompt on one device, which computes those of its requests. Devices
         that split KV heads share those that choose blocks for each."""
-        work = 0.0
+        blocks = [layer.compression for layer in self.decoder.layers if layer.compression and layer.compression.indexer]
+        work = sum(
+            each.scored_numbers(num_tokens) * each.indexer.num_heads * num_tokens / 2 for each in blocks if each.indexer
+        )
         for indexer in self._indexers(num_tokens):
             shared = self.rules.count("kv_heads") if isinstance(indexer, BlockIndexerConfig) else 1
             work += indexer.num_heads / min(shared, indexer.num_heads) * indexer.head_dim * num_tokens**2 / 2
@@ -200,12 +208,16 @@ def estimate_workspace(sizes: Sizes, num_tokens: int, num_rows: int) -> int:
     width = (2 + num_streams) * decoder.hidden_size + max(blocks)
     return (
         max(
-            (_index_bytes(indexer_of(decoder, layer), num_tokens, decoder.max_position) for layer in decoder.layers),
+            (_index_bytes(_indexer(decoder, layer), num_tokens, decoder.max_position) for layer in decoder.layers),
             default=0,
         )
         + num_tokens * width * sizes.activation_itemsize
         + 3 * num_rows * decoder.vocab_size // count("vocab") * 4
     )
+
+
+def _indexer(decoder: DecoderConfig, layer: LayerConfig) -> IndexerConfig | BlockIndexerConfig | None:
+    return indexer_of(decoder, layer) if layer.compression is None else layer.compression.indexer
 
 
 def _index_bytes(indexer: IndexerConfig | BlockIndexerConfig | None, num_tokens: int, context: int) -> int:

@@ -7,7 +7,7 @@ Keys may stand for pools of Z tokens (GLM-5.3): whole pools are chosen, and the 
 come to them.
 
 Letters: B rows, T tokens, J heads of the indexer, I width of its keys, C tokens that are chosen, N query heads, W width of a
-latent vector, V of its value, L layers, P pages, S slots per page, M pages per row at most, R data ranks.
+latent vector, V of its value, L layers, P pages, S slots per page (tokens), U slots per page (blocks), M pages per row at most, R data ranks.
 """
 
 from __future__ import annotations
@@ -108,6 +108,46 @@ def write_and_choose(
         check_vma=False,  # loops do not say how their results vary
     )
     found: tuple[Array, Array] = split(index, keys, pages, layer, paging)
+    return found
+
+
+def choose_blocks(
+    index: IndexQueries,
+    pages: Num[Array, "L P 1 U I"],
+    layer: Int[Array, ""],
+    paging: Paging,
+    *,
+    num_chosen: int,
+    rate: int,
+    backend: Backend = "reference",
+) -> Int[Array, "T C"]:
+    """Choose the blocks of `rate` tokens that each token of a row with more than C of them attends to, among those that end at the
+    token or before.
+
+    pages: one key for each block, U = S / rate to a page; the keys of this step's blocks are in their pages. The numbers of blocks
+    ascend; those of tokens with at most C blocks before them have no meaning. Of equal scores the earlier blocks are chosen. All
+    devices of a mesh compute the same.
+    """
+    sizes = reference.LARGE_BLOCKS if backend == "bucketed" else reference.Blocks()
+    shape = (len(index.queries), _most_chosen(paging, pages, num_chosen))
+    if not _may_be_long(paging, pages, num_chosen):
+        return jnp.zeros(shape, jnp.int32)
+
+    def on_device(
+        index: IndexQueries, pages: Num[Array, "L P 1 U I"], layer: Int[Array, ""], paging: Paging
+    ) -> Int[Array, "T C"]:
+        chosen: Array = jax.lax.cond(
+            (paging.kv_lengths // rate > num_chosen).any(),
+            lambda: reference.choose(index.queries, index.weights, pages, layer, paging, num_chosen, sizes, rate=rate),
+            lambda: jnp.zeros(shape, jnp.int32),
+        )
+        return chosen
+
+    if not _has_mesh():
+        return on_device(index, pages, layer, paging)
+    whole = PartitionSpec()
+    split = jax.shard_map(on_device, in_specs=(whole,) * 4, out_specs=whole, check_vma=False)
+    found: Array = split(index, pages, layer, paging)
     return found
 
 

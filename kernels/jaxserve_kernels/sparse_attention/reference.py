@@ -52,12 +52,13 @@ def choose(
     num_chosen: int,
     blocks: Blocks = Blocks(),  # noqa: B008  (immutable)
     pool_bias: Float[Array, "Z I"] | None = None,
+    rate: int = 1,
 ) -> Int[Array, "T C"]:
-    """Return the positions that each token of a long row attends to. See `api.write_and_choose`."""
+    """Return the positions that each token of a long row attends to. See `api.write_and_choose`. rate: see `api.choose_blocks`."""
     pool_size = 1 if pool_bias is None else len(pool_bias)
     count = min(num_chosen, paging.block_tables.shape[1] * pages.shape[3])
     num_keys = (count + 1 - pool_size) // pool_size
-    lengths = jnp.where(paging.kv_lengths > num_chosen, paging.kv_lengths, 0)
+    lengths = jnp.where(paging.kv_lengths // rate > num_chosen, paging.kv_lengths, 0)
 
     def make(num_rows: int, num_queries: int) -> TileLoop:
         sizes = _sizes(blocks, num_rows * num_queries, pages.shape[3], paging.block_tables.shape[1], pool_size)
@@ -67,7 +68,7 @@ def choose(
             own: tuple[Array, ...], tables: Int[Array, "G M"], ends: Int[Array, "G Q"], ranks: UInt32[Array, "G Q K"]
         ) -> tuple[Int[Array, "G Q C"], UInt32[Array, "G Q K"]]:
             queries, weights = own
-            key_ends = ends // pool_size
+            key_ends = ends // (pool_size * rate)
             chosen, ranks = _choose_tile(
                 queries, weights, pages, layer, tables, key_ends, ranks, num_keys, sizes, pool_bias
             )

@@ -148,10 +148,10 @@ def raw_safetensors(header: Any, data: bytes = b"", length: int | None = None) -
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray]) -> Path:
-    """A safetensors file in F32, F16, BF16, F8_E4M3, I64, I32, I8 or U8."""
+    """A safetensors file in F32, F16, BF16, F8_E4M3, F8_E8M0, I64, I32, I8 or U8."""
     names = {np.dtype(np.float32): "F32", np.dtype(np.float16): "F16", np.dtype(ml_dtypes.bfloat16): "BF16"}
     names |= {np.dtype(ml_dtypes.float8_e4m3fn): "F8_E4M3", np.dtype(np.int32): "I32", np.dtype(np.uint8): "U8"}
-    names |= {np.dtype(np.int8): "I8", np.dtype(np.int64): "I64"}
+    names |= {np.dtype(np.int8): "I8", np.dtype(np.int64): "I64", np.dtype(ml_dtypes.float8_e8m0fnu): "F8_E8M0"}
     header, end = {}, 0
     for name, value in tensors.items():
         start, end = end, end + value.nbytes

@@ -20,8 +20,8 @@ from jaxserve.model_config.cache import CacheGroup, CachePlace, LayerCache, Laye
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.recurrent import ShortConvConfig
 from jaxserve.runner.backend import Chip
-from jaxserve.runner.cache_sizes import context_bytes, divide_cache, request_pages
-from jaxserve.runner.limits import kv_context_bytes, kv_specs, make_limits, make_policy, with_cache_groups
+from jaxserve.runner.cache_sizes import context_bytes, divide_cache, request_pages, with_cache_groups
+from jaxserve.runner.limits import kv_context_bytes, kv_specs, make_limits, make_policy
 
 GEMMA = DecoderConfig(
     vocab_size=262_208,

@@ -1,0 +1,1 @@
+"""Attention to one vector per token and one for each block of tokens."""
