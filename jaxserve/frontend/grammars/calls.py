@@ -23,6 +23,7 @@ from jaxserve.tokenizer.tokenizer import Tokenizer
 _NO_PARAMETERS: Final[dict[str, Any]] = {"type": "object", "properties": {}, "additionalProperties": False}
 _ANY_ARGUMENTS: Final[dict[str, Any]] = {"type": "object"}
 _INDEX: Final = "{index}"
+_NAME: Final = "{name}"
 _NUMBER: Final = Text("/[0-9]{1,4}/")
 
 
@@ -115,7 +116,7 @@ def _schema(function: FunctionDefinition, param: str, max_depth: int) -> dict[st
 
 def _call(syntax: CallSyntax, name: str, arguments: Arguments) -> Terms:
     written = msgspec.json.encode(name).decode() if syntax.is_name_quoted else name
-    header = _numbered(syntax.before + written + syntax.between)
+    header = _numbered(syntax.before.replace(_NAME, name) + written + syntax.between)
     return (*header, *syntax.arguments.terms(arguments), syntax.after)
 
 

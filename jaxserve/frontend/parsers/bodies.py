@@ -40,11 +40,18 @@ class Place:
     def closers(self) -> tuple[str, ...]:
         return (self.closer,) if self.closer else ()
 
-    def announce(self, scanner: Scanner, name: str) -> None:
-        """Emit a name; the draft is the text of the call so far. Raises MalformedError if it is no call."""
+    def announce(self, scanner: Scanner, name: str) -> str:
+        """Emit a name and return it; the draft is the text of the call so far. Raises MalformedError if it is no call.
+
+        A name that is written as its own namespace, `f.f`, is that of the function `f`.
+        """
+        space, _, own = name.partition(".")
+        if name not in self.tools and space == own and own in self.tools:
+            name = own
         if not name or not (self.is_marked or name in self.tools):
             raise MalformedError
         scanner.emit("name", name)
+        return name
 
 
 class Body(Protocol):

@@ -60,7 +60,7 @@ def read_reply(
             yield from scanner.run(SPACE)
             scanner.emit("syntax")
         else:
-            yield from _read_section(scanner, by_start[start], tools)
+            yield from read_section(scanner, by_start[start], tools)
     scanner.emit("content")
 
 
@@ -88,7 +88,7 @@ def _read_bare(scanner: Scanner, section: Section, tools: Tools) -> Reading[None
         scanner.emit("content")
 
 
-def _read_section(scanner: Scanner, section: Section, tools: Tools) -> Reading[None]:
+def read_section(scanner: Scanner, section: Section, tools: Tools) -> Reading[None]:
     """Read one call, or several under one opener, with their markers."""
     try:
         if section.wrapper and (yield from scanner.accept(section.wrapper)):

@@ -59,7 +59,7 @@ class TaggedBody:
         if not self.name_end and NAME_CHARACTERS.fullmatch(name) is None:
             raise MalformedError
         scanner.take(len(self.name_end))
-        place.announce(scanner, name)
+        name = place.announce(scanner, name)
         types = ParameterTypes(place.tools.get(name, {}))
         scanner.emit("arguments", "{")
         between = ""

@@ -17,7 +17,7 @@ class CallSyntax:
     is_bare: bool = False
     """True if `begin` is no marker that only calls begin with: the calls are the whole reply."""
     before: str
-    """Text before a name; {index} stands for a number."""
+    """Text before a name; {index} stands for a number, {name} for the name."""
     between: str
     """Text between name and arguments; {index} stands for a number."""
     arguments: ArgumentSyntax = field(default_factory=JsonArguments)

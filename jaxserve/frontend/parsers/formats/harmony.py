@@ -10,17 +10,16 @@ The prompt ends with `<|start|>assistant`, and the token that ends the reply has
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Final
 
-from jaxserve.frontend.parsers.bodies import MAX_HEADER_CHARS, Tools
-from jaxserve.frontend.parsers.channels import ChannelFormat
+from jaxserve.frontend.parsers.bodies import Tools
+from jaxserve.frontend.parsers.channels import ChannelFormat, MessageMarkers, read_messages
 from jaxserve.frontend.parsers.events import Kind
 from jaxserve.frontend.parsers.scanner import (
     SPACE,
-    MalformedError,
     Reading,
     Scanner,
-    show,
     show_but_trailing_space,
     stops,
 )
@@ -30,6 +29,9 @@ _START: Final = "<|start|>"
 _MESSAGE: Final = "<|message|>"
 _ENDS: Final = ("<|end|>", "<|call|>", "<|return|>")
 _CHANNEL_MARKER: Final = "<|channel|>"
+_MARKERS: Final = MessageMarkers(
+    start=_START, message=_MESSAGE, ends=_ENDS, header_sign=re.compile(re.escape(_CHANNEL_MARKER))
+)
 _CHANNEL = re.compile(re.escape(_CHANNEL_MARKER) + r"\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 
@@ -43,24 +45,10 @@ def _prefill(prompt_end: str, continued: str | None) -> str:
 
 
 def _read(scanner: Scanner, tools: Tools) -> Reading[None]:
-    """Read messages to the end. Messages of one kind are joined by newlines."""
-    shown: set[Kind] = set()
-    while (yield from scanner.peek()):
-        try:
-            header = yield from scanner.text_until(stops(_MESSAGE), MAX_HEADER_CHARS)
-        except MalformedError:
-            if _CHANNEL_MARKER in scanner.draft and not (yield from scanner.peek()):
-                scanner.emit("syntax")  # the reply was cut inside a header
-                return
-            yield from scanner.until(stops(_START), show(scanner, "content"))
-            scanner.emit("content")
-            continue
-        scanner.take(len(_MESSAGE))
-        kind = _begin_message(scanner, header, tools)
-        if kind in shown and kind != "arguments":
-            scanner.emit(kind, "\n")
-        shown.add(kind)
-        yield from _read_body(scanner, kind)
+    """Read messages to the end."""
+    yield from read_messages(
+        scanner, _MARKERS, partial(_begin_message, scanner, tools=tools), partial(_read_call, scanner)
+    )
 
 
 def _begin_message(scanner: Scanner, header: str, tools: Tools) -> Kind:
@@ -76,19 +64,16 @@ def _begin_message(scanner: Scanner, header: str, tools: Tools) -> Kind:
     return "reasoning" if channel is not None and channel[1] == "analysis" else "content"
 
 
-def _read_body(scanner: Scanner, kind: Kind) -> Reading[None]:
-    scanner.is_reasoning = kind == "reasoning"
+def _read_call(scanner: Scanner) -> Reading[None]:
     yield from scanner.run(SPACE)
-    scanner.emit("syntax" if kind == "arguments" else kind)
-    if kind == "arguments" and (yield from scanner.starting(_START, *_ENDS)):
+    scanner.emit("syntax")
+    if (yield from scanner.starting(_START, *_ENDS)):
         scanner.emit("arguments", "{}")
-    end = yield from scanner.until(stops(_START, *_ENDS), show_but_trailing_space(scanner, kind))
-    scanner.emit("syntax" if kind == "arguments" else kind)
-    if end in _ENDS:
-        scanner.take(len(end))
-        scanner.emit("syntax")
-    scanner.num_calls_read += kind == "arguments"
-    scanner.is_reasoning = False
+    yield from scanner.until(stops(_START, *_ENDS), show_but_trailing_space(scanner, "arguments"))
+    scanner.emit("syntax")
+    yield from scanner.accept(*_ENDS)
+    scanner.emit("syntax")
+    scanner.num_calls_read += 1
 
 
 HARMONY: Final = ChannelFormat(

@@ -52,8 +52,8 @@ class Reply:
 
 
 def output_format(tools: str | None = None, reasoning: str | None = None) -> OutputFormat:
-    if "harmony" in (tools, reasoning):
-        return OutputFormat(channels=CHANNEL_FORMATS["harmony"])
+    for name in CHANNEL_FORMATS.keys() & {tools, reasoning}:
+        return OutputFormat(channels=CHANNEL_FORMATS[name])
     return OutputFormat(TOOL_FORMATS[tools] if tools else None, REASONING_FORMATS[reasoning] if reasoning else None)
 
 

@@ -145,6 +145,11 @@ def test_channels_carry_both() -> None:
         choose_output_format([], "harmony", "qwen3")
 
 
+def test_recipients_of_messages_are_known_by_their_tags() -> None:
+    chosen = choose_output_format(["<|start|>assistant to={name}<|message|><atem:function_calls>"], "auto", "auto")
+    assert chosen.channels is CHANNEL_FORMATS["muse_glimmer"]
+
+
 def test_a_flag_decides_over_the_template() -> None:
     chosen = choose_output_format(["<tool_call> <think>"], "mistral", "deepseek_r1")
     assert chosen.tools is TOOL_FORMATS["mistral"]

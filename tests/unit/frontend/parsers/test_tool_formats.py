@@ -62,6 +62,9 @@ ONE_CALL = {
     "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>"
     + JSON
     + "<|tool_call_end|><|tool_calls_section_end|>",
+    "muse_glimmer": ' to=get_weather<|message|><atem:function_calls>\n<atem:invoke name="get_weather">\n'
+    '<atem:parameter name="city">Par}is</atem:parameter>\n<atem:parameter name="days">3</atem:parameter>\n'
+    "</atem:invoke>\n</atem:function_calls>",
     "harmony": "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>" + JSON,
 }
 
@@ -155,6 +158,10 @@ def test_a_complete_call_is_counted_when_its_arguments_end(name: str, text: str)
             "{3}<|tool_call_begin|>functions.now:1<|tool_call_argument_begin|>{{}}<|tool_call_end|><|tool_calls_section_end|>",
         ),
         ("harmony", "{0}<|end|><|start|>assistant<|channel|>commentary to=functions.now<|message|><|call|>"),
+        (
+            "muse_glimmer",
+            '{0}<|eom|><|start|>assistant to=now.now<|message|><atem:invoke name="now.now"></atem:invoke><|eot|>',
+        ),
         ("pythonic", '[get_weather(city="Par}}is", days=3), now()]'),
         ("olmo3", '<function_calls>\nget_weather(city="Par}}is", days=3)\nnow()\n</function_calls>'),
     ],
@@ -169,7 +176,7 @@ def test_two_calls_are_read(name: str, text: str) -> None:
     assert arguments(read(output_format(name), whole).calls) == [("get_weather", WEATHER), NOW]
 
 
-@pytest.mark.parametrize("name", sorted(set(ONE_CALL) - {"llama3_json", "pythonic", "harmony", "xlam"}))
+@pytest.mark.parametrize("name", sorted(set(ONE_CALL) - {"llama3_json", "pythonic", "harmony", "muse_glimmer", "xlam"}))
 def test_content_around_a_call_is_content(name: str) -> None:
     reply = read(output_format(name), f" Let me see.\n\n{ONE_CALL[name]}\n\nThere. \n")
     assert arguments(reply.calls) == [("get_weather", WEATHER)]
@@ -458,4 +465,20 @@ def test_harmony_goes_on_with_the_message_that_the_prompt_began() -> None:
     assert parser is not None
     assert [event.text for event in parser.feed(" ris.")] == [" ris."]
     cut = read(output_format("harmony"), "<|channel|>anal", prompt_end="<|start|>assistant")
+    assert (cut.content, cut.reasoning) == ("", "")
+
+
+def test_muse_glimmer_reads_calls_only_in_messages_to_functions() -> None:
+    call = '<atem:function_calls>\n<atem:invoke name="now">\n</atem:invoke>\n</atem:function_calls>'
+    text = (
+        f" to=self<|message|>Perhaps {call}?<|eom|><|start|>assistant to=now<|message|>{call}<|eom|>"
+        f"<|start|>assistant to=user<|message|>I called {call}.<|eot|>"
+    )
+    reply = read(output_format("muse_glimmer"), text, prompt_end="<|start|>assistant")
+    assert (reply.reasoning, reply.content) == (f"Perhaps {call}?", f"I called {call}.")
+    assert reply.calls == [("now", "{}")]
+    without_tools = read(output_format("muse_glimmer"), text, tools={}, prompt_end="<|start|>assistant")
+    assert (without_tools.calls, without_tools.reasoning) == ([], reply.reasoning)
+    assert without_tools.content == f"{call}\nI called {call}."
+    cut = read(output_format("muse_glimmer"), " to=se", prompt_end="<|start|>assistant")
     assert (cut.content, cut.reasoning) == ("", "")
