@@ -30,6 +30,8 @@ DEFAULTS = dict(
     n_group=1,
     topk_group=1,
     linear_conv_kernel_dim=4,
+    linear_num_heads=32,
+    linear_head_dim=128,
 )
 OLD_NAMES: Final[Mapping[str, str]] = {
     "model_max_length": "max_position_embeddings",
@@ -75,12 +77,7 @@ def _with_names(hf: Mapping[str, Any]) -> Keys:
     linear = hf.get("linear_attn_config")
     table = linear if isinstance(linear, dict) else {}
     found |= {_LINEAR_NAMES[key]: value for key, value in table.items() if key in _LINEAR_NAMES}
-    sizes = {
-        "linear_num_heads": 32,
-        "linear_head_dim": 128,
-        "max_position_embeddings": 1 << 20,
-        "rope_interleave": False,
-    }
+    sizes = {"max_position_embeddings": 1 << 20, "rope_interleave": False}
     return Keys({**DEFAULTS, **sizes, **found, **_NO_ROPE})
 
 
