@@ -198,7 +198,7 @@ FAMILY = Family(
         **{
             f"hc_{block}_{part}": f"{block}_hc.{ours}"
             for block in ("attn", "ffn")
-            for part, ours in {"fn": "fn.weight", "base": "base", "scale": "scale"}.items()
+            for part, ours in {"fn": "fn.weight", "base": "base", "scale": "factors"}.items()
         },
         **HYPER_NAMES,
         "index_kpool_compress_gate": "pool_gate.weight",

@@ -82,7 +82,7 @@ def tensor(start: int, stop: int, shape: tuple[int, ...], dtype: str = "F32") ->
 
 
 TWICE = b'{"w":' + json.dumps(tensor(0, 4, (1,))).encode() + b',"w":' + json.dumps(tensor(0, 4, (1,))).encode() + b"}"
-TYPES = "F64, F32, F16, BF16, F8_E4M3, F8_E5M2, BOOL, I64, I32, I16, I8, U64, U32, U16, U8"
+TYPES = "F64, F32, F16, BF16, F8_E4M3, F8_E5M2, F8_E8M0, BOOL, I64, I32, I16, I8, U64, U32, U16, U8"
 
 DAMAGED = {
     "empty": (b"", "header: expected at least 8 bytes, found 0 in the file"),
@@ -175,7 +175,7 @@ def test_unreadable_types_are_accepted_until_read(tmp_path: Path) -> None:
     file = open_safetensors(path)
     with pytest.raises(
         CheckpointError,
-        match="tensor 'ids': expected one of the types F32, F16, BF16, F8_E4M3, I8, I16, I32, I64, U8, found U64",
+        match="tensor 'ids': expected one of the types F32, F16, BF16, F8_E4M3, F8_E8M0, I8, I16, I32, I64, U8, found U64",
     ):
         file.read("ids")
 
