@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from huggingface_hub import scan_cache_dir
+from huggingface_hub import constants, scan_cache_dir
 from huggingface_hub.errors import CacheNotFound
 
 from jaxserve.config import Config, ModelConfig
@@ -47,7 +47,7 @@ def local_models(folders: Sequence[Path]) -> Iterator[LocalModel]:
     with contextlib.suppress(StartupError):
         yield LocalModel(DEFAULT_MODEL, default_model())
     try:
-        repositories = sorted(scan_cache_dir().repos, key=lambda repository: repository.repo_id)
+        repositories = sorted(scan_cache_dir(constants.HF_HUB_CACHE).repos, key=lambda repository: repository.repo_id)
     except (CacheNotFound, RuntimeError):  # the user has no home directory
         repositories = []
     for repository in repositories:
