@@ -62,7 +62,8 @@ def test_a_prefix_hit_and_a_preempted_request_equal_a_cold_one(served: tuple[Gol
 @pytest.mark.parametrize("name", NAMES)
 def test_data_ranks_divide_the_keys_of_indexers_and_generate_the_tokens_of_one_device(name: str) -> None:
     golden = golden_checkpoint(name)
-    shape = {"tensor_parallel_size": 2, "data_parallel_size": 2, "expert_parallel_size": 2}
+    num_groups = 1 if name == "minimax_m3_odd_tiny" else 2  # of experts: it has five
+    shape = {"tensor_parallel_size": 2, "data_parallel_size": 2, "expert_parallel_size": num_groups}
     engine = ModelEngine(golden.path, max_num_seqs=4, **shape)  # type: ignore[arg-type]
     prompts = dict.fromkeys("abc", golden.prompt_ids)
     others = [request("d", [9, 8, 7], temperature=1.0, seed=3), request("e", [5, 4], max_tokens=40)]
