@@ -18,12 +18,14 @@ from jaxserve.layers.cache import Cache, GroupCache, PendingStates, StatePool, S
 from jaxserve.layers.recurrent import Parameters, RecurrentMixer, RecurrentState
 from jaxserve.layers.recurrent_mixers.gated_conv import GatedConv
 from jaxserve.layers.recurrent_mixers.gated_delta import GatedDeltaNet, KimiDelta
+from jaxserve.layers.recurrent_mixers.lightning import LightningAttention
 from jaxserve.layers.recurrent_mixers.mamba import Mamba
 from jaxserve.layers.recurrent_mixers.mamba2 import Mamba2
 from jaxserve.model_config.cache import CachePlace, LayerPlaces
 from jaxserve.model_config.recurrent import (
     GatedDeltaConfig,
     KimiDeltaConfig,
+    LightningConfig,
     Mamba2Config,
     MambaConfig,
     ShortConvConfig,
@@ -34,6 +36,7 @@ from jaxserve.sharding.shard_map import all_reduce, sharded
 MIXERS: Final[Mapping[type, Callable[..., nnx.Module]]] = {
     GatedDeltaConfig: GatedDeltaNet,
     KimiDeltaConfig: KimiDelta,
+    LightningConfig: LightningAttention,
     Mamba2Config: Mamba2,
     MambaConfig: Mamba,
     ShortConvConfig: GatedConv,
@@ -126,7 +129,10 @@ def _recur(
             made = all_reduce(jnp.where(is_own, made, 0), made.dtype, ranks)
         return (made, *(each.pool for each in after if isinstance(each, PooledStates)))
 
-    axes: list[Axes] = [(None, "pages", None, heads), (None, "pages", heads)][: len(pool.arrays)]
+    # A window's channels are its last axis, and a state's heads the first one after that of slots.
+    axes: list[Axes] = [
+        (None, "pages", None, heads) if array.ndim == 4 else (None, "pages", heads) for array in pool.arrays
+    ]
     operands = [
         (mixer.parameters, () if heads is None else (heads,)),
         (inputs, (None, heads)),
@@ -201,18 +207,25 @@ def _where_row(is_token: Bool[Array, "B"], new: Float[Array, "B ..."], old: Floa
 def _read(arrays: tuple[Array, ...], place: CachePlace, slots: StateSlots, *, is_written: bool) -> RecurrentState:
     """Return the pools with the rows' windows and states."""
     writes = slots.writes if is_written else None
-    return RecurrentState(*(PooledStates(pool, place.index, slots.reads, writes) for pool in arrays))
+    found = [PooledStates(pool, place.index, slots.reads, writes) for pool in arrays]
+    has_window = len(arrays) > 1 or arrays[0].ndim == 4
+    return RecurrentState(*found) if has_window else RecurrentState(None, *found)
 
 
 def _copied(state: RecurrentState) -> RecurrentState:
     """Return copies of a state that is in pools."""
     with jax.named_scope("states"):
-        return RecurrentState(*(each.read() for each in state if isinstance(each, PooledStates)))
+        return RecurrentState(*(each.read() if isinstance(each, PooledStates) else None for each in state))
 
 
 def _pooled(before: RecurrentState, after: RecurrentState) -> RecurrentState:
     """Return the state after, which has copies, in the pools of the state before. DONATES the pools."""
     with jax.named_scope("states"):
-        pools = (each for each in before if isinstance(each, PooledStates))
-        copies = (each for each in after if isinstance(each, jax.Array))
-        return RecurrentState(*(pool.written(own) for pool, own in zip(pools, copies, strict=True)))
+        return RecurrentState(*map(_written, before, after))
+
+
+def _written(before: Array | PooledStates | None, after: Array | PooledStates | None) -> PooledStates | None:
+    if not isinstance(before, PooledStates):
+        return None
+    assert isinstance(after, jax.Array), "copies of states"
+    return before.written(after)

@@ -22,8 +22,8 @@ from jaxserve.sharding.rules import AxisRules
 class RecurrentState(NamedTuple):
     """The state of one layer for each row of a step, in the order of `RecurrentConfig.arrays`, or pools with it."""
 
-    windows: Float[Array, "B W1 C"] | PooledStates
-    """Last inputs of the convolution, the oldest first."""
+    windows: Float[Array, "B W1 C"] | PooledStates | None
+    """Last inputs of the convolution, the oldest first; None in layers without one."""
     states: Float[Array, "B *state"] | PooledStates | None = None
     """State of linear attention or of a selective scan, in float32; None in layers without it. Kernels update both in their
     pools."""
@@ -96,7 +96,7 @@ def convolve(
     taps: Float[Array, "C 1 W"],
     bias: Float[Array, "C"] | None,
     x: Float[Array, "T C"],
-    windows: Float[Array, "B W1 C"] | PooledStates,
+    windows: Float[Array, "B W1 C"] | PooledStates | None,
     segments: Segments,
     backend: Backend,
     *,
@@ -104,6 +104,7 @@ def convolve(
     is_silu: bool = True,
 ) -> tuple[list[Float[Array, "T _"]], Float[Array, "B W1 C"] | PooledStates]:
     """Return each token's sums in the type of x, in arrays of `sizes` channels, and the windows after each row's last token."""
+    assert windows is not None, "a convolution has a window"
     with jax.named_scope("short_conv"):
         taps = taps[:, 0]
         parts, windows = short_conv(x, taps, bias, windows, segments, sizes=sizes, is_silu=is_silu, backend=backend)

@@ -22,9 +22,10 @@ from jaxserve.model_config.recurrent import RecurrentConfig
 from jaxserve.model_config.rope import QueryScaling, RopeScaling, RotaryPairs
 from jaxserve.model_config.vision import VisionConfig
 
-NormPlacement = Literal["pre", "pre_mlp", "post", "sandwich", "sandwich_mlp", "parallel", "parallel_apart"]
+NormPlacement = Literal["pre", "pre_mlp", "entry", "post", "sandwich", "sandwich_mlp", "parallel", "parallel_apart"]
 """Each block normalises its input (pre: Llama), its output (post: OLMo 2) or both (sandwich: Gemma).
 
+entry: as pre, and a block's output is added to its normalised input, see `LayerConfig.residual_scales` (MiniMax-01).
 pre_mlp: only the feed-forward block normalises its input (the first layer of ModernBERT).
 sandwich_mlp: as pre, and the feed-forward block normalises its output, too (A.X-K1's layers with experts).
 parallel: attention and the feed-forward block read the same normalised input, and both are added to x (Cohere 2).
@@ -87,6 +88,8 @@ class LayerConfig:
     """False: the values are the projected keys, before norm and rotation."""
     recurrent: RecurrentConfig | None = None
     """A mixer with a state of fixed size; None: there is none."""
+    residual_scales: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
+    """Factors of "entry": on what the mixer's output is added to and on that output, then of the feed-forward block."""
     norm_placement: NormPlacement | None = None
     """Norms of this layer; None: as in the model (OLMo Hybrid, ModernBERT)."""
 

@@ -1,6 +1,6 @@
 """Layers that keep a state of fixed size per request in place of keys and values, as data.
 
-They are tagged structs: a layer has one of six kinds, and configs travel between processes as JSON.
+They are tagged structs: a layer has one of seven kinds, and configs travel between processes as JSON.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 import msgspec
 
+from jaxserve.model_config.activation import Activation
 from jaxserve.model_config.cache import StateArray
 
 
@@ -174,6 +175,42 @@ class Mamba2Config(msgspec.Struct, frozen=True, tag="mamba2"):
         return _arrays(self, (self.num_heads, self.state_dim, self.head_dim))
 
 
+class LightningConfig(msgspec.Struct, frozen=True, tag="lightning"):
+    """Lightning attention (arXiv 2501.08313): linear attention without a convolution, whose decays are constants of heads."""
+
+    module: ClassVar[str] = "linear_attn"
+    """Name of the mixer in a layer; checkpoints call it `self_attn`."""
+    num_heads: int  # N
+    head_dim: int  # H
+    decay_scale: float
+    """Factor on all decays, which differs by layer. That of head i, counted from 1, is exp(-decay_scale * 2^(-8 i / N))."""
+    activation: Activation = "silu"
+    """Activation of queries, keys and values."""
+    norm_eps: float = 1e-6
+    """Epsilon of the norm over all heads."""
+
+    @property
+    def width(self) -> int:
+        """Width of the heads together."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def num_key_heads(self) -> int:
+        """Heads that devices share."""
+        return self.num_heads
+
+    @property
+    def projections(self) -> tuple[str, ...]:
+        """Names of the mixer's matmuls, which adapters may change: not of queries, keys and values, whose rows are by head."""
+        return "output_gate", "out_proj"
+
+    @property
+    def arrays(self) -> tuple[StateArray, ...]:
+        """The state N, H, H."""
+        shape = (self.num_heads, self.head_dim, self.head_dim)
+        return (StateArray("state", shape, axes=("delta_heads", None, None)),)
+
+
 class ShortConvConfig(msgspec.Struct, frozen=True, tag="short_conv"):
     """A gated short convolution (LFM2, arXiv 2511.23404), whose only state is its window."""
 
@@ -235,11 +272,21 @@ class ConvolvedQKVConfig(msgspec.Struct, frozen=True, tag="convolved_qkv"):
         return _arrays(self)
 
 
-RecurrentConfig = GatedDeltaConfig | KimiDeltaConfig | MambaConfig | Mamba2Config | ShortConvConfig | ConvolvedQKVConfig
+RecurrentConfig = (
+    GatedDeltaConfig
+    | KimiDeltaConfig
+    | MambaConfig
+    | Mamba2Config
+    | LightningConfig
+    | ShortConvConfig
+    | ConvolvedQKVConfig
+)
 
 
 def _arrays(
-    mixer: RecurrentConfig, state: tuple[int, ...] | None = None, axis: str | None = None
+    mixer: GatedDeltaConfig | KimiDeltaConfig | MambaConfig | Mamba2Config | ShortConvConfig | ConvolvedQKVConfig,
+    state: tuple[int, ...] | None = None,
+    axis: str | None = None,
 ) -> tuple[StateArray, ...]:
     """Return a request's arrays. A window holds activations as they were; sums over a whole text need float32.
 

@@ -42,6 +42,7 @@ from jaxserve.models.vision import VisionTower
 
 _NORMS: Final[Mapping[NormPlacement, tuple[str | None, str | None, str | None, str | None]]] = {
     "pre": ("input_layernorm", None, "post_attention_layernorm", None),
+    "entry": ("input_layernorm", None, "post_attention_layernorm", None),
     "pre_mlp": (None, None, "post_attention_layernorm", None),
     "post": (None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
     "sandwich": (
@@ -139,8 +140,8 @@ class DecoderLayer(nnx.Module):
         self.attn_hc, self.ffn_hc = (
             None if hyper is None else HyperConnection(config, hyper, policy) for _ in range(2)
         )
-        self.is_parallel = placement == "parallel"
-        self.is_apart = placement == "parallel_apart"
+        self.is_parallel, self.is_apart = placement == "parallel", placement == "parallel_apart"
+        self.residual_scales = layer.residual_scales if placement == "entry" else None
 
     def __call__(
         self,
@@ -153,8 +154,7 @@ class DecoderLayer(nnx.Module):
     ) -> tuple[Float[Array, "*streams T D"], Cache, Mixture | None]:
         """Return the layer's output, the cache, and what its experts gave, None in a layer without.
 
-        x has the streams of `AltUpStreams` or of hyper-connections if the decoder has them. own: the layer's share of the inputs of `PerLayerInputs`.
-        before: what the experts of the last layer with some gave.
+        x has the streams of `AltUpStreams` or of hyper-connections if the decoder has them. own: the layer's share of the inputs of `PerLayerInputs`. before: what the experts of the last layer with some gave.
         """
         if self.altup is None:
             x, cache, experts = self._blocks(x, cache, places, step, before)
@@ -185,7 +185,10 @@ class DecoderLayer(nnx.Module):
             with jax.named_scope("attention"):
                 normed = pre_attention(read)
                 mixed, cache = self._mixed(normed, cache, places, step)
-            x = added(x, scaled(post_attention(mixed), self.residual_scale))
+            made = scaled(post_attention(mixed), self.residual_scale)
+            if self.residual_scales is not None:
+                x, made = (scaled(*each) for each in zip((normed, made), self.residual_scales[:2], strict=True))
+            x = added(x, made)
             if self.laurel is not None:
                 x = (x + self.laurel(normed, step.tokens)) * 2**-0.5
         experts: Mixture | None = None
@@ -200,7 +203,10 @@ class DecoderLayer(nnx.Module):
                 else:
                     experts = self.mlp(inputs, step.tokens, before=None if before is None else before.state)
                     made = experts.output
-            x = added(x, scaled(post_mlp(made), self.residual_scale))
+            made = scaled(post_mlp(made), self.residual_scale)
+            if self.residual_scales is not None:
+                x, made = (scaled(*each) for each in zip((inputs, made), self.residual_scales[2:], strict=True))
+            x = added(x, made)
         return x, cache, experts
 
     def _mixed(

@@ -112,7 +112,7 @@ def why_no_state_kernel(decoder: DecoderConfig, backend: Backend) -> str | None:
         return None
     if isinstance(decoder.recurrent, KimiDeltaConfig | MambaConfig):
         return "decays that differ by channel"
-    _, *states = decoder.recurrent.arrays
+    states = [array for array in decoder.recurrent.arrays if array.name == "state"]
     return next(filter(None, (no_state_kernel(*array.shape[1:]) for array in states)), None)
 
 

@@ -113,10 +113,9 @@ def make_policy(config: Config, decoder: DecoderConfig, chip: Chip) -> DtypePoli
 def _kv_scale_kind(config: Config, decoder: DecoderConfig) -> KVScaleKind | None:
     """Return the scales of the KV cache. Raises ConfigError for a cache that needs some and cannot have them."""
     wanted = config.cache.kv_cache_dtype
-    if wanted == "int8" and decoder.latent is not None:
-        raise ConfigError("--kv-cache-dtype int8: not with latent attention (MLA), whose vectors have no scales")
-    if wanted == "int8" and any(layer.blocks is not None for layer in decoder.layers):
-        raise ConfigError("--kv-cache-dtype int8: not with indexers, whose keys have no scales; use fp8 or auto")
+    if wanted == "int8" and (decoder.latent is not None or any(layer.blocks is not None for layer in decoder.layers)):
+        has = "latent attention (MLA), whose vectors" if decoder.latent is not None else "indexers, whose keys"
+        raise ConfigError(f"--kv-cache-dtype int8: not with {has} have no scales")
     if wanted == "auto" or decoder.latent is not None:
         return None
     if decoder.stored is not None and decoder.stored.kv_scales == wanted:

@@ -27,6 +27,7 @@ NUM_DRAFTS = 3
         pytest.param(("bailing_hybrid_odd_tiny", "native"), marks=pytest.mark.exhaustive),
         pytest.param(("lfm3_tiny", "native"), marks=pytest.mark.exhaustive),  # windows beside states
         pytest.param(("jamba_tiny", "xla"), marks=pytest.mark.exhaustive),
+        pytest.param(("minimax_odd_tiny", "native"), marks=pytest.mark.exhaustive),  # states without windows
         pytest.param(("zaya_odd_tiny", "native"), marks=pytest.mark.exhaustive),  # keys of a window depend on states
     ],
 )

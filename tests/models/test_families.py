@@ -244,6 +244,20 @@ def test_layers_without_an_indexer_take_the_choice_of_the_one_before(keys: dict[
     assert kinds == [("latent", 8), ("index", sources.count(None))]
 
 
+def test_minimax_m1_as_published_has_lightning_attention_and_half_rotated_heads() -> None:
+    """Published configs have a list of 0 and 1, and names of factors of their own."""
+    kinds, factors = [0, 0, 1, 0], {"full_attention": 3.5, "linear_attention": 2.5, "mlp": 1.5}
+    published = {f"layernorm_{name}_alpha": factor for name, factor in factors.items()}
+    keys = {"num_hidden_layers": 4, "head_dim": 32, "postnorm": True, "rotary_dim": 16, "attn_type_list": kinds}
+    config = decoder_config(of("MiniMaxM1", **keys, **published))
+    names = ["full_attention" if kind else "linear_attention" for kind in kinds]
+    ours = {"full_attn_alpha_factor": 3.5, "linear_attn_alpha_factor": 2.5, "mlp_alpha_factor": 1.5}
+    saved = {"num_hidden_layers": 4, "head_dim": 32, "layer_types": names, "partial_rotary_factor": 0.5, **ours}
+    assert config == decoder_config(of("MiniMax", **saved))
+    assert [layer.residual_scales[0] for layer in config.layers] == [2.5, 2.5, 3.5, 2.5]
+    assert [(group.kind, group.num_layers) for group in config.cache.groups] == [("full", 1), ("state", 3)]
+
+
 def test_minimax_m3_as_published_has_indexers_and_experts_after_its_first_layers() -> None:
     """Published configs have a table of sparse attention and lists of 0 and 1, transformers' names of layers."""
     flags = [0, 0, 0, 1, 1]

@@ -27,6 +27,7 @@ FAMILIES = (
     "kimi_linear_tiny",  # decays by channel, beside latent vectors
     "lfm2_tiny",  # short convolutions
     "llama3_tiny",  # dense
+    "minimax_tiny",  # states without windows
     "minimax_m3_tiny",  # blocks that an indexer chooses for each KV head
     "olmo_hybrid_tiny",  # gated delta nets with a matrix for each of q, k and v, beside copied KV heads
     "qwen2_moe_tiny",  # a shared expert

@@ -253,6 +253,7 @@ LAYER_CASES: dict[str, dict[str, Any]] = {
     "hy_v4": {"architectures": ["HYV4ForCausalLM"]},
     "deepseek_v4": {"architectures": ["DeepseekV4ForCausalLM"], "num_key_value_heads": 1, "o_groups": 2},
     "glm4_moe_lite": {"architectures": ["Glm4MoeLiteForCausalLM"]},
+    "minimax": {"architectures": ["MiniMaxForCausalLM"]},
     "minimax_m2": {"architectures": ["MiniMaxM2ForCausalLM"]},
     "glm5_next": {"architectures": ["Glm5NextForCausalLM"], "num_key_value_heads": 4},
     "minimax_m3": {"architectures": ["MiniMaxM3VLForCausalLM"], "partial_rotary_factor": 0.5, "rotary_dim": 64},
@@ -424,6 +425,8 @@ DEFAULTED_KEYS += (
     "hc_sinkhorn_iters",
 )
 DEFAULTED_KEYS += ("index_kpool",)
+DEFAULTED_KEYS += ("full_attn_alpha_factor", "full_attn_beta_factor", "linear_attn_alpha_factor")
+DEFAULTED_KEYS += ("linear_attn_beta_factor", "mlp_alpha_factor", "mlp_beta_factor")
 DEFAULTED_KEYS += ("dense_intermediate_size", "index_block_size", "index_topk_blocks", "index_local_blocks")
 DEFAULTED_KEYS += ("norm_bias", "local_attention", "classifier_bias", "classifier_activation", "decoder_bias")
 

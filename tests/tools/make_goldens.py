@@ -445,7 +445,7 @@ def save_weights(model: transformers.PreTrainedModel, tiny: TinyCheckpoint, fold
 def published(name: str, weight: torch.Tensor, model_type: str) -> dict[str, torch.Tensor]:
     """A parameter as checkpoints have it: transformers joins experts as it loads them, but for those joined already."""
     name = published_name(name, model_type)
-    is_mixtral = model_type in ("mixtral", "minimax_m2", "phimoe")
+    is_mixtral = model_type in ("mixtral", "minimax_m2", "phimoe", "minimax")
     if model_type in ("kimi_linear", "bailing_hybrid", "glm5_next_text") and name.endswith(".conv1d.weight"):
         parts = zip("qkv", weight.chunk(3), strict=True)
         return {name.replace(".conv1d.", f".{part}_conv1d."): own.contiguous() for part, own in parts}

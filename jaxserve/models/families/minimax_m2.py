@@ -26,7 +26,7 @@ DEFAULTS = dict(
 
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """Norms over all query heads and all key heads, partial rotation, and sigmoid-routed experts in every layer."""
-    keys = _with_fraction(Keys({**DEFAULTS, **hf}))
+    keys = with_fraction(Keys({**DEFAULTS, **hf}))
     keys.require("use_qk_norm", True, None)
     keys.require("qk_norm_type", "per_layer", None)
     keys.require("scoring_func", "sigmoid", None)
@@ -42,7 +42,7 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return replace(config, qk_norm="whole")
 
 
-def _with_fraction(keys: Keys) -> Keys:
+def with_fraction(keys: Keys) -> Keys:
     """Read `rotary_dim` as the fraction of a head that transformers makes of it."""
     if keys.get("rotary_dim") is None or keys.get("partial_rotary_factor") is not None:
         return keys
