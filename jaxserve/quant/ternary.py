@@ -37,6 +37,11 @@ _TABLES: Final = ("embed_tokens", "lm_head")
 
 
 def _take_packed(tensors: dict[str, TensorInfo], *, divides: bool) -> dict[str, ReadMatrix]:
+    for info in tensors.values():
+        if info.stored_dtype in _FLOATS and info.name.endswith(_MATRIX) and f"{info.name}_scale" in tensors:
+            raise CheckpointError(
+                f"{info.file}: tensor {shown(info.name)}: expected ternary weights packed four to a byte, found {info.stored_dtype}"
+            )
     matrices = [info for info in tensors.values() if info.stored_dtype == _PACKED_DTYPE and info.name.endswith(_MATRIX)]
     return {matrix.name: _take(tensors, matrix, divides=divides) for matrix in matrices}
 

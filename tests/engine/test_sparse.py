@@ -18,12 +18,13 @@ NAMES = [
     pytest.param("deepseek_v32_tiny", marks=pytest.mark.exhaustive),
     "glm_moe_dsa_tiny",
     "minimax_m3_tiny",
+    "mistral_large4_tiny",
     "glm5_next_tiny",
     pytest.param("glm5_next_odd_tiny", marks=pytest.mark.exhaustive),
     pytest.param("minimax_m3_odd_tiny", marks=pytest.mark.exhaustive),
 ]
 """An indexer in every layer, layers that take what an earlier one has chosen, blocks of tokens for each KV head: of 4 tokens, and of
-5, which cut pages; pools of 4 tokens and of 3 beside recurrent states."""
+5, which cut pages; layers that share vectors; pools of 4 tokens and of 3 beside recurrent states."""
 
 
 @pytest.fixture(scope="module", params=NAMES)

@@ -99,6 +99,17 @@ def test_a_scale_that_is_missing_is_named(tmp_path: Path) -> None:
         open_model(tmp_path)
 
 
+def test_ternary_weights_that_are_not_packed_are_named(tmp_path: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    write_ternary(tmp_path, PACKED)
+    stored = {name: np.zeros((56, 64), np.float32), f"{name}_scale": np.ones((1,), np.float32)}
+    write_safetensors(tmp_path / "model.safetensors", stored)
+    with pytest.raises(
+        CheckpointError, match=r"mlp\.up_proj\.weight.*: expected ternary weights packed four to a byte, found F32"
+    ):
+        open_model(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [

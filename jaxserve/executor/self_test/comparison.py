@@ -77,20 +77,22 @@ def compare(config: Config, decoder: DecoderConfig, chip: Chip, on_reference: Ca
     """
     config = _one_rank(config)
     decoder = decoder.with_context(config.model.max_model_len).for_devices(config.parallel.tensor_parallel_size)
-    model = replace(decoder, layers=_one_of_each_kind(decoder.layers), vocab_size=min(decoder.vocab_size, MAX_VOCAB))
+    model = replace(decoder, layers=one_of_each_kind(decoder.layers), vocab_size=min(decoder.vocab_size, MAX_VOCAB))
     policy = make_policy(config, model, chip)
     if policy.backend in XLA | NATIVE:
         return None
     return difference(config, model, chip, policy, on_reference)
 
 
-def _one_of_each_kind(layers: tuple[LayerConfig, ...]) -> tuple[LayerConfig, ...]:
-    """Return the layers that differ. A layer that reads another layer's keys and values reads those of one of its kind."""
-    kinds = tuple(dict.fromkeys(layers))
-    return tuple(
-        kind if kind.kv_source is None else replace(kind, kv_source=kinds.index(layers[kind.kv_source]))
-        for kind in kinds
-    )
+def one_of_each_kind(layers: tuple[LayerConfig, ...]) -> tuple[LayerConfig, ...]:
+    """Return the layers that differ. A layer that takes what an earlier one has (keys and values, or the choice of its indexer) takes it from
+    one of that kind."""
+    kinds: dict[LayerConfig, int] = {}
+    places: list[int] = []
+    for layer in layers:
+        kv, index = (None if source is None else places[source] for source in (layer.kv_source, layer.index_source))
+        places.append(kinds.setdefault(replace(layer, kv_source=kv, index_source=index), len(kinds)))
+    return tuple(kinds)
 
 
 def _one_rank(config: Config) -> Config:

@@ -117,7 +117,7 @@ class Sizes:
     def scored_numbers(self, context: int) -> int:
         """Return the numbers of keys that indexers read for one query at the end of `context` tokens, over the layers."""
         of_blocks = (layer.compression.scored_numbers(context) for layer in self.decoder.layers if layer.compression)
-        return sum(context * indexer.head_dim for indexer in self._indexers(context)) + sum(of_blocks)
+        return sum(context * _cached_width(indexer) for indexer in self._indexers(context)) + sum(of_blocks)
 
     def scoring_work(self, num_tokens: int) -> float:
         """Return the multiplications of indexers for a causal prompt on one device, which computes those of its requests. Devices
@@ -127,8 +127,11 @@ class Sizes:
             each.scored_numbers(num_tokens) * each.indexer.num_heads * num_tokens / 2 for each in blocks if each.indexer
         )
         for indexer in self._indexers(num_tokens):
-            shared = self.rules.count("kv_heads") if isinstance(indexer, BlockIndexerConfig) else 1
-            work += indexer.num_heads / min(shared, indexer.num_heads) * indexer.head_dim * num_tokens**2 / 2
+            if isinstance(indexer, BlockIndexerConfig):
+                num_heads = indexer.num_heads / min(self.rules.count("kv_heads"), indexer.num_heads)
+            else:
+                num_heads = indexer.num_heads / indexer.pool_size  # tokens of a pool have one score
+            work += num_heads * indexer.head_dim * num_tokens**2 / 2
         return work
 
 
@@ -206,11 +209,10 @@ def estimate_workspace(sizes: Sizes, num_tokens: int, num_rows: int) -> int:
     streams = decoder.altup or decoder.hyper
     num_streams = 0 if streams is None else streams.num_streams
     width = (2 + num_streams) * decoder.hidden_size + max(blocks)
+    heads, context = -(-decoder.num_kv_heads // count("kv_heads")), decoder.max_position
+    indexers = (_indexer(decoder, layer) for layer in decoder.layers)
     return (
-        max(
-            (_index_bytes(_indexer(decoder, layer), num_tokens, decoder.max_position) for layer in decoder.layers),
-            default=0,
-        )
+        max((_index_bytes(indexer, num_tokens, context, heads) for indexer in indexers), default=0)
         + num_tokens * width * sizes.activation_itemsize
         + 3 * num_rows * decoder.vocab_size // count("vocab") * 4
     )
@@ -220,10 +222,16 @@ def _indexer(decoder: DecoderConfig, layer: LayerConfig) -> IndexerConfig | Bloc
     return indexer_of(decoder, layer) if layer.compression is None else layer.compression.indexer
 
 
-def _index_bytes(indexer: IndexerConfig | BlockIndexerConfig | None, num_tokens: int, context: int) -> int:
-    """Return the bytes of an indexer's choices in a step, and of the scores of a tile of queries."""
+def _cached_width(indexer: IndexerConfig | BlockIndexerConfig) -> int:
+    return indexer.cached_width if isinstance(indexer, IndexerConfig) else indexer.head_dim
+
+
+def _index_bytes(
+    indexer: IndexerConfig | BlockIndexerConfig | None, num_tokens: int, context: int, num_kv_heads: int
+) -> int:
+    """Return the bytes of an indexer's choices in a step, and of the scores of a tile of queries, on a device with these KV heads."""
     if indexer is None:
         return 0
     if isinstance(indexer, IndexerConfig):
         return 4 * (num_tokens * indexer.num_chosen + _TILE_QUERIES * context)
-    return 4 * indexer.num_heads * (num_tokens * indexer.num_blocks + _TILE_QUERIES * context // indexer.block_size)
+    return 4 * num_kv_heads * (num_tokens * indexer.num_blocks + _TILE_QUERIES * context // indexer.block_size)

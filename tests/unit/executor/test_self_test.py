@@ -19,9 +19,10 @@ from jaxserve.config import CompileConfig, Config, ModelConfig
 from jaxserve.errors import ConfigError
 from jaxserve.executor.self_test import check
 from jaxserve.executor.self_test.check import run_self_test, with_tested_kernels
-from jaxserve.executor.self_test.comparison import TOLERANCE, Difference, difference
+from jaxserve.executor.self_test.comparison import TOLERANCE, Difference, difference, one_of_each_kind
 from jaxserve.executor.self_test.process import SelfTestReport, SelfTestSpec
 from jaxserve.ipc.report import PhaseClock
+from jaxserve.model_config.decoder import LayerConfig
 from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.runner.backend import chip_of
 from jaxserve.runner.limits import make_policy
@@ -78,6 +79,13 @@ def test_a_self_test_that_never_called_a_kernel_decides_nothing(
 @pytest.mark.slow
 def test_the_process_reports_that_a_cpu_has_nothing_to_test(spec: SelfTestSpec) -> None:
     assert run_self_test(spec) == SelfTestReport("nothing", "cpu")
+
+
+def test_layers_that_take_what_others_have_are_tested_with_one_of_each_kind() -> None:
+    own, windowed = LayerConfig(), LayerConfig(sliding_window=8)
+    layers = (own, windowed, own, replace(own, index_source=2), windowed, replace(windowed, kv_source=4))
+    found = one_of_each_kind((*layers, *(replace(own, index_source=0), replace(windowed, kv_source=1)) * 2))
+    assert found == (own, windowed, replace(own, index_source=0), replace(windowed, kv_source=1))
 
 
 class Asked:

@@ -193,6 +193,16 @@ def test_an_indexer_bounds_what_queries_attend_to_and_its_keys_are_read_whole() 
     assert plan.kv_bytes_per_token == 2 * (4 * 28 + 2 * 20)
 
 
+def test_tokens_of_a_pool_share_a_score_and_keep_a_key_and_gates_each() -> None:
+    decoder = read_model(DATA / "glm5_next_tiny").decoder
+    sizes = model_sizes(config_for(DATA / "glm5_next_tiny"), decoder, H200)
+    [indexer] = {decoder.latent.indexer} if decoder.latent else set()
+    assert indexer is not None and indexer.pool_size == 4
+    count = sum(layer.has_kv and layer.index_source is None for layer in decoder.layers)
+    assert sizes.scored_numbers(100) == count * 2 * indexer.head_dim * 100
+    assert sizes.scoring_work(100) == count * indexer.num_heads * indexer.head_dim * 100**2 / 2 / 4
+
+
 def test_layers_without_an_indexer_attend_to_all_beside_those_whose_blocks_are_chosen() -> None:
     """Two of three layers have keys of 12 numbers, and attend to 3 blocks of 4 tokens."""
     path = DATA / "minimax_m3_tiny"
