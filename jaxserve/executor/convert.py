@@ -41,11 +41,11 @@ def convert(config: Config, model_path: Path, output: Path, progress: Callable[[
     checkpoint = open_model(model_path)
     prepared = prepare(config, decoder_of(checkpoint))
     assert isinstance(prepared.skeleton, ModelSkeleton), "a decoder"
+    _remove_killed(output)
     _check_space(output, prepared.skeleton)
     params = load_params(checkpoint, prepared.skeleton, prepared.sharding, progress)
     partial = output.with_name(f"{_prefix(output)}{os.getpid()}")
     try:
-        _remove_killed(output)
         partial.mkdir(parents=True)
         with _locked(partial):
             num_bytes = _write(partial, model_path, checkpoint, prepared, params)

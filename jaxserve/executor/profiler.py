@@ -25,8 +25,8 @@ class Profiler:
         self._folder = folder and str(Path(folder, f"{socket.gethostname()}-{os.getpid()}"))
         self._on_change = on_change
         self._is_on = False
-        self._is_kept = False
-        """The profile has ended, and could not be written yet."""
+        self._is_lost = False
+        """The last profile could not be written: JAX has dropped what it collected, and not ended its session."""
 
     def start(self) -> None:
         """Begin a profile. Raises InvalidRequestError if profiles are refused, or one is being taken."""
@@ -36,6 +36,8 @@ class Profiler:
             raise InvalidRequestError("A profile is being taken already: /stop_profile ends it.")
         from jax import profiler  # here, so that a fake engine needs no jax
 
+        if self._is_lost:
+            self._end()
         options = profiler.ProfileOptions()
         options.python_tracer_level = 0  # an event for every Python call would be most of what it shows
         profiler.start_trace(self._folder, profiler_options=options)
@@ -44,21 +46,21 @@ class Profiler:
         _LOG.info("taking a profile")
 
     def stop(self) -> None:
-        """End the profile, and write it. Raises InvalidRequestError if none is being taken, or if it cannot be written: then
-        JAX keeps it, and the next call writes it.
-        """
+        """End the profile, and write it. Raises InvalidRequestError if none is being taken, or if it cannot be written: then it is lost."""
         if not self._is_on:
             raise InvalidRequestError("No profile is being taken: /start_profile begins one.")
+        self._is_on = False
+        self._on_change(False)
+        self._end()
+        _LOG.info("wrote a profile to %s", self._folder)
+
+    def _end(self) -> None:
+        """Let JAX end its session. Raises InvalidRequestError if it cannot write: it goes on then, without what it has collected."""
         from jax import profiler
 
-        if not self._is_kept:
-            self._on_change(False)
         try:
             profiler.stop_trace()
         except RuntimeError as error:  # JAX's, for a full disk or a folder that is not writable
-            self._is_kept = True
-            raise InvalidRequestError(
-                f"The profile cannot be written: {error}. It is kept: once there is room, /stop_profile writes it."
-            ) from error
-        self._is_on = self._is_kept = False
-        _LOG.info("wrote a profile to %s", self._folder)
+            self._is_lost = True
+            raise InvalidRequestError(f"The profile cannot be written, and is lost: {error}") from error
+        self._is_lost = False

@@ -106,6 +106,10 @@ class Admission:
                 f"the prompt has {len(message.images)} images: this model, which sees prompts whole, reads one of them here",
                 param="prompt",
             )
+        if whole and message.sampling.num_prompt_logprobs is not None:
+            return UnsupportedParameterError(
+                "Tokens of a prompt have no log-probabilities: this model sees prompts whole.", param="prompt_logprobs"
+            )
         if whole and num_tokens > whole:
             return ContextLengthError(
                 f"prompt has {num_tokens} tokens. This model sees prompts whole, and one step computes up to {whole} of them "

@@ -163,6 +163,10 @@ def test_a_disk_without_space_for_the_parameters_is_named_before_they_are_loaded
     with pytest.raises(ConfigError, match=r"parameters take 0\.\d MiB, and .* has 0\.0 MiB free"):
         converted(config_of(), tmp_path / "models" / "out")
     assert list(tmp_path.iterdir()) == []
+    (tmp_path / ".out.partial-1").mkdir()
+    with pytest.raises(ConfigError, match=r"MiB free"):
+        converted(config_of(), tmp_path / "out")
+    assert list(tmp_path.iterdir()) == [], "what a killed conversion has left is removed first"
 
 
 def test_other_settings_are_refused_by_name(plain: Path, tmp_path: Path) -> None:

@@ -105,6 +105,7 @@ def test_a_small_encoder_gets_grids_that_it_holds() -> None:
         (NEXT, {"image_grid_pinpoints": [[28, 28]]}, "image_grid_pinpoints: expected those of the preprocessing"),
         (NEXT, {"image_grid_pinpoints": None}, "image_grid_pinpoints: expected those of config.json"),
         (NEXT, {"processor": {"crop_size": 21}}, "crop_size: expected 28 pixels"),
+        (NEXT, {"processor": {"crop_size": 21, "do_center_crop": False}}, "crop_size: expected 28 pixels"),
         (NEXT, {"processor": {"image_grid_pinpoints": [[28, 30]]}, "image_grid_pinpoints": [[28, 30]]}, "whole tiles"),
         (NEXT, {"vision_feature_select_strategy": "full"}, "vision_feature_select_strategy is 'full'"),
         (NEXT, {"vision_feature_layer": [-2, 0]}, "vision_feature_layer"),
@@ -119,6 +120,15 @@ def test_what_is_not_computed_is_refused_with_its_key(
 ) -> None:
     with pytest.raises(CheckpointError, match=message):
         vision_of(changed(tmp_path, model, **keys))
+
+
+def test_layers_of_features_have_two_names(tmp_path: Path) -> None:
+    folder = changed(tmp_path, VIP, vision_feature_layers=[-3, 1])
+    file = folder / "config.json"
+    table = json.loads(file.read_text())
+    assert vision_of(VIP).feature_layers == vision_of(folder).feature_layers
+    file.write_text(json.dumps({key: value for key, value in table.items() if key != "vision_feature_layer"}))
+    assert vision_of(folder).feature_layers == (1, 1)
 
 
 def test_towers_have_the_defaults_of_each_class(tmp_path: Path) -> None:

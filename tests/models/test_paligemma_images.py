@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ import msgspec
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from jaxserve.config import ImagesConfig
-from jaxserve.errors import CheckpointError
+from jaxserve.config import Config, ImagesConfig, ModelConfig, SchedulerConfig
+from jaxserve.errors import CheckpointError, ConfigError
 from jaxserve.ipc.image_info import ImageInfo
 from jaxserve.ipc.messages import AddRequest
 from jaxserve.ipc.prompt_images import PromptImage
+from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.registry import read_decoder
+from jaxserve.runner.images.encoder import image_settings
 from jaxserve.runner.images.served import with_served_images
 from jaxserve.sampling.params import EngineSamplingParams
 from jaxserve.scheduler.admission import Admission
@@ -56,6 +59,30 @@ def test_a_prompt_that_no_step_holds_is_refused() -> None:
     admission = Admission(max_model_len=64, vocab_size=9, num_usable_tokens=64, max_requests=4, images=INFO)
     assert admission.rejection(message(*[1] * 6), 0) is None
     assert "sees prompts whole, and one step computes up to 6" in str(admission.rejection(message(*[1] * 7), 0))
+
+
+def test_log_probabilities_of_prompts_are_refused() -> None:
+    admission = Admission(max_model_len=64, vocab_size=9, num_usable_tokens=64, max_requests=4, images=INFO)
+    scored = msgspec.structs.replace(
+        message(1, 1, 2), sampling=EngineSamplingParams(max_tokens=2, num_prompt_logprobs=0)
+    )
+    assert "sees prompts whole" in str(admission.rejection(scored, 0))
+
+
+def test_a_step_and_a_window_hold_an_image_and_a_text() -> None:
+    decoder = _served(MODEL)
+    config = Config(model=ModelConfig(model="any"))
+    small = replace(config, scheduler=SchedulerConfig(max_num_batched_tokens=23, max_num_seqs=1))
+    with pytest.raises(ConfigError, match=r"an image of this model has up to 16 tokens.*; use 24"):
+        image_settings(small, decoder, "cpu")
+    narrow = replace(decoder, layers=(replace(decoder.layers[0], sliding_window=16), *decoder.layers[1:]))
+    with pytest.raises(ConfigError, match="no more than the model's window of 16 tokens"):
+        image_settings(config, narrow, "cpu")
+
+
+def _served(path: Path) -> DecoderConfig:
+    decoder, checkpoint = read_decoder(path)
+    return with_served_images(ImagesConfig(), decoder, path, checkpoint)
 
 
 def test_a_prompt_with_two_images_is_refused() -> None:

@@ -21,7 +21,7 @@ _ONE_VISION: Final = [[384 * rows, 384 * columns] for rows in range(1, 7) for co
 def joined(table: Table, config: Table, tokens: Mapping[str, Any]) -> Geometry:
     """Read sizes of LLaVA-NeXT: tiles of a grid that shows most of the image, of any number of embeddings."""
     size, crop = _side(table, "size", {"shortest_edge": 224}), _side(table, "crop_size", {"height": 224, "width": 224})
-    if table.flag("do_center_crop", default=True) and size != crop:
+    if size != crop:  # tiles are of this size whether or not `do_center_crop` is set
         raise table.error("crop_size", f"{size} pixels, as in size")
     return _geometry(JoinedTiles(size, _grids(table, config, size, _NEXT)), config, tokens)
 

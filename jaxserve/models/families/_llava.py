@@ -73,6 +73,8 @@ _WHOLES: Final[Mapping[str, Mapping[str, Any]]] = {
 """transformers' defaults of further keys."""
 _UNUSED: Final = ("post_layernorm.", "head.")
 _LAYER: Final = "vision_feature_layer"
+_LAYERS: Final = "vision_feature_layers"
+"""Another name that ViP-LLaVA has for it."""
 
 
 def llava(hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder: DecoderConfig) -> VisionConfig:
@@ -89,6 +91,8 @@ def llava(hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder: Decod
     kind = keys.table["model_type"]
     if kind == "pixtral":
         return pixtral(hf, processor, decoder)
+    if model == "vipllava" and _LAYER not in own and _LAYERS in own:
+        own = {**own, _LAYER: own[_LAYERS]}
     whole, is_clip, is_vip = Keys({**_WHOLES[model], **own}), kind == "clip_vision_model", model == "vipllava"
     if is_vip:
         keys.require("model_type", "clip_vision_model")

@@ -37,7 +37,7 @@ def memory_left(root: Path = ROOT) -> int | None:
 
 
 def oom_kills(root: Path = ROOT) -> int:
-    """Return the number of processes of this process's groups that the kernel has killed for lack of memory.
+    """Return the number of processes of this process's own group that the kernel has killed for lack of memory.
 
     root: the folder that stands for `/`.
     """
@@ -45,7 +45,7 @@ def oom_kills(root: Path = ROOT) -> int:
         _text(folder / name) for folder in _folders(root, "memory") for name in ("memory.events", "memory.oom_control")
     ]
     counts = [line.split()[1] for text in texts for line in text.splitlines() if line.startswith("oom_kill ")]
-    return max((int(count) for count in counts), default=0)
+    return int(counts[-1]) if counts else 0  # folders of groups within others come after those
 
 
 def _quota(folder: Path) -> float | None:

@@ -38,6 +38,8 @@ reads the weights once."""
 ACCELERATOR_STEP_TOKENS: Final = 128
 PROMPT_TOKENS: Final = 256
 """Tokens of text beside an image that a step holds by default if prompts are seen whole."""
+_LEAST_PROMPT_TOKENS: Final = 8
+"""Those that it holds with any setting."""
 GIVEN_ROWS: Final = 256
 """Embeddings of prompts that one call writes."""
 _TILES_AT_ONCE: Final = 4
@@ -262,7 +264,10 @@ def image_settings(config: Config, decoder: DecoderConfig, platform: str) -> Con
         return config
     limits = resolve_limits(platform, scheduler)
     own = vision.num_rows(_largest(vision, config.images.max_image_patches, platform))
-    text = PROMPT_TOKENS if decoder.has_whole_prompts and scheduler.max_num_batched_tokens is None else 0
+    text = 0
+    if decoder.has_whole_prompts:
+        _check_windows(decoder, own)
+        text = PROMPT_TOKENS if scheduler.max_num_batched_tokens is None else _LEAST_PROMPT_TOKENS
     needed = own + text + limits.max_num_seqs - 1
     if limits.max_num_batched_tokens >= needed:
         return config
@@ -273,6 +278,16 @@ def image_settings(config: Config, decoder: DecoderConfig, platform: str) -> Con
             + ("" if decoder.has_whole_prompts else ", or --limit-mm-per-prompt image=0 to serve text only")
         )
     return replace(config, scheduler=replace(scheduler, max_num_batched_tokens=needed))
+
+
+def _check_windows(decoder: DecoderConfig, image_tokens: int) -> None:
+    """Raise ConfigError if an image and a text do not fit the windows of a model whose prompts are seen whole."""
+    windows = [layer.sliding_window for layer in decoder.layers if layer.sliding_window is not None]
+    if windows and min(windows) < image_tokens + _LEAST_PROMPT_TOKENS:
+        raise ConfigError(
+            f"an image of this model has {image_tokens} tokens; a prompt is seen whole, and may have no more than the model's window "
+            f"of {min(windows)} tokens, which leaves no room for a text"
+        )
 
 
 def check_images(config: Config, decoder: DecoderConfig) -> None:

@@ -43,7 +43,7 @@ def with_served_images(
             raise CheckpointError(f"--mmproj {settings.mmproj}: {error}") from error
         _LOG.warning("images are not served, texts are: %s", error)
         return _of_texts(decoder, path)
-    return found
+    return found if found.vision is not None else _of_texts(found, path)
 
 
 def _of_texts(decoder: DecoderConfig, path: Path) -> DecoderConfig:

@@ -98,6 +98,7 @@ def test_processes_that_the_kernel_killed_for_lack_of_memory_are_counted(tmp_pat
     v2 = unified() | {f"{GROUP}/memory.events": "low 0\noom 3\noom_kill 2\noom_group_kill 0"}
     assert oom_kills(write_files(tmp_path / "v2", v2)) == 2
     v1 = separate("/docker/7f3a") | {
+        f"{GROUP}/memory/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 3",
         f"{GROUP}/memory/docker/7f3a/memory.oom_control": "oom_kill_disable 0\nunder_oom 0\noom_kill 1",
     }
     assert oom_kills(write_files(tmp_path / "v1", v1)) == 1
