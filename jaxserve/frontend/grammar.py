@@ -37,7 +37,8 @@ def grammar_of(
         named = constraint_grammar(request.constraint, max_depth)
     if not isinstance(request.prompt, Conversation):
         return named
-    named = call_grammar(request.prompt, tokenizer, spec.output_format, max_depth, named) or named
+    if request.prompt.offered:
+        named = call_grammar(request.prompt, tokenizer, spec.output_format, max_depth, named) or named
     return after_thinking(request.prompt, tokenizer, spec, named)
 
 
