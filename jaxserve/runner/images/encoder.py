@@ -39,7 +39,7 @@ ACCELERATOR_STEP_TOKENS: Final = 128
 PROMPT_TOKENS: Final = 256
 """Tokens of text beside an image that a step holds by default if prompts are seen whole."""
 _LEAST_PROMPT_TOKENS: Final = 8
-"""Those that it holds with any setting."""
+"""The text beside an image that a step holds with any setting, in tokens."""
 GIVEN_ROWS: Final = 256
 """Embeddings of prompts that one call writes."""
 _TILES_AT_ONCE: Final = 4
