@@ -17,8 +17,6 @@ _MAX_VALUES: Final = 1 << 17
 def check_schema(schema: dict[str, Any], param: str, max_depth: int) -> None:
     """Raise InvalidRequestError for a schema that is too large, nested too deeply, or has options of the compiler."""
     places: list[tuple[Any, int]] = [(schema, 1)]
-    if "x-guidance" in schema:
-        raise invalid(param, "x-guidance: options of the compiler are not for requests")
     num_values = 0
     while places:
         value, depth = places.pop()
@@ -28,6 +26,8 @@ def check_schema(schema: dict[str, Any], param: str, max_depth: int) -> None:
         if depth > max_depth:
             raise too_deep(param, max_depth)
         if isinstance(value, dict):
+            if "x-guidance" in value:  # the schema of a part may be compiled alone
+                raise invalid(param, "x-guidance: options of the compiler are not for requests")
             for name in _COUNTS:
                 if isinstance(count := value.get(name), int) and count > _MAX_COUNT:
                     raise invalid(param, f"{name}: at most {_MAX_COUNT}, got {shorten(count)}")

@@ -3,21 +3,55 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Protocol
+from urllib.parse import unquote
 
-from jaxserve.errors import UnsupportedParameterError, unsupported
+from jaxserve.errors import UnsupportedParameterError, invalid, unsupported
 from jaxserve.frontend.json_schema import referenced_schema
 from jaxserve.ipc.call_grammar import Json, Term, Terms, Text
 
 ANNOTATIONS: Final = frozenset(
     "title description default examples example deprecated readOnly writeOnly $schema $id $comment $defs definitions "
-    "strict contentEncoding contentMediaType".split()
+    "strict nullable contentEncoding contentMediaType".split()
 )
 """Keywords that constrain no value."""
 _OF_OBJECTS: Final = frozenset(("type", "properties", "required", "additionalProperties", "$ref"))
 _MAX_REFERENCES: Final = 32
+_MAX_WORK: Final = 1 << 18
+"""Characters and parts of schemas that are read and written for the arguments of one function: a multiple of what its grammar may have.
+References can name a part again and again."""
+_PART: Final = 64
+"""Work of reading one part."""
+_DEFINITION: Final = re.compile(r"#/(\$defs|definitions)/([^/]+)")
+
+
+def _is_strings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+_KINDS: Final[Mapping[str, tuple[str, Callable[[Any], bool]]]] = {
+    "properties": ("an object", lambda value: isinstance(value, dict)),
+    "required": ("a list of names", _is_strings),
+    "type": ("a type or a list of types", lambda value: isinstance(value, str) or _is_strings(value)),
+    **{name: ("a list", lambda value: isinstance(value, list)) for name in ("enum", "anyOf", "oneOf", "allOf")},
+    **{name: ("a string", lambda value: isinstance(value, str)) for name in ("pattern", "format", "$ref")},
+    **dict.fromkeys(("minLength", "maxLength"), ("a number of characters", _is_count)),
+}
+"""Values of the keywords that are read here."""
+
+
+class Work:
+    """The work that is left for the arguments of one function."""
+
+    def __init__(self) -> None:
+        self.left = _MAX_WORK
 
 
 class ArgumentSyntax(Protocol):
@@ -55,6 +89,13 @@ class Arguments:
     """The path of the field that has the schema."""
     outer: dict[str, Any] | None = None
     """The schema that this one is part of; None: it is none."""
+    work: Work = field(default_factory=Work, compare=False)
+
+    def spend(self, amount: int) -> None:
+        """Count work. Raises UnsupportedParameterError if it was too much."""
+        self.work.left -= amount
+        if self.work.left < 0:
+            raise self.unsupported("a schema with so many parts")
 
     @property
     def root(self) -> dict[str, Any]:
@@ -66,7 +107,8 @@ class Arguments:
         """Return the schema that lists the properties. Raises UnsupportedParameterError for one that does more."""
         found = self.resolved(self.schema)
         for name, value in found.items():
-            if name not in _OF_OBJECTS | ANNOTATIONS and value not in ([], {}, None):
+            has_effect = value not in ([], {}, None) and (name, value) != ("minProperties", 0)
+            if name not in _OF_OBJECTS | ANNOTATIONS and has_effect and not name.startswith("x-"):
                 raise self.unsupported(f"{name} of the whole object")
         return found
 
@@ -90,21 +132,49 @@ class Arguments:
         found = self.object_schema.get("additionalProperties", True)
         return None if found is False else _as_object(found)
 
-    def resolved(self, schema: dict[str, Any]) -> dict[str, Any]:
-        """Return the schema to which a schema refers, or itself."""
+    def resolved(self, schema: Any) -> dict[str, Any]:
+        """Return the schema to which a schema refers, or itself. Raises InvalidRequestError for keywords of a wrong type."""
+        found = _as_object(schema)
         for _ in range(_MAX_REFERENCES):
-            if "$ref" not in schema:
-                return schema
-            target = referenced_schema(schema["$ref"], self.root)
-            if target is None or any(name not in ANNOTATIONS | {"$ref", "type"} for name in schema):
-                raise self.unsupported("$ref beside other keywords" if target is not None else f"$ref {schema['$ref']}")
-            schema = target
+            self.spend(_PART)
+            for name in found.keys() & _KINDS.keys():
+                expected, is_right = _KINDS[name]
+                if not is_right(found[name]):
+                    raise invalid(self.param, f"{name}: expected {expected}")
+            if "$ref" not in found:
+                return found
+            target = referenced_schema(found["$ref"], self.root)
+            if target is None or any(name not in ANNOTATIONS | {"$ref", "type"} for name in found):
+                raise self.unsupported("$ref beside other keywords" if target is not None else f"$ref {found['$ref']}")
+            found = target
         raise self.unsupported("a $ref that refers to itself")
 
     def json_term(self, schema: Mapping[str, Any]) -> Term:
         """Return a value in JSON; its schema may refer to definitions of the function's."""
-        definitions: dict[str, Any] = {name: self.root[name] for name in ("$defs", "definitions") if name in self.root}
-        return Json({**schema, **definitions})
+        return Json({**schema, **self._definitions(schema)})
+
+    def _definitions(self, schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Return the definitions to which a schema refers, and those to which these refer, by the keyword that lists them."""
+        found: dict[str, dict[str, Any]] = {}
+        places: list[Any] = [schema]
+        while places:
+            part = places.pop()
+            self.spend(len(part) if isinstance(part, str) else 8)
+            if isinstance(part, list):
+                places += part
+            if not isinstance(part, dict):
+                continue
+            places += part.values()
+            if isinstance(reference := part.get("$ref"), str):
+                place = _DEFINITION.match(unquote(reference))
+                target = referenced_schema(place[0], self.root) if place is not None else None
+                if place is None or target is None:
+                    raise self.unsupported(f"$ref {reference}")
+                name = place[2].replace("~1", "/").replace("~0", "~")
+                if name not in found.setdefault(place[1], {}):
+                    found[place[1]][name] = target
+                    places.append(target)
+        return found
 
     def unsupported(self, construct: str) -> UnsupportedParameterError:
         """Return the error for a construct that grammars of this format do not express."""

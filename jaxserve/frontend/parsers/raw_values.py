@@ -7,6 +7,7 @@ value of another type is left out if the schema allows that type with other valu
 from __future__ import annotations
 
 import json
+import re
 from typing import Any, Final, NamedTuple
 
 from jaxserve.frontend.parsers.arguments import ANNOTATIONS, Arguments
@@ -46,6 +47,11 @@ _FORMATS: Final = {
 }
 """Patterns of formats of JSON Schema: a part of the texts of each."""
 _MAX_BRANCHES: Final = 256
+_MAX_DEPTH: Final = 32
+_LAST_ANCHOR: Final = re.compile(r"(\\*)\$\Z")
+"""The sign for the end of a text, and the backslashes before it: of an odd number the last one makes it a dollar."""
+_ESCAPE_OR_END: Final = re.compile(r"\\.|\\\Z|/|\n", re.DOTALL)
+_WRITTEN: Final = {"/": r"\/", "\n": r"\n", "\\\n": r"\n", "\\": r"\\"}
 _PYTHON_WORDS: Final[dict[str, list[Terms]]] = {"null": [("None",)], "boolean": [("True",), ("False",)]}
 
 
@@ -92,7 +98,7 @@ def python_value(schema: dict[str, Any], arguments: Arguments) -> Term:
 def branches_of(schema: dict[str, Any], arguments: Arguments) -> list[dict[str, Any]]:
     """Return schemas of which one applies, each with at most one type where that is simple to say."""
     found: list[dict[str, Any]] = []
-    places = [schema]
+    places: list[Any] = [schema]
     while places:
         if len(found) + len(places) > _MAX_BRANCHES:
             raise arguments.unsupported("a schema of so many alternatives")
@@ -100,7 +106,7 @@ def branches_of(schema: dict[str, Any], arguments: Arguments) -> list[dict[str, 
         names = part.keys() - ANNOTATIONS
         combining = next((name for name in ("anyOf", "oneOf", "allOf") if names == {name}), None)
         if combining is not None and (combining != "allOf" or len(part[combining]) == 1):
-            places += [each if isinstance(each, dict) else {} for each in reversed(part[combining])]
+            places += reversed(part[combining])
         elif isinstance(named := part.get("type"), list) and not names & {"enum", "const"}:
             places += [{**part, "type": name} for name in reversed(named)]
         else:
@@ -108,8 +114,10 @@ def branches_of(schema: dict[str, Any], arguments: Arguments) -> list[dict[str, 
     return found
 
 
-def string_terminal(schema: dict[str, Any], arguments: Arguments) -> str | None:
+def string_terminal(schema: Any, arguments: Arguments, depth: int = 0) -> str | None:
     """Return the terminal of the strings of a schema; None if it allows none."""
+    if depth > _MAX_DEPTH:
+        raise arguments.unsupported("a schema that is nested so deeply, or in itself")
     found = arguments.resolved(schema)
     named = found.get("type", "string")
     if named != "string" and not (isinstance(named, list) and "string" in named):
@@ -117,7 +125,7 @@ def string_terminal(schema: dict[str, Any], arguments: Arguments) -> str | None:
     parts = []
     for name, value in found.items():
         if name in ("anyOf", "oneOf", "allOf"):
-            terminals = [string_terminal(each, arguments) for each in value]
+            terminals = [string_terminal(each, arguments, depth + 1) for each in value]
             allowed = [terminal for terminal in terminals if terminal is not None]
             if not allowed or (name == "allOf" and None in terminals):
                 return None
@@ -140,7 +148,9 @@ def string_terminal(schema: dict[str, Any], arguments: Arguments) -> str | None:
             parts.append(f"/{_FORMATS[value]}/")
         elif name in ("not", "if", "$ref"):
             raise arguments.unsupported(f"{name} of a string")
-    return " & ".join(f"({part})" for part in parts) or ANY_TEXT
+    terminal = " & ".join(f"({part})" for part in parts) or ANY_TEXT
+    arguments.spend(len(terminal))
+    return terminal
 
 
 def _search(pattern: str) -> str:
@@ -148,18 +158,18 @@ def _search(pattern: str) -> str:
     begin, end = "(?s:.*)", "(?s:.*)"
     if pattern.startswith("^"):
         begin, pattern = "", pattern[1:]
-    if pattern.endswith("$") and not pattern.endswith("\\$"):
+    if (last := _LAST_ANCHOR.search(pattern)) and len(last[1]) % 2 == 0:
         end, pattern = "", pattern[:-1]
     return f"/{begin}(?:{_slashed(pattern)}){end}/"
 
 
 def _slashed(pattern: str) -> str:
     """Return a pattern without a bare slash or line break, which would end it in a grammar."""
-    return pattern.replace("\\/", "/").replace("/", "\\/").replace("\n", "\\n")
+    return _ESCAPE_OR_END.sub(lambda found: _WRITTEN.get(found[0], found[0]), pattern)
 
 
 def _literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 class _Union:
