@@ -155,6 +155,9 @@ def divide_cache(
     longest: tokens of the longest context; max_chunk: prompt tokens of a step.
     """
     planned = min(longest, PLANNED_TOKENS)
+    whole = [
+        max(longest, (spec.window or 0) + 2 * spec.block_size) for spec in specs
+    ]  # a window may exceed the longest context
     chunks = _chunk_pages(specs, max_chunk)
     fixed = slot_bytes + sum(spec.bytes_per_block * count for spec, count in zip(specs, chunks, strict=True))
     unit = SLOTS_PER_REQUEST * slot_bytes
@@ -168,8 +171,8 @@ def divide_cache(
     count = max(0, min(max_num_seqs, (num_bytes - fixed) // unit))
     slots = 1 + SLOTS_PER_REQUEST * max(1, count) if slot_bytes else 0
     blocks = [
-        None if spec.window is None else chunk + max(count * request_pages(spec, planned), request_pages(spec, longest))
-        for spec, chunk in zip(specs, chunks, strict=True)
+        None if spec.window is None else chunk + max(count * request_pages(spec, planned), request_pages(spec, most))
+        for spec, chunk, most in zip(specs, chunks, whole, strict=True)
     ]
     held = slots * slot_bytes
     held += sum(spec.bytes_per_block * (found or 0) for spec, found in zip(specs, blocks, strict=True))

@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec
 
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
-from jaxserve.model_config.recurrent import GatedDeltaConfig, KimiDeltaConfig
+from jaxserve.model_config.recurrent import GatedDeltaConfig, KimiDeltaConfig, LightningConfig
 
 DATA: Final = "data"
 EXPERT: Final = "expert"
@@ -114,7 +114,9 @@ def axis_rules(config: DecoderConfig | EncoderConfig, shape: MeshShape) -> AxisR
         "pages": tuple(axis for axis in every if axis == DATA),
     }
     table["heads"] = table["kv_heads"]  # attention needs no exchange
-    if isinstance(config, DecoderConfig) and isinstance(config.recurrent, GatedDeltaConfig | KimiDeltaConfig):
+    if isinstance(config, DecoderConfig) and isinstance(
+        config.recurrent, GatedDeltaConfig | KimiDeltaConfig | LightningConfig
+    ):
         table["delta_heads"] = split(
             config.recurrent.num_key_heads, heads
         )  # with the value heads that each of them serves

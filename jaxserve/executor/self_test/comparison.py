@@ -6,18 +6,21 @@ and without: prompts, rows that decode beside a prompt, rows that only decode.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
 import jax
+import msgspec
 import numpy as np
 from jaxserve_kernels.backend import NATIVE, XLA
 
 from jaxserve.config import Config
 from jaxserve.layers.policy import DtypePolicy
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
+from jaxserve.model_config.recurrent import LightningConfig
 from jaxserve.models.skeleton import LeafSpec, ModelSkeleton, make_skeleton
 from jaxserve.quant.array import QuantArray
 from jaxserve.quant.kv_scales import is_kv_scale
@@ -91,7 +94,11 @@ def one_of_each_kind(layers: tuple[LayerConfig, ...]) -> tuple[LayerConfig, ...]
     places: list[int] = []
     for layer in layers:
         kv, index = (None if source is None else places[source] for source in (layer.kv_source, layer.index_source))
-        places.append(kinds.setdefault(replace(layer, kv_source=kv, index_source=index), len(kinds)))
+        recurrent = layer.recurrent
+        if isinstance(recurrent, LightningConfig):  # every layer has a decay of its own
+            recurrent = msgspec.structs.replace(recurrent, decay_scale=1.0)
+        kind = replace(layer, kv_source=kv, index_source=index, recurrent=recurrent)
+        places.append(kinds.setdefault(kind, len(kinds)))
     return tuple(kinds)
 
 
@@ -125,17 +132,20 @@ def _distances(found: np.ndarray, wanted: np.ndarray) -> np.ndarray:
 
 def random_params(skeleton: ModelSkeleton, sharding: Sharding) -> tuple[jax.Array, ...]:
     """Return fixed random leaves in the types that the skeleton declares, large enough that attention matters."""
+    experts = 1 if skeleton.config.experts is None else skeleton.config.experts.num_experts
     noise = np.random.default_rng(7).standard_normal(1_000_003, np.float32)  # a prime: no two rows are alike
     return tuple(
         jax.device_put(array, sharding.place(spec.axes))
         for leaf in skeleton.leaves
-        for array, spec in zip(_random_arrays(leaf, noise), leaf.arrays, strict=True)
+        for array, spec in zip(_random_arrays(leaf, noise, experts), leaf.arrays, strict=True)
     )
 
 
-def _random_arrays(leaf: LeafSpec, noise: np.ndarray) -> tuple[np.ndarray, ...]:
+def _random_arrays(leaf: LeafSpec, noise: np.ndarray, num_experts: int) -> tuple[np.ndarray, ...]:
     if isinstance(leaf.declared, QuantArray):
         return leaf.declared.format.random(noise, leaf.declared, 1.3 / leaf.shape[-1] ** 0.5).arrays
+    if np.issubdtype(leaf.declared.dtype, np.integer):  # numbers of experts
+        return ((np.arange(math.prod(leaf.shape)) % num_experts).reshape(leaf.shape).astype(leaf.declared.dtype),)
     values: np.ndarray = np.resize(noise, leaf.shape)
     is_vector = len(leaf.own_shape) == 1
     if is_kv_scale(leaf.name):

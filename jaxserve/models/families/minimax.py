@@ -41,7 +41,7 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     keys.require("postnorm", True, *(() if hf["architectures"][0] in _TEXT_01 else (None,)))
     experts = read_experts(keys, "num_local_experts", "intermediate_size", is_normalized=True)
     layers = all_with_experts(_layers(keys), experts)
-    # transformers rotates whole heads and reads no `rotary_dim`, which published configs have.
+    # transformers rotates whole heads and reads no `rotary_dim`, which published configs have: with it that part of a head rotates.
     plain = {"partial_rotary_factor": 1.0} | {key: value for key, value in keys.table.items() if key != "layer_types"}
     config = build(
         Keys(plain, keys.prefix), layers=layers, qkv_bias=False, computed=(*COUNT_KEYS, "partial_rotary_factor")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 from jaxserve_kernels.backend import NATIVE
 from jaxserve_kernels.native.build import BuildError, build
@@ -19,13 +20,23 @@ from jaxserve.config import CompileConfig, Config, ModelConfig
 from jaxserve.errors import ConfigError
 from jaxserve.executor.self_test import check
 from jaxserve.executor.self_test.check import run_self_test, with_tested_kernels
-from jaxserve.executor.self_test.comparison import TOLERANCE, Difference, difference, one_of_each_kind
+from jaxserve.executor.self_test.comparison import (
+    TOLERANCE,
+    Difference,
+    difference,
+    one_of_each_kind,
+    random_params,
+)
 from jaxserve.executor.self_test.process import SelfTestReport, SelfTestSpec
 from jaxserve.ipc.report import PhaseClock
 from jaxserve.model_config.decoder import LayerConfig
+from jaxserve.model_config.recurrent import LightningConfig
 from jaxserve.models.registry import decoder_of, open_model
-from jaxserve.runner.backend import chip_of
+from jaxserve.models.skeleton import make_skeleton
+from jaxserve.runner.backend import Chip, chip_of
 from jaxserve.runner.limits import make_policy
+from jaxserve.sharding.mesh import make_sharding
+from jaxserve.sharding.rules import MeshShape
 from tests.models.goldens import golden_checkpoint
 
 MODEL = "mistral_sliding_tiny"
@@ -84,8 +95,20 @@ def test_the_process_reports_that_a_cpu_has_nothing_to_test(spec: SelfTestSpec) 
 def test_layers_that_take_what_others_have_are_tested_with_one_of_each_kind() -> None:
     own, windowed = LayerConfig(), LayerConfig(sliding_window=8)
     layers = (own, windowed, own, replace(own, index_source=2), windowed, replace(windowed, kv_source=4))
+    decays = (replace(own, recurrent=LightningConfig(2, 8, decay_scale=scale)) for scale in (0.2, 1.0, 0.4))
+    assert one_of_each_kind((own, *decays)) == (own, replace(own, recurrent=LightningConfig(2, 8, decay_scale=1.0)))
     found = one_of_each_kind((*layers, *(replace(own, index_source=0), replace(windowed, kv_source=1)) * 2))
     assert found == (own, windowed, replace(own, index_source=0), replace(windowed, kv_source=1))
+
+
+def test_numbers_of_experts_are_those_that_there_are() -> None:
+    decoder = decoder_of(open_model(golden_checkpoint("deepseek_v4_tiny").path))
+    skeleton = make_skeleton(decoder, make_policy(Config(model=ModelConfig(model="any")), decoder, Chip("cpu", None)))
+    assert decoder.experts is not None
+    found = [np.asarray(array) for array in random_params(skeleton, make_sharding(decoder, MeshShape()))]
+    [table] = [array for array in found if np.issubdtype(array.dtype, np.integer)]
+    assert {*table.ravel()} == {*range(decoder.experts.num_experts)}
+    assert all(len({*row}) == len(row) for row in table)
 
 
 class Asked:

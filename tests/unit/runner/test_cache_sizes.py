@@ -62,8 +62,7 @@ def test_what_is_divided_fits_and_holds_the_longest_window(longest: int, slot_by
         assert sizes.num_bytes <= num_bytes
         assert sizes.num_blocks[0] <= 8 * -(-longest // 16) + 1
         assert sizes.num_state_slots >= 4 * bool(slot_bytes)
-        if longest > 100:
-            WindowPages(sizes.num_blocks[1], 16, 100, 40)  # raises if it holds no request
+        WindowPages(sizes.num_blocks[1], 16, 100, 40)  # raises if it holds no request
     with pytest.raises(DoesNotFitError, match="is too small"):
         divide_cache(50_000, (GROWING, SLIDING), slot_bytes, longest=longest, max_num_seqs=8, max_chunk=40)
 

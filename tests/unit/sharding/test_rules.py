@@ -12,6 +12,7 @@ from jaxserve.config import ParallelConfig
 from jaxserve.errors import ConfigError
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.experts import ExpertsConfig
+from jaxserve.model_config.recurrent import LightningConfig
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape, axis_rules
 
@@ -45,6 +46,11 @@ def test_tables_of_two_vocabularies_are_split_over_devices_that_divide_both() ->
     assert table(config, MeshShape(4))["vocab"] == ("tensor",)
     assert table(config, MeshShape(4, data=2))["vocab"] == ("tensor",)
     assert "vocab" not in table(config, MeshShape(8))
+
+
+def test_heads_of_lightning_attention_are_split() -> None:
+    config = replace(DENSE, layers=(LayerConfig(recurrent=LightningConfig(8, 8, decay_scale=1.0)),))
+    assert table(config, MeshShape(4))["delta_heads"] == ("tensor",)
 
 
 def test_data_ranks_split_pages_and_feed_forward_but_no_heads() -> None:
