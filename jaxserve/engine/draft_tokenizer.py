@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from jaxserve.checkpoint.drafters.eagle import is_eagle_head
+from jaxserve.checkpoint.drafters.gemma4 import is_assistant
 from jaxserve.checkpoint.source import resolve
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
@@ -22,7 +23,7 @@ def with_draft_path(config: Config, model_path: Path) -> Config:
         return config
     path = resolve(name, progress=False, needs_tokenizer=False)
     drafting = replace(config, scheduler=replace(config.scheduler, speculative_model=str(path)))
-    if is_eagle_head(path):  # without a tokenizer: its tokens are numbers of the model's
+    if is_eagle_head(path) or is_assistant(path):  # their tokens are numbers of the model's
         return drafting
     different = first_difference(load_tokenizer(model_path), load_tokenizer(path))
     if different is not None:

@@ -50,7 +50,7 @@ from jaxserve.runner.pages import page_batches
 from jaxserve.runner.program_cache import ProgramCache
 from jaxserve.runner.program_key import host_key_parts
 from jaxserve.runner.slots import slots_bytes
-from jaxserve.runner.speculation.model import make_draft_model, with_tapped_layers
+from jaxserve.runner.speculation.model import make_draft_model, with_drafter
 from jaxserve.runner.speculation.task import engine_task
 from jaxserve.runner.state import StateProgram, StateShapes
 from jaxserve.runner.steps import GENERATION, abstract_params
@@ -207,7 +207,7 @@ def prepare(
     shape = mesh_shape(config.parallel)
     model = model.with_context(config.model.max_model_len).for_devices(shape.tensor)
     model = with_cache_groups(config, model)
-    model = model if draft is None else with_tapped_layers(config, model, draft)
+    model = model if draft is None else with_drafter(config, model, draft)
     config = image_settings(config, model, device.platform)
     policy = make_policy(config, model, chip_of(device))
     skeleton = make_skeleton(model, policy, adapters)

@@ -9,6 +9,7 @@ from typing import Literal
 
 from jaxserve.model_config.activation import Activation
 from jaxserve.model_config.altup import AltUpConfig
+from jaxserve.model_config.assistant import AssistantConfig
 from jaxserve.model_config.cache import CacheGroup, CacheLayout, LayerCache, cache_layout
 from jaxserve.model_config.checkpoint_quantization import CheckpointQuantization
 from jaxserve.model_config.compressed import CompressedConfig, Compression
@@ -217,6 +218,8 @@ class DecoderConfig:
     """Layers whose inputs a step returns for the head that drafts; L stands for the output of the last one."""
     eagle: EagleConfig | None = None
     """The inputs of an EAGLE-3 head, which this is a layer of; None: this is a model."""
+    assistant: AssistantConfig | None = None
+    """The inputs of a drafter of Gemma 4, which these are the layers of; None: this is a model."""
     vision: VisionConfig | None = None
     """Tower whose embeddings stand for images among the tokens; None: the model is served for texts."""
     is_bidirectional: bool = False
@@ -227,10 +230,14 @@ class DecoderConfig:
     """Layers after the pooling of a text; None: there are none, as in models that generate."""
     splits_windows: bool = False
     """True: sliding-window layers have cache groups of their own, which keep only the window's pages, if other layers keep all. False: their cache is like that of the other layers, and only attention knows the window."""
+    window_margin: int = 0
+    """Tokens before a window that such groups keep as well, for a drafter that attends to them."""
 
     @property
     def cache(self) -> CacheLayout:
-        """The cache groups, and each layer's places in them."""
+        """The cache groups, and each layer's places in them; those of a drafter of Gemma 4 are in groups of the model."""
+        if self.assistant is not None:
+            return CacheLayout((), self.assistant.places)
         windows = {layer.sliding_window for layer in self.layers if layer.has_kv}
         splits_windows = self.splits_windows and None in windows
         return cache_layout([self._layer_cache(layer, splits_windows=splits_windows) for layer in self.layers])
@@ -245,7 +252,8 @@ class DecoderConfig:
         if layer.latent_dim is not None and self.latent is not None:
             stored = CacheGroup("latent", head_dim=layer.latent_dim)
             return LayerCache(stored, state, layer.kv_source, self.latent.index_cache, layer.index_source)
-        window = layer.sliding_window if splits_windows else None
+        is_split = splits_windows and layer.sliding_window is not None
+        window = (layer.sliding_window or 0) + self.window_margin if is_split else None
         heads, dim = self.kv_shape(layer)
         kind: Literal["full", "sliding"] = "full" if window is None else "sliding"
         index = None if layer.blocks is None else layer.blocks.cache

@@ -322,7 +322,7 @@ class Decoder(nnx.Module):
         if self.config.recurrent is not None:
             step = with_segments(step, len(token_ids))
         if any(layer.kv_source is not None for layer in self.config.layers):
-            step = step._replace(kv_scales=self._kv_scales())
+            step = step._replace(kv_scales=self.kv_scales())
         if self.model.rotary_emb is not None and step.positions is not None:
             step = step._replace(rotation=self.model.rotary_emb(step.positions))
         with jax.named_scope("embed"):
@@ -363,7 +363,7 @@ class Decoder(nnx.Module):
             x = x + table(step.positions).astype(x.dtype)
         return x if norm is None or self.config.embedding_norm != "inputs" else norm(x)
 
-    def _kv_scales(self) -> Mapping[CachePlace, KVScales]:
+    def kv_scales(self) -> Mapping[CachePlace, KVScales]:
         """Return the scales of layers that store keys and values, by their place in the cache."""
         return {
             places.paged: layer.self_attn.kv_scales

@@ -14,10 +14,11 @@ from typing import Any, Final, TypeVar
 
 from jaxserve.checkpoint.converted import is_converted
 from jaxserve.checkpoint.drafters.eagle import eagle_config, is_eagle_head
+from jaxserve.checkpoint.drafters.gemma4 import assistant_config, is_assistant
 from jaxserve.checkpoint.drafters.mtp import mtp_config
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.files import read_config, read_object
-from jaxserve.checkpoint.huggingface import open_eagle_head, open_mtp_layer
+from jaxserve.checkpoint.huggingface import open_assistant, open_eagle_head, open_mtp_layer
 from jaxserve.checkpoint.image_processor import FILES, read_image_processor
 from jaxserve.checkpoint.maxtext.folder import is_orbax
 from jaxserve.checkpoint.open import open_checkpoint
@@ -47,7 +48,7 @@ _INKLING: Final = (
 )
 _ASSISTANT: Final = (
     "Gemma4ForCausalLM",
-    "attention to the keys and values of the model that it drafts for; draft with a smaller Gemma 4 or an EAGLE-3 head",
+    "keys and values of its own: it drafts for a Gemma 4, as its --speculative-model",
 )
 _SHARED: Final = "a block of attention that several layers share and whose input is twice as wide"
 _JOINED_TILES: Final = (
@@ -286,17 +287,31 @@ def read_eagle_head(path: Path) -> tuple[DecoderConfig, Checkpoint]:
     return replace(decoder_of(checkpoint), eagle=eagle_config(read_config(path))[1]), checkpoint
 
 
+def read_assistant(path: Path) -> tuple[DecoderConfig, Checkpoint]:
+    """Return the drafter of Gemma 4 at `path` as a decoder, and its checkpoint, reading what `decoder_of` reads. Raises CheckpointError
+    in one line."""
+    checkpoint = open_assistant(path, families())
+    return _assistant(decoder_of(checkpoint), path), checkpoint
+
+
+def _assistant(decoder: DecoderConfig, path: Path) -> DecoderConfig:
+    return replace(decoder, assistant=assistant_config(read_config(path))[1], logit_softcap=None)
+
+
 def read_draft(path: Path) -> DecoderConfig:
-    """Return the config of the draft model or EAGLE-3 head at `path`, which needs no weights. Raises CheckpointError in one line."""
-    if not is_eagle_head(path):
+    """Return the config of the draft model, EAGLE-3 head or drafter of Gemma 4 at `path`, which needs no weights. Raises CheckpointError
+    in one line."""
+    is_head, is_drafter = is_eagle_head(path), is_assistant(path)
+    if not is_head and not is_drafter:
         return read_decoder(path)[0]
     if any(path.glob("*.safetensors")):
-        return read_eagle_head(path)[0]
+        return (read_eagle_head if is_head else read_assistant)(path)[0]
     try:
-        own, head = eagle_config(read_config(path))
+        own, _ = (eagle_config if is_head else assistant_config)(read_config(path))
     except CheckpointError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    return replace(_named(path, own, {}), eagle=head)
+    decoder = _named(path, own, {})
+    return replace(decoder, eagle=eagle_config(read_config(path))[1]) if is_head else _assistant(decoder, path)
 
 
 def read_model_config(path: Path) -> tuple[DecoderConfig | EncoderConfig, Checkpoint | None]:

@@ -26,6 +26,7 @@ from jaxserve.layers.recurrent import DepthwiseConv
 from jaxserve.model_config.adapters import AdaptersConfig
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.encoder import EncoderConfig
+from jaxserve.models.assistant import Assistant
 from jaxserve.models.decoder import Decoder
 from jaxserve.models.eagle import EagleHead
 from jaxserve.models.encoder import Encoder
@@ -207,7 +208,11 @@ class EagleSkeleton(Skeleton[DecoderConfig, EagleHead]):
     """An EAGLE-3 head without its numbers."""
 
 
-DecoderSkeleton = ModelSkeleton | PredictorSkeleton | EagleSkeleton
+class AssistantSkeleton(Skeleton[DecoderConfig, Assistant]):
+    """A drafter of Gemma 4 without its numbers."""
+
+
+DecoderSkeleton = ModelSkeleton | PredictorSkeleton | EagleSkeleton | AssistantSkeleton
 AnySkeleton = DecoderSkeleton | EncoderSkeleton
 
 
@@ -234,6 +239,12 @@ def make_eagle_skeleton(config: DecoderConfig, policy: DtypePolicy) -> EagleSkel
     """Declare the EAGLE-3 head of `config`, a decoder of one layer, with its parameters as `policy` asks."""
     policy = replace(policy, rules=axis_rules(config, policy.mesh))
     return EagleSkeleton(config, policy, *_declare(lambda: EagleHead(config, policy), policy))
+
+
+def make_assistant_skeleton(config: DecoderConfig, policy: DtypePolicy) -> AssistantSkeleton:
+    """Declare the drafter of Gemma 4 of `config`, which has places in the model's cache, with its parameters as `policy` asks."""
+    policy = replace(policy, rules=axis_rules(config, policy.mesh))
+    return AssistantSkeleton(config, policy, *_declare(lambda: Assistant(config, policy), policy))
 
 
 def _declare(

@@ -26,11 +26,14 @@ from benchmarks.gpu.static import THUNKS, outside_graphs
 from benchmarks.model_steps.traffic import Course, Launch, Partial, launches
 from jaxserve.layers.cache import GroupShapes, group_shapes
 from jaxserve.layers.policy import plain
+from jaxserve.model_config.assistant import AssistantConfig
+from jaxserve.model_config.cache import LayerPlaces
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.eagle import EagleConfig
 from jaxserve.models.skeleton import (
     DecoderSkeleton,
     ModelSkeleton,
+    make_assistant_skeleton,
     make_eagle_skeleton,
     make_predictor_skeleton,
     make_skeleton,
@@ -130,13 +133,15 @@ def compiled(target: Target, vocab_size: int | None, *, has_mtp_layer: bool = Fa
 
 
 def compiled_step(target: Target, model: DecoderConfig, draft: DecoderConfig, *, has_mtp_layer: bool) -> Compiled:
-    """Compile the step of a model with a draft model or an EAGLE-3 head, or with `draft` as its multi-token-prediction layer."""
+    """Compile the step of a model with a draft model, an EAGLE-3 head or a drafter of Gemma 4, or with `draft` as its multi-token-prediction layer."""
     is_gpu = target.platform == "gpu"
     backend: Any = "mosaic_gpu" if is_gpu else "mosaic_tpu"
     policy = replace(plain(jnp.dtype("bfloat16")), backend=backend, fused_for=1 if is_gpu else 0)
     page_size = page_tokens(target.platform, None)
     pools = (*_pools(model, page_size, target.platform), *_pools(draft, page_size, target.platform))
-    make = make_predictor_skeleton if has_mtp_layer else make_skeleton if draft.eagle is None else make_eagle_skeleton
+    make: Any = make_predictor_skeleton if has_mtp_layer else make_skeleton
+    if draft.eagle is not None or draft.assistant is not None:
+        make = make_assistant_skeleton if draft.eagle is None else make_eagle_skeleton
     skeletons = make_skeleton(model, policy), make(draft, policy)
     task = speculative_task(generation_task(target.platform), DraftModel(skeletons[1], NUM_DRAFTS))
     num_slots = NUM_STATE_SLOTS if model.cache.states else 0
@@ -225,6 +230,26 @@ def test_a_step_with_an_eagle_head_is_one_cuda_graph_of_kernels(monkeypatch: pyt
     kernels = re.findall(r'custom_call_target="mosaic_gpu\w*"', found.text)
     # as with an MTP layer
     assert len(kernels) == 3 + 3 + 2 * (NUM_DRAFTS - 1)
+    assert found.copied_pools() == []
+
+
+def test_a_step_with_a_drafter_of_gemma_4_is_one_cuda_graph_of_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It attends to the pool of the model, and logits are those of clusters of tokens."""
+    require_compiler(H200)
+    monkeypatch.setattr(rows, "sample", choose_greedily)
+    model = one_layer(LLAMA_8B, SMALL_VOCAB)
+    (places,) = model.cache.places
+    assert places.paged is not None
+    own = AssistantConfig(model.hidden_size, 64, 2, (LayerPlaces(replace(places.paged, is_owner=False)),))
+    layers = (replace(model.layers[0], kv_source=0),)
+    narrow = {"hidden_size": 256, "intermediate_size": 1024, "tied_embeddings": True}
+    found = compiled_step(H200, model, replace(model, layers=layers, assistant=own, **narrow), has_mtp_layer=False)
+    assert found.outside_graphs == []
+    assert kernels_given_parts(found.text) == []
+    assert " while(" not in found.text
+    kernels = re.findall(r'custom_call_target="mosaic_gpu\w*"', found.text)
+    # the verified chunk by three kernels, then the drafter's passes, each over the keys of single rows
+    assert len(kernels) == 3 + 2 * NUM_DRAFTS
     assert found.copied_pools() == []
 
 

@@ -90,6 +90,30 @@ def mtp_golden(name: str) -> MTPGolden:
         return MTPGolden(path, **arrays)
 
 
+@dataclass(frozen=True, slots=True)
+class AssistantGolden:
+    """A tiny drafter of Gemma 4, and what transformers drafts with it in float32."""
+
+    target: Path
+    """The model that it drafts for."""
+    path: Path
+    prompt_ids: np.ndarray
+    """int32 (40)"""
+    output_ids: np.ndarray
+    """int32 (6): the model's greedy tokens after the prompt."""
+    draft_ids: np.ndarray
+    """int32 (5, 3): greedy tokens of the drafter after 2 to 6 of the outputs."""
+    draft_logits: np.ndarray
+    """float32 (5, 3, V)"""
+
+
+def assistant_golden(name: str) -> AssistantGolden:
+    """Return the drafter of the tiny checkpoint `name`."""
+    path = DATA / "assistants" / name
+    with np.load(path / "golden.npz", allow_pickle=False) as arrays:
+        return AssistantGolden(DATA / name, path, **arrays)
+
+
 def routing_goldens() -> dict[str, np.ndarray]:
     """Return the experts of the tokens of prompt and output but the last by checkpoint: uint8 (T, L, k), ascending."""
     with np.load(DATA / "routing.npz", allow_pickle=False) as arrays:

@@ -55,7 +55,7 @@ FOOTER = """
 GGUF: the `general.architecture` of the files. Caches, and prefixes that later requests reuse: [caches](caches.md); recurrent
 states are reused at their snapshots. TP, EP, DP: `--tensor-parallel-size`, `--expert-parallel-size`, `--data-parallel-size`
 ([parallelism](parallelism.md)). Hosts: `--num-hosts`. LoRA: the modules that `--lora-modules` may change
-([adapters](adapters.md)); recurrent: the input and output projections of [recurrent layers](hybrids.md). Drafts: `--num-speculative-tokens`, from the request, a draft model or an EAGLE-3 head; MTP: `--speculative-method mtp` reads the layer of checkpoints
+([adapters](adapters.md)); recurrent: the input and output projections of [recurrent layers](hybrids.md). Drafts: `--num-speculative-tokens`, from the request, a draft model or an EAGLE-3 head, of Gemma 4 also one of its own drafters; MTP: `--speculative-method mtp` reads the layer of checkpoints
 that carry one ([speculation](speculation.md)). Tiers: `--kv-offload-memory` and
 the like ([KV tiers](kv-tiers.md)). Embed: `--task embed` ([embeddings](embeddings.md)). Images: those of the multimodal
 models that the row names ([images](images.md)).

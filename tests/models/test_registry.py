@@ -224,7 +224,7 @@ def test_unknown_architecture_is_rejected_with_the_supported_ones() -> None:
         ("Phi4MultimodalForCausalLM", "nearest: Phi3ForCausalLM; missing: matrices of low rank"),
         (
             "Gemma4AssistantForCausalLM",
-            "nearest: Gemma4ForCausalLM; missing: attention to the keys and values of the model",
+            "nearest: Gemma4ForCausalLM; missing: keys and values of its own: it drafts for a Gemma 4",
         ),
         ("RecurrentGemmaForCausalLM", "nearest: GemmaForCausalLM; missing: real-gated linear recurrent units"),
         ("LongcatFlashForCausalLM", "nearest: DeepseekV3ForCausalLM; missing: layers with two attentions"),

@@ -1,4 +1,5 @@
-"""The part of a speculative step that drafts: a draft model, the multi-token-prediction layer of the model itself, or an EAGLE-3 head."""
+"""The part of a speculative step that drafts: a draft model, the multi-token-prediction layer of the model itself, an EAGLE-3 head, or a
+drafter of Gemma 4."""
 
 from __future__ import annotations
 
@@ -7,8 +8,9 @@ from typing import Protocol, runtime_checkable
 from jaxtyping import Array, Int
 
 from jaxserve.layers.cache import Cache
-from jaxserve.models.skeleton import EagleSkeleton, ModelSkeleton, PredictorSkeleton
+from jaxserve.models.skeleton import AssistantSkeleton, EagleSkeleton, ModelSkeleton, PredictorSkeleton
 from jaxserve.runner.inputs import Computed, DraftModel, Program
+from jaxserve.runner.speculation.assistant import AssistantDrafter
 from jaxserve.runner.speculation.draft_model import ModelDrafter
 from jaxserve.runner.speculation.predictor import PredictorDrafter
 from jaxserve.runner.speculation.rows import Verified
@@ -16,7 +18,7 @@ from jaxserve.runner.speculation.rows import Verified
 
 @runtime_checkable  # arguments are checked in tests
 class Drafter(Protocol):
-    """Drafts within one traced step. It has cache groups of its own, which follow the model's."""
+    """Drafts within one traced step. It has cache groups of its own, which follow the model's, or none, and then gets the model's."""
 
     def fill(self, computed: Computed, cache: Cache) -> Cache:
         """Return the cache (DONATED) with what the drafter stores of the tokens of a mixed step."""
@@ -37,6 +39,7 @@ def make_drafter(
     num_arrays = len(skeleton.arrays)
     params, own = params[:num_arrays], params[num_arrays:]
     if isinstance(draft.skeleton, PredictorSkeleton | EagleSkeleton):
-        model = skeleton.build(params)
-        return PredictorDrafter(draft.skeleton, draft.num_drafts, own, model, program), params
+        return PredictorDrafter(draft.skeleton, draft.num_drafts, own, skeleton.build(params), program), params
+    if isinstance(draft.skeleton, AssistantSkeleton):
+        return AssistantDrafter(draft.skeleton, draft.num_drafts, own, skeleton.build(params), program), params
     return ModelDrafter(draft.skeleton, draft.num_drafts, own, program), params

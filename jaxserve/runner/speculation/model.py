@@ -1,4 +1,4 @@
-"""The draft model, EAGLE-3 head or multi-token-prediction (MTP) layer of an engine, and the settings that it works with."""
+"""The draft model, EAGLE-3 head, multi-token-prediction (MTP) layer or drafter of Gemma 4 of an engine, and the settings that it works with."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ from dataclasses import replace
 from jaxserve.config import Config
 from jaxserve.errors import ConfigError
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.skeleton import DecoderSkeleton, make_eagle_skeleton, make_predictor_skeleton, make_skeleton
+from jaxserve.models.skeleton import (
+    DecoderSkeleton,
+    make_assistant_skeleton,
+    make_eagle_skeleton,
+    make_predictor_skeleton,
+    make_skeleton,
+)
 from jaxserve.runner.backend import Chip
 from jaxserve.runner.inputs import DraftModel
 from jaxserve.runner.limits import make_policy, mesh_shape, of_draft_model
+from jaxserve.runner.speculation.assistant_model import EXTRA_KEYS, assistant_policy, attached, check_model
 from jaxserve.sharding.rules import AxisRules, axis_rules
 
 
@@ -22,11 +29,13 @@ def draft_source(config: Config) -> str | None:
 
 def make_draft_model(config: Config, decoder: DecoderConfig, draft: DecoderConfig, chip: Chip) -> DraftModel:
     """Declare the draft model, or the EAGLE-3 head or MTP layer as a decoder of one layer, `draft` for the model `decoder`. All of its
-    layers keep the keys of the whole text.
+    layers keep the keys of the whole text; those of a drafter of Gemma 4 read the model's.
 
     Raises ConfigError.
     """
     check_draft_model(config, decoder, draft)
+    if draft.assistant is not None:
+        return _make_assistant(config, decoder, draft, chip)
     is_mtp = config.scheduler.speculative_method == "mtp"
     vision = decoder.vision if is_mtp else None  # the layer has the positions of the model
     draft = replace(draft.with_context(config.model.max_model_len), splits_windows=False, vision=vision)
@@ -36,6 +45,24 @@ def make_draft_model(config: Config, decoder: DecoderConfig, draft: DecoderConfi
     skeleton = make(draft, make_policy(of_draft_model(config), draft, chip))
     check_split(config, axis_rules(decoder.for_devices(shape.tensor), shape), skeleton)
     return DraftModel(skeleton, config.scheduler.num_speculative_tokens)
+
+
+def _make_assistant(config: Config, decoder: DecoderConfig, draft: DecoderConfig, chip: Chip) -> DraftModel:
+    """Declare the drafter of Gemma 4 `draft`. Raises ConfigError."""
+    shape = mesh_shape(config.parallel)
+    draft = attached(config, decoder, draft.for_devices(shape.tensor))
+    skeleton = make_assistant_skeleton(draft, assistant_policy(config, decoder, draft, chip))
+    check_split(config, axis_rules(decoder.for_devices(shape.tensor), shape), skeleton)
+    return DraftModel(skeleton, config.scheduler.num_speculative_tokens)
+
+
+def with_drafter(config: Config, decoder: DecoderConfig, draft: DecoderConfig) -> DecoderConfig:
+    """Return the model `decoder` as it computes and stores what `draft` reads. Raises ConfigError for the drafter of another model."""
+    if draft.assistant is not None:
+        if not draft.assistant.places:
+            check_model(config, decoder, draft)
+        return replace(decoder, window_margin=EXTRA_KEYS)
+    return with_tapped_layers(config, decoder, draft)
 
 
 def with_tapped_layers(config: Config, decoder: DecoderConfig, draft: DecoderConfig) -> DecoderConfig:
@@ -75,7 +102,7 @@ def check_split(config: Config, rules: AxisRules, draft: DecoderSkeleton) -> Non
 
 def check_draft_model(config: Config, decoder: DecoderConfig, draft: DecoderConfig) -> None:
     """Raise ConfigError for a draft model, EAGLE-3 head or MTP layer that is not served, or for a setting that does not work with one."""
-    with_tapped_layers(config, decoder, draft)  # refuses a head of another model
+    with_drafter(config, decoder, draft)  # refuses a head of another model
     if draft.cache.states:
         raise ConfigError(
             f"{config.scheduler.drafter}: a draft model with recurrent states is not served; choose one with attention only"

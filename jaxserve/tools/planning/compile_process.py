@@ -23,7 +23,7 @@ from jaxserve.runner.host.cores import num_cores
 from jaxserve.runner.inputs import Program
 from jaxserve.runner.limits import mesh_shape
 from jaxserve.runner.program_cache import ProgramCache
-from jaxserve.runner.speculation.model import with_tapped_layers
+from jaxserve.runner.speculation.model import with_drafter
 from jaxserve.runner.speculation.task import engine_task
 from jaxserve.runner.steps import lower
 from jaxserve.sharding.mesh import make_sharding
@@ -57,7 +57,7 @@ def compile_program(job: CompileJob, program: Program) -> ProgramMemory | str:
     sharding = make_sharding(job.decoder, shape, devices)
     policy = planned_policy(job.config, job.decoder, job.device)
     draft = planned_draft(job.config, job.decoder, job.device)
-    decoder = job.decoder if draft is None else with_tapped_layers(job.config, job.decoder, draft.skeleton.config)
+    decoder = job.decoder if draft is None else with_drafter(job.config, job.decoder, draft.skeleton.config)
     skeleton = make_skeleton(decoder, policy, planned_adapters(job.config, job.decoder))
     task = engine_task(job.config, job.decoder, job.device.platform, draft)
     # Mosaic GPU asks the default device for the architecture that it compiles for.

@@ -21,7 +21,7 @@ from jaxserve.runner.inputs import DraftModel, Program, programs
 from jaxserve.runner.limits import Limits, kv_context_bytes, make_limits, make_policy
 from jaxserve.runner.memory import DeviceMemory, kv_bytes_left
 from jaxserve.runner.slots import slots_bytes
-from jaxserve.runner.speculation.model import draft_source, make_draft_model
+from jaxserve.runner.speculation.model import draft_source, make_draft_model, with_drafter
 from jaxserve.tools.planning.adapters import planned_adapters
 from jaxserve.tools.planning.devices import Device
 from jaxserve.tools.planning.sizes import Sizes, estimate_workspace, make_sizes, sharded_bytes
@@ -78,6 +78,7 @@ def make_fit(config: Config, decoder: DecoderConfig, device: Device) -> Fit:
     sizes = model_sizes(config, decoder, device)
     weights = held_bytes(device, sizes, sizes.weights_bytes)
     draft = planned_draft(config, decoder, device)
+    decoder = decoder if draft is None else with_drafter(config, decoder, draft.skeleton.config)
     drafting = 0 if draft is None else held_bytes(device, sizes, sharded_bytes(draft.skeleton))
     if weights + drafting >= device.limit_bytes:
         drafter = "draft model" if config.scheduler.speculative_method == "auto" else "MTP layer"

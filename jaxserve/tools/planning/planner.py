@@ -27,6 +27,7 @@ from jaxserve.tools.planning.advice import Advice, advice_for, attempt, find_adv
 from jaxserve.tools.planning.collectives import Links, step_collectives
 from jaxserve.tools.planning.compiler import Answers, CompileJob, ProgramMemory, compile_programs
 from jaxserve.tools.planning.devices import Device, Rates, measure_cpu_rates
+from jaxserve.tools.planning.drafters import drafter_notes
 from jaxserve.tools.planning.embedding import is_embedding, plan_embedding, read_embedding_model
 from jaxserve.tools.planning.fit import Fit, gib, held_bytes, make_fit, model_sizes, planned_chip, planned_policy
 from jaxserve.tools.planning.machine import Machine, with_sizes
@@ -360,9 +361,7 @@ class Planner:
                 f"each of the {decoder.num_stored_kv_heads} KV heads, and its part of the KV cache, is held by "
                 f"{decoder.kv_copies} devices; --data-parallel-size divides the cache instead"
             )
-        if config.scheduler.has_drafter:
-            drafter = "draft model" if config.scheduler.speculative_method == "auto" else "MTP layer"
-            notes.append(f"the speeds are those of steps without drafts; the KV cache has the {drafter}'s keys as well")
+        notes.extend(drafter_notes(config, decoder, device))
         notes.extend(context_notes(config, self._model.decoder))
         notes.extend(quantization_notes(config, decoder, planned_chip(device)))
         policy = planned_policy(config, decoder, device)

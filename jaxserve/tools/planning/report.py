@@ -108,7 +108,9 @@ def _print_memory(plan: Plan, console: Console) -> None:
     table.add_row("limit", gib(plan.device.limit_bytes), _limit_text(plan))
     table.add_row("weights", gib(weights if memory is None else memory.weights_bytes), _weights_text(plan))
     if memory is not None and memory.draft_bytes:
-        table.add_row("drafts", gib(memory.draft_bytes), "weights of the draft model, EAGLE-3 head or MTP layer")
+        table.add_row(
+            "drafts", gib(memory.draft_bytes), "weights of the draft model, EAGLE-3 head, MTP layer or drafter"
+        )
     if memory is None:
         table.add_row("KV cache", "-", f"{gib(plan.kv_bytes_per_token)} a token")
     elif plan.cache is None:

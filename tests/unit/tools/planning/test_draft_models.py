@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jaxserve.checkpoint.safetensors_file import open_safetensors
 from jaxserve.config import Config, ModelConfig, ParallelConfig, SchedulerConfig
 from jaxserve.errors import ConfigError
 from jaxserve.tools.planning.compile_process import compile_program
@@ -16,7 +18,7 @@ from jaxserve.tools.planning.devices import ACCELERATORS, find_device
 from jaxserve.tools.planning.machine import Machine, with_sizes
 from jaxserve.tools.planning.planner import Planner, read_model
 from tests.models.eagle_head import write_head
-from tests.models.goldens import golden_checkpoint
+from tests.models.goldens import assistant_golden, golden_checkpoint
 from tests.unit.tools.planning.configs import GLM_4_5_AIR, LLAMA_8B, SMOLLM2, write_config
 
 pytestmark = pytest.mark.slow
@@ -149,5 +151,28 @@ def test_the_programs_of_a_plan_return_what_a_head_reads(tmp_path: Path) -> None
 
     device = find_device("cpu", 1 << 30)
     assert Planner(read_model(path), device, H200.rates).plan(config, compiled).fits
+    speculate = next(program for program in jobs[0].programs if program.kind == "speculate")
+    assert isinstance(compile_program(jobs[0], speculate), ProgramMemory)
+
+
+def test_a_drafter_of_gemma_4_is_counted_without_keys() -> None:
+    """Its programs are compiled with the cache of the model."""
+    golden = assistant_golden("gemma4_tiny")
+    scheduler = SchedulerConfig(speculative_model=str(golden.path), num_speculative_tokens=3)
+    config = Config(model=ModelConfig(model=str(golden.target), max_model_len=64), scheduler=scheduler)
+    jobs: list[CompileJob] = []
+
+    def compiled(job: CompileJob) -> Answers:
+        jobs.append(job)
+        return {program.name: ProgramMemory(program.name, 1, 2, 2, 3, 4, 8) for program in job.programs}
+
+    device = find_device("cpu", 1 << 30)
+    planned = Planner(read_model(golden.target), device, H200.rates)
+    plan, alone = planned.plan(config, compiled), planned.plan(replace(config, scheduler=SchedulerConfig()), None)
+    assert plan.memory is not None and plan.cache is not None and alone.cache is not None
+    tensors = open_safetensors(golden.path / "model.safetensors").tensors.values()
+    assert plan.memory.draft_bytes == sum(math.prod(each.shape) for each in tensors) * 4
+    assert plan.cache.bytes_per_token == alone.cache.bytes_per_token
+    assert "the speeds are those of steps without drafts" in plan.notes
     speculate = next(program for program in jobs[0].programs if program.kind == "speculate")
     assert isinstance(compile_program(jobs[0], speculate), ProgramMemory)
