@@ -77,7 +77,7 @@ class TaggedBody:
                 yield from scanner.accept("\n")
             scanner.emit("arguments", f"{between}{json.dumps(key, ensure_ascii=False)}: ")
             between = ", "
-            yield from self._read_value(scanner, allowed)
+            yield from self._read_value(scanner, allowed, place.closers)
         scanner.emit("arguments", "}")
         scanner.num_calls_read += 1
 
@@ -103,23 +103,27 @@ class TaggedBody:
             return frozenset({"string"})
         return types if flag == self.flags.unknown or types == {"string"} else _ANY_BUT_TEXT
 
-    def _read_value(self, scanner: Scanner, types: frozenset[str]) -> Reading[None]:
+    def _read_value(self, scanner: Scanner, types: frozenset[str], closers: tuple[str, ...]) -> Reading[None]:
         end = stops(self.parameter_end)
         if types <= {"string"}:
             scanner.emit("arguments", '"')
             shown = show_but_last_newline if self.has_own_lines else show
             yield from scanner.until(end, shown(scanner, "arguments", escaped))
+            yield from scanner.expect(self.parameter_end)
             closing = '"'
         else:
             text = yield from scanner.text_until(end)
+            yield from scanner.expect(self.parameter_end)
             if types & {"object", "array"} and text.lstrip().startswith(("{", "[")):
-                text += yield from self._rest_of_json(scanner, text)
+                text += yield from self._rest_of_json(scanner, text, closers)
             closing = typed_json(text.removesuffix("\n") if self.has_own_lines else text, types)
-        yield from scanner.expect(self.parameter_end)
         scanner.emit("arguments", closing)
 
-    def _rest_of_json(self, scanner: Scanner, begin: str) -> Reading[str]:
-        """Return what follows `begin`, with the ends of parameters that are inside strings of it."""
+    def _rest_of_json(self, scanner: Scanner, begin: str, closers: tuple[str, ...]) -> Reading[str]:
+        """Return what follows `begin` and the end of a parameter, if that end is inside a string of JSON; empty if it is not.
+
+        The value ends in any case where another parameter or the end of the call follows: a stray quote hides neither.
+        """
         pieces: list[str] = []
         piece, is_open = begin, False
         while True:
@@ -127,9 +131,12 @@ class TaggedBody:
             is_open ^= num_quotes % 2 == 1
             if not is_open:
                 return "".join(pieces)
-            piece = scanner.take(len(self.parameter_end))
-            piece += yield from scanner.text_until(stops(self.parameter_end))
-            pieces.append(piece)
+            space = yield from scanner.run(SPACE)
+            if (yield from scanner.starting(self.parameter, *closers)):
+                return "".join(pieces)
+            piece = yield from scanner.text_until(stops(self.parameter_end))
+            yield from scanner.expect(self.parameter_end)
+            pieces.append(self.parameter_end + space + piece)
 
     def _name(self, argument: Argument, arguments: Arguments) -> str:
         name = argument.name

@@ -14,6 +14,7 @@ from jaxserve.frontend.messages import ChatMessage, FunctionDefinition, ToolChoi
 from jaxserve.frontend.request import Conversation
 from jaxserve.ipc.call_grammar import CallGrammar, Json, Text
 from jaxserve.ipc.messages import Grammar
+from jaxserve.tokenizer.control_tokens import ControlTokens
 from jaxserve.tokenizer.tokenizer import Tokenizer
 from tests.unit.apis.test_tools import tooled
 from tests.unit.frontend.parsers.reading import output_format
@@ -61,6 +62,94 @@ def test_markers_that_are_control_tokens_are_known_by_their_ids(tokenizer: Token
 def test_a_vocabulary_chooses_among_the_ways_of_a_family(tokenizer: Tokenizer) -> None:
     calls = asked(tokenizer, "mistral", "required")
     assert (calls.begin, calls.separator, calls.end) == (("[TOOL_CALLS]", " ["), (", ",), ("]",))
+
+
+@pytest.mark.parametrize(
+    ("name", "markers", "begin"),
+    [
+        ("gemma", (), "<start_function_call>"),
+        ("gemma", ("<|tool_call>", "<tool_call|>"), "<|tool_call>"),
+        ("pythonic", (), "["),
+        ("pythonic", ("<function_calls>", "</function_calls>"), "<function_calls>"),
+        ("pythonic", ("<|tool_call_start|>", "<|tool_call_end|>"), "<|tool_call_start|>"),
+        ("olmo3", (), "<function_calls>"),
+        ("lfm2", (), "<|tool_call_start|>"),
+    ],
+)
+def test_a_format_of_a_whole_family_has_the_calls_whose_markers_exist(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, name: str, markers: tuple[str, ...], begin: str
+) -> None:
+    tokens = ControlTokens(dict(enumerate(markers)))
+    monkeypatch.setattr(tokenizer, "control_tokens", tokens)
+    first = asked(tokenizer, name, "required").begin[0]
+    assert (markers[first] if isinstance(first, int) else first) == begin
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword"),
+    [
+        ({"type": "array", "enum": [[1, 2]]}, "enum of a list"),
+        ({"enum": [[1, 2]]}, "enum of a list"),
+        ({"const": [1]}, "const of a list"),
+        ({"type": "array", "not": {"minItems": 3}}, "not of a list"),
+        ({"type": "array", "anyOf": [{"items": {"type": "string"}}]}, "anyOf of a list"),
+        ({"type": "array", "items": [{"type": "string"}]}, "items of a list"),
+        ({"type": "array", "items": False}, "items of a list"),
+        ({"type": "array", "minItems": 1}, "minItems of a list"),
+        ({"minimum": 3}, "minimum of a value of any type"),
+        ({"items": {"type": "string"}}, "items of a value of any type"),
+        ({"properties": {"a": {}}}, "properties of a value of any type"),
+        ({"type": "array", "items": {"maximum": 3}}, "maximum of a value of any type"),
+        ({"type": "string", "then": {"maxLength": 3}}, "then of a string"),
+        ({"type": "object", "not": {"required": ["a"]}}, "not of the whole object"),
+    ],
+)
+def test_gemma_ignores_no_keyword(tokenizer: Tokenizer, schema: Any, keyword: str) -> None:
+    with pytest.raises(UnsupportedParameterError, match=keyword):
+        asked(tokenizer, "gemma4", "required", parameters={"properties": {"a": schema}})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": ["integer", "null"], "minimum": 1},
+        {"type": ["string", "array", "null"], "maxLength": 3, "items": {"type": "integer"}},
+        {"type": ["object", "string"], "pattern": "^a", "properties": {"b": {"type": "string"}}},
+        {"maxLength": 3},
+        {"anyOf": [{"type": "array"}, {"type": "null"}]},
+        {"type": "string", "enum": ["a"]},
+    ],
+)
+def test_keywords_of_other_types_and_annotations_are_no_constraints_for_gemma(
+    tokenizer: Tokenizer, schema: Any
+) -> None:
+    notes: dict[str, Any] = {
+        "title": "A",
+        "description": "a",
+        "default": None,
+        "examples": [],
+        "$comment": "",
+        "deprecated": True,
+    }
+    notes |= {"readOnly": True, "writeOnly": False, "x-order": 3}
+    plain, annotated = (
+        asked(tokenizer, "gemma4", "required", parameters={"properties": {"a": each}})
+        for each in (schema, schema | notes)
+    )
+    assert len(annotated.calls) == len(plain.calls) == 2
+
+
+def test_a_schema_that_references_multiply_is_refused_for_gemma(tokenizer: Tokenizer) -> None:
+    """Written out it has 5 ** 6 objects."""
+    levels = {
+        f"D{i}": {"type": "object", "properties": {name: {"$ref": f"#/$defs/D{i + 1}"} for name in "abcde"}}
+        for i in range(6)
+    }
+    schema = {"properties": {"a": {"$ref": "#/$defs/D0"}}, "$defs": {**levels, "D6": {"type": "string"}}}
+    with pytest.raises(UnsupportedParameterError, match=r"a schema (with so many parts|that, written out)"):
+        asked(tokenizer, "gemma4", "required", parameters=schema)
+    wide: dict[str, Any] = {"properties": {f"a{i}": {} for i in range(128)}}
+    assert asked(tokenizer, "gemma4", "required", parameters=wide) is not None
 
 
 def test_choices_decide_what_is_held(tokenizer: Tokenizer) -> None:

@@ -15,7 +15,7 @@ _SECTION: Final = Section(
 _SECTION4: Final = Section(opener="<|tool_call>", body=GemmaBody('<|"|>'), closer="<tool_call|>", inner=('<|"|>',))
 
 
-def _syntax(section: Section, body: GemmaBody) -> CallSyntax:
+def _syntax(section: Section, body: GemmaBody, control_tokens: tuple[str, ...] = ()) -> CallSyntax:
     return CallSyntax(
         begin=section.opener,
         before="call:",
@@ -24,10 +24,11 @@ def _syntax(section: Section, body: GemmaBody) -> CallSyntax:
         after="}" + section.closer,
         separator=section.opener,
         is_name_quoted=False,
+        control_tokens=control_tokens,
     )
 
 
-GEMMA_TOOLS: Final = ToolFormat(
+FUNCTIONGEMMA_TOOLS: Final = ToolFormat(
     name="functiongemma",
     sections=(_SECTION,),
     template_signs=("<start_function_call>",),
@@ -35,11 +36,20 @@ GEMMA_TOOLS: Final = ToolFormat(
 )
 GEMMA4_TOOLS: Final = ToolFormat(
     name="gemma4",
-    aliases=("gemma",),
     sections=(_SECTION4,),
     template_signs=("<|tool_call>",),
     syntaxes=(_syntax(_SECTION4, GemmaBody('<|"|>')),),
 )
+GEMMA_TOOLS: Final = ToolFormat(
+    name="gemma",
+    sections=(_SECTION, _SECTION4),
+    template_signs=(),
+    syntaxes=(
+        _syntax(_SECTION4, GemmaBody('<|"|>'), (_SECTION4.opener, _SECTION4.closer)),
+        *FUNCTIONGEMMA_TOOLS.syntaxes,
+    ),
+)
+"""Both of them, for command lines that name the family only: the vocabulary shows which one a forced call has."""
 
 GEMMA4_REASONING: Final = ReasoningFormat(
     name="gemma4", opener="<|channel>thought", closer="<channel|>", template_signs=("<|channel>thought",)

@@ -20,21 +20,14 @@ _LIST: Final = CallSyntax(
     end="]",
     is_name_quoted=False,
 )
+_BARE: Final = Section(body=PythonBody())
 _LLAMA: Final = Section(opener="<|python_start|>", body=PythonBody(), closer="<|python_end|>")
 _OLMO: Final = Section(opener="<function_calls>", body=PythonBody(), closer="</function_calls>")
 _LFM: Final = Section(opener="<|tool_call_start|>", body=PythonBody(), closer="<|tool_call_end|>")
 
-PYTHONIC_TOOLS: Final = ToolFormat(
-    name="pythonic",
-    aliases=("llama4_pythonic",),
-    sections=(Section(body=PythonBody()), _LLAMA),
-    template_signs=("<|python_start|>", "[func_name1("),
-    syntaxes=(_LIST,),
-    priority=2,
-)
 OLMO3_TOOLS: Final = ToolFormat(
     name="olmo3",
-    sections=(_OLMO,),
+    sections=(_BARE, _OLMO),
     template_signs=("<function_calls>",),
     syntaxes=(
         replace(
@@ -50,8 +43,21 @@ OLMO3_TOOLS: Final = ToolFormat(
 )
 LFM2_TOOLS: Final = ToolFormat(
     name="lfm2",
-    sections=(_LFM,),
+    sections=(_BARE, _LFM),
     template_signs=("<|tool_call_start|>", "<|tool_list_start|>", "List of tools: ["),
     syntaxes=(replace(_LIST, begin="<|tool_call_start|>[", is_bare=False, end="]<|tool_call_end|>"),),
     priority=2,
 )
+PYTHONIC_TOOLS: Final = ToolFormat(
+    name="pythonic",
+    aliases=("llama4_pythonic",),
+    sections=(_BARE, _LLAMA, _OLMO, _LFM),
+    template_signs=("<|python_start|>", "[func_name1("),
+    syntaxes=(
+        replace(LFM2_TOOLS.syntaxes[0], control_tokens=(_LFM.opener, _LFM.closer)),
+        replace(OLMO3_TOOLS.syntaxes[0], control_tokens=(_OLMO.opener, _OLMO.closer)),
+        _LIST,
+    ),
+    priority=2,
+)
+"""Every way: the vocabulary shows which one a forced call has."""

@@ -32,6 +32,7 @@ NOT_JSON = (
     "olmo3",
     "lfm2",
     "functiongemma",
+    "gemma",
     "gemma4",
     "qwen3_coder",
     "glm45",
@@ -40,7 +41,7 @@ NOT_JSON = (
 )
 COMMON = [
     *'{}[]()"\\,:;=<>`|\' \n', "now", "get_weather", '{"name": "now", "arguments": {', '"a"', "null", "1", "é🐚",
-    "<think>", "</think>", "now(", "a=", "call:now{", "</parameter>", "<parameter=city>", '"""',
+    "<think>", "</think>", "now(", "a=", "call:now{", "</parameter>", "<parameter=city>", "<parameter=places>", '["</parameter>', '"""',
 ]  # fmt: skip
 
 

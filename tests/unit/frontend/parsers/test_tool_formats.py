@@ -53,6 +53,7 @@ ONE_CALL = {
     + JSON
     + "}\n]<|END_ACTION|>",
     "functiongemma": "<start_function_call>call:get_weather{city:<escape>Par}is<escape>,days:3}<end_function_call>",
+    "gemma": "<start_function_call>call:get_weather{city:<escape>Par}is<escape>,days:3}<end_function_call>",
     "olmo3": "<function_calls>\nget_weather(city='Par}is', days=3)\n</function_calls>",
     "lfm2": "<|tool_call_start|>[get_weather(city='Par}is', days=3)]<|tool_call_end|>",
     "gemma4": '<|tool_call>call:get_weather{city:<|"|>Par}is<|"|>,days:3}<tool_call|>',
@@ -80,6 +81,11 @@ VARIANTS = [
     ("pythonic", '[get_weather(days=3, city="Par}is")]'),
     ("pythonic", '<|python_start|>[get_weather(city="Par}is", days=3,)]<|python_end|>'),
     ("olmo3", '<function_calls>\nget_weather(city="Par}is", days=3)\n</function_calls>'),
+    ("pythonic", "<function_calls>\nget_weather(city='Par}is', days=3)\n</function_calls>"),
+    ("pythonic", "<|tool_call_start|>[get_weather(city='Par}is', days=3)]<|tool_call_end|>"),
+    ("olmo3", "[get_weather(city='Par}is', days=3)]"),
+    ("lfm2", "[get_weather(city='Par}is', days=3)]"),
+    ("gemma", '<|tool_call>call:get_weather{city:<|"|>Par}is<|"|>,days:3}<tool_call|>'),
     ("mistral", "[TOOL_CALLS]get_weather" + JSON),
     ("mistral", "[TOOL_CALLS]get_weather[ARGS]" + JSON),
     ("mistral", "[TOOL_CALLS]get_weather[CALL_ID]a1B2c3D4e[ARGS]" + JSON),
@@ -405,6 +411,39 @@ def test_the_end_of_a_parameter_inside_a_string_of_json_does_not_end_it() -> Non
     assert tagged("note", '["</parameter>') == {"note": '["'}, "a string ends there"
     reply = read(output_format("qwen3_coder"), '<function=get_weather><parameter=place>{"x": "</parameter>end')
     assert (reply.calls, reply.content) == ([("get_weather", '{"place": ')], '{"x": "</parameter>end')
+
+
+QUOTED = {
+    "f": {
+        "type": "object",
+        "properties": {
+            "y": {"type": ["string", "array"]},
+            "z": {"type": "object"},
+            "w": {"type": "string"},
+        },
+    }
+}
+
+
+@pytest.mark.parametrize(("name", "value"), [("y", '[5" pipe]'), ("y", '["'), ("z", '{"a": "C:\\"}')])
+@pytest.mark.parametrize("space", ["", "\n", " \n\n "])
+def test_an_odd_quote_hides_neither_later_parameters_nor_the_end_of_the_call(name: str, value: str, space: str) -> None:
+    for format_, begin, middle, last, end in (
+        ("qwen3_coder", f"<function=f><parameter={name}>", f"</parameter>{space}<parameter=w>", "</parameter>", "</function>"),
+        ("glm45", f"<tool_call>f<arg_key>{name}</arg_key><arg_value>", f"</arg_value>{space}<arg_key>w</arg_key><arg_value>",
+         "</arg_value>", "</tool_call>"),
+        ("minimax_m2", f'<invoke name="f"><parameter name="{name}">', f'</parameter>{space}<parameter name="w">', "</parameter>",
+         "</invoke>"),
+    ):  # fmt: skip
+        reply = read(output_format(format_), begin + value + middle + "hi" + last + end + "ok", tools=QUOTED)
+        assert (arguments(reply.calls), reply.content) == ([("f", {name: value, "w": "hi"})], "ok")
+        reply = read(output_format(format_), begin + value + last + space + end + "ok", tools=QUOTED)
+        assert (arguments(reply.calls), reply.content) == ([("f", {name: value})], "ok")
+
+
+def test_the_end_of_a_parameter_and_other_text_may_be_inside_a_string_of_json() -> None:
+    value = {"x": "</parameter> \n</parameter><param </function>"}
+    assert tagged("place", json.dumps(value)) == {"place": value}
 
 
 @pytest.mark.parametrize("text", ["a\n", "\n\na", "    return 1\n", "", " "])
