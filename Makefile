@@ -145,7 +145,7 @@ serve: $(STAMPS)/$(DEVICE) $(STAMPS)/package $(STAMPS)/native $(if $(MODEL),,$(S
 check: lint ## format, lint, types, architecture and fast tests (about 2 minutes on two cores)
 	$(call beside_types,fast-tests)
 
-test: lint ## what CI runs in this environment, without an accelerator (28 to 40 minutes on two cores)
+test: lint ## what CI runs in this environment, without an accelerator (about 22 minutes on two cores)
 	$(call beside_types,all-tests)
 
 lint: install ## ruff: format and rules, nothing is changed
