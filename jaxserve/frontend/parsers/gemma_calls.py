@@ -130,7 +130,7 @@ class _Values:
         """Return values of any type."""
         options: list[Terms] = [self._string(string_terminal(schema, arguments) or ANY_TEXT), (_SCALARS,)]
         if depth <= _MAX_OPEN_DEPTH:
-            inner = Arguments({"type": "object"}, arguments.param)
+            inner = Arguments({"type": "object"}, arguments.param, work=arguments.work)
             options.append(("{", *self.members(inner, depth), "}"))
             options.append(self._list({}, arguments, depth))
         return options

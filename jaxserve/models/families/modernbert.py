@@ -63,22 +63,27 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     )
 
 
+def normed_layer(keys: Keys, config: DecoderConfig, name: str) -> HeadLayer:
+    """Read the layer with a norm before the last matrix: `name` is its module."""
+    return HeadLayer(
+        f"{name}.dense",
+        config.hidden_size,
+        config.hidden_size,
+        has_bias=keys.flag("classifier_bias"),
+        activation=read_activation(keys, "classifier_activation"),
+        norm=f"{name}.norm",
+        norm_eps=config.norm_eps,
+        norm_has_bias=keys.flag("norm_bias"),
+    )
+
+
 def _scoring_head(keys: Keys, config: DecoderConfig) -> EmbeddingHead:
     """Return the head of a cross-encoder: a layer with a norm, and one label."""
     poolings: Mapping[Any, Pooling] = {"cls": "cls", "mean": "mean"}
     pooling = keys.get("classifier_pooling")
     if pooling not in poolings:
         raise keys.error("classifier_pooling", " or ".join(poolings))
-    inner = HeadLayer(
-        "head.dense",
-        config.hidden_size,
-        config.hidden_size,
-        has_bias=keys.flag("classifier_bias"),
-        activation=read_activation(keys, "classifier_activation"),
-        norm="head.norm",
-        norm_eps=config.norm_eps,
-        norm_has_bias=keys.flag("norm_bias"),
-    )
+    inner = normed_layer(keys, config, "head")
     return scoring_head(keys, (inner, HeadLayer("classifier", config.hidden_size, 1)), poolings[pooling])
 
 

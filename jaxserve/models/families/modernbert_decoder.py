@@ -9,9 +9,8 @@ from typing import Any, Final
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.renamed import with_our_keys
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
-from jaxserve.model_config.embedding_head import HeadLayer
 from jaxserve.models.families import modernbert
-from jaxserve.models.families._common import MAX_LAYERS, build, layer_types, num_layers, read_activation
+from jaxserve.models.families._common import MAX_LAYERS, build, layer_types, num_layers
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._rope import MAX_POSITION, by_layer_type
 
@@ -53,16 +52,7 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
         embedding_norm="inputs",
         sliding_rope_theta=sliding_theta,
         lm_head_bias=keys.flag("decoder_bias"),
-        logit_layer=HeadLayer(
-            "logit_layer.dense",
-            config.hidden_size,
-            config.hidden_size,
-            has_bias=keys.flag("classifier_bias"),
-            activation=read_activation(keys, "classifier_activation"),
-            norm="logit_layer.norm",
-            norm_eps=config.norm_eps,
-            norm_has_bias=keys.flag("norm_bias"),
-        ),
+        logit_layer=modernbert.normed_layer(keys, config, "logit_layer"),
     )
 
 
