@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
 
@@ -144,20 +143,3 @@ TENANT: Final[ContextVar[Tenant | None]] = ContextVar("tenant", default=None)
 """The tenant of the request that is being served; None without keys."""
 HTTP_REQUEST_ID: Final[ContextVar[str]] = ContextVar("http_request_id", default="")
 """The id of the request that is being served, which the client may have chosen."""
-
-
-@dataclass(slots=True)
-class Usage:
-    """Tokens of one HTTP request: those of the prompts and of the replies that were generated."""
-
-    num_prompt: int = 0
-    num_completion: int = 0
-
-    def use(self, num_prompt: int, num_completion: int) -> None:
-        """Count tokens of a request to the engine that has ended."""
-        self.num_prompt += num_prompt
-        self.num_completion += num_completion
-
-
-USAGE: Final[ContextVar[Usage | None]] = ContextVar("usage", default=None)
-"""The usage of the request that is being served; None outside of HTTP."""

@@ -11,7 +11,6 @@ import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import KW_ONLY, dataclass, field
-from functools import partial
 from typing import Any, Literal, Protocol, TypeVar, get_type_hints
 
 import msgspec
@@ -28,6 +27,14 @@ T = TypeVar("T")
 Tag = Literal["OpenAI", "Anthropic", "Scores", "Tokens", "Operation"]
 
 
+class OffLoop(Protocol):
+    """Runs work beside the event loop if it takes long."""
+
+    async def __call__(self, work: Callable[..., T], *arguments: Any) -> T:
+        """Return what `work` returns."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """One HTTP request and what serves it, as an endpoint sees them."""
@@ -39,8 +46,8 @@ class Call:
     request_id: str
     ignored_fields: Sequence[str] = ()
     """Names of the body's unknown fields."""
-    is_large: bool = False
-    """True: looking at the whole body takes too long for the event loop."""
+    off_loop: OffLoop
+    """Runs what looks at the whole body: in a thread if that is large."""
     note: Callable[[RequestNotes], None]
     """Keeps what the headers of the reply say of the request; called before the reply begins."""
     reserve: Callable[[int], None]
@@ -48,12 +55,6 @@ class Call:
     RateLimitError if there is none."""
     cleanup: ExitStack
     """Closed at the end of the reply."""
-
-    async def off_loop(self, work: Callable[..., T], *arguments: Any) -> T:
-        """Return what `work` returns, which looks at the whole body: in a thread of the tokenizer's if that is large."""
-        if not self.is_large:
-            return work(*arguments)
-        return await self.frontend.tokenization.call(partial(work, *arguments))
 
 
 class Formatter(Protocol):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 import msgspec
 
 from jaxserve.errors import invalid, unsupported
 
 Kind = Literal["json", "json_object", "regex", "choice", "grammar"]
-_NOTHING: tuple[Any, ...] = (None, False, "", [], {})
+NOTHING: Final[tuple[Any, ...]] = (None, False, "", [], {})
 """Values that ask for no format."""
 
 
@@ -66,11 +66,6 @@ def structured_constraint(structured: StructuredOutputs | None) -> Constraint | 
     for name, value in asked.items():
         return Constraint(name, value, f"structured_outputs.{name}")
     return None
-
-
-def named_constraints(fields: Mapping[str, tuple[Kind, Any]]) -> dict[str, Constraint]:
-    """Return the constraints of fields that hold one kind each, by name; values that ask for nothing have none."""
-    return {name: Constraint(kind, value, name) for name, (kind, value) in fields.items() if value not in _NOTHING}
 
 
 def only_constraint(asked: Mapping[str, Constraint | None]) -> Constraint | None:

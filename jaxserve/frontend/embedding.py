@@ -19,9 +19,10 @@ import numpy as np
 from jaxserve.errors import ContextLengthError, invalid
 from jaxserve.frontend.errors import first_leaf, request_error
 from jaxserve.frontend.frontend import Frontend
+from jaxserve.frontend.handle import USAGE
 from jaxserve.ipc.messages import AddRequest, EmbeddingInfo, ModelInfo, RequestOutput
 from jaxserve.sampling.params import EngineSamplingParams
-from jaxserve.tenants import HTTP_REQUEST_ID, TENANT, USAGE
+from jaxserve.tenants import HTTP_REQUEST_ID, TENANT
 from jaxserve.types import RequestId
 
 _LANES: Final = 4
@@ -222,7 +223,7 @@ async def _run(
 def _count(frontend: Frontend, output: RequestOutput, num_tokens: int, submitted: float) -> None:
     metrics = frontend.metrics
     metrics.inc("request_success", finished_reason=output.finish_reason or "stop")
-    if output.is_rate_limited:
+    if output.error is not None and output.error.is_rate_limit:
         return
     metrics.observe("e2e_request_latency_seconds", time.monotonic() - submitted)
     metrics.observe("request_prompt_tokens", num_tokens)

@@ -120,6 +120,7 @@ class ServedModels:
 
     @property
     def first(self) -> Frontend:
+        """The frontend of the first model; its metrics are those of the process as well."""
         return self._frontends[0]
 
     @property

@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Final
@@ -19,7 +20,7 @@ from jaxserve.frontend.engine_client.output_stream import Consumer, OutputStream
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.reply_budget import num_routed_tokens
 from jaxserve.ipc.messages import AddRequest, ModelInfo, RequestOutput
-from jaxserve.tenants import TENANT, USAGE
+from jaxserve.tenants import TENANT
 from jaxserve.types import RequestId
 
 _LARGE: Final = 2048
@@ -38,6 +39,23 @@ class TokenCounts:
     num_accepted: int = 0
     """Draft tokens that are in the reply."""
     num_rejected: int = 0
+
+
+@dataclass(slots=True)
+class Usage:
+    """Tokens of one HTTP request: those of the prompts and of the replies that were generated."""
+
+    num_prompt: int = 0
+    num_completion: int = 0
+
+    def use(self, num_prompt: int, num_completion: int) -> None:
+        """Count tokens of a request to the engine that has ended."""
+        self.num_prompt += num_prompt
+        self.num_completion += num_completion
+
+
+USAGE: Final[ContextVar[Usage | None]] = ContextVar("usage", default=None)
+"""The usage of the request that is being served; None outside of HTTP."""
 
 
 class RequestTiming(msgspec.Struct):
@@ -115,10 +133,10 @@ class RequestHandle:
 
     def __enter__(self) -> RequestHandle:
         with ExitStack() as stack:
-            routed = self.model_info.routed_experts
-            stack.enter_context(
-                self._frontend.replies.reserved(self.requests, 0 if routed is None else routed.token_bytes)
-            )
+            if _has_scores(self.choices[0].request):  # all choices have the same options
+                routed = self.model_info.routed_experts
+                experts_bytes = 0 if routed is None else routed.token_bytes
+                stack.enter_context(self._frontend.replies.reserved(self.requests, experts_bytes))
             stack.callback(self._record_end)
             self._outputs = stack.enter_context(self._frontend.client.submit(self.requests, self._pages))
             for choice in self.choices:
@@ -230,3 +248,10 @@ class RequestHandle:
             self._frontend.metrics.observe(
                 "request_max_num_generation_tokens", max(choice.num_tokens for choice in group)
             )
+
+
+def _has_scores(request: AddRequest) -> bool:
+    """Return True if replies have log-probabilities or experts, whose memory is reserved."""
+    sampling = request.sampling
+    is_scored = sampling.num_top_logprobs is not None or sampling.num_prompt_logprobs is not None
+    return is_scored or request.returns_routed_experts

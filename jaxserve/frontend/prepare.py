@@ -44,9 +44,11 @@ async def prepare(frontend: Frontend, request: GenerationRequest) -> RequestHand
     routed = _routed_experts(request, model_info, encoded)
     if images.images and model_info.images is not None:
         placed, rope_positions = prompt_images(encoded.prompts[0], images, model_info.images, request.prompt_name)
-    find = partial(grammar_of, request, encoded.spec, tokens.tokenizer, checker.config)
-    named = await tokens.call(find) if _has_schemas(request) else find()
-    grammar = None if named is None else await checker.check(named.grammar, named.param)
+    grammar = None
+    if request.is_constrained:
+        find = partial(grammar_of, request, encoded.spec, tokens.tokenizer, checker.config)
+        if (named := await tokens.call(find)) is not None:
+            grammar = await checker.check(named.grammar, named.param)
     adapter = frontend.adapter_of(request.model)
     if adapter:
         frontend.metrics.inc("adapter_requests", adapter=frontend.shown_name(request.model))
@@ -139,12 +141,6 @@ def _output_options(
         routed_experts=routed,
         spec=spec,
     )
-
-
-def _has_schemas(request: GenerationRequest) -> bool:
-    """Return True if the grammar of the replies is made from schemas, which may have thousands of values."""
-    functions = request.prompt.functions if isinstance(request.prompt, Conversation) else ()
-    return request.constraint is not None or bool(functions)
 
 
 async def _load_embeds(frontend: Frontend, request: GenerationRequest, info: ModelInfo) -> dict[int, LoadedEmbeds]:

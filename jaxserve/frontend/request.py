@@ -142,6 +142,14 @@ class GenerationRequest:
         return self.prompt.names.prompt if isinstance(self.prompt, Conversation) else "prompt"
 
     @property
+    def is_constrained(self) -> bool:
+        """True if replies may have to follow a grammar: of a format, of calls, or of reasoning with a limit."""
+        prompt = self.prompt
+        has_calls = isinstance(prompt, Conversation) and bool(prompt.functions)
+        is_limited = isinstance(prompt, Conversation) and prompt.thinking_budget is not None
+        return self.constraint is not None or has_calls or is_limited
+
+    @property
     def num_sequences(self) -> int:
         return self.n * (len(self.prompt.prompts) if isinstance(self.prompt, Texts) else 1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
@@ -26,6 +26,8 @@ from jaxserve.sampling.params import (
 from jaxserve.types import MAX_BAD_WORD_TOKENS
 
 _SEED_MODULUS = 2**31
+_TYPES: Final = {name: option_type(name, TokenIds) for name in OPTIONS}
+_MAX_LENGTHS: Final = {name: option_meta(name).max_length for name in OPTIONS}
 _SCHEMA_WORDS = {"minimum": "ge", "exclusiveMinimum": "gt", "maximum": "le", "exclusiveMaximum": "lt"}
 
 
@@ -83,7 +85,7 @@ def sampling_params(
     values["seed"] = seed % _SEED_MODULUS
     for name, value in values.items():
         try:
-            msgspec.convert(value, option_type(name, TokenIds))
+            msgspec.convert(value, _TYPES[name])
         except msgspec.ValidationError as error:
             reason = str(error).partition(" - at ")[0]
             raise invalid_field(f"{reason} - at `$.{name}`", value=value) from None
@@ -104,7 +106,7 @@ def _check_tokens(values: Mapping[str, Any], vocab_size: int) -> None:
             check_token_ids(name, list(values.get(name, ())), vocab_size)
         elif option.holds == "words":
             words = values.get(name, ())
-            check_count(name, len(words), option_meta(name).max_length or len(words), "spellings of all words together")
+            check_count(name, len(words), _MAX_LENGTHS[name] or len(words), "spellings of all words together")
             check_count(name, max(map(len, words), default=0), MAX_BAD_WORD_TOKENS, "tokens in a word")
 
 

@@ -27,22 +27,22 @@ class KeyRing:
         """keys: without limits; tenants: of further keys."""
         self.has_several_names = False
         """True: keys have at least two names."""
+        self.is_open = True
+        """True: there is no key."""
         self._tenants: tuple[tuple[bytes, Tenant | None], ...] = ()
         self.replace(tenants)
         self._tenants += tuple((_digest(key.encode()), None) for key in keys)
+        self.is_open = not self._tenants
 
-    @property
-    def is_open(self) -> bool:
-        return not self._tenants
-
-    def shared_name(self, tenant: Tenant | None) -> str:
+    def shared_name(self, tenant: Tenant) -> str:
         """Return the name of a tenant that has to leave a part of the server to other keys; an empty text for the others."""
-        return tenant.record.name if tenant is not None and self.has_several_names else ""
+        return tenant.record.name if self.has_several_names else ""
 
     def replace(self, tenants: Iterable[Tenant]) -> None:
         """Accept these keys from now on, and no others. Requests under way are not touched."""
         found = [*tenants]
         self._tenants = tuple((_digest(tenant.record.key.encode()), tenant) for tenant in found)
+        self.is_open = not self._tenants
         self.has_several_names = len({tenant.record.name for tenant in found} - {""}) > 1
 
     def check(self, authorization: str | None, api_key: str | None = None) -> Tenant | None:
@@ -110,9 +110,9 @@ class CorsPolicy:
             return common | {"Access-Control-Allow-Origin": "*"}
         return common | {"Access-Control-Allow-Origin": origin, "Vary": "Origin"}
 
-    def rejection(self, method: str, request_headers: Mapping[str, str]) -> str | None:
-        """Return why a preflight request gets no permission; None for other requests and for pages that may call."""
-        is_preflight = method == "OPTIONS" and "Access-Control-Request-Method" in request_headers
+    def rejection(self, request_headers: Mapping[str, str]) -> str | None:
+        """Return why an OPTIONS request gets no permission; None if it is no preflight request, and for pages that may call."""
+        is_preflight = "Access-Control-Request-Method" in request_headers
         origin = request_headers.get("Origin")
         if not is_preflight or origin is None or self.headers(request_headers):
             return None
@@ -121,9 +121,10 @@ class CorsPolicy:
             f"Web pages of the origin {shown!r} may not call this server: start it with --cors-allowed-origins {shown}."
         )
 
-    def preflight_headers(self, method: str, request_headers: Mapping[str, str]) -> dict[str, str] | None:
-        """Return the headers of the reply to a preflight request; None for other requests and for pages that may not call."""
-        if method != "OPTIONS" or "Access-Control-Request-Method" not in request_headers:
+    def preflight_headers(self, request_headers: Mapping[str, str]) -> dict[str, str] | None:
+        """Return the headers of the reply to an OPTIONS request; None if it is no preflight request, or from pages that may
+        not call."""
+        if "Access-Control-Request-Method" not in request_headers:
             return None
         allowed = self.headers(request_headers)
         if not allowed:

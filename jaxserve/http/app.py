@@ -22,6 +22,7 @@ import jaxserve.http.operations
 from jaxserve.apis.routes import ApiStyle, Route
 from jaxserve.errors import OperatorError, OriginError, RequestError
 from jaxserve.frontend.errors import hide_internal_error
+from jaxserve.frontend.handle import USAGE, Usage
 from jaxserve.http.access import is_local_page
 from jaxserve.http.connection import connection_of
 from jaxserve.http.errors import error_response, response_from_http_error
@@ -31,7 +32,7 @@ from jaxserve.http.listener import Handler
 from jaxserve.http.paths import path_hint, style_of_path, with_slash
 from jaxserve.http.state import STATE, ServerState
 from jaxserve.http.tracing import tracing_middleware
-from jaxserve.tenants import HTTP_REQUEST_ID, TENANT, USAGE, Usage
+from jaxserve.tenants import HTTP_REQUEST_ID, TENANT
 
 _log = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
         place = f"{request.method} {'an unknown path' if resource is None else route}"
         state.rejections.note(place, status, shown[-1] if shown else None)
     _note(request, route, status, time.monotonic() - began_s)
-    if state.frontend.client.is_draining or connection_of(request).is_surplus:
+    if state.models.first.client.is_draining or connection_of(request).is_surplus:
         response.force_close()  # a client that keeps connections must find another server
     return response
 
@@ -129,8 +130,8 @@ async def _boundary(request: web.Request, handler: Handler) -> web.StreamRespons
 def _note(request: web.Request, route: str, status: int, seconds: float) -> None:
     """Count a request that has been answered, and log it if wanted."""
     state = request.app[STATE]
-    state.frontend.metrics.inc("http_requests", route=route, status=str(status))
-    state.frontend.metrics.observe("http_request_duration_seconds", seconds)
+    state.models.first.metrics.inc("http_requests", route=route, status=str(status))
+    state.models.first.metrics.observe("http_request_duration_seconds", seconds)
     if state.logs_access:
         tenant, usage = TENANT.get(), USAGE.get() or Usage()
         _log.info(
@@ -149,10 +150,12 @@ def _note(request: web.Request, route: str, status: int, seconds: float) -> None
 @web.middleware
 async def _preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answer preflight requests, which browsers send without the key."""
+    if request.method != "OPTIONS":
+        return await handler(request)
     cors = request.app[STATE].cors
-    if (reason := cors.rejection(request.method, request.headers)) is not None:
+    if (reason := cors.rejection(request.headers)) is not None:
         raise OriginError(reason)
-    headers = cors.preflight_headers(request.method, request.headers)
+    headers = cors.preflight_headers(request.headers)
     return await handler(request) if headers is None else web.Response(status=204, headers=headers)
 
 
@@ -171,9 +174,10 @@ async def _guard(request: web.Request, handler: Handler) -> web.StreamResponse:
     TENANT.set(None)
     if resource in request.app[_PUBLIC] or connection_of(request).is_operators:
         return await handler(request)
-    headers = request.headers
-    tenant = state.keys.check(headers.get("Authorization"), headers.get("X-Api-Key", headers.get("Api-Key")))
-    if state.is_local and state.keys.is_open:
+    headers, tenant = request.headers, None
+    if not state.keys.is_open:
+        tenant = state.keys.check(headers.get("Authorization"), headers.get("X-Api-Key", headers.get("Api-Key")))
+    elif state.is_local:
         _check_host(request)
         _check_page(request)
     is_operator = state.allows_commands or (tenant is not None and tenant.record.is_operator)
@@ -229,7 +233,8 @@ async def _add_headers(request: web.Request, response: web.StreamResponse) -> No
         response.headers["Connection"] = "close"
     response.headers["Server"] = "jaxserve"
     response.headers[HEADER] = request_id_of(request)
-    response.headers.update(request.app[STATE].cors.headers(request.headers))
+    if "Origin" in request.headers:
+        response.headers.update(request.app[STATE].cors.headers(request.headers))
     own_header = _style_of(request).request_id_header
     if own_header is not None:
         response.headers[own_header] = request_id_of(request)

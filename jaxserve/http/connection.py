@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
@@ -40,7 +41,9 @@ class Connection(RequestHandler):
             "max_line_size": config.max_request_line,
             "max_field_size": config.max_header_size,
         }
-        super().__init__(server, loop=asyncio.get_running_loop(), **options)
+        loop = asyncio.get_running_loop()
+        super().__init__(server, loop=loop, **options)
+        loop.call_later(config.header_timeout, _close_silent, weakref.ref(self))
         self._config = config
         self._exceeded = exceeded
         self._writable = asyncio.Event()
@@ -51,6 +54,8 @@ class Connection(RequestHandler):
         """True: replies that begin from now on are the last of the connection, and their headers say so."""
         self.stream_probe = b""
         """Bytes without meaning that may follow what was written of the current reply; empty if there are none."""
+        self.may_be_silent = False
+        """True: no request has to come within `--header-timeout`."""
         self._num_replies = 0
         self._is_half_closed = False
         """True: the client sends no more, and waits for replies or has left."""
@@ -193,6 +198,13 @@ class Connection(RequestHandler):
         response.headers["Server"] = "jaxserve"
         response.force_close()
         return response
+
+
+def _close_silent(reference: weakref.ref[Connection]) -> None:
+    """Close a connection on which the headers of a first request have not arrived."""
+    connection = reference()
+    if connection is not None and not connection._request_count and not connection.may_be_silent:
+        connection.force_close()
 
 
 def connection_of(request: web.Request) -> Connection:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +17,7 @@ from jaxserve.errors import RequestError
 from jaxserve.frontend.choices.choice_stream import OutputDelta
 from jaxserve.frontend.errors import hide_internal_error
 from jaxserve.frontend.handle import RequestHandle
-from jaxserve.http.inputs import LARGE_BODY, read_body, read_query, request_id_of, take_notes
+from jaxserve.http.inputs import LARGE_BODY, off_loop, read_body, read_query, request_id_of, take_notes
 from jaxserve.http.large_body import json_response
 from jaxserve.http.listener import Handler
 from jaxserve.http.sse import KEEP_ALIVE, EventStream, frame, frames_that_repeat
@@ -55,15 +54,16 @@ ROUTES: web.AppKey[tuple[Route, ...]] = web.AppKey("routes", tuple)
 
 def handler_of(route: Route) -> Handler:
     """Return the handler that decodes the inputs of the route's function, calls it and sends its reply."""
-    inputs = route.parameters
+    inputs, is_command = route.parameters, route.is_command
 
     async def handle(http: web.Request) -> web.StreamResponse:
         state = http.app[STATE]
         arguments: dict[str, Any] = {name: http.match_info[name] for name in inputs if name not in ("body", "query")}
         ignored: list[str] = []
         is_large = False
+        key_name = "" if (tenant := TENANT.get()) is None else state.keys.shared_name(tenant)
         with ExitStack() as cleanup, ExitStack() as reading:
-            reserve = reading.enter_context(state.bodies.reservation(state.keys.shared_name(TENANT.get())))
+            reserve = reading.enter_context(state.bodies.reservation(key_name))
             if (admission := http.get(ADMISSION)) is not None:
                 cleanup.enter_context(admission.pop_all())
             if "body" in inputs:
@@ -73,14 +73,15 @@ def handler_of(route: Route) -> Handler:
                 arguments["body"], ignored, is_large = body.request, body.unknown, body.is_large
             if "query" in inputs:
                 arguments["query"] = read_query(http, inputs["query"])
-            name = _model_named(route, arguments)
+            # The `model` in the body of a command is a source of weights.
+            name = _model_named(arguments.get("query"), None if is_command else arguments.get("body"))
             call = HttpCall(
-                frontend=state.models.commanded(name) if route.is_command else state.models.named(name),
+                frontend=state.models.commanded(name) if is_command else state.models.named(name),
                 models=state.models,
                 responses=state.responses,
                 request_id=request_id_of(http),
                 ignored_fields=ignored,
-                is_large=is_large,
+                off_loop=partial(off_loop, state.models.first.tokenization, is_large),
                 note=partial(take_notes, http),
                 reserve=reserve,
                 cleanup=cleanup,
@@ -101,12 +102,8 @@ def handler_of(route: Route) -> Handler:
     return handle
 
 
-def _model_named(route: Route, arguments: Mapping[str, Any]) -> str | None:
-    """Return the model that a request names, in its query or in its body.
-
-    The `model` in the body of a command is a source of weights.
-    """
-    inputs = (arguments.get("query"), None if route.is_command else arguments.get("body"))
+def _model_named(*inputs: object) -> str | None:
+    """Return the model that the query or the body of a request names."""
     return next((name for one in inputs if (name := getattr(one, "model", None)) is not None), None)
 
 

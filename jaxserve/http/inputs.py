@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Generic, TypeVar
+from functools import partial
+from typing import Any, Final, Generic, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -17,11 +19,13 @@ from jaxserve.apis.schema.unsupported import IGNORED_HEADER, TOOL_FORMAT_HEADER
 from jaxserve.errors import InvalidRequestError, UnsupportedMediaTypeError
 from jaxserve.frontend.checks import MAX_ECHOED_CHARS, check_bounds, invalid_field, refuse, shorten
 from jaxserve.frontend.encode import RequestNotes
+from jaxserve.frontend.tokenization import Tokenization
 from jaxserve.http.errors import too_large, too_slow
 from jaxserve.http.state import STATE
 from jaxserve.tenants import HTTP_REQUEST_ID
 
 T = TypeVar("T", bound=msgspec.Struct)
+R = TypeVar("R")
 
 HEADER = "X-Request-Id"
 
@@ -62,6 +66,11 @@ class Body(Generic[T]):
     """True: whatever looks at all of it takes too long for the event loop."""
 
 
+async def off_loop(threads: Tokenization, is_large: bool, work: Callable[..., R], *arguments: Any) -> R:
+    """Return what `work` returns, which looks at a whole body: in a thread of the tokenizer's if that is large."""
+    return await threads.call(partial(work, *arguments)) if is_large else work(*arguments)
+
+
 async def read_body(http: web.Request, struct: type[T]) -> Body[T]:
     """Return the decoded body, whose `request_id` becomes the request's. Raises RequestError."""
     if http.content_type != "application/json":
@@ -79,14 +88,14 @@ async def read_body(http: web.Request, struct: type[T]) -> Body[T]:
             body = await http.read()
     except TimeoutError:
         raise too_slow(timeout_s) from None
-    limits, is_large = state.frontend.limits, len(body) > MAX_BYTES_ON_LOOP
+    limits, is_large = state.models.first.limits, len(body) > MAX_BYTES_ON_LOOP
 
     def decode() -> tuple[T, list[str]]:
         request, unknown = decode_request(struct, body, limits.max_body_values)
         check_bounds(request, limits)
         return request, unknown
 
-    request, unknown = await state.frontend.tokenization.call(decode) if is_large else decode()
+    request, unknown = await off_loop(state.models.first.tokenization, is_large, decode)
     if unknown and state.is_strict:
         name = unknown[0][:MAX_ECHOED_CHARS]
         raise InvalidRequestError(
@@ -125,5 +134,5 @@ def read_query(http: web.Request, struct: type[T]) -> T:
         query = msgspec.convert(given, struct, strict=False)
     except msgspec.ValidationError as error:
         raise invalid_field(str(error), struct=struct) from None
-    check_bounds(query, http.app[STATE].frontend.limits)
+    check_bounds(query, http.app[STATE].models.first.limits)
     return query

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final, cast
 
 from aiohttp import web
-from aiohttp.web_protocol import RequestHandler
 
 from jaxserve.config import ConnectionConfig
 from jaxserve.errors import ConfigError
@@ -97,7 +96,7 @@ class _Closed(asyncio.Protocol):
 
 
 class _ConnectionLimiter:
-    """Makes one protocol per connection; caps their number and how long the first headers may take."""
+    """Makes one protocol per connection; caps their number."""
 
     def __init__(
         self, server: web.Server, config: ConnectionConfig, max_connections: int, on_surplus: Callable[[], None]
@@ -107,7 +106,6 @@ class _ConnectionLimiter:
         self._max_connections = max_connections
         self._on_surplus = on_surplus
         self._last_line_s = float("-inf")
-        self._silent: dict[RequestHandler, asyncio.TimerHandle] = {}
         self.closes_after_reply = False
         """True: new connections carry one request."""
 
@@ -134,9 +132,6 @@ class _ConnectionLimiter:
     def _connection(self, exceeded: int | None) -> Connection:
         protocol = Connection(self._server, self._config, exceeded=exceeded)
         protocol.closes_after_reply = self.closes_after_reply
-        self._silent[protocol] = asyncio.get_running_loop().call_later(
-            self._config.header_timeout, self._close_silent, protocol
-        )
         return protocol
 
     def _note_surplus(self) -> None:
@@ -145,15 +140,6 @@ class _ConnectionLimiter:
         if now_s - self._last_line_s >= _SILENT_S:
             self._last_line_s = now_s
             _log.warning("%d connections are open, more are refused (--max-connections)", self._max_connections)
-
-    def has_spoken(self, protocol: RequestHandler) -> None:
-        timer = self._silent.pop(protocol, None)
-        if timer is not None:
-            timer.cancel()
-
-    def _close_silent(self, protocol: RequestHandler) -> None:
-        if self._silent.pop(protocol, None) is not None:
-            protocol.force_close()
 
 
 class HttpServer:
@@ -216,7 +202,7 @@ class HttpServer:
         connection.setblocking(False)
         protocol = await self._connect(connection)
         if isinstance(protocol, Connection):
-            self._limiter.has_spoken(protocol)  # it may have been idle for long: `--keep-alive-timeout` ends it
+            protocol.may_be_silent = True  # it may have been idle for long: `--keep-alive-timeout` ends it
 
     async def _open(self, connection: socket.socket) -> None:
         """Serve a connection that was accepted here. Raises OSError if the TLS handshake fails."""
@@ -259,15 +245,6 @@ async def listening(
     on_surplus: called for each connection beyond `max_connections`. is_accepting: False: not before `start_accepting`.
     tls: for all but Unix sockets; None: plain HTTP.
     """
-    limiter: _ConnectionLimiter | None = None
-
-    @web.middleware
-    async def note_speaker(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if limiter is not None:
-            limiter.has_spoken(request.protocol)
-        return await handler(request)
-
-    app.middlewares.insert(0, note_speaker)
     runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=CLOSE_TIMEOUT_S)
     await runner.setup()
     assert runner.server is not None, "setup makes the server"

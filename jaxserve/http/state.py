@@ -9,7 +9,7 @@ from aiohttp import web
 
 from jaxserve.apis.responses.service import ResponseService
 from jaxserve.config import ConnectionConfig
-from jaxserve.frontend.frontend import Frontend, ServedModels
+from jaxserve.frontend.frontend import ServedModels
 from jaxserve.frontend.peers import PeerProcesses
 from jaxserve.http.access import CorsPolicy, KeyRing
 from jaxserve.http.body_budget import BodyBudget
@@ -49,11 +49,6 @@ class ServerState:
     has_page: bool = False
     """True: the page at `/` is served."""
     tracing: Tracing | None = None
-
-    @property
-    def frontend(self) -> Frontend:
-        """The frontend of the first model; its metrics are those of the process as well."""
-        return self.models.first
 
 
 STATE = web.AppKey("state", ServerState)

@@ -244,6 +244,11 @@ class ErrorInfo(msgspec.Struct, frozen=True, array_like=True):
     param: str | None = None
     code: str | None = None
 
+    @property
+    def is_rate_limit(self) -> bool:
+        """True if the engine rejected the request because its queue is full: nothing of it was computed."""
+        return self.error_class == "RateLimitError"
+
 
 ENGINE_STOPPED: Final = "engine_stopped"
 """Code of the error of requests that end because the engine does."""
@@ -280,11 +285,6 @@ class RequestOutput(msgspec.Struct, frozen=True, array_like=True):
     routed_experts: bytes | None = None
     """Experts of the next tokens that were computed, prompt and reply, if the request wants them: `[tokens, L, k]` as
     `RoutedExpertsInfo` says, little-endian."""
-
-    @property
-    def is_rate_limited(self) -> bool:
-        """True if the engine rejected the request because its queue is full: nothing of it was computed."""
-        return self.error is not None and self.error.error_class == "RateLimitError"
 
 
 class StepOutputs(Message, frozen=True):

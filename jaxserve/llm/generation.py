@@ -16,8 +16,9 @@ from PIL import Image, ImageOps
 from jaxserve.bounds import Bound
 from jaxserve.errors import RequestError, invalid
 from jaxserve.frontend.checks import check_bounds, invalid_field
-from jaxserve.frontend.choices.choice_stream import ChoiceStream, OutputDelta, parsed_reply
+from jaxserve.frontend.choices.choice_stream import ChoiceStream, OutputDelta
 from jaxserve.frontend.choices.content_tokens import ScoredToken
+from jaxserve.frontend.choices.parsed_reply import parsed_reply
 from jaxserve.frontend.constraints import StructuredOutputs, structured_constraint
 from jaxserve.frontend.errors import first_leaf
 from jaxserve.frontend.frontend import Frontend

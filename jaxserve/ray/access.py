@@ -48,7 +48,7 @@ class IngressKeys:
 
     def shared_name(self, tenant: Tenant | None) -> str:
         """Return what `KeyRing.shared_name` does."""
-        return self._ring.shared_name(tenant)
+        return "" if tenant is None else self._ring.shared_name(tenant)
 
     def _read(self) -> None:
         records = key_records(self._config.server)

@@ -185,7 +185,7 @@ async def serving_api(
     with contextlib.ExitStack() as pools, operator_socket(path, is_successor=is_successor) as operators:
         models = _make_models(configs, peers, pools, on_progress)
         state = _server_state(models, config, peers)
-        metrics = state.frontend.metrics
+        metrics = state.models.first.metrics
         http = listening(
             make_app(state),
             [*listeners, *([] if operators is None else [operators.listener])],

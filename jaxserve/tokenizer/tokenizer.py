@@ -29,11 +29,11 @@ from jaxserve.checkpoint.gguf.file import open_gguf
 from jaxserve.errors import CheckpointError, InvalidRequestError, invalid
 from jaxserve.tokenizer.chat_templates import ChatTemplates
 from jaxserve.tokenizer.control_tokens import ControlTokens
+from jaxserve.tokenizer.detokenizer import TextState
 from jaxserve.tokenizer.gguf_vocab import read_gguf_eos_token_ids, read_gguf_tokenizer
 from jaxserve.tokenizer.hf_vocab import read_hf_eos_token_ids, read_hf_tokenizer
 from jaxserve.tokenizer.source import TokenizerSource
 from jaxserve.tokenizer.template import ChatTemplate, Message
-from jaxserve.tokenizer.text_state import TextState
 from jaxserve.tokenizer.token_bytes import token_bytes
 
 _TEXTS_AT_ONCE: Final = 256

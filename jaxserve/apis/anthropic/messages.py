@@ -28,7 +28,8 @@ from jaxserve.apis.anthropic.schema import CountTokensRequest, MessagesRequest, 
 from jaxserve.apis.anthropic.to_request import to_conversation, to_request
 from jaxserve.apis.routes import ApiStyle, Call, Generated, Route
 from jaxserve.config import LimitsConfig
-from jaxserve.frontend.choices.choice_stream import OutputDelta, events_of
+from jaxserve.frontend.choices.choice_stream import OutputDelta
+from jaxserve.frontend.choices.parsed_reply import events_of
 from jaxserve.frontend.encode import encode_conversation
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.handle import RequestHandle, TokenCounts

@@ -28,7 +28,8 @@ from jaxserve.apis.routes import Call, Generated, Route
 from jaxserve.apis.schema.common import heading, shared_fields
 from jaxserve.apis.schema.usage import usage_of
 from jaxserve.config import LimitsConfig
-from jaxserve.frontend.choices.choice_stream import OutputDelta, ParsedReply, parsed_reply
+from jaxserve.frontend.choices.choice_stream import OutputDelta
+from jaxserve.frontend.choices.parsed_reply import ParsedReply, parsed_reply
 from jaxserve.frontend.frontend import Frontend
 from jaxserve.frontend.handle import RequestHandle, TokenCounts
 from jaxserve.frontend.messages import ToolChoice, read_images, read_tools
@@ -84,7 +85,7 @@ def to_request(body: ChatRequest, limits: LimitsConfig) -> GenerationRequest:
         num_prompt_logprobs=body.prompt_logprobs,
         returns_token_ids=bool(body.return_token_ids),
         returns_routed_experts=bool(body.return_routed_experts),
-        constraint=body.constraint(response_constraint(body.response_format)),
+        constraint=body.constraint(None if body.response_format is None else response_constraint(body.response_format)),
         prediction=body.prediction.text if body.prediction is not None else "",
         **shared,
     )

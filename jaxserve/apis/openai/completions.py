@@ -84,7 +84,7 @@ def to_request(body: CompletionRequest, limits: LimitsConfig) -> GenerationReque
         num_prompt_logprobs=body.num_prompt_logprobs,
         returns_token_ids=bool(body.return_token_ids),
         returns_routed_experts=bool(body.return_routed_experts),
-        constraint=body.constraint(response_constraint(body.response_format)),
+        constraint=body.constraint(None if body.response_format is None else response_constraint(body.response_format)),
         **shared_fields(body),
     )
     request.check(limits)

@@ -47,13 +47,11 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
     grammar: Annotated[str | None, Meta(description="Fireworks's grammar (GBNF or Lark); only with `grammar`.")] = None
 
 
-def response_constraint(format_: ResponseFormat | None) -> Constraint | None:
+def response_constraint(format_: ResponseFormat) -> Constraint | None:
     """Return the constraint of `response_format`; None for any text.
 
     Raises InvalidRequestError for a format that lacks its part, or has the part of another format: none is dropped.
     """
-    if format_ is None:
-        return None
     if format_.type not in _TYPES:
         names = f"{', '.join(_TYPES[:-1])} or {_TYPES[-1]}"
         raise unsupported("response_format.type", f"must be {names}, got {shorten(format_.type)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -16,9 +16,10 @@ from jaxserve.bounds import Bound
 from jaxserve.errors import InvalidRequestError
 from jaxserve.frontend.choices.choice_stream import OutputDelta
 from jaxserve.frontend.constraints import (
+    NOTHING,
     Constraint,
+    Kind,
     StructuredOutputs,
-    named_constraints,
     only_constraint,
     structured_constraint,
 )
@@ -31,7 +32,17 @@ from jaxserve.types import LogprobsMode
 
 MAX_SALT_CHARS: Final = 256
 MAX_REQUEST_ID_CHARS: Final = 128
-
+_CONSTRAINT_FIELDS: Final[Mapping[str, Kind]] = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "json_schema": "json",
+    "regex": "regex",
+    "ebnf": "grammar",
+    "grammar": "grammar",
+}
+"""Fields that hold a constraint of one kind each."""
 
 ModelName = Annotated[str | None, Meta(description="A name from /v1/models. Default: the first one.")]
 OwnId = Annotated[
@@ -154,18 +165,13 @@ class GenerationFields(SamplerFields, kw_only=True):
 
         Raises InvalidRequestError for fields that ask for different ones.
         """
-        named = named_constraints(
-            {
-                "guided_json": ("json", self.guided_json),
-                "guided_regex": ("regex", self.guided_regex),
-                "guided_choice": ("choice", self.guided_choice),
-                "guided_grammar": ("grammar", self.guided_grammar),
-                "json_schema": ("json", self.json_schema),
-                "regex": ("regex", self.regex),
-                "ebnf": ("grammar", self.ebnf),
-                "grammar": ("grammar", self.grammar),
-            }
-        )
+        named = {
+            name: Constraint(kind, value, name)
+            for name, kind in _CONSTRAINT_FIELDS.items()
+            if (value := getattr(self, name)) not in NOTHING
+        }
+        if formatted is None and self.structured_outputs is None and not named:
+            return None
         return only_constraint(
             {format_name: formatted, "structured_outputs": structured_constraint(self.structured_outputs), **named}
         )

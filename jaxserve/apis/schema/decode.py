@@ -20,7 +20,6 @@ from jaxserve.apis.schema.large_bodies import (
     count_values,
     decode_numbers,
     half_a_pair,
-    may_exceed,
     shorten_texts,
 )
 from jaxserve.apis.schema.unsupported import ADVICE, INSTEAD, NO_OPS, UNSUPPORTED, is_neutral
@@ -43,8 +42,11 @@ def decode_request(struct: type[T], body: bytes, max_values: int | None = None) 
     """
     short = ShortenedBody(body)
     try:
-        check_utf8(body)
-        short = shorten_texts(body)
+        if len(body) > MAX_BYTES_ON_LOOP:
+            check_utf8(body)
+            short = shorten_texts(body)
+        else:
+            body.decode()  # raises for what is not UTF-8
         num_surplus = 0 if max_values is None else _num_surplus(short.body, max_values)
         fields = _FIELDS.decode(short.body)
         lists = _number_lists(struct, fields, 0 if num_surplus else _LARGE_BYTES)
@@ -53,7 +55,8 @@ def decode_request(struct: type[T], body: bytes, max_values: int | None = None) 
             if num_surplus > numbers:
                 raise _too_many_values(max_values)
         request = _decoded_beside(struct, fields, lists) if lists else _decoded(struct, short.body)
-        short.restored(request)
+        if short.texts:
+            short.restored(request)
         for name, numbers_of_field in lists.items():
             setattr(request, name, numbers_of_field)
         unknown = [*_unknown_fields(struct, fields), *unknown_inside(struct, fields)]
@@ -77,6 +80,11 @@ def _decoded(struct: type[T], body: bytes) -> T:
         if "`float`" not in str(error):
             raise
         return msgspec.json.decode(msgspec.json.encode(_with_integers(msgspec.json.decode(body))), type=struct)
+
+
+def may_exceed(num_bytes: int, most: int) -> bool:
+    """Return True if a text of this length may have more than `most` values: each takes a byte and a separator."""
+    return num_bytes > 2 * most
 
 
 def _num_surplus(body: bytes, most: int) -> int:

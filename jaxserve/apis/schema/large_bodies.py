@@ -51,11 +51,6 @@ class ValueCounts:
         return self.containers > most or self.keys > most
 
 
-def may_exceed(num_bytes: int, most: int) -> bool:
-    """Return True if a text of this length may have more than `most` values: each takes a byte and a separator."""
-    return num_bytes > 2 * most
-
-
 def count_values(body: bytes, most: int) -> ValueCounts:
     """Count the values of a JSON text, or of its beginning if that has more than `most` containers or keys.
 
@@ -99,8 +94,6 @@ class ShortenedBody:
 
     def restored(self, value: Any) -> Any:
         """Return a decoded value with the long texts in their places; structs and lists are changed themselves."""
-        if not self.texts:
-            return value
         if isinstance(value, str):
             return self.texts.get(value, value)
         if isinstance(value, list):
@@ -149,8 +142,6 @@ def half_a_pair(body: bytes) -> str | None:
 
 def shorten_texts(body: bytes) -> ShortenedBody:
     """Return a JSON text in UTF-8 with names for its long texts. Raises msgspec.DecodeError for a wrong escape in one."""
-    if len(body) <= PART_BYTES:
-        return ShortenedBody(body)
     mark = secrets.token_hex(16)
     pieces: list[bytes] = []
     short = ShortenedBody(body)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -77,7 +77,7 @@ class ChoiceTimes:
         num_prompt, num_cached = len(request.prompt_token_ids), output.num_cached_tokens
         self._trace(request, reason, num_tokens, num_cached)
         metrics.inc("request_success", finished_reason=reason)
-        if output.is_rate_limited:
+        if output.error is not None and output.error.is_rate_limit:
             return
         metrics.observe("e2e_request_latency_seconds", now - self.submitted_s)
         metrics.observe("request_prompt_tokens", num_prompt)
@@ -116,7 +116,7 @@ class OutputDelta:
     """Tokens of `text` that are content; the token that ended the text is not."""
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    prompt: PromptTokens = field(default_factory=PromptTokens)
+    prompt: PromptTokens | tuple[()] = ()
     """Tokens of the prompt, in the first delta of a choice, if their log-probabilities were requested."""
     token_ids: Sequence[int] = ()
     """Ids of the tokens that no stop string can cut off any more, if they were requested; `tokens` are then the same ones."""
@@ -174,7 +174,7 @@ class ChoiceStream:
         self._stop: str | None = None
         self._unsent: list[ScoredToken] = []
         self._sent: SentTokens | None = None
-        self._content = ContentTokens()
+        self._content = None if request.sampling.num_top_logprobs is None else ContentTokens()
         self._prompt_scores: list[TokenLogprobs] = []
         self._has_sent_prompt = request.sampling.num_prompt_logprobs is None
         self._experts = None if options.routed_experts is None else ExpertParts(options.routed_experts)
@@ -236,7 +236,8 @@ class ChoiceStream:
             if output.finish_reason is not None and self._stop is None:
                 rest = self._detokenizer.finish()
                 texts.append(rest.text)
-                self._content.push((), len(rest.text))
+                if self._content is not None:
+                    self._content.push((), len(rest.text))
                 if self._sent is not None:
                     self._sent.push((), len(rest.text))
                 self._read(rest.text)
@@ -281,7 +282,7 @@ class ChoiceStream:
         if self._parser is not None:
             events, self._events = merged(self._events), []
         unsent, self._unsent = self._unsent, []
-        delta = OutputDelta(self.index, text, events, unsent, self._content.take())
+        delta = OutputDelta(self.index, text, events, unsent, [] if self._content is None else self._content.take())
         if self._sent is not None:
             sent = self._sent.take(is_all=self.is_finished and self._stop is None)
             delta.token_ids = [token.token_id for token in sent]
@@ -315,7 +316,7 @@ class ChoiceStream:
         else:
             tokens = scored or [ScoredToken(token_id, None) for token_id in output.token_ids]
             self._sent.push(tokens[:num_taken], len(delta.text))
-        if self._parser is None:
+        if self._parser is None and self._content is not None:
             self._content.add(scored[: min(num_taken, len(shown))])
         return delta.text
 
@@ -328,7 +329,7 @@ class ChoiceStream:
             was_reasoning = parser.is_reasoning
             delta = self._detokenizer.push([token_id])
             texts.append(delta.text)
-            if scored:
+            if self._content is not None and scored:
                 self._content.push(scored[i : i + 1], len(delta.text))
             self._read(delta.text)
             num_tokens += delta.num_tokens
@@ -354,47 +355,7 @@ class ChoiceStream:
             is_over = self._num_calls == self._max_calls and self._has_all_calls  # a stop string held back what follows
             if self._num_calls > self._max_calls or (is_over and event.kind in ("content", "reasoning")):
                 event = Event("syntax", "", event.source)  # dropped, but it ends the tokens before it
-            self._content.read(event)
+            if self._content is not None:
+                self._content.read(event)
             if event.kind != "syntax":
                 self._events.append(event)
-
-
-def events_of(deltas: Iterable[OutputDelta]) -> list[Event]:
-    """Return the events of a whole choice, neighbours of one kind merged."""
-    return merged([event for delta in deltas for event in delta.content_events])
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call of a function."""
-
-    name: str
-    arguments: str
-    """JSON as the model wrote it."""
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedReply:
-    """A whole reply, divided into its parts."""
-
-    content: str
-    reasoning: str
-    calls: list[Call]
-
-
-def parsed_reply(deltas: Iterable[OutputDelta]) -> ParsedReply:
-    """Return the parts of a whole choice."""
-    texts: dict[str, list[str]] = {"content": [], "reasoning": []}
-    calls: list[tuple[str, list[str]]] = []
-    for event in events_of(deltas):
-        if event.kind == "name":
-            calls.append((event.text, []))
-        elif event.kind == "arguments":
-            calls[-1][1].append(event.text)
-        elif event.kind != "syntax":
-            texts[event.kind].append(event.text)
-    return ParsedReply(
-        "".join(texts["content"]),
-        "".join(texts["reasoning"]),
-        [Call(name, "".join(arguments)) for name, arguments in calls],
-    )

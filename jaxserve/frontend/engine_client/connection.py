@@ -306,7 +306,7 @@ class EngineConnection:
                 stream = self._streams.get(output.request_id)
             if stream is not None:
                 stream.put(output)
-                fresh[stream] = fresh.get(stream, False) or output.is_rate_limited
+                fresh[stream] = fresh.get(stream, False) or (output.error is not None and output.error.is_rate_limit)
         for stream, is_rejected in fresh.items():
             if is_rejected:
                 self._metrics.inc("admission_rejections", reason="queue_full")

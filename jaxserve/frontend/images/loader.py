@@ -34,17 +34,14 @@ class LoadedImages:
     """The images of one request. Their memory counts until this object is gone."""
 
     images: tuple[PreparedImage, ...] = ()
+    texts: tuple[str, ...] = ()
+    """The texts that replace placeholders, one for each image."""
     placeholder: str = ""
     """Text that the chat template writes for an image."""
     image_token_id: int = 0
     """Token that stands for one embedding."""
     mark_token_ids: tuple[int, ...] = ()
     """Tokens that stand for learned vectors among those of an image."""
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """The texts that replace placeholders."""
-        return tuple(image.text for image in self.images)
 
     @property
     def items(self) -> tuple[PreparedItem, ...]:
@@ -117,7 +114,11 @@ class ImageLoader:
                         f"the prepared images of one prompt may take {most} bytes (--max-image-memory), got {num_bytes}",
                     )
             loaded = LoadedImages(
-                tuple(images), processor.markup.placeholder, processor.image_token_id, processor.mark_token_ids
+                tuple(images),
+                tuple(image.text for image in images),
+                processor.markup.placeholder,
+                processor.image_token_id,
+                processor.mark_token_ids,
             )
         except BaseException:
             self._release(num_bytes)

@@ -13,8 +13,8 @@ from jaxserve.apis.openai.chat_schema import ChatRequest
 from jaxserve.apis.openai.completions_schema import CompletionRequest
 from jaxserve.apis.openai.embeddings import EmbeddingRequest
 from jaxserve.apis.schema import decode, large_bodies
-from jaxserve.apis.schema.decode import decode_request
-from jaxserve.apis.schema.large_bodies import count_values, may_exceed
+from jaxserve.apis.schema.decode import decode_request, may_exceed
+from jaxserve.apis.schema.large_bodies import count_values
 from jaxserve.errors import InvalidRequestError
 
 MOST = 1000

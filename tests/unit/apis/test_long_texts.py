@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from jaxserve.apis.openai.chat_schema import ChatRequest
 from jaxserve.apis.openai.completions_schema import CompletionRequest
-from jaxserve.apis.schema import large_bodies
+from jaxserve.apis.schema import decode, large_bodies
 from jaxserve.apis.schema.decode import decode_request
 from jaxserve.apis.schema.large_bodies import check_utf8, shorten_texts
 from jaxserve.errors import InvalidRequestError
@@ -30,6 +30,7 @@ AT_ANY_SPEED = settings(suppress_health_check=[HealthCheck.too_slow], deadline=N
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "MAX_BYTES_ON_LOOP", 0)
     monkeypatch.setattr(large_bodies, "PART_BYTES", PART_BYTES)
 
 
@@ -78,7 +79,7 @@ BODIES = [
 @pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
 def test_a_body_in_parts_has_the_outcome_of_the_whole(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     in_parts = outcome(body)
-    monkeypatch.setattr(large_bodies, "PART_BYTES", 1 << 20)
+    monkeypatch.setattr(decode, "MAX_BYTES_ON_LOOP", 1 << 20)
     assert in_parts == outcome(body)
 
 
@@ -119,6 +120,7 @@ def test_texts_inside_structs_are_restored() -> None:
 
 
 def test_no_decoder_gets_a_long_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "MAX_BYTES_ON_LOOP", 0)
     monkeypatch.setattr(large_bodies, "PART_BYTES", 1000)
     sizes: list[int] = []
 

@@ -27,6 +27,7 @@ LISTS = st.lists(NUMBERS) | st.lists(st.lists(NUMBERS)) | st.lists(NUMBERS | st.
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "MAX_BYTES_ON_LOOP", 0)
     monkeypatch.setattr(large_bodies, "PART_BYTES", 7)
     monkeypatch.setattr(decode, "_LARGE_BYTES", 16)
 
@@ -70,6 +71,7 @@ def test_no_part_is_larger_than_announced(monkeypatch: pytest.MonkeyPatch) -> No
             sizes.append(len(data))
             return msgspec.json.decode(data)
 
+    monkeypatch.setattr(decode, "MAX_BYTES_ON_LOOP", 0)
     monkeypatch.setattr(large_bodies, "PART_BYTES", 1000)
     monkeypatch.setattr(large_bodies, "_LIST", Decoder())
     assert decode_numbers(str([12345] * 5000).encode()) == [12345] * 5000
