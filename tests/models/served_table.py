@@ -83,8 +83,14 @@ VARIANTS: Mapping[str, tuple[Mapping[str, int], ...]] = {
 STORED_AS: Mapping[str, str] = {
     "Glm4MoeLiteForCausalLM": "DeepseekV3ForCausalLM",
     "SolarOpenForCausalLM": "Glm4MoeForCausalLM",
+    "InternLM3ForCausalLM": "LlamaForCausalLM",
+    "IQuestCoderForCausalLM": "LlamaForCausalLM",
+    "YoutuForCausalLM": "DeepseekV2ForCausalLM",
+    "BambaForCausalLM": "GraniteMoeHybridForCausalLM",
+    "Qwen2_5OmniThinkerTextModel": "Qwen2ForCausalLM",
+    "Qwen3OmniMoeThinkerTextModel": "Qwen3VLMoeTextModel",
 }
-"""Architectures whose GGUF files are those of another one, as which they are read."""
+"""Architectures whose GGUF files have the name of another one's."""
 PLAIN = Config(model=ModelConfig(model="model"))
 EMBEDDER = ModelConfig(model="model", task="embed")
 TWO_DEVICES = ParallelConfig(tensor_parallel_size=2)
@@ -131,7 +137,14 @@ def _read_as(family: Family) -> tuple[str, ...]:
     if family.gguf is None:
         return family.architectures
     name = family.gguf.name
-    common = {"num_hidden_layers": 4, "num_attention_heads": 2, "num_experts": 8, "rope_theta": 10_000.0, "head_dim": 8}
+    common = {
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+        "hidden_size": 16,
+        "num_experts": 8,
+        "rope_theta": 10_000.0,
+        "head_dim": 8,
+    }
     prefixed = [{f"{name}.{key}": value for key, value in keys.items()} for keys in VARIANTS.get(name, ())]
     files = [GGUFFile(Path("model.gguf"), metadata, {}, 0) for metadata in prefixed]
     others = [each for file in files for each in family.gguf.config(GGUFKeys(file, name), common)["architectures"]]

@@ -16,6 +16,7 @@ from jaxserve.errors import CheckpointError, shown
 LOG_MULTIPLIER: Final = "rope.scaling.yarn_log_multiplier"
 KV_HEADS: Final = "attention.head_count_kv"
 WINDOW: Final = "attention.sliding_window"
+CLIP: Final = "attention.clamp_kqv"
 WINDOW_PATTERN: Final = "attention.sliding_window_pattern"
 SECTIONS: Final = "rope.dimension_sections"
 SLIDING_THETA: Final = "rope.freq_base_swa"

@@ -256,7 +256,9 @@ def _longrope_scaling(keys: GGUFKeys, kind: str) -> dict[str, Any]:
         "rope_type": "longrope",
         "short_factor": short,
         "long_factor": long,
-        "original_max_position_embeddings": keys.integer("rope.scaling.original_context_length"),
+        "original_max_position_embeddings": keys.integer(
+            "rope.scaling.original_context_length", keys.integer("context_length")
+        ),
         "attention_factor": keys.number("rope.scaling.attn_factor", 1.0),
     }
 

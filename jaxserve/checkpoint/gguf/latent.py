@@ -45,7 +45,9 @@ def latent_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
         "q_lora_rank": keys.integer(query_rank) if keys.get(query_rank) else None,
         "qk_rope_head_dim": rope_dim,
         "qk_nope_head_dim": keys.integer(f"attention.key_length{own}", minimum=rope_dim + 1) - rope_dim,
-        "v_head_dim": keys.integer(f"attention.value_length{own}"),
+        "v_head_dim": keys.integer(
+            f"attention.value_length{own}", config["hidden_size"] // config["num_attention_heads"]
+        ),
         "attention_bias": "blk.0.attn_kv_a_mqa.bias" in keys.file.tensors,
     }
     scaling = config.get("rope_scaling")

@@ -18,11 +18,16 @@ _PUBLISHED_GROUPS: Final[Mapping[tuple[int, int], tuple[int, int]]] = {(60, 160)
 """Groups, and groups of a token, of DeepSeek-V2 and V3 by their numbers of layers and experts: older files lack the keys."""
 
 
+def check_gating(keys: GGUFKeys, gating: int) -> None:
+    """Raise CheckpointError if a router's scores have another function than `gating`."""
+    if (keys.get(GATING) or gating) != gating:
+        keys.fail(GATING, f"{gating} ({_GATINGS[gating]}) or none", keys.get(GATING))
+
+
 def fixed_router(keys: GGUFKeys, gating: int) -> None:
     """Raise CheckpointError if scores have another function than `gating`, or weights do not sum to 1: what llama.cpp has hard-coded
     for an architecture."""
-    if (keys.get(GATING) or gating) != gating:
-        keys.fail(GATING, f"{gating} ({_GATINGS[gating]}) or none", keys.get(GATING))
+    check_gating(keys, gating)
     if keys.get(_WEIGHTS_NORM) is False:
         keys.fail(_WEIGHTS_NORM, "true or none", False)
     if keys.number(_WEIGHTS_SCALE, 1.0) != 1.0:

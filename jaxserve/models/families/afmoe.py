@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import (
+    SANDWICH_NORMS,
+    WINDOW,
+    WINDOW_PATTERN,
+    GGUFArchitecture,
+    GGUFKeys,
+    same_theta,
+)
+from jaxserve.checkpoint.gguf.routing import SIGMOID, check_gating, router_config
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, MAX_LAYERS, alternating_layers, build
 from jaxserve.models.families._experts import COUNT_KEYS, dense_first, read_experts, with_shared
@@ -55,6 +65,25 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     )
 
 
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of windows and of the router. llama.cpp multiplies embeddings with the root of their width, and gives every
+    fourth layer full attention."""
+    same_theta(keys, config)
+    check_gating(keys, SIGMOID)
+    routing = router_config(keys, config)
+    return {
+        "sliding_window": keys.integer(WINDOW),
+        "global_attn_every_n_layers": keys.integer(WINDOW_PATTERN, 4),
+        "mup_enabled": True,
+        "moe_intermediate_size": routing["moe_intermediate_size"],
+        "num_dense_layers": routing["first_k_dense_replace"],
+        "num_shared_experts": routing["n_shared_experts"],
+        "route_norm": routing["norm_topk_prob"],
+        "route_scale": routing["routed_scaling_factor"],
+        "n_group": routing["n_group"],
+    }
+
+
 FAMILY = Family(
     ("AfmoeForCausalLM",),
     decoder_config,
@@ -64,4 +93,10 @@ FAMILY = Family(
         "pre_mlp_layernorm": "pre_feedforward_layernorm",
         "post_mlp_layernorm": "post_feedforward_layernorm",
     },
+    gguf=GGUFArchitecture(
+        "afmoe",
+        tensor_names={**SANDWICH_NORMS, "attn_gate": "self_attn.gate_proj"},
+        experts="required",
+        config=_gguf_config,
+    ),
 )

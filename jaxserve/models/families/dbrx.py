@@ -7,6 +7,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import CLIP, GGUFArchitecture, GGUFKeys, no_window
+from jaxserve.checkpoint.gguf.routing import SOFTMAX, fixed_router
 from jaxserve.checkpoint.renamed import with_our_keys
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import build, full_layers, read_activation
@@ -89,6 +91,23 @@ def _with_kv_heads(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**config, "num_key_value_heads": count}
 
 
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tables of attention and of experts."""
+    fixed_router(keys, SOFTMAX)
+    attention = {"kv_n_heads": config["num_key_value_heads"], "rope_theta": config["rope_theta"]}
+    experts = {
+        "ffn_hidden_size": config["intermediate_size"],
+        "moe_num_experts": config["num_experts"],
+        "moe_top_k": config["num_experts_per_tok"],
+    }
+    return {
+        **no_window(keys, config),
+        "attn_config": {**attention, "clip_qkv": keys.number(CLIP) if keys.get(CLIP) else None},
+        "ffn_config": experts,
+        "num_experts": None,
+    }
+
+
 FAMILY = Family(
     ("DbrxForCausalLM",),
     decoder_config,
@@ -109,4 +128,11 @@ FAMILY = Family(
     key_names=KEY_NAMES,
     shapes=_with_kv_heads,
     stacked_experts="rows_by_width",
+    gguf=GGUFArchitecture(
+        "dbrx",
+        eps_key=_NORM_EPS,
+        tensor_names={"attn_qkv": "self_attn.qkv_proj", "attn_output_norm": "post_attention_layernorm"},
+        experts="required",
+        config=_gguf_config,
+    ),
 )

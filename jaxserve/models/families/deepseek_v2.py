@@ -52,11 +52,15 @@ def _with_router(keys: Keys, experts: ExpertsConfig) -> ExpertsConfig:
 
 
 def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of latent attention and of the router; a file with a sigmoid router is read as DeepSeek-V3."""
+    """Return the keys of latent attention and of the router; a file with a sigmoid router is read as DeepSeek-V3, one without
+    experts as Youtu."""
     temperature = "attention.temperature_scale"
     if keys.get(temperature):
         keys.fail(temperature, "none: queries do not grow with their position", keys.get(temperature))
-    found = {**no_window(keys, config), **latent_config(keys, config), **router_config(keys, config)}
+    found = {**no_window(keys, config), **latent_config(keys, config)}
+    if "num_experts" not in config:
+        return found | {"architectures": ["YoutuForCausalLM"]}
+    found |= router_config(keys, config)
     if _has_sigmoid(keys):
         return found | {"architectures": ["DeepseekV3ForCausalLM"]}
     if found["norm_topk_prob"]:
@@ -81,7 +85,7 @@ FAMILY = Family(
         "deepseek2",
         has_latent_attention=True,
         tensor_names=TENSOR_NAMES,
-        experts="required",
+        experts="optional",
         config=_gguf_config,
     ),
 )

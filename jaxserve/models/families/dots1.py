@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no_window
-from jaxserve.checkpoint.gguf.routing import GATING, SIGMOID, router_config
+from jaxserve.checkpoint.gguf.routing import SIGMOID, check_gating, router_config
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, MAX_LAYERS, build, num_layers, read_window, sliding_layers
 from jaxserve.models.families._experts import COUNT_KEYS, dense_first, read_routed_experts
@@ -47,8 +47,7 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
 
 def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the router's keys; raise CheckpointError for a window or for scores that are no sigmoid."""
-    if (keys.get(GATING) or SIGMOID) != SIGMOID:
-        keys.fail(GATING, f"{SIGMOID} (sigmoid) or none", keys.get(GATING))
+    check_gating(keys, SIGMOID)
     routing = router_config(keys, config)
     return {**no_window(keys, config), **routing, "n_routed_experts": config["num_experts"]}
 

@@ -47,7 +47,8 @@ def read_layers(keys: Keys) -> tuple[LayerConfig, ...]:
     return tuple(replace(layer, use_rope=layer.sliding_window is not None) for layer in layers)
 
 
-def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+def gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of sliding windows."""
     if not keys.get(WINDOW):
         return {"sliding_window": None}
     same_theta(keys, config)
@@ -59,5 +60,5 @@ FAMILY = Family(
     decoder_config,
     text_part_of=("Exaone4_5_ForConditionalGeneration",),
     read_vision=qwen2_vision,
-    gguf=GGUFArchitecture("exaone4", tensor_names=POST_NORMS, config=_gguf_config),
+    gguf=GGUFArchitecture("exaone4", tensor_names=POST_NORMS, config=gguf_config),
 )

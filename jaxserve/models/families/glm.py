@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no_window
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers
 from jaxserve.models.families._keys import Keys
@@ -23,4 +25,19 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return replace(config, rotary_pairs="adjacent")
 
 
-FAMILY = Family(("GlmForCausalLM",), decoder_config)
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `attention_bias`. Files of the first published form, ChatGLM, have queries, keys and values as one."""
+    biases = ("blk.0.attn_q.bias", "blk.0.attn_qkv.bias")
+    return no_window(keys, config) | {"attention_bias": any(name in keys.file.tensors for name in biases)}
+
+
+FAMILY = Family(
+    ("GlmForCausalLM",),
+    decoder_config,
+    gguf=GGUFArchitecture(
+        "chatglm",
+        has_partial_rotary=True,
+        tensor_names={"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"},
+        config=_gguf_config,
+    ),
+)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no_window
@@ -22,8 +22,14 @@ DEFAULTS = dict(
     attention_multiplier=1.0,
     logits_scaling=1.0,
 )
-FACTORS = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
-"""Keys that `with_factors` reads."""
+FACTOR_KEYS: Final = {
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "attention_multiplier": "attention.scale",
+    "logits_scaling": "logit_scale",
+}
+"""Keys of GGUF files, by those that `with_factors` reads."""
+FACTORS: Final = tuple(FACTOR_KEYS)
 _DOCLING: Mapping[str, Any] = {
     "vocab_size": 133_800,
     "hidden_size": 1024,
@@ -68,12 +74,8 @@ def gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
 
 def gguf_factors(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the keys of `config.json` that `with_factors` reads."""
-    return {
-        "embedding_multiplier": keys.number("embedding_scale", 1.0),
-        "residual_multiplier": keys.number("residual_scale", 1.0),
-        "attention_multiplier": keys.number("attention.scale", config["head_dim"] ** -0.5),
-        "logits_scaling": keys.number("logit_scale", 1.0),
-    }
+    defaults = {"attention_multiplier": config["head_dim"] ** -0.5}
+    return {name: keys.number(key, defaults.get(name, 1.0)) for name, key in FACTOR_KEYS.items()}
 
 
 FAMILY = Family(

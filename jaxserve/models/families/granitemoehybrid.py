@@ -16,7 +16,7 @@ from jaxserve.models.families._experts import COUNT_KEYS, all_with_experts, read
 from jaxserve.models.families._hybrid import hybrid_layers, layer_names, mamba_width, read_mamba
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families.granite import DEFAULTS as GRANITE_DEFAULTS
-from jaxserve.models.families.granite import FACTORS, gguf_factors, with_factors
+from jaxserve.models.families.granite import FACTOR_KEYS, FACTORS, gguf_factors, with_factors
 
 DEFAULTS = dict(
     {key: value for key, value in GRANITE_DEFAULTS.items() if key != "mlp_bias"},
@@ -76,19 +76,28 @@ def _renames(hf: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return factors, mixers, and the width of the block that every token uses; `rope.scaling.finetuned` false is no rope."""
+    """Return factors, mixers, and the width of the block that every token uses; `rope.scaling.finetuned` false is no rope.
+    A file with rope and without factors is read as Bamba."""
     num_experts = config.get("num_experts", 0)
     shared = "expert_shared_feed_forward_length" if num_experts else "feed_forward_length"
     width, hidden_size = keys.integer("ssm.inner_size"), config["hidden_size"]
     if width % hidden_size:
         keys.fail("ssm.inner_size", f"a multiple of embedding_length {hidden_size}", width)
-    return {
+    names = mixed_layers(keys, config, "linear_attention")
+    found = {
         **no_window(keys, config),
-        **gguf_factors(keys, config),
         **mamba_config(keys),
         "mamba_expand": width // hidden_size,
-        "layer_types": mixed_layers(keys, config, "linear_attention"),
         "attention_bias": any(name.endswith(".attn_q.bias") for name in keys.file.tensors),
+    }
+    if keys.get("rope.scaling.finetuned") and not any(keys.has(key) for key in FACTOR_KEYS.values()):
+        attending = [index for index, name in enumerate(names) if name == "full_attention"]
+        own = {"architectures": ["BambaForCausalLM"], "attn_layer_indices": attending}
+        return found | own | {"mlp_bias": any(name.endswith(".ffn_down.bias") for name in keys.file.tensors)}
+    return {
+        **found,
+        **gguf_factors(keys, config),
+        "layer_types": names,
         "num_local_experts": num_experts,
         "shared_intermediate_size": keys.integer(shared),
         "position_embedding_type": "nope" if keys.get("rope.scaling.finetuned") is False else "rope",
@@ -103,6 +112,7 @@ FAMILY = Family(
     gguf=GGUFArchitecture(
         "granitehybrid",
         is_rope_permuted=True,
+        has_partial_rotary=True,
         has_mixers=True,
         tensor_names=TENSOR_NAMES,
         experts="optional",

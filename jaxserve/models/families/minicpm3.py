@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no_window
+from jaxserve.checkpoint.gguf.latent import TENSOR_NAMES, latent_config
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families import _latent
 from jaxserve.models.families._common import full_layers
@@ -47,4 +50,13 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     )
 
 
-FAMILY = Family(("MiniCPM3ForCausalLM",), decoder_config)
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sizes of latent attention. Files have no factors: llama.cpp has those of the published model, our defaults."""
+    return no_window(keys, config) | latent_config(keys, config)
+
+
+FAMILY = Family(
+    ("MiniCPM3ForCausalLM",),
+    decoder_config,
+    gguf=GGUFArchitecture("minicpm3", has_latent_attention=True, tensor_names=TENSOR_NAMES, config=_gguf_config),
+)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from jaxserve.checkpoint.family import Family
-from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys
+from jaxserve.checkpoint.gguf.architecture import CLIP, GGUFArchitecture, GGUFKeys
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers
 from jaxserve.models.families._keys import Keys
@@ -30,7 +30,7 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
 
 
 def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
-    return {_CLIP: keys.number("attention.clamp_kqv") if keys.get("attention.clamp_kqv") else None}
+    return {_CLIP: keys.number(CLIP) if keys.get(CLIP) else None}
 
 
 FAMILY = Family(

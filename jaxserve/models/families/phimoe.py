@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import LAYER_NORM_NAMES, WINDOW, GGUFArchitecture, GGUFKeys
+from jaxserve.checkpoint.gguf.routing import SOFTMAX, check_gating
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers
 from jaxserve.models.families._experts import COUNT_KEYS, all_with_experts, read_experts
@@ -58,8 +61,21 @@ def _with_one_factor(keys: Keys) -> Keys:
     return keys
 
 
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the window, and whether the output head has a bias. Files lack the router's jitter, which both published models share."""
+    check_gating(keys, SOFTMAX)
+    return {"sliding_window": keys.get(WINDOW) or None, "lm_head_bias": "output.bias" in keys.file.tensors}
+
+
 FAMILY = Family(
     ("PhimoeForCausalLM", "PhiMoEForCausalLM"),
     decoder_config,
     renames={"block_sparse_moe": "mlp", "w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"},
+    gguf=GGUFArchitecture(
+        "phimoe",
+        has_bias_flags=True,
+        top_names={**LAYER_NORM_NAMES, "output.bias": "lm_head.bias"},
+        experts="required",
+        config=_gguf_config,
+    ),
 )

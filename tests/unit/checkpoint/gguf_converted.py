@@ -17,11 +17,19 @@ import numpy as np
 from safetensors.numpy import load_file
 
 from tests.unit.checkpoint.checkpoint_files import as_llama_cpp_stores, stored, write_gguf
-from tests.unit.checkpoint.gguf_families import head_dim, router_keys, with_stacked_experts
+from tests.unit.checkpoint.gguf_families import (
+    head_dim,
+    mamba_keys,
+    mixer_as_stored,
+    router_keys,
+    with_absorbed_latents,
+    with_stacked_experts,
+)
 
 Config = Mapping[str, Any]
 Tensors = dict[str, np.ndarray]
 _SUFFIXES: Final = (".weight", ".bias")
+_BIASES: Final = {"dt": "dt_proj.bias", "mlp.expert": "mlp.expert_bias.bias"}
 _BARE: Final = ("layer_scalar", "_scale")
 _FIRST_KEYS: Final = {
     "context_length": ("max_position_embeddings",),
@@ -254,7 +262,136 @@ def proportional_divisors(hf: Config) -> np.ndarray:
     return np.array([1.0] * num_rotated + [1e30] * (size // 2 - num_rotated), np.float32)
 
 
+def sigmoid_router_keys(hf: Config) -> dict[str, Any]:
+    """Return the keys of a router with sigmoid scores, under the names that published configs have for them."""
+    names = {
+        "expert_shared_count": "num_shared_experts",
+        "expert_feed_forward_length": "moe_intermediate_size",
+        "leading_dense_block_count": "num_dense_layers" if "num_dense_layers" in hf else "first_k_dense_replace",
+        "expert_weights_scale": "route_scale" if "route_scale" in hf else "routed_scaling_factor",
+        "expert_group_count": "n_group",
+        "expert_group_used_count": "topk_group",
+    }
+    is_normalized = hf.get("route_norm", hf.get("norm_topk_prob", True))
+    return {key: hf[name] for key, name in names.items() if name in hf} | {"expert_weights_norm": is_normalized}
+
+
+def afmoe_keys(hf: Config) -> dict[str, Any]:
+    """Return the keys; llama.cpp reads the period of full attention, which the converter does not write: it is 4."""
+    window = {"attention.sliding_window": hf["sliding_window"], "rope.dimension_count": head_dim(hf)}
+    period = {"attention.sliding_window_pattern": hf["global_attn_every_n_layers"]}
+    return sigmoid_router_keys(hf) | window | period
+
+
+def exaone_moe_keys(hf: Config) -> dict[str, Any]:
+    return exaone4_keys(hf) | sigmoid_router_keys(hf) | {"nextn_predict_layers": 0, "rope.scaling.type": "none"}
+
+
+def chatglm_keys(hf: Config) -> dict[str, Any]:
+    return partial_rotary(0.5)(hf) | {"rope.freq_base": 10_000.0}
+
+
+def with_joined_qkv(tensors: Tensors, hf: Config) -> Tensors:
+    """Return the tensors as ChatGLM's, whose queries, keys and values are one."""
+    found = dict(tensors)
+    for name in [name for name in tensors if ".q_proj." in name]:
+        parts = [found.pop(name.replace("q_proj", part)) for part in ("q_proj", "k_proj", "v_proj")]
+        found[name.replace("q_proj", "query_key_value")] = np.concatenate(parts)
+    return found
+
+
+def phimoe_keys(hf: Config) -> dict[str, Any]:
+    table = rope_table(hf)
+    scale = hf["max_position_embeddings"] / table["original_max_position_embeddings"]
+    factor = np.sqrt(1 + np.log(scale) / np.log(table["original_max_position_embeddings"]))
+    return {
+        "attention.sliding_window": hf["sliding_window"],
+        "rope.scaling.original_context_length": table["original_max_position_embeddings"],
+        "rope.scaling.attn_factor": float(factor),
+        "rope.dimension_count": head_dim(hf),
+    }
+
+
+def minicpm3_keys(hf: Config) -> dict[str, Any]:
+    return {
+        "attention.q_lora_rank": hf["q_lora_rank"],
+        "attention.kv_lora_rank": hf["kv_lora_rank"],
+        "attention.key_length": hf["qk_nope_head_dim"] + hf["qk_rope_head_dim"],
+        "rope.dimension_count": hf["qk_rope_head_dim"],
+    }
+
+
+def youtu_keys(hf: Config) -> dict[str, Any]:
+    """Return the keys of latent attention, and those of experts that DeepSeek's converter writes for a dense model."""
+    rank, rope_dim = hf["kv_lora_rank"], hf["qk_rope_head_dim"]
+    return {
+        "attention.head_count_kv": 1,
+        "attention.q_lora_rank": hf["q_lora_rank"],
+        "attention.kv_lora_rank": rank,
+        "attention.key_length": rank + rope_dim,
+        "attention.value_length": rank,
+        "attention.key_length_mla": hf["qk_nope_head_dim"] + rope_dim,
+        "attention.value_length_mla": hf["v_head_dim"],
+        "rope.dimension_count": rope_dim,
+        "leading_dense_block_count": hf["num_hidden_layers"],
+        "expert_feed_forward_length": hf["intermediate_size"],
+        "expert_shared_count": 0,
+    }
+
+
+def dbrx_keys(hf: Config) -> dict[str, Any]:
+    attention, experts = hf["attn_config"], hf["ffn_config"]
+    return {
+        "block_count": hf["n_layers"],
+        "context_length": hf["max_seq_len"],
+        "embedding_length": hf["d_model"],
+        "feed_forward_length": experts["ffn_hidden_size"],
+        "attention.head_count": hf["n_heads"],
+        "attention.head_count_kv": attention["kv_n_heads"],
+        "rope.freq_base": float(attention["rope_theta"]),
+        "attention.clamp_kqv": attention["clip_qkv"],
+        "expert_count": experts["moe_num_experts"],
+        "expert_used_count": experts["moe_top_k"],
+        "attention.layer_norm_epsilon": 1e-5,
+    }
+
+
+def as_dbrx_stores(name: str, tensor: np.ndarray, hf: Config) -> np.ndarray:
+    """Return a tensor with an axis for experts, and outputs by inputs."""
+    if ".experts.mlp." not in name:
+        return tensor
+    by_expert = tensor.reshape(hf["ffn_config"]["moe_num_experts"], hf["ffn_config"]["ffn_hidden_size"], hf["d_model"])
+    return by_expert.swapaxes(1, 2) if name.endswith("w2") else by_expert
+
+
+def bamba_keys(hf: Config) -> dict[str, Any]:
+    attending = hf["attn_layer_indices"]
+    width = hf["mamba_expand"] * hf["hidden_size"]
+    return mamba_keys(hf, width) | {
+        "attention.head_count_kv": [
+            hf["num_key_value_heads"] * (layer in attending) for layer in range(hf["num_hidden_layers"])
+        ],
+        "rope.dimension_count": hf.get("attn_rotary_emb", head_dim(hf) // 2),
+        "rope.scaling.finetuned": True,
+    }
+
+
+def as_mamba_is_stored(name: str, tensor: np.ndarray, hf: Config) -> np.ndarray:
+    return mixer_as_stored(name, tensor, hf) if ".mamba." in name else permuted(name, tensor, hf)
+
+
 CONVERSIONS: Final[Mapping[str, Conversion]] = {
+    "AfmoeForCausalLM": Conversion(gguf.MODEL_ARCH.AFMOE, afmoe_keys),
+    "ExaoneMoeForCausalLM": Conversion(gguf.MODEL_ARCH.EXAONE_MOE, exaone_moe_keys),
+    "Jais2ForCausalLM": Conversion(gguf.MODEL_ARCH.JAIS2, lambda hf: {"rope.dimension_count": head_dim(hf)}),
+    "GlmForCausalLM": Conversion(gguf.MODEL_ARCH.CHATGLM, chatglm_keys),
+    "PhimoeForCausalLM": Conversion(gguf.MODEL_ARCH.PHIMOE, phimoe_keys),
+    "MiniCPM3ForCausalLM": Conversion(gguf.MODEL_ARCH.MINICPM3, minicpm3_keys),
+    "YoutuForCausalLM": Conversion(gguf.MODEL_ARCH.DEEPSEEK2, youtu_keys, prepare=with_absorbed_latents),
+    "DbrxForCausalLM": Conversion(gguf.MODEL_ARCH.DBRX, dbrx_keys, as_dbrx_stores),
+    "BambaForCausalLM": Conversion(gguf.MODEL_ARCH.GRANITE_HYBRID, bamba_keys, as_mamba_is_stored),
+    "InternLM3ForCausalLM": Conversion(gguf.MODEL_ARCH.LLAMA, change=permuted),
+    "IQuestCoderForCausalLM": Conversion(gguf.MODEL_ARCH.LLAMA, change=permuted),
     "Ministral3ForCausalLM": Conversion(gguf.MODEL_ARCH.MISTRAL3, ministral3_keys, permuted),
     "Glm4ForCausalLM": Conversion(gguf.MODEL_ARCH.GLM4, partial_rotary(0.5)),
     "Gemma3nForCausalLM": Conversion(gguf.MODEL_ARCH.GEMMA3N, gemma3n_keys, prepare=with_stacked_streams),
@@ -308,15 +445,17 @@ def converted(path: Path, folder: Path, hf: Config, kind: str = "F32", **more: A
     """Write the checkpoint of a folder as a GGUF file. hf: its config, perhaps with what a file can hold. kind: type of the matrices
     of experts. more: further keys, or None for those to leave out, with `__` for a dot."""
     conversion = CONVERSIONS[hf["architectures"][0]]
-    name, count = gguf.MODEL_ARCH_NAMES[conversion.architecture], hf["num_hidden_layers"]
+    name = gguf.MODEL_ARCH_NAMES[conversion.architecture]
     found = {
         key: next((hf[own] for own in names if hf.get(own) is not None), None) for key, names in _FIRST_KEYS.items()
     }
     weights = {key: value.astype(np.float32) for key, value in load_file(folder / "model.safetensors").items()}
-    keys = found | {"block_count": count} | rope_keys(hf) | conversion.keys(hf) | xielu_keys(weights)
+    keys = found | {"block_count": hf.get("num_hidden_layers")}
+    keys |= rope_keys(hf) | conversion.keys(hf) | xielu_keys(weights)
     keys |= {key.replace("__", "."): value for key, value in more.items()}
     metadata = {f"{name}.{key}": value for key, value in keys.items() if value is not None}
     metadata |= {f"tokenizer.ggml.{key}": hf[key] for key in ("bos_token_id", "eos_token_id")}
+    count = keys["block_count"]
     maps = [gguf.get_tensor_name_map(each, count) for each in (conversion.architecture, gguf.MODEL_ARCH.LLAMA)]
     tensors = {}
     for hf_name, tensor in with_stacked_experts(conversion.prepare(weights, hf)).items():
@@ -325,6 +464,9 @@ def converted(path: Path, folder: Path, hf: Config, kind: str = "F32", **more: A
         assert stored_name is not None, hf_name
         is_stack = re.search(r"_exps\.weight$", stored_name) is not None
         tensors[stored_name] = stored(kind if is_stack else "F32", conversion.change(hf_name, tensor, hf))
+    for length in ("short", "long"):
+        if divisors := rope_table(hf).get(f"{length}_factor"):
+            tensors[f"rope_factors_{length}.weight"] = ("F32", np.array(divisors, np.float32))
     if conversion.factors is not None:
         tensors["rope_freqs.weight"] = ("F32", conversion.factors(hf))
     return write_gguf(path, name, metadata, tensors)
@@ -341,4 +483,5 @@ def with_suffix(name: str) -> str:
     """Return a Hugging Face name with the suffix that the converter adds to some."""
     if name.endswith(_BARE) or (".experts." in name and not name.endswith(_SUFFIXES)):
         return f"{name}.weight"
+    name = re.sub(r"(dt|mlp\.expert)_bias$", lambda match: _BIASES[match[1]], name)
     return re.sub(r"e_score_correction_bias$", "e_score_correction.bias", name)

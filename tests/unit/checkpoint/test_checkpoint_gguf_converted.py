@@ -15,7 +15,7 @@ from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.registry import decoder_config, decoder_of, open_model
 from tests.models.goldens import golden_checkpoint
 from tests.unit.checkpoint.checkpoint_files import write_decoder
-from tests.unit.checkpoint.gguf_converted import CONVERSIONS, converted
+from tests.unit.checkpoint.gguf_converted import CONVERSIONS, converted, with_joined_qkv
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -32,6 +32,17 @@ IN_A_FILE: dict[str, dict[str, Any]] = {
     "hunyuan_tiny": {"max_position_embeddings": 256 * 1024},
     "hunyuan_moe_tiny": {"max_position_embeddings": 256 * 1024},
     "starcoder2_tiny": {"sliding_window": 4096},
+    "phimoe_tiny": {
+        "router_jitter_noise": 0.01,
+        "rope_scaling": {
+            "type": "longrope",
+            "original_max_position_embeddings": 256,
+            "short_factor": [1.0, 1.25, 1.5, 1.75, 2.0, 2.25],
+            "long_factor": [1.0, 2.5, 4.0, 5.5, 7.0, 8.5],
+        },
+    },
+    "dbrx_odd_tiny": {"ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 5, "moe_top_k": 1}},
+    "minicpm3_tiny": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
 }
 """Changes of configs to what files can hold: their keys lack the rest, which published models share."""
 
@@ -44,12 +55,28 @@ def in_a_file(name: str) -> tuple[Path, dict[str, Any]]:
 
 def rounded(config: DecoderConfig) -> DecoderConfig:
     """Files have numbers in float32."""
-    return replace(config, rope_theta=float(f"{config.rope_theta:.6g}"))
+    config, scaling = replace(config, rope_theta=float(f"{config.rope_theta:.6g}")), config.rope_scaling
+    if scaling is None or scaling.attention_factor is None:
+        return config
+    return replace(config, rope_scaling=replace(scaling, attention_factor=round(scaling.attention_factor, 5)))
 
 
 @pytest.mark.parametrize(
     "name",
     [
+        "afmoe_tiny",
+        "exaone_moe_tiny",
+        "jais2_tiny",
+        "glm_tiny",
+        "phimoe_tiny",
+        "minicpm3_tiny",
+        "youtu_tiny",
+        "dbrx_tiny",
+        "dbrx_odd_tiny",
+        "bamba_tiny",
+        "bamba_odd_tiny",
+        "internlm3_tiny",
+        "iquestcoder_tiny",
         "gemma4_tiny",
         "gemma4_moe_odd_tiny",
         "gemma3n_tiny",
@@ -128,6 +155,19 @@ def test_a_factor_on_queries_of_0_is_none() -> None:
     _, hf = in_a_file("ministral3_tiny")
     given = decoder_config({**hf, "rope_parameters": {**hf["rope_parameters"], "llama_4_scaling_beta": 0}})
     assert given == replace(decoder_config(hf), query_scaling=None)
+
+
+def test_chatglm_may_have_queries_keys_and_values_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, hf = in_a_file("glm_tiny")
+    expected = open_model(converted(tmp_path / "a.gguf", folder, hf))
+    names = {f"self_attn.query_key_value.{kind}": f"attn_qkv.{kind}" for kind in ("weight", "bias")}
+    joined = replace(CONVERSIONS["GlmForCausalLM"], prepare=with_joined_qkv, stored_names=names)
+    monkeypatch.setitem(CONVERSIONS, "GlmForCausalLM", joined)
+    found = open_model(converted(tmp_path / "b.gguf", folder, hf))
+    assert decoder_of(found) == decoder_of(expected)
+    assert found.tensors.keys() == expected.tensors.keys()
+    for tensor in found.tensors:
+        np.testing.assert_array_equal(found.read(tensor), expected.read(tensor), err_msg=tensor)
 
 
 def test_divisors_of_gemma_3n_are_not_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,6 +333,17 @@ def test_norms_of_single_heads_are_rejected(tmp_path: Path, architecture: str, k
             {"expert_shared_count": 2},
             "key 'hunyuan-moe.expert_shared_count': expected 1 or none, found 2",
         ),
+        (
+            "afmoe_tiny",
+            {"expert_gating_func": 1},
+            "key 'afmoe.expert_gating_func': expected 2 (sigmoid) or none, found 1",
+        ),
+        ("afmoe_tiny", {"attention__sliding_window": None}, "key 'afmoe.attention.sliding_window': expected a whole"),
+        ("afmoe_tiny", {"rope__freq_base_swa": 5.0}, "key 'afmoe.rope.freq_base_swa': expected the base of all layers"),
+        ("exaone_moe_tiny", {"expert_gating_func": 1}, "key 'exaone-moe.expert_gating_func': expected 2 (sigmoid)"),
+        ("phimoe_tiny", {"expert_gating_func": 2}, "key 'phimoe.expert_gating_func': expected 1 (softmax)"),
+        ("dbrx_tiny", {"expert_weights_scale": 2.0}, "key 'dbrx.expert_weights_scale': expected 1 or none, found 2.0"),
+        ("jais2_tiny", {"attention__sliding_window": 8}, "key 'jais2.attention.sliding_window': expected none"),
         (
             "hunyuan_tiny",
             {"attention__sliding_window": 8},
