@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
-from tests.models.goldens import GoldenCheckpoint, golden_checkpoints, smollm2_goldens
+from tests.models.goldens import DATA, GoldenCheckpoint, golden_checkpoints, smollm2_goldens
 
 TIE = 1e-4
 """Distance of the two best logits below which another greedy token is accepted."""
@@ -24,6 +26,13 @@ def test_tiny_references_are_varied_and_without_ties(golden: GoldenCheckpoint) -
 @pytest.mark.parametrize("golden", golden_checkpoints(), ids=lambda golden: golden.name)
 def test_tiny_checkpoints_stay_tiny(golden: GoldenCheckpoint) -> None:
     assert sum(file.stat().st_size for file in golden.path.iterdir()) < MAX_FILE_BYTES
+
+
+@pytest.mark.parametrize(("rows", "folder"), [("controls.json", "."), ("processors.json", "vision")])
+def test_every_tiny_checkpoint_can_be_made_again(rows: str, folder: str) -> None:
+    assert set(json.loads((DATA / rows).read_text())) == {
+        path.parent.name for path in DATA.glob(f"{folder}/*/golden.npz")
+    }
 
 
 def test_smollm2_references_cover_what_is_promised_without_ties() -> None:

@@ -1,7 +1,7 @@
 """Write the tiny drafters of tests/models/data/assistants, each for a Gemma 4 of tests/models/data, and what transformers drafts with them.
 
 Run from the repository root where torch and transformers are installed: python tests/tools/make_assistant_goldens.py [NAME ...]
-golden.npz, in float32 from exactly the stored weights:
+The config.json of a folder is written by hand. golden.npz, in float32 from exactly the stored weights:
     prompt_ids (T) int32, output_ids (6) int32: the model's greedy tokens after them,
     draft_ids (5, 3) int32: after 2 to 6 of the outputs, the tokens that transformers' candidate generator drafts with the keys
     and values of the tokens before the last one,
@@ -22,30 +22,11 @@ import torch
 import transformers
 from make_goldens import MAX_NOISE, MIN_GAP, load, random_weights, stored_buffers
 from safetensors.torch import save_file
-from tiny_checkpoints import TINY_CHECKPOINTS
 from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
 
 DATA = Path(__file__).parents[1] / "models" / "data"
 NUM_OUTPUTS, NUM_DRAFTS = 6, 3
 MIN_CONTROL = 0.05
-NAMES = ("gemma4_tiny", "gemma4_moe_odd_tiny", "gemma4_unified_tiny")
-CENTROIDS = {"gemma4_tiny": 16, "gemma4_moe_odd_tiny": 4}
-"""Models whose drafter has ordered embeddings, and their clusters."""
-_OF_TARGET = (
-    "vocab_size",
-    "num_key_value_heads",
-    "num_global_key_value_heads",
-    "attention_k_eq_v",
-    "head_dim",
-    "global_head_dim",
-    "sliding_window",
-    "rope_parameters",
-    "rms_norm_eps",
-    "max_position_embeddings",
-    "hidden_activation",
-    "tie_word_embeddings",
-    "model_type",
-)
 
 
 def share_keys(kind: Any) -> None:
@@ -62,35 +43,6 @@ def share_keys(kind: Any) -> None:
         return inner.fget(self)
 
     kind.kv_sharing_modes = property(modes)
-
-
-def drafter_config(name: str) -> dict[str, Any]:
-    """Return `config.json` of the drafter, with more query heads than the model in one case and fewer in another."""
-    target = TINY_CHECKPOINTS[name].config
-    text = {key: target[key] for key in _OF_TARGET if key in target}
-    is_unified = "unified" in name
-    text |= {
-        "hidden_size": 24 if is_unified else 20,
-        "intermediate_size": 28,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 3 if is_unified else 2,
-        "layer_types": ["sliding_attention"] * (2 if is_unified else 1) + ["full_attention"],
-    }
-    if not is_unified:
-        text |= {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
-    kind = "Gemma4Unified" if is_unified else "Gemma4"
-    ordered = CENTROIDS.get(name)
-    own = {"num_centroids": ordered, "centroid_intermediate_top_k": ordered // 4} if ordered else {}
-    return {
-        "architectures": [f"{kind}AssistantForCausalLM"],
-        "model_type": "gemma4_unified_assistant" if is_unified else "gemma4_assistant",
-        "backbone_hidden_size": target["hidden_size"],
-        "use_ordered_embeddings": bool(ordered),
-        "tie_word_embeddings": True,
-        "dtype": TINY_CHECKPOINTS[name].dtype,
-        "text_config": text,
-        **own,
-    }
 
 
 def save(drafter: Any, folder: Path, dtype: torch.dtype, seed: int) -> None:
@@ -152,11 +104,9 @@ def gap(logits: np.ndarray) -> float:
 
 
 def make(name: str) -> None:
-    """Write one folder."""
+    """Write the files of one folder."""
     folder = DATA / "assistants" / name
-    folder.mkdir(parents=True, exist_ok=True)
-    hf = drafter_config(name)
-    (folder / "config.json").write_text(json.dumps(hf, indent=1) + "\n")
+    hf = json.loads((folder / "config.json").read_text())
     with np.load(DATA / name / "golden.npz") as arrays:
         prompt_ids = arrays["prompt_ids"].tolist()
     model, wide = load(DATA / name), load(DATA / name, torch.float64)
@@ -192,7 +142,7 @@ def main() -> None:
     transformers.utils.logging.disable_progress_bar()
     for kind in (transformers.Gemma4TextConfig, transformers.Gemma4UnifiedTextConfig):
         share_keys(kind)
-    for name in sys.argv[1:] or NAMES:
+    for name in sys.argv[1:] or sorted(path.name for path in (DATA / "assistants").iterdir()):
         make(name)
 
 

@@ -19,8 +19,17 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from make_vision_goldens import DATA, MIN_GAP, NUM_LOGITS, features, greedy, load, make_processor, patches
-from vision_checkpoints import VISION_CHECKPOINTS
+from make_vision_goldens import (
+    DATA,
+    MIN_GAP,
+    NUM_LOGITS,
+    features,
+    greedy,
+    load,
+    make_processor,
+    patches,
+    read_checkpoint,
+)
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.models.crops import CHOSEN, CROPPED_SIZES, PAN_AND_SCAN, PUBLISHED, TEXT
@@ -37,7 +46,7 @@ def arguments(rule: dict[str, Any]) -> dict[str, Any]:
 @torch.no_grad()
 def golden() -> dict[str, np.ndarray]:
     """Return the arrays."""
-    folder, tiny = DATA / NAME, VISION_CHECKPOINTS[NAME]
+    folder, tiny = DATA / NAME, read_checkpoint(NAME)
     model, processor = load(folder), make_processor(folder, tiny)
     pictures = [picture(*size, seed) for seed, size in enumerate(CROPPED_SIZES)]
 

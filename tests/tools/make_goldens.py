@@ -1,13 +1,16 @@
 """Write the tiny checkpoints of tests/models/data and what transformers computes with them.
 
 Run from the repository root where torch and transformers are installed: python tests/tools/make_goldens.py [NAME ...]
-A folder holds what a published model holds (config.json, generation_config.json, tokenizer.json,
-tokenizer_config.json, safetensors) and golden.npz, computed by transformers in float32 with eager attention from
-exactly those files:
+Written by hand are the config.json of a folder, with the keys that published models use, and its line of controls.json.
+Between them the configs have: every family, 1 to 8 query heads to a kv head, tied and untied heads, biases, qk-norm, a head
+dim that is not D / N, windows of 8 tokens, layers without positions, every rope scaling that a text of 104 tokens can show
+(it is longer than some original lengths), both forms of its keys, f32, f16 and bf16, one file and shards.
+This program adds what else a published model holds (generation_config.json, tokenizer.json, tokenizer_config.json,
+safetensors) and golden.npz, computed by transformers in float32 with eager attention from exactly those files:
     prompt_ids (T) int32, logits (8, V) float32 of the last 8 prompt positions,
     output_ids (64) int32, greedy and not stopping at end tokens, gaps (64) float32 between the two best logits.
 Seeds are tried in order until the greedy text is varied, no two best logits come close, every control (a change of
-config that a faulty decoder would amount to) moves the logits, and float64 does not: what is left between two correct
+config that a faulty decoder would amount to, in controls.json) moves the logits, and float64 does not: what is left between two correct
 float32 decoders is far below the 1e-4 that tests allow.
 """
 
@@ -15,7 +18,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,12 +27,17 @@ import tokenizers
 import torch
 import transformers
 from safetensors.torch import save_file
-from tiny_checkpoints import BOS, TINY_CHECKPOINTS, VOCAB_SIZE, TinyCheckpoint
 
 DATA = Path(__file__).parents[1] / "models" / "data"
+VOCAB_SIZE = 320
+BOS, EOS = 0, 2
 NUM_PROMPT, NUM_LOGITS, NUM_TOKENS = 40, 8, 64
 MIN_DISTINCT, MIN_GAP, MIN_CONTROL, MAX_NOISE = 24, 2e-3, 0.05, 8e-6
 LOGIT_STD = 2.0
+SHARDS = {"llama_linear_tiny": 2, "mixtral_tiny": 2}
+"""Numbers of files of checkpoints with more than one."""
+END_TOKENS = {"qwen2_tiny": [EOS, 0]}
+"""End tokens of generation_config.json that are not those of config.json."""
 _LAYER_SCALE = ".layer_scalar"
 _BLOCK_WITH_NORMS = ".norm_attn_norm"
 """Part of the names of DBRX's parameters, of which not all are norms."""
@@ -423,18 +430,17 @@ def text_state(model: transformers.PreTrainedModel, dtype: torch.dtype) -> dict[
     return state | {published_correction(name, kind): buffer for name, buffer in buffers.items() if name is not None}
 
 
-def save_weights(model: transformers.PreTrainedModel, tiny: TinyCheckpoint, folder: Path) -> None:
+def save_weights(model: transformers.PreTrainedModel, dtype: str, folder: Path, num_shards: int = 1) -> None:
     """One file, or shards with an index; a tied head is left out, as in published checkpoints."""
-    dtype = getattr(torch, tiny.dtype)
-    state = text_state(model, dtype)
-    if tiny.num_shards == 1:
+    state = text_state(model, getattr(torch, dtype))
+    if num_shards == 1:
         save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
         return
     names = sorted(state)
     weight_map: dict[str, str] = {}
-    for shard in range(tiny.num_shards):
-        file = f"model-{shard + 1:05}-of-{tiny.num_shards:05}.safetensors"
-        held = names[shard :: tiny.num_shards]
+    for shard in range(num_shards):
+        file = f"model-{shard + 1:05}-of-{num_shards:05}.safetensors"
+        held = names[shard::num_shards]
         save_file({name: state[name] for name in held}, folder / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(held, file)
     total = sum(weight.numel() * weight.element_size() for weight in state.values())
@@ -555,14 +561,11 @@ def is_repeatable(model: Any, arrays: dict[str, np.ndarray]) -> bool:
     return bool(np.allclose((best[:, 0] - best[:, 1]).numpy(), arrays["gaps"], rtol=0, atol=1e-3))
 
 
-def make(name: str, tiny: TinyCheckpoint) -> None:
-    """Write one folder."""
+def make(name: str, controls: dict[str, dict[str, Any]]) -> None:
+    """Write the files of one folder."""
     folder = DATA / name
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    hf = {**tiny.config, "dtype": tiny.dtype}
-    (folder / "config.json").write_text(json.dumps(hf, indent=1) + "\n")
-    generation = {"bos_token_id": BOS, "eos_token_id": tiny.generation_eos or hf["eos_token_id"]}
+    hf = json.loads((folder / "config.json").read_text())
+    generation = {"bos_token_id": BOS, "eos_token_id": END_TOKENS.get(name, hf["eos_token_id"])}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=1) + "\n")
     save_tokenizer(folder)
     whole, config = class_and_config(hf)
@@ -575,12 +578,12 @@ def make(name: str, tiny: TinyCheckpoint) -> None:
     for seed in range(100):
         model = whole._from_config(config, dtype=torch.float32)
         random_weights(model, seed)
-        save_weights(model, tiny, folder)
+        save_weights(model, hf["dtype"], folder, SHARDS.get(name, 1))
         arrays = golden(load(folder), prompt_ids)
         distinct, gap = len(set(arrays["output_ids"].tolist())), float(arrays["gaps"].min())
         if distinct < MIN_DISTINCT or gap < MIN_GAP or not is_repeatable(load(folder), arrays):
             continue
-        moved = {control: distance(load(folder, **changes)) for control, changes in tiny.controls.items()}
+        moved = {control: distance(load(folder, **changes)) for control, changes in controls.items()}
         noise = distance(load(folder, torch.float64))
         if min(moved.values()) >= MIN_CONTROL and noise <= MAX_NOISE:
             break
@@ -597,8 +600,9 @@ def main() -> None:
     """Write the folders named on the command line, or all."""
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
-    for name in sys.argv[1:] or TINY_CHECKPOINTS:
-        make(name, TINY_CHECKPOINTS[name])
+    controls = json.loads((DATA / "controls.json").read_text())
+    for name in sys.argv[1:] or controls:
+        make(name, controls[name])
 
 
 if __name__ == "__main__":

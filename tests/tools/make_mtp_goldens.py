@@ -2,7 +2,7 @@
 computes with it.
 
 Run from the repository root where torch and transformers are installed: python tests/tools/make_mtp_goldens.py [NAME ...]
-golden.npz, in float32 from exactly the stored weights:
+The config.json of a folder is written by hand. golden.npz, in float32 from exactly the stored weights:
     prompt_ids (T) int32, output_ids (2) int32: the model's greedy tokens after them,
     logits (8, V) float32 of the MTP layer, for the last 7 tokens of the prompt and the first output,
     draft_ids (3) int32: greedy tokens after the outputs, the first of these logits, each further one of the layer's own output,
@@ -21,28 +21,17 @@ from typing import Any
 import numpy as np
 import torch
 import transformers
-from make_goldens import MAX_NOISE, MIN_CONTROL, MIN_GAP, load, published, random_weights, save_weights
+from make_goldens import MAX_NOISE, MIN_CONTROL, MIN_GAP, VOCAB_SIZE, load, published, random_weights, save_weights
 from safetensors.torch import load_file, save_file
-from tiny_checkpoints import TINY_CHECKPOINTS, VOCAB_SIZE, TinyCheckpoint
 from transformers.modeling_layers import MtpModel
 
 DATA = Path(__file__).parents[1] / "models" / "data" / "mtp"
 NUM_PROMPT, NUM_LOGITS, NUM_DRAFTS = 40, 8, 3
-SMALL = {"hidden_size": 48, "intermediate_size": 56, "num_hidden_layers": 2}
-MODELS = {
-    "glm4": "glm4_tiny",
-    "glm4_moe": "glm4_moe_tiny",
-    "deepseek_v3": "deepseek_v3_tiny",
-    "deepseek_v32": "deepseek_v32_tiny",
-    "glm4_moe_lite": "glm4_moe_lite_tiny",
-    "qwen3_5": "qwen3_5_tiny",
-    "qwen3_next": "qwen3_next_tiny",
-}
 QWEN_NAMES = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_proj": "fc", "post_norm": "norm"}
 """Names of the layer's own modules in checkpoints of Qwen3-Next and Qwen3.5, after `mtp.`."""
 
 
-def add_layer(folder: Path, model: transformers.PreTrainedModel, tiny: TinyCheckpoint, seed: int) -> None:
+def add_layer(folder: Path, model: transformers.PreTrainedModel, dtype: str, seed: int) -> None:
     """Add a random MTP layer to the checkpoint in `folder`."""
     predictor = MtpModel(model, 1)
     random_weights(predictor, seed + 1000)
@@ -52,9 +41,9 @@ def add_layer(folder: Path, model: transformers.PreTrainedModel, tiny: TinyCheck
     for whole, weight in own.items():
         name = whole.removeprefix("layers.0.")
         is_kept = name.endswith("e_score_correction_bias")
-        dtype = weight.dtype if is_kept else getattr(torch, tiny.dtype)
+        stored = weight.dtype if is_kept else getattr(torch, dtype)
         for part, value in published(stored_name(name, number, model_type), weight, model_type).items():
-            state[part] = value.detach().to(dtype).contiguous()
+            state[part] = value.detach().to(stored).contiguous()
     if not model_type.startswith("qwen"):  # others are published with copies of both
         state[f"model.layers.{number}.embed_tokens.weight"] = state["model.embed_tokens.weight"].clone()
         state[f"model.layers.{number}.shared_head.head.weight"] = state["lm_head.weight"].clone()
@@ -132,18 +121,11 @@ def gap(logits: np.ndarray) -> float:
     return float((best[..., -1] - best[..., -2]).min())
 
 
-def make(name: str, tiny: TinyCheckpoint) -> None:
-    """Write one folder."""
+def make(name: str) -> None:
+    """Write the files of one folder."""
     folder = DATA / name
-    folder.mkdir(parents=True, exist_ok=True)
-    hf = {**tiny.config, **SMALL, "dtype": tiny.dtype}
+    hf = json.loads((folder / "config.json").read_text())
     is_qwen = hf["model_type"].startswith("qwen")
-    hf["mtp_num_hidden_layers" if is_qwen else "num_nextn_predict_layers"] = 1
-    if "mlp_layer_types" in hf:
-        hf |= {"mlp_layer_types": ["dense", "sparse"]}
-    if "layer_types" in hf:
-        hf |= {"layer_types": ["linear_attention", "full_attention"]}
-    (folder / "config.json").write_text(json.dumps(hf, indent=1) + "\n")
     rng = np.random.default_rng(len(name))
     prompt_ids = rng.integers(3, VOCAB_SIZE, NUM_PROMPT).tolist()
     kind = type(transformers.AutoConfig.for_model(hf["model_type"]))
@@ -159,8 +141,8 @@ def make(name: str, tiny: TinyCheckpoint) -> None:
         config = kind.from_dict(hf)
         fresh = getattr(transformers, hf["architectures"][0])._from_config(config, dtype=torch.float32)
         random_weights(fresh, seed)
-        save_weights(fresh, tiny, folder)
-        add_layer(folder, fresh, tiny, seed)
+        save_weights(fresh, hf["dtype"], folder)
+        add_layer(folder, fresh, hf["dtype"], seed)
         model = load(folder)
         predictor = load_layer(folder, model)
         arrays = golden(model, predictor, prompt_ids)
@@ -191,8 +173,8 @@ def main() -> None:
     """Write the folders named on the command line, or all."""
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
-    for name in sys.argv[1:] or MODELS:
-        make(name, TINY_CHECKPOINTS[MODELS[name]])
+    for name in sys.argv[1:] or sorted(path.name for path in DATA.iterdir()):
+        make(name)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Write tests/models/data/odd_shapes.json and odd_shapes.npz: a second shape of each family, and what transformers computes with it.
 
 Run from the repository root where torch and transformers are installed: python tests/tools/make_odd_goldens.py [NAME ...]
-Names are those of tiny_checkpoints.py, whose configs get other sizes: heads of 40 or 72 numbers, three or five to a KV head, 333 tokens.
+Names are those of tiny checkpoints, whose configs get other sizes: heads of 40 or 72 numbers, three or five to a KV head, 333 tokens.
 Weights follow from names, shapes and a seed (tests/models/odd_shapes.py), so that none are stored. Given names are replaced.
 """
 

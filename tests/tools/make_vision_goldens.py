@@ -2,8 +2,10 @@
 
 Run from the repository root where torch, torchvision and transformers are installed:
 python tests/tools/make_vision_goldens.py [NAME ...]
-A folder holds what a published model holds and golden.npz, computed in float32 with eager attention from exactly those
-files. Picture number i of `SIZES` is tests.models.pictures.picture(width, height, i):
+Written by hand are config.json and preprocessor_config.json of a folder, and its line of ../processors.json: the class of its
+processor, the text of an image in prompts, the control tokens of images, those that tokenizer_config.json names, and arguments of
+the class. This program adds what else a published model holds and golden.npz, computed in float32 with eager attention from exactly
+those files. Picture number i of `SIZES` is tests.models.pictures.picture(width, height, i):
     pixels_i (P, F) uint8, patches in the order of `EncoderItem`, of all items, by the image processor that uses Pillow;
     default_i (P, F) int16, added to them by the default one, which uses torchvision; features_i (N, W) float32;
     ids_1, ids_3 (T) int32, the processor's tokens of the prompts PROMPTS with 1 and 3 pictures; logits_1, logits_3
@@ -20,6 +22,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,36 +31,56 @@ import PIL.Image
 import tokenizers
 import torch
 import transformers
-from document_checkpoints import DOCUMENT_CHECKPOINTS
-from further_vision_checkpoints import FURTHER_VISION_CHECKPOINTS
-from kimi_vision_checkpoints import KIMI_VISION_CHECKPOINTS
-from later_vision_checkpoints import LATER_VISION_CHECKPOINTS
-from make_goldens import CORPUS, random_weights
-from prefix_checkpoints import PREFIX_CHECKPOINTS
+from make_goldens import BOS, CORPUS, EOS, random_weights
 from safetensors.torch import load_file, save_file
-from tiled_checkpoints import TILED_CHECKPOINTS
 from torchvision.transforms.v2 import functional
 from transformers.models.gemma4_unified import modeling_gemma4_unified
-from vision_checkpoints import BOS, EOS, SIZES, VISION_CHECKPOINTS, VOCAB_SIZE, VisionCheckpoint
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from tests.models.pictures import picture
 
-ALL = (
-    VISION_CHECKPOINTS
-    | LATER_VISION_CHECKPOINTS
-    | DOCUMENT_CHECKPOINTS
-    | KIMI_VISION_CHECKPOINTS
-    | TILED_CHECKPOINTS
-    | PREFIX_CHECKPOINTS
-    | FURTHER_VISION_CHECKPOINTS
-)
 DATA = Path(__file__).parents[1] / "models" / "data" / "vision"
 NUM_TOKENS, NUM_LOGITS, MIN_GAP, MIN_MOVED = 24, 8, 5e-3, 0.1
+VOCAB_SIZE = 352
+SIZES = ((80, 50), (30, 45), (20, 22))
+"""Widths and heights of the pictures of a golden."""
 SPEECH = ("talker.model", "code2wav.pre_transformer", "token2wav.code2wav_dit_model")
 """Modules of omni models that make speech, of which a checkpoint has a tensor each."""
 PROMPTS = {1: ("Look: {}\nhello", (0,)), 3: ("{} and {}, then{}?\n\nHow are you", (2, 0, 1))}
 """Number of pictures: the text with a place for each, and the pictures."""
+
+
+@dataclass(frozen=True, slots=True)
+class VisionCheckpoint:
+    """A checkpoint, as far as it is written by hand."""
+
+    config: dict[str, Any]
+    processor: dict[str, Any]
+    processor_class: str
+    placeholder: str
+    """Text of an image in the prompts of the golden."""
+    markers: list[str]
+    named_tokens: dict[str, str]
+    """Control tokens under their names in `tokenizer_config.json`."""
+    processor_keys: dict[str, Any]
+    """Further arguments of the processor's class."""
+
+
+def read_checkpoint(name: str) -> VisionCheckpoint:
+    """Read what is written by hand of a folder."""
+    config, processor = (
+        json.loads((DATA / name / file).read_text()) for file in ("config.json", "preprocessor_config.json")
+    )
+    row = processors()[name]
+    return VisionCheckpoint(
+        config, processor, row["class"], row["image"], row["markers"], row.get("names", {}), row.get("keys", {})
+    )
+
+
+def processors() -> dict[str, dict[str, Any]]:
+    """Return the rows of processors.json by the names of folders."""
+    found: dict[str, dict[str, Any]] = json.loads((DATA.parent / "processors.json").read_text())
+    return found
 
 
 def save_tokenizer(folder: Path, tiny: VisionCheckpoint) -> None:
@@ -394,14 +417,10 @@ def published_name(name: str) -> str:
     )
 
 
-def make(name: str, tiny: VisionCheckpoint) -> None:
-    """Write one folder."""
-    folder = DATA / name
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    hf = {**tiny.config, "dtype": "bfloat16"}
-    (folder / "config.json").write_text(json.dumps(hf, indent=1) + "\n")
-    (folder / "preprocessor_config.json").write_text(json.dumps(tiny.processor, indent=1) + "\n")
+def make(name: str) -> None:
+    """Write the files of one folder."""
+    folder, tiny = DATA / name, read_checkpoint(name)
+    hf = tiny.config
     generation = {"bos_token_id": BOS, "eos_token_id": EOS}
     (folder / "generation_config.json").write_text(json.dumps(generation, indent=1) + "\n")
     save_tokenizer(folder, tiny)
@@ -438,8 +457,8 @@ def main() -> None:
     torch.set_num_threads(1)
     see_images_within_windows()
     transformers.utils.logging.disable_progress_bar()
-    for name in sys.argv[1:] or ALL:
-        make(name, ALL[name])
+    for name in sys.argv[1:] or processors():
+        make(name)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""Configs of odd sizes, one of each family that has only one shape in tiny_checkpoints.py."""
+"""Configs of odd sizes, one of each family that has only one shape among the tiny checkpoints of make_goldens.py."""
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 
-from tiny_checkpoints import TINY_CHECKPOINTS
+from make_goldens import DATA
 
 VOCAB_SIZE: Final = 333
 _FIVES: Final = {"num_attention_heads": 5, "num_key_value_heads": 1}
@@ -23,7 +24,14 @@ _HAS_ODD: Final = frozenset(
     "bailing_hybrid bamba codegen falcon falcon_h1 gemma3n gemma4 gpt2 gpt_bigcode gpt_neox gptj kimi_linear lfm2 lfm3 llama4 mistral4 nemotron_h olmo_hybrid "
     "opt qwen3_5 qwen3_next".split()
 )
-"""Types of models with a second shape of odd sizes in tiny_checkpoints.py."""
+"""Types of models with a second shape of odd sizes among the tiny checkpoints."""
+
+
+def _config(name: str) -> dict[str, Any]:
+    """Return the config of a tiny checkpoint, which says nothing of the type of weights."""
+    found: dict[str, Any] = json.loads((DATA / name / "config.json").read_text())
+    del found["dtype"]
+    return found
 
 
 def _longrope(table: dict[str, Any], rotary_dim: int) -> dict[str, Any]:
@@ -94,8 +102,8 @@ CHANGES: Final[dict[str, dict[str, Any]]] = {
         **_INDEXED,
         "index_topk": 5,
     },
-    "phi3_longrope_tiny": _longrope(TINY_CHECKPOINTS["phi3_longrope_tiny"].config["rope_scaling"], 40),
-    "phimoe_tiny": _longrope(TINY_CHECKPOINTS["phimoe_tiny"].config["rope_scaling"], 40),
+    "phi3_longrope_tiny": _longrope(_config("phi3_longrope_tiny")["rope_scaling"], 40),
+    "phimoe_tiny": _longrope(_config("phimoe_tiny")["rope_scaling"], 40),
 }
 """Further changes of one config."""
 
@@ -104,12 +112,13 @@ def odd_configs() -> dict[str, dict[str, Any]]:
     """Return the configs by the names of the tiny checkpoints that they change, the first of each architecture."""
     found: dict[str, dict[str, Any]] = {}
     seen = set[str]()
-    for name, tiny in sorted(TINY_CHECKPOINTS.items()):
-        kind = tiny.config["model_type"].removesuffix("_text")
-        if kind in _HAS_ODD or tiny.config["architectures"][0] in seen:
+    for name in sorted(json.loads((DATA / "controls.json").read_text())):
+        config = _config(name)
+        kind = config["model_type"].removesuffix("_text")
+        if kind in _HAS_ODD or config["architectures"][0] in seen:
             continue
-        seen.add(tiny.config["architectures"][0])
-        found[name] = tiny.config | _sizes(tiny.config, is_wide=kind in _WIDE) | CHANGES.get(name, {})
+        seen.add(config["architectures"][0])
+        found[name] = config | _sizes(config, is_wide=kind in _WIDE) | CHANGES.get(name, {})
     return found
 
 
