@@ -10,7 +10,7 @@ from jaxserve.checkpoint.renamed import MULTIMODAL
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.images import ImageProcessorConfig
 from jaxserve.model_config.vision import VisionConfig
-from jaxserve.models.families._common import MAX_LAYERS, MAX_WIDTH
+from jaxserve.models.families._common import MAX_LAYERS
 from jaxserve.models.families._vision import read_deepstack, require_same, siglip, vision_table
 
 _TOWER: Final[Mapping[str, Any]] = {
@@ -31,7 +31,7 @@ _UNUSED: Final = ("fine.", "density_router.")
 def docling(hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder: DecoderConfig) -> VisionConfig:
     """Read a SigLIP tower of tiles, some of whose layers reach the decoder's first layers, with the path of fewer tokens."""
     keys = vision_table(_TOWER, hf[MULTIMODAL])
-    require_same(keys, "out_hidden_size", keys.integer("out_hidden_size", MAX_WIDTH), decoder.hidden_size)
+    require_same(keys, "out_hidden_size", decoder.hidden_size)
     if decoder.hidden_size % 4:
         raise keys.error("out_hidden_size", "a multiple of 4")
     layers = read_deepstack(keys, keys.integer("num_hidden_layers", MAX_LAYERS), decoder.num_layers)

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from jaxserve.checkpoint.renamed import MULTIMODAL
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.images import GridTiles, ImageProcessorConfig
 from jaxserve.model_config.vision import VisionConfig
-from jaxserve.models.families._common import MAX_LAYERS, MAX_WIDTH, read_activation
+from jaxserve.models.families._common import read_activation
 from jaxserve.models.families._keys import Keys
-from jaxserve.models.families._vision import (
-    MAX_PATCH,
-    read_channels,
-    read_square,
-    read_width,
-    require_same,
-    vision_table,
-)
+from jaxserve.models.families._vision import MAX_IMAGE, read_square, read_tower, vision_table
 
 _TOWER: Final[Mapping[str, Any]] = {
     "hidden_size": 1024,
@@ -32,7 +26,6 @@ _TOWER: Final[Mapping[str, Any]] = {
     "layer_norm_eps": 1e-6,
     "image_size": 448,
     "patch_size": 14,
-    "num_channels": 3,
     "use_mean_pooling": True,
 }
 _WHOLE: Final[Mapping[str, Any]] = {
@@ -46,7 +39,6 @@ _ORIGINAL: Final[Mapping[str, Any]] = {"qkv_bias": True, "qk_normalization": Fal
 """InternVL's first names of two keys, which transformers does not read in configs of Qianfan-OCR, and its values."""
 _QK_NORM_EPS: Final = 1e-6
 _CONNECTOR_EPS: Final = 1e-5
-_MAX_IMAGE: Final = 1 << 14
 
 
 def internvl(hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder: DecoderConfig) -> VisionConfig:
@@ -60,29 +52,19 @@ def internvl(hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder: De
     whole.require("vision_feature_select_strategy", "default")
     keys.require("use_absolute_position_embeddings", True)
     keys.require("norm_type", "layer_norm", "rms_norm")
-    hidden_size, num_heads = read_width(keys, "num_attention_heads")
-    patch = require_same(keys, "patch_size", read_square(keys, "patch_size", MAX_PATCH), processor.patch_size)
-    side = read_square(keys, "image_size", _MAX_IMAGE) // patch
-    if not isinstance(processor.sizes, GridTiles) or side * patch != processor.sizes.tile or side % processor.merge:
+    eps = keys.number("layer_norm_eps")
+    tower = read_tower(
+        keys, processor, decoder, norm_eps=eps, connector="normed_projector", connector_eps=_CONNECTOR_EPS
+    )
+    side = read_square(keys, "image_size", MAX_IMAGE) // tower.patch_size
+    is_tile = isinstance(processor.sizes, GridTiles) and side * tower.patch_size == processor.sizes.tile
+    if not is_tile or side % processor.merge:
         raise keys.error("image_size", f"the size of the preprocessing's tiles, in blocks of {processor.merge} patches")
-    return VisionConfig(
-        hidden_size=hidden_size,
-        intermediate_size=keys.integer("intermediate_size", MAX_WIDTH),
-        num_layers=keys.integer("num_hidden_layers", MAX_LAYERS),
-        num_heads=num_heads,
-        patch_size=patch,
-        norm_eps=keys.number("layer_norm_eps"),
-        activation=read_activation(keys, "hidden_act"),
+    return replace(
+        tower,
         positions="table",
         positions_per_side=side,
-        connector="normed_projector",
-        connector_eps=_CONNECTOR_EPS,
         connector_activation=read_activation(whole, "projector_hidden_act"),
-        merge=processor.merge,
-        output_size=decoder.hidden_size,
-        normalization=processor.normalization,
-        image_token_id=processor.image_token_id,
-        num_channels=read_channels(keys, "num_channels"),
         has_qkv_biases=keys.flag("attention_bias"),
         has_rms_norms=keys.table["norm_type"] == "rms_norm",
         joint_norm_eps=_QK_NORM_EPS if keys.flag("use_qk_norm") else None,

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from jaxserve.checkpoint.renamed import MULTIMODAL
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.images import ImageProcessorConfig
 from jaxserve.model_config.vision import VisionConfig
-from jaxserve.models.families._common import MAX_LAYERS, MAX_WIDTH, read_activation
+from jaxserve.models.families._common import MAX_WIDTH, read_activation
 from jaxserve.models.families._keys import Keys
-from jaxserve.models.families._vision import (
-    MAX_PATCH,
-    read_channels,
-    read_square,
-    read_theta,
-    read_width,
-    require_same,
-    vision_table,
-)
+from jaxserve.models.families._vision import read_square, read_theta, read_tower, vision_table
 
 _TOWER: Final[Mapping[str, Any]] = {
     "hidden_size": 1024,
     "intermediate_size": 2560,
-    "in_channels": 3,
     "patch_size": 16,
     "spatial_merge_size": 2,
     "temporal_patch_size": 2,
@@ -34,6 +26,7 @@ _TOWER: Final[Mapping[str, Any]] = {
     "conv_kernel_size": 3,
     "norm_eps": 1e-5,
 }
+_NAMES: Final = {"in_channels": "num_channels"}
 _WHOLE: Final[Mapping[str, Any]] = {
     "projector_hidden_act": "gelu",
     "projector_hidden_size": 4096,
@@ -46,33 +39,31 @@ _MAX_KERNEL: Final = 15
 
 def lfm3_vl(hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder: DecoderConfig) -> VisionConfig:
     """Read a tower without biases, and a projector over blocks of normalised patches."""
-    keys, whole = vision_table(_TOWER, hf[MULTIMODAL]), Keys({**_WHOLE, **hf[MULTIMODAL]})
-    hidden_size, num_heads = read_width(keys, "num_attention_heads")
-    num_kv_heads = keys.integer("num_key_value_heads", num_heads)
-    if num_heads % num_kv_heads:
-        raise keys.error("num_key_value_heads", f"a divisor of num_attention_heads ({num_heads})")
+    keys, whole = vision_table(_TOWER, hf[MULTIMODAL], _NAMES), Keys({**_WHOLE, **hf[MULTIMODAL]})
+    tower = read_tower(
+        keys,
+        processor,
+        decoder,
+        norm_eps=keys.number("norm_eps"),
+        connector="patch_normed_projector",
+        connector_eps=_CONNECTOR_EPS,
+        activation="silu",
+    )
+    num_kv_heads = keys.integer("num_key_value_heads", tower.num_heads)
+    if tower.num_heads % num_kv_heads:
+        raise keys.error("num_key_value_heads", f"a divisor of num_attention_heads ({tower.num_heads})")
     kernel = keys.integer("conv_kernel_size", _MAX_KERNEL)
     if not kernel % 2:
         raise keys.error("conv_kernel_size", "an odd number")
-    count = keys.integer("num_hidden_layers", MAX_LAYERS)
-    merge = require_same(keys, "spatial_merge_size", keys.integer("spatial_merge_size", 64), processor.merge)
-    return VisionConfig(
-        hidden_size=hidden_size,
-        intermediate_size=keys.integer("intermediate_size", MAX_WIDTH),
-        num_layers=count,
-        num_heads=num_heads,
+    return replace(
+        tower,
         num_kv_heads=num_kv_heads,
-        conv_layers=_conv_layers(keys, count),
+        conv_layers=_conv_layers(keys, tower.num_layers),
         conv_size=kernel,
-        patch_size=require_same(keys, "patch_size", read_square(keys, "patch_size", MAX_PATCH), processor.patch_size),
-        norm_eps=keys.number("norm_eps"),
-        activation="silu",
         patches="flat",
         has_patch_bias=False,
         num_frames=read_square(keys, "temporal_patch_size", 16),
         has_patch_norm=True,
-        positions="none",
-        positions_per_side=0,
         layers="gated",
         has_biases=False,
         has_head_norms=True,
@@ -82,11 +73,6 @@ def lfm3_vl(hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder: Dec
         connector_activation=read_activation(whole, "projector_hidden_act"),
         connector_width=whole.integer("projector_hidden_size", MAX_WIDTH),
         has_connector_biases=whole.flag("projector_bias"),
-        merge=merge,
-        output_size=decoder.hidden_size,
-        normalization=processor.normalization,
-        image_token_id=processor.image_token_id,
-        num_channels=read_channels(keys, "in_channels"),
     )
 
 

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from jaxserve.checkpoint.renamed import MULTIMODAL
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.images import CanvasTiles, ImageProcessorConfig
 from jaxserve.model_config.vision import VisionConfig
-from jaxserve.models.families._common import MAX_LAYERS, MAX_WIDTH
+from jaxserve.models.families._common import MAX_WIDTH
 from jaxserve.models.families._keys import Keys
-from jaxserve.models.families._vision import (
-    MAX_PATCH,
-    read_channels,
-    read_square,
-    read_theta,
-    read_width,
-    require_same,
-    vision_table,
-)
+from jaxserve.models.families._vision import MAX_IMAGE, read_square, read_theta, read_tower, vision_table
 
 _TOWER: Final[Mapping[str, Any]] = {
     "hidden_size": 768,
     "num_hidden_layers": 34,
     "num_attention_heads": 16,
-    "num_channels": 3,
     "intermediate_size": 5632,
     "vision_output_dim": 7680,
     "image_size": 448,
@@ -37,7 +29,6 @@ _TOWER: Final[Mapping[str, Any]] = {
     "rope_theta": 10_000.0,
 }
 _EPS: Final = 1e-5
-_MAX_IMAGE: Final = 1 << 14
 
 
 def llama4_vision(hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder: DecoderConfig) -> VisionConfig:
@@ -48,37 +39,26 @@ def llama4_vision(hf: Mapping[str, Any], processor: ImageProcessorConfig, decode
     keys = vision_table(_TOWER, hf[MULTIMODAL])
     keys.require("vision_feature_select_strategy", "default")
     keys.require("multi_modal_projector_bias", False)
-    hidden_size, num_heads = read_width(keys, "num_attention_heads")
-    patch = require_same(keys, "patch_size", read_square(keys, "patch_size", MAX_PATCH), processor.patch_size)
-    side = read_square(keys, "image_size", _MAX_IMAGE) // patch
-    if not isinstance(processor.sizes, CanvasTiles) or side * patch != processor.sizes.tile or side % processor.merge:
+    tower = read_tower(
+        keys, processor, decoder, norm_eps=_EPS, connector="activated", connector_eps=_EPS, activation="gelu"
+    )
+    side = read_square(keys, "image_size", MAX_IMAGE) // tower.patch_size
+    is_tile = isinstance(processor.sizes, CanvasTiles) and side * tower.patch_size == processor.sizes.tile
+    if not is_tile or side % processor.merge:
         raise keys.error("image_size", f"the size of the preprocessing's tiles, in blocks of {processor.merge} patches")
-    width, joint = keys.integer("projector_output_dim", MAX_WIDTH), hidden_size * processor.merge**2
+    width, joint = keys.integer("projector_output_dim", MAX_WIDTH), tower.hidden_size * processor.merge**2
     for key in ("projector_input_dim", "vision_output_dim"):
         _require(keys, key, width, "projector_output_dim")
     _require(keys, "intermediate_size", joint, "the width of a block of patches")
-    return VisionConfig(
-        hidden_size=hidden_size,
-        intermediate_size=joint,
-        num_layers=keys.integer("num_hidden_layers", MAX_LAYERS),
-        num_heads=num_heads,
-        patch_size=patch,
-        norm_eps=_EPS,
-        activation="gelu",
+    return replace(
+        tower,
         patches="flat",
         has_patch_bias=False,
         positions="table",
         positions_per_side=side,
         rope_theta=read_theta(keys, keys.number("rope_theta", low=1.0)),
         rotary_layout="adjacent_halves",
-        connector="activated",
-        connector_eps=_EPS,
         connector_width=width,
-        merge=processor.merge,
-        output_size=decoder.hidden_size,
-        normalization=processor.normalization,
-        image_token_id=processor.image_token_id,
-        num_channels=read_channels(keys, "num_channels"),
         has_class_token=True,
         has_first_norm=True,
         has_final_norm=True,

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from jaxserve.checkpoint.renamed import MULTIMODAL
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.images import ImageProcessorConfig
 from jaxserve.model_config.vision import VisionConfig
-from jaxserve.models.families._common import MAX_LAYERS, MAX_WIDTH, read_activation
 from jaxserve.models.families._keys import Keys
-from jaxserve.models.families._vision import MAX_PATCH, read_theta, read_width, require_same, vision_table
+from jaxserve.models.families._vision import read_theta, read_tower, vision_table
 
 _TOWER: Final[Mapping[str, Any]] = {
     "patch_size": 14,
@@ -51,28 +51,17 @@ def moonvit(hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder: Dec
     keys.require("mm_projector_type", "patchmerger", None)
     keys.require("pos_emb_type", "divided_fixed", None)
     keys.require("projector_hidden_act", "gelu", None)
-    hidden_size, num_heads = read_width(keys, "num_attention_heads")
-    keys.require("mm_hidden_size", hidden_size)
     keys.require("text_hidden_size", decoder.hidden_size, None)
     keys.require("merge_kernel_size", [processor.merge] * 2)
     side = keys.integer("pos_emb_height", _MAX_SIDE)
     keys.require("pos_emb_width", side)
-    return VisionConfig(
-        hidden_size=hidden_size,
-        intermediate_size=keys.integer("intermediate_size", MAX_WIDTH),
-        num_layers=keys.integer("num_hidden_layers", MAX_LAYERS),
-        num_heads=num_heads,
-        patch_size=require_same(keys, "patch_size", keys.integer("patch_size", MAX_PATCH), processor.patch_size),
-        norm_eps=_NORM_EPS,
-        activation=read_activation(keys, "hidden_act"),
+    eps = keys.number("projector_ln_eps")
+    tower = read_tower(keys, processor, decoder, norm_eps=_NORM_EPS, connector="mlp", connector_eps=eps)
+    keys.require("mm_hidden_size", tower.hidden_size)
+    return replace(
+        tower,
         positions="cubic",
         positions_per_side=side,
-        connector="mlp",
-        connector_eps=keys.number("projector_ln_eps"),
-        merge=processor.merge,
-        output_size=decoder.hidden_size,
-        normalization=processor.normalization,
-        image_token_id=processor.image_token_id,
         rope_theta=read_theta(keys),
         rotary_layout="adjacent",
         has_final_norm=True,
@@ -83,6 +72,6 @@ def _with_names(whole: Mapping[str, Any]) -> Keys:
     """Return the keys of a tower and its projector by our names, those of transformers for the tower."""
     projector = {ours: whole[name] for name, ours in _PROJECTOR.items() if name in whole}
     own = vision_table({}, whole).table
-    published = {ours: name for name, ours in _PUBLISHED.items() if name in own}
-    renamed = {_PUBLISHED.get(key, key): value for key, value in own.items()}
-    return Keys({**_TOWER, **projector, **renamed}, "vision_config.", published)
+    return vision_table(
+        {**_TOWER, **projector}, whole, {name: ours for name, ours in _PUBLISHED.items() if name in own}
+    )

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from jaxserve.checkpoint.renamed import MULTIMODAL
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.images import CoveringTiles, ImageProcessorConfig
 from jaxserve.model_config.vision import VisionConfig
-from jaxserve.models.families._common import MAX_LAYERS, MAX_VOCAB_SIZE, MAX_WIDTH, read_activation
+from jaxserve.models.families._common import MAX_VOCAB_SIZE
 from jaxserve.models.families._keys import Keys
-from jaxserve.models.families._vision import (
-    MAX_PATCH,
-    read_channels,
-    read_square,
-    read_width,
-    require_same,
-    vision_table,
-)
+from jaxserve.models.families._vision import MAX_IMAGE, read_square, read_tower, vision_table
 
 _TOWER: Final[Mapping[str, Any]] = {
     "hidden_size": 1024,
     "intermediate_size": 2816,
     "num_hidden_layers": 24,
     "num_attention_heads": 8,
-    "num_channels": 3,
     "image_size": 224,
     "patch_size": 14,
     "rms_norm_eps": 1e-5,
@@ -38,7 +31,6 @@ _TOWER: Final[Mapping[str, Any]] = {
     "tokenize_function": "softmax",
 }
 """transformers' defaults."""
-_MAX_IMAGE: Final = 1 << 14
 _CONNECTOR_EPS: Final = 1e-5
 
 
@@ -50,37 +42,24 @@ def ovis2(hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder: Decod
     has_biases, marks = keys.flag("mlp_bias"), len(processor.mark_token_ids)
     keys.require("qkv_bias", has_biases)
     keys.require("num_visual_indicator_tokens", marks)
-    hidden_size, num_heads = read_width(keys, "num_attention_heads")
-    patch = require_same(keys, "patch_size", read_square(keys, "patch_size", MAX_PATCH), processor.patch_size)
-    side = read_square(keys, "image_size", _MAX_IMAGE) // patch
+    eps = keys.number("rms_norm_eps")
+    tower = read_tower(keys, processor, decoder, norm_eps=eps, connector="tabled", connector_eps=_CONNECTOR_EPS)
+    side = read_square(keys, "image_size", MAX_IMAGE) // tower.patch_size
     if not isinstance(processor.sizes, CoveringTiles):
         raise whole.error("model_type", "a model whose preprocessing is its own")
-    if side != processor.sizes.grid.tile // patch or side % processor.merge:
+    if side != processor.sizes.grid.tile // tower.patch_size or side % processor.merge:
         raise keys.error("image_size", f"the size of the preprocessing's tiles, in blocks of {processor.merge} patches")
-    return VisionConfig(
-        hidden_size=hidden_size,
-        intermediate_size=keys.integer("intermediate_size", MAX_WIDTH),
-        num_layers=keys.integer("num_hidden_layers", MAX_LAYERS),
-        num_heads=num_heads,
-        patch_size=patch,
-        norm_eps=keys.number("rms_norm_eps"),
-        activation=read_activation(keys, "hidden_act"),
+    return replace(
+        tower,
         positions="table",
         positions_per_side=side,
         has_patch_norm=True,
         layers="gated",
         has_biases=has_biases,
         has_final_norm=True,
-        connector="tabled",
-        connector_eps=_CONNECTOR_EPS,
         connector_width=keys.integer("vocab_size", MAX_VOCAB_SIZE, low=marks + 1),
         num_marks=marks,
         has_one_share=keys.table["tokenize_function"] == "st_argmax",
-        merge=processor.merge,
-        output_size=decoder.hidden_size,
-        normalization=processor.normalization,
-        image_token_id=processor.image_token_id,
-        num_channels=read_channels(keys, "num_channels"),
         image_patches=side**2,
         num_sources=1,
     )

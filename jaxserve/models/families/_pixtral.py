@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from jaxserve.checkpoint.renamed import MULTIMODAL
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.images import ImageProcessorConfig
-from jaxserve.model_config.vision import VisionConfig
-from jaxserve.models.families._common import MAX_LAYERS, MAX_WIDTH, read_activation
+from jaxserve.model_config.vision import Connector, VisionConfig
+from jaxserve.models.families._common import read_activation
 from jaxserve.models.families._keys import Keys
-from jaxserve.models.families._vision import (
-    MAX_PATCH,
-    read_channels,
-    read_theta,
-    read_width,
-    require_same,
-    vision_table,
-)
+from jaxserve.models.families._vision import read_theta, read_tower, vision_table
 
 _TOWER: Final[Mapping[str, Any]] = {
     "hidden_size": 1024,
     "intermediate_size": 4096,
     "num_hidden_layers": 24,
     "num_attention_heads": 16,
-    "num_channels": 3,
     "patch_size": 16,
     "hidden_act": "gelu",
     "rope_theta": 10_000.0,
@@ -69,29 +62,14 @@ def pixtral(hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder: Dec
     if kind == "lighton_ocr":
         whole.require("projector_hidden_act", "gelu")
         whole.require("multimodal_projector_bias", False)
-    hidden_size, num_heads = read_width(keys, "num_attention_heads")
-    head_dim = keys.get("head_dim")
-    if head_dim is not None:
-        require_same(keys, "head_dim", keys.integer("head_dim", MAX_WIDTH), hidden_size // num_heads)
-    return VisionConfig(
-        hidden_size=hidden_size,
-        intermediate_size=keys.integer("intermediate_size", MAX_WIDTH),
-        num_layers=keys.integer("num_hidden_layers", MAX_LAYERS),
-        num_heads=num_heads,
-        patch_size=require_same(keys, "patch_size", keys.integer("patch_size", MAX_PATCH), processor.patch_size),
-        norm_eps=_EPS,
-        activation=read_activation(keys, "hidden_act"),
-        positions="none",
-        positions_per_side=0,
-        connector="projector" if kind == "llava" else "merged_projector",
-        connector_eps=decoder.norm_eps,
+    connector: Connector = "projector" if kind == "llava" else "merged_projector"
+    eps = decoder.norm_eps
+    tower = read_tower(keys, processor, decoder, norm_eps=_EPS, connector=connector, connector_eps=eps)
+    keys.require("head_dim", tower.head_dim, None)
+    return replace(
+        tower,
         connector_activation=read_activation(whole, "projector_hidden_act"),
         has_connector_biases=whole.flag("multimodal_projector_bias"),
-        merge=processor.merge,
-        output_size=decoder.hidden_size,
-        normalization=processor.normalization,
-        image_token_id=processor.image_token_id,
-        num_channels=read_channels(keys, "num_channels"),
         has_patch_bias=False,
         layers="gated",
         has_biases=False,

@@ -4,38 +4,44 @@ HyperCLOVA X SEED Think 32B."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from jaxserve.checkpoint.renamed import MULTIMODAL
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.images import ImageProcessorConfig
-from jaxserve.model_config.vision import VisionConfig
-from jaxserve.models.families._common import MAX_LAYERS, MAX_WIDTH, read_activation
+from jaxserve.model_config.vision import Connector, VisionConfig
+from jaxserve.models.families._common import MAX_WIDTH
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._vision import (
-    MAX_PATCH,
     QWEN_EPS,
-    read_channels,
+    QWEN_NAMES,
     read_sections,
     read_theta,
-    read_width,
+    read_tower,
     require_same,
     vision_table,
 )
 
 _SHARED: Final[Mapping[str, Any]] = {
-    "depth": 32,
-    "hidden_size": 3584,
-    "num_heads": 16,
-    "in_channels": 3,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 16,
     "patch_size": 14,
     "spatial_merge_size": 2,
     "temporal_patch_size": 2,
 }
-_QWEN2: Final[Mapping[str, Any]] = {**_SHARED, "embed_dim": 1280, "mlp_ratio": 4, "hidden_act": "quick_gelu"}
+_QWEN2: Final[Mapping[str, Any]] = {
+    **_SHARED,
+    "hidden_size": 1280,
+    "out_hidden_size": 3584,
+    "mlp_ratio": 4,
+    "hidden_act": "quick_gelu",
+}
+_QWEN2_NAMES: Final = {**QWEN_NAMES, "embed_dim": "hidden_size", "hidden_size": "out_hidden_size"}
 """transformers' defaults of Qwen2-VL, whose `hidden_size` is the width of the decoder."""
 _QWEN2_5: Final[Mapping[str, Any]] = {
     **_SHARED,
+    "hidden_size": 3584,
     "hidden_act": "silu",
     "intermediate_size": 3420,
     "out_hidden_size": 3584,
@@ -54,64 +60,57 @@ def qwen2_vision(hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder
     """Read a tower whose patches rotate by row and column: with LayerNorms, or with RMSNorms, gates and windows."""
     if hf[MULTIMODAL].get("model_type") in ("qwen2_5_vl", "qwen2_5_omni_thinker", _EXAONE, *_HYPERCLOVAX):
         return _with_windows(hf, processor, decoder)
-    keys = vision_table(_QWEN2, hf[MULTIMODAL])
-    require_same(keys, "hidden_size", keys.integer("hidden_size", MAX_WIDTH), decoder.hidden_size)
-    width, num_heads = read_width(keys, "num_heads", "embed_dim")
-    return VisionConfig(
-        **_shared(keys, hf, processor, decoder),
-        hidden_size=width,
-        intermediate_size=width * keys.integer("mlp_ratio", _MAX_RATIO),
-        num_heads=num_heads,
-        connector="mlp",
-    )
+    keys = vision_table(_QWEN2, hf[MULTIMODAL], _QWEN2_NAMES)
+    require_same(keys, "out_hidden_size", decoder.hidden_size)
+    width = keys.integer("hidden_size", MAX_WIDTH) * keys.integer("mlp_ratio", _MAX_RATIO)
+    return _shared(keys, hf, processor, decoder, "mlp", width)
 
 
 def _with_windows(hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder: DecoderConfig) -> VisionConfig:
-    keys, kind = vision_table(_QWEN2_5, hf[MULTIMODAL]), hf[MULTIMODAL].get("model_type")
-    made = keys.integer("out_hidden_size", MAX_WIDTH)
-    if kind not in _HYPERCLOVAX:
-        require_same(keys, "out_hidden_size", made, decoder.hidden_size)
-    width, num_heads = read_width(keys, "num_heads")
-    if kind == _EXAONE and num_heads % keys.integer("num_key_value_heads", num_heads):
-        raise keys.error("num_key_value_heads", f"a divisor of num_heads ({num_heads})")
-    return VisionConfig(
-        **_shared(keys, hf, processor, decoder),
-        hidden_size=width,
-        intermediate_size=keys.integer("intermediate_size", MAX_WIDTH),
-        num_heads=num_heads,
+    keys, kind = vision_table(_QWEN2_5, hf[MULTIMODAL], QWEN_NAMES), hf[MULTIMODAL].get("model_type")
+    has_matrix, made = kind in _HYPERCLOVAX, keys.integer("out_hidden_size", MAX_WIDTH)
+    if not has_matrix:
+        require_same(keys, "out_hidden_size", decoder.hidden_size)
+    tower = _shared(keys, hf, processor, decoder, "rms_mlp_linear" if has_matrix else "rms_mlp")
+    if kind == _EXAONE and tower.num_heads % keys.integer("num_key_value_heads", tower.num_heads):
+        raise keys.error("num_key_value_heads", f"a divisor of num_heads ({tower.num_heads})")
+    return replace(
+        tower,
         layers="gated",
-        connector="rms_mlp_linear" if kind in _HYPERCLOVAX else "rms_mlp",
-        connector_width=made if kind in _HYPERCLOVAX else None,
-        connector_scale=decoder.embedding_scale if kind in _HYPERCLOVAX else 1.0,
+        connector_width=made if has_matrix else None,
+        connector_scale=decoder.embedding_scale if has_matrix else 1.0,
         window=processor.window,
         full_layers=_full_layers(keys),
     )
 
 
 def _shared(
-    keys: Keys, hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder: DecoderConfig
-) -> dict[str, Any]:
-    """Return the fields that both towers have. In EXAONE 4.5 and HyperCLOVA X a token has one position."""
+    keys: Keys,
+    hf: Mapping[str, Any],
+    processor: ImageProcessorConfig,
+    decoder: DecoderConfig,
+    connector: Connector,
+    intermediate_size: int | None = None,
+) -> VisionConfig:
+    """Read what both towers have. In EXAONE 4.5 and HyperCLOVA X a token has one position."""
     is_flat = hf[MULTIMODAL].get("model_type") in (_EXAONE, *_HYPERCLOVAX)
-    return {
-        "num_layers": keys.integer("depth", MAX_LAYERS),
-        "patch_size": require_same(keys, "patch_size", keys.integer("patch_size", MAX_PATCH), processor.patch_size),
-        "norm_eps": QWEN_EPS,
-        "activation": read_activation(keys, "hidden_act"),
-        "positions": "none",
-        "positions_per_side": 0,
-        "has_patch_bias": False,
-        "connector_eps": QWEN_EPS,
-        "merge": require_same(keys, "spatial_merge_size", keys.integer("spatial_merge_size", 64), processor.merge),
-        "output_size": decoder.hidden_size,
-        "normalization": processor.normalization,
-        "image_token_id": processor.image_token_id,
-        "num_channels": read_channels(keys, "in_channels"),
-        "num_frames": keys.integer("temporal_patch_size", 16),
-        "rope_theta": read_theta(keys),
-        "mrope_sections": None if is_flat else read_sections(hf, decoder, _SECTIONS, "chunks"),
-        "mrope_layout": "chunks",
-    }
+    tower = read_tower(
+        keys,
+        processor,
+        decoder,
+        norm_eps=QWEN_EPS,
+        connector=connector,
+        connector_eps=QWEN_EPS,
+        intermediate_size=intermediate_size,
+    )
+    return replace(
+        tower,
+        has_patch_bias=False,
+        num_frames=keys.integer("temporal_patch_size", 16),
+        rope_theta=read_theta(keys),
+        mrope_sections=None if is_flat else read_sections(hf, decoder, _SECTIONS, "chunks"),
+        mrope_layout="chunks",
+    )
 
 
 def _full_layers(keys: Keys) -> tuple[int, ...]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from jaxserve.checkpoint.family import ReadVision
-from jaxserve.checkpoint.renamed import MULTIMODAL
+from jaxserve.checkpoint.renamed import MULTIMODAL, with_our_keys
+from jaxserve.model_config.activation import Activation
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.images import (
     BudgetSizes,
@@ -24,13 +26,12 @@ from jaxserve.models.families._common import MAX_HEAD_DIM, MAX_HEADS, MAX_LAYERS
 from jaxserve.models.families._keys import Keys
 
 MAX_PATCH: Final = 256
-_MAX_IMAGE: Final = 1 << 14
+MAX_IMAGE: Final = 1 << 14
 _SIGLIP: Final[Mapping[str, Any]] = {
     "hidden_size": 1152,
     "intermediate_size": 3072,
     "num_hidden_layers": 12,
     "num_attention_heads": 16,
-    "num_channels": 3,
     "image_size": 224,
     "patch_size": 32,
     "hidden_act": "gelu_pytorch_tanh",
@@ -38,18 +39,19 @@ _SIGLIP: Final[Mapping[str, Any]] = {
 }
 """transformers' defaults of Idefics3 and SmolVLM."""
 _QWEN: Final[Mapping[str, Any]] = {
-    "depth": 27,
+    "num_hidden_layers": 27,
     "hidden_size": 1152,
     "hidden_act": "gelu_pytorch_tanh",
     "intermediate_size": 4304,
-    "num_heads": 16,
-    "in_channels": 3,
+    "num_attention_heads": 16,
     "patch_size": 16,
     "spatial_merge_size": 2,
     "temporal_patch_size": 2,
     "num_position_embeddings": 2304,
 }
 """transformers' defaults of Qwen3-VL and Qwen3.5."""
+QWEN_NAMES: Final = {"depth": "num_hidden_layers", "num_heads": "num_attention_heads", "in_channels": "num_channels"}
+"""Our names of keys of Qwen's towers."""
 _GEMMA4: Final[Mapping[str, Any]] = {
     "hidden_size": 768,
     "intermediate_size": 3072,
@@ -97,33 +99,20 @@ def siglip(
     """Read a SigLIP tower, whose images or tiles all have the size of its table of positions."""
     whole = hf[MULTIMODAL]
     keys = vision_table({**_SIGLIP, **defaults}, whole)
-    hidden_size, num_heads = read_width(keys, "num_attention_heads")
-    patch_size = keys.integer("patch_size", MAX_PATCH)
-    side = keys.integer("image_size", _MAX_IMAGE) // patch_size
     if not isinstance(processor.sizes, TileSizes | GridTiles | FixedSize | CentralSquare | MarkedTiles | JoinedTiles):
         raise keys.error("model_type", "a tower that takes images of any size, as the preprocessing makes them")
+    eps = keys.number("layer_norm_eps")
+    tower = read_tower(keys, processor, decoder, norm_eps=eps, connector=connector, connector_eps=eps)
+    patch_size = tower.patch_size
+    side = keys.integer("image_size", MAX_IMAGE) // patch_size
     if side % processor.merge:
         raise keys.error("image_size", f"pixels of whole blocks of {processor.merge} patches of {patch_size} pixels")
-    if side != (expected := _side(processor.sizes) // processor.patch_size):
+    if side != (expected := _side(processor.sizes) // patch_size):
         raise keys.error("image_size", f"{expected * patch_size}, as the preprocessing has it")
-    eps = keys.number("layer_norm_eps")
-    return VisionConfig(
-        hidden_size=hidden_size,
-        intermediate_size=keys.integer("intermediate_size", MAX_WIDTH),
-        num_layers=keys.integer("num_hidden_layers", MAX_LAYERS),
-        num_heads=num_heads,
-        patch_size=require_same(keys, "patch_size", patch_size, processor.patch_size),
-        norm_eps=eps,
-        activation=read_activation(keys, "hidden_act"),
+    return replace(
+        tower,
         positions="table",
         positions_per_side=side,
-        connector=connector,
-        connector_eps=eps,
-        merge=processor.merge,
-        output_size=decoder.hidden_size,
-        normalization=processor.normalization,
-        image_token_id=processor.image_token_id,
-        num_channels=read_channels(keys, "num_channels"),
         has_final_norm=True,
         image_patches=side**2,
         bidirectional_layers=bidirectional_layers,
@@ -141,35 +130,16 @@ def qwen_vision(
 
     sections: the default of `mrope_section`.
     """
-    keys = vision_table(_QWEN, hf[MULTIMODAL])
-    hidden_size, num_heads = read_width(keys, "num_heads")
-    layers = keys.integer("depth", MAX_LAYERS)
-    count = keys.integer("num_position_embeddings", 1 << 20)
-    side = math.isqrt(count)
-    if side**2 != count:
-        raise keys.error("num_position_embeddings", "a square number")
-    return VisionConfig(
-        hidden_size=hidden_size,
-        intermediate_size=keys.integer("intermediate_size", MAX_WIDTH),
-        num_layers=layers,
-        num_heads=num_heads,
-        patch_size=require_same(keys, "patch_size", keys.integer("patch_size", MAX_PATCH), processor.patch_size),
-        norm_eps=QWEN_EPS,
-        activation=read_activation(keys, "hidden_act"),
+    keys = vision_table(_QWEN, hf[MULTIMODAL], QWEN_NAMES)
+    tower = read_tower(keys, processor, decoder, norm_eps=QWEN_EPS, connector="mlp", connector_eps=QWEN_EPS)
+    require_same(keys, "out_hidden_size", decoder.hidden_size)
+    return replace(
+        tower,
         positions="interpolated",
-        positions_per_side=side,
-        connector="mlp",
-        connector_eps=QWEN_EPS,
-        merge=require_same(keys, "spatial_merge_size", keys.integer("spatial_merge_size", 64), processor.merge),
-        output_size=require_same(
-            keys, "out_hidden_size", keys.integer("out_hidden_size", MAX_WIDTH), decoder.hidden_size
-        ),
-        normalization=processor.normalization,
-        image_token_id=processor.image_token_id,
-        num_channels=read_channels(keys, "in_channels"),
+        positions_per_side=read_root(keys, "num_position_embeddings"),
         num_frames=keys.integer("temporal_patch_size", 16),
         rope_theta=read_theta(keys),
-        deepstack_layers=read_deepstack(keys, layers, decoder.num_layers),
+        deepstack_layers=read_deepstack(keys, tower.num_layers, decoder.num_layers),
         mrope_sections=read_sections(hf, decoder, sections),
     )
 
@@ -184,8 +154,9 @@ def gemma4_vision(hf: Mapping[str, Any], processor: ImageProcessorConfig, decode
     if head_dim % 4:
         raise keys.error("head_dim", "a multiple of 4")
     assert isinstance(processor.sizes, BudgetSizes), "Gemma 4's preprocessing"
-    merge = require_same(keys, "pooling_kernel_size", keys.integer("pooling_kernel_size", 64), processor.merge)
-    budget = processor.sizes.max_patches
+    require_same(keys, "pooling_kernel_size", processor.merge)
+    require_same(keys, "patch_size", processor.patch_size)
+    budget, merge = processor.sizes.max_patches, processor.merge
     positions = keys.integer("position_embedding_size", MAX_POSITIONS)
     if positions < budget // merge:  # a strip of one row of tokens
         raise keys.error("position_embedding_size", f"at least {budget // merge}, for images of {budget} patches")
@@ -198,7 +169,7 @@ def gemma4_vision(hf: Mapping[str, Any], processor: ImageProcessorConfig, decode
         num_layers=keys.integer("num_hidden_layers", MAX_LAYERS),
         num_heads=num_heads,
         attention_head_dim=head_dim,
-        patch_size=require_same(keys, "patch_size", keys.integer("patch_size", MAX_PATCH), processor.patch_size),
+        patch_size=processor.patch_size,
         patches="linear",
         has_patch_bias=False,
         layers="sandwich",
@@ -230,27 +201,63 @@ def _centred(normalization: Normalization) -> Normalization:
     return Normalization(normalization.scale, means, tuple(deviation / 2 for _, deviation in pairs))
 
 
-def vision_table(defaults: Mapping[str, Any], whole: Mapping[str, Any]) -> Keys:
-    """Return the keys of a tower, with defaults for those that its config does not have."""
+def read_tower(
+    keys: Keys,
+    processor: ImageProcessorConfig,
+    decoder: DecoderConfig,
+    *,
+    norm_eps: float,
+    connector: Connector,
+    connector_eps: float,
+    activation: Activation | None = None,
+    intermediate_size: int | None = None,
+) -> VisionConfig:
+    """Read the keys that most towers have: LayerNorms, biases and no learned positions, unless `replace` says otherwise.
+
+    activation, intermediate_size: those of towers whose config does not say them.
+    """
+    hidden_size, num_heads = keys.integer("hidden_size", MAX_WIDTH), keys.integer("num_attention_heads", MAX_HEADS)
+    if hidden_size % (4 * num_heads):
+        raise keys.error("hidden_size", f"a multiple of 4 for each of {num_heads} heads")
+    keys.require("num_channels", 3)
+    if "spatial_merge_size" in keys.table:
+        require_same(keys, "spatial_merge_size", processor.merge)
+    return VisionConfig(
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size or keys.integer("intermediate_size", MAX_WIDTH),
+        num_layers=keys.integer("num_hidden_layers", MAX_LAYERS),
+        num_heads=num_heads,
+        patch_size=require_same(keys, "patch_size", processor.patch_size),
+        norm_eps=norm_eps,
+        activation=activation or read_activation(keys, "hidden_act"),
+        positions="none",
+        positions_per_side=0,
+        connector=connector,
+        connector_eps=connector_eps,
+        merge=processor.merge,
+        output_size=decoder.hidden_size,
+        normalization=processor.normalization,
+        image_token_id=processor.image_token_id,
+    )
+
+
+def vision_table(defaults: Mapping[str, Any], whole: Mapping[str, Any], names: Mapping[str, str] = {}) -> Keys:
+    """Return the keys of a tower, with defaults for those that its config does not have.
+
+    names: our names of keys that the family names differently; defaults have ours.
+    """
     own = whole.get("vision_config")
     if not isinstance(own, dict):
         raise Keys(whole).error("vision_config", "an object")
-    return Keys({**defaults, **own}, "vision_config.")
+    theirs = {ours: name for name, ours in names.items()}
+    return Keys({**defaults, **with_our_keys(own, names)}, "vision_config.", theirs)
 
 
-def read_width(keys: Keys, heads_key: str, width_key: str = "hidden_size") -> tuple[int, int]:
-    """Return width and number of heads, whose width must be even."""
-    hidden_size, num_heads = keys.integer(width_key, MAX_WIDTH), keys.integer(heads_key, MAX_HEADS)
-    if hidden_size % (4 * num_heads):
-        raise keys.error(width_key, f"a multiple of 4 for each of {num_heads} heads")
-    return hidden_size, num_heads
-
-
-def require_same(keys: Keys, key: str, value: int, expected: int) -> int:
-    """Return a value that another part of the checkpoint has as well."""
-    if value != expected:
+def require_same(keys: Keys, key: str, expected: int) -> int:
+    """Return a number, or the side of a square, that another part of the checkpoint has as well."""
+    if keys.get(key) not in (expected, [expected, expected]):
         raise keys.error(key, f"{expected}, as the preprocessing and the decoder have it")
-    return value
+    return expected
 
 
 def _side(sizes: TileSizes | GridTiles | FixedSize | CentralSquare | MarkedTiles | JoinedTiles) -> int:
@@ -268,12 +275,6 @@ def _side(sizes: TileSizes | GridTiles | FixedSize | CentralSquare | MarkedTiles
             return grid.tile
 
 
-def read_channels(keys: Keys, key: str) -> int:
-    """Read the number of channels of a pixel, which must be 3."""
-    keys.require(key, 3)
-    return 3
-
-
 def read_square(keys: Keys, key: str, high: int) -> int:
     """Read the side of a square, of which a config may have height and width."""
     found = keys.get(key)
@@ -282,6 +283,14 @@ def read_square(keys: Keys, key: str, high: int) -> int:
             raise keys.error(key, "a square")
         return Keys({key: found[0]}, keys.prefix).integer(key, high)
     return keys.integer(key, high)
+
+
+def read_root(keys: Keys, key: str) -> int:
+    """Read a number of places that fill a square, and return its side."""
+    count = keys.integer(key, MAX_POSITIONS)
+    if math.isqrt(count) ** 2 != count:
+        raise keys.error(key, "a square number")
+    return math.isqrt(count)
 
 
 def read_theta(keys: Keys, default: float = 10_000.0) -> float:

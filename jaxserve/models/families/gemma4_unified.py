@@ -53,7 +53,7 @@ def read_vision(hf: Mapping[str, Any], processor: ImageProcessorConfig, decoder:
     if positions < budget:  # a strip of one row of tokens
         raise keys.error("mm_posemb_size", f"at least {budget}, for images of {budget} tokens")
     hidden_size = keys.integer("mm_embed_dim", MAX_WIDTH)
-    require_same(keys, "output_proj_dims", keys.integer("output_proj_dims", MAX_WIDTH), hidden_size)
+    require_same(keys, "output_proj_dims", hidden_size)
     return VisionConfig(
         hidden_size=hidden_size,
         intermediate_size=0,
