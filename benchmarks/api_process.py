@@ -1,4 +1,4 @@
-"""Measure the API process's cost per streamed token: `python benchmarks/api_process.py`.
+"""Measure the API process's cost per streamed token: `python -m benchmarks.api_process`.
 
 Starts `jaxserve serve` with the fake engine, opens `--streams` streaming chat requests at once, each with a
 token a step, and counts chunks with a client that only searches bytes. The main figure is CPU time of the
@@ -11,31 +11,24 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import cProfile
 import json
 import os
-import re
 import statistics
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
+from benchmarks.processes import children_of
+from benchmarks.servers import TOKENIZER, served_fake
 from jaxserve.config import Config, ModelConfig, SchedulerConfig, ServerConfig
 from jaxserve.ipc.engine_spec import FakeOptions
-from jaxserve.runtime.server import run_serve
 
-TOKENIZER = Path(__file__).parents[1] / "tests" / "fixtures" / "tokenizers" / "byte_level"
 BLOCK_SIZE = 16
 PROMPT_TOKENS = 256
 """More than the prompt takes."""
 CHUNK = b'"delta":{"content"'
-STOP_TIMEOUT_S = 120
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -156,67 +149,19 @@ def cpu_seconds(pid: int) -> tuple[float, float]:
 def server(options: argparse.Namespace) -> Iterator[tuple[int, list[int]]]:
     """The port, and the ids of the API processes."""
     num_pages = options.streams * -(-(PROMPT_TOKENS + options.tokens) // BLOCK_SIZE)
-    with tempfile.TemporaryDirectory(prefix="jaxserve-bench-") as sockets:
-        config = Config(
-            model=ModelConfig(model=options.model, served_model_name="bench"),
-            scheduler=SchedulerConfig(max_num_seqs=options.streams, max_num_batched_tokens=8 * options.streams),
-            server=ServerConfig(port=0, uds_dir=sockets, log_level="warning", api_processes=options.api_processes),
-        )
-        fake = FakeOptions(
-            vocab_size=options.vocab,
-            num_blocks=num_pages + 1,
-            device_seconds=options.step_ms / 1e3,
-            max_decode_steps=1,  # a step, a message: a token is a chunk
-        )
-        arguments = [msgspec.json.encode(part).decode() for part in (config, fake)]
-        profile = ["--profile", options.profile] * bool(options.profile)
-        with started(__file__, "--serve", *arguments, *profile) as (port, pid):
-            yield port, [pid, *api_workers(pid)]
-
-
-@contextlib.contextmanager
-def started(*words: str) -> Iterator[tuple[int, int]]:
-    """Port and process id of the server that Python runs with these words, until the end of the block."""
-    with subprocess.Popen([sys.executable, *words], stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield ready_port(process), process.pid
-        finally:
-            process.terminate()
-            process.wait(STOP_TIMEOUT_S)
-
-
-def serve_words(model: str | None) -> list[str]:
-    """`jaxserve serve` on a free port."""
-    return ["-m", "jaxserve.cli.main", "serve", *filter(None, [model]), "--port", "0", "--log-level", "warning"]
-
-
-def ready_port(process: subprocess.Popen[str]) -> int:
-    """Wait for the announcement of a server, which names its port."""
-    assert process.stdout is not None, "stdout is a pipe"
-    match = re.search(r"is ready at http://[^ ]*:(\d+) ", process.stdout.readline())
-    if match is None:
-        raise SystemExit("the server did not start")
-    return int(match[1])
-
-
-def api_workers(pid: int) -> list[int]:
-    """The further API processes of a server."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(child) for child in children if b"api_worker" in Path(f"/proc/{child}/cmdline").read_bytes()]
-
-
-def serve(config: str, fake: str, profile: str | None) -> int:
-    """Be the server."""
-    profiler = cProfile.Profile()
-    with profiler if profile else contextlib.nullcontext():
-        code = run_serve(
-            msgspec.json.decode(config, type=Config),
-            executor="fake",
-            fake=msgspec.json.decode(fake, type=FakeOptions),
-        )
-    if profile:
-        profiler.dump_stats(profile)
-    return code
+    config = Config(
+        model=ModelConfig(model=options.model, served_model_name="bench"),
+        scheduler=SchedulerConfig(max_num_seqs=options.streams, max_num_batched_tokens=8 * options.streams),
+        server=ServerConfig(api_processes=options.api_processes),
+    )
+    fake = FakeOptions(
+        vocab_size=options.vocab,
+        num_blocks=num_pages + 1,
+        device_seconds=options.step_ms / 1e3,
+        max_decode_steps=1,  # a step, a message: a token is a chunk
+    )
+    with served_fake(config, fake, options.profile) as (port, pid):
+        yield port, [pid, *children_of(pid, "jaxserve.runtime.api_worker")]
 
 
 def main() -> int:
@@ -229,11 +174,7 @@ def main() -> int:
     parser.add_argument("--model", default=str(TOKENIZER), help="whose tokenizer to use")
     parser.add_argument("--vocab", type=int, default=384, help="token ids the engine draws from")
     parser.add_argument("--profile", metavar="FILE", help="write a cProfile of the API process; it runs slower then")
-    parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.serve:
-        config, fake = options.serve
-        return serve(config, fake, options.profile)
     with server(options) as (port, pids):
         asyncio.run(measure(port, pids, options.streams, options.tokens))  # not counted: caches fill
         rounds = [asyncio.run(measure(port, pids, options.streams, options.tokens)) for _ in range(options.rounds)]

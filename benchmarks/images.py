@@ -26,19 +26,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.request import Request, urlopen
 
 import jax
 import numpy as np
 from PIL import Image
 
 from benchmarks.images_streams import LOADS, Pauses, watch_streams
-from benchmarks.server_process import ServerProcess
+from benchmarks.processes import all_processes, tree_of
+from benchmarks.servers import served
 from jaxserve.config import Config, ModelConfig, SchedulerConfig
 from jaxserve.executor.local import LocalExecutor
 from jaxserve.scheduler.plan import EncodeItem
 
 SIZE, PATCHES, TOKENS = 512, 1024, 64
 FLAGS = (
+    "--warmup=all",
     "--dtype=float32",
     "--max-model-len=1024",
     "--max-num-seqs=8",
@@ -140,8 +143,8 @@ class Case:
 class FirstToken:
     """Requests of chat completions for one token after new pictures."""
 
-    def __init__(self, server: ServerProcess, folder: Path) -> None:
-        self._server, self._folder, self._seed = server, folder, 0
+    def __init__(self, url: str, server_pid: int, folder: Path) -> None:
+        self.url, self._server_pid, self._folder, self._seed = url, server_pid, folder, 0
 
     def pictures(self, count: int) -> list[str]:
         """Write new PNG files and return their names."""
@@ -155,9 +158,16 @@ class FirstToken:
 
     def measure(self, files: list[str]) -> Took:
         """Return what it takes from files to one token."""
-        started = time.perf_counter(), self._server.processor_s()
-        self._server.post("/v1/chat/completions", chat_body([Path(file).read_bytes() for file in files]))
-        return Took(time.perf_counter() - started[0], self._server.processor_s() - started[1])
+        started = time.perf_counter(), self._processor_s()
+        data = json.dumps(chat_body([Path(file).read_bytes() for file in files])).encode()
+        request = Request(f"{self.url}/v1/chat/completions", data, {"Content-Type": "application/json"})
+        with urlopen(request) as response:
+            response.read()
+        return Took(time.perf_counter() - started[0], self._processor_s() - started[1])
+
+    def _processor_s(self) -> float:
+        """Return the processor seconds of the server's processes so far, ended ones included."""
+        return sum(each.cpu_s for each in tree_of(self._server_pid, all_processes()))
 
 
 def chat_body(files: list[bytes]) -> dict[str, Any]:
@@ -205,17 +215,16 @@ def main() -> None:
     oracle = None if options.oracle is None else Oracle(options.oracle, options.model)
     versions = {} if oracle is None else oracle.versions
     print(json.dumps(versions | {"jax": jax.__version__, "cpus": len(os.sched_getaffinity(0))}), flush=True)
-    with tempfile.TemporaryDirectory() as name, ServerProcess(options.model, *FLAGS) as server:
+    with tempfile.TemporaryDirectory() as name, served(str(options.model), *FLAGS) as (port, pid):
         try:
-            measure(options, oracle, server, Path(name))
+            measure(options, oracle, FirstToken(f"http://127.0.0.1:{port}", pid, Path(name)))
         finally:
             if oracle is not None:
                 oracle.close()
 
 
-def measure(options: argparse.Namespace, oracle: Oracle | None, server: ServerProcess, folder: Path) -> None:
+def measure(options: argparse.Namespace, oracle: Oracle | None, first: FirstToken) -> None:
     """Measure in rounds and print the tables."""
-    first = FirstToken(server, folder)
     cases = [] if oracle is None else cases_of(options, oracle, first)
     pauses = {load: Pauses() for load in LOADS}
     for number in range(1 + max([options.stream_rounds, *(case.rounds for case in cases)])):
@@ -226,7 +235,7 @@ def measure(options: argparse.Namespace, oracle: Oracle | None, server: ServerPr
             for load, found in pauses.items():
                 files = [Path(file).read_bytes() for file in first.pictures(32)]
                 bodies = [chat_body([file]) for file in files]
-                found.add(asyncio.run(watch_streams(server.url, load, bodies, options.stream_seconds)))
+                found.add(asyncio.run(watch_streams(first.url, load, bodies, options.stream_seconds)))
     if cases:
         print("| what | images | ours, images/s | wall s | transformers | ratio | processor s | transformers | ratio |")
         print("|---|---|---|---|---|---|---|---|---|")

@@ -13,20 +13,17 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
-import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from jaxserve.config import Config, MemoryConfig, ModelConfig, SchedulerConfig, ServerConfig
+from benchmarks.processes import children_of
+from benchmarks.servers import TOKENIZER, served_fake
+from jaxserve.config import Config, ModelConfig, ServerConfig
 from jaxserve.ipc.engine_spec import FakeOptions
-from jaxserve.runtime.server import run_serve
 
-TOKENIZER: Final = Path(__file__).parents[1] / "tests" / "fixtures" / "tokenizers" / "byte_level"
 PROMPT_CHARS: Final = 1000
 """Tokens of each prompt: the tokenizer has one for each byte."""
 BASE_BYTES: Final = 48 << 20
@@ -137,43 +134,16 @@ async def measure(port: int, api_pid: int, engine_pid: int, num_requests: int) -
     }
 
 
-def serve(sockets: str) -> int:
-    """Run the server that is flooded, with its default limits."""
-    config = Config(
-        model=ModelConfig(model=str(TOKENIZER), served_model_name="tiny"),
-        scheduler=SchedulerConfig(),
-        memory=MemoryConfig(),
-        server=ServerConfig(port=0, uds_dir=sockets, stall_timeout=0),
-    )
-    return run_serve(config, executor="fake", fake=FakeOptions(num_blocks=8192))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--serve", metavar="FOLDER", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.serve:
-        sys.exit(serve(arguments.serve))
-    with tempfile.TemporaryDirectory() as sockets:
-        command = [sys.executable, "-m", "benchmarks.overload", "--serve", sockets]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            found = re.search(r"://[^ ]*:(\d+) ", line)
-            if found is None:
-                raise SystemExit(f"the server did not start: {line}")
-            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            engine = next(
-                int(pid) for pid in children if b"engine.process" in Path(f"/proc/{pid}/cmdline").read_bytes()
-            )
-            figures = asyncio.run(measure(int(found[1]), process.pid, engine, arguments.requests))
-            for name, value in figures.items():
-                print(f"{name}: {value}")
-        finally:
-            process.terminate()
-            process.wait()
+    model = ModelConfig(model=str(TOKENIZER), served_model_name="tiny")
+    config = Config(model=model, server=ServerConfig(stall_timeout=0))
+    with served_fake(config, FakeOptions(num_blocks=8192)) as (port, pid):
+        (engine,) = children_of(pid, "jaxserve.engine.process")
+        for name, value in asyncio.run(measure(port, pid, engine, arguments.requests)).items():
+            print(f"{name}: {value}")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from benchmarks.api_process import serve_words, started
+from benchmarks.servers import served
 from jaxserve.tools.bench.serving import Level, Load, connected
 from jaxserve.tools.bench.workload import make_workload
 
@@ -128,7 +128,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=128, help="tokens per request")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    with started(*serve_words(options.model)) as (port, _):
+    with served(*filter(None, [options.model])) as (port, _):
         compare(f"http://127.0.0.1:{port}", options)
     return 0
 

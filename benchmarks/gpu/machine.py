@@ -15,7 +15,7 @@ from benchmarks.gpu.bounds import TABLE
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.device import first_device
 from benchmarks.gpu.timing import time_calls
-from benchmarks.peers.processes import describe_machine
+from benchmarks.processes import describe_machine
 
 PACKAGES = ("jax", "jaxlib", "jax-cuda13-plugin", "numpy", "flax", "torch", "transformers", "triton")
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from benchmarks.gpu.checkpoint import write_checkpoint
 from benchmarks.gpu.context import Context
 from benchmarks.gpu.shapes import LLAMA_1B, TINY, decoder
 from benchmarks.peers.environment import last_error
+from benchmarks.processes import all_processes
 from jaxserve.layers.policy import plain
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.tools.bench.startup import free_port, http_get, started
@@ -128,16 +129,11 @@ def _load(context: Context, model: Path, port: int, concurrency: int, count: int
 
 def _processor_s() -> dict[str, float]:
     """Return the processor seconds of the API process and of its children so far."""
-    ticks_s, own = 1 / os.sysconf("SC_CLK_TCK"), os.getpid()
-    found: dict[int, tuple[int, float]] = {}
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            fields = file.read_text().rpartition(")")[2].split()
-            found[int(file.parent.name)] = int(fields[1]), (int(fields[11]) + int(fields[12])) * ticks_s
-    api = {process for process, (parent, _) in found.items() if parent == own}
+    found = all_processes()
+    api = {each.pid for each in found if each.parent == os.getpid()}
     return {
-        "api": sum(found[process][1] for process in api),
-        "engine": sum(seconds for parent, seconds in found.values() if parent in api),
+        "api": sum(each.cpu_s for each in found if each.pid in api),
+        "engine": sum(each.cpu_s for each in found if each.parent in api),
     }
 
 

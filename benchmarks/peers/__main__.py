@@ -19,13 +19,13 @@ from benchmarks.peers.jaxserve_server import Jaxserve
 from benchmarks.peers.llama_server import LlamaServer
 from benchmarks.peers.load import DEFAULT_CONCURRENCY, make_cells
 from benchmarks.peers.peer import Entrant, Peer, PeerUnavailableError, parse_entrant
-from benchmarks.peers.processes import describe_machine
 from benchmarks.peers.ratios import compare
 from benchmarks.peers.rounds import Pairing, Plan, run_pairing
 from benchmarks.peers.table import hide_folders, report
 from benchmarks.peers.transformers_server import TransformersServer
 from benchmarks.peers.vllm_server import VLLMServer
 from benchmarks.peers.weights import Weights, WeightsError
+from benchmarks.processes import describe_machine
 from jaxserve.errors import CheckpointError, StartupError
 from jaxserve.runtime.environment import default_model
 from jaxserve.tools.planning.sizes import Sizes

@@ -11,8 +11,8 @@ from typing import Any
 
 from benchmarks.peers.environment import last_error, run_alone
 from benchmarks.peers.peer import Launch
-from benchmarks.peers.processes import memory_of, read_cpu_clock
 from benchmarks.peers.server import Server
+from benchmarks.processes import memory_of, read_cpu_clock
 
 NUM_WARMUPS = 1
 """Before the clock starts: it also puts the common prefix of `prefix` into the cache, on every server alike."""

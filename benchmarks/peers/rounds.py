@@ -9,9 +9,9 @@ from pathlib import Path
 
 from benchmarks.peers.load import Cell, LoadFailedError, Sample, run_cell, seed_of
 from benchmarks.peers.peer import Entrant, PeerUnavailableError
-from benchmarks.peers.processes import memory_of
 from benchmarks.peers.server import Server
 from benchmarks.peers.weights import Weights
+from benchmarks.processes import memory_of
 from jaxserve.tools.bench.startup import free_port
 
 WARM_UP_ROUND = -1

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
-from benchmarks.peers import processes
+from benchmarks import processes
 from benchmarks.peers.environment import last_error
 from benchmarks.peers.peer import HOST, Launch, PeerUnavailableError
 from jaxserve.tools.bench.startup import http_get

@@ -9,23 +9,20 @@ from __future__ import annotations
 import asyncio
 import json
 import statistics
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import aiohttp
-import msgspec
 import numpy as np
 
-from benchmarks import api_process
+from benchmarks.servers import TOKENIZER, served_fake
 from benchmarks.simulator.cell import CellSettings
 from benchmarks.simulator.device import REPLY_TOKEN
 from benchmarks.simulator.records import Records, RequestColumns, frozen
 from benchmarks.simulator.step_times import EngineShape
 from benchmarks.simulator.trace import Conversation, Session
-from jaxserve.config import CacheConfig, Config, ModelConfig, ParallelConfig, ServerConfig
+from jaxserve.config import CacheConfig, Config, ModelConfig, ParallelConfig
 from jaxserve.executor.fake.executor import powers_of_two
 from jaxserve.ipc.engine_spec import FakeOptions, Script
 
@@ -78,22 +75,19 @@ def run_real(
         device_seconds=step_s,
         script=Script(cue=_CUE, token_ids=(_REPLY,) * _LONGEST_REPLY),
     )
-    with tempfile.TemporaryDirectory(prefix="jaxserve-simulator-") as sockets:
-        config = Config(
-            model=ModelConfig(model=str(api_process.TOKENIZER), served_model_name="fake"),
-            cache=CacheConfig(block_size=engine.block_size),
-            scheduler=replace(
-                settings.scheduler,
-                max_num_seqs=engine.max_num_seqs,
-                max_num_batched_tokens=max(engine.mixed_buckets),
-            ),
-            parallel=ParallelConfig(replicas=settings.num_replicas, routing=settings.policy),
-            server=ServerConfig(port=0, uds_dir=sockets, log_level="warning"),
-        )
-        words = [msgspec.json.encode(part).decode() for part in (config, fake)]
-        with api_process.started(str(Path(api_process.__file__)), "--serve", *words) as (port, _):
-            client = _Client(f"http://127.0.0.1:{port}", engine.block_size)
-            return asyncio.run(client.run(sessions, settings.num_replicas, is_in_turn=is_in_turn))
+    config = Config(
+        model=ModelConfig(model=str(TOKENIZER), served_model_name="fake"),
+        cache=CacheConfig(block_size=engine.block_size),
+        scheduler=replace(
+            settings.scheduler,
+            max_num_seqs=engine.max_num_seqs,
+            max_num_batched_tokens=max(engine.mixed_buckets),
+        ),
+        parallel=ParallelConfig(replicas=settings.num_replicas, routing=settings.policy),
+    )
+    with served_fake(config, fake) as (port, _):
+        client = _Client(f"http://127.0.0.1:{port}", engine.block_size)
+        return asyncio.run(client.run(sessions, settings.num_replicas, is_in_turn=is_in_turn))
 
 
 class _Client:

@@ -14,13 +14,10 @@ import asyncio
 import contextlib
 import json
 import os
-import re
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -28,6 +25,7 @@ from typing import Final
 
 import aiohttp
 
+from benchmarks.servers import served
 from benchmarks.soak.adapter import write_adapter
 from benchmarks.soak.picture import Kill, Sample, draw
 from benchmarks.soak.processes import Role, Usage, pids_of, usages
@@ -51,15 +49,17 @@ MIN_SAMPLES: Final = 3
 """One in each third of the time."""
 MAX_GROWTH: Final = 1.05
 MAX_GROWTH_BYTES: Final = 8 << 20
-FLAGS: Final = ("--max-model-len", "2048", "--api-processes", "2", "--engine-restarts", "1000")
-FLAGS_OF_SIZE: Final = ("--max-num-seqs", "16", "--max-num-batched-tokens", "256")
+FLAGS: Final = (
+    *("--warmup", "all", "--max-model-len", "2048", "--api-processes", "2", "--engine-restarts", "1000"),
+    *("--max-num-seqs", "16", "--max-num-batched-tokens", "256"),
+)
 
 
 class Soak:
     """One run against one server."""
 
-    def __init__(self, server: subprocess.Popen[str], url: str) -> None:
-        self.server, self.url = server, url
+    def __init__(self, server_pid: int, url: str) -> None:
+        self.server_pid, self.url = server_pid, url
         self.traffic = Traffic(url, ADAPTER)
         self.samples: list[Sample] = []
         self.kills: list[Kill] = []
@@ -106,7 +106,7 @@ class Soak:
         while True:
             found = await self.metrics()
             running = sum(value for name, value in found.items() if "num_requests_running" in name)
-            self.samples.append(Sample(time.monotonic() - self.began_s, usages(self.server.pid), running))
+            self.samples.append(Sample(time.monotonic() - self.began_s, usages(self.server_pid), running))
             await asyncio.sleep(SAMPLE_S)
 
     async def _kill(self) -> None:
@@ -114,7 +114,7 @@ class Soak:
         while True:
             for role in roles:
                 await asyncio.sleep(KILL_S)
-                pids = pids_of(self.server.pid, role)
+                pids = pids_of(self.server_pid, role)
                 kill = Kill(time.monotonic() - self.began_s, role)
                 self.kills.append(kill)
                 os.kill(pids[0], signal.SIGKILL)
@@ -124,7 +124,7 @@ class Soak:
     async def _await_back(self, role: Role, before: Sequence[int]) -> None:
         """Wait until the first of the processes `before` is replaced, and all API processes serve."""
         while True:
-            left = pids_of(self.server.pid, role)
+            left = pids_of(self.server_pid, role)
             if before[0] not in left and len(left) == len(before):
                 answers = await asyncio.gather(*(self.is_ready() for _ in range(NUM_PROBES)))
                 if all(answers):
@@ -202,38 +202,12 @@ def _median(samples: Sequence[Sample], role: str, value: Callable[[Usage], float
 
 
 @contextlib.contextmanager
-def served(flags: Sequence[str]) -> Iterator[Soak]:
+def soaked(flags: Sequence[str]) -> Iterator[Soak]:
     """Start the default model with an adapter; the server is ended with the block."""
     with tempfile.TemporaryDirectory(prefix="jaxserve-soak-") as folder:
         write_adapter(Path(folder), **SMOLLM2)
-        command = [
-            sys.executable,
-            "-m",
-            "jaxserve.cli.main",
-            "serve",
-            "--warmup",
-            "all",
-            "--port",
-            "0",
-            *FLAGS,
-            *FLAGS_OF_SIZE,
-            *flags,
-        ]
-        command += ["--lora-modules", f"{ADAPTER}={folder}"]
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-        try:
-            assert server.stdout is not None
-            ready = re.compile(r"jaxserve is ready at (https?://[^ ]*:\d+)")
-            found = next((match for line in server.stdout if (match := ready.search(line))), None)
-            if found is None:
-                raise SystemExit("the server did not start; start it by hand to see why")
-            threading.Thread(target=server.stdout.read, daemon=True).start()  # or it would wait for a full pipe
-            yield Soak(server, found[1].replace("0.0.0.0", "127.0.0.1"))
-            server.terminate()
-            server.wait(60)
-        finally:
-            server.kill()
-            server.wait()
+        with served(*FLAGS, *flags, "--lora-modules", f"{ADAPTER}={folder}") as (port, pid):
+            yield Soak(pid, f"http://127.0.0.1:{port}")
 
 
 async def measure(run: Soak, minutes: float, num_clients: int) -> list[str]:
@@ -253,7 +227,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("soak.png"), help="the picture (default: %(default)s)")
     parser.add_argument("flags", nargs="*", metavar="FLAG", help="more flags of `jaxserve serve`, after --")
     arguments = parser.parse_args()
-    with served(arguments.flags) as run:
+    with soaked(arguments.flags) as run:
         faults = asyncio.run(measure(run, arguments.minutes, arguments.clients))
     draw(run.samples, run.kills, arguments.out)
     counts = {kind: dict(outcomes) for kind, outcomes in run.traffic.counts().items()}

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from benchmarks.processes import children_of
+
 Role = Literal["supervisor", "api", "engine"]
-MODULES: Final[dict[Role, bytes]] = {"api": b"jaxserve.runtime.api_workers", "engine": b"jaxserve.engine.process"}
+MODULES: Final[dict[Role, str]] = {"api": "jaxserve.runtime.api_workers", "engine": "jaxserve.engine.process"}
 """Modules that child processes of a server run."""
 _PAGE_BYTES: Final = 4096
 
@@ -32,7 +34,7 @@ def usages(server_pid: int) -> list[Usage]:
 
 def pids_of(server_pid: int, role: Role) -> list[int]:
     """Return the processes of a role, in the order in which they were started."""
-    return [pid for pid in _children(server_pid) if MODULES[role] in _command(pid)]
+    return children_of(server_pid, MODULES[role])
 
 
 def _found(server_pid: int) -> Iterator[Usage]:
@@ -45,17 +47,3 @@ def _found(server_pid: int) -> Iterator[Usage]:
             # The name in parentheses may hold spaces; the fields after it are numbers. See proc_pid_stat(5).
             threads = int((process / "stat").read_text().rpartition(")")[2].split()[17])
             yield Usage(pid, role, resident, len(list((process / "fd").iterdir())), threads)
-
-
-def _children(pid: int) -> list[int]:
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except FileNotFoundError:
-        return []
-
-
-def _command(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except FileNotFoundError:
-        return b""

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.peers.peer import Launch, PeerUnavailableError
-from benchmarks.peers.processes import Stat, all_processes, memory_of, parse_busy_s, parse_stat, tree_of
 from benchmarks.peers.rounds import turns
 from benchmarks.peers.server import Server
+from benchmarks.processes import Stat, all_processes, memory_of, parse_busy_s, parse_stat, tree_of
 from jaxserve.tools.bench.startup import free_port
 
 SERVER = """
@@ -109,6 +109,6 @@ def test_servers_take_turns_in_going_first(tmp_path: Path) -> None:
 
 
 def _ticks() -> int:
-    from benchmarks.peers.processes import TICKS_PER_S
+    from benchmarks.processes import TICKS_PER_S
 
     return TICKS_PER_S

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
 import time
-from types import SimpleNamespace
-from typing import cast
 
 import pytest
 from aiohttp import web
@@ -40,7 +37,7 @@ def test_a_stream_ends_whole_with_an_error_or_not_at_all(text: str, outcome: Out
 
 def soak(*ended: Ended, kills: list[Kill], growing: Role | None = None) -> Soak:
     """Return a soak of 30 minutes; one role may need 3 MiB more each minute."""
-    run = Soak(cast("subprocess.Popen[str]", None), "http://localhost")
+    run = Soak(1, "http://localhost")
     run.began_s, run.kills, run.traffic.ended = 0.0, kills, list(ended)
     roles: tuple[Role, ...] = ("supervisor", "api", "engine")
     for minute in range(31):
@@ -101,7 +98,6 @@ async def test_a_killed_process_is_back_when_every_api_process_serves(monkeypatc
         return num_asked != NUM_PROBES
 
     run = soak(kills=[])
-    run.server = cast("subprocess.Popen[str]", SimpleNamespace(pid=1))
     monkeypatch.setattr(run, "is_ready", is_ready)
     monkeypatch.setattr(soak_module, "pids_of", lambda server, role: [8])
     monkeypatch.setattr(soak_module, "POLL_S", 0.0)

@@ -59,6 +59,17 @@ def tree_of(root: int, processes: Iterable[Stat]) -> list[Stat]:
         waiting = [each for each in waiting if each.pid not in members]
 
 
+def children_of(pid: int, module: str) -> list[int]:
+    """Return the children of a process that run this Python module, in the order in which they were started."""
+    found = []
+    with suppress(FileNotFoundError):  # it has ended
+        for child in (PROC / f"{pid}/task/{pid}/children").read_text().split():
+            with suppress(FileNotFoundError):
+                if module.encode() in (PROC / child / "cmdline").read_bytes():
+                    found.append(int(child))
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     """Memory of a process tree."""
