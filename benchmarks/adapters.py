@@ -38,20 +38,22 @@ _MAX_MODEL_LEN: Final = 512
 _KV_BYTES: Final = 1 << 30
 
 
-def write_adapter(folder: Path, checkpoint: Checkpoint, rank: int, seed: int) -> None:
-    """Write a random adapter of all projections in PEFT's form."""
+def write_adapter(
+    folder: Path, checkpoint: Checkpoint, rank: int, seed: int, projections: tuple[str, ...] = _PROJECTIONS
+) -> None:
+    """Write a random adapter of these projections in PEFT's form."""
     random = np.random.default_rng(seed)
     tensors: dict[str, np.ndarray] = {}
     for name, info in checkpoint.tensors.items():
         module = name.removesuffix(".weight")
-        if not module.endswith(_PROJECTIONS) or len(info.shape) != 2:
+        if not module.endswith(projections) or len(info.shape) != 2:
             continue
         outputs, inputs = info.shape
         for part, shape in (("lora_A", (rank, inputs)), ("lora_B", (outputs, rank))):
             values = 0.01 * random.standard_normal(shape, dtype=np.float32)
             tensors[f"base_model.model.{module}.{part}.weight"] = values
     folder.mkdir()
-    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": list(_PROJECTIONS), "bias": "none"}
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": list(projections), "bias": "none"}
     (folder / "adapter_config.json").write_text(json.dumps(config))
     write_safetensors(folder / "adapter_model.safetensors", tensors)
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import argparse
 import random
-import shutil
 import signal
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -27,6 +25,7 @@ from benchmarks.gpu.plots import can_draw, draw_all
 from benchmarks.gpu.processes import ROOT, Orders, Outcome, PartInterruptedError, make_environment, run_part
 from benchmarks.gpu.report import as_json, as_markdown
 from benchmarks.gpu.sensors import watched_device
+from benchmarks.peers.jaxserve_server import source_commit
 from jaxserve.tools.planning.devices import ACCELERATORS
 
 WHEELS = ROOT / ".gpu-wheels"
@@ -107,7 +106,7 @@ def make_heading(orders: Orders, commit: str | None) -> dict[str, Any]:
     """Return what the results say of the whole run."""
     return {
         "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "commit": commit or find_commit(),
+        "commit": commit or source_commit(),
         "platform": orders.platform,
         "seed": orders.seed,
         "attention backend": orders.attention_backend,
@@ -159,15 +158,6 @@ def archive(out: Path) -> None:
             if each.suffix != ".part" and each != whole:
                 file.add(each, each.name)
     whole.with_suffix(".part").replace(whole)
-
-
-def find_commit() -> str:
-    """Return the commit of this source tree, "unknown" without git or a repository."""
-    if shutil.which("git") is None or not (ROOT / ".git").exists():
-        return "unknown"
-    words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+changes"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
-    return done.stdout.strip() or "unknown"
 
 
 def say(line: str) -> None:

@@ -43,18 +43,14 @@ class Jaxserve:
         packages = ("jax", "jaxlib", "numpy")
         return {name: importlib.metadata.version(name) for name in packages} | {
             "python": ".".join(map(str, sys.version_info[:3])),
-            "commit": commit(),
+            "commit": source_commit(),
         }
 
 
-def commit() -> str:
-    """Return the commit of the source tree, with "+changes" if files differ from it; "unknown" outside git."""
-    if shutil.which("git") is None:
+def source_commit() -> str:
+    """Return the commit of the source tree, with "+changes" if files differ from it; "unknown" without git or a repository."""
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
         return "unknown"
-    done = [
-        subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, timeout=30, check=False)
-        for words in (("rev-parse", "--short", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
-    ]
-    if any(each.returncode != 0 for each in done):
-        return "unknown"
-    return done[0].stdout.strip() + ("+changes" if done[1].stdout.strip() else "")
+    words = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+changes"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+    return done.stdout.strip() or "unknown"

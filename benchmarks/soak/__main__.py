@@ -25,14 +25,16 @@ from typing import Final
 
 import aiohttp
 
+from benchmarks.adapters import write_adapter
 from benchmarks.servers import served
-from benchmarks.soak.adapter import write_adapter
 from benchmarks.soak.picture import Kill, Sample, draw
 from benchmarks.soak.processes import Role, Usage, pids_of, usages
 from benchmarks.soak.traffic import Ended, Traffic
+from jaxserve.models.registry import open_model
+from jaxserve.runtime.environment import default_model
 
 ADAPTER: Final = "kitchen"
-SMOLLM2: Final = {"num_layers": 30, "hidden_size": 576, "query_size": 576}
+RANK: Final = 8
 SAMPLE_S: Final = 5.0
 KILL_S: Final = 180.0
 """Seconds from the recovery after a kill to the next: the engine, then an API process, in turns."""
@@ -205,8 +207,9 @@ def _median(samples: Sequence[Sample], role: str, value: Callable[[Usage], float
 def soaked(flags: Sequence[str]) -> Iterator[Soak]:
     """Start the default model with an adapter; the server is ended with the block."""
     with tempfile.TemporaryDirectory(prefix="jaxserve-soak-") as folder:
-        write_adapter(Path(folder), **SMOLLM2)
-        with served(*FLAGS, *flags, "--lora-modules", f"{ADAPTER}={folder}") as (port, pid):
+        adapter = Path(folder, ADAPTER)  # of few matrices, small enough to keep texts readable
+        write_adapter(adapter, open_model(default_model()), RANK, seed=0, projections=("q_proj",))
+        with served(*FLAGS, *flags, "--lora-modules", f"{ADAPTER}={adapter}") as (port, pid):
             yield Soak(pid, f"http://127.0.0.1:{port}")
 
 
