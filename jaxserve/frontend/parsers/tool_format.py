@@ -6,23 +6,27 @@ from dataclasses import dataclass, field
 
 from jaxserve.frontend.parsers.arguments import ArgumentSyntax, JsonArguments
 from jaxserve.frontend.parsers.calls import Section
+from jaxserve.frontend.parsers.tagged import TaggedBody
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallSyntax:
-    """Texts around the name and the arguments of a call, as the model writes them: a grammar for calls is built from it."""
+    """Texts around the name and the arguments of a call, as the model writes them: a grammar for calls is built from it.
+
+    By default a call is a JSON object with a name and arguments.
+    """
 
     begin: str = ""
     """Text before the first call."""
     is_bare: bool = False
     """True if `begin` is no marker that only calls begin with: the calls are the whole reply."""
-    before: str
+    before: str = '{"name": '
     """Text before a name; {index} stands for a number, {name} for the name."""
-    between: str
+    between: str = ', "arguments": '
     """Text between name and arguments; {index} stands for a number."""
     arguments: ArgumentSyntax = field(default_factory=JsonArguments)
     """The way in which arguments are written."""
-    after: str
+    after: str = "}"
     """Text after the arguments."""
     separator: str | None = None
     """Text between two calls. None: a reply has at most one call."""
@@ -32,6 +36,20 @@ class CallSyntax:
     """True if the name is a JSON string."""
     control_tokens: tuple[str, ...] = ()
     """Control tokens that the vocabulary must have for this syntax."""
+
+
+def tagged_syntax(section: Section, body: TaggedBody) -> CallSyntax:
+    """Return the syntax of a section whose calls and parameters have tags, each tag on a line of its own."""
+    return CallSyntax(
+        begin=section.wrapper,
+        before=f"\n{section.opener}",
+        between=f"{body.name_end}\n",
+        arguments=body,
+        after=section.closer,
+        separator="",
+        end=f"\n{section.wrapper_end}",
+        is_name_quoted=False,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,6 @@ COHERE_TOOLS: Final = ToolFormat(
             begin="<|START_ACTION|>[\n    ",
             before='{"tool_call_id": "{index}", "tool_name": ',
             between=', "parameters": ',
-            after="}",
             separator=",\n    ",
             end="\n]<|END_ACTION|>",
         ),

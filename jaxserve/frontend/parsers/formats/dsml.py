@@ -7,7 +7,7 @@ from typing import Final
 
 from jaxserve.frontend.parsers.calls import Section
 from jaxserve.frontend.parsers.tagged import TaggedBody, TypeFlags
-from jaxserve.frontend.parsers.tool_format import CallSyntax, ToolFormat
+from jaxserve.frontend.parsers.tool_format import ToolFormat, tagged_syntax
 
 _BODY: Final = TaggedBody(
     name_end='">',
@@ -18,39 +18,27 @@ _BODY: Final = TaggedBody(
     has_own_lines=False,
 )
 
+_SECTION: Final = Section(
+    wrapper="<｜DSML｜function_calls>",
+    opener='<｜DSML｜invoke name="',
+    body=_BODY,
+    closer="</｜DSML｜invoke>",
+    wrapper_end="</｜DSML｜function_calls>",
+    inner=("｜DSML｜",),
+)
+_SECTION4: Final = replace(_SECTION, wrapper="<｜DSML｜tool_calls>", wrapper_end="</｜DSML｜tool_calls>")
+
 DEEPSEEK_V32_TOOLS: Final = ToolFormat(
     name="deepseek_v32",
-    sections=(
-        Section(
-            wrapper="<｜DSML｜function_calls>",
-            opener='<｜DSML｜invoke name="',
-            body=_BODY,
-            closer="</｜DSML｜invoke>",
-            wrapper_end="</｜DSML｜function_calls>",
-            inner=("｜DSML｜",),
-        ),
-    ),
+    sections=(_SECTION,),
     template_signs=("<｜DSML｜function_calls>", "{{ dsml_token }}function_calls"),
-    syntaxes=(
-        CallSyntax(
-            begin="<｜DSML｜function_calls>",
-            before='\n<｜DSML｜invoke name="',
-            between='">\n',
-            arguments=_BODY,
-            after="</｜DSML｜invoke>",
-            separator="",
-            end="\n</｜DSML｜function_calls>",
-            is_name_quoted=False,
-        ),
-    ),
+    syntaxes=(tagged_syntax(_SECTION, _BODY),),
     priority=4,
 )
 DEEPSEEK_V4_TOOLS: Final = replace(
     DEEPSEEK_V32_TOOLS,
     name="deepseek_v4",
-    sections=(
-        replace(DEEPSEEK_V32_TOOLS.sections[0], wrapper="<｜DSML｜tool_calls>", wrapper_end="</｜DSML｜tool_calls>"),
-    ),
+    sections=(_SECTION4,),
     template_signs=("<｜DSML｜tool_calls>", "{{ dsml_token }}tool_calls"),
-    syntaxes=(replace(DEEPSEEK_V32_TOOLS.syntaxes[0], begin="<｜DSML｜tool_calls>", end="\n</｜DSML｜tool_calls>"),),
+    syntaxes=(tagged_syntax(_SECTION4, _BODY),),
 )

@@ -7,7 +7,7 @@ from typing import Final
 
 from jaxserve.frontend.parsers.calls import Section
 from jaxserve.frontend.parsers.tagged import TaggedBody
-from jaxserve.frontend.parsers.tool_format import CallSyntax, ToolFormat
+from jaxserve.frontend.parsers.tool_format import CallSyntax, ToolFormat, tagged_syntax
 
 _BODY: Final = TaggedBody(
     parameter="<arg_key>",
@@ -43,27 +43,18 @@ GLM47_TOOLS: Final = replace(
     priority=4,
 )
 """GLM-4.7 and later: nothing between the tags."""
+_HY_BODY: Final = replace(_BODY, name_end="<tool_sep>")
+_HY_SECTION: Final = Section(
+    wrapper="<tool_calls>",
+    opener="<tool_call>",
+    body=_HY_BODY,
+    closer="</tool_call>",
+    wrapper_end="</tool_calls>",
+)
 HY_V3_TOOLS: Final = ToolFormat(
     name="hy_v3",
-    sections=(
-        Section(
-            wrapper="<tool_calls>",
-            opener="<tool_call>",
-            body=replace(_BODY, name_end="<tool_sep>"),
-            closer="</tool_call>",
-            wrapper_end="</tool_calls>",
-        ),
-    ),
+    sections=(_HY_SECTION,),
     template_signs=("<tool_sep>",),
-    syntaxes=(
-        replace(
-            GLM45_TOOLS.syntaxes[0],
-            begin="<tool_calls>",
-            before="\n<tool_call>",
-            between="<tool_sep>\n",
-            separator="",
-            end="\n</tool_calls>",
-        ),
-    ),
+    syntaxes=(tagged_syntax(_HY_SECTION, _HY_BODY),),
     priority=5,
 )

@@ -13,16 +13,7 @@ GRANITE_TOOLS: Final = ToolFormat(
     name="granite",
     sections=(Section(opener="<|tool_call|>", body=JsonBody(), closer="<|/tool_call|>"),),
     template_signs=("<|tool_call|>",),
-    syntaxes=(
-        CallSyntax(
-            begin="<|tool_call|>[",
-            before='{"name": ',
-            between=', "arguments": ',
-            after="}",
-            separator=", ",
-            end="]",
-        ),
-    ),
+    syntaxes=(CallSyntax(begin="<|tool_call|>[", separator=", ", end="]"),),
 )
 PHI4_MINI_TOOLS: Final = ToolFormat(
     name="phi4_mini_json",

@@ -18,7 +18,6 @@ HERMES_TOOLS: Final = ToolFormat(
         CallSyntax(
             begin="<tool_call>",
             before='\n{"name": ',
-            between=', "arguments": ',
             after="}\n</tool_call>",
             separator="\n<tool_call>",
         ),

@@ -9,63 +9,40 @@ from jaxserve.frontend.parsers.bodies import JsonBody, KeyedBody
 from jaxserve.frontend.parsers.calls import Section
 from jaxserve.frontend.parsers.tool_format import CallSyntax, ToolFormat
 
-_OBJECT: Final = CallSyntax(before='{"name": ', between=', "arguments": ', after="}")
-
 JAMBA_TOOLS: Final = ToolFormat(
     name="jamba",
     sections=(Section(opener="<tool_calls>", body=JsonBody(), closer="</tool_calls>"),),
     template_signs=("<tool_calls>",),
     foreign_signs=("<tool_call>", "<tool_sep>", "<invoke"),
-    syntaxes=(
-        CallSyntax(
-            begin="<tool_calls>[\n",
-            before='{"name": ',
-            between=', "arguments": ',
-            after="}",
-            separator=",\n",
-            end="\n]</tool_calls>",
-        ),
-    ),
+    syntaxes=(CallSyntax(begin="<tool_calls>[\n", separator=",\n", end="\n]</tool_calls>"),),
     priority=0,
 )
 NEMOTRON_JSON_TOOLS: Final = ToolFormat(
     name="nemotron_json",
     sections=(Section(opener="<TOOLCALL>", body=JsonBody(), closer="</TOOLCALL>"),),
     template_signs=("<TOOLCALL>",),
-    syntaxes=(
-        CallSyntax(
-            begin="<TOOLCALL>[",
-            before='{"name": ',
-            between=', "arguments": ',
-            after="}",
-            separator=", ",
-            end="]</TOOLCALL>",
-        ),
-    ),
+    syntaxes=(CallSyntax(begin="<TOOLCALL>[", separator=", ", end="]</TOOLCALL>"),),
 )
 HUNYUAN_A13B_TOOLS: Final = replace(
     JAMBA_TOOLS,
     name="hunyuan_a13b",
     template_signs=('<tool_calls>[{"name": "func_name1"',),
     foreign_signs=(),
-    syntaxes=(replace(_OBJECT, begin="<tool_calls>[", separator=", ", end="]</tool_calls>"),),
+    syntaxes=(CallSyntax(begin="<tool_calls>[", separator=", ", end="]</tool_calls>"),),
     priority=4,
 )
 INTERNLM_TOOLS: Final = ToolFormat(
     name="internlm",
     sections=(Section(opener="<|action_start|><|plugin|>", body=JsonBody(), closer="<|action_end|>"),),
     template_signs=("<|action_start|><|plugin|>",),
-    syntaxes=(
-        replace(_OBJECT, begin="<|action_start|><|plugin|>\n", between=', "parameters": ', after="}<|action_end|>"),
-    ),
+    syntaxes=(CallSyntax(begin="<|action_start|><|plugin|>\n", between=', "parameters": ', after="}<|action_end|>"),),
 )
 LONGCAT_TOOLS: Final = ToolFormat(
     name="longcat",
     sections=(Section(opener="<longcat_tool_call>", body=JsonBody(), closer="</longcat_tool_call>"),),
     template_signs=("<longcat_tool_call>",),
     syntaxes=(
-        replace(
-            _OBJECT,
+        CallSyntax(
             begin="<longcat_tool_call>",
             before='\n{"name": ',
             after="}\n</longcat_tool_call>",
@@ -77,13 +54,13 @@ GRANITE_20B_TOOLS: Final = ToolFormat(
     name="granite-20b-fc",
     sections=(Section(opener="<function_call>", body=JsonBody()),),
     template_signs=("<function_call>",),
-    syntaxes=(replace(_OBJECT, begin="<function_call>", before=' {"name": ', separator="\n<function_call>"),),
+    syntaxes=(CallSyntax(begin="<function_call>", before=' {"name": ', separator="\n<function_call>"),),
 )
 XLAM_TOOLS: Final = ToolFormat(
     name="xlam",
     sections=(Section(body=JsonBody()),),
     template_signs=("make calls in a single JSON array",),
-    syntaxes=(replace(_OBJECT, begin="[", is_bare=True, separator=", ", end="]"),),
+    syntaxes=(CallSyntax(begin="[", is_bare=True, separator=", ", end="]"),),
 )
 APERTUS_TOOLS: Final = ToolFormat(
     name="apertus",

@@ -14,6 +14,6 @@ LLAMA3_JSON_TOOLS: Final = ToolFormat(
     sections=(Section(body=JsonBody()), Section(opener="<|python_tag|>", body=JsonBody())),
     template_signs=("<|python_tag|>", '"parameters": dictionary'),
     foreign_signs=("<function=",),
-    syntaxes=(CallSyntax(is_bare=True, before='{"name": ', between=', "parameters": ', after="}"),),
+    syntaxes=(CallSyntax(is_bare=True, between=', "parameters": '),),
     priority=0,
 )

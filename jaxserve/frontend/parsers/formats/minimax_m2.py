@@ -6,7 +6,7 @@ from typing import Final
 
 from jaxserve.frontend.parsers.calls import Section
 from jaxserve.frontend.parsers.tagged import TaggedBody
-from jaxserve.frontend.parsers.tool_format import CallSyntax, ToolFormat
+from jaxserve.frontend.parsers.tool_format import ToolFormat, tagged_syntax
 
 _BODY: Final = TaggedBody(
     name_end='">',
@@ -16,28 +16,17 @@ _BODY: Final = TaggedBody(
     has_own_lines=False,
 )
 
+_SECTION: Final = Section(
+    wrapper="<minimax:tool_call>",
+    opener='<invoke name="',
+    body=_BODY,
+    closer="</invoke>",
+    wrapper_end="</minimax:tool_call>",
+)
+
 MINIMAX_M2_TOOLS: Final = ToolFormat(
     name="minimax_m2",
-    sections=(
-        Section(
-            wrapper="<minimax:tool_call>",
-            opener='<invoke name="',
-            body=_BODY,
-            closer="</invoke>",
-            wrapper_end="</minimax:tool_call>",
-        ),
-    ),
+    sections=(_SECTION,),
     template_signs=("<minimax:tool_call>",),
-    syntaxes=(
-        CallSyntax(
-            begin="<minimax:tool_call>",
-            before='\n<invoke name="',
-            between='">\n',
-            arguments=_BODY,
-            after="</invoke>",
-            separator="",
-            end="\n</minimax:tool_call>",
-            is_name_quoted=False,
-        ),
-    ),
+    syntaxes=(tagged_syntax(_SECTION, _BODY),),
 )

@@ -27,14 +27,7 @@ MISTRAL_TOOLS: Final = ToolFormat(
             is_name_quoted=False,
             control_tokens=("[TOOL_CALLS]", "[ARGS]"),
         ),
-        CallSyntax(
-            begin="[TOOL_CALLS] [",
-            before='{"name": ',
-            between=', "arguments": ',
-            after="}",
-            separator=", ",
-            end="]",
-        ),
+        CallSyntax(begin="[TOOL_CALLS] [", separator=", ", end="]"),
     ),
 )
 
