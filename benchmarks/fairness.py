@@ -147,12 +147,10 @@ def table(runs: dict[SchedulingPolicy, Run]) -> str:
 
 def draw(by_rate: dict[float, dict[SchedulingPolicy, Run]], file: Path) -> None:
     """Write a picture: p50 and p99 of the time to first token by tokens of the prompt, one panel per arrival rate."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     figure = Figure(figsize=SIZE_INCHES, dpi=DOTS_PER_INCH, layout=ConstrainedLayoutEngine(wspace=0.06))
-    FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(by_rate), squeeze=False, sharey=True)[0]
     for axes, (rate, runs) in zip(panels, by_rate.items(), strict=True):
         for (policy, run), colour in zip(runs.items(), COLOURS, strict=False):

@@ -6,14 +6,13 @@ import asyncio
 import itertools
 import random
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 import aiohttp
 import numpy as np
 
+from jaxserve.runtime.tasks import running
 from jaxserve.tools.client import deltas
 
 LOADS: Final = ("alone", "beside prompts of text", "beside a picture every 5 s", "beside pictures")
@@ -51,7 +50,7 @@ async def watch_streams(url: str, load: str, pictures: list[dict[str, Any]], sec
         for each in started:
             await each.wait()
         found.seconds.clear()  # from here on all of them run
-        async with _beside(session, url, load, pictures, found):
+        async with running(_send(session, url, load, pictures, found)):
             await asyncio.sleep(seconds)
         end.set()
         await asyncio.gather(*streams)
@@ -81,19 +80,6 @@ def _body(num_tokens: int) -> dict[str, Any]:
     """Return a request with a random prompt."""
     prompt = [random.randint(FIRST_TOKEN, LAST_TOKEN) for _ in range(num_tokens)]
     return {"model": "model", "prompt": prompt, "temperature": 0}
-
-
-@asynccontextmanager
-async def _beside(
-    session: aiohttp.ClientSession, url: str, load: str, pictures: list[dict[str, Any]], found: Pauses
-) -> AsyncIterator[None]:
-    """Send the requests of a load while the body runs."""
-    task = asyncio.create_task(_send(session, url, load, pictures, found))
-    try:
-        yield
-    finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
 
 
 async def _send(

@@ -20,6 +20,7 @@ from typing import Any, Final
 import aiohttp
 
 from benchmarks.servers import served
+from jaxserve.runtime.tasks import running
 from jaxserve.tools.bench.serving import Level, Load, connected
 from jaxserve.tools.bench.workload import make_workload
 
@@ -61,12 +62,8 @@ async def pauses(
     url: str, num_tokens: int, beside: Callable[[aiohttp.ClientSession], Coroutine[Any, Any, None]]
 ) -> float:
     """Longest pause of four free streams, milliseconds, from their second chunk on."""
-    async with aiohttp.ClientSession() as session:
-        other = asyncio.create_task(beside(session))
-        longest = await asyncio.gather(*(longest_pause_ms(session, url, num_tokens, i) for i in range(4)))
-        other.cancel()
-        await asyncio.wait([other])
-    return max(longest)
+    async with aiohttp.ClientSession() as session, running(beside(session)):
+        return max(await asyncio.gather(*(longest_pause_ms(session, url, num_tokens, i) for i in range(4))))
 
 
 async def longest_pause_ms(session: aiohttp.ClientSession, url: str, num_tokens: int, seed: int) -> float:

@@ -9,14 +9,13 @@ from typing import Any
 
 from benchmarks.gpu.processes import Outcome
 from benchmarks.gpu.records import Value
+from jaxserve.tools.bench.plot import COLOURS
 
 PICTURES = {
     "decode attention, one layer": ("decode-attention.png", "of_copy", "share of the measured copy bandwidth"),
     "decode steps": ("decode-steps.png", "of_bound", "share of the measured bound"),
 }
 """By table: file, column, what the column is."""
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
-# Okabe and Ito's colours, which colour-blind readers can distinguish, also in grey.
 
 
 def can_draw() -> bool:
@@ -38,11 +37,9 @@ def draw_all(outcomes: Sequence[Outcome], folder: Path) -> None:
 
 def _draw(rows: Sequence[Mapping[str, Value]], column: str, title: str, label: str, file: Path) -> None:
     """A line for every context, over the batch."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.4, 4.0), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
     axes: Any = figure.subplots()
     lines: dict[str, list[tuple[int, float]]] = {}
     for row in rows:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from statistics import geometric_mean
 from typing import Any
 
 import jax
@@ -128,16 +128,15 @@ def split_candidates(current: DecodeTuning) -> list[DecodeTuning]:
 def best_changes(current: DecodeTuning, seconds: Mapping[DecodeTuning, Sequence[float]]) -> dict[str, int]:
     """Return the value of each size with the lowest geometric mean over the cells; it must be measured on all cells."""
     found = {field: getattr(current, field) for field in ("min_split", "waves", "programs")}
-    least = {field: _mean(seconds[current]) for field in found} if current in seconds else {}
+    least = {field: geometric_mean(seconds[current]) for field in found} if current in seconds else {}
     for candidate, times in seconds.items():
         for field in least:
-            if replace(candidate, **{field: getattr(current, field)}) == current and _mean(times) < least[field]:
-                found[field], least[field] = getattr(candidate, field), _mean(times)
+            if (
+                replace(candidate, **{field: getattr(current, field)}) == current
+                and geometric_mean(times) < least[field]
+            ):
+                found[field], least[field] = getattr(candidate, field), geometric_mean(times)
     return found
-
-
-def _mean(seconds: Sequence[float]) -> float:
-    return math.exp(sum(map(math.log, seconds)) / len(seconds))
 
 
 def _key(heads: Heads) -> str:

@@ -34,7 +34,6 @@ ROWS: dict[str, Value] = {
 
 def draw(runs: Sequence[Figures], file: Path, *, title: str) -> None:
     """Write the picture of `runs`, whose name ends in .png, .svg or .pdf."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -44,7 +43,6 @@ def draw(runs: Sequence[Figures], file: Path, *, title: str) -> None:
         dpi=DOTS_PER_INCH,
         layout=ConstrainedLayoutEngine(hspace=0.03, wspace=0.04),
     )
-    FigureCanvasAgg(figure)
     grid = figure.subplots(len(ROWS), len(traces), squeeze=False, sharex="col")
     for row, (name, value) in enumerate(ROWS.items()):
         for column, trace in enumerate(traces):

@@ -42,11 +42,9 @@ class Kill:
 
 def draw(samples: Sequence[Sample], kills: Sequence[Kill], file: Path) -> None:
     """Write the picture."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=SIZE_INCHES, dpi=DOTS_PER_INCH, layout="constrained")
-    FigureCanvasAgg(figure)
     panels = figure.subplots(4, 1, sharex=True)
     rows: list[tuple[str, Callable[[Usage], float]]] = [
         ("resident memory, MiB", lambda usage: usage.resident_bytes / (1 << 20)),

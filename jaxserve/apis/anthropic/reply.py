@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from jaxserve.apis.schema.common import Timing
 from jaxserve.errors import RequestError
-from jaxserve.frontend.handle import RequestTiming, TokenCounts
+from jaxserve.frontend.handle import TokenCounts
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
@@ -64,9 +65,7 @@ class Message(msgspec.Struct, kw_only=True):
     stop_reason: StopReason | None
     stop_sequence: str | None
     usage: MessageUsage
-    metrics: Annotated[RequestTiming | msgspec.UnsetType, Meta(description="Only with `return_metrics`.")] = (
-        msgspec.UNSET
-    )
+    metrics: Timing = msgspec.UNSET
 
 
 class TokenCount(msgspec.Struct):
@@ -140,9 +139,7 @@ class MessageDelta(msgspec.Struct, tag_field="type", tag="message_delta"):
 
     delta: MessageEnd
     usage: MessageUsage
-    metrics: Annotated[RequestTiming | msgspec.UnsetType, Meta(description="Only with `return_metrics`.")] = (
-        msgspec.UNSET
-    )
+    metrics: Timing = msgspec.UNSET
 
 
 class MessageStop(msgspec.Struct, tag_field="type", tag="message_stop"):

@@ -9,8 +9,8 @@ from msgspec import Meta
 
 from jaxserve.apis.responses.items import Item, OutputItem
 from jaxserve.apis.responses.schema import FunctionTool, TextOptions
-from jaxserve.apis.schema.common import UnixTime
-from jaxserve.frontend.handle import RequestTiming, TokenCounts
+from jaxserve.apis.schema.common import Timing, UnixTime
+from jaxserve.frontend.handle import TokenCounts
 from jaxserve.frontend.request import ReasoningEffort
 
 ResponseStatus = Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
@@ -89,9 +89,7 @@ class ResponseObject(msgspec.Struct, kw_only=True):
     truncation: Literal["disabled"] = "disabled"
     usage: ResponseUsage | None = None
     user: str | None
-    metrics: Annotated[RequestTiming | msgspec.UnsetType, Meta(description="Only with `return_metrics`.")] = (
-        msgspec.UNSET
-    )
+    metrics: Timing = msgspec.UNSET
     metadata: dict[str, str]
 
 

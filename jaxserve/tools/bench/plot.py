@@ -45,12 +45,10 @@ def draw(series: Mapping[str, Sequence[Mapping[str, Any]]], file: Path, *, title
 
     Solid: median. Dashed: the highest percentile that was reported. Runs without a completed request are left out.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     figure = Figure(figsize=SIZE_INCHES, dpi=DOTS_PER_INCH, layout=ConstrainedLayoutEngine(wspace=0.06))
-    FigureCanvasAgg(figure)
     panels = figure.subplots(1, len(PANELS), squeeze=False)[0]
     for axes, (latency, name) in zip(panels, PANELS.items(), strict=True):
         heights: list[float] = []
