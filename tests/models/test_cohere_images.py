@@ -2,43 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from jaxserve.checkpoint.image_processor import read_image_processor
-from jaxserve.errors import CheckpointError
 from jaxserve.frontend.images.processor import process_image
 from jaxserve.frontend.images.tiles import grid_size
-from jaxserve.model_config.images import GridTiles, ImageProcessorConfig
+from jaxserve.model_config.images import GridTiles
 from tests.models.goldens import DATA
 from tests.models.pictures import picture
-from tests.models.vision_files import vision_of
+from tests.models.vision_files import changed, processor_of, vision_of
 from tests.models.vision_model import count_tokens
 
 MODEL = DATA / "vision" / "cohere2_vision_tiny"
 AYA = DATA / "vision" / "aya_vision_tiny"
 AYA_ODD = DATA / "vision" / "aya_vision_odd_tiny"
-
-
-def changed(folder: Path, processor: dict[str, Any] | None = None, model: Path = MODEL, **keys: Any) -> Path:
-    """Return a copy of a model with other values in its config, those of `vision_config` added to it, and its preprocessing."""
-    shutil.copytree(model, folder, dirs_exist_ok=True)
-    config = json.loads((folder / "config.json").read_text())
-    config["vision_config"] |= keys.pop("vision_config", {})
-    (folder / "config.json").write_text(json.dumps(config | keys))
-    table = json.loads((folder / "preprocessor_config.json").read_text())
-    (folder / "preprocessor_config.json").write_text(json.dumps(table | (processor or {})))
-    return folder
-
-
-def processor_of(path: Path) -> ImageProcessorConfig:
-    config = read_image_processor(path)
-    assert config is not None
-    return config
 
 
 @pytest.mark.parametrize(
@@ -65,25 +43,9 @@ def test_a_break_follows_each_tile_and_marks_stand_around_all() -> None:
 
 
 def test_an_image_is_one_tile_if_the_preprocessing_does_not_cut_it(tmp_path: Path) -> None:
-    folder = changed(tmp_path, {"crop_to_patches": False})
+    folder = changed(tmp_path, MODEL, {"crop_to_patches": False})
     assert count_tokens(80, 50, processor_of(folder)) == [4]
     assert vision_of(folder).image_patches == 16
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"vision_config": {"model_type": "clip_vision_model"}}, "vision_config.model_type is 'clip_vision_model'"),
-        ({"vision_config": {"image_size": 48}}, "vision_config.image_size is 48; supported: 32"),
-        ({"alignment_intermediate_size": 81}, "alignment_intermediate_size is 81; supported: an even number"),
-        ({"processor": {"patch_size": 4}}, "patch_size: expected 2, the tokens of a tile's side, found '4'"),
-        ({"processor": {"size": {"height": 32, "width": 16}}}, "size: expected a square"),
-        ({"processor": {"max_patches": 0}}, "max_patches: expected an integer"),
-    ],
-)
-def test_what_is_not_computed_is_refused_with_its_key(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        vision_of(changed(tmp_path, **keys))
 
 
 def test_tiles_of_aya_vision_have_numbers() -> None:
@@ -99,19 +61,3 @@ def test_features_of_aya_vision_may_be_those_of_any_layer_and_later_layers_are_n
     assert (whole.num_layers, whole.connector_width, whole.has_final_norm) == (2, 48, False)
     assert (earlier.num_layers, earlier.connector_width, earlier.connector_eps) == (2, 44, 1e-3)
     assert "layers.2." in earlier.unused_tensors and "layers.2." not in whole.unused_tensors
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"vision_feature_select_strategy": "default"}, "vision_feature_select_strategy is 'default'"),
-        ({"vision_feature_layer": [-2, -1]}, "vision_feature_layer"),
-        ({"alignment_intermediate_size": 81}, "alignment_intermediate_size is 81; supported: an even number"),
-        ({"downsample_factor": 3}, "image_size"),
-    ],
-)
-def test_what_is_not_computed_of_aya_vision_is_refused_with_its_key(
-    keys: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        vision_of(changed(tmp_path, model=AYA, **keys))

@@ -12,7 +12,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxserve.checkpoint.image_processor import read_image_processor
 from jaxserve.checkpoint.safetensors_file import open_safetensors
 from jaxserve.errors import CheckpointError, InvalidRequestError
 from jaxserve.frontend.images.processor import _bounded_size
@@ -25,7 +24,7 @@ from jaxserve.quant.tensor import as_floats
 from jaxserve.tokenizer.tokenizer import load_tokenizer
 from jaxserve.weights.loader import check_tensors
 from tests.models.goldens import DATA
-from tests.models.vision_files import vision_of
+from tests.models.vision_files import processor_of, vision_of
 from tests.unit.checkpoint.checkpoint_files import write_safetensors
 
 PADDLE, LIGHTON, GLM, QIANFAN, DOCLING = (
@@ -154,7 +153,7 @@ def test_sizes_of_paddleocrs_pictures_equal_those_of_transformers() -> None:
 
 def test_the_first_release_of_lighton_ocr_is_read_as_later_ones_are(tmp_path: Path) -> None:
     decoder, vision = read_decoder(LIGHTON)[0], vision_of(LIGHTON)
-    processor = read_image_processor(LIGHTON)
+    processor = processor_of(LIGHTON)
     text = json.loads((LIGHTON / "config.json").read_text())["text_config"] | {"tie_word_embeddings": True}
     first = {
         "architectures": ["LightOnOCRForConditionalGeneration"],
@@ -170,7 +169,7 @@ def test_the_first_release_of_lighton_ocr_is_read_as_later_ones_are(tmp_path: Pa
     changed(path, path, "tokenizer_config.json", extra_special_tokens=None)
     assert read_decoder(path)[0] == decoder and decoder.tied_embeddings
     assert vision_of(path) == vision
-    assert read_image_processor(path) == processor
+    assert processor_of(path) == processor
 
 
 @pytest.mark.parametrize(
@@ -235,8 +234,8 @@ def test_what_transformers_does_not_read_of_qianfan_ocr_is_refused_with_its_key(
 
 
 def test_a_placeholder_that_is_no_control_token_is_broken_in_messages() -> None:
-    config, tokenizer = read_image_processor(QIANFAN), load_tokenizer(QIANFAN)
-    assert config is not None and config.markup.placeholder == "<image>"
+    config, tokenizer = processor_of(QIANFAN), load_tokenizer(QIANFAN)
+    assert config.markup.placeholder == "<image>"
     assert not tokenizer.control_tokens.include(["<image>"])
     image = {"type": "image"}
     found = [
@@ -322,8 +321,7 @@ PROMPTS: list[tuple[Path, str, str, list[str | None], str]] = [
 def test_documented_prompts_have_images_and_texts_in_the_order_of_the_template(
     path: Path, template: str, marks: str, parts: list[str | None], prompt: str, tmp_path: Path
 ) -> None:
-    config = read_image_processor(path)
-    assert config is not None
+    config = processor_of(path)
     token, count = config.markup.token, parts.count(None)
     (tmp_path / "template.jinja").write_text(template.replace("IMAGE", marks.format(config.markup.placeholder), 1))
     tokenizer = load_tokenizer(path, chat_template=tmp_path / "template.jinja")

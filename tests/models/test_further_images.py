@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxserve.checkpoint.image_processor import read_image_processor
 from jaxserve.errors import CheckpointError, InvalidRequestError
 from jaxserve.frontend.images.prepared import with_bounded_area
 from jaxserve.frontend.images.processor import _nearest_blocks, process_image
 from jaxserve.model_config.images import NearestBlocks
 from jaxserve.models.registry import decoder_of, open_model
 from tests.models.goldens import DATA
-from tests.models.test_cohere_images import changed
-from tests.models.vision_files import vision_of
+from tests.models.vision_files import changed, processor_of
 
 VISION = DATA / "vision"
 MUSE = VISION / "muse_glimmer_vision_tiny"
@@ -47,34 +45,11 @@ def test_a_strip_of_more_blocks_than_muse_glimmer_reads_is_refused() -> None:
 
 
 def test_a_limit_on_patches_bounds_the_blocks_of_muse_glimmer() -> None:
-    config = read_image_processor(MUSE)
-    assert config is not None
+    config = processor_of(MUSE)
     bounded = with_bounded_area(config, 19)
     assert bounded.sizes == NearestBlocks(4)
     (item,) = process_image(Image.fromarray(np.zeros((96, 96, 3), np.uint8)), bounded).items
     assert item.grid == (4, 4)
-
-
-@pytest.mark.parametrize(
-    ("name", "keys", "message"),
-    [
-        ("muse_glimmer_vision_tiny", {"vision_config": {"layer_norm_eps": 1e-6}}, "layer_norm_eps is 1e-06"),
-        ("muse_glimmer_vision_tiny", {"vision_config": {"pos_emb_width": 6}}, "pos_emb_width is 6; supported: 4"),
-        ("muse_glimmer_vision_tiny", {"vision_config": {"pos_emb_height": 5}}, "pos_emb_height: expected whole blocks"),
-        ("muse_glimmer_vision_tiny", {"vision_config": {"layer_types": ["full_attention"]}}, "layer_types"),
-        ("muse_glimmer_vision_tiny", {"out_hidden_size": 24}, "out_hidden_size is 24; supported: 96"),
-        ("cosmos3_edge_tiny", {"vision_config": {"num_patches": 35}}, "num_patches is 35; supported: a square number"),
-        ("cosmos3_edge_tiny", {"processor": {"temporal_patch_size": 2}}, "temporal_patch_size"),
-        ("video_llama3_tiny", {"processor": {"merge_size": 3}}, "merge_size"),
-        ("video_llama3_tiny", {"processor": {"temporal_patch_size": 2}}, "temporal_patch_size"),
-        ("hyperclovax_vision_v2_tiny", {"model_type": "other"}, "model_type is 'other'"),
-    ],
-)
-def test_what_is_not_computed_is_refused_with_its_key(
-    name: str, keys: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        vision_of(changed(tmp_path, model=VISION / name, **keys))
 
 
 @pytest.mark.parametrize(

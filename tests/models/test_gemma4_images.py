@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,44 +10,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxserve.checkpoint.image_processor import read_image_processor
 from jaxserve.config import Config, ImagesConfig, ModelConfig, SchedulerConfig
-from jaxserve.errors import CheckpointError, ConfigError, InvalidRequestError
+from jaxserve.errors import ConfigError, InvalidRequestError
 from jaxserve.frontend.images.prepared import with_bounded_area
 from jaxserve.frontend.images.processor import _budget_size, process_image
-from jaxserve.model_config.images import BudgetSizes, ImageProcessorConfig
-from jaxserve.model_config.vision import VisionConfig
-from jaxserve.models.registry import open_model, read_decoder, with_vision
+from jaxserve.model_config.images import BudgetSizes
+from jaxserve.models.registry import open_model, read_decoder
 from jaxserve.runner.images.encoder import image_settings, image_shape
 from jaxserve.runner.images.served import with_served_images
 from tests.models.goldens import DATA
+from tests.models.vision_files import processor_of, vision_of
 from tests.models.vision_model import count_tokens
 
 LARGE, SMALL = (DATA / "vision" / name for name in ("gemma4_vision_tiny", "gemma4_vision_odd_tiny"))
 """Tiny models like the large published ones, whose images are seen both ways, and like the small ones."""
-
-
-def processor_of(path: Path) -> ImageProcessorConfig:
-    config = read_image_processor(path)
-    assert config is not None
-    return config
-
-
-def tower_of(path: Path) -> VisionConfig:
-    decoder, checkpoint = read_decoder(path)
-    assert checkpoint is not None
-    vision = with_vision(decoder, path, checkpoint.config).vision
-    assert vision is not None
-    return vision
-
-
-def changed(folder: Path, **vision: Any) -> Path:
-    """Return a copy of the small model with other values in its vision config."""
-    shutil.copytree(SMALL, folder, dirs_exist_ok=True)
-    config = json.loads((folder / "config.json").read_text())
-    config["vision_config"] |= vision
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 @pytest.mark.slow
@@ -84,7 +58,7 @@ def test_a_smaller_budget_reduces_images_and_one_that_shows_nothing_is_refused()
 
 
 def test_encoder_calls_have_the_size_of_a_budget() -> None:
-    tower = tower_of(LARGE)
+    tower = vision_of(LARGE)
     assert tower.patch_budget == 280 and tower.most_patches == 280
     assert image_shape(tower, ImagesConfig(), "cpu", 4).buckets == (280,)
     assert image_shape(tower, ImagesConfig(max_image_patches=101), "cpu", 4).buckets == (100,)
@@ -126,23 +100,3 @@ def test_an_audio_encoder_is_left_out_and_the_bounds_of_a_clipped_matmul_become_
     bounds = np.asarray(checkpoint.read(name), np.float32)
     assert checkpoint.tensors[name].shape == (4,) and len(set(bounds.tolist())) == 4
     assert (np.sign(bounds) == (-1, 1, -1, 1)).all()
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ({"head_dim": 14}, r"vision_config.head_dim is 14; supported: a multiple of 4"),
-        ({"num_key_value_heads": 1}, r"num_key_value_heads is 1; supported: 3"),
-        ({"position_embedding_size": 209}, r"position_embedding_size is 209; supported: at least 210"),
-        ({"pooling_kernel_size": 2}, r"pooling_kernel_size is 2; supported: 3"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 10.0}}, r"rope_type is 'yarn'"),
-        ({"attention_bias": True}, r"attention_bias is true"),
-    ],
-)
-def test_a_tower_that_is_not_computed_is_refused_with_its_key(
-    values: dict[str, Any], expected: str, tmp_path: Path
-) -> None:
-    decoder, checkpoint = read_decoder(changed(tmp_path / "model", **values))
-    assert checkpoint is not None
-    with pytest.raises(CheckpointError, match=expected):
-        with_vision(decoder, tmp_path / "model", checkpoint.config)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,26 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxserve.checkpoint.image_processor import read_image_processor
 from jaxserve.errors import CheckpointError, InvalidRequestError
 from jaxserve.frontend.images.prepared import with_bounded_area
 from jaxserve.frontend.images.processor import _bounded_size
 from jaxserve.model_config.images import AreaSizes
 from jaxserve.models.registry import read_decoder
 from tests.models.goldens import DATA
-from tests.models.vision_files import vision_of
+from tests.models.vision_files import changed, processor_of, vision_of
 
 MODEL = DATA / "vision" / "glm4v_tiny"
-
-
-def changed(folder: Path, model: Path = MODEL, **keys: Any) -> Path:
-    """Return a copy of a model with other values in its config; those of `vision_config` and `text_config` are added to it."""
-    shutil.copytree(model, folder, dirs_exist_ok=True)
-    config = json.loads((folder / "config.json").read_text())
-    for table in ("vision_config", "text_config"):
-        config[table] |= keys.pop(table, {})
-    (folder / "config.json").write_text(json.dumps(config | keys))
-    return folder
 
 
 def test_sizes_of_pictures_equal_those_of_transformers() -> None:
@@ -51,29 +39,13 @@ def test_sizes_of_pictures_equal_those_of_transformers() -> None:
 
 
 def test_images_have_no_more_patches_than_the_encoder_takes() -> None:
-    config = read_image_processor(MODEL)
-    assert config is not None
+    config = processor_of(MODEL)
     assert config.sizes == AreaSizes(2048, 6144, 2, "both")
     assert with_bounded_area(config, 4096).sizes == config.sizes
     bounded = with_bounded_area(config, 20).sizes
     assert bounded == replace(config.sizes, max_pixels=2 * 20 * 64)
     height, width = _bounded_size(300, 200, 16, bounded)
     assert height * width <= 20 * 64
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"vision_config": {"out_hidden_size": 40}}, "vision_config.out_hidden_size is 40; supported: 48"),
-        ({"vision_config": {"spatial_merge_size": 3}}, "vision_config.spatial_merge_size is 3; supported: 2"),
-        ({"vision_config": {"image_size": 4}}, "vision_config.image_size is 4"),
-        ({"vision_config": {"rope_parameters": {"rope_type": "yarn"}}}, "rope_type is 'yarn'"),
-        ({"text_config": {"rope_parameters": {"rope_theta": 1e4, "mrope_section": [4, 4, 4]}}}, "mrope_section"),
-    ],
-)
-def test_what_is_not_computed_is_refused_with_its_key(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        vision_of(changed(tmp_path, **keys))
 
 
 def test_a_head_of_glm_ocr_has_norms_and_layers_have_a_width_of_their_own(tmp_path: Path) -> None:

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxserve.checkpoint.image_processor import read_image_processor
 from jaxserve.errors import InvalidRequestError
 from jaxserve.frontend.images.processor import process_image
 from jaxserve.model_config.images import GridTiles, ImageProcessorConfig, LimitedSides
 from tests.models.goldens import DATA
 from tests.models.pictures import picture
+from tests.models.vision_files import processor_of
 
 NAMES = (
     "smolvlm_tiny", "idefics3_tiny", "qwen3_vl_tiny", "qwen2_5_vl_tiny", "glm4v_tiny", "gemma3_vision_tiny",
@@ -76,8 +76,7 @@ def expected_of(processor: Any, image: Any, config: ImageProcessorConfig) -> lis
 def test_pixels_of_pictures_of_extreme_sizes_equal_those_of_transformers(name: str) -> None:
     transformers = pytest.importorskip("transformers")
     path: Path = DATA / "vision" / name
-    config = read_image_processor(path)
-    assert config is not None
+    config = processor_of(path)
     processor = transformers.AutoImageProcessor.from_pretrained(path, backend="pil")
     for seed, size in enumerate(SIZES):
         image = picture(*size, seed)

@@ -3,42 +3,22 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jaxserve.checkpoint.image_processor import read_image_processor
 from jaxserve.checkpoint.preprocessing.tiles import FIRST_LFM2_VL
-from jaxserve.errors import CheckpointError
 from jaxserve.frontend.images.prepared import with_bounded_area
 from jaxserve.frontend.images.processor import process_image
-from jaxserve.model_config.images import AreaSizes, ImageProcessorConfig, TiledAreas
+from jaxserve.model_config.images import AreaSizes, TiledAreas
 from tests.models.goldens import DATA
 from tests.models.pictures import picture
-from tests.models.vision_files import vision_of
+from tests.models.vision_files import changed, processor_of, vision_of
 from tests.models.vision_model import count_tokens
 
 MODEL = DATA / "vision" / "lfm2_vl_tiny"
-
-
-def changed(folder: Path, processor: dict[str, Any] | None = None, **keys: Any) -> Path:
-    """Return a copy of the model with other values in its config, those of `vision_config` added to it, and its preprocessing."""
-    shutil.copytree(MODEL, folder, dirs_exist_ok=True)
-    config = json.loads((folder / "config.json").read_text())
-    config["vision_config"] |= keys.pop("vision_config", {})
-    (folder / "config.json").write_text(json.dumps(config | keys))
-    table = json.loads((folder / "preprocessor_config.json").read_text())
-    (folder / "preprocessor_config.json").write_text(json.dumps(table | (processor or {})))
-    return folder
-
-
-def processor_of(path: Path) -> ImageProcessorConfig:
-    config = read_image_processor(path)
-    assert config is not None
-    return config
 
 
 def test_tiles_have_marks_and_a_small_image_has_none_of_its_own() -> None:
@@ -50,20 +30,20 @@ def test_tiles_have_marks_and_a_small_image_has_none_of_its_own() -> None:
 
 
 def test_the_whole_image_follows_its_tiles_only_if_the_preprocessing_says_so(tmp_path: Path) -> None:
-    config = processor_of(changed(tmp_path, {"use_thumbnail": False}))
+    config = processor_of(changed(tmp_path, MODEL, {"use_thumbnail": False}))
     assert count_tokens(80, 50, config) == [4, 4]
     assert process_image(picture(80, 50, 0), config).text.endswith("<image><|image_end|>")
 
 
 @pytest.mark.parametrize("keys", [{"do_image_splitting": False}, {"max_tiles": 1}])
 def test_images_are_whole_without_tiles(keys: dict[str, Any], tmp_path: Path) -> None:
-    config = processor_of(changed(tmp_path, keys))
+    config = processor_of(changed(tmp_path, MODEL, keys))
     assert config.sizes == AreaSizes(2 * 256, 6 * 256, has_whole_blocks=True)
     assert count_tokens(80, 50, config) == [3]
 
 
 def test_sizes_are_those_of_published_checkpoints_where_the_preprocessing_names_none(tmp_path: Path) -> None:
-    folder = changed(tmp_path, downsample_factor=2, vision_config={"patch_size": 16})
+    folder = changed(tmp_path, MODEL, downsample_factor=2, vision_config={"patch_size": 16})
     (folder / "preprocessor_config.json").write_text('{"image_processor_type": "Lfm2VlImageProcessorFast"}')
     config = processor_of(folder)
     # transformers' numbers of tokens
@@ -83,7 +63,7 @@ def test_a_bound_on_patches_reduces_images_and_leaves_out_tiles_that_exceed_it()
 
 def test_the_table_of_the_joint_file_comes_first_and_its_flag_removes_marks(tmp_path: Path) -> None:
     """transformers reads checkpoints with both files so."""
-    folder = changed(tmp_path)
+    folder = changed(tmp_path, MODEL)
     joint: dict[str, Any] = {"processor_class": "Lfm2VlProcessor", "use_image_special_tokens": False}
     (folder / "processor_config.json").write_text(json.dumps(joint))
     assert process_image(picture(80, 50, 0), processor_of(folder)).text == 11 * "<image>"
@@ -96,7 +76,7 @@ def test_the_table_of_the_joint_file_comes_first_and_its_flag_removes_marks(tmp_
 def test_the_first_releases_have_their_tiles_in_the_joint_file_and_the_name_of_another_preprocessing(
     tmp_path: Path,
 ) -> None:
-    folder = changed(tmp_path)
+    folder = changed(tmp_path, MODEL)
     own = json.loads((folder / "preprocessor_config.json").read_text())
     of_tiles = {key: own.pop(key) for key in FIRST_LFM2_VL}
     own |= {"image_processor_type": "Siglip2ImageProcessor", "do_resize": True, "patch_size": 8, "max_num_patches": 24}
@@ -106,25 +86,5 @@ def test_the_first_releases_have_their_tiles_in_the_joint_file_and_the_name_of_a
 
 
 def test_a_norm_that_the_config_does_not_name_is_not_read(tmp_path: Path) -> None:
-    vision = vision_of(changed(tmp_path, projector_use_layernorm=False))
+    vision = vision_of(changed(tmp_path, MODEL, projector_use_layernorm=False))
     assert vision.connector == "projector" and "connector.norm." in vision.unused_tensors
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"vision_feature_layer": -2}, "vision_feature_layer is -2"),
-        ({"downsample_factor": 4}, "downsample_factor is 4; supported: 2"),
-        ({"vision_config": {"model_type": "siglip_vision_model"}}, "vision_config.model_type is 'siglip_vision_model'"),
-        ({"vision_config": {"num_patches": 35}}, "vision_config.num_patches"),
-        ({"vision_config": {"patch_size": [8, 4]}}, "vision_config.patch_size"),
-        ({"vision_config": {"patch_size": 4}}, "vision_config.patch_size is 4"),
-        ({"processor": {"min_tiles": 1}}, "min_tiles: expected an integer from 2 to 4"),
-        ({"processor": {"min_tiles": 5}}, "min_tiles: expected an integer from 1 to 4"),
-        ({"processor": {"tile_size": 40}}, "tile_size: expected pixels of whole blocks of 16 pixels"),
-        ({"processor": {"min_image_tokens": 7}}, "min_image_tokens: expected an integer from 1 to 6"),
-    ],
-)
-def test_what_is_not_computed_is_refused_with_its_key(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        vision_of(changed(tmp_path, **keys))

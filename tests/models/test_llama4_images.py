@@ -2,43 +2,21 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from jaxserve.checkpoint.image_processor import read_image_processor
-from jaxserve.errors import CheckpointError
 from jaxserve.frontend.images.processor import process_image
 from jaxserve.frontend.images.tiles import canvas_grid
-from jaxserve.model_config.images import CanvasTiles, ImageProcessorConfig
+from jaxserve.model_config.images import CanvasTiles
 from jaxserve.models.registry import open_model
 from tests.models.goldens import DATA
 from tests.models.pictures import picture
-from tests.models.vision_files import vision_of
+from tests.models.vision_files import changed, processor_of
 from tests.models.vision_model import count_tokens
 
 MODEL = DATA / "vision" / "llama4_vision_tiny"
-
-
-def changed(folder: Path, processor: dict[str, Any] | None = None, **vision: Any) -> Path:
-    """Return a copy of the model with other values in its vision config and its preprocessing."""
-    shutil.copytree(MODEL, folder, dirs_exist_ok=True)
-    config = json.loads((folder / "config.json").read_text())
-    config["vision_config"] |= vision
-    (folder / "config.json").write_text(json.dumps(config))
-    table = json.loads((folder / "preprocessor_config.json").read_text())
-    (folder / "preprocessor_config.json").write_text(json.dumps(table | (processor or {})))
-    return folder
-
-
-def processor_of(path: Path) -> ImageProcessorConfig:
-    config = read_image_processor(path)
-    assert config is not None
-    return config
 
 
 @pytest.mark.parametrize(
@@ -83,7 +61,7 @@ def test_tiles_have_separators_and_a_small_image_is_one_tile() -> None:
 
 
 def test_the_largest_grid_is_chosen_if_the_preprocessing_says_so(tmp_path: Path) -> None:
-    assert count_tokens(20, 20, processor_of(changed(tmp_path, {"resize_to_max_canvas": True}))) == [4] * 5
+    assert count_tokens(20, 20, processor_of(changed(tmp_path, MODEL, {"resize_to_max_canvas": True}))) == [4] * 5
 
 
 def test_the_position_of_the_class_token_is_stored_last() -> None:
@@ -93,23 +71,3 @@ def test_the_position_of_the_class_token_is_stored_last() -> None:
     assert own.shape == checkpoint.tensors[name].shape == (17, 32)
     (file,) = MODEL.glob("*.safetensors")
     assert bytes(own[1:].view(np.uint8)) + bytes(own[:1].view(np.uint8)) in file.read_bytes()
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"vision_feature_select_strategy": "full"}, "vision_feature_select_strategy is 'full'"),
-        ({"multi_modal_projector_bias": True}, "multi_modal_projector_bias is true"),
-        ({"projector_input_dim": 24}, "projector_input_dim is 24; supported: 40, projector_output_dim"),
-        ({"vision_output_dim": 24}, "vision_output_dim is 24; supported: 40, projector_output_dim"),
-        ({"intermediate_size": 64}, "intermediate_size is 64; supported: 128, the width of a block of patches"),
-        ({"image_size": 42}, "image_size is 42; supported: the size of the preprocessing's tiles"),
-        ({"pixel_shuffle_ratio": 2.0}, "pixel_shuffle_ratio"),
-        ({"processor": {"size": {"height": 28, "width": 21}}}, "size: expected a square"),
-        ({"processor": {"max_patches": 0}}, "max_patches: expected an integer"),
-        ({"processor": {"do_resize": False}}, "do_resize: expected true"),
-    ],
-)
-def test_what_is_not_computed_is_refused_with_its_key(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        vision_of(changed(tmp_path, **keys))

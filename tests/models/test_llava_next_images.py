@@ -4,32 +4,22 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from jaxserve.checkpoint.image_processor import read_image_processor
-from jaxserve.errors import CheckpointError
 from jaxserve.frontend.images.joined import joined_sources
 from jaxserve.frontend.images.prepared import prepared_item, with_bounded_area
 from jaxserve.frontend.images.processor import process_image
-from jaxserve.model_config.images import ImageProcessorConfig, JoinedTiles
+from jaxserve.model_config.images import JoinedTiles
 from jaxserve.runner.images.encoder import placed_sources
 from tests.models.goldens import DATA
 from tests.models.pictures import picture
-from tests.models.test_llava_images import changed
-from tests.models.vision_files import vision_of
+from tests.models.vision_files import changed, processor_of, vision_of
 
 NEXT, ONE_VISION, VIP = (DATA / "vision" / f"{name}_tiny" for name in ("llava_next", "llava_onevision", "vipllava"))
 SIZES = ((80, 50), (31, 90), (7, 5), (28, 28), (200, 33), (1, 60), (640, 480), (33, 1000))
-
-
-def config_of(path: Path) -> ImageProcessorConfig:
-    config = read_image_processor(path)
-    assert config is not None
-    return config
 
 
 @pytest.mark.parametrize(
@@ -42,7 +32,7 @@ def test_tiles_and_tokens_of_pictures_of_any_size_equal_those_of_transformers(mo
     processor_class = getattr(transformers, name.replace("ImageProcessorPil", "Processor"))
     processor = processor_class.__new__(processor_class)
     vars(processor).update(keys, image_processor=theirs, num_additional_image_tokens=0)
-    config = config_of(model)
+    config = processor_of(model)
     assert isinstance(config.sizes, JoinedTiles)
     side = config.sizes.tile
     own = side // config.patch_size * config.patch_size
@@ -59,7 +49,7 @@ def test_tiles_and_tokens_of_pictures_of_any_size_equal_those_of_transformers(mo
 
 def test_images_that_are_not_alone_are_padded_to_one_tile_as_by_transformers() -> None:
     transformers = pytest.importorskip("transformers")
-    theirs, config = transformers.LlavaOnevisionImageProcessorPil.from_pretrained(ONE_VISION), config_of(ONE_VISION)
+    theirs, config = transformers.LlavaOnevisionImageProcessorPil.from_pretrained(ONE_VISION), processor_of(ONE_VISION)
     images = [picture(width, height, seed) for seed, (width, height) in enumerate(SIZES[:4])]
     made = theirs([images], do_rescale=False, do_normalize=False)["pixel_values"]
     for image, whole in zip(images, made, strict=True):
@@ -81,7 +71,7 @@ def test_the_last_source_of_each_row_is_the_learned_vector_after_all_outputs() -
 
 def test_equal_tiles_of_images_with_other_margins_are_other_images() -> None:
     """A black margin is cut off, a black part of the picture is not."""
-    config = config_of(NEXT)
+    config = processor_of(NEXT)
     whole, part = Image.new("RGB", (56, 56)), Image.new("RGB", (56, 28))
     items = [process_image(image, config).items[0] for image in (whole, part)]
     kept = [prepared_item(item) for item in items]
@@ -90,36 +80,13 @@ def test_equal_tiles_of_images_with_other_margins_are_other_images() -> None:
 
 
 def test_a_small_encoder_gets_grids_that_it_holds() -> None:
-    config = config_of(NEXT)
+    config = processor_of(NEXT)
     counts = {}
     for most in (17, 51, 85, 4096):
         bounded = with_bounded_area(config, most)
         (item,) = process_image(picture(80, 70, 0), bounded).items
         counts[most] = len(item.patches)
     assert counts == {17: 17, 51: 51, 85: 85, 4096: 85}
-
-
-@pytest.mark.parametrize(
-    ("model", "keys", "message"),
-    [
-        (NEXT, {"image_grid_pinpoints": [[28, 28]]}, "image_grid_pinpoints: expected those of the preprocessing"),
-        (NEXT, {"image_grid_pinpoints": None}, "image_grid_pinpoints: expected those of config.json"),
-        (NEXT, {"processor": {"crop_size": 21}}, "crop_size: expected 28 pixels"),
-        (NEXT, {"processor": {"crop_size": 21, "do_center_crop": False}}, "crop_size: expected 28 pixels"),
-        (NEXT, {"processor": {"image_grid_pinpoints": [[28, 30]]}, "image_grid_pinpoints": [[28, 30]]}, "whole tiles"),
-        (NEXT, {"vision_feature_select_strategy": "full"}, "vision_feature_select_strategy is 'full'"),
-        (NEXT, {"vision_feature_layer": [-2, 0]}, "vision_feature_layer"),
-        (NEXT, {"processor": {"image_processor_type": "CLIPImageProcessor"}}, "model_type is 'llava_next'"),
-        (ONE_VISION, {"vision_aspect_ratio": "square"}, "vision_aspect_ratio: expected anyres_max_N"),
-        (ONE_VISION, {"processor": {"do_center_crop": True}}, "do_center_crop: expected null"),
-        (VIP, {"vision_config": {"model_type": "siglip_vision_model"}}, "model_type is 'siglip_vision_model'"),
-    ],
-)
-def test_what_is_not_computed_is_refused_with_its_key(
-    model: Path, keys: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        vision_of(changed(tmp_path, model, **keys))
 
 
 def test_layers_of_features_have_two_names(tmp_path: Path) -> None:
@@ -135,10 +102,10 @@ def test_towers_have_the_defaults_of_each_class(tmp_path: Path) -> None:
     """Published configs leave out keys that are the same as transformers' defaults."""
     found = []
     for model, size in ((NEXT, 336), (VIP, 336), (ONE_VISION, 384)):
-        folder = changed(tmp_path / model.name, model, vision_config={}, vision_feature_layer=-1)
+        folder = changed(tmp_path / model.name, model, vision_feature_layer=-1)
         square = {"height": size, "width": size}
         sizes = {"size": square} if model == ONE_VISION else {"size": {"shortest_edge": size}, "crop_size": square}
-        for name, values in (("config.json", {}), ("preprocessor_config.json", sizes)):
+        for name, values in (("config.json", {"vision_config": {}}), ("preprocessor_config.json", sizes)):
             table = json.loads((folder / name).read_text()) | values
             table.pop("image_grid_pinpoints", None)
             (folder / name).write_text(json.dumps(table))

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from jaxserve.checkpoint.image_processor import read_image_processor
 from jaxserve.checkpoint.safetensors_file import open_safetensors
 from jaxserve.errors import CheckpointError
 from jaxserve.frontend.images.prepared import with_bounded_area
@@ -22,7 +21,7 @@ from jaxserve.frontend.images.processor import _reduced_size, process_image
 from jaxserve.model_config.images import PaddedSizes
 from jaxserve.models.registry import open_model
 from tests.models.goldens import DATA
-from tests.models.vision_files import vision_of
+from tests.models.vision_files import processor_of, vision_of
 from tests.unit.checkpoint.checkpoint_files import write_safetensors
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -83,7 +82,7 @@ def published(
 
 def test_published_files_are_read_as_those_of_transformers(tmp_path: Path) -> None:
     found = published(tmp_path)
-    assert read_image_processor(found) == read_image_processor(MODEL)
+    assert processor_of(found) == processor_of(MODEL)
     assert vision_of(found) == vision_of(MODEL)
 
 
@@ -125,8 +124,7 @@ def test_images_are_reduced_as_by_transformers(
 
 
 def test_margins_are_black_and_at_the_right_and_lower_end() -> None:
-    config = read_image_processor(MODEL)
-    assert config is not None
+    config = processor_of(MODEL)
     (item,) = process_image(Image.new("RGB", (20, 10), (255, 255, 255)), config).items
     assert (item.grid, item.num_tokens) == ((2, 4), 2)
     bright = item.patches.reshape(len(item.patches), 3, 8, 8)
@@ -137,8 +135,7 @@ def test_margins_are_black_and_at_the_right_and_lower_end() -> None:
 
 
 def test_images_have_no_more_patches_than_the_encoder_takes_margins_included() -> None:
-    config = read_image_processor(MODEL)
-    assert config is not None
+    config = processor_of(MODEL)
     config = replace(config, sizes=PaddedSizes(1024, 64))
     for bound in (4, 9, 40, 200):
         bounded = with_bounded_area(config, bound)

@@ -6,7 +6,6 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pytest
@@ -26,8 +25,6 @@ from jaxserve.scheduler.admission import Admission
 from jaxserve.scheduler.images.request_images import images_of
 from jaxserve.types import RequestId
 from tests.models.goldens import DATA
-from tests.models.test_llava_images import changed
-from tests.models.vision_files import vision_of
 
 MODEL, ODD = DATA / "vision" / "paligemma_tiny", DATA / "vision" / "paligemma_odd_tiny"
 ROOT = Path(__file__).parents[2]
@@ -108,19 +105,6 @@ def test_a_server_of_texts_alone_does_not_start() -> None:
     assert decoder.has_whole_prompts
     with pytest.raises(CheckpointError, match="prompts of this model are seen whole"):
         with_served_images(ImagesConfig(limit_mm_per_prompt="image=0"), decoder, MODEL, checkpoint)
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"projection_dim": 40}, "projection_dim is 40; supported: 48"),
-        ({"vision_config": {"model_type": "clip_vision_model"}}, "vision_config.model_type is 'clip_vision_model'"),
-        ({"processor": {"size": {"height": 40, "width": 40}}}, "image_size is 32; supported: 40"),
-    ],
-)
-def test_what_is_not_computed_is_refused_with_its_key(keys: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        vision_of(changed(tmp_path, MODEL, **keys))
 
 
 @pytest.mark.parametrize("value", [True, None])

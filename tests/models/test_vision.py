@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from jaxserve_kernels.native.build import BuildError, build
 
-from jaxserve.checkpoint.image_processor import read_image_processor
 from jaxserve.errors import CheckpointError
 from jaxserve.frontend.images.positions import image_spans, mrope_positions
 from jaxserve.frontend.images.processor import EncoderItem, ProcessedImage, _crops, process_image
@@ -23,6 +22,7 @@ from jaxserve.tokenizer.tokenizer import load_tokenizer
 from tests.models.crops import CHOSEN, CROPPED_SIZES, PAN_AND_SCAN, TEXT
 from tests.models.goldens import DATA
 from tests.models.pictures import picture
+from tests.models.vision_files import processor_of
 from tests.models.vision_model import PROMPTS, SIZES, VisionGolden, VisionModel, process
 
 NAMES = sorted(path.parent.name for path in (DATA / "vision").glob("*/golden.npz"))
@@ -145,8 +145,6 @@ def test_prompts_have_the_tokens_of_transformers(name: str, count: int) -> None:
 
 def prompt_of(name: str, count: int) -> np.ndarray:
     """Return the tokens of a golden's prompt as our tokenizer and processor make them."""
-    config = read_image_processor(golden_of(name).path)
-    assert config is not None
     text, chosen = PROMPTS[count]
     before, after = next((marks for start, marks in OF_TEMPLATES.items() if name.startswith(start)), ("", ""))
     places = [f"{before}{images_of(name, count)[index].text}{after}" for index in chosen]
@@ -289,8 +287,7 @@ def test_another_picture_with_as_many_tokens_gives_another_reply(name: str) -> N
 @pytest.mark.parametrize("name", WITH_SECTIONS)
 def test_three_positions_of_each_token_equal_those_of_transformers(name: str, count: int) -> None:
     arrays = golden_of(name).arrays
-    config = read_image_processor(golden_of(name).path)
-    assert config is not None
+    config = processor_of(golden_of(name).path)
     tokens = arrays[f"ids_{count}"]
     items = [item for index in PROMPTS[count][1] for item in images_of(name)[index].items]
     spans = image_spans(tokens, config.image_token_id, [item.num_tokens for item in items])
@@ -314,9 +311,7 @@ def cropping(rule: dict[str, Any], folder: Path) -> ImageProcessorConfig:
     shutil.copytree(golden_of(CROPPED).path, folder, dirs_exist_ok=True)
     file = folder / "preprocessor_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | rule))
-    config = read_image_processor(folder)
-    assert config is not None
-    return config
+    return processor_of(folder)
 
 
 def cropped_images(folder: Path) -> list[ProcessedImage]:
@@ -326,8 +321,7 @@ def cropped_images(folder: Path) -> list[ProcessedImage]:
 
 
 def test_crops_of_images_have_the_pixels_and_prompts_of_transformers(tmp_path: Path) -> None:
-    images, config = cropped_images(tmp_path), read_image_processor(tmp_path)
-    assert config is not None
+    images = cropped_images(tmp_path)
     for index, image in enumerate(images):
         pixels = np.concatenate([item.patches for item in image.items])
         assert np.array_equal(pixels, crops()[f"pixels_{index}"])
