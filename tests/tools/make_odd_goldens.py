@@ -1,8 +1,9 @@
 """Write tests/models/data/odd_shapes.json and odd_shapes.npz: a second shape of each family, and what transformers computes with it.
 
 Run from the repository root where torch and transformers are installed: python tests/tools/make_odd_goldens.py [NAME ...]
-Names are those of tiny checkpoints, whose configs get other sizes: heads of 40 or 72 numbers, three or five to a KV head, 333 tokens.
-Weights follow from names, shapes and a seed (tests/models/odd_shapes.py), so that none are stored. Given names are replaced.
+Written by hand is the `config` of each model in odd_shapes.json: that of a tiny checkpoint with other sizes, which are heads of 40 or 72
+numbers, three or five to a KV head, and 333 tokens. A new line with it, `"NAME": {"config": {...}}`, is enough.
+Weights follow from names, shapes and a seed (tests/models/odd_shapes.py), so that none are stored.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from make_goldens import (
     random_weights,
     text_state,
 )
-from odd_checkpoints import odd_configs
 
 from tests.models.odd_shapes import DATA, NUM_LOGITS, Tensors, write_checkpoint
 
@@ -83,23 +83,17 @@ def make(name: str, config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, n
 
 
 def main() -> None:
-    """Write both files, with new entries for the names on the command line, or for all."""
+    """Write the entries of the names on the command line, or all."""
     torch.set_num_threads(1)
     transformers.utils.logging.disable_progress_bar()
-    configs = odd_configs()
-    entries: dict[str, Any] = {}
-    arrays: dict[str, np.ndarray] = {}
-    if sys.argv[1:]:
-        entries = json.loads((DATA / "odd_shapes.json").read_text())
-        arrays = dict(np.load(DATA / "odd_shapes.npz", allow_pickle=False))
-    for name in sys.argv[1:] or configs:
-        entries[name], own = make(name, copy.deepcopy(configs[name]))
+    entries: dict[str, Any] = json.loads((DATA / "odd_shapes.json").read_text())
+    arrays: dict[str, np.ndarray] = dict(np.load(DATA / "odd_shapes.npz", allow_pickle=False))
+    for name in sys.argv[1:] or entries:
+        entries[name], own = make(name, copy.deepcopy(entries[name]["config"]))
         arrays |= {f"{name}/{key}": array for key, array in own.items()}
-    entries = {name: entries[name] for name in configs if name in entries}
     lines = [f"{json.dumps(name)}: {json.dumps(entry, separators=(',', ':'))}" for name, entry in entries.items()]
     (DATA / "odd_shapes.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
-    kept = {key: array for key, array in arrays.items() if key.partition("/")[0] in entries}
-    np.savez_compressed(DATA / "odd_shapes.npz", **kept)
+    np.savez_compressed(DATA / "odd_shapes.npz", **arrays)
 
 
 if __name__ == "__main__":
