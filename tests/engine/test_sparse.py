@@ -1,15 +1,20 @@
-"""Sparse attention in the whole engine: what a query attends to depends on nothing but its own text.
+"""Sparse attention, and attention to compressed blocks, in the whole engine: what a query attends to depends on nothing but its own text.
 
-Indexers choose 8 to 20 tokens there: every prompt and reply is longer.
+Indexers choose 8 to 20 tokens there: every prompt and reply is longer. Blocks of 4 and of 6 tokens do not end where chunks of 7 or 16
+tokens and pages of 16 do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from jaxserve.config import TierConfig
+from jaxserve.config import CacheConfig, Config, ModelConfig, ParallelConfig, TierConfig
+from jaxserve.errors import ConfigError
+from jaxserve.models.registry import decoder_of, open_model
+from jaxserve.runner.cache_sizes import with_cache_groups
 from tests.engine.model_engine import ModelEngine, request
 from tests.models.goldens import GoldenCheckpoint, golden_checkpoint
 
@@ -25,9 +30,10 @@ NAMES = [
 ]
 """An indexer in every layer, layers that take what an earlier one has chosen, blocks of tokens for each KV head: of 4 tokens, and of
 5, which cut pages; layers that share vectors; pools of 4 tokens and of 3 beside recurrent states."""
+COMPRESSED = "deepseek_v4_tiny"
 
 
-@pytest.fixture(scope="module", params=NAMES)
+@pytest.fixture(scope="module", params=[*NAMES, COMPRESSED])
 def served(request: pytest.FixtureRequest) -> Iterator[tuple[GoldenCheckpoint, ModelEngine]]:
     """Up to 2 requests and 16 tokens a step. Begin with `restart`."""
     golden = golden_checkpoint(request.param)
@@ -47,7 +53,9 @@ def test_tokens_equal_transformers_among_other_requests(
     assert engine.executor.compilations()["serving"] == 0
 
 
-def test_a_prefix_hit_and_a_preempted_request_equal_a_cold_one(served: tuple[GoldenCheckpoint, ModelEngine]) -> None:
+def test_a_prefix_hit_inside_a_block_and_a_preempted_request_equal_a_cold_one(
+    served: tuple[GoldenCheckpoint, ModelEngine],
+) -> None:
     golden, engine = served
     engine.restart()
     engine.run([request("a", [*golden.prompt_ids[:36], 5, 6])])
@@ -89,8 +97,8 @@ def test_an_8_bit_cache_gives_every_chunk_and_every_prefix_the_same_tokens(name:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("name", ["glm_moe_dsa_tiny", "minimax_m3_tiny"])
-def test_a_prefix_from_host_memory_has_the_keys_of_indexers(name: str) -> None:
+@pytest.mark.parametrize("name", ["glm_moe_dsa_tiny", "minimax_m3_tiny", COMPRESSED])
+def test_a_prefix_from_host_memory_has_the_keys_of_indexers_and_what_makes_the_next_block(name: str) -> None:
     golden = golden_checkpoint(name)
     tiers = TierConfig(kv_offload_memory=16 << 20, kv_fetch="always", kv_fetch_timeout=60.0)
     engine = ModelEngine(golden.path, tiers=tiers, max_num_seqs=2, max_num_batched_tokens=16)
@@ -106,3 +114,20 @@ def test_a_prefix_from_host_memory_has_the_keys_of_indexers(name: str) -> None:
     assert (hit.token_ids, hit.logprobs) == (cold.token_ids, cold.logprobs)
     assert engine.executor.compilations()["serving"] == 0
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"data_parallel_size": 2}, "--data-parallel-size 2: not with attention to compressed blocks"),
+        ({"kv_cache_dtype": "fp8"}, "--kv-cache-dtype fp8: not with attention to compressed blocks"),
+        ({"block_size": 10}, "--block-size 10: a multiple of 4"),
+    ],
+    ids=str,
+)
+def test_settings_that_blocks_do_not_take_are_refused(settings: dict[str, Any], message: str) -> None:
+    decoder = decoder_of(open_model(golden_checkpoint(COMPRESSED).path))
+    parallel = ParallelConfig(data_parallel_size=settings.pop("data_parallel_size", 1))
+    config = Config(model=ModelConfig(model="model"), cache=CacheConfig(**settings), parallel=parallel)
+    with pytest.raises(ConfigError, match=message):
+        with_cache_groups(config, decoder)
