@@ -11,6 +11,8 @@ from jaxserve.errors import ConfigError
 
 DEFAULT_MAX_IMAGES: Final = 16
 """Most images of a prompt unless the settings say otherwise."""
+DEFAULT_MAX_VIDEOS: Final = 1
+"""Most videos of a prompt unless the settings say otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,8 +21,8 @@ class ImagesConfig:
 
     limit_mm_per_prompt: str | None = option(
         None,
-        help='most images of one prompt, as `image=N` or `{"image": N}`; image=0: serve text only, without the model\'s image '
-        "encoder (default: image=16 if the model's images are served, else 0)",
+        help='most images and videos of one prompt, as `image=N,video=M` or `{"image": N, "video": M}`; image=0: serve text only, without '
+        "the model's image encoder (default: image=16,video=1 of what the model reads)",
     )
     mmproj: str | None = option(
         None,
@@ -89,12 +91,22 @@ class ImagesConfig:
     )
 
     def __post_init__(self) -> None:
-        _max_images(self.limit_mm_per_prompt)
+        _limits(self.limit_mm_per_prompt)
 
     @property
     def max_images(self) -> int:
         """The number of images that one prompt may have."""
-        return _max_images(self.limit_mm_per_prompt)
+        return _limits(self.limit_mm_per_prompt)["image"]
+
+    @property
+    def max_videos(self) -> int:
+        """The number of videos that one prompt may have."""
+        return _limits(self.limit_mm_per_prompt)["video"]
+
+    @property
+    def asks_for_videos(self) -> bool:
+        """True if a model whose videos cannot be served does not start."""
+        return "video" in (self.limit_mm_per_prompt or "") and self.max_videos > 0
 
     @property
     def asks_for_images(self) -> bool:
@@ -109,19 +121,22 @@ class ImagesConfig:
         )
 
 
-def _max_images(setting: str | None) -> int:
-    """Return the number of images that `limit_mm_per_prompt` allows. Raises ConfigError."""
+def _limits(setting: str | None) -> dict[str, int]:
+    """Return the numbers of images and videos that `limit_mm_per_prompt` allows. Raises ConfigError."""
+    found = {"image": DEFAULT_MAX_IMAGES, "video": DEFAULT_MAX_VIDEOS}
     if setting is None:
-        return DEFAULT_MAX_IMAGES
+        return found
     text = setting.strip()
     try:
         if text.startswith("{"):
             limits = json.loads(text)
         else:
             limits = dict(part.strip().split("=") for part in text.split(",") if part.strip())
-        count = int(limits.pop("image", DEFAULT_MAX_IMAGES))
+        given = {name: int(count) for name, count in limits.items()}
     except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
-        count, limits = -1, {}
-    if count < 0 or limits:
-        raise ConfigError(f'--limit-mm-per-prompt {text!r}: expected image=N or {{"image": N}}, with N at least 0')
-    return count
+        given = {"": -1}
+    if min(given.values(), default=0) < 0 or given.keys() - found.keys():
+        raise ConfigError(
+            f'--limit-mm-per-prompt {text!r}: expected image=N,video=M or {{"image": N, "video": M}}, with numbers of at least 0'
+        )
+    return found | given

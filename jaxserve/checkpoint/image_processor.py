@@ -128,23 +128,41 @@ def _read(table: Table, config: Mapping[str, Any], tokens: Mapping[str, Any]) ->
         window=geometry.window,
         has_class_token=geometry.has_class_token,
         mark_token_ids=geometry.mark_token_ids,
-        resampling=_resampling(table, reader.resampling),
-        normalization=_normalization(table, reader),
+        resampling=read_resampling(table, reader.resampling),
+        normalization=read_normalization(
+            table,
+            reader.means,
+            reader.deviations,
+            is_normalized=reader.is_normalized,
+            has_rounded_pixels=reader.has_rounded_pixels,
+        ),
         image_token_id=model.integer(token, None, 1 << 22),
     )
 
 
-def _resampling(table: Table, default: Resampling) -> Resampling:
+def read_resampling(table: Table, default: Resampling) -> Resampling:
+    """Read the filter of resizing. Raises CheckpointError."""
     number = table.get("resample", _RESAMPLING.index(default))
     if type(number) is not int or not 0 <= number < len(_RESAMPLING):
         raise table.error("resample", f"a number from 0 to {len(_RESAMPLING) - 1}")
     return _RESAMPLING[number]
 
 
-def _normalization(table: Table, reader: _Reader) -> Normalization:
+def read_normalization(
+    table: Table,
+    means: tuple[float, ...],
+    deviations: tuple[float, ...],
+    *,
+    is_normalized: bool = True,
+    has_rounded_pixels: bool = False,
+) -> Normalization:
+    """Read how pixels become numbers; what is given are the defaults. Raises CheckpointError."""
     scale = table.number("rescale_factor", 1 / 255) if table.flag("do_rescale", default=True) else 1.0
-    if not table.flag("do_normalize", default=reader.is_normalized):
+    if not table.flag("do_normalize", default=is_normalized):
         return Normalization(scale, (0.0,) * 3, (1.0,) * 3)
-    means = table.numbers("image_mean", list(reader.means), 3)
-    deviations = table.numbers("image_std", list(reader.deviations), 3)
-    return Normalization(scale, means, deviations, is_rounded=reader.has_rounded_pixels)
+    return Normalization(
+        scale,
+        table.numbers("image_mean", list(means), 3),
+        table.numbers("image_std", list(deviations), 3),
+        is_rounded=has_rounded_pixels,
+    )

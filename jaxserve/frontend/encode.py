@@ -136,7 +136,7 @@ async def encode_conversation(
             tools=[] if is_explained else tools,
             template_variables=variables,
             continue_final_message=conversation.continue_final_message,
-            placeholder=images.placeholder,
+            placeholders=images.placeholders,
             images=images.texts,
             max_tokens=_most(context),
         )
@@ -173,7 +173,10 @@ def template_messages(messages: Sequence[ChatMessage], prompt_id: str | None = N
         fields: dict[str, Any] = {"role": message.role, "content": message.content if message.content else ""}
         if isinstance(message.content, list):
             fields["content"] = [
-                {"type": "image"} if part.is_image else {"type": "text", "text": part.text} for part in message.content
+                {"type": "video" if part.is_video else "image"}
+                if part.is_image
+                else {"type": "text", "text": part.text}
+                for part in message.content
             ]
         if message.tool_calls:
             fields["tool_calls"] = [_template_call(call) for call in message.tool_calls]

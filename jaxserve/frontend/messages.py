@@ -19,10 +19,11 @@ from jaxserve.frontend.images.source import ImageDetail, ImageSource
 
 _TEXT_PARTS: Final = ("text", "input_text", "output_text")
 _IMAGE_PARTS: Final = ("image_url", "input_image")
+_VIDEO_PART: Final = "video_url"
 IMAGE_ROLES: Final = ("user", "tool")
-"""Roles whose messages may hold images."""
+"""Roles whose messages may hold images and videos."""
 IMAGE_ROLE_PARTS: Final = (*_TEXT_PARTS, *_IMAGE_PARTS)
-"""Types of the parts of their messages."""
+"""Types of the parts of their messages, beside videos of chat messages."""
 
 
 class ImageUrl(msgspec.Struct, kw_only=True):
@@ -36,6 +37,13 @@ class ImageUrl(msgspec.Struct, kw_only=True):
     ] = None
 
 
+class VideoUrl(msgspec.Struct, kw_only=True):
+    url: Annotated[
+        str,
+        Meta(description="A `data:` URL with base64; or an http(s) URL, if `--allowed-media-domains` has its host."),
+    ]
+
+
 class ContentPart(msgspec.Struct, kw_only=True):
     type: str
     text: str | None = None
@@ -43,14 +51,24 @@ class ContentPart(msgspec.Struct, kw_only=True):
         ImageUrl | str | None, Meta(description="The image of a part `image_url` (an object) or `input_image` (a URL).")
     ] = None
     detail: Annotated[ImageDetail | None, Meta(description="As in `image_url`; of a part `input_image`.")] = None
+    video_url: Annotated[VideoUrl | None, Meta(description="The video of a part `video_url`.")] = None
     file_id: Annotated[str | None, Meta(description="Rejected: this server stores no files.")] = None
 
     @property
+    def is_video(self) -> bool:
+        return self.type == _VIDEO_PART
+
+    @property
     def is_image(self) -> bool:
-        return self.type in _IMAGE_PARTS
+        """True for a part that shows something: an image or a video."""
+        return self.type in _IMAGE_PARTS or self.is_video
 
     def image(self, place: str) -> ImageSource:
-        """Return the image. Raises InvalidRequestError naming a field of the part at `place`."""
+        """Return the image or the video. Raises InvalidRequestError naming a field of the part at `place`."""
+        if self.is_video:
+            if self.video_url is None:
+                raise missing(f"{place}.video_url")
+            return ImageSource(self.video_url.url, f"{place}.video_url.url", is_video=True)
         if self.file_id is not None:
             raise refuse(f"{place}.file_id")
         if self.image_url is None:
@@ -101,7 +119,7 @@ def check_messages(messages: Sequence[ChatMessage], *, is_last_continued: bool =
         if isinstance(message.content, list):
             if message.role not in IMAGE_ROLES:
                 refuse_images(f"messages[{i}].content", message.content, message.role)
-            check_parts(f"messages[{i}].content", message.content, *IMAGE_ROLE_PARTS)
+            check_parts(f"messages[{i}].content", message.content, *IMAGE_ROLE_PARTS, _VIDEO_PART)
     last = messages[-1]
     if is_last_continued and (last.role != "assistant" or not last.content or last.tool_calls):
         raise invalid(
@@ -126,13 +144,16 @@ def check_parts(place: str, parts: list[ContentPart], *types: str) -> None:
             raise refuse(f"{place}[{i}].type", part.type)
         if part.text is None and not part.is_image:
             raise missing(f"{place}[{i}].text")
-        other = "text" if part.is_image else "image_url"
-        if getattr(part, other):
-            raise invalid(f"{place}[{i}].{other}", f"a part of type {part.type} has none: send it as a part of its own")
+        own = "video_url" if part.is_video else "image_url" if part.is_image else "text"
+        for other in {"text", "image_url", "video_url"} - {own}:
+            if getattr(part, other):
+                raise invalid(
+                    f"{place}[{i}].{other}", f"a part of type {part.type} has none: send it as a part of its own"
+                )
 
 
 def read_images(messages: Sequence[ChatMessage]) -> list[ImageSource]:
-    """Return the images of chat messages, in their order. Raises InvalidRequestError naming the place of one without a URL."""
+    """Return the images and videos of chat messages, in their order. Raises InvalidRequestError naming the place of one without a URL."""
     return [
         part.image(f"messages[{i}].content[{j}]")
         for i, message in enumerate(messages)

@@ -17,7 +17,7 @@ class ImageInfo(msgspec.Struct, frozen=True, array_like=True):
     merge: int
     """Patches of the side of a block that becomes one token."""
     patch_bytes: int
-    """Bytes of a patch."""
+    """Bytes of a patch of an image."""
     has_rope_positions: bool = False
     """True if each token has three rotary positions."""
     step_patches: int | None = None
@@ -35,5 +35,12 @@ class ImageInfo(msgspec.Struct, frozen=True, array_like=True):
     """Most tokens of a prompt whose tokens all attend to each other; 0: they attend to earlier ones, but for `is_bidirectional`."""
     num_sources: int = 0
     """Numbers that say which outputs of the connector make an embedding: see `VisionConfig.num_sources`."""
+    num_frames: int = 1
+    """Frames of a video that a patch shows, with as many times the bytes; 1: videos are not read."""
     tile_patches: int = 0
     """Patches of each tile of an encoder input, with a class token, if `num_sources` is not 0; 0: there are no tiles."""
+
+    @property
+    def reads_videos(self) -> bool:
+        """True if prompts may have videos."""
+        return self.num_frames > 1

@@ -1,4 +1,4 @@
-"""Preprocessing of images as data: sizes, tiles, normalisation, and the text that stands for an image in a prompt."""
+"""Preprocessing of images and videos as data: sizes, tiles, frames, normalisation, and the text that stands for one in a prompt."""
 
 from __future__ import annotations
 
@@ -32,11 +32,13 @@ class AreaSizes:
     min_pixels: int
     max_pixels: int
     frames: int = 1
-    """Number of times that the bounds count an image's area (GLM-4.1V)."""
+    """Number of times that the bounds count an image's area (GLM-4.1V), or frames of a video."""
     enlargement: Enlargement = "none"
     """Rule for an image with a side shorter than a block."""
     has_whole_blocks: bool = False
     """True if no side is rounded to less than a block before the area is compared with the bounds (LFM2-VL)."""
+    compared_frames: int | None = None
+    """Frames by which the rounded area of a video is compared with the bounds (Qwen3-VL); None: `frames`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,3 +270,46 @@ class ImageProcessorConfig:
     """Patches of a window's side, whose blocks follow each other as the tower reads them; None: blocks follow each other row by row."""
     has_class_token: bool = False
     """True if the tower puts a class token before the patches of each item: see `VisionConfig`."""
+
+
+@dataclass(frozen=True, slots=True)
+class VideoMarkup:
+    """Texts of a prompt that stand for videos. They are control tokens of the tokenizer."""
+
+    placeholder: str
+    """Text that chat templates write for a video."""
+    begin: str
+    """Text before the tokens of a group of frames, after its time."""
+    token: str
+    """Text of the token that stands for one embedding."""
+    end: str
+    """Text after the tokens of a group of frames."""
+
+
+@dataclass(frozen=True, slots=True)
+class VideoProcessorConfig:
+    """Preprocessing of videos whose frames are groups of a few, each with its time in the prompt (Qwen3-VL, arXiv 2511.21631)."""
+
+    num_frames: int | None
+    """Frames that are taken of any video; None: as many as `fps` says."""
+    fps: float
+    """Frames that are taken of each second."""
+    min_frames: int
+    max_frames: int
+    min_pixels: int
+    """Least pixels of all frames together."""
+    max_pixels: int
+    """Most pixels of all frames together."""
+    most_frame_tokens: int | None
+    """Tokens that a frame has at most, unless the least pixels are more; None: all frames together have a bound alone."""
+    patch_size: int
+    """Pixels of a patch's side."""
+    merge: int
+    """Patches of the side of a block, which becomes one token."""
+    group: int
+    """Frames that one patch shows."""
+    markup: VideoMarkup
+    resampling: Resampling
+    normalization: Normalization
+    token_id: int
+    """Token that stands for one embedding in a prompt."""

@@ -192,6 +192,8 @@ class VisionConfig:
     num_frames: int | None = None
     """Depth of the patch embedding's kernel in a tower that also reads videos; an image is that many equal frames. None: the
     kernel has no such axis."""
+    patch_frames: int = 1
+    """Frames of a patch: `num_frames` if videos are served, and otherwise one, which stands for all of them."""
     rope_theta: float | None = None
     """Base of the rotation by row and column; None: queries and keys do not rotate."""
     rotary_layout: RotaryLayout = "joint"
@@ -258,8 +260,8 @@ class VisionConfig:
 
     @property
     def patch_values(self) -> int:  # F
-        """Numbers of a patch as preprocessing cuts it: channels, then rows, then columns."""
-        return self.num_channels * self.patch_size**2
+        """Numbers of a patch as the tower reads it: channels, then frames, then rows, then columns."""
+        return self.num_channels * self.patch_frames * self.patch_size**2
 
     @property
     def feature_width(self) -> int:

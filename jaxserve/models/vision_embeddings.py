@@ -28,7 +28,7 @@ class PatchEmbedding(nnx.Module):
         axes = (None,) * (1 + len(kernel))
         self.weight = parameter((config.hidden_size, *kernel), axes, policy.weights)
         self.bias = parameter((config.hidden_size,), (None,), policy.vectors) if config.has_patch_bias else None
-        self.num_channels = config.num_channels
+        self.num_channels, self.patch_frames = config.num_channels, config.patch_frames
         eps = config.pixel_norm_eps
         self.norm = None if eps is None else LayerNorm(config.patch_values, eps, policy)
         self.normalization = config.normalization
@@ -46,7 +46,7 @@ class PatchEmbedding(nnx.Module):
         if self.norm is not None:  # channels last, as in the matrix
             values = self.norm(values.swapaxes(1, 2).reshape(patches.shape).astype(self.dtype))
         values = values.reshape(patches.shape).astype(self.dtype)
-        if kernel.ndim == 5:  # every frame of an image is the same
+        if kernel.ndim == 5 and self.patch_frames == 1:  # every frame of an image is the same
             kernel = kernel.astype(jnp.float32).sum(2).astype(kernel.dtype)
         elif self.num_frames is not None:  # the same, stored as a matrix
             axes = [self.num_channels, self.num_channels]

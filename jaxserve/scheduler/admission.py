@@ -137,8 +137,12 @@ class Admission:
             is_placed = end <= image.start and 0 < image.num_tokens <= info.max_tokens
             is_sized = 0 < num_patches <= info.max_patches and len(image.positions) == 8 * num_patches
             is_sized &= len(image.sources) == 4 * image.num_tokens * info.num_sources
+            has_pixels = len(image.patches) in (
+                num_patches * info.patch_bytes,
+                num_patches * info.patch_bytes * info.num_frames,
+            )
             has_lines = not image.line or (image.line > 0 and image.num_tokens % image.line == 0)
-            if not (is_placed and is_sized and has_lines and len(image.patches) == num_patches * info.patch_bytes):
+            if not (is_placed and is_sized and has_lines and has_pixels):
                 return InvalidRequestError(f"the image at token {image.start} does not fit its place", param="prompt")
             end = image.start + image.length
         rope = message.rope_positions

@@ -330,7 +330,7 @@ class ChatTemplate:
                 plain["content"] = [{"type": "text", "text": content}]
         elif content is not None:
             if self.content_format == "parts":
-                plain["content"] = [part if _is_image(part) else _text_part(part) for part in _parts(content)]
+                plain["content"] = [part if _is_shown(part) else _text_part(part) for part in _parts(content)]
             else:
                 plain["content"] = "\n".join(_part_text(part) for part in _parts(content))
         return plain
@@ -351,8 +351,8 @@ def _parts(content: Any) -> Sequence[Any]:
     return content
 
 
-def _is_image(part: Any) -> bool:
-    return isinstance(part, Mapping) and part.get("type") == "image"
+def _is_shown(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") in ("image", "video")
 
 
 def _text_part(part: Any) -> dict[str, Any]:

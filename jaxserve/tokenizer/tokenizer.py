@@ -15,6 +15,7 @@ are not special, such as `<think>`, are recognised everywhere.
 
 from __future__ import annotations
 
+import re
 import secrets
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -223,15 +224,15 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         template_variables: Mapping[str, Any] | None = None,
         continue_final_message: bool = False,
-        placeholder: str = "",
+        placeholders: Sequence[str] = (),
         images: Sequence[str] = (),
         max_tokens: int | None = None,
     ) -> list[int]:
         """Return the ids of a chat. No BOS is added: the template writes it. See the module on control tokens.
 
         `continue_final_message` ends them with the text of the last message and drops what the template adds after it.
-        images: the text of each image part; it replaces the `placeholder` that the template writes, or that is a
-        line of its own if the template reads texts only.
+        images: the text of each image or video part; it replaces that one of the `placeholders` which the template writes for it, or
+        which is a line of its own if the template reads texts only.
         Raises TooManyTokensError for more than `max_tokens`, and InvalidRequestError.
         """
         # A mark inside each control token of the request passes through the template and breaks it in two; the
@@ -241,10 +242,12 @@ class Tokenizer:
             data = self.control_tokens.broken([list(messages), list(tools or ()), dict(template_variables or {})], mark)
         except RecursionError as error:
             raise InvalidRequestError("messages or tools are nested too deeply", param="messages") from error
-        if images and not self.control_tokens.include([placeholder]):
-            data = ControlTokens({0: placeholder}).broken(data, mark)
+        for placeholder in set(placeholders):
+            if not self.control_tokens.include([placeholder]):
+                data = ControlTokens({0: placeholder}).broken(data, mark)
         if images and not self.chat_templates.read_parts(has_tools=bool(tools)):
-            data[0] = [_with_placeholders(message, placeholder) for message in data[0]]
+            given = iter(placeholders)
+            data[0] = [_with_placeholders(message, given) for message in data[0]]
         end = _new_mark()
         if continue_final_message:
             data[0][-1] = _with_end(data[0][-1], end)
@@ -258,7 +261,7 @@ class Tokenizer:
                     "continue_final_message: the chat template does not show the last message", param="messages"
                 )
         if images:
-            prompt = _with_images(prompt, placeholder, images)
+            prompt = _with_images(prompt, placeholders, images)
         return self._encode_joined(_pieces(prompt, mark), False, max_tokens)
 
 
@@ -281,24 +284,30 @@ def _num_bytes(text: str) -> int:
         ) from error
 
 
-def _with_placeholders(message: Message, placeholder: str) -> Message:
-    """Return the message with texts in the place of its images."""
+def _with_placeholders(message: Message, placeholders: Iterator[str]) -> Message:
+    """Return the message with the next of the texts in the places of its images and videos."""
     content = message.get("content")
     if not isinstance(content, list):
         return message
-    parts = [{"type": "text", "text": placeholder} if part.get("type") == "image" else part for part in content]
+    parts = [
+        {"type": "text", "text": next(placeholders)} if part.get("type") in ("image", "video") else part
+        for part in content
+    ]
     return {**message, "content": parts}
 
 
-def _with_images(prompt: str, placeholder: str, images: Sequence[str]) -> str:
-    """Return the prompt with the texts of images in their places; no message can hold a placeholder."""
-    first, *rest = prompt.split(placeholder)
-    if len(rest) != len(images):
+def _with_images(prompt: str, placeholders: Sequence[str], images: Sequence[str]) -> str:
+    """Return the prompt with the texts of images in their places; no message can hold one of the placeholders."""
+    pattern = "|".join(map(re.escape, sorted(set(placeholders), key=len, reverse=True)))
+    found = re.findall(pattern, prompt)
+    if found != list(placeholders):
         raise InvalidRequestError(
-            f"The chat template shows {len(rest)} of {len(images)} images: the model takes them in other messages.",
+            f"The chat template shows {len(found)} of {len(images)} images, or in another order: the model takes them in other "
+            "messages.",
             param="messages",
         )
-    return first + "".join(text + after for text, after in zip(images, rest, strict=True))
+    texts = iter(images)
+    return re.sub(pattern, lambda _: next(texts), prompt)
 
 
 def _new_mark() -> str:

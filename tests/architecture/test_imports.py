@@ -119,6 +119,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "routing",
         "model_config.images",  # sizes and markup of images
         "checkpoint.image_processor",
+        "checkpoint.preprocessing.videos",
         "checkpoint.source",  # the path of an image encoder
     },
     "tokenizer": {"checkpoint"},

@@ -100,7 +100,7 @@ class Reader:
             processed = process_image(image, processor, is_alone=len(images) == 1)
             prepared.append(PreparedImage(list(map(prepared_item, processed.items)), processed.text))
         loaded = LoadedImages(
-            tuple(prepared), processor.markup.placeholder, processor.image_token_id, processor.mark_token_ids
+            tuple(prepared), image_token_id=processor.image_token_id, mark_token_ids=processor.mark_token_ids
         )
         placed, rope = prompt_images(prompt, loaded, info, "messages")
         return msgspec.structs.replace(request(name, prompt, **sampling), images=placed, rope_positions=rope)

@@ -14,7 +14,7 @@ import pytest
 
 from jaxserve.checkpoint.safetensors_file import open_safetensors
 from jaxserve.errors import CheckpointError, InvalidRequestError
-from jaxserve.frontend.images.processor import _bounded_size
+from jaxserve.frontend.images.processor import bounded_size
 from jaxserve.frontend.images.tiles import grid_size, page_grid
 from jaxserve.layers.policy import plain as plain_policy
 from jaxserve.model_config.images import AreaSizes, DensePages, GridTiles, MarkedTiles
@@ -146,9 +146,9 @@ def test_sizes_of_paddleocrs_pictures_equal_those_of_transformers() -> None:
                 expected = module.smart_resize(height, width, factor, low, high)
             except ValueError:
                 with pytest.raises(InvalidRequestError):
-                    _bounded_size(height, width, factor, sizes)
+                    bounded_size(height, width, factor, sizes)
             else:
-                assert _bounded_size(height, width, factor, sizes) == expected
+                assert bounded_size(height, width, factor, sizes) == expected
 
 
 def test_the_first_release_of_lighton_ocr_is_read_as_later_ones_are(tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_placeholder_that_is_no_control_token_is_broken_in_messages() -> None:
     found = [
         tokenizer.encode_chat(
             [{"role": "user", "content": [image, {"type": "text", "text": text}]}],
-            placeholder="<image>",
+            placeholders=["<image>"],
             images=["<img></img>"],
         )
         for text in ("What is <image>?", "What is it?")
@@ -328,6 +328,6 @@ def test_documented_prompts_have_images_and_texts_in_the_order_of_the_template(
     content = [{"type": "image"} if part is None else {"type": "text", "text": part} for part in parts]
     texts = [token * 3, token * 2][:count]
     ids = tokenizer.encode_chat(
-        [{"role": "user", "content": content}], placeholder=config.markup.placeholder, images=texts
+        [{"role": "user", "content": content}], placeholders=[config.markup.placeholder] * len(texts), images=texts
     )
     assert ids == tokenizer.encode(prompt.format(*map(marks.format, texts)))

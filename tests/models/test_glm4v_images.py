@@ -12,7 +12,7 @@ import pytest
 
 from jaxserve.errors import CheckpointError, InvalidRequestError
 from jaxserve.frontend.images.prepared import with_bounded_area
-from jaxserve.frontend.images.processor import _bounded_size
+from jaxserve.frontend.images.processor import bounded_size
 from jaxserve.model_config.images import AreaSizes
 from jaxserve.models.registry import read_decoder
 from tests.models.goldens import DATA
@@ -31,10 +31,10 @@ def test_sizes_of_pictures_equal_those_of_transformers() -> None:
                 expected = module.smart_resize(2, height, width, 2, factor, low, high)
             except ValueError:
                 with pytest.raises(InvalidRequestError):
-                    _bounded_size(height, width, factor, sizes)
+                    bounded_size(height, width, factor, sizes)
                 refused += 1
             else:
-                assert _bounded_size(height, width, factor, sizes) == expected
+                assert bounded_size(height, width, factor, sizes) == expected
     assert refused
 
 
@@ -44,7 +44,7 @@ def test_images_have_no_more_patches_than_the_encoder_takes() -> None:
     assert with_bounded_area(config, 4096).sizes == config.sizes
     bounded = with_bounded_area(config, 20).sizes
     assert bounded == replace(config.sizes, max_pixels=2 * 20 * 64)
-    height, width = _bounded_size(300, 200, 16, bounded)
+    height, width = bounded_size(300, 200, 16, bounded)
     assert height * width <= 20 * 64
 
 

@@ -14,6 +14,8 @@ from jaxtyping import Array
 from PIL import Image
 
 from jaxserve.checkpoint.image_processor import read_image_processor
+from jaxserve.checkpoint.preprocessing.videos import read_video_processor
+from jaxserve.config import ImagesConfig
 from jaxserve.frontend.images.positions import image_spans, mrope_positions
 from jaxserve.frontend.images.processor import EncoderItem, ProcessedImage, process_image
 from jaxserve.layers.attention import StepContext
@@ -25,11 +27,12 @@ from jaxserve.layers.segment_attention import Texts
 from jaxserve.model_config.images import ImageProcessorConfig
 from jaxserve.model_config.vision import most_embeddings
 from jaxserve.models.decoder import ImageTokens
-from jaxserve.models.registry import decoder_of, open_model, with_vision
+from jaxserve.models.registry import decoder_of, open_model
 from jaxserve.models.skeleton import make_skeleton
 from jaxserve.models.vision import Heads, Tile, VisionTower
 from jaxserve.runner.images.encoder import block_tokens, placed_sources
 from jaxserve.runner.images.parts import SharedParams
+from jaxserve.runner.images.served import with_served_images
 from jaxserve.sharding.mesh import make_sharding
 from jaxserve.sharding.rules import MeshShape
 from jaxserve.tokenizer.tokenizer import load_tokenizer
@@ -81,7 +84,7 @@ class VisionModel:
     def __init__(self, path: Path, backend: Backend = "reference", dtype: str = "float32") -> None:
         """dtype: of weights and activations."""
         checkpoint = open_model(path)
-        decoder = with_vision(decoder_of(checkpoint), path, checkpoint.config)
+        decoder = with_served_images(ImagesConfig(), decoder_of(checkpoint), path, checkpoint)
         assert decoder.vision is not None, "a checkpoint that reads images"
         self.config, self.vision = decoder, decoder.vision
         policy = replace(plain(jnp.dtype(dtype)), backend=backend)
@@ -91,7 +94,8 @@ class VisionModel:
         self._tokenizer = load_tokenizer(path)
         processor = read_image_processor(path)
         assert processor is not None, "a checkpoint that reads images"
-        self._marks = processor.mark_token_ids
+        videos = read_video_processor(path)
+        self._marks = (*processor.mark_token_ids, *([] if videos is None else [videos.token_id]))
         self._new_cache = lambda pages: new_cache(decoder, pages, "float32", policy.activations, sharding)
 
         def encode(

@@ -34,7 +34,7 @@ def decode_image(data: bytes, max_pixels: int, *, low_detail: bool = False) -> I
     except MemoryError:
         raise
     except Exception as error:  # decoders raise OSError, ValueError, SyntaxError, struct.error, EOFError and others
-        raise ImageError(f"the image is damaged or truncated ({_reason(error)})") from None
+        raise ImageError(f"the image is damaged or truncated ({reason_of(error)})") from None
     if low_detail:
         image.thumbnail((LOW_DETAIL_PIXELS, LOW_DETAIL_PIXELS), Image.Resampling.LANCZOS)
     return image
@@ -57,7 +57,7 @@ def _open(data: bytes, max_pixels: int) -> Image.Image:
     except Image.DecompressionBombError:
         raise ImageError(f"the image has more than {max_pixels} pixels (--max-image-pixels)") from None
     except Exception as error:
-        raise ImageError(f"the image is damaged or truncated ({_reason(error)})") from None
+        raise ImageError(f"the image is damaged or truncated ({reason_of(error)})") from None
     width, height = image.size
     if width * height > max_pixels:
         raise ImageError(
@@ -82,5 +82,6 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Return what a decoder says of a file, in a line."""
     return (str(error) or type(error).__name__)[:200].rstrip(".")

@@ -77,13 +77,13 @@ async def fetch(source: ImageSource, config: ImagesConfig) -> bytes:
         raise
     except TimeoutError:
         raise invalid(
-            source.place, f"the image did not arrive within {config.image_fetch_timeout:g} s (--image-fetch-timeout)"
+            source.place, f"the file did not arrive within {config.image_fetch_timeout:g} s (--image-fetch-timeout)"
         ) from None
     except (aiohttp.ClientError, OSError, ValueError) as error:
         cause = _cause(error)
         if isinstance(cause, PrivateAddressError):
             raise invalid(source.place, str(cause)) from None
-        raise invalid(source.place, f"the image could not be fetched ({type(cause).__name__})") from None
+        raise invalid(source.place, f"the file could not be fetched ({type(cause).__name__})") from None
 
 
 async def _get(url: URL, place: str, max_bytes: int) -> bytes:
@@ -92,7 +92,9 @@ async def _get(url: URL, place: str, max_bytes: int) -> bytes:
         aiohttp.ClientSession(
             connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, trust_env=False
         ) as session,
-        session.get(url, allow_redirects=False, headers={"Accept-Encoding": "identity", "Accept": "image/*"}) as reply,
+        session.get(
+            url, allow_redirects=False, headers={"Accept-Encoding": "identity", "Accept": "image/*, video/*"}
+        ) as reply,
     ):
         if reply.status != _OK:
             what = "a redirect, which is not followed" if 300 <= reply.status < 400 else f"status {reply.status}"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from jaxserve.checkpoint.image_processor import read_image_processor
+from jaxserve.checkpoint.preprocessing.videos import read_video_processor
 from jaxserve.checkpoint.source import resolve_tower
 from jaxserve.config import ImagesConfig
 from jaxserve.errors import RateLimitError, UnavailableError, invalid, unsupported
@@ -22,7 +23,7 @@ from jaxserve.frontend.images.protocol import MODULE, DecodeJob, DecodeReply, De
 from jaxserve.frontend.images.source import ImageSource, is_data, read_data
 from jaxserve.ipc.image_info import ImageInfo
 from jaxserve.ipc.transport import MAX_IMAGE_BYTES
-from jaxserve.model_config.images import ImageProcessorConfig
+from jaxserve.model_config.images import ImageProcessorConfig, VideoProcessorConfig
 
 _MAX_JOBS: Final = 4
 """Largest number of images that are decoded at the same time."""
@@ -31,17 +32,17 @@ _MAX_FETCHES: Final = 8
 
 @dataclass(frozen=True, eq=False)
 class LoadedImages:
-    """The images of one request. Their memory counts until this object is gone."""
+    """The images and videos of one request. Their memory counts until this object is gone."""
 
     images: tuple[PreparedImage, ...] = ()
     texts: tuple[str, ...] = ()
-    """The texts that replace placeholders, one for each image."""
-    placeholder: str = ""
-    """Text that the chat template writes for an image."""
+    """The texts that replace placeholders, one for each image or video."""
+    placeholders: tuple[str, ...] = ()
+    """Text that the chat template writes for each of them."""
     image_token_id: int = 0
     """Token that stands for one embedding."""
     mark_token_ids: tuple[int, ...] = ()
-    """Tokens that stand for learned vectors among those of an image."""
+    """Tokens that stand for learned vectors among those of an image, or for embeddings of videos."""
 
     @property
     def items(self) -> tuple[PreparedItem, ...]:
@@ -64,6 +65,7 @@ class ImageLoader:
         self._model_path: Path | None = None
         self._mmproj: Path | None = None
         self._processor: ImageProcessorConfig | None = None
+        self._videos: VideoProcessorConfig | None = None
         self._decoder = ForkServerClient(
             MODULE, "decodes images", max_jobs=_MAX_JOBS, timeout_s=config.image_decode_timeout
         )
@@ -88,12 +90,17 @@ class ImageLoader:
             raise unsupported(sources[0].place, f"is an image, and this server's model reads {reason}")
         if self._processor is None:
             await asyncio.to_thread(self._read_processor)  # a GGUF file's vocabulary takes half a second
-        processor = self._processor
+        processor, videos = self._processor, self._videos
         if processor is None:
             raise UnavailableError("The model is loading.")
-        if len(sources) > self._max_images:
-            place, most = sources[self._max_images].place, self._max_images
-            raise invalid(place, f"a prompt may have at most {most} images (--limit-mm-per-prompt), got {len(sources)}")
+        self._check_counts(sources, info)
+
+        def placeholder(source: ImageSource) -> str:
+            if not source.is_video:
+                return processor.markup.placeholder
+            assert videos is not None, "the engine reads what the checkpoint describes"
+            return videos.markup.placeholder
+
         most = min(MAX_IMAGE_BYTES, self.config.max_image_memory)
         images, num_bytes = [], 0
         try:
@@ -102,7 +109,7 @@ class ImageLoader:
                 data = await self._read(source)
                 async with self._turns:
                     self.require_memory()
-                    reply = await self._decoded(source, data, info.max_patches, is_alone=len(sources) == 1)
+                    reply = await self._decoded(source, data, info, is_alone=len(sources) == 1)
                     if reply.image is None:
                         raise invalid(source.place, reply.error or "the image cannot be read")
                     images.append(reply.image)
@@ -116,15 +123,28 @@ class ImageLoader:
             loaded = LoadedImages(
                 tuple(images),
                 tuple(image.text for image in images),
-                processor.markup.placeholder,
+                tuple(placeholder(source) for source in sources),
                 processor.image_token_id,
-                processor.mark_token_ids,
+                (*processor.mark_token_ids, *([] if videos is None else [videos.token_id])),
             )
         except BaseException:
             self._release(num_bytes)
             raise
         weakref.finalize(loaded, self._release, num_bytes)
         return loaded
+
+    def _check_counts(self, sources: Sequence[ImageSource], info: ImageInfo) -> None:
+        """Raise InvalidRequestError for more images or videos than a prompt may have."""
+        for name, most, own in (
+            ("images", self.config.max_images, [source for source in sources if not source.is_video]),
+            ("videos", self.config.max_videos, [source for source in sources if source.is_video]),
+        ):
+            if own and name == "videos" and not info.reads_videos:
+                raise unsupported(own[0].place, "is a video, and this server reads none of this model (docs/images.md)")
+            if len(own) > most:
+                named = name.removesuffix("s") if most == 1 else name
+                limit = f"a prompt may have at most {most} {named} (--limit-mm-per-prompt), got {len(own)}"
+                raise invalid(own[most].place, limit)
 
     def require_memory(self) -> None:
         """Raise RateLimitError if the inputs of all requests take too much memory."""
@@ -148,6 +168,7 @@ class ImageLoader:
         if self._model_path is not None:
             self._mmproj = resolve_tower(self.config)
             self._processor = read_image_processor(self._model_path, self._mmproj)
+            self._videos = None if self._mmproj is not None else read_video_processor(self._model_path)
 
     async def _read(self, source: ImageSource) -> bytes:
         if is_data(source.url):
@@ -155,10 +176,10 @@ class ImageLoader:
         async with self._fetches:
             return await fetch(source, self.config)
 
-    async def _decoded(self, source: ImageSource, data: bytes, max_patches: int, *, is_alone: bool) -> DecodeReply:
+    async def _decoded(self, source: ImageSource, data: bytes, info: ImageInfo, *, is_alone: bool) -> DecodeReply:
         mmproj = None if self._mmproj is None else str(self._mmproj)
-        spec = DecodeSpec(str(self._model_path), mmproj, self.config, max_patches)
-        job = DecodeJob(data, source.detail == "low", is_alone)
+        spec = DecodeSpec(str(self._model_path), mmproj, self.config, info.max_patches, info.reads_videos)
+        job = DecodeJob(data, source.detail == "low", is_alone, source.is_video)
         try:
             return await self._decoder.ask(job, lambda: spec, DecodeReply)
         except UnavailableError as error:

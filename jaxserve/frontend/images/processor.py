@@ -151,7 +151,7 @@ def _resized(image: Image.Image, config: ImageProcessorConfig) -> tuple[tuple[in
             return _tiled_area(image, sizes, config)
         case AreaSizes() as sizes:
             factor = config.patch_size * config.merge
-            size = _bounded_size(image.height, image.width, factor, sizes)
+            size = bounded_size(image.height, image.width, factor, sizes)
         case FixedSize() as sizes:
             parts = [image, *map(image.crop, _crops(image.width, image.height, sizes.crops))]
             return (0, 0), [resize(part, sizes.height, sizes.width, config.resampling) for part in parts]
@@ -170,7 +170,7 @@ def _resized(image: Image.Image, config: ImageProcessorConfig) -> tuple[tuple[in
     return (0, 0), [resize(image, *size, config.resampling)]
 
 
-def _bounded_size(height: int, width: int, factor: int, sizes: AreaSizes) -> tuple[int, int]:
+def bounded_size(height: int, width: int, factor: int, sizes: AreaSizes) -> tuple[int, int]:
     """Return multiples of `factor` near the image's sides, with an area within the bounds."""
     shown = f"{width} x {height}"
     height, width = _enlarged(height, width, factor, sizes.enlargement)
@@ -179,11 +179,12 @@ def _bounded_size(height: int, width: int, factor: int, sizes: AreaSizes) -> tup
             f"The image has {shown} pixels; this model takes sides of a ratio up to {_MAX_RATIO}."
         )
     least, frames = factor if sizes.has_whole_blocks else 0, sizes.frames
+    compared = frames if sizes.compared_frames is None else sizes.compared_frames
     new_height, new_width = (max(round(side / factor) * factor, least) for side in (height, width))
-    if frames * new_height * new_width > sizes.max_pixels:
+    if compared * new_height * new_width > sizes.max_pixels:
         ratio = math.sqrt(frames * height * width / sizes.max_pixels)
         return tuple(max(factor, math.floor(side / ratio / factor) * factor) for side in (height, width))  # type: ignore[return-value]
-    if frames * new_height * new_width < sizes.min_pixels:
+    if compared * new_height * new_width < sizes.min_pixels:
         ratio = math.sqrt(sizes.min_pixels / (frames * height * width))
         return tuple(math.ceil(side * ratio / factor) * factor for side in (height, width))  # type: ignore[return-value]
     return new_height, new_width
@@ -287,7 +288,7 @@ def _tiled_area(
     image: Image.Image, sizes: TiledAreas, config: ImageProcessorConfig
 ) -> tuple[tuple[int, int], list[Image.Image]]:
     factor = config.patch_size * config.merge
-    whole = resize(image, *_bounded_size(image.height, image.width, factor, sizes.whole), config.resampling)
+    whole = resize(image, *bounded_size(image.height, image.width, factor, sizes.whole), config.resampling)
     height, width = (max(round(side / factor) * factor, config.patch_size) for side in (image.height, image.width))
     if height * width <= sizes.most_pixels:
         return (0, 0), [whole]
@@ -312,15 +313,23 @@ def _crops(width: int, height: int, rule: PanAndScan | None) -> list[tuple[int, 
     return [(0, start, width, end) for start, end in spans]
 
 
-def _item(pixels: np.ndarray, config: ImageProcessorConfig) -> EncoderItem:
-    """Cut (height, width, 3) pixels into patches; rows and columns beyond the last whole patch are left out."""
-    patch, merge = config.patch_size, config.merge
+def cut_patches(pixels: np.ndarray, patch: int, merge: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cut (height, width, 3) pixels into patches, block by block; rows and columns beyond the last whole patch are left out.
+
+    Return patches and positions as those of an `EncoderItem`.
+    """
     height, width = pixels.shape[0] // patch, pixels.shape[1] // patch
     blocks = height // merge, merge, width // merge, merge
     cut = pixels[: height * patch, : width * patch].reshape(blocks[0], merge, patch, blocks[2], merge, patch, -1)
     patches = cut.transpose(0, 3, 1, 4, 6, 2, 5).reshape(height * width, -1)
     rows, columns = np.indices((height, width), np.int32).reshape(2, *blocks).transpose(0, 1, 3, 2, 4).reshape(2, -1)
-    positions = np.stack([rows, columns], axis=1)
+    return patches, np.stack([rows, columns], axis=1)
+
+
+def _item(pixels: np.ndarray, config: ImageProcessorConfig) -> EncoderItem:
+    patch, merge = config.patch_size, config.merge
+    height, width = pixels.shape[0] // patch, pixels.shape[1] // patch
+    patches, positions = cut_patches(pixels, patch, merge)
     if config.window is not None:
         patches, positions = _by_window(patches, positions, config.window, merge**2)
     line = width // merge if config.markup.line_break else 0

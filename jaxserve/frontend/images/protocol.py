@@ -20,19 +20,22 @@ class DecodeSpec(msgspec.Struct, frozen=True, array_like=True):
     config: ImagesConfig
     max_patches: int
     """Patches of one item that the engine can encode."""
+    has_videos: bool = False
+    """True if videos are served."""
 
 
 class DecodeJob(msgspec.Struct, frozen=True, array_like=True):
-    """An image file to decode and to prepare for the model."""
+    """A file of an image or of a video, to decode and to prepare for the model."""
 
     data: bytes
     low_detail: bool = False
     is_alone: bool = True
     """True if the prompt has no other image."""
+    is_video: bool = False
 
 
 class PreparedItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One input of the image encoder: an image, or one tile of it."""
+    """One input of the image encoder: an image, one tile of it, or a group of frames of a video."""
 
     num_tokens: int
     """Prompt tokens whose embeddings the encoder makes."""
@@ -52,7 +55,7 @@ class PreparedItem(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class PreparedImage(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An image as the model takes it."""
+    """An image or a video as the model takes it."""
 
     items: list[PreparedItem]
     text: str

@@ -22,13 +22,14 @@ _PORTS: Final = {"http": 80, "https": 443}
 
 @dataclass(frozen=True, slots=True)
 class ImageSource:
-    """One image of a prompt, as the caller gave it."""
+    """One image or video of a prompt, as the caller gave it."""
 
     url: str
     place: str
     """The field of the request, for error texts."""
     detail: ImageDetail | None = None
     """`low`: the image is reduced to 512 x 512 pixels before the model's processor sees it; all else: it is not."""
+    is_video: bool = False
 
 
 def is_data(url: str) -> bool:
@@ -41,7 +42,8 @@ def read_data(source: ImageSource, max_bytes: int) -> bytes:
     end = source.url.find(",", 0, _HEADER_CHARS)
     header = source.url[len(_DATA) : end].lower() if end >= 0 else ""
     if not header.endswith(";base64"):
-        raise invalid(source.place, "a data: URL must be data:image/TYPE;base64,CONTENT")
+        kind = "video" if source.is_video else "image"
+        raise invalid(source.place, f"a data: URL must be data:{kind}/TYPE;base64,CONTENT")
     if header.startswith("image/svg"):
         raise svg_error(source.place)
     if (len(source.url) - end) * 3 // 4 > max_bytes + 3:
@@ -53,7 +55,7 @@ def read_data(source: ImageSource, max_bytes: int) -> bytes:
             source.place, "its content is not base64 of the standard alphabet, padded and without line breaks"
         ) from None
     if not data:
-        raise invalid(source.place, "the image is empty")
+        raise invalid(source.place, f"the {'video' if source.is_video else 'image'} is empty")
     if len(data) > max_bytes:
         raise too_large(source.place, max_bytes)
     return data
@@ -70,7 +72,7 @@ def read_url(source: ImageSource, domains: Collection[str]) -> URL:
     if not domains:
         raise unsupported(
             source.place,
-            "holds a URL, and this server fetches none (--allowed-media-domains): send the image as a data: URL",
+            "holds a URL, and this server fetches none (--allowed-media-domains): send it as a data: URL",
         )
     try:
         url = URL(source.url)
@@ -93,8 +95,8 @@ def read_url(source: ImageSource, domains: Collection[str]) -> URL:
 
 
 def too_large(place: str, max_bytes: int) -> InvalidRequestError:
-    """Return the error of an image file over the limit."""
-    return invalid(place, f"an image may have at most {max_bytes} bytes (--max-image-size)")
+    """Return the error of a file over the limit."""
+    return invalid(place, f"an image or a video may have at most {max_bytes} bytes (--max-image-size)")
 
 
 def svg_error(place: str) -> InvalidRequestError:

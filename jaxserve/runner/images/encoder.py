@@ -83,6 +83,9 @@ class ImageShape:
     """See `VisionConfig`."""
     tile_patches: int = 0
     """Patches of a tile, if an image may have several; 0: images have none."""
+    num_channels: int = 3
+    num_frames: int = 1
+    """Frames of a patch; those of an image are equal, and it comes with one of them."""
 
     @property
     def max_patches(self) -> int:
@@ -142,6 +145,8 @@ def image_shape(vision: VisionConfig, config: ImagesConfig, platform: str, items
         has_windows=vision.window is not None,
         num_sources=vision.num_sources,
         tile_patches=vision.tile_patches,
+        num_channels=vision.num_channels,
+        num_frames=vision.patch_frames,
     )
     smallest, row_bytes = shape.rows_of(buckets[-1]), vision.row_width * itemsize
     if config.image_cache_memory is not None and wanted < smallest * row_bytes:
@@ -351,8 +356,16 @@ def pack_items(items: Sequence[EncodeItem], num_patches: int, shape: ImageShape,
         rows = item.rows[block_tokens(item.positions, shape.block)] if shape.has_windows else item.rows
         field["embedding_rows"][first_row:end_row] = rows
         if patches is not None:
-            patches[first:end] = item.patches
+            patches[first:end] = framed(item.patches, shape)
         first, first_row = end, end_row
+
+
+def framed(patches: np.ndarray, shape: ImageShape) -> np.ndarray:
+    """Return patches with all frames, those of an image again and again. patches: uint8 (P, F), of an image fewer values."""
+    if patches.shape[1] == shape.patch_bytes:
+        return patches
+    by_channel = patches.reshape(len(patches), shape.num_channels, 1, -1)
+    return np.repeat(by_channel, shape.num_frames, axis=2).reshape(len(patches), -1)
 
 
 def placed_sources(sources: np.ndarray, first: int, count: int, num_outputs: int) -> np.ndarray:

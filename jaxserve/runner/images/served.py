@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
+from jaxserve.checkpoint.preprocessing.videos import has_decoder, read_video_processor
 from jaxserve.checkpoint.protocol import Checkpoint
 from jaxserve.checkpoint.vision_names import VISION
 from jaxserve.config import ImagesConfig
 from jaxserve.errors import CheckpointError
 from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.model_config.vision import VisionConfig
 from jaxserve.models.registry import text_model, with_vision
 
 _LOG = logging.getLogger(__name__)
@@ -35,6 +38,8 @@ def with_served_images(
             raise CheckpointError(f"{path}: the model reads no images")
         if found.vision is not None and checkpoint is not None:
             _check_tensors(checkpoint)
+        if found.vision is not None and settings.max_videos:
+            found = replace(found, vision=_with_videos(settings, found.vision, path, mmproj))
     except CheckpointError as error:
         if settings.limit_mm_per_prompt is not None:
             limit = f"--limit-mm-per-prompt {settings.limit_mm_per_prompt}"
@@ -44,6 +49,32 @@ def with_served_images(
         _LOG.warning("images are not served, texts are: %s", error)
         return _of_texts(decoder, path)
     return found if found.vision is not None else _of_texts(found, path)
+
+
+def _with_videos(settings: ImagesConfig, vision: VisionConfig, path: Path, mmproj: Path | None) -> VisionConfig:
+    """Return the tower with the frames of videos in its patches; unchanged if videos are not served.
+
+    Raises CheckpointError if a setting asks for videos that cannot be served.
+    """
+    processor = None if mmproj is not None else read_video_processor(path)
+    if processor is None or vision.num_frames is None or vision.patches != "convolution":
+        missing = "the model reads no videos, or not in a way that is served (docs/images.md)"
+    elif not has_decoder():
+        missing = "videos are decoded by PyAV: pip install 'jaxserve[video]'"
+    elif (processor.group, processor.patch_size, processor.merge, processor.normalization) != (
+        vision.num_frames,
+        vision.patch_size,
+        vision.merge,
+        vision.normalization,
+    ):
+        missing = "frames of videos are prepared in another way than images"
+    else:
+        return replace(vision, patch_frames=vision.num_frames)
+    if settings.asks_for_videos:
+        raise CheckpointError(f"{path}: {missing}")
+    if processor is not None:
+        _LOG.warning("videos are not served, images are: %s", missing)
+    return vision
 
 
 def _of_texts(decoder: DecoderConfig, path: Path) -> DecoderConfig:

@@ -277,7 +277,7 @@ def test_images_are_lines_of_text_for_templates_that_read_texts_only(tmp_path: P
     parts = [image, {"type": "text", "text": "two <IMG_CONTEXT>"}, image]
     messages = [{"role": "user", "content": "hi"}, {"role": "user", "content": parts}]
     texts = ["<img><IMG_CONTEXT></img>", "<img><IMG_CONTEXT><IMG_CONTEXT></img>"]
-    ids = loaded.encode_chat(messages, placeholder="<IMG_CONTEXT>", images=texts)
+    ids = loaded.encode_chat(messages, placeholders=["<IMG_CONTEXT>"] * len(texts), images=texts)
     expected = f"<|im_start|>hi<|im_end|><|im_start|>{texts[0]}\ntwo <IMG_CONTEXT>\n{texts[1]}<|im_end|>"
     assert loaded.decode(ids, skip_special_tokens=False) == expected
     (control,) = loaded.encode("<IMG_CONTEXT>")

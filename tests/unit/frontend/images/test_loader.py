@@ -60,7 +60,7 @@ async def test_images_cross_as_the_model_takes_them() -> None:
     async with loader() as images:
         loaded = await images.load([source(file_of(image), 0), source(file_of(changed), 1)], INFO)
         first, second = loaded.images
-        assert first.text == expected.text and loaded.placeholder == "<image>"
+        assert first.text == expected.text and loaded.placeholders == ("<image>", "<image>")
         assert len(first.items) == len(expected.items) > 1
         for item, own in zip(first.items, expected.items, strict=True):
             assert (item.num_tokens, item.grid, item.num_patches) == (own.num_tokens, own.grid, len(own.patches))
@@ -199,7 +199,7 @@ async def test_images_that_wait_for_the_decoder_are_checked_when_their_turn_come
 
 async def test_too_many_images_and_models_without_images_are_refused() -> None:
     async with loader(limit_mm_per_prompt="image=1") as images:
-        with pytest.raises(InvalidRequestError, match="at most 1 images") as caught:
+        with pytest.raises(InvalidRequestError, match="at most 1 image ") as caught:
             await images.load([source(JPEG), source(JPEG, 1)], INFO)
         assert caught.value.param == "images[1]"
         with pytest.raises(UnsupportedParameterError, match="reads text only") as caught:

@@ -203,7 +203,7 @@ def test_limit_of_images(text: str, count: int) -> None:
     assert ImagesConfig(limit_mm_per_prompt=text).max_images == count
 
 
-@pytest.mark.parametrize("text", ["4", "image=x", "image=-1", "video=1", "[1]", '{"image": null}'])
+@pytest.mark.parametrize("text", ["4", "image=x", "image=-1", "video=-1", "audio=1", "[1]", '{"image": null}'])
 def test_limit_that_is_no_number_is_an_error(text: str) -> None:
     with pytest.raises(ConfigError, match="limit-mm-per-prompt"):
         ImagesConfig(limit_mm_per_prompt=text)

@@ -1,0 +1,94 @@
+"""From a video to encoder items and a text: the frames that are taken, their size, and the time of each group of them.
+
+Frames, sizes and times are those of transformers' `Qwen3VLVideoProcessor`. Its frames are resized by torchvision, these by Pillow, which
+differs by 1 / 255 in a few pixels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from jaxserve.checkpoint.preprocessing.videos import read_video_processor
+from jaxserve.errors import CheckpointError, RequestError
+from jaxserve.frontend.images.decode import ImageError
+from jaxserve.frontend.images.prepared import prepared_item
+from jaxserve.frontend.images.processor import EncoderItem, ProcessedImage, bounded_size, cut_patches
+from jaxserve.frontend.images.protocol import PreparedImage
+from jaxserve.frontend.images.resize import resize
+from jaxserve.frontend.images.video import Video, decode_video
+from jaxserve.model_config.images import AreaSizes, VideoProcessorConfig
+
+
+def load_video_preparer(path: Path, max_patches: int) -> Callable[[bytes, int], PreparedImage]:
+    """Return the function that decodes and prepares videos for the checkpoint at `path`, from a file and the most pixels of a frame.
+
+    max_patches: patches of one item that the engine can encode; frames are reduced to it. Raises CheckpointError.
+    """
+    config = read_video_processor(path)
+    if config is None:
+        raise CheckpointError(f"{path}: no video_preprocessor_config.json, which says how videos are prepared")
+
+    def prepare(data: bytes, max_pixels: int) -> PreparedImage:
+        video = decode_video(data, lambda count, rate: chosen_frames(count, rate, config), max_pixels)
+        try:
+            processed = process_video(video, config, max_patches)
+        except RequestError as error:
+            raise ImageError(error.message.rstrip(".")) from None
+        return PreparedImage(list(map(prepared_item, processed.items)), processed.text)
+
+    return prepare
+
+
+def chosen_frames(count: int, rate: float, config: VideoProcessorConfig) -> np.ndarray:
+    """Return the numbers of the frames that the model sees, int64 (frames,), of `count`, `rate` in a second."""
+    wanted = config.num_frames
+    if wanted is None:
+        wanted = min(max(int(count / rate * config.fps), config.min_frames), config.max_frames)
+    return np.linspace(0, count - 1, min(wanted, count)).round().astype(np.int64)
+
+
+def process_video(video: Video, config: VideoProcessorConfig, max_patches: int) -> ProcessedImage:
+    """Cut a video into groups of frames, which the tower encodes one by one, and write the text that stands for them.
+
+    Raises InvalidRequestError for frames of an impossible shape.
+    """
+    frames, seconds = list(video.frames), list(video.seconds)
+    width, height = frames[0].size
+    size = _frame_size(height, width, len(frames), config, max_patches)
+    short = -len(frames) % config.group  # the last group repeats the last frame
+    frames += [frames[-1]] * short
+    seconds += [seconds[-1]] * short
+    items, text = [], ""
+    for first in range(0, len(frames), config.group):
+        own = slice(first, first + config.group)
+        item = _item([np.asarray(resize(frame, *size, config.resampling)) for frame in frames[own]], config)
+        time = (seconds[own][0] + seconds[own][-1]) / 2
+        markup = config.markup
+        text += f"<{time:.1f} seconds>{markup.begin}{markup.token * item.num_tokens}{markup.end}"
+        items.append(item)
+    return ProcessedImage(tuple(items), text)
+
+
+def _frame_size(height: int, width: int, count: int, config: VideoProcessorConfig, max_patches: int) -> tuple[int, int]:
+    """Return height and width of each frame in pixels."""
+    factor, most = config.patch_size * config.merge, config.max_pixels
+    if config.most_frame_tokens is not None:
+        share = min(config.most_frame_tokens * factor**2, config.max_pixels // count)
+        most = max(share, int(config.min_pixels * 1.05)) * count
+    most = min(most, count * max_patches * config.patch_size**2)
+    compared = max(round(count / config.group), 1) * config.group
+    sizes = AreaSizes(min(config.min_pixels, most), most, count, enlargement="both", compared_frames=compared)
+    return bounded_size(height, width, factor, sizes)
+
+
+def _item(frames: list[np.ndarray], config: VideoProcessorConfig) -> EncoderItem:
+    """Return a group of frames: of a patch channels, then frames, then rows, then columns."""
+    cut = [cut_patches(frame, config.patch_size, config.merge) for frame in frames]
+    channels = frames[0].shape[-1]
+    patches = np.stack([patches.reshape(len(patches), channels, -1) for patches, _ in cut], axis=2)
+    grid = tuple(side // config.patch_size for side in frames[0].shape[:2])
+    num_tokens = len(patches) // config.merge**2
+    return EncoderItem(patches.reshape(len(patches), -1), cut[0][1], (grid[0], grid[1]), num_tokens)

@@ -1,0 +1,218 @@
+"""Models that read videos against transformers, on tiny checkpoints in float32: frames, pixels, features, logits and tokens."""
+
+from __future__ import annotations
+
+import io
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from jaxserve.checkpoint.preprocessing.videos import read_video_processor
+from jaxserve.config import ImagesConfig
+from jaxserve.errors import CheckpointError
+from jaxserve.frontend.images.decode import ImageError
+from jaxserve.frontend.images.positions import image_spans, mrope_positions
+from jaxserve.frontend.images.processor import ProcessedImage
+from jaxserve.frontend.images.video import Video, decode_video
+from jaxserve.frontend.images.video_items import chosen_frames, load_video_preparer, process_video
+from jaxserve.model_config.images import VideoProcessorConfig
+from jaxserve.models.registry import read_decoder
+from jaxserve.runner.images.served import with_served_images
+from jaxserve.tokenizer.tokenizer import load_tokenizer
+from tests.models.goldens import DATA
+from tests.models.videos import FRAMES, PROMPT, RATE, VIDEOS, video_file, with_videos
+from tests.models.vision_model import VisionModel
+
+pytest.importorskip("av")
+
+MAX_PIXELS = 1 << 20
+MAX_PATCHES = 256
+
+
+@cache
+def golden_of(name: str) -> dict[str, np.ndarray]:
+    with np.load(DATA / "video" / f"{name}.npz", allow_pickle=False) as arrays:
+        return dict(arrays)
+
+
+@pytest.fixture(scope="module", params=VIDEOS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return with_videos(tmp_path_factory.mktemp("videos"), request.param)
+
+
+def config_of(path: Path) -> VideoProcessorConfig:
+    config = read_video_processor(path)
+    assert config is not None
+    return config
+
+
+def processed(path: Path, data: bytes | None = None) -> ProcessedImage:
+    config = config_of(path)
+    file = video_file() if data is None else data
+    video = decode_video(file, lambda count, rate: chosen_frames(count, rate, config), MAX_PIXELS)
+    return process_video(video, config, MAX_PATCHES)
+
+
+def test_frames_and_pixels_are_those_of_transformers(model: Path) -> None:
+    golden, video = golden_of(model.name), processed(model)
+    assert chosen_frames(len(FRAMES), RATE, config_of(model)).tolist() == golden["chosen"].tolist()
+    pixels = np.concatenate([item.patches for item in video.items])
+    assert np.abs(pixels.astype(int) - golden["pixels"]).max() <= 1  # torchvision and Pillow round differently
+    assert [(len(video.items), *item.grid) for item in video.items] == [(*golden["grid"],)] * len(video.items)
+    assert video.num_tokens == len(golden["features"])
+
+
+def test_prompts_have_the_times_and_tokens_with_which_the_model_was_trained(model: Path) -> None:
+    golden, video, markup = golden_of(model.name), processed(model), config_of(model).markup
+    parts = [{"type": "text", "text": "See "}, {"type": "video"}, {"type": "text", "text": " here"}]
+    ids = load_tokenizer(model).encode_chat(
+        [{"role": "user", "content": parts}], placeholders=[markup.placeholder], images=[video.text]
+    )
+    assert ids == golden["ids"].tolist()
+    assert video.text.startswith("<0.3 seconds>") and PROMPT.count("{}") == 1
+
+
+def test_positions_of_frames_are_those_of_images(model: Path) -> None:
+    golden, video, config = golden_of(model.name), processed(model), config_of(model)
+    counts = [item.num_tokens for item in video.items]
+    spans = image_spans(golden["ids"], config.token_id, counts)
+    positions, delta = mrope_positions(len(golden["ids"]), spans, [item.grid for item in video.items], config.merge)
+    assert positions.tolist() == golden["positions"].tolist()
+    assert delta == golden["delta"]
+
+
+@pytest.mark.slow
+def test_features_logits_and_greedy_tokens_equal_transformers(model: Path) -> None:
+    golden, video = golden_of(model.name), processed(model)
+    ends = np.cumsum([len(item.patches) for item in video.items])[:-1]
+    items = [
+        type(item)(pixels, item.positions, item.grid, item.num_tokens)
+        for item, pixels in zip(video.items, np.split(golden["pixels"], ends), strict=True)
+    ]
+    computed = VisionModel(model)
+    assert computed.vision.patch_frames == 2
+    rows = computed.encode(items, MAX_PATCHES)
+    np.testing.assert_allclose(np.concatenate(rows), golden["features"], atol=1e-4, rtol=0)
+    logits, found = computed.run(golden["ids"], items, rows, len(golden["outputs"]))
+    np.testing.assert_allclose(logits, golden["logits"], atol=1e-3, rtol=0)
+    assert found.tolist() == golden["outputs"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("count", "rate", "changes", "expected"),
+    [
+        (3, 30.0, {}, [0, 1, 2]),  # no more than there are
+        (100, 25.0, {}, [0, 14, 28, 42, 57, 71, 85, 99]),
+        (30, 30.0, {}, [0, 10, 19, 29]),  # min_frames
+        (100, 1.0, {"max_frames": 5}, [0, 25, 50, 74, 99]),
+        (100, 25.0, {"num_frames": 3}, [0, 50, 99]),
+        (9, 2.0, {"fps": 1}, [0, 3, 5, 8]),
+    ],
+)
+def test_frames_are_taken_at_even_distances(
+    count: int, rate: float, changes: dict[str, Any], expected: list[int], tmp_path: Path
+) -> None:
+    config = config_of(with_videos(tmp_path, VIDEOS[0], **changes))
+    assert chosen_frames(count, rate, config).tolist() == expected
+
+
+def test_the_last_group_repeats_the_last_frame(tmp_path: Path) -> None:
+    config = config_of(with_videos(tmp_path, VIDEOS[0]))
+    video = process_video(Video(FRAMES[:3], [0.0, 1.0, 2.0]), config, MAX_PATCHES)
+    assert len(video.items) == 2 and "<2.0 seconds>" in video.text
+    last = video.items[1].patches.reshape(len(video.items[1].patches), 3, 2, -1)
+    assert np.array_equal(last[:, :, 0], last[:, :, 1])
+
+
+def test_frames_are_reduced_to_what_the_engine_encodes_and_to_the_bound_of_a_frame(tmp_path: Path) -> None:
+    path = with_videos(tmp_path, VIDEOS[0], cap_pixels_per_frame=True, max_video_tokens=3)
+    video = Video([image.resize((700, 440)) for image in FRAMES[:4]], [0.0, 1.0, 2.0, 3.0])
+    capped = process_video(video, config_of(path), MAX_PATCHES)
+    assert capped.items[0].num_tokens == 2  # a frame in its proportions
+    whole = process_video(video, config_of(with_videos(tmp_path / "whole", VIDEOS[0])), 8)
+    assert len(whole.items[0].patches) <= 8
+
+
+@pytest.mark.parametrize("kind", ["matroska", "avi", "mp4"])
+def test_files_of_each_kind_are_read(kind: str) -> None:
+    video = decode_video(video_file(kind), lambda count, rate: np.arange(count), MAX_PIXELS)
+    assert len(video.frames) == len(FRAMES)
+    assert np.allclose(video.seconds, np.arange(len(FRAMES)) / RATE)
+    worst = max(
+        np.abs(np.asarray(found, int) - np.asarray(frame, int)).mean()
+        for found, frame in zip(video.frames, FRAMES, strict=True)
+    )
+    assert worst < (40 if kind == "mp4" else 1e-9)  # a lossy codec of noise
+
+
+def png() -> bytes:
+    target = io.BytesIO()
+    FRAMES[0].save(target, "PNG")
+    return target.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "no video of a supported format"),
+        (png(), "no video of a supported format"),
+        (b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n", "no video of a supported format"),
+        (b"\x00\x00\x00\x18ftypmp42" + b"\x00" * 64, "damaged"),
+        (b"\x1a\x45\xdf\xa3" + b"\x07" * 300, "damaged"),
+        (b"\x00\x00\x00\x18ftyp#EXTM3U\nfile:///etc/passwd", "damaged"),
+    ],
+)
+def test_what_is_no_video_is_refused(data: bytes, reason: str) -> None:
+    with pytest.raises(ImageError, match=reason):
+        decode_video(data, lambda count, rate: np.arange(count), MAX_PIXELS)
+
+
+def test_a_truncated_video_and_large_frames_are_refused() -> None:
+    file = video_file("avi")
+    with pytest.raises(ImageError, match=r"truncated|damaged"):
+        decode_video(file[: len(file) // 2], lambda count, rate: np.array([0, 10]), MAX_PIXELS)
+    with pytest.raises(ImageError, match=r"70 x 44 pixels, at most 100 .*--max-image-pixels"):
+        decode_video(file, lambda count, rate: np.arange(count), 100)
+    strip = video_file(frames=[Image.new("RGB", (402, 2))] * 3)
+    with pytest.raises(ImageError, match="one side is over 200 times the other"):
+        decode_video(strip, lambda count, rate: np.arange(count), MAX_PIXELS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"do_sample_frames": False}, "do_sample_frames: expected true"),
+        ({"fps": 2, "num_frames": 8}, "num_frames: expected nothing beside fps"),
+        ({"size": {"shortest_edge": 4}}, "longest_edge: expected an integer"),
+    ],
+)
+def test_preprocessing_that_is_not_supported_is_named(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=reason):
+        read_video_processor(with_videos(tmp_path, VIDEOS[0], **changes))
+
+
+def test_videos_are_served_if_frames_are_prepared_as_images_are(tmp_path: Path) -> None:
+    path = with_videos(tmp_path / "other", VIDEOS[0], image_mean=[0.1, 0.2, 0.3])
+    decoder, checkpoint = read_decoder(path)
+    found = with_served_images(ImagesConfig(), decoder, path, checkpoint)
+    assert found.vision is not None and found.vision.patch_frames == 1
+    with pytest.raises(CheckpointError, match="frames of videos are prepared in another way than images"):
+        with_served_images(ImagesConfig(limit_mm_per_prompt="video=1"), decoder, path, checkpoint)
+    path = with_videos(tmp_path / "own", VIDEOS[0])
+    decoder, checkpoint = read_decoder(path)
+    found = with_served_images(ImagesConfig(limit_mm_per_prompt="image=4,video=0"), decoder, path, checkpoint)
+    assert found.vision is not None and found.vision.patch_frames == 1
+
+
+def test_a_prepared_video_has_digests_of_its_frames(tmp_path: Path) -> None:
+    prepare = load_video_preparer(with_videos(tmp_path, VIDEOS[0]), MAX_PATCHES)
+    first = prepare(video_file(), MAX_PIXELS)
+    changed = list(FRAMES)
+    changed[10] = changed[9]
+    second = prepare(video_file(frames=changed), MAX_PIXELS)
+    same = [one.digest == other.digest for one, other in zip(first.items, second.items, strict=True)]
+    assert same == [True, True, True, False]
