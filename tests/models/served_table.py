@@ -87,6 +87,7 @@ STORED_AS: Mapping[str, str] = {
     "IQuestCoderForCausalLM": "LlamaForCausalLM",
     "YoutuForCausalLM": "DeepseekV2ForCausalLM",
     "BambaForCausalLM": "GraniteMoeHybridForCausalLM",
+    "FalconMambaForCausalLM": "MambaForCausalLM",
     "Qwen2_5OmniThinkerTextModel": "Qwen2ForCausalLM",
     "Qwen3OmniMoeThinkerTextModel": "Qwen3VLMoeTextModel",
 }

@@ -168,7 +168,8 @@ def layer_types(keys: GGUFKeys, config: Mapping[str, Any], period: int) -> list[
     """Return `layer_types` as the file lists them; by default the last of every `period` layers has full attention."""
     count, stored = config["num_hidden_layers"], keys.get(WINDOW_PATTERN)
     if isinstance(stored, list):
-        if len(stored) != count or not all(isinstance(is_windowed, bool) for is_windowed in stored):
+        stored = stored[:count]  # without those of multi-token-prediction layers
+        if len(stored) != count or not all(is_windowed in (0, 1) for is_windowed in stored):
             keys.fail(WINDOW_PATTERN, f"true or false for each of the {count} layers", stored)
         is_sliding = stored
     else:
@@ -205,6 +206,10 @@ class GGUFArchitecture:
     gguf/per_layer.py."""
     has_own_rope_factors: bool = False
     """True if `config` reads the factors of rope's frequencies (`rope_freqs.weight`); others are those of Llama 3."""
+    has_attention: bool = True
+    """False if all layers have mixers alone."""
+    has_narrow_values: bool = False
+    """True if values may have fewer numbers than keys: `config` reads how many."""
     has_latent_attention: bool = False
     """True if queries and keys have the sizes of latent attention: see gguf/latent.py."""
     eps_key: str = RMS_NORM_EPS

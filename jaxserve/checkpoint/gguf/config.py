@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from difflib import SequenceMatcher
 from typing import Any
 
 import numpy as np
@@ -69,8 +70,10 @@ def find_family(file: GGUFFile, families: Collection[Family]) -> Family:
         )
     if found is None:
         what = "none" if name is None else shown(str(name))
+        nearest = _nearest(file, str(name), {own: family.gguf for own, family in known.items() if family.gguf})
         raise CheckpointError(
-            f"{file.path}: key 'general.architecture': expected one of {', '.join(sorted(known))}, found {what}"
+            f"{file.path}: key 'general.architecture': {what} is not served; the nearest that is: {nearest}; "
+            "docs/models.md lists all"
         )
     kind = file.metadata.get("general.type", "model")
     if kind != "model":
@@ -84,6 +87,18 @@ def find_family(file: GGUFFile, families: Collection[Family]) -> Family:
     return found
 
 
+def _nearest(file: GGUFFile, name: str, served: Mapping[str, GGUFArchitecture]) -> str:
+    """Return the served architecture that has a place for most tensors of a file; of several, that with the most similar name."""
+
+    def num_placed(architecture: GGUFArchitecture) -> int:
+        return sum(architecture.hf_name(tensor, _MAX_LAYERS, has_experts=True) is not None for tensor in file.tensors)
+
+    def likeness(own: str) -> tuple[int, float]:
+        return num_placed(served[own]), SequenceMatcher(None, name, own).ratio()
+
+    return max(sorted(served), key=likeness)
+
+
 def hf_config(file: GGUFFile, hf_architecture: str, architecture: GGUFArchitecture) -> dict[str, Any]:
     """Return `config.json` as it would be for the file."""
     keys = GGUFKeys(file, architecture.name)
@@ -93,25 +108,11 @@ def hf_config(file: GGUFFile, hf_architecture: str, architecture: GGUFArchitectu
     if keys.get("attention.causal") is False:
         keys.fail("attention.causal", "true or none: tokens attend to earlier ones only", False)
     vocab_size, hidden_size = _embedding_shape(file, keys)
-    num_heads = keys.integer("attention.head_count")
-    if architecture.has_latent_attention:
-        head_dim = keys.integer("rope.dimension_count")
-    else:
-        head_dim = _head_dim(keys, hidden_size, num_heads)
-    rotary_dim = keys.integer("rope.dimension_count", head_dim)
-    if rotary_dim != head_dim and not (
-        architecture.has_partial_rotary and rotary_dim % 2 == 0 and rotary_dim < head_dim
-    ):
-        keys.fail("rope.dimension_count", f"the head size {head_dim}", rotary_dim)
     config: dict[str, Any] = {
         "architectures": [hf_architecture],
         "vocab_size": vocab_size,
         "hidden_size": hidden_size,
-        "intermediate_size": _of_all_layers(keys, architecture.width_key, architecture),
         "num_hidden_layers": _num_layers(keys),
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": _of_all_layers(keys, KV_HEADS, architecture, num_heads),
-        "head_dim": head_dim,
         "hidden_act": "silu",
         "max_position_embeddings": keys.integer("context_length"),
         architecture.eps_key: keys.number(
@@ -119,22 +120,45 @@ def hf_config(file: GGUFFile, hf_architecture: str, architecture: GGUFArchitectu
             if architecture.eps_key == RMS_NORM_EPS
             else "attention.layer_norm_epsilon"
         ),
-        "rope_theta": keys.number("rope.freq_base", 10_000.0),
         "tie_word_embeddings": "output.weight" not in file.tensors,
     }
+    if architecture.has_attention:
+        config |= _attention_config(keys, architecture, hidden_size)
     if num_experts != 0 or architecture.experts == "required":
         config["num_experts"] = keys.integer("expert_count")
         config["num_experts_per_tok"] = keys.integer("expert_used_count", maximum=config["num_experts"])
+    return config | architecture.config(keys, config) | special_tokens(file, vocab_size)
+
+
+def _attention_config(keys: GGUFKeys, architecture: GGUFArchitecture, hidden_size: int) -> dict[str, Any]:
+    """Return the keys of `config.json` for heads, rope, biases and the width of feed-forward blocks."""
+    num_heads = keys.integer("attention.head_count")
+    if architecture.has_latent_attention:
+        head_dim = keys.integer("rope.dimension_count")
+    else:
+        head_dim = _head_dim(keys, architecture, hidden_size, num_heads)
+    rotary_dim = keys.integer("rope.dimension_count", head_dim)
+    if rotary_dim != head_dim and not (
+        architecture.has_partial_rotary and rotary_dim % 2 == 0 and rotary_dim < head_dim
+    ):
+        keys.fail("rope.dimension_count", f"the head size {head_dim}", rotary_dim)
+    found: dict[str, Any] = {
+        "intermediate_size": _of_all_layers(keys, architecture.width_key, architecture),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": _of_all_layers(keys, KV_HEADS, architecture, num_heads),
+        "head_dim": head_dim,
+        "rope_theta": keys.number("rope.freq_base", 10_000.0),
+    }
     if architecture.has_bias_flags:
-        config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
-        config["mlp_bias"] = "blk.0.ffn_down.bias" in file.tensors
+        found["attention_bias"] = "blk.0.attn_q.bias" in keys.file.tensors
+        found["mlp_bias"] = "blk.0.ffn_down.bias" in keys.file.tensors
     if architecture.has_partial_rotary:  # the factor is rounded down when read
-        config["partial_rotary_factor"] = math.nextafter(rotary_dim / head_dim, 1.0)
-    scaling = _rope_scaling(keys, architecture, rotary_dim, config["rope_theta"])
+        found["partial_rotary_factor"] = math.nextafter(rotary_dim / head_dim, 1.0)
+    scaling = _rope_scaling(keys, architecture, rotary_dim, found["rope_theta"])
     sections = _sections(keys)
     if scaling is not None or sections:
-        config["rope_scaling"] = {"rope_type": "default", **(scaling or {}), **sections}
-    return config | architecture.config(keys, config) | special_tokens(file, vocab_size)
+        found["rope_scaling"] = {"rope_type": "default", **(scaling or {}), **sections}
+    return found
 
 
 def _num_layers(keys: GGUFKeys) -> int:
@@ -199,11 +223,11 @@ def _embedding_shape(file: GGUFFile, keys: GGUFKeys) -> tuple[int, int]:
     return tensor.shape[0], hidden_size
 
 
-def _head_dim(keys: GGUFKeys, hidden_size: int, num_heads: int) -> int:
+def _head_dim(keys: GGUFKeys, architecture: GGUFArchitecture, hidden_size: int, num_heads: int) -> int:
     if not keys.has("attention.key_length") and hidden_size % num_heads:
         keys.fail("attention.head_count", f"a divisor of embedding_length {hidden_size}", num_heads)
     head_dim = keys.integer("attention.key_length", hidden_size // num_heads)
-    if keys.integer("attention.value_length", head_dim) != head_dim:
+    if not architecture.has_narrow_values and keys.integer("attention.value_length", head_dim) != head_dim:
         keys.fail("attention.value_length", f"the head size {head_dim}", keys.get("attention.value_length"))
     if head_dim % 2:
         keys.fail("attention.key_length", "an even head size", head_dim)

@@ -46,6 +46,7 @@ def by_layer(keys: GGUFKeys, key: str, num_layers: int) -> list[int]:
     values = keys.get(key)
     if not isinstance(values, list):
         return [keys.integer(key)] * num_layers
+    values = values[:num_layers]  # without those of multi-token-prediction layers
     if len(values) != num_layers or any(type(value) is not int or value < 1 for value in values):
         keys.fail(key, f"a number from 1 on for each of the {num_layers} layers", values)
     return values

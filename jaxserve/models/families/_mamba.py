@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
+from jaxserve.checkpoint.gguf.architecture import GGUFKeys, no_window
+from jaxserve.checkpoint.gguf.mamba import scan_config
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.recurrent import MambaConfig, RecurrentConfig
 from jaxserve.models.families._common import MAX_WIDTH, build, num_layers
@@ -34,6 +36,15 @@ RENAMES: Final = {
     "norm": "input_layernorm",
     "gated_norm": "norm",
 }
+_GGUF_KEYS: Final = {
+    "expand": "mamba_expand",
+    "state_size": "mamba_d_state",
+    "conv_kernel": "mamba_d_conv",
+    "time_step_rank": "mamba_dt_rank",
+    "use_conv_bias": "mamba_conv_bias",
+    "use_bias": "mamba_proj_bias",
+}
+"""Names of Jamba, by those of models of Mamba mixers alone."""
 _NO_ATTENTION: Final[Mapping[str, Any]] = {
     "num_attention_heads": 1,
     "num_key_value_heads": 1,
@@ -48,6 +59,17 @@ def own_keys(hf: Mapping[str, Any], defaults: Mapping[str, Any]) -> Keys:
     keys = Keys({**_NO_ATTENTION, **defaults, **hf})
     keys.require("hidden_act", "silu")
     return keys
+
+
+def gguf_scan_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a GGUF file's mixers. Its longest context is arbitrary, and replaced by ours."""
+    found = scan_config(keys, config)
+    return {
+        **no_window(keys, config),
+        **{name: found[other] for name, other in _GGUF_KEYS.items()},
+        "layer_norm_epsilon": config["rms_norm_eps"],
+        "max_position_embeddings": _NO_ATTENTION["max_position_embeddings"],
+    }
 
 
 def width(keys: Keys) -> int:

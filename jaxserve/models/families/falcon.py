@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import LAYER_NORM_NAMES, GGUFArchitecture, GGUFKeys, no_window
 from jaxserve.checkpoint.qkv import QKVRows
 from jaxserve.model_config.decoder import DecoderConfig, NormPlacement
 from jaxserve.models.families._gpt import gpt, our_keys
@@ -63,6 +64,26 @@ def _placement(keys: Keys) -> NormPlacement:
     return "parallel" if keys.flag("parallel_attn") else "pre"
 
 
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the kind of blocks, by their norms and KV heads, and the activation, which no key has."""
+    has_two_norms = "blk.0.attn_norm_2.weight" in keys.file.tensors
+    kv_heads = config["num_key_value_heads"]
+    return {
+        **no_window(keys, config),
+        "hidden_act": DEFAULTS["activation"],
+        "new_decoder_architecture": has_two_norms or kv_heads > 1,
+        "num_ln_in_parallel_attn": 2 if has_two_norms else 1,
+        "num_kv_heads": kv_heads,
+    }
+
+
+def _gguf_renames(config: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return our names of norms: the first one in a file is that of feed-forward blocks if there are two."""
+    if config["num_ln_in_parallel_attn"] == 1:
+        return {}
+    return {"input_layernorm": "post_attention_layernorm", "attn_norm_2": "input_layernorm"}
+
+
 FAMILY = Family(
     ("FalconForCausalLM",),
     decoder_config,
@@ -83,4 +104,12 @@ FAMILY = Family(
     shapes=with_kv_heads,
     qkv_rows=QKVRows("kv_heads"),
     unused_tensors=(".self_attention.rotary_emb.inv_freq",),
+    gguf=GGUFArchitecture(
+        "falcon",
+        eps_key="layer_norm_eps",
+        tensor_names={"attn_qkv": "self_attn.qkv_proj", "attn_norm_2": "attn_norm_2"},
+        renames=_gguf_renames,
+        top_names=LAYER_NORM_NAMES,
+        config=_gguf_config,
+    ),
 )

@@ -11,7 +11,7 @@ import msgspec
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no_window
 from jaxserve.checkpoint.gguf.factors import MULTIPLIED
-from jaxserve.checkpoint.gguf.mamba2 import TENSOR_NAMES, mamba_config
+from jaxserve.checkpoint.gguf.mamba import TENSOR_NAMES, mamba_config
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.recurrent import Mamba2Config
 from jaxserve.models.families._common import COMMON_DEFAULTS, MAX_LAYERS, MAX_WIDTH, build

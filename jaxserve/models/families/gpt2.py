@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import LAYER_NORM_NAMES, GGUFArchitecture, GGUFKeys, no_window
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families import _gpt
 from jaxserve.models.families._gpt import gpt, our_keys
@@ -44,6 +46,13 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return replace(gpt(keys, has_rope=False), first_position_row=0)
 
 
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the activation, which no key has."""
+    return no_window(keys, config) | {"hidden_act": DEFAULTS["activation_function"]}
+
+
+GGUF_TOP_NAMES: Final = {**LAYER_NORM_NAMES, "position_embd.weight": "model.embed_positions.weight"}
+GGUF_QKV: Final = {"attn_qkv": "self_attn.qkv_proj"}
 FAMILY = Family(
     ("GPT2LMHeadModel",),
     decoder_config,
@@ -51,4 +60,7 @@ FAMILY = Family(
     key_names=_gpt.KEY_NAMES,
     transposed=("qkv_proj", "o_proj", "up_proj", "down_proj"),
     unused_tensors=MASKS,
+    gguf=GGUFArchitecture(
+        "gpt2", eps_key="layer_norm_eps", tensor_names=GGUF_QKV, top_names=GGUF_TOP_NAMES, config=_gguf_config
+    ),
 )

@@ -7,11 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import KV_HEADS, GGUFArchitecture, GGUFKeys, no_window
 from jaxserve.checkpoint.qkv import QKVRows
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families import _gpt
 from jaxserve.models.families._gpt import gpt, our_keys
-from jaxserve.models.families.gpt2 import MASKS, RENAMES
+from jaxserve.models.families.gpt2 import GGUF_QKV, GGUF_TOP_NAMES, MASKS, RENAMES
 
 DEFAULTS = dict(
     _gpt.DEFAULTS,
@@ -36,6 +37,14 @@ def with_kv_heads(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "num_key_value_heads": 1 if config.get("multi_query", True) else None}
 
 
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `multi_query`, and the activation, which no key has."""
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    if kv_heads not in (1, heads):
+        keys.fail(KV_HEADS, f"1 or the {heads} of queries", kv_heads)
+    return no_window(keys, config) | {"multi_query": kv_heads == 1, "hidden_act": DEFAULTS["activation_function"]}
+
+
 FAMILY = Family(
     ("GPTBigCodeForCausalLM",),
     decoder_config,
@@ -44,4 +53,7 @@ FAMILY = Family(
     shapes=with_kv_heads,
     qkv_rows=QKVRows("kv_heads"),
     unused_tensors=MASKS,
+    gguf=GGUFArchitecture(
+        "starcoder", eps_key="layer_norm_eps", tensor_names=GGUF_QKV, top_names=GGUF_TOP_NAMES, config=_gguf_config
+    ),
 )

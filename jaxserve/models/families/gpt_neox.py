@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import LAYER_NORM_NAMES, GGUFArchitecture, GGUFKeys, no_window
 from jaxserve.checkpoint.qkv import QKVRows
 from jaxserve.model_config.decoder import DecoderConfig, NormPlacement
 from jaxserve.models.families._gpt import gpt, our_keys
@@ -30,6 +32,16 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return replace(config, attention_out_bias=has_bias, norm_placement=placement)
 
 
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the order of blocks, biases, and the activation, which no key has."""
+    return {
+        **no_window(keys, config),
+        "hidden_act": DEFAULTS["hidden_act"],
+        "use_parallel_residual": keys.flag("use_parallel_residual"),
+        "attention_bias": "blk.0.attn_qkv.bias" in keys.file.tensors,
+    }
+
+
 FAMILY = Family(
     ("GPTNeoXForCausalLM",),
     decoder_config,
@@ -47,4 +59,12 @@ FAMILY = Family(
     key_names=KEY_NAMES,
     qkv_rows=QKVRows("kv_heads"),
     unused_tensors=(".attention.bias", ".attention.masked_bias", ".attention.rotary_emb.inv_freq"),
+    gguf=GGUFArchitecture(
+        "gptneox",
+        has_partial_rotary=True,
+        eps_key="layer_norm_eps",
+        tensor_names={"attn_qkv": "self_attn.qkv_proj"},
+        top_names=LAYER_NORM_NAMES,
+        config=_gguf_config,
+    ),
 )

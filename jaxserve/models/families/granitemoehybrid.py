@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no_window
-from jaxserve.checkpoint.gguf.mamba2 import TENSOR_NAMES, mamba_config
+from jaxserve.checkpoint.gguf.mamba import TENSOR_NAMES, mamba_config
 from jaxserve.checkpoint.gguf.mixers import mixed_layers
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.families._common import MAX_LAYERS, MAX_WIDTH, build

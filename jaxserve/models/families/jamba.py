@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import KV_HEADS, GGUFArchitecture, GGUFKeys, no_window
+from jaxserve.checkpoint.gguf.mamba import SCAN_NAMES, scan_config
+from jaxserve.checkpoint.gguf.mixers import mixed_layers
+from jaxserve.checkpoint.gguf.routing import SOFTMAX, check_gating
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.recurrent import MambaConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, MAX_LAYERS, build, num_layers
@@ -76,6 +81,31 @@ def _with_experts(keys: Keys, layers: tuple[LayerConfig, ...]) -> tuple[LayerCon
     return tuple(replace(layer, experts=experts) if index in sparse else layer for index, layer in enumerate(layers))
 
 
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of mixers, and periods of attention and of experts by the layers that have them."""
+    check_gating(keys, SOFTMAX)
+    count, names = config["num_hidden_layers"], keys.file.tensors
+    kinds = mixed_layers(keys, config, "linear_attention")
+    attention = [index for index, kind in enumerate(kinds) if kind == "full_attention"]
+    sparse = [index for index in range(count) if f"blk.{index}.ffn_gate_inp.weight" in names]
+    return {
+        **no_window(keys, config),
+        **scan_config(keys, config),
+        **_period(keys, KV_HEADS, "attn_layer", attention, count),
+        **_period(keys, "expert_count", "expert_layer", sparse, count),
+        "num_experts": config.get("num_experts", 1) if sparse else 1,
+    }
+
+
+def _period(keys: GGUFKeys, key: str, kind: str, layers: list[int], count: int) -> dict[str, int]:
+    """Return the period and the offset of a kind of layers; raise CheckpointError for layers at other distances."""
+    offset = layers[0] if layers else 0
+    period = layers[1] - offset if len(layers) > 1 else count
+    if layers and (layers != [*range(offset, count, period)] or offset >= period):
+        keys.fail(key, "layers at the same distance from each other", layers)
+    return {f"{kind}_period": period, f"{kind}_offset": offset}
+
+
 FAMILY = Family(
     ("JambaForCausalLM",),
     decoder_config,
@@ -85,4 +115,5 @@ FAMILY = Family(
         "pre_ff_layernorm": "post_attention_layernorm",
         "final_layernorm": "norm",
     },
+    gguf=GGUFArchitecture("jamba", has_mixers=True, tensor_names=SCAN_NAMES, experts="optional", config=_gguf_config),
 )

@@ -7,6 +7,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no_window
+from jaxserve.checkpoint.gguf.latent import TENSOR_NAMES, latent_config
+from jaxserve.checkpoint.gguf.mixers import mixed_layers
+from jaxserve.checkpoint.gguf.routing import SIGMOID, check_gating, router_config
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.recurrent import KimiDeltaConfig
 from jaxserve.models.families import _latent
@@ -105,6 +109,35 @@ def _delta_names(hf: Mapping[str, Any]) -> Mapping[str, str]:
     }
 
 
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of both kinds of attention and of the router. llama.cpp lets the weights of experts sum to 1."""
+    check_gating(keys, SIGMOID)
+    return {
+        **no_window(keys, config),
+        **latent_config(keys, config),
+        **router_config(keys, config),
+        "norm_topk_prob": True,
+        "layer_types": mixed_layers(keys, config, "linear_attention"),
+        "linear_num_heads": config["num_attention_heads"],
+        "linear_head_dim": keys.integer("kda.head_dim"),
+        "linear_conv_kernel_dim": keys.integer("ssm.conv_kernel", minimum=2),
+    }
+
+
+_GGUF_NAMES: Final = {
+    **TENSOR_NAMES,
+    "ssm_conv1d_q": "linear_attn.q_conv1d",
+    "ssm_conv1d_k": "linear_attn.k_conv1d",
+    "ssm_conv1d_v": "linear_attn.v_conv1d",
+    "ssm_f_a": "linear_attn.f_a_proj",
+    "ssm_f_b": "linear_attn.f_b_proj",
+    "ssm_g_a": "linear_attn.g_a_proj",
+    "ssm_g_b": "linear_attn.g_b_proj",
+    "ssm_beta": "linear_attn.b_proj",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_dt": "linear_attn.dt",
+    "ssm_norm": "linear_attn.norm",
+}
 FAMILY = Family(
     ("KimiLinearForCausalLM",),
     decoder_config,
@@ -117,4 +150,13 @@ FAMILY = Family(
         "w3": "up_proj",
     },
     config_renames=_delta_names,
+    gguf=GGUFArchitecture(
+        "kimi-linear",
+        has_mixers=True,
+        has_latent_attention=True,
+        tensor_names=_GGUF_NAMES,
+        renames=_delta_names,
+        experts="required",
+        config=_gguf_config,
+    ),
 )

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys
+from jaxserve.checkpoint.gguf.mamba import SCAN_NAMES
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families import _mamba
-from jaxserve.models.families._mamba import own_keys, read_scan, without_attention
+from jaxserve.models.families._mamba import gguf_scan_config, own_keys, read_scan, without_attention
 
 DEFAULTS = _mamba.DEFAULTS
 
@@ -18,4 +21,15 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return without_attention(keys, read_scan(keys))
 
 
-FAMILY = Family(("MambaForCausalLM",), decoder_config, renames=_mamba.RENAMES)
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of mixers; a file that says that they have norms is read as Falcon Mamba."""
+    found = gguf_scan_config(keys, config)
+    return found | {"architectures": ["FalconMambaForCausalLM"]} if keys.flag("ssm.dt_b_c_rms") else found
+
+
+FAMILY = Family(
+    ("MambaForCausalLM",),
+    decoder_config,
+    renames=_mamba.RENAMES,
+    gguf=GGUFArchitecture("mamba", has_attention=False, tensor_names=SCAN_NAMES, config=_gguf_config),
+)

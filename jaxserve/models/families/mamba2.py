@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys
+from jaxserve.checkpoint.gguf.mamba import TENSOR_NAMES, mamba_config
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families import _mamba
 from jaxserve.models.families._hybrid import read_mamba
 from jaxserve.models.families._keys import Keys
-from jaxserve.models.families._mamba import own_keys, width, without_attention
+from jaxserve.models.families._mamba import gguf_scan_config, own_keys, width, without_attention
 
 DEFAULTS = dict(
     _mamba.DEFAULTS,
@@ -43,4 +46,15 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     return without_attention(keys, mixer)
 
 
-FAMILY = Family(("Mamba2ForCausalLM",), decoder_config, renames=_mamba.RENAMES)
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of mixers, in which the rank of steps is the number of heads."""
+    sizes = mamba_config(keys)
+    return gguf_scan_config(keys, config) | {own: sizes[other] for other, own in _NAMES.items()}
+
+
+FAMILY = Family(
+    ("Mamba2ForCausalLM",),
+    decoder_config,
+    renames=_mamba.RENAMES,
+    gguf=GGUFArchitecture("mamba2", has_attention=False, tensor_names=TENSOR_NAMES, config=_gguf_config),
+)

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import (
+    KV_HEADS,
+    SINKS,
+    SLIDING_THETA,
+    WINDOW,
+    GGUFArchitecture,
+    GGUFKeys,
+    dense_layers,
+    layer_types,
+)
+from jaxserve.checkpoint.gguf.per_layer import by_layer
+from jaxserve.checkpoint.gguf.routing import SIGMOID, fixed_router
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.families._common import (
     COMMON_DEFAULTS,
@@ -104,4 +117,41 @@ def _layers(keys: Keys) -> tuple[LayerConfig, ...]:
     return tuple(layer if layer.sliding_window is None else replace(layer, num_kv_heads=2 * heads) for layer in layers)
 
 
-FAMILY = Family(("MiMoV2FlashForCausalLM",), decoder_config, renames={"attention_sink_bias": "sinks"})
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of windows, heads and experts. Files older than the factor on values lack it: published models share it."""
+    fixed_router(keys, SIGMOID)
+    count, dense = config["num_hidden_layers"], dense_layers(keys, config)
+    kinds, heads = layer_types(keys, config, 1), by_layer(keys, KV_HEADS, count)
+    full = min(heads)
+    if heads != [full if kind == "full_attention" else 2 * full for kind in kinds]:
+        keys.fail(
+            KV_HEADS, "one number for layers with full attention, and twice as many for those with a window", heads
+        )
+    scale = "attention.value_scale"
+    return {
+        _KV_HEADS: full,
+        "layer_types": kinds,
+        "sliding_window": keys.integer(WINDOW),
+        "swa_rope_theta": keys.number(SLIDING_THETA, 10_000.0),
+        "v_head_dim": keys.integer("attention.value_length", config["head_dim"], maximum=config["head_dim"]),
+        "attention_value_scale": keys.number(scale) if keys.has(scale) else DEFAULTS["attention_value_scale"],
+        "n_routed_experts": config["num_experts"],
+        "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
+        "mlp_layer_types": ["dense" if layer in dense else "sparse" for layer in range(count)],
+    }
+
+
+FAMILY = Family(
+    ("MiMoV2FlashForCausalLM",),
+    decoder_config,
+    renames={"attention_sink_bias": "sinks"},
+    gguf=GGUFArchitecture(
+        "mimo2",
+        has_partial_rotary=True,
+        varies_by_layer=True,
+        has_narrow_values=True,
+        tensor_names={"attn_sinks": SINKS},
+        experts="required",
+        config=_gguf_config,
+    ),
+)

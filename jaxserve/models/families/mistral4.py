@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
 from jaxserve.checkpoint.family import Family
+from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no_window
+from jaxserve.checkpoint.gguf.latent import TENSOR_NAMES, latent_config
+from jaxserve.checkpoint.gguf.routing import SOFTMAX, check_gating, router_config
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.models.families import _latent
@@ -73,6 +77,22 @@ def _with_whole_rope(keys: Keys) -> Keys:
     return Keys({**keys.table, "rope_parameters": rest}, keys.prefix)
 
 
+def _gguf_config(keys: GGUFKeys, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sizes of latent attention, the router's keys, and the factor on queries, which files may lack: then it is 1."""
+    check_gating(keys, SOFTMAX)
+    found = {**no_window(keys, config), **latent_config(keys, config), **router_config(keys, config)}
+    scaling = found.pop("rope_scaling", config.get("rope_scaling")) or {}
+    if scaling.get("rope_type") != "yarn":
+        keys.fail("rope.scaling.type", "yarn", keys.get("rope.scaling.type"))
+    factor, length = "attention.temperature_scale", "attention.temperature_length"
+    original = scaling["original_max_position_embeddings"]
+    if keys.get(length) not in (None, original):
+        keys.fail(length, f"the original context length {original} or none", keys.get(length))
+    beta = keys.number(factor) if keys.get(factor) else 0
+    table = {**scaling, "rope_theta": config["rope_theta"], "llama_4_scaling_beta": beta}
+    return found | {"rope_scaling": None, "rope_parameters": table}
+
+
 FAMILY = Family(
     ("Mistral4ForCausalLM",),
     decoder_config,
@@ -80,4 +100,11 @@ FAMILY = Family(
     read_vision=pixtral,
     text_model_types=("mistral4",),
     stacked_experts="halves",
+    gguf=GGUFArchitecture(
+        "mistral4",
+        has_latent_attention=True,
+        tensor_names=TENSOR_NAMES,
+        experts="required",
+        config=_gguf_config,
+    ),
 )

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.checkpoint.gguf.architecture import GGUFArchitecture, GGUFKeys, no_window
-from jaxserve.checkpoint.gguf.mamba2 import TENSOR_NAMES, mamba_config
+from jaxserve.checkpoint.gguf.mamba import TENSOR_NAMES, mamba_config
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.experts import ExpertsConfig
 from jaxserve.model_config.recurrent import Mamba2Config

@@ -64,8 +64,9 @@ class Conversion:
 
 
 def rope_table(hf: Config) -> Mapping[str, Any]:
-    table = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
-    return table.get("full_attention", table)  # type: ignore[no-any-return]
+    table: Mapping[str, Any] = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    full: Mapping[str, Any] = table.get("full_attention", table)
+    return full
 
 
 def rope_keys(hf: Config) -> dict[str, Any]:
@@ -273,7 +274,8 @@ def sigmoid_router_keys(hf: Config) -> dict[str, Any]:
         "expert_group_used_count": "topk_group",
     }
     is_normalized = hf.get("route_norm", hf.get("norm_topk_prob", True))
-    return {key: hf[name] for key, name in names.items() if name in hf} | {"expert_weights_norm": is_normalized}
+    gating = {"expert_gating_func": int(gguf.ExpertGatingFuncType.SIGMOID), "expert_weights_norm": is_normalized}
+    return {key: hf[name] for key, name in names.items() if name in hf} | gating
 
 
 def afmoe_keys(hf: Config) -> dict[str, Any]:
@@ -284,7 +286,9 @@ def afmoe_keys(hf: Config) -> dict[str, Any]:
 
 
 def exaone_moe_keys(hf: Config) -> dict[str, Any]:
-    return exaone4_keys(hf) | sigmoid_router_keys(hf) | {"nextn_predict_layers": 0, "rope.scaling.type": "none"}
+    width = hf["moe_intermediate_size"] * hf["num_shared_experts"]
+    own = {"nextn_predict_layers": 0, "rope.scaling.type": "none", "expert_shared_feed_forward_length": width}
+    return exaone4_keys(hf) | sigmoid_router_keys(hf) | own | {"vocab_size": hf["vocab_size"]}
 
 
 def chatglm_keys(hf: Config) -> dict[str, Any]:
@@ -323,16 +327,7 @@ def minicpm3_keys(hf: Config) -> dict[str, Any]:
 
 def youtu_keys(hf: Config) -> dict[str, Any]:
     """Return the keys of latent attention, and those of experts that DeepSeek's converter writes for a dense model."""
-    rank, rope_dim = hf["kv_lora_rank"], hf["qk_rope_head_dim"]
-    return {
-        "attention.head_count_kv": 1,
-        "attention.q_lora_rank": hf["q_lora_rank"],
-        "attention.kv_lora_rank": rank,
-        "attention.key_length": rank + rope_dim,
-        "attention.value_length": rank,
-        "attention.key_length_mla": hf["qk_nope_head_dim"] + rope_dim,
-        "attention.value_length_mla": hf["v_head_dim"],
-        "rope.dimension_count": rope_dim,
+    return latent_keys(hf) | {
         "leading_dense_block_count": hf["num_hidden_layers"],
         "expert_feed_forward_length": hf["intermediate_size"],
         "expert_shared_count": 0,
@@ -377,10 +372,202 @@ def bamba_keys(hf: Config) -> dict[str, Any]:
 
 
 def as_mamba_is_stored(name: str, tensor: np.ndarray, hf: Config) -> np.ndarray:
-    return mixer_as_stored(name, tensor, hf) if ".mamba." in name else permuted(name, tensor, hf)
+    is_mixer = ".mamba." in name or ".mixer." in name
+    return mixer_as_stored(name, tensor, hf) if is_mixer else permuted(name, tensor, hf)
+
+
+def gpt2_keys(hf: Config) -> dict[str, Any]:
+    """Return the keys; the converter writes four times the width of the model for that of feed-forward blocks, which it is."""
+    kv_heads = {"attention.head_count_kv": 1} if hf.get("multi_query") else {}
+    return kv_heads | {
+        "block_count": hf["n_layer"],
+        "context_length": hf["n_positions"],
+        "embedding_length": hf["n_embd"],
+        "feed_forward_length": hf.get("n_inner") or 4 * hf["n_embd"],
+        "attention.head_count": hf["n_head"],
+        "attention.layer_norm_epsilon": hf["layer_norm_epsilon"],
+        "rope.freq_base": None,
+    }
+
+
+def as_outputs_by_inputs(name: str, tensor: np.ndarray, hf: Config) -> np.ndarray:
+    return tensor.T if name.endswith((".c_attn.weight", ".c_proj.weight", ".c_fc.weight")) else tensor
+
+
+def gpt_neox_keys(hf: Config) -> dict[str, Any]:
+    size = hf["hidden_size"] // hf["num_attention_heads"]
+    return {
+        "rope.dimension_count": int(hf["rotary_pct"] * size),
+        "use_parallel_residual": hf.get("use_parallel_residual", True),
+        "rope.freq_base": None,
+    }
+
+
+def by_part(name: str, tensor: np.ndarray, hf: Config) -> np.ndarray:
+    """Return queries, keys and values of all heads in place of those of each group of heads."""
+    if ".query_key_value." not in name:
+        return tensor
+    heads = hf["num_attention_heads"]
+    groups = falcon_kv_heads(hf) if "new_decoder_architecture" in hf or "multi_query" in hf else heads
+    rows = tensor.reshape(groups, heads // groups + 2, hf["hidden_size"] // heads, *tensor.shape[1:])
+    parts = (rows[:, :-2], rows[:, -2:-1], rows[:, -1:])
+    return np.concatenate([part.reshape(-1, *tensor.shape[1:]) for part in parts])
+
+
+def falcon_kv_heads(hf: Config) -> int:
+    count: int = hf.get("num_kv_heads") or 1
+    return count
+
+
+def falcon_keys(hf: Config) -> dict[str, Any]:
+    """Return the keys; as with GPT-2, the width of feed-forward blocks is theirs."""
+    return {
+        "context_length": 2048,
+        "feed_forward_length": hf.get("ffn_hidden_size") or 4 * hf["hidden_size"],
+        "attention.head_count_kv": falcon_kv_heads(hf),
+        "attention.layer_norm_epsilon": hf["layer_norm_epsilon"],
+        "rope.freq_base": None,
+    }
+
+
+def scan_keys(hf: Config) -> dict[str, Any]:
+    """Return the keys of Mamba, which has no attention."""
+    rank = hf["time_step_rank"]
+    return {
+        "context_length": 1 << 20,
+        "feed_forward_length": 0,
+        "attention.head_count": 0,
+        "attention.layer_norm_rms_epsilon": hf["layer_norm_epsilon"],
+        "ssm.conv_kernel": hf["conv_kernel"],
+        "ssm.inner_size": hf.get("intermediate_size") or hf["expand"] * hf["hidden_size"],
+        "ssm.state_size": hf["state_size"],
+        "ssm.time_step_rank": -(-hf["hidden_size"] // 16) if rank == "auto" else rank,
+        "ssm.dt_b_c_rms": hf["model_type"] == "falcon_mamba",
+        "rope.freq_base": None,
+    }
+
+
+def mamba2_keys(hf: Config) -> dict[str, Any]:
+    own = {"ssm.time_step_rank": hf["num_heads"], "ssm.group_count": hf["n_groups"], "ssm.dt_b_c_rms": None}
+    return scan_keys(hf) | own
+
+
+def as_scan_is_stored(name: str, tensor: np.ndarray, hf: Config) -> np.ndarray:
+    if name.endswith("conv1d.weight"):
+        return tensor[:, 0]
+    return -np.exp(tensor) if name.endswith(".A_log") else tensor
+
+
+def jamba_keys(hf: Config) -> dict[str, Any]:
+    layers = range(hf["num_hidden_layers"])
+    attending = range(hf["attn_layer_offset"], len(layers), hf["attn_layer_period"])
+    rank = hf["mamba_dt_rank"]
+    return {
+        "attention.head_count_kv": [hf["num_key_value_heads"] * (layer in attending) for layer in layers],
+        "ssm.conv_kernel": hf["mamba_d_conv"],
+        "ssm.inner_size": hf["mamba_expand"] * hf["hidden_size"],
+        "ssm.state_size": hf["mamba_d_state"],
+        "ssm.time_step_rank": -(-hf["hidden_size"] // 16) if rank == "auto" else rank,
+        "rope.freq_base": None,
+    }
+
+
+def as_jambas_experts_are_named(tensors: Tensors, hf: Config) -> Tensors:
+    return {name.replace(".feed_forward.experts.", ".mlp.experts."): tensor for name, tensor in tensors.items()}
+
+
+def latent_keys(hf: Config) -> dict[str, Any]:
+    """Return the keys of latent attention as DeepSeek's converter writes them."""
+    rank, rope_dim = hf["kv_lora_rank"], hf["qk_rope_head_dim"]
+    return {
+        "attention.head_count_kv": 1,
+        "attention.q_lora_rank": hf.get("q_lora_rank"),
+        "attention.kv_lora_rank": rank,
+        "attention.key_length": rank + rope_dim,
+        "attention.value_length": rank,
+        "attention.key_length_mla": hf["qk_nope_head_dim"] + rope_dim,
+        "attention.value_length_mla": hf["v_head_dim"],
+        "rope.dimension_count": rope_dim,
+    }
+
+
+def kimi_linear_keys(hf: Config) -> dict[str, Any]:
+    linear, count = hf["linear_attn_config"], hf["num_hidden_layers"]
+    return latent_keys(hf) | {
+        "context_length": hf.get("model_max_length") or hf["max_position_embeddings"],
+        "attention.head_count_kv": [int(layer + 1 in linear["full_attn_layers"]) for layer in range(count)],
+        "attention.value_length": None,
+        "ssm.conv_kernel": linear["short_conv_kernel_size"],
+        "kda.head_dim": linear["head_dim"],
+        "expert_count": hf["num_experts"],
+        "expert_used_count": hf["num_experts_per_token"],
+        "expert_feed_forward_length": hf["moe_intermediate_size"],
+        "expert_shared_count": hf["num_shared_experts"],
+        "leading_dense_block_count": hf["first_k_dense_replace"],
+        "expert_weights_scale": hf["routed_scaling_factor"],
+        "expert_gating_func": int(gguf.ExpertGatingFuncType.SIGMOID),
+    }
+
+
+def as_kimi_is_stored(name: str, tensor: np.ndarray, hf: Config) -> np.ndarray:
+    if name.endswith("_conv1d.weight"):
+        return tensor.reshape(1, len(tensor), 1, tensor.shape[-1])
+    return -np.exp(tensor) if name.endswith(".A_log") else tensor
+
+
+def mistral4_keys(hf: Config) -> dict[str, Any]:
+    table = rope_table(hf)
+    return latent_keys(hf) | {
+        "expert_count": hf["n_routed_experts"],
+        "expert_feed_forward_length": hf["moe_intermediate_size"],
+        "expert_shared_count": hf["n_shared_experts"],
+        "leading_dense_block_count": hf["first_k_dense_replace"],
+        "expert_weights_scale": hf["routed_scaling_factor"],
+        "expert_weights_norm": hf["norm_topk_prob"],
+        "expert_group_count": hf["n_group"],
+        "expert_group_used_count": hf["topk_group"],
+        "rope.scaling.yarn_log_multiplier": 0.1 * table["mscale_all_dim"],
+        "attention.temperature_scale": table["llama_4_scaling_beta"],
+        "attention.temperature_length": table["original_max_position_embeddings"],
+    }
+
+
+def mimo2_keys(hf: Config) -> dict[str, Any]:
+    """Return the keys; lists have three layers more, those of multi-token prediction, which these checkpoints lack."""
+    is_sliding, more = [kind == "sliding_attention" for kind in hf["layer_types"]], 3
+    tables, heads = hf["rope_parameters"], hf["num_key_value_heads"]
+    pattern = [*map(int, is_sliding), *[1] * more]
+    return {
+        "block_count": hf["num_hidden_layers"] + more,
+        "nextn_predict_layers": more,
+        "attention.head_count_kv": [heads * (1 + each) for each in pattern],
+        "attention.sliding_window": hf["sliding_window"],
+        "attention.sliding_window_pattern": pattern,
+        "attention.value_length": hf["v_head_dim"],
+        "attention.value_scale": hf.get("attention_value_scale", 0.707),
+        "expert_count": hf["n_routed_experts"],
+        "expert_feed_forward_length": hf["moe_intermediate_size"],
+        "rope.dimension_count": int(hf["head_dim"] * tables["full_attention"]["partial_rotary_factor"]),
+        "rope.freq_base_swa": tables["sliding_attention"]["rope_theta"],
+    }
 
 
 CONVERSIONS: Final[Mapping[str, Conversion]] = {
+    "KimiLinearForCausalLM": Conversion(
+        gguf.MODEL_ARCH.KIMI_LINEAR, kimi_linear_keys, as_kimi_is_stored, prepare=with_absorbed_latents
+    ),
+    "Mistral4ForCausalLM": Conversion(gguf.MODEL_ARCH.MISTRAL4, mistral4_keys, prepare=with_absorbed_latents),
+    "MiMoV2FlashForCausalLM": Conversion(gguf.MODEL_ARCH.MIMO2, mimo2_keys),
+    "GPT2LMHeadModel": Conversion(gguf.MODEL_ARCH.GPT2, gpt2_keys, as_outputs_by_inputs),
+    "GPTBigCodeForCausalLM": Conversion(gguf.MODEL_ARCH.STARCODER, gpt2_keys),
+    "GPTNeoXForCausalLM": Conversion(gguf.MODEL_ARCH.GPTNEOX, gpt_neox_keys, by_part),
+    "FalconForCausalLM": Conversion(gguf.MODEL_ARCH.FALCON, falcon_keys, by_part),
+    "MambaForCausalLM": Conversion(gguf.MODEL_ARCH.MAMBA, scan_keys, as_scan_is_stored),
+    "FalconMambaForCausalLM": Conversion(gguf.MODEL_ARCH.MAMBA, scan_keys, as_scan_is_stored),
+    "Mamba2ForCausalLM": Conversion(gguf.MODEL_ARCH.MAMBA2, mamba2_keys, as_mamba_is_stored),
+    "JambaForCausalLM": Conversion(
+        gguf.MODEL_ARCH.JAMBA, jamba_keys, as_scan_is_stored, prepare=as_jambas_experts_are_named
+    ),
     "AfmoeForCausalLM": Conversion(gguf.MODEL_ARCH.AFMOE, afmoe_keys),
     "ExaoneMoeForCausalLM": Conversion(gguf.MODEL_ARCH.EXAONE_MOE, exaone_moe_keys),
     "Jais2ForCausalLM": Conversion(gguf.MODEL_ARCH.JAIS2, lambda hf: {"rope.dimension_count": head_dim(hf)}),
@@ -450,7 +637,7 @@ def converted(path: Path, folder: Path, hf: Config, kind: str = "F32", **more: A
         key: next((hf[own] for own in names if hf.get(own) is not None), None) for key, names in _FIRST_KEYS.items()
     }
     weights = {key: value.astype(np.float32) for key, value in load_file(folder / "model.safetensors").items()}
-    keys = found | {"block_count": hf.get("num_hidden_layers")}
+    keys: dict[str, Any] = found | {"block_count": hf.get("num_hidden_layers")}
     keys |= rope_keys(hf) | conversion.keys(hf) | xielu_keys(weights)
     keys |= {key.replace("__", "."): value for key, value in more.items()}
     metadata = {f"{name}.{key}": value for key, value in keys.items() if value is not None}
@@ -481,6 +668,7 @@ def own_name(name: str, conversion: Conversion) -> str | None:
 
 def with_suffix(name: str) -> str:
     """Return a Hugging Face name with the suffix that the converter adds to some."""
+    name = re.sub(r"attention_sink_bias$", "attention_sink_bias.weight", name)
     if name.endswith(_BARE) or (".experts." in name and not name.endswith(_SUFFIXES)):
         return f"{name}.weight"
     name = re.sub(r"(dt|mlp\.expert)_bias$", lambda match: _BIASES[match[1]], name)

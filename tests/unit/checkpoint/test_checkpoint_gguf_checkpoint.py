@@ -218,9 +218,9 @@ def rotate(heads: np.ndarray, angles: np.ndarray, is_paired: bool) -> np.ndarray
 
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "architecture": (
-        "mamba",
+        "llama5",
         {},
-        "key 'general.architecture': expected one of apertus, arcee, ",
+        "key 'general.architecture': 'llama5' is not served; the nearest that is: llama; docs/models.md lists all",
     ),
     "adapter": ("llama", {"general__type": "adapter"}, "key 'general.type': expected 'model', found 'adapter'"),
     "split": (

@@ -24,6 +24,17 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 8192,
 }
+MISTRAL4_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 4.0,
+    "beta_slow": 1.0,
+    "mscale": 0.3,
+    "mscale_all_dim": 0.3,
+    "llama_4_scaling_beta": 0.2,
+}
 IN_A_FILE: dict[str, dict[str, Any]] = {
     "exaone4_tiny": {"rope_scaling": LLAMA3},
     "apertus_tiny": {"rope_parameters": LLAMA3 | {"rope_theta": 10_000.0}},
@@ -41,6 +52,27 @@ IN_A_FILE: dict[str, dict[str, Any]] = {
             "long_factor": [1.0, 2.5, 4.0, 5.5, 7.0, 8.5],
         },
     },
+    **{key: {"max_position_embeddings": 2048} for key in ("falcon_tiny", "falcon_new_tiny")},
+    **{
+        key: {"max_position_embeddings": 1 << 15}
+        for key in ("mamba_tiny", "mamba_odd_tiny", "mamba2_tiny", "mamba2_odd_tiny", "falcon_mamba_tiny")
+    },
+    "kimi_linear_odd_tiny": {
+        "linear_attn_config": {
+            "full_attn_layers": [2],
+            "kda_layers": [1],
+            "head_dim": 40,
+            "num_heads": 3,
+            "short_conv_kernel_size": 3,
+        },
+        "first_k_dense_replace": 0,
+        "num_expert_group": 1,
+        "topk_group": 1,
+    },
+    "mistral4_tiny": {"rope_parameters": MISTRAL4_ROPE},
+    "mistral4_odd_tiny": {"rope_parameters": MISTRAL4_ROPE, "rope_interleave": True},
+    "mimo_v2_flash_tiny": {"routed_scaling_factor": 1.0},
+    "falcon_mamba_odd_tiny": {"max_position_embeddings": 1 << 15, "mixer_rms_eps": 1e-6},
     "dbrx_odd_tiny": {"ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 5, "moe_top_k": 1}},
     "minicpm3_tiny": {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
 }
@@ -64,6 +96,26 @@ def rounded(config: DecoderConfig) -> DecoderConfig:
 @pytest.mark.parametrize(
     "name",
     [
+        "kimi_linear_tiny",
+        "kimi_linear_odd_tiny",
+        "mistral4_tiny",
+        "mistral4_odd_tiny",
+        "mimo_v2_flash_tiny",
+        "gpt2_tiny",
+        "gpt2_odd_tiny",
+        "gpt_bigcode_tiny",
+        "gpt_neox_tiny",
+        "gpt_neox_sequential_tiny",
+        "falcon_tiny",
+        "falcon_new_tiny",
+        "mamba_tiny",
+        "mamba_odd_tiny",
+        "falcon_mamba_tiny",
+        "falcon_mamba_odd_tiny",
+        "mamba2_tiny",
+        "mamba2_odd_tiny",
+        "jamba_tiny",
+        "jamba_odd_tiny",
         "afmoe_tiny",
         "exaone_moe_tiny",
         "jais2_tiny",
@@ -344,6 +396,31 @@ def test_norms_of_single_heads_are_rejected(tmp_path: Path, architecture: str, k
         ("phimoe_tiny", {"expert_gating_func": 2}, "key 'phimoe.expert_gating_func': expected 1 (softmax)"),
         ("dbrx_tiny", {"expert_weights_scale": 2.0}, "key 'dbrx.expert_weights_scale': expected 1 or none, found 2.0"),
         ("jais2_tiny", {"attention__sliding_window": 8}, "key 'jais2.attention.sliding_window': expected none"),
+        (
+            "jamba_tiny",
+            {"attention__head_count_kv": [2, 2, 0, 2]},
+            "key 'jamba.attention.head_count_kv': expected layers at the same distance from each other, found [0, 1, 3]",
+        ),
+        (
+            "mamba_tiny",
+            {"ssm__inner_size": 50},
+            "key 'mamba.ssm.inner_size': expected a multiple of embedding_length 48",
+        ),
+        (
+            "gpt_bigcode_tiny",
+            {"attention__head_count_kv": 2},
+            "key 'starcoder.attention.head_count_kv': expected 1 or the 4 of queries, found 2",
+        ),
+        (
+            "mimo_v2_flash_tiny",
+            {"attention__head_count_kv": [1, 1, 2, 2, 2, 2]},
+            "key 'mimo2.attention.head_count_kv': expected one number for layers with full attention, and twice",
+        ),
+        (
+            "mistral4_tiny",
+            {"attention__temperature_length": 32},
+            "key 'mistral4.attention.temperature_length': expected the original context length 16 or none, found 32",
+        ),
         (
             "hunyuan_tiny",
             {"attention__sliding_window": 8},
