@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 from jaxserve.frontend.parsers.arguments import ArgumentSyntax, JsonArguments
 from jaxserve.frontend.parsers.calls import Section
-from jaxserve.frontend.parsers.tagged import TaggedBody
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,16 +37,27 @@ class CallSyntax:
     """Control tokens that the vocabulary must have for this syntax."""
 
 
-def tagged_syntax(section: Section, body: TaggedBody) -> CallSyntax:
-    """Return the syntax of a section whose calls and parameters have tags, each tag on a line of its own."""
+def wrapped_syntax(
+    section: Section,
+    between: str,
+    arguments: ArgumentSyntax | None = None,
+    *,
+    before: str = "",
+    line: str = "",
+) -> CallSyntax:
+    """Return the syntax of calls between all markers of a section, with a name that is no JSON string.
+
+    between: text after a name. arguments: None for JSON. before: text before a name, after the section's opener. line: line
+    break before each opener and before the end.
+    """
     return CallSyntax(
         begin=section.wrapper,
-        before=f"\n{section.opener}",
-        between=f"{body.name_end}\n",
-        arguments=body,
+        before=f"{line}{section.opener}{before}",
+        between=between,
+        arguments=arguments or JsonArguments(),
         after=section.closer,
         separator="",
-        end=f"\n{section.wrapper_end}",
+        end=f"{line}{section.wrapper_end}",
         is_name_quoted=False,
     )
 

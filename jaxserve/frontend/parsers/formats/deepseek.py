@@ -8,34 +8,24 @@ from typing import Final
 
 from jaxserve.frontend.parsers.bodies import HeaderBody
 from jaxserve.frontend.parsers.calls import Section
-from jaxserve.frontend.parsers.tool_format import CallSyntax, ToolFormat
+from jaxserve.frontend.parsers.tool_format import ToolFormat, wrapped_syntax
 
 _HEADER = re.compile(r"\s*(?:function<｜tool▁sep｜>)?(?P<name>[^\s<`]+)\s*(?:<｜tool▁sep｜>)?\s*(?:```(?:json)?)?\s*")
 
+_SECTION: Final = Section(
+    wrapper="<｜tool▁calls▁begin｜>",
+    opener="<｜tool▁call▁begin｜>",
+    body=HeaderBody(_HEADER, trailer=re.compile(r"[\s`]*")),
+    closer="<｜tool▁call▁end｜>",
+    wrapper_end="<｜tool▁calls▁end｜>",
+    inner=("<｜tool▁sep｜>",),
+)
+
 DEEPSEEK_V31_TOOLS: Final = ToolFormat(
     name="deepseek_v31",
-    sections=(
-        Section(
-            wrapper="<｜tool▁calls▁begin｜>",
-            opener="<｜tool▁call▁begin｜>",
-            body=HeaderBody(_HEADER, trailer=re.compile(r"[\s`]*")),
-            closer="<｜tool▁call▁end｜>",
-            wrapper_end="<｜tool▁calls▁end｜>",
-            inner=("<｜tool▁sep｜>",),
-        ),
-    ),
+    sections=(_SECTION,),
     template_signs=("<｜tool▁calls▁begin｜>",),
-    syntaxes=(
-        CallSyntax(
-            begin="<｜tool▁calls▁begin｜>",
-            before="<｜tool▁call▁begin｜>",
-            between="<｜tool▁sep｜>",
-            after="<｜tool▁call▁end｜>",
-            separator="",
-            end="<｜tool▁calls▁end｜>",
-            is_name_quoted=False,
-        ),
-    ),
+    syntaxes=(wrapped_syntax(_SECTION, "<｜tool▁sep｜>"),),
 )
 DEEPSEEK_TOOLS: Final = replace(
     DEEPSEEK_V31_TOOLS,

@@ -7,7 +7,7 @@ from typing import Final
 
 from jaxserve.frontend.parsers.calls import Section
 from jaxserve.frontend.parsers.tagged import TaggedBody, TypeFlags
-from jaxserve.frontend.parsers.tool_format import ToolFormat, tagged_syntax
+from jaxserve.frontend.parsers.tool_format import ToolFormat, wrapped_syntax
 
 _BODY: Final = TaggedBody(
     name_end='">',
@@ -32,7 +32,7 @@ DEEPSEEK_V32_TOOLS: Final = ToolFormat(
     name="deepseek_v32",
     sections=(_SECTION,),
     template_signs=("<｜DSML｜function_calls>", "{{ dsml_token }}function_calls"),
-    syntaxes=(tagged_syntax(_SECTION, _BODY),),
+    syntaxes=(wrapped_syntax(_SECTION, '">\n', _BODY, line="\n"),),
     priority=4,
 )
 DEEPSEEK_V4_TOOLS: Final = replace(
@@ -40,5 +40,5 @@ DEEPSEEK_V4_TOOLS: Final = replace(
     name="deepseek_v4",
     sections=(_SECTION4,),
     template_signs=("<｜DSML｜tool_calls>", "{{ dsml_token }}tool_calls"),
-    syntaxes=(tagged_syntax(_SECTION4, _BODY),),
+    syntaxes=(wrapped_syntax(_SECTION4, '">\n', _BODY, line="\n"),),
 )

@@ -7,7 +7,7 @@ from typing import Final
 
 from jaxserve.frontend.parsers.calls import Section
 from jaxserve.frontend.parsers.tagged import TaggedBody
-from jaxserve.frontend.parsers.tool_format import CallSyntax, ToolFormat, tagged_syntax
+from jaxserve.frontend.parsers.tool_format import CallSyntax, ToolFormat, wrapped_syntax
 
 _BODY: Final = TaggedBody(
     parameter="<arg_key>",
@@ -43,11 +43,10 @@ GLM47_TOOLS: Final = replace(
     priority=4,
 )
 """GLM-4.7 and later: nothing between the tags."""
-_HY_BODY: Final = replace(_BODY, name_end="<tool_sep>")
 _HY_SECTION: Final = Section(
     wrapper="<tool_calls>",
     opener="<tool_call>",
-    body=_HY_BODY,
+    body=replace(_BODY, name_end="<tool_sep>"),
     closer="</tool_call>",
     wrapper_end="</tool_calls>",
 )
@@ -55,6 +54,6 @@ HY_V3_TOOLS: Final = ToolFormat(
     name="hy_v3",
     sections=(_HY_SECTION,),
     template_signs=("<tool_sep>",),
-    syntaxes=(tagged_syntax(_HY_SECTION, _HY_BODY),),
+    syntaxes=(wrapped_syntax(_HY_SECTION, "<tool_sep>\n", _BODY, line="\n"),),
     priority=5,
 )

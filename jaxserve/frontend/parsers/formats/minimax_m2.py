@@ -6,7 +6,7 @@ from typing import Final
 
 from jaxserve.frontend.parsers.calls import Section
 from jaxserve.frontend.parsers.tagged import TaggedBody
-from jaxserve.frontend.parsers.tool_format import ToolFormat, tagged_syntax
+from jaxserve.frontend.parsers.tool_format import ToolFormat, wrapped_syntax
 
 _BODY: Final = TaggedBody(
     name_end='">',
@@ -28,5 +28,5 @@ MINIMAX_M2_TOOLS: Final = ToolFormat(
     name="minimax_m2",
     sections=(_SECTION,),
     template_signs=("<minimax:tool_call>",),
-    syntaxes=(tagged_syntax(_SECTION, _BODY),),
+    syntaxes=(wrapped_syntax(_SECTION, '">\n', _BODY, line="\n"),),
 )
