@@ -32,16 +32,16 @@ class Wanted:
 class Programs(Generic[Key]):
     """Executables by key. One that did not compile, or not in time, raises when it is asked for, and only then.
 
-    Nothing compiles once the constructor has returned, unless a compilation lasts longer than `grace_s` after the time
+    Nothing compiles once the constructor has returned, unless a compilation lasts longer than `GRACE_S` after the time
     is up: then `is_disturbed`.
     """
 
-    def __init__(self, wanted: Mapping[Key, Wanted], timeout_s: float, *, grace_s: float = GRACE_S) -> None:
+    def __init__(self, wanted: Mapping[Key, Wanted], timeout_s: float) -> None:
         threads = ThreadPoolExecutor(min(MAX_COMPILE_THREADS, len(os.sched_getaffinity(0))))
         self._futures: dict[Key, Future[jax.stages.Compiled]] = {
             key: threads.submit(each.compile) for key, each in wanted.items()
         }
-        self.is_disturbed = bool(stop_compiling(threads, self._futures.values(), timeout_s, grace_s))
+        self.is_disturbed = bool(stop_compiling(threads, self._futures.values(), timeout_s))
 
     def __getitem__(self, key: Key) -> jax.stages.Compiled:
         future = self._futures[key]
@@ -50,13 +50,11 @@ class Programs(Generic[Key]):
         return future.result()
 
 
-def stop_compiling(
-    threads: ThreadPoolExecutor, futures: Collection[Future[Any]], timeout_s: float, grace_s: float = GRACE_S
-) -> set[Future[Any]]:
+def stop_compiling(threads: ThreadPoolExecutor, futures: Collection[Future[Any]], timeout_s: float) -> set[Future[Any]]:
     """Wait, cancel what has not begun, and wait for what has: a compilation cannot be interrupted.
 
     Returns the futures that still run, which disturbs every clock.
     """
     wait(futures, timeout_s)
     threads.shutdown(wait=False, cancel_futures=True)
-    return wait([future for future in futures if not future.cancelled()], grace_s).not_done
+    return wait([future for future in futures if not future.cancelled()], GRACE_S).not_done

@@ -183,14 +183,7 @@ class Rig:
             state.arrays = state.arrays._replace(cache=(pool,))
         return state
 
-    def core(
-        self,
-        runner: Runner[StepPlan, StepResult],
-        programs: Iterable[Program],
-        *,
-        depth: int = 1,
-        max_burst_ms: float = 0.0,
-    ) -> EngineCore:
+    def core(self, runner: Runner[StepPlan, StepResult], programs: Iterable[Program], *, depth: int = 1) -> EngineCore:
         """A fresh scheduler, which knows only `programs`, and a loop with `depth` steps in flight."""
         buckets = buckets_of(programs)
         vocab_size = self.skeleton.config.vocab_size
@@ -207,7 +200,7 @@ class Rig:
         )
         executor = RunnerExecutor(runner, model_info, buckets)
         kv = KVManager(self.num_blocks, BLOCK_SIZE, self.max_model_len, enable_prefix_caching=False)
-        config = SchedulerConfig(overlap=depth > 0, max_burst_ms=max_burst_ms)
+        config = SchedulerConfig(overlap=depth > 0, max_burst_ms=0.0)
         scheduler = Scheduler(config, kv, buckets, self.max_model_len, frozenset(), vocab_size)
         return EngineCore(scheduler, executor, depth=depth)
 

@@ -123,7 +123,6 @@ def compile_step(
     kind: str = "decode",
     num_tokens: int | None = None,
     device: str = "h200",
-    max_pages: int = MAX_PAGES,
     kv_dtype: str = "bfloat16",
     is_sampled: bool = True,
 ) -> Step:
@@ -143,7 +142,7 @@ def compile_step(
     devices = described_devices(target, 1)
     sharding = make_sharding(config, MeshShape(), devices)
     task, num_slots = (generation_task("gpu"), batch) if is_sampled else (replace(GENERATION, step=forward), 0)
-    program = Program(kind, num_tokens or batch, batch, max_pages, num_slots=num_slots)  # type: ignore[arg-type]
+    program = Program(kind, num_tokens or batch, batch, MAX_PAGES, num_slots=num_slots)  # type: ignore[arg-type]
     pool_shape = (num_layers, NUM_PAGES, config.num_kv_heads, PAGE_SIZE, config.head_dim)
     with tempfile.TemporaryDirectory() as dumps:
         options: dict[str, str | bool] = {"xla_dump_to": dumps, "xla_dump_hlo_as_text": True}

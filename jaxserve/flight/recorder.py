@@ -151,14 +151,12 @@ class Segment:
 class Recorder:
     """The calls of one scheduler. They belong to the engine's thread; any thread may ask for `segments`."""
 
-    def __init__(
-        self, num_steps: int, block_size: int, num_tables: int = 1, *, max_segment_bytes: int = MAX_SEGMENT_BYTES
-    ) -> None:
+    def __init__(self, num_steps: int, block_size: int, num_tables: int = 1) -> None:
         """num_steps: plans of a segment. num_tables: page tables of a request."""
         self._num_steps = num_steps
         self._block_size = block_size
         self._num_tables = num_tables
-        self._max_bytes = max_segment_bytes
+        self._max_bytes = MAX_SEGMENT_BYTES
         self.segments: tuple[Segment, ...] = ()
         """Oldest first: at most two."""
         self._times: list[float] = []

@@ -60,13 +60,11 @@ class PageServer:
         is_coming: Callable[[BlockHash], bool],
         endpoint: str,
         token: str,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`is_coming`: True for a page or snapshot that will soon be in the stores. Raises ConfigError for an address in use."""
         self._layout = layout
         self._stores = stores
         self._is_coming = is_coming
-        self._clock = clock
         self._waiting: list[_Waiting] = []
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
@@ -114,12 +112,12 @@ class PageServer:
         if request.identity != self._layout.identity:
             self._socket.send_multipart([client, header_of(PageRefusal(request.nonce))])
             return
-        self._answer(_Waiting(client, request, self._clock() + min(request.wait_s, _LONGEST_WAIT_S)))
+        self._answer(_Waiting(client, request, time.monotonic() + min(request.wait_s, _LONGEST_WAIT_S)))
 
     def _answer(self, entry: _Waiting) -> None:
         """Reply, or keep the request while its next page is on its way."""
         request, names = entry.request, known_hashes(entry.request)
-        may_wait = self._clock() < entry.deadline_s
+        may_wait = time.monotonic() < entry.deadline_s
         if request.finds_first:
             indices = (i for i, name in enumerate(names) if self._has(name) or (may_wait and self._is_coming(name)))
             count = next(indices, len(names))
