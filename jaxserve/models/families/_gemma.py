@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from jaxserve.checkpoint.renamed import MULTIMODAL
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
@@ -22,6 +22,14 @@ DEFAULTS: Mapping[str, Any] = {
     "tie_word_embeddings": True,
 }
 """transformers' defaults that Gemma 2 and Gemma 3 share."""
+PER_LAYER_NAMES: Final = {
+    "per_layer_model_projection": "per_layer.projection",
+    "per_layer_projection_norm": "per_layer.norm",
+    "per_layer_input_gate": "per_layer.gate",
+    "per_layer_projection": "per_layer.projection",
+    "post_per_layer_input_norm": "per_layer.norm",
+}
+"""Our names of the embeddings that each layer of Gemma 3n and Gemma 4 gets."""
 _COMPUTED = ("attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention")
 
 
@@ -39,8 +47,8 @@ def gemma(keys: Keys, *, pattern: int) -> DecoderConfig:
         norm_weights="offset",
         embedding_scale=config.hidden_size**0.5,
         attention_scale=keys.number("query_pre_attn_scalar") ** -0.5,
-        attention_softcap=_cap(keys, "attn_logit_softcapping"),
-        logit_softcap=_cap(keys, "final_logit_softcapping"),
+        attention_softcap=read_cap(keys, "attn_logit_softcapping"),
+        logit_softcap=read_cap(keys, "final_logit_softcapping"),
         has_whole_prompts=is_whole,
     )
 
@@ -53,7 +61,22 @@ def has_whole_prompts(keys: Keys) -> bool:
     return is_whole
 
 
-def _cap(keys: Keys, key: str) -> float | None:
+def with_wide_norms(config: DecoderConfig, sliding_theta: float | None) -> DecoderConfig:
+    """Add what Gemma 3n and Gemma 4 share: norms stored whole, of values, too, embeddings times sqrt(D), and scores that are not scaled."""
+    return replace(
+        config,
+        qk_norm="heads",
+        has_value_norm=True,
+        norm_placement="sandwich",
+        norm_weights="wide",
+        sliding_rope_theta=sliding_theta,
+        embedding_scale=config.hidden_size**0.5,
+        attention_scale=1.0,
+    )
+
+
+def read_cap(keys: Keys, key: str) -> float | None:
+    """Read a bound of scores or logits; null is none."""
     return None if keys.get(key) is None else keys.number(key)
 
 

@@ -20,6 +20,17 @@ MAX_STATE: Final = 4096
 OLD_NAMES: Final = {"mamba": "linear_attention", "attention": "full_attention"}
 """Names of kinds of layers since transformers 5, by those before."""
 
+MAMBA_DEFAULTS: Final[Mapping[str, Any]] = {
+    "mamba_n_heads": 128,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_d_head": "auto",
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+}
+"""transformers' defaults that Bamba, Falcon-H1 and Granite 4 share."""
 QWEN_DEFAULTS: Final[Mapping[str, Any]] = dict(
     COMMON_DEFAULTS,
     head_dim=256,

@@ -23,6 +23,16 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "qk_nope_head_dim": 128,
     "v_head_dim": 128,
 }
+EXPERT_DEFAULTS: Final[Mapping[str, Any]] = {
+    "moe_intermediate_size": 2048,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+    "n_group": 8,
+    "topk_group": 4,
+}
+"""transformers' defaults of experts in DeepSeek-V3 and families that follow it."""
 _COMPUTED = (*COUNT_KEYS, "n_shared_experts")
 _INDEXER = ("index_topk", "index_n_heads")
 """Keys of sparse attention (DeepSeek-V3.2)."""

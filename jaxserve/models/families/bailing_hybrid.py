@@ -18,16 +18,10 @@ from jaxserve.models.families._latent import latent_decoder
 from jaxserve.models.families.kimi_linear import OLD_NAMES
 
 DEFAULTS = dict(
-    _latent.DEFAULTS,
+    {**_latent.DEFAULTS, **_latent.EXPERT_DEFAULTS},
     num_key_value_heads=32,
     moe_intermediate_size=768,
     num_local_experts=512,
-    n_shared_experts=1,
-    num_experts_per_tok=8,
-    norm_topk_prob=True,
-    routed_scaling_factor=2.5,
-    n_group=8,
-    topk_group=4,
     first_k_dense_replace=2,
 )
 del DEFAULTS["q_lora_rank"]

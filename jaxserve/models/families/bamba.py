@@ -7,7 +7,7 @@ from typing import Any
 from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig
 from jaxserve.models.families._common import COMMON_DEFAULTS, MAX_LAYERS, build
-from jaxserve.models.families._hybrid import hybrid_layers, mamba_width, read_mamba
+from jaxserve.models.families._hybrid import MAMBA_DEFAULTS, hybrid_layers, mamba_width, read_mamba
 from jaxserve.models.families._keys import Keys
 
 DEFAULTS = dict(
@@ -16,14 +16,7 @@ DEFAULTS = dict(
     rms_norm_eps=1e-5,
     attention_bias=False,
     mlp_bias=False,
-    mamba_n_heads=128,
-    mamba_n_groups=1,
-    mamba_d_state=256,
-    mamba_d_head="auto",
-    mamba_d_conv=4,
-    mamba_expand=2,
-    mamba_conv_bias=True,
-    mamba_proj_bias=False,
+    **MAMBA_DEFAULTS,
 )
 
 

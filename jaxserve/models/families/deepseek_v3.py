@@ -15,15 +15,9 @@ from jaxserve.models.families._moonvit import moonvit
 
 DEFAULTS = dict(
     _latent.DEFAULTS,
+    **_latent.EXPERT_DEFAULTS,
     num_key_value_heads=128,
-    moe_intermediate_size=2048,
     n_routed_experts=256,
-    n_shared_experts=1,
-    num_experts_per_tok=8,
-    norm_topk_prob=True,
-    routed_scaling_factor=2.5,
-    n_group=8,
-    topk_group=4,
     first_k_dense_replace=3,
 )
 

@@ -10,6 +10,7 @@ from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.embedding_head import EmbeddingHead, HeadLayer
 from jaxserve.models.families._common import MAX_LAYERS, MAX_WIDTH, build, layer_types, num_layers
+from jaxserve.models.families._gemma import with_wide_norms
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._rope import MAX_POSITION, by_layer_type
 from jaxserve.models.families.gemma4 import layer_heads, tables_by_layer
@@ -48,14 +49,7 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
         "model.embedding_projection", config.hidden_size, keys.integer("embedding_dim", MAX_WIDTH), has_bias=False
     )
     return replace(
-        config,
-        qk_norm="heads",
-        has_value_norm=True,
-        norm_placement="sandwich",
-        norm_weights="wide",
-        sliding_rope_theta=sliding_theta,
-        embedding_scale=config.hidden_size**0.5,
-        attention_scale=1.0,
+        with_wide_norms(config, sliding_theta),
         per_layer_dim=keys.integer("hidden_size_per_layer_input", MAX_WIDTH),
         has_per_layer_table=False,
         has_layer_scales=True,

@@ -15,7 +15,7 @@ from jaxserve.checkpoint.gguf.mamba import TENSOR_NAMES, mamba_config
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.recurrent import Mamba2Config
 from jaxserve.models.families._common import COMMON_DEFAULTS, MAX_LAYERS, MAX_WIDTH, build
-from jaxserve.models.families._hybrid import mamba_width, read_mamba
+from jaxserve.models.families._hybrid import MAMBA_DEFAULTS, mamba_width, read_mamba
 from jaxserve.models.families._keys import Keys
 
 DEFAULTS = dict(
@@ -26,14 +26,7 @@ DEFAULTS = dict(
     mlp_bias=False,
     projectors_bias=False,
     mamba_d_ssm=1024,
-    mamba_n_heads=128,
-    mamba_d_head="auto",
-    mamba_n_groups=1,
-    mamba_d_state=256,
-    mamba_d_conv=4,
-    mamba_expand=2,
-    mamba_conv_bias=True,
-    mamba_proj_bias=False,
+    **MAMBA_DEFAULTS,
     mamba_norm_before_gate=True,
     mamba_rms_norm=False,
     mlp_multipliers=None,

@@ -28,7 +28,7 @@ from jaxserve.models.families._common import (
     read_window,
     sliding_layers,
 )
-from jaxserve.models.families._gemma import sharing_layers
+from jaxserve.models.families._gemma import PER_LAYER_NAMES, read_cap, sharing_layers, with_wide_norms
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._rope import by_layer_type
 
@@ -70,11 +70,7 @@ _SPARSITY: Final = 0.95
 _MAX_STREAMS: Final = 64
 _RENAMES: Final = {
     "embed_tokens_per_layer": "per_layer.embed_tokens",
-    "per_layer_model_projection": "per_layer.projection",
-    "per_layer_projection_norm": "per_layer.norm",
-    "per_layer_input_gate": "per_layer.gate",
-    "per_layer_projection": "per_layer.projection",
-    "post_per_layer_input_norm": "per_layer.norm",
+    **PER_LAYER_NAMES,
     "altup_projections": "altup.projections",
     "altup_unembed_projections": "altup.unembed_projections",
 }
@@ -89,17 +85,10 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     config = build(
         keys, layers=_layers(keys), computed=("final_logit_softcapping",), activation_key="hidden_activation"
     )
-    cap, vocab = "final_logit_softcapping", keys.integer("vocab_size_per_layer_input", MAX_VOCAB_SIZE)
+    vocab = keys.integer("vocab_size_per_layer_input", MAX_VOCAB_SIZE)
     return replace(
-        config,
-        qk_norm="heads",
-        has_value_norm=True,
-        norm_placement="sandwich",
-        norm_weights="wide",
-        sliding_rope_theta=sliding_theta,
-        embedding_scale=config.hidden_size**0.5,
-        attention_scale=1.0,
-        logit_softcap=None if keys.get(cap) is None else keys.number(cap),
+        with_wide_norms(config, sliding_theta),
+        logit_softcap=read_cap(keys, "final_logit_softcapping"),
         per_layer_dim=keys.integer("hidden_size_per_layer_input", MAX_WIDTH),
         per_layer_vocab_size=None if vocab == config.vocab_size else vocab,
         altup=_altup(keys),

@@ -30,7 +30,7 @@ from jaxserve.models.families._common import (
     sliding_layers,
 )
 from jaxserve.models.families._experts import COUNT_KEYS, MAX_EXPERTS
-from jaxserve.models.families._gemma import sharing_layers
+from jaxserve.models.families._gemma import PER_LAYER_NAMES, read_cap, sharing_layers, with_wide_norms
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._rope import by_layer_type, without_proportional
 from jaxserve.models.families._vision import gemma4_vision
@@ -75,11 +75,7 @@ _PATTERN: Final = 6
 _COMPUTED: Final = ("final_logit_softcapping", "use_bidirectional_attention", *COUNT_KEYS)
 _RENAMES: Final = {
     "embed_tokens_per_layer": "per_layer.embed_tokens",
-    "per_layer_model_projection": "per_layer.projection",
-    "per_layer_projection_norm": "per_layer.norm",
-    "per_layer_input_gate": "per_layer.gate",
-    "per_layer_projection": "per_layer.projection",
-    "post_per_layer_input_norm": "per_layer.norm",
+    **PER_LAYER_NAMES,
 }
 _EXPERT_RENAMES: Final = {
     "mlp.gate_proj": "mlp.dense.gate_proj",
@@ -105,20 +101,13 @@ def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     layers = _layers(keys)
     keys, scaling = without_proportional(keys, _full_head_dim(layers, keys))
     config = build(keys, layers=layers, computed=_COMPUTED, activation_key="hidden_activation")
-    cap, dim = "final_logit_softcapping", keys.integer("hidden_size_per_layer_input", MAX_WIDTH, low=0)
+    dim = keys.integer("hidden_size_per_layer_input", MAX_WIDTH, low=0)
     if dim and keys.get("vocab_size_per_layer_input") != config.vocab_size:
         raise keys.error("vocab_size_per_layer_input", f"vocab_size ({config.vocab_size})")
     return replace(
-        config,
+        with_wide_norms(config, sliding_theta),
         rope_scaling=config.rope_scaling if scaling is None else scaling,
-        qk_norm="heads",
-        has_value_norm=True,
-        norm_placement="sandwich",
-        norm_weights="wide",
-        sliding_rope_theta=sliding_theta,
-        embedding_scale=config.hidden_size**0.5,
-        attention_scale=1.0,
-        logit_softcap=None if keys.get(cap) is None else keys.number(cap),
+        logit_softcap=read_cap(keys, "final_logit_softcapping"),
         per_layer_dim=dim or None,
         has_layer_scales=True,
     )

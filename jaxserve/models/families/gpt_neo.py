@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig
-from jaxserve.models.families import _gpt
+from jaxserve.models.families import _gpt, gpt2
 from jaxserve.models.families._common import num_layers
 from jaxserve.models.families._gpt import gpt, our_keys
 from jaxserve.models.families._keys import Keys
@@ -59,16 +59,8 @@ FAMILY = Family(
     decoder_config,
     renames={
         "attn.attention": "self_attn",
-        "mlp.c_proj": "mlp.down_proj",
-        "transformer": "model",
-        "wte": "embed_tokens",
-        "wpe": "embed_positions",
-        "h": "layers",
-        "ln_1": "input_layernorm",
-        "ln_2": "post_attention_layernorm",
-        "ln_f": "norm",
+        **gpt2.RENAMES,
         "out_proj": "o_proj",
-        "c_fc": "up_proj",
     },
     key_names=_KEY_NAMES,
     unused_tensors=(".attn.attention.bias", ".attn.attention.masked_bias"),

@@ -13,7 +13,7 @@ from jaxserve.checkpoint.gguf.mixers import mixed_layers
 from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.models.families._common import MAX_LAYERS, MAX_WIDTH, build
 from jaxserve.models.families._experts import COUNT_KEYS, all_with_experts, read_experts
-from jaxserve.models.families._hybrid import hybrid_layers, layer_names, mamba_width, read_mamba
+from jaxserve.models.families._hybrid import MAMBA_DEFAULTS, hybrid_layers, layer_names, mamba_width, read_mamba
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families.granite import DEFAULTS as GRANITE_DEFAULTS
 from jaxserve.models.families.granite import FACTOR_KEYS, FACTORS, gguf_factors, with_factors
@@ -23,14 +23,7 @@ DEFAULTS = dict(
     num_local_experts=8,
     num_experts_per_tok=2,
     shared_intermediate_size=1024,
-    mamba_n_heads=128,
-    mamba_n_groups=1,
-    mamba_d_state=256,
-    mamba_d_head="auto",
-    mamba_d_conv=4,
-    mamba_expand=2,
-    mamba_conv_bias=True,
-    mamba_proj_bias=False,
+    **MAMBA_DEFAULTS,
 )
 RENAMES = {
     "block_sparse_moe.input_linear.weight": "mlp.experts.gate_up_proj",

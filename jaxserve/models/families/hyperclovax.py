@@ -8,6 +8,7 @@ from typing import Any
 
 from jaxserve.checkpoint.family import Family
 from jaxserve.model_config.decoder import DecoderConfig
+from jaxserve.models.families import llama
 from jaxserve.models.families._common import COMMON_DEFAULTS, build, full_layers, with_sizes
 from jaxserve.models.families._keys import Keys
 from jaxserve.models.families._qwen2_vision import qwen2_vision
@@ -24,15 +25,7 @@ DEFAULTS = dict(
     logits_scaling=1.0,
     use_post_norm=True,
 )
-_SIZES: Mapping[str, Any] = {
-    "vocab_size": 32_000,
-    "hidden_size": 4096,
-    "intermediate_size": 11_008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": True,
-}
+_SIZES: Mapping[str, Any] = {**llama.SIZES, "tie_word_embeddings": True}
 """transformers' defaults of further keys, which multimodal configs may leave out."""
 _SANDWICH: Mapping[str, str] = {
     "post_norm1": "post_attention_layernorm",

@@ -19,7 +19,7 @@ from jaxserve.models.families._vision import by_model_type, siglip
 
 DEFAULTS = dict(COMMON_DEFAULTS, head_dim=None, attention_bias=False, mlp_bias=False)
 _BIDIRECTIONAL: Final = "LlamaBidirectionalModel"
-_SIZES: Mapping[str, Any] = {
+SIZES: Mapping[str, Any] = {
     "vocab_size": 32_000,
     "hidden_size": 4096,
     "intermediate_size": 11_008,
@@ -33,7 +33,7 @@ _SIZES: Mapping[str, Any] = {
 def decoder_config(hf: dict[str, Any]) -> DecoderConfig:
     """A plain pre-norm decoder; `attention_bias` is on all four projections."""
     # EAGLE-3 heads of models that read images have sections.
-    keys = without_sections(Keys({**DEFAULTS, **with_sizes(_SIZES, hf)}))
+    keys = without_sections(Keys({**DEFAULTS, **with_sizes(SIZES, hf)}))
     if _BIDIRECTIONAL in hf.get("architectures", ()):
         keys.require("pooling", "avg", None)
         keys = Keys({**keys.table, "is_causal": False})

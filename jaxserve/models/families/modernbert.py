@@ -33,6 +33,16 @@ DEFAULTS: Final[Mapping[str, Any]] = {
     "classifier_bias": False,
     "classifier_activation": "gelu",
 }
+RENAMES: Final = {
+    "embeddings.tok_embeddings": "embed_tokens",
+    "embeddings.norm": "embed_norm",
+    "final_norm": "norm",
+    "attn_norm": "input_layernorm",
+    "attn.Wo": "self_attn.o_proj",
+    "mlp_norm": "post_attention_layernorm",
+    "mlp.Wi": "mlp.gate_up_proj",
+    "mlp.Wo": "mlp.down_proj",
+}
 _SCORER: Final = "ModernBertForSequenceClassification"
 
 
@@ -90,17 +100,7 @@ def _scoring_head(keys: Keys, config: DecoderConfig) -> EmbeddingHead:
 FAMILY = Family(
     ("ModernBertModel", _SCORER),
     decoder_config,
-    renames={
-        "embeddings.tok_embeddings": "embed_tokens",
-        "embeddings.norm": "embed_norm",
-        "final_norm": "norm",
-        "attn_norm": "input_layernorm",
-        "attn.Wqkv": "self_attn.qkv_proj",
-        "attn.Wo": "self_attn.o_proj",
-        "mlp_norm": "post_attention_layernorm",
-        "mlp.Wi": "mlp.gate_up_proj",
-        "mlp.Wo": "mlp.down_proj",
-    },
+    renames={**RENAMES, "attn.Wqkv": "self_attn.qkv_proj"},
     key_names=KEY_NAMES,
     only_embeds=True,
 )

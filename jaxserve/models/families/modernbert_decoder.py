@@ -64,19 +64,7 @@ def _renames(config: Mapping[str, Any]) -> Mapping[str, str]:
 FAMILY = Family(
     ("ModernBertDecoderForCausalLM",),
     decoder_config,
-    renames={
-        "lm_head": "logit_layer",
-        "decoder": "lm_head",
-        "embeddings.tok_embeddings": "embed_tokens",
-        "embeddings.norm": "embed_norm",
-        "final_norm": "norm",
-        "attn_norm": "input_layernorm",
-        "attn.Wo": "self_attn.o_proj",
-        "attn": "self_attn",
-        "mlp_norm": "post_attention_layernorm",
-        "mlp.Wi": "mlp.gate_up_proj",
-        "mlp.Wo": "mlp.down_proj",
-    },
+    renames={**modernbert.RENAMES, "lm_head": "logit_layer", "decoder": "lm_head", "attn": "self_attn"},
     config_renames=_renames,
     key_names=_KEY_NAMES,
 )
