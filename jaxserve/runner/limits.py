@@ -265,11 +265,6 @@ def kv_specs(config: Config, decoder: DecoderConfig, platform: str) -> tuple[KVS
     )
 
 
-def kv_spec(config: Config, decoder: DecoderConfig, platform: str) -> KVSpec:
-    """Return the contents and size of a page of the first cache group."""
-    return kv_specs(config, decoder, platform)[0]
-
-
 def _heads(group: CacheGroup, config: Config, platform: str) -> tuple[int, int]:
     """Return the number and the dim of a group's heads as the device lays them out."""
     if group.has_vectors:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxserve.checkpoint.safetensors_file import open_safetensors
-from jaxserve.errors import CheckpointError, InvalidRequestError
+from jaxserve.errors import InvalidRequestError
 from jaxserve.frontend.images.processor import bounded_size
 from jaxserve.frontend.images.tiles import grid_size, page_grid
 from jaxserve.layers.policy import plain as plain_policy
@@ -75,23 +75,6 @@ def test_paddleocr_configs_as_published_have_the_values_of_transformers(tmp_path
         found.append(read_decoder(tmp_path)[0])
     assert found[0] == found[1]
     assert (found[0].rotary_pairs, found[0].head_dim, found[0].tied_embeddings) == ("halves", 128, False)
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"rope_is_neox_style": False}, "rope_is_neox_style is false"),
-        ({"use_3d_rope": False}, "use_3d_rope is false"),
-        ({"compression_ratio": 2.0}, "compression_ratio is 2.0"),
-        ({"rope_scaling": {"mrope_section": [16, 24, 23]}}, "mrope_section"),
-    ],
-)
-def test_what_paddleocr_does_not_compute_is_refused_with_its_key(
-    keys: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    text = {**json.loads((PADDLE / "config.json").read_text())["text_config"], **keys}
-    with pytest.raises(CheckpointError, match=message):
-        vision_of(changed(tmp_path, PADDLE, text_config=text))
 
 
 def test_tensors_of_published_paddleocr_checkpoints_that_nothing_reads_are_left_out(tmp_path: Path) -> None:
@@ -172,21 +155,6 @@ def test_the_first_release_of_lighton_ocr_is_read_as_later_ones_are(tmp_path: Pa
     assert processor_of(path) == processor
 
 
-@pytest.mark.parametrize(
-    ("file", "keys", "message"),
-    [
-        ("preprocessor_config.json", {"patch_size": 24}, "patch_size: expected 16, the side of 2 patches, found '24'"),
-        ("config.json", {"multimodal_projector_bias": True}, "multimodal_projector_bias is true"),
-        ("config.json", {"projector_hidden_act": "relu"}, "projector_hidden_act is 'relu'"),
-    ],
-)
-def test_what_lighton_ocr_does_not_compute_is_refused_with_its_key(
-    file: str, keys: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        vision_of(changed(tmp_path, LIGHTON, file, **keys))
-
-
 def test_the_layer_that_glm_ocr_predicts_tokens_with_is_read_and_is_no_layer_of_the_model(tmp_path: Path) -> None:
     text = json.loads((GLM / "config.json").read_text())["text_config"]
     path = changed(tmp_path, GLM, text_config={**text, "num_nextn_predict_layers": 1})
@@ -224,15 +192,6 @@ def test_qianfan_ocr_is_read_with_the_names_of_its_publisher(tmp_path: Path) -> 
     }
 
 
-@pytest.mark.parametrize("keys", [{"qkv_bias": False}, {"qk_normalization": True}])
-def test_what_transformers_does_not_read_of_qianfan_ocr_is_refused_with_its_key(
-    keys: dict[str, bool], tmp_path: Path
-) -> None:
-    vision = json.loads((QIANFAN / "config.json").read_text())["vision_config"] | keys
-    with pytest.raises(CheckpointError, match=f"vision_config.{next(iter(keys))} is"):
-        vision_of(changed(tmp_path, QIANFAN, vision_config=vision))
-
-
 def test_a_placeholder_that_is_no_control_token_is_broken_in_messages() -> None:
     config, tokenizer = processor_of(QIANFAN), load_tokenizer(QIANFAN)
     assert config.markup.placeholder == "<image>"
@@ -261,25 +220,6 @@ def test_grids_of_pages_equal_those_of_transformers() -> None:
         for width, height in [*random.integers(1, 9000, (60, 2)).tolist(), *random.integers(1, 600, (20, 2)).tolist()]:
             rows, columns = module.get_page_tile_grid(height, width, size, True, 1, most, *dense)
             assert grid_size(width, height, page_grid(width, height, sizes)) == (columns, rows)
-
-
-@pytest.mark.parametrize(
-    ("file", "keys", "message"),
-    [
-        ("preprocessor_config.json", {"fine_route": True}, "fine_route: expected false"),
-        ("preprocessor_config.json", {"min_patches": 9}, "min_patches: expected an integer from 1 to 4"),
-        (
-            "config.json",
-            {"vision_config": {"image_size": 32, "patch_size": 8, "scale_factor": 2}},
-            "out_hidden_size is 1024",
-        ),
-    ],
-)
-def test_what_granite_for_docling_does_not_compute_is_refused_with_its_key(
-    file: str, keys: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        vision_of(changed(tmp_path, DOCLING, file, **keys))
 
 
 def test_the_text_part_of_granite_for_docling_has_the_defaults_of_transformers(tmp_path: Path) -> None:

@@ -175,6 +175,26 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     "hyperclovax_vision_v2_tiny": [
         ({"model_type": "other"}, "model_type is 'other'"),
     ],
+    "paddleocr_vl_tiny": [
+        ({"text_config": {"rope_is_neox_style": False}}, "rope_is_neox_style is false"),
+        ({"text_config": {"use_3d_rope": False}}, "use_3d_rope is false"),
+        ({"text_config": {"compression_ratio": 2.0}}, "compression_ratio is 2.0"),
+        ({"text_config": {"rope_scaling": {"mrope_section": [16, 24, 23]}}}, "mrope_section"),
+    ],
+    "lighton_ocr_tiny": [
+        ({"processor": {"patch_size": 24}}, "patch_size: expected 16, the side of 2 patches, found '24'"),
+        ({"multimodal_projector_bias": True}, "multimodal_projector_bias is true"),
+        ({"projector_hidden_act": "relu"}, "projector_hidden_act is 'relu'"),
+    ],
+    "granite_docling_tiny": [
+        ({"processor": {"fine_route": True}}, "fine_route: expected false"),
+        ({"processor": {"min_patches": 9}}, "min_patches: expected an integer from 1 to 4"),
+        ({"vision_config": {"out_hidden_size": 1024}}, "out_hidden_size is 1024"),
+    ],
+    "qianfan_ocr_tiny": [
+        ({"vision_config": {"qkv_bias": False}}, "vision_config.qkv_bias is"),
+        ({"vision_config": {"qk_normalization": True}}, "vision_config.qk_normalization is"),
+    ],
 }
 """By tiny checkpoint: values of its config or, as `processor`, of its preprocessing, and what the error says."""
 

@@ -28,7 +28,7 @@ from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.model_config.latent import LatentConfig
 from jaxserve.model_config.recurrent import GatedDeltaConfig, ShortConvConfig
 from jaxserve.runner.backend import Chip, attention_notes, choose_backend, matmul_backend
-from jaxserve.runner.limits import kv_spec, make_policy
+from jaxserve.runner.limits import kv_specs, make_policy
 
 CPU, TPU, HOPPER, AMPERE = Chip("cpu"), Chip("tpu"), Chip("gpu", (9, 0)), Chip("gpu", (8, 0))
 TURING, ADA, BLACKWELL = Chip("gpu", (7, 5)), Chip("gpu", (8, 9)), Chip("gpu", (10, 0))
@@ -312,8 +312,8 @@ def test_an_8_bit_cache_takes_half_the_memory_of_bfloat16_and_a_quarter_of_float
 ) -> None:
     small = replace(_config(), cache=CacheConfig(kv_cache_dtype=kv_cache_dtype))
     for platform, factor in (("gpu", 2), ("cpu", 4)):
-        whole = kv_spec(_config(), DECODER, platform).bytes_per_block
-        assert factor * kv_spec(small, DECODER, platform).bytes_per_block == whole
+        whole = kv_specs(_config(), DECODER, platform)[0].bytes_per_block
+        assert factor * kv_specs(small, DECODER, platform)[0].bytes_per_block == whole
 
 
 @pytest.mark.parametrize(

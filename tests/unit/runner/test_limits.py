@@ -14,7 +14,7 @@ from jaxserve.model_config.decoder import DecoderConfig, LayerConfig
 from jaxserve.runner import memory
 from jaxserve.runner.buckets import StepLimits, make_buckets, pool_context, resolve_limits, table_pages
 from jaxserve.runner.inputs import INPUT_FIELDS, Program, field_shapes, pack, packed_size, programs, split
-from jaxserve.runner.limits import kv_spec
+from jaxserve.runner.limits import kv_specs
 from jaxserve.runner.memory import DeviceMemory, fit_model_len, kv_bytes_left, num_kv_blocks
 from jaxserve.sampling.params import COLUMNS, PADDING_ROW
 from jaxserve.scheduler.plan import MAX_STOP_TOKENS, StepPlan
@@ -207,10 +207,10 @@ def test_heads_of_64_share_the_rows_of_lanes_of_a_tpu(
     )
     parallel = ParallelConfig(tensor_parallel_size=num_devices)
     config = Config(model=ModelConfig(model="any", dtype="bfloat16"), parallel=parallel)
-    spec = kv_spec(config, decoder, platform)
+    spec = kv_specs(config, decoder, platform)[0]
     assert (spec.num_kv_heads, spec.head_dim, spec.block_size) == expected
     asked = dataclasses.replace(config, cache=CacheConfig(block_size=32))
-    assert kv_spec(asked, decoder, platform).block_size == 32
+    assert kv_specs(asked, decoder, platform)[0].block_size == 32
 
 
 def test_programs_of_a_cpu_depend_on_the_context_in_coarse_steps_only() -> None:
