@@ -23,7 +23,6 @@ from tests.models.vision_files import changed, processor_of, vision_of
 from tests.unit.checkpoint.checkpoint_files import write_safetensors
 
 MODEL = DATA / "vision" / "llava_tiny"
-SIGLIP = DATA / "vision" / "llava_siglip_odd_tiny"
 
 
 @pytest.mark.parametrize("name", ["CLIPImageProcessor", "LlavaImageProcessor"])

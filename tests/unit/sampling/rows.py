@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxserve.runner.slots import SamplerState, fields, slot_row
+from jaxserve.runner.slots import SamplerState, slot_row
 from jaxserve.sampling import sampler
 from jaxserve.sampling.params import EngineSamplingParams, SlotInit, device_row, needs_state
 from jaxserve.types import LogprobsMode
@@ -91,9 +91,3 @@ def adjusted(rows: Sequence[Row]) -> np.ndarray:
     """Return the logits that each row's token is chosen from."""
     known = jnp.asarray([row.num_known for row in rows], jnp.int32)
     return np.asarray(_adjust(*_arguments(rows), known))
-
-
-def field_of(row: np.ndarray, name: str, vocab: int) -> np.ndarray:
-    """Return one field of a slot."""
-    place = fields(vocab)[name]
-    return row[place.start : place.start + place.size].reshape(place.shape)
