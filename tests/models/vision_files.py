@@ -37,6 +37,6 @@ def changed(folder: Path, model: Path, processor: Mapping[str, Any] | None = Non
     for table in ("vision_config", "text_config"):
         config[table] |= keys.pop(table, {})
     (folder / "config.json").write_text(json.dumps(config | keys))
-    table = json.loads((folder / "preprocessor_config.json").read_text())
-    (folder / "preprocessor_config.json").write_text(json.dumps(table | dict(processor or {})))
+    file = folder / "preprocessor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | dict(processor or {})))
     return folder

@@ -55,15 +55,14 @@ def hybrid_layers(
     names: list[str],
     kind: str,
     recurrent: RecurrentConfig,
-    attention: str = "full_attention",
     *,
     window: int | None = None,
 ) -> tuple[LayerConfig, ...]:
-    """Return layers of which those named `kind` are recurrent, and those named `attention` have full attention.
+    """Return layers of which those named `kind` are recurrent, and those named `full_attention` have full attention.
 
     window: the window of layers named `sliding_attention`; None: there are no such layers.
     """
-    found = {kind: LayerConfig(recurrent=recurrent, has_kv=False), attention: LayerConfig()}
+    found = {kind: LayerConfig(recurrent=recurrent, has_kv=False), "full_attention": LayerConfig()}
     if window is not None:
         found["sliding_attention"] = LayerConfig(window)
     if any(name not in found for name in names):
