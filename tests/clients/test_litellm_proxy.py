@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 import urllib.error
 import urllib.request
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from jaxserve.tools.bench.startup import free_port
 from tests.clients.lane import API_KEY, library
 from tests.clients.page import URL, blocks_of
 from tests.clients.questions import ANSWER, PARIS, QUESTION, Capital
@@ -23,13 +23,6 @@ openai = library("openai")
 START_TIMEOUT_S = 200.0
 PROVIDERS = ("openai", "hosted_vllm", "anthropic")
 GREEDY: Any = {"temperature": 0, "max_tokens": 64}
-
-
-def free_port() -> int:
-    with socket.socket() as unused:
-        unused.bind(("127.0.0.1", 0))
-        port: int = unused.getsockname()[1]
-        return port
 
 
 def is_live(server: Server) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ from types import MappingProxyType
 from typing import Any
 
 from jaxserve.tokenizer.tokenizer import load_tokenizer
+from jaxserve.tools.bench.startup import free_port
 from tests.e2e.http_server import ROOT, SOURCES, Server, await_ready, children_of, command_of, launched, until
 from tests.models.goldens import GoldenCheckpoint
 
@@ -57,13 +57,6 @@ class HostChange:
     programs: Path | None = None
     startup: Path = ROOT
     """A folder with a `sitecustomize.py`, which every Python of the host runs when it starts."""
-
-
-def free_port() -> int:
-    """Return a port that no process listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def host_command(model: Path, rank: int, num_hosts: int, num_devices: int, coordinator: str, *flags: str) -> list[str]:

@@ -27,12 +27,12 @@ from jaxserve.ipc.messages import (
 from jaxserve.ipc.stats import EngineStats
 from jaxserve.ipc.transport import ClientSocket
 from jaxserve.runtime.engine_process import EngineProcess
+from jaxserve.tools.bench.startup import free_port
 from tests.engine.model_engine import MODEL_NAME, Generated, request
 from tests.engine.rig import add, prompt
 from tests.models.goldens import golden_checkpoint
 from tests.processes import freeze
 from tests.programs import shared_programs
-from tests.unit.kv.test_peers import free_port
 
 FAKE = FakeOptions(vocab_size=101, num_blocks=64)
 

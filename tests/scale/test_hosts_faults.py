@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from jaxserve import __version__
+from jaxserve.tools.bench.startup import free_port
 from tests.e2e.hosts import (
     END_TIMEOUT_S,
     START_TIMEOUT_S,
     HostChange,
     Replica,
-    free_port,
     golden_tokens,
     greedy_body,
     greedy_tokens,

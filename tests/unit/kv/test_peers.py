@@ -30,19 +30,13 @@ from jaxserve.kv.tiers.wire import (
     open_request,
     secure_server,
 )
+from jaxserve.tools.bench.startup import free_port
 from jaxserve.types import BlockHash
 from tests.engine.rig import Rig, add, expected, prompt
 
 LAYOUT = PageLayout("model", "int8", (CacheBlock("attention", "k", 24), CacheBlock("attention", "v", 8)))
 NAMES = [BlockHash(bytes([i]) * 32) for i in range(6)]
 TOKEN = "shared secret"
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
 
 
 @contextmanager

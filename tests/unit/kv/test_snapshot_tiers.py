@@ -20,9 +20,9 @@ from jaxserve.kv.tiers.fetch_plan import FetchPlan, plan_fetch, snapshot_pages
 from jaxserve.kv.tiers.host import HostStore
 from jaxserve.kv.tiers.page import CacheBlock, Page, PageLayout, snapshot_name
 from jaxserve.kv.tiers.stats import TierStats
+from jaxserve.tools.bench.startup import free_port
 from jaxserve.types import BlockHash
 from tests.engine.rig import Rig, add, expected, prompt
-from tests.unit.kv.test_peers import free_port
 
 ALWAYS = TierConfig(kv_offload_memory=1 << 20, kv_fetch="always")
 PAGE_BYTES = 32

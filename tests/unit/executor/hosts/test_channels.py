@@ -25,7 +25,7 @@ from jaxserve.executor.hosts.leader import Leader
 from jaxserve.executor.hosts.messages import Failed, HostStats, Left, Refused, Restart, Stop
 from jaxserve.executor.hosts.plans import HostCommand, encode_order
 from jaxserve.executor.hosts.worker import LOST, REFUSED, STOPPED, Worker
-from tests.e2e.hosts import free_port
+from jaxserve.tools.bench.startup import free_port
 
 SETTINGS = {"jaxserve": "1"}
 WAIT_S = 60.0
